@@ -1,1 +1,223 @@
-//! Fabric.
+//! The fabric: four verbs over interchangeable providers, and the registered memory they move.
+//!
+//! This crate knows nothing of NVMe: connection private data are opaque bytes, messages are
+//! buffers. A provider implements [`Fabric`]; whoever drives it owns it mutably, on one thread.
+//!
+//! # The contract of a queue pair's life
+//!
+//! ```text
+//! listen ──► Event::Incoming ──► open ──► post(Recv) × n ──► accept ──► Event::Established
+//!                        └─────► reject                          │              │
+//!                                                                └──────┬───────┘
+//!                         peer leaves, or a fault, or disconnect(qp) ───┤
+//!                         every posted Work comes home as Event::Done ──┤
+//!                                                                       ▼
+//!                                                                  Event::Gone
+//! ```
+//!
+//! * [`Fabric::post`] never fails and never loses a [`Buf`]: each posted [`Work`] comes back in
+//!   exactly one [`Event::Done`], with an outcome, also when the queue pair has died.
+//! * [`Event::Gone`] is the last thing heard of a [`Qp`]: no event names it afterwards, and every
+//!   buffer that was posted on it has come home before. It follows `open` exactly once, whatever
+//!   happened in between (also when `accept` failed). The handle is then free for reuse.
+//! * The first failed completion of a queue pair means the queue pair is dead: all work posted on
+//!   it, before or after, comes back with a fault. Calling [`Fabric::disconnect`] is still
+//!   required to get to `Gone` after a fault, and harmless when the peer was first.
+//! * Sends and writes of one queue pair are performed in the order of posting, so a `Send` posted
+//!   after a `Write` tells the peer that the written data are there (reliable connection order).
+//!   A `Read` gives no such promise: what depends on its data waits for its completion.
+
+pub mod event;
+pub mod pool;
+#[cfg(feature = "verbs")]
+pub mod verbs;
+
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::time::Instant;
+
+pub use event::{Event, Incoming, Reason};
+pub use pool::{Buf, Pool, PoolPlan, Region};
+
+/// A queue pair as its [`Fabric`] names it: valid from `open` to `Gone`, small and dense enough
+/// to index a table with.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Qp(pub u32);
+
+/// What the poster wants to find again in the completion. Opaque to the fabric.
+pub type Tag = u64;
+
+/// Memory of the peer, as named by a keyed SGL: `len` bytes at `addr` under `key`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Remote {
+    /// Address in the peer's own terms.
+    pub addr: u64,
+    /// The peer's remote key (STag).
+    pub key: u32,
+    /// Length in bytes.
+    pub len: u32,
+}
+
+/// The four verbs. Each owns the buffer it moves; the buffer's window says which bytes.
+#[derive(Debug)]
+pub enum Work {
+    /// Wait for one message of the peer; it lands at the start of the window.
+    Recv(Buf),
+    /// Send the window as one message.
+    Send {
+        /// The message.
+        from: Buf,
+        /// A key of the peer that its adapter shall invalidate on arrival. Providers whose device
+        /// cannot do that send plainly, which every host accepts.
+        invalidate: Option<u32>,
+    },
+    /// Pull the peer's memory into the window (RDMA Read). The window is as long as `from`.
+    Read {
+        /// Where the data land.
+        into: Buf,
+        /// What is read.
+        from: Remote,
+    },
+    /// Push the window to the peer's memory (RDMA Write). `to` is at least as long as the window.
+    Write {
+        /// What is written.
+        from: Buf,
+        /// Where the data go.
+        to: Remote,
+    },
+}
+
+impl Work {
+    /// Gives the buffer back.
+    #[must_use]
+    pub fn into_buf(self) -> Buf {
+        match self {
+            Work::Recv(buf)
+            | Work::Send { from: buf, .. }
+            | Work::Read { into: buf, .. }
+            | Work::Write { from: buf, .. } => buf,
+        }
+    }
+
+    /// The buffer that moves.
+    #[must_use]
+    pub fn buf(&self) -> &Buf {
+        match self {
+            Work::Recv(buf)
+            | Work::Send { from: buf, .. }
+            | Work::Read { into: buf, .. }
+            | Work::Write { from: buf, .. } => buf,
+        }
+    }
+}
+
+/// Posted work, come home.
+#[derive(Debug)]
+pub struct Completion {
+    /// The queue pair it was posted on.
+    pub qp: Qp,
+    /// The poster's tag.
+    pub tag: Tag,
+    /// The same work; its buffer belongs to the receiver of this completion again.
+    pub work: Work,
+    /// Bytes moved (for `Recv` the length of the message), or why the queue pair died.
+    pub outcome: Result<u32, Fault>,
+}
+
+/// Why a queue pair is dead. There is no milder kind: a failed completion is always the end of
+/// its connection; the host reconnects.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Fault {
+    /// Came home because the queue pair had died before (or was disconnected).
+    #[error("flushed: the connection had ended")]
+    Flushed,
+    /// The peer refused access to its memory (bad key, range or right).
+    #[error("the peer refused access to its memory")]
+    RemoteAccess,
+    /// The peer called the request invalid, or failed to perform it.
+    #[error("the peer refused or failed the operation")]
+    RemoteOperation,
+    /// No acknowledgement within the retry limit.
+    #[error("the peer does not answer (retries exceeded)")]
+    Unreachable,
+    /// The peer had no receive posted within the retry limit.
+    #[error("the peer has no receive buffers (RNR retries exceeded)")]
+    NotReady,
+    /// A message longer than the receive buffer, or another local length error.
+    #[error("message longer than the posted buffer")]
+    Length,
+    /// A local protection or programming fault.
+    #[error("local fault (code {0})")]
+    Local(u32),
+}
+
+/// What a queue pair must be able to hold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QpLimits {
+    /// Receives posted at once.
+    pub receives: u32,
+    /// Sends, reads and writes posted at once.
+    pub sends: u32,
+    /// RDMA Reads outstanding on the wire that we would like; what is granted is at most what the
+    /// peer answers and the device issues, and never less than one.
+    pub reads: u8,
+}
+
+/// A call that failed, as one sentence for a person: what was tried, what the system said, what
+/// to do about it.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct FabricError(pub String);
+
+/// **Seam 1.** A provider of reliable connections, driven by one thread, in batches.
+///
+/// A turn is: `poll`, act on the events (`post` ..), `flush`. Before sleeping on `fd`: `arm`,
+/// then `poll` once more, and sleep only when that brought nothing.
+pub trait Fabric: Send {
+    /// Starts to accept connections at `at` (an unspecified address means all). Requests arrive
+    /// as [`Event::Incoming`].
+    ///
+    /// # Errors
+    /// The address is not ours, is taken, or has no device of this provider.
+    fn listen(&mut self, at: SocketAddr) -> Result<(), FabricError>;
+
+    /// Stops accepting at `at`. Connections made there stay.
+    fn unlisten(&mut self, at: SocketAddr);
+
+    /// Creates the queue pair that will serve `incoming`: receives may be posted at once, and
+    /// must be posted before [`Fabric::accept`]. Takes the request over; on error it has been
+    /// rejected without private data.
+    ///
+    /// # Errors
+    /// The device or the system has no room.
+    fn open(&mut self, incoming: Incoming, limits: QpLimits) -> Result<Qp, FabricError>;
+
+    /// Answers the request of an opened queue pair with a reply that carries `private_data`
+    /// (at most 196 bytes). Failure shows as [`Event::Gone`].
+    fn accept(&mut self, qp: Qp, private_data: &[u8]);
+
+    /// Refuses a request; the peer sees a consumer-defined reject with `private_data` (at most
+    /// 148 bytes).
+    fn reject(&mut self, incoming: Incoming, private_data: &[u8]);
+
+    /// Ends a connection: all posted work comes home, then [`Event::Gone`]. Idempotent; unknown
+    /// handles are ignored.
+    fn disconnect(&mut self, qp: Qp);
+
+    /// Queues one piece of work. Nothing reaches the peer before [`Fabric::flush`].
+    fn post(&mut self, qp: Qp, tag: Tag, work: Work);
+
+    /// Hands everything queued to the device, one doorbell a queue pair.
+    fn flush(&mut self);
+
+    /// Appends what has happened to `batch`, in order, at most as much as `batch` has spare
+    /// capacity for (and at least one event when there is any). Does not block.
+    fn poll(&mut self, now: Instant, batch: &mut Vec<Event>);
+
+    /// Prepares for sleep: from now on any new event makes [`Fabric::fd`] readable. Returns the
+    /// provider's own next deadline, if it has one.
+    fn arm(&mut self) -> Option<Instant>;
+
+    /// Becomes readable when there is something to poll (after `arm`). Stays the same for life.
+    fn fd(&self) -> RawFd;
+}

@@ -1,0 +1,71 @@
+//! What a fabric tells its driver.
+
+use std::any::Any;
+use std::net::SocketAddr;
+
+use crate::{Completion, Qp};
+
+/// One thing that happened.
+#[derive(Debug)]
+pub enum Event {
+    /// Posted work came home.
+    Done(Completion),
+    /// Somebody asks to connect.
+    Incoming(Incoming),
+    /// An accepted connection is up. The first messages may arrive before this does.
+    Established(Qp),
+    /// The connection has ended and all its work is home. The last event of its queue pair.
+    Gone(Qp, Reason),
+}
+
+/// Why a connection ended, for the log and the counters.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reason {
+    /// We called `disconnect`.
+    Local,
+    /// The peer closed the connection.
+    Peer,
+    /// It never came up: the peer rejected or did not confirm our reply, or the reply could not
+    /// be sent.
+    NotEstablished,
+    /// The device failed or was removed.
+    Device,
+}
+
+/// A request to connect. Moves freely between threads; answer it by `Fabric::open` and `accept`,
+/// or by `Fabric::reject`, on any fabric of the same provider. Dropping it rejects it.
+#[derive(Debug)]
+pub struct Incoming {
+    /// The address that the peer used to reach us, never unspecified.
+    pub local: SocketAddr,
+    /// The peer's address.
+    pub remote: SocketAddr,
+    /// The peer's private data, without any header of the connection manager; trailing zeros may
+    /// have been added by the transport.
+    pub private_data: Vec<u8>,
+    /// How many RDMA Reads of ours the peer will answer at once.
+    pub reads: u8,
+    /// The provider's own handle.
+    pub(crate) handle: Box<dyn Any + Send>,
+}
+
+impl Incoming {
+    /// A request that belongs to no provider, for driving state machines without one: `handle`
+    /// is whatever the test's own fabric wants to find again.
+    #[must_use]
+    pub fn detached(
+        local: SocketAddr,
+        remote: SocketAddr,
+        private_data: Vec<u8>,
+        reads: u8,
+        handle: Box<dyn Any + Send>,
+    ) -> Incoming {
+        Incoming { local, remote, private_data, reads, handle }
+    }
+
+    /// Gives up the request and returns the provider's handle.
+    #[must_use]
+    pub fn into_handle(self) -> Box<dyn Any + Send> {
+        self.handle
+    }
+}

@@ -1,0 +1,511 @@
+//! `Pool` and `Buf`: the registered memory.
+//!
+//! One allocation a reactor, registered twice: with the adapter (memory region) and with the ring
+//! (fixed buffer). So a disk reads straight into what the adapter sends.
+//!
+//! ```text
+//! | cells (64 B: responses) | receives (page + in-capsule bytes) | data (buddy, 4 KiB and up) |
+//! ```
+//!
+//! A receive buffer's window begins `lead_bytes` before a page boundary, so that what follows the
+//! first `lead_bytes` of a message is page aligned and can go to an `O_DIRECT` file as it lies.
+//!
+//! # How the unsafe code is fenced
+//!
+//! * The allocation is one anonymous mapping, owned by [`Region`], alive while anyone holds it:
+//!   providers and rings keep an `Arc<Region>` for as long as a device may touch it.
+//! * A [`Buf`] is move-only and made by [`Pool`] alone, with bytes that no other live `Buf` has.
+//!   Giving it to a fabric or a disk moves it, so no reference can exist while a device writes.
+//! * Slices are made from a `&Buf`/`&mut Buf` plus a `&Pool` of the same identity, and only inside
+//!   the buffer's bounds, which are checked where they are set.
+#![expect(unsafe_code, reason = "the registered memory: a mapping, and slices of it")]
+
+use std::io;
+use std::num::NonZeroUsize;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
+/// The unit of the data section and of every alignment, in bytes.
+pub const PAGE_BYTES: u32 = 4096;
+/// The size of a cell, in bytes.
+pub const CELL_BYTES: u32 = 64;
+
+const NIL: u32 = u32::MAX;
+
+/// How large a pool is to be. [`PoolPlan::total_bytes`] is the formula.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PoolPlan {
+    /// Small buffers for responses.
+    pub cells: u32,
+    /// Receive buffers.
+    pub receives: u32,
+    /// Bytes of a message that come before its page-aligned part (at most 4096).
+    pub lead_bytes: u32,
+    /// Bytes of the page-aligned part (a multiple of 4096, may be 0).
+    pub tail_bytes: u32,
+    /// Bytes for data; rounded up to a multiple of `largest_bytes`.
+    pub data_bytes: u64,
+    /// The largest data buffer: 4096 times a power of two.
+    pub largest_bytes: u32,
+}
+
+impl PoolPlan {
+    /// Bytes of one receive buffer.
+    #[must_use]
+    pub fn receive_bytes(&self) -> u64 {
+        u64::from(PAGE_BYTES) + u64::from(self.tail_bytes)
+    }
+
+    /// What the pool takes: cells × 64 + receives × (4096 + tail) + data, each section rounded up
+    /// to whole pages.
+    #[must_use]
+    pub fn total_bytes(&self) -> u64 {
+        self.cell_section() + self.receive_section() + self.data_section()
+    }
+
+    fn cell_section(&self) -> u64 {
+        (u64::from(self.cells) * u64::from(CELL_BYTES)).next_multiple_of(u64::from(PAGE_BYTES))
+    }
+
+    fn receive_section(&self) -> u64 {
+        u64::from(self.receives) * self.receive_bytes()
+    }
+
+    fn data_section(&self) -> u64 {
+        self.data_bytes.next_multiple_of(u64::from(self.largest_bytes.max(PAGE_BYTES)))
+    }
+
+    fn check(&self) -> io::Result<()> {
+        let largest_ok = self.largest_bytes >= PAGE_BYTES && self.largest_bytes.is_power_of_two();
+        let tail_ok = self.tail_bytes.is_multiple_of(PAGE_BYTES) && self.tail_bytes <= 1 << 20;
+        if largest_ok && tail_ok && self.lead_bytes <= PAGE_BYTES && self.total_bytes() > 0 {
+            return Ok(());
+        }
+        Err(io::Error::new(io::ErrorKind::InvalidInput, format!("impossible pool: {self:?}")))
+    }
+}
+
+/// The mapping itself. Whoever registers it with a device holds it until the registration is gone.
+#[derive(Debug)]
+pub struct Region {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: Region hands out addresses only; dereferencing happens through Pool, whose Bufs are
+// exclusive. Unmapping happens once, when the last holder is gone.
+unsafe impl Send for Region {}
+// SAFETY: as above; no method of Region touches the memory.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Address of the first byte.
+    #[must_use]
+    pub fn addr(&self) -> usize {
+        self.base.as_ptr() as usize
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by Pool::new with this base and length and nobody else
+        // unmaps it; the last Arc is gone, so no device and no Pool uses it any more.
+        let _ = unsafe { munmap(self.base.cast(), self.len) };
+    }
+}
+
+/// What a buffer is for; decides its section.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Class {
+    Cell,
+    Receive,
+    /// `PAGE_BYTES << order`
+    Data(u8),
+}
+
+/// A piece of a [`Pool`], owned. Posting moves it away, completing brings it back; it must end in
+/// [`Pool::give`]. Its *window* is the part that operations act upon.
+#[derive(PartialEq, Eq, Debug)]
+#[must_use = "a buffer that is dropped is lost to its pool: give it back"]
+pub struct Buf {
+    pool: u32,
+    class: Class,
+    base: u64,
+    capacity: u32,
+    start: u32,
+    len: u32,
+}
+
+impl Buf {
+    /// Bytes in the window.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a length, not a collection")]
+    pub fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Bytes in the whole buffer.
+    #[must_use]
+    pub fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// Where the window begins within the buffer.
+    #[must_use]
+    pub fn start(&self) -> u32 {
+        self.start
+    }
+
+    /// Where the window begins within the [`Region`].
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.base + u64::from(self.start)
+    }
+
+    /// Moves the window to `len` bytes from `start` of the buffer.
+    ///
+    /// # Panics
+    /// When that leaves the buffer: a mistake of the caller, who chose the buffer by this length.
+    pub fn select(&mut self, start: u32, len: u32) {
+        assert!(
+            start.checked_add(len).is_some_and(|end| end <= self.capacity),
+            "window {start}+{len} leaves a buffer of {} bytes",
+            self.capacity
+        );
+        self.start = start;
+        self.len = len;
+    }
+}
+
+/// The buffers of one reactor.
+#[derive(Debug)]
+pub struct Pool {
+    id: u32,
+    plan: PoolPlan,
+    region: Arc<Region>,
+    cells: Vec<u32>,
+    receives: Vec<u32>,
+    data: Buddy,
+}
+
+impl Pool {
+    /// Maps the memory and puts every buffer on its free list. All lists are allocated here; none
+    /// grows later.
+    ///
+    /// # Errors
+    /// The plan is impossible or the mapping fails.
+    pub fn new(plan: PoolPlan) -> io::Result<Pool> {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        plan.check()?;
+        let len = usize::try_from(plan.total_bytes()).map_err(io::Error::other)?;
+        let size = NonZeroUsize::new(len).ok_or(io::ErrorKind::InvalidInput)?;
+        let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a fresh private anonymous mapping at an address of the kernel's choice; it
+        // overlaps nothing and is unmapped by Region alone.
+        let base = unsafe { mmap_anonymous(None, size, prot, MapFlags::MAP_PRIVATE)? };
+        let units = u32::try_from(plan.data_section() / u64::from(PAGE_BYTES))
+            .map_err(io::Error::other)?;
+        let top = (plan.largest_bytes / PAGE_BYTES).trailing_zeros() as u8;
+        Ok(Pool {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            plan,
+            region: Arc::new(Region { base: base.cast(), len }),
+            cells: (0..plan.cells).rev().collect(),
+            receives: (0..plan.receives).rev().collect(),
+            data: Buddy::new(units, top),
+        })
+    }
+
+    /// The memory, for registering it with a device.
+    #[must_use]
+    pub fn region(&self) -> Arc<Region> {
+        Arc::clone(&self.region)
+    }
+
+    /// What the pool was made from.
+    #[must_use]
+    pub fn plan(&self) -> &PoolPlan {
+        &self.plan
+    }
+
+    /// A buffer of 64 bytes, all in the window.
+    pub fn take_cell(&mut self) -> Option<Buf> {
+        let index = self.cells.pop()?;
+        let base = u64::from(index) * u64::from(CELL_BYTES);
+        Some(self.buf(Class::Cell, base, CELL_BYTES, 0, CELL_BYTES))
+    }
+
+    /// A receive buffer; the window is the lead and the tail.
+    pub fn take_receive(&mut self) -> Option<Buf> {
+        let index = self.receives.pop()?;
+        let base = self.plan.cell_section() + u64::from(index) * self.plan.receive_bytes();
+        let start = PAGE_BYTES - self.plan.lead_bytes;
+        let len = self.plan.lead_bytes + self.plan.tail_bytes;
+        Some(self.buf(Class::Receive, base, PAGE_BYTES + self.plan.tail_bytes, start, len))
+    }
+
+    /// A page-aligned buffer with a window of `len` bytes (1 to the plan's largest), or none when
+    /// no free piece is large enough just now. A `len` of 0 or above the largest is always none.
+    pub fn take_data(&mut self, len: u32) -> Option<Buf> {
+        if len == 0 || len > self.plan.largest_bytes {
+            return None;
+        }
+        let order = len.div_ceil(PAGE_BYTES).next_power_of_two().trailing_zeros() as u8;
+        let unit = self.data.take(order)?;
+        let base = self.plan.cell_section()
+            + self.plan.receive_section()
+            + u64::from(unit) * u64::from(PAGE_BYTES);
+        Some(self.buf(Class::Data(order), base, PAGE_BYTES << order, 0, len))
+    }
+
+    /// Takes a buffer back.
+    ///
+    /// # Panics
+    /// When the buffer is of another pool.
+    pub fn give(&mut self, buf: Buf) {
+        self.check(&buf);
+        let sections = (self.plan.cell_section(), self.plan.receive_section());
+        match buf.class {
+            Class::Cell => self.cells.push((buf.base / u64::from(CELL_BYTES)) as u32),
+            Class::Receive => {
+                let index = (buf.base - sections.0) / self.plan.receive_bytes();
+                self.receives.push(index as u32);
+            }
+            Class::Data(order) => {
+                let unit = (buf.base - sections.0 - sections.1) / u64::from(PAGE_BYTES);
+                self.data.give(unit as u32, order);
+            }
+        }
+    }
+
+    /// Resets a receive buffer's window to what [`Pool::take_receive`] gave.
+    pub fn rewind(&self, buf: &mut Buf) {
+        if buf.class == Class::Receive {
+            let len = self.plan.lead_bytes + self.plan.tail_bytes;
+            buf.select(PAGE_BYTES - self.plan.lead_bytes, len);
+        }
+    }
+
+    /// The window's bytes.
+    #[must_use]
+    pub fn bytes<'a>(&'a self, buf: &'a Buf) -> &'a [u8] {
+        self.check(buf);
+        // SAFETY: `check` proved the buffer is ours, so it lies inside the live mapping; its bytes
+        // belong to this Buf alone, which is borrowed, so nobody writes them for 'a. The mapping
+        // is zero-filled by the kernel, hence initialised.
+        unsafe { std::slice::from_raw_parts(self.at(buf), buf.len as usize) }
+    }
+
+    /// The window's bytes, to change.
+    #[must_use]
+    pub fn bytes_mut<'a>(&'a self, buf: &'a mut Buf) -> &'a mut [u8] {
+        self.check(buf);
+        // SAFETY: as in `bytes`; the Buf is borrowed mutably, so this is the only reference.
+        unsafe { std::slice::from_raw_parts_mut(self.at(buf), buf.len as usize) }
+    }
+
+    /// Free buffers: (cells, receives, data bytes).
+    #[must_use]
+    pub fn free(&self) -> (u32, u32, u64) {
+        let data = u64::from(self.data.free_units) * u64::from(PAGE_BYTES);
+        (self.cells.len() as u32, self.receives.len() as u32, data)
+    }
+
+    /// Whether every buffer is home.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.free() == (self.plan.cells, self.plan.receives, self.plan.data_section())
+    }
+
+    fn buf(&self, class: Class, base: u64, capacity: u32, start: u32, len: u32) -> Buf {
+        Buf { pool: self.id, class, base, capacity, start, len }
+    }
+
+    fn check(&self, buf: &Buf) {
+        assert_eq!(buf.pool, self.id, "a buffer of another pool");
+    }
+
+    fn at(&self, buf: &Buf) -> *mut u8 {
+        // SAFETY: base + start + len was checked against the section when the buffer was made and
+        // against the capacity whenever its window moved; both lie inside the mapping.
+        unsafe { self.region.base.as_ptr().add(buf.offset() as usize) }
+    }
+}
+
+/// Free space of the data section: a buddy allocator on doubly linked lists in arrays, so that
+/// taking, giving and joining take constant time and no allocation.
+#[derive(Debug)]
+struct Buddy {
+    heads: Vec<u32>,
+    next: Vec<u32>,
+    prev: Vec<u32>,
+    /// Order of the free block that begins at this unit, or `TAKEN`.
+    free_order: Vec<u8>,
+    free_units: u32,
+}
+
+const TAKEN: u8 = u8::MAX;
+
+impl Buddy {
+    fn new(units: u32, top: u8) -> Buddy {
+        let n = units as usize;
+        let mut buddy = Buddy {
+            heads: vec![NIL; usize::from(top) + 1],
+            next: vec![NIL; n],
+            prev: vec![NIL; n],
+            free_order: vec![TAKEN; n],
+            free_units: units,
+        };
+        for unit in (0..units).step_by(1 << top).rev() {
+            buddy.push(unit, top);
+        }
+        buddy
+    }
+
+    fn take(&mut self, order: u8) -> Option<u32> {
+        let wanted = usize::from(order);
+        let from = (wanted..self.heads.len()).find(|&o| self.heads[o] != NIL)?;
+        let unit = self.heads[from];
+        self.unlink(unit, from as u8);
+        for half in (wanted..from).rev() {
+            self.push(unit + (1 << half), half as u8);
+        }
+        self.free_units -= 1 << order;
+        Some(unit)
+    }
+
+    fn give(&mut self, unit: u32, order: u8) {
+        self.free_units += 1 << order;
+        let (mut unit, mut order) = (unit, order);
+        while usize::from(order) + 1 < self.heads.len() {
+            let buddy = unit ^ (1 << order);
+            if self.free_order[buddy as usize] != order {
+                break;
+            }
+            self.unlink(buddy, order);
+            unit = unit.min(buddy);
+            order += 1;
+        }
+        self.push(unit, order);
+    }
+
+    fn push(&mut self, unit: u32, order: u8) {
+        let head = std::mem::replace(&mut self.heads[usize::from(order)], unit);
+        self.next[unit as usize] = head;
+        self.prev[unit as usize] = NIL;
+        self.free_order[unit as usize] = order;
+        if head != NIL {
+            self.prev[head as usize] = unit;
+        }
+    }
+
+    fn unlink(&mut self, unit: u32, order: u8) {
+        let (prev, next) = (self.prev[unit as usize], self.next[unit as usize]);
+        match prev {
+            NIL => self.heads[usize::from(order)] = next,
+            _ => self.next[prev as usize] = next,
+        }
+        if next != NIL {
+            self.prev[next as usize] = prev;
+        }
+        self.free_order[unit as usize] = TAKEN;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn plan() -> PoolPlan {
+        PoolPlan {
+            cells: 4,
+            receives: 3,
+            lead_bytes: 64,
+            tail_bytes: 8192,
+            data_bytes: 1 << 20,
+            largest_bytes: 1 << 18,
+        }
+    }
+
+    #[test]
+    fn a_receive_buffers_tail_is_page_aligned() {
+        let mut pool = Pool::new(plan()).unwrap();
+        let buf = pool.take_receive().unwrap();
+        assert_eq!(buf.len(), 64 + 8192);
+        assert_eq!((pool.region().addr() as u64 + buf.offset() + 64) % 4096, 0);
+        pool.give(buf);
+        assert!(pool.is_full());
+    }
+
+    #[test]
+    fn running_out_is_none_and_giving_back_heals() {
+        let mut pool = Pool::new(plan()).unwrap();
+        let bufs: Vec<Buf> = std::iter::from_fn(|| pool.take_data(1 << 18)).collect();
+        assert_eq!(bufs.len(), 4);
+        assert!(pool.take_data(1).is_none());
+        for buf in bufs {
+            pool.give(buf);
+        }
+        assert!(pool.is_full());
+        assert!(pool.take_data(0).is_none());
+        assert!(pool.take_data((1 << 18) + 1).is_none());
+    }
+
+    #[test]
+    #[should_panic(expected = "another pool")]
+    fn a_foreign_buffer_is_refused() {
+        let mut a = Pool::new(plan()).unwrap();
+        let b = Pool::new(plan()).unwrap();
+        let buf = a.take_cell().unwrap();
+        let _ = b.bytes(&buf);
+    }
+
+    proptest! {
+        /// Any order of taking and giving: live buffers never overlap, all are in bounds and
+        /// aligned, bytes written stay, and the pool ends full.
+        #[test]
+        fn live_buffers_never_overlap(ops in proptest::collection::vec((0u8..4, 1u32..300_000), 1..200)) {
+            let mut pool = Pool::new(plan()).unwrap();
+            let mut live: Vec<(Buf, u8)> = Vec::new();
+            for (step, (what, n)) in ops.into_iter().enumerate() {
+                let taken = match what {
+                    0 => pool.take_cell(),
+                    1 => pool.take_receive(),
+                    2 => pool.take_data(n),
+                    _ => {
+                        if !live.is_empty() {
+                            let (buf, stamp) = live.swap_remove(n as usize % live.len());
+                            prop_assert!(pool.bytes(&buf).iter().all(|b| *b == stamp));
+                            pool.give(buf);
+                        }
+                        None
+                    }
+                };
+                if let Some(mut buf) = taken {
+                    pool.bytes_mut(&mut buf).fill(step as u8);
+                    for (other, _) in &live {
+                        let (a, b) = ((buf.base, u64::from(buf.capacity)), (other.base, u64::from(other.capacity)));
+                        prop_assert!(a.0 + a.1 <= b.0 || b.0 + b.1 <= a.0);
+                    }
+                    prop_assert!(buf.base + u64::from(buf.capacity) <= pool.region().len() as u64);
+                    live.push((buf, step as u8));
+                }
+            }
+            for (buf, _) in live {
+                pool.give(buf);
+            }
+            prop_assert!(pool.is_full());
+        }
+    }
+}
