@@ -1,0 +1,70 @@
+//! The disk seam: what a queue asks of the backing store of a namespace.
+
+use nvme::status::Status;
+use rdma::{Buf, Tag};
+
+/// Which backing store: the same small number on every reactor, chosen by the registry, and the
+/// index in each ring's table of registered files.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct BackingId(pub u32);
+
+/// One operation. Offsets and lengths are bytes, whole logical blocks, inside the namespace: the
+/// command rules have checked that before.
+#[derive(Debug)]
+pub enum Op {
+    /// Fills the buffer's window from `at`.
+    Read {
+        /// Where the data land.
+        into: Buf,
+        /// Byte offset.
+        at: u64,
+    },
+    /// Stores the buffer's window at `at`.
+    Write {
+        /// The data.
+        from: Buf,
+        /// Byte offset.
+        at: u64,
+        /// Complete only when the data are on stable storage.
+        fua: bool,
+    },
+    /// Makes everything completed so far durable.
+    Flush,
+    /// Gives the range up: reads return zeros or old data of this very range, as the namespace
+    /// says in DLFEAT. A hint: a store that cannot do it succeeds without acting.
+    Discard {
+        /// Byte offset.
+        at: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Makes the range read as zeros.
+    Zero {
+        /// Byte offset.
+        at: u64,
+        /// Bytes.
+        len: u64,
+        /// The space may be given up (DEAC).
+        deallocate: bool,
+    },
+}
+
+/// An operation, come home.
+#[derive(Debug)]
+pub struct Done {
+    /// The submitter's tag.
+    pub tag: Tag,
+    /// The buffer of a `Read` or `Write`, with its window as it was submitted.
+    pub buf: Option<Buf>,
+    /// Done, or the status to answer with.
+    pub outcome: Result<(), Status>,
+}
+
+/// **Seam 2.** Where namespaces keep their blocks, driven by one thread, in batches.
+///
+/// `submit` never fails and never loses a buffer: each operation comes home in exactly one
+/// [`Done`]. Operations may complete in any order; nothing orders two of them but waiting.
+pub trait Disk {
+    /// Queues one operation. Nothing happens before the driver's next submission.
+    fn submit(&mut self, backing: BackingId, tag: Tag, op: Op);
+}
