@@ -1,0 +1,430 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const LEAST: &str = r#"
+[[listener]]
+address = "0.0.0.0"
+[[subsystem]]
+nqn = "nqn.2026-11.io.nvmfd:disk1"
+allow_any_host = true
+[[subsystem.namespace]]
+nsid = 1
+path = "/var/lib/nvmfd/disk1.img"
+size = "10GiB"
+"#;
+
+fn mistakes(text: &str) -> Vec<String> {
+    let errors = Config::parse(text).expect_err("a mistake");
+    assert!(!errors.mistakes.is_empty());
+    errors.mistakes.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn the_least_text_gets_the_defaults() {
+    let config = Config::parse(LEAST).unwrap();
+    assert_eq!(config.provider, Provider::Auto);
+    assert_eq!(config.reactor, ReactorConfig::default());
+    assert_eq!(config.memory, MemoryConfig::default());
+    assert_eq!(config.limits, Limits::default());
+    assert_eq!(config.listeners, ["0.0.0.0:4420".parse().unwrap()]);
+    let subsystem = &config.subsystems[0];
+    assert_eq!(subsystem.model, "nvmfd");
+    let namespace = &subsystem.namespaces[0];
+    assert_eq!(namespace.block_size_bytes, 4096);
+    assert!(!namespace.read_only);
+    let path = PathBuf::from("/var/lib/nvmfd/disk1.img");
+    assert_eq!(namespace.kind, NamespaceKind::File { path, size: Some(10 << 30) });
+    assert!(config.warnings().is_empty());
+}
+
+#[test]
+fn a_reactor_takes_about_64_mib_by_default() {
+    let total = Config::parse(LEAST).unwrap().pool_plan().total_bytes();
+    assert!((60 << 20..70 << 20).contains(&total), "{total}");
+}
+
+#[test]
+fn every_key_is_read() {
+    let config = Config::parse(
+        r#"
+provider = "verbs"
+[reactor]
+threads = 2
+cpus = [2, 3]
+spin_us = 50
+[memory]
+data = "64MiB"
+receives = 8192
+[limits]
+queue_depth = 64
+io_queues = 4
+in_capsule = "8KiB"
+mdts = "256KiB"
+controllers = 7
+[[listener]]
+address = "192.0.2.1"
+port = 4421
+[[listener]]
+address = "::1"
+[[subsystem]]
+nqn = "nqn.2026-11.io.nvmfd:a"
+hosts = ["nqn.2014-08.org.nvmexpress:uuid:f81d4fae-7dec-41d0-a765-00a0c91e6bf6"]
+serial = "S 1"
+model = "A model"
+[[subsystem.namespace]]
+nsid = 7
+kind = "ram"
+size = "1GB"
+block_size = 512
+uuid = "f81d4fae-7dec-41d0-a765-00a0c91e6bf6"
+read_only = true
+[[subsystem.namespace]]
+nsid = 8
+kind = "null"
+size = 8192
+[[subsystem.namespace]]
+nsid = 9
+kind = "file"
+path = "/dev/sdz"
+"#,
+    )
+    .unwrap();
+    assert_eq!(config.provider, Provider::Verbs);
+    let reactor =
+        ReactorConfig { threads: Threads::Count(2), cpus: vec![2, 3], spin: Spin::Micros(50) };
+    assert_eq!(config.reactor, reactor);
+    assert_eq!(config.memory, MemoryConfig { data_bytes: 64 << 20, receives: 8192 });
+    let limits = Limits {
+        queue_depth: 64,
+        io_queues: 4,
+        in_capsule_bytes: 8192,
+        mdts_bytes: 256 << 10,
+        controllers: 7,
+    };
+    assert_eq!(config.limits, limits);
+    assert_eq!(
+        config.listeners,
+        ["192.0.2.1:4421".parse().unwrap(), "[::1]:4420".parse().unwrap()]
+    );
+    let subsystem = &config.subsystems[0];
+    assert_eq!((subsystem.serial.as_str(), subsystem.model.as_str()), ("S 1", "A model"));
+    let host = subsystem.hosts.first().unwrap();
+    assert!(subsystem.admits(host));
+    assert!(!subsystem.admits(&Nqn::DISCOVERY));
+    let [ram, null, file] = subsystem.namespaces.as_slice() else { panic!("three namespaces") };
+    assert_eq!(ram.kind, NamespaceKind::Ram { size: 1_000_000_000 });
+    assert_eq!((ram.nsid, ram.block_size_bytes, ram.read_only), (7, 512, true));
+    assert_eq!(ram.uuid.to_string(), "f81d4fae-7dec-41d0-a765-00a0c91e6bf6");
+    assert_eq!(null.kind, NamespaceKind::Null { size: 8192 });
+    assert_eq!(file.kind, NamespaceKind::File { path: "/dev/sdz".into(), size: None });
+}
+
+#[test]
+fn derived_identities_never_change() {
+    // Hosts remember these: a change here makes every disk a new disk for them.
+    let subsystem = Config::parse(LEAST).unwrap().subsystems.remove(0);
+    assert_eq!(subsystem.serial, "1F1304E456075F0BB457");
+    assert_eq!(subsystem.namespaces[0].uuid.to_string(), "c862d3b8-0e87-5244-a6b3-ca7928f80983");
+
+    let changed = LEAST.replace("10GiB", "20GiB").replace("true", "false");
+    let same = Config::parse(&changed).unwrap().subsystems.remove(0);
+    assert_eq!(same.serial, subsystem.serial);
+    assert_eq!(same.namespaces[0].uuid, subsystem.namespaces[0].uuid, "size is not identity");
+
+    for (from, to) in [("nsid = 1", "nsid = 2"), ("disk1\"", "disk2\""), ("disk1.img", "2.img")] {
+        let other = Config::parse(&LEAST.replace(from, to)).unwrap().subsystems.remove(0);
+        assert_ne!(other.namespaces[0].uuid, subsystem.namespaces[0].uuid, "{to}");
+    }
+}
+
+#[test]
+fn all_mistakes_come_at_once_with_their_places() {
+    let found = mistakes(
+        r#"provider = "tcp"
+colour = "blue"
+[limits]
+queue_deph = 64
+mdts = "3MiB"
+[[listener]]
+address = "localhost"
+[[subsystem]]
+nqn = "disk1"
+hosts = ["nqn.2026-11.io.nvmfd:h", 7]
+[[subsystem.namespace]]
+nsid = 0
+path = "disk.img"
+block_size = 520
+"#,
+    );
+    let starts = [
+        "line 1, column 12: there is no provider \"tcp\"",
+        "line 2, column 1: unknown key `colour`",
+        "line 4, column 1: unknown key `queue_deph`: did you mean `queue_depth`?",
+        "line 5, column 8: `mdts` is 3145728: write a power of two",
+        "line 7, column 11: `address`: invalid IP address syntax: write an IP address",
+        "line 9, column 7: not an NQN: ",
+        "line 10, column 36: `hosts`: invalid type: integer `7`, expected a string: write a list",
+        "line 12, column 8: 0 cannot be an nsid: write a number from 1 to 1024",
+        "line 13, column 8: `path` is \"disk.img\", which depends on a folder",
+        "line 14, column 14: blocks of 520 bytes: write 512 or 4096",
+    ];
+    assert_eq!(found.len(), starts.len(), "{found:#?}");
+    for (found, start) in found.iter().zip(starts) {
+        assert!(found.starts_with(start), "{found}\n  does not start with\n{start}");
+    }
+}
+
+/// Changes to the least text, and what is then said.
+#[test]
+fn each_mistake_has_its_sentence() {
+    let second = "[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:disk2\"\n[[subsystem.namespace]]\n";
+    let disk1 = "/var/lib/nvmfd/disk1.img";
+    for (from, to, says) in [
+        ("", "provider = \"soft\"\n", "\"soft\" is not in this build yet"),
+        ("", "reactor = 1\n", "write a section that begins with [reactor]"),
+        ("", "[reactor]\nthreads = 0\n", "0 reactors are not possible"),
+        ("", "[reactor]\nthreads = \"many\"\n", "neither a number nor \"auto\""),
+        ("", "[reactor]\nthreads = -1\n", "-1 is out of range"),
+        ("", "[reactor]\nthreads = 2\ncpus = [1]\n", "1 CPUs for 2 reactors"),
+        ("", "[reactor]\ncpus = [1, 1]\n", "a CPU is listed twice"),
+        ("", "[reactor]\ncpus = []\n", "the list of CPUs is empty"),
+        ("", "[reactor]\ncpus = [4000]\n", "a CPU number is 1024 or more"),
+        ("", "[reactor]\nspin_us = 2000000\n", "more than a second"),
+        ("", "[memory]\ndata = \"64KiB\"\n", "at least the size of `mdts`, 1MiB"),
+        ("", "[memory]\ndata = \"64 apples\"\n", "this unit of size is not known"),
+        ("", "[memory]\nreceives = 100\n", "write at least 192"),
+        ("", "[limits]\nqueue_depth = 1\n", "a number from 2 to 1024"),
+        ("", "[limits]\nio_queues = 0\n", "a number from 1 to 256"),
+        ("", "[limits]\ncontrollers = 70000\n", "a number from 1 to 4096"),
+        ("", "[limits]\nin_capsule = 100\n", "0 or a multiple of \"4KiB\""),
+        ("0.0.0.0\"", "224.0.0.1\"", "a multicast address"),
+        ("0.0.0.0\"", "0.0.0.0\"\nport = 0", "a number from 1 to 65535"),
+        ("address = \"0.0.0.0\"", "", "[[listener]] has no `address`"),
+        (
+            "[[subsystem]]",
+            "[[listener]]\naddress = \"10.0.0.1\"\n[[subsystem]]",
+            "10.0.0.1:4420 overlaps with 0.0.0.0:4420 of line 2",
+        ),
+        ("[[listener]]", "[listener]", "`listener` is not a list of sections"),
+        ("[[listener]]\naddress = \"0.0.0.0\"\n", "", "there is no listener"),
+        ("nqn = \"nqn.2026-11.io.nvmfd:disk1\"", "", "[[subsystem]] has no `nqn`"),
+        ("nqn.2026-11.io.nvmfd:disk1", "nqn.2014-08.org.nvmexpress.discovery", "the discovery"),
+        ("allow_any_host = true", "allow_any_host = \"yes\"", "write true or false"),
+        ("allow_any_host = true", "hosts = [\"me\"]", "not an NQN"),
+        ("allow_any_host = true", "serial = \"123456789012345678901\"", "1 to 20 printable"),
+        ("allow_any_host = true", "serial = \"\"", "1 to 20 printable"),
+        ("allow_any_host = true", "model = \"häuslich\"", "1 to 40 printable"),
+        ("nsid = 1", "nsid = 1025", "1025 cannot be an nsid"),
+        ("nsid = 1", "nsid = \"1\"", "write a number from 1 to 1024"),
+        ("nsid = 1", "", "[[subsystem.namespace]] has no `nsid`"),
+        ("10GiB", "10G", "may mean GiB or GB"),
+        ("10GiB", "4097", "write a multiple of 4096, such as 8192"),
+        ("10GiB", "0", "not a size of whole blocks"),
+        (disk1, "/", "names no file"),
+        (disk1, "", "depends on a folder"),
+        ("nsid = 1", "nsid = 1\nkind = \"tape\"", "there is no kind \"tape\""),
+        ("nsid = 1", "nsid = 1\nkind = \"ram\"", "of kind \"ram\" has no path"),
+        ("nsid = 1", "nsid = 1\nuuid = \"1\"", "\"1\" is not a UUID"),
+        ("path = \"/var/lib/nvmfd/disk1.img\"", "", "has no `path`"),
+        ("nsid = 1", "nsid = 1\nreadonly = true", "did you mean `read_only`?"),
+    ] {
+        let text = if from.is_empty() { format!("{to}{LEAST}") } else { LEAST.replace(from, to) };
+        let found = mistakes(&text);
+        assert!(found.iter().any(|line| line.contains(says)), "{text}\n{says}\n{found:#?}");
+        assert!(found.iter().all(|line| !line.contains('\n')), "{found:#?}");
+    }
+    for (end, says) in [
+        ("[[subsystem.namespace]]\nnsid = 1\npath = \"/b\"", "this nsid is used twice, first in"),
+        ("[[subsystem.namespace]]\nnsid = 2\npath = \"/var/lib/nvmfd/./disk1.img\"", "this path"),
+        ("[[subsystem.namespace]]\nnsid = 2\nkind = \"null\"", "\"null\" needs a `size`"),
+        ("[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:disk1\"", "this NQN is used twice"),
+        (&format!("{second}nsid = 1\npath = \"{disk1}\"\n"), "this path is used twice, first in"),
+        ("[[subsystem]]\n[subsystem.namespace]\nnsid = 1", "is not a list of sections"),
+    ] {
+        let text = format!("{LEAST}{end}");
+        let found = mistakes(&text);
+        assert!(found.iter().any(|line| line.contains(says)), "{text}\n{says}\n{found:#?}");
+    }
+}
+
+#[test]
+fn a_broken_text_is_reported_without_follow_up_mistakes() {
+    let found = mistakes("a = \nb = 1\nb = 2\n");
+    assert!(found.len() >= 2, "{found:#?}");
+    assert!(found[0].starts_with("line 1, column "), "{found:#?}");
+    assert!(found.iter().all(|line| line.contains("not TOML")), "{found:#?}");
+}
+
+#[test]
+fn an_empty_text_says_what_is_missing() {
+    let found = mistakes("");
+    assert_eq!(found.len(), 2);
+    assert!(found[0].starts_with("there is no listener: add [[listener]]"));
+    assert!(found[1].starts_with("there is no subsystem: add [[subsystem]]"));
+}
+
+#[test]
+fn what_is_probably_not_meant_is_a_warning() {
+    let text = LEAST.replace("allow_any_host = true", "");
+    let warnings = Config::parse(&text).unwrap().warnings();
+    assert_eq!(warnings.len(), 1);
+    assert!(warnings[0].contains("no host can connect"));
+    let hosts = "allow_any_host = true\nhosts = [\"nqn.2026-11.io.nvmfd:h\"]";
+    let text = LEAST.replace("allow_any_host = true", hosts);
+    assert!(Config::parse(&text).unwrap().warnings()[0].contains("every host can connect"));
+}
+
+#[test]
+fn listeners_overlap_only_where_the_kernel_says_so() {
+    let two = |a: &str, b: &str, port: u16| {
+        let listeners = format!(
+            "[[listener]]\naddress = \"{a}\"\n[[listener]]\naddress = \"{b}\"\nport = {port}\n"
+        );
+        let text = LEAST.replace("[[listener]]\naddress = \"0.0.0.0\"\n", &listeners);
+        Config::parse(&text).is_ok()
+    };
+    assert!(two("10.0.0.1", "10.0.0.2", 4420));
+    assert!(two("0.0.0.0", "10.0.0.2", 4421));
+    assert!(two("0.0.0.0", "::1", 4420));
+    assert!(!two("10.0.0.1", "10.0.0.1", 4420));
+    assert!(!two("10.0.0.1", "0.0.0.0", 4420));
+    assert!(!two("::", "10.0.0.1", 4420));
+    assert!(!two("::", "0.0.0.0", 4420));
+}
+
+#[test]
+fn what_needs_a_restart_is_named() {
+    let old = Config::parse(LEAST).unwrap();
+    let text = format!("{LEAST}[limits]\nqueue_depth = 32\n[reactor]\nspin_us = 9\n");
+    assert_eq!(old.needs_restart(&Config::parse(&text).unwrap()), ["[reactor]", "[limits]"]);
+    assert!(old.needs_restart(&old.clone()).is_empty());
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_a_mistake_with_its_name() {
+    let errors = Config::load(Path::new("/nonexistent/nvmfd.toml")).unwrap_err();
+    let said = errors.to_string();
+    assert!(
+        said.starts_with("/nonexistent/nvmfd.toml: the configuration cannot be read"),
+        "{said}"
+    );
+}
+
+#[test]
+fn the_printed_configuration_names_every_part() {
+    let said = Config::parse(LEAST).unwrap().to_string();
+    for part in ["provider    auto", "0.0.0.0:4420", "10GiB", "4096 receives x 8192", "any host"] {
+        assert!(said.contains(part), "{part}\n{said}");
+    }
+}
+
+/// Pieces of configurations, so that random text gets past the first character.
+fn pieces() -> impl Strategy<Value = String> {
+    let piece = prop_oneof![
+        prop::sample::select(vec![
+            "[[listener]]",
+            "[[subsystem]]",
+            "[[subsystem.namespace]]",
+            "[limits]",
+            "[memory]",
+            "[reactor]",
+            "nqn",
+            "nsid",
+            "hosts",
+            "path",
+            "size",
+            "kind",
+            "uuid",
+            "serial",
+            "port",
+            "address",
+            "data",
+            "receives",
+            "threads",
+            "mdts",
+            "=",
+            "\n",
+            "\n",
+            " = ",
+            "1",
+            "0",
+            "-7",
+            "4096",
+            "\"ram\"",
+            "\"/a\"",
+            "\"10GiB\"",
+            "\"::\"",
+            "\"auto\"",
+            "true",
+            "[",
+            "]",
+            "{",
+            "}",
+            "\"",
+            "'",
+            ".",
+            ",",
+            "#",
+            "nan",
+            "0x7f",
+            "9223372036854775807",
+            "1979-05-27",
+            "\"nqn.2026-11.io.nvmfd:disk1\"",
+            "\"\\u0000\"",
+            "ü",
+        ])
+        .prop_map(str::to_owned),
+        ".{0,4}",
+    ];
+    prop::collection::vec(piece, 0..60).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    #[test]
+    fn no_text_panics(text: String) {
+        let _ = Config::parse(&text);
+    }
+
+    #[test]
+    fn no_near_text_panics(text in pieces()) {
+        if let Err(errors) = Config::parse(&text) {
+            prop_assert!(!errors.mistakes.is_empty());
+            let _ = errors.to_string();
+        }
+    }
+
+    #[test]
+    fn no_cut_or_patched_text_panics(
+        start in 0..LEAST.len(),
+        len in 0..80usize,
+        patch in ".{0,8}",
+    ) {
+        let end = (start + len).min(LEAST.len());
+        let text = format!("{}{patch}{}", &LEAST[..start], &LEAST[end..]);
+        let _ = Config::parse(&text);
+    }
+
+    #[test]
+    fn good_values_are_kept(
+        nsid in 1..=MAX_NSID,
+        blocks in 1..1u64 << 40,
+        depth in 2..=1024u16,
+        port in 1..=65535u16,
+        read_only: bool,
+    ) {
+        let text = format!(
+            "[limits]\nqueue_depth = {depth}\n[[listener]]\naddress = \"::1\"\nport = {port}\n\
+             [[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:x\"\n[[subsystem.namespace]]\n\
+             nsid = {nsid}\nkind = \"null\"\nsize = {}\nread_only = {read_only}\n",
+            blocks * 4096
+        );
+        let config = Config::parse(&text).unwrap();
+        let namespace = &config.subsystems[0].namespaces[0];
+        prop_assert_eq!(namespace.nsid, nsid);
+        prop_assert_eq!(&namespace.kind, &NamespaceKind::Null { size: blocks * 4096 });
+        prop_assert_eq!(namespace.read_only, read_only);
+        prop_assert_eq!(config.limits.queue_depth, depth);
+        prop_assert_eq!(config.listeners[0].port(), port);
+    }
+}

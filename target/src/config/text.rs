@@ -1,0 +1,509 @@
+//! From the text to the checked types: every rule of the configuration is here.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use nvme::Nqn;
+use toml::Spanned;
+use toml::de::DeTable;
+use uuid::Uuid;
+
+use super::section::{At, Auto, Report, Section, one_line};
+use super::size::{SIZE_FORM, Size};
+use super::{
+    Config, ConfigErrors, Limits, MAX_NSID, MemoryConfig, NamespaceConfig, NamespaceKind, Provider,
+    ReactorConfig, Spin, SubsystemConfig, Threads,
+};
+
+/// UUIDs and serial numbers that nobody chose are derived under this one. Never change it: hosts
+/// would see other disks.
+const UUID_SPACE: Uuid = Uuid::from_u128(0x1f0c_a4a5_4d2e_4f1b_9a53_6e76_6d66_6431);
+
+/// Receives that a reactor keeps for admin queues and for connections that are just beginning.
+const SPARE_RECEIVES: u32 = 64;
+
+const NQN_FORM: &str = "a name such as \"nqn.2026-11.org.example:disk1\"";
+
+/// Reads a whole text.
+pub(super) fn read(text: &str) -> Result<Config, ConfigErrors> {
+    let mut report = Report::new(text);
+    let (table, errors) = DeTable::parse_recoverable(text);
+    for error in errors {
+        let span = error.span().unwrap_or_default();
+        report.add(&span, one_line(error.message()), "this is not TOML; see https://toml.io");
+    }
+    if !report.is_empty() {
+        // What a broken text means is anybody's guess: no follow-up mistakes.
+        return Err(report.finish());
+    }
+    let span = table.span();
+    let config = root(Section::new(table.into_inner(), span, "the file"), &mut report);
+    if report.is_empty() { Ok(config) } else { Err(report.finish()) }
+}
+
+fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config {
+    let provider = provider(&mut section, report);
+    let reactor = reactor(section.table("reactor", "[reactor]", report), report);
+    let limits = limits(section.table("limits", "[limits]", report), report);
+    let memory = memory(section.table("memory", "[memory]", report), &limits, report);
+
+    let mut listeners: Vec<At<SocketAddr>> = Vec::new();
+    let tables = section.tables("listener", "[[listener]]", report);
+    if tables.is_empty() {
+        report.absent("there is no listener", "add [[listener]] with `address = \"0.0.0.0\"`");
+    }
+    for table in tables {
+        listener(table, &mut listeners, report);
+    }
+
+    let mut seen = Seen::default();
+    let tables = section.tables("subsystem", "[[subsystem]]", report);
+    if tables.is_empty() {
+        report.absent("there is no subsystem", "add [[subsystem]] with an `nqn`");
+    }
+    let subsystems =
+        tables.into_iter().filter_map(|table| subsystem(table, &mut seen, report)).collect();
+
+    section.end(report);
+    let listeners = listeners.into_iter().map(|listener| listener.value).collect();
+    Config { provider, reactor, memory, limits, listeners, subsystems }
+}
+
+fn provider(section: &mut Section<'_>, report: &mut Report<'_>) -> Provider {
+    let form = "\"auto\" or \"verbs\"";
+    let Some(At { value, span }) = section.take::<String>("provider", form, report) else {
+        return Provider::default();
+    };
+    match value.as_str() {
+        "auto" => return Provider::Auto,
+        "verbs" => return Provider::Verbs,
+        "soft" => report.add(
+            &span,
+            "the provider \"soft\" is not in this build yet",
+            "write \"verbs\"; without an adapter, the kernel's rdma_rxe makes an RDMA device",
+        ),
+        other => {
+            report.add(&span, format!("there is no provider {other:?}"), format!("write {form}"))
+        }
+    }
+    Provider::default()
+}
+
+fn reactor(mut section: Section<'_>, report: &mut Report<'_>) -> ReactorConfig {
+    let mut reactor = ReactorConfig::default();
+    let form = "a number from 1 to 256, or \"auto\"";
+    if let Some(threads) = section.take::<Auto>("threads", form, report) {
+        match threads.value {
+            Auto::Auto => reactor.threads = Threads::Auto,
+            Auto::Number(count @ 1..=256) => reactor.threads = Threads::Count(count as u16),
+            Auto::Number(count) => report.add(
+                &threads.span,
+                format!("{count} reactors are not possible"),
+                format!("write {form}"),
+            ),
+        }
+    }
+    let form = "a list of CPU numbers, such as [2, 3]";
+    if let Some(cpus) = section.take::<Vec<u32>>("cpus", form, report) {
+        let distinct: BTreeSet<u32> = cpus.value.iter().copied().collect();
+        if distinct.len() < cpus.value.len() {
+            report.add(&cpus.span, "a CPU is listed twice", "list every CPU once");
+        }
+        if let Threads::Count(count) = reactor.threads
+            && cpus.value.len() < usize::from(count)
+        {
+            let what = format!("{} CPUs for {count} reactors", cpus.value.len());
+            report.add(&cpus.span, what, "list at least one CPU a reactor, or leave `cpus` out");
+        }
+        if cpus.value.iter().any(|cpu| *cpu >= 1024) {
+            report.add(&cpus.span, "a CPU number is 1024 or more", format!("write {form}"));
+        }
+        if cpus.value.is_empty() {
+            report.add(&cpus.span, "the list of CPUs is empty", "leave `cpus` out to pin nothing");
+        }
+        reactor.cpus = cpus.value;
+    }
+    let form = "microseconds from 0 to 1000000, or \"auto\"";
+    if let Some(spin) = section.take::<Auto>("spin_us", form, report) {
+        match spin.value {
+            Auto::Auto => reactor.spin = Spin::Auto,
+            Auto::Number(micros @ 0..=1_000_000) => reactor.spin = Spin::Micros(micros),
+            Auto::Number(micros) => report.add(
+                &spin.span,
+                format!("spinning for {micros} us is more than a second"),
+                format!("write {form}"),
+            ),
+        }
+    }
+    section.end(report);
+    reactor
+}
+
+/// A number of the section within its bounds, or its default.
+fn bounded(
+    section: &mut Section<'_>,
+    key: &'static str,
+    bounds: Range<u32>,
+    default: u32,
+    report: &mut Report<'_>,
+) -> u32 {
+    let form = format!("a number from {} to {}", bounds.start, bounds.end);
+    match section.take::<u32>(key, &form, report) {
+        Some(At { value, .. }) if (bounds.start..=bounds.end).contains(&value) => value,
+        Some(At { value, span }) => {
+            report.add(&span, format!("`{key}` is {value}"), format!("write {form}"));
+            default
+        }
+        None => default,
+    }
+}
+
+fn limits(mut section: Section<'_>, report: &mut Report<'_>) -> Limits {
+    let defaults = Limits::default();
+    let mut small = |key, bounds, default: u16, report: &mut Report<'_>| {
+        bounded(&mut section, key, bounds, default.into(), report) as u16
+    };
+    let queue_depth = small("queue_depth", 2..1024, defaults.queue_depth, report);
+    let io_queues = small("io_queues", 1..256, defaults.io_queues, report);
+    let controllers = small("controllers", 1..4096, defaults.controllers, report);
+
+    let mut in_capsule_bytes = defaults.in_capsule_bytes;
+    let form = "0 or a multiple of \"4KiB\", at most \"64KiB\"";
+    if let Some(At { value: Size(bytes), span }) = section.take("in_capsule", form, report) {
+        match u32::try_from(bytes) {
+            Ok(bytes @ 0..=65536) if bytes.is_multiple_of(4096) => in_capsule_bytes = bytes,
+            _ => report.add(&span, format!("`in_capsule` is {bytes}"), format!("write {form}")),
+        }
+    }
+    let mut mdts_bytes = defaults.mdts_bytes;
+    let form = "a power of two from \"4KiB\" to \"4MiB\"";
+    if let Some(At { value: Size(bytes), span }) = section.take("mdts", form, report) {
+        match u32::try_from(bytes) {
+            Ok(bytes @ 4096..=0x40_0000) if bytes.is_power_of_two() => mdts_bytes = bytes,
+            _ => report.add(&span, format!("`mdts` is {bytes}"), format!("write {form}")),
+        }
+    }
+    section.end(report);
+    Limits { queue_depth, io_queues, in_capsule_bytes, mdts_bytes, controllers }
+}
+
+fn memory(mut section: Section<'_>, limits: &Limits, report: &mut Report<'_>) -> MemoryConfig {
+    let mut memory = MemoryConfig::default();
+    let floor = u64::from(limits.mdts_bytes);
+    let at = match section.take("data", SIZE_FORM, report) {
+        Some(At { value: Size(bytes), span }) => {
+            memory.data_bytes = bytes;
+            span
+        }
+        None => section.span().clone(),
+    };
+    if memory.data_bytes < floor || memory.data_bytes > 1 << 40 {
+        let what = format!("`data` is {}", Size(memory.data_bytes));
+        let form = format!("write at least the size of `mdts`, {}, at most 1TiB", Size(floor));
+        report.add(&at, what, form);
+    }
+    let form = "a number of receive buffers, at most 1048576";
+    let at = match section.take::<u32>("receives", form, report) {
+        Some(At { value, span }) => {
+            memory.receives = value;
+            span
+        }
+        None => section.span().clone(),
+    };
+    let floor = u32::from(limits.queue_depth) + SPARE_RECEIVES;
+    if memory.receives < floor || memory.receives > 1 << 20 {
+        let what = format!("`receives` is {}", memory.receives);
+        let remedy = format!(
+            "write at least {floor} (`queue_depth` and {SPARE_RECEIVES} to spare), at most 1048576"
+        );
+        report.add(&at, what, remedy);
+    }
+    section.end(report);
+    memory
+}
+
+fn listener(mut section: Section<'_>, seen: &mut Vec<At<SocketAddr>>, report: &mut Report<'_>) {
+    let form = "an IP address, such as \"192.0.2.1\", \"::1\" or \"0.0.0.0\" for all";
+    let address = section.need::<IpAddr>("address", form, report);
+    let port = bounded(&mut section, "port", 1..65535, nvme::PORT.into(), report) as u16;
+    let span = section.span().clone();
+    section.end(report);
+    let Some(address) = address else { return };
+    let new = SocketAddr::new(address.value, port);
+    let rival = seen.iter().find(|old| overlap(old.value, new));
+    if let Some(rival) = rival {
+        let (line, _) = report.place(rival.span.start);
+        let what = format!("the listener {new} overlaps with {} of line {line}", rival.value);
+        report.add(&address.span, what, "remove one of them, or give it another port");
+    }
+    if address.value.is_multicast() {
+        report.add(&address.span, format!("{new} is a multicast address"), format!("write {form}"));
+    }
+    seen.push(At { value: new, span });
+}
+
+/// Can the two not be bound at once? An unspecified address covers every address of its family,
+/// and `::` covers IPv4 as well.
+fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
+    let covers = |wide: IpAddr, narrow: IpAddr| {
+        wide == narrow || wide.is_unspecified() && (wide.is_ipv6() || narrow.is_ipv4())
+    };
+    a.port() == b.port() && (covers(a.ip(), b.ip()) || covers(b.ip(), a.ip()))
+}
+
+/// Names that may occur only once, with the place of the first.
+#[derive(Default)]
+struct Seen {
+    nqns: Vec<At<Nqn>>,
+    paths: Vec<At<PathBuf>>,
+    uuids: Vec<At<Uuid>>,
+    serials: Vec<At<String>>,
+}
+
+/// Notes `value` in `seen`, or the mistake that it was there before.
+fn once<T: PartialEq>(
+    seen: &mut Vec<At<T>>,
+    value: T,
+    span: &Range<usize>,
+    (what, remedy): (&str, &str),
+    report: &mut Report<'_>,
+) {
+    if let Some(first) = seen.iter().find(|old| old.value == value) {
+        let (line, _) = report.place(first.span.start);
+        report.add(span, format!("{what} is used twice, first in line {line}"), remedy);
+    } else {
+        seen.push(At { value, span: span.clone() });
+    }
+}
+
+fn subsystem(
+    mut section: Section<'_>,
+    seen: &mut Seen,
+    report: &mut Report<'_>,
+) -> Option<SubsystemConfig> {
+    let nqn = section.need::<String>("nqn", NQN_FORM, report);
+    let nqn = nqn.and_then(|at| name(at, report));
+    if let Some(nqn) = &nqn {
+        if nqn.value.is_discovery() {
+            let what = "this is the name of the discovery service, which every listener has";
+            report.add(&nqn.span, what, format!("write {NQN_FORM}"));
+        }
+        let words = ("this NQN", "give each [[subsystem]] its own `nqn`");
+        once(&mut seen.nqns, nqn.value, &nqn.span, words, report);
+    }
+
+    let flag = section.take("allow_any_host", "true or false", report);
+    let allow_any_host = flag.is_some_and(|flag| flag.value);
+    let mut hosts = BTreeSet::new();
+    let form = "a list of host NQNs in quotes; a host's own is in /etc/nvme/hostnqn";
+    let listed = section.take::<Vec<Spanned<String>>>("hosts", form, report);
+    for host in listed.map(|list| list.value).unwrap_or_default() {
+        let at = At { span: host.span(), value: host.into_inner() };
+        let span = at.span.clone();
+        if let Some(host) = name(at, report)
+            && !hosts.insert(host.value)
+        {
+            report.add(&span, "this host is listed twice", "list every host once");
+        }
+    }
+
+    let serial = printable(&mut section, "serial", 20, report);
+    if let Some(serial) = &serial {
+        let words = ("this serial number", "give each subsystem its own, or leave `serial` out");
+        once(&mut seen.serials, serial.value.clone(), &serial.span, words, report);
+    }
+    let model = printable(&mut section, "model", 40, report);
+
+    let mut nsids = Vec::new();
+    let mut namespaces = Vec::new();
+    for table in section.tables("namespace", "[[subsystem.namespace]]", report) {
+        let nqn = nqn.as_ref().map(|nqn| nqn.value);
+        namespaces.extend(namespace(table, nqn.as_ref(), &mut nsids, seen, report));
+    }
+    section.end(report);
+
+    let nqn = nqn?.value;
+    Some(SubsystemConfig {
+        nqn,
+        allow_any_host,
+        hosts,
+        serial: serial.map_or_else(|| derived_serial(&nqn), |serial| serial.value),
+        model: model.map_or_else(|| "nvmfd".to_owned(), |model| model.value),
+        namespaces,
+    })
+}
+
+fn name(at: At<String>, report: &mut Report<'_>) -> Option<At<Nqn>> {
+    match at.value.parse() {
+        Ok(value) => Some(At { value, span: at.span }),
+        Err(error) => {
+            let error: nvme::NqnError = error;
+            report.add(&at.span, format!("not an NQN: {error}"), format!("write {NQN_FORM}"));
+            None
+        }
+    }
+}
+
+fn printable(
+    section: &mut Section<'_>,
+    key: &'static str,
+    longest: usize,
+    report: &mut Report<'_>,
+) -> Option<At<String>> {
+    let form = format!("1 to {longest} printable ASCII characters, no space at either end");
+    let at = section.take::<String>(key, &form, report)?;
+    let good = |text: &str| {
+        (1..=longest).contains(&text.len())
+            && text.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic())
+            && text.trim() == text
+    };
+    if good(&at.value) {
+        return Some(at);
+    }
+    report.add(&at.span, format!("`{key}` does not fit its field"), format!("write {form}"));
+    None
+}
+
+fn namespace(
+    mut section: Section<'_>,
+    nqn: Option<&Nqn>,
+    nsids: &mut Vec<At<u32>>,
+    seen: &mut Seen,
+    report: &mut Report<'_>,
+) -> Option<NamespaceConfig> {
+    let form = format!("a number from 1 to {MAX_NSID}");
+    let mut nsid = section.need::<u32>("nsid", &form, report);
+    if let Some(At { value, span }) = &nsid {
+        if (1..=MAX_NSID).contains(value) {
+            let words = ("this nsid", "give each namespace of a subsystem its own `nsid`");
+            once(nsids, *value, span, words, report);
+        } else {
+            report.add(span, format!("{value} cannot be an nsid"), format!("write {form}"));
+            nsid = None;
+        }
+    }
+
+    let block = section.take::<u32>("block_size", "512 or 4096", report);
+    let block_size_bytes = match block {
+        Some(At { value, span }) if value != 512 && value != 4096 => {
+            report.add(&span, format!("blocks of {value} bytes"), "write 512 or 4096");
+            None
+        }
+        block => Some(block.map_or(4096, |block| block.value)),
+    };
+    let size = section.take::<Size>("size", SIZE_FORM, report);
+    if let (Some(size), Some(block)) = (&size, block_size_bytes) {
+        let Size(bytes) = size.value;
+        if bytes == 0 || !bytes.is_multiple_of(block.into()) {
+            let what = format!("{} is not a size of whole blocks", size.value);
+            let least = bytes.checked_next_multiple_of(block.into()).unwrap_or(bytes);
+            let remedy =
+                format!("write a multiple of {block}, such as {}", least.max(block.into()));
+            report.add(&size.span, what, remedy);
+        }
+    }
+
+    let kind = kind(&mut section, size, seen, report);
+    let flag = section.take("read_only", "true or false", report);
+    let read_only = flag.is_some_and(|flag| flag.value);
+    let uuid = uuid(&mut section, seen, report);
+    section.end(report);
+
+    let (nsid, kind) = (nsid?.value, kind?);
+    let uuid = uuid.unwrap_or_else(|| derived_uuid(nqn, nsid, &kind));
+    Some(NamespaceConfig { nsid, kind, block_size_bytes: block_size_bytes?, uuid, read_only })
+}
+
+fn kind(
+    section: &mut Section<'_>,
+    size: Option<At<Size>>,
+    seen: &mut Seen,
+    report: &mut Report<'_>,
+) -> Option<NamespaceKind> {
+    let form = "\"file\" (also for block devices), \"ram\" or \"null\"";
+    let kind = section.take::<String>("kind", form, report);
+    let (kind, kind_span) = match kind {
+        Some(At { value, span }) => (value, Some(span)),
+        None => ("file".to_owned(), None),
+    };
+    let size = size.map(|size| size.value.0);
+    let at = kind_span.unwrap_or_else(|| section.span().clone());
+    match kind.as_str() {
+        "file" => {
+            let form = "the absolute path of a file or block device";
+            let path = section.need::<PathBuf>("path", form, report)?;
+            let plain = plain_path(&path.value);
+            if !path.value.is_absolute() {
+                let what = format!("`path` is {:?}, which depends on a folder", path.value);
+                report.add(&path.span, what, format!("write {form}"));
+            } else if plain.file_name().is_none() || path.value.to_string_lossy().contains('\0') {
+                let what = format!("`path` is {:?}, which names no file", path.value);
+                report.add(&path.span, what, format!("write {form}"));
+            }
+            let words = ("this path", "give each namespace its own file or device");
+            once(&mut seen.paths, plain, &path.span, words, report);
+            Some(NamespaceKind::File { path: path.value, size })
+        }
+        "ram" | "null" => {
+            if let Some(path) = section.take::<PathBuf>("path", "nothing", report) {
+                let what = format!("a namespace of kind \"{kind}\" has no path");
+                report.add(&path.span, what, "remove `path`, or write `kind = \"file\"`");
+            }
+            let Some(size) = size else {
+                let what = format!("a namespace of kind \"{kind}\" needs a `size`");
+                report.add(&at, what, format!("add `size`, {SIZE_FORM}"));
+                return None;
+            };
+            let ram = kind == "ram";
+            Some(if ram { NamespaceKind::Ram { size } } else { NamespaceKind::Null { size } })
+        }
+        other => {
+            report.add(&at, format!("there is no kind {other:?}"), format!("write {form}"));
+            let _ = section.take::<PathBuf>("path", "a path", report);
+            None
+        }
+    }
+}
+
+/// Without `.` and doubled `/`. What `..` and links mean only the file system knows.
+fn plain_path(path: &Path) -> PathBuf {
+    path.components().collect()
+}
+
+fn uuid(section: &mut Section<'_>, seen: &mut Seen, report: &mut Report<'_>) -> Option<Uuid> {
+    let form = "a UUID such as \"f81d4fae-7dec-41d0-a765-00a0c91e6bf6\", or leave `uuid` out";
+    let At { value, span } = section.take::<String>("uuid", form, report)?;
+    match Uuid::try_parse(&value) {
+        Ok(uuid) if !uuid.is_nil() => {
+            let words = ("this UUID", "give each namespace its own, or leave `uuid` out");
+            once(&mut seen.uuids, uuid, &span, words, report);
+            Some(uuid)
+        }
+        _ => {
+            report.add(&span, format!("{value:?} is not a UUID"), format!("write {form}"));
+            None
+        }
+    }
+}
+
+/// The first 20 digits of a hash of the name.
+fn derived_serial(nqn: &Nqn) -> String {
+    let uuid = Uuid::new_v5(&UUID_SPACE, nqn.as_str().as_bytes());
+    let mut serial = format!("{:X}", uuid.simple());
+    serial.truncate(20);
+    serial
+}
+
+/// A hash of everything that says which namespace it is.
+fn derived_uuid(nqn: Option<&Nqn>, nsid: u32, kind: &NamespaceKind) -> Uuid {
+    let nqn = nqn.map_or("", Nqn::as_str);
+    let mut name = format!("{nqn}\0{nsid}\0").into_bytes();
+    match kind {
+        NamespaceKind::File { path, .. } => name.extend(path.as_os_str().as_encoded_bytes()),
+        NamespaceKind::Ram { .. } => name.extend(b"ram"),
+        NamespaceKind::Null { .. } => name.extend(b"null"),
+    }
+    Uuid::new_v5(&UUID_SPACE, &name)
+}
