@@ -1,0 +1,709 @@
+//! Identify: controllers, namespaces, their lists and descriptors. Every page has 4096 bytes.
+//!
+//! Source: NVMe Base Specification 2.0, "Identify command"; NVM Command Set Specification 1.0 for
+//! the command set specific pages.
+
+use byteorder::{ByteOrder, LittleEndian};
+
+use crate::feature::AsyncEventConfig;
+use crate::property::Vs;
+use crate::{AdminOpcode, NqnField, PAGE_BYTES, Sgl, Sqe, Text};
+
+open_enum! {
+    /// Controller or Namespace Structure: what Identify asks for.
+    pub struct Cns(u8) {
+        NAMESPACE = 0x00, "Identify Namespace";
+        CONTROLLER = 0x01, "Identify Controller";
+        ACTIVE_NAMESPACES = 0x02, "Active Namespace ID list";
+        NAMESPACE_DESCRIPTORS = 0x03, "Namespace Identification Descriptor list";
+        NVM_SETS = 0x04, "NVM Set List";
+        CSI_NAMESPACE = 0x05, "I/O Command Set specific Identify Namespace";
+        CSI_CONTROLLER = 0x06, "I/O Command Set specific Identify Controller";
+        CSI_ACTIVE_NAMESPACES = 0x07, "I/O Command Set specific Active Namespace ID list";
+        INDEPENDENT_NAMESPACE = 0x08, "I/O Command Set Independent Identify Namespace";
+        ALLOCATED_NAMESPACES = 0x10, "Allocated Namespace ID list";
+        ALLOCATED_NAMESPACE = 0x11, "Identify Namespace for an Allocated Namespace ID";
+        NAMESPACE_CONTROLLERS = 0x12, "Controller List of controllers attached to a namespace";
+        CONTROLLERS = 0x13, "Controller List of controllers in the NVM subsystem";
+        PRIMARY_CAPABILITIES = 0x14, "Primary Controller Capabilities";
+        SECONDARY_CONTROLLERS = 0x15, "Secondary Controller list";
+        NAMESPACE_GRANULARITY = 0x16, "Namespace Granularity List";
+        UUIDS = 0x17, "UUID List";
+        DOMAINS = 0x18, "Domain List";
+        ENDURANCE_GROUPS = 0x19, "Endurance Group List";
+        COMMAND_SETS = 0x1C, "Identify I/O Command Set";
+    }
+}
+
+open_enum! {
+    /// Command Set Identifier.
+    pub struct Csi(u8) {
+        NVM = 0x00, "NVM Command Set";
+        KEY_VALUE = 0x01, "Key Value Command Set";
+        ZONED = 0x02, "Zoned Namespace Command Set";
+    }
+}
+
+/// Fields of an Identify command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Identify {
+    /// What is asked for.
+    pub cns: Cns,
+    /// Namespace id, where the page is about one; the id to start after, for lists of them.
+    pub nsid: u32,
+    /// Controller id, for the lists of controllers: the first to list.
+    pub cntid: u16,
+    /// CNS specific identifier.
+    pub cnssid: u16,
+    /// Command set.
+    pub csi: Csi,
+    /// UUID index, 7 bits.
+    pub uuid_index: u8,
+}
+
+impl Identify {
+    /// Asks for page `cns` about namespace `nsid` (0 where the page is not about one).
+    pub fn new(cns: Cns, nsid: u32) -> Self {
+        Self { cns, nsid, ..Self::default() }
+    }
+
+    /// Reads dwords 1, 10, 11 and 14.
+    pub const fn parse(command: &Sqe) -> Self {
+        Self {
+            cns: Cns(command.cdw10 as u8),
+            nsid: command.nsid,
+            cntid: (command.cdw10 >> 16) as u16,
+            cnssid: command.cdw11 as u16,
+            csi: Csi((command.cdw11 >> 24) as u8),
+            uuid_index: (command.cdw14 & 0x7F) as u8,
+        }
+    }
+
+    /// The command, with its 4096 bytes of data where `data` says.
+    pub fn emit(&self, data: Sgl) -> Sqe {
+        Sqe {
+            nsid: self.nsid,
+            cdw10: u32::from(self.cns.0) | u32::from(self.cntid) << 16,
+            cdw11: u32::from(self.cnssid) | u32::from(self.csi.0) << 24,
+            cdw14: u32::from(self.uuid_index & 0x7F),
+            ..Sqe::admin(AdminOpcode::IDENTIFY).with_sgl(data)
+        }
+    }
+}
+
+open_enum! {
+    /// Controller type.
+    pub struct ControllerType(u8) {
+        NOT_REPORTED = 0, "not reported";
+        IO = 1, "I/O controller";
+        DISCOVERY = 2, "Discovery controller";
+        ADMINISTRATIVE = 3, "Administrative controller";
+    }
+}
+
+bits! {
+    /// Controller multi-path I/O and namespace sharing capabilities.
+    pub struct Cmic(u8) {
+        /// The subsystem may have more than one port.
+        multi_port with_multi_port: bool = 0, 1;
+        /// The subsystem may have more than one controller. Linux refuses a second path without.
+        multi_controller with_multi_controller: bool = 1, 1;
+        /// The controller belongs to an SR-IOV virtual function.
+        sr_iov with_sr_iov: bool = 2, 1;
+        /// Asymmetric namespace access reporting.
+        ana with_ana: bool = 3, 1;
+    }
+}
+
+bits! {
+    /// Controller attributes.
+    pub struct Ctratt(u32) {
+        /// Host identifiers of 128 bits.
+        host_id_128 with_host_id_128: bool = 0, 1;
+        /// Traffic based keep alive: any command restarts the timer.
+        tbkas with_tbkas: bool = 6, 1;
+        /// UUID list supported.
+        uuid_list with_uuid_list: bool = 9, 1;
+        /// Extended LBA formats.
+        elbas with_elbas: bool = 15, 1;
+    }
+}
+
+bits! {
+    /// Log page attributes.
+    pub struct Lpa(u8) {
+        /// SMART log per namespace.
+        smart_per_namespace with_smart_per_namespace: bool = 0, 1;
+        /// Commands Supported and Effects log.
+        effects with_effects: bool = 1, 1;
+        /// Extended data for Get Log Page: 32-bit lengths and offsets.
+        extended_data with_extended_data: bool = 2, 1;
+        /// Telemetry logs.
+        telemetry with_telemetry: bool = 3, 1;
+        /// Persistent event log.
+        persistent_event with_persistent_event: bool = 4, 1;
+        /// Logs 00h and others that tell what is supported (2.0).
+        supported_pages with_supported_pages: bool = 5, 1;
+    }
+}
+
+bits! {
+    /// Optional NVM command support.
+    pub struct Oncs(u16) {
+        /// Compare.
+        compare with_compare: bool = 0, 1;
+        /// Write Uncorrectable.
+        write_uncorrectable with_write_uncorrectable: bool = 1, 1;
+        /// Dataset Management.
+        dataset_management with_dataset_management: bool = 2, 1;
+        /// Write Zeroes.
+        write_zeroes with_write_zeroes: bool = 3, 1;
+        /// Save field of Set Features and Select field of Get Features.
+        save_select with_save_select: bool = 4, 1;
+        /// Reservations.
+        reservations with_reservations: bool = 5, 1;
+        /// Timestamp feature.
+        timestamp with_timestamp: bool = 6, 1;
+        /// Verify.
+        verify with_verify: bool = 7, 1;
+        /// Copy.
+        copy with_copy: bool = 8, 1;
+    }
+}
+
+bits! {
+    /// Volatile write cache.
+    pub struct Vwc(u8) {
+        /// There is one: hosts send Flush and FUA.
+        present with_present: bool = 0, 1;
+        /// Flush for all namespaces (nsid FFFFFFFFh): 0 not told, 2 not supported, 3 supported.
+        flush_all with_flush_all: u8 = 1, 2;
+    }
+}
+
+bits! {
+    /// SGL support.
+    pub struct Sgls(u32) {
+        /// 0 none, 1 supported, 2 supported with dword alignment.
+        support with_support: u8 = 0, 2;
+        /// Keyed SGL data block descriptors; RDMA hosts demand it.
+        keyed with_keyed: bool = 2, 1;
+        /// An SGL longer than the data is fine.
+        longer with_longer: bool = 18, 1;
+        /// Offsets in address fields: in-capsule data.
+        offset with_offset: bool = 20, 1;
+    }
+}
+
+wire! {
+    /// Power state descriptor, 32 bytes.
+    pub struct PowerState[32] {
+        /// Maximum power, in centiwatts, or in units of 0.1 mW when bit 0 of `flags` is set.
+        max_power: u16 = 0,
+        /// Bit 0: scale of `max_power`; bit 1: non-operational state.
+        flags: u8 = 3,
+        /// Entry latency in microseconds.
+        entry_us: u32 = 4,
+        /// Exit latency in microseconds.
+        exit_us: u32 = 8,
+        /// Relative read throughput.
+        rrt: u8 = 12,
+        /// Relative read latency.
+        rrl: u8 = 13,
+        /// Relative write throughput.
+        rwt: u8 = 14,
+        /// Relative write latency.
+        rwl: u8 = 15,
+        /// Idle power, in the unit of `idle_scale`.
+        idle_power: u16 = 16,
+        /// Bits 7:6: 0 not told, 1 0.1 mW, 2 10 mW.
+        idle_scale: u8 = 18,
+        /// Active power, in the unit of `active_scale`.
+        active_power: u16 = 20,
+        /// Bits 7:6 as `idle_scale`; bits 2:0 workload.
+        active_scale: u8 = 22,
+    }
+}
+
+wire! {
+    /// Identify Controller (CNS 01h), 4096 bytes.
+    pub struct IdentifyController[page 4096] {
+        /// PCI vendor id.
+        vid: u16 = 0,
+        /// PCI subsystem vendor id.
+        ssvid: u16 = 2,
+        /// Serial number; the same in all controllers of a subsystem.
+        sn: Text<20> = 4,
+        /// Model number; the same in all controllers of a subsystem.
+        mn: Text<40> = 24,
+        /// Firmware revision.
+        fr: Text<8> = 64,
+        /// Recommended arbitration burst: 2^n commands.
+        rab: u8 = 72,
+        /// IEEE OUI, lowest byte first.
+        ieee: [u8; 3] = 73,
+        /// Multi-path capabilities.
+        cmic: Cmic = 76,
+        /// Maximum data transfer size: 2^n minimum memory pages (4 KiB); 0 no limit.
+        mdts: u8 = 77,
+        /// Controller id: what Connect returned.
+        cntlid: u16 = 78,
+        /// Version, as the property.
+        ver: Vs = 80,
+        /// Runtime D3 resume latency in microseconds.
+        rtd3r_us: u32 = 84,
+        /// Runtime D3 entry latency in microseconds.
+        rtd3e_us: u32 = 88,
+        /// Optional asynchronous events supported: the notice bits.
+        oaes: AsyncEventConfig = 92,
+        /// Controller attributes.
+        ctratt: Ctratt = 96,
+        /// Read recovery levels supported.
+        rrls: u16 = 100,
+        /// Controller type.
+        cntrltype: ControllerType = 111,
+        /// FRU globally unique id.
+        fguid: [u8; 16] = 112,
+        /// Command retry delay time 1, in units of 100 ms.
+        crdt1_100ms: u16 = 128,
+        /// Command retry delay time 2, in units of 100 ms.
+        crdt2_100ms: u16 = 130,
+        /// Command retry delay time 3, in units of 100 ms.
+        crdt3_100ms: u16 = 132,
+        /// NVM subsystem report (NVMe-MI).
+        nvmsr: u8 = 253,
+        /// VPD write cycle information (NVMe-MI).
+        vwci: u8 = 254,
+        /// Management endpoint capabilities (NVMe-MI).
+        mec: u8 = 255,
+        /// Optional Admin command support.
+        oacs: u16 = 256,
+        /// Abort command limit, minus one.
+        acl_z: u8 = 258,
+        /// Asynchronous Event Request limit, minus one.
+        aerl_z: u8 = 259,
+        /// Firmware updates: bit 0 slot 1 read only, bits 3:1 number of slots, bit 4 activation
+        /// without reset.
+        frmw: u8 = 260,
+        /// Log page attributes.
+        lpa: Lpa = 261,
+        /// Entries of the Error Information log, minus one.
+        elpe_z: u8 = 262,
+        /// Number of power states, minus one.
+        npss_z: u8 = 263,
+        /// Admin vendor specific command configuration.
+        avscc: u8 = 264,
+        /// Autonomous power state transition attributes.
+        apsta: u8 = 265,
+        /// Warning composite temperature in kelvins.
+        wctemp_k: u16 = 266,
+        /// Critical composite temperature in kelvins.
+        cctemp_k: u16 = 268,
+        /// Maximum time for firmware activation, in units of 100 ms.
+        mtfa_100ms: u16 = 270,
+        /// Host memory buffer preferred size, in units of 4 KiB.
+        hmpre_4k: u32 = 272,
+        /// Host memory buffer minimum size, in units of 4 KiB.
+        hmmin_4k: u32 = 276,
+        /// Total NVM capacity in bytes.
+        tnvmcap_bytes: u128 = 280,
+        /// Unallocated NVM capacity in bytes.
+        unvmcap_bytes: u128 = 296,
+        /// Replay protected memory block support.
+        rpmbs: u32 = 312,
+        /// Extended device self-test time in minutes.
+        edstt_min: u16 = 316,
+        /// Device self-test options.
+        dsto: u8 = 318,
+        /// Firmware update granularity, in units of 4 KiB.
+        fwug_4k: u8 = 319,
+        /// Keep alive granularity, in units of 100 ms; Linux demands that it is not 0.
+        kas_100ms: u16 = 320,
+        /// Host controlled thermal management attributes.
+        hctma: u16 = 322,
+        /// Minimum thermal management temperature in kelvins.
+        mntmt_k: u16 = 324,
+        /// Maximum thermal management temperature in kelvins.
+        mxtmt_k: u16 = 326,
+        /// Sanitize capabilities.
+        sanicap: u32 = 328,
+        /// Host memory buffer minimum descriptor entry size, in units of 4 KiB.
+        hmminds_4k: u32 = 332,
+        /// Host memory buffer maximum descriptor entries.
+        hmmaxd: u16 = 336,
+        /// NVM set identifier maximum.
+        nsetidmax: u16 = 338,
+        /// Endurance group identifier maximum.
+        endgidmax: u16 = 340,
+        /// ANA transition time in seconds.
+        anatt_s: u8 = 342,
+        /// ANA capabilities: bits 4:0 states reported, 6 group id stable, 7 group id settable.
+        anacap: u8 = 343,
+        /// ANA group identifier maximum.
+        anagrpmax: u32 = 344,
+        /// Number of ANA groups.
+        nanagrpid: u32 = 348,
+        /// Persistent event log size, in units of 64 KiB.
+        pels_64k: u32 = 352,
+        /// Domain identifier.
+        domain_id: u16 = 356,
+        /// Maximum endurance group capacity in bytes.
+        megcap_bytes: u128 = 368,
+        /// Submission queue entry: bits 3:0 required, 7:4 maximum, both as 2^n bytes; 66h.
+        sqes: u8 = 512,
+        /// Completion queue entry: bits 3:0 required, 7:4 maximum, both as 2^n bytes; 44h.
+        cqes: u8 = 513,
+        /// Maximum outstanding commands per queue; not zero-based. Linux demands it of fabrics.
+        maxcmd: u16 = 514,
+        /// Number of namespaces: the highest namespace id.
+        nn: u32 = 516,
+        /// Optional NVM commands.
+        oncs: Oncs = 520,
+        /// Fused operations: bit 0 Compare and Write.
+        fuses: u16 = 522,
+        /// Format NVM attributes.
+        fna: u8 = 524,
+        /// Volatile write cache.
+        vwc: Vwc = 525,
+        /// Atomic write unit normal in logical blocks, minus one.
+        awun_z: u16 = 526,
+        /// Atomic write unit power fail in logical blocks, minus one.
+        awupf_z: u16 = 528,
+        /// I/O vendor specific command configuration.
+        icsvscc: u8 = 530,
+        /// Namespace write protection: bit 0 no write protect and write protect states, 1 until
+        /// power cycle, 2 permanent.
+        nwpc: u8 = 531,
+        /// Atomic compare and write unit in logical blocks, minus one.
+        acwu_z: u16 = 532,
+        /// Copy descriptor formats supported, one bit each.
+        cdfs: u16 = 534,
+        /// SGL support.
+        sgls: Sgls = 536,
+        /// Maximum number of allowed namespaces; with ANA not 0, at most `nn`.
+        mnan: u32 = 540,
+        /// Maximum domain namespace attachments.
+        maxdna: u128 = 544,
+        /// Maximum I/O controller namespace attachments.
+        maxcna: u32 = 560,
+        /// Name of the subsystem.
+        subnqn: NqnField = 768,
+        /// I/O command capsule size, in units of 16 bytes; 64 + in-capsule data.
+        ioccsz_16: u32 = 1792,
+        /// I/O response capsule size, in units of 16 bytes.
+        iorcsz_16: u32 = 1796,
+        /// In-capsule data offset, in units of 16 bytes; 0 for RDMA.
+        icdoff_16: u16 = 1800,
+        /// Fabrics controller attributes: bit 0 static controller model.
+        fcatt: u8 = 1802,
+        /// Maximum SGL data block descriptors per command; 0 no limit.
+        msdbd: u8 = 1803,
+        /// Optional fabrics commands support: bit 0 Disconnect.
+        ofcs: u16 = 1804,
+        /// Discovery controller type: 0 not reported, 1 direct, 2 central.
+        dctype: u8 = 1806,
+        /// Power states 0 to 31.
+        psd: [PowerState; 32] = 2048,
+    }
+}
+
+wire! {
+    /// LBA format, 4 bytes.
+    pub struct LbaFormat[4] {
+        /// Metadata per block in bytes.
+        metadata_bytes: u16 = 0,
+        /// Block size: 2^n bytes, at least 9; 0 format not available.
+        lbads: u8 = 2,
+        /// Relative performance, 0 best to 3.
+        rp: u8 = 3,
+    }
+}
+
+bits! {
+    /// Namespace features.
+    pub struct Nsfeat(u8) {
+        /// Thin provisioning.
+        thin with_thin: bool = 0, 1;
+        /// NAWUN, NAWUPF and NACWU are valid.
+        atomics with_atomics: bool = 1, 1;
+        /// Reading deallocated blocks can be made an error.
+        deallocated_error with_deallocated_error: bool = 2, 1;
+        /// NGUID and EUI64 are never reused.
+        ids_not_reused with_ids_not_reused: bool = 3, 1;
+        /// NPWG, NPWA, NPDG, NPDA and NOWS are valid.
+        optimal_io with_optimal_io: bool = 4, 1;
+    }
+}
+
+wire! {
+    /// Identify Namespace of the NVM command set (CNS 00h), 4096 bytes.
+    pub struct IdentifyNamespace[page 4096] {
+        /// Size in logical blocks.
+        nsze: u64 = 0,
+        /// Capacity in logical blocks; 0 makes hosts remove the namespace.
+        ncap: u64 = 8,
+        /// Utilization in logical blocks.
+        nuse: u64 = 16,
+        /// Features.
+        nsfeat: Nsfeat = 24,
+        /// Number of LBA formats, minus one.
+        nlbaf_z: u8 = 25,
+        /// Formatted LBA size: bits 3:0 and 6:5 format index, bit 4 metadata within the block.
+        flbas: u8 = 26,
+        /// Metadata capabilities.
+        mc: u8 = 27,
+        /// Protection capabilities.
+        dpc: u8 = 28,
+        /// Protection settings: bits 2:0 type, bit 3 first bytes of the metadata.
+        dps: u8 = 29,
+        /// Sharing: bit 0 the namespace may be attached to several controllers.
+        nmic: u8 = 30,
+        /// Reservation capabilities.
+        rescap: u8 = 31,
+        /// Format progress: bit 7 supported, bits 6:0 percent that remains.
+        fpi: u8 = 32,
+        /// Deallocation: bits 2:0 what reads return (1 zeroes), bit 3 Write Zeroes may deallocate.
+        dlfeat: u8 = 33,
+        /// Atomic write unit normal in logical blocks, minus one.
+        nawun_z: u16 = 34,
+        /// Atomic write unit power fail in logical blocks, minus one.
+        nawupf_z: u16 = 36,
+        /// Atomic compare and write unit in logical blocks, minus one.
+        nacwu_z: u16 = 38,
+        /// Atomic boundary size normal in logical blocks, minus one.
+        nabsn_z: u16 = 40,
+        /// Atomic boundary offset in logical blocks.
+        nabo: u16 = 42,
+        /// Atomic boundary size power fail in logical blocks, minus one.
+        nabspf_z: u16 = 44,
+        /// Optimal I/O boundary in logical blocks; 0 none.
+        noiob: u16 = 46,
+        /// Capacity in bytes.
+        nvmcap_bytes: u128 = 48,
+        /// Preferred write granularity in logical blocks, minus one.
+        npwg_z: u16 = 64,
+        /// Preferred write alignment in logical blocks, minus one.
+        npwa_z: u16 = 66,
+        /// Preferred deallocate granularity in logical blocks, minus one.
+        npdg_z: u16 = 68,
+        /// Preferred deallocate alignment in logical blocks, minus one.
+        npda_z: u16 = 70,
+        /// Optimal write size in logical blocks, minus one.
+        nows_z: u16 = 72,
+        /// Maximum single source range length of Copy in logical blocks.
+        mssrl: u16 = 74,
+        /// Maximum Copy length in logical blocks.
+        mcl: u32 = 76,
+        /// Maximum source ranges of Copy, minus one.
+        msrc_z: u8 = 80,
+        /// ANA group.
+        anagrpid: u32 = 92,
+        /// Attributes: bit 0 write protected.
+        nsattr: u8 = 99,
+        /// NVM set.
+        nvmsetid: u16 = 100,
+        /// Endurance group.
+        endgid: u16 = 102,
+        /// Namespace globally unique id, a byte string; zero for none.
+        nguid: [u8; 16] = 104,
+        /// IEEE extended unique id, a byte string; zero for none.
+        eui64: [u8; 8] = 120,
+        /// LBA formats 0 to 63.
+        lbaf: [LbaFormat; 64] = 128,
+    }
+}
+
+impl IdentifyNamespace {
+    /// Index of the LBA format in use, 0 to 63.
+    pub const fn format_index(&self) -> u8 {
+        self.flbas & 0xF | (self.flbas >> 5 & 3) << 4
+    }
+
+    /// Size of a logical block in bytes; `None` when the format in use has no possible size.
+    pub fn block_bytes(&self) -> Option<u32> {
+        match self.lbaf.get(usize::from(self.format_index()))?.lbads {
+            lbads @ 9..=31 => Some(1 << lbads),
+            _ => None,
+        }
+    }
+}
+
+wire! {
+    /// Identify Namespace independent of the command set (CNS 08h), 4096 bytes.
+    pub struct IdentifyNamespaceIndependent[page 4096] {
+        /// Features: bit 3 ids are not reused, 4 rotational, 5 no volatile write cache.
+        nsfeat: u8 = 0,
+        /// Sharing: bit 0 the namespace may be attached to several controllers.
+        nmic: u8 = 1,
+        /// Reservation capabilities.
+        rescap: u8 = 2,
+        /// Format progress.
+        fpi: u8 = 3,
+        /// ANA group.
+        anagrpid: u32 = 4,
+        /// Attributes: bit 0 write protected.
+        nsattr: u8 = 8,
+        /// NVM set.
+        nvmsetid: u16 = 10,
+        /// Endurance group.
+        endgid: u16 = 12,
+        /// Status: bit 0 ready, which hosts demand.
+        nstat: u8 = 14,
+    }
+}
+
+wire! {
+    /// Identify Controller of the NVM command set (CNS 06h, CSI 0), 4096 bytes.
+    pub struct IdentifyControllerNvm[page 4096] {
+        /// Verify size limit: 2^n minimum memory pages (4 KiB); 0 none.
+        vsl: u8 = 0,
+        /// Write Zeroes size limit: 2^n minimum memory pages (4 KiB); 0 none.
+        wzsl: u8 = 1,
+        /// Write Uncorrectable size limit: 2^n minimum memory pages (4 KiB); 0 none.
+        wusl: u8 = 2,
+        /// Dataset Management: ranges; 0 no limit.
+        dmrl: u8 = 3,
+        /// Dataset Management: logical blocks of one range; 0 no limit.
+        dmrsl: u32 = 4,
+        /// Dataset Management: logical blocks of all ranges; 0 no limit.
+        dmsl: u64 = 8,
+    }
+}
+
+wire! {
+    /// Identify Namespace of the NVM command set, extensions (CNS 05h, CSI 0), 4096 bytes.
+    pub struct IdentifyNamespaceNvm[page 4096] {
+        /// Logical block storage tag mask.
+        lbstm: u64 = 0,
+        /// Protection information capabilities.
+        pic: u8 = 8,
+        /// Extended LBA formats 0 to 63: bits 6:0 storage tag size, 8:7 protection format.
+        elbaf: [u32; 64] = 12,
+    }
+}
+
+/// What identifies a namespace (CNS 03h). All are byte strings in wire order, stable and unique;
+/// a namespace has at least one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct NamespaceIds {
+    /// Type 1.
+    pub eui64: Option<[u8; 8]>,
+    /// Type 2.
+    pub nguid: Option<[u8; 16]>,
+    /// Type 3, in the byte order in which a UUID is written.
+    pub uuid: Option<[u8; 16]>,
+    /// Type 4: the command set. It identifies nothing, but is a descriptor of the same list.
+    pub csi: Option<Csi>,
+}
+
+impl NamespaceIds {
+    /// Writes the list, UUID first, which is what hosts prefer; the rest of the page is zero.
+    pub fn emit(&self, page: &mut [u8; PAGE_BYTES]) {
+        *page = [0; PAGE_BYTES];
+        let mut rest: &mut [u8] = page;
+        let csi = self.csi.map(|csi| [csi.0]);
+        let descriptors = [
+            (3, self.uuid.as_ref().map(<[u8; 16]>::as_slice)),
+            (2, self.nguid.as_ref().map(<[u8; 16]>::as_slice)),
+            (1, self.eui64.as_ref().map(<[u8; 8]>::as_slice)),
+            (4, csi.as_ref().map(<[u8; 1]>::as_slice)),
+        ];
+        for (kind, id) in descriptors {
+            let Some(id) = id else { continue };
+            let Some((to, left)) = rest.split_at_mut_checked(4 + id.len()) else { return };
+            to[0] = kind;
+            to[1] = id.len() as u8;
+            to[4..].copy_from_slice(id);
+            rest = left;
+        }
+    }
+
+    /// Reads the list to its end. Unknown types and known ones of a wrong length are skipped; of
+    /// two descriptors of one type the later counts.
+    pub fn parse(page: &[u8; PAGE_BYTES]) -> Self {
+        let mut ids = Self::default();
+        let mut rest: &[u8] = page;
+        while let [kind, len, _, _, tail @ ..] = rest {
+            let Some((id, left)) = tail.split_at_checked((*len).into()) else { break };
+            if id.is_empty() {
+                break;
+            }
+            match kind {
+                1 => ids.eui64 = id.try_into().ok().or(ids.eui64),
+                2 => ids.nguid = id.try_into().ok().or(ids.nguid),
+                3 => ids.uuid = id.try_into().ok().or(ids.uuid),
+                4 => {
+                    if let [csi] = id {
+                        ids.csi = Some(Csi(*csi));
+                    }
+                }
+                _ => {}
+            }
+            rest = left;
+        }
+        ids
+    }
+}
+
+/// Entries of a page that lists namespace ids.
+pub const NAMESPACES_PER_PAGE: usize = 1024;
+
+/// Ids of a page that lists controllers.
+pub const CONTROLLERS_PER_PAGE: usize = 2047;
+
+/// Writes an Active Namespace ID list (CNS 02h): the first 1024 of `sorted` above `after`. The ids
+/// must ascend and not be 0.
+pub fn emit_namespaces(
+    page: &mut [u8; PAGE_BYTES],
+    after: u32,
+    sorted: impl IntoIterator<Item = u32>,
+) {
+    *page = [0; PAGE_BYTES];
+    let ids = sorted.into_iter().filter(|&id| id > after);
+    for (to, id) in page.chunks_exact_mut(4).zip(ids) {
+        LittleEndian::write_u32(to, id);
+    }
+}
+
+/// The ids of an Active Namespace ID list, in order, up to the first 0.
+pub fn namespaces(page: &[u8; PAGE_BYTES]) -> impl Iterator<Item = u32> + '_ {
+    crate::nsids(page)
+}
+
+/// Writes a Controller List (CNS 12h, 13h): the first 2047 of `sorted` from `first` on. The ids
+/// must ascend.
+pub fn emit_controllers(
+    page: &mut [u8; PAGE_BYTES],
+    first: u16,
+    sorted: impl IntoIterator<Item = u16>,
+) {
+    *page = [0; PAGE_BYTES];
+    let (count, list) = page.split_at_mut(2);
+    let ids = sorted.into_iter().filter(|&id| id >= first);
+    let mut written = 0;
+    for (to, id) in list.chunks_exact_mut(2).zip(ids) {
+        LittleEndian::write_u16(to, id);
+        written += 1;
+    }
+    LittleEndian::write_u16(count, written);
+}
+
+/// The ids of a Controller List: as many as it counts, at most 2047.
+pub fn controllers(page: &[u8; PAGE_BYTES]) -> impl Iterator<Item = u16> + '_ {
+    let (count, list) = page.split_at(2);
+    list.chunks_exact(2).map(LittleEndian::read_u16).take(LittleEndian::read_u16(count).into())
+}
+
+/// Writes an Identify I/O Command Set page (CNS 1Ch): the first 512 of `combinations`, each a bit
+/// vector in which bit n stands for command set identifier n.
+pub fn emit_command_sets(page: &mut [u8; PAGE_BYTES], combinations: impl IntoIterator<Item = u64>) {
+    *page = [0; PAGE_BYTES];
+    for (to, vector) in page.chunks_exact_mut(8).zip(combinations) {
+        LittleEndian::write_u64(to, vector);
+    }
+}
+
+/// The combinations of an Identify I/O Command Set page, up to the first 0.
+pub fn command_sets(page: &[u8; PAGE_BYTES]) -> impl Iterator<Item = u64> + '_ {
+    page.chunks_exact(8).map(LittleEndian::read_u64).take_while(|&vector| vector != 0)
+}

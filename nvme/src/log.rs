@@ -1,0 +1,462 @@
+//! Log pages, and the command that reads them.
+//!
+//! Source: NVMe Base Specification 2.0, "Get Log Page command" and the log page sections below it.
+
+use byteorder::{ByteOrder, LittleEndian};
+
+use crate::identify::{Csi, NAMESPACES_PER_PAGE};
+use crate::{AdminOpcode, NSID_ALL, NqnField, PAGE_BYTES, Sgl, Sqe, Status, Text};
+
+open_enum! {
+    /// Log page identifier.
+    pub struct LogId(u8) {
+        SUPPORTED_PAGES = 0x00, "Supported Log Pages";
+        ERROR = 0x01, "Error Information";
+        SMART = 0x02, "SMART / Health Information";
+        FIRMWARE_SLOT = 0x03, "Firmware Slot Information";
+        CHANGED_NAMESPACES = 0x04, "Changed Namespace List";
+        EFFECTS = 0x05, "Commands Supported and Effects";
+        DEVICE_SELF_TEST = 0x06, "Device Self-test";
+        TELEMETRY_HOST = 0x07, "Telemetry Host-Initiated";
+        TELEMETRY_CONTROLLER = 0x08, "Telemetry Controller-Initiated";
+        ENDURANCE_GROUP = 0x09, "Endurance Group Information";
+        PREDICTABLE_LATENCY = 0x0A, "Predictable Latency Per NVM Set";
+        PREDICTABLE_LATENCY_EVENTS = 0x0B, "Predictable Latency Event Aggregate";
+        ANA = 0x0C, "Asymmetric Namespace Access";
+        PERSISTENT_EVENT = 0x0D, "Persistent Event Log";
+        LBA_STATUS = 0x0E, "LBA Status Information";
+        ENDURANCE_GROUP_EVENTS = 0x0F, "Endurance Group Event Aggregate";
+        MEDIA_UNIT_STATUS = 0x10, "Media Unit Status";
+        SUPPORTED_CAPACITY = 0x11, "Supported Capacity Configuration List";
+        FEATURE_EFFECTS = 0x12, "Feature Identifiers Supported and Effects";
+        MI_EFFECTS = 0x13, "NVMe-MI Commands Supported and Effects";
+        LOCKDOWN = 0x14, "Command and Feature Lockdown";
+        BOOT_PARTITION = 0x15, "Boot Partition";
+        DISCOVERY = 0x70, "Discovery";
+        RESERVATION_NOTIFICATION = 0x80, "Reservation Notification";
+        SANITIZE_STATUS = 0x81, "Sanitize Status";
+    }
+}
+
+/// Fields of a Get Log Page command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct GetLogPage {
+    /// Which log.
+    pub lid: LogId,
+    /// Namespace id; [`NSID_ALL`] or 0 for the log of the controller.
+    pub nsid: u32,
+    /// Log specific parameter, 7 bits.
+    pub lsp: u8,
+    /// Retain asynchronous event: reading does not acknowledge.
+    pub rae: bool,
+    /// Log specific identifier.
+    pub lsi: u16,
+    /// Number of dwords, minus one, all 32 bits of it.
+    pub numd_z: u32,
+    /// Log page offset: bytes, or an index where `offset_is_index`.
+    pub lpo: u64,
+    /// The offset counts entries rather than bytes.
+    pub offset_is_index: bool,
+    /// Command set.
+    pub csi: Csi,
+    /// UUID index, 7 bits.
+    pub uuid_index: u8,
+}
+
+impl GetLogPage {
+    /// Reads `dwords` dwords (at least 1) of log `lid` from byte `offset`, without acknowledging an
+    /// event.
+    pub fn new(lid: LogId, offset: u64, dwords: u32) -> Self {
+        Self { lid, lpo: offset, numd_z: dwords.saturating_sub(1), rae: true, ..Self::default() }
+    }
+
+    /// Reads dwords 1 and 10 to 14.
+    pub const fn parse(command: &Sqe) -> Self {
+        Self {
+            lid: LogId(command.cdw10 as u8),
+            nsid: command.nsid,
+            lsp: (command.cdw10 >> 8 & 0x7F) as u8,
+            rae: command.cdw10 >> 15 & 1 == 1,
+            lsi: (command.cdw11 >> 16) as u16,
+            numd_z: command.cdw10 >> 16 | command.cdw11 << 16,
+            lpo: command.cdw12 as u64 | (command.cdw13 as u64) << 32,
+            offset_is_index: command.cdw14 >> 23 & 1 == 1,
+            csi: Csi((command.cdw14 >> 24) as u8),
+            uuid_index: (command.cdw14 & 0x7F) as u8,
+        }
+    }
+
+    /// The command, with its data where `data` says.
+    pub fn emit(&self, data: Sgl) -> Sqe {
+        Sqe {
+            nsid: self.nsid,
+            cdw10: u32::from(self.lid.0)
+                | u32::from(self.lsp & 0x7F) << 8
+                | u32::from(self.rae) << 15
+                | self.numd_z << 16,
+            cdw11: self.numd_z >> 16 | u32::from(self.lsi) << 16,
+            cdw12: self.lpo as u32,
+            cdw13: (self.lpo >> 32) as u32,
+            cdw14: u32::from(self.uuid_index & 0x7F)
+                | u32::from(self.offset_is_index) << 23
+                | u32::from(self.csi.0) << 24,
+            ..Sqe::admin(AdminOpcode::GET_LOG_PAGE).with_sgl(data)
+        }
+    }
+
+    /// Length asked for in bytes: 4 to 2^34.
+    pub const fn len_bytes(&self) -> u64 {
+        (self.numd_z as u64 + 1) * 4
+    }
+}
+
+bits! {
+    /// What the Supported Log Pages log says of one page.
+    pub struct LogSupport(u32) {
+        /// The page is supported.
+        supported with_supported: bool = 0, 1;
+        /// An index may be given as the offset.
+        index_offset with_index_offset: bool = 1, 1;
+        /// Specific to the page.
+        specific with_specific: u16 = 16, 16;
+    }
+}
+
+wire! {
+    /// Supported Log Pages (00h), 1024 bytes.
+    pub struct SupportedPages[1024] {
+        /// One entry for each log page identifier.
+        pages: [LogSupport; 256] = 0,
+    }
+}
+
+wire! {
+    /// Entry of the Error Information log (01h), 64 bytes. The newest comes first.
+    pub struct ErrorEntry[64] {
+        /// Number of the error, from 1 up over the life of the controller; 0 no entry.
+        error_count: u64 = 0,
+        /// Submission queue of the command; FFFFh for none.
+        sqid: u16 = 8,
+        /// Id of the command; FFFFh for none.
+        cid: u16 = 10,
+        /// Its status, in the bits of a completion.
+        status: Status = 12,
+        /// Where the wrong parameter is: byte in bits 7:0, bit in 10:8; FFFFh for nowhere.
+        parameter: u16 = 14,
+        /// First logical block concerned.
+        lba: u64 = 16,
+        /// Namespace.
+        nsid: u32 = 24,
+        /// Log page with more; 0 for none.
+        vendor_log: u8 = 28,
+        /// Transport type, as in the Discovery log; 0 when the error is not of a transport.
+        trtype: TransportType = 29,
+        /// Command set.
+        csi: Csi = 30,
+        /// Opcode.
+        opcode: u8 = 31,
+        /// Command specific information.
+        command_info: u64 = 32,
+        /// Transport specific information.
+        transport_info: u16 = 40,
+        /// Version of the entry: 0 or 1, from which on `csi` and `opcode` are valid.
+        version: u8 = 63,
+    }
+}
+
+bits! {
+    /// Critical warnings of the SMART log.
+    pub struct CriticalWarning(u8) {
+        /// Spare capacity has fallen below the threshold.
+        spare with_spare: bool = 0, 1;
+        /// A temperature is beyond a threshold.
+        temperature with_temperature: bool = 1, 1;
+        /// Reliability is degraded.
+        reliability with_reliability: bool = 2, 1;
+        /// All media are read only.
+        read_only with_read_only: bool = 3, 1;
+        /// The volatile memory backup has failed.
+        backup_failed with_backup_failed: bool = 4, 1;
+        /// The persistent memory region has become read only or unreliable.
+        pmr with_pmr: bool = 5, 1;
+    }
+}
+
+wire! {
+    /// SMART / Health Information (02h), 512 bytes.
+    pub struct Smart[512] {
+        /// Critical warnings.
+        critical_warning: CriticalWarning = 0,
+        /// Composite temperature in kelvins.
+        temperature_k: u16 = 1,
+        /// Available spare in percent.
+        spare_percent: u8 = 3,
+        /// Threshold of available spare in percent.
+        spare_threshold_percent: u8 = 4,
+        /// Life used in percent; may exceed 100.
+        used_percent: u8 = 5,
+        /// Endurance group critical warning summary.
+        endurance_warning: u8 = 6,
+        /// Data read, in thousands of 512-byte units, rounded up.
+        data_units_read: u128 = 32,
+        /// Data written, in thousands of 512-byte units, rounded up.
+        data_units_written: u128 = 48,
+        /// Read commands.
+        host_reads: u128 = 64,
+        /// Write commands.
+        host_writes: u128 = 80,
+        /// Time with commands outstanding, in minutes.
+        busy_min: u128 = 96,
+        /// Power cycles.
+        power_cycles: u128 = 112,
+        /// Power-on hours.
+        power_on_hours: u128 = 128,
+        /// Unsafe shutdowns.
+        unsafe_shutdowns: u128 = 144,
+        /// Unrecovered data integrity errors.
+        media_errors: u128 = 160,
+        /// Entries ever made in the Error Information log.
+        error_entries: u128 = 176,
+        /// Time at or above the warning temperature, in minutes.
+        warning_temperature_min: u32 = 192,
+        /// Time at or above the critical temperature, in minutes.
+        critical_temperature_min: u32 = 196,
+        /// Temperature sensors 1 to 8, in kelvins; 0 not there.
+        sensors_k: [u16; 8] = 200,
+        /// Transitions to light throttling.
+        tmt1_transitions: u32 = 216,
+        /// Transitions to heavy throttling.
+        tmt2_transitions: u32 = 220,
+        /// Time of light throttling in seconds.
+        tmt1_s: u32 = 224,
+        /// Time of heavy throttling in seconds.
+        tmt2_s: u32 = 228,
+    }
+}
+
+wire! {
+    /// Firmware Slot Information (03h), 512 bytes.
+    pub struct FirmwareSlots[512] {
+        /// Bits 2:0 active slot, 6:4 slot that becomes active with the next reset (0 the same).
+        afi: u8 = 0,
+        /// Revisions in slots 1 to 7; all zero for an empty one.
+        revisions: [Text<8>; 7] = 8,
+    }
+}
+
+bits! {
+    /// What a command does, in the Commands Supported and Effects log.
+    pub struct CommandEffects(u32) {
+        /// CSUPP: supported.
+        supported with_supported: bool = 0, 1;
+        /// LBCC: may change logical block content.
+        lbcc with_lbcc: bool = 1, 1;
+        /// NCC: may change namespace capabilities.
+        ncc with_ncc: bool = 2, 1;
+        /// NIC: may change the inventory of namespaces.
+        nic with_nic: bool = 3, 1;
+        /// CCC: may change controller capabilities.
+        ccc with_ccc: bool = 4, 1;
+        /// CSE: 0 no restriction, 1 one command at a time per namespace, 2 per controller.
+        cse with_cse: u8 = 16, 3;
+        /// A UUID may be selected.
+        uuid with_uuid: bool = 19, 1;
+        /// CSP: scope; 0 not told.
+        scope with_scope: u16 = 20, 12;
+    }
+}
+
+wire! {
+    /// Commands Supported and Effects (05h), 4096 bytes.
+    pub struct Effects[page 4096] {
+        /// Admin commands by opcode.
+        admin: [CommandEffects; 256] = 0,
+        /// I/O commands by opcode.
+        io: [CommandEffects; 256] = 1024,
+    }
+}
+
+/// Writes a Changed Namespace List (04h): the ids, which must ascend and not be 0; when there are
+/// more than 1024, FFFFFFFFh alone.
+pub fn emit_changed_namespaces(page: &mut [u8; PAGE_BYTES], sorted: impl IntoIterator<Item = u32>) {
+    *page = [0; PAGE_BYTES];
+    for (i, id) in sorted.into_iter().enumerate() {
+        if i == NAMESPACES_PER_PAGE {
+            *page = [0; PAGE_BYTES];
+            LittleEndian::write_u32(page, NSID_ALL);
+            return;
+        }
+        if let Some(to) = page.chunks_exact_mut(4).nth(i) {
+            LittleEndian::write_u32(to, id);
+        }
+    }
+}
+
+/// The ids of a Changed Namespace List; [`NSID_ALL`] alone when there were too many to list.
+pub fn changed_namespaces(page: &[u8; PAGE_BYTES]) -> impl Iterator<Item = u32> + '_ {
+    crate::nsids(page)
+}
+
+wire! {
+    /// Header of the Asymmetric Namespace Access log (0Ch), 16 bytes.
+    pub struct AnaHeader[16] {
+        /// Change count.
+        chgcnt: u64 = 0,
+        /// Group descriptors that follow.
+        ngrps: u16 = 8,
+    }
+}
+
+wire! {
+    /// Group descriptor of the Asymmetric Namespace Access log, 32 bytes, followed by the group's
+    /// namespace ids (4 bytes each, ascending).
+    pub struct AnaGroup[32] {
+        /// Group id, from 1.
+        grpid: u32 = 0,
+        /// Namespace ids that follow.
+        nnsids: u32 = 4,
+        /// Change count.
+        chgcnt: u64 = 8,
+        /// State, bits 3:0.
+        state: AnaState = 16,
+    }
+}
+
+open_enum! {
+    /// Asymmetric namespace access state.
+    pub struct AnaState(u8) {
+        OPTIMIZED = 0x1, "optimized";
+        NON_OPTIMIZED = 0x2, "non-optimized";
+        INACCESSIBLE = 0x3, "inaccessible";
+        PERSISTENT_LOSS = 0x4, "persistent-loss";
+        CHANGE = 0xF, "change";
+    }
+}
+
+wire! {
+    /// Header of the Discovery log (70h), 1024 bytes; the records follow.
+    pub struct DiscoveryHeader[1024] {
+        /// Generation counter: grows with every change.
+        genctr: u64 = 0,
+        /// Number of records; may be 0.
+        numrec: u64 = 8,
+        /// Record format, 0.
+        recfmt: u16 = 16,
+    }
+}
+
+open_enum! {
+    /// Transport type.
+    pub struct TransportType(u8) {
+        UNSPECIFIED = 0x00, "unspecified";
+        RDMA = 0x01, "rdma";
+        FC = 0x02, "fc";
+        TCP = 0x03, "tcp";
+        LOOP = 0xFE, "loop";
+    }
+}
+
+open_enum! {
+    /// Address family.
+    pub struct AddressFamily(u8) {
+        UNSPECIFIED = 0x00, "unspecified";
+        IPV4 = 0x01, "ipv4";
+        IPV6 = 0x02, "ipv6";
+        INFINIBAND = 0x03, "infiniband";
+        FC = 0x04, "fibre-channel";
+        LOOP = 0xFE, "loop";
+    }
+}
+
+open_enum! {
+    /// What a discovery record leads to.
+    pub struct SubsystemType(u8) {
+        REFERRAL = 0x01, "discovery subsystem referral";
+        NVM = 0x02, "nvme subsystem";
+        CURRENT_DISCOVERY = 0x03, "current discovery subsystem";
+    }
+}
+
+open_enum! {
+    /// RDMA QP service type.
+    pub struct RdmaQpType(u8) {
+        CONNECTED = 0x01, "connected";
+        DATAGRAM = 0x02, "datagram";
+    }
+}
+
+open_enum! {
+    /// RDMA provider type.
+    pub struct RdmaProvider(u8) {
+        UNSPECIFIED = 0x01, "not specified";
+        INFINIBAND = 0x02, "infiniband";
+        ROCE = 0x03, "roce";
+        ROCE_V2 = 0x04, "roce-v2";
+        IWARP = 0x05, "iwarp";
+    }
+}
+
+open_enum! {
+    /// RDMA connection management service.
+    pub struct RdmaCms(u8) {
+        RDMA_CM = 0x01, "rdma-cm";
+    }
+}
+
+bits! {
+    /// Transport requirements.
+    pub struct Treq(u8) {
+        /// Secure channel: 0 not specified, 1 required, 2 not required.
+        secure_channel with_secure_channel: u8 = 0, 2;
+        /// The host may disable submission queue flow control.
+        sq_flow_control_disable with_sq_flow_control_disable: bool = 2, 1;
+    }
+}
+
+bits! {
+    /// Entry flags.
+    pub struct EntryFlags(u16) {
+        /// DUPRETINFO: another address returns the same information.
+        duplicate with_duplicate: bool = 0, 1;
+        /// EPCSD: explicit persistent connections to the discovery service are supported.
+        persistent with_persistent: bool = 1, 1;
+        /// NCC: no controller of a central discovery service is connected.
+        ncc with_ncc: bool = 2, 1;
+    }
+}
+
+wire! {
+    /// Record of the Discovery log, 1024 bytes.
+    pub struct DiscoveryEntry[1024] {
+        /// Transport.
+        trtype: TransportType = 0,
+        /// Family of `traddr`.
+        adrfam: AddressFamily = 1,
+        /// What the record leads to.
+        subtype: SubsystemType = 2,
+        /// Requirements.
+        treq: Treq = 3,
+        /// Port of the subsystem, a number of its own choice.
+        portid: u16 = 4,
+        /// Controller id; FFFFh dynamic, FFFEh static.
+        cntlid: u16 = 6,
+        /// Largest admin queue in entries, at least 32; not zero-based.
+        asqsz: u16 = 8,
+        /// Flags.
+        eflags: EntryFlags = 10,
+        /// Transport service: for RDMA the port number in decimal.
+        trsvcid: Text<32> = 32,
+        /// Name of the subsystem.
+        subnqn: NqnField = 256,
+        /// Address, as text.
+        traddr: Text<256> = 512,
+        /// RDMA: service type.
+        rdma_qptype: RdmaQpType = 768,
+        /// RDMA: provider.
+        rdma_prtype: RdmaProvider = 769,
+        /// RDMA: connection management.
+        rdma_cms: RdmaCms = 770,
+        /// RDMA: partition key; InfiniBand only.
+        rdma_pkey: u16 = 776,
+    }
+}
