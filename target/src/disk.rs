@@ -1,4 +1,15 @@
 //! The disk seam: what a queue asks of the backing store of a namespace.
+//!
+//! `backing` is an opened store, `open` how it gets opened, `flight` the life of one operation as
+//! a state machine without I/O, `errno` what failures are called. The ring drives them.
+
+mod backing;
+mod errno;
+pub(crate) mod flight;
+mod open;
+
+pub use backing::{Backing, BackingConfig, BackingKind, Geometry, Kind, OpenError, Space};
+pub use errno::{Doing, status_of};
 
 use nvme::status::Status;
 use rdma::{Buf, Tag};

@@ -1,0 +1,371 @@
+//! Opening files and devices, and the sentences for when that cannot be done.
+
+use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use nix::sys::stat::{major, minor};
+
+use super::backing::{Backing, BackingConfig, Geometry, Kind, OpenError, Space};
+
+/// Files and devices are named by a C `off_t`.
+const MAX_BYTES: u64 = i64::MAX as u64;
+/// As large as any logical block, and what buffers are aligned to.
+const PAGE_BYTES: usize = 4096;
+
+pub(super) fn open_path(
+    path: &Path,
+    size: Option<u64>,
+    config: &BackingConfig,
+) -> Result<Backing, OpenError> {
+    let name = path.display().to_string();
+    if let Some(size) = size {
+        check_shape(&name, size, config.block_size_bytes)?;
+    }
+    let (file, created) = match fs::metadata(path) {
+        Ok(meta) => (open_existing(path, &name, &meta, config)?, false),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            (create(path, &name, size, config)?, true)
+        }
+        Err(error) => return Err(failed(&format!("cannot look at {name}"), &error)),
+    };
+    lock(&file, &name, config.read_only)?;
+    match inspect(&file, path, &name, size, config) {
+        Ok((kind, bytes)) => finish(kind, file, name, bytes, config),
+        Err(error) => {
+            if created {
+                // Made a moment ago by us, locked by us, and unusable: leave no trace.
+                let _ = fs::remove_file(path);
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Size and block size make sense together.
+pub(super) fn check_shape(name: &str, size: u64, block: u32) -> Result<(), OpenError> {
+    if block != 512 && block != 4096 {
+        return Err(OpenError(format!(
+            "{name}: block size {block} is not supported; set block_size to 512 or 4096"
+        )));
+    }
+    let unit = u64::from(block);
+    if size == 0 || size > MAX_BYTES {
+        return Err(OpenError(format!(
+            "{name}: a size of {size} bytes cannot be served; choose one from {unit} to {MAX_BYTES}"
+        )));
+    }
+    if !size.is_multiple_of(unit) {
+        let below = size - size % unit;
+        return Err(OpenError(format!(
+            "{name}: {size} bytes is not a whole number of blocks of {unit} bytes; use {} bytes{}",
+            below.max(unit),
+            if unit == 4096 && size.is_multiple_of(512) { ", or block_size = 512" } else { "" }
+        )));
+    }
+    Ok(())
+}
+
+fn open_existing(
+    path: &Path,
+    name: &str,
+    meta: &Metadata,
+    config: &BackingConfig,
+) -> Result<File, OpenError> {
+    let what = match meta.file_type() {
+        kind if kind.is_file() => None,
+        kind if kind.is_block_device() => None,
+        kind if kind.is_dir() => Some("a directory"),
+        kind if kind.is_char_device() => Some("a character device"),
+        kind if kind.is_fifo() => Some("a named pipe"),
+        kind if kind.is_socket() => Some("a socket"),
+        _ => Some("neither a file nor a block device"),
+    };
+    if let Some(what) = what {
+        return Err(OpenError(format!(
+            "{name} is {what}; a namespace needs a regular file or a block device, so give the \
+             path of one"
+        )));
+    }
+    let exclusive = if meta.file_type().is_block_device() { libc::O_EXCL } else { 0 };
+    OpenOptions::new()
+        .read(true)
+        .write(!config.read_only)
+        .custom_flags(libc::O_DIRECT | exclusive)
+        .open(path)
+        .map_err(|error| refused(path, name, meta.dev(), &error))
+}
+
+/// Creates a missing file: sparse, ours alone, and on disk (file and directory entry) before
+/// anything is served from it.
+fn create(
+    path: &Path,
+    name: &str,
+    size: Option<u64>,
+    config: &BackingConfig,
+) -> Result<File, OpenError> {
+    if let Ok(link) = fs::read_link(path) {
+        return Err(OpenError(format!(
+            "{name} is a symbolic link to {}, which does not exist, and no file is created \
+             through a link; create the file there or correct the link",
+            link.display()
+        )));
+    }
+    let Some(size) = size else {
+        return Err(OpenError(format!(
+            "{name} does not exist; correct the path, or give a size to have the file created"
+        )));
+    };
+    if config.read_only {
+        return Err(OpenError(format!(
+            "{name} does not exist and a read-only namespace is not created; correct the path or \
+             remove read_only"
+        )));
+    }
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let dev = fs::metadata(parent)
+        .map_err(|error| failed(&format!("cannot create {name}"), &error))?
+        .dev();
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .custom_flags(libc::O_DIRECT)
+        .open(path)
+        .map_err(|error| {
+            // Some file systems create first and refuse O_DIRECT afterwards: the empty file that
+            // they leave behind would be taken for a namespace of the wrong size next time.
+            if error.raw_os_error() == Some(libc::EINVAL)
+                && fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file() && meta.len() == 0)
+            {
+                let _ = fs::remove_file(path);
+            }
+            refused(path, name, dev, &error)
+        })?;
+    let made = file
+        .set_len(size)
+        .and_then(|()| file.sync_all())
+        .and_then(|()| File::open(parent)?.sync_all());
+    made.map_err(|error| {
+        let _ = fs::remove_file(path);
+        failed(&format!("cannot give the new file {name} its {size} bytes"), &error)
+    })?;
+    Ok(file)
+}
+
+/// Whether an opened store can be served; gives its kind and size.
+fn inspect(
+    file: &File,
+    path: &Path,
+    name: &str,
+    size: Option<u64>,
+    config: &BackingConfig,
+) -> Result<(Kind, u64), OpenError> {
+    let looked = |error| failed(&format!("cannot look at {name}"), &error);
+    let meta = file.metadata().map_err(looked)?;
+    let kind = if meta.file_type().is_block_device() { Kind::Device } else { Kind::File };
+    let bytes = match kind {
+        Kind::Device => (&mut &*file).seek(SeekFrom::End(0)).map_err(looked)?,
+        _ => meta.len(),
+    };
+    if let Some(wanted) = size
+        && wanted != bytes
+    {
+        return Err(OpenError(format!(
+            "{name} has {bytes} bytes but the configuration says {wanted}; it is never grown or \
+             shrunk behind your back: set the size to {bytes}, or change the {} yourself{}",
+            if kind == Kind::Device { "device" } else { "file" },
+            if bytes == 0 {
+                " (an empty file may simply be removed: it is created anew)"
+            } else {
+                ""
+            }
+        )));
+    }
+    check_shape(name, bytes, config.block_size_bytes)?;
+    probe_alignment(file, path, name, meta.dev(), config.block_size_bytes)?;
+    Ok((kind, bytes))
+}
+
+fn finish(
+    kind: Kind,
+    file: File,
+    name: String,
+    bytes: u64,
+    config: &BackingConfig,
+) -> Result<Backing, OpenError> {
+    let meta =
+        file.metadata().map_err(|error| failed(&format!("cannot look at {name}"), &error))?;
+    let mut backing = Backing::assemble(kind, Some(file), name, bytes, config);
+    if kind == Kind::Device {
+        let queue = DeviceQueue::of(meta.rdev());
+        backing.volatile_cache = queue.text("write_cache").as_deref() != Some("write through");
+        backing.geometry = Geometry {
+            physical_block_bytes: queue.number("physical_block_size"),
+            optimal_io_bytes: queue.number("optimal_io_size"),
+            discard_granularity_bytes: queue.number("discard_granularity"),
+        };
+        // Without this limit the kernel refuses to punch into a device (it never falls back to
+        // writing zeros for that).
+        if queue.text("write_zeroes_max_bytes").as_deref() == Some("0") {
+            backing.refuse(Space::Punch);
+        }
+    } else {
+        let block = u32::try_from(meta.blksize()).unwrap_or(0);
+        backing.geometry = Geometry {
+            physical_block_bytes: block,
+            optimal_io_bytes: 0,
+            discard_granularity_bytes: block,
+        };
+        backing.probe_punch();
+    }
+    Ok(backing)
+}
+
+/// One daemon a store: a lock that ends with the descriptor. Readers share it.
+fn lock(file: &File, name: &str, read_only: bool) -> Result<(), OpenError> {
+    let locked = if read_only { file.try_lock_shared() } else { file.try_lock() };
+    match locked {
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => {
+            let holder = file.metadata().ok().and_then(|meta| lock_holder(&meta));
+            let holder = holder.map_or_else(String::new, |pid| format!(" (process {pid})"));
+            Err(OpenError(format!(
+                "{name} is in use by another nvmfd{holder}, or by another namespace of this one: \
+                 a lock on it is held; serve it from one place only"
+            )))
+        }
+        Err(TryLockError::Error(error)) => Err(failed(
+            &format!("cannot lock {name}, which guards it against being served twice"),
+            &error,
+        )),
+    }
+}
+
+/// The process that holds a lock on this inode, as `/proc/locks` tells:
+/// `1: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF`.
+fn lock_holder(meta: &Metadata) -> Option<u32> {
+    let wanted = format!("{:02x}:{:02x}:{}", major(meta.dev()), minor(meta.dev()), meta.ino());
+    let locks = fs::read_to_string("/proc/locks").ok()?;
+    locks.lines().find_map(|line| {
+        let mut words = line.split_whitespace().skip_while(|word| *word != "FLOCK");
+        let (pid, inode) = (words.nth(3)?, words.next()?);
+        (inode == wanted).then(|| pid.parse().ok())?
+    })
+}
+
+/// Tries a direct read of one block: the one question whose answer holds for every file system,
+/// device and kernel. (`statx` knows the alignment since 6.1, for some file systems.)
+fn probe_alignment(
+    file: &File,
+    path: &Path,
+    name: &str,
+    dev: u64,
+    block: u32,
+) -> Result<(), OpenError> {
+    let mut scratch = vec![0u8; 2 * PAGE_BYTES];
+    let start = scratch.as_ptr().align_offset(PAGE_BYTES).min(PAGE_BYTES);
+    let window = &mut scratch[start..start + block as usize];
+    match file.read_at(window, 0) {
+        Ok(_) => Ok(()),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) && block == 512 => {
+            Err(OpenError(format!(
+                "{name}: direct I/O in blocks of 512 bytes is refused by the {}: {error}; set \
+                 block_size = 4096",
+                place(path, dev)
+            )))
+        }
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Err(OpenError(format!(
+            "{name}: direct I/O in blocks of {block} bytes is refused by the {}: {error}; use a \
+             file system or device with smaller sectors",
+            place(path, dev)
+        ))),
+        Err(error) => Err(failed(&format!("cannot read the first block of {name}"), &error)),
+    }
+}
+
+/// Opening failed. EINVAL is how a file system says that it has no direct I/O.
+fn refused(path: &Path, name: &str, dev: u64, error: &io::Error) -> OpenError {
+    match error.raw_os_error() {
+        Some(libc::EINVAL | libc::EOPNOTSUPP) => OpenError(format!(
+            "cannot open {name} for direct I/O (O_DIRECT): the {} refuses it: {error}; put the \
+             file on ext4, XFS or btrfs, or serve a block device",
+            place(path, dev)
+        )),
+        _ => failed(&format!("cannot open {name}"), error),
+    }
+}
+
+/// Where a path lives, in words.
+fn place(path: &Path, dev: u64) -> String {
+    if fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device()) {
+        return "device".to_owned();
+    }
+    match file_system(dev) {
+        Some(kind) => format!("file system ({kind})"),
+        None => "file system".to_owned(),
+    }
+}
+
+/// The type of the file system that is mounted from device `dev`:
+/// `36 35 98:0 /root /mount rw shared:1 - ext4 /dev/sda rw`.
+fn file_system(dev: u64) -> Option<String> {
+    let wanted = format!("{}:{}", major(dev), minor(dev));
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    mounts.lines().find_map(|line| {
+        let (mount, source) = line.split_once(" - ")?;
+        let matches = mount.split(' ').nth(2) == Some(wanted.as_str());
+        matches.then(|| source.split(' ').next().map(str::to_owned))?
+    })
+}
+
+/// What was tried, what the system said, what to do.
+fn failed(tried: &str, error: &io::Error) -> OpenError {
+    let remedy = match error.raw_os_error().unwrap_or(0) {
+        libc::EACCES | libc::EPERM => {
+            "run nvmfd as a user who may use it, change its permissions, or set read_only = true \
+             if only writing is denied"
+        }
+        libc::ENOENT | libc::ENOTDIR => "create the directory first, or correct the path",
+        libc::EROFS => "set read_only = true, or choose a writable file system",
+        libc::EBUSY => "it is mounted or in use elsewhere: unmount it or choose another",
+        libc::ETXTBSY => "it is in use as a program or for swapping: choose another",
+        libc::ENOSPC | libc::EDQUOT => "free space on the file system, or choose another",
+        libc::EFBIG => "choose a smaller size: the file system cannot hold such a file",
+        libc::EMFILE | libc::ENFILE => "raise the limit of open files (systemd: LimitNOFILE=)",
+        libc::ELOOP => "correct the symbolic links on the path",
+        libc::ENXIO | libc::ENODEV => "there is no device behind it: check that it is attached",
+        libc::ENOLCK | libc::EOPNOTSUPP | libc::ENOSYS => {
+            "use a file system that supports locks, or a block device"
+        }
+        libc::EIO => "the disk reports an error: see the kernel log",
+        _ => "see the kernel log for more",
+    };
+    OpenError(format!("{tried}: {error}; {remedy}"))
+}
+
+/// A block device's limits in sysfs.
+struct DeviceQueue(Option<String>);
+
+impl DeviceQueue {
+    fn of(rdev: u64) -> DeviceQueue {
+        let device = format!("/sys/dev/block/{}:{}", major(rdev), minor(rdev));
+        // A partition has no queue of its own: it is its disk's, one folder up.
+        let queues = [format!("{device}/queue"), format!("{device}/../queue")];
+        DeviceQueue(queues.into_iter().find(|queue| Path::new(queue).is_dir()))
+    }
+
+    fn text(&self, limit: &str) -> Option<String> {
+        let text = fs::read_to_string(format!("{}/{limit}", self.0.as_ref()?)).ok()?;
+        Some(text.trim().to_owned())
+    }
+
+    fn number(&self, limit: &str) -> u32 {
+        self.text(limit).and_then(|text| text.parse().ok()).unwrap_or(0)
+    }
+}

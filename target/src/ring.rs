@@ -1,0 +1,766 @@
+//! `Ring`: io_uring, the one thing a reactor sleeps on.
+//!
+//! Disk operations, readiness of foreign descriptors (the fabric's, the mailbox's) and the next
+//! deadline are all waited for in one place. Data go between the disk and the very buffers that
+//! the fabric moves: the pool's region is registered with the ring, so nothing is copied.
+//!
+//! ```text
+//! Disk::submit ─► queue ─► flights (a slot each, at most `ops`) ─► kernel ─► reap ─► Done
+//!                             ▲                                      │
+//!                             └──── the rest of it, once more ◄──────┘
+//! ```
+//!
+//! # How the unsafe code is fenced
+//!
+//! The kernel writes into memory behind the compiler's back, so three things must hold for every
+//! address it is given, and each is settled in one place:
+//!
+//! * *It lies in the pool's mapping.* [`Memory::locate`] alone makes addresses of buffers, after a
+//!   check of the bounds. (Zeros are written from a second, private mapping that nobody else has.)
+//! * *Nobody else looks.* The [`Buf`] moves into the flight and comes out with its completion; a
+//!   flight leaves its slot only when the kernel has no part in it.
+//! * *It stays mapped.* `Memory` holds the `Arc<Region>`. `Drop` waits for everything that the
+//!   kernel still has; should a disk never answer, the mapping is leaked rather than released.
+//!
+//! Descriptors stay open because each flight's backing is kept until its last flight is home. A
+//! slot of the kernel's table of files is given to a new backing only after that, so an operation
+//! that a kernel worker picks up late never meets another namespace's file.
+#![expect(unsafe_code, reason = "entries for the kernel name memory and files by number")]
+
+use std::collections::VecDeque;
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use io_uring::types::{Fd, Fixed, FsyncFlags, SubmitArgs, Timespec};
+use io_uring::{Builder, IoUring, opcode, squeue};
+use nvme::status::Status;
+use rdma::{Buf, Pool, PoolPlan, Region, Tag};
+
+use crate::disk::flight::{Flight, Step, ZEROS_BYTES};
+use crate::disk::{Backing, BackingId, Disk, Done, Kind, Op, Space};
+
+/// The kernel takes no fixed buffer above 1 GiB: larger regions are registered in pieces.
+const CHUNK_SHIFT: u32 = 30;
+/// Submission entries: a batch larger than this takes another system call.
+const MAX_BATCH: u32 = 256;
+/// Room for completions that are not disk operations: readiness and cancellations.
+const SPARE_COMPLETIONS: u32 = 64;
+/// How long the end of a ring waits for disks before it gives its memory up.
+const FAREWELL: Duration = Duration::from_secs(30);
+
+/// Marks the user data of a watch; the rest is its index. Other user data are flight slots.
+const WATCH: u64 = 1 << 63;
+/// User data of entries whose completion says nothing.
+const NOBODY: u64 = u64::MAX;
+
+/// How large a ring is to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RingLimits {
+    /// Operations that the kernel has at once, and for which room is reserved to wait behind
+    /// them: the reactor's slots, all queues together. 1 to 32768.
+    pub ops: u32,
+    /// Backings: every [`BackingId`] is below this.
+    pub backings: u32,
+}
+
+/// What a ring has done since it was made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RingStats {
+    /// Reads and writes on registered memory: no copy, no pinning.
+    pub fixed: u64,
+    /// Reads and writes that named memory by address: the region is not registered (see the log),
+    /// a window crosses a 1 GiB boundary, or zeros are written.
+    pub plain: u64,
+    /// Synchronisations.
+    pub syncs: u64,
+    /// Operations on space.
+    pub spaces: u64,
+    /// Steps after an operation's first: the rest of short transfers, retries, fallbacks.
+    pub again: u64,
+    /// System calls.
+    pub enters: u64,
+}
+
+/// An io_uring of one reactor. It stays on the thread that made it.
+pub struct Ring {
+    io: IoUring,
+    memory: Memory,
+    attachments: Vec<Option<Attachment>>,
+    /// By [`BackingId`]: index into `attachments`.
+    by_id: Vec<Option<u32>>,
+    /// Slots in the kernel's table of files.
+    files: u32,
+    flights: Vec<Option<Flight>>,
+    free: Vec<u32>,
+    /// Not yet in a slot.
+    queue: VecDeque<Flight>,
+    /// In a slot, and to be given to the kernel (again).
+    again: VecDeque<u32>,
+    /// Home without the kernel's help.
+    ready: VecDeque<Done>,
+    watches: Vec<Watch>,
+    in_kernel: usize,
+    stats: RingStats,
+    complaints: u64,
+    /// The kernel accepts entries from the creating thread only.
+    _not_send: PhantomData<*const ()>,
+}
+
+impl std::fmt::Debug for Ring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ring").field("stats", &self.stats).finish_non_exhaustive()
+    }
+}
+
+/// A backing at this ring, from `attach` until its last operation is home.
+struct Attachment {
+    backing: Arc<Backing>,
+    id: u32,
+    /// Its slot `id` of the kernel's table of files is its own.
+    fixed: bool,
+    flights: u32,
+    /// Detached: takes no new operations.
+    leaving: bool,
+}
+
+/// A descriptor whose readiness ends a sleep.
+struct Watch {
+    fd: RawFd,
+    token: u32,
+    state: WatchState,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum WatchState {
+    /// The entry is free.
+    Free,
+    /// Has fired, or was never armed.
+    Idle,
+    /// To be armed with the next submission.
+    Wanted,
+    /// The kernel watches.
+    Armed,
+    /// To be cancelled with the next submission.
+    Unwanted,
+    /// The kernel has been told to stop.
+    Cancelled,
+}
+
+/// The memory that entries name.
+struct Memory {
+    region: Arc<Region>,
+    /// Zeros to write where a store cannot make them. A private mapping, never handed out.
+    zeros: Arc<Region>,
+    /// Whether the region is registered.
+    registered: bool,
+}
+
+/// A piece of the region for the kernel: its address, and the registered chunk it lies in.
+struct Place {
+    addr: *mut u8,
+    chunk: Option<u16>,
+}
+
+impl Memory {
+    /// `len` bytes of a buffer, `skip` bytes into its window; none when that leaves the region.
+    fn locate(&self, buf: &Buf, skip: u32, len: u32) -> Option<Place> {
+        if skip.checked_add(len)? > buf.len() {
+            return None;
+        }
+        let start = buf.offset().checked_add(u64::from(skip))?;
+        let end = start.checked_add(u64::from(len))?;
+        let size = u64::try_from(self.region.len()).ok()?;
+        if end > size || len == 0 {
+            return None;
+        }
+        let addr = self.region.addr().checked_add(usize::try_from(start).ok()?)?;
+        let (first, last) = (start >> CHUNK_SHIFT, (end - 1) >> CHUNK_SHIFT);
+        let chunk = if self.registered && first == last { u16::try_from(first).ok() } else { None };
+        Some(Place { addr: std::ptr::with_exposed_provenance_mut(addr), chunk })
+    }
+
+    /// Overwrites a buffer's window with zeros.
+    fn clear(&self, buf: &Buf) {
+        let Some(place) = self.locate(buf, 0, buf.len()) else { return };
+        // SAFETY: `locate` proved that the window lies in the mapping, which `self` keeps; we own
+        // the Buf that alone may touch these bytes, and no kernel operation has it.
+        unsafe { place.addr.write_bytes(0, buf.len() as usize) };
+    }
+}
+
+impl Ring {
+    /// Makes a ring for the calling thread, with `region` registered.
+    ///
+    /// Where the system's limit of locked memory forbids the registration, the ring works without
+    /// it, a little slower, and says so in the log.
+    ///
+    /// # Errors
+    /// The system has no io_uring, or forbids it; the text says what to do.
+    pub fn new(region: Arc<Region>, limits: RingLimits) -> io::Result<Ring> {
+        let io = set_up(limits.ops.clamp(1, 32768))?;
+        let registered = register_region(&io, &region)?;
+        let files = register_files(&io, limits.backings);
+        let ops = limits.ops.clamp(1, 32768);
+        let zeros = Pool::new(PoolPlan {
+            cells: 0,
+            receives: 0,
+            lead_bytes: 0,
+            tail_bytes: 0,
+            data_bytes: u64::from(ZEROS_BYTES),
+            largest_bytes: ZEROS_BYTES,
+        })?
+        .region();
+        let room = ops as usize;
+        Ok(Ring {
+            io,
+            memory: Memory { region, zeros, registered },
+            attachments: Vec::with_capacity(limits.backings as usize),
+            by_id: vec![None; limits.backings as usize],
+            files,
+            flights: (0..ops).map(|_| None).collect(),
+            free: (0..ops).rev().collect(),
+            queue: VecDeque::with_capacity(room),
+            again: VecDeque::with_capacity(room),
+            ready: VecDeque::with_capacity(room),
+            watches: Vec::with_capacity(8),
+            in_kernel: 0,
+            stats: RingStats::default(),
+            complaints: 0,
+            _not_send: PhantomData,
+        })
+    }
+
+    /// Makes a backing known under `id`; one that had this id before is detached.
+    ///
+    /// # Errors
+    /// The id is not below [`RingLimits::backings`].
+    pub fn attach(&mut self, id: BackingId, backing: Arc<Backing>) -> io::Result<()> {
+        self.detach(id);
+        let Some(entry) = self.by_id.get_mut(id.0 as usize) else {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("backing {} is beyond this ring's table", id.0),
+            ));
+        };
+        // The slot may still belong to a predecessor on its way out; then this one goes without.
+        let taken = self.attachments.iter().flatten().any(|other| other.fixed && other.id == id.0);
+        let fixed = match backing.fd() {
+            Some(fd) if !taken && id.0 < self.files => {
+                self.io.submitter().register_files_update(id.0, &[fd]).is_ok()
+            }
+            _ => false,
+        };
+        let attachment = Some(Attachment { backing, id: id.0, fixed, flights: 0, leaving: false });
+        let index = match self.attachments.iter().position(Option::is_none) {
+            Some(index) => {
+                self.attachments[index] = attachment;
+                index
+            }
+            None => {
+                self.attachments.push(attachment);
+                self.attachments.len() - 1
+            }
+        };
+        *entry = u32::try_from(index).ok();
+        Ok(())
+    }
+
+    /// Takes a backing out. New operations on `id` come home as Invalid Namespace; those under way
+    /// complete normally, and the ring lets the backing go with the last of them.
+    pub fn detach(&mut self, id: BackingId) {
+        let Some(index) = self.by_id.get_mut(id.0 as usize).and_then(Option::take) else { return };
+        if let Some(attachment) = &mut self.attachments[index as usize] {
+            attachment.leaving = true;
+        }
+        self.release(index);
+    }
+
+    /// Has the readiness (for reading) of `fd` end the next sleeps and be reported by
+    /// [`Ring::reap`] as `token`, once. Call it before each sleep: it acts only when the last
+    /// report has been made.
+    pub fn watch(&mut self, fd: RawFd, token: u32) {
+        let known = self.watches.iter_mut().find(|watch| {
+            watch.fd == fd
+                && watch.token == token
+                && matches!(watch.state, WatchState::Idle | WatchState::Wanted | WatchState::Armed)
+        });
+        if let Some(watch) = known {
+            if watch.state == WatchState::Idle {
+                watch.state = WatchState::Wanted;
+            }
+            return;
+        }
+        let watch = Watch { fd, token, state: WatchState::Wanted };
+        match self.watches.iter_mut().find(|watch| watch.state == WatchState::Free) {
+            Some(free) => *free = watch,
+            None => self.watches.push(watch),
+        }
+    }
+
+    /// Ends the watch of `fd`. The kernel lets go of the descriptor with the next submission;
+    /// until then a closed socket would keep its port.
+    pub fn unwatch(&mut self, fd: RawFd) {
+        for watch in self.watches.iter_mut().filter(|watch| watch.fd == fd) {
+            watch.state = match watch.state {
+                WatchState::Idle | WatchState::Wanted | WatchState::Free => WatchState::Free,
+                WatchState::Armed | WatchState::Unwanted => WatchState::Unwanted,
+                WatchState::Cancelled => WatchState::Cancelled,
+            };
+        }
+    }
+
+    /// Gives the kernel what is queued: one system call, none when nothing is.
+    pub fn submit(&mut self) {
+        self.fill();
+        if !self.io.submission().is_empty() {
+            self.enter(0, None);
+        }
+    }
+
+    /// Submits, then waits until something has completed or `until` has come. Returns at once
+    /// when completions are there already.
+    pub fn sleep(&mut self, until: Option<Instant>, now: Instant) {
+        self.fill();
+        let patience = until.map(|until| until.saturating_duration_since(now));
+        let work_left = !self.ready.is_empty() || !self.again.is_empty();
+        if work_left || patience == Some(Duration::ZERO) {
+            self.enter(0, None);
+        } else {
+            self.enter(1, patience);
+        }
+    }
+
+    /// Appends what has come home to `done` and the tokens of what has become readable to `woken`.
+    /// Does not block. Reserve room for all slots in both once, and no call allocates.
+    pub fn reap(&mut self, done: &mut Vec<Done>, woken: &mut Vec<u32>) {
+        done.extend(self.ready.drain(..));
+        let submission = self.io.submission();
+        let (deferred, overflown) = (submission.taskrun(), submission.cq_overflow());
+        drop(submission);
+        if deferred || overflown {
+            self.enter(0, None);
+        }
+        let mut batch = [(0u64, 0i32); 32];
+        loop {
+            let mut count = 0;
+            for (place, entry) in batch.iter_mut().zip(self.io.completion()) {
+                *place = (entry.user_data(), entry.result());
+                count += 1;
+            }
+            for &(user_data, answer) in &batch[..count] {
+                self.on_completion(user_data, answer, done, woken);
+            }
+            if count < batch.len() {
+                return;
+            }
+        }
+    }
+
+    /// Operations submitted and not yet handed back.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.flights.len() - self.free.len() + self.queue.len() + self.ready.len()
+    }
+
+    /// What it has done so far.
+    #[must_use]
+    pub fn stats(&self) -> RingStats {
+        self.stats
+    }
+
+    fn on_completion(
+        &mut self,
+        user_data: u64,
+        answer: i32,
+        done: &mut Vec<Done>,
+        woken: &mut Vec<u32>,
+    ) {
+        if user_data == NOBODY {
+            return;
+        }
+        if user_data & WATCH != 0 {
+            self.on_watch((user_data & !WATCH) as usize, woken);
+            return;
+        }
+        let slot = user_data as usize;
+        let Some(flight) = self.flights.get_mut(slot).and_then(Option::as_mut) else { return };
+        self.in_kernel -= 1;
+        let attached = self.attachments[flight.attachment as usize].as_ref();
+        let outcome = match attached {
+            Some(attachment) => flight.advance(answer, &attachment.backing),
+            None => Some(Err(Status::INTERNAL_ERROR.with_dnr())),
+        };
+        match outcome {
+            None => {
+                self.stats.again += 1;
+                self.again.push_back(slot as u32);
+            }
+            Some(outcome) => done.extend(self.land(slot as u32, outcome)),
+        }
+    }
+
+    fn on_watch(&mut self, index: usize, woken: &mut Vec<u32>) {
+        let Some(watch) = self.watches.get_mut(index) else { return };
+        watch.state = match watch.state {
+            WatchState::Unwanted | WatchState::Cancelled => WatchState::Free,
+            _ => {
+                // A failed poll is reported as well: whoever owns the descriptor finds out why.
+                woken.push(watch.token);
+                WatchState::Idle
+            }
+        };
+    }
+
+    /// Ends a flight and frees its slot.
+    fn land(&mut self, slot: u32, outcome: Result<(), Status>) -> Option<Done> {
+        let flight = self.flights[slot as usize].take()?;
+        self.free.push(slot);
+        let index = flight.attachment;
+        if let Some(attachment) = &mut self.attachments[index as usize] {
+            attachment.flights -= 1;
+            if attachment.leaving {
+                self.release(index);
+            }
+        }
+        Some(flight.done(outcome))
+    }
+
+    /// Forgets a leaving attachment whose last flight is home.
+    fn release(&mut self, index: u32) {
+        let entry = &mut self.attachments[index as usize];
+        let Some(attachment) = entry.take_if(|it| it.leaving && it.flights == 0) else { return };
+        if attachment.fixed {
+            let cleared = self.io.submitter().register_files_update(attachment.id, &[-1]);
+            if let Err(error) = cleared {
+                tracing::warn!(
+                    "{}: the ring keeps its file open: {error}",
+                    attachment.backing.name()
+                );
+            }
+        }
+    }
+
+    /// Writes entries for all that is to be done, as long as there is room.
+    fn fill(&mut self) {
+        for index in 0..self.watches.len() {
+            let watch = &self.watches[index];
+            let user_data = WATCH | index as u64;
+            let (entry, next) = match watch.state {
+                WatchState::Wanted => (
+                    opcode::PollAdd::new(Fd(watch.fd), libc::POLLIN as u32)
+                        .build()
+                        .user_data(user_data),
+                    WatchState::Armed,
+                ),
+                WatchState::Unwanted => (
+                    opcode::AsyncCancel::new(user_data).build().user_data(NOBODY),
+                    WatchState::Cancelled,
+                ),
+                _ => continue,
+            };
+            // SAFETY: these entries name no memory; a descriptor that has been closed meanwhile
+            // only makes the poll fail.
+            if !unsafe { self.push(&entry) } {
+                return;
+            }
+            self.watches[index].state = next;
+        }
+        while let Some(slot) = self.again.pop_front() {
+            if !self.issue(slot) {
+                self.again.push_front(slot);
+                return;
+            }
+        }
+        while !self.queue.is_empty() {
+            let Some(slot) = self.free.pop() else { return };
+            self.flights[slot as usize] = self.queue.pop_front();
+            if !self.issue(slot) {
+                self.again.push_back(slot);
+                return;
+            }
+        }
+    }
+
+    /// Gives a flight's next step to the kernel; false when there is no room for it now.
+    fn issue(&mut self, slot: u32) -> bool {
+        let Some((step, entry)) = self.next_entry(slot) else {
+            tracing::error!("a buffer that is not of this ring's pool, or an operation astray");
+            let done = self.land(slot, Err(Status::INTERNAL_ERROR.with_dnr()));
+            self.ready.extend(done);
+            return true;
+        };
+        let plain = matches!(entry.get_opcode() as u8, opcode::Read::CODE | opcode::Write::CODE);
+        // SAFETY: the entry's memory is the flight's own Buf (checked by `locate`) or the zeros,
+        // both mapped while `self.memory` lives, and Drop outwaits the kernel. The Buf stays in
+        // the flight, and the flight in its slot, until this entry's completion.
+        if !unsafe { self.push(&entry.user_data(u64::from(slot))) } {
+            return false;
+        }
+        self.in_kernel += 1;
+        match step {
+            Step::Sync => self.stats.syncs += 1,
+            Step::Space { .. } => self.stats.spaces += 1,
+            _ if plain => self.stats.plain += 1,
+            _ => self.stats.fixed += 1,
+        }
+        true
+    }
+
+    /// A flight's next step, and the entry that says so to the kernel.
+    fn next_entry(&mut self, slot: u32) -> Option<(Step, squeue::Entry)> {
+        let flight = self.flights[slot as usize].as_mut()?;
+        let attachment = self.attachments[flight.attachment as usize].as_ref()?;
+        let step = flight.step(&attachment.backing);
+        let entry = entry_for(step, flight.buf(), attachment, &self.memory)?;
+        Some((step, entry))
+    }
+
+    /// Queues an entry, making room by a submission when there is none.
+    ///
+    /// # Safety
+    /// The memory that the entry names stays mapped, and untouched by others, until it completes.
+    unsafe fn push(&mut self, entry: &squeue::Entry) -> bool {
+        for _ in 0..2 {
+            // SAFETY: the caller's promise.
+            if unsafe { self.io.submission().push(entry) }.is_ok() {
+                return true;
+            }
+            self.enter(0, None);
+        }
+        false
+    }
+
+    /// One system call: submits everything queued and waits for `want` completions.
+    fn enter(&mut self, want: usize, patience: Option<Duration>) {
+        self.stats.enters += 1;
+        let result = match patience {
+            None => self.io.submit_and_wait(want),
+            Some(patience) => {
+                let until = Timespec::from(patience);
+                self.io.submitter().submit_with_args(want, &SubmitArgs::new().timespec(&until))
+            }
+        };
+        let Err(error) = result else { return };
+        // Time is up; a signal came; completions must be reaped first; memory is short just now.
+        // In all of these what was not submitted stays queued for the next turn.
+        let passing = [libc::ETIME, libc::EINTR, libc::EBUSY, libc::EAGAIN];
+        if !error.raw_os_error().is_some_and(|errno| passing.contains(&errno)) {
+            self.complaints = self.complaints.wrapping_add(1);
+            if self.complaints.is_power_of_two() {
+                tracing::error!("io_uring_enter: {error}; so far {} times", self.complaints);
+            }
+        }
+    }
+}
+
+impl Disk for Ring {
+    fn submit(&mut self, backing: BackingId, tag: Tag, op: Op) {
+        let index = self.by_id.get(backing.0 as usize).copied().flatten();
+        let attached = index
+            .and_then(|index| Some((index, self.attachments.get_mut(index as usize)?.as_mut()?)));
+        let Some((index, attachment)) = attached else {
+            let gone = Err(Status::INVALID_NAMESPACE.with_dnr());
+            self.ready.push_back(Flight::new(u32::MAX, tag, op).done(gone));
+            return;
+        };
+        let flight = Flight::new(index, tag, op);
+        if let Some(outcome) = flight.shortcut(&attachment.backing) {
+            if attachment.backing.kind() == Kind::Null
+                && flight.is_read()
+                && let Some(buf) = flight.buf()
+            {
+                self.memory.clear(buf);
+            }
+            self.ready.push_back(flight.done(outcome));
+            return;
+        }
+        attachment.flights += 1;
+        self.queue.push_back(flight);
+    }
+}
+
+impl Drop for Ring {
+    /// Takes everything back from the kernel before the memory may go.
+    fn drop(&mut self) {
+        self.queue.clear();
+        for watch in &mut self.watches {
+            if watch.state == WatchState::Armed {
+                watch.state = WatchState::Unwanted;
+            } else if watch.state != WatchState::Cancelled {
+                watch.state = WatchState::Free;
+            }
+        }
+        let (mut done, mut woken) = (Vec::new(), Vec::new());
+        let deadline = Instant::now() + FAREWELL;
+        loop {
+            self.again.clear();
+            let watching = self.watches.iter().any(|watch| watch.state != WatchState::Free);
+            let now = Instant::now();
+            if self.in_kernel == 0 && !watching {
+                return;
+            }
+            if now >= deadline {
+                break;
+            }
+            self.sleep(Some(now + Duration::from_millis(100)), now);
+            self.reap(&mut done, &mut woken);
+        }
+        tracing::error!(
+            "{} disk operations did not come back within {FAREWELL:?}: their memory stays taken",
+            self.in_kernel
+        );
+        std::mem::forget((Arc::clone(&self.memory.region), Arc::clone(&self.memory.zeros)));
+    }
+}
+
+/// The entry for a step; none when the buffer does not hold what the step says.
+fn entry_for(
+    step: Step,
+    buf: Option<&Buf>,
+    attachment: &Attachment,
+    memory: &Memory,
+) -> Option<squeue::Entry> {
+    let fd = Fd(attachment.backing.fd()?);
+    let slot = attachment.fixed.then_some(Fixed(attachment.id));
+    Some(match step {
+        Step::Read { at, skip, len } => {
+            let Place { addr, chunk } = memory.locate(buf?, skip, len)?;
+            match (slot, chunk) {
+                (Some(slot), Some(chunk)) => {
+                    opcode::ReadFixed::new(slot, addr, len, chunk).offset(at).build()
+                }
+                (None, Some(chunk)) => {
+                    opcode::ReadFixed::new(fd, addr, len, chunk).offset(at).build()
+                }
+                (Some(slot), None) => opcode::Read::new(slot, addr, len).offset(at).build(),
+                (None, None) => opcode::Read::new(fd, addr, len).offset(at).build(),
+            }
+        }
+        Step::Write { at, skip, len, durable } => {
+            let Place { addr, chunk } = memory.locate(buf?, skip, len)?;
+            let flags = if durable { libc::RWF_DSYNC } else { 0 };
+            match (slot, chunk) {
+                (Some(slot), Some(chunk)) => opcode::WriteFixed::new(slot, addr, len, chunk)
+                    .offset(at)
+                    .rw_flags(flags)
+                    .build(),
+                (None, Some(chunk)) => {
+                    opcode::WriteFixed::new(fd, addr, len, chunk).offset(at).rw_flags(flags).build()
+                }
+                (Some(slot), None) => {
+                    opcode::Write::new(slot, addr, len).offset(at).rw_flags(flags).build()
+                }
+                (None, None) => {
+                    opcode::Write::new(fd, addr, len).offset(at).rw_flags(flags).build()
+                }
+            }
+        }
+        Step::Zeros { at, len } => {
+            let addr = std::ptr::with_exposed_provenance(memory.zeros.addr());
+            opcode::Write::new(fd, addr, len.min(ZEROS_BYTES)).offset(at).build()
+        }
+        Step::Space { how, at, len } => {
+            let mode = match how {
+                Space::Punch => libc::FALLOC_FL_PUNCH_HOLE,
+                Space::ZeroRange => libc::FALLOC_FL_ZERO_RANGE,
+            };
+            let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
+            opcode::Fallocate::new(fd, len).offset(at).mode(mode).build()
+        }
+        Step::Sync => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
+    })
+}
+
+/// The best kind of ring that this kernel has.
+fn set_up(ops: u32) -> io::Result<IoUring> {
+    let batch = ops.min(MAX_BATCH).next_power_of_two();
+    let completions = (ops + SPARE_COMPLETIONS).max(2 * batch).next_power_of_two();
+    // Best first: 6.1 and later; 5.19; anything. EINVAL is the kernel's word for an unknown flag.
+    let ladder: [fn(&mut Builder); 3] = [
+        |builder| {
+            builder.setup_single_issuer().setup_defer_taskrun();
+            builder.setup_taskrun_flag().setup_submit_all();
+        },
+        |builder| {
+            builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
+        },
+        |_| (),
+    ];
+    let mut last = io::Error::from_raw_os_error(libc::EINVAL);
+    for rung in ladder {
+        let mut builder = IoUring::builder();
+        builder.setup_cqsize(completions);
+        rung(&mut builder);
+        match builder.build(batch) {
+            Ok(io) => return Ok(io),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => last = error,
+            Err(error) => return Err(explained(&error)),
+        }
+    }
+    Err(explained(&last))
+}
+
+/// An io_uring_setup error with its remedy.
+fn explained(error: &io::Error) -> io::Error {
+    let remedy = match error.raw_os_error().unwrap_or(0) {
+        libc::EPERM => {
+            "io_uring is forbidden here: set sysctl kernel.io_uring_disabled=0, or allow \
+             io_uring_setup in the seccomp profile of the container or service"
+        }
+        libc::ENOSYS => {
+            "this kernel, or the seccomp profile of the container, has no io_uring: use Linux 6.1 \
+             or later with CONFIG_IO_URING, and allow io_uring_setup"
+        }
+        libc::ENOMEM => "raise the limit of locked memory (systemd: LimitMEMLOCK=infinity)",
+        libc::EMFILE | libc::ENFILE => "raise the limit of open files (systemd: LimitNOFILE=)",
+        _ => "use Linux 6.1 or later",
+    };
+    io::Error::new(error.kind(), format!("cannot create an io_uring: {error}; {remedy}"))
+}
+
+/// Registers the region in pieces; false when the limit of locked memory forbids it.
+fn register_region(io: &IoUring, region: &Region) -> io::Result<bool> {
+    let chunk = 1usize << CHUNK_SHIFT;
+    let pieces: Vec<libc::iovec> = (0..region.len())
+        .step_by(chunk)
+        .map(|start| libc::iovec {
+            iov_base: std::ptr::with_exposed_provenance_mut(region.addr() + start),
+            iov_len: chunk.min(region.len() - start),
+        })
+        .collect();
+    // SAFETY: the pieces tile the region's mapping, which `Memory` keeps until the ring is closed;
+    // bytes in it are touched only through Bufs, which move to whoever may write them.
+    match unsafe { io.submitter().register_buffers(&pieces) } {
+        Ok(()) => Ok(true),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EPERM)) => {
+            tracing::warn!(
+                "the pool of {} bytes is not registered with the ring: {error}; disk transfers \
+                 cost a little more until the limit of locked memory is raised (ulimit -l, \
+                 systemd: LimitMEMLOCK=infinity)",
+                region.len()
+            );
+            Ok(false)
+        }
+        Err(error) => Err(io::Error::new(
+            error.kind(),
+            format!("cannot register the pool with the ring: {error}; see the kernel log"),
+        )),
+    }
+}
+
+/// Reserves a table of files; its size, or 0 when there is none (then descriptors do).
+fn register_files(io: &IoUring, backings: u32) -> u32 {
+    if backings == 0 {
+        return 0;
+    }
+    match io.submitter().register_files_sparse(backings) {
+        Ok(()) => backings,
+        Err(error) => {
+            tracing::info!("the ring works without registered files: {error}");
+            0
+        }
+    }
+}
