@@ -89,7 +89,6 @@ pub enum Work {
 
 impl Work {
     /// Gives the buffer back.
-    #[must_use]
     pub fn into_buf(self) -> Buf {
         match self {
             Work::Recv(buf)
@@ -100,7 +99,6 @@ impl Work {
     }
 
     /// The buffer that moves.
-    #[must_use]
     pub fn buf(&self) -> &Buf {
         match self {
             Work::Recv(buf)

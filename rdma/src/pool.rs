@@ -213,8 +213,8 @@ impl Pool {
         // SAFETY: a fresh private anonymous mapping at an address of the kernel's choice; it
         // overlaps nothing and is unmapped by Region alone.
         let base = unsafe { mmap_anonymous(None, size, prot, MapFlags::MAP_PRIVATE)? };
-        let units = u32::try_from(plan.data_section() / u64::from(PAGE_BYTES))
-            .map_err(io::Error::other)?;
+        let units =
+            u32::try_from(plan.data_section() / u64::from(PAGE_BYTES)).map_err(io::Error::other)?;
         let top = (plan.largest_bytes / PAGE_BYTES).trailing_zeros() as u8;
         Ok(Pool {
             id: NEXT.fetch_add(1, Ordering::Relaxed),

@@ -1,55 +1,491 @@
 //! rdma-core: InfiniBand, RoCE and iWARP adapters, and the kernel's own `rdma_rxe` and `siw`.
+//!
+//! ```text
+//! post ──► flights (slab) ──► flush: one chain, one doorbell a queue ──► device
+//!                                                                          │ completions
+//! batch ◄── ready (software events: connections, refused work, Gone) ◄─────┴──► batch
+//! ```
+//!
+//! Every device has one completion queue per fabric; a work request's id is the slot of its
+//! flight, so a completion finds its buffer without any search. The region is registered once per
+//! device, for local access only: no peer can address our memory. The one exception is iWARP,
+//! whose protocol makes the sink of a Read writable for the peer: there the exact window is
+//! registered for each Read, and deregistered before its completion is handed out.
+//!
+//! `poll` reads completion queues from memory. The connection manager costs a system call, so it
+//! is asked only after `arm` (twice: before and after the sleep) and at most once a millisecond
+//! otherwise; a busy loop makes no system calls of its own.
 
-use std::net::{IpAddr, SocketAddr};
-use std::os::fd::RawFd;
+mod cm;
+mod device;
+mod ffi;
+mod table;
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::{Event, Fabric, FabricError, Incoming, Qp, QpLimits, Region, Tag, Work};
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
-/// Whether an RDMA device of this machine owns `addr` (for an unspecified address: whether there
-/// is any). False also without rdma-core.
-#[must_use]
-pub fn owns(addr: IpAddr) -> bool {
-    let _ = addr;
-    false
+pub use cm::owns;
+use cm::{Connection, Lingerer};
+use device::{Device, entries};
+use ffi::{
+    Access, Api, CmId, DeviceKey, DeviceList, EventChannel, Harvest, IdKey, Mr, RecvChain,
+    SendChain, Verb,
+};
+use table::{Flight, Table};
+
+use crate::{
+    Completion, Event, Fabric, FabricError, Fault, Incoming, Qp, QpLimits, Reason, Region, Tag,
+    Work,
+};
+
+/// Completions fetched at once.
+const HARVEST: usize = 64;
+/// Interval of looking at connections in a loop that never sleeps.
+const CM_INTERVAL: Duration = Duration::from_millis(1);
+/// Bytes of a message that may travel in the work request: an NVMe response and its like.
+const INLINE_BYTES: u32 = 64;
+/// 0.64 ms, as an InfiniBand code.
+const RNR_TIMER: u8 = 12;
+/// Software events held back at most before connection requests wait in the kernel.
+const READY_MOST: usize = 1024;
+
+/// A device in use by this fabric.
+struct Attached {
+    device: Arc<Device>,
+    /// The system took it away; it goes with its last connection.
+    removed: bool,
 }
 
-/// The provider over rdma-core. One a reactor.
-#[derive(Debug)]
+/// The provider over rdma-core, one a reactor.
 pub struct Verbs {
-    _region: Arc<Region>,
+    // Dropped in this order: queue pairs and ids, then registrations, then devices.
+    connections: Vec<Option<Connection>>,
+    lingering: Vec<Lingerer>,
+    listeners: Vec<(SocketAddr, CmId)>,
+    by_id: HashMap<IdKey, Qp>,
+    /// Events that no completion queue holds. Declared before what its requests depend on.
+    ready: VecDeque<Event>,
+    flights: Table,
+    devices: Vec<Attached>,
+    channel: Arc<EventChannel>,
+    epoll: Epoll,
+    region: Arc<Region>,
+    /// Handles that may be used again, and those whose `Gone` the driver has in its hands.
+    vacant: Vec<Qp>,
+    departed: Vec<Qp>,
+    /// Queue pairs with work that is not handed over yet.
+    dirty: Vec<Qp>,
+    closing: Vec<Qp>,
+    harvest: Harvest,
+    sends: SendChain,
+    receives: RecvChain,
+    /// How often `poll` still asks the connection manager whatever the time.
+    cm_checks: u8,
+    cm_checked: Instant,
+    now: Instant,
+}
+
+impl std::fmt::Debug for Verbs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let devices: Vec<&str> =
+            self.devices.iter().map(|d| d.device.ability.name.as_str()).collect();
+        f.debug_struct("Verbs")
+            .field("devices", &devices)
+            .field("connections", &self.connections.iter().flatten().count())
+            .field("flights", &self.flights.len())
+            .finish_non_exhaustive()
+    }
 }
 
 impl Verbs {
-    /// Opens every RDMA device and registers `region` with each, for local access only.
+    /// Opens every RDMA device and registers `region` with each, for local access only. A device
+    /// that fails is left out with a warning as long as another works; a device that arrives
+    /// later is opened when its first connection is.
     ///
     /// # Errors
     /// rdma-core is not installed, there is no device, or the memory cannot be locked.
     pub fn new(region: Arc<Region>) -> Result<Verbs, FabricError> {
-        drop(region);
-        Err(FabricError("the verbs provider is not written yet".into()))
+        let api = Api::get().map_err(FabricError)?;
+        let channel = EventChannel::new(api).map_err(|e| no_device(Some(e)))?;
+        let failed = |e: Errno| FabricError(format!("cannot make an epoll instance: {}", e.desc()));
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?;
+        epoll.add(channel.fd(), EpollEvent::new(EpollFlags::EPOLLIN, 0)).map_err(failed)?;
+        let now = Instant::now();
+        let mut verbs = Verbs {
+            connections: Vec::new(),
+            lingering: Vec::new(),
+            listeners: Vec::new(),
+            by_id: HashMap::new(),
+            ready: VecDeque::with_capacity(READY_MOST),
+            flights: Table::default(),
+            devices: Vec::new(),
+            channel,
+            epoll,
+            region,
+            vacant: Vec::new(),
+            departed: Vec::new(),
+            dirty: Vec::new(),
+            closing: Vec::new(),
+            harvest: Harvest::new(HARVEST),
+            sends: SendChain::default(),
+            receives: RecvChain::default(),
+            cm_checks: 2,
+            cm_checked: now,
+            now,
+        };
+        verbs.attach_all(api)?;
+        Ok(verbs)
+    }
+
+    /// Names of the devices in use, for the log.
+    #[must_use]
+    pub fn devices(&self) -> Vec<String> {
+        self.devices.iter().map(|d| d.device.ability.name.clone()).collect()
+    }
+
+    fn attach_all(&mut self, api: &'static Api) -> Result<(), FabricError> {
+        let list = DeviceList::new(api).map_err(|e| no_device(Some(e)))?;
+        let mut first_error = None;
+        for context in list.contexts() {
+            if let Err(e) = self.attach(&context) {
+                tracing::warn!("{e}");
+                first_error.get_or_insert(e);
+            }
+        }
+        match self.devices.is_empty() {
+            true => Err(first_error.unwrap_or_else(|| no_device(None))),
+            false => Ok(()),
+        }
+    }
+
+    fn attach(&mut self, context: &Arc<ffi::Context>) -> Result<Arc<Device>, FabricError> {
+        let device = Arc::new(Device::new(context, &self.region)?);
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, 1);
+        self.epoll
+            .add(device.fd(), event)
+            .map_err(|e| FabricError(format!("cannot watch completions: {}", e.desc())))?;
+        self.devices.push(Attached { device: Arc::clone(&device), removed: false });
+        Ok(device)
+    }
+
+    /// The device of an id, opened when it is new.
+    fn device(&mut self, key: DeviceKey) -> Result<Arc<Device>, FabricError> {
+        if let Some(attached) = self.devices.iter().find(|d| d.device.key() == key) {
+            return Ok(Arc::clone(&attached.device));
+        }
+        let list = Api::get().map_err(FabricError)?;
+        let list = DeviceList::new(list).map_err(|e| no_device(Some(e)))?;
+        match list.contexts().iter().find(|context| context.key() == key) {
+            Some(context) => self.attach(context),
+            None => Err(no_device(None)),
+        }
+    }
+
+    fn connection(&mut self, qp: Qp) -> Option<&mut Connection> {
+        self.connections.get_mut(qp.0 as usize)?.as_mut()
+    }
+
+    /// Work requests promised to the connections of one device, or of all.
+    fn promised(&self, on: Option<DeviceKey>) -> u32 {
+        let ours = |c: &&Connection| on.is_none_or(|key| c.device.key() == key);
+        self.connections.iter().flatten().filter(ours).map(|c| entries(c.limits)).sum()
+    }
+
+    /// A flight has landed: its buffer goes to the driver, after any registration of its own.
+    fn land(&mut self, id: u64, outcome: Result<u32, Fault>) -> Option<Completion> {
+        let Some(Flight { qp, tag, work, sink }) = self.flights.take(id) else {
+            // Left over from a queue pair that had to be destroyed.
+            tracing::debug!(id, "stale completion");
+            return None;
+        };
+        drop(sink);
+        let mut died = false;
+        if let Some(connection) = self.connection(qp) {
+            match work {
+                Work::Recv(_) => connection.receives -= 1,
+                _ => connection.sends -= 1,
+            }
+            died = outcome.is_err() && !connection.dead;
+        }
+        if died {
+            self.kill(qp);
+        }
+        let outcome = match &work {
+            Work::Recv(buf) => outcome.map(|len| len.min(buf.len())),
+            other => outcome.map(|_| other.buf().len()),
+        };
+        Some(Completion { qp, tag, work, outcome })
+    }
+
+    /// As `land`, for what no completion queue will report.
+    fn come_home(&mut self, id: u64, outcome: Result<u32, Fault>) {
+        if let Some(completion) = self.land(id, outcome) {
+            self.ready.push_back(Event::Done(completion));
+        }
+    }
+
+    /// After the first fault nothing more is handed over, and everything posted flushes.
+    fn kill(&mut self, qp: Qp) {
+        if let Some(connection) = self.connection(qp) {
+            connection.dead = true;
+            let _ = connection.pair.stop();
+            self.recall(qp, Fault::Flushed);
+        }
+    }
+
+    /// Brings home what was posted but not handed over.
+    fn recall(&mut self, qp: Qp, fault: Fault) {
+        while let Some(id) = self.next_waiting(qp) {
+            self.come_home(id, Err(fault));
+        }
+    }
+
+    fn next_waiting(&mut self, qp: Qp) -> Option<u64> {
+        let connection = self.connections.get_mut(qp.0 as usize)?.as_mut()?;
+        let receive = self.flights.next(&mut connection.new_receives).map(|(id, _)| id);
+        receive.or_else(|| self.flights.next(&mut connection.new_sends).map(|(id, _)| id))
+    }
+
+    /// Hands the waiting work of one queue pair to its device.
+    fn ring(&mut self, qp: Qp) {
+        let Some(connection) = self.connections.get_mut(qp.0 as usize).and_then(Option::as_mut)
+        else {
+            return;
+        };
+        connection.dirty = false;
+        self.receives.clear();
+        while let Some((id, flight)) = self.flights.next(&mut connection.new_receives) {
+            self.receives.push(id, &connection.device.mr, window(&flight.work));
+        }
+        self.sends.clear();
+        let mut unregistered = None;
+        while let Some((id, flight)) = self.flights.next(&mut connection.new_sends) {
+            if let Err(e) = chain(&mut self.sends, id, flight, connection, &self.region) {
+                unregistered = Some((id, e));
+                break;
+            }
+        }
+        let mut refused = Vec::new();
+        if !self.receives.is_empty()
+            && let Err((taken, e)) = connection.pair.receive(&mut self.receives)
+        {
+            refused.extend(self.receives.ids(taken).map(|id| (id, e)));
+        }
+        if !self.sends.is_empty()
+            && let Err((taken, e)) = connection.pair.send(&mut self.sends)
+        {
+            refused.extend(self.sends.ids(taken).map(|id| (id, e)));
+        }
+        refused.extend(unregistered);
+        for (id, e) in refused {
+            tracing::debug!(qp = qp.0, "work request refused: {}", e.desc());
+            self.come_home(id, Err(Fault::Local(e as u32)));
+        }
+    }
+
+    fn poll_devices(&mut self, end: usize, batch: &mut Vec<Event>) {
+        for index in 0..self.devices.len() {
+            while batch.len() < end {
+                let Some(attached) = self.devices.get(index) else { return };
+                let most = end - batch.len();
+                let got = match attached.device.cq.poll(&mut self.harvest, most) {
+                    Ok(0) => break,
+                    Ok(got) => got,
+                    Err(e) => {
+                        tracing::error!("cannot poll completions: {}", e.desc());
+                        break;
+                    }
+                };
+                for entry in 0..got {
+                    let (id, outcome) = self.harvest.get(entry);
+                    batch.extend(self.land(id, outcome).map(Event::Done));
+                }
+            }
+        }
+        // Whichever device filled the batch this time is asked last the next time.
+        if batch.len() >= end && self.devices.len() > 1 {
+            self.devices.rotate_left(1);
+        }
+    }
+
+    fn deliver(&mut self, end: usize, batch: &mut Vec<Event>) {
+        while batch.len() < end {
+            let Some(event) = self.ready.pop_front() else { return };
+            if let Event::Gone(qp, _) = event {
+                self.departed.push(qp);
+            }
+            batch.push(event);
+        }
+    }
+
+    /// Brings work home that is not even registered as a flight.
+    fn refuse(&mut self, qp: Qp, tag: Tag, work: Work, fault: Fault) {
+        let done = Event::Done(Completion { qp, tag, work, outcome: Err(fault) });
+        match self.connection(qp) {
+            Some(_) => self.ready.push_back(done),
+            // Its `Gone` may be waiting in the queue and is to stay the last word.
+            None => self.ready.push_front(done),
+        }
+    }
+}
+
+impl AsFd for Verbs {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.0.as_fd()
     }
 }
 
 impl Fabric for Verbs {
     fn listen(&mut self, at: SocketAddr) -> Result<(), FabricError> {
-        Err(FabricError(format!("cannot listen on {at}: the verbs provider is not written yet")))
+        let id = cm::listen(&self.channel, at)?;
+        self.listeners.push((at, id));
+        Ok(())
     }
-    fn unlisten(&mut self, _at: SocketAddr) {}
-    fn open(&mut self, _incoming: Incoming, _limits: QpLimits) -> Result<Qp, FabricError> {
-        Err(FabricError("the verbs provider is not written yet".into()))
+
+    fn unlisten(&mut self, at: SocketAddr) {
+        self.listeners.retain(|(address, _)| *address != at);
     }
-    fn accept(&mut self, _qp: Qp, _private_data: &[u8]) {}
-    fn reject(&mut self, _incoming: Incoming, _private_data: &[u8]) {}
-    fn disconnect(&mut self, _qp: Qp) {}
-    fn post(&mut self, _qp: Qp, _tag: Tag, _work: Work) {}
-    fn flush(&mut self) {}
-    fn poll(&mut self, _now: Instant, _batch: &mut Vec<Event>) {}
+
+    fn open(&mut self, incoming: Incoming, limits: QpLimits) -> Result<Qp, FabricError> {
+        self.open_connection(incoming, limits)
+    }
+
+    fn accept(&mut self, qp: Qp, private_data: &[u8]) {
+        self.flush();
+        self.accept_connection(qp, private_data);
+    }
+
+    fn reject(&mut self, incoming: Incoming, private_data: &[u8]) {
+        cm::reject(incoming, private_data);
+    }
+
+    fn disconnect(&mut self, qp: Qp) {
+        self.close(qp, Reason::Local);
+    }
+
+    fn post(&mut self, qp: Qp, tag: Tag, work: Work) {
+        let Some(connection) = self.connections.get_mut(qp.0 as usize).and_then(Option::as_mut)
+        else {
+            return self.refuse(qp, tag, work, Fault::Flushed);
+        };
+        if connection.dead {
+            return self.refuse(qp, tag, work, Fault::Flushed);
+        }
+        let limits = connection.limits;
+        let (list, count, most) = match work {
+            Work::Recv(_) => {
+                (&mut connection.new_receives, &mut connection.receives, limits.receives)
+            }
+            _ => (&mut connection.new_sends, &mut connection.sends, limits.sends),
+        };
+        // More than was asked for would overflow the completion queue: the poster's mistake.
+        if *count >= most {
+            self.refuse(qp, tag, work, Fault::Local(Errno::ENOBUFS as u32));
+            return self.kill(qp);
+        }
+        *count += 1;
+        self.flights.insert(list, Flight { qp, tag, work, sink: None });
+        if !connection.dirty {
+            connection.dirty = true;
+            self.dirty.push(qp);
+        }
+    }
+
+    fn flush(&mut self) {
+        // Taken out for the loop, and put back for its capacity.
+        let mut dirty = std::mem::take(&mut self.dirty);
+        for qp in dirty.drain(..) {
+            self.ring(qp);
+        }
+        self.dirty = dirty;
+    }
+
+    fn poll(&mut self, now: Instant, batch: &mut Vec<Event>) {
+        self.now = now;
+        self.vacant.append(&mut self.departed);
+        let end = batch.len() + (batch.capacity() - batch.len()).max(1);
+        self.deliver(end, batch);
+        self.poll_devices(end, batch);
+        let due = self.cm_checks > 0 || now.duration_since(self.cm_checked) >= CM_INTERVAL;
+        if due && self.ready.len() < READY_MOST {
+            self.cm_checked = now;
+            self.poll_connections();
+        }
+        if !self.closing.is_empty() || !self.lingering.is_empty() {
+            self.advance_closing();
+        }
+        self.deliver(end, batch);
+    }
+
     fn arm(&mut self) -> Option<Instant> {
-        None
+        self.cm_checks = 2;
+        let mut soon = None;
+        for attached in &self.devices {
+            attached.device.cq.drain();
+            if let Err(e) = attached.device.cq.request_notify() {
+                // A queue that cannot announce itself is polled.
+                tracing::debug!("cannot arm the completion queue: {}", e.desc());
+                soon = Some(self.now + CM_INTERVAL);
+            }
+        }
+        self.next_deadline().into_iter().chain(soon).min()
     }
+
     fn fd(&self) -> RawFd {
-        -1
+        self.epoll.0.as_raw_fd()
     }
+}
+
+/// Appends one flight to a chain.
+fn chain(
+    sends: &mut SendChain,
+    id: u64,
+    flight: &mut Flight,
+    connection: &Connection,
+    region: &Arc<Region>,
+) -> Result<(), Errno> {
+    let device = &connection.device;
+    let at = window(&flight.work);
+    match &flight.work {
+        Work::Recv(_) => {}
+        Work::Send { invalidate, .. } => {
+            let invalidate = invalidate.filter(|_| device.ability.invalidate);
+            let inline = at.1 > 0 && at.1 <= connection.pair.inline();
+            sends.push(id, Verb::Send { invalidate }, &device.mr, at, inline);
+        }
+        Work::Write { to, .. } => {
+            let verb = Verb::Write { addr: to.addr, key: to.key };
+            sends.push(id, verb, &device.mr, at, false);
+        }
+        Work::Read { from, .. } => {
+            let verb = Verb::Read { addr: from.addr, key: from.key };
+            if device.ability.iwarp && at.1 > 0 {
+                let sink = Mr::new(&device.pd, region, at.0, at.1.into(), Access::ReadSink)?;
+                sends.push(id, verb, flight.sink.insert(Box::new(sink)), at, false);
+            } else {
+                sends.push(id, verb, &device.mr, at, false);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Offset and length of the bytes that move.
+fn window(work: &Work) -> (u64, u32) {
+    (work.buf().offset(), work.buf().len())
+}
+
+fn no_device(e: Option<Errno>) -> FabricError {
+    let system = e.map(|e| format!(" ({})", e.desc())).unwrap_or_default();
+    FabricError(format!(
+        "no RDMA device{system}: `rdma link` lists them; for an adapter load its driver and \
+         ib_uverbs and rdma_ucm (package rdma-core), for a software device `modprobe rdma_rxe` and \
+         `rdma link add rxe0 type rxe netdev eth0`, or use the soft provider"
+    ))
 }

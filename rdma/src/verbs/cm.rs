@@ -1,0 +1,374 @@
+//! Connections: librdmacm's events, and the life of a queue pair from request to `Gone`.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+
+use super::Verbs;
+use super::device::Device;
+use super::ffi::{Api, CmEvent, CmId, CmKind, ConnectParam, DeviceList, EventChannel, QueuePair};
+use super::table::Fifo;
+use crate::{Event, FabricError, Fault, Incoming, Qp, QpLimits, Reason};
+
+/// Requests that the kernel keeps for us while we are busy.
+const BACKLOG: i32 = 128;
+/// Events of the connection manager taken at once.
+const EVENTS_AT_ONCE: usize = 32;
+/// How long a stopped queue pair may take to flush. None of the devices we know takes longer than
+/// an instant; after that the queue pair is destroyed, which has the same effect.
+const FLUSH_LIMIT: Duration = Duration::from_secs(2);
+/// How long an id stays after we said goodbye, so that the kernel repeats a lost message.
+const LINGER: Duration = Duration::from_secs(5);
+/// Ids that may linger at once.
+const LINGERERS: usize = 256;
+
+/// Where a connection is in its life.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    Opened,
+    Accepted,
+    Up,
+    Closing { reason: Reason, deadline: Instant, linger: bool },
+}
+
+/// One queue pair.
+pub(super) struct Connection {
+    // The queue pair goes before its id.
+    pub(super) pair: QueuePair,
+    id: Arc<CmId>,
+    pub(super) device: Arc<Device>,
+    /// Its reads are what was granted, not what was wished for.
+    pub(super) limits: QpLimits,
+    phase: Phase,
+    /// Nothing more is handed to the device.
+    pub(super) dead: bool,
+    /// On the list of queue pairs that `flush` visits.
+    pub(super) dirty: bool,
+    /// Posted and not yet home.
+    pub(super) receives: u32,
+    pub(super) sends: u32,
+    /// Posted and not yet handed to the device.
+    pub(super) new_receives: Fifo,
+    pub(super) new_sends: Fifo,
+}
+
+/// An id whose queue pair is gone, until the peer confirms.
+pub(super) struct Lingerer {
+    id: Arc<CmId>,
+    until: Instant,
+}
+
+/// Whether an RDMA device of this machine owns `addr` (for an unspecified address: whether there
+/// is any). False also without rdma-core, so it answers "which provider" without more ado.
+#[must_use]
+pub fn owns(addr: IpAddr) -> bool {
+    let Ok(api) = Api::get() else { return false };
+    if addr.is_unspecified() {
+        return DeviceList::new(api).is_ok_and(|list| !list.contexts().is_empty());
+    }
+    let Ok(channel) = EventChannel::new(api) else { return false };
+    let Ok(id) = CmId::new(&channel) else { return false };
+    id.bind(SocketAddr::new(addr, 0)).is_ok() && id.device().is_some()
+}
+
+/// A listener, or a sentence about why not.
+pub(super) fn listen(channel: &Arc<EventChannel>, at: SocketAddr) -> Result<CmId, FabricError> {
+    let attempt = || {
+        let id = CmId::new(channel)?;
+        id.bind(at)?;
+        id.listen(BACKLOG)?;
+        Ok(id)
+    };
+    attempt().map_err(|e: Errno| {
+        let why = match e {
+            Errno::EADDRINUSE => "another listener has this address and port",
+            Errno::EADDRNOTAVAIL => "the address is not one of this machine's",
+            Errno::ENODEV => {
+                "no RDMA device owns this address; see `rdma link`, or use the soft provider"
+            }
+            Errno::EACCES => "ports below 1024 need CAP_NET_BIND_SERVICE",
+            other => other.desc(),
+        };
+        FabricError(format!("cannot listen on {at} with verbs: {why}"))
+    })
+}
+
+/// Refuses a request. Failure means that the peer has gone, which is the same.
+pub(super) fn reject(incoming: Incoming, private_data: &[u8]) {
+    if let Ok(id) = incoming.into_handle().downcast::<CmId>() {
+        let _ = id.reject(private_data);
+    }
+}
+
+impl Verbs {
+    /// Takes over a request: its queue pair, on the device it arrived at.
+    pub(super) fn open_connection(
+        &mut self,
+        incoming: Incoming,
+        limits: QpLimits,
+    ) -> Result<Qp, FabricError> {
+        let (remote, offered) = (incoming.remote, incoming.reads);
+        let failed = |what: &str, e: Errno| {
+            FabricError(format!("cannot take the connection from {remote}: {what}: {}", e.desc()))
+        };
+        let handle = incoming.into_handle().downcast::<CmId>();
+        let mut id = *handle.map_err(|_| failed("it is another provider's", Errno::EINVAL))?;
+        if !id.is_on(&self.channel) {
+            id.migrate(&self.channel).map_err(|e| failed("moving it to its reactor", e))?;
+        }
+        let key = id.device().ok_or_else(|| failed("its device is gone", Errno::ENODEV))?;
+        let device = self.device(key)?;
+        let limits = QpLimits {
+            receives: limits.receives.max(1),
+            sends: limits.sends.max(1),
+            reads: device.reads(offered, limits.reads),
+        };
+        device.admit(limits, self.promised(Some(key)))?;
+        let id = Arc::new(id);
+        let pair = self.queue_pair(&id, &device, limits).map_err(|e| {
+            failed(&format!("a queue pair on {}: {limits:?}", device.ability.name), e)
+        })?;
+        let promised = self.promised(None) as usize;
+        self.flights.reserve(promised, (limits.receives + limits.sends) as usize);
+        self.sends.reserve(limits.sends as usize);
+        self.receives.reserve(limits.receives as usize);
+        Ok(self.admit(Connection::new(pair, id, device, limits)))
+    }
+
+    fn queue_pair(
+        &self,
+        id: &Arc<CmId>,
+        device: &Device,
+        limits: QpLimits,
+    ) -> Result<QueuePair, Errno> {
+        let make = |inline| {
+            let depths =
+                super::ffi::Depths { sends: limits.sends, receives: limits.receives, inline };
+            QueuePair::new(id, &device.pd, &device.cq, depths)
+        };
+        make(super::INLINE_BYTES).or_else(|_| make(0))
+    }
+
+    fn admit(&mut self, connection: Connection) -> Qp {
+        let key = connection.id.key();
+        let qp = match self.vacant.pop() {
+            Some(qp) => qp,
+            None => {
+                self.connections.push(None);
+                Qp(self.connections.len() as u32 - 1)
+            }
+        };
+        self.connections[qp.0 as usize] = Some(connection);
+        self.by_id.insert(key, qp);
+        qp
+    }
+
+    /// Answers the request of an opened queue pair.
+    pub(super) fn accept_connection(&mut self, qp: Qp, private_data: &[u8]) {
+        let Some(connection) = self.connection(qp) else { return };
+        if connection.phase != Phase::Opened {
+            return;
+        }
+        match connection.pair.accept(private_data, connection.limits.reads) {
+            Ok(()) => {
+                connection.phase = Phase::Accepted;
+                if !connection.device.ability.iwarp {
+                    // An optimisation: without it a host that is short of our receives waits long.
+                    let _ = connection.pair.set_rnr_timer(super::RNR_TIMER);
+                }
+            }
+            Err(e) => {
+                tracing::info!(qp = qp.0, "cannot accept: {}", e.desc());
+                self.close(qp, Reason::NotEstablished);
+            }
+        }
+    }
+
+    /// Takes what the connection manager has; at most some events, so that data are not held up.
+    pub(super) fn poll_connections(&mut self) {
+        for _ in 0..EVENTS_AT_ONCE {
+            match self.channel.next() {
+                Ok(Some(event)) => self.on_event(event),
+                Ok(None) => {
+                    self.cm_checks = self.cm_checks.saturating_sub(1);
+                    return;
+                }
+                Err(e) => {
+                    tracing::warn!("connection manager: {}", e.desc());
+                    return;
+                }
+            }
+        }
+        self.cm_checks = self.cm_checks.max(1);
+    }
+
+    fn on_event(&mut self, event: CmEvent) {
+        let qp = self.by_id.get(&event.id).copied();
+        tracing::trace!(?qp, status = event.status, "connection event");
+        match event.kind {
+            CmKind::Request(id, param) => self.on_request(id, param),
+            CmKind::Established => {
+                let Some(qp) = qp else { return };
+                let Some(connection) = self.connection(qp) else { return };
+                if connection.phase == Phase::Accepted {
+                    connection.phase = Phase::Up;
+                    self.ready.push_back(Event::Established(qp));
+                }
+            }
+            CmKind::Failed => {
+                let Some(qp) = qp else { return };
+                let up = self.connection(qp).is_some_and(|c| c.phase == Phase::Up);
+                self.close(qp, if up { Reason::Peer } else { Reason::NotEstablished });
+            }
+            CmKind::Disconnected => match qp {
+                Some(qp) => self.on_disconnected(qp),
+                None => self.lingering.retain(|lingerer| lingerer.id.key() != event.id),
+            },
+            CmKind::DeviceRemoval => match qp {
+                Some(qp) => {
+                    if let Some(connection) = self.connection(qp) {
+                        let key = connection.device.key();
+                        self.devices
+                            .iter_mut()
+                            .filter(|d| d.device.key() == key)
+                            .for_each(|d| d.removed = true);
+                    }
+                    self.close(qp, Reason::Device);
+                }
+                None => self.on_listener_removed(event.id),
+            },
+            CmKind::Other(number) => tracing::debug!(number, "connection event ignored"),
+        }
+    }
+
+    fn on_request(&mut self, id: CmId, param: ConnectParam) {
+        let Some((local, remote)) = id.addresses() else {
+            tracing::warn!("a connection request without addresses was rejected");
+            return;
+        };
+        self.ready.push_back(Event::Incoming(Incoming {
+            local,
+            remote,
+            private_data: param.private_data,
+            reads: param.reads,
+            handle: Box::new(id),
+        }));
+    }
+
+    fn on_disconnected(&mut self, qp: Qp) {
+        if let Some(connection) = self.connection(qp)
+            && let Phase::Closing { linger, .. } = &mut connection.phase
+        {
+            *linger = false;
+        }
+        self.close(qp, Reason::Peer);
+    }
+
+    fn on_listener_removed(&mut self, id: super::ffi::IdKey) {
+        self.lingering.retain(|lingerer| lingerer.id.key() != id);
+        self.listeners.retain(|(at, listener)| {
+            let gone = listener.key() == id;
+            if gone {
+                tracing::warn!(%at, "the RDMA device of this listener was removed");
+            }
+            !gone
+        });
+    }
+
+    /// Starts to end a connection, once: what was not handed over comes home at once, the rest
+    /// when the stopped queue pair has flushed it.
+    pub(super) fn close(&mut self, qp: Qp, reason: Reason) {
+        let deadline = self.now + FLUSH_LIMIT;
+        let Some(connection) = self.connection(qp) else { return };
+        if matches!(connection.phase, Phase::Closing { .. }) {
+            return;
+        }
+        let answered = matches!(connection.phase, Phase::Accepted | Phase::Up);
+        let linger = answered && reason == Reason::Local && !connection.device.ability.iwarp;
+        connection.phase = Phase::Closing { reason, deadline, linger };
+        connection.dead = true;
+        // Failures mean that it had stopped before; the deadline covers everything else. The
+        // second call is for iWARP, where a goodbye alone lets receives wait for the peer.
+        if answered {
+            let _ = connection.pair.disconnect();
+        }
+        let _ = connection.pair.stop();
+        self.closing.push(qp);
+        self.recall(qp, Fault::Flushed);
+    }
+
+    /// Ends what has flushed, or has had time enough.
+    pub(super) fn advance_closing(&mut self) {
+        let now = self.now;
+        let mut index = 0;
+        while let Some(qp) = self.closing.get(index).copied() {
+            let done = self.connection(qp).is_none_or(|c| match c.phase {
+                Phase::Closing { deadline, .. } => c.receives + c.sends == 0 || now >= deadline,
+                _ => true,
+            });
+            if done {
+                self.closing.swap_remove(index);
+                self.finish(qp);
+            } else {
+                index += 1;
+            }
+        }
+        self.lingering.retain(|lingerer| lingerer.until > now);
+    }
+
+    /// Destroys the queue pair; whatever it still had comes home, then `Gone`.
+    fn finish(&mut self, qp: Qp) {
+        let slot = self.connections.get_mut(qp.0 as usize);
+        let Some(connection) = slot.and_then(Option::take) else { return };
+        let Connection { pair, id, device, phase, receives, sends, .. } = connection;
+        self.by_id.remove(&id.key());
+        drop(pair);
+        if receives + sends > 0 {
+            tracing::warn!(qp = qp.0, receives, sends, "flushed by destroying the queue pair");
+            for id in self.flights.of(qp) {
+                self.come_home(id, Err(Fault::Flushed));
+            }
+        }
+        let Phase::Closing { reason, linger, .. } = phase else { return };
+        if linger && self.lingering.len() < LINGERERS {
+            self.lingering.push(Lingerer { id, until: self.now + LINGER });
+        }
+        let key = device.key();
+        drop(device);
+        if self.promised(Some(key)) == 0 {
+            self.devices.retain(|d| !(d.removed && d.device.key() == key));
+        }
+        self.ready.push_back(Event::Gone(qp, reason));
+    }
+
+    /// When `advance_closing` is next needed without any event.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        let closing = self.closing.iter().filter_map(|qp| {
+            match self.connections.get(qp.0 as usize)?.as_ref()?.phase {
+                Phase::Closing { deadline, .. } => Some(deadline),
+                _ => None,
+            }
+        });
+        closing.chain(self.lingering.iter().map(|lingerer| lingerer.until)).min()
+    }
+}
+
+impl Connection {
+    fn new(pair: QueuePair, id: Arc<CmId>, device: Arc<Device>, limits: QpLimits) -> Connection {
+        Connection {
+            pair,
+            id,
+            device,
+            limits,
+            phase: Phase::Opened,
+            dead: false,
+            dirty: false,
+            receives: 0,
+            sends: 0,
+            new_receives: Fifo::default(),
+            new_sends: Fifo::default(),
+        }
+    }
+}
