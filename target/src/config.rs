@@ -318,6 +318,14 @@ impl Config {
         ];
         differs.into_iter().filter_map(|(differs, name)| differs.then_some(name)).collect()
     }
+
+    /// Takes over from `running` what only a restart can change.
+    pub fn keep_fixed(&mut self, running: &Config) {
+        self.provider = running.provider;
+        self.reactor = running.reactor.clone();
+        self.memory = running.memory;
+        self.limits = running.limits;
+    }
 }
 
 /// The whole configuration with every default filled in, for a person to read.

@@ -1,0 +1,16 @@
+//! Stops a build that would put its output among the sources: Cargo's default build folder has the
+//! name of this very folder, and `cargo clean` would delete it.
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    let folder = |name| std::env::var_os(name).map(std::path::PathBuf::from).unwrap_or_default();
+    let (out, source) = (folder("OUT_DIR"), folder("CARGO_MANIFEST_DIR"));
+    if out.starts_with(&source) {
+        println!(
+            "cargo::error=the build folder lies in {}, which is source: build with the \
+             .cargo/config.toml of the checkout (target-dir = \"build\")",
+            source.display()
+        );
+        std::process::exit(1);
+    }
+}

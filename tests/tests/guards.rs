@@ -1,0 +1,168 @@
+//! Rules of the repository that no compiler checks.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use toml::{Table, Value};
+
+const MEMBERS: [&str; 5] = ["nvme", "rdma", "target", "initiator", "tests"];
+
+fn root() -> PathBuf {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    tests.parent().expect("the checkout").canonicalize().expect("the checkout")
+}
+
+fn text(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+fn table(path: &str) -> Table {
+    text(path).parse().unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// Every Rust file of the checkout: its path from the root, and its code without line comments.
+fn sources() -> Vec<(String, Vec<String>)> {
+    let mut folders: Vec<PathBuf> = MEMBERS.iter().map(|member| root().join(member)).collect();
+    let mut files = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("a folder").map(|entry| entry.expect("an entry")) {
+            let path = entry.path();
+            if entry.file_type().expect("a type").is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let code = fs::read_to_string(&path).expect("text");
+                let lines = code.lines().map(|line| line.split("//").next().unwrap_or(line));
+                let lines = lines.map(str::to_owned).collect();
+                let name = path.strip_prefix(root()).expect("inside").display().to_string();
+                files.push((name, lines));
+            }
+        }
+    }
+    assert!(files.len() > 10, "the sources are found");
+    files
+}
+
+/// The words of a line of code.
+fn words(line: &str) -> impl Iterator<Item = &str> {
+    line.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
+}
+
+fn dependencies(member: &str) -> Vec<String> {
+    let manifest = table(&format!("{member}/Cargo.toml"));
+    ["dependencies", "dev-dependencies", "build-dependencies"]
+        .into_iter()
+        .filter_map(|section| manifest.get(section).and_then(Value::as_table))
+        .flat_map(|section| section.keys().cloned())
+        .collect()
+}
+
+#[test]
+fn the_build_folder_is_not_a_source_folder() {
+    let config = table(".cargo/config.toml");
+    assert_eq!(config["build"]["target-dir"].as_str(), Some("build"), ".cargo/config.toml");
+
+    let metadata = Command::new(env!("CARGO"))
+        .args(["metadata", "--offline", "--no-deps", "--format-version", "1"])
+        .current_dir(root())
+        .output()
+        .expect("cargo metadata");
+    let metadata = String::from_utf8(metadata.stdout).expect("text");
+    let (_, rest) = metadata.split_once("\"target_directory\":\"").expect("a build folder");
+    let (folder, _) = rest.split_once('"').expect("its end");
+    let folder = Path::new(folder);
+    assert!(!root().starts_with(folder), "{} contains the sources", folder.display());
+    for member in MEMBERS {
+        let source = root().join(member);
+        assert!(!folder.starts_with(&source), "{} is in {member}/", folder.display());
+    }
+}
+
+#[test]
+fn git_ignores_the_build_folder_and_nothing_of_the_daemon() {
+    let ignored = text(".gitignore");
+    for line in ["/build", "!/target/"] {
+        assert!(ignored.lines().any(|each| each == line), ".gitignore needs the line {line}");
+    }
+}
+
+#[test]
+fn the_daemon_stops_a_build_among_its_sources() {
+    let guard = text("target/build.rs");
+    assert!(guard.contains("OUT_DIR") && guard.contains("exit(1)"));
+}
+
+#[test]
+fn tokio_stays_in_the_control_plane() {
+    let allowed = |name: &str| {
+        name.starts_with("target/src/control/")
+            || name.starts_with("target/src/bin/")
+            || ["target/src/main.rs", "initiator/src/main.rs"].contains(&name)
+    };
+    for (name, lines) in sources() {
+        if allowed(&name) || name == "tests/tests/guards.rs" {
+            continue;
+        }
+        for line in &lines {
+            assert!(!words(line).any(|word| word == "tokio"), "{name} uses tokio: {line}");
+        }
+    }
+}
+
+#[test]
+fn unsafe_code_stays_in_three_files() {
+    const FENCED: [&str; 3] = ["rdma/src/pool.rs", "rdma/src/verbs/ffi.rs", "target/src/ring.rs"];
+    let lints = table("Cargo.toml");
+    assert_eq!(lints["workspace"]["lints"]["rust"]["unsafe_code"].as_str(), Some("deny"));
+    for member in MEMBERS {
+        let inherits = &table(&format!("{member}/Cargo.toml"))["lints"]["workspace"];
+        assert_eq!(inherits.as_bool(), Some(true), "{member}/Cargo.toml inherits the lints");
+    }
+    for (name, lines) in sources() {
+        if FENCED.contains(&name.as_str()) || name == "tests/tests/guards.rs" {
+            continue;
+        }
+        for line in &lines {
+            let opens = words(line).any(|word| word == "unsafe_code");
+            assert!(!opens, "{name} lifts the ban on unsafe code: {line}");
+        }
+    }
+}
+
+#[test]
+fn dependencies_point_one_way() {
+    for (member, never) in [
+        ("nvme", &["rdma", "nvmfd", "initiator"][..]),
+        ("rdma", &["nvme", "nvmfd", "initiator"]),
+        ("target", &["initiator", "tests"]),
+        ("initiator", &["nvmfd", "tests"]),
+    ] {
+        let has = dependencies(member);
+        for never in never {
+            assert!(!has.iter().any(|each| each == never), "{member} must not depend on {never}");
+        }
+    }
+}
+
+#[test]
+fn every_dependency_is_justified_and_used() {
+    let manifest = table("Cargo.toml");
+    let shared = manifest["workspace"]["dependencies"].as_table().expect("a table");
+    let book = text("ARCHITECTURE.md");
+    let used: Vec<String> = MEMBERS.iter().flat_map(|member| dependencies(member)).collect();
+    for name in shared.keys().filter(|name| !["nvme", "rdma", "nvmfd"].contains(&name.as_str())) {
+        let listed = book.lines().any(|line| line.starts_with(&format!("| `{name}` |")));
+        assert!(listed, "ARCHITECTURE.md does not say why `{name}` is a dependency");
+        assert!(used.contains(name), "no crate uses `{name}`: remove it from Cargo.toml");
+    }
+}
+
+#[test]
+fn scripts_can_be_run_and_stop_at_the_first_failure() {
+    use std::os::unix::fs::PermissionsExt;
+    for script in [".ci/run", "tests/vm/demo"] {
+        let mode = root().join(script).metadata().expect(script).permissions().mode();
+        assert!(mode & 0o111 == 0o111, "{script} is executable");
+        assert!(text(script).contains("set -euo pipefail"), "{script}");
+    }
+}
