@@ -271,7 +271,7 @@ make_backing() {
   mountpoint -q /mnt/backfile || mount -t tmpfs -o size="$(($1 + 64))M" backfile /mnt/backfile || return 1
   truncate -s "$1M" /mnt/backfile/img
   loop=$(losetup -f --show /mnt/backfile/img) || return 1
-  mkfs.ext4 -q -E nodiscard,lazy_itable_init=0,lazy_journal_init=0 -O ^has_journal "$loop" >/dev/null 2>&1 || return 1
+  mkfs.ext4 -q -b 4096 -E nodiscard,lazy_itable_init=0,lazy_journal_init=0 -O ^has_journal "$loop" >/dev/null 2>&1 || return 1
   mount "$loop" $BACK
 }
 
