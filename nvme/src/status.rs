@@ -338,6 +338,35 @@ mod tests {
     }
 
     #[test]
+    fn every_code_that_a_host_or_target_uses_has_a_name() {
+        let ranges = [
+            0x000..=0x016,
+            0x018..=0x01E,
+            0x020..=0x022,
+            0x024..=0x024,
+            0x02C..=0x02C,
+            0x080..=0x084,
+            0x100..=0x103,
+            0x105..=0x107,
+            0x109..=0x10A,
+            0x10C..=0x10F,
+            0x115..=0x116,
+            0x118..=0x11A,
+            0x180..=0x185,
+            0x190..=0x191,
+            0x1B8..=0x1BF,
+            0x280..=0x287,
+            0x300..=0x303,
+            0x360..=0x360,
+            0x370..=0x371,
+        ];
+        let named = Status::NAMED.iter().map(|status| status.code());
+        assert!(named.eq(ranges.into_iter().flatten()));
+        let unnamed = (0..0x800).map(Status::from_code).filter(|status| status.name().is_none());
+        assert_eq!(unnamed.count(), 0x800 - Status::NAMED.len());
+    }
+
+    #[test]
     fn out_of_range_arguments_are_cut() {
         assert_eq!(Status::from_code(0xF801).field(), 0x0002);
         assert_eq!(Status::SUCCESS.with_crd(0xFF).field(), 0x3000);
