@@ -26,7 +26,8 @@ fn sources() -> Vec<(String, Vec<String>)> {
     let mut folders: Vec<PathBuf> = MEMBERS.iter().map(|member| root().join(member)).collect();
     let mut files = Vec::new();
     while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).expect("a folder").map(|entry| entry.expect("an entry")) {
+        for entry in fs::read_dir(&folder).expect("a folder").map(|entry| entry.expect("an entry"))
+        {
             let path = entry.path();
             if entry.file_type().expect("a type").is_dir() {
                 folders.push(path);

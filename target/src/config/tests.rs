@@ -191,7 +191,7 @@ fn each_mistake_has_its_sentence() {
         ("", "[reactor]\ncpus = []\n", "the list of CPUs is empty"),
         ("", "[reactor]\ncpus = [4000]\n", "a CPU number is 1024 or more"),
         ("", "[reactor]\nspin_us = 2000000\n", "more than a second"),
-        ("", "[memory]\ndata = \"64KiB\"\n", "at least the size of `mdts`, 1MiB"),
+        ("", "[memory]\ndata = \"64KiB\"\n", "write at least 2304KiB"),
         ("", "[memory]\ndata = \"64 apples\"\n", "this unit of size is not known"),
         ("", "[memory]\nreceives = 100\n", "write at least 192"),
         ("", "[limits]\nqueue_depth = 1\n", "a number from 2 to 1024"),

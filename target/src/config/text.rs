@@ -10,6 +10,8 @@ use toml::Spanned;
 use toml::de::DeTable;
 use uuid::Uuid;
 
+use crate::queue::DATA_FOR_ADMIN_BYTES;
+
 use super::section::{At, Auto, Report, Section, one_line};
 use super::size::{SIZE_FORM, Size};
 use super::{
@@ -191,7 +193,7 @@ fn limits(mut section: Section<'_>, report: &mut Report<'_>) -> Limits {
 
 fn memory(mut section: Section<'_>, limits: &Limits, report: &mut Report<'_>) -> MemoryConfig {
     let mut memory = MemoryConfig::default();
-    let floor = u64::from(limits.mdts_bytes);
+    let floor = 2 * u64::from(limits.mdts_bytes) + DATA_FOR_ADMIN_BYTES;
     let at = match section.take("data", SIZE_FORM, report) {
         Some(At { value: Size(bytes), span }) => {
             memory.data_bytes = bytes;
@@ -201,8 +203,8 @@ fn memory(mut section: Section<'_>, limits: &Limits, report: &mut Report<'_>) ->
     };
     if memory.data_bytes < floor || memory.data_bytes > 1 << 40 {
         let what = format!("`data` is {}", Size(memory.data_bytes));
-        let form = format!("write at least the size of `mdts`, {}, at most 1TiB", Size(floor));
-        report.add(&at, what, form);
+        let remedy = format!("write at least {}, which is twice `mdts` and a reserve", Size(floor));
+        report.add(&at, what, remedy + "; at most 1TiB");
     }
     let form = "a number of receive buffers, at most 1048576";
     let at = match section.take::<u32>("receives", form, report) {

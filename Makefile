@@ -1,0 +1,82 @@
+# What one does with this repository. `make` alone lists it.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+MAKEFLAGS += --no-print-directory
+
+# Packages and guests need root; everything else does not.
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
+CARGO ?= cargo
+BUILD := $(abspath $(or $(CARGO_TARGET_DIR),build))
+NVMFD := $(BUILD)/release/nvmfd
+GUEST := $(SUDO) env NVMFD=$(NVMFD)
+
+# rdma-sys reads C headers with an old bindgen, which versions of libclang above 15 break.
+ifeq ($(origin LIBCLANG_PATH),undefined)
+  export LIBCLANG_PATH = $(shell ls -d /usr/lib/llvm-14/lib /usr/lib/llvm-15/lib 2>/dev/null | head -n 1)
+endif
+
+PACKAGES := gcc libc6-dev pkg-config libclang-14-dev libibverbs-dev librdmacm-dev
+
+.PHONY: help packages build test format lint unit doc guests demo bench vm clean
+
+help: ## This list
+	@echo "make ..."
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '%-12s %s\n' "$$name" "$$text"; done
+
+packages: ## Install the Debian packages that a build needs, where they are missing
+	@missing=(); \
+	for package in $(PACKAGES); do \
+	  dpkg-query -W -f '$${Status}' "$$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$$package"); \
+	done; \
+	if [ $${#missing[@]} -gt 0 ]; then \
+	  echo "installing $${missing[*]}"; \
+	  if [ -n "$(SUDO)" ] && ! command -v sudo >/dev/null; then echo "make: become root, or install sudo" >&2; exit 1; fi; \
+	  $(SUDO) apt-get -qq -o DPkg::Lock::Timeout=300 update; \
+	  $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o DPkg::Lock::Timeout=300 install --no-install-recommends "$${missing[@]}"; \
+	fi
+	@command -v $(CARGO) >/dev/null || { echo "make: there is no cargo: install Rust, see https://rustup.rs" >&2; exit 1; }
+
+build: packages ## Build the daemon: build/release/nvmfd
+	$(CARGO) build --release --workspace
+	@echo "built $(NVMFD)"
+
+test: packages format lint unit doc build guests ## Everything that has to pass before a change is merged
+
+format: # The code is formatted
+	$(CARGO) fmt --all --check
+
+lint: packages # No warning, with and without rdma-core
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --workspace --all-targets --no-default-features -- -D warnings
+
+unit: packages # Tests on this machine
+	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
+	  set -x; $(CARGO) nextest run --workspace --no-fail-fast; $(CARGO) test --workspace --doc --quiet; \
+	else \
+	  set -x; $(CARGO) test --workspace --no-fail-fast; \
+	fi
+
+doc: packages # The documentation builds, every link leads somewhere
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+
+guests: build # Stock Linux hosts against the daemon: User-Mode Linux 6.12, then Debian's own kernel
+	$(GUEST) tests/vm/judge --kind uml
+	$(GUEST) tests/vm/judge --kind qemu
+
+demo: build ## Watch it: a target and a stock Linux host in a guest
+	$(GUEST) tests/vm/vm --kind uml run env NVMFD=$(NVMFD) $(CURDIR)/tests/vm/demo
+
+bench: build ## Measure it in both kinds of guest
+	$(GUEST) tests/vm/judge --kind uml bench
+	$(GUEST) tests/vm/judge --kind qemu bench
+
+vm: build ## A terminal in a guest, to try things by hand
+	@echo "The daemon is $(NVMFD); its files are here, below a throw-away overlay. Leave with: exit"
+	$(GUEST) tests/vm/vm --kind uml shell
+
+clean: ## Remove everything that was built
+	$(SUDO) rm -rf build/vm-logs
+	$(CARGO) clean

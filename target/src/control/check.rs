@@ -1,0 +1,118 @@
+//! `nvmfd check`: the dry run. Reads a configuration and looks at the files that it names.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+
+use nvmfd::config::{Config, NamespaceConfig, NamespaceKind, Size};
+use tracing::{error, warn};
+
+/// Checks a configuration. The whole of it goes to stdout when it is good; warnings and mistakes
+/// are logged. Says whether the daemon could serve it.
+pub(crate) fn check(file: &Path) -> bool {
+    let config = match Config::load(file) {
+        Ok(config) => config,
+        Err(errors) => {
+            super::log_mistakes(&errors);
+            return false;
+        }
+    };
+    for warning in config.warnings() {
+        warn!("{warning}");
+    }
+    let mut good = true;
+    for subsystem in &config.subsystems {
+        for namespace in &subsystem.namespaces {
+            if let Err(sentence) = look(namespace) {
+                error!("{}, namespace {}: {sentence}", subsystem.nqn, namespace.nsid);
+                good = false;
+            }
+        }
+    }
+    // Whoever closed stdout does not want it.
+    let _ = write!(io::stdout(), "{config}");
+    good
+}
+
+/// Can the file of a namespace be served? Changes nothing.
+fn look(namespace: &NamespaceConfig) -> Result<(), String> {
+    let NamespaceKind::File { path, size } = &namespace.kind else { return Ok(()) };
+    let shown = path.display();
+    let kind = match fs::metadata(path) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == ErrorKind::NotFound => return absent(namespace, path, *size),
+        Err(error) => return Err(format!("{shown} cannot be reached: {error}")),
+    };
+    let block = u64::from(namespace.block_size_bytes);
+    if kind.file_type().is_file() {
+        let len = kind.len();
+        if size.is_none() && (len < block || !len.is_multiple_of(block)) {
+            return Err(format!(
+                "{shown} has {len} bytes, which is not a number of whole blocks of {block}: \
+                 give a `size`"
+            ));
+        }
+    } else if !kind.file_type().is_block_device() {
+        return Err(format!("{shown} is neither a file nor a block device: name another `path`"));
+    }
+    let open = OpenOptions::new().read(true).write(!namespace.read_only).open(path);
+    match open {
+        Ok(_) => Ok(()),
+        Err(error) => Err(format!("{shown} cannot be opened: {error}")),
+    }
+}
+
+/// A missing file will be made, where that is possible.
+fn absent(namespace: &NamespaceConfig, path: &Path, size: Option<u64>) -> Result<(), String> {
+    let shown = path.display();
+    if namespace.read_only {
+        return Err(format!("{shown} does not exist, and a read-only namespace makes no file"));
+    }
+    let folder = path.parent().unwrap_or(path);
+    match (size, fs::metadata(folder)) {
+        (None, _) => Err(format!("{shown} does not exist: give a `size`, and it will be made")),
+        (Some(size), Ok(metadata)) if metadata.is_dir() => {
+            warn!("{shown} does not exist: it will be made, sparse, with {}", Size(size));
+            Ok(())
+        }
+        (Some(_), _) => Err(format!("the folder {} does not exist: make it", folder.display())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tempfile::tempdir;
+
+    fn namespace(path: &Path, size: Option<u64>) -> NamespaceConfig {
+        NamespaceConfig {
+            nsid: 1,
+            kind: NamespaceKind::File { path: path.to_owned(), size },
+            block_size_bytes: 4096,
+            uuid: uuid::Uuid::max(),
+            read_only: false,
+        }
+    }
+
+    #[test]
+    fn files_are_looked_at() {
+        let folder = tempdir().unwrap();
+        let path = folder.path().join("disk.img");
+        assert!(look(&namespace(&path, Some(8192))).is_ok());
+        assert!(!path.exists(), "a check makes nothing");
+        let says = |namespace: &NamespaceConfig| look(namespace).unwrap_err();
+        assert!(says(&namespace(&path, None)).contains("give a `size`"));
+        assert!(says(&namespace(&path.join("x"), Some(8192))).contains("does not exist: make it"));
+        assert!(says(&namespace(folder.path(), None)).contains("neither a file nor"));
+        let read_only = NamespaceConfig { read_only: true, ..namespace(&path, Some(8192)) };
+        assert!(says(&read_only).contains("makes no file"));
+
+        fs::write(&path, [0; 5000]).unwrap();
+        assert!(says(&namespace(&path, None)).contains("5000 bytes"));
+        assert!(look(&namespace(&path, Some(8192))).is_ok());
+        fs::write(&path, [0; 8192]).unwrap();
+        assert!(look(&namespace(&path, None)).is_ok());
+        assert!(says(&namespace(&path.join("x"), None)).contains("cannot be reached"));
+    }
+}

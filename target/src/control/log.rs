@@ -1,0 +1,74 @@
+//! Logging: lines on stderr, for whoever reads there.
+//!
+//! A terminal gets the time and colours. The journal knows the time, and gets the level as the
+//! prefix that it understands. A file or a pipe gets plain lines.
+
+use std::fmt;
+use std::io::{IsTerminal, stderr};
+
+use nix::sys::stat::fstat;
+use tracing::level_filters::LevelFilter;
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
+use tracing_subscriber::fmt::{FmtContext, FormattedFields, Subscriber as Lines};
+use tracing_subscriber::registry::LookupSpan;
+
+/// Starts to log, once a process.
+pub(crate) fn start(level: LevelFilter) {
+    let lines = Lines::builder().with_max_level(level).with_writer(stderr);
+    let started = if is_journal() {
+        tracing::subscriber::set_global_default(lines.event_format(ForJournal).finish())
+    } else if stderr().is_terminal() {
+        tracing::subscriber::set_global_default(lines.with_target(false).finish())
+    } else {
+        let plain = lines.with_target(false).with_ansi(false).without_time();
+        tracing::subscriber::set_global_default(plain.finish())
+    };
+    debug_assert!(started.is_ok(), "logging is started once");
+}
+
+/// Is stderr the very stream that the service manager connected to the journal?
+fn is_journal() -> bool {
+    let Ok(stream) = std::env::var("JOURNAL_STREAM") else { return false };
+    let Ok(stat) = fstat(stderr()) else { return false };
+    stream == format!("{}:{}", stat.st_dev, stat.st_ino)
+}
+
+/// `<priority>text`, as sd-daemon(3) has it.
+struct ForJournal;
+
+impl<S, N> FormatEvent<S, N> for ForJournal
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        write!(writer, "<{}>", priority(*event.metadata().level()))?;
+        for span in context.event_scope().into_iter().flat_map(|scope| scope.from_root()) {
+            write!(writer, "{}", span.name())?;
+            if let Some(fields) = span.extensions().get::<FormattedFields<N>>()
+                && !fields.is_empty()
+            {
+                write!(writer, "{{{fields}}}")?;
+            }
+            write!(writer, ": ")?;
+        }
+        context.field_format().format_fields(writer.by_ref(), event)?;
+        writeln!(writer)
+    }
+}
+
+/// The syslog priority of a level.
+fn priority(level: Level) -> u8 {
+    match level {
+        Level::ERROR => 3,
+        Level::WARN => 4,
+        Level::INFO => 6,
+        _ => 7,
+    }
+}

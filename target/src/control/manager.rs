@@ -1,0 +1,50 @@
+//! What the service manager hears from us (sd_notify). Without one, every call does nothing.
+
+use sd_notify::NotifyState;
+
+type Tell = dyn Fn(&[NotifyState<'_>]) + Send;
+
+/// The service manager.
+pub(super) struct Manager {
+    tell: Box<Tell>,
+}
+
+impl Manager {
+    /// The one that the environment names.
+    pub(super) fn systemd() -> Self {
+        Self::new(|states| {
+            // Nobody to tell, or gone away: serving goes on.
+            if let Err(error) = sd_notify::notify(states) {
+                tracing::debug!("the service manager cannot be told: {error}");
+            }
+        })
+    }
+
+    /// One that gets every message through `tell`.
+    pub(super) fn new(tell: impl Fn(&[NotifyState<'_>]) + Send + 'static) -> Self {
+        Self { tell: Box::new(tell) }
+    }
+
+    pub(super) fn ready(&self, status: &str) {
+        (self.tell)(&[NotifyState::Ready, NotifyState::Status(status)]);
+    }
+
+    /// The time stamp is what lets a newer systemd tell this reload from an earlier one.
+    pub(super) fn reloading(&self) {
+        let mut states = vec![NotifyState::Reloading];
+        states.extend(NotifyState::monotonic_usec_now());
+        (self.tell)(&states);
+    }
+
+    pub(super) fn stopping(&self, status: &str) {
+        (self.tell)(&[NotifyState::Stopping, NotifyState::Status(status)]);
+    }
+
+    pub(super) fn status(&self, status: &str) {
+        (self.tell)(&[NotifyState::Status(status)]);
+    }
+
+    pub(super) fn watchdog(&self) {
+        (self.tell)(&[NotifyState::Watchdog]);
+    }
+}

@@ -1,0 +1,30 @@
+//! Signals, as what they ask for.
+
+use std::io;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+use super::Ask;
+
+/// From now on SIGTERM and SIGINT ask for a stop and SIGHUP for a reload; none of them kills.
+pub(super) fn listen() -> io::Result<mpsc::Receiver<Ask>> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hang_up = signal(SignalKind::hangup())?;
+    let (asks, heard) = mpsc::channel(4);
+    tokio::spawn(async move {
+        loop {
+            let ask = tokio::select! {
+                Some(()) = terminate.recv() => Ask::Stop,
+                Some(()) = interrupt.recv() => Ask::Stop,
+                Some(()) = hang_up.recv() => Ask::Reload,
+                else => return,
+            };
+            if asks.send(ask).await.is_err() {
+                return;
+            }
+        }
+    });
+    Ok(heard)
+}

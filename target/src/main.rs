@@ -1,0 +1,115 @@
+//! The daemon `nvmfd`: arguments, logging, and which of its two jobs to do.
+
+mod control;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
+use nvmfd::config::Config;
+use tracing::level_filters::LevelFilter;
+
+/// A user-space NVMe over RDMA storage target.
+///
+/// Exit codes: 0 done, 1 failed, 2 usage.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// The configuration to serve
+    #[arg(long, value_name = "FILE", global = true)]
+    config: Option<PathBuf>,
+    /// How much to log
+    #[arg(long, value_name = "LEVEL", value_enum, default_value = "info", global = true)]
+    log: Level,
+    #[command(subcommand)]
+    job: Option<Job>,
+}
+
+#[derive(Subcommand)]
+enum Job {
+    /// Check a configuration and print it with all defaults; serve nothing
+    Check {
+        /// The configuration to check
+        file: Option<PathBuf>,
+    },
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Level {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+impl From<Level> for LevelFilter {
+    fn from(level: Level) -> Self {
+        match level {
+            Level::Off => LevelFilter::OFF,
+            Level::Error => LevelFilter::ERROR,
+            Level::Warn => LevelFilter::WARN,
+            Level::Info => LevelFilter::INFO,
+            Level::Debug => LevelFilter::DEBUG,
+            Level::Trace => LevelFilter::TRACE,
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    control::log::start(arguments.log.into());
+    let done = match (arguments.job, arguments.config) {
+        (None, Some(file)) => serve(file),
+        (None, None) => usage("name a configuration: nvmfd --config FILE, or: nvmfd check FILE"),
+        (Some(Job::Check { file: Some(file) }), None)
+        | (Some(Job::Check { file: None }), Some(file)) => control::check::check(&file),
+        (Some(Job::Check { .. }), _) => usage("name one configuration: nvmfd check FILE"),
+    };
+    if done { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Serves until somebody says stop. Says why, where that fails.
+fn serve(file: PathBuf) -> bool {
+    let config = match Config::load(&file) {
+        Ok(config) => config,
+        Err(errors) => {
+            control::log_mistakes(&errors);
+            return false;
+        }
+    };
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            tracing::error!("the control thread cannot start: {error}");
+            return false;
+        }
+    };
+    let outcome = runtime.block_on(control::run(file, config));
+    // A stop that has overrun its time must not keep the process.
+    runtime.shutdown_background();
+    match outcome {
+        Ok(()) => true,
+        Err(sentence) => {
+            tracing::error!("{sentence}");
+            false
+        }
+    }
+}
+
+/// Exits with code 2 and a sentence.
+fn usage(sentence: &str) -> ! {
+    Arguments::command().error(ErrorKind::MissingRequiredArgument, sentence).exit()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_argument_table_is_sound() {
+        Arguments::command().debug_assert();
+    }
+}

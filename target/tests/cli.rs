@@ -1,0 +1,94 @@
+//! The command line of the daemon: what it prints where, and its exit codes.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn nvmfd(arguments: &[&str]) -> (Option<i32>, String, String) {
+    let Output { status, stdout, stderr } =
+        Command::new(env!("CARGO_BIN_EXE_nvmfd")).args(arguments).output().expect("it runs");
+    let text = |bytes| String::from_utf8(bytes).expect("text");
+    (status.code(), text(stdout), text(stderr))
+}
+
+fn example() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/nvmfd.toml")
+}
+
+#[test]
+fn the_example_configuration_is_good() {
+    let config =
+        nvmfd::config::Config::load(&example()).unwrap_or_else(|errors| panic!("{errors}"));
+    assert!(config.warnings().is_empty(), "{:?}", config.warnings());
+}
+
+#[test]
+fn the_example_shows_the_defaults() {
+    // What the example says about `[reactor]`, `[memory]` and `[limits]` is what one gets without.
+    let text = fs::read_to_string(example()).unwrap();
+    let config = nvmfd::config::Config::parse(&text).unwrap();
+    assert_eq!(config.provider, nvmfd::config::Provider::default());
+    assert_eq!(config.reactor, nvmfd::config::ReactorConfig::default());
+    assert_eq!(config.memory, nvmfd::config::MemoryConfig::default());
+    assert_eq!(config.limits, nvmfd::config::Limits::default());
+}
+
+#[test]
+fn a_good_configuration_is_printed_with_its_defaults() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("nvmfd.toml");
+    let disk = folder.path().join("disk.img");
+    let text = fs::read_to_string(example()).unwrap();
+    fs::write(&file, text.replace("/var/lib/nvmfd/disk1.img", disk.to_str().unwrap())).unwrap();
+    let file = file.to_str().unwrap();
+    for arguments in
+        [&["check", file][..], &["check", "--config", file], &["--config", file, "check"]]
+    {
+        let (code, out, err) = nvmfd(arguments);
+        assert_eq!(code, Some(0), "{err}");
+        assert!(out.contains("4096 receives"), "{out}");
+        assert!(err.contains("it will be made, sparse"), "{err}");
+    }
+    assert!(!disk.exists(), "a check makes nothing");
+}
+
+#[test]
+fn mistakes_are_all_printed_and_fail() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("nvmfd.toml");
+    fs::write(&file, "provider = \"soft\"\ncolour = 1\n").unwrap();
+    let file = file.to_str().unwrap();
+    for arguments in [&["check", file][..], &["--config", file]] {
+        let (code, out, err) = nvmfd(arguments);
+        assert_eq!(code, Some(1));
+        assert_eq!(out, "");
+        assert_eq!(err.lines().count(), 4, "{err}");
+        assert!(err.contains(&format!("{file}: line 2, column 1: unknown key `colour`")), "{err}");
+        assert!(!err.contains('\x1b'), "no colours in a pipe: {err:?}");
+    }
+    let (code, _, err) = nvmfd(&["check", "/nonexistent/nvmfd.toml"]);
+    assert_eq!(code, Some(1));
+    assert!(err.contains("cannot be read"), "{err}");
+}
+
+#[test]
+fn wrong_usage_has_its_own_code() {
+    for arguments in [
+        &[][..],
+        &["check"],
+        &["check", "a", "--config", "b"],
+        &["--colour"],
+        &["serve"],
+        &["--log", "loud", "check", "a"],
+    ] {
+        let (code, out, err) = nvmfd(arguments);
+        assert_eq!((code, out.as_str()), (Some(2), ""), "{arguments:?}");
+        assert!(err.contains("Usage:") || err.contains("possible values"), "{arguments:?} {err}");
+    }
+}
+
+#[test]
+fn the_version_is_printed() {
+    let (code, out, _) = nvmfd(&["--version"]);
+    assert_eq!((code, out.trim()), (Some(0), concat!("nvmfd ", env!("CARGO_PKG_VERSION"))));
+}
