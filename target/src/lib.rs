@@ -1,1 +1,23 @@
-//! Target.
+//! nvmfd: a user-space NVMe over RDMA storage target.
+//!
+//! `control/` (tokio) reads the configuration and signals and drives a [`Target`]; the target runs
+//! reactors, each on a thread of its own: see `reactor.rs` for a turn, `queue.rs` for the five
+//! states of a command, `command/` for the rules of NVMe.
+
+pub mod association;
+pub mod command;
+pub mod config;
+pub mod controller;
+pub mod disk;
+pub mod events;
+pub mod mailbox;
+pub mod queue;
+pub mod reactor;
+pub mod registry;
+pub mod ring;
+pub mod stores;
+pub mod subsystem;
+mod target;
+pub mod waiters;
+
+pub use target::{Fatal, Target};

@@ -1,0 +1,196 @@
+//! What all queues of one controller share, whichever reactor they live on: the association of
+//! one host with one controller. Written rarely, read by relaxed loads.
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+
+use nvme::{Nqn, Status};
+
+/// Entries of the Error Information log (ELPE + 1).
+pub const ERROR_LOG_ENTRIES: usize = 64;
+
+/// Who is connected to what.
+#[derive(Debug)]
+pub struct Association {
+    /// Unique in the process for its whole life; what reactors name the association by.
+    pub id: u64,
+    /// Controller id, unique in the subsystem among live controllers.
+    pub cntlid: u16,
+    /// The subsystem.
+    pub subsystem: Nqn,
+    /// The host, as it calls itself.
+    pub host: Nqn,
+    /// The host identifier that it gave.
+    pub host_id: [u8; 16],
+    /// I/O queues that Set Features 07h granted.
+    granted: AtomicU16,
+    /// I/O queues that are connected and not yet wholly closed.
+    io_queues: AtomicU16,
+    /// Enabled, ready and not shutting down: I/O commands are served.
+    ready: AtomicBool,
+    /// Over: every queue of it must close.
+    closed: AtomicBool,
+    /// Counts controller resets; an I/O queue of an earlier count must close.
+    epoch: AtomicU16,
+    /// Some queue has received a command since the last look.
+    traffic: AtomicBool,
+    errors: Mutex<ErrorLog>,
+}
+
+impl Association {
+    /// A new association; not ready.
+    #[must_use]
+    pub fn new(id: u64, cntlid: u16, subsystem: Nqn, host: Nqn, host_id: [u8; 16]) -> Association {
+        Association {
+            id,
+            cntlid,
+            subsystem,
+            host,
+            host_id,
+            granted: AtomicU16::new(0),
+            io_queues: AtomicU16::new(0),
+            ready: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            epoch: AtomicU16::new(0),
+            traffic: AtomicBool::new(false),
+            errors: Mutex::default(),
+        }
+    }
+
+    /// Whether I/O commands are served.
+    #[inline]
+    pub fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Relaxed)
+    }
+
+    /// Opens or closes the I/O queues to commands.
+    pub fn set_ready(&self, ready: bool) {
+        self.ready.store(ready, Ordering::Relaxed);
+    }
+
+    /// Whether it is over.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+
+    /// Ends it: each queue closes when its reactor next looks.
+    pub fn close(&self) {
+        self.set_ready(false);
+        self.closed.store(true, Ordering::Relaxed);
+    }
+
+    /// How many controller resets there were.
+    pub fn epoch(&self) -> u16 {
+        self.epoch.load(Ordering::Relaxed)
+    }
+
+    /// A controller reset: the I/O queues of before must close.
+    pub fn next_epoch(&self) {
+        self.epoch.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// I/O queues the host may connect.
+    pub fn granted_queues(&self) -> u16 {
+        self.granted.load(Ordering::Relaxed)
+    }
+
+    /// Sets how many I/O queues the host may connect.
+    pub fn grant_queues(&self, queues: u16) {
+        self.granted.store(queues, Ordering::Relaxed);
+    }
+
+    /// I/O queues that are connected and not yet wholly closed.
+    pub fn io_queues(&self) -> u16 {
+        self.io_queues.load(Ordering::Relaxed)
+    }
+
+    /// Counts an I/O queue in (+1) or out (-1).
+    pub(crate) fn count_io_queue(&self, opened: bool) {
+        match opened {
+            true => self.io_queues.fetch_add(1, Ordering::Relaxed),
+            false => self.io_queues.fetch_sub(1, Ordering::Relaxed),
+        };
+    }
+
+    /// Notes that the host is alive. A load first: the line stays shared while I/O flows.
+    #[inline]
+    pub fn note_traffic(&self) {
+        if !self.traffic.load(Ordering::Relaxed) {
+            self.traffic.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a command has arrived since the last call.
+    pub fn take_traffic(&self) -> bool {
+        self.traffic.swap(false, Ordering::Relaxed)
+    }
+
+    /// Records a failed command. Locks: failures are not the hot path.
+    pub fn log_error(&self, entry: ErrorRecord) {
+        self.errors.lock().unwrap_or_else(PoisonError::into_inner).push(entry);
+    }
+
+    /// How many errors there were, and the latest ones, newest first.
+    pub fn errors(&self) -> (u64, Vec<(u64, ErrorRecord)>) {
+        let log = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
+        (log.count, log.entries.iter().rev().copied().collect())
+    }
+}
+
+/// One failed command, for the Error Information log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ErrorRecord {
+    /// Queue id.
+    pub sqid: u16,
+    /// Command id.
+    pub cid: u16,
+    /// What it was answered with.
+    pub status: Status,
+    /// Namespace id of the command.
+    pub nsid: u32,
+    /// First LBA of the command, or 0.
+    pub slba: u64,
+}
+
+#[derive(Debug, Default)]
+struct ErrorLog {
+    count: u64,
+    entries: VecDeque<(u64, ErrorRecord)>,
+}
+
+impl ErrorLog {
+    fn push(&mut self, entry: ErrorRecord) {
+        self.count += 1;
+        if self.entries.len() == ERROR_LOG_ENTRIES {
+            self.entries.pop_front();
+        }
+        self.entries.push_back((self.count, entry));
+    }
+}
+
+/// Numbers for [`Association::id`].
+pub(crate) fn next_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_log_keeps_the_latest_and_counts_all() {
+        let nqn: Nqn = "nqn.2026-11.io.nvmfd:a".parse().unwrap();
+        let association = Association::new(1, 1, nqn, nqn, [0; 16]);
+        for cid in 0..100 {
+            let status = Status::INVALID_FIELD;
+            association.log_error(ErrorRecord { sqid: 0, cid, status, nsid: 0, slba: 0 });
+        }
+        let (count, entries) = association.errors();
+        assert_eq!((count, entries.len()), (100, ERROR_LOG_ENTRIES));
+        assert_eq!((entries[0].0, entries[0].1.cid), (100, 99));
+        assert_eq!((entries[63].0, entries[63].1.cid), (37, 36));
+    }
+}

@@ -1,0 +1,186 @@
+//! Fabrics commands: Connect, Property Get, Property Set. Who is admitted is the registry's
+//! business; what the command itself must look like is here.
+//!
+//! Source: NVMe Base Specification 2.0, "Fabrics Command Set".
+
+use nvme::fabrics::{
+    Connect, ConnectData, FabricsType, InvalidParameter, PropertyGet, PropertySet,
+};
+use nvme::{Sqe, Status};
+
+use super::{Plan, Received, Source, source};
+use crate::controller::Controller;
+
+/// Bytes of Connect data.
+pub const CONNECT_DATA_BYTES: u32 = ConnectData::BYTES as u32;
+
+/// A refused Connect: the status, and dword 0 of the completion.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Refusal {
+    /// The status.
+    pub status: Status,
+    /// Which field is wrong, for Connect Invalid Parameters; else 0.
+    pub dw0: u32,
+}
+
+impl Refusal {
+    /// Connect Invalid Parameters, naming the field.
+    #[must_use]
+    pub fn parameter(field: InvalidParameter) -> Refusal {
+        let status = Status::CONNECT_INVALID_PARAMETERS.with_dnr();
+        Refusal { status, dw0: field.dw0() }
+    }
+
+    /// Connect Invalid Host.
+    #[must_use]
+    pub fn host() -> Refusal {
+        let status = Status::CONNECT_INVALID_HOST.with_dnr();
+        Refusal { status, dw0: InvalidParameter::HOSTNQN.dw0() }
+    }
+}
+
+impl From<Status> for Refusal {
+    fn from(status: Status) -> Refusal {
+        Refusal { status, dw0: 0 }
+    }
+}
+
+/// A command on a queue that is not connected yet: only Connect is in order.
+///
+/// # Errors
+/// Command Sequence Error, or what is wrong with the Connect command.
+pub fn first(sqe: &Sqe, received: Received) -> Result<Plan, Status> {
+    sqe.check_flags()?;
+    if !sqe.is_fabrics() || sqe.fabrics_type() != FabricsType::CONNECT {
+        return Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr());
+    }
+    if Connect::parse(sqe).recfmt != 0 {
+        return Err(Status::CONNECT_INCOMPATIBLE_FORMAT.with_dnr());
+    }
+    // The admin queue's data may come in the capsule as well, when they really are in it.
+    let from: Source = source(sqe, received, CONNECT_DATA_BYTES, false)?;
+    Ok(Plan::Connect { from })
+}
+
+/// A fabrics command on a connected admin queue.
+///
+/// # Errors
+/// The status to answer with.
+pub fn admin(sqe: &Sqe, controller: &mut Controller) -> Result<Plan, Status> {
+    sqe.check_flags()?;
+    match sqe.fabrics_type() {
+        FabricsType::PROPERTY_GET => {
+            let get = PropertyGet::parse(sqe);
+            controller.property(get.property, get.size_bytes()).map(Plan::Reply)
+        }
+        FabricsType::PROPERTY_SET => {
+            let set = PropertySet::parse(sqe);
+            controller.set_property(set.property, set.size_bytes(), set.value)
+        }
+        FabricsType::CONNECT => Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr()),
+        FabricsType::DISCONNECT => Err(Status::INVALID_QUEUE_TYPE.with_dnr()),
+        _ => Err(Status::INVALID_OPCODE.with_dnr()),
+    }
+}
+
+/// A fabrics command on a connected I/O queue.
+///
+/// # Errors
+/// Always: none is served there.
+pub fn io(sqe: &Sqe) -> Result<Plan, Status> {
+    sqe.check_flags()?;
+    match sqe.fabrics_type() {
+        FabricsType::CONNECT => Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr()),
+        _ => Err(Status::INVALID_OPCODE.with_dnr()),
+    }
+}
+
+/// What a queue pair was set up for, against which its Connect is held.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Promise {
+    /// Queue id in the connection request.
+    pub qid: u16,
+    /// HSQSIZE of the connection request.
+    pub hsqsize_z: u16,
+    /// MQES of our controllers.
+    pub mqes_z: u16,
+}
+
+/// Largest admin queue that the documents allow, zero-based.
+const ADMIN_SQSIZE_MAX_Z: u16 = 4095;
+
+/// Holds a Connect command against its connection request.
+///
+/// # Errors
+/// Connect Invalid Parameters with the field.
+pub fn check_connect(connect: &Connect, promise: Promise) -> Result<(), Refusal> {
+    if connect.qid != promise.qid {
+        return Err(Refusal::parameter(InvalidParameter::QID));
+    }
+    let most = match connect.qid {
+        0 => ADMIN_SQSIZE_MAX_Z,
+        _ => promise.mqes_z,
+    };
+    if connect.sqsize_z == 0 || connect.sqsize_z > most.min(promise.hsqsize_z) {
+        return Err(Refusal::parameter(InvalidParameter::SQSIZE));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvme::{AdminOpcode, IoOpcode, Sgl};
+
+    const RECEIVED: Received =
+        Received { tail_bytes: 0, in_capsule_bytes: 4096, mdts_bytes: 1 << 20 };
+
+    fn connect(len: u32) -> Sqe {
+        Connect { sqsize_z: 31, ..Connect::default() }.emit(Sgl::keyed(0x10, len, 3, true).unwrap())
+    }
+
+    #[test]
+    fn only_connect_may_come_first() {
+        let plan = first(&connect(1024), RECEIVED).unwrap();
+        assert!(matches!(plan, Plan::Connect { from } if from.len_bytes() == 1024));
+        for sqe in [
+            Sqe::io(IoOpcode::READ, 1),
+            Sqe::admin(AdminOpcode::IDENTIFY),
+            Sqe::fabrics(FabricsType::PROPERTY_GET),
+        ] {
+            let status = first(&sqe, RECEIVED).unwrap_err();
+            assert!(status.is(Status::COMMAND_SEQUENCE_ERROR) && status.dnr());
+        }
+    }
+
+    #[test]
+    fn connect_data_are_1024_bytes_of_format_0() {
+        let short = first(&connect(1023), RECEIVED).unwrap_err();
+        assert!(short.is(Status::DATA_SGL_LENGTH_INVALID) && short.dnr());
+        let format = Connect { recfmt: 1, ..Connect::default() }
+            .emit(Sgl::keyed(0, 1024, 0, false).unwrap());
+        let status = first(&format, RECEIVED).unwrap_err();
+        assert!(status.is(Status::CONNECT_INCOMPATIBLE_FORMAT) && status.dnr());
+        // In the capsule, but not received: stale bytes of the buffer must never count.
+        let inline = Connect::default().emit(Sgl::in_capsule(0, 1024));
+        let status = first(&inline, RECEIVED).unwrap_err();
+        assert!(status.is(Status::DATA_SGL_LENGTH_INVALID));
+    }
+
+    #[test]
+    fn queue_id_and_size_are_held_against_the_connection_request() {
+        let promise = Promise { qid: 1, hsqsize_z: 63, mqes_z: 127 };
+        let ask = |qid, sqsize_z| {
+            let connect = Connect { qid, sqsize_z, ..Connect::default() };
+            check_connect(&connect, promise).map_err(|r| (r.status.code(), r.dw0))
+        };
+        assert_eq!(ask(1, 63), Ok(()));
+        assert_eq!(ask(1, 15), Ok(()));
+        assert_eq!(ask(1, 64), Err((0x182, 44)));
+        assert_eq!(ask(1, 0), Err((0x182, 44)));
+        assert_eq!(ask(2, 15), Err((0x182, 42)));
+        let wide = Promise { hsqsize_z: 9999, ..promise };
+        let connect = Connect { qid: 1, sqsize_z: 128, ..Connect::default() };
+        assert_eq!(check_connect(&connect, wide).unwrap_err().dw0, 44);
+    }
+}

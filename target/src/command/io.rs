@@ -1,0 +1,274 @@
+//! I/O commands of the NVM command set: Flush, Write, Read, Compare, Write Zeroes, Dataset
+//! Management.
+//!
+//! Source: NVM Command Set Specification 1.0, "I/O Commands".
+
+use nvme::sqe::DsmRange;
+use nvme::{IoOpcode, Sqe, Status};
+
+use super::{Plan, Received, destination, no_data, source};
+use crate::subsystem::{Namespace, Subsystem};
+
+/// Bytes of one Dataset Management range.
+pub const RANGE_BYTES: u32 = 16;
+
+/// Decides an I/O command on a ready controller. The order of checks is: flags, opcode,
+/// namespace, write protection, range, SGL.
+///
+/// # Errors
+/// The status to answer with.
+pub fn plan(sqe: &Sqe, subsystem: &Subsystem, received: Received) -> Result<Plan, Status> {
+    sqe.check_flags()?;
+    let rule = match sqe.io_opcode() {
+        IoOpcode::FLUSH => flush,
+        IoOpcode::WRITE => write,
+        IoOpcode::READ => read,
+        IoOpcode::COMPARE => compare,
+        IoOpcode::WRITE_ZEROES => write_zeroes,
+        IoOpcode::DATASET_MANAGEMENT => dataset_management,
+        _ => return Err(Status::INVALID_OPCODE.with_dnr()),
+    };
+    rule(sqe, subsystem.namespace(sqe.nsid)?, received)
+}
+
+/// Checks all ranges of a Dataset Management command, before any is acted on.
+///
+/// # Errors
+/// LBA Out of Range.
+pub fn check_ranges(data: &[u8], namespace: &Namespace) -> Result<(), Status> {
+    DsmRange::parse_all(data)
+        .try_for_each(|range| namespace.range(range.slba, range.blocks.into()).map(drop))
+}
+
+/// Byte offset and length of the range that begins at `at` of the descriptors.
+///
+/// # Errors
+/// LBA Out of Range.
+pub fn range_at(data: &[u8], index: u32, namespace: &Namespace) -> Result<(u64, u64), Status> {
+    let range = DsmRange::parse_all(data).nth(index as usize).unwrap_or_default();
+    namespace.range(range.slba, range.blocks.into())
+}
+
+fn flush(sqe: &Sqe, namespace: &Namespace, _: Received) -> Result<Plan, Status> {
+    no_data(sqe)?;
+    match namespace.volatile_cache {
+        true => Ok(Plan::Flush { backing: namespace.backing }),
+        false => Ok(Plan::Reply(0)),
+    }
+}
+
+fn read(sqe: &Sqe, namespace: &Namespace, received: Received) -> Result<Plan, Status> {
+    let (at, len) = transfer(sqe, namespace, received)?;
+    let to = destination(sqe, received, len, true)?;
+    Ok(Plan::Load { backing: namespace.backing, at, to })
+}
+
+fn write(sqe: &Sqe, namespace: &Namespace, received: Received) -> Result<Plan, Status> {
+    writable(namespace)?;
+    let (at, len) = transfer(sqe, namespace, received)?;
+    let from = source(sqe, received, len, true)?;
+    Ok(Plan::Store { backing: namespace.backing, at, from, fua: sqe.fua() })
+}
+
+fn compare(sqe: &Sqe, namespace: &Namespace, received: Received) -> Result<Plan, Status> {
+    let (at, len) = transfer(sqe, namespace, received)?;
+    let from = source(sqe, received, len, true)?;
+    Ok(Plan::Compare { backing: namespace.backing, at, from })
+}
+
+fn write_zeroes(sqe: &Sqe, namespace: &Namespace, _: Received) -> Result<Plan, Status> {
+    writable(namespace)?;
+    let (at, len) = namespace.range(sqe.slba(), sqe.blocks().into())?;
+    no_data(sqe)?;
+    Ok(Plan::Zero { backing: namespace.backing, at, len, deallocate: sqe.deac() })
+}
+
+fn dataset_management(
+    sqe: &Sqe,
+    namespace: &Namespace,
+    received: Received,
+) -> Result<Plan, Status> {
+    let nr = sqe.ranges() as u32;
+    // Linux describes 4096 bytes whatever the number of ranges: longer is fine.
+    let from = source(sqe, received, nr * RANGE_BYTES, false)?;
+    if !sqe.deallocate() {
+        return Ok(Plan::Reply(0));
+    }
+    writable(namespace)?;
+    Ok(Plan::Deallocate { nsid: namespace.nsid, nr, from })
+}
+
+fn writable(namespace: &Namespace) -> Result<(), Status> {
+    match namespace.read_only {
+        true => Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr()),
+        false => Ok(()),
+    }
+}
+
+fn transfer(sqe: &Sqe, namespace: &Namespace, received: Received) -> Result<(u64, u32), Status> {
+    let (at, len) = namespace.range(sqe.slba(), sqe.blocks().into())?;
+    match u32::try_from(len) {
+        Ok(len) if len <= received.mdts_bytes => Ok((at, len)),
+        _ => Err(Status::INVALID_FIELD.with_dnr()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::Source;
+    use crate::disk::BackingId;
+    use crate::subsystem::tests::sample;
+    use nvme::Sgl;
+    use proptest::prelude::*;
+    use rdma::Remote;
+
+    const RECEIVED: Received =
+        Received { tail_bytes: 4096, in_capsule_bytes: 4096, mdts_bytes: 1 << 20 };
+
+    fn keyed(len: u32) -> Sgl {
+        Sgl::keyed(0x1000, len, 7, true).unwrap()
+    }
+
+    fn ask(sqe: &Sqe) -> Result<Plan, Status> {
+        plan(sqe, &sample(), RECEIVED)
+    }
+
+    fn refused(sqe: &Sqe, status: Status) {
+        let got = ask(sqe).unwrap_err();
+        assert!(got.is(status) && got.dnr(), "{got} instead of {status}");
+    }
+
+    #[test]
+    fn read_and_write_become_load_and_store() {
+        let backing = BackingId(0);
+        let read = Sqe::io(IoOpcode::READ, 1).with_range(5, 1).with_sgl(keyed(8192));
+        let to = Remote { addr: 0x1000, key: 7, len: 8192 };
+        assert_eq!(ask(&read), Ok(Plan::Load { backing, at: 5 * 4096, to }));
+
+        let write = Sqe::io(IoOpcode::WRITE, 1).with_range(5, 0).with_fua(true);
+        let inline = write.with_sgl(Sgl::in_capsule(0, 4096));
+        let from = Source::Capsule { offset: 0, len: 4096 };
+        assert_eq!(ask(&inline), Ok(Plan::Store { backing, at: 5 * 4096, from, fua: true }));
+        let from = Source::Host(Remote { addr: 0x1000, key: 7, len: 4096 });
+        let pulled = Plan::Store { backing, at: 5 * 4096, from, fua: true };
+        assert_eq!(ask(&write.with_sgl(keyed(4096))), Ok(pulled));
+    }
+
+    #[test]
+    fn in_capsule_data_are_what_was_received_and_nothing_else() {
+        let write = Sqe::io(IoOpcode::WRITE, 2).with_range(0, 7);
+        let whole = write.with_sgl(Sgl::in_capsule(0, 4096));
+        assert!(ask(&whole).is_ok());
+        // One byte less arrived than the descriptor says.
+        let short = Received { tail_bytes: 4095, ..RECEIVED };
+        let status = plan(&whole, &sample(), short).unwrap_err();
+        assert!(status.is(Status::DATA_SGL_LENGTH_INVALID) && status.dnr());
+        // More arrived than a capsule may hold.
+        let long = Received { tail_bytes: 1 << 20, ..RECEIVED };
+        let far = write.with_sgl(Sgl::in_capsule(4096, 4096));
+        assert!(plan(&far, &sample(), long).unwrap_err().is(Status::DATA_SGL_LENGTH_INVALID));
+        refused(&write.with_sgl(Sgl::in_capsule(4097, 4096)), Status::SGL_OFFSET_INVALID);
+        refused(&write.with_sgl(Sgl::in_capsule(u64::MAX, 4096)), Status::SGL_OFFSET_INVALID);
+        refused(
+            &write.with_sgl(Sgl::in_capsule(u64::MAX - 4095, 4096)),
+            Status::SGL_OFFSET_INVALID,
+        );
+        refused(&write.with_sgl(Sgl::in_capsule(1, 4096)), Status::DATA_SGL_LENGTH_INVALID);
+    }
+
+    #[test]
+    fn what_the_reference_says_of_bad_io_commands() {
+        let read = Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(4096));
+        for nsid in [0, 3, u32::MAX] {
+            refused(&read.with_nsid(nsid), Status::INVALID_NAMESPACE);
+        }
+        refused(&read.with_range(1 << 20, 0), Status::LBA_OUT_OF_RANGE);
+        refused(&read.with_range(u64::MAX, 0), Status::LBA_OUT_OF_RANGE);
+        refused(&read.with_range((1 << 20) - 1, 1), Status::LBA_OUT_OF_RANGE);
+        refused(&read.with_range(0, 1), Status::DATA_SGL_LENGTH_INVALID);
+        refused(&read.with_sgl(keyed(0)), Status::DATA_SGL_LENGTH_INVALID);
+        refused(&read.with_sgl(keyed(8192)), Status::DATA_SGL_LENGTH_INVALID);
+        refused(&read.with_sgl(Sgl::in_capsule(0, 4096)), Status::INVALID_FIELD);
+        refused(&read.with_range(0, 256).with_sgl(keyed(257 * 4096)), Status::INVALID_FIELD);
+        refused(&Sqe { opcode: 0x79, ..read }, Status::INVALID_OPCODE);
+        refused(&Sqe::io(IoOpcode::COPY, 1), Status::INVALID_OPCODE);
+        refused(&Sqe { dptr: [0xFF; 16], ..read }, Status::SGL_TYPE_INVALID);
+        refused(&read.with_flags(nvme::sqe::Flags(0)), Status::INVALID_FIELD);
+        refused(&read.with_flags(nvme::sqe::Flags(0x41)), Status::INVALID_FIELD);
+        let zeroes = Sqe::io(IoOpcode::WRITE_ZEROES, 1);
+        refused(&zeroes.with_sgl(keyed(4096)), Status::DATA_SGL_LENGTH_INVALID);
+        refused(&zeroes.with_range((1 << 20) - 1, 1), Status::LBA_OUT_OF_RANGE);
+        refused(&Sqe::io(IoOpcode::FLUSH, u32::MAX), Status::INVALID_NAMESPACE);
+    }
+
+    #[test]
+    fn a_read_only_namespace_is_not_written() {
+        let mut subsystem = sample();
+        subsystem.namespaces[0].read_only = true;
+        for opcode in [IoOpcode::WRITE, IoOpcode::WRITE_ZEROES] {
+            let status = plan(&Sqe::io(opcode, 1), &subsystem, RECEIVED).unwrap_err();
+            assert!(status.is(Status::NAMESPACE_WRITE_PROTECTED));
+        }
+        let dsm = Sqe::deallocation(1, 0).with_sgl(keyed(4096));
+        let status = plan(&dsm, &subsystem, RECEIVED).unwrap_err();
+        assert!(status.is(Status::NAMESPACE_WRITE_PROTECTED));
+        let read = Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(4096));
+        assert!(plan(&read, &subsystem, RECEIVED).is_ok());
+    }
+
+    #[test]
+    fn deallocation_takes_a_longer_buffer_and_uses_what_it_needs() {
+        let dsm = Sqe::deallocation(1, 1);
+        let from = Source::Host(Remote { addr: 0x1000, key: 7, len: 32 });
+        let expected = Plan::Deallocate { nsid: 1, nr: 2, from };
+        assert_eq!(ask(&dsm.with_sgl(keyed(4096))), Ok(expected));
+        refused(&dsm.with_sgl(keyed(31)), Status::DATA_SGL_LENGTH_INVALID);
+        let hint = Sqe { cdw11: 0, ..dsm.with_sgl(keyed(32)) };
+        assert_eq!(ask(&hint), Ok(Plan::Reply(0)));
+    }
+
+    #[test]
+    fn all_ranges_are_checked_before_any_is_used() {
+        let subsystem = sample();
+        let namespace = subsystem.namespace(1).unwrap();
+        let mut data = [0; 32];
+        data[..16].copy_from_slice(&DsmRange { attributes: 0, blocks: 8, slba: 1 }.emit());
+        data[16..].copy_from_slice(&DsmRange { attributes: 0, blocks: 1, slba: 1 << 20 }.emit());
+        assert!(check_ranges(&data, namespace).unwrap_err().is(Status::LBA_OUT_OF_RANGE));
+        assert_eq!(check_ranges(&data[..16], namespace), Ok(()));
+        assert_eq!(range_at(&data, 0, namespace), Ok((4096, 8 * 4096)));
+    }
+
+    proptest! {
+        #[test]
+        fn any_command_is_answered_within_bounds(
+            bytes: [u8; 64], opcode in 0u8..32, nsid in 0u32..9, flags: bool,
+            tail_bytes in 0u32..9000, kind in prop_oneof![Just(0x40u8), Just(0x4F), Just(1), any::<u8>()]
+        ) {
+            let mut bytes = bytes;
+            bytes[0] = opcode;
+            bytes[39] = kind;
+            if flags { bytes[1] = 0x40; }
+            let sqe = Sqe { nsid, ..Sqe::parse(&bytes) };
+            let subsystem = sample();
+            let received = Received { tail_bytes, ..RECEIVED };
+            if let Ok(plan) = plan(&sqe, &subsystem, received) {
+                let namespace = subsystem.namespace(nsid).unwrap();
+                let size = namespace.blocks << namespace.block_shift;
+                let (at, len, from) = match plan {
+                    Plan::Load { at, to, .. } => (at, u64::from(to.len), None),
+                    Plan::Store { at, from, .. } | Plan::Compare { at, from, .. } =>
+                        (at, u64::from(from.len_bytes()), Some(from)),
+                    Plan::Zero { at, len, .. } => (at, len, None),
+                    Plan::Deallocate { from, .. } => (0, 0, Some(from)),
+                    _ => (0, 0, None),
+                };
+                prop_assert!(at + len <= size);
+                if let Some(Source::Capsule { offset, len }) = from {
+                    prop_assert!(offset + len <= tail_bytes.min(4096));
+                }
+            }
+        }
+    }
+}

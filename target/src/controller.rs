@@ -1,0 +1,307 @@
+//! The controller: its life (CC and CSTS), keep alive, events. One per admin queue, owned by it.
+//!
+//! ```text
+//!            CC.EN 0→1, good settings            CC.SHN = 01b or 10b
+//! Disabled ───────────────────────────► Ready ───────────────────────► ShuttingDown
+//!     ▲   └── bad settings ──► Failed     │                                 │ flushed
+//!     └────────── CC.EN 1→0 ──────────────┴──────── CC.EN = 0 ◄──────── ShutDown
+//! ```
+//!
+//! Source: NVMe Base Specification 2.0, "Controller Properties", "Keep Alive".
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nvme::Status;
+use nvme::property::{Cap, Cc, Csts, Property, Shutdown, ShutdownStatus, Vs};
+
+use crate::association::Association;
+use crate::command::Plan;
+use crate::command::feature::Features;
+use crate::disk::BackingId;
+use crate::events::Events;
+use crate::subsystem::Subsystem;
+
+/// Keep Alive granularity (KAS), in units of 100 ms.
+pub const KAS_100MS: u16 = 10;
+
+/// What a host's keep alive may be late by before we call it dead.
+const KEEP_ALIVE_MARGIN: Duration = Duration::from_secs(2);
+
+/// How long a discovery controller without keep alive may be silent.
+const DISCOVERY_IDLE: Duration = Duration::from_secs(120);
+
+/// The version that we implement.
+pub const VERSION: Vs = Vs::V1_4;
+
+/// What the target allows and promises.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Entries of an I/O queue (MQES + 1).
+    pub queue_depth: u16,
+    /// I/O queues of a controller.
+    pub io_queues: u16,
+    /// In-capsule data of an I/O command in bytes; a multiple of 4096.
+    pub in_capsule_bytes: u32,
+    /// Largest transfer in bytes: 4096 times a power of two.
+    pub mdts_bytes: u32,
+}
+
+/// What a controller serves.
+#[derive(Debug)]
+pub enum Role {
+    /// An NVM subsystem.
+    Nvm(Arc<Subsystem>),
+    /// Discovery; the log as it was when its beginning was last read, so that a host which reads
+    /// in pieces never sees two generations mixed.
+    Discovery {
+        /// The snapshot: header and entries.
+        snapshot: Vec<u8>,
+    },
+}
+
+/// Where in its life a controller is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Life {
+    /// Connected, not enabled.
+    Disabled,
+    /// Serving.
+    Ready,
+    /// CSTS.CFS: enabled with settings that we do not have, or dead.
+    Failed,
+    /// Flushing.
+    ShuttingDown,
+    /// CSTS.SHST = 10b.
+    ShutDown,
+}
+
+/// The controller of one association.
+#[derive(Debug)]
+pub struct Controller {
+    /// What its queues share.
+    pub association: Arc<Association>,
+    /// What it serves.
+    pub role: Role,
+    /// What it promises.
+    pub limits: Limits,
+    /// The address by which the host reached us.
+    pub local: SocketAddr,
+    /// Feature values.
+    pub features: Features,
+    /// Asynchronous events.
+    pub events: Events,
+    cc: Cc,
+    life: Life,
+    kato: Duration,
+    alive_until: Option<Instant>,
+}
+
+impl Controller {
+    /// A controller as Connect makes it. `kato_ms` 0 means no keep alive.
+    #[must_use]
+    pub fn new(
+        association: Arc<Association>,
+        role: Role,
+        limits: Limits,
+        local: SocketAddr,
+        kato_ms: u32,
+        now: Instant,
+    ) -> Controller {
+        let mut controller = Controller {
+            association,
+            role,
+            limits,
+            local,
+            features: Features::default(),
+            events: Events::default(),
+            cc: Cc(0),
+            life: Life::Disabled,
+            kato: Duration::ZERO,
+            alive_until: None,
+        };
+        controller.set_kato_ms(kato_ms, now);
+        controller
+    }
+
+    /// Whether this is a discovery controller.
+    #[must_use]
+    pub fn is_discovery(&self) -> bool {
+        matches!(self.role, Role::Discovery { .. })
+    }
+
+    /// The NVM subsystem it serves, if any.
+    #[must_use]
+    pub fn subsystem(&self) -> Option<&Arc<Subsystem>> {
+        match &self.role {
+            Role::Nvm(subsystem) => Some(subsystem),
+            Role::Discovery { .. } => None,
+        }
+    }
+
+    /// Where in its life it is.
+    #[must_use]
+    pub fn life(&self) -> Life {
+        self.life
+    }
+
+    /// Controller capabilities.
+    #[must_use]
+    pub fn cap(&self) -> Cap {
+        Cap(0)
+            .with_mqes_z(self.limits.queue_depth - 1)
+            .with_cqr(true)
+            .with_to_500ms(15)
+            .with_css(Cap::CSS_NVM)
+    }
+
+    /// Controller status. Ready falls only when the last I/O queue is closed, so that a host which
+    /// sees 0 knows that nothing of its old commands is still under way.
+    #[must_use]
+    pub fn csts(&self) -> Csts {
+        let draining = self.life == Life::Disabled && self.association.io_queues() > 0;
+        let shst = match self.life {
+            Life::ShuttingDown => ShutdownStatus::Occurring,
+            Life::ShutDown => ShutdownStatus::Complete,
+            _ => ShutdownStatus::Normal,
+        };
+        Csts(0)
+            .with_rdy(self.life == Life::Ready || draining)
+            .with_cfs(self.life == Life::Failed)
+            .with_shst(shst)
+    }
+
+    /// Property Get: the value of a property of `size_bytes`.
+    ///
+    /// # Errors
+    /// Invalid Field for a property that we do not have or that has another size.
+    pub fn property(&self, property: Property, size_bytes: Option<u32>) -> Result<u64, Status> {
+        if size_bytes.is_none() || property.size_bytes() != size_bytes {
+            return Err(Status::INVALID_FIELD.with_dnr());
+        }
+        match property {
+            Property::CAP => Ok(self.cap().0),
+            Property::VS => Ok(VERSION.0.into()),
+            Property::CC => Ok(self.cc.0.into()),
+            Property::CSTS => Ok(self.csts().0.into()),
+            _ => Err(Status::INVALID_FIELD.with_dnr()),
+        }
+    }
+
+    /// Property Set: only Controller Configuration can be set.
+    ///
+    /// # Errors
+    /// Invalid Field for anything else.
+    pub fn set_property(
+        &mut self,
+        property: Property,
+        size_bytes: Option<u32>,
+        value: u64,
+    ) -> Result<Plan, Status> {
+        if property != Property::CC || size_bytes != Some(4) {
+            return Err(Status::INVALID_FIELD.with_dnr());
+        }
+        Ok(self.configure(Cc(value as u32)))
+    }
+
+    /// What was asked of the stores for a shutdown is done.
+    pub fn shut_down_complete(&mut self) {
+        if self.life == Life::ShuttingDown {
+            self.life = Life::ShutDown;
+        }
+    }
+
+    /// The connection or the host is lost: nothing is served any more.
+    pub fn fail(&mut self) {
+        self.life = Life::Failed;
+        self.association.set_ready(false);
+    }
+
+    /// Keep alive timeout in milliseconds as granted; 0 when there is none.
+    #[must_use]
+    pub fn kato_ms(&self) -> u32 {
+        self.kato.as_millis() as u32
+    }
+
+    /// Sets the keep alive timeout, rounded up to the granularity.
+    pub fn set_kato_ms(&mut self, kato_ms: u32, now: Instant) {
+        let step = u64::from(KAS_100MS) * 100;
+        self.kato = Duration::from_millis(u64::from(kato_ms).next_multiple_of(step));
+        self.alive_until = self.patience().map(|patience| now + patience);
+    }
+
+    /// Looks at the clock; true when the host has been silent for too long.
+    pub fn expired(&mut self, now: Instant) -> bool {
+        let Some(patience) = self.patience() else { return false };
+        if self.association.take_traffic() {
+            self.alive_until = Some(now + patience);
+        }
+        self.alive_until.is_some_and(|until| now >= until)
+    }
+
+    /// Takes a new snapshot of the subsystem and raises the event for what differs.
+    pub fn replace_subsystem(&mut self, new: Arc<Subsystem>) {
+        let Role::Nvm(old) = &mut self.role else { return };
+        let differing = |a: &Subsystem, b: &Subsystem| {
+            let unlike = |n: &&crate::subsystem::Namespace| b.namespace(n.nsid).ok() != Some(*n);
+            a.namespaces.iter().filter(unlike).map(|n| n.nsid).collect::<Vec<_>>()
+        };
+        let mut changed = differing(old, &new);
+        changed.extend(differing(&new, old));
+        *old = new;
+        if !changed.is_empty() {
+            self.events.namespaces_changed(changed);
+        }
+    }
+
+    fn patience(&self) -> Option<Duration> {
+        match (self.kato.is_zero(), self.is_discovery()) {
+            (false, _) => Some(self.kato + KEEP_ALIVE_MARGIN),
+            (true, true) => Some(DISCOVERY_IDLE),
+            (true, false) => None,
+        }
+    }
+
+    fn configure(&mut self, new: Cc) -> Plan {
+        let old = std::mem::replace(&mut self.cc, new);
+        if old.en() && !new.en() {
+            self.life = Life::Disabled;
+            self.association.set_ready(false);
+            self.association.next_epoch();
+            self.features = Features::default();
+            self.events.reset();
+        } else if !old.en() && new.en() {
+            self.enable(new);
+        }
+        let wanted = matches!(new.shn(), Shutdown::Normal | Shutdown::Abrupt);
+        match self.life {
+            Life::ShuttingDown | Life::ShutDown if !wanted && new.en() => {
+                // The host takes the shutdown back: CC.SHN = 00b clears CSTS.SHST.
+                self.enable(new);
+            }
+            Life::Disabled | Life::Ready if wanted => {
+                self.life = Life::ShuttingDown;
+                self.association.set_ready(false);
+                return Plan::ShutDown { backings: self.backings() };
+            }
+            _ => {}
+        }
+        Plan::Reply(0)
+    }
+
+    fn enable(&mut self, cc: Cc) {
+        let sizes = cc.iosqes() == Cc::SQE_64_BYTES && cc.iocqes() == Cc::CQE_16_BYTES;
+        // A discovery controller has no I/O queues, so their entry sizes may be anything.
+        let good = (sizes || self.is_discovery())
+            && cc.mps() == 0
+            && cc.ams() == 0
+            && cc.css() == Cc::CSS_NVM;
+        self.life = if good { Life::Ready } else { Life::Failed };
+        self.association.set_ready(good);
+    }
+
+    fn backings(&self) -> Vec<BackingId> {
+        let namespaces = self.subsystem().map_or(&[][..], |s| &s.namespaces);
+        namespaces.iter().filter(|n| n.volatile_cache).map(|n| n.backing).collect()
+    }
+}

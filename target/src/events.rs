@@ -1,0 +1,171 @@
+//! Asynchronous events of one controller: what is pending, what is masked, who waits.
+//!
+//! Source: NVMe Base Specification 2.0, "Asynchronous Event Request command". An event that was
+//! told stays masked until its log page is read with RAE = 0; what happens meanwhile is told once
+//! after that.
+
+use std::collections::{BTreeSet, VecDeque};
+
+/// How many requests a host may leave outstanding: AERL + 1.
+pub const REQUESTS: usize = 4;
+
+/// Most ids that the Changed Namespace List carries; beyond, it says "all".
+const CHANGED_MAX: usize = 1024;
+
+/// An event that we raise.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Event {
+    /// The namespaces have changed: log page 04h.
+    NamespaceAttribute,
+    /// What discovery answers has changed: log page 70h.
+    DiscoveryLog,
+}
+
+impl Event {
+    /// The bit of Asynchronous Event Configuration (and of OAES) that enables it.
+    #[must_use]
+    pub fn enable_bit(self) -> u32 {
+        match self {
+            Event::NamespaceAttribute => 1 << 8,
+            Event::DiscoveryLog => 1 << 31,
+        }
+    }
+
+    /// Dword 0 of the completion: type 2h (notice), information, log page.
+    #[must_use]
+    pub fn dw0(self) -> u32 {
+        match self {
+            Event::NamespaceAttribute => 0x04_00_02,
+            Event::DiscoveryLog => 0x70_F0_02,
+        }
+    }
+}
+
+/// The event state of one controller.
+#[derive(Debug, Default)]
+pub struct Events {
+    /// Slots of the outstanding requests, oldest first.
+    parked: VecDeque<u16>,
+    pending: BTreeSet<Event>,
+    masked: BTreeSet<Event>,
+    changed: BTreeSet<u32>,
+}
+
+impl Events {
+    /// After a controller reset: nothing is pending or masked. Outstanding requests stay parked
+    /// until [`Events::take_parked`].
+    pub fn reset(&mut self) {
+        *self = Events { parked: std::mem::take(&mut self.parked), ..Events::default() };
+    }
+
+    /// Gives up all outstanding requests: their slots, oldest first.
+    pub fn take_parked(&mut self) -> impl Iterator<Item = u16> {
+        std::mem::take(&mut self.parked).into_iter()
+    }
+
+    /// Keeps a request until there is an event; false when the host has too many outstanding.
+    pub fn park(&mut self, slot: u16) -> bool {
+        if self.parked.len() == REQUESTS {
+            return false;
+        }
+        self.parked.push_back(slot);
+        true
+    }
+
+    /// Takes back a request that ends without an event (aborted); false when it is not parked.
+    pub fn unpark(&mut self, slot: u16) -> bool {
+        let before = self.parked.len();
+        self.parked.retain(|s| *s != slot);
+        self.parked.len() != before
+    }
+
+    /// Notes changed namespaces and raises the event.
+    pub fn namespaces_changed(&mut self, nsids: impl IntoIterator<Item = u32>) {
+        let before = self.changed.len();
+        self.changed.extend(nsids);
+        if self.changed.len() != before || self.masked.contains(&Event::NamespaceAttribute) {
+            self.pending.insert(Event::NamespaceAttribute);
+        }
+    }
+
+    /// Raises the discovery event.
+    pub fn discovery_changed(&mut self) {
+        self.pending.insert(Event::DiscoveryLog);
+    }
+
+    /// Ids for log page 04h, or none when there are too many to name.
+    #[must_use]
+    pub fn changed(&self) -> Option<impl Iterator<Item = u32> + '_> {
+        (self.changed.len() <= CHANGED_MAX).then(|| self.changed.iter().copied())
+    }
+
+    /// The host has read an event's log page with RAE = 0.
+    pub fn acknowledge(&mut self, event: Event) {
+        self.masked.remove(&event);
+        if event == Event::NamespaceAttribute {
+            self.changed.clear();
+            // Whatever was pending is in the page that was just read.
+            self.pending.remove(&event);
+        }
+    }
+
+    /// The next completion to send: slot and dword 0. `enabled` is the configuration feature.
+    pub fn next(&mut self, enabled: u32) -> Option<(u16, u32)> {
+        let &slot = self.parked.front()?;
+        let event = self
+            .pending
+            .iter()
+            .copied()
+            .find(|e| enabled & e.enable_bit() != 0 && !self.masked.contains(e))?;
+        self.parked.pop_front();
+        self.pending.remove(&event);
+        self.masked.insert(event);
+        Some((slot, event.dw0()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: u32 = u32::MAX;
+
+    #[test]
+    fn an_event_waits_for_a_request_and_is_told_once() {
+        let mut events = Events::default();
+        events.namespaces_changed([3, 1]);
+        assert_eq!(events.next(ALL), None, "nobody asks");
+        assert!(events.park(5) && events.park(6));
+        assert_eq!(events.next(0), None, "not enabled");
+        assert_eq!(events.next(ALL), Some((5, 0x040002)));
+        events.namespaces_changed([9]);
+        assert_eq!(events.next(ALL), None, "masked until the log is read");
+        assert_eq!(events.changed().unwrap().collect::<Vec<_>>(), [1, 3, 9]);
+        events.acknowledge(Event::NamespaceAttribute);
+        assert_eq!(events.next(ALL), None, "the page that was read told it");
+        events.namespaces_changed([2]);
+        assert_eq!(events.next(ALL), Some((6, 0x040002)));
+    }
+
+    #[test]
+    fn another_kind_of_event_is_not_masked() {
+        let mut events = Events::default();
+        assert!(events.park(1) && events.park(2));
+        events.namespaces_changed([1]);
+        assert!(events.next(ALL).is_some());
+        events.discovery_changed();
+        assert_eq!(events.next(ALL), Some((2, 0x70F002)));
+    }
+
+    #[test]
+    fn requests_and_changed_ids_are_bounded() {
+        let mut events = Events::default();
+        for slot in 0..REQUESTS {
+            assert!(events.park(slot as u16));
+        }
+        assert!(!events.park(9));
+        assert!(events.unpark(0) && !events.unpark(0));
+        events.namespaces_changed(1..=1025);
+        assert!(events.changed().is_none());
+    }
+}

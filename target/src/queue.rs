@@ -1,0 +1,557 @@
+//! One NVMe queue on one queue pair: its slots, and the five states of a command.
+//!
+//! ```text
+//!         capsule          buffer there         data there          done
+//! Free ──────────► Waiting ───────────► Pulling ───────────► AtDisk ─────► Replying ──► Free
+//!          └── each step that a command does not need is skipped ──┘            sent
+//! ```
+//!
+//! * *Waiting* holds a plan that lacks a data buffer (or, for a parked Asynchronous Event Request,
+//!   an event). Buffers are handed out in order of arrival over all queues of the reactor.
+//! * In-capsule data skip *Pulling*: the receive buffer itself goes to the disk.
+//! * The receive buffer is posted again before the response is sent, so a host that keeps to its
+//!   queue size always finds one.
+//!
+//! This is the only file that acts: rules decide (`command/`), the queue pulls, loads, stores,
+//! pushes and answers.
+
+mod answer;
+mod carry;
+mod connect;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nvme::cm;
+use nvme::{Sqe, Status};
+use rdma::{Buf, Completion, Fabric, Fault, Incoming, Pool, Qp, QpLimits, Reason};
+use tracing::{debug, info, warn};
+
+use crate::association::Association;
+use crate::command::{Plan, Received, SQE_BYTES, Source, admin, fabrics, io as rules};
+use crate::controller::{Controller, Limits};
+use crate::disk::{Disk, Done};
+use crate::registry::Registry;
+use crate::subsystem::{Subsystem, Work as Usage};
+use crate::waiters::Waiters;
+pub use carry::DATA_FOR_ADMIN_BYTES;
+
+/// How long a connection may take from its reply to its Connect command. Hosts bring up all
+/// connections of a controller before the first Connect, each round trip may take seconds.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(60);
+
+/// RDMA Reads that we would like to have outstanding on a queue pair.
+const READS: u8 = 16;
+
+/// The lent world.
+pub struct Io<'a> {
+    /// Buffers.
+    pub pool: &'a mut Pool,
+    /// The fabric.
+    pub fabric: &'a mut dyn Fabric,
+    /// The backing stores.
+    pub disk: &'a mut dyn Disk,
+    /// Who may connect.
+    pub registry: &'a Registry,
+    /// Who waits for buffers.
+    pub waiters: &'a mut Waiters,
+    /// The time of this turn.
+    pub now: Instant,
+}
+
+/// The five states.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Free,
+    Waiting,
+    Pulling,
+    AtDisk,
+    Replying,
+}
+
+#[derive(Debug)]
+struct Slot {
+    state: State,
+    sqe: Sqe,
+    plan: Plan,
+    /// The key to invalidate with the response.
+    invalidate: Option<u32>,
+    /// The capsule's receive buffer, until it is posted again.
+    capsule: Option<Buf>,
+    /// The data on their way between host and disk.
+    data: Option<Buf>,
+    /// What Compare loads to hold against `data`.
+    second: Option<Buf>,
+    /// The response's cell, at home.
+    cell: Option<Buf>,
+    /// Progress of plans with several disk operations.
+    step: u32,
+    /// Work requests posted and not home.
+    posted: u8,
+}
+
+/// What a queue serves.
+#[derive(Debug)]
+enum Serves {
+    /// Nothing before Connect.
+    Nothing { deadline: Instant },
+    /// An admin queue owns its controller.
+    Admin(Box<Controller>),
+    /// An I/O queue.
+    Io { association: Arc<Association>, subsystem: Arc<Subsystem>, epoch: u16 },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Link {
+    Open,
+    /// Disconnecting: work is coming home.
+    Closing,
+    /// The queue pair is gone; only the disk still has work.
+    Gone,
+}
+
+/// Submission queue head as the host is told.
+#[derive(Clone, Copy, Debug, Default)]
+struct Head {
+    at: u16,
+    size: u16,
+    /// Flow control is disabled: the field says FFFFh.
+    off: bool,
+}
+
+/// One NVMe queue.
+#[derive(Debug)]
+pub struct Queue {
+    key: u32,
+    qp: Qp,
+    request: cm::Request,
+    limits: Limits,
+    local: SocketAddr,
+    remote: SocketAddr,
+    serves: Serves,
+    link: Link,
+    head: Head,
+    slots: Vec<Slot>,
+    free: Vec<u16>,
+    at_disk: u16,
+    usage: Usage,
+}
+
+impl Queue {
+    /// Takes a connection request: checks its private data, opens a queue pair, posts all receives
+    /// and accepts; or rejects it with the reason. `key` is this queue's name in disk tags.
+    pub fn open(key: u32, incoming: Incoming, limits: Limits, io: &mut Io<'_>) -> Option<Queue> {
+        let (local, remote, reads) = (incoming.local, incoming.remote, incoming.reads);
+        let checked = connect::check_request(&incoming.private_data, reads, limits, io.pool);
+        let (request, depth) = match checked {
+            Ok(checked) => checked,
+            Err(status) => {
+                info!(%remote, %status, "connection request rejected");
+                io.fabric.reject(incoming, &cm::Reject::new(status).emit());
+                return None;
+            }
+        };
+        let slots = depth * 2;
+        let qp_limits = QpLimits {
+            receives: u32::from(depth),
+            sends: u32::from(slots) * 2,
+            reads: READS.min(reads),
+        };
+        let qp = match io.fabric.open(incoming, qp_limits) {
+            Ok(qp) => qp,
+            Err(error) => {
+                warn!(%remote, %error, "no queue pair for a connection request");
+                return None;
+            }
+        };
+        let mut queue = Queue {
+            key,
+            qp,
+            request,
+            limits,
+            local,
+            remote,
+            serves: Serves::Nothing { deadline: io.now + CONNECT_DEADLINE },
+            link: Link::Open,
+            head: Head::default(),
+            slots: Vec::with_capacity(slots.into()),
+            free: (0..slots).rev().collect(),
+            at_disk: 0,
+            usage: Usage::default(),
+        };
+        for _ in 0..slots {
+            let cell = io.pool.take_cell();
+            queue.slots.push(Slot::new(cell));
+        }
+        for _ in 0..depth {
+            if let Some(buf) = io.pool.take_receive() {
+                io.fabric.post(qp, 0, rdma::Work::Recv(buf));
+            }
+        }
+        let accept = cm::Accept { recfmt: 0, crqsize: depth };
+        io.fabric.accept(qp, &accept.emit());
+        debug!(%remote, qid = request.qid, depth, "connection accepted");
+        Some(queue)
+    }
+
+    /// The queue pair.
+    #[must_use]
+    pub fn qp(&self) -> Qp {
+        self.qp
+    }
+
+    /// Whether nothing is left: the queue pair is gone and all disk work is home.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.link == Link::Gone && self.at_disk == 0
+    }
+
+    /// A piece of fabric work has come home.
+    pub fn on_completion(&mut self, done: Completion, io: &mut Io<'_>) {
+        let slot = done.tag as u16;
+        match (done.work, done.outcome) {
+            (rdma::Work::Recv(buf), Ok(len)) if self.link == Link::Open => {
+                self.on_capsule(buf, len, io);
+            }
+            (rdma::Work::Recv(buf), outcome) => {
+                io.pool.give(buf);
+                self.on_fault(outcome.err(), io);
+            }
+            (rdma::Work::Send { from, .. }, outcome) => {
+                self.slot(slot).cell = Some(from);
+                self.on_posted(slot, outcome.err(), io);
+            }
+            (rdma::Work::Write { from, .. }, outcome) => {
+                io.pool.give(from);
+                self.on_posted(slot, outcome.err(), io);
+            }
+            (rdma::Work::Read { into, .. }, outcome) => {
+                self.slot(slot).data = Some(into);
+                self.slot(slot).posted -= 1;
+                match outcome {
+                    Ok(_) if self.link == Link::Open => self.on_pulled(slot, io),
+                    Ok(_) => self.release(slot, io),
+                    Err(fault) => {
+                        self.release(slot, io);
+                        self.on_fault(Some(fault), io);
+                    }
+                }
+            }
+        }
+        self.raise_events(io);
+    }
+
+    /// A disk operation has come home.
+    pub fn on_disk(&mut self, slot: u16, done: Done, io: &mut Io<'_>) {
+        self.at_disk -= 1;
+        let open = self.link == Link::Open;
+        let step = self.slot(slot).step;
+        let entry = self.slot(slot);
+        match (&entry.plan, done.buf) {
+            (_, None) => {}
+            (Plan::Store { from: Source::Capsule { .. }, .. }, Some(buf))
+                if entry.capsule.is_none() =>
+            {
+                entry.capsule = Some(buf);
+            }
+            (Plan::Compare { .. }, Some(buf)) => entry.second = Some(buf),
+            (_, Some(buf)) => entry.data = Some(buf),
+        }
+        if !open {
+            self.release(slot, io);
+            return;
+        }
+        if let Err(status) = done.outcome {
+            let failed_shutdown = matches!(self.slot(slot).plan, Plan::ShutDown { .. });
+            if failed_shutdown {
+                // The host asked for shutdown and gets it; the failure is in the log.
+                warn!(%status, "flush at shutdown failed");
+            } else {
+                self.answer(slot, Err(status), io);
+                return;
+            }
+        }
+        self.slot(slot).step = step + 1;
+        self.after_disk(slot, io);
+        self.raise_events(io);
+    }
+
+    /// A buffer may be there for a waiting command; false when there still is none.
+    pub fn resume(&mut self, slot: u16, io: &mut Io<'_>) -> bool {
+        if self.link != Link::Open || self.slot(slot).state != State::Waiting {
+            return true;
+        }
+        self.take_buffers(slot, io) && {
+            self.proceed(slot, io);
+            true
+        }
+    }
+
+    /// Ends the connection. Everything comes home, then the queue is finished.
+    pub fn close(&mut self, io: &mut Io<'_>) {
+        if self.link != Link::Open {
+            return;
+        }
+        self.link = Link::Closing;
+        io.fabric.disconnect(self.qp);
+        self.leave(io);
+        for slot in 0..self.slots.len() as u16 {
+            if self.slot(slot).state == State::Waiting {
+                self.release(slot, io);
+            }
+        }
+    }
+
+    /// The queue pair is gone, and all fabric work is home.
+    pub fn on_gone(&mut self, reason: Reason, io: &mut Io<'_>) {
+        if self.link == Link::Open {
+            self.link = Link::Closing;
+            self.leave(io);
+        }
+        self.link = Link::Gone;
+        info!(remote = %self.remote, qid = self.request.qid, ?reason, "queue closed");
+        for slot in 0..self.slots.len() as u16 {
+            if self.slot(slot).state != State::AtDisk {
+                self.release(slot, io);
+            }
+        }
+    }
+
+    /// Gives back what a finished queue still holds.
+    pub fn finish(mut self, io: &mut Io<'_>) {
+        for entry in &mut self.slots {
+            if let Some(cell) = entry.cell.take() {
+                io.pool.give(cell);
+            }
+        }
+        if let Serves::Io { association, subsystem, .. } = &self.serves {
+            subsystem.usage.add(&self.usage);
+            io.registry.io_closed(association, self.request.qid);
+        }
+    }
+
+    /// Looks at the clock and at what is shared with other reactors.
+    pub fn tick(&mut self, io: &mut Io<'_>) {
+        let remote = self.remote;
+        let why = match &mut self.serves {
+            Serves::Nothing { deadline } => {
+                (io.now >= *deadline).then_some("no Connect within its deadline")
+            }
+            Serves::Admin(controller) => {
+                if controller.association.is_closed() {
+                    Some("the subsystem was withdrawn from this host")
+                } else if controller.expired(io.now) {
+                    Some("keep alive expired")
+                } else {
+                    None
+                }
+            }
+            Serves::Io { association, subsystem, epoch } => {
+                subsystem.usage.add(&std::mem::take(&mut self.usage));
+                let over = association.is_closed() || association.epoch() != *epoch;
+                over.then_some("its controller was reset or is gone")
+            }
+        };
+        let Some(why) = why else { return };
+        if self.link == Link::Open {
+            info!(%remote, qid = self.request.qid, why, "closing a queue");
+            self.close(io);
+        }
+    }
+
+    /// A subsystem has changed.
+    pub fn on_subsystem(&mut self, new: &Arc<Subsystem>, io: &mut Io<'_>) {
+        match &mut self.serves {
+            Serves::Admin(controller) if controller.association.subsystem == new.nqn => {
+                controller.replace_subsystem(Arc::clone(new));
+            }
+            Serves::Io { subsystem, .. } if subsystem.nqn == new.nqn => {
+                *subsystem = Arc::clone(new);
+            }
+            _ => {}
+        }
+        self.raise_events(io);
+    }
+
+    /// What discovery answers has changed.
+    pub fn on_discovery_changed(&mut self, io: &mut Io<'_>) {
+        if let Serves::Admin(controller) = &mut self.serves
+            && controller.is_discovery()
+        {
+            controller.events.discovery_changed();
+            self.raise_events(io);
+        }
+    }
+
+    // ---- a capsule arrives
+
+    fn on_capsule(&mut self, buf: Buf, len: u32, io: &mut Io<'_>) {
+        let tail_bytes = len.checked_sub(SQE_BYTES);
+        let (Some(tail_bytes), Some(slot)) = (tail_bytes, self.free.pop()) else {
+            warn!(remote = %self.remote, len, "capsule too short, or more commands than the queue \
+                   has entries: disconnecting");
+            io.pool.give(buf);
+            self.close(io);
+            return;
+        };
+        let sqe = match io.pool.bytes(&buf).first_chunk() {
+            Some(bytes) => Sqe::parse(bytes),
+            None => Sqe::default(),
+        };
+        let invalidate = sqe.sgl().ok().and_then(|sgl| sgl.invalidate_key());
+        let entry = self.slot(slot);
+        entry.state = State::Waiting;
+        entry.sqe = sqe;
+        entry.plan = Plan::Reply(0);
+        entry.invalidate = invalidate;
+        entry.capsule = Some(buf);
+        entry.step = 0;
+        self.head.advance();
+        let plan = self.decide(slot, &sqe, tail_bytes, io);
+        self.start(slot, plan, io);
+    }
+
+    fn decide(
+        &mut self,
+        slot: u16,
+        sqe: &Sqe,
+        tail_bytes: u32,
+        io: &mut Io<'_>,
+    ) -> Result<Plan, Status> {
+        let received = Received {
+            tail_bytes,
+            in_capsule_bytes: self.limits.in_capsule_bytes,
+            mdts_bytes: self.limits.mdts_bytes,
+        };
+        match &mut self.serves {
+            Serves::Io { association, subsystem, .. } => {
+                association.note_traffic();
+                if sqe.is_fabrics() {
+                    return fabrics::io(sqe);
+                }
+                if !association.is_ready() {
+                    return Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr());
+                }
+                rules::plan(sqe, subsystem, received)
+            }
+            Serves::Admin(controller) => {
+                controller.association.note_traffic();
+                let epoch = controller.association.epoch();
+                let plan = match sqe.is_fabrics() {
+                    true => fabrics::admin(sqe, controller),
+                    false => {
+                        let (host, local) = (controller.association.host, controller.local);
+                        let discovery = || io.registry.discovery(&host, local);
+                        let env = admin::Env { slot, received, now: io.now, discovery: &discovery };
+                        admin::plan(sqe, controller, &env)
+                    }
+                };
+                if controller.association.epoch() != epoch {
+                    // A reset: the I/O queues close, the held requests end.
+                    io.registry.wake_reactors();
+                    let parked: Vec<u16> = controller.events.take_parked().collect();
+                    for slot in parked {
+                        self.answer(slot, Err(Status::ABORT_REQUESTED), io);
+                    }
+                }
+                plan
+            }
+            Serves::Nothing { .. } => fabrics::first(sqe, received),
+        }
+    }
+
+    // ---- coming home
+
+    fn on_posted(&mut self, slot: u16, fault: Option<Fault>, io: &mut Io<'_>) {
+        let entry = self.slot(slot);
+        entry.posted -= 1;
+        if entry.posted == 0 && entry.state == State::Replying {
+            entry.state = State::Free;
+            self.free.push(slot);
+        }
+        self.on_fault(fault, io);
+    }
+
+    fn on_fault(&mut self, fault: Option<Fault>, io: &mut Io<'_>) {
+        if let (Some(fault), Link::Open) = (fault, self.link) {
+            if fault != Fault::Flushed {
+                warn!(remote = %self.remote, qid = self.request.qid, %fault, "connection lost");
+            }
+            self.close(io);
+        }
+    }
+
+    /// Gives back all that a command holds, without an answer.
+    fn release(&mut self, slot: u16, io: &mut Io<'_>) {
+        let entry = self.slot(slot);
+        for buf in [entry.capsule.take(), entry.data.take(), entry.second.take()] {
+            if let Some(buf) = buf {
+                io.pool.give(buf);
+            }
+        }
+        if entry.state != State::Free && entry.posted == 0 {
+            entry.state = State::Free;
+            self.free.push(slot);
+        }
+    }
+
+    /// The association learns that this queue is closing.
+    fn leave(&mut self, io: &mut Io<'_>) {
+        if let Serves::Admin(controller) = &mut self.serves {
+            controller.fail();
+            let association = Arc::clone(&controller.association);
+            info!(host = %association.host, subsystem = %association.subsystem,
+                  cntlid = association.cntlid, "host disconnected");
+            io.registry.admin_closed(&association);
+        }
+    }
+
+    fn namespace(&self, nsid: u32) -> Result<&crate::subsystem::Namespace, Status> {
+        match &self.serves {
+            Serves::Io { subsystem, .. } => subsystem.namespace(nsid),
+            _ => Err(Status::INVALID_NAMESPACE.with_dnr()),
+        }
+    }
+
+    fn slot(&mut self, slot: u16) -> &mut Slot {
+        &mut self.slots[usize::from(slot)]
+    }
+}
+
+impl Slot {
+    fn new(cell: Option<Buf>) -> Slot {
+        Slot {
+            state: State::Free,
+            sqe: Sqe::default(),
+            plan: Plan::Reply(0),
+            invalidate: None,
+            capsule: None,
+            data: None,
+            second: None,
+            cell,
+            step: 0,
+            posted: 0,
+        }
+    }
+
+    /// The data that the host sent, wherever they lie.
+    fn bytes<'a>(&'a self, pool: &'a Pool) -> &'a [u8] {
+        match (&self.data, &self.capsule) {
+            (Some(buf), _) | (None, Some(buf)) => pool.bytes(buf),
+            (None, None) => &[],
+        }
+    }
+}
+
+impl Head {
+    fn advance(&mut self) {
+        if self.size > 0 {
+            self.at = (self.at + 1) % self.size;
+        }
+    }
+
+    fn field(self) -> u16 {
+        if self.off { u16::MAX } else { self.at }
+    }
+}

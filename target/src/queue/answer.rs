@@ -1,0 +1,92 @@
+//! The answer: data pushed, response sent, failures logged, buffers given back.
+
+use nvme::{Cqe, Status};
+use rdma::Remote;
+use tracing::debug;
+
+use super::{Io, Link, Queue, Serves, State};
+use crate::association::ErrorRecord;
+
+impl Queue {
+    /// Answers a command; a failure is logged for the host and says so (More).
+    pub(super) fn answer(&mut self, slot: u16, outcome: Result<u64, Status>, io: &mut Io<'_>) {
+        match outcome {
+            Ok(result) => self.respond(slot, Status::SUCCESS, result, None, io),
+            Err(status) => {
+                let status = self.log_error(slot, status);
+                self.respond(slot, status, 0, None, io);
+            }
+        }
+    }
+
+    /// Pushes the slot's data to the host and answers right behind: on a reliable connection the
+    /// response cannot overtake the data.
+    pub(super) fn push_and_answer(&mut self, slot: u16, to: Remote, io: &mut Io<'_>) {
+        self.respond(slot, Status::SUCCESS, 0, Some(to), io);
+    }
+
+    pub(super) fn respond(
+        &mut self,
+        slot: u16,
+        status: Status,
+        result: u64,
+        push: Option<Remote>,
+        io: &mut Io<'_>,
+    ) {
+        if self.link != Link::Open {
+            self.release(slot, io);
+            return;
+        }
+        let (qp, qid, head) = (self.qp, self.request.qid, self.head);
+        let entry = self.slot(slot);
+        entry.state = State::Replying;
+        if let Some(mut buf) = entry.capsule.take() {
+            io.pool.rewind(&mut buf);
+            io.fabric.post(qp, 0, rdma::Work::Recv(buf));
+        }
+        match (entry.data.take(), push) {
+            (Some(from), Some(to)) => {
+                entry.posted += 1;
+                io.fabric.post(qp, slot.into(), rdma::Work::Write { from, to });
+            }
+            (Some(buf), None) => io.pool.give(buf),
+            (None, _) => {}
+        }
+        if let Some(buf) = entry.second.take() {
+            io.pool.give(buf);
+        }
+        if let Some(mut from) = entry.cell.take() {
+            let cqe =
+                Cqe { result, sqhd: head.field(), sqid: qid, ..Cqe::new(entry.sqe.cid, status) };
+            from.select(0, Cqe::BYTES as u32);
+            io.pool.bytes_mut(&mut from).copy_from_slice(&cqe.emit());
+            entry.posted += 1;
+            let invalidate = entry.invalidate;
+            io.fabric.post(qp, slot.into(), rdma::Work::Send { from, invalidate });
+        }
+    }
+
+    pub(super) fn log_error(&mut self, slot: u16, status: Status) -> Status {
+        let sqe = self.slots[usize::from(slot)].sqe;
+        let association = match &self.serves {
+            Serves::Admin(controller) => &controller.association,
+            Serves::Io { association, .. } => association,
+            Serves::Nothing { .. } => return status,
+        };
+        let sqid = self.request.qid;
+        let (cid, nsid) = (sqe.cid, if sqe.is_fabrics() { 0 } else { sqe.nsid });
+        let slba = if sqid == 0 { 0 } else { sqe.slba() };
+        debug!(host = %association.host, sqid, cid, opcode = sqe.opcode, nsid, %status, "refused");
+        association.log_error(ErrorRecord { sqid, cid, status, nsid, slba });
+        status.with_more(true)
+    }
+
+    pub(super) fn raise_events(&mut self, io: &mut Io<'_>) {
+        while let Serves::Admin(controller) = &mut self.serves
+            && let Some((slot, dw0)) =
+                controller.events.next(controller.features.async_event_config())
+        {
+            self.answer(slot, Ok(dw0.into()), io);
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! Carrying out a plan: the steps between a decided command and its answer.
+
+use nvme::Status;
+
+use super::{Io, Queue, Serves, State};
+use crate::command::{Plan, SQE_BYTES, Source, admin, io as rules};
+use crate::disk::{BackingId, Op};
+
+/// Data bytes that only admin commands may take.
+pub const DATA_FOR_ADMIN_BYTES: u64 = 256 << 10;
+
+impl Queue {
+    pub(super) fn start(&mut self, slot: u16, plan: Result<Plan, Status>, io: &mut Io<'_>) {
+        match plan {
+            Ok(Plan::Reply(result)) => self.answer(slot, Ok(result), io),
+            Ok(Plan::Park) => self.slot(slot).plan = Plan::Park,
+            Ok(plan) => {
+                self.slot(slot).plan = plan;
+                let admin = !matches!(self.serves, Serves::Io { .. });
+                let turn = admin || io.waiters.is_empty();
+                match turn && self.take_buffers(slot, io) {
+                    true => self.proceed(slot, io),
+                    false => io.waiters.push(admin, self.key, slot),
+                }
+            }
+            Err(status) => self.answer(slot, Err(status), io),
+        }
+    }
+
+    /// Takes the buffers that the plan needs, all or none.
+    pub(super) fn take_buffers(&mut self, slot: u16, io: &mut Io<'_>) -> bool {
+        let io_queue = matches!(self.serves, Serves::Io { .. });
+        let entry = self.slot(slot);
+        let (first, second) = needs(&entry.plan);
+        let wanted = u64::from(first) + u64::from(second);
+        let (.., free) = io.pool.free();
+        if io_queue && wanted > 0 && free < wanted + DATA_FOR_ADMIN_BYTES {
+            return false;
+        }
+        if first > 0 && entry.data.is_none() {
+            entry.data = io.pool.take_data(first);
+            if entry.data.is_none() {
+                return false;
+            }
+        }
+        if second > 0 && entry.second.is_none() {
+            entry.second = io.pool.take_data(second);
+            if entry.second.is_none() {
+                if let Some(buf) = entry.data.take() {
+                    io.pool.give(buf);
+                }
+                return false;
+            }
+        }
+        true
+    }
+
+    /// The buffers are there: the first step.
+    pub(super) fn proceed(&mut self, slot: u16, io: &mut Io<'_>) {
+        let qp = self.qp;
+        let entry = self.slot(slot);
+        match &mut entry.plan {
+            Plan::Give { page, to } => {
+                let (page, to) = (std::mem::take(page), *to);
+                if let Some(buf) = &mut entry.data {
+                    let bytes = io.pool.bytes_mut(buf);
+                    let len = page.len().min(bytes.len());
+                    bytes[..len].copy_from_slice(&page[..len]);
+                    bytes[len..].fill(0);
+                }
+                self.push_and_answer(slot, to, io);
+            }
+            Plan::Load { backing, at, .. } => {
+                let (backing, at) = (*backing, *at);
+                let buf = entry.data.take();
+                self.submit(slot, backing, buf.map(|into| Op::Read { into, at }), io);
+            }
+            Plan::Store { from, .. }
+            | Plan::Compare { from, .. }
+            | Plan::Deallocate { from, .. }
+            | Plan::Connect { from }
+            | Plan::SetFeature { from } => match *from {
+                Source::Host(remote) => {
+                    entry.state = State::Pulling;
+                    if let Some(into) = entry.data.take() {
+                        entry.posted += 1;
+                        let work = rdma::Work::Read { into, from: remote };
+                        io.fabric.post(qp, slot.into(), work);
+                    }
+                }
+                Source::Capsule { offset, len } => {
+                    if let Some(buf) = &mut entry.capsule {
+                        let start = buf.start() + SQE_BYTES + offset;
+                        buf.select(start, len);
+                    }
+                    self.copy_if_unaligned(slot, io);
+                    self.on_pulled(slot, io);
+                }
+            },
+            Plan::Flush { .. } | Plan::Zero { .. } | Plan::ShutDown { .. } => {
+                self.after_disk(slot, io);
+            }
+            Plan::Reply(_) | Plan::Park => {}
+        }
+    }
+
+    /// In-capsule data that do not begin on a page cannot go to the disk as they lie.
+    pub(super) fn copy_if_unaligned(&mut self, slot: u16, io: &mut Io<'_>) {
+        let entry = self.slot(slot);
+        if let (Some(capsule), Some(data)) = (&entry.capsule, &mut entry.data) {
+            let bytes = io.pool.bytes(capsule);
+            io.pool.bytes_mut(data).copy_from_slice(bytes);
+        }
+    }
+
+    /// The command's data are here.
+    pub(super) fn on_pulled(&mut self, slot: u16, io: &mut Io<'_>) {
+        let entry = self.slot(slot);
+        match entry.plan {
+            Plan::Store { backing, at, fua, .. } => {
+                let buf = entry.data.take().or_else(|| entry.capsule.take());
+                self.submit(slot, backing, buf.map(|from| Op::Write { from, at, fua }), io);
+            }
+            Plan::Compare { backing, at, .. } => {
+                let buf = entry.second.take();
+                self.submit(slot, backing, buf.map(|into| Op::Read { into, at }), io);
+            }
+            Plan::Deallocate { nsid, .. } => {
+                let checked = self.namespace(nsid).and_then(|namespace| {
+                    let entry = &self.slots[usize::from(slot)];
+                    rules::check_ranges(entry.bytes(io.pool), namespace)
+                });
+                match checked {
+                    Ok(()) => self.after_disk(slot, io),
+                    Err(status) => self.answer(slot, Err(status), io),
+                }
+            }
+            Plan::Connect { .. } => self.connect(slot, io),
+            Plan::SetFeature { .. } => {
+                let entry = &self.slots[usize::from(slot)];
+                let result = match &mut self.serves {
+                    Serves::Admin(controller) => {
+                        let data = entry.bytes(io.pool);
+                        admin::set_feature_with_data(&entry.sqe, data, controller)
+                    }
+                    _ => Err(Status::INVALID_OPCODE.with_dnr()),
+                };
+                self.answer(slot, result, io);
+            }
+            _ => {}
+        }
+    }
+
+    /// The next disk operation of the plan, or the answer when all are done. `step` counts those
+    /// that are done.
+    pub(super) fn after_disk(&mut self, slot: u16, io: &mut Io<'_>) {
+        let entry = &self.slots[usize::from(slot)];
+        let step = entry.step;
+        match &entry.plan {
+            Plan::Load { to, .. } => {
+                let to = *to;
+                self.usage.reads += 1;
+                self.usage.units_read += u64::from(to.len >> 9);
+                self.push_and_answer(slot, to, io);
+            }
+            Plan::Store { from, .. } => {
+                self.usage.writes += 1;
+                self.usage.units_written += u64::from(from.len_bytes() >> 9);
+                self.answer(slot, Ok(0), io);
+            }
+            Plan::Compare { from, .. } => {
+                self.usage.reads += 1;
+                self.usage.units_read += u64::from(from.len_bytes() >> 9);
+                let same = match &entry.second {
+                    Some(second) => io.pool.bytes(second) == entry.bytes(io.pool),
+                    None => false,
+                };
+                let outcome = if same { Ok(0) } else { Err(Status::COMPARE_FAILURE.with_dnr()) };
+                self.answer(slot, outcome, io);
+            }
+            Plan::Flush { backing } => {
+                let backing = *backing;
+                match step {
+                    0 => self.submit(slot, backing, Some(Op::Flush), io),
+                    _ => self.answer(slot, Ok(0), io),
+                }
+            }
+            Plan::Zero { backing, at, len, deallocate } => {
+                let (backing, op) =
+                    (*backing, Op::Zero { at: *at, len: *len, deallocate: *deallocate });
+                match step {
+                    0 => self.submit(slot, backing, Some(op), io),
+                    _ => self.answer(slot, Ok(0), io),
+                }
+            }
+            Plan::Deallocate { nsid, nr, .. } => {
+                let (nsid, nr) = (*nsid, *nr);
+                self.next_range(slot, nsid, nr, io);
+            }
+            Plan::ShutDown { backings } => match backings.get(step as usize) {
+                Some(&backing) => self.submit(slot, backing, Some(Op::Flush), io),
+                None => {
+                    if let Serves::Admin(controller) = &mut self.serves {
+                        controller.shut_down_complete();
+                    }
+                    self.answer(slot, Ok(0), io);
+                }
+            },
+            _ => {}
+        }
+    }
+
+    pub(super) fn next_range(&mut self, slot: u16, nsid: u32, nr: u32, io: &mut Io<'_>) {
+        while self.slot(slot).step < nr {
+            let entry = &self.slots[usize::from(slot)];
+            let next = self.namespace(nsid).and_then(|namespace| {
+                let range = rules::range_at(entry.bytes(io.pool), entry.step, namespace)?;
+                Ok((namespace.backing, range))
+            });
+            match next {
+                Ok((_, (_, 0))) => self.slot(slot).step += 1,
+                Ok((backing, (at, len))) => {
+                    return self.submit(slot, backing, Some(Op::Discard { at, len }), io);
+                }
+                Err(status) => return self.answer(slot, Err(status), io),
+            }
+        }
+        self.answer(slot, Ok(0), io);
+    }
+
+    pub(super) fn submit(
+        &mut self,
+        slot: u16,
+        backing: BackingId,
+        op: Option<Op>,
+        io: &mut Io<'_>,
+    ) {
+        // `take_buffers` ran before, so there always is an operation.
+        let Some(op) = op else { return self.answer(slot, Err(Status::INTERNAL_ERROR), io) };
+        let tag = u64::from(self.key) << 32 | u64::from(slot);
+        self.slot(slot).state = State::AtDisk;
+        self.at_disk += 1;
+        io.disk.submit(backing, tag, op);
+    }
+}
+
+/// Bytes of the first and second data buffer that a plan needs from the pool.
+fn needs(plan: &Plan) -> (u32, u32) {
+    let pulled = |from: &Source| match *from {
+        Source::Host(remote) => remote.len,
+        Source::Capsule { offset, len } if !offset.is_multiple_of(rdma::pool::PAGE_BYTES) => len,
+        Source::Capsule { .. } => 0,
+    };
+    match plan {
+        Plan::Give { to, .. } | Plan::Load { to, .. } => (to.len, 0),
+        Plan::Store { from, .. } => (pulled(from), 0),
+        Plan::Compare { from, .. } => (pulled(from), from.len_bytes()),
+        Plan::Deallocate { from, .. } | Plan::Connect { from } | Plan::SetFeature { from } => {
+            (pulled(from), 0)
+        }
+        Plan::Reply(_)
+        | Plan::Flush { .. }
+        | Plan::Zero { .. }
+        | Plan::ShutDown { .. }
+        | Plan::Park => (0, 0),
+    }
+}

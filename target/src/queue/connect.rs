@@ -1,0 +1,116 @@
+//! Connect: from a connection request to a queue that serves.
+
+use nvme::Status;
+use nvme::cm;
+use nvme::fabrics::{Connect, ConnectData, ConnectResult};
+use rdma::Pool;
+use tracing::info;
+
+use super::{Head, Io, Queue, Serves};
+use crate::command::fabrics;
+use crate::controller::{Controller, Limits, Role};
+
+/// Most receives of an admin queue; hosts ask for 32.
+const ADMIN_DEPTH_MAX: u16 = 128;
+
+/// Receive buffers that only admin queues may take, so that I/O queues never lock a host out.
+const RECEIVES_FOR_ADMIN: u32 = 64;
+
+/// Reads a connection request: what it asks, and how many receives to post.
+pub(super) fn check_request(
+    private_data: &[u8],
+    reads: u8,
+    limits: Limits,
+    pool: &Pool,
+) -> Result<(cm::Request, u16), cm::RejectStatus> {
+    let request = cm::Request::from_private_data(private_data)?;
+    if request.hsqsize_z == 0 {
+        return Err(cm::RejectStatus::INVALID_HSQSIZE);
+    }
+    if request.hrqsize == 0 {
+        return Err(cm::RejectStatus::INVALID_HRQSIZE);
+    }
+    if reads == 0 {
+        // Without RDMA Read not even Connect's data can be had.
+        return Err(cm::RejectStatus::INVALID_IRD);
+    }
+    if request.qid > limits.io_queues {
+        return Err(cm::RejectStatus::INVALID_QID);
+    }
+    let (most, reserve) = match request.qid {
+        0 => (ADMIN_DEPTH_MAX, 0),
+        _ => (limits.queue_depth, RECEIVES_FOR_ADMIN),
+    };
+    let depth = request.hsqsize_z.saturating_add(1).min(most);
+    let (cells, receives, _) = pool.free();
+    if receives < u32::from(depth) + reserve || cells < u32::from(depth) * 2 {
+        return Err(cm::RejectStatus::NO_RESOURCES);
+    }
+    Ok((request, depth))
+}
+
+impl Queue {
+    pub(super) fn connect(&mut self, slot: u16, io: &mut Io<'_>) {
+        let entry = &self.slots[usize::from(slot)];
+        let connect = Connect::parse(&entry.sqe);
+        let data = entry.bytes(io.pool).first_chunk().map(ConnectData::parse);
+        let outcome = match data {
+            Some(data) => self.admit(&connect, &data, io),
+            None => Err(Status::DATA_SGL_LENGTH_INVALID.with_dnr().into()),
+        };
+        match outcome {
+            Ok(cntlid) => {
+                let off = connect.cattr.disable_sq_flow_control();
+                // The Connect command itself was the first entry.
+                self.head = Head { at: 1, size: connect.sqsize_z.saturating_add(1), off };
+                let result = ConnectResult(0).with_cntlid(cntlid).0;
+                self.answer(slot, Ok(result.into()), io);
+            }
+            Err(fabrics::Refusal { status, dw0 }) => {
+                info!(remote = %self.remote, qid = connect.qid, %status, dw0, "Connect refused");
+                self.respond(slot, status, dw0.into(), None, io);
+            }
+        }
+    }
+
+    pub(super) fn admit(
+        &mut self,
+        connect: &Connect,
+        data: &ConnectData,
+        io: &mut Io<'_>,
+    ) -> Result<u16, fabrics::Refusal> {
+        let promise = fabrics::Promise {
+            qid: self.request.qid,
+            hsqsize_z: self.request.hsqsize_z,
+            mqes_z: self.limits.queue_depth - 1,
+        };
+        fabrics::check_connect(connect, promise)?;
+        if connect.qid == 0 {
+            let admission = io.registry.connect_admin(data)?;
+            let association = admission.association;
+            info!(
+                remote = %self.remote, host = %association.host, subsystem = %association.subsystem,
+                cntlid = association.cntlid, kato_ms = connect.kato_ms, "host connected"
+            );
+            let role = match admission.subsystem {
+                Some(subsystem) => Role::Nvm(subsystem),
+                None => Role::Discovery { snapshot: Vec::new() },
+            };
+            let cntlid = association.cntlid;
+            let (limits, local, kato) = (self.limits, self.local, connect.kato_ms);
+            let controller = Controller::new(association, role, limits, local, kato, io.now);
+            self.serves = Serves::Admin(Box::new(controller));
+            return Ok(cntlid);
+        }
+        let admission = io.registry.connect_io(connect, data)?;
+        let (cntlid, epoch) = (admission.association.cntlid, admission.association.epoch());
+        match admission.subsystem {
+            Some(subsystem) => {
+                let association = admission.association;
+                self.serves = Serves::Io { association, subsystem, epoch };
+                Ok(cntlid)
+            }
+            None => Err(Status::INTERNAL_ERROR.into()),
+        }
+    }
+}

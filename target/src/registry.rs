@@ -1,0 +1,400 @@
+//! Who may connect to what, and who is: subsystems, listeners, associations, and how busy each
+//! reactor is. Locked when a queue connects or closes and when the configuration changes; never
+//! on I/O.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nvme::fabrics::{
+    CNTLID_DYNAMIC, CNTLID_MAX, CNTLID_STATIC, Connect, ConnectData, InvalidParameter,
+};
+use nvme::{Nqn, Status};
+
+use crate::association::{Association, next_id};
+use crate::command::discovery::{Record, Subtype};
+use crate::command::fabrics::Refusal;
+use crate::mailbox::{Mail, Sender};
+use crate::subsystem::Subsystem;
+
+/// Admission's answer for an admin queue.
+#[derive(Debug)]
+pub struct Admission {
+    /// The new association.
+    pub association: Arc<Association>,
+    /// What it connects to; none for discovery.
+    pub subsystem: Option<Arc<Subsystem>>,
+}
+
+/// The shared book of the target.
+#[derive(Debug)]
+pub struct Registry {
+    book: Mutex<Book>,
+    reactors: Vec<Sender>,
+    /// Queue pairs a reactor, for placing the next one.
+    loads: Vec<AtomicU32>,
+}
+
+#[derive(Debug, Default)]
+struct Book {
+    subsystems: BTreeMap<Nqn, Arc<Subsystem>>,
+    listeners: Vec<SocketAddr>,
+    generation: u64,
+    associations: HashMap<u64, Entry>,
+    last_cntlid: u16,
+}
+
+#[derive(Debug)]
+struct Entry {
+    association: Arc<Association>,
+    qids: BTreeSet<u16>,
+}
+
+impl Registry {
+    /// An empty book for these reactors.
+    #[must_use]
+    pub fn new(reactors: Vec<Sender>) -> Registry {
+        let loads = reactors.iter().map(|_| AtomicU32::new(0)).collect();
+        Registry { book: Mutex::default(), reactors, loads }
+    }
+
+    /// Admits an admin queue.
+    ///
+    /// # Errors
+    /// The exact refusal, as the documents want it.
+    pub fn connect_admin(&self, data: &ConnectData) -> Result<Admission, Refusal> {
+        if !matches!(data.cntlid, CNTLID_DYNAMIC | CNTLID_STATIC) {
+            return Err(Refusal::parameter(InvalidParameter::CNTLID));
+        }
+        let (subnqn, host) = names(data)?;
+        let mut book = self.lock();
+        let subsystem = match subnqn == Nqn::DISCOVERY {
+            true => None,
+            false => Some(book.exposed(&subnqn, &host)?),
+        };
+        let cntlid = book.free_cntlid(&subnqn)?;
+        let association = Arc::new(Association::new(next_id(), cntlid, subnqn, host, data.hostid));
+        let entry = Entry { association: Arc::clone(&association), qids: BTreeSet::new() };
+        book.associations.insert(association.id, entry);
+        Ok(Admission { association, subsystem })
+    }
+
+    /// Admits an I/O queue of an existing association.
+    ///
+    /// # Errors
+    /// The exact refusal, as the documents want it.
+    pub fn connect_io(&self, connect: &Connect, data: &ConnectData) -> Result<Admission, Refusal> {
+        let (subnqn, host) = names(data)?;
+        let mut book = self.lock();
+        let subsystem = book.exposed(&subnqn, &host)?;
+        let known = |e: &&mut Entry| {
+            let a = &e.association;
+            a.cntlid == data.cntlid && a.subsystem == subnqn && a.host == host && !a.is_closed()
+        };
+        let entry = book
+            .associations
+            .values_mut()
+            .find(known)
+            .ok_or(Refusal::parameter(InvalidParameter::CNTLID))?;
+        if entry.association.host_id != data.hostid {
+            return Err(Refusal::parameter(InvalidParameter::HOSTID));
+        }
+        if !entry.association.is_ready() || connect.qid > entry.association.granted_queues() {
+            return Err(Refusal::parameter(InvalidParameter::QID));
+        }
+        if !entry.qids.insert(connect.qid) {
+            return Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr().into());
+        }
+        entry.association.count_io_queue(true);
+        let association = Arc::clone(&entry.association);
+        Ok(Admission { association, subsystem: Some(subsystem) })
+    }
+
+    /// An I/O queue has closed and all its work is home.
+    pub fn io_closed(&self, association: &Association, qid: u16) {
+        association.count_io_queue(false);
+        if let Some(entry) = self.lock().associations.get_mut(&association.id) {
+            entry.qids.remove(&qid);
+        }
+    }
+
+    /// The admin queue has closed: the association is over, and so are its I/O queues.
+    pub fn admin_closed(&self, association: &Association) {
+        association.close();
+        self.lock().associations.remove(&association.id);
+        self.wake_reactors();
+    }
+
+    /// What discovery tells a host that reached us at `local`: generation and records.
+    #[must_use]
+    pub fn discovery(&self, host: &Nqn, local: SocketAddr) -> (u64, Vec<Record>) {
+        let book = self.lock();
+        let mut records = Vec::new();
+        for (index, listener) in book.listeners.iter().enumerate() {
+            let Some(address) = reachable(*listener, local) else { continue };
+            let port_id = index as u16 + 1;
+            let mut add = |subtype, nqn| records.push(Record { subtype, nqn, address, port_id });
+            if address == local {
+                add(Subtype::CURRENT_DISCOVERY, Nqn::DISCOVERY);
+            }
+            for subsystem in book.subsystems.values().filter(|s| s.admits(host)) {
+                add(Subtype::NVM, subsystem.nqn);
+            }
+        }
+        (book.generation, records)
+    }
+
+    /// Publishes a new or changed subsystem to everyone.
+    pub fn publish(&self, subsystem: Arc<Subsystem>) {
+        {
+            let mut book = self.lock();
+            let old = book.subsystems.insert(subsystem.nqn, Arc::clone(&subsystem));
+            let same_hosts = |old: &Arc<Subsystem>| {
+                old.allow_any_host == subsystem.allow_any_host && old.hosts == subsystem.hosts
+            };
+            if !old.as_ref().is_some_and(same_hosts) {
+                book.generation += 1;
+            }
+            for entry in book.associations.values() {
+                let a = &entry.association;
+                if a.subsystem == subsystem.nqn && !subsystem.admits(&a.host) {
+                    a.close();
+                }
+            }
+        }
+        for reactor in &self.reactors {
+            reactor.send(Mail::Subsystem(Arc::clone(&subsystem)));
+            reactor.send(Mail::DiscoveryChanged);
+        }
+    }
+
+    /// Withdraws a subsystem: its hosts are disconnected.
+    pub fn withdraw(&self, nqn: &Nqn) {
+        {
+            let mut book = self.lock();
+            book.subsystems.remove(nqn);
+            book.generation += 1;
+            for entry in book.associations.values() {
+                if entry.association.subsystem == *nqn {
+                    entry.association.close();
+                }
+            }
+        }
+        for reactor in &self.reactors {
+            reactor.send(Mail::DiscoveryChanged);
+        }
+    }
+
+    /// Sets the addresses that discovery names.
+    pub fn set_listeners(&self, listeners: Vec<SocketAddr>) {
+        let mut book = self.lock();
+        book.listeners = listeners;
+        book.generation += 1;
+    }
+
+    /// The subsystem of this name.
+    #[must_use]
+    pub fn subsystem(&self, nqn: &Nqn) -> Option<Arc<Subsystem>> {
+        self.lock().subsystems.get(nqn).cloned()
+    }
+
+    /// How many associations there are.
+    #[must_use]
+    pub fn associations(&self) -> usize {
+        self.lock().associations.len()
+    }
+
+    /// The reactor that shall serve the next queue pair: the one with the fewest.
+    #[must_use]
+    pub fn place(&self) -> usize {
+        let load = |i: &usize| self.loads[*i].load(Ordering::Relaxed);
+        (0..self.loads.len()).min_by_key(load).unwrap_or(0)
+    }
+
+    /// Counts a queue pair of a reactor in or out.
+    pub fn count_queue(&self, reactor: usize, opened: bool) {
+        match opened {
+            true => self.loads[reactor].fetch_add(1, Ordering::Relaxed),
+            false => self.loads[reactor].fetch_sub(1, Ordering::Relaxed),
+        };
+    }
+
+    /// A reactor's mailbox.
+    #[must_use]
+    pub fn reactor(&self, index: usize) -> &Sender {
+        &self.reactors[index]
+    }
+
+    /// Makes every reactor look at what it shares.
+    pub fn wake_reactors(&self) {
+        for reactor in &self.reactors {
+            reactor.ring();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Book {
+    fn exposed(&self, subnqn: &Nqn, host: &Nqn) -> Result<Arc<Subsystem>, Refusal> {
+        let unknown = || Refusal::parameter(InvalidParameter::SUBNQN);
+        let subsystem = self.subsystems.get(subnqn).ok_or_else(unknown)?;
+        match subsystem.admits(host) {
+            true => Ok(Arc::clone(subsystem)),
+            false => Err(Refusal::host()),
+        }
+    }
+
+    /// A controller id that no live controller of the subsystem has; old ones are not reused soon.
+    fn free_cntlid(&mut self, subnqn: &Nqn) -> Result<u16, Refusal> {
+        let live = self.associations.values().map(|e| &e.association);
+        let taken: BTreeSet<u16> =
+            live.filter(|a| a.subsystem == *subnqn).map(|a| a.cntlid).collect();
+        for _ in 0..CNTLID_MAX {
+            self.last_cntlid = self.last_cntlid % CNTLID_MAX + 1;
+            if !taken.contains(&self.last_cntlid) {
+                return Ok(self.last_cntlid);
+            }
+        }
+        Err(Status::CONNECT_CONTROLLER_BUSY.into())
+    }
+}
+
+/// The two names of Connect data, each with its own refusal.
+fn names(data: &ConnectData) -> Result<(Nqn, Nqn), Refusal> {
+    let subnqn = data.subnqn().map_err(|_| Refusal::parameter(InvalidParameter::SUBNQN))?;
+    let host = data.hostnqn().map_err(|_| Refusal::parameter(InvalidParameter::HOSTNQN))?;
+    Ok((subnqn, host))
+}
+
+/// The address at which a host that reached us at `local` reaches `listener`: a wildcard is the
+/// very address that it used, if of the same family.
+fn reachable(listener: SocketAddr, local: SocketAddr) -> Option<SocketAddr> {
+    if !listener.ip().is_unspecified() {
+        return Some(listener);
+    }
+    let same = listener.is_ipv4() == local.is_ipv4();
+    same.then(|| SocketAddr::new(local.ip(), listener.port()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::subsystem::tests::sample;
+
+    fn nqn(name: &str) -> Nqn {
+        name.parse().unwrap()
+    }
+
+    fn registry() -> Registry {
+        let registry = Registry::new(Vec::new());
+        registry.publish(Arc::new(sample()));
+        let closed = Subsystem {
+            nqn: nqn("nqn.2026-11.io.nvmfd:closed"),
+            allow_any_host: false,
+            hosts: [nqn("nqn.2026-11.host:friend")].into(),
+            ..sample()
+        };
+        registry.publish(Arc::new(closed));
+        registry.set_listeners(vec!["0.0.0.0:4420".parse().unwrap()]);
+        registry
+    }
+
+    fn data(cntlid: u16, subnqn: &str, host: &str) -> ConnectData {
+        ConnectData::new([9; 16], cntlid, &nqn(subnqn), &nqn(host))
+    }
+
+    const TEST: &str = "nqn.2026-11.io.nvmfd:test";
+    const CLOSED: &str = "nqn.2026-11.io.nvmfd:closed";
+    const HOST: &str = "nqn.2026-11.host:a";
+
+    fn code(result: Result<Admission, Refusal>) -> (u16, u32, bool) {
+        let refusal = result.unwrap_err();
+        (refusal.status.code(), refusal.dw0, refusal.status.dnr())
+    }
+
+    #[test]
+    fn an_admin_queue_is_admitted_or_told_exactly_why_not() {
+        let registry = registry();
+        let admin = |d: &ConnectData| registry.connect_admin(d);
+        let first = admin(&data(0xFFFF, TEST, HOST)).unwrap().association;
+        let second = admin(&data(0xFFFE, TEST, HOST)).unwrap().association;
+        assert_ne!(first.cntlid, second.cntlid, "the same host may connect twice");
+        assert_eq!(code(admin(&data(1, TEST, HOST))), (0x182, 0x10010, true));
+        assert_eq!(
+            code(admin(&data(0xFFFF, "nqn.2026-11.io.nvmfd:nosuch", HOST))),
+            (0x182, 0x10100, true)
+        );
+        assert_eq!(code(admin(&data(0xFFFF, CLOSED, HOST))), (0x184, 0x10200, true));
+        assert!(admin(&data(0xFFFF, CLOSED, "nqn.2026-11.host:friend")).is_ok());
+        let mut nameless = data(0xFFFF, TEST, HOST);
+        nameless.hostnqn_field = nvme::NqnField([b'x'; 256]);
+        assert_eq!(code(admin(&nameless)), (0x182, 0x10200, true));
+        nameless.subnqn_field = nvme::NqnField([b'x'; 256]);
+        assert_eq!(code(admin(&nameless)), (0x182, 0x10100, true));
+    }
+
+    #[test]
+    fn an_io_queue_must_belong_to_a_ready_controller_of_the_same_host() {
+        let registry = registry();
+        let a = registry.connect_admin(&data(0xFFFF, TEST, HOST)).unwrap().association;
+        let io = |qid, d: &ConnectData| {
+            registry.connect_io(&Connect { qid, sqsize_z: 31, ..Connect::default() }, d)
+        };
+        let own = data(a.cntlid, TEST, HOST);
+        assert_eq!(code(io(1, &own)), (0x182, 42, true), "not enabled");
+        a.set_ready(true);
+        a.grant_queues(2);
+        assert!(io(1, &own).is_ok());
+        assert_eq!(code(io(1, &own)), (0x00C, 0, true), "in use");
+        assert_eq!(code(io(3, &own)), (0x182, 42, true), "not granted");
+        assert_eq!(code(io(2, &data(a.cntlid + 1, TEST, HOST))), (0x182, 0x10010, true));
+        assert_eq!(
+            code(io(2, &data(a.cntlid, TEST, "nqn.2026-11.host:b"))),
+            (0x182, 0x10010, true)
+        );
+        assert_eq!(code(io(2, &ConnectData { hostid: [1; 16], ..own })), (0x182, 0x10000, true));
+        assert_eq!(a.io_queues(), 1);
+        registry.io_closed(&a, 1);
+        assert_eq!(a.io_queues(), 0);
+        assert!(io(1, &own).is_ok(), "the id is free again");
+        registry.admin_closed(&a);
+        assert_eq!(code(io(2, &own)), (0x182, 0x10010, true));
+        assert_eq!(registry.associations(), 0);
+    }
+
+    #[test]
+    fn discovery_tells_a_host_what_it_may_use_at_the_address_it_used() {
+        let registry = registry();
+        let local = "192.0.2.1:4420".parse().unwrap();
+        let (generation, records) = registry.discovery(&nqn(HOST), local);
+        let names: Vec<_> = records.iter().map(|r| r.nqn.to_string()).collect();
+        assert_eq!(names, [Nqn::DISCOVERY.to_string(), TEST.to_string()]);
+        assert!(records.iter().all(|r| r.address == local));
+        let (_, records) = registry.discovery(&nqn("nqn.2026-11.host:friend"), local);
+        assert_eq!(records.len(), 3);
+        registry.withdraw(&nqn(CLOSED));
+        let (later, records) = registry.discovery(&nqn("nqn.2026-11.host:friend"), local);
+        assert_eq!(records.len(), 2);
+        assert!(later > generation);
+        // A wildcard of the other family cannot be reached by this host.
+        registry.set_listeners(vec!["[::]:4420".parse().unwrap()]);
+        assert!(registry.discovery(&nqn(HOST), local).1.is_empty());
+    }
+
+    #[test]
+    fn a_host_that_is_no_longer_admitted_is_disconnected() {
+        let registry = registry();
+        let friend = data(0xFFFF, CLOSED, "nqn.2026-11.host:friend");
+        let a = registry.connect_admin(&friend).unwrap().association;
+        let changed = Subsystem {
+            hosts: BTreeSet::new(),
+            ..Subsystem::clone(&registry.subsystem(&nqn(CLOSED)).unwrap())
+        };
+        registry.publish(Arc::new(changed));
+        assert!(a.is_closed());
+    }
+}

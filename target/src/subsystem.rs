@@ -1,0 +1,196 @@
+//! What is served: subsystems and their namespaces, as an immutable snapshot that every queue of
+//! a subsystem holds. A change of configuration publishes a new snapshot; nothing is locked.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use nvme::{Nqn, Status, Text};
+
+use crate::disk::BackingId;
+
+/// One namespace, as its hosts see it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Namespace {
+    /// Namespace id, from 1.
+    pub nsid: u32,
+    /// Where its blocks are.
+    pub backing: BackingId,
+    /// Size in logical blocks.
+    pub blocks: u64,
+    /// log2 of the logical block size in bytes: 9 or 12.
+    pub block_shift: u8,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// The backing has a volatile write cache, so Flush matters.
+    pub volatile_cache: bool,
+    /// UUID (RFC 9562 byte order), stable across restarts; the NGUID is derived from it.
+    pub uuid: [u8; 16],
+}
+
+impl Namespace {
+    /// Bytes of a logical block.
+    #[must_use]
+    pub fn block_bytes(&self) -> u32 {
+        1 << self.block_shift
+    }
+
+    /// Byte offset and length of `count` blocks from `slba`.
+    ///
+    /// # Errors
+    /// LBA Out of Range when any of them lies beyond the namespace.
+    pub fn range(&self, slba: u64, count: u64) -> Result<(u64, u64), Status> {
+        match slba.checked_add(count) {
+            Some(end) if end <= self.blocks => {
+                Ok((slba << self.block_shift, count << self.block_shift))
+            }
+            _ => Err(Status::LBA_OUT_OF_RANGE.with_dnr()),
+        }
+    }
+}
+
+/// One subsystem: an immutable snapshot.
+#[derive(Clone, Debug)]
+pub struct Subsystem {
+    /// Its name.
+    pub nqn: Nqn,
+    /// Serial number, the same on every controller.
+    pub serial: Text<20>,
+    /// Model number.
+    pub model: Text<40>,
+    /// Whether the host list is ignored.
+    pub allow_any_host: bool,
+    /// Hosts that may connect.
+    pub hosts: BTreeSet<Nqn>,
+    /// Namespaces, by ascending nsid.
+    pub namespaces: Vec<Namespace>,
+    /// What its hosts have done, kept across snapshots.
+    pub usage: Arc<Usage>,
+}
+
+impl Subsystem {
+    /// An active namespace.
+    ///
+    /// # Errors
+    /// Invalid Namespace or Format when there is none of that id.
+    #[inline]
+    pub fn namespace(&self, nsid: u32) -> Result<&Namespace, Status> {
+        // Ids are usually 1, 2, 3 ..: look there first.
+        let guess = self.namespaces.get((nsid as usize).wrapping_sub(1));
+        if let Some(namespace) = guess.filter(|n| n.nsid == nsid) {
+            return Ok(namespace);
+        }
+        match self.namespaces.binary_search_by_key(&nsid, |n| n.nsid) {
+            Ok(at) => Ok(&self.namespaces[at]),
+            Err(_) => Err(Status::INVALID_NAMESPACE.with_dnr()),
+        }
+    }
+
+    /// Whether `host` may connect.
+    #[must_use]
+    pub fn admits(&self, host: &Nqn) -> bool {
+        self.allow_any_host || self.hosts.contains(host)
+    }
+
+    /// Whether any namespace has a volatile write cache.
+    #[must_use]
+    pub fn volatile_cache(&self) -> bool {
+        self.namespaces.iter().any(|n| n.volatile_cache)
+    }
+}
+
+impl PartialEq for Subsystem {
+    /// Same for hosts; what they have done does not count.
+    fn eq(&self, other: &Subsystem) -> bool {
+        let key = |s: &Subsystem| (s.nqn, s.serial, s.model, s.allow_any_host);
+        key(self) == key(other) && self.hosts == other.hosts && self.namespaces == other.namespaces
+    }
+}
+
+/// What the hosts of a subsystem have done since start. Queues count privately and add here when
+/// asked and when they close, so the hot path shares nothing.
+#[derive(Debug, Default)]
+pub struct Usage {
+    counters: [AtomicU64; 4],
+}
+
+/// A queue's share of [`Usage`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Work {
+    /// Read commands (Compare and Verify included) completed.
+    pub reads: u64,
+    /// Write commands completed.
+    pub writes: u64,
+    /// 512-byte units read.
+    pub units_read: u64,
+    /// 512-byte units written.
+    pub units_written: u64,
+}
+
+impl Usage {
+    /// Adds a queue's work.
+    pub fn add(&self, work: &Work) {
+        let values = [work.reads, work.writes, work.units_read, work.units_written];
+        for (counter, value) in self.counters.iter().zip(values) {
+            if value != 0 {
+                counter.fetch_add(value, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// The sums.
+    #[must_use]
+    pub fn total(&self) -> Work {
+        let [reads, writes, units_read, units_written] =
+            std::array::from_fn(|i| self.counters[i].load(Ordering::Relaxed));
+        Work { reads, writes, units_read, units_written }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn sample() -> Subsystem {
+        let namespace = |nsid, block_shift| Namespace {
+            nsid,
+            backing: BackingId(nsid - 1),
+            blocks: 1 << 20,
+            block_shift,
+            read_only: false,
+            volatile_cache: true,
+            uuid: [nsid as u8; 16],
+        };
+        Subsystem {
+            nqn: "nqn.2026-11.io.nvmfd:test".parse().unwrap(),
+            serial: Text::lossy("SERIAL"),
+            model: Text::lossy("nvmfd"),
+            allow_any_host: true,
+            hosts: BTreeSet::new(),
+            namespaces: vec![namespace(1, 12), namespace(2, 9), namespace(7, 12)],
+            usage: Arc::default(),
+        }
+    }
+
+    #[test]
+    fn namespaces_are_found_by_id_and_nothing_else_is() {
+        let subsystem = sample();
+        for nsid in [1, 2, 7] {
+            assert_eq!(subsystem.namespace(nsid).unwrap().nsid, nsid);
+        }
+        for nsid in [0, 3, 6, 8, u32::MAX] {
+            let status = subsystem.namespace(nsid).unwrap_err();
+            assert!(status.is(Status::INVALID_NAMESPACE) && status.dnr());
+        }
+    }
+
+    #[test]
+    fn a_range_may_touch_the_end_and_not_cross_it() {
+        let subsystem = sample();
+        let namespace = subsystem.namespace(2).unwrap();
+        assert_eq!(namespace.range((1 << 20) - 1, 1), Ok((((1 << 20) - 1) * 512, 512)));
+        for (slba, count) in [((1 << 20) - 1, 2), (1 << 20, 1), (u64::MAX, 2), (u64::MAX, 1)] {
+            assert!(namespace.range(slba, count).unwrap_err().is(Status::LBA_OUT_OF_RANGE));
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! The running target: reactors on their threads, and what the control plane may ask of them.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::sync_channel;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+use nvme::Nqn;
+use rdma::{Fabric, Pool, Region};
+use tracing::{info, warn};
+
+use crate::config::{Config, Spin};
+use crate::controller::Limits;
+use crate::mailbox::{Mail, mailbox};
+use crate::queue::DATA_FOR_ADMIN_BYTES;
+use crate::reactor::{Parts, Reactor, Stats};
+use crate::registry::Registry;
+use crate::stores::Stores;
+use crate::subsystem::Usage;
+
+/// The daemon cannot serve: one sentence for a person.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Fatal(pub String);
+
+/// How long a reactor may take to answer the control plane.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What `spin = "auto"` allows: about the cost of waking up a sleeping CPU.
+const SPIN_AUTO: Duration = Duration::from_micros(50);
+
+/// A running target.
+pub struct Target {
+    config: Config,
+    registry: Arc<Registry>,
+    stores: Stores,
+    reactors: Vec<Running>,
+}
+
+struct Running {
+    thread: JoinHandle<()>,
+    stats: Arc<Stats>,
+    seen_turns: u64,
+}
+
+impl Target {
+    /// Starts the reactors, opens every store and listens.
+    ///
+    /// # Errors
+    /// One sentence about what keeps it from serving. Nothing is left running.
+    pub fn start(config: Config) -> Result<Target, Fatal> {
+        let stores = Stores::default();
+        let next = stores.next(&config.subsystems).map_err(Fatal)?;
+        let boxes: Vec<_> = (0..config.reactor.count())
+            .map(|_| mailbox())
+            .collect::<io::Result<_>>()
+            .map_err(|error| Fatal(format!("no eventfd for a reactor: {error}")))?;
+        let senders = boxes.iter().map(|(sender, _)| sender.clone()).collect();
+        let registry = Arc::new(Registry::new(senders));
+        let mut target = Target { config, registry, stores, reactors: Vec::new() };
+        let started = boxes
+            .into_iter()
+            .enumerate()
+            .try_for_each(|(index, (_, mailbox))| target.spawn(index, mailbox))
+            .and_then(|()| target.adopt(next))
+            .and_then(|()| target.listen_all());
+        match started {
+            Ok(()) => Ok(target),
+            Err(fatal) => {
+                target.stop(Instant::now() + Duration::from_secs(5));
+                Err(fatal)
+            }
+        }
+    }
+
+    /// Changes what is served: subsystems, hosts, namespaces, listeners. All or nothing. Returns
+    /// one line for each change.
+    ///
+    /// # Errors
+    /// One sentence about what cannot be served; everything is as before.
+    pub fn apply(&mut self, mut config: Config) -> Result<Vec<String>, Fatal> {
+        let mut lines: Vec<String> = self
+            .config
+            .needs_restart(&config)
+            .into_iter()
+            .map(|section| format!("{section} has changed and needs a restart"))
+            .collect();
+        config.keep_fixed(&self.config);
+        let next = self.stores.next(&config.subsystems).map_err(Fatal)?;
+        lines.extend(differences(&self.config, &config));
+        let (old_listeners, new_listeners) = (self.config.listeners.clone(), &config.listeners);
+        let added: Vec<SocketAddr> =
+            new_listeners.iter().filter(|l| !old_listeners.contains(l)).copied().collect();
+        let removed: Vec<SocketAddr> =
+            old_listeners.iter().filter(|l| !new_listeners.contains(l)).copied().collect();
+        for (index, at) in added.iter().enumerate() {
+            if let Err(fatal) = self.listen(*at) {
+                added[..index].iter().for_each(|at| self.unlisten(*at));
+                return Err(fatal);
+            }
+        }
+        let old = std::mem::replace(&mut self.config, config);
+        if let Err(fatal) = self.adopt(next) {
+            added.iter().for_each(|at| self.unlisten(*at));
+            self.config = old;
+            return Err(fatal);
+        }
+        removed.iter().for_each(|at| self.unlisten(*at));
+        if !(added.is_empty() && removed.is_empty()) {
+            self.registry.set_listeners(self.config.listeners.clone());
+        }
+        for gone in old.subsystems.iter().map(|s| s.nqn) {
+            if !self.config.subsystems.iter().any(|s| s.nqn == gone) {
+                self.registry.withdraw(&gone);
+            }
+        }
+        Ok(lines)
+    }
+
+    /// Whether every reactor has turned since the last call. Rings them all, so that the next
+    /// call has something to see also when they sleep.
+    pub fn alive(&mut self) -> bool {
+        let mut alive = true;
+        for running in &mut self.reactors {
+            let turns = running.stats.turns.load(Ordering::Relaxed);
+            alive &= turns != running.seen_turns && !running.thread.is_finished();
+            running.seen_turns = turns;
+        }
+        self.registry.wake_reactors();
+        alive
+    }
+
+    /// Whether a reactor's thread has ended without being told to.
+    #[must_use]
+    pub fn failed(&self) -> Option<Fatal> {
+        let ended = self.reactors.iter().position(|r| r.thread.is_finished())?;
+        Some(Fatal(format!("reactor {ended} has ended; this is a defect, please report it")))
+    }
+
+    /// What runs, for a person: listeners, subsystems, and the memory formula.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let plan = self.config.pool_plan();
+        let count = self.reactors.len() as u64;
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        format!(
+            "{} reactor(s), pool {:.1} MiB = {count} x ({} cells x 64 B + {} receives x {} B + data \
+             {:.1} MiB); {} subsystem(s) at {}",
+            count,
+            mib(plan.total_bytes() * count),
+            plan.cells,
+            plan.receives,
+            plan.receive_bytes(),
+            mib(plan.data_bytes),
+            self.config.subsystems.len(),
+            self.config.listeners.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+        )
+    }
+
+    /// Disconnects every host, lets what is at the disks finish, and ends the reactors; gives up
+    /// at the deadline.
+    pub fn stop(self, deadline: Instant) {
+        for index in 0..self.reactors.len() {
+            self.registry.reactor(index).send(Mail::Stop);
+        }
+        for (index, running) in self.reactors.into_iter().enumerate() {
+            while !running.thread.is_finished() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            if running.thread.is_finished() {
+                let _ = running.thread.join();
+            } else {
+                warn!(reactor = index, "did not stop in time");
+            }
+        }
+    }
+
+    fn spawn(&mut self, index: usize, mailbox: crate::mailbox::Mailbox) -> Result<(), Fatal> {
+        let plan = self.config.pool_plan();
+        let least = u64::from(plan.largest_bytes) * 2 + DATA_FOR_ADMIN_BYTES;
+        if plan.data_bytes < least {
+            return Err(Fatal(format!(
+                "memory.data is {} bytes, but two transfers of mdts and a reserve need {least}",
+                plan.data_bytes
+            )));
+        }
+        let pool =
+            Pool::new(plan).map_err(|error| Fatal(format!("no memory for a pool: {error}")))?;
+        let fabric = provider(pool.region())?;
+        let limits = &self.config.limits;
+        let parts = Parts {
+            index,
+            pool,
+            fabric,
+            mailbox,
+            registry: Arc::clone(&self.registry),
+            limits: Limits {
+                queue_depth: limits.queue_depth,
+                io_queues: limits.io_queues,
+                in_capsule_bytes: limits.in_capsule_bytes,
+                mdts_bytes: limits.mdts_bytes,
+            },
+            spin: match self.config.reactor.spin {
+                Spin::Auto if std::thread::available_parallelism().map_or(1, usize::from) == 1 => {
+                    Duration::ZERO
+                }
+                Spin::Auto => SPIN_AUTO,
+                Spin::Micros(micros) => Duration::from_micros(micros.into()),
+            },
+            stats: Arc::default(),
+        };
+        let stats = Arc::clone(&parts.stats);
+        let cpu = self.config.reactor.cpus.get(index).copied();
+        let (ready, is_ready) = sync_channel(1);
+        let thread = std::thread::Builder::new()
+            .name(format!("reactor-{index}"))
+            .spawn(move || {
+                pin(cpu);
+                match Reactor::new(parts) {
+                    Ok(reactor) => {
+                        let _ = ready.send(Ok(()));
+                        reactor.run();
+                    }
+                    Err(error) => {
+                        let _ = ready.send(Err(Fatal(format!("no io_uring: {error}"))));
+                    }
+                }
+            })
+            .map_err(|error| Fatal(format!("no thread for a reactor: {error}")))?;
+        match is_ready.recv_timeout(PATIENCE) {
+            Ok(Ok(())) => {
+                self.reactors.push(Running { thread, stats, seen_turns: 0 });
+                Ok(())
+            }
+            Ok(Err(fatal)) => Err(fatal),
+            Err(_) => Err(Fatal(format!("reactor {index} did not start"))),
+        }
+    }
+
+    /// Makes `next` the stores in use and publishes the subsystems of the configuration.
+    fn adopt(&mut self, next: Stores) -> Result<(), Fatal> {
+        let added: Vec<_> = next.without(&self.stores).cloned().collect();
+        for (index, store) in added.iter().enumerate() {
+            if let Err(fatal) = self.attach(store) {
+                added[..=index].iter().for_each(|store| self.detach(store));
+                return Err(fatal);
+            }
+        }
+        for config in &self.config.subsystems {
+            let running = self.registry.subsystem(&config.nqn);
+            let usage =
+                running.as_ref().map_or_else(Arc::<Usage>::default, |s| Arc::clone(&s.usage));
+            let subsystem = next.subsystem(config, usage);
+            if running.is_none_or(|running| *running != subsystem) {
+                self.registry.publish(Arc::new(subsystem));
+            }
+        }
+        let old = std::mem::replace(&mut self.stores, next);
+        old.without(&self.stores).for_each(|store| self.detach(store));
+        Ok(())
+    }
+
+    fn attach(&self, store: &crate::stores::Store) -> Result<(), Fatal> {
+        let name = store.backing.name();
+        for index in 0..self.reactors.len() {
+            let (answer, answered) = sync_channel(1);
+            let mail = Mail::Attach(store.id, Arc::clone(&store.backing), answer);
+            self.registry.reactor(index).send(mail);
+            match answered.recv_timeout(PATIENCE) {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => return Err(Fatal(format!("{name} cannot be served: {error}"))),
+                Err(_) => return Err(Fatal(format!("reactor {index} does not answer"))),
+            }
+        }
+        info!(store = name, blocks = store.backing.blocks(), "store opened");
+        Ok(())
+    }
+
+    fn detach(&self, store: &crate::stores::Store) {
+        for index in 0..self.reactors.len() {
+            self.registry.reactor(index).send(Mail::Detach(store.id));
+        }
+    }
+
+    fn listen_all(&mut self) -> Result<(), Fatal> {
+        let listeners = self.config.listeners.clone();
+        listeners.iter().try_for_each(|at| self.listen(*at))?;
+        self.registry.set_listeners(listeners);
+        Ok(())
+    }
+
+    fn listen(&self, at: SocketAddr) -> Result<(), Fatal> {
+        let (answer, answered) = sync_channel(1);
+        self.registry.reactor(0).send(Mail::Listen(at, answer));
+        match answered.recv_timeout(PATIENCE) {
+            Ok(Ok(())) => {
+                info!(%at, "listening");
+                Ok(())
+            }
+            Ok(Err(error)) => Err(Fatal(error.to_string())),
+            Err(_) => Err(Fatal("reactor 0 does not answer".to_owned())),
+        }
+    }
+
+    fn unlisten(&self, at: SocketAddr) {
+        self.registry.reactor(0).send(Mail::Unlisten(at));
+        info!(%at, "no longer listening");
+    }
+}
+
+#[cfg(feature = "verbs")]
+fn provider(region: Arc<Region>) -> Result<Box<dyn Fabric>, Fatal> {
+    match rdma::verbs::Verbs::new(region) {
+        Ok(verbs) => Ok(Box::new(verbs)),
+        Err(error) => Err(Fatal(error.to_string())),
+    }
+}
+
+#[cfg(not(feature = "verbs"))]
+fn provider(_: Arc<Region>) -> Result<Box<dyn Fabric>, Fatal> {
+    Err(Fatal("this build has no fabric provider: build it with the feature `verbs`".to_owned()))
+}
+
+fn pin(cpu: Option<u32>) {
+    let Some(cpu) = cpu else { return };
+    let mut set = CpuSet::new();
+    let pinned = set.set(cpu as usize).and_then(|()| sched_setaffinity(Pid::from_raw(0), &set));
+    if let Err(error) = pinned {
+        warn!(cpu, %error, "cannot pin a reactor to its CPU");
+    }
+}
+
+/// What a reload changes, one line each.
+fn differences(old: &Config, new: &Config) -> Vec<String> {
+    let mut lines = Vec::new();
+    let find = |config: &'_ Config, nqn: &Nqn| config.subsystems.iter().position(|s| s.nqn == *nqn);
+    for was in &old.subsystems {
+        if find(new, &was.nqn).is_none() {
+            lines.push(format!("subsystem {} removed", was.nqn));
+        }
+    }
+    for is in &new.subsystems {
+        let Some(was) = find(old, &is.nqn).map(|at| &old.subsystems[at]) else {
+            lines.push(format!("subsystem {} added", is.nqn));
+            continue;
+        };
+        if (was.allow_any_host, &was.hosts) != (is.allow_any_host, &is.hosts) {
+            lines.push(format!("hosts of {} changed", is.nqn));
+        }
+        for n in &was.namespaces {
+            if !is.namespaces.iter().any(|m| m.nsid == n.nsid) {
+                lines.push(format!("namespace {} of {} removed", n.nsid, is.nqn));
+            }
+        }
+        for n in &is.namespaces {
+            match was.namespaces.iter().find(|m| m.nsid == n.nsid) {
+                None => lines.push(format!("namespace {} of {} added", n.nsid, is.nqn)),
+                Some(m) if m != n => {
+                    lines.push(format!("namespace {} of {} changed", n.nsid, is.nqn));
+                }
+                Some(_) => {}
+            }
+        }
+    }
+    lines
+}

@@ -1,0 +1,49 @@
+//! Who waits for data buffers on a reactor, in order of arrival. Admin commands have a line of
+//! their own: a slow disk must not lock a host out.
+
+use std::collections::VecDeque;
+
+/// A command that waits: its queue's key and its slot.
+pub type Waiter = (u32, u16);
+
+/// The two lines. Bounded by the slots of all queues; a queue that closes leaves its entries
+/// behind, they are skipped when their turn comes.
+#[derive(Debug, Default)]
+pub struct Waiters {
+    admin: VecDeque<Waiter>,
+    io: VecDeque<Waiter>,
+}
+
+impl Waiters {
+    /// Whether no I/O command waits: a new one may then try at once.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.io.is_empty()
+    }
+
+    /// How many wait.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.admin.len() + self.io.len()
+    }
+
+    /// Puts a command at the end of its line.
+    pub fn push(&mut self, admin: bool, key: u32, slot: u16) {
+        if admin { self.admin.push_back((key, slot)) } else { self.io.push_back((key, slot)) }
+    }
+
+    /// The command whose turn it is in one of the lines.
+    #[must_use]
+    pub fn first(&self, admin: bool) -> Option<Waiter> {
+        if admin { self.admin.front().copied() } else { self.io.front().copied() }
+    }
+
+    /// The first of a line has been served.
+    pub fn pop(&mut self, admin: bool) {
+        if admin {
+            self.admin.pop_front()
+        } else {
+            self.io.pop_front()
+        };
+    }
+}
