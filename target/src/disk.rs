@@ -1,12 +1,19 @@
 //! The disk seam: what a queue asks of the backing store of a namespace.
 //!
-//! `backing` is an opened store, `open` how it gets opened, `flight` the life of one operation as
-//! a state machine without I/O, `errno` what failures are called. The ring drives them.
+//! `backing` is an opened store, `open` how it gets opened, `errno` what failures are called. What
+//! the ring is made of and needs no unsafe code is here as well: `flight` is the life of one
+//! operation as a state machine without I/O, `entry` says it in the kernel's terms, `watch` keeps
+//! the descriptors that end a sleep, `setup` makes the ring.
 
 mod backing;
+pub(crate) mod entry;
 mod errno;
 pub(crate) mod flight;
 mod open;
+pub(crate) mod setup;
+#[cfg(test)]
+mod tests;
+pub(crate) mod watch;
 
 pub use backing::{Backing, BackingConfig, BackingKind, Geometry, Kind, OpenError, Space};
 pub use errno::{Doing, status_of};

@@ -15,7 +15,7 @@
 //! The kernel writes into memory behind the compiler's back, so three things must hold for every
 //! address it is given, and each is settled in one place:
 //!
-//! * *It lies in the pool's mapping.* [`Memory::locate`] alone makes addresses of buffers, after a
+//! * *It lies in the pool's mapping.* `Memory::locate` (in `disk/entry.rs`) alone makes addresses of buffers, after a
 //!   check of the bounds. (Zeros are written from a second, private mapping that nobody else has.)
 //! * *Nobody else looks.* The [`Buf`] moves into the flight and comes out with its completion; a
 //!   flight leaves its slot only when the kernel has no part in it.
@@ -27,6 +27,9 @@
 //! that a kernel worker picks up late never meets another namespace's file.
 #![expect(unsafe_code, reason = "entries for the kernel name memory and files by number")]
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::VecDeque;
 use std::io;
 use std::marker::PhantomData;
@@ -34,20 +37,17 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use io_uring::types::{Fd, Fixed, FsyncFlags, SubmitArgs, Timespec};
-use io_uring::{Builder, IoUring, opcode, squeue};
+use io_uring::types::{Fd, SubmitArgs, Timespec};
+use io_uring::{IoUring, opcode, squeue};
 use nvme::status::Status;
 use rdma::{Buf, Pool, PoolPlan, Region, Tag};
 
+use crate::disk::entry::{Attachment, CHUNK_SHIFT, Memory, Place, entry_for};
 use crate::disk::flight::{Flight, Step, ZEROS_BYTES};
-use crate::disk::{Backing, BackingId, Disk, Done, Kind, Op, Space};
+use crate::disk::setup::{register_files, set_up};
+use crate::disk::watch::{Watches, Wish};
+use crate::disk::{Backing, BackingId, Disk, Done, Kind, Op};
 
-/// The kernel takes no fixed buffer above 1 GiB: larger regions are registered in pieces.
-const CHUNK_SHIFT: u32 = 30;
-/// Submission entries: a batch larger than this takes another system call.
-const MAX_BATCH: u32 = 256;
-/// Room for completions that are not disk operations: readiness and cancellations.
-const SPARE_COMPLETIONS: u32 = 64;
 /// How long the end of a ring waits for disks before it gives its memory up.
 const FAREWELL: Duration = Duration::from_secs(30);
 
@@ -74,6 +74,8 @@ pub struct RingStats {
     /// Reads and writes that named memory by address: the region is not registered (see the log),
     /// a window crosses a 1 GiB boundary, or zeros are written.
     pub plain: u64,
+    /// Reads and writes of RAM, copied on the spot.
+    pub copied: u64,
     /// Synchronisations.
     pub syncs: u64,
     /// Operations on space.
@@ -101,7 +103,7 @@ pub struct Ring {
     again: VecDeque<u32>,
     /// Home without the kernel's help.
     ready: VecDeque<Done>,
-    watches: Vec<Watch>,
+    watches: Watches,
     in_kernel: usize,
     stats: RingStats,
     complaints: u64,
@@ -112,82 +114,6 @@ pub struct Ring {
 impl std::fmt::Debug for Ring {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Ring").field("stats", &self.stats).finish_non_exhaustive()
-    }
-}
-
-/// A backing at this ring, from `attach` until its last operation is home.
-struct Attachment {
-    backing: Arc<Backing>,
-    id: u32,
-    /// Its slot `id` of the kernel's table of files is its own.
-    fixed: bool,
-    flights: u32,
-    /// Detached: takes no new operations.
-    leaving: bool,
-}
-
-/// A descriptor whose readiness ends a sleep.
-struct Watch {
-    fd: RawFd,
-    token: u32,
-    state: WatchState,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum WatchState {
-    /// The entry is free.
-    Free,
-    /// Has fired, or was never armed.
-    Idle,
-    /// To be armed with the next submission.
-    Wanted,
-    /// The kernel watches.
-    Armed,
-    /// To be cancelled with the next submission.
-    Unwanted,
-    /// The kernel has been told to stop.
-    Cancelled,
-}
-
-/// The memory that entries name.
-struct Memory {
-    region: Arc<Region>,
-    /// Zeros to write where a store cannot make them. A private mapping, never handed out.
-    zeros: Arc<Region>,
-    /// Whether the region is registered.
-    registered: bool,
-}
-
-/// A piece of the region for the kernel: its address, and the registered chunk it lies in.
-struct Place {
-    addr: *mut u8,
-    chunk: Option<u16>,
-}
-
-impl Memory {
-    /// `len` bytes of a buffer, `skip` bytes into its window; none when that leaves the region.
-    fn locate(&self, buf: &Buf, skip: u32, len: u32) -> Option<Place> {
-        if skip.checked_add(len)? > buf.len() {
-            return None;
-        }
-        let start = buf.offset().checked_add(u64::from(skip))?;
-        let end = start.checked_add(u64::from(len))?;
-        let size = u64::try_from(self.region.len()).ok()?;
-        if end > size || len == 0 {
-            return None;
-        }
-        let addr = self.region.addr().checked_add(usize::try_from(start).ok()?)?;
-        let (first, last) = (start >> CHUNK_SHIFT, (end - 1) >> CHUNK_SHIFT);
-        let chunk = if self.registered && first == last { u16::try_from(first).ok() } else { None };
-        Some(Place { addr: std::ptr::with_exposed_provenance_mut(addr), chunk })
-    }
-
-    /// Overwrites a buffer's window with zeros.
-    fn clear(&self, buf: &Buf) {
-        let Some(place) = self.locate(buf, 0, buf.len()) else { return };
-        // SAFETY: `locate` proved that the window lies in the mapping, which `self` keeps; we own
-        // the Buf that alone may touch these bytes, and no kernel operation has it.
-        unsafe { place.addr.write_bytes(0, buf.len() as usize) };
     }
 }
 
@@ -225,7 +151,7 @@ impl Ring {
             queue: VecDeque::with_capacity(room),
             again: VecDeque::with_capacity(room),
             ready: VecDeque::with_capacity(room),
-            watches: Vec::with_capacity(8),
+            watches: Watches::default(),
             in_kernel: 0,
             stats: RingStats::default(),
             complaints: 0,
@@ -282,34 +208,13 @@ impl Ring {
     /// [`Ring::reap`] as `token`, once. Call it before each sleep: it acts only when the last
     /// report has been made.
     pub fn watch(&mut self, fd: RawFd, token: u32) {
-        let known = self.watches.iter_mut().find(|watch| {
-            watch.fd == fd
-                && watch.token == token
-                && matches!(watch.state, WatchState::Idle | WatchState::Wanted | WatchState::Armed)
-        });
-        if let Some(watch) = known {
-            if watch.state == WatchState::Idle {
-                watch.state = WatchState::Wanted;
-            }
-            return;
-        }
-        let watch = Watch { fd, token, state: WatchState::Wanted };
-        match self.watches.iter_mut().find(|watch| watch.state == WatchState::Free) {
-            Some(free) => *free = watch,
-            None => self.watches.push(watch),
-        }
+        self.watches.watch(fd, token);
     }
 
     /// Ends the watch of `fd`. The kernel lets go of the descriptor with the next submission;
     /// until then a closed socket would keep its port.
     pub fn unwatch(&mut self, fd: RawFd) {
-        for watch in self.watches.iter_mut().filter(|watch| watch.fd == fd) {
-            watch.state = match watch.state {
-                WatchState::Idle | WatchState::Wanted | WatchState::Free => WatchState::Free,
-                WatchState::Armed | WatchState::Unwanted => WatchState::Unwanted,
-                WatchState::Cancelled => WatchState::Cancelled,
-            };
-        }
+        self.watches.unwatch(fd);
     }
 
     /// Gives the kernel what is queued: one system call, none when nothing is.
@@ -326,10 +231,10 @@ impl Ring {
         self.fill();
         let patience = until.map(|until| until.saturating_duration_since(now));
         let work_left = !self.ready.is_empty() || !self.again.is_empty();
-        if work_left || patience == Some(Duration::ZERO) {
-            self.enter(0, None);
-        } else {
+        if !work_left && patience != Some(Duration::ZERO) {
             self.enter(1, patience);
+        } else if !self.io.submission().is_empty() {
+            self.enter(0, None);
         }
     }
 
@@ -382,12 +287,12 @@ impl Ring {
             return;
         }
         if user_data & WATCH != 0 {
-            self.on_watch((user_data & !WATCH) as usize, woken);
+            woken.extend(self.watches.on_completion((user_data & !WATCH) as usize));
             return;
         }
         let slot = user_data as usize;
         let Some(flight) = self.flights.get_mut(slot).and_then(Option::as_mut) else { return };
-        self.in_kernel -= 1;
+        self.in_kernel = self.in_kernel.saturating_sub(1);
         let attached = self.attachments[flight.attachment as usize].as_ref();
         let outcome = match attached {
             Some(attachment) => flight.advance(answer, &attachment.backing),
@@ -402,25 +307,13 @@ impl Ring {
         }
     }
 
-    fn on_watch(&mut self, index: usize, woken: &mut Vec<u32>) {
-        let Some(watch) = self.watches.get_mut(index) else { return };
-        watch.state = match watch.state {
-            WatchState::Unwanted | WatchState::Cancelled => WatchState::Free,
-            _ => {
-                // A failed poll is reported as well: whoever owns the descriptor finds out why.
-                woken.push(watch.token);
-                WatchState::Idle
-            }
-        };
-    }
-
     /// Ends a flight and frees its slot.
     fn land(&mut self, slot: u32, outcome: Result<(), Status>) -> Option<Done> {
         let flight = self.flights[slot as usize].take()?;
         self.free.push(slot);
         let index = flight.attachment;
         if let Some(attachment) = &mut self.attachments[index as usize] {
-            attachment.flights -= 1;
+            attachment.flights = attachment.flights.saturating_sub(1);
             if attachment.leaving {
                 self.release(index);
             }
@@ -445,28 +338,20 @@ impl Ring {
 
     /// Writes entries for all that is to be done, as long as there is room.
     fn fill(&mut self) {
-        for index in 0..self.watches.len() {
-            let watch = &self.watches[index];
+        while let Some((index, wish)) = self.watches.wish() {
             let user_data = WATCH | index as u64;
-            let (entry, next) = match watch.state {
-                WatchState::Wanted => (
-                    opcode::PollAdd::new(Fd(watch.fd), libc::POLLIN as u32)
-                        .build()
-                        .user_data(user_data),
-                    WatchState::Armed,
-                ),
-                WatchState::Unwanted => (
-                    opcode::AsyncCancel::new(user_data).build().user_data(NOBODY),
-                    WatchState::Cancelled,
-                ),
-                _ => continue,
+            let entry = match wish {
+                Wish::Arm(fd) => {
+                    opcode::PollAdd::new(Fd(fd), libc::POLLIN as u32).build().user_data(user_data)
+                }
+                Wish::Cancel => opcode::AsyncCancel::new(user_data).build().user_data(NOBODY),
             };
             // SAFETY: these entries name no memory; a descriptor that has been closed meanwhile
             // only makes the poll fail.
             if !unsafe { self.push(&entry) } {
                 return;
             }
-            self.watches[index].state = next;
+            self.watches.granted(index);
         }
         while let Some(slot) = self.again.pop_front() {
             if !self.issue(slot) {
@@ -566,14 +451,21 @@ impl Disk for Ring {
             self.ready.push_back(Flight::new(u32::MAX, tag, op).done(gone));
             return;
         };
-        let flight = Flight::new(index, tag, op);
+        let mut flight = Flight::new(index, tag, op);
         if let Some(outcome) = flight.shortcut(&attachment.backing) {
             if attachment.backing.kind() == Kind::Null
                 && flight.is_read()
                 && let Some(buf) = flight.buf()
             {
-                self.memory.clear(buf);
+                clear(&self.memory, buf);
             }
+            self.ready.push_back(flight.done(outcome));
+            return;
+        }
+        if attachment.backing.kind() == Kind::Ram
+            && let Some(outcome) = copy_now(&mut flight, &attachment.backing, &self.memory)
+        {
+            self.stats.copied += 1;
             self.ready.push_back(flight.done(outcome));
             return;
         }
@@ -586,20 +478,13 @@ impl Drop for Ring {
     /// Takes everything back from the kernel before the memory may go.
     fn drop(&mut self) {
         self.queue.clear();
-        for watch in &mut self.watches {
-            if watch.state == WatchState::Armed {
-                watch.state = WatchState::Unwanted;
-            } else if watch.state != WatchState::Cancelled {
-                watch.state = WatchState::Free;
-            }
-        }
+        self.watches.unwatch_all();
         let (mut done, mut woken) = (Vec::new(), Vec::new());
         let deadline = Instant::now() + FAREWELL;
         loop {
             self.again.clear();
-            let watching = self.watches.iter().any(|watch| watch.state != WatchState::Free);
             let now = Instant::now();
-            if self.in_kernel == 0 && !watching {
+            if self.in_kernel == 0 && self.watches.is_empty() {
                 return;
             }
             if now >= deadline {
@@ -616,109 +501,45 @@ impl Drop for Ring {
     }
 }
 
-/// The entry for a step; none when the buffer does not hold what the step says.
-fn entry_for(
-    step: Step,
-    buf: Option<&Buf>,
-    attachment: &Attachment,
-    memory: &Memory,
-) -> Option<squeue::Entry> {
-    let fd = Fd(attachment.backing.fd()?);
-    let slot = attachment.fixed.then_some(Fixed(attachment.id));
-    Some(match step {
-        Step::Read { at, skip, len } => {
-            let Place { addr, chunk } = memory.locate(buf?, skip, len)?;
-            match (slot, chunk) {
-                (Some(slot), Some(chunk)) => {
-                    opcode::ReadFixed::new(slot, addr, len, chunk).offset(at).build()
-                }
-                (None, Some(chunk)) => {
-                    opcode::ReadFixed::new(fd, addr, len, chunk).offset(at).build()
-                }
-                (Some(slot), None) => opcode::Read::new(slot, addr, len).offset(at).build(),
-                (None, None) => opcode::Read::new(fd, addr, len).offset(at).build(),
-            }
-        }
-        Step::Write { at, skip, len, durable } => {
-            let Place { addr, chunk } = memory.locate(buf?, skip, len)?;
-            let flags = if durable { libc::RWF_DSYNC } else { 0 };
-            match (slot, chunk) {
-                (Some(slot), Some(chunk)) => opcode::WriteFixed::new(slot, addr, len, chunk)
-                    .offset(at)
-                    .rw_flags(flags)
-                    .build(),
-                (None, Some(chunk)) => {
-                    opcode::WriteFixed::new(fd, addr, len, chunk).offset(at).rw_flags(flags).build()
-                }
-                (Some(slot), None) => {
-                    opcode::Write::new(slot, addr, len).offset(at).rw_flags(flags).build()
-                }
-                (None, None) => {
-                    opcode::Write::new(fd, addr, len).offset(at).rw_flags(flags).build()
-                }
-            }
-        }
-        Step::Zeros { at, len } => {
-            let addr = std::ptr::with_exposed_provenance(memory.zeros.addr());
-            opcode::Write::new(fd, addr, len.min(ZEROS_BYTES)).offset(at).build()
-        }
-        Step::Space { how, at, len } => {
-            let mode = match how {
-                Space::Punch => libc::FALLOC_FL_PUNCH_HOLE,
-                Space::ZeroRange => libc::FALLOC_FL_ZERO_RANGE,
-            };
-            let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
-            opcode::Fallocate::new(fd, len).offset(at).mode(mode).build()
-        }
-        Step::Sync => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
-    })
+/// Overwrites a buffer's window with zeros.
+fn clear(memory: &Memory, buf: &Buf) {
+    let Some(place) = memory.locate(buf, 0, buf.len()) else { return };
+    // SAFETY: `locate` proved that the window lies in the mapping, which `memory` keeps; the
+    // caller owns the Buf that alone may touch these bytes, and no kernel operation has it.
+    unsafe { place.addr.write_bytes(0, buf.len() as usize) };
 }
 
-/// The best kind of ring that this kernel has.
-fn set_up(ops: u32) -> io::Result<IoUring> {
-    let batch = ops.min(MAX_BATCH).next_power_of_two();
-    let completions = (ops + SPARE_COMPLETIONS).max(2 * batch).next_power_of_two();
-    // Best first: 6.1 and later; 5.19; anything. EINVAL is the kernel's word for an unknown flag.
-    let ladder: [fn(&mut Builder); 3] = [
-        |builder| {
-            builder.setup_single_issuer().setup_defer_taskrun();
-            builder.setup_taskrun_flag().setup_submit_all();
-        },
-        |builder| {
-            builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
-        },
-        |_| (),
-    ];
-    let mut last = io::Error::from_raw_os_error(libc::EINVAL);
-    for rung in ladder {
-        let mut builder = IoUring::builder();
-        builder.setup_cqsize(completions);
-        rung(&mut builder);
-        match builder.build(batch) {
-            Ok(io) => return Ok(io),
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => last = error,
-            Err(error) => return Err(explained(&error)),
-        }
+/// Serves a read or write of RAM on the spot: the outcome, or none when it is another operation.
+///
+/// The kernel never performs io_uring transfers of memory files in place but hands each to a
+/// worker thread: measured, less than half the rate on twice the processors.
+fn copy_now(flight: &mut Flight, backing: &Backing, memory: &Memory) -> Option<Result<(), Status>> {
+    let fd = backing.fd()?;
+    let mut outcome = None;
+    while outcome.is_none() {
+        let (at, skip, len, store) = match flight.step(backing) {
+            Step::Read { at, skip, len } => (at, skip, len, false),
+            Step::Write { at, skip, len, .. } => (at, skip, len, true),
+            Step::Zeros { .. } | Step::Space { .. } | Step::Sync => return None,
+        };
+        let Some(Place { addr, .. }) = memory.locate(flight.buf()?, skip, len) else {
+            return Some(Err(Status::INTERNAL_ERROR.with_dnr()));
+        };
+        let at = libc::off_t::try_from(at).unwrap_or(libc::off_t::MAX);
+        let moved = if store {
+            // SAFETY: `locate` proved that the `len` bytes lie in the mapping, which `memory`
+            // keeps; the flight owns the Buf that alone may touch them, and the kernel is done
+            // with them on return.
+            unsafe { libc::pwrite(fd, addr.cast(), len as usize, at) }
+        } else {
+            // SAFETY: as above.
+            unsafe { libc::pread(fd, addr.cast(), len as usize, at) }
+        };
+        let answer = i32::try_from(moved).unwrap_or(i32::MAX);
+        let answer = if answer < 0 { -nix::errno::Errno::last_raw() } else { answer };
+        outcome = flight.advance(answer, backing);
     }
-    Err(explained(&last))
-}
-
-/// An io_uring_setup error with its remedy.
-fn explained(error: &io::Error) -> io::Error {
-    let remedy = match error.raw_os_error().unwrap_or(0) {
-        libc::EPERM => {
-            "io_uring is forbidden here: set sysctl kernel.io_uring_disabled=0, or allow \
-             io_uring_setup in the seccomp profile of the container or service"
-        }
-        libc::ENOSYS => {
-            "this kernel, or the seccomp profile of the container, has no io_uring: use Linux 6.1 \
-             or later with CONFIG_IO_URING, and allow io_uring_setup"
-        }
-        libc::ENOMEM => "raise the limit of locked memory (systemd: LimitMEMLOCK=infinity)",
-        libc::EMFILE | libc::ENFILE => "raise the limit of open files (systemd: LimitNOFILE=)",
-        _ => "use Linux 6.1 or later",
-    };
-    io::Error::new(error.kind(), format!("cannot create an io_uring: {error}; {remedy}"))
+    outcome
 }
 
 /// Registers the region in pieces; false when the limit of locked memory forbids it.
@@ -748,19 +569,5 @@ fn register_region(io: &IoUring, region: &Region) -> io::Result<bool> {
             error.kind(),
             format!("cannot register the pool with the ring: {error}; see the kernel log"),
         )),
-    }
-}
-
-/// Reserves a table of files; its size, or 0 when there is none (then descriptors do).
-fn register_files(io: &IoUring, backings: u32) -> u32 {
-    if backings == 0 {
-        return 0;
-    }
-    match io.submitter().register_files_sparse(backings) {
-        Ok(()) => backings,
-        Err(error) => {
-            tracing::info!("the ring works without registered files: {error}");
-            0
-        }
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! # Two kinds that are no disk
 //!
-//! *RAM* is a memory file of the kernel, served by the ring as any file is: page cache speed,
+//! *RAM* is a memory file of the kernel, which the ring copies to and from: page cache speed,
 //! nothing survives the daemon. *Null* is for measuring everything but the disk: writes vanish and
 //! reads are zeros. The zeros are written into every read's buffer, which costs some 40 ns for
 //! 4 KiB: the buffer may hold another host's data, and no measurement is worth showing them.

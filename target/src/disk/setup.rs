@@ -1,0 +1,75 @@
+//! Making a ring: the best kind that the kernel has, or a sentence that says why not.
+
+use std::io;
+
+use io_uring::{Builder, IoUring};
+use nix::sys::resource::{Resource, getrlimit};
+
+/// Submission entries: a batch larger than this takes another system call.
+const MAX_BATCH: u32 = 256;
+/// Room for completions that are not disk operations: readiness and cancellations.
+const SPARE_COMPLETIONS: u32 = 64;
+
+/// The best kind of ring that this kernel has.
+pub(crate) fn set_up(ops: u32) -> io::Result<IoUring> {
+    let batch = ops.min(MAX_BATCH).next_power_of_two();
+    let completions = (ops + SPARE_COMPLETIONS).max(2 * batch).next_power_of_two();
+    // Best first: 6.1 and later; 5.19; anything. EINVAL is the kernel's word for an unknown flag.
+    let ladder: [fn(&mut Builder); 3] = [
+        |builder| {
+            builder.setup_single_issuer().setup_defer_taskrun();
+            builder.setup_taskrun_flag().setup_submit_all();
+        },
+        |builder| {
+            builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
+        },
+        |_| (),
+    ];
+    let mut last = io::Error::from_raw_os_error(libc::EINVAL);
+    for rung in ladder {
+        let mut builder = IoUring::builder();
+        builder.setup_cqsize(completions);
+        rung(&mut builder);
+        match builder.build(batch) {
+            Ok(io) => return Ok(io),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => last = error,
+            Err(error) => return Err(explained(&error)),
+        }
+    }
+    Err(explained(&last))
+}
+
+/// An io_uring_setup error with its remedy.
+fn explained(error: &io::Error) -> io::Error {
+    let remedy = match error.raw_os_error().unwrap_or(0) {
+        libc::EPERM => {
+            "io_uring is forbidden here: set sysctl kernel.io_uring_disabled=0, or allow \
+             io_uring_setup in the seccomp profile of the container or service"
+        }
+        libc::ENOSYS => {
+            "this kernel, or the seccomp profile of the container, has no io_uring: use Linux 6.1 \
+             or later with CONFIG_IO_URING, and allow io_uring_setup"
+        }
+        libc::ENOMEM => "raise the limit of locked memory (systemd: LimitMEMLOCK=infinity)",
+        libc::EMFILE | libc::ENFILE => "raise the limit of open files (systemd: LimitNOFILE=)",
+        _ => "use Linux 6.1 or later",
+    };
+    io::Error::new(error.kind(), format!("cannot create an io_uring: {error}; {remedy}"))
+}
+
+/// Reserves a table of files; its size, or 0 when there is none (then descriptors do). The kernel
+/// grants no more than the process may have open.
+pub(crate) fn register_files(io: &IoUring, backings: u32) -> u32 {
+    let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);
+    let files = backings.min(u32::try_from(limit).unwrap_or(u32::MAX));
+    if files == 0 {
+        return 0;
+    }
+    match io.submitter().register_files_sparse(files) {
+        Ok(()) => files,
+        Err(error) => {
+            tracing::info!("the ring works without registered files: {error}");
+            0
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Which descriptors the kernel watches for the ring, as a state machine without I/O.
+
+use std::os::fd::RawFd;
+
+/// Descriptors whose readiness ends a sleep. Few, so they are simply searched.
+#[derive(Debug, Default)]
+pub(crate) struct Watches(Vec<Watch>);
+
+#[derive(Debug)]
+struct Watch {
+    fd: RawFd,
+    token: u32,
+    state: State,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    /// The entry is free.
+    Free,
+    /// Has fired, or was never armed.
+    Idle,
+    /// To be armed with the next submission.
+    Wanted,
+    /// The kernel watches.
+    Armed,
+    /// To be cancelled with the next submission.
+    Unwanted,
+    /// The kernel has been told to stop; the end of the watch is still to be reported.
+    Cancelled,
+}
+
+/// What the kernel shall be told about a watch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Wish {
+    /// Report once when this is readable.
+    Arm(RawFd),
+    /// Stop watching.
+    Cancel,
+}
+
+impl Watches {
+    pub(crate) fn watch(&mut self, fd: RawFd, token: u32) {
+        let known = self.0.iter_mut().find(|watch| {
+            watch.fd == fd
+                && watch.token == token
+                && matches!(watch.state, State::Idle | State::Wanted | State::Armed)
+        });
+        if let Some(watch) = known {
+            if watch.state == State::Idle {
+                watch.state = State::Wanted;
+            }
+            return;
+        }
+        let watch = Watch { fd, token, state: State::Wanted };
+        match self.0.iter_mut().find(|watch| watch.state == State::Free) {
+            Some(free) => *free = watch,
+            None => self.0.push(watch),
+        }
+    }
+
+    pub(crate) fn unwatch(&mut self, fd: RawFd) {
+        self.0.iter_mut().filter(|watch| watch.fd == fd).for_each(Watch::stop);
+    }
+
+    pub(crate) fn unwatch_all(&mut self) {
+        self.0.iter_mut().for_each(Watch::stop);
+    }
+
+    /// Whether the kernel has no part in any of them.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.iter().all(|watch| matches!(watch.state, State::Free | State::Idle | State::Wanted))
+    }
+
+    /// The next thing to tell the kernel; it has been told once [`Watches::granted`] says so.
+    pub(crate) fn wish(&self) -> Option<(usize, Wish)> {
+        self.0.iter().enumerate().find_map(|(index, watch)| match watch.state {
+            State::Wanted => Some((index, Wish::Arm(watch.fd))),
+            State::Unwanted => Some((index, Wish::Cancel)),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn granted(&mut self, index: usize) {
+        if let Some(watch) = self.0.get_mut(index) {
+            watch.state = match watch.state {
+                State::Wanted => State::Armed,
+                State::Unwanted => State::Cancelled,
+                other => other,
+            };
+        }
+    }
+
+    /// The kernel's report. A failed poll is reported as well: whoever owns the descriptor finds
+    /// out why.
+    pub(crate) fn on_completion(&mut self, index: usize) -> Option<u32> {
+        let watch = self.0.get_mut(index)?;
+        match watch.state {
+            State::Armed => {
+                watch.state = State::Idle;
+                Some(watch.token)
+            }
+            State::Unwanted | State::Cancelled => {
+                watch.state = State::Free;
+                None
+            }
+            State::Free | State::Idle | State::Wanted => None,
+        }
+    }
+}
+
+impl Watch {
+    fn stop(&mut self) {
+        self.state = match self.state {
+            State::Free | State::Idle | State::Wanted => State::Free,
+            State::Armed | State::Unwanted => State::Unwanted,
+            State::Cancelled => State::Cancelled,
+        };
+    }
+}

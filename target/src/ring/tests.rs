@@ -1,0 +1,689 @@
+//! The ring on real files, and on a kernel that really is asynchronous.
+
+use std::fs::{self, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Weak;
+
+use nix::sys::eventfd::EventFd;
+use proptest::prelude::*;
+
+use super::*;
+use crate::disk::{BackingConfig, BackingKind};
+
+const STORE: BackingId = BackingId(1);
+const SIZE: u64 = 1 << 20;
+
+/// A ring, a pool and a folder on a file system that is never tmpfs.
+struct Bench {
+    ring: Ring,
+    pool: Pool,
+    dir: tempfile::TempDir,
+    done: Vec<Done>,
+    woken: Vec<u32>,
+}
+
+impl Bench {
+    fn new(ops: u32) -> Bench {
+        let plan = PoolPlan {
+            cells: 0,
+            receives: 3,
+            lead_bytes: 64,
+            tail_bytes: 8192,
+            data_bytes: 4 << 20,
+            largest_bytes: 1 << 17,
+        };
+        let pool = Pool::new(plan).unwrap();
+        let ring = Ring::new(pool.region(), RingLimits { ops, backings: 4 }).unwrap();
+        let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        Bench { ring, pool, dir, done: Vec::new(), woken: Vec::new() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn file(&self, name: &str, block: u32) -> Arc<Backing> {
+        open(&self.path(name), Some(SIZE), block)
+    }
+
+    fn with_file(block: u32) -> (Bench, Arc<Backing>) {
+        let mut bench = Bench::new(8);
+        let backing = bench.file("disk.img", block);
+        bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
+        (bench, backing)
+    }
+
+    fn with_kind(kind: BackingKind) -> (Bench, Arc<Backing>) {
+        let mut bench = Bench::new(8);
+        let config = BackingConfig { kind, block_size_bytes: 512, read_only: false };
+        let backing = Arc::new(Backing::open(&config).unwrap());
+        bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
+        (bench, backing)
+    }
+
+    fn submit(&mut self, op: Op) {
+        Disk::submit(&mut self.ring, STORE, 0, op);
+    }
+
+    /// Sleeps until `count` operations are home.
+    fn await_done(&mut self, count: usize) -> Vec<Done> {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while self.done.len() < count {
+            let now = Instant::now();
+            assert!(now < deadline, "{} of {count} came home", self.done.len());
+            self.ring.sleep(Some(deadline), now);
+            self.ring.reap(&mut self.done, &mut self.woken);
+        }
+        std::mem::take(&mut self.done)
+    }
+
+    fn run(&mut self, op: Op) -> Result<(), Status> {
+        self.submit(op);
+        let mut done = self.await_done(1);
+        let done = done.pop().unwrap();
+        if let Some(buf) = done.buf {
+            self.pool.give(buf);
+        }
+        done.outcome
+    }
+
+    fn filled(&mut self, len: u32, byte: u8) -> Buf {
+        let mut buf = self.pool.take_data(len).unwrap();
+        self.pool.bytes_mut(&mut buf).fill(byte);
+        buf
+    }
+
+    fn write(&mut self, at: u64, len: u32, byte: u8, fua: bool) -> Result<(), Status> {
+        let from = self.filled(len, byte);
+        self.run(Op::Write { from, at, fua })
+    }
+
+    fn read(&mut self, at: u64, len: u32) -> Result<Vec<u8>, Status> {
+        let into = self.filled(len, 0xEE);
+        self.submit(Op::Read { into, at });
+        let done = self.await_done(1).pop().unwrap();
+        let buf = done.buf.unwrap();
+        assert_eq!((buf.start(), buf.len()), (0, len));
+        let bytes = self.pool.bytes(&buf).to_vec();
+        self.pool.give(buf);
+        done.outcome.map(|()| bytes)
+    }
+}
+
+fn open(path: &Path, size: Option<u64>, block: u32) -> Arc<Backing> {
+    let kind = BackingKind::File { path: path.to_owned(), size };
+    let config = BackingConfig { kind, block_size_bytes: block, read_only: false };
+    Arc::new(Backing::open(&config).unwrap())
+}
+
+/// Every operation, on a store of zeros.
+fn every_operation(bench: &mut Bench, block: u32) {
+    let b = u64::from(block);
+    assert_eq!(bench.read(0, block), Ok(vec![0; block as usize]));
+    assert_eq!(bench.write(b, block, 0x11, false), Ok(()));
+    assert_eq!(bench.write(2 * b, 4 * block, 0x22, true), Ok(()));
+    assert_eq!(bench.run(Op::Flush), Ok(()));
+    let bytes = bench.read(0, 8 * block).unwrap();
+    let at = |n: usize| bytes[n * block as usize];
+    assert_eq!([at(0), at(1), at(2), at(5), at(6)], [0, 0x11, 0x22, 0x22, 0]);
+    assert_eq!(bench.run(Op::Discard { at: 2 * b, len: b }), Ok(()));
+    assert_eq!(bench.run(Op::Zero { at: 3 * b, len: b, deallocate: false }), Ok(()));
+    assert_eq!(bench.run(Op::Zero { at: 4 * b, len: b, deallocate: true }), Ok(()));
+    let bytes = bench.read(b, 5 * block).unwrap();
+    let firsts: Vec<u8> = bytes.chunks(block as usize).map(|block| block[0]).collect();
+    assert_eq!(firsts, [0x11, 0, 0, 0, 0x22]);
+    assert_eq!(bench.run(Op::Zero { at: 0, len: SIZE, deallocate: true }), Ok(()));
+    assert!(bench.read(0, 8 * block).unwrap().iter().all(|byte| *byte == 0));
+    assert!(bench.pool.is_full());
+    assert_eq!(bench.ring.in_flight(), 0);
+}
+
+#[test]
+fn every_operation_on_a_file() {
+    for block in [512, 4096] {
+        let (mut bench, backing) = Bench::with_file(block);
+        every_operation(&mut bench, block);
+        assert_eq!(fs::metadata(bench.path("disk.img")).unwrap().len(), SIZE);
+        assert_eq!(backing.failures(), 0);
+        // No copy, no pinning: every transfer was on the registered memory.
+        let stats = bench.ring.stats();
+        assert_eq!((stats.fixed, stats.plain, stats.copied), (6, 0, 0));
+        assert_eq!((stats.syncs, stats.spaces), (1, 4));
+    }
+}
+
+#[test]
+fn every_operation_on_ram() {
+    let (mut bench, backing) = Bench::with_kind(BackingKind::Ram { size: SIZE });
+    every_operation(&mut bench, 512);
+    assert!(!backing.has_volatile_cache() && backing.can_discard());
+    // Memory files cannot zero a range; that was learned from one refusal.
+    assert!(!backing.allows(crate::disk::Space::ZeroRange));
+    assert_eq!(bench.ring.stats().again, 1);
+}
+
+#[test]
+fn null_hands_out_zeros_never_what_was_there() {
+    let (mut bench, _) = Bench::with_kind(BackingKind::Null { size: SIZE });
+    assert_eq!(bench.write(0, 4096, 0x55, true), Ok(()));
+    assert_eq!(bench.read(0, 4096), Ok(vec![0; 4096]));
+    let len = SIZE;
+    for op in [Op::Flush, Op::Discard { at: 0, len }, Op::Zero { at: 0, len, deallocate: true }] {
+        assert_eq!(bench.run(op), Ok(()));
+    }
+    let outside = Err(Status::LBA_OUT_OF_RANGE.with_dnr());
+    assert_eq!(bench.write(SIZE, 512, 1, false), outside);
+}
+
+#[test]
+fn zeros_are_written_where_nothing_else_works() {
+    let (mut bench, backing) = Bench::with_file(512);
+    backing.refuse(crate::disk::Space::Punch);
+    backing.refuse(crate::disk::Space::ZeroRange);
+    for at in (0..SIZE).step_by(1 << 17) {
+        assert_eq!(bench.write(at, 1 << 17, 0x77, false), Ok(()));
+    }
+    let len = SIZE - 1024;
+    assert_eq!(bench.run(Op::Zero { at: 512, len, deallocate: true }), Ok(()));
+    let file = fs::read(bench.path("disk.img")).unwrap();
+    assert!(file[..512].iter().chain(&file[file.len() - 512..]).all(|byte| *byte == 0x77));
+    assert!(file[512..file.len() - 512].iter().all(|byte| *byte == 0));
+    assert_eq!(bench.ring.stats().plain, 4);
+    assert_eq!(bench.run(Op::Discard { at: 0, len: 512 }), Ok(()));
+    assert_eq!(bench.read(0, 512), Ok(vec![0x77; 512]), "a hint that was not taken");
+}
+
+#[test]
+fn discards_give_space_up() {
+    let (mut bench, _) = Bench::with_file(4096);
+    for at in (0..SIZE).step_by(1 << 17) {
+        assert_eq!(bench.write(at, 1 << 17, 0x77, false), Ok(()));
+    }
+    let blocks = |bench: &Bench| fs::metadata(bench.path("disk.img")).unwrap().blocks();
+    let before = blocks(&bench);
+    assert_eq!(bench.run(Op::Discard { at: 0, len: SIZE / 2 }), Ok(()));
+    assert!(blocks(&bench) * 512 <= before * 512 - SIZE / 2);
+}
+
+#[test]
+fn a_shortened_file_is_an_error_not_old_data() {
+    let (mut bench, backing) = Bench::with_file(512);
+    assert_eq!(bench.write(0, 1 << 16, 0x42, true), Ok(()));
+    let file = OpenOptions::new().write(true).open(bench.path("disk.img")).unwrap();
+    file.set_len(8192).unwrap();
+    let internal = Err(Status::INTERNAL_ERROR.with_dnr());
+    assert_eq!(bench.read(65536, 4096), internal);
+    assert_eq!(bench.read(4096, 8192), internal, "half of it is there");
+    assert_eq!(bench.read(0, 8192), Ok(vec![0x42; 8192]));
+    assert_eq!(backing.failures(), 2);
+}
+
+#[test]
+fn a_failed_flush_sticks_until_the_store_is_reopened() {
+    let (mut bench, backing) = Bench::with_file(512);
+    backing.fail_sync(Status::WRITE_FAULT);
+    assert_eq!(bench.run(Op::Flush), Err(Status::WRITE_FAULT));
+    assert_eq!(bench.write(0, 512, 1, true), Err(Status::WRITE_FAULT));
+    assert_eq!(bench.write(0, 512, 2, false), Ok(()));
+    assert_eq!(bench.read(0, 512), Ok(vec![2; 512]));
+    bench.ring.detach(STORE);
+    drop(backing);
+    let again = bench.file("disk.img", 512);
+    bench.ring.attach(STORE, again).unwrap();
+    assert_eq!(bench.run(Op::Flush), Ok(()));
+}
+
+#[test]
+fn a_read_only_store_refuses_every_change() {
+    let (mut bench, backing) = Bench::with_file(512);
+    bench.ring.detach(STORE);
+    drop(backing);
+    let kind = BackingKind::File { path: bench.path("disk.img"), size: None };
+    let config = BackingConfig { kind, block_size_bytes: 512, read_only: true };
+    let backing = Arc::new(Backing::open(&config).unwrap());
+    bench.ring.attach(STORE, backing).unwrap();
+    let denied = Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
+    assert_eq!(bench.write(0, 512, 1, false), denied);
+    assert_eq!(bench.run(Op::Discard { at: 0, len: 512 }), denied);
+    assert_eq!(bench.run(Op::Zero { at: 0, len: 512, deallocate: false }), denied);
+    assert_eq!(bench.run(Op::Flush), Ok(()));
+    assert_eq!(bench.read(0, 512), Ok(vec![0; 512]));
+}
+
+#[test]
+fn more_operations_than_the_ring_holds_wait_their_turn() {
+    let mut bench = Bench::new(3);
+    let backing = bench.file("disk.img", 4096);
+    bench.ring.attach(STORE, backing).unwrap();
+    for n in 0..200u64 {
+        let from = bench.filled(4096, n as u8);
+        bench.submit(Op::Write { from, at: n * 4096, fua: false });
+    }
+    assert_eq!(bench.ring.in_flight(), 200);
+    for done in bench.await_done(200) {
+        assert_eq!(done.outcome, Ok(()));
+        bench.pool.give(done.buf.unwrap());
+    }
+    assert!(bench.pool.is_full());
+    for n in 0..200u64 {
+        assert_eq!(bench.read(n * 4096, 4096), Ok(vec![n as u8; 4096]));
+    }
+}
+
+/// As a Write with in-capsule data does it: what follows the command lies on a page boundary.
+#[test]
+fn a_receive_buffer_goes_to_the_disk_as_it_lies() {
+    let (mut bench, _) = Bench::with_file(4096);
+    let mut buf = bench.pool.take_receive().unwrap();
+    buf.select(buf.start() + 64, 8192);
+    bench.pool.bytes_mut(&mut buf).fill(0x99);
+    assert_eq!(bench.run(Op::Write { from: buf, at: 0, fua: false }), Ok(()));
+    assert_eq!(bench.read(0, 8192), Ok(vec![0x99; 8192]));
+    assert_eq!(bench.ring.stats().plain, 0);
+}
+
+#[test]
+fn addresses_for_the_kernel_lie_in_the_pool() {
+    let plan = PoolPlan {
+        cells: 0,
+        receives: 1,
+        lead_bytes: 0,
+        tail_bytes: 0,
+        data_bytes: 1 << 30,
+        largest_bytes: 1 << 17,
+    };
+    // Larger than a chunk; mapped, not touched.
+    let mut pool = Pool::new(plan).unwrap();
+    let region = pool.region();
+    let memory = Memory { region: pool.region(), zeros: pool.region(), registered: true };
+    let (mut crossing, mut inside) = (0, 0);
+    while let Some(buf) = pool.take_data(1 << 17) {
+        let place = memory.locate(&buf, 512, 512).unwrap();
+        assert_eq!(place.addr as usize, region.addr() + buf.offset() as usize + 512);
+        assert_eq!(u64::from(place.chunk.unwrap()), (buf.offset() + 512) >> CHUNK_SHIFT);
+        let whole = memory.locate(&buf, 0, buf.len()).unwrap();
+        assert!(whole.addr as usize + (1 << 17) <= region.addr() + region.len());
+        match whole.chunk {
+            None => crossing += 1,
+            Some(_) => inside += 1,
+        }
+        assert!(memory.locate(&buf, 1, 1 << 17).is_none());
+        assert!(memory.locate(&buf, u32::MAX, 2).is_none());
+    }
+    assert_eq!((crossing, inside), (1, 8191));
+}
+
+#[test]
+fn a_buffer_of_a_larger_pool_is_refused() {
+    let (mut bench, _) = Bench::with_file(512);
+    let plan = PoolPlan { data_bytes: 64 << 20, ..*bench.pool.plan() };
+    let mut other = Pool::new(plan).unwrap();
+    let far = std::iter::from_fn(|| other.take_data(1 << 17)).last().unwrap();
+    bench.submit(Op::Read { into: far, at: 0 });
+    let done = bench.await_done(1).pop().unwrap();
+    assert_eq!(done.outcome, Err(Status::INTERNAL_ERROR.with_dnr()));
+    other.give(done.buf.unwrap());
+}
+
+#[test]
+fn an_unknown_backing_is_an_invalid_namespace() {
+    let mut bench = Bench::new(4);
+    let gone = Err(Status::INVALID_NAMESPACE.with_dnr());
+    assert_eq!(bench.write(0, 512, 1, false), gone);
+    let backing = bench.file("disk.img", 512);
+    bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
+    assert_eq!(bench.write(0, 512, 1, false), Ok(()));
+    bench.ring.detach(STORE);
+    assert_eq!(bench.write(0, 512, 1, false), gone);
+    assert_eq!(Arc::strong_count(&backing), 1);
+    assert!(bench.ring.attach(BackingId(4), Arc::clone(&backing)).is_err());
+    assert!(bench.ring.attach(BackingId(u32::MAX), backing).is_err());
+    bench.ring.detach(BackingId(u32::MAX));
+}
+
+/// Operations meet the store they were submitted to, whatever happens to its number meanwhile.
+#[test]
+fn a_number_that_changes_hands_never_mixes_stores() {
+    for submitted in [false, true] {
+        let (mut bench, old) = Bench::with_file(512);
+        for n in 0..20u64 {
+            let from = bench.filled(4096, 0xAA);
+            bench.submit(Op::Write { from, at: n * 4096, fua: true });
+        }
+        bench.submit(Op::Zero { at: 1 << 19, len: 4096, deallocate: false });
+        bench.submit(Op::Flush);
+        if submitted {
+            bench.ring.submit();
+        }
+        let new = bench.file("new.img", 512);
+        bench.ring.attach(STORE, Arc::clone(&new)).unwrap();
+        let from = bench.filled(4096, 0xBB);
+        bench.submit(Op::Write { from, at: 0, fua: false });
+        let kept: Weak<Backing> = Arc::downgrade(&old);
+        drop(old);
+        for done in bench.await_done(23) {
+            assert_eq!(done.outcome, Ok(()));
+            if let Some(buf) = done.buf {
+                bench.pool.give(buf);
+            }
+        }
+        assert!(kept.upgrade().is_none(), "the old store is let go");
+        assert_eq!(bench.read(0, 4096), Ok(vec![0xBB; 4096]));
+        let old = fs::read(bench.path("disk.img")).unwrap();
+        assert!(old[..20 * 4096].iter().all(|byte| *byte == 0xAA));
+        let new = fs::read(bench.path("new.img")).unwrap();
+        assert!(new[4096..].iter().all(|byte| *byte == 0));
+        assert!(bench.pool.is_full());
+    }
+}
+
+#[test]
+fn the_end_of_a_ring_waits_for_the_kernel() {
+    let (mut bench, _) = Bench::with_file(4096);
+    for n in 0..8u64 {
+        let from = bench.filled(1 << 16, 0x33);
+        bench.submit(Op::Write { from, at: n << 16, fua: true });
+    }
+    bench.ring.submit();
+    let event = EventFd::new().unwrap();
+    bench.ring.watch(event.as_raw_fd(), 1);
+    let (region, path) = (Arc::downgrade(&bench.pool.region()), bench.path("disk.img"));
+    let Bench { ring, pool, dir, .. } = bench;
+    drop(ring);
+    drop(pool);
+    assert!(region.upgrade().is_none(), "the memory is let go");
+    let bytes = fs::read(path).unwrap();
+    assert!(bytes[..8 << 16].iter().all(|byte| *byte == 0x33));
+    drop(dir);
+}
+
+#[test]
+fn sleep_ends_at_its_deadline() {
+    let mut bench = Bench::new(4);
+    let now = Instant::now();
+    bench.ring.sleep(Some(now + Duration::from_millis(30)), now);
+    assert!(now.elapsed() >= Duration::from_millis(29));
+    bench.ring.sleep(Some(now), Instant::now());
+    assert!(now.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn a_watch_reports_once_and_is_armed_again_on_demand() {
+    let mut bench = Bench::new(4);
+    let event = EventFd::new().unwrap();
+    let soon = || Some(Instant::now() + Duration::from_millis(20));
+    let turn = |bench: &mut Bench| {
+        bench.ring.sleep(soon(), Instant::now());
+        bench.ring.reap(&mut bench.done, &mut bench.woken);
+        std::mem::take(&mut bench.woken)
+    };
+    for _ in 0..3 {
+        bench.ring.watch(event.as_raw_fd(), 7);
+        bench.ring.watch(event.as_raw_fd(), 7);
+        assert_eq!(turn(&mut bench), []);
+        event.write(1).unwrap();
+        assert_eq!(turn(&mut bench), [7]);
+        assert_eq!(turn(&mut bench), [], "not armed, so not reported");
+        event.read().unwrap();
+    }
+    bench.ring.watch(event.as_raw_fd(), 7);
+    assert_eq!(turn(&mut bench), []);
+    bench.ring.unwatch(event.as_raw_fd());
+    bench.ring.submit();
+    event.write(1).unwrap();
+    assert_eq!(turn(&mut bench), []);
+    assert!(bench.ring.watches.is_empty());
+    // The same number again, as after close and open.
+    bench.ring.watch(event.as_raw_fd(), 8);
+    assert_eq!(turn(&mut bench), [8]);
+}
+
+/// The kernel holds a polled socket open; unwatching gives its port back.
+#[test]
+fn an_unwatched_socket_frees_its_port() {
+    let mut bench = Bench::new(4);
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap();
+    bench.ring.watch(socket.as_raw_fd(), 0);
+    bench.ring.submit();
+    bench.ring.unwatch(socket.as_raw_fd());
+    drop(socket);
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while std::net::UdpSocket::bind(address).is_err() {
+        assert!(Instant::now() < deadline, "the port stays taken");
+        let now = Instant::now();
+        bench.ring.sleep(Some(now + Duration::from_millis(5)), now);
+        bench.ring.reap(&mut bench.done, &mut bench.woken);
+    }
+}
+
+/// A kernel without room for the region, as an ordinary user's limit of locked memory is.
+#[test]
+fn an_unregistered_region_works_too() {
+    let (mut bench, _) = Bench::with_file(512);
+    bench.ring.memory.registered = false;
+    every_operation(&mut bench, 512);
+    assert_eq!(bench.ring.stats().fixed, 0);
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Read(u64, u64),
+    Write(u64, u64, u8, bool),
+    Discard(u64, u64),
+    Zero(u64, u64, bool),
+    Flush,
+}
+
+const BLOCKS: u64 = 64;
+
+fn act() -> impl Strategy<Value = Act> {
+    let range = (0..BLOCKS).prop_flat_map(|at| (Just(at), 1..=(BLOCKS - at)));
+    prop_oneof![
+        range.clone().prop_map(|(at, n)| Act::Read(at, n)),
+        (range.clone(), 1u8.., any::<bool>()).prop_map(|((at, n), b, f)| Act::Write(at, n, b, f)),
+        range.clone().prop_map(|(at, n)| Act::Discard(at, n)),
+        (range, any::<bool>()).prop_map(|((at, n), d)| Act::Zero(at, n, d)),
+        Just(Act::Flush),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Whatever is done in whatever order, the store holds what a model in memory holds.
+    #[test]
+    fn the_store_agrees_with_a_model(
+        acts in proptest::collection::vec(act(), 1..60),
+        ram: bool,
+        large: bool,
+    ) {
+        let block = if large { 4096 } else { 512u32 };
+        let (mut bench, backing) = match ram {
+            true => Bench::with_kind(BackingKind::Ram { size: SIZE }),
+            false => Bench::with_file(block),
+        };
+        let bytes = |blocks: u64| blocks * u64::from(block);
+        // Buffers end at 128 KiB.
+        let capped = |blocks: u64| blocks.min((1 << 17) / u64::from(block)) as u32 * block;
+        let mut model = vec![0u8; bytes(BLOCKS) as usize];
+        for act in acts {
+            match act {
+                Act::Read(at, n) => {
+                    let (at, len) = (bytes(at), capped(n));
+                    let read = bench.read(at, len);
+                    prop_assert_eq!(read.as_deref(), Ok(&model[at as usize..][..len as usize]));
+                }
+                Act::Write(at, n, byte, fua) => {
+                    let (at, len) = (bytes(at), capped(n));
+                    prop_assert_eq!(bench.write(at, len, byte, fua), Ok(()));
+                    model[at as usize..][..len as usize].fill(byte);
+                }
+                Act::Discard(at, n) => {
+                    let (at, len) = (bytes(at), bytes(n));
+                    prop_assert_eq!(bench.run(Op::Discard { at, len }), Ok(()));
+                    if backing.can_discard() {
+                        model[at as usize..][..len as usize].fill(0);
+                    }
+                }
+                Act::Zero(at, n, deallocate) => {
+                    let (at, len) = (bytes(at), bytes(n));
+                    prop_assert_eq!(bench.run(Op::Zero { at, len, deallocate }), Ok(()));
+                    model[at as usize..][..len as usize].fill(0);
+                }
+                Act::Flush => prop_assert_eq!(bench.run(Op::Flush), Ok(())),
+            }
+        }
+        prop_assert!(bench.pool.is_full());
+        prop_assert_eq!(backing.failures(), 0);
+        if !ram {
+            let mut stored = vec![0; model.len()];
+            let file = fs::File::open(bench.path("disk.img")).unwrap();
+            file.read_exact_at(&mut stored, 0).unwrap();
+            prop_assert!(stored == model);
+        }
+    }
+}
+
+/// A loop device, gone at the end.
+struct Loop(String);
+
+impl Loop {
+    fn new(image: &Path, sector: u32) -> Loop {
+        let made = std::process::Command::new("losetup")
+            .args(["--find", "--show", "--direct-io=on", "--sector-size", &sector.to_string()])
+            .arg(image)
+            .output()
+            .unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        Loop(String::from_utf8(made.stdout).unwrap().trim().to_owned())
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+fn image(bench: &Bench) -> PathBuf {
+    let path = bench.path("image");
+    fs::File::create(&path).unwrap().set_len(SIZE).unwrap();
+    path
+}
+
+#[test]
+#[ignore = "needs root and a loop device"]
+fn every_operation_on_a_block_device() {
+    for block in [512, 4096] {
+        let mut bench = Bench::new(8);
+        let device = Loop::new(&image(&bench), block);
+        let backing = open(Path::new(&device.0), Some(SIZE), block);
+        assert_eq!((backing.kind(), backing.size_bytes()), (Kind::Device, SIZE));
+        assert!(backing.has_volatile_cache() && backing.can_discard());
+        assert!(backing.geometry().physical_block_bytes >= block);
+        bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
+        every_operation(&mut bench, block);
+        assert_eq!((backing.failures(), bench.ring.stats().plain), (0, 0));
+        // Served once only, and not beside a mount.
+        let kind = BackingKind::File { path: PathBuf::from(&device.0), size: None };
+        let config = BackingConfig { kind, block_size_bytes: block, read_only: false };
+        let refusal = Backing::open(&config).unwrap_err().to_string();
+        assert!(refusal.contains("in use"), "{refusal}");
+        bench.ring.detach(STORE);
+        drop(backing);
+        let wrong = BackingConfig {
+            kind: BackingKind::File { path: PathBuf::from(&device.0), size: Some(2 * SIZE) },
+            ..config.clone()
+        };
+        let refusal = Backing::open(&wrong).unwrap_err().to_string();
+        assert!(refusal.contains("change the device yourself"), "{refusal}");
+        if block == 4096 {
+            let small = BackingConfig { block_size_bytes: 512, ..config };
+            let refusal = Backing::open(&small).unwrap_err().to_string();
+            assert!(refusal.contains("set block_size = 4096"), "{refusal}");
+        }
+    }
+}
+
+/// A small ext4 on a loop device, unmounted at the end.
+struct Mount(PathBuf);
+
+impl Mount {
+    fn new(device: &Loop, at: PathBuf) -> Mount {
+        let run = |program: &str, arguments: &[&str]| {
+            let output = std::process::Command::new(program).args(arguments).output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        };
+        fs::create_dir(&at).unwrap();
+        run("mkfs.ext4", &["-q", &device.0]);
+        run("mount", &[&device.0, at.to_str().unwrap()]);
+        Mount(at)
+    }
+
+    /// Has the file system fail everything from now on, as after losing its disk.
+    fn shut_down(&self) {
+        const EXT4_IOC_SHUTDOWN: libc::c_ulong = 0x8004_587D;
+        const WITHOUT_LOG_FLUSH: u32 = 2;
+        let folder = fs::File::open(&self.0).unwrap();
+        let flags = WITHOUT_LOG_FLUSH;
+        // SAFETY: this request reads one u32, which lives until the call returns.
+        let result = unsafe { libc::ioctl(folder.as_raw_fd(), EXT4_IOC_SHUTDOWN as _, &flags) };
+        assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg(&self.0).status();
+    }
+}
+
+#[test]
+#[ignore = "needs root, a loop device and mkfs.ext4"]
+fn a_flush_that_really_fails_sticks() {
+    let mut bench = Bench::new(8);
+    let disk = bench.path("ext4");
+    fs::File::create(&disk).unwrap().set_len(32 << 20).unwrap();
+    let device = Loop::new(&disk, 4096);
+    let mount = Mount::new(&device, bench.path("mounted"));
+    let backing = open(&mount.0.join("disk.img"), Some(SIZE), 4096);
+    bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
+    assert_eq!(bench.write(0, 4096, 1, true), Ok(()));
+    assert_eq!(bench.write(4096, 4096, 2, false), Ok(()));
+    mount.shut_down();
+    let failed = bench.run(Op::Flush).unwrap_err();
+    assert!(failed.is(Status::WRITE_FAULT), "{failed}");
+    assert_eq!(backing.sync_failure(), Some(failed));
+    assert_eq!(bench.run(Op::Flush), Err(failed));
+    assert_eq!(bench.write(0, 4096, 3, true), Err(failed));
+    assert_eq!(backing.failures(), 1, "the kernel was asked once");
+    bench.ring.detach(STORE);
+    drop((backing, mount, device));
+}
+
+#[test]
+#[ignore = "needs root, a loop device and mkfs.ext4"]
+fn a_full_file_system_is_capacity_exceeded() {
+    let mut bench = Bench::new(8);
+    let disk = bench.path("ext4");
+    fs::File::create(&disk).unwrap().set_len(16 << 20).unwrap();
+    let device = Loop::new(&disk, 4096);
+    let mount = Mount::new(&device, bench.path("mounted"));
+    let size = 64 << 20;
+    let backing = open(&mount.0.join("disk.img"), Some(size), 4096);
+    bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
+    let full = Err(Status::CAPACITY_EXCEEDED.with_dnr());
+    let outcomes: Vec<_> =
+        (0..size >> 17).map(|n| bench.write(n << 17, 1 << 17, 1, true)).collect();
+    assert!(outcomes.contains(&Ok(())) && outcomes.contains(&full));
+    assert!(outcomes.iter().all(|outcome| *outcome == Ok(()) || *outcome == full));
+    // No sync was lost with that, and space can be had back.
+    assert_eq!(bench.run(Op::Flush), Ok(()));
+    assert_eq!(bench.run(Op::Discard { at: 0, len: size / 2 }), Ok(()));
+    assert_eq!(bench.write(size - (1 << 17), 1 << 17, 1, true), Ok(()));
+    bench.ring.detach(STORE);
+    drop((backing, mount, device));
+}
