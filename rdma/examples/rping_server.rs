@@ -25,7 +25,8 @@ use rdma::{Buf, Completion, Event, Fabric, Fault, Incoming, Qp, QpLimits, Remote
 
 const MESSAGE: u32 = 16;
 const RECEIVES: u32 = 4;
-const LIMITS: QpLimits = QpLimits { receives: RECEIVES, sends: 2, reads: 16 };
+/// The client may answer before we see our own completions, so there is room for two rounds.
+const LIMITS: QpLimits = QpLimits { receives: RECEIVES, sends: 8, reads: 16 };
 
 /// One client: what it advertises next, and the data of the round.
 #[derive(Default)]
@@ -51,7 +52,12 @@ impl Server {
         let (local, remote, reads) = (incoming.local, incoming.remote, incoming.reads);
         if self.option("reject") {
             self.served += 1;
-            println!("reject {remote} -> {local}");
+            if self.served == 1 {
+                println!(
+                    "reject {remote} -> {local}, {reads} reads, private {:02x?}",
+                    incoming.private_data
+                );
+            }
             return self.fabric.reject(incoming, b"not today");
         }
         let qp = match self.fabric.open(incoming, LIMITS) {
@@ -148,7 +154,7 @@ impl Server {
                 self.served += 1;
                 let (full, fds) = (self.pool.is_full() || !self.clients.is_empty(), fds());
                 assert!(full, "buffers lost: {:?}", self.pool.free());
-                if self.served.is_power_of_two() || self.served % 50 == 0 {
+                if self.served.is_power_of_two() || self.served.is_multiple_of(50) {
                     let (n, rounds) = (self.served, client.rounds);
                     println!("client {n}: {rounds} rounds, {reason:?}, pool full, {fds} fds");
                 }
@@ -208,7 +214,9 @@ fn run(at: SocketAddr, clients: u32, options: Vec<String>) -> Result<(), Box<dyn
             sleep(&both, deadline);
             armed = false;
         } else {
-            door.iter_mut().for_each(|door| drop(door.arm()));
+            if let Some(door) = &mut door {
+                door.arm();
+            }
             deadline = server.fabric.arm();
             armed = true;
         }

@@ -16,9 +16,10 @@ use crate::{Event, FabricError, Fault, Incoming, Qp, QpLimits, Reason};
 const BACKLOG: i32 = 128;
 /// Events of the connection manager taken at once.
 const EVENTS_AT_ONCE: usize = 32;
-/// How long a stopped queue pair may take to flush. None of the devices we know takes longer than
-/// an instant; after that the queue pair is destroyed, which has the same effect.
-const FLUSH_LIMIT: Duration = Duration::from_secs(2);
+/// How long a stopped queue pair may take to flush. Adapters and rxe take an instant; siw never
+/// reports what was posted between the peer's end and our notice of it. After the limit the queue
+/// pair is destroyed, so that no device can touch its buffers, and they come home as flushed.
+const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 /// How long an id stays after we said goodbye, so that the kernel repeats a lost message.
 const LINGER: Duration = Duration::from_secs(5);
 /// Ids that may linger at once.
@@ -82,11 +83,12 @@ pub(super) fn listen(channel: &Arc<EventChannel>, at: SocketAddr) -> Result<CmId
         Ok(id)
     };
     attempt().map_err(|e: Errno| {
+        // The kernel has two names for a port that is taken.
+        let taken = e == Errno::EADDRINUSE || (e == Errno::EADDRNOTAVAIL && owns(at.ip()));
         let why = match e {
-            Errno::EADDRINUSE => "another listener has this address and port",
-            Errno::EADDRNOTAVAIL => "the address is not one of this machine's",
-            Errno::ENODEV => {
-                "no RDMA device owns this address; see `rdma link`, or use the soft provider"
+            _ if taken => "another listener has this address and port",
+            Errno::EADDRNOTAVAIL | Errno::ENODEV => {
+                "no RDMA device has this address (see `rdma link`); the soft provider serves any"
             }
             Errno::EACCES => "ports below 1024 need CAP_NET_BIND_SERVICE",
             other => other.desc(),
@@ -326,7 +328,7 @@ impl Verbs {
         self.by_id.remove(&id.key());
         drop(pair);
         if receives + sends > 0 {
-            tracing::warn!(qp = qp.0, receives, sends, "flushed by destroying the queue pair");
+            tracing::debug!(qp = qp.0, receives, sends, "flushed by destroying the queue pair");
             for id in self.flights.of(qp) {
                 self.come_home(id, Err(Fault::Flushed));
             }

@@ -58,7 +58,7 @@ macro_rules! api {
                 unsafe {
                     Ok(Api { $($($name: *$library
                         .get(concat!(stringify!($name), "\0").as_bytes())
-                        .map_err(|e| format!("rdma-core is too old: {e}"))?,)*)* })
+                        .map_err(|e| format!("rdma-core is too old: {}", reason(&e)))?,)*)* })
                 }
             }
         }
@@ -114,11 +114,17 @@ fn open_library(name: &str) -> Result<&'static libloading::Library, String> {
     // SAFETY: rdma-core's initialisers register its device drivers and nothing else.
     let library = unsafe { libloading::Library::new(name) }.map_err(|e| {
         format!(
-            "the verbs provider needs rdma-core ({e}); on Debian and Ubuntu: apt install \
-             libibverbs1 librdmacm1 ibverbs-providers; or use the soft provider, which needs none"
+            "the verbs provider needs rdma-core ({name}: {}); on Debian and Ubuntu: apt install \
+             libibverbs1 librdmacm1 ibverbs-providers; or use the soft provider, which needs none",
+            reason(&e)
         )
     })?;
     Ok(Box::leak(Box::new(library)))
+}
+
+/// What the dynamic linker said.
+fn reason(e: &libloading::Error) -> String {
+    std::error::Error::source(e).map_or_else(|| e.to_string(), ToString::to_string)
 }
 
 impl Api {
@@ -910,3 +916,6 @@ impl RecvChain {
         self.push_blank(id, mr.segment(at.0, at.1));
     }
 }
+
+#[cfg(test)]
+mod tests;
