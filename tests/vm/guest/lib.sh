@@ -227,7 +227,7 @@ setup_link() {
         for d in lo v0; do ip rule add pref 10 iif $d to $TADDR lookup 101; done
         for d in lo v1; do ip rule add pref 10 iif $d to $HADDR lookup 102; done
         ip rule add pref 100 lookup local
-        ip rule del pref 0
+        while ip rule del pref 0 2>/dev/null; do :; done
         rdma link add rxe0 type rxe netdev v0 || return 1
         rdma link add rxe1 type rxe netdev v1 || return 1
       fi
@@ -248,7 +248,8 @@ teardown_link() {
   local l
   rm -f /run/link
   for l in /sys/class/infiniband/*; do rdma link delete "${l##*/}" 2>/dev/null; done
-  ip rule show | grep -q '^0:' || ip rule add pref 0 lookup local
+  # (`| grep -q` would end the writer by a signal, and pipefail would take that for "no")
+  if [[ $(ip rule show) != 0:* ]]; then ip rule add pref 0 lookup local; fi
   ip rule del pref 100 2>/dev/null
   while ip rule del pref 10 2>/dev/null; do :; done
   for l in d0 v0; do ip link del $l 2>/dev/null; done
@@ -387,9 +388,10 @@ start_nvmfd() {
 listening() {
   kill -0 "$TPID" 2>/dev/null || return 0 # died: stop waiting, target_alive tells
   if [ "$PROVIDER" = soft ]; then
-    in_target_net ss -Huln | grep -q ':4791 '
+    [[ $(in_target_net ss -Huln) == *:4791\ * ]]
   else
-    rdma resource show cm_id 2>/dev/null | grep -E 'LISTEN' | grep -qE "pid ($TPID|.*) "
+    # a listener of a process, not of the kernel
+    [ "$(rdma resource show cm_id 2>/dev/null | grep LISTEN | grep -cvE 'comm \[')" != 0 ]
   fi
 }
 
