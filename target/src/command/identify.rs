@@ -1,0 +1,373 @@
+//! Identify: what the controller and its namespaces are.
+//!
+//! Source: NVMe Base Specification 2.0, "Identify command"; NVM Command Set Specification 1.0,
+//! "Identify command" for the pages of the command set.
+
+use nvme::feature::AsyncEventConfig;
+use nvme::identify::{
+    Cmic, Cns, ControllerType, Csi, Ctratt, Identify, IdentifyController, IdentifyNamespace,
+    IdentifyNamespaceIndependent, LbaFormat, Lpa, NamespaceIds, Oncs, Sgls, Vwc, emit_command_sets,
+    emit_controllers, emit_namespaces,
+};
+use nvme::{Nqn, PAGE_BYTES, Sqe, Status, Text};
+
+use super::{Plan, Received, SQE_BYTES, destination};
+use crate::association::ERROR_LOG_ENTRIES;
+use crate::controller::{Controller, KAS_100MS, VERSION};
+use crate::events::{Event, REQUESTS};
+use crate::subsystem::{Namespace, Subsystem};
+
+/// The highest namespace id (NN). It promises nothing: the active list says which ids exist, and
+/// one page of it holds all of them.
+pub const NAMESPACES_MAX: u32 = 1024;
+
+/// Our version, as hosts see it (FR, and slot 1 of the Firmware Slot Information log).
+pub const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
+
+/// Smallest memory page (CAP.MPSMIN = 0): the unit of MDTS.
+const PAGE: u32 = PAGE_BYTES as u32;
+
+/// From here on a namespace id names no namespace and starts no list.
+const NSID_BEYOND_LISTS: u32 = 0xFFFF_FFFE;
+
+/// Stands for "the controller that processes this command" in CNS 1Ch.
+const CNTID_SELF: u16 = 0xFFFF;
+
+/// The namespace exists for several controllers at once (NMIC).
+const SHARED: u8 = 1;
+
+/// Deallocated blocks read as zeros (001b), and Write Zeroes may deallocate (bit 3): the stores
+/// punch holes, and a hole reads as zeros (DLFEAT).
+const DEALLOCATED_READS_ZEROS: u8 = 0b1001;
+
+/// Slot 1 is the only one and cannot be written (FRMW).
+const ONE_READ_ONLY_SLOT: u8 = 0b0011;
+
+/// Decides on an Identify command ("Identify command").
+///
+/// # Errors
+/// Invalid Field for a page that we do not have, Invalid Namespace or Format for a namespace that
+/// cannot be, and what is wrong with the SGL.
+pub fn plan(sqe: &Sqe, controller: &Controller, received: Received) -> Result<Plan, Status> {
+    let identify = Identify::parse(sqe);
+    let mut page = [0; PAGE_BYTES];
+    match controller.subsystem() {
+        Some(subsystem) => fill(&identify, controller, subsystem, &mut page)?,
+        None if identify.cns == Cns::CONTROLLER => discovery_controller(controller).emit(&mut page),
+        None => return Err(Status::INVALID_FIELD.with_dnr()),
+    }
+    let to = destination(sqe, received, PAGE, false)?;
+    Ok(Plan::Give { page: page.to_vec(), to })
+}
+
+/// Fills the page of an NVM controller, which comes all zero.
+fn fill(
+    identify: &Identify,
+    controller: &Controller,
+    subsystem: &Subsystem,
+    page: &mut [u8; PAGE_BYTES],
+) -> Result<(), Status> {
+    let &Identify { cns, nsid, cntid, csi, .. } = identify;
+    let cntlid = controller.association.cntlid;
+    let unsupported = Status::INVALID_FIELD.with_dnr();
+    match cns {
+        Cns::NAMESPACE => {
+            if let Some(found) = valid(subsystem, nsid)? {
+                namespace(found).emit(page);
+            }
+        }
+        Cns::CONTROLLER => nvm_controller(controller, subsystem).emit(page),
+        Cns::ACTIVE_NAMESPACES => {
+            if nsid >= NSID_BEYOND_LISTS {
+                return Err(Status::INVALID_NAMESPACE.with_dnr());
+            }
+            emit_namespaces(page, nsid, subsystem.namespaces.iter().map(|n| n.nsid));
+        }
+        Cns::NAMESPACE_DESCRIPTORS => ids(subsystem.namespace(nsid)?).emit(page),
+        Cns::CSI_NAMESPACE | Cns::CSI_CONTROLLER if csi != Csi::NVM => return Err(unsupported),
+        // No protection information and no extended format: all zero, once the id is valid.
+        Cns::CSI_NAMESPACE => drop(valid(subsystem, nsid)?),
+        // No limits besides MDTS and the 256 ranges of Dataset Management: all zero.
+        Cns::CSI_CONTROLLER => {}
+        Cns::INDEPENDENT_NAMESPACE => {
+            if let Some(found) = valid(subsystem, nsid)? {
+                independent_namespace(found).emit(page);
+            }
+        }
+        // A controller knows of no other: each host has its own, and none may see the rest.
+        Cns::NAMESPACE_CONTROLLERS => {
+            subsystem.namespace(nsid)?;
+            emit_controllers(page, cntid, [cntlid]);
+        }
+        Cns::CONTROLLERS => emit_controllers(page, cntid, [cntlid]),
+        Cns::COMMAND_SETS if cntid == CNTID_SELF || cntid == cntlid => {
+            emit_command_sets(page, [1 << Csi::NVM.0]);
+        }
+        _ => return Err(unsupported),
+    }
+    Ok(())
+}
+
+/// An active namespace; `None` for an id that is valid but inactive, whose pages are zero.
+fn valid(subsystem: &Subsystem, nsid: u32) -> Result<Option<&Namespace>, Status> {
+    match subsystem.namespace(nsid) {
+        Ok(namespace) => Ok(Some(namespace)),
+        Err(_) if (1..=NAMESPACES_MAX).contains(&nsid) => Ok(None),
+        Err(status) => Err(status),
+    }
+}
+
+/// Identify Controller, what both kinds of controller have in common ("Identify Controller data
+/// structure").
+fn any_controller(controller: &Controller) -> IdentifyController {
+    let limits = &controller.limits;
+    IdentifyController {
+        fr: Text::lossy(FIRMWARE),
+        mdts: (limits.mdts_bytes / PAGE).checked_ilog2().unwrap_or(0) as u8,
+        cntlid: controller.association.cntlid,
+        ver: VERSION,
+        ctratt: Ctratt(0).with_host_id_128(true).with_tbkas(true),
+        aerl_z: (REQUESTS - 1) as u8,
+        kas_100ms: KAS_100MS,
+        maxcmd: limits.queue_depth,
+        // Keyed descriptors and offsets into the capsule; the host's Linux demands the former.
+        sgls: Sgls(0).with_support(1).with_keyed(true).with_offset(true),
+        msdbd: 1,
+        ..IdentifyController::default()
+    }
+}
+
+/// Identify Controller of an I/O controller.
+fn nvm_controller(controller: &Controller, subsystem: &Subsystem) -> IdentifyController {
+    let in_capsule = controller.limits.in_capsule_bytes;
+    IdentifyController {
+        sn: subsystem.serial,
+        mn: subsystem.model,
+        cmic: Cmic(0).with_multi_controller(true),
+        oaes: AsyncEventConfig(Event::NamespaceAttribute.enable_bit()),
+        cntrltype: ControllerType::IO,
+        acl_z: 3,
+        frmw: ONE_READ_ONLY_SLOT,
+        lpa: Lpa(0).with_effects(true).with_extended_data(true),
+        elpe_z: (ERROR_LOG_ENTRIES - 1) as u8,
+        sqes: 0x66,
+        cqes: 0x44,
+        nn: NAMESPACES_MAX,
+        oncs: Oncs(0).with_compare(true).with_dataset_management(true).with_write_zeroes(true),
+        // Flush of all namespaces at once is not supported (10b): each has its own store.
+        vwc: Vwc(0).with_present(subsystem.volatile_cache()).with_flush_all(2),
+        subnqn: subsystem.nqn.into(),
+        ioccsz_16: (SQE_BYTES + in_capsule) / 16,
+        iorcsz_16: 1,
+        ..any_controller(controller)
+    }
+}
+
+/// Identify Controller of a discovery controller: no namespaces, no I/O queues.
+fn discovery_controller(controller: &Controller) -> IdentifyController {
+    IdentifyController {
+        sn: Text::lossy("discovery"),
+        mn: Text::lossy("nvmfd discovery"),
+        oaes: AsyncEventConfig(Event::DiscoveryLog.enable_bit()),
+        cntrltype: ControllerType::DISCOVERY,
+        lpa: Lpa(0).with_extended_data(true),
+        subnqn: Nqn::DISCOVERY.into(),
+        ..any_controller(controller)
+    }
+}
+
+/// Identify Namespace ("Identify Namespace data structure"): one format, no metadata.
+fn namespace(namespace: &Namespace) -> IdentifyNamespace {
+    let mut page = IdentifyNamespace {
+        nsze: namespace.blocks,
+        ncap: namespace.blocks,
+        nuse: namespace.blocks,
+        nmic: SHARED,
+        dlfeat: DEALLOCATED_READS_ZEROS,
+        nsattr: u8::from(namespace.read_only),
+        // An NGUID of the same 16 bytes: unique for the same reason, and as stable.
+        nguid: namespace.uuid,
+        ..IdentifyNamespace::default()
+    };
+    page.lbaf[0] = LbaFormat { lbads: namespace.block_shift, ..LbaFormat::default() };
+    page
+}
+
+/// What holds for a namespace of any command set ("I/O Command Set Independent Identify
+/// Namespace data structure").
+fn independent_namespace(namespace: &Namespace) -> IdentifyNamespaceIndependent {
+    const NO_CACHE: u8 = 1 << 5;
+    const READY: u8 = 1;
+    IdentifyNamespaceIndependent {
+        nsfeat: if namespace.volatile_cache { 0 } else { NO_CACHE },
+        nmic: SHARED,
+        nsattr: u8::from(namespace.read_only),
+        nstat: READY,
+        ..IdentifyNamespaceIndependent::default()
+    }
+}
+
+/// The identifiers of a namespace ("Namespace Identification Descriptor list").
+fn ids(namespace: &Namespace) -> NamespaceIds {
+    NamespaceIds {
+        nguid: Some(namespace.uuid),
+        uuid: Some(namespace.uuid),
+        csi: Some(Csi::NVM),
+        eui64: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use nvme::identify::{command_sets, controllers, namespaces};
+
+    use super::*;
+    use crate::command::admin::tests::{ask, discovery_controller, given, keyed, nvm, refused};
+    use crate::controller::Role;
+
+    fn command(cns: u8, nsid: u32) -> Sqe {
+        Identify::new(Cns(cns), nsid).emit(keyed(4096))
+    }
+
+    fn page(sqe: Sqe) -> [u8; PAGE_BYTES] {
+        given(ask(sqe, &mut nvm())).try_into().unwrap()
+    }
+
+    const ZERO: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
+
+    #[test]
+    fn every_page_is_served_or_refused_as_the_table_says() {
+        let with_csi = |cns, csi| Identify { csi: Csi(csi), ..Identify::new(Cns(cns), 1) };
+        let refusals = [
+            ("unknown namespace FFFFFFFFh", command(0x00, u32::MAX), 0x00B),
+            ("namespace 0", command(0x00, 0), 0x00B),
+            ("namespace beyond NN", command(0x00, NAMESPACES_MAX + 1), 0x00B),
+            ("list after FFFFFFFEh", command(0x02, u32::MAX - 1), 0x00B),
+            ("list after FFFFFFFFh", command(0x02, u32::MAX), 0x00B),
+            ("descriptors, inactive", command(0x03, 3), 0x00B),
+            ("descriptors, 0", command(0x03, 0), 0x00B),
+            ("NVM sets", command(0x04, 0), 0x002),
+            ("zoned namespace", with_csi(0x05, 2).emit(keyed(4096)), 0x002),
+            ("zoned controller", with_csi(0x06, 2).emit(keyed(4096)), 0x002),
+            ("command set namespace FFFFFFFFh", command(0x05, u32::MAX), 0x00B),
+            ("independent, 0", command(0x08, 0), 0x00B),
+            ("independent, beyond NN", command(0x08, 1025), 0x00B),
+            ("zoned list", command(0x07, 0), 0x002),
+            ("allocated list", command(0x10, 0), 0x002),
+            ("controllers of an inactive namespace", command(0x12, 3), 0x00B),
+            ("UUID list", command(0x17, 0), 0x002),
+            (
+                "command sets of another controller",
+                Identify { cntid: 6, ..Identify::new(Cns(0x1C), 0) }.emit(keyed(4096)),
+                0x002,
+            ),
+            ("unknown", command(0xFF, 0), 0x002),
+            ("short buffer", Identify::new(Cns(1), 0).emit(keyed(4095)), 0x00F),
+        ];
+        for (what, sqe, code) in refusals {
+            assert_eq!(refused(ask(sqe, &mut nvm())), code, "{what}");
+        }
+        for (cns, nsid) in [(0x00, 3), (0x00, 1024), (0x05, 1), (0x05, 3), (0x06, 0), (0x08, 3)] {
+            assert!(page(command(cns, nsid)) == ZERO, "CNS {cns:#04x}, namespace {nsid}");
+        }
+        let longer = Identify::new(Cns::CONTROLLER, 0).emit(keyed(8192));
+        assert_eq!(given(ask(longer, &mut nvm())).len(), PAGE_BYTES);
+    }
+
+    #[test]
+    fn a_discovery_controller_has_one_page() {
+        for cns in (0..=u8::MAX).filter(|cns| *cns != Cns::CONTROLLER.0) {
+            assert_eq!(refused(ask(command(cns, 1), &mut discovery_controller())), 0x002);
+        }
+        let page = given(ask(command(0x01, 0), &mut discovery_controller()));
+        let found = IdentifyController::parse(&page.try_into().unwrap());
+        assert_eq!(found.cntrltype, ControllerType::DISCOVERY);
+        assert_eq!(found.subnqn.nqn(), Ok(Nqn::DISCOVERY));
+        assert_eq!((found.oaes.0, found.sgls.0), (1 << 31, 0x0010_0005));
+        assert_eq!((found.nn, found.cntlid, found.kas_100ms, found.icdoff_16), (0, 5, 10, 0));
+        assert!(found.lpa.extended_data());
+    }
+
+    #[test]
+    fn identify_controller_says_what_linux_needs() {
+        let found = IdentifyController::parse(&page(command(0x01, 0)));
+        assert_eq!((found.vid, found.cntlid, found.ver), (0, 5, VERSION));
+        assert_eq!((found.sn.trimmed(), found.mn.trimmed()), (&b"SERIAL"[..], &b"nvmfd"[..]));
+        assert_eq!(found.fr.trimmed(), env!("CARGO_PKG_VERSION").as_bytes());
+        assert_eq!(found.cmic, Cmic(0).with_multi_controller(true));
+        assert_eq!(found.mdts, 8, "1 MiB");
+        assert_eq!((found.oaes.0, found.ctratt.0), (1 << 8, 0x41));
+        assert_eq!(found.cntrltype, ControllerType::IO);
+        assert_eq!((found.acl_z, found.aerl_z, found.frmw), (3, 3, 3));
+        assert_eq!((found.lpa.0, found.elpe_z, found.kas_100ms), (0b110, 63, 10));
+        assert_eq!((found.sqes, found.cqes, found.maxcmd, found.nn), (0x66, 0x44, 128, 1024));
+        assert_eq!((found.oncs.0, found.fuses, found.fna), (0b1101, 0, 0));
+        assert_eq!((found.vwc.0, found.awun_z, found.awupf_z), (0b101, 0, 0));
+        assert_eq!((found.sgls.0, found.mnan), (0x0010_0005, 0));
+        assert_eq!(found.subnqn.nqn(), "nqn.2026-11.io.nvmfd:test".parse());
+        assert_eq!((found.ioccsz_16, found.iorcsz_16, found.icdoff_16), (516, 1, 0));
+        assert_eq!((found.fcatt, found.msdbd, found.oacs, found.rtd3e_us), (0, 1, 0, 0));
+    }
+
+    #[test]
+    fn no_cache_means_no_vwc() {
+        let mut controller = nvm();
+        let Role::Nvm(subsystem) = &mut controller.role else { panic!() };
+        for namespace in &mut Arc::make_mut(subsystem).namespaces {
+            namespace.volatile_cache = false;
+        }
+        let page = given(ask(command(0x01, 0), &mut controller));
+        let found = IdentifyController::parse(&page.try_into().unwrap());
+        assert_eq!(found.vwc, Vwc(0).with_flush_all(2));
+    }
+
+    #[test]
+    fn identify_namespace_describes_one_format() {
+        for (nsid, block_bytes) in [(1, 4096), (2, 512), (7, 4096)] {
+            let found = IdentifyNamespace::parse(&page(command(0x00, nsid)));
+            assert_eq!([found.nsze, found.ncap, found.nuse], [1 << 20; 3]);
+            assert_eq!(
+                (found.nlbaf_z, found.flbas, found.block_bytes()),
+                (0, 0, Some(block_bytes))
+            );
+            assert_eq!((found.nmic, found.dlfeat, found.nsattr, found.dps), (1, 9, 0, 0));
+            assert_eq!((found.nguid, found.eui64), ([nsid as u8; 16], [0; 8]));
+            let independent = IdentifyNamespaceIndependent::parse(&page(command(0x08, nsid)));
+            assert_eq!((independent.nstat, independent.nmic, independent.nsfeat), (1, 1, 0));
+            let ids = NamespaceIds::parse(&page(command(0x03, nsid)));
+            assert_eq!((ids.uuid, ids.csi), (Some([nsid as u8; 16]), Some(Csi::NVM)));
+        }
+    }
+
+    #[test]
+    fn a_read_only_namespace_says_so() {
+        let mut controller = nvm();
+        let Role::Nvm(subsystem) = &mut controller.role else { panic!() };
+        Arc::make_mut(subsystem).namespaces[0].read_only = true;
+        let page = given(ask(command(0x00, 1), &mut controller));
+        assert_eq!(IdentifyNamespace::parse(&page.try_into().unwrap()).nsattr, 1);
+        let page = given(ask(command(0x08, 1), &mut controller));
+        assert_eq!(IdentifyNamespaceIndependent::parse(&page.try_into().unwrap()).nsattr, 1);
+    }
+
+    #[test]
+    fn lists_start_where_the_host_says() {
+        for (after, left) in [(0, &[1, 2, 7][..]), (1, &[2, 7]), (2, &[7]), (7, &[])] {
+            assert_eq!(namespaces(&page(command(0x02, after))).collect::<Vec<_>>(), left);
+        }
+        let from = |cns, cntid| {
+            let identify = Identify { cntid, ..Identify::new(Cns(cns), 1) };
+            controllers(&page(identify.emit(keyed(4096)))).collect::<Vec<_>>()
+        };
+        for cns in [0x12, 0x13] {
+            assert_eq!((from(cns, 0), from(cns, 5), from(cns, 6)), (vec![5], vec![5], vec![]));
+        }
+        for cntid in [5, u16::MAX] {
+            let identify = Identify { cntid, ..Identify::new(Cns::COMMAND_SETS, 0) };
+            let page = page(identify.emit(keyed(4096)));
+            assert_eq!(command_sets(&page).collect::<Vec<_>>(), [1]);
+        }
+    }
+}

@@ -1,0 +1,445 @@
+//! Log pages.
+//!
+//! Source: NVMe Base Specification 2.0, "Get Log Page command" and the log page sections below it.
+//! Every log honours offset and length: hosts read the longer ones in pieces.
+
+use std::borrow::Cow;
+
+use nvme::identify::Csi;
+use nvme::log::{
+    CommandEffects, Effects, ErrorEntry, FirmwareSlots, GetLogPage, LogId, LogSupport, Smart,
+    SupportedPages, emit_changed_namespaces,
+};
+use nvme::{AdminOpcode, IoOpcode, NSID_ALL, PAGE_BYTES, Sqe, Status, Text};
+
+use super::admin::Env;
+use super::{Plan, destination, discovery, identify};
+use crate::association::{Association, ERROR_LOG_ENTRIES, ErrorRecord};
+use crate::controller::{Controller, Role};
+use crate::events::{Event, Events};
+use crate::subsystem::Subsystem;
+
+/// The logs of an NVM controller: what [`LogId::SUPPORTED_PAGES`] lists.
+const LOGS: [LogId; 6] = [
+    LogId::SUPPORTED_PAGES,
+    LogId::ERROR,
+    LogId::SMART,
+    LogId::FIRMWARE_SLOT,
+    LogId::CHANGED_NAMESPACES,
+    LogId::EFFECTS,
+];
+
+/// The admin commands that an NVM controller serves, besides the fabrics ones.
+const ADMIN: [AdminOpcode; 7] = [
+    AdminOpcode::GET_LOG_PAGE,
+    AdminOpcode::IDENTIFY,
+    AdminOpcode::ABORT,
+    AdminOpcode::SET_FEATURES,
+    AdminOpcode::GET_FEATURES,
+    AdminOpcode::ASYNC_EVENT_REQUEST,
+    AdminOpcode::KEEP_ALIVE,
+];
+
+/// The I/O commands that we serve; true for those that change the content of blocks.
+const IO: [(IoOpcode, bool); 6] = [
+    (IoOpcode::FLUSH, false),
+    (IoOpcode::WRITE, true),
+    (IoOpcode::READ, false),
+    (IoOpcode::COMPARE, false),
+    (IoOpcode::WRITE_ZEROES, true),
+    (IoOpcode::DATASET_MANAGEMENT, true),
+];
+
+/// Decides on a Get Log Page command ("Get Log Page command").
+///
+/// # Errors
+/// Invalid Log Page for one that we do not have, Invalid Field for an offset or a length that
+/// cannot be, and what is wrong with the SGL.
+pub fn plan(sqe: &Sqe, controller: &mut Controller, env: &Env<'_>) -> Result<Plan, Status> {
+    let get = GetLogPage::parse(sqe);
+    let log = match &mut controller.role {
+        Role::Discovery { snapshot } => Cow::Borrowed(discovery_log(&get, snapshot, env)?),
+        Role::Nvm(subsystem) => {
+            Cow::Owned(nvm_log(&get, subsystem, &controller.association, &controller.events)?)
+        }
+    };
+    let page = piece(&get, &log, env.received.mdts_bytes)?;
+    // What is checked against MDTS, which is 32 bits, fits in 32 bits.
+    let to = destination(sqe, env.received, get.len_bytes() as u32, false)?;
+    if !get.rae {
+        acknowledge(get.lid, &mut controller.events);
+    }
+    Ok(Plan::Give { page, to })
+}
+
+/// The part of a log that a command asks for; less than its length where the log ends. A host may
+/// ask beyond the end (the queue fills that with zeros), but not begin there.
+fn piece(get: &GetLogPage, log: &[u8], mdts_bytes: u32) -> Result<Vec<u8>, Status> {
+    let invalid = Status::INVALID_FIELD.with_dnr();
+    let len = get.len_bytes();
+    if len > mdts_bytes.into() || get.offset_is_index || !get.lpo.is_multiple_of(4) {
+        return Err(invalid);
+    }
+    let rest = usize::try_from(get.lpo).ok().and_then(|at| log.get(at..)).ok_or(invalid)?;
+    let len = usize::try_from(len).unwrap_or(usize::MAX).min(rest.len());
+    Ok(rest[..len].to_vec())
+}
+
+/// Whoever reads a log without retaining its event has taken note of it ("Asynchronous Event
+/// Request command").
+fn acknowledge(lid: LogId, events: &mut Events) {
+    match lid {
+        LogId::CHANGED_NAMESPACES => events.acknowledge(Event::NamespaceAttribute),
+        LogId::DISCOVERY => events.acknowledge(Event::DiscoveryLog),
+        _ => {}
+    }
+}
+
+/// The log of a discovery controller. Reading its beginning takes a new snapshot, and all that
+/// lies further on comes from that: a host that reads in pieces never mixes two generations.
+fn discovery_log<'a>(
+    get: &GetLogPage,
+    snapshot: &'a mut Vec<u8>,
+    env: &Env<'_>,
+) -> Result<&'a [u8], Status> {
+    if get.lid != LogId::DISCOVERY {
+        return Err(Status::INVALID_LOG_PAGE.with_dnr());
+    }
+    if get.lpo == 0 || snapshot.is_empty() {
+        let (generation, records) = (env.discovery)();
+        *snapshot = discovery::log(generation, &records);
+    }
+    Ok(snapshot)
+}
+
+/// A whole log of an NVM controller. All are short, so cutting comes afterwards.
+fn nvm_log(
+    get: &GetLogPage,
+    subsystem: &Subsystem,
+    association: &Association,
+    events: &Events,
+) -> Result<Vec<u8>, Status> {
+    match get.lid {
+        LogId::SUPPORTED_PAGES => Ok(supported_pages()),
+        LogId::ERROR => Ok(error_log(&association.errors().1)),
+        // One log for the whole subsystem (LPA bit 0 is 0).
+        LogId::SMART if !matches!(get.nsid, 0 | NSID_ALL) => Err(Status::INVALID_FIELD.with_dnr()),
+        LogId::SMART => Ok(smart(subsystem, association)),
+        LogId::FIRMWARE_SLOT => Ok(firmware_slots()),
+        LogId::CHANGED_NAMESPACES => Ok(changed_namespaces(events)),
+        LogId::EFFECTS if get.csi == Csi::NVM => Ok(effects()),
+        _ => Err(Status::INVALID_LOG_PAGE.with_dnr()),
+    }
+}
+
+/// "Supported Log Pages (Log Identifier 00h)".
+fn supported_pages() -> Vec<u8> {
+    let mut supported = SupportedPages::default();
+    for lid in LOGS {
+        supported.pages[usize::from(lid.0)] = LogSupport(0).with_supported(true);
+    }
+    supported.emit().to_vec()
+}
+
+/// "Error Information (Log Identifier 01h)": always [`ERROR_LOG_ENTRIES`] entries, newest first,
+/// those that are not there all zero.
+fn error_log(latest: &[(u64, ErrorRecord)]) -> Vec<u8> {
+    const NO_PARAMETER: u16 = 0xFFFF;
+    let mut log = Vec::with_capacity(ERROR_LOG_ENTRIES * ErrorEntry::BYTES);
+    for (number, record) in latest.iter().take(ERROR_LOG_ENTRIES) {
+        let entry = ErrorEntry {
+            error_count: *number,
+            sqid: record.sqid,
+            cid: record.cid,
+            status: record.status,
+            parameter: NO_PARAMETER,
+            lba: record.slba,
+            nsid: record.nsid,
+            ..ErrorEntry::default()
+        };
+        log.extend(entry.emit());
+    }
+    log.resize(ERROR_LOG_ENTRIES * ErrorEntry::BYTES, 0);
+    log
+}
+
+/// "SMART / Health Information (Log Identifier 02h)".
+///
+/// Only what we know is told. A plausible temperature would be a lie that monitoring believes; 0 K
+/// (shown as -273 °C) is what fabrics targets without a sensor report, and nobody takes it for a
+/// measurement. Wear, power cycles and hours belong to the medium below, which has its own log, so
+/// they stay 0 as well; of spare capacity nothing is missing.
+fn smart(subsystem: &Subsystem, association: &Association) -> Vec<u8> {
+    let usage = subsystem.usage.total();
+    let data_units = |units: u64| u128::from(units.div_ceil(1000));
+    let smart = Smart {
+        spare_percent: 100,
+        data_units_read: data_units(usage.units_read),
+        data_units_written: data_units(usage.units_written),
+        host_reads: usage.reads.into(),
+        host_writes: usage.writes.into(),
+        error_entries: association.errors().0.into(),
+        ..Smart::default()
+    };
+    smart.emit().to_vec()
+}
+
+/// "Firmware Slot Information (Log Identifier 03h)": slot 1 is active and the only one.
+fn firmware_slots() -> Vec<u8> {
+    const EMPTY: Text<8> = Text([0; 8]);
+    let mut slots = FirmwareSlots { afi: 1, revisions: [EMPTY; 7] };
+    slots.revisions[0] = Text::lossy(identify::FIRMWARE);
+    slots.emit().to_vec()
+}
+
+/// "Changed Namespace List (Log Identifier 04h)".
+fn changed_namespaces(events: &Events) -> Vec<u8> {
+    let mut page = [0; PAGE_BYTES];
+    match events.changed() {
+        Some(ids) => emit_changed_namespaces(&mut page, ids),
+        None => emit_changed_namespaces(&mut page, [NSID_ALL]),
+    }
+    page.to_vec()
+}
+
+/// "Commands Supported and Effects (Log Identifier 05h)".
+fn effects() -> Vec<u8> {
+    let supported = CommandEffects(0).with_supported(true);
+    let mut effects = Effects::default();
+    for opcode in ADMIN {
+        effects.admin[usize::from(opcode.0)] = supported;
+    }
+    for (opcode, changes_content) in IO {
+        effects.io[usize::from(opcode.0)] = supported.with_lbcc(changes_content);
+    }
+    let mut page = [0; PAGE_BYTES];
+    effects.emit(&mut page);
+    page.to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::time::Instant;
+
+    use nvme::log::{DiscoveryHeader, changed_namespaces};
+
+    use super::*;
+    use crate::command::admin;
+    use crate::command::admin::tests::{
+        MDTS, RECEIVED, ask, discovery_controller, given, keyed, nvm, refused,
+    };
+    use crate::command::discovery::{Record, Subtype};
+
+    fn command(lid: u8, lpo: u64, dwords: u32) -> Sqe {
+        GetLogPage::new(LogId(lid), lpo, dwords).emit(keyed((dwords * 4).min(0xFF_FFFC)))
+    }
+
+    fn page(lid: LogId, bytes: u32, controller: &mut Controller) -> Vec<u8> {
+        given(ask(command(lid.0, 0, bytes / 4), controller))
+    }
+
+    fn record(cid: u16, status: Status) -> ErrorRecord {
+        ErrorRecord { sqid: 3, cid, status, nsid: 2, slba: 77 }
+    }
+
+    #[test]
+    fn logs_are_served_or_refused_as_the_table_says() {
+        let mut controller = nvm();
+        for lid in 0..=u8::MAX {
+            let result = ask(command(lid, 0, 1), &mut controller);
+            match lid <= 5 {
+                true => assert_eq!(given(result).len(), 4, "{lid:#04x}"),
+                false => assert_eq!(refused(result), 0x109, "{lid:#04x}"),
+            }
+        }
+        let smart = GetLogPage::new(LogId::SMART, 0, 128);
+        let effects = GetLogPage::new(LogId::EFFECTS, 0, 1024);
+        let table = [
+            ("offset 2", command(2, 2, 1), 0x002),
+            ("offset beyond the page", command(2, 516, 1), 0x002),
+            ("offset far beyond", command(2, u64::MAX - 3, 1), 0x002),
+            ("index", GetLogPage { offset_is_index: true, ..smart }.emit(keyed(512)), 0x002),
+            ("SMART of a namespace", GetLogPage { nsid: 1, ..smart }.emit(keyed(512)), 0x002),
+            ("more than MDTS", command(2, 0, MDTS / 4 + 1), 0x002),
+            ("16 GiB", GetLogPage { numd_z: u32::MAX, ..smart }.emit(keyed(4096)), 0x002),
+            (
+                "effects of another set",
+                GetLogPage { csi: Csi(2), ..effects }.emit(keyed(4096)),
+                0x109,
+            ),
+            ("buffer too short", smart.emit(keyed(508)), 0x00F),
+        ];
+        for (what, sqe, code) in table {
+            assert_eq!(refused(ask(sqe, &mut controller)), code, "{what}");
+        }
+        for nsid in [0, NSID_ALL] {
+            assert!(ask(smart.emit(keyed(512)).with_nsid(nsid), &mut controller).is_ok());
+        }
+    }
+
+    #[test]
+    fn every_log_can_be_read_in_pieces_and_beyond_its_end() {
+        let mut controller = nvm();
+        controller.association.log_error(record(1, Status::INVALID_FIELD));
+        controller.events.namespaces_changed([1, 2]);
+        let sizes = [1024, 4096, 512, 512, 4096, 4096];
+        for (lid, size) in (0u8..).zip(sizes) {
+            let whole = page(LogId(lid), size, &mut controller);
+            let mut pieces = Vec::new();
+            for at in (0..size).step_by(256) {
+                pieces.extend(given(ask(command(lid, at.into(), 64), &mut controller)));
+            }
+            assert!(pieces == whole, "log {lid:#04x}");
+            let more = given(ask(command(lid, u64::from(size) - 4, 3), &mut controller));
+            assert_eq!((&more[..4], &more[4..]), (&whole[whole.len() - 4..], &[0; 8][..]));
+            assert_eq!(given(ask(command(lid, size.into(), 1), &mut controller)), [0; 4]);
+            assert_eq!(given(ask(command(lid, 0, MDTS / 4), &mut controller)).len(), MDTS as usize);
+        }
+    }
+
+    #[test]
+    fn supported_pages_are_those_that_are_served() {
+        let bytes = page(LogId::SUPPORTED_PAGES, 1024, &mut nvm());
+        let found = SupportedPages::parse(&bytes.try_into().unwrap());
+        let ids: Vec<_> = (0..256).filter(|&lid| found.pages[lid].supported()).collect();
+        assert_eq!(ids, [0, 1, 2, 3, 4, 5]);
+    }
+
+    #[test]
+    fn the_error_log_has_the_newest_first() {
+        let mut controller = nvm();
+        for cid in 0..70 {
+            let status = Status::LBA_OUT_OF_RANGE.with_dnr();
+            controller.association.log_error(record(cid, status));
+        }
+        let bytes = page(LogId::ERROR, 4096, &mut controller);
+        let entries: Vec<_> = bytes.as_chunks().0.iter().map(ErrorEntry::parse).collect();
+        assert_eq!(entries.len(), ERROR_LOG_ENTRIES);
+        assert_eq!((entries[0].error_count, entries[0].cid), (70, 69));
+        assert_eq!((entries[63].error_count, entries[63].cid), (7, 6));
+        assert_eq!((entries[0].sqid, entries[0].nsid, entries[0].lba), (3, 2, 77));
+        assert_eq!(entries[0].status, Status::LBA_OUT_OF_RANGE.with_dnr());
+        assert_eq!(entries[0].parameter, 0xFFFF);
+        let smart = page(LogId::SMART, 512, &mut controller);
+        assert_eq!(Smart::parse(&smart.try_into().unwrap()).error_entries, 70);
+        assert!(page(LogId::ERROR, 4096, &mut nvm()).iter().all(|b| *b == 0));
+    }
+
+    #[test]
+    fn smart_counts_in_thousands_rounded_up() {
+        let mut controller = nvm();
+        let work =
+            crate::subsystem::Work { reads: 3, writes: 1, units_read: 2001, units_written: 8 };
+        controller.subsystem().unwrap().usage.add(&work);
+        let bytes = page(LogId::SMART, 512, &mut controller);
+        let found = Smart::parse(&bytes.try_into().unwrap());
+        assert_eq!((found.data_units_read, found.data_units_written), (3, 1));
+        assert_eq!((found.host_reads, found.host_writes), (3, 1));
+        assert_eq!((found.critical_warning.0, found.temperature_k), (0, 0));
+        assert_eq!((found.spare_percent, found.spare_threshold_percent), (100, 0));
+    }
+
+    #[test]
+    fn slot_one_holds_our_version() {
+        let bytes = page(LogId::FIRMWARE_SLOT, 512, &mut nvm());
+        let found = FirmwareSlots::parse(&bytes.try_into().unwrap());
+        assert_eq!((found.afi, found.revisions[1].0), (1, [0; 8]));
+        assert_eq!(found.revisions[0].trimmed(), identify::FIRMWARE.as_bytes());
+    }
+
+    #[test]
+    fn effects_name_what_is_served() {
+        let bytes = page(LogId::EFFECTS, 4096, &mut nvm());
+        let found = Effects::parse(&bytes.try_into().unwrap());
+        let supported = |of: &[CommandEffects; 256]| {
+            (0..256).filter(|&o| of[o].supported()).collect::<Vec<_>>()
+        };
+        assert_eq!(supported(&found.admin), [0x02, 0x06, 0x08, 0x09, 0x0A, 0x0C, 0x18]);
+        assert_eq!(supported(&found.io), [0x00, 0x01, 0x02, 0x05, 0x08, 0x09]);
+        let changing: Vec<_> = (0..256).filter(|&o| found.io[o].lbcc()).collect();
+        assert_eq!(changing, [0x01, 0x08, 0x09]);
+    }
+
+    #[test]
+    fn changed_namespaces_are_told_until_they_are_read_without_retaining() {
+        let mut controller = nvm();
+        controller.events.namespaces_changed([7, 2]);
+        let get = GetLogPage::new(LogId::CHANGED_NAMESPACES, 0, 1024);
+        let taken = GetLogPage { rae: false, ..get };
+        let mut ids = |get: GetLogPage, len| {
+            let bytes = given(ask(get.emit(keyed(len)), &mut controller));
+            changed_namespaces(&bytes.try_into().unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(ids(get, 4096), [2, 7]);
+        assert_eq!(ids(taken, 4096), [2, 7]);
+        assert_eq!(ids(get, 4096), []);
+        controller.events.namespaces_changed(1..=2000);
+        assert_eq!(refused(ask(taken.emit(keyed(16)), &mut controller)), 0x00F, "nothing read");
+        let bytes = given(ask(taken.emit(keyed(4096)), &mut controller));
+        let all: Vec<_> = changed_namespaces(&bytes.try_into().unwrap()).collect();
+        assert_eq!(all, [NSID_ALL]);
+    }
+
+    fn discover(controller: &mut Controller, count: &Cell<u64>, at: u64, rae: bool) -> Vec<u8> {
+        let record = Record {
+            subtype: Subtype::NVM,
+            nqn: "nqn.2026-11.io.nvmfd:a".parse().unwrap(),
+            address: "192.0.2.1:4420".parse().unwrap(),
+            port_id: 1,
+        };
+        let discovery = || (count.get(), vec![record; count.get() as usize]);
+        let (slot, now) = (0, Instant::now());
+        let env = Env { slot, received: RECEIVED, now, discovery: &discovery };
+        let get = GetLogPage { rae, ..GetLogPage::new(LogId::DISCOVERY, at, 256) };
+        given(admin::plan(&get.emit(keyed(1024)), controller, &env))
+    }
+
+    #[test]
+    fn a_discovery_log_read_in_pieces_is_of_one_generation() {
+        let mut controller = discovery_controller();
+        let count = Cell::new(2);
+        let header = |bytes: Vec<u8>| DiscoveryHeader::parse(&bytes.try_into().unwrap());
+        let found = header(discover(&mut controller, &count, 0, true));
+        assert_eq!((found.genctr, found.numrec, found.recfmt), (2, 2, 0));
+        count.set(1);
+        assert_eq!(discover(&mut controller, &count, 2048, true)[..2], [1, 1], "still there");
+        assert_eq!(discover(&mut controller, &count, 3072, true), [0; 1024], "the end");
+        assert_eq!(header(discover(&mut controller, &count, 0, true)).genctr, 1);
+        // A host that starts in the middle is served as well.
+        assert_eq!(discover(&mut discovery_controller(), &count, 1024, true)[..3], [1, 1, 2]);
+    }
+
+    #[test]
+    fn reading_the_discovery_log_to_the_end_acknowledges_the_event() {
+        let mut controller = discovery_controller();
+        let count = Cell::new(1);
+        let told = |controller: &mut Controller| {
+            controller.events.park(4);
+            controller.events.discovery_changed();
+            let told = controller.events.next(u32::MAX).is_some();
+            controller.events.take_parked().for_each(drop);
+            told
+        };
+        assert!(told(&mut controller) && !told(&mut controller));
+        discover(&mut controller, &count, 0, true);
+        assert!(!told(&mut controller), "retained");
+        discover(&mut controller, &count, 1024, false);
+        assert!(told(&mut controller));
+    }
+
+    #[test]
+    fn a_discovery_controller_has_one_log() {
+        let mut controller = discovery_controller();
+        for lid in (0..=u8::MAX).filter(|lid| *lid != 0x70) {
+            assert_eq!(refused(ask(command(lid, 0, 1), &mut controller)), 0x109, "{lid:#04x}");
+        }
+        let table = [("offset 2", 2, 0x002), ("beyond", 1028, 0x002)];
+        for (what, at, code) in table {
+            assert_eq!(refused(ask(command(0x70, at, 1), &mut controller)), code, "{what}");
+        }
+        assert_eq!(given(ask(command(0x70, 1024, 1), &mut controller)), [0; 4], "at the end");
+        let header = given(ask(command(0x70, 0, 5), &mut controller));
+        assert_eq!((header.len(), header[0], header[8]), (20, 1, 0));
+    }
+}
