@@ -2,8 +2,10 @@
 
 use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::process;
 
 use nix::sys::stat::{major, minor};
 
@@ -233,8 +235,8 @@ fn lock(file: &File, name: &str, read_only: bool) -> Result<(), OpenError> {
     match locked {
         Ok(()) => Ok(()),
         Err(TryLockError::WouldBlock) => {
-            let holder = file.metadata().ok().and_then(|meta| lock_holder(&meta));
-            let holder = holder.map_or_else(String::new, |pid| format!(" (process {pid})"));
+            let holder =
+                lock_holder(file).map_or_else(String::new, |pid| format!(" (process {pid})"));
             Err(OpenError(format!(
                 "{name} is in use by another nvmfd{holder}, or by another namespace of this one: \
                  a lock on it is held; serve it from one place only"
@@ -247,16 +249,24 @@ fn lock(file: &File, name: &str, read_only: bool) -> Result<(), OpenError> {
     }
 }
 
-/// The process that holds a lock on this inode, as `/proc/locks` tells:
+/// The process that holds the lock on this file: one that `/proc/locks` lists and that has the file
+/// open. (The inode numbers listed there are not those that btrfs and overlays show.)
 /// `1: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF`.
-fn lock_holder(meta: &Metadata) -> Option<u32> {
-    let wanted = format!("{:02x}:{:02x}:{}", major(meta.dev()), minor(meta.dev()), meta.ino());
+fn lock_holder(file: &File) -> Option<u32> {
+    let ours = Path::new("/proc").join(process::id().to_string()).join("fd");
+    let ours = ours.join(file.as_raw_fd().to_string());
+    let path = fs::read_link(&ours).ok()?;
+    let has_it = |pid: &u32| {
+        let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        open.map(|fd| fd.path())
+            .any(|fd| fd != ours && fs::read_link(fd).is_ok_and(|each| each == path))
+    };
     let locks = fs::read_to_string("/proc/locks").ok()?;
-    locks.lines().find_map(|line| {
+    let pids = locks.lines().filter_map(|line| {
         let mut words = line.split_whitespace().skip_while(|word| *word != "FLOCK");
-        let (pid, inode) = (words.nth(3)?, words.next()?);
-        (inode == wanted).then(|| pid.parse().ok())?
-    })
+        words.nth(3)?.parse().ok()
+    });
+    pids.into_iter().find(has_it)
 }
 
 /// Tries a direct read of one block: the one question whose answer holds for every file system,

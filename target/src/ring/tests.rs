@@ -150,7 +150,9 @@ fn every_operation_on_a_file() {
         // No copy, no pinning: every transfer was on the registered memory.
         let stats = bench.ring.stats();
         assert_eq!((stats.fixed, stats.plain, stats.copied), (6, 0, 0));
-        assert_eq!((stats.syncs, stats.spaces), (1, 4));
+        // Not every file system can zero a range; what it refuses is tried once.
+        assert_eq!((stats.syncs, stats.spaces), (1, 4 + stats.again));
+        assert!(stats.again <= 1);
     }
 }
 
