@@ -13,13 +13,14 @@ use nvme::{Nqn, PAGE_BYTES, Sqe, Status, Text};
 
 use super::{Plan, Received, SQE_BYTES, destination};
 use crate::association::ERROR_LOG_ENTRIES;
+use crate::config::MAX_NSID;
 use crate::controller::{Controller, KAS_100MS, VERSION};
 use crate::events::{Event, REQUESTS};
 use crate::subsystem::{Namespace, Subsystem};
 
 /// The highest namespace id (NN). It promises nothing: the active list says which ids exist, and
 /// one page of it holds all of them.
-pub const NAMESPACES_MAX: u32 = 1024;
+pub const NAMESPACES_MAX: u32 = MAX_NSID;
 
 /// Our version, as hosts see it (FR, and slot 1 of the Firmware Slot Information log).
 pub const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
