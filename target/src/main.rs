@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nvmfd::config::Config;
 use tracing::level_filters::LevelFilter;
 
@@ -80,6 +81,7 @@ fn serve(file: PathBuf) -> bool {
             return false;
         }
     };
+    raise_limits();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -95,6 +97,16 @@ fn serve(file: PathBuf) -> bool {
         Err(sentence) => {
             tracing::error!("{sentence}");
             false
+        }
+    }
+}
+
+/// Registered memory counts as locked, and registered files as open: takes what the system grants.
+fn raise_limits() {
+    for resource in [Resource::RLIMIT_MEMLOCK, Resource::RLIMIT_NOFILE] {
+        let raised = getrlimit(resource).and_then(|(_, hard)| setrlimit(resource, hard, hard));
+        if let Err(error) = raised {
+            tracing::debug!("{resource:?} stays as it is: {error}");
         }
     }
 }
