@@ -498,6 +498,8 @@ impl Drop for Ring {
             self.in_kernel
         );
         std::mem::forget((Arc::clone(&self.memory.region), Arc::clone(&self.memory.zeros)));
+        // Their locks stay taken as well: nobody else may serve what may still be written.
+        std::mem::forget(std::mem::take(&mut self.attachments));
     }
 }
 

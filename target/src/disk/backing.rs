@@ -92,8 +92,10 @@ pub struct Geometry {
 #[derive(Debug)]
 pub struct Backing {
     pub(super) kind: Kind,
-    /// None for [`Kind::Null`]. Holds the lock on the store as long as it is open.
+    /// None for [`Kind::Null`]. Holds the lock on the store.
     pub(super) file: Option<File>,
+    /// Devices: a second descriptor, with O_EXCL, that no ring ever sees (see `Drop`).
+    pub(super) claim: Option<File>,
     pub(super) name: String,
     pub(super) size_bytes: u64,
     pub(super) block_size_bytes: u32,
@@ -162,6 +164,7 @@ impl Backing {
         Backing {
             kind,
             file,
+            claim: None,
             name,
             size_bytes,
             block_size_bytes: config.block_size_bytes,
@@ -326,6 +329,17 @@ impl Backing {
         let count = self.state.failures.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         if count.is_power_of_two() {
             log(count);
+        }
+    }
+}
+
+/// A kernel may keep a file that was registered with a ring for a second or so after everyone has
+/// closed it (6.1 does). So the lock is given up here and not left to the last close, and the claim
+/// on a device is a descriptor of its own: a store can be reopened at once.
+impl Drop for Backing {
+    fn drop(&mut self) {
+        if let Some(file) = &self.file {
+            let _ = file.unlock();
         }
     }
 }

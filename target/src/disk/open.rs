@@ -25,8 +25,12 @@ pub(super) fn open_path(
     if let Some(size) = size {
         check_shape(&name, size, config.block_size_bytes)?;
     }
+    let mut claim = None;
     let (file, created) = match fs::metadata(path) {
-        Ok(meta) => (open_existing(path, &name, &meta, config)?, false),
+        Ok(meta) => {
+            claim = claim_device(path, &name, &meta)?;
+            (open_existing(path, &name, &meta, config)?, false)
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             (create(path, &name, size, config)?, true)
         }
@@ -34,7 +38,11 @@ pub(super) fn open_path(
     };
     lock(&file, &name, config.read_only)?;
     match inspect(&file, path, &name, size, config) {
-        Ok((kind, bytes)) => finish(kind, file, name, bytes, config),
+        Ok((kind, bytes)) => {
+            let mut backing = finish(kind, file, name, bytes, config)?;
+            backing.claim = claim;
+            Ok(backing)
+        }
         Err(error) => {
             if created {
                 // Made a moment ago by us, locked by us, and unusable: leave no trace.
@@ -69,6 +77,15 @@ pub(super) fn check_shape(name: &str, size: u64, block: u32) -> Result<(), OpenE
     Ok(())
 }
 
+/// Claims a block device, so that it is neither mounted nor part of something else meanwhile.
+fn claim_device(path: &Path, name: &str, meta: &Metadata) -> Result<Option<File>, OpenError> {
+    if !meta.file_type().is_block_device() {
+        return Ok(None);
+    }
+    let claim = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path);
+    claim.map(Some).map_err(|error| failed(&format!("cannot claim {name}"), &error))
+}
+
 fn open_existing(
     path: &Path,
     name: &str,
@@ -90,11 +107,10 @@ fn open_existing(
              path of one"
         )));
     }
-    let exclusive = if meta.file_type().is_block_device() { libc::O_EXCL } else { 0 };
     OpenOptions::new()
         .read(true)
         .write(!config.read_only)
-        .custom_flags(libc::O_DIRECT | exclusive)
+        .custom_flags(libc::O_DIRECT)
         .open(path)
         .map_err(|error| refused(path, name, meta.dev(), &error))
 }

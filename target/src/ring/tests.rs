@@ -639,7 +639,14 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        let _ = std::process::Command::new("umount").arg(&self.0).status();
+        // A kernel may keep a file that a ring had registered for a second.
+        for _ in 0..50 {
+            let umount = std::process::Command::new("umount").arg(&self.0).output();
+            if umount.is_ok_and(|output| output.status.success()) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
     }
 }
 
