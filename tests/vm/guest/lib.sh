@@ -55,8 +55,8 @@ run() {
   else
     timeout -k 5 "${LIMIT:-120}" "$@" >"$WORK/out" 2>&1 || RC=$?
   fi
-  OUT=$(tr -d '\0' <"$WORK/out")
-  { printf '## %s\n' "$*"; head -c 20000 "$WORK/out"; printf '## status %d\n' $RC; } >>"$LOG/commands" 2>/dev/null
+  { OUT=$(<"$WORK/out"); } 2>/dev/null # bash drops NULs, and says so
+  printf '## %s\n%s\n## status %d\n' "$*" "${OUT:0:20000}" $RC >>"$LOG/commands"
   return 0
 }
 
@@ -578,11 +578,6 @@ fio_end() { # DESCRIPTION NAME: wait for it and judge
 fio_line() {
   jq -r '[.jobs[].read.total_ios, .jobs[].write.total_ios, .jobs[].trim.total_ios] as $n
     | "\([.jobs[].read.io_bytes] | add / 1048576 | floor) MiB read, \([.jobs[].write.io_bytes] | add / 1048576 | floor) MiB written, \([.jobs[].trim.total_ios] | add) trims, \($n | add) I/Os"' "$1" 2>/dev/null
-}
-
-# the pattern of one place and version: reproducible without keeping a copy
-pattern() { # SEED BYTES
-  openssl enc -aes-128-ctr -nosalt -K "$(printf %032x "$1")" -iv 0 </dev/zero 2>/dev/null | head -c "$2"
 }
 
 rss_kib() { awk '/^VmRSS:/ {print $2}' "/proc/$1/status"; }
