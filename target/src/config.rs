@@ -266,7 +266,8 @@ impl Config {
     #[must_use]
     pub fn pool_plan(&self) -> rdma::PoolPlan {
         rdma::PoolPlan {
-            cells: self.memory.receives,
+            // A queue has twice as many slots as receives: commands whose response is under way.
+            cells: self.memory.receives.saturating_mul(2),
             receives: self.memory.receives,
             lead_bytes: 64,
             tail_bytes: self.limits.in_capsule_bytes,

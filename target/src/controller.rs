@@ -226,7 +226,10 @@ impl Controller {
     /// Sets the keep alive timeout, rounded up to the granularity.
     pub fn set_kato_ms(&mut self, kato_ms: u32, now: Instant) {
         let step = u64::from(KAS_100MS) * 100;
-        self.kato = Duration::from_millis(u64::from(kato_ms).next_multiple_of(step));
+        // Rounded up, but never past what the 32 bits of the feature can say.
+        let most = u64::from(u32::MAX) / step * step;
+        let granted = u64::from(kato_ms).next_multiple_of(step).min(most);
+        self.kato = Duration::from_millis(granted);
         self.alive_until = self.patience().map(|patience| now + patience);
     }
 

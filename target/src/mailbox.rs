@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use rdma::{FabricError, Incoming};
@@ -92,10 +92,7 @@ impl Mailbox {
 
     /// The next letter.
     pub fn take(&self) -> Option<Mail> {
-        match self.letters.try_recv() {
-            Ok(mail) => Some(mail),
-            Err(TryRecvError::Empty | TryRecvError::Disconnected) => None,
-        }
+        self.letters.try_recv().ok()
     }
 }
 

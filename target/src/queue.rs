@@ -485,11 +485,8 @@ impl Queue {
     /// Gives back all that a command holds, without an answer.
     fn release(&mut self, slot: u16, io: &mut Io<'_>) {
         let entry = self.slot(slot);
-        for buf in [entry.capsule.take(), entry.data.take(), entry.second.take()] {
-            if let Some(buf) = buf {
-                io.pool.give(buf);
-            }
-        }
+        let bufs = [entry.capsule.take(), entry.data.take(), entry.second.take()];
+        bufs.into_iter().flatten().for_each(|buf| io.pool.give(buf));
         if entry.state != State::Free && entry.posted == 0 {
             entry.state = State::Free;
             self.free.push(slot);

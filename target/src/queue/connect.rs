@@ -24,6 +24,9 @@ pub(super) fn check_request(
     pool: &Pool,
 ) -> Result<(cm::Request, u16), cm::RejectStatus> {
     let request = cm::Request::from_private_data(private_data)?;
+    if request.recfmt != 0 {
+        return Err(cm::RejectStatus::INVALID_RECFMT);
+    }
     if request.hsqsize_z == 0 {
         return Err(cm::RejectStatus::INVALID_HSQSIZE);
     }

@@ -1,0 +1,631 @@
+//! A queue against a fabric and a disk that record: what is posted, in which order, and that every
+//! buffer comes home whatever dies when.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nvme::fabrics::{CNTLID_DYNAMIC, Connect, ConnectData, PropertyGet, PropertySet};
+use nvme::property::{Cc, Property};
+use nvme::sqe::DsmRange;
+use nvme::{AdminOpcode, Cqe, IoOpcode, Nqn, Sgl, Sqe, Status, Text, cm};
+use nvmfd::controller::Limits;
+use nvmfd::disk::{BackingId, Disk, Done, Op};
+use nvmfd::queue::{Io, Queue};
+use nvmfd::registry::Registry;
+use nvmfd::subsystem::{Namespace, Subsystem};
+use nvmfd::waiters::Waiters;
+use rdma::{
+    Completion, Event, Fabric, FabricError, Fault, Incoming, Pool, PoolPlan, Qp, QpLimits, Reason,
+    Tag, Work,
+};
+
+const LIMITS: Limits =
+    Limits { queue_depth: 16, io_queues: 4, in_capsule_bytes: 4096, mdts_bytes: 1 << 16 };
+const SIZE: usize = 1 << 20;
+const KEY: u32 = 0x77;
+
+#[derive(Default)]
+struct Recorder {
+    posted: VecDeque<(Tag, Work)>,
+    opened: Option<QpLimits>,
+    accepted: Vec<u8>,
+    rejected: Vec<u8>,
+    disconnected: bool,
+}
+
+impl Fabric for Recorder {
+    fn listen(&mut self, _: SocketAddr) -> Result<(), FabricError> {
+        Ok(())
+    }
+    fn unlisten(&mut self, _: SocketAddr) {}
+    fn open(&mut self, _: Incoming, limits: QpLimits) -> Result<Qp, FabricError> {
+        self.opened = Some(limits);
+        Ok(Qp(0))
+    }
+    fn accept(&mut self, _: Qp, private_data: &[u8]) {
+        self.accepted = private_data.to_vec();
+    }
+    fn reject(&mut self, _: Incoming, private_data: &[u8]) {
+        self.rejected = private_data.to_vec();
+    }
+    fn disconnect(&mut self, _: Qp) {
+        self.disconnected = true;
+    }
+    fn post(&mut self, _: Qp, tag: Tag, work: Work) {
+        self.posted.push_back((tag, work));
+    }
+    fn flush(&mut self) {}
+    fn poll(&mut self, _: Instant, _: &mut Vec<Event>) {}
+    fn arm(&mut self) -> Option<Instant> {
+        None
+    }
+    fn fd(&self) -> i32 {
+        -1
+    }
+}
+
+/// Operations wait here until the test lets them happen on `blocks`.
+struct Ram {
+    blocks: Vec<u8>,
+    waiting: VecDeque<(Tag, Op)>,
+    fail: Option<Status>,
+    trace: Vec<&'static str>,
+}
+
+impl Disk for Ram {
+    fn submit(&mut self, _: BackingId, tag: Tag, op: Op) {
+        self.waiting.push_back((tag, op));
+    }
+}
+
+impl Ram {
+    fn perform(&mut self, pool: &Pool) -> Option<Done> {
+        let (tag, op) = self.waiting.pop_front()?;
+        let outcome = self.fail.map_or(Ok(()), Err);
+        let range = |at: u64, len: u64| at as usize..(at + len) as usize;
+        let buf = match op {
+            Op::Read { mut into, at } => {
+                self.trace.push("load");
+                let range = range(at, into.len().into());
+                pool.bytes_mut(&mut into).copy_from_slice(&self.blocks[range]);
+                Some(into)
+            }
+            Op::Write { from, at, .. } => {
+                self.trace.push("store");
+                if outcome.is_ok() {
+                    self.blocks[range(at, from.len().into())].copy_from_slice(pool.bytes(&from));
+                }
+                Some(from)
+            }
+            Op::Flush => {
+                self.trace.push("flush");
+                None
+            }
+            Op::Discard { at, len } | Op::Zero { at, len, .. } => {
+                self.trace.push("zero");
+                self.blocks[range(at, len)].fill(0);
+                None
+            }
+        };
+        Some(Done { tag, buf, outcome })
+    }
+}
+
+/// One reactor's world around one queue at a time, and a host at the other end.
+struct World {
+    pool: Pool,
+    fabric: Recorder,
+    disk: Ram,
+    registry: Registry,
+    waiters: Waiters,
+    now: Instant,
+    /// The host's memory, all under one key.
+    memory: Vec<u8>,
+    completions: Vec<Cqe>,
+    /// Kinds of work, in the order in which they were posted.
+    trace: Vec<&'static str>,
+    invalidated: Vec<Option<u32>>,
+}
+
+impl World {
+    fn new() -> World {
+        let registry = Registry::new(Vec::new());
+        registry.publish(Arc::new(subsystem()));
+        World {
+            pool: Pool::new(PoolPlan {
+                cells: 512,
+                receives: 256,
+                lead_bytes: 64,
+                tail_bytes: 4096,
+                data_bytes: 1 << 19,
+                largest_bytes: 1 << 16,
+            })
+            .unwrap(),
+            fabric: Recorder::default(),
+            disk: Ram {
+                blocks: (0..SIZE).map(|i| (i / 512) as u8).collect(),
+                waiting: VecDeque::new(),
+                fail: None,
+                trace: Vec::new(),
+            },
+            registry,
+            waiters: Waiters::default(),
+            now: Instant::now(),
+            memory: vec![0; 1 << 17],
+            completions: Vec::new(),
+            trace: Vec::new(),
+            invalidated: Vec::new(),
+        }
+    }
+
+    fn io(&mut self) -> Io<'_> {
+        Io {
+            pool: &mut self.pool,
+            fabric: &mut self.fabric,
+            disk: &mut self.disk,
+            registry: &self.registry,
+            waiters: &mut self.waiters,
+            now: self.now,
+        }
+    }
+
+    fn open(&mut self, private_data: &[u8], reads: u8) -> Option<Queue> {
+        let at: SocketAddr = "192.0.2.1:4420".parse().unwrap();
+        let incoming = Incoming::detached(at, at, private_data.to_vec(), reads, Box::new(()));
+        Queue::open(0, incoming, LIMITS, &mut self.io())
+    }
+
+    fn open_qid(&mut self, qid: u16) -> Queue {
+        let request = cm::Request { qid, hrqsize: 16, hsqsize_z: 15, ..cm::Request::default() };
+        self.open(&request.emit(), 16).unwrap()
+    }
+
+    /// The host sends a capsule: the oldest posted receive gets it.
+    fn send(&mut self, queue: &mut Queue, sqe: &Sqe, data: &[u8]) {
+        let at = self.fabric.posted.iter().position(|(_, w)| matches!(w, Work::Recv(_))).unwrap();
+        let (tag, work) = self.fabric.posted.remove(at).unwrap();
+        let mut buf = work.into_buf();
+        let mut capsule = sqe.emit().to_vec();
+        capsule.extend_from_slice(data);
+        self.pool.bytes_mut(&mut buf)[..capsule.len()].copy_from_slice(&capsule);
+        let outcome = Ok(capsule.len() as u32);
+        let done = Completion { qp: Qp(0), tag, work: Work::Recv(buf), outcome };
+        queue.on_completion(done, &mut self.io());
+    }
+
+    /// Performs the oldest posted work that is no receive. False when there is none.
+    fn fabric_step(&mut self, queue: &mut Queue) -> bool {
+        let at = self.fabric.posted.iter().position(|(_, w)| !matches!(w, Work::Recv(_)));
+        let Some(at) = at else { return false };
+        let (tag, mut work) = self.fabric.posted.remove(at).unwrap();
+        match &mut work {
+            Work::Send { from, invalidate } => {
+                self.trace.push("send");
+                self.invalidated.push(*invalidate);
+                let bytes = self.pool.bytes(from);
+                assert_eq!(bytes.len(), 16, "a response is exactly 16 bytes");
+                self.completions.push(Cqe::parse(bytes.first_chunk().unwrap()));
+            }
+            Work::Read { into, from } => {
+                self.trace.push("pull");
+                let range = from.addr as usize..(from.addr + u64::from(from.len)) as usize;
+                assert_eq!(into.len(), from.len);
+                self.pool.bytes_mut(into).copy_from_slice(&self.memory[range]);
+            }
+            Work::Write { from, to } => {
+                self.trace.push("push");
+                let range = to.addr as usize..to.addr as usize + from.len() as usize;
+                self.memory[range].copy_from_slice(self.pool.bytes(from));
+            }
+            Work::Recv(_) => unreachable!(),
+        }
+        let len = work.buf().len();
+        let done = Completion { qp: Qp(0), tag, work, outcome: Ok(len) };
+        queue.on_completion(done, &mut self.io());
+        true
+    }
+
+    fn disk_step(&mut self, queue: &mut Queue) -> bool {
+        let Some(done) = self.disk.perform(&self.pool) else { return false };
+        queue.on_disk(done.tag as u16, done, &mut self.io());
+        true
+    }
+
+    fn run(&mut self, queue: &mut Queue) {
+        loop {
+            while let Some((_, slot)) = self.waiters.first(true).or(self.waiters.first(false)) {
+                let admin = self.waiters.first(true).is_some();
+                if !queue.resume(slot, &mut self.io()) {
+                    break;
+                }
+                self.waiters.pop(admin);
+            }
+            if !self.fabric_step(queue) && !self.disk_step(queue) {
+                return;
+            }
+        }
+    }
+
+    fn ask(&mut self, queue: &mut Queue, sqe: &Sqe, data: &[u8]) -> Cqe {
+        self.send(queue, sqe, data);
+        self.run(queue);
+        self.completions.pop().expect("an answer")
+    }
+
+    /// The fabric gives everything back, as after a disconnect, then says that it is gone.
+    fn flush_and_go(&mut self, queue: &mut Queue) {
+        for (tag, work) in std::mem::take(&mut self.fabric.posted) {
+            let done = Completion { qp: Qp(0), tag, work, outcome: Err(Fault::Flushed) };
+            queue.on_completion(done, &mut self.io());
+        }
+        assert!(self.fabric.posted.is_empty(), "nothing is posted on a dead queue pair");
+        queue.on_gone(Reason::Peer, &mut self.io());
+    }
+
+    fn end(mut self, mut queue: Queue) {
+        self.flush_and_go(&mut queue);
+        while self.disk_step(&mut queue) {}
+        assert!(queue.is_finished());
+        queue.finish(&mut self.io());
+        assert!(self.pool.is_full(), "{:?}", self.pool.free());
+    }
+}
+
+fn subsystem() -> Subsystem {
+    let namespace = Namespace {
+        nsid: 1,
+        backing: BackingId(0),
+        blocks: (SIZE >> 12) as u64,
+        block_shift: 12,
+        read_only: false,
+        volatile_cache: true,
+        uuid: [1; 16],
+    };
+    Subsystem {
+        nqn: "nqn.2026-11.io.nvmfd:test".parse().unwrap(),
+        serial: Text::lossy("S"),
+        model: Text::lossy("M"),
+        allow_any_host: true,
+        hosts: Default::default(),
+        namespaces: vec![namespace],
+        usage: Arc::default(),
+    }
+}
+
+fn keyed(addr: u64, len: u32) -> Sgl {
+    Sgl::keyed(addr, len, KEY, true).unwrap()
+}
+
+fn connect_data(cntlid: u16) -> ConnectData {
+    let (sub, host): (Nqn, Nqn) =
+        ("nqn.2026-11.io.nvmfd:test".parse().unwrap(), "nqn.2026-11.host:h".parse().unwrap());
+    ConnectData::new([5; 16], cntlid, &sub, &host)
+}
+
+/// An enabled controller: its admin queue and its id.
+fn admin(world: &mut World) -> (Queue, u16) {
+    let mut queue = world.open_qid(0);
+    world.memory[..1024].copy_from_slice(&connect_data(CNTLID_DYNAMIC).emit());
+    let connect = Connect { sqsize_z: 15, kato_ms: 5000, ..Connect::default() };
+    let cqe = world.ask(&mut queue, &connect.emit(keyed(0, 1024)), &[]);
+    assert!(cqe.status.is_success(), "{}", cqe.status);
+    let cntlid = cqe.dw0() as u16;
+    let enable = PropertySet::new(Property::CC, 0x0046_0001).emit();
+    assert!(world.ask(&mut queue, &enable, &[]).status.is_success());
+    let queues = Sqe { cdw10: 7, cdw11: 0x3_0003, ..Sqe::admin(AdminOpcode::SET_FEATURES) };
+    assert!(world.ask(&mut queue, &queues, &[]).status.is_success());
+    (queue, cntlid)
+}
+
+/// A connected I/O queue. Its controller's admin queue is left as it is, outside the world.
+fn io_queue(world: &mut World) -> (Queue, Queue, VecDeque<(Tag, Work)>) {
+    let (admin, cntlid) = admin(world);
+    let admin_posted = std::mem::take(&mut world.fabric.posted);
+    let mut queue = world.open_qid(1);
+    let connect = Connect { qid: 1, sqsize_z: 15, ..Connect::default() };
+    let sqe = connect.emit(Sgl::in_capsule(0, 1024));
+    let cqe = world.ask(&mut queue, &sqe, &connect_data(cntlid).emit());
+    assert!(cqe.status.is_success(), "{}", cqe.status);
+    world.trace.clear();
+    world.invalidated.clear();
+    (queue, admin, admin_posted)
+}
+
+fn end_both(mut world: World, mut queue: Queue, admin: Queue, posted: VecDeque<(Tag, Work)>) {
+    world.flush_and_go(&mut queue);
+    while world.disk_step(&mut queue) {}
+    assert!(queue.is_finished());
+    queue.finish(&mut world.io());
+    world.fabric.posted = posted;
+    world.end(admin);
+}
+
+fn code(cqe: Cqe) -> (u16, bool) {
+    (cqe.status.code(), cqe.status.dnr())
+}
+
+#[test]
+fn a_connection_request_is_accepted_with_all_receives_posted_or_rejected_with_the_reason() {
+    let good = cm::Request { qid: 0, hrqsize: 32, hsqsize_z: 31, ..cm::Request::default() };
+    let cases: [(cm::Request, u8, Option<u16>); 7] = [
+        (good, 16, None),
+        (cm::Request { recfmt: 1, ..good }, 16, Some(2)),
+        (cm::Request { hsqsize_z: 0, ..good }, 16, Some(4)),
+        (cm::Request { hrqsize: 0, ..good }, 16, Some(5)),
+        (good, 0, Some(7)),
+        (cm::Request { qid: 5, ..good }, 16, Some(3)),
+        (cm::Request { qid: 4, ..good }, 1, None),
+    ];
+    for (request, reads, refused) in cases {
+        let mut world = World::new();
+        let queue = world.open(&request.emit(), reads);
+        match refused {
+            Some(reason) => {
+                assert!(queue.is_none(), "{request:?} {reads}");
+                let reject = cm::Reject::from_private_data(&world.fabric.rejected).unwrap();
+                assert_eq!(reject.status.0, reason, "{request:?}");
+                assert!(world.pool.is_full());
+            }
+            None => {
+                let depth = if request.qid == 0 { 32 } else { 16 };
+                assert_eq!(world.fabric.posted.len(), depth);
+                assert_eq!(world.fabric.opened.unwrap().reads, reads.min(16));
+                let accept = cm::Accept::parse(world.fabric.accepted[..].first_chunk().unwrap());
+                assert_eq!((accept.recfmt, accept.crqsize), (0, depth as u16));
+                world.end(queue.unwrap());
+            }
+        }
+    }
+    let mut world = World::new();
+    assert!(world.open(&good.emit()[..31], 16).is_none(), "too short");
+    assert_eq!(world.fabric.rejected[2], 1);
+}
+
+#[test]
+fn connect_enables_and_properties_answer() {
+    let mut world = World::new();
+    let (mut queue, cntlid) = admin(&mut world);
+    assert!(cntlid > 0);
+    assert_eq!(world.trace[..2], ["pull", "send"], "Connect data are pulled");
+    assert_eq!(world.invalidated[0], Some(KEY));
+    let csts = world.ask(&mut queue, &PropertyGet::new(Property::CSTS).emit(), &[]);
+    assert_eq!(csts.result, 1);
+    let again = Connect { sqsize_z: 15, ..Connect::default() }.emit(keyed(0, 1024));
+    assert_eq!(code(world.ask(&mut queue, &again, &[])), (0x00C, true));
+    world.end(queue);
+}
+
+#[test]
+fn a_write_is_pulled_stored_and_answered_with_the_receive_posted_first() {
+    let mut world = World::new();
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    world.memory[..8192].fill(0xAB);
+    let write = Sqe::io(IoOpcode::WRITE, 1).with_range(2, 1).with_sgl(keyed(0, 8192)).with_cid(9);
+    world.send(&mut queue, &write, &[]);
+    assert!(matches!(world.fabric.posted.back(), Some((_, Work::Read { .. }))));
+    assert!(world.fabric_step(&mut queue), "pulled");
+    assert!(!world.fabric_step(&mut queue), "not answered before it is stored");
+    assert!(world.disk_step(&mut queue));
+    let order: Vec<_> = world.fabric.posted.iter().rev().take(2).collect();
+    assert!(matches!(order[..], [(_, Work::Send { .. }), (_, Work::Recv(_))]));
+    world.run(&mut queue);
+    let cqe = world.completions.pop().unwrap();
+    assert_eq!((cqe.cid, cqe.sqid, cqe.sqhd), (9, 1, 2));
+    assert!(cqe.status.is_success());
+    assert_eq!(world.invalidated, [Some(KEY)]);
+    assert!(world.disk.blocks[8192..16384].iter().all(|b| *b == 0xAB));
+    end_both(world, queue, admin, posted);
+}
+
+#[test]
+fn in_capsule_data_go_from_the_receive_buffer_to_the_disk_without_a_copy() {
+    let mut world = World::new();
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    let free = world.pool.free();
+    let write = Sqe::io(IoOpcode::WRITE, 1).with_range(1, 0).with_sgl(Sgl::in_capsule(0, 4096));
+    let receive = match world.fabric.posted.front() {
+        Some((_, Work::Recv(buf))) => buf.offset(),
+        other => panic!("{other:?}"),
+    };
+    world.send(&mut queue, &write, &[0xCD; 4096]);
+    match world.disk.waiting.front() {
+        Some((_, Op::Write { from, .. })) => {
+            assert_eq!(from.offset(), receive + 64, "the very bytes that arrived");
+            let addr = world.pool.region().addr() as u64 + from.offset();
+            assert_eq!((addr % 4096, from.len()), (0, 4096));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(world.pool.free(), free, "no buffer was taken");
+    world.run(&mut queue);
+    assert!(world.completions.pop().unwrap().status.is_success());
+    assert!(world.disk.blocks[4096..8192].iter().all(|b| *b == 0xCD));
+    assert_eq!(world.trace, ["send"], "nothing was pulled");
+    end_both(world, queue, admin, posted);
+}
+
+#[test]
+fn a_read_is_pushed_and_answered_in_one_go() {
+    let mut world = World::new();
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    let read = Sqe::io(IoOpcode::READ, 1).with_range(3, 0).with_sgl(keyed(4096, 4096));
+    world.send(&mut queue, &read, &[]);
+    assert!(world.disk_step(&mut queue));
+    let posted_now: Vec<_> = world.fabric.posted.iter().rev().take(2).collect();
+    assert!(matches!(posted_now[..], [(_, Work::Send { .. }), (_, Work::Write { .. })]));
+    world.run(&mut queue);
+    assert!(world.completions.pop().unwrap().status.is_success());
+    assert_eq!(world.memory[4096..8192], world.disk.blocks[3 * 4096..4 * 4096]);
+    world.disk.fail = Some(Status::UNRECOVERED_READ_ERROR);
+    let cqe = world.ask(&mut queue, &read, &[]);
+    assert!(cqe.status.is(Status::UNRECOVERED_READ_ERROR) && cqe.status.more());
+    assert_eq!(world.trace.last(), Some(&"send"), "nothing is pushed on an error");
+    end_both(world, queue, admin, posted);
+}
+
+#[test]
+fn compare_flush_zeroes_and_deallocate() {
+    let mut world = World::new();
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    world.memory[..8192].copy_from_slice(&world.disk.blocks[4096..12288]);
+    let compare = Sqe::io(IoOpcode::COMPARE, 1).with_range(1, 1).with_sgl(keyed(0, 8192));
+    assert!(world.ask(&mut queue, &compare, &[]).status.is_success());
+    world.memory[8191] ^= 1;
+    assert_eq!(code(world.ask(&mut queue, &compare, &[])), (0x285, true));
+    let inline = Sqe::io(IoOpcode::COMPARE, 1).with_range(1, 0).with_sgl(Sgl::in_capsule(0, 4096));
+    let data = world.disk.blocks[4096..8192].to_vec();
+    assert!(world.ask(&mut queue, &inline, &data).status.is_success());
+
+    assert!(world.ask(&mut queue, &Sqe::io(IoOpcode::FLUSH, 1), &[]).status.is_success());
+    assert_eq!(world.disk.trace.last(), Some(&"flush"));
+
+    let zeroes = Sqe::io(IoOpcode::WRITE_ZEROES, 1).with_range(1, 0);
+    assert!(world.ask(&mut queue, &zeroes, &[]).status.is_success());
+    assert!(world.disk.blocks[4096..8192].iter().all(|b| *b == 0));
+
+    let ranges = [(8, 1), (0, 0), (10, 2)];
+    let mut data = vec![0; 4096];
+    for (i, (slba, blocks)) in ranges.into_iter().enumerate() {
+        let range = DsmRange { attributes: 0, blocks, slba };
+        data[i * 16..][..16].copy_from_slice(&range.emit());
+    }
+    let dsm = Sqe::deallocation(1, 2).with_sgl(Sgl::in_capsule(0, 4096));
+    assert!(world.ask(&mut queue, &dsm, &data).status.is_success());
+    assert!(world.disk.blocks[8 << 12..9 << 12].iter().all(|b| *b == 0));
+    assert!(world.disk.blocks[10 << 12..12 << 12].iter().all(|b| *b == 0));
+    assert!(world.disk.blocks[9 << 12] != 0);
+    // One bad range: none is acted on.
+    let before = world.disk.blocks.clone();
+    data[32..48].copy_from_slice(&DsmRange { attributes: 0, blocks: 1, slba: 256 }.emit());
+    data[..16].copy_from_slice(&DsmRange { attributes: 0, blocks: 1, slba: 20 }.emit());
+    assert_eq!(code(world.ask(&mut queue, &dsm, &data)), (0x080, true));
+    assert!(world.disk.blocks == before);
+    end_both(world, queue, admin, posted);
+}
+
+#[test]
+fn who_finds_no_buffer_waits_in_line_and_admin_does_not() {
+    let mut world = World::new();
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    // 512 KiB of data, a quarter MiB of it for admin: four reads of 64 KiB fit.
+    for cid in 0..8 {
+        let sgl = keyed(0, 1 << 16);
+        let read = Sqe::io(IoOpcode::READ, 1).with_range(0, 15).with_sgl(sgl).with_cid(cid);
+        world.send(&mut queue, &read, &[]);
+    }
+    assert_eq!((world.disk.waiting.len(), world.waiters.len()), (4, 4));
+    let small = Sqe::io(IoOpcode::READ, 1).with_range(0, 0).with_sgl(keyed(0, 4096)).with_cid(8);
+    world.send(&mut queue, &small, &[]);
+    assert_eq!(world.waiters.len(), 5, "a small one does not overtake");
+    world.run(&mut queue);
+    let order: Vec<u16> = world.completions.drain(..).map(|c| c.cid).collect();
+    assert_eq!(order, [0, 1, 2, 3, 4, 5, 6, 7, 8]);
+    end_both(world, queue, admin, posted);
+}
+
+#[test]
+fn a_host_that_breaks_the_rules_is_disconnected() {
+    for len in [0, 63] {
+        let mut world = World::new();
+        let (mut queue, admin, posted) = io_queue(&mut world);
+        let (tag, work) = world.fabric.posted.pop_front().unwrap();
+        let done = Completion { qp: Qp(0), tag, work, outcome: Ok(len) };
+        queue.on_completion(done, &mut world.io());
+        assert!(world.fabric.disconnected, "a capsule of {len} bytes");
+        end_both(world, queue, admin, posted);
+    }
+}
+
+#[test]
+fn every_buffer_comes_home_whatever_dies_when() {
+    // Stop after each number of steps: capsules received, pulled, at the disk, answered.
+    for steps in 0..24 {
+        let mut world = World::new();
+        let (mut queue, admin, posted) = io_queue(&mut world);
+        for cid in 0..10u16 {
+            let sqe = match cid % 5 {
+                0 => Sqe::io(IoOpcode::WRITE, 1).with_range(0, 15).with_sgl(keyed(0, 1 << 16)),
+                1 => Sqe::io(IoOpcode::READ, 1).with_range(0, 15).with_sgl(keyed(0, 1 << 16)),
+                2 => Sqe::io(IoOpcode::COMPARE, 1).with_range(0, 7).with_sgl(keyed(0, 1 << 15)),
+                3 => {
+                    Sqe::io(IoOpcode::WRITE, 1).with_range(0, 0).with_sgl(Sgl::in_capsule(0, 4096))
+                }
+                _ => Sqe::io(IoOpcode::FLUSH, 1),
+            };
+            let data: &[u8] = if cid % 5 == 3 { &[1; 4096] } else { &[] };
+            world.send(&mut queue, &sqe.with_cid(cid), data);
+        }
+        for step in 0..steps {
+            let _ = if step % 2 == 0 {
+                world.fabric_step(&mut queue)
+            } else {
+                world.disk_step(&mut queue)
+            };
+        }
+        end_both(world, queue, admin, posted);
+    }
+}
+
+#[test]
+fn an_event_request_waits_and_a_reset_ends_it() {
+    let mut world = World::new();
+    let (mut queue, _) = admin(&mut world);
+    let event = Sqe::admin(AdminOpcode::ASYNC_EVENT_REQUEST).with_cid(0x1F);
+    world.send(&mut queue, &event, &[]);
+    world.run(&mut queue);
+    assert!(world.completions.is_empty());
+    let enable = Sqe { cdw10: 0x0B, cdw11: 1 << 8, ..Sqe::admin(AdminOpcode::SET_FEATURES) };
+    assert!(world.ask(&mut queue, &enable, &[]).status.is_success());
+    let mut more = subsystem();
+    let second = Namespace { nsid: 2, uuid: [2; 16], ..more.namespaces[0].clone() };
+    more.namespaces.push(second);
+    queue.on_subsystem(&Arc::new(more), &mut world.io());
+    world.run(&mut queue);
+    let cqe = world.completions.pop().unwrap();
+    assert_eq!((cqe.cid, cqe.dw0()), (0x1F, 0x04_0002));
+
+    world.send(&mut queue, &event, &[]);
+    let reset = PropertySet::new(Property::CC, Cc(0x0046_0000).0.into()).emit().with_cid(1);
+    world.send(&mut queue, &reset, &[]);
+    world.run(&mut queue);
+    let answers: BTreeMap<u16, u16> =
+        world.completions.drain(..).map(|c| (c.cid, c.status.code())).collect();
+    assert_eq!(answers, [(0x1F, 0x007), (1, 0)].into());
+    let csts = world.ask(&mut queue, &PropertyGet::new(Property::CSTS).emit(), &[]);
+    assert_eq!(csts.result, 0);
+    world.end(queue);
+}
+
+#[test]
+fn shutdown_flushes_before_it_says_complete() {
+    let mut world = World::new();
+    let (mut queue, _) = admin(&mut world);
+    let shutdown = PropertySet::new(Property::CC, 0x0046_4001).emit();
+    world.send(&mut queue, &shutdown, &[]);
+    assert!(matches!(world.disk.waiting.front(), Some((_, Op::Flush))));
+    world.run(&mut queue);
+    assert!(world.completions.pop().unwrap().status.is_success());
+    let csts = world.ask(&mut queue, &PropertyGet::new(Property::CSTS).emit(), &[]);
+    assert_eq!(csts.result & 0xC, 0x8);
+    world.end(queue);
+}
+
+#[test]
+fn a_silent_host_is_given_up_and_a_busy_one_is_not() {
+    let mut world = World::new();
+    let (mut queue, _) = admin(&mut world);
+    let keep_alive = Sqe::admin(AdminOpcode::KEEP_ALIVE);
+    for _ in 0..5 {
+        world.now += Duration::from_secs(5);
+        assert!(world.ask(&mut queue, &keep_alive, &[]).status.is_success());
+        queue.tick(&mut world.io());
+        assert!(!world.fabric.disconnected);
+    }
+    world.now += Duration::from_secs(8);
+    queue.tick(&mut world.io());
+    assert!(world.fabric.disconnected);
+    assert_eq!(world.registry.associations(), 0);
+    world.end(queue);
+}
