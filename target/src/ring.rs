@@ -44,10 +44,12 @@ use rdma::{Buf, Pool, PoolPlan, Region, Tag};
 
 use crate::disk::entry::{Attachment, CHUNK_SHIFT, Memory, Place, entry_for};
 use crate::disk::flight::{Flight, Step, ZEROS_BYTES};
-use crate::disk::setup::{register_files, set_up};
+use crate::disk::setup::{LADDER, register_files, set_up};
 use crate::disk::watch::{Watches, Wish};
 use crate::disk::{Backing, BackingId, Disk, Done, Kind, Op};
 
+/// What one io_uring can have under way.
+const MAX_OPS: u32 = 32768;
 /// How long the end of a ring waits for disks before it gives its memory up.
 const FAREWELL: Duration = Duration::from_secs(30);
 
@@ -126,10 +128,14 @@ impl Ring {
     /// # Errors
     /// The system has no io_uring, or forbids it; the text says what to do.
     pub fn new(region: Arc<Region>, limits: RingLimits) -> io::Result<Ring> {
-        let io = set_up(limits.ops.clamp(1, 32768))?;
+        let io = set_up(limits.ops.clamp(1, MAX_OPS), &LADDER)?;
+        Ring::over(io, region, limits)
+    }
+
+    fn over(io: IoUring, region: Arc<Region>, limits: RingLimits) -> io::Result<Ring> {
         let registered = register_region(&io, &region)?;
         let files = register_files(&io, limits.backings);
-        let ops = limits.ops.clamp(1, 32768);
+        let ops = limits.ops.clamp(1, MAX_OPS);
         let zeros = Pool::new(PoolPlan {
             cells: 0,
             receives: 0,

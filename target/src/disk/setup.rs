@@ -10,21 +10,23 @@ const MAX_BATCH: u32 = 256;
 /// Room for completions that are not disk operations: readiness and cancellations.
 const SPARE_COMPLETIONS: u32 = 64;
 
-/// The best kind of ring that this kernel has.
-pub(crate) fn set_up(ops: u32) -> io::Result<IoUring> {
+/// Kinds of ring, best first: Linux 6.1 and later; 5.19; anything.
+pub(crate) const LADDER: [fn(&mut Builder); 3] = [
+    |builder| {
+        builder.setup_single_issuer().setup_defer_taskrun();
+        builder.setup_taskrun_flag().setup_submit_all();
+    },
+    |builder| {
+        builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
+    },
+    |_| (),
+];
+
+/// The best kind of ring of `ladder` that this kernel has.
+pub(crate) fn set_up(ops: u32, ladder: &[fn(&mut Builder)]) -> io::Result<IoUring> {
     let batch = ops.min(MAX_BATCH).next_power_of_two();
     let completions = (ops + SPARE_COMPLETIONS).max(2 * batch).next_power_of_two();
-    // Best first: 6.1 and later; 5.19; anything. EINVAL is the kernel's word for an unknown flag.
-    let ladder: [fn(&mut Builder); 3] = [
-        |builder| {
-            builder.setup_single_issuer().setup_defer_taskrun();
-            builder.setup_taskrun_flag().setup_submit_all();
-        },
-        |builder| {
-            builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
-        },
-        |_| (),
-    ];
+    // EINVAL is the kernel's word for a flag that it does not know.
     let mut last = io::Error::from_raw_os_error(libc::EINVAL);
     for rung in ladder {
         let mut builder = IoUring::builder();

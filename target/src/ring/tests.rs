@@ -470,6 +470,35 @@ fn an_unregistered_region_works_too() {
     assert_eq!(bench.ring.stats().fixed, 0);
 }
 
+/// What the ring falls back to on older kernels, forced on this one.
+#[test]
+fn every_kind_of_ring_works() {
+    for rung in 0..LADDER.len() {
+        let mut bench = Bench::new(8);
+        let io = set_up(8, &LADDER[rung..=rung]).unwrap();
+        let limits = RingLimits { ops: 8, backings: 4 };
+        bench.ring = Ring::over(io, bench.pool.region(), limits).unwrap();
+        let backing = bench.file("disk.img", 512);
+        bench.ring.attach(STORE, backing).unwrap();
+        every_operation(&mut bench, 512);
+        let event = EventFd::from_value(1).unwrap();
+        bench.ring.watch(event.as_raw_fd(), 5);
+        while bench.woken.is_empty() {
+            let now = Instant::now();
+            bench.ring.sleep(Some(now + Duration::from_secs(1)), now);
+            bench.ring.reap(&mut bench.done, &mut bench.woken);
+        }
+        assert_eq!(bench.woken, [5]);
+    }
+}
+
+/// The largest ring that the limits allow.
+#[test]
+fn the_largest_ring_can_be_made() {
+    let bench = Bench::new(u32::MAX);
+    assert_eq!(bench.ring.flights.len(), MAX_OPS as usize);
+}
+
 #[derive(Clone, Debug)]
 enum Act {
     Read(u64, u64),
