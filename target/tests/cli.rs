@@ -1,6 +1,7 @@
 //! The command line of the daemon: what it prints where, and its exit codes.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -69,6 +70,23 @@ fn mistakes_are_all_printed_and_fail() {
     let (code, _, err) = nvmfd(&["check", "/nonexistent/nvmfd.toml"]);
     assert_eq!(code, Some(1));
     assert!(err.contains("cannot be read"), "{err}");
+}
+
+#[test]
+fn the_journal_gets_priorities_and_nothing_else_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("stderr");
+    let log = |stream: &str| {
+        let stderr = fs::File::create(&file).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_nvmfd"));
+        command.args(["check", "/nonexistent"]).env("JOURNAL_STREAM", stream);
+        assert!(!command.stderr(stderr).status().unwrap().success());
+        fs::read_to_string(&file).unwrap()
+    };
+    assert!(log("1:1").trim_start().starts_with("ERROR /nonexistent: "));
+    let stderr = fs::metadata(&file).unwrap();
+    let journal = log(&format!("{}:{}", stderr.dev(), stderr.ino()));
+    assert!(journal.starts_with("<3>/nonexistent: "), "{journal}");
 }
 
 #[test]
