@@ -8,7 +8,9 @@ use nix::errno::Errno;
 
 use super::Verbs;
 use super::device::Device;
-use super::ffi::{Api, CmEvent, CmId, CmKind, ConnectParam, DeviceList, EventChannel, QueuePair};
+use super::ffi::{
+    Api, CmEvent, CmId, CmKind, ConnectParam, DeviceKey, DeviceList, EventChannel, QueuePair,
+};
 use super::table::Fifo;
 use crate::{Event, FabricError, Fault, Incoming, Qp, QpLimits, Reason};
 
@@ -36,8 +38,8 @@ enum Phase {
 
 /// One queue pair.
 pub(super) struct Connection {
-    // The queue pair goes before its id.
-    pub(super) pair: QueuePair,
+    // The queue pair goes before its id, at the latest; without it everything is over.
+    pub(super) pair: Option<QueuePair>,
     id: Arc<CmId>,
     pub(super) device: Arc<Device>,
     /// Its reads are what was granted, not what was wished for.
@@ -50,6 +52,8 @@ pub(super) struct Connection {
     /// Posted and not yet home.
     pub(super) receives: u32,
     pub(super) sends: u32,
+    /// Home, and not yet delivered.
+    pub(super) owed: u32,
     /// Posted and not yet handed to the device.
     pub(super) new_receives: Fifo,
     pub(super) new_sends: Fifo,
@@ -173,12 +177,13 @@ impl Verbs {
         if connection.phase != Phase::Opened {
             return;
         }
-        match connection.pair.accept(private_data, connection.limits.reads) {
+        let Some(pair) = &connection.pair else { return };
+        match pair.accept(private_data, connection.limits.reads) {
             Ok(()) => {
                 connection.phase = Phase::Accepted;
                 if !connection.device.ability.iwarp {
                     // An optimisation: without it a host that is short of our receives waits long.
-                    let _ = connection.pair.set_rnr_timer(super::RNR_TIMER);
+                    let _ = pair.set_rnr_timer(super::RNR_TIMER);
                 }
             }
             Err(e) => {
@@ -193,16 +198,16 @@ impl Verbs {
         for _ in 0..EVENTS_AT_ONCE {
             match self.channel.next() {
                 Ok(Some(event)) => self.on_event(event),
-                Ok(None) => {
+                end => {
+                    if let Err(e) = end {
+                        tracing::warn!("connection manager: {}", e.desc());
+                    }
                     self.cm_checks = self.cm_checks.saturating_sub(1);
-                    return;
-                }
-                Err(e) => {
-                    tracing::warn!("connection manager: {}", e.desc());
                     return;
                 }
             }
         }
+        // There may be more: come back at the next poll.
         self.cm_checks = self.cm_checks.max(1);
     }
 
@@ -220,9 +225,9 @@ impl Verbs {
                 }
             }
             CmKind::Failed => {
-                let Some(qp) = qp else { return };
-                let up = self.connection(qp).is_some_and(|c| c.phase == Phase::Up);
-                self.close(qp, if up { Reason::Peer } else { Reason::NotEstablished });
+                if let Some(qp) = qp {
+                    self.close(qp, Reason::Peer);
+                }
             }
             CmKind::Disconnected => match qp {
                 Some(qp) => self.on_disconnected(qp),
@@ -230,14 +235,9 @@ impl Verbs {
             },
             CmKind::DeviceRemoval => match qp {
                 Some(qp) => {
-                    if let Some(connection) = self.connection(qp) {
-                        let key = connection.device.key();
-                        self.devices
-                            .iter_mut()
-                            .filter(|d| d.device.key() == key)
-                            .for_each(|d| d.removed = true);
+                    if let Some(key) = self.connection(qp).map(|c| c.device.key()) {
+                        self.lose(key);
                     }
-                    self.close(qp, Reason::Device);
                 }
                 None => self.on_listener_removed(event.id),
             },
@@ -268,6 +268,33 @@ impl Verbs {
         self.close(qp, Reason::Peer);
     }
 
+    /// A device has failed or was taken away: so have its connections.
+    pub(super) fn lose(&mut self, key: DeviceKey) {
+        let devices = self.devices.iter_mut();
+        let Some(attached) = devices.into_iter().find(|d| d.device.key() == key && !d.removed)
+        else {
+            return;
+        };
+        attached.removed = true;
+        // Its announcements would never end, or never come.
+        let _ = self.epoll.delete(attached.device.fd());
+        tracing::error!(device = %attached.device.ability.name, "the RDMA device is gone");
+        for index in 0..self.connections.len() {
+            let qp = Qp(index as u32);
+            if self.connection(qp).is_some_and(|c| c.device.key() == key) {
+                self.close(qp, Reason::Device);
+            }
+        }
+        self.forget_lost(key);
+    }
+
+    /// Lets go of a lost device after its last connection.
+    fn forget_lost(&mut self, key: DeviceKey) {
+        if self.promised(Some(key)) == 0 {
+            self.devices.retain(|d| !(d.removed && d.device.key() == key));
+        }
+    }
+
     fn on_listener_removed(&mut self, id: super::ffi::IdKey) {
         self.lingering.retain(|lingerer| lingerer.id.key() != id);
         self.listeners.retain(|(at, listener)| {
@@ -288,67 +315,74 @@ impl Verbs {
             return;
         }
         let answered = matches!(connection.phase, Phase::Accepted | Phase::Up);
+        let reason = match (reason, connection.phase) {
+            (Reason::Peer, Phase::Opened | Phase::Accepted) => Reason::NotEstablished,
+            (other, _) => other,
+        };
         let linger = answered && reason == Reason::Local && !connection.device.ability.iwarp;
         connection.phase = Phase::Closing { reason, deadline, linger };
         connection.dead = true;
         // Failures mean that it had stopped before; the deadline covers everything else. The
         // second call is for iWARP, where a goodbye alone lets receives wait for the peer.
-        if answered {
-            let _ = connection.pair.disconnect();
+        if let Some(pair) = &connection.pair {
+            if answered {
+                let _ = pair.disconnect();
+            }
+            let _ = pair.stop();
         }
-        let _ = connection.pair.stop();
         self.closing.push(qp);
         self.recall(qp, Fault::Flushed);
     }
 
-    /// Ends what has flushed, or has had time enough.
+    /// Ends what has flushed, or has had time enough. Called at the start of a poll, when the
+    /// driver has dealt with everything delivered before: it may have posted in answer to it, and
+    /// that comes home first. So nothing can follow `Gone`.
     pub(super) fn advance_closing(&mut self) {
         let now = self.now;
         let mut index = 0;
         while let Some(qp) = self.closing.get(index).copied() {
-            let done = self.connection(qp).is_none_or(|c| match c.phase {
-                Phase::Closing { deadline, .. } => c.receives + c.sends == 0 || now >= deadline,
-                _ => true,
-            });
-            if done {
+            let Some(connection) = self.connection(qp) else { return };
+            let under_way = connection.receives + connection.sends;
+            if under_way + connection.owed == 0 {
                 self.closing.swap_remove(index);
                 self.finish(qp);
-            } else {
-                index += 1;
+                continue;
             }
+            if under_way > 0 && connection.is_late(now) {
+                tracing::debug!(qp = qp.0, under_way, "flushed by destroying the queue pair");
+                connection.pair = None;
+                for id in self.flights.of(qp) {
+                    self.come_home(id, Err(Fault::Flushed));
+                }
+            }
+            index += 1;
         }
         self.lingering.retain(|lingerer| lingerer.until > now);
     }
 
-    /// Destroys the queue pair; whatever it still had comes home, then `Gone`.
+    /// Destroys a connection that has nothing left.
     fn finish(&mut self, qp: Qp) {
         let slot = self.connections.get_mut(qp.0 as usize);
         let Some(connection) = slot.and_then(Option::take) else { return };
-        let Connection { pair, id, device, phase, receives, sends, .. } = connection;
+        let Connection { pair, id, device, phase, .. } = connection;
         self.by_id.remove(&id.key());
         drop(pair);
-        if receives + sends > 0 {
-            tracing::debug!(qp = qp.0, receives, sends, "flushed by destroying the queue pair");
-            for id in self.flights.of(qp) {
-                self.come_home(id, Err(Fault::Flushed));
-            }
-        }
         let Phase::Closing { reason, linger, .. } = phase else { return };
         if linger && self.lingering.len() < LINGERERS {
             self.lingering.push(Lingerer { id, until: self.now + LINGER });
         }
         let key = device.key();
         drop(device);
-        if self.promised(Some(key)) == 0 {
-            self.devices.retain(|d| !(d.removed && d.device.key() == key));
-        }
+        self.forget_lost(key);
         self.ready.push_back(Event::Gone(qp, reason));
     }
 
     /// When `advance_closing` is next needed without any event.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let closing = self.closing.iter().filter_map(|qp| {
-            match self.connections.get(qp.0 as usize)?.as_ref()?.phase {
+            let connection = self.connections.get(qp.0 as usize)?.as_ref()?;
+            match connection.phase {
+                _ if connection.receives + connection.sends == 0 => Some(self.now),
                 Phase::Closing { deadline, .. } => Some(deadline),
                 _ => None,
             }
@@ -360,7 +394,7 @@ impl Verbs {
 impl Connection {
     fn new(pair: QueuePair, id: Arc<CmId>, device: Arc<Device>, limits: QpLimits) -> Connection {
         Connection {
-            pair,
+            pair: Some(pair),
             id,
             device,
             limits,
@@ -369,8 +403,12 @@ impl Connection {
             dirty: false,
             receives: 0,
             sends: 0,
+            owed: 0,
             new_receives: Fifo::default(),
             new_sends: Fifo::default(),
         }
+    }
+    fn is_late(&self, now: Instant) -> bool {
+        matches!(self.phase, Phase::Closing { deadline, .. } if now >= deadline)
     }
 }

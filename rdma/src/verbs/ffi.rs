@@ -33,8 +33,8 @@ use rdma_sys::{
     ibv_access_flags, ibv_comp_channel, ibv_context, ibv_cq, ibv_device_attr, ibv_device_cap_flags,
     ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_state,
     ibv_qp_type, ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_transport_type, ibv_wc,
-    ibv_wc_status, ibv_wr_opcode, rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_conn_param,
-    rdma_event_channel, rdma_port_space,
+    ibv_wc_opcode, ibv_wc_status, ibv_wr_opcode, rdma_cm_event, rdma_cm_event_type, rdma_cm_id,
+    rdma_conn_param, rdma_event_channel, rdma_port_space,
 };
 
 use crate::{Fault, Region};
@@ -620,14 +620,18 @@ impl Cq {
     }
 
     /// Takes the announcements off the channel, so that its descriptor is no longer readable.
-    pub(super) fn drain(&self) {
+    pub(super) fn drain(&self) -> Result<(), Errno> {
         let api = self.channel.context.list.api;
         let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: channel and queue are live; this queue is the channel's only one, so every
-        // announcement fetched is acknowledged to its owner.
-        unsafe {
-            while (api.ibv_get_cq_event)(self.channel.raw.as_ptr(), &mut cq, &mut context) == 0 {
-                (api.ibv_ack_cq_events)(self.raw.as_ptr(), 1);
+        loop {
+            // SAFETY: the channel is live; the others are places for one pointer each.
+            let code =
+                unsafe { (api.ibv_get_cq_event)(self.channel.raw.as_ptr(), &mut cq, &mut context) };
+            match check(code) {
+                // SAFETY: the channel has no other queue, so the announcement is this one's.
+                Ok(()) => unsafe { (api.ibv_ack_cq_events)(self.raw.as_ptr(), 1) },
+                Err(Errno::EAGAIN | Errno::EINTR) => return Ok(()),
+                Err(e) => return Err(e),
             }
         }
     }
@@ -660,7 +664,10 @@ impl Harvest {
     /// the message, otherwise meaningless).
     pub(super) fn get(&self, index: usize) -> (u64, Result<u32, Fault>) {
         let wc = &self.0[index];
-        (wc.wr_id, fault(wc.status).map_or(Ok(wc.byte_len), Err))
+        // A Write with immediate data uses up a receive without putting anything into it.
+        let empty = wc.opcode == ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM;
+        let bytes = if empty { 0 } else { wc.byte_len };
+        (wc.wr_id, fault(wc.status).map_or(Ok(bytes), Err))
     }
 }
 

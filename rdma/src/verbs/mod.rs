@@ -34,8 +34,8 @@ pub use cm::owns;
 use cm::{Connection, Lingerer};
 use device::{Device, entries};
 use ffi::{
-    Access, Api, CmId, DeviceKey, DeviceList, EventChannel, Harvest, IdKey, Mr, RecvChain,
-    SendChain, Verb,
+    Access, Api, CmId, DeviceKey, DeviceList, EventChannel, Harvest, IdKey, Mr, QueuePair,
+    RecvChain, SendChain, Verb,
 };
 use table::{Flight, Table};
 
@@ -179,8 +179,8 @@ impl Verbs {
         if let Some(attached) = self.devices.iter().find(|d| d.device.key() == key) {
             return Ok(Arc::clone(&attached.device));
         }
-        let list = Api::get().map_err(FabricError)?;
-        let list = DeviceList::new(list).map_err(|e| no_device(Some(e)))?;
+        let api = Api::get().map_err(FabricError)?;
+        let list = DeviceList::new(api).map_err(|e| no_device(Some(e)))?;
         match list.contexts().iter().find(|context| context.key() == key) {
             Some(context) => self.attach(context),
             None => Err(no_device(None)),
@@ -226,15 +226,23 @@ impl Verbs {
     /// As `land`, for what no completion queue will report.
     fn come_home(&mut self, id: u64, outcome: Result<u32, Fault>) {
         if let Some(completion) = self.land(id, outcome) {
-            self.ready.push_back(Event::Done(completion));
+            self.owe(completion);
         }
+    }
+
+    /// Queues a completion for delivery.
+    fn owe(&mut self, completion: Completion) {
+        if let Some(connection) = self.connection(completion.qp) {
+            connection.owed += 1;
+        }
+        self.ready.push_back(Event::Done(completion));
     }
 
     /// After the first fault nothing more is handed over, and everything posted flushes.
     fn kill(&mut self, qp: Qp) {
         if let Some(connection) = self.connection(qp) {
             connection.dead = true;
-            let _ = connection.pair.stop();
+            let _ = connection.pair.as_ref().map(QueuePair::stop);
             self.recall(qp, Fault::Flushed);
         }
     }
@@ -259,26 +267,29 @@ impl Verbs {
             return;
         };
         connection.dirty = false;
+        let Some(pair) = &connection.pair else { return };
         self.receives.clear();
         while let Some((id, flight)) = self.flights.next(&mut connection.new_receives) {
             self.receives.push(id, &connection.device.mr, window(&flight.work));
         }
         self.sends.clear();
+        let device = &connection.device;
         let mut unregistered = None;
         while let Some((id, flight)) = self.flights.next(&mut connection.new_sends) {
-            if let Err(e) = chain(&mut self.sends, id, flight, connection, &self.region) {
+            if let Err(e) = chain(&mut self.sends, id, flight, device, pair.inline(), &self.region)
+            {
                 unregistered = Some((id, e));
                 break;
             }
         }
         let mut refused = Vec::new();
         if !self.receives.is_empty()
-            && let Err((taken, e)) = connection.pair.receive(&mut self.receives)
+            && let Err((taken, e)) = pair.receive(&mut self.receives)
         {
             refused.extend(self.receives.ids(taken).map(|id| (id, e)));
         }
         if !self.sends.is_empty()
-            && let Err((taken, e)) = connection.pair.send(&mut self.sends)
+            && let Err((taken, e)) = pair.send(&mut self.sends)
         {
             refused.extend(self.sends.ids(taken).map(|id| (id, e)));
         }
@@ -297,8 +308,9 @@ impl Verbs {
                 let got = match attached.device.cq.poll(&mut self.harvest, most) {
                     Ok(0) => break,
                     Ok(got) => got,
-                    Err(e) => {
-                        tracing::error!("cannot poll completions: {}", e.desc());
+                    Err(_) => {
+                        let key = attached.device.key();
+                        self.lose(key);
                         break;
                     }
                 };
@@ -317,21 +329,23 @@ impl Verbs {
     fn deliver(&mut self, end: usize, batch: &mut Vec<Event>) {
         while batch.len() < end {
             let Some(event) = self.ready.pop_front() else { return };
-            if let Event::Gone(qp, _) = event {
-                self.departed.push(qp);
+            match &event {
+                Event::Gone(qp, _) => self.departed.push(*qp),
+                Event::Done(done) => {
+                    if let Some(connection) = self.connection(done.qp) {
+                        connection.owed = connection.owed.saturating_sub(1);
+                    }
+                }
+                Event::Incoming(_) | Event::Established(_) => {}
             }
             batch.push(event);
         }
     }
 
-    /// Brings work home that is not even registered as a flight.
+    /// Brings work home that is not even registered as a flight. (Work for a handle whose `Gone`
+    /// has been delivered can only come home after it.)
     fn refuse(&mut self, qp: Qp, tag: Tag, work: Work, fault: Fault) {
-        let done = Event::Done(Completion { qp, tag, work, outcome: Err(fault) });
-        match self.connection(qp) {
-            Some(_) => self.ready.push_back(done),
-            // Its `Gone` may be waiting in the queue and is to stay the last word.
-            None => self.ready.push_front(done),
-        }
+        self.owe(Completion { qp, tag, work, outcome: Err(fault) });
     }
 }
 
@@ -409,6 +423,9 @@ impl Fabric for Verbs {
     fn poll(&mut self, now: Instant, batch: &mut Vec<Event>) {
         self.now = now;
         self.vacant.append(&mut self.departed);
+        if !self.closing.is_empty() || !self.lingering.is_empty() {
+            self.advance_closing();
+        }
         let end = batch.len() + (batch.capacity() - batch.len()).max(1);
         self.deliver(end, batch);
         self.poll_devices(end, batch);
@@ -417,24 +434,17 @@ impl Fabric for Verbs {
             self.cm_checked = now;
             self.poll_connections();
         }
-        if !self.closing.is_empty() || !self.lingering.is_empty() {
-            self.advance_closing();
-        }
         self.deliver(end, batch);
     }
 
     fn arm(&mut self) -> Option<Instant> {
         self.cm_checks = 2;
-        let mut soon = None;
-        for attached in &self.devices {
-            attached.device.cq.drain();
-            if let Err(e) = attached.device.cq.request_notify() {
-                // A queue that cannot announce itself is polled.
-                tracing::debug!("cannot arm the completion queue: {}", e.desc());
-                soon = Some(self.now + CM_INTERVAL);
-            }
-        }
-        self.next_deadline().into_iter().chain(soon).min()
+        let armed = |d: &Attached| d.device.cq.drain().and_then(|()| d.device.cq.request_notify());
+        // A queue that cannot announce itself belongs to a device that is gone.
+        let working = self.devices.iter().filter(|d| !d.removed);
+        let lost: Vec<_> = working.filter(|d| armed(d).is_err()).map(|d| d.device.key()).collect();
+        lost.into_iter().for_each(|key| self.lose(key));
+        self.next_deadline()
     }
 
     fn fd(&self) -> RawFd {
@@ -447,16 +457,16 @@ fn chain(
     sends: &mut SendChain,
     id: u64,
     flight: &mut Flight,
-    connection: &Connection,
+    device: &Device,
+    inline_most: u32,
     region: &Arc<Region>,
 ) -> Result<(), Errno> {
-    let device = &connection.device;
     let at = window(&flight.work);
     match &flight.work {
         Work::Recv(_) => {}
         Work::Send { invalidate, .. } => {
             let invalidate = invalidate.filter(|_| device.ability.invalidate);
-            let inline = at.1 > 0 && at.1 <= connection.pair.inline();
+            let inline = at.1 > 0 && at.1 <= inline_most;
             sends.push(id, Verb::Send { invalidate }, &device.mr, at, inline);
         }
         Work::Write { to, .. } => {

@@ -80,6 +80,7 @@ fn constants(c: &mut Claims) {
             IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_OP_ERR,
             IBV_WC_RETRY_EXC_ERR, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_REM_INV_RD_REQ_ERR,
             IBV_WC_REM_ABORT_ERR, IBV_WC_RESP_TIMEOUT_ERR }
+        ibv_wc_opcode { IBV_WC_RECV_RDMA_WITH_IMM }
         ibv_wr_opcode { IBV_WR_SEND, IBV_WR_SEND_WITH_INV, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE }
         ibv_qp_state { IBV_QPS_ERR }
         ibv_qp_type { IBV_QPT_RC }
