@@ -375,8 +375,11 @@ start_nvmfd() {
   [ -x "$NVMFD" ] || { say "no daemon at NVMFD=$NVMFD"; return 1; }
   write_config
   printf '## start\n' >>"$LOG/nvmfd.log"
+  local in_net=()
+  if [ -n "$TNETNS" ]; then in_net=(ip netns exec "$TNETNS"); fi
+  # no function here: in the background that would be a shell, with the daemon as its child
   # shellcheck disable=SC2086  # NVMFD_ARGS is a list of words
-  in_target_net "$NVMFD" --config /run/nvmfd.toml ${NVMFD_ARGS:-} >>"$LOG/nvmfd.log" 2>&1 &
+  "${in_net[@]}" "$NVMFD" --config /run/nvmfd.toml ${NVMFD_ARGS:-} >>"$LOG/nvmfd.log" 2>&1 &
   TPID=$!
   if ! wait_for 15 listening; then
     say "nvmfd does not listen on $TADDR:$PORT; its last words:"
@@ -390,8 +393,13 @@ listening() {
   if [ "$PROVIDER" = soft ]; then
     [[ $(in_target_net ss -Huln) == *:4791\ * ]]
   else
-    # a listener of a process, not of the kernel
-    [ "$(rdma resource show cm_id 2>/dev/null | grep LISTEN | grep -cvE 'comm \[')" != 0 ]
+    # a listener of this process; the kernel names the thread that made it
+    local line thread
+    while read -r line; do
+      thread=${line#* pid }
+      if [[ $line == *LISTEN* && -e /proc/$TPID/task/${thread%% *} ]]; then return 0; fi
+    done <<<"$(rdma resource show cm_id 2>/dev/null)"
+    return 1
   fi
 }
 
