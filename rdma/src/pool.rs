@@ -91,6 +91,8 @@ impl PoolPlan {
 /// The mapping itself. Whoever registers it with a device holds it until the registration is gone.
 #[derive(Debug)]
 pub struct Region {
+    /// The pool's identity, which its buffers carry.
+    id: u32,
     base: NonNull<u8>,
     len: usize,
 }
@@ -172,6 +174,13 @@ impl Buf {
         self.base + u64::from(self.start)
     }
 
+    /// Whether the buffer lies in this region: for providers and rings, before they hand its
+    /// address to a device.
+    #[must_use]
+    pub fn is_of(&self, region: &Region) -> bool {
+        self.pool == region.id
+    }
+
     /// Moves the window to `len` bytes from `start` of the buffer.
     ///
     /// # Panics
@@ -216,10 +225,11 @@ impl Pool {
         let units =
             u32::try_from(plan.data_section() / u64::from(PAGE_BYTES)).map_err(io::Error::other)?;
         let top = (plan.largest_bytes / PAGE_BYTES).trailing_zeros() as u8;
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
         Ok(Pool {
-            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            id,
             plan,
-            region: Arc::new(Region { base: base.cast(), len }),
+            region: Arc::new(Region { id, base: base.cast(), len }),
             cells: (0..plan.cells).rev().collect(),
             receives: (0..plan.receives).rev().collect(),
             data: Buddy::new(units, top),

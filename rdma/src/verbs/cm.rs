@@ -341,7 +341,10 @@ impl Verbs {
         let now = self.now;
         let mut index = 0;
         while let Some(qp) = self.closing.get(index).copied() {
-            let Some(connection) = self.connection(qp) else { return };
+            let Some(connection) = self.connection(qp) else {
+                self.closing.swap_remove(index);
+                continue;
+            };
             let under_way = connection.receives + connection.sends;
             if under_way + connection.owed == 0 {
                 self.closing.swap_remove(index);

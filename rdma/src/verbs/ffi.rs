@@ -26,6 +26,7 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, OnceLock};
 
+use libloading::Library;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{SockaddrLike, SockaddrStorage};
@@ -48,17 +49,18 @@ macro_rules! api {
         /// The entry points of rdma-core, found at run time, never unloaded.
         pub(super) struct Api {
             $($($name: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)*)*
+            $(#[expect(dead_code, reason = "keeps the pointers good")] $library: Library,)*
         }
 
         impl Api {
             fn load() -> Result<Api, String> {
                 $(let $library = open_library(concat!("lib", stringify!($library), ".so.1"))?;)*
                 // SAFETY: the names and types are rdma-core's stable interface (checked against
-                // the headers below); the libraries are leaked, so the pointers stay good.
+                // the headers below); the libraries stay loaded with the pointers.
                 unsafe {
                     Ok(Api { $($($name: *$library
                         .get(concat!(stringify!($name), "\0").as_bytes())
-                        .map_err(|e| format!("rdma-core is too old: {}", reason(&e)))?,)*)* })
+                        .map_err(|e| format!("rdma-core is too old: {}", reason(&e)))?,)*)* $($library,)* })
                 }
             }
         }
@@ -109,17 +111,15 @@ api! {
     }
 }
 
-/// Loads a library and forgets how to unload it: its pointers live in a static.
-fn open_library(name: &str) -> Result<&'static libloading::Library, String> {
+fn open_library(name: &str) -> Result<Library, String> {
     // SAFETY: rdma-core's initialisers register its device drivers and nothing else.
-    let library = unsafe { libloading::Library::new(name) }.map_err(|e| {
+    unsafe { Library::new(name) }.map_err(|e| {
         format!(
             "the verbs provider needs rdma-core ({name}: {}); on Debian and Ubuntu: apt install \
              libibverbs1 librdmacm1 ibverbs-providers; or use the soft provider, which needs none",
             reason(&e)
         )
-    })?;
-    Ok(Box::leak(Box::new(library)))
+    })
 }
 
 /// What the dynamic linker said.
@@ -785,21 +785,21 @@ impl QueuePair {
         check(unsafe { (self.id.api.ibv_modify_qp)(self.raw.as_ptr(), &mut attr, mask.0 as c_int) })
     }
 
-    /// Hands over a chain with one doorbell. On refusal: how many were taken, and why no more.
-    pub(super) fn send(&self, chain: &mut SendChain) -> Result<(), (usize, Errno)> {
+    /// Hands over a chain with one doorbell.
+    pub(super) fn send(&self, chain: &mut SendChain) -> Result<(), Refused> {
         let (first, mut bad) = (chain.link(), ptr::null_mut());
         // SAFETY: the chain is linked, its segments are live during the call, its windows were
         // checked against their registration, and their buffers stay put until they complete.
         let code = unsafe { rdma_sys::ibv_post_send(self.raw.as_ptr(), first, &mut bad) };
-        check(code).map_err(|e| (position(&chain.requests, bad), e))
+        check(code).map_err(|e| Refused::new(&chain.requests, bad, e))
     }
 
     /// As [`QueuePair::send`], for receives.
-    pub(super) fn receive(&self, chain: &mut RecvChain) -> Result<(), (usize, Errno)> {
+    pub(super) fn receive(&self, chain: &mut RecvChain) -> Result<(), Refused> {
         let (first, mut bad) = (chain.link(), ptr::null_mut());
         // SAFETY: as in `send`.
         let code = unsafe { rdma_sys::ibv_post_recv(self.raw.as_ptr(), first, &mut bad) };
-        check(code).map_err(|e| (position(&chain.requests, bad), e))
+        check(code).map_err(|e| Refused::new(&chain.requests, bad, e))
     }
 }
 
@@ -810,11 +810,20 @@ impl Drop for QueuePair {
     }
 }
 
-/// Index of the request that a device refused. All devices say which; one that does not has
-/// refused the first.
-fn position<T>(requests: &[T], bad: *mut T) -> usize {
-    let distance = (bad as usize).wrapping_sub(requests.as_ptr() as usize) / size_of::<T>();
-    if distance < requests.len() { distance } else { 0 }
+/// A chain that was not taken whole.
+#[derive(Debug)]
+pub(super) struct Refused {
+    /// How many requests were taken before the first that was not; none when the device does not
+    /// say (siw, for one), in which case any of them may have been.
+    pub(super) taken: Option<usize>,
+    pub(super) why: Errno,
+}
+
+impl Refused {
+    fn new<T>(requests: &[T], bad: *mut T, why: Errno) -> Refused {
+        let distance = (bad as usize).wrapping_sub(requests.as_ptr() as usize) / size_of::<T>();
+        Refused { taken: Some(distance).filter(|at| *at < requests.len()), why }
+    }
 }
 
 /// What a work request of the send queue does.

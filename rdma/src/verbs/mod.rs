@@ -35,7 +35,7 @@ use cm::{Connection, Lingerer};
 use device::{Device, entries};
 use ffi::{
     Access, Api, CmId, DeviceKey, DeviceList, EventChannel, Harvest, IdKey, Mr, QueuePair,
-    RecvChain, SendChain, Verb,
+    RecvChain, Refused, SendChain, Verb,
 };
 use table::{Flight, Table};
 
@@ -282,21 +282,27 @@ impl Verbs {
                 break;
             }
         }
-        let mut refused = Vec::new();
+        let mut refused: Vec<(u64, Errno)> = unregistered.into_iter().collect();
+        let mut unsure = false;
         if !self.receives.is_empty()
-            && let Err((taken, e)) = pair.receive(&mut self.receives)
+            && let Err(Refused { taken, why }) = pair.receive(&mut self.receives)
         {
-            refused.extend(self.receives.ids(taken).map(|id| (id, e)));
+            unsure |= taken.is_none();
+            refused.extend(taken.iter().flat_map(|&n| self.receives.ids(n)).map(|id| (id, why)));
         }
         if !self.sends.is_empty()
-            && let Err((taken, e)) = pair.send(&mut self.sends)
+            && let Err(Refused { taken, why }) = pair.send(&mut self.sends)
         {
-            refused.extend(self.sends.ids(taken).map(|id| (id, e)));
+            unsure |= taken.is_none();
+            refused.extend(taken.iter().flat_map(|&n| self.sends.ids(n)).map(|id| (id, why)));
         }
-        refused.extend(unregistered);
-        for (id, e) in refused {
-            tracing::debug!(qp = qp.0, "work request refused: {}", e.desc());
-            self.come_home(id, Err(Fault::Local(e as u32)));
+        for (id, why) in refused {
+            tracing::debug!(qp = qp.0, "work request refused: {}", why.desc());
+            self.come_home(id, Err(Fault::Local(why as u32)));
+        }
+        if unsure {
+            // What the device may have, only a flush or the end of the queue pair brings back.
+            self.close(qp, Reason::Device);
         }
     }
 

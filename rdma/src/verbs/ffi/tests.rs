@@ -166,8 +166,9 @@ fn a_chain_links_in_order_and_tells_which_request_was_refused() {
     assert_eq!(first, chain.requests.as_mut_ptr());
     assert!(chain.requests[2].next.is_null());
     let second = chain.requests[0].next;
-    assert_eq!(position(&chain.requests, second), 1);
-    assert_eq!(position(&chain.requests, ptr::null_mut()), 0);
+    let taken = |bad| Refused::new(&chain.requests, bad, Errno::ENOMEM).taken;
+    assert_eq!(taken(second), Some(1));
+    assert_eq!(taken(ptr::null_mut()), None);
     assert_eq!(chain.requests.iter().map(|r| r.num_sge).collect::<Vec<_>>(), [0, 1, 1]);
     assert_eq!(chain.ids(1).collect::<Vec<_>>(), [1, 2]);
 }
