@@ -151,7 +151,7 @@ pub struct Limits {
     pub io_queues: u16,
     /// Data that a command capsule may carry, in bytes; a multiple of 4096, may be 0.
     pub in_capsule_bytes: u32,
-    /// Data that one command may move, in bytes; 4096 times a power of two.
+    /// Data that one command may move, in bytes; 8192 times a power of two.
     pub mdts_bytes: u32,
     /// Controllers at once, of all subsystems together.
     pub controllers: u16,

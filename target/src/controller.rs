@@ -174,17 +174,18 @@ impl Controller {
     /// Property Get: the value of a property of `size_bytes`.
     ///
     /// # Errors
-    /// Invalid Field for a property that we do not have or that has another size.
+    /// Invalid Field for a property that we do not have or that has another size. Bare, without Do
+    /// Not Retry: `nvme show-regs` walks all offsets and takes nothing else for "not there".
     pub fn property(&self, property: Property, size_bytes: Option<u32>) -> Result<u64, Status> {
         if size_bytes.is_none() || property.size_bytes() != size_bytes {
-            return Err(Status::INVALID_FIELD.with_dnr());
+            return Err(Status::INVALID_FIELD);
         }
         match property {
             Property::CAP => Ok(self.cap().0),
             Property::VS => Ok(VERSION.0.into()),
             Property::CC => Ok(self.cc.0.into()),
             Property::CSTS => Ok(self.csts().0.into()),
-            _ => Err(Status::INVALID_FIELD.with_dnr()),
+            _ => Err(Status::INVALID_FIELD),
         }
     }
 
@@ -306,5 +307,143 @@ impl Controller {
     fn backings(&self) -> Vec<BackingId> {
         let namespaces = self.subsystem().map_or(&[][..], |s| &s.namespaces);
         namespaces.iter().filter(|n| n.volatile_cache).map(|n| n.backing).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::subsystem::tests::sample;
+
+    const EN: u64 = 0x0046_0001;
+
+    fn controller() -> Controller {
+        let nqn = sample().nqn;
+        let association = Arc::new(Association::new(1, 1, nqn, nqn, [0; 16]));
+        let limits =
+            Limits { queue_depth: 128, io_queues: 4, in_capsule_bytes: 4096, mdts_bytes: 1 << 20 };
+        let role = Role::Nvm(Arc::new(sample()));
+        let local = "192.0.2.1:4420".parse().unwrap();
+        Controller::new(association, role, limits, local, 5000, Instant::now())
+    }
+
+    fn set(controller: &mut Controller, value: u64) -> Plan {
+        controller.set_property(Property::CC, Some(4), value).unwrap()
+    }
+
+    fn csts(controller: &Controller) -> u64 {
+        controller.property(Property::CSTS, Some(4)).unwrap()
+    }
+
+    #[test]
+    fn properties_are_there_or_plainly_not() {
+        let mut controller = controller();
+        assert_eq!(controller.property(Property::CAP, Some(8)), Ok(0x20_0F01_007F));
+        assert_eq!(controller.property(Property::VS, Some(4)), Ok(0x1_0400));
+        assert_eq!(controller.property(Property::CC, Some(4)), Ok(0));
+        for (property, size) in [
+            (Property::CAP, Some(4)),
+            (Property::VS, Some(8)),
+            (Property::VS, None),
+            (Property::NSSR, Some(4)),
+            (Property::CRTO, Some(4)),
+            (Property(0x0C), Some(4)),
+            (Property(u32::MAX), Some(8)),
+        ] {
+            assert_eq!(controller.property(property, size), Err(Status::INVALID_FIELD));
+        }
+        for (property, size) in [
+            (Property::CAP, Some(8)),
+            (Property::CSTS, Some(4)),
+            (Property::NSSR, Some(4)),
+            (Property::CC, Some(8)),
+            (Property::CC, None),
+        ] {
+            let status = controller.set_property(property, size, EN).unwrap_err();
+            assert_eq!(status, Status::INVALID_FIELD.with_dnr());
+        }
+        assert_eq!(csts(&controller), 0, "nothing was set");
+    }
+
+    #[test]
+    fn it_is_ready_only_with_settings_that_it_has() {
+        for (value, ready) in [
+            (EN, 1),
+            (0x0045_0001, 2), // completion entries of another size
+            (0x0036_0001, 2),
+            (EN | 1 << 7, 2),  // memory pages of 8 KiB
+            (EN | 1 << 11, 2), // another arbitration
+            (EN | 6 << 4, 2),  // all command sets
+        ] {
+            let mut controller = controller();
+            assert_eq!(set(&mut controller, value), Plan::Reply(0), "status is success");
+            assert_eq!(csts(&controller), ready, "CC {value:#x}");
+            assert_eq!(controller.association.is_ready(), ready == 1);
+            set(&mut controller, 0);
+            assert_eq!(csts(&controller), 0, "disabling heals");
+        }
+    }
+
+    #[test]
+    fn a_reset_is_over_when_the_last_io_queue_is() {
+        let mut controller = controller();
+        set(&mut controller, EN);
+        controller.association.count_io_queue(true);
+        let epoch = controller.association.epoch();
+        set(&mut controller, 0);
+        assert_ne!(controller.association.epoch(), epoch, "I/O queues are told");
+        assert!(!controller.association.is_ready());
+        assert_eq!(csts(&controller), 1);
+        controller.association.count_io_queue(false);
+        assert_eq!(csts(&controller), 0);
+    }
+
+    #[test]
+    fn shutdown_flushes_what_has_a_cache_then_completes() {
+        for value in [EN | 1 << 14, EN | 2 << 14] {
+            let mut controller = controller();
+            set(&mut controller, EN);
+            let Plan::ShutDown { backings } = set(&mut controller, value) else { panic!() };
+            assert_eq!(backings, [0, 1, 6].map(BackingId));
+            assert_eq!(csts(&controller) & 0xC, 4, "occurring");
+            controller.shut_down_complete();
+            assert_eq!(csts(&controller) & 0xC, 8, "complete");
+            assert!(!controller.association.is_ready());
+            set(&mut controller, EN);
+            assert_eq!(csts(&controller), 1, "taken back");
+        }
+    }
+
+    #[test]
+    fn keep_alive_is_rounded_up_and_never_wraps() {
+        let mut controller = controller();
+        let now = Instant::now();
+        for (asked, granted) in [(0, 0), (1, 1000), (5000, 5000), (u32::MAX, 4_294_967_000)] {
+            controller.set_kato_ms(asked, now);
+            assert_eq!(controller.kato_ms(), granted);
+        }
+    }
+
+    #[test]
+    fn without_keep_alive_only_discovery_expires() {
+        let mut controller = controller();
+        let now = Instant::now();
+        controller.set_kato_ms(0, now);
+        assert!(!controller.expired(now + Duration::from_secs(100_000)));
+        controller.role = Role::Discovery { snapshot: Vec::new() };
+        controller.set_kato_ms(0, now);
+        assert!(!controller.expired(now + Duration::from_secs(119)));
+        assert!(controller.expired(now + Duration::from_secs(120)));
+    }
+
+    #[test]
+    fn what_differs_between_snapshots_is_told() {
+        let mut controller = controller();
+        let mut next = sample();
+        next.namespaces[1].blocks *= 2;
+        next.namespaces.pop();
+        next.namespaces[0].volatile_cache = true;
+        controller.replace_subsystem(Arc::new(next));
+        assert_eq!(controller.events.changed().unwrap().collect::<Vec<_>>(), [2, 7]);
     }
 }

@@ -34,6 +34,8 @@ pub struct Registry {
     reactors: Vec<Sender>,
     /// Queue pairs a reactor, for placing the next one.
     loads: Vec<AtomicU32>,
+    /// Most associations at once.
+    controllers: usize,
 }
 
 #[derive(Debug, Default)]
@@ -52,11 +54,12 @@ struct Entry {
 }
 
 impl Registry {
-    /// An empty book for these reactors.
+    /// An empty book for these reactors, with room for `controllers` associations at once.
     #[must_use]
-    pub fn new(reactors: Vec<Sender>) -> Registry {
+    pub fn new(reactors: Vec<Sender>, controllers: u16) -> Registry {
         let loads = reactors.iter().map(|_| AtomicU32::new(0)).collect();
-        Registry { book: Mutex::default(), reactors, loads }
+        let controllers = controllers.into();
+        Registry { book: Mutex::default(), reactors, loads, controllers }
     }
 
     /// Admits an admin queue.
@@ -73,6 +76,9 @@ impl Registry {
             true => None,
             false => Some(book.exposed(&subnqn, &host)?),
         };
+        if book.associations.len() >= self.controllers {
+            return Err(Status::CONNECT_CONTROLLER_BUSY.into());
+        }
         let cntlid = book.free_cntlid(&subnqn)?;
         let association = Arc::new(Association::new(next_id(), cntlid, subnqn, host, data.hostid));
         let entry = Entry { association: Arc::clone(&association), qids: BTreeSet::new() };
@@ -290,7 +296,7 @@ mod tests {
     }
 
     fn registry() -> Registry {
-        let registry = Registry::new(Vec::new());
+        let registry = Registry::new(Vec::new(), 3);
         registry.publish(Arc::new(sample()));
         let closed = Subsystem {
             nqn: nqn("nqn.2026-11.io.nvmfd:closed"),
@@ -335,6 +341,17 @@ mod tests {
         assert_eq!(code(admin(&nameless)), (0x182, 0x10200, true));
         nameless.subnqn_field = nvme::NqnField([b'x'; 256]);
         assert_eq!(code(admin(&nameless)), (0x182, 0x10100, true));
+    }
+
+    #[test]
+    fn there_is_an_end_to_controllers_and_a_way_back() {
+        let registry = registry();
+        let ask = || registry.connect_admin(&data(0xFFFF, TEST, HOST));
+        let first = ask().unwrap().association;
+        assert!(ask().is_ok() && ask().is_ok());
+        assert_eq!(code(ask()), (0x181, 0, false), "busy now, perhaps not later");
+        registry.admin_closed(&first);
+        assert!(ask().is_ok());
     }
 
     #[test]

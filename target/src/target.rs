@@ -61,7 +61,7 @@ impl Target {
             .collect::<io::Result<_>>()
             .map_err(|error| Fatal(format!("no eventfd for a reactor: {error}")))?;
         let senders = boxes.iter().map(|(sender, _)| sender.clone()).collect();
-        let registry = Arc::new(Registry::new(senders));
+        let registry = Arc::new(Registry::new(senders, config.limits.controllers));
         let mut target = Target { config, registry, stores, reactors: Vec::new() };
         let started = boxes
             .into_iter()

@@ -131,7 +131,7 @@ struct World {
 
 impl World {
     fn new() -> World {
-        let registry = Registry::new(Vec::new());
+        let registry = Registry::new(Vec::new(), 8);
         registry.publish(Arc::new(subsystem()));
         World {
             pool: Pool::new(PoolPlan {
@@ -484,6 +484,9 @@ fn compare_flush_zeroes_and_deallocate() {
     let zeroes = Sqe::io(IoOpcode::WRITE_ZEROES, 1).with_range(1, 0);
     assert!(world.ask(&mut queue, &zeroes, &[]).status.is_success());
     assert!(world.disk.blocks[4096..8192].iter().all(|b| *b == 0));
+    assert_eq!(world.disk.trace.last(), Some(&"zero"));
+    assert!(world.ask(&mut queue, &zeroes.with_fua(true), &[]).status.is_success());
+    assert_eq!(world.disk.trace.last(), Some(&"flush"), "forced: durable before the answer");
 
     let ranges = [(8, 1), (0, 0), (10, 2)];
     let mut data = vec![0; 4096];

@@ -80,7 +80,8 @@ fn write_zeroes(sqe: &Sqe, namespace: &Namespace, _: Received) -> Result<Plan, S
     writable(namespace)?;
     let (at, len) = namespace.range(sqe.slba(), sqe.blocks().into())?;
     no_data(sqe)?;
-    Ok(Plan::Zero { backing: namespace.backing, at, len, deallocate: sqe.deac() })
+    let (deallocate, fua) = (sqe.deac(), sqe.fua());
+    Ok(Plan::Zero { backing: namespace.backing, at, len, deallocate, fua })
 }
 
 fn dataset_management(

@@ -119,6 +119,8 @@ pub enum Plan {
         len: u64,
         /// The space may be given up.
         deallocate: bool,
+        /// Answer only when it is durable.
+        fua: bool,
     },
     /// Pull the 1024 bytes of Connect data, then admit the queue or refuse it.
     Connect {

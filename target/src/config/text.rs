@@ -180,10 +180,11 @@ fn limits(mut section: Section<'_>, report: &mut Report<'_>) -> Limits {
         }
     }
     let mut mdts_bytes = defaults.mdts_bytes;
-    let form = "a power of two from \"4KiB\" to \"4MiB\"";
+    // 4 KiB would be MDTS 0 on the wire, which means "no limit".
+    let form = "a power of two from \"8KiB\" to \"4MiB\"";
     if let Some(At { value: Size(bytes), span }) = section.take("mdts", form, report) {
         match u32::try_from(bytes) {
-            Ok(bytes @ 4096..=0x40_0000) if bytes.is_power_of_two() => mdts_bytes = bytes,
+            Ok(bytes @ 8192..=0x40_0000) if bytes.is_power_of_two() => mdts_bytes = bytes,
             _ => report.add(&span, format!("`mdts` is {bytes}"), format!("write {form}")),
         }
     }

@@ -46,6 +46,9 @@ impl Memory {
         if skip.checked_add(len)? > buf.len() {
             return None;
         }
+        if !buf.is_of(&self.region) {
+            return None;
+        }
         let start = buf.offset().checked_add(u64::from(skip))?;
         let end = start.checked_add(u64::from(len))?;
         let size = u64::try_from(self.region.len()).ok()?;

@@ -68,13 +68,18 @@ impl Queue {
 
     pub(super) fn log_error(&mut self, slot: u16, status: Status) -> Status {
         let sqe = self.slots[usize::from(slot)].sqe;
+        if sqe.is_fabrics() {
+            // Asking for properties that are not there is no error worth a place in the log, and
+            // a status with More set is not what `nvme show-regs` takes for "not there".
+            return status;
+        }
         let association = match &self.serves {
             Serves::Admin(controller) => &controller.association,
             Serves::Io { association, .. } => association,
             Serves::Nothing { .. } => return status,
         };
         let sqid = self.request.qid;
-        let (cid, nsid) = (sqe.cid, if sqe.is_fabrics() { 0 } else { sqe.nsid });
+        let (cid, nsid) = (sqe.cid, sqe.nsid);
         let slba = if sqid == 0 { 0 } else { sqe.slba() };
         debug!(host = %association.host, sqid, cid, opcode = sqe.opcode, nsid, %status, "refused");
         association.log_error(ErrorRecord { sqid, cid, status, nsid, slba });

@@ -185,11 +185,12 @@ impl Queue {
                     _ => self.answer(slot, Ok(0), io),
                 }
             }
-            Plan::Zero { backing, at, len, deallocate } => {
-                let (backing, op) =
-                    (*backing, Op::Zero { at: *at, len: *len, deallocate: *deallocate });
+            Plan::Zero { backing, at, len, deallocate, fua } => {
+                let (backing, fua) = (*backing, *fua);
+                let op = Op::Zero { at: *at, len: *len, deallocate: *deallocate };
                 match step {
                     0 => self.submit(slot, backing, Some(op), io),
+                    1 if fua => self.submit(slot, backing, Some(Op::Flush), io),
                     _ => self.answer(slot, Ok(0), io),
                 }
             }
