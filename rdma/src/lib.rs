@@ -29,6 +29,7 @@
 
 pub mod event;
 pub mod pool;
+pub mod soft;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 

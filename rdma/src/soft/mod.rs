@@ -1,0 +1,12 @@
+//! Our own RoCEv2 reliable connection and InfiniBand connection management, as state machines
+//! without a socket, clock or lock (IBTA volume 1, chapters 9, 12 and 13; annex A17 "RoCEv2").
+//!
+//! Whatever comes from the wire is hostile: it is parsed with checked arithmetic into bounded
+//! memory, and nothing that it contains makes this code panic.
+
+pub mod cm_message;
+pub mod header;
+pub mod icrc;
+pub mod mad;
+pub mod opcode;
+pub mod psn;
