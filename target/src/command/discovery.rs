@@ -45,7 +45,8 @@ impl Record {
             trtype: TransportType::RDMA,
             adrfam: if ip.is_ipv4() { AddressFamily::IPV4 } else { AddressFamily::IPV6 },
             subtype: self.subtype,
-            treq: Treq(0).with_secure_channel(2).with_sq_flow_control_disable(true),
+            // "Not specified" for the secure channel: nvme-cli names no other value with this bit.
+            treq: Treq(0).with_sq_flow_control_disable(true),
             portid: self.port_id,
             cntlid: DYNAMIC_CONTROLLER,
             asqsz: ADMIN_QUEUE_ENTRIES,
@@ -108,7 +109,7 @@ mod tests {
             let entry = DiscoveryEntry::parse(chunk);
             assert_eq!((entry.trtype, entry.adrfam), (TransportType::RDMA, adrfam));
             assert_eq!((entry.subtype, entry.portid), (record.subtype, 3));
-            assert_eq!((entry.treq.0, entry.cntlid, entry.asqsz), (0b110, 0xFFFF, 32));
+            assert_eq!((entry.treq.0, entry.cntlid, entry.asqsz), (0b100, 0xFFFF, 32));
             assert_eq!(entry.eflags.persistent(), persistent);
             assert_eq!(entry.subnqn.nqn(), Ok(record.nqn));
             assert_eq!(entry.traddr.trimmed(), address.as_bytes());
