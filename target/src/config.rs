@@ -87,7 +87,7 @@ impl ReactorConfig {
 
 impl Default for ReactorConfig {
     fn default() -> Self {
-        Self { threads: Threads::Count(1), cpus: Vec::new(), spin: Spin::Micros(0) }
+        Self { threads: Threads::Count(1), cpus: Vec::new(), spin: Spin::Auto }
     }
 }
 

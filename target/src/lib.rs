@@ -15,6 +15,7 @@ pub mod queue;
 pub mod reactor;
 pub mod registry;
 pub mod ring;
+pub mod spin;
 pub mod stores;
 pub mod subsystem;
 mod target;

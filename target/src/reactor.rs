@@ -19,6 +19,7 @@ use crate::mailbox::{Mail, Mailbox};
 use crate::queue::{Io, Queue};
 use crate::registry::Registry;
 use crate::ring::{Ring, RingLimits};
+use crate::spin::Spinner;
 use crate::waiters::Waiters;
 
 /// How often queues look at the clock.
@@ -105,15 +106,15 @@ impl Reactor {
 
     /// Turns until told to stop and everything is home.
     pub fn run(mut self) {
-        let mut last_work = Instant::now();
+        let mut spinner = Spinner::new(self.parts.spin, Instant::now());
         while !(self.stopping && self.is_idle()) {
             let now = Instant::now();
             if self.turn(now) {
-                last_work = now;
-            } else if now.duration_since(last_work) >= self.parts.spin {
-                self.sleep(now);
-            } else {
+                spinner.worked(now);
+            } else if spinner.goes_on(now) {
                 std::hint::spin_loop();
+            } else {
+                self.sleep(now);
             }
         }
         if !self.parts.pool.is_full() {
