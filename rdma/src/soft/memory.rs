@@ -1,0 +1,235 @@
+//! Memory that peers may read and write: the buffers behind the remote keys (IBTA volume 1, 10.6
+//! "Memory Management"). A target has none; a host exposes the data buffers of its commands.
+//!
+//! A key is the number of a slot and a generation of eight bits, which changes whenever the slot
+//! is used anew, so that a key of yesterday opens nothing today.
+
+use crate::{Buf, Pool, Remote};
+
+/// What a peer may do, with a queue pair or with memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rights(u8);
+
+impl Rights {
+    /// Nothing.
+    pub const NONE: Rights = Rights(0);
+    /// RDMA Read.
+    pub const READ: Rights = Rights(1);
+    /// RDMA Write.
+    pub const WRITE: Rights = Rights(2);
+    /// Compare and swap, fetch and add.
+    pub const ATOMIC: Rights = Rights(4);
+    /// Everything.
+    pub const ALL: Rights = Rights(7);
+
+    /// Both sets together.
+    #[must_use]
+    pub const fn and(self, other: Rights) -> Rights {
+        Rights(self.0 | other.0)
+    }
+
+    /// Whether all of `other` are in this set.
+    #[must_use]
+    pub const fn has(self, other: Rights) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// The key is unknown or of an earlier generation, or does not give this right to these bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("no such access to exposed memory")]
+pub struct Denied;
+
+/// Bytes of exposed memory that an access was found to be allowed to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    slot: u32,
+    at: u32,
+    len: u32,
+}
+
+#[derive(Debug)]
+struct Exposure {
+    buf: Buf,
+    rights: Rights,
+    /// Cleared by a peer's invalidation; the buffer waits for `conceal` all the same.
+    valid: bool,
+}
+
+#[derive(Debug)]
+struct Slot {
+    generation: u8,
+    exposure: Option<Exposure>,
+}
+
+/// The table of exposed buffers of one pool. It allocates up to its limit and never shrinks.
+#[derive(Debug)]
+pub struct Memory {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    limit: u32,
+}
+
+/// Bits of a key that are the generation.
+const GENERATION_BITS: u32 = 8;
+/// Slots that a key can name.
+const MOST_SLOTS: u32 = 1 << (32 - GENERATION_BITS);
+
+impl Memory {
+    /// An empty table for at most `limit` buffers at once (at most 2^24).
+    #[must_use]
+    pub fn new(limit: u32) -> Memory {
+        Memory { slots: Vec::new(), free: Vec::new(), limit: limit.min(MOST_SLOTS) }
+    }
+
+    /// Lets peers into the window of `buf`. Only copies of these bytes may be taken until
+    /// [`Memory::conceal`].
+    ///
+    /// # Errors
+    /// The table is full; the buffer comes back.
+    pub fn expose(&mut self, buf: Buf, rights: Rights) -> Result<Remote, Buf> {
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None if self.slots.len() < self.limit as usize => {
+                self.slots.push(Slot { generation: 0, exposure: None });
+                self.slots.len() as u32 - 1
+            }
+            None => return Err(buf),
+        };
+        let place = &mut self.slots[slot as usize];
+        place.generation = place.generation.wrapping_add(1);
+        let key = slot << GENERATION_BITS | u32::from(place.generation);
+        let remote = Remote { addr: buf.offset(), key, len: buf.len() };
+        place.exposure = Some(Exposure { buf, rights, valid: true });
+        Ok(remote)
+    }
+
+    /// Takes the peers' access away and gives the buffer back; none for a key that is not, or no
+    /// longer, in use.
+    pub fn conceal(&mut self, key: u32) -> Option<Buf> {
+        let slot = self.slots.get_mut((key >> GENERATION_BITS) as usize)?;
+        if u32::from(slot.generation) != key & 0xff {
+            return None;
+        }
+        let exposure = slot.exposure.take()?;
+        self.free.push(key >> GENERATION_BITS);
+        Some(exposure.buf)
+    }
+
+    /// Takes the peers' access away, as a peer may ask for; the buffer waits for
+    /// [`Memory::conceal`].
+    ///
+    /// # Errors
+    /// The key is not valid.
+    pub fn invalidate(&mut self, key: u32) -> Result<(), Denied> {
+        let exposure = self.slots.get_mut((key >> GENERATION_BITS) as usize).ok_or(Denied)?;
+        if u32::from(exposure.generation) != key & 0xff {
+            return Err(Denied);
+        }
+        let exposure = exposure.exposure.as_mut().filter(|e| e.valid).ok_or(Denied)?;
+        exposure.valid = false;
+        Ok(())
+    }
+
+    /// Finds `len` bytes at `address` under `key`.
+    ///
+    /// # Errors
+    /// The access is not allowed.
+    pub fn place(&self, key: u32, address: u64, len: u32, rights: Rights) -> Result<Place, Denied> {
+        let number = key >> GENERATION_BITS;
+        let slot = self.slots.get(number as usize).ok_or(Denied)?;
+        let exposure = slot.exposure.as_ref().filter(|e| e.valid).ok_or(Denied)?;
+        if u32::from(slot.generation) != key & 0xff || !exposure.rights.has(rights) {
+            return Err(Denied);
+        }
+        let at = address.checked_sub(exposure.buf.offset()).ok_or(Denied)?;
+        let end = at.checked_add(u64::from(len)).ok_or(Denied)?;
+        if end > u64::from(exposure.buf.len()) {
+            return Err(Denied);
+        }
+        Ok(Place { slot: number, at: at as u32, len })
+    }
+
+    /// The bytes of a place; empty when the exposure has ended since.
+    #[must_use]
+    pub fn bytes<'a>(&'a self, pool: &'a Pool, place: Place) -> &'a [u8] {
+        let exposure = self.slots.get(place.slot as usize).and_then(|s| s.exposure.as_ref());
+        let range = place.at as usize..place.at as usize + place.len as usize;
+        exposure.and_then(|e| pool.bytes(&e.buf).get(range)).unwrap_or_default()
+    }
+
+    /// Writes to a place that was just found; nothing happens when `bytes` are not as many.
+    pub fn write(&mut self, pool: &Pool, place: Place, bytes: &[u8]) {
+        let exposure = self.slots.get_mut(place.slot as usize).and_then(|s| s.exposure.as_mut());
+        let range = place.at as usize..place.at as usize + place.len as usize;
+        if let Some(into) = exposure.and_then(|e| pool.bytes_mut(&mut e.buf).get_mut(range))
+            && into.len() == bytes.len()
+        {
+            into.copy_from_slice(bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::PoolPlan;
+
+    fn pool() -> Pool {
+        Pool::new(PoolPlan {
+            cells: 4,
+            receives: 0,
+            lead_bytes: 0,
+            tail_bytes: 0,
+            data_bytes: 0,
+            largest_bytes: 4096,
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn only_the_window_with_the_right_and_the_generation_is_open() {
+        let (mut pool, mut memory) = (pool(), Memory::new(4));
+        let mut buf = pool.take_cell().unwrap();
+        buf.select(8, 16);
+        let Remote { addr, key, len } = memory.expose(buf, Rights::READ).unwrap();
+        assert_eq!(len, 16);
+        assert!(memory.place(key, addr, 16, Rights::READ).is_ok());
+        assert!(memory.place(key, addr + 16, 0, Rights::READ).is_ok());
+        for (key, addr, len, rights) in [
+            (key, addr, 16, Rights::WRITE),
+            (key, addr, 17, Rights::READ),
+            (key, addr - 1, 2, Rights::READ),
+            (key, addr + 15, 2, Rights::READ),
+            (key, u64::MAX, 2, Rights::READ),
+            (key, addr, u32::MAX, Rights::READ),
+            (key ^ 1, addr, 1, Rights::READ),
+            (key + 256, addr, 1, Rights::READ),
+        ] {
+            assert_eq!(memory.place(key, addr, len, rights), Err(Denied));
+        }
+        assert!(memory.conceal(key ^ 1).is_none());
+        pool.give(memory.conceal(key).unwrap());
+        assert_eq!(memory.place(key, addr, 1, Rights::READ), Err(Denied));
+        let again = memory.expose(pool.take_cell().unwrap(), Rights::READ).unwrap();
+        assert_eq!((again.key >> 8, again.key == key), (key >> 8, false));
+        assert_eq!(memory.place(key, addr, 1, Rights::READ), Err(Denied));
+        assert!(memory.conceal(key).is_none());
+        pool.give(memory.conceal(again.key).unwrap());
+        assert!(pool.is_full());
+    }
+
+    #[test]
+    fn an_invalidated_buffer_is_shut_and_comes_home() {
+        let (mut pool, mut memory) = (pool(), Memory::new(1));
+        let remote = memory.expose(pool.take_cell().unwrap(), Rights::ALL).unwrap();
+        let refused = memory.expose(pool.take_cell().unwrap(), Rights::ALL).unwrap_err();
+        pool.give(refused);
+        assert_eq!(memory.invalidate(remote.key ^ 1), Err(Denied));
+        assert_eq!(memory.invalidate(remote.key), Ok(()));
+        assert_eq!(memory.invalidate(remote.key), Err(Denied));
+        assert_eq!(memory.place(remote.key, remote.addr, 1, Rights::READ), Err(Denied));
+        pool.give(memory.conceal(remote.key).unwrap());
+        assert!(pool.is_full());
+    }
+}

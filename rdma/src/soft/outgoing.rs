@@ -1,0 +1,97 @@
+//! A datagram on its way out, in the three parts that a socket gathers: headers, payload (which
+//! stays where it lies in the pool), and padding with the invariant CRC.
+
+use super::header::{Bth, Extended, HeaderBytes, ICRC_BYTES, padding};
+use super::icrc::{Flow, Icrc};
+use super::memory::Place;
+
+/// Where a payload lies. Valid until the next mutation of the queue pair it came from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Payload {
+    /// There is none.
+    None,
+    /// In the buffer of posted work: its number since the queue pair began, and the first byte.
+    Posted {
+        /// Number of the work.
+        work: u64,
+        /// Offset of the first byte in the buffer's window.
+        at: u32,
+    },
+    /// In exposed memory.
+    Exposed(Place),
+}
+
+/// One datagram, not yet sealed by its CRC, which depends on where in a train it goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Outgoing {
+    header: HeaderBytes,
+    payload: Payload,
+    payload_bytes: u32,
+}
+
+/// Padding and invariant CRC: 4 to 7 bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Trailer {
+    bytes: [u8; 3 + ICRC_BYTES],
+    len: u8,
+}
+
+impl Trailer {
+    /// The bytes.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl Outgoing {
+    /// A datagram of these headers and `payload_bytes` of payload; the pad count is filled in.
+    #[must_use]
+    pub fn new(bth: Bth, ext: &Extended, payload: Payload, payload_bytes: u32) -> Outgoing {
+        let bth = Bth { pad: padding(payload_bytes as usize), ..bth };
+        Outgoing { header: HeaderBytes::emit(&bth, ext), payload, payload_bytes }
+    }
+
+    /// The headers.
+    #[must_use]
+    pub fn header(&self) -> &[u8] {
+        self.header.as_slice()
+    }
+
+    /// Where the payload is.
+    #[must_use]
+    pub fn payload(&self) -> Payload {
+        self.payload
+    }
+
+    /// Bytes of payload, without padding.
+    #[must_use]
+    pub fn payload_bytes(&self) -> u32 {
+        self.payload_bytes
+    }
+
+    /// Bytes of the whole datagram, base transport header to CRC.
+    #[must_use]
+    pub fn datagram_bytes(&self) -> usize {
+        let payload = self.payload_bytes as usize;
+        self.header().len() + payload + usize::from(padding(payload)) + ICRC_BYTES
+    }
+
+    /// Computes the CRC for a way, an IPv4 identification (see
+    /// [`super::icrc::train_identification`]) and the payload's bytes.
+    #[must_use]
+    pub fn seal(&self, flow: &Flow, identification: u16, payload: &[u8]) -> Trailer {
+        let (header, pad) = (self.header(), usize::from(padding(payload.len())));
+        let mut bytes = [0; 3 + ICRC_BYTES];
+        // Every header begins with a base transport header: `new` put it there.
+        let Some((bth, rest)) = header.split_first_chunk::<{ Bth::BYTES }>() else {
+            return Trailer { bytes, len: 0 };
+        };
+        let mut icrc = Icrc::start(flow, identification, self.datagram_bytes(), bth);
+        icrc.update(rest);
+        icrc.update(payload);
+        icrc.update(&bytes[..pad]);
+        bytes[pad..pad + ICRC_BYTES].copy_from_slice(&icrc.finish());
+        Trailer { bytes, len: (pad + ICRC_BYTES) as u8 }
+    }
+}

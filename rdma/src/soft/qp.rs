@@ -1,0 +1,219 @@
+//! A queue pair: a requester and a responder with one life (IBTA volume 1, 10.3 "Queue Pairs").
+//!
+//! ```text
+//! Init ──► ReadyToReceive ──► ReadyToSend ──► Error
+//!   └───────────┴────────────────────────────────^
+//! ```
+//!
+//! In `Init` work may be posted and waits. In `Error` all work has come home, and comes home at
+//! once when posted; only a refusal that the peer has to hear of may still leave.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use super::header::{Packet, RnrTimer};
+use super::memory::{Memory, Rights};
+use super::outgoing::{Outgoing, Payload};
+use super::psn::{Psn, Qpn};
+use super::requester::Requester;
+use super::responder::{Outcome, Responder};
+use crate::{Completion, Event, Fault, Pool, Qp, Tag, Work};
+
+/// Where in its life a queue pair is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    /// Takes work, and does nothing with it.
+    Init,
+    /// Executes the peer's requests and answers them.
+    ReadyToReceive,
+    /// Sends requests of its own as well.
+    ReadyToSend,
+    /// Dead.
+    Error,
+}
+
+/// What two ends of a connection have agreed on, and what each chooses for itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Settings {
+    /// The peer's queue pair.
+    pub peer: Qpn,
+    /// Path MTU: bytes of payload in a packet, 256 to 4096.
+    pub mtu: u32,
+    /// Number of our first request packet: the peer's choice.
+    pub send_psn: Psn,
+    /// Number of the peer's first request packet: our choice.
+    pub receive_psn: Psn,
+    /// Packets that may be unacknowledged at once.
+    pub window: u32,
+    /// Reads that may be outstanding: at most what the peer answers. 0 counts as 1.
+    pub reads: u8,
+    /// Bytes asked for in one read request; longer reads are cut into several.
+    pub read_bytes: u32,
+    /// Reads and atomics of the peer that are answered at once.
+    pub answered_reads: u8,
+    /// What the peer may do with exposed memory.
+    pub rights: Rights,
+    /// Wait for an acknowledgement before sending again; none is for ever.
+    pub ack_timeout: Option<Duration>,
+    /// How often that is done without any progress; connection management knows 0 to 7.
+    pub retries: u8,
+    /// How often a peer may say that it has no receive; 7 is endless.
+    pub rnr_retries: u8,
+    /// What we ask a peer to wait when we have no receive.
+    pub rnr_timer: RnrTimer,
+}
+
+/// What a queue pair borrows for a step.
+#[derive(Debug)]
+pub struct Io<'a> {
+    /// The memory of all posted buffers.
+    pub pool: &'a Pool,
+    /// The buffers that peers may access.
+    pub memory: &'a mut Memory,
+    /// Where completions go.
+    pub events: &'a mut VecDeque<Event>,
+    /// The queue pair's name in its completions.
+    pub qp: Qp,
+}
+
+impl Io<'_> {
+    /// Sends work home.
+    pub(crate) fn done(&mut self, tag: Tag, work: Work, outcome: Result<u32, Fault>) {
+        self.events.push_back(Event::Done(Completion { qp: self.qp, tag, work, outcome }));
+    }
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub struct QueuePair {
+    state: State,
+    peer: Qpn,
+    requester: Requester,
+    responder: Responder,
+}
+
+impl QueuePair {
+    /// A queue pair in `Init`, with room for so many posted receives and sends (more make it
+    /// allocate).
+    #[must_use]
+    pub fn new(receives: u32, sends: u32) -> QueuePair {
+        QueuePair {
+            state: State::Init,
+            peer: Qpn::default(),
+            requester: Requester::new(sends),
+            responder: Responder::new(receives),
+        }
+    }
+
+    /// Where it is in its life.
+    #[must_use]
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// From `Init` to `ReadyToReceive`; otherwise nothing happens.
+    pub fn ready_to_receive(&mut self, settings: &Settings) {
+        if self.state == State::Init {
+            self.peer = settings.peer;
+            self.responder.start(settings);
+            self.requester.start(settings);
+            self.state = State::ReadyToReceive;
+        }
+    }
+
+    /// From `ReadyToReceive` to `ReadyToSend`; otherwise nothing happens.
+    pub fn ready_to_send(&mut self) {
+        if self.state == State::ReadyToReceive {
+            self.state = State::ReadyToSend;
+        }
+    }
+
+    /// Takes work. It comes home exactly once, in an event.
+    pub fn post(&mut self, tag: Tag, work: Work, io: &mut Io<'_>) {
+        match work {
+            work if self.state == State::Error => io.done(tag, work, Err(Fault::Flushed)),
+            Work::Recv(buf) => self.responder.post(tag, buf),
+            work => self.requester.post(tag, work),
+        }
+    }
+
+    /// Handles a packet that has been found to be the peer's and undamaged.
+    pub fn handle(&mut self, now: Instant, packet: &Packet<'_>, io: &mut Io<'_>) {
+        let row = packet.row();
+        match self.state {
+            State::ReadyToReceive | State::ReadyToSend if row.request => {
+                let outcome = self.responder.handle(packet, io);
+                if outcome == Outcome::Dead {
+                    self.enter_error(None, io);
+                }
+            }
+            State::ReadyToSend if row.acknowledges => {
+                if let Err(failed) = self.requester.handle(now, packet, io) {
+                    self.enter_error(Some(failed), io);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The next datagram to send: answers first, then requests. To be called until there is none.
+    pub fn poll_transmit(&mut self, now: Instant, io: &mut Io<'_>) -> Option<Outgoing> {
+        if self.state == State::Init {
+            return None;
+        }
+        if let Some((outgoing, outcome)) = self.responder.transmit(self.peer, io.memory) {
+            if outcome == Outcome::Dead {
+                self.enter_error(None, io);
+            }
+            return Some(outgoing);
+        }
+        if self.state != State::ReadyToSend {
+            return None;
+        }
+        self.requester.transmit(now, self.peer)
+    }
+
+    /// The bytes of a datagram's payload; empty when it has none, or the queue pair has been
+    /// changed since it was made.
+    #[must_use]
+    pub fn payload<'a>(
+        &'a self,
+        outgoing: &Outgoing,
+        pool: &'a Pool,
+        memory: &'a Memory,
+    ) -> &'a [u8] {
+        match outgoing.payload() {
+            Payload::None => &[],
+            Payload::Exposed(place) => memory.bytes(pool, place),
+            Payload::Posted { work, at } => {
+                let range = at as usize..at as usize + outgoing.payload_bytes() as usize;
+                let buf = self.requester.buf(work);
+                buf.and_then(|buf| pool.bytes(buf).get(range)).unwrap_or_default()
+            }
+        }
+    }
+
+    /// When [`QueuePair::handle_timeout`] wants to be called.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.requester.poll_timeout()
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Instant, io: &mut Io<'_>) {
+        if let Err(failed) = self.requester.handle_timeout(now) {
+            self.enter_error(Some(failed), io);
+        }
+    }
+
+    /// Ends it: all work comes home.
+    pub fn close(&mut self, io: &mut Io<'_>) {
+        self.enter_error(None, io);
+    }
+
+    fn enter_error(&mut self, failed: Option<(u64, Fault)>, io: &mut Io<'_>) {
+        self.state = State::Error;
+        self.requester.flush(failed, io);
+        self.responder.flush(io);
+    }
+}
