@@ -36,10 +36,11 @@ use crate::registry::Registry;
 use crate::subsystem::{Subsystem, Work as Usage};
 use crate::waiters::Waiters;
 pub use carry::DATA_FOR_ADMIN_BYTES;
+pub use connect::RECEIVES_FOR_ADMIN;
 
 /// How long a connection may take from its reply to its Connect command. Hosts bring up all
 /// connections of a controller before the first Connect, each round trip may take seconds.
-const CONNECT_DEADLINE: Duration = Duration::from_secs(60);
+const CONNECT_DEADLINE: Duration = Duration::from_secs(30);
 
 /// RDMA Reads that we would like to have outstanding on a queue pair.
 const READS: u8 = 16;
@@ -199,6 +200,18 @@ impl Queue {
     #[must_use]
     pub fn qp(&self) -> Qp {
         self.qp
+    }
+
+    /// Receives that it holds.
+    #[must_use]
+    pub fn depth(&self) -> u16 {
+        (self.slots.len() / 2) as u16
+    }
+
+    /// Whether its Connect has succeeded.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        !matches!(self.serves, Serves::Nothing { .. })
     }
 
     /// Whether nothing is left: the queue pair is gone and all disk work is home.

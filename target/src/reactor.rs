@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use nvme::cm;
 use rdma::{Event, Fabric, Pool, Qp, Reason};
 use tracing::{debug, warn};
 
@@ -210,12 +211,17 @@ impl Reactor {
         if self.stopping {
             return self.parts.fabric.reject(incoming, &[]);
         }
+        if self.half_open_receives() > self.parts.pool.plan().receives / 2 {
+            warn!(remote = %incoming.remote, "too many connections without a Connect: rejected");
+            let reject = cm::Reject::new(cm::RejectStatus::NO_RESOURCES);
+            return self.parts.fabric.reject(incoming, &reject.emit());
+        }
         let vacant = self.queues.iter().position(Option::is_none);
         let at = vacant.unwrap_or(self.queues.len());
         let limits = self.parts.limits;
         let (_, mut io) = self.split(now);
         let Some(queue) = Queue::open(at as u32, incoming, limits, &mut io) else { return };
-        let qp = queue.qp().0 as usize;
+        let (qp, depth) = (queue.qp().0 as usize, queue.depth());
         if self.by_qp.len() <= qp {
             self.by_qp.resize(qp + 1, None);
         }
@@ -224,7 +230,7 @@ impl Reactor {
             Some(at) => self.queues[at] = Some(queue),
             None => self.queues.push(Some(queue)),
         }
-        self.parts.registry.count_queue(self.parts.index, true);
+        self.parts.registry.count_queue(self.parts.index, depth, true);
         self.parts.stats.queues.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -240,9 +246,10 @@ impl Reactor {
     fn reap_queue(&mut self, key: u32, now: Instant) {
         let Some(entry) = self.queues.get_mut(key as usize) else { return };
         if let Some(queue) = entry.take_if(|queue| queue.is_finished()) {
+            let depth = queue.depth();
             let (_, mut io) = self.split(now);
             queue.finish(&mut io);
-            self.parts.registry.count_queue(self.parts.index, false);
+            self.parts.registry.count_queue(self.parts.index, depth, false);
             self.parts.stats.queues.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -288,6 +295,13 @@ impl Reactor {
         }
         // Somebody may have rung without a letter: look at what is shared.
         self.for_each_queue(now, |queue, io| queue.tick(io));
+    }
+
+    /// Receives held by connections that have not sent their Connect yet: anybody can hold some
+    /// until the deadline, so together they may hold only so many.
+    fn half_open_receives(&self) -> u32 {
+        let half_open = self.queues.iter().flatten().filter(|queue| !queue.is_connected());
+        half_open.map(|queue| u32::from(queue.depth())).sum()
     }
 
     fn is_idle(&self) -> bool {

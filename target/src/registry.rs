@@ -32,8 +32,10 @@ pub struct Admission {
 pub struct Registry {
     book: Mutex<Book>,
     reactors: Vec<Sender>,
-    /// Queue pairs a reactor, for placing the next one.
+    /// Receive buffers in use on each reactor, for placing the next queue.
     loads: Vec<AtomicU32>,
+    /// Receive buffers that I/O queues may use on each reactor.
+    receives: u32,
     /// Most associations at once.
     controllers: usize,
 }
@@ -54,12 +56,13 @@ struct Entry {
 }
 
 impl Registry {
-    /// An empty book for these reactors, with room for `controllers` associations at once.
+    /// An empty book for these reactors, with room for `controllers` associations at once and
+    /// `receives` buffers for I/O queues on each reactor.
     #[must_use]
-    pub fn new(reactors: Vec<Sender>, controllers: u16) -> Registry {
+    pub fn new(reactors: Vec<Sender>, controllers: u16, receives: u32) -> Registry {
         let loads = reactors.iter().map(|_| AtomicU32::new(0)).collect();
         let controllers = controllers.into();
-        Registry { book: Mutex::default(), reactors, loads, controllers }
+        Registry { book: Mutex::default(), reactors, loads, receives, controllers }
     }
 
     /// Admits an admin queue.
@@ -211,19 +214,27 @@ impl Registry {
         self.lock().associations.len()
     }
 
-    /// The reactor that shall serve the next queue pair: the one with the fewest.
+    /// The reactor that shall serve the next queue: the one with the fewest receives in use.
     #[must_use]
     pub fn place(&self) -> usize {
         let load = |i: &usize| self.loads[*i].load(Ordering::Relaxed);
         (0..self.loads.len()).min_by_key(load).unwrap_or(0)
     }
 
-    /// Counts a queue pair of a reactor in or out.
-    pub fn count_queue(&self, reactor: usize, opened: bool) {
+    /// Counts a queue of `depth` receives on a reactor in or out.
+    pub fn count_queue(&self, reactor: usize, depth: u16, opened: bool) {
         match opened {
-            true => self.loads[reactor].fetch_add(1, Ordering::Relaxed),
-            false => self.loads[reactor].fetch_sub(1, Ordering::Relaxed),
+            true => self.loads[reactor].fetch_add(depth.into(), Ordering::Relaxed),
+            false => self.loads[reactor].fetch_sub(depth.into(), Ordering::Relaxed),
         };
+    }
+
+    /// How many more I/O queues of `depth` entries there is memory for, on all reactors together.
+    #[must_use]
+    pub fn room(&self, depth: u16) -> u16 {
+        let left = |load: &AtomicU32| self.receives.saturating_sub(load.load(Ordering::Relaxed));
+        let queues: u32 = self.loads.iter().map(|load| left(load) / u32::from(depth.max(1))).sum();
+        queues.try_into().unwrap_or(u16::MAX)
     }
 
     /// A reactor's mailbox.
@@ -296,7 +307,7 @@ mod tests {
     }
 
     fn registry() -> Registry {
-        let registry = Registry::new(Vec::new(), 3);
+        let registry = Registry::new(Vec::new(), 3, 0);
         registry.publish(Arc::new(sample()));
         let closed = Subsystem {
             nqn: nqn("nqn.2026-11.io.nvmfd:closed"),

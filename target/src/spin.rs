@@ -61,11 +61,12 @@ mod tests {
 
     /// How long it looks before it sleeps, in steps.
     fn idle(spinner: &mut Spinner, now: &mut Instant) -> u32 {
-        (0..).find(|_| {
-            *now += STEP;
-            !spinner.goes_on(*now)
-        })
-        .unwrap()
+        (0..)
+            .find(|_| {
+                *now += STEP;
+                !spinner.goes_on(*now)
+            })
+            .unwrap()
     }
 
     #[test]

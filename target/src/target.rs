@@ -17,7 +17,7 @@ use tracing::{info, warn};
 use crate::config::{Config, Spin};
 use crate::controller::Limits;
 use crate::mailbox::{Mail, mailbox};
-use crate::queue::DATA_FOR_ADMIN_BYTES;
+use crate::queue::{DATA_FOR_ADMIN_BYTES, RECEIVES_FOR_ADMIN};
 use crate::reactor::{Parts, Reactor, Stats};
 use crate::registry::Registry;
 use crate::stores::Stores;
@@ -61,7 +61,8 @@ impl Target {
             .collect::<io::Result<_>>()
             .map_err(|error| Fatal(format!("no eventfd for a reactor: {error}")))?;
         let senders = boxes.iter().map(|(sender, _)| sender.clone()).collect();
-        let registry = Arc::new(Registry::new(senders, config.limits.controllers));
+        let receives = config.memory.receives.saturating_sub(RECEIVES_FOR_ADMIN);
+        let registry = Arc::new(Registry::new(senders, config.limits.controllers, receives));
         let mut target = Target { config, registry, stores, reactors: Vec::new() };
         let started = boxes
             .into_iter()

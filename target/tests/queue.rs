@@ -131,7 +131,7 @@ struct World {
 
 impl World {
     fn new() -> World {
-        let registry = Registry::new(Vec::new(), 8);
+        let registry = Registry::new(vec![nvmfd::mailbox::mailbox().unwrap().0], 8, 40);
         registry.publish(Arc::new(subsystem()));
         World {
             pool: Pool::new(PoolPlan {
@@ -394,6 +394,16 @@ fn connect_enables_and_properties_answer() {
     assert_eq!(csts.result, 1);
     let again = Connect { sqsize_z: 15, ..Connect::default() }.emit(keyed(0, 1024));
     assert_eq!(code(world.ask(&mut queue, &again, &[])), (0x00C, true));
+    world.end(queue);
+}
+
+#[test]
+fn no_more_queues_are_granted_than_there_is_memory_for() {
+    let mut world = World::new();
+    let (mut queue, _) = admin(&mut world);
+    // Room for 40 receives, 16 a queue: two, though four were asked for and are allowed.
+    let get = Sqe { cdw10: 7, ..Sqe::admin(AdminOpcode::GET_FEATURES) };
+    assert_eq!(world.ask(&mut queue, &get, &[]).dw0(), 0x1_0001);
     world.end(queue);
 }
 

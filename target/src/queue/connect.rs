@@ -14,7 +14,7 @@ use crate::controller::{Controller, Limits, Role};
 const ADMIN_DEPTH_MAX: u16 = 128;
 
 /// Receive buffers that only admin queues may take, so that I/O queues never lock a host out.
-const RECEIVES_FOR_ADMIN: u32 = 64;
+pub const RECEIVES_FOR_ADMIN: u32 = 64;
 
 /// Reads a connection request: what it asks, and how many receives to post.
 pub(super) fn check_request(
@@ -100,7 +100,9 @@ impl Queue {
                 None => Role::Discovery { snapshot: Vec::new() },
             };
             let cntlid = association.cntlid;
-            let (limits, local, kato) = (self.limits, self.local, connect.kato_ms);
+            let (mut limits, local, kato) = (self.limits, self.local, connect.kato_ms);
+            // Promise no more I/O queues than there is memory for; the host takes what it gets.
+            limits.io_queues = io.registry.room(limits.queue_depth).clamp(1, limits.io_queues);
             let controller = Controller::new(association, role, limits, local, kato, io.now);
             self.serves = Serves::Admin(Box::new(controller));
             return Ok(cntlid);
