@@ -62,9 +62,10 @@ unit: packages # Tests on this machine
 doc: packages # The documentation builds, every link leads somewhere
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 
-guests: build # Stock Linux hosts against the daemon: User-Mode Linux 6.12, then Debian's own kernel
+guests: build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE and iWARP, then Debian's own kernel with two reactors
 	$(GUEST) tests/vm/judge --kind uml
-	$(GUEST) tests/vm/judge --kind qemu
+	$(GUEST) tests/vm/judge --kind uml --link siw commands fio kill
+	$(GUEST) EXTRA_CONFIG="$$(printf '[reactor]\nthreads = 2')" tests/vm/judge --kind qemu
 
 demo: build ## Watch it: a target and a stock Linux host in a guest
 	$(GUEST) tests/vm/vm --kind uml run env NVMFD=$(NVMFD) $(CURDIR)/tests/vm/demo
