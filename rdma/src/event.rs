@@ -12,22 +12,31 @@ pub enum Event {
     Done(Completion),
     /// Somebody asks to connect.
     Incoming(Incoming),
-    /// An accepted connection is up. The first messages may arrive before this does.
+    /// A connection that was accepted, by us or by the peer, is up. The first messages may arrive
+    /// before this does.
     Established(Qp),
     /// The connection has ended and all its work is home. The last event of its queue pair.
     Gone(Qp, Reason),
 }
 
-/// Why a connection ended, for the log and the counters.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// Why a connection ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Reason {
     /// We called `disconnect`.
     Local,
     /// The peer closed the connection.
     Peer,
     /// It never came up: the peer rejected or did not confirm our reply, or the reply could not
-    /// be sent.
+    /// be sent; or there is no way to the peer, or no answer from it.
     NotEstablished,
+    /// The peer refused our request to connect.
+    Rejected {
+        /// What its connection manager says: an InfiniBand reject reason (28: the application
+        /// refused, 8: nobody listens), or for iWARP a negative error number.
+        code: i32,
+        /// The peer's private data; the transport may have added zeros.
+        private_data: Vec<u8>,
+    },
     /// The device failed or was removed.
     Device,
 }

@@ -8,6 +8,7 @@
 //! ```text
 //! listen ──► Event::Incoming ──► open ──► post(Recv) × n ──► accept ──► Event::Established
 //!                        └─────► reject                          │              │
+//! connect ──► post(Recv) × n ────────────────────────────────────┤              │
 //!                                                                └──────┬───────┘
 //!                         peer leaves, or a fault, or disconnect(qp) ───┤
 //!                         every posted Work comes home as Event::Done ──┤
@@ -18,8 +19,9 @@
 //! * [`Fabric::post`] never fails and never loses a [`Buf`]: each posted [`Work`] comes back in
 //!   exactly one [`Event::Done`], with an outcome, also when the queue pair has died.
 //! * [`Event::Gone`] is the last thing heard of a [`Qp`]: no event names it afterwards, and every
-//!   buffer that was posted on it has come home before. It follows `open` exactly once, whatever
-//!   happened in between (also when `accept` failed). The handle is then free for reuse.
+//!   buffer that was posted on it has come home before. It follows `open` or `connect` exactly
+//!   once, whatever happened in between (also when `accept` failed, or the peer rejected). The
+//!   handle is then free for reuse.
 //! * The first failed completion of a queue pair means the queue pair is dead: all work posted on
 //!   it, before or after, comes back with a fault. Calling [`Fabric::disconnect`] is still
 //!   required to get to `Gone` after a fault, and harmless when the peer was first.
@@ -28,6 +30,7 @@
 //!   A `Read` gives no such promise: what depends on its data waits for its completion.
 
 pub mod event;
+pub mod exposed;
 pub mod pool;
 pub mod soft;
 #[cfg(feature = "verbs")]
@@ -38,22 +41,23 @@ use std::os::fd::RawFd;
 use std::time::Instant;
 
 pub use event::{Event, Incoming, Reason};
+pub use exposed::Exposed;
 pub use pool::{Buf, Pool, PoolPlan, Region};
 
-/// A queue pair as its [`Fabric`] names it: valid from `open` to `Gone`, small and dense enough
-/// to index a table with.
+/// A queue pair as its [`Fabric`] names it: valid from `open` or `connect` to `Gone`, small and
+/// dense enough to index a table with.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Qp(pub u32);
 
 /// What the poster wants to find again in the completion. Opaque to the fabric.
 pub type Tag = u64;
 
-/// Memory of the peer, as named by a keyed SGL: `len` bytes at `addr` under `key`.
+/// Memory as the other end names it: `len` bytes at `addr` under `key`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Remote {
-    /// Address in the peer's own terms.
+    /// Address in the terms of whoever has the memory.
     pub addr: u64,
-    /// The peer's remote key (STag).
+    /// Its remote key (STag).
     pub key: u32,
     /// Length in bytes.
     pub len: u32,
@@ -158,7 +162,9 @@ pub struct QpLimits {
     /// Sends, reads and writes posted at once.
     pub sends: u32,
     /// RDMA Reads outstanding on the wire that we would like; what is granted is at most what the
-    /// peer answers and the device issues, and never less than one.
+    /// peer answers and the device issues, and never less than one. For `connect` the other way
+    /// round: reads of the peer that we offer to answer at once, at most what the device can;
+    /// then 0 is possible, and means that the peer cannot read.
     pub reads: u8,
 }
 
@@ -198,6 +204,38 @@ pub trait Fabric: Send {
     /// Refuses a request; the peer sees a consumer-defined reject with `private_data` (at most
     /// 148 bytes).
     fn reject(&mut self, incoming: Incoming, private_data: &[u8]);
+
+    /// Asks a listener at `to` for a connection, with at most 56 bytes of `private_data`. Receives
+    /// may be posted at once, everything else after [`Event::Established`]. A peer that refuses
+    /// shows as [`Event::Gone`] with [`Reason::Rejected`], any other failure as `Gone` as well.
+    ///
+    /// # Errors
+    /// The provider cannot connect, or the system has no room.
+    fn connect(
+        &mut self,
+        to: SocketAddr,
+        private_data: &[u8],
+        limits: QpLimits,
+    ) -> Result<Qp, FabricError> {
+        let _ = (private_data, limits);
+        Err(FabricError(format!("cannot connect to {to}: this provider only accepts connections")))
+    }
+
+    /// Lets peers read and write the window of `buf`, until [`Fabric::conceal`]: what a host does
+    /// with the data buffers of its commands. `qp`, which must be established, says through which
+    /// device; every peer connected through that may use the key. A target never calls this.
+    ///
+    /// # Errors
+    /// The provider or the device cannot; the buffer comes back.
+    fn expose(&mut self, qp: Qp, buf: Buf) -> Result<Exposed, (Buf, FabricError)> {
+        let _ = qp;
+        Err((buf, FabricError("this provider exposes no memory".into())))
+    }
+
+    /// Takes the peers' access away. The buffer is ours alone again.
+    fn conceal(&mut self, exposed: Exposed) -> Buf {
+        exposed.into_buf()
+    }
 
     /// Ends a connection: all posted work comes home, then [`Event::Gone`]. Idempotent; unknown
     /// handles are ignored.

@@ -16,6 +16,7 @@
 //!   providers and rings keep an `Arc<Region>` for as long as a device may touch it.
 //! * A [`Buf`] is move-only and made by [`Pool`] alone, with bytes that no other live `Buf` has.
 //!   Giving it to a fabric or a disk moves it, so no reference can exist while a device writes.
+//! * An [`Exposed`] buffer, which peers may write at any time, gives no slice, only copies.
 //! * Slices are made from a `&Buf`/`&mut Buf` plus a `&Pool` of the same identity, and only inside
 //!   the buffer's bounds, which are checked where they are set.
 #![expect(unsafe_code, reason = "the registered memory: a mapping, and slices of it")]
@@ -27,6 +28,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
+use crate::Exposed;
 
 /// The unit of the data section and of every alignment, in bytes.
 pub const PAGE_BYTES: u32 = 4096;
@@ -322,6 +325,37 @@ impl Pool {
         self.check(buf);
         // SAFETY: as in `bytes`; the Buf is borrowed mutably, so this is the only reference.
         unsafe { std::slice::from_raw_parts_mut(self.at(buf), buf.len as usize) }
+    }
+
+    /// Copies bytes of a window that peers may be changing, from `at` on.
+    ///
+    /// # Panics
+    /// When that leaves the window.
+    pub fn copy_out(&self, from: &Exposed, at: u32, into: &mut [u8]) {
+        let source = self.inside(from.buf(), at, into.len());
+        // SAFETY: `inside` proved that the bytes lie in the live mapping and in the window of this
+        // Buf, which nobody else in the process has; `into` lies elsewhere, since no reference
+        // into an exposed window can exist. What a device writes meanwhile may come out torn,
+        // and is bytes in any case.
+        unsafe { std::ptr::copy_nonoverlapping(source, into.as_mut_ptr(), into.len()) }
+    }
+
+    /// Copies bytes into a window that peers may be reading, from `at` on.
+    ///
+    /// # Panics
+    /// When that leaves the window.
+    pub fn copy_in(&self, into: &mut Exposed, at: u32, from: &[u8]) {
+        let sink = self.inside(into.buf(), at, from.len());
+        // SAFETY: as in `copy_out`, with the roles exchanged.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), sink, from.len()) }
+    }
+
+    fn inside(&self, buf: &Buf, at: u32, len: usize) -> *mut u8 {
+        self.check(buf);
+        let end = (at as usize).checked_add(len);
+        assert!(end.is_some_and(|end| end <= buf.len as usize), "{at}+{len} leaves the window");
+        // SAFETY: at most `buf.len`, which lies inside the mapping.
+        unsafe { self.at(buf).add(at as usize) }
     }
 
     /// Free buffers: (cells, receives, data bytes).

@@ -22,27 +22,40 @@ const EVENTS_AT_ONCE: usize = 32;
 /// reports what was posted between the peer's end and our notice of it. After the limit the queue
 /// pair is destroyed, so that no device can touch its buffers, and they come home as flushed.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
+/// How long finding the peer may take, each of its two steps.
+const RESOLVE_LIMIT_MS: i32 = 2000;
 /// How long an id stays after we said goodbye, so that the kernel repeats a lost message.
 const LINGER: Duration = Duration::from_secs(5);
 /// Ids that may linger at once.
 const LINGERERS: usize = 256;
 
 /// Where a connection is in its life.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 enum Phase {
+    /// Looking for the way to the peer: there is no device yet, so no queue pair, and what was
+    /// posted waits. The private data are for the request.
+    Resolving(Vec<u8>),
+    /// We have asked the peer.
+    Requested,
     Opened,
     Accepted,
     Up,
-    Closing { reason: Reason, deadline: Instant, linger: bool },
+    Closing {
+        reason: Reason,
+        deadline: Instant,
+        linger: bool,
+    },
 }
 
 /// One queue pair.
 pub(super) struct Connection {
-    // The queue pair goes before its id, at the latest; without it everything is over.
+    // The queue pair goes before its id, at the latest. Without it nothing has begun, or
+    // everything is over.
     pub(super) pair: Option<QueuePair>,
     id: Arc<CmId>,
-    pub(super) device: Arc<Device>,
-    /// Its reads are what was granted, not what was wished for.
+    /// None while the way to the peer is not known.
+    pub(super) device: Option<Arc<Device>>,
+    /// Its reads are what was granted (or offered), not what was wished for.
     pub(super) limits: QpLimits,
     phase: Phase,
     /// Nothing more is handed to the device.
@@ -136,11 +149,100 @@ impl Verbs {
         let pair = self.queue_pair(&id, &device, limits).map_err(|e| {
             failed(&format!("a queue pair on {}: {limits:?}", device.ability.name), e)
         })?;
-        let promised = self.promised(None) as usize;
-        self.flights.reserve(promised, (limits.receives + limits.sends) as usize);
-        self.sends.reserve(limits.sends as usize);
-        self.receives.reserve(limits.receives as usize);
-        Ok(self.admit(Connection::new(pair, id, device, limits)))
+        let connection = Connection::new(id, limits, Phase::Opened);
+        Ok(self.admit(Connection { pair: Some(pair), device: Some(device), ..connection }))
+    }
+
+    /// Sets out for a peer. The device is known when the address is resolved, and with it what a
+    /// queue pair needs; until then posted work waits.
+    pub(super) fn request_connection(
+        &mut self,
+        to: SocketAddr,
+        private_data: &[u8],
+        limits: QpLimits,
+    ) -> Result<Qp, FabricError> {
+        let limits = QpLimits {
+            receives: limits.receives.max(1),
+            sends: limits.sends.max(1),
+            reads: limits.reads,
+        };
+        let attempt = || {
+            let id = CmId::new(&self.channel)?;
+            id.resolve_address(to, RESOLVE_LIMIT_MS)?;
+            Ok(Arc::new(id))
+        };
+        let id = attempt().map_err(|e: Errno| {
+            let why = match e {
+                Errno::ENODEV | Errno::EADDRNOTAVAIL | Errno::ENETUNREACH => {
+                    "no RDMA device has a way there (see `rdma link` and `ip route get`)"
+                }
+                other => other.desc(),
+            };
+            FabricError(format!("cannot connect to {to} with verbs: {why}"))
+        })?;
+        // The answers of the connection manager are asked for soon, also by a loop that sleeps.
+        self.cm_checks = self.cm_checks.max(1);
+        let phase = Phase::Resolving(private_data.to_vec());
+        Ok(self.admit(Connection::new(id, limits, phase)))
+    }
+
+    /// The address is resolved, so there is a device: makes the queue pair, hands over what was
+    /// posted, and goes on to the route.
+    fn on_address(&mut self, qp: Qp) {
+        if let Err(e) = self.bind(qp) {
+            tracing::info!(qp = qp.0, "cannot connect: {e}");
+            return self.close(qp, Reason::NotEstablished);
+        }
+        self.ring(qp);
+    }
+
+    fn bind(&mut self, qp: Qp) -> Result<(), FabricError> {
+        let Some(connection) = self.connection(qp) else { return Ok(()) };
+        if !matches!(connection.phase, Phase::Resolving(_)) {
+            return Ok(());
+        }
+        let (id, limits) = (Arc::clone(&connection.id), connection.limits);
+        let failed = |what: &str, e: Errno| FabricError(format!("{what}: {}", e.desc()));
+        let key = id.device().ok_or_else(|| failed("its device is gone", Errno::ENODEV))?;
+        let device = self.device(key)?;
+        device.admit(limits, self.promised(Some(key)))?;
+        let pair = self.queue_pair(&id, &device, limits).map_err(|e| {
+            failed(&format!("a queue pair on {}: {limits:?}", device.ability.name), e)
+        })?;
+        if let Some(connection) = self.connection(qp) {
+            connection.limits.reads = device.answers(limits.reads);
+            connection.pair = Some(pair);
+            connection.device = Some(device);
+        }
+        id.resolve_route(RESOLVE_LIMIT_MS).map_err(|e| failed("no route", e))
+    }
+
+    /// The route is resolved: asks the peer.
+    fn on_route(&mut self, qp: Qp) {
+        let Some(connection) = self.connection(qp) else { return };
+        let (Phase::Resolving(private_data), Some(pair)) = (&connection.phase, &connection.pair)
+        else {
+            return;
+        };
+        match pair.connect(private_data, connection.limits.reads) {
+            Ok(()) => connection.phase = Phase::Requested,
+            Err(e) => {
+                tracing::info!(qp = qp.0, "cannot connect: {}", e.desc());
+                self.close(qp, Reason::NotEstablished);
+            }
+        }
+    }
+
+    fn on_established(&mut self, qp: Qp) {
+        let Some(connection) = self.connection(qp) else { return };
+        if !matches!(connection.phase, Phase::Accepted | Phase::Requested) {
+            return;
+        }
+        if connection.phase == Phase::Requested {
+            connection.hasten_peer();
+        }
+        connection.phase = Phase::Up;
+        self.ready.push_back(Event::Established(qp));
     }
 
     fn queue_pair(
@@ -158,6 +260,11 @@ impl Verbs {
     }
 
     fn admit(&mut self, connection: Connection) -> Qp {
+        let limits = connection.limits;
+        let promised = self.promised(None) as usize;
+        self.flights.reserve(promised, (limits.receives + limits.sends) as usize);
+        self.sends.reserve(limits.sends as usize);
+        self.receives.reserve(limits.receives as usize);
         let key = connection.id.key();
         let qp = match self.vacant.pop() {
             Some(qp) => qp,
@@ -181,10 +288,7 @@ impl Verbs {
         match pair.accept(private_data, connection.limits.reads) {
             Ok(()) => {
                 connection.phase = Phase::Accepted;
-                if !connection.device.ability.iwarp {
-                    // An optimisation: without it a host that is short of our receives waits long.
-                    let _ = pair.set_rnr_timer(super::RNR_TIMER);
-                }
+                connection.hasten_peer();
             }
             Err(e) => {
                 tracing::info!(qp = qp.0, "cannot accept: {}", e.desc());
@@ -216,17 +320,17 @@ impl Verbs {
         tracing::trace!(?qp, status = event.status, "connection event");
         match event.kind {
             CmKind::Request(id, param) => self.on_request(id, param),
-            CmKind::Established => {
-                let Some(qp) = qp else { return };
-                let Some(connection) = self.connection(qp) else { return };
-                if connection.phase == Phase::Accepted {
-                    connection.phase = Phase::Up;
-                    self.ready.push_back(Event::Established(qp));
-                }
-            }
+            CmKind::AddressResolved => qp.into_iter().for_each(|qp| self.on_address(qp)),
+            CmKind::RouteResolved => qp.into_iter().for_each(|qp| self.on_route(qp)),
+            CmKind::Established => qp.into_iter().for_each(|qp| self.on_established(qp)),
             CmKind::Failed => {
                 if let Some(qp) = qp {
                     self.close(qp, Reason::Peer);
+                }
+            }
+            CmKind::Rejected(private_data) => {
+                if let Some(qp) = qp {
+                    self.close(qp, Reason::Rejected { code: event.status, private_data });
                 }
             }
             CmKind::Disconnected => match qp {
@@ -234,11 +338,10 @@ impl Verbs {
                 None => self.lingering.retain(|lingerer| lingerer.id.key() != event.id),
             },
             CmKind::DeviceRemoval => match qp {
-                Some(qp) => {
-                    if let Some(key) = self.connection(qp).map(|c| c.device.key()) {
-                        self.lose(key);
-                    }
-                }
+                Some(qp) => match self.connection(qp).and_then(|c| c.device_key()) {
+                    Some(key) => self.lose(key),
+                    None => self.close(qp, Reason::Device),
+                },
                 None => self.on_listener_removed(event.id),
             },
             CmKind::Other(number) => tracing::debug!(number, "connection event ignored"),
@@ -281,7 +384,7 @@ impl Verbs {
         tracing::error!(device = %attached.device.ability.name, "the RDMA device is gone");
         for index in 0..self.connections.len() {
             let qp = Qp(index as u32);
-            if self.connection(qp).is_some_and(|c| c.device.key() == key) {
+            if self.connection(qp).is_some_and(|c| c.device_key() == Some(key)) {
                 self.close(qp, Reason::Device);
             }
         }
@@ -315,11 +418,15 @@ impl Verbs {
             return;
         }
         let answered = matches!(connection.phase, Phase::Accepted | Phase::Up);
-        let reason = match (reason, connection.phase) {
-            (Reason::Peer, Phase::Opened | Phase::Accepted) => Reason::NotEstablished,
-            (other, _) => other,
+        let reason = match reason {
+            Reason::Peer if connection.phase != Phase::Up => Reason::NotEstablished,
+            // Of our reply: the peer has no more to say about that.
+            Reason::Rejected { .. } if connection.phase != Phase::Requested => {
+                Reason::NotEstablished
+            }
+            other => other,
         };
-        let linger = answered && reason == Reason::Local && !connection.device.ability.iwarp;
+        let linger = answered && reason == Reason::Local && !connection.is_iwarp();
         connection.phase = Phase::Closing { reason, deadline, linger };
         connection.dead = true;
         // Failures mean that it had stopped before; the deadline covers everything else. The
@@ -374,9 +481,10 @@ impl Verbs {
         if linger && self.lingering.len() < LINGERERS {
             self.lingering.push(Lingerer { id, until: self.now + LINGER });
         }
-        let key = device.key();
-        drop(device);
-        self.forget_lost(key);
+        if let Some(key) = device.as_ref().map(|device| device.key()) {
+            drop(device);
+            self.forget_lost(key);
+        }
         self.ready.push_back(Event::Gone(qp, reason));
     }
 
@@ -395,13 +503,13 @@ impl Verbs {
 }
 
 impl Connection {
-    fn new(pair: QueuePair, id: Arc<CmId>, device: Arc<Device>, limits: QpLimits) -> Connection {
+    fn new(id: Arc<CmId>, limits: QpLimits, phase: Phase) -> Connection {
         Connection {
-            pair: Some(pair),
+            pair: None,
             id,
-            device,
+            device: None,
             limits,
-            phase: Phase::Opened,
+            phase,
             dead: false,
             dirty: false,
             receives: 0,
@@ -411,6 +519,28 @@ impl Connection {
             new_sends: Fifo::default(),
         }
     }
+
+    pub(super) fn device_key(&self) -> Option<DeviceKey> {
+        self.device.as_ref().map(|device| device.key())
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        self.phase == Phase::Up
+    }
+
+    fn is_iwarp(&self) -> bool {
+        self.device.as_ref().is_some_and(|device| device.ability.iwarp)
+    }
+
+    /// An optimisation: without it a peer that is short of our receives waits long.
+    fn hasten_peer(&self) {
+        if let Some(pair) = &self.pair
+            && !self.is_iwarp()
+        {
+            let _ = pair.set_rnr_timer(super::RNR_TIMER);
+        }
+    }
+
     fn is_late(&self, now: Instant) -> bool {
         matches!(self.phase, Phase::Closing { deadline, .. } if now >= deadline)
     }

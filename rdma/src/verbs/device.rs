@@ -83,6 +83,11 @@ impl Device {
     pub(super) fn reads(&self, offered: u8, wanted: u8) -> u8 {
         offered.min(self.ability.reads).min(wanted).max(1)
     }
+
+    /// Reads of a peer that a connection of ours offers to answer at once.
+    pub(super) fn answers(&self, wanted: u8) -> u8 {
+        wanted.min(self.ability.answers)
+    }
 }
 
 /// Completion queue entries that a queue pair can fill.

@@ -38,11 +38,15 @@ use rdma_sys::{
     rdma_conn_param, rdma_event_channel, rdma_port_space,
 };
 
-use crate::{Fault, Region};
+use crate::{Fault, Region, Remote};
 
 /// `RDMA_OPTION_ID` and `RDMA_OPTION_ID_AFONLY` of `rdma_cma.h`, which bindgen leaves out.
 const OPTION_ID: c_int = 0;
 const OPTION_ID_AFONLY: c_int = 2;
+
+/// Vendor id of siw. Its kernel half can do Send with Invalidate and says so, but its library
+/// refuses to post one.
+const SIW_VENDOR: u32 = 0x62_6D74;
 
 macro_rules! api {
     ($($library:ident { $(fn $name:ident($($arg:ty),*) $(-> $ret:ty)?;)* })*) => {
@@ -94,6 +98,7 @@ api! {
         fn rdma_accept(*mut rdma_cm_id, *mut rdma_conn_param) -> c_int;
         fn rdma_ack_cm_event(*mut rdma_cm_event) -> c_int;
         fn rdma_bind_addr(*mut rdma_cm_id, *mut libc::sockaddr) -> c_int;
+        fn rdma_connect(*mut rdma_cm_id, *mut rdma_conn_param) -> c_int;
         fn rdma_create_event_channel() -> *mut rdma_event_channel;
         fn rdma_create_id(*mut rdma_event_channel, *mut *mut rdma_cm_id, *mut c_void, rdma_port_space::Type) -> c_int;
         fn rdma_create_qp(*mut rdma_cm_id, *mut ibv_pd, *mut ibv_qp_init_attr) -> c_int;
@@ -107,6 +112,8 @@ api! {
         fn rdma_listen(*mut rdma_cm_id, c_int) -> c_int;
         fn rdma_migrate_id(*mut rdma_cm_id, *mut rdma_event_channel) -> c_int;
         fn rdma_reject(*mut rdma_cm_id, *const c_void, u8) -> c_int;
+        fn rdma_resolve_addr(*mut rdma_cm_id, *mut libc::sockaddr, *mut libc::sockaddr, c_int) -> c_int;
+        fn rdma_resolve_route(*mut rdma_cm_id, c_int) -> c_int;
         fn rdma_set_option(*mut rdma_cm_id, c_int, c_int, *mut c_void, usize) -> c_int;
     }
 }
@@ -218,10 +225,17 @@ impl EventChannel {
                 }
                 None => CmKind::Other(event.event),
             },
+            t::RDMA_CM_EVENT_ADDR_RESOLVED => CmKind::AddressResolved,
+            t::RDMA_CM_EVENT_ROUTE_RESOLVED => CmKind::RouteResolved,
             t::RDMA_CM_EVENT_ESTABLISHED => CmKind::Established,
-            t::RDMA_CM_EVENT_CONNECT_ERROR
-            | t::RDMA_CM_EVENT_UNREACHABLE
-            | t::RDMA_CM_EVENT_REJECTED => CmKind::Failed,
+            t::RDMA_CM_EVENT_ADDR_ERROR
+            | t::RDMA_CM_EVENT_ROUTE_ERROR
+            | t::RDMA_CM_EVENT_CONNECT_ERROR
+            | t::RDMA_CM_EVENT_UNREACHABLE => CmKind::Failed,
+            t::RDMA_CM_EVENT_REJECTED => {
+                // SAFETY: a reject of a reliable port space carries `conn`.
+                CmKind::Rejected(private_data(unsafe { &event.param.conn }))
+            }
             t::RDMA_CM_EVENT_DISCONNECTED => CmKind::Disconnected,
             t::RDMA_CM_EVENT_DEVICE_REMOVAL => CmKind::DeviceRemoval,
             other => CmKind::Other(other),
@@ -251,8 +265,12 @@ pub(super) struct CmEvent {
 
 pub(super) enum CmKind {
     Request(CmId, ConnectParam),
+    AddressResolved,
+    RouteResolved,
     Established,
     Failed,
+    /// With the peer's private data.
+    Rejected(Vec<u8>),
     Disconnected,
     DeviceRemoval,
     Other(u32),
@@ -266,14 +284,18 @@ pub(super) struct ConnectParam {
 
 impl ConnectParam {
     fn copy(conn: &rdma_conn_param) -> ConnectParam {
-        let data: *const u8 = conn.private_data.cast();
-        if data.is_null() {
-            return ConnectParam { private_data: Vec::new(), reads: conn.initiator_depth };
-        }
-        // SAFETY: the library keeps `private_data_len` bytes there until the acknowledgement.
-        let bytes = unsafe { std::slice::from_raw_parts(data, conn.private_data_len.into()) };
-        ConnectParam { private_data: bytes.to_vec(), reads: conn.initiator_depth }
+        ConnectParam { private_data: private_data(conn), reads: conn.initiator_depth }
     }
+}
+
+/// The private data of an event that is not acknowledged yet.
+fn private_data(conn: &rdma_conn_param) -> Vec<u8> {
+    let data: *const u8 = conn.private_data.cast();
+    if data.is_null() {
+        return Vec::new();
+    }
+    // SAFETY: the library keeps `private_data_len` bytes there until the acknowledgement.
+    unsafe { std::slice::from_raw_parts(data, conn.private_data_len.into()) }.to_vec()
 }
 
 /// A connection identifier: a listener, or one end of a connection. Dropping one that was never
@@ -325,6 +347,20 @@ impl CmId {
     pub(super) fn listen(&self, backlog: i32) -> Result<(), Errno> {
         // SAFETY: the id is live.
         check(unsafe { (self.api.rdma_listen)(self.raw.as_ptr(), backlog) })
+    }
+
+    /// Starts to find the device on the way to `to`, which binds the id to it.
+    pub(super) fn resolve_address(&self, to: SocketAddr, limit_ms: i32) -> Result<(), Errno> {
+        let (address, id) = (SockaddrStorage::from(to), self.raw.as_ptr());
+        let target = address.as_ptr().cast_mut().cast();
+        // SAFETY: the id is live; the address is valid for the call, which only reads it.
+        check(unsafe { (self.api.rdma_resolve_addr)(id, ptr::null_mut(), target, limit_ms) })
+    }
+
+    /// Starts to find the path to the peer, once the address is resolved.
+    pub(super) fn resolve_route(&self, limit_ms: i32) -> Result<(), Errno> {
+        // SAFETY: the id is live.
+        check(unsafe { (self.api.rdma_resolve_route)(self.raw.as_ptr(), limit_ms) })
     }
 
     pub(super) fn reject(&self, private_data: &[u8]) -> Result<(), Errno> {
@@ -437,6 +473,8 @@ pub(super) struct Ability {
     pub(super) completion_entries: u32,
     /// Reads that one queue pair may have outstanding at the peer.
     pub(super) reads: u8,
+    /// Reads of the peer that one queue pair can answer at once.
+    pub(super) answers: u8,
     pub(super) segments: u32,
 }
 
@@ -463,13 +501,15 @@ impl Context {
         };
         let extensions = ibv_device_cap_flags::IBV_DEVICE_MEM_MGT_EXTENSIONS.0;
         let positive = |value: c_int| u32::try_from(value).unwrap_or(0);
+        let reads = |value: c_int| u8::try_from(value.clamp(0, 254)).unwrap_or(0);
         Ok(Ability {
             name: name.to_string_lossy().into_owned(),
             iwarp: transport == ibv_transport_type::IBV_TRANSPORT_IWARP,
-            invalidate: attr.device_cap_flags & extensions != 0,
+            invalidate: attr.device_cap_flags & extensions != 0 && attr.vendor_id != SIW_VENDOR,
             queue_entries: positive(attr.max_qp_wr),
             completion_entries: positive(attr.max_cqe),
-            reads: u8::try_from(attr.max_qp_init_rd_atom.clamp(0, 254)).unwrap_or(0),
+            reads: reads(attr.max_qp_init_rd_atom),
+            answers: reads(attr.max_qp_rd_atom),
             segments: positive(attr.max_sge),
         })
     }
@@ -503,6 +543,8 @@ pub(super) enum Access {
     Local,
     /// Also the peer by writing: what iWARP demands of the sink of a Read.
     ReadSink,
+    /// Also the peer, by reading and writing: what a host exposes.
+    Exposed,
 }
 
 /// A registered range of the region.
@@ -526,20 +568,32 @@ impl Mr {
         if end > region.len() as u64 {
             return Err(Errno::EINVAL);
         }
+        use ibv_access_flags as a;
         let flags = match access {
-            Access::Local => ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0,
-            Access::ReadSink => {
-                ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
-                    | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
+            Access::Local => a::IBV_ACCESS_LOCAL_WRITE.0,
+            Access::ReadSink => a::IBV_ACCESS_LOCAL_WRITE.0 | a::IBV_ACCESS_REMOTE_WRITE.0,
+            Access::Exposed => {
+                a::IBV_ACCESS_LOCAL_WRITE.0
+                    | a::IBV_ACCESS_REMOTE_WRITE.0
+                    | a::IBV_ACCESS_REMOTE_READ.0
             }
         };
         let at = ptr::with_exposed_provenance_mut(region.addr() + offset as usize);
         // SAFETY: the range lies in the mapping, which the handle keeps alive; the device gets
         // work requests for it only as `Chain`s, whose buffers are owned by the table of flights.
+        // Where peers have access, the range is the window of a buffer that a flight or an
+        // `Exposed` owns, into which there is no reference.
         let raw = check_new(unsafe {
             (pd.context.list.api.ibv_reg_mr)(pd.raw.as_ptr(), at, len as usize, flags as c_int)
         })?;
         Ok(Mr { raw, pd: Arc::clone(pd), region: Arc::clone(region), offset, len })
+    }
+
+    /// The range as peers must name it, if they may access it at all.
+    pub(super) fn remote(&self) -> Remote {
+        let addr = self.region.addr() as u64 + self.offset;
+        // SAFETY: `raw` is live as long as `self`.
+        Remote { addr, key: unsafe { self.raw.as_ref().rkey }, len: self.len as u32 }
     }
 
     /// A scatter/gather element for a part of the range, given in offsets of the region.
@@ -756,6 +810,21 @@ impl QueuePair {
         param.rnr_retry_count = 7;
         // SAFETY: the id is live; parameters and private data are read during the call.
         check(unsafe { (self.id.api.rdma_accept)(self.id.raw.as_ptr(), &mut param) })
+    }
+
+    /// Asks the peer for the connection. We issue no reads; the peer may have `reads` at us.
+    pub(super) fn connect(&self, private_data: &[u8], reads: u8) -> Result<(), Errno> {
+        // SAFETY: a pointer and integers, for which zero is valid.
+        let mut param: rdma_conn_param = unsafe { std::mem::zeroed() };
+        param.private_data = private_data.as_ptr().cast();
+        param.private_data_len = u8::try_from(private_data.len()).map_err(|_| Errno::EINVAL)?;
+        param.responder_resources = reads;
+        param.initiator_depth = 0;
+        param.flow_control = 1;
+        param.retry_count = 7;
+        param.rnr_retry_count = 7;
+        // SAFETY: the id is live; parameters and private data are read during the call.
+        check(unsafe { (self.id.api.rdma_connect)(self.id.raw.as_ptr(), &mut param) })
     }
 
     /// Says goodbye to the peer; the connection manager also stops the queue pair.

@@ -8,9 +8,10 @@
 //!
 //! Every device has one completion queue per fabric; a work request's id is the slot of its
 //! flight, so a completion finds its buffer without any search. The region is registered once per
-//! device, for local access only: no peer can address our memory. The one exception is iWARP,
-//! whose protocol makes the sink of a Read writable for the peer: there the exact window is
-//! registered for each Read, and deregistered before its completion is handed out.
+//! device, for local access only: no peer can address our memory, but for the very windows that a
+//! host exposes, and on iWARP, whose protocol makes the sink of a Read writable for the peer:
+//! there the exact window is registered for each Read, and deregistered before its completion is
+//! handed out.
 //!
 //! `poll` reads completion queues from memory. The connection manager costs a system call, so it
 //! is asked only after `arm` (twice: before and after the sleep) and at most once a millisecond
@@ -40,8 +41,8 @@ use ffi::{
 use table::{Flight, Table};
 
 use crate::{
-    Completion, Event, Fabric, FabricError, Fault, Incoming, Qp, QpLimits, Reason, Region, Tag,
-    Work,
+    Buf, Completion, Event, Exposed, Fabric, FabricError, Fault, Incoming, Qp, QpLimits, Reason,
+    Region, Tag, Work,
 };
 
 /// Completions fetched at once.
@@ -193,7 +194,7 @@ impl Verbs {
 
     /// Work requests promised to the connections of one device, or of all.
     fn promised(&self, on: Option<DeviceKey>) -> u32 {
-        let ours = |c: &&Connection| on.is_none_or(|key| c.device.key() == key);
+        let ours = |c: &&Connection| on.is_none_or(|key| c.device_key() == Some(key));
         self.connections.iter().flatten().filter(ours).map(|c| entries(c.limits)).sum()
     }
 
@@ -267,13 +268,12 @@ impl Verbs {
             return;
         };
         connection.dirty = false;
-        let Some(pair) = &connection.pair else { return };
+        let (Some(pair), Some(device)) = (&connection.pair, &connection.device) else { return };
         self.receives.clear();
         while let Some((id, flight)) = self.flights.next(&mut connection.new_receives) {
-            self.receives.push(id, &connection.device.mr, window(&flight.work));
+            self.receives.push(id, &device.mr, window(&flight.work));
         }
         self.sends.clear();
-        let device = &connection.device;
         let mut unregistered = None;
         while let Some((id, flight)) = self.flights.next(&mut connection.new_sends) {
             if let Err(e) = chain(&mut self.sends, id, flight, device, pair.inline(), &self.region)
@@ -383,6 +383,32 @@ impl Fabric for Verbs {
 
     fn reject(&mut self, incoming: Incoming, private_data: &[u8]) {
         cm::reject(incoming, private_data);
+    }
+
+    fn connect(
+        &mut self,
+        to: SocketAddr,
+        private_data: &[u8],
+        limits: QpLimits,
+    ) -> Result<Qp, FabricError> {
+        self.request_connection(to, private_data, limits)
+    }
+
+    fn expose(&mut self, qp: Qp, buf: Buf) -> Result<Exposed, (Buf, FabricError)> {
+        let connection = self.connection(qp).filter(|connection| connection.is_up());
+        let Some(device) = connection.and_then(|c| c.device.clone()) else {
+            return Err((buf, FabricError("only an established connection exposes memory".into())));
+        };
+        assert!(buf.is_of(&self.region), "a buffer of another pool");
+        let (at, len) = (buf.offset(), buf.len());
+        match Mr::new(&device.pd, &self.region, at, len.into(), Access::Exposed) {
+            Ok(mr) => Ok(Exposed::new(buf, mr.remote(), Box::new(mr))),
+            Err(e) => {
+                let name = &device.ability.name;
+                let why = format!("cannot expose {len} bytes through {name}: {}", e.desc());
+                Err((buf, FabricError(why)))
+            }
+        }
     }
 
     fn disconnect(&mut self, qp: Qp) {

@@ -53,8 +53,8 @@ fn layouts(c: &mut Claims) {
         ibv_pd { context }
         ibv_comp_channel { context, fd }
         ibv_device { node_type, transport_type, name }
-        ibv_device_attr { max_qp_wr, device_cap_flags, max_sge, max_cqe, max_qp_init_rd_atom,
-            phys_port_cnt }
+        ibv_device_attr { max_qp_wr, device_cap_flags, max_sge, max_cqe, max_qp_rd_atom,
+            max_qp_init_rd_atom, phys_port_cnt }
         ibv_context { device, ops, cmd_fd, async_fd, num_comp_vectors, abi_compat }
         ibv_context_ops { poll_cq, req_notify_cq, post_send, post_recv }
         rdma_event_channel { fd }
@@ -86,12 +86,15 @@ fn constants(c: &mut Claims) {
         ibv_qp_type { IBV_QPT_RC }
         ibv_transport_type { IBV_TRANSPORT_IB, IBV_TRANSPORT_IWARP }
         rdma_port_space { RDMA_PS_TCP }
-        rdma_cm_event_type { RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_CONNECT_ERROR,
+        rdma_cm_event_type { RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_ADDR_ERROR,
+            RDMA_CM_EVENT_ROUTE_RESOLVED, RDMA_CM_EVENT_ROUTE_ERROR,
+            RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_CONNECT_ERROR,
             RDMA_CM_EVENT_UNREACHABLE, RDMA_CM_EVENT_REJECTED, RDMA_CM_EVENT_ESTABLISHED,
             RDMA_CM_EVENT_DISCONNECTED, RDMA_CM_EVENT_DEVICE_REMOVAL }
     }
     flags! { c:
-        ibv_access_flags { IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE }
+        ibv_access_flags { IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE,
+            IBV_ACCESS_REMOTE_READ }
         ibv_device_cap_flags { IBV_DEVICE_MEM_MGT_EXTENSIONS }
         ibv_send_flags { IBV_SEND_INLINE }
         ibv_qp_attr_mask { IBV_QP_STATE, IBV_QP_MIN_RNR_TIMER }
