@@ -137,6 +137,8 @@ pub struct Queue {
     free: Vec<u16>,
     at_disk: u16,
     usage: Usage,
+    /// Command ids that are outstanding, a bit each.
+    cids: Box<[u64; 1024]>,
 }
 
 impl Queue {
@@ -180,6 +182,7 @@ impl Queue {
             free: (0..slots).rev().collect(),
             at_disk: 0,
             usage: Usage::default(),
+            cids: Box::new([0; 1024]),
         };
         for _ in 0..slots {
             let cell = io.pool.take_cell();
@@ -412,6 +415,14 @@ impl Queue {
             Some(bytes) => Sqe::parse(bytes),
             None => Sqe::default(),
         };
+        if !self.claim(sqe.cid) {
+            // An answer to either would be taken for the other's.
+            warn!(remote = %self.remote, cid = sqe.cid, "a command id in use: disconnecting");
+            io.pool.give(buf);
+            self.free.push(slot);
+            self.close(io);
+            return;
+        }
         let invalidate = sqe.sgl().ok().and_then(|sgl| sgl.invalidate_key());
         let entry = self.slot(slot);
         entry.state = State::Waiting;
@@ -522,6 +533,19 @@ impl Queue {
             Serves::Io { subsystem, .. } => subsystem.namespace(nsid),
             _ => Err(Status::INVALID_NAMESPACE.with_dnr()),
         }
+    }
+
+    /// Notes that a command id is outstanding; false when it already was.
+    fn claim(&mut self, cid: u16) -> bool {
+        let (word, bit) = (&mut self.cids[usize::from(cid >> 6)], 1 << (cid & 63));
+        let free = *word & bit == 0;
+        *word |= bit;
+        free
+    }
+
+    /// The command is answered: the host may use its id again.
+    fn unclaim(&mut self, cid: u16) {
+        self.cids[usize::from(cid >> 6)] &= !(1 << (cid & 63));
     }
 
     fn slot(&mut self, slot: u16) -> &mut Slot {

@@ -96,7 +96,10 @@ impl Registry {
     pub fn connect_io(&self, connect: &Connect, data: &ConnectData) -> Result<Admission, Refusal> {
         let (subnqn, host) = names(data)?;
         let mut book = self.lock();
-        let subsystem = book.exposed(&subnqn, &host)?;
+        let subsystem = match subnqn == Nqn::DISCOVERY {
+            true => None,
+            false => Some(book.exposed(&subnqn, &host)?),
+        };
         let known = |e: &&mut Entry| {
             let a = &e.association;
             a.cntlid == data.cntlid && a.subsystem == subnqn && a.host == host && !a.is_closed()
@@ -109,7 +112,9 @@ impl Registry {
         if entry.association.host_id != data.hostid {
             return Err(Refusal::parameter(InvalidParameter::HOSTID));
         }
-        if !entry.association.is_ready() || connect.qid > entry.association.granted_queues() {
+        let granted = entry.association.granted_queues();
+        // A discovery controller has no I/O queues at all.
+        if subsystem.is_none() || !entry.association.is_ready() || connect.qid > granted {
             return Err(Refusal::parameter(InvalidParameter::QID));
         }
         if !entry.qids.insert(connect.qid) {
@@ -117,7 +122,7 @@ impl Registry {
         }
         entry.association.count_io_queue(true);
         let association = Arc::clone(&entry.association);
-        Ok(Admission { association, subsystem: Some(subsystem) })
+        Ok(Admission { association, subsystem })
     }
 
     /// An I/O queue has closed and all its work is home.
@@ -391,6 +396,12 @@ mod tests {
         assert!(io(1, &own).is_ok(), "the id is free again");
         registry.admin_closed(&a);
         assert_eq!(code(io(2, &own)), (0x182, 0x10010, true));
+        let name = Nqn::DISCOVERY.to_string();
+        let discovery = registry.connect_admin(&data(0xFFFF, &name, HOST)).unwrap().association;
+        discovery.set_ready(true);
+        let beside = data(discovery.cntlid, &name, HOST);
+        assert_eq!(code(io(1, &beside)), (0x182, 42, true), "discovery has no I/O queues");
+        registry.admin_closed(&discovery);
         assert_eq!(registry.associations(), 0);
     }
 

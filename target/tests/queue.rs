@@ -549,6 +549,17 @@ fn a_host_that_breaks_the_rules_is_disconnected() {
         assert!(world.fabric.disconnected, "a capsule of {len} bytes");
         end_both(world, queue, admin, posted);
     }
+    // A command id in use; free again once it is answered.
+    let mut world = World::new();
+    let (mut queue, _) = admin(&mut world);
+    let get = PropertyGet::new(Property::VS).emit().with_cid(0x8001);
+    assert!(world.ask(&mut queue, &get, &[]).status.is_success());
+    world.send(&mut queue, &Sqe::admin(AdminOpcode::ASYNC_EVENT_REQUEST).with_cid(0x8001), &[]);
+    assert!(world.ask(&mut queue, &get.with_cid(0x8000), &[]).status.is_success());
+    assert!(!world.fabric.disconnected);
+    world.send(&mut queue, &get, &[]);
+    assert!(world.fabric.disconnected);
+    world.end(queue);
 }
 
 #[test]

@@ -38,6 +38,7 @@ impl Queue {
             return;
         }
         let (qp, qid, head) = (self.qp, self.request.qid, self.head);
+        self.unclaim(self.slots[usize::from(slot)].sqe.cid);
         let entry = self.slot(slot);
         entry.state = State::Replying;
         if let Some(mut buf) = entry.capsule.take() {
