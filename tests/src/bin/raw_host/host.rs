@@ -1,0 +1,288 @@
+//! The raw host: connections that carry whatever bytes one likes, and what comes back.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rdma::verbs::Verbs;
+use rdma::{
+    Completion, Event, Exposed, Fabric, FabricError, Pool, PoolPlan, Qp, QpLimits, Reason, Remote,
+    Work,
+};
+
+const PLAN: PoolPlan = PoolPlan {
+    cells: 4096,
+    receives: 0,
+    lead_bytes: 0,
+    tail_bytes: 0,
+    data_bytes: 8 << 20,
+    largest_bytes: 4 << 20,
+};
+
+/// Receives of a connection: more than any queue here has commands outstanding.
+const RECEIVES: u32 = 160;
+const SENDS: u32 = 160;
+
+/// RDMA Reads that the target may have at us.
+const READS: u8 = 16;
+
+/// How long anything may take. Generous: a guest has one CPU, and it may be busy.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Bytes of the window that the target may access.
+pub(crate) const WINDOW_BYTES: u32 = 2 << 20;
+
+/// One connection, for as long as the host lives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Link(usize);
+
+#[derive(Debug, Default)]
+struct State {
+    qp: Option<Qp>,
+    up: bool,
+    inbox: VecDeque<Vec<u8>>,
+    end: Option<Reason>,
+}
+
+/// Memory, a device, and connections. Sleeps whenever there is nothing to do.
+pub(crate) struct Host {
+    to: SocketAddr,
+    pool: Pool,
+    fabric: Verbs,
+    states: Vec<State>,
+    by_qp: HashMap<Qp, usize>,
+    batch: Vec<Event>,
+    window: Option<Exposed>,
+}
+
+impl Host {
+    pub(crate) fn new(to: SocketAddr) -> Result<Host, FabricError> {
+        let pool = Pool::new(PLAN).map_err(|e| FabricError(format!("no memory: {e}")))?;
+        let fabric = Verbs::new(pool.region())?;
+        Ok(Host {
+            to,
+            pool,
+            fabric,
+            states: Vec::new(),
+            by_qp: HashMap::new(),
+            batch: Vec::with_capacity(64),
+            window: None,
+        })
+    }
+
+    /// Connects with these private data; `reads` is what the target may have outstanding at us.
+    pub(crate) fn connect_with(&mut self, private_data: &[u8], reads: u8) -> Result<Link, Reason> {
+        let limits = QpLimits { receives: RECEIVES, sends: SENDS, reads };
+        let qp = match self.fabric.connect(self.to, private_data, limits) {
+            Ok(qp) => qp,
+            Err(e) => {
+                println!("     {e}");
+                return Err(Reason::NotEstablished);
+            }
+        };
+        let index = self.states.len();
+        self.states.push(State { qp: Some(qp), ..State::default() });
+        self.by_qp.insert(qp, index);
+        for _ in 0..RECEIVES {
+            self.receive(qp);
+        }
+        let link = Link(index);
+        self.wait(PATIENCE, |host| host.state(link).up || host.state(link).end.is_some());
+        let state = &self.states[index];
+        match (&state.end, state.up) {
+            (None, true) => Ok(link),
+            (Some(reason), _) => Err(reason.clone()),
+            (None, false) => {
+                self.close(link);
+                Err(Reason::NotEstablished)
+            }
+        }
+    }
+
+    pub(crate) fn connect(&mut self, private_data: &[u8]) -> Result<Link, Reason> {
+        let link = self.connect_with(private_data, READS)?;
+        if self.window.is_none() {
+            self.window = Some(self.expose(link, WINDOW_BYTES));
+        }
+        Ok(link)
+    }
+
+    fn receive(&mut self, qp: Qp) {
+        let buf = self.pool.take_cell().expect("a cell");
+        self.fabric.post(qp, 0, Work::Recv(buf));
+    }
+
+    fn expose(&mut self, link: Link, len: u32) -> Exposed {
+        let qp = self.state(link).qp.expect("an open link");
+        let buf = self.pool.take_data(len).expect("memory");
+        self.fabric.expose(qp, buf).map_err(|(_, e)| e).expect("memory can be exposed")
+    }
+
+    /// Memory that the target had access to, and has no more.
+    pub(crate) fn stale(&mut self, link: Link) -> Remote {
+        let exposed = self.expose(link, 4096);
+        let remote = exposed.remote();
+        let buf = self.fabric.conceal(exposed);
+        self.pool.give(buf);
+        remote
+    }
+
+    /// The same window under a key of its own: for commands that ask to have it invalidated.
+    pub(crate) fn spare(&mut self, link: Link) -> (Exposed, Remote) {
+        let exposed = self.expose(link, 4096);
+        let remote = exposed.remote();
+        (exposed, remote)
+    }
+
+    pub(crate) fn take_back(&mut self, exposed: Exposed) {
+        let buf = self.fabric.conceal(exposed);
+        self.pool.give(buf);
+    }
+
+    /// The window that every command may use.
+    pub(crate) fn window(&self) -> Remote {
+        self.window.as_ref().expect("after the first connection").remote()
+    }
+
+    pub(crate) fn fill(&mut self, at: u32, bytes: &[u8]) {
+        let window = self.window.as_mut().expect("after the first connection");
+        self.pool.copy_in(window, at, bytes);
+    }
+
+    pub(crate) fn look(&self, at: u32, len: u32) -> Vec<u8> {
+        let mut bytes = vec![0; len as usize];
+        let window = self.window.as_ref().expect("after the first connection");
+        self.pool.copy_out(window, at, &mut bytes);
+        bytes
+    }
+
+    /// Sends one message, which leaves with the next wait.
+    pub(crate) fn send(&mut self, link: Link, message: &[u8]) {
+        let Some(qp) = self.state(link).qp else { return };
+        let len = message.len() as u32;
+        let mut from = self.pool.take_data(len.max(1)).expect("memory");
+        from.select(0, len);
+        self.pool.bytes_mut(&mut from).copy_from_slice(message);
+        self.fabric.post(qp, 0, Work::Send { from, invalidate: None });
+    }
+
+    /// The next message of the target. `None` when the connection is over, or nothing came in
+    /// time; [`Host::end`] tells which.
+    pub(crate) fn message(&mut self, link: Link, limit: Duration) -> Option<Vec<u8>> {
+        let something = |host: &Host| {
+            let state = host.state(link);
+            !state.inbox.is_empty() || state.end.is_some()
+        };
+        self.wait(limit, something);
+        self.states[link.0].inbox.pop_front()
+    }
+
+    /// Why the connection is over, if it is.
+    pub(crate) fn end(&self, link: Link) -> Option<&Reason> {
+        self.state(link).end.as_ref()
+    }
+
+    /// Whether the connection ends within the time.
+    pub(crate) fn ends(&mut self, link: Link, limit: Duration) -> bool {
+        self.wait(limit, |host| host.state(link).end.is_some())
+    }
+
+    /// Ends a connection, and waits until it has ended.
+    pub(crate) fn close(&mut self, link: Link) {
+        if let Some(qp) = self.state(link).qp {
+            self.fabric.disconnect(qp);
+            self.ends(link, PATIENCE);
+        }
+    }
+
+    /// Whether every buffer came home: at the end, after all connections have ended.
+    pub(crate) fn is_whole(&mut self) -> bool {
+        if let Some(window) = self.window.take() {
+            self.take_back(window);
+        }
+        self.pool.is_full()
+    }
+
+    fn state(&self, link: Link) -> &State {
+        &self.states[link.0]
+    }
+
+    fn wait(&mut self, limit: Duration, done: impl Fn(&Host) -> bool) -> bool {
+        let until = Instant::now() + limit;
+        loop {
+            self.fabric.flush();
+            let mut idle = !self.turn();
+            if done(self) {
+                return true;
+            }
+            if Instant::now() >= until {
+                return false;
+            }
+            if idle {
+                let deadline = self.fabric.arm();
+                idle = !self.turn();
+                if idle {
+                    self.sleep(deadline.map_or(until, |deadline| deadline.min(until)));
+                }
+            }
+        }
+    }
+
+    fn sleep(&self, until: Instant) {
+        let left = until.saturating_duration_since(Instant::now()).as_millis() + 1;
+        let left = PollTimeout::from(u16::try_from(left).unwrap_or(u16::MAX));
+        let _ = poll(&mut [PollFd::new(self.fabric.as_fd(), PollFlags::POLLIN)], left);
+    }
+
+    fn turn(&mut self) -> bool {
+        let mut batch = std::mem::take(&mut self.batch);
+        self.fabric.poll(Instant::now(), &mut batch);
+        let any = !batch.is_empty();
+        batch.drain(..).for_each(|event| self.on_event(event));
+        self.batch = batch;
+        self.fabric.flush();
+        any
+    }
+
+    fn on_event(&mut self, event: Event) {
+        match event {
+            Event::Done(done) => self.on_done(done),
+            Event::Established(qp) => {
+                if let Some(index) = self.by_qp.get(&qp) {
+                    self.states[*index].up = true;
+                }
+            }
+            Event::Gone(qp, reason) => {
+                if let Some(index) = self.by_qp.remove(&qp) {
+                    let state = &mut self.states[index];
+                    state.qp = None;
+                    state.end = Some(reason);
+                }
+            }
+            Event::Incoming(_) => {}
+        }
+    }
+
+    fn on_done(&mut self, Completion { qp, work, outcome, .. }: Completion) {
+        let index = self.by_qp.get(&qp).copied();
+        match (work, outcome) {
+            (Work::Recv(mut buf), Ok(len)) => {
+                buf.select(0, len);
+                let message = self.pool.bytes(&buf).to_vec();
+                self.pool.give(buf);
+                if let Some(index) = index {
+                    self.states[index].inbox.push_back(message);
+                }
+                self.receive(qp);
+            }
+            (work, outcome) => {
+                self.pool.give(work.into_buf());
+                if outcome.is_err() {
+                    self.fabric.disconnect(qp);
+                }
+            }
+        }
+    }
+}

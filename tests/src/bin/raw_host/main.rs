@@ -1,0 +1,111 @@
+//! A raw NVMe/RDMA host: not a well-behaved initiator, but one that sends whatever it likes, and
+//! checks that each answer is exactly what the documents want. One line per check.
+
+mod abuse;
+mod admin;
+mod connecting;
+mod host;
+mod io;
+mod world;
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+
+use host::Host;
+use nvme::Nqn;
+use world::{Names, Outcome, Tally, World};
+
+const USAGE: &str = "usage: raw_host ADDRESS:PORT SUBSYSTEM-NQN HOST-NQN OTHER-HOST-NQN \
+                     [--iwarp] [--seed N] [--capsules N] [--only PART]
+The subsystem serves namespace 1 with blocks of 4096 bytes and namespace 2 with blocks of 512, to
+these two hosts and to no other. What is on them is lost.";
+
+type Part = fn(&mut World) -> Outcome;
+
+struct Arguments {
+    to: SocketAddr,
+    names: Names,
+    iwarp: bool,
+    seed: u64,
+    capsules: u32,
+    only: Option<String>,
+}
+
+fn arguments() -> Option<Arguments> {
+    let mut words = std::env::args().skip(1);
+    let to = words.next()?.parse().ok()?;
+    let mut nqn = || words.next()?.parse::<Nqn>().ok();
+    let names = Names { subnqn: nqn()?, host: nqn()?, other: nqn()? };
+    let mut found = Arguments { to, names, iwarp: false, seed: 1, capsules: 4000, only: None };
+    while let Some(word) = words.next() {
+        match word.as_str() {
+            "--iwarp" => found.iwarp = true,
+            "--seed" => found.seed = words.next()?.parse().ok()?,
+            "--capsules" => found.capsules = words.next()?.parse().ok()?,
+            "--only" => found.only = Some(words.next()?),
+            _ => return None,
+        }
+    }
+    Some(found)
+}
+
+fn main() -> ExitCode {
+    let Some(arguments) = arguments() else {
+        eprintln!("{USAGE}");
+        return ExitCode::from(2);
+    };
+    match run(arguments) {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    }
+}
+
+fn run(arguments: Arguments) -> bool {
+    let Arguments { to, names, iwarp, seed, capsules, only } = arguments;
+    let mut tally = Tally::default();
+    let host = match Host::new(to) {
+        Ok(host) => host,
+        Err(e) => {
+            tally.check("the raw host starts", false, || e.to_string());
+            return tally.close();
+        }
+    };
+    let mut world = World { host, names, tally, iwarp };
+    // The first connection also brings the window that all commands use.
+    let request = world.admin_attempt().request;
+    match world.open(request) {
+        Ok(queue) => world.close([queue]),
+        Err(reason) => {
+            world.tally.check("the target answers", false, || format!("{reason:?}"));
+            return world.tally.close();
+        }
+    }
+    let parts: [(&str, Part); 10] = [
+        ("requests", connecting::requests),
+        ("before", connecting::before_connect),
+        ("connect", connecting::connect_admin),
+        ("connect-io", connecting::connect_io),
+        ("properties", admin::properties),
+        ("untimely", admin::untimely),
+        ("admin", admin::commands),
+        ("events", admin::events),
+        ("io", io::commands),
+        ("framing", abuse::framing),
+    ];
+    let wanted = |name: &str| only.as_ref().is_none_or(|only| only == name);
+    for (name, part) in parts.iter().filter(|(name, _)| wanted(name)) {
+        let outcome = part(&mut world);
+        world.tally.check(&format!("part {name} ran to its end"), outcome.is_ok(), || {
+            outcome.err().unwrap_or_default()
+        });
+    }
+    if wanted("random") {
+        let outcome = abuse::random(&mut world, seed, capsules);
+        world.tally.check("part random ran to its end", outcome.is_ok(), || {
+            outcome.err().unwrap_or_default()
+        });
+    }
+    let whole = world.host.is_whole();
+    world.tally.check("every buffer of the raw host came home", whole, || "some missing".into());
+    world.tally.close()
+}
