@@ -5,9 +5,12 @@
 //! memory, and nothing that it contains makes this code panic.
 
 pub mod cm_message;
+pub mod connection;
+pub mod endpoint;
 pub mod header;
 pub mod icrc;
 pub mod mad;
+mod manager;
 pub mod memory;
 pub mod opcode;
 pub mod outgoing;
@@ -15,3 +18,4 @@ pub mod psn;
 pub mod qp;
 mod requester;
 mod responder;
+pub mod sim;

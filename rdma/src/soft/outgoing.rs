@@ -19,6 +19,8 @@ pub enum Payload {
     },
     /// In exposed memory.
     Exposed(Place),
+    /// A message of connection management, by its place among those not yet forgotten.
+    Management(usize),
 }
 
 /// One datagram, not yet sealed by its CRC, which depends on where in a train it goes.

@@ -183,7 +183,7 @@ impl QueuePair {
         memory: &'a Memory,
     ) -> &'a [u8] {
         match outgoing.payload() {
-            Payload::None => &[],
+            Payload::None | Payload::Management(_) => &[],
             Payload::Exposed(place) => memory.bytes(pool, place),
             Payload::Posted { work, at } => {
                 let range = at as usize..at as usize + outgoing.payload_bytes() as usize;

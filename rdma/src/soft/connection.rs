@@ -1,0 +1,328 @@
+//! The life of one connection as connection management sees it (IBTA volume 1, chapter 12), for
+//! both sides, without queue pair and without I/O: which message is to be sent, again and again
+//! until when, and what one from the peer means.
+//!
+//! ```text
+//! passive: Opened ──accept──► ReplySent ──RTU, or any packet──► Established ──► (gone)
+//! active:  RequestSent ──REP, answered by RTU──────────────────► Established ──► (gone)
+//! ```
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use super::cm_message::{
+    CmMessage, CmaHeader, DisconnectReply, DisconnectRequest, ReadyToUse, Reject, RejectReason,
+    Reply, Request, service_id,
+};
+use super::header::DEFAULT_PKEY;
+use super::mad::{MAD_BYTES, MadHeader};
+use super::psn::{Psn, Qpn};
+
+/// Times a message goes out that nobody answers: "at most three replies to an unconfirmed peer",
+/// so that nobody can make us flood a third party.
+const SENDINGS: u8 = 3;
+/// The wait after the first sending; each next one is three times as long.
+const FIRST_WAIT: Duration = Duration::from_millis(200);
+/// The wait after the last sending, before the peer is given up.
+const LAST_WAIT: Duration = Duration::from_secs(5);
+/// The longest that a peer's "it takes longer" is believed.
+const MOST_PATIENCE: Duration = Duration::from_secs(60);
+/// What we tell peers of our own answers: 4.096 µs * 2^20, as Linux.
+const RESPONSE_CODE: u8 = 20;
+/// What we tell peers of our slowest acknowledgement: 4.096 µs * 2^12, 17 ms.
+const ACK_DELAY_CODE: u8 = 12;
+
+/// 4.096 µs * 2^code, the time codes of connection management (0 to 31).
+#[must_use]
+pub const fn code_time(code: u8) -> Duration {
+    Duration::from_nanos(4096 << (code & 31))
+}
+
+/// The smallest time code that is at least `time`.
+#[must_use]
+pub fn time_code(time: Duration) -> u8 {
+    (1..31).find(|code| code_time(*code) >= time).unwrap_or(31)
+}
+
+/// Bytes of a path MTU code, 1 = 256 to 5 = 4096; none for another code.
+#[must_use]
+pub const fn mtu_bytes(code: u8) -> Option<u32> {
+    match code {
+        1..=5 => Some(128 << code),
+        _ => None,
+    }
+}
+
+/// The code of the largest path MTU of at most `bytes`, at least that of 256.
+#[must_use]
+pub const fn mtu_code(bytes: u32) -> u8 {
+    let mut code = 5;
+    while code > 1 && 128 << code > bytes {
+        code -= 1;
+    }
+    code
+}
+
+/// A request to connect, complete enough to be answered by any endpoint: what
+/// [`crate::Incoming`] carries.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ConnectRequest {
+    /// The message.
+    pub message: Request,
+    /// To be echoed.
+    pub transaction: u64,
+    /// Who asks: source of the packet.
+    pub from: IpAddr,
+    /// Who was asked: destination of the packet.
+    pub to: IpAddr,
+}
+
+impl ConnectRequest {
+    /// What makes it the same request when it comes again: adapter and comm id of the peer.
+    #[must_use]
+    pub fn key(&self) -> (u64, u32) {
+        (self.message.ca_guid, self.message.local_comm_id)
+    }
+
+    /// The message that refuses it.
+    #[must_use]
+    pub fn reject(&self, reason: RejectReason, private_data: &[u8]) -> [u8; MAD_BYTES] {
+        let mut message =
+            Reject { remote_comm_id: self.message.local_comm_id, reason, ..Reject::zeroed() };
+        fill(&mut message.private_data, private_data);
+        emit(CmMessage::Reject(message), self.transaction)
+    }
+}
+
+/// Where in its life a connection is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Phase {
+    /// The user has the request and a queue pair, and has not answered.
+    Opened,
+    /// Our reply is out.
+    ReplySent,
+    /// Our request is out.
+    RequestSent,
+    /// Up.
+    Established,
+}
+
+/// A message that is sent until it is answered.
+#[derive(Debug)]
+pub(crate) struct Retry {
+    pub(crate) mad: [u8; MAD_BYTES],
+    pub(crate) due: Instant,
+    wait: Duration,
+    left: u8,
+}
+
+impl Retry {
+    /// Whoever calls this sends `mad` for the first time now.
+    pub(crate) fn new(mad: [u8; MAD_BYTES], now: Instant) -> Retry {
+        Retry { mad, due: now + FIRST_WAIT, wait: FIRST_WAIT, left: SENDINGS - 1 }
+    }
+
+    /// `due` has come: true when the message goes out once more, false when it is given up.
+    pub(crate) fn again(&mut self, now: Instant) -> bool {
+        let again = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        self.wait *= 3;
+        self.due = now + if self.left == 0 { LAST_WAIT } else { self.wait };
+        again
+    }
+
+    /// The peer has the message, and wants `time` for its answer.
+    pub(crate) fn be_patient(&mut self, now: Instant, time: Duration) {
+        self.left = 0;
+        self.due = self.due.max(now + time.min(MOST_PATIENCE));
+    }
+}
+
+/// What our side says of itself in a request or reply.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offer {
+    pub(crate) guid: u64,
+    pub(crate) receive_psn: Psn,
+    /// Reads of the peer that we answer.
+    pub(crate) answered_reads: u8,
+    /// Reads of ours that the peer answers.
+    pub(crate) reads: u8,
+    pub(crate) mtu: u32,
+    pub(crate) ack_timeout: Duration,
+}
+
+/// One connection.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) phase: Phase,
+    pub(crate) local: IpAddr,
+    pub(crate) remote: IpAddr,
+    pub(crate) local_comm: u32,
+    pub(crate) remote_comm: u32,
+    /// The peer's adapter; unknown (0) until it has replied.
+    pub(crate) remote_guid: u64,
+    pub(crate) local_qpn: Qpn,
+    pub(crate) remote_qpn: Qpn,
+    pub(crate) transaction: u64,
+    pub(crate) retry: Option<Retry>,
+}
+
+impl Connection {
+    /// The reply that accepts a request.
+    pub(crate) fn reply(&self, offer: &Offer, private_data: &[u8]) -> [u8; MAD_BYTES] {
+        let mut message = Reply {
+            local_comm_id: self.local_comm,
+            remote_comm_id: self.remote_comm,
+            qpn: self.local_qpn,
+            starting_psn: offer.receive_psn,
+            responder_resources: offer.answered_reads,
+            initiator_depth: offer.reads,
+            target_ack_delay: ACK_DELAY_CODE,
+            rnr_retry_count: 7,
+            ca_guid: offer.guid,
+            ..Reply::zeroed()
+        };
+        fill(&mut message.private_data, private_data);
+        emit(CmMessage::Reply(message), self.transaction)
+    }
+
+    /// The request to a listener at `port`.
+    pub(crate) fn request(
+        &self,
+        offer: &Offer,
+        port: u16,
+        source_port: u16,
+        private_data: &[u8],
+    ) -> [u8; MAD_BYTES] {
+        let mut user = [0; CmaHeader::USER_BYTES];
+        fill(&mut user, private_data);
+        let header = CmaHeader { source_port, source: self.local, destination: self.remote };
+        let message = Request {
+            local_comm_id: self.local_comm,
+            service_id: service_id(port),
+            ca_guid: offer.guid,
+            qpn: self.local_qpn,
+            responder_resources: offer.answered_reads,
+            initiator_depth: offer.reads,
+            remote_response_timeout: RESPONSE_CODE,
+            starting_psn: offer.receive_psn,
+            local_response_timeout: RESPONSE_CODE,
+            retry_count: 7,
+            pkey: DEFAULT_PKEY,
+            path_mtu: mtu_code(offer.mtu),
+            rnr_retry_count: 7,
+            max_cm_retries: 15,
+            primary_local_lid: 0xffff,
+            primary_remote_lid: 0xffff,
+            primary_local_gid: gid(self.local),
+            primary_remote_gid: gid(self.remote),
+            primary_hop_limit: 64,
+            primary_ack_timeout: time_code(offer.ack_timeout),
+            private_data: header.emit(&user),
+            ..Request::zeroed()
+        };
+        emit(CmMessage::Request(message), self.transaction)
+    }
+
+    /// The confirmation of a reply.
+    pub(crate) fn ready(&self) -> [u8; MAD_BYTES] {
+        let message = ReadyToUse {
+            local_comm_id: self.local_comm,
+            remote_comm_id: self.remote_comm,
+            ..ReadyToUse::zeroed()
+        };
+        emit(CmMessage::ReadyToUse(message), self.transaction)
+    }
+
+    /// Ends it.
+    pub(crate) fn leave(&self) -> [u8; MAD_BYTES] {
+        let message = DisconnectRequest {
+            local_comm_id: self.local_comm,
+            remote_comm_id: self.remote_comm,
+            remote_qpn: self.remote_qpn,
+            ..DisconnectRequest::zeroed()
+        };
+        emit(CmMessage::DisconnectRequest(message), self.transaction)
+    }
+
+    /// Takes back a request or reply that the peer has not answered.
+    pub(crate) fn give_up(&self, reason: RejectReason) -> [u8; MAD_BYTES] {
+        let message = Reject {
+            local_comm_id: self.local_comm,
+            remote_comm_id: self.remote_comm,
+            message: u8::from(self.phase == Phase::RequestSent) * 2,
+            reason,
+            ..Reject::zeroed()
+        };
+        emit(CmMessage::Reject(message), self.transaction)
+    }
+
+    /// Whether a message of the peer that bears these ids is about this connection. The peer's id
+    /// is unknown while our request is out, and 0 in a refusal from nobody.
+    pub(crate) fn is_of(&self, from: IpAddr, their_comm: u32) -> bool {
+        let known = self.phase != Phase::RequestSent;
+        self.remote == from && (!known || self.remote_comm == their_comm)
+    }
+}
+
+/// The answer to a disconnect request, which needs nothing but that request.
+pub(crate) fn left(request: &DisconnectRequest, transaction: u64) -> [u8; MAD_BYTES] {
+    let message = DisconnectReply {
+        local_comm_id: request.remote_comm_id,
+        remote_comm_id: request.local_comm_id,
+        ..DisconnectReply::zeroed()
+    };
+    emit(CmMessage::DisconnectReply(message), transaction)
+}
+
+fn emit(message: CmMessage, transaction: u64) -> [u8; MAD_BYTES] {
+    message.emit(MadHeader { transaction, ..MadHeader::default() })
+}
+
+/// Copies as much private data as there is room for.
+fn fill(room: &mut [u8], data: &[u8]) {
+    let len = data.len().min(room.len());
+    room[..len].copy_from_slice(&data[..len]);
+}
+
+fn gid(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_and_what_they_stand_for() {
+        assert_eq!(code_time(0), Duration::from_nanos(4096));
+        assert_eq!(code_time(14), Duration::from_nanos(67_108_864));
+        assert_eq!((time_code(code_time(17)), time_code(code_time(17) + code_time(0))), (17, 18));
+        assert_eq!(time_code(Duration::MAX), 31);
+        assert_eq!(
+            [1, 2, 3, 4, 5].map(mtu_bytes).map(Option::unwrap),
+            [256, 512, 1024, 2048, 4096]
+        );
+        assert_eq!((mtu_bytes(0), mtu_bytes(6)), (None, None));
+        assert_eq!([0, 256, 1023, 1024, 4095, 9000].map(mtu_code), [1, 1, 2, 3, 4, 5]);
+    }
+
+    #[test]
+    fn a_message_goes_out_three_times_and_then_the_peer_is_given_up() {
+        let mut now = Instant::now();
+        let start = now;
+        let mut retry = Retry::new([0; MAD_BYTES], now);
+        let mut sendings = 1;
+        loop {
+            now = retry.due;
+            if !retry.again(now) {
+                break;
+            }
+            sendings += 1;
+        }
+        assert_eq!((sendings, now - start), (3, Duration::from_millis(200 + 600 + 5000)));
+    }
+}

@@ -1,0 +1,549 @@
+//! One address's worth of the transport: takes datagrams apart, finds their queue pair, and runs
+//! connection management. It owns the queue pairs and borrows the world: time, datagrams, memory.
+//!
+//! After every call that changes something the driver drains [`Endpoint::poll_transmit`] and
+//! [`Endpoint::poll_event`], and calls [`Endpoint::handle_timeout`] when
+//! [`Endpoint::poll_timeout`] says. What [`Endpoint::payload`] shows is valid until the next call
+//! that changes something.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use super::connection::{Connection, Offer, Phase, Retry};
+use super::header::{Bth, Deth, Extended, GSI_QKEY, Packet, RnrTimer};
+use super::icrc::{Checker, Flow, Verdict};
+use super::mad::MAD_BYTES;
+use super::memory::{Memory, Rights};
+use super::opcode::Opcode;
+use super::outgoing::{Outgoing, Payload};
+use super::psn::{Psn, Qpn};
+use super::qp::{Io, QueuePair, Settings};
+use crate::{Event, Fault, Pool, Qp, Reason, Tag, Work};
+
+/// The UDP port of RoCEv2, at every endpoint.
+pub const ROCE_PORT: u16 = 4791;
+/// Messages of connection management that wait to be sent, at most; more are dropped, as the
+/// network might.
+const MOST_MESSAGES: usize = 256;
+/// Connections whose end is remembered, so that a late request is not taken for a new one.
+const MOST_ENDED: usize = 256;
+
+/// What an endpoint is to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// Name of this endpoint, unique on the network and different after every start.
+    pub guid: u64,
+    /// UDP source port of what we send (the destination is always [`ROCE_PORT`]).
+    pub source_port: u16,
+    /// The largest path MTU that the link carries, in bytes (256 to 4096). What connect asks for,
+    /// and the most that is accepted.
+    pub mtu: u32,
+    /// Packets that may be unacknowledged at once, per queue pair.
+    pub window: u32,
+    /// Bytes asked for in one read request.
+    pub read_bytes: u32,
+    /// Reads of a peer that a queue pair answers at once.
+    pub answered_reads: u8,
+    /// What peers may do with exposed memory.
+    pub rights: Rights,
+    /// Wait for an acknowledgement before sending again.
+    pub ack_timeout: Duration,
+    /// What we ask a peer to wait when we have no receive.
+    pub rnr_timer: RnrTimer,
+    /// Queue pairs at once, at most.
+    pub queue_pairs: u32,
+    /// Requests to connect that are not established yet, at most.
+    pub half_open: usize,
+    /// The same, of one address.
+    pub half_open_per_source: usize,
+    /// How long the user may think about a request, and how long an ended connection is
+    /// remembered.
+    pub patience: Duration,
+    /// Exposed buffers at once, at most.
+    pub exposed: u32,
+    /// Numbers of queue pairs are `steer.1` modulo `steer.0` (not 0), so that a packet filter can
+    /// tell which of several endpoints on one address a datagram is for.
+    pub steer: (u32, u32),
+}
+
+impl Default for Config {
+    /// A target: nothing of its memory is open to peers.
+    fn default() -> Config {
+        Config {
+            guid: 0,
+            source_port: ROCE_PORT,
+            mtu: 1024,
+            window: 128,
+            read_bytes: 64 << 10,
+            answered_reads: 0,
+            rights: Rights::NONE,
+            ack_timeout: Duration::from_millis(67),
+            rnr_timer: RnrTimer::new(12),
+            queue_pairs: 1024,
+            half_open: 256,
+            half_open_per_source: 64,
+            patience: Duration::from_secs(10),
+            exposed: 0,
+            steer: (1, 0),
+        }
+    }
+}
+
+/// Slots by a number that we chose at random ourselves: nobody can make these collide, so a
+/// multiplication is hash enough, and the same every time.
+type Table<K> = HashMap<K, u32, BuildHasherDefault<Scatter>>;
+
+/// The hash of a number: its product with 2^64 divided by the golden ratio.
+#[derive(Default)]
+pub(super) struct Scatter(u64);
+
+impl Hasher for Scatter {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u32(u32::from(*byte)));
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.0 = (self.0 ^ u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+/// What happened to datagrams that did not get through.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Counters {
+    /// Datagrams received.
+    pub received: u64,
+    /// Not a packet of ours.
+    pub malformed: u64,
+    /// For a queue pair that there is not, or from an address that is not its peer's.
+    pub stray: u64,
+    /// With a wrong CRC.
+    pub damaged: u64,
+    /// Marked by the network as having met congestion.
+    pub marked: u64,
+}
+
+/// One datagram to send.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Transmit {
+    /// From where to where.
+    pub flow: Flow,
+    /// Its headers, and where its payload is.
+    pub outgoing: Outgoing,
+    slot: u32,
+}
+
+pub(super) struct Slot {
+    pub(super) qp: QueuePair,
+    pub(super) connection: Connection,
+    pub(super) settings: Settings,
+    /// In the list of those that may have something to send.
+    ready: bool,
+    /// It has ended, and the driver has not been told.
+    gone: Option<Reason>,
+}
+
+/// A request that the user has not answered, or whose connection is not up yet.
+pub(super) struct Pending {
+    pub(super) key: (u64, u32),
+    pub(super) from: IpAddr,
+    pub(super) until: Instant,
+}
+
+pub(super) struct Message {
+    from: IpAddr,
+    to: IpAddr,
+    mad: [u8; MAD_BYTES],
+}
+
+/// See the module.
+pub struct Endpoint {
+    pub(super) config: Config,
+    entropy: Box<dyn FnMut() -> u64 + Send>,
+    pub(super) slots: Vec<Option<Slot>>,
+    free: Vec<u32>,
+    pub(super) by_qpn: Table<Qpn>,
+    pub(super) by_comm: Table<u32>,
+    pub(super) listeners: Vec<SocketAddr>,
+    pub(super) pending: VecDeque<Pending>,
+    /// Disconnect requests that want an answer, by our comm id.
+    pub(super) farewells: Vec<(u32, IpAddr, IpAddr, Retry)>,
+    /// Connections that have ended of late, by the request that made them.
+    pub(super) ended: VecDeque<((u64, u32), Instant)>,
+    messages: VecDeque<Message>,
+    messages_sent: usize,
+    gsi_psn: Psn,
+    ready: VecDeque<u32>,
+    pub(super) events: VecDeque<Event>,
+    leaving: VecDeque<u32>,
+    checker: Checker,
+    memory: Memory,
+    counters: Counters,
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint")
+            .field("config", &self.config)
+            .field("queue_pairs", &self.by_qpn.len())
+            .field("half_open", &self.pending.len())
+            .field("counters", &self.counters)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Endpoint {
+    /// An endpoint without listeners or connections. `entropy` makes the numbers that nobody may
+    /// guess (those of queue pairs, connections and first packets).
+    #[must_use]
+    pub fn new(config: Config, entropy: Box<dyn FnMut() -> u64 + Send>) -> Endpoint {
+        Endpoint {
+            config,
+            entropy,
+            slots: Vec::new(),
+            free: Vec::new(),
+            by_qpn: Table::default(),
+            by_comm: Table::default(),
+            listeners: Vec::new(),
+            pending: VecDeque::new(),
+            farewells: Vec::new(),
+            ended: VecDeque::new(),
+            messages: VecDeque::new(),
+            messages_sent: 0,
+            gsi_psn: Psn::default(),
+            ready: VecDeque::new(),
+            events: VecDeque::new(),
+            leaving: VecDeque::new(),
+            checker: Checker::new(),
+            memory: Memory::new(config.exposed),
+            counters: Counters::default(),
+        }
+    }
+
+    /// What happened to datagrams so far.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// The memory that peers may access.
+    pub fn memory(&mut self) -> &mut Memory {
+        &mut self.memory
+    }
+
+    /// Takes work for a queue pair. It comes home exactly once; at once, if there is no such
+    /// queue pair.
+    pub fn post(&mut self, qp: Qp, tag: Tag, work: Work, pool: &Pool) {
+        self.forget_sent();
+        match self.slots.get_mut(qp.0 as usize).and_then(Option::as_mut) {
+            Some(slot) => {
+                let (memory, events) = (&mut self.memory, &mut self.events);
+                slot.qp.post(tag, work, &mut Io { pool, memory, events, qp });
+                self.mark_ready(qp.0);
+            }
+            None => self.events.push_back(Event::Done(crate::Completion {
+                qp,
+                tag,
+                work,
+                outcome: Err(Fault::Flushed),
+            })),
+        }
+    }
+
+    /// Handles a datagram (all that UDP carries) that came `from` a peer `to` this address of
+    /// ours, with the type of service `tos` of its IP header (0 if unknown).
+    pub fn handle(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        to: SocketAddr,
+        tos: u8,
+        datagram: &[u8],
+        pool: &Pool,
+    ) {
+        self.forget_sent();
+        self.counters.received += 1;
+        self.counters.marked += u64::from(tos & 3 == 3);
+        let flow = Flow { source: from, destination: SocketAddr::new(to.ip(), ROCE_PORT) };
+        let Ok(packet) = Packet::parse(datagram) else {
+            self.counters.malformed += 1;
+            return;
+        };
+        if packet.bth.destination == Qpn::GSI {
+            self.handle_management(now, &flow, &packet, datagram, pool);
+            return;
+        }
+        let number = self.by_qpn.get(&packet.bth.destination).copied();
+        let found = number.and_then(|n| Some((n, self.slots.get_mut(n as usize)?.as_mut()?)));
+        let of_peer =
+            |slot: &Slot| (slot.connection.remote, slot.connection.local) == (from.ip(), to.ip());
+        let Some((number, slot)) = found.filter(|(_, slot)| of_peer(slot)) else {
+            self.counters.stray += 1;
+            return;
+        };
+        if !packet.bth.is_default_partition() {
+            self.counters.malformed += 1;
+            return;
+        }
+        if self.checker.check(&flow, datagram) == Verdict::Wrong {
+            self.counters.damaged += 1;
+            return;
+        }
+        let (memory, events) = (&mut self.memory, &mut self.events);
+        slot.qp.handle(now, &packet, &mut Io { pool, memory, events, qp: Qp(number) });
+        let waiting = slot.connection.phase == Phase::ReplySent;
+        self.mark_ready(number);
+        if waiting {
+            // The peer's confirmation got lost, or overtaken: this says as much.
+            self.establish(number);
+        }
+    }
+
+    fn handle_management(
+        &mut self,
+        now: Instant,
+        flow: &Flow,
+        packet: &Packet<'_>,
+        datagram: &[u8],
+        pool: &Pool,
+    ) {
+        let right = packet.bth.opcode == Opcode::UdSendOnly
+            && packet.bth.is_default_partition()
+            && packet.ext.deth.is_some_and(|deth| deth.qkey == GSI_QKEY);
+        let Some(mad) = packet.payload.first_chunk::<MAD_BYTES>().filter(|_| right) else {
+            self.counters.malformed += 1;
+            return;
+        };
+        if self.checker.check(flow, datagram) == Verdict::Wrong {
+            self.counters.damaged += 1;
+            return;
+        }
+        self.on_message(now, flow.source.ip(), flow.destination.ip(), mad, pool);
+    }
+
+    /// The next datagram to send; none when there is nothing more to say just now.
+    pub fn poll_transmit(&mut self, now: Instant, pool: &Pool) -> Option<Transmit> {
+        if let Some(message) = self.messages.get(self.messages_sent) {
+            let mut bth = Bth::new(Opcode::UdSendOnly, Qpn::GSI, self.gsi_psn);
+            bth.ack_request = true;
+            self.gsi_psn = self.gsi_psn.add(1);
+            let deth = Some(Deth { qkey: GSI_QKEY, source: Qpn::GSI });
+            let ext = Extended { deth, ..Extended::default() };
+            let payload = Payload::Management(self.messages_sent);
+            let outgoing = Outgoing::new(bth, &ext, payload, MAD_BYTES as u32);
+            let flow = self.flow(message.from, message.to);
+            self.messages_sent += 1;
+            return Some(Transmit { flow, outgoing, slot: 0 });
+        }
+        while let Some(number) = self.ready.front().copied() {
+            if let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::as_mut) {
+                let (memory, events) = (&mut self.memory, &mut self.events);
+                let mut io = Io { pool, memory, events, qp: Qp(number) };
+                if let Some(outgoing) = slot.qp.poll_transmit(now, &mut io) {
+                    let (local, remote) = (slot.connection.local, slot.connection.remote);
+                    return Some(Transmit {
+                        flow: self.flow(local, remote),
+                        outgoing,
+                        slot: number,
+                    });
+                }
+                slot.ready = false;
+            }
+            self.ready.pop_front();
+        }
+        None
+    }
+
+    /// The bytes of a datagram's payload.
+    #[must_use]
+    pub fn payload<'a>(&'a self, transmit: &Transmit, pool: &'a Pool) -> &'a [u8] {
+        match transmit.outgoing.payload() {
+            Payload::Management(at) => {
+                self.messages.get(at).map(|message| &message.mad[..]).unwrap_or_default()
+            }
+            _ => self
+                .slots
+                .get(transmit.slot as usize)
+                .and_then(Option::as_ref)
+                .map(|slot| slot.qp.payload(&transmit.outgoing, pool, &self.memory))
+                .unwrap_or_default(),
+        }
+    }
+
+    /// What has happened, in order.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        if let Some(event) = self.events.pop_front() {
+            return Some(event);
+        }
+        // Only when all completions have been handed out, those included that the driver caused
+        // by posting in answer to others: so `Gone` is the last that is heard of a queue pair.
+        let number = self.leaving.pop_front()?;
+        let slot = self.slots.get_mut(number as usize)?.take()?;
+        self.free.push(number);
+        Some(Event::Gone(Qp(number), slot.gone.unwrap_or(Reason::Local)))
+    }
+
+    /// When [`Endpoint::handle_timeout`] wants to be called.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let slots = self.slots.iter().flatten().filter(|slot| slot.gone.is_none());
+        let of_slots = slots.flat_map(|slot| {
+            let retry = slot.connection.retry.as_ref().map(|retry| retry.due);
+            [slot.qp.poll_timeout(), retry]
+        });
+        let farewells = self.farewells.iter().map(|(.., retry)| retry.due);
+        of_slots.flatten().chain(farewells).min()
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Instant, pool: &Pool) {
+        self.forget_sent();
+        for number in 0..self.slots.len() as u32 {
+            let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::as_mut) else {
+                continue;
+            };
+            if slot.qp.poll_timeout().is_some_and(|due| due <= now) {
+                let (memory, events) = (&mut self.memory, &mut self.events);
+                slot.qp.handle_timeout(now, &mut Io { pool, memory, events, qp: Qp(number) });
+                self.mark_ready(number);
+            }
+        }
+        self.retry(now, pool);
+    }
+
+    /// Lists a queue pair among those that may have something to send.
+    pub(super) fn mark_ready(&mut self, number: u32) {
+        if let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::as_mut)
+            && !std::mem::replace(&mut slot.ready, true)
+        {
+            self.ready.push_back(number);
+        }
+    }
+
+    /// Queues a message of connection management.
+    pub(super) fn tell(&mut self, from: IpAddr, to: IpAddr, mad: [u8; MAD_BYTES]) {
+        if self.messages.len() < MOST_MESSAGES {
+            self.messages.push_back(Message { from, to, mad });
+        }
+    }
+
+    /// Makes a queue pair for a connection; none when there are as many as there may be.
+    pub(super) fn insert(
+        &mut self,
+        qp: QueuePair,
+        connection: Connection,
+        settings: Settings,
+    ) -> Option<u32> {
+        let number = match self.free.pop() {
+            Some(number) => number,
+            None if self.slots.len() < self.config.queue_pairs as usize => {
+                self.slots.push(None);
+                self.slots.len() as u32 - 1
+            }
+            None => return None,
+        };
+        self.by_qpn.insert(connection.local_qpn, number);
+        self.by_comm.insert(connection.local_comm, number);
+        let slot = Slot { qp, connection, settings, ready: false, gone: None };
+        self.slots[number as usize] = Some(slot);
+        Some(number)
+    }
+
+    /// Ends a connection here: all work comes home, then `Gone`.
+    pub(super) fn remove(&mut self, now: Instant, number: u32, reason: Reason, pool: &Pool) {
+        let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::as_mut) else {
+            return;
+        };
+        if slot.gone.is_some() {
+            return;
+        }
+        slot.gone = Some(reason);
+        slot.connection.retry = None;
+        let (memory, events) = (&mut self.memory, &mut self.events);
+        slot.qp.close(&mut Io { pool, memory, events, qp: Qp(number) });
+        let key = (slot.connection.remote_guid, slot.connection.remote_comm);
+        self.by_qpn.remove(&slot.connection.local_qpn);
+        self.by_comm.remove(&slot.connection.local_comm);
+        self.leaving.push_back(number);
+        self.pending.retain(|pending| pending.key != key);
+        if self.ended.len() >= MOST_ENDED {
+            self.ended.pop_front();
+        }
+        if key.1 != 0 {
+            self.ended.push_back((key, now + self.config.patience));
+        }
+    }
+
+    /// The live connection of a queue pair.
+    pub(super) fn live(&mut self, qp: Qp) -> Option<&mut Slot> {
+        let slot = self.slots.get_mut(qp.0 as usize)?.as_mut()?;
+        slot.gone.is_none().then_some(slot)
+    }
+
+    /// An unused queue pair number that a packet filter steers to us.
+    pub(super) fn random_qpn(&mut self) -> Qpn {
+        let (endpoints, own) = self.config.steer;
+        loop {
+            let number = (self.entropy)() as u32 & 0x00ff_ffff;
+            let number = number - number % endpoints.max(1) + own;
+            // 0 and 1 have a meaning, the highest means multicast.
+            let usable = (2..0x00ff_ffff).contains(&number);
+            let qpn = Qpn::new(number);
+            if usable && !self.by_qpn.contains_key(&qpn) {
+                return qpn;
+            }
+        }
+    }
+
+    /// An unused name for a connection.
+    pub(super) fn random_comm(&mut self) -> u32 {
+        loop {
+            let comm = (self.entropy)() as u32;
+            let used = self.by_comm.contains_key(&comm)
+                || self.farewells.iter().any(|(used, ..)| *used == comm);
+            if comm != 0 && !used {
+                return comm;
+            }
+        }
+    }
+
+    /// A first packet's number.
+    pub(super) fn random_psn(&mut self) -> Psn {
+        Psn::new((self.entropy)() as u32)
+    }
+
+    /// A number that matches answers to requests; only its being unusual matters.
+    pub(super) fn random_transaction(&mut self) -> u64 {
+        (self.entropy)()
+    }
+
+    pub(super) fn offer(&self, settings: &Settings) -> Offer {
+        Offer {
+            guid: self.config.guid,
+            receive_psn: settings.receive_psn,
+            answered_reads: settings.answered_reads,
+            reads: settings.reads,
+            mtu: settings.mtu,
+            ack_timeout: self.config.ack_timeout,
+        }
+    }
+
+    fn flow(&self, from: IpAddr, to: IpAddr) -> Flow {
+        Flow {
+            source: SocketAddr::new(from, self.config.source_port),
+            destination: SocketAddr::new(to, ROCE_PORT),
+        }
+    }
+
+    /// Messages that have been sent need not be shown any more.
+    pub(super) fn forget_sent(&mut self) {
+        self.messages.drain(..self.messages_sent);
+        self.messages_sent = 0;
+    }
+}
