@@ -13,6 +13,9 @@ use crate::world::{Attempt, CC_ENABLED, Got, Outcome, Want, World};
 /// Reject reason of the InfiniBand connection manager: the application refuses.
 const CONSUMER_REJECT: i32 = 28;
 
+/// Reject reason of the InfiniBand connection manager: nobody listens.
+const INVALID_SERVICE: i32 = 8;
+
 /// RDMA Reads offered by a request that is in order.
 const READS: u8 = 16;
 
@@ -35,6 +38,15 @@ pub(crate) fn requests(world: &mut World) -> Outcome {
             refused(world, &format!("{len} bytes"), &good.emit()[..len], READS, 1);
         }
     }
+    let got = world.host.connect_beside(&good.emit());
+    let refused = match &got {
+        Err(Reason::Rejected { code, .. }) => world.iwarp || *code == INVALID_SERVICE,
+        // There TCP refuses, before there is anything of RDMA.
+        Err(Reason::NotEstablished) => world.iwarp,
+        _ => false,
+    };
+    let name = "connection request where nobody listens: refused";
+    world.tally.check(name, refused, || format!("{got:?}"));
     let mut padded = good.emit().to_vec();
     padded.resize(56, 0xA5);
     let link = world.host.connect(&padded);

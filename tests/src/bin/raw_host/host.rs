@@ -74,8 +74,24 @@ impl Host {
 
     /// Connects with these private data; `reads` is what the target may have outstanding at us.
     pub(crate) fn connect_with(&mut self, private_data: &[u8], reads: u8) -> Result<Link, Reason> {
+        self.connect_to(self.to, private_data, reads)
+    }
+
+    /// Connects to a port of the target's address that nobody listens on.
+    pub(crate) fn connect_beside(&mut self, private_data: &[u8]) -> Result<Link, Reason> {
+        let mut to = self.to;
+        to.set_port(to.port().wrapping_add(1));
+        self.connect_to(to, private_data, READS)
+    }
+
+    fn connect_to(
+        &mut self,
+        to: SocketAddr,
+        private_data: &[u8],
+        reads: u8,
+    ) -> Result<Link, Reason> {
         let limits = QpLimits { receives: RECEIVES, sends: SENDS, reads };
-        let qp = match self.fabric.connect(self.to, private_data, limits) {
+        let qp = match self.fabric.connect(to, private_data, limits) {
             Ok(qp) => qp,
             Err(e) => {
                 println!("     {e}");
