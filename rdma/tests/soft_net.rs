@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use rdma::soft::cm_message::{CmMessage, DisconnectRequest, Request};
+use rdma::soft::cm_message::{CmMessage, DisconnectRequest, ReadyToUse, Reject, Request};
 use rdma::soft::connection::ConnectRequest;
 use rdma::soft::endpoint::Config;
 use rdma::soft::header::{Bth, Deth, Extended, GSI_QKEY, HeaderBytes};
@@ -154,6 +154,7 @@ fn a_connection_comes_up_and_the_peer_leaves() {
         assert_eq!((done.tag, done.outcome), (7, Err(Fault::Flushed)));
         net.node(1).pool.give(done.work.into_buf());
         drain(&mut net);
+        assert!(net.now() - now < Duration::from_millis(1), "the answer ends the asking");
         assert!(net.node(0).pool.is_full() && net.node(1).pool.is_full());
         assert!(net.node(0).events().is_empty() && net.node(1).events().is_empty());
     }
@@ -218,6 +219,21 @@ fn a_first_message_stands_for_a_lost_confirmation() {
     let events = wait(&mut net, 1);
     assert!(matches!(events[..], [Event::Done(_), Event::Established(qp)] if qp == target));
     assert!(net.now() - now < Duration::from_millis(1));
+}
+
+#[test]
+fn a_lost_confirmation_is_asked_for_again() {
+    let mut net = plain(false);
+    connect(&mut net, &[]);
+    let asked = incoming(&mut net);
+    let now = net.now();
+    let target = net.node(1).endpoint.open(asked, LIMITS).unwrap();
+    net.node(1).endpoint.accept(now, target, &[]);
+    assert!(matches!(wait(&mut net, 0)[..], [Event::Established(_)]));
+    net.lose_flights();
+    assert!(matches!(wait(&mut net, 1)[..], [Event::Established(qp)] if qp == target));
+    assert_eq!((net.now() - now).as_millis(), 200);
+    assert!(net.node(0).events().is_empty());
 }
 
 #[test]
@@ -292,6 +308,111 @@ fn a_peer_that_forgot_its_connection_gets_in_at_the_second_try() {
     inject(&mut net, CmMessage::Request(request.message));
     assert!(net.node(1).events().is_empty());
     assert!(matches!(wait(&mut net, 0)[..], [Event::Gone(qp, Reason::Peer)] if qp == host));
+}
+
+/// The next message of connection management that a node sends.
+fn message(net: &mut Network, node: usize) -> Option<CmMessage> {
+    let (now, node) = (net.now(), net.node(node));
+    let transmit = node.endpoint.poll_transmit(now, &node.pool)?;
+    let mad = node.endpoint.payload(&transmit, &node.pool).first_chunk()?;
+    Some(CmMessage::parse(mad)?.1)
+}
+
+#[test]
+fn a_repeated_request_gets_the_same_reply_and_the_type_of_service_is_the_peers() {
+    let mut net = plain(false);
+    connect(&mut net, &[]);
+    let request = *incoming(&mut net).into_handle().downcast::<ConnectRequest>().unwrap();
+    let (key, to) = (request.message.local_comm_id ^ 1, net.node(1).address);
+    let request = Request { local_comm_id: key, primary_traffic_class: 0x6b, ..request.message };
+    inject(&mut net, CmMessage::Request(request));
+    let asked = wait(&mut net, 1).pop();
+    let Some(Event::Incoming(asked)) = asked else { panic!("{asked:?}") };
+    assert_eq!(asked.local.ip(), to);
+    let target = net.node(1).endpoint.open(asked, LIMITS).unwrap();
+    inject(&mut net, CmMessage::Request(request));
+    assert_eq!(message(&mut net, 1), None, "the user is still thinking");
+    let now = net.now();
+    net.node(1).endpoint.accept(now, target, b"yes");
+    let Some(CmMessage::Reply(reply)) = message(&mut net, 1) else { panic!() };
+    assert_eq!((reply.remote_comm_id, &reply.private_data[..4]), (key, &b"yes\0"[..]));
+    assert_eq!((reply.responder_resources, reply.initiator_depth), (0, 4));
+    inject(&mut net, CmMessage::Request(request));
+    assert_eq!(message(&mut net, 1), Some(CmMessage::Reply(reply)));
+    let from = buf(&mut net.node(1).pool, 16, 0);
+    net.node(1).post(target, 1, Work::Send { from, invalidate: None });
+    let now = net.now();
+    let node = net.node(1);
+    let transmit = node.endpoint.poll_transmit(now, &node.pool).unwrap();
+    assert_eq!(transmit.tos, 0x68);
+}
+
+/// Who does not know both names of a connection, and its queue pair, cannot end it.
+#[test]
+fn forged_endings_end_nothing() {
+    let mut net = plain(false);
+    connect(&mut net, &[]);
+    let asked = incoming(&mut net);
+    let now = net.now();
+    let target = net.node(1).endpoint.open(asked, LIMITS).unwrap();
+    net.node(1).endpoint.accept(now, target, &[]);
+    let Some(CmMessage::Reply(reply)) = message(&mut net, 1) else { panic!() };
+    let (theirs, ours) = (reply.remote_comm_id, reply.local_comm_id);
+    let ready = |local_comm_id, remote_comm_id| {
+        CmMessage::ReadyToUse(ReadyToUse { local_comm_id, remote_comm_id, ..ReadyToUse::zeroed() })
+    };
+    for (theirs, ours) in [(theirs ^ 1, ours), (theirs, ours ^ 1)] {
+        inject(&mut net, ready(theirs, ours));
+        assert!(net.node(1).events().is_empty());
+    }
+    inject(&mut net, ready(theirs, ours));
+    assert!(matches!(net.node(1).events()[..], [Event::Established(_)]));
+
+    let reject = Reject { local_comm_id: theirs ^ 1, remote_comm_id: ours, ..Reject::zeroed() };
+    inject(&mut net, CmMessage::Reject(reject));
+    let leave = |theirs, ours, remote_qpn| {
+        CmMessage::DisconnectRequest(DisconnectRequest {
+            local_comm_id: theirs,
+            remote_comm_id: ours,
+            remote_qpn,
+            ..DisconnectRequest::zeroed()
+        })
+    };
+    inject(&mut net, leave(theirs, ours, Qpn::new(reply.qpn.get() ^ 1)));
+    assert_eq!(message(&mut net, 1), None, "a forgery is not even answered");
+    inject(&mut net, leave(theirs ^ 1, ours, reply.qpn));
+    assert!(matches!(message(&mut net, 1), Some(CmMessage::DisconnectReply(_))));
+    assert!(net.node(1).events().is_empty());
+    for _ in 0..2 {
+        inject(&mut net, leave(theirs, ours, reply.qpn));
+        let Some(CmMessage::DisconnectReply(left)) = message(&mut net, 1) else { panic!() };
+        assert_eq!((left.local_comm_id, left.remote_comm_id), (ours, theirs));
+    }
+    assert!(matches!(net.node(1).events()[..], [Event::Gone(qp, Reason::Peer)] if qp == target));
+}
+
+#[test]
+fn what_is_given_up_is_no_longer_half_open() {
+    let limits = Config { half_open: 1, ..Config::default() };
+    let mut net = two(1, Faults::NONE, false, open_config(), limits);
+    for round in 0..3 {
+        connect(&mut net, &[]);
+        let asked = incoming(&mut net);
+        match round {
+            0 => net.node(1).endpoint.reject(asked, &[]),
+            _ => {
+                let qp = net.node(1).endpoint.open(asked, LIMITS).unwrap();
+                let (now, node) = (net.now(), net.node(1));
+                if round == 2 {
+                    node.endpoint.accept(now, qp, &[]);
+                }
+                node.endpoint.disconnect(now, qp, &node.pool);
+                assert!(matches!(node.events()[..], [Event::Gone(_, Reason::Local)]));
+            }
+        }
+        let events = wait(&mut net, 0);
+        assert!(matches!(events.last(), Some(Event::Gone(..) | Event::Established(_))));
+    }
 }
 
 #[test]

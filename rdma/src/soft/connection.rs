@@ -164,6 +164,8 @@ pub(crate) struct Connection {
     pub(crate) local_qpn: Qpn,
     pub(crate) remote_qpn: Qpn,
     pub(crate) transaction: u64,
+    /// Type of service of our packets.
+    pub(crate) tos: u8,
     pub(crate) retry: Option<Retry>,
 }
 

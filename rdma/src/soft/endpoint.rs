@@ -49,7 +49,8 @@ pub struct Config {
     pub answered_reads: u8,
     /// What peers may do with exposed memory.
     pub rights: Rights,
-    /// Wait for an acknowledgement before sending again.
+    /// The first wait for an acknowledgement before sending again; it doubles with every retry, so
+    /// that seven take 191 times as long.
     pub ack_timeout: Duration,
     /// What we ask a peer to wait when we have no receive.
     pub rnr_timer: RnrTimer,
@@ -136,6 +137,8 @@ pub struct Transmit {
     pub flow: Flow,
     /// Its headers, and where its payload is.
     pub outgoing: Outgoing,
+    /// Type of service for the IP header: what the peer asked for, never ECN-capable.
+    pub tos: u8,
     slot: u32,
 }
 
@@ -339,19 +342,16 @@ impl Endpoint {
             let outgoing = Outgoing::new(bth, &ext, payload, MAD_BYTES as u32);
             let flow = self.flow(message.from, message.to);
             self.messages_sent += 1;
-            return Some(Transmit { flow, outgoing, slot: 0 });
+            return Some(Transmit { flow, outgoing, tos: 0, slot: 0 });
         }
         while let Some(number) = self.ready.front().copied() {
             if let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::as_mut) {
                 let (memory, events) = (&mut self.memory, &mut self.events);
                 let mut io = Io { pool, memory, events, qp: Qp(number) };
                 if let Some(outgoing) = slot.qp.poll_transmit(now, &mut io) {
-                    let (local, remote) = (slot.connection.local, slot.connection.remote);
-                    return Some(Transmit {
-                        flow: self.flow(local, remote),
-                        outgoing,
-                        slot: number,
-                    });
+                    let Connection { local, remote, tos, .. } = slot.connection;
+                    let flow = self.flow(local, remote);
+                    return Some(Transmit { flow, outgoing, tos, slot: number });
                 }
                 slot.ready = false;
             }

@@ -61,6 +61,8 @@ impl Endpoint {
             local_qpn: self.random_qpn(),
             remote_qpn: message.qpn,
             transaction: request.transaction,
+            // Without the bits that would promise to heed congestion marks.
+            tos: message.primary_traffic_class & 0xfc,
             retry: None,
         };
         let qp = QueuePair::new(limits.receives, limits.sends);
@@ -141,6 +143,7 @@ impl Endpoint {
             local_qpn: self.random_qpn(),
             remote_qpn: Qpn::default(),
             transaction: self.random_transaction(),
+            tos: 0,
             retry: None,
         };
         let offer = self.offer(&settings);

@@ -53,7 +53,8 @@ pub struct Settings {
     pub answered_reads: u8,
     /// What the peer may do with exposed memory.
     pub rights: Rights,
-    /// Wait for an acknowledgement before sending again; none is for ever.
+    /// Wait for an acknowledgement before sending again; it doubles with every retry, up to 64
+    /// times. None is for ever.
     pub ack_timeout: Option<Duration>,
     /// How often that is done without any progress; connection management knows 0 to 7.
     pub retries: u8,

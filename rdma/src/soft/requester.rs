@@ -40,6 +40,8 @@ use crate::{Buf, Fault, Tag, Work};
 const ACK_INTERVAL: u32 = 32;
 /// How often a peer's complaint about the same packet makes us go back before the timer does.
 const MOST_REWINDS: u8 = 8;
+/// How often the wait for an acknowledgement doubles.
+const MOST_DOUBLINGS: u32 = 6;
 /// The code for retries without end.
 const ENDLESS: u8 = 7;
 
@@ -190,7 +192,7 @@ impl Requester {
             }
             (Operation::Acknowledge, Syndrome::Nak(Nak::Sequence)) => {
                 let arrived = self.advance(now, at, io);
-                if arrived && self.pause.is_none() && self.rewinds < MOST_REWINDS {
+                if arrived && self.rewinds < MOST_REWINDS {
                     self.rewinds += 1;
                     self.rewind();
                 }
@@ -210,7 +212,7 @@ impl Requester {
         while self.una < upto {
             let Some(item) = self.works.front() else { return false };
             if matches!(item.work, Work::Read { .. }) {
-                if self.rewinds == 0 && self.pause.is_none() {
+                if self.rewinds == 0 {
                     self.rewinds = 1;
                     self.rewind();
                 }
@@ -289,13 +291,20 @@ impl Requester {
             self.pause = None;
         }
         if self.deadline.is_some_and(|deadline| deadline <= now) {
-            self.deadline = self.timeout.map(|timeout| now + timeout);
             self.retries_left =
                 self.retries_left.checked_sub(1).ok_or((self.una, Fault::Unreachable))?;
+            self.deadline = self.timeout.map(|timeout| now + self.backed_off(timeout));
             self.rewinds = 0;
             self.rewind();
         }
         Ok(())
+    }
+
+    /// Twice as long a wait after every retry: a lost packet is noticed soon, and a peer that
+    /// stands still for seconds, as virtual machines do, is not given up.
+    fn backed_off(&self, timeout: Duration) -> Duration {
+        let used = u32::from(self.retries.saturating_sub(self.retries_left));
+        timeout.saturating_mul(1 << used.min(MOST_DOUBLINGS))
     }
 
     /// How many packets the next datagram stands for, or 0 when none may leave now.

@@ -4,8 +4,13 @@
 //! `execute`.
 //!
 //! Answers leave in the order of the requests. An acknowledgement that has not left yet is
-//! replaced by a newer one, so a batch of requests costs one; the queue of answers is bounded by
-//! the reads that the peer may have outstanding.
+//! replaced by a newer one, so a batch of requests costs one.
+//!
+//! The queue of answers is bounded by `depth`, the reads that the peer may have outstanding. At
+//! most `depth` first answers are in it. A repeated one is queued only for a read that is kept and
+//! has no answer queued; `depth` reads are kept, and one is forgotten only for a new read, whose
+//! first answer leaves after all that were queued before it: so there are at most `depth` of
+//! these. With an acknowledgement between every two of them that makes `4 * depth + 1`.
 
 use std::collections::VecDeque;
 
@@ -131,7 +136,7 @@ impl Responder {
         self.rights = settings.rights;
         self.depth = depth;
         self.rnr = settings.rnr_timer;
-        self.answers.reserve(4 * depth + 2);
+        self.answers.reserve(4 * depth + 1);
         self.kept.reserve(depth);
     }
 
@@ -201,7 +206,12 @@ impl Responder {
                 if let Some(value) = kept
                     && !self.answers.iter().any(queued)
                 {
-                    self.repeat(Answer::Atomic { psn, msn: self.msn, value, replay: true });
+                    self.answers.push_back(Answer::Atomic {
+                        psn,
+                        msn: self.msn,
+                        value,
+                        replay: true,
+                    });
                 }
             }
             Operation::ReadRequest => self.replay(packet),
@@ -235,7 +245,7 @@ impl Responder {
                 answer.counts = queued.counts;
                 *queued = answer;
             }
-            None => self.repeat(Answer::Read(answer)),
+            None => self.answers.push_back(Answer::Read(answer)),
         }
     }
 
@@ -445,15 +455,7 @@ impl Responder {
         let answer = Answer::Acknowledge { psn, aeth: Aeth { syndrome, msn: self.msn } };
         match self.answers.back_mut() {
             Some(last @ Answer::Acknowledge { .. }) => *last = answer,
-            _ => self.repeat(answer),
-        }
-    }
-
-    /// Queues an answer that the peer may do without, or ask for again. There are at most `depth`
-    /// others, which it may not, so the queue ends at `4 * depth + 2`.
-    fn repeat(&mut self, answer: Answer) {
-        if self.answers.len() < 3 * self.depth + 2 {
-            self.answers.push_back(answer);
+            _ => self.answers.push_back(answer),
         }
     }
 
