@@ -1,6 +1,16 @@
 //! Our own RoCEv2 reliable connection and InfiniBand connection management, as state machines
 //! without a socket, clock or lock (IBTA volume 1, chapters 9, 12 and 13; annex A17 "RoCEv2").
 //!
+//! ```text
+//! datagram ──► endpoint ──► icrc ──► qp ──► responder ──► receives, exposed memory (one copy)
+//!                 │                   └───► requester ──► sends, reads, writes
+//!                 └──► manager, connection (messages of queue pair 1)
+//! headers + slice of the pool + CRC ◄── outgoing ◄── qp
+//! ```
+//!
+//! An [`endpoint::Endpoint`] is driven by whoever has a socket and a clock; [`sim::Network`]
+//! drives several of them with neither. In steady state nothing is allocated.
+//!
 //! Whatever comes from the wire is hostile: it is parsed with checked arithmetic into bounded
 //! memory, and nothing that it contains makes this code panic.
 
