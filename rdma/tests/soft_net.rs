@@ -166,13 +166,19 @@ fn nobody_listens_and_somebody_refuses() {
     net.node(1).endpoint.unlisten(SocketAddr::new(address(false, 2), PORT));
     let first = connect(&mut net, &[]);
     let events = wait(&mut net, 0);
-    assert!(matches!(events[..], [Event::Gone(qp, Reason::NotEstablished)] if qp == first));
+    let [Event::Gone(qp, Reason::Rejected { code: 8, .. })] = events[..] else {
+        panic!("{events:?}")
+    };
+    assert_eq!(qp, first);
     net.node(1).endpoint.listen("0.0.0.0:4420".parse().unwrap());
     let (start, second) = (net.now(), connect(&mut net, &[]));
     let asked = incoming(&mut net);
     net.node(1).endpoint.reject(asked, &[0, 0, 5, 0]);
     let events = wait(&mut net, 0);
-    assert!(matches!(events[..], [Event::Gone(qp, Reason::NotEstablished)] if qp == second));
+    let [Event::Gone(qp, Reason::Rejected { code: 28, private_data })] = &events[..] else {
+        panic!("{events:?}")
+    };
+    assert_eq!((*qp, &private_data[..5]), (second, &[0, 0, 5, 0, 0][..]));
     assert!(net.now() - start < Duration::from_millis(1), "told, not timed out");
     drain(&mut net);
 }

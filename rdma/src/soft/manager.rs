@@ -278,10 +278,14 @@ impl Endpoint {
             }
             CmMessage::Reject(message) => {
                 if let Some(number) = find(self, message.remote_comm_id, message.local_comm_id) {
-                    let up = self
-                        .live(Qp(number))
-                        .is_some_and(|slot| slot.connection.phase == Phase::Established);
-                    let reason = if up { Reason::Peer } else { Reason::NotEstablished };
+                    let reason = match self.live(Qp(number)).map(|slot| slot.connection.phase) {
+                        Some(Phase::Established) => Reason::Peer,
+                        Some(Phase::RequestSent) => Reason::Rejected {
+                            code: i32::from(message.reason.0),
+                            private_data: message.private_data.to_vec(),
+                        },
+                        _ => Reason::NotEstablished,
+                    };
                     self.remove(now, number, reason, pool);
                 }
             }
