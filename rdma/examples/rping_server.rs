@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rdma::pool::{Pool, PoolPlan};
 use rdma::verbs::{Verbs, owns};
-use rdma::{Buf, Completion, Event, Fabric, Fault, Incoming, Qp, QpLimits, Remote, Work};
+use rdma::{Buf, Completion, Event, Fabric, Fault, Incoming, Qp, QpLimits, Remote, Wake, Work};
 
 const MESSAGE: u32 = 16;
 /// The client may answer before we see our own completions, so there is room for two rounds.
@@ -181,7 +181,11 @@ fn run(at: SocketAddr, clients: u32, options: Vec<String>) -> Result<(), Box<dyn
         if idle && armed {
             sleep(&door.iter().chain([&server.fabric]).collect::<Vec<_>>(), deadline);
         } else if idle {
-            deadline = door.iter_mut().chain([&mut server.fabric]).filter_map(Verbs::arm).min();
+            deadline = door
+                .iter_mut()
+                .chain([&mut server.fabric])
+                .filter_map(|fabric| fabric.arm(Wake::Any))
+                .min();
         }
         armed = idle && !armed;
     }

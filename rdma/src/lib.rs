@@ -174,6 +174,16 @@ pub struct QpLimits {
 #[error("{0}")]
 pub struct FabricError(pub String);
 
+/// What shall end a sleep.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wake {
+    /// Every event.
+    Any,
+    /// Every event but the completion of a `Send` or a `Write`: nobody waits for their buffers.
+    /// Those are reported by the next poll, whenever that is. It saves a wake-up a command.
+    Needed,
+}
+
 /// **Seam 1.** A provider of reliable connections, driven by one thread, in batches.
 ///
 /// A turn is: `poll`, act on the events (`post` ..), `flush`. Before sleeping on `fd`: `arm`,
@@ -253,7 +263,7 @@ pub trait Fabric: Send {
 
     /// Prepares for sleep: from now on any new event makes [`Fabric::fd`] readable. Returns the
     /// provider's own next deadline, if it has one.
-    fn arm(&mut self) -> Option<Instant>;
+    fn arm(&mut self, wake: Wake) -> Option<Instant>;
 
     /// Becomes readable when there is something to poll (after `arm`). Stays the same for life.
     fn fd(&self) -> RawFd;

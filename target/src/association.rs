@@ -59,15 +59,16 @@ impl Association {
         }
     }
 
-    /// Whether I/O commands are served.
+    /// Whether I/O commands are served. Who finds that they are not sees also why: an end or a
+    /// reset is stored before.
     #[inline]
     pub fn is_ready(&self) -> bool {
-        self.ready.load(Ordering::Relaxed)
+        self.ready.load(Ordering::Acquire)
     }
 
     /// Opens or closes the I/O queues to commands.
     pub fn set_ready(&self, ready: bool) {
-        self.ready.store(ready, Ordering::Relaxed);
+        self.ready.store(ready, Ordering::Release);
     }
 
     /// Whether it is over.
@@ -77,8 +78,8 @@ impl Association {
 
     /// Ends it: each queue closes when its reactor next looks.
     pub fn close(&self) {
-        self.set_ready(false);
         self.closed.store(true, Ordering::Relaxed);
+        self.set_ready(false);
     }
 
     /// How many controller resets there were.

@@ -32,6 +32,10 @@ const KEEP_ALIVE_MARGIN: Duration = Duration::from_secs(2);
 /// How long a discovery controller without keep alive may be silent.
 const DISCOVERY_IDLE: Duration = Duration::from_secs(120);
 
+/// How long an I/O controller without keep alive may be silent: a host that lost power says no
+/// goodbye, and must not hold its memory for ever. As long as TCP would wait.
+const IDLE: Duration = Duration::from_secs(2 * 3600);
+
 /// The version that we implement.
 pub const VERSION: Vs = Vs::V1_4;
 
@@ -94,7 +98,7 @@ pub struct Controller {
     cc: Cc,
     life: Life,
     kato: Duration,
-    alive_until: Option<Instant>,
+    alive_until: Instant,
 }
 
 impl Controller {
@@ -118,7 +122,7 @@ impl Controller {
             cc: Cc(0),
             life: Life::Disabled,
             kato: Duration::ZERO,
-            alive_until: None,
+            alive_until: now,
         };
         controller.set_kato_ms(kato_ms, now);
         controller
@@ -215,7 +219,7 @@ impl Controller {
     /// The connection or the host is lost: nothing is served any more.
     pub fn fail(&mut self) {
         self.life = Life::Failed;
-        self.association.set_ready(false);
+        self.association.close();
     }
 
     /// Keep alive timeout in milliseconds as granted; 0 when there is none.
@@ -231,16 +235,15 @@ impl Controller {
         let most = u64::from(u32::MAX) / step * step;
         let granted = u64::from(kato_ms).next_multiple_of(step).min(most);
         self.kato = Duration::from_millis(granted);
-        self.alive_until = self.patience().map(|patience| now + patience);
+        self.alive_until = now + self.patience();
     }
 
     /// Looks at the clock; true when the host has been silent for too long.
     pub fn expired(&mut self, now: Instant) -> bool {
-        let Some(patience) = self.patience() else { return false };
         if self.association.take_traffic() {
-            self.alive_until = Some(now + patience);
+            self.alive_until = now + self.patience();
         }
-        self.alive_until.is_some_and(|until| now >= until)
+        now >= self.alive_until
     }
 
     /// Takes a new snapshot of the subsystem and raises the event for what differs.
@@ -258,11 +261,11 @@ impl Controller {
         }
     }
 
-    fn patience(&self) -> Option<Duration> {
+    fn patience(&self) -> Duration {
         match (self.kato.is_zero(), self.is_discovery()) {
-            (false, _) => Some(self.kato + KEEP_ALIVE_MARGIN),
-            (true, true) => Some(DISCOVERY_IDLE),
-            (true, false) => None,
+            (false, _) => self.kato + KEEP_ALIVE_MARGIN,
+            (true, true) => DISCOVERY_IDLE,
+            (true, false) => IDLE,
         }
     }
 
@@ -270,8 +273,8 @@ impl Controller {
         let old = std::mem::replace(&mut self.cc, new);
         if old.en() && !new.en() {
             self.life = Life::Disabled;
-            self.association.set_ready(false);
             self.association.next_epoch();
+            self.association.set_ready(false);
             self.features = Features::default();
             self.events.reset();
         } else if !old.en() && new.en() {
@@ -425,11 +428,12 @@ mod tests {
     }
 
     #[test]
-    fn without_keep_alive_only_discovery_expires() {
+    fn without_keep_alive_silence_is_borne_for_long_and_not_for_ever() {
         let mut controller = controller();
         let now = Instant::now();
         controller.set_kato_ms(0, now);
-        assert!(!controller.expired(now + Duration::from_secs(100_000)));
+        assert!(!controller.expired(now + Duration::from_secs(7199)));
+        assert!(controller.expired(now + Duration::from_secs(7200)));
         controller.role = Role::Discovery { snapshot: Vec::new() };
         controller.set_kato_ms(0, now);
         assert!(!controller.expired(now + Duration::from_secs(119)));

@@ -21,4 +21,4 @@ pub mod subsystem;
 mod target;
 pub mod waiters;
 
-pub use target::{Fatal, Target};
+pub use target::{Fatal, Pulse, Target};

@@ -19,7 +19,8 @@ mod answer;
 mod carry;
 mod connect;
 
-use std::net::SocketAddr;
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -137,6 +138,8 @@ pub struct Queue {
     free: Vec<u16>,
     at_disk: u16,
     usage: Usage,
+    /// Capsules that wait for a slot; each holds a receive, so there are at most as many.
+    backlog: VecDeque<(Buf, u32)>,
     /// Command ids that are outstanding, a bit each.
     cids: Box<[u64; 1024]>,
 }
@@ -182,6 +185,7 @@ impl Queue {
             free: (0..slots).rev().collect(),
             at_disk: 0,
             usage: Usage::default(),
+            backlog: VecDeque::with_capacity(depth.into()),
             cids: Box::new([0; 1024]),
         };
         for _ in 0..slots {
@@ -203,6 +207,12 @@ impl Queue {
     #[must_use]
     pub fn qp(&self) -> Qp {
         self.qp
+    }
+
+    /// Where its host is.
+    #[must_use]
+    pub fn source(&self) -> IpAddr {
+        self.remote.ip()
     }
 
     /// Receives that it holds.
@@ -311,6 +321,7 @@ impl Queue {
         }
         self.link = Link::Closing;
         io.fabric.disconnect(self.qp);
+        io.waiters.forget(self.key);
         self.leave(io);
         for slot in 0..self.slots.len() as u16 {
             if self.slot(slot).state == State::Waiting {
@@ -323,9 +334,11 @@ impl Queue {
     pub fn on_gone(&mut self, reason: Reason, io: &mut Io<'_>) {
         if self.link == Link::Open {
             self.link = Link::Closing;
+            io.waiters.forget(self.key);
             self.leave(io);
         }
         self.link = Link::Gone;
+        self.backlog.drain(..).for_each(|(buf, _)| io.pool.give(buf));
         info!(remote = %self.remote, qid = self.request.qid, ?reason, "queue closed");
         for slot in 0..self.slots.len() as u16 {
             if self.slot(slot).state != State::AtDisk {
@@ -403,12 +416,21 @@ impl Queue {
     // ---- a capsule arrives
 
     fn on_capsule(&mut self, buf: Buf, len: u32, io: &mut Io<'_>) {
-        let tail_bytes = len.checked_sub(SQE_BYTES);
-        let (Some(tail_bytes), Some(slot)) = (tail_bytes, self.free.pop()) else {
-            warn!(remote = %self.remote, len, "capsule too short, or more commands than the queue \
-                   has entries: disconnecting");
+        let Some(tail_bytes) = len.checked_sub(SQE_BYTES) else {
+            warn!(remote = %self.remote, len, "capsule too short: disconnecting");
             io.pool.give(buf);
             self.close(io);
+            return;
+        };
+        if self.is_orphaned() {
+            // No answer: a status would end in the host's file system, a lost path does not.
+            io.pool.give(buf);
+            self.close(io);
+            return;
+        }
+        let Some(slot) = self.free.pop() else {
+            // The host has its answers and asks on; only our notice that they arrived is late.
+            self.backlog.push_back((buf, len));
             return;
         };
         let sqe = match io.pool.bytes(&buf).first_chunk() {
@@ -495,6 +517,11 @@ impl Queue {
             self.free.push(slot);
         }
         self.on_fault(fault, io);
+        if self.link == Link::Open
+            && let Some((buf, len)) = self.backlog.pop_front()
+        {
+            self.on_capsule(buf, len, io);
+        }
     }
 
     fn on_fault(&mut self, fault: Option<Fault>, io: &mut Io<'_>) {
@@ -517,6 +544,17 @@ impl Queue {
         }
     }
 
+    /// Whether this is an I/O queue whose controller was reset or is gone.
+    fn is_orphaned(&self) -> bool {
+        match &self.serves {
+            Serves::Io { association, epoch, .. } => {
+                !association.is_ready()
+                    && (association.is_closed() || association.epoch() != *epoch)
+            }
+            _ => false,
+        }
+    }
+
     /// The association learns that this queue is closing.
     fn leave(&mut self, io: &mut Io<'_>) {
         if let Serves::Admin(controller) = &mut self.serves {
@@ -525,13 +563,6 @@ impl Queue {
             info!(host = %association.host, subsystem = %association.subsystem,
                   cntlid = association.cntlid, "host disconnected");
             io.registry.admin_closed(&association);
-        }
-    }
-
-    fn namespace(&self, nsid: u32) -> Result<&crate::subsystem::Namespace, Status> {
-        match &self.serves {
-            Serves::Io { subsystem, .. } => subsystem.namespace(nsid),
-            _ => Err(Status::INVALID_NAMESPACE.with_dnr()),
         }
     }
 

@@ -6,12 +6,13 @@
 //! that sleep.
 
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use nvme::cm;
-use rdma::{Event, Fabric, Pool, Qp, Reason};
+use rdma::{Event, Fabric, Pool, Qp, Reason, Wake};
 use tracing::{debug, warn};
 
 use crate::controller::Limits;
@@ -41,6 +42,8 @@ const MAIL: u32 = 1;
 pub struct Stats {
     /// Turns of the loop: it lives as long as this grows.
     pub turns: AtomicU64,
+    /// Its thread has ended.
+    pub ended: AtomicBool,
     /// Times it slept.
     pub sleeps: AtomicU64,
     /// Queue pairs it serves.
@@ -129,15 +132,17 @@ impl Reactor {
         turns.store(turns.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         self.ring.watch(self.parts.mailbox.fd(), MAIL);
         self.ring.reap(&mut self.done, &mut self.woken);
-        self.parts.fabric.poll(now, &mut self.events);
+        if self.events.is_empty() {
+            self.parts.fabric.poll(now, &mut self.events);
+        }
         let mut worked = !(self.done.is_empty() && self.woken.is_empty());
         worked |= !self.events.is_empty();
         if self.woken.contains(&MAIL) {
             self.read_mail(now);
         }
         self.woken.clear();
-        self.on_disk(now);
         self.on_fabric(now);
+        self.on_disk(now);
         if now >= self.next_tick {
             self.next_tick = now + TICK;
             self.for_each_queue(now, |queue, io| queue.tick(io));
@@ -151,7 +156,10 @@ impl Reactor {
     }
 
     fn sleep(&mut self, now: Instant) {
-        let deadline = self.parts.fabric.arm();
+        // Somebody may wait for the buffers of a push; otherwise what was sent is reaped later.
+        let needed = self.waiters.is_empty() && !self.stopping;
+        let wake = if needed { Wake::Needed } else { Wake::Any };
+        let deadline = self.parts.fabric.arm(wake);
         // What came in between arming and here would not wake us.
         self.parts.fabric.poll(now, &mut self.events);
         if !self.events.is_empty() {
@@ -211,7 +219,7 @@ impl Reactor {
         if self.stopping {
             return self.parts.fabric.reject(incoming, &[]);
         }
-        if self.half_open_receives() > self.parts.pool.plan().receives / 2 {
+        if self.is_flooded_by(incoming.remote.ip()) {
             warn!(remote = %incoming.remote, "too many connections without a Connect: rejected");
             let reject = cm::Reject::new(cm::RejectStatus::NO_RESOURCES);
             return self.parts.fabric.reject(incoming, &reject.emit());
@@ -261,7 +269,8 @@ impl Reactor {
                 if let Some((queue, mut io)) = self.queue(key, now)
                     && !queue.resume(slot, &mut io)
                 {
-                    break;
+                    // Admin commands first: I/O takes nothing while one of them waits.
+                    return;
                 }
                 self.waiters.pop(admin);
             }
@@ -297,11 +306,17 @@ impl Reactor {
         self.for_each_queue(now, |queue, io| queue.tick(io));
     }
 
-    /// Receives held by connections that have not sent their Connect yet: anybody can hold some
-    /// until the deadline, so together they may hold only so many.
-    fn half_open_receives(&self) -> u32 {
+    /// Anybody can hold receives until the Connect deadline without a name. So connections that
+    /// have not sent their Connect may hold half of them for one address, three quarters for all.
+    fn is_flooded_by(&self, source: IpAddr) -> bool {
         let half_open = self.queues.iter().flatten().filter(|queue| !queue.is_connected());
-        half_open.map(|queue| u32::from(queue.depth())).sum()
+        let (mut all, mut own) = (0, 0);
+        for queue in half_open {
+            all += u32::from(queue.depth());
+            own += if queue.source() == source { u32::from(queue.depth()) } else { 0 };
+        }
+        let receives = self.parts.pool.plan().receives;
+        own >= receives / 2 || all >= receives / 4 * 3
     }
 
     fn is_idle(&self) -> bool {

@@ -79,7 +79,10 @@ impl Registry {
             true => None,
             false => Some(book.exposed(&subnqn, &host)?),
         };
-        if book.associations.len() >= self.controllers {
+        // Discovery controllers have a budget of their own: they must not keep disks away.
+        let discovery = subnqn == Nqn::DISCOVERY;
+        let alike = |e: &&Entry| (e.association.subsystem == Nqn::DISCOVERY) == discovery;
+        if book.associations.values().filter(alike).count() >= self.controllers {
             return Err(Status::CONNECT_CONTROLLER_BUSY.into());
         }
         let cntlid = book.free_cntlid(&subnqn)?;
@@ -202,9 +205,14 @@ impl Registry {
 
     /// Sets the addresses that discovery names.
     pub fn set_listeners(&self, listeners: Vec<SocketAddr>) {
-        let mut book = self.lock();
-        book.listeners = listeners;
-        book.generation += 1;
+        {
+            let mut book = self.lock();
+            book.listeners = listeners;
+            book.generation += 1;
+        }
+        for reactor in &self.reactors {
+            reactor.send(Mail::DiscoveryChanged);
+        }
     }
 
     /// The subsystem of this name.
@@ -234,12 +242,16 @@ impl Registry {
         };
     }
 
-    /// How many more I/O queues of `depth` entries there is memory for, on all reactors together.
+    /// How many I/O queues of `depth` entries one more controller may have: what there is memory
+    /// for, and no more than may be half open at once, because hosts bring up all connections
+    /// before the first Connect.
     #[must_use]
     pub fn room(&self, depth: u16) -> u16 {
         let left = |load: &AtomicU32| self.receives.saturating_sub(load.load(Ordering::Relaxed));
-        let queues: u32 = self.loads.iter().map(|load| left(load) / u32::from(depth.max(1))).sum();
-        queues.try_into().unwrap_or(u16::MAX)
+        let depth = u32::from(depth.max(1));
+        let queues: u32 = self.loads.iter().map(|load| left(load) / depth).sum();
+        let half = self.receives / 2 / depth * self.loads.len() as u32;
+        queues.min(half).try_into().unwrap_or(u16::MAX)
     }
 
     /// A reactor's mailbox.
@@ -366,6 +378,8 @@ mod tests {
         let first = ask().unwrap().association;
         assert!(ask().is_ok() && ask().is_ok());
         assert_eq!(code(ask()), (0x181, 0, false), "busy now, perhaps not later");
+        let discovery = Nqn::DISCOVERY.to_string();
+        assert!(registry.connect_admin(&data(0xFFFF, &discovery, HOST)).is_ok(), "its own budget");
         registry.admin_closed(&first);
         assert!(ask().is_ok());
     }

@@ -25,6 +25,7 @@ pub struct Store {
 #[derive(Clone, Debug, Default)]
 pub struct Stores {
     by_namespace: BTreeMap<(Nqn, u32), Store>,
+    next_id: u32,
 }
 
 impl Stores {
@@ -34,17 +35,23 @@ impl Stores {
     /// # Errors
     /// One sentence about the first store that cannot be served.
     pub fn next(&self, subsystems: &[SubsystemConfig]) -> Result<Stores, String> {
-        let mut next = Stores::default();
+        let mut next = Stores { next_id: self.next_id, ..Stores::default() };
         for (subsystem, namespace) in namespaces(subsystems) {
             let key = (subsystem.nqn, namespace.nsid);
+            let place = format!("namespace {} of {}", namespace.nsid, subsystem.nqn);
             let config = backing_config(namespace);
-            let store = match self.by_namespace.get(&key).filter(|s| s.config == config) {
-                Some(store) => store.clone(),
+            let store = match self.by_namespace.get(&key) {
+                Some(store) if store.config == config => store.clone(),
+                Some(_) => {
+                    return Err(format!(
+                        "{place} is in use and cannot become another store at once: what hosts have \
+                         not written yet would land there; remove it, reload, add it, reload"
+                    ));
+                }
                 None => {
-                    let backing = Backing::open(&config).map_err(|error| {
-                        format!("namespace {} of {}: {error}", namespace.nsid, subsystem.nqn)
-                    })?;
-                    let id = self.free_id(&next).ok_or("too many namespaces")?;
+                    let backing =
+                        Backing::open(&config).map_err(|error| format!("{place}: {error}"))?;
+                    let id = next.fresh_id(self).ok_or("too many namespaces")?;
                     Store { id, backing: Arc::new(backing), config }
                 }
             };
@@ -88,15 +95,16 @@ impl Stores {
         }
     }
 
-    /// A number that neither the present nor the coming stores have, past the present ones as long
-    /// as possible: a ring may still have work under an old number.
-    fn free_id(&self, next: &Stores) -> Option<BackingId> {
-        let used = |id| {
-            [self, next].iter().any(|stores| stores.by_namespace.values().any(|s| s.id.0 == id))
+    /// The next number that no store has. Numbers go round, so that one comes again only after all
+    /// others: a command may still be under way to the store that had it.
+    fn fresh_id(&mut self, old: &Stores) -> Option<BackingId> {
+        let taken = |id| {
+            [&*old, &*self].iter().any(|s| s.by_namespace.values().any(|store| store.id.0 == id))
         };
-        let ids = self.by_namespace.values().chain(next.by_namespace.values()).map(|s| s.id.0);
-        let from = ids.max().map_or(0, |id| id + 1);
-        (0..BACKINGS).map(|step| (from + step) % BACKINGS).find(|&id| !used(id)).map(BackingId)
+        let mut ids = (0..BACKINGS).map(|step| (self.next_id + step) % BACKINGS);
+        let id = ids.find(|&id| !taken(id))?;
+        self.next_id = (id + 1) % BACKINGS;
+        Some(BackingId(id))
     }
 }
 
@@ -116,5 +124,60 @@ fn backing_config(namespace: &NamespaceConfig) -> BackingConfig {
         kind,
         block_size_bytes: namespace.block_size_bytes,
         read_only: namespace.read_only,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use uuid::Uuid;
+
+    fn subsystem(nsids: &[u32], size: u64) -> SubsystemConfig {
+        let namespace = |&nsid: &u32| NamespaceConfig {
+            nsid,
+            kind: NamespaceKind::Null { size },
+            block_size_bytes: 4096,
+            uuid: Uuid::from_u128(nsid.into()),
+            read_only: false,
+        };
+        SubsystemConfig {
+            nqn: "nqn.2026-11.io.nvmfd:test".parse().unwrap(),
+            allow_any_host: true,
+            hosts: BTreeSet::new(),
+            serial: "S".to_owned(),
+            model: "M".to_owned(),
+            namespaces: nsids.iter().map(namespace).collect(),
+        }
+    }
+
+    fn ids(stores: &Stores) -> Vec<u32> {
+        stores.by_namespace.values().map(|store| store.id.0).collect()
+    }
+
+    #[test]
+    fn the_number_of_a_store_that_went_is_not_given_to_the_next() {
+        let first = Stores::default().next(&[subsystem(&[1, 2], 1 << 20)]).unwrap();
+        assert_eq!(ids(&first), [0, 1]);
+        let second = first.next(&[subsystem(&[1], 1 << 20)]).unwrap();
+        let third = second.next(&[subsystem(&[1, 3], 1 << 20)]).unwrap();
+        assert_eq!(ids(&third), [0, 2], "a command for the old 1 may still be under way");
+        assert_eq!(second.without(&third).count(), 0);
+        assert_eq!(first.without(&second).map(|s| s.id.0).collect::<Vec<_>>(), [1]);
+    }
+
+    #[test]
+    fn numbers_go_round() {
+        let mut stores = Stores { next_id: BACKINGS - 1, ..Stores::default() };
+        stores = stores.next(&[subsystem(&[1, 2], 1 << 20)]).unwrap();
+        assert_eq!(ids(&stores), [BACKINGS - 1, 0]);
+    }
+
+    #[test]
+    fn a_namespace_does_not_become_another_store_under_its_hosts() {
+        let stores = Stores::default().next(&[subsystem(&[1], 1 << 20)]).unwrap();
+        let refusal = stores.next(&[subsystem(&[1], 1 << 21)]).unwrap_err();
+        assert!(refusal.contains("remove it, reload, add it"), "{refusal}");
+        assert!(stores.next(&[]).unwrap().next(&[subsystem(&[1], 1 << 21)]).is_ok());
     }
 }

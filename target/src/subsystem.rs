@@ -35,6 +35,34 @@ impl Namespace {
         1 << self.block_shift
     }
 
+    /// Where its blocks are, without its names: what a command may carry along, so that a reload
+    /// which puts another store under the same id cannot lead it there.
+    #[must_use]
+    pub fn extent(&self) -> Extent {
+        Extent { backing: self.backing, blocks: self.blocks, block_shift: self.block_shift }
+    }
+
+    /// Byte offset and length of `count` blocks from `slba`.
+    ///
+    /// # Errors
+    /// LBA Out of Range when any of them lies beyond the namespace.
+    pub fn range(&self, slba: u64, count: u64) -> Result<(u64, u64), Status> {
+        self.extent().range(slba, count)
+    }
+}
+
+/// The blocks of a namespace.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extent {
+    /// Where they are.
+    pub backing: BackingId,
+    /// How many.
+    pub blocks: u64,
+    /// log2 of the logical block size in bytes.
+    pub block_shift: u8,
+}
+
+impl Extent {
     /// Byte offset and length of `count` blocks from `slba`.
     ///
     /// # Errors

@@ -45,7 +45,46 @@ pub struct Target {
 struct Running {
     thread: JoinHandle<()>,
     stats: Arc<Stats>,
-    seen_turns: u64,
+}
+
+/// Whether the reactors live; independent of who holds the [`Target`].
+#[derive(Debug)]
+pub struct Pulse {
+    registry: Arc<Registry>,
+    /// Each reactor's counters, and the turns seen at the last look.
+    reactors: Vec<(Arc<Stats>, u64)>,
+}
+
+impl Pulse {
+    /// Whether every reactor has turned since the last call. Rings them all, so that the next
+    /// call has something to see also when they sleep.
+    pub fn alive(&mut self) -> bool {
+        let mut alive = true;
+        for (stats, seen_turns) in &mut self.reactors {
+            let turns = stats.turns.load(Ordering::Relaxed);
+            alive &= turns != *seen_turns && !stats.ended.load(Ordering::Relaxed);
+            *seen_turns = turns;
+        }
+        self.registry.wake_reactors();
+        alive
+    }
+
+    /// Whether a reactor's thread has ended; that is in order only after a stop.
+    #[must_use]
+    pub fn failed(&self) -> Option<Fatal> {
+        let has_ended = |(stats, _): &(Arc<Stats>, u64)| stats.ended.load(Ordering::Relaxed);
+        let ended = self.reactors.iter().position(has_ended)?;
+        Some(Fatal(format!("reactor {ended} has ended; this is a defect, please report it")))
+    }
+}
+
+/// Notes the end of a reactor's thread, however it comes.
+struct Ending(Arc<Stats>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.ended.store(true, Ordering::Relaxed);
+    }
 }
 
 impl Target {
@@ -68,8 +107,11 @@ impl Target {
             .into_iter()
             .enumerate()
             .try_for_each(|(index, (_, mailbox))| target.spawn(index, mailbox))
-            .and_then(|()| target.adopt(next))
-            .and_then(|()| target.listen_all());
+            .and_then(|()| target.attach_new(&next))
+            .and_then(|()| {
+                target.adopt(next);
+                target.listen_all()
+            });
         match started {
             Ok(()) => Ok(target),
             Err(fatal) => {
@@ -105,12 +147,12 @@ impl Target {
                 return Err(fatal);
             }
         }
-        let old = std::mem::replace(&mut self.config, config);
-        if let Err(fatal) = self.adopt(next) {
+        if let Err(fatal) = self.attach_new(&next) {
             added.iter().for_each(|at| self.unlisten(*at));
-            self.config = old;
             return Err(fatal);
         }
+        // From here on nothing can fail. Hosts of what goes are disconnected before its stores go.
+        let old = std::mem::replace(&mut self.config, config);
         removed.iter().for_each(|at| self.unlisten(*at));
         if !(added.is_empty() && removed.is_empty()) {
             self.registry.set_listeners(self.config.listeners.clone());
@@ -120,27 +162,15 @@ impl Target {
                 self.registry.withdraw(&gone);
             }
         }
+        self.adopt(next);
         Ok(lines)
     }
 
-    /// Whether every reactor has turned since the last call. Rings them all, so that the next
-    /// call has something to see also when they sleep.
-    pub fn alive(&mut self) -> bool {
-        let mut alive = true;
-        for running in &mut self.reactors {
-            let turns = running.stats.turns.load(Ordering::Relaxed);
-            alive &= turns != running.seen_turns && !running.thread.is_finished();
-            running.seen_turns = turns;
-        }
-        self.registry.wake_reactors();
-        alive
-    }
-
-    /// Whether a reactor's thread has ended without being told to.
+    /// A way to tell whether the target lives, also while it is being changed.
     #[must_use]
-    pub fn failed(&self) -> Option<Fatal> {
-        let ended = self.reactors.iter().position(|r| r.thread.is_finished())?;
-        Some(Fatal(format!("reactor {ended} has ended; this is a defect, please report it")))
+    pub fn pulse(&self) -> Pulse {
+        let reactors = self.reactors.iter().map(|r| (Arc::clone(&r.stats), 0)).collect();
+        Pulse { registry: Arc::clone(&self.registry), reactors }
     }
 
     /// What runs, for a person: listeners, subsystems, and the memory formula.
@@ -216,11 +246,13 @@ impl Target {
             stats: Arc::default(),
         };
         let stats = Arc::clone(&parts.stats);
+        let ending = Ending(Arc::clone(&stats));
         let cpu = self.config.reactor.cpus.get(index).copied();
         let (ready, is_ready) = sync_channel(1);
         let thread = std::thread::Builder::new()
             .name(format!("reactor-{index}"))
             .spawn(move || {
+                let _ending = ending;
                 pin(cpu);
                 match Reactor::new(parts) {
                     Ok(reactor) => {
@@ -235,7 +267,7 @@ impl Target {
             .map_err(|error| Fatal(format!("no thread for a reactor: {error}")))?;
         match is_ready.recv_timeout(PATIENCE) {
             Ok(Ok(())) => {
-                self.reactors.push(Running { thread, stats, seen_turns: 0 });
+                self.reactors.push(Running { thread, stats });
                 Ok(())
             }
             Ok(Err(fatal)) => Err(fatal),
@@ -243,15 +275,20 @@ impl Target {
         }
     }
 
-    /// Makes `next` the stores in use and publishes the subsystems of the configuration.
-    fn adopt(&mut self, next: Stores) -> Result<(), Fatal> {
-        let added: Vec<_> = next.without(&self.stores).cloned().collect();
+    /// Gives every ring the stores of `next` that are new; all or none.
+    fn attach_new(&self, next: &Stores) -> Result<(), Fatal> {
+        let added: Vec<_> = next.without(&self.stores).collect();
         for (index, store) in added.iter().enumerate() {
             if let Err(fatal) = self.attach(store) {
                 added[..=index].iter().for_each(|store| self.detach(store));
                 return Err(fatal);
             }
         }
+        Ok(())
+    }
+
+    /// Makes `next` the stores in use and publishes the subsystems of the configuration.
+    fn adopt(&mut self, next: Stores) {
         for config in &self.config.subsystems {
             let running = self.registry.subsystem(&config.nqn);
             let usage =
@@ -263,7 +300,6 @@ impl Target {
         }
         let old = std::mem::replace(&mut self.stores, next);
         old.without(&self.stores).for_each(|store| self.detach(store));
-        Ok(())
     }
 
     fn attach(&self, store: &crate::stores::Store) -> Result<(), Fatal> {

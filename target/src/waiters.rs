@@ -6,8 +6,7 @@ use std::collections::VecDeque;
 /// A command that waits: its queue's key and its slot.
 pub type Waiter = (u32, u16);
 
-/// The two lines. Bounded by the slots of all queues; a queue that closes leaves its entries
-/// behind, they are skipped when their turn comes.
+/// The two lines. Bounded by the slots of all queues: a queue that closes takes its entries out.
 #[derive(Debug, Default)]
 pub struct Waiters {
     admin: VecDeque<Waiter>,
@@ -15,10 +14,10 @@ pub struct Waiters {
 }
 
 impl Waiters {
-    /// Whether no I/O command waits: a new one may then try at once.
+    /// Whether nobody waits: a new I/O command may then try at once.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.io.is_empty()
+        self.admin.is_empty() && self.io.is_empty()
     }
 
     /// How many wait.
@@ -30,6 +29,12 @@ impl Waiters {
     /// Puts a command at the end of its line.
     pub fn push(&mut self, admin: bool, key: u32, slot: u16) {
         if admin { self.admin.push_back((key, slot)) } else { self.io.push_back((key, slot)) }
+    }
+
+    /// A queue closes: none of its commands waits any more.
+    pub fn forget(&mut self, key: u32) {
+        self.admin.retain(|waiter| waiter.0 != key);
+        self.io.retain(|waiter| waiter.0 != key);
     }
 
     /// The command whose turn it is in one of the lines.

@@ -58,7 +58,7 @@ impl Fabric for Recorder {
     }
     fn flush(&mut self) {}
     fn poll(&mut self, _: Instant, _: &mut Vec<Event>) {}
-    fn arm(&mut self) -> Option<Instant> {
+    fn arm(&mut self, _: rdma::Wake) -> Option<Instant> {
         None
     }
     fn fd(&self) -> i32 {
@@ -72,10 +72,12 @@ struct Ram {
     waiting: VecDeque<(Tag, Op)>,
     fail: Option<Status>,
     trace: Vec<&'static str>,
+    backings: Vec<BackingId>,
 }
 
 impl Disk for Ram {
-    fn submit(&mut self, _: BackingId, tag: Tag, op: Op) {
+    fn submit(&mut self, backing: BackingId, tag: Tag, op: Op) {
+        self.backings.push(backing);
         self.waiting.push_back((tag, op));
     }
 }
@@ -131,7 +133,7 @@ struct World {
 
 impl World {
     fn new() -> World {
-        let registry = Registry::new(vec![nvmfd::mailbox::mailbox().unwrap().0], 8, 40);
+        let registry = Registry::new(vec![nvmfd::mailbox::mailbox().unwrap().0], 8, 70);
         registry.publish(Arc::new(subsystem()));
         World {
             pool: Pool::new(PoolPlan {
@@ -149,6 +151,7 @@ impl World {
                 waiting: VecDeque::new(),
                 fail: None,
                 trace: Vec::new(),
+                backings: Vec::new(),
             },
             registry,
             waiters: Waiters::default(),
@@ -401,7 +404,8 @@ fn connect_enables_and_properties_answer() {
 fn no_more_queues_are_granted_than_there_is_memory_for() {
     let mut world = World::new();
     let (mut queue, _) = admin(&mut world);
-    // Room for 40 receives, 16 a queue: two, though four were asked for and are allowed.
+    // Room for 70 receives, half of that half open at once, 16 a queue: two, though four were
+    // asked for and are allowed.
     let get = Sqe { cdw10: 7, ..Sqe::admin(AdminOpcode::GET_FEATURES) };
     assert_eq!(world.ask(&mut queue, &get, &[]).dw0(), 0x1_0001);
     world.end(queue);
@@ -652,4 +656,86 @@ fn a_silent_host_is_given_up_and_a_busy_one_is_not() {
     assert!(world.fabric.disconnected);
     assert_eq!(world.registry.associations(), 0);
     world.end(queue);
+}
+
+#[test]
+fn of_connects_under_way_together_one_is_admitted_and_nothing_is_left_of_it() {
+    let mut world = World::new();
+    let mut queue = world.open_qid(0);
+    world.memory[..1024].copy_from_slice(&connect_data(CNTLID_DYNAMIC).emit());
+    let connect = Connect { sqsize_z: 15, kato_ms: 5000, ..Connect::default() };
+    for cid in 0..8 {
+        world.send(&mut queue, &connect.emit(keyed(0, 1024)).with_cid(cid), &[]);
+    }
+    world.run(&mut queue);
+    let codes: Vec<u16> = world.completions.iter().map(|c| c.status.code()).collect();
+    assert_eq!(codes, [0, 0xC, 0xC, 0xC, 0xC, 0xC, 0xC, 0xC]);
+    world.flush_and_go(&mut queue);
+    queue.finish(&mut world.io());
+    assert_eq!(world.registry.associations(), 0);
+}
+
+#[test]
+fn a_host_is_served_also_when_our_own_send_completions_are_late() {
+    let mut world = World::new();
+    let (mut queue, _) = admin(&mut world);
+    let get = PropertyGet::new(Property::VS).emit();
+    // One command outstanding at a time: the host has each answer before it asks again.
+    for cid in 0..40 {
+        world.send(&mut queue, &get.with_cid(cid), &[]);
+        assert!(!world.fabric.disconnected, "after {cid} commands");
+    }
+    world.run(&mut queue);
+    let cids: Vec<u16> = world.completions.drain(..).map(|c| c.cid).collect();
+    assert_eq!(cids, (0..40).collect::<Vec<_>>());
+    // And what still waits for a slot when the connection ends comes home too.
+    for cid in 0..40 {
+        world.send(&mut queue, &get.with_cid(cid), &[]);
+    }
+    world.end(queue);
+}
+
+#[test]
+fn io_on_a_lost_or_reset_controller_is_disconnected_and_never_failed() {
+    for reset in [false, true] {
+        let mut world = World::new();
+        let (mut queue, mut admin, admin_posted) = io_queue(&mut world);
+        let mine = std::mem::replace(&mut world.fabric.posted, admin_posted);
+        if reset {
+            let disable = PropertySet::new(Property::CC, 0x0046_0000).emit();
+            assert!(world.ask(&mut admin, &disable, &[]).status.is_success());
+        } else {
+            world.now += Duration::from_secs(8);
+            admin.tick(&mut world.io());
+            world.now += Duration::from_secs(8);
+            admin.tick(&mut world.io());
+            assert!(std::mem::take(&mut world.fabric.disconnected));
+        }
+        let admin_posted = std::mem::replace(&mut world.fabric.posted, mine);
+        let read = Sqe::io(IoOpcode::READ, 1).with_range(0, 0).with_sgl(keyed(0, 4096));
+        world.send(&mut queue, &read, &[]);
+        world.run(&mut queue);
+        assert!(world.completions.is_empty(), "no status that would end in a file system");
+        assert!(world.fabric.disconnected);
+        end_both(world, queue, admin, admin_posted);
+    }
+}
+
+#[test]
+fn a_deallocation_stays_with_the_store_that_it_was_meant_for() {
+    let mut world = World::new();
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    let mut data = [0; 32];
+    data[..16].copy_from_slice(&DsmRange { attributes: 0, blocks: 1, slba: 1 }.emit());
+    data[16..].copy_from_slice(&DsmRange { attributes: 0, blocks: 1, slba: 3 }.emit());
+    let dsm = Sqe::deallocation(1, 1).with_sgl(Sgl::in_capsule(0, 32));
+    world.send(&mut queue, &dsm, &data);
+    assert!(world.disk_step(&mut queue), "the first range");
+    let mut other = subsystem();
+    other.namespaces[0].backing = BackingId(7);
+    queue.on_subsystem(&Arc::new(other), &mut world.io());
+    assert_eq!(world.disk.backings, [BackingId(0), BackingId(0)]);
+    world.run(&mut queue);
+    assert!(world.completions.pop().unwrap().status.is_success());
+    end_both(world, queue, admin, posted);
 }

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
-use super::Verbs;
 use super::device::Device;
 use super::ffi::{
     Api, CmEvent, CmId, CmKind, ConnectParam, DeviceKey, DeviceList, EventChannel, QueuePair,
 };
 use super::table::Fifo;
+use super::{Look, Verbs};
 use crate::{Event, FabricError, Fault, Incoming, Qp, QpLimits, Reason};
 
 /// Requests that the kernel keeps for us while we are busy.
@@ -180,8 +180,6 @@ impl Verbs {
             };
             FabricError(format!("cannot connect to {to} with verbs: {why}"))
         })?;
-        // The answers of the connection manager are asked for soon, also by a loop that sleeps.
-        self.cm_checks = self.cm_checks.max(1);
         let phase = Phase::Resolving(private_data.to_vec());
         Ok(self.admit(Connection::new(id, limits, phase)))
     }
@@ -254,7 +252,7 @@ impl Verbs {
         let make = |inline| {
             let depths =
                 super::ffi::Depths { sends: limits.sends, receives: limits.receives, inline };
-            QueuePair::new(id, &device.pd, &device.cq, depths)
+            QueuePair::new(id, &device.pd, &device.sent, &device.received, depths)
         };
         make(super::INLINE_BYTES).or_else(|_| make(0))
     }
@@ -306,13 +304,12 @@ impl Verbs {
                     if let Err(e) = end {
                         tracing::warn!("connection manager: {}", e.desc());
                     }
-                    self.cm_checks = self.cm_checks.saturating_sub(1);
                     return;
                 }
             }
         }
         // There may be more: come back at the next poll.
-        self.cm_checks = self.cm_checks.max(1);
+        self.look = Look::Now;
     }
 
     fn on_event(&mut self, event: CmEvent) {

@@ -635,6 +635,24 @@ impl CompChannel {
     }
 }
 
+impl CompChannel {
+    /// Takes one announcement off the channel, if there is one.
+    pub(super) fn take(&self) -> Result<(), Errno> {
+        let api = self.context.list.api;
+        let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the channel is live; the others are places for one pointer each.
+        let code = unsafe { (api.ibv_get_cq_event)(self.raw.as_ptr(), &mut cq, &mut context) };
+        match check(code) {
+            // SAFETY: the queue announced itself, so it is live: destroying one waits until all
+            // its announcements are acknowledged, which happens here at once.
+            Ok(()) => unsafe { (api.ibv_ack_cq_events)(cq, 1) },
+            Err(Errno::EAGAIN | Errno::EINTR) => {}
+            Err(e) => return Err(e),
+        }
+        Ok(())
+    }
+}
+
 impl Drop for CompChannel {
     fn drop(&mut self) {
         // SAFETY: its completion queue holds the channel, so that is gone; destroyed once.
@@ -671,23 +689,6 @@ impl Cq {
         // SAFETY: the array has `room` entries; the context's operations are the device's own.
         let got = unsafe { rdma_sys::ibv_poll_cq(self.raw.as_ptr(), room, into.0.as_mut_ptr()) };
         usize::try_from(got).map(|n| n.min(room as usize)).map_err(|_| Errno::EIO)
-    }
-
-    /// Takes the announcements off the channel, so that its descriptor is no longer readable.
-    pub(super) fn drain(&self) -> Result<(), Errno> {
-        let api = self.channel.context.list.api;
-        let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
-        loop {
-            // SAFETY: the channel is live; the others are places for one pointer each.
-            let code =
-                unsafe { (api.ibv_get_cq_event)(self.channel.raw.as_ptr(), &mut cq, &mut context) };
-            match check(code) {
-                // SAFETY: the channel has no other queue, so the announcement is this one's.
-                Ok(()) => unsafe { (api.ibv_ack_cq_events)(self.raw.as_ptr(), 1) },
-                Err(Errno::EAGAIN | Errno::EINTR) => return Ok(()),
-                Err(e) => return Err(e),
-            }
-        }
     }
 
     /// Asks for an announcement of the next completion.
@@ -758,20 +759,21 @@ pub(super) struct QueuePair {
     inline: u32,
     id: Arc<CmId>,
     _pd: Arc<Pd>,
-    _cq: Arc<Cq>,
+    _cqs: [Arc<Cq>; 2],
 }
 
 impl QueuePair {
     pub(super) fn new(
         id: &Arc<CmId>,
         pd: &Arc<Pd>,
-        cq: &Arc<Cq>,
+        sent: &Arc<Cq>,
+        received: &Arc<Cq>,
         depths: Depths,
     ) -> Result<QueuePair, Errno> {
         // SAFETY: pointers and integers, for which zero is valid.
         let mut attr: ibv_qp_init_attr = unsafe { std::mem::zeroed() };
-        attr.send_cq = cq.raw.as_ptr();
-        attr.recv_cq = cq.raw.as_ptr();
+        attr.send_cq = sent.raw.as_ptr();
+        attr.recv_cq = received.raw.as_ptr();
         attr.cap.max_send_wr = depths.sends;
         attr.cap.max_recv_wr = depths.receives;
         attr.cap.max_send_sge = 1;
@@ -779,7 +781,7 @@ impl QueuePair {
         attr.cap.max_inline_data = depths.inline;
         attr.qp_type = ibv_qp_type::IBV_QPT_RC;
         attr.sq_sig_all = 1;
-        // SAFETY: id, domain and queue are live, of one device, and held from now on.
+        // SAFETY: id, domain and queues are live, of one device, and held from now on.
         check(unsafe { (id.api.rdma_create_qp)(id.raw.as_ptr(), pd.raw.as_ptr(), &mut attr) })?;
         // SAFETY: a successful call has set the id's queue pair.
         let raw = check_new(unsafe { id.raw.as_ref().qp })?;
@@ -788,7 +790,7 @@ impl QueuePair {
             inline: attr.cap.max_inline_data,
             id: Arc::clone(id),
             _pd: Arc::clone(pd),
-            _cq: Arc::clone(cq),
+            _cqs: [Arc::clone(sent), Arc::clone(received)],
         })
     }
 

@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 pub use cm::owns;
 use cm::{Connection, Lingerer};
@@ -42,13 +42,13 @@ use table::{Flight, Table};
 
 use crate::{
     Buf, Completion, Event, Exposed, Fabric, FabricError, Fault, Incoming, Qp, QpLimits, Reason,
-    Region, Tag, Work,
+    Region, Tag, Wake, Work,
 };
 
 /// Completions fetched at once.
 const HARVEST: usize = 64;
-/// Interval of looking at connections in a loop that never sleeps.
-const CM_INTERVAL: Duration = Duration::from_millis(1);
+/// Interval of looking at the descriptors in a loop that never sleeps.
+const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 /// Bytes of a message that may travel in the work request: an NVMe response and its like.
 const INLINE_BYTES: u32 = 64;
 /// 0.64 ms, as an InfiniBand code.
@@ -57,10 +57,26 @@ const RNR_TIMER: u8 = 12;
 const READY_MOST: usize = 1024;
 
 /// A device in use by this fabric.
+/// Marks the connection manager's descriptor in the epoll set; devices are marked by their own.
+const CONNECTIONS: u64 = u64::MAX;
+
+/// When `poll` next looks at the descriptors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Look {
+    /// Armed: the next poll is the one before the sleep, the one after that looks.
+    AfterSleep,
+    Now,
+    /// After [`LOOK_INTERVAL`].
+    Later,
+}
+
 struct Attached {
     device: Arc<Device>,
     /// The system took it away; it goes with its last connection.
     removed: bool,
+    /// Completions came since it was armed, so an announcement may lie in its channel. Taken
+    /// before the next sleep, which it would end at once.
+    announced: bool,
 }
 
 /// The provider over rdma-core, one a reactor.
@@ -86,9 +102,8 @@ pub struct Verbs {
     harvest: Harvest,
     sends: SendChain,
     receives: RecvChain,
-    /// How often `poll` still asks the connection manager whatever the time.
-    cm_checks: u8,
-    cm_checked: Instant,
+    look: Look,
+    looked: Instant,
     now: Instant,
 }
 
@@ -116,7 +131,9 @@ impl Verbs {
         let channel = EventChannel::new(api).map_err(|e| no_device(Some(e)))?;
         let failed = |e: Errno| FabricError(format!("cannot make an epoll instance: {}", e.desc()));
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?;
-        epoll.add(channel.fd(), EpollEvent::new(EpollFlags::EPOLLIN, 0)).map_err(failed)?;
+        epoll
+            .add(channel.fd(), EpollEvent::new(EpollFlags::EPOLLIN, CONNECTIONS))
+            .map_err(failed)?;
         let now = Instant::now();
         let mut verbs = Verbs {
             connections: Vec::new(),
@@ -136,8 +153,8 @@ impl Verbs {
             harvest: Harvest::new(HARVEST),
             sends: SendChain::default(),
             receives: RecvChain::default(),
-            cm_checks: 2,
-            cm_checked: now,
+            look: Look::Now,
+            looked: now,
             now,
         };
         verbs.attach_all(api)?;
@@ -167,11 +184,15 @@ impl Verbs {
 
     fn attach(&mut self, context: &Arc<ffi::Context>) -> Result<Arc<Device>, FabricError> {
         let device = Arc::new(Device::new(context, &self.region)?);
-        let event = EpollEvent::new(EpollFlags::EPOLLIN, 1);
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, device.fd().as_raw_fd() as u64);
         self.epoll
             .add(device.fd(), event)
             .map_err(|e| FabricError(format!("cannot watch completions: {}", e.desc())))?;
-        self.devices.push(Attached { device: Arc::clone(&device), removed: false });
+        self.devices.push(Attached {
+            device: Arc::clone(&device),
+            removed: false,
+            announced: false,
+        });
         Ok(device)
     }
 
@@ -306,14 +327,60 @@ impl Verbs {
         }
     }
 
+    /// Looking at the descriptors is a system call: once after each sleep, and now and then while
+    /// there is no sleep. Before a sleep there is no need: what is there keeps the descriptor
+    /// readable and ends the sleep at once.
+    fn is_time_to_look(&mut self, now: Instant) -> bool {
+        match self.look {
+            Look::AfterSleep => {
+                self.look = Look::Now;
+                false
+            }
+            Look::Now => true,
+            Look::Later => now.duration_since(self.looked) >= LOOK_INTERVAL,
+        }
+    }
+
+    /// Takes announcements off their channels, and events from the connection manager.
+    fn look_around(&mut self) {
+        (self.look, self.looked) = (Look::Later, self.now);
+        let mut found = [EpollEvent::empty(); 8];
+        // At most a few sources are ready; the rest stays readable for the next look.
+        let Ok(count) = self.epoll.wait(&mut found, EpollTimeout::ZERO) else { return };
+        for event in &found[..count] {
+            match event.data() {
+                CONNECTIONS => self.poll_connections(),
+                fd => {
+                    let device = |d: &&mut Attached| d.device.fd().as_raw_fd() as u64 == fd;
+                    let Some(attached) = self.devices.iter_mut().find(device) else { continue };
+                    attached.announced = false;
+                    if attached.device.take_announcement().is_err() {
+                        let key = attached.device.key();
+                        self.lose(key);
+                    }
+                }
+            }
+        }
+    }
+
     fn poll_devices(&mut self, end: usize, batch: &mut Vec<Event>) {
         for index in 0..self.devices.len() {
             while batch.len() < end {
                 let Some(attached) = self.devices.get(index) else { return };
                 let most = end - batch.len();
-                let got = match attached.device.cq.poll(&mut self.harvest, most) {
+                // What was sent first: a message that follows the response to its predecessor
+                // finds that one's slot free.
+                let Device { sent, received, .. } = &*attached.device;
+                let polled = match sent.poll(&mut self.harvest, most) {
+                    Ok(0) => received.poll(&mut self.harvest, most),
+                    other => other,
+                };
+                let got = match polled {
                     Ok(0) => break,
-                    Ok(got) => got,
+                    Ok(got) => {
+                        self.devices[index].announced = true;
+                        got
+                    }
                     Err(_) => {
                         let key = attached.device.key();
                         self.lose(key);
@@ -454,27 +521,37 @@ impl Fabric for Verbs {
 
     fn poll(&mut self, now: Instant, batch: &mut Vec<Event>) {
         self.now = now;
-        self.vacant.append(&mut self.departed);
+        // A handle is used again only when nothing that names it is left to be told.
+        if self.ready.is_empty() {
+            self.vacant.append(&mut self.departed);
+        }
         if !self.closing.is_empty() || !self.lingering.is_empty() {
             self.advance_closing();
         }
         let end = batch.len() + (batch.capacity() - batch.len()).max(1);
         self.deliver(end, batch);
         self.poll_devices(end, batch);
-        let due = self.cm_checks > 0 || now.duration_since(self.cm_checked) >= CM_INTERVAL;
-        if due && self.ready.len() < READY_MOST {
-            self.cm_checked = now;
-            self.poll_connections();
+        if self.is_time_to_look(now) && self.ready.len() < READY_MOST {
+            self.look_around();
         }
         self.deliver(end, batch);
     }
 
-    fn arm(&mut self) -> Option<Instant> {
-        self.cm_checks = 2;
-        let armed = |d: &Attached| d.device.cq.drain().and_then(|()| d.device.cq.request_notify());
+    fn arm(&mut self, wake: Wake) -> Option<Instant> {
+        self.look = Look::AfterSleep;
+        // A Read is waited for, and so is the end of a connection.
+        let ending = !(self.closing.is_empty() && self.lingering.is_empty());
+        let wake = if self.flights.has_reads() || ending { Wake::Any } else { wake };
+        let armed = |d: &mut Attached| {
+            if std::mem::take(&mut d.announced) {
+                d.device.take_announcement()?;
+            }
+            d.device.request_notify(wake)
+        };
         // A queue that cannot announce itself belongs to a device that is gone.
-        let working = self.devices.iter().filter(|d| !d.removed);
-        let lost: Vec<_> = working.filter(|d| armed(d).is_err()).map(|d| d.device.key()).collect();
+        let working = self.devices.iter_mut().filter(|d| !d.removed);
+        let lost: Vec<_> =
+            working.filter_map(|d| armed(d).is_err().then(|| d.device.key())).collect();
         lost.into_iter().for_each(|key| self.lose(key));
         self.next_deadline()
     }

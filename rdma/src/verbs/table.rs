@@ -27,6 +27,7 @@ pub(super) struct Table {
     slots: Vec<Slot>,
     free: Fifo,
     used: usize,
+    reads: usize,
 }
 
 /// A list of slots in order of posting, threaded through the slots themselves.
@@ -57,6 +58,7 @@ impl Table {
         }
         let mut free = self.free;
         if let Some(index) = self.shift(&mut free) {
+            self.reads += usize::from(matches!(flight.work, Work::Read { .. }));
             self.slots[index as usize].flight = Some(flight);
             self.used += 1;
             self.append(list, index);
@@ -81,6 +83,7 @@ impl Table {
         }
         let flight = slot.flight.take()?;
         slot.generation = generation.wrapping_add(1);
+        self.reads -= usize::from(matches!(flight.work, Work::Read { .. }));
         self.used -= 1;
         let mut free = self.free;
         self.append(&mut free, index);
@@ -98,6 +101,11 @@ impl Table {
     /// Flights in the table.
     pub(super) fn len(&self) -> usize {
         self.used
+    }
+
+    /// Whether an RDMA Read is among them.
+    pub(super) fn has_reads(&self) -> bool {
+        self.reads > 0
     }
 
     fn add(&mut self) {

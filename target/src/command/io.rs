@@ -7,7 +7,7 @@ use nvme::sqe::DsmRange;
 use nvme::{IoOpcode, Sqe, Status};
 
 use super::{Plan, Received, destination, no_data, source};
-use crate::subsystem::{Namespace, Subsystem};
+use crate::subsystem::{Extent, Namespace, Subsystem};
 
 /// Bytes of one Dataset Management range.
 pub const RANGE_BYTES: u32 = 16;
@@ -35,18 +35,18 @@ pub fn plan(sqe: &Sqe, subsystem: &Subsystem, received: Received) -> Result<Plan
 ///
 /// # Errors
 /// LBA Out of Range.
-pub fn check_ranges(data: &[u8], namespace: &Namespace) -> Result<(), Status> {
+pub fn check_ranges(data: &[u8], extent: Extent) -> Result<(), Status> {
     DsmRange::parse_all(data)
-        .try_for_each(|range| namespace.range(range.slba, range.blocks.into()).map(drop))
+        .try_for_each(|range| extent.range(range.slba, range.blocks.into()).map(drop))
 }
 
-/// Byte offset and length of the range that begins at `at` of the descriptors.
+/// Byte offset and length of one of the ranges, counted from 0.
 ///
 /// # Errors
 /// LBA Out of Range.
-pub fn range_at(data: &[u8], index: u32, namespace: &Namespace) -> Result<(u64, u64), Status> {
+pub fn range_at(data: &[u8], index: u32, extent: Extent) -> Result<(u64, u64), Status> {
     let range = DsmRange::parse_all(data).nth(index as usize).unwrap_or_default();
-    namespace.range(range.slba, range.blocks.into())
+    extent.range(range.slba, range.blocks.into())
 }
 
 fn flush(sqe: &Sqe, namespace: &Namespace, _: Received) -> Result<Plan, Status> {
@@ -96,7 +96,7 @@ fn dataset_management(
         return Ok(Plan::Reply(0));
     }
     writable(namespace)?;
-    Ok(Plan::Deallocate { nsid: namespace.nsid, nr, from })
+    Ok(Plan::Deallocate { extent: namespace.extent(), nr, from })
 }
 
 fn writable(namespace: &Namespace) -> Result<(), Status> {
@@ -222,7 +222,8 @@ mod tests {
     fn deallocation_takes_a_longer_buffer_and_uses_what_it_needs() {
         let dsm = Sqe::deallocation(1, 1);
         let from = Source::Host(Remote { addr: 0x1000, key: 7, len: 32 });
-        let expected = Plan::Deallocate { nsid: 1, nr: 2, from };
+        let extent = sample().namespaces[0].extent();
+        let expected = Plan::Deallocate { extent, nr: 2, from };
         assert_eq!(ask(&dsm.with_sgl(keyed(4096))), Ok(expected));
         refused(&dsm.with_sgl(keyed(31)), Status::DATA_SGL_LENGTH_INVALID);
         let hint = Sqe { cdw11: 0, ..dsm.with_sgl(keyed(32)) };
@@ -232,7 +233,7 @@ mod tests {
     #[test]
     fn all_ranges_are_checked_before_any_is_used() {
         let subsystem = sample();
-        let namespace = subsystem.namespace(1).unwrap();
+        let namespace = subsystem.namespace(1).unwrap().extent();
         let mut data = [0; 32];
         data[..16].copy_from_slice(&DsmRange { attributes: 0, blocks: 8, slba: 1 }.emit());
         data[16..].copy_from_slice(&DsmRange { attributes: 0, blocks: 1, slba: 1 << 20 }.emit());

@@ -15,6 +15,7 @@ use nvme::{Sgl, Sqe, Status};
 use rdma::Remote;
 
 use crate::disk::BackingId;
+use crate::subsystem::Extent;
 
 /// Bytes of the submission queue entry at the head of a capsule.
 pub const SQE_BYTES: u32 = 64;
@@ -102,8 +103,8 @@ pub enum Plan {
     },
     /// Pull `nr` range descriptors (16 bytes each), check them all, then give the ranges up.
     Deallocate {
-        /// The namespace.
-        nsid: u32,
+        /// The namespace's blocks, as they were when the command came.
+        extent: Extent,
         /// How many ranges, 1 to 256.
         nr: u32,
         /// The descriptors, exactly `nr` × 16 bytes.

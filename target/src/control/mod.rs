@@ -2,7 +2,9 @@
 //! the service manager. Nothing of it is on the way of an I/O.
 //!
 //! Calls into the target may wait for reactors or for disks, so each runs on tokio's blocking
-//! threads; the exceptions are [`Serve::alive`] and [`Serve::failed`], which only look.
+//! threads, and takes the target along. What stays here is its [`Pulse`], which only looks: so the
+//! watchdog is fed, a dead reactor noticed and a signal heard also while a reload waits for a disk
+//! that does not answer.
 
 pub(crate) mod check;
 pub(crate) mod log;
@@ -15,7 +17,7 @@ use std::time::{Duration, Instant};
 use nvmfd::Target;
 use nvmfd::config::{Config, ConfigErrors};
 use tokio::sync::mpsc;
-use tokio::task::spawn_blocking;
+use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::{error, info, warn};
 
@@ -26,6 +28,10 @@ const STOP_BUDGET: Duration = Duration::from_secs(5);
 
 /// And this is added before the process goes without it.
 const STOP_GRACE: Duration = Duration::from_millis(500);
+
+/// A reload that is under way may take this long after a stop was asked for. Only then does the
+/// stop begin; both together stay below `TimeoutStopSec` of the unit file.
+const RELOAD_GRACE: Duration = Duration::from_secs(5);
 
 /// How often to look whether the target has died.
 const LOOK: Duration = Duration::from_secs(1);
@@ -41,29 +47,44 @@ enum Ask {
 
 /// What the control plane needs of a target; there is only one, except in tests.
 trait Serve: Sized + Send + 'static {
+    type Pulse: Pulse;
+
+    fn pulse(&self) -> Self::Pulse;
     fn apply(&mut self, config: Config) -> Result<Vec<String>, String>;
+    fn stop(self, deadline: Instant);
+}
+
+/// Tells whether a target lives, wherever that is. Never waits.
+trait Pulse {
     /// Has every reactor turned since the last call?
     fn alive(&mut self) -> bool;
     /// Why the target has died, once it has.
     fn failed(&self) -> Option<String>;
-    fn stop(self, deadline: Instant);
 }
 
 impl Serve for Target {
+    type Pulse = nvmfd::Pulse;
+
+    fn pulse(&self) -> nvmfd::Pulse {
+        Target::pulse(self)
+    }
+
     fn apply(&mut self, config: Config) -> Result<Vec<String>, String> {
         Target::apply(self, config).map_err(|fatal| fatal.to_string())
     }
 
+    fn stop(self, deadline: Instant) {
+        Target::stop(self, deadline);
+    }
+}
+
+impl Pulse for nvmfd::Pulse {
     fn alive(&mut self) -> bool {
-        Target::alive(self)
+        nvmfd::Pulse::alive(self)
     }
 
     fn failed(&self) -> Option<String> {
-        Target::failed(self).map(|fatal| fatal.to_string())
-    }
-
-    fn stop(self, deadline: Instant) {
-        Target::stop(self, deadline);
+        nvmfd::Pulse::failed(self).map(|fatal| fatal.to_string())
     }
 }
 
@@ -86,7 +107,7 @@ pub(crate) async fn run(file: PathBuf, config: Config) -> Result<(), String> {
         info!("{line}");
     }
     let watchdog = sd_notify::watchdog_enabled();
-    Control { file, config, target, manager, watchdog }.serve(asks).await
+    Control { file, manager, watchdog }.serve(Served { target, config }, asks).await
 }
 
 /// Logs every mistake of a configuration.
@@ -96,31 +117,84 @@ pub(crate) fn log_mistakes(errors: &ConfigErrors) {
     }
 }
 
-struct Control<T> {
-    file: PathBuf,
-    config: Config,
+/// A target and what it serves: whoever has this may change it.
+struct Served<T> {
     target: T,
+    config: Config,
+}
+
+impl<T: Serve> Served<T> {
+    /// Reads the configuration again and logs what has come of it. Waits for disks.
+    fn reload(mut self, file: &Path) -> Self {
+        match self.renew(file) {
+            Ok(changes) => {
+                changes.iter().for_each(|change| info!("{change}"));
+                info!("reload done: {} changes", changes.len());
+            }
+            Err(sentences) => {
+                sentences.iter().for_each(|sentence| error!("{sentence}"));
+                error!("reload refused: everything stays as it was");
+            }
+        }
+        self
+    }
+
+    /// Loads and applies; what changed, or why nothing did.
+    fn renew(&mut self, file: &Path) -> Result<Vec<String>, Vec<String>> {
+        let mut next = Config::load(file)
+            .map_err(|errors| errors.to_string().lines().map(String::from).collect::<Vec<_>>())?;
+        for warning in next.warnings() {
+            warn!("{warning}");
+        }
+        let changes = self.target.apply(next.clone()).map_err(|sentence| vec![sentence])?;
+        next.keep_fixed(&self.config);
+        self.config = next;
+        Ok(changes)
+    }
+}
+
+/// A reload under way. It goes on also when nobody waits for it any more.
+type Reload<T> = JoinHandle<Served<T>>;
+
+struct Control {
+    file: PathBuf,
     manager: Manager,
     watchdog: Option<Duration>,
 }
 
-impl<T: Serve> Control<T> {
-    async fn serve(mut self, mut asks: mpsc::Receiver<Ask>) -> Result<(), String> {
+impl Control {
+    async fn serve<T: Serve>(
+        self,
+        served: Served<T>,
+        mut asks: mpsc::Receiver<Ask>,
+    ) -> Result<(), String> {
+        self.manager.ready(&status(&served.config));
+        info!("serving {}", status(&served.config));
+        let pulse = served.target.pulse();
+        let target = tokio::select! {
+            sentence = self.watch(pulse) => {
+                self.manager.stopping(&sentence);
+                return Err(sentence);
+            }
+            target = self.attend(served, &mut asks) => target?,
+        };
+        if let Some(target) = target {
+            self.stop(target, asks).await;
+        }
+        Ok(())
+    }
+
+    /// Feeds the watchdog while every reactor turns. Ends when the target has died, and says why.
+    async fn watch(&self, mut pulse: impl Pulse) -> String {
         let period = self.watchdog.map(|limit| (limit / 2).max(Duration::from_millis(1)));
         let mut tick = interval(period.unwrap_or(Duration::from_secs(3600)));
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        self.manager.ready(&status(&self.config));
-        info!("serving {}", status(&self.config));
         let mut look = interval(LOOK);
         let mut stuck = false;
         loop {
             tokio::select! {
-                ask = asks.recv() => match ask {
-                    Some(Ask::Reload) => self = self.reload().await?,
-                    Some(Ask::Stop) | None => break,
-                },
                 _ = tick.tick(), if period.is_some() => {
-                    let alive = self.target.alive();
+                    let alive = pulse.alive();
                     if alive {
                         self.manager.watchdog();
                     } else if !stuck {
@@ -128,75 +202,91 @@ impl<T: Serve> Control<T> {
                     }
                     stuck = !alive;
                 }
-                _ = look.tick() => if let Some(sentence) = self.target.failed() {
-                    self.manager.stopping(&sentence);
-                    return Err(sentence);
+                _ = look.tick() => if let Some(sentence) = pulse.failed() {
+                    return sentence;
                 },
             }
         }
-        self.stop(asks).await;
-        Ok(())
     }
 
-    /// Reads the configuration again. A text with mistakes changes nothing.
-    async fn reload(mut self) -> Result<Self, String> {
-        info!("reading {} again", self.file.display());
-        self.manager.reloading();
-        let file = self.file.clone();
-        let work = spawn_blocking(move || {
-            let outcome = renew(&mut self.target, &self.config, &file);
-            (self, outcome)
-        });
-        let (mut this, outcome) =
-            work.await.map_err(|_| "the reload has panicked; this is a bug".to_owned())?;
-        match outcome {
-            Ok((config, changes)) => {
-                changes.iter().for_each(|change| info!("{change}"));
-                info!("reload done: {} changes", changes.len());
-                this.config = config;
-            }
-            Err(sentences) => {
-                sentences.iter().for_each(|sentence| error!("{sentence}"));
-                error!("reload refused: everything stays as it was");
-            }
+    /// Reloads as often as asked, until a stop is asked for. Returns the target to stop; nothing
+    /// if there is no more waiting for the reload that has it. However often a reload is asked for
+    /// during a reload, one more follows: it reads what is there by then.
+    async fn attend<T: Serve>(
+        &self,
+        mut served: Served<T>,
+        asks: &mut mpsc::Receiver<Ask>,
+    ) -> Result<Option<T>, String> {
+        let mut next = asks.recv().await;
+        while next == Some(Ask::Reload) {
+            info!("reading {} again", self.file.display());
+            self.manager.reloading();
+            let file = self.file.clone();
+            let mut reload = spawn_blocking(move || served.reload(&file));
+            let mut again = None;
+            served = loop {
+                tokio::select! {
+                    done = &mut reload => break done.map_err(|_| panicked())?,
+                    ask = asks.recv() => match ask {
+                        Some(Ask::Reload) => {
+                            info!("a reload is under way: one more will follow");
+                            again = ask;
+                        }
+                        Some(Ask::Stop) | None => return self.outwait(reload, asks).await,
+                    },
+                }
+            };
+            self.manager.ready(&status(&served.config));
+            next = if again.is_some() { again } else { asks.recv().await };
         }
-        this.manager.ready(&status(&this.config));
-        Ok(this)
+        Ok(Some(served.target))
+    }
+
+    /// A stop was asked for during a reload. Waits for the target that the reload has, but not
+    /// for long, and not if asked once more.
+    async fn outwait<T>(
+        &self,
+        reload: Reload<T>,
+        asks: &mut mpsc::Receiver<Ask>,
+    ) -> Result<Option<T>, String> {
+        info!("stopping: the reload under way has {} s", RELOAD_GRACE.as_secs());
+        self.manager.stopping("stopping after the reload");
+        tokio::select! {
+            done = timeout(RELOAD_GRACE, reload) => match done {
+                Ok(Ok(served)) => return Ok(Some(served.target)),
+                Ok(Err(_)) => return Err(panicked()),
+                Err(_) => warn!("the reload takes too long: leaving now, without a disconnect"),
+            },
+            () = once_more(asks) => {}
+        }
+        Ok(None)
     }
 
     /// Stops within the budget. Whoever asks once more does not have to wait for that.
-    async fn stop(self, mut asks: mpsc::Receiver<Ask>) {
+    async fn stop<T: Serve>(self, target: T, mut asks: mpsc::Receiver<Ask>) {
         info!("stopping: what is in flight has {} s", STOP_BUDGET.as_secs());
         self.manager.stopping("stopping");
         let deadline = Instant::now() + STOP_BUDGET;
-        let target = self.target;
         let work = spawn_blocking(move || target.stop(deadline));
-        let again = async { while asks.recv().await == Some(Ask::Reload) {} };
         tokio::select! {
             done = timeout(STOP_BUDGET + STOP_GRACE, work) => match done {
                 Ok(Ok(())) => info!("stopped"),
                 Ok(Err(_)) => error!("the stop has panicked; this is a bug"),
                 Err(_) => warn!("the stop takes too long: leaving now"),
             },
-            () = again => warn!("asked to stop once more: leaving now"),
+            () = once_more(&mut asks) => {}
         }
     }
 }
 
-/// Loads and applies; what changed, or why nothing did.
-fn renew<T: Serve>(
-    target: &mut T,
-    old: &Config,
-    file: &Path,
-) -> Result<(Config, Vec<String>), Vec<String>> {
-    let mut next = Config::load(file)
-        .map_err(|errors| errors.to_string().lines().map(String::from).collect::<Vec<_>>())?;
-    for warning in next.warnings() {
-        warn!("{warning}");
-    }
-    let changes = target.apply(next.clone()).map_err(|sentence| vec![sentence])?;
-    next.keep_fixed(old);
-    Ok((next, changes))
+/// Waits until somebody who has asked to stop asks again.
+async fn once_more(asks: &mut mpsc::Receiver<Ask>) {
+    while asks.recv().await == Some(Ask::Reload) {}
+    warn!("asked to stop once more: leaving now");
+}
+
+fn panicked() -> String {
+    "the reload has panicked; this is a bug".to_owned()
 }
 
 /// One line for `systemctl status`.

@@ -1,3 +1,4 @@
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tempfile::TempDir;
@@ -30,31 +31,62 @@ impl Story {
     }
 
     fn has(&self, line: &str) -> bool {
-        self.lines().iter().any(|each| each == line)
+        self.count(line) > 0
+    }
+
+    fn count(&self, start: &str) -> usize {
+        self.lines().iter().filter(|line| line.starts_with(start)).count()
+    }
+
+    /// What happened from the first line that starts so.
+    fn since(&self, start: &str) -> Vec<String> {
+        self.lines().into_iter().skip_while(|line| !line.starts_with(start)).collect()
     }
 }
 
 struct Fake {
     story: Story,
+    health: FakePulse,
     /// What `apply` answers.
     refuses: bool,
-    alive: bool,
-    fails: bool,
+    /// And how the target is from then on.
+    after: (bool, bool),
+    apply_takes: Duration,
+    apply_panics: bool,
     stop_takes: Duration,
 }
 
+#[derive(Clone)]
+struct FakePulse {
+    alive: Arc<AtomicBool>,
+    fails: Arc<AtomicBool>,
+}
+
+impl FakePulse {
+    fn set(&self, (alive, fails): (bool, bool)) {
+        self.alive.store(alive, Ordering::SeqCst);
+        self.fails.store(fails, Ordering::SeqCst);
+    }
+}
+
+const WELL: (bool, bool) = (true, false);
+const STUCK: (bool, bool) = (false, false);
+const DEAD: (bool, bool) = (false, true);
+
 impl Serve for Fake {
+    type Pulse = FakePulse;
+
+    fn pulse(&self) -> FakePulse {
+        self.health.clone()
+    }
+
     fn apply(&mut self, config: Config) -> Result<Vec<String>, String> {
+        self.health.set(self.after);
         self.story.add(format!("apply depth {}", config.limits.queue_depth));
+        std::thread::sleep(self.apply_takes);
+        assert!(!self.apply_panics);
+        self.story.add("applied");
         if self.refuses { Err("no".to_owned()) } else { Ok(vec!["one change".to_owned()]) }
-    }
-
-    fn alive(&mut self) -> bool {
-        self.alive
-    }
-
-    fn failed(&self) -> Option<String> {
-        self.fails.then(|| "the reactor is gone".to_owned())
     }
 
     fn stop(self, deadline: Instant) {
@@ -64,10 +96,21 @@ impl Serve for Fake {
     }
 }
 
+impl Pulse for FakePulse {
+    fn alive(&mut self) -> bool {
+        self.alive.load(Ordering::SeqCst)
+    }
+
+    fn failed(&self) -> Option<String> {
+        self.fails.load(Ordering::SeqCst).then(|| "the reactor is gone".to_owned())
+    }
+}
+
 struct Stage {
     story: Story,
     folder: TempDir,
-    control: Control<Fake>,
+    control: Control,
+    served: Served<Fake>,
 }
 
 fn stage(change: impl FnOnce(&mut Fake)) -> Stage {
@@ -77,11 +120,14 @@ fn stage(change: impl FnOnce(&mut Fake)) -> Stage {
     let story = Story::default();
     let mut target = Fake {
         story: story.clone(),
+        health: FakePulse { alive: Arc::default(), fails: Arc::default() },
         refuses: false,
-        alive: true,
-        fails: false,
+        after: WELL,
+        apply_takes: Duration::ZERO,
+        apply_panics: false,
         stop_takes: Duration::ZERO,
     };
+    target.health.set(WELL);
     change(&mut target);
     let told = story.clone();
     let manager = Manager::new(move |states| {
@@ -90,30 +136,57 @@ fn stage(change: impl FnOnce(&mut Fake)) -> Stage {
         }
     });
     let config = Config::parse(TEXT).unwrap();
-    let control = Control { file, config, target, manager, watchdog: None };
-    Stage { story, folder, control }
+    let control = Control { file, manager, watchdog: None };
+    Stage { story, folder, control, served: Served { target, config } }
 }
 
-fn act(control: Control<Fake>, asks: &[Ask]) -> Result<(), String> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let outcome = runtime.block_on(async {
-        let (sender, receiver) = mpsc::channel(8);
-        for ask in asks {
-            sender.send(*ask).await.unwrap();
-        }
-        let serving = control.serve(receiver);
-        let outcome = timeout(Duration::from_secs(20), serving).await.expect("it ends");
-        drop(sender);
+/// What the world does to the daemon.
+enum Act {
+    Ask(Ask),
+    /// Waits until the story has so many lines that start so.
+    Until(usize, &'static str),
+}
+
+const STOP: Act = Act::Ask(Ask::Stop);
+const RELOAD: Act = Act::Ask(Ask::Reload);
+
+impl Stage {
+    /// Serves while the acts are played, one after the other.
+    fn play(self, acts: &[Act]) -> Result<(), String> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let outcome = runtime.block_on(async {
+            let (sender, receiver) = mpsc::channel(8);
+            let acting = async {
+                for act in acts {
+                    match act {
+                        Act::Ask(ask) => sender.send(*ask).await.unwrap(),
+                        Act::Until(count, start) => {
+                            while self.story.count(start) < *count {
+                                tokio::time::sleep(Duration::from_millis(5)).await;
+                            }
+                        }
+                    }
+                }
+                std::future::pending().await
+            };
+            let serving = timeout(Duration::from_secs(20), async {
+                tokio::select! {
+                    outcome = self.control.serve(self.served, receiver) => outcome,
+                    () = acting => unreachable!(),
+                }
+            });
+            serving.await.expect("it ends")
+        });
+        runtime.shutdown_background();
         outcome
-    });
-    runtime.shutdown_background();
-    outcome
+    }
 }
 
 #[test]
 fn a_stop_is_told_and_drains() {
-    let Stage { story, control, .. } = stage(|_| ());
-    act(control, &[Ask::Stop]).unwrap();
+    let stage = stage(|_| ());
+    let story = stage.story.clone();
+    stage.play(&[STOP]).unwrap();
     assert_eq!(
         story.lines(),
         [
@@ -128,61 +201,176 @@ fn a_stop_is_told_and_drains() {
 
 #[test]
 fn whoever_asks_twice_does_not_wait() {
-    let Stage { story, control, .. } = stage(|fake| fake.stop_takes = Duration::from_secs(3));
+    let stage = stage(|fake| fake.stop_takes = Duration::from_secs(3));
+    let story = stage.story.clone();
     let began = Instant::now();
-    act(control, &[Ask::Stop, Ask::Reload, Ask::Stop]).unwrap();
+    stage.play(&[STOP, RELOAD, STOP]).unwrap();
     assert!(began.elapsed() < Duration::from_secs(2));
     assert!(!story.has("stopped"));
 }
 
 #[test]
 fn a_reload_applies_and_says_ready_again() {
-    let Stage { story, folder, control } = stage(|_| ());
+    let stage = stage(|_| ());
+    let story = stage.story.clone();
     let text = format!("{TEXT}[limits]\nqueue_depth = 16\n").replace("disk1", "disk2");
-    std::fs::write(folder.path().join("nvmfd.toml"), text).unwrap();
-    act(control, &[Ask::Reload, Ask::Stop]).unwrap();
+    std::fs::write(stage.folder.path().join("nvmfd.toml"), text).unwrap();
+    stage.play(&[RELOAD, Act::Until(2, "READY=1"), STOP]).unwrap();
     let lines = story.lines();
     assert_eq!(lines[2], "RELOADING=1");
     assert!(lines[3].starts_with("MONOTONIC_USEC="));
-    assert_eq!(lines[4], "apply depth 16");
-    assert_eq!(lines[5], "READY=1");
+    assert_eq!(lines[4..7], ["apply depth 16", "applied", "READY=1"]);
 }
 
 #[test]
 fn a_text_with_mistakes_is_not_applied() {
-    let Stage { story, folder, control } = stage(|_| ());
-    std::fs::write(folder.path().join("nvmfd.toml"), "nonsense = 1").unwrap();
-    act(control, &[Ask::Reload, Ask::Stop]).unwrap();
-    assert!(!story.lines().iter().any(|line| line.starts_with("apply")));
-    assert_eq!(story.lines().iter().filter(|line| *line == "READY=1").count(), 2);
+    let stage = stage(|_| ());
+    let story = stage.story.clone();
+    std::fs::write(stage.folder.path().join("nvmfd.toml"), "nonsense = 1").unwrap();
+    stage.play(&[RELOAD, Act::Until(2, "READY=1"), STOP]).unwrap();
+    assert_eq!(story.count("apply"), 0);
     assert!(story.has("stopped"));
 }
 
 #[test]
 fn a_refused_reload_leaves_the_target_serving() {
-    let Stage { story, folder: _folder, control } = stage(|fake| fake.refuses = true);
-    act(control, &[Ask::Reload, Ask::Reload, Ask::Stop]).unwrap();
-    assert_eq!(story.lines().iter().filter(|line| line.starts_with("apply")).count(), 2);
+    let stage = stage(|fake| fake.refuses = true);
+    let story = stage.story.clone();
+    let (second, third) = (Act::Until(2, "READY=1"), Act::Until(3, "READY=1"));
+    stage.play(&[RELOAD, second, RELOAD, third, STOP]).unwrap();
+    assert_eq!(story.count("applied"), 2);
     assert!(story.has("stopped"));
 }
 
 #[test]
 fn a_dead_target_ends_the_daemon_with_its_sentence() {
-    let Stage { story, control, .. } = stage(|fake| fake.fails = true);
-    assert_eq!(act(control, &[]).unwrap_err(), "the reactor is gone");
+    let stage = stage(|fake| fake.health.set(DEAD));
+    let story = stage.story.clone();
+    assert_eq!(stage.play(&[]).unwrap_err(), "the reactor is gone");
     assert!(story.has("STATUS=the reactor is gone"));
 }
 
 #[test]
 fn the_watchdog_is_fed_only_while_every_reactor_turns() {
-    for alive in [true, false] {
-        let Stage { story, mut control, .. } = stage(|fake| fake.alive = alive);
+    for health in [WELL, STUCK] {
+        let Stage { story, mut control, served, folder: _folder } =
+            stage(|fake| fake.health.set(health));
         control.watchdog = Some(Duration::from_millis(10));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let (_sender, receiver) = mpsc::channel(1);
-            let _ = timeout(Duration::from_millis(200), control.serve(receiver)).await;
+            let _ = timeout(Duration::from_millis(200), control.serve(served, receiver)).await;
         });
-        assert_eq!(story.has("WATCHDOG=1"), alive);
+        assert_eq!(story.has("WATCHDOG=1"), health == WELL);
+    }
+}
+
+/// A stage whose reload takes that long, and whose watchdog wants ten ticks a second.
+fn slow_reload(millis: u64, change: impl FnOnce(&mut Fake)) -> Stage {
+    let mut stage = stage(|fake| {
+        fake.apply_takes = Duration::from_millis(millis);
+        change(fake);
+    });
+    stage.control.watchdog = Some(Duration::from_millis(200));
+    stage
+}
+
+const APPLYING: Act = Act::Until(1, "apply depth");
+
+#[test]
+fn a_slow_reload_keeps_the_watchdog_fed_and_hears_a_stop() {
+    let stage = slow_reload(2000, |_| ());
+    let story = stage.story.clone();
+    // Fed before the stop is asked for, and after.
+    stage.play(&[RELOAD, APPLYING, Act::Until(8, "WATCHDOG=1"), STOP]).unwrap();
+    let mut lines = story.since("apply depth");
+    let applied = lines.iter().position(|line| line == "applied").expect("it ended");
+    let ticks = lines[..applied].iter().filter(|line| *line == "WATCHDOG=1").count();
+    assert!((10..=21).contains(&ticks), "{ticks} ticks in 2 s, one every 100 ms");
+    let heard = lines.iter().position(|line| line == "STOPPING=1").expect("it was heard");
+    assert!(heard < applied, "heard while the reload ran: {lines:?}");
+    assert!(lines[heard..applied].contains(&"WATCHDOG=1".to_owned()));
+    lines.retain(|line| line != "WATCHDOG=1");
+    assert_eq!(
+        lines[1..],
+        [
+            "STOPPING=1",
+            "STATUS=stopping after the reload",
+            "applied",
+            "STOPPING=1",
+            "STATUS=stopping",
+            "stopped"
+        ]
+    );
+}
+
+#[test]
+fn a_reactor_that_gets_stuck_during_a_reload_starves_the_watchdog() {
+    let stage = slow_reload(1000, |fake| fake.after = STUCK);
+    let story = stage.story.clone();
+    let (fed, ready) = (Act::Until(3, "WATCHDOG=1"), Act::Until(2, "READY=1"));
+    stage.play(&[fed, RELOAD, ready, STOP]).unwrap();
+    let fed = story.since("apply depth").iter().filter(|line| *line == "WATCHDOG=1").count();
+    // One look may have been under way.
+    assert!(fed <= 1, "{:?}", story.lines());
+}
+
+#[test]
+fn a_target_that_dies_during_a_reload_is_noticed_before_the_reload_ends() {
+    for acts in [&[RELOAD][..], &[RELOAD, APPLYING, STOP]] {
+        let stage = slow_reload(8000, |fake| fake.after = DEAD);
+        let story = stage.story.clone();
+        assert_eq!(stage.play(acts).unwrap_err(), "the reactor is gone");
+        assert!(!story.has("applied"));
+        assert!(story.has("STATUS=the reactor is gone"));
+    }
+}
+
+#[test]
+fn reloads_asked_for_during_a_reload_become_one() {
+    let stage = slow_reload(1000, |_| ());
+    let story = stage.story.clone();
+    let third = Act::Until(3, "READY=1");
+    stage.play(&[RELOAD, APPLYING, RELOAD, RELOAD, RELOAD, third, STOP]).unwrap();
+    assert_eq!(story.count("applied"), 2);
+    assert_eq!(story.count("RELOADING=1"), 2);
+}
+
+#[test]
+fn a_stop_asked_for_during_a_reload_goes_before_more_reloads() {
+    let stage = slow_reload(500, |_| ());
+    let story = stage.story.clone();
+    stage.play(&[RELOAD, APPLYING, RELOAD, STOP, RELOAD]).unwrap();
+    assert_eq!(story.count("applied"), 1);
+    assert!(story.has("stopped"));
+}
+
+#[test]
+fn whoever_asks_twice_to_stop_does_not_wait_for_a_reload() {
+    let stage = slow_reload(4000, |_| ());
+    let story = stage.story.clone();
+    let began = Instant::now();
+    stage.play(&[RELOAD, APPLYING, STOP, RELOAD, STOP]).unwrap();
+    assert!(began.elapsed() < Duration::from_secs(2));
+    assert!(!story.has("stopped"));
+}
+
+#[test]
+fn a_reload_that_does_not_end_holds_a_stop_up_for_its_grace_and_no_longer() {
+    let stage = slow_reload(60_000, |_| ());
+    let story = stage.story.clone();
+    let began = Instant::now();
+    stage.play(&[RELOAD, APPLYING, STOP]).unwrap();
+    assert!((RELOAD_GRACE..RELOAD_GRACE * 2).contains(&began.elapsed()));
+    assert!(story.count("WATCHDOG=1") >= 20, "one every 100 ms");
+    assert!(!story.has("stopped"), "the reload has the target");
+}
+
+#[test]
+fn a_reload_that_panics_ends_the_daemon_with_a_sentence() {
+    for acts in [&[RELOAD][..], &[RELOAD, APPLYING, STOP]] {
+        let stage = slow_reload(200, |fake| fake.apply_panics = true);
+        let error = stage.play(acts).unwrap_err();
+        assert_eq!(error, "the reload has panicked; this is a bug");
     }
 }

@@ -5,6 +5,7 @@ use nvme::Status;
 use super::{Io, Queue, Serves, State};
 use crate::command::{Plan, SQE_BYTES, Source, admin, io as rules};
 use crate::disk::{BackingId, Op};
+use crate::subsystem::Extent;
 
 /// Data bytes that only admin commands may take.
 pub const DATA_FOR_ADMIN_BYTES: u64 = 256 << 10;
@@ -125,12 +126,9 @@ impl Queue {
                 let buf = entry.second.take();
                 self.submit(slot, backing, buf.map(|into| Op::Read { into, at }), io);
             }
-            Plan::Deallocate { nsid, .. } => {
-                let checked = self.namespace(nsid).and_then(|namespace| {
-                    let entry = &self.slots[usize::from(slot)];
-                    rules::check_ranges(entry.bytes(io.pool), namespace)
-                });
-                match checked {
+            Plan::Deallocate { extent, .. } => {
+                let entry = &self.slots[usize::from(slot)];
+                match rules::check_ranges(entry.bytes(io.pool), extent) {
                     Ok(()) => self.after_disk(slot, io),
                     Err(status) => self.answer(slot, Err(status), io),
                 }
@@ -194,9 +192,9 @@ impl Queue {
                     _ => self.answer(slot, Ok(0), io),
                 }
             }
-            Plan::Deallocate { nsid, nr, .. } => {
-                let (nsid, nr) = (*nsid, *nr);
-                self.next_range(slot, nsid, nr, io);
+            Plan::Deallocate { extent, nr, .. } => {
+                let (extent, nr) = (*extent, *nr);
+                self.next_range(slot, extent, nr, io);
             }
             Plan::ShutDown { backings } => match backings.get(step as usize) {
                 Some(&backing) => self.submit(slot, backing, Some(Op::Flush), io),
@@ -211,17 +209,13 @@ impl Queue {
         }
     }
 
-    pub(super) fn next_range(&mut self, slot: u16, nsid: u32, nr: u32, io: &mut Io<'_>) {
+    pub(super) fn next_range(&mut self, slot: u16, extent: Extent, nr: u32, io: &mut Io<'_>) {
         while self.slot(slot).step < nr {
             let entry = &self.slots[usize::from(slot)];
-            let next = self.namespace(nsid).and_then(|namespace| {
-                let range = rules::range_at(entry.bytes(io.pool), entry.step, namespace)?;
-                Ok((namespace.backing, range))
-            });
-            match next {
-                Ok((_, (_, 0))) => self.slot(slot).step += 1,
-                Ok((backing, (at, len))) => {
-                    return self.submit(slot, backing, Some(Op::Discard { at, len }), io);
+            match rules::range_at(entry.bytes(io.pool), entry.step, extent) {
+                Ok((_, 0)) => self.slot(slot).step += 1,
+                Ok((at, len)) => {
+                    return self.submit(slot, extent.backing, Some(Op::Discard { at, len }), io);
                 }
                 Err(status) => return self.answer(slot, Err(status), io),
             }

@@ -54,6 +54,11 @@ pub(super) fn check_request(
 
 impl Queue {
     pub(super) fn connect(&mut self, slot: u16, io: &mut Io<'_>) {
+        if self.is_connected() {
+            // Another Connect was under way when this one was let in, and has won.
+            let status = Status::COMMAND_SEQUENCE_ERROR.with_dnr();
+            return self.respond(slot, status, 0, None, io);
+        }
         let entry = &self.slots[usize::from(slot)];
         let connect = Connect::parse(&entry.sqe);
         let data = entry.bytes(io.pool).first_chunk().map(ConnectData::parse);

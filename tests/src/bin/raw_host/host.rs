@@ -9,7 +9,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rdma::verbs::Verbs;
 use rdma::{
     Completion, Event, Exposed, Fabric, FabricError, Pool, PoolPlan, Qp, QpLimits, Reason, Remote,
-    Work,
+    Wake, Work,
 };
 
 const PLAN: PoolPlan = PoolPlan {
@@ -237,7 +237,7 @@ impl Host {
                 return false;
             }
             if idle {
-                let deadline = self.fabric.arm();
+                let deadline = self.fabric.arm(Wake::Any);
                 idle = !self.turn();
                 if idle {
                     self.sleep(deadline.map_or(until, |deadline| deadline.min(until)));
