@@ -11,7 +11,7 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 CARGO ?= cargo
 BUILD := $(abspath $(or $(CARGO_TARGET_DIR),build))
 NVMFD := $(BUILD)/release/nvmfd
-GUEST := $(SUDO) env NVMFD=$(NVMFD)
+GUEST := $(SUDO) env NVMFD=$(NVMFD) STORE_TESTS=$(BUILD)/store-tests
 
 # rdma-sys reads C headers with an old bindgen, which versions of libclang above 15 break.
 ifeq ($(origin LIBCLANG_PATH),undefined)
@@ -63,6 +63,8 @@ doc: packages # The documentation builds, every link leads somewhere
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 
 guests: build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE and iWARP, then Debian's own kernel with two reactors
+	@program=$$($(CARGO) test -p nvmfd --lib --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\))/\1/p'); \
+	  ln -sf "$$(readlink -f "$$program")" $(BUILD)/store-tests
 	$(GUEST) tests/vm/judge --kind uml
 	$(GUEST) tests/vm/judge --kind uml --link siw commands fio kill
 	$(GUEST) EXTRA_CONFIG="$$(printf '[reactor]\nthreads = 2')" tests/vm/judge --kind qemu
