@@ -12,7 +12,7 @@ pub(crate) mod flight;
 mod open;
 pub(crate) mod setup;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 pub(crate) mod watch;
 
 pub use backing::{Backing, BackingConfig, BackingKind, Geometry, Kind, OpenError, Space};

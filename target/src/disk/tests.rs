@@ -10,9 +10,11 @@ use rdma::{Buf, Pool, PoolPlan};
 use super::flight::{Flight, Step, ZEROS_BYTES};
 use super::*;
 
-/// On the file system of the source tree: unlike /tmp, that is never tmpfs.
-fn folder() -> tempfile::TempDir {
-    tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap()
+/// On the file system of the source tree, which unlike /tmp is never tmpfs, or where the
+/// environment says.
+pub(crate) fn folder() -> tempfile::TempDir {
+    let place = std::env::var_os("NVMFD_TEST_FOLDER");
+    tempfile::tempdir_in(place.unwrap_or(env!("CARGO_MANIFEST_DIR").into())).unwrap()
 }
 
 fn config(path: &Path, size: Option<u64>, block: u32) -> BackingConfig {

@@ -36,7 +36,7 @@ impl Bench {
         };
         let pool = Pool::new(plan).unwrap();
         let ring = Ring::new(pool.region(), RingLimits { ops, backings: 4 }).unwrap();
-        let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let dir = crate::disk::tests::folder();
         Bench { ring, pool, dir, done: Vec::new(), woken: Vec::new() }
     }
 
