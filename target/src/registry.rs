@@ -439,6 +439,14 @@ mod tests {
     }
 
     #[test]
+    fn new_listeners_are_told_to_those_who_watch_discovery() {
+        let (sender, mailbox) = crate::mailbox::mailbox().unwrap();
+        let registry = Registry::new(vec![sender], 3, 0);
+        registry.set_listeners(vec!["192.0.2.1:4420".parse().unwrap()]);
+        assert!(matches!(mailbox.take(), Some(Mail::DiscoveryChanged)));
+    }
+
+    #[test]
     fn a_host_that_is_no_longer_admitted_is_disconnected() {
         let registry = registry();
         let friend = data(0xFFFF, CLOSED, "nqn.2026-11.host:friend");

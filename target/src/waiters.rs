@@ -52,3 +52,26 @@ impl Waiters {
         };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_that_closes_takes_its_entries_out_of_both_lines() {
+        let mut waiters = Waiters::default();
+        for (admin, key, slot) in [(false, 1, 0), (false, 2, 0), (false, 1, 1), (true, 1, 2)] {
+            waiters.push(admin, key, slot);
+        }
+        waiters.forget(1);
+        assert_eq!(
+            (waiters.len(), waiters.first(false), waiters.first(true)),
+            (1, Some((2, 0)), None)
+        );
+        waiters.push(true, 3, 0);
+        waiters.pop(false);
+        assert!(!waiters.is_empty(), "an admin command that waits keeps I/O from overtaking");
+        waiters.pop(true);
+        assert!(waiters.is_empty());
+    }
+}
