@@ -163,10 +163,10 @@ fn sleep(fabrics: &[&Verbs], until: Option<Instant>) {
 
 fn run(at: SocketAddr, clients: u32, options: Vec<String>) -> Result<(), Box<dyn Error>> {
     let pool = Pool::new(PLAN)?;
-    let fabric = Verbs::new(pool.region())?;
+    let fabric = Verbs::new(pool.region().clone())?;
     println!("devices {:?}, {} owned by one: {}", fabric.devices(), at.ip(), owns(at.ip()));
     let mut server = Server { pool, fabric, clients: HashMap::new(), served: 0, options };
-    let elsewhere = server.option("elsewhere").then(|| Verbs::new(server.pool.region()));
+    let elsewhere = server.option("elsewhere").then(|| Verbs::new(server.pool.region().clone()));
     let mut door = elsewhere.transpose()?;
     door.as_mut().unwrap_or(&mut server.fabric).listen(at)?;
     println!("listening on {at}, {} fds", fds());

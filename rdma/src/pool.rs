@@ -17,7 +17,7 @@
 //! * A [`Buf`] is move-only and made by [`Pool`] alone, with bytes that no other live `Buf` has.
 //!   Giving it to a fabric or a disk moves it, so no reference can exist while a device writes.
 //! * An [`Exposed`] buffer, which peers may write at any time, gives no slice, only copies.
-//! * Slices are made from a `&Buf`/`&mut Buf` plus a `&Pool` of the same identity, and only inside
+//! * Slices are made from a `&Buf`/`&mut Buf` plus a region of the same identity, and only inside
 //!   the buffer's bounds, which are checked where they are set.
 #![expect(unsafe_code, reason = "the registered memory: a mapping, and slices of it")]
 
@@ -100,10 +100,10 @@ pub struct Region {
     len: usize,
 }
 
-// SAFETY: Region hands out addresses only; dereferencing happens through Pool, whose Bufs are
-// exclusive. Unmapping happens once, when the last holder is gone.
+// SAFETY: Region hands out addresses, and slices only against a Buf, which is exclusive. Unmapping
+// happens once, when the last holder is gone.
 unsafe impl Send for Region {}
-// SAFETY: as above; no method of Region touches the memory.
+// SAFETY: as above; a slice needs the Buf, and a mutable one needs it mutably.
 unsafe impl Sync for Region {}
 
 impl Region {
@@ -118,6 +118,37 @@ impl Region {
     #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// The window's bytes, for providers that move data themselves.
+    ///
+    /// # Panics
+    /// When the buffer is of another pool; so does [`Region::bytes_mut`].
+    #[must_use]
+    pub fn bytes<'a>(&'a self, buf: &'a Buf) -> &'a [u8] {
+        self.check(buf);
+        // SAFETY: `check` proved the buffer is ours, so it lies inside the live mapping; its bytes
+        // belong to this Buf alone, which is borrowed, so nobody writes them for 'a. The mapping
+        // is zero-filled by the kernel, hence initialised.
+        unsafe { std::slice::from_raw_parts(self.at(buf), buf.len as usize) }
+    }
+
+    /// The window's bytes, to change.
+    #[must_use]
+    pub fn bytes_mut<'a>(&'a self, buf: &'a mut Buf) -> &'a mut [u8] {
+        self.check(buf);
+        // SAFETY: as in `bytes`; the Buf is borrowed mutably, so this is the only reference.
+        unsafe { std::slice::from_raw_parts_mut(self.at(buf), buf.len as usize) }
+    }
+
+    fn check(&self, buf: &Buf) {
+        assert_eq!(buf.pool, self.id, "a buffer of another pool");
+    }
+
+    fn at(&self, buf: &Buf) -> *mut u8 {
+        // SAFETY: base + start + len was checked against the section when the buffer was made and
+        // against the capacity whenever its window moved; both lie inside the mapping.
+        unsafe { self.base.as_ptr().add(buf.offset() as usize) }
     }
 }
 
@@ -241,8 +272,8 @@ impl Pool {
 
     /// The memory, for registering it with a device.
     #[must_use]
-    pub fn region(&self) -> Arc<Region> {
-        Arc::clone(&self.region)
+    pub fn region(&self) -> &Arc<Region> {
+        &self.region
     }
 
     /// What the pool was made from.
@@ -286,7 +317,7 @@ impl Pool {
     /// # Panics
     /// When the buffer is of another pool.
     pub fn give(&mut self, buf: Buf) {
-        self.check(&buf);
+        self.region.check(&buf);
         let sections = (self.plan.cell_section(), self.plan.receive_section());
         match buf.class {
             Class::Cell => self.cells.push((buf.base / u64::from(CELL_BYTES)) as u32),
@@ -310,21 +341,18 @@ impl Pool {
     }
 
     /// The window's bytes.
+    ///
+    /// # Panics
+    /// When the buffer is of another pool; so do the others that take one.
     #[must_use]
     pub fn bytes<'a>(&'a self, buf: &'a Buf) -> &'a [u8] {
-        self.check(buf);
-        // SAFETY: `check` proved the buffer is ours, so it lies inside the live mapping; its bytes
-        // belong to this Buf alone, which is borrowed, so nobody writes them for 'a. The mapping
-        // is zero-filled by the kernel, hence initialised.
-        unsafe { std::slice::from_raw_parts(self.at(buf), buf.len as usize) }
+        self.region.bytes(buf)
     }
 
     /// The window's bytes, to change.
     #[must_use]
     pub fn bytes_mut<'a>(&'a self, buf: &'a mut Buf) -> &'a mut [u8] {
-        self.check(buf);
-        // SAFETY: as in `bytes`; the Buf is borrowed mutably, so this is the only reference.
-        unsafe { std::slice::from_raw_parts_mut(self.at(buf), buf.len as usize) }
+        self.region.bytes_mut(buf)
     }
 
     /// Copies bytes of a window that peers may be changing, from `at` on.
@@ -351,11 +379,11 @@ impl Pool {
     }
 
     fn inside(&self, buf: &Buf, at: u32, len: usize) -> *mut u8 {
-        self.check(buf);
+        self.region.check(buf);
         let end = (at as usize).checked_add(len);
         assert!(end.is_some_and(|end| end <= buf.len as usize), "{at}+{len} leaves the window");
         // SAFETY: at most `buf.len`, which lies inside the mapping.
-        unsafe { self.at(buf).add(at as usize) }
+        unsafe { self.region.at(buf).add(at as usize) }
     }
 
     /// Free buffers: (cells, receives, data bytes).
@@ -373,16 +401,6 @@ impl Pool {
 
     fn buf(&self, class: Class, base: u64, capacity: u32, start: u32, len: u32) -> Buf {
         Buf { pool: self.id, class, base, capacity, start, len }
-    }
-
-    fn check(&self, buf: &Buf) {
-        assert_eq!(buf.pool, self.id, "a buffer of another pool");
-    }
-
-    fn at(&self, buf: &Buf) -> *mut u8 {
-        // SAFETY: base + start + len was checked against the section when the buffer was made and
-        // against the capacity whenever its window moved; both lie inside the mapping.
-        unsafe { self.region.base.as_ptr().add(buf.offset() as usize) }
     }
 }
 

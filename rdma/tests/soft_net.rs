@@ -145,8 +145,8 @@ fn a_connection_comes_up_and_the_peer_leaves() {
         net.node(1).post(target, 7, Work::Recv(receive));
         let now = net.now();
         let node = net.node(0);
-        node.endpoint.disconnect(now, host, &node.pool);
-        node.endpoint.disconnect(now, host, &node.pool);
+        node.endpoint.disconnect(now, host, node.pool.region());
+        node.endpoint.disconnect(now, host, node.pool.region());
         assert!(matches!(node.events()[..], [Event::Gone(qp, Reason::Local)] if qp == host));
         let mut events = wait(&mut net, 1);
         assert!(matches!(events[1], Event::Gone(qp, Reason::Peer) if qp == target));
@@ -278,7 +278,7 @@ fn inject(net: &mut Network, message: CmMessage) {
     icrc.update(&bytes[Bth::BYTES..]);
     bytes.extend(icrc.finish());
     let (now, node) = (net.now(), net.node(1));
-    node.endpoint.handle(now, flow.source, flow.destination, 0, &bytes, &node.pool);
+    node.endpoint.handle(now, flow.source, flow.destination, 0, &bytes, node.pool.region());
 }
 
 #[test]
@@ -319,8 +319,8 @@ fn a_peer_that_forgot_its_connection_gets_in_at_the_second_try() {
 /// The next message of connection management that a node sends.
 fn message(net: &mut Network, node: usize) -> Option<CmMessage> {
     let (now, node) = (net.now(), net.node(node));
-    let transmit = node.endpoint.poll_transmit(now, &node.pool)?;
-    let mad = node.endpoint.payload(&transmit, &node.pool).first_chunk()?;
+    let transmit = node.endpoint.poll_transmit(now, node.pool.region())?;
+    let mad = node.endpoint.payload(&transmit, node.pool.region()).first_chunk()?;
     Some(CmMessage::parse(mad)?.1)
 }
 
@@ -349,7 +349,7 @@ fn a_repeated_request_gets_the_same_reply_and_the_type_of_service_is_the_peers()
     net.node(1).post(target, 1, Work::Send { from, invalidate: None });
     let now = net.now();
     let node = net.node(1);
-    let transmit = node.endpoint.poll_transmit(now, &node.pool).unwrap();
+    let transmit = node.endpoint.poll_transmit(now, node.pool.region()).unwrap();
     assert_eq!(transmit.tos, 0x68);
 }
 
@@ -412,7 +412,7 @@ fn what_is_given_up_is_no_longer_half_open() {
                 if round == 2 {
                     node.endpoint.accept(now, qp, &[]);
                 }
-                node.endpoint.disconnect(now, qp, &node.pool);
+                node.endpoint.disconnect(now, qp, node.pool.region());
                 assert!(matches!(node.events()[..], [Event::Gone(_, Reason::Local)]));
             }
         }
@@ -461,8 +461,8 @@ fn every_disconnect_request_is_answered() {
     inject(&mut net, CmMessage::DisconnectRequest(request));
     let now = net.now();
     let node = net.node(1);
-    let transmit = node.endpoint.poll_transmit(now, &node.pool).unwrap();
-    let mad = node.endpoint.payload(&transmit, &node.pool).first_chunk().unwrap();
+    let transmit = node.endpoint.poll_transmit(now, node.pool.region()).unwrap();
+    let mad = node.endpoint.payload(&transmit, node.pool.region()).first_chunk().unwrap();
     let (header, CmMessage::DisconnectReply(reply)) = CmMessage::parse(mad).unwrap() else {
         panic!()
     };
@@ -482,7 +482,7 @@ fn a_target_answers_no_access_to_memory() {
     let now = net.now();
     for (index, qp) in [(0, host), (1, target)] {
         let node = net.node(index);
-        node.endpoint.disconnect(now, qp, &node.pool);
+        node.endpoint.disconnect(now, qp, node.pool.region());
         assert!(matches!(node.events().last(), Some(Event::Gone(..))));
     }
     drain(&mut net);
@@ -496,8 +496,8 @@ fn strangers_and_damage_are_counted_and_ignored() {
     net.node(0).post(host, 1, Work::Send { from, invalidate: None });
     let now = net.now();
     let node = net.node(0);
-    let transmit = node.endpoint.poll_transmit(now, &node.pool).unwrap();
-    let payload = node.endpoint.payload(&transmit, &node.pool);
+    let transmit = node.endpoint.poll_transmit(now, node.pool.region()).unwrap();
+    let payload = node.endpoint.payload(&transmit, node.pool.region());
     let trailer = transmit.outgoing.seal(&transmit.flow, 0, payload);
     let datagram = [transmit.outgoing.header(), payload, trailer.as_slice()].concat();
     let mut damaged = datagram.clone();
@@ -506,7 +506,7 @@ fn strangers_and_damage_are_counted_and_ignored() {
     let target = net.node(1);
     let before = target.endpoint.counters();
     let mut give = |from: SocketAddr, bytes: &[u8]| {
-        target.endpoint.handle(now, from, flow.destination, 3, bytes, &target.pool);
+        target.endpoint.handle(now, from, flow.destination, 3, bytes, target.pool.region());
     };
     give(flow.source, &damaged);
     give("10.0.0.9:4791".parse().unwrap(), &datagram);
@@ -516,7 +516,8 @@ fn strangers_and_damage_are_counted_and_ignored() {
     assert_eq!((after.damaged, after.stray, after.malformed), (1, 1, 2));
     assert_eq!((after.received - before.received, after.marked), (4, 4));
     assert!(
-        target.events().is_empty() && target.endpoint.poll_transmit(now, &target.pool).is_none()
+        target.events().is_empty()
+            && target.endpoint.poll_transmit(now, target.pool.region()).is_none()
     );
 }
 
@@ -542,7 +543,7 @@ proptest! {
         let mut seen = Vec::new();
         while let Some(transmit) = {
             let node = net.node(0);
-            node.endpoint.poll_transmit(now, &node.pool)
+            node.endpoint.poll_transmit(now, node.pool.region())
         } {
             seen.push(transmit.outgoing.header().to_vec());
         }
@@ -570,8 +571,8 @@ proptest! {
                 bytes.extend(icrc.finish());
             }
             let node = net.node(1);
-            node.endpoint.handle(now, flow.source, flow.destination, 0, &bytes, &node.pool);
-            while node.endpoint.poll_transmit(now, &node.pool).is_some() {}
+            node.endpoint.handle(now, flow.source, flow.destination, 0, &bytes, node.pool.region());
+            while node.endpoint.poll_transmit(now, node.pool.region()).is_some() {}
         }
         prop_assert_eq!(net.node(1).endpoint.counters().damaged, 0);
     }
@@ -695,7 +696,7 @@ fn post(net: &mut Network, qps: [Qp; 2], job: Job, tag: u64, posted: &mut [usize
 fn leave(net: &mut Network, qps: [Qp; 2]) -> Result<(), TestCaseError> {
     let now = net.now();
     let node = net.node(0);
-    node.endpoint.disconnect(now, qps[0], &node.pool);
+    node.endpoint.disconnect(now, qps[0], node.pool.region());
     net.faults = Faults::NONE;
     drain(net);
     let ends = [net.node(0).events(), net.node(1).events()];

@@ -68,8 +68,12 @@ impl End {
     }
 
     fn with<T>(&mut self, step: impl FnOnce(&mut QueuePair, Instant, &mut Io<'_>) -> T) -> T {
-        let mut io =
-            Io { pool: &self.pool, memory: &mut self.memory, events: &mut self.events, qp: Qp(3) };
+        let mut io = Io {
+            region: self.pool.region(),
+            memory: &mut self.memory,
+            events: &mut self.events,
+            qp: Qp(3),
+        };
         step(&mut self.qp, self.now, &mut io)
     }
 
@@ -114,7 +118,7 @@ impl End {
             source: "10.0.0.1:4791".parse().unwrap(),
             destination: "10.0.0.2:4791".parse().unwrap(),
         };
-        let payload = self.qp.payload(&outgoing, &self.pool, &self.memory);
+        let payload = self.qp.payload(&outgoing, self.pool.region(), &self.memory);
         assert_eq!(payload.len(), outgoing.payload_bytes() as usize);
         let mut datagram = outgoing.header().to_vec();
         datagram.extend(payload);
@@ -725,7 +729,7 @@ fn atomics_happen_once() {
     };
     let value = |b: &End| {
         let place = b.memory.place(remote.key, remote.addr, 8, Rights::ATOMIC).unwrap();
-        u64::from_ne_bytes(b.memory.bytes(&b.pool, place).try_into().unwrap())
+        u64::from_ne_bytes(b.memory.bytes(b.pool.region(), place).try_into().unwrap())
     };
     let first = value(&b);
     b.request(Opcode::FetchAdd, 0, eth(5, 0), &[]);

@@ -86,7 +86,7 @@ fn run(job: &Job) -> Result<(), Box<dyn std::error::Error>> {
         data_bytes: u64::from(job.depth) * u64::from(largest_bytes),
         largest_bytes,
     })?;
-    let mut ring = Ring::new(pool.region(), RingLimits { ops: job.depth, backings: 1 })?;
+    let mut ring = Ring::new(pool.region().clone(), RingLimits { ops: job.depth, backings: 1 })?;
     ring.attach(STORE, backing)?;
     let mut random = 0x9E37_79B9_7F4A_7C15u64;
     let mut submit = |ring: &mut Ring, buf: Buf, write: bool, at: Option<u64>| {

@@ -93,7 +93,7 @@ impl Reactor {
     pub fn new(parts: Parts) -> io::Result<Reactor> {
         // A slot has at most one disk operation under way, and there is a cell for each slot.
         let ops = parts.pool.plan().cells;
-        let ring = Ring::new(parts.pool.region(), RingLimits { ops, backings: BACKINGS })?;
+        let ring = Ring::new(parts.pool.region().clone(), RingLimits { ops, backings: BACKINGS })?;
         Ok(Reactor {
             ring,
             queues: Vec::new(),

@@ -144,7 +144,8 @@ impl Ring {
             data_bytes: u64::from(ZEROS_BYTES),
             largest_bytes: ZEROS_BYTES,
         })?
-        .region();
+        .region()
+        .clone();
         let room = ops as usize;
         Ok(Ring {
             io,

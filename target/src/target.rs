@@ -222,7 +222,7 @@ impl Target {
         }
         let pool =
             Pool::new(plan).map_err(|error| Fatal(format!("no memory for a pool: {error}")))?;
-        let fabric = provider(pool.region())?;
+        let fabric = provider(pool.region().clone())?;
         let limits = &self.config.limits;
         let parts = Parts {
             index,

@@ -21,7 +21,7 @@ use super::opcode::Opcode;
 use super::outgoing::{Outgoing, Payload};
 use super::psn::{Psn, Qpn};
 use super::qp::{Io, QueuePair, Settings};
-use crate::{Event, Fault, Pool, Qp, Reason, Tag, Work};
+use crate::{Event, Fault, Qp, Reason, Region, Tag, Work};
 
 /// The UDP port of RoCEv2, at every endpoint.
 pub const ROCE_PORT: u16 = 4791;
@@ -242,12 +242,12 @@ impl Endpoint {
 
     /// Takes work for a queue pair. It comes home exactly once; at once, if there is no such
     /// queue pair.
-    pub fn post(&mut self, qp: Qp, tag: Tag, work: Work, pool: &Pool) {
+    pub fn post(&mut self, qp: Qp, tag: Tag, work: Work, region: &Region) {
         self.forget_sent();
         match self.slots.get_mut(qp.0 as usize).and_then(Option::as_mut) {
             Some(slot) => {
                 let (memory, events) = (&mut self.memory, &mut self.events);
-                slot.qp.post(tag, work, &mut Io { pool, memory, events, qp });
+                slot.qp.post(tag, work, &mut Io { region, memory, events, qp });
                 self.mark_ready(qp.0);
             }
             None => self.events.push_back(Event::Done(crate::Completion {
@@ -268,7 +268,7 @@ impl Endpoint {
         to: SocketAddr,
         tos: u8,
         datagram: &[u8],
-        pool: &Pool,
+        region: &Region,
     ) {
         self.forget_sent();
         self.counters.received += 1;
@@ -279,7 +279,7 @@ impl Endpoint {
             return;
         };
         if packet.bth.destination == Qpn::GSI {
-            self.handle_management(now, &flow, &packet, datagram, pool);
+            self.handle_management(now, &flow, &packet, datagram, region);
             return;
         }
         let number = self.by_qpn.get(&packet.bth.destination).copied();
@@ -299,7 +299,7 @@ impl Endpoint {
             return;
         }
         let (memory, events) = (&mut self.memory, &mut self.events);
-        slot.qp.handle(now, &packet, &mut Io { pool, memory, events, qp: Qp(number) });
+        slot.qp.handle(now, &packet, &mut Io { region, memory, events, qp: Qp(number) });
         let waiting = slot.connection.phase == Phase::ReplySent;
         self.mark_ready(number);
         if waiting {
@@ -314,7 +314,7 @@ impl Endpoint {
         flow: &Flow,
         packet: &Packet<'_>,
         datagram: &[u8],
-        pool: &Pool,
+        region: &Region,
     ) {
         let right = packet.bth.opcode == Opcode::UdSendOnly
             && packet.bth.is_default_partition()
@@ -327,11 +327,11 @@ impl Endpoint {
             self.counters.damaged += 1;
             return;
         }
-        self.on_message(now, flow.source.ip(), flow.destination.ip(), mad, pool);
+        self.on_message(now, flow.source.ip(), flow.destination.ip(), mad, region);
     }
 
     /// The next datagram to send; none when there is nothing more to say just now.
-    pub fn poll_transmit(&mut self, now: Instant, pool: &Pool) -> Option<Transmit> {
+    pub fn poll_transmit(&mut self, now: Instant, region: &Region) -> Option<Transmit> {
         if let Some(message) = self.messages.get(self.messages_sent) {
             let mut bth = Bth::new(Opcode::UdSendOnly, Qpn::GSI, self.gsi_psn);
             bth.ack_request = true;
@@ -347,7 +347,7 @@ impl Endpoint {
         while let Some(number) = self.ready.front().copied() {
             if let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::as_mut) {
                 let (memory, events) = (&mut self.memory, &mut self.events);
-                let mut io = Io { pool, memory, events, qp: Qp(number) };
+                let mut io = Io { region, memory, events, qp: Qp(number) };
                 if let Some(outgoing) = slot.qp.poll_transmit(now, &mut io) {
                     let Connection { local, remote, tos, .. } = slot.connection;
                     let flow = self.flow(local, remote);
@@ -362,7 +362,7 @@ impl Endpoint {
 
     /// The bytes of a datagram's payload.
     #[must_use]
-    pub fn payload<'a>(&'a self, transmit: &Transmit, pool: &'a Pool) -> &'a [u8] {
+    pub fn payload<'a>(&'a self, transmit: &Transmit, region: &'a Region) -> &'a [u8] {
         match transmit.outgoing.payload() {
             Payload::Management(at) => {
                 self.messages.get(at).map(|message| &message.mad[..]).unwrap_or_default()
@@ -371,7 +371,7 @@ impl Endpoint {
                 .slots
                 .get(transmit.slot as usize)
                 .and_then(Option::as_ref)
-                .map(|slot| slot.qp.payload(&transmit.outgoing, pool, &self.memory))
+                .map(|slot| slot.qp.payload(&transmit.outgoing, region, &self.memory))
                 .unwrap_or_default(),
         }
     }
@@ -402,7 +402,7 @@ impl Endpoint {
     }
 
     /// Time has passed.
-    pub fn handle_timeout(&mut self, now: Instant, pool: &Pool) {
+    pub fn handle_timeout(&mut self, now: Instant, region: &Region) {
         self.forget_sent();
         for number in 0..self.slots.len() as u32 {
             let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::as_mut) else {
@@ -410,11 +410,11 @@ impl Endpoint {
             };
             if slot.qp.poll_timeout().is_some_and(|due| due <= now) {
                 let (memory, events) = (&mut self.memory, &mut self.events);
-                slot.qp.handle_timeout(now, &mut Io { pool, memory, events, qp: Qp(number) });
+                slot.qp.handle_timeout(now, &mut Io { region, memory, events, qp: Qp(number) });
                 self.mark_ready(number);
             }
         }
-        self.retry(now, pool);
+        self.retry(now, region);
     }
 
     /// Lists a queue pair among those that may have something to send.
@@ -456,7 +456,7 @@ impl Endpoint {
     }
 
     /// Ends a connection here: all work comes home, then `Gone`.
-    pub(super) fn remove(&mut self, now: Instant, number: u32, reason: Reason, pool: &Pool) {
+    pub(super) fn remove(&mut self, now: Instant, number: u32, reason: Reason, region: &Region) {
         let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::as_mut) else {
             return;
         };
@@ -466,7 +466,7 @@ impl Endpoint {
         slot.gone = Some(reason);
         slot.connection.retry = None;
         let (memory, events) = (&mut self.memory, &mut self.events);
-        slot.qp.close(&mut Io { pool, memory, events, qp: Qp(number) });
+        slot.qp.close(&mut Io { region, memory, events, qp: Qp(number) });
         let key = (slot.connection.remote_guid, slot.connection.remote_comm);
         self.by_qpn.remove(&slot.connection.local_qpn);
         self.by_comm.remove(&slot.connection.local_comm);

@@ -14,7 +14,7 @@ use super::endpoint::{Endpoint, Pending, ROCE_PORT};
 use super::mad::MAD_BYTES;
 use super::psn::{Psn, Qpn};
 use super::qp::{QueuePair, Settings};
-use crate::{Event, FabricError, Incoming, Pool, Qp, QpLimits, Reason};
+use crate::{Event, FabricError, Incoming, Qp, QpLimits, Reason, Region};
 
 impl Endpoint {
     /// Accepts requests for a port of an address (an unspecified one means all).
@@ -158,7 +158,7 @@ impl Endpoint {
     }
 
     /// Ends a connection: all work comes home, then [`Event::Gone`]. Unknown ones are ignored.
-    pub fn disconnect(&mut self, now: Instant, qp: Qp, pool: &Pool) {
+    pub fn disconnect(&mut self, now: Instant, qp: Qp, region: &Region) {
         self.forget_sent();
         let Some(slot) = self.live(qp) else { return };
         let connection = &slot.connection;
@@ -178,7 +178,7 @@ impl Endpoint {
                 self.tell(local, remote, mad);
             }
         }
-        self.remove(now, qp.0, Reason::Local, pool);
+        self.remove(now, qp.0, Reason::Local, region);
     }
 
     /// What all connections of this endpoint have in common.
@@ -201,7 +201,7 @@ impl Endpoint {
     }
 
     /// Messages that nobody has answered in time.
-    pub(super) fn retry(&mut self, now: Instant, pool: &Pool) {
+    pub(super) fn retry(&mut self, now: Instant, region: &Region) {
         let mut farewells = std::mem::take(&mut self.farewells);
         farewells.retain_mut(|(_, local, remote, retry)| {
             if retry.due > now {
@@ -227,7 +227,7 @@ impl Endpoint {
             } else {
                 let mad = slot.connection.give_up(RejectReason::TIMEOUT);
                 self.tell(local, remote, mad);
-                self.remove(now, number, Reason::NotEstablished, pool);
+                self.remove(now, number, Reason::NotEstablished, region);
             }
         }
     }
@@ -251,7 +251,7 @@ impl Endpoint {
         from: IpAddr,
         to: IpAddr,
         mad: &[u8; MAD_BYTES],
-        pool: &Pool,
+        region: &Region,
     ) {
         let Some((header, message)) = CmMessage::parse(mad) else { return };
         let find = |this: &mut Endpoint, ours: u32, theirs: u32| {
@@ -264,7 +264,7 @@ impl Endpoint {
             CmMessage::Request(message) => {
                 let transaction = header.transaction;
                 let request = ConnectRequest { message, transaction, from, to };
-                self.on_request(now, request, pool);
+                self.on_request(now, request, region);
             }
             CmMessage::Reply(message) => {
                 if let Some(number) = find(self, message.remote_comm_id, message.local_comm_id) {
@@ -286,7 +286,7 @@ impl Endpoint {
                         },
                         _ => Reason::NotEstablished,
                     };
-                    self.remove(now, number, reason, pool);
+                    self.remove(now, number, reason, region);
                 }
             }
             CmMessage::MessageReceipt(message) => {
@@ -298,7 +298,7 @@ impl Endpoint {
             }
             CmMessage::DisconnectRequest(message) => {
                 let number = find(self, message.remote_comm_id, message.local_comm_id);
-                self.on_disconnect(now, number, &message, from, to, pool);
+                self.on_disconnect(now, number, &message, from, to, region);
                 if self.is_ours_or_unknown(number, &message) {
                     self.tell(to, from, left(&message, header.transaction));
                 }
@@ -325,7 +325,7 @@ impl Endpoint {
         message: &DisconnectRequest,
         from: IpAddr,
         to: IpAddr,
-        pool: &Pool,
+        region: &Region,
     ) {
         // Both may leave at once: then this answers ours as well.
         self.farewells.retain(|(comm, local, remote, _)| {
@@ -334,12 +334,12 @@ impl Endpoint {
         let Some(number) = number else { return };
         let slot = self.live(Qp(number));
         if slot.is_some_and(|slot| slot.connection.local_qpn == message.remote_qpn) {
-            self.remove(now, number, Reason::Peer, pool);
+            self.remove(now, number, Reason::Peer, region);
         }
     }
 
     /// Somebody asks to connect.
-    fn on_request(&mut self, now: Instant, request: ConnectRequest, pool: &Pool) {
+    fn on_request(&mut self, now: Instant, request: ConnectRequest, region: &Region) {
         if self.is_repeated(&request) {
             return;
         }
@@ -359,7 +359,7 @@ impl Endpoint {
                 let mad = slot.connection.leave();
                 self.tell(request.to, request.from, mad);
             }
-            self.remove(now, old, Reason::Peer, pool);
+            self.remove(now, old, Reason::Peer, region);
             return;
         }
         let (header, private_data) = private;

@@ -4,7 +4,7 @@
 //! A key is the number of a slot and a generation of eight bits, which changes whenever the slot
 //! is used anew, so that a key of yesterday opens nothing today.
 
-use crate::{Buf, Pool, Remote};
+use crate::{Buf, Region, Remote};
 
 /// What a peer may do, with a queue pair or with memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -152,17 +152,17 @@ impl Memory {
 
     /// The bytes of a place; empty when the exposure has ended since.
     #[must_use]
-    pub fn bytes<'a>(&'a self, pool: &'a Pool, place: Place) -> &'a [u8] {
+    pub fn bytes<'a>(&'a self, region: &'a Region, place: Place) -> &'a [u8] {
         let exposure = self.slots.get(place.slot as usize).and_then(|s| s.exposure.as_ref());
         let range = place.at as usize..place.at as usize + place.len as usize;
-        exposure.and_then(|e| pool.bytes(&e.buf).get(range)).unwrap_or_default()
+        exposure.and_then(|e| region.bytes(&e.buf).get(range)).unwrap_or_default()
     }
 
     /// Writes to a place that was just found; nothing happens when `bytes` are not as many.
-    pub fn write(&mut self, pool: &Pool, place: Place, bytes: &[u8]) {
+    pub fn write(&mut self, region: &Region, place: Place, bytes: &[u8]) {
         let exposure = self.slots.get_mut(place.slot as usize).and_then(|s| s.exposure.as_mut());
         let range = place.at as usize..place.at as usize + place.len as usize;
-        if let Some(into) = exposure.and_then(|e| pool.bytes_mut(&mut e.buf).get_mut(range))
+        if let Some(into) = exposure.and_then(|e| region.bytes_mut(&mut e.buf).get_mut(range))
             && into.len() == bytes.len()
         {
             into.copy_from_slice(bytes);
@@ -173,7 +173,7 @@ impl Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::PoolPlan;
+    use crate::{Pool, PoolPlan};
 
     fn pool() -> Pool {
         Pool::new(PoolPlan {

@@ -17,7 +17,7 @@ use super::outgoing::{Outgoing, Payload};
 use super::psn::{Psn, Qpn};
 use super::requester::Requester;
 use super::responder::{Outcome, Responder};
-use crate::{Completion, Event, Fault, Pool, Qp, Tag, Work};
+use crate::{Completion, Event, Fault, Qp, Region, Tag, Work};
 
 /// Where in its life a queue pair is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,7 +68,7 @@ pub struct Settings {
 #[derive(Debug)]
 pub struct Io<'a> {
     /// The memory of all posted buffers.
-    pub pool: &'a Pool,
+    pub region: &'a Region,
     /// The buffers that peers may access.
     pub memory: &'a mut Memory,
     /// Where completions go.
@@ -180,16 +180,16 @@ impl QueuePair {
     pub fn payload<'a>(
         &'a self,
         outgoing: &Outgoing,
-        pool: &'a Pool,
+        region: &'a Region,
         memory: &'a Memory,
     ) -> &'a [u8] {
         match outgoing.payload() {
             Payload::None | Payload::Management(_) => &[],
-            Payload::Exposed(place) => memory.bytes(pool, place),
+            Payload::Exposed(place) => memory.bytes(region, place),
             Payload::Posted { work, at } => {
                 let range = at as usize..at as usize + outgoing.payload_bytes() as usize;
                 let buf = self.requester.buf(work);
-                buf.and_then(|buf| pool.bytes(buf).get(range)).unwrap_or_default()
+                buf.and_then(|buf| region.bytes(buf).get(range)).unwrap_or_default()
             }
         }
     }

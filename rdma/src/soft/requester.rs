@@ -259,7 +259,7 @@ impl Requester {
         if packet.payload.len() != len as usize {
             return;
         }
-        let window = io.pool.bytes_mut(into);
+        let window = io.region.bytes_mut(into);
         window[offset as usize..(offset + len) as usize].copy_from_slice(packet.payload);
         self.progress(now, at + 1, io);
     }

@@ -354,7 +354,8 @@ impl Responder {
             _ => self.receives.pop_front().map(|(t, b)| (t, b, 0)).ok_or(Refusal::NotReady)?,
         };
         let end = filled + packet.payload.len() as u32;
-        io.pool.bytes_mut(&mut buf)[filled as usize..end as usize].copy_from_slice(packet.payload);
+        io.region.bytes_mut(&mut buf)[filled as usize..end as usize]
+            .copy_from_slice(packet.payload);
         if row.position.ends() {
             io.done(tag, Work::Recv(buf), Ok(end));
             self.msn = self.msn.next();
@@ -379,7 +380,7 @@ impl Responder {
         };
         if len > 0 {
             let place = io.memory.place(key, address, len, Rights::WRITE)?;
-            io.memory.write(io.pool, place, packet.payload);
+            io.memory.write(io.region, place, packet.payload);
         }
         self.current = Current::None;
         if row.position.ends() {
@@ -413,14 +414,14 @@ impl Responder {
     fn execute_atomic(&mut self, packet: &Packet<'_>, io: &mut Io<'_>) -> Result<(), Refusal> {
         let (Some(atomic), psn) = (packet.ext.atomic, packet.bth.psn) else { return Err(INVALID) };
         let place = io.memory.place(atomic.key, atomic.address, 8, Rights::ATOMIC)?;
-        let old = io.memory.bytes(io.pool, place).first_chunk().map(|b| u64::from_ne_bytes(*b));
+        let old = io.memory.bytes(io.region, place).first_chunk().map(|b| u64::from_ne_bytes(*b));
         let value = old.ok_or(Denied)?;
         let new = match packet.bth.opcode {
             Opcode::FetchAdd => value.wrapping_add(atomic.swap_add),
             _ if value == atomic.compare => atomic.swap_add,
             _ => value,
         };
-        io.memory.write(io.pool, place, &new.to_ne_bytes());
+        io.memory.write(io.region, place, &new.to_ne_bytes());
         self.msn = self.msn.next();
         let reth = Reth { address: atomic.address, key: atomic.key, length: 8 };
         self.keep(Kept { psn, packets: 1, reth, atomic: Some(value) });

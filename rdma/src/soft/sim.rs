@@ -87,7 +87,7 @@ pub struct Node {
 impl Node {
     /// Posts work on a queue pair of this node.
     pub fn post(&mut self, qp: Qp, tag: Tag, work: Work) {
-        self.endpoint.post(qp, tag, work, &self.pool);
+        self.endpoint.post(qp, tag, work, self.pool.region());
     }
 
     /// Everything that has happened here.
@@ -178,10 +178,10 @@ impl Network {
             && let Some(Reverse(flight)) = self.flights.pop()
         {
             let Node { endpoint, pool, .. } = &mut self.nodes[flight.node];
-            endpoint.handle(self.now, flight.from, flight.to, 0, &flight.bytes, pool);
+            endpoint.handle(self.now, flight.from, flight.to, 0, &flight.bytes, pool.region());
         } else {
             for Node { endpoint, pool, .. } in &mut self.nodes {
-                endpoint.handle_timeout(self.now, pool);
+                endpoint.handle_timeout(self.now, pool.region());
             }
         }
         self.collect();
@@ -193,8 +193,9 @@ impl Network {
         for index in 0..self.nodes.len() {
             loop {
                 let Node { endpoint, pool, .. } = &mut self.nodes[index];
-                let Some(transmit) = endpoint.poll_transmit(self.now, pool) else { break };
-                let payload = endpoint.payload(&transmit, pool);
+                let region = pool.region();
+                let Some(transmit) = endpoint.poll_transmit(self.now, region) else { break };
+                let payload = endpoint.payload(&transmit, region);
                 // As from a kernel that numbers its datagrams.
                 let identification = self.dice.roll() as u16;
                 let trailer = transmit.outgoing.seal(&transmit.flow, identification, payload);

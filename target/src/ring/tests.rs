@@ -35,7 +35,7 @@ impl Bench {
             largest_bytes: 1 << 17,
         };
         let pool = Pool::new(plan).unwrap();
-        let ring = Ring::new(pool.region(), RingLimits { ops, backings: 4 }).unwrap();
+        let ring = Ring::new(pool.region().clone(), RingLimits { ops, backings: 4 }).unwrap();
         let dir = crate::disk::tests::folder();
         Bench { ring, pool, dir, done: Vec::new(), woken: Vec::new() }
     }
@@ -298,8 +298,9 @@ fn addresses_for_the_kernel_lie_in_the_pool() {
     };
     // Larger than a chunk; mapped, not touched.
     let mut pool = Pool::new(plan).unwrap();
-    let region = pool.region();
-    let memory = Memory { region: pool.region(), zeros: pool.region(), registered: true };
+    let region = pool.region().clone();
+    let memory =
+        Memory { region: pool.region().clone(), zeros: pool.region().clone(), registered: true };
     let (mut crossing, mut inside) = (0, 0);
     while let Some(buf) = pool.take_data(1 << 17) {
         let place = memory.locate(&buf, 512, 512).unwrap();
@@ -391,7 +392,7 @@ fn the_end_of_a_ring_waits_for_the_kernel() {
     bench.ring.submit();
     let event = EventFd::new().unwrap();
     bench.ring.watch(event.as_raw_fd(), 1);
-    let (region, path) = (Arc::downgrade(&bench.pool.region()), bench.path("disk.img"));
+    let (region, path) = (Arc::downgrade(bench.pool.region()), bench.path("disk.img"));
     let Bench { ring, pool, dir, .. } = bench;
     drop(ring);
     drop(pool);
@@ -477,7 +478,7 @@ fn every_kind_of_ring_works() {
         let mut bench = Bench::new(8);
         let io = set_up(8, &LADDER[rung..=rung]).unwrap();
         let limits = RingLimits { ops: 8, backings: 4 };
-        bench.ring = Ring::over(io, bench.pool.region(), limits).unwrap();
+        bench.ring = Ring::over(io, bench.pool.region().clone(), limits).unwrap();
         let backing = bench.file("disk.img", 512);
         bench.ring.attach(STORE, backing).unwrap();
         every_operation(&mut bench, 512);

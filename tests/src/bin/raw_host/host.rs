@@ -60,7 +60,7 @@ pub(crate) struct Host {
 impl Host {
     pub(crate) fn new(to: SocketAddr) -> Result<Host, FabricError> {
         let pool = Pool::new(PLAN).map_err(|e| FabricError(format!("no memory: {e}")))?;
-        let fabric = Verbs::new(pool.region())?;
+        let fabric = Verbs::new(pool.region().clone())?;
         Ok(Host {
             to,
             pool,
