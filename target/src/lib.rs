@@ -12,6 +12,7 @@ pub mod disk;
 pub mod events;
 pub mod mailbox;
 pub mod queue;
+pub mod queues;
 pub mod reactor;
 pub mod registry;
 pub mod ring;

@@ -1,0 +1,263 @@
+//! The queues of one reactor, without its thread: which connection is whose, what comes home to
+//! whom, who waits for buffers, and when to look at the clock.
+//!
+//! Whoever drives them has a fabric, a disk, a pool and a clock, and lends them for every step:
+//! the reactor has real ones, a simulator need not.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use nvme::cm;
+use rdma::{Event, Fabric, Incoming, Pool, Qp, Reason};
+use tracing::{debug, warn};
+
+use crate::controller::Limits;
+use crate::disk::{Disk, Done};
+use crate::mailbox::Mail;
+use crate::queue::{Io, Queue};
+use crate::registry::Registry;
+use crate::waiters::Waiters;
+
+/// How often queues look at the clock.
+const TICK: Duration = Duration::from_millis(250);
+
+/// What the driver lends for a step.
+pub struct Lent<'a> {
+    /// The reactor's buffers.
+    pub pool: &'a mut Pool,
+    /// Its connections.
+    pub fabric: &'a mut dyn Fabric,
+    /// Its stores.
+    pub disk: &'a mut dyn Disk,
+    /// The book of the target.
+    pub registry: &'a Registry,
+    /// The time of this turn.
+    pub now: Instant,
+}
+
+/// The queues of one reactor.
+#[derive(Debug)]
+pub struct Queues {
+    /// Which of the reactors this is.
+    index: usize,
+    limits: Limits,
+    queues: Vec<Option<Queue>>,
+    /// Key of the queue on each queue pair.
+    by_qp: Vec<Option<u32>>,
+    count: usize,
+    waiters: Waiters,
+    next_tick: Instant,
+    stopping: bool,
+}
+
+impl Queues {
+    /// None yet, for the reactor of this index in the registry.
+    #[must_use]
+    pub fn new(index: usize, limits: Limits, now: Instant) -> Queues {
+        Queues {
+            index,
+            limits,
+            queues: Vec::new(),
+            by_qp: Vec::new(),
+            count: 0,
+            waiters: Waiters::default(),
+            next_tick: now + TICK,
+            stopping: false,
+        }
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Whether they have been told to end.
+    #[must_use]
+    pub fn is_stopping(&self) -> bool {
+        self.stopping
+    }
+
+    /// Whether no command waits for a buffer.
+    #[must_use]
+    pub fn nobody_waits(&self) -> bool {
+        self.waiters.is_empty()
+    }
+
+    /// When [`Queues::tick`] has something to do.
+    #[must_use]
+    pub fn next_tick(&self) -> Instant {
+        self.next_tick
+    }
+
+    /// Something has happened on the fabric.
+    pub fn on_event(&mut self, event: Event, lent: &mut Lent<'_>) {
+        match event {
+            Event::Done(done) => match self.key(done.qp) {
+                Some(key) => {
+                    if let Some((queue, mut io)) = self.queue(key, lent) {
+                        queue.on_completion(done, &mut io);
+                    }
+                }
+                None => lent.pool.give(done.work.into_buf()),
+            },
+            Event::Incoming(incoming) => self.place(incoming, lent),
+            Event::Established(qp) => debug!(qp = qp.0, "connection established"),
+            Event::Gone(qp, reason) => self.on_gone(qp, reason, lent),
+        }
+    }
+
+    /// A disk operation has come home.
+    pub fn on_disk(&mut self, done: Done, lent: &mut Lent<'_>) {
+        let (key, slot) = ((done.tag >> 32) as u32, done.tag as u16);
+        let Some((queue, mut io)) = self.queue(key, lent) else { return };
+        queue.on_disk(slot, done, &mut io);
+        self.reap(key, lent);
+    }
+
+    /// A letter has come. Those for the driver, who has the ring and the listeners, are given
+    /// back.
+    pub fn on_mail(&mut self, mail: Mail, lent: &mut Lent<'_>) -> Option<Mail> {
+        match mail {
+            Mail::Incoming(incoming) => self.open(incoming, lent),
+            Mail::Subsystem(new) => self.each(lent, |queue, io| queue.on_subsystem(&new, io)),
+            Mail::DiscoveryChanged => self.each(lent, Queue::on_discovery_changed),
+            Mail::Stop => {
+                self.stopping = true;
+                self.each(lent, Queue::close);
+            }
+            mail => return Some(mail),
+        }
+        None
+    }
+
+    /// Looks at the clock, if it is time.
+    pub fn tick(&mut self, lent: &mut Lent<'_>) {
+        if lent.now >= self.next_tick {
+            self.next_tick = lent.now + TICK;
+            self.look(lent);
+        }
+    }
+
+    /// Looks at the clock and at what is shared with other reactors, because somebody rang.
+    pub fn look(&mut self, lent: &mut Lent<'_>) {
+        self.each(lent, Queue::tick);
+    }
+
+    /// Gives buffers to those who wait, admin commands first, each line in order.
+    pub fn serve_waiters(&mut self, lent: &mut Lent<'_>) {
+        for admin in [true, false] {
+            while let Some((key, slot)) = self.waiters.first(admin) {
+                if let Some((queue, mut io)) = self.queue(key, lent)
+                    && !queue.resume(slot, &mut io)
+                {
+                    // Admin commands first: I/O takes nothing while one of them waits.
+                    return;
+                }
+                self.waiters.pop(admin);
+            }
+        }
+    }
+
+    /// Serves a connection request here or hands it to the reactor with the fewest queues.
+    fn place(&mut self, incoming: Incoming, lent: &mut Lent<'_>) {
+        let index = lent.registry.place();
+        if index == self.index {
+            self.open(incoming, lent);
+        } else if let Err(mail) = lent.registry.reactor(index).try_send(Mail::Incoming(incoming)) {
+            warn!("a reactor's mailbox is full: connection request rejected");
+            drop(mail);
+        }
+    }
+
+    fn open(&mut self, incoming: Incoming, lent: &mut Lent<'_>) {
+        if self.stopping {
+            return lent.fabric.reject(incoming, &[]);
+        }
+        if self.is_flooded_by(incoming.remote.ip(), lent.pool.plan().receives) {
+            warn!(remote = %incoming.remote, "too many connections without a Connect: rejected");
+            let reject = cm::Reject::new(cm::RejectStatus::NO_RESOURCES);
+            return lent.fabric.reject(incoming, &reject.emit());
+        }
+        let vacant = self.queues.iter().position(Option::is_none);
+        let at = vacant.unwrap_or(self.queues.len());
+        let limits = self.limits;
+        let (_, mut io) = self.split(lent);
+        let Some(queue) = Queue::open(at as u32, incoming, limits, &mut io) else { return };
+        let (qp, depth) = (queue.qp().0 as usize, queue.depth());
+        if self.by_qp.len() <= qp {
+            self.by_qp.resize(qp + 1, None);
+        }
+        self.by_qp[qp] = Some(at as u32);
+        match vacant {
+            Some(at) => self.queues[at] = Some(queue),
+            None => self.queues.push(Some(queue)),
+        }
+        lent.registry.count_queue(self.index, depth, true);
+        self.count += 1;
+    }
+
+    fn on_gone(&mut self, qp: Qp, reason: Reason, lent: &mut Lent<'_>) {
+        let Some(key) = self.by_qp.get_mut(qp.0 as usize).and_then(Option::take) else { return };
+        if let Some((queue, mut io)) = self.queue(key, lent) {
+            queue.on_gone(reason, &mut io);
+        }
+        self.reap(key, lent);
+    }
+
+    /// Removes a queue of which nothing is left.
+    fn reap(&mut self, key: u32, lent: &mut Lent<'_>) {
+        let Some(entry) = self.queues.get_mut(key as usize) else { return };
+        if let Some(queue) = entry.take_if(|queue| queue.is_finished()) {
+            let depth = queue.depth();
+            let (_, mut io) = self.split(lent);
+            queue.finish(&mut io);
+            lent.registry.count_queue(self.index, depth, false);
+            self.count -= 1;
+        }
+    }
+
+    /// Anybody can hold receives until the Connect deadline without a name. So connections that
+    /// have not sent their Connect may hold half of them for one address, three quarters for all.
+    fn is_flooded_by(&self, source: IpAddr, receives: u32) -> bool {
+        let half_open = self.queues.iter().flatten().filter(|queue| !queue.is_connected());
+        let (mut all, mut own) = (0, 0);
+        for queue in half_open {
+            all += u32::from(queue.depth());
+            own += if queue.source() == source { u32::from(queue.depth()) } else { 0 };
+        }
+        own >= receives / 2 || all >= receives / 4 * 3
+    }
+
+    fn key(&self, qp: Qp) -> Option<u32> {
+        self.by_qp.get(qp.0 as usize).copied().flatten()
+    }
+
+    fn each(&mut self, lent: &mut Lent<'_>, mut act: impl FnMut(&mut Queue, &mut Io<'_>)) {
+        let (queues, mut io) = self.split(lent);
+        for queue in queues.iter_mut().flatten() {
+            act(queue, &mut io);
+        }
+    }
+
+    fn queue<'a>(
+        &'a mut self,
+        key: u32,
+        lent: &'a mut Lent<'_>,
+    ) -> Option<(&'a mut Queue, Io<'a>)> {
+        let (queues, io) = self.split(lent);
+        queues.get_mut(key as usize)?.as_mut().map(|queue| (queue, io))
+    }
+
+    fn split<'a>(&'a mut self, lent: &'a mut Lent<'_>) -> (&'a mut Vec<Option<Queue>>, Io<'a>) {
+        let io = Io {
+            pool: lent.pool,
+            fabric: lent.fabric,
+            disk: lent.disk,
+            registry: lent.registry,
+            waiters: &mut self.waiters,
+            now: lent.now,
+        };
+        (&mut self.queues, io)
+    }
+}
