@@ -1,1 +1,16 @@
-//! A user-space NVMe over RDMA host. This skeleton fixes the name; the host itself comes with the soft fabric.
+//! A user-space NVMe over RDMA host: library and the tool `nvmf`.
+//!
+//! * [`session`] is one association with a controller as a state machine: an admin queue and I/O
+//!   queues, one queue pair each, on a pool and a fabric that it borrows. It has no thread, clock
+//!   or socket, so a simulator can drive it.
+//! * [`host`] puts a pool and a fabric under a session and blocks until things are done.
+//! * [`options`] is the part of the command line that says which target is meant.
+
+pub mod bench;
+pub mod host;
+pub mod options;
+pub mod session;
+pub mod verify;
+
+pub use host::{Error, Host, Provider, Setup};
+pub use session::{Answer, Data, Done, Ended, Io, Lost, Options, Phase, Refused, Request, Session};
