@@ -14,6 +14,7 @@
 //! Whatever comes from the wire is hostile: it is parsed with checked arithmetic into bounded
 //! memory, and nothing that it contains makes this code panic.
 
+pub mod capture;
 pub mod cm_message;
 pub mod connection;
 pub mod endpoint;

@@ -1,0 +1,370 @@
+//! A capture from inside: what is sent and received, as a pcapng file that Wireshark reads as
+//! RoCEv2 (IETF draft-ietf-opsawg-pcapng).
+//!
+//! The thread that moves packets only copies what is kept and hands it over; another one writes.
+//! When that one cannot keep up, packets are missing in the file (their number is with the next
+//! one that is in it), never on the wire.
+//!
+//! The IP and UDP headers are made up: a UDP socket does not see those of the real datagram. Their
+//! identification is right for what is sent, and 0 for what is received.
+
+use std::borrow::Cow;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use pcap_file::pcapng::blocks::enhanced_packet::{EnhancedPacketBlock, EnhancedPacketOption};
+use pcap_file::pcapng::blocks::interface_description::{
+    InterfaceDescriptionBlock, InterfaceDescriptionOption,
+};
+use pcap_file::pcapng::{PcapNgBlock, PcapNgWriter};
+use pcap_file::{DataLink, PcapError};
+use tracing::{info, warn};
+
+use super::header::Bth;
+use super::icrc::Flow;
+use super::opcode::{Opcode, Operation};
+
+/// Packets between the two threads, at most.
+const QUEUED: usize = 16 << 10;
+/// How long a packet may be in memory before it is in the file.
+const LATEST: Duration = Duration::from_millis(200);
+/// Bytes of a message that count as its header: the command of an NVMe capsule, or all of a
+/// response.
+const MESSAGE_HEAD_BYTES: usize = 64;
+/// Version, length, addresses and so on before the UDP header, at most.
+const MOST_IP_BYTES: usize = 40;
+const UDP_BYTES: usize = 8;
+/// The protocol number of UDP.
+const UDP: u8 = 17;
+
+/// How much of each packet is kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Keep {
+    /// All headers, all messages of connection management, and the first 64 bytes of messages.
+    Headers,
+    /// Everything: also what hosts read and write.
+    All,
+}
+
+/// Which way a packet goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Direction {
+    /// To us.
+    Received,
+    /// From us.
+    Sent,
+}
+
+impl Direction {
+    /// The flags of a packet block say it in their lowest bits.
+    const fn flags(self) -> u32 {
+        match self {
+            Direction::Received => 1,
+            Direction::Sent => 2,
+        }
+    }
+}
+
+/// A capture that is going on. Clones add to the same file, which is complete when the last of
+/// them is gone.
+#[derive(Clone, Debug)]
+pub struct Capture {
+    packets: SyncSender<Captured>,
+    keep: Keep,
+    missing: Arc<AtomicU64>,
+}
+
+#[derive(Debug)]
+struct Captured {
+    at: Duration,
+    direction: Direction,
+    bytes: Vec<u8>,
+    original_bytes: u32,
+    /// Packets that are missing before this one.
+    missing: u64,
+}
+
+impl Capture {
+    /// Begins a capture into a new file at `path`, of at most about `limit_bytes`; what was there
+    /// is replaced.
+    ///
+    /// # Errors
+    /// The file cannot be made.
+    pub fn begin(path: &Path, keep: Keep, limit_bytes: u64) -> io::Result<Capture> {
+        let file = File::create(path)?;
+        let mut writer = PcapNgWriter::new(BufWriter::new(file)).map_err(cause)?;
+        let about = InterfaceDescriptionBlock {
+            linktype: DataLink::RAW,
+            snaplen: 0,
+            options: vec![
+                InterfaceDescriptionOption::IfName(Cow::Borrowed("soft")),
+                InterfaceDescriptionOption::IfTsResol(9),
+            ],
+        };
+        writer.write_pcapng_block(about).map_err(cause)?;
+        writer.get_mut().flush()?;
+        let (packets, received) = sync_channel(QUEUED);
+        let name = path.display().to_string();
+        thread::Builder::new().name("capture".into()).spawn(move || {
+            match write(writer, &received, limit_bytes) {
+                Ok(written) => info!(file = name, packets = written, "the capture has ended"),
+                Err(error) => warn!(file = name, %error, "the capture has ended early"),
+            }
+        })?;
+        Ok(Capture { packets, keep, missing: Arc::default() })
+    }
+
+    /// Adds a packet, given in pieces that follow each other. `identification` is that of its
+    /// IPv4 header.
+    pub fn add(
+        &self,
+        direction: Direction,
+        flow: &Flow,
+        tos: u8,
+        identification: u16,
+        datagram: [&[u8]; 3],
+    ) {
+        let length: usize = datagram.iter().map(|piece| piece.len()).sum();
+        let mut bytes = Vec::with_capacity(MOST_IP_BYTES + UDP_BYTES + length);
+        put_ip_and_udp(&mut bytes, flow, tos, identification, length);
+        let ip_and_udp = bytes.len();
+        let kept = ip_and_udp + self.kept(datagram, length);
+        for piece in datagram {
+            let room = kept - bytes.len();
+            bytes.extend_from_slice(&piece[..piece.len().min(room)]);
+        }
+        let captured = Captured {
+            at: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
+            direction,
+            bytes,
+            original_bytes: (ip_and_udp + length) as u32,
+            missing: self.missing.swap(0, Ordering::Relaxed),
+        };
+        if let Err(error) = self.packets.try_send(captured) {
+            let (TrySendError::Full(lost) | TrySendError::Disconnected(lost)) = error;
+            self.missing.fetch_add(lost.missing + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// How many bytes of a datagram are kept, which may come in one piece or in several.
+    fn kept(&self, datagram: [&[u8]; 3], length: usize) -> usize {
+        if self.keep == Keep::All {
+            return length;
+        }
+        // Headers are never divided. What is no packet of ours is too strange to be cut.
+        let code = datagram[0].first().copied();
+        let Some(row) = code.and_then(Opcode::from_wire).map(Opcode::row) else { return length };
+        let headers = Bth::BYTES + row.header_bytes;
+        let kept = match row.operation {
+            Operation::Datagram => length,
+            Operation::Send => headers + MESSAGE_HEAD_BYTES,
+            _ => headers,
+        };
+        kept.min(length)
+    }
+}
+
+/// Writes what comes until nobody can add any more; the number of packets.
+fn write(
+    mut writer: PcapNgWriter<BufWriter<File>>,
+    packets: &Receiver<Captured>,
+    limit_bytes: u64,
+) -> io::Result<u64> {
+    let (mut written, mut bytes) = (0, 0);
+    loop {
+        let captured = match packets.recv_timeout(LATEST) {
+            Ok(captured) => captured,
+            Err(RecvTimeoutError::Timeout) => {
+                writer.get_mut().flush()?;
+                continue;
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+        };
+        let mut options = vec![EnhancedPacketOption::Flags(captured.direction.flags())];
+        if captured.missing > 0 {
+            options.push(EnhancedPacketOption::DropCount(captured.missing));
+        }
+        let block = EnhancedPacketBlock {
+            interface_id: 0,
+            timestamp: captured.at,
+            original_len: captured.original_bytes,
+            data: Cow::Owned(captured.bytes),
+            options,
+        };
+        bytes += writer.write_block(&block.into_block()).map_err(cause)? as u64;
+        written += 1;
+        if bytes >= limit_bytes {
+            writer.get_mut().flush()?;
+            return Err(io::Error::other(format!("it has reached its limit of {limit_bytes} B")));
+        }
+    }
+    writer.get_mut().flush()?;
+    Ok(written)
+}
+
+/// An IP header without options and a UDP header without a checksum, for so many bytes.
+fn put_ip_and_udp(bytes: &mut Vec<u8>, flow: &Flow, tos: u8, identification: u16, length: usize) {
+    // A datagram that came through a socket fits; nothing depends on a header that says otherwise.
+    let udp_bytes = u16::try_from(UDP_BYTES + length).unwrap_or(u16::MAX);
+    match (flow.source.ip(), flow.destination.ip()) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            bytes.extend([0x45, tos]);
+            bytes.extend(udp_bytes.saturating_add(20).to_be_bytes());
+            bytes.extend(identification.to_be_bytes());
+            // Do not fragment; 64 hops; no checksum.
+            bytes.extend([0x40, 0, 64, UDP, 0, 0]);
+            bytes.extend(source.octets());
+            bytes.extend(destination.octets());
+        }
+        (source, destination) => {
+            bytes.extend([0x60 | tos >> 4, tos << 4, 0, 0]);
+            bytes.extend(udp_bytes.to_be_bytes());
+            bytes.extend([UDP, 64]);
+            bytes.extend(six(source));
+            bytes.extend(six(destination));
+        }
+    }
+    let port = |at: SocketAddr| at.port().to_be_bytes();
+    bytes.extend(port(flow.source));
+    bytes.extend(port(flow.destination));
+    bytes.extend(udp_bytes.to_be_bytes());
+    bytes.extend([0, 0]);
+}
+
+fn six(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+fn cause(error: PcapError) -> io::Error {
+    match error {
+        PcapError::IoError(error) => error,
+        other => io::Error::other(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pcap_file::pcapng::{Block, PcapNgReader};
+
+    use super::super::header::{Extended, padding};
+    use super::super::outgoing::{Outgoing, Payload};
+    use super::super::psn::{Psn, Qpn};
+    use super::*;
+
+    fn flow(source: &str, destination: &str) -> Flow {
+        let at = |ip: &str| SocketAddr::new(ip.parse().unwrap(), 4791);
+        Flow { source: at(source), destination: at(destination) }
+    }
+
+    /// The packets of a capture: flags, kept bytes, original length, drop count.
+    fn read(path: &Path) -> Vec<(u32, Vec<u8>, u32, u64)> {
+        let mut reader = PcapNgReader::new(File::open(path).unwrap()).unwrap();
+        let mut packets = Vec::new();
+        while let Some(block) = reader.next_block() {
+            let Block::EnhancedPacket(packet) = block.unwrap() else { continue };
+            let (mut flags, mut dropped) = (0, 0);
+            for option in &packet.options {
+                match option {
+                    EnhancedPacketOption::Flags(value) => flags = *value,
+                    EnhancedPacketOption::DropCount(value) => dropped = *value,
+                    _ => {}
+                }
+            }
+            packets.push((flags, packet.data.to_vec(), packet.original_len, dropped));
+        }
+        packets
+    }
+
+    /// Waits for the writer: it is gone when it has given the file back.
+    fn finished(path: &Path, capture: Capture, packets: usize) -> Vec<(u32, Vec<u8>, u32, u64)> {
+        drop(capture);
+        loop {
+            let found = read(path);
+            if found.len() >= packets {
+                return found;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn headers_are_kept_always_and_payload_only_when_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let flow = flow("192.0.2.1", "192.0.2.2");
+        for (keep, expected) in [
+            (Keep::Headers, [28 + 12 + 64, 28 + 28, 28 + 20 + 256 + 4]),
+            (Keep::All, [28 + 12 + 1000 + 4, 28 + 28 + 1000 + 4, 28 + 20 + 256 + 4]),
+        ] {
+            let path = folder.path().join(format!("{keep:?}.pcapng"));
+            let capture = Capture::begin(&path, keep, u64::MAX).unwrap();
+            for (opcode, len) in
+                [(Opcode::SendOnly, 1000), (Opcode::WriteOnly, 1000), (Opcode::UdSendOnly, 256)]
+            {
+                let payload = vec![7; len];
+                let bth = Bth::new(opcode, Qpn::new(17), Psn::new(5));
+                let mut datagram = bth.emit().to_vec();
+                datagram.resize(Bth::BYTES + opcode.row().header_bytes, 0);
+                let trailer = [0; 4];
+                capture.add(Direction::Sent, &flow, 0, 9, [&datagram, &payload, &trailer]);
+            }
+            let found = finished(&path, capture, 3);
+            let kept: Vec<usize> = found.iter().map(|(_, bytes, ..)| bytes.len()).collect();
+            assert_eq!(kept, expected, "{keep:?}");
+            let original = [28 + 12 + 1000 + 4, 28 + 28 + 1000 + 4, 28 + 20 + 256 + 4];
+            assert_eq!(found.iter().map(|(_, _, len, _)| *len).collect::<Vec<_>>(), original);
+        }
+    }
+
+    #[test]
+    fn what_was_sent_is_found_byte_for_byte_with_its_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.pcapng");
+        let capture = Capture::begin(&path, Keep::All, u64::MAX).unwrap();
+        let flow = flow("2001:db8::1", "2001:db8::2");
+        let payload = [1, 2, 3, 4, 5];
+        let bth = Bth::new(Opcode::SendOnly, Qpn::new(17), Psn::new(5));
+        let outgoing = Outgoing::new(bth, &Extended::default(), Payload::None, 5);
+        let trailer = outgoing.seal(&flow, 0, &payload);
+        let pieces = [outgoing.header(), &payload, trailer.as_slice()];
+        capture.add(Direction::Sent, &flow, 0x88, 0, pieces);
+        let whole = pieces.concat();
+        let flow = Flow { source: flow.destination, destination: flow.source };
+        capture.add(Direction::Received, &flow, 0, 0, [&whole, &[], &[]]);
+        let found = finished(&path, capture, 2);
+        assert_eq!(found.iter().map(|(flags, ..)| *flags).collect::<Vec<_>>(), [2, 1]);
+        for (_, bytes, original, dropped) in &found {
+            assert_eq!(
+                (bytes.len(), *original as usize, *dropped),
+                (48 + whole.len(), 48 + whole.len(), 0)
+            );
+            assert_eq!(bytes[48..], whole);
+            assert_eq!(usize::from(u16::from_be_bytes([bytes[4], bytes[5]])), 8 + whole.len());
+        }
+        assert_eq!((found[0].1[0], found[0].1[1]), (0x68, 0x80));
+        assert_eq!(found[0].1[8..24], found[1].1[24..40]);
+        assert_eq!(usize::from(padding(5)), whole.len() - 12 - 5 - 4);
+    }
+
+    #[test]
+    fn it_stops_at_its_limit_and_what_is_missing_is_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.pcapng");
+        let capture = Capture::begin(&path, Keep::All, 1000).unwrap();
+        let flow = flow("192.0.2.1", "192.0.2.2");
+        // As long as the writer takes packets.
+        while capture.missing.load(Ordering::Relaxed) == 0 {
+            capture.add(Direction::Sent, &flow, 0, 0, [&[0; 500], &[], &[]]);
+        }
+        assert_eq!(read(&path).len(), 2);
+    }
+}
