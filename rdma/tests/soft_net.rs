@@ -7,6 +7,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use rdma::soft::cm_message::{CmMessage, DisconnectRequest, ReadyToUse, Reject, Request};
 use rdma::soft::connection::ConnectRequest;
+use rdma::soft::counters::Fate;
 use rdma::soft::endpoint::Config;
 use rdma::soft::header::{Bth, Deth, Extended, GSI_QKEY, HeaderBytes};
 use rdma::soft::icrc::{Flow, Icrc};
@@ -478,7 +479,7 @@ fn a_target_answers_no_access_to_memory() {
     net.node(0).post(host, 1, Work::Write { from, to });
     let events = wait(&mut net, 0);
     let [Event::Done(done)] = &events[..] else { panic!("{events:?}") };
-    assert_eq!(done.outcome, Err(Fault::RemoteOperation));
+    assert_eq!(done.outcome, Err(Fault::RemoteAccess));
     let now = net.now();
     for (index, qp) in [(0, host), (1, target)] {
         let node = net.node(index);
@@ -513,7 +514,8 @@ fn strangers_and_damage_are_counted_and_ignored() {
     give(flow.source, &datagram[..15]);
     give(flow.source, &[]);
     let after = target.endpoint.counters();
-    assert_eq!((after.damaged, after.stray, after.malformed), (1, 1, 2));
+    assert_eq!((after[Fate::Damaged], after[Fate::Foreign], after[Fate::Malformed]), (1, 1, 2));
+    assert_eq!((after.dropped() - before.dropped(), after.accounted()), (4, after.received));
     assert_eq!((after.received - before.received, after.marked), (4, 4));
     assert!(
         target.events().is_empty()
@@ -574,7 +576,8 @@ proptest! {
             node.endpoint.handle(now, flow.source, flow.destination, 0, &bytes, node.pool.region());
             while node.endpoint.poll_transmit(now, node.pool.region()).is_some() {}
         }
-        prop_assert_eq!(net.node(1).endpoint.counters().damaged, 0);
+        let counters = net.node(1).endpoint.counters();
+        prop_assert_eq!((counters[Fate::Damaged], counters.accounted()), (0, counters.received));
     }
 
     /// Two ends, random verbs both ways, under all faults at once: the data are right, each piece

@@ -638,7 +638,7 @@ fn a_target_refuses_all_access_to_memory() {
     ] {
         let mut b = End::new(&target);
         b.request(opcode, 0, ext, payload);
-        assert_eq!(b.answers(), [(0, Opcode::Acknowledge, nak(Nak::InvalidRequest))]);
+        assert_eq!(b.answers(), [(0, Opcode::Acknowledge, nak(Nak::RemoteAccess))]);
         assert_eq!(b.qp.state(), State::Error);
     }
 }

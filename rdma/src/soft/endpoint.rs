@@ -13,6 +13,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Offer, Phase, Retry};
+use super::counters::{Counters, Fate};
 use super::header::{Bth, Deth, Extended, GSI_QKEY, Packet, RnrTimer};
 use super::icrc::{Checker, Flow, Verdict};
 use super::mad::MAD_BYTES;
@@ -113,21 +114,6 @@ impl Hasher for Scatter {
     fn write_u32(&mut self, number: u32) {
         self.0 = (self.0 ^ u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
-}
-
-/// What happened to datagrams that did not get through.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Counters {
-    /// Datagrams received.
-    pub received: u64,
-    /// Not a packet of ours.
-    pub malformed: u64,
-    /// For a queue pair that there is not, or from an address that is not its peer's.
-    pub stray: u64,
-    /// With a wrong CRC.
-    pub damaged: u64,
-    /// Marked by the network as having met congestion.
-    pub marked: u64,
 }
 
 /// One datagram to send.
@@ -274,38 +260,47 @@ impl Endpoint {
         self.counters.received += 1;
         self.counters.marked += u64::from(tos & 3 == 3);
         let flow = Flow { source: from, destination: SocketAddr::new(to.ip(), ROCE_PORT) };
-        let Ok(packet) = Packet::parse(datagram) else {
-            self.counters.malformed += 1;
-            return;
+        let fate = match Packet::parse(datagram) {
+            Err(_) => Fate::Malformed,
+            Ok(packet) if packet.bth.destination == Qpn::GSI => {
+                self.handle_management(now, &flow, &packet, datagram, region)
+            }
+            Ok(packet) => self.handle_packet(now, &flow, &packet, datagram, region),
         };
-        if packet.bth.destination == Qpn::GSI {
-            self.handle_management(now, &flow, &packet, datagram, region);
-            return;
-        }
+        self.counters.count(fate);
+    }
+
+    fn handle_packet(
+        &mut self,
+        now: Instant,
+        flow: &Flow,
+        packet: &Packet<'_>,
+        datagram: &[u8],
+        region: &Region,
+    ) -> Fate {
+        let ends = (flow.source.ip(), flow.destination.ip());
         let number = self.by_qpn.get(&packet.bth.destination).copied();
         let found = number.and_then(|n| Some((n, self.slots.get_mut(n as usize)?.as_mut()?)));
-        let of_peer =
-            |slot: &Slot| (slot.connection.remote, slot.connection.local) == (from.ip(), to.ip());
-        let Some((number, slot)) = found.filter(|(_, slot)| of_peer(slot)) else {
-            self.counters.stray += 1;
-            return;
-        };
-        if !packet.bth.is_default_partition() {
-            self.counters.malformed += 1;
-            return;
+        let Some((number, slot)) = found else { return Fate::Stray };
+        if (slot.connection.remote, slot.connection.local) != ends {
+            return Fate::Foreign;
         }
-        if self.checker.check(&flow, datagram) == Verdict::Wrong {
-            self.counters.damaged += 1;
-            return;
+        if !packet.bth.is_default_partition() {
+            return Fate::Partition;
+        }
+        if self.checker.check(flow, datagram) == Verdict::Wrong {
+            return Fate::Damaged;
         }
         let (memory, events) = (&mut self.memory, &mut self.events);
-        slot.qp.handle(now, &packet, &mut Io { region, memory, events, qp: Qp(number) });
+        let mut io = Io { region, memory, events, qp: Qp(number) };
+        let fate = slot.qp.handle(now, packet, &mut io);
         let waiting = slot.connection.phase == Phase::ReplySent;
         self.mark_ready(number);
         if waiting {
             // The peer's confirmation got lost, or overtaken: this says as much.
             self.establish(number);
         }
+        fate
     }
 
     fn handle_management(
@@ -315,19 +310,19 @@ impl Endpoint {
         packet: &Packet<'_>,
         datagram: &[u8],
         region: &Region,
-    ) {
+    ) -> Fate {
+        if !packet.bth.is_default_partition() {
+            return Fate::Partition;
+        }
         let right = packet.bth.opcode == Opcode::UdSendOnly
-            && packet.bth.is_default_partition()
             && packet.ext.deth.is_some_and(|deth| deth.qkey == GSI_QKEY);
         let Some(mad) = packet.payload.first_chunk::<MAD_BYTES>().filter(|_| right) else {
-            self.counters.malformed += 1;
-            return;
+            return Fate::Unfit;
         };
         if self.checker.check(flow, datagram) == Verdict::Wrong {
-            self.counters.damaged += 1;
-            return;
+            return Fate::Damaged;
         }
-        self.on_message(now, flow.source.ip(), flow.destination.ip(), mad, region);
+        self.on_message(now, flow.source.ip(), flow.destination.ip(), mad, region)
     }
 
     /// The next datagram to send; none when there is nothing more to say just now.

@@ -7,9 +7,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
 use super::cm_message::{
-    CmMessage, CmaHeader, DisconnectRequest, RejectReason, Reply, service_port,
+    CmMessage, CmaHeader, DisconnectRequest, Reject, RejectReason, Reply, service_port,
 };
 use super::connection::{ConnectRequest, Connection, Phase, Retry, code_time, left, mtu_bytes};
+use super::counters::Fate;
 use super::endpoint::{Endpoint, Pending, ROCE_PORT};
 use super::mad::MAD_BYTES;
 use super::psn::{Psn, Qpn};
@@ -252,42 +253,31 @@ impl Endpoint {
         to: IpAddr,
         mad: &[u8; MAD_BYTES],
         region: &Region,
-    ) {
-        let Some((header, message)) = CmMessage::parse(mad) else { return };
+    ) -> Fate {
+        let Some((header, message)) = CmMessage::parse(mad) else { return Fate::Unknown };
         let find = |this: &mut Endpoint, ours: u32, theirs: u32| {
             let number = *this.by_comm.get(&ours)?;
             let slot = this.live(Qp(number))?;
             let right = slot.connection.local == to && slot.connection.is_of(from, theirs);
             right.then_some(number)
         };
-        match message {
+        let number = match message {
             CmMessage::Request(message) => {
                 let transaction = header.transaction;
                 let request = ConnectRequest { message, transaction, from, to };
-                self.on_request(now, request, region);
+                return self.on_request(now, request, region);
             }
             CmMessage::Reply(message) => {
-                if let Some(number) = find(self, message.remote_comm_id, message.local_comm_id) {
-                    self.on_reply(number, &message);
-                }
+                let number = find(self, message.remote_comm_id, message.local_comm_id);
+                number.inspect(|number| self.on_reply(*number, &message))
             }
             CmMessage::ReadyToUse(message) => {
-                if let Some(number) = find(self, message.remote_comm_id, message.local_comm_id) {
-                    self.establish(number);
-                }
+                let number = find(self, message.remote_comm_id, message.local_comm_id);
+                number.inspect(|number| self.establish(*number))
             }
             CmMessage::Reject(message) => {
-                if let Some(number) = find(self, message.remote_comm_id, message.local_comm_id) {
-                    let reason = match self.live(Qp(number)).map(|slot| slot.connection.phase) {
-                        Some(Phase::Established) => Reason::Peer,
-                        Some(Phase::RequestSent) => Reason::Rejected {
-                            code: i32::from(message.reason.0),
-                            private_data: message.private_data.to_vec(),
-                        },
-                        _ => Reason::NotEstablished,
-                    };
-                    self.remove(now, number, reason, region);
-                }
+                let number = find(self, message.remote_comm_id, message.local_comm_id);
+                number.inspect(|number| self.on_reject(now, *number, &message, region))
             }
             CmMessage::MessageReceipt(message) => {
                 let number = find(self, message.remote_comm_id, message.local_comm_id);
@@ -295,6 +285,7 @@ impl Endpoint {
                 if let Some(retry) = slot.and_then(|slot| slot.connection.retry.as_mut()) {
                     retry.be_patient(now, code_time(message.service_timeout));
                 }
+                number
             }
             CmMessage::DisconnectRequest(message) => {
                 let number = find(self, message.remote_comm_id, message.local_comm_id);
@@ -302,13 +293,30 @@ impl Endpoint {
                 if self.is_ours_or_unknown(number, &message) {
                     self.tell(to, from, left(&message, header.transaction));
                 }
+                number
             }
             CmMessage::DisconnectReply(message) => {
+                let before = self.farewells.len();
                 self.farewells.retain(|(comm, local, remote, _)| {
                     (*comm, *local, *remote) != (message.remote_comm_id, to, from)
                 });
+                (self.farewells.len() < before).then_some(0)
             }
-        }
+        };
+        if number.is_some() { Fate::Message } else { Fate::Unknown }
+    }
+
+    /// The peer refuses, or has changed its mind.
+    fn on_reject(&mut self, now: Instant, number: u32, message: &Reject, region: &Region) {
+        let reason = match self.live(Qp(number)).map(|slot| slot.connection.phase) {
+            Some(Phase::Established) => Reason::Peer,
+            Some(Phase::RequestSent) => Reason::Rejected {
+                code: i32::from(message.reason.0),
+                private_data: message.private_data.to_vec(),
+            },
+            _ => Reason::NotEstablished,
+        };
+        self.remove(now, number, reason, region);
     }
 
     /// Whether a disconnect request deserves its answer: always, unless it names a connection but
@@ -339,15 +347,15 @@ impl Endpoint {
     }
 
     /// Somebody asks to connect.
-    fn on_request(&mut self, now: Instant, request: ConnectRequest, region: &Region) {
+    fn on_request(&mut self, now: Instant, request: ConnectRequest, region: &Region) -> Fate {
         if self.is_repeated(&request) {
-            return;
+            return Fate::Repeated;
         }
         let private = match self.check_request(now, &request) {
             Ok(private) => private,
             Err(reason) => {
                 self.tell(request.to, request.from, request.reject(reason, &[]));
-                return;
+                return Fate::Rejected;
             }
         };
         if let Some(old) = self.restarted(&request) {
@@ -360,7 +368,7 @@ impl Endpoint {
                 self.tell(request.to, request.from, mad);
             }
             self.remove(now, old, Reason::Peer, region);
-            return;
+            return Fate::Rejected;
         }
         let (header, private_data) = private;
         let port = service_port(request.message.service_id).unwrap_or_default();
@@ -373,6 +381,7 @@ impl Endpoint {
             request.message.responder_resources,
             Box::new(request),
         )));
+        Fate::Message
     }
 
     /// The same request again: its reply got lost, or has not been made yet.

@@ -17,6 +17,7 @@
 pub mod capture;
 pub mod cm_message;
 pub mod connection;
+pub mod counters;
 pub mod endpoint;
 pub mod header;
 pub mod icrc;

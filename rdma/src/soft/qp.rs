@@ -11,6 +11,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use super::counters::Fate;
 use super::header::{Packet, RnrTimer};
 use super::memory::{Memory, Rights};
 use super::outgoing::{Outgoing, Payload};
@@ -139,21 +140,27 @@ impl QueuePair {
     }
 
     /// Handles a packet that has been found to be the peer's and undamaged.
-    pub fn handle(&mut self, now: Instant, packet: &Packet<'_>, io: &mut Io<'_>) {
+    pub fn handle(&mut self, now: Instant, packet: &Packet<'_>, io: &mut Io<'_>) -> Fate {
         let row = packet.row();
         match self.state {
             State::ReadyToReceive | State::ReadyToSend if row.request => {
-                let outcome = self.responder.handle(packet, io);
-                if outcome == Outcome::Dead {
+                let fate = self.responder.handle(packet, io);
+                if fate.is_fatal() {
                     self.enter_error(None, io);
                 }
+                fate
             }
             State::ReadyToSend if row.acknowledges => {
-                if let Err(failed) = self.requester.handle(now, packet, io) {
-                    self.enter_error(Some(failed), io);
+                match self.requester.handle(now, packet, io) {
+                    Ok(true) => Fate::Answered,
+                    Ok(false) => Fate::Unasked,
+                    Err(failed) => {
+                        self.enter_error(Some(failed), io);
+                        Fate::Answered
+                    }
                 }
             }
-            _ => {}
+            _ => Fate::Unfit,
         }
     }
 

@@ -170,24 +170,27 @@ impl Requester {
         Some(self.una + ahead).filter(|at| *at < self.sent)
     }
 
-    /// Handles a response. A fault is that of the work which it answers.
+    /// Handles a response; false when it answers nothing, or is out of its turn. A fault is that
+    /// of the work which it answers.
     pub(crate) fn handle(
         &mut self,
         now: Instant,
         packet: &Packet<'_>,
         io: &mut Io<'_>,
-    ) -> Result<(), (u64, Fault)> {
-        let Some(at) = self.outstanding(packet.bth.psn) else { return Ok(()) };
+    ) -> Result<bool, (u64, Fault)> {
+        let Some(at) = self.outstanding(packet.bth.psn) else { return Ok(false) };
         let syndrome = packet.ext.aeth.map_or(Syndrome::ACK, |aeth| aeth.syndrome);
         match (packet.row().operation, syndrome) {
-            (Operation::ReadResponse, Syndrome::Ack(_)) => self.read_response(now, at, packet, io),
+            (Operation::ReadResponse, Syndrome::Ack(_)) => {
+                return Ok(self.read_response(now, at, packet, io));
+            }
             (Operation::Acknowledge, Syndrome::Ack(_)) => {
                 self.advance(now, at + 1, io);
             }
             (Operation::Acknowledge, Syndrome::Rnr(timer)) => {
                 let arrived = self.advance(now, at, io);
                 if arrived && self.pause.is_none() {
-                    return self.wait(now + timer.duration());
+                    self.wait(now + timer.duration())?;
                 }
             }
             (Operation::Acknowledge, Syndrome::Nak(Nak::Sequence)) => {
@@ -201,9 +204,9 @@ impl Requester {
                 self.advance(now, at, io);
                 return Err((at, fault_of(nak)));
             }
-            _ => {}
+            _ => return Ok(false),
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Everything before `upto` has been executed: completes it. False when the data of a read
@@ -248,20 +251,28 @@ impl Requester {
         self.deadline = self.timeout.filter(|_| waiting).map(|timeout| now + timeout);
     }
 
-    fn read_response(&mut self, now: Instant, at: u64, packet: &Packet<'_>, io: &mut Io<'_>) {
+    /// Takes the data of a read; false when they are not those that come next.
+    fn read_response(
+        &mut self,
+        now: Instant,
+        at: u64,
+        packet: &Packet<'_>,
+        io: &mut Io<'_>,
+    ) -> bool {
         // A response acknowledges all before it. Only the very next one is taken.
         if !self.advance(now, at, io) || self.una != at {
-            return;
+            return false;
         }
-        let (mtu, Some(item)) = (self.mtu, self.works.front_mut()) else { return };
+        let (mtu, Some(item)) = (self.mtu, self.works.front_mut()) else { return false };
         let (offset, len) = item.segment(at, mtu);
-        let Work::Read { into, .. } = &mut item.work else { return };
+        let Work::Read { into, .. } = &mut item.work else { return false };
         if packet.payload.len() != len as usize {
-            return;
+            return false;
         }
         let window = io.region.bytes_mut(into);
         window[offset as usize..(offset + len) as usize].copy_from_slice(packet.payload);
         self.progress(now, at + 1, io);
+        true
     }
 
     /// The peer asks to wait.

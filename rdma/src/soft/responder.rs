@@ -14,6 +14,7 @@
 
 use std::collections::VecDeque;
 
+use super::counters::Fate;
 use super::header::{
     Aeth, Bth, Extended, MAX_MESSAGE_BYTES, Nak, Packet, Reth, RnrTimer, Syndrome, padding,
 };
@@ -24,7 +25,7 @@ use super::psn::{Msn, Psn, Qpn};
 use super::qp::{Io, Settings};
 use crate::{Buf, Fault, Tag, Work};
 
-/// What is to be done after a packet.
+/// What is to be done after an answer has left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Outcome {
     /// Go on.
@@ -36,8 +37,6 @@ pub(crate) enum Outcome {
 /// Why a request is not executed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Refusal {
-    /// Drop it silently.
-    Drop,
     /// No receive is posted.
     NotReady,
     /// Refuse it, and end the connection.
@@ -144,8 +143,8 @@ impl Responder {
         self.receives.push_back((tag, buf));
     }
 
-    /// Handles a request.
-    pub(crate) fn handle(&mut self, packet: &Packet<'_>, io: &mut Io<'_>) -> Outcome {
+    /// Handles a request. After a fatal one the queue pair is dead; the last answer tells the peer.
+    pub(crate) fn handle(&mut self, packet: &Packet<'_>, io: &mut Io<'_>) -> Fate {
         let ahead = packet.bth.psn.since(self.expected);
         let checked = match ahead {
             0 => {
@@ -154,21 +153,24 @@ impl Responder {
             }
             1.. => {
                 self.report_gap(packet.bth.psn);
-                Ok(())
+                return Fate::Early;
             }
             _ => {
                 self.duplicate(packet);
-                Ok(())
+                return Fate::Late;
             }
         };
         match checked {
-            Ok(()) | Err(Refusal::Drop) => Outcome::Live,
+            Ok(()) => Fate::Executed,
             Err(Refusal::NotReady) => {
                 self.reported = Some(packet.bth.psn);
                 self.acknowledge(packet.bth.psn, Syndrome::Rnr(self.rnr));
-                Outcome::Live
+                Fate::NotReady
             }
-            Err(Refusal::Fatal(nak)) => self.die(packet.bth.psn, nak),
+            Err(Refusal::Fatal(nak)) => {
+                self.die(packet.bth.psn, nak);
+                if nak == Nak::RemoteAccess { Fate::NoAccess } else { Fate::Invalid }
+            }
             Err(Refusal::TooLong) => {
                 let receive = match std::mem::replace(&mut self.current, Current::None) {
                     Current::Send { tag, buf, .. } => Some((tag, buf)),
@@ -177,7 +179,8 @@ impl Responder {
                 if let Some((tag, buf)) = receive {
                     io.done(tag, Work::Recv(buf), Err(Fault::Length));
                 }
-                self.die(packet.bth.psn, Nak::InvalidRequest)
+                self.die(packet.bth.psn, Nak::InvalidRequest);
+                Fate::Invalid
             }
         }
     }
@@ -271,10 +274,11 @@ impl Responder {
         if right { Ok(()) } else { Err(INVALID) }
     }
 
-    /// The queue pair lets peers do this.
+    /// The queue pair lets peers do this. (`rdma_rxe` calls it an invalid request when not; for a
+    /// target without open memory it is an access refused, whatever key and address it names.)
     fn check_op_valid(&self, packet: &Packet<'_>) -> Result<(), Refusal> {
         let needed = rights_for(packet.row().operation);
-        if self.rights.has(needed) { Ok(()) } else { Err(INVALID) }
+        if self.rights.has(needed) { Ok(()) } else { Err(Denied.into()) }
     }
 
     /// There is a receive for a message, and room for the answer of a read.
@@ -342,7 +346,7 @@ impl Responder {
             Operation::Write => self.execute_write(packet, io)?,
             Operation::ReadRequest => self.execute_read(packet),
             Operation::Atomic => self.execute_atomic(packet, io)?,
-            _ => return Err(Refusal::Drop),
+            _ => return Err(INVALID),
         }
         Ok(())
     }
@@ -444,10 +448,9 @@ impl Responder {
         }
     }
 
-    fn die(&mut self, psn: Psn, nak: Nak) -> Outcome {
+    fn die(&mut self, psn: Psn, nak: Nak) {
         self.answers.clear();
         self.acknowledge(psn, Syndrome::Nak(nak));
-        Outcome::Dead
     }
 
     /// Queues an acknowledgement. It says all that an older one would have said, which therefore
