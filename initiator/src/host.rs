@@ -106,7 +106,6 @@ impl Host {
     ///
     /// # Errors
     /// Why not; the request comes back.
-    #[expect(clippy::result_large_err, reason = "the request comes back")]
     pub fn submit(&mut self, queue: u16, request: Request) -> Result<(), (Request, Refused)> {
         let _ = queue;
         Err((request, Refused::NotReady))

@@ -9,212 +9,126 @@
 //! A session owns state and borrows the world ([`Io`]). Whoever drives it
 //!
 //! * hands it every [`Event`] of the fabric ([`Session::on_event`] returns those of others),
-//! * calls [`Session::tick`] when the time it returned has come, at the latest,
+//! * calls [`Session::tick`] before each sleep, and again when the time it returned has come,
 //! * flushes the fabric at the end of each turn,
 //! * takes what is done ([`Session::next_done`]) and what the controller reports
 //!   ([`Session::next_event`]).
 //!
 //! Each request comes home in exactly one [`Done`], with its data, also when the association has
-//! died before an answer. There is no reconnecting: an association that has ended stays so.
+//! died before an answer. A command is done when its response is there; the buffer of its capsule
+//! comes home later. There is no reconnecting: an association that has ended stays so.
 //!
 //! Everything from the target is suspected. An answer to no command, a second answer, an answer of
 //! a wrong length ends the association with an [`Ended`] that says so.
 
-use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+mod alive;
+mod ended;
+mod queue;
+mod request;
+mod start;
+mod stop;
+
+use std::collections::VecDeque;
+use std::time::Instant;
 
 use nvme::feature::AsyncEvent;
 use nvme::identify::IdentifyController;
 use nvme::property::{Cap, Vs};
-use nvme::{Nqn, Sqe, Status};
-use rdma::{Buf, Event, Exposed, Fabric, Pool, Qp};
+use rdma::{Completion, Event, Fault, Qp, Reason, Work};
 
-/// The lent world.
-pub struct Io<'a> {
-    /// Buffers: cells for responses and commands, receive buffers for commands with data in the
-    /// capsule (lead 64 bytes), data buffers for what bring-up reads. Data of requests come from
-    /// the caller.
-    pub pool: &'a mut Pool,
-    /// The fabric.
-    pub fabric: &'a mut dyn Fabric,
-    /// The time of this turn.
-    pub now: Instant,
-}
+pub use ended::{Ended, Violation};
+pub use request::{Answer, Data, Done, Io, Lost, Options, Phase, Refused, Request};
 
-/// Who connects to what, and how.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Where the target listens.
-    pub to: SocketAddr,
-    /// The subsystem; [`Nqn::DISCOVERY`] for the discovery service.
-    pub subnqn: Nqn,
-    /// Who we are.
-    pub hostnqn: Nqn,
-    /// Who we are, as a UUID in the byte order in which it is written.
-    pub hostid: [u8; 16],
-    /// I/O queues wanted; the controller may grant fewer. 0 for the discovery service.
-    pub io_queues: u16,
-    /// Entries of an I/O queue, 2 to 4096; one less can be outstanding. The controller may grant
-    /// fewer.
-    pub queue_entries: u16,
-    /// Keep Alive Timeout in milliseconds; 0 for none.
-    pub kato_ms: u32,
-    /// Send the data of small writes in the capsule when the controller takes them so.
-    pub in_capsule: bool,
-    /// How long the whole bring-up may take.
-    pub connect_timeout: Duration,
-    /// How long a command may take before the association is given up.
-    pub command_timeout: Duration,
-}
+use alive::KeepAlive;
+use queue::{Finished, Owner, Queue, Sending};
+use start::Step;
 
-impl Options {
-    /// The usual: one I/O queue of 128 entries, 5 s keep alive, data in the capsule, 30 s limits.
-    #[must_use]
-    pub fn new(to: SocketAddr, subnqn: Nqn, hostnqn: Nqn, hostid: [u8; 16]) -> Options {
-        Options {
-            to,
-            subnqn,
-            hostnqn,
-            hostid,
-            io_queues: u16::from(!subnqn.is_discovery()),
-            queue_entries: 128,
-            kato_ms: 5000,
-            in_capsule: true,
-            connect_timeout: Duration::from_secs(30),
-            command_timeout: Duration::from_secs(30),
-        }
-    }
-}
+/// Entries of the admin queue, as every NVMe/RDMA host has it.
+const ADMIN_ENTRIES: u16 = 32;
 
-/// Data of a request. The direction is in the opcode.
-#[derive(Debug)]
-pub enum Data {
-    /// None.
-    None,
-    /// The window of a buffer. It is exposed for this one command under a key of its own, and
-    /// concealed before it comes home. To write small data it may be copied to the capsule.
-    Buf(Buf),
-    /// A part of a window that the caller has exposed (`Session::expose` or `Fabric::expose`) and
-    /// uses again and again: the way of hot loops. Small writes are copied to the capsule.
-    Exposed {
-        /// The memory.
-        memory: Exposed,
-        /// Where in the window the data begin, in bytes.
-        at: u32,
-        /// Their length in bytes.
-        len: u32,
-    },
-}
+/// Slots of the admin queue that are not the caller's: Keep Alive and the event request.
+const ADMIN_RESERVED: u16 = 2;
 
-/// One command.
-#[derive(Debug)]
-pub struct Request {
-    /// The command. Its id and its data descriptor are the session's to fill in.
-    pub sqe: Sqe,
-    /// Its data.
-    pub data: Data,
-    /// What the caller wants to find again in the [`Done`].
-    pub tag: u64,
-}
-
-/// What the controller answered.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Answer {
-    /// Outcome.
-    pub status: Status,
-    /// Command specific result: dword 0 is the low half.
-    pub result: u64,
-}
-
-/// The association ended before the answer: whether the command was executed, nobody knows.
-/// [`Session::ended`] says why.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the association ended before the answer")]
-pub struct Lost;
-
-/// A request, come home.
-#[derive(Debug)]
-pub struct Done {
-    /// The queue: 0 admin, from 1 I/O.
-    pub queue: u16,
-    /// The caller's tag.
-    pub tag: u64,
-    /// What became of the command.
-    pub outcome: Result<Answer, Lost>,
-    /// Its data: nobody else has access to a [`Data::Buf`] any more.
-    pub data: Data,
-}
-
-/// Why a request was not taken. The request comes back.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Refused {
-    /// As many commands are outstanding as the queue holds. Take what is done first.
-    #[error("the queue is full")]
-    Full,
-    /// The pool has no buffer for the command just now.
-    #[error("no buffer for the command")]
-    NoBuffer,
-    /// The association is not ready (yet, or any more), or has no such queue.
-    #[error("the association is not ready, or has no such queue")]
-    NotReady,
-    /// The data cannot be exposed to the target, or are longer than a descriptor can say (16 MiB
-    /// less one byte).
-    #[error("the data cannot be exposed to the target")]
-    Data,
-}
-
-/// Where in its life an association is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Phase {
-    /// Before [`Session::start`].
-    Idle,
-    /// Connections and the controller are being brought up.
-    Starting,
-    /// Requests are taken.
-    Ready,
-    /// The controller is being shut down, or the queue pairs are ending.
-    Closing,
-    /// All queue pairs are gone, every buffer of the session is back in its pool.
-    Ended,
-}
-
-/// Why an association ended, as a sentence for a person.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Ended {
-    /// [`Session::close`] was called.
-    #[error("the association was closed")]
-    Closed,
-}
+/// Events that wait for the caller at most; the controller is asked for no more meanwhile.
+const MOST_EVENTS: usize = 32;
 
 /// One association with one controller.
 #[derive(Debug)]
 pub struct Session {
     options: Options,
     phase: Phase,
+    ended: Option<Ended>,
+    /// The admin queue, then the I/O queues in the order of their ids.
+    queues: Vec<Queue>,
+    step: Step,
+    /// Of the bring-up or of the shut-down.
+    deadline: Option<Instant>,
+    /// When to ask for the controller's status again.
+    poll_at: Option<Instant>,
+    done: VecDeque<Done>,
+    /// How many of those may wait for the caller before it can submit no more.
+    room: usize,
+    events: VecDeque<AsyncEvent>,
+    wants_events: bool,
+    event_asked: bool,
+    keep_alive: KeepAlive,
+    /// When to look again for commands that hang.
+    sweep_at: Option<Instant>,
+    granted: u16,
+    cntlid: u16,
+    cap: Cap,
+    ready_limit_500ms: u16,
+    enabled_at: Option<Instant>,
+    vs: Vs,
+    controller: Box<IdentifyController>,
 }
 
 impl Session {
     /// An association that has not begun.
     #[must_use]
     pub fn new(options: Options) -> Session {
-        Session { options, phase: Phase::Idle }
-    }
-
-    /// Begins: asks for the connection of the admin queue.
-    pub fn start(&mut self, io: &mut Io<'_>) {
-        let _ = io;
-        todo!()
+        Session {
+            options,
+            phase: Phase::Idle,
+            ended: None,
+            queues: Vec::new(),
+            step: Step::Nothing,
+            deadline: None,
+            poll_at: None,
+            done: VecDeque::new(),
+            room: 0,
+            events: VecDeque::with_capacity(MOST_EVENTS),
+            wants_events: false,
+            event_asked: false,
+            keep_alive: KeepAlive::default(),
+            sweep_at: None,
+            granted: 0,
+            cntlid: 0,
+            cap: Cap(0),
+            ready_limit_500ms: 0,
+            enabled_at: None,
+            vs: Vs(0),
+            controller: Box::default(),
+        }
     }
 
     /// What the fabric reports. Events of queue pairs that are not this session's come back.
     pub fn on_event(&mut self, event: Event, io: &mut Io<'_>) -> Option<Event> {
-        let _ = io;
-        Some(event)
-    }
-
-    /// Keep alive and deadlines. Returns when to call again at the latest.
-    pub fn tick(&mut self, io: &mut Io<'_>) -> Option<Instant> {
-        let _ = io;
+        match event {
+            Event::Done(completion) => match self.queue_of_tag(completion.tag, completion.qp) {
+                Some(qid) => self.on_completion(qid, completion, io),
+                None => return Some(Event::Done(completion)),
+            },
+            Event::Established(qp) => match self.queue_of(qp) {
+                Some(qid) => self.on_established(qid, io),
+                None => return Some(Event::Established(qp)),
+            },
+            Event::Gone(qp, reason) => match self.queue_of(qp) {
+                Some(qid) => self.on_gone(qid, reason, io),
+                None => return Some(Event::Gone(qp, reason)),
+            },
+            Event::Incoming(_) => return Some(event),
+        }
         None
     }
 
@@ -222,38 +136,129 @@ impl Session {
     ///
     /// # Errors
     /// Why not; the request comes back.
-    #[expect(clippy::result_large_err, reason = "the request comes back")]
     pub fn submit(
         &mut self,
         queue: u16,
         request: Request,
         io: &mut Io<'_>,
     ) -> Result<(), (Request, Refused)> {
-        let _ = (queue, io);
-        Err((request, Refused::NotReady))
+        let ready = self.phase == Phase::Ready;
+        let Some(target) = self.queues.get_mut(usize::from(queue)).filter(|_| ready) else {
+            return Err((request, Refused::NotReady));
+        };
+        let reserved = if queue == 0 { ADMIN_RESERVED } else { 0 };
+        if target.callers() >= target.slots() - reserved || self.done.len() >= self.room {
+            return Err((request, Refused::Full));
+        }
+        let Request { sqe, data, tag } = request;
+        let deadline = io.now.checked_add(self.options.command_timeout);
+        let sending = Sending { owner: Owner::Caller(tag), sqe, data, deadline };
+        self.keep_alive.traffic = true;
+        target.send(sending, io).map_err(|(data, why)| (Request { sqe, data, tag }, why))
     }
 
     /// The next request that came home.
     pub fn next_done(&mut self) -> Option<Done> {
-        None
+        self.done.pop_front()
     }
 
     /// The next asynchronous event of the controller. Its log page acknowledges it: until that is
     /// read, no more of its kind come.
     pub fn next_event(&mut self) -> Option<AsyncEvent> {
-        None
+        self.events.pop_front()
     }
 
-    /// Shuts the controller down and ends all connections. Outstanding commands come home lost.
-    pub fn close(&mut self, io: &mut Io<'_>) {
-        let _ = io;
+    fn queue_of(&self, qp: Qp) -> Option<u16> {
+        self.queues.iter().find(|queue| queue.qp() == Some(qp)).map(Queue::qid)
     }
 
-    /// Ends all connections at once, without telling the controller.
-    pub fn abort(&mut self, io: &mut Io<'_>) {
-        let _ = io;
+    fn queue_of_tag(&self, tag: u64, qp: Qp) -> Option<u16> {
+        let queue = self.queues.get(usize::try_from(tag).ok()?)?;
+        (queue.qp() == Some(qp)).then(|| queue.qid())
     }
 
+    fn on_completion(&mut self, qid: u16, completion: Completion, io: &mut Io<'_>) {
+        match (completion.work, completion.outcome) {
+            (Work::Recv(buf), Ok(len)) if self.hears(qid) => self.on_response(qid, buf, len, io),
+            (work, outcome) => {
+                if let (Work::Send { .. }, Some(queue)) =
+                    (&work, self.queues.get_mut(usize::from(qid)))
+                {
+                    queue.sent();
+                }
+                io.pool.give(work.into_buf());
+                if let Err(fault) = outcome {
+                    self.on_fault(qid, fault, io);
+                }
+            }
+        }
+    }
+
+    /// Whether answers on a queue still count.
+    fn hears(&self, qid: u16) -> bool {
+        self.ended.is_none() || (qid == 0 && self.step.is_shutdown())
+    }
+
+    fn on_response(&mut self, qid: u16, buf: rdma::Buf, len: u32, io: &mut Io<'_>) {
+        let Some(queue) = self.queues.get_mut(usize::from(qid)) else { return };
+        let response = queue.response(&buf, len, io);
+        // Before anything new is sent, so that there is a receive for every answer.
+        queue.receive(buf, io);
+        match response {
+            Ok((finished, answer)) => self.on_answer(qid, finished, answer, io),
+            // Commands that were given up when the shut-down began may still be answered.
+            Err(_) if self.ended.is_some() => {}
+            Err(what) => self.die(Ended::Violation { queue: qid, what }, io),
+        }
+    }
+
+    fn on_answer(&mut self, qid: u16, finished: Finished, answer: Answer, io: &mut Io<'_>) {
+        let Finished { owner, data } = finished;
+        match owner {
+            Owner::Caller(tag) => {
+                self.done.push_back(Done { queue: qid, tag, outcome: Ok(answer), data });
+            }
+            Owner::Step => {
+                let page = data.into_buf();
+                self.on_step(answer, page.as_ref(), io);
+                page.into_iter().for_each(|page| io.pool.give(page));
+            }
+            Owner::KeepAlive => self.on_kept_alive(answer, io),
+            Owner::Event => self.on_event_answer(answer),
+        }
+    }
+
+    fn on_fault(&mut self, qid: u16, fault: Fault, io: &mut Io<'_>) {
+        match self.ended {
+            None => self.die(Ended::Fault { queue: qid, fault }, io),
+            // The admin queue broke while the controller was being shut down: that is all, then.
+            Some(_) if qid == 0 && self.step.is_shutdown() => self.end(io),
+            Some(_) => {}
+        }
+    }
+
+    fn on_gone(&mut self, qid: u16, reason: Reason, io: &mut Io<'_>) {
+        let Some(queue) = self.queues.get_mut(usize::from(qid)) else { return };
+        let up = queue.is_up();
+        queue.gone();
+        let flushed = Ended::Fault { queue: qid, fault: Fault::Flushed };
+        match &self.ended {
+            None => self.die(Ended::from_reason(qid, self.options.to, reason, up), io),
+            // Now we know what ended the work that came home first.
+            Some(ended) if *ended == flushed && reason != Reason::Local => {
+                self.ended = Some(Ended::from_reason(qid, self.options.to, reason, up));
+            }
+            Some(_) => {}
+        }
+        if qid == 0 && self.step.is_shutdown() {
+            self.end(io);
+        }
+        self.conclude();
+    }
+}
+
+/// What there is to know.
+impl Session {
     /// Where in its life the association is.
     #[must_use]
     pub fn phase(&self) -> Phase {
@@ -263,71 +268,90 @@ impl Session {
     /// Why the association ended, as soon as it is doomed.
     #[must_use]
     pub fn ended(&self) -> Option<&Ended> {
-        None
+        self.ended.as_ref()
     }
 
     /// Whether the queue pair is one of this session's.
     #[must_use]
     pub fn owns(&self, qp: Qp) -> bool {
-        let _ = qp;
-        false
+        self.queue_of(qp).is_some()
     }
 
     /// The queue pair of a queue, while there is one: for `Fabric::expose`.
     #[must_use]
     pub fn qp(&self, queue: u16) -> Option<Qp> {
-        let _ = queue;
-        None
+        self.queues.get(usize::from(queue))?.qp()
     }
 
     /// I/O queues that there are; known when ready.
     #[must_use]
     pub fn io_queues(&self) -> u16 {
-        0
+        self.granted
     }
 
-    /// Commands that can be outstanding on a queue.
+    /// Commands of the caller that can be outstanding on a queue.
     #[must_use]
     pub fn capacity(&self, queue: u16) -> u16 {
-        let _ = queue;
-        0
+        let reserved = if queue == 0 { ADMIN_RESERVED } else { 0 };
+        self.queues.get(usize::from(queue)).map_or(0, |queue| queue.slots() - reserved)
     }
 
     /// Commands of the caller that are outstanding on a queue.
     #[must_use]
     pub fn outstanding(&self, queue: u16) -> u16 {
-        let _ = queue;
-        0
+        self.queues.get(usize::from(queue)).map_or(0, Queue::callers)
+    }
+
+    /// Whether a queue has room again only when Sends have come home: then a sleep must end also
+    /// for those (`Wake::Any`).
+    #[must_use]
+    pub fn waits_for_sends(&self) -> bool {
+        self.queues.iter().any(Queue::is_waiting_for_sends)
     }
 
     /// Controller id; known when ready, as are the following.
     #[must_use]
     pub fn cntlid(&self) -> u16 {
-        0
+        self.cntlid
     }
 
-    /// Identify Controller.
+    /// Identify Controller, as it was when the association began.
     #[must_use]
     pub fn controller(&self) -> &IdentifyController {
-        todo!()
+        &self.controller
     }
 
     /// Capabilities.
     #[must_use]
     pub fn cap(&self) -> Cap {
-        Cap(0)
+        self.cap
     }
 
     /// Version.
     #[must_use]
     pub fn vs(&self) -> Vs {
-        Vs(0)
+        self.vs
     }
 
     /// Bytes that one command may move: what the controller says, at most 16 MiB less a page.
     #[must_use]
     pub fn max_transfer_bytes(&self) -> u32 {
-        0
+        let shift = 12 + u32::from(self.cap.mpsmin()) + u32::from(self.controller.mdts);
+        match self.controller.mdts {
+            0 => MOST_TRANSFER_BYTES,
+            _ if shift >= 24 => MOST_TRANSFER_BYTES,
+            _ => 1 << shift,
+        }
+    }
+
+    /// Bytes that a write may carry in its capsule; 0 when it may not.
+    #[must_use]
+    pub fn in_capsule_bytes(&self) -> u32 {
+        let sizes = &self.controller;
+        match self.options.in_capsule && sizes.sgls.offset() {
+            true => sizes.ioccsz_16.saturating_mul(16).saturating_sub(nvme::Sqe::BYTES as u32),
+            false => 0,
+        }
     }
 
     /// What was asked for.
@@ -336,3 +360,6 @@ impl Session {
         &self.options
     }
 }
+
+/// The longest that a descriptor can say, in whole pages.
+const MOST_TRANSFER_BYTES: u32 = (1 << 24) - nvme::PAGE_BYTES as u32;

@@ -1,0 +1,288 @@
+//! Why an association ended, as sentences for a person.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use nvme::cm::{self, RejectStatus};
+use nvme::fabrics::InvalidParameter;
+use nvme::{Nqn, Status};
+use rdma::{FabricError, Fault, Reason};
+
+/// Why an association ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Ended {
+    /// `Session::close` or `Session::abort` was called.
+    Closed,
+    /// No connection, and no refusal either.
+    Unreachable {
+        /// Where we asked.
+        to: SocketAddr,
+    },
+    /// The machine answers, the port does not.
+    NobodyListens {
+        /// Where we asked.
+        to: SocketAddr,
+    },
+    /// The target refused the connection of a queue.
+    Rejected {
+        /// The queue.
+        queue: u16,
+        /// Its reason.
+        status: RejectStatus,
+    },
+    /// The connection was refused by something that did not speak as an NVMe target does.
+    RejectedOtherwise {
+        /// The queue.
+        queue: u16,
+        /// The connection manager's code.
+        code: i32,
+    },
+    /// The target refused the Connect command of a queue.
+    ConnectRefused {
+        /// The queue.
+        queue: u16,
+        /// Its status.
+        status: Status,
+        /// What it found wrong, where it says so.
+        parameter: Option<InvalidParameter>,
+        /// The subsystem that was asked for.
+        subnqn: Box<Nqn>,
+        /// The name that we gave.
+        hostnqn: Box<Nqn>,
+    },
+    /// The target demands authentication, which this host does not have.
+    Authentication,
+    /// The controller did not become ready.
+    NotReady {
+        /// How long we waited.
+        waited: Duration,
+    },
+    /// The controller says that it has failed.
+    Fatal,
+    /// A command of the bring-up was refused.
+    Refused {
+        /// Which.
+        what: &'static str,
+        /// Its status.
+        status: Status,
+    },
+    /// The controller lacks what every host over RDMA needs.
+    Unsupported(&'static str),
+    /// A command had no answer in time.
+    Timeout {
+        /// The queue.
+        queue: u16,
+        /// The command.
+        what: &'static str,
+        /// After this time.
+        after: Duration,
+    },
+    /// The connection of a queue did not come up in time.
+    SlowConnection {
+        /// The queue.
+        queue: u16,
+        /// After this time.
+        after: Duration,
+    },
+    /// The target did what no target may do.
+    Violation {
+        /// The queue.
+        queue: u16,
+        /// What it did.
+        what: Violation,
+    },
+    /// The connection of a queue failed.
+    Fault {
+        /// The queue.
+        queue: u16,
+        /// How.
+        fault: Fault,
+    },
+    /// The target closed the connection of a queue.
+    Peer {
+        /// The queue.
+        queue: u16,
+    },
+    /// The device failed or was removed.
+    Device,
+    /// The fabric could not do what we asked of it.
+    Fabric(FabricError),
+    /// The pool has no buffers for a queue.
+    NoMemory,
+}
+
+/// What no target may do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Violation {
+    /// A response that is not 16 bytes long.
+    Length(u32),
+    /// An answer to a command that is not outstanding: never sent, or answered before.
+    CommandId(u16),
+    /// A key was invalidated that was not the command's own.
+    Key(u32),
+    /// Identify Controller tells of another controller than Connect did.
+    ControllerId {
+        /// What Connect returned.
+        connect: u16,
+        /// What Identify says.
+        identify: u16,
+    },
+}
+
+/// Reject reason of the InfiniBand CM: no service of that number.
+const INVALID_SERVICE_ID: i32 = 8;
+
+impl Ended {
+    /// What the end of a connection means; `up` when it had been established.
+    pub(super) fn from_reason(queue: u16, to: SocketAddr, reason: Reason, up: bool) -> Ended {
+        match reason {
+            Reason::Rejected { code, private_data } => match code {
+                INVALID_SERVICE_ID => Ended::NobodyListens { to },
+                code if code == -(nix::errno::Errno::ECONNREFUSED as i32) => {
+                    Ended::NobodyListens { to }
+                }
+                code => match cm::Reject::from_private_data(&private_data) {
+                    Some(reject) if code == i32::from(cm::CONSUMER_REJECT) => {
+                        Ended::Rejected { queue, status: reject.status }
+                    }
+                    _ => Ended::RejectedOtherwise { queue, code },
+                },
+            },
+            Reason::NotEstablished => Ended::Unreachable { to },
+            Reason::Device => Ended::Device,
+            Reason::Peer | Reason::Local if up => Ended::Peer { queue },
+            Reason::Peer | Reason::Local => Ended::Unreachable { to },
+        }
+    }
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Ended::Closed => f.write_str("the association was closed"),
+            Ended::Unreachable { to } => write!(
+                f,
+                "no connection to {to}: nothing there speaks RDMA; look at the address, the \
+                 route, and whether a firewall lets UDP port 4791 through"
+            ),
+            Ended::NobodyListens { to } => write!(
+                f,
+                "{} refused the connection: nothing listens on port {} there",
+                to.ip(),
+                to.port()
+            ),
+            Ended::Rejected { queue, status } => {
+                write!(f, "the target refused the connection of {}: {status}", Name(*queue))?;
+                match *status {
+                    RejectStatus::NO_RESOURCES => f.write_str(
+                        "; ask for fewer or smaller queues (--nr-io-queues, --queue-size)",
+                    ),
+                    _ => Ok(()),
+                }
+            }
+            Ended::RejectedOtherwise { queue, code } => write!(
+                f,
+                "the connection of {} was refused with code {code}: what listens there may be no \
+                 NVMe target",
+                Name(*queue)
+            ),
+            Ended::ConnectRefused { queue, status, parameter, subnqn, hostnqn } => {
+                refused(f, *queue, *status, *parameter, subnqn, hostnqn)
+            }
+            Ended::Authentication => f.write_str(
+                "the target demands authentication (DH-HMAC-CHAP), which this host cannot do",
+            ),
+            Ended::NotReady { waited } => {
+                write!(f, "the controller did not become ready within {waited:?}")
+            }
+            Ended::Fatal => f.write_str("the controller reports a fatal error (CSTS.CFS)"),
+            Ended::Refused { what, status } => {
+                write!(f, "the target refused {what}, without which nothing goes on: {status}")
+            }
+            Ended::Unsupported(what) => write!(f, "this controller cannot be used: {what}"),
+            Ended::Timeout { queue, what, after } => {
+                let after = Duration::from_millis(after.as_millis() as u64);
+                write!(f, "no answer to {what} on {} within {after:?}", Name(*queue))
+            }
+            Ended::SlowConnection { queue, after } => {
+                write!(f, "the connection of {} did not come up within {after:?}", Name(*queue))
+            }
+            Ended::Violation { queue, what } => {
+                write!(f, "the target broke the rules on {}: {what}", Name(*queue))
+            }
+            Ended::Fault { queue, fault } => {
+                write!(f, "the connection of {} failed: {fault}", Name(*queue))
+            }
+            Ended::Peer { queue } => {
+                write!(f, "the target closed the connection of {}", Name(*queue))
+            }
+            Ended::Device => f.write_str("the RDMA device failed or was removed"),
+            Ended::Fabric(error) => error.fmt(f),
+            Ended::NoMemory => f.write_str("too little memory in the pool for these queues"),
+        }
+    }
+}
+
+impl std::error::Error for Ended {}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Violation::Length(len) => write!(f, "a response of {len} bytes instead of 16"),
+            Violation::CommandId(cid) => {
+                write!(f, "an answer to command {cid:#06x}, which is not outstanding")
+            }
+            Violation::Key(key) => {
+                write!(f, "it invalidated key {key:#010x}, which is not the command's")
+            }
+            Violation::ControllerId { connect, identify } => write!(
+                f,
+                "Connect returned controller {connect}, and Identify tells of controller {identify}"
+            ),
+        }
+    }
+}
+
+fn refused(
+    f: &mut fmt::Formatter<'_>,
+    queue: u16,
+    status: Status,
+    parameter: Option<InvalidParameter>,
+    subnqn: &Nqn,
+    hostnqn: &Nqn,
+) -> fmt::Result {
+    match (status.without_dnr(), parameter) {
+        (code, _) if code.is(Status::CONNECT_INVALID_HOST) => write!(
+            f,
+            "the subsystem {subnqn} does not admit this host: add {hostnqn} to its hosts, or give \
+             another name with --hostnqn"
+        ),
+        (code, Some(InvalidParameter::SUBNQN)) if code.is(Status::CONNECT_INVALID_PARAMETERS) => {
+            write!(f, "the target has no subsystem {subnqn}: ask it with `nvmf discover`")
+        }
+        (code, Some(at)) if code.is(Status::CONNECT_INVALID_PARAMETERS) => write!(
+            f,
+            "the target refused Connect of {}: it does not like byte {} of the {}",
+            Name(queue),
+            at.offset,
+            if at.in_data { "data" } else { "command" }
+        ),
+        (code, _) if code.is(Status::CONNECT_CONTROLLER_BUSY) => {
+            f.write_str("the target has no controller left for us (Connect Controller Busy)")
+        }
+        _ => write!(f, "the target refused Connect of {}: {status}", Name(queue)),
+    }
+}
+
+/// A queue as people call it.
+struct Name(u16);
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0 => f.write_str("the admin queue"),
+            n => write!(f, "I/O queue {n}"),
+        }
+    }
+}

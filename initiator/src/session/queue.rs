@@ -1,0 +1,413 @@
+//! One NVMe queue on one queue pair: slots, command ids, capsules out, responses in.
+
+use std::time::Instant;
+
+use nvme::cm;
+use nvme::{AdminOpcode, Cqe, IoOpcode, Sgl, Sqe};
+use rdma::{Buf, Exposed, Qp, QpLimits, Tag, Work};
+
+use super::ended::{Ended, Violation};
+use super::request::{Answer, Data, Io, Options, Refused};
+
+/// Reads of the target that we answer at once.
+const READS: u8 = 16;
+
+/// Bits of a command id that number the slot; the rest counts its uses, so that a second answer
+/// to an earlier command is told from the first to a later one.
+const SLOT_BITS: u32 = 12;
+
+/// The largest queue, in entries.
+pub(super) const MOST_ENTRIES: u16 = 1 << SLOT_BITS;
+
+/// Whose a command is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Owner {
+    /// The caller's, under its tag.
+    Caller(u64),
+    /// The bring-up's, or the shut-down's.
+    Step,
+    /// A Keep Alive.
+    KeepAlive,
+    /// An Asynchronous Event Request.
+    Event,
+}
+
+/// Data of an outstanding command.
+#[derive(Debug)]
+enum Held {
+    /// As the caller gave them: already in the capsule, or exposed by the caller.
+    Plain(Data),
+    /// Exposed for this command.
+    Once(Exposed),
+}
+
+#[derive(Debug)]
+struct Command {
+    owner: Owner,
+    what: &'static str,
+    held: Held,
+    sent: Instant,
+    deadline: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Slot {
+    /// How often it was used, modulo what fits in a command id.
+    uses: u16,
+    command: Option<Command>,
+}
+
+/// What a command of this queue came back with.
+#[derive(Debug)]
+pub(super) struct Finished {
+    pub(super) owner: Owner,
+    pub(super) data: Data,
+}
+
+/// A command to send.
+pub(super) struct Sending {
+    pub(super) owner: Owner,
+    pub(super) sqe: Sqe,
+    pub(super) data: Data,
+    pub(super) deadline: Option<Instant>,
+}
+
+/// What hangs too long.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Late {
+    pub(super) what: &'static str,
+    pub(super) sent: Instant,
+}
+
+/// An NVMe queue.
+#[derive(Debug)]
+pub(super) struct Queue {
+    qid: u16,
+    entries: u16,
+    qp: Option<Qp>,
+    up: bool,
+    slots: Vec<Slot>,
+    free: Vec<u16>,
+    /// Commands of the caller.
+    callers: u16,
+    /// Sends that have not come home.
+    sends: u32,
+    limits: QpLimits,
+    /// Data that a capsule may carry, in bytes.
+    in_capsule_bytes: u32,
+}
+
+impl Queue {
+    /// A queue without a connection. All that it ever needs is allocated here.
+    pub(super) fn new(qid: u16, entries: u16, in_capsule_bytes: u32) -> Queue {
+        let slots = entries - 1;
+        Queue {
+            qid,
+            entries,
+            qp: None,
+            up: false,
+            slots: (0..slots).map(|_| Slot { uses: 0, command: None }).collect(),
+            free: (0..slots).rev().collect(),
+            callers: 0,
+            sends: 0,
+            limits: QpLimits {
+                receives: entries.into(),
+                sends: u32::from(entries) * 2,
+                reads: READS,
+            },
+            in_capsule_bytes,
+        }
+    }
+
+    /// Asks for the connection and posts a receive for every command that can be outstanding.
+    pub(super) fn open(
+        &mut self,
+        options: &Options,
+        cntlid: u16,
+        io: &mut Io<'_>,
+    ) -> Result<(), Ended> {
+        let request = cm::Request {
+            recfmt: 0,
+            qid: self.qid,
+            hrqsize: self.entries,
+            hsqsize_z: self.entries - 1,
+            cntlid,
+        };
+        let connected = io.fabric.connect(options.to, &request.emit(), self.limits);
+        let qp = connected.map_err(Ended::Fabric)?;
+        self.qp = Some(qp);
+        for _ in 0..self.entries {
+            let Some(buf) = io.pool.take_cell() else {
+                return Err(Ended::NoMemory);
+            };
+            io.fabric.post(qp, self.tag(), Work::Recv(buf));
+        }
+        Ok(())
+    }
+
+    pub(super) fn qid(&self) -> u16 {
+        self.qid
+    }
+
+    pub(super) fn entries(&self) -> u16 {
+        self.entries
+    }
+
+    pub(super) fn qp(&self) -> Option<Qp> {
+        self.qp
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        self.up
+    }
+
+    pub(super) fn established(&mut self) {
+        self.up = true;
+    }
+
+    pub(super) fn gone(&mut self) {
+        self.qp = None;
+    }
+
+    /// Commands of the caller that are outstanding.
+    pub(super) fn callers(&self) -> u16 {
+        self.callers
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.free.len() == self.slots.len()
+    }
+
+    /// Slots in all.
+    pub(super) fn slots(&self) -> u16 {
+        self.entries - 1
+    }
+
+    /// Whether only Sends that come home make room again.
+    pub(super) fn is_waiting_for_sends(&self) -> bool {
+        self.sends >= self.limits.sends
+    }
+
+    /// The tag of all work of this queue.
+    fn tag(&self) -> Tag {
+        self.qid.into()
+    }
+
+    /// Sends a command; its data come back with its answer, or with the error.
+    pub(super) fn send(
+        &mut self,
+        sending: Sending,
+        io: &mut Io<'_>,
+    ) -> Result<(), (Data, Refused)> {
+        let Sending { owner, sqe, data, deadline } = sending;
+        let Some(qp) = self.qp.filter(|_| self.up) else { return Err((data, Refused::NotReady)) };
+        if self.is_waiting_for_sends() {
+            return Err((data, Refused::Full));
+        }
+        let Some(&slot) = self.free.last() else { return Err((data, Refused::Full)) };
+        let len = match data.len() {
+            Some(len) if nvme::U24::new(len).is_some() => len,
+            _ => return Err((data, Refused::Data)),
+        };
+        let inside = self.qid != 0
+            && len > 0
+            && len <= self.in_capsule_bytes
+            && sqe.direction() == Direction::ToController;
+        let mut capsule = match inside.then(|| capsule_with(&data, len, io)).flatten() {
+            Some(capsule) => capsule,
+            None => match io.pool.take_cell() {
+                Some(cell) => cell,
+                None => return Err((data, Refused::NoBuffer)),
+            },
+        };
+        let (held, sgl) = match capsule.len() > Sqe::BYTES as u32 {
+            true => (Held::Plain(data), Sgl::in_capsule(0, len)),
+            false => match expose(qp, data, io) {
+                Ok(exposed) => exposed,
+                Err(data) => {
+                    io.pool.give(capsule);
+                    return Err((data, Refused::Data));
+                }
+            },
+        };
+        self.free.pop();
+        let entry = &mut self.slots[usize::from(slot)];
+        entry.uses = entry.uses.wrapping_add(1) & (u16::MAX >> SLOT_BITS);
+        let cid = entry.uses << SLOT_BITS | slot;
+        let what = sqe.name(self.qid);
+        entry.command = Some(Command { owner, what, held, sent: io.now, deadline });
+        self.callers += u16::from(owner.is_caller());
+        self.sends += 1;
+        let bytes = sqe.with_cid(cid).with_sgl(sgl).emit();
+        io.pool.bytes_mut(&mut capsule)[..Sqe::BYTES].copy_from_slice(&bytes);
+        io.fabric.post(qp, self.tag(), Work::Send { from: capsule, invalidate: None });
+        Ok(())
+    }
+
+    /// A Send came home.
+    pub(super) fn sent(&mut self) {
+        self.sends = self.sends.saturating_sub(1);
+    }
+
+    /// A response of `len` bytes at the start of the window of `buf`, which stays the caller's.
+    pub(super) fn response(
+        &mut self,
+        buf: &Buf,
+        len: u32,
+        io: &mut Io<'_>,
+    ) -> Result<(Finished, Answer), Violation> {
+        let bytes = io.pool.bytes(buf).first_chunk();
+        let cqe = match (len as usize, bytes) {
+            (Cqe::BYTES, Some(bytes)) => Cqe::parse(bytes),
+            _ => return Err(Violation::Length(len)),
+        };
+        let unknown = Violation::CommandId(cqe.cid);
+        let slot = cqe.cid & (MOST_ENTRIES - 1);
+        let entry = self.slots.get(usize::from(slot)).ok_or(unknown)?;
+        if entry.uses != cqe.cid >> SLOT_BITS {
+            return Err(unknown);
+        }
+        let finished = self.finish(slot, io).ok_or(unknown)?;
+        Ok((finished, Answer { status: cqe.status, result: cqe.result }))
+    }
+
+    /// Posts a receive buffer again.
+    pub(super) fn receive(&self, mut buf: Buf, io: &mut Io<'_>) {
+        match self.qp {
+            Some(qp) => {
+                let whole = buf.capacity();
+                buf.select(0, whole);
+                io.fabric.post(qp, self.tag(), Work::Recv(buf));
+            }
+            None => io.pool.give(buf),
+        }
+    }
+
+    /// Takes back the next command that will have no answer.
+    pub(super) fn lose(&mut self, io: &mut Io<'_>) -> Option<Finished> {
+        let slot = self.slots.iter().position(|slot| slot.command.is_some())?;
+        self.finish(slot as u16, io)
+    }
+
+    /// The command that is the longest over its time, and the earliest deadline of the others.
+    pub(super) fn late(&self, now: Instant) -> (Option<Late>, Option<Instant>) {
+        let commands = || self.slots.iter().filter_map(|slot| slot.command.as_ref());
+        let late = commands()
+            .filter(|command| command.deadline.is_some_and(|deadline| deadline <= now))
+            .min_by_key(|command| command.sent)
+            .map(|command| Late { what: command.what, sent: command.sent });
+        (late, commands().filter_map(|command| command.deadline).min())
+    }
+
+    fn finish(&mut self, slot: u16, io: &mut Io<'_>) -> Option<Finished> {
+        let command = self.slots.get_mut(usize::from(slot))?.command.take()?;
+        self.free.push(slot);
+        self.callers -= u16::from(command.owner.is_caller());
+        let data = match command.held {
+            Held::Plain(data) => data,
+            Held::Once(exposed) => Data::Buf(io.fabric.conceal(exposed)),
+        };
+        Some(Finished { owner: command.owner, data })
+    }
+}
+
+impl Owner {
+    fn is_caller(self) -> bool {
+        matches!(self, Owner::Caller(_))
+    }
+}
+
+impl Data {
+    /// Bytes; none when they leave their window.
+    fn len(&self) -> Option<u32> {
+        match self {
+            Data::None => Some(0),
+            Data::Buf(buf) => Some(buf.len()),
+            Data::Exposed { memory, at, len } => {
+                at.checked_add(*len).filter(|end| *end <= memory.remote().len).map(|_| *len)
+            }
+        }
+    }
+
+    /// The buffer of a command of the session's own, which has no others.
+    pub(super) fn into_buf(self) -> Option<Buf> {
+        match self {
+            Data::Buf(buf) => Some(buf),
+            _ => None,
+        }
+    }
+}
+
+/// Which way data move.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Direction {
+    ToController,
+    Otherwise,
+}
+
+/// What a host wants to know of a command of its own.
+trait Outgoing {
+    fn direction(&self) -> Direction;
+    fn name(&self, qid: u16) -> &'static str;
+}
+
+impl Outgoing for Sqe {
+    /// Bits 1:0 of the opcode, of a fabrics command those of its type.
+    fn direction(&self) -> Direction {
+        let code = if self.is_fabrics() { self.fabrics_type().0 } else { self.opcode };
+        if code & 3 == 1 { Direction::ToController } else { Direction::Otherwise }
+    }
+
+    fn name(&self, qid: u16) -> &'static str {
+        let name = match (self.is_fabrics(), qid) {
+            (true, _) => self.fabrics_type().name(),
+            (false, 0) => AdminOpcode(self.opcode).name(),
+            (false, _) => IoOpcode(self.opcode).name(),
+        };
+        name.unwrap_or("a command")
+    }
+}
+
+/// A capsule with a copy of the data behind the command; none when the pool has none so large.
+fn capsule_with(data: &Data, len: u32, io: &mut Io<'_>) -> Option<Buf> {
+    let mut capsule = io.pool.take_receive()?;
+    let total = Sqe::BYTES as u32 + len;
+    if capsule.len() < total {
+        io.pool.give(capsule);
+        return None;
+    }
+    let start = capsule.start();
+    capsule.select(start, total);
+    let into = &mut io.pool.bytes_mut(&mut capsule)[Sqe::BYTES..];
+    match data {
+        Data::None => {}
+        Data::Buf(buf) => into.copy_from_slice(io.pool.bytes(buf)),
+        Data::Exposed { memory, at, .. } => io.pool.copy_out(memory, *at, into),
+    }
+    Some(capsule)
+}
+
+/// Lets the target into the data, for this command alone where they are not exposed already.
+fn expose(qp: Qp, data: Data, io: &mut Io<'_>) -> Result<(Held, Sgl), Data> {
+    match data {
+        Data::None => Ok((Held::Plain(Data::None), Sgl::NONE)),
+        Data::Buf(buf) => {
+            let exposed = io.fabric.expose(qp, buf).map_err(|(buf, _)| Data::Buf(buf))?;
+            let at = exposed.remote();
+            let sgl = Sgl::keyed(at.addr, at.len, at.key, true).unwrap_or(Sgl::NONE);
+            Ok((Held::Once(exposed), sgl))
+        }
+        Data::Exposed { memory, at, len } => {
+            let window = memory.remote();
+            let sgl = window
+                .addr
+                .checked_add(at.into())
+                .and_then(|addr| Sgl::keyed(addr, len, window.key, false));
+            let data = Data::Exposed { memory, at, len };
+            match sgl {
+                Some(sgl) => Ok((Held::Plain(data), sgl)),
+                None => Err(data),
+            }
+        }
+    }
+}

@@ -1,0 +1,483 @@
+//! A fabric that ends in a scripted target: what the session sends lies there until the test has
+//! it answered, by the book or against it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use initiator::{Data, Done, Io, Options, Phase, Request, Session};
+use nvme::fabrics::{Connect, ConnectData, ConnectResult, FabricsType, PropertyGet, PropertySet};
+use nvme::feature::{AsyncEventConfig, FeatureId, NumberOfQueues, SetFeatures};
+use nvme::identify::{ControllerType, IdentifyController, Oncs, Sgls};
+use nvme::property::{Cap, Cc, Csts, Property, Shutdown, ShutdownStatus, Vs};
+use nvme::{AdminOpcode, Cqe, Nqn, Sgl, Sqe, Status, cm};
+use rdma::{
+    Buf, Completion, Event, Exposed, Fabric, FabricError, Fault, Incoming, Pool, PoolPlan, Qp,
+    QpLimits, Reason, Region, Remote, Tag, Wake, Work,
+};
+
+pub(crate) const CNTLID: u16 = 7;
+
+/// One connection.
+struct Line {
+    request: cm::Request,
+    limits: QpLimits,
+    receives: VecDeque<(Tag, Buf)>,
+    sends: u32,
+    ending: bool,
+}
+
+/// The fabric.
+pub(crate) struct Wire {
+    region: Arc<Region>,
+    /// Where the handles of exposed buffers come from; the buffers themselves are in `open`.
+    handles: Pool,
+    open: BTreeMap<u32, Buf>,
+    next_key: u32,
+    lines: BTreeMap<Qp, Line>,
+    next_qp: u32,
+    pub(crate) events: VecDeque<Event>,
+    /// Capsules that came: queue, command, data behind it.
+    pub(crate) capsules: VecDeque<(u16, Sqe, Vec<u8>)>,
+    /// Sends that have not come home: the target has the capsule all the same.
+    unsent: VecDeque<(Qp, Tag, Buf)>,
+    pub(crate) hold_sends: bool,
+    pub(crate) refuse: Option<Reason>,
+    pub(crate) silent: bool,
+}
+
+impl Fabric for Wire {
+    fn listen(&mut self, _: SocketAddr) -> Result<(), FabricError> {
+        unreachable!("a host does not listen")
+    }
+    fn unlisten(&mut self, _: SocketAddr) {}
+    fn open(&mut self, _: Incoming, _: QpLimits) -> Result<Qp, FabricError> {
+        unreachable!("a host opens nothing")
+    }
+    fn accept(&mut self, _: Qp, _: &[u8]) {}
+    fn reject(&mut self, _: Incoming, _: &[u8]) {}
+
+    fn connect(
+        &mut self,
+        _: SocketAddr,
+        private_data: &[u8],
+        limits: QpLimits,
+    ) -> Result<Qp, FabricError> {
+        let qp = Qp(self.next_qp);
+        self.next_qp += 1;
+        let request = cm::Request::from_private_data(private_data).expect("private data");
+        let receives = VecDeque::new();
+        let line = Line { request, limits, receives, sends: 0, ending: false };
+        self.lines.insert(qp, line);
+        if !self.silent && self.refuse.is_none() {
+            self.events.push_back(Event::Established(qp));
+        }
+        Ok(qp)
+    }
+
+    fn expose(&mut self, qp: Qp, buf: Buf) -> Result<Exposed, (Buf, FabricError)> {
+        assert!(self.lines.contains_key(&qp), "exposed through a connection that is not there");
+        let key = self.next_key;
+        self.next_key += 0x101;
+        let remote = Remote { addr: buf.offset() + 0x1_0000_0000, key, len: buf.len() };
+        self.open.insert(key, buf);
+        let handle = self.handles.take_cell().expect("a handle");
+        Ok(Exposed::new(handle, remote, Box::new(())))
+    }
+
+    fn conceal(&mut self, exposed: Exposed) -> Buf {
+        self.open.remove(&exposed.remote().key).expect("concealed once")
+    }
+
+    fn disconnect(&mut self, qp: Qp) {
+        if self.lines.get(&qp).is_some_and(|line| !line.ending) {
+            self.end(qp, Reason::Local);
+        }
+    }
+
+    fn post(&mut self, qp: Qp, tag: Tag, work: Work) {
+        let Some(line) = self.lines.get_mut(&qp).filter(|line| !line.ending) else {
+            let outcome = Err(Fault::Flushed);
+            self.events.push_back(Event::Done(Completion { qp, tag, work, outcome }));
+            return;
+        };
+        match work {
+            Work::Recv(buf) => {
+                line.receives.push_back((tag, buf));
+                assert!(line.receives.len() as u32 <= line.limits.receives);
+            }
+            Work::Send { from, .. } => {
+                line.sends += 1;
+                assert!(line.sends <= line.limits.sends);
+                let bytes = self.region.bytes(&from);
+                let (command, data) = bytes.split_first_chunk().expect("a command");
+                let qid = line.request.qid;
+                self.capsules.push_back((qid, Sqe::parse(command), data.to_vec()));
+                self.unsent.push_back((qp, tag, from));
+            }
+            other => panic!("a host posts no {other:?}"),
+        }
+    }
+
+    fn flush(&mut self) {
+        if let (Some(reason), Some(qp)) = (&self.refuse, self.lines.keys().next()) {
+            self.end(*qp, reason.clone());
+        }
+        while !self.hold_sends
+            && let Some((qp, tag, from)) = self.unsent.pop_front()
+        {
+            self.sent(qp, tag, from, Ok(64));
+        }
+    }
+
+    fn poll(&mut self, _: Instant, batch: &mut Vec<Event>) {
+        batch.extend(self.events.pop_front());
+    }
+    fn arm(&mut self, _: Wake) -> Option<Instant> {
+        None
+    }
+    fn fd(&self) -> i32 {
+        -1
+    }
+}
+
+impl Wire {
+    fn sent(&mut self, qp: Qp, tag: Tag, from: Buf, outcome: Result<u32, Fault>) {
+        if let Some(line) = self.lines.get_mut(&qp) {
+            line.sends -= 1;
+        }
+        let work = Work::Send { from, invalidate: None };
+        self.events.push_back(Event::Done(Completion { qp, tag, work, outcome }));
+    }
+
+    /// Ends a connection: everything comes home, then it is gone.
+    pub(crate) fn end(&mut self, qp: Qp, reason: Reason) {
+        let Some(line) = self.lines.get_mut(&qp) else { return };
+        line.ending = true;
+        let receives = std::mem::take(&mut line.receives);
+        for (tag, buf) in receives {
+            let (work, outcome) = (Work::Recv(buf), Err(Fault::Flushed));
+            self.events.push_back(Event::Done(Completion { qp, tag, work, outcome }));
+        }
+        let (of_this, rest): (VecDeque<_>, _) =
+            self.unsent.drain(..).partition(|(of, ..)| *of == qp);
+        self.unsent = rest;
+        for (qp, tag, from) in of_this {
+            self.sent(qp, tag, from, Err(Fault::Flushed));
+        }
+        self.events.push_back(Event::Gone(qp, reason));
+        self.lines.remove(&qp);
+    }
+
+    pub(crate) fn qp(&self, qid: u16) -> Option<Qp> {
+        self.lines.iter().find(|(_, line)| line.request.qid == qid).map(|(qp, _)| *qp)
+    }
+
+    /// The private data of a queue's connection.
+    pub(crate) fn request(&self, qid: u16) -> cm::Request {
+        self.lines[&self.qp(qid).expect("connected")].request
+    }
+
+    /// The target sends a message to the host.
+    pub(crate) fn message(&mut self, qid: u16, bytes: &[u8]) {
+        let Some(qp) = self.qp(qid) else { return };
+        let line = self.lines.get_mut(&qp).expect("connected");
+        let (tag, mut buf) = line.receives.pop_front().expect("a receive for every answer");
+        self.region.bytes_mut(&mut buf)[..bytes.len()].copy_from_slice(bytes);
+        let (work, outcome) = (Work::Recv(buf), Ok(bytes.len() as u32));
+        self.events.push_back(Event::Done(Completion { qp, tag, work, outcome }));
+    }
+
+    pub(crate) fn answer(&mut self, qid: u16, cid: u16, status: Status, result: u64) {
+        self.message(qid, &Cqe { result, ..Cqe::new(cid, status) }.emit());
+    }
+
+    /// Exposed memory of a command, as the target gets at it.
+    pub(crate) fn memory(&mut self, sqe: &Sqe) -> &mut [u8] {
+        let Ok(Sgl::Keyed { addr, len, key, .. }) = sqe.sgl() else { panic!("no keyed SGL") };
+        let buf = self.open.get_mut(&key).expect("the key is open");
+        let at = (addr - 0x1_0000_0000 - buf.offset()) as usize;
+        &mut self.region.bytes_mut(buf)[at..at + len.get() as usize]
+    }
+
+    pub(crate) fn is_clean(&self) -> bool {
+        self.open.is_empty() && self.unsent.is_empty() && self.lines.is_empty()
+    }
+}
+
+/// What the scripted controller is like.
+pub(crate) struct Controller {
+    pub(crate) page: IdentifyController,
+    pub(crate) cap: Cap,
+    pub(crate) csts: Csts,
+    /// Looks at CSTS before it is ready.
+    pub(crate) lazy: u32,
+    pub(crate) io_queues: u16,
+    pub(crate) connect: Status,
+    pub(crate) connect_result: u64,
+    pub(crate) events: VecDeque<u16>,
+    pub(crate) kept_alive: u32,
+    /// Every command that was answered by the book, by name.
+    pub(crate) trace: Vec<String>,
+}
+
+/// A session, its world and its target.
+pub(crate) struct Lab {
+    pub(crate) session: Session,
+    pub(crate) pool: Pool,
+    pub(crate) wire: Wire,
+    pub(crate) now: Instant,
+    pub(crate) target: Controller,
+}
+
+pub(crate) fn options() -> Options {
+    let nqn = |name| Nqn::new(name).expect("valid");
+    let to = "192.0.2.1:4420".parse().expect("valid");
+    Options {
+        io_queues: 2,
+        queue_entries: 8,
+        kato_ms: 10_000,
+        ..Options::new(to, nqn("nqn.2026-11.io.nvmfd:t"), nqn("nqn.2026-11.io.nvmfd:h"), [9; 16])
+    }
+}
+
+pub(crate) fn controller() -> Controller {
+    Controller {
+        page: IdentifyController {
+            cntlid: CNTLID,
+            mdts: 5,
+            kas_100ms: 10,
+            maxcmd: 64,
+            nn: 1,
+            oncs: Oncs(0).with_compare(true),
+            oaes: AsyncEventConfig(0).with_namespace_attribute(true),
+            cntrltype: ControllerType::IO,
+            sgls: Sgls(0).with_support(1).with_keyed(true).with_offset(true),
+            ioccsz_16: (64 + 4096) / 16,
+            iorcsz_16: 1,
+            ..IdentifyController::default()
+        },
+        cap: Cap(0).with_mqes_z(127).with_to_500ms(4).with_css(Cap::CSS_NVM),
+        csts: Csts(0),
+        lazy: 0,
+        io_queues: 16,
+        connect: Status::SUCCESS,
+        connect_result: ConnectResult(0).with_cntlid(CNTLID).0.into(),
+        events: VecDeque::new(),
+        kept_alive: 0,
+        trace: Vec::new(),
+    }
+}
+
+impl Lab {
+    pub(crate) fn new(options: Options, target: Controller) -> Lab {
+        let pool = Pool::new(options.plan(1 << 20, 1 << 17)).expect("memory");
+        let handles = PoolPlan {
+            cells: 4096,
+            receives: 0,
+            lead_bytes: 0,
+            tail_bytes: 0,
+            data_bytes: 0,
+            largest_bytes: 4096,
+        };
+        let wire = Wire {
+            region: pool.region().clone(),
+            handles: Pool::new(handles).expect("memory"),
+            open: BTreeMap::new(),
+            next_key: 0x1234,
+            lines: BTreeMap::new(),
+            next_qp: 3,
+            events: VecDeque::new(),
+            capsules: VecDeque::new(),
+            unsent: VecDeque::new(),
+            hold_sends: false,
+            refuse: None,
+            silent: false,
+        };
+        Lab { session: Session::new(options), pool, wire, now: Instant::now(), target }
+    }
+
+    /// A lab whose association is ready.
+    pub(crate) fn ready() -> Lab {
+        let mut lab = Lab::new(options(), controller());
+        lab.start();
+        assert_eq!(lab.session.phase(), Phase::Ready, "{:?}", lab.session.ended());
+        lab
+    }
+
+    pub(crate) fn with<T>(&mut self, act: impl FnOnce(&mut Session, &mut Io<'_>) -> T) -> T {
+        let fabric = &mut self.wire;
+        let mut io = Io { pool: &mut self.pool, fabric, now: self.now };
+        let result = act(&mut self.session, &mut io);
+        self.wire.flush();
+        result
+    }
+
+    /// Starts, and serves until nothing more happens.
+    pub(crate) fn start(&mut self) {
+        self.with(|session, io| session.start(io));
+        self.run();
+    }
+
+    /// Delivers what has happened, without answering anything.
+    pub(crate) fn deliver(&mut self) {
+        while let Some(event) = self.wire.events.pop_front() {
+            let rest = self.with(|session, io| session.on_event(event, io));
+            assert!(rest.is_none(), "an event of nobody: {rest:?}");
+        }
+        self.with(|session, io| session.tick(io));
+    }
+
+    /// Delivers, and answers by the book what the book has an answer for; I/O commands wait.
+    pub(crate) fn run(&mut self) {
+        loop {
+            self.deliver();
+            let next = self.wire.capsules.iter().position(|(qid, sqe, _)| is_book(*qid, sqe));
+            match next.and_then(|at| self.wire.capsules.remove(at)) {
+                Some((qid, sqe, data)) => self.serve(qid, &sqe, &data),
+                None if self.wire.events.is_empty() => return,
+                None => {}
+            }
+        }
+    }
+
+    /// Time passes.
+    pub(crate) fn pass(&mut self, time: Duration) {
+        self.now += time;
+        self.run();
+    }
+
+    pub(crate) fn request(&mut self, queue: u16, sqe: Sqe, len: u32, tag: u64) {
+        let data = match len {
+            0 => Data::None,
+            len => Data::Buf(self.pool.take_data(len).expect("memory")),
+        };
+        let request = Request { sqe, data, tag };
+        self.with(|session, io| session.submit(queue, request, io)).expect("taken");
+    }
+
+    /// The oldest command that waits on a queue.
+    pub(crate) fn capsule(&mut self, qid: u16) -> (Sqe, Vec<u8>) {
+        let at = self.wire.capsules.iter().position(|(of, ..)| *of == qid).expect("a capsule");
+        let (_, sqe, data) = self.wire.capsules.remove(at).expect("a capsule");
+        (sqe, data)
+    }
+
+    /// What is done; its buffers go home.
+    pub(crate) fn done(&mut self) -> Option<Done> {
+        let mut done = self.session.next_done()?;
+        if let Data::Buf(buf) = std::mem::replace(&mut done.data, Data::None) {
+            self.pool.give(buf);
+        }
+        Some(done)
+    }
+
+    /// After the end: everything is where it was.
+    pub(crate) fn expect_whole(&mut self) {
+        self.run();
+        assert_eq!(self.session.phase(), Phase::Ended);
+        assert!(
+            self.session
+                .tick(&mut Io { pool: &mut self.pool, fabric: &mut self.wire, now: self.now })
+                .is_none()
+        );
+        while self.done().is_some() {}
+        assert!(self.wire.is_clean(), "something is left on the fabric");
+        assert!(self.pool.is_full(), "a buffer is lost: {:?}", self.pool.free());
+    }
+
+    fn serve(&mut self, qid: u16, sqe: &Sqe, data: &[u8]) {
+        let (status, result) = match sqe.is_fabrics() {
+            true => self.fabrics(qid, sqe, data),
+            false => match sqe.admin_opcode() {
+                AdminOpcode::IDENTIFY => {
+                    self.target.trace.push("Identify".into());
+                    let mut page = [0; 4096];
+                    self.target.page.emit(&mut page);
+                    self.wire.memory(sqe).copy_from_slice(&page);
+                    (Status::SUCCESS, 0)
+                }
+                AdminOpcode::SET_FEATURES => {
+                    let feature = SetFeatures::parse(sqe);
+                    self.target.trace.push(format!("Set {}", feature.fid));
+                    let z = self.target.io_queues - 1;
+                    let both = NumberOfQueues(0).with_submission_z(z).with_completion_z(z);
+                    let is = feature.fid == FeatureId::NUMBER_OF_QUEUES;
+                    (Status::SUCCESS, if is { both.0.into() } else { 0 })
+                }
+                AdminOpcode::KEEP_ALIVE => {
+                    self.target.kept_alive += 1;
+                    (Status::SUCCESS, 0)
+                }
+                AdminOpcode::ASYNC_EVENT_REQUEST => {
+                    self.target.events.push_back(sqe.cid);
+                    return;
+                }
+                _ => unreachable!("not by the book"),
+            },
+        };
+        self.wire.answer(qid, sqe.cid, status, result);
+    }
+
+    fn fabrics(&mut self, qid: u16, sqe: &Sqe, data: &[u8]) -> (Status, u64) {
+        let target = &mut self.target;
+        match sqe.fabrics_type() {
+            FabricsType::CONNECT => {
+                let connect = Connect::parse(sqe);
+                assert_eq!(connect.qid, qid);
+                let bytes: [u8; 1024] = match data.is_empty() {
+                    true => self.wire.memory(sqe).try_into().expect("Connect data"),
+                    false => data.try_into().expect("Connect data"),
+                };
+                let data = ConnectData::parse(&bytes);
+                assert_eq!(data.cntlid, if qid == 0 { 0xFFFF } else { CNTLID });
+                assert_eq!(data.hostid, [9; 16]);
+                assert_eq!(self.wire.request(qid).hsqsize_z, connect.sqsize_z);
+                target.trace.push(format!("Connect {qid}"));
+                (target.connect, target.connect_result)
+            }
+            FabricsType::PROPERTY_GET => {
+                let property = PropertyGet::parse(sqe).property;
+                if target.trace.last().is_none_or(|last| *last != format!("Get {property:?}")) {
+                    target.trace.push(format!("Get {property:?}"));
+                }
+                let value = match property {
+                    Property::CAP => target.cap.0,
+                    Property::VS => Vs::V1_4.0.into(),
+                    Property::CSTS if target.lazy > 0 => {
+                        target.lazy -= 1;
+                        0
+                    }
+                    Property::CSTS => target.csts.0.into(),
+                    other => panic!("{other:?}"),
+                };
+                (Status::SUCCESS, value)
+            }
+            FabricsType::PROPERTY_SET => {
+                let set = PropertySet::parse(sqe);
+                let cc = Cc(set.value as u32);
+                target.trace.push(format!("Set CC {:#x}", cc.0));
+                target.csts = match cc.shn() {
+                    Shutdown::Normal => target.csts.with_shst(ShutdownStatus::Complete),
+                    _ => target.csts.with_rdy(cc.en()),
+                };
+                (Status::SUCCESS, 0)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// What the scripted target answers by itself.
+fn is_book(qid: u16, sqe: &Sqe) -> bool {
+    sqe.is_fabrics()
+        || qid == 0
+            && matches!(
+                sqe.admin_opcode(),
+                AdminOpcode::IDENTIFY
+                    | AdminOpcode::SET_FEATURES
+                    | AdminOpcode::KEEP_ALIVE
+                    | AdminOpcode::ASYNC_EVENT_REQUEST
+            )
+}
