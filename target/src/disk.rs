@@ -8,7 +8,7 @@
 mod backing;
 pub(crate) mod entry;
 mod errno;
-pub(crate) mod flight;
+pub mod flight;
 mod open;
 pub(crate) mod setup;
 #[cfg(test)]

@@ -1,1 +1,3 @@
-//! What no single crate can test: end to end, vectors, guests with a stock Linux host.
+//! What no single crate can test: the whole system, simulated from one seed.
+
+pub mod world;

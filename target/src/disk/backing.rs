@@ -154,6 +154,19 @@ impl Backing {
         }
     }
 
+    /// A store with nothing behind it that is served as a file is: for a driver that plays the
+    /// kernel itself.
+    ///
+    /// # Errors
+    /// Size and block size make no sense together.
+    pub fn simulated(size_bytes: u64, block_size_bytes: u32) -> Result<Backing, OpenError> {
+        let name = format!("simulated ({size_bytes} bytes)");
+        open::check_shape(&name, size_bytes, block_size_bytes)?;
+        let kind = BackingKind::Null { size: size_bytes };
+        let config = BackingConfig { kind, block_size_bytes, read_only: false };
+        Ok(Backing::assemble(Kind::File, None, name, size_bytes, &config))
+    }
+
     pub(super) fn assemble(
         kind: Kind,
         file: Option<File>,

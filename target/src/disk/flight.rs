@@ -12,21 +12,49 @@ use super::errno::Doing;
 use super::{Done, Op};
 
 /// The most that one write of zeros moves: the size of the ring's zeroed buffer.
-pub(crate) const ZEROS_BYTES: u32 = 256 * 1024;
+pub const ZEROS_BYTES: u32 = 256 * 1024;
 /// How often in a row the kernel may ask to come again before the host is told.
 const TRIES: u8 = 32;
 
 /// What the kernel shall do next. Bounds have been checked against the backing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Step {
+pub enum Step {
     /// Fill `len` bytes of the buffer, `skip` bytes into its window, from `at`.
-    Read { at: u64, skip: u32, len: u32 },
+    Read {
+        /// Byte offset.
+        at: u64,
+        /// Bytes of the window that are filled already.
+        skip: u32,
+        /// Bytes.
+        len: u32,
+    },
     /// Store `len` bytes of the buffer, `skip` bytes into its window, at `at`.
-    Write { at: u64, skip: u32, len: u32, durable: bool },
+    Write {
+        /// Byte offset.
+        at: u64,
+        /// Bytes of the window that are stored already.
+        skip: u32,
+        /// Bytes.
+        len: u32,
+        /// Answer only when they are on stable storage.
+        durable: bool,
+    },
     /// Store `len` zeros (at most [`ZEROS_BYTES`]) at `at`.
-    Zeros { at: u64, len: u32 },
+    Zeros {
+        /// Byte offset.
+        at: u64,
+        /// Bytes.
+        len: u32,
+    },
     /// Act on space.
-    Space { how: Space, at: u64, len: u64 },
+    Space {
+        /// In which way.
+        how: Space,
+        /// Byte offset.
+        at: u64,
+        /// Bytes.
+        len: u64,
+    },
     /// Make everything durable.
     Sync,
 }
@@ -42,11 +70,11 @@ enum Task {
 
 /// One operation on its way.
 #[derive(Debug)]
-pub(crate) struct Flight {
+pub struct Flight {
     tag: Tag,
     buf: Option<Buf>,
-    /// Which attachment of the ring it belongs to; opaque here.
-    pub(crate) attachment: u32,
+    /// Which of the driver's stores it belongs to; opaque here.
+    pub attachment: u32,
     task: Task,
     at: u64,
     len: u64,
@@ -55,7 +83,9 @@ pub(crate) struct Flight {
 }
 
 impl Flight {
-    pub(crate) fn new(attachment: u32, tag: Tag, op: Op) -> Flight {
+    /// An operation at its beginning.
+    #[must_use]
+    pub fn new(attachment: u32, tag: Tag, op: Op) -> Flight {
         let (task, buf, at, len) = match op {
             Op::Read { into, at } => {
                 let len = u64::from(into.len());
@@ -74,21 +104,32 @@ impl Flight {
         Flight { tag, buf, attachment, task, at, len, moved: 0, tries: 0 }
     }
 
-    pub(crate) fn buf(&self) -> Option<&Buf> {
+    /// The buffer of a read or write.
+    #[must_use]
+    pub fn buf(&self) -> Option<&Buf> {
         self.buf.as_ref()
     }
 
-    pub(crate) fn done(self, outcome: Result<(), Status>) -> Done {
+    /// The buffer, for a driver that moves the data itself.
+    pub fn buf_mut(&mut self) -> Option<&mut Buf> {
+        self.buf.as_mut()
+    }
+
+    /// Sends it home.
+    #[must_use]
+    pub fn done(self, outcome: Result<(), Status>) -> Done {
         Done { tag: self.tag, buf: self.buf, outcome }
     }
 
     /// Whether this fills its buffer.
-    pub(crate) fn is_read(&self) -> bool {
+    #[must_use]
+    pub fn is_read(&self) -> bool {
         self.task == Task::Read
     }
 
     /// The outcome of an operation that needs no kernel, or that must not get there.
-    pub(crate) fn shortcut(&self, backing: &Backing) -> Option<Result<(), Status>> {
+    #[must_use]
+    pub fn shortcut(&self, backing: &Backing) -> Option<Result<(), Status>> {
         if !backing.contains(self.at, self.len) {
             return Some(Err(Status::LBA_OUT_OF_RANGE.with_dnr()));
         }
@@ -110,7 +151,7 @@ impl Flight {
     }
 
     /// What to do next.
-    pub(crate) fn step(&mut self, backing: &Backing) -> Step {
+    pub fn step(&mut self, backing: &Backing) -> Step {
         let at = self.at.saturating_add(self.moved);
         let left = self.len.saturating_sub(self.moved);
         // Windows are at most u32 long, so these two are exact for reads and writes.
@@ -136,7 +177,8 @@ impl Flight {
     }
 
     /// Takes the kernel's answer to the last step: an outcome, or none for another step.
-    pub(crate) fn advance(&mut self, answer: i32, backing: &Backing) -> Option<Result<(), Status>> {
+    #[must_use]
+    pub fn advance(&mut self, answer: i32, backing: &Backing) -> Option<Result<(), Status>> {
         if answer >= 0 {
             self.tries = 0;
             return self.progress(u64::from(answer.unsigned_abs()), backing);

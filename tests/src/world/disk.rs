@@ -1,0 +1,639 @@
+//! A simulated disk: it takes its time, fails, moves less than it was asked to, and forgets what
+//! was not made durable when the power goes.
+//!
+//! It stands where the ring stands, below [`Flight`]: short transfers, retries and fallbacks are
+//! the target's own. Stores are served as files are, with direct I/O: what was written is read
+//! back at once, and is durable after a synchronisation that began when it was complete, or by
+//! itself (RWF_DSYNC). A block is never torn; several blocks of one operation take effect at
+//! different times.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::libc;
+use nvme::Status;
+use nvmfd::disk::flight::{Flight, Step};
+use nvmfd::disk::{Backing, BackingId, Disk, Done, Op, Space};
+use rdma::soft::sim::Dice;
+use rdma::{Region, Tag};
+
+use super::trace::Trace;
+
+/// What a disk does wrong. Chances are per thousand system calls.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DiskFaults {
+    /// Fails.
+    pub error: u16,
+    /// Moves a part.
+    pub short: u16,
+    /// A synchronisation fails.
+    pub sync_error: u16,
+    /// Takes as long as `stall`.
+    pub slow: u16,
+    /// How long everything takes.
+    pub latency: Duration,
+    /// How much longer it may take.
+    pub jitter: Duration,
+    /// How long it takes when it is slow, at most.
+    pub stall: Duration,
+    /// The store can give space up.
+    pub punch: bool,
+    /// The store can zero a range in place.
+    pub zero_range: bool,
+}
+
+const ERRORS: [i32; 7] =
+    [libc::EIO, libc::ENOSPC, libc::EINTR, libc::EAGAIN, libc::ENOMEM, libc::ENODATA, libc::EILSEQ];
+
+/// A value that a block has had since it was last durable.
+#[derive(Debug)]
+struct Version {
+    /// When it took effect.
+    order: u64,
+    /// When its system call returned; `MAX` before.
+    done: u64,
+    /// The flight that writes it.
+    slot: u32,
+    bytes: Box<[u8]>,
+}
+
+#[derive(Debug)]
+struct Store {
+    backing: Arc<Backing>,
+    block_bytes: u32,
+    /// As it is read.
+    live: Vec<u8>,
+    /// As it is without power.
+    durable: Vec<u8>,
+    /// For each block what is not durable, oldest first.
+    versions: Vec<Vec<Version>>,
+    /// Blocks that may have versions.
+    dirty: Vec<u32>,
+    is_dirty: Vec<bool>,
+    spare: Vec<Box<[u8]>>,
+    order: u64,
+    /// A synchronisation has failed: what took effect until then is never durable.
+    doomed: u64,
+}
+
+/// A system call under way.
+#[derive(Debug)]
+struct Call {
+    flight: Flight,
+    step: Step,
+    answer: i32,
+    /// Bytes that took effect at the beginning; the rest of `effective` does so at the end.
+    early: u64,
+    effective: u64,
+    since: u64,
+}
+
+/// The stores of a target.
+#[derive(Debug)]
+pub struct SimDisk {
+    /// What it does wrong from now on.
+    pub faults: DiskFaults,
+    dice: Dice,
+    now: Instant,
+    region: Arc<Region>,
+    stores: Vec<Store>,
+    /// Which store has which number.
+    attached: Vec<(BackingId, usize)>,
+    calls: Vec<Option<Call>>,
+    free: Vec<u32>,
+    due: BinaryHeap<Reverse<(Instant, u64, u32)>>,
+    number: u64,
+    ready: Vec<Done>,
+    trace: Arc<Trace>,
+}
+
+impl SimDisk {
+    /// Disks of these sizes, in blocks and bytes of a block, all zeros.
+    ///
+    /// # Panics
+    /// When a size makes no sense.
+    #[must_use]
+    pub fn new(
+        seed: u64,
+        faults: DiskFaults,
+        shapes: &[(u32, u32)],
+        region: Arc<Region>,
+        now: Instant,
+        trace: Arc<Trace>,
+    ) -> SimDisk {
+        SimDisk {
+            faults,
+            dice: Dice::new(seed),
+            now,
+            region,
+            stores: shapes.iter().map(|(blocks, bytes)| Store::new(*blocks, *bytes)).collect(),
+            attached: Vec::new(),
+            calls: Vec::new(),
+            free: Vec::new(),
+            due: BinaryHeap::new(),
+            number: 0,
+            ready: Vec::new(),
+            trace,
+        }
+    }
+
+    /// Serves a store under a number.
+    pub fn attach(&mut self, id: BackingId, store: usize) {
+        self.detach(id);
+        self.attached.push((id, store));
+    }
+
+    /// Serves nothing under this number any more. What is under way completes.
+    pub fn detach(&mut self, id: BackingId) {
+        self.attached.retain(|(other, _)| *other != id);
+    }
+
+    /// It is now later.
+    pub fn advance(&mut self, now: Instant) {
+        self.now = now;
+    }
+
+    /// When something comes home.
+    #[must_use]
+    pub fn next_due(&self) -> Option<Instant> {
+        if !self.ready.is_empty() {
+            return Some(self.now);
+        }
+        self.due.peek().map(|Reverse((due, ..))| *due)
+    }
+
+    /// Operations that are not home.
+    #[must_use]
+    pub fn under_way(&self) -> usize {
+        self.calls.len() - self.free.len() + self.ready.len()
+    }
+
+    /// Appends what has come home.
+    pub fn reap(&mut self, done: &mut Vec<Done>) {
+        done.append(&mut self.ready);
+        while let Some(Reverse((due, _, slot))) = self.due.peek().copied()
+            && due <= self.now
+        {
+            self.due.pop();
+            done.extend(self.finish(slot));
+        }
+    }
+
+    /// The target is gone, and everything that it had asked for; with `power` also what was not
+    /// durable, or a part of that. The stores can then be opened by another one with `region`.
+    pub fn crash(&mut self, power: bool, region: Arc<Region>) {
+        for slot in 0..self.calls.len() as u32 {
+            let Some(call) = self.calls[slot as usize].take() else { continue };
+            let store = &mut self.stores[call.flight.attachment as usize];
+            let block = u64::from(store.block_bytes);
+            for from in (call.early..call.effective).step_by(block as usize) {
+                if self.dice.per_mille(500) {
+                    store.apply(slot, &call, &self.region, from, from + block);
+                }
+            }
+        }
+        for store in &mut self.stores {
+            store.crash(power, &mut self.dice);
+        }
+        self.attached.clear();
+        self.calls.clear();
+        self.free.clear();
+        self.due.clear();
+        self.ready.clear();
+        self.region = region;
+    }
+
+    /// Whether a store failed to make data durable: it is in no better state than one that has
+    /// lost its power.
+    #[must_use]
+    pub fn is_doomed(&self) -> bool {
+        self.stores.iter().any(|store| store.backing.sync_failure().is_some())
+    }
+
+    /// Begins the next system call of a flight, in a slot or a new one.
+    fn issue(&mut self, mut flight: Flight, slot: Option<u32>) {
+        let store = &mut self.stores[flight.attachment as usize];
+        let step = flight.step(&store.backing);
+        let (faults, dice) = (self.faults, &mut self.dice);
+        let block = u64::from(store.block_bytes);
+        let (len, unable) = match step {
+            Step::Read { len, .. } | Step::Write { len, .. } | Step::Zeros { len, .. } => {
+                (u64::from(len), false)
+            }
+            Step::Space { how: Space::Punch, len, .. } => (len, !faults.punch),
+            Step::Space { how: Space::ZeroRange, len, .. } => (len, !faults.zero_range),
+            Step::Sync => (0, false),
+        };
+        let chance = if step == Step::Sync { faults.sync_error } else { faults.error };
+        let blocks = len / block;
+        let (answer, effective) = if unable {
+            (-libc::EOPNOTSUPP, 0)
+        } else if dice.per_mille(chance) {
+            let error = ERRORS[dice.below(ERRORS.len() as u64) as usize];
+            (-error, dice.below(blocks + 1) * block)
+        } else if matches!(step, Step::Space { .. } | Step::Sync) {
+            (0, len)
+        } else if blocks > 1 && dice.per_mille(faults.short) {
+            let some = (1 + dice.below(blocks - 1)) * block;
+            (some as i32, some)
+        } else {
+            (len as i32, len)
+        };
+        let early = match dice.below(3) {
+            0 => 0,
+            1 => effective,
+            _ => dice.below(effective / block + 1) * block,
+        };
+        let mut wait = faults.latency + part(dice, faults.jitter);
+        if dice.per_mille(faults.slow) {
+            wait += part(dice, faults.stall);
+        }
+        store.order += 1;
+        let since = store.order;
+        let mut call = Call { flight, step, answer, early, effective, since };
+        let slot = slot.or_else(|| self.free.pop()).unwrap_or_else(|| {
+            self.calls.push(None);
+            self.calls.len() as u32 - 1
+        });
+        call.run(slot, store, &self.region, 0, early);
+        self.number += 1;
+        self.due.push(Reverse((self.now + wait, self.number, slot)));
+        self.trace.note([0x10, slot.into(), answer as u64], || {
+            format!(
+                "disk      call {slot} begins: {:?} on store {}",
+                call.step, call.flight.attachment
+            )
+        });
+        self.calls[slot as usize] = Some(call);
+    }
+
+    /// A system call returns.
+    fn finish(&mut self, slot: u32) -> Option<Done> {
+        let mut call = self.calls[slot as usize].take()?;
+        let store = &mut self.stores[call.flight.attachment as usize];
+        let (from, to) = (call.early, call.effective);
+        call.run(slot, store, &self.region, from, to);
+        store.returned(slot, &call);
+        let Call { mut flight, answer, .. } = call;
+        let outcome = flight.advance(answer, &store.backing);
+        self.trace.note([0x11, slot.into(), answer as u64], || {
+            let more = if outcome.is_none() { ", goes on" } else { "" };
+            format!("disk      call {slot} returns {answer}{more}")
+        });
+        match outcome {
+            None => {
+                self.issue(flight, Some(slot));
+                None
+            }
+            Some(outcome) => {
+                self.free.push(slot);
+                Some(flight.done(outcome))
+            }
+        }
+    }
+}
+
+impl Disk for SimDisk {
+    fn submit(&mut self, backing: BackingId, tag: Tag, op: Op) {
+        let Some((_, store)) = self.attached.iter().find(|(id, _)| *id == backing) else {
+            let gone = Err(Status::INVALID_NAMESPACE.with_dnr());
+            self.ready.push(Flight::new(u32::MAX, tag, op).done(gone));
+            return;
+        };
+        let flight = Flight::new(*store as u32, tag, op);
+        match flight.shortcut(&self.stores[*store].backing) {
+            Some(outcome) => self.ready.push(flight.done(outcome)),
+            None => self.issue(flight, None),
+        }
+    }
+}
+
+fn part(dice: &mut Dice, whole: Duration) -> Duration {
+    Duration::from_nanos(dice.below(whole.as_nanos() as u64 + 1))
+}
+
+impl Call {
+    /// Where it changes data.
+    fn changes(&self) -> Option<(u64, u64)> {
+        match self.step {
+            Step::Write { at, len, .. } | Step::Zeros { at, len } => Some((at, len.into())),
+            Step::Space { at, len, .. } => Some((at, len)),
+            Step::Read { .. } | Step::Sync => None,
+        }
+    }
+
+    /// Lets bytes `from` to `to` of it take effect.
+    fn run(&mut self, slot: u32, store: &mut Store, region: &Region, from: u64, to: u64) {
+        if from >= to {
+            return;
+        }
+        if let Step::Read { at, skip, .. } = self.step {
+            let Some(buf) = self.flight.buf_mut() else { return };
+            let into = &mut region.bytes_mut(buf)[skip as usize..];
+            let source = (at + from) as usize..(at + to) as usize;
+            into[from as usize..to as usize].copy_from_slice(&store.live[source]);
+        } else {
+            store.apply(slot, self, region, from, to);
+        }
+    }
+}
+
+impl Store {
+    fn new(blocks: u32, block_bytes: u32) -> Store {
+        let size = u64::from(blocks) * u64::from(block_bytes);
+        let opened = Backing::simulated(size, block_bytes);
+        Store {
+            backing: Arc::new(opened.expect("a store of a possible shape")),
+            block_bytes,
+            live: vec![0; size as usize],
+            durable: vec![0; size as usize],
+            versions: (0..blocks).map(|_| Vec::new()).collect(),
+            dirty: Vec::new(),
+            is_dirty: vec![false; blocks as usize],
+            spare: Vec::new(),
+            order: 0,
+            doomed: 0,
+        }
+    }
+
+    /// Lets bytes `from` to `to` of a call that changes data take effect.
+    fn apply(&mut self, slot: u32, call: &Call, region: &Region, from: u64, to: u64) {
+        let Some((at, _)) = call.changes() else { return };
+        let block = u64::from(self.block_bytes);
+        for skip in (from..to).step_by(block as usize) {
+            let bytes = match (call.step, call.flight.buf()) {
+                (Step::Write { skip: done, .. }, Some(buf)) => {
+                    Some(&region.bytes(buf)[(u64::from(done) + skip) as usize..][..block as usize])
+                }
+                _ => None,
+            };
+            self.set(slot, ((at + skip) / block) as usize, bytes);
+        }
+    }
+
+    /// Gives a block new contents, or zeros.
+    fn set(&mut self, slot: u32, lba: usize, bytes: Option<&[u8]>) {
+        let block = self.block_bytes as usize;
+        let into = &mut self.live[lba * block..(lba + 1) * block];
+        match bytes {
+            Some(bytes) => into.copy_from_slice(bytes),
+            None => into.fill(0),
+        }
+        let mut bytes = self.spare.pop().unwrap_or_else(|| vec![0; block].into_boxed_slice());
+        bytes.copy_from_slice(into);
+        self.order += 1;
+        if !std::mem::replace(&mut self.is_dirty[lba], true) {
+            self.dirty.push(lba as u32);
+        }
+        self.versions[lba].push(Version { order: self.order, done: u64::MAX, slot, bytes });
+    }
+
+    /// A system call has returned.
+    fn returned(&mut self, slot: u32, call: &Call) {
+        self.order += 1;
+        if let Some((at, _)) = call.changes() {
+            let block = u64::from(self.block_bytes);
+            let durable = matches!(call.step, Step::Write { durable: true, .. }) && call.answer > 0;
+            for lba in at / block..(at + call.effective) / block {
+                let (order, versions) = (self.order, &mut self.versions[lba as usize]);
+                let own = versions.iter_mut().position(|v| v.slot == slot && v.done == u64::MAX);
+                let Some(own) = own else { continue };
+                versions[own].done = order;
+                if durable {
+                    self.keep(lba as usize, own);
+                }
+            }
+        }
+        if call.step == Step::Sync {
+            if call.answer == 0 {
+                self.sync(call.since);
+            } else if !matches!(-call.answer, libc::EINTR | libc::EAGAIN) {
+                self.doomed = self.order;
+            }
+        }
+    }
+
+    /// Makes all durable that was complete at `since`.
+    fn sync(&mut self, since: u64) {
+        let dirty = std::mem::take(&mut self.dirty);
+        for lba in dirty {
+            let doomed = self.doomed;
+            let good = |v: &Version| v.done <= since && v.order > doomed;
+            if let Some(last) = self.versions[lba as usize].iter().rposition(good) {
+                self.keep(lba as usize, last);
+            }
+            match self.versions[lba as usize].is_empty() {
+                true => self.is_dirty[lba as usize] = false,
+                false => self.dirty.push(lba),
+            }
+        }
+    }
+
+    /// Makes one version of a block durable: those before it are past.
+    fn keep(&mut self, lba: usize, index: usize) {
+        let block = self.block_bytes as usize;
+        let into = &mut self.durable[lba * block..(lba + 1) * block];
+        into.copy_from_slice(&self.versions[lba][index].bytes);
+        self.spare.extend(self.versions[lba].drain(..=index).map(|version| version.bytes));
+    }
+
+    /// The one who had opened it is gone; with the power what is not durable, or a part of it.
+    fn crash(&mut self, power: bool, dice: &mut Dice) {
+        self.order += 1;
+        if power {
+            let dirty = std::mem::take(&mut self.dirty);
+            for lba in dirty {
+                let lba = lba as usize;
+                self.is_dirty[lba] = false;
+                let count = dice.below(self.versions[lba].len() as u64 + 1) as usize;
+                if count > 0 {
+                    self.keep(lba, count - 1);
+                }
+                self.spare.extend(self.versions[lba].drain(..).map(|version| version.bytes));
+            }
+            self.live.copy_from_slice(&self.durable);
+            self.doomed = 0;
+        } else {
+            for lba in &self.dirty {
+                for version in &mut self.versions[*lba as usize] {
+                    version.done = version.done.min(self.order);
+                }
+            }
+        }
+        let opened = Backing::simulated(self.live.len() as u64, self.block_bytes);
+        self.backing = Arc::new(opened.expect("it was opened before"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rdma::{Buf, Pool, PoolPlan};
+
+    const PERFECT: DiskFaults = DiskFaults {
+        error: 0,
+        short: 0,
+        sync_error: 0,
+        slow: 0,
+        latency: Duration::from_micros(50),
+        jitter: Duration::ZERO,
+        stall: Duration::ZERO,
+        punch: true,
+        zero_range: true,
+    };
+    const ID: BackingId = BackingId(7);
+
+    struct Bench {
+        pool: Pool,
+        disk: SimDisk,
+        now: Instant,
+    }
+
+    fn bench(seed: u64, faults: DiskFaults) -> Bench {
+        let plan = PoolPlan {
+            cells: 0,
+            receives: 0,
+            lead_bytes: 0,
+            tail_bytes: 0,
+            data_bytes: 1 << 20,
+            largest_bytes: 1 << 16,
+        };
+        let (pool, now) = (Pool::new(plan).unwrap(), Instant::now());
+        let trace = Arc::new(Trace::new(super::super::trace::Telling::Nothing, now));
+        let mut disk = SimDisk::new(seed, faults, &[(64, 512)], pool.region().clone(), now, trace);
+        disk.attach(ID, 0);
+        Bench { pool, disk, now }
+    }
+
+    impl Bench {
+        fn buf(&mut self, blocks: u32, byte: u8) -> Buf {
+            let mut buf = self.pool.take_data(blocks * 512).unwrap();
+            self.pool.bytes_mut(&mut buf).fill(byte);
+            buf
+        }
+
+        fn wait(&mut self) -> Done {
+            let mut done = Vec::new();
+            while done.is_empty() {
+                self.now = self.disk.next_due().expect("something under way");
+                self.disk.advance(self.now);
+                self.disk.reap(&mut done);
+            }
+            assert_eq!(done.len(), 1);
+            done.remove(0)
+        }
+
+        fn ask(&mut self, op: Op) -> Result<(), Status> {
+            self.disk.submit(ID, 5, op);
+            let done = self.wait();
+            assert_eq!(done.tag, 5);
+            done.buf.into_iter().for_each(|buf| self.pool.give(buf));
+            done.outcome
+        }
+
+        fn write(&mut self, lba: u64, blocks: u32, byte: u8, fua: bool) {
+            let from = self.buf(blocks, byte);
+            assert_eq!(self.ask(Op::Write { from, at: lba * 512, fua }), Ok(()));
+        }
+
+        /// The first byte of each of so many blocks from the first on.
+        fn read(&mut self, blocks: u32) -> Vec<u8> {
+            let into = self.buf(blocks, 0xee);
+            self.disk.submit(ID, 0, Op::Read { into, at: 0 });
+            let done = self.wait();
+            assert_eq!(done.outcome, Ok(()));
+            let buf = done.buf.unwrap();
+            let bytes = self.pool.bytes(&buf).chunks(512).map(|block| block[0]).collect();
+            self.pool.give(buf);
+            bytes
+        }
+
+        fn crash(&mut self, power: bool) {
+            self.disk.crash(power, self.pool.region().clone());
+            self.disk.attach(ID, 0);
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_in_parts_and_after_failures_that_pass() {
+        for seed in 0..50 {
+            let faults = DiskFaults { short: 800, ..PERFECT };
+            let mut bench = bench(seed, faults);
+            bench.write(1, 16, 7, false);
+            bench.write(3, 2, 8, true);
+            assert_eq!(bench.ask(Op::Zero { at: 2048, len: 512, deallocate: false }), Ok(()));
+            assert_eq!(bench.ask(Op::Discard { at: 2560, len: 512 }), Ok(()));
+            assert_eq!(bench.read(7), [0, 7, 7, 8, 0, 0, 7]);
+            assert!(bench.pool.is_full());
+        }
+    }
+
+    #[test]
+    fn without_power_what_is_durable_stays_and_the_rest_may() {
+        let (mut lost, mut kept) = (0, 0);
+        for seed in 0..50 {
+            let mut bench = bench(seed, PERFECT);
+            bench.write(0, 4, 1, false);
+            assert_eq!(bench.ask(Op::Flush), Ok(()));
+            bench.write(1, 1, 2, true);
+            bench.write(2, 2, 3, false);
+            bench.crash(false);
+            assert_eq!(bench.read(4), [1, 2, 3, 3], "the power was there");
+            bench.crash(true);
+            let read = bench.read(4);
+            assert_eq!(read[..2], [1, 2]);
+            assert!(read[2..].iter().all(|byte| [1, 3].contains(byte)), "{read:?}");
+            lost += read[2..].iter().filter(|byte| **byte == 1).count();
+            kept += read[2..].iter().filter(|byte| **byte == 3).count();
+            bench.crash(true);
+            assert_eq!(bench.read(4), read, "once is enough");
+        }
+        assert!(lost > 10 && kept > 10, "{lost} lost, {kept} kept");
+    }
+
+    #[test]
+    fn a_flush_answers_for_what_was_complete_before_it() {
+        let mut lost = 0;
+        for seed in 0..50 {
+            let mut bench = bench(seed, PERFECT);
+            let from = bench.buf(1, 1);
+            bench.disk.submit(ID, 1, Op::Flush);
+            bench.disk.submit(ID, 2, Op::Write { from, at: 0, fua: false });
+            let mut done = Vec::new();
+            bench.disk.advance(bench.now + PERFECT.latency);
+            bench.disk.reap(&mut done);
+            assert_eq!(done.iter().map(|done| done.tag).collect::<Vec<_>>(), [1, 2]);
+            done.into_iter().filter_map(|done| done.buf).for_each(|buf| bench.pool.give(buf));
+            bench.crash(true);
+            lost += usize::from(bench.read(1) == [0]);
+        }
+        assert!(lost > 10, "{lost}");
+    }
+
+    #[test]
+    fn a_failed_flush_dooms_what_it_was_for() {
+        let faults = DiskFaults { sync_error: 1000, ..PERFECT };
+        let mut failed = 0;
+        for seed in 0..50 {
+            let mut bench = bench(seed, faults);
+            bench.write(0, 1, 1, false);
+            assert!(bench.ask(Op::Flush).is_err());
+            bench.disk.faults = PERFECT;
+            if bench.disk.is_doomed() {
+                failed += 1;
+                assert!(bench.ask(Op::Flush).is_err(), "it sticks");
+            }
+        }
+        assert!(failed > 25);
+    }
+
+    #[test]
+    fn a_store_that_was_taken_away_says_so() {
+        let mut bench = bench(1, PERFECT);
+        bench.disk.detach(ID);
+        let outcome = bench.ask(Op::Flush);
+        assert!(outcome.unwrap_err().is(Status::INVALID_NAMESPACE));
+    }
+}
