@@ -4,12 +4,16 @@
 //!   queues, one queue pair each, on a pool and a fabric that it borrows. It has no thread, clock
 //!   or socket, so a simulator can drive it.
 //! * [`host`] puts a pool and a fabric under a session and blocks until things are done.
+//! * [`stamp`] is what `nvmf verify` writes into every block, and `verify::model` what it then
+//!   expects to read. Neither knows a target.
 //! * [`options`] is the part of the command line that says which target is meant.
 
 pub mod bench;
 pub mod host;
 pub mod options;
+pub mod random;
 pub mod session;
+pub mod stamp;
 pub mod verify;
 
 pub use host::{Error, Host, Provider, Setup};

@@ -1,5 +1,14 @@
 //! `nvmf verify`: does a namespace keep what it promised.
 
+pub mod model;
+mod register;
+pub mod state;
+mod violation;
+
+pub use model::{Change, Model, Op, Shape};
+pub use register::{Standing, Value};
+pub use violation::{Difference, Expected, Kind, Violation};
+
 use std::process::ExitCode;
 
 use crate::Error;
