@@ -19,6 +19,18 @@ pub enum Event {
     Gone(Qp, Reason),
 }
 
+impl Event {
+    /// The queue pair that it is about; a request to connect has none yet.
+    #[must_use]
+    pub fn qp(&self) -> Option<Qp> {
+        match self {
+            Event::Done(done) => Some(done.qp),
+            Event::Incoming(_) => None,
+            Event::Established(qp) | Event::Gone(qp, _) => Some(*qp),
+        }
+    }
+}
+
 /// Why a connection ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Reason {

@@ -1,25 +1,56 @@
 //! Memory that peers may read and write: what a host offers to its target.
 
 use std::any::Any;
+use std::marker::PhantomData;
 
+use crate::pool::Window;
 use crate::{Buf, Remote};
 
 /// A buffer whose window peers may access, made by `Fabric::expose`. While it exists its bytes may
 /// change at any time, so they are never borrowed, only copied: `Pool::copy_out` and
-/// `Pool::copy_in`.
+/// `Pool::copy_in`. It stays on the thread that made it, for a provider that moves the data itself
+/// does so there.
 #[derive(Debug)]
 #[must_use = "a buffer that is dropped is lost to its pool: give it to `Fabric::conceal`"]
 pub struct Exposed {
     // The access goes before the buffer.
-    access: Box<dyn Any + Send>,
+    access: Access,
     buf: Buf,
     remote: Remote,
+    /// Not `Send`.
+    stays: PhantomData<*const ()>,
+}
+
+#[derive(Debug)]
+enum Access {
+    /// Ends when this is dropped.
+    Registered(Box<dyn Any + Send>),
+    /// Ends when the provider has given back the [`Window`].
+    Lent,
 }
 
 impl Exposed {
-    /// For providers: `access` is what ends the peers' access when it is dropped.
+    /// For providers whose device moves the data: `access` is what ends the peers' access when it
+    /// is dropped.
     pub fn new(buf: Buf, remote: Remote, access: Box<dyn Any + Send>) -> Exposed {
-        Exposed { access, buf, remote }
+        Exposed { access: Access::Registered(access), buf, remote, stays: PhantomData }
+    }
+
+    /// For providers that move the data themselves: the window is the way to the bytes, and
+    /// [`Exposed::join`] wants it back.
+    pub(crate) fn split(buf: Buf, key: u32) -> (Exposed, Window) {
+        let remote = Remote { addr: buf.offset(), key, len: buf.len() };
+        let window = Window::of(&buf);
+        (Exposed { access: Access::Lent, buf, remote, stays: PhantomData }, window)
+    }
+
+    /// Takes back what [`Exposed::split`] gave.
+    ///
+    /// # Panics
+    /// When the window is another's.
+    pub(crate) fn join(self, window: Window) -> Buf {
+        assert!(window == Window::of(&self.buf), "exposed by another fabric");
+        self.buf
     }
 
     /// The memory as peers must name it.
@@ -29,8 +60,14 @@ impl Exposed {
     }
 
     /// Ends the access and gives the buffer back. `Fabric::conceal` by its own name.
+    ///
+    /// # Panics
+    /// When it was lent to another fabric, whose peers would still have access.
     pub(crate) fn into_buf(self) -> Buf {
-        drop(self.access);
+        match self.access {
+            Access::Registered(access) => drop(access),
+            Access::Lent => panic!("exposed by another fabric"),
+        }
         self.buf
     }
 

@@ -16,7 +16,9 @@
 //!   providers and rings keep an `Arc<Region>` for as long as a device may touch it.
 //! * A [`Buf`] is move-only and made by [`Pool`] alone, with bytes that no other live `Buf` has.
 //!   Giving it to a fabric or a disk moves it, so no reference can exist while a device writes.
-//! * An [`Exposed`] buffer, which peers may write at any time, gives no slice, only copies.
+//! * An [`Exposed`] buffer, which peers may write at any time, gives no slice, only copies. A
+//!   provider that moves data itself gets at its bytes by the one [`Window`] that was split off when
+//!   the buffer was exposed; the buffer is free again only when that has come back.
 //! * Slices are made from a `&Buf`/`&mut Buf` plus a region of the same identity, and only inside
 //!   the buffer's bounds, which are checked where they are set.
 #![expect(unsafe_code, reason = "the registered memory: a mapping, and slices of it")]
@@ -141,14 +143,36 @@ impl Region {
         unsafe { std::slice::from_raw_parts_mut(self.at(buf), buf.len as usize) }
     }
 
+    /// The bytes of a buffer that peers may access.
+    pub(crate) fn exposed<'a>(&'a self, window: &'a Window) -> &'a [u8] {
+        assert_eq!(window.pool, self.id, "a window of another pool");
+        // SAFETY: a window lies in a live buffer of this pool (checked above), which is inside an
+        // `Exposed` for as long as the window exists, or lost. So the only other way to these bytes
+        // is `copy_out` and `copy_in`: these need the `Exposed`, which cannot leave its thread, and
+        // the provider sees to it that it is driven on that thread while it has windows. On one
+        // thread neither can happen while this borrow lasts, for both are calls that return.
+        unsafe { std::slice::from_raw_parts(self.place(window.offset), window.len as usize) }
+    }
+
+    /// The bytes of a buffer that peers may access, to change.
+    pub(crate) fn exposed_mut<'a>(&'a self, window: &'a mut Window) -> &'a mut [u8] {
+        assert_eq!(window.pool, self.id, "a window of another pool");
+        // SAFETY: as in `exposed`; the window is the only one and is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.place(window.offset), window.len as usize) }
+    }
+
     fn check(&self, buf: &Buf) {
         assert_eq!(buf.pool, self.id, "a buffer of another pool");
     }
 
     fn at(&self, buf: &Buf) -> *mut u8 {
+        self.place(buf.offset())
+    }
+
+    fn place(&self, offset: u64) -> *mut u8 {
         // SAFETY: base + start + len was checked against the section when the buffer was made and
         // against the capacity whenever its window moved; both lie inside the mapping.
-        unsafe { self.base.as_ptr().add(buf.offset() as usize) }
+        unsafe { self.base.as_ptr().add(offset as usize) }
     }
 }
 
@@ -227,6 +251,30 @@ impl Buf {
         );
         self.start = start;
         self.len = len;
+    }
+}
+
+/// The window of an exposed buffer, for the provider that moves its data: made by
+/// `Exposed::split` alone, once for each, and given back to `Exposed::join`.
+#[derive(PartialEq, Eq, Debug)]
+pub(crate) struct Window {
+    pool: u32,
+    offset: u64,
+    len: u32,
+}
+
+impl Window {
+    /// For `Exposed` only.
+    pub(crate) fn of(buf: &Buf) -> Window {
+        Window { pool: buf.pool, offset: buf.offset(), len: buf.len }
+    }
+
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    pub(crate) fn len(&self) -> u32 {
+        self.len
     }
 }
 

@@ -16,7 +16,9 @@ use rdma::soft::memory::Rights;
 use rdma::soft::opcode::Opcode;
 use rdma::soft::psn::{Psn, Qpn};
 use rdma::soft::sim::{Dice, Faults, Network};
-use rdma::{Buf, Event, Fault, Incoming, Pool, PoolPlan, Qp, QpLimits, Reason, Remote, Work};
+use rdma::{
+    Buf, Event, Exposed, Fault, Incoming, Pool, PoolPlan, Qp, QpLimits, Reason, Remote, Work,
+};
 
 const LIMITS: QpLimits = QpLimits { receives: 16, sends: 16, reads: 4 };
 const PORT: u16 = 4420;
@@ -287,9 +289,7 @@ fn a_peer_that_forgot_its_connection_gets_in_at_the_second_try() {
     let mut net = plain(false);
     let (now, host) = (net.now(), connect(&mut net, &[]));
     let asked = incoming(&mut net);
-    let (local, remote) = (asked.local, asked.remote);
-    let request = *asked.into_handle().downcast::<ConnectRequest>().unwrap();
-    let asked = Incoming::detached(local, remote, Vec::new(), 4, Box::new(request));
+    let request = *ConnectRequest::of(&asked).unwrap();
     let target = net.node(1).endpoint.open(asked, LIMITS).unwrap();
     net.node(1).endpoint.accept(now, target, &[]);
     assert!(matches!(wait(&mut net, 0)[..], [Event::Established(qp)] if qp == host));
@@ -329,7 +329,7 @@ fn message(net: &mut Network, node: usize) -> Option<CmMessage> {
 fn a_repeated_request_gets_the_same_reply_and_the_type_of_service_is_the_peers() {
     let mut net = plain(false);
     connect(&mut net, &[]);
-    let request = *incoming(&mut net).into_handle().downcast::<ConnectRequest>().unwrap();
+    let request = *ConnectRequest::of(&incoming(&mut net)).unwrap();
     let (key, to) = (request.message.local_comm_id ^ 1, net.node(1).address);
     let request = Request { local_comm_id: key, primary_traffic_class: 0x6b, ..request.message };
     inject(&mut net, CmMessage::Request(request));
@@ -426,7 +426,7 @@ fn what_is_given_up_is_no_longer_half_open() {
 fn bad_requests_reach_nobody() {
     let mut net = plain(false);
     connect(&mut net, &[]);
-    let request = *incoming(&mut net).into_handle().downcast::<ConnectRequest>().unwrap();
+    let request = *ConnectRequest::of(&incoming(&mut net)).unwrap();
     let good = request.message;
     let bad = [
         Request { service_id: good.service_id + 1, ..good },
@@ -594,7 +594,7 @@ struct Job {
     verb: u64,
     len: u32,
     seed: u8,
-    remote: Option<Remote>,
+    exposed: Option<Exposed>,
 }
 
 fn run(seed: u64) -> Result<(), TestCaseError> {
@@ -621,7 +621,7 @@ fn run(seed: u64) -> Result<(), TestCaseError> {
             verb: dice.below(3),
             len: dice.below(40_000) as u32,
             seed: number as u8,
-            remote: None,
+            exposed: None,
         };
         jobs.push(post(&mut net, qps, job, number, &mut posted));
         for _ in 0..dice.below(30) {
@@ -652,9 +652,9 @@ fn run(seed: u64) -> Result<(), TestCaseError> {
     }
     prop_assert_eq!(home, posted);
     for job in jobs {
-        let Some(remote) = job.remote else { continue };
+        let Some(exposed) = job.exposed else { continue };
         let node = net.node(1 - job.node);
-        let buf = node.endpoint.memory().conceal(remote.key).unwrap();
+        let buf = node.endpoint.memory().conceal(exposed);
         prop_assert!(is_pattern(node.pool.bytes(&buf), job.seed), "memory of {}", job.seed);
         node.pool.give(buf);
     }
@@ -665,13 +665,11 @@ fn run(seed: u64) -> Result<(), TestCaseError> {
 fn post(net: &mut Network, qps: [Qp; 2], job: Job, tag: u64, posted: &mut [usize; 2]) -> Job {
     let Job { node, verb, len, seed, .. } = job;
     let other = 1 - node;
-    let mut remote = None;
+    let mut exposed = None;
     let mut expose = |net: &mut Network, seed| {
         let peer = net.node(other);
         let buf = buf(&mut peer.pool, len, seed);
-        let exposed = peer.endpoint.memory().expose(buf, Rights::ALL).unwrap();
-        remote = Some(exposed);
-        exposed
+        exposed.insert(peer.endpoint.memory().expose(buf, Rights::ALL).unwrap()).remote()
     };
     let work = match verb {
         0 => {
@@ -692,7 +690,7 @@ fn post(net: &mut Network, qps: [Qp; 2], job: Job, tag: u64, posted: &mut [usize
     };
     net.node(node).post(qps[node], tag, work);
     posted[node] += 1;
-    Job { remote, ..job }
+    Job { exposed, ..job }
 }
 
 /// Disconnects; both ends must see it, and have all their memory.

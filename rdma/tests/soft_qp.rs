@@ -14,7 +14,7 @@ use rdma::soft::memory::{Memory, Rights};
 use rdma::soft::opcode::Opcode;
 use rdma::soft::psn::{Msn, Psn, Qpn};
 use rdma::soft::qp::{Io, QueuePair, Settings, State};
-use rdma::{Buf, Completion, Event, Fault, Pool, PoolPlan, Qp, Remote, Work};
+use rdma::{Buf, Completion, Event, Exposed, Fault, Pool, PoolPlan, Qp, Remote, Work};
 
 const MTU: u32 = 1024;
 
@@ -40,6 +40,7 @@ fn settings(depth: u8) -> Settings {
 struct End {
     pool: Pool,
     memory: Memory,
+    exposed: Vec<Exposed>,
     events: VecDeque<Event>,
     qp: QueuePair,
     now: Instant,
@@ -61,6 +62,7 @@ impl End {
         End {
             pool: Pool::new(plan).unwrap(),
             memory: Memory::new(64),
+            exposed: Vec::new(),
             events: VecDeque::new(),
             qp,
             now: Instant::now(),
@@ -103,12 +105,18 @@ impl End {
 
     fn expose(&mut self, len: u32, seed: u8, rights: Rights) -> Remote {
         let buf = self.buf(len, seed);
-        self.memory.expose(buf, rights).unwrap()
+        self.exposed.push(self.memory.expose(buf, rights).unwrap());
+        self.exposed[self.exposed.len() - 1].remote()
     }
 
     fn conceal(&mut self, remote: Remote) {
-        let buf = self.memory.conceal(remote.key).unwrap();
+        let buf = self.concealed(remote);
         self.pool.give(buf);
+    }
+
+    fn concealed(&mut self, remote: Remote) -> Buf {
+        let at = self.exposed.iter().position(|exposed| exposed.remote() == remote).unwrap();
+        self.memory.conceal(self.exposed.swap_remove(at))
     }
 
     /// The next datagram, whole; its CRC is made and checked on the way.
@@ -263,7 +271,7 @@ fn reads_and_writes_move_exposed_memory_and_a_send_takes_the_key_away() {
     assert_eq!(a.completions(), [(2, Ok(50_001)), (3, Ok(16))]);
     b.completed(4, 16, 1);
     assert!(b.memory.place(remote.key, remote.addr, 1, Rights::READ).is_err());
-    let buf = b.memory.conceal(remote.key).unwrap();
+    let buf = b.concealed(remote);
     let bytes = b.pool.bytes(&buf);
     assert!((0..50_001).all(|at| bytes[at + 3] == pattern(at, 9)));
     assert!(bytes[2] == pattern(2, 7) && bytes[50_004] == pattern(50_004, 7));
@@ -712,7 +720,7 @@ fn writes_in_many_packets_as_others_send_them() {
     b.request(Opcode::WriteMiddle, 1, Extended::default(), &full(2));
     b.request(Opcode::WriteLast, 2, Extended::default(), &[3; 5]);
     assert_eq!(b.answers(), [(2, Opcode::Acknowledge, ACK)]);
-    let buf = b.memory.conceal(remote.key).unwrap();
+    let buf = b.concealed(remote);
     let bytes = b.pool.bytes(&buf);
     let at = |n: u32| bytes[n as usize];
     assert_eq!([at(0), at(MTU), at(2 * MTU), at(2 * MTU + 4)], [1, 2, 3, 3]);
@@ -951,7 +959,7 @@ proptest! {
         prop_assert_eq!((a.qp.state(), b.qp.state()), (State::ReadyToSend, State::ReadyToSend));
         for (at_a, remote, seed) in exposed {
             let end = if at_a { &mut a } else { &mut b };
-            let buf = end.memory.conceal(remote.key).unwrap();
+            let buf = end.concealed(remote);
             let right = end.pool.bytes(&buf).iter().enumerate().all(|(at, byte)| *byte == pattern(at, seed));
             prop_assert!(right, "exposed memory of {}", seed);
             end.pool.give(buf);

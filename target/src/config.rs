@@ -45,11 +45,13 @@ pub struct Config {
 /// Which fabric provider moves the data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Provider {
-    /// The best that this build and this machine have.
+    /// Verbs where an RDMA device owns the listeners' addresses, else soft.
     #[default]
     Auto,
     /// An RDMA device, through rdma-core.
     Verbs,
+    /// RoCEv2 over UDP sockets.
+    Soft,
 }
 
 impl fmt::Display for Provider {
@@ -57,6 +59,7 @@ impl fmt::Display for Provider {
         f.write_str(match self {
             Provider::Auto => "auto",
             Provider::Verbs => "verbs",
+            Provider::Soft => "soft",
         })
     }
 }

@@ -11,6 +11,7 @@ pub mod controller;
 pub mod disk;
 pub mod events;
 pub mod mailbox;
+mod provider;
 pub mod queue;
 pub mod queues;
 pub mod reactor;

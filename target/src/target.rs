@@ -11,12 +11,13 @@ use std::time::{Duration, Instant};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use nvme::Nqn;
-use rdma::{Fabric, Pool, Region};
+use rdma::Pool;
 use tracing::{info, warn};
 
 use crate::config::{Config, Spin};
 use crate::controller::Limits;
 use crate::mailbox::{Mail, mailbox};
+use crate::provider::{Choice, choose, owns};
 use crate::queue::{DATA_FOR_ADMIN_BYTES, RECEIVES_FOR_ADMIN};
 use crate::reactor::{Parts, Reactor, Stats};
 use crate::registry::Registry;
@@ -39,6 +40,7 @@ pub struct Target {
     config: Config,
     registry: Arc<Registry>,
     stores: Stores,
+    provider: Choice,
     reactors: Vec<Running>,
 }
 
@@ -102,7 +104,14 @@ impl Target {
         let senders = boxes.iter().map(|(sender, _)| sender.clone()).collect();
         let receives = config.memory.receives.saturating_sub(RECEIVES_FOR_ADMIN);
         let registry = Arc::new(Registry::new(senders, config.limits.controllers, receives));
-        let mut target = Target { config, registry, stores, reactors: Vec::new() };
+        let (provider, why) = choose(config.provider, &config.listeners, owns);
+        info!(%provider, "fabric provider chosen: {why}");
+        if provider == Choice::Soft && config.reactor.count() > 1 {
+            return Err(Fatal(
+                "the provider \"soft\" has one reactor so far: write `threads = 1`".to_owned(),
+            ));
+        }
+        let mut target = Target { config, registry, stores, provider, reactors: Vec::new() };
         let started = boxes
             .into_iter()
             .enumerate()
@@ -222,7 +231,8 @@ impl Target {
         }
         let pool =
             Pool::new(plan).map_err(|error| Fatal(format!("no memory for a pool: {error}")))?;
-        let fabric = provider(pool.region().clone())?;
+        let fabric = self.provider.fabric(pool.region().clone());
+        let fabric = fabric.map_err(|error| Fatal(error.to_string()))?;
         let limits = &self.config.limits;
         let parts = Parts {
             index,
@@ -348,19 +358,6 @@ impl Target {
         self.registry.reactor(0).send(Mail::Unlisten(at));
         info!(%at, "no longer listening");
     }
-}
-
-#[cfg(feature = "verbs")]
-fn provider(region: Arc<Region>) -> Result<Box<dyn Fabric>, Fatal> {
-    match rdma::verbs::Verbs::new(region) {
-        Ok(verbs) => Ok(Box::new(verbs)),
-        Err(error) => Err(Fatal(error.to_string())),
-    }
-}
-
-#[cfg(not(feature = "verbs"))]
-fn provider(_: Arc<Region>) -> Result<Box<dyn Fabric>, Fatal> {
-    Err(Fatal("this build has no fabric provider: build it with the feature `verbs`".to_owned()))
 }
 
 fn pin(cpu: Option<u32>) {

@@ -57,7 +57,7 @@ fn a_good_configuration_is_printed_with_its_defaults() {
 fn mistakes_are_all_printed_and_fail() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("nvmfd.toml");
-    fs::write(&file, "provider = \"soft\"\ncolour = 1\n").unwrap();
+    fs::write(&file, "provider = \"tcp\"\ncolour = 1\n").unwrap();
     let file = file.to_str().unwrap();
     for arguments in [&["check", file][..], &["--config", file]] {
         let (code, out, err) = nvmfd(arguments);

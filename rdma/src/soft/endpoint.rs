@@ -10,19 +10,22 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::net::{IpAddr, SocketAddr};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::connection::{Connection, Offer, Phase, Retry};
 use super::counters::{Counters, Fate};
-use super::header::{Bth, Deth, Extended, GSI_QKEY, Packet, RnrTimer};
+use super::header::{Bth, Deth, Extended, GSI_QKEY, Packet};
 use super::icrc::{Checker, Flow, Verdict};
 use super::mad::MAD_BYTES;
-use super::memory::{Memory, Rights};
+use super::memory::Memory;
 use super::opcode::Opcode;
 use super::outgoing::{Outgoing, Payload};
 use super::psn::{Psn, Qpn};
 use super::qp::{Io, QueuePair, Settings};
+use super::ticket::Token;
 use crate::{Event, Fault, Qp, Reason, Region, Tag, Work};
+
+pub use super::config::Config;
 
 /// The UDP port of RoCEv2, at every endpoint.
 pub const ROCE_PORT: u16 = 4791;
@@ -31,68 +34,6 @@ pub const ROCE_PORT: u16 = 4791;
 const MOST_MESSAGES: usize = 256;
 /// Connections whose end is remembered, so that a late request is not taken for a new one.
 const MOST_ENDED: usize = 256;
-
-/// What an endpoint is to be.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Config {
-    /// Name of this endpoint, unique on the network and different after every start.
-    pub guid: u64,
-    /// UDP source port of what we send (the destination is always [`ROCE_PORT`]).
-    pub source_port: u16,
-    /// The largest path MTU that the link carries, in bytes (256 to 4096). What connect asks for,
-    /// and the most that is accepted.
-    pub mtu: u32,
-    /// Packets that may be unacknowledged at once, per queue pair.
-    pub window: u32,
-    /// Bytes asked for in one read request.
-    pub read_bytes: u32,
-    /// Reads of a peer that a queue pair answers at once.
-    pub answered_reads: u8,
-    /// What peers may do with exposed memory.
-    pub rights: Rights,
-    /// The first wait for an acknowledgement before sending again; it doubles with every retry, so
-    /// that seven take 191 times as long.
-    pub ack_timeout: Duration,
-    /// What we ask a peer to wait when we have no receive.
-    pub rnr_timer: RnrTimer,
-    /// Queue pairs at once, at most.
-    pub queue_pairs: u32,
-    /// Requests to connect that are not established yet, at most.
-    pub half_open: usize,
-    /// The same, of one address.
-    pub half_open_per_source: usize,
-    /// How long the user may think about a request, and how long an ended connection is
-    /// remembered.
-    pub patience: Duration,
-    /// Exposed buffers at once, at most.
-    pub exposed: u32,
-    /// Numbers of queue pairs are `steer.1` modulo `steer.0` (not 0), so that a packet filter can
-    /// tell which of several endpoints on one address a datagram is for.
-    pub steer: (u32, u32),
-}
-
-impl Default for Config {
-    /// A target: nothing of its memory is open to peers.
-    fn default() -> Config {
-        Config {
-            guid: 0,
-            source_port: ROCE_PORT,
-            mtu: 1024,
-            window: 128,
-            read_bytes: 64 << 10,
-            answered_reads: 0,
-            rights: Rights::NONE,
-            ack_timeout: Duration::from_millis(67),
-            rnr_timer: RnrTimer::new(12),
-            queue_pairs: 1024,
-            half_open: 256,
-            half_open_per_source: 64,
-            patience: Duration::from_secs(10),
-            exposed: 0,
-            steer: (1, 0),
-        }
-    }
-}
 
 /// Slots by a number that we chose at random ourselves: nobody can make these collide, so a
 /// multiplication is hash enough, and the same every time.
@@ -113,6 +54,22 @@ impl Hasher for Scatter {
 
     fn write_u32(&mut self, number: u32) {
         self.0 = (self.0 ^ u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+/// Which way to a peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Path {
+    /// Our address.
+    pub from: IpAddr,
+    /// The largest payload that a packet may have there, in bytes (256 to 4096).
+    pub mtu: u32,
+}
+
+impl From<IpAddr> for Path {
+    /// A path that limits nothing.
+    fn from(from: IpAddr) -> Path {
+        Path { from, mtu: 4096 }
     }
 }
 
@@ -142,7 +99,11 @@ pub(super) struct Slot {
 pub(super) struct Pending {
     pub(super) key: (u64, u32),
     pub(super) from: IpAddr,
+    pub(super) to: IpAddr,
     pub(super) until: Instant,
+    pub(super) token: Token,
+    /// The message that refuses it.
+    pub(super) refusal: [u8; MAD_BYTES],
 }
 
 pub(super) struct Message {
@@ -171,6 +132,9 @@ pub struct Endpoint {
     ready: VecDeque<u32>,
     pub(super) events: VecDeque<Event>,
     leaving: VecDeque<u32>,
+    /// Handles whose `Gone` has been handed out, and which are not used again before
+    /// [`Endpoint::release`].
+    departed: Vec<u32>,
     checker: Checker,
     memory: Memory,
     counters: Counters,
@@ -209,6 +173,7 @@ impl Endpoint {
             ready: VecDeque::new(),
             events: VecDeque::new(),
             leaving: VecDeque::new(),
+            departed: Vec::new(),
             checker: Checker::new(),
             memory: Memory::new(config.exposed),
             counters: Counters::default(),
@@ -219,6 +184,22 @@ impl Endpoint {
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.counters
+    }
+
+    /// The largest path MTU that it agrees to, in bytes.
+    pub(super) fn mtu(&self) -> u32 {
+        self.config.mtu
+    }
+
+    /// Whether a connection is up.
+    pub(super) fn is_established(&self, qp: Qp) -> bool {
+        let slot = self.slots.get(qp.0 as usize).and_then(Option::as_ref);
+        slot.is_some_and(|s| s.gone.is_none() && s.connection.phase == Phase::Established)
+    }
+
+    /// How many events wait to be told.
+    pub(super) fn waiting_events(&self) -> usize {
+        self.events.len()
     }
 
     /// The memory that peers may access.
@@ -371,17 +352,58 @@ impl Endpoint {
         }
     }
 
-    /// What has happened, in order.
+    /// What has happened, in order. A handle that is gone may be used again at once.
     pub fn poll_event(&mut self) -> Option<Event> {
-        if let Some(event) = self.events.pop_front() {
-            return Some(event);
-        }
         // Only when all completions have been handed out, those included that the driver caused
         // by posting in answer to others: so `Gone` is the last that is heard of a queue pair.
-        let number = self.leaving.pop_front()?;
+        let event = self.next_event().or_else(|| self.next_gone(|_| true));
+        self.release();
+        event
+    }
+
+    /// The next event but `Gone`.
+    pub(super) fn next_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// The next end of a queue pair about which no other event waits, and for which `heard` says
+    /// that its user has dealt with all it was told. The handle is not used again yet.
+    pub(super) fn next_gone(&mut self, heard: impl Fn(Qp) -> bool) -> Option<Event> {
+        let told = |number: &u32| {
+            let qp = Qp(*number);
+            heard(qp) && !self.events.iter().any(|event| event.qp() == Some(qp))
+        };
+        let at = self.leaving.iter().position(told)?;
+        let number = self.leaving.remove(at)?;
         let slot = self.slots.get_mut(number as usize)?.take()?;
-        self.free.push(number);
+        self.departed.push(number);
         Some(Event::Gone(Qp(number), slot.gone.unwrap_or(Reason::Local)))
+    }
+
+    /// Lets the handles of what has gone be used again: its user knows.
+    pub(super) fn release(&mut self) {
+        self.free.append(&mut self.departed);
+    }
+
+    /// Whether there is something to tell the user.
+    pub(super) fn has_events(&self) -> bool {
+        !(self.events.is_empty() && self.leaving.is_empty())
+    }
+
+    /// Whether there may be something to send.
+    pub(super) fn has_transmits(&self) -> bool {
+        self.messages_sent < self.messages.len() || !self.ready.is_empty()
+    }
+
+    /// Whether anything here listens or talks at this address of ours.
+    pub(super) fn uses(&self, address: IpAddr) -> bool {
+        let covered = |at: IpAddr| {
+            address == at || address.is_unspecified() && address.is_ipv4() == at.is_ipv4()
+        };
+        self.listeners.iter().any(|listener| listener.ip() == address)
+            || self.slots.iter().flatten().any(|slot| covered(slot.connection.local))
+            || self.farewells.iter().any(|farewell| covered(farewell.1))
+            || self.pending.iter().any(|pending| covered(pending.to))
     }
 
     /// When [`Endpoint::handle_timeout`] wants to be called.

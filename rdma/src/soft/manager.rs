@@ -11,10 +11,11 @@ use super::cm_message::{
 };
 use super::connection::{ConnectRequest, Connection, Phase, Retry, code_time, left, mtu_bytes};
 use super::counters::Fate;
-use super::endpoint::{Endpoint, Pending, ROCE_PORT};
+use super::endpoint::{Endpoint, Path, Pending, ROCE_PORT};
 use super::mad::MAD_BYTES;
 use super::psn::{Psn, Qpn};
 use super::qp::{QueuePair, Settings};
+use super::ticket::{Ticket, Token};
 use crate::{Event, FabricError, Incoming, Qp, QpLimits, Reason, Region};
 
 impl Endpoint {
@@ -37,7 +38,7 @@ impl Endpoint {
     /// it has been rejected.
     pub fn open(&mut self, incoming: Incoming, limits: QpLimits) -> Result<Qp, FabricError> {
         self.forget_sent();
-        let request = *incoming.into_handle().downcast::<ConnectRequest>().map_err(|_| {
+        let request = Ticket::answer(incoming).ok_or_else(|| {
             FabricError("this request came through another provider and cannot be opened".into())
         })?;
         let message = &request.message;
@@ -101,16 +102,33 @@ impl Endpoint {
     /// Refuses a request; the peer gets a consumer-defined reject with `private_data` (at most
     /// 148 bytes; more are cut off). A request of another provider is ignored.
     pub fn reject(&mut self, incoming: Incoming, private_data: &[u8]) {
+        self.refuse(incoming, RejectReason::CONSUMER, private_data);
+    }
+
+    /// Refuses a request with a reason of connection management.
+    pub(super) fn refuse(&mut self, incoming: Incoming, why: RejectReason, private_data: &[u8]) {
         self.forget_sent();
-        if let Ok(request) = incoming.into_handle().downcast::<ConnectRequest>() {
+        if let Some(request) = Ticket::answer(incoming) {
             self.pending.retain(|pending| pending.key != request.key());
-            let mad = request.reject(RejectReason::CONSUMER, private_data);
-            self.tell(request.to, request.from, mad);
+            self.tell(request.to, request.from, request.reject(why, private_data));
         }
     }
 
-    /// Asks a listener at `to` for a connection from our address `from`, with `private_data` (at
-    /// most 56 bytes; more are cut off). It comes up with [`Event::Established`], or ends with
+    /// Refuses what its user has lost.
+    pub(super) fn refuse_dropped(&mut self) {
+        while let Some(at) = self.pending.iter().position(|pending| pending.token.is_dropped()) {
+            let Some(pending) = self.pending.remove(at) else { return };
+            self.tell(pending.to, pending.from, pending.refusal);
+        }
+    }
+
+    /// Whether a user still thinks about a request, or has lost it without our having noticed.
+    pub(super) fn is_asking(&self) -> bool {
+        self.pending.iter().any(|pending| pending.token.is_open() || pending.token.is_dropped())
+    }
+
+    /// Asks a listener at `to` for a connection on a path, which is an address of ours or more, with
+    /// `private_data` (at most 56 bytes; more are cut off). It comes up with [`Event::Established`], or ends with
     /// [`Event::Gone`]. Of `limits`, `reads` are those of the peer that we answer at once.
     ///
     /// # Errors
@@ -118,17 +136,19 @@ impl Endpoint {
     pub fn connect(
         &mut self,
         now: Instant,
-        from: IpAddr,
+        path: impl Into<Path>,
         to: SocketAddr,
         private_data: &[u8],
         limits: QpLimits,
     ) -> Result<Qp, FabricError> {
         self.forget_sent();
+        let Path { from, mtu } = path.into();
         if from.is_ipv4() != to.is_ipv4() {
             let text = format!("no way from {from} to {to}: use addresses of one IP version");
             return Err(FabricError(text));
         }
         let settings = Settings {
+            mtu: self.config.mtu.min(mtu),
             receive_psn: self.random_psn(),
             reads: limits.reads,
             answered_reads: self.config.answered_reads.min(limits.reads),
@@ -215,6 +235,7 @@ impl Endpoint {
             again
         });
         self.farewells = farewells;
+        self.refuse_dropped();
         self.pending.retain(|pending| pending.until > now);
         for number in 0..self.slots.len() as u32 {
             let Some(slot) = self.live(Qp(number)) else { continue };
@@ -373,13 +394,21 @@ impl Endpoint {
         let (header, private_data) = private;
         let port = service_port(request.message.service_id).unwrap_or_default();
         let until = now + self.config.patience;
-        self.pending.push_back(Pending { key: request.key(), from: request.from, until });
+        let token = Token::new();
+        self.pending.push_back(Pending {
+            key: request.key(),
+            from: request.from,
+            to: request.to,
+            until,
+            token: token.clone(),
+            refusal: request.reject(RejectReason::CONSUMER, &[]),
+        });
         self.events.push_back(Event::Incoming(Incoming::detached(
             SocketAddr::new(request.to, port),
             SocketAddr::new(request.from, header.source_port),
             private_data.to_vec(),
             request.message.responder_resources,
-            Box::new(request),
+            Box::new(Ticket::new(request, token)),
         )));
         Fate::Message
     }

@@ -4,7 +4,8 @@
 //! A key is the number of a slot and a generation of eight bits, which changes whenever the slot
 //! is used anew, so that a key of yesterday opens nothing today.
 
-use crate::{Buf, Region, Remote};
+use crate::pool::Window;
+use crate::{Buf, Exposed, Region};
 
 /// What a peer may do, with a queue pair or with memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,7 +51,7 @@ pub struct Place {
 
 #[derive(Debug)]
 struct Exposure {
-    buf: Buf,
+    window: Window,
     rights: Rights,
     /// Cleared by a peer's invalidation; the buffer waits for `conceal` all the same.
     valid: bool,
@@ -83,11 +84,11 @@ impl Memory {
     }
 
     /// Lets peers into the window of `buf`. Only copies of these bytes may be taken until
-    /// [`Memory::conceal`].
+    /// [`Memory::conceal`]. Takes no allocation once the table has grown.
     ///
     /// # Errors
     /// The table is full; the buffer comes back.
-    pub fn expose(&mut self, buf: Buf, rights: Rights) -> Result<Remote, Buf> {
+    pub fn expose(&mut self, buf: Buf, rights: Rights) -> Result<Exposed, Buf> {
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None if self.slots.len() < self.limit as usize => {
@@ -99,21 +100,28 @@ impl Memory {
         let place = &mut self.slots[slot as usize];
         place.generation = place.generation.wrapping_add(1);
         let key = slot << GENERATION_BITS | u32::from(place.generation);
-        let remote = Remote { addr: buf.offset(), key, len: buf.len() };
-        place.exposure = Some(Exposure { buf, rights, valid: true });
-        Ok(remote)
+        let (exposed, window) = Exposed::split(buf, key);
+        place.exposure = Some(Exposure { window, rights, valid: true });
+        Ok(exposed)
     }
 
-    /// Takes the peers' access away and gives the buffer back; none for a key that is not, or no
-    /// longer, in use.
-    pub fn conceal(&mut self, key: u32) -> Option<Buf> {
-        let slot = self.slots.get_mut((key >> GENERATION_BITS) as usize)?;
-        if u32::from(slot.generation) != key & 0xff {
-            return None;
-        }
-        let exposure = slot.exposure.take()?;
-        self.free.push(key >> GENERATION_BITS);
-        Some(exposure.buf)
+    /// Takes the peers' access away and gives the buffer back.
+    ///
+    /// # Panics
+    /// When it was exposed by another table, whose peers would still have access.
+    pub fn conceal(&mut self, exposed: Exposed) -> Buf {
+        let number = exposed.remote().key >> GENERATION_BITS;
+        let slot = self.slots.get_mut(number as usize);
+        let exposure = slot.and_then(|slot| slot.exposure.take());
+        let buf = exposed.join(exposure.expect("exposed by another fabric").window);
+        self.free.push(number);
+        buf
+    }
+
+    /// How many buffers are exposed.
+    #[must_use]
+    pub fn exposed(&self) -> usize {
+        self.slots.len() - self.free.len()
     }
 
     /// Takes the peers' access away, as a peer may ask for; the buffer waits for
@@ -142,9 +150,9 @@ impl Memory {
         if u32::from(slot.generation) != key & 0xff || !exposure.rights.has(rights) {
             return Err(Denied);
         }
-        let at = address.checked_sub(exposure.buf.offset()).ok_or(Denied)?;
+        let at = address.checked_sub(exposure.window.offset()).ok_or(Denied)?;
         let end = at.checked_add(u64::from(len)).ok_or(Denied)?;
-        if end > u64::from(exposure.buf.len()) {
+        if end > u64::from(exposure.window.len()) {
             return Err(Denied);
         }
         Ok(Place { slot: number, at: at as u32, len })
@@ -155,14 +163,14 @@ impl Memory {
     pub fn bytes<'a>(&'a self, region: &'a Region, place: Place) -> &'a [u8] {
         let exposure = self.slots.get(place.slot as usize).and_then(|s| s.exposure.as_ref());
         let range = place.at as usize..place.at as usize + place.len as usize;
-        exposure.and_then(|e| region.bytes(&e.buf).get(range)).unwrap_or_default()
+        exposure.and_then(|e| region.exposed(&e.window).get(range)).unwrap_or_default()
     }
 
     /// Writes to a place that was just found; nothing happens when `bytes` are not as many.
     pub fn write(&mut self, region: &Region, place: Place, bytes: &[u8]) {
         let exposure = self.slots.get_mut(place.slot as usize).and_then(|s| s.exposure.as_mut());
         let range = place.at as usize..place.at as usize + place.len as usize;
-        if let Some(into) = exposure.and_then(|e| region.bytes_mut(&mut e.buf).get_mut(range))
+        if let Some(into) = exposure.and_then(|e| region.exposed_mut(&mut e.window).get_mut(range))
             && into.len() == bytes.len()
         {
             into.copy_from_slice(bytes);
@@ -173,7 +181,7 @@ impl Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Pool, PoolPlan};
+    use crate::{Pool, PoolPlan, Remote};
 
     fn pool() -> Pool {
         Pool::new(PoolPlan {
@@ -192,7 +200,8 @@ mod tests {
         let (mut pool, mut memory) = (pool(), Memory::new(4));
         let mut buf = pool.take_cell().unwrap();
         buf.select(8, 16);
-        let Remote { addr, key, len } = memory.expose(buf, Rights::READ).unwrap();
+        let exposed = memory.expose(buf, Rights::READ).unwrap();
+        let Remote { addr, key, len } = exposed.remote();
         assert_eq!(len, 16);
         assert!(memory.place(key, addr, 16, Rights::READ).is_ok());
         assert!(memory.place(key, addr + 16, 0, Rights::READ).is_ok());
@@ -208,28 +217,39 @@ mod tests {
         ] {
             assert_eq!(memory.place(key, addr, len, rights), Err(Denied));
         }
-        assert!(memory.conceal(key ^ 1).is_none());
-        pool.give(memory.conceal(key).unwrap());
+        assert_eq!(memory.exposed(), 1);
+        pool.give(memory.conceal(exposed));
+        assert_eq!(memory.exposed(), 0);
         assert_eq!(memory.place(key, addr, 1, Rights::READ), Err(Denied));
         let again = memory.expose(pool.take_cell().unwrap(), Rights::READ).unwrap();
-        assert_eq!((again.key >> 8, again.key == key), (key >> 8, false));
+        let key_again = again.remote().key;
+        assert_eq!((key_again >> 8, key_again == key), (key >> 8, false));
         assert_eq!(memory.place(key, addr, 1, Rights::READ), Err(Denied));
-        assert!(memory.conceal(key).is_none());
-        pool.give(memory.conceal(again.key).unwrap());
+        pool.give(memory.conceal(again));
         assert!(pool.is_full());
     }
 
     #[test]
     fn an_invalidated_buffer_is_shut_and_comes_home() {
         let (mut pool, mut memory) = (pool(), Memory::new(1));
-        let remote = memory.expose(pool.take_cell().unwrap(), Rights::ALL).unwrap();
+        let exposed = memory.expose(pool.take_cell().unwrap(), Rights::ALL).unwrap();
+        let remote = exposed.remote();
         let refused = memory.expose(pool.take_cell().unwrap(), Rights::ALL).unwrap_err();
         pool.give(refused);
         assert_eq!(memory.invalidate(remote.key ^ 1), Err(Denied));
         assert_eq!(memory.invalidate(remote.key), Ok(()));
         assert_eq!(memory.invalidate(remote.key), Err(Denied));
         assert_eq!(memory.place(remote.key, remote.addr, 1, Rights::READ), Err(Denied));
-        pool.give(memory.conceal(remote.key).unwrap());
+        pool.give(memory.conceal(exposed));
         assert!(pool.is_full());
+    }
+
+    #[test]
+    #[should_panic(expected = "exposed by another fabric")]
+    fn a_buffer_that_another_table_exposes_cannot_be_had() {
+        let (mut pool, mut memory, mut other) = (pool(), Memory::new(1), Memory::new(1));
+        let exposed = memory.expose(pool.take_cell().unwrap(), Rights::ALL).unwrap();
+        let _theirs = other.expose(pool.take_cell().unwrap(), Rights::ALL).unwrap();
+        let _ = other.conceal(exposed);
     }
 }

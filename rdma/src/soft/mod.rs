@@ -16,6 +16,7 @@
 
 pub mod capture;
 pub mod cm_message;
+mod config;
 pub mod connection;
 pub mod counters;
 pub mod endpoint;
@@ -26,8 +27,15 @@ mod manager;
 pub mod memory;
 pub mod opcode;
 pub mod outgoing;
+mod provider;
 pub mod psn;
 pub mod qp;
 mod requester;
 mod responder;
 pub mod sim;
+mod sockopt;
+mod ticket;
+mod udp;
+
+pub use provider::{Options, Soft};
+pub use udp::SocketBuffers;

@@ -1,7 +1,7 @@
 //! The receive side of a reliable connection (IBTA volume 1, 9.7.4 and 9.7.5; 9.9 "Error
 //! detection and handling"). A request passes the steps that Linux's `rdma_rxe` names the same:
 //! `check_psn`, `check_op_seq`, `check_op_valid`, `check_resource`, `check_length`, `check_rkey`,
-//! `execute`.
+//! `execute` (part of `check_resource` comes last, as `check_answers`).
 //!
 //! Answers leave in the order of the requests. An acknowledgement that has not left yet is
 //! replaced by a newer one, so a batch of requests costs one.
@@ -259,6 +259,7 @@ impl Responder {
         self.check_resource(packet)?;
         self.check_length(packet)?;
         self.check_rkey(packet, io.memory)?;
+        self.check_answers(packet)?;
         self.execute(packet, io)
     }
 
@@ -281,12 +282,19 @@ impl Responder {
         if self.rights.has(needed) { Ok(()) } else { Err(Denied.into()) }
     }
 
-    /// There is a receive for a message, and room for the answer of a read.
+    /// There is a receive for a message.
     fn check_resource(&self, packet: &Packet<'_>) -> Result<(), Refusal> {
         let row = packet.row();
         if row.takes_receive && self.receives.is_empty() {
             return Err(Refusal::NotReady);
         }
+        Ok(())
+    }
+
+    /// There is room for the answer of a read. The last of all checks, so that whoever has no
+    /// business with our memory hears that, and not that it asks too often.
+    fn check_answers(&self, packet: &Packet<'_>) -> Result<(), Refusal> {
+        let row = packet.row();
         let answered = matches!(row.operation, Operation::ReadRequest | Operation::Atomic);
         let busy = || self.answers.iter().filter(|answer| answer.is_new()).count();
         if answered && busy() >= self.depth { Err(INVALID) } else { Ok(()) }

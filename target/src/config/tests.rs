@@ -181,7 +181,7 @@ fn each_mistake_has_its_sentence() {
     let second = "[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:disk2\"\n[[subsystem.namespace]]\n";
     let disk1 = "/var/lib/nvmfd/disk1.img";
     for (from, to, says) in [
-        ("", "provider = \"soft\"\n", "\"soft\" is not in this build yet"),
+        ("", "provider = \"tcp\"\n", "write \"auto\", \"verbs\" or \"soft\""),
         ("", "reactor = 1\n", "write a section that begins with [reactor]"),
         ("", "[reactor]\nthreads = 0\n", "0 reactors are not possible"),
         ("", "[reactor]\nthreads = \"many\"\n", "neither a number nor \"auto\""),

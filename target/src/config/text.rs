@@ -74,18 +74,14 @@ fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config {
 }
 
 fn provider(section: &mut Section<'_>, report: &mut Report<'_>) -> Provider {
-    let form = "\"auto\" or \"verbs\"";
+    let form = "\"auto\", \"verbs\" or \"soft\"";
     let Some(At { value, span }) = section.take::<String>("provider", form, report) else {
         return Provider::default();
     };
     match value.as_str() {
         "auto" => return Provider::Auto,
         "verbs" => return Provider::Verbs,
-        "soft" => report.add(
-            &span,
-            "the provider \"soft\" is not in this build yet",
-            "write \"verbs\"; without an adapter, the kernel's rdma_rxe makes an RDMA device",
-        ),
+        "soft" => return Provider::Soft,
         other => {
             report.add(&span, format!("there is no provider {other:?}"), format!("write {form}"))
         }

@@ -1,0 +1,69 @@
+//! What an endpoint is to be.
+
+use std::time::Duration;
+
+use super::endpoint::ROCE_PORT;
+use super::header::RnrTimer;
+use super::memory::Rights;
+
+/// What an endpoint is to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// Name of this endpoint, unique on the network and different after every start.
+    pub guid: u64,
+    /// UDP source port of what we send (the destination is always [`ROCE_PORT`]).
+    pub source_port: u16,
+    /// The largest path MTU that the link carries, in bytes (256 to 4096). What connect asks for,
+    /// and the most that is accepted.
+    pub mtu: u32,
+    /// Packets that may be unacknowledged at once, per queue pair.
+    pub window: u32,
+    /// Bytes asked for in one read request.
+    pub read_bytes: u32,
+    /// Reads of a peer that a queue pair answers at once.
+    pub answered_reads: u8,
+    /// What peers may do with exposed memory.
+    pub rights: Rights,
+    /// The first wait for an acknowledgement before sending again; it doubles with every retry, so
+    /// that seven take 191 times as long.
+    pub ack_timeout: Duration,
+    /// What we ask a peer to wait when we have no receive.
+    pub rnr_timer: RnrTimer,
+    /// Queue pairs at once, at most.
+    pub queue_pairs: u32,
+    /// Requests to connect that are not established yet, at most.
+    pub half_open: usize,
+    /// The same, of one address.
+    pub half_open_per_source: usize,
+    /// How long the user may think about a request, and how long an ended connection is
+    /// remembered.
+    pub patience: Duration,
+    /// Exposed buffers at once, at most.
+    pub exposed: u32,
+    /// Numbers of queue pairs are `steer.1` modulo `steer.0` (not 0), so that a packet filter can
+    /// tell which of several endpoints on one address a datagram is for.
+    pub steer: (u32, u32),
+}
+
+impl Default for Config {
+    /// A target: nothing of its memory is open to peers.
+    fn default() -> Config {
+        Config {
+            guid: 0,
+            source_port: ROCE_PORT,
+            mtu: 1024,
+            window: 128,
+            read_bytes: 64 << 10,
+            answered_reads: 0,
+            rights: Rights::NONE,
+            ack_timeout: Duration::from_millis(67),
+            rnr_timer: RnrTimer::new(12),
+            queue_pairs: 1024,
+            half_open: 256,
+            half_open_per_source: 64,
+            patience: Duration::from_secs(10),
+            exposed: 0,
+            steer: (1, 0),
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! The provider: an [`Endpoint`] driven by sockets, as a [`Fabric`].
+//!
+//! ```text
+//! poll:  wire ──datagrams──► endpoint ──events──► batch
+//! flush: endpoint ──headers, payload, CRC──► wire
+//! ```
+//!
+//! Everything that is not input or output is here or in the endpoint; the wire is UDP sockets
+//! (`udp.rs`). Calls of the trait that bring no time use that of the last poll.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+
+use super::cm_message::RejectReason;
+use super::connection::{ConnectRequest, mtu_bytes};
+use super::counters::Counters;
+use super::endpoint::{Config, Endpoint};
+use super::memory::Rights;
+use super::udp::{SocketBuffers, Udp};
+use crate::{
+    Buf, Event, Exposed, Fabric, FabricError, Incoming, Qp, QpLimits, Region, Tag, Wake, Work,
+};
+
+/// How often a sleeper looks whether a request to connect, which is in other hands, was lost.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// What a fabric is to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// The address that `connect` uses. Without one the routes decide; towards an address of this
+    /// machine itself, whose port is the peer's, another of its addresses is taken (of 127.0.0.0/8
+    /// the first that is free, from 127.0.0.2 on).
+    pub source: Option<IpAddr>,
+    /// Bytes of a socket's receive buffer that are asked for.
+    pub receive_buffer_bytes: usize,
+    /// Bytes of a socket's send buffer that are asked for.
+    pub send_buffer_bytes: usize,
+    /// The transport. `guid` and `source_port` are chosen by the fabric.
+    pub config: Config,
+}
+
+impl Default for Options {
+    /// For a target and for a host alike: what peers may access is what is exposed, and a target
+    /// exposes nothing, so that every access is answered with a remote access error.
+    fn default() -> Options {
+        Options {
+            source: None,
+            receive_buffer_bytes: 16 << 20,
+            send_buffer_bytes: 4 << 20,
+            config: Config {
+                mtu: 4096,
+                answered_reads: 128,
+                rights: Rights::ALL,
+                exposed: 1 << 16,
+                ..Config::default()
+            },
+        }
+    }
+}
+
+/// What carries datagrams.
+#[derive(Debug)]
+pub(super) enum Wire {
+    Udp(Udp),
+}
+
+/// The provider over UDP sockets: needs no device, no kernel module and no privilege.
+#[derive(Debug)]
+pub struct Soft {
+    endpoint: Endpoint,
+    region: Arc<Region>,
+    wire: Wire,
+    now: Instant,
+    /// Work was posted since the last flush.
+    posted: bool,
+    /// A listener has gone, and its socket perhaps not yet.
+    untidy: bool,
+    /// Where memory was exposed; see [`Soft::stay`].
+    home: Option<ThreadId>,
+}
+
+impl Soft {
+    /// A fabric whose buffers are those of `region`. It opens no socket before `listen` or
+    /// `connect`.
+    ///
+    /// # Errors
+    /// The system gives no random numbers or no epoll instance.
+    pub fn new(region: Arc<Region>, options: Options) -> Result<Soft, FabricError> {
+        let guid = getrandom::u64()
+            .map_err(|e| FabricError(format!("the system gives no random numbers: {e}")))?;
+        let wire = Wire::Udp(Udp::new(&options)?);
+        let config = Config { guid, ..options.config };
+        Ok(Soft::over(wire, Endpoint::new(config, Box::new(entropy)), region))
+    }
+
+    /// A fabric over any wire.
+    pub(super) fn over(wire: Wire, endpoint: Endpoint, region: Arc<Region>) -> Soft {
+        Soft {
+            endpoint,
+            region,
+            wire,
+            now: Instant::now(),
+            posted: false,
+            untidy: false,
+            home: None,
+        }
+    }
+
+    /// What happened to datagrams so far.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.endpoint.counters()
+    }
+
+    /// What the system has granted to each open socket.
+    pub fn socket_buffers(&self) -> impl Iterator<Item = SocketBuffers> {
+        let Wire::Udp(udp) = &self.wire;
+        udp.buffers()
+    }
+
+    fn transmit(&mut self) {
+        let Wire::Udp(udp) = &mut self.wire;
+        udp.transmit(self.now, &mut self.endpoint, &self.region);
+    }
+
+    /// Peers' accesses to exposed memory are ordinary loads and stores of the thread that drives
+    /// this fabric, and so are the copies that the owner of an [`Exposed`] makes, which cannot
+    /// leave its thread. So neither may the fabric, while there is one.
+    ///
+    /// # Panics
+    /// When it has been moved to another thread while memory was exposed.
+    fn stay(&self) {
+        if let Some(home) = self.home {
+            let here = std::thread::current().id();
+            assert!(home == here, "moved to another thread while memory was exposed");
+        }
+    }
+
+    /// Closes what is no longer listened at or talked from.
+    fn tidy(&mut self) {
+        let (Wire::Udp(udp), endpoint) = (&mut self.wire, &self.endpoint);
+        self.untidy = udp.retain(|address| endpoint.uses(address));
+    }
+
+    /// Hands out events until the batch is `end` long.
+    fn deliver(&mut self, end: usize, batch: &mut Vec<Event>) {
+        while batch.len() < end {
+            let Some(event) = self.endpoint.next_event() else { return };
+            batch.push(event);
+        }
+    }
+}
+
+impl AsFd for Soft {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        let Wire::Udp(udp) = &self.wire;
+        udp.as_fd()
+    }
+}
+
+impl Fabric for Soft {
+    fn listen(&mut self, at: SocketAddr) -> Result<(), FabricError> {
+        let Wire::Udp(udp) = &mut self.wire;
+        udp.open(at)?;
+        self.endpoint.listen(at);
+        Ok(())
+    }
+
+    fn unlisten(&mut self, at: SocketAddr) {
+        self.endpoint.unlisten(at);
+        self.tidy();
+    }
+
+    fn open(&mut self, incoming: Incoming, limits: QpLimits) -> Result<Qp, FabricError> {
+        let Wire::Udp(udp) = &mut self.wire;
+        if let Some(request) = ConnectRequest::of(&incoming) {
+            let asked = mtu_bytes(request.message.path_mtu).unwrap_or_default();
+            let (from, remote) = (request.to, request.from);
+            let carried = udp.path_mtu(from, remote).unwrap_or(self.endpoint.mtu());
+            if asked > carried {
+                self.endpoint.refuse(incoming, RejectReason::INVALID_MTU, &[]);
+                return Err(FabricError(format!(
+                    "{remote} asks for packets of {asked} bytes, but the way there carries only \
+                     {carried}: give both ends' links the same MTU"
+                )));
+            }
+        }
+        self.endpoint.open(incoming, limits)
+    }
+
+    fn accept(&mut self, qp: Qp, private_data: &[u8]) {
+        self.endpoint.accept(self.now, qp, private_data);
+    }
+
+    fn reject(&mut self, incoming: Incoming, private_data: &[u8]) {
+        self.endpoint.reject(incoming, private_data);
+    }
+
+    fn connect(
+        &mut self,
+        to: SocketAddr,
+        private_data: &[u8],
+        limits: QpLimits,
+    ) -> Result<Qp, FabricError> {
+        let Wire::Udp(udp) = &mut self.wire;
+        let path = udp.path(to)?;
+        self.endpoint.connect(self.now, path, to, private_data, limits)
+    }
+
+    fn expose(&mut self, qp: Qp, buf: Buf) -> Result<Exposed, (Buf, FabricError)> {
+        self.stay();
+        if !self.endpoint.is_established(qp) {
+            return Err((buf, FabricError("only an established connection exposes memory".into())));
+        }
+        assert!(buf.is_of(&self.region), "a buffer of another pool");
+        let memory = self.endpoint.memory();
+        let exposed = memory.expose(buf, Rights::READ.and(Rights::WRITE)).map_err(|buf| {
+            (buf, FabricError("as many buffers are exposed as there may be at once".into()))
+        })?;
+        if self.home.is_none() {
+            self.home = Some(std::thread::current().id());
+        }
+        Ok(exposed)
+    }
+
+    fn conceal(&mut self, exposed: Exposed) -> Buf {
+        self.stay();
+        let memory = self.endpoint.memory();
+        let buf = memory.conceal(exposed);
+        if memory.exposed() == 0 {
+            self.home = None;
+        }
+        buf
+    }
+
+    fn disconnect(&mut self, qp: Qp) {
+        self.endpoint.disconnect(self.now, qp, &self.region);
+    }
+
+    fn post(&mut self, qp: Qp, tag: Tag, work: Work) {
+        self.posted = true;
+        self.endpoint.post(qp, tag, work, &self.region);
+    }
+
+    fn flush(&mut self) {
+        self.stay();
+        self.posted = false;
+        self.transmit();
+    }
+
+    fn poll(&mut self, now: Instant, batch: &mut Vec<Event>) {
+        self.stay();
+        self.now = now;
+        let (start, end) = (batch.len(), batch.len() + (batch.capacity() - batch.len()).max(1));
+        if start == 0 {
+            // The user has dealt with all that it was told.
+            self.endpoint.release();
+        }
+        // The end of a queue pair is told when the user has dealt with everything else about it.
+        while batch.len() < end {
+            let heard = |qp| !batch.iter().any(|event| event.qp() == Some(qp));
+            let Some(event) = self.endpoint.next_gone(heard) else { break };
+            batch.push(event);
+        }
+        self.deliver(end, batch);
+        let Wire::Udp(udp) = &mut self.wire;
+        udp.receive(now, &mut self.endpoint, &self.region, end - batch.len());
+        if self.endpoint.poll_timeout().is_some_and(|due| due <= now) {
+            self.endpoint.handle_timeout(now, &self.region);
+        }
+        self.endpoint.refuse_dropped();
+        self.deliver(end, batch);
+        if self.untidy {
+            self.tidy();
+        }
+        // A user whom nothing was told may go to sleep now, and owes us no flush.
+        let Wire::Udp(udp) = &self.wire;
+        let waiting = udp.is_blocked() || self.endpoint.has_transmits();
+        if batch.len() == start && !self.posted && waiting {
+            self.transmit();
+        }
+    }
+
+    fn arm(&mut self, _wake: Wake) -> Option<Instant> {
+        if self.endpoint.has_events() || self.posted {
+            return Some(self.now);
+        }
+        let look = self.endpoint.is_asking().then(|| self.now + LOOK_INTERVAL);
+        self.endpoint.poll_timeout().into_iter().chain(look).min()
+    }
+
+    fn fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
+impl Drop for Soft {
+    /// Says the goodbyes that are still to be said.
+    fn drop(&mut self) {
+        if self.home.is_none() {
+            self.transmit();
+        }
+    }
+}
+
+/// A number that nobody can guess. The system has given one before, and never stops then; if it
+/// did, the next best that the standard library has from it would do.
+fn entropy() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    getrandom::u64().unwrap_or_else(|_| RandomState::new().hash_one(0))
+}

@@ -1,0 +1,555 @@
+//! The provider `soft` over real sockets of the loopback interface: two fabrics in one thread, and
+//! in two.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixDatagram};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rdma::soft::{Options, Soft};
+use rdma::{
+    Buf, Completion, Event, Exposed, Fabric, Fault, Incoming, Pool, PoolPlan, Qp, QpLimits, Reason,
+    Remote, Wake, Work,
+};
+
+const LIMITS: QpLimits = QpLimits { receives: 16, sends: 64, reads: 16 };
+const PORT: u16 = 4420;
+const MIB: u32 = 1 << 20;
+/// A test that waits longer has failed.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// An address of 127.0.0.0/8 that no other test, in this process or another, has.
+fn address(test: u8) -> IpAddr {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(127, high | 1, low, test).into()
+}
+
+/// One end.
+struct Side {
+    fabric: Soft,
+    pool: Pool,
+    events: VecDeque<Event>,
+}
+
+impl Side {
+    fn new(options: Options) -> Side {
+        let plan = PoolPlan {
+            cells: 64,
+            receives: 32,
+            lead_bytes: 64,
+            tail_bytes: 8192,
+            data_bytes: 16 * u64::from(MIB),
+            largest_bytes: MIB,
+        };
+        let pool = Pool::new(plan).unwrap();
+        let fabric = Soft::new(pool.region().clone(), options).unwrap();
+        Side { fabric, pool, events: VecDeque::new() }
+    }
+
+    fn target(at: SocketAddr) -> Side {
+        let mut side = Side::new(Options::default());
+        side.fabric.listen(at).unwrap();
+        side
+    }
+
+    fn host(source: IpAddr) -> Side {
+        Side::new(Options { source: Some(source), ..Options::default() })
+    }
+
+    fn poll(&mut self) {
+        let mut batch = Vec::with_capacity(32);
+        self.fabric.poll(Instant::now(), &mut batch);
+        self.events.extend(batch);
+    }
+
+    /// One turn.
+    fn turn(&mut self) {
+        self.poll();
+        self.fabric.flush();
+    }
+
+    fn data(&mut self, len: u32, seed: u8) -> Buf {
+        let mut buf = self.pool.take_data(len).unwrap();
+        for (at, byte) in self.pool.bytes_mut(&mut buf).iter_mut().enumerate() {
+            *byte = pattern(at, seed);
+        }
+        buf
+    }
+
+    fn check(&self, buf: &Buf, seed: u8) {
+        let wrong =
+            self.pool.bytes(buf).iter().enumerate().find(|(at, b)| **b != pattern(*at, seed));
+        assert_eq!(wrong, None, "pattern {seed}");
+    }
+
+    fn receive(&mut self, qp: Qp, tag: u64) {
+        let buf = self.pool.take_data(MIB).unwrap();
+        self.fabric.post(qp, tag, Work::Recv(buf));
+    }
+
+    /// Sleeps, as a driver should, until there is something to do.
+    fn sleep(&mut self) {
+        let deadline = self.fabric.arm(Wake::Any);
+        self.poll();
+        if self.events.is_empty() {
+            let now = Instant::now();
+            let wait = deadline.map_or(PATIENCE, |due| due.saturating_duration_since(now));
+            let wait = wait.min(PATIENCE) + Duration::from_micros(999);
+            let mut fds = [PollFd::new(self.fabric.as_fd(), PollFlags::POLLIN)];
+            poll(&mut fds, PollTimeout::try_from(wait).unwrap()).unwrap();
+        }
+    }
+
+    /// The next event, asleep until there is one.
+    fn next(&mut self) -> Event {
+        let start = Instant::now();
+        loop {
+            self.turn();
+            if let Some(event) = self.events.pop_front() {
+                return event;
+            }
+            assert!(start.elapsed() < PATIENCE, "nothing happens");
+            self.sleep();
+        }
+    }
+
+    fn done(&mut self) -> Completion {
+        match self.next() {
+            Event::Done(done) => done,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Accepts the next request, with a few receives.
+    fn accept(&mut self, private_data: &[u8]) -> (Qp, Asked) {
+        let incoming = self.incoming();
+        let told = (incoming.local, incoming.remote, incoming.private_data.clone());
+        let qp = self.fabric.open(incoming, LIMITS).unwrap();
+        for tag in 0..4 {
+            self.receive(qp, tag);
+        }
+        self.fabric.accept(qp, private_data);
+        self.fabric.flush();
+        (qp, told)
+    }
+
+    fn incoming(&mut self) -> Incoming {
+        match self.next() {
+            Event::Incoming(incoming) => incoming,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn established(&mut self, qp: Qp) {
+        let event = self.next();
+        assert!(matches!(event, Event::Established(up) if up == qp), "{event:?}");
+    }
+
+    /// Takes everything home until the queue pair is gone.
+    fn gone(&mut self, qp: Qp) -> Reason {
+        loop {
+            match self.next() {
+                Event::Done(done) => {
+                    assert_eq!((done.qp, done.outcome), (qp, Err(Fault::Flushed)));
+                    self.pool.give(done.work.into_buf());
+                }
+                Event::Gone(gone, reason) if gone == qp => return reason,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+type Asked = (SocketAddr, SocketAddr, Vec<u8>);
+
+fn pattern(at: usize, seed: u8) -> u8 {
+    (at as u32).wrapping_mul(0x9e37_79b9).to_be_bytes()[0] ^ seed
+}
+
+/// Two ends in one thread, which take turns.
+struct Pair {
+    host: Side,
+    target: Side,
+    /// The queue pairs of host and target.
+    qps: [Qp; 2],
+}
+
+impl Pair {
+    fn new(at: SocketAddr, source: IpAddr) -> Pair {
+        let (mut host, mut target) = (Side::host(source), Side::target(at));
+        let at_host = host.fabric.connect(at, b"ask", LIMITS).unwrap();
+        for tag in 0..4 {
+            host.receive(at_host, tag);
+        }
+        host.fabric.flush();
+        let (at_target, (local, remote, private_data)) = target.accept(b"yes");
+        assert_eq!((local, remote.ip()), (at, source));
+        assert_eq!((&private_data[..3], private_data.len()), (&b"ask"[..], 56));
+        host.established(at_host);
+        host.fabric.flush();
+        target.established(at_target);
+        Pair { host, target, qps: [at_host, at_target] }
+    }
+
+    /// Turns until the target (or the host) has something, which it gives.
+    fn done(&mut self, at_target: bool) -> Completion {
+        let start = Instant::now();
+        loop {
+            self.host.turn();
+            self.target.turn();
+            let side = if at_target { &mut self.target } else { &mut self.host };
+            match side.events.pop_front() {
+                Some(Event::Done(done)) => return done,
+                Some(other) => panic!("{other:?}"),
+                None => assert!(start.elapsed() < PATIENCE, "nothing happens"),
+            }
+        }
+    }
+
+    fn send(&mut self, to_target: bool, len: u32, seed: u8) {
+        let [at_host, at_target] = self.qps;
+        let (from, qp) = match to_target {
+            true => (&mut self.host, at_host),
+            false => (&mut self.target, at_target),
+        };
+        let message = from.data(len, seed);
+        from.fabric.post(qp, 9, Work::Send { from: message, invalidate: None });
+        let mut done = self.done(to_target);
+        assert_eq!(done.outcome, Ok(len));
+        let Work::Recv(ref mut buf) = done.work else { panic!("{done:?}") };
+        buf.select(0, len);
+        let (receiver, qp) = match to_target {
+            true => (&mut self.target, at_target),
+            false => (&mut self.host, at_host),
+        };
+        receiver.check(buf, seed);
+        buf.select(0, MIB);
+        receiver.fabric.post(qp, done.tag, done.work);
+        let sent = self.done(!to_target);
+        assert_eq!((sent.tag, sent.outcome), (9, Ok(len)));
+        let pool = if to_target { &mut self.host.pool } else { &mut self.target.pool };
+        pool.give(sent.work.into_buf());
+    }
+
+    fn expose(&mut self, len: u32, seed: u8) -> Exposed {
+        let buf = self.host.data(len, seed);
+        self.host.fabric.expose(self.qps[0], buf).unwrap()
+    }
+
+    /// Lets the target do something with the host's memory.
+    fn reach(&mut self, work: Work) -> Completion {
+        self.target.fabric.post(self.qps[1], 5, work);
+        self.done(true)
+    }
+
+    /// The host leaves; everything is home at both ends.
+    fn leave(mut self) {
+        let [at_host, at_target] = self.qps;
+        self.host.fabric.disconnect(at_host);
+        self.host.fabric.flush();
+        assert_eq!(self.host.gone(at_host), Reason::Local);
+        assert_eq!(self.target.gone(at_target), Reason::Peer);
+        assert!(self.host.pool.is_full() && self.target.pool.is_full());
+    }
+}
+
+#[test]
+fn messages_and_memory_move_both_ways() {
+    let mut pair = Pair::new(SocketAddr::new(address(1), PORT), address(2));
+    for (number, len) in [1, 64, 4096, 4097, 100_000, MIB].into_iter().enumerate() {
+        pair.send(true, len, number as u8);
+        pair.send(false, len, 100 + number as u8);
+    }
+    for (number, len) in [1, 4096, 131_073, MIB].into_iter().enumerate() {
+        let seed = number as u8;
+        let exposed = pair.expose(len, seed);
+        let into = pair.target.data(len, 0xee);
+        let done = pair.reach(Work::Read { into, from: exposed.remote() });
+        assert_eq!(done.outcome, Ok(len));
+        let read = done.work.into_buf();
+        pair.target.check(&read, seed);
+        pair.target.pool.give(read);
+
+        let from = pair.target.data(len, seed + 50);
+        let done = pair.reach(Work::Write { from, to: exposed.remote() });
+        assert_eq!(done.outcome, Ok(len));
+        pair.target.pool.give(done.work.into_buf());
+        let written = pair.host.fabric.conceal(exposed);
+        pair.host.check(&written, seed + 50);
+        pair.host.pool.give(written);
+    }
+    pair.leave();
+}
+
+/// Whatever the key, nobody gets at memory that is not exposed, and hears so.
+#[test]
+fn a_target_has_no_memory_for_anybody() {
+    let mut pair = Pair::new(SocketAddr::new(address(3), PORT), address(4));
+    let buf = pair.host.data(64, 0);
+    let to = Remote { addr: 0, key: 0x101, len: 64 };
+    pair.host.fabric.post(pair.qps[0], 3, Work::Write { from: buf, to });
+    let done = pair.done(false);
+    assert_eq!((done.tag, done.outcome), (3, Err(Fault::RemoteAccess)));
+    pair.host.pool.give(done.work.into_buf());
+    let [at_host, at_target] = pair.qps;
+    pair.target.fabric.disconnect(at_target);
+    assert_eq!(pair.target.gone(at_target), Reason::Local);
+    pair.target.fabric.flush();
+    assert_eq!(pair.host.gone(at_host), Reason::Peer);
+
+    let (at, source) = (SocketAddr::new(address(3), PORT), address(4));
+    drop(pair);
+    let mut pair = Pair::new(at, source);
+    let into = pair.host.data(64, 0);
+    pair.host.fabric.post(pair.qps[0], 4, Work::Read { into, from: to });
+    let done = pair.done(false);
+    assert_eq!((done.tag, done.outcome), (4, Err(Fault::RemoteAccess)));
+    pair.host.pool.give(done.work.into_buf());
+}
+
+#[test]
+fn a_key_opens_nothing_once_it_is_concealed() {
+    let mut pair = Pair::new(SocketAddr::new(address(5), PORT), address(6));
+    let exposed = pair.expose(4096, 1);
+    let remote = exposed.remote();
+    let buf = pair.host.fabric.conceal(exposed);
+    pair.host.pool.give(buf);
+    let from = pair.target.data(4096, 2);
+    let done = pair.reach(Work::Write { from, to: remote });
+    assert_eq!(done.outcome, Err(Fault::RemoteAccess));
+    pair.target.pool.give(done.work.into_buf());
+}
+
+#[test]
+fn requests_are_refused_by_the_user_by_its_loss_and_by_nobody_listening() {
+    let at = SocketAddr::new(address(7), PORT);
+    let (mut host, mut target) = (Side::host(address(8)), Side::target(at));
+    let ask = |host: &mut Side, at| {
+        let qp = host.fabric.connect(at, &[], LIMITS).unwrap();
+        host.fabric.flush();
+        qp
+    };
+    let refused = |host: &mut Side, qp| match host.gone(qp) {
+        Reason::Rejected { code, private_data } => (code, private_data[0]),
+        other => panic!("{other:?}"),
+    };
+    let qp = ask(&mut host, at);
+    let incoming = target.incoming();
+    target.fabric.reject(incoming, &[7]);
+    target.fabric.flush();
+    assert_eq!(refused(&mut host, qp), (28, 7));
+
+    let qp = ask(&mut host, at);
+    drop(target.incoming());
+    target.turn();
+    assert_eq!(refused(&mut host, qp), (28, 0));
+
+    // On another thread, while the fabric sleeps.
+    let qp = ask(&mut host, at);
+    let incoming = target.incoming();
+    thread::spawn(|| drop(incoming)).join().unwrap();
+    target.sleep();
+    target.turn();
+    assert_eq!(refused(&mut host, qp), (28, 0));
+
+    let qp = ask(&mut host, SocketAddr::new(at.ip(), PORT + 1));
+    target.turn();
+    assert_eq!(refused(&mut host, qp), (8, 0));
+}
+
+#[test]
+fn an_address_has_one_fabric_and_says_whose_fault_it_is() {
+    let at = SocketAddr::new(address(9), PORT);
+    let first = Side::target(at);
+    let mut second = Side::new(Options::default());
+    let taken = second.fabric.listen(at).unwrap_err().to_string();
+    assert!(taken.contains("another soft fabric has it"), "{taken}");
+    drop(first);
+    second.fabric.listen(at).unwrap();
+    second.fabric.listen(SocketAddr::new(at.ip(), PORT + 1)).unwrap();
+    assert_eq!(second.fabric.socket_buffers().count(), 1, "one socket an address");
+    second.fabric.unlisten(at);
+    assert_eq!(second.fabric.socket_buffers().count(), 1);
+    second.fabric.unlisten(SocketAddr::new(at.ip(), PORT + 1));
+    assert_eq!(second.fabric.socket_buffers().count(), 0);
+
+    let foreign = std::net::UdpSocket::bind((at.ip(), 4791)).unwrap();
+    let taken = second.fabric.listen(at).unwrap_err().to_string();
+    assert!(taken.contains("has it") && !taken.contains("soft fabric"), "{taken}");
+    drop(foreign);
+    let nowhere = second.fabric.listen("198.51.100.77:4420".parse().unwrap()).unwrap_err();
+    assert!(nowhere.to_string().contains("does not have that address"), "{nowhere}");
+}
+
+/// Over an address of this machine itself the host finds another one by itself.
+#[test]
+fn a_host_beside_its_target_takes_another_address() {
+    let at = SocketAddr::new(address(10), PORT);
+    let (mut host, mut target) = (Side::new(Options::default()), Side::target(at));
+    let qp = host.fabric.connect(at, &[], LIMITS).unwrap();
+    host.fabric.flush();
+    let (at_target, (local, remote, _)) = target.accept(&[]);
+    assert_eq!(local, at);
+    assert!(remote.ip() != at.ip() && remote.ip().is_loopback(), "{remote}");
+    host.established(qp);
+    host.fabric.flush();
+    target.established(at_target);
+    // A second connection takes the same socket.
+    host.fabric.connect(at, &[], LIMITS).unwrap();
+    assert_eq!(host.fabric.socket_buffers().count(), 1);
+}
+
+/// `::1` is the only IPv6 address that every machine has, and each end needs one of its own. So
+/// this runs whole only where there is another.
+#[test]
+fn ipv6_works_as_well() {
+    let at = SocketAddr::new(Ipv6Addr::LOCALHOST.into(), PORT);
+    // Another run of this test, at the same time on the same machine, has the same addresses.
+    let lock = UnixAddr::from_abstract_name("nvmfd test of ::1").unwrap();
+    let _lock = loop {
+        match UnixDatagram::bind_addr(&lock) {
+            Ok(lock) => break lock,
+            Err(_) => thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    let mut host = Side::new(Options::default());
+    if let Err(e) = host.fabric.connect(at, &[], LIMITS) {
+        assert!(e.to_string().contains("for want of another such address"), "{e}");
+        return eprintln!("half of it was not run: {e}");
+    }
+    let source = host.fabric.socket_buffers().next().unwrap().address;
+    drop(host);
+    let mut pair = Pair::new(at, source);
+    pair.send(true, 100_000, 1);
+    pair.send(false, 100_000, 2);
+    let exposed = pair.expose(65_536, 3);
+    let into = pair.target.data(65_536, 0);
+    let done = pair.reach(Work::Read { into, from: exposed.remote() });
+    assert_eq!(done.outcome, Ok(65_536));
+    let read = done.work.into_buf();
+    pair.target.check(&read, 3);
+    pair.target.pool.give(read);
+    let buf = pair.host.fabric.conceal(exposed);
+    pair.host.pool.give(buf);
+    pair.leave();
+}
+
+/// Many reads and writes, each end on its own thread, asleep when there is nothing to do.
+#[test]
+fn two_fabrics_on_two_threads() {
+    const ROUNDS: u32 = 200;
+    let at = SocketAddr::new(address(11), PORT);
+    let mut target = Side::target(at);
+    let host = thread::spawn(move || {
+        let mut host = Side::host(address(12));
+        let qp = host.fabric.connect(at, &[], LIMITS).unwrap();
+        for tag in 0..4 {
+            host.receive(qp, tag);
+        }
+        host.established(qp);
+        let buf = host.data(131_072, 7);
+        let exposed = host.fabric.expose(qp, buf).unwrap();
+        let Remote { addr, key, len } = exposed.remote();
+        let mut tell = host.data(16, 0);
+        let bytes = [&addr.to_be_bytes()[..], &key.to_be_bytes(), &len.to_be_bytes()].concat();
+        host.pool.bytes_mut(&mut tell).copy_from_slice(&bytes);
+        host.fabric.post(qp, 9, Work::Send { from: tell, invalidate: None });
+        // One message a round comes back, and the host acknowledges it with one of its own.
+        let mut rounds = 0;
+        while rounds < ROUNDS {
+            let done = host.done();
+            assert!(done.outcome.is_ok());
+            match done.work {
+                Work::Recv(buf) => {
+                    host.fabric.post(qp, 0, Work::Recv(buf));
+                    let go = host.data(1, 0);
+                    host.fabric.post(qp, 9, Work::Send { from: go, invalidate: None });
+                    rounds += 1;
+                }
+                work => host.pool.give(work.into_buf()),
+            }
+        }
+        loop {
+            match host.next() {
+                Event::Done(done) => host.pool.give(done.work.into_buf()),
+                Event::Gone(gone, reason) => {
+                    assert_eq!((gone, reason), (qp, Reason::Peer));
+                    break;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        let mut bytes = vec![0; 131_072];
+        host.pool.copy_out(&exposed, 0, &mut bytes);
+        let buf = host.fabric.conceal(exposed);
+        host.pool.give(buf);
+        assert!(host.pool.is_full());
+        bytes
+    });
+
+    let (qp, _) = target.accept(&[]);
+    let (mut from, mut round, mut reading) = (None, 0, true);
+    let mut image = target.data(131_072, 7);
+    loop {
+        match target.next() {
+            Event::Established(_) => {}
+            Event::Done(Completion { tag, mut work, outcome, .. }) => {
+                assert!(outcome.is_ok() || round > ROUNDS, "{outcome:?}");
+                match work {
+                    Work::Recv(ref mut buf) => {
+                        let bytes = target.pool.bytes(buf);
+                        let remote = *from.get_or_insert_with(|| Remote {
+                            addr: u64::from_be_bytes(bytes[..8].try_into().unwrap()),
+                            key: u32::from_be_bytes(bytes[8..12].try_into().unwrap()),
+                            len: u32::from_be_bytes(bytes[12..16].try_into().unwrap()),
+                        });
+                        target.fabric.post(qp, tag, work);
+                        if round == ROUNDS {
+                            break;
+                        }
+                        // Read all, check, change, write back, tell.
+                        let into = target.data(remote.len, 0);
+                        target.fabric.post(qp, 1, Work::Read { into, from: remote });
+                        reading = true;
+                    }
+                    Work::Read { into, from: remote } => {
+                        assert!(reading);
+                        reading = false;
+                        let same = target.pool.bytes(&into) == target.pool.bytes(&image);
+                        assert!(same, "round {round}");
+                        target.pool.give(into);
+                        let at = round as usize * 655;
+                        target.pool.bytes_mut(&mut image)[at..at + 655].fill(round as u8);
+                        let mut copy = target.data(remote.len, 0);
+                        let bytes = target.pool.bytes(&image).to_vec();
+                        target.pool.bytes_mut(&mut copy).copy_from_slice(&bytes);
+                        target.fabric.post(qp, 2, Work::Write { from: copy, to: remote });
+                        let tell = target.data(1, 0);
+                        target.fabric.post(qp, 3, Work::Send { from: tell, invalidate: None });
+                        round += 1;
+                    }
+                    Work::Write { from: buf, .. } | Work::Send { from: buf, .. } => {
+                        target.pool.give(buf);
+                    }
+                }
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    target.fabric.disconnect(qp);
+    target.fabric.flush();
+    loop {
+        match target.next() {
+            Event::Done(done) => target.pool.give(done.work.into_buf()),
+            Event::Gone(..) => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(host.join().unwrap() == target.pool.bytes(&image), "what was written last");
+    target.pool.give(image);
+    assert!(target.pool.is_full());
+}

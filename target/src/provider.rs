@@ -1,0 +1,95 @@
+//! Which fabric provider moves the data, and its fabrics.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use rdma::soft::{Options, Soft};
+use rdma::{Fabric, FabricError, Region};
+
+use crate::config::Provider;
+
+/// A provider that was decided upon.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Choice {
+    /// An RDMA device, through rdma-core.
+    Verbs,
+    /// RoCEv2 over UDP sockets.
+    Soft,
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Choice::Verbs => "verbs",
+            Choice::Soft => "soft",
+        })
+    }
+}
+
+/// What is to be used for these listeners, and why: a part of a sentence. `owns` says whether an
+/// RDMA device has an address.
+pub(crate) fn choose(
+    provider: Provider,
+    listeners: &[SocketAddr],
+    owns: impl Fn(&SocketAddr) -> bool,
+) -> (Choice, String) {
+    match provider {
+        Provider::Verbs => (Choice::Verbs, "the configuration says so".to_owned()),
+        Provider::Soft => (Choice::Soft, "the configuration says so".to_owned()),
+        Provider::Auto => match listeners.iter().find(|at| !owns(at)) {
+            None => (Choice::Verbs, "RDMA devices have the listeners' addresses".to_owned()),
+            Some(at) if at.ip().is_unspecified() => {
+                (Choice::Soft, "this machine has no RDMA device".to_owned())
+            }
+            Some(at) => (Choice::Soft, format!("no RDMA device has the address {}", at.ip())),
+        },
+    }
+}
+
+/// Whether an RDMA device has this address; for an unspecified one, whether there is any.
+pub(crate) fn owns(at: &SocketAddr) -> bool {
+    #[cfg(feature = "verbs")]
+    return rdma::verbs::owns(at.ip());
+    #[cfg(not(feature = "verbs"))]
+    {
+        let _ = at;
+        false
+    }
+}
+
+impl Choice {
+    /// A fabric for one reactor.
+    pub(crate) fn fabric(self, region: Arc<Region>) -> Result<Box<dyn Fabric>, FabricError> {
+        match self {
+            #[cfg(feature = "verbs")]
+            Choice::Verbs => Ok(Box::new(rdma::verbs::Verbs::new(region)?)),
+            #[cfg(not(feature = "verbs"))]
+            Choice::Verbs => Err(FabricError(
+                "this build has no provider \"verbs\": build it with that feature, or use \"soft\""
+                    .into(),
+            )),
+            Choice::Soft => Ok(Box::new(Soft::new(region, Options::default())?)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn auto_takes_adapters_where_they_have_every_address() {
+        let at = |text: &str| -> SocketAddr { text.parse().unwrap() };
+        let of_device = |at: &SocketAddr| at.ip().to_string().starts_with("10.");
+        let (choice, _) = choose(Provider::Auto, &[at("10.0.0.1:4420")], of_device);
+        assert_eq!(choice, Choice::Verbs);
+        let both = [at("10.0.0.1:4420"), at("127.0.0.1:4420")];
+        let (choice, why) = choose(Provider::Auto, &both, of_device);
+        assert_eq!((choice, &*why), (Choice::Soft, "no RDMA device has the address 127.0.0.1"));
+        let (choice, why) = choose(Provider::Auto, &[at("0.0.0.0:4420")], |_| false);
+        assert_eq!((choice, &*why), (Choice::Soft, "this machine has no RDMA device"));
+        assert_eq!(choose(Provider::Verbs, &both, |_| false).0, Choice::Verbs);
+        assert_eq!(choose(Provider::Soft, &both, |_| true).0, Choice::Soft);
+    }
+}
