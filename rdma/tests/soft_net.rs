@@ -189,17 +189,17 @@ fn nobody_listens_and_somebody_refuses() {
 #[test]
 fn a_silent_network_ends_in_not_established() {
     let mut net = plain(false);
-    net.faults.loss = 1000;
+    net.air.faults.loss = 1000;
     let (start, host) = (net.now(), connect(&mut net, &[]));
     let events = wait(&mut net, 0);
     assert!(matches!(events[..], [Event::Gone(qp, Reason::NotEstablished)] if qp == host));
     assert_eq!(net.now() - start, Duration::from_millis(5800));
 
     // The same for the side that has accepted: it is not left with half a connection.
-    net.faults.loss = 0;
+    net.air.faults.loss = 0;
     let host = connect(&mut net, &[]);
     let asked = incoming(&mut net);
-    net.faults.loss = 1000;
+    net.air.faults.loss = 1000;
     let now = net.now();
     let target = net.node(1).endpoint.open(asked, LIMITS).unwrap();
     net.node(1).endpoint.accept(now, target, &[]);
@@ -222,7 +222,7 @@ fn a_first_message_stands_for_a_lost_confirmation() {
     net.node(1).endpoint.accept(now, target, &[]);
     // The reply arrives; the confirmation that leaves at once gets lost.
     assert!(matches!(wait(&mut net, 0)[..], [Event::Established(_)]));
-    net.lose_flights();
+    net.air.lose_flights();
     let message = net.node(0).pool.take_cell().unwrap();
     net.node(0).post(host, 2, Work::Send { from: message, invalidate: None });
     let events = wait(&mut net, 1);
@@ -239,7 +239,7 @@ fn a_lost_confirmation_is_asked_for_again() {
     let target = net.node(1).endpoint.open(asked, LIMITS).unwrap();
     net.node(1).endpoint.accept(now, target, &[]);
     assert!(matches!(wait(&mut net, 0)[..], [Event::Established(_)]));
-    net.lose_flights();
+    net.air.lose_flights();
     assert!(matches!(wait(&mut net, 1)[..], [Event::Established(qp)] if qp == target));
     assert_eq!((net.now() - now).as_millis(), 200);
     assert!(net.node(0).events().is_empty());
@@ -613,7 +613,7 @@ fn run(seed: u64) -> Result<(), TestCaseError> {
     let mut net = two(seed, Faults::NONE, v6, config, config);
     let (host, target) = established(&mut net);
     let qps = [host, target];
-    net.faults = faults;
+    net.air.faults = faults;
     let (mut jobs, mut posted) = (Vec::new(), [0usize; 2]);
     for number in 0..1 + dice.below(24) {
         let job = Job {
@@ -698,7 +698,7 @@ fn leave(net: &mut Network, qps: [Qp; 2]) -> Result<(), TestCaseError> {
     let now = net.now();
     let node = net.node(0);
     node.endpoint.disconnect(now, qps[0], node.pool.region());
-    net.faults = Faults::NONE;
+    net.air.faults = Faults::NONE;
     drain(net);
     let ends = [net.node(0).events(), net.node(1).events()];
     prop_assert!(matches!(ends[0][..], [Event::Gone(_, Reason::Local)]), "{:?}", ends[0]);

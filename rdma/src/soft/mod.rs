@@ -14,6 +14,7 @@
 //! Whatever comes from the wire is hostile: it is parsed with checked arithmetic into bounded
 //! memory, and nothing that it contains makes this code panic.
 
+mod air;
 pub mod capture;
 pub mod cm_message;
 mod config;
