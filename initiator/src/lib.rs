@@ -12,7 +12,6 @@ pub mod bench;
 pub mod host;
 pub mod options;
 pub mod random;
-pub mod report;
 pub mod session;
 pub mod stamp;
 pub mod verify;

@@ -40,6 +40,8 @@ pub struct Config {
     pub listeners: Vec<SocketAddr>,
     /// What is served; at least one, in the order of the text.
     pub subsystems: Vec<SubsystemConfig>,
+    /// Where packets are written to, if they are.
+    pub capture: Option<CaptureConfig>,
 }
 
 /// Which fabric provider moves the data.
@@ -143,6 +145,17 @@ impl Default for MemoryConfig {
     fn default() -> Self {
         Self { data_bytes: 32 << 20, receives: 4096 }
     }
+}
+
+/// A file of all packets, which the provider `soft` writes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CaptureConfig {
+    /// Absolute path of the file; replaced at the start.
+    pub path: PathBuf,
+    /// Also what hosts read and write, not only headers.
+    pub payload: bool,
+    /// The capture ends when the file is about this long, in bytes.
+    pub limit_bytes: u64,
 }
 
 /// What one host may ask for.
@@ -283,6 +296,12 @@ impl Config {
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
+        if let Some(CaptureConfig { path, payload: true, .. }) = &self.capture {
+            warnings.push(format!(
+                "{} will hold what hosts read and write: see who may read it",
+                path.display()
+            ));
+        }
         for subsystem in &self.subsystems {
             let nqn = &subsystem.nqn;
             if !subsystem.allow_any_host && subsystem.hosts.is_empty() {
@@ -319,6 +338,7 @@ impl Config {
             (self.reactor != next.reactor, "[reactor]"),
             (self.memory != next.memory, "[memory]"),
             (self.limits != next.limits, "[limits]"),
+            (self.capture != next.capture, "[capture]"),
         ];
         differs.into_iter().filter_map(|(differs, name)| differs.then_some(name)).collect()
     }
@@ -329,6 +349,7 @@ impl Config {
         self.reactor = running.reactor.clone();
         self.memory = running.memory;
         self.limits = running.limits;
+        self.capture = running.capture.clone();
     }
 }
 
@@ -374,6 +395,15 @@ impl fmt::Display for Config {
         }
         for subsystem in &self.subsystems {
             write!(f, "{subsystem}")?;
+        }
+        if let Some(CaptureConfig { path, payload, limit_bytes }) = &self.capture {
+            let what = if *payload { "all packets" } else { "all headers" };
+            writeln!(
+                f,
+                "capture     {what} to {}, at most {}",
+                path.display(),
+                Size(*limit_bytes)
+            )?;
         }
         Ok(())
     }

@@ -4,10 +4,11 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use rdma::soft::capture::{Capture, Keep};
 use rdma::soft::{Options, Soft};
 use rdma::{Fabric, FabricError, Region};
 
-use crate::config::Provider;
+use crate::config::{CaptureConfig, Provider};
 
 /// A provider that was decided upon.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,9 +59,27 @@ pub(crate) fn owns(at: &SocketAddr) -> bool {
     }
 }
 
+/// Begins the capture that the configuration wants.
+pub(crate) fn capture(choice: Choice, config: &CaptureConfig) -> Result<Capture, FabricError> {
+    let file = config.path.display();
+    if choice != Choice::Soft {
+        return Err(FabricError(format!(
+            "cannot write packets to {file}: an RDMA device shows them to nobody; leave [capture] \
+             out, or use provider = \"soft\""
+        )));
+    }
+    let keep = if config.payload { Keep::All } else { Keep::Headers };
+    Capture::begin(&config.path, keep, config.limit_bytes)
+        .map_err(|error| FabricError(format!("cannot write packets to {file}: {error}")))
+}
+
 impl Choice {
-    /// A fabric for one reactor.
-    pub(crate) fn fabric(self, region: Arc<Region>) -> Result<Box<dyn Fabric>, FabricError> {
+    /// A fabric for one reactor, which writes its packets down if it can and somebody wants it.
+    pub(crate) fn fabric(
+        self,
+        region: Arc<Region>,
+        capture: Option<Capture>,
+    ) -> Result<Box<dyn Fabric>, FabricError> {
         match self {
             #[cfg(feature = "verbs")]
             Choice::Verbs => Ok(Box::new(rdma::verbs::Verbs::new(region)?)),
@@ -69,7 +88,13 @@ impl Choice {
                 "this build has no provider \"verbs\": build it with that feature, or use \"soft\""
                     .into(),
             )),
-            Choice::Soft => Ok(Box::new(Soft::new(region, Options::default())?)),
+            Choice::Soft => {
+                let mut soft = Soft::new(region, Options::default())?;
+                if let Some(capture) = capture {
+                    soft.capture_to(capture);
+                }
+                Ok(Box::new(soft))
+            }
         }
     }
 }

@@ -12,12 +12,13 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use nvme::Nqn;
 use rdma::Pool;
+use rdma::soft::capture::Capture;
 use tracing::{info, warn};
 
 use crate::config::{Config, Spin};
 use crate::controller::Limits;
 use crate::mailbox::{Mail, mailbox};
-use crate::provider::{Choice, choose, owns};
+use crate::provider::{self, Choice, choose, owns};
 use crate::queue::{DATA_FOR_ADMIN_BYTES, RECEIVES_FOR_ADMIN};
 use crate::reactor::{Parts, Reactor, Stats};
 use crate::registry::Registry;
@@ -111,11 +112,13 @@ impl Target {
                 "the provider \"soft\" has one reactor so far: write `threads = 1`".to_owned(),
             ));
         }
+        let capture = config.capture.as_ref().map(|c| provider::capture(provider, c)).transpose();
+        let capture = capture.map_err(|error| Fatal(error.to_string()))?;
         let mut target = Target { config, registry, stores, provider, reactors: Vec::new() };
         let started = boxes
             .into_iter()
             .enumerate()
-            .try_for_each(|(index, (_, mailbox))| target.spawn(index, mailbox))
+            .try_for_each(|(index, (_, mailbox))| target.spawn(index, mailbox, capture.clone()))
             .and_then(|()| target.attach_new(&next))
             .and_then(|()| {
                 target.adopt(next);
@@ -220,7 +223,12 @@ impl Target {
         }
     }
 
-    fn spawn(&mut self, index: usize, mailbox: crate::mailbox::Mailbox) -> Result<(), Fatal> {
+    fn spawn(
+        &mut self,
+        index: usize,
+        mailbox: crate::mailbox::Mailbox,
+        capture: Option<Capture>,
+    ) -> Result<(), Fatal> {
         let plan = self.config.pool_plan();
         let least = u64::from(plan.largest_bytes) * 2 + DATA_FOR_ADMIN_BYTES;
         if plan.data_bytes < least {
@@ -231,7 +239,7 @@ impl Target {
         }
         let pool =
             Pool::new(plan).map_err(|error| Fatal(format!("no memory for a pool: {error}")))?;
-        let fabric = self.provider.fabric(pool.region().clone());
+        let fabric = self.provider.fabric(pool.region().clone(), capture);
         let fabric = fabric.map_err(|error| Fatal(error.to_string()))?;
         let limits = &self.config.limits;
         let parts = Parts {

@@ -23,8 +23,10 @@ use nix::sys::socket::{
 };
 use socket2::{Domain, MsgHdr, Protocol, SockAddr, Socket, Type};
 
+use super::capture::{Capture, Direction};
 use super::endpoint::{Endpoint, Path, ROCE_PORT, Transmit};
 use super::header::{Bth, ICRC_BYTES};
+use super::icrc::Flow;
 use super::mad::MAD_BYTES;
 use super::provider::Options;
 use super::sockopt::{Control, MtuDiscover, MtuDiscoverV6, MtuV6, NoCheckV6};
@@ -85,6 +87,8 @@ pub(super) struct Udp {
     blocked: bool,
     /// The last trouble with sending that was told.
     trouble: Option<Errno>,
+    /// Everything is written down there.
+    pub(super) capture: Option<Capture>,
 }
 
 impl Udp {
@@ -110,6 +114,7 @@ impl Udp {
             held,
             blocked: false,
             trouble: None,
+            capture: None,
         })
     }
 
@@ -266,7 +271,13 @@ impl Udp {
                 let Some((from, to, len)) = self.sockets[index].receive(&mut self.scratch) else {
                     break;
                 };
-                endpoint.handle(now, from, to, 0, &self.scratch[..len], region);
+                let datagram = &self.scratch[..len];
+                if let Some(capture) = &self.capture {
+                    let flow =
+                        Flow { source: from, destination: SocketAddr::new(to.ip(), ROCE_PORT) };
+                    capture.add(Direction::Received, &flow, 0, 0, [datagram, &[], &[]]);
+                }
+                endpoint.handle(now, from, to, 0, datagram, region);
             }
         }
     }
@@ -289,6 +300,9 @@ impl Udp {
             let payload = endpoint.payload(&transmit, region);
             let trailer = outgoing.seal(flow, 0, payload);
             let parts = [outgoing.header(), payload, trailer.as_slice()];
+            if let Some(capture) = &self.capture {
+                capture.add(Direction::Sent, flow, *tos, 0, parts);
+            }
             let (from, to) = (flow.source.ip(), flow.destination);
             match self.send(from, to, *tos, &parts.map(IoSlice::new)) {
                 Err(Errno::EAGAIN) => {

@@ -130,6 +130,11 @@ impl<'i> Section<'i> {
         &self.span
     }
 
+    /// Whether the text says anything for `key`.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.table.contains_key(key)
+    }
+
     fn raw(&mut self, key: &'static str) -> Option<Spanned<DeValue<'i>>> {
         self.known.push(key);
         self.table.remove(key)

@@ -430,3 +430,28 @@ proptest! {
         prop_assert_eq!(config.listeners[0].port(), port);
     }
 }
+
+#[test]
+fn a_capture_is_off_until_somebody_names_its_file() {
+    assert_eq!(Config::parse(LEAST).unwrap().capture, None);
+    let section = "[capture]\npath = \"/run/a.pcapng\"\n";
+    let mut config = Config::parse(&format!("{LEAST}\n{section}")).unwrap();
+    let headers =
+        CaptureConfig { path: "/run/a.pcapng".into(), payload: false, limit_bytes: 1 << 30 };
+    assert_eq!(config.capture, Some(headers));
+    assert!(config.to_string().contains("all headers to /run/a.pcapng, at most 1GiB"), "{config}");
+    let running = Config::parse(LEAST).unwrap();
+    assert_eq!(running.needs_restart(&config), ["[capture]"]);
+    config.keep_fixed(&running);
+    assert!(running.needs_restart(&config).is_empty());
+
+    let all = format!("{LEAST}\n{section}payload = true\nlimit = \"10MiB\"");
+    let all = Config::parse(&all).unwrap();
+    assert_eq!(all.capture.as_ref().map(|c| (c.payload, c.limit_bytes)), Some((true, 10 << 20)));
+    assert!(all.warnings().iter().any(|line| line.contains("what hosts read and write")));
+
+    let errors = Config::parse(&format!("{LEAST}\n[capture]\npath = \"a\"")).unwrap_err();
+    assert!(errors.to_string().contains("the path is not absolute"), "{errors}");
+    let errors = Config::parse(&format!("{LEAST}\n[capture]")).unwrap_err();
+    assert!(errors.to_string().contains("path"), "{errors}");
+}

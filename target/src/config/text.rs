@@ -15,8 +15,8 @@ use crate::queue::DATA_FOR_ADMIN_BYTES;
 use super::section::{At, Auto, Report, Section, one_line};
 use super::size::{SIZE_FORM, Size};
 use super::{
-    Config, ConfigErrors, Limits, MAX_NSID, MemoryConfig, NamespaceConfig, NamespaceKind, Provider,
-    ReactorConfig, Spin, SubsystemConfig, Threads,
+    CaptureConfig, Config, ConfigErrors, Limits, MAX_NSID, MemoryConfig, NamespaceConfig,
+    NamespaceKind, Provider, ReactorConfig, Spin, SubsystemConfig, Threads,
 };
 
 /// UUIDs and serial numbers that nobody chose are derived under this one. Never change it: hosts
@@ -25,6 +25,9 @@ const UUID_SPACE: Uuid = Uuid::from_u128(0x1f0c_a4a5_4d2e_4f1b_9a53_6e76_6d66_64
 
 /// Receives that a reactor keeps for admin queues and for connections that are just beginning.
 const SPARE_RECEIVES: u32 = 64;
+
+/// What a capture may grow to when nobody says.
+const CAPTURE_LIMIT_BYTES: u64 = 1 << 30;
 
 const NQN_FORM: &str = "a name such as \"nqn.2026-11.org.example:disk1\"";
 
@@ -68,9 +71,10 @@ fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config {
     let subsystems =
         tables.into_iter().filter_map(|table| subsystem(table, &mut seen, report)).collect();
 
+    let capture = capture(&mut section, report);
     section.end(report);
     let listeners = listeners.into_iter().map(|listener| listener.value).collect();
-    Config { provider, reactor, memory, limits, listeners, subsystems }
+    Config { provider, reactor, memory, limits, listeners, subsystems, capture }
 }
 
 fn provider(section: &mut Section<'_>, report: &mut Report<'_>) -> Provider {
@@ -221,6 +225,24 @@ fn memory(mut section: Section<'_>, limits: &Limits, report: &mut Report<'_>) ->
     }
     section.end(report);
     memory
+}
+
+fn capture(root: &mut Section<'_>, report: &mut Report<'_>) -> Option<CaptureConfig> {
+    if !root.has("capture") {
+        return None;
+    }
+    let mut section = root.table("capture", "[capture]", report);
+    let form = "an absolute path, such as \"/var/lib/nvmfd/packets.pcapng\"";
+    let path = section.need::<PathBuf>("path", form, report);
+    let payload = section.take("payload", "true or false", report).is_some_and(|at| at.value);
+    let limit = section.take::<Size>("limit", SIZE_FORM, report);
+    section.end(report);
+    let path = path?;
+    if !path.value.is_absolute() {
+        report.add(&path.span, "the path is not absolute", format!("write {form}"));
+    }
+    let limit_bytes = limit.map_or(CAPTURE_LIMIT_BYTES, |at| at.value.0);
+    Some(CaptureConfig { path: path.value, payload, limit_bytes })
 }
 
 fn listener(mut section: Section<'_>, seen: &mut Vec<At<SocketAddr>>, report: &mut Report<'_>) {
