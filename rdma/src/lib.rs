@@ -33,6 +33,7 @@ pub mod event;
 pub mod exposed;
 pub mod pool;
 pub mod soft;
+pub mod spin;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 
@@ -43,6 +44,7 @@ use std::time::Instant;
 pub use event::{Event, Incoming, Reason};
 pub use exposed::Exposed;
 pub use pool::{Buf, Pool, PoolPlan, Region};
+pub use spin::Spinner;
 
 /// A queue pair as its [`Fabric`] names it: valid from `open` or `connect` to `Gone`, small and
 /// dense enough to index a table with.

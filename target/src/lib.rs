@@ -17,7 +17,6 @@ pub mod queues;
 pub mod reactor;
 pub mod registry;
 pub mod ring;
-pub mod spin;
 pub mod stores;
 pub mod subsystem;
 mod target;

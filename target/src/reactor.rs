@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rdma::{Event, Fabric, Pool, Wake};
+use rdma::{Event, Fabric, Pool, Spinner, Wake};
 use tracing::warn;
 
 use crate::controller::Limits;
@@ -21,7 +21,6 @@ use crate::mailbox::{Mail, Mailbox};
 use crate::queues::{Lent, Queues};
 use crate::registry::Registry;
 use crate::ring::{Ring, RingLimits};
-use crate::spin::Spinner;
 
 /// Fabric events taken in one turn.
 const BATCH: usize = 256;

@@ -1,4 +1,4 @@
-//! Whether an idle reactor looks for work a little longer or sleeps at once.
+//! Whether an idle driver of a fabric looks for work a little longer or sleeps at once.
 //!
 //! Waking a sleeping CPU costs tens of microseconds, so looking for about that long pays when work
 //! comes soon, and is heat when it does not. The spinner learns which: after a few vain spins in a
@@ -12,7 +12,7 @@ const PATIENCE: u32 = 8;
 /// One idle period in so many is spun all the same, to see whether it would pay again.
 const RETRY: u32 = 64;
 
-/// Spins of one reactor.
+/// Spins of one driver.
 #[derive(Debug)]
 pub struct Spinner {
     budget: Duration,
