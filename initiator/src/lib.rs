@@ -9,12 +9,15 @@
 //! * [`options`] is the part of the command line that says which target is meant.
 
 pub mod bench;
+mod fabric;
 pub mod host;
+mod names;
 pub mod options;
 pub mod random;
 pub mod session;
 pub mod stamp;
 pub mod verify;
 
-pub use host::{Error, Host, Provider, Setup};
+pub use fabric::Provider;
+pub use host::{Error, Host, Setup};
 pub use session::{Answer, Data, Done, Ended, Io, Lost, Options, Phase, Refused, Request, Session};

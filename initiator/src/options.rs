@@ -1,66 +1,61 @@
 //! The options of `nvmf` that say which target is meant and how to reach it: nvme-cli's names,
-//! where it has them.
+//! where it has them. Their short forms are those of `nvme connect`; so what a command of nvme-cli
+//! abbreviates otherwise (`-n` for the namespace, `-s` for the first block) has no short form here.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::time::Duration;
 
 use clap::Args;
+use nvme::Nqn;
 
-use crate::host::{Host, Provider};
-use crate::{Error, Options, Setup};
+use crate::fabric::Provider;
+use crate::host::Host;
+use crate::{Error, Options, Setup, names};
 
 /// Which target.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Target")]
 pub struct TargetArgs {
-    /// Transport: rdma, the only one there is
-    #[arg(short = 't', long, default_value = "rdma")]
+    /// Transport; rdma is the only one
+    #[arg(short = 't', long, default_value = "rdma", value_parser = ["rdma"])]
     pub transport: String,
     /// Address of the target
-    #[arg(short = 'a', long)]
-    pub traddr: IpAddr,
+    #[arg(short = 'a', long, value_name = "ADDRESS")]
+    pub traddr: String,
     /// Port of the target
-    #[arg(short = 's', long, default_value_t = nvme::PORT)]
+    #[arg(short = 's', long, value_name = "PORT", default_value_t = nvme::PORT)]
     pub trsvcid: u16,
-    /// Address to connect from
-    #[arg(short = 'w', long)]
+    /// Address to connect from [default: as the route says]
+    #[arg(short = 'w', long, value_name = "ADDRESS")]
     pub host_traddr: Option<IpAddr>,
     /// Name of the subsystem
     #[arg(short = 'n', long)]
     pub nqn: Option<String>,
-    /// Name of this host [default: that of /etc/nvme/hostnqn]
-    #[arg(short = 'q', long)]
+    /// Name of this host [default: what /etc/nvme/hostnqn says]
+    #[arg(short = 'q', long, value_name = "NQN")]
     pub hostnqn: Option<String>,
-    /// Id of this host, a UUID [default: that of /etc/nvme/hostid]
-    #[arg(short = 'I', long)]
+    /// Id of this host [default: what /etc/nvme/hostid says]
+    #[arg(short = 'I', long, value_name = "UUID")]
     pub hostid: Option<String>,
     /// I/O queues
-    #[arg(short = 'i', long)]
+    #[arg(short = 'i', long, value_name = "COUNT",
+        value_parser = clap::value_parser!(u16).range(1..))]
     pub nr_io_queues: Option<u16>,
     /// Entries of an I/O queue
-    #[arg(short = 'Q', long)]
+    #[arg(short = 'Q', long, value_name = "ENTRIES",
+        value_parser = clap::value_parser!(u16).range(2..=4096))]
     pub queue_size: Option<u16>,
-    /// Keep alive timeout in seconds
-    #[arg(short = 'k', long)]
-    pub keep_alive_tmo: Option<u32>,
-}
-
-impl TargetArgs {
-    /// Everything for [`Host::connect`]; what the command line leaves open is as `usual` says.
-    ///
-    /// # Errors
-    /// An option that cannot be.
-    pub fn resolve(&self, usual: Usual) -> Result<(Options, Setup), Error> {
-        let _ = (usual, Provider::Auto);
-        todo!()
-    }
-
-    /// Connects.
-    ///
-    /// # Errors
-    /// Why that failed.
-    pub fn connect(&self, usual: Usual) -> Result<Host, Error> {
-        let (options, setup) = self.resolve(usual)?;
-        Host::connect(options, setup)
-    }
+    /// Keep alive timeout in seconds, 0 for none
+    #[arg(short = 'k', long, value_name = "SECONDS", default_value_t = 5,
+        value_parser = clap::value_parser!(u32).range(..=4_294_967))]
+    pub keep_alive_tmo: u32,
+    /// Fabric to use
+    #[arg(long, value_enum, default_value_t = Provider::Auto)]
+    pub provider: Provider,
+    /// How long connecting and each command may take, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 30,
+        value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub timeout: u32,
 }
 
 /// What a command takes where the command line says nothing.
@@ -72,4 +67,75 @@ pub struct Usual {
     pub queue_entries: u16,
     /// Bytes for data in the pool.
     pub data_bytes: u64,
+}
+
+impl Default for Usual {
+    /// One queue of 128 entries, 32 MiB.
+    fn default() -> Usual {
+        Usual { io_queues: 1, queue_entries: 128, data_bytes: 32 << 20 }
+    }
+}
+
+impl TargetArgs {
+    /// Everything for [`Host::connect`]; what the command line leaves open is as `usual` says.
+    ///
+    /// # Errors
+    /// An option that cannot be, or the name of the subsystem is missing.
+    pub fn resolve(&self, usual: Usual) -> Result<(Options, Setup), Error> {
+        let Some(nqn) = &self.nqn else {
+            return Err(Error::Local(
+                "which subsystem? Name it with --nqn; `nvmf discover` tells what there is".into(),
+            ));
+        };
+        let subnqn = Nqn::new(nqn).map_err(|e| Error::Local(format!("--nqn {nqn:?}: {e}")))?;
+        self.resolve_for(subnqn, usual)
+    }
+
+    /// As [`TargetArgs::resolve`], for a subsystem that the command line did not name.
+    ///
+    /// # Errors
+    /// An option that cannot be.
+    pub fn resolve_for(&self, subnqn: Nqn, usual: Usual) -> Result<(Options, Setup), Error> {
+        let (hostnqn, hostid) = names::host(self.hostnqn.as_deref(), self.hostid.as_deref())?;
+        let limit = Duration::from_secs(self.timeout.into());
+        let options = Options {
+            io_queues: self.nr_io_queues.unwrap_or(usual.io_queues),
+            queue_entries: self.queue_size.unwrap_or(usual.queue_entries),
+            kato_ms: self.keep_alive_tmo.saturating_mul(1000),
+            connect_timeout: limit,
+            command_timeout: limit,
+            ..Options::new(self.address()?, subnqn, hostnqn, hostid)
+        };
+        let setup = Setup {
+            provider: self.provider,
+            source: self.host_traddr,
+            data_bytes: usual.data_bytes,
+            ..Setup::default()
+        };
+        Ok((options, setup))
+    }
+
+    /// Connects.
+    ///
+    /// # Errors
+    /// Why that failed.
+    pub fn connect(&self, usual: Usual) -> Result<Host, Error> {
+        let (options, setup) = self.resolve(usual)?;
+        Host::connect(options, setup)
+    }
+
+    /// Where the target listens.
+    ///
+    /// # Errors
+    /// The address is neither an address nor a name that the system can resolve.
+    pub fn address(&self) -> Result<SocketAddr, Error> {
+        let failed = |why: String| Error::Local(format!("--traddr {}: {why}", self.traddr));
+        let found = (self.traddr.as_str(), self.trsvcid).to_socket_addrs();
+        let mut all = found.map_err(|e| failed(e.to_string()))?;
+        let to = all.next().ok_or_else(|| failed("no address has that name".into()))?;
+        if to.ip().is_unspecified() || to.ip().is_multicast() || to.port() == 0 {
+            return Err(failed(format!("{to} is no address to connect to")));
+        }
+        Ok(to)
+    }
 }

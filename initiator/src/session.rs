@@ -162,6 +162,12 @@ impl Session {
         self.done.pop_front()
     }
 
+    /// Whether something came home.
+    #[must_use]
+    pub fn has_done(&self) -> bool {
+        !self.done.is_empty()
+    }
+
     /// The next asynchronous event of the controller. Its log page acknowledges it: until that is
     /// read, no more of its kind come.
     pub fn next_event(&mut self) -> Option<AsyncEvent> {

@@ -1,0 +1,139 @@
+//! Which fabric a host uses, and how it sleeps on it.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::TimeSpec;
+use rdma::soft::{self, Soft};
+#[cfg(feature = "verbs")]
+use rdma::verbs::{self, Verbs};
+use rdma::{Fabric, FabricError, Region};
+
+/// Which fabric provider moves the data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
+pub enum Provider {
+    /// `verbs` where an RDMA device owns the address that leads to the target, else `soft`
+    #[default]
+    Auto,
+    /// RoCEv2 over an ordinary UDP socket: any machine
+    Soft,
+    /// An RDMA device, through rdma-core
+    Verbs,
+}
+
+impl fmt::Display for Provider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Provider::Auto => "auto",
+            Provider::Soft => "soft",
+            Provider::Verbs => "verbs",
+        })
+    }
+}
+
+/// The fabric of one host.
+#[derive(Debug)]
+pub(crate) enum Wire {
+    Soft(Box<Soft>),
+    #[cfg(feature = "verbs")]
+    Verbs(Box<Verbs>),
+}
+
+impl Wire {
+    /// The fabric that leads to a target. `source` is the address to connect from, where that can
+    /// be chosen.
+    pub(crate) fn new(
+        provider: Provider,
+        source: Option<IpAddr>,
+        to: SocketAddr,
+        region: &Arc<Region>,
+    ) -> Result<Wire, FabricError> {
+        let provider = match provider {
+            Provider::Auto if has_device(source.or_else(|| route(to))) => Provider::Verbs,
+            Provider::Auto => Provider::Soft,
+            given => given,
+        };
+        match provider {
+            Provider::Verbs => with_device(source, region),
+            _ => {
+                let options = soft::Options { source, ..soft::Options::default() };
+                Ok(Wire::Soft(Box::new(Soft::new(Arc::clone(region), options)?)))
+            }
+        }
+    }
+
+    /// Which it is.
+    pub(crate) fn provider(&self) -> Provider {
+        match self {
+            Wire::Soft(_) => Provider::Soft,
+            #[cfg(feature = "verbs")]
+            Wire::Verbs(_) => Provider::Verbs,
+        }
+    }
+
+    pub(crate) fn fabric(&mut self) -> &mut dyn Fabric {
+        match self {
+            Wire::Soft(soft) => soft.as_mut(),
+            #[cfg(feature = "verbs")]
+            Wire::Verbs(verbs) => verbs.as_mut(),
+        }
+    }
+
+    /// Sleeps until there is something to poll, at most so long.
+    pub(crate) fn sleep(&self, limit: Duration) {
+        // A signal or a failure wakes; then there is just nothing to poll.
+        let mut fds = [PollFd::new(self.fd(), PollFlags::POLLIN)];
+        let _ = ppoll(&mut fds, Some(TimeSpec::from_duration(limit)), None);
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Wire::Soft(soft) => soft.as_fd(),
+            #[cfg(feature = "verbs")]
+            Wire::Verbs(verbs) => verbs.as_fd(),
+        }
+    }
+}
+
+/// The address of ours from which the system would send there.
+fn route(to: SocketAddr) -> Option<IpAddr> {
+    let any: SocketAddr = match to {
+        SocketAddr::V4(_) => ([0; 4], 0).into(),
+        SocketAddr::V6(_) => ([0u16; 8], 0).into(),
+    };
+    let socket = UdpSocket::bind(any).ok()?;
+    socket.connect(to).ok()?;
+    Some(socket.local_addr().ok()?.ip())
+}
+
+#[cfg(feature = "verbs")]
+fn has_device(address: Option<IpAddr>) -> bool {
+    address.is_some_and(verbs::owns)
+}
+
+#[cfg(not(feature = "verbs"))]
+fn has_device(_: Option<IpAddr>) -> bool {
+    false
+}
+
+#[cfg(feature = "verbs")]
+fn with_device(source: Option<IpAddr>, region: &Arc<Region>) -> Result<Wire, FabricError> {
+    if let Some(source) = source
+        && !verbs::owns(source)
+    {
+        return Err(FabricError(format!(
+            "no RDMA device has the address {source}: leave out --host-traddr, or use --provider \
+             soft"
+        )));
+    }
+    Ok(Wire::Verbs(Box::new(Verbs::new(Arc::clone(region))?)))
+}
+
+#[cfg(not(feature = "verbs"))]
+fn with_device(_: Option<IpAddr>, _: &Arc<Region>) -> Result<Wire, FabricError> {
+    Err(FabricError("this build has no verbs: build it with that feature, or use soft".into()))
+}

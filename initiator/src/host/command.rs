@@ -1,0 +1,319 @@
+//! Single commands, one after another, each awaited.
+
+use nvme::fabrics::{PropertyGet, PropertySet};
+use nvme::feature::{FeatureId, GetFeatures, Select, SetFeatures};
+use nvme::identify::{
+    Cns, Csi, Identify, IdentifyController, IdentifyNamespace, NAMESPACES_PER_PAGE, namespaces,
+};
+use nvme::log::GetLogPage;
+use nvme::property::Property;
+use nvme::sqe::{DsmAttributes, DsmRange};
+use nvme::{IoOpcode, PAGE_BYTES, Sgl, Sqe};
+use rdma::Buf;
+
+use super::{Error, Host};
+use crate::session::{Answer, Data, Refused, Request};
+
+/// A page of Identify, in memory of its own.
+pub type Page = Box<[u8; PAGE_BYTES]>;
+
+/// Most namespaces that are listed: so that no controller keeps us listing for ever.
+const MOST_NAMESPACES: usize = 1 << 20;
+
+impl Host {
+    /// Sends one command and waits for its answer; an answer that is no success is an error.
+    /// Returns the result, and the data as they came home.
+    ///
+    /// # Errors
+    /// The status, or the end of the association.
+    pub fn command(
+        &mut self,
+        queue: u16,
+        what: &'static str,
+        sqe: Sqe,
+        data: Data,
+    ) -> Result<(u64, Data), Error> {
+        let tag = self.next_tag;
+        self.next_tag = self.next_tag.wrapping_add(1) | super::OWN_TAGS;
+        let mut request = Request { sqe, data, tag };
+        while let Err((back, why)) = self.submit(queue, request) {
+            if why != Refused::Full {
+                self.give_back(back.data);
+                return Err(self.refused(why));
+            }
+            // The caller's own requests fill the queue.
+            request = back;
+            self.drive(None, |host| {
+                host.keep_others();
+                host.has_room(queue) || host.session.ended().is_some()
+            });
+        }
+        let mut found = None;
+        self.drive(None, |host| {
+            while let Some(done) = host.session.next_done() {
+                match done.tag == tag {
+                    true => found = Some(done),
+                    false => host.others.push_back(done),
+                }
+            }
+            found.is_some()
+        });
+        let Some(done) = found else { return Err(self.why()) };
+        match done.outcome {
+            Ok(Answer { status, result }) if status.is_success() => Ok((result, done.data)),
+            Ok(Answer { status, .. }) => {
+                self.give_back(done.data);
+                Err(Error::Status { what, status })
+            }
+            Err(_) => {
+                self.give_back(done.data);
+                Err(self.why())
+            }
+        }
+    }
+
+    /// As [`Host::command`], with data that the controller writes.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn command_in(
+        &mut self,
+        queue: u16,
+        what: &'static str,
+        sqe: Sqe,
+        into: &mut [u8],
+    ) -> Result<u64, Error> {
+        let buf = self.take(length(into)?)?;
+        let (result, data) = self.command(queue, what, sqe, Data::Buf(buf))?;
+        if let Data::Buf(buf) = data {
+            into.copy_from_slice(self.pool.bytes(&buf));
+            self.pool.give(buf);
+        }
+        Ok(result)
+    }
+
+    /// As [`Host::command`], with data that the controller reads.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn command_out(
+        &mut self,
+        queue: u16,
+        what: &'static str,
+        sqe: Sqe,
+        from: &[u8],
+    ) -> Result<u64, Error> {
+        let mut buf = self.take(length(from)?)?;
+        self.pool.bytes_mut(&mut buf).copy_from_slice(from);
+        let (result, data) = self.command(queue, what, sqe, Data::Buf(buf))?;
+        self.give_back(data);
+        Ok(result)
+    }
+
+    /// Any page of Identify.
+    ///
+    /// # Errors
+    /// The status, or the end of the association.
+    pub fn identify(&mut self, identify: Identify) -> Result<Page, Error> {
+        let mut page = Box::new([0; PAGE_BYTES]);
+        self.command_in(0, "Identify", identify.emit(Sgl::NONE), page.as_mut_slice())?;
+        Ok(page)
+    }
+
+    /// Identify Controller, asked anew.
+    ///
+    /// # Errors
+    /// As for all of these: the status, or the end of the association.
+    pub fn identify_controller(&mut self) -> Result<IdentifyController, Error> {
+        Ok(IdentifyController::parse(&*self.identify(Identify::new(Cns::CONTROLLER, 0))?))
+    }
+
+    /// Identify Namespace.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn identify_namespace(&mut self, nsid: u32) -> Result<IdentifyNamespace, Error> {
+        Ok(IdentifyNamespace::parse(&*self.identify(Identify::new(Cns::NAMESPACE, nsid))?))
+    }
+
+    /// The ids of all active namespaces above `after`.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn namespaces(&mut self, after: u32, csi: Option<Csi>) -> Result<Vec<u32>, Error> {
+        let mut all: Vec<u32> = Vec::new();
+        let mut after = after;
+        loop {
+            let identify = match csi {
+                None => Identify::new(Cns::ACTIVE_NAMESPACES, after),
+                Some(csi) => Identify { csi, ..Identify::new(Cns::CSI_ACTIVE_NAMESPACES, after) },
+            };
+            let page = self.identify(identify)?;
+            let before = all.len();
+            // What does not ascend would have us ask for ever.
+            let ascending = namespaces(&page).filter(|&id| id > after);
+            all.extend(ascending);
+            match all.last() {
+                Some(&last) if all.len() - before == NAMESPACES_PER_PAGE => after = last,
+                _ => return Ok(all),
+            }
+            if all.len() >= MOST_NAMESPACES {
+                return Err(Error::Local("the controller lists namespaces without end".into()));
+            }
+        }
+    }
+
+    /// `len` bytes of a log page (rounded up to whole dwords on the wire) from the offset in
+    /// `page`, in as many commands as that takes. Only the last of them acknowledges an event, if
+    /// `page.rae` allows even that.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn log(&mut self, page: GetLogPage, len: usize) -> Result<Vec<u8>, Error> {
+        let most = self.session.max_transfer_bytes().min(self.largest_bytes) as usize;
+        // Controllers without extended data know no offsets.
+        let most = if self.session.controller().lpa.extended_data() { most } else { len.max(4) };
+        let mut bytes = vec![0; len.next_multiple_of(4)];
+        let mut at = 0;
+        while at < bytes.len() {
+            let end = bytes.len().min(at + most);
+            let piece = GetLogPage {
+                lpo: page.lpo.saturating_add(at as u64),
+                numd_z: ((end - at) / 4 - 1) as u32,
+                rae: page.rae || end < bytes.len(),
+                ..page
+            };
+            self.command_in(0, "Get Log Page", piece.emit(Sgl::NONE), &mut bytes[at..end])?;
+            at = end;
+        }
+        bytes.truncate(len);
+        Ok(bytes)
+    }
+
+    /// A feature: its dword, and its data into `into`, whose length is what the feature has.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn feature(&mut self, get: GetFeatures, into: &mut [u8]) -> Result<u32, Error> {
+        let (sqe, what) = (get.emit(Sgl::NONE), "Get Features");
+        let result = match into.is_empty() {
+            true => self.command(0, what, sqe, Data::None)?.0,
+            false => self.command_in(0, what, sqe, into)?,
+        };
+        Ok(result as u32)
+    }
+
+    /// The current value of a feature that is one dword of the controller.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn feature_dword(&mut self, fid: FeatureId) -> Result<u32, Error> {
+        self.feature(GetFeatures { fid, sel: Select::CURRENT, ..GetFeatures::default() }, &mut [])
+    }
+
+    /// Sets a feature, with `data` if it has any. `cdw12` is for the few that want it.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn set_feature(&mut self, set: SetFeatures, cdw12: u32, data: &[u8]) -> Result<u32, Error> {
+        let (sqe, what) = (Sqe { cdw12, ..set.emit(Sgl::NONE) }, "Set Features");
+        let result = match data.is_empty() {
+            true => self.command(0, what, sqe, Data::None)?.0,
+            false => self.command_out(0, what, sqe, data)?,
+        };
+        Ok(result as u32)
+    }
+
+    /// A property.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn property(&mut self, get: PropertyGet) -> Result<u64, Error> {
+        let (value, _) = self.command(0, "Property Get", get.emit(), Data::None)?;
+        let short = get.size_bytes() != Some(8);
+        Ok(if short { value & 0xFFFF_FFFF } else { value })
+    }
+
+    /// Sets a property.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn set_property(&mut self, property: Property, value: u64) -> Result<(), Error> {
+        let sqe = PropertySet::new(property, value).emit();
+        self.command(0, "Property Set", sqe, Data::None).map(|_| ())
+    }
+
+    /// Flushes a namespace (or all, [`nvme::NSID_ALL`]).
+    ///
+    /// # Errors
+    /// As above.
+    pub fn flush(&mut self, nsid: u32) -> Result<(), Error> {
+        self.command(1, "Flush", Sqe::io(IoOpcode::FLUSH, nsid), Data::None).map(|_| ())
+    }
+
+    /// Dataset Management for 1 to 256 ranges.
+    ///
+    /// # Errors
+    /// As above, or the number of ranges.
+    pub fn dataset_management(
+        &mut self,
+        nsid: u32,
+        attributes: DsmAttributes,
+        ranges: &[DsmRange],
+    ) -> Result<(), Error> {
+        let Some(nr_z) = ranges.len().checked_sub(1).and_then(|z| u8::try_from(z).ok()) else {
+            return Err(Error::Local("Dataset Management takes 1 to 256 ranges".into()));
+        };
+        let data: Vec<u8> = ranges.iter().flat_map(DsmRange::emit).collect();
+        let sqe = Sqe { cdw11: attributes.0, ..Sqe::deallocation(nsid, nr_z) };
+        self.command_out(1, "Dataset Management", sqe, &data).map(|_| ())
+    }
+
+    /// Deallocates `blocks` from `slba` on.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn deallocate(&mut self, nsid: u32, slba: u64, blocks: u32) -> Result<(), Error> {
+        let attributes = DsmAttributes(0).with_deallocate(true);
+        self.dataset_management(nsid, attributes, &[DsmRange { attributes: 0, blocks, slba }])
+    }
+
+    fn has_room(&self, queue: u16) -> bool {
+        let session = &self.session;
+        session.outstanding(queue) < session.capacity(queue) && !session.waits_for_sends()
+    }
+
+    /// Puts aside what came home for the caller.
+    fn keep_others(&mut self) {
+        while let Some(done) = self.session.next_done() {
+            self.others.push_back(done);
+        }
+    }
+
+    pub(super) fn give_back(&mut self, data: Data) {
+        match data {
+            Data::None => {}
+            Data::Buf(buf) => self.pool.give(buf),
+            Data::Exposed { memory, .. } => self.conceal(memory),
+        }
+    }
+
+    pub(super) fn refused(&self, why: Refused) -> Error {
+        match (why, self.session.ended()) {
+            (Refused::NotReady, Some(_)) => self.why(),
+            _ => Error::Local(why.to_string()),
+        }
+    }
+
+    /// A buffer with these bytes.
+    pub(super) fn filled(&mut self, from: &[u8]) -> Result<Buf, Error> {
+        let mut buf = self.take(length(from)?)?;
+        self.pool.bytes_mut(&mut buf).copy_from_slice(from);
+        Ok(buf)
+    }
+}
+
+fn length(bytes: &[u8]) -> Result<u32, Error> {
+    u32::try_from(bytes.len())
+        .map_err(|_| Error::Local("more data than one command can move".into()))
+}

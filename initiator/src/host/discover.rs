@@ -1,0 +1,66 @@
+//! The discovery service: its log page, read so that it is all of one state.
+
+use nvme::log::{DiscoveryEntry, DiscoveryHeader, GetLogPage, LogId};
+
+use super::{Error, Host, Setup};
+use crate::session::Options;
+
+/// Most records that are read: a discovery service with more is broken, or wants our memory.
+const MOST_RECORDS: u64 = 1 << 14;
+/// How often a log that changes while it is read is read anew.
+const ATTEMPTS: u32 = 10;
+
+/// What a discovery service offers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Discovery {
+    /// Generation of the log.
+    pub genctr: u64,
+    /// Its records, in order.
+    pub records: Vec<DiscoveryEntry>,
+}
+
+impl Host {
+    /// Asks the discovery service at `options.to` what it offers, and leaves it again.
+    ///
+    /// # Errors
+    /// Why that failed.
+    pub fn discover(options: Options, setup: Setup) -> Result<Discovery, Error> {
+        let mut host = Host::connect(options, setup)?;
+        let found = host.discovery_log();
+        host.disconnect();
+        found
+    }
+
+    /// The Discovery log page of the controller, which must be a discovery controller.
+    ///
+    /// # Errors
+    /// The status, the end of the association, or a log that makes no sense.
+    pub fn discovery_log(&mut self) -> Result<Discovery, Error> {
+        for _ in 0..ATTEMPTS {
+            let before = self.discovery_header()?;
+            if before.recfmt != 0 {
+                return Err(Error::Local("the discovery log has an unknown format".into()));
+            }
+            if before.numrec > MOST_RECORDS {
+                let many = before.numrec;
+                return Err(Error::Local(format!("the discovery log claims {many} records")));
+            }
+            let len = before.numrec as usize * DiscoveryEntry::BYTES;
+            let page = GetLogPage::new(LogId::DISCOVERY, DiscoveryHeader::BYTES as u64, 1);
+            let bytes = self.log(page, len)?;
+            let after = self.discovery_header()?;
+            if (after.genctr, after.numrec) == (before.genctr, before.numrec) {
+                let records = bytes.as_chunks().0.iter().map(DiscoveryEntry::parse).collect();
+                return Ok(Discovery { genctr: after.genctr, records });
+            }
+        }
+        Err(Error::Local("the discovery log changes faster than it can be read".into()))
+    }
+
+    fn discovery_header(&mut self) -> Result<DiscoveryHeader, Error> {
+        let page = GetLogPage { rae: false, ..GetLogPage::new(LogId::DISCOVERY, 0, 1) };
+        let bytes = self.log(page, DiscoveryHeader::BYTES)?;
+        let header = bytes.first_chunk().map(DiscoveryHeader::parse);
+        header.ok_or_else(|| Error::Local("the discovery log is too short".into()))
+    }
+}
