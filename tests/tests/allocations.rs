@@ -1,0 +1,119 @@
+//! Once everything is connected, neither target nor host allocates: a counting allocator sees all
+//! of both, in one process, over real sockets.
+
+use std::time::{Duration, Instant};
+
+use initiator::{Data, Host, Options, Provider, Request, Setup};
+use nvme::{IoOpcode, Nqn, Sqe};
+use nvmfd::Target;
+use nvmfd::config::Config;
+
+#[global_allocator]
+static COUNTING: dhat::Alloc = dhat::Alloc;
+
+const NQN: &str = "nqn.2026-11.io.nvmfd:allocations";
+/// Commands outstanding at once.
+const DEPTH: u16 = 16;
+/// Commands of each kind that may still allocate: tables grow to their size.
+const WARM_UP: u32 = 2_000;
+const MEASURED: u32 = 10_000;
+
+fn config(path: &std::path::Path) -> Config {
+    let text = format!(
+        r#"
+provider = "soft"
+[[listener]]
+address = "127.61.0.1"
+[[subsystem]]
+nqn = "{NQN}"
+allow_any_host = true
+[[subsystem.namespace]]
+nsid = 1
+kind = "null"
+size = "1GiB"
+block_size = 4096
+[[subsystem.namespace]]
+nsid = 2
+path = "{}"
+size = "64MiB"
+block_size = 4096
+"#,
+        path.display()
+    );
+    Config::parse(&text).unwrap()
+}
+
+/// Sends `count` commands, `DEPTH` at a time, and waits for all of them.
+fn run(host: &mut Host, idle: &mut Vec<Data>, count: u32, command: &dyn Fn(u32) -> Sqe) {
+    let (mut sent, mut done) = (0, 0);
+    while done < count {
+        while sent < count
+            && let Some(data) = idle.pop()
+        {
+            let request = Request { sqe: command(sent), data, tag: sent.into() };
+            if let Err((_, why)) = host.submit(1, request) {
+                panic!("command {sent}: {why}");
+            }
+            sent += 1;
+        }
+        host.wait(Instant::now() + Duration::from_secs(10));
+        while let Some(home) = host.next_done() {
+            let answer = home.outcome.unwrap();
+            assert!(answer.status.is_success(), "{}", answer.status);
+            idle.push(home.data);
+            done += 1;
+        }
+    }
+}
+
+#[test]
+fn steady_io_allocates_nothing_at_either_end() {
+    let _profiler = dhat::Profiler::builder().testing().build();
+    let before = dhat::HeapStats::get().total_blocks;
+    std::thread::spawn(|| std::hint::black_box(vec![1])).join().unwrap();
+    assert!(dhat::HeapStats::get().total_blocks > before, "the counter sees all threads");
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let target = Target::start(config(&folder.path().join("disk.img"))).unwrap();
+    let options = Options {
+        queue_entries: 64,
+        ..Options::new(
+            "127.61.0.1:4420".parse().unwrap(),
+            Nqn::new(NQN).unwrap(),
+            Nqn::new("nqn.2014-08.org.nvmexpress:uuid:2d1c4be8-7a80-4c0f-9d68-0d6c2f3b5a11")
+                .unwrap(),
+            [7; 16],
+        )
+    };
+    let source = Some("127.61.0.2".parse().unwrap());
+    let setup = Setup { provider: Provider::Soft, source, ..Setup::default() };
+    let mut host = Host::connect(options, setup).unwrap();
+    for (what, nsid, write, blocks) in [
+        ("reads of the null namespace", 1, false, 1),
+        ("writes in the capsule", 1, true, 1),
+        ("large reads", 1, false, 32),
+        ("large writes", 1, true, 32),
+        ("reads of a file", 2, false, 1),
+        ("writes to a file", 2, true, 1),
+    ] {
+        let len = blocks * 4096;
+        let expose =
+            |host: &mut Host| Data::Exposed { memory: host.expose(len).unwrap(), at: 0, len };
+        let mut idle: Vec<Data> = (0..DEPTH).map(|_| expose(&mut host)).collect();
+        let command = |n: u32| {
+            let slba = u64::from(n % 512 * blocks);
+            let opcode = if write { IoOpcode::WRITE } else { IoOpcode::READ };
+            Sqe::io(opcode, nsid).with_range(slba, blocks as u16 - 1)
+        };
+        run(&mut host, &mut idle, WARM_UP, &command);
+        let before = dhat::HeapStats::get().total_blocks;
+        run(&mut host, &mut idle, MEASURED, &command);
+        let after = dhat::HeapStats::get().total_blocks;
+        for data in idle {
+            let Data::Exposed { memory, .. } = data else { panic!("other data came home") };
+            host.conceal(memory);
+        }
+        assert_eq!(after - before, 0, "allocations in {MEASURED} commands: {what}");
+    }
+    host.disconnect();
+    target.stop(Instant::now() + Duration::from_secs(5));
+}
