@@ -14,6 +14,7 @@ pub mod host;
 mod names;
 pub mod options;
 pub mod random;
+pub mod report;
 pub mod session;
 pub mod stamp;
 pub mod verify;

@@ -5,8 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use rdma::soft::cm_message::{CmMessage, DisconnectRequest, ReadyToUse, Reject, Request};
-use rdma::soft::connection::ConnectRequest;
+use rdma::soft::cm_message::{
+    CmMessage, DisconnectRequest, ReadyToUse, Reject, RejectReason, Request,
+};
+use rdma::soft::connection::{ConnectRequest, code_time};
 use rdma::soft::counters::Fate;
 use rdma::soft::endpoint::Config;
 use rdma::soft::header::{Bth, Deth, Extended, GSI_QKEY, HeaderBytes};
@@ -189,17 +191,17 @@ fn nobody_listens_and_somebody_refuses() {
 #[test]
 fn a_silent_network_ends_in_not_established() {
     let mut net = plain(false);
-    net.faults.loss = 1000;
+    net.air.faults.loss = 1000;
     let (start, host) = (net.now(), connect(&mut net, &[]));
     let events = wait(&mut net, 0);
     assert!(matches!(events[..], [Event::Gone(qp, Reason::NotEstablished)] if qp == host));
     assert_eq!(net.now() - start, Duration::from_millis(5800));
 
     // The same for the side that has accepted: it is not left with half a connection.
-    net.faults.loss = 0;
+    net.air.faults.loss = 0;
     let host = connect(&mut net, &[]);
     let asked = incoming(&mut net);
-    net.faults.loss = 1000;
+    net.air.faults.loss = 1000;
     let now = net.now();
     let target = net.node(1).endpoint.open(asked, LIMITS).unwrap();
     net.node(1).endpoint.accept(now, target, &[]);
@@ -222,7 +224,7 @@ fn a_first_message_stands_for_a_lost_confirmation() {
     net.node(1).endpoint.accept(now, target, &[]);
     // The reply arrives; the confirmation that leaves at once gets lost.
     assert!(matches!(wait(&mut net, 0)[..], [Event::Established(_)]));
-    net.lose_flights();
+    net.air.lose_flights();
     let message = net.node(0).pool.take_cell().unwrap();
     net.node(0).post(host, 2, Work::Send { from: message, invalidate: None });
     let events = wait(&mut net, 1);
@@ -239,31 +241,41 @@ fn a_lost_confirmation_is_asked_for_again() {
     let target = net.node(1).endpoint.open(asked, LIMITS).unwrap();
     net.node(1).endpoint.accept(now, target, &[]);
     assert!(matches!(wait(&mut net, 0)[..], [Event::Established(_)]));
-    net.lose_flights();
+    net.air.lose_flights();
     assert!(matches!(wait(&mut net, 1)[..], [Event::Established(qp)] if qp == target));
     assert_eq!((net.now() - now).as_millis(), 200);
     assert!(net.node(0).events().is_empty());
 }
 
 #[test]
-fn half_open_connections_are_bounded() {
-    let limits = Config { half_open: 5, half_open_per_source: 3, ..Config::default() };
+fn half_open_connections_are_bounded_and_shared_fairly() {
+    let limits = Config { half_open: 5, half_open_per_source: 4, ..Config::default() };
     let mut net = two(1, Faults::NONE, false, open_config(), limits);
     net.add(address(false, 3), open_config(), plan()).unwrap();
     let to = SocketAddr::new(address(false, 2), PORT);
-    for node in [0, 2] {
-        for _ in 0..6 {
+    let mut ask = |node: usize, times: usize| {
+        for _ in 0..times {
             let (now, from) = (net.now(), net.node(node).address);
             net.node(node).endpoint.connect(now, from, to, &[], LIMITS).unwrap();
         }
-    }
-    for _ in 0..24 {
-        net.step();
-    }
-    let asked = net.node(1).events();
-    assert_eq!(asked.len(), 5, "three of the first, then two of the other");
-    let refused = net.node(0).events().len() + net.node(2).events().len();
-    assert_eq!(refused, 7);
+        for _ in 0..times {
+            net.step();
+        }
+        let target = net.node(1);
+        let asked = target.events();
+        for event in &asked {
+            assert!(matches!(event, Event::Incoming(_)), "{event:?}");
+        }
+        (asked.len(), target.endpoint.half_open(), target.endpoint.counters()[Fate::Crowded])
+    };
+    assert_eq!(ask(0, 6), (4, 4, 2), "what one source may have");
+    assert_eq!(ask(2, 3), (3, 5, 2), "another takes the rest, and then its share of the first's");
+    assert_eq!(ask(0, 1), (1, 5, 2));
+    // Nothing is answered to who does not get in: it asks again, when the others are through.
+    let now = net.now();
+    let waiting = net.node(0);
+    assert!(waiting.events().is_empty());
+    assert!(waiting.endpoint.poll_timeout().is_some_and(|at| at > now));
 }
 
 /// Gives a message of connection management from the host to the target.
@@ -338,7 +350,10 @@ fn a_repeated_request_gets_the_same_reply_and_the_type_of_service_is_the_peers()
     assert_eq!(asked.local.ip(), to);
     let target = net.node(1).endpoint.open(asked, LIMITS).unwrap();
     inject(&mut net, CmMessage::Request(request));
-    assert_eq!(message(&mut net, 1), None, "the user is still thinking");
+    let thinking = message(&mut net, 1);
+    let Some(CmMessage::MessageReceipt(thinking)) = thinking else { panic!("{thinking:?}") };
+    assert_eq!((thinking.remote_comm_id, thinking.message), (key, 0));
+    assert!(code_time(thinking.service_timeout) >= Config::default().patience);
     let now = net.now();
     net.node(1).endpoint.accept(now, target, b"yes");
     let Some(CmMessage::Reply(reply)) = message(&mut net, 1) else { panic!() };
@@ -372,6 +387,10 @@ fn forged_endings_end_nothing() {
         inject(&mut net, ready(theirs, ours));
         assert!(net.node(1).events().is_empty());
     }
+    // Who confirms what there is not is told so; by names that are of nobody.
+    let Some(CmMessage::Reject(none)) = message(&mut net, 1) else { panic!() };
+    assert_eq!((none.local_comm_id, none.remote_comm_id), (ours ^ 1, theirs));
+    assert_eq!((none.reason, message(&mut net, 1)), (RejectReason::INVALID_COMM_ID, None));
     inject(&mut net, ready(theirs, ours));
     assert!(matches!(net.node(1).events()[..], [Event::Established(_)]));
 
@@ -613,7 +632,7 @@ fn run(seed: u64) -> Result<(), TestCaseError> {
     let mut net = two(seed, Faults::NONE, v6, config, config);
     let (host, target) = established(&mut net);
     let qps = [host, target];
-    net.faults = faults;
+    net.air.faults = faults;
     let (mut jobs, mut posted) = (Vec::new(), [0usize; 2]);
     for number in 0..1 + dice.below(24) {
         let job = Job {
@@ -698,7 +717,7 @@ fn leave(net: &mut Network, qps: [Qp; 2]) -> Result<(), TestCaseError> {
     let now = net.now();
     let node = net.node(0);
     node.endpoint.disconnect(now, qps[0], node.pool.region());
-    net.faults = Faults::NONE;
+    net.air.faults = Faults::NONE;
     drain(net);
     let ends = [net.node(0).events(), net.node(1).events()];
     prop_assert!(matches!(ends[0][..], [Event::Gone(_, Reason::Local)]), "{:?}", ends[0]);

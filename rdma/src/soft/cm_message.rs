@@ -361,6 +361,8 @@ impl RejectReason {
     pub const NO_RESOURCES: RejectReason = RejectReason(3);
     /// No answer in time.
     pub const TIMEOUT: RejectReason = RejectReason(4);
+    /// No connection of that name.
+    pub const INVALID_COMM_ID: RejectReason = RejectReason(6);
     /// Nobody offers this service.
     pub const INVALID_SERVICE: RejectReason = RejectReason(8);
     /// Not a reliable connection.

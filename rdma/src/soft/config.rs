@@ -31,10 +31,16 @@ pub struct Config {
     pub rnr_timer: RnrTimer,
     /// Queue pairs at once, at most.
     pub queue_pairs: u32,
-    /// Requests to connect that are not established yet, at most.
+    /// Connections that peers have asked for and not confirmed, at most. When one more is asked
+    /// for, the oldest of whoever has the most makes room.
     pub half_open: usize,
-    /// The same, of one address.
+    /// The same, of one address; what is more is dropped until others have come through.
     pub half_open_per_source: usize,
+    /// Half-open connections of peers that have not shown that they hear us, beyond which others
+    /// must do that before anything is done for them. 0 asks everybody, `usize::MAX` nobody.
+    pub strangers: usize,
+    /// Requests that wait for that, at most.
+    pub doubts: usize,
     /// How long the user may think about a request, and how long an ended connection is
     /// remembered.
     pub patience: Duration,
@@ -61,6 +67,8 @@ impl Default for Config {
             queue_pairs: 1024,
             half_open: 256,
             half_open_per_source: 64,
+            strangers: 16,
+            doubts: 2048,
             patience: Duration::from_secs(10),
             exposed: 0,
             steer: (1, 0),

@@ -8,25 +8,17 @@
 //! ```
 
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::cm_message::{
-    CmMessage, CmaHeader, DisconnectReply, DisconnectRequest, ReadyToUse, Reject, RejectReason,
-    Reply, Request, service_id,
+    CmMessage, CmaHeader, DisconnectReply, DisconnectRequest, MessageReceipt, ReadyToUse, Reject,
+    RejectReason, Reply, Request, service_id,
 };
+use super::crowd::Key;
 use super::header::DEFAULT_PKEY;
 use super::mad::{MAD_BYTES, MadHeader};
 use super::psn::{Psn, Qpn};
 
-/// Times a message goes out that nobody answers: "at most three replies to an unconfirmed peer",
-/// so that nobody can make us flood a third party.
-const SENDINGS: u8 = 3;
-/// The wait after the first sending; each next one is three times as long.
-const FIRST_WAIT: Duration = Duration::from_millis(200);
-/// The wait after the last sending, before the peer is given up.
-const LAST_WAIT: Duration = Duration::from_secs(5);
-/// The longest that a peer's "it takes longer" is believed.
-const MOST_PATIENCE: Duration = Duration::from_secs(60);
 /// What we tell peers of our own answers: 4.096 µs * 2^20, as Linux.
 const RESPONSE_CODE: u8 = 20;
 /// What we tell peers of our slowest acknowledgement: 4.096 µs * 2^12, 17 ms.
@@ -78,10 +70,33 @@ pub struct ConnectRequest {
 }
 
 impl ConnectRequest {
-    /// What makes it the same request when it comes again: adapter and comm id of the peer.
-    #[must_use]
-    pub fn key(&self) -> (u64, u32) {
-        (self.message.ca_guid, self.message.local_comm_id)
+    /// What makes it the same request when it comes again.
+    pub(crate) fn key(&self) -> Key {
+        let Request { ca_guid: guid, local_comm_id: comm, .. } = self.message;
+        Key { remote: self.from, local: self.to, guid, comm }
+    }
+
+    /// The question whether anybody is there who asks: a request to disconnect what there is not.
+    /// Whoever manages connections answers that by a confirmation with the same `names` (and
+    /// nothing happens), so a sender is known to hear what is sent to its address. It is as long as
+    /// the request.
+    pub(crate) fn doubt(&self, names: (u32, u32)) -> [u8; MAD_BYTES] {
+        let message = DisconnectRequest {
+            local_comm_id: names.0,
+            remote_comm_id: names.1,
+            ..DisconnectRequest::zeroed()
+        };
+        emit(CmMessage::DisconnectRequest(message), self.transaction)
+    }
+
+    /// The message that asks for patience of `time`, while the user thinks.
+    pub(crate) fn wait(&self, time: Duration) -> [u8; MAD_BYTES] {
+        let message = MessageReceipt {
+            remote_comm_id: self.message.local_comm_id,
+            service_timeout: time_code(time),
+            ..MessageReceipt::zeroed()
+        };
+        emit(CmMessage::MessageReceipt(message), self.transaction)
     }
 
     /// The message that refuses it.
@@ -105,37 +120,6 @@ pub(crate) enum Phase {
     RequestSent,
     /// Up.
     Established,
-}
-
-/// A message that is sent until it is answered.
-#[derive(Debug)]
-pub(crate) struct Retry {
-    pub(crate) mad: [u8; MAD_BYTES],
-    pub(crate) due: Instant,
-    wait: Duration,
-    left: u8,
-}
-
-impl Retry {
-    /// Whoever calls this sends `mad` for the first time now.
-    pub(crate) fn new(mad: [u8; MAD_BYTES], now: Instant) -> Retry {
-        Retry { mad, due: now + FIRST_WAIT, wait: FIRST_WAIT, left: SENDINGS - 1 }
-    }
-
-    /// `due` has come: true when the message goes out once more, false when it is given up.
-    pub(crate) fn again(&mut self, now: Instant) -> bool {
-        let again = self.left > 0;
-        self.left = self.left.saturating_sub(1);
-        self.wait *= 3;
-        self.due = now + if self.left == 0 { LAST_WAIT } else { self.wait };
-        again
-    }
-
-    /// The peer has the message, and wants `time` for its answer.
-    pub(crate) fn be_patient(&mut self, now: Instant, time: Duration) {
-        self.left = 0;
-        self.due = self.due.max(now + time.min(MOST_PATIENCE));
-    }
 }
 
 /// What our side says of itself in a request or reply.
@@ -166,10 +150,25 @@ pub(crate) struct Connection {
     pub(crate) transaction: u64,
     /// Type of service of our packets.
     pub(crate) tos: u8,
-    pub(crate) retry: Option<Retry>,
 }
 
 impl Connection {
+    /// Our address and the peer's.
+    pub(crate) fn ends(&self) -> (IpAddr, IpAddr) {
+        (self.local, self.remote)
+    }
+
+    /// The request that it comes from, if it was the peer that asked.
+    pub(crate) fn key(&self) -> Key {
+        let Connection { remote, local, remote_guid: guid, remote_comm: comm, .. } = *self;
+        Key { remote, local, guid, comm }
+    }
+
+    /// The queue pair at the other end.
+    pub(crate) fn peer(&self) -> (IpAddr, u64, Qpn) {
+        (self.remote, self.remote_guid, self.remote_qpn)
+    }
+
     /// The reply that accepts a request.
     pub(crate) fn reply(&self, offer: &Offer, private_data: &[u8]) -> [u8; MAD_BYTES] {
         let mut message = Reply {
@@ -267,6 +266,19 @@ impl Connection {
     }
 }
 
+/// Says to a peer that confirms a connection that there is none: it has had to make room, or has
+/// been given up.
+pub(crate) fn unknown(ready: &ReadyToUse, transaction: u64) -> [u8; MAD_BYTES] {
+    let message = Reject {
+        local_comm_id: ready.remote_comm_id,
+        remote_comm_id: ready.local_comm_id,
+        message: 2,
+        reason: RejectReason::INVALID_COMM_ID,
+        ..Reject::zeroed()
+    };
+    emit(CmMessage::Reject(message), transaction)
+}
+
 /// The answer to a disconnect request, which needs nothing but that request.
 pub(crate) fn left(request: &DisconnectRequest, transaction: u64) -> [u8; MAD_BYTES] {
     let message = DisconnectReply {
@@ -310,21 +322,5 @@ mod tests {
         );
         assert_eq!((mtu_bytes(0), mtu_bytes(6)), (None, None));
         assert_eq!([0, 256, 1023, 1024, 4095, 9000].map(mtu_code), [1, 1, 2, 3, 4, 5]);
-    }
-
-    #[test]
-    fn a_message_goes_out_three_times_and_then_the_peer_is_given_up() {
-        let mut now = Instant::now();
-        let start = now;
-        let mut retry = Retry::new([0; MAD_BYTES], now);
-        let mut sendings = 1;
-        loop {
-            now = retry.due;
-            if !retry.again(now) {
-                break;
-            }
-            sendings += 1;
-        }
-        assert_eq!((sendings, now - start), (3, Duration::from_millis(200 + 600 + 5000)));
     }
 }

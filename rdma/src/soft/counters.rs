@@ -61,6 +61,8 @@ fates! {
     Rejected = "rejected",
     /// A request to connect that waits until its sender proves to be there.
     Doubted = "doubted",
+    /// A request to connect from an address that has too many.
+    Crowded = "crowded",
 }
 
 impl Fate {

@@ -12,17 +12,17 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
-use super::connection::{Connection, Offer, Phase, Retry};
+use super::connection::{Connection, Offer, Phase};
 use super::counters::{Counters, Fate};
 use super::header::{Bth, Deth, Extended, GSI_QKEY, Packet};
 use super::icrc::{Checker, Flow, Verdict};
 use super::mad::MAD_BYTES;
+use super::manager::Manager;
 use super::memory::Memory;
 use super::opcode::Opcode;
 use super::outgoing::{Outgoing, Payload};
 use super::psn::{Psn, Qpn};
 use super::qp::{Io, QueuePair, Settings};
-use super::ticket::Token;
 use crate::{Event, Fault, Qp, Reason, Region, Tag, Work};
 
 pub use super::config::Config;
@@ -31,9 +31,7 @@ pub use super::config::Config;
 pub const ROCE_PORT: u16 = 4791;
 /// Messages of connection management that wait to be sent, at most; more are dropped, as the
 /// network might.
-const MOST_MESSAGES: usize = 256;
-/// Connections whose end is remembered, so that a late request is not taken for a new one.
-const MOST_ENDED: usize = 256;
+const MOST_MESSAGES: usize = 1024;
 
 /// Slots by a number that we chose at random ourselves: nobody can make these collide, so a
 /// multiplication is hash enough, and the same every time.
@@ -95,17 +93,6 @@ pub(super) struct Slot {
     gone: Option<Reason>,
 }
 
-/// A request that the user has not answered, or whose connection is not up yet.
-pub(super) struct Pending {
-    pub(super) key: (u64, u32),
-    pub(super) from: IpAddr,
-    pub(super) to: IpAddr,
-    pub(super) until: Instant,
-    pub(super) token: Token,
-    /// The message that refuses it.
-    pub(super) refusal: [u8; MAD_BYTES],
-}
-
 pub(super) struct Message {
     from: IpAddr,
     to: IpAddr,
@@ -120,12 +107,7 @@ pub struct Endpoint {
     free: Vec<u32>,
     pub(super) by_qpn: Table<Qpn>,
     pub(super) by_comm: Table<u32>,
-    pub(super) listeners: Vec<SocketAddr>,
-    pub(super) pending: VecDeque<Pending>,
-    /// Disconnect requests that want an answer, by our comm id.
-    pub(super) farewells: Vec<(u32, IpAddr, IpAddr, Retry)>,
-    /// Connections that have ended of late, by the request that made them.
-    pub(super) ended: VecDeque<((u64, u32), Instant)>,
+    pub(super) manager: Manager,
     messages: VecDeque<Message>,
     messages_sent: usize,
     gsi_psn: Psn,
@@ -145,7 +127,7 @@ impl fmt::Debug for Endpoint {
         f.debug_struct("Endpoint")
             .field("config", &self.config)
             .field("queue_pairs", &self.by_qpn.len())
-            .field("half_open", &self.pending.len())
+            .field("half_open", &self.half_open())
             .field("counters", &self.counters)
             .finish_non_exhaustive()
     }
@@ -163,10 +145,7 @@ impl Endpoint {
             free: Vec::new(),
             by_qpn: Table::default(),
             by_comm: Table::default(),
-            listeners: Vec::new(),
-            pending: VecDeque::new(),
-            farewells: Vec::new(),
-            ended: VecDeque::new(),
+            manager: Manager::new(&config),
             messages: VecDeque::new(),
             messages_sent: 0,
             gsi_psn: Psn::default(),
@@ -200,6 +179,12 @@ impl Endpoint {
     /// How many events wait to be told.
     pub(super) fn waiting_events(&self) -> usize {
         self.events.len()
+    }
+
+    /// Connections that peers have asked for and not confirmed.
+    #[must_use]
+    pub fn half_open(&self) -> usize {
+        self.manager.half_open.len()
     }
 
     /// The memory that peers may access.
@@ -308,6 +293,7 @@ impl Endpoint {
 
     /// The next datagram to send; none when there is nothing more to say just now.
     pub fn poll_transmit(&mut self, now: Instant, region: &Region) -> Option<Transmit> {
+        self.end_displaced(now, region);
         if let Some(message) = self.messages.get(self.messages_sent) {
             let mut bth = Bth::new(Opcode::UdSendOnly, Qpn::GSI, self.gsi_psn);
             bth.ack_request = true;
@@ -400,22 +386,17 @@ impl Endpoint {
         let covered = |at: IpAddr| {
             address == at || address.is_unspecified() && address.is_ipv4() == at.is_ipv4()
         };
-        self.listeners.iter().any(|listener| listener.ip() == address)
+        self.manager.listeners.iter().any(|listener| listener.ip() == address)
             || self.slots.iter().flatten().any(|slot| covered(slot.connection.local))
-            || self.farewells.iter().any(|farewell| covered(farewell.1))
-            || self.pending.iter().any(|pending| covered(pending.to))
+            || self.manager.uses(covered)
     }
 
     /// When [`Endpoint::handle_timeout`] wants to be called.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         let slots = self.slots.iter().flatten().filter(|slot| slot.gone.is_none());
-        let of_slots = slots.flat_map(|slot| {
-            let retry = slot.connection.retry.as_ref().map(|retry| retry.due);
-            [slot.qp.poll_timeout(), retry]
-        });
-        let farewells = self.farewells.iter().map(|(.., retry)| retry.due);
-        of_slots.flatten().chain(farewells).min()
+        let of_slots = slots.filter_map(|slot| slot.qp.poll_timeout());
+        of_slots.chain(self.manager.retries.next()).min()
     }
 
     /// Time has passed.
@@ -467,6 +448,9 @@ impl Endpoint {
         };
         self.by_qpn.insert(connection.local_qpn, number);
         self.by_comm.insert(connection.local_comm, number);
+        if connection.phase == Phase::Opened {
+            self.manager.index(&connection, number);
+        }
         let slot = Slot { qp, connection, settings, ready: false, gone: None };
         self.slots[number as usize] = Some(slot);
         Some(number)
@@ -481,20 +465,17 @@ impl Endpoint {
             return;
         }
         slot.gone = Some(reason);
-        slot.connection.retry = None;
         let (memory, events) = (&mut self.memory, &mut self.events);
         slot.qp.close(&mut Io { region, memory, events, qp: Qp(number) });
-        let key = (slot.connection.remote_guid, slot.connection.remote_comm);
-        self.by_qpn.remove(&slot.connection.local_qpn);
-        self.by_comm.remove(&slot.connection.local_comm);
+        let connection = &slot.connection;
+        self.by_qpn.remove(&connection.local_qpn);
+        self.by_comm.remove(&connection.local_comm);
+        self.manager.forget(connection, number);
+        if connection.remote_comm != 0 {
+            let until = now + self.config.patience;
+            self.manager.ended.insert(connection.key(), (), Some(until));
+        }
         self.leaving.push_back(number);
-        self.pending.retain(|pending| pending.key != key);
-        if self.ended.len() >= MOST_ENDED {
-            self.ended.pop_front();
-        }
-        if key.1 != 0 {
-            self.ended.push_back((key, now + self.config.patience));
-        }
     }
 
     /// The live connection of a queue pair.
@@ -523,7 +504,8 @@ impl Endpoint {
         loop {
             let comm = (self.entropy)() as u32;
             let used = self.by_comm.contains_key(&comm)
-                || self.farewells.iter().any(|(used, ..)| *used == comm);
+                || self.manager.retries.get(comm).is_some()
+                || self.manager.doubts_by_name.contains_key(&comm);
             if comm != 0 && !used {
                 return comm;
             }

@@ -1,34 +1,166 @@
-//! Connection management of an [`Endpoint`]: what its user asks for, what the peers' messages do
-//! (IBTA volume 1, 12.9 "Communication management state machines"; annex A11 "RDMA IP CM
-//! Service"). Nothing here has been authenticated by anything but addresses and numbers that are
-//! hard to guess, so everything is bounded, and a question costs at most a few answers of its own size.
+//! Connection management of an [`Endpoint`]: what its user asks for, and what time brings (IBTA
+//! volume 1, 12.9 "Communication management state machines"; annex A11 "RDMA IP CM Service").
+//! What the peers' messages do is in `peers`.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
-use super::cm_message::{
-    CmMessage, CmaHeader, DisconnectRequest, Reject, RejectReason, Reply, service_port,
-};
-use super::connection::{ConnectRequest, Connection, Phase, Retry, code_time, left, mtu_bytes};
-use super::counters::Fate;
-use super::endpoint::{Endpoint, Path, Pending, ROCE_PORT};
+use super::cm_message::RejectReason;
+use super::connection::{ConnectRequest, Connection, Phase, mtu_bytes};
+use super::crowd::{Crowd, Key};
+use super::endpoint::{Config, Endpoint, Path, ROCE_PORT};
 use super::mad::MAD_BYTES;
 use super::psn::{Psn, Qpn};
 use super::qp::{QueuePair, Settings};
+use super::retries::{Due, Retries, Retry};
 use super::ticket::{Ticket, Token};
-use crate::{Event, FabricError, Incoming, Qp, QpLimits, Reason, Region};
+use crate::{FabricError, Incoming, Qp, QpLimits, Reason, Region};
+
+/// Disconnect requests that are repeated until they are answered, at most; more are sent once.
+const MOST_FAREWELLS: usize = 1024;
+/// Connections whose end is remembered, so that a late request is not taken for a new one.
+const MOST_ENDED: usize = 1024;
+/// While so few connections are half open, a reply that may have got lost is repeated unasked.
+const FEW_HALF_OPEN: usize = 32;
+
+/// A connection that a peer has asked for and not confirmed.
+#[derive(Debug)]
+pub(super) struct HalfOpen {
+    /// Our name of it, once the user has made a queue pair.
+    pub(super) comm: Option<u32>,
+    /// The peer has answered a message of ours: somebody is there.
+    pub(super) proven: bool,
+    /// Messages of the peer less messages to it. In a flood, nothing is sent that is not covered.
+    pub(super) credit: u32,
+    /// What the user does with the request.
+    pub(super) token: Token,
+    /// The message that refuses it.
+    pub(super) refusal: [u8; MAD_BYTES],
+}
+
+impl HalfOpen {
+    /// Of a request, which may be answered. (So may the answer to a question of ours, but that is
+    /// spent on the question.)
+    pub(super) fn new(request: &ConnectRequest, proven: bool) -> HalfOpen {
+        HalfOpen {
+            comm: None,
+            proven,
+            credit: 1,
+            token: Token::new(),
+            refusal: request.reject(RejectReason::CONSUMER, &[]),
+        }
+    }
+}
+
+/// A request whose sender is asked for a sign of life before it gets any further.
+#[derive(Debug)]
+pub(super) struct Doubt {
+    pub(super) request: ConnectRequest,
+    /// The names of the connection, at our side and at the peer's, that we ask about. There is no
+    /// such connection, and only who gets the question can know them.
+    pub(super) names: (u32, u32),
+}
+
+/// What connection management knows, except for the connections themselves.
+pub(super) struct Manager {
+    pub(super) listeners: Vec<SocketAddr>,
+    /// Live connections that peers have asked for, by their requests.
+    pub(super) by_request: BTreeMap<Key, u32>,
+    /// Live connections by address, adapter and queue pair of the peer.
+    pub(super) by_peer: BTreeMap<(IpAddr, u64, Qpn), u32>,
+    pub(super) half_open: Crowd<HalfOpen>,
+    /// How many of those are not proven.
+    pub(super) strangers: usize,
+    pub(super) doubts: Crowd<Doubt>,
+    pub(super) doubts_by_name: BTreeMap<u32, Key>,
+    /// Our names of connections that have had to make room and still have a queue pair.
+    pub(super) displaced: Vec<u32>,
+    /// Connections that have ended of late.
+    pub(super) ended: Crowd<()>,
+    pub(super) retries: Retries,
+}
+
+impl Manager {
+    pub(super) fn new(config: &Config) -> Manager {
+        Manager {
+            listeners: Vec::new(),
+            by_request: BTreeMap::new(),
+            by_peer: BTreeMap::new(),
+            half_open: Crowd::new(config.half_open),
+            strangers: 0,
+            doubts: Crowd::new(config.doubts),
+            doubts_by_name: BTreeMap::new(),
+            displaced: Vec::new(),
+            ended: Crowd::new(MOST_ENDED),
+            retries: Retries::default(),
+        }
+    }
+
+    /// Takes a connection off the list of those that are half open.
+    pub(super) fn forget_half_open(&mut self, key: &Key) -> Option<HalfOpen> {
+        let half = self.half_open.remove(key)?;
+        self.strangers -= usize::from(!half.proven);
+        Some(half)
+    }
+
+    /// A request that its user has lost.
+    fn dropped(&self) -> Option<Key> {
+        let mut offered = self.half_open.expiring();
+        offered.find(|(_, half)| half.token.is_dropped()).map(|(key, _)| key)
+    }
+
+    /// Whether anything is said from this address of ours, or asked there; of an unspecified one,
+    /// from any.
+    pub(super) fn uses(&self, covered: impl Fn(IpAddr) -> bool) -> bool {
+        self.retries.iter().any(|retry| covered(retry.local))
+            || self.half_open.expiring().any(|(key, _)| covered(key.local))
+    }
+
+    /// Forgets what has waited too long.
+    pub(super) fn expire(&mut self, now: Instant) {
+        while let Some((_, half)) = self.half_open.expire(now) {
+            self.strangers -= usize::from(!half.proven);
+        }
+        while let Some((_, doubt)) = self.doubts.expire(now) {
+            self.doubts_by_name.remove(&doubt.names.0);
+        }
+        while self.ended.expire(now).is_some() {}
+    }
+
+    /// Takes note of a live connection's peer, once it is known.
+    pub(super) fn index(&mut self, connection: &Connection, number: u32) {
+        self.by_peer.insert(connection.peer(), number);
+        if connection.phase == Phase::Opened {
+            self.by_request.insert(connection.key(), number);
+        }
+    }
+
+    /// A connection has ended.
+    pub(super) fn forget(&mut self, connection: &Connection, number: u32) {
+        if self.by_peer.get(&connection.peer()) == Some(&number) {
+            self.by_peer.remove(&connection.peer());
+        }
+        let key = connection.key();
+        if self.by_request.get(&key) == Some(&number) {
+            self.by_request.remove(&key);
+            self.forget_half_open(&key);
+        }
+        self.retries.remove(connection.local_comm);
+    }
+}
 
 impl Endpoint {
     /// Accepts requests for a port of an address (an unspecified one means all).
     pub fn listen(&mut self, at: SocketAddr) {
-        if !self.listeners.contains(&at) {
-            self.listeners.push(at);
+        if !self.manager.listeners.contains(&at) {
+            self.manager.listeners.push(at);
         }
     }
 
     /// No longer accepts requests there. Connections stay.
     pub fn unlisten(&mut self, at: SocketAddr) {
-        self.listeners.retain(|listener| *listener != at);
+        self.manager.listeners.retain(|listener| *listener != at);
     }
 
     /// Makes the queue pair for a request. Receives may be posted at once.
@@ -65,18 +197,34 @@ impl Endpoint {
             transaction: request.transaction,
             // Without the bits that would promise to heed congestion marks.
             tos: message.primary_traffic_class & 0xfc,
-            retry: None,
         };
+        let comm = connection.local_comm;
         let qp = QueuePair::new(limits.receives, limits.sends);
         let number = self.insert(qp, connection, settings).ok_or_else(|| {
-            self.pending.retain(|pending| pending.key != request.key());
-            self.tell(request.to, request.from, request.reject(RejectReason::NO_QP, &[]));
+            self.refuse_request(&request, RejectReason::NO_QP, &[]);
             FabricError(format!(
                 "all {} queue pairs are in use: raise the limit of connections",
                 self.config.queue_pairs
             ))
         })?;
+        self.hold(&request, comm);
         Ok(Qp(number))
+    }
+
+    /// The half-open connection of a request has a queue pair now. When it has had to make room
+    /// meanwhile, or came through another endpoint, somebody makes room for it here.
+    fn hold(&mut self, request: &ConnectRequest, comm: u32) {
+        let key = request.key();
+        match self.manager.half_open.get_mut(&key) {
+            Some(half) => {
+                half.comm = Some(comm);
+                self.manager.half_open.keep(&key);
+            }
+            None => {
+                let half = HalfOpen { comm: Some(comm), ..HalfOpen::new(request, true) };
+                self.add_half_open(key, half, None);
+            }
+        }
     }
 
     /// Answers the request of an opened queue pair with a reply that carries `private_data` (at
@@ -93,9 +241,10 @@ impl Endpoint {
         let offer = self.offer(&settings);
         let Some(slot) = self.live(qp) else { return };
         let mad = slot.connection.reply(&offer, private_data);
-        slot.connection.retry = Some(Retry::new(mad, now));
-        let (local, remote) = (slot.connection.local, slot.connection.remote);
-        self.tell(local, remote, mad);
+        let (ends, comm, key) =
+            (slot.connection.ends(), slot.connection.local_comm, slot.connection.key());
+        self.manager.retries.insert(comm, Retry::new(mad, ends, Some(qp.0), now));
+        self.answer(&key, ends, mad);
         self.mark_ready(qp.0);
     }
 
@@ -109,27 +258,33 @@ impl Endpoint {
     pub(super) fn refuse(&mut self, incoming: Incoming, why: RejectReason, private_data: &[u8]) {
         self.forget_sent();
         if let Some(request) = Ticket::answer(incoming) {
-            self.pending.retain(|pending| pending.key != request.key());
-            self.tell(request.to, request.from, request.reject(why, private_data));
+            self.refuse_request(&request, why, private_data);
         }
+    }
+
+    fn refuse_request(&mut self, request: &ConnectRequest, why: RejectReason, private: &[u8]) {
+        self.manager.forget_half_open(&request.key());
+        self.tell(request.to, request.from, request.reject(why, private));
     }
 
     /// Refuses what its user has lost.
     pub(super) fn refuse_dropped(&mut self) {
-        while let Some(at) = self.pending.iter().position(|pending| pending.token.is_dropped()) {
-            let Some(pending) = self.pending.remove(at) else { return };
-            self.tell(pending.to, pending.from, pending.refusal);
+        while let Some(key) = self.manager.dropped() {
+            let Some(half) = self.manager.forget_half_open(&key) else { return };
+            self.tell(key.local, key.remote, half.refusal);
         }
     }
 
     /// Whether a user still thinks about a request, or has lost it without our having noticed.
     pub(super) fn is_asking(&self) -> bool {
-        self.pending.iter().any(|pending| pending.token.is_open() || pending.token.is_dropped())
+        let mut offered = self.manager.half_open.expiring();
+        offered.any(|(_, half)| half.token.is_open() || half.token.is_dropped())
     }
 
-    /// Asks a listener at `to` for a connection on a path, which is an address of ours or more, with
-    /// `private_data` (at most 56 bytes; more are cut off). It comes up with [`Event::Established`], or ends with
-    /// [`Event::Gone`]. Of `limits`, `reads` are those of the peer that we answer at once.
+    /// Asks a listener at `to` for a connection on a path, which is an address of ours or more,
+    /// with `private_data` (at most 56 bytes; more are cut off). It comes up with
+    /// [`crate::Event::Established`], or ends with [`crate::Event::Gone`]. Of `limits`, `reads` are
+    /// those of the peer that we answer at once.
     ///
     /// # Errors
     /// There are as many queue pairs as there may be, or the addresses are of different versions.
@@ -154,7 +309,7 @@ impl Endpoint {
             answered_reads: self.config.answered_reads.min(limits.reads),
             ..self.settings()
         };
-        let mut connection = Connection {
+        let connection = Connection {
             phase: Phase::RequestSent,
             local: from,
             remote: to.ip(),
@@ -165,15 +320,15 @@ impl Endpoint {
             remote_qpn: Qpn::default(),
             transaction: self.random_transaction(),
             tos: 0,
-            retry: None,
         };
         let offer = self.offer(&settings);
         let mad = connection.request(&offer, to.port(), ROCE_PORT, private_data);
-        connection.retry = Some(Retry::new(mad, now));
+        let (ends, comm) = (connection.ends(), connection.local_comm);
         let qp = QueuePair::new(limits.receives, limits.sends);
         let number = self.insert(qp, connection, settings).ok_or_else(|| {
             FabricError(format!("all {} queue pairs are in use", self.config.queue_pairs))
         })?;
+        self.manager.retries.insert(comm, Retry::new(mad, ends, Some(number), now));
         self.tell(from, to.ip(), mad);
         Ok(Qp(number))
     }
@@ -183,23 +338,29 @@ impl Endpoint {
         self.forget_sent();
         let Some(slot) = self.live(qp) else { return };
         let connection = &slot.connection;
-        let (local, remote) = (connection.local, connection.remote);
+        let (ends, comm, key) = (connection.ends(), connection.local_comm, connection.key());
+        let mut farewell = None;
         match connection.phase {
             Phase::Established => {
-                let (comm, mad) = (connection.local_comm, connection.leave());
-                self.farewells.push((comm, local, remote, Retry::new(mad, now)));
-                self.tell(local, remote, mad);
+                let mad = connection.leave();
+                farewell = Some(Retry::new(mad, ends, None, now));
+                self.tell(ends.0, ends.1, mad);
             }
             Phase::Opened | Phase::ReplySent => {
                 let mad = connection.give_up(RejectReason::CONSUMER);
-                self.tell(local, remote, mad);
+                self.answer(&key, ends, mad);
             }
             Phase::RequestSent => {
                 let mad = connection.give_up(RejectReason::TIMEOUT);
-                self.tell(local, remote, mad);
+                self.tell(ends.0, ends.1, mad);
             }
         }
         self.remove(now, qp.0, Reason::Local, region);
+        if let Some(retry) = farewell
+            && self.manager.retries.len() < self.config.queue_pairs as usize + MOST_FAREWELLS
+        {
+            self.manager.retries.insert(comm, retry);
+        }
     }
 
     /// What all connections of this endpoint have in common.
@@ -223,296 +384,69 @@ impl Endpoint {
 
     /// Messages that nobody has answered in time.
     pub(super) fn retry(&mut self, now: Instant, region: &Region) {
-        let mut farewells = std::mem::take(&mut self.farewells);
-        farewells.retain_mut(|(_, local, remote, retry)| {
-            if retry.due > now {
-                return true;
-            }
-            let again = retry.again(now);
-            if again {
-                self.tell(*local, *remote, retry.mad);
-            }
-            again
-        });
-        self.farewells = farewells;
         self.refuse_dropped();
-        self.pending.retain(|pending| pending.until > now);
-        for number in 0..self.slots.len() as u32 {
+        self.manager.expire(now);
+        while let Some(due) = self.manager.retries.take_due(now) {
+            match due {
+                Due::Again(retry) => {
+                    let mad = retry.mad;
+                    self.say(&retry, mad);
+                }
+                Due::GivenUp(retry) => {
+                    let Some(number) = retry.slot else { continue };
+                    let Some(slot) = self.live(Qp(number)) else { continue };
+                    let mad = slot.connection.give_up(RejectReason::TIMEOUT);
+                    self.say(&retry, mad);
+                    self.remove(now, number, Reason::NotEstablished, region);
+                }
+            }
+        }
+    }
+
+    /// Sends a message that has not been asked for, at least not just now.
+    fn say(&mut self, retry: &Retry, mad: [u8; MAD_BYTES]) {
+        let ends = (retry.local, retry.remote);
+        let slot = retry.slot.and_then(|number| self.live(Qp(number)));
+        match slot.filter(|slot| slot.connection.phase == Phase::ReplySent) {
+            Some(slot) => {
+                let key = slot.connection.key();
+                self.answer(&key, ends, mad);
+            }
+            None => self.tell(ends.0, ends.1, mad),
+        }
+    }
+
+    /// Sends a message to a peer that has not confirmed its connection, and so may be somebody who
+    /// has never asked for it: when many are half open, only in answer to one of at least its size.
+    pub(super) fn answer(&mut self, key: &Key, ends: (IpAddr, IpAddr), mad: [u8; MAD_BYTES]) {
+        let few = self.manager.half_open.len() < FEW_HALF_OPEN;
+        if let Some(half) = self.manager.half_open.get_mut(key) {
+            if half.credit == 0 && !few {
+                return;
+            }
+            half.credit = half.credit.saturating_sub(1);
+        }
+        self.tell(ends.0, ends.1, mad);
+    }
+
+    /// Lists a half-open connection; somebody may have to make room for it.
+    pub(super) fn add_half_open(&mut self, key: Key, half: HalfOpen, until: Option<Instant>) {
+        self.manager.strangers += usize::from(!half.proven);
+        if let Some((_, displaced)) = self.manager.half_open.insert(key, half, until) {
+            self.manager.strangers -= usize::from(!displaced.proven);
+            self.manager.displaced.extend(displaced.comm);
+        }
+    }
+
+    /// Ends the connections that have had to make room. Their peers may ask again at once.
+    pub(super) fn end_displaced(&mut self, now: Instant, region: &Region) {
+        while let Some(comm) = self.manager.displaced.pop() {
+            let Some(number) = self.by_comm.get(&comm).copied() else { continue };
             let Some(slot) = self.live(Qp(number)) else { continue };
-            let (local, remote) = (slot.connection.local, slot.connection.remote);
-            let Some(retry) = slot.connection.retry.as_mut().filter(|r| r.due <= now) else {
-                continue;
-            };
-            if retry.again(now) {
-                let mad = retry.mad;
-                self.tell(local, remote, mad);
-            } else {
-                let mad = slot.connection.give_up(RejectReason::TIMEOUT);
-                self.tell(local, remote, mad);
+            if matches!(slot.connection.phase, Phase::Opened | Phase::ReplySent) {
+                let key = slot.connection.key();
                 self.remove(now, number, Reason::NotEstablished, region);
-            }
-        }
-    }
-
-    /// Our reply has arrived.
-    pub(super) fn establish(&mut self, number: u32) {
-        let Some(slot) = self.live(Qp(number)) else { return };
-        if slot.connection.phase == Phase::ReplySent {
-            slot.connection.phase = Phase::Established;
-            slot.connection.retry = None;
-            let key = (slot.connection.remote_guid, slot.connection.remote_comm);
-            self.pending.retain(|pending| pending.key != key);
-            self.events.push_back(Event::Established(Qp(number)));
-        }
-    }
-
-    /// A message of connection management has come, undamaged.
-    pub(super) fn on_message(
-        &mut self,
-        now: Instant,
-        from: IpAddr,
-        to: IpAddr,
-        mad: &[u8; MAD_BYTES],
-        region: &Region,
-    ) -> Fate {
-        let Some((header, message)) = CmMessage::parse(mad) else { return Fate::Unknown };
-        let find = |this: &mut Endpoint, ours: u32, theirs: u32| {
-            let number = *this.by_comm.get(&ours)?;
-            let slot = this.live(Qp(number))?;
-            let right = slot.connection.local == to && slot.connection.is_of(from, theirs);
-            right.then_some(number)
-        };
-        let number = match message {
-            CmMessage::Request(message) => {
-                let transaction = header.transaction;
-                let request = ConnectRequest { message, transaction, from, to };
-                return self.on_request(now, request, region);
-            }
-            CmMessage::Reply(message) => {
-                let number = find(self, message.remote_comm_id, message.local_comm_id);
-                number.inspect(|number| self.on_reply(*number, &message))
-            }
-            CmMessage::ReadyToUse(message) => {
-                let number = find(self, message.remote_comm_id, message.local_comm_id);
-                number.inspect(|number| self.establish(*number))
-            }
-            CmMessage::Reject(message) => {
-                let number = find(self, message.remote_comm_id, message.local_comm_id);
-                number.inspect(|number| self.on_reject(now, *number, &message, region))
-            }
-            CmMessage::MessageReceipt(message) => {
-                let number = find(self, message.remote_comm_id, message.local_comm_id);
-                let slot = number.and_then(|number| self.live(Qp(number)));
-                if let Some(retry) = slot.and_then(|slot| slot.connection.retry.as_mut()) {
-                    retry.be_patient(now, code_time(message.service_timeout));
-                }
-                number
-            }
-            CmMessage::DisconnectRequest(message) => {
-                let number = find(self, message.remote_comm_id, message.local_comm_id);
-                self.on_disconnect(now, number, &message, from, to, region);
-                if self.is_ours_or_unknown(number, &message) {
-                    self.tell(to, from, left(&message, header.transaction));
-                }
-                number
-            }
-            CmMessage::DisconnectReply(message) => {
-                let before = self.farewells.len();
-                self.farewells.retain(|(comm, local, remote, _)| {
-                    (*comm, *local, *remote) != (message.remote_comm_id, to, from)
-                });
-                (self.farewells.len() < before).then_some(0)
-            }
-        };
-        if number.is_some() { Fate::Message } else { Fate::Unknown }
-    }
-
-    /// The peer refuses, or has changed its mind.
-    fn on_reject(&mut self, now: Instant, number: u32, message: &Reject, region: &Region) {
-        let reason = match self.live(Qp(number)).map(|slot| slot.connection.phase) {
-            Some(Phase::Established) => Reason::Peer,
-            Some(Phase::RequestSent) => Reason::Rejected {
-                code: i32::from(message.reason.0),
-                private_data: message.private_data.to_vec(),
-            },
-            _ => Reason::NotEstablished,
-        };
-        self.remove(now, number, reason, region);
-    }
-
-    /// Whether a disconnect request deserves its answer: always, unless it names a connection but
-    /// not that one's queue pair.
-    fn is_ours_or_unknown(&mut self, number: Option<u32>, message: &DisconnectRequest) -> bool {
-        let slot = number.and_then(|number| self.live(Qp(number)));
-        slot.is_none_or(|slot| slot.connection.local_qpn == message.remote_qpn)
-    }
-
-    fn on_disconnect(
-        &mut self,
-        now: Instant,
-        number: Option<u32>,
-        message: &DisconnectRequest,
-        from: IpAddr,
-        to: IpAddr,
-        region: &Region,
-    ) {
-        // Both may leave at once: then this answers ours as well.
-        self.farewells.retain(|(comm, local, remote, _)| {
-            (*comm, *local, *remote) != (message.remote_comm_id, to, from)
-        });
-        let Some(number) = number else { return };
-        let slot = self.live(Qp(number));
-        if slot.is_some_and(|slot| slot.connection.local_qpn == message.remote_qpn) {
-            self.remove(now, number, Reason::Peer, region);
-        }
-    }
-
-    /// Somebody asks to connect.
-    fn on_request(&mut self, now: Instant, request: ConnectRequest, region: &Region) -> Fate {
-        if self.is_repeated(&request) {
-            return Fate::Repeated;
-        }
-        let private = match self.check_request(now, &request) {
-            Ok(private) => private,
-            Err(reason) => {
-                self.tell(request.to, request.from, request.reject(reason, &[]));
-                return Fate::Rejected;
-            }
-        };
-        if let Some(old) = self.restarted(&request) {
-            // The peer has forgotten its connection: it goes, and the peer's next try comes
-            // through. (At once would be possible, but then a forged request could do it too
-            // without the peer's noticing.)
-            self.tell(request.to, request.from, request.reject(RejectReason::STALE, &[]));
-            if let Some(slot) = self.live(Qp(old)) {
-                let mad = slot.connection.leave();
-                self.tell(request.to, request.from, mad);
-            }
-            self.remove(now, old, Reason::Peer, region);
-            return Fate::Rejected;
-        }
-        let (header, private_data) = private;
-        let port = service_port(request.message.service_id).unwrap_or_default();
-        let until = now + self.config.patience;
-        let token = Token::new();
-        self.pending.push_back(Pending {
-            key: request.key(),
-            from: request.from,
-            to: request.to,
-            until,
-            token: token.clone(),
-            refusal: request.reject(RejectReason::CONSUMER, &[]),
-        });
-        self.events.push_back(Event::Incoming(Incoming::detached(
-            SocketAddr::new(request.to, port),
-            SocketAddr::new(request.from, header.source_port),
-            private_data.to_vec(),
-            request.message.responder_resources,
-            Box::new(Ticket::new(request, token)),
-        )));
-        Fate::Message
-    }
-
-    /// The same request again: its reply got lost, or has not been made yet.
-    fn is_repeated(&mut self, request: &ConnectRequest) -> bool {
-        let same = |slot: &&super::endpoint::Slot| {
-            let c = &slot.connection;
-            (c.remote, c.local) == (request.from, request.to)
-                && (c.remote_guid, c.remote_comm) == request.key()
-                && matches!(c.phase, Phase::Opened | Phase::ReplySent | Phase::Established)
-        };
-        let slots = self.by_qpn.values().filter_map(|n| self.slots.get(*n as usize)?.as_ref());
-        if let Some(slot) = slots.into_iter().find(same) {
-            if let Some(mad) = slot.connection.retry.as_ref().map(|retry| retry.mad) {
-                self.tell(request.to, request.from, mad);
-            }
-            return true;
-        }
-        self.pending.iter().any(|p| (p.key, p.from) == (request.key(), request.from))
-    }
-
-    /// The connection of the very queue pair from which somebody asks for another.
-    fn restarted(&self, request: &ConnectRequest) -> Option<u32> {
-        let message = &request.message;
-        self.by_qpn.values().copied().find(|number| {
-            let slot = self.slots.get(*number as usize).and_then(Option::as_ref);
-            slot.map(|slot| &slot.connection).is_some_and(|c| {
-                (c.remote, c.remote_guid, c.remote_qpn)
-                    == (request.from, message.ca_guid, message.qpn)
-            })
-        })
-    }
-
-    /// What a request must be like.
-    fn check_request(
-        &mut self,
-        now: Instant,
-        request: &ConnectRequest,
-    ) -> Result<(CmaHeader, [u8; CmaHeader::USER_BYTES]), RejectReason> {
-        let message = &request.message;
-        let port = service_port(message.service_id).ok_or(RejectReason::INVALID_SERVICE)?;
-        let heard = self.listeners.iter().any(|listener| {
-            listener.port() == port
-                && (listener.ip() == request.to
-                    || listener.ip().is_unspecified() && listener.is_ipv4() == request.to.is_ipv4())
-        });
-        let private = CmaHeader::parse(&message.private_data).filter(|_| heard);
-        let private = private.ok_or(RejectReason::INVALID_SERVICE)?;
-        if message.transport != 0 || message.extended_transport != 0 {
-            return Err(RejectReason::INVALID_TRANSPORT);
-        }
-        if (private.0.source, private.0.destination) != (request.from, request.to) {
-            return Err(RejectReason::INVALID_GID);
-        }
-        if mtu_bytes(message.path_mtu).is_none_or(|mtu| mtu > self.config.mtu) {
-            return Err(RejectReason::INVALID_MTU);
-        }
-        if message.qpn.get() < 2 {
-            return Err(RejectReason::NO_QP);
-        }
-        self.ended.retain(|(_, until)| *until > now);
-        if self.ended.iter().any(|(key, _)| *key == request.key()) {
-            return Err(RejectReason::STALE);
-        }
-        self.pending.retain(|pending| pending.until > now);
-        let of_source = self.pending.iter().filter(|p| p.from == request.from).count();
-        let full = self.pending.len() >= self.config.half_open;
-        if full || of_source >= self.config.half_open_per_source {
-            return Err(RejectReason::NO_RESOURCES);
-        }
-        Ok(private)
-    }
-
-    /// Our request has been accepted, or our confirmation of that got lost.
-    fn on_reply(&mut self, number: u32, message: &Reply) {
-        let Some(slot) = self.live(Qp(number)) else { return };
-        let connection = &mut slot.connection;
-        let first = connection.phase == Phase::RequestSent;
-        if first && message.qpn.get() >= 2 {
-            connection.phase = Phase::Established;
-            connection.retry = None;
-            connection.remote_comm = message.local_comm_id;
-            connection.remote_guid = message.ca_guid;
-            connection.remote_qpn = message.qpn;
-            slot.settings = Settings {
-                peer: message.qpn,
-                send_psn: message.starting_psn,
-                reads: slot.settings.reads.min(message.responder_resources).max(1),
-                rnr_retries: message.rnr_retry_count,
-                ..slot.settings
-            };
-            slot.qp.ready_to_receive(&slot.settings);
-            slot.qp.ready_to_send();
-        }
-        let mine = slot.connection.phase == Phase::Established
-            && slot.connection.remote_comm == message.local_comm_id;
-        if mine {
-            let (local, remote) = (slot.connection.local, slot.connection.remote);
-            let mad = slot.connection.ready();
-            self.tell(local, remote, mad);
-            self.mark_ready(number);
-            if first {
-                self.events.push_back(Event::Established(Qp(number)));
+                self.manager.ended.remove(&key);
             }
         }
     }

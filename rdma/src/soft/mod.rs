@@ -4,7 +4,7 @@
 //! ```text
 //! datagram ──► endpoint ──► icrc ──► qp ──► responder ──► receives, exposed memory (one copy)
 //!                 │                   └───► requester ──► sends, reads, writes
-//!                 └──► manager, connection (messages of queue pair 1)
+//!                 └──► peers, manager, connection (messages of queue pair 1)
 //! headers + slice of the pool + CRC ◄── outgoing ◄── qp
 //! ```
 //!
@@ -14,11 +14,13 @@
 //! Whatever comes from the wire is hostile: it is parsed with checked arithmetic into bounded
 //! memory, and nothing that it contains makes this code panic.
 
+mod air;
 pub mod capture;
 pub mod cm_message;
 mod config;
 pub mod connection;
 pub mod counters;
+mod crowd;
 pub mod endpoint;
 pub mod header;
 pub mod icrc;
@@ -27,11 +29,13 @@ mod manager;
 pub mod memory;
 pub mod opcode;
 pub mod outgoing;
+mod peers;
 mod provider;
 pub mod psn;
 pub mod qp;
 mod requester;
 mod responder;
+mod retries;
 pub mod sim;
 mod sockopt;
 mod ticket;

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Everything that is not input or output is here or in the endpoint; the wire is UDP sockets
-//! (`udp.rs`). Calls of the trait that bring no time use that of the last poll.
+//! (`udp.rs`), or simulated air (`air.rs`). Calls of the trait that bring no time use that of the last poll.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -14,11 +14,14 @@ use std::sync::Arc;
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
+use nix::sys::epoll::{Epoll, EpollCreateFlags};
+
+use super::air::AirPort;
 use super::capture::Capture;
 use super::cm_message::RejectReason;
 use super::connection::{ConnectRequest, mtu_bytes};
 use super::counters::Counters;
-use super::endpoint::{Config, Endpoint};
+use super::endpoint::{Config, Endpoint, Path};
 use super::memory::Rights;
 use super::udp::{SocketBuffers, Udp};
 use crate::{
@@ -66,6 +69,63 @@ impl Default for Options {
 #[derive(Debug)]
 pub(super) enum Wire {
     Udp(Udp),
+    /// Simulated. The descriptor is never readable: there is nothing to sleep for.
+    Air(AirPort, Epoll),
+}
+
+impl Wire {
+    /// Takes part at an address of ours.
+    fn open(&mut self, at: SocketAddr) -> Result<(), FabricError> {
+        match self {
+            Wire::Udp(udp) => udp.open(at),
+            Wire::Air(..) => Ok(()),
+        }
+    }
+
+    /// The way to a peer.
+    fn path(&mut self, to: SocketAddr) -> Result<Path, FabricError> {
+        match self {
+            Wire::Udp(udp) => udp.path(to),
+            Wire::Air(port, _) => Ok(Path::from(port.address())),
+        }
+    }
+
+    /// The largest payload of a packet on the way to a peer that has found us, if known.
+    fn path_mtu(&self, from: IpAddr, to: IpAddr) -> Option<u32> {
+        match self {
+            Wire::Udp(udp) => udp.path_mtu(from, to),
+            Wire::Air(..) => None,
+        }
+    }
+
+    fn receive(&mut self, now: Instant, endpoint: &mut Endpoint, region: &Region, events: usize) {
+        match self {
+            Wire::Udp(udp) => udp.receive(now, endpoint, region, events),
+            Wire::Air(port, _) => port.receive(now, endpoint, region, events),
+        }
+    }
+
+    fn transmit(&mut self, now: Instant, endpoint: &mut Endpoint, region: &Region) {
+        match self {
+            Wire::Udp(udp) => udp.transmit(now, endpoint, region),
+            Wire::Air(port, _) => port.transmit(now, endpoint, region),
+        }
+    }
+
+    /// Closes what no address needs; true when there may be more of that later.
+    fn retain(&mut self, used: impl Fn(IpAddr) -> bool) -> bool {
+        match self {
+            Wire::Udp(udp) => udp.retain(used),
+            Wire::Air(..) => false,
+        }
+    }
+
+    fn is_blocked(&self) -> bool {
+        match self {
+            Wire::Udp(udp) => udp.is_blocked(),
+            Wire::Air(..) => false,
+        }
+    }
 }
 
 /// The provider over UDP sockets: needs no device, no kernel module and no privilege.
@@ -97,6 +157,26 @@ impl Soft {
         Ok(Soft::over(wire, Endpoint::new(config, Box::new(entropy)), region))
     }
 
+    /// A fabric in simulated air, whose clock is that of the calls and whose numbers that nobody
+    /// may guess are those of `entropy`.
+    ///
+    /// # Errors
+    /// The system gives no epoll instance.
+    pub fn in_air(
+        port: AirPort,
+        config: Config,
+        entropy: Box<dyn FnMut() -> u64 + Send>,
+        now: Instant,
+        region: Arc<Region>,
+    ) -> Result<Soft, FabricError> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)
+            .map_err(|e| FabricError(format!("cannot make an epoll instance: {}", e.desc())))?;
+        let endpoint = Endpoint::new(config, entropy);
+        let mut fabric = Soft::over(Wire::Air(port, epoll), endpoint, region);
+        fabric.now = now;
+        Ok(fabric)
+    }
+
     /// A fabric over any wire.
     pub(super) fn over(wire: Wire, endpoint: Endpoint, region: Arc<Region>) -> Soft {
         Soft {
@@ -116,21 +196,25 @@ impl Soft {
         self.endpoint.counters()
     }
 
-    /// From now on writes down everything that is sent and received.
+    /// From now on writes down everything that is sent and received. Simulated air is not
+    /// written down.
     pub fn capture_to(&mut self, capture: Capture) {
-        let Wire::Udp(udp) = &mut self.wire;
-        udp.capture = Some(capture);
+        if let Wire::Udp(udp) = &mut self.wire {
+            udp.capture = Some(capture);
+        }
     }
 
     /// What the system has granted to each open socket.
     pub fn socket_buffers(&self) -> impl Iterator<Item = SocketBuffers> {
-        let Wire::Udp(udp) = &self.wire;
-        udp.buffers()
+        let udp = match &self.wire {
+            Wire::Udp(udp) => Some(udp),
+            Wire::Air(..) => None,
+        };
+        udp.into_iter().flat_map(Udp::buffers)
     }
 
     fn transmit(&mut self) {
-        let Wire::Udp(udp) = &mut self.wire;
-        udp.transmit(self.now, &mut self.endpoint, &self.region);
+        self.wire.transmit(self.now, &mut self.endpoint, &self.region);
     }
 
     /// Peers' accesses to exposed memory are ordinary loads and stores of the thread that drives
@@ -148,8 +232,8 @@ impl Soft {
 
     /// Closes what is no longer listened at or talked from.
     fn tidy(&mut self) {
-        let (Wire::Udp(udp), endpoint) = (&mut self.wire, &self.endpoint);
-        self.untidy = udp.retain(|address| endpoint.uses(address));
+        let endpoint = &self.endpoint;
+        self.untidy = self.wire.retain(|address| endpoint.uses(address));
     }
 
     /// Hands out events until the batch is `end` long.
@@ -163,15 +247,16 @@ impl Soft {
 
 impl AsFd for Soft {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        let Wire::Udp(udp) = &self.wire;
-        udp.as_fd()
+        match &self.wire {
+            Wire::Udp(udp) => udp.as_fd(),
+            Wire::Air(_, epoll) => epoll.0.as_fd(),
+        }
     }
 }
 
 impl Fabric for Soft {
     fn listen(&mut self, at: SocketAddr) -> Result<(), FabricError> {
-        let Wire::Udp(udp) = &mut self.wire;
-        udp.open(at)?;
+        self.wire.open(at)?;
         self.endpoint.listen(at);
         Ok(())
     }
@@ -182,11 +267,10 @@ impl Fabric for Soft {
     }
 
     fn open(&mut self, incoming: Incoming, limits: QpLimits) -> Result<Qp, FabricError> {
-        let Wire::Udp(udp) = &mut self.wire;
         if let Some(request) = ConnectRequest::of(&incoming) {
             let asked = mtu_bytes(request.message.path_mtu).unwrap_or_default();
             let (from, remote) = (request.to, request.from);
-            let carried = udp.path_mtu(from, remote).unwrap_or(self.endpoint.mtu());
+            let carried = self.wire.path_mtu(from, remote).unwrap_or(self.endpoint.mtu());
             if asked > carried {
                 self.endpoint.refuse(incoming, RejectReason::INVALID_MTU, &[]);
                 return Err(FabricError(format!(
@@ -212,8 +296,7 @@ impl Fabric for Soft {
         private_data: &[u8],
         limits: QpLimits,
     ) -> Result<Qp, FabricError> {
-        let Wire::Udp(udp) = &mut self.wire;
-        let path = udp.path(to)?;
+        let path = self.wire.path(to)?;
         self.endpoint.connect(self.now, path, to, private_data, limits)
     }
 
@@ -273,8 +356,7 @@ impl Fabric for Soft {
             batch.push(event);
         }
         self.deliver(end, batch);
-        let Wire::Udp(udp) = &mut self.wire;
-        udp.receive(now, &mut self.endpoint, &self.region, end - batch.len());
+        self.wire.receive(now, &mut self.endpoint, &self.region, end - batch.len());
         if self.endpoint.poll_timeout().is_some_and(|due| due <= now) {
             self.endpoint.handle_timeout(now, &self.region);
         }
@@ -284,8 +366,7 @@ impl Fabric for Soft {
             self.tidy();
         }
         // A user whom nothing was told may go to sleep now, and owes us no flush.
-        let Wire::Udp(udp) = &self.wire;
-        let waiting = udp.is_blocked() || self.endpoint.has_transmits();
+        let waiting = self.wire.is_blocked() || self.endpoint.has_transmits();
         if batch.len() == start && !self.posted && waiting {
             self.transmit();
         }

@@ -81,6 +81,8 @@ struct Store {
 /// A system call under way.
 #[derive(Debug)]
 struct Call {
+    /// Whose it is.
+    ring: usize,
     flight: Flight,
     step: Step,
     answer: i32,
@@ -97,7 +99,8 @@ pub struct SimDisk {
     pub faults: DiskFaults,
     dice: Dice,
     now: Instant,
-    region: Arc<Region>,
+    /// The memory of each reactor.
+    regions: Vec<Arc<Region>>,
     stores: Vec<Store>,
     /// Which store has which number.
     attached: Vec<(BackingId, usize)>,
@@ -105,8 +108,17 @@ pub struct SimDisk {
     free: Vec<u32>,
     due: BinaryHeap<Reverse<(Instant, u64, u32)>>,
     number: u64,
-    ready: Vec<Done>,
+    ready: Vec<(usize, Done)>,
     trace: Arc<Trace>,
+}
+
+/// What one reactor sees of the stores.
+#[derive(Debug)]
+pub struct SimRing<'a> {
+    /// The stores.
+    pub disk: &'a mut SimDisk,
+    /// The reactor.
+    pub ring: usize,
 }
 
 impl SimDisk {
@@ -119,7 +131,6 @@ impl SimDisk {
         seed: u64,
         faults: DiskFaults,
         shapes: &[(u32, u32)],
-        region: Arc<Region>,
         now: Instant,
         trace: Arc<Trace>,
     ) -> SimDisk {
@@ -127,7 +138,7 @@ impl SimDisk {
             faults,
             dice: Dice::new(seed),
             now,
-            region,
+            regions: Vec::new(),
             stores: shapes.iter().map(|(blocks, bytes)| Store::new(*blocks, *bytes)).collect(),
             attached: Vec::new(),
             calls: Vec::new(),
@@ -137,6 +148,11 @@ impl SimDisk {
             ready: Vec::new(),
             trace,
         }
+    }
+
+    /// Gives the stores to reactors with this memory.
+    pub fn open(&mut self, regions: Vec<Arc<Region>>) {
+        self.regions = regions;
     }
 
     /// Serves a store under a number.
@@ -170,27 +186,34 @@ impl SimDisk {
         self.calls.len() - self.free.len() + self.ready.len()
     }
 
-    /// Appends what has come home.
-    pub fn reap(&mut self, done: &mut Vec<Done>) {
-        done.append(&mut self.ready);
+    /// Lets happen what is due; then a reactor to which something has come home, if there is one.
+    pub fn run(&mut self) -> Option<usize> {
         while let Some(Reverse((due, _, slot))) = self.due.peek().copied()
             && due <= self.now
         {
             self.due.pop();
-            done.extend(self.finish(slot));
+            let home = self.finish(slot);
+            self.ready.extend(home);
         }
+        self.ready.first().map(|(ring, _)| *ring)
+    }
+
+    /// Appends what has come home to a reactor.
+    pub fn reap(&mut self, ring: usize, done: &mut Vec<Done>) {
+        self.run();
+        done.extend(self.ready.extract_if(.., |(of, _)| *of == ring).map(|(_, done)| done));
     }
 
     /// The target is gone, and everything that it had asked for; with `power` also what was not
-    /// durable, or a part of that. The stores can then be opened by another one with `region`.
-    pub fn crash(&mut self, power: bool, region: Arc<Region>) {
+    /// durable, or a part of that.
+    pub fn crash(&mut self, power: bool) {
         for slot in 0..self.calls.len() as u32 {
             let Some(call) = self.calls[slot as usize].take() else { continue };
             let store = &mut self.stores[call.flight.attachment as usize];
             let block = u64::from(store.block_bytes);
             for from in (call.early..call.effective).step_by(block as usize) {
                 if self.dice.per_mille(500) {
-                    store.apply(slot, &call, &self.region, from, from + block);
+                    store.apply(slot, &call, &self.regions[call.ring], from, from + block);
                 }
             }
         }
@@ -202,7 +225,7 @@ impl SimDisk {
         self.free.clear();
         self.due.clear();
         self.ready.clear();
-        self.region = region;
+        self.regions.clear();
     }
 
     /// Whether a store failed to make data durable: it is in no better state than one that has
@@ -213,7 +236,7 @@ impl SimDisk {
     }
 
     /// Begins the next system call of a flight, in a slot or a new one.
-    fn issue(&mut self, mut flight: Flight, slot: Option<u32>) {
+    fn issue(&mut self, ring: usize, mut flight: Flight, slot: Option<u32>) {
         let store = &mut self.stores[flight.attachment as usize];
         let step = flight.step(&store.backing);
         let (faults, dice) = (self.faults, &mut self.dice);
@@ -246,18 +269,18 @@ impl SimDisk {
             1 => effective,
             _ => dice.below(effective / block + 1) * block,
         };
-        let mut wait = faults.latency + part(dice, faults.jitter);
+        let mut wait = faults.latency + dice.part(faults.jitter);
         if dice.per_mille(faults.slow) {
-            wait += part(dice, faults.stall);
+            wait += dice.part(faults.stall);
         }
         store.order += 1;
         let since = store.order;
-        let mut call = Call { flight, step, answer, early, effective, since };
+        let mut call = Call { ring, flight, step, answer, early, effective, since };
         let slot = slot.or_else(|| self.free.pop()).unwrap_or_else(|| {
             self.calls.push(None);
             self.calls.len() as u32 - 1
         });
-        call.run(slot, store, &self.region, 0, early);
+        call.run(slot, store, &self.regions[ring], 0, early);
         self.number += 1;
         self.due.push(Reverse((self.now + wait, self.number, slot)));
         self.trace.note([0x10, slot.into(), answer as u64], || {
@@ -270,13 +293,13 @@ impl SimDisk {
     }
 
     /// A system call returns.
-    fn finish(&mut self, slot: u32) -> Option<Done> {
+    fn finish(&mut self, slot: u32) -> Option<(usize, Done)> {
         let mut call = self.calls[slot as usize].take()?;
         let store = &mut self.stores[call.flight.attachment as usize];
         let (from, to) = (call.early, call.effective);
-        call.run(slot, store, &self.region, from, to);
+        call.run(slot, store, &self.regions[call.ring], from, to);
         store.returned(slot, &call);
-        let Call { mut flight, answer, .. } = call;
+        let Call { ring, mut flight, answer, .. } = call;
         let outcome = flight.advance(answer, &store.backing);
         self.trace.note([0x11, slot.into(), answer as u64], || {
             let more = if outcome.is_none() { ", goes on" } else { "" };
@@ -284,34 +307,31 @@ impl SimDisk {
         });
         match outcome {
             None => {
-                self.issue(flight, Some(slot));
+                self.issue(ring, flight, Some(slot));
                 None
             }
             Some(outcome) => {
                 self.free.push(slot);
-                Some(flight.done(outcome))
+                Some((ring, flight.done(outcome)))
             }
         }
     }
 }
 
-impl Disk for SimDisk {
+impl Disk for SimRing<'_> {
     fn submit(&mut self, backing: BackingId, tag: Tag, op: Op) {
-        let Some((_, store)) = self.attached.iter().find(|(id, _)| *id == backing) else {
+        let SimRing { disk, ring } = self;
+        let Some((_, store)) = disk.attached.iter().find(|(id, _)| *id == backing) else {
             let gone = Err(Status::INVALID_NAMESPACE.with_dnr());
-            self.ready.push(Flight::new(u32::MAX, tag, op).done(gone));
+            disk.ready.push((*ring, Flight::new(u32::MAX, tag, op).done(gone)));
             return;
         };
         let flight = Flight::new(*store as u32, tag, op);
-        match flight.shortcut(&self.stores[*store].backing) {
-            Some(outcome) => self.ready.push(flight.done(outcome)),
-            None => self.issue(flight, None),
+        match flight.shortcut(&disk.stores[*store].backing) {
+            Some(outcome) => disk.ready.push((*ring, flight.done(outcome))),
+            None => disk.issue(*ring, flight, None),
         }
     }
-}
-
-fn part(dice: &mut Dice, whole: Duration) -> Duration {
-    Duration::from_nanos(dice.below(whole.as_nanos() as u64 + 1))
 }
 
 impl Call {
@@ -502,7 +522,8 @@ mod tests {
         };
         let (pool, now) = (Pool::new(plan).unwrap(), Instant::now());
         let trace = Arc::new(Trace::new(super::super::trace::Telling::Nothing, now));
-        let mut disk = SimDisk::new(seed, faults, &[(64, 512)], pool.region().clone(), now, trace);
+        let mut disk = SimDisk::new(seed, faults, &[(64, 512)], now, trace);
+        disk.open(vec![pool.region().clone()]);
         disk.attach(ID, 0);
         Bench { pool, disk, now }
     }
@@ -514,19 +535,23 @@ mod tests {
             buf
         }
 
+        fn submit(&mut self, tag: Tag, op: Op) {
+            SimRing { disk: &mut self.disk, ring: 0 }.submit(ID, tag, op);
+        }
+
         fn wait(&mut self) -> Done {
             let mut done = Vec::new();
             while done.is_empty() {
                 self.now = self.disk.next_due().expect("something under way");
                 self.disk.advance(self.now);
-                self.disk.reap(&mut done);
+                self.disk.reap(0, &mut done);
             }
             assert_eq!(done.len(), 1);
             done.remove(0)
         }
 
         fn ask(&mut self, op: Op) -> Result<(), Status> {
-            self.disk.submit(ID, 5, op);
+            self.submit(5, op);
             let done = self.wait();
             assert_eq!(done.tag, 5);
             done.buf.into_iter().for_each(|buf| self.pool.give(buf));
@@ -541,7 +566,7 @@ mod tests {
         /// The first byte of each of so many blocks from the first on.
         fn read(&mut self, blocks: u32) -> Vec<u8> {
             let into = self.buf(blocks, 0xee);
-            self.disk.submit(ID, 0, Op::Read { into, at: 0 });
+            self.submit(0, Op::Read { into, at: 0 });
             let done = self.wait();
             assert_eq!(done.outcome, Ok(()));
             let buf = done.buf.unwrap();
@@ -551,7 +576,8 @@ mod tests {
         }
 
         fn crash(&mut self, power: bool) {
-            self.disk.crash(power, self.pool.region().clone());
+            self.disk.crash(power);
+            self.disk.open(vec![self.pool.region().clone()]);
             self.disk.attach(ID, 0);
         }
     }
@@ -599,11 +625,11 @@ mod tests {
         for seed in 0..50 {
             let mut bench = bench(seed, PERFECT);
             let from = bench.buf(1, 1);
-            bench.disk.submit(ID, 1, Op::Flush);
-            bench.disk.submit(ID, 2, Op::Write { from, at: 0, fua: false });
+            bench.submit(1, Op::Flush);
+            bench.submit(2, Op::Write { from, at: 0, fua: false });
             let mut done = Vec::new();
             bench.disk.advance(bench.now + PERFECT.latency);
-            bench.disk.reap(&mut done);
+            bench.disk.reap(0, &mut done);
             assert_eq!(done.iter().map(|done| done.tag).collect::<Vec<_>>(), [1, 2]);
             done.into_iter().filter_map(|done| done.buf).for_each(|buf| bench.pool.give(buf));
             bench.crash(true);

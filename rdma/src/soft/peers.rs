@@ -1,0 +1,368 @@
+//! Connection management of an [`Endpoint`]: what the peers' messages do. Nothing in them has been
+//! authenticated by anything but addresses and numbers that are hard to guess, so everything is
+//! bounded, and a message costs one of its own size, or none.
+//!
+//! # Floods
+//!
+//! A request to connect is cheap to make, and its sender's address easy to forge; but it costs the
+//! user a queue pair with receives. What becomes of it depends on how many connections are half
+//! open, which means asked for and not confirmed:
+//!
+//! ```text
+//! request ──┬─ few strangers ─────────────────────────► the user ──► reply ──► confirmed
+//!           └─ many: doubt, and a question ──answer──►     (each stage bounded)
+//! ```
+//!
+//! The question is a request to disconnect a connection that there is not. Every manager of
+//! connections answers that, without a further thought, by confirming; so after one round trip it is
+//! known that somebody lives at the address, and whoever forges addresses gets no further. Where
+//! there is no more room, the oldest of whoever has the most makes some (`crowd`).
+//!
+//! Bytes that go to a peer that has not confirmed are never more than came from it, but for a few:
+//! while hardly anything is half open, a reply is repeated twice, in case that it got lost.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use super::cm_message::{
+    CmMessage, CmaHeader, DisconnectReply, DisconnectRequest, ReadyToUse, Reject, RejectReason,
+    Reply, service_port,
+};
+use super::connection::{ConnectRequest, Phase, code_time, left, mtu_bytes, unknown};
+use super::counters::Fate;
+use super::endpoint::Endpoint;
+use super::mad::{MAD_BYTES, MadHeader};
+use super::manager::{Doubt, HalfOpen};
+use super::qp::Settings;
+use super::ticket::Ticket;
+use crate::{Event, Incoming, Qp, Reason, Region};
+
+/// How long the answer to a question is waited for.
+const DOUBT: Duration = Duration::from_secs(2);
+
+impl Endpoint {
+    /// A message of connection management has come, undamaged.
+    pub(super) fn on_message(
+        &mut self,
+        now: Instant,
+        from: IpAddr,
+        to: IpAddr,
+        mad: &[u8; MAD_BYTES],
+        region: &Region,
+    ) -> Fate {
+        let Some((header, message)) = CmMessage::parse(mad) else { return Fate::Unknown };
+        let MadHeader { transaction, .. } = header;
+        let find = |this: &mut Endpoint, ours: u32, theirs: u32| {
+            let number = *this.by_comm.get(&ours)?;
+            let slot = this.live(Qp(number))?;
+            let right = slot.connection.local == to && slot.connection.is_of(from, theirs);
+            right.then_some(number)
+        };
+        let known = match message {
+            CmMessage::Request(message) => {
+                let request = ConnectRequest { message, transaction, from, to };
+                return self.on_request(now, request, region);
+            }
+            CmMessage::DisconnectReply(message) => {
+                return self.on_disconnect_reply(now, from, to, &message);
+            }
+            CmMessage::Reply(message) => {
+                let number = find(self, message.remote_comm_id, message.local_comm_id);
+                number.map(|number| self.on_reply(number, &message))
+            }
+            CmMessage::ReadyToUse(message) => {
+                let number = find(self, message.remote_comm_id, message.local_comm_id);
+                self.on_ready(number, &message, (to, from), transaction);
+                number.map(drop)
+            }
+            CmMessage::Reject(message) => {
+                let number = find(self, message.remote_comm_id, message.local_comm_id);
+                number.map(|number| self.on_reject(now, number, &message, region))
+            }
+            CmMessage::MessageReceipt(message) => {
+                let number = find(self, message.remote_comm_id, message.local_comm_id);
+                let time = code_time(message.service_timeout);
+                number.map(|_| self.manager.retries.be_patient(message.remote_comm_id, now, time))
+            }
+            CmMessage::DisconnectRequest(message) => {
+                let number = find(self, message.remote_comm_id, message.local_comm_id);
+                let ours = number.and_then(|number| self.live(Qp(number)));
+                let forged = ours.is_some_and(|o| o.connection.local_qpn != message.remote_qpn);
+                if forged {
+                    return Fate::Unknown;
+                }
+                self.on_disconnect(now, number, &message, (to, from), region);
+                self.tell(to, from, left(&message, transaction));
+                number.map(drop)
+            }
+        };
+        if known.is_some() { Fate::Message } else { Fate::Unknown }
+    }
+
+    /// The peer leaves. That is answered also when there is nothing to leave, because an earlier
+    /// answer may have got lost.
+    fn on_disconnect(
+        &mut self,
+        now: Instant,
+        number: Option<u32>,
+        message: &DisconnectRequest,
+        ends: (IpAddr, IpAddr),
+        region: &Region,
+    ) {
+        // Both may leave at once: then this answers ours as well.
+        self.end_farewell(message.remote_comm_id, ends);
+        if let Some(number) = number {
+            self.remove(now, number, Reason::Peer, region);
+        }
+    }
+
+    /// Our farewell has been heard; or the sender of a request has shown that it hears us.
+    fn on_disconnect_reply(
+        &mut self,
+        now: Instant,
+        from: IpAddr,
+        to: IpAddr,
+        message: &DisconnectReply,
+    ) -> Fate {
+        let names = (message.remote_comm_id, message.local_comm_id);
+        let Some(key) = self.manager.doubts_by_name.get(&names.0).copied() else {
+            let heard = self.end_farewell(names.0, (to, from));
+            return if heard { Fate::Message } else { Fate::Unknown };
+        };
+        let doubt = self.manager.doubts.get(&key);
+        if (key.remote, key.local) != (from, to) || doubt.is_none_or(|d| d.names != names) {
+            return Fate::Unknown;
+        }
+        self.manager.doubts_by_name.remove(&names.0);
+        let Some(Doubt { request, .. }) = self.manager.doubts.remove(&key) else {
+            return Fate::Unknown;
+        };
+        match self.check_request(&request) {
+            Ok(private) => self.admit(now, request, private, true),
+            Err(reason) => self.turn_away(&request, reason),
+        }
+    }
+
+    /// Ends the repetition of a farewell; false when there is none of that name to that peer.
+    fn end_farewell(&mut self, comm: u32, ends: (IpAddr, IpAddr)) -> bool {
+        let retry = self.manager.retries.get(comm);
+        let found = retry.is_some_and(|r| r.slot.is_none() && (r.local, r.remote) == ends);
+        if found {
+            self.manager.retries.remove(comm);
+        }
+        found
+    }
+
+    /// The peer refuses, or has changed its mind.
+    fn on_reject(&mut self, now: Instant, number: u32, message: &Reject, region: &Region) {
+        let reason = match self.live(Qp(number)).map(|slot| slot.connection.phase) {
+            Some(Phase::Established) => Reason::Peer,
+            Some(Phase::RequestSent) => Reason::Rejected {
+                code: i32::from(message.reason.0),
+                private_data: message.private_data.to_vec(),
+            },
+            _ => Reason::NotEstablished,
+        };
+        self.remove(now, number, reason, region);
+    }
+
+    /// A peer confirms a connection. If there is none any more, it should know.
+    fn on_ready(
+        &mut self,
+        number: Option<u32>,
+        message: &ReadyToUse,
+        ends: (IpAddr, IpAddr),
+        transaction: u64,
+    ) {
+        match number {
+            Some(number) => self.establish(number),
+            None if self.by_comm.contains_key(&message.remote_comm_id) => {}
+            None => self.tell(ends.0, ends.1, unknown(message, transaction)),
+        }
+    }
+
+    /// Our reply has arrived.
+    pub(super) fn establish(&mut self, number: u32) {
+        let Some(slot) = self.live(Qp(number)) else { return };
+        if slot.connection.phase == Phase::ReplySent {
+            slot.connection.phase = Phase::Established;
+            let (comm, key) = (slot.connection.local_comm, slot.connection.key());
+            self.manager.retries.remove(comm);
+            self.manager.forget_half_open(&key);
+            self.events.push_back(Event::Established(Qp(number)));
+        }
+    }
+
+    /// Somebody asks to connect.
+    fn on_request(&mut self, now: Instant, request: ConnectRequest, region: &Region) -> Fate {
+        self.manager.expire(now);
+        if self.is_repeated(&request) {
+            return Fate::Repeated;
+        }
+        let private = match self.check_request(&request) {
+            Ok(private) => private,
+            Err(reason) => return self.turn_away(&request, reason),
+        };
+        if let Some(old) = self.restarted(&request) {
+            // The peer has forgotten its connection: it goes, and the peer's next try comes
+            // through. (At once would be possible, but then a forged request could do it too
+            // without the peer's noticing.)
+            let up = self.live(Qp(old)).filter(|slot| slot.connection.phase == Phase::Established);
+            if let Some(mad) = up.map(|slot| slot.connection.leave()) {
+                self.tell(request.to, request.from, mad);
+            }
+            self.remove(now, old, Reason::Peer, region);
+            return self.turn_away(&request, RejectReason::STALE);
+        }
+        if self.manager.half_open.count_of(request.from) >= self.config.half_open_per_source {
+            return Fate::Crowded;
+        }
+        if self.manager.strangers >= self.config.strangers {
+            self.doubt(now, request);
+            return Fate::Doubted;
+        }
+        self.admit(now, request, private, false)
+    }
+
+    fn turn_away(&mut self, request: &ConnectRequest, reason: RejectReason) -> Fate {
+        self.tell(request.to, request.from, request.reject(reason, &[]));
+        Fate::Rejected
+    }
+
+    /// Asks whether anybody is there.
+    fn doubt(&mut self, now: Instant, request: ConnectRequest) {
+        let names = (self.random_comm(), self.random_comm());
+        let (key, doubt) = (request.key(), Doubt { request, names });
+        self.manager.doubts_by_name.insert(names.0, key);
+        if let Some((_, displaced)) = self.manager.doubts.insert(key, doubt, Some(now + DOUBT)) {
+            self.manager.doubts_by_name.remove(&displaced.names.0);
+        }
+        self.tell(request.to, request.from, request.doubt(names));
+    }
+
+    /// Lets the user know of a request.
+    fn admit(
+        &mut self,
+        now: Instant,
+        request: ConnectRequest,
+        (header, private_data): (CmaHeader, [u8; CmaHeader::USER_BYTES]),
+        proven: bool,
+    ) -> Fate {
+        if self.manager.half_open.count_of(request.from) >= self.config.half_open_per_source {
+            return Fate::Crowded;
+        }
+        let half = HalfOpen::new(&request, proven);
+        let ticket = Ticket::new(request, half.token.clone());
+        self.add_half_open(request.key(), half, Some(now + self.config.patience));
+        let port = service_port(request.message.service_id).unwrap_or_default();
+        self.events.push_back(Event::Incoming(Incoming::detached(
+            SocketAddr::new(request.to, port),
+            SocketAddr::new(request.from, header.source_port),
+            private_data.to_vec(),
+            request.message.responder_resources,
+            Box::new(ticket),
+        )));
+        Fate::Message
+    }
+
+    /// The same request again: what answered it got lost, or has not been made yet.
+    fn is_repeated(&mut self, request: &ConnectRequest) -> bool {
+        let (key, ends) = (request.key(), (request.to, request.from));
+        let known = self.manager.by_request.get(&key).copied();
+        let phase = known.and_then(|n| self.live(Qp(n))).map(|slot| slot.connection.phase);
+        if phase == Some(Phase::Established) {
+            return true;
+        }
+        if let Some(half) = self.manager.half_open.get_mut(&key) {
+            half.credit = half.credit.saturating_add(1);
+            let reply = half.comm.and_then(|comm| self.manager.retries.get(comm));
+            let mad = match reply {
+                Some(reply) => reply.mad,
+                None => request.wait(self.config.patience),
+            };
+            self.answer(&key, ends, mad);
+            return true;
+        }
+        if let Some(doubt) = self.manager.doubts.get(&key) {
+            let mad = request.doubt(doubt.names);
+            self.tell(ends.0, ends.1, mad);
+            return true;
+        }
+        phase.is_some()
+    }
+
+    /// The connection of the very queue pair from which somebody asks for another.
+    fn restarted(&self, request: &ConnectRequest) -> Option<u32> {
+        let message = &request.message;
+        self.manager.by_peer.get(&(request.from, message.ca_guid, message.qpn)).copied()
+    }
+
+    /// What a request must be like.
+    fn check_request(
+        &self,
+        request: &ConnectRequest,
+    ) -> Result<(CmaHeader, [u8; CmaHeader::USER_BYTES]), RejectReason> {
+        let message = &request.message;
+        let port = service_port(message.service_id).ok_or(RejectReason::INVALID_SERVICE)?;
+        let heard = self.manager.listeners.iter().any(|listener| {
+            listener.port() == port
+                && (listener.ip() == request.to
+                    || listener.ip().is_unspecified() && listener.is_ipv4() == request.to.is_ipv4())
+        });
+        let private = CmaHeader::parse(&message.private_data).filter(|_| heard);
+        let private = private.ok_or(RejectReason::INVALID_SERVICE)?;
+        if message.transport != 0 || message.extended_transport != 0 {
+            return Err(RejectReason::INVALID_TRANSPORT);
+        }
+        if (private.0.source, private.0.destination) != (request.from, request.to) {
+            return Err(RejectReason::INVALID_GID);
+        }
+        if mtu_bytes(message.path_mtu).is_none_or(|mtu| mtu > self.config.mtu) {
+            return Err(RejectReason::INVALID_MTU);
+        }
+        if message.qpn.get() < 2 {
+            return Err(RejectReason::NO_QP);
+        }
+        if self.manager.ended.get(&request.key()).is_some() {
+            return Err(RejectReason::STALE);
+        }
+        Ok(private)
+    }
+
+    /// Our request has been accepted, or our confirmation of that got lost.
+    fn on_reply(&mut self, number: u32, message: &Reply) {
+        let Some(slot) = self.live(Qp(number)) else { return };
+        let connection = &mut slot.connection;
+        let first = connection.phase == Phase::RequestSent;
+        if first && message.qpn.get() >= 2 {
+            connection.phase = Phase::Established;
+            connection.remote_comm = message.local_comm_id;
+            connection.remote_guid = message.ca_guid;
+            connection.remote_qpn = message.qpn;
+            slot.settings = Settings {
+                peer: message.qpn,
+                send_psn: message.starting_psn,
+                reads: slot.settings.reads.min(message.responder_resources).max(1),
+                rnr_retries: message.rnr_retry_count,
+                ..slot.settings
+            };
+            slot.qp.ready_to_receive(&slot.settings);
+            slot.qp.ready_to_send();
+            let (comm, peer) = (slot.connection.local_comm, slot.connection.peer());
+            self.manager.retries.remove(comm);
+            self.manager.by_peer.insert(peer, number);
+        }
+        let Some(slot) = self.live(Qp(number)) else { return };
+        let mine = slot.connection.phase == Phase::Established
+            && slot.connection.remote_comm == message.local_comm_id;
+        if mine {
+            let (local, remote) = slot.connection.ends();
+            let mad = slot.connection.ready();
+            self.tell(local, remote, mad);
+            self.mark_ready(number);
+            if first {
+                self.events.push_back(Event::Established(Qp(number)));
+            }
+        }
+    }
+}
