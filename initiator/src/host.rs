@@ -70,6 +70,9 @@ pub enum Error {
     /// Anything on this side.
     #[error("{0}")]
     Local(String),
+    /// What was asked for cannot be: the command line, or the arguments of a call.
+    #[error("{0}")]
+    Usage(String),
 }
 
 /// A connected host.
@@ -110,11 +113,7 @@ impl Host {
         host.drive(None, |host| host.session.phase() != Phase::Starting);
         match host.session.phase() {
             Phase::Ready => Ok(host),
-            _ => {
-                let why = host.why();
-                host.leave();
-                Err(why)
-            }
+            _ => Err(host.why()),
         }
     }
 
@@ -158,13 +157,14 @@ impl Host {
         }
     }
 
-    /// Why the association ended.
-    fn why(&self) -> Error {
+    /// Why the association ended: what is known when the last connection is gone.
+    fn why(&mut self) -> Error {
+        self.leave();
         Error::Ended(self.session.ended().cloned().unwrap_or(Ended::Closed))
     }
 
     /// Waits until the connections are gone, or long enough.
-    fn leave(mut self) {
+    fn leave(&mut self) {
         let until = Instant::now() + GOODBYE;
         self.drive(Some(until), |host| host.session.phase() == Phase::Ended);
     }

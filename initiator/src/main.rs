@@ -1,11 +1,24 @@
-//! The tool `nvmf`.
+//! The tool `nvmf`: a user-space NVMe over RDMA host on the command line. Its commands, options
+//! and JSON are those of nvme-cli, where it has them; but there is no device, so every command
+//! says which target it means, connects, acts and disconnects.
+
+mod cli;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use initiator::Error;
 
+use cli::output::Output;
+use cli::{act, blocks, discover, feature, identify, list, log, registers};
+
+/// A user-space NVMe over RDMA host.
+///
+/// Needs no kernel module, no device and no privilege. Commands, options and JSON follow nvme-cli.
+///
+/// Exit codes: 0 done, 1 failed, 2 usage.
 #[derive(Parser, Debug)]
-#[command(name = "nvmf", version, about = "A user-space NVMe over RDMA host")]
+#[command(name = "nvmf", version, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -13,19 +26,112 @@ struct Cli {
 
 #[derive(Subcommand, Debug)]
 enum Command {
+    /// Ask a discovery service what it offers
+    Discover(discover::Args),
+    /// List the namespaces that a target offers us
+    List(list::Args),
+    /// Identify Controller
+    IdCtrl(identify::Controller),
+    /// Identify Namespace
+    IdNs(identify::Namespace),
+    /// List the active namespaces of a subsystem
+    ListNs(identify::List),
+    /// Namespace Identification Descriptors
+    NsDescs(identify::Namespace),
+    /// SMART / Health Information log
+    SmartLog(log::SmartArgs),
+    /// Error Information log
+    ErrorLog(log::ErrorArgs),
+    /// Any log page
+    GetLog(log::PageArgs),
+    /// Get Features
+    GetFeature(feature::GetArgs),
+    /// Set Features
+    SetFeature(feature::SetArgs),
+    /// Read blocks
+    Read(blocks::Args),
+    /// Write blocks
+    Write(blocks::Args),
+    /// Have the controller compare blocks with given data
+    Compare(blocks::Args),
+    /// Flush
+    Flush(act::FlushArgs),
+    /// Write Zeroes
+    WriteZeroes(act::ZeroesArgs),
+    /// Dataset Management
+    Dsm(act::DsmArgs),
+    /// Controller properties
+    ShowRegs(registers::Args),
     /// Measure how fast a namespace is
     Bench(initiator::bench::Args),
     /// Write, read back and check that nothing is lost
     Verify(initiator::verify::Args),
 }
 
+impl Command {
+    fn run(&self) -> Result<ExitCode, Error> {
+        match self {
+            Command::Discover(args) => discover::run(args),
+            Command::List(args) => list::run(args),
+            Command::IdCtrl(args) => identify::controller(args),
+            Command::IdNs(args) => identify::namespace(args),
+            Command::ListNs(args) => identify::list(args),
+            Command::NsDescs(args) => identify::descriptors(args),
+            Command::SmartLog(args) => log::smart(args),
+            Command::ErrorLog(args) => log::errors(args),
+            Command::GetLog(args) => log::page(args),
+            Command::GetFeature(args) => feature::get(args),
+            Command::SetFeature(args) => feature::set(args),
+            Command::Read(args) => blocks::read(args),
+            Command::Write(args) => blocks::write(args),
+            Command::Compare(args) => blocks::compare(args),
+            Command::Flush(args) => act::flush(args),
+            Command::WriteZeroes(args) => act::write_zeroes(args),
+            Command::Dsm(args) => act::dsm(args),
+            Command::ShowRegs(args) => registers::run(args),
+            Command::Bench(args) => return initiator::bench::run(args),
+            Command::Verify(args) => return initiator::verify::run(args),
+        }
+        .map(|()| ExitCode::SUCCESS)
+    }
+
+    /// How the command prints, where that is the same for all.
+    fn output(&self) -> Option<Output> {
+        Some(match self {
+            Command::Discover(args) => args.output,
+            Command::List(args) => args.output,
+            Command::IdCtrl(args) => args.output,
+            Command::IdNs(args) | Command::NsDescs(args) => args.output,
+            Command::ListNs(args) => args.output,
+            Command::SmartLog(args) => args.output,
+            Command::ErrorLog(args) => args.output,
+            Command::GetLog(args) => args.output,
+            Command::GetFeature(args) => args.output,
+            Command::SetFeature(args) => args.output,
+            Command::Read(args) | Command::Write(args) | Command::Compare(args) => args.output,
+            Command::Flush(args) => args.output,
+            Command::WriteZeroes(args) => args.output,
+            Command::Dsm(args) => args.output,
+            Command::ShowRegs(args) => args.output,
+            Command::Bench(_) | Command::Verify(_) => return None,
+        })
+    }
+}
+
 fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
-        Command::Bench(args) => initiator::bench::run(&args),
-        Command::Verify(args) => initiator::verify::run(&args),
+    let command = Cli::parse().command;
+    let error = match command.run() {
+        Ok(code) => return code,
+        Err(error) => error,
     };
-    outcome.unwrap_or_else(|error| {
-        eprintln!("nvmf: {error}");
-        ExitCode::FAILURE
-    })
+    if command.output().is_some_and(Output::is_json) {
+        let json = cli::document::object([("error", error.to_string().into())]);
+        // Nothing is left to be done about a failure to tell of a failure.
+        let _ = cli::output::print(&format!("{json:#}\n"));
+    }
+    eprintln!("nvmf: {error}");
+    match error {
+        Error::Usage(_) => ExitCode::from(2),
+        _ => ExitCode::FAILURE,
+    }
 }

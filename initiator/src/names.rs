@@ -28,7 +28,7 @@ fn resolve(
     let (id_text, id_from) = given_or(id, "--hostid", id_file)?;
     let id = match id_text {
         Some(text) => Some(uuid(&text).ok_or_else(|| {
-            Error::Local(format!(
+            Error::Usage(format!(
                 "{id_from}: {text:?} is no UUID, such as 0f01c4e2-9bd8-4b7e-8b0b-2d6ef5a3f0aa"
             ))
         })?),
@@ -36,7 +36,7 @@ fn resolve(
     };
     let nqn = match nqn_text {
         Some(text) => {
-            Some(Nqn::new(&text).map_err(|e| Error::Local(format!("{nqn_from}: {text:?}: {e}")))?)
+            Some(Nqn::new(&text).map_err(|e| Error::Usage(format!("{nqn_from}: {text:?}: {e}")))?)
         }
         None => None,
     };

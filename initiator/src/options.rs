@@ -45,10 +45,10 @@ pub struct TargetArgs {
     #[arg(short = 'Q', long, value_name = "ENTRIES",
         value_parser = clap::value_parser!(u16).range(2..=4096))]
     pub queue_size: Option<u16>,
-    /// Keep alive timeout in seconds, 0 for none
-    #[arg(short = 'k', long, value_name = "SECONDS", default_value_t = 5,
+    /// Keep alive timeout in seconds, 0 for none [default: 5; to discover 0]
+    #[arg(short = 'k', long, value_name = "SECONDS",
         value_parser = clap::value_parser!(u32).range(..=4_294_967))]
-    pub keep_alive_tmo: u32,
+    pub keep_alive_tmo: Option<u32>,
     /// Fabric to use
     #[arg(long, value_enum, default_value_t = Provider::Auto)]
     pub provider: Provider,
@@ -83,11 +83,11 @@ impl TargetArgs {
     /// An option that cannot be, or the name of the subsystem is missing.
     pub fn resolve(&self, usual: Usual) -> Result<(Options, Setup), Error> {
         let Some(nqn) = &self.nqn else {
-            return Err(Error::Local(
+            return Err(Error::Usage(
                 "which subsystem? Name it with --nqn; `nvmf discover` tells what there is".into(),
             ));
         };
-        let subnqn = Nqn::new(nqn).map_err(|e| Error::Local(format!("--nqn {nqn:?}: {e}")))?;
+        let subnqn = Nqn::new(nqn).map_err(|e| Error::Usage(format!("--nqn {nqn:?}: {e}")))?;
         self.resolve_for(subnqn, usual)
     }
 
@@ -97,11 +97,12 @@ impl TargetArgs {
     /// An option that cannot be.
     pub fn resolve_for(&self, subnqn: Nqn, usual: Usual) -> Result<(Options, Setup), Error> {
         let (hostnqn, hostid) = names::host(self.hostnqn.as_deref(), self.hostid.as_deref())?;
+        let kato_s = if subnqn.is_discovery() { 0 } else { 5 };
         let limit = Duration::from_secs(self.timeout.into());
         let options = Options {
             io_queues: self.nr_io_queues.unwrap_or(usual.io_queues),
             queue_entries: self.queue_size.unwrap_or(usual.queue_entries),
-            kato_ms: self.keep_alive_tmo.saturating_mul(1000),
+            kato_ms: self.keep_alive_tmo.unwrap_or(kato_s).saturating_mul(1000),
             connect_timeout: limit,
             command_timeout: limit,
             ..Options::new(self.address()?, subnqn, hostnqn, hostid)
@@ -129,7 +130,7 @@ impl TargetArgs {
     /// # Errors
     /// The address is neither an address nor a name that the system can resolve.
     pub fn address(&self) -> Result<SocketAddr, Error> {
-        let failed = |why: String| Error::Local(format!("--traddr {}: {why}", self.traddr));
+        let failed = |why: String| Error::Usage(format!("--traddr {}: {why}", self.traddr));
         let found = (self.traddr.as_str(), self.trsvcid).to_socket_addrs();
         let mut all = found.map_err(|e| failed(e.to_string()))?;
         let to = all.next().ok_or_else(|| failed("no address has that name".into()))?;

@@ -298,7 +298,7 @@ impl Host {
         }
     }
 
-    pub(super) fn refused(&self, why: Refused) -> Error {
+    pub(super) fn refused(&mut self, why: Refused) -> Error {
         match (why, self.session.ended()) {
             (Refused::NotReady, Some(_)) => self.why(),
             _ => Error::Local(why.to_string()),

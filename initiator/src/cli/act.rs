@@ -1,0 +1,138 @@
+//! `nvmf flush`, `write-zeroes`, `dsm`: commands without data to show.
+
+use clap::Args as ClapArgs;
+use initiator::host::Range;
+use initiator::options::{TargetArgs, Usual};
+use initiator::{Error, Host};
+use nvme::sqe::{DsmAttributes, DsmRange};
+use serde_json::Value;
+
+use super::document::object;
+use super::output::Output;
+use super::{narrow, number};
+
+/// Options of `nvmf flush`.
+#[derive(ClapArgs, Debug)]
+pub(crate) struct FlushArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    /// Namespace; 0xffffffff for all, where the controller takes that
+    #[arg(long, value_name = "NSID", default_value = "1", value_parser = narrow::<u32>)]
+    namespace_id: u32,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+/// Options of `nvmf write-zeroes`.
+#[derive(ClapArgs, Debug)]
+pub(crate) struct ZeroesArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    /// Namespace
+    #[arg(long, value_name = "NSID", default_value = "1", value_parser = narrow::<u32>)]
+    namespace_id: u32,
+    /// The first block
+    #[arg(long, value_name = "LBA", default_value = "0", value_parser = number)]
+    start_block: u64,
+    /// Number of blocks, less one: 0 is one block
+    #[arg(short = 'c', long, value_name = "COUNT", default_value = "0", value_parser = number)]
+    block_count: u64,
+    /// Ask the controller to deallocate the blocks
+    #[arg(short = 'd', long)]
+    deac: bool,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+/// Options of `nvmf dsm`.
+#[derive(ClapArgs, Debug)]
+pub(crate) struct DsmArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    /// Namespace
+    #[arg(long, value_name = "NSID", default_value = "1", value_parser = narrow::<u32>)]
+    namespace_id: u32,
+    /// First block of each range
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = number, required = true)]
+    slbs: Vec<u64>,
+    /// Number of blocks of each range
+    #[arg(short = 'b', long, value_name = "LIST", value_delimiter = ',',
+        value_parser = narrow::<u32>, required = true)]
+    blocks: Vec<u32>,
+    /// Context attributes of each range
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = narrow::<u32>)]
+    ctx_attrs: Vec<u32>,
+    /// Deallocate the ranges
+    #[arg(short = 'd', long)]
+    ad: bool,
+    /// They will be written as a whole
+    #[arg(long)]
+    idw: bool,
+    /// They will be read as a whole
+    #[arg(short = 'r', long)]
+    idr: bool,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+pub(crate) fn flush(args: &FlushArgs) -> Result<(), Error> {
+    with(&args.target, |host| host.flush(args.namespace_id))?;
+    let json = || done("flush", args.namespace_id);
+    args.output.print(json, || "NVMe Flush: success\n".into())
+}
+
+pub(crate) fn write_zeroes(args: &ZeroesArgs) -> Result<(), Error> {
+    let Some(blocks) = args.block_count.checked_add(1) else {
+        return Err(Error::Usage("--block-count is too large".into()));
+    };
+    with(&args.target, |host| {
+        let Some(block_bytes) = host.identify_namespace(args.namespace_id)?.block_bytes() else {
+            return Err(Error::Local("the namespace has blocks of an impossible size".into()));
+        };
+        let range = Range { nsid: args.namespace_id, slba: args.start_block, block_bytes };
+        host.write_zeroes(range, blocks, args.deac)
+    })?;
+    let json = || done("write-zeroes", args.namespace_id);
+    args.output.print(json, || "NVME Write Zeroes Success\n".into())
+}
+
+pub(crate) fn dsm(args: &DsmArgs) -> Result<(), Error> {
+    let (slbs, blocks, attributes) = (&args.slbs, &args.blocks, &args.ctx_attrs);
+    if slbs.len() != blocks.len() || !(attributes.is_empty() || attributes.len() == slbs.len()) {
+        let text = "--slbs, --blocks and --ctx-attrs (if given) must list as many ranges each";
+        return Err(Error::Usage(text.into()));
+    }
+    if slbs.len() > 256 {
+        return Err(Error::Usage("Dataset Management takes at most 256 ranges".into()));
+    }
+    let ranges: Vec<DsmRange> = slbs
+        .iter()
+        .zip(blocks)
+        .enumerate()
+        .map(|(at, (&slba, &blocks))| DsmRange {
+            attributes: attributes.get(at).copied().unwrap_or(0),
+            blocks,
+            slba,
+        })
+        .collect();
+    let wanted = DsmAttributes(0)
+        .with_deallocate(args.ad)
+        .with_integral_write(args.idw)
+        .with_integral_read(args.idr);
+    with(&args.target, |host| host.dataset_management(args.namespace_id, wanted, &ranges))?;
+    args.output.print(|| done("dsm", args.namespace_id), || "NVMe DSM: success\n".into())
+}
+
+fn with(
+    target: &TargetArgs,
+    act: impl FnOnce(&mut Host) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let mut host = target.connect(Usual::default())?;
+    let outcome = act(&mut host);
+    host.disconnect();
+    outcome
+}
+
+fn done(command: &str, nsid: u32) -> Value {
+    object([("command", command.into()), ("namespace-id", nsid.into())])
+}

@@ -1,0 +1,65 @@
+//! `nvmf discover`.
+
+use clap::Args as ClapArgs;
+use initiator::host::Discovery;
+use initiator::options::{TargetArgs, Usual};
+use initiator::{Error, Host};
+use nvme::Nqn;
+use serde_json::Value;
+
+use super::document;
+use super::output::Output;
+
+/// Options of `nvmf discover`.
+#[derive(ClapArgs, Debug)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Error> {
+    let log = ask(&args.target)?;
+    args.output.print(|| document::discovery(&log), || text(&log))
+}
+
+/// What the discovery service offers; `--nqn` may name one that is not the well-known.
+pub(crate) fn ask(target: &TargetArgs) -> Result<Discovery, Error> {
+    // Nothing else is asked, so little is needed.
+    let usual = Usual { data_bytes: 1 << 20, ..Usual::default() };
+    let (options, setup) = match &target.nqn {
+        Some(_) => target.resolve(usual)?,
+        None => target.resolve_for(Nqn::DISCOVERY, usual)?,
+    };
+    if !options.subnqn.is_discovery() {
+        let text = "only the discovery service can be asked what there is: leave out --nqn";
+        return Err(Error::Usage(text.into()));
+    }
+    Host::discover(options, setup)
+}
+
+fn text(log: &Discovery) -> String {
+    let mut text = format!(
+        "\nDiscovery Log Number of Records {}, Generation counter {}\n",
+        log.records.len(),
+        log.genctr
+    );
+    for (index, entry) in log.records.iter().enumerate() {
+        text += &format!("=====Discovery Log Entry {index}======\n");
+        for (key, value) in document::record(entry) {
+            let name = format!("{key}:");
+            text += &match (&*key, value) {
+                ("rdma_pkey", Value::Number(pkey)) => {
+                    format!("{name} {:#06x}\n", pkey.as_u64().unwrap_or(0))
+                }
+                (key, Value::String(value)) if key.starts_with("rdma_") => {
+                    format!("{name:<12} {value}\n")
+                }
+                (_, Value::String(value)) => format!("{name:<8} {value}\n"),
+                (_, value) => format!("{name:<8} {value}\n"),
+            };
+        }
+    }
+    text
+}

@@ -1,0 +1,170 @@
+//! `nvmf id-ctrl`, `id-ns`, `list-ns`, `ns-descs`.
+
+use clap::Args as ClapArgs;
+use initiator::Error;
+use initiator::options::{TargetArgs, Usual};
+use nvme::identify::{Cns, Csi, Identify, IdentifyController, IdentifyNamespace};
+use serde_json::Value;
+
+use super::output::{Output, Raw};
+use super::{document, narrow};
+
+/// Options of `nvmf id-ctrl`.
+#[derive(ClapArgs, Debug)]
+pub(crate) struct Controller {
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    pub(crate) output: Output,
+    #[command(flatten)]
+    raw: Raw,
+}
+
+/// Options of `nvmf id-ns` and `nvmf ns-descs`.
+#[derive(ClapArgs, Debug)]
+pub(crate) struct Namespace {
+    #[command(flatten)]
+    target: TargetArgs,
+    /// Namespace
+    #[arg(long, value_name = "NSID", default_value = "1", value_parser = narrow::<u32>)]
+    namespace_id: u32,
+    #[command(flatten)]
+    pub(crate) output: Output,
+    #[command(flatten)]
+    raw: Raw,
+}
+
+/// Options of `nvmf list-ns`.
+#[derive(ClapArgs, Debug)]
+pub(crate) struct List {
+    #[command(flatten)]
+    target: TargetArgs,
+    /// The first namespace to list
+    #[arg(long, value_name = "NSID", default_value = "1", value_parser = narrow::<u32>)]
+    namespace_id: u32,
+    /// Only namespaces of this I/O command set
+    #[arg(short = 'y', long, value_parser = narrow::<u8>)]
+    csi: Option<u8>,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+pub(crate) fn controller(args: &Controller) -> Result<(), Error> {
+    let mut host = args.target.connect(Usual::default())?;
+    let page = host.identify(Identify::new(Cns::CONTROLLER, 0));
+    host.disconnect();
+    let bytes = page?;
+    let page = IdentifyController::parse(&bytes);
+    let text = || controller_text(&page);
+    args.output.print_or_raw(args.raw, &*bytes, || document::controller(&page), text)
+}
+
+pub(crate) fn namespace(args: &Namespace) -> Result<(), Error> {
+    let mut host = args.target.connect(Usual::default())?;
+    let page = host.identify(Identify::new(Cns::NAMESPACE, args.namespace_id));
+    host.disconnect();
+    let bytes = page?;
+    let page = IdentifyNamespace::parse(&bytes);
+    let text = || namespace_text(args.namespace_id, &page, &document::namespace(&page, &bytes));
+    args.output.print_or_raw(args.raw, &*bytes, || document::namespace(&page, &bytes), text)
+}
+
+pub(crate) fn list(args: &List) -> Result<(), Error> {
+    let mut host = args.target.connect(Usual::default())?;
+    let ids = host.namespaces(args.namespace_id.saturating_sub(1), args.csi.map(Csi));
+    host.disconnect();
+    let ids = ids?;
+    let text = || {
+        ids.iter().enumerate().map(|(at, id)| format!("[{at:>4}]:{id:#x}\n")).collect::<String>()
+    };
+    args.output.print(|| document::namespaces(&ids), text)
+}
+
+pub(crate) fn descriptors(args: &Namespace) -> Result<(), Error> {
+    let mut host = args.target.connect(Usual::default())?;
+    let page = host.identify(Identify::new(Cns::NAMESPACE_DESCRIPTORS, args.namespace_id));
+    host.disconnect();
+    let bytes = page?;
+    let found = document::descriptors(&bytes);
+    let text = || {
+        let head = format!("NVME Namespace Identification Descriptors NS {}:\n", args.namespace_id);
+        let lines = found.iter().map(|each| format!("{:<7} : {}\n", each.name, each.text));
+        head + &lines.collect::<String>()
+    };
+    let json = || document::namespace_descriptors(&found);
+    args.output.print_or_raw(args.raw, &*bytes, json, text)
+}
+
+/// Fields that people read in hexadecimal, as nvme-cli prints them.
+const HEX: [&str; 28] = [
+    "vid", "ssvid", "cmic", "cntlid", "ver", "rtd3r", "rtd3e", "oaes", "ctratt", "rrls", "oacs",
+    "lpa", "avscc", "apsta", "rpmbs", "hctma", "sanicap", "sqes", "cqes", "oncs", "fuses", "fna",
+    "vwc", "ocfs", "sgls", "fcatt", "nsfeat", "flbas",
+];
+
+fn controller_text(page: &IdentifyController) -> String {
+    let mut text = "NVME Identify Controller:\n".to_owned();
+    let Value::Object(fields) = document::controller(page) else { return text };
+    for (key, value) in &fields {
+        match (&**key, value) {
+            ("psds", _) => {}
+            ("ieee", value) => text += &format!("{key:<9} : {:06x}\n", unsigned(value)),
+            (_, value) => text += &format!("{key:<9} : {}\n", shown(key, value)),
+        }
+    }
+    for (index, state) in page.psd.iter().take(usize::from(page.npss_z) + 1).enumerate() {
+        let unit = if state.flags & 1 == 1 { 10_000.0 } else { 100.0 };
+        text += &format!(
+            "ps {index:>6} : mp:{}W {} enlat:{} exlat:{} rrt:{} rrl:{} rwt:{} rwl:{}\n",
+            f64::from(state.max_power) / unit,
+            if state.flags & 2 == 2 { "non-operational" } else { "operational" },
+            state.entry_us,
+            state.exit_us,
+            state.rrt,
+            state.rrl,
+            state.rwt,
+            state.rwl,
+        );
+    }
+    text
+}
+
+fn namespace_text(nsid: u32, page: &IdentifyNamespace, json: &Value) -> String {
+    let mut text = format!("NVME Identify Namespace {nsid}:\n");
+    let Value::Object(fields) = json else { return text };
+    for (key, value) in fields {
+        match (&**key, value) {
+            ("lbafs", _) => {}
+            (
+                "nsze" | "ncap" | "nuse" | "mc" | "dpc" | "dps" | "nmic" | "rescap" | "fpi",
+                value,
+            ) => {
+                text += &format!("{key:<8}: {:#x}\n", unsigned(value));
+            }
+            (_, value) => text += &format!("{key:<8}: {}\n", shown(key, value)),
+        }
+    }
+    let formats = page.lbaf.iter().take(usize::from(page.nlbaf_z) + 1).enumerate();
+    for (index, format) in formats {
+        text += &format!(
+            "lbaf {index:>2} : ms:{:<3} lbads:{:<2} rp:{:#x} {}\n",
+            format.metadata_bytes,
+            format.lbads,
+            format.rp,
+            if index == usize::from(page.format_index()) { "(in use)" } else { "" }
+        );
+    }
+    text
+}
+
+fn shown(key: &str, value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        value if HEX.contains(&key) => format!("{:#x}", unsigned(value)),
+        value => value.to_string(),
+    }
+}
+
+fn unsigned(value: &Value) -> u64 {
+    value.as_u64().unwrap_or(0)
+}

@@ -1,0 +1,140 @@
+//! `nvmf list`: every namespace that a target offers us.
+
+use clap::Args as ClapArgs;
+use initiator::options::{TargetArgs, Usual};
+use initiator::{Error, Host, Options, Setup};
+use nvme::Nqn;
+use nvme::identify::{IdentifyController, IdentifyNamespace};
+use nvme::log::{SubsystemType, TransportType};
+use serde_json::Value;
+
+use super::discover;
+use super::document::{object, text, trimmed};
+use super::output::{Output, bytes, table};
+
+/// Options of `nvmf list`.
+#[derive(ClapArgs, Debug)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+struct Item {
+    nsid: u32,
+    path: String,
+    firmware: String,
+    model: String,
+    serial: String,
+    page: IdentifyNamespace,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Error> {
+    let mut items = Vec::new();
+    for (options, setup) in subsystems(&args.target)? {
+        items.extend(namespaces(options, setup)?);
+    }
+    args.output.print(
+        || object([("Devices", items.iter().map(json).collect())]),
+        || table(&std::iter::once(heading()).chain(items.iter().map(row)).collect::<Vec<_>>()),
+    )
+}
+
+/// The subsystem that is named, or all that the discovery service tells of.
+fn subsystems(target: &TargetArgs) -> Result<Vec<(Options, Setup)>, Error> {
+    let usual = Usual { data_bytes: 1 << 20, ..Usual::default() };
+    if target.nqn.is_some() {
+        return Ok(vec![target.resolve(usual)?]);
+    }
+    let mut found: Vec<(Options, Setup)> = Vec::new();
+    for record in discover::ask(target)?.records {
+        if record.subtype != SubsystemType::NVM || record.trtype != TransportType::RDMA {
+            continue;
+        }
+        let place = format!("{}:{}", trimmed(&record.traddr.0), trimmed(&record.trsvcid.0));
+        let nqn: Result<Nqn, _> = record.subnqn.nqn();
+        let (Ok(nqn), Some(to)) = (nqn, address(&record.traddr.0, &record.trsvcid.0)) else {
+            return Err(Error::Local(format!("a discovery record leads nowhere: {place}")));
+        };
+        // One path to each is enough.
+        if !found.iter().any(|(options, _)| options.subnqn == nqn) {
+            let (options, setup) = target.resolve_for(nqn, usual)?;
+            found.push((Options { to, ..options }, setup));
+        }
+    }
+    Ok(found)
+}
+
+fn address(traddr: &[u8], trsvcid: &[u8]) -> Option<std::net::SocketAddr> {
+    Some((trimmed(traddr).parse::<std::net::IpAddr>().ok()?, trimmed(trsvcid).parse().ok()?).into())
+}
+
+fn namespaces(options: Options, setup: Setup) -> Result<Vec<Item>, Error> {
+    let place = format!("rdma://{}/{}", options.to, options.subnqn);
+    let mut host = Host::connect(options, setup)?;
+    let items = read(&mut host, &place);
+    host.disconnect();
+    items
+}
+
+fn read(host: &mut Host, place: &str) -> Result<Vec<Item>, Error> {
+    let IdentifyController { sn, mn, fr, .. } = *host.session().controller();
+    host.namespaces(0, None)?
+        .into_iter()
+        .map(|nsid| {
+            Ok(Item {
+                nsid,
+                path: format!("{place}/{nsid}"),
+                firmware: text(&fr.0),
+                model: text(&mn.0),
+                serial: text(&sn.0),
+                page: host.identify_namespace(nsid)?,
+            })
+        })
+        .collect()
+}
+
+impl Item {
+    fn block_bytes(&self) -> u64 {
+        self.page.block_bytes().unwrap_or(0).into()
+    }
+}
+
+/// As nvme-cli has it. There is no device; its path names the way to the namespace instead.
+fn json(item: &Item) -> Value {
+    let block = item.block_bytes();
+    object([
+        ("NameSpace", item.nsid.into()),
+        ("DevicePath", item.path.clone().into()),
+        ("Firmware", item.firmware.trim_end().into()),
+        ("ModelNumber", item.model.trim_end().into()),
+        ("SerialNumber", item.serial.trim_end().into()),
+        ("UsedBytes", item.page.nuse.saturating_mul(block).into()),
+        ("MaximumLBA", item.page.nsze.into()),
+        ("PhysicalSize", item.page.nsze.saturating_mul(block).into()),
+        ("SectorSize", block.into()),
+    ])
+}
+
+fn heading() -> Vec<String> {
+    ["Node", "SN", "Model", "Namespace", "Usage", "Format", "FW Rev"].map(str::to_owned).to_vec()
+}
+
+fn row(item: &Item) -> Vec<String> {
+    let block = u128::from(item.block_bytes());
+    let metadata = item.page.lbaf.get(usize::from(item.page.format_index()));
+    vec![
+        item.path.clone(),
+        item.serial.trim_end().into(),
+        item.model.trim_end().into(),
+        item.nsid.to_string(),
+        format!(
+            "{} / {}",
+            bytes(u128::from(item.page.nuse) * block),
+            bytes(u128::from(item.page.nsze) * block)
+        ),
+        format!("{} + {} B", bytes(block), metadata.map_or(0, |format| format.metadata_bytes)),
+        item.firmware.trim_end().into(),
+    ]
+}

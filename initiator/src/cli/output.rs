@@ -1,0 +1,160 @@
+//! What is printed: JSON for programs, text for people, bytes for whoever asks for them.
+
+use std::io::{self, ErrorKind, Write};
+
+use clap::{Args, ValueEnum};
+use initiator::Error;
+use serde_json::Value;
+
+/// How to print.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct Output {
+    /// Output format
+    #[arg(short = 'o', long, value_enum, value_name = "FORMAT", default_value_t = Format::Normal)]
+    output_format: Format,
+    /// The same as --output-format json
+    #[arg(long, conflicts_with = "output_format")]
+    json: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum Format {
+    Normal,
+    Json,
+}
+
+/// Bytes instead of either.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct Raw {
+    /// Print the bytes as they came
+    #[arg(short = 'b', long)]
+    raw_binary: bool,
+}
+
+impl Output {
+    pub(crate) fn is_json(self) -> bool {
+        self.json || self.output_format == Format::Json
+    }
+
+    /// Prints one of both.
+    pub(crate) fn print(
+        self,
+        json: impl FnOnce() -> Value,
+        text: impl FnOnce() -> String,
+    ) -> Result<(), Error> {
+        match self.is_json() {
+            true => print(&format!("{:#}\n", json())),
+            false => print(&text()),
+        }
+    }
+
+    /// Prints the bytes, if they are asked for, or one of both.
+    pub(crate) fn print_or_raw(
+        self,
+        raw: Raw,
+        bytes: &[u8],
+        json: impl FnOnce() -> Value,
+        text: impl FnOnce() -> String,
+    ) -> Result<(), Error> {
+        match raw.raw_binary {
+            true => print_bytes(bytes),
+            false => self.print(json, text),
+        }
+    }
+}
+
+pub(crate) fn print(text: &str) -> Result<(), Error> {
+    print_bytes(text.as_bytes())
+}
+
+/// To the standard output. Whoever has stopped reading has what it wants.
+pub(crate) fn print_bytes(bytes: &[u8]) -> Result<(), Error> {
+    let mut out = io::stdout().lock();
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(Error::Local(format!("the output cannot be written: {error}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Bytes as nvme-cli dumps them: 16 a line, with their text.
+pub(crate) fn dump(bytes: &[u8]) -> String {
+    let mut text = "       0  1  2  3  4  5  6  7  8  9  a  b  c  d  e  f\n".to_owned();
+    for (row, bytes) in bytes.chunks(16).enumerate() {
+        text += &format!("{:04x}:", row * 16);
+        bytes.iter().for_each(|byte| text += &format!(" {byte:02x}"));
+        text += &"   ".repeat(16 - bytes.len());
+        let readable = bytes.iter().map(|&byte| match byte {
+            b'!'..=b'~' => char::from(byte),
+            _ => '.',
+        });
+        text += &format!(" \"{}\"\n", readable.collect::<String>());
+    }
+    text
+}
+
+/// Lines with aligned columns, the first of which is the heading; numbers to the right.
+pub(crate) fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max()
+    };
+    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
+    let line = |cells: Vec<String>| {
+        let padded: Vec<String> =
+            cells.iter().zip(&widths).map(|(cell, &width)| format!("{cell:<width$}")).collect();
+        padded.join("  ").trim_end().to_owned() + "\n"
+    };
+    let mut text = String::new();
+    for (index, row) in rows.iter().enumerate() {
+        text += &line(row.clone());
+        if index == 0 {
+            text += &line(widths.iter().map(|&width| "-".repeat(width)).collect());
+        }
+    }
+    text
+}
+
+/// A number of bytes as people say it, in powers of 1000, as nvme-cli does.
+pub(crate) fn bytes(count: u128) -> String {
+    let mut value = count as f64;
+    for unit in ["B", "kB", "MB", "GB", "TB", "PB", "EB", "ZB", "YB", "RB"] {
+        if value < 1000.0 {
+            return match unit {
+                "B" => format!("{count} B"),
+                unit => format!("{value:.2} {unit}"),
+            };
+        }
+        value /= 1000.0;
+    }
+    format!("{value:.2} QB")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dump_looks_as_that_of_nvme_cli() {
+        let bytes: Vec<u8> = (0x1b..0x2d).collect();
+        let expected = "       0  1  2  3  4  5  6  7  8  9  a  b  c  d  e  f\n\
+            0000: 1b 1c 1d 1e 1f 20 21 22 23 24 25 26 27 28 29 2a \"......!\"#$%&'()*\"\n\
+            0010: 2b 2c                                           \"+,\"\n";
+        assert_eq!(dump(&bytes), expected);
+    }
+
+    #[test]
+    fn tables_are_aligned() {
+        let cells = |row: [&str; 2]| row.map(str::to_owned).to_vec();
+        let rows = [cells(["Node", "SN"]), cells(["a", "longer"])];
+        assert_eq!(table(&rows), "Node  SN\n----  ------\na     longer\n");
+    }
+
+    #[test]
+    fn bytes_are_told_in_powers_of_1000() {
+        assert_eq!(bytes(999), "999 B");
+        assert_eq!(bytes(1 << 20), "1.05 MB");
+        assert_eq!(bytes(u128::MAX), "340282366.92 QB");
+    }
+}
