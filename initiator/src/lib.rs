@@ -16,7 +16,9 @@ pub mod options;
 pub mod random;
 pub mod report;
 pub mod session;
+mod size;
 pub mod stamp;
+mod stop;
 pub mod verify;
 
 pub use fabric::Provider;

@@ -177,7 +177,7 @@ impl Side {
     }
 }
 
-/// What the process took of the machine.
+/// What threads took of the machine.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Cpu {
     /// Time in our code.
@@ -193,10 +193,10 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// What this process has taken so far, all threads together.
+    /// What the calling thread has taken so far.
     #[must_use]
-    pub fn so_far() -> Cpu {
-        let Ok(usage) = getrusage(UsageWho::RUSAGE_SELF) else { return Cpu::default() };
+    pub fn of_thread() -> Cpu {
+        let Ok(usage) = getrusage(UsageWho::RUSAGE_THREAD) else { return Cpu::default() };
         let time = |time: nix::sys::time::TimeVal| {
             Duration::new(time.tv_sec().unsigned_abs(), time.tv_usec() as u32 * 1000)
         };
@@ -210,6 +210,15 @@ impl Cpu {
             major_faults: usage.major_page_faults(),
             minor_faults: usage.minor_page_faults(),
         }
+    }
+
+    /// Adds what another thread took.
+    pub fn add(&mut self, other: &Cpu) {
+        self.user += other.user;
+        self.system += other.system;
+        self.switches += other.switches;
+        self.major_faults += other.major_faults;
+        self.minor_faults += other.minor_faults;
     }
 
     /// What it took since `before`.
@@ -313,7 +322,7 @@ impl Report {
         self.read.ios() + self.write.ios()
     }
 
-    /// CPU time of this process for one command, in nanoseconds.
+    /// CPU time of this end for one command, in nanoseconds.
     #[must_use]
     pub fn cpu_ns_per_io(&self) -> f64 {
         (self.cpu.user + self.cpu.system).as_nanos() as f64 / self.ios().max(1) as f64

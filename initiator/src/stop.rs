@@ -1,0 +1,48 @@
+//! Ctrl-C and its like, as something to wait for: long work ends early and in order.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+use crate::Error;
+
+/// Takes SIGINT and SIGTERM from now on. The second of them ends the process at once, as it would
+/// without this.
+#[derive(Debug)]
+pub(crate) struct Stop {
+    signals: SignalFd,
+    set: SigSet,
+    asked: bool,
+}
+
+impl Stop {
+    /// To be made before any thread is.
+    ///
+    /// # Errors
+    /// The system refuses, which it never should.
+    pub(crate) fn new() -> Result<Stop, Error> {
+        let mut set = SigSet::empty();
+        set.add(Signal::SIGINT);
+        set.add(Signal::SIGTERM);
+        let failed = |errno| Error::Local(format!("cannot wait for signals: {errno}"));
+        set.thread_block().map_err(failed)?;
+        let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
+        let signals = SignalFd::with_flags(&set, flags).map_err(failed)?;
+        Ok(Stop { signals, set, asked: false })
+    }
+
+    /// Waits so long, or until somebody asks to stop. Returns whether anybody has.
+    pub(crate) fn wait(&mut self, limit: Duration) -> bool {
+        let mut fds = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+        let limit = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
+        let _ = poll(&mut fds, limit);
+        if let Ok(Some(_)) = self.signals.read_signal() {
+            self.asked = true;
+            let _ = self.set.thread_unblock();
+        }
+        self.asked
+    }
+}
