@@ -1,21 +1,275 @@
-//! The blocking host against a real target in the same process: soft fabric, real sockets, a file
-//! as the namespace.
+//! The user-space host against a real target in the same process, over the soft fabric and real
+//! sockets: the library, then the tool.
 
 #[path = "loopback/target.rs"]
 mod target;
+#[path = "loopback/tool.rs"]
+mod tool;
+
+use std::collections::BTreeSet;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use initiator::host::Range;
-use target::TestTarget;
+use initiator::session::Ended;
+use initiator::{Data, Error, Host, Lost, Options, Request};
+use nvme::feature::AsyncEvent;
+use nvme::log::{ErrorEntry, GetLogPage, LogId, SubsystemType, changed_namespaces};
+use nvme::sqe::{DsmAttributes, DsmRange};
+use nvme::{IoOpcode, Nqn, Sqe, Status};
+
+use target::{BLOCKS, SUBSYSTEM, TestTarget};
+
+const FILE: Range = Range { nsid: 1, slba: 0, block_bytes: 4096 };
+const RAM: Range = Range { nsid: 2, slba: 0, block_bytes: 512 };
+
+fn at(range: Range, slba: u64) -> Range {
+    Range { slba, ..range }
+}
+
+/// Bytes of which no two blocks are alike.
+fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut random = initiator::random::Random::new(seed);
+    let mut bytes: Vec<u8> = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        bytes.extend(random.next().to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+fn status(outcome: Result<(), Error>) -> Status {
+    match outcome {
+        Err(Error::Status { status, .. }) => status,
+        other => panic!("no status: {other:?}"),
+    }
+}
 
 #[test]
-fn what_was_written_is_read() {
-    let target = TestTarget::start("written");
-    let mut host = target.connect(2);
-    let range = Range { nsid: 1, slba: 5, block_bytes: 4096 };
-    let data: Vec<u8> = (0..3 << 20).map(|i: u32| (i / 3) as u8 ^ (i >> 12) as u8).collect();
-    host.write(range, &data, false).unwrap();
-    let mut back = vec![0; data.len()];
-    host.read(range, &mut back).unwrap();
-    assert!(back == data);
+fn what_was_written_is_read_whatever_its_size_and_way() {
+    let target = TestTarget::start();
+    for (queues, in_capsule) in [(1, true), (4, true), (2, false)] {
+        let options = Options { in_capsule, ..target.options(queues) };
+        let mut host = Host::connect(options, target.setup()).expect("connected");
+        assert_eq!(host.session().io_queues(), queues);
+        assert_eq!(host.session().in_capsule_bytes(), if in_capsule { 4096 } else { 0 });
+        assert_eq!(host.session().max_transfer_bytes(), 1 << 20);
+        // A block, one in the capsule and one not, exactly MDTS, and a bit more than several.
+        for (seed, len) in [4096, 8192, 1 << 20, (5 << 20) + 4096].into_iter().enumerate() {
+            let data = pattern(seed as u64, len);
+            let place = at(FILE, 3 + seed as u64);
+            host.write(place, &data, seed == 1).expect("written");
+            let mut back = vec![0; len];
+            host.read(place, &mut back).expect("read");
+            assert!(back == data, "{len} bytes by {queues} queues");
+            host.compare(place, &data).expect("alike");
+        }
+        let small = pattern(9, 512 * 3);
+        host.write(at(RAM, 2045), &small, false).expect("the last blocks");
+        let mut back = vec![0; small.len()];
+        host.read(at(RAM, 2045), &mut back).expect("read");
+        assert_eq!(back, small);
+        host.flush(1).expect("flushed");
+        host.disconnect();
+    }
+}
+
+#[test]
+fn compare_zeroes_and_deallocate_do_what_they_say() {
+    let target = TestTarget::start();
+    let mut host = target.connect(1);
+    let data = pattern(1, 8 * 4096);
+    host.write(FILE, &data, false).expect("written");
+    let mut other = data.clone();
+    other[5 * 4096] ^= 1;
+    assert!(status(host.compare(FILE, &other)).is(Status::COMPARE_FAILURE));
+    host.compare(FILE, &data).expect("alike");
+
+    host.write_zeroes(at(FILE, 1), 2, false).expect("zeroed");
+    host.write_zeroes(at(FILE, 3), 1, true).expect("zeroed");
+    let attributes = DsmAttributes(0).with_deallocate(true);
+    let ranges = [5, 7].map(|slba| DsmRange { attributes: 0, blocks: 1, slba });
+    host.dataset_management(1, attributes, &ranges).expect("deallocated");
+    let mut back = vec![1; data.len()];
+    host.read(FILE, &mut back).expect("read");
+    for (block, (back, data)) in back.chunks(4096).zip(data.chunks(4096)).enumerate() {
+        match block {
+            0 | 4 | 6 => assert_eq!(back, data, "block {block}"),
+            _ => assert!(back.iter().all(|&byte| byte == 0), "block {block}"),
+        }
+    }
+    // More than one command's worth, and all there is.
+    host.write_zeroes(FILE, BLOCKS, false).expect("zeroed");
+    host.deallocate(1, 0, BLOCKS as u32).expect("deallocated");
     host.disconnect();
+}
+
+#[test]
+fn refused_commands_are_errors_and_nothing_else() {
+    let target = TestTarget::start();
+    let mut host = target.connect(2);
+    let mut page = vec![0; 4096];
+    let log = GetLogPage { nsid: nvme::NSID_ALL, ..GetLogPage::new(LogId::ERROR, 0, 1) };
+    assert!(status(host.read(at(FILE, BLOCKS), &mut page)).is(Status::LBA_OUT_OF_RANGE));
+    let entries = host.log(log, 2 * ErrorEntry::BYTES).expect("read");
+    let [newest, older] = *entries.as_chunks().0 else { panic!("two entries") };
+    let (newest, older) = (ErrorEntry::parse(&newest), ErrorEntry::parse(&older));
+    assert_eq!((newest.lba, newest.nsid, older.error_count), (BLOCKS, 1, 0));
+    assert!(newest.sqid > 0 && newest.status.is(Status::LBA_OUT_OF_RANGE));
+    let nowhere = Range { nsid: 77, ..FILE };
+    assert!(status(host.read(nowhere, &mut page)).is(Status::INVALID_NAMESPACE));
+    assert!(status(host.flush(77)).is(Status::INVALID_NAMESPACE));
+    // In the middle of a long transfer: pieces after the first refusal are not sent.
+    let mut much = vec![0; 8 << 20];
+    assert!(status(host.read(at(FILE, BLOCKS - 512), &mut much)).is(Status::LBA_OUT_OF_RANGE));
+    let uneven = host.write(FILE, &page[1..], false).expect_err("no whole blocks").to_string();
+    assert_eq!(uneven, "4095 bytes are no whole blocks of 4096 bytes");
+    host.read(FILE, &mut page).expect("and it still works");
+    host.disconnect();
+}
+
+#[test]
+fn who_is_not_admitted_hears_why() {
+    let target = TestTarget::start();
+    let nqn = |name| Nqn::new(name).expect("valid");
+    let refusal =
+        |options| Host::connect(options, target.setup()).expect_err("refused").to_string();
+    let options = Options { hostnqn: nqn("nqn.2026-11.io.nvmfd:stranger"), ..target.options(1) };
+    let expected = format!(
+        "the subsystem {SUBSYSTEM} does not admit this host: add nqn.2026-11.io.nvmfd:stranger to \
+         its hosts, or give another name with --hostnqn"
+    );
+    assert_eq!(refusal(options), expected);
+    let options = Options { subnqn: nqn("nqn.2026-11.io.nvmfd:none"), ..target.options(1) };
+    let expected = "the target has no subsystem nqn.2026-11.io.nvmfd:none: ask it with `nvmf \
+                    discover`";
+    assert_eq!(refusal(options), expected);
+    let mut options = target.options(1);
+    options.to.set_port(4421);
+    let expected =
+        format!("{} refused the connection: nothing listens on port 4421 there", target.address());
+    assert_eq!(refusal(options), expected);
+}
+
+#[test]
+fn discovery_tells_a_host_what_it_may_have() {
+    let target = TestTarget::start();
+    let discovery = |options: Options| {
+        let options = Options { subnqn: Nqn::DISCOVERY, kato_ms: 0, ..options };
+        Host::discover(options, target.setup()).expect("discovered")
+    };
+    let kinds = |found: &initiator::host::Discovery| -> Vec<SubsystemType> {
+        found.records.iter().map(|record| record.subtype).collect()
+    };
+    let found = discovery(target.options(0));
+    assert_eq!(kinds(&found), [SubsystemType::CURRENT_DISCOVERY, SubsystemType::NVM]);
+    let record = &found.records[1];
+    assert_eq!(record.subnqn.nqn().expect("a name").as_str(), SUBSYSTEM);
+    assert_eq!(record.traddr.to_string(), target.address());
+    assert_eq!(record.trsvcid.to_string(), "4420");
+    let stranger = Nqn::new("nqn.2026-11.io.nvmfd:stranger").expect("valid");
+    let found = discovery(Options { hostnqn: stranger, ..target.options(0) });
+    assert_eq!(kinds(&found), [SubsystemType::CURRENT_DISCOVERY]);
+}
+
+#[test]
+fn a_new_namespace_is_an_event() {
+    let mut target = TestTarget::start();
+    let mut host = target.connect(1);
+    assert_eq!(host.namespaces(0, None).expect("listed"), [1, 2]);
+    target.apply("[[subsystem.namespace]]\nnsid = 9\nkind = \"ram\"\nsize = \"1MiB\"\n");
+    let until = Instant::now() + Duration::from_secs(30);
+    let event = host.event(until).expect("connected").expect("an event");
+    assert_eq!(event, AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED);
+    let page = GetLogPage {
+        nsid: nvme::NSID_ALL,
+        rae: false,
+        ..GetLogPage::new(LogId::CHANGED_NAMESPACES, 0, 1)
+    };
+    let log = host.log(page, 4096).expect("read");
+    let changed: Vec<u32> = changed_namespaces(log.first_chunk().expect("a page")).collect();
+    assert_eq!(changed, [9]);
+    assert_eq!(host.namespaces(0, None).expect("listed"), [1, 2, 9]);
+    assert_eq!(host.namespaces(2, None).expect("listed"), [9]);
+    // Acknowledged, so that the next one is told.
+    target.apply("");
+    assert_eq!(host.event(until).expect("connected"), Some(event));
+    host.disconnect();
+}
+
+#[test]
+fn an_idle_host_stays_connected_by_keep_alive() {
+    let target = TestTarget::start();
+    let mut host = Host::connect(Options { kato_ms: 1000, ..target.options(1) }, target.setup())
+        .expect("connected");
+    // Longer than any target waits for a sign of life with this timeout.
+    let none = host.event(Instant::now() + Duration::from_secs(4)).expect("still connected");
+    assert_eq!(none, None);
+    host.flush(1).expect("alive");
+    host.disconnect();
+}
+
+#[test]
+fn a_target_that_stops_under_load_loses_commands_but_no_buffer() {
+    let mut target = TestTarget::start();
+    let mut host = target.connect(2);
+    let depth = host.session().capacity(1);
+    assert_eq!(depth, 127);
+    let mut sent = 0u64;
+    let mut home = BTreeSet::new();
+    let mut lost = 0;
+    let stopping = thread::spawn({
+        let running = target.take();
+        move || {
+            thread::sleep(Duration::from_millis(100));
+            running.stop(Instant::now() + Duration::from_secs(10));
+        }
+    });
+    while host.session().ended().is_none() {
+        for queue in 1..=2 {
+            while host.session().ended().is_none() && host.session().outstanding(queue) < 60 {
+                let data = Data::Buf(host.pool().take_data(4096).expect("memory"));
+                let sqe = Sqe::io(IoOpcode::READ, 1).with_range(sent % BLOCKS, 0);
+                let request = Request { sqe, data, tag: sent };
+                match host.submit(queue, request) {
+                    Ok(()) => sent += 1,
+                    Err((back, _)) => {
+                        give(&mut host, back.data);
+                        break;
+                    }
+                }
+            }
+        }
+        host.wait(Instant::now() + Duration::from_secs(5));
+        lost += collect(&mut host, &mut home);
+    }
+    // Until the last connection is gone.
+    let until = Instant::now() + Duration::from_secs(10);
+    while host.session().phase() != initiator::Phase::Ended && Instant::now() < until {
+        host.turn();
+    }
+    lost += collect(&mut host, &mut home);
+    stopping.join().expect("stopped");
+    let ended = host.session().ended().cloned();
+    assert!(matches!(ended, Some(Ended::Peer { .. })), "{ended:?}");
+    assert_eq!(home.len() as u64, sent, "each request came home once");
+    assert!(home.len() as u64 > lost && lost > 0, "{lost} of {sent} lost");
+    assert!(host.pool().is_full(), "{:?} are free", host.pool().free());
+}
+
+fn give(host: &mut Host, data: Data) {
+    if let Data::Buf(buf) = data {
+        host.pool().give(buf);
+    }
+}
+
+/// Takes what is done; returns how many were lost.
+fn collect(host: &mut Host, home: &mut BTreeSet<u64>) -> u64 {
+    let mut lost = 0;
+    while let Some(done) = host.next_done() {
+        assert!(home.insert(done.tag), "request {} came home twice", done.tag);
+        lost += u64::from(done.outcome == Err(Lost));
+        give(host, done.data);
+    }
+    lost
 }

@@ -1,6 +1,8 @@
-//! A real target on an address of its own in 127.0.0.0/8, and the way to it.
+//! A real target on an address of its own in 127.0.0.0/8, and the ways to it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
@@ -9,25 +11,31 @@ use nvme::Nqn;
 use nvmfd::Target;
 use nvmfd::config::Config;
 
+pub(crate) const SUBSYSTEM: &str = "nqn.2026-11.io.nvmfd:disk1";
+pub(crate) const HOST: &str =
+    "nqn.2014-08.org.nvmexpress:uuid:2d1c4be8-7a80-4c0f-9d68-0d6c2f3b5a11";
+pub(crate) const HOSTID: &str = "2d1c4be8-7a80-4c0f-9d68-0d6c2f3b5a11";
+
+/// Blocks of 4096 bytes of the namespace in a file.
+pub(crate) const BLOCKS: u64 = 16384;
+
 /// A running target. It stops when it is dropped.
 pub(crate) struct TestTarget {
     target: Option<Target>,
     folder: tempfile::TempDir,
-    /// Third byte of the addresses: the target is 1, hosts are from 2 on.
-    net: u8,
+    /// Its address, and that of the hosts which name one.
+    net: [u8; 2],
 }
 
-pub(crate) const SUBSYSTEM: &str = "nqn.2026-11.io.nvmfd:disk1";
-pub(crate) const HOST: &str =
-    "nqn.2014-08.org.nvmexpress:uuid:2d1c4be8-7a80-4c0f-9d68-0d6c2f3b5a11";
-
 impl TestTarget {
-    pub(crate) fn start(name: &str) -> TestTarget {
-        static NEXT: AtomicU8 = AtomicU8::new(1);
-        // Another program of tests may run at the same time.
-        let net =
-            (std::process::id() as u8).wrapping_mul(31) ^ NEXT.fetch_add(1, Ordering::Relaxed);
-        let folder = tempfile::Builder::new().prefix(name).tempdir_in(place()).unwrap();
+    pub(crate) fn start() -> TestTarget {
+        static NEXT: AtomicU8 = AtomicU8::new(0);
+        // Tests are processes of their own with some runners, and threads with others.
+        let pid = std::process::id();
+        let net = [64 + (pid >> 8) as u8 % 128, pid as u8];
+        let third = NEXT.fetch_add(1, Ordering::Relaxed);
+        let net = [net[0], net[1].wrapping_add(third.wrapping_mul(37))];
+        let folder = tempfile::tempdir_in(place()).unwrap();
         let mut target = TestTarget { target: None, folder, net };
         let config = target.config("");
         target.target = Some(Target::start(config).expect("the target starts"));
@@ -35,11 +43,29 @@ impl TestTarget {
     }
 
     pub(crate) fn address(&self) -> String {
-        format!("127.91.{}.1", self.net)
+        let [a, b] = self.net;
+        format!("127.{a}.{b}.1")
     }
 
-    /// The configuration, with `more` behind it.
-    pub(crate) fn config(&self, more: &str) -> Config {
+    /// Where its hosts connect from: with the address that the route would take, tests that run
+    /// side by side would be in each other's way.
+    pub(crate) fn source(&self) -> String {
+        let [a, b] = self.net;
+        format!("127.{a}.{b}.2")
+    }
+
+    pub(crate) fn setup(&self) -> Setup {
+        let source = self.source().parse().expect("an address");
+        Setup { provider: Provider::Soft, source: Some(source), ..Setup::default() }
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The configuration: a file with blocks of 4096 bytes and a memory with blocks of 512, with
+    /// `more` behind them.
+    fn config(&self, more: &str) -> Config {
         let path = self.folder.path().join("disk1.img");
         let text = format!(
             r#"
@@ -55,12 +81,28 @@ nsid = 1
 path = "{}"
 size = "64MiB"
 block_size = 4096
+[[subsystem.namespace]]
+nsid = 2
+kind = "ram"
+size = "1MiB"
+block_size = 512
 {more}
 "#,
             self.address(),
             path.display()
         );
         Config::parse(&text).expect("a configuration")
+    }
+
+    /// As a reload: the same, and `more`.
+    pub(crate) fn apply(&mut self, more: &str) {
+        let config = self.config(more);
+        self.target.as_mut().expect("running").apply(config).expect("applied");
+    }
+
+    /// What stops it, to be run whenever.
+    pub(crate) fn take(&mut self) -> Target {
+        self.target.take().expect("running")
     }
 
     pub(crate) fn options(&self, io_queues: u16) -> Options {
@@ -70,8 +112,24 @@ block_size = 4096
     }
 
     pub(crate) fn connect(&self, io_queues: u16) -> Host {
-        let setup = Setup { provider: Provider::Soft, ..Setup::default() };
-        Host::connect(self.options(io_queues), setup).expect("connected")
+        Host::connect(self.options(io_queues), self.setup()).expect("connected")
+    }
+
+    /// Runs `nvmf COMMAND` towards this target and its subsystem, as an admitted host.
+    pub(crate) fn nvmf(&self, command: &str, args: &[&str]) -> Ran {
+        self.nvmf_bare(command, &[&["-n", SUBSYSTEM, "-q", HOST], args].concat())
+    }
+
+    /// Runs `nvmf COMMAND` towards this target.
+    pub(crate) fn nvmf_bare(&self, command: &str, args: &[&str]) -> Ran {
+        let address = self.address();
+        let target = ["-t", "rdma", "-a", &address, "-s", "4420", "-I", HOSTID];
+        let source = self.source();
+        let source = match args.contains(&"-w") {
+            true => vec![],
+            false => vec!["-w", source.as_str()],
+        };
+        run(&[&[command][..], &target, &source, &["--provider", "soft"], args].concat())
     }
 }
 
@@ -81,6 +139,62 @@ impl Drop for TestTarget {
             target.stop(Instant::now() + Duration::from_secs(10));
         }
     }
+}
+
+/// What a run of `nvmf` left.
+pub(crate) struct Ran(Output);
+
+impl Ran {
+    pub(crate) fn code(&self) -> i32 {
+        self.0.status.code().expect("an exit code")
+    }
+
+    pub(crate) fn out(&self) -> &[u8] {
+        &self.0.stdout
+    }
+
+    pub(crate) fn text(&self) -> &str {
+        std::str::from_utf8(&self.0.stdout).expect("text")
+    }
+
+    pub(crate) fn error(&self) -> &str {
+        std::str::from_utf8(&self.0.stderr).expect("text")
+    }
+
+    /// It went well.
+    pub(crate) fn good(self) -> Ran {
+        assert_eq!(self.code(), 0, "{}", self.error());
+        self
+    }
+
+    pub(crate) fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.0.stdout).expect("JSON")
+    }
+}
+
+pub(crate) fn run(args: &[&str]) -> Ran {
+    Ran(Command::new(nvmf()).args(args).output().expect("nvmf runs"))
+}
+
+/// The tool, built with this very profile.
+fn nvmf() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let this = std::env::current_exe().expect("this program");
+        let profile = this.ancestors().nth(2).expect("a folder of the profile");
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "--package", "initiator", "--bin", "nvmf"]);
+        cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
+        cargo.arg("--target-dir").arg(profile.parent().expect("the build folder"));
+        if !cfg!(feature = "verbs") {
+            cargo.arg("--no-default-features");
+        }
+        if profile.ends_with("release") {
+            cargo.arg("--release");
+        }
+        assert!(cargo.status().expect("cargo").success(), "nvmf builds");
+        profile.join("nvmf")
+    })
 }
 
 /// Where O_DIRECT works: not on every temporary file system.
