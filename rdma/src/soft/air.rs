@@ -80,6 +80,20 @@ impl Faults {
     };
 }
 
+/// How fast the way to each place is. A lost datagram takes its time as well.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Link {
+    /// How long one datagram keeps the others waiting.
+    pub each: Duration,
+    /// How many may wait; more are lost, as from a full socket buffer.
+    pub waiting: u32,
+}
+
+impl Link {
+    /// Takes any number at once.
+    pub const ENDLESS: Link = Link { each: Duration::ZERO, waiting: u32::MAX };
+}
+
 /// A datagram under way: all that UDP carries, and from where to where.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Datagram {
@@ -101,6 +115,8 @@ struct Place {
     steer: (u32, u32),
     /// Switched off: whatever arrives is lost.
     down: bool,
+    /// When the way there is free again.
+    free: Option<Instant>,
     /// Arrived and not yet taken: indices of datagrams.
     inbox: VecDeque<u32>,
 }
@@ -109,6 +125,8 @@ struct Place {
 pub struct Air {
     /// What it does to datagrams from now on.
     pub faults: Faults,
+    /// How fast it is.
+    pub link: Link,
     /// Sees each datagram that enters.
     pub tap: Option<Tap>,
     dice: Dice,
@@ -138,6 +156,7 @@ impl Air {
     pub fn new(seed: u64, faults: Faults) -> Air {
         Air {
             faults,
+            link: Link::ENDLESS,
             tap: None,
             dice: Dice::new(seed),
             places: Vec::new(),
@@ -152,7 +171,8 @@ impl Air {
     /// Adds a place at an address and gives its index. Of several at one address the one gets a
     /// datagram whose `steer.1` is the queue pair's number modulo `steer.0`.
     pub fn add(&mut self, address: IpAddr, steer: (u32, u32)) -> usize {
-        self.places.push(Place { address, steer, down: false, inbox: VecDeque::new() });
+        let inbox = VecDeque::new();
+        self.places.push(Place { address, steer, down: false, free: None, inbox });
         self.places.len() - 1
     }
 
@@ -259,6 +279,7 @@ impl Air {
 
     fn launch(&mut self, now: Instant, place: usize, mut datagram: Datagram) {
         let faults = self.faults;
+        let Some(through) = self.queue(now, place) else { return self.forget(datagram) };
         if self.dice.per_mille(faults.loss) {
             return self.forget(datagram);
         }
@@ -268,7 +289,7 @@ impl Air {
                 datagram.bytes[at] ^= self.dice.below(255) as u8 + 1;
             }
         }
-        let mut arrival = now + faults.delay;
+        let mut arrival = through + faults.delay;
         if self.dice.per_mille(faults.reorder) {
             arrival += self.dice.part(faults.jitter);
         }
@@ -279,6 +300,21 @@ impl Air {
         self.datagrams[index as usize] = datagram;
         self.number += 1;
         self.flights.push(Reverse((arrival, self.number, place as u32, index)));
+    }
+
+    /// When a datagram that enters now is through the link; none when too many wait.
+    fn queue(&mut self, now: Instant, place: usize) -> Option<Instant> {
+        let Link { each, waiting } = self.link;
+        if each.is_zero() {
+            return Some(now);
+        }
+        let free = self.places[place].free.map_or(now, |free| free.max(now));
+        if free - now > each.saturating_mul(waiting) {
+            return None;
+        }
+        let through = free + each;
+        self.places[place].free = Some(through);
+        Some(through)
     }
 
     /// A spare datagram with room in its buffer, perhaps.

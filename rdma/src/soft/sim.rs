@@ -6,7 +6,7 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Instant;
 
-pub use super::air::{Air, AirPort, Datagram, Dice, Faults, Tap};
+pub use super::air::{Air, AirPort, Datagram, Dice, Faults, Link, Tap};
 use super::endpoint::{Config, Endpoint};
 use crate::{Event, Pool, PoolPlan, Qp, Tag, Work};
 
