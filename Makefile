@@ -11,6 +11,7 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 CARGO ?= cargo
 BUILD := $(abspath $(or $(CARGO_TARGET_DIR),build))
 NVMFD := $(BUILD)/release/nvmfd
+NVMF := $(BUILD)/release/nvmf
 GUEST := $(SUDO) env NVMFD=$(NVMFD) STORE_TESTS=$(BUILD)/store-tests
 
 # rdma-sys reads C headers with an old bindgen, which versions of libclang above 15 break.
@@ -19,16 +20,13 @@ ifeq ($(origin LIBCLANG_PATH),undefined)
 endif
 
 PACKAGES := gcc libc6-dev pkg-config libclang-14-dev libibverbs-dev librdmacm-dev
+# What tests ask besides: tshark for what is on the wire; jq and fio for measuring.
+TEST_PACKAGES := tshark jq fio util-linux
 
-.PHONY: help packages build test format lint unit doc guests demo bench vm clean
-
-help: ## This list
-	@echo "make ..."
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '%-12s %s\n' "$$name" "$$text"; done
-
-packages: ## Install the Debian packages that a build needs, where they are missing
-	@missing=(); \
-	for package in $(PACKAGES); do \
+# Installs those of some Debian packages that are missing.
+define install
+missing=(); \
+	for package in $(1); do \
 	  dpkg-query -W -f '$${Status}' "$$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$$package"); \
 	done; \
 	if [ $${#missing[@]} -gt 0 ]; then \
@@ -37,7 +35,20 @@ packages: ## Install the Debian packages that a build needs, where they are miss
 	  $(SUDO) apt-get -qq -o DPkg::Lock::Timeout=300 update; \
 	  $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o DPkg::Lock::Timeout=300 install --no-install-recommends "$${missing[@]}"; \
 	fi
+endef
+
+.PHONY: help packages test-packages build test format lint unit doc guests demo demo-guest bench bench-guests vm clean
+
+help: ## This list
+	@echo "make ..."
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '%-12s %s\n' "$$name" "$$text"; done
+
+packages: ## Install the Debian packages that a build needs, where they are missing
+	@$(call install,$(PACKAGES))
 	@command -v $(CARGO) >/dev/null || { echo "make: there is no cargo: install Rust, see https://rustup.rs" >&2; exit 1; }
+
+test-packages: packages
+	@$(call install,$(TEST_PACKAGES))
 
 build: packages ## Build the daemon: build/release/nvmfd
 	$(CARGO) build --release --workspace
@@ -52,7 +63,7 @@ lint: packages # No warning, with and without rdma-core
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) clippy --workspace --all-targets --no-default-features -- -D warnings
 
-unit: packages # Tests on this machine
+unit: test-packages # Tests on this machine
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
 	  set -x; $(CARGO) nextest run --workspace --no-fail-fast; $(CARGO) test --workspace --doc --quiet; \
 	else \
@@ -69,10 +80,16 @@ guests: build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE and iWARP, then 
 	$(GUEST) tests/vm/judge --kind uml --link siw commands fio kill
 	$(GUEST) EXTRA_CONFIG="$$(printf '[reactor]\nthreads = 2')" tests/vm/judge --kind qemu
 
-demo: build ## Watch it: a target and a stock Linux host in a guest
+demo: build ## Watch it: target and host on this machine, no adapter, no kernel module, no root
+	NVMFD=$(NVMFD) NVMF=$(NVMF) tests/demo/demo $(BUILD)
+
+demo-guest: build ## Watch it with a stock Linux host, in a guest
 	$(GUEST) tests/vm/vm --kind uml run env NVMFD=$(NVMFD) $(CURDIR)/tests/vm/demo
 
-bench: build ## Measure it in both kinds of guest
+bench: build test-packages ## Measure the soft fabric beside what this machine could do at best
+	NVMFD=$(NVMFD) NVMF=$(NVMF) UDP_LIMITS=$(BUILD)/release/udp_limits tests/bench/run $(BUILD)
+
+bench-guests: build ## Measure it beside the kernel's target, in both kinds of guest
 	$(GUEST) tests/vm/judge --kind uml bench
 	$(GUEST) tests/vm/judge --kind qemu bench
 

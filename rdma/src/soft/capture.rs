@@ -27,7 +27,7 @@ use pcap_file::pcapng::{PcapNgBlock, PcapNgWriter};
 use pcap_file::{DataLink, PcapError};
 use tracing::{info, warn};
 
-use super::header::Bth;
+use super::header::{Bth, ICRC_BYTES};
 use super::icrc::Flow;
 use super::opcode::{Opcode, Operation};
 
@@ -47,7 +47,8 @@ const UDP: u8 = 17;
 /// How much of each packet is kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Keep {
-    /// All headers, all messages of connection management, and the first 64 bytes of messages.
+    /// All headers, all messages of connection management, and the first 64 bytes of messages. In
+    /// place of other payload there are zeros: Wireshark decodes no packet that is cut short.
     Headers,
     /// Everything: also what hosts read and write.
     All,
@@ -86,7 +87,6 @@ struct Captured {
     at: Duration,
     direction: Direction,
     bytes: Vec<u8>,
-    original_bytes: u32,
     /// Packets that are missing before this one.
     missing: u64,
 }
@@ -134,17 +134,18 @@ impl Capture {
         let length: usize = datagram.iter().map(|piece| piece.len()).sum();
         let mut bytes = Vec::with_capacity(MOST_IP_BYTES + UDP_BYTES + length);
         put_ip_and_udp(&mut bytes, flow, tos, identification, length);
-        let ip_and_udp = bytes.len();
-        let kept = ip_and_udp + self.kept(datagram, length);
+        let begin = bytes.len();
         for piece in datagram {
-            let room = kept - bytes.len();
-            bytes.extend_from_slice(&piece[..piece.len().min(room)]);
+            bytes.extend_from_slice(piece);
+        }
+        let payload = begin + self.kept(datagram, length)..bytes.len().saturating_sub(ICRC_BYTES);
+        if let Some(payload) = bytes.get_mut(payload) {
+            payload.fill(0);
         }
         let captured = Captured {
             at: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
             direction,
             bytes,
-            original_bytes: (ip_and_udp + length) as u32,
             missing: self.missing.swap(0, Ordering::Relaxed),
         };
         if let Err(error) = self.packets.try_send(captured) {
@@ -153,7 +154,7 @@ impl Capture {
         }
     }
 
-    /// How many bytes of a datagram are kept, which may come in one piece or in several.
+    /// How many bytes of a datagram are kept at its beginning.
     fn kept(&self, datagram: [&[u8]; 3], length: usize) -> usize {
         if self.keep == Keep::All {
             return length;
@@ -194,7 +195,7 @@ fn write(
         let block = EnhancedPacketBlock {
             interface_id: 0,
             timestamp: captured.at,
-            original_len: captured.original_bytes,
+            original_len: captured.bytes.len() as u32,
             data: Cow::Owned(captured.bytes),
             options,
         };
@@ -301,27 +302,27 @@ mod tests {
     fn headers_are_kept_always_and_payload_only_when_asked_for() {
         let folder = tempfile::tempdir().unwrap();
         let flow = flow("192.0.2.1", "192.0.2.2");
-        for (keep, expected) in [
-            (Keep::Headers, [28 + 12 + 64, 28 + 28, 28 + 20 + 256 + 4]),
-            (Keep::All, [28 + 12 + 1000 + 4, 28 + 28 + 1000 + 4, 28 + 20 + 256 + 4]),
-        ] {
+        for (keep, expected) in [(Keep::Headers, [64, 0, 256]), (Keep::All, [1000, 1000, 256])] {
             let path = folder.path().join(format!("{keep:?}.pcapng"));
             let capture = Capture::begin(&path, keep, u64::MAX).unwrap();
             for (opcode, len) in
                 [(Opcode::SendOnly, 1000), (Opcode::WriteOnly, 1000), (Opcode::UdSendOnly, 256)]
             {
-                let payload = vec![7; len];
                 let bth = Bth::new(opcode, Qpn::new(17), Psn::new(5));
-                let mut datagram = bth.emit().to_vec();
-                datagram.resize(Bth::BYTES + opcode.row().header_bytes, 0);
-                let trailer = [0; 4];
-                capture.add(Direction::Sent, &flow, 0, 9, [&datagram, &payload, &trailer]);
+                let mut headers = bth.emit().to_vec();
+                headers.resize(Bth::BYTES + opcode.row().header_bytes, 1);
+                let pieces = [&*headers, &*vec![7; len], &[9; 4]];
+                capture.add(Direction::Sent, &flow, 0, 9, pieces);
+                // As it is received: in one piece.
+                capture.add(Direction::Received, &flow, 0, 9, [&pieces.concat(), &[], &[]]);
             }
-            let found = finished(&path, capture, 3);
-            let kept: Vec<usize> = found.iter().map(|(_, bytes, ..)| bytes.len()).collect();
-            assert_eq!(kept, expected, "{keep:?}");
-            let original = [28 + 12 + 1000 + 4, 28 + 28 + 1000 + 4, 28 + 20 + 256 + 4];
-            assert_eq!(found.iter().map(|(_, _, len, _)| *len).collect::<Vec<_>>(), original);
+            let found = finished(&path, capture, 6);
+            for (packet, (_, bytes, original, _)) in found.iter().enumerate() {
+                let payload = bytes.iter().filter(|byte| **byte == 7).count();
+                assert_eq!(payload, expected[packet / 2], "{keep:?}, packet {packet}");
+                assert_eq!(bytes.len(), *original as usize);
+                assert!(bytes.ends_with(&[9; 4]), "the CRC is as it was");
+            }
         }
     }
 

@@ -1,0 +1,85 @@
+//! A capture of the daemon, as Wireshark sees it: every packet understood, and the commands named.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use initiator::{Data, Host, Options, Provider, Setup};
+use nvme::{IoOpcode, Nqn, Sqe};
+use nvmfd::Target;
+use nvmfd::config::Config;
+
+const NQN: &str = "nqn.2026-11.io.nvmfd:capture";
+
+/// What tshark prints for the packets that a filter lets through.
+fn tshark(file: &Path, filter: &str) -> String {
+    let output = Command::new("tshark").arg("-r").arg(file).args(["-Y", filter]).output();
+    let output = output.expect("tshark is there: `make packages` installs it");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn wireshark_understands_every_packet_of_a_capture() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("packets.pcapng");
+    let text = format!(
+        r#"
+provider = "soft"
+[[listener]]
+address = "127.64.0.1"
+[[subsystem]]
+nqn = "{NQN}"
+allow_any_host = true
+[[subsystem.namespace]]
+nsid = 1
+kind = "ram"
+size = "16MiB"
+[capture]
+path = "{}"
+"#,
+        file.display()
+    );
+    let target = Target::start(Config::parse(&text).unwrap()).unwrap();
+    let host = Nqn::new("nqn.2026-11.io.nvmfd:host").unwrap();
+    let to = "127.64.0.1:4420".parse().unwrap();
+    let options = Options::new(to, Nqn::new(NQN).unwrap(), host, [7; 16]);
+    let source = Some("127.64.0.2".parse().unwrap());
+    let setup = Setup { provider: Provider::Soft, source, ..Setup::default() };
+    let mut host = Host::connect(options, setup).unwrap();
+    for opcode in [IoOpcode::WRITE, IoOpcode::READ] {
+        let mut buf = host.pool().take_data(65536).unwrap();
+        host.pool().bytes_mut(&mut buf).fill(0xa5);
+        let sqe = Sqe::io(opcode, 1).with_range(0, 15);
+        let (_, data) = host.command(1, "an I/O command", sqe, Data::Buf(buf)).unwrap();
+        let Data::Buf(buf) = data else { panic!("other data came home") };
+        host.pool().give(buf);
+    }
+    host.disconnect();
+    target.stop(Instant::now() + Duration::from_secs(5));
+
+    // The file is complete when the last reactor has ended and the writer has seen that.
+    let mut all = String::new();
+    for _ in 0..100 {
+        all = tshark(&file, "frame");
+        if all.contains("CM: DisconnectReply") {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    for part in [
+        "CM: ConnectRequest",
+        "NVMeOF Connect",
+        "Property Get Controller Capabilities",
+        "NVMe Identify",
+        "NVMe Write",
+        "NVMe Read",
+        "CM: DisconnectReply",
+    ] {
+        assert!(all.contains(part), "{part:?} is missing in\n{all}");
+    }
+    assert_eq!(tshark(&file, "_ws.malformed"), "");
+    // Payload was not asked for.
+    let bytes = std::fs::read(&file).unwrap();
+    assert!(!bytes.windows(32).any(|window| window == [0xa5; 32]), "data of the host");
+}
