@@ -34,7 +34,7 @@ use std::time::Instant;
 use nvme::feature::AsyncEvent;
 use nvme::identify::IdentifyController;
 use nvme::property::{Cap, Vs};
-use rdma::{Completion, Event, Fault, Qp, Reason, Work};
+use rdma::{Buf, Completion, Event, Fault, Qp, Reason, Work};
 
 pub use ended::{Ended, Violation};
 pub use request::{Answer, Data, Done, Io, Lost, Options, Phase, Refused, Request};
@@ -185,7 +185,9 @@ impl Session {
 
     fn on_completion(&mut self, qid: u16, completion: Completion, io: &mut Io<'_>) {
         match (completion.work, completion.outcome) {
-            (Work::Recv(buf), Ok(len)) if self.hears(qid) => self.on_response(qid, buf, len, io),
+            (Work::Recv(buf), Ok(len)) if self.hears(qid) => {
+                self.on_response(qid, buf, len, completion.invalidated, io);
+            }
             (work, outcome) => {
                 if let (Work::Send { .. }, Some(queue)) =
                     (&work, self.queues.get_mut(usize::from(qid)))
@@ -205,9 +207,16 @@ impl Session {
         self.ended.is_none() || (qid == 0 && self.step.is_shutdown())
     }
 
-    fn on_response(&mut self, qid: u16, buf: rdma::Buf, len: u32, io: &mut Io<'_>) {
+    fn on_response(
+        &mut self,
+        qid: u16,
+        buf: Buf,
+        len: u32,
+        invalidated: Option<u32>,
+        io: &mut Io<'_>,
+    ) {
         let Some(queue) = self.queues.get_mut(usize::from(qid)) else { return };
-        let response = queue.response(&buf, len, io);
+        let response = queue.response(&buf, len, invalidated, io);
         // Before anything new is sent, so that there is a receive for every answer.
         queue.receive(buf, io);
         match response {

@@ -137,6 +137,43 @@ fn data_go_where_the_controller_wants_them() {
 }
 
 #[test]
+fn a_key_is_taken_back_by_the_answer_of_its_command_or_not_at_all() {
+    let key = |sqe: &Sqe| match sqe.sgl() {
+        Ok(Sgl::Keyed { key, invalidate, .. }) => (key, invalidate),
+        other => panic!("{other:?}"),
+    };
+    // Its own key, which it asked for.
+    let mut lab = Lab::ready();
+    lab.request(1, read(1), 4096, 1);
+    let (sqe, _) = lab.capsule(1);
+    assert!(key(&sqe).1);
+    lab.wire.answer_and_invalidate(1, sqe.cid, key(&sqe).0);
+    lab.deliver();
+    assert_eq!(lab.done().expect("done").outcome, good(0));
+    // That of another command.
+    lab.request(1, read(1), 4096, 2);
+    lab.request(1, read(1), 4096, 3);
+    let (one, other) = (lab.capsule(1).0, lab.capsule(1).0);
+    lab.wire.answer_and_invalidate(1, one.cid, key(&other).0);
+    lab.deliver();
+    let what = Violation::Key(key(&other).0);
+    assert_eq!(lab.session.ended(), Some(&Ended::Violation { queue: 1, what }));
+    lab.expect_whole();
+
+    // A device that cannot do it is not asked, and who does it all the same lies.
+    let mut lab = Lab::new(options(), controller());
+    lab.wire.invalidates = false;
+    lab.start();
+    lab.request(1, read(1), 4096, 1);
+    let (sqe, _) = lab.capsule(1);
+    assert!(!key(&sqe).1);
+    lab.wire.answer_and_invalidate(1, sqe.cid, key(&sqe).0);
+    lab.deliver();
+    assert!(matches!(lab.session.ended(), Some(Ended::Violation { what: Violation::Key(_), .. })));
+    lab.expect_whole();
+}
+
+#[test]
 fn nothing_goes_in_a_capsule_to_a_controller_that_wants_none() {
     let mut target = controller();
     target.page.sgls = Sgls(0).with_support(1).with_keyed(true);
@@ -295,6 +332,7 @@ fn a_fault_or_the_target_s_leaving_brings_everything_home() {
         tag: 1,
         work: Work::Send { from, invalidate: None },
         outcome: Err(Fault::Unreachable),
+        invalidated: None,
     }));
     lab.deliver();
     let expected = Ended::Fault { queue: 1, fault: Fault::Unreachable };

@@ -24,7 +24,7 @@ pub struct Exposed {
 #[derive(Debug)]
 enum Access {
     /// Ends when this is dropped.
-    Registered(Box<dyn Any + Send>),
+    Registered { access: Box<dyn Any + Send>, invalidation: bool },
     /// Ends when the provider has given back the [`Window`].
     Lent,
 }
@@ -33,7 +33,8 @@ impl Exposed {
     /// For providers whose device moves the data: `access` is what ends the peers' access when it
     /// is dropped.
     pub fn new(buf: Buf, remote: Remote, access: Box<dyn Any + Send>) -> Exposed {
-        Exposed { access: Access::Registered(access), buf, remote, stays: PhantomData }
+        let access = Access::Registered { access, invalidation: false };
+        Exposed { access, buf, remote, stays: PhantomData }
     }
 
     /// For providers that move the data themselves: the window is the way to the bytes, and
@@ -53,6 +54,24 @@ impl Exposed {
         self.buf
     }
 
+    /// Whether a peer may take back its own access, by a message that invalidates the key. Memory
+    /// that is registered with a device does not bear that: the device would end the connection.
+    #[must_use]
+    pub fn bears_invalidation(&self) -> bool {
+        match &self.access {
+            Access::Registered { invalidation, .. } => *invalidation,
+            Access::Lent => true,
+        }
+    }
+
+    /// For providers whose device can invalidate this kind of memory.
+    pub fn with_invalidation(mut self) -> Exposed {
+        if let Access::Registered { invalidation, .. } = &mut self.access {
+            *invalidation = true;
+        }
+        self
+    }
+
     /// The memory as peers must name it.
     #[must_use]
     pub fn remote(&self) -> Remote {
@@ -65,7 +84,7 @@ impl Exposed {
     /// When it was lent to another fabric, whose peers would still have access.
     pub(crate) fn into_buf(self) -> Buf {
         match self.access {
-            Access::Registered(access) => drop(access),
+            Access::Registered { access, .. } => drop(access),
             Access::Lent => panic!("exposed by another fabric"),
         }
         self.buf

@@ -127,6 +127,10 @@ pub struct Completion {
     pub work: Work,
     /// Bytes moved (for `Recv` the length of the message), or why the queue pair died.
     pub outcome: Result<u32, Fault>,
+    /// The key of exposed memory that the peer's message took back (Send with Invalidate). Only
+    /// for memory of which [`Exposed::bears_invalidation`] is true: with other memory, such a
+    /// message ends the connection.
+    pub invalidated: Option<u32>,
 }
 
 /// Why a queue pair is dead. There is no milder kind: a failed completion is always the end of

@@ -182,7 +182,7 @@ impl End {
     fn completions(&mut self) -> Vec<(u64, Result<u32, Fault>)> {
         let mut found = Vec::new();
         while let Some(event) = self.events.pop_front() {
-            let Event::Done(Completion { qp, tag, work, outcome }) = event else { panic!() };
+            let Event::Done(Completion { qp, tag, work, outcome, .. }) = event else { panic!() };
             assert_eq!(qp, Qp(3));
             self.pool.give(work.into_buf());
             found.push((tag, outcome));
@@ -269,6 +269,8 @@ fn reads_and_writes_move_exposed_memory_and_a_send_takes_the_key_away() {
     b.recv(4, 64);
     settle(&mut a, &mut b);
     assert_eq!(a.completions(), [(2, Ok(50_001)), (3, Ok(16))]);
+    let Some(Event::Done(done)) = b.events.front() else { panic!("none") };
+    assert_eq!(done.invalidated, Some(remote.key));
     b.completed(4, 16, 1);
     assert!(b.memory.place(remote.key, remote.addr, 1, Rights::READ).is_err());
     let buf = b.concealed(remote);

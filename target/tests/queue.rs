@@ -194,7 +194,7 @@ impl World {
         capsule.extend_from_slice(data);
         self.pool.bytes_mut(&mut buf)[..capsule.len()].copy_from_slice(&capsule);
         let outcome = Ok(capsule.len() as u32);
-        let done = Completion { qp: Qp(0), tag, work: Work::Recv(buf), outcome };
+        let done = Completion { qp: Qp(0), tag, work: Work::Recv(buf), outcome, invalidated: None };
         queue.on_completion(done, &mut self.io());
     }
 
@@ -225,7 +225,7 @@ impl World {
             Work::Recv(_) => unreachable!(),
         }
         let len = work.buf().len();
-        let done = Completion { qp: Qp(0), tag, work, outcome: Ok(len) };
+        let done = Completion { qp: Qp(0), tag, work, outcome: Ok(len), invalidated: None };
         queue.on_completion(done, &mut self.io());
         true
     }
@@ -260,7 +260,8 @@ impl World {
     /// The fabric gives everything back, as after a disconnect, then says that it is gone.
     fn flush_and_go(&mut self, queue: &mut Queue) {
         for (tag, work) in std::mem::take(&mut self.fabric.posted) {
-            let done = Completion { qp: Qp(0), tag, work, outcome: Err(Fault::Flushed) };
+            let outcome = Err(Fault::Flushed);
+            let done = Completion { qp: Qp(0), tag, work, outcome, invalidated: None };
             queue.on_completion(done, &mut self.io());
         }
         assert!(self.fabric.posted.is_empty(), "nothing is posted on a dead queue pair");
@@ -548,7 +549,7 @@ fn a_host_that_breaks_the_rules_is_disconnected() {
         let mut world = World::new();
         let (mut queue, admin, posted) = io_queue(&mut world);
         let (tag, work) = world.fabric.posted.pop_front().unwrap();
-        let done = Completion { qp: Qp(0), tag, work, outcome: Ok(len) };
+        let done = Completion { qp: Qp(0), tag, work, outcome: Ok(len), invalidated: None };
         queue.on_completion(done, &mut world.io());
         assert!(world.fabric.disconnected, "a capsule of {len} bytes");
         end_both(world, queue, admin, posted);

@@ -41,6 +41,16 @@ enum Held {
     Once(Exposed),
 }
 
+impl Held {
+    /// The key that the answer may take back.
+    fn key_to_invalidate(&self) -> Option<u32> {
+        match self {
+            Held::Once(exposed) if exposed.bears_invalidation() => Some(exposed.remote().key),
+            _ => None,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Command {
     owner: Owner,
@@ -249,11 +259,13 @@ impl Queue {
         self.sends = self.sends.saturating_sub(1);
     }
 
-    /// A response of `len` bytes at the start of the window of `buf`, which stays the caller's.
+    /// A response of `len` bytes at the start of the window of `buf`, which stays the caller's. It
+    /// may have taken back a key: that of its own command, if the command asked for it.
     pub(super) fn response(
         &mut self,
         buf: &Buf,
         len: u32,
+        invalidated: Option<u32>,
         io: &mut Io<'_>,
     ) -> Result<(Finished, Answer), Violation> {
         let bytes = io.pool.bytes(buf).first_chunk();
@@ -264,8 +276,14 @@ impl Queue {
         let unknown = Violation::CommandId(cqe.cid);
         let slot = cqe.cid & (MOST_ENTRIES - 1);
         let entry = self.slots.get(usize::from(slot)).ok_or(unknown)?;
+        let command = entry.command.as_ref().ok_or(unknown)?;
         if entry.uses != cqe.cid >> SLOT_BITS {
             return Err(unknown);
+        }
+        if let Some(key) = invalidated
+            && command.held.key_to_invalidate() != Some(key)
+        {
+            return Err(Violation::Key(key));
         }
         let finished = self.finish(slot, io).ok_or(unknown)?;
         Ok((finished, Answer { status: cqe.status, result: cqe.result }))
@@ -393,8 +411,8 @@ fn expose(qp: Qp, data: Data, io: &mut Io<'_>) -> Result<(Held, Sgl), Data> {
         Data::None => Ok((Held::Plain(Data::None), Sgl::NONE)),
         Data::Buf(buf) => {
             let exposed = io.fabric.expose(qp, buf).map_err(|(buf, _)| Data::Buf(buf))?;
-            let at = exposed.remote();
-            let sgl = Sgl::keyed(at.addr, at.len, at.key, true).unwrap_or(Sgl::NONE);
+            let (at, invalidate) = (exposed.remote(), exposed.bears_invalidation());
+            let sgl = Sgl::keyed(at.addr, at.len, at.key, invalidate).unwrap_or(Sgl::NONE);
             Ok((Held::Once(exposed), sgl))
         }
         Data::Exposed { memory, at, len } => {

@@ -45,6 +45,8 @@ pub(crate) struct Wire {
     pub(crate) hold_sends: bool,
     pub(crate) refuse: Option<Reason>,
     pub(crate) silent: bool,
+    /// Whether the device can invalidate exposed memory.
+    pub(crate) invalidates: bool,
 }
 
 impl Fabric for Wire {
@@ -83,7 +85,8 @@ impl Fabric for Wire {
         let remote = Remote { addr: buf.offset() + 0x1_0000_0000, key, len: buf.len() };
         self.open.insert(key, buf);
         let handle = self.handles.take_cell().expect("a handle");
-        Ok(Exposed::new(handle, remote, Box::new(())))
+        let exposed = Exposed::new(handle, remote, Box::new(()));
+        Ok(if self.invalidates { exposed.with_invalidation() } else { exposed })
     }
 
     fn conceal(&mut self, exposed: Exposed) -> Buf {
@@ -99,7 +102,13 @@ impl Fabric for Wire {
     fn post(&mut self, qp: Qp, tag: Tag, work: Work) {
         let Some(line) = self.lines.get_mut(&qp).filter(|line| !line.ending) else {
             let outcome = Err(Fault::Flushed);
-            self.events.push_back(Event::Done(Completion { qp, tag, work, outcome }));
+            self.events.push_back(Event::Done(Completion {
+                qp,
+                tag,
+                work,
+                outcome,
+                invalidated: None,
+            }));
             return;
         };
         match work {
@@ -148,7 +157,13 @@ impl Wire {
             line.sends -= 1;
         }
         let work = Work::Send { from, invalidate: None };
-        self.events.push_back(Event::Done(Completion { qp, tag, work, outcome }));
+        self.events.push_back(Event::Done(Completion {
+            qp,
+            tag,
+            work,
+            outcome,
+            invalidated: None,
+        }));
     }
 
     /// Ends a connection: everything comes home, then it is gone.
@@ -158,7 +173,13 @@ impl Wire {
         let receives = std::mem::take(&mut line.receives);
         for (tag, buf) in receives {
             let (work, outcome) = (Work::Recv(buf), Err(Fault::Flushed));
-            self.events.push_back(Event::Done(Completion { qp, tag, work, outcome }));
+            self.events.push_back(Event::Done(Completion {
+                qp,
+                tag,
+                work,
+                outcome,
+                invalidated: None,
+            }));
         }
         let (of_this, rest): (VecDeque<_>, _) =
             self.unsent.drain(..).partition(|(of, ..)| *of == qp);
@@ -181,12 +202,22 @@ impl Wire {
 
     /// The target sends a message to the host.
     pub(crate) fn message(&mut self, qid: u16, bytes: &[u8]) {
+        self.message_that_invalidates(qid, bytes, None);
+    }
+
+    fn message_that_invalidates(&mut self, qid: u16, bytes: &[u8], invalidated: Option<u32>) {
         let Some(qp) = self.qp(qid) else { return };
         let line = self.lines.get_mut(&qp).expect("connected");
         let (tag, mut buf) = line.receives.pop_front().expect("a receive for every answer");
         self.region.bytes_mut(&mut buf)[..bytes.len()].copy_from_slice(bytes);
         let (work, outcome) = (Work::Recv(buf), Ok(bytes.len() as u32));
-        self.events.push_back(Event::Done(Completion { qp, tag, work, outcome }));
+        self.events.push_back(Event::Done(Completion { qp, tag, work, outcome, invalidated }));
+    }
+
+    /// An answer that takes a key back.
+    pub(crate) fn answer_and_invalidate(&mut self, qid: u16, cid: u16, key: u32) {
+        let cqe = Cqe::new(cid, Status::SUCCESS).emit();
+        self.message_that_invalidates(qid, &cqe, Some(key));
     }
 
     pub(crate) fn answer(&mut self, qid: u16, cid: u16, status: Status, result: u64) {
@@ -294,6 +325,7 @@ impl Lab {
             hold_sends: false,
             refuse: None,
             silent: false,
+            invalidates: true,
         };
         Lab { session: Session::new(options), pool, wire, now: Instant::now(), target }
     }

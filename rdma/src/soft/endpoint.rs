@@ -207,6 +207,7 @@ impl Endpoint {
                 tag,
                 work,
                 outcome: Err(Fault::Flushed),
+                invalidated: None,
             })),
         }
     }

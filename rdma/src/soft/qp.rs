@@ -18,7 +18,7 @@ use super::outgoing::{Outgoing, Payload};
 use super::psn::{Psn, Qpn};
 use super::requester::Requester;
 use super::responder::{Outcome, Responder};
-use crate::{Completion, Event, Fault, Qp, Region, Tag, Work};
+use crate::{Buf, Completion, Event, Fault, Qp, Region, Tag, Work};
 
 /// Where in its life a queue pair is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,7 +81,14 @@ pub struct Io<'a> {
 impl Io<'_> {
     /// Sends work home.
     pub(crate) fn done(&mut self, tag: Tag, work: Work, outcome: Result<u32, Fault>) {
-        self.events.push_back(Event::Done(Completion { qp: self.qp, tag, work, outcome }));
+        let (qp, invalidated) = (self.qp, None);
+        self.events.push_back(Event::Done(Completion { qp, tag, work, outcome, invalidated }));
+    }
+
+    /// Sends a receive home with a message of `len` bytes, which may have invalidated a key.
+    pub(crate) fn received(&mut self, tag: Tag, into: Buf, len: u32, invalidated: Option<u32>) {
+        let (qp, work, outcome) = (self.qp, Work::Recv(into), Ok(len));
+        self.events.push_back(Event::Done(Completion { qp, tag, work, outcome, invalidated }));
     }
 }
 

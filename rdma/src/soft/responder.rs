@@ -369,7 +369,7 @@ impl Responder {
         io.region.bytes_mut(&mut buf)[filled as usize..end as usize]
             .copy_from_slice(packet.payload);
         if row.position.ends() {
-            io.done(tag, Work::Recv(buf), Ok(end));
+            io.received(tag, buf, end, packet.ext.invalidate);
             self.msn = self.msn.next();
         } else {
             self.current = Current::Send { tag, buf, filled: end };

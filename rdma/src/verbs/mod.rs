@@ -242,7 +242,7 @@ impl Verbs {
             Work::Recv(buf) => outcome.map(|len| len.min(buf.len())),
             other => outcome.map(|_| other.buf().len()),
         };
-        Some(Completion { qp, tag, work, outcome })
+        Some(Completion { qp, tag, work, outcome, invalidated: None })
     }
 
     /// As `land`, for what no completion queue will report.
@@ -418,7 +418,7 @@ impl Verbs {
     /// Brings work home that is not even registered as a flight. (Work for a handle whose `Gone`
     /// has been delivered can only come home after it.)
     fn refuse(&mut self, qp: Qp, tag: Tag, work: Work, fault: Fault) {
-        self.owe(Completion { qp, tag, work, outcome: Err(fault) });
+        self.owe(Completion { qp, tag, work, outcome: Err(fault), invalidated: None });
     }
 }
 
