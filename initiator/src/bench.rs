@@ -12,14 +12,14 @@ mod job;
 mod pattern;
 mod plan;
 
-use std::net::IpAddr;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use crate::addresses::following;
 use crate::options::TargetArgs;
-use crate::report::{Cpu, Depths, How, Progress, Rate, Report, Side};
+use crate::report::{Cpu, Depths, How, Progress, Rate, Report, Side, print};
 use crate::size::{seconds, size};
 use crate::stop::Stop;
 use crate::{Error, Host};
@@ -92,8 +92,11 @@ pub struct Args {
     #[arg(long, default_value = "bench")]
     pub name: String,
     /// How to print the results
-    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Normal)]
+    #[arg(short = 'o', long, value_enum, value_name = "FORMAT", default_value_t = Format::Normal)]
     pub output_format: Format,
+    /// The same as --output-format json
+    #[arg(long)]
+    pub json: bool,
     /// How to show progress
     #[arg(long, value_enum, value_name = "HOW", default_value_t = How::Auto)]
     pub progress: How,
@@ -200,24 +203,12 @@ fn connect(args: &Args, n: u32) -> Result<Host, Error> {
     let queues = args.target.nr_io_queues.unwrap_or(1).max(1);
     let per_queue = args.iodepth.div_ceil(queues.into());
     let mut target = args.target.clone();
-    target.host_traddr = match target.host_traddr {
-        Some(address) => Some(following(address, n).ok_or_else(|| {
-            Error::Local(format!("there are no {} addresses from {address} on", args.numjobs))
-        })?),
-        None => None,
-    };
+    target.host_traddr = following(target.host_traddr, n)?;
     let usual = plan::usual(args, queues, per_queue)?;
     let (mut options, mut setup) = target.resolve(usual)?;
     options.in_capsule = !args.no_in_capsule;
     setup.largest_bytes = setup.largest_bytes.max(plan::piece(args.bs)?);
     Host::connect(options, setup)
-}
-
-fn following(address: IpAddr, n: u32) -> Option<IpAddr> {
-    Some(match address {
-        IpAddr::V4(address) => IpAddr::V4(address.to_bits().checked_add(n)?.into()),
-        IpAddr::V6(address) => IpAddr::V6(address.to_bits().checked_add(n.into())?.into()),
-    })
 }
 
 /// What the live line has said.
@@ -280,13 +271,12 @@ fn finish(
         depths,
         failed: !failures.is_empty(),
     };
-    match args.output_format {
-        Format::Normal => print!("{}", report.text()),
-        Format::Json => {
-            let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            println!("{}", report.json(since.as_millis() as u64));
-        }
-    }
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let text = match args.json || args.output_format == Format::Json {
+        true => report.json(since.as_millis() as u64) + "\n",
+        false => report.text(),
+    };
+    print(&text)?;
     match failures.into_iter().next() {
         Some(failure) => Err(failure),
         None => Ok(ExitCode::SUCCESS),

@@ -8,6 +8,7 @@
 //!   expects to read. Neither knows a target.
 //! * [`options`] is the part of the command line that says which target is meant.
 
+mod addresses;
 pub mod bench;
 mod fabric;
 pub mod host;

@@ -9,12 +9,26 @@ mod json;
 mod progress;
 mod text;
 
+use std::io::{ErrorKind, Write};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use nix::sys::resource::{Usage, UsageWho, getrusage};
 
+use crate::Error;
+
 pub use progress::{How, Progress, Rate};
+
+/// Prints results. Whoever has stopped reading has what it wants.
+pub(crate) fn print(text: &str) -> Result<(), Error> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(Error::Local(format!("the results cannot be written: {error}")))
+        }
+        _ => Ok(()),
+    }
+}
 
 /// Latencies above this, in nanoseconds, count as this: 1000 s.
 const LONGEST_NS: u64 = 1_000_000_000_000;

@@ -364,6 +364,10 @@ impl Registers {
                 at
             }
             None => {
+                if self.entries.len() == self.entries.capacity() {
+                    // In eighths rather than doubled: most blocks never need a second entry.
+                    self.entries.reserve_exact((self.entries.len() / 8).max(1024));
+                }
                 self.entries.push(entry);
                 (self.entries.len() - 1) as u32
             }

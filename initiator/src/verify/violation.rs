@@ -79,6 +79,24 @@ pub struct Difference {
     pub expected: Vec<u8>,
 }
 
+impl Kind {
+    /// One word, for programs.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Stale => "stale",
+            Kind::Impossible => "impossible",
+            Kind::Misplaced => "misplaced",
+            Kind::Torn => "torn",
+            Kind::Damaged => "damaged",
+            Kind::Zeros => "zeros",
+            Kind::OtherRun => "other-run",
+            Kind::Foreign => "foreign",
+            Kind::Changed => "changed",
+        }
+    }
+}
+
 impl Violation {
     pub(super) fn new(seen: &Seen<'_>, expected: Vec<Expected>, now: u64) -> Violation {
         let difference = difference(seen, &expected);
