@@ -259,8 +259,11 @@ impl Session {
         let flushed = Ended::Fault { queue: qid, fault: Fault::Flushed };
         match &self.ended {
             None => self.die(Ended::from_reason(qid, self.options.to, reason, up), io),
-            // Now we know what ended the work that came home first.
-            Some(ended) if *ended == flushed && reason != Reason::Local => {
+            // Now we know what ended the work that came home first, or kept us from sending.
+            Some(ended)
+                if reason != Reason::Local
+                    && (*ended == flushed || matches!(ended, Ended::Fabric(_))) =>
+            {
                 self.ended = Some(Ended::from_reason(qid, self.options.to, reason, up));
             }
             Some(_) => {}

@@ -5,6 +5,7 @@ mod support;
 
 use std::time::Duration;
 
+use initiator::random::Random;
 use initiator::session::Violation;
 use initiator::{Answer, Data, Ended, Lost, Options, Phase, Refused, Request};
 use nvme::fabrics::{ConnectResult, InvalidParameter};
@@ -552,4 +553,83 @@ fn too_small_a_pool_is_an_error_and_not_a_loss() {
         taken.into_iter().for_each(|cell| lab.pool.give(cell));
         lab.expect_whole();
     }
+}
+
+/// A target that answers what it likes, when it likes: whatever comes, nothing panics, each request
+/// comes home once, and at the end every buffer is back.
+#[test]
+fn no_target_can_make_a_session_lose_anything() {
+    let mut reasons = std::collections::BTreeMap::new();
+    for seed in 0..4000 {
+        let ended = harass(seed);
+        *reasons.entry(ended).or_insert(0) += 1;
+    }
+    assert!(!reasons.contains_key("NoMemory"), "{reasons:?}");
+    // The ways of dying were met, and some associations lived to be closed.
+    for kind in ["Closed", "Violation", "Peer", "Device", "Timeout", "Refused", "Unsupported"] {
+        assert!(reasons.keys().any(|reason| reason.starts_with(kind)), "{kind}: {reasons:?}");
+    }
+}
+
+/// Returns the name of the reason for which the association ended.
+fn harass(seed: u64) -> String {
+    let mut random = Random::new(seed);
+    let mut lab = Lab::new(options(), controller());
+    lab.wire.invalidates = random.percent(50);
+    // How often the target lies, of a hundred times.
+    let malice = [0, 1, 10][random.below(3) as usize];
+    lab.with(|session, io| session.start(io));
+    let (mut sent, mut home) = (0, std::collections::BTreeSet::new());
+    for _ in 0..random.below(300) {
+        match random.below(10) {
+            0..=4 => {
+                if lab.wire.events.len() < 200 {
+                    lab.step(&mut random, malice);
+                }
+            }
+            5 | 6 => {
+                let (queue, len) = (random.below(4) as u16, random.below(3) as u32 * 4096);
+                let data = match lab.pool.take_data(len) {
+                    Some(buf) => Data::Buf(buf),
+                    None => Data::None,
+                };
+                let sqe =
+                    [read(1), write(1), Sqe::io(IoOpcode::FLUSH, 1)][random.below(3) as usize];
+                let request = Request { sqe, data, tag: sent };
+                match lab.with(|session, io| session.submit(queue, request, io)) {
+                    Ok(()) => sent += 1,
+                    Err((Request { data: Data::Buf(buf), .. }, _)) => lab.pool.give(buf),
+                    Err(_) => {}
+                }
+            }
+            7 => {
+                lab.now += Duration::from_millis(random.below(2000));
+                lab.deliver();
+            }
+            8 if random.percent(malice) => lab.with(|session, io| session.close(io)),
+            9 if random.percent(malice) => {
+                let reasons = [Reason::Peer, Reason::Device, Reason::NotEstablished];
+                let (qid, reason) = (random.below(3) as u16, &reasons[random.below(3) as usize]);
+                lab.wire.qp(qid).into_iter().for_each(|qp| lab.wire.end(qp, reason.clone()));
+            }
+            _ => lab.deliver(),
+        }
+        while let Some(done) = lab.done() {
+            assert!(home.insert(done.tag), "seed {seed}: request {} came home twice", done.tag);
+        }
+        lab.session.next_event();
+    }
+    lab.with(|session, io| session.close(io));
+    for _ in 0..100 {
+        lab.deliver();
+        lab.now += Duration::from_secs(1);
+    }
+    while let Some(done) = lab.done() {
+        assert!(home.insert(done.tag), "seed {seed}: request {} came home twice", done.tag);
+    }
+    assert_eq!(home.len() as u64, sent, "seed {seed}: each request comes home");
+    lab.wire.capsules.clear();
+    lab.expect_whole();
+    let ended = format!("{:?}", lab.session.ended().expect("ended"));
+    ended.split([' ', '{', '(']).next().unwrap_or_default().to_owned()
 }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use nvme::cm;
 use nvme::{AdminOpcode, Cqe, IoOpcode, Sgl, Sqe};
-use rdma::{Buf, Exposed, Qp, QpLimits, Tag, Work};
+use rdma::{Buf, Exposed, FabricError, Qp, QpLimits, Tag, Work};
 
 use super::ended::{Ended, Violation};
 use super::request::{Answer, Data, Io, Options, Refused};
@@ -105,6 +105,8 @@ pub(super) struct Queue {
     limits: QpLimits,
     /// Data that a capsule may carry, in bytes.
     in_capsule_bytes: u32,
+    /// Why data could not be exposed last.
+    trouble: Option<FabricError>,
 }
 
 impl Queue {
@@ -126,6 +128,7 @@ impl Queue {
                 reads: READS,
             },
             in_capsule_bytes,
+            trouble: None,
         }
     }
 
@@ -234,7 +237,8 @@ impl Queue {
             true => (Held::Plain(data), Sgl::in_capsule(0, len)),
             false => match expose(qp, data, io) {
                 Ok(exposed) => exposed,
-                Err(data) => {
+                Err((data, why)) => {
+                    self.trouble = why;
                     io.pool.give(capsule);
                     return Err((data, Refused::Data));
                 }
@@ -252,6 +256,11 @@ impl Queue {
         io.pool.bytes_mut(&mut capsule)[..Sqe::BYTES].copy_from_slice(&bytes);
         io.fabric.post(qp, self.tag(), Work::Send { from: capsule, invalidate: None });
         Ok(())
+    }
+
+    /// Why data could not be exposed, if that is what was refused last.
+    pub(super) fn trouble(&mut self) -> Option<FabricError> {
+        self.trouble.take()
     }
 
     /// A Send came home.
@@ -406,11 +415,12 @@ fn capsule_with(data: &Data, len: u32, io: &mut Io<'_>) -> Option<Buf> {
 }
 
 /// Lets the target into the data, for this command alone where they are not exposed already.
-fn expose(qp: Qp, data: Data, io: &mut Io<'_>) -> Result<(Held, Sgl), Data> {
+fn expose(qp: Qp, data: Data, io: &mut Io<'_>) -> Result<(Held, Sgl), (Data, Option<FabricError>)> {
     match data {
         Data::None => Ok((Held::Plain(Data::None), Sgl::NONE)),
         Data::Buf(buf) => {
-            let exposed = io.fabric.expose(qp, buf).map_err(|(buf, _)| Data::Buf(buf))?;
+            let exposed =
+                io.fabric.expose(qp, buf).map_err(|(buf, why)| (Data::Buf(buf), Some(why)))?;
             let (at, invalidate) = (exposed.remote(), exposed.bears_invalidation());
             let sgl = Sgl::keyed(at.addr, at.len, at.key, invalidate).unwrap_or(Sgl::NONE);
             Ok((Held::Once(exposed), sgl))
@@ -424,7 +434,7 @@ fn expose(qp: Qp, data: Data, io: &mut Io<'_>) -> Result<(Held, Sgl), Data> {
             let data = Data::Exposed { memory, at, len };
             match sgl {
                 Some(sgl) => Ok((Held::Plain(data), sgl)),
-                None => Err(data),
+                None => Err((data, None)),
             }
         }
     }

@@ -179,9 +179,10 @@ impl Session {
         let sending = Sending { owner: Owner::Step, sqe, data, deadline: self.deadline };
         let Some(queue) = self.queues.get_mut(usize::from(qid)) else { return };
         if let Err((data, _)) = queue.send(sending, io) {
+            let why = queue.trouble().map_or(Ended::NoMemory, Ended::Fabric);
             data.into_buf().into_iter().for_each(|buf| io.pool.give(buf));
             match self.ended {
-                None => self.die(Ended::NoMemory, io),
+                None => self.die(why, io),
                 Some(_) => self.end(io),
             }
         }

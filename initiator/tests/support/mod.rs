@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use initiator::random::Random;
 use initiator::{Data, Done, Io, Options, Phase, Request, Session};
 use nvme::fabrics::{Connect, ConnectData, ConnectResult, FabricsType, PropertyGet, PropertySet};
 use nvme::feature::{AsyncEventConfig, FeatureId, NumberOfQueues, SetFeatures};
@@ -38,6 +39,7 @@ pub(crate) struct Wire {
     lines: BTreeMap<Qp, Line>,
     next_qp: u32,
     pub(crate) events: VecDeque<Event>,
+    gone: VecDeque<(Qp, Reason)>,
     /// Capsules that came: queue, command, data behind it.
     pub(crate) capsules: VecDeque<(u16, Sqe, Vec<u8>)>,
     /// Sends that have not come home: the target has the capsule all the same.
@@ -79,7 +81,9 @@ impl Fabric for Wire {
     }
 
     fn expose(&mut self, qp: Qp, buf: Buf) -> Result<Exposed, (Buf, FabricError)> {
-        assert!(self.lines.contains_key(&qp), "exposed through a connection that is not there");
+        if self.lines.get(&qp).is_none_or(|line| line.ending) {
+            return Err((buf, FabricError("the connection has ended".into())));
+        }
         let key = self.next_key;
         self.next_key += 0x101;
         let remote = Remote { addr: buf.offset() + 0x1_0000_0000, key, len: buf.len() };
@@ -141,7 +145,7 @@ impl Fabric for Wire {
     }
 
     fn poll(&mut self, _: Instant, batch: &mut Vec<Event>) {
-        batch.extend(self.events.pop_front());
+        batch.extend(self.next_event());
     }
     fn arm(&mut self, _: Wake) -> Option<Instant> {
         None
@@ -168,7 +172,7 @@ impl Wire {
 
     /// Ends a connection: everything comes home, then it is gone.
     pub(crate) fn end(&mut self, qp: Qp, reason: Reason) {
-        let Some(line) = self.lines.get_mut(&qp) else { return };
+        let Some(line) = self.lines.get_mut(&qp).filter(|line| !line.ending) else { return };
         line.ending = true;
         let receives = std::mem::take(&mut line.receives);
         for (tag, buf) in receives {
@@ -187,12 +191,21 @@ impl Wire {
         for (qp, tag, from) in of_this {
             self.sent(qp, tag, from, Err(Fault::Flushed));
         }
-        self.events.push_back(Event::Gone(qp, reason));
-        self.lines.remove(&qp);
+        self.gone.push_back((qp, reason));
+    }
+
+    /// The next thing to tell the host. That a connection is gone comes last.
+    pub(crate) fn next_event(&mut self) -> Option<Event> {
+        self.events.pop_front().or_else(|| {
+            let (qp, reason) = self.gone.pop_front()?;
+            self.lines.remove(&qp);
+            Some(Event::Gone(qp, reason))
+        })
     }
 
     pub(crate) fn qp(&self, qid: u16) -> Option<Qp> {
-        self.lines.iter().find(|(_, line)| line.request.qid == qid).map(|(qp, _)| *qp)
+        let lives = |line: &Line| line.request.qid == qid && !line.ending;
+        self.lines.iter().find(|(_, line)| lives(line)).map(|(qp, _)| *qp)
     }
 
     /// The private data of a queue's connection.
@@ -208,7 +221,8 @@ impl Wire {
     fn message_that_invalidates(&mut self, qid: u16, bytes: &[u8], invalidated: Option<u32>) {
         let Some(qp) = self.qp(qid) else { return };
         let line = self.lines.get_mut(&qp).expect("connected");
-        let (tag, mut buf) = line.receives.pop_front().expect("a receive for every answer");
+        // Without a receive it waits for ever: what a target sends unasked.
+        let Some((tag, mut buf)) = line.receives.pop_front() else { return };
         self.region.bytes_mut(&mut buf)[..bytes.len()].copy_from_slice(bytes);
         let (work, outcome) = (Work::Recv(buf), Ok(bytes.len() as u32));
         self.events.push_back(Event::Done(Completion { qp, tag, work, outcome, invalidated }));
@@ -226,14 +240,22 @@ impl Wire {
 
     /// Exposed memory of a command, as the target gets at it.
     pub(crate) fn memory(&mut self, sqe: &Sqe) -> &mut [u8] {
+        self.open_memory(sqe).expect("the key is open")
+    }
+
+    /// The same, if it is still exposed.
+    fn open_memory(&mut self, sqe: &Sqe) -> Option<&mut [u8]> {
         let Ok(Sgl::Keyed { addr, len, key, .. }) = sqe.sgl() else { panic!("no keyed SGL") };
-        let buf = self.open.get_mut(&key).expect("the key is open");
+        let buf = self.open.get_mut(&key)?;
         let at = (addr - 0x1_0000_0000 - buf.offset()) as usize;
-        &mut self.region.bytes_mut(buf)[at..at + len.get() as usize]
+        Some(&mut self.region.bytes_mut(buf)[at..at + len.get() as usize])
     }
 
     pub(crate) fn is_clean(&self) -> bool {
-        self.open.is_empty() && self.unsent.is_empty() && self.lines.is_empty()
+        self.open.is_empty()
+            && self.unsent.is_empty()
+            && self.lines.is_empty()
+            && self.gone.is_empty()
     }
 }
 
@@ -320,6 +342,7 @@ impl Lab {
             lines: BTreeMap::new(),
             next_qp: 3,
             events: VecDeque::new(),
+            gone: VecDeque::new(),
             capsules: VecDeque::new(),
             unsent: VecDeque::new(),
             hold_sends: false,
@@ -354,7 +377,7 @@ impl Lab {
 
     /// Delivers what has happened, without answering anything.
     pub(crate) fn deliver(&mut self) {
-        while let Some(event) = self.wire.events.pop_front() {
+        while let Some(event) = self.wire.next_event() {
             let rest = self.with(|session, io| session.on_event(event, io));
             assert!(rest.is_none(), "an event of nobody: {rest:?}");
         }
@@ -371,6 +394,55 @@ impl Lab {
                 None if self.wire.events.is_empty() => return,
                 None => {}
             }
+        }
+    }
+
+    /// One thing happens: the oldest command is answered, by the book or, so often of a hundred
+    /// times, with a lie.
+    pub(crate) fn step(&mut self, random: &mut Random, malice: u8) {
+        self.deliver();
+        let at = random.below(self.wire.capsules.len() as u64 + 1) as usize;
+        let Some((qid, sqe, data)) = self.wire.capsules.remove(at) else { return };
+        if self.wire.qp(qid).is_none() {
+            return;
+        }
+        if random.percent(malice) {
+            return self.lie(random, qid, &sqe);
+        }
+        // Whose memory is gone will not be answered.
+        let keyed = matches!(sqe.sgl(), Ok(Sgl::Keyed { len, .. }) if len.get() > 0);
+        if keyed && self.wire.open_memory(&sqe).is_none() {
+            return;
+        }
+        match is_book(qid, &sqe) {
+            true => self.serve(qid, &sqe, &data),
+            false => self.wire.answer(qid, sqe.cid, Status::SUCCESS, random.next()),
+        }
+    }
+
+    fn lie(&mut self, random: &mut Random, qid: u16, sqe: &Sqe) {
+        let status = Status::from_field(random.next() as u16);
+        match random.below(8) {
+            0 => self.wire.answer(qid, sqe.cid, status, random.next()),
+            1 => self.wire.answer(qid, random.next() as u16, status, 0),
+            2 => self.wire.answer(qid, sqe.cid ^ 1 << random.below(16), Status::SUCCESS, 0),
+            3 => {
+                let bytes: Vec<u8> = (0..random.below(65)).map(|_| random.next() as u8).collect();
+                self.wire.message(qid, &bytes);
+            }
+            4 => self.wire.answer_and_invalidate(qid, sqe.cid, random.next() as u32),
+            5 => {
+                self.wire.answer(qid, sqe.cid, Status::SUCCESS, random.next());
+                self.wire.answer(qid, sqe.cid, Status::SUCCESS, random.next());
+            }
+            6 if matches!(sqe.sgl(), Ok(Sgl::Keyed { len, .. }) if len.get() > 0) => {
+                if let Some(memory) = self.wire.open_memory(sqe) {
+                    memory.fill_with(|| random.next() as u8);
+                }
+                self.wire.answer(qid, sqe.cid, Status::SUCCESS, random.next());
+            }
+            // No answer.
+            _ => {}
         }
     }
 
