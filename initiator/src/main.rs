@@ -6,8 +6,9 @@ mod cli;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 use initiator::Error;
+use tracing::level_filters::LevelFilter;
 
 use cli::output::Output;
 use cli::{act, blocks, discover, feature, identify, list, log, registers};
@@ -20,8 +21,34 @@ use cli::{act, blocks, discover, feature, identify, list, log, registers};
 #[derive(Parser, Debug)]
 #[command(name = "nvmf", version, max_term_width = 100)]
 struct Cli {
+    /// How much to log to the standard error
+    #[arg(long, value_enum, value_name = "LEVEL", default_value_t = Level::Error, global = true)]
+    log: Level,
     #[command(subcommand)]
     command: Command,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Level {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+impl From<Level> for LevelFilter {
+    fn from(level: Level) -> LevelFilter {
+        match level {
+            Level::Off => LevelFilter::OFF,
+            Level::Error => LevelFilter::ERROR,
+            Level::Warn => LevelFilter::WARN,
+            Level::Info => LevelFilter::INFO,
+            Level::Debug => LevelFilter::DEBUG,
+            Level::Trace => LevelFilter::TRACE,
+        }
+    }
 }
 
 #[derive(Subcommand, Debug)]
@@ -119,7 +146,9 @@ impl Command {
 }
 
 fn main() -> ExitCode {
-    let command = Cli::parse().command;
+    let Cli { log, command } = Cli::parse();
+    let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).without_time();
+    lines.with_target(false).with_max_level(LevelFilter::from(log)).init();
     let error = match command.run() {
         Ok(code) => return code,
         Err(error) => error,

@@ -12,48 +12,52 @@ use crate::fabric::Provider;
 use crate::host::Host;
 use crate::{Error, Options, Setup, names};
 
+/// Where help lists these options.
+const TARGET: &str = "Target";
+
 /// Which target.
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Target")]
 pub struct TargetArgs {
     /// Transport; rdma is the only one
-    #[arg(short = 't', long, default_value = "rdma", value_parser = ["rdma"])]
+    #[arg(help_heading = TARGET, short = 't', long, default_value = "rdma",
+        value_parser = ["rdma"])]
     pub transport: String,
     /// Address of the target
-    #[arg(short = 'a', long, value_name = "ADDRESS")]
+    #[arg(help_heading = TARGET, short = 'a', long, value_name = "ADDRESS")]
     pub traddr: String,
     /// Port of the target
-    #[arg(short = 's', long, value_name = "PORT", default_value_t = nvme::PORT)]
+    #[arg(help_heading = TARGET, short = 's', long, value_name = "PORT",
+        default_value_t = nvme::PORT)]
     pub trsvcid: u16,
     /// Address to connect from [default: as the route says]
-    #[arg(short = 'w', long, value_name = "ADDRESS")]
+    #[arg(help_heading = TARGET, short = 'w', long, value_name = "ADDRESS")]
     pub host_traddr: Option<IpAddr>,
     /// Name of the subsystem
-    #[arg(short = 'n', long)]
+    #[arg(help_heading = TARGET, short = 'n', long)]
     pub nqn: Option<String>,
     /// Name of this host [default: what /etc/nvme/hostnqn says]
-    #[arg(short = 'q', long, value_name = "NQN")]
+    #[arg(help_heading = TARGET, short = 'q', long, value_name = "NQN")]
     pub hostnqn: Option<String>,
     /// Id of this host [default: what /etc/nvme/hostid says]
-    #[arg(short = 'I', long, value_name = "UUID")]
+    #[arg(help_heading = TARGET, short = 'I', long, value_name = "UUID")]
     pub hostid: Option<String>,
     /// I/O queues
-    #[arg(short = 'i', long, value_name = "COUNT",
-        value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(help_heading = TARGET, short = 'i', long, value_name = "COUNT",
+        value_parser = clap::value_parser!(u16).range(1..=128))]
     pub nr_io_queues: Option<u16>,
     /// Entries of an I/O queue
-    #[arg(short = 'Q', long, value_name = "ENTRIES",
+    #[arg(help_heading = TARGET, short = 'Q', long, value_name = "ENTRIES",
         value_parser = clap::value_parser!(u16).range(2..=4096))]
     pub queue_size: Option<u16>,
     /// Keep alive timeout in seconds, 0 for none [default: 5; to discover 0]
-    #[arg(short = 'k', long, value_name = "SECONDS",
+    #[arg(help_heading = TARGET, short = 'k', long, value_name = "SECONDS",
         value_parser = clap::value_parser!(u32).range(..=4_294_967))]
     pub keep_alive_tmo: Option<u32>,
     /// Fabric to use
-    #[arg(long, value_enum, default_value_t = Provider::Auto)]
+    #[arg(help_heading = TARGET, long, value_enum, default_value_t = Provider::Auto)]
     pub provider: Provider,
     /// How long connecting and each command may take, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 30,
+    #[arg(help_heading = TARGET, long, value_name = "SECONDS", default_value_t = 30,
         value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub timeout: u32,
 }
