@@ -82,6 +82,8 @@ pub struct Host {
     pool: Pool,
     wire: Wire,
     batch: Vec<Event>,
+    /// When the first of those commands was submitted that has not been sent yet.
+    submitting: Option<Instant>,
     /// What came home while a call waited for something else.
     others: VecDeque<Done>,
     next_tag: u64,
@@ -105,6 +107,7 @@ impl Host {
             pool,
             wire,
             batch: Vec::with_capacity(BATCH),
+            submitting: None,
             others: VecDeque::new(),
             next_tag: OWN_TAGS,
             largest_bytes: setup.largest_bytes,
@@ -172,18 +175,29 @@ impl Host {
 
 /// Loops of one's own.
 impl Host {
-    /// As [`Session::submit`]. It leaves with the next [`turn`](Host::turn) or
-    /// [`wait`](Host::wait). Tags of the caller are below 2^63.
+    /// As [`Session::submit`]. It leaves with the next [`ring`](Host::ring),
+    /// [`turn`](Host::turn) or [`wait`](Host::wait). Tags of the caller are below 2^63.
     ///
     /// # Errors
     /// Why not; the request comes back.
     pub fn submit(&mut self, queue: u16, request: Request) -> Result<(), (Request, Refused)> {
-        self.with(|session, io| session.submit(queue, request, io))
+        // One look at the clock for all that is submitted together.
+        let now = *self.submitting.get_or_insert_with(Instant::now);
+        let fabric = self.wire.fabric();
+        self.session.submit(queue, request, &mut Io { pool: &mut self.pool, fabric, now })
     }
 
-    /// One turn: polls the fabric, lets the session act, flushes. Returns whether anything
-    /// happened. Does not block.
+    /// One turn: [`poll`](Host::poll), then [`ring`](Host::ring).
     pub fn turn(&mut self) -> bool {
+        let any = self.poll();
+        self.ring();
+        any
+    }
+
+    /// Polls the fabric and lets the session act. Returns whether anything happened. Does not
+    /// block. A loop that polls, takes what is done, submits more and then rings has its
+    /// answers and its new commands leave together.
+    pub fn poll(&mut self) -> bool {
         let now = Instant::now();
         let Host { session, pool, wire, batch, .. } = self;
         let fabric = wire.fabric();
@@ -195,8 +209,13 @@ impl Host {
             drop(session.on_event(event, &mut io));
         }
         session.tick(&mut io);
-        fabric.flush();
         any
+    }
+
+    /// Rings the doorbells: sends what is to be sent.
+    pub fn ring(&mut self) {
+        self.submitting = None;
+        self.wire.fabric().flush();
     }
 
     /// Turns until something is done, the association has ended or `until` has come; sleeps
@@ -247,7 +266,7 @@ impl Host {
 
     /// Turns and sleeps until `done` says so, or until that time.
     fn drive(&mut self, until: Option<Instant>, mut done: impl FnMut(&mut Host) -> bool) {
-        self.wire.fabric().flush();
+        self.ring();
         loop {
             let any = self.turn();
             if done(self) || until.is_some_and(|until| Instant::now() >= until) {
@@ -265,7 +284,7 @@ impl Host {
                 continue;
             }
             let tick = self.with(Session::tick);
-            self.wire.fabric().flush();
+            self.ring();
             let now = Instant::now();
             let next = [due, tick, until, Some(now + LONGEST_SLEEP)].into_iter().flatten().min();
             let limit = next.map_or(LONGEST_SLEEP, |next| next.saturating_duration_since(now));

@@ -153,7 +153,8 @@ impl Job {
         while now < end && self.outcome.failure.is_none() && !halt.load(Ordering::Relaxed) {
             let before = self.under_way();
             let submitted = self.refill(since(start, now));
-            self.host.turn();
+            self.host.ring();
+            self.host.poll();
             now = Instant::now();
             let mut completed = self.collect(since(start, now));
             if completed + submitted > 0 {
