@@ -25,8 +25,9 @@
 //! * The first failed completion of a queue pair means the queue pair is dead: all work posted on
 //!   it, before or after, comes back with a fault. Calling [`Fabric::disconnect`] is still
 //!   required to get to `Gone` after a fault, and harmless when the peer was first.
-//! * Sends and writes of one queue pair are performed in the order of posting, so a `Send` posted
-//!   after a `Write` tells the peer that the written data are there (reliable connection order).
+//! * A `Write` is performed before every `Send` that is posted after it on its queue pair, so the
+//!   `Send` tells the peer that the written data are there (reliable connection order); and sends
+//!   are performed in the order of posting. Between two flushes a provider may let writes go first.
 //!   A `Read` gives no such promise: what depends on its data waits for its completion.
 
 pub mod event;

@@ -5,6 +5,9 @@
 //!   └───────────┴────────────────────────────────^
 //! ```
 //!
+//! What is posted between two sendings leaves in the order writes, sends, reads: datagrams of one
+//! length side by side, for trains of them. Only a send says that the writes before it are done.
+//!
 //! In `Init` work may be posted and waits. In `Error` all work has come home, and comes home at
 //! once when posted; only a refusal that the peer has to hear of may still leave.
 
@@ -99,6 +102,9 @@ pub struct QueuePair {
     peer: Qpn,
     requester: Requester,
     responder: Responder,
+    /// Posted since the last sending, without a number yet.
+    sends: VecDeque<(Tag, Work)>,
+    reads: VecDeque<(Tag, Work)>,
 }
 
 impl QueuePair {
@@ -111,6 +117,8 @@ impl QueuePair {
             peer: Qpn::default(),
             requester: Requester::new(sends),
             responder: Responder::new(receives),
+            sends: VecDeque::with_capacity(sends as usize),
+            reads: VecDeque::with_capacity(sends as usize),
         }
     }
 
@@ -142,7 +150,16 @@ impl QueuePair {
         match work {
             work if self.state == State::Error => io.done(tag, work, Err(Fault::Flushed)),
             Work::Recv(buf) => self.responder.post(tag, buf),
-            work => self.requester.post(tag, work),
+            Work::Write { .. } => self.requester.post(tag, work),
+            Work::Send { .. } => self.sends.push_back((tag, work)),
+            Work::Read { .. } => self.reads.push_back((tag, work)),
+        }
+    }
+
+    /// Gives what was posted its place in the order of packets.
+    fn commit(&mut self) {
+        for (tag, work) in self.sends.drain(..).chain(self.reads.drain(..)) {
+            self.requester.post(tag, work);
         }
     }
 
@@ -171,10 +188,18 @@ impl QueuePair {
         }
     }
 
-    /// The next datagram to send: answers first, then requests. To be called until there is none.
+    /// The next datagram to send: answers first, then requests; but a mere acknowledgement last,
+    /// where it can be the short end of a train. To be called until there is none.
     pub fn poll_transmit(&mut self, now: Instant, io: &mut Io<'_>) -> Option<Outgoing> {
         if self.state == State::Init {
             return None;
+        }
+        self.commit();
+        if self.state == State::ReadyToSend
+            && self.responder.only_acknowledges()
+            && let Some(outgoing) = self.requester.transmit(now, self.peer)
+        {
+            return Some(outgoing);
         }
         if let Some((outgoing, outcome)) = self.responder.transmit(self.peer, io.memory) {
             if outcome == Outcome::Dead {
@@ -228,6 +253,7 @@ impl QueuePair {
 
     fn enter_error(&mut self, failed: Option<(u64, Fault)>, io: &mut Io<'_>) {
         self.state = State::Error;
+        self.commit();
         self.requester.flush(failed, io);
         self.responder.flush(io);
     }

@@ -509,6 +509,15 @@ impl Responder {
         }
     }
 
+    /// Whether all that there is to say is that requests have been executed.
+    pub(crate) fn only_acknowledges(&self) -> bool {
+        let is_plain = |answer: &Answer| {
+            matches!(answer, Answer::Acknowledge { aeth, .. }
+                if matches!(aeth.syndrome, Syndrome::Ack(_)))
+        };
+        self.answers.iter().all(is_plain)
+    }
+
     /// Gives every receive back, the unfinished one first, and forgets all answers but a refusal.
     pub(crate) fn flush(&mut self, io: &mut Io<'_>) {
         if let Current::Send { tag, buf, .. } = std::mem::replace(&mut self.current, Current::None)
