@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rdma::soft::capture::{Capture, Keep};
-use rdma::soft::{Options, Soft};
+use rdma::soft::{Group, Options};
 use rdma::{Fabric, FabricError, Region};
 
 use crate::config::{CaptureConfig, Provider};
@@ -74,24 +74,48 @@ pub(crate) fn capture(choice: Choice, config: &CaptureConfig) -> Result<Capture,
 }
 
 impl Choice {
-    /// A fabric for one reactor, which writes its packets down if it can and somebody wants it.
-    pub(crate) fn fabric(
+    /// Where the fabrics of so many reactors come from. They write their packets down if they can
+    /// and somebody wants it.
+    pub(crate) fn fabrics(
         self,
-        region: Arc<Region>,
+        reactors: usize,
         capture: Option<Capture>,
+    ) -> Result<Fabrics, FabricError> {
+        Ok(match self {
+            Choice::Verbs => Fabrics::Verbs,
+            Choice::Soft => {
+                Fabrics::Soft(Group::new(reactors as u32, Options::default())?, capture)
+            }
+        })
+    }
+}
+
+/// Makes the fabrics of the reactors.
+#[derive(Debug)]
+pub(crate) enum Fabrics {
+    Verbs,
+    Soft(Group, Option<Capture>),
+}
+
+impl Fabrics {
+    /// The fabric of the reactor with this index.
+    pub(crate) fn make(
+        &self,
+        index: usize,
+        region: Arc<Region>,
     ) -> Result<Box<dyn Fabric>, FabricError> {
         match self {
             #[cfg(feature = "verbs")]
-            Choice::Verbs => Ok(Box::new(rdma::verbs::Verbs::new(region)?)),
+            Fabrics::Verbs => Ok(Box::new(rdma::verbs::Verbs::new(region)?)),
             #[cfg(not(feature = "verbs"))]
-            Choice::Verbs => Err(FabricError(
+            Fabrics::Verbs => Err(FabricError(
                 "this build has no provider \"verbs\": build it with that feature, or use \"soft\""
                     .into(),
             )),
-            Choice::Soft => {
-                let mut soft = Soft::new(region, Options::default())?;
+            Fabrics::Soft(group, capture) => {
+                let mut soft = group.fabric(index as u32, region)?;
                 if let Some(capture) = capture {
-                    soft.capture_to(capture);
+                    soft.capture_to(capture.clone());
                 }
                 Ok(Box::new(soft))
             }

@@ -12,13 +12,12 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use nvme::Nqn;
 use rdma::Pool;
-use rdma::soft::capture::Capture;
 use tracing::{info, warn};
 
 use crate::config::{Config, Spin};
 use crate::controller::Limits;
 use crate::mailbox::{Mail, mailbox};
-use crate::provider::{self, Choice, choose, owns};
+use crate::provider::{self, Fabrics, choose, owns};
 use crate::queue::{DATA_FOR_ADMIN_BYTES, RECEIVES_FOR_ADMIN};
 use crate::reactor::{Parts, Reactor, Stats};
 use crate::registry::Registry;
@@ -41,7 +40,7 @@ pub struct Target {
     config: Config,
     registry: Arc<Registry>,
     stores: Stores,
-    provider: Choice,
+    fabrics: Fabrics,
     reactors: Vec<Running>,
 }
 
@@ -107,18 +106,15 @@ impl Target {
         let registry = Arc::new(Registry::new(senders, config.limits.controllers, receives));
         let (provider, why) = choose(config.provider, &config.listeners, owns);
         info!(%provider, "fabric provider chosen: {why}");
-        if provider == Choice::Soft && config.reactor.count() > 1 {
-            return Err(Fatal(
-                "the provider \"soft\" has one reactor so far: write `threads = 1`".to_owned(),
-            ));
-        }
         let capture = config.capture.as_ref().map(|c| provider::capture(provider, c)).transpose();
         let capture = capture.map_err(|error| Fatal(error.to_string()))?;
-        let mut target = Target { config, registry, stores, provider, reactors: Vec::new() };
+        let fabrics = provider.fabrics(config.reactor.count(), capture);
+        let fabrics = fabrics.map_err(|error| Fatal(error.to_string()))?;
+        let mut target = Target { config, registry, stores, fabrics, reactors: Vec::new() };
         let started = boxes
             .into_iter()
             .enumerate()
-            .try_for_each(|(index, (_, mailbox))| target.spawn(index, mailbox, capture.clone()))
+            .try_for_each(|(index, (_, mailbox))| target.spawn(index, mailbox))
             .and_then(|()| target.attach_new(&next))
             .and_then(|()| {
                 target.adopt(next);
@@ -223,12 +219,7 @@ impl Target {
         }
     }
 
-    fn spawn(
-        &mut self,
-        index: usize,
-        mailbox: crate::mailbox::Mailbox,
-        capture: Option<Capture>,
-    ) -> Result<(), Fatal> {
+    fn spawn(&mut self, index: usize, mailbox: crate::mailbox::Mailbox) -> Result<(), Fatal> {
         let plan = self.config.pool_plan();
         let least = u64::from(plan.largest_bytes) * 2 + DATA_FOR_ADMIN_BYTES;
         if plan.data_bytes < least {
@@ -239,7 +230,7 @@ impl Target {
         }
         let pool =
             Pool::new(plan).map_err(|error| Fatal(format!("no memory for a pool: {error}")))?;
-        let fabric = self.provider.fabric(pool.region().clone(), capture);
+        let fabric = self.fabrics.make(index, pool.region().clone());
         let fabric = fabric.map_err(|error| Fatal(error.to_string()))?;
         let limits = &self.config.limits;
         let parts = Parts {

@@ -46,8 +46,8 @@ pub struct Config {
     pub patience: Duration,
     /// Exposed buffers at once, at most.
     pub exposed: u32,
-    /// Numbers of queue pairs are `steer.1` modulo `steer.0` (not 0), so that a packet filter can
-    /// tell which of several endpoints on one address a datagram is for.
+    /// Numbers of queue pairs and names of connections are `steer.1` modulo `steer.0` (not 0), so
+    /// that a packet filter can tell which of several endpoints on one address a datagram is for.
     pub steer: (u32, u32),
 }
 

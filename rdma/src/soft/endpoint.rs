@@ -23,6 +23,7 @@ use super::opcode::Opcode;
 use super::outgoing::{Outgoing, Payload};
 use super::psn::{Psn, Qpn};
 use super::qp::{Io, QueuePair, Settings};
+use super::ticket::{Stage, Token};
 use crate::{Event, Fault, Qp, Reason, Region, Tag, Work};
 
 pub use super::config::Config;
@@ -87,6 +88,8 @@ pub(super) struct Slot {
     pub(super) qp: QueuePair,
     pub(super) connection: Connection,
     pub(super) settings: Settings,
+    /// What the endpoint where the request came in is told.
+    pub(super) token: Option<Token>,
     /// In the list of those that may have something to send.
     ready: bool,
     /// It has ended, and the driver has not been told.
@@ -382,13 +385,12 @@ impl Endpoint {
         self.messages_sent < self.messages.len() || !self.ready.is_empty()
     }
 
-    /// Whether anything here listens or talks at this address of ours.
+    /// Whether anything here talks from this address of ours (an unspecified one: from any).
     pub(super) fn uses(&self, address: IpAddr) -> bool {
         let covered = |at: IpAddr| {
             address == at || address.is_unspecified() && address.is_ipv4() == at.is_ipv4()
         };
-        self.manager.listeners.iter().any(|listener| listener.ip() == address)
-            || self.slots.iter().flatten().any(|slot| covered(slot.connection.local))
+        self.slots.iter().flatten().any(|slot| covered(slot.connection.local))
             || self.manager.uses(covered)
     }
 
@@ -438,6 +440,7 @@ impl Endpoint {
         qp: QueuePair,
         connection: Connection,
         settings: Settings,
+        token: Option<Token>,
     ) -> Option<u32> {
         let number = match self.free.pop() {
             Some(number) => number,
@@ -452,7 +455,7 @@ impl Endpoint {
         if connection.phase == Phase::Opened {
             self.manager.index(&connection, number);
         }
-        let slot = Slot { qp, connection, settings, ready: false, gone: None };
+        let slot = Slot { qp, connection, settings, token, ready: false, gone: None };
         self.slots[number as usize] = Some(slot);
         Some(number)
     }
@@ -466,6 +469,9 @@ impl Endpoint {
             return;
         }
         slot.gone = Some(reason);
+        if let Some(token) = &slot.token {
+            token.set(Stage::Ended);
+        }
         let (memory, events) = (&mut self.memory, &mut self.events);
         slot.qp.close(&mut Io { region, memory, events, qp: Qp(number) });
         let connection = &slot.connection;
@@ -500,10 +506,12 @@ impl Endpoint {
         }
     }
 
-    /// An unused name for a connection.
+    /// An unused name for a connection, which is steered to us as well.
     pub(super) fn random_comm(&mut self) -> u32 {
+        let (endpoints, own) = self.config.steer;
         loop {
-            let comm = (self.entropy)() as u32;
+            let comm = (self.entropy)() as u32 >> 1;
+            let comm = comm - comm % endpoints.max(1) + own;
             let used = self.by_comm.contains_key(&comm)
                 || self.manager.retries.get(comm).is_some()
                 || self.manager.doubts_by_name.contains_key(&comm);

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::cm_message::RejectReason;
 use super::connection::{ConnectRequest, Connection, Phase, mtu_bytes};
@@ -14,7 +14,7 @@ use super::mad::MAD_BYTES;
 use super::psn::{Psn, Qpn};
 use super::qp::{QueuePair, Settings};
 use super::retries::{Due, Retries, Retry};
-use super::ticket::{Ticket, Token};
+use super::ticket::{Stage, Ticket, Token};
 use crate::{FabricError, Incoming, Qp, QpLimits, Reason, Region};
 
 /// Disconnect requests that are repeated until they are answered, at most; more are sent once.
@@ -78,6 +78,8 @@ pub(super) struct Manager {
     pub(super) displaced: Vec<u32>,
     /// Connections that have ended of late.
     pub(super) ended: Crowd<()>,
+    /// Connections that came up of late at another endpoint, their requests having come to us.
+    pub(super) elsewhere: Crowd<()>,
     pub(super) retries: Retries,
 }
 
@@ -93,6 +95,7 @@ impl Manager {
             doubts_by_name: BTreeMap::new(),
             displaced: Vec::new(),
             ended: Crowd::new(MOST_ENDED),
+            elsewhere: Crowd::new(MOST_ENDED),
             retries: Retries::default(),
         }
     }
@@ -107,14 +110,36 @@ impl Manager {
     /// A request that its user has lost.
     fn dropped(&self) -> Option<Key> {
         let mut offered = self.half_open.expiring();
-        offered.find(|(_, half)| half.token.is_dropped()).map(|(key, _)| key)
+        offered.find(|(_, half)| half.token.stage() == Stage::Lost).map(|(key, _)| key)
+    }
+
+    /// Takes note of what other endpoints have made of requests that came to us. For `patience` it
+    /// is known what a repetition is about.
+    pub(super) fn follow(&mut self, now: Instant, patience: Duration) {
+        let over = |(key, half): (Key, &HalfOpen)| match half.token.stage() {
+            stage @ (Stage::Up | Stage::Ended | Stage::Refused) => Some((key, stage)),
+            _ => None,
+        };
+        loop {
+            let found = self.half_open.expiring().find_map(over);
+            let Some((key, stage)) = found else { return };
+            self.forget_half_open(&key);
+            match stage {
+                Stage::Up => self.elsewhere.insert(key, (), Some(now + patience)),
+                Stage::Ended => self.ended.insert(key, (), Some(now + patience)),
+                _ => None,
+            };
+        }
     }
 
     /// Whether anything is said from this address of ours, or asked there; of an unspecified one,
     /// from any.
     pub(super) fn uses(&self, covered: impl Fn(IpAddr) -> bool) -> bool {
         self.retries.iter().any(|retry| covered(retry.local))
-            || self.half_open.expiring().any(|(key, _)| covered(key.local))
+            || self.half_open.expiring().any(|(key, half)| {
+                let open = matches!(half.token.stage(), Stage::Asked | Stage::Lost);
+                open && covered(key.local)
+            })
     }
 
     /// Forgets what has waited too long.
@@ -126,6 +151,7 @@ impl Manager {
             self.doubts_by_name.remove(&doubt.names.0);
         }
         while self.ended.expire(now).is_some() {}
+        while self.elsewhere.expire(now).is_some() {}
     }
 
     /// Takes note of a live connection's peer, once it is known.
@@ -158,6 +184,12 @@ impl Endpoint {
         }
     }
 
+    /// Accepts requests at these addresses and no others.
+    pub(super) fn set_listeners(&mut self, listeners: &[SocketAddr]) {
+        self.manager.listeners.clear();
+        self.manager.listeners.extend_from_slice(listeners);
+    }
+
     /// No longer accepts requests there. Connections stay.
     pub fn unlisten(&mut self, at: SocketAddr) {
         self.manager.listeners.retain(|listener| *listener != at);
@@ -170,7 +202,7 @@ impl Endpoint {
     /// it has been rejected.
     pub fn open(&mut self, incoming: Incoming, limits: QpLimits) -> Result<Qp, FabricError> {
         self.forget_sent();
-        let request = Ticket::answer(incoming).ok_or_else(|| {
+        let (request, token) = Ticket::answer(incoming, Stage::Opened).ok_or_else(|| {
             FabricError("this request came through another provider and cannot be opened".into())
         })?;
         let message = &request.message;
@@ -200,7 +232,9 @@ impl Endpoint {
         };
         let comm = connection.local_comm;
         let qp = QueuePair::new(limits.receives, limits.sends);
-        let number = self.insert(qp, connection, settings).ok_or_else(|| {
+        let inserted = self.insert(qp, connection, settings, Some(token.clone()));
+        let number = inserted.ok_or_else(|| {
+            token.set(Stage::Refused);
             self.refuse_request(&request, RejectReason::NO_QP, &[]);
             FabricError(format!(
                 "all {} queue pairs are in use: raise the limit of connections",
@@ -257,7 +291,7 @@ impl Endpoint {
     /// Refuses a request with a reason of connection management.
     pub(super) fn refuse(&mut self, incoming: Incoming, why: RejectReason, private_data: &[u8]) {
         self.forget_sent();
-        if let Some(request) = Ticket::answer(incoming) {
+        if let Some((request, _)) = Ticket::answer(incoming, Stage::Refused) {
             self.refuse_request(&request, why, private_data);
         }
     }
@@ -278,7 +312,7 @@ impl Endpoint {
     /// Whether a user still thinks about a request, or has lost it without our having noticed.
     pub(super) fn is_asking(&self) -> bool {
         let mut offered = self.manager.half_open.expiring();
-        offered.any(|(_, half)| half.token.is_open() || half.token.is_dropped())
+        offered.any(|(_, half)| matches!(half.token.stage(), Stage::Asked | Stage::Lost))
     }
 
     /// Asks a listener at `to` for a connection on a path, which is an address of ours or more,
@@ -325,7 +359,7 @@ impl Endpoint {
         let mad = connection.request(&offer, to.port(), ROCE_PORT, private_data);
         let (ends, comm) = (connection.ends(), connection.local_comm);
         let qp = QueuePair::new(limits.receives, limits.sends);
-        let number = self.insert(qp, connection, settings).ok_or_else(|| {
+        let number = self.insert(qp, connection, settings, None).ok_or_else(|| {
             FabricError(format!("all {} queue pairs are in use", self.config.queue_pairs))
         })?;
         self.manager.retries.insert(comm, Retry::new(mad, ends, Some(number), now));
@@ -385,6 +419,7 @@ impl Endpoint {
     /// Messages that nobody has answered in time.
     pub(super) fn retry(&mut self, now: Instant, region: &Region) {
         self.refuse_dropped();
+        self.manager.follow(now, self.config.patience);
         self.manager.expire(now);
         while let Some(due) = self.manager.retries.take_due(now) {
             match due {

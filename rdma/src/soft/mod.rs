@@ -37,11 +37,10 @@ mod requester;
 mod responder;
 mod retries;
 pub mod sim;
-mod sockopt;
 mod ticket;
 #[cfg_attr(not(test), expect(dead_code, reason = "sending in trains is the next step"))]
 mod train;
 mod udp;
 
-pub use provider::{Options, Soft};
+pub use provider::{Group, Options, Soft};
 pub use udp::SocketBuffers;

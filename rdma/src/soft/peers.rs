@@ -34,7 +34,7 @@ use super::endpoint::Endpoint;
 use super::mad::{MAD_BYTES, MadHeader};
 use super::manager::{Doubt, HalfOpen};
 use super::qp::Settings;
-use super::ticket::Ticket;
+use super::ticket::{Stage, Ticket};
 use crate::{Event, Incoming, Qp, Reason, Region};
 
 /// How long the answer to a question is waited for.
@@ -186,6 +186,9 @@ impl Endpoint {
         let Some(slot) = self.live(Qp(number)) else { return };
         if slot.connection.phase == Phase::ReplySent {
             slot.connection.phase = Phase::Established;
+            if let Some(token) = &slot.token {
+                token.set(Stage::Up);
+            }
             let (comm, key) = (slot.connection.local_comm, slot.connection.key());
             self.manager.retries.remove(comm);
             self.manager.forget_half_open(&key);
@@ -195,6 +198,9 @@ impl Endpoint {
 
     /// Somebody asks to connect.
     fn on_request(&mut self, now: Instant, request: ConnectRequest, region: &Region) -> Fate {
+        if self.config.steer.0 > 1 {
+            self.manager.follow(now, self.config.patience);
+        }
         self.manager.expire(now);
         if self.is_repeated(&request) {
             return Fate::Repeated;
@@ -288,7 +294,7 @@ impl Endpoint {
             self.tell(ends.0, ends.1, mad);
             return true;
         }
-        phase.is_some()
+        phase.is_some() || self.manager.elsewhere.get(&key).is_some()
     }
 
     /// The connection of the very queue pair from which somebody asks for another.

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Everything that is not input or output is here or in the endpoint; the wire is UDP sockets
-//! (`udp.rs`), or simulated air (`air.rs`). Calls of the trait that bring no time use that of the last poll.
+//! (`udp.rs`), or simulated air (`air.rs`). Calls of the trait that bring no time use that of the
+//! last poll.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -21,9 +22,9 @@ use super::capture::Capture;
 use super::cm_message::RejectReason;
 use super::connection::{ConnectRequest, mtu_bytes};
 use super::counters::Counters;
-use super::endpoint::{Config, Endpoint, Path};
+use super::endpoint::{Config, Endpoint, Path, ROCE_PORT};
 use super::memory::Rights;
-use super::udp::{SocketBuffers, Udp};
+use super::udp::{Shared, SocketBuffers, Udp};
 use crate::{
     Buf, Event, Exposed, Fabric, FabricError, Incoming, Qp, QpLimits, Region, Tag, Wake, Work,
 };
@@ -74,19 +75,41 @@ pub(super) enum Wire {
 }
 
 impl Wire {
-    /// Takes part at an address of ours.
-    fn open(&mut self, at: SocketAddr) -> Result<(), FabricError> {
+    fn listen(&mut self, at: SocketAddr, endpoint: &mut Endpoint) -> Result<(), FabricError> {
         match self {
-            Wire::Udp(udp) => udp.open(at),
-            Wire::Air(..) => Ok(()),
+            Wire::Udp(udp) => udp.listen(at, endpoint)?,
+            Wire::Air(..) => endpoint.listen(at),
+        }
+        Ok(())
+    }
+
+    fn unlisten(&mut self, at: SocketAddr, endpoint: &mut Endpoint) {
+        match self {
+            Wire::Udp(udp) => udp.unlisten(at, endpoint),
+            Wire::Air(..) => endpoint.unlisten(at),
+        }
+    }
+
+    /// Takes over what other fabrics have changed in what they share.
+    fn follow(&mut self, endpoint: &mut Endpoint) {
+        if let Wire::Udp(udp) = self {
+            udp.follow(endpoint);
         }
     }
 
     /// The way to a peer.
-    fn path(&mut self, to: SocketAddr) -> Result<Path, FabricError> {
+    fn path(&mut self, to: SocketAddr, endpoint: &mut Endpoint) -> Result<Path, FabricError> {
         match self {
-            Wire::Udp(udp) => udp.path(to),
+            Wire::Udp(udp) => udp.path(to, endpoint),
             Wire::Air(port, _) => Ok(Path::from(port.address())),
+        }
+    }
+
+    /// Whether anything can be sent from an address of ours.
+    fn has(&self, address: IpAddr) -> bool {
+        match self {
+            Wire::Udp(udp) => udp.has(address),
+            Wire::Air(..) => true,
         }
     }
 
@@ -112,11 +135,10 @@ impl Wire {
         }
     }
 
-    /// Closes what no address needs; true when there may be more of that later.
-    fn retain(&mut self, used: impl Fn(IpAddr) -> bool) -> bool {
-        match self {
-            Wire::Udp(udp) => udp.retain(used),
-            Wire::Air(..) => false,
+    /// Before sleep.
+    fn arm(&mut self) {
+        if let Wire::Udp(udp) = self {
+            udp.arm();
         }
     }
 
@@ -137,24 +159,53 @@ pub struct Soft {
     now: Instant,
     /// Work was posted since the last flush.
     posted: bool,
-    /// A listener has gone, and its socket perhaps not yet.
-    untidy: bool,
     /// Where memory was exposed; see [`Soft::stay`].
     home: Option<ThreadId>,
 }
 
-impl Soft {
-    /// A fabric whose buffers are those of `region`. It opens no socket before `listen` or
-    /// `connect`.
+/// Fabrics that listen at the same addresses, one for each reactor: a request to connect comes to
+/// any of them, and what concerns a connection to the one that has opened it, as the kernel is told
+/// to deliver it.
+#[derive(Clone, Debug)]
+pub struct Group(Arc<Shared>);
+
+impl Group {
+    /// A group of `count` fabrics (at least one), which are made by [`Group::fabric`]. All must be
+    /// polled: each gets its part of what arrives.
+    ///
+    /// # Errors
+    /// The system has no descriptors left.
+    pub fn new(count: u32, options: Options) -> Result<Group, FabricError> {
+        Ok(Group(Arc::new(Shared::new(count, options)?)))
+    }
+
+    /// The fabric with this index (below the group's count; each may be made once). Its buffers are
+    /// those of `region`. It opens no socket before `listen` or `connect`; to listen by one of the
+    /// group is to listen by all.
     ///
     /// # Errors
     /// The system gives no random numbers or no epoll instance.
-    pub fn new(region: Arc<Region>, options: Options) -> Result<Soft, FabricError> {
+    ///
+    /// # Panics
+    /// When the index is too high.
+    pub fn fabric(&self, index: u32, region: Arc<Region>) -> Result<Soft, FabricError> {
+        assert!(index < self.0.count(), "fabric {index} of {}", self.0.count());
         let guid = getrandom::u64()
             .map_err(|e| FabricError(format!("the system gives no random numbers: {e}")))?;
-        let wire = Wire::Udp(Udp::new(&options)?);
-        let config = Config { guid, ..options.config };
+        let wire = Wire::Udp(Udp::new(Arc::clone(&self.0), index)?);
+        let steer = (self.0.count(), index);
+        let config = Config { guid, steer, source_port: ROCE_PORT, ..self.0.options().config };
         Ok(Soft::over(wire, Endpoint::new(config, Box::new(entropy)), region))
+    }
+}
+
+impl Soft {
+    /// A fabric of its own: the only one of its group.
+    ///
+    /// # Errors
+    /// As [`Group::fabric`].
+    pub fn new(region: Arc<Region>, options: Options) -> Result<Soft, FabricError> {
+        Group::new(1, options)?.fabric(0, region)
     }
 
     /// A fabric in simulated air, whose clock is that of the calls and whose numbers that nobody
@@ -179,15 +230,7 @@ impl Soft {
 
     /// A fabric over any wire.
     pub(super) fn over(wire: Wire, endpoint: Endpoint, region: Arc<Region>) -> Soft {
-        Soft {
-            endpoint,
-            region,
-            wire,
-            now: Instant::now(),
-            posted: false,
-            untidy: false,
-            home: None,
-        }
+        Soft { endpoint, region, wire, now: Instant::now(), posted: false, home: None }
     }
 
     /// What happened to datagrams so far.
@@ -230,12 +273,6 @@ impl Soft {
         }
     }
 
-    /// Closes what is no longer listened at or talked from.
-    fn tidy(&mut self) {
-        let endpoint = &self.endpoint;
-        self.untidy = self.wire.retain(|address| endpoint.uses(address));
-    }
-
     /// Hands out events until the batch is `end` long.
     fn deliver(&mut self, end: usize, batch: &mut Vec<Event>) {
         while batch.len() < end {
@@ -256,20 +293,21 @@ impl AsFd for Soft {
 
 impl Fabric for Soft {
     fn listen(&mut self, at: SocketAddr) -> Result<(), FabricError> {
-        self.wire.open(at)?;
-        self.endpoint.listen(at);
-        Ok(())
+        self.wire.listen(at, &mut self.endpoint)
     }
 
     fn unlisten(&mut self, at: SocketAddr) {
-        self.endpoint.unlisten(at);
-        self.tidy();
+        self.wire.unlisten(at, &mut self.endpoint);
     }
 
     fn open(&mut self, incoming: Incoming, limits: QpLimits) -> Result<Qp, FabricError> {
+        self.wire.follow(&mut self.endpoint);
         if let Some(request) = ConnectRequest::of(&incoming) {
             let asked = mtu_bytes(request.message.path_mtu).unwrap_or_default();
             let (from, remote) = (request.to, request.from);
+            if !self.wire.has(from) {
+                return Err(FabricError(format!("nobody listens at {from} any more")));
+            }
             let carried = self.wire.path_mtu(from, remote).unwrap_or(self.endpoint.mtu());
             if asked > carried {
                 self.endpoint.refuse(incoming, RejectReason::INVALID_MTU, &[]);
@@ -296,7 +334,7 @@ impl Fabric for Soft {
         private_data: &[u8],
         limits: QpLimits,
     ) -> Result<Qp, FabricError> {
-        let path = self.wire.path(to)?;
+        let path = self.wire.path(to, &mut self.endpoint)?;
         self.endpoint.connect(self.now, path, to, private_data, limits)
     }
 
@@ -356,15 +394,13 @@ impl Fabric for Soft {
             batch.push(event);
         }
         self.deliver(end, batch);
+        self.wire.follow(&mut self.endpoint);
         self.wire.receive(now, &mut self.endpoint, &self.region, end - batch.len());
         if self.endpoint.poll_timeout().is_some_and(|due| due <= now) {
             self.endpoint.handle_timeout(now, &self.region);
         }
         self.endpoint.refuse_dropped();
         self.deliver(end, batch);
-        if self.untidy {
-            self.tidy();
-        }
         // A user whom nothing was told may go to sleep now, and owes us no flush.
         let waiting = self.wire.is_blocked() || self.endpoint.has_transmits();
         if batch.len() == start && !self.posted && waiting {
@@ -373,6 +409,7 @@ impl Fabric for Soft {
     }
 
     fn arm(&mut self, _wake: Wake) -> Option<Instant> {
+        self.wire.arm();
         if self.endpoint.has_events() || self.posted {
             return Some(self.now);
         }

@@ -1,6 +1,6 @@
-//! A request to connect while it is in its user's hands: the [`ConnectRequest`], and what becomes
-//! of it, which the endpoint where it arrived wants to know. The user may carry it to another
-//! thread, answer it there, or lose it; the latter must reject it.
+//! A request to connect in the hands of its user: the [`ConnectRequest`], and a token of what becomes
+//! of it, which it shares with the endpoint where it arrived. The user may carry the request to the
+//! endpoint of another thread and answer it there, or lose it; the latter must reject it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -9,26 +9,41 @@ use super::connection::ConnectRequest;
 use crate::Incoming;
 
 /// What has become of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(super) enum Stage {
+    /// The user still thinks about it.
+    Asked,
+    /// The user has lost it, and nobody has answered the peer.
+    Lost,
+    /// The peer has been refused.
+    Refused,
+    /// There is a queue pair, and perhaps a reply.
+    Opened,
+    /// The connection is up.
+    Up,
+    /// It has ended, or never came up.
+    Ended,
+}
+
+/// What has become of a request, for both endpoints to see.
 #[derive(Clone, Debug)]
 pub(super) struct Token(Arc<AtomicU8>);
 
-const ASKED: u8 = 0;
-const ANSWERED: u8 = 1;
-const DROPPED: u8 = 2;
-
 impl Token {
     pub(super) fn new() -> Token {
-        Token(Arc::new(AtomicU8::new(ASKED)))
+        Token(Arc::new(AtomicU8::new(Stage::Asked as u8)))
     }
 
-    /// The user still thinks about it.
-    pub(super) fn is_open(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == ASKED
+    pub(super) fn set(&self, stage: Stage) {
+        self.0.store(stage as u8, Ordering::Relaxed);
     }
 
-    /// The user has lost it, and nobody has answered the peer.
-    pub(super) fn is_dropped(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == DROPPED
+    pub(super) fn stage(&self) -> Stage {
+        use Stage::{Asked, Ended, Lost, Opened, Refused, Up};
+        let known = [Asked, Lost, Refused, Opened, Up];
+        let stage = self.0.load(Ordering::Relaxed);
+        known.into_iter().find(|known| *known as u8 == stage).unwrap_or(Ended)
     }
 }
 
@@ -44,17 +59,20 @@ impl Ticket {
         Ticket { request, token }
     }
 
-    /// Takes the request out, to answer it.
-    pub(super) fn answer(incoming: Incoming) -> Option<ConnectRequest> {
+    /// Takes the request out, to answer it; none when it came through another provider.
+    pub(super) fn answer(incoming: Incoming, stage: Stage) -> Option<(ConnectRequest, Token)> {
         let ticket = incoming.into_handle().downcast::<Ticket>().ok()?;
-        ticket.token.0.store(ANSWERED, Ordering::Relaxed);
-        Some(ticket.request)
+        ticket.token.set(stage);
+        Some((ticket.request, ticket.token.clone()))
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let _ = self.token.0.compare_exchange(ASKED, DROPPED, Ordering::Relaxed, Ordering::Relaxed);
+        // An answered one has left this stage, and nobody else moves it out.
+        if self.token.stage() == Stage::Asked {
+            self.token.set(Stage::Lost);
+        }
     }
 }
 

@@ -1,8 +1,10 @@
 //! Socket options and control messages that no crate has ready (`linux/udp.h`, ip(7), ipv6(7)).
 
 use std::net::IpAddr;
+use std::os::fd::AsFd;
 
 use libc::c_int;
+use nix::sys::socket::setsockopt;
 use nix::{getsockopt_impl, setsockopt_impl, sockopt_impl};
 
 sockopt_impl!(
@@ -93,5 +95,61 @@ impl Control {
         self.bytes[at + WORD + 4..at + WORD + 8].copy_from_slice(&kind.to_ne_bytes());
         self.bytes[body..end].copy_from_slice(data);
         self.len = end.next_multiple_of(WORD);
+    }
+}
+
+sockopt_impl!(
+    /// A classic BPF program that chooses among the sockets that share a port.
+    ReusePortProgram,
+    SetOnly,
+    libc::SOL_SOCKET,
+    libc::SO_ATTACH_REUSEPORT_CBPF,
+    libc::sock_fprog
+);
+
+/// The program that brings every datagram to the fabric that it is for, as an adapter would: by the
+/// queue pair, and messages of connection management by the name of the connection. The names that
+/// a fabric chooses are its own index modulo the number of fabrics; a request names only the peer's
+/// side, so those are spread by that name, and its repetitions come to the same place.
+///
+/// The sockets are numbered in the order in which they were bound.
+#[derive(Clone, Debug)]
+pub(super) struct Steering([libc::sock_filter; 10]);
+
+impl Steering {
+    pub(super) fn new(fabrics: u32) -> Steering {
+        // Offsets in the datagram, without its UDP header.
+        const DESTINATION: u32 = 4;
+        const ATTRIBUTE: u32 = 20 + 16;
+        const THEIR_NAME: u32 = 20 + 24;
+        const OUR_NAME: u32 = 20 + 28;
+        const REQUEST: u32 = 0x10;
+        let statement = |code, k| libc::sock_filter { code, jt: 0, jf: 0, k };
+        let jump = |k, jt, jf| {
+            let code = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+            libc::sock_filter { code, jt, jf, k }
+        };
+        let load = |size, at| statement((libc::BPF_LD | size | libc::BPF_ABS) as u16, at);
+        let alu = |op, k| statement((libc::BPF_ALU | op | libc::BPF_K) as u16, k);
+        Steering([
+            load(libc::BPF_W, DESTINATION),
+            alu(libc::BPF_AND, 0x00ff_ffff),
+            jump(1, 0, 5),
+            load(libc::BPF_H, ATTRIBUTE),
+            jump(REQUEST, 0, 2),
+            load(libc::BPF_W, THEIR_NAME),
+            statement((libc::BPF_JMP | libc::BPF_JA) as u16, 1),
+            load(libc::BPF_W, OUR_NAME),
+            alu(libc::BPF_MOD, fabrics.max(1)),
+            statement((libc::BPF_RET | libc::BPF_A) as u16, 0),
+        ])
+    }
+
+    /// Gives the program to the sockets of an address, by the first of them.
+    pub(super) fn attach(&self, socket: &impl AsFd) -> nix::Result<()> {
+        // The kernel reads the program and does not change it.
+        let filter = self.0.as_ptr().cast_mut();
+        let program = libc::sock_fprog { len: self.0.len() as u16, filter };
+        setsockopt(socket, ReusePortProgram, &program)
     }
 }

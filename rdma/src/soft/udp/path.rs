@@ -1,0 +1,81 @@
+//! Which way to a peer: our address, and the largest packet that goes there.
+
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use nix::sys::socket::{getsockopt, sockopt as known};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::super::header::{Bth, ICRC_BYTES};
+use super::super::mad::MAD_BYTES;
+use super::option::MtuV6;
+
+/// Bytes before and after a payload in the longest packet with one: UDP header, BTH, RETH,
+/// immediate data and CRC.
+const OVERHEAD_BYTES: u32 = 8 + Bth::BYTES as u32 + 16 + 4 + ICRC_BYTES as u32;
+
+/// Which address of ours the routes choose for a peer, and the MTU of that way.
+pub(super) fn route(source: Option<IpAddr>, to: SocketAddr) -> io::Result<(SocketAddr, u32)> {
+    let socket = Socket::new(Domain::for_address(to), Type::DGRAM, Some(Protocol::UDP))?;
+    if let Some(source) = source {
+        socket.bind(&SocketAddr::new(source, 0).into())?;
+    }
+    // Nothing is sent.
+    socket.connect(&to.into())?;
+    let local = socket.local_addr()?.as_socket().ok_or(ErrorKind::Unsupported)?;
+    let mtu = match to {
+        SocketAddr::V4(_) => getsockopt(&socket, known::IpMtu)?,
+        SocketAddr::V6(_) => getsockopt(&socket, MtuV6)?,
+    };
+    Ok((local, u32::try_from(mtu).unwrap_or_default()))
+}
+
+/// The largest path MTU, of at most `most` bytes, whose longest packet fits a link; none when not
+/// even the smallest or a message of connection management does.
+pub(super) fn payload_bytes(link: u32, v6: bool, most: u32) -> Option<u32> {
+    let room = link.checked_sub(OVERHEAD_BYTES + if v6 { 40 } else { 20 })?;
+    let mtu = [4096, 2048, 1024, 512, 256].into_iter().find(|mtu| *mtu <= room.min(most));
+    mtu.filter(|_| room >= MAD_BYTES as u32)
+}
+
+/// Addresses of this machine other than `to`, which is one.
+pub(super) fn beside(to: IpAddr) -> Vec<IpAddr> {
+    match to {
+        IpAddr::V4(_) => {
+            let loopback = (2..=254).map(|last| Ipv4Addr::new(127, 0, 0, last).into());
+            loopback.filter(|address| *address != to).collect()
+        }
+        IpAddr::V6(_) => {
+            let list = nix::ifaddrs::getifaddrs().into_iter().flatten();
+            let own = list.filter_map(|interface| {
+                Some(IpAddr::V6(interface.address?.as_sockaddr_in6()?.ip()))
+            });
+            let local = |address: &IpAddr| matches!(address, IpAddr::V6(v6) if v6.segments()[0] & 0xffc0 == 0xfe80);
+            own.filter(|address| *address != to && !local(address)).collect()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_path_mtu_is_the_largest_that_a_link_carries() {
+        for (link, v6, most, payload) in [
+            (1500, false, 4096, Some(1024)),
+            (1500, true, 4096, Some(1024)),
+            (9000, false, 4096, Some(4096)),
+            (65536, false, 4096, Some(4096)),
+            (65536, false, 1024, Some(1024)),
+            (4159, false, 4096, Some(2048)),
+            (4160, false, 4096, Some(4096)),
+            (4160, true, 4096, Some(2048)),
+            (320, false, 4096, Some(256)),
+            (319, false, 4096, None),
+            (0, true, 4096, None),
+        ] {
+            assert_eq!(payload_bytes(link, v6, most), payload, "{link} {v6} {most}");
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! One UDP socket on port 4791 of an address.
+//!
+//! It is never connected and always sets the "don't fragment" bit, because only then does Linux
+//! send the IPv4 identification 0, which the invariant CRC covers and a UDP socket neither chooses
+//! nor sees.
+
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use nix::errno::Errno;
+use nix::sys::socket::{
+    ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, setsockopt, sockopt as known,
+};
+use socket2::{Domain, MsgHdr, Protocol, SockAddr, Socket, Type};
+
+use super::super::endpoint::ROCE_PORT;
+use super::super::provider::Options;
+use super::option::{Control, MtuDiscover, MtuDiscoverV6, NoCheckV6, Steering};
+
+/// What the system has granted to a socket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SocketBuffers {
+    /// Where it is bound.
+    pub address: IpAddr,
+    /// The receive buffer, in bytes as the system counts them (its own overhead included).
+    pub receive_bytes: usize,
+    /// The send buffer, in the same bytes.
+    pub send_bytes: usize,
+    /// What one connection's window of packets may take of the receive buffer.
+    pub window_bytes: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct Bound {
+    socket: Socket,
+    pub(super) address: IpAddr,
+    pub(super) buffers: SocketBuffers,
+}
+
+impl Bound {
+    /// Binds a socket; `first` of several on one address brings the program that tells them apart.
+    pub(super) fn new(
+        at: SocketAddr,
+        options: &Options,
+        first: Option<&Steering>,
+    ) -> Result<Bound, Refusal> {
+        let address = at.ip();
+        let socket =
+            Socket::new(Domain::for_address(at), Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
+        socket.set_cloexec(true)?;
+        socket.set_reuse_port(true)?;
+        let all = address.is_unspecified();
+        if address.is_ipv4() {
+            setsockopt(&socket, MtuDiscover, &libc::IP_PMTUDISC_DO)?;
+            setsockopt(&socket, known::Ipv4PacketInfo, &all)?;
+        } else {
+            socket.set_only_v6(true)?;
+            setsockopt(&socket, MtuDiscoverV6, &libc::IPV6_PMTUDISC_DO)?;
+            setsockopt(&socket, known::Ipv6RecvPacketInfo, &all)?;
+            // RoCE sends no UDP checksum; its own covers more.
+            setsockopt(&socket, NoCheckV6, &true)?;
+        }
+        // With privilege as much as we ask for, else as much as the system's limit allows.
+        let (receive, send) = (&options.receive_buffer_bytes, &options.send_buffer_bytes);
+        let _ = setsockopt(&socket, known::RcvBufForce, receive)
+            .or_else(|_| setsockopt(&socket, known::RcvBuf, receive));
+        let _ = setsockopt(&socket, known::SndBufForce, send)
+            .or_else(|_| setsockopt(&socket, known::SndBuf, send));
+        if let Some(steering) = first {
+            steering.attach(&socket)?;
+        }
+        let mut local = at;
+        local.set_port(ROCE_PORT);
+        socket.bind(&local.into())?;
+        let config = &options.config;
+        let buffers = SocketBuffers {
+            address,
+            receive_bytes: socket.recv_buffer_size()?,
+            send_bytes: socket.send_buffer_size()?,
+            // The system counts the whole pages that a datagram lies in.
+            window_bytes: config.window as usize * (2 * config.mtu as usize + 256),
+        };
+        Ok(Bound { socket, address, buffers })
+    }
+
+    /// Whether it is bound to all addresses of the version that this one has.
+    pub(super) fn covers(&self, address: IpAddr) -> bool {
+        self.address.is_unspecified() && self.address.is_ipv4() == address.is_ipv4()
+    }
+
+    /// The next datagram: from whom, to which of our addresses, and its length.
+    pub(super) fn receive(&self, into: &mut [u8]) -> Option<(SocketAddr, SocketAddr, usize)> {
+        let mut control = [0; 128];
+        let wanted = self.address.is_unspecified();
+        let control = wanted.then_some(&mut control[..]);
+        let mut parts = [IoSliceMut::new(into)];
+        let fd = self.socket.as_raw_fd();
+        // Errors belong to datagrams that we sent before (an unreachable port, say): the peers'
+        // connections find out by themselves. None of them means that nothing more is there.
+        let received =
+            recvmsg::<SockaddrStorage>(fd, &mut parts, control, MsgFlags::MSG_DONTWAIT).ok()?;
+        let from = socket_address(received.address.as_ref()?)?;
+        let to = match wanted {
+            false => self.address,
+            true => received.cmsgs().ok()?.find_map(|message| match message {
+                ControlMessageOwned::Ipv4PacketInfo(info) => {
+                    Some(Ipv4Addr::from(u32::from_be(info.ipi_addr.s_addr)).into())
+                }
+                ControlMessageOwned::Ipv6PacketInfo(info) => {
+                    Some(Ipv6Addr::from(info.ipi6_addr.s6_addr).into())
+                }
+                _ => None,
+            })?,
+        };
+        Some((from, SocketAddr::new(to, ROCE_PORT), received.bytes))
+    }
+
+    /// Sends one datagram, in parts.
+    pub(super) fn send(
+        &self,
+        from: IpAddr,
+        to: SocketAddr,
+        tos: u8,
+        parts: &[IoSlice<'_>],
+    ) -> Result<(), Errno> {
+        let mut control = Control::NONE;
+        if self.address.is_unspecified() {
+            control.source(from);
+        }
+        if tos != 0 {
+            control.type_of_service(tos, to.is_ipv6());
+        }
+        let to = SockAddr::from(to);
+        let message =
+            MsgHdr::new().with_addr(&to).with_buffers(parts).with_control(control.as_slice());
+        let sent = self.socket.sendmsg(&message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+        sent.map(drop).map_err(|e| e.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
+    }
+}
+
+impl AsFd for Bound {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+fn socket_address(address: &SockaddrStorage) -> Option<SocketAddr> {
+    let v4 = address.as_sockaddr_in().map(|v4| std::net::SocketAddrV4::from(*v4).into());
+    v4.or_else(|| Some(std::net::SocketAddrV6::from(*address.as_sockaddr_in6()?).into()))
+}
+
+/// Why a socket could not be had.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    /// Another program of this kind has the address.
+    Claimed,
+    System(io::Error),
+}
+
+impl From<io::Error> for Refusal {
+    fn from(e: io::Error) -> Refusal {
+        Refusal::System(e)
+    }
+}
+
+impl From<Errno> for Refusal {
+    fn from(e: Errno) -> Refusal {
+        Refusal::System(e.into())
+    }
+}
+
+impl Refusal {
+    pub(super) fn sentence(&self, address: IpAddr) -> String {
+        let remedy = match self {
+            Refusal::Claimed => {
+                "another soft fabric has it: stop that one, or use another address".to_owned()
+            }
+            Refusal::System(e) if e.kind() == ErrorKind::AddrInUse => taken(),
+            Refusal::System(e) if e.kind() == ErrorKind::AddrNotAvailable => {
+                "this machine does not have that address (see `ip address`)".to_owned()
+            }
+            Refusal::System(e) if e.kind() == ErrorKind::PermissionDenied => {
+                format!("the system forbids it ({e}): look at its security policy")
+            }
+            Refusal::System(e) => e.to_string(),
+        };
+        format!("cannot open UDP port {ROCE_PORT}, that of RoCEv2, at {address}: {remedy}")
+    }
+}
+
+/// Who has the port, and what to do.
+fn taken() -> String {
+    let device = std::fs::read_dir("/sys/class/infiniband").ok().and_then(|list| {
+        let names = list.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+        names.into_iter().find(|name| name.starts_with("rxe"))
+    });
+    let elsewhere = "or use another network namespace";
+    match device {
+        Some(name) => format!(
+            "the kernel's rdma_rxe has it in this network namespace: `rdma link delete {name}` and \
+             `modprobe -r rdma_rxe`, or use that device with the provider \"verbs\", {elsewhere}"
+        ),
+        None if std::path::Path::new("/sys/module/rdma_rxe").exists() => format!(
+            "the kernel's rdma_rxe has it in this network namespace: `modprobe -r rdma_rxe`, \
+             {elsewhere}"
+        ),
+        None => format!(
+            "another program has it (see `ss -lunp sport = :{ROCE_PORT}`): stop it, use another \
+             address, {elsewhere}"
+        ),
+    }
+}
