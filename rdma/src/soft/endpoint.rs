@@ -81,7 +81,8 @@ pub struct Transmit {
     pub outgoing: Outgoing,
     /// Type of service for the IP header: what the peer asked for, never ECN-capable.
     pub tos: u8,
-    slot: u32,
+    /// The queue pair; those of connection management share one as well.
+    pub(super) slot: u32,
 }
 
 pub(super) struct Slot {

@@ -38,7 +38,6 @@ mod responder;
 mod retries;
 pub mod sim;
 mod ticket;
-#[cfg_attr(not(test), expect(dead_code, reason = "sending in trains is the next step"))]
 mod train;
 mod udp;
 

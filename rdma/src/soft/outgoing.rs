@@ -39,6 +39,8 @@ pub struct Trailer {
 }
 
 impl Trailer {
+    pub(super) const EMPTY: Trailer = Trailer { bytes: [0; 3 + ICRC_BYTES], len: 0 };
+
     /// The bytes.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {

@@ -69,7 +69,7 @@ impl Default for Options {
 /// What carries datagrams.
 #[derive(Debug)]
 pub(super) enum Wire {
-    Udp(Udp),
+    Udp(Box<Udp>),
     /// Simulated. The descriptor is never readable: there is nothing to sleep for.
     Air(AirPort, Epoll),
 }
@@ -192,7 +192,7 @@ impl Group {
         assert!(index < self.0.count(), "fabric {index} of {}", self.0.count());
         let guid = getrandom::u64()
             .map_err(|e| FabricError(format!("the system gives no random numbers: {e}")))?;
-        let wire = Wire::Udp(Udp::new(Arc::clone(&self.0), index)?);
+        let wire = Wire::Udp(Box::new(Udp::new(Arc::clone(&self.0), index)?));
         let steer = (self.0.count(), index);
         let config = Config { guid, steer, source_port: ROCE_PORT, ..self.0.options().config };
         Ok(Soft::over(wire, Endpoint::new(config, Box::new(entropy)), region))
@@ -253,7 +253,7 @@ impl Soft {
             Wire::Udp(udp) => Some(udp),
             Wire::Air(..) => None,
         };
-        udp.into_iter().flat_map(Udp::buffers)
+        udp.into_iter().flat_map(|udp| udp.buffers())
     }
 
     fn transmit(&mut self) {

@@ -10,9 +10,9 @@ use std::net::IpAddr;
 /// Datagrams that are put in order together, at most.
 pub(super) const MOST_GATHERED: usize = 256;
 /// Datagrams of one train, at most: what the kernel takes (`UDP_MAX_SEGMENTS`, before 6.9).
-const MOST_SEGMENTS: usize = 64;
+pub(super) const MOST_SEGMENTS: usize = 64;
 /// Bytes of one train, at most: what an IP datagram holds.
-const MOST_BYTES: usize = 65_507;
+pub(super) const MOST_BYTES: usize = 65_507;
 
 /// What a train has in common: the addresses of both ends and the type of service.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -6,8 +6,9 @@ mod option;
 mod path;
 mod socket;
 
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,26 +18,27 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use super::capture::{Capture, Direction};
 use super::endpoint::{Endpoint, Path, ROCE_PORT, Transmit};
-use super::icrc::Flow;
+use super::icrc::{Flow, train_identification};
+use super::outgoing::Trailer;
 use super::psn::Qpn;
+use super::train::{Item, MOST_GATHERED, MOST_SEGMENTS, Trains, Way};
 use crate::{FabricError, Region};
 pub(crate) use group::Shared;
 use path::{beside, payload_bytes, route};
-use socket::Bound;
 pub use socket::SocketBuffers;
+use socket::{Bound, Received};
 
 /// Datagrams taken from a socket in one poll, at most.
 const TAKEN_AT_ONCE: usize = 64;
 /// Bytes of the largest datagram.
 const DATAGRAM_BYTES: usize = 1 << 16;
 
-/// A datagram that the socket had no room for, as it shall leave.
+/// Datagrams that the socket had no room for, as they shall leave.
 #[derive(Debug)]
 struct Held {
+    way: Way,
+    each: Option<u16>,
     bytes: Vec<u8>,
-    from: IpAddr,
-    to: SocketAddr,
-    tos: u8,
 }
 
 /// An address where nobody listens any more.
@@ -61,9 +63,12 @@ pub(super) struct Udp {
     retired: Vec<Retired>,
     epoll: Epoll,
     scratch: Vec<u8>,
-    held: Held,
-    /// Something waits in `held`.
-    blocked: bool,
+    /// What the endpoint wants to send now, and how it goes into trains.
+    gathered: Vec<Transmit>,
+    items: Vec<Item>,
+    trains: Trains,
+    /// What has to leave before anything else.
+    held: VecDeque<Held>,
     /// The last trouble with sending that was told.
     trouble: Option<Errno>,
     /// Everything is written down there.
@@ -78,13 +83,6 @@ impl Udp {
         let bell = shared.bell(index);
         let event = EpollEvent::new(EpollFlags::EPOLLIN, bell.as_raw_fd() as u64);
         epoll.add(bell, event).map_err(failed)?;
-        let unspecified = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
-        let held = Held {
-            bytes: Vec::with_capacity(DATAGRAM_BYTES),
-            from: unspecified.ip(),
-            to: unspecified,
-            tos: 0,
-        };
         Ok(Udp {
             shared,
             index,
@@ -93,8 +91,10 @@ impl Udp {
             retired: Vec::new(),
             epoll,
             scratch: vec![0; DATAGRAM_BYTES],
-            held,
-            blocked: false,
+            gathered: Vec::with_capacity(MOST_GATHERED),
+            items: Vec::with_capacity(MOST_GATHERED),
+            trains: Trains::new(),
+            held: VecDeque::new(),
             trouble: None,
             capture: None,
         })
@@ -264,18 +264,20 @@ impl Udp {
                 if endpoint.waiting_events() >= events {
                     return;
                 }
-                let Some((from, to, len)) = self.sockets[index].receive(&mut self.scratch) else {
+                let Some(received) = self.sockets[index].receive(&mut self.scratch) else {
                     break;
                 };
-                let datagram = &self.scratch[..len];
-                if let Some(capture) = &self.capture {
-                    let flow =
-                        Flow { source: from, destination: SocketAddr::new(to.ip(), ROCE_PORT) };
-                    capture.add(Direction::Received, &flow, 0, 0, [datagram, &[], &[]]);
-                }
-                match self.elsewhere(datagram) {
-                    Some(other) => self.shared.forward(other, from, to, datagram),
-                    None => endpoint.handle(now, from, to, 0, datagram, region),
+                let Received { from, to, bytes, each } = received;
+                for datagram in self.scratch[..bytes].chunks(each) {
+                    if let Some(capture) = &self.capture {
+                        let destination = SocketAddr::new(to.ip(), ROCE_PORT);
+                        let flow = Flow { source: from, destination };
+                        capture.add(Direction::Received, &flow, 0, 0, [datagram, &[], &[]]);
+                    }
+                    match self.elsewhere(datagram) {
+                        Some(other) => self.shared.forward(other, from, to, datagram),
+                        None => endpoint.handle(now, from, to, 0, datagram, region),
+                    }
                 }
             }
         }
@@ -304,47 +306,122 @@ impl Udp {
 
     /// Sends what the endpoint has to say, as long as the sockets have room.
     pub(super) fn transmit(&mut self, now: Instant, endpoint: &mut Endpoint, region: &Region) {
-        if self.blocked {
-            let Held { bytes, from, to, tos } = &self.held;
-            match self.send(*from, *to, *tos, &[IoSlice::new(bytes)]) {
+        while let Some(Held { way, each, bytes }) = self.held.front() {
+            match self.send(*way, *each, &[IoSlice::new(bytes)]) {
                 Err(Errno::EAGAIN) => return,
                 sent => {
-                    self.set_blocked(false);
                     self.note(sent);
+                    self.watch_for_room(false);
+                    self.held.pop_front();
                 }
             }
         }
-        while let Some(transmit) = endpoint.poll_transmit(now, region) {
-            let Transmit { flow, outgoing, tos, .. } = &transmit;
-            let payload = endpoint.payload(&transmit, region);
-            let trailer = outgoing.seal(flow, 0, payload);
-            let parts = [outgoing.header(), payload, trailer.as_slice()];
-            if let Some(capture) = &self.capture {
-                capture.add(Direction::Sent, flow, *tos, 0, parts);
+        while self.held.is_empty() && self.gather(now, endpoint, region) {
+            let mut trains = std::mem::take(&mut self.trains);
+            trains.make(&self.items, usize::MAX);
+            for train in trains.iter() {
+                self.depart(train, endpoint, region);
             }
-            let (from, to) = (flow.source.ip(), flow.destination);
-            match self.send(from, to, *tos, &parts.map(IoSlice::new)) {
-                Err(Errno::EAGAIN) => {
-                    self.held.bytes.clear();
-                    parts.iter().for_each(|part| self.held.bytes.extend_from_slice(part));
-                    (self.held.from, self.held.to, self.held.tos) = (from, to, *tos);
-                    self.set_blocked(true);
-                    return;
+            self.trains = trains;
+        }
+        if !self.held.is_empty() {
+            self.watch_for_room(true);
+        }
+    }
+
+    /// Takes what the endpoint wants to send, as much as is put in order at once.
+    fn gather(&mut self, now: Instant, endpoint: &mut Endpoint, region: &Region) -> bool {
+        self.gathered.clear();
+        self.items.clear();
+        while self.gathered.len() < MOST_GATHERED {
+            let Some(transmit) = endpoint.poll_transmit(now, region) else { break };
+            let (from, to) = (transmit.flow.source.ip(), transmit.flow.destination.ip());
+            let bytes = transmit.outgoing.datagram_bytes();
+            let way = Way { from, to, tos: transmit.tos };
+            self.items.push(Item { way, queue: transmit.slot, bytes });
+            self.gathered.push(transmit);
+        }
+        !self.gathered.is_empty()
+    }
+
+    /// Sends a train, or its datagrams one by one where there are no trains.
+    fn depart(&mut self, train: &[u16], endpoint: &Endpoint, region: &Region) {
+        let Some(first) = train.first() else { return };
+        let way = self.items[usize::from(*first)].way;
+        let longest = self.socket_for(way.from).map_or(1, Bound::longest_train);
+        for part in train.chunks(longest) {
+            match self.send_train(way, part, endpoint, region) {
+                Err(Errno::EIO | Errno::EINVAL) if part.len() > 1 => {
+                    if let Some(bound) = self.socket_for(way.from) {
+                        bound.stop_trains();
+                    }
+                    for one in part.chunks(1) {
+                        let sent = self.send_train(way, one, endpoint, region);
+                        self.note(sent);
+                    }
                 }
                 sent => self.note(sent),
             }
         }
     }
 
-    fn send(
-        &self,
-        from: IpAddr,
-        to: SocketAddr,
-        tos: u8,
-        parts: &[IoSlice<'_>],
+    /// Sends a train, or keeps a copy of it when the socket has no room.
+    fn send_train(
+        &mut self,
+        way: Way,
+        train: &[u16],
+        endpoint: &Endpoint,
+        region: &Region,
     ) -> Result<(), Errno> {
-        match self.socket_for(from) {
-            Some(bound) => bound.send(from, to, tos, parts),
+        const NOTHING: &[u8] = &[];
+        let mut parts = [IoSlice::new(NOTHING); 3 * MOST_SEGMENTS];
+        let mut trailers = [Trailer::EMPTY; MOST_SEGMENTS];
+        let mut payloads = [NOTHING; MOST_SEGMENTS];
+        let mut count = 0;
+        for index in train {
+            let Transmit { flow, outgoing, .. } = &self.gathered[usize::from(*index)];
+            let payload = endpoint.payload(&self.gathered[usize::from(*index)], region);
+            if payload.len() != outgoing.payload_bytes() as usize {
+                // Its queue pair has died while the next ones were gathered. Those that follow
+                // would be numbered wrongly, and most of them are of that queue pair.
+                break;
+            }
+            let identification = train_identification(count);
+            trailers[count] = outgoing.seal(flow, identification, payload);
+            if let Some(capture) = &self.capture {
+                let datagram = [outgoing.header(), payload, trailers[count].as_slice()];
+                capture.add(Direction::Sent, flow, way.tos, identification, datagram);
+            }
+            payloads[count] = payload;
+            count += 1;
+        }
+        for (at, index) in train.iter().take(count).enumerate() {
+            let outgoing = &self.gathered[usize::from(*index)].outgoing;
+            parts[3 * at] = IoSlice::new(outgoing.header());
+            parts[3 * at + 1] = IoSlice::new(payloads[at]);
+            parts[3 * at + 2] = IoSlice::new(trailers[at].as_slice());
+        }
+        let parts = &parts[..3 * count];
+        if count == 0 {
+            return Ok(());
+        }
+        let each = self.items[usize::from(train[0])].bytes as u16;
+        let each = (count > 1).then_some(each);
+        let sent = match self.held.is_empty() {
+            true => self.send(way, each, parts),
+            false => Err(Errno::EAGAIN),
+        };
+        if sent == Err(Errno::EAGAIN) {
+            let bytes = parts.iter().flat_map(|part| part.iter().copied()).collect();
+            self.held.push_back(Held { way, each, bytes });
+            return Ok(());
+        }
+        sent
+    }
+
+    fn send(&self, way: Way, each: Option<u16>, parts: &[IoSlice<'_>]) -> Result<(), Errno> {
+        match self.socket_for(way.from) {
+            Some(bound) => bound.send(way, each, parts),
             None => Err(Errno::EADDRNOTAVAIL),
         }
     }
@@ -363,14 +440,14 @@ impl Udp {
 
     /// Whether a datagram waits for room in its socket.
     pub(super) fn is_blocked(&self) -> bool {
-        self.blocked
+        !self.held.is_empty()
     }
 
-    /// Whether room in the socket of the datagram held back shall end a sleep.
-    fn set_blocked(&mut self, blocked: bool) {
-        self.blocked = blocked;
-        let Some(bound) = self.socket_for(self.held.from) else { return };
-        let room = if blocked { EpollFlags::EPOLLOUT } else { EpollFlags::empty() };
+    /// Whether room in the socket of the datagrams held back shall end a sleep.
+    fn watch_for_room(&mut self, watch: bool) {
+        let Some(held) = self.held.front() else { return };
+        let Some(bound) = self.socket_for(held.way.from) else { return };
+        let room = if watch { EpollFlags::EPOLLOUT } else { EpollFlags::empty() };
         let flags = EpollFlags::EPOLLIN | room;
         let mut event = EpollEvent::new(flags, bound.as_fd().as_raw_fd() as u64);
         // It can only fail for a descriptor that is not in the set; all of ours are.

@@ -81,6 +81,11 @@ impl Control {
         }
     }
 
+    /// Sends several datagrams of this length, only the last one shorter.
+    pub(super) fn segments_of(&mut self, bytes: u16) {
+        self.push(libc::SOL_UDP, libc::UDP_SEGMENT, &bytes.to_ne_bytes());
+    }
+
     /// The bytes, as sendmsg(2) wants them.
     pub(super) fn as_slice(&self) -> &[u8] {
         &self.bytes[..self.len]

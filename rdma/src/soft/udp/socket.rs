@@ -7,6 +7,7 @@
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
 use nix::sys::socket::{
@@ -16,6 +17,7 @@ use socket2::{Domain, MsgHdr, Protocol, SockAddr, Socket, Type};
 
 use super::super::endpoint::ROCE_PORT;
 use super::super::provider::Options;
+use super::super::train::Way;
 use super::option::{Control, MtuDiscover, MtuDiscoverV6, NoCheckV6, Steering};
 
 /// What the system has granted to a socket.
@@ -36,6 +38,19 @@ pub(super) struct Bound {
     socket: Socket,
     pub(super) address: IpAddr,
     pub(super) buffers: SocketBuffers,
+    /// The system cuts long datagrams into shorter ones for us.
+    cuts: AtomicBool,
+}
+
+/// Datagrams that have come together.
+pub(super) struct Received {
+    pub(super) from: SocketAddr,
+    /// To which of our addresses.
+    pub(super) to: SocketAddr,
+    /// Bytes of all.
+    pub(super) bytes: usize,
+    /// Bytes of each; the last one may be shorter.
+    pub(super) each: usize,
 }
 
 impl Bound {
@@ -67,6 +82,9 @@ impl Bound {
             .or_else(|_| setsockopt(&socket, known::RcvBuf, receive));
         let _ = setsockopt(&socket, known::SndBufForce, send)
             .or_else(|_| setsockopt(&socket, known::SndBuf, send));
+        // Trains arrive whole where nothing on the way has cut them (the loopback interface, say).
+        let _ = setsockopt(&socket, known::UdpGroSegment, &true);
+        let cuts = AtomicBool::new(setsockopt(&socket, known::UdpGsoSegment, &0).is_ok());
         if let Some(steering) = first {
             steering.attach(&socket)?;
         }
@@ -81,7 +99,7 @@ impl Bound {
             // The system counts the whole pages that a datagram lies in.
             window_bytes: config.window as usize * (2 * config.mtu as usize + 256),
         };
-        Ok(Bound { socket, address, buffers })
+        Ok(Bound { socket, address, buffers, cuts })
     }
 
     /// Whether it is bound to all addresses of the version that this one has.
@@ -89,42 +107,63 @@ impl Bound {
         self.address.is_unspecified() && self.address.is_ipv4() == address.is_ipv4()
     }
 
-    /// The next datagram: from whom, to which of our addresses, and its length.
-    pub(super) fn receive(&self, into: &mut [u8]) -> Option<(SocketAddr, SocketAddr, usize)> {
+    /// How many datagrams a train may have; 1: there are no trains.
+    pub(super) fn longest_train(&self) -> usize {
+        if self.cuts.load(Ordering::Relaxed) { usize::MAX } else { 1 }
+    }
+
+    /// A device on the way cannot cut; the system does not do it for that device either.
+    pub(super) fn stop_trains(&self) {
+        if self.cuts.swap(false, Ordering::Relaxed) {
+            let address = self.address;
+            tracing::info!(%address, "no trains of datagrams here: the device takes single ones");
+        }
+    }
+
+    /// The next datagrams.
+    pub(super) fn receive(&self, into: &mut [u8]) -> Option<Received> {
         let mut control = [0; 128];
-        let wanted = self.address.is_unspecified();
-        let control = wanted.then_some(&mut control[..]);
         let mut parts = [IoSliceMut::new(into)];
-        let fd = self.socket.as_raw_fd();
+        let (fd, flags) = (self.socket.as_raw_fd(), MsgFlags::MSG_DONTWAIT);
         // Errors belong to datagrams that we sent before (an unreachable port, say): the peers'
         // connections find out by themselves. None of them means that nothing more is there.
         let received =
-            recvmsg::<SockaddrStorage>(fd, &mut parts, control, MsgFlags::MSG_DONTWAIT).ok()?;
+            recvmsg::<SockaddrStorage>(fd, &mut parts, Some(&mut control), flags).ok()?;
         let from = socket_address(received.address.as_ref()?)?;
-        let to = match wanted {
-            false => self.address,
-            true => received.cmsgs().ok()?.find_map(|message| match message {
+        let (mut to, mut each) = (self.address, received.bytes);
+        for message in received.cmsgs().ok()? {
+            match message {
                 ControlMessageOwned::Ipv4PacketInfo(info) => {
-                    Some(Ipv4Addr::from(u32::from_be(info.ipi_addr.s_addr)).into())
+                    to = Ipv4Addr::from(u32::from_be(info.ipi_addr.s_addr)).into();
                 }
                 ControlMessageOwned::Ipv6PacketInfo(info) => {
-                    Some(Ipv6Addr::from(info.ipi6_addr.s6_addr).into())
+                    to = Ipv6Addr::from(info.ipi6_addr.s6_addr).into();
                 }
-                _ => None,
-            })?,
-        };
-        Some((from, SocketAddr::new(to, ROCE_PORT), received.bytes))
+                ControlMessageOwned::UdpGroSegments(bytes) => {
+                    each = usize::try_from(bytes).unwrap_or(each);
+                }
+                _ => {}
+            }
+        }
+        let to = SocketAddr::new(to, ROCE_PORT);
+        // A wildcard socket that is not told where a datagram went cannot check it.
+        let known = !to.ip().is_unspecified();
+        known.then_some(Received { from, to, bytes: received.bytes, each: each.max(1) })
     }
 
-    /// Sends one datagram, in parts.
+    /// Sends datagrams, in parts that follow each other: one, or a train of such `each` bytes.
     pub(super) fn send(
         &self,
-        from: IpAddr,
-        to: SocketAddr,
-        tos: u8,
+        way: Way,
+        each: Option<u16>,
         parts: &[IoSlice<'_>],
     ) -> Result<(), Errno> {
+        let Way { from, to, tos } = way;
+        let to = SocketAddr::new(to, ROCE_PORT);
         let mut control = Control::NONE;
+        if let Some(bytes) = each {
+            control.segments_of(bytes);
+        }
         if self.address.is_unspecified() {
             control.source(from);
         }
