@@ -37,7 +37,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build test format lint unit doc guests demo demo-guest bench bench-guests vm clean
+.PHONY: help packages test-packages build test format lint unit doc native guests demo demo-guest bench bench-guests vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -54,7 +54,7 @@ build: packages ## Build the daemon: build/release/nvmfd
 	$(CARGO) build --release --workspace
 	@echo "built $(NVMFD)"
 
-test: packages format lint unit doc build guests ## Everything that has to pass before a change is merged
+test: packages format lint unit doc build native guests ## Everything that has to pass before a change is merged
 
 format: # The code is formatted
 	$(CARGO) fmt --all --check
@@ -73,6 +73,9 @@ unit: test-packages # Tests on this machine
 doc: packages # The documentation builds, every link leads somewhere
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 
+native: build # Target and host on this machine, by a user without any right
+	NVMFD=$(NVMFD) NVMF=$(NVMF) tests/demo/unprivileged
+
 guests: build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE and iWARP, then Debian's own kernel with two reactors
 	@program=$$($(CARGO) test -p nvmfd --lib --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\))/\1/p'); \
 	  ln -sf "$$(readlink -f "$$program")" $(BUILD)/store-tests
@@ -89,7 +92,10 @@ demo-guest: build ## Watch it with a stock Linux host, in a guest
 bench: build test-packages ## Measure the soft fabric beside what this machine could do at best
 	NVMFD=$(NVMFD) NVMF=$(NVMF) UDP_LIMITS=$(BUILD)/release/udp_limits tests/bench/run $(BUILD)
 
-bench-guests: build ## Measure it beside the kernel's target, in both kinds of guest
+bench-native: build # Target and host on this machine, by a user without any right
+	NVMFD=$(NVMFD) NVMF=$(NVMF) tests/demo/unprivileged
+
+guests: build ## Measure it beside the kernel's target, in both kinds of guest
 	$(GUEST) tests/vm/judge --kind uml bench
 	$(GUEST) tests/vm/judge --kind qemu bench
 
