@@ -19,7 +19,7 @@ use cli::{act, blocks, discover, feature, identify, list, log, registers};
 ///
 /// Exit codes: 0 done, 1 failed, 2 usage.
 #[derive(Parser, Debug)]
-#[command(name = "nvmf", version, max_term_width = 100)]
+#[command(name = "nvmf", version, max_term_width = 100, args_override_self = true)]
 struct Cli {
     /// How much to log to the standard error
     #[arg(long, value_enum, value_name = "LEVEL", default_value_t = Level::Error, global = true)]
