@@ -173,6 +173,17 @@ impl Host {
     }
 }
 
+/// A host that is dropped without [`Host::disconnect`] says goodbye all the same, but waits for
+/// nothing.
+impl Drop for Host {
+    fn drop(&mut self) {
+        if self.session.phase() != Phase::Ended {
+            self.with(Session::abort);
+            self.wire.fabric().flush();
+        }
+    }
+}
+
 /// Loops of one's own.
 impl Host {
     /// As [`Session::submit`]. It leaves with the next [`ring`](Host::ring),

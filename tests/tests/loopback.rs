@@ -198,6 +198,15 @@ fn a_new_namespace_is_an_event() {
 }
 
 #[test]
+fn a_host_that_is_dropped_says_goodbye() {
+    // The target has room for few at once, and each would stay for its keep alive timeout.
+    let target = TestTarget::start_with("[limits]\ncontrollers = 4\n");
+    for _ in 0..20 {
+        drop(target.connect(1));
+    }
+}
+
+#[test]
 fn an_idle_host_stays_connected_by_keep_alive() {
     let target = TestTarget::start();
     let mut host = Host::connect(Options { kato_ms: 1000, ..target.options(1) }, target.setup())

@@ -122,25 +122,30 @@ impl Args {
         }
     }
 
+    /// Bytes of as many blocks as --block-count says: how large a block is the controller knows.
+    fn total(&self) -> Result<u64, Error> {
+        let mut host = self.target.connect(self.usual())?;
+        let range = self.range(&mut host);
+        host.disconnect();
+        let range = range?;
+        Ok(self.blocks(range, None)? * u64::from(range.block_bytes))
+    }
+
     fn send(
         &self,
         what: &'static str,
         act: impl FnOnce(&mut Host, Range, &[u8]) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let mut bytes = match self.block_count {
-            // How much is wanted only the size of a block tells.
-            Some(_) if self.data_size.is_none() => None,
-            _ => Some(input(self.data.as_deref(), self.data_size.map(|size| size as usize))?),
+        let wanted = match (self.data_size, self.block_count) {
+            (None, Some(_)) => Some(self.total()?),
+            (size, _) => size,
         };
+        // Nobody waits for us while we wait for the data.
+        let mut bytes = input(self.data.as_deref(), wanted.map(|wanted| wanted as usize))?;
         let mut host = self.target.connect(self.usual())?;
         let outcome = self.range(&mut host).and_then(|range| {
-            let given = bytes.as_ref().map(|bytes| bytes.len() as u64);
-            let blocks = self.blocks(range, given)?;
+            let blocks = self.blocks(range, Some(bytes.len() as u64))?;
             let total = (blocks * u64::from(range.block_bytes)) as usize;
-            let mut bytes = match bytes.take() {
-                Some(bytes) => bytes,
-                None => input(self.data.as_deref(), Some(total))?,
-            };
             if self.data_size.is_none() && bytes.len() != total {
                 return Err(Error::Usage(format!(
                     "{} bytes are no whole blocks of {} bytes: pad them, or say --data-size",

@@ -29,6 +29,11 @@ pub(crate) struct TestTarget {
 
 impl TestTarget {
     pub(crate) fn start() -> TestTarget {
+        TestTarget::start_with("")
+    }
+
+    /// With `more` in its configuration.
+    pub(crate) fn start_with(more: &str) -> TestTarget {
         static NEXT: AtomicU8 = AtomicU8::new(0);
         // Tests are processes of their own with some runners, and threads with others.
         let pid = std::process::id();
@@ -37,7 +42,7 @@ impl TestTarget {
         let net = [net[0], net[1].wrapping_add(third.wrapping_mul(37))];
         let folder = tempfile::tempdir_in(place()).unwrap();
         let mut target = TestTarget { target: None, folder, net };
-        let config = target.config("");
+        let config = target.config(more);
         target.target = Some(Target::start(config).expect("the target starts"));
         target
     }
