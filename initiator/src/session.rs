@@ -41,7 +41,7 @@ pub use request::{Answer, Data, Done, Io, Lost, Options, Phase, Refused, Request
 
 use alive::KeepAlive;
 use queue::{Finished, Owner, Queue, Sending};
-use start::Step;
+use start::{Step, earlier};
 
 /// Entries of the admin queue, as every NVMe/RDMA host has it.
 const ADMIN_ENTRIES: u16 = 32;
@@ -154,6 +154,7 @@ impl Session {
         let deadline = io.now.checked_add(self.options.command_timeout);
         let sending = Sending { owner: Owner::Caller(tag), sqe, data, deadline };
         self.keep_alive.traffic = true;
+        self.sweep_at = earlier(self.sweep_at, deadline);
         target.send(sending, io).map_err(|(data, why)| (Request { sqe, data, tag }, why))
     }
 

@@ -356,6 +356,30 @@ fn commands_that_hang_end_the_association() {
 }
 
 #[test]
+fn a_short_limit_is_looked_at_in_time() {
+    let limit = Duration::from_millis(300);
+    let mut lab = Lab::new(Options { command_timeout: limit, ..options() }, controller());
+    lab.start();
+    let next = |lab: &mut Lab| lab.with(|session, io| session.tick(io)).expect("a deadline");
+    lab.request(1, read(1), 4096, 1);
+    assert_eq!(next(&mut lab), lab.now + limit);
+    // The first is answered; the second hangs.
+    lab.now += Duration::from_millis(200);
+    lab.request(1, read(1), 4096, 2);
+    let late = lab.now + limit;
+    let cid = lab.capsule(1).0.cid;
+    lab.wire.answer(1, cid, Status::SUCCESS, 0);
+    lab.deliver();
+    lab.now += Duration::from_millis(100);
+    assert_eq!(next(&mut lab), late);
+    lab.now = late;
+    lab.deliver();
+    assert!(matches!(lab.session.ended(), Some(Ended::Timeout { queue: 1, .. })));
+    lab.wire.capsules.clear();
+    lab.expect_whole();
+}
+
+#[test]
 fn keep_alive_is_sent_and_must_be_answered() {
     let mut lab = Lab::ready();
     for _ in 0..10 {
@@ -368,6 +392,7 @@ fn keep_alive_is_sent_and_must_be_answered() {
     lab.now += Duration::from_secs(5);
     lab.deliver();
     assert_eq!(lab.session.phase(), Phase::Ready);
+    assert_eq!(lab.wire.capsules.len(), 1, "it is not asked again before it has answered");
     lab.now += Duration::from_secs(5);
     lab.deliver();
     let ended = lab.session.ended().expect("ended").to_string();
