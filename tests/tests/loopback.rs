@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use initiator::host::Range;
 use initiator::session::Ended;
-use initiator::{Data, Error, Host, Lost, Options, Request};
+use initiator::{Data, Error, Host, Lost, Options, Request, Setup};
 use nvme::feature::AsyncEvent;
 use nvme::log::{ErrorEntry, GetLogPage, LogId, SubsystemType, changed_namespaces};
 use nvme::sqe::{DsmAttributes, DsmRange};
@@ -195,6 +195,16 @@ fn a_new_namespace_is_an_event() {
     target.apply("");
     assert_eq!(host.event(until).expect("connected"), Some(event));
     host.disconnect();
+}
+
+#[test]
+fn hosts_on_the_machine_of_the_target_find_addresses_of_their_own() {
+    let target = TestTarget::start();
+    let setup = Setup { source: None, ..target.setup() };
+    let connect = || Host::connect(target.options(2), setup).expect("connected");
+    let mut hosts = [connect(), connect(), connect()];
+    hosts.iter_mut().for_each(|host| host.flush(1).expect("flushed"));
+    hosts.map(Host::disconnect);
 }
 
 #[test]

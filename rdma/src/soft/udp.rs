@@ -194,7 +194,9 @@ impl Udp {
         };
         let (source, most) = (self.shared.options().source, self.shared.options().config.mtu);
         let (from, _) = route(source, to).map_err(failed)?;
-        let from = match from.ip() == to.ip() && source.is_none() {
+        // Within 127.0.0.0/8 all routes begin at 127.0.0.1, which several hosts cannot share.
+        let here = from.ip() == to.ip() || to.ip().is_loopback();
+        let from = match here && source.is_none() {
             true => self.open_beside(to)?,
             false => {
                 if self.socket_for(from.ip()).is_none() {
