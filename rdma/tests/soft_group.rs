@@ -187,6 +187,30 @@ fn connections_live_where_they_were_opened() {
 }
 
 /// A request that another fabric has opened is known again where it arrived.
+/// Goodbyes of one turn leave as one train, and the kernel brings that to one fabric.
+#[test]
+fn goodbyes_that_leave_together_reach_every_fabric() {
+    let mut scene = Scene::new(34, 3);
+    let all: Vec<_> = (0..6)
+        .map(|n| {
+            let owner = n % 3;
+            let (at_host, at_target, _) = scene.connect(owner);
+            (at_host, owner, at_target)
+        })
+        .collect();
+    for (at_host, ..) in &all {
+        scene.host.fabric.disconnect(*at_host);
+    }
+    let ends: [_; 12] = std::array::from_fn(|n| {
+        let (at_host, owner, at_target) = all[n / 2];
+        if n % 2 == 0 { (None, at_host) } else { (Some(owner), at_target) }
+    });
+    let reasons = scene.gone(ends);
+    let expected: [_; 12] =
+        std::array::from_fn(|n| if n % 2 == 0 { Reason::Local } else { Reason::Peer });
+    assert_eq!(reasons, expected);
+}
+
 #[test]
 fn a_repeated_request_is_told_once() {
     let mut scene = Scene::new(24, 2);

@@ -20,10 +20,10 @@ use super::capture::{Capture, Direction};
 use super::endpoint::{Endpoint, Path, ROCE_PORT, Transmit};
 use super::icrc::{Flow, train_identification};
 use super::outgoing::Trailer;
-use super::psn::Qpn;
 use super::train::{Item, MOST_GATHERED, MOST_SEGMENTS, Trains, Way};
 use crate::{FabricError, Region};
 pub(crate) use group::Shared;
+use option::steered;
 use path::{beside, payload_bytes, route};
 pub use socket::SocketBuffers;
 use socket::{Bound, Received};
@@ -286,16 +286,13 @@ impl Udp {
     }
 
     /// The fabric that a packet is for, when that is another. The kernel's program does not bring
-    /// such here, unless a device has merged several packets into one: it decides by the first.
+    /// such here, unless several packets have come as one: it decides by the first of them.
     fn elsewhere(&self, datagram: &[u8]) -> Option<u32> {
         let count = self.shared.count();
         if count == 1 {
             return None;
         }
-        let number = datagram.get(5..8)?.first_chunk::<3>()?;
-        let qpn = Qpn::from_wire(*number);
-        let owner = qpn.get() % count;
-        (qpn != Qpn::GSI && owner != self.index).then_some(owner)
+        steered(count, datagram).filter(|owner| *owner != self.index)
     }
 
     fn receive_strays(&mut self, now: Instant, endpoint: &mut Endpoint, region: &Region) {

@@ -121,14 +121,30 @@ sockopt_impl!(
 #[derive(Clone, Debug)]
 pub(super) struct Steering([libc::sock_filter; 10]);
 
+/// Offsets in the datagram, without its UDP header.
+const DESTINATION: u32 = 4;
+const ATTRIBUTE: u32 = 20 + 16;
+const THEIR_NAME: u32 = 20 + 24;
+const OUR_NAME: u32 = 20 + 28;
+/// The attribute of a request to connect.
+const REQUEST: u32 = 0x10;
+
+/// What the program of [`Steering`] answers for one datagram; none for a shorter one.
+pub(super) fn steered(fabrics: u32, datagram: &[u8]) -> Option<u32> {
+    let word =
+        |at: u32| datagram.get(at as usize..)?.first_chunk().copied().map(u32::from_be_bytes);
+    let half =
+        |at: u32| datagram.get(at as usize..)?.first_chunk().copied().map(u16::from_be_bytes);
+    let mut number = word(DESTINATION)? & 0x00ff_ffff;
+    if number == 1 {
+        let request = u32::from(half(ATTRIBUTE)?) == REQUEST;
+        number = word(if request { THEIR_NAME } else { OUR_NAME })?;
+    }
+    Some(number % fabrics.max(1))
+}
+
 impl Steering {
     pub(super) fn new(fabrics: u32) -> Steering {
-        // Offsets in the datagram, without its UDP header.
-        const DESTINATION: u32 = 4;
-        const ATTRIBUTE: u32 = 20 + 16;
-        const THEIR_NAME: u32 = 20 + 24;
-        const OUR_NAME: u32 = 20 + 28;
-        const REQUEST: u32 = 0x10;
         let statement = |code, k| libc::sock_filter { code, jt: 0, jf: 0, k };
         let jump = |k, jt, jf| {
             let code = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
