@@ -204,7 +204,7 @@ fn hosts_on_the_machine_of_the_target_find_addresses_of_their_own() {
     let connect = || Host::connect(target.options(2), setup).expect("connected");
     let mut hosts = [connect(), connect(), connect()];
     hosts.iter_mut().for_each(|host| host.flush(1).expect("flushed"));
-    hosts.map(Host::disconnect);
+    hosts.into_iter().for_each(Host::disconnect);
 }
 
 #[test]
