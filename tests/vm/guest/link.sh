@@ -131,6 +131,15 @@ impair() {
     tc qdisc add dev "$WIRE" ingress && tc filter add dev "$WIRE" parent ffff: protocol all matchall action mirred egress redirect dev in0
 }
 
+wire_mtu() { # BYTES: of the guest's end of the link tap; the path MTU of a connection follows
+  ip link set eth0 mtu "$1" || return 1
+  if [ "$1" -ge 1280 ]; then # below, IPv6 takes its addresses away
+    ip -6 addr replace "fd77::$((10 + VM_ID))/64" dev eth0 nodad
+    ip neigh replace fd77::1 lladdr "$(ip neigh show 192.168.77.1 dev eth0 | awk '{print $3}')" dev eth0
+  fi
+  sleep 0.2
+}
+
 # what the wire did so far: frames sent to the target and lost on the way, and the same for those that came
 impaired() {
   local d
