@@ -394,6 +394,41 @@ fn duplicates_are_acknowledged_and_not_executed() {
     assert_eq!(b.completions(), [(1, Ok(64))]);
 }
 
+/// A peer might take the number of a read in an acknowledgement for the end of the read.
+#[test]
+fn no_acknowledgement_has_the_number_of_a_read() {
+    let (_, mut b) = pair();
+    let remote = b.expose(2 * MTU, 3, Rights::ALL);
+    (0..4).for_each(|tag| b.recv(tag, 64));
+    b.request(Opcode::SendOnly, 0, Extended::default(), &[1; 16]);
+    b.request(Opcode::SendOnly, 1, Extended::default(), &[1; 16]);
+    b.request(Opcode::ReadRequest, 2, reth(remote), &[]);
+    assert_eq!(b.answers().len(), 3);
+    // The answers got lost, and the peer asks again from the first request on.
+    b.request(Opcode::SendOnly, 0, Extended::default(), &[1; 16]);
+    assert_eq!(b.answers(), [(0, Opcode::Acknowledge, ACK)]);
+    b.request(Opcode::SendOnly, 0, Extended::default(), &[1; 16]);
+    b.request(Opcode::SendOnly, 1, Extended::default(), &[1; 16]);
+    assert_eq!(b.answers(), [(1, Opcode::Acknowledge, ACK)]);
+    // What was executed after the read is acknowledged after its data.
+    b.request(Opcode::SendOnly, 4, Extended::default(), &[1; 16]);
+    b.request(Opcode::SendOnly, 1, Extended::default(), &[1; 16]);
+    assert_eq!(b.answers(), [(4, Opcode::Acknowledge, ACK)]);
+    b.request(Opcode::SendOnly, 4, Extended::default(), &[1; 16]);
+    assert_eq!(b.answers(), [(4, Opcode::Acknowledge, ACK)]);
+}
+
+#[test]
+fn a_repeated_request_does_not_silence_a_complaint() {
+    let (_, mut b) = pair();
+    (0..4).for_each(|tag| b.recv(tag, 64));
+    b.request(Opcode::SendOnly, 0, Extended::default(), &[1; 16]);
+    assert_eq!(b.answers(), [(0, Opcode::Acknowledge, ACK)]);
+    b.request(Opcode::SendOnly, 2, Extended::default(), &[1; 16]);
+    b.request(Opcode::SendOnly, 0, Extended::default(), &[1; 16]);
+    assert_eq!(b.answers(), [(1, Opcode::Acknowledge, nak(Nak::Sequence))]);
+}
+
 #[test]
 fn a_missing_receive_makes_the_peer_wait() {
     let (mut a, mut b) = pair();

@@ -200,7 +200,12 @@ impl Responder {
         let psn = packet.bth.psn;
         match packet.row().operation {
             Operation::Send | Operation::Write => {
-                self.acknowledge(self.expected.previous(), Syndrome::ACK);
+                // All that was executed; but only as far as data do not acknowledge. A peer may take
+                // the number of a read in an acknowledgement for the end of the read (`rdma_rxe`
+                // does, and goes on with what happened to be in its memory).
+                let reads_since = self.kept.iter().any(|kept| kept.psn.since(psn) > 0);
+                let upto = if reads_since { psn } else { self.expected.previous() };
+                self.acknowledge(upto, Syndrome::ACK);
             }
             Operation::Atomic => {
                 let kept = self.kept.iter().find(|k| k.psn == psn).and_then(|k| k.atomic);
@@ -461,11 +466,13 @@ impl Responder {
         self.acknowledge(psn, Syndrome::Nak(nak));
     }
 
-    /// Queues an acknowledgement. It says all that an older one would have said, which therefore
-    /// need not leave any more; but it may not overtake the data of a read.
+    /// Queues an acknowledgement. One with a higher number says all that another would have said,
+    /// which therefore need not leave any more; but it may not overtake the data of a read.
     fn acknowledge(&mut self, psn: Psn, syndrome: Syndrome) {
         let answer = Answer::Acknowledge { psn, aeth: Aeth { syndrome, msn: self.msn } };
         match self.answers.back_mut() {
+            Some(Answer::Acknowledge { psn: last, .. })
+                if syndrome == Syndrome::ACK && last.since(psn) > 0 => {}
             Some(last @ Answer::Acknowledge { .. }) => *last = answer,
             _ => self.answers.push_back(answer),
         }
