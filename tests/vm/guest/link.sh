@@ -117,6 +117,11 @@ teardown_link() {
 
 in_target_net() { if [ -n "$TNETNS" ]; then ip netns exec "$TNETNS" "$@"; else "$@"; fi; }
 
+# what a bad wire does, one thing at a time and all together. `reorder 1%`: these overtake all that is delayed. (`reorder 99%` would not
+# just be late for the others: netem puts what is not delayed at the head of its queue, which turns a burst round.)
+IMPAIRMENTS=('loss 1%' 'delay 1ms reorder 1%' 'duplicate 1%' 'delay 1ms reorder 1% loss 1% duplicate 1%')
+if [ -n "${LONG:-}" ]; then IMPAIRMENTS+=('delay 1ms reorder 10%' 'loss 5%' 'duplicate 20%' 'delay 20ms 5ms'); fi
+
 # impair NETEM...: what `tc netem` is to do to every frame on the wire of this link, in both directions; nothing: no more of it.
 # Only the guest's side is touched: frames that arrive pass a device of their own (ifb) first.
 impair() {
