@@ -18,6 +18,11 @@ pub struct Config {
     pub mtu: u32,
     /// Packets that may be unacknowledged at once, per queue pair.
     pub window: u32,
+    /// Peers of our own kind, which we and they tell by the name of the adapter, are told which
+    /// packets behind a gap have come, so that they send only those again that have not.
+    pub selective: bool,
+    /// Packets that came before one that is missing and are kept, at most, of all queue pairs.
+    pub early: u32,
     /// Bytes asked for in one read request.
     pub read_bytes: u32,
     /// Reads of a peer that a queue pair answers at once.
@@ -59,6 +64,8 @@ impl Default for Config {
             source_port: ROCE_PORT,
             mtu: 1024,
             window: 128,
+            selective: true,
+            early: 1024,
             read_bytes: 64 << 10,
             answered_reads: 0,
             rights: Rights::NONE,

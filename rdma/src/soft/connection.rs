@@ -24,6 +24,22 @@ const RESPONSE_CODE: u8 = 20;
 /// What we tell peers of our slowest acknowledgement: 4.096 µs * 2^12, 17 ms.
 const ACK_DELAY_CODE: u8 = 12;
 
+/// The first three bytes of our adapters' names, where a maker's number would be: locally
+/// administered, so nobody else's.
+const KIN: u64 = 0x0e_6e_76;
+/// Bits of a name behind those.
+const NAME_BITS: u32 = 40;
+
+/// A name of an adapter of our kind, made from a random number.
+pub(crate) const fn kin(random: u64) -> u64 {
+    KIN << NAME_BITS | random & ((1 << NAME_BITS) - 1)
+}
+
+/// Whether an adapter is of our kind, and knows what only that does.
+pub(crate) const fn is_kin(guid: u64) -> bool {
+    guid >> NAME_BITS == KIN
+}
+
 /// 4.096 µs * 2^code, the time codes of connection management (0 to 31).
 #[must_use]
 pub const fn code_time(code: u8) -> Duration {
@@ -309,6 +325,13 @@ fn gid(address: IpAddr) -> [u8; 16] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_tell_our_kind() {
+        assert!([0, 1, u64::MAX].map(kin).into_iter().all(is_kin));
+        assert!(![0, 1, u64::MAX, 0x0e6e_7500_0000_0001].into_iter().any(is_kin));
+        assert_ne!(kin(1), kin(2));
+    }
 
     #[test]
     fn codes_and_what_they_stand_for() {

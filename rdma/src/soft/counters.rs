@@ -41,7 +41,9 @@ fates! {
     Damaged = "damaged",
     /// Nothing that the queue pair takes, or takes in its state.
     Unfit = "unfit",
-    /// A request behind a gap.
+    /// A request behind a gap, kept until that is filled.
+    Kept = "kept",
+    /// A request behind a gap that was there already, or for which there is no room.
     Early = "early",
     /// A request that has been executed before; perhaps answered again.
     Late = "late",
@@ -69,7 +71,7 @@ impl Fate {
     /// Whether the datagram did what it was sent for.
     #[must_use]
     pub const fn is_taken(self) -> bool {
-        matches!(self, Fate::Executed | Fate::Answered | Fate::Message)
+        matches!(self, Fate::Executed | Fate::Answered | Fate::Message | Fate::Kept)
     }
 
     /// Whether it was a request that ended its connection.
@@ -131,6 +133,6 @@ mod tests {
             assert!(Fate::ALL[..at].iter().all(|other| other.name() != fate.name()));
         }
         assert_eq!(counters.accounted(), Fate::ALL.len() as u64);
-        assert_eq!(counters.dropped(), counters.accounted() - 3);
+        assert_eq!(counters.dropped(), counters.accounted() - 4);
     }
 }

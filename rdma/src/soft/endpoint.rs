@@ -12,7 +12,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
-use super::connection::{Connection, Offer, Phase};
+use super::connection::{Connection, Offer, Phase, kin};
 use super::counters::{Counters, Fate};
 use super::header::{Bth, Deth, Extended, GSI_QKEY, Packet};
 use super::icrc::{Checker, Flow, Verdict};
@@ -23,6 +23,7 @@ use super::opcode::Opcode;
 use super::outgoing::{Outgoing, Payload};
 use super::psn::{Psn, Qpn};
 use super::qp::{Io, QueuePair, Settings};
+use super::shelf::Shelf;
 use super::ticket::{Stage, Token};
 use crate::{Event, Fault, Qp, Reason, Region, Tag, Work};
 
@@ -123,6 +124,7 @@ pub struct Endpoint {
     departed: Vec<u32>,
     checker: Checker,
     memory: Memory,
+    shelf: Shelf,
     counters: Counters,
 }
 
@@ -142,6 +144,8 @@ impl Endpoint {
     /// guess (those of queue pairs, connections and first packets).
     #[must_use]
     pub fn new(config: Config, entropy: Box<dyn FnMut() -> u64 + Send>) -> Endpoint {
+        let guid = if config.selective { kin(config.guid) } else { config.guid };
+        let config = Config { guid, ..config };
         Endpoint {
             config,
             entropy,
@@ -159,6 +163,7 @@ impl Endpoint {
             departed: Vec::new(),
             checker: Checker::new(),
             memory: Memory::new(config.exposed),
+            shelf: Shelf::new(config.early),
             counters: Counters::default(),
         }
     }
@@ -202,8 +207,8 @@ impl Endpoint {
         self.forget_sent();
         match self.slots.get_mut(qp.0 as usize).and_then(Option::as_mut) {
             Some(slot) => {
-                let (memory, events) = (&mut self.memory, &mut self.events);
-                slot.qp.post(tag, work, &mut Io { region, memory, events, qp });
+                let (memory, events, shelf) = (&mut self.memory, &mut self.events, &mut self.shelf);
+                slot.qp.post(tag, work, &mut Io { region, memory, events, shelf, qp });
                 self.mark_ready(qp.0);
             }
             None => self.events.push_back(Event::Done(crate::Completion {
@@ -262,8 +267,8 @@ impl Endpoint {
         if self.checker.check(flow, datagram) == Verdict::Wrong {
             return Fate::Damaged;
         }
-        let (memory, events) = (&mut self.memory, &mut self.events);
-        let mut io = Io { region, memory, events, qp: Qp(number) };
+        let (memory, events, shelf) = (&mut self.memory, &mut self.events, &mut self.shelf);
+        let mut io = Io { region, memory, events, shelf, qp: Qp(number) };
         let fate = slot.qp.handle(now, packet, &mut io);
         let waiting = slot.connection.phase == Phase::ReplySent;
         self.mark_ready(number);
@@ -313,8 +318,8 @@ impl Endpoint {
         }
         while let Some(number) = self.ready.front().copied() {
             if let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::as_mut) {
-                let (memory, events) = (&mut self.memory, &mut self.events);
-                let mut io = Io { region, memory, events, qp: Qp(number) };
+                let (memory, events, shelf) = (&mut self.memory, &mut self.events, &mut self.shelf);
+                let mut io = Io { region, memory, events, shelf, qp: Qp(number) };
                 if let Some(outgoing) = slot.qp.poll_transmit(now, &mut io) {
                     let Connection { local, remote, tos, .. } = slot.connection;
                     let flow = self.flow(local, remote);
@@ -411,8 +416,9 @@ impl Endpoint {
                 continue;
             };
             if slot.qp.poll_timeout().is_some_and(|due| due <= now) {
-                let (memory, events) = (&mut self.memory, &mut self.events);
-                slot.qp.handle_timeout(now, &mut Io { region, memory, events, qp: Qp(number) });
+                let (memory, events, shelf) = (&mut self.memory, &mut self.events, &mut self.shelf);
+                slot.qp
+                    .handle_timeout(now, &mut Io { region, memory, events, shelf, qp: Qp(number) });
                 self.mark_ready(number);
             }
         }
@@ -473,8 +479,8 @@ impl Endpoint {
         if let Some(token) = &slot.token {
             token.set(Stage::Ended);
         }
-        let (memory, events) = (&mut self.memory, &mut self.events);
-        slot.qp.close(&mut Io { region, memory, events, qp: Qp(number) });
+        let (memory, events, shelf) = (&mut self.memory, &mut self.events, &mut self.shelf);
+        slot.qp.close(&mut Io { region, memory, events, shelf, qp: Qp(number) });
         let connection = &slot.connection;
         self.by_qpn.remove(&connection.local_qpn);
         self.by_comm.remove(&connection.local_comm);

@@ -318,6 +318,9 @@ pub struct Extended {
     pub immediate: Option<[u8; 4]>,
     /// Key to invalidate.
     pub invalidate: Option<u32>,
+    /// Bit `n`, counted from the lowest of the first byte, says that packet `n + 1` after that of
+    /// the base transport header is there.
+    pub held: Option<[u8; 16]>,
 }
 
 /// Takes fixed pieces off the front of a slice.
@@ -374,6 +377,9 @@ impl Extended {
         if row.headers.has(Headers::IETH) {
             ext.invalidate = Some(cursor.u32()?);
         }
+        if row.headers.has(Headers::HELD) {
+            ext.held = Some(*cursor.take()?);
+        }
         Ok(ext)
     }
 }
@@ -420,6 +426,9 @@ impl HeaderBytes {
         }
         if let Some(key) = ext.invalidate.filter(|_| headers.has(Headers::IETH)) {
             out.push(&key.to_be_bytes());
+        }
+        if let Some(held) = ext.held.filter(|_| headers.has(Headers::HELD)) {
+            out.push(&held);
         }
         out
     }
@@ -568,6 +577,7 @@ mod tests {
                 atomic_ack: headers.has(Headers::ATOMIC_ACK).then_some(n[3]),
                 immediate: headers.has(Headers::IMMEDIATE).then_some(b),
                 invalidate: headers.has(Headers::IETH).then_some(w[5]),
+                held: headers.has(Headers::HELD).then_some([b[1]; 16]),
             };
             let head = HeaderBytes::emit(&bth, &ext);
             prop_assert_eq!(head.as_slice().len(), Bth::BYTES + bth.opcode.row().header_bytes);

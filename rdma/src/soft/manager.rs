@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use super::cm_message::RejectReason;
-use super::connection::{ConnectRequest, Connection, Phase, mtu_bytes};
+use super::connection::{ConnectRequest, Connection, Phase, is_kin, mtu_bytes};
 use super::crowd::{Crowd, Key};
 use super::endpoint::{Config, Endpoint, Path, ROCE_PORT};
 use super::mad::MAD_BYTES;
@@ -211,6 +211,7 @@ impl Endpoint {
             mtu: mtu_bytes(message.path_mtu).unwrap_or(256),
             send_psn: message.starting_psn,
             receive_psn: self.random_psn(),
+            selective: self.config.selective && is_kin(message.ca_guid),
             reads: limits.reads.min(message.responder_resources).max(1),
             answered_reads: self.config.answered_reads.min(message.initiator_depth),
             retries: message.retry_count,
@@ -405,6 +406,7 @@ impl Endpoint {
             send_psn: Psn::default(),
             receive_psn: Psn::default(),
             window: self.config.window,
+            selective: false,
             reads: 1,
             read_bytes: self.config.read_bytes,
             answered_reads: 0,

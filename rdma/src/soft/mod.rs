@@ -36,6 +36,7 @@ pub mod qp;
 mod requester;
 mod responder;
 mod retries;
+pub mod shelf;
 pub mod sim;
 mod ticket;
 mod train;

@@ -34,6 +34,10 @@ pub enum Opcode {
     UdSendOnly = 0x64,
     UdSendOnlyImmediate = 0x65,
     CongestionNotification = 0x81,
+    /// Our own, from the range that the architecture leaves to manufacturers: a negative
+    /// acknowledgement of a missing packet that says which of the packets behind it are there.
+    /// Sent to peers of our own kind alone.
+    SelectiveAcknowledge = 0xc0,
 }
 
 /// What is being done.
@@ -133,6 +137,8 @@ impl Headers {
     pub const IMMEDIATE: Headers = Headers(32);
     /// Invalidate extended transport header, 4 bytes.
     pub const IETH: Headers = Headers(64);
+    /// Which of 128 packets are there, 16 bytes; see [`Opcode::SelectiveAcknowledge`].
+    pub const HELD: Headers = Headers(128);
 
     /// Both sets together.
     #[must_use]
@@ -149,7 +155,7 @@ impl Headers {
     /// Bytes that these headers take after the base transport header: 0 to 28.
     #[must_use]
     pub const fn bytes(self) -> usize {
-        const SIZES: [usize; 7] = [8, 16, 28, 4, 8, 4, 4];
+        const SIZES: [usize; 8] = [8, 16, 28, 4, 8, 4, 4, 16];
         let (mut sum, mut bit) = (0, 0);
         while bit < SIZES.len() {
             if self.0 >> bit & 1 == 1 {
@@ -215,7 +221,7 @@ const fn row(
 
 /// The table. Everything that depends on an operation code is read from here.
 #[rustfmt::skip]
-const TABLE: [Row; 26] = {
+const TABLE: [Row; 27] = {
     use {Headers as H, Opcode as C, Operation as O, PayloadRule as P, Position::*};
     [
         row(C::SendFirst,              O::Send,              First,  H::NONE,                           P::Full),
@@ -244,6 +250,7 @@ const TABLE: [Row; 26] = {
         row(C::UdSendOnly,             O::Datagram,          Only,   H::DETH,                           P::Any),
         row(C::UdSendOnlyImmediate,    O::Datagram,          Only,   H::DETH.and(H::IMMEDIATE),         P::Any),
         row(C::CongestionNotification, O::Congestion,        Only,   H::NONE,                           P::Any),
+        row(C::SelectiveAcknowledge,   O::Acknowledge,       Only,   H::AETH.and(H::HELD),              P::None),
     ]
 };
 
@@ -317,7 +324,8 @@ mod tests {
         for opcode in Opcode::all() {
             let row = opcode.row();
             assert!(!(row.request && row.acknowledges), "{opcode:?}");
-            assert_eq!(row.request || row.acknowledges, opcode.to_wire() < 0x20, "{opcode:?}");
+            let connected = opcode.to_wire() < 0x20 || opcode == Opcode::SelectiveAcknowledge;
+            assert_eq!(row.request || row.acknowledges, connected, "{opcode:?}");
         }
         assert_eq!(Opcode::WriteOnlyImmediate.row().header_bytes, 20);
         assert_eq!(Opcode::AtomicAcknowledge.row().header_bytes, 12);

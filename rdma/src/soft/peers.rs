@@ -28,7 +28,7 @@ use super::cm_message::{
     CmMessage, CmaHeader, DisconnectReply, DisconnectRequest, ReadyToUse, Reject, RejectReason,
     Reply, service_port,
 };
-use super::connection::{ConnectRequest, Phase, code_time, left, mtu_bytes, unknown};
+use super::connection::{ConnectRequest, Phase, code_time, is_kin, left, mtu_bytes, unknown};
 use super::counters::Fate;
 use super::endpoint::Endpoint;
 use super::mad::{MAD_BYTES, MadHeader};
@@ -337,6 +337,7 @@ impl Endpoint {
 
     /// Our request has been accepted, or our confirmation of that got lost.
     fn on_reply(&mut self, number: u32, message: &Reply) {
+        let selective = self.config.selective && is_kin(message.ca_guid);
         let Some(slot) = self.live(Qp(number)) else { return };
         let connection = &mut slot.connection;
         let first = connection.phase == Phase::RequestSent;
@@ -348,6 +349,7 @@ impl Endpoint {
             slot.settings = Settings {
                 peer: message.qpn,
                 send_psn: message.starting_psn,
+                selective,
                 reads: slot.settings.reads.min(message.responder_resources).max(1),
                 rnr_retries: message.rnr_retry_count,
                 ..slot.settings

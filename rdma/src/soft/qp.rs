@@ -21,6 +21,7 @@ use super::outgoing::{Outgoing, Payload};
 use super::psn::{Psn, Qpn};
 use super::requester::Requester;
 use super::responder::{Outcome, Responder};
+use super::shelf::Shelf;
 use crate::{Buf, Completion, Event, Fault, Qp, Region, Tag, Work};
 
 /// Where in its life a queue pair is.
@@ -51,6 +52,9 @@ pub struct Settings {
     pub window: u32,
     /// Reads that may be outstanding: at most what the peer answers. 0 counts as 1.
     pub reads: u8,
+    /// The peer is of our own kind: it keeps what comes behind a gap, and both tell each other what
+    /// they have by [`super::opcode::Opcode::SelectiveAcknowledge`].
+    pub selective: bool,
     /// Bytes asked for in one read request; longer reads are cut into several.
     pub read_bytes: u32,
     /// Reads and atomics of the peer that are answered at once.
@@ -75,6 +79,8 @@ pub struct Io<'a> {
     pub region: &'a Region,
     /// The buffers that peers may access.
     pub memory: &'a mut Memory,
+    /// Room for packets that come too early.
+    pub shelf: &'a mut Shelf,
     /// Where completions go.
     pub events: &'a mut VecDeque<Event>,
     /// The queue pair's name in its completions.

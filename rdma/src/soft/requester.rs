@@ -1,63 +1,88 @@
 //! The send side of a reliable connection (IBTA volume 1, 9.7.3 and 9.7.5.1.3; 9.9.2 "Requester
-//! side error behavior"): cuts posted work into packets, keeps it until acknowledged, goes back to
-//! the oldest unacknowledged packet when something got lost.
+//! side error behavior"): cuts posted work into packets, keeps it until acknowledged, and sends
+//! again what got lost.
 //!
 //! # Counting
 //!
 //! Inside, packets are counted from 0 in 64 bits, so order is order and nothing wraps; packet `n`
-//! has the sequence number `start + n` on the wire. Three marks move over the posted work:
+//! has the sequence number `start + n` on the wire. A packet gets its number when it is sent for
+//! the first time.
 //!
 //! ```text
 //! works:   | send  | write    | read (asked for in pieces)  | send |
-//!          ^ una ............ next ........ sent
+//!          ^ una ........................ next
 //! ```
 //!
-//! Before `una` everything is acknowledged, and done. `next` is the packet to send next; it falls
-//! back to `una` when packets are to be sent again. `sent` is the highest that ever was.
+//! Before `una` everything is acknowledged, and done. `next` has not been sent yet. What has become
+//! of the packets in between stands on the [`Board`].
+//!
+//! # Loss
+//!
+//! * Data of a read are taken in any order, and what is missing is asked for again: but within
+//!   one piece in rising order, and only when all before have come, because `rdma_rxe` forgets
+//!   what is before the last repetition.
+//! * A peer of our own kind keeps what arrives behind a gap and says which packets it has, so
+//!   only what is missing is sent again. Any other peer drops everything behind a gap, and gets it
+//!   all again.
+//! * When nothing is heard at all, the oldest packet is sent again after a time that is learned
+//!   from the answers. That alone does not end the connection earlier: the peer has the time that
+//!   was agreed.
 //!
 //! # Choices
 //!
 //! * A write goes out as so many `WRITE Only`, each with its own address: all its packets have the
 //!   same length, as trains of segments demand, and any one can be repeated by itself.
 //! * A read goes out in pieces of [`Settings::read_bytes`], so that the answers to one request fit
-//!   the socket buffer. A response packet's number tells its place in the buffer, whatever piece
-//!   it belongs to, so pieces need no book-keeping of their own.
+//!   the socket buffer. A response packet's number tells its place in the buffer.
 //! * An acknowledgement is asked for where the requester would otherwise fall silent, and every
 //!   [`ACK_INTERVAL`] packets: not for every message.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::header::{Bth, Extended, Nak, Packet, Reth, Syndrome};
-use super::opcode::{Opcode, Operation};
+use super::header::{Bth, Extended, Reth};
+use super::opcode::Opcode;
 use super::outgoing::{Outgoing, Payload};
 use super::psn::{Psn, Qpn};
 use super::qp::{Io, Settings};
 use super::responder::packets_of;
 use crate::{Buf, Fault, Tag, Work};
 
+use board::Board;
+use round_trip::RoundTrip;
+use window::Window;
+
+mod board;
+mod response;
+mod round_trip;
+mod window;
+
 /// Packets without a request for an acknowledgement, at most.
-const ACK_INTERVAL: u32 = 32;
-/// How often a peer's complaint about the same packet makes us go back before the timer does.
-const MOST_REWINDS: u8 = 8;
+const ACK_INTERVAL: u64 = 32;
 /// How often the wait for an acknowledgement doubles.
 const MOST_DOUBLINGS: u32 = 6;
 /// The code for retries without end.
 const ENDLESS: u8 = 7;
+/// Packets that may be unacknowledged at once, at most.
+const MOST_WINDOW: u32 = 4096;
 
 /// One posted piece of work.
 #[derive(Debug)]
 struct Item {
     tag: Tag,
     work: Work,
-    /// Its first packet.
+    /// Its first packet; far away until that is sent.
     first: u64,
     packets: u32,
 }
 
 impl Item {
     fn end(&self) -> u64 {
-        self.first + u64::from(self.packets)
+        self.first.saturating_add(u64::from(self.packets))
+    }
+
+    fn is_read(&self) -> bool {
+        matches!(self.work, Work::Read { .. })
     }
 
     /// Where packet `at` begins in the buffer, and how long it is.
@@ -66,6 +91,13 @@ impl Item {
         let left = u64::from(self.work.buf().len()).saturating_sub(offset);
         (offset as u32, left.min(u64::from(mtu)) as u32)
     }
+
+    /// The packets of the piece of a read that packet `at` is in. Pieces begin at multiples of
+    /// their length.
+    fn piece(&self, at: u64, piece: u64) -> (u64, u64) {
+        let first = at - (at - self.first) % piece;
+        (first, self.end().min(first + piece))
+    }
 }
 
 /// The send side.
@@ -73,36 +105,50 @@ impl Item {
 pub(crate) struct Requester {
     start: Psn,
     mtu: u32,
-    window: u64,
     /// Packets of a piece of a read.
     piece: u64,
     depth: usize,
+    /// The peer keeps what arrives behind a gap.
+    selective: bool,
     timeout: Option<Duration>,
-    retries: u8,
+    /// How long the peer may be silent.
+    patience: Duration,
     rnr_retries: u8,
 
     works: VecDeque<Item>,
     /// Works done before those in `works`.
     done: u64,
-    /// Where the packets of the next post begin.
-    posted: u64,
-    una: u64,
-    next: u64,
-    sent: u64,
-    /// Index in `works` of the item that `next` is in.
+    /// Index in `works` of the item that `next` is in, and the packets of it that have been sent.
     cursor: usize,
+    into: u64,
+    board: Board,
+    window: Window,
     /// Ends of the pieces of reads that have been asked for and not come.
     reads: VecDeque<u64>,
-    /// Packets since an acknowledgement was asked for.
-    silent: u32,
+    /// Packets since an acknowledgement was asked for, and the end of those for which it was.
+    silent: u64,
+    asked: u64,
 
+    trip: RoundTrip,
+    /// A packet that has been sent once, and when.
+    timed: Option<(u64, Instant)>,
+    /// Another has been lost since, so that its acknowledgement may have waited for that.
+    waited: bool,
+    /// When the oldest packet is sent again.
     deadline: Option<Instant>,
+    /// When the peer is given up.
+    end: Option<Instant>,
+    /// How many packets were ever done when the peer was heard last.
+    finished: u64,
+    /// How often the oldest packet has been sent again since the peer was heard.
+    probes: u32,
+    /// When what was overdue at an ordinal is lost.
+    overdue: Option<(Instant, u64)>,
+    /// The packet that the peer has missed last, and when.
+    missed: Option<(u64, Instant)>,
     /// The peer has no receive; nothing is sent before this.
     pause: Option<Instant>,
-    retries_left: u8,
     rnr_left: u8,
-    /// How often we went back to `una`, except by the timer.
-    rewinds: u8,
 }
 
 impl Requester {
@@ -110,26 +156,32 @@ impl Requester {
         Requester {
             start: Psn::default(),
             mtu: 0,
-            window: 0,
             piece: 1,
             depth: 1,
+            selective: false,
             timeout: None,
-            retries: 0,
+            patience: Duration::ZERO,
             rnr_retries: 0,
             works: VecDeque::with_capacity(sends as usize),
             done: 0,
-            posted: 0,
-            una: 0,
-            next: 0,
-            sent: 0,
             cursor: 0,
+            into: 0,
+            board: Board::new(0),
+            window: Window::new(1),
             reads: VecDeque::new(),
             silent: 0,
+            asked: 0,
+            trip: RoundTrip::default(),
+            timed: None,
+            waited: false,
             deadline: None,
+            end: None,
+            finished: 0,
+            probes: 0,
+            overdue: None,
+            missed: None,
             pause: None,
-            retries_left: 0,
             rnr_left: 0,
-            rewinds: 0,
         }
     }
 
@@ -137,163 +189,33 @@ impl Requester {
     pub(crate) fn start(&mut self, settings: &Settings) {
         self.start = settings.send_psn;
         self.mtu = settings.mtu.max(1);
-        // Half of half the number space: an answer can then never be taken for another.
-        self.window = u64::from(settings.window.clamp(1, 1 << 22));
-        self.piece = u64::from(settings.read_bytes / self.mtu).clamp(1, self.window);
+        let window = u64::from(settings.window.clamp(1, MOST_WINDOW));
+        self.piece = u64::from(settings.read_bytes / self.mtu).min(window / 4).max(1);
         self.depth = usize::from(settings.reads.max(1));
+        self.selective = settings.selective;
+        self.board = Board::new(2 * window);
+        self.window = Window::new(window);
         self.reads.reserve(self.depth);
         self.timeout = settings.ack_timeout;
-        self.retries = settings.retries;
+        let waits = (0..=u32::from(settings.retries)).map(|n| 1 << n.min(MOST_DOUBLINGS));
+        self.patience = self.timeout.unwrap_or_default().saturating_mul(waits.sum());
         self.rnr_retries = settings.rnr_retries;
-        (self.retries_left, self.rnr_left) = (self.retries, self.rnr_retries);
-        for item in &mut self.works {
-            item.first = self.posted;
-            item.packets = packets_of(item.work.buf().len(), self.mtu);
-            self.posted = item.end();
-        }
+        self.rnr_left = self.rnr_retries;
     }
 
     /// Queues a send, write or read.
     pub(crate) fn post(&mut self, tag: Tag, work: Work) {
-        let packets = if self.mtu == 0 { 0 } else { packets_of(work.buf().len(), self.mtu) };
-        self.works.push_back(Item { tag, work, first: self.posted, packets });
-        self.posted += u64::from(packets);
+        self.works.push_back(Item { tag, work, first: u64::MAX, packets: 0 });
     }
 
     fn psn(&self, at: u64) -> Psn {
         self.start.add(at as u32)
     }
 
-    /// Which of the packets sent and not acknowledged has this number.
-    fn outstanding(&self, psn: Psn) -> Option<u64> {
-        let ahead = u64::try_from(psn.since(self.psn(self.una))).ok()?;
-        Some(self.una + ahead).filter(|at| *at < self.sent)
-    }
-
-    /// Handles a response; false when it answers nothing, or is out of its turn. A fault is that
-    /// of the work which it answers.
-    pub(crate) fn handle(
-        &mut self,
-        now: Instant,
-        packet: &Packet<'_>,
-        io: &mut Io<'_>,
-    ) -> Result<bool, (u64, Fault)> {
-        let Some(at) = self.outstanding(packet.bth.psn) else { return Ok(false) };
-        let syndrome = packet.ext.aeth.map_or(Syndrome::ACK, |aeth| aeth.syndrome);
-        match (packet.row().operation, syndrome) {
-            (Operation::ReadResponse, Syndrome::Ack(_)) => {
-                return Ok(self.read_response(now, at, packet, io));
-            }
-            (Operation::Acknowledge, Syndrome::Ack(_)) => {
-                self.advance(now, at + 1, io);
-            }
-            (Operation::Acknowledge, Syndrome::Rnr(timer)) => {
-                let arrived = self.advance(now, at, io);
-                if arrived && self.pause.is_none() {
-                    self.wait(now + timer.duration())?;
-                }
-            }
-            (Operation::Acknowledge, Syndrome::Nak(Nak::Sequence)) => {
-                let arrived = self.advance(now, at, io);
-                if arrived && self.rewinds < MOST_REWINDS {
-                    self.rewinds += 1;
-                    self.rewind();
-                }
-            }
-            (Operation::Acknowledge, Syndrome::Nak(nak)) => {
-                self.advance(now, at, io);
-                return Err((at, fault_of(nak)));
-            }
-            _ => return Ok(false),
-        }
-        Ok(true)
-    }
-
-    /// Everything before `upto` has been executed: completes it. False when the data of a read
-    /// among it are missing; their responses got lost, so the read is asked for again.
-    fn advance(&mut self, now: Instant, upto: u64, io: &mut Io<'_>) -> bool {
-        while self.una < upto {
-            let Some(item) = self.works.front() else { return false };
-            if matches!(item.work, Work::Read { .. }) {
-                if self.rewinds == 0 {
-                    self.rewinds = 1;
-                    self.rewind();
-                }
-                return false;
-            }
-            let to = upto.min(item.end());
-            self.progress(now, to, io);
-        }
-        true
-    }
-
-    /// Moves `una` within the front item, and completes that at its end.
-    fn progress(&mut self, now: Instant, to: u64, io: &mut Io<'_>) {
-        self.una = to;
-        (self.retries_left, self.rnr_left) = (self.retries, self.rnr_retries);
-        (self.rewinds, self.pause) = (0, None);
-        if self.works.front().is_some_and(|item| item.end() <= to)
-            && let Some(item) = self.works.pop_front()
-        {
-            let len = item.work.buf().len();
-            io.done(item.tag, item.work, Ok(len));
-            self.done += 1;
-            self.cursor = self.cursor.saturating_sub(1);
-        }
-        while self.reads.front().is_some_and(|end| *end <= to) {
-            self.reads.pop_front();
-        }
-        if self.next < to {
-            // An answer to an earlier round came while we were sending again.
-            (self.next, self.cursor) = (to, 0);
-        }
-        let waiting = self.una < self.sent;
-        self.deadline = self.timeout.filter(|_| waiting).map(|timeout| now + timeout);
-    }
-
-    /// Takes the data of a read; false when they are not those that come next.
-    fn read_response(
-        &mut self,
-        now: Instant,
-        at: u64,
-        packet: &Packet<'_>,
-        io: &mut Io<'_>,
-    ) -> bool {
-        // A response acknowledges all before it. Only the very next one is taken.
-        if !self.advance(now, at, io) || self.una != at {
-            return false;
-        }
-        let (mtu, Some(item)) = (self.mtu, self.works.front_mut()) else { return false };
-        let (offset, len) = item.segment(at, mtu);
-        let Work::Read { into, .. } = &mut item.work else { return false };
-        if packet.payload.len() != len as usize {
-            return false;
-        }
-        let window = io.region.bytes_mut(into);
-        window[offset as usize..(offset + len) as usize].copy_from_slice(packet.payload);
-        self.progress(now, at + 1, io);
-        true
-    }
-
-    /// The peer asks to wait.
-    fn wait(&mut self, until: Instant) -> Result<(), (u64, Fault)> {
-        if self.rnr_retries != ENDLESS {
-            self.rnr_left = self.rnr_left.checked_sub(1).ok_or((self.una, Fault::NotReady))?;
-        }
-        self.rewind();
-        (self.pause, self.deadline) = (Some(until), None);
-        Ok(())
-    }
-
-    /// Goes back to the oldest unacknowledged packet.
-    fn rewind(&mut self) {
-        (self.next, self.cursor, self.silent) = (self.una, 0, 0);
-        self.reads.clear();
-    }
-
     /// When [`Requester::handle_timeout`] wants to be called.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        self.pause.or(self.deadline)
+        let overdue = self.overdue.map(|(until, _)| until);
+        self.pause.or_else(|| self.deadline.into_iter().chain(overdue).min())
     }
 
     /// A deadline may have passed.
@@ -301,48 +223,152 @@ impl Requester {
         if self.pause.is_some_and(|until| until <= now) {
             self.pause = None;
         }
+        if let Some((_, ordinal)) = self.overdue.filter(|(until, _)| *until <= now) {
+            self.overdue = None;
+            self.judge(now, Some(ordinal));
+        }
         if self.deadline.is_some_and(|deadline| deadline <= now) {
-            self.retries_left =
-                self.retries_left.checked_sub(1).ok_or((self.una, Fault::Unreachable))?;
-            self.deadline = self.timeout.map(|timeout| now + self.backed_off(timeout));
-            self.rewinds = 0;
-            self.rewind();
+            if self.end.is_some_and(|end| end <= now) {
+                return Err((self.board.una(), Fault::Unreachable));
+            }
+            self.probe(now);
         }
         Ok(())
     }
 
-    /// Twice as long a wait after every retry: a lost packet is noticed soon, and a peer that
-    /// stands still for seconds, as virtual machines do, is not given up.
-    fn backed_off(&self, timeout: Duration) -> Duration {
-        let used = u32::from(self.retries.saturating_sub(self.retries_left));
-        timeout.saturating_mul(1 << used.min(MOST_DOUBLINGS))
+    /// Nothing has been heard: sends the oldest packet again. Its answer tells what has become of
+    /// the others.
+    fn probe(&mut self, now: Instant) {
+        self.probes += 1;
+        self.set_deadline(now);
+        let una = self.board.una();
+        let end = match self.works.front().filter(|item| item.is_read()) {
+            Some(item) => item.piece(una, self.piece).1,
+            None => una + 1,
+        };
+        // The peer may have said that it keeps this packet; that it is executed got lost.
+        self.board.reopen(una);
+        self.board.lose(una..end.min(self.board.next()));
+        self.after_loss();
     }
 
-    /// How many packets the next datagram stands for, or 0 when none may leave now.
-    fn sendable(&self) -> u64 {
-        let Some(item) = self.works.get(self.cursor).filter(|_| self.pause.is_none()) else {
-            return 0;
-        };
-        let used = self.next - self.una;
-        match item.work {
-            Work::Read { .. } => {
-                // Pieces begin at multiples of their length, also when one is asked for in part.
-                let into = self.next - item.first;
-                let end = item.first + (into / self.piece + 1) * self.piece;
-                let packets = end.min(item.end()) - self.next;
-                let room = used + packets <= self.window.max(self.piece);
-                if room && self.reads.len() < self.depth { packets } else { 0 }
-            }
-            _ => u64::from(used < self.window),
-        }
+    /// Twice as long a wait after every retry: a lost packet is noticed soon, and a peer that
+    /// stands still for seconds, as virtual machines do, is not given up.
+    fn set_deadline(&mut self, now: Instant) {
+        self.deadline = self.timeout.map(|most| {
+            let wait = self.trip.timeout(most);
+            let due = now + wait.saturating_mul(1 << self.probes.min(MOST_DOUBLINGS));
+            let end = *self.end.get_or_insert(now + self.patience);
+            due.min(end)
+        });
+    }
+
+    /// Packets have been given up: they are to be sent again.
+    fn after_loss(&mut self) {
+        self.waited = true;
+        self.timed.take_if(|(at, _)| self.board.is_lost(*at));
     }
 
     /// The next request to send.
     pub(crate) fn transmit(&mut self, now: Instant, peer: Qpn) -> Option<Outgoing> {
-        let packets = self.sendable();
-        let item = self.works.get(self.cursor).filter(|_| packets > 0)?;
-        let (at, work) = (self.next, self.done + self.cursor as u64);
+        if self.pause.is_some() {
+            return None;
+        }
+        let outgoing = match self.next_lost() {
+            Some((index, at, packets)) => {
+                self.board.send_again(at..at + packets);
+                self.request(index, at, packets, peer, self.selective)
+            }
+            None => {
+                let packets = self.sendable();
+                let (index, at) = (self.cursor, self.board.next());
+                let item = self.works.get_mut(index).filter(|_| packets > 0)?;
+                if self.into == 0 {
+                    item.first = at;
+                }
+                let read = item.is_read();
+                self.into += packets;
+                self.board.send(packets, read);
+                if read {
+                    self.reads.push_back(at + packets);
+                }
+                if self.into >= u64::from(item.packets) {
+                    (self.cursor, self.into) = (self.cursor + 1, 0);
+                }
+                let asks = self.timed.is_none();
+                let outgoing = self.request(index, at, packets, peer, false);
+                if asks && self.silent == 0 {
+                    (self.timed, self.waited) = (Some((at, now)), false);
+                }
+                outgoing
+            }
+        };
+        if self.deadline.is_none() {
+            self.set_deadline(now);
+        }
+        Some(outgoing)
+    }
+
+    /// The first packets to send again: index of their work, the first, how many.
+    fn next_lost(&self) -> Option<(usize, u64, u64)> {
+        let una = self.board.una();
+        let mut at = self.board.first_lost(una)?;
+        if at != una && self.board.in_flight() >= self.window.size() {
+            return None;
+        }
+        loop {
+            let index = self.item_of(at)?;
+            let item = &self.works[index];
+            if !item.is_read() {
+                return Some((index, at, 1));
+            }
+            let (first, end) = item.piece(at, self.piece);
+            if self.board.executed() <= first {
+                // The request itself may be lost: it is repeated as it was.
+                return Some((index, first, end - first));
+            }
+            if self.selective || self.board.are_done(first.max(una)..at) {
+                return Some((index, at, self.board.lost_run(at, end)));
+            }
+            at = self.board.first_lost(end)?;
+        }
+    }
+
+    /// Index of the work that a packet, which has been sent, is of.
+    fn item_of(&self, at: u64) -> Option<usize> {
+        if self.works.front().is_some_and(|item| at < item.end()) {
+            return Some(0);
+        }
+        self.works.partition_point(|item| item.first <= at).checked_sub(1)
+    }
+
+    /// How many new packets the next datagram stands for, or 0 when none may leave now.
+    fn sendable(&mut self) -> u64 {
+        let (mtu, room) = (self.mtu, self.board.next() - self.board.una());
+        let Some(item) = self.works.get_mut(self.cursor) else { return 0 };
+        if self.into == 0 {
+            item.packets = packets_of(item.work.buf().len(), mtu);
+        }
+        let packets = match item.is_read() {
+            true if self.reads.len() >= self.depth => return 0,
+            true => {
+                let end = (self.into / self.piece + 1) * self.piece;
+                end.min(u64::from(item.packets)) - self.into
+            }
+            false => 1,
+        };
+        // A piece of a read may reach beyond the window, so that the next one is asked for before
+        // the last one has come.
+        let fits =
+            self.board.outstanding() < self.window.size() && room + packets <= self.board.span();
+        if fits { packets } else { 0 }
+    }
+
+    /// The datagram of some packets: one, or as many as a request to read asks for.
+    fn request(&mut self, index: usize, at: u64, packets: u64, peer: Qpn, ask: bool) -> Outgoing {
+        let (item, work) = (&self.works[index], self.done + index as u64);
         let (offset, len) = item.segment(at, self.mtu);
+        let is_read = item.is_read();
         let (opcode, ext) = match &item.work {
             Work::Read { into, from } => {
                 let asked = packets * u64::from(self.mtu);
@@ -356,32 +382,32 @@ impl Requester {
                 (send_opcode(at == item.first, last, invalidate.is_some()), ext)
             }
             // Receives are the responder's; the queue pair posts none here.
-            Work::Recv(_) => return None,
+            Work::Recv(_) => (Opcode::SendOnly, Extended::default()),
         };
-        let (payload, payload_bytes) = match item.work {
-            Work::Read { .. } => (Payload::None, 0),
-            _ if len == 0 => (Payload::None, 0),
-            _ => (Payload::Posted { work, at: offset }, len),
+        let (payload, payload_bytes) = match is_read || len == 0 {
+            true => (Payload::None, 0),
+            false => (Payload::Posted { work, at: offset }, len),
         };
-        let is_read = matches!(item.work, Work::Read { .. });
         let mut bth = Bth::new(opcode, peer, self.psn(at));
-        self.next += packets;
-        if is_read {
-            self.reads.push_back(self.next);
-        }
-        if self.next >= item.end() {
-            self.cursor += 1;
-        }
-        self.sent = self.sent.max(self.next);
         self.silent += 1;
-        if is_read || self.silent >= ACK_INTERVAL || self.sendable() == 0 {
+        if ask || is_read || self.silent >= self.interval() || self.is_last() {
             bth.ack_request = true;
-            self.silent = 0;
+            (self.silent, self.asked) = (0, at + packets);
         }
-        if self.deadline.is_none() {
-            self.deadline = self.timeout.map(|timeout| now + timeout);
-        }
-        Some(Outgoing::new(bth, &ext, payload, payload_bytes))
+        Outgoing::new(bth, &ext, payload, payload_bytes)
+    }
+
+    /// Packets without a request for an acknowledgement, at most: a fraction of the window, so that
+    /// it opens again before it is used up.
+    fn interval(&self) -> u64 {
+        (self.window.size() / 4).clamp(1, ACK_INTERVAL)
+    }
+
+    /// Whether nothing leaves before an answer comes, and none is due.
+    fn is_last(&mut self) -> bool {
+        let all_sent = self.cursor >= self.works.len();
+        let due = self.asked > self.board.una() && !all_sent;
+        !due && self.next_lost().is_none() && self.sendable() == 0
     }
 
     /// The buffer of a posted work, by the number that [`Payload::Posted`] has.
@@ -399,7 +425,8 @@ impl Requester {
             self.done += 1;
         }
         self.reads.clear();
-        (self.cursor, self.deadline, self.pause) = (0, None, None);
+        (self.cursor, self.into) = (0, 0);
+        (self.deadline, self.pause, self.overdue) = (None, None, None);
     }
 }
 
@@ -416,12 +443,5 @@ fn send_opcode(first: bool, last: bool, invalidate: bool) -> Opcode {
         (false, false, _) => Opcode::SendMiddle,
         (false, true, false) => Opcode::SendLast,
         (false, true, true) => Opcode::SendLastInvalidate,
-    }
-}
-
-fn fault_of(nak: Nak) -> Fault {
-    match nak {
-        Nak::RemoteAccess => Fault::RemoteAccess,
-        _ => Fault::RemoteOperation,
     }
 }

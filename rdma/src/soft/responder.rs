@@ -3,36 +3,27 @@
 //! `check_psn`, `check_op_seq`, `check_op_valid`, `check_resource`, `check_length`, `check_rkey`,
 //! `execute` (part of `check_resource` comes last, as `check_answers`).
 //!
-//! Answers leave in the order of the requests. An acknowledgement that has not left yet is
-//! replaced by a newer one, so a batch of requests costs one.
-//!
-//! The queue of answers is bounded by `depth`, the reads that the peer may have outstanding. At
-//! most `depth` first answers are in it. A repeated one is queued only for a read that is kept and
-//! has no answer queued; `depth` reads are kept, and one is forgotten only for a new read, whose
-//! first answer leaves after all that were queued before it: so there are at most `depth` of
-//! these. With an acknowledgement between every two of them that makes `4 * depth + 1`.
+//! A packet that comes before one that is missing is kept, as far as there is room, and takes its
+//! turn when the gap is filled. A peer of our own kind is told at once which packets are there; any
+//! other hears of the missing one once, and sends again everything from there on.
 
 use std::collections::VecDeque;
 
 use super::counters::Fate;
-use super::header::{
-    Aeth, Bth, Extended, MAX_MESSAGE_BYTES, Nak, Packet, Reth, RnrTimer, Syndrome, padding,
-};
+use super::header::{MAX_MESSAGE_BYTES, Nak, Packet, Reth, RnrTimer, Syndrome, padding};
 use super::memory::{Denied, Memory, Rights};
-use super::opcode::{Opcode, Operation, Position};
-use super::outgoing::{Outgoing, Payload};
+use super::opcode::{Opcode, Operation};
+use super::outgoing::Outgoing;
 use super::psn::{Msn, Psn, Qpn};
 use super::qp::{Io, Settings};
 use crate::{Buf, Fault, Tag, Work};
 
-/// What is to be done after an answer has left.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Outcome {
-    /// Go on.
-    Live,
-    /// The queue pair is dead; the last answer says so to the peer.
-    Dead,
-}
+use answers::Answers;
+pub(crate) use answers::Outcome;
+use early::{Early, Verdict};
+
+mod answers;
+mod early;
 
 /// Why a request is not executed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,37 +52,8 @@ enum Current {
     Write { key: u32, address: u64, left: u32 },
 }
 
-/// A read or atomic kept for the case that its answer gets lost.
-#[derive(Clone, Copy, Debug)]
-struct Kept {
-    psn: Psn,
-    packets: u32,
-    reth: Reth,
-    /// The result of an atomic.
-    atomic: Option<u64>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct ReadAnswer {
-    /// The first packet's number.
-    psn: Psn,
-    packets: u32,
-    /// Packets sent.
-    sent: u32,
-    reth: Reth,
-    msn: Msn,
-    /// The peer has seen it once, perhaps; so its memory may be gone by right.
-    replay: bool,
-    /// The first answer has not left whole: the peer counts this read as outstanding.
-    counts: bool,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Answer {
-    Acknowledge { psn: Psn, aeth: Aeth },
-    Atomic { psn: Psn, msn: Msn, value: u64, replay: bool },
-    Read(ReadAnswer),
-}
+/// Packets that one queue pair keeps behind a gap, at most.
+const MOST_EARLY: u32 = 1024;
 
 /// The receive side.
 #[derive(Debug)]
@@ -100,14 +62,18 @@ pub(crate) struct Responder {
     msn: Msn,
     mtu: u32,
     rights: Rights,
-    depth: usize,
     rnr: RnrTimer,
     current: Current,
     receives: VecDeque<(Tag, Buf)>,
-    /// A missing packet or receive has been reported; what is ahead of it is dropped in silence.
+    /// The expected packet has come, and found no receive. That was said; what is behind it is
+    /// kept in silence.
+    waits: bool,
+    /// A gap has been reported: the last packet that came behind it.
     reported: Option<Psn>,
-    answers: VecDeque<Answer>,
-    kept: VecDeque<Kept>,
+    early: Early,
+    /// The last packet executed for which the peer wants an acknowledgement.
+    asked: Option<Psn>,
+    answers: Answers,
 }
 
 impl Responder {
@@ -117,26 +83,26 @@ impl Responder {
             msn: Msn::default(),
             mtu: 0,
             rights: Rights::NONE,
-            depth: 0,
             rnr: RnrTimer::new(0),
             current: Current::None,
             receives: VecDeque::with_capacity(receives as usize),
+            waits: false,
             reported: None,
-            answers: VecDeque::new(),
-            kept: VecDeque::new(),
+            early: Early::new(0, 0, false),
+            asked: None,
+            answers: Answers::new(0, 0),
         }
     }
 
     /// Settles what the connection has agreed on.
     pub(crate) fn start(&mut self, settings: &Settings) {
-        let depth = usize::from(settings.answered_reads);
         self.expected = settings.receive_psn;
         self.mtu = settings.mtu;
         self.rights = settings.rights;
-        self.depth = depth;
         self.rnr = settings.rnr_timer;
-        self.answers.reserve(4 * depth + 1);
-        self.kept.reserve(depth);
+        let most = settings.window.saturating_mul(2).min(MOST_EARLY);
+        self.early = Early::new(most, settings.mtu, settings.selective);
+        self.answers = Answers::new(settings.mtu, usize::from(settings.answered_reads));
     }
 
     pub(crate) fn post(&mut self, tag: Tag, buf: Buf) {
@@ -145,30 +111,110 @@ impl Responder {
 
     /// Handles a request. After a fatal one the queue pair is dead; the last answer tells the peer.
     pub(crate) fn handle(&mut self, packet: &Packet<'_>, io: &mut Io<'_>) -> Fate {
-        let ahead = packet.bth.psn.since(self.expected);
-        let checked = match ahead {
+        let psn = packet.bth.psn;
+        match psn.since(self.expected) {
             0 => {
-                self.reported = None;
-                self.receive(packet, io)
+                let fate = self.take(packet, io);
+                self.catch_up(psn, fate, io)
             }
-            1.. => {
-                self.report_gap(packet.bth.psn);
-                return Fate::Early;
-            }
+            ahead @ 1.. => self.keep(ahead as u32, packet, io),
             _ => {
                 self.duplicate(packet);
-                return Fate::Late;
+                Fate::Late
             }
+        }
+    }
+
+    /// `check_psn`, packet from the future: something is missing.
+    fn keep(&mut self, ahead: u32, packet: &Packet<'_>, io: &mut Io<'_>) -> Fate {
+        let (verdict, tell) = self.early.keep(ahead, packet, io.shelf);
+        if self.early.is_told() {
+            if tell && !self.waits {
+                self.acknowledge(self.expected, Syndrome::Nak(Nak::Sequence));
+            }
+        } else {
+            self.report_gap(packet.bth.psn, verdict);
+        }
+        if verdict == Verdict::Kept { Fate::Kept } else { Fate::Early }
+    }
+
+    /// Other peers hear of a missing packet once; and again when they have evidently gone back
+    /// meanwhile and the packet got lost another time.
+    fn report_gap(&mut self, psn: Psn, verdict: Verdict) {
+        let repeat = match (self.reported, verdict) {
+            (None, _) => !self.waits,
+            (Some(_), Verdict::Kept) => false,
+            (Some(_), Verdict::Again) => true,
+            (Some(last), Verdict::Dropped) => psn.since(last) <= 0,
         };
-        match checked {
+        if repeat {
+            self.acknowledge(self.expected, Syndrome::Nak(Nak::Sequence));
+        }
+        self.reported = Some(psn);
+    }
+
+    /// `check_psn`, packet from the past: the peer has not heard the answer.
+    fn duplicate(&mut self, packet: &Packet<'_>) {
+        match packet.row().operation {
+            Operation::Send | Operation::Write if self.early.is_told() && !self.waits => {
+                self.acknowledge(self.expected, Syndrome::Nak(Nak::Sequence));
+            }
+            Operation::Send | Operation::Write => {
+                // All that was executed; but only as far as data do not acknowledge.
+                let psn = packet.bth.psn;
+                let upto =
+                    if self.answers.have_data_after(psn) { psn } else { self.expected.previous() };
+                self.acknowledge(upto, Syndrome::ACK);
+            }
+            Operation::Atomic => self.answers.repeat_atomic(packet.bth.psn, self.msn),
+            Operation::ReadRequest => self.answers.repeat_read(packet, self.msn),
+            _ => {}
+        }
+    }
+
+    /// The expected packet, which was `from`, has met its fate; now those that waited for it do.
+    /// Gives the fate of the first, or a fatal one.
+    fn catch_up(&mut self, mut from: Psn, first: Fate, io: &mut Io<'_>) -> Fate {
+        let mut fate = first;
+        while fate == Fate::Executed && !self.early.is_empty() {
+            let passed = self.expected.since(from).unsigned_abs();
+            from = self.expected;
+            let Some(place) = self.early.pass(passed, io.shelf) else { break };
+            let bytes = io.shelf.take(place);
+            // It was a packet when it was kept.
+            if let Ok(packet) = Packet::parse(&bytes) {
+                fate = self.take(&packet, io);
+            }
+            io.shelf.give(place, bytes);
+        }
+        let asked = self.asked.take();
+        match fate {
+            _ if fate.is_fatal() => return fate,
+            Fate::Executed if self.early.is_told() => {
+                self.acknowledge(self.expected, Syndrome::Nak(Nak::Sequence));
+            }
+            Fate::Executed => {
+                if let Some(psn) = asked {
+                    self.acknowledge(psn, Syndrome::ACK);
+                }
+            }
+            _ => {}
+        }
+        first
+    }
+
+    /// Executes the expected packet, or says why not.
+    fn take(&mut self, packet: &Packet<'_>, io: &mut Io<'_>) -> Fate {
+        (self.reported, self.waits) = (None, false);
+        match self.receive(packet, io) {
             Ok(()) => Fate::Executed,
             Err(Refusal::NotReady) => {
-                self.reported = Some(packet.bth.psn);
+                self.waits = true;
                 self.acknowledge(packet.bth.psn, Syndrome::Rnr(self.rnr));
                 Fate::NotReady
             }
             Err(Refusal::Fatal(nak)) => {
-                self.die(packet.bth.psn, nak);
+                self.answers.end(packet.bth.psn, nak, self.msn);
                 if nak == Nak::RemoteAccess { Fate::NoAccess } else { Fate::Invalid }
             }
             Err(Refusal::TooLong) => {
@@ -179,82 +225,14 @@ impl Responder {
                 if let Some((tag, buf)) = receive {
                     io.done(tag, Work::Recv(buf), Err(Fault::Length));
                 }
-                self.die(packet.bth.psn, Nak::InvalidRequest);
+                self.answers.end(packet.bth.psn, Nak::InvalidRequest, self.msn);
                 Fate::Invalid
             }
         }
     }
 
-    /// `check_psn`, packet from the future: something is missing. That is said once; and again
-    /// when the peer has evidently gone back meanwhile and lost the packet another time.
-    fn report_gap(&mut self, psn: Psn) {
-        let repeat = self.reported.is_none_or(|seen| psn.since(seen) <= 0);
-        if repeat {
-            self.acknowledge(self.expected, Syndrome::Nak(Nak::Sequence));
-        }
-        self.reported = Some(psn);
-    }
-
-    /// `check_psn`, packet from the past: the peer has not heard the answer.
-    fn duplicate(&mut self, packet: &Packet<'_>) {
-        let psn = packet.bth.psn;
-        match packet.row().operation {
-            Operation::Send | Operation::Write => {
-                // All that was executed; but only as far as data do not acknowledge. A peer may take
-                // the number of a read in an acknowledgement for the end of the read (`rdma_rxe`
-                // does, and goes on with what happened to be in its memory).
-                let reads_since = self.kept.iter().any(|kept| kept.psn.since(psn) > 0);
-                let upto = if reads_since { psn } else { self.expected.previous() };
-                self.acknowledge(upto, Syndrome::ACK);
-            }
-            Operation::Atomic => {
-                let kept = self.kept.iter().find(|k| k.psn == psn).and_then(|k| k.atomic);
-                let queued =
-                    |a: &Answer| matches!(a, Answer::Atomic { psn: queued, .. } if *queued == psn);
-                if let Some(value) = kept
-                    && !self.answers.iter().any(queued)
-                {
-                    self.answers.push_back(Answer::Atomic {
-                        psn,
-                        msn: self.msn,
-                        value,
-                        replay: true,
-                    });
-                }
-            }
-            Operation::ReadRequest => self.replay(packet),
-            _ => {}
-        }
-    }
-
-    /// Answers a read once more, from the packet on that the peer asks for; but not when that
-    /// is no part of a read that we remember.
-    fn replay(&mut self, packet: &Packet<'_>) {
-        let (Some(reth), psn) = (packet.ext.reth, packet.bth.psn) else { return };
-        let fits = |kept: &&Kept| {
-            let Some(skipped) = u32::try_from(psn.since(kept.psn)).ok() else { return false };
-            let skipped = u64::from(skipped) * u64::from(self.mtu);
-            kept.atomic.is_none()
-                && psn.is_within(kept.psn, kept.packets)
-                && reth.key == kept.reth.key
-                && kept.reth.address.checked_add(skipped) == Some(reth.address)
-                && skipped + u64::from(reth.length) <= u64::from(kept.reth.length)
-        };
-        let Some(kept) = self.kept.iter().find(fits).copied() else { return };
-        let packets = packets_of(reth.length, self.mtu);
-        let mut answer =
-            ReadAnswer { psn, packets, sent: 0, reth, msn: self.msn, replay: true, counts: false };
-        let same = self.answers.iter_mut().find_map(|queued| match queued {
-            Answer::Read(read) => Some(read).filter(|r| r.psn.is_within(kept.psn, kept.packets)),
-            _ => None,
-        });
-        match same {
-            Some(queued) => {
-                answer.counts = queued.counts;
-                *queued = answer;
-            }
-            None => self.answers.push_back(Answer::Read(answer)),
-        }
+    fn acknowledge(&mut self, psn: Psn, syndrome: Syndrome) {
+        self.answers.acknowledge(psn, syndrome, self.msn);
     }
 
     /// The packet that was waited for.
@@ -301,8 +279,7 @@ impl Responder {
     fn check_answers(&self, packet: &Packet<'_>) -> Result<(), Refusal> {
         let row = packet.row();
         let answered = matches!(row.operation, Operation::ReadRequest | Operation::Atomic);
-        let busy = || self.answers.iter().filter(|answer| answer.is_new()).count();
-        if answered && busy() >= self.depth { Err(INVALID) } else { Ok(()) }
+        if answered && self.answers.are_busy() { Err(INVALID) } else { Ok(()) }
     }
 
     /// The payload is as long as its place in the message demands, and fits where it goes.
@@ -418,14 +395,11 @@ impl Responder {
 
     fn execute_read(&mut self, packet: &Packet<'_>) {
         let Some(reth) = packet.ext.reth else { return };
-        let (psn, packets) = (packet.bth.psn, packets_of(reth.length, self.mtu));
         self.msn = self.msn.next();
-        self.keep(Kept { psn, packets, reth, atomic: None });
-        let read =
-            ReadAnswer { psn, packets, sent: 0, reth, msn: self.msn, replay: false, counts: true };
-        self.answers.push_back(Answer::Read(read));
+        self.answers.read(packet.bth.psn, reth, self.msn);
         // The data acknowledge.
-        self.expected = self.expected.add(packets);
+        self.asked = None;
+        self.expected = self.expected.add(packets_of(reth.length, self.mtu));
     }
 
     fn execute_atomic(&mut self, packet: &Packet<'_>, io: &mut Io<'_>) -> Result<(), Refusal> {
@@ -441,88 +415,27 @@ impl Responder {
         io.memory.write(io.region, place, &new.to_ne_bytes());
         self.msn = self.msn.next();
         let reth = Reth { address: atomic.address, key: atomic.key, length: 8 };
-        self.keep(Kept { psn, packets: 1, reth, atomic: Some(value) });
-        self.answers.push_back(Answer::Atomic { psn, msn: self.msn, value, replay: false });
+        self.answers.atomic(psn, reth, self.msn, value);
+        self.asked = None;
         self.expected = self.expected.add(1);
         Ok(())
-    }
-
-    fn keep(&mut self, kept: Kept) {
-        if self.kept.len() >= self.depth {
-            self.kept.pop_front();
-        }
-        self.kept.push_back(kept);
     }
 
     fn executed(&mut self, packet: &Packet<'_>, packets: u32) {
         self.expected = self.expected.add(packets);
         if packet.bth.ack_request {
-            self.acknowledge(packet.bth.psn, Syndrome::ACK);
-        }
-    }
-
-    fn die(&mut self, psn: Psn, nak: Nak) {
-        self.answers.clear();
-        self.acknowledge(psn, Syndrome::Nak(nak));
-    }
-
-    /// Queues an acknowledgement. One with a higher number says all that another would have said,
-    /// which therefore need not leave any more; but it may not overtake the data of a read.
-    fn acknowledge(&mut self, psn: Psn, syndrome: Syndrome) {
-        let answer = Answer::Acknowledge { psn, aeth: Aeth { syndrome, msn: self.msn } };
-        match self.answers.back_mut() {
-            Some(Answer::Acknowledge { psn: last, .. })
-                if syndrome == Syndrome::ACK && last.since(psn) > 0 => {}
-            Some(last @ Answer::Acknowledge { .. }) => *last = answer,
-            _ => self.answers.push_back(answer),
+            self.asked = Some(packet.bth.psn);
         }
     }
 
     /// The next answer to send.
     pub(crate) fn transmit(&mut self, peer: Qpn, memory: &Memory) -> Option<(Outgoing, Outcome)> {
-        loop {
-            let read = match self.answers.front_mut()? {
-                Answer::Read(read) => read,
-                Answer::Acknowledge { psn, aeth } => {
-                    let ext = Extended { aeth: Some(*aeth), ..Extended::default() };
-                    let bth = Bth::new(Opcode::Acknowledge, peer, *psn);
-                    self.answers.pop_front();
-                    return Some((Outgoing::new(bth, &ext, Payload::None, 0), Outcome::Live));
-                }
-                Answer::Atomic { psn, msn, value, .. } => {
-                    let aeth = Some(Aeth { syndrome: Syndrome::ACK, msn: *msn });
-                    let ext = Extended { aeth, atomic_ack: Some(*value), ..Extended::default() };
-                    let bth = Bth::new(Opcode::AtomicAcknowledge, peer, *psn);
-                    self.answers.pop_front();
-                    return Some((Outgoing::new(bth, &ext, Payload::None, 0), Outcome::Live));
-                }
-            };
-            let made = read.packet(peer, self.mtu, memory);
-            let (psn, replay) = (read.psn.add(read.sent), read.replay);
-            read.sent += 1;
-            if made.is_err() || read.sent >= read.packets {
-                self.answers.pop_front();
-            }
-            match made {
-                Ok(outgoing) => return Some((outgoing, Outcome::Live)),
-                // The peer has got these data before, and has taken the memory back since.
-                Err(Denied) if replay => {}
-                Err(Denied) => {
-                    self.die(psn, Nak::RemoteAccess);
-                    let (outgoing, _) = self.transmit(peer, memory)?;
-                    return Some((outgoing, Outcome::Dead));
-                }
-            }
-        }
+        self.answers.transmit(peer, memory, self.expected, &self.early)
     }
 
     /// Whether all that there is to say is that requests have been executed.
     pub(crate) fn only_acknowledges(&self) -> bool {
-        let is_plain = |answer: &Answer| {
-            matches!(answer, Answer::Acknowledge { aeth, .. }
-                if matches!(aeth.syndrome, Syndrome::Ack(_)))
-        };
-        self.answers.iter().all(is_plain)
+        self.answers.only_acknowledge()
     }
 
     /// Gives every receive back, the unfinished one first, and forgets all answers but a refusal.
@@ -534,51 +447,8 @@ impl Responder {
         while let Some((tag, buf)) = self.receives.pop_front() {
             io.done(tag, Work::Recv(buf), Err(Fault::Flushed));
         }
-        self.answers.retain(|answer| {
-            let Answer::Acknowledge { aeth, .. } = answer else { return false };
-            matches!(aeth.syndrome, Syndrome::Nak(nak) if nak != Nak::Sequence)
-        });
-        self.kept.clear();
-    }
-}
-
-impl Answer {
-    /// The unfinished first answer to a read or atomic: one of those that the peer may have outstanding.
-    fn is_new(&self) -> bool {
-        match self {
-            Answer::Acknowledge { .. } => false,
-            Answer::Atomic { replay, .. } => !replay,
-            Answer::Read(read) => read.counts,
-        }
-    }
-}
-
-impl ReadAnswer {
-    /// The packet that is next.
-    fn packet(&self, peer: Qpn, mtu: u32, memory: &Memory) -> Result<Outgoing, Denied> {
-        let position = match (self.sent == 0, self.sent + 1 >= self.packets) {
-            (true, true) => Position::Only,
-            (true, false) => Position::First,
-            (false, false) => Position::Middle,
-            (false, true) => Position::Last,
-        };
-        let opcode = match position {
-            Position::Only => Opcode::ReadResponseOnly,
-            Position::First => Opcode::ReadResponseFirst,
-            Position::Middle => Opcode::ReadResponseMiddle,
-            Position::Last => Opcode::ReadResponseLast,
-        };
-        let skipped = u64::from(self.sent) * u64::from(mtu);
-        let len = u64::from(self.reth.length).saturating_sub(skipped).min(u64::from(mtu)) as u32;
-        let payload = if len == 0 {
-            Payload::None
-        } else {
-            let address = self.reth.address.wrapping_add(skipped);
-            Payload::Exposed(memory.place(self.reth.key, address, len, Rights::READ)?)
-        };
-        let aeth = Some(Aeth { syndrome: Syndrome::ACK, msn: self.msn });
-        let bth = Bth::new(opcode, peer, self.psn.add(self.sent));
-        Ok(Outgoing::new(bth, &Extended { aeth, ..Extended::default() }, payload, len))
+        self.early.clear(io.shelf);
+        self.answers.flush();
     }
 }
 

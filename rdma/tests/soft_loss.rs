@@ -1,0 +1,65 @@
+//! How much of its throughput a connection keeps in a bad network, on a virtual clock: blocks of
+//! 64 KiB at depth 32 over a link that takes a microsecond for every datagram. `cargo run --release
+//! --example loss` prints what is kept; what is demanded here is well below that.
+
+mod exchange;
+
+use rdma::soft::counters::Fate;
+use rdma::soft::endpoint::Config;
+use rdma::soft::sim::Faults;
+
+use exchange::air::{CLEAN, Pair};
+use exchange::{Job, Kind};
+
+const LOSS_1: Faults = Faults { loss: 10, ..CLEAN };
+const LOSS_5: Faults = Faults { loss: 50, ..CLEAN };
+const TWICE_5: Faults = Faults { duplicate: 50, ..CLEAN };
+const LATE_5: Faults = Faults { reorder: 50, ..CLEAN };
+const ALL_1: Faults = Faults { loss: 10, duplicate: 10, reorder: 10, ..CLEAN };
+
+fn job(kind: Kind) -> Job {
+    Job { kind, len: 64 << 10, depth: 32 }
+}
+
+/// What is kept at least of the clean throughput, in per cent.
+fn keeps(selective: bool, demands: &[(Faults, u32)]) {
+    for kind in [Kind::Read, Kind::Write] {
+        for (mtu, count) in [(1024, 120), (4096, 500)] {
+            let config = Config { selective, ..Pair::config(mtu) };
+            let took = |faults| Pair::new(7, job(kind), config).exchange(faults, count);
+            let clean = took(CLEAN).as_secs_f64();
+            for (faults, per_cent) in demands {
+                let kept = clean / took(*faults).as_secs_f64() * 100.0;
+                assert!(
+                    kept >= f64::from(*per_cent),
+                    "{kind:?} at {mtu}: {kept:.0} % of {faults:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn our_kind_is_hardly_slower() {
+    keeps(true, &[(LOSS_1, 75), (LOSS_5, 40), (TWICE_5, 80), (LATE_5, 80), (ALL_1, 75)]);
+}
+
+#[test]
+fn others_go_back() {
+    keeps(false, &[(LOSS_1, 45), (LOSS_5, 12), (TWICE_5, 80), (LATE_5, 35), (ALL_1, 40)]);
+}
+
+#[test]
+fn our_kind_sends_again_only_what_is_missing() {
+    for kind in [Kind::Read, Kind::Write] {
+        let mut pair = Pair::new(3, job(kind), Pair::config(4096));
+        pair.exchange(LOSS_5, 500);
+        let [host, target] = pair.counters();
+        // Data that were there already, of a read or a write; 5 % were lost.
+        let (twice, all) = match kind {
+            Kind::Read => (host[Fate::Late] + host[Fate::Early], host.received),
+            Kind::Write => (target[Fate::Unasked], target.received),
+        };
+        assert!(twice * 100 < all * 8, "{kind:?}: {twice} of {all}");
+    }
+}
