@@ -196,6 +196,12 @@ impl Endpoint {
         self.manager.half_open.len()
     }
 
+    /// Requests to connect that wait for a sign of life of their senders.
+    #[must_use]
+    pub fn doubts(&self) -> usize {
+        self.manager.doubts.len()
+    }
+
     /// The memory that peers may access.
     pub fn memory(&mut self) -> &mut Memory {
         &mut self.memory

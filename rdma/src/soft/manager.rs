@@ -21,8 +21,8 @@ use crate::{FabricError, Incoming, Qp, QpLimits, Reason, Region};
 const MOST_FAREWELLS: usize = 1024;
 /// Connections whose end is remembered, so that a late request is not taken for a new one.
 const MOST_ENDED: usize = 1024;
-/// While so few connections are half open, a reply that may have got lost is repeated unasked.
-const FEW_HALF_OPEN: usize = 32;
+/// How long after the last sign of a flood nothing is said to unconfirmed peers unasked.
+const FLOOD_MEMORY: Duration = Duration::from_secs(10);
 
 /// A connection that a peer has asked for and not confirmed.
 #[derive(Debug)]
@@ -81,6 +81,8 @@ pub(super) struct Manager {
     /// Connections that came up of late at another endpoint, their requests having come to us.
     pub(super) elsewhere: Crowd<()>,
     pub(super) retries: Retries,
+    /// Too many have asked of late.
+    flood_until: Option<Instant>,
 }
 
 impl Manager {
@@ -97,6 +99,7 @@ impl Manager {
             ended: Crowd::new(MOST_ENDED),
             elsewhere: Crowd::new(MOST_ENDED),
             retries: Retries::default(),
+            flood_until: None,
         }
     }
 
@@ -105,6 +108,11 @@ impl Manager {
         let half = self.half_open.remove(key)?;
         self.strangers -= usize::from(!half.proven);
         Some(half)
+    }
+
+    /// More ask than can be served at once.
+    pub(super) fn note_flood(&mut self, now: Instant) {
+        self.flood_until = Some(now + FLOOD_MEMORY);
     }
 
     /// A request that its user has lost.
@@ -152,6 +160,7 @@ impl Manager {
         }
         while self.ended.expire(now).is_some() {}
         while self.elsewhere.expire(now).is_some() {}
+        self.flood_until = self.flood_until.filter(|until| *until > now);
     }
 
     /// Takes note of a live connection's peer, once it is known.
@@ -454,11 +463,11 @@ impl Endpoint {
     }
 
     /// Sends a message to a peer that has not confirmed its connection, and so may be somebody who
-    /// has never asked for it: when many are half open, only in answer to one of at least its size.
+    /// has never asked for it: in a flood, only in answer to one of at least its size.
     pub(super) fn answer(&mut self, key: &Key, ends: (IpAddr, IpAddr), mad: [u8; MAD_BYTES]) {
-        let few = self.manager.half_open.len() < FEW_HALF_OPEN;
+        let flooded = self.manager.flood_until.is_some();
         if let Some(half) = self.manager.half_open.get_mut(key) {
-            if half.credit == 0 && !few {
+            if half.credit == 0 && flooded {
                 return;
             }
             half.credit = half.credit.saturating_sub(1);

@@ -18,8 +18,8 @@
 //! known that somebody lives at the address, and whoever forges addresses gets no further. Where
 //! there is no more room, the oldest of whoever has the most makes some (`crowd`).
 //!
-//! Bytes that go to a peer that has not confirmed are never more than came from it, but for a few:
-//! while hardly anything is half open, a reply is repeated twice, in case that it got lost.
+//! Bytes that go to a peer that has not confirmed are never more than came from it, but for one
+//! case: while there is no flood, a reply is repeated twice unasked, as it may have got lost.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -221,6 +221,7 @@ impl Endpoint {
             return self.turn_away(&request, RejectReason::STALE);
         }
         if self.manager.half_open.count_of(request.from) >= self.config.half_open_per_source {
+            self.manager.note_flood(now);
             return Fate::Crowded;
         }
         if self.manager.strangers >= self.config.strangers {
@@ -237,6 +238,7 @@ impl Endpoint {
 
     /// Asks whether anybody is there.
     fn doubt(&mut self, now: Instant, request: ConnectRequest) {
+        self.manager.note_flood(now);
         let names = (self.random_comm(), self.random_comm());
         let (key, doubt) = (request.key(), Doubt { request, names });
         self.manager.doubts_by_name.insert(names.0, key);
