@@ -13,7 +13,7 @@ pub(crate) fn following(address: Option<IpAddr>, n: u32) -> Result<Option<IpAddr
             address.to_bits().checked_add(n.into()).map(|bits| IpAddr::V6(bits.into()))
         }
     };
-    let none = || Error::Local(format!("there is no address {n} behind {address}"));
+    let none = || Error::Usage(format!("there is no address {n} behind {address}"));
     next.map(Some).ok_or_else(none)
 }
 

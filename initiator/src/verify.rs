@@ -377,7 +377,7 @@ fn connect(args: &Args) -> Result<Vec<Host>, Error> {
         target.host_traddr = following(target.host_traddr, n.into())?;
         let piece = u32::try_from(args.bs.max(4096)).ok().and_then(u32::checked_next_power_of_two);
         let piece = piece.filter(|_| args.bs < 16 << 20).ok_or_else(|| {
-            Error::Local(format!("--bs {}: one command moves less than 16 MiB", args.bs))
+            Error::Usage(format!("--bs {}: one command moves less than 16 MiB", args.bs))
         })?;
         // A command may go to any queue, so each holds them all.
         let entries = (args.iodepth + 1).max(32) as u16;
@@ -423,7 +423,7 @@ fn shape(args: &Args, namespace: Namespace, blocks: u64) -> Result<Shape, Error>
     const MOST_BYTES: u64 = 4 << 30;
     let block = u64::from(namespace.block_bytes);
     let wrong = |name: &str, value: u64| {
-        Err(Error::Local(format!(
+        Err(Error::Usage(format!(
             "--{name} {value}: the namespace has {blocks} blocks of {block} bytes; use a multiple \
              of that inside it"
         )))

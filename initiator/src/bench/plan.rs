@@ -50,13 +50,13 @@ impl Plan {
         let most = host.session().max_transfer_bytes();
         let bytes = u32::try_from(args.bs).ok().filter(|&bytes| bytes <= most);
         let bytes = bytes.ok_or_else(|| {
-            Error::Local(format!("--bs {}: the controller moves at most {most} at once", args.bs))
+            Error::Usage(format!("--bs {}: the controller moves at most {most} at once", args.bs))
         })?;
         let queues = host.session().io_queues();
         let per_queue = args.iodepth.div_ceil(u32::from(queues.max(1)));
         let capacity = (1..=queues).map(|queue| host.session().capacity(queue)).min().unwrap_or(0);
         if u32::from(capacity) < per_queue {
-            return Err(Error::Local(format!(
+            return Err(Error::Usage(format!(
                 "--iodepth {}: the controller grants {queues} queues for {capacity} commands each; \
                  ask for more queues with -i, or for fewer commands",
                 args.iodepth
@@ -102,7 +102,7 @@ fn range(args: &Args, block_bytes: u32, blocks: u64) -> Result<Range, Error> {
     let total = blocks.saturating_mul(block);
     for (name, value) in [("bs", args.bs), ("offset", args.offset)] {
         if !value.is_multiple_of(block) || name == "bs" && value == 0 {
-            return Err(Error::Local(format!(
+            return Err(Error::Usage(format!(
                 "--{name} {value}: the namespace has blocks of {block} bytes, so use a multiple"
             )));
         }
@@ -110,12 +110,12 @@ fn range(args: &Args, block_bytes: u32, blocks: u64) -> Result<Range, Error> {
     let left = total.saturating_sub(args.offset);
     let size = args.size.unwrap_or(left);
     if size > left {
-        return Err(Error::Local(format!(
+        return Err(Error::Usage(format!(
             "--size {size}: the namespace has {left} bytes from there on"
         )));
     }
     match size / args.bs {
-        0 => Err(Error::Local(format!("not one command of {} bytes fits into {size}", args.bs))),
+        0 => Err(Error::Usage(format!("not one command of {} bytes fits into {size}", args.bs))),
         places => Ok(Range { first_lba: args.offset / block, places }),
     }
 }
@@ -124,19 +124,19 @@ fn range(args: &Args, block_bytes: u32, blocks: u64) -> Result<Range, Error> {
 pub(super) fn piece(bytes: u64) -> Result<u32, Error> {
     let piece = bytes.max(PAGE_BYTES).checked_next_power_of_two();
     let piece = piece.and_then(|piece| u32::try_from(piece).ok()).filter(|_| bytes < 16 << 20);
-    piece.ok_or_else(|| Error::Local(format!("--bs {bytes}: one command moves less than 16 MiB")))
+    piece.ok_or_else(|| Error::Usage(format!("--bs {bytes}: one command moves less than 16 MiB")))
 }
 
 /// What to connect with.
 pub(super) fn usual(args: &Args, queues: u16, per_queue: u32) -> Result<Usual, Error> {
     let entries = u16::try_from(per_queue + 1).ok().filter(|&entries| entries <= 4096);
     let entries = entries.ok_or_else(|| {
-        Error::Local(format!("--iodepth {}: more than {queues} queues hold", args.iodepth))
+        Error::Usage(format!("--iodepth {}: more than {queues} queues hold", args.iodepth))
     })?;
     let data_bytes = u64::from(piece(args.bs)?) * u64::from(args.iodepth) + SPARE_BYTES;
     if data_bytes > MOST_BYTES {
         let gib = data_bytes >> 30;
-        return Err(Error::Local(format!("--iodepth and --bs together take {gib} GiB of memory")));
+        return Err(Error::Usage(format!("--iodepth and --bs together take {gib} GiB of memory")));
     }
     Ok(Usual { io_queues: queues, queue_entries: entries.max(32), data_bytes })
 }

@@ -46,6 +46,7 @@ impl Outcome {
         }
         let (shape, seconds) = (self.shape, self.elapsed.as_secs_f64());
         let verdict = match violations {
+            0 if self.reads_everything == 0 => "nothing is wrong with what was read".to_owned(),
             0 => "every block is what it must be".to_owned(),
             1 => "one block is not what it must be".to_owned(),
             n => format!("{n} times a block was not what it must be"),

@@ -1,7 +1,7 @@
 //! A real target on an address of its own in 127.0.0.0/8, and the ways to it.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
@@ -68,11 +68,11 @@ impl TestTarget {
         self.folder.path()
     }
 
-    /// The configuration: a file with blocks of 4096 bytes and a memory with blocks of 512, with
+    /// The text of a configuration: a file with blocks of 4096 bytes and a memory with blocks of 512, with
     /// `more` behind them.
-    fn config(&self, more: &str) -> Config {
+    pub(crate) fn config_text(&self, more: &str) -> String {
         let path = self.folder.path().join("disk1.img");
-        let text = format!(
+        format!(
             r#"
 provider = "soft"
 [[listener]]
@@ -95,8 +95,11 @@ block_size = 512
 "#,
             self.address(),
             path.display()
-        );
-        Config::parse(&text).expect("a configuration")
+        )
+    }
+
+    fn config(&self, more: &str) -> Config {
+        Config::parse(&self.config_text(more)).expect("a configuration")
     }
 
     /// As a reload: the same, and `more`.
@@ -181,25 +184,38 @@ pub(crate) fn run(args: &[&str]) -> Ran {
     Ran(Command::new(nvmf()).args(args).output().expect("nvmf runs"))
 }
 
+/// Waits for a run that was started.
+pub(crate) fn ended(child: Child) -> Ran {
+    Ran(child.wait_with_output().expect("nvmf runs"))
+}
+
 /// The tool, built with this very profile.
-fn nvmf() -> &'static Path {
+pub(crate) fn nvmf() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let this = std::env::current_exe().expect("this program");
-        let profile = this.ancestors().nth(2).expect("a folder of the profile");
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "--package", "initiator", "--bin", "nvmf"]);
-        cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
-        cargo.arg("--target-dir").arg(profile.parent().expect("the build folder"));
-        if !cfg!(feature = "verbs") {
-            cargo.arg("--no-default-features");
-        }
-        if profile.ends_with("release") {
-            cargo.arg("--release");
-        }
-        assert!(cargo.status().expect("cargo").success(), "nvmf builds");
-        profile.join("nvmf")
-    })
+    BUILT.get_or_init(|| built("initiator", "nvmf"))
+}
+
+/// The daemon, likewise.
+pub(crate) fn nvmfd() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| built("nvmfd", "nvmfd"))
+}
+
+fn built(package: &str, binary: &str) -> PathBuf {
+    let this = std::env::current_exe().expect("this program");
+    let profile = this.ancestors().nth(2).expect("a folder of the profile");
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "--package", package, "--bin", binary]);
+    cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
+    cargo.arg("--target-dir").arg(profile.parent().expect("the build folder"));
+    if !cfg!(feature = "verbs") {
+        cargo.arg("--no-default-features");
+    }
+    if profile.ends_with("release") {
+        cargo.arg("--release");
+    }
+    assert!(cargo.status().expect("cargo").success(), "{binary} builds");
+    profile.join(binary)
 }
 
 /// Where O_DIRECT works: not on every temporary file system.

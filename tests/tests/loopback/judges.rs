@@ -1,0 +1,238 @@
+//! `nvmf bench` and `nvmf verify` against a real target: on good days, and on bad ones.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::target::{BLOCKS, HOST, HOSTID, SUBSYSTEM, TestTarget, ended, nvmf, nvmfd};
+
+const BLOCK: u64 = 4096;
+
+#[test]
+fn a_benchmark_measures_what_it_was_asked_to() {
+    let target = TestTarget::start();
+    for (args, reads, writes) in [
+        (&["--rw", "randread", "--iodepth", "4"][..], true, false),
+        (&["--rw", "write", "--bs", "128k", "--iodepth", "3", "-i", "2"], false, true),
+        (
+            &["--rw", "randrw", "--rwmixread", "60", "--namespace-id", "2", "--bs", "512"],
+            true,
+            true,
+        ),
+        (&["--rw", "randwrite", "--fua", "--no-in-capsule", "--spin-us", "0"], false, true),
+    ] {
+        let often = ["--runtime", "300ms", "--ramp-time", "50ms", "-o", "json"];
+        let json = target.nvmf("bench", &[args, &often].concat()).good().json();
+        let job = &json["jobs"][0];
+        assert_eq!(job["error"], 0);
+        for (side, used) in [("read", reads), ("write", writes)] {
+            let side = &job[side];
+            let number = |name: &str| side[name].as_u64().expect("a number");
+            assert_eq!(number("total_ios") > 0, used, "{args:?}: {side}");
+            assert_eq!(side["clat_ns"]["N"], number("total_ios"));
+            if !used {
+                continue;
+            }
+            let at = |name| args.iter().position(|it| *it == name).map(|at| args[at + 1]);
+            let bytes = match at("--bs") {
+                Some("128k") => 131_072,
+                Some("512") => 512,
+                _ => 4096,
+            };
+            assert_eq!(number("io_bytes"), number("total_ios") * bytes);
+            // The clock of the report is that of the machine.
+            assert!((250..2000).contains(&number("runtime")), "{side}");
+            let iops = number("total_ios") as f64 / (number("runtime") as f64 / 1000.0);
+            assert!((side["iops"].as_f64().expect("a number") / iops - 1.0).abs() < 0.01);
+            let percentile = |name: &str| side["clat_ns"]["percentile"][name].as_u64();
+            assert!(percentile("1.000000") <= percentile("99.990000"));
+            assert!(side["clat_ns"]["min"].as_u64() > Some(1000), "nothing is that fast: {side}");
+        }
+    }
+    // What was written is what is read: a write reached its place, and no other.
+    let written = fs::read(target.folder().join("disk1.img")).expect("the store");
+    assert!(written[..131_072].iter().any(|byte| *byte != 0));
+}
+
+#[test]
+fn a_benchmark_of_several_threads_adds_up() {
+    let target = TestTarget::start();
+    let args = ["--numjobs", "3", "--runtime", "300ms", "--json", "--progress", "json"];
+    let ran = target.nvmf("bench", &args).good();
+    let job = &ran.json()["jobs"][0];
+    assert_eq!(job["job options"]["numjobs"], "3");
+    let runtime = job["read"]["runtime"].as_u64().expect("a number");
+    assert_eq!(job["job_runtime"].as_u64(), Some(3 * runtime));
+    for line in ran.error().lines() {
+        let line: Value = serde_json::from_str(line).expect("JSON");
+        assert_eq!((&line["phase"], &line["write"]["iops"]), (&json!("run"), &json!(0.0)));
+    }
+}
+
+#[test]
+fn what_cannot_be_measured_is_said_before_the_run() {
+    let target = TestTarget::start();
+    for (args, code, word) in [
+        (&["--bs", "512"][..], 2, "multiple"),
+        (&["--bs", "2m"], 2, "at most 1048576"),
+        (&["--iodepth", "300"], 2, "more queues"),
+        (&["--size", "1g"], 2, "67108864"),
+        (&["--namespace-id", "7"], 1, "no namespace 7"),
+        (&["--bs", "4x"], 2, "4x"),
+    ] {
+        let ran = target.nvmf("bench", args);
+        assert_eq!(ran.code(), code, "{args:?}: {}", ran.error());
+        assert!(ran.error().contains(word), "{args:?}: {}", ran.error());
+        assert!(ran.out().is_empty());
+    }
+}
+
+#[test]
+fn an_honest_target_is_verified() {
+    let target = TestTarget::start();
+    for args in [
+        &["--ops", "1500", "--rounds", "2"][..],
+        &["--ops", "1500", "--clients", "3", "--shared", "--bs", "16k", "--fua", "30"],
+        &["--ops", "1500", "--clients", "2", "--namespace-id", "2", "--iodepth", "8"],
+        &["--ops", "500", "--offset", "1m", "--size", "8m", "-i", "1", "--flush-every", "3"],
+    ] {
+        let found = target.nvmf("verify", &[args, &["--runtime", "60", "--json"]].concat());
+        let found = found.good().json();
+        assert_eq!((&found["violations"], &found["failed"]), (&json!(0), &json!(0)), "{args:?}");
+        let rounds = if args.contains(&"--rounds") { 2 } else { 1 };
+        assert_eq!(found["everything_read"], rounds);
+        assert!(found["writes"].as_u64() > Some(200) && found["flushes"].as_u64() > Some(0));
+        assert!(found["blocks_checked"].as_u64() >= found["blocks"].as_u64());
+    }
+    let text = target.nvmf("verify", &["--ops", "100"]).good();
+    assert!(text.text().starts_with("verify: every block is what it must be\n"), "{}", text.text());
+}
+
+#[test]
+fn a_target_that_forgets_is_found_out() {
+    let mut target = TestTarget::start();
+    target.apply(
+        "[[subsystem.namespace]]\nnsid = 3\nkind = \"null\"\nsize = \"1MiB\"\nblock_size = 512\n",
+    );
+    let ran = target.nvmf("verify", &["--namespace-id", "3", "--trims", "0", "--zeroes", "0"]);
+    assert_eq!(ran.code(), 1, "{}", ran.error());
+    let text = ran.text();
+    assert!(text.contains(": zeros instead of data\n"), "{text}");
+    assert!(text.contains("\n  expected  write "), "{text}");
+    let often = ["--namespace-id", "3", "--ops", "300", "--keep-going", "--json"];
+    let ran = target.nvmf("verify", &often);
+    assert_eq!((ran.code(), ran.json()["told"].as_array().map(Vec::len)), (1, Some(10)));
+}
+
+#[test]
+fn damage_between_two_runs_is_found_in_the_right_blocks() {
+    let target = TestTarget::start();
+    let state = target.folder().join("state");
+    let state = state.to_str().expect("a path");
+    target.nvmf("verify", &["--ops", "800", "--state", state, "--trims", "0"]).good();
+    let check = ["--check", state, "--keep-going", "--json"];
+    for expect in ["all", "durable"] {
+        target.nvmf("verify", &[&check[..], &["--expect", expect]].concat()).good();
+    }
+
+    let disk = OpenOptions::new().read(true).write(true).open(target.folder().join("disk1.img"));
+    let disk = disk.expect("the store");
+    let read = |lba: u64| {
+        let mut block = vec![0; BLOCK as usize];
+        disk.read_exact_at(&mut block, lba * BLOCK).expect("read");
+        block
+    };
+    let stamped: Vec<u64> = (0..BLOCKS).filter(|&lba| read(lba).starts_with(b"nvmf-blk")).collect();
+    let [flipped, copied, torn, gone] = stamped[10..14] else { panic!("{stamped:?}") };
+    let mut block = read(flipped);
+    block[3000] ^= 0x10;
+    for (lba, block) in [
+        (flipped, block),
+        (copied, read(stamped[100])),
+        (torn, [&read(torn)[..512], &read(stamped[200])[512..]].concat()),
+        (gone, vec![0; BLOCK as usize]),
+    ] {
+        disk.write_all_at(&block, lba * BLOCK).expect("written");
+    }
+    disk.sync_all().expect("on the disk");
+
+    let ran = target.nvmf("verify", &check);
+    assert_eq!(ran.code(), 1);
+    let found = ran.json();
+    let told = found["told"].as_array().expect("a list").iter();
+    let mut told: Vec<(u64, &str)> = told
+        .map(|it| (it["lba"].as_u64().expect("a number"), it["kind"].as_str().expect("a word")))
+        .collect();
+    told.sort_unstable();
+    let mut damage =
+        vec![(flipped, "damaged"), (copied, "misplaced"), (torn, "torn"), (gone, "zeros")];
+    damage.sort_unstable();
+    assert_eq!(told, damage);
+    assert_eq!((&found["writes"], &found["violations"]), (&json!(0), &json!(4)), "it only reads");
+
+    // A saved state is for its namespace.
+    let ran = target.nvmf("verify", &["--check", state, "--namespace-id", "2"]);
+    assert!(
+        ran.code() == 1 && ran.error().contains("and not about namespace 2"),
+        "{}",
+        ran.error()
+    );
+}
+
+/// A daemon that can be killed.
+struct Daemon(Child);
+
+impl Daemon {
+    fn start(config: &std::path::Path) -> Daemon {
+        let mut daemon = Command::new(nvmfd());
+        let daemon = daemon.arg("--config").arg(config).stderr(Stdio::null()).stdout(Stdio::null());
+        Daemon(daemon.spawn().expect("nvmfd starts"))
+    }
+
+    /// As the kernel's OOM killer would.
+    fn kill(mut self) {
+        self.0.kill().expect("killed");
+        let _ = self.0.wait().expect("gone");
+    }
+}
+
+#[test]
+fn a_killed_daemon_loses_nothing_that_it_acknowledged() {
+    let mut target = TestTarget::start();
+    let config = target.folder().join("nvmfd.toml");
+    fs::write(&config, target.config_text("")).expect("written");
+    target.take().stop(Instant::now() + Duration::from_secs(10));
+
+    let mut daemon = Daemon::start(&config);
+    let (address, source) = (target.address(), target.source());
+    let mut verify = Command::new(nvmf());
+    verify
+        .args(["verify", "-a", &address, "-w", &source, "-n", SUBSYSTEM, "-q", HOST, "-I", HOSTID])
+        .args(["--provider", "soft", "-k", "1", "--size", "16m", "--runtime", "8"])
+        .args(["--reconnect", "60", "--json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    // It must be there when the tool first knocks.
+    while !target.nvmf("id-ctrl", &[]).text().contains("nvmfd") {
+        thread::sleep(Duration::from_millis(100));
+    }
+    let verify = verify.spawn().expect("nvmf runs");
+    for _ in 0..2 {
+        thread::sleep(Duration::from_millis(1500));
+        daemon.kill();
+        daemon = Daemon::start(&config);
+    }
+    let ran = ended(verify);
+    let found = ran.json();
+    assert_eq!(ran.code(), 0, "{}{found:#}", ran.error());
+    assert_eq!(found["violations"], 0);
+    assert!(
+        found["reconnects"].as_u64() >= Some(1) && found["lost"].as_u64() > Some(0),
+        "{found:#}"
+    );
+    daemon.kill();
+}
