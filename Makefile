@@ -37,7 +37,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build test format lint unit doc native guests demo demo-guest bench bench-guests vm clean
+.PHONY: help packages test-packages build test format lint unit doc native guests demo demo-guest bench loss bench-guests vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -92,10 +92,10 @@ demo-guest: build ## Watch it with a stock Linux host, in a guest
 bench: build test-packages ## Measure the soft fabric beside what this machine could do at best
 	NVMFD=$(NVMFD) NVMF=$(NVMF) UDP_LIMITS=$(BUILD)/release/udp_limits tests/bench/run $(BUILD)
 
-bench-native: build # Target and host on this machine, by a user without any right
-	NVMFD=$(NVMFD) NVMF=$(NVMF) tests/demo/unprivileged
+loss: build test-packages ## Measure what the soft fabric keeps of that in a bad network
+	NVMFD=$(NVMFD) NVMF=$(NVMF) RELAY=$(BUILD)/release/relay tests/bench/loss
 
-guests: build ## Measure it beside the kernel's target, in both kinds of guest
+bench-guests: build ## Measure it beside the kernel's target, in both kinds of guest
 	$(GUEST) tests/vm/judge --kind uml bench
 	$(GUEST) tests/vm/judge --kind qemu bench
 
