@@ -69,6 +69,8 @@ pub(super) struct Udp {
     trains: Trains,
     /// What has to leave before anything else.
     held: VecDeque<Held>,
+    /// The socket whose room is waited for.
+    blocked: Option<IpAddr>,
     /// The last trouble with sending that was told.
     trouble: Option<Errno>,
     /// Everything is written down there.
@@ -95,6 +97,7 @@ impl Udp {
             items: Vec::with_capacity(MOST_GATHERED),
             trains: Trains::new(),
             held: VecDeque::new(),
+            blocked: None,
             trouble: None,
             capture: None,
         })
@@ -142,6 +145,8 @@ impl Udp {
     }
 
     fn adopt(&mut self, socket: Arc<Bound>) {
+        // Of this socket only what comes is watched so far.
+        self.blocked.take_if(|blocked| *blocked == socket.address);
         let event = EpollEvent::new(EpollFlags::EPOLLIN, socket.as_fd().as_raw_fd() as u64);
         if let Err(e) = self.epoll.add(&*socket, event) {
             tracing::error!("cannot watch a socket, its connections will fail: {}", e.desc());
@@ -169,6 +174,7 @@ impl Udp {
                 self.adopt(socket);
             }
         }
+        self.watch_for_room();
     }
 
     /// Before sleep: the others may ring from now on.
@@ -305,16 +311,7 @@ impl Udp {
 
     /// Sends what the endpoint has to say, as long as the sockets have room.
     pub(super) fn transmit(&mut self, now: Instant, endpoint: &mut Endpoint, region: &Region) {
-        while let Some(Held { way, each, bytes }) = self.held.front() {
-            match self.send(*way, *each, &[IoSlice::new(bytes)]) {
-                Err(Errno::EAGAIN) => return,
-                sent => {
-                    self.note(sent);
-                    self.watch_for_room(false);
-                    self.held.pop_front();
-                }
-            }
-        }
+        self.release(|this, held| this.send(held.way, held.each, &[IoSlice::new(&held.bytes)]));
         while self.held.is_empty() && self.gather(now, endpoint, region) {
             let mut trains = std::mem::take(&mut self.trains);
             trains.make(&self.items, usize::MAX);
@@ -323,9 +320,20 @@ impl Udp {
             }
             self.trains = trains;
         }
-        if !self.held.is_empty() {
-            self.watch_for_room(true);
+        self.watch_for_room();
+    }
+
+    /// Sends what is held, as long as there is room.
+    fn release(&mut self, send: impl Fn(&Udp, &Held) -> Result<(), Errno>) {
+        while let Some(held) = self.held.front() {
+            let sent = send(self, held);
+            if sent == Err(Errno::EAGAIN) {
+                break;
+            }
+            self.note(sent);
+            self.held.pop_front();
         }
+        self.watch_for_room();
     }
 
     /// Takes what the endpoint wants to send, as much as is put in order at once.
@@ -442,20 +450,78 @@ impl Udp {
         !self.held.is_empty()
     }
 
-    /// Whether room in the socket of the datagrams held back shall end a sleep.
-    fn watch_for_room(&mut self, watch: bool) {
-        let Some(held) = self.held.front() else { return };
-        let Some(bound) = self.socket_for(held.way.from) else { return };
-        let room = if watch { EpollFlags::EPOLLOUT } else { EpollFlags::empty() };
-        let flags = EpollFlags::EPOLLIN | room;
-        let mut event = EpollEvent::new(flags, bound.as_fd().as_raw_fd() as u64);
-        // It can only fail for a descriptor that is not in the set; all of ours are.
-        let _ = self.epoll.modify(bound, &mut event);
+    /// Room in the socket of the first datagram held back shall end a sleep, and in no other.
+    fn watch_for_room(&mut self) {
+        let blocked = self.held.front().and_then(|held| self.socket_for(held.way.from));
+        let blocked = blocked.map(|bound| bound.address);
+        if blocked == self.blocked {
+            return;
+        }
+        for (address, room) in [(self.blocked, false), (blocked, true)] {
+            let Some(bound) = address.and_then(|address| self.own(address)) else { continue };
+            let room = if room { EpollFlags::EPOLLOUT } else { EpollFlags::empty() };
+            let flags = EpollFlags::EPOLLIN | room;
+            let mut event = EpollEvent::new(flags, bound.as_fd().as_raw_fd() as u64);
+            // It can only fail for a descriptor that is not in the set; all of ours are.
+            let _ = self.epoll.modify(bound, &mut event);
+        }
+        self.blocked = blocked;
     }
 }
 
 impl AsFd for Udp {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::epoll::EpollTimeout;
+
+    use super::super::provider::Options;
+    use super::*;
+
+    /// The sockets whose room would end a sleep. (On the loopback interface all have room.)
+    fn watched(udp: &Udp) -> Vec<IpAddr> {
+        let mut events = [EpollEvent::empty(); 8];
+        let count = udp.epoll.wait(&mut events, EpollTimeout::ZERO).unwrap();
+        let room = |event: &&EpollEvent| event.events().contains(EpollFlags::EPOLLOUT);
+        let bound = |event: &EpollEvent| {
+            let of = |bound: &&Arc<Bound>| bound.as_fd().as_raw_fd() as u64 == event.data();
+            udp.sockets.iter().find(of).unwrap().address
+        };
+        events[..count].iter().filter(room).map(bound).collect()
+    }
+
+    #[test]
+    fn what_is_held_back_waits_for_room_in_its_own_socket() {
+        let shared = Arc::new(Shared::new(1, Options::default()).unwrap());
+        let mut udp = Udp::new(Arc::clone(&shared), 0).unwrap();
+        let [a, b]: [IpAddr; 2] = ["127.0.71.1", "127.0.71.2"].map(|ip| ip.parse().unwrap());
+        for ip in [a, b] {
+            shared.listen(SocketAddr::new(ip, 4420)).unwrap();
+        }
+        shared.news(0, |_| false).sockets.into_iter().for_each(|socket| udp.adopt(socket));
+        let held = |from| Held { way: Way { from, to: b, tos: 0 }, each: None, bytes: vec![0] };
+        udp.held.extend([a, a, b, a].map(held));
+        let left = |left: usize| {
+            let sent = std::cell::Cell::new(0);
+            move |_: &Udp, _: &Held| match sent.replace(sent.get() + 1) {
+                count if count < left => Ok(()),
+                _ => Err(Errno::EAGAIN),
+            }
+        };
+        udp.release(left(0));
+        assert_eq!(watched(&udp), [a]);
+        // One leaves and the next one is held back: that one's room counts.
+        udp.release(left(1));
+        assert_eq!(watched(&udp), [a]);
+        udp.release(left(1));
+        assert_eq!(watched(&udp), [b]);
+        udp.release(left(1));
+        assert_eq!((watched(&udp), udp.held.len()), (vec![a], 1));
+        udp.release(left(1));
+        assert_eq!((watched(&udp), udp.held.len()), (vec![], 0));
     }
 }
