@@ -382,6 +382,18 @@ mod tests {
     }
 
     #[test]
+    fn a_right_crc_over_a_wrong_body_is_not_enough() {
+        let stamp = Stamp { run: 1, sequence: 2, lba: 3, client: 4, generation: 5 };
+        let mut block = filled(&stamp, 512);
+        block[200] ^= 1;
+        block[CRC_AT..CRC_AT + 4].fill(0);
+        let crc = crc32fast::hash(&block);
+        block[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+        let Content::Torn(tear) = Stamp::read(&block, 1) else { panic!("not seen") };
+        assert_eq!((tear.at_bytes, tear.wrong_bits, tear.piece), (200, 1, None));
+    }
+
+    #[test]
     fn zeros_are_zeros() {
         assert_eq!(Stamp::read(&[0; 512], 7), Content::Zeros);
         let mut nearly = [0; 512];

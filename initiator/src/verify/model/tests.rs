@@ -408,6 +408,36 @@ fn a_misplaced_block_is_found() {
 }
 
 #[test]
+fn blocks_of_one_write_in_the_wrong_order_are_found() {
+    plant(&[Found::Misplaced], |world, _| {
+        world.write(3, 2);
+        world.drain();
+        world.disk.cache.swap(3, 4);
+    });
+}
+
+#[test]
+fn a_failed_write_leaves_the_old_or_the_new_and_then_that() {
+    for landed in [false, true] {
+        let mut world = World::new(7);
+        let old = write_one(&mut world, 2);
+        world.disk.put(2, &old, false);
+        let op = world.model.write(0, FIRST + 2..FIRST + 3, Change::Data, true);
+        let mut new = vec![0; BLOCK];
+        world.model.fill(&op, &mut new);
+        world.model.failed(op);
+        assert_eq!(world.model.counts().failed, 1);
+        let (now, other) = if landed { (&new, &old) } else { (&old, &new) };
+        world.disk.put(2, now, false);
+        world.sweep();
+        assert!(world.violations.is_empty(), "landed: {landed}");
+        world.disk.put(2, other, false);
+        world.sweep();
+        assert_eq!(world.found(), HashSet::from([Found::Stale]), "landed: {landed}");
+    }
+}
+
+#[test]
 fn a_flipped_bit_is_found() {
     plant(&[Found::Damaged], |world, i| {
         let bit = world.random.below(BLOCK as u64 * 8) as usize;
@@ -448,6 +478,22 @@ fn a_flush_that_does_nothing_is_found_after_a_crash() {
         world.model.done(op);
         world.disk.cache[i as usize] = old;
         world.model.crash();
+    });
+}
+
+#[test]
+fn zeros_older_than_the_durable_data_are_found_after_a_crash() {
+    plant(&[Found::Zeros], |world, i| {
+        let op = world.model.write(0, FIRST + i..FIRST + i + 1, Change::Zeros, false);
+        world.model.done(op);
+        let fresh = write_one(world, i);
+        world.disk.put(i, &fresh, false);
+        let op = world.model.flush();
+        world.model.done(op);
+        // Not the newest, or there would be nothing to lose.
+        let _ = write_one(world, i);
+        world.model.crash();
+        world.disk.put(i, &[0; BLOCK], false);
     });
 }
 
