@@ -6,11 +6,20 @@
 
 use std::time::{Duration, Instant};
 
+use nix::unistd::{SysconfVar, sysconf};
+
 /// Vain spins in a row after which it gives up.
 const PATIENCE: u32 = 8;
 
 /// One idle period in so many is spun all the same, to see whether it would pay again.
 const RETRY: u32 = 64;
+
+/// Whether looking can be worth anything: on a machine with one CPU it only keeps whoever is waited
+/// for from working. (A driver that is pinned to one CPU of several has the others to wait for.)
+#[must_use]
+pub fn is_worth_it() -> bool {
+    matches!(sysconf(SysconfVar::_NPROCESSORS_ONLN), Ok(Some(cpus)) if cpus > 1)
+}
 
 /// Spins of one driver.
 #[derive(Debug)]

@@ -246,10 +246,8 @@ impl Target {
                 mdts_bytes: limits.mdts_bytes,
             },
             spin: match self.config.reactor.spin {
-                Spin::Auto if std::thread::available_parallelism().map_or(1, usize::from) == 1 => {
-                    Duration::ZERO
-                }
-                Spin::Auto => SPIN_AUTO,
+                Spin::Auto if rdma::spin::is_worth_it() => SPIN_AUTO,
+                Spin::Auto => Duration::ZERO,
                 Spin::Micros(micros) => Duration::from_micros(micros.into()),
             },
             stats: Arc::default(),

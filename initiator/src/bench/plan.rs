@@ -64,9 +64,7 @@ impl Plan {
         }
         let spin = match args.spin_us {
             Some(us) => Duration::from_micros(us.into()),
-            None if std::thread::available_parallelism().is_ok_and(|n| n.get() > 1) => {
-                Duration::from_micros(100)
-            }
+            None if rdma::spin::is_worth_it() => Duration::from_micros(100),
             None => Duration::ZERO,
         };
         Ok(Plan {
