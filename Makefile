@@ -37,7 +37,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build test format lint unit doc native guests demo demo-guest bench loss bench-guests vm clean
+.PHONY: help packages test-packages build test format lint unit doc native guests demo demo-guest bench loss bench-guests hostile asan vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -98,6 +98,18 @@ loss: build test-packages ## Measure what the soft fabric keeps of that in a bad
 bench-guests: build ## Measure it beside the kernel's target, in both kinds of guest
 	$(GUEST) tests/vm/judge --kind uml bench
 	$(GUEST) tests/vm/judge --kind qemu bench
+
+PACKETS ?= 20000000
+SECONDS_OF_FLOOD ?= 60
+hostile: packages ## Twenty million mutated packets, five million messages, and floods: some minutes
+	PACKETS=$(PACKETS) SECONDS=$(SECONDS_OF_FLOOD) $(CARGO) test --release -p rdma --no-default-features \
+	  --test soft_hostile -- --nocapture --test-threads 1
+
+asan: packages ## The memory that is shared with devices, and the soft fabric, under AddressSanitizer
+	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 $(CARGO) test \
+	  --target x86_64-unknown-linux-gnu --target-dir $(BUILD)/asan -p rdma --no-default-features --lib
+	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 $(CARGO) test \
+	  --target x86_64-unknown-linux-gnu --target-dir $(BUILD)/asan -p nvmfd --no-default-features --lib ring
 
 vm: build ## A terminal in a guest, to try things by hand
 	@echo "The daemon is $(NVMFD); its files are here, below a throw-away overlay. Leave with: exit"
