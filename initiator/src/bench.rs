@@ -116,6 +116,25 @@ pub enum Format {
 /// # Errors
 /// A sentence for a person.
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
+    let (report, failure) = measure(args)?;
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let text = match args.json || args.output_format == Format::Json {
+        true => report.json(since.as_millis() as u64) + "\n",
+        false => report.text(),
+    };
+    print(&text)?;
+    match failure {
+        Some(failure) => Err(failure),
+        None => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// Runs it and prints nothing but progress. What ended it before its time comes with the results
+/// up to then. Takes SIGINT and SIGTERM.
+///
+/// # Errors
+/// It did not begin: a sentence for a person.
+pub fn measure(args: &Args) -> Result<(Report, Option<Error>), Error> {
     let begin = Instant::now();
     let mut stop = Stop::new()?;
     let halt = AtomicBool::new(false);
@@ -133,7 +152,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
         let mut live = Vec::new();
         let mut plan = None;
         for (_, is_ready, _) in &threads {
-            let (its_live, its_plan) = is_ready.recv().map_err(|_| panicked())??;
+            let (its_live, its_plan) = heard(is_ready, &mut stop)?;
             live.push(its_live);
             plan = Some(its_plan);
         }
@@ -156,7 +175,23 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     })?;
     progress.end();
     let options = plan.map(|plan| plan.options.clone()).unwrap_or_default();
-    finish(args, options, outcomes, begin.elapsed())
+    Ok(sum_up(args, options, outcomes, begin.elapsed()))
+}
+
+/// Waits for a job to be ready. Who asks twice to stop is not kept waiting.
+fn heard(
+    is_ready: &mpsc::Receiver<Ready>,
+    stop: &mut Stop,
+) -> Result<(Arc<Live>, Arc<Plan>), Error> {
+    loop {
+        match is_ready.recv_timeout(SOON) {
+            Ok(ready) => return ready,
+            Err(mpsc::RecvTimeoutError::Disconnected) => return Err(panicked()),
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                let _ = stop.wait(Duration::ZERO);
+            }
+        }
+    }
 }
 
 fn panicked() -> Error {
@@ -240,13 +275,13 @@ impl Told {
     }
 }
 
-/// Adds the jobs up, prints, and says whether all went well.
-fn finish(
+/// Adds the jobs up.
+fn sum_up(
     args: &Args,
     options: Vec<(&'static str, String)>,
     outcomes: Vec<Outcome>,
     elapsed: Duration,
-) -> Result<ExitCode, Error> {
+) -> (Report, Option<Error>) {
     let (mut read, mut write) = (Side::new(0), Side::new(0));
     let mut depths = Depths::default();
     let (mut runtime, mut cpu) = (Duration::ZERO, Cpu::default());
@@ -271,14 +306,5 @@ fn finish(
         depths,
         failed: !failures.is_empty(),
     };
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let text = match args.json || args.output_format == Format::Json {
-        true => report.json(since.as_millis() as u64) + "\n",
-        false => report.text(),
-    };
-    print(&text)?;
-    match failures.into_iter().next() {
-        Some(failure) => Err(failure),
-        None => Ok(ExitCode::SUCCESS),
-    }
+    (report, failures.into_iter().next())
 }

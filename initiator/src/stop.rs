@@ -9,7 +9,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::Error;
 
-/// Takes SIGINT and SIGTERM from now on. The second of them ends the process at once, as it would
+/// Takes SIGINT and SIGTERM, as long as it lives, of the thread that made it. The second of them ends the process at once, as it would
 /// without this.
 #[derive(Debug)]
 pub(crate) struct Stop {
@@ -34,6 +34,16 @@ impl Stop {
         Ok(Stop { signals, set, asked: false })
     }
 
+    /// Does something that cannot be told to stop: meanwhile a signal ends the process at once.
+    pub(crate) fn aside<T>(&self, act: impl FnOnce() -> T) -> T {
+        let _ = self.set.thread_unblock();
+        let result = act();
+        if !self.asked {
+            let _ = self.set.thread_block();
+        }
+        result
+    }
+
     /// Waits so long, or until somebody asks to stop. Returns whether anybody has.
     pub(crate) fn wait(&mut self, limit: Duration) -> bool {
         let mut fds = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
@@ -44,5 +54,11 @@ impl Stop {
             let _ = self.set.thread_unblock();
         }
         self.asked
+    }
+}
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        let _ = self.set.thread_unblock();
     }
 }

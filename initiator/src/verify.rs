@@ -152,7 +152,6 @@ pub enum Format {
 /// A sentence for a person.
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let begin = Instant::now();
-    let stop = Stop::new()?;
     let about = about(args)?;
     let mut saved = match &args.check {
         Some(path) => Some(load(path, &about)?),
@@ -170,11 +169,12 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let model = saved.unwrap_or_else(|| Model::new(shape));
     let mut run = Run {
         args,
+        about,
         verifier: Verifier::new(model, namespace.0, Random::new(args.seed)),
         clients: Vec::new(),
         mix: mix_of(args, &hosts[0], namespace.0),
         sweep_blocks: piece_blocks(args, &hosts[0], namespace.0),
-        stop,
+        stop: Stop::new()?,
         stopped: false,
         progress: Progress::new(args.progress, args.runtime * args.rounds),
         begin,
@@ -186,12 +186,14 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
         Some(_) => run.sweep(),
         None => run.rounds(),
     };
-    run.finish(end, &about)
+    run.finish(end)
 }
 
 /// A run under way.
 struct Run<'a> {
     args: &'a Args,
+    /// What it is that is verified.
+    about: String,
     verifier: Verifier,
     clients: Vec<Client>,
     mix: Mix,
@@ -262,8 +264,11 @@ impl Run<'_> {
                 return end;
             }
             self.clients.clear();
-            let died = Instant::now();
-            match self.knock(died + self.args.reconnect) {
+            // Whoever loses patience now has it for later.
+            if let Err(error) = self.save() {
+                return End::Refused(error);
+            }
+            match self.knock(Instant::now() + self.args.reconnect) {
                 Some(hosts) => self.employ(hosts),
                 None => return End::Lost(why.clone()),
             }
@@ -313,7 +318,7 @@ impl Run<'_> {
     /// Tries to connect again.
     fn knock(&mut self, until: Instant) -> Option<Vec<Host>> {
         loop {
-            if let Ok(hosts) = connect(self.args) {
+            if let Ok(hosts) = self.stop.aside(|| connect(self.args)) {
                 return Some(hosts);
             }
             self.stopped |= self.stop.wait(KNOCK_EVERY);
@@ -323,8 +328,16 @@ impl Run<'_> {
         }
     }
 
+    /// Puts the model into the file of --state.
+    fn save(&mut self) -> Result<(), Error> {
+        let Some(path) = &self.args.state else { return Ok(()) };
+        let bytes = state::encode(&mut self.verifier.model, &self.about);
+        state::write_file(path, &bytes)
+            .map_err(|error| Error::Local(format!("{}: {error}", path.display())))
+    }
+
     /// Disconnects, saves the state, prints, and says whether all is well.
-    fn finish(mut self, end: End, about: &str) -> Result<ExitCode, Error> {
+    fn finish(mut self, end: End) -> Result<ExitCode, Error> {
         self.progress.end();
         for client in self.clients.drain(..) {
             client.host.disconnect();
@@ -345,11 +358,7 @@ impl Run<'_> {
             false => outcome.text(),
         };
         crate::report::print(&text)?;
-        if let Some(path) = &self.args.state {
-            let bytes = state::encode(&mut self.verifier.model, about);
-            state::write_file(path, &bytes)
-                .map_err(|error| Error::Local(format!("{}: {error}", path.display())))?;
-        }
+        self.save()?;
         match end {
             End::Refused(why) => Err(why),
             End::Lost(why) => Err(Error::Local(lost(&why, self.args))),

@@ -115,5 +115,31 @@ fn steady_io_allocates_nothing_at_either_end() {
         assert_eq!(after - before, 0, "allocations in {MEASURED} commands: {what}");
     }
     host.disconnect();
+    // The benchmark itself: a longer run allocates what a shorter one does.
+    let (few, some) = bench("250ms");
+    let (many, more) = bench("1500ms");
+    assert!(more > 2 * some, "{some} and {more} commands");
+    let threads = 8;
+    assert!(many <= few + threads, "{few} allocations in {some} commands, {many} in {more}");
     target.stop(Instant::now() + Duration::from_secs(5));
+}
+
+/// Measures for so long; returns allocations and commands.
+fn bench(runtime: &str) -> (u64, u64) {
+    #[derive(clap::Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: initiator::bench::Args,
+    }
+    let line = format!(
+        "nvmf -a 127.61.0.1 -w 127.61.0.2 --provider soft -n {NQN} --rw randrw --iodepth 16 \
+         -q nqn.2014-08.org.nvmexpress:uuid:2d1c4be8-7a80-4c0f-9d68-0d6c2f3b5a11 \
+         -I 2d1c4be8-7a80-4c0f-9d68-0d6c2f3b5a11 --progress never --runtime {runtime}"
+    );
+    let cli = <Cli as clap::Parser>::try_parse_from(line.split_whitespace()).unwrap();
+    let before = dhat::HeapStats::get().total_blocks;
+    let (report, failure) = initiator::bench::measure(&cli.args).unwrap();
+    assert_eq!(failure, None);
+    let after = dhat::HeapStats::get().total_blocks;
+    (after - before, report.read.ios() + report.write.ios())
 }

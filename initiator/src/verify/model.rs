@@ -395,7 +395,7 @@ impl Model {
         self.clock
     }
 
-    /// One block; the caller has settled all operations.
+    /// One block, as if all operations were settled.
     pub(super) fn record(&mut self, i: usize) -> Record {
         self.registers.save(i, self.view())
     }

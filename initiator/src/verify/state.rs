@@ -31,11 +31,10 @@ pub enum Unusable {
     Damaged,
 }
 
-/// The model as bytes, with a text that says what it is about. Operations under way are lost, and
-/// [settled](Model::settle).
+/// The model as bytes, with a text that says what it is about. Operations under way are lost and
+/// [settled](Model::settle) in the copy.
 #[must_use]
 pub fn encode(model: &mut Model, about: &str) -> Vec<u8> {
-    model.settle();
     let Shape { first_lba, blocks, block_bytes, run } = model.shape();
     let mut out = Vec::new();
     out.extend_from_slice(&MAGIC);
@@ -231,6 +230,7 @@ mod tests {
         for seed in 0..50 {
             let mut model = some_model(seed);
             let bytes = encode(&mut model, "a namespace");
+            model.settle();
             let (mut copy, about) = decode(&bytes).expect("it was saved");
             assert_eq!((about.as_str(), copy.shape()), ("a namespace", SHAPE));
             for lba in 50..90 {
