@@ -287,7 +287,7 @@ impl Host {
                 continue;
             }
             let wake = if self.session.waits_for_sends() { Wake::Any } else { Wake::Needed };
-            let due = self.wire.fabric().arm(wake);
+            self.wire.fabric().arm(wake);
             if self.turn() {
                 if done(self) {
                     return;
@@ -297,6 +297,8 @@ impl Host {
             let tick = self.with(Session::tick);
             self.ring();
             let now = Instant::now();
+            // Asked for only now: all that was done since the arming may have made an earlier one.
+            let due = self.wire.fabric().deadline();
             let next = [due, tick, until, Some(now + LONGEST_SLEEP)].into_iter().flatten().min();
             let limit = next.map_or(LONGEST_SLEEP, |next| next.saturating_duration_since(now));
             self.wire.sleep(limit);

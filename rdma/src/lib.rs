@@ -268,9 +268,13 @@ pub trait Fabric: Send {
     /// capacity for (and at least one event when there is any). Does not block.
     fn poll(&mut self, now: Instant, batch: &mut Vec<Event>);
 
-    /// Prepares for sleep: from now on any new event makes [`Fabric::fd`] readable. Returns the
-    /// provider's own next deadline, if it has one.
+    /// Prepares for sleep: from now on any new event makes [`Fabric::fd`] readable. Returns
+    /// [`Fabric::deadline`].
     fn arm(&mut self, wake: Wake) -> Option<Instant>;
+
+    /// The provider's own next deadline, if it has one. Whoever polls or flushes after
+    /// [`Fabric::arm`] asks for it once more: there may be an earlier one.
+    fn deadline(&self) -> Option<Instant>;
 
     /// Becomes readable when there is something to poll (after `arm`). Stays the same for life.
     fn fd(&self) -> RawFd;

@@ -15,6 +15,7 @@ mod provider;
 pub mod queue;
 pub mod queues;
 pub mod reactor;
+pub mod refusals;
 pub mod registry;
 pub mod ring;
 pub mod stores;

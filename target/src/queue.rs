@@ -33,6 +33,7 @@ use crate::association::Association;
 use crate::command::{Plan, Received, SQE_BYTES, Source, admin, fabrics, io as rules};
 use crate::controller::{Controller, Limits};
 use crate::disk::{Disk, Done};
+use crate::refusals::Refusal;
 use crate::registry::Registry;
 use crate::subsystem::{Subsystem, Work as Usage};
 use crate::waiters::Waiters;
@@ -146,16 +147,23 @@ pub struct Queue {
 
 impl Queue {
     /// Takes a connection request: checks its private data, opens a queue pair, posts all receives
-    /// and accepts; or rejects it with the reason. `key` is this queue's name in disk tags.
-    pub fn open(key: u32, incoming: Incoming, limits: Limits, io: &mut Io<'_>) -> Option<Queue> {
+    /// and accepts. `key` is this queue's name in disk tags.
+    ///
+    /// # Errors
+    /// The request was not acceptable, and has been rejected with the reason.
+    pub fn open(
+        key: u32,
+        incoming: Incoming,
+        limits: Limits,
+        io: &mut Io<'_>,
+    ) -> Result<Queue, Refusal> {
         let (local, remote, reads) = (incoming.local, incoming.remote, incoming.reads);
         let checked = connect::check_request(&incoming.private_data, reads, limits, io.pool);
         let (request, depth) = match checked {
             Ok(checked) => checked,
             Err(status) => {
-                info!(%remote, %status, "connection request rejected");
                 io.fabric.reject(incoming, &cm::Reject::new(status).emit());
-                return None;
+                return Err(Refusal::Request(status));
             }
         };
         let slots = depth * 2;
@@ -164,13 +172,7 @@ impl Queue {
             sends: u32::from(slots) * 2,
             reads: READS.min(reads),
         };
-        let qp = match io.fabric.open(incoming, qp_limits) {
-            Ok(qp) => qp,
-            Err(error) => {
-                warn!(%remote, %error, "no queue pair for a connection request");
-                return None;
-            }
-        };
+        let qp = io.fabric.open(incoming, qp_limits).map_err(Refusal::NoQueuePair)?;
         let mut queue = Queue {
             key,
             qp,
@@ -200,7 +202,7 @@ impl Queue {
         let accept = cm::Accept { recfmt: 0, crqsize: depth };
         io.fabric.accept(qp, &accept.emit());
         debug!(%remote, qid = request.qid, depth, "connection accepted");
-        Some(queue)
+        Ok(queue)
     }
 
     /// The queue pair.

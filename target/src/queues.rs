@@ -4,17 +4,18 @@
 //! Whoever drives them has a fabric, a disk, a pool and a clock, and lends them for every step:
 //! the reactor has real ones, a simulator need not.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use nvme::cm;
 use rdma::{Event, Fabric, Incoming, Pool, Qp, Reason};
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use crate::controller::Limits;
 use crate::disk::{Disk, Done};
 use crate::mailbox::Mail;
 use crate::queue::{Io, Queue};
+use crate::refusals::{Refusal, Refusals};
 use crate::registry::Registry;
 use crate::waiters::Waiters;
 
@@ -46,6 +47,7 @@ pub struct Queues {
     by_qp: Vec<Option<u32>>,
     count: usize,
     waiters: Waiters,
+    refusals: Refusals,
     next_tick: Instant,
     stopping: bool,
 }
@@ -61,6 +63,7 @@ impl Queues {
             by_qp: Vec::new(),
             count: 0,
             waiters: Waiters::default(),
+            refusals: Refusals::default(),
             next_tick: now + TICK,
             stopping: false,
         }
@@ -136,6 +139,9 @@ impl Queues {
         if lent.now >= self.next_tick {
             self.next_tick = lent.now + TICK;
             self.look(lent);
+            while let Some((what, more)) = self.refusals.overdue(lent.now) {
+                warn!("{what}, {more} more");
+            }
         }
     }
 
@@ -161,12 +167,18 @@ impl Queues {
 
     /// Serves a connection request here or hands it to the reactor with the fewest queues.
     fn place(&mut self, incoming: Incoming, lent: &mut Lent<'_>) {
-        let index = lent.registry.place();
+        let (index, remote) = (lent.registry.place(), incoming.remote);
         if index == self.index {
             self.open(incoming, lent);
         } else if let Err(mail) = lent.registry.reactor(index).try_send(Mail::Incoming(incoming)) {
-            warn!("a reactor's mailbox is full: connection request rejected");
             drop(mail);
+            self.refused(remote, &Refusal::MailboxFull, lent.now);
+        }
+    }
+
+    fn refused(&mut self, remote: SocketAddr, refusal: &Refusal, now: Instant) {
+        if self.refusals.count(refusal, now) {
+            info!(%remote, "{refusal}");
         }
     }
 
@@ -174,8 +186,9 @@ impl Queues {
         if self.stopping {
             return lent.fabric.reject(incoming, &[]);
         }
-        if self.is_flooded_by(incoming.remote.ip(), lent.pool.plan().receives) {
-            warn!(remote = %incoming.remote, "too many connections without a Connect: rejected");
+        let remote = incoming.remote;
+        if self.is_flooded_by(remote.ip(), lent.pool.plan().receives) {
+            self.refused(remote, &Refusal::NoConnect, lent.now);
             let reject = cm::Reject::new(cm::RejectStatus::NO_RESOURCES);
             return lent.fabric.reject(incoming, &reject.emit());
         }
@@ -183,7 +196,10 @@ impl Queues {
         let at = vacant.unwrap_or(self.queues.len());
         let limits = self.limits;
         let (_, mut io) = self.split(lent);
-        let Some(queue) = Queue::open(at as u32, incoming, limits, &mut io) else { return };
+        let queue = match Queue::open(at as u32, incoming, limits, &mut io) {
+            Ok(queue) => queue,
+            Err(refusal) => return self.refused(remote, &refusal, lent.now),
+        };
         let (qp, depth) = (queue.qp().0 as usize, queue.depth());
         if self.by_qp.len() <= qp {
             self.by_qp.resize(qp + 1, None);

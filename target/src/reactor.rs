@@ -123,11 +123,16 @@ impl Reactor {
         }
         let mut worked = !(self.done.is_empty() && self.woken.is_empty());
         worked |= !self.events.is_empty();
+        self.step(now);
+        // After the events: what they tell of a queue pair comes before what letters do with it.
         if self.woken.contains(&MAIL) {
             self.read_mail(now);
         }
         self.woken.clear();
-        self.step(now, worked);
+        if worked {
+            let (queues, mut lent) = self.split(now);
+            queues.serve_waiters(&mut lent);
+        }
         self.parts.fabric.flush();
         self.ring.submit();
         self.parts.stats.queues.store(self.queues.count() as u64, Ordering::Relaxed);
@@ -135,15 +140,12 @@ impl Reactor {
     }
 
     /// Steps the queues with what has come.
-    fn step(&mut self, now: Instant, worked: bool) {
+    fn step(&mut self, now: Instant) {
         let (mut events, mut done) = (take(&mut self.events), take(&mut self.done));
         let (queues, mut lent) = self.split(now);
         events.drain(..).for_each(|event| queues.on_event(event, &mut lent));
         done.drain(..).for_each(|done| queues.on_disk(done, &mut lent));
         queues.tick(&mut lent);
-        if worked {
-            queues.serve_waiters(&mut lent);
-        }
         (self.events, self.done) = (events, done);
     }
 
@@ -151,7 +153,7 @@ impl Reactor {
         // Somebody may wait for the buffers of a push; otherwise what was sent is reaped later.
         let needed = self.queues.nobody_waits() && !self.queues.is_stopping();
         let wake = if needed { Wake::Needed } else { Wake::Any };
-        let deadline = self.parts.fabric.arm(wake);
+        self.parts.fabric.arm(wake);
         // What came in between arming and here would not wake us.
         self.parts.fabric.poll(now, &mut self.events);
         if !self.events.is_empty() {
@@ -159,7 +161,8 @@ impl Reactor {
         }
         self.ring.watch(self.parts.fabric.fd(), FABRIC);
         let tick = self.queues.next_tick();
-        let until = deadline.map_or(tick, |deadline| deadline.min(tick));
+        // Asked for only now: the poll may have brought an earlier one.
+        let until = self.parts.fabric.deadline().map_or(tick, |deadline| deadline.min(tick));
         self.parts.stats.sleeps.fetch_add(1, Ordering::Relaxed);
         self.ring.sleep(Some(until), now);
     }

@@ -61,6 +61,10 @@ impl Fabric for Recorder {
     fn arm(&mut self, _: rdma::Wake) -> Option<Instant> {
         None
     }
+
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
     fn fd(&self) -> i32 {
         -1
     }
@@ -177,7 +181,7 @@ impl World {
     fn open(&mut self, private_data: &[u8], reads: u8) -> Option<Queue> {
         let at: SocketAddr = "192.0.2.1:4420".parse().unwrap();
         let incoming = Incoming::detached(at, at, private_data.to_vec(), reads, Box::new(()));
-        Queue::open(0, incoming, LIMITS, &mut self.io())
+        Queue::open(0, incoming, LIMITS, &mut self.io()).ok()
     }
 
     fn open_qid(&mut self, qid: u16) -> Queue {

@@ -150,6 +150,10 @@ impl Fabric for Wire {
     fn arm(&mut self, _: Wake) -> Option<Instant> {
         None
     }
+
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
     fn fd(&self) -> i32 {
         -1
     }

@@ -410,6 +410,10 @@ impl Fabric for Soft {
 
     fn arm(&mut self, _wake: Wake) -> Option<Instant> {
         self.wire.arm();
+        self.deadline()
+    }
+
+    fn deadline(&self) -> Option<Instant> {
         if self.endpoint.has_events() || self.posted {
             return Some(self.now);
         }

@@ -556,6 +556,10 @@ impl Fabric for Verbs {
         self.next_deadline()
     }
 
+    fn deadline(&self) -> Option<Instant> {
+        self.next_deadline()
+    }
+
     fn fd(&self) -> RawFd {
         self.epoll.0.as_raw_fd()
     }
