@@ -262,9 +262,18 @@ impl Connection {
         emit(CmMessage::DisconnectRequest(message), self.transaction)
     }
 
-    /// Takes back a request or reply that the peer has not answered.
-    pub(crate) fn give_up(&self, reason: RejectReason) -> [u8; MAD_BYTES] {
+    /// Takes back a request or reply that the peer has not answered. Linux finds the connection by
+    /// the name of our adapter, `guid`, when we had no time (the additional reject
+    /// information of IBTA volume 1, 12.6.7).
+    pub(crate) fn give_up(&self, reason: RejectReason, guid: u64) -> [u8; MAD_BYTES] {
+        let (mut info, mut info_length) = ([0; 72], 0);
+        if reason == RejectReason::TIMEOUT {
+            info[..8].copy_from_slice(&guid.to_be_bytes());
+            info_length = 8;
+        }
         let message = Reject {
+            info,
+            info_length,
             local_comm_id: self.local_comm,
             remote_comm_id: self.remote_comm,
             message: u8::from(self.phase == Phase::RequestSent) * 2,
@@ -331,6 +340,28 @@ mod tests {
         assert!([0, 1, u64::MAX].map(kin).into_iter().all(is_kin));
         assert!(![0, 1, u64::MAX, 0x0e6e_7500_0000_0001].into_iter().any(is_kin));
         assert_ne!(kin(1), kin(2));
+    }
+
+    #[test]
+    fn who_has_waited_too_long_says_which_adapter_that_was() {
+        let connection = Connection {
+            phase: Phase::ReplySent,
+            local: [192, 0, 2, 20].into(),
+            remote: [192, 0, 2, 10].into(),
+            local_comm: 7,
+            remote_comm: 9,
+            remote_guid: 0,
+            local_qpn: Qpn::default(),
+            remote_qpn: Qpn::default(),
+            transaction: 0,
+            tos: 0,
+        };
+        let guid = 0x0102_0304_0506_0708;
+        let mad = connection.give_up(RejectReason::TIMEOUT, guid);
+        // Behind the 24 bytes of the header: the length in 7 bits, the reason, the information.
+        assert_eq!(mad[33..46], [8 << 1, 0, 4, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0]);
+        let mad = connection.give_up(RejectReason::CONSUMER, guid);
+        assert_eq!(mad[33..46], [0, 0, 28, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     }
 
     #[test]

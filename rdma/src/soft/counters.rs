@@ -65,6 +65,8 @@ fates! {
     Doubted = "doubted",
     /// A request to connect from an address that has too many.
     Crowded = "crowded",
+    /// A request to connect from a link-local IPv6 address: no answer would find the link.
+    LinkLocal = "linklocal",
 }
 
 impl Fate {

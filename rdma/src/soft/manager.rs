@@ -380,6 +380,7 @@ impl Endpoint {
     /// Ends a connection: all work comes home, then [`Event::Gone`]. Unknown ones are ignored.
     pub fn disconnect(&mut self, now: Instant, qp: Qp, region: &Region) {
         self.forget_sent();
+        let guid = self.config.guid;
         let Some(slot) = self.live(qp) else { return };
         let connection = &slot.connection;
         let (ends, comm, key) = (connection.ends(), connection.local_comm, connection.key());
@@ -391,11 +392,11 @@ impl Endpoint {
                 self.tell(ends.0, ends.1, mad);
             }
             Phase::Opened | Phase::ReplySent => {
-                let mad = connection.give_up(RejectReason::CONSUMER);
+                let mad = connection.give_up(RejectReason::CONSUMER, guid);
                 self.answer(&key, ends, mad);
             }
             Phase::RequestSent => {
-                let mad = connection.give_up(RejectReason::TIMEOUT);
+                let mad = connection.give_up(RejectReason::TIMEOUT, guid);
                 self.tell(ends.0, ends.1, mad);
             }
         }
@@ -440,8 +441,9 @@ impl Endpoint {
                 }
                 Due::GivenUp(retry) => {
                     let Some(number) = retry.slot else { continue };
+                    let guid = self.config.guid;
                     let Some(slot) = self.live(Qp(number)) else { continue };
-                    let mad = slot.connection.give_up(RejectReason::TIMEOUT);
+                    let mad = slot.connection.give_up(RejectReason::TIMEOUT, guid);
                     self.say(&retry, mad);
                     self.remove(now, number, Reason::NotEstablished, region);
                 }

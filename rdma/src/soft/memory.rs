@@ -3,6 +3,10 @@
 //!
 //! A key is the number of a slot and a generation of eight bits, which changes whenever the slot
 //! is used anew, so that a key of yesterday opens nothing today.
+//!
+//! [`Memory::bytes`] lends bytes that the owner of the [`Exposed`] can change meanwhile: whoever
+//! holds what it gives must not copy into that memory. The providers keep to this; the compiler
+//! does not enforce it.
 
 use crate::pool::Window;
 use crate::{Buf, Exposed, Region};
@@ -167,7 +171,7 @@ impl Memory {
     }
 
     /// Writes to a place that was just found; nothing happens when `bytes` are not as many.
-    pub fn write(&mut self, region: &Region, place: Place, bytes: &[u8]) {
+    pub(crate) fn write(&mut self, region: &Region, place: Place, bytes: &[u8]) {
         let exposure = self.slots.get_mut(place.slot as usize).and_then(|s| s.exposure.as_mut());
         let range = place.at as usize..place.at as usize + place.len as usize;
         if let Some(into) = exposure.and_then(|e| region.exposed_mut(&mut e.window).get_mut(range))

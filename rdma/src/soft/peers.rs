@@ -198,6 +198,9 @@ impl Endpoint {
 
     /// Somebody asks to connect.
     fn on_request(&mut self, now: Instant, request: ConnectRequest, region: &Region) -> Fate {
+        if matches!(request.from, IpAddr::V6(v6) if v6.is_unicast_link_local()) {
+            return Fate::LinkLocal;
+        }
         if self.config.steer.0 > 1 {
             self.manager.follow(now, self.config.patience);
         }
@@ -373,6 +376,57 @@ impl Endpoint {
             if first {
                 self.events.push_back(Event::Established(Qp(number)));
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::config::Config;
+    use super::super::connection::{Connection, Offer};
+    use super::super::psn::{Psn, Qpn};
+    use super::*;
+    use crate::{Pool, PoolPlan};
+
+    #[test]
+    fn a_request_that_no_answer_can_reach_is_dropped() {
+        let plan = PoolPlan {
+            cells: 1,
+            receives: 0,
+            lead_bytes: 0,
+            tail_bytes: 0,
+            data_bytes: 0,
+            largest_bytes: 4096,
+        };
+        let pool = Pool::new(plan).unwrap();
+        let mut endpoint = Endpoint::new(Config::default(), Box::new(|| 3));
+        let to: IpAddr = "fe80::1".parse().unwrap();
+        endpoint.listen(SocketAddr::new(to, 4420));
+        for (from, fate) in [("fe80::2", Fate::LinkLocal), ("2001:db8::2", Fate::Message)] {
+            let connection = Connection {
+                phase: Phase::RequestSent,
+                local: from.parse().unwrap(),
+                remote: to,
+                local_comm: 7,
+                remote_comm: 0,
+                remote_guid: 0,
+                local_qpn: Qpn::new(17),
+                remote_qpn: Qpn::default(),
+                transaction: 1,
+                tos: 0,
+            };
+            let offer = Offer {
+                guid: 5,
+                receive_psn: Psn::default(),
+                answered_reads: 1,
+                reads: 1,
+                mtu: 1024,
+                ack_timeout: Duration::from_millis(70),
+            };
+            let mad = connection.request(&offer, 4420, 4791, b"");
+            let now = Instant::now();
+            let got = endpoint.on_message(now, connection.local, to, &mad, pool.region());
+            assert_eq!(got, fate, "{from}");
         }
     }
 }
