@@ -37,7 +37,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build test format lint unit doc native guests demo demo-guest bench loss bench-guests hostile asan vm clean
+.PHONY: help packages test-packages build test format lint unit doc native guests sim demo demo-guest bench loss bench-guests hostile asan vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -82,6 +82,9 @@ guests: build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE and iWARP, then 
 	$(GUEST) tests/vm/judge --kind uml
 	$(GUEST) tests/vm/judge --kind uml --link siw commands fio kill
 	$(GUEST) EXTRA_CONFIG="$$(printf '[reactor]\nthreads = 2')" tests/vm/judge --kind qemu
+
+sim: packages ## Simulate hosts, network, target and disks: make sim SEEDS=10000
+	$(CARGO) run --release -p tests --bin sim -- --seeds $(or $(SEEDS),1000)
 
 demo: build ## Watch it: target and host on this machine, no adapter, no kernel module, no root
 	NVMFD=$(NVMFD) NVMF=$(NVMF) tests/demo/demo $(BUILD)

@@ -85,9 +85,10 @@ impl Mailbox {
         self.bell.as_raw_fd()
     }
 
-    /// Silences the bell; before reading the letters, so that none is missed.
-    pub fn hush(&self) {
-        let _ = self.bell.read();
+    /// Silences the bell; before reading the letters, so that none is missed. Whether somebody had
+    /// rung.
+    pub fn hush(&self) -> bool {
+        self.bell.read().is_ok()
     }
 
     /// The next letter.

@@ -75,6 +75,13 @@ impl Queues {
         self.count
     }
 
+    /// Bytes of all buffers that they have in hand: neither in the pool, nor at the fabric, nor at
+    /// the disk.
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
+        self.queues.iter().flatten().map(Queue::held_bytes).sum()
+    }
+
     /// Whether they have been told to end.
     #[must_use]
     pub fn is_stopping(&self) -> bool {

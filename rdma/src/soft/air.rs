@@ -357,6 +357,7 @@ impl Air {
 pub struct AirPort {
     air: Arc<Mutex<Air>>,
     place: usize,
+    address: IpAddr,
 }
 
 impl AirPort {
@@ -364,7 +365,7 @@ impl AirPort {
     #[must_use]
     pub fn new(air: &Arc<Mutex<Air>>, address: IpAddr, steer: (u32, u32)) -> AirPort {
         let place = lock(air).add(address, steer);
-        AirPort { air: Arc::clone(air), place }
+        AirPort { air: Arc::clone(air), place, address }
     }
 
     /// Its index.
@@ -376,7 +377,7 @@ impl AirPort {
     /// Its address.
     #[must_use]
     pub fn address(&self) -> IpAddr {
-        lock(&self.air).places[self.place].address
+        self.address
     }
 
     /// Hands datagrams to the endpoint, until `events` of them wait to be told, or there is none.

@@ -11,6 +11,16 @@ use crate::subsystem::Extent;
 pub const DATA_FOR_ADMIN_BYTES: u64 = 256 << 10;
 
 impl Queue {
+    /// Bytes of all buffers that it has in hand: neither at the fabric nor at the disk.
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
+        let in_slots = self.slots.iter().flat_map(|slot| {
+            [&slot.capsule, &slot.data, &slot.second, &slot.cell].into_iter().flatten()
+        });
+        let held = in_slots.chain(self.backlog.iter().map(|(buf, _)| buf));
+        held.map(|buf| u64::from(buf.capacity())).sum()
+    }
+
     pub(super) fn start(&mut self, slot: u16, plan: Result<Plan, Status>, io: &mut Io<'_>) {
         match plan {
             Ok(Plan::Reply(result)) => self.answer(slot, Ok(result), io),

@@ -97,6 +97,8 @@ struct Call {
 pub struct SimDisk {
     /// What it does wrong from now on.
     pub faults: DiskFaults,
+    /// A planted fault: it says that it has made data durable, and has not.
+    pub forgets_flushes: bool,
     dice: Dice,
     now: Instant,
     /// The memory of each reactor.
@@ -136,6 +138,7 @@ impl SimDisk {
     ) -> SimDisk {
         SimDisk {
             faults,
+            forgets_flushes: false,
             dice: Dice::new(seed),
             now,
             regions: Vec::new(),
@@ -171,12 +174,9 @@ impl SimDisk {
         self.now = now;
     }
 
-    /// When something comes home.
+    /// When something comes home that has not yet.
     #[must_use]
     pub fn next_due(&self) -> Option<Instant> {
-        if !self.ready.is_empty() {
-            return Some(self.now);
-        }
         self.due.peek().map(|Reverse((due, ..))| *due)
     }
 
@@ -186,8 +186,20 @@ impl SimDisk {
         self.calls.len() - self.free.len() + self.ready.len()
     }
 
-    /// Lets happen what is due; then a reactor to which something has come home, if there is one.
-    pub fn run(&mut self) -> Option<usize> {
+    /// Whether something has come home to a reactor, after what is due has happened.
+    pub fn has_ready(&mut self, ring: usize) -> bool {
+        self.run();
+        self.ready.iter().any(|(of, _)| *of == ring)
+    }
+
+    /// Appends what has come home to a reactor.
+    pub fn reap(&mut self, ring: usize, done: &mut Vec<Done>) {
+        self.run();
+        done.extend(self.ready.extract_if(.., |(of, _)| *of == ring).map(|(_, done)| done));
+    }
+
+    /// Lets happen what is due.
+    fn run(&mut self) {
         while let Some(Reverse((due, _, slot))) = self.due.peek().copied()
             && due <= self.now
         {
@@ -195,13 +207,6 @@ impl SimDisk {
             let home = self.finish(slot);
             self.ready.extend(home);
         }
-        self.ready.first().map(|(ring, _)| *ring)
-    }
-
-    /// Appends what has come home to a reactor.
-    pub fn reap(&mut self, ring: usize, done: &mut Vec<Done>) {
-        self.run();
-        done.extend(self.ready.extract_if(.., |(of, _)| *of == ring).map(|(_, done)| done));
     }
 
     /// The target is gone, and everything that it had asked for; with `power` also what was not
@@ -255,7 +260,10 @@ impl SimDisk {
             (-libc::EOPNOTSUPP, 0)
         } else if dice.per_mille(chance) {
             let error = ERRORS[dice.below(ERRORS.len() as u64) as usize];
-            (-error, dice.below(blocks + 1) * block)
+            // Who is told to try again has not been served at all.
+            let again = matches!(error, libc::EINTR | libc::EAGAIN);
+            let some = dice.below(blocks + 1) * block;
+            (-error, if again { 0 } else { some })
         } else if matches!(step, Step::Space { .. } | Step::Sync) {
             (0, len)
         } else if blocks > 1 && dice.per_mille(faults.short) {
@@ -298,7 +306,9 @@ impl SimDisk {
         let store = &mut self.stores[call.flight.attachment as usize];
         let (from, to) = (call.early, call.effective);
         call.run(slot, store, &self.regions[call.ring], from, to);
-        store.returned(slot, &call);
+        if !(self.forgets_flushes && call.step == Step::Sync) {
+            store.returned(slot, &call);
+        }
         let Call { ring, mut flight, answer, .. } = call;
         let outcome = flight.advance(answer, &store.backing);
         self.trace.note([0x11, slot.into(), answer as u64], || {

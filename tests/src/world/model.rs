@@ -131,6 +131,16 @@ impl Model {
         self.blocks(span).iter().map(open).max().unwrap_or(0)
     }
 
+    /// What these blocks contain, as far as one can guess.
+    #[must_use]
+    pub fn guess(&self, span: Span) -> Vec<Value> {
+        let last = |entries: &Vec<Entry>| {
+            let mut over = entries.iter().filter(|entry| !entry.open && entry.gone == NEVER);
+            over.next_back().map_or(Value::Zeros, |entry| entry.value)
+        };
+        self.blocks(span).iter().map(last).collect()
+    }
+
     /// A command leaves that makes these blocks `value`. `op` is not 0 and no other's.
     pub fn write(&mut self, op: u32, span: Span, value: Value) -> Moment {
         let began = self.begin();

@@ -1,0 +1,361 @@
+//! A simulated host: an association on a simulated fabric, commands of every kind, and what it
+//! makes of the answers.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use initiator::session::{Data, Ended, Io, Options, Phase, Request, Session};
+use rdma::soft::Soft;
+use rdma::soft::sim::{Air, AirPort, Dice};
+use rdma::{Event, Fabric, Pool, Wake};
+
+use super::judge::Judge;
+use super::op::Op;
+use super::profile::Profile;
+use super::seam::{Ledger, Seam, SharedLedger, lock};
+use super::target::{PORT, subnqn};
+use super::trace::Trace;
+use super::{config, entropy};
+
+/// Events that a host takes in one turn.
+const BATCH: usize = 64;
+/// How long a host waits before it connects again.
+const BACKOFF: Duration = Duration::from_millis(50);
+/// How long the bring-up and a command may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A host.
+pub struct Host {
+    index: usize,
+    port: AirPort,
+    fabric: Option<Seam<Soft>>,
+    pool: Pool,
+    ledger: SharedLedger,
+    session: Option<Session>,
+    /// When to connect; none while there is an association, or none wanted.
+    connect_at: Option<Instant>,
+    /// Nothing is sent before.
+    pub quiet_until: Instant,
+    /// Commands under way, by tag.
+    ops: Vec<Option<Op>>,
+    free: Vec<usize>,
+    events: Vec<Event>,
+    dice: Dice,
+    /// An association was ended on purpose.
+    leaving: bool,
+    /// No more associations.
+    finished: bool,
+    connects: u64,
+}
+
+impl Host {
+    /// A host that is switched off.
+    pub fn new(
+        index: usize,
+        profile: &Profile,
+        air: &Arc<Mutex<Air>>,
+        seed: u64,
+        now: Instant,
+    ) -> Result<Host, String> {
+        let port = AirPort::new(air, profile.address(Some(index)), (1, 0));
+        let options = options(profile, index, true);
+        let plan = options.plan(u64::from(profile.mdts_bytes) * 24, profile.mdts_bytes);
+        let pool = Pool::new(plan).map_err(|e| e.to_string())?;
+        let ledger = Arc::new(Mutex::new(Ledger::new(&plan)));
+        Ok(Host {
+            index,
+            port,
+            fabric: None,
+            pool,
+            ledger,
+            session: None,
+            connect_at: None,
+            quiet_until: now,
+            ops: Vec::new(),
+            free: Vec::new(),
+            events: Vec::with_capacity(BATCH),
+            dice: Dice::new(seed),
+            leaving: false,
+            finished: false,
+            connects: 0,
+        })
+    }
+
+    /// Its place in the air.
+    pub fn place(&self) -> usize {
+        self.port.place()
+    }
+
+    /// Its address.
+    pub fn address(&self) -> IpAddr {
+        self.port.address()
+    }
+
+    /// Whether it is switched on.
+    pub fn is_up(&self) -> bool {
+        self.fabric.is_some()
+    }
+
+    /// Whether commands can be sent.
+    pub fn is_ready(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| session.phase() == Phase::Ready)
+    }
+
+    /// Commands that are not home.
+    pub fn outstanding(&self) -> usize {
+        self.ops.len() - self.free.len()
+    }
+
+    /// Switches it on.
+    pub fn start(
+        &mut self,
+        profile: &Profile,
+        trace: &Arc<Trace>,
+        now: Instant,
+    ) -> Result<(), String> {
+        let config = config(profile, self.dice.roll(), (1, 0));
+        let entropy = entropy(self.dice.roll());
+        let region = Arc::clone(self.pool.region());
+        let soft = Soft::in_air(self.port.clone(), config, entropy, now, Arc::clone(&region))
+            .map_err(|e| e.to_string())?;
+        let name = ("host", self.index as u64);
+        let (ledger, trace) = (Arc::clone(&self.ledger), Arc::clone(trace));
+        self.fabric = Some(Seam::new(soft, name, region, ledger, trace));
+        self.connect_at = Some(now);
+        Ok(())
+    }
+
+    /// Switches it off: nothing of it is left but what it knows it asked for.
+    pub fn crash(
+        &mut self,
+        profile: &Profile,
+        judge: &mut Judge,
+        now: Instant,
+    ) -> Result<(), String> {
+        self.session = None;
+        self.fabric = None;
+        self.connect_at = None;
+        self.leaving = false;
+        for tag in 0..self.ops.len() {
+            if let Some(op) = self.ops[tag].take() {
+                self.free.push(tag);
+                judge.lost(op, now);
+            }
+        }
+        let plan = options(profile, self.index, true)
+            .plan(u64::from(profile.mdts_bytes) * 24, profile.mdts_bytes);
+        self.pool = Pool::new(plan).map_err(|e| e.to_string())?;
+        self.ledger = Arc::new(Mutex::new(Ledger::new(&plan)));
+        Ok(())
+    }
+
+    /// Ends its association, in order or not. It makes a new one unless it has `finished`.
+    pub fn leave(&mut self, orderly: bool, finished: bool, now: Instant) {
+        self.finished |= finished;
+        if self.finished {
+            self.connect_at = None;
+        }
+        let (Some(session), Some(fabric)) = (&mut self.session, &mut self.fabric) else { return };
+        let mut io = Io { pool: &mut self.pool, fabric, now };
+        self.leaving = true;
+        match orderly {
+            true => session.close(&mut io),
+            false => session.abort(&mut io),
+        }
+    }
+
+    /// Whether it has nothing and wants nothing.
+    pub fn is_finished(&self) -> bool {
+        self.session.is_none() && self.finished
+    }
+
+    /// One turn. Gives when the next is due.
+    pub fn turn(&mut self, profile: &Profile, judge: &mut Judge, now: Instant) -> Option<Instant> {
+        let fabric = self.fabric.as_mut()?;
+        fabric.poll(now, &mut self.events);
+        let mut io = Io { pool: &mut self.pool, fabric, now };
+        for event in self.events.drain(..) {
+            let stray = match &mut self.session {
+                Some(session) => session.on_event(event, &mut io),
+                None => Some(event),
+            };
+            if let Some(Event::Done(done)) = stray {
+                io.pool.give(done.work.into_buf());
+            }
+        }
+        if self.connect_at.is_some_and(|at| at <= now) && self.session.is_none() {
+            self.connect_at = None;
+            self.connects += 1;
+            let in_capsule = self.dice.per_mille(500);
+            let mut session = Session::new(options(profile, self.index, in_capsule));
+            session.start(&mut io);
+            self.session = Some(session);
+        }
+        let mut wake = self.connect_at;
+        if let Some(session) = &mut self.session {
+            wake = session.tick(&mut io);
+        }
+        self.take_done(judge, now);
+        if self.is_ready() && self.quiet_until <= now {
+            self.issue(profile, judge, now);
+        } else if self.is_ready() {
+            wake = earlier(wake, Some(self.quiet_until));
+        }
+        self.conclude(judge, now);
+        let fabric = self.fabric.as_mut()?;
+        fabric.flush();
+        wake = earlier(wake, earlier(fabric.arm(Wake::Any), self.connect_at));
+        earlier(wake, (self.quiet_until > now).then_some(self.quiet_until))
+    }
+
+    fn take_done(&mut self, judge: &mut Judge, now: Instant) {
+        let Some(session) = &mut self.session else { return };
+        while let Some(done) = session.next_done() {
+            let buf = match done.data {
+                Data::Buf(buf) => Some(buf),
+                Data::None | Data::Exposed { .. } => None,
+            };
+            let tag = done.tag as usize;
+            match self.ops.get_mut(tag).and_then(Option::take) {
+                Some(op) => {
+                    self.free.push(tag);
+                    judge.note_done(self.index, &op, done.outcome);
+                    match done.outcome {
+                        Ok(answer) => {
+                            let bytes = buf.as_ref().map(|buf| self.pool.bytes(buf));
+                            judge.answered(self.index, op, answer.status, bytes);
+                        }
+                        Err(_) => judge.lost(op, now),
+                    }
+                }
+                None => judge.fail(format!(
+                    "host {}: a request comes home that is not under way: tag {tag}",
+                    self.index
+                )),
+            }
+            buf.into_iter().for_each(|buf| self.pool.give(buf));
+        }
+        while let Some(event) = session.next_event() {
+            judge.changed[self.index] = true;
+            judge.trace.note([0x60, self.index as u64, event.0.into()], || {
+                format!("host   {} is told of an event: {event:?}", self.index)
+            });
+        }
+    }
+
+    /// Takes leave of an association that has ended.
+    fn conclude(&mut self, judge: &mut Judge, now: Instant) {
+        let Some(session) = self.session.as_ref().filter(|s| s.phase() == Phase::Ended) else {
+            return;
+        };
+        let why = session.ended().cloned().unwrap_or(Ended::Closed);
+        judge.note_ended(self.index, &why);
+        if let Ended::Violation { .. } = why {
+            judge.fail(format!("host {}: {why}", self.index));
+        } else if !self.leaving && now > judge.excused_until[self.index] {
+            judge.fail(format!(
+                "host {}: the association ended, and nothing had happened that excuses it: {why}",
+                self.index
+            ));
+        }
+        self.leaving = false;
+        self.session = None;
+        if !self.finished {
+            self.connect_at = Some(now + BACKOFF + self.dice.part(BACKOFF * 20));
+        }
+    }
+
+    /// Sends as many commands as shall be under way.
+    fn issue(&mut self, profile: &Profile, judge: &mut Judge, now: Instant) {
+        loop {
+            let (Some(session), Some(fabric)) = (&mut self.session, &mut self.fabric) else {
+                return;
+            };
+            if session.phase() != Phase::Ready {
+                return;
+            }
+            let queues = session.io_queues();
+            let queue = 1 + self.dice.below(queues.into()) as u16;
+            if session.outstanding(queue) >= session.capacity(queue) {
+                return;
+            }
+            let Some(op) = judge.next_op(self.index, profile, &mut self.dice) else { return };
+            let queue = if op.is_admin() { 0 } else { queue };
+            let buf = match op.data_bytes(profile) {
+                0 => None,
+                len => match self.pool.take_data(len) {
+                    Some(buf) => Some(buf),
+                    None => return judge.put_back(&op),
+                },
+            };
+            let data = buf.map_or(Data::None, |mut buf| {
+                op.fill(self.pool.bytes_mut(&mut buf), profile);
+                Data::Buf(buf)
+            });
+            let sqe = op.sqe();
+            let tag = self.free.pop().unwrap_or_else(|| {
+                self.ops.push(None);
+                self.ops.len() - 1
+            });
+            let request = Request { sqe, data, tag: tag as u64 };
+            let mut io = Io { pool: &mut self.pool, fabric, now };
+            match session.submit(queue, request, &mut io) {
+                Ok(()) => {
+                    judge.note_sent(self.index, queue, &op);
+                    self.ops[tag] = Some(judge.leaves(op));
+                }
+                Err((request, _)) => {
+                    self.free.push(tag);
+                    if let Data::Buf(buf) = request.data {
+                        self.pool.give(buf);
+                    }
+                    return judge.put_back(&op);
+                }
+            }
+            if self.dice.per_mille(profile.pause) {
+                self.quiet_until = now + self.dice.part(profile.pause_for);
+                return;
+            }
+        }
+    }
+
+    /// Checks that no buffer is in two hands.
+    pub fn audit(&self) -> Result<(), String> {
+        match lock(&self.ledger).fault() {
+            Some(fault) => Err(format!("host {}: {fault}", self.index)),
+            None => Ok(()),
+        }
+    }
+
+    /// What is left when nothing should be.
+    pub fn leftovers(&self) -> Result<(), String> {
+        self.audit()?;
+        match self.pool.is_full() && lock(&self.ledger).bytes() == 0 {
+            true => Ok(()),
+            false => Err(format!(
+                "host {}: at rest, and only {:?} are free",
+                self.index,
+                self.pool.free()
+            )),
+        }
+    }
+}
+
+fn options(profile: &Profile, index: usize, in_capsule: bool) -> Options {
+    let hostnqn = format!("nqn.2026-11.host:{index}").parse().expect("a name");
+    let to = SocketAddr::new(profile.address(None), PORT);
+    Options {
+        io_queues: profile.io_queues,
+        queue_entries: profile.entries,
+        kato_ms: profile.kato_ms,
+        in_capsule,
+        connect_timeout: PATIENCE,
+        command_timeout: PATIENCE,
+        ..Options::new(to, subnqn(), hostnqn, [index as u8 + 1; 16])
+    }
+}
+
+fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
+    a.into_iter().chain(b).min()
+}

@@ -1,0 +1,379 @@
+//! What the hosts know together: the commands they send, and whether the answers can be right.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use initiator::session::{Answer, Ended, Lost};
+use nvme::Status;
+use rdma::soft::sim::Dice;
+
+use super::model::{Ending, Model, Moment, Span};
+use super::op::{Kind, Mistake, Op, Question};
+use super::profile::Profile;
+use super::stamp;
+use super::trace::Trace;
+
+/// Commands that may still change a block before no more are sent there.
+const CROWD: usize = 4;
+/// Blocks of a command in the last reading of everything, at most.
+const SWEEP_BLOCKS: u32 = 16;
+
+/// What was refused that could be right, and what may be refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counts {
+    /// Commands answered with success.
+    pub done: u64,
+    /// Commands refused.
+    pub refused: u64,
+    /// Commands whose association ended before their answer.
+    pub lost: u64,
+    /// Associations that ended.
+    pub ended: u64,
+}
+
+/// What is going on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stage {
+    /// Commands and mishaps.
+    Work,
+    /// Nothing is sent.
+    Rest,
+    /// Everything is read once more.
+    Sweep,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Judge {
+    /// The trace.
+    pub trace: Arc<Trace>,
+    /// What may be read.
+    pub model: Model,
+    /// What is going on.
+    pub stage: Stage,
+    /// Commands sent in the stage of work.
+    pub sent: u32,
+    /// Commands to send then.
+    pub commands: u32,
+    /// Until when the end of an association is no wonder, for each host.
+    pub excused_until: Vec<Instant>,
+    /// A host was told that namespaces have changed.
+    pub changed: Vec<bool>,
+    /// What came of the commands.
+    pub counts: Counts,
+    /// The first thing that was wrong.
+    pub failure: Option<String>,
+    next_id: u32,
+    /// For each namespace whether it is there, and since when.
+    there: Vec<(bool, Moment)>,
+    disk_fails: bool,
+    /// Lost commands: until when they may take effect.
+    unfenced: VecDeque<(Instant, Op)>,
+    fence_after: Duration,
+    /// The next span of the sweep: namespace and block.
+    sweep: (usize, u32),
+    sweeping: usize,
+}
+
+impl Judge {
+    /// Before the first command.
+    pub fn new(profile: &Profile, commands: u32, trace: &Arc<Trace>, now: Instant) -> Judge {
+        let blocks: Vec<u32> = profile.shapes.iter().map(|(blocks, _)| *blocks).collect();
+        let disk = profile.disk;
+        // Keep alive as granted, with its margin; then the disk, several times.
+        let granted = Duration::from_millis(profile.kato_ms.next_multiple_of(1000).into());
+        Judge {
+            trace: Arc::clone(trace),
+            model: Model::new(&blocks),
+            stage: Stage::Work,
+            sent: 0,
+            commands,
+            excused_until: vec![now; profile.hosts],
+            changed: vec![false; profile.hosts],
+            counts: Counts::default(),
+            failure: None,
+            next_id: 0,
+            there: vec![(true, 0); blocks.len()],
+            disk_fails: disk.error > 0 || disk.sync_error > 0,
+            unfenced: VecDeque::new(),
+            fence_after: granted + Duration::from_secs(3) + 4 * disk.stall,
+            sweep: (0, 0),
+            sweeping: 0,
+        }
+    }
+
+    /// Notes the first thing that was wrong.
+    pub fn fail(&mut self, what: String) {
+        self.failure.get_or_insert(what);
+    }
+
+    /// A mishap has happened to a host, or to all.
+    pub fn excuse(&mut self, host: Option<usize>, until: Instant) {
+        for (index, excused) in self.excused_until.iter_mut().enumerate() {
+            if host.is_none_or(|host| host == index) {
+                *excused = until.max(*excused);
+            }
+        }
+    }
+
+    /// A namespace comes or goes.
+    pub fn set_there(&mut self, space: usize, there: bool) {
+        self.there[space] = (there, self.model.begin());
+    }
+
+    /// Commands of which nobody can know any more are over.
+    pub fn fence(&mut self, now: Instant) {
+        while self.unfenced.front().is_some_and(|(until, _)| *until <= now)
+            && let Some((_, op)) = self.unfenced.pop_front()
+        {
+            if let Some((spans, _)) = op.changes() {
+                spans.iter().for_each(|span| self.model.fence(op.id, *span));
+            }
+        }
+    }
+
+    /// When that is.
+    pub fn next_fence(&self) -> Option<Instant> {
+        self.unfenced.front().map(|(until, _)| *until)
+    }
+
+    /// Whether everything has been read once more.
+    pub fn is_swept(&self) -> bool {
+        self.sweep.0 >= self.there.len() && self.sweeping == 0
+    }
+
+    /// The next command of a host, if it shall send one.
+    pub fn next_op(&mut self, host: usize, profile: &Profile, dice: &mut Dice) -> Option<Op> {
+        self.next_id += 1;
+        let id = self.next_id;
+        let op = |kind, span| Some(Op { kind, id, span, began: 0 });
+        let whole = |space: usize| Span { space, lba: 0, blocks: profile.shapes[space].0 };
+        match self.stage {
+            Stage::Work if self.sent < self.commands => {}
+            Stage::Sweep if host == 0 && self.sweep.0 < profile.shapes.len() => {
+                let (space, lba) = self.sweep;
+                let most = profile.mdts_bytes / profile.shapes[space].1;
+                let blocks = SWEEP_BLOCKS.min(most).min(whole(space).blocks - lba);
+                let end = lba + blocks == whole(space).blocks;
+                self.sweep = if end { (space + 1, 0) } else { (space, lba + blocks) };
+                self.sweeping += 1;
+                return op(Kind::Read, Span { space, lba, blocks });
+            }
+            _ => return None,
+        }
+        let space = dice.below(profile.shapes.len() as u64) as usize;
+        if std::mem::take(&mut self.changed[host]) {
+            return op(Kind::Admin(Question::Changed), whole(space));
+        }
+        let span = self.pick_span(space, profile, dice);
+        let crowded = self.model.crowd(span) >= CROWD;
+        let fua = dice.per_mille(profile.fua);
+        let kind = match choose(&profile.mix, dice) {
+            1 if !crowded => Kind::Write { fua },
+            2 => Kind::Flush,
+            3 if !crowded => Kind::Zeroes { fua, deallocate: dice.per_mille(500) },
+            4 => {
+                let count = 1 + dice.below(3);
+                let spans = (0..count).map(|_| self.pick_span(space, profile, dice));
+                let spans: Vec<Span> = spans.collect();
+                match spans.iter().any(|span| self.model.crowd(*span) >= CROWD) {
+                    true => Kind::Read,
+                    false => Kind::Deallocate(spans),
+                }
+            }
+            5 => {
+                let span = Span { blocks: span.blocks.min(4), ..span };
+                return op(Kind::Compare(self.model.guess(span)), span);
+            }
+            6 => Kind::Admin(question(dice)),
+            7 => Kind::Wrong(mistake(dice)),
+            _ => Kind::Read,
+        };
+        op(kind, span)
+    }
+
+    fn pick_span(&self, space: usize, profile: &Profile, dice: &mut Dice) -> Span {
+        let (all, block_bytes) = profile.shapes[space];
+        let most = (profile.mdts_bytes / block_bytes).min(all);
+        let end = match dice.below(16) {
+            0 => u64::from(most),
+            1..=4 => u64::from(most).min(8),
+            _ => 2,
+        };
+        let blocks = 1 + dice.below(end) as u32;
+        let room = all - blocks;
+        let within = if dice.per_mille(profile.hot) { room.min(8) } else { room };
+        Span { space, lba: dice.below(u64::from(within) + 1) as u32, blocks }
+    }
+
+    /// A command leaves.
+    pub fn leaves(&mut self, mut op: Op) -> Op {
+        op.began = match (op.changes(), &op.kind) {
+            (Some((spans, value)), _) => {
+                let mut began = 0;
+                for span in spans {
+                    began = self.model.write(op.id, *span, value);
+                }
+                began
+            }
+            (None, Kind::Read | Kind::Compare(_)) => self.model.begin_read(),
+            _ => self.model.begin(),
+        };
+        if self.stage == Stage::Work {
+            self.sent += 1;
+        }
+        op
+    }
+
+    /// A command did not leave after all.
+    pub fn put_back(&mut self, op: &Op) {
+        if self.stage == Stage::Sweep && op.kind == Kind::Read {
+            self.sweeping -= 1;
+            self.sweep = (op.span.space, op.span.lba);
+        }
+    }
+
+    /// The association of a command ended before its answer.
+    pub fn lost(&mut self, op: Op, now: Instant) {
+        self.counts.lost += 1;
+        if matches!(op.kind, Kind::Read | Kind::Compare(_)) {
+            self.model.forget_read(op.began);
+        }
+        if self.stage == Stage::Sweep && op.kind == Kind::Read {
+            // From the beginning.
+            self.sweeping -= 1;
+            self.sweep = (0, 0);
+        }
+        if op.changes().is_some() {
+            self.unfenced.push_back((now + self.fence_after, op));
+        }
+    }
+
+    /// A command was answered. `data` is what it has read, or sent.
+    pub fn answered(&mut self, host: usize, op: Op, status: Status, data: Option<&[u8]>) {
+        if self.stage == Stage::Sweep && op.kind == Kind::Read {
+            self.sweeping -= 1;
+        }
+        let success = status.is_success();
+        match success {
+            true => self.counts.done += 1,
+            false => self.counts.refused += 1,
+        }
+        let reads = matches!(op.kind, Kind::Read | Kind::Compare(_));
+        if reads && !success {
+            self.model.forget_read(op.began);
+        }
+        if let Some((spans, _)) = op.changes() {
+            let ending = match (&op.kind, success) {
+                (Kind::Write { fua } | Kind::Zeroes { fua, .. }, true) => {
+                    Ending::Done { fua: *fua }
+                }
+                _ => Ending::Doubtful,
+            };
+            spans.iter().for_each(|span| self.model.wrote(op.id, *span, ending));
+        }
+        let verdict = match success {
+            true => self.check(&op, data.unwrap_or_default()),
+            false if self.is_excusable(&op, status) => Ok(()),
+            false => Err(format!("it was refused: {status}")),
+        };
+        if let Err(why) = verdict {
+            self.fail(format!("host {host}: {op}: {why}"));
+        }
+    }
+
+    fn check(&mut self, op: &Op, data: &[u8]) -> Result<(), String> {
+        let nsid = op.span.space as u8 + 1;
+        match &op.kind {
+            Kind::Read => {
+                let block = data.len() / op.span.blocks as usize;
+                let mut found = Vec::with_capacity(op.span.blocks as usize);
+                for (bytes, lba) in data.chunks_exact(block).zip(op.span.lba..) {
+                    match stamp::identify(nsid, lba, bytes) {
+                        Ok(value) => found.push(value),
+                        Err(spoilt) => return Err(format!("block {lba}: {spoilt}")),
+                    }
+                }
+                self.model.read(op.began, op.span, found.into_iter()).map_err(|v| v.0)
+            }
+            Kind::Compare(values) => {
+                let found = values.iter().copied();
+                self.model.read(op.began, op.span, found).map_err(|v| v.0)
+            }
+            Kind::Flush => {
+                self.model.flushed(op.began, op.span.space);
+                Ok(())
+            }
+            Kind::Wrong(_) => Err("it was carried out".to_owned()),
+            Kind::Write { .. } | Kind::Zeroes { .. } | Kind::Deallocate(_) | Kind::Admin(_) => {
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether a command may be refused with this status.
+    fn is_excusable(&self, op: &Op, status: Status) -> bool {
+        let (there, since) = self.there[op.span.space];
+        let absent = !there || since > op.began;
+        let of_disk = [
+            Status::WRITE_FAULT,
+            Status::UNRECOVERED_READ_ERROR,
+            Status::CAPACITY_EXCEEDED,
+            Status::COMMAND_INTERRUPTED,
+        ];
+        match op.kind {
+            Kind::Wrong(Mistake::Opcode) => return status.is(Status::INVALID_OPCODE),
+            Kind::Wrong(Mistake::Namespace) => return status.is(Status::INVALID_NAMESPACE),
+            Kind::Wrong(Mistake::Range) if status.is(Status::LBA_OUT_OF_RANGE) => return true,
+            Kind::Compare(_) if status.is(Status::COMPARE_FAILURE) => return true,
+            _ => {}
+        }
+        absent && status.is(Status::INVALID_NAMESPACE)
+            || self.disk_fails && of_disk.iter().any(|of_disk| status.is(*of_disk))
+    }
+
+    // ---- lines
+
+    /// A command leaves.
+    pub fn note_sent(&self, host: usize, queue: u16, op: &Op) {
+        let words = [0x70, (host as u64) << 16 | u64::from(queue), op.id.into()];
+        self.trace.note(words, || format!("host   {host} queue {queue}: {op}"));
+    }
+
+    /// A command has come home.
+    pub fn note_done(&self, host: usize, op: &Op, outcome: Result<Answer, Lost>) {
+        let word = outcome.map_or(u64::MAX, |answer| answer.status.field().into());
+        self.trace.note([0x71, (host as u64) << 32 | u64::from(op.id), word], || match outcome {
+            Ok(answer) => format!("host   {host} {}: {op}", answer.status),
+            Err(Lost) => format!("host   {host} lost: {op}"),
+        });
+    }
+
+    /// An association has ended.
+    pub fn note_ended(&mut self, host: usize, why: &Ended) {
+        self.counts.ended += 1;
+        self.trace
+            .note([0x72, host as u64, 0], || format!("host   {host} association ended: {why}"));
+    }
+}
+
+fn choose(weights: &[u16], dice: &mut Dice) -> usize {
+    let mut at = dice.below(weights.iter().map(|w| u64::from(*w)).sum());
+    for (index, weight) in weights.iter().enumerate() {
+        match at.checked_sub((*weight).into()) {
+            Some(left) => at = left,
+            None => return index,
+        }
+    }
+    0
+}
+
+fn question(dice: &mut Dice) -> Question {
+    let all = [Question::Controller, Question::Namespace, Question::Namespaces, Question::Queues];
+    all[dice.below(4) as usize]
+}
+
+fn mistake(dice: &mut Dice) -> Mistake {
+    [Mistake::Range, Mistake::Namespace, Mistake::Opcode][dice.below(3) as usize]
+}

@@ -1,0 +1,203 @@
+//! One command of a simulated host: what it asks, what data go with it.
+
+use std::fmt;
+
+use nvme::identify::{Cns, Identify};
+use nvme::log::{GetLogPage, LogId};
+use nvme::sqe::DsmRange;
+use nvme::{AdminOpcode, IoOpcode, PAGE_BYTES, Sgl, Sqe};
+
+use super::model::{Moment, Span, Value};
+use super::profile::Profile;
+use super::stamp;
+
+/// What a buffer holds before something is read into it.
+const POISON: u8 = 0xee;
+
+/// What a command does.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Read.
+    Read,
+    /// Write, or with no data of its own Write Zeroes.
+    Write {
+        /// Force Unit Access.
+        fua: bool,
+    },
+    /// Write Zeroes.
+    Zeroes {
+        /// Force Unit Access.
+        fua: bool,
+        /// The blocks may be deallocated.
+        deallocate: bool,
+    },
+    /// Dataset Management, deallocate: the span and more of them.
+    Deallocate(Vec<Span>),
+    /// Flush.
+    Flush,
+    /// Compare with these values.
+    Compare(Vec<Value>),
+    /// An admin command that only asks.
+    Admin(Question),
+    /// A command that must be refused.
+    Wrong(Mistake),
+}
+
+/// What an admin command asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Question {
+    /// Identify Controller.
+    Controller,
+    /// Identify Namespace.
+    Namespace,
+    /// The namespaces that there are.
+    Namespaces,
+    /// The namespaces that have changed: which acknowledges the event.
+    Changed,
+    /// Get Features, Number of Queues.
+    Queues,
+}
+
+/// What is wrong with a command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mistake {
+    /// It reads beyond the end.
+    Range,
+    /// There is no such namespace.
+    Namespace,
+    /// There is no such command.
+    Opcode,
+}
+
+/// A command.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Op {
+    /// What it does.
+    pub kind: Kind,
+    /// Unique, not 0: what its data say.
+    pub id: u32,
+    /// Where.
+    pub span: Span,
+    /// When it left.
+    pub began: Moment,
+}
+
+impl Op {
+    /// Whether it goes to the admin queue.
+    pub fn is_admin(&self) -> bool {
+        matches!(self.kind, Kind::Admin(_))
+    }
+
+    /// The blocks that it changes, if it does, and what they become.
+    pub fn changes(&self) -> Option<(&[Span], Value)> {
+        match &self.kind {
+            Kind::Write { .. } => Some((std::slice::from_ref(&self.span), Value::Write(self.id))),
+            Kind::Zeroes { .. } => Some((std::slice::from_ref(&self.span), Value::Zeros)),
+            Kind::Deallocate(spans) => Some((spans, Value::Zeros)),
+            _ => None,
+        }
+    }
+
+    /// Bytes of data.
+    pub fn data_bytes(&self, profile: &Profile) -> u32 {
+        match &self.kind {
+            Kind::Read | Kind::Write { .. } | Kind::Compare(_) => {
+                self.span.blocks * profile.shapes[self.span.space].1
+            }
+            Kind::Deallocate(spans) => spans.len() as u32 * DsmRange::BYTES as u32,
+            Kind::Flush | Kind::Zeroes { .. } => 0,
+            Kind::Admin(Question::Queues) => 0,
+            Kind::Admin(_) => PAGE_BYTES as u32,
+            Kind::Wrong(Mistake::Opcode) => 0,
+            Kind::Wrong(_) => profile.shapes[self.span.space].1,
+        }
+    }
+
+    /// The command itself.
+    pub fn sqe(&self) -> Sqe {
+        let nsid = self.span.space as u32 + 1;
+        let io = |opcode| {
+            Sqe::io(opcode, nsid).with_range(self.span.lba.into(), self.span.blocks as u16 - 1)
+        };
+        match &self.kind {
+            Kind::Read => io(IoOpcode::READ),
+            Kind::Write { fua } => io(IoOpcode::WRITE).with_fua(*fua),
+            Kind::Zeroes { fua, deallocate } => {
+                io(IoOpcode::WRITE_ZEROES).with_fua(*fua).with_deac(*deallocate)
+            }
+            Kind::Deallocate(spans) => Sqe::deallocation(nsid, spans.len() as u8 - 1),
+            Kind::Flush => Sqe::io(IoOpcode::FLUSH, nsid),
+            Kind::Compare(_) => io(IoOpcode::COMPARE),
+            Kind::Admin(Question::Controller) => Identify::new(Cns::CONTROLLER, 0).emit(Sgl::NONE),
+            Kind::Admin(Question::Namespace) => Identify::new(Cns::NAMESPACE, nsid).emit(Sgl::NONE),
+            Kind::Admin(Question::Namespaces) => {
+                Identify::new(Cns::ACTIVE_NAMESPACES, 0).emit(Sgl::NONE)
+            }
+            Kind::Admin(Question::Changed) => {
+                let dwords = PAGE_BYTES as u32 / 4;
+                let log = GetLogPage::new(LogId::CHANGED_NAMESPACES, 0, dwords);
+                GetLogPage { rae: false, ..log }.emit(Sgl::NONE)
+            }
+            Kind::Admin(Question::Queues) => {
+                Sqe { cdw10: 7, ..Sqe::admin(AdminOpcode::GET_FEATURES) }
+            }
+            Kind::Wrong(Mistake::Range) => io(IoOpcode::READ).with_range(1 << 40, 0),
+            Kind::Wrong(Mistake::Namespace) => io(IoOpcode::READ).with_nsid(9),
+            Kind::Wrong(Mistake::Opcode) => Sqe::io(IoOpcode(0x79), nsid),
+        }
+    }
+
+    /// Fills the data that it sends; or what it reads into, with what nobody writes.
+    pub fn fill(&self, bytes: &mut [u8], profile: &Profile) {
+        let (nsid, block) = (self.span.space as u8 + 1, profile.shapes[self.span.space].1 as usize);
+        match &self.kind {
+            Kind::Write { .. } => {
+                for (block, lba) in bytes.chunks_exact_mut(block).zip(self.span.lba..) {
+                    stamp::fill(self.id, nsid, lba, block);
+                }
+            }
+            Kind::Compare(values) => {
+                let places = bytes.chunks_exact_mut(block).zip(self.span.lba..);
+                for ((block, lba), value) in places.zip(values) {
+                    match value {
+                        Value::Zeros => block.fill(0),
+                        Value::Write(write) => stamp::fill(*write, nsid, lba, block),
+                    }
+                }
+            }
+            Kind::Deallocate(spans) => {
+                for (bytes, span) in bytes.chunks_exact_mut(DsmRange::BYTES).zip(spans) {
+                    let (blocks, slba) = (span.blocks, span.lba.into());
+                    bytes.copy_from_slice(&DsmRange { attributes: 0, blocks, slba }.emit());
+                }
+            }
+            _ => bytes.fill(POISON),
+        }
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Span { space, lba, blocks } = self.span;
+        let nsid = space + 1;
+        match &self.kind {
+            Kind::Read => write!(f, "read of namespace {nsid}, {blocks} from {lba}"),
+            Kind::Write { fua } => {
+                let fua = if *fua { ", FUA" } else { "" };
+                write!(f, "write {} of namespace {nsid}, {blocks} from {lba}{fua}", self.id)
+            }
+            Kind::Zeroes { fua, .. } => {
+                let fua = if *fua { ", FUA" } else { "" };
+                write!(f, "zeroes {} of namespace {nsid}, {blocks} from {lba}{fua}", self.id)
+            }
+            Kind::Deallocate(spans) => {
+                write!(f, "deallocation {} of namespace {nsid}:", self.id)?;
+                spans.iter().try_for_each(|s| write!(f, " {} from {}", s.blocks, s.lba))
+            }
+            Kind::Flush => write!(f, "flush of namespace {nsid}"),
+            Kind::Compare(_) => write!(f, "compare of namespace {nsid}, {blocks} from {lba}"),
+            Kind::Admin(question) => write!(f, "question: {question:?}"),
+            Kind::Wrong(mistake) => write!(f, "mistake: {mistake:?}"),
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Faults that are planted to see that they are found. None of them is something that a network or
+//! a disk may do; each is what a defect of ours would look like from outside.
+
+use std::collections::HashMap;
+
+use rdma::soft::header::Bth;
+use rdma::soft::icrc::{Flow, Icrc};
+use rdma::soft::opcode::Opcode;
+use rdma::soft::psn::Psn;
+use rdma::soft::sim::{Datagram, Tap};
+
+/// A planted fault.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Plant {
+    /// Who receives a request again, because its acknowledgement got lost, does not acknowledge it
+    /// again.
+    LostAck,
+    /// The target answers a command twice.
+    DoubleCompletion,
+    /// The disk says that it has flushed, and has not.
+    MissingFlush,
+    /// Acknowledgements say one packet more than was received.
+    PsnOffByOne,
+}
+
+impl Plant {
+    /// All of them.
+    pub const ALL: [Plant; 4] =
+        [Plant::LostAck, Plant::DoubleCompletion, Plant::MissingFlush, Plant::PsnOffByOne];
+
+    /// Its name on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Plant::LostAck => "lost-ack",
+            Plant::DoubleCompletion => "double-completion",
+            Plant::MissingFlush => "missing-flush",
+            Plant::PsnOffByOne => "psn-off-by-one",
+        }
+    }
+
+    /// What does it to datagrams, for those of this kind.
+    pub(super) fn tap(self) -> Option<Tap> {
+        match self {
+            Plant::LostAck => Some(forgetful()),
+            Plant::PsnOffByOne => Some(Box::new(one_more)),
+            Plant::DoubleCompletion | Plant::MissingFlush => None,
+        }
+    }
+}
+
+fn header(datagram: &Datagram) -> Option<Bth> {
+    let bth = Bth::parse(datagram.bytes.first_chunk()?).ok()?;
+    Some(bth)
+}
+
+/// Drops the second and every further acknowledgement of one number.
+fn forgetful() -> Tap {
+    let mut seen: HashMap<u32, Psn> = HashMap::new();
+    Box::new(move |datagram| {
+        let Some(bth) = header(datagram).filter(|bth| bth.opcode == Opcode::Acknowledge) else {
+            return true;
+        };
+        let last = seen.insert(bth.destination.get(), bth.psn);
+        last != Some(bth.psn)
+    })
+}
+
+/// Makes every tenth acknowledgement one of the packet behind.
+fn one_more(datagram: &mut Datagram) -> bool {
+    let Some(bth) = header(datagram).filter(|bth| bth.opcode == Opcode::Acknowledge) else {
+        return true;
+    };
+    let psn = bth.psn.add(1);
+    let end = datagram.bytes.len() - 4;
+    if let (Some((source, destination)), true) = (datagram.way, bth.psn.get().is_multiple_of(10)) {
+        let changed = Bth { psn, ..bth }.emit();
+        datagram.bytes[..Bth::BYTES].copy_from_slice(&changed);
+        let flow = Flow { source, destination };
+        let mut icrc = Icrc::start(&flow, 0, datagram.bytes.len(), &changed);
+        icrc.update(&datagram.bytes[Bth::BYTES..end]);
+        datagram.bytes[end..].copy_from_slice(&icrc.finish());
+    }
+    true
+}

@@ -1,0 +1,216 @@
+//! What a seed stands for: how large everything is, what goes wrong how often, what hosts do.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use rdma::soft::sim::{Dice, Faults};
+
+use super::disk::DiskFaults;
+
+/// A mishap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mishap {
+    /// A host and the target do not hear each other for a while.
+    Cut(usize, Duration),
+    /// No host and the target hear each other for a while.
+    CutAll(Duration),
+    /// The network is at its worst for a while.
+    Storm(Duration),
+    /// The target is killed and starts again after a while; the disks have power.
+    Kill(Duration),
+    /// The target and its disks lose power for a while.
+    PowerFailure(Duration),
+    /// A host is switched off, says no goodbye, and starts again after a while.
+    HostCrash(usize, Duration),
+    /// A host closes its association in order, and makes a new one.
+    Close(usize),
+    /// A host drops its association, and makes a new one.
+    Abort(usize),
+    /// A host says nothing for a while, as if it stood still.
+    Freeze(usize, Duration),
+    /// A namespace is removed and comes back after a while.
+    Remove(usize, Duration),
+    /// The subsystem is withdrawn and comes back after a while.
+    Withdraw(Duration),
+}
+
+/// Everything that is settled at the beginning of a run.
+#[derive(Clone, Debug)]
+pub struct Profile {
+    /// The target's address; hosts follow.
+    pub v6: bool,
+    /// Hosts.
+    pub hosts: usize,
+    /// Reactors of the target.
+    pub reactors: usize,
+    /// I/O queues that a host asks for.
+    pub io_queues: u16,
+    /// Their entries.
+    pub entries: u16,
+    /// What the hosts ask for as keep alive timeout.
+    pub kato_ms: u32,
+    /// Largest transfer.
+    pub mdts_bytes: u32,
+    /// Data of the target's pools.
+    pub data_bytes: u64,
+    /// Receives of the target's pools.
+    pub receives: u32,
+    /// Path MTU.
+    pub mtu: u32,
+    /// Packets unacknowledged at once.
+    pub window: u32,
+    /// Bytes of one read request.
+    pub read_bytes: u32,
+    /// The first wait for an acknowledgement.
+    pub ack_timeout: Duration,
+    /// Namespaces: blocks, bytes of a block.
+    pub shapes: Vec<(u32, u32)>,
+    /// The network.
+    pub net: Faults,
+    /// The network in a storm.
+    pub storm: Faults,
+    /// The disks.
+    pub disk: DiskFaults,
+    /// What happens when so many commands have been sent.
+    pub mishaps: Vec<(u32, Mishap)>,
+    /// In a thousand commands: reads, writes, flushes, zeroes, deallocations, compares, admin
+    /// commands, wrong commands.
+    pub mix: [u16; 8],
+    /// In a thousand writes those with FUA.
+    pub fua: u16,
+    /// In a thousand ranges those in the first few blocks.
+    pub hot: u16,
+    /// In a thousand commands those after which a host pauses.
+    pub pause: u16,
+    /// For so long at most.
+    pub pause_for: Duration,
+    /// A turn of anybody takes so long at most.
+    pub turn: Duration,
+}
+
+const MIXES: [[u16; 8]; 4] = [
+    [420, 380, 40, 40, 30, 40, 30, 20],
+    [100, 700, 100, 40, 30, 10, 10, 10],
+    [800, 120, 20, 10, 10, 20, 10, 10],
+    [250, 250, 150, 120, 120, 60, 30, 20],
+];
+
+fn pick<T: Copy>(dice: &mut Dice, from: &[T]) -> T {
+    from[dice.below(from.len() as u64) as usize]
+}
+
+fn micros(dice: &mut Dice, from: u64, to: u64) -> Duration {
+    Duration::from_micros(from + dice.below(to - from + 1))
+}
+
+impl Profile {
+    /// What a seed stands for, in a run of so many commands.
+    #[must_use]
+    pub fn new(seed: u64, commands: u32) -> Profile {
+        let dice = &mut Dice::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5eed);
+        for _ in 0..8 {
+            dice.roll();
+        }
+        let v6 = dice.per_mille(700);
+        let hosts = pick(dice, &[1, 1, 2, 2, 3]);
+        let net = network(dice, v6);
+        let mut profile = Profile {
+            v6,
+            hosts,
+            reactors: 1,
+            io_queues: pick(dice, &[1, 1, 2, 3]),
+            entries: pick(dice, &[2, 4, 8, 16, 32]),
+            kato_ms: pick(dice, &[1000, 2000, 5000]),
+            mdts_bytes: pick(dice, &[8 << 10, 16 << 10, 64 << 10]),
+            data_bytes: 0,
+            // Enough for all queues of all hosts at once: a refusal is a failure here.
+            receives: pick(dice, &[1024, 1536]),
+            mtu: pick(dice, &[256, 512, 1024, 1024, 2048, 4096, 4096]),
+            window: pick(dice, &[4, 16, 64, 128]),
+            read_bytes: pick(dice, &[1 << 10, 8 << 10, 64 << 10]),
+            ack_timeout: pick(dice, &[2_000, 10_000, 67_000].map(Duration::from_micros)),
+            shapes: vec![(256, 512), (64, 4096)],
+            net,
+            storm: Faults { loss: 300, duplicate: 100, reorder: 500, ..net },
+            disk: disk(dice),
+            mishaps: Vec::new(),
+            mix: pick(dice, &MIXES),
+            fua: pick(dice, &[0, 100, 500]),
+            hot: pick(dice, &[0, 300, 800]),
+            pause: pick(dice, &[0, 20, 200]),
+            pause_for: pick(dice, &[1_000, 100_000, 3_000_000].map(Duration::from_micros)),
+            turn: micros(dice, 0, 5),
+        };
+        let least = 2 * u64::from(profile.mdts_bytes) + (256 << 10);
+        profile.data_bytes = least + pick(dice, &[0, 64 << 10, 1 << 20]);
+        profile.mishaps = mishaps(dice, hosts, commands);
+        profile
+    }
+
+    /// The target's address, or that of a host, counted from 0.
+    #[must_use]
+    pub fn address(&self, host: Option<usize>) -> IpAddr {
+        let number = host.map_or(1, |host| host as u16 + 2);
+        match self.v6 {
+            true => IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, number]),
+            false => IpAddr::from([10, 0, 0, number as u8]),
+        }
+    }
+}
+
+fn network(dice: &mut Dice, v6: bool) -> Faults {
+    let clean = dice.per_mille(250);
+    let mut chance = |most: &[u16]| if clean { 0 } else { pick(dice, most) };
+    Faults {
+        loss: chance(&[0, 2, 10, 20]),
+        duplicate: chance(&[0, 5, 50]),
+        // Sixteen of the 32 bits of the check are not seen on IPv4: one damage in 65536 stays.
+        damage: if v6 { chance(&[0, 2, 10]) } else { 0 },
+        reorder: chance(&[0, 10, 100]),
+        delay: micros(dice, 5, 200),
+        jitter: micros(dice, 10, 2_000),
+    }
+}
+
+fn disk(dice: &mut Dice) -> DiskFaults {
+    let sound = dice.per_mille(400);
+    let mut chance = |most: &[u16]| if sound { 0 } else { pick(dice, most) };
+    DiskFaults {
+        error: chance(&[0, 2, 20]),
+        short: chance(&[0, 20, 200]),
+        sync_error: chance(&[0, 0, 0, 10]),
+        slow: chance(&[0, 2, 20]),
+        latency: micros(dice, 5, 200),
+        jitter: micros(dice, 0, 300),
+        stall: micros(dice, 1_000, 800_000),
+        punch: dice.per_mille(800),
+        zero_range: dice.per_mille(800),
+    }
+}
+
+fn mishaps(dice: &mut Dice, hosts: usize, commands: u32) -> Vec<(u32, Mishap)> {
+    let count = pick(dice, &[0, 1, 2, 4, 8]);
+    let mut list: Vec<_> = (0..count).map(|_| mishap(dice, hosts, commands)).collect();
+    list.sort_by_key(|(at, _)| *at);
+    list
+}
+
+fn mishap(dice: &mut Dice, hosts: usize, commands: u32) -> (u32, Mishap) {
+    let host = dice.below(hosts as u64) as usize;
+    let long = pick(dice, &[500, 50_000, 2_000_000, 12_000_000]);
+    let time = micros(dice, long / 2, long);
+    let mishap = match dice.below(12) {
+        0 => Mishap::Cut(host, time),
+        1 => Mishap::CutAll(time),
+        2 => Mishap::Storm(time),
+        3 => Mishap::Kill(time),
+        4 | 5 => Mishap::PowerFailure(time),
+        6 => Mishap::HostCrash(host, time),
+        7 => Mishap::Close(host),
+        8 => Mishap::Abort(host),
+        9 => Mishap::Freeze(host, time),
+        10 => Mishap::Remove(dice.below(2) as usize, time),
+        _ => Mishap::Withdraw(time),
+    };
+    (dice.below(u64::from(commands).max(1)) as u32, mishap)
+}

@@ -1,0 +1,318 @@
+//! The target: the queues of its reactors on simulated fabrics and disks, its book, its death and
+//! its return.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use nvme::{Nqn, Text};
+use nvmfd::controller::Limits;
+use nvmfd::disk::{BackingId, Done};
+use nvmfd::mailbox::{Mailbox, mailbox};
+use nvmfd::queue::RECEIVES_FOR_ADMIN;
+use nvmfd::queues::{Lent, Queues};
+use nvmfd::registry::Registry;
+use nvmfd::subsystem::{Namespace, Subsystem, Usage};
+use rdma::soft::Soft;
+use rdma::soft::sim::{Air, AirPort, Dice};
+use rdma::{Event, Fabric, Pool, PoolPlan, Wake};
+
+use super::disk::{SimDisk, SimRing};
+use super::profile::Profile;
+use super::seam::{DiskSeam, Echo, Ledger, Seam, SharedLedger, lock};
+use super::trace::Trace;
+use super::{config, entropy};
+
+/// The port of the service.
+pub const PORT: u16 = 4420;
+/// Events that a reactor takes in one turn.
+const BATCH: usize = 64;
+/// The subsystem.
+pub const SUBNQN: &str = "nqn.2026-11.io.nvmfd:world";
+
+/// A reactor without a thread.
+struct Reactor {
+    queues: Queues,
+    fabric: Seam<Soft>,
+    pool: Pool,
+    mailbox: Mailbox,
+    ledger: SharedLedger,
+    events: Vec<Event>,
+    done: Vec<Done>,
+    rung: bool,
+    /// Bytes of a buffer that a planted fault keeps.
+    spare_bytes: u64,
+}
+
+/// The target.
+pub struct Target {
+    ports: Vec<AirPort>,
+    registry: Arc<Registry>,
+    reactors: Vec<Reactor>,
+    usage: Arc<Usage>,
+    /// For each namespace its number at the disk, while it is served.
+    served: Vec<Option<BackingId>>,
+    next_id: u32,
+    published: bool,
+}
+
+impl Target {
+    /// A target that has not been started.
+    pub fn new(profile: &Profile, air: &Arc<Mutex<Air>>) -> Target {
+        let count = profile.reactors as u32;
+        let port = |index| AirPort::new(air, profile.address(None), (count, index));
+        Target {
+            ports: (0..count).map(port).collect(),
+            registry: Arc::new(Registry::new(Vec::new(), 0, 0)),
+            reactors: Vec::new(),
+            usage: Arc::default(),
+            served: vec![None; profile.shapes.len()],
+            next_id: 0,
+            published: false,
+        }
+    }
+
+    /// Its places in the air.
+    pub fn places(&self) -> impl Iterator<Item = usize> {
+        self.ports.iter().map(AirPort::place)
+    }
+
+    /// Whether it runs.
+    pub fn is_up(&self) -> bool {
+        !self.reactors.is_empty()
+    }
+
+    /// How many reactors run.
+    pub fn reactors(&self) -> usize {
+        self.reactors.len()
+    }
+
+    /// Starts it: pools, fabrics, listener, stores and the subsystem.
+    pub fn start(
+        &mut self,
+        profile: &Profile,
+        dice: &mut Dice,
+        disk: &mut SimDisk,
+        trace: &Arc<Trace>,
+        now: Instant,
+    ) -> Result<(), String> {
+        let said = |error: &dyn std::fmt::Display| error.to_string();
+        let plan = PoolPlan {
+            cells: profile.receives * 2,
+            receives: profile.receives,
+            lead_bytes: 64,
+            tail_bytes: 4096,
+            data_bytes: profile.data_bytes,
+            largest_bytes: profile.mdts_bytes,
+        };
+        let limits = Limits {
+            queue_depth: 32,
+            io_queues: 4,
+            in_capsule_bytes: 4096,
+            mdts_bytes: profile.mdts_bytes,
+        };
+        let mut senders = Vec::new();
+        for (index, port) in self.ports.iter().enumerate() {
+            let pool = Pool::new(plan).map_err(|e| said(&e))?;
+            let (sender, mailbox) = mailbox().map_err(|e| said(&e))?;
+            senders.push(sender);
+            let config = config(profile, dice.roll(), (self.ports.len() as u32, index as u32));
+            let entropy = entropy(dice.roll());
+            let region = Arc::clone(pool.region());
+            let soft = Soft::in_air(port.clone(), config, entropy, now, Arc::clone(&region))
+                .map_err(|e| said(&e))?;
+            let ledger = Arc::new(Mutex::new(Ledger::new(&plan)));
+            let name = ("target", index as u64);
+            let fabric = Seam::new(soft, name, region, Arc::clone(&ledger), Arc::clone(trace));
+            self.reactors.push(Reactor {
+                queues: Queues::new(index, limits, now),
+                fabric,
+                pool,
+                mailbox,
+                ledger,
+                events: Vec::with_capacity(BATCH),
+                done: Vec::new(),
+                rung: true,
+                spare_bytes: 0,
+            });
+        }
+        let at = SocketAddr::new(profile.address(None), PORT);
+        for reactor in &mut self.reactors {
+            reactor.fabric.listen(at).map_err(|e| said(&e))?;
+        }
+        let receives = profile.receives - RECEIVES_FOR_ADMIN;
+        self.registry = Arc::new(Registry::new(senders, 16, receives));
+        disk.open(self.reactors.iter().map(|r| Arc::clone(r.pool.region())).collect());
+        for space in 0..profile.shapes.len() {
+            self.serve(space, disk);
+        }
+        self.publish(profile);
+        self.registry.set_listeners(vec![at]);
+        Ok(())
+    }
+
+    /// It is gone, with everything that it had in hand.
+    pub fn crash(&mut self) {
+        self.reactors.clear();
+        self.served.fill(None);
+        self.published = false;
+    }
+
+    /// Serves a namespace (from the next publication on).
+    pub fn serve(&mut self, space: usize, disk: &mut SimDisk) {
+        let id = BackingId(self.next_id);
+        self.next_id += 1;
+        disk.attach(id, space);
+        self.served[space] = Some(id);
+    }
+
+    /// Serves a namespace no more (after the next publication).
+    pub fn remove(&mut self, space: usize) -> Option<BackingId> {
+        self.served[space].take()
+    }
+
+    /// Makes the subsystem, as it is now, known to all.
+    pub fn publish(&mut self, profile: &Profile) {
+        let namespace = |(space, id): (usize, &Option<BackingId>)| {
+            let (blocks, block_bytes) = profile.shapes[space];
+            id.map(|backing| Namespace {
+                nsid: space as u32 + 1,
+                backing,
+                blocks: blocks.into(),
+                block_shift: block_bytes.trailing_zeros() as u8,
+                read_only: false,
+                volatile_cache: true,
+                uuid: [space as u8 + 1; 16],
+            })
+        };
+        self.registry.publish(Arc::new(Subsystem {
+            nqn: subnqn(),
+            serial: Text::lossy("WORLD"),
+            model: Text::lossy("nvmfd"),
+            allow_any_host: true,
+            hosts: BTreeSet::new(),
+            namespaces: self.served.iter().enumerate().filter_map(namespace).collect(),
+            usage: Arc::clone(&self.usage),
+        }));
+        self.published = true;
+    }
+
+    /// Takes the subsystem away from its hosts.
+    pub fn withdraw(&mut self) {
+        self.registry.withdraw(&subnqn());
+        self.published = false;
+    }
+
+    /// Whether the subsystem is there.
+    pub fn is_published(&self) -> bool {
+        self.published
+    }
+
+    /// One turn of a reactor, as the real one has it. Gives when the next is due.
+    pub fn turn(&mut self, index: usize, now: Instant, disk: &mut SimDisk) -> Option<Instant> {
+        let reactor = &mut self.reactors[index];
+        reactor.rung |= reactor.mailbox.hush();
+        disk.reap(index, &mut reactor.done);
+        DiskSeam::<SimRing<'_>>::returned(&reactor.ledger, &reactor.done);
+        reactor.fabric.poll(now, &mut reactor.events);
+        let worked = reactor.rung || !reactor.events.is_empty() || !reactor.done.is_empty();
+        let ring = SimRing { disk, ring: index };
+        let mut seam = DiskSeam { disk: ring, ledger: &reactor.ledger };
+        let mut lent = Lent {
+            pool: &mut reactor.pool,
+            fabric: &mut reactor.fabric,
+            disk: &mut seam,
+            registry: &self.registry,
+            now,
+        };
+        if std::mem::take(&mut reactor.rung) {
+            while let Some(mail) = reactor.mailbox.take() {
+                reactor.queues.on_mail(mail, &mut lent);
+            }
+            reactor.queues.look(&mut lent);
+        }
+        for event in reactor.events.drain(..) {
+            reactor.queues.on_event(event, &mut lent);
+        }
+        for done in reactor.done.drain(..) {
+            reactor.queues.on_disk(done, &mut lent);
+        }
+        reactor.queues.tick(&mut lent);
+        if worked {
+            reactor.queues.serve_waiters(&mut lent);
+        }
+        reactor.fabric.flush();
+        let deadline = reactor.fabric.arm(Wake::Any);
+        let tick = reactor.queues.next_tick();
+        Some(deadline.map_or(tick, |deadline| deadline.min(tick)))
+    }
+
+    /// Whether somebody has rung for a reactor.
+    pub fn is_rung(&mut self, index: usize) -> bool {
+        let reactor = &mut self.reactors[index];
+        reactor.rung |= reactor.mailbox.hush();
+        reactor.rung
+    }
+
+    /// Checks that no buffer of a reactor is in two hands, or in none.
+    pub fn audit(&self, index: usize) -> Result<(), String> {
+        let reactor = &self.reactors[index];
+        let ledger = lock(&reactor.ledger);
+        if let Some(fault) = ledger.fault() {
+            return Err(format!("target {index}: {fault}"));
+        }
+        let plan = reactor.pool.plan();
+        let (cells, receives, data) = reactor.pool.free();
+        let free = u64::from(cells) * 64 + u64::from(receives) * plan.receive_bytes() + data;
+        let given = [ledger.bytes(), reactor.queues.held_bytes(), reactor.spare_bytes];
+        let all = u64::from(plan.cells) * 64
+            + u64::from(plan.receives) * plan.receive_bytes()
+            + plan.data_bytes.next_multiple_of(plan.largest_bytes.into());
+        match free + given.iter().sum::<u64>() == all {
+            true => Ok(()),
+            false => Err(format!(
+                "target {index}: of {all} bytes of buffers {free} are free, {} with fabric and \
+                 disk, {} with queues: some are lost or in two hands",
+                given[0], given[1]
+            )),
+        }
+    }
+
+    /// What is left when nothing should be.
+    pub fn leftovers(&self) -> Result<(), String> {
+        for (index, reactor) in self.reactors.iter().enumerate() {
+            self.audit(index)?;
+            let (queues, free) = (reactor.queues.count(), reactor.pool.free());
+            if queues > 0 || lock(&reactor.ledger).bytes() > 0 {
+                return Err(format!("target {index}: at rest, and {queues} queues are left"));
+            }
+            if reactor.spare_bytes == 0 && !reactor.pool.is_full() {
+                return Err(format!("target {index}: at rest, and only {free:?} are free"));
+            }
+        }
+        match self.registry.associations() {
+            0 => Ok(()),
+            count => Err(format!("at rest, and {count} associations are left")),
+        }
+    }
+
+    /// Queues of all reactors.
+    pub fn queues(&self) -> usize {
+        self.reactors.iter().map(|reactor| reactor.queues.count()).sum()
+    }
+
+    /// Plants a fault: an answer is sent twice after so many.
+    pub fn plant_echo(&mut self, after: u32) {
+        for reactor in &mut self.reactors {
+            let spare = reactor.pool.take_cell();
+            reactor.spare_bytes = 64;
+            reactor.fabric.echo = Some(Echo { after, spare });
+        }
+    }
+}
+
+/// The subsystem's name.
+pub fn subnqn() -> Nqn {
+    SUBNQN.parse().expect("a name")
+}
