@@ -267,9 +267,8 @@ impl World {
         if next > self.now {
             (self.now, self.turns) = (next, 0);
             self.trace.advance(next);
+            self.disk.advance(next);
         }
-        // Also when the clock stands: what was begun just now may take no time.
-        self.disk.advance(self.now);
         self.judge.fence(self.now);
         while let Some(Reverse((at, _, timer))) = self.timers.peek().copied()
             && at <= self.now
@@ -310,7 +309,7 @@ impl World {
                 let due = self.target.turn(actor, self.now, &mut self.disk);
                 self.target.audit(actor)?;
                 for other in 0..reactors {
-                    if self.target.is_rung(other) {
+                    if self.target.is_rung(other) || self.disk.has_ready(other) {
                         self.rouse(other);
                     }
                 }
@@ -366,8 +365,6 @@ impl World {
                 }
                 (0..self.profile.reactors).for_each(|reactor| self.rouse(reactor));
             }
-            // A host that is still down when all is read has nothing left to do.
-            Timer::StartHost(_) if self.judge.stage == Stage::Rest => {}
             Timer::StartHost(host) => {
                 lock(&self.air).set_down(self.hosts[host].place(), false);
                 self.hosts[host].start(&self.profile, &self.trace, self.now)?;

@@ -174,7 +174,7 @@ impl SimDisk {
         self.now = now;
     }
 
-    /// When something comes home that has not yet.
+    /// When something comes home, besides what has.
     #[must_use]
     pub fn next_due(&self) -> Option<Instant> {
         self.due.peek().map(|Reverse((due, ..))| *due)
@@ -260,10 +260,9 @@ impl SimDisk {
             (-libc::EOPNOTSUPP, 0)
         } else if dice.per_mille(chance) {
             let error = ERRORS[dice.below(ERRORS.len() as u64) as usize];
-            // Who is told to try again has not been served at all.
-            let again = matches!(error, libc::EINTR | libc::EAGAIN);
-            let some = dice.below(blocks + 1) * block;
-            (-error, if again { 0 } else { some })
+            // What can be tried again has not begun. What has failed may have done a part.
+            let begun = !matches!(error, libc::EINTR | libc::EAGAIN);
+            (-error, if begun { dice.below(blocks + 1) * block } else { 0 })
         } else if matches!(step, Step::Space { .. } | Step::Sync) {
             (0, len)
         } else if blocks > 1 && dice.per_mille(faults.short) {
@@ -551,6 +550,7 @@ mod tests {
 
         fn wait(&mut self) -> Done {
             let mut done = Vec::new();
+            self.disk.reap(0, &mut done);
             while done.is_empty() {
                 self.now = self.disk.next_due().expect("something under way");
                 self.disk.advance(self.now);

@@ -122,7 +122,7 @@ impl Host {
         let name = ("host", self.index as u64);
         let (ledger, trace) = (Arc::clone(&self.ledger), Arc::clone(trace));
         self.fabric = Some(Seam::new(soft, name, region, ledger, trace));
-        self.connect_at = Some(now);
+        self.connect_at = (!self.finished).then_some(now);
         Ok(())
     }
 
@@ -202,7 +202,7 @@ impl Host {
         } else if self.is_ready() {
             wake = earlier(wake, Some(self.quiet_until));
         }
-        self.conclude(judge, now);
+        self.conclude(profile, judge, now);
         let fabric = self.fabric.as_mut()?;
         fabric.flush();
         wake = earlier(wake, earlier(fabric.arm(Wake::Any), self.connect_at));
@@ -245,7 +245,7 @@ impl Host {
     }
 
     /// Takes leave of an association that has ended.
-    fn conclude(&mut self, judge: &mut Judge, now: Instant) {
+    fn conclude(&mut self, profile: &Profile, judge: &mut Judge, now: Instant) {
         let Some(session) = self.session.as_ref().filter(|s| s.phase() == Phase::Ended) else {
             return;
         };
@@ -253,7 +253,7 @@ impl Host {
         judge.note_ended(self.index, &why);
         if let Ended::Violation { .. } = why {
             judge.fail(format!("host {}: {why}", self.index));
-        } else if !self.leaving && now > judge.excused_until[self.index] {
+        } else if !self.leaving && !judge.excuses(self.index, profile, &why, now) {
             judge.fail(format!(
                 "host {}: the association ended, and nothing had happened that excuses it: {why}",
                 self.index

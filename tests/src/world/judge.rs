@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use initiator::session::{Answer, Ended, Lost};
 use nvme::Status;
+use nvme::cm::RejectStatus;
 use rdma::soft::sim::Dice;
 
 use super::model::{Ending, Model, Moment, Span};
@@ -115,6 +116,17 @@ impl Judge {
                 *excused = until.max(*excused);
             }
         }
+    }
+
+    /// Whether it is no wonder that an association of a host has ended.
+    pub fn excuses(&self, host: usize, profile: &Profile, why: &Ended, now: Instant) -> bool {
+        let bad_luck = match why {
+            // Three messages of connection management in a row may get lost.
+            Ended::Unreachable { .. } | Ended::SlowConnection { .. } => profile.net.loss > 0,
+            Ended::Rejected { status: RejectStatus::NO_RESOURCES, .. } => profile.is_cramped(),
+            _ => false,
+        };
+        bad_luck || now <= self.excused_until[host]
     }
 
     /// A namespace comes or goes.

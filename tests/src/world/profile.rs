@@ -123,8 +123,7 @@ impl Profile {
             kato_ms: pick(dice, &[1000, 2000, 5000]),
             mdts_bytes: pick(dice, &[8 << 10, 16 << 10, 64 << 10]),
             data_bytes: 0,
-            // Enough for all queues of all hosts at once: a refusal is a failure here.
-            receives: pick(dice, &[1024, 1536]),
+            receives: pick(dice, &[384, 768]),
             mtu: pick(dice, &[256, 512, 1024, 1024, 2048, 4096, 4096]),
             window: pick(dice, &[4, 16, 64, 128]),
             read_bytes: pick(dice, &[1 << 10, 8 << 10, 64 << 10]),
@@ -145,6 +144,14 @@ impl Profile {
         profile.data_bytes = least + pick(dice, &[0, 64 << 10, 1 << 20]);
         profile.mishaps = mishaps(dice, hosts, commands);
         profile
+    }
+
+    /// Whether the target may have no receives left for what the hosts were granted: grants are
+    /// made before the queues are connected, to several hosts at once.
+    #[must_use]
+    pub fn is_cramped(&self) -> bool {
+        let of_host = 32 + u32::from(self.io_queues) * u32::from(self.entries);
+        self.hosts as u32 * of_host + 64 >= self.receives
     }
 
     /// The target's address, or that of a host, counted from 0.

@@ -226,12 +226,6 @@ impl Target {
             registry: &self.registry,
             now,
         };
-        if std::mem::take(&mut reactor.rung) {
-            while let Some(mail) = reactor.mailbox.take() {
-                reactor.queues.on_mail(mail, &mut lent);
-            }
-            reactor.queues.look(&mut lent);
-        }
         for event in reactor.events.drain(..) {
             reactor.queues.on_event(event, &mut lent);
         }
@@ -239,6 +233,12 @@ impl Target {
             reactor.queues.on_disk(done, &mut lent);
         }
         reactor.queues.tick(&mut lent);
+        if std::mem::take(&mut reactor.rung) {
+            while let Some(mail) = reactor.mailbox.take() {
+                reactor.queues.on_mail(mail, &mut lent);
+            }
+            reactor.queues.look(&mut lent);
+        }
         if worked {
             reactor.queues.serve_waiters(&mut lent);
         }
