@@ -16,7 +16,7 @@ pub enum How {
     Auto,
     /// Not at all
     Never,
-    /// A line of JSON a second on stderr
+    /// Lines of JSON on stderr, two a second
     Json,
 }
 
