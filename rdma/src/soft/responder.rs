@@ -71,6 +71,8 @@ pub(crate) struct Responder {
     /// A gap has been reported: the last packet that came behind it.
     reported: Option<Psn>,
     early: Early,
+    /// A repeated packet before a read that was not acknowledged.
+    repeated: Option<Psn>,
     /// The last packet executed for which the peer wants an acknowledgement.
     asked: Option<Psn>,
     answers: Answers,
@@ -89,6 +91,7 @@ impl Responder {
             waits: false,
             reported: None,
             early: Early::new(0, 0, false),
+            repeated: None,
             asked: None,
             answers: Answers::new(0, 0),
         }
@@ -160,16 +163,26 @@ impl Responder {
                 self.acknowledge(self.expected, Syndrome::Nak(Nak::Sequence));
             }
             Operation::Send | Operation::Write => {
-                // All that was executed; but only as far as data do not acknowledge.
-                let psn = packet.bth.psn;
-                let upto =
-                    if self.answers.have_data_after(psn) { psn } else { self.expected.previous() };
-                self.acknowledge(upto, Syndrome::ACK);
+                if !self.answers.end_with_data(self.expected) {
+                    self.acknowledge(self.expected.previous(), Syndrome::ACK);
+                } else if self.early.is_selective() || self.is_repeated_alone(packet.bth.psn) {
+                    self.acknowledge(packet.bth.psn, Syndrome::ACK);
+                }
             }
             Operation::Atomic => self.answers.repeat_atomic(packet.bth.psn, self.msn),
-            Operation::ReadRequest => self.answers.repeat_read(packet, self.msn),
+            Operation::ReadRequest => {
+                self.repeated = None;
+                self.answers.repeat_read(packet, self.msn);
+            }
             _ => {}
         }
+    }
+
+    /// Whether a packet before the last read has been repeated once more without that read. A peer
+    /// that goes back, as others do, asks for the read as well, whose data acknowledge everything.
+    /// An acknowledgement between the data and their repetition ends the connection at `rdma_rxe`.
+    fn is_repeated_alone(&mut self, psn: Psn) -> bool {
+        self.repeated.replace(psn).is_some_and(|last| psn.since(last) <= 0)
     }
 
     /// The expected packet, which was `from`, has met its fate; now those that waited for it do.
@@ -205,7 +218,7 @@ impl Responder {
 
     /// Executes the expected packet, or says why not.
     fn take(&mut self, packet: &Packet<'_>, io: &mut Io<'_>) -> Fate {
-        (self.reported, self.waits) = (None, false);
+        (self.reported, self.waits, self.repeated) = (None, false, None);
         match self.receive(packet, io) {
             Ok(()) => Fate::Executed,
             Err(Refusal::NotReady) => {

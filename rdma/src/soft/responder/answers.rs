@@ -102,6 +102,15 @@ impl Answers {
         self.keep(Kept { psn, packets, reth, atomic: None });
         let (replay, counts) = (false, true);
         let read = ReadAnswer { psn, packets, sent: 0, reth, msn, replay, counts };
+        self.push_read(read);
+    }
+
+    /// The data acknowledge what came before, too. An acknowledgement beside them would only be in
+    /// danger of coming between them, which ends the connection at `rdma_rxe`.
+    fn push_read(&mut self, read: ReadAnswer) {
+        if self.queue.back().is_some_and(Answer::is_plain) {
+            self.queue.pop_back();
+        }
         self.queue.push_back(Answer::Read(read));
     }
 
@@ -162,15 +171,15 @@ impl Answers {
             }
         }
         if self.has_room() {
-            self.queue.push_back(Answer::Read(answer));
+            self.push_read(answer);
         }
     }
 
-    /// Whether a read after a packet has been answered. A peer may take the number of a read in an
-    /// acknowledgement for the end of the read (`rdma_rxe` does, and goes on with what happened to
-    /// be in its memory).
-    pub(super) fn have_data_after(&self, psn: Psn) -> bool {
-        self.kept.iter().any(|kept| kept.psn.since(psn) > 0)
+    /// Whether the last request before `end` was a read or atomic. A peer may take its number in an
+    /// acknowledgement for its end (`rdma_rxe` does, and goes on with what happened to be in its
+    /// memory).
+    pub(super) fn end_with_data(&self, end: Psn) -> bool {
+        self.kept.back().is_some_and(|kept| kept.psn.add(kept.packets) == end)
     }
 
     /// Queues an acknowledgement. One with a higher number says all that another would have said,
@@ -187,11 +196,7 @@ impl Answers {
 
     /// Whether all that there is to say is that requests have been executed.
     pub(super) fn only_acknowledge(&self) -> bool {
-        let is_plain = |answer: &Answer| {
-            matches!(answer, Answer::Acknowledge { aeth, .. }
-                if matches!(aeth.syndrome, Syndrome::Ack(_)))
-        };
-        self.queue.iter().all(is_plain)
+        self.queue.iter().all(Answer::is_plain)
     }
 
     /// Says nothing more but why the connection ends.
@@ -288,6 +293,11 @@ impl Answers {
 }
 
 impl Answer {
+    /// Says no more than that requests were executed.
+    fn is_plain(&self) -> bool {
+        matches!(self, Answer::Acknowledge { aeth, .. } if matches!(aeth.syndrome, Syndrome::Ack(_)))
+    }
+
     /// The unfinished first answer to a read or atomic: one of those that the peer may have outstanding.
     fn is_new(&self) -> bool {
         match self {

@@ -46,6 +46,11 @@ impl Early {
         self.count == 0
     }
 
+    /// Whether the peer is of our own kind, and sends again only what is missing.
+    pub(super) fn is_selective(&self) -> bool {
+        self.selective
+    }
+
     /// Whether the peer is to know what is here.
     pub(super) fn is_told(&self) -> bool {
         self.selective && self.count > 0
