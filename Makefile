@@ -76,11 +76,13 @@ doc: packages # The documentation builds, every link leads somewhere
 native: build # Target and host on this machine, by a user without any right
 	NVMFD=$(NVMFD) NVMF=$(NVMF) tests/demo/unprivileged
 
-guests: build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE and iWARP, then Debian's own kernel with two reactors
+guests: build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE, iWARP and our own transport, then Debian's own kernel with two reactors
 	@program=$$($(CARGO) test -p nvmfd --lib --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\))/\1/p'); \
 	  ln -sf "$$(readlink -f "$$program")" $(BUILD)/store-tests
 	$(GUEST) tests/vm/judge --kind uml
 	$(GUEST) tests/vm/judge --kind uml --link siw commands fio kill
+	$(GUEST) tests/vm/judge --kind uml --link tap commands errors fio kill term
+	$(GUEST) tests/vm/judge --kind uml --link tap --ipv6 commands fio
 	$(GUEST) EXTRA_CONFIG="$$(printf '[reactor]\nthreads = 2')" tests/vm/judge --kind qemu
 
 sim: packages ## Simulate hosts, network, target and disks: make sim SEEDS=10000
