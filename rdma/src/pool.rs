@@ -17,7 +17,7 @@
 //! * A [`Buf`] is move-only and made by [`Pool`] alone, with bytes that no other live `Buf` has.
 //!   Giving it to a fabric or a disk moves it, so no reference can exist while a device writes.
 //! * An [`Exposed`] buffer, which peers may write at any time, gives no slice, only copies. A
-//!   provider that moves data itself gets at its bytes by the one [`Window`] that was split off when
+//!   provider that moves data itself gets at its bytes by the one `Window` that was split off when
 //!   the buffer was exposed; the buffer is free again only when that has come back.
 //! * Slices are made from a `&Buf`/`&mut Buf` plus a region of the same identity, and only inside
 //!   the buffer's bounds, which are checked where they are set.

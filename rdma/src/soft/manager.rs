@@ -377,7 +377,7 @@ impl Endpoint {
         Ok(Qp(number))
     }
 
-    /// Ends a connection: all work comes home, then [`Event::Gone`]. Unknown ones are ignored.
+    /// Ends a connection: all work comes home, then [`crate::Event::Gone`]. Unknown ones are ignored.
     pub fn disconnect(&mut self, now: Instant, qp: Qp, region: &Region) {
         self.forget_sent();
         let guid = self.config.guid;
