@@ -9,7 +9,12 @@ use crate::{Buf, Remote};
 /// A buffer whose window peers may access, made by `Fabric::expose`. While it exists its bytes may
 /// change at any time, so they are never borrowed, only copied: `Pool::copy_out` and
 /// `Pool::copy_in`. It stays on the thread that made it, for a provider that moves the data itself
-/// does so there.
+/// does so there:
+///
+/// ```compile_fail,E0277
+/// fn goes_elsewhere<T: Send>() {}
+/// goes_elsewhere::<rdma::Exposed>();
+/// ```
 #[derive(Debug)]
 #[must_use = "a buffer that is dropped is lost to its pool: give it to `Fabric::conceal`"]
 pub struct Exposed {

@@ -86,7 +86,11 @@ impl PoolPlan {
     fn check(&self) -> io::Result<()> {
         let largest_ok = self.largest_bytes >= PAGE_BYTES && self.largest_bytes.is_power_of_two();
         let tail_ok = self.tail_bytes.is_multiple_of(PAGE_BYTES) && self.tail_bytes <= 1 << 20;
-        if largest_ok && tail_ok && self.lead_bytes <= PAGE_BYTES && self.total_bytes() > 0 {
+        // So sums of sections fit 64 bits, and no offset is more than the `isize::MAX` that one
+        // may be.
+        let data_ok = self.data_bytes <= 1 << 48;
+        let sizes_ok = largest_ok && tail_ok && data_ok && self.lead_bytes <= PAGE_BYTES;
+        if sizes_ok && self.total_bytes() > 0 {
             return Ok(());
         }
         Err(io::Error::new(io::ErrorKind::InvalidInput, format!("impossible pool: {self:?}")))
@@ -146,11 +150,13 @@ impl Region {
     /// The bytes of a buffer that peers may access.
     pub(crate) fn exposed<'a>(&'a self, window: &'a Window) -> &'a [u8] {
         assert_eq!(window.pool, self.id, "a window of another pool");
-        // SAFETY: a window lies in a live buffer of this pool (checked above), which is inside an
+        // SAFETY: a window lies in a buffer of this pool (checked above), which is inside an
         // `Exposed` for as long as the window exists, or lost. So the only other way to these bytes
-        // is `copy_out` and `copy_in`: these need the `Exposed`, which cannot leave its thread, and
-        // the provider sees to it that it is driven on that thread while it has windows. On one
-        // thread neither can happen while this borrow lasts, for both are calls that return.
+        // is `copy_out` and `copy_in`: these need the `Exposed`, which cannot leave its thread.
+        // Windows are kept by `Memory` alone, which asserts that it is on that thread before it
+        // comes here. So only code that holds what this returns could copy meanwhile. That is code
+        // of this crate, for no public function returns it: it goes into a copy, a CRC or a
+        // system call, and nothing of a user's is called until it is dropped.
         unsafe { std::slice::from_raw_parts(self.place(window.offset), window.len as usize) }
     }
 
@@ -300,14 +306,17 @@ impl Pool {
         plan.check()?;
         let len = usize::try_from(plan.total_bytes()).map_err(io::Error::other)?;
         let size = NonZeroUsize::new(len).ok_or(io::ErrorKind::InvalidInput)?;
+        let units =
+            u32::try_from(plan.data_section() / u64::from(PAGE_BYTES)).map_err(io::Error::other)?;
+        let top = (plan.largest_bytes / PAGE_BYTES).trailing_zeros() as u8;
+        // Whether a buffer lies in a region is told by this number alone, so none is given twice.
+        let id = NEXT
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |id| id.checked_add(1))
+            .map_err(|_| io::Error::other("there have been 2^32 pools"))?;
         let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a fresh private anonymous mapping at an address of the kernel's choice; it
         // overlaps nothing and is unmapped by Region alone.
         let base = unsafe { mmap_anonymous(None, size, prot, MapFlags::MAP_PRIVATE)? };
-        let units =
-            u32::try_from(plan.data_section() / u64::from(PAGE_BYTES)).map_err(io::Error::other)?;
-        let top = (plan.largest_bytes / PAGE_BYTES).trailing_zeros() as u8;
-        let id = NEXT.fetch_add(1, Ordering::Relaxed);
         Ok(Pool {
             id,
             plan,

@@ -712,9 +712,11 @@ impl Flood {
             let node = self.net.node(index);
             let region = node.pool.region();
             while let Some(transmit) = node.endpoint.poll_transmit(self.now, region) {
-                let payload = node.endpoint.payload(&transmit, region);
+                let mut bytes = transmit.outgoing.header().to_vec();
+                node.endpoint.copy_payload(&transmit, region, &mut bytes);
+                let payload = &bytes[transmit.outgoing.header().len()..];
                 let trailer = transmit.outgoing.seal(&transmit.flow, 0, payload);
-                let bytes = [transmit.outgoing.header(), payload, trailer.as_slice()].concat();
+                bytes.extend_from_slice(trailer.as_slice());
                 let way = (transmit.flow.source, transmit.flow.destination);
                 match [TARGET, BYSTANDER].into_iter().find(|at| address(*at) == way.1.ip()) {
                     Some(to) => self.flights.push((to, Sample { way, bytes })),
@@ -846,7 +848,8 @@ fn knock(net: &mut Network, opcode: Opcode, place: (u32, u64), more: usize) -> O
                 node.endpoint.accept(now, qp, &[]);
                 target_qp = Some(qp);
                 let transmit = node.endpoint.poll_transmit(now, node.pool.region()).unwrap();
-                let mad = node.endpoint.payload(&transmit, node.pool.region());
+                let mut mad = Vec::new();
+                node.endpoint.copy_payload(&transmit, node.pool.region(), &mut mad);
                 let Some((_, CmMessage::Reply(reply))) =
                     CmMessage::parse(mad.first_chunk().unwrap())
                 else {
@@ -872,9 +875,9 @@ fn knock(net: &mut Network, opcode: Opcode, place: (u32, u64), more: usize) -> O
     let mut answer = None;
     while let Some(transmit) = endpoint.poll_transmit(now, region) {
         let mut bytes = transmit.outgoing.header().to_vec();
-        let payload = endpoint.payload(&transmit, region);
-        assert!(bytes[0] == Opcode::UdSendOnly as u8 || payload.is_empty(), "{opcode:?}");
-        bytes.extend(payload);
+        endpoint.copy_payload(&transmit, region, &mut bytes);
+        let bare = bytes.len() == transmit.outgoing.header().len();
+        assert!(bytes[0] == Opcode::UdSendOnly as u8 || bare, "{opcode:?}");
         bytes.extend([0; ICRC_BYTES]);
         let aeth = Packet::parse(&bytes).unwrap().ext.aeth;
         answer = aeth.map(|aeth| aeth.syndrome).or(answer);

@@ -10,14 +10,14 @@ use rdma::soft::cm_message::{
 };
 use rdma::soft::connection::{ConnectRequest, code_time};
 use rdma::soft::counters::Fate;
-use rdma::soft::endpoint::Config;
+use rdma::soft::endpoint::{Config, Transmit};
 use rdma::soft::header::{Bth, Deth, Extended, GSI_QKEY, HeaderBytes};
 use rdma::soft::icrc::{Flow, Icrc};
 use rdma::soft::mad::MadHeader;
 use rdma::soft::memory::Rights;
 use rdma::soft::opcode::Opcode;
 use rdma::soft::psn::{Psn, Qpn};
-use rdma::soft::sim::{Dice, Faults, Network};
+use rdma::soft::sim::{Dice, Faults, Network, Node};
 use rdma::{
     Buf, Event, Exposed, Fault, Incoming, Pool, PoolPlan, Qp, QpLimits, Reason, Remote, Work,
 };
@@ -329,12 +329,18 @@ fn a_peer_that_forgot_its_connection_gets_in_at_the_second_try() {
     assert!(matches!(wait(&mut net, 0)[..], [Event::Gone(qp, Reason::Peer)] if qp == host));
 }
 
+fn payload(node: &Node, transmit: &Transmit) -> Vec<u8> {
+    let mut payload = Vec::new();
+    node.endpoint.copy_payload(transmit, node.pool.region(), &mut payload);
+    payload
+}
+
 /// The next message of connection management that a node sends.
 fn message(net: &mut Network, node: usize) -> Option<CmMessage> {
     let (now, node) = (net.now(), net.node(node));
     let transmit = node.endpoint.poll_transmit(now, node.pool.region())?;
-    let mad = node.endpoint.payload(&transmit, node.pool.region()).first_chunk()?;
-    Some(CmMessage::parse(mad)?.1)
+    let mad = payload(node, &transmit);
+    Some(CmMessage::parse(mad.first_chunk()?)?.1)
 }
 
 #[test]
@@ -482,8 +488,10 @@ fn every_disconnect_request_is_answered() {
     let now = net.now();
     let node = net.node(1);
     let transmit = node.endpoint.poll_transmit(now, node.pool.region()).unwrap();
-    let mad = node.endpoint.payload(&transmit, node.pool.region()).first_chunk().unwrap();
-    let (header, CmMessage::DisconnectReply(reply)) = CmMessage::parse(mad).unwrap() else {
+    let mad = payload(node, &transmit);
+    let (header, CmMessage::DisconnectReply(reply)) =
+        CmMessage::parse(mad.first_chunk().unwrap()).unwrap()
+    else {
         panic!()
     };
     assert_eq!((header.transaction, reply.remote_comm_id), (9, 5));
@@ -517,9 +525,9 @@ fn strangers_and_damage_are_counted_and_ignored() {
     let now = net.now();
     let node = net.node(0);
     let transmit = node.endpoint.poll_transmit(now, node.pool.region()).unwrap();
-    let payload = node.endpoint.payload(&transmit, node.pool.region());
-    let trailer = transmit.outgoing.seal(&transmit.flow, 0, payload);
-    let datagram = [transmit.outgoing.header(), payload, trailer.as_slice()].concat();
+    let payload = payload(node, &transmit);
+    let trailer = transmit.outgoing.seal(&transmit.flow, 0, &payload);
+    let datagram = [transmit.outgoing.header(), &payload, trailer.as_slice()].concat();
     let mut damaged = datagram.clone();
     damaged[30] ^= 0x55;
     let flow = transmit.flow;

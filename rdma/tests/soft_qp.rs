@@ -131,11 +131,12 @@ impl End {
             source: "10.0.0.1:4791".parse().unwrap(),
             destination: "10.0.0.2:4791".parse().unwrap(),
         };
-        let payload = self.qp.payload(&outgoing, self.pool.region(), &self.memory);
+        let mut payload = Vec::new();
+        self.qp.copy_payload(&outgoing, self.pool.region(), &self.memory, &mut payload);
         assert_eq!(payload.len(), outgoing.payload_bytes() as usize);
         let mut datagram = outgoing.header().to_vec();
-        datagram.extend(payload);
-        datagram.extend(outgoing.seal(&flow, 9, payload).as_slice());
+        datagram.extend(&payload);
+        datagram.extend(outgoing.seal(&flow, 9, &payload).as_slice());
         assert_eq!(datagram.len(), outgoing.datagram_bytes());
         assert_eq!(Checker::new().check(&flow, &datagram), Verdict::Solved(9));
         Some(datagram)
@@ -818,8 +819,10 @@ fn atomics_happen_once() {
         ..Extended::default()
     };
     let value = |b: &End| {
-        let place = b.memory.place(remote.key, remote.addr, 8, Rights::ATOMIC).unwrap();
-        u64::from_ne_bytes(b.memory.bytes(b.pool.region(), place).try_into().unwrap())
+        let exposed = b.exposed.iter().find(|exposed| exposed.remote() == remote).unwrap();
+        let mut value = [0; 8];
+        b.pool.copy_out(exposed, 0, &mut value);
+        u64::from_ne_bytes(value)
     };
     let first = value(&b);
     b.request(Opcode::FetchAdd, 0, eth(5, 0), &[]);

@@ -249,12 +249,17 @@ impl Air {
     /// Sends what an endpoint has to say.
     pub fn transmit(&mut self, now: Instant, endpoint: &mut Endpoint, region: &Region) {
         while let Some(transmit) = endpoint.poll_transmit(now, region) {
-            let payload = endpoint.payload(&transmit, region);
+            let header = transmit.outgoing.header();
+            let mut datagram = self.blank();
+            datagram.bytes.extend_from_slice(header);
+            endpoint.copy_payload(&transmit, region, &mut datagram.bytes);
             // As from a kernel that numbers its datagrams.
             let identification = self.dice.roll() as u16;
+            let payload = &datagram.bytes[header.len()..];
             let trailer = transmit.outgoing.seal(&transmit.flow, identification, payload);
-            let way = (transmit.flow.source, transmit.flow.destination);
-            self.carry(now, way, [transmit.outgoing.header(), payload, trailer.as_slice()]);
+            datagram.bytes.extend_from_slice(trailer.as_slice());
+            datagram.way = Some((transmit.flow.source, transmit.flow.destination));
+            self.enter(now, datagram);
         }
     }
 
@@ -263,6 +268,12 @@ impl Air {
         let mut datagram = self.blank();
         datagram.way = Some(way);
         parts.iter().for_each(|part| datagram.bytes.extend_from_slice(part));
+        self.enter(now, datagram);
+    }
+
+    /// What happens to a datagram that enters.
+    fn enter(&mut self, now: Instant, mut datagram: Datagram) {
+        let Some(way) = datagram.way else { return self.forget(datagram) };
         let passes = self.tap.as_mut().is_none_or(|tap| tap(&mut datagram));
         let place = self.place(way.1, &datagram.bytes).filter(|_| passes);
         let Some(place) = place.filter(|_| !self.is_cut(now, way)) else {

@@ -338,9 +338,16 @@ impl Endpoint {
         None
     }
 
-    /// The bytes of a datagram's payload.
-    #[must_use]
-    pub fn payload<'a>(&'a self, transmit: &Transmit, region: &'a Region) -> &'a [u8] {
+    /// Appends the bytes of a datagram's payload to `into`.
+    ///
+    /// # Panics
+    /// When they are in memory that another thread has exposed.
+    pub fn copy_payload(&self, transmit: &Transmit, region: &Region, into: &mut Vec<u8>) {
+        into.extend_from_slice(self.payload(transmit, region));
+    }
+
+    /// The same bytes where they lie; see [`Memory::bytes`] for what must not happen meanwhile.
+    pub(crate) fn payload<'a>(&'a self, transmit: &Transmit, region: &'a Region) -> &'a [u8] {
         match transmit.outgoing.payload() {
             Payload::Management(at) => {
                 self.messages.get(at).map(|message| &message.mad[..]).unwrap_or_default()

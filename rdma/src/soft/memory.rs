@@ -4,9 +4,12 @@
 //! A key is the number of a slot and a generation of eight bits, which changes whenever the slot
 //! is used anew, so that a key of yesterday opens nothing today.
 //!
-//! [`Memory::bytes`] lends bytes that the owner of the [`Exposed`] can change meanwhile: whoever
-//! holds what it gives must not copy into that memory. The providers keep to this; the compiler
-//! does not enforce it.
+//! The bytes can be had in two ways, here and by the owner's copies (`Pool::copy_in`). Outside this
+//! crate both only copy, so that no reference is there while the other writes; and both happen on
+//! one thread, that of the [`Exposed`], which cannot leave it: other threads are refused here.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::pool::Window;
 use crate::{Buf, Exposed, Region};
@@ -73,6 +76,27 @@ pub struct Memory {
     slots: Vec<Slot>,
     free: Vec<u32>,
     limit: u32,
+    /// The thread where memory was exposed, while any is.
+    home: Option<Thread>,
+}
+
+/// A thread's number, which no other thread ever has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Thread(u64);
+
+impl Thread {
+    /// The one that runs this. It is asked for with every packet, so it is cheaper than what the
+    /// standard library offers.
+    fn here() -> Thread {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        thread_local!(static OWN: Cell<u64> = const { Cell::new(0) });
+        OWN.with(|own| {
+            if own.get() == 0 {
+                own.set(LAST.fetch_add(1, Ordering::Relaxed) + 1);
+            }
+            Thread(own.get())
+        })
+    }
 }
 
 /// Bits of a key that are the generation.
@@ -84,7 +108,7 @@ impl Memory {
     /// An empty table for at most `limit` buffers at once (at most 2^24).
     #[must_use]
     pub fn new(limit: u32) -> Memory {
-        Memory { slots: Vec::new(), free: Vec::new(), limit: limit.min(MOST_SLOTS) }
+        Memory { slots: Vec::new(), free: Vec::new(), limit: limit.min(MOST_SLOTS), home: None }
     }
 
     /// Lets peers into the window of `buf`. Only copies of these bytes may be taken until
@@ -92,7 +116,11 @@ impl Memory {
     ///
     /// # Errors
     /// The table is full; the buffer comes back.
+    ///
+    /// # Panics
+    /// When another thread has exposed memory here that is not concealed.
     pub fn expose(&mut self, buf: Buf, rights: Rights) -> Result<Exposed, Buf> {
+        self.stay();
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None if self.slots.len() < self.limit as usize => {
@@ -106,6 +134,7 @@ impl Memory {
         let key = slot << GENERATION_BITS | u32::from(place.generation);
         let (exposed, window) = Exposed::split(buf, key);
         place.exposure = Some(Exposure { window, rights, valid: true });
+        self.home = Some(Thread::here());
         Ok(exposed)
     }
 
@@ -119,7 +148,21 @@ impl Memory {
         let exposure = slot.and_then(|slot| slot.exposure.take());
         let buf = exposed.join(exposure.expect("exposed by another fabric").window);
         self.free.push(number);
+        if self.exposed() == 0 {
+            self.home = None;
+        }
         buf
+    }
+
+    /// Whether this thread may touch what is exposed: it has exposed it, or nothing is.
+    pub(crate) fn is_home(&self) -> bool {
+        self.home.is_none_or(|home| home == Thread::here())
+    }
+
+    /// # Panics
+    /// When this is another thread than that on which memory is exposed.
+    pub(crate) fn stay(&self) {
+        assert!(self.is_home(), "moved to another thread while memory was exposed");
     }
 
     /// How many buffers are exposed.
@@ -162,9 +205,13 @@ impl Memory {
         Ok(Place { slot: number, at: at as u32, len })
     }
 
-    /// The bytes of a place; empty when the exposure has ended since.
-    #[must_use]
-    pub fn bytes<'a>(&'a self, region: &'a Region, place: Place) -> &'a [u8] {
+    /// The bytes of a place; empty when the exposure has ended since. Whoever holds them must call
+    /// nothing that may copy into exposed memory, and so nothing of a user's.
+    ///
+    /// # Panics
+    /// As [`Memory::stay`]; so does [`Memory::write`].
+    pub(crate) fn bytes<'a>(&'a self, region: &'a Region, place: Place) -> &'a [u8] {
+        self.stay();
         let exposure = self.slots.get(place.slot as usize).and_then(|s| s.exposure.as_ref());
         let range = place.at as usize..place.at as usize + place.len as usize;
         exposure.and_then(|e| region.exposed(&e.window).get(range)).unwrap_or_default()
@@ -172,6 +219,7 @@ impl Memory {
 
     /// Writes to a place that was just found; nothing happens when `bytes` are not as many.
     pub(crate) fn write(&mut self, region: &Region, place: Place, bytes: &[u8]) {
+        self.stay();
         let exposure = self.slots.get_mut(place.slot as usize).and_then(|s| s.exposure.as_mut());
         let range = place.at as usize..place.at as usize + place.len as usize;
         if let Some(into) = exposure.and_then(|e| region.exposed_mut(&mut e.window).get_mut(range))
@@ -246,6 +294,36 @@ mod tests {
         assert_eq!(memory.place(remote.key, remote.addr, 1, Rights::READ), Err(Denied));
         pool.give(memory.conceal(exposed));
         assert!(pool.is_full());
+    }
+
+    #[test]
+    fn no_other_thread_touches_what_is_exposed() {
+        let (mut pool, mut memory) = (pool(), Memory::new(2));
+        let mut buf = pool.take_cell().unwrap();
+        pool.bytes_mut(&mut buf).fill(7);
+        let exposed = memory.expose(buf, Rights::ALL).unwrap();
+        let Remote { addr, key, .. } = exposed.remote();
+        let place = memory.place(key, addr, 64, Rights::READ).unwrap();
+        assert_eq!(memory.bytes(pool.region(), place), [7; 64]);
+        let spare = pool.take_cell().unwrap();
+        let region = std::sync::Arc::clone(pool.region());
+        let elsewhere = std::thread::spawn(move || {
+            let refused = |step: &mut dyn FnMut()| {
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(step)).is_err()
+            };
+            assert!(!memory.is_home());
+            assert!(refused(&mut || assert_eq!(memory.bytes(&region, place), [7; 64])));
+            assert!(refused(&mut || memory.write(&region, place, &[8; 64])));
+            let mut spare = Some(spare);
+            assert!(refused(&mut || drop(memory.expose(spare.take().unwrap(), Rights::ALL))));
+            memory
+        });
+        let mut memory = elsewhere.join().unwrap();
+        let buf = memory.conceal(exposed);
+        assert_eq!(pool.bytes(&buf), [7; 64]);
+        // Nothing is exposed any more, so it may go where it likes.
+        assert!(std::thread::spawn(move || memory.is_home()).join().unwrap());
+        pool.give(buf);
     }
 
     #[test]

@@ -219,10 +219,23 @@ impl QueuePair {
         self.requester.transmit(now, self.peer)
     }
 
-    /// The bytes of a datagram's payload; empty when it has none, or the queue pair has been
-    /// changed since it was made.
-    #[must_use]
-    pub fn payload<'a>(
+    /// Appends the bytes of a datagram's payload to `into`; none when it has none, or the queue pair
+    /// has been changed since it was made.
+    ///
+    /// # Panics
+    /// When they are in memory that another thread has exposed.
+    pub fn copy_payload(
+        &self,
+        outgoing: &Outgoing,
+        region: &Region,
+        memory: &Memory,
+        into: &mut Vec<u8>,
+    ) {
+        into.extend_from_slice(self.payload(outgoing, region, memory));
+    }
+
+    /// The same bytes where they lie; see [`Memory::bytes`] for what must not happen meanwhile.
+    pub(crate) fn payload<'a>(
         &'a self,
         outgoing: &Outgoing,
         region: &'a Region,
