@@ -3,8 +3,8 @@
 //!
 //! After every call that changes something the driver drains [`Endpoint::poll_transmit`] and
 //! [`Endpoint::poll_event`], and calls [`Endpoint::handle_timeout`] when
-//! [`Endpoint::poll_timeout`] says. What [`Endpoint::payload`] shows is valid until the next call
-//! that changes something.
+//! [`Endpoint::poll_timeout`] says. A [`Transmit`] is good until the next call that changes
+//! something: after that [`Endpoint::copy_payload`] may have nothing to copy.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
