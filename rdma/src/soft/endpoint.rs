@@ -14,6 +14,7 @@ use std::time::Instant;
 
 use super::connection::{Connection, Offer, Phase, kin};
 use super::counters::{Counters, Fate};
+use super::deadlines::Deadlines;
 use super::header::{Bth, Deth, Extended, GSI_QKEY, Packet};
 use super::icrc::{Checker, Flow, Verdict};
 use super::mad::MAD_BYTES;
@@ -96,6 +97,9 @@ pub(super) struct Slot {
     ready: bool,
     /// It has ended, and the driver has not been told.
     gone: Option<Reason>,
+    /// How many events there were in all when the last about it came, as far as that matters:
+    /// once it has ended.
+    last_event: u64,
 }
 
 pub(super) struct Message {
@@ -117,7 +121,11 @@ pub struct Endpoint {
     messages_sent: usize,
     gsi_psn: Psn,
     ready: VecDeque<u32>,
+    /// When each queue pair wants to be looked at.
+    deadlines: Deadlines,
     pub(super) events: VecDeque<Event>,
+    /// How many have been handed out.
+    told: u64,
     leaving: VecDeque<u32>,
     /// Handles whose `Gone` has been handed out, and which are not used again before
     /// [`Endpoint::release`].
@@ -158,7 +166,9 @@ impl Endpoint {
             messages_sent: 0,
             gsi_psn: Psn::default(),
             ready: VecDeque::new(),
+            deadlines: Deadlines::default(),
             events: VecDeque::new(),
+            told: 0,
             leaving: VecDeque::new(),
             departed: Vec::new(),
             checker: Checker::new(),
@@ -215,6 +225,7 @@ impl Endpoint {
             Some(slot) => {
                 let (memory, events, shelf) = (&mut self.memory, &mut self.events, &mut self.shelf);
                 slot.qp.post(tag, work, &mut Io { region, memory, events, shelf, qp });
+                slot.last_event = self.told + self.events.len() as u64;
                 self.mark_ready(qp.0);
             }
             None => self.events.push_back(Event::Done(crate::Completion {
@@ -277,6 +288,7 @@ impl Endpoint {
         let mut io = Io { region, memory, events, shelf, qp: Qp(number) };
         let fate = slot.qp.handle(now, packet, &mut io);
         let waiting = slot.connection.phase == Phase::ReplySent;
+        self.deadlines.set(number, slot.qp.poll_timeout());
         self.mark_ready(number);
         if waiting {
             // The peer's confirmation got lost, or overtaken: this says as much.
@@ -326,7 +338,9 @@ impl Endpoint {
             if let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::as_mut) {
                 let (memory, events, shelf) = (&mut self.memory, &mut self.events, &mut self.shelf);
                 let mut io = Io { region, memory, events, shelf, qp: Qp(number) };
-                if let Some(outgoing) = slot.qp.poll_transmit(now, &mut io) {
+                let outgoing = slot.qp.poll_transmit(now, &mut io);
+                self.deadlines.set(number, slot.qp.poll_timeout());
+                if let Some(outgoing) = outgoing {
                     let Connection { local, remote, tos, .. } = slot.connection;
                     let flow = self.flow(local, remote);
                     return Some(Transmit { flow, outgoing, tos, slot: number });
@@ -372,15 +386,17 @@ impl Endpoint {
 
     /// The next event but `Gone`.
     pub(super) fn next_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
+        let event = self.events.pop_front()?;
+        self.told += 1;
+        Some(event)
     }
 
     /// The next end of a queue pair about which no other event waits, and for which `heard` says
     /// that its user has dealt with all it was told. The handle is not used again yet.
     pub(super) fn next_gone(&mut self, heard: impl Fn(Qp) -> bool) -> Option<Event> {
         let told = |number: &u32| {
-            let qp = Qp(*number);
-            heard(qp) && !self.events.iter().any(|event| event.qp() == Some(qp))
+            let slot = self.slots.get(*number as usize).and_then(Option::as_ref);
+            slot.is_none_or(|slot| slot.last_event <= self.told) && heard(Qp(*number))
         };
         let at = self.leaving.iter().position(told)?;
         let number = self.leaving.remove(at)?;
@@ -416,24 +432,25 @@ impl Endpoint {
     /// When [`Endpoint::handle_timeout`] wants to be called.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let slots = self.slots.iter().flatten().filter(|slot| slot.gone.is_none());
-        let of_slots = slots.filter_map(|slot| slot.qp.poll_timeout());
-        of_slots.chain(self.manager.retries.next()).min()
+        let of_slots = self.deadlines.first().map(|(due, _)| due);
+        of_slots.into_iter().chain(self.manager.retries.next()).min()
     }
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Instant, region: &Region) {
         self.forget_sent();
-        for number in 0..self.slots.len() as u32 {
-            let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::as_mut) else {
-                continue;
-            };
-            if slot.qp.poll_timeout().is_some_and(|due| due <= now) {
-                let (memory, events, shelf) = (&mut self.memory, &mut self.events, &mut self.shelf);
-                slot.qp
-                    .handle_timeout(now, &mut Io { region, memory, events, shelf, qp: Qp(number) });
-                self.mark_ready(number);
-            }
+        // As many turns as there are queue pairs: one whose next deadline has passed as well can
+        // wait for the next call.
+        for _ in 0..self.slots.len() {
+            let due = self.deadlines.first().filter(|(due, _)| *due <= now);
+            let Some((_, number)) = due else { break };
+            let slot = self.slots.get_mut(number as usize).and_then(Option::as_mut);
+            let Some(slot) = slot else { break };
+            let (memory, events, shelf) = (&mut self.memory, &mut self.events, &mut self.shelf);
+            let mut io = Io { region, memory, events, shelf, qp: Qp(number) };
+            slot.qp.handle_timeout(now, &mut io);
+            self.deadlines.set(number, slot.qp.poll_timeout());
+            self.mark_ready(number);
         }
         self.retry(now, region);
     }
@@ -466,6 +483,7 @@ impl Endpoint {
             Some(number) => number,
             None if self.slots.len() < self.config.queue_pairs as usize => {
                 self.slots.push(None);
+                self.deadlines.fit(self.slots.len());
                 self.slots.len() as u32 - 1
             }
             None => return None,
@@ -475,7 +493,8 @@ impl Endpoint {
         if connection.phase == Phase::Opened {
             self.manager.index(&connection, number);
         }
-        let slot = Slot { qp, connection, settings, token, ready: false, gone: None };
+        let slot =
+            Slot { qp, connection, settings, token, ready: false, gone: None, last_event: 0 };
         self.slots[number as usize] = Some(slot);
         Some(number)
     }
@@ -494,6 +513,8 @@ impl Endpoint {
         }
         let (memory, events, shelf) = (&mut self.memory, &mut self.events, &mut self.shelf);
         slot.qp.close(&mut Io { region, memory, events, shelf, qp: Qp(number) });
+        slot.last_event = self.told + self.events.len() as u64;
+        self.deadlines.set(number, None);
         let connection = &slot.connection;
         self.by_qpn.remove(&connection.local_qpn);
         self.by_comm.remove(&connection.local_comm);

@@ -21,6 +21,7 @@ mod config;
 pub mod connection;
 pub mod counters;
 mod crowd;
+mod deadlines;
 pub mod endpoint;
 pub mod header;
 pub mod icrc;
