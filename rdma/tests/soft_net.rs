@@ -253,6 +253,7 @@ fn half_open_connections_are_bounded_and_shared_fairly() {
     let mut net = two(1, Faults::NONE, false, open_config(), limits);
     net.add(address(false, 3), open_config(), plan()).unwrap();
     let to = SocketAddr::new(address(false, 2), PORT);
+    let mut held = Vec::new();
     let mut ask = |node: usize, times: usize| {
         for _ in 0..times {
             let (now, from) = (net.now(), net.node(node).address);
@@ -266,7 +267,9 @@ fn half_open_connections_are_bounded_and_shared_fairly() {
         for event in &asked {
             assert!(matches!(event, Event::Incoming(_)), "{event:?}");
         }
-        (asked.len(), target.endpoint.half_open(), target.endpoint.counters()[Fate::Crowded])
+        let count = asked.len();
+        held.extend(asked);
+        (count, target.endpoint.half_open(), target.endpoint.counters()[Fate::Crowded])
     };
     assert_eq!(ask(0, 6), (4, 4, 2), "what one source may have");
     assert_eq!(ask(2, 3), (3, 5, 2), "another takes the rest, and then its share of the first's");
@@ -347,7 +350,8 @@ fn message(net: &mut Network, node: usize) -> Option<CmMessage> {
 fn a_repeated_request_gets_the_same_reply_and_the_type_of_service_is_the_peers() {
     let mut net = plain(false);
     connect(&mut net, &[]);
-    let request = *ConnectRequest::of(&incoming(&mut net)).unwrap();
+    let first = incoming(&mut net);
+    let request = *ConnectRequest::of(&first).unwrap();
     let (key, to) = (request.message.local_comm_id ^ 1, net.node(1).address);
     let request = Request { local_comm_id: key, primary_traffic_class: 0x6b, ..request.message };
     inject(&mut net, CmMessage::Request(request));

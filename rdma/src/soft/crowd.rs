@@ -109,7 +109,12 @@ impl<V> Crowd<V> {
         Some(entry.value)
     }
 
-    /// The entries that do not stay until they are removed.
+    /// Whether there are entries that do not stay until they are removed.
+    pub(crate) fn has_expiring(&self) -> bool {
+        !self.expiry.is_empty()
+    }
+
+    /// Those entries.
     pub(crate) fn expiring(&self) -> impl Iterator<Item = (Key, &V)> {
         self.expiry.iter().filter_map(|(_, key)| Some((*key, self.get(key)?)))
     }

@@ -14,7 +14,7 @@ use super::mad::MAD_BYTES;
 use super::psn::{Psn, Qpn};
 use super::qp::{QueuePair, Settings};
 use super::retries::{Due, Retries, Retry};
-use super::ticket::{Stage, Ticket, Token};
+use super::ticket::{News, Stage, Ticket, Token};
 use crate::{FabricError, Incoming, Qp, QpLimits, Reason, Region};
 
 /// Disconnect requests that are repeated until they are answered, at most; more are sent once.
@@ -42,12 +42,12 @@ pub(super) struct HalfOpen {
 impl HalfOpen {
     /// Of a request, which may be answered. (So may the answer to a question of ours, but that is
     /// spent on the question.)
-    pub(super) fn new(request: &ConnectRequest, proven: bool) -> HalfOpen {
+    pub(super) fn new(request: &ConnectRequest, proven: bool, news: &News) -> HalfOpen {
         HalfOpen {
             comm: None,
             proven,
             credit: 1,
-            token: Token::new(),
+            token: Token::new(request.key(), news.clone()),
             refusal: request.reject(RejectReason::CONSUMER, &[]),
         }
     }
@@ -81,6 +81,8 @@ pub(super) struct Manager {
     /// Connections that came up of late at another endpoint, their requests having come to us.
     pub(super) elsewhere: Crowd<()>,
     pub(super) retries: Retries,
+    /// Of half-open connections whose requests users have, here or elsewhere.
+    pub(super) news: News,
     /// Too many have asked of late.
     flood_until: Option<Instant>,
 }
@@ -99,6 +101,7 @@ impl Manager {
             ended: Crowd::new(MOST_ENDED),
             elsewhere: Crowd::new(MOST_ENDED),
             retries: Retries::default(),
+            news: News::default(),
             flood_until: None,
         }
     }
@@ -115,29 +118,22 @@ impl Manager {
         self.flood_until = Some(now + FLOOD_MEMORY);
     }
 
-    /// A request that its user has lost.
-    fn dropped(&self) -> Option<Key> {
-        let mut offered = self.half_open.expiring();
-        offered.find(|(_, half)| half.token.stage() == Stage::Lost).map(|(key, _)| key)
-    }
-
-    /// Takes note of what other endpoints have made of requests that came to us. For `patience` it
-    /// is known what a repetition is about.
-    pub(super) fn follow(&mut self, now: Instant, patience: Duration) {
-        let over = |(key, half): (Key, &HalfOpen)| match half.token.stage() {
-            stage @ (Stage::Up | Stage::Ended | Stage::Refused) => Some((key, stage)),
+    /// Takes note of what has become of a request that came to us, unless it is ours to know. For
+    /// `patience` it is known what a repetition is about. Gives one that its user has lost.
+    fn follow(&mut self, key: Key, now: Instant, patience: Duration) -> Option<HalfOpen> {
+        // Of several with one name, the last is meant; it may be a new one, with no news yet.
+        let half = self.half_open.get(&key).filter(|half| half.comm.is_none())?;
+        let stage = half.token.stage();
+        if matches!(stage, Stage::Asked | Stage::Opened) {
+            return None;
+        }
+        let half = self.forget_half_open(&key);
+        match stage {
+            Stage::Up => self.elsewhere.insert(key, (), Some(now + patience)),
+            Stage::Ended => self.ended.insert(key, (), Some(now + patience)),
             _ => None,
         };
-        loop {
-            let found = self.half_open.expiring().find_map(over);
-            let Some((key, stage)) = found else { return };
-            self.forget_half_open(&key);
-            match stage {
-                Stage::Up => self.elsewhere.insert(key, (), Some(now + patience)),
-                Stage::Ended => self.ended.insert(key, (), Some(now + patience)),
-                _ => None,
-            };
-        }
+        half.filter(|_| stage == Stage::Lost)
     }
 
     /// Whether anything is said from this address of ours, or asked there; of an unspecified one,
@@ -265,7 +261,8 @@ impl Endpoint {
                 self.manager.half_open.keep(&key);
             }
             None => {
-                let half = HalfOpen { comm: Some(comm), ..HalfOpen::new(request, true) };
+                let new = HalfOpen::new(request, true, &self.manager.news);
+                let half = HalfOpen { comm: Some(comm), ..new };
                 self.add_half_open(key, half, None);
             }
         }
@@ -311,18 +308,19 @@ impl Endpoint {
         self.tell(request.to, request.from, request.reject(why, private));
     }
 
-    /// Refuses what its user has lost.
-    pub(super) fn refuse_dropped(&mut self) {
-        while let Some(key) = self.manager.dropped() {
-            let Some(half) = self.manager.forget_half_open(&key) else { return };
-            self.tell(key.local, key.remote, half.refusal);
+    /// Takes note of what users, and other endpoints, have made of requests that came to us.
+    /// Refuses what they have lost.
+    pub(super) fn follow(&mut self, now: Instant) {
+        while let Some(key) = self.manager.news.next() {
+            if let Some(lost) = self.manager.follow(key, now, self.config.patience) {
+                self.tell(key.local, key.remote, lost.refusal);
+            }
         }
     }
 
-    /// Whether a user still thinks about a request, or has lost it without our having noticed.
+    /// Whether there may be news of a request soon, which ring no bell.
     pub(super) fn is_asking(&self) -> bool {
-        let mut offered = self.manager.half_open.expiring();
-        offered.any(|(_, half)| matches!(half.token.stage(), Stage::Asked | Stage::Lost))
+        self.manager.half_open.has_expiring()
     }
 
     /// Asks a listener at `to` for a connection on a path, which is an address of ours or more,
@@ -430,8 +428,7 @@ impl Endpoint {
 
     /// Messages that nobody has answered in time.
     pub(super) fn retry(&mut self, now: Instant, region: &Region) {
-        self.refuse_dropped();
-        self.manager.follow(now, self.config.patience);
+        self.follow(now);
         self.manager.expire(now);
         while let Some(due) = self.manager.retries.take_due(now) {
             match due {

@@ -201,9 +201,7 @@ impl Endpoint {
         if matches!(request.from, IpAddr::V6(v6) if v6.is_unicast_link_local()) {
             return Fate::LinkLocal;
         }
-        if self.config.steer.0 > 1 {
-            self.manager.follow(now, self.config.patience);
-        }
+        self.follow(now);
         self.manager.expire(now);
         if self.is_repeated(&request) {
             return Fate::Repeated;
@@ -262,7 +260,7 @@ impl Endpoint {
         if self.manager.half_open.count_of(request.from) >= self.config.half_open_per_source {
             return Fate::Crowded;
         }
-        let half = HalfOpen::new(&request, proven);
+        let half = HalfOpen::new(&request, proven, &self.manager.news);
         let ticket = Ticket::new(request, half.token.clone());
         self.add_half_open(request.key(), half, Some(now + self.config.patience));
         let port = service_port(request.message.service_id).unwrap_or_default();

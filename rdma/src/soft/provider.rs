@@ -385,7 +385,7 @@ impl Fabric for Soft {
         if self.endpoint.poll_timeout().is_some_and(|due| due <= now) {
             self.endpoint.handle_timeout(now, &self.region);
         }
-        self.endpoint.refuse_dropped();
+        self.endpoint.follow(now);
         self.deliver(end, batch);
         // A user whom nothing was told may go to sleep now, and owes us no flush.
         let waiting = self.wire.is_blocked() || self.endpoint.has_transmits();

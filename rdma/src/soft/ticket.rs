@@ -2,10 +2,12 @@
 //! of it, which it shares with the endpoint where it arrived. The user may carry the request to the
 //! endpoint of another thread and answer it there, or lose it; the latter must reject it.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::connection::ConnectRequest;
+use super::crowd::Key;
 use crate::Incoming;
 
 /// What has become of a request.
@@ -26,23 +28,61 @@ pub(super) enum Stage {
     Ended,
 }
 
+/// Names of requests about which there is something new, so that the endpoint where they arrived
+/// need not look at all that it has. Nobody waits for its lock longer than to add or take a name,
+/// and nobody takes it but to set up or end a connection.
+#[derive(Clone, Default, Debug)]
+pub(super) struct News(Arc<(AtomicBool, Mutex<VecDeque<Key>>)>);
+
+impl News {
+    /// The request that has waited longest.
+    pub(super) fn next(&self) -> Option<Key> {
+        let (any, keys) = &*self.0;
+        if !any.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut keys = keys.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = keys.pop_front();
+        any.store(!keys.is_empty(), Ordering::Release);
+        key
+    }
+
+    fn tell(&self, key: Key) {
+        let (any, keys) = &*self.0;
+        let mut keys = keys.lock().unwrap_or_else(PoisonError::into_inner);
+        keys.push_back(key);
+        any.store(true, Ordering::Release);
+    }
+}
+
 /// What has become of a request, for both endpoints to see.
 #[derive(Clone, Debug)]
-pub(super) struct Token(Arc<AtomicU8>);
+pub(super) struct Token(Arc<Told>);
+
+#[derive(Debug)]
+struct Told {
+    stage: AtomicU8,
+    key: Key,
+    news: News,
+}
 
 impl Token {
-    pub(super) fn new() -> Token {
-        Token(Arc::new(AtomicU8::new(Stage::Asked as u8)))
+    /// For a request of this name, whose endpoint listens to these news.
+    pub(super) fn new(key: Key, news: News) -> Token {
+        Token(Arc::new(Told { stage: AtomicU8::new(Stage::Asked as u8), key, news }))
     }
 
     pub(super) fn set(&self, stage: Stage) {
-        self.0.store(stage as u8, Ordering::Relaxed);
+        self.0.stage.store(stage as u8, Ordering::Relaxed);
+        if !matches!(stage, Stage::Asked | Stage::Opened) {
+            self.0.news.tell(self.0.key);
+        }
     }
 
     pub(super) fn stage(&self) -> Stage {
         use Stage::{Asked, Ended, Lost, Opened, Refused, Up};
         let known = [Asked, Lost, Refused, Opened, Up];
-        let stage = self.0.load(Ordering::Relaxed);
+        let stage = self.0.stage.load(Ordering::Relaxed);
         known.into_iter().find(|known| *known as u8 == stage).unwrap_or(Ended)
     }
 }
