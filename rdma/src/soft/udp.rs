@@ -4,6 +4,7 @@
 mod group;
 mod option;
 mod path;
+mod singles;
 mod socket;
 
 use std::collections::VecDeque;
@@ -25,6 +26,7 @@ use crate::{FabricError, Region};
 pub(crate) use group::Shared;
 use option::steered;
 use path::{beside, payload_bytes, route};
+use singles::Singles;
 pub use socket::SocketBuffers;
 use socket::{Bound, Received};
 
@@ -67,6 +69,7 @@ pub(super) struct Udp {
     gathered: Vec<Transmit>,
     items: Vec<Item>,
     trains: Trains,
+    singles: Singles,
     /// What has to leave before anything else.
     held: VecDeque<Held>,
     /// The socket whose room is waited for.
@@ -96,6 +99,7 @@ impl Udp {
             gathered: Vec::with_capacity(MOST_GATHERED),
             items: Vec::with_capacity(MOST_GATHERED),
             trains: Trains::new(),
+            singles: Singles::default(),
             held: VecDeque::new(),
             blocked: None,
             trouble: None,
@@ -316,7 +320,7 @@ impl Udp {
             let mut trains = std::mem::take(&mut self.trains);
             trains.make(&self.items, usize::MAX);
             for train in trains.iter() {
-                self.depart(train, endpoint, region);
+                self.depart(now, train, endpoint, region);
             }
             self.trains = trains;
         }
@@ -352,24 +356,38 @@ impl Udp {
     }
 
     /// Sends a train, or its datagrams one by one where there are no trains.
-    fn depart(&mut self, train: &[u16], endpoint: &Endpoint, region: &Region) {
+    fn depart(&mut self, now: Instant, train: &[u16], endpoint: &Endpoint, region: &Region) {
         let Some(first) = train.first() else { return };
         let way = self.items[usize::from(*first)].way;
         let longest = self.socket_for(way.from).map_or(1, Bound::longest_train);
+        let longest = longest.min(self.singles.longest_train(now, way.from));
         for part in train.chunks(longest) {
-            match self.send_train(way, part, endpoint, region) {
-                Err(Errno::EIO | Errno::EINVAL) if part.len() > 1 => {
-                    if let Some(bound) = self.socket_for(way.from) {
-                        bound.stop_trains();
-                    }
-                    for one in part.chunks(1) {
-                        let sent = self.send_train(way, one, endpoint, region);
-                        self.note(sent);
-                    }
+            let sent = self.send_train(way, part, endpoint, region);
+            if part.len() > 1 && matches!(sent, Err(Errno::EIO | Errno::EINVAL)) {
+                if self.depart_singly(way, part, endpoint, region) {
+                    self.singles.only(now, way.from);
                 }
-                sent => self.note(sent),
+            } else {
+                self.note(sent);
             }
         }
+    }
+
+    /// Sends the datagrams of a train that was refused one by one; whether all have left.
+    fn depart_singly(
+        &mut self,
+        way: Way,
+        train: &[u16],
+        endpoint: &Endpoint,
+        region: &Region,
+    ) -> bool {
+        let mut left = true;
+        for one in train.chunks(1) {
+            let sent = self.send_train(way, one, endpoint, region);
+            left &= sent.is_ok() && self.held.is_empty();
+            self.note(sent);
+        }
+        left
     }
 
     /// Sends a train, or keeps a copy of it when the socket has no room.
@@ -477,10 +495,18 @@ impl AsFd for Udp {
 
 #[cfg(test)]
 mod tests {
-    use nix::sys::epoll::EpollTimeout;
+    use std::net::UdpSocket;
+    use std::time::Duration;
 
+    use nix::sys::epoll::EpollTimeout;
+    use nix::sys::socket::setsockopt;
+    use nix::{setsockopt_impl, sockopt_impl};
+
+    use super::super::config::Config;
+    use super::super::mad::MAD_BYTES;
     use super::super::provider::Options;
     use super::*;
+    use crate::{Pool, PoolPlan};
 
     /// The sockets whose room would end a sleep. (On the loopback interface all have room.)
     fn watched(udp: &Udp) -> Vec<IpAddr> {
@@ -523,5 +549,49 @@ mod tests {
         assert_eq!((watched(&udp), udp.held.len()), (vec![a], 1));
         udp.release(left(1));
         assert_eq!((watched(&udp), udp.held.len()), (vec![], 0));
+    }
+
+    sockopt_impl!(
+        /// Without UDP checksums, which the system takes for a reason to refuse trains.
+        NoCheck,
+        SetOnly,
+        libc::SOL_SOCKET,
+        libc::SO_NO_CHECK,
+        bool
+    );
+
+    #[test]
+    fn a_refused_train_leaves_one_by_one_and_trains_are_tried_again() {
+        let shared = Arc::new(Shared::new(1, Options::default()).unwrap());
+        let mut udp = Udp::new(Arc::clone(&shared), 0).unwrap();
+        let [a, b]: [IpAddr; 2] = ["127.0.72.1", "127.0.72.2"].map(|ip| ip.parse().unwrap());
+        let mut endpoint = Endpoint::new(Config::default(), Box::new(|| 3));
+        udp.listen(SocketAddr::new(a, 4420), &mut endpoint).unwrap();
+        let peer = UdpSocket::bind(SocketAddr::new(b, ROCE_PORT)).unwrap();
+        peer.set_nonblocking(true).unwrap();
+        let pool = Pool::new(PoolPlan {
+            cells: 1,
+            receives: 0,
+            lead_bytes: 0,
+            tail_bytes: 0,
+            data_bytes: 0,
+            largest_bytes: 4096,
+        });
+        let pool = pool.unwrap();
+        let mut leave = |now, refused| {
+            setsockopt(&*udp.sockets[0], NoCheck, &refused).unwrap();
+            endpoint.forget_sent();
+            (0..4).for_each(|_| endpoint.tell(a, b, [0; MAD_BYTES]));
+            udp.transmit(now, &mut endpoint, pool.region());
+            let arrived = std::iter::from_fn(|| peer.recv(&mut [0; 1024]).ok()).count();
+            (arrived, udp.singles.longest_train(now, a))
+        };
+        let now = Instant::now();
+        assert_eq!(leave(now, false), (4, usize::MAX));
+        assert_eq!(leave(now, true), (4, 1), "a train that is refused");
+        assert_eq!(leave(now, true), (4, 1), "no train");
+        let late = now + Duration::from_secs(60);
+        assert_eq!(leave(late, false), (4, usize::MAX), "trains once more");
+        assert_eq!(leave(late, true), (4, 1), "refused once more");
     }
 }

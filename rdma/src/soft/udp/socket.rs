@@ -7,7 +7,6 @@
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
 use nix::sys::socket::{
@@ -39,7 +38,7 @@ pub(super) struct Bound {
     pub(super) address: IpAddr,
     pub(super) buffers: SocketBuffers,
     /// The system cuts long datagrams into shorter ones for us.
-    cuts: AtomicBool,
+    cuts: bool,
 }
 
 /// Datagrams that have come together.
@@ -84,7 +83,7 @@ impl Bound {
             .or_else(|_| setsockopt(&socket, known::SndBuf, send));
         // Trains arrive whole where nothing on the way has cut them (the loopback interface, say).
         let _ = setsockopt(&socket, known::UdpGroSegment, &true);
-        let cuts = AtomicBool::new(setsockopt(&socket, known::UdpGsoSegment, &0).is_ok());
+        let cuts = setsockopt(&socket, known::UdpGsoSegment, &0).is_ok();
         if let Some(steering) = first {
             steering.attach(&socket)?;
         }
@@ -107,17 +106,9 @@ impl Bound {
         self.address.is_unspecified() && self.address.is_ipv4() == address.is_ipv4()
     }
 
-    /// How many datagrams a train may have; 1: there are no trains.
+    /// How many datagrams a train may have; 1: the system knows no trains.
     pub(super) fn longest_train(&self) -> usize {
-        if self.cuts.load(Ordering::Relaxed) { usize::MAX } else { 1 }
-    }
-
-    /// A device on the way cannot cut; the system does not do it for that device either.
-    pub(super) fn stop_trains(&self) {
-        if self.cuts.swap(false, Ordering::Relaxed) {
-            let address = self.address;
-            tracing::info!(%address, "no trains of datagrams here: the device takes single ones");
-        }
+        if self.cuts { usize::MAX } else { 1 }
     }
 
     /// The next datagrams.
