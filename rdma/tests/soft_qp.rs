@@ -35,6 +35,7 @@ fn settings(depth: u8) -> Settings {
         retries: 7,
         rnr_retries: 7,
         rnr_timer: RnrTimer::new(12),
+        ack_delay: Duration::ZERO,
     }
 }
 
@@ -320,6 +321,83 @@ fn a_long_train_asks_for_acknowledgements_on_the_way() {
         .map(|(at, _)| at)
         .collect();
     assert_eq!(asked, [31, 63, 95, 99]);
+}
+
+/// One that keeps mere acknowledgements back, with receives posted, and how long it does.
+fn patient(selective: bool) -> (End, Duration) {
+    let ack_delay = Duration::from_micros(50);
+    let mut end = End::new(&Settings { ack_delay, selective, ..settings(4) });
+    (0..64).for_each(|tag| end.recv(tag, 64));
+    (end, ack_delay)
+}
+
+#[test]
+fn a_mere_acknowledgement_waits_for_company_but_not_long() {
+    let (mut b, delay) = patient(false);
+    let message = |b: &mut End, at| b.request(Opcode::SendOnly, at, Extended::default(), &[0; 64]);
+    message(&mut b, 0);
+    assert_eq!(b.answers(), []);
+    assert_eq!(b.qp.poll_timeout(), Some(b.now + delay));
+    b.send(100, 16, 0);
+    let left = b.answers();
+    assert_eq!((left[0].1, left[1]), (Opcode::SendOnly, (0, Opcode::Acknowledge, ACK)));
+    b.respond(Opcode::Acknowledge, 0, Syndrome::ACK, &[]);
+    assert_eq!(b.qp.poll_timeout(), None);
+    // Nobody comes along.
+    message(&mut b, 1);
+    assert_eq!(b.answers(), []);
+    b.elapse(delay - Duration::from_nanos(1));
+    assert_eq!(b.answers(), []);
+    b.elapse(Duration::from_nanos(1));
+    assert_eq!(b.answers(), [(1, Opcode::Acknowledge, ACK)]);
+    // A long silence is ahead.
+    message(&mut b, 2);
+    assert_eq!((b.answers(), b.qp.is_keeping()), (vec![], true));
+    let now = b.now;
+    b.qp.hasten(now);
+    assert_eq!(b.answers(), [(2, Opcode::Acknowledge, ACK)]);
+    assert_eq!((b.qp.is_keeping(), b.qp.poll_timeout()), (false, None));
+    // The peer has not heard of it, and says so.
+    message(&mut b, 1);
+    assert_eq!(b.answers(), [(2, Opcode::Acknowledge, ACK)]);
+    // Data say the same.
+    let remote = b.expose(64, 7, Rights::READ);
+    message(&mut b, 3);
+    assert_eq!(b.answers(), []);
+    b.request(Opcode::ReadRequest, 4, reth(remote), &[]);
+    assert_eq!(b.answers(), [(4, Opcode::ReadResponseOnly, ACK)]);
+    b.elapse(delay);
+    assert_eq!((b.answers(), b.qp.poll_timeout()), (vec![], None));
+    b.conceal(remote);
+    // Many have come.
+    (5..36).for_each(|at| message(&mut b, at));
+    assert_eq!(b.answers(), []);
+    message(&mut b, 36);
+    assert_eq!(b.answers(), [(36, Opcode::Acknowledge, ACK)]);
+}
+
+#[test]
+fn one_of_our_own_kind_hears_of_several_packets_at_once() {
+    let (mut b, delay) = patient(true);
+    for at in 0..4 {
+        b.request(Opcode::SendOnly, at, Extended::default(), &[0; 64]);
+        b.send(100, 16, 0);
+        let left: Vec<Opcode> = b.answers().into_iter().map(|(_, opcode, _)| opcode).collect();
+        let alone = [Opcode::SendOnly, Opcode::Acknowledge];
+        assert_eq!(left, alone[..if at < 3 { 1 } else { 2 }], "{at}");
+    }
+    let remote = b.expose(4 * MTU, 7, Rights::WRITE);
+    // Much data, whose sender soon has no place left in its window.
+    for at in 4..12 {
+        let packet = Remote { len: MTU, ..remote };
+        assert_eq!(b.answers(), []);
+        b.request(Opcode::WriteOnly, at, reth(packet), &[1; MTU as usize]);
+    }
+    assert_eq!(b.answers(), [(11, Opcode::Acknowledge, ACK)]);
+    b.request(Opcode::SendOnly, 12, Extended::default(), &[0; 64]);
+    assert_eq!(b.answers(), []);
+    b.elapse(delay);
+    assert_eq!(b.answers(), [(12, Opcode::Acknowledge, ACK)]);
 }
 
 #[test]

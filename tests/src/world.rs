@@ -481,6 +481,7 @@ fn config(profile: &Profile, guid: u64, steer: (u32, u32)) -> Config {
         answered_reads: 16,
         rights: Rights::ALL,
         ack_timeout: profile.ack_timeout,
+        ack_delay: Duration::from_micros(50),
         exposed: 256,
         queue_pairs: 64,
         steer,

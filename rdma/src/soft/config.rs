@@ -34,6 +34,10 @@ pub struct Config {
     pub ack_timeout: Duration,
     /// What we ask a peer to wait when we have no receive.
     pub rnr_timer: RnrTimer,
+    /// How long a mere acknowledgement waits for something that it can leave with. It must be short
+    /// beside the time after which a peer sends again: less than the 100 µs that one of our own kind
+    /// allows beyond what it is used to.
+    pub ack_delay: Duration,
     /// Queue pairs at once, at most.
     pub queue_pairs: u32,
     /// Connections that peers have asked for and not confirmed, at most. When one more is asked
@@ -71,6 +75,7 @@ impl Default for Config {
             rights: Rights::NONE,
             ack_timeout: Duration::from_millis(67),
             rnr_timer: RnrTimer::new(12),
+            ack_delay: Duration::ZERO,
             queue_pairs: 1024,
             half_open: 256,
             half_open_per_source: 64,

@@ -95,6 +95,8 @@ pub(super) struct Slot {
     pub(super) token: Option<Token>,
     /// In the list of those that may have something to send.
     ready: bool,
+    /// In the list of those that keep an acknowledgement back, or did.
+    keeping: bool,
     /// It has ended, and the driver has not been told.
     gone: Option<Reason>,
     /// How many events there were in all when the last about it came, as far as that matters:
@@ -111,7 +113,7 @@ pub(super) struct Message {
 /// See the module.
 pub struct Endpoint {
     pub(super) config: Config,
-    entropy: Box<dyn FnMut() -> u64 + Send>,
+    pub(super) entropy: Box<dyn FnMut() -> u64 + Send>,
     pub(super) slots: Vec<Option<Slot>>,
     free: Vec<u32>,
     pub(super) by_qpn: Table<Qpn>,
@@ -123,6 +125,8 @@ pub struct Endpoint {
     ready: VecDeque<u32>,
     /// When each queue pair wants to be looked at.
     deadlines: Deadlines,
+    /// Those that keep an acknowledgement back, or did.
+    keeping: Vec<u32>,
     pub(super) events: VecDeque<Event>,
     /// How many have been handed out.
     told: u64,
@@ -167,6 +171,7 @@ impl Endpoint {
             gsi_psn: Psn::default(),
             ready: VecDeque::new(),
             deadlines: Deadlines::default(),
+            keeping: Vec::new(),
             events: VecDeque::new(),
             told: 0,
             leaving: VecDeque::new(),
@@ -346,10 +351,27 @@ impl Endpoint {
                     return Some(Transmit { flow, outgoing, tos, slot: number });
                 }
                 slot.ready = false;
+                if slot.qp.is_keeping() && !std::mem::replace(&mut slot.keeping, true) {
+                    self.keeping.push(number);
+                }
             }
             self.ready.pop_front();
         }
         None
+    }
+
+    /// Before a long silence: what waits for company leaves now. True when there is such.
+    pub(super) fn hasten(&mut self, now: Instant) -> bool {
+        while let Some(number) = self.keeping.pop() {
+            if let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::as_mut)
+                && std::mem::take(&mut slot.keeping)
+                && slot.qp.is_keeping()
+            {
+                slot.qp.hasten(now);
+                self.mark_ready(number);
+            }
+        }
+        !self.ready.is_empty()
     }
 
     /// Appends the bytes of a datagram's payload to `into`.
@@ -401,6 +423,9 @@ impl Endpoint {
         let at = self.leaving.iter().position(told)?;
         let number = self.leaving.remove(at)?;
         let slot = self.slots.get_mut(number as usize)?.take()?;
+        if slot.keeping {
+            self.keeping.retain(|keeping| *keeping != number);
+        }
         self.departed.push(number);
         Some(Event::Gone(Qp(number), slot.gone.unwrap_or(Reason::Local)))
     }
@@ -493,9 +518,19 @@ impl Endpoint {
         if connection.phase == Phase::Opened {
             self.manager.index(&connection, number);
         }
-        let slot =
-            Slot { qp, connection, settings, token, ready: false, gone: None, last_event: 0 };
+        let slot = Slot {
+            qp,
+            connection,
+            settings,
+            token,
+            ready: false,
+            keeping: false,
+            gone: None,
+            last_event: 0,
+        };
         self.slots[number as usize] = Some(slot);
+        // Each is listed once: no later push allocates.
+        self.keeping.reserve(self.slots.len() - self.keeping.len());
         Some(number)
     }
 
@@ -530,46 +565,6 @@ impl Endpoint {
     pub(super) fn live(&mut self, qp: Qp) -> Option<&mut Slot> {
         let slot = self.slots.get_mut(qp.0 as usize)?.as_mut()?;
         slot.gone.is_none().then_some(slot)
-    }
-
-    /// An unused queue pair number that a packet filter steers to us.
-    pub(super) fn random_qpn(&mut self) -> Qpn {
-        let (endpoints, own) = self.config.steer;
-        loop {
-            let number = (self.entropy)() as u32 & 0x00ff_ffff;
-            let number = number - number % endpoints.max(1) + own;
-            // 0 and 1 have a meaning, the highest means multicast.
-            let usable = (2..0x00ff_ffff).contains(&number);
-            let qpn = Qpn::new(number);
-            if usable && !self.by_qpn.contains_key(&qpn) {
-                return qpn;
-            }
-        }
-    }
-
-    /// An unused name for a connection, which is steered to us as well.
-    pub(super) fn random_comm(&mut self) -> u32 {
-        let (endpoints, own) = self.config.steer;
-        loop {
-            let comm = (self.entropy)() as u32 >> 1;
-            let comm = comm - comm % endpoints.max(1) + own;
-            let used = self.by_comm.contains_key(&comm)
-                || self.manager.retries.get(comm).is_some()
-                || self.manager.doubts_by_name.contains_key(&comm);
-            if comm != 0 && !used {
-                return comm;
-            }
-        }
-    }
-
-    /// A first packet's number.
-    pub(super) fn random_psn(&mut self) -> Psn {
-        Psn::new((self.entropy)() as u32)
-    }
-
-    /// A number that matches answers to requests; only its being unusual matters.
-    pub(super) fn random_transaction(&mut self) -> u64 {
-        (self.entropy)()
     }
 
     pub(super) fn offer(&self, settings: &Settings) -> Offer {

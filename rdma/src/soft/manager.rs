@@ -423,6 +423,7 @@ impl Endpoint {
             retries: 7,
             rnr_retries: 7,
             rnr_timer: self.config.rnr_timer,
+            ack_delay: self.config.ack_delay,
         }
     }
 

@@ -28,6 +28,7 @@ pub mod icrc;
 pub mod mad;
 mod manager;
 pub mod memory;
+mod numbers;
 pub mod opcode;
 pub mod outgoing;
 mod peers;

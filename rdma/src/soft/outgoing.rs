@@ -1,5 +1,5 @@
-//! A datagram on its way out, in the three parts that a socket gathers: headers, payload (which
-//! stays where it lies in the pool), and padding with the invariant CRC.
+//! A datagram on its way out: headers, payload (which lies in the pool), and padding with the
+//! invariant CRC.
 
 use super::header::{Bth, Extended, HeaderBytes, ICRC_BYTES, padding};
 use super::icrc::{Flow, Icrc};
@@ -39,8 +39,6 @@ pub struct Trailer {
 }
 
 impl Trailer {
-    pub(super) const EMPTY: Trailer = Trailer { bytes: [0; 3 + ICRC_BYTES], len: 0 };
-
     /// The bytes.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
@@ -79,6 +77,34 @@ impl Outgoing {
     pub fn datagram_bytes(&self) -> usize {
         let payload = self.payload_bytes as usize;
         self.header().len() + payload + usize::from(padding(payload)) + ICRC_BYTES
+    }
+
+    /// Appends the whole datagram to others of its train, for a way and an IPv4 identification (see
+    /// [`super::icrc::train_identification`]). Nothing happens when the payload has another length
+    /// than was announced: then the queue pair has been changed since.
+    pub(super) fn append(
+        &self,
+        flow: &Flow,
+        identification: u16,
+        payload: &[u8],
+        train: &mut Vec<u8>,
+    ) -> bool {
+        const PADDING: [u8; 3] = [0; 3];
+        let header = self.header();
+        let Some((bth, rest)) = header.split_first_chunk::<{ Bth::BYTES }>() else { return false };
+        if payload.len() != self.payload_bytes as usize {
+            return false;
+        }
+        let mut icrc = Icrc::start(flow, identification, self.datagram_bytes(), bth);
+        train.extend_from_slice(bth);
+        let covered = train.len();
+        train.extend_from_slice(rest);
+        train.extend_from_slice(payload);
+        train.extend_from_slice(&PADDING[..usize::from(padding(payload.len()))]);
+        // One stretch of bytes that have just been written: cheaper than piece by piece.
+        icrc.update(&train[covered..]);
+        train.extend_from_slice(&icrc.finish());
+        true
     }
 
     /// Computes the CRC for a way, an IPv4 identification (see

@@ -59,6 +59,7 @@ impl Default for Options {
                 answered_reads: 128,
                 rights: Rights::ALL,
                 exposed: 1 << 16,
+                ack_delay: Duration::from_micros(50),
                 ..Config::default()
             },
         }
@@ -395,6 +396,10 @@ impl Fabric for Soft {
     }
 
     fn arm(&mut self, _wake: Wake) -> Option<Instant> {
+        self.stay();
+        if !self.posted && self.endpoint.hasten(self.now) {
+            self.transmit();
+        }
         self.wire.arm();
         self.deadline()
     }

@@ -24,6 +24,12 @@ use super::responder::{Outcome, Responder};
 use super::shelf::Shelf;
 use crate::{Buf, Completion, Event, Fault, Qp, Region, Tag, Work};
 
+/// Packets executed, of which a peer of our own kind is told when something leaves anyhow.
+const ENOUGH_UNSAID: u32 = 4;
+/// Packets executed without a word, at most: a requester asks for one no later than after a quarter
+/// of its window.
+const MOST_UNSAID: u32 = 32;
+
 /// Where in its life a queue pair is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
@@ -70,6 +76,8 @@ pub struct Settings {
     pub rnr_retries: u8,
     /// What we ask a peer to wait when we have no receive.
     pub rnr_timer: RnrTimer,
+    /// How long a mere acknowledgement waits for something that it can leave with.
+    pub ack_delay: Duration,
 }
 
 /// What a queue pair borrows for a step.
@@ -111,6 +119,12 @@ pub struct QueuePair {
     /// Posted since the last sending, without a number yet.
     sends: VecDeque<(Tag, Work)>,
     reads: VecDeque<(Tag, Work)>,
+    selective: bool,
+    ack_delay: Duration,
+    /// When a mere acknowledgement leaves alone.
+    ack_due: Option<Instant>,
+    /// Something has left since there was last nothing to send.
+    spoke: bool,
 }
 
 impl QueuePair {
@@ -125,6 +139,10 @@ impl QueuePair {
             responder: Responder::new(receives),
             sends: VecDeque::with_capacity(sends as usize),
             reads: VecDeque::with_capacity(sends as usize),
+            selective: false,
+            ack_delay: Duration::ZERO,
+            ack_due: None,
+            spoke: false,
         }
     }
 
@@ -138,6 +156,7 @@ impl QueuePair {
     pub fn ready_to_receive(&mut self, settings: &Settings) {
         if self.state == State::Init {
             self.peer = settings.peer;
+            (self.selective, self.ack_delay) = (settings.selective, settings.ack_delay);
             self.responder.start(settings);
             self.requester.start(settings);
             self.state = State::ReadyToReceive;
@@ -197,26 +216,62 @@ impl QueuePair {
     /// The next datagram to send: answers first, then requests; but a mere acknowledgement last,
     /// where it can be the short end of a train. To be called until there is none.
     pub fn poll_transmit(&mut self, now: Instant, io: &mut Io<'_>) -> Option<Outgoing> {
+        let outgoing = self.next_transmit(now, io);
+        self.spoke = outgoing.is_some();
+        outgoing
+    }
+
+    fn next_transmit(&mut self, now: Instant, io: &mut Io<'_>) -> Option<Outgoing> {
         if self.state == State::Init {
             return None;
         }
         self.commit();
-        if self.state == State::ReadyToSend
-            && self.responder.only_acknowledges()
-            && let Some(outgoing) = self.requester.transmit(now, self.peer)
-        {
-            return Some(outgoing);
+        let sends = self.state == State::ReadyToSend;
+        if sends && self.responder.only_acknowledges() {
+            let request = self.requester.transmit(now, self.peer);
+            if request.is_some() || self.keeps_acknowledgement(now) {
+                return request;
+            }
         }
         if let Some((outgoing, outcome)) = self.responder.transmit(self.peer, io.memory) {
+            self.ack_due = None;
             if outcome == Outcome::Dead {
                 self.enter_error(None, io);
             }
             return Some(outgoing);
         }
-        if self.state != State::ReadyToSend {
-            return None;
+        if sends { self.requester.transmit(now, self.peer) } else { None }
+    }
+
+    /// Whether there is a mere acknowledgement that waits. Most requests are answered soon by a
+    /// message, and what leaves with others costs next to nothing.
+    fn keeps_acknowledgement(&mut self, now: Instant) -> bool {
+        if !self.responder.has_answers() {
+            self.ack_due = None;
+            return false;
         }
-        self.requester.transmit(now, self.peer)
+        // A peer of our own kind does not wait for it once it has the message. Others may: a Linux
+        // host ends a command only when its capsule has been acknowledged.
+        let enough = if self.selective { ENOUGH_UNSAID } else { 0 };
+        let leaves = self.spoke && self.responder.unsaid() >= enough;
+        if leaves || self.responder.unsaid() >= MOST_UNSAID {
+            return false;
+        }
+        let due = *self.ack_due.get_or_insert(now + self.ack_delay);
+        now < due
+    }
+
+    /// Whether an acknowledgement waits.
+    #[must_use]
+    pub fn is_keeping(&self) -> bool {
+        self.ack_due.is_some()
+    }
+
+    /// What waits shall leave now.
+    pub fn hasten(&mut self, now: Instant) {
+        if let Some(due) = &mut self.ack_due {
+            *due = now;
+        }
     }
 
     /// Appends the bytes of a datagram's payload to `into`; none when it has none, or the queue pair
@@ -255,7 +310,7 @@ impl QueuePair {
     /// When [`QueuePair::handle_timeout`] wants to be called.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.requester.poll_timeout()
+        self.requester.poll_timeout().into_iter().chain(self.ack_due).min()
     }
 
     /// Time has passed.
@@ -272,6 +327,7 @@ impl QueuePair {
 
     fn enter_error(&mut self, failed: Option<(u64, Fault)>, io: &mut Io<'_>) {
         self.state = State::Error;
+        self.ack_due = None;
         self.commit();
         self.requester.flush(failed, io);
         self.responder.flush(io);

@@ -42,6 +42,9 @@ impl From<Denied> for Refusal {
     }
 }
 
+/// Payload from which on a packet is not a mere message of the protocol above.
+const LONG_BYTES: usize = 256;
+
 const INVALID: Refusal = Refusal::Fatal(Nak::InvalidRequest);
 
 /// The message whose packets are coming in.
@@ -58,6 +61,9 @@ const MOST_EARLY: u32 = 1024;
 /// The receive side.
 #[derive(Debug)]
 pub(crate) struct Responder {
+    /// Packets executed since the last answer left, those with much in them several times over;
+    /// boundless when the peer has sent something again.
+    unsaid: u32,
     expected: Psn,
     msn: Msn,
     mtu: u32,
@@ -81,6 +87,7 @@ pub(crate) struct Responder {
 impl Responder {
     pub(crate) fn new(receives: u32) -> Responder {
         Responder {
+            unsaid: 0,
             expected: Psn::default(),
             msn: Msn::default(),
             mtu: 0,
@@ -163,6 +170,7 @@ impl Responder {
                 self.acknowledge(self.expected, Syndrome::Nak(Nak::Sequence));
             }
             Operation::Send | Operation::Write => {
+                self.unsaid = u32::MAX;
                 if !self.answers.end_with_data(self.expected) {
                     self.acknowledge(self.expected.previous(), Syndrome::ACK);
                 } else if self.early.is_selective() || self.is_repeated_alone(packet.bth.psn) {
@@ -436,6 +444,8 @@ impl Responder {
 
     fn executed(&mut self, packet: &Packet<'_>, packets: u32) {
         self.expected = self.expected.add(packets);
+        let weight = if packet.payload.len() < LONG_BYTES { 1 } else { 4 };
+        self.unsaid = self.unsaid.saturating_add(packets.saturating_mul(weight));
         if packet.bth.ack_request {
             self.asked = Some(packet.bth.psn);
         }
@@ -443,12 +453,24 @@ impl Responder {
 
     /// The next answer to send.
     pub(crate) fn transmit(&mut self, peer: Qpn, memory: &Memory) -> Option<(Outgoing, Outcome)> {
+        self.unsaid = 0;
         self.answers.transmit(peer, memory, self.expected, &self.early)
+    }
+
+    /// Whether there is something to say.
+    pub(crate) fn has_answers(&self) -> bool {
+        !self.answers.are_none()
     }
 
     /// Whether all that there is to say is that requests have been executed.
     pub(crate) fn only_acknowledges(&self) -> bool {
         self.answers.only_acknowledge()
+    }
+
+    /// How much the peer has sent since it heard of us, in packets: long ones count four times,
+    /// and something sent again counts for everything.
+    pub(crate) fn unsaid(&self) -> u32 {
+        self.unsaid
     }
 
     /// Gives every receive back, the unfinished one first, and forgets all answers but a refusal.

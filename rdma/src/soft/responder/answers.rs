@@ -194,6 +194,11 @@ impl Answers {
         }
     }
 
+    /// Whether there is nothing to say.
+    pub(super) fn are_none(&self) -> bool {
+        self.queue.is_empty()
+    }
+
     /// Whether all that there is to say is that requests have been executed.
     pub(super) fn only_acknowledge(&self) -> bool {
         self.queue.iter().all(Answer::is_plain)

@@ -142,13 +142,8 @@ impl Bound {
         known.then_some(Received { from, to, bytes: received.bytes, each: each.max(1) })
     }
 
-    /// Sends datagrams, in parts that follow each other: one, or a train of such `each` bytes.
-    pub(super) fn send(
-        &self,
-        way: Way,
-        each: Option<u16>,
-        parts: &[IoSlice<'_>],
-    ) -> Result<(), Errno> {
+    /// Sends one datagram, or a train of such with `each` bytes.
+    pub(super) fn send(&self, way: Way, each: Option<u16>, bytes: &[u8]) -> Result<(), Errno> {
         let Way { from, to, tos } = way;
         let to = SocketAddr::new(to, ROCE_PORT);
         let mut control = Control::NONE;
@@ -161,9 +156,9 @@ impl Bound {
         if tos != 0 {
             control.type_of_service(tos, to.is_ipv6());
         }
-        let to = SockAddr::from(to);
+        let (to, bytes) = (SockAddr::from(to), [IoSlice::new(bytes)]);
         let message =
-            MsgHdr::new().with_addr(&to).with_buffers(parts).with_control(control.as_slice());
+            MsgHdr::new().with_addr(&to).with_buffers(&bytes).with_control(control.as_slice());
         let sent = self.socket.sendmsg(&message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
         sent.map(drop).map_err(|e| e.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
     }
