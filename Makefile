@@ -21,7 +21,7 @@ endif
 
 PACKAGES := gcc libc6-dev pkg-config libclang-14-dev libibverbs-dev librdmacm-dev
 # What tests ask besides: tshark for what is on the wire; jq and fio for measuring.
-TEST_PACKAGES := tshark jq fio util-linux
+TEST_PACKAGES := tshark jq fio util-linux iproute2
 
 # Installs those of some Debian packages that are missing.
 define install

@@ -12,8 +12,8 @@
 //! adapters set "don't fragment". But the 16-bit identification is chosen by the sending kernel
 //! and shown to no receiver.
 //!
-//! *Sending*: an unconnected socket with `IP_MTU_DISCOVER = IP_PMTUDISC_DO` always gets 0, and the
-//! segments of one `UDP_SEGMENT` (GSO) call that the kernel cuts in software get 0, 1, 2, ..: see
+//! *Sending*: an unconnected socket with `IP_MTU_DISCOVER = IP_PMTUDISC_PROBE` always gets 0, and
+//! the segments of one `UDP_SEGMENT` (GSO) call that the kernel cuts in software get 0, 1, 2, ..: see
 //! [`train_identification`].
 //!
 //! *Receiving*: a CRC is linear. For two messages of one length that differ in some bits only,

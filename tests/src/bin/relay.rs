@@ -218,7 +218,7 @@ fn socket(at: SocketAddr) -> std::io::Result<UdpSocket> {
     let socket = UdpSocket::bind(at)?;
     socket.set_nonblocking(true)?;
     // So the kernel numbers every datagram 0, and the CRC can be made to fit.
-    setsockopt(&socket, MtuDiscover, &libc::IP_PMTUDISC_DO)?;
+    setsockopt(&socket, MtuDiscover, &libc::IP_PMTUDISC_PROBE)?;
     let most = 16 << 20;
     // With privilege as much, else what the system allows.
     setsockopt(&socket, sockopt::RcvBufForce, &most)

@@ -2,7 +2,9 @@
 //!
 //! It is never connected and always sets the "don't fragment" bit, because only then does Linux
 //! send the IPv4 identification 0, which the invariant CRC covers and a UDP socket neither chooses
-//! nor sees.
+//! nor sees. It "probes": what routers say of a smaller MTU does not change the length of packets
+//! that both ends have agreed on, and nobody on the network can stop a connection by saying so. (It
+//! does change what the next connection is offered.)
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -66,11 +68,11 @@ impl Bound {
         socket.set_reuse_port(true)?;
         let all = address.is_unspecified();
         if address.is_ipv4() {
-            setsockopt(&socket, MtuDiscover, &libc::IP_PMTUDISC_DO)?;
+            setsockopt(&socket, MtuDiscover, &libc::IP_PMTUDISC_PROBE)?;
             setsockopt(&socket, known::Ipv4PacketInfo, &all)?;
         } else {
             socket.set_only_v6(true)?;
-            setsockopt(&socket, MtuDiscoverV6, &libc::IPV6_PMTUDISC_DO)?;
+            setsockopt(&socket, MtuDiscoverV6, &libc::IPV6_PMTUDISC_PROBE)?;
             setsockopt(&socket, known::Ipv6RecvPacketInfo, &all)?;
             // RoCE sends no UDP checksum; its own covers more.
             setsockopt(&socket, NoCheckV6, &true)?;
