@@ -243,6 +243,7 @@ macro_rules! bits {
     };
 }
 
+pub mod auth;
 pub mod cm;
 pub mod cqe;
 pub mod fabrics;
