@@ -18,6 +18,10 @@ trait Field: Sized {
 
 /// Reads `width` bits (at most 64) that begin `bit` bits into `byte`.
 fn get_bits(mad: &[u8; MAD_BYTES], byte: usize, bit: usize, width: usize) -> u64 {
+    if bit == 0 && width.is_multiple_of(8) {
+        let whole = &mad[byte..byte + width / 8];
+        return whole.iter().fold(0, |value, byte| value << 8 | u64::from(*byte));
+    }
     (0..width).fold(0, |value, at| {
         let place = byte * 8 + bit + at;
         value << 1 | u64::from(mad[place / 8] >> (7 - place % 8) & 1)
@@ -26,6 +30,11 @@ fn get_bits(mad: &[u8; MAD_BYTES], byte: usize, bit: usize, width: usize) -> u64
 
 /// Writes the low `width` bits of `value`.
 fn put_bits(mad: &mut [u8; MAD_BYTES], byte: usize, bit: usize, width: usize, value: u64) {
+    if bit == 0 && width.is_multiple_of(8) {
+        let bytes = width / 8;
+        mad[byte..byte + bytes].copy_from_slice(&value.to_be_bytes()[8 - bytes..]);
+        return;
+    }
     for at in 0..width {
         let place = byte * 8 + bit + at;
         let mask = 0x80 >> (place % 8);

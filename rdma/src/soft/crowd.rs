@@ -16,10 +16,11 @@ use std::time::Instant;
 /// the same adapter, with the same name.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Key {
+    // First what differs most, as they are compared in this order.
+    pub(crate) comm: u32,
+    pub(crate) guid: u64,
     pub(crate) remote: IpAddr,
     pub(crate) local: IpAddr,
-    pub(crate) guid: u64,
-    pub(crate) comm: u32,
 }
 
 #[derive(Debug)]
@@ -37,7 +38,8 @@ type Rank = (usize, Reverse<u64>, IpAddr);
 #[derive(Debug)]
 pub(crate) struct Crowd<V> {
     limit: usize,
-    entries: BTreeMap<Key, Entry<V>>,
+    /// (In boxes, because a tree moves what it has.)
+    entries: BTreeMap<Key, Box<Entry<V>>>,
     /// Of each source the entries, oldest first.
     by_source: BTreeMap<(IpAddr, u64), Key>,
     counts: BTreeMap<IpAddr, usize>,
@@ -93,7 +95,7 @@ impl<V> Crowd<V> {
             count + 1
         });
         self.expiry.extend(until.map(|until| (until, key)));
-        self.entries.insert(key, Entry { age, until, value });
+        self.entries.insert(key, Box::new(Entry { age, until, value }));
         displaced
     }
 
