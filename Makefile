@@ -107,7 +107,7 @@ bench-guests: build ## Measure it beside the kernel's target, in both kinds of g
 PACKETS ?= 20000000
 SECONDS_OF_FLOOD ?= 60
 hostile: packages ## Twenty million mutated packets, five million messages, and floods: some minutes
-	PACKETS=$(PACKETS) SECONDS=$(SECONDS_OF_FLOOD) $(CARGO) test --release -p rdma --no-default-features \
+	PACKETS=$(PACKETS) SECONDS=$(SECONDS_OF_FLOOD) SHARE=70 $(CARGO) test --release -p rdma --no-default-features \
 	  --test soft_hostile -- --nocapture --test-threads 1
 
 asan: packages ## The memory that is shared with devices, and the soft fabric, under AddressSanitizer
