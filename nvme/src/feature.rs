@@ -386,6 +386,8 @@ impl AsyncEvent {
     pub const ANA_CHANGE: Self = Self(0x0C_03_02);
     /// Notice: discovery log page change.
     pub const DISCOVERY_LOG_CHANGE: Self = Self(0x70_F0_02);
+    /// I/O command specific: reservation log page available.
+    pub const RESERVATION_LOG_AVAILABLE: Self = Self(0x80_00_06);
 
     /// Event of this type and information, acknowledged by reading `log`.
     pub fn new(kind: AsyncEventType, info: u8, log: LogId) -> Self {
@@ -436,6 +438,10 @@ mod tests {
         assert_eq!(AsyncEvent::ANA_CHANGE, AsyncEvent(0x000C_0302));
         assert_eq!(new(notice, 0xF0, LogId::DISCOVERY), AsyncEvent::DISCOVERY_LOG_CHANGE);
         assert_eq!(AsyncEvent::DISCOVERY_LOG_CHANGE, AsyncEvent(0x0070_F002));
+        assert_eq!(
+            new(AsyncEventType::IO_COMMAND, 0, LogId::RESERVATION_NOTIFICATION),
+            AsyncEvent::RESERVATION_LOG_AVAILABLE
+        );
         assert_eq!(
             new(AsyncEventType::ERROR, 3, LogId::ERROR),
             AsyncEvent::PERSISTENT_INTERNAL_ERROR

@@ -7,6 +7,7 @@ use byteorder::{ByteOrder, LittleEndian};
 
 use crate::feature::AsyncEventConfig;
 use crate::property::Vs;
+use crate::reservation::Rescap;
 use crate::{AdminOpcode, NqnField, PAGE_BYTES, Sgl, Sqe, Text};
 
 open_enum! {
@@ -459,7 +460,7 @@ wire! {
         /// Sharing: bit 0 the namespace may be attached to several controllers.
         nmic: u8 = 30,
         /// Reservation capabilities.
-        rescap: u8 = 31,
+        rescap: Rescap = 31,
         /// Format progress: bit 7 supported, bits 6:0 percent that remains.
         fpi: u8 = 32,
         /// Deallocation: bits 2:0 what reads return (1 zeroes), bit 3 Write Zeroes may deallocate.
@@ -536,7 +537,7 @@ wire! {
         /// Sharing: bit 0 the namespace may be attached to several controllers.
         nmic: u8 = 1,
         /// Reservation capabilities.
-        rescap: u8 = 2,
+        rescap: Rescap = 2,
         /// Format progress.
         fpi: u8 = 3,
         /// ANA group.

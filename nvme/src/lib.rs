@@ -252,6 +252,7 @@ pub mod identify;
 pub mod log;
 pub mod nqn;
 pub mod property;
+pub mod reservation;
 pub mod sgl;
 pub mod sqe;
 pub mod status;

@@ -7,6 +7,7 @@ use nvme::feature::*;
 use nvme::identify::*;
 use nvme::log::*;
 use nvme::property::*;
+use nvme::reservation::*;
 use nvme::sqe::*;
 
 /// Each field changes with its first and its last byte, and not with the bytes beside them.
@@ -88,6 +89,13 @@ positions! {
     }
     firmware_slots: FirmwareSlots { afi 0 1, revisions 8 56, }
     effects: Effects { admin 0 1024, io 1024 1024, }
+    register_keys: RegisterKeys { current 0 8, new 8 8, }
+    acquire_keys: AcquireKeys { current 0 8, preempt 8 8, }
+    release_key: ReleaseKey { current 0 8, }
+    reservation_status: ReservationStatus { generation 0 4, rtype 4 1, registrants 5 2, ptpls 9 1, }
+    registrant: Registrant { cntlid 0 2, rcsts 2 1, hostid 8 8, key 16 8, }
+    extended_registrant: ExtendedRegistrant { cntlid 0 2, rcsts 2 1, key 8 8, hostid 16 16, }
+    notification_page: NotificationPage { count 0 8, kind 8 1, waiting 9 1, nsid 12 4, }
     ana_header: AnaHeader { chgcnt 0 8, ngrps 8 2, }
     ana_group: AnaGroup { grpid 0 4, nnsids 4 4, chgcnt 8 8, state 16 1, }
     discovery_header: DiscoveryHeader { genctr 0 8, numrec 8 8, recfmt 16 2, }

@@ -168,7 +168,7 @@ pub(crate) fn namespace(page: &IdentifyNamespace, bytes: &[u8; PAGE_BYTES]) -> V
         ("dpc", page.dpc.into()),
         ("dps", page.dps.into()),
         ("nmic", page.nmic.into()),
-        ("rescap", page.rescap.into()),
+        ("rescap", page.rescap.0.into()),
         ("fpi", page.fpi.into()),
         ("dlfeat", page.dlfeat.into()),
         ("nawun", page.nawun_z.into()),
