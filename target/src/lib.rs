@@ -17,6 +17,7 @@ pub mod queues;
 pub mod reactor;
 pub mod refusals;
 pub mod registry;
+pub mod reservation;
 pub mod ring;
 pub mod stores;
 pub mod subsystem;
