@@ -10,7 +10,7 @@ use rdma::soft::cm_message::{
 };
 use rdma::soft::connection::{ConnectRequest, code_time};
 use rdma::soft::counters::Fate;
-use rdma::soft::endpoint::{Config, Transmit};
+use rdma::soft::endpoint::{Config, Endpoint, Transmit};
 use rdma::soft::header::{Bth, Deth, Extended, GSI_QKEY, HeaderBytes};
 use rdma::soft::icrc::{Flow, Icrc};
 use rdma::soft::mad::MadHeader;
@@ -299,37 +299,81 @@ fn inject(net: &mut Network, message: CmMessage) {
     node.endpoint.handle(now, flow.source, flow.destination, 0, &bytes, node.pool.region());
 }
 
-#[test]
-fn a_peer_that_forgot_its_connection_gets_in_at_the_second_try() {
-    let mut net = plain(false);
-    let (now, host) = (net.now(), connect(&mut net, &[]));
-    let asked = incoming(&mut net);
-    let request = *ConnectRequest::of(&asked).unwrap();
+/// A connection, and the request that it came from.
+fn requested(net: &mut Network) -> (Qp, Qp, Request) {
+    let (now, host) = (net.now(), connect(net, &[]));
+    let asked = incoming(net);
+    let request = ConnectRequest::of(&asked).unwrap().message;
     let target = net.node(1).endpoint.open(asked, LIMITS).unwrap();
     net.node(1).endpoint.accept(now, target, &[]);
-    assert!(matches!(wait(&mut net, 0)[..], [Event::Established(qp)] if qp == host));
-    assert!(matches!(wait(&mut net, 1)[..], [Event::Established(_)]));
+    assert!(matches!(wait(net, 0)[..], [Event::Established(qp)] if qp == host));
+    assert!(matches!(wait(net, 1)[..], [Event::Established(qp)] if qp == target));
+    (host, target, request)
+}
 
-    inject(&mut net, CmMessage::Request(request.message));
+/// Its machine has started anew, and its first queue pair has the number of its first one before.
+#[test]
+fn a_peer_that_forgot_its_connection_gets_in_with_one_request() {
+    let mut net = plain(false);
+    let (_, target, request) = requested(&mut net);
+    inject(&mut net, CmMessage::Request(request));
     assert!(net.node(1).events().is_empty(), "a late repetition");
-    let mut message = request.message;
-    message.local_comm_id ^= 1;
-    message.qpn = Qpn::new(0x7777);
-    inject(&mut net, CmMessage::Request(message));
+    let other = Request { local_comm_id: request.local_comm_id ^ 1, ..request };
+    let other = Request { qpn: Qpn::new(0x7777), ..other };
+    inject(&mut net, CmMessage::Request(other));
     assert!(matches!(net.node(1).events()[..], [Event::Incoming(_)]), "another queue pair");
 
-    message.local_comm_id ^= 2;
-    message.qpn = request.message.qpn;
-    inject(&mut net, CmMessage::Request(message));
-    let events = net.node(1).events();
-    assert!(matches!(events[..], [Event::Gone(qp, Reason::Peer)] if qp == target));
-    message.local_comm_id ^= 4;
-    inject(&mut net, CmMessage::Request(message));
-    assert!(matches!(net.node(1).events()[..], [Event::Incoming(_)]));
+    net.node(0).endpoint = Endpoint::new(open_config(), Box::new(|| 5));
+    let again = Request { local_comm_id: request.local_comm_id ^ 2, ..request };
+    let asked_at = net.now();
+    inject(&mut net, CmMessage::Request(again));
+    assert!(net.node(1).events().is_empty(), "the old connection may live");
+    let events = wait(&mut net, 1);
+    let [Event::Incoming(_), Event::Gone(gone, Reason::Peer)] = events[..] else {
+        panic!("{events:?}")
+    };
+    assert_eq!(gone, target);
+    assert!(net.now() - asked_at < Duration::from_secs(1));
     // And the request whose connection has ended does not come back.
-    inject(&mut net, CmMessage::Request(request.message));
+    inject(&mut net, CmMessage::Request(request));
     assert!(net.node(1).events().is_empty());
-    assert!(matches!(wait(&mut net, 0)[..], [Event::Gone(qp, Reason::Peer)] if qp == host));
+}
+
+/// Who knows everything about a connection but its numbers cannot end it by a forged request,
+/// whether it is busy or idle, however often that is tried.
+#[test]
+fn a_forged_restart_does_not_end_a_connection_that_lives() {
+    for (busy, lossy) in [(true, false), (false, false), (false, true)] {
+        let mut net = plain(false);
+        let (host, target, request) = requested(&mut net);
+        if lossy {
+            net.air.faults = Faults { loss: 50, ..Faults::NONE };
+        }
+        for number in 1..10 {
+            let forged = Request { local_comm_id: request.local_comm_id ^ number, ..request };
+            inject(&mut net, CmMessage::Request(forged));
+            let sent_at = net.now();
+            if busy {
+                let receive = buf(&mut net.node(1).pool, 64, 0);
+                net.node(1).post(target, 1, Work::Recv(receive));
+                let from = buf(&mut net.node(0).pool, 64, 0);
+                net.node(0).post(host, 2, Work::Send { from, invalidate: None });
+            }
+            let before = net.node(1).endpoint.counters()[Fate::Doubted];
+            while net.now() - sent_at < Duration::from_secs(2) && net.step() {}
+            for node in 0..2 {
+                let events = net.node(node).events();
+                let done =
+                    |event: &Event| matches!(event, Event::Done(done) if done.outcome.is_ok());
+                assert_eq!((events.len(), events.iter().all(done)), (usize::from(busy), true));
+                for event in events {
+                    let Event::Done(done) = event else { unreachable!() };
+                    net.node(node).pool.give(done.work.into_buf());
+                }
+            }
+            assert_eq!(before, u64::from(number), "it was a claim");
+        }
+    }
 }
 
 fn payload(node: &Node, transmit: &Transmit) -> Vec<u8> {

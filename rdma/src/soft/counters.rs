@@ -61,7 +61,8 @@ fates! {
     Repeated = "repeated",
     /// A request to connect that was refused.
     Rejected = "rejected",
-    /// A request to connect that waits until its sender proves to be there.
+    /// A request to connect that waits until its sender proves to be there, or the connection that
+    /// it would replace does.
     Doubted = "doubted",
     /// A request to connect from an address that has too many.
     Crowded = "crowded",
@@ -74,6 +75,13 @@ impl Fate {
     #[must_use]
     pub const fn is_taken(self) -> bool {
         matches!(self, Fate::Executed | Fate::Answered | Fate::Message | Fate::Kept)
+    }
+
+    /// Whether it can only have come from who has the other end of its connection, or knows as
+    /// much.
+    #[must_use]
+    pub(crate) const fn shows_life(self) -> bool {
+        matches!(self, Fate::Executed | Fate::Answered | Fate::Kept | Fate::NotReady)
     }
 
     /// Whether it was a request that ended its connection.

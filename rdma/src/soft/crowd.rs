@@ -129,6 +129,11 @@ impl<V> Crowd<V> {
         }
     }
 
+    /// When the next one's time is over.
+    pub(crate) fn next(&self) -> Option<Instant> {
+        self.expiry.first().map(|(until, _)| *until)
+    }
+
     /// Removes one whose time is over.
     pub(crate) fn expire(&mut self, now: Instant) -> Option<(Key, V)> {
         let (until, key) = *self.expiry.first()?;

@@ -93,6 +93,8 @@ pub(super) struct Slot {
     pub(super) settings: Settings,
     /// What the endpoint where the request came in is told.
     pub(super) token: Option<Token>,
+    /// When the peer was heard last.
+    pub(super) heard: Option<Instant>,
     /// In the list of those that may have something to send.
     ready: bool,
     /// In the list of those that keep an acknowledgement back, or did.
@@ -293,6 +295,7 @@ impl Endpoint {
         let mut io = Io { region, memory, events, shelf, qp: Qp(number) };
         let fate = slot.qp.handle(now, packet, &mut io);
         let waiting = slot.connection.phase == Phase::ReplySent;
+        slot.heard = if fate.shows_life() { Some(now) } else { slot.heard };
         self.deadlines.set(number, slot.qp.poll_timeout());
         self.mark_ready(number);
         if waiting {
@@ -458,7 +461,8 @@ impl Endpoint {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         let of_slots = self.deadlines.first().map(|(due, _)| due);
-        of_slots.into_iter().chain(self.manager.retries.next()).min()
+        let of_manager = [self.manager.retries.next(), self.manager.claims.next()];
+        of_manager.into_iter().flatten().chain(of_slots).min()
     }
 
     /// Time has passed.
@@ -523,6 +527,7 @@ impl Endpoint {
             connection,
             settings,
             token,
+            heard: None,
             ready: false,
             keeping: false,
             gone: None,

@@ -13,6 +13,7 @@ use super::endpoint::{Config, Endpoint, Path, ROCE_PORT};
 use super::mad::MAD_BYTES;
 use super::psn::{Psn, Qpn};
 use super::qp::{QueuePair, Settings};
+use super::restarts::{Claim, MOST_CLAIMS};
 use super::retries::{Due, Retries, Retry};
 use super::ticket::{News, Stage, Ticket, Token};
 use crate::{FabricError, Incoming, Qp, QpLimits, Reason, Region};
@@ -74,6 +75,8 @@ pub(super) struct Manager {
     pub(super) strangers: usize,
     pub(super) doubts: Crowd<Doubt>,
     pub(super) doubts_by_name: BTreeMap<u32, Key>,
+    /// Requests from queue pairs that have a connection.
+    pub(super) claims: Crowd<Claim>,
     /// Our names of connections that have had to make room and still have a queue pair.
     pub(super) displaced: Vec<u32>,
     /// Connections that have ended of late.
@@ -97,6 +100,7 @@ impl Manager {
             strangers: 0,
             doubts: Crowd::new(config.doubts),
             doubts_by_name: BTreeMap::new(),
+            claims: Crowd::new(MOST_CLAIMS),
             displaced: Vec::new(),
             ended: Crowd::new(MOST_ENDED),
             elsewhere: Crowd::new(MOST_ENDED),
@@ -431,6 +435,7 @@ impl Endpoint {
     pub(super) fn retry(&mut self, now: Instant, region: &Region) {
         self.follow(now);
         self.manager.expire(now);
+        self.settle_claims(now, region);
         while let Some(due) = self.manager.retries.take_due(now) {
             match due {
                 Due::Again(retry) => {

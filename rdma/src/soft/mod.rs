@@ -37,6 +37,7 @@ pub mod psn;
 pub mod qp;
 mod requester;
 mod responder;
+mod restarts;
 mod retries;
 pub mod shelf;
 pub mod sim;

@@ -56,12 +56,15 @@ impl Endpoint {
             let number = *this.by_comm.get(&ours)?;
             let slot = this.live(Qp(number))?;
             let right = slot.connection.local == to && slot.connection.is_of(from, theirs);
+            if right {
+                this.note_life(now, number);
+            }
             right.then_some(number)
         };
         let known = match message {
             CmMessage::Request(message) => {
                 let request = ConnectRequest { message, transaction, from, to };
-                return self.on_request(now, request, region);
+                return self.on_request(now, request);
             }
             CmMessage::DisconnectReply(message) => {
                 return self.on_disconnect_reply(now, from, to, &message);
@@ -197,7 +200,7 @@ impl Endpoint {
     }
 
     /// Somebody asks to connect.
-    fn on_request(&mut self, now: Instant, request: ConnectRequest, region: &Region) -> Fate {
+    fn on_request(&mut self, now: Instant, request: ConnectRequest) -> Fate {
         if matches!(request.from, IpAddr::V6(v6) if v6.is_unicast_link_local()) {
             return Fate::LinkLocal;
         }
@@ -210,17 +213,19 @@ impl Endpoint {
             Ok(private) => private,
             Err(reason) => return self.turn_away(&request, reason),
         };
-        if let Some(old) = self.restarted(&request) {
-            // The peer has forgotten its connection: it goes, and the peer's next try comes
-            // through. (At once would be possible, but then a forged request could do it too
-            // without the peer's noticing.)
-            let up = self.live(Qp(old)).filter(|slot| slot.connection.phase == Phase::Established);
-            if let Some(mad) = up.map(|slot| slot.connection.leave()) {
-                self.tell(request.to, request.from, mad);
-            }
-            self.remove(now, old, Reason::Peer, region);
-            return self.turn_away(&request, RejectReason::STALE);
+        if self.contest(now, request) {
+            return Fate::Doubted;
         }
+        self.weigh(now, request, private)
+    }
+
+    /// Decides about a right request by how many others there are.
+    pub(super) fn weigh(
+        &mut self,
+        now: Instant,
+        request: ConnectRequest,
+        private: (CmaHeader, [u8; CmaHeader::USER_BYTES]),
+    ) -> Fate {
         if self.manager.half_open.count_of(request.from) >= self.config.half_open_per_source {
             self.manager.note_flood(now);
             return Fate::Crowded;
@@ -232,7 +237,7 @@ impl Endpoint {
         self.admit(now, request, private, false)
     }
 
-    fn turn_away(&mut self, request: &ConnectRequest, reason: RejectReason) -> Fate {
+    pub(super) fn turn_away(&mut self, request: &ConnectRequest, reason: RejectReason) -> Fate {
         self.tell(request.to, request.from, request.reject(reason, &[]));
         Fate::Rejected
     }
@@ -297,17 +302,11 @@ impl Endpoint {
             self.tell(ends.0, ends.1, mad);
             return true;
         }
-        phase.is_some() || self.manager.elsewhere.get(&key).is_some()
-    }
-
-    /// The connection of the very queue pair from which somebody asks for another.
-    fn restarted(&self, request: &ConnectRequest) -> Option<u32> {
-        let message = &request.message;
-        self.manager.by_peer.get(&(request.from, message.ca_guid, message.qpn)).copied()
+        phase.is_some() || self.is_contested(&key) || self.manager.elsewhere.get(&key).is_some()
     }
 
     /// What a request must be like.
-    fn check_request(
+    pub(super) fn check_request(
         &self,
         request: &ConnectRequest,
     ) -> Result<(CmaHeader, [u8; CmaHeader::USER_BYTES]), RejectReason> {

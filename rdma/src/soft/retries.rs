@@ -23,7 +23,8 @@ pub(crate) struct Retry {
     pub(crate) mad: [u8; MAD_BYTES],
     pub(crate) local: IpAddr,
     pub(crate) remote: IpAddr,
-    /// The connection that waits for the answer; none when it has ended, and this is a farewell.
+    /// The connection that waits for the answer; none when this is a farewell or a question, and
+    /// nothing ends for want of one.
     pub(crate) slot: Option<u32>,
     due: Instant,
     wait: Duration,
@@ -40,6 +41,12 @@ impl Retry {
     ) -> Retry {
         let (due, left) = (now + FIRST_WAIT, SENDINGS - 1);
         Retry { mad, local: ends.0, remote: ends.1, slot, due, wait: FIRST_WAIT, left }
+    }
+
+    /// A question to a connection that should answer at once: all sendings within half a second.
+    pub(crate) fn question(mad: [u8; MAD_BYTES], ends: (IpAddr, IpAddr), now: Instant) -> Retry {
+        let wait = FIRST_WAIT / 2;
+        Retry { due: now + wait, wait, ..Retry::new(mad, ends, None, now) }
     }
 
     /// `due` has come: true when the message goes out once more, false when it is given up.
