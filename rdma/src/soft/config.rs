@@ -21,7 +21,8 @@ pub struct Config {
     /// Peers of our own kind, which we and they tell by the name of the adapter, are told which
     /// packets behind a gap have come, so that they send only those again that have not.
     pub selective: bool,
-    /// Packets that came before one that is missing and are kept, at most, of all queue pairs.
+    /// Packets that came before one that is missing and are kept, at most, of all queue pairs. One
+    /// may have an eighth of that.
     pub early: u32,
     /// Bytes asked for in one read request.
     pub read_bytes: u32,

@@ -1,7 +1,13 @@
 //! Packets that came before one that is missing. All queue pairs of an endpoint share the room for
 //! them, so that nobody can fill the memory; what finds none is dropped, as if it had been lost.
+//!
+//! A queue pair may have an eighth of all places, and not more than are still free: when there are
+//! many that take what they can get, whoever comes next still finds some.
 
 use super::header::{HeaderBytes, ICRC_BYTES, Packet};
+
+/// The part of all places that a queue pair may have is one of so many.
+const SHARES: u32 = 8;
 
 /// The room.
 #[derive(Debug)]
@@ -18,8 +24,13 @@ impl Shelf {
         Shelf { slots: Vec::new(), free: Vec::new(), limit }
     }
 
-    /// Copies a packet, and gives its place; none when all are taken.
-    pub(crate) fn put(&mut self, packet: &Packet<'_>) -> Option<u32> {
+    /// Copies a packet of a queue pair that has `own` places already, and gives its place; none when
+    /// that is its share.
+    pub(crate) fn put(&mut self, packet: &Packet<'_>, own: u32) -> Option<u32> {
+        let free = (self.limit as usize).saturating_sub(self.len());
+        if own as usize >= free.min(self.limit.div_ceil(SHARES) as usize) {
+            return None;
+        }
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None if self.slots.len() < self.limit as usize => {

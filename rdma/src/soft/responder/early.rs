@@ -69,7 +69,7 @@ impl Early {
             return (Verdict::Again, packet.bth.ack_request);
         }
         let fits = ahead < self.most && packet.payload.len() <= self.mtu;
-        let Some(place) = fits.then(|| shelf.put(packet)).flatten() else {
+        let Some(place) = fits.then(|| shelf.put(packet, self.count)).flatten() else {
             return (Verdict::Dropped, packet.bth.ack_request);
         };
         self.places.resize(end.max(ahead + 1), NONE);
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn packets_come_out_in_order_and_leave_their_room() {
-        let (mut early, mut shelf) = (Early::new(16, 1024, true), Shelf::new(4));
+        let (mut early, mut shelf) = (Early::new(16, 1024, true), Shelf::new(32));
         assert_eq!(early.keep(2, &packet(2), &mut shelf), (Verdict::Kept, true), "a gap");
         assert_eq!(early.keep(3, &packet(3), &mut shelf), (Verdict::Kept, false));
         assert_eq!(early.keep(3, &packet(3), &mut shelf), (Verdict::Again, false));
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn room_is_bounded_and_comes_back() {
-        let (mut early, mut shelf) = (Early::new(16, 1024, false), Shelf::new(4));
+        let (mut early, mut shelf) = (Early::new(16, 1024, false), Shelf::new(32));
         for psn in 1..5 {
             assert_eq!(early.keep(psn, &packet(psn), &mut shelf).0, Verdict::Kept);
         }
@@ -166,5 +166,27 @@ mod tests {
         assert_eq!(early.keep(6, &packet(6), &mut shelf).0, Verdict::Kept);
         assert_eq!(early.pass(10, &mut shelf), None);
         assert!(shelf.is_empty() && early.is_empty());
+    }
+
+    #[test]
+    fn nobody_takes_the_room_of_all() {
+        let mut shelf = Shelf::new(64);
+        let mut queues: Vec<_> = (0..20).map(|_| Early::new(1000, 1024, false)).collect();
+        let taken = queues.iter_mut().map(|early| {
+            let kept = |psn: &u32| early.keep(*psn, &packet(*psn), &mut shelf).0 == Verdict::Kept;
+            (1..1000).take_while(kept).count()
+        });
+        let taken: Vec<usize> = taken.collect();
+        assert_eq!(
+            taken[..11],
+            [8, 8, 8, 8, 8, 8, 8, 4, 2, 1, 1],
+            "the last ones share what is left"
+        );
+        // What one gives back is there for all.
+        queues[0].clear(&mut shelf);
+        let late = &mut queues[15];
+        assert_eq!(late.keep(1, &packet(1), &mut shelf).0, Verdict::Kept);
+        queues.iter_mut().for_each(|queue| queue.clear(&mut shelf));
+        assert!(shelf.is_empty());
     }
 }
