@@ -2,6 +2,7 @@
 //! survive whatever the network does. Every failure names the seed that repeats it.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -415,6 +416,9 @@ fn a_repeated_request_gets_the_same_reply_and_the_type_of_service_is_the_peers()
     assert_eq!((reply.responder_resources, reply.initiator_depth), (0, 4));
     inject(&mut net, CmMessage::Request(request));
     assert_eq!(message(&mut net, 1), Some(CmMessage::Reply(reply)));
+    let (local_comm_id, remote_comm_id) = (key, reply.local_comm_id);
+    let ready = ReadyToUse { local_comm_id, remote_comm_id, ..ReadyToUse::zeroed() };
+    inject(&mut net, CmMessage::ReadyToUse(ready));
     let from = buf(&mut net.node(1).pool, 16, 0);
     net.node(1).post(target, 1, Work::Send { from, invalidate: None });
     let now = net.now();
@@ -526,6 +530,42 @@ fn bad_requests_reach_nobody() {
     }
     inject(&mut net, CmMessage::Request(Request { local_comm_id: 77, ..good }));
     assert!(matches!(net.node(1).events()[..], [Event::Incoming(_)]));
+}
+
+/// Whoever asks under the address of another makes us send no more to that than replies.
+#[test]
+fn what_is_posted_on_an_unconfirmed_connection_waits() {
+    let mut net = plain(false);
+    let host = connect(&mut net, &[]);
+    let request = incoming(&mut net);
+    let now = net.now();
+    let target = net.node(1).endpoint.open(request, LIMITS).unwrap();
+    net.node(1).endpoint.accept(now, target, &[]);
+    let (from, into) = (buf(&mut net.node(1).pool, 64, 3), buf(&mut net.node(1).pool, 64, 0));
+    net.node(1).post(target, 1, Work::Send { from, invalidate: None });
+    net.node(1).post(target, 2, Work::Read { into, from: Remote { addr: 0, key: 1, len: 64 } });
+    let recv = buf(&mut net.node(0).pool, 64, 0);
+    net.node(0).post(host, 3, Work::Recv(recv));
+    let codes = Arc::new(Mutex::new(Vec::new()));
+    let (seen, from) = (Arc::clone(&codes), net.node(1).address);
+    net.air.tap = Some(Box::new(move |datagram| {
+        if datagram.way.is_some_and(|(source, _)| source.ip() == from) {
+            seen.lock().unwrap().push(datagram.bytes[0]);
+        }
+        true
+    }));
+    // The reply is on its way, and everything else waits for the answer to it.
+    assert!(net.step());
+    assert_eq!(*codes.lock().unwrap(), [Opcode::UdSendOnly as u8]);
+    let at_target = wait(&mut net, 1);
+    assert!(matches!(at_target[0], Event::Established(qp) if qp == target), "{at_target:?}");
+    let at_host = wait(&mut net, 0);
+    assert!(
+        matches!(&at_host[..], [Event::Established(_), Event::Done(done)] if done.tag == 3)
+            || matches!(&at_host[..], [Event::Established(_)])
+                && matches!(&wait(&mut net, 0)[..], [Event::Done(done)] if done.tag == 3),
+        "{at_host:?}"
+    );
 }
 
 #[test]

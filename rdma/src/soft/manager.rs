@@ -279,8 +279,9 @@ impl Endpoint {
         let Some(slot) = self.live(qp).filter(|slot| slot.connection.phase == Phase::Opened) else {
             return;
         };
+        // It sends no more than answers before the peer has confirmed: until then nothing says that
+        // the peer's address is its own, and what was posted would go to whose it is.
         slot.qp.ready_to_receive(&slot.settings);
-        slot.qp.ready_to_send();
         slot.connection.phase = Phase::ReplySent;
         let settings = slot.settings;
         let offer = self.offer(&settings);

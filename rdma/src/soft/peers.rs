@@ -189,6 +189,7 @@ impl Endpoint {
         let Some(slot) = self.live(Qp(number)) else { return };
         if slot.connection.phase == Phase::ReplySent {
             slot.connection.phase = Phase::Established;
+            slot.qp.ready_to_send();
             if let Some(token) = &slot.token {
                 token.set(Stage::Up);
             }
@@ -196,6 +197,7 @@ impl Endpoint {
             self.manager.retries.remove(comm);
             self.manager.forget_half_open(&key);
             self.events.push_back(Event::Established(Qp(number)));
+            self.mark_ready(number);
         }
     }
 
