@@ -248,8 +248,8 @@ impl Wire {
     }
 
     /// The same, if it is still exposed.
-    fn open_memory(&mut self, sqe: &Sqe) -> Option<&mut [u8]> {
-        let Ok(Sgl::Keyed { addr, len, key, .. }) = sqe.sgl() else { panic!("no keyed SGL") };
+    pub(crate) fn open_memory(&mut self, sqe: &Sqe) -> Option<&mut [u8]> {
+        let Ok(Sgl::Keyed { addr, len, key, .. }) = sqe.sgl() else { return None };
         let buf = self.open.get_mut(&key)?;
         let at = (addr - 0x1_0000_0000 - buf.offset()) as usize;
         Some(&mut self.region.bytes_mut(buf)[at..at + len.get() as usize])
@@ -529,6 +529,7 @@ impl Lab {
     }
 
     fn fabrics(&mut self, qid: u16, sqe: &Sqe, data: &[u8]) -> (Status, u64) {
+        let cntlid = self.session.cntlid();
         let target = &mut self.target;
         match sqe.fabrics_type() {
             FabricsType::CONNECT => {
@@ -539,7 +540,7 @@ impl Lab {
                     false => data.try_into().expect("Connect data"),
                 };
                 let data = ConnectData::parse(&bytes);
-                assert_eq!(data.cntlid, if qid == 0 { 0xFFFF } else { CNTLID });
+                assert_eq!(data.cntlid, if qid == 0 { 0xFFFF } else { cntlid });
                 assert_eq!(data.hostid, [9; 16]);
                 assert_eq!(self.wire.request(qid).hsqsize_z, connect.sqsize_z);
                 target.trace.push(format!("Connect {qid}"));

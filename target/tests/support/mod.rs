@@ -1,0 +1,376 @@
+//! A queue's world: a fabric and a disk that record, and a host at the other end.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use nvme::fabrics::{CNTLID_DYNAMIC, Connect, ConnectData, PropertySet};
+use nvme::property::Property;
+use nvme::{AdminOpcode, Cqe, Nqn, Sgl, Sqe, Status, Text, cm};
+use nvmfd::controller::Limits;
+use nvmfd::disk::{BackingId, Disk, Done, Op};
+use nvmfd::queue::{Io, Queue};
+use nvmfd::registry::Registry;
+use nvmfd::subsystem::{Namespace, Subsystem};
+use nvmfd::waiters::Waiters;
+use rdma::{
+    Completion, Event, Fabric, FabricError, Fault, Incoming, Pool, PoolPlan, Qp, QpLimits, Reason,
+    Remote, Tag, Work,
+};
+
+pub(crate) const LIMITS: Limits =
+    Limits { queue_depth: 16, io_queues: 4, in_capsule_bytes: 4096, mdts_bytes: 1 << 16 };
+pub(crate) const SIZE: usize = 1 << 20;
+pub(crate) const KEY: u32 = 0x77;
+
+#[derive(Default)]
+pub(crate) struct Recorder {
+    pub(crate) posted: VecDeque<(Tag, Work)>,
+    pub(crate) opened: Option<QpLimits>,
+    pub(crate) accepted: Vec<u8>,
+    pub(crate) rejected: Vec<u8>,
+    pub(crate) disconnected: bool,
+}
+
+impl Fabric for Recorder {
+    fn listen(&mut self, _: SocketAddr) -> Result<(), FabricError> {
+        Ok(())
+    }
+    fn unlisten(&mut self, _: SocketAddr) {}
+    fn open(&mut self, _: Incoming, limits: QpLimits) -> Result<Qp, FabricError> {
+        self.opened = Some(limits);
+        Ok(Qp(0))
+    }
+    fn accept(&mut self, _: Qp, private_data: &[u8]) {
+        self.accepted = private_data.to_vec();
+    }
+    fn reject(&mut self, _: Incoming, private_data: &[u8]) {
+        self.rejected = private_data.to_vec();
+    }
+    fn disconnect(&mut self, _: Qp) {
+        self.disconnected = true;
+    }
+    fn post(&mut self, _: Qp, tag: Tag, work: Work) {
+        self.posted.push_back((tag, work));
+    }
+    fn flush(&mut self) {}
+    fn poll(&mut self, _: Instant, _: &mut Vec<Event>) {}
+    fn arm(&mut self, _: rdma::Wake) -> Option<Instant> {
+        None
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
+    fn fd(&self) -> i32 {
+        -1
+    }
+}
+
+/// Operations wait here until the test lets them happen on `blocks`.
+pub(crate) struct Ram {
+    pub(crate) blocks: Vec<u8>,
+    pub(crate) waiting: VecDeque<(Tag, Op)>,
+    pub(crate) fail: Option<Status>,
+    pub(crate) trace: Vec<&'static str>,
+    pub(crate) backings: Vec<BackingId>,
+}
+
+impl Disk for Ram {
+    fn submit(&mut self, backing: BackingId, tag: Tag, op: Op) {
+        self.backings.push(backing);
+        self.waiting.push_back((tag, op));
+    }
+}
+
+impl Ram {
+    pub(crate) fn perform(&mut self, pool: &Pool) -> Option<Done> {
+        let (tag, op) = self.waiting.pop_front()?;
+        let outcome = self.fail.map_or(Ok(()), Err);
+        let range = |at: u64, len: u64| at as usize..(at + len) as usize;
+        let buf = match op {
+            Op::Read { mut into, at } => {
+                self.trace.push("load");
+                let range = range(at, into.len().into());
+                pool.bytes_mut(&mut into).copy_from_slice(&self.blocks[range]);
+                Some(into)
+            }
+            Op::Write { from, at, .. } => {
+                self.trace.push("store");
+                if outcome.is_ok() {
+                    self.blocks[range(at, from.len().into())].copy_from_slice(pool.bytes(&from));
+                }
+                Some(from)
+            }
+            Op::Flush => {
+                self.trace.push("flush");
+                None
+            }
+            Op::Discard { at, len } | Op::Zero { at, len, .. } => {
+                self.trace.push("zero");
+                self.blocks[range(at, len)].fill(0);
+                None
+            }
+        };
+        Some(Done { tag, buf, outcome })
+    }
+}
+
+/// One reactor's world around one queue at a time, and a host at the other end.
+pub(crate) struct World {
+    pub(crate) pool: Pool,
+    pub(crate) fabric: Recorder,
+    pub(crate) disk: Ram,
+    pub(crate) registry: Registry,
+    pub(crate) waiters: Waiters,
+    pub(crate) now: Instant,
+    /// The host's memory, all under one key.
+    pub(crate) memory: Vec<u8>,
+    pub(crate) completions: Vec<Cqe>,
+    /// Kinds of work, in the order in which they were posted.
+    pub(crate) trace: Vec<&'static str>,
+    pub(crate) invalidated: Vec<Option<u32>>,
+}
+
+impl World {
+    pub(crate) fn new() -> World {
+        let registry = Registry::new(vec![nvmfd::mailbox::mailbox().unwrap().0], 8, 70);
+        registry.publish(Arc::new(subsystem()));
+        World {
+            pool: Pool::new(PoolPlan {
+                cells: 512,
+                receives: 256,
+                lead_bytes: 64,
+                tail_bytes: 4096,
+                data_bytes: 1 << 19,
+                largest_bytes: 1 << 16,
+            })
+            .unwrap(),
+            fabric: Recorder::default(),
+            disk: Ram {
+                blocks: (0..SIZE / 512).flat_map(|i| [i as u8; 512]).collect(),
+                waiting: VecDeque::new(),
+                fail: None,
+                trace: Vec::new(),
+                backings: Vec::new(),
+            },
+            registry,
+            waiters: Waiters::default(),
+            now: Instant::now(),
+            memory: vec![0; 1 << 17],
+            completions: Vec::new(),
+            trace: Vec::new(),
+            invalidated: Vec::new(),
+        }
+    }
+
+    pub(crate) fn io(&mut self) -> Io<'_> {
+        Io {
+            pool: &mut self.pool,
+            fabric: &mut self.fabric,
+            disk: &mut self.disk,
+            registry: &self.registry,
+            waiters: &mut self.waiters,
+            now: self.now,
+        }
+    }
+
+    pub(crate) fn open(&mut self, private_data: &[u8], reads: u8) -> Option<Queue> {
+        let at: SocketAddr = "192.0.2.1:4420".parse().unwrap();
+        let incoming = Incoming::detached(at, at, private_data.to_vec(), reads, Box::new(()));
+        Queue::open(0, incoming, LIMITS, &mut self.io()).ok()
+    }
+
+    pub(crate) fn open_qid(&mut self, qid: u16) -> Queue {
+        let request = cm::Request { qid, hrqsize: 16, hsqsize_z: 15, ..cm::Request::default() };
+        self.open(&request.emit(), 16).unwrap()
+    }
+
+    /// The host sends a capsule: the oldest posted receive gets it.
+    pub(crate) fn send(&mut self, queue: &mut Queue, sqe: &Sqe, data: &[u8]) {
+        let mut capsule = sqe.emit().to_vec();
+        capsule.extend_from_slice(data);
+        assert!(self.deliver(queue, &capsule), "a receive is posted");
+    }
+
+    /// The same with any bytes, which must fit. False when no receive is posted.
+    pub(crate) fn deliver(&mut self, queue: &mut Queue, message: &[u8]) -> bool {
+        let at = self.fabric.posted.iter().position(|(_, w)| matches!(w, Work::Recv(_)));
+        let Some((tag, work)) = at.and_then(|at| self.fabric.posted.remove(at)) else {
+            return false;
+        };
+        let mut buf = work.into_buf();
+        self.pool.bytes_mut(&mut buf)[..message.len()].copy_from_slice(message);
+        let outcome = Ok(message.len() as u32);
+        let done = Completion { qp: Qp(0), tag, work: Work::Recv(buf), outcome, invalidated: None };
+        queue.on_completion(done, &mut self.io());
+        true
+    }
+
+    /// Where the host's memory has these bytes, if it has them all.
+    fn place(&self, remote: Remote, len: u32) -> Option<Range<usize>> {
+        let start = usize::try_from(remote.addr).ok()?;
+        let range = start..start.checked_add(len as usize)?;
+        (range.end <= self.memory.len()).then_some(range)
+    }
+
+    /// Performs the oldest posted work that is no receive. False when there is none.
+    pub(crate) fn fabric_step(&mut self, queue: &mut Queue) -> bool {
+        let at = self.fabric.posted.iter().position(|(_, w)| !matches!(w, Work::Recv(_)));
+        let Some(at) = at else { return false };
+        let (tag, mut work) = self.fabric.posted.remove(at).unwrap();
+        let len = work.buf().len();
+        let mut outcome = Ok(len);
+        match &mut work {
+            Work::Send { from, invalidate } => {
+                self.trace.push("send");
+                self.invalidated.push(*invalidate);
+                let bytes = self.pool.bytes(from);
+                assert_eq!(bytes.len(), 16, "a response is exactly 16 bytes");
+                self.completions.push(Cqe::parse(bytes.first_chunk().unwrap()));
+            }
+            Work::Read { into, from } => {
+                self.trace.push("pull");
+                assert_eq!(len, from.len);
+                match self.place(*from, len) {
+                    Some(range) => self.pool.bytes_mut(into).copy_from_slice(&self.memory[range]),
+                    None => outcome = Err(Fault::RemoteAccess),
+                }
+            }
+            Work::Write { from, to } => {
+                self.trace.push("push");
+                assert!(len <= to.len);
+                match self.place(*to, len) {
+                    Some(range) => self.memory[range].copy_from_slice(self.pool.bytes(from)),
+                    None => outcome = Err(Fault::RemoteAccess),
+                }
+            }
+            Work::Recv(_) => unreachable!(),
+        }
+        let done = Completion { qp: Qp(0), tag, work, outcome, invalidated: None };
+        queue.on_completion(done, &mut self.io());
+        true
+    }
+
+    pub(crate) fn disk_step(&mut self, queue: &mut Queue) -> bool {
+        let Some(done) = self.disk.perform(&self.pool) else { return false };
+        queue.on_disk(done.tag as u16, done, &mut self.io());
+        true
+    }
+
+    pub(crate) fn run(&mut self, queue: &mut Queue) {
+        loop {
+            while let Some((_, slot)) = self.waiters.first(true).or(self.waiters.first(false)) {
+                let admin = self.waiters.first(true).is_some();
+                if !queue.resume(slot, &mut self.io()) {
+                    break;
+                }
+                self.waiters.pop(admin);
+            }
+            if !self.fabric_step(queue) && !self.disk_step(queue) {
+                return;
+            }
+        }
+    }
+
+    pub(crate) fn ask(&mut self, queue: &mut Queue, sqe: &Sqe, data: &[u8]) -> Cqe {
+        self.send(queue, sqe, data);
+        self.run(queue);
+        self.completions.pop().expect("an answer")
+    }
+
+    /// The fabric gives everything back, as after a disconnect, then says that it is gone.
+    pub(crate) fn flush_and_go(&mut self, queue: &mut Queue) {
+        for (tag, work) in std::mem::take(&mut self.fabric.posted) {
+            let outcome = Err(Fault::Flushed);
+            let done = Completion { qp: Qp(0), tag, work, outcome, invalidated: None };
+            queue.on_completion(done, &mut self.io());
+        }
+        assert!(self.fabric.posted.is_empty(), "nothing is posted on a dead queue pair");
+        queue.on_gone(Reason::Peer, &mut self.io());
+    }
+
+    pub(crate) fn end(mut self, mut queue: Queue) {
+        self.flush_and_go(&mut queue);
+        while self.disk_step(&mut queue) {}
+        assert!(queue.is_finished());
+        queue.finish(&mut self.io());
+        assert!(self.pool.is_full(), "{:?}", self.pool.free());
+    }
+}
+
+pub(crate) fn subsystem() -> Subsystem {
+    let namespace = Namespace {
+        nsid: 1,
+        backing: BackingId(0),
+        blocks: (SIZE >> 12) as u64,
+        block_shift: 12,
+        read_only: false,
+        volatile_cache: true,
+        uuid: [1; 16],
+    };
+    Subsystem {
+        nqn: "nqn.2026-11.io.nvmfd:test".parse().unwrap(),
+        serial: Text::lossy("S"),
+        model: Text::lossy("M"),
+        allow_any_host: true,
+        hosts: Default::default(),
+        namespaces: vec![namespace],
+        usage: Arc::default(),
+    }
+}
+
+pub(crate) fn keyed(addr: u64, len: u32) -> Sgl {
+    Sgl::keyed(addr, len, KEY, true).unwrap()
+}
+
+pub(crate) fn connect_data(cntlid: u16) -> ConnectData {
+    let (sub, host): (Nqn, Nqn) =
+        ("nqn.2026-11.io.nvmfd:test".parse().unwrap(), "nqn.2026-11.host:h".parse().unwrap());
+    ConnectData::new([5; 16], cntlid, &sub, &host)
+}
+
+/// An enabled controller: its admin queue and its id.
+pub(crate) fn admin(world: &mut World) -> (Queue, u16) {
+    let mut queue = world.open_qid(0);
+    world.memory[..1024].copy_from_slice(&connect_data(CNTLID_DYNAMIC).emit());
+    let connect = Connect { sqsize_z: 15, kato_ms: 5000, ..Connect::default() };
+    let cqe = world.ask(&mut queue, &connect.emit(keyed(0, 1024)), &[]);
+    assert!(cqe.status.is_success(), "{}", cqe.status);
+    let cntlid = cqe.dw0() as u16;
+    let enable = PropertySet::new(Property::CC, 0x0046_0001).emit();
+    assert!(world.ask(&mut queue, &enable, &[]).status.is_success());
+    let queues = Sqe { cdw10: 7, cdw11: 0x3_0003, ..Sqe::admin(AdminOpcode::SET_FEATURES) };
+    assert!(world.ask(&mut queue, &queues, &[]).status.is_success());
+    (queue, cntlid)
+}
+
+/// A connected I/O queue. Its controller's admin queue is left as it is, outside the world.
+pub(crate) fn io_queue(world: &mut World) -> (Queue, Queue, VecDeque<(Tag, Work)>) {
+    let (admin, cntlid) = admin(world);
+    let admin_posted = std::mem::take(&mut world.fabric.posted);
+    let mut queue = world.open_qid(1);
+    let connect = Connect { qid: 1, sqsize_z: 15, ..Connect::default() };
+    let sqe = connect.emit(Sgl::in_capsule(0, 1024));
+    let cqe = world.ask(&mut queue, &sqe, &connect_data(cntlid).emit());
+    assert!(cqe.status.is_success(), "{}", cqe.status);
+    world.trace.clear();
+    world.invalidated.clear();
+    (queue, admin, admin_posted)
+}
+
+pub(crate) fn end_both(
+    mut world: World,
+    mut queue: Queue,
+    admin: Queue,
+    posted: VecDeque<(Tag, Work)>,
+) {
+    world.flush_and_go(&mut queue);
+    while world.disk_step(&mut queue) {}
+    assert!(queue.is_finished());
+    queue.finish(&mut world.io());
+    world.fabric.posted = posted;
+    world.end(admin);
+}
