@@ -1,3 +1,4 @@
 //! What no single crate can test: the whole system, simulated from one seed.
 
+pub mod fuzz;
 pub mod world;

@@ -1,0 +1,36 @@
+//! Functions that take any bytes, make something of them that a peer could send (or a person could
+//! write), and look for a rule that is broken. `make fuzz` lets a fuzzer choose the bytes; a test
+//! runs all of them over bytes of real hosts and over mutations of these.
+//!
+//! Each says whether the bytes got past the first look, so that the test sees that they are not
+//! refused at the door.
+
+mod bytes;
+mod config;
+mod endpoint;
+mod nvme;
+mod queue;
+mod session;
+mod wire;
+
+pub use self::config::config;
+pub use self::endpoint::endpoint;
+pub use self::nvme::{command, page};
+pub use self::queue::queue;
+pub use self::session::session;
+pub use self::wire::{datagram, message};
+
+/// One of these functions.
+pub type Target = fn(&[u8]) -> bool;
+
+/// All of them, by the names of their seeds and programs.
+pub const TARGETS: [(&str, Target); 8] = [
+    ("command", command),
+    ("config", config),
+    ("datagram", datagram),
+    ("endpoint", endpoint),
+    ("message", message),
+    ("page", page),
+    ("queue", queue),
+    ("session", session),
+];

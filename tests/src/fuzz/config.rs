@@ -1,0 +1,28 @@
+//! The text of a configuration.
+
+use nvmfd::config::Config;
+
+/// Any text is a configuration, whose sums hold, or has mistakes, each with a place in the text.
+pub fn config(data: &[u8]) -> bool {
+    let Ok(text) = std::str::from_utf8(data) else { return false };
+    match Config::parse(text) {
+        Ok(config) => {
+            let plan = config.pool_plan();
+            assert!(plan.total_bytes() >= plan.receive_bytes());
+            assert!(config.reactor.count() > 0);
+            assert_eq!(config.needs_restart(&config), Vec::<&str>::new());
+            config.warnings().iter().for_each(|warning| assert!(!warning.is_empty()));
+            let mut other = config.clone();
+            other.keep_fixed(&config);
+            assert_eq!(other, config);
+        }
+        Err(errors) => {
+            let told = errors.to_string();
+            assert!(!told.trim().is_empty());
+            // Nothing that a terminal would act upon is handed through.
+            let acts = |c: char| c.is_control() && c != '\n';
+            assert!(!told.contains(acts), "{told:?}");
+        }
+    }
+    true
+}

@@ -1,0 +1,174 @@
+//! The functions of `make fuzz`, over bytes that real hosts and targets sent and over mutations of
+//! them. `SEEDS=folder` writes these bytes down, for a fuzzer to begin with.
+
+use std::fs;
+use std::path::Path;
+
+use rdma::soft::sim::Dice;
+use tests::fuzz::TARGETS;
+
+/// What one function begins with.
+struct Seeds {
+    /// Bytes that must get past the first look.
+    good: Vec<Vec<u8>>,
+    /// How many mutations are run.
+    mutations: u64,
+}
+
+fn read(path: &str) -> Vec<u8> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    fs::read(root.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// The files of a folder that end so.
+fn files(folder: &str, end: &str) -> Vec<Vec<u8>> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join(folder);
+    let mut paths: Vec<_> = fs::read_dir(root).unwrap().map(|e| e.unwrap().path()).collect();
+    paths.retain(|path| path.to_string_lossy().ends_with(end));
+    paths.sort();
+    assert!(!paths.is_empty(), "{folder}");
+    paths.into_iter().map(|path| fs::read(path).unwrap()).collect()
+}
+
+/// What UDP carried in the captures: one of each operation code and length.
+fn datagrams() -> Vec<Vec<u8>> {
+    let mut found = std::collections::BTreeMap::new();
+    for capture in files("rdma/tests/golden", ".pcap") {
+        let mut rest = &capture[24..];
+        while let Some((head, tail)) = rest.split_at_checked(16) {
+            let len = u32::from_le_bytes(head[8..12].try_into().unwrap()) as usize;
+            let (frame, tail) = tail.split_at(len);
+            rest = tail;
+            if frame[12..14] == [8, 0] {
+                let udp = u16::from_be_bytes([frame[38], frame[39]]);
+                let datagram = &frame[42..34 + usize::from(udp)];
+                // Of messages of connection management one of each kind.
+                let kind = (datagram[0], datagram.len(), datagram.get(20 + 17).copied());
+                let kind = if datagram[0] == 100 { kind } else { (kind.0, kind.1, None) };
+                found.entry(kind).or_insert_with(|| datagram.to_vec());
+            }
+        }
+    }
+    found.into_values().collect()
+}
+
+fn hex(text: &str) -> Vec<u8> {
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    let digits: String = lines.map(|line| line.rsplit(' ').next().unwrap()).collect();
+    let byte = |at| u8::from_str_radix(&digits[at..at + 2], 16).unwrap();
+    (0..digits.len()).step_by(2).map(byte).collect()
+}
+
+/// Bytes that choose what happens: any will do.
+fn choices(count: u64, bytes: usize) -> Vec<Vec<u8>> {
+    let random = |seed| {
+        let mut dice = Dice::new(seed);
+        (0..bytes).map(|_| (dice.roll() >> 32) as u8).collect()
+    };
+    (0..count).map(random).collect()
+}
+
+fn seeds(name: &str) -> Seeds {
+    let texts = || files("nvme/tests/vectors", ".hex");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    let (good, mutations) = match name {
+        "command" => {
+            let commands = hex(&text(read("nvme/tests/vectors/commands.hex")));
+            (commands.chunks(64).map(<[u8]>::to_vec).collect(), 20_000)
+        }
+        "page" => {
+            let mut pages: Vec<_> = texts().into_iter().map(|page| hex(&text(page))).collect();
+            pages.iter_mut().for_each(|page| page.resize(page.len().clamp(512, 4096), 0));
+            (pages, 1_000)
+        }
+        "config" => {
+            let all = text(read("configs/nvmfd.toml"));
+            // What is explained there but not set.
+            let uncommented = all.lines().map(|line| line.strip_prefix("# ").unwrap_or(line));
+            let uncommented: String = uncommented.flat_map(|line| [line, "\n"]).collect();
+            (vec![all.into_bytes(), uncommented.into_bytes()], 1_000)
+        }
+        "datagram" => (datagrams(), 20_000),
+        "message" => {
+            let all = datagrams().into_iter().filter(|datagram| datagram[0] == 100);
+            (all.map(|datagram| datagram[20..20 + 256].to_vec()).collect(), 20_000)
+        }
+        "endpoint" => (choices(64, 400), 400),
+        "queue" => (Vec::new(), 100),
+        "session" => (Vec::new(), 400),
+        other => panic!("no seeds of {other}"),
+    };
+    Seeds { good, mutations }
+}
+
+/// Changes, cuts or repeats something.
+fn mutate(dice: &mut Dice, from: &[u8]) -> Vec<u8> {
+    let mut bytes = from.to_vec();
+    for _ in 0..=dice.below(4) {
+        let at = dice.below(bytes.len() as u64 + 1) as usize;
+        match dice.below(8) {
+            0 => bytes.truncate(at),
+            1 => bytes.insert(at, dice.roll() as u8),
+            2 => bytes.extend_from_within(at..),
+            _ => {
+                if let Some(byte) = bytes.get_mut(at) {
+                    *byte = dice.roll() as u8;
+                }
+            }
+        }
+    }
+    bytes
+}
+
+fn run(name: &str) {
+    let (_, target) = TARGETS.iter().find(|(of, _)| *of == name).expect("a target");
+    let Seeds { good, mutations } = seeds(name);
+    if let Some(folder) = std::env::var_os("SEEDS") {
+        let folder = Path::new(&folder).join(name);
+        fs::create_dir_all(&folder).unwrap();
+        for (number, seed) in good.iter().enumerate() {
+            fs::write(folder.join(format!("seed-{number:03}")), seed).unwrap();
+        }
+    }
+    target(&[]);
+    for (number, seed) in good.iter().enumerate() {
+        assert!(target(seed), "seed {number} of {name} is refused at the door");
+    }
+    let from = if good.is_empty() { choices(8, 600) } else { good };
+    let mut dice = Dice::new(1);
+    let mut reached = 0;
+    for _ in 0..mutations {
+        let at = dice.below(from.len() as u64) as usize;
+        let bytes = mutate(&mut dice, &from[at]);
+        reached += u64::from(target(&bytes));
+    }
+    assert!(reached > mutations / 10, "{reached} of {mutations} get past the first look");
+}
+
+macro_rules! each {
+    ($($test:ident = $name:literal,)*) => {
+        $(
+            #[test]
+            fn $test() {
+                run($name);
+            }
+        )*
+
+        #[test]
+        fn no_target_is_forgotten() {
+            let names: Vec<&str> = TARGETS.iter().map(|(name, _)| *name).collect();
+            assert_eq!(names, [$($name),*]);
+        }
+    };
+}
+
+each! {
+    commands_survive_anything = "command",
+    configurations_survive_anything = "config",
+    datagrams_survive_anything = "datagram",
+    endpoints_survive_anything = "endpoint",
+    messages_survive_anything = "message",
+    pages_survive_anything = "page",
+    queues_survive_anything = "queue",
+    sessions_survive_anything = "session",
+}
