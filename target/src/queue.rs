@@ -45,7 +45,7 @@ pub use connect::RECEIVES_FOR_ADMIN;
 const CONNECT_DEADLINE: Duration = Duration::from_secs(30);
 
 /// RDMA Reads that we would like to have outstanding on a queue pair.
-const READS: u8 = 16;
+const READS: u8 = 64;
 
 /// The lent world.
 pub struct Io<'a> {

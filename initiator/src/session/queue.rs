@@ -9,8 +9,8 @@ use rdma::{Buf, Exposed, FabricError, Qp, QpLimits, Tag, Work};
 use super::ended::{Ended, Violation};
 use super::request::{Answer, Data, Io, Options, Refused};
 
-/// Reads of the target that we answer at once.
-const READS: u8 = 16;
+/// Reads of the target that we answer at once, where the device can.
+const READS: u8 = 128;
 
 /// Bits of a command id that number the slot; the rest counts its uses, so that a second answer
 /// to an earlier command is told from the first to a later one.

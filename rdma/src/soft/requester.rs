@@ -33,7 +33,8 @@
 //! * A write goes out as so many `WRITE Only`, each with its own address: all its packets have the
 //!   same length, as trains of segments demand, and any one can be repeated by itself.
 //! * A read goes out in pieces of [`Settings::read_bytes`], so that the answers to one request fit
-//!   the socket buffer. A response packet's number tells its place in the buffer.
+//!   the socket buffer; of a peer of our own kind, which sends trains, it is asked for in pairs of
+//!   packets, as long as nothing gets lost. A response packet's number tells its place in the buffer.
 //! * An acknowledgement is asked for where the requester would otherwise fall silent, and every
 //!   [`ACK_INTERVAL`] packets: not for every message.
 
@@ -63,6 +64,9 @@ const ACK_INTERVAL: u64 = 32;
 const MOST_DOUBLINGS: u32 = 6;
 /// The code for retries without end.
 const ENDLESS: u8 = 7;
+/// Packets of a piece of a read whose answer is as long in its first packet as in its last: such
+/// answers make trains, which a middle between them would end.
+const PAIR: u64 = 2;
 /// Packets that may be unacknowledged at once, at most.
 const MOST_WINDOW: u32 = 4096;
 
@@ -74,6 +78,8 @@ struct Item {
     /// Its first packet; far away until that is sent.
     first: u64,
     packets: u32,
+    /// Packets that a read asks for at once.
+    piece: u64,
 }
 
 impl Item {
@@ -94,9 +100,9 @@ impl Item {
 
     /// The packets of the piece of a read that packet `at` is in. Pieces begin at multiples of
     /// their length.
-    fn piece(&self, at: u64, piece: u64) -> (u64, u64) {
-        let first = at - (at - self.first) % piece;
-        (first, self.end().min(first + piece))
+    fn piece(&self, at: u64) -> (u64, u64) {
+        let first = at - (at - self.first) % self.piece;
+        (first, self.end().min(first + self.piece))
     }
 }
 
@@ -105,8 +111,9 @@ impl Item {
 pub(crate) struct Requester {
     start: Psn,
     mtu: u32,
-    /// Packets of a piece of a read.
+    /// Packets of a piece of a read; and while nothing gets lost.
     piece: u64,
+    clean_piece: u64,
     depth: usize,
     /// The peer keeps what arrives behind a gap.
     selective: bool,
@@ -157,6 +164,7 @@ impl Requester {
             start: Psn::default(),
             mtu: 0,
             piece: 1,
+            clean_piece: 1,
             depth: 1,
             selective: false,
             timeout: None,
@@ -191,6 +199,10 @@ impl Requester {
         self.mtu = settings.mtu.max(1);
         let window = u64::from(settings.window.clamp(1, MOST_WINDOW));
         self.piece = u64::from(settings.read_bytes / self.mtu).min(window / 4).max(1);
+        // With fewer reads outstanding, small pieces would not fill the window.
+        let many = u64::from(settings.reads) * PAIR >= window / 2;
+        let pairs = settings.selective && many;
+        self.clean_piece = if pairs { self.piece.min(PAIR) } else { self.piece };
         self.depth = usize::from(settings.reads.max(1));
         self.selective = settings.selective;
         self.board = Board::new(2 * window);
@@ -205,7 +217,7 @@ impl Requester {
 
     /// Queues a send, write or read.
     pub(crate) fn post(&mut self, tag: Tag, work: Work) {
-        self.works.push_back(Item { tag, work, first: u64::MAX, packets: 0 });
+        self.works.push_back(Item { tag, work, first: u64::MAX, packets: 0, piece: 1 });
     }
 
     fn psn(&self, at: u64) -> Psn {
@@ -243,7 +255,7 @@ impl Requester {
         self.set_deadline(now);
         let una = self.board.una();
         let end = match self.works.front().filter(|item| item.is_read()) {
-            Some(item) => item.piece(una, self.piece).1,
+            Some(item) => item.piece(una).1,
             None => una + 1,
         };
         // The peer may have said that it keeps this packet; that it is executed got lost.
@@ -322,7 +334,7 @@ impl Requester {
             if !item.is_read() {
                 return Some((index, at, 1));
             }
-            let (first, end) = item.piece(at, self.piece);
+            let (first, end) = item.piece(at);
             if self.board.executed() <= first {
                 // The request itself may be lost: it is repeated as it was.
                 return Some((index, first, end - first));
@@ -348,11 +360,12 @@ impl Requester {
         let Some(item) = self.works.get_mut(self.cursor) else { return 0 };
         if self.into == 0 {
             item.packets = packets_of(item.work.buf().len(), mtu);
+            item.piece = if self.window.is_whole() { self.clean_piece } else { self.piece };
         }
         let packets = match item.is_read() {
             true if self.reads.len() >= self.depth => return 0,
             true => {
-                let end = (self.into / self.piece + 1) * self.piece;
+                let end = (self.into / item.piece + 1) * item.piece;
                 end.min(u64::from(item.packets)) - self.into
             }
             false => 1,

@@ -64,7 +64,7 @@ impl Requester {
         let index = self.item_of(at).filter(|_| self.board.is_read(at));
         let Some(item) = index.and_then(|index| self.works.get_mut(index)) else { return false };
         let (offset, len) = item.segment(at, self.mtu);
-        let (first, end) = item.piece(at, self.piece);
+        let (first, end) = item.piece(at);
         let Work::Read { into, .. } = &mut item.work else { return false };
         if packet.payload.len() != len as usize || !self.board.finish(at) {
             return false;
@@ -124,7 +124,7 @@ impl Requester {
             if !self.board.is_read(kept) {
                 self.board.finish(kept);
             } else if let Some(index) = self.item_of(kept) {
-                let (_, end) = self.works[index].piece(kept, self.piece);
+                let (_, end) = self.works[index].piece(kept);
                 self.board.excuse(kept..end.min(next));
             }
         }

@@ -30,6 +30,11 @@ impl Window {
         self.size
     }
 
+    /// Whether no loss has made it smaller of late.
+    pub(super) fn is_whole(&self) -> bool {
+        self.size == self.most
+    }
+
     /// So many packets have been answered.
     pub(super) fn grow(&mut self, packets: u64) {
         self.answers += packets;

@@ -93,7 +93,9 @@ impl Answers {
 
     /// Whether the peer has as many reads and atomics outstanding as it may.
     pub(super) fn are_busy(&self) -> bool {
-        self.queue.iter().filter(|answer| answer.is_new()).count() >= self.depth
+        // Rarely are there so many answers at all.
+        self.queue.len() >= self.depth
+            && self.queue.iter().filter(|answer| answer.is_new()).count() >= self.depth
     }
 
     /// Answers a read.
