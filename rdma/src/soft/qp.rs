@@ -7,6 +7,8 @@
 //!
 //! What is posted between two sendings leaves in the order writes, sends, reads: datagrams of one
 //! length side by side, for trains of them. Only a send says that the writes before it are done.
+//! It does not wait for more than [`PASSING_BYTES`] of other writes, so that the peer has something
+//! to do while they come.
 //!
 //! In `Init` work may be posted and waits. In `Error` all work has come home, and comes home at
 //! once when posted; only a refusal that the peer has to hear of may still leave.
@@ -24,6 +26,8 @@ use super::responder::{Outcome, Responder};
 use super::shelf::Shelf;
 use crate::{Buf, Completion, Event, Fault, Qp, Region, Tag, Work};
 
+/// Bytes of writes after which those posted later do not pass a send: two trains.
+const PASSING_BYTES: u32 = 128 << 10;
 /// Packets executed, of which a peer of our own kind is told when something leaves anyhow.
 const ENOUGH_UNSAID: u32 = 4;
 /// Packets executed without a word, at most: a requester asks for one no later than after a quarter
@@ -119,6 +123,8 @@ pub struct QueuePair {
     /// Posted since the last sending, without a number yet.
     sends: VecDeque<(Tag, Work)>,
     reads: VecDeque<(Tag, Work)>,
+    /// Bytes of the writes since then.
+    written_bytes: u32,
     selective: bool,
     ack_delay: Duration,
     /// When a mere acknowledgement leaves alone.
@@ -139,6 +145,7 @@ impl QueuePair {
             responder: Responder::new(receives),
             sends: VecDeque::with_capacity(sends as usize),
             reads: VecDeque::with_capacity(sends as usize),
+            written_bytes: 0,
             selective: false,
             ack_delay: Duration::ZERO,
             ack_due: None,
@@ -175,7 +182,13 @@ impl QueuePair {
         match work {
             work if self.state == State::Error => io.done(tag, work, Err(Fault::Flushed)),
             Work::Recv(buf) => self.responder.post(tag, buf),
-            Work::Write { .. } => self.requester.post(tag, work),
+            Work::Write { .. } => {
+                if !self.sends.is_empty() && self.written_bytes >= PASSING_BYTES {
+                    self.commit();
+                }
+                self.written_bytes = self.written_bytes.saturating_add(work.buf().len());
+                self.requester.post(tag, work);
+            }
             Work::Send { .. } => self.sends.push_back((tag, work)),
             Work::Read { .. } => self.reads.push_back((tag, work)),
         }
@@ -183,6 +196,7 @@ impl QueuePair {
 
     /// Gives what was posted its place in the order of packets.
     fn commit(&mut self) {
+        self.written_bytes = 0;
         for (tag, work) in self.sends.drain(..).chain(self.reads.drain(..)) {
             self.requester.post(tag, work);
         }
