@@ -268,6 +268,12 @@ pub trait Fabric: Send {
     /// capacity for (and at least one event when there is any). Does not block.
     fn poll(&mut self, now: Instant, batch: &mut Vec<Event>);
 
+    /// Whether the last poll has moved data, although it may have had nothing to tell. More are
+    /// probably on their way, so that it pays to look again rather than to sleep.
+    fn is_lively(&self) -> bool {
+        false
+    }
+
     /// Prepares for sleep: from now on any new event makes [`Fabric::fd`] readable. Returns
     /// [`Fabric::deadline`].
     fn arm(&mut self, wake: Wake) -> Option<Instant>;

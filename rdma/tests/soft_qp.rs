@@ -643,6 +643,42 @@ fn what_is_posted_together_leaves_writes_first_then_sends_then_reads() {
 }
 
 #[test]
+fn a_send_does_not_wait_for_many_writes_that_were_posted_behind_it() {
+    const LEN: u32 = 128 << 10;
+    let mut a = End::new(&Settings { window: 1024, ..settings(2) });
+    for tag in [1, 3, 5] {
+        let from = a.buf(LEN, 0);
+        a.post(tag, Work::Write { from, to: Remote { addr: 0, key: 1, len: LEN } });
+        a.send(tag + 1, 16, 0);
+    }
+    let packets = (LEN / MTU) as usize;
+    let sends: Vec<usize> = a
+        .answers()
+        .iter()
+        .enumerate()
+        .filter(|(_, (_, opcode, _))| *opcode == Opcode::SendOnly)
+        .map(|(at, _)| at)
+        .collect();
+    assert_eq!(sends, [packets, 2 * packets + 1, 3 * packets + 2]);
+}
+
+#[test]
+fn our_own_kind_is_asked_for_pairs_of_packets_while_nothing_gets_lost() {
+    let asked = |selective, reads| {
+        let mut a = End::new(&Settings { selective, window: 64, ..settings(reads) });
+        let into = a.buf(7 * MTU, 0);
+        a.post(1, Work::Read { into, from: Remote { addr: 0, key: 1, len: 7 * MTU } });
+        let length =
+            |datagram: &Vec<u8>| Packet::parse(datagram).unwrap().ext.reth.unwrap().length / MTU;
+        a.transmit_all().iter().map(length).collect::<Vec<_>>()
+    };
+    assert_eq!(asked(true, 16), [2, 2, 2, 1]);
+    assert_eq!(asked(false, 16), [4, 3]);
+    // So few could not fill the window.
+    assert_eq!(asked(true, 15), [4, 3]);
+}
+
+#[test]
 fn an_acknowledgement_past_a_read_means_its_data_are_lost() {
     let mut a = End::new(&settings(2));
     let into = a.buf(64, 0);

@@ -128,6 +128,29 @@ fn messages_and_memory_move_both_ways() {
     pair.leave();
 }
 
+/// Data that lead to no event make it worth to look again; messages are events.
+#[test]
+fn whoever_is_written_to_is_lively() {
+    let mut pair = Pair::new(SocketAddr::new(address(13), PORT), address(14));
+    let [_, at_target] = pair.qps;
+    pair.send(true, 64, 1);
+    pair.host.turn();
+    assert!(!pair.host.fabric.is_lively());
+    let exposed = pair.expose(MIB, 1);
+    let from = pair.target.data(MIB, 2);
+    pair.target.fabric.post(at_target, 5, Work::Write { from, to: exposed.remote() });
+    pair.target.fabric.flush();
+    pair.host.turn();
+    assert!(pair.host.fabric.is_lively() && pair.host.events.is_empty());
+    let done = pair.done(true);
+    pair.target.pool.give(done.work.into_buf());
+    pair.host.turn();
+    assert!(!pair.host.fabric.is_lively());
+    let buf = pair.host.fabric.conceal(exposed);
+    pair.host.pool.give(buf);
+    pair.leave();
+}
+
 /// Whatever the key, nobody gets at memory that is not exposed, and hears so.
 #[test]
 fn a_target_has_no_memory_for_anybody() {

@@ -122,7 +122,7 @@ impl Reactor {
             self.parts.fabric.poll(now, &mut self.events);
         }
         let mut worked = !(self.done.is_empty() && self.woken.is_empty());
-        worked |= !self.events.is_empty();
+        worked |= !self.events.is_empty() || self.parts.fabric.is_lively();
         self.step(now);
         // After the events: what they tell of a queue pair comes before what letters do with it.
         if self.woken.contains(&MAIL) {

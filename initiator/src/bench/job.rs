@@ -154,10 +154,10 @@ impl Job {
             let before = self.under_way();
             let submitted = self.refill(since(start, now));
             self.host.ring();
-            self.host.poll();
+            let any = self.host.poll();
             now = Instant::now();
             let mut completed = self.collect(since(start, now));
-            if completed + submitted > 0 {
+            if any || completed + submitted > 0 {
                 spinner.worked(now);
             } else if spinner.goes_on(now) {
                 std::hint::spin_loop();

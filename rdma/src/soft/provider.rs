@@ -31,6 +31,9 @@ use crate::{
 /// How often a sleeper looks whether a request to connect, which is in other hands, was lost.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
+/// Bytes received at once that are more than the messages around data.
+const LIVELY_BYTES: usize = 4096;
+
 /// What a fabric is to be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
@@ -121,10 +124,20 @@ impl Wire {
         }
     }
 
-    fn receive(&mut self, now: Instant, endpoint: &mut Endpoint, region: &Region, events: usize) {
+    /// Hands datagrams to the endpoint; how many bytes they had, where time is not simulated.
+    fn receive(
+        &mut self,
+        now: Instant,
+        endpoint: &mut Endpoint,
+        region: &Region,
+        events: usize,
+    ) -> usize {
         match self {
             Wire::Udp(udp) => udp.receive(now, endpoint, region, events),
-            Wire::Air(port, _) => port.receive(now, endpoint, region, events),
+            Wire::Air(port, _) => {
+                port.receive(now, endpoint, region, events);
+                0
+            }
         }
     }
 
@@ -159,6 +172,8 @@ pub struct Soft {
     now: Instant,
     /// Work was posted since the last flush.
     posted: bool,
+    /// Data came with the last poll.
+    lively: bool,
 }
 
 /// Fabrics that listen at the same addresses, one for each reactor: a request to connect comes to
@@ -228,7 +243,7 @@ impl Soft {
 
     /// A fabric over any wire.
     pub(super) fn over(wire: Wire, endpoint: Endpoint, region: Arc<Region>) -> Soft {
-        Soft { endpoint, region, wire, now: Instant::now(), posted: false }
+        Soft { endpoint, region, wire, now: Instant::now(), posted: false, lively: false }
     }
 
     /// What happened to datagrams so far.
@@ -382,7 +397,9 @@ impl Fabric for Soft {
         }
         self.deliver(end, batch);
         self.wire.follow(&mut self.endpoint);
-        self.wire.receive(now, &mut self.endpoint, &self.region, end - batch.len());
+        let room = end - batch.len();
+        let bytes = self.wire.receive(now, &mut self.endpoint, &self.region, room);
+        self.lively = bytes >= LIVELY_BYTES;
         if self.endpoint.poll_timeout().is_some_and(|due| due <= now) {
             self.endpoint.handle_timeout(now, &self.region);
         }
@@ -393,6 +410,10 @@ impl Fabric for Soft {
         if batch.len() == start && !self.posted && waiting {
             self.transmit();
         }
+    }
+
+    fn is_lively(&self) -> bool {
+        self.lively
     }
 
     fn arm(&mut self, _wake: Wake) -> Option<Instant> {

@@ -262,26 +262,29 @@ impl Udp {
         self.own(from).or_else(|| self.sockets.iter().find(covers).map(|bound| &**bound))
     }
 
-    /// Hands datagrams to the endpoint, until `events` of them wait to be told, or there is none.
+    /// Hands datagrams to the endpoint, until `events` of them wait to be told, or there is none. How
+    /// many bytes they had.
     pub(super) fn receive(
         &mut self,
         now: Instant,
         endpoint: &mut Endpoint,
         region: &Region,
         events: usize,
-    ) {
+    ) -> usize {
+        let mut taken = 0;
         if self.shared.is_called(self.index) {
             self.receive_strays(now, endpoint, region);
         }
         for index in 0..self.sockets.len() {
             for _ in 0..TAKEN_AT_ONCE {
                 if endpoint.waiting_events() >= events {
-                    return;
+                    return taken;
                 }
                 let Some(received) = self.sockets[index].receive(&mut self.scratch) else {
                     break;
                 };
                 let Received { from, to, bytes, each } = received;
+                taken += bytes;
                 for datagram in self.scratch[..bytes].chunks(each) {
                     if let Some(capture) = &self.capture {
                         let destination = SocketAddr::new(to.ip(), ROCE_PORT);
@@ -295,6 +298,7 @@ impl Udp {
                 }
             }
         }
+        taken
     }
 
     /// The fabric that a packet is for, when that is another. The kernel's program does not bring
