@@ -6,9 +6,8 @@
 //! [`Endpoint::poll_timeout`] says. A [`Transmit`] is good until the next call that changes
 //! something: after that [`Endpoint::copy_payload`] may have nothing to copy.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
@@ -25,6 +24,7 @@ use super::outgoing::{Outgoing, Payload};
 use super::psn::{Psn, Qpn};
 use super::qp::{Io, QueuePair, Settings};
 use super::shelf::Shelf;
+use super::table::Table;
 use super::ticket::{Stage, Token};
 use crate::{Event, Fault, Qp, Reason, Region, Tag, Work};
 
@@ -35,28 +35,6 @@ pub const ROCE_PORT: u16 = 4791;
 /// Messages of connection management that wait to be sent, at most; more are dropped, as the
 /// network might.
 const MOST_MESSAGES: usize = 1024;
-
-/// Slots by a number that we chose at random ourselves: nobody can make these collide, so a
-/// multiplication is hash enough, and the same every time.
-type Table<K> = HashMap<K, u32, BuildHasherDefault<Scatter>>;
-
-/// The hash of a number: its product with 2^64 divided by the golden ratio.
-#[derive(Default)]
-pub(super) struct Scatter(u64);
-
-impl Hasher for Scatter {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.write_u32(u32::from(*byte)));
-    }
-
-    fn write_u32(&mut self, number: u32) {
-        self.0 = (self.0 ^ u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-}
 
 /// Which way to a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -106,6 +84,13 @@ pub(super) struct Slot {
     last_event: u64,
 }
 
+impl Slot {
+    /// When its queue pair wants to be looked at: not once it has ended.
+    fn deadline(&self) -> Option<Instant> {
+        if self.gone.is_some() { None } else { self.qp.poll_timeout() }
+    }
+}
+
 pub(super) struct Message {
     from: IpAddr,
     to: IpAddr,
@@ -127,6 +112,8 @@ pub struct Endpoint {
     ready: VecDeque<u32>,
     /// When each queue pair wants to be looked at.
     deadlines: Deadlines,
+    /// Those whose time has come; only while they are looked at.
+    due: Vec<u32>,
     /// Those that keep an acknowledgement back, or did.
     keeping: Vec<u32>,
     pub(super) events: VecDeque<Event>,
@@ -173,6 +160,7 @@ impl Endpoint {
             gsi_psn: Psn::default(),
             ready: VecDeque::new(),
             deadlines: Deadlines::default(),
+            due: Vec::new(),
             keeping: Vec::new(),
             events: VecDeque::new(),
             told: 0,
@@ -296,7 +284,7 @@ impl Endpoint {
         let fate = slot.qp.handle(now, packet, &mut io);
         let waiting = slot.connection.phase == Phase::ReplySent;
         slot.heard = if fate.shows_life() { Some(now) } else { slot.heard };
-        self.deadlines.set(number, slot.qp.poll_timeout());
+        self.deadlines.set(number, slot.deadline());
         self.mark_ready(number);
         if waiting {
             // The peer's confirmation got lost, or overtaken: this says as much.
@@ -347,7 +335,7 @@ impl Endpoint {
                 let (memory, events, shelf) = (&mut self.memory, &mut self.events, &mut self.shelf);
                 let mut io = Io { region, memory, events, shelf, qp: Qp(number) };
                 let outgoing = slot.qp.poll_transmit(now, &mut io);
-                self.deadlines.set(number, slot.qp.poll_timeout());
+                self.deadlines.set(number, slot.deadline());
                 if let Some(outgoing) = outgoing {
                     let Connection { local, remote, tos, .. } = slot.connection;
                     let flow = self.flow(local, remote);
@@ -468,19 +456,22 @@ impl Endpoint {
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Instant, region: &Region) {
         self.forget_sent();
-        // As many turns as there are queue pairs: one whose next deadline has passed as well can
-        // wait for the next call.
-        for _ in 0..self.slots.len() {
-            let due = self.deadlines.first().filter(|(due, _)| *due <= now);
-            let Some((_, number)) = due else { break };
+        // Each once, also one that is due again at once.
+        let mut due = std::mem::take(&mut self.due);
+        while let Some((_, number)) = self.deadlines.first().filter(|(at, _)| *at <= now) {
+            self.deadlines.set(number, None);
+            due.push(number);
+        }
+        for number in due.drain(..) {
             let slot = self.slots.get_mut(number as usize).and_then(Option::as_mut);
-            let Some(slot) = slot else { break };
+            let Some(slot) = slot else { continue };
             let (memory, events, shelf) = (&mut self.memory, &mut self.events, &mut self.shelf);
             let mut io = Io { region, memory, events, shelf, qp: Qp(number) };
             slot.qp.handle_timeout(now, &mut io);
-            self.deadlines.set(number, slot.qp.poll_timeout());
+            self.deadlines.set(number, slot.deadline());
             self.mark_ready(number);
         }
+        self.due = due;
         self.retry(now, region);
     }
 
@@ -513,6 +504,7 @@ impl Endpoint {
             None if self.slots.len() < self.config.queue_pairs as usize => {
                 self.slots.push(None);
                 self.deadlines.fit(self.slots.len());
+                self.due.reserve(self.slots.len());
                 self.slots.len() as u32 - 1
             }
             None => return None,

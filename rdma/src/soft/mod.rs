@@ -41,6 +41,7 @@ mod restarts;
 mod retries;
 pub mod shelf;
 pub mod sim;
+mod table;
 mod ticket;
 mod train;
 mod udp;
