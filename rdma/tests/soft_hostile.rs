@@ -838,7 +838,7 @@ fn no_opcode_and_no_key_opens_a_targets_memory() {
     let open = Config { rights: Rights::ALL, answered_reads: 8, exposed: 64, ..Config::default() };
     for target in [Config::default(), open] {
         let refused = knock_everywhere(target);
-        for opcode in [Opcode::WriteFirst, Opcode::WriteOnly] {
+        for opcode in [Opcode::WriteFirst, Opcode::WriteOnly, Opcode::WriteOnlyImmediate] {
             assert!(refused.contains(&opcode), "{opcode:?}");
         }
         if target.answered_reads > 0 {
@@ -857,10 +857,13 @@ fn knock_everywhere(config: Config) -> Vec<Opcode> {
     net.add(address(BYSTANDER), host_config(), plan()).unwrap();
     net.node(TARGET).endpoint.listen(target_address());
     let pool = &mut net.node(TARGET).pool;
+    // For messages; nobody else's.
+    let spare = pool.take_receive().unwrap();
     let mut held: Vec<Buf> = std::iter::from_fn(|| pool.take_data(4096)).collect();
     held.extend(std::iter::from_fn(|| pool.take_receive()));
     held.extend(std::iter::from_fn(|| pool.take_cell()));
     held.iter_mut().for_each(|buf| pool.bytes_mut(buf).fill(0xa5));
+    pool.give(spare);
     let base = pool.region().addr() as u64;
     let mut refused = Vec::new();
     for opcode in KNOWN {
@@ -897,6 +900,8 @@ fn knock(net: &mut Network, opcode: Opcode, place: (u32, u64), more: usize) -> O
         while let Some(event) = node.endpoint.poll_event() {
             if let Event::Incoming(incoming) = event {
                 let qp = node.endpoint.open(incoming, LIMITS).unwrap();
+                let receive = node.pool.take_receive().unwrap();
+                node.post(qp, 0, Work::Recv(receive));
                 node.endpoint.accept(now, qp, &[]);
                 target_qp = Some(qp);
                 let transmit = node.endpoint.poll_transmit(now, node.pool.region()).unwrap();
@@ -917,7 +922,8 @@ fn knock(net: &mut Network, opcode: Opcode, place: (u32, u64), more: usize) -> O
     bytes.extend(place.0.to_be_bytes());
     let length = if opcode == Opcode::WriteFirst { 2 * more } else { more.max(8) };
     bytes.extend((length as u32).to_be_bytes());
-    bytes.resize(bytes.len() + more + ICRC_BYTES, 0x5a);
+    let immediate = if opcode == Opcode::WriteOnlyImmediate { 4 } else { 0 };
+    bytes.resize(bytes.len() + immediate + more + ICRC_BYTES, 0x5a);
     let way = (SocketAddr::new(from, 4791), SocketAddr::new(address(TARGET), 4791));
     let mut packet = Sample { way, bytes };
     seal(&mut packet);
@@ -937,7 +943,13 @@ fn knock(net: &mut Network, opcode: Opcode, place: (u32, u64), more: usize) -> O
     for (index, qp) in [(TARGET, target_qp), (BYSTANDER, host_qp)] {
         let node = net.node(index);
         node.endpoint.disconnect(now, qp, node.pool.region());
-        while node.endpoint.poll_event().is_some() {}
+        while let Some(event) = node.endpoint.poll_event() {
+            if let Event::Done(done) = event {
+                let mut buf = done.work.into_buf();
+                node.pool.rewind(&mut buf);
+                node.pool.give(buf);
+            }
+        }
     }
     answer
 }
