@@ -431,6 +431,7 @@ impl World {
                 self.hosts[host].leave(matches!(mishap, Mishap::Close(_)), false, now);
                 self.rouse(self.profile.reactors + host);
             }
+            Mishap::Reset(host) => self.judge.reset[host] = true,
             Mishap::Freeze(host, time) => {
                 self.busy_until[self.profile.reactors + host] = now + time;
                 self.judge.excuse(Some(host), now + time + GRACE);

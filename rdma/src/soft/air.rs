@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::endpoint::{Endpoint, ROCE_PORT};
-use super::header::Bth;
+use super::udp::steered;
 use crate::Region;
 
 /// A small generator of numbers that look random (xorshift64*, Marsaglia and Vigna). Not for
@@ -111,7 +111,7 @@ pub type Tap = Box<dyn FnMut(&mut Datagram) -> bool + Send>;
 #[derive(Debug)]
 struct Place {
     address: IpAddr,
-    /// Of several at one address the one whose number is that of the queue pair modulo theirs.
+    /// How many share the address, and which of them this is: see [`steered`].
     steer: (u32, u32),
     /// Switched off: whatever arrives is lost.
     down: bool,
@@ -168,8 +168,9 @@ impl Air {
         }
     }
 
-    /// Adds a place at an address and gives its index. Of several at one address the one gets a
-    /// datagram whose `steer.1` is the queue pair's number modulo `steer.0`.
+    /// Adds a place at an address and gives its index. `steer` is how many share the address, and
+    /// which of them this is: datagrams find theirs by the rule that the kernel is told for
+    /// sockets.
     pub fn add(&mut self, address: IpAddr, steer: (u32, u32)) -> usize {
         let inbox = VecDeque::new();
         self.places.push(Place { address, steer, down: false, free: None, inbox });
@@ -354,11 +355,10 @@ impl Air {
         if to.port() != ROCE_PORT {
             return None;
         }
-        let qpn = bytes
-            .first_chunk::<{ Bth::BYTES }>()
-            .map_or(0, |bth| u32::from_be_bytes([0, bth[5], bth[6], bth[7]]));
-        let here =
-            |place: &Place| place.address == to.ip() && qpn % place.steer.0.max(1) == place.steer.1;
+        let here = |place: &Place| {
+            let (count, index) = place.steer;
+            place.address == to.ip() && steered(count, bytes).unwrap_or_default() == index
+        };
         self.places.iter().position(here)
     }
 }

@@ -23,7 +23,7 @@ use super::icrc::{Flow, train_identification};
 use super::train::{Item, MOST_BYTES, MOST_GATHERED, Trains, Way};
 use crate::{FabricError, Region};
 pub(crate) use group::Shared;
-use option::steered;
+pub(super) use option::steered;
 use path::{beside, payload_bytes, route};
 use singles::Singles;
 pub use socket::SocketBuffers;

@@ -11,7 +11,7 @@ use rdma::soft::sim::{Air, AirPort, Dice};
 use rdma::{Event, Fabric, Pool, Wake};
 
 use super::judge::Judge;
-use super::op::Op;
+use super::op::{Kind, Op};
 use super::profile::Profile;
 use super::seam::{Ledger, Seam, SharedLedger, lock};
 use super::target::{PORT, subnqn};
@@ -136,7 +136,7 @@ impl Host {
         self.session = None;
         self.fabric = None;
         self.connect_at = None;
-        self.leaving = false;
+        (self.leaving, judge.disabled[self.index]) = (false, false);
         for tag in 0..self.ops.len() {
             if let Some(op) = self.ops[tag].take() {
                 self.free.push(tag);
@@ -303,6 +303,9 @@ impl Host {
             match session.submit(queue, request, &mut io) {
                 Ok(()) => {
                     judge.note_sent(self.index, queue, &op);
+                    if op.kind == Kind::Disable {
+                        (self.leaving, judge.disabled[self.index]) = (true, true);
+                    }
                     self.ops[tag] = Some(judge.leaves(op));
                 }
                 Err((request, _)) => {

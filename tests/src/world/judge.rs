@@ -61,6 +61,10 @@ pub struct Judge {
     pub excused_until: Vec<Instant>,
     /// A host was told that namespaces have changed.
     pub changed: Vec<bool>,
+    /// A host shall reset its controller.
+    pub reset: Vec<bool>,
+    /// A host has disabled its controller, which serves nothing more.
+    pub disabled: Vec<bool>,
     /// What came of the commands.
     pub counts: Counts,
     /// The first thing that was wrong.
@@ -92,6 +96,8 @@ impl Judge {
             commands,
             excused_until: vec![now; profile.hosts],
             changed: vec![false; profile.hosts],
+            reset: vec![false; profile.hosts],
+            disabled: vec![false; profile.hosts],
             counts: Counts::default(),
             failure: None,
             next_id: 0,
@@ -175,6 +181,9 @@ impl Judge {
             _ => return None,
         }
         let space = dice.below(profile.shapes.len() as u64) as usize;
+        if std::mem::take(&mut self.reset[host]) {
+            return op(Kind::Disable, whole(space));
+        }
         if std::mem::take(&mut self.changed[host]) {
             return op(Kind::Admin(Question::Changed), whole(space));
         }
@@ -287,7 +296,7 @@ impl Judge {
         }
         let verdict = match success {
             true => self.check(&op, data.unwrap_or_default()),
-            false if self.is_excusable(&op, status) => Ok(()),
+            false if self.is_excusable(host, &op, status) => Ok(()),
             false => Err(format!("it was refused: {status}")),
         };
         if let Err(why) = verdict {
@@ -318,14 +327,13 @@ impl Judge {
                 Ok(())
             }
             Kind::Wrong(_) => Err("it was carried out".to_owned()),
-            Kind::Write { .. } | Kind::Zeroes { .. } | Kind::Deallocate(_) | Kind::Admin(_) => {
-                Ok(())
-            }
+            Kind::Write { .. } | Kind::Zeroes { .. } | Kind::Deallocate(_) => Ok(()),
+            Kind::Admin(_) | Kind::Disable => Ok(()),
         }
     }
 
     /// Whether a command may be refused with this status.
-    fn is_excusable(&self, op: &Op, status: Status) -> bool {
+    fn is_excusable(&self, host: usize, op: &Op, status: Status) -> bool {
         let (there, since) = self.there[op.span.space];
         let absent = !there || since > op.began;
         let of_disk = [
@@ -334,6 +342,9 @@ impl Judge {
             Status::CAPACITY_EXCEEDED,
             Status::COMMAND_INTERRUPTED,
         ];
+        if self.disabled[host] && status.is(Status::COMMAND_SEQUENCE_ERROR) {
+            return true;
+        }
         match op.kind {
             Kind::Wrong(Mistake::Opcode) => return status.is(Status::INVALID_OPCODE),
             Kind::Wrong(Mistake::Namespace) => return status.is(Status::INVALID_NAMESPACE),
@@ -365,6 +376,7 @@ impl Judge {
     /// An association has ended.
     pub fn note_ended(&mut self, host: usize, why: &Ended) {
         self.counts.ended += 1;
+        self.disabled[host] = false;
         self.trace
             .note([0x72, host as u64, 0], || format!("host   {host} association ended: {why}"));
     }

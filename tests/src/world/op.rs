@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use nvme::fabrics::PropertySet;
 use nvme::identify::{Cns, Identify};
 use nvme::log::{GetLogPage, LogId};
+use nvme::property::Property;
 use nvme::sqe::DsmRange;
 use nvme::{AdminOpcode, IoOpcode, PAGE_BYTES, Sgl, Sqe};
 
@@ -39,6 +41,8 @@ pub enum Kind {
     Compare(Vec<Value>),
     /// An admin command that only asks.
     Admin(Question),
+    /// Property Set, CC.EN = 0, whatever is under way.
+    Disable,
     /// A command that must be refused.
     Wrong(Mistake),
 }
@@ -85,7 +89,7 @@ pub struct Op {
 impl Op {
     /// Whether it goes to the admin queue.
     pub fn is_admin(&self) -> bool {
-        matches!(self.kind, Kind::Admin(_))
+        matches!(self.kind, Kind::Admin(_) | Kind::Disable)
     }
 
     /// The blocks that it changes, if it does, and what they become.
@@ -105,7 +109,7 @@ impl Op {
                 self.span.blocks * profile.shapes[self.span.space].1
             }
             Kind::Deallocate(spans) => spans.len() as u32 * DsmRange::BYTES as u32,
-            Kind::Flush | Kind::Zeroes { .. } => 0,
+            Kind::Flush | Kind::Zeroes { .. } | Kind::Disable => 0,
             Kind::Admin(Question::Queues) => 0,
             Kind::Admin(_) => PAGE_BYTES as u32,
             Kind::Wrong(Mistake::Opcode) => 0,
@@ -141,6 +145,7 @@ impl Op {
             Kind::Admin(Question::Queues) => {
                 Sqe { cdw10: 7, ..Sqe::admin(AdminOpcode::GET_FEATURES) }
             }
+            Kind::Disable => PropertySet::new(Property::CC, 0).emit(),
             Kind::Wrong(Mistake::Range) => io(IoOpcode::READ).with_range(1 << 40, 0),
             Kind::Wrong(Mistake::Namespace) => io(IoOpcode::READ).with_nsid(9),
             Kind::Wrong(Mistake::Opcode) => Sqe::io(IoOpcode(0x79), nsid),
@@ -196,6 +201,7 @@ impl fmt::Display for Op {
             }
             Kind::Flush => write!(f, "flush of namespace {nsid}"),
             Kind::Compare(_) => write!(f, "compare of namespace {nsid}, {blocks} from {lba}"),
+            Kind::Disable => f.write_str("reset"),
             Kind::Admin(question) => write!(f, "question: {question:?}"),
             Kind::Wrong(mistake) => write!(f, "mistake: {mistake:?}"),
         }

@@ -26,6 +26,8 @@ pub enum Mishap {
     Close(usize),
     /// A host drops its association, and makes a new one.
     Abort(usize),
+    /// A host resets its controller under load, and makes a new association.
+    Reset(usize),
     /// A host says nothing for a while, as if it stood still.
     Freeze(usize, Duration),
     /// A namespace is removed and comes back after a while.
@@ -117,7 +119,7 @@ impl Profile {
         let mut profile = Profile {
             v6,
             hosts,
-            reactors: 1,
+            reactors: pick(dice, &[1, 1, 2, 3]),
             io_queues: pick(dice, &[1, 1, 2, 3]),
             entries: pick(dice, &[2, 4, 8, 16, 32]),
             kato_ms: pick(dice, &[1000, 2000, 5000]),
@@ -206,7 +208,7 @@ fn mishap(dice: &mut Dice, hosts: usize, commands: u32) -> (u32, Mishap) {
     let host = dice.below(hosts as u64) as usize;
     let long = pick(dice, &[500, 50_000, 2_000_000, 12_000_000]);
     let time = micros(dice, long / 2, long);
-    let mishap = match dice.below(12) {
+    let mishap = match dice.below(13) {
         0 => Mishap::Cut(host, time),
         1 => Mishap::CutAll(time),
         2 => Mishap::Storm(time),
@@ -216,7 +218,8 @@ fn mishap(dice: &mut Dice, hosts: usize, commands: u32) -> (u32, Mishap) {
         7 => Mishap::Close(host),
         8 => Mishap::Abort(host),
         9 => Mishap::Freeze(host, time),
-        10 => Mishap::Remove(dice.below(2) as usize, time),
+        10 => Mishap::Reset(host),
+        11 => Mishap::Remove(dice.below(2) as usize, time),
         _ => Mishap::Withdraw(time),
     };
     (dice.below(u64::from(commands).max(1)) as u32, mishap)

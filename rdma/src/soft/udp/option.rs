@@ -130,7 +130,7 @@ const OUR_NAME: u32 = 20 + 28;
 const REQUEST: u32 = 0x10;
 
 /// What the program of [`Steering`] answers for one datagram; none for a shorter one.
-pub(super) fn steered(fabrics: u32, datagram: &[u8]) -> Option<u32> {
+pub(crate) fn steered(fabrics: u32, datagram: &[u8]) -> Option<u32> {
     let word =
         |at: u32| datagram.get(at as usize..)?.first_chunk().copied().map(u32::from_be_bytes);
     let half =
