@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 
 use nvme::{Nqn, Status};
 
+use crate::reservation::Standing;
+
 /// Entries of the Error Information log (ELPE + 1).
 pub const ERROR_LOG_ENTRIES: usize = 64;
 
@@ -37,12 +39,18 @@ pub struct Association {
     /// Some queue has received a command since the last look.
     traffic: AtomicBool,
     errors: Mutex<ErrorLog>,
+    /// How it stands with reservations.
+    pub reservations: Standing,
 }
 
 impl Association {
     /// A new association; not ready.
     #[must_use]
     pub fn new(id: u64, cntlid: u16, subsystem: Nqn, host: Nqn, host_id: [u8; 16]) -> Association {
+        let reservations = match subsystem == Nqn::DISCOVERY {
+            true => Standing::default(),
+            false => Standing::new(),
+        };
         Association {
             id,
             cntlid,
@@ -56,6 +64,7 @@ impl Association {
             epoch: AtomicU16::new(0),
             traffic: AtomicBool::new(false),
             errors: Mutex::default(),
+            reservations,
         }
     }
 

@@ -12,6 +12,7 @@ mod size;
 mod text;
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -42,6 +43,9 @@ pub struct Config {
     pub subsystems: Vec<SubsystemConfig>,
     /// Where packets are written to, if they are.
     pub capture: Option<CaptureConfig>,
+    /// Folder of what the daemon itself must remember, such as reservations. Without one, nothing
+    /// of that outlasts it.
+    pub state_directory: Option<PathBuf>,
 }
 
 /// Which fabric provider moves the data.
@@ -266,7 +270,10 @@ impl Config {
             errors
         };
         match std::fs::read_to_string(path) {
-            Ok(text) => Self::parse(&text).map_err(named),
+            Ok(text) => {
+                let config = Self::parse(&text).map_err(named)?;
+                Ok(config.or_state_directory(std::env::var_os("STATE_DIRECTORY")))
+            }
             Err(error) => {
                 let mistake = Mistake {
                     place: None,
@@ -276,6 +283,17 @@ impl Config {
                 Err(named(ConfigErrors { file: None, mistakes: vec![mistake] }))
             }
         }
+    }
+
+    /// With the folder that the service manager has made for us, where the text names none. It may
+    /// name several, with colons between them; the first is meant.
+    fn or_state_directory(mut self, given: Option<OsString>) -> Self {
+        let first = |given: OsString| {
+            let given = given.into_string().ok()?;
+            given.split(':').next().map(PathBuf::from).filter(|path| path.is_absolute())
+        };
+        self.state_directory = self.state_directory.or_else(|| given.and_then(first));
+        self
     }
 
     /// The plan of each reactor's pool.
@@ -339,6 +357,7 @@ impl Config {
             (self.memory != next.memory, "[memory]"),
             (self.limits != next.limits, "[limits]"),
             (self.capture != next.capture, "[capture]"),
+            (self.state_directory != next.state_directory, "state_directory"),
         ];
         differs.into_iter().filter_map(|(differs, name)| differs.then_some(name)).collect()
     }
@@ -350,6 +369,7 @@ impl Config {
         self.memory = running.memory;
         self.limits = running.limits;
         self.capture = running.capture.clone();
+        self.state_directory = running.state_directory.clone();
     }
 }
 
@@ -390,6 +410,10 @@ impl fmt::Display for Config {
             Size(plan.data_bytes),
             mib(total.saturating_mul(count as u64))
         )?;
+        match &self.state_directory {
+            Some(path) => writeln!(f, "state       in {}", path.display())?,
+            None => writeln!(f, "state       kept nowhere: no reservation outlasts the daemon")?,
+        }
         for listener in &self.listeners {
             writeln!(f, "listener    {listener}")?;
         }

@@ -277,6 +277,7 @@ impl Controller {
             self.association.set_ready(false);
             self.features = Features::default();
             self.events.reset();
+            self.association.reservations.reset();
         } else if !old.en() && new.en() {
             self.enable(new);
         }
@@ -443,7 +444,7 @@ mod tests {
     #[test]
     fn what_differs_between_snapshots_is_told() {
         let mut controller = controller();
-        let mut next = sample();
+        let mut next = Subsystem::clone(controller.subsystem().unwrap());
         next.namespaces[1].blocks *= 2;
         next.namespaces.pop();
         next.namespaces[0].volatile_cache = true;

@@ -6,6 +6,8 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use nvme::feature::AsyncEvent;
+
 /// How many requests a host may leave outstanding: AERL + 1.
 pub const REQUESTS: usize = 4;
 
@@ -19,25 +21,34 @@ pub enum Event {
     NamespaceAttribute,
     /// What discovery answers has changed: log page 70h.
     DiscoveryLog,
+    /// The log of reservations has a page: log page 80h.
+    ReservationLog,
 }
 
 impl Event {
-    /// The bit of Asynchronous Event Configuration (and of OAES) that enables it.
+    /// The bit of Asynchronous Event Configuration (and of OAES) that enables it; 0 for one that
+    /// is told always, because it has a mask of its own (feature 82h).
     #[must_use]
     pub fn enable_bit(self) -> u32 {
         match self {
             Event::NamespaceAttribute => 1 << 8,
             Event::DiscoveryLog => 1 << 31,
+            Event::ReservationLog => 0,
         }
     }
 
-    /// Dword 0 of the completion: type 2h (notice), information, log page.
+    /// Dword 0 of the completion: type, information, log page.
     #[must_use]
     pub fn dw0(self) -> u32 {
         match self {
-            Event::NamespaceAttribute => 0x04_00_02,
-            Event::DiscoveryLog => 0x70_F0_02,
+            Event::NamespaceAttribute => AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED.0,
+            Event::DiscoveryLog => AsyncEvent::DISCOVERY_LOG_CHANGE.0,
+            Event::ReservationLog => AsyncEvent::RESERVATION_LOG_AVAILABLE.0,
         }
+    }
+
+    fn is_enabled(self, config: u32) -> bool {
+        self.enable_bit() == 0 || config & self.enable_bit() != 0
     }
 }
 
@@ -93,6 +104,11 @@ impl Events {
         self.pending.insert(Event::DiscoveryLog);
     }
 
+    /// Raises the event of the reservation log.
+    pub fn reservation_noticed(&mut self) {
+        self.pending.insert(Event::ReservationLog);
+    }
+
     /// Ids for log page 04h, or none when there are too many to name.
     #[must_use]
     pub fn changed(&self) -> Option<impl Iterator<Item = u32> + '_> {
@@ -116,7 +132,7 @@ impl Events {
             .pending
             .iter()
             .copied()
-            .find(|e| enabled & e.enable_bit() != 0 && !self.masked.contains(e))?;
+            .find(|e| e.is_enabled(enabled) && !self.masked.contains(e))?;
         self.parked.pop_front();
         self.pending.remove(&event);
         self.masked.insert(event);
@@ -155,6 +171,14 @@ mod tests {
         assert!(events.next(ALL).is_some());
         events.discovery_changed();
         assert_eq!(events.next(ALL), Some((2, 0x70F002)));
+        // Reservations have no bit in the configuration.
+        assert!(events.park(3) && events.park(4));
+        events.reservation_noticed();
+        assert_eq!(events.next(0), Some((3, 0x800006)));
+        events.reservation_noticed();
+        assert_eq!(events.next(0), None, "masked until the log is read");
+        events.acknowledge(Event::ReservationLog);
+        assert_eq!(events.next(0), Some((4, 0x800006)));
     }
 
     #[test]

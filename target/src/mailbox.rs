@@ -9,7 +9,8 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use rdma::{FabricError, Incoming};
 
 use crate::disk::Backing;
-use crate::disk::BackingId;
+use crate::disk::{BackingId, Done};
+use crate::reservation::Fence;
 use crate::subsystem::Subsystem;
 
 /// Letters that may wait. A sender of the control plane waits for room; a reactor never waits.
@@ -28,6 +29,10 @@ pub enum Mail {
     Subsystem(Arc<Subsystem>),
     /// What discovery answers has changed.
     DiscoveryChanged,
+    /// What a reservation command has come to.
+    Answer(Done),
+    /// Commands of preempted hosts shall end.
+    Fence(Arc<Fence>),
     /// Accept connections at an address.
     Listen(std::net::SocketAddr, SyncSender<Result<(), FabricError>>),
     /// Stop accepting connections at an address.

@@ -18,6 +18,7 @@
 mod answer;
 mod carry;
 mod connect;
+mod reserve;
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -35,6 +36,7 @@ use crate::controller::{Controller, Limits};
 use crate::disk::{Disk, Done};
 use crate::refusals::Refusal;
 use crate::registry::Registry;
+use crate::reservation::Fence;
 use crate::subsystem::{Subsystem, Work as Usage};
 use crate::waiters::Waiters;
 pub use carry::DATA_FOR_ADMIN_BYTES;
@@ -59,6 +61,8 @@ pub struct Io<'a> {
     pub registry: &'a Registry,
     /// Who waits for buffers.
     pub waiters: &'a mut Waiters,
+    /// Which of the reactors this is.
+    pub reactor: usize,
     /// The time of this turn.
     pub now: Instant,
 }
@@ -92,6 +96,8 @@ struct Slot {
     step: u32,
     /// Work requests posted and not home.
     posted: u8,
+    /// Preemptions that wait for this command.
+    fences: Vec<Arc<Fence>>,
 }
 
 /// What a queue serves.
@@ -481,7 +487,8 @@ impl Queue {
                 if !association.is_ready() {
                     return Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr());
                 }
-                rules::plan(sqe, subsystem, received)
+                let barred = association.reservations.barred(sqe.nsid);
+                rules::plan(sqe, subsystem, barred, received)
             }
             Serves::Admin(controller) => {
                 controller.association.note_traffic();
@@ -538,6 +545,7 @@ impl Queue {
     /// Gives back all that a command holds, without an answer.
     fn release(&mut self, slot: u16, io: &mut Io<'_>) {
         let entry = self.slot(slot);
+        entry.fences.clear();
         let bufs = [entry.capsule.take(), entry.data.take(), entry.second.take()];
         bufs.into_iter().flatten().for_each(|buf| io.pool.give(buf));
         if entry.state != State::Free && entry.posted == 0 {
@@ -599,6 +607,7 @@ impl Slot {
             cell,
             step: 0,
             posted: 0,
+            fences: Vec::new(),
         }
     }
 

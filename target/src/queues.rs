@@ -132,6 +132,8 @@ impl Queues {
             Mail::Incoming(incoming) => self.open(incoming, lent),
             Mail::Subsystem(new) => self.each(lent, |queue, io| queue.on_subsystem(&new, io)),
             Mail::DiscoveryChanged => self.each(lent, Queue::on_discovery_changed),
+            Mail::Answer(done) => self.on_disk(done, lent),
+            Mail::Fence(fence) => self.each(lent, |queue, io| queue.on_fence(&fence, io)),
             Mail::Stop => {
                 self.stopping = true;
                 self.each(lent, Queue::close);
@@ -279,6 +281,7 @@ impl Queues {
             disk: lent.disk,
             registry: lent.registry,
             waiters: &mut self.waiters,
+            reactor: self.index,
             now: lent.now,
         };
         (&mut self.queues, io)

@@ -182,7 +182,12 @@ impl Reactor {
                 }
                 Mail::Unlisten(at) => self.parts.fabric.unlisten(at),
                 // Those were for the queues.
-                Mail::Incoming(_) | Mail::Subsystem(_) | Mail::DiscoveryChanged | Mail::Stop => {}
+                Mail::Incoming(_)
+                | Mail::Subsystem(_)
+                | Mail::DiscoveryChanged
+                | Mail::Answer(_)
+                | Mail::Fence(_)
+                | Mail::Stop => {}
             }
         }
         // Somebody may have rung without a letter: look at what is shared.

@@ -5,18 +5,21 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
 use nvme::fabrics::{
     CNTLID_DYNAMIC, CNTLID_MAX, CNTLID_STATIC, Connect, ConnectData, InvalidParameter,
 };
+use nvme::reservation::NotificationType;
 use nvme::{Nqn, Status};
 
 use crate::association::{Association, next_id};
 use crate::command::discovery::{Record, Subtype};
 use crate::command::fabrics::Refusal;
 use crate::mailbox::{Mail, Sender};
-use crate::subsystem::Subsystem;
+use crate::reservation::keeper::{Ask, Word};
+use crate::reservation::{Fence, HostId, Reservation};
+use crate::subsystem::{Namespace, Subsystem};
 
 /// Admission's answer for an admin queue.
 #[derive(Debug)]
@@ -38,6 +41,8 @@ pub struct Registry {
     receives: u32,
     /// Most associations at once.
     controllers: usize,
+    /// The way to who keeps the reservations.
+    keeper: Option<mpsc::Sender<Word>>,
 }
 
 #[derive(Debug, Default)]
@@ -62,7 +67,13 @@ impl Registry {
     pub fn new(reactors: Vec<Sender>, controllers: u16, receives: u32) -> Registry {
         let loads = reactors.iter().map(|_| AtomicU32::new(0)).collect();
         let controllers = controllers.into();
-        Registry { book: Mutex::default(), reactors, loads, receives, controllers }
+        Registry { book: Mutex::default(), reactors, loads, receives, controllers, keeper: None }
+    }
+
+    /// With who keeps the reservations. Without one, none can be changed.
+    #[must_use]
+    pub fn with_keeper(self, keeper: mpsc::Sender<Word>) -> Registry {
+        Registry { keeper: Some(keeper), ..self }
     }
 
     /// Admits an admin queue.
@@ -87,6 +98,8 @@ impl Registry {
         }
         let cntlid = book.free_cntlid(&subnqn)?;
         let association = Arc::new(Association::new(next_id(), cntlid, subnqn, host, data.hostid));
+        // No queue of its own can ask before this is set, and every later change finds it.
+        subsystem.iter().for_each(|subsystem| bar(&association, &subsystem.namespaces));
         let entry = Entry { association: Arc::clone(&association), qids: BTreeSet::new() };
         book.associations.insert(association.id, entry);
         Ok(Admission { association, subsystem })
@@ -178,6 +191,9 @@ impl Registry {
                 if a.subsystem == subsystem.nqn && !subsystem.admits(&a.host) {
                     a.close();
                 }
+                if a.subsystem == subsystem.nqn {
+                    bar(a, &subsystem.namespaces);
+                }
             }
         }
         for reactor in &self.reactors {
@@ -225,6 +241,47 @@ impl Registry {
     #[must_use]
     pub fn associations(&self) -> usize {
         self.lock().associations.len()
+    }
+
+    /// Hands an order to who keeps the reservations; false when there is nobody.
+    #[must_use]
+    pub fn ask_keeper(&self, ask: Ask) -> bool {
+        self.keeper.as_ref().is_some_and(|keeper| keeper.send(Word::Ask(ask)).is_ok())
+    }
+
+    /// Has every controller heed a reservation as it is now, if it is still served.
+    pub fn apply_reservation(&self, reservation: &Arc<Reservation>) {
+        let book = self.lock();
+        let Some(subsystem) = book.subsystems.get(&reservation.subsystem) else { return };
+        let Ok(namespace) = subsystem.namespace(reservation.nsid) else { return };
+        if namespace.reservation == *reservation {
+            let of = |e: &&Entry| e.association.subsystem == subsystem.nqn;
+            let namespaces = std::slice::from_ref(namespace);
+            book.associations.values().filter(of).for_each(|e| bar(&e.association, namespaces));
+        }
+    }
+
+    /// Tells all controllers of these hosts what has become of a reservation.
+    pub fn notify(&self, of: &Reservation, notices: &[(HostId, NotificationType)]) {
+        if notices.is_empty() {
+            return;
+        }
+        let notices: BTreeMap<&HostId, NotificationType> =
+            notices.iter().map(|(host, kind)| (host, *kind)).collect();
+        for entry in self.lock().associations.values() {
+            let a = &entry.association;
+            if let Some(kind) = notices.get(&a.host_id).filter(|_| a.subsystem == of.subsystem) {
+                a.reservations.notify(of.nsid, *kind);
+            }
+        }
+        self.wake_reactors();
+    }
+
+    /// Has every reactor end the commands of preempted hosts.
+    pub fn fence(&self, fence: &Arc<Fence>) {
+        for reactor in &self.reactors {
+            reactor.send(Mail::Fence(Arc::clone(fence)));
+        }
     }
 
     /// The reactor that shall serve the next queue: the one with the fewest receives in use.
@@ -294,6 +351,14 @@ impl Book {
             }
         }
         Err(Status::CONNECT_CONTROLLER_BUSY.into())
+    }
+}
+
+/// Has a controller heed the reservations of namespaces.
+fn bar(association: &Association, namespaces: &[Namespace]) {
+    for namespace in namespaces {
+        let barred = namespace.reservation.barred(&association.host_id);
+        association.reservations.set_barred(namespace.nsid, barred);
     }
 }
 

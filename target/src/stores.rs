@@ -1,14 +1,17 @@
 //! The opened backing stores and the subsystems made of them: what a configuration becomes.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use nvme::{Nqn, Text};
+use uuid::Uuid;
 
 use crate::config::{NamespaceConfig, NamespaceKind, SubsystemConfig};
 use crate::disk::BackingId;
 use crate::disk::{Backing, BackingConfig, BackingKind};
 use crate::reactor::BACKINGS;
+use crate::reservation::Reservation;
 use crate::subsystem::{Namespace, Subsystem, Usage};
 
 /// An opened store and what it was opened for.
@@ -18,6 +21,8 @@ pub struct Store {
     pub id: BackingId,
     /// The store.
     pub backing: Arc<Backing>,
+    /// Which hosts may use it.
+    pub reservation: Arc<Reservation>,
     config: BackingConfig,
 }
 
@@ -26,16 +31,28 @@ pub struct Store {
 pub struct Stores {
     by_namespace: BTreeMap<(Nqn, u32), Store>,
     next_id: u32,
+    /// Where reservations are kept that shall outlast a power loss.
+    state_directory: Option<PathBuf>,
 }
 
 impl Stores {
+    /// No stores yet; reservations are kept in this folder, if in any.
+    #[must_use]
+    pub fn new(state_directory: Option<PathBuf>) -> Stores {
+        Stores { state_directory, ..Stores::default() }
+    }
+
     /// Opens what `subsystems` need and keeps from `self` what stays the same. Nothing that is
     /// open now is closed: whoever drops the old `Stores` does that.
     ///
     /// # Errors
     /// One sentence about the first store that cannot be served.
     pub fn next(&self, subsystems: &[SubsystemConfig]) -> Result<Stores, String> {
-        let mut next = Stores { next_id: self.next_id, ..Stores::default() };
+        let mut next = Stores {
+            by_namespace: BTreeMap::new(),
+            next_id: self.next_id,
+            state_directory: self.state_directory.clone(),
+        };
         for (subsystem, namespace) in namespaces(subsystems) {
             let key = (subsystem.nqn, namespace.nsid);
             let place = format!("namespace {} of {}", namespace.nsid, subsystem.nqn);
@@ -52,12 +69,22 @@ impl Stores {
                     let backing =
                         Backing::open(&config).map_err(|error| format!("{place}: {error}"))?;
                     let id = next.fresh_id(self).ok_or("too many namespaces")?;
-                    Store { id, backing: Arc::new(backing), config }
+                    let reservation = self
+                        .reservation(key, namespace.uuid)
+                        .map_err(|error| format!("{place}: {error}"))?;
+                    Store { id, backing: Arc::new(backing), reservation, config }
                 }
             };
             next.by_namespace.insert(key, store);
         }
         Ok(next)
+    }
+
+    fn reservation(&self, key: (Nqn, u32), uuid: Uuid) -> Result<Arc<Reservation>, String> {
+        match &self.state_directory {
+            Some(folder) => Reservation::kept(key.0, key.1, folder, uuid.into_bytes()),
+            None => Ok(Reservation::volatile(key.0, key.1)),
+        }
     }
 
     /// What is here and not in `other`.
@@ -79,6 +106,7 @@ impl Stores {
                 read_only: namespace.read_only,
                 volatile_cache: store.backing.has_volatile_cache(),
                 uuid: namespace.uuid.into_bytes(),
+                reservation: Arc::clone(&store.reservation),
             })
         };
         let mut namespaces: Vec<Namespace> =
@@ -131,7 +159,6 @@ fn backing_config(namespace: &NamespaceConfig) -> BackingConfig {
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
-    use uuid::Uuid;
 
     fn subsystem(nsids: &[u32], size: u64) -> SubsystemConfig {
         let namespace = |&nsid: &u32| NamespaceConfig {

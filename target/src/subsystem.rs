@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use nvme::{Nqn, Status, Text};
 
 use crate::disk::BackingId;
+use crate::reservation::Reservation;
 
 /// One namespace, as its hosts see it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -26,6 +27,8 @@ pub struct Namespace {
     pub volatile_cache: bool,
     /// UUID (RFC 9562 byte order), stable across restarts; the NGUID is derived from it.
     pub uuid: [u8; 16],
+    /// Which hosts may use it, as they have settled it.
+    pub reservation: Arc<Reservation>,
 }
 
 impl Namespace {
@@ -180,6 +183,7 @@ pub(crate) mod tests {
     use super::*;
 
     pub(crate) fn sample() -> Subsystem {
+        let nqn: Nqn = "nqn.2026-11.io.nvmfd:test".parse().unwrap();
         let namespace = |nsid, block_shift| Namespace {
             nsid,
             backing: BackingId(nsid - 1),
@@ -188,9 +192,10 @@ pub(crate) mod tests {
             read_only: false,
             volatile_cache: true,
             uuid: [nsid as u8; 16],
+            reservation: Reservation::volatile(nqn, nsid),
         };
         Subsystem {
-            nqn: "nqn.2026-11.io.nvmfd:test".parse().unwrap(),
+            nqn,
             serial: Text::lossy("SERIAL"),
             model: Text::lossy("nvmfd"),
             allow_any_host: true,

@@ -2,9 +2,10 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{self, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,7 @@ use crate::provider::{self, Fabrics, choose, owns};
 use crate::queue::{DATA_FOR_ADMIN_BYTES, RECEIVES_FOR_ADMIN};
 use crate::reactor::{Parts, Reactor, Stats};
 use crate::registry::Registry;
+use crate::reservation::keeper::{Keeper, Word};
 use crate::stores::Stores;
 use crate::subsystem::Usage;
 
@@ -42,6 +44,7 @@ pub struct Target {
     stores: Stores,
     fabrics: Fabrics,
     reactors: Vec<Running>,
+    keeper: (JoinHandle<()>, mpsc::Sender<Word>),
 }
 
 struct Running {
@@ -95,7 +98,7 @@ impl Target {
     /// # Errors
     /// One sentence about what keeps it from serving. Nothing is left running.
     pub fn start(config: Config) -> Result<Target, Fatal> {
-        let stores = Stores::default();
+        let stores = Stores::new(checked(config.state_directory.as_deref())?);
         let next = stores.next(&config.subsystems).map_err(Fatal)?;
         let boxes: Vec<_> = (0..config.reactor.count())
             .map(|_| mailbox())
@@ -103,14 +106,17 @@ impl Target {
             .map_err(|error| Fatal(format!("no eventfd for a reactor: {error}")))?;
         let senders = boxes.iter().map(|(sender, _)| sender.clone()).collect();
         let receives = config.memory.receives.saturating_sub(RECEIVES_FOR_ADMIN);
-        let registry = Arc::new(Registry::new(senders, config.limits.controllers, receives));
+        let keeper = Keeper::new();
+        let registry = Registry::new(senders, config.limits.controllers, receives);
+        let registry = Arc::new(registry.with_keeper(keeper.sender()));
         let (provider, why) = choose(config.provider, &config.listeners, owns);
         info!(%provider, "fabric provider chosen: {why}");
         let capture = config.capture.as_ref().map(|c| provider::capture(provider, c)).transpose();
         let capture = capture.map_err(|error| Fatal(error.to_string()))?;
         let fabrics = provider.fabrics(config.reactor.count(), capture);
         let fabrics = fabrics.map_err(|error| Fatal(error.to_string()))?;
-        let mut target = Target { config, registry, stores, fabrics, reactors: Vec::new() };
+        let keeper = keep(keeper, &registry)?;
+        let mut target = Target { config, registry, stores, fabrics, reactors: Vec::new(), keeper };
         let started = boxes
             .into_iter()
             .enumerate()
@@ -216,6 +222,11 @@ impl Target {
             } else {
                 warn!(reactor = index, "did not stop in time");
             }
+        }
+        let (thread, words) = self.keeper;
+        let _ = words.send(Word::Stop);
+        while !thread.is_finished() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(2));
         }
     }
 
@@ -355,6 +366,30 @@ impl Target {
         self.registry.reactor(0).send(Mail::Unlisten(at));
         info!(%at, "no longer listening");
     }
+}
+
+/// The folder for what the daemon remembers, if there is one that can be used.
+fn checked(folder: Option<&Path>) -> Result<Option<PathBuf>, Fatal> {
+    let Some(folder) = folder else { return Ok(None) };
+    match std::fs::metadata(folder) {
+        Ok(found) if found.is_dir() => Ok(Some(folder.to_owned())),
+        Ok(_) => Err(Fatal(format!("state_directory {} is no folder", folder.display()))),
+        Err(error) => {
+            Err(Fatal(format!("state_directory {} cannot be used: {error}", folder.display())))
+        }
+    }
+}
+
+/// Starts the thread that keeps the reservations.
+fn keep(
+    keeper: Keeper,
+    registry: &Arc<Registry>,
+) -> Result<(JoinHandle<()>, mpsc::Sender<Word>), Fatal> {
+    let (words, registry) = (keeper.sender(), Arc::clone(registry));
+    let builder = std::thread::Builder::new().name("keeper".to_owned());
+    let thread = builder.spawn(move || keeper.run(&registry));
+    let thread = thread.map_err(|e| Fatal(format!("no thread for reservations: {e}")))?;
+    Ok((thread, words))
 }
 
 fn pin(cpu: Option<u32>) {

@@ -7,17 +7,21 @@
 //! answers Feature Not Changeable to any other, because "done" would be untrue. Nothing is saved,
 //! and [`nvme::identify::Oncs`] says so.
 
+use std::sync::Arc;
+
 use nvme::feature::{
     Arbitration, AsyncEventConfig, Capabilities, ErrorRecovery, FeatureId, GetFeatures,
     HostBehavior, HostIdentifier, InterruptVectorConfig, KeepAliveTimer, NumberOfQueues,
     PowerManagement, Select, SetFeatures, TemperatureThreshold, VolatileWriteCache, WriteAtomicity,
 };
+use nvme::reservation::{NotificationMask, Persistence};
 use nvme::{NSID_ALL, Sqe, Status};
 
 use super::admin::Env;
 use super::{Plan, Received, destination, no_data, source};
 use crate::controller::{Controller, KAS_100MS};
 use crate::events::Event;
+use crate::reservation::Order;
 
 /// Feature values of one controller that live nowhere else. They return to their defaults with a
 /// controller reset.
@@ -96,6 +100,10 @@ pub fn set(sqe: &Sqe, controller: &mut Controller, env: &Env<'_>) -> Result<Plan
     if set.save {
         return Err(Status::FEATURE_NOT_SAVEABLE.with_dnr());
     }
+    if is_of_reservations(set.fid) {
+        no_data(sqe)?;
+        return set_of_reservations(&set, controller);
+    }
     check_scope(&set, controller)?;
     if set.fid == FeatureId::HOST_BEHAVIOR {
         let from = source(sqe, env.received, HostBehavior::BYTES as u32, false)?;
@@ -143,7 +151,9 @@ fn is_supported(fid: FeatureId, controller: &Controller) -> bool {
         | FeatureId::WRITE_ATOMICITY
         | FeatureId::HOST_BEHAVIOR
         | FeatureId::SOFTWARE_PROGRESS
-        | FeatureId::HOST_IDENTIFIER => !controller.is_discovery(),
+        | FeatureId::HOST_IDENTIFIER
+        | FeatureId::RESERVATION_NOTIFICATION_MASK
+        | FeatureId::RESERVATION_PERSISTENCE => !controller.is_discovery(),
         // Without a cache there is no switch for it ("Volatile Write Cache").
         FeatureId::VOLATILE_WRITE_CACHE => {
             controller.subsystem().is_some_and(|s| s.volatile_cache())
@@ -161,10 +171,11 @@ fn capabilities(fid: FeatureId) -> Capabilities {
             | FeatureId::ASYNC_EVENT_CONFIG
             | FeatureId::KEEP_ALIVE_TIMER
             | FeatureId::HOST_BEHAVIOR
+            | FeatureId::RESERVATION_NOTIFICATION_MASK
+            | FeatureId::RESERVATION_PERSISTENCE
     );
-    Capabilities(0)
-        .with_changeable(changeable)
-        .with_namespace_specific(fid == FeatureId::ERROR_RECOVERY)
+    let specific = fid == FeatureId::ERROR_RECOVERY || is_of_reservations(fid);
+    Capabilities(0).with_changeable(changeable).with_namespace_specific(specific)
 }
 
 /// Namespace ids of Set Features: none or all for a feature of the controller. Get Features does
@@ -200,6 +211,7 @@ fn value(get: &GetFeatures, controller: &Controller, features: &Features) -> Res
                 false => Err(Status::INVALID_FIELD.with_dnr()),
             };
         }
+        fid if is_of_reservations(fid) => value_of_reservations(get, controller)?,
         fid => fixed(fid, get.cdw11)?,
     };
     Ok(Value::Dword(dword))
@@ -211,8 +223,52 @@ fn default_value(get: &GetFeatures, controller: &Controller) -> Result<Value, St
     match get.fid {
         FeatureId::NUMBER_OF_QUEUES => Ok(Value::Dword(queues(controller.limits.io_queues))),
         FeatureId::KEEP_ALIVE_TIMER => Ok(Value::Dword(0)),
+        fid if is_of_reservations(fid) => {
+            value_of_reservations(get, controller).map(|_| Value::Dword(0))
+        }
         _ => value(get, controller, &Features::default()),
     }
+}
+
+/// Whether each namespace has its own value, which reservations give it.
+fn is_of_reservations(fid: FeatureId) -> bool {
+    let mask = FeatureId::RESERVATION_NOTIFICATION_MASK;
+    fid == mask || fid == FeatureId::RESERVATION_PERSISTENCE
+}
+
+/// "Reservation Notification Mask" and "Reservation Persistence": of one namespace, never of all.
+fn value_of_reservations(get: &GetFeatures, controller: &Controller) -> Result<u32, Status> {
+    let subsystem = controller.subsystem().ok_or(Status::INVALID_NAMESPACE.with_dnr())?;
+    let namespace = subsystem.namespace(get.nsid)?;
+    match get.fid {
+        FeatureId::RESERVATION_PERSISTENCE => {
+            Ok(Persistence(0).with_ptpl(namespace.reservation.persists()).0)
+        }
+        _ => Ok(controller.association.reservations.mask(get.nsid).0),
+    }
+}
+
+/// Sets either for one namespace, or for all of them (FFFFFFFFh).
+fn set_of_reservations(set: &SetFeatures, controller: &Controller) -> Result<Plan, Status> {
+    let subsystem = controller.subsystem().ok_or(Status::INVALID_NAMESPACE.with_dnr())?;
+    let namespaces = match set.nsid {
+        NSID_ALL => &subsystem.namespaces[..],
+        nsid => std::slice::from_ref(subsystem.namespace(nsid)?),
+    };
+    if set.fid == FeatureId::RESERVATION_PERSISTENCE {
+        let of = namespaces.iter().map(|n| Arc::clone(&n.reservation)).collect();
+        return Ok(Plan::Keep { of, order: Order::Persist(Persistence(set.cdw11).ptpl()) });
+    }
+    let mask = NotificationMask(set.cdw11);
+    let known = NotificationMask(0)
+        .with_registration_preempted(true)
+        .with_reservation_released(true)
+        .with_reservation_preempted(true);
+    if mask.0 & !known.0 != 0 {
+        return Err(Status::INVALID_FIELD.with_dnr());
+    }
+    namespaces.iter().for_each(|n| controller.association.reservations.set_mask(n.nsid, mask));
+    Ok(Plan::Reply(0))
 }
 
 /// The value of a fixed feature. `cdw11` says which of several, where there are several.
@@ -349,7 +405,6 @@ fn queues(pairs: u16) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::time::Instant;
 
     use nvme::Sgl;
@@ -387,7 +442,9 @@ mod tests {
 
     #[test]
     fn unknown_features_are_refused() {
-        for fid in (0..=u8::MAX).filter(|fid| !SERVED.contains(fid)) {
+        let of_reservations = [0x82, 0x83];
+        let served = |fid: &u8| SERVED.contains(fid) || of_reservations.contains(fid);
+        for fid in (0..=u8::MAX).filter(|fid| !served(fid)) {
             assert_eq!(refused(ask(get(fid, 0, 0), &mut nvm())), 0x002, "{fid:#04x}");
             assert_eq!(refused(ask(set(fid, 0), &mut nvm())), 0x002, "{fid:#04x}");
         }
@@ -593,6 +650,43 @@ mod tests {
         assert_eq!(refused(set_feature_with_data(&set(7, 0), &data, &mut controller)), 0x002);
         controller.fail();
         assert_eq!(refused(set_feature_with_data(&sqe, &data, &mut controller)), 0x00C);
+    }
+
+    #[test]
+    fn reservations_have_two_features_of_each_namespace() {
+        let mut controller = nvm();
+        let of = |sqe: Sqe, nsid| sqe.with_nsid(nsid);
+        for fid in [0x82, 0x83] {
+            for nsid in [0, 3, NSID_ALL] {
+                assert_eq!(refused(ask(of(get(fid, 0, 0), nsid), &mut controller)), 0x00B);
+            }
+            for nsid in [0, 3] {
+                assert_eq!(refused(ask(of(set(fid, 0), nsid), &mut controller)), 0x00B);
+            }
+            let save = SetFeatures { save: true, nsid: 1, ..SetFeatures::new(FeatureId(fid), 0) };
+            assert_eq!(refused(ask(save.emit(Sgl::NONE), &mut controller)), 0x10D);
+            assert_eq!(reply(ask(of(get(fid, 1, 0), 1), &mut controller)), 0, "default");
+            assert_eq!(reply(ask(get(fid, 3, 0), &mut controller)), 6, "capabilities");
+            let data = of(set(fid, 0), 1).with_sgl(keyed(16));
+            assert_eq!(refused(ask(data, &mut controller)), 0x00F);
+        }
+        let mask =
+            |controller: &mut Controller, nsid| reply(ask(of(get(0x82, 0, 0), nsid), controller));
+        assert_eq!(reply(ask(of(set(0x82, 0b0110), 2), &mut controller)), 0);
+        assert_eq!([1, 2, 7].map(|nsid| mask(&mut controller, nsid)), [0, 6, 0]);
+        assert_eq!(reply(ask(of(set(0x82, 0b1000), NSID_ALL), &mut controller)), 0);
+        assert_eq!([1, 2, 7].map(|nsid| mask(&mut controller, nsid)), [8; 3]);
+        for wrong in [1, 0x10, 1 << 31] {
+            assert_eq!(refused(ask(of(set(0x82, wrong), 1), &mut controller)), 0x002);
+        }
+        let kept = |plan| match plan {
+            Ok(Plan::Keep { of, order }) => (of.iter().map(|r| r.nsid).collect::<Vec<_>>(), order),
+            other => panic!("{other:?}"),
+        };
+        let on = ask(of(set(0x83, 1), 7), &mut controller);
+        assert_eq!(kept(on), (vec![7], Order::Persist(true)));
+        let off = ask(of(set(0x83, 0), NSID_ALL), &mut controller);
+        assert_eq!(kept(off), (vec![1, 2, 7], Order::Persist(false)));
     }
 
     proptest! {

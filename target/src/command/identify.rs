@@ -154,7 +154,11 @@ fn nvm_controller(controller: &Controller, subsystem: &Subsystem) -> IdentifyCon
         sqes: 0x66,
         cqes: 0x44,
         nn: NAMESPACES_MAX,
-        oncs: Oncs(0).with_compare(true).with_dataset_management(true).with_write_zeroes(true),
+        oncs: Oncs(0)
+            .with_compare(true)
+            .with_dataset_management(true)
+            .with_write_zeroes(true)
+            .with_reservations(true),
         // Flush of all namespaces at once is not supported (10b): each has its own store.
         vwc: Vwc(0).with_present(subsystem.volatile_cache()).with_flush_all(2),
         subnqn: subsystem.nqn.into(),
@@ -184,6 +188,7 @@ fn namespace(namespace: &Namespace) -> IdentifyNamespace {
         ncap: namespace.blocks,
         nuse: namespace.blocks,
         nmic: SHARED,
+        rescap: namespace.reservation.rescap(),
         dlfeat: DEALLOCATED_READS_ZEROS,
         nsattr: u8::from(namespace.read_only),
         // An NGUID of the same 16 bytes: unique for the same reason, and as stable.
@@ -202,6 +207,7 @@ fn independent_namespace(namespace: &Namespace) -> IdentifyNamespaceIndependent 
     IdentifyNamespaceIndependent {
         nsfeat: if namespace.volatile_cache { 0 } else { NO_CACHE },
         nmic: SHARED,
+        rescap: namespace.reservation.rescap(),
         nsattr: u8::from(namespace.read_only),
         nstat: READY,
         ..IdentifyNamespaceIndependent::default()
@@ -304,7 +310,7 @@ mod tests {
         assert_eq!((found.acl_z, found.aerl_z, found.frmw), (3, 3, 3));
         assert_eq!((found.lpa.0, found.elpe_z, found.kas_100ms), (0b110, 63, 10));
         assert_eq!((found.sqes, found.cqes, found.maxcmd, found.nn), (0x66, 0x44, 128, 1024));
-        assert_eq!((found.oncs.0, found.fuses, found.fna), (0b1101, 0, 0));
+        assert_eq!((found.oncs.0, found.fuses, found.fna), (0b10_1101, 0, 0));
         assert_eq!((found.vwc.0, found.awun_z, found.awupf_z), (0b101, 0, 0));
         assert_eq!((found.sgls.0, found.mnan), (0x0010_0005, 0));
         assert_eq!(found.subnqn.nqn(), "nqn.2026-11.io.nvmfd:test".parse());
@@ -334,9 +340,11 @@ mod tests {
                 (0, 0, Some(block_bytes))
             );
             assert_eq!((found.nmic, found.dlfeat, found.nsattr, found.dps), (1, 9, 0, 0));
+            assert_eq!(found.rescap.0, 0xFE, "all types, nothing persists");
             assert_eq!((found.nguid, found.eui64), ([nsid as u8; 16], [0; 8]));
             let independent = IdentifyNamespaceIndependent::parse(&page(command(0x08, nsid)));
             assert_eq!((independent.nstat, independent.nmic, independent.nsfeat), (1, 1, 0));
+            assert_eq!(independent.rescap, found.rescap);
             let ids = NamespaceIds::parse(&page(command(0x03, nsid)));
             assert_eq!((ids.uuid, ids.csi), (Some([nsid as u8; 16]), Some(Csi::NVM)));
         }

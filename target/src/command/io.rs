@@ -1,34 +1,54 @@
 //! I/O commands of the NVM command set: Flush, Write, Read, Compare, Write Zeroes, Dataset
-//! Management.
+//! Management; and those about reservations.
 //!
 //! Source: NVM Command Set Specification 1.0, "I/O Commands".
 
+use std::sync::Arc;
+
+use nvme::reservation::Report;
 use nvme::sqe::DsmRange;
 use nvme::{IoOpcode, Sqe, Status};
 
 use super::{Plan, Received, destination, no_data, source};
+use crate::reservation::{Barred, Order};
 use crate::subsystem::{Extent, Namespace, Subsystem};
 
 /// Bytes of one Dataset Management range.
 pub const RANGE_BYTES: u32 = 16;
 
 /// Decides an I/O command on a ready controller. The order of checks is: flags, opcode,
-/// namespace, write protection, range, SGL.
+/// namespace, reservation, write protection, range, SGL. `barred` is what reservations keep this
+/// host from in this namespace.
 ///
 /// # Errors
 /// The status to answer with.
-pub fn plan(sqe: &Sqe, subsystem: &Subsystem, received: Received) -> Result<Plan, Status> {
+pub fn plan(
+    sqe: &Sqe,
+    subsystem: &Subsystem,
+    barred: Barred,
+    received: Received,
+) -> Result<Plan, Status> {
+    type Rule = fn(&Sqe, &Namespace, Received) -> Result<Plan, Status>;
     sqe.check_flags()?;
-    let rule = match sqe.io_opcode() {
-        IoOpcode::FLUSH => flush,
-        IoOpcode::WRITE => write,
-        IoOpcode::READ => read,
-        IoOpcode::COMPARE => compare,
-        IoOpcode::WRITE_ZEROES => write_zeroes,
-        IoOpcode::DATASET_MANAGEMENT => dataset_management,
+    // Each with its command group ("Command Behavior in the Presence of a Reservation").
+    let (rule, group): (Rule, Barred) = match sqe.io_opcode() {
+        IoOpcode::FLUSH => (flush, Barred::WRITE),
+        IoOpcode::WRITE => (write, Barred::WRITE),
+        IoOpcode::READ => (read, Barred::READ),
+        IoOpcode::COMPARE => (compare, Barred::READ),
+        IoOpcode::WRITE_ZEROES => (write_zeroes, Barred::WRITE),
+        IoOpcode::DATASET_MANAGEMENT => (dataset_management, Barred::WRITE),
+        IoOpcode::RESERVATION_REPORT => (reservation_report, Barred(0)),
+        IoOpcode::RESERVATION_REGISTER
+        | IoOpcode::RESERVATION_ACQUIRE
+        | IoOpcode::RESERVATION_RELEASE => (reserve, Barred(0)),
         _ => return Err(Status::INVALID_OPCODE.with_dnr()),
     };
-    rule(sqe, subsystem.namespace(sqe.nsid)?, received)
+    let namespace = subsystem.namespace(sqe.nsid)?;
+    if barred.has(group) {
+        return Err(Status::RESERVATION_CONFLICT.with_dnr());
+    }
+    rule(sqe, namespace, received)
 }
 
 /// Checks all ranges of a Dataset Management command, before any is acted on.
@@ -99,6 +119,31 @@ fn dataset_management(
     Ok(Plan::Deallocate { extent: namespace.extent(), nr, from })
 }
 
+/// Register, Acquire, Release: the keeper decides. Linux gives 16 bytes also where 8 are needed.
+fn reserve(sqe: &Sqe, namespace: &Namespace, received: Received) -> Result<Plan, Status> {
+    let invalid = Status::INVALID_OPCODE.with_dnr();
+    let len = Order::data_bytes(sqe.io_opcode()).ok_or(invalid)?;
+    let from = source(sqe, received, len, false)?;
+    Ok(Plan::Reserve { of: Arc::clone(&namespace.reservation), from })
+}
+
+/// Reservation Report. Host identifiers have 128 bits on a fabric, which the shorter structures
+/// cannot say.
+fn reservation_report(
+    sqe: &Sqe,
+    namespace: &Namespace,
+    received: Received,
+) -> Result<Plan, Status> {
+    let report = Report::parse(sqe);
+    if !report.extended {
+        return Err(Status::HOST_ID_INCONSISTENT.with_dnr());
+    }
+    let invalid = Status::INVALID_FIELD.with_dnr();
+    let len = u32::try_from(report.len_bytes()).map_err(|_| invalid)?;
+    let to = destination(sqe, received, len, false)?;
+    Ok(Plan::Give { page: namespace.reservation.report(), to })
+}
+
 fn writable(namespace: &Namespace) -> Result<(), Status> {
     match namespace.read_only {
         true => Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr()),
@@ -119,8 +164,10 @@ mod tests {
     use super::*;
     use crate::command::Source;
     use crate::disk::BackingId;
+    use crate::reservation::State;
     use crate::subsystem::tests::sample;
     use nvme::Sgl;
+    use nvme::reservation::{Acquire, Register, Release, ReservationType};
     use proptest::prelude::*;
     use rdma::Remote;
 
@@ -132,7 +179,7 @@ mod tests {
     }
 
     fn ask(sqe: &Sqe) -> Result<Plan, Status> {
-        plan(sqe, &sample(), RECEIVED)
+        plan(sqe, &sample(), Barred(0), RECEIVED)
     }
 
     fn refused(sqe: &Sqe, status: Status) {
@@ -163,12 +210,14 @@ mod tests {
         assert!(ask(&whole).is_ok());
         // One byte less arrived than the descriptor says.
         let short = Received { tail_bytes: 4095, ..RECEIVED };
-        let status = plan(&whole, &sample(), short).unwrap_err();
+        let status = plan(&whole, &sample(), Barred(0), short).unwrap_err();
         assert!(status.is(Status::DATA_SGL_LENGTH_INVALID) && status.dnr());
         // More arrived than a capsule may hold.
         let long = Received { tail_bytes: 1 << 20, ..RECEIVED };
         let far = write.with_sgl(Sgl::in_capsule(4096, 4096));
-        assert!(plan(&far, &sample(), long).unwrap_err().is(Status::DATA_SGL_LENGTH_INVALID));
+        assert!(
+            plan(&far, &sample(), Barred(0), long).unwrap_err().is(Status::DATA_SGL_LENGTH_INVALID)
+        );
         refused(&write.with_sgl(Sgl::in_capsule(4097, 4096)), Status::SGL_OFFSET_INVALID);
         refused(&write.with_sgl(Sgl::in_capsule(u64::MAX, 4096)), Status::SGL_OFFSET_INVALID);
         refused(
@@ -208,14 +257,14 @@ mod tests {
         let mut subsystem = sample();
         subsystem.namespaces[0].read_only = true;
         for opcode in [IoOpcode::WRITE, IoOpcode::WRITE_ZEROES] {
-            let status = plan(&Sqe::io(opcode, 1), &subsystem, RECEIVED).unwrap_err();
+            let status = plan(&Sqe::io(opcode, 1), &subsystem, Barred(0), RECEIVED).unwrap_err();
             assert!(status.is(Status::NAMESPACE_WRITE_PROTECTED));
         }
         let dsm = Sqe::deallocation(1, 0).with_sgl(keyed(4096));
-        let status = plan(&dsm, &subsystem, RECEIVED).unwrap_err();
+        let status = plan(&dsm, &subsystem, Barred(0), RECEIVED).unwrap_err();
         assert!(status.is(Status::NAMESPACE_WRITE_PROTECTED));
         let read = Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(4096));
-        assert!(plan(&read, &subsystem, RECEIVED).is_ok());
+        assert!(plan(&read, &subsystem, Barred(0), RECEIVED).is_ok());
     }
 
     #[test]
@@ -242,6 +291,94 @@ mod tests {
         assert_eq!(range_at(&data, 0, namespace), Ok((4096, 8 * 4096)));
     }
 
+    #[test]
+    fn reservations_bar_what_the_documents_say() {
+        // R read, C compare; W write, Z write zeroes, F flush, D dataset management; each where it
+        // is allowed to the holder, to another registrant, to another host.
+        let table = [
+            (ReservationType::WRITE_EXCLUSIVE, ["RCWZFD", "RC", "RC"]),
+            (ReservationType::EXCLUSIVE_ACCESS, ["RCWZFD", "", ""]),
+            (ReservationType::WRITE_EXCLUSIVE_REGISTRANTS, ["RCWZFD", "RCWZFD", "RC"]),
+            (ReservationType::EXCLUSIVE_ACCESS_REGISTRANTS, ["RCWZFD", "RCWZFD", ""]),
+            (ReservationType::WRITE_EXCLUSIVE_ALL, ["RCWZFD", "RCWZFD", "RC"]),
+            (ReservationType::EXCLUSIVE_ACCESS_ALL, ["RCWZFD", "RCWZFD", ""]),
+        ];
+        let commands = [
+            ('R', Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(4096))),
+            ('C', Sqe::io(IoOpcode::COMPARE, 1).with_sgl(keyed(4096))),
+            ('W', Sqe::io(IoOpcode::WRITE, 1).with_sgl(keyed(4096))),
+            ('Z', Sqe::io(IoOpcode::WRITE_ZEROES, 1)),
+            ('F', Sqe::io(IoOpcode::FLUSH, 1)),
+            ('D', Sqe::deallocation(1, 0).with_sgl(keyed(16))),
+        ];
+        let reserved = [
+            Register(0).emit(1, keyed(16)),
+            Acquire(0).emit(1, keyed(16)),
+            Release(0).emit(1, keyed(16)),
+            Report { numd_z: 15, extended: true }.emit(1, keyed(64)),
+        ];
+        for (rtype, rights) in table {
+            let mut state = State { rtype, ..State::default() };
+            state.holder = (!rtype.is_held_by_all()).then_some([1; 16]);
+            state.registrants = [([1; 16], 1), ([2; 16], 2)].into();
+            for (host, rights) in (1..).zip(rights) {
+                let barred = state.barred(&[host; 16]);
+                for (name, sqe) in &commands {
+                    let allowed = match plan(sqe, &sample(), barred, RECEIVED) {
+                        Ok(_) => true,
+                        Err(status) => {
+                            assert!(status.is(Status::RESERVATION_CONFLICT) && status.dnr());
+                            false
+                        }
+                    };
+                    assert_eq!(allowed, rights.contains(*name), "{rtype}, host {host}, {name}");
+                }
+                for sqe in &reserved {
+                    assert!(plan(sqe, &sample(), barred, RECEIVED).is_ok(), "{rtype}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_namespace_that_is_not_there_is_told_before_a_conflict() {
+        let sqe = Sqe::io(IoOpcode::WRITE, 3).with_sgl(keyed(4096));
+        let status = plan(&sqe, &sample(), Barred::ALL, RECEIVED).unwrap_err();
+        assert!(status.is(Status::INVALID_NAMESPACE));
+        let sqe = Sqe::io(IoOpcode(0x0C), 1);
+        let status = plan(&sqe, &sample(), Barred::ALL, RECEIVED).unwrap_err();
+        assert!(status.is(Status::INVALID_OPCODE));
+    }
+
+    #[test]
+    fn reservation_commands_bring_their_keys() {
+        let subsystem = sample();
+        let of = Arc::clone(&subsystem.namespaces[0].reservation);
+        let ask = |sqe: &Sqe| plan(sqe, &subsystem, Barred(0), RECEIVED);
+        let source = |len| Source::Host(Remote { addr: 0x1000, key: 7, len });
+        for (sqe, len) in [
+            (Register(0).emit(1, keyed(16)), 16),
+            (Acquire(0).emit(1, keyed(16)), 16),
+            (Release(0).emit(1, keyed(8)), 8),
+            (Release(0).emit(1, keyed(16)), 8),
+        ] {
+            let plan = Plan::Reserve { of: Arc::clone(&of), from: source(len) };
+            assert_eq!(ask(&sqe), Ok(plan));
+        }
+        refused(&Register(0).emit(1, keyed(15)), Status::DATA_SGL_LENGTH_INVALID);
+        refused(&Release(0).emit(1, keyed(7)), Status::DATA_SGL_LENGTH_INVALID);
+        let report = Report { numd_z: 1023, extended: true };
+        let Ok(Plan::Give { page, to }) = ask(&report.emit(1, keyed(4096))) else { panic!() };
+        assert_eq!((page.len(), to.len), (64, 4096));
+        refused(&report.emit(1, keyed(4095)), Status::DATA_SGL_LENGTH_INVALID);
+        let short = Report { extended: false, ..report };
+        refused(&short.emit(1, keyed(4096)), Status::HOST_ID_INCONSISTENT);
+        let long = Report { numd_z: u32::MAX, ..report };
+        refused(&long.emit(1, keyed(4096)), Status::INVALID_FIELD);
+        let long = Report { numd_z: 1 << 18, ..report };
+        refused(&long.emit(1, keyed((1 << 20) + 4)), Status::INVALID_FIELD);
+    }
+
     proptest! {
         #[test]
         fn any_command_is_answered_within_bounds(
@@ -255,7 +392,7 @@ mod tests {
             let sqe = Sqe { nsid, ..Sqe::parse(&bytes) };
             let subsystem = sample();
             let received = Received { tail_bytes, ..RECEIVED };
-            if let Ok(plan) = plan(&sqe, &subsystem, received) {
+            if let Ok(plan) = plan(&sqe, &subsystem, Barred(0), received) {
                 let namespace = subsystem.namespace(nsid).unwrap();
                 let size = namespace.blocks << namespace.block_shift;
                 let (at, len, from) = match plan {

@@ -20,13 +20,14 @@ use crate::events::{Event, Events};
 use crate::subsystem::Subsystem;
 
 /// The logs of an NVM controller: what [`LogId::SUPPORTED_PAGES`] lists.
-const LOGS: [LogId; 6] = [
+const LOGS: [LogId; 7] = [
     LogId::SUPPORTED_PAGES,
     LogId::ERROR,
     LogId::SMART,
     LogId::FIRMWARE_SLOT,
     LogId::CHANGED_NAMESPACES,
     LogId::EFFECTS,
+    LogId::RESERVATION_NOTIFICATION,
 ];
 
 /// The admin commands that an NVM controller serves, besides the fabrics ones.
@@ -41,13 +42,17 @@ const ADMIN: [AdminOpcode; 7] = [
 ];
 
 /// The I/O commands that we serve; true for those that change the content of blocks.
-const IO: [(IoOpcode, bool); 6] = [
+const IO: [(IoOpcode, bool); 10] = [
     (IoOpcode::FLUSH, false),
     (IoOpcode::WRITE, true),
     (IoOpcode::READ, false),
     (IoOpcode::COMPARE, false),
     (IoOpcode::WRITE_ZEROES, true),
     (IoOpcode::DATASET_MANAGEMENT, true),
+    (IoOpcode::RESERVATION_REGISTER, false),
+    (IoOpcode::RESERVATION_REPORT, false),
+    (IoOpcode::RESERVATION_ACQUIRE, false),
+    (IoOpcode::RESERVATION_RELEASE, false),
 ];
 
 /// Decides on a Get Log Page command ("Get Log Page command").
@@ -67,7 +72,7 @@ pub fn plan(sqe: &Sqe, controller: &mut Controller, env: &Env<'_>) -> Result<Pla
     // What is checked against MDTS, which is 32 bits, fits in 32 bits.
     let to = destination(sqe, env.received, get.len_bytes() as u32, false)?;
     if !get.rae {
-        acknowledge(get.lid, &mut controller.events);
+        acknowledge(get.lid, controller);
     }
     Ok(Plan::Give { page, to })
 }
@@ -87,10 +92,15 @@ fn piece(get: &GetLogPage, log: &[u8], mdts_bytes: u32) -> Result<Vec<u8>, Statu
 
 /// Whoever reads a log without retaining its event has taken note of it ("Asynchronous Event
 /// Request command").
-fn acknowledge(lid: LogId, events: &mut Events) {
+fn acknowledge(lid: LogId, controller: &mut Controller) {
+    let events = &mut controller.events;
     match lid {
         LogId::CHANGED_NAMESPACES => events.acknowledge(Event::NamespaceAttribute),
         LogId::DISCOVERY => events.acknowledge(Event::DiscoveryLog),
+        LogId::RESERVATION_NOTIFICATION => {
+            controller.association.reservations.acknowledge();
+            events.acknowledge(Event::ReservationLog);
+        }
         _ => {}
     }
 }
@@ -128,6 +138,7 @@ fn nvm_log(
         LogId::FIRMWARE_SLOT => Ok(firmware_slots()),
         LogId::CHANGED_NAMESPACES => Ok(changed_namespaces(events)),
         LogId::EFFECTS if get.csi == Csi::NVM => Ok(effects()),
+        LogId::RESERVATION_NOTIFICATION => Ok(association.reservations.page().emit().into()),
         _ => Err(Status::INVALID_LOG_PAGE.with_dnr()),
     }
 }
@@ -223,6 +234,7 @@ mod tests {
     use std::time::Instant;
 
     use nvme::log::{DiscoveryHeader, changed_namespaces};
+    use nvme::reservation::{NotificationPage, NotificationType};
 
     use super::*;
     use crate::command::admin;
@@ -248,7 +260,7 @@ mod tests {
         let mut controller = nvm();
         for lid in 0..=u8::MAX {
             let result = ask(command(lid, 0, 1), &mut controller);
-            match lid <= 5 {
+            match lid <= 5 || lid == 0x80 {
                 true => assert_eq!(given(result).len(), 4, "{lid:#04x}"),
                 false => assert_eq!(refused(result), 0x109, "{lid:#04x}"),
             }
@@ -303,7 +315,7 @@ mod tests {
         let bytes = page(LogId::SUPPORTED_PAGES, 1024, &mut nvm());
         let found = SupportedPages::parse(&bytes.try_into().unwrap());
         let ids: Vec<_> = (0..256).filter(|&lid| found.pages[lid].supported()).collect();
-        assert_eq!(ids, [0, 1, 2, 3, 4, 5]);
+        assert_eq!(ids, [0, 1, 2, 3, 4, 5, 0x80]);
     }
 
     #[test]
@@ -356,7 +368,10 @@ mod tests {
             (0..256).filter(|&o| of[o].supported()).collect::<Vec<_>>()
         };
         assert_eq!(supported(&found.admin), [0x02, 0x06, 0x08, 0x09, 0x0A, 0x0C, 0x18]);
-        assert_eq!(supported(&found.io), [0x00, 0x01, 0x02, 0x05, 0x08, 0x09]);
+        assert_eq!(
+            supported(&found.io),
+            [0x00, 0x01, 0x02, 0x05, 0x08, 0x09, 0x0D, 0x0E, 0x11, 0x15]
+        );
         let changing: Vec<_> = (0..256).filter(|&o| found.io[o].lbcc()).collect();
         assert_eq!(changing, [0x01, 0x08, 0x09]);
     }
@@ -379,6 +394,24 @@ mod tests {
         let bytes = given(ask(taken.emit(keyed(4096)), &mut controller));
         let all: Vec<_> = changed_namespaces(&bytes.try_into().unwrap()).collect();
         assert_eq!(all, [NSID_ALL]);
+    }
+
+    #[test]
+    fn reservation_notices_are_read_one_by_one() {
+        let mut controller = nvm();
+        let standing = &controller.association.reservations;
+        standing.notify(2, NotificationType::RESERVATION_RELEASED);
+        standing.notify(7, NotificationType::REGISTRATION_PREEMPTED);
+        let get = GetLogPage::new(LogId::RESERVATION_NOTIFICATION, 0, 16);
+        let mut read = |rae| {
+            let sqe = GetLogPage { rae, ..get }.emit(keyed(64));
+            let bytes = given(ask(sqe, &mut controller));
+            let page = NotificationPage::parse(&bytes.try_into().unwrap());
+            (page.count, page.kind.0, page.nsid, page.waiting)
+        };
+        assert_eq!([read(true), read(false)], [(1, 2, 2, 1); 2], "retained, then taken");
+        assert_eq!(read(false), (2, 1, 7, 0));
+        assert_eq!(read(false), (0, 0, 0, 0), "an empty page");
     }
 
     fn discover(controller: &mut Controller, count: &Cell<u64>, at: u64, rae: bool) -> Vec<u8> {

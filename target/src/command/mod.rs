@@ -11,10 +11,13 @@ pub mod identify;
 pub mod io;
 pub mod log;
 
+use std::sync::Arc;
+
 use nvme::{Sgl, Sqe, Status};
 use rdma::Remote;
 
 use crate::disk::BackingId;
+use crate::reservation::{Order, Reservation};
 use crate::subsystem::Extent;
 
 /// Bytes of the submission queue entry at the head of a capsule.
@@ -132,6 +135,20 @@ pub enum Plan {
     SetFeature {
         /// The data, exactly as long as the feature is.
         from: Source,
+    },
+    /// Pull the keys of a reservation command, then hand it to the keeper.
+    Reserve {
+        /// What it is about.
+        of: Arc<Reservation>,
+        /// The data, exactly as long as the command has them.
+        from: Source,
+    },
+    /// Hand an order that needs no data to the keeper.
+    Keep {
+        /// What it is about.
+        of: Vec<Arc<Reservation>>,
+        /// The order.
+        order: Order,
     },
     /// Flush every namespace, then tell the host that shutdown is complete.
     ShutDown {

@@ -455,3 +455,25 @@ fn a_capture_is_off_until_somebody_names_its_file() {
     let errors = Config::parse(&format!("{LEAST}\n[capture]")).unwrap_err();
     assert!(errors.to_string().contains("path"), "{errors}");
 }
+
+#[test]
+fn state_is_kept_where_somebody_says() {
+    let silent = Config::parse(LEAST).unwrap();
+    assert_eq!(silent.state_directory, None);
+    assert!(silent.to_string().contains("no reservation outlasts the daemon"), "{silent}");
+    let config = Config::parse(&format!("state_directory = \"/var/lib/x\"\n{LEAST}")).unwrap();
+    assert_eq!(config.state_directory.as_deref(), Some(Path::new("/var/lib/x")));
+    assert!(config.to_string().contains("state       in /var/lib/x"), "{config}");
+    assert_eq!(silent.needs_restart(&config), ["state_directory"]);
+    let errors = Config::parse(&format!("state_directory = \"x\"\n{LEAST}")).unwrap_err();
+    assert!(errors.to_string().contains("the path is not absolute"), "{errors}");
+
+    // What the service manager gives counts where the text is silent.
+    let given = |text: &str| Some(std::ffi::OsString::from(text));
+    let state =
+        |config: &Config, text| config.clone().or_state_directory(given(text)).state_directory;
+    assert_eq!(state(&silent, "/run/a:/run/b").as_deref(), Some(Path::new("/run/a")));
+    assert_eq!(state(&silent, ""), None);
+    assert_eq!(state(&silent, "relative"), None);
+    assert_eq!(state(&config, "/run/a").as_deref(), Some(Path::new("/var/lib/x")));
+}

@@ -72,9 +72,10 @@ fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config {
         tables.into_iter().filter_map(|table| subsystem(table, &mut seen, report)).collect();
 
     let capture = capture(&mut section, report);
+    let state_directory = state_directory(&mut section, report);
     section.end(report);
     let listeners = listeners.into_iter().map(|listener| listener.value).collect();
-    Config { provider, reactor, memory, limits, listeners, subsystems, capture }
+    Config { provider, reactor, memory, limits, listeners, subsystems, capture, state_directory }
 }
 
 fn provider(section: &mut Section<'_>, report: &mut Report<'_>) -> Provider {
@@ -243,6 +244,15 @@ fn capture(root: &mut Section<'_>, report: &mut Report<'_>) -> Option<CaptureCon
     }
     let limit_bytes = limit.map_or(CAPTURE_LIMIT_BYTES, |at| at.value.0);
     Some(CaptureConfig { path: path.value, payload, limit_bytes })
+}
+
+fn state_directory(root: &mut Section<'_>, report: &mut Report<'_>) -> Option<PathBuf> {
+    let form = "the absolute path of a folder, such as \"/var/lib/nvmfd\"";
+    let path = root.take::<PathBuf>("state_directory", form, report)?;
+    if !path.value.is_absolute() {
+        report.add(&path.span, "the path is not absolute", format!("write {form}"));
+    }
+    Some(path.value)
 }
 
 fn listener(mut section: Section<'_>, seen: &mut Vec<At<SocketAddr>>, report: &mut Report<'_>) {

@@ -41,6 +41,7 @@ impl Queue {
         self.unclaim(self.slots[usize::from(slot)].sqe.cid);
         let entry = self.slot(slot);
         entry.state = State::Replying;
+        entry.fences.clear();
         if let Some(mut buf) = entry.capsule.take() {
             io.pool.rewind(&mut buf);
             io.fabric.post(qp, 0, rdma::Work::Recv(buf));
@@ -88,6 +89,11 @@ impl Queue {
     }
 
     pub(super) fn raise_events(&mut self, io: &mut Io<'_>) {
+        if let Serves::Admin(controller) = &mut self.serves
+            && controller.association.reservations.take_news()
+        {
+            controller.events.reservation_noticed();
+        }
         while let Serves::Admin(controller) = &mut self.serves
             && let Some((slot, dw0)) =
                 controller.events.next(controller.features.async_event_config())

@@ -90,6 +90,7 @@ impl Queue {
             | Plan::Compare { from, .. }
             | Plan::Deallocate { from, .. }
             | Plan::Connect { from }
+            | Plan::Reserve { from, .. }
             | Plan::SetFeature { from } => match *from {
                 Source::Host(remote) => {
                     entry.state = State::Pulling;
@@ -111,6 +112,10 @@ impl Queue {
             Plan::Flush { .. } | Plan::Zero { .. } | Plan::ShutDown { .. } => {
                 self.after_disk(slot, io);
             }
+            Plan::Keep { of, order } => {
+                let (of, order) = (std::mem::take(of), *order);
+                self.ask_keeper(slot, of, order, io);
+            }
             Plan::Reply(_) | Plan::Park => {}
         }
     }
@@ -126,6 +131,9 @@ impl Queue {
 
     /// The command's data are here.
     pub(super) fn on_pulled(&mut self, slot: u16, io: &mut Io<'_>) {
+        if self.is_preempted(slot) {
+            return self.answer(slot, Err(Status::ABORTED_PREEMPT.with_dnr()), io);
+        }
         let entry = self.slot(slot);
         match entry.plan {
             Plan::Store { backing, at, fua, .. } => {
@@ -144,6 +152,7 @@ impl Queue {
                 }
             }
             Plan::Connect { .. } => self.connect(slot, io),
+            Plan::Reserve { .. } => self.reserve(slot, io),
             Plan::SetFeature { .. } => {
                 let entry = &self.slots[usize::from(slot)];
                 let result = match &mut self.serves {
@@ -164,6 +173,9 @@ impl Queue {
     pub(super) fn after_disk(&mut self, slot: u16, io: &mut Io<'_>) {
         let entry = &self.slots[usize::from(slot)];
         let step = entry.step;
+        if self.is_preempted(slot) {
+            return self.answer(slot, Err(Status::ABORTED_PREEMPT.with_dnr()), io);
+        }
         match &entry.plan {
             Plan::Load { to, .. } => {
                 let to = *to;
@@ -215,6 +227,7 @@ impl Queue {
                     self.answer(slot, Ok(0), io);
                 }
             },
+            Plan::Reserve { .. } | Plan::Keep { .. } => self.answer(slot, Ok(0), io),
             _ => {}
         }
     }
@@ -260,13 +273,15 @@ fn needs(plan: &Plan) -> (u32, u32) {
         Plan::Give { to, .. } | Plan::Load { to, .. } => (to.len, 0),
         Plan::Store { from, .. } => (pulled(from), 0),
         Plan::Compare { from, .. } => (pulled(from), from.len_bytes()),
-        Plan::Deallocate { from, .. } | Plan::Connect { from } | Plan::SetFeature { from } => {
-            (pulled(from), 0)
-        }
+        Plan::Deallocate { from, .. }
+        | Plan::Connect { from }
+        | Plan::Reserve { from, .. }
+        | Plan::SetFeature { from } => (pulled(from), 0),
         Plan::Reply(_)
         | Plan::Flush { .. }
         | Plan::Zero { .. }
         | Plan::ShutDown { .. }
+        | Plan::Keep { .. }
         | Plan::Park => (0, 0),
     }
 }

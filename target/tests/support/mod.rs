@@ -13,6 +13,7 @@ use nvmfd::controller::Limits;
 use nvmfd::disk::{BackingId, Disk, Done, Op};
 use nvmfd::queue::{Io, Queue};
 use nvmfd::registry::Registry;
+use nvmfd::reservation::Reservation;
 use nvmfd::subsystem::{Namespace, Subsystem};
 use nvmfd::waiters::Waiters;
 use rdma::{
@@ -173,6 +174,7 @@ impl World {
             disk: &mut self.disk,
             registry: &self.registry,
             waiters: &mut self.waiters,
+            reactor: 0,
             now: self.now,
         }
     }
@@ -302,6 +304,7 @@ impl World {
 }
 
 pub(crate) fn subsystem() -> Subsystem {
+    let nqn: Nqn = "nqn.2026-11.io.nvmfd:test".parse().unwrap();
     let namespace = Namespace {
         nsid: 1,
         backing: BackingId(0),
@@ -310,9 +313,10 @@ pub(crate) fn subsystem() -> Subsystem {
         read_only: false,
         volatile_cache: true,
         uuid: [1; 16],
+        reservation: Reservation::volatile(nqn, 1),
     };
     Subsystem {
-        nqn: "nqn.2026-11.io.nvmfd:test".parse().unwrap(),
+        nqn,
         serial: Text::lossy("S"),
         model: Text::lossy("M"),
         allow_any_host: true,

@@ -13,6 +13,7 @@ use nvmfd::mailbox::{Mailbox, mailbox};
 use nvmfd::queue::RECEIVES_FOR_ADMIN;
 use nvmfd::queues::{Lent, Queues};
 use nvmfd::registry::Registry;
+use nvmfd::reservation::Reservation;
 use nvmfd::subsystem::{Namespace, Subsystem, Usage};
 use rdma::soft::Soft;
 use rdma::soft::sim::{Air, AirPort, Dice};
@@ -55,6 +56,8 @@ pub struct Target {
     served: Vec<Option<BackingId>>,
     next_id: u32,
     published: bool,
+    /// Of each namespace; nobody in this world reserves one yet.
+    reservations: Vec<Arc<Reservation>>,
 }
 
 impl Target {
@@ -70,6 +73,9 @@ impl Target {
             served: vec![None; profile.shapes.len()],
             next_id: 0,
             published: false,
+            reservations: (0..profile.shapes.len())
+                .map(|space| Reservation::volatile(subnqn(), space as u32 + 1))
+                .collect(),
         }
     }
 
@@ -184,6 +190,7 @@ impl Target {
                 read_only: false,
                 volatile_cache: true,
                 uuid: [space as u8 + 1; 16],
+                reservation: Arc::clone(&self.reservations[space]),
             })
         };
         self.registry.publish(Arc::new(Subsystem {

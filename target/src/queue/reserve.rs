@@ -1,0 +1,79 @@
+//! Reservation commands, and the end of commands whose host was preempted.
+
+use std::sync::Arc;
+
+use nvme::Status;
+
+use super::{Io, Link, Queue, Serves, State};
+use crate::command::Plan;
+use crate::reservation::keeper::Ask;
+use crate::reservation::{Fence, Order, Reservation};
+
+impl Queue {
+    /// Hands an order to the keeper. Its answer comes home as that of a disk does: until then the
+    /// slot is taken, and the queue is not finished.
+    pub(super) fn ask_keeper(
+        &mut self,
+        slot: u16,
+        of: Vec<Arc<Reservation>>,
+        order: Order,
+        io: &mut Io<'_>,
+    ) {
+        let association = match &self.serves {
+            Serves::Io { association, .. } => association,
+            Serves::Admin(controller) => &controller.association,
+            Serves::Nothing { .. } => return self.answer(slot, Err(Status::INTERNAL_ERROR), io),
+        };
+        let tag = u64::from(self.key) << 32 | u64::from(slot);
+        let ask = Ask { of, host: association.host_id, order, reactor: io.reactor, tag };
+        match io.registry.ask_keeper(ask) {
+            true => {
+                self.slot(slot).state = State::AtDisk;
+                self.at_disk += 1;
+            }
+            false => self.answer(slot, Err(Status::INTERNAL_ERROR), io),
+        }
+    }
+
+    /// The keys of a reservation command are here.
+    pub(super) fn reserve(&mut self, slot: u16, io: &mut Io<'_>) {
+        let entry = &self.slots[usize::from(slot)];
+        let Plan::Reserve { of, .. } = &entry.plan else { return };
+        let of = vec![Arc::clone(of)];
+        match Order::parse(&entry.sqe, entry.bytes(io.pool)) {
+            Ok(order) => self.ask_keeper(slot, of, order, io),
+            Err(status) => self.answer(slot, Err(status), io),
+        }
+    }
+
+    /// Hosts were preempted, and their commands shall end: what has not begun ends here, what is
+    /// under way holds the fence until it is home. Nothing can be recalled from a disk.
+    pub fn on_fence(&mut self, fence: &Arc<Fence>, io: &mut Io<'_>) {
+        let Serves::Io { association, .. } = &self.serves else { return };
+        if association.subsystem != fence.subsystem || !fence.hosts.contains(&association.host_id) {
+            return;
+        }
+        for slot in 0..self.slots.len() as u16 {
+            let entry = self.slot(slot);
+            let waits = match (entry.state, &entry.plan) {
+                (State::Free | State::Replying, _) | (_, Plan::Reserve { .. }) => continue,
+                (State::Waiting, _) => true,
+                (State::Pulling | State::AtDisk, _) => false,
+            };
+            if entry.sqe.nsid != fence.nsid {
+                continue;
+            }
+            match waits && self.link == Link::Open {
+                true => self.answer(slot, Err(Status::ABORTED_PREEMPT.with_dnr()), io),
+                false => self.slot(slot).fences.push(Arc::clone(fence)),
+            }
+        }
+    }
+
+    /// Whether a command has to end before it has done (or gone on with) anything.
+    pub(super) fn is_preempted(&self, slot: u16) -> bool {
+        let entry = &self.slots[usize::from(slot)];
+        let more_to_do = matches!(entry.plan, Plan::Deallocate { .. } | Plan::Zero { .. });
+        !entry.fences.is_empty() && (entry.state == State::Pulling || more_to_do)
+    }
+}

@@ -1,0 +1,156 @@
+//! The keeper: one thread that carries out the orders of all hosts about all reservations, one
+//! after another. Reactors ask it and go on; it answers by mail. So nobody waits for a file, and
+//! every order finds the state that the one before has left.
+//!
+//! Its queue needs no bound of its own: a command that was handed over keeps its slot until it is
+//! answered, so there are never more than there are slots.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use nvme::Status;
+use rdma::Tag;
+use tracing::{error, info};
+
+use super::{Effect, Fence, HostId, Order, Reservation};
+use crate::disk::Done;
+use crate::mailbox::Mail;
+use crate::registry::Registry;
+
+/// What the keeper is told.
+#[derive(Debug)]
+pub enum Word {
+    /// An order of a host.
+    Ask(Ask),
+    /// The last command behind a fence is home.
+    Drained(u64),
+    /// No more orders will come.
+    Stop,
+}
+
+/// An order of a host, and who waits for its outcome.
+#[derive(Debug)]
+pub struct Ask {
+    /// What it is about; one after another, until one fails.
+    pub of: Vec<Arc<Reservation>>,
+    /// Who orders.
+    pub host: HostId,
+    /// What.
+    pub order: Order,
+    /// The reactor to answer.
+    pub reactor: usize,
+    /// What the answer is tagged with.
+    pub tag: Tag,
+}
+
+/// A keeper that has not begun, and the way to it.
+#[derive(Debug)]
+pub struct Keeper {
+    words: Receiver<Word>,
+    sender: Sender<Word>,
+    /// Who waits behind which fence: reactor and tag.
+    fenced: HashMap<u64, (usize, Tag)>,
+    next_ticket: u64,
+}
+
+impl Keeper {
+    /// One that waits for words.
+    #[must_use]
+    pub fn new() -> Keeper {
+        let (sender, words) = channel();
+        Keeper { words, sender, fenced: HashMap::new(), next_ticket: 0 }
+    }
+
+    /// The way to it.
+    #[must_use]
+    pub fn sender(&self) -> Sender<Word> {
+        self.sender.clone()
+    }
+
+    /// Serves until told to stop.
+    pub fn run(mut self, registry: &Registry) {
+        while let Ok(word) = self.words.recv() {
+            match word {
+                Word::Ask(ask) => self.serve(ask, registry),
+                Word::Drained(ticket) => {
+                    if let Some((reactor, tag)) = self.fenced.remove(&ticket) {
+                        answer(registry, reactor, tag, Ok(()));
+                    }
+                }
+                Word::Stop => return,
+            }
+        }
+    }
+
+    fn serve(&mut self, ask: Ask, registry: &Registry) {
+        let mut fences = Vec::new();
+        for reservation in &ask.of {
+            match reservation.carry_out(&ask.host, &ask.order) {
+                Ok(effect) => {
+                    registry.apply_reservation(reservation);
+                    registry.notify(reservation, &effect.notices);
+                    if !effect.aborted.is_empty() {
+                        fences.push((Arc::clone(reservation), effect.aborted));
+                    }
+                }
+                Err(status) => return answer(registry, ask.reactor, ask.tag, Err(status)),
+            }
+        }
+        // Only Preempt and Abort has a fence, and it is about one namespace.
+        match fences.pop() {
+            None => answer(registry, ask.reactor, ask.tag, Ok(())),
+            Some((reservation, hosts)) => {
+                let ticket = self.next_ticket;
+                self.next_ticket += 1;
+                self.fenced.insert(ticket, (ask.reactor, ask.tag));
+                let (subsystem, nsid) = (reservation.subsystem, reservation.nsid);
+                let keeper = self.sender.clone();
+                registry.fence(&Arc::new(Fence { subsystem, nsid, hosts, ticket, keeper }));
+            }
+        }
+    }
+}
+
+impl Default for Keeper {
+    fn default() -> Keeper {
+        Keeper::new()
+    }
+}
+
+impl Reservation {
+    /// Carries out an order: decides, keeps the new state where it shall outlast a power loss, and
+    /// only then makes it the state. For the keeper alone: two at once would lose one.
+    ///
+    /// # Errors
+    /// The status to answer with; the state is as before.
+    pub(super) fn carry_out(&self, host: &HostId, order: &Order) -> Result<Effect, Status> {
+        let old = self.state();
+        let mut new = old.clone();
+        let effect = new.apply(host, order, self.file.is_some())?;
+        if let Some(file) = self.file.as_ref().filter(|_| old.persists || new.persists) {
+            file.keep(&new).map_err(|failure| {
+                let path = file.path();
+                error!("the reservation in {} cannot be kept: {failure}", path.display());
+                // The rename may have happened. What hosts are told counts, so put it back.
+                if let Err(failure) = file.keep(&old) {
+                    error!("nor can the one before be put back: {failure}");
+                }
+                Status::INTERNAL_ERROR
+            })?;
+        }
+        if new.rtype != old.rtype || new.holder != old.holder {
+            info!(subsystem = %self.subsystem, nsid = self.nsid, "reservation is now {}", new.rtype);
+        }
+        *self.lock() = new;
+        Ok(effect)
+    }
+}
+
+fn answer(registry: &Registry, reactor: usize, tag: Tag, outcome: Result<(), Status>) {
+    // A reactor that has ended waits for nothing.
+    let _ = registry.reactor(reactor).send(Mail::Answer(Done { tag, buf: None, outcome }));
+}
+
+#[cfg(test)]
+mod tests;

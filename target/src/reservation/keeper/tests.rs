@@ -1,0 +1,183 @@
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use nvme::fabrics::{CNTLID_DYNAMIC, ConnectData};
+use nvme::reservation::{
+    Acquire, AcquireAction, AcquireKeys, ChangePersistence, NotificationType, Register,
+    RegisterKeys, ReservationType,
+};
+use nvme::{Nqn, Status};
+use tempfile::{TempDir, tempdir};
+
+use super::*;
+use crate::association::Association;
+use crate::mailbox::{Mailbox, mailbox};
+use crate::reservation::Barred;
+use crate::subsystem::{Subsystem, tests::sample};
+
+const A: HostId = [0xA; 16];
+const B: HostId = [0xB; 16];
+
+/// A keeper on its thread, a reactor that is only its mailbox, and two connected hosts.
+struct Scene {
+    registry: Arc<Registry>,
+    mail: Mailbox,
+    words: mpsc::Sender<Word>,
+    thread: Option<JoinHandle<()>>,
+    reservation: Arc<Reservation>,
+    a: Arc<Association>,
+    b: Arc<Association>,
+    folder: TempDir,
+}
+
+fn connect(registry: &Registry, host: HostId) -> Arc<Association> {
+    let name: Nqn = "nqn.2026-11.io.nvmfd:host".parse().unwrap();
+    let data = ConnectData::new(host, CNTLID_DYNAMIC, &sample().nqn, &name);
+    registry.connect_admin(&data).unwrap().association
+}
+
+impl Scene {
+    fn new() -> Scene {
+        let folder = tempdir().unwrap();
+        let mut subsystem: Subsystem = sample();
+        let reservation =
+            Reservation::kept(subsystem.nqn, 1, folder.path(), subsystem.namespaces[0].uuid);
+        let reservation = reservation.unwrap();
+        subsystem.namespaces[0].reservation = Arc::clone(&reservation);
+        let (sender, mail) = mailbox().unwrap();
+        let keeper = Keeper::new();
+        let words = keeper.sender();
+        let registry = Arc::new(Registry::new(vec![sender], 8, 0).with_keeper(words.clone()));
+        registry.publish(Arc::new(subsystem));
+        let (a, b) = (connect(&registry, A), connect(&registry, B));
+        let known = Arc::clone(&registry);
+        let thread = Some(std::thread::spawn(move || keeper.run(&known)));
+        let scene = Scene { registry, mail, words, thread, reservation, a, b, folder };
+        while scene.mail.take().is_some() {}
+        scene
+    }
+
+    fn ask(&self, host: HostId, order: Order) {
+        let of = vec![Arc::clone(&self.reservation)];
+        assert!(self.registry.ask_keeper(Ask { of, host, order, reactor: 0, tag: 7 }));
+    }
+
+    fn letter(&self) -> Mail {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            if let Some(mail) = self.mail.take() {
+                return mail;
+            }
+            assert!(Instant::now() < deadline, "no letter");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn outcome(&self) -> Result<(), Status> {
+        match self.letter() {
+            Mail::Answer(Done { tag: 7, buf: None, outcome }) => outcome,
+            mail => panic!("{mail:?}"),
+        }
+    }
+
+    fn does(&self, host: HostId, order: Order) -> Result<(), Status> {
+        self.ask(host, order);
+        self.outcome()
+    }
+
+    fn register(&self, host: HostId, key: u64) {
+        let how = Register(0).with_persistence(ChangePersistence::SET);
+        let keys = RegisterKeys { current: 0, new: key };
+        self.does(host, Order::Register(how, keys)).unwrap();
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        let _ = self.words.send(Word::Stop);
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
+
+fn acquire(action: AcquireAction, rtype: ReservationType, current: u64, preempt: u64) -> Order {
+    let how = Acquire(0).with_action(action).with_rtype(rtype);
+    Order::Acquire(how, AcquireKeys { current, preempt })
+}
+
+#[test]
+fn whoever_hears_the_answer_finds_everybody_heeding_it_and_the_file_written() {
+    let scene = Scene::new();
+    scene.register(A, 1);
+    let take = acquire(AcquireAction::ACQUIRE, ReservationType::EXCLUSIVE_ACCESS, 1, 0);
+    scene.does(A, take).unwrap();
+    assert_eq!(scene.a.reservations.barred(1), Barred(0));
+    assert_eq!(scene.b.reservations.barred(1), Barred::ALL);
+    assert_eq!(scene.b.reservations.barred(2), Barred(0), "another namespace");
+    let late = connect(&scene.registry, [0xC; 16]);
+    assert_eq!(late.reservations.barred(1), Barred::ALL, "who connects later");
+    let again = Reservation::kept(
+        scene.reservation.subsystem,
+        1,
+        scene.folder.path(),
+        sample().namespaces[0].uuid,
+    );
+    assert_eq!(again.unwrap().state(), scene.reservation.state());
+    assert!(scene.does(B, take).unwrap_err().is(Status::RESERVATION_CONFLICT));
+}
+
+#[test]
+fn a_state_that_cannot_be_kept_does_not_come_about() {
+    let scene = Scene::new();
+    scene.register(A, 1);
+    let before = scene.reservation.state();
+    std::fs::remove_dir_all(scene.folder.path()).unwrap();
+    let take = acquire(AcquireAction::ACQUIRE, ReservationType::EXCLUSIVE_ACCESS, 1, 0);
+    let status = scene.does(A, take).unwrap_err();
+    assert!(status.is(Status::INTERNAL_ERROR) && !status.dnr());
+    assert_eq!(scene.reservation.state(), before);
+    assert_eq!(scene.b.reservations.barred(1), Barred(0));
+}
+
+#[test]
+fn preempted_hosts_are_told_and_preempt_and_abort_waits_for_their_commands() {
+    let scene = Scene::new();
+    scene.register(A, 1);
+    scene.register(B, 2);
+    let rtype = ReservationType::WRITE_EXCLUSIVE;
+    scene.does(A, acquire(AcquireAction::ACQUIRE, rtype, 1, 0)).unwrap();
+    scene.ask(B, acquire(AcquireAction::PREEMPT_AND_ABORT, rtype, 2, 1));
+    let Mail::Fence(fence) = scene.letter() else { panic!("a fence comes first") };
+    assert_eq!((fence.nsid, &fence.hosts[..]), (1, &[A][..]));
+    assert_eq!(scene.a.reservations.barred(1), Barred::WRITE, "no new command gets in behind it");
+    assert_eq!(scene.a.reservations.page().kind, NotificationType::REGISTRATION_PREEMPTED);
+    assert_eq!(scene.b.reservations.page().kind, NotificationType::EMPTY);
+    // A command is at the disk. Others are served meanwhile.
+    let held = Arc::clone(&fence);
+    drop(fence);
+    scene.register(A, 1);
+    drop(held);
+    assert_eq!(scene.outcome(), Ok(()));
+}
+
+#[test]
+fn a_reservation_that_is_not_served_any_more_bars_nobody() {
+    let scene = Scene::new();
+    scene.register(A, 1);
+    let mut without = sample();
+    without.namespaces[0].reservation = Reservation::volatile(without.nqn, 1);
+    scene.registry.publish(Arc::new(without));
+    while scene.mail.take().is_some() {}
+    let take = acquire(AcquireAction::ACQUIRE, ReservationType::EXCLUSIVE_ACCESS, 1, 0);
+    scene.does(A, take).unwrap();
+    assert_eq!(scene.b.reservations.barred(1), Barred(0), "the namespace has another one now");
+}
+
+#[test]
+fn without_a_keeper_nothing_is_promised() {
+    let registry = Registry::new(Vec::new(), 1, 0);
+    let order = Order::Persist(false);
+    assert!(!registry.ask_keeper(Ask { of: Vec::new(), host: A, order, reactor: 0, tag: 0 }));
+}
