@@ -9,6 +9,7 @@ use std::process::Command;
 
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::{getsockopt_impl, sockopt_impl};
+use rdma::soft::Options;
 use rdma::soft::endpoint::ROCE_PORT;
 use rdma::soft::icrc::{Checker, Flow, Verdict};
 use rdma::{Completion, Event, Fabric, Qp, Work};
@@ -130,8 +131,20 @@ fn forge_too_long(from: IpAddr, to: IpAddr) {
     socket.send_to(&message, &SockAddr::from(SocketAddr::new(from, 0))).unwrap();
 }
 
+/// The system takes its time until new addresses can be reached.
+fn wait_for_way(from: IpAddr, to: IpAddr) {
+    let [here, there] = [from, to].map(|ip| std::net::UdpSocket::bind((ip, 4000)).unwrap());
+    there.set_nonblocking(true).unwrap();
+    let start = std::time::Instant::now();
+    while here.send_to(&[1], (to, 4000)).is_err() || there.recv(&mut [0]).is_err() {
+        assert!(start.elapsed() < side::PATIENCE, "no way from {from} to {to}");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+}
+
 fn outlive_forged_message(host: &str, target: &str) {
     let [host, target] = [host, target].map(|address| address.parse().unwrap());
+    wait_for_way(host, target);
     let mut ends = Ends::new(host, target);
     ends.send(1);
     forge_too_long(host, target);
@@ -158,8 +171,8 @@ fn forged_message_v6() {
 #[test]
 fn a_forged_message_about_the_way_harms_nobody() {
     alone("ip link set lo up", "forged_message_v4");
-    let addresses = "ip address add fd00::1/128 dev lo && ip address add fd00::2/128 dev lo";
-    alone(&format!("ip link set lo up && {addresses}"), "forged_message_v6");
+    let addresses = "ip address add fd00::1 dev lo nodad && ip address add fd00::2 dev lo nodad";
+    alone(&format!("{addresses} && ip link set lo up"), "forged_message_v6");
 }
 
 /// The system numbers single datagrams 0 and those of a train from 0 on, all with "don't fragment":
@@ -197,4 +210,39 @@ fn numbered_datagrams() {
     }
     assert!(numbers.starts_with(&[0]), "{numbers:?}");
     assert!(numbers.ends_with(&[0, 1, 2, 3, 4]), "the message is one train: {numbers:?}");
+}
+
+/// A neighbour that nobody can find keeps datagrams in the system, and so a socket full, for as long
+/// as it is looked for. Other sockets go on.
+#[test]
+fn a_peer_that_is_not_there_keeps_nobody_else_waiting() {
+    let prepare = "ip link set lo up && ip link add here type veth peer name there && \
+        ip address add 192.0.2.1/24 dev here && ip link set there up && ip link set here up && \
+        echo 1000 >/proc/sys/net/ipv4/neigh/here/mcast_solicit";
+    alone(prepare, "absent_neighbour");
+}
+
+#[test]
+#[ignore = "needs a namespace of its own: see `a_peer_that_is_not_there_keeps_nobody_else_waiting`"]
+fn absent_neighbour() {
+    let mut target = Side::target("127.0.0.1:4420".parse().unwrap());
+    // As small as the system allows: the requests to connect below fill it.
+    let mut host = Side::new(Options { send_buffer_bytes: 1, ..Options::default() });
+    let absent = "192.0.2.2:4420".parse().unwrap();
+    for _ in 0..40 {
+        host.fabric.connect(absent, &[], LIMITS).unwrap();
+        host.fabric.flush();
+    }
+    let qp = host.fabric.connect("127.0.0.1:4420".parse().unwrap(), &[], LIMITS).unwrap();
+    host.fabric.flush();
+    target.accept(&[]);
+    host.established(qp);
+    // And not because there was room: what was said to the other fills its socket all the time.
+    let sockets = std::fs::read_to_string("/proc/self/net/udp").unwrap();
+    let full = sockets.lines().any(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let bytes = u32::from_str_radix(fields[4].split(':').next().unwrap(), 16);
+        fields[1] == "010200C0:12B7" && bytes.is_ok_and(|bytes| bytes >= 4608)
+    });
+    assert!(full, "the requests do not fill the socket: {sockets}");
 }

@@ -110,6 +110,8 @@ pub struct Endpoint {
     messages_sent: usize,
     gsi_psn: Psn,
     ready: VecDeque<u32>,
+    /// Those of them whose address had no room for what they say.
+    halted: Vec<u32>,
     /// When each queue pair wants to be looked at.
     deadlines: Deadlines,
     /// Those whose time has come; only while they are looked at.
@@ -159,6 +161,7 @@ impl Endpoint {
             messages_sent: 0,
             gsi_psn: Psn::default(),
             ready: VecDeque::new(),
+            halted: Vec::new(),
             deadlines: Deadlines::default(),
             due: Vec::new(),
             keeping: Vec::new(),
@@ -317,6 +320,17 @@ impl Endpoint {
 
     /// The next datagram to send; none when there is nothing more to say just now.
     pub fn poll_transmit(&mut self, now: Instant, region: &Region) -> Option<Transmit> {
+        self.poll_transmit_where(now, region, |_| true)
+    }
+
+    /// The same, but from the addresses of ours only that are `open`, where messages of connection
+    /// management are concerned from any. The rest waits for [`Endpoint::resume`].
+    pub(super) fn poll_transmit_where(
+        &mut self,
+        now: Instant,
+        region: &Region,
+        open: impl Fn(IpAddr) -> bool,
+    ) -> Option<Transmit> {
         self.end_displaced(now, region);
         if let Some(message) = self.messages.get(self.messages_sent) {
             let mut bth = Bth::new(Opcode::UdSendOnly, Qpn::GSI, self.gsi_psn);
@@ -331,7 +345,10 @@ impl Endpoint {
             return Some(Transmit { flow, outgoing, tos: 0, slot: 0 });
         }
         while let Some(number) = self.ready.front().copied() {
-            if let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::as_mut) {
+            let slot = self.slots.get_mut(number as usize).and_then(Option::as_mut);
+            if slot.as_ref().is_some_and(|slot| !open(slot.connection.local)) {
+                self.halted.push(number);
+            } else if let Some(slot) = slot {
                 let (memory, events, shelf) = (&mut self.memory, &mut self.events, &mut self.shelf);
                 let mut io = Io { region, memory, events, shelf, qp: Qp(number) };
                 let outgoing = slot.qp.poll_transmit(now, &mut io);
@@ -349,6 +366,11 @@ impl Endpoint {
             self.ready.pop_front();
         }
         None
+    }
+
+    /// All addresses of ours are worth a try again.
+    pub(super) fn resume(&mut self) {
+        self.ready.extend(self.halted.drain(..));
     }
 
     /// Before a long silence: what waits for company leaves now. True when there is such.

@@ -31,6 +31,9 @@ use socket::{Bound, Received};
 
 /// Datagrams taken from a socket in one poll, at most.
 const TAKEN_AT_ONCE: usize = 64;
+/// Trains that wait for room, at most: they are of what was gathered together, or of connection
+/// management. More get lost, as they might on the way.
+const MOST_HELD: usize = 1024;
 /// Bytes of the largest datagram.
 const DATAGRAM_BYTES: usize = 1 << 16;
 
@@ -71,10 +74,12 @@ pub(super) struct Udp {
     singles: Singles,
     /// The bytes of the train that departs.
     train: Vec<u8>,
-    /// What has to leave before anything else.
+    /// What has to leave before anything else from the same socket.
     held: VecDeque<Held>,
-    /// The socket whose room is waited for.
-    blocked: Option<IpAddr>,
+    /// The sockets that have no room for it.
+    blocked: Vec<IpAddr>,
+    /// Those of them whose room ends a sleep.
+    watched: Vec<IpAddr>,
     /// The last trouble with sending that was told.
     trouble: Option<Errno>,
     /// Everything is written down there.
@@ -103,7 +108,8 @@ impl Udp {
             singles: Singles::default(),
             train: Vec::with_capacity(MOST_BYTES),
             held: VecDeque::new(),
-            blocked: None,
+            blocked: Vec::new(),
+            watched: Vec::new(),
             trouble: None,
             capture: None,
         })
@@ -152,7 +158,7 @@ impl Udp {
 
     fn adopt(&mut self, socket: Arc<Bound>) {
         // Of this socket only what comes is watched so far.
-        self.blocked.take_if(|blocked| *blocked == socket.address);
+        self.watched.retain(|address| *address != socket.address);
         let event = EpollEvent::new(EpollFlags::EPOLLIN, socket.as_fd().as_raw_fd() as u64);
         if let Err(e) = self.epoll.add(&*socket, event) {
             tracing::error!("cannot watch a socket, its connections will fail: {}", e.desc());
@@ -322,7 +328,8 @@ impl Udp {
     /// Sends what the endpoint has to say, as long as the sockets have room.
     pub(super) fn transmit(&mut self, now: Instant, endpoint: &mut Endpoint, region: &Region) {
         self.release(|this, held| this.send(held.way, held.each, &held.bytes));
-        while self.held.is_empty() && self.gather(now, endpoint, region) {
+        endpoint.resume();
+        while self.gather(now, endpoint, region) {
             let mut trains = std::mem::take(&mut self.trains);
             trains.make(&self.items, usize::MAX);
             for train in trains.iter() {
@@ -333,17 +340,36 @@ impl Udp {
         self.watch_for_room();
     }
 
-    /// Sends what is held, as long as there is room.
+    /// Sends what is held, as far as the sockets have room. One that has none blocks no other.
     fn release(&mut self, send: impl Fn(&Udp, &Held) -> Result<(), Errno>) {
-        while let Some(held) = self.held.front() {
-            let sent = send(self, held);
-            if sent == Err(Errno::EAGAIN) {
-                break;
+        self.blocked.clear();
+        let mut held = std::mem::take(&mut self.held);
+        held.retain(|held| {
+            if self.has_no_room(held.way.from) {
+                return true;
             }
-            self.note(sent);
-            self.held.pop_front();
-        }
+            let sent = send(self, held);
+            let full = sent == Err(Errno::EAGAIN);
+            if full {
+                self.block(held.way.from);
+            } else {
+                self.note(sent);
+            }
+            full
+        });
+        self.held = held;
         self.watch_for_room();
+    }
+
+    /// Whether what leaves from an address has to wait for what is held.
+    fn has_no_room(&self, from: IpAddr) -> bool {
+        !self.blocked.is_empty()
+            && self.socket_for(from).is_some_and(|bound| self.blocked.contains(&bound.address))
+    }
+
+    fn block(&mut self, from: IpAddr) {
+        let address = self.socket_for(from).map(|bound| bound.address);
+        self.blocked.extend(address);
     }
 
     /// Takes what the endpoint wants to send, as much as is put in order at once.
@@ -351,7 +377,9 @@ impl Udp {
         self.gathered.clear();
         self.items.clear();
         while self.gathered.len() < MOST_GATHERED {
-            let Some(transmit) = endpoint.poll_transmit(now, region) else { break };
+            let open = |from| !self.has_no_room(from);
+            let transmit = endpoint.poll_transmit_where(now, region, open);
+            let Some(transmit) = transmit else { break };
             let (from, to) = (transmit.flow.source.ip(), transmit.flow.destination.ip());
             let bytes = transmit.outgoing.datagram_bytes();
             let way = Way { from, to, tos: transmit.tos };
@@ -390,7 +418,7 @@ impl Udp {
         let mut left = true;
         for one in train.chunks(1) {
             let sent = self.send_train(way, one, endpoint, region);
-            left &= sent.is_ok() && self.held.is_empty();
+            left &= sent.is_ok() && !self.has_no_room(way.from);
             self.note(sent);
         }
         left
@@ -431,15 +459,17 @@ impl Udp {
             return Ok(());
         }
         let each = (count > 1).then_some(self.items[usize::from(train[0])].bytes as u16);
-        let sent = match self.held.is_empty() {
-            true => self.send(way, each, &self.train),
-            false => Err(Errno::EAGAIN),
-        };
-        if sent == Err(Errno::EAGAIN) {
-            self.held.push_back(Held { way, each, bytes: self.train.clone() });
-            return Ok(());
+        if !self.has_no_room(way.from) {
+            let sent = self.send(way, each, &self.train);
+            if sent != Err(Errno::EAGAIN) {
+                return sent;
+            }
+            self.block(way.from);
         }
-        sent
+        if self.held.len() < MOST_HELD {
+            self.held.push_back(Held { way, each, bytes: self.train.clone() });
+        }
+        Ok(())
     }
 
     fn send(&self, way: Way, each: Option<u16>, bytes: &[u8]) -> Result<(), Errno> {
@@ -466,22 +496,25 @@ impl Udp {
         !self.held.is_empty()
     }
 
-    /// Room in the socket of the first datagram held back shall end a sleep, and in no other.
+    /// Room in the sockets where something is held back shall end a sleep, and in no other.
     fn watch_for_room(&mut self) {
-        let blocked = self.held.front().and_then(|held| self.socket_for(held.way.from));
-        let blocked = blocked.map(|bound| bound.address);
-        if blocked == self.blocked {
+        if self.blocked == self.watched {
             return;
         }
-        for (address, room) in [(self.blocked, false), (blocked, true)] {
-            let Some(bound) = address.and_then(|address| self.own(address)) else { continue };
-            let room = if room { EpollFlags::EPOLLOUT } else { EpollFlags::empty() };
-            let flags = EpollFlags::EPOLLIN | room;
-            let mut event = EpollEvent::new(flags, bound.as_fd().as_raw_fd() as u64);
-            // It can only fail for a descriptor that is not in the set; all of ours are.
-            let _ = self.epoll.modify(bound, &mut event);
+        for (addresses, room) in [(&self.watched, false), (&self.blocked, true)] {
+            let other = if room { &self.watched } else { &self.blocked };
+            for bound in addresses.iter().filter_map(|address| self.own(*address)) {
+                if other.contains(&bound.address) {
+                    continue;
+                }
+                let room = if room { EpollFlags::EPOLLOUT } else { EpollFlags::empty() };
+                let flags = EpollFlags::EPOLLIN | room;
+                let mut event = EpollEvent::new(flags, bound.as_fd().as_raw_fd() as u64);
+                // It can only fail for a descriptor that is not in the set; all of ours are.
+                let _ = self.epoll.modify(bound, &mut event);
+            }
         }
-        self.blocked = blocked;
+        self.watched.clone_from(&self.blocked);
     }
 }
 
@@ -527,26 +560,26 @@ mod tests {
             shared.listen(SocketAddr::new(ip, 4420)).unwrap();
         }
         shared.news(0, |_| false).sockets.into_iter().for_each(|socket| udp.adopt(socket));
-        let held = |from| Held { way: Way { from, to: b, tos: 0 }, each: None, bytes: vec![0] };
-        udp.held.extend([a, a, b, a].map(held));
-        let left = |left: usize| {
-            let sent = std::cell::Cell::new(0);
-            move |_: &Udp, _: &Held| match sent.replace(sent.get() + 1) {
-                count if count < left => Ok(()),
-                _ => Err(Errno::EAGAIN),
-            }
+        let held = |from, number| {
+            let way = Way { from, to: b, tos: 0 };
+            Held { way, each: None, bytes: vec![number] }
         };
-        udp.release(left(0));
-        assert_eq!(watched(&udp), [a]);
-        // One leaves and the next one is held back: that one's room counts.
-        udp.release(left(1));
-        assert_eq!(watched(&udp), [a]);
-        udp.release(left(1));
-        assert_eq!(watched(&udp), [b]);
-        udp.release(left(1));
-        assert_eq!((watched(&udp), udp.held.len()), (vec![a], 1));
-        udp.release(left(1));
-        assert_eq!((watched(&udp), udp.held.len()), (vec![], 0));
+        udp.held.extend([held(a, 0), held(a, 1), held(b, 2), held(a, 3)]);
+        let left = |room: fn(&Held) -> bool| {
+            move |_: &Udp, held: &Held| if room(held) { Ok(()) } else { Err(Errno::EAGAIN) }
+        };
+        let waiting = |udp: &Udp| udp.held.iter().map(|held| held.bytes[0]).collect::<Vec<_>>();
+        udp.release(left(|_| false));
+        assert_eq!((watched(&udp), waiting(&udp)), (vec![a, b], vec![0, 1, 2, 3]));
+        // What leaves from one address stays in order, and waits for no other.
+        udp.release(left(|held| held.bytes[0] != 1));
+        assert_eq!((watched(&udp), waiting(&udp)), (vec![a], vec![1, 3]));
+        assert_eq!([a, b].map(|from| udp.has_no_room(from)), [true, false]);
+        udp.held.push_back(held(b, 4));
+        udp.release(left(|held| held.bytes[0] == 1));
+        assert_eq!((watched(&udp), waiting(&udp)), (vec![a, b], vec![3, 4]));
+        udp.release(left(|_| true));
+        assert_eq!((watched(&udp), waiting(&udp)), (vec![], vec![]));
     }
 
     sockopt_impl!(
