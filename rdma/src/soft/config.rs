@@ -1,5 +1,6 @@
-//! What an endpoint is to be.
+//! What an endpoint is to be, and the way to a peer.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use super::endpoint::ROCE_PORT;
@@ -86,5 +87,21 @@ impl Default for Config {
             exposed: 0,
             steer: (1, 0),
         }
+    }
+}
+
+/// Which way to a peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Path {
+    /// Our address.
+    pub from: IpAddr,
+    /// The largest payload that a packet may have there, in bytes (256 to 4096).
+    pub mtu: u32,
+}
+
+impl From<IpAddr> for Path {
+    /// A path that limits nothing.
+    fn from(from: IpAddr) -> Path {
+        Path { from, mtu: 4096 }
     }
 }

@@ -28,29 +28,13 @@ use super::table::Table;
 use super::ticket::{Stage, Token};
 use crate::{Event, Fault, Qp, Reason, Region, Tag, Work};
 
-pub use super::config::Config;
+pub use super::config::{Config, Path};
 
 /// The UDP port of RoCEv2, at every endpoint.
 pub const ROCE_PORT: u16 = 4791;
 /// Messages of connection management that wait to be sent, at most; more are dropped, as the
 /// network might.
 const MOST_MESSAGES: usize = 1024;
-
-/// Which way to a peer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Path {
-    /// Our address.
-    pub from: IpAddr,
-    /// The largest payload that a packet may have there, in bytes (256 to 4096).
-    pub mtu: u32,
-}
-
-impl From<IpAddr> for Path {
-    /// A path that limits nothing.
-    fn from(from: IpAddr) -> Path {
-        Path { from, mtu: 4096 }
-    }
-}
 
 /// One datagram to send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

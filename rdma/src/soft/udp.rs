@@ -67,6 +67,8 @@ pub(super) struct Udp {
     retired: Vec<Retired>,
     epoll: Epoll,
     scratch: Vec<u8>,
+    /// Of the train that has come, what is for each of the other fabrics.
+    strays: Vec<Vec<u8>>,
     /// What the endpoint wants to send now, and how it goes into trains.
     gathered: Vec<Transmit>,
     items: Vec<Item>,
@@ -94,7 +96,9 @@ impl Udp {
         let bell = shared.bell(index);
         let event = EpollEvent::new(EpollFlags::EPOLLIN, bell.as_raw_fd() as u64);
         epoll.add(bell, event).map_err(failed)?;
+        let strays = vec![Vec::new(); shared.count() as usize];
         Ok(Udp {
+            strays,
             shared,
             index,
             seen: 0,
@@ -297,30 +301,43 @@ impl Udp {
                         let flow = Flow { source: from, destination };
                         capture.add(Direction::Received, &flow, 0, 0, [datagram, &[], &[]]);
                     }
-                    match self.elsewhere(datagram) {
-                        Some(other) => self.shared.forward(other, from, to, datagram),
+                    match self.elsewhere(datagram).and_then(|other| self.strays.get_mut(other)) {
+                        Some(strays) => strays.extend_from_slice(datagram),
                         None => endpoint.handle(now, from, to, 0, datagram, region),
                     }
                 }
+                self.forward_strays(from, to, each);
             }
         }
         taken
     }
 
+    /// Brings datagrams to the fabrics that they are for: those of one train in one go.
+    fn forward_strays(&mut self, from: SocketAddr, to: SocketAddr, each: usize) {
+        for (other, strays) in self.strays.iter_mut().enumerate() {
+            if !strays.is_empty() {
+                self.shared.forward(other as u32, (from, to), each, strays);
+            }
+        }
+    }
+
     /// The fabric that a packet is for, when that is another. The kernel's program does not bring
     /// such here, unless several packets have come as one: it decides by the first of them.
-    fn elsewhere(&self, datagram: &[u8]) -> Option<u32> {
+    fn elsewhere(&self, datagram: &[u8]) -> Option<usize> {
         let count = self.shared.count();
         if count == 1 {
             return None;
         }
-        steered(count, datagram).filter(|owner| *owner != self.index)
+        let owner = steered(count, datagram).filter(|owner| *owner != self.index)?;
+        Some(owner as usize)
     }
 
     fn receive_strays(&mut self, now: Instant, endpoint: &mut Endpoint, region: &Region) {
         let mut used = None;
         while let Some(stray) = self.shared.stray(self.index, used.take()) {
-            endpoint.handle(now, stray.from, stray.to, 0, &stray.bytes, region);
+            for datagram in stray.bytes.chunks(stray.each) {
+                endpoint.handle(now, stray.from, stray.to, 0, datagram, region);
+            }
             used = Some(stray.bytes);
         }
     }

@@ -24,9 +24,9 @@ use super::option::Steering;
 use super::socket::{Bound, Refusal};
 use crate::FabricError;
 
-/// Datagrams that came to another fabric's socket and wait to be fetched, at most; more get lost,
-/// as others do on the way.
-const MOST_STRAYS: usize = 256;
+/// Bytes that came to another fabric's socket and wait to be fetched, at most (and one train more);
+/// what follows gets lost, as other datagrams do on the way.
+const MOST_STRAY_BYTES: usize = 1 << 20;
 
 /// What the fabrics share.
 #[derive(Debug)]
@@ -51,15 +51,20 @@ struct Member {
 #[derive(Default, Debug)]
 struct Strays {
     waiting: VecDeque<Stray>,
+    /// Bytes of all that wait.
+    bytes: usize,
     /// Used buffers.
     spare: Vec<Vec<u8>>,
 }
 
+/// Datagrams of one way, one after the other.
 #[derive(Debug)]
 pub(super) struct Stray {
     pub(super) from: SocketAddr,
     pub(super) to: SocketAddr,
     pub(super) bytes: Vec<u8>,
+    /// Bytes of each datagram; the last one may be shorter.
+    pub(super) each: usize,
 }
 
 #[derive(Default, Debug)]
@@ -252,20 +257,26 @@ impl Shared {
         Ok(())
     }
 
-    /// Brings a datagram to the fabric that it is for.
-    pub(super) fn forward(&self, index: u32, from: SocketAddr, to: SocketAddr, datagram: &[u8]) {
+    /// Brings datagrams of one way, each of `each` bytes but the last one, to the fabric that they are
+    /// for. Leaves an empty buffer.
+    pub(super) fn forward(
+        &self,
+        index: u32,
+        (from, to): (SocketAddr, SocketAddr),
+        each: usize,
+        datagrams: &mut Vec<u8>,
+    ) {
         let Some(member) = self.members.get(index as usize) else { return };
         let mut strays = member.strays.lock().unwrap_or_else(PoisonError::into_inner);
-        if strays.waiting.len() >= MOST_STRAYS {
-            return;
+        if strays.bytes < MOST_STRAY_BYTES {
+            strays.bytes += datagrams.len();
+            let bytes = std::mem::replace(datagrams, strays.spare.pop().unwrap_or_default());
+            strays.waiting.push_back(Stray { from, to, bytes, each });
+            if !member.called.swap(true, Ordering::AcqRel) {
+                member.ring();
+            }
         }
-        let mut bytes = strays.spare.pop().unwrap_or_default();
-        bytes.clear();
-        bytes.extend_from_slice(datagram);
-        strays.waiting.push_back(Stray { from, to, bytes });
-        if !member.called.swap(true, Ordering::AcqRel) {
-            member.ring();
-        }
+        datagrams.clear();
     }
 
     /// Whether others have brought datagrams.
@@ -273,12 +284,13 @@ impl Shared {
         self.members[index as usize].called.load(Ordering::Acquire)
     }
 
-    /// The next datagram that another fabric has brought; `used` is the buffer of the last.
+    /// The next datagrams that another fabric has brought; `used` is the buffer of the last.
     pub(super) fn stray(&self, index: u32, used: Option<Vec<u8>>) -> Option<Stray> {
         let member = &self.members[index as usize];
         let mut strays = member.strays.lock().unwrap_or_else(PoisonError::into_inner);
         strays.spare.extend(used);
         let stray = strays.waiting.pop_front();
+        strays.bytes -= stray.as_ref().map_or(0, |stray| stray.bytes.len());
         if stray.is_none() {
             member.called.store(false, Ordering::Release);
         }
