@@ -10,6 +10,7 @@ pub(crate) mod list;
 pub(crate) mod log;
 pub(crate) mod output;
 pub(crate) mod registers;
+pub(crate) mod reservation;
 
 /// A number as nvme-cli takes it: decimal or with `0x`, and perhaps with a binary suffix (`4k`).
 pub(crate) fn number(text: &str) -> Result<u64, String> {

@@ -11,7 +11,7 @@ use initiator::Error;
 use tracing::level_filters::LevelFilter;
 
 use cli::output::Output;
-use cli::{act, blocks, discover, feature, identify, list, log, registers};
+use cli::{act, blocks, discover, feature, identify, list, log, registers, reservation};
 
 /// A user-space NVMe over RDMA host.
 ///
@@ -89,6 +89,16 @@ enum Command {
     Dsm(act::DsmArgs),
     /// Controller properties
     ShowRegs(registers::Args),
+    /// Reservation Register
+    ResvRegister(reservation::RegisterArgs),
+    /// Reservation Acquire
+    ResvAcquire(reservation::AcquireArgs),
+    /// Reservation Release
+    ResvRelease(reservation::ReleaseArgs),
+    /// Reservation Report
+    ResvReport(reservation::ReportArgs),
+    /// Reservation Notification log: the oldest page, which is then gone
+    ResvNotifLog(reservation::NotificationArgs),
     /// Measure how fast a namespace is
     Bench(initiator::bench::Args),
     /// Write, read back and check that nothing is lost
@@ -116,6 +126,11 @@ impl Command {
             Command::WriteZeroes(args) => act::write_zeroes(args),
             Command::Dsm(args) => act::dsm(args),
             Command::ShowRegs(args) => registers::run(args),
+            Command::ResvRegister(args) => reservation::register(args),
+            Command::ResvAcquire(args) => reservation::acquire(args),
+            Command::ResvRelease(args) => reservation::release(args),
+            Command::ResvReport(args) => reservation::report(args),
+            Command::ResvNotifLog(args) => reservation::notification(args),
             Command::Bench(args) => return initiator::bench::run(args),
             Command::Verify(args) => return initiator::verify::run(args),
         }
@@ -140,6 +155,11 @@ impl Command {
             Command::WriteZeroes(args) => args.output,
             Command::Dsm(args) => args.output,
             Command::ShowRegs(args) => args.output,
+            Command::ResvRegister(args) => args.output,
+            Command::ResvAcquire(args) => args.output,
+            Command::ResvRelease(args) => args.output,
+            Command::ResvReport(args) => args.output,
+            Command::ResvNotifLog(args) => args.output,
             Command::Bench(_) | Command::Verify(_) => return None,
         })
     }

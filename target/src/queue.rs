@@ -390,7 +390,8 @@ impl Queue {
                 over.then_some("its controller was reset or is gone")
             }
         };
-        let Some(why) = why else { return };
+        // Reservations may have brought news that nothing here has led to.
+        let Some(why) = why else { return self.raise_events(io) };
         if self.link == Link::Open {
             info!(%remote, qid = self.request.qid, why, "closing a queue");
             self.close(io);

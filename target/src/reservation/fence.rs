@@ -18,8 +18,22 @@ pub struct Fence {
     pub nsid: u32,
     /// The hosts that were preempted.
     pub hosts: Vec<HostId>,
-    pub(super) ticket: u64,
-    pub(super) keeper: Sender<Word>,
+    ticket: u64,
+    keeper: Sender<Word>,
+}
+
+impl Fence {
+    /// A fence that tells `keeper` of this ticket when nobody holds it any more.
+    #[must_use]
+    pub fn new(
+        subsystem: Nqn,
+        nsid: u32,
+        hosts: Vec<HostId>,
+        ticket: u64,
+        keeper: Sender<Word>,
+    ) -> Fence {
+        Fence { subsystem, nsid, hosts, ticket, keeper }
+    }
 }
 
 impl Drop for Fence {

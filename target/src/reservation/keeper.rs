@@ -106,7 +106,7 @@ impl Keeper {
                 self.fenced.insert(ticket, (ask.reactor, ask.tag));
                 let (subsystem, nsid) = (reservation.subsystem, reservation.nsid);
                 let keeper = self.sender.clone();
-                registry.fence(&Arc::new(Fence { subsystem, nsid, hosts, ticket, keeper }));
+                registry.fence(&Arc::new(Fence::new(subsystem, nsid, hosts, ticket, keeper)));
             }
         }
     }

@@ -75,6 +75,7 @@ impl TestTarget {
         format!(
             r#"
 provider = "soft"
+state_directory = "{}"
 [[listener]]
 address = "{}"
 port = 4420
@@ -93,6 +94,7 @@ size = "1MiB"
 block_size = 512
 {more}
 "#,
+            self.folder.path().display(),
             self.address(),
             path.display()
         )

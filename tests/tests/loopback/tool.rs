@@ -221,3 +221,36 @@ fn uuid(text: &str) -> Vec<u8> {
         .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).expect("text"), 16).expect("hex"))
         .collect()
 }
+
+#[test]
+fn two_hosts_reserve_and_the_report_says_so() {
+    let target = TestTarget::start();
+    let other = "99999999-7a80-4c0f-9d68-0d6c2f3b5a11";
+    let as_other =
+        |command: &str, more: &[&str]| target.nvmf(command, &[&["-I", other], more].concat());
+    target.nvmf("resv-register", &["--nrkey", "0xa1", "-p", "3"]).good();
+    as_other("resv-register", &["--nrkey", "0xb1"]).good();
+    target.nvmf("resv-acquire", &["-c", "0xa1", "--rtype", "1"]).good();
+    let refused = as_other("write", &["-z", "4096", "-d", "/dev/zero"]);
+    assert_eq!(refused.code(), 1);
+    assert!(refused.error().contains("Reservation Conflict"), "{}", refused.error());
+    as_other("read", &["-z", "4096", "-d", "/dev/null"]).good();
+    let report = as_other("resv-report", &["--eds", "--json"]).good().json();
+    let holder =
+        json!({ "cntlid": 0xFFFF, "rcsts": 1, "rkey": 0xA1, "hostid": HOSTID.replace('-', "") });
+    let second =
+        json!({ "cntlid": 0xFFFF, "rcsts": 0, "rkey": 0xB1, "hostid": other.replace('-', "") });
+    assert_eq!(report["regctlext"], json!([holder, second]));
+    assert_eq!((&report["rtype"], &report["ptpls"]), (&json!(1), &json!(1)));
+    let short = target.nvmf("resv-report", &[]);
+    assert!(short.error().contains("Host Identifier Inconsistent Format"), "{}", short.error());
+
+    // Each connection of the tool is a controller of its own, and a notice is for those there are.
+    as_other("resv-acquire", &["-c", "0xb1", "-p", "0xa1", "--rtype", "2", "--racqa", "2"]).good();
+    let refused = target.nvmf("read", &["-z", "4096", "-d", "/dev/null"]);
+    assert!(refused.error().contains("Reservation Conflict"), "{}", refused.error());
+    let page = target.nvmf("resv-notif-log", &["--json"]).good().json();
+    assert_eq!(page, json!({ "count": 0, "rn_log_type": 0, "num_logs": 0, "nsid": 0 }));
+    as_other("resv-release", &["-c", "0xb1", "--rrela", "1"]).good();
+    target.nvmf("write", &["-z", "4096", "-d", "/dev/zero"]).good();
+}

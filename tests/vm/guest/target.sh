@@ -77,6 +77,7 @@ write_config() { # everything that the daemon's configuration says, from NAMESPA
   local n nsid kind path mib bs h
   {
     echo "provider = \"$PROVIDER\""
+    if [ -n "${STATE:-}" ]; then echo "state_directory = \"$STATE\""; fi
     echo
     echo '[[listener]]'
     echo "address = \"$TADDR\""
