@@ -150,6 +150,14 @@ impl Reactor {
     }
 
     fn sleep(&mut self, now: Instant) {
+        let Some(until) = self.prepare_sleep(now) else { return };
+        self.ring.watch(self.parts.fabric.fd(), FABRIC);
+        self.parts.stats.sleeps.fetch_add(1, Ordering::Relaxed);
+        self.ring.sleep(Some(until), now);
+    }
+
+    /// Until when to sleep; not at all when something has just come.
+    fn prepare_sleep(&mut self, now: Instant) -> Option<Instant> {
         // Somebody may wait for the buffers of a push; otherwise what was sent is reaped later.
         let needed = self.queues.nobody_waits() && !self.queues.is_stopping();
         let wake = if needed { Wake::Needed } else { Wake::Any };
@@ -157,14 +165,11 @@ impl Reactor {
         // What came in between arming and here would not wake us.
         self.parts.fabric.poll(now, &mut self.events);
         if !self.events.is_empty() {
-            return;
+            return None;
         }
-        self.ring.watch(self.parts.fabric.fd(), FABRIC);
         let tick = self.queues.next_tick();
         // Asked for only now: the poll may have brought an earlier one.
-        let until = self.parts.fabric.deadline().map_or(tick, |deadline| deadline.min(tick));
-        self.parts.stats.sleeps.fetch_add(1, Ordering::Relaxed);
-        self.ring.sleep(Some(until), now);
+        Some(self.parts.fabric.deadline().map_or(tick, |deadline| deadline.min(tick)))
     }
 
     fn read_mail(&mut self, now: Instant) {
@@ -208,5 +213,140 @@ impl Reactor {
             now,
         };
         (&mut self.queues, lent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::net::SocketAddr;
+    use std::sync::Mutex;
+
+    use nvme::cm;
+    use rdma::{
+        Completion, FabricError, Fault, Incoming, PoolPlan, Qp, QpLimits, Reason, Tag, Work,
+    };
+
+    use super::*;
+    use crate::mailbox::{Sender, mailbox};
+
+    /// What a fabric says, and what it was given. All its queue pairs have the same handle, one
+    /// after the other, as the contract allows.
+    #[derive(Default)]
+    struct Script {
+        posted: VecDeque<(Tag, Work)>,
+        opened: u32,
+        /// The deadline that the next poll brings.
+        next_deadline: Option<Instant>,
+        deadline: Option<Instant>,
+    }
+
+    struct Scripted(Arc<Mutex<Script>>);
+
+    impl Fabric for Scripted {
+        fn listen(&mut self, _: SocketAddr) -> Result<(), FabricError> {
+            Ok(())
+        }
+        fn unlisten(&mut self, _: SocketAddr) {}
+        fn open(&mut self, _: Incoming, _: QpLimits) -> Result<Qp, FabricError> {
+            self.0.lock().unwrap().opened += 1;
+            Ok(Qp(0))
+        }
+        fn accept(&mut self, _: Qp, _: &[u8]) {}
+        fn reject(&mut self, _: Incoming, _: &[u8]) {}
+        fn disconnect(&mut self, _: Qp) {}
+        fn post(&mut self, _: Qp, tag: Tag, work: Work) {
+            self.0.lock().unwrap().posted.push_back((tag, work));
+        }
+        fn flush(&mut self) {}
+        fn poll(&mut self, _: Instant, _: &mut Vec<Event>) {
+            let mut script = self.0.lock().unwrap();
+            script.deadline = script.next_deadline;
+        }
+        fn arm(&mut self, _: Wake) -> Option<Instant> {
+            self.deadline()
+        }
+        fn deadline(&self) -> Option<Instant> {
+            self.0.lock().unwrap().deadline
+        }
+        fn fd(&self) -> i32 {
+            -1
+        }
+    }
+
+    fn reactor() -> (Reactor, Sender, Arc<Mutex<Script>>) {
+        let (sender, mailbox) = mailbox().unwrap();
+        let script = Arc::new(Mutex::new(Script::default()));
+        let plan = PoolPlan {
+            cells: 512,
+            receives: 256,
+            lead_bytes: 64,
+            tail_bytes: 4096,
+            data_bytes: 1 << 19,
+            largest_bytes: 1 << 16,
+        };
+        let limits =
+            Limits { queue_depth: 16, io_queues: 4, in_capsule_bytes: 4096, mdts_bytes: 1 << 16 };
+        let parts = Parts {
+            index: 0,
+            pool: Pool::new(plan).unwrap(),
+            fabric: Box::new(Scripted(Arc::clone(&script))),
+            mailbox,
+            registry: Arc::new(Registry::new(vec![sender.clone()], 8, 70)),
+            limits,
+            spin: Duration::ZERO,
+            stats: Arc::default(),
+        };
+        (Reactor::new(parts).unwrap(), sender, script)
+    }
+
+    fn incoming() -> Incoming {
+        let request = cm::Request { qid: 0, hrqsize: 32, hsqsize_z: 31, ..cm::Request::default() };
+        let at: SocketAddr = "192.0.2.1:4420".parse().unwrap();
+        Incoming::detached(at, at, request.emit().to_vec(), 16, Box::new(()))
+    }
+
+    /// What a fabric tells of a queue pair that ends.
+    fn end(script: &Mutex<Script>) -> Vec<Event> {
+        let home = |(tag, work)| {
+            let (qp, outcome) = (Qp(0), Err(Fault::Flushed));
+            Event::Done(Completion { qp, tag, work, outcome, invalidated: None })
+        };
+        let done = script.lock().unwrap().posted.drain(..).map(home).collect::<Vec<_>>();
+        done.into_iter().chain([Event::Gone(Qp(0), Reason::Peer)]).collect()
+    }
+
+    #[test]
+    fn a_sleep_ends_at_the_deadline_that_the_last_poll_has_brought() {
+        let (mut reactor, _sender, script) = reactor();
+        let now = Instant::now();
+        let tick = reactor.queues.next_tick();
+        assert_eq!(reactor.prepare_sleep(now), Some(tick), "no deadline");
+        let due = now + Duration::from_millis(3);
+        script.lock().unwrap().next_deadline = Some(due);
+        assert_eq!(reactor.prepare_sleep(now), Some(due), "not there yet when it was armed");
+        script.lock().unwrap().next_deadline = Some(tick + Duration::from_secs(1));
+        assert_eq!(reactor.prepare_sleep(now), Some(tick), "the queues have one as well");
+    }
+
+    /// The handle of a queue pair that has gone is used again, for a request in a letter. What is
+    /// told of the old one must not be taken for the new one's.
+    #[test]
+    fn events_come_before_letters() {
+        let (mut reactor, sender, script) = reactor();
+        let now = Instant::now();
+        reactor.events.push(Event::Incoming(incoming()));
+        reactor.turn(now);
+        assert_eq!((reactor.queues.count(), script.lock().unwrap().opened), (1, 1));
+
+        assert!(sender.send(Mail::Incoming(incoming())));
+        reactor.events = end(&script);
+        reactor.woken.push(MAIL);
+        reactor.turn(now);
+        assert_eq!((reactor.queues.count(), script.lock().unwrap().opened), (1, 2));
+
+        reactor.events = end(&script);
+        reactor.turn(now);
+        assert_eq!((reactor.queues.count(), reactor.parts.pool.is_full()), (0, true));
     }
 }
