@@ -7,6 +7,7 @@
 //! Serial numbers and UUIDs that the text leaves out are derived from names that do not change, so
 //! a host finds the same disk after a restart and after a move to another machine.
 
+mod authentication;
 mod section;
 mod size;
 mod text;
@@ -20,6 +21,7 @@ use std::path::{Path, PathBuf};
 use nvme::Nqn;
 use uuid::Uuid;
 
+pub use authentication::{AuthenticationConfig, HostConfig};
 pub use section::{ConfigErrors, Mistake};
 pub use size::Size;
 
@@ -46,6 +48,8 @@ pub struct Config {
     /// Folder of what the daemon itself must remember, such as reservations. Without one, nothing
     /// of that outlasts it.
     pub state_directory: Option<PathBuf>,
+    /// Who must prove who it is.
+    pub authentication: AuthenticationConfig,
 }
 
 /// Which fabric provider moves the data.
@@ -207,7 +211,8 @@ pub struct SubsystemConfig {
 }
 
 impl SubsystemConfig {
-    /// May this host connect? (A host's name is a claim: nothing proves it.)
+    /// May this host connect? (A host's name is a claim; only a host with a key
+    /// proves it.)
     #[must_use]
     pub fn admits(&self, host: &Nqn) -> bool {
         self.allow_any_host || self.hosts.contains(host)
@@ -320,6 +325,14 @@ impl Config {
                 path.display()
             ));
         }
+        let AuthenticationConfig { required, discovery, hosts, .. } = &self.authentication;
+        if (*required || *discovery) && hosts.is_empty() {
+            warnings.push(
+                "authentication is required and no host can: add [[host]] with a \
+                 `dhchap_key_file`"
+                    .to_owned(),
+            );
+        }
         for subsystem in &self.subsystems {
             let nqn = &subsystem.nqn;
             if !subsystem.allow_any_host && subsystem.hosts.is_empty() {
@@ -420,6 +433,7 @@ impl fmt::Display for Config {
         for subsystem in &self.subsystems {
             write!(f, "{subsystem}")?;
         }
+        write!(f, "{}", self.authentication)?;
         if let Some(CaptureConfig { path, payload, limit_bytes }) = &self.capture {
             let what = if *payload { "all packets" } else { "all headers" };
             writeln!(

@@ -5,6 +5,7 @@
 //! states of a command, `command/` for the rules of NVMe.
 
 pub mod association;
+pub mod auth;
 pub mod command;
 pub mod config;
 pub mod controller;

@@ -8,6 +8,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use rdma::{FabricError, Incoming};
 
+use crate::auth::Worked;
 use crate::disk::Backing;
 use crate::disk::{BackingId, Done};
 use crate::reservation::Fence;
@@ -33,6 +34,15 @@ pub enum Mail {
     Answer(Done),
     /// Commands of preempted hosts shall end.
     Fence(Arc<Fence>),
+    /// The arithmetic of an authentication is done.
+    Authenticated {
+        /// The queue that it is for.
+        key: u32,
+        /// The number of the task: the queue may have become another one.
+        ticket: u64,
+        /// What came of it.
+        worked: Worked,
+    },
     /// Accept connections at an address.
     Listen(std::net::SocketAddr, SyncSender<Result<(), FabricError>>),
     /// Stop accepting connections at an address.

@@ -16,6 +16,7 @@
 //! pushes and answers.
 
 mod answer;
+mod authenticate;
 mod carry;
 mod connect;
 mod reserve;
@@ -31,10 +32,11 @@ use rdma::{Buf, Completion, Fabric, Fault, Incoming, Pool, Qp, QpLimits, Reason}
 use tracing::{debug, info, warn};
 
 use crate::association::Association;
+use crate::auth::Exchange;
 use crate::command::{Plan, Received, SQE_BYTES, Source, admin, fabrics, io as rules};
 use crate::controller::{Controller, Limits};
 use crate::disk::{Disk, Done};
-use crate::refusals::Refusal;
+use crate::refusals::{Refusal, Refusals};
 use crate::registry::Registry;
 use crate::reservation::Fence;
 use crate::subsystem::{Subsystem, Work as Usage};
@@ -61,6 +63,8 @@ pub struct Io<'a> {
     pub registry: &'a Registry,
     /// Who waits for buffers.
     pub waiters: &'a mut Waiters,
+    /// What is refused, counted.
+    pub refusals: &'a mut Refusals,
     /// Which of the reactors this is.
     pub reactor: usize,
     /// The time of this turn.
@@ -139,6 +143,10 @@ pub struct Queue {
     local: SocketAddr,
     remote: SocketAddr,
     serves: Serves,
+    /// Where the host must prove itself.
+    proof: Option<Box<Exchange>>,
+    /// The number of an authentication task that is under way, and the slot that waits for it.
+    task: Option<(u64, u16)>,
     link: Link,
     head: Head,
     slots: Vec<Slot>,
@@ -187,6 +195,8 @@ impl Queue {
             local,
             remote,
             serves: Serves::Nothing { deadline: io.now + CONNECT_DEADLINE },
+            proof: None,
+            task: None,
             link: Link::Open,
             head: Head::default(),
             slots: Vec::with_capacity(slots.into()),
@@ -233,6 +243,12 @@ impl Queue {
     #[must_use]
     pub fn is_connected(&self) -> bool {
         !matches!(self.serves, Serves::Nothing { .. })
+    }
+
+    /// Whether it is connected, and its host has proved itself where it must.
+    #[must_use]
+    pub fn is_admitted(&self) -> bool {
+        self.is_connected() && self.proof.as_ref().is_none_or(|proof| proof.is_authenticated())
     }
 
     /// Whether nothing is left: the queue pair is gone and all disk work is home.
@@ -390,8 +406,12 @@ impl Queue {
                 over.then_some("its controller was reset or is gone")
             }
         };
+        let late = || {
+            let proof = self.proof.as_ref()?;
+            proof.is_overdue(io.now).then_some("its host has not proved itself")
+        };
         // Reservations may have brought news that nothing here has led to.
-        let Some(why) = why else { return self.raise_events(io) };
+        let Some(why) = why.or_else(late) else { return self.raise_events(io) };
         if self.link == Link::Open {
             info!(%remote, qid = self.request.qid, why, "closing a queue");
             self.close(io);
@@ -479,6 +499,9 @@ impl Queue {
             in_capsule_bytes: self.limits.in_capsule_bytes,
             mdts_bytes: self.limits.mdts_bytes,
         };
+        if let Some(plan) = self.prove(sqe, received, io) {
+            return plan;
+        }
         match &mut self.serves {
             Serves::Io { association, subsystem, .. } => {
                 association.note_traffic();

@@ -134,6 +134,11 @@ impl Queues {
             Mail::DiscoveryChanged => self.each(lent, Queue::on_discovery_changed),
             Mail::Answer(done) => self.on_disk(done, lent),
             Mail::Fence(fence) => self.each(lent, |queue, io| queue.on_fence(&fence, io)),
+            Mail::Authenticated { key, ticket, worked } => {
+                if let Some((queue, mut io)) = self.queue(key, lent) {
+                    queue.on_worked(ticket, worked, &mut io);
+                }
+            }
             Mail::Stop => {
                 self.stopping = true;
                 self.each(lent, Queue::close);
@@ -243,9 +248,9 @@ impl Queues {
     }
 
     /// Anybody can hold receives until the Connect deadline without a name. So connections that
-    /// have not sent their Connect may hold half of them for one address, three quarters for all.
+    /// have not sent their Connect, or not proved whose they are, may hold half of them for one address, three quarters for all.
     fn is_flooded_by(&self, source: IpAddr, receives: u32) -> bool {
-        let half_open = self.queues.iter().flatten().filter(|queue| !queue.is_connected());
+        let half_open = self.queues.iter().flatten().filter(|queue| !queue.is_admitted());
         let (mut all, mut own) = (0, 0);
         for queue in half_open {
             all += u32::from(queue.depth());
@@ -281,6 +286,7 @@ impl Queues {
             disk: lent.disk,
             registry: lent.registry,
             waiters: &mut self.waiters,
+            refusals: &mut self.refusals,
             reactor: self.index,
             now: lent.now,
         };

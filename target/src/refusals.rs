@@ -1,4 +1,4 @@
-//! Connection requests that a reactor refuses, and how often that is told.
+//! Connection requests and proofs of identity that a reactor refuses, and how often that is told.
 //!
 //! Anybody can send requests that are refused, as fast as the network carries them, and must not
 //! fill the log that way. So the first of a cause is told at once, and those that follow within a
@@ -7,13 +7,14 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use nvme::auth::Failure;
 use nvme::cm::RejectStatus;
 use rdma::FabricError;
 
 /// How long a cause that was told is only counted.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// Why a connection request was refused.
+/// Why a connection request, or a host, was refused.
 #[derive(Debug)]
 pub enum Refusal {
     /// Its private data or its depth of reads are not acceptable.
@@ -24,14 +25,20 @@ pub enum Refusal {
     NoConnect,
     /// The reactor that it was meant for has no room for letters.
     MailboxFull,
+    /// A host has not proved who it is.
+    Authentication(Failure),
+    /// A host has failed to prove who it is too often.
+    Throttled,
 }
 
 /// What each kind of refusal is, in the order of [`Refusal::kind`].
-const KINDS: [&str; 4] = [
+const KINDS: [&str; 6] = [
     "connection request rejected",
     "no queue pair for a connection request",
     "too many connections without a Connect",
     "a reactor's mailbox is full",
+    "authentication failed",
+    "too many failed authentications",
 ];
 
 impl Refusal {
@@ -41,6 +48,8 @@ impl Refusal {
             Refusal::NoQueuePair(_) => 1,
             Refusal::NoConnect => 2,
             Refusal::MailboxFull => 3,
+            Refusal::Authentication(_) => 4,
+            Refusal::Throttled => 5,
         }
     }
 }
@@ -51,7 +60,8 @@ impl fmt::Display for Refusal {
         match self {
             Refusal::Request(status) => write!(f, ": {status}"),
             Refusal::NoQueuePair(error) => write!(f, ": {error}"),
-            Refusal::NoConnect | Refusal::MailboxFull => Ok(()),
+            Refusal::Authentication(why) => write!(f, ": {why}"),
+            Refusal::NoConnect | Refusal::MailboxFull | Refusal::Throttled => Ok(()),
         }
     }
 }

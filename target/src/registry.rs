@@ -3,17 +3,21 @@
 //! on I/O.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::Instant;
 
+use nvme::auth::PrivateKey;
 use nvme::fabrics::{
     CNTLID_DYNAMIC, CNTLID_MAX, CNTLID_STATIC, Connect, ConnectData, InvalidParameter,
 };
 use nvme::reservation::NotificationType;
 use nvme::{Nqn, Status};
+use zeroize::Zeroizing;
 
 use crate::association::{Association, next_id};
+use crate::auth::{Demand, Keyring, Start, Throttle, Worker};
 use crate::command::discovery::{Record, Subtype};
 use crate::command::fabrics::Refusal;
 use crate::mailbox::{Mail, Sender};
@@ -28,6 +32,8 @@ pub struct Admission {
     pub association: Arc<Association>,
     /// What it connects to; none for discovery.
     pub subsystem: Option<Arc<Subsystem>>,
+    /// The host must prove itself before anything else.
+    pub authenticate: bool,
 }
 
 /// The shared book of the target.
@@ -43,6 +49,8 @@ pub struct Registry {
     controllers: usize,
     /// The way to who keeps the reservations.
     keeper: Option<mpsc::Sender<Word>>,
+    /// Who does the arithmetic of authentication.
+    pub worker: Worker,
 }
 
 #[derive(Debug, Default)]
@@ -52,12 +60,18 @@ struct Book {
     generation: u64,
     associations: HashMap<u64, Entry>,
     last_cntlid: u16,
+    keyring: Arc<Keyring>,
+    throttle: Throttle,
+    /// The sequence number of the last challenge.
+    seqnum: u32,
 }
 
 #[derive(Debug)]
 struct Entry {
     association: Arc<Association>,
     qids: BTreeSet<u16>,
+    /// Its host must prove itself.
+    authenticate: bool,
 }
 
 impl Registry {
@@ -67,7 +81,15 @@ impl Registry {
     pub fn new(reactors: Vec<Sender>, controllers: u16, receives: u32) -> Registry {
         let loads = reactors.iter().map(|_| AtomicU32::new(0)).collect();
         let controllers = controllers.into();
-        Registry { book: Mutex::default(), reactors, loads, receives, controllers, keeper: None }
+        Registry {
+            book: Mutex::default(),
+            reactors,
+            loads,
+            receives,
+            controllers,
+            keeper: None,
+            worker: Worker::default(),
+        }
     }
 
     /// With who keeps the reservations. Without one, none can be changed.
@@ -90,6 +112,7 @@ impl Registry {
             true => None,
             false => Some(book.exposed(&subnqn, &host)?),
         };
+        let authenticate = book.demand(&host, &subnqn)?;
         // Discovery controllers have a budget of their own: they must not keep disks away.
         let discovery = subnqn == Nqn::DISCOVERY;
         let alike = |e: &&Entry| (e.association.subsystem == Nqn::DISCOVERY) == discovery;
@@ -100,9 +123,10 @@ impl Registry {
         let association = Arc::new(Association::new(next_id(), cntlid, subnqn, host, data.hostid));
         // No queue of its own can ask before this is set, and every later change finds it.
         subsystem.iter().for_each(|subsystem| bar(&association, &subsystem.namespaces));
-        let entry = Entry { association: Arc::clone(&association), qids: BTreeSet::new() };
+        let entry =
+            Entry { association: Arc::clone(&association), qids: BTreeSet::new(), authenticate };
         book.associations.insert(association.id, entry);
-        Ok(Admission { association, subsystem })
+        Ok(Admission { association, subsystem, authenticate })
     }
 
     /// Admits an I/O queue of an existing association.
@@ -137,8 +161,8 @@ impl Registry {
             return Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr().into());
         }
         entry.association.count_io_queue(true);
-        let association = Arc::clone(&entry.association);
-        Ok(Admission { association, subsystem })
+        let (association, authenticate) = (Arc::clone(&entry.association), entry.authenticate);
+        Ok(Admission { association, subsystem, authenticate })
     }
 
     /// An I/O queue has closed and all its work is home.
@@ -229,6 +253,62 @@ impl Registry {
         for reactor in &self.reactors {
             reactor.send(Mail::DiscoveryChanged);
         }
+    }
+
+    /// Replaces the secrets and the rules of authentication. Hosts that must prove themselves now
+    /// and have not had to, or no longer can, are disconnected; others prove themselves with the
+    /// new secrets next time. Returns what has changed, one line each.
+    pub fn set_keyring(&self, keyring: Keyring) -> Vec<String> {
+        let changes = {
+            let mut book = self.lock();
+            let changes = keyring.differences(&book.keyring);
+            book.keyring = Arc::new(keyring);
+            for entry in book.associations.values() {
+                let a = &entry.association;
+                match book.keyring.demand(&a.host, &a.subsystem) {
+                    Demand::Proof if !entry.authenticate => a.close(),
+                    Demand::Impossible => a.close(),
+                    Demand::Proof | Demand::Nothing => {}
+                }
+            }
+            changes
+        };
+        self.wake_reactors();
+        changes
+    }
+
+    /// What a new exchange with `host` needs; none when it has no key, or there are no random
+    /// numbers to be had.
+    #[must_use]
+    pub fn start_exchange(&self, host: &Nqn) -> Option<Start> {
+        let mut random = Zeroizing::new([0; 64 + PrivateKey::BYTES + 4]);
+        getrandom::fill(&mut *random).ok()?;
+        let (challenge, rest) = random.split_first_chunk()?;
+        let (private, rest) = rest.split_first_chunk()?;
+        let first = rest.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))?;
+        let mut book = self.lock();
+        let keys = book.keyring.keys(host)?;
+        let last = if book.seqnum == 0 { first } else { book.seqnum };
+        book.seqnum = last.wrapping_add(1).max(1);
+        let (policy, seqnum) = (book.keyring.policy(), book.seqnum);
+        Some(Start {
+            keys,
+            policy,
+            challenge: *challenge,
+            private: PrivateKey::new(*private),
+            seqnum,
+        })
+    }
+
+    /// Notes that a host at an address has not proved itself.
+    pub fn note_failed_proof(&self, from: IpAddr, host: Nqn, now: Instant) {
+        self.lock().throttle.note(from, host, now);
+    }
+
+    /// Whether a host at an address has failed to prove itself too often.
+    #[must_use]
+    pub fn is_throttled(&self, from: IpAddr, host: &Nqn, now: Instant) -> bool {
+        self.lock().throttle.is_closed(from, host, now)
     }
 
     /// The subsystem of this name.
@@ -336,6 +416,15 @@ impl Book {
         match subsystem.admits(host) {
             true => Ok(Arc::clone(subsystem)),
             false => Err(Refusal::host()),
+        }
+    }
+
+    /// Whether a host must prove itself; refused when it would have to and cannot.
+    fn demand(&self, host: &Nqn, subnqn: &Nqn) -> Result<bool, Refusal> {
+        match self.keyring.demand(host, subnqn) {
+            Demand::Nothing => Ok(false),
+            Demand::Proof => Ok(true),
+            Demand::Impossible => Err(Refusal::host()),
         }
     }
 

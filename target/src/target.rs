@@ -15,6 +15,7 @@ use nvme::Nqn;
 use rdma::Pool;
 use tracing::{info, warn};
 
+use crate::auth::Keyring;
 use crate::config::{Config, Spin};
 use crate::controller::Limits;
 use crate::mailbox::{Mail, mailbox};
@@ -98,6 +99,7 @@ impl Target {
     /// # Errors
     /// One sentence about what keeps it from serving. Nothing is left running.
     pub fn start(config: Config) -> Result<Target, Fatal> {
+        let keyring = Keyring::load(&config.authentication).map_err(unusable)?;
         let stores = Stores::new(checked(config.state_directory.as_deref())?);
         let next = stores.next(&config.subsystems).map_err(Fatal)?;
         let boxes: Vec<_> = (0..config.reactor.count())
@@ -109,6 +111,7 @@ impl Target {
         let keeper = Keeper::new();
         let registry = Registry::new(senders, config.limits.controllers, receives);
         let registry = Arc::new(registry.with_keeper(keeper.sender()));
+        registry.set_keyring(keyring);
         let (provider, why) = choose(config.provider, &config.listeners, owns);
         info!(%provider, "fabric provider chosen: {why}");
         let capture = config.capture.as_ref().map(|c| provider::capture(provider, c)).transpose();
@@ -148,6 +151,7 @@ impl Target {
             .map(|section| format!("{section} has changed and needs a restart"))
             .collect();
         config.keep_fixed(&self.config);
+        let keyring = Keyring::load(&config.authentication).map_err(unusable)?;
         let next = self.stores.next(&config.subsystems).map_err(Fatal)?;
         lines.extend(differences(&self.config, &config));
         let (old_listeners, new_listeners) = (self.config.listeners.clone(), &config.listeners);
@@ -167,6 +171,7 @@ impl Target {
         }
         // From here on nothing can fail. Hosts of what goes are disconnected before its stores go.
         let old = std::mem::replace(&mut self.config, config);
+        lines.extend(self.registry.set_keyring(keyring));
         removed.iter().for_each(|at| self.unlisten(*at));
         if !(added.is_empty() && removed.is_empty()) {
             self.registry.set_listeners(self.config.listeners.clone());
@@ -390,6 +395,11 @@ fn keep(
     let thread = builder.spawn(move || keeper.run(&registry));
     let thread = thread.map_err(|e| Fatal(format!("no thread for reservations: {e}")))?;
     Ok((thread, words))
+}
+
+/// Key files that cannot be used, as one sentence.
+fn unusable(mistakes: Vec<String>) -> Fatal {
+    Fatal(mistakes.join("; "))
 }
 
 fn pin(cpu: Option<u32>) {

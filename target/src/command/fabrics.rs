@@ -4,11 +4,13 @@
 //! Source: NVMe Base Specification 2.0, "Fabrics Command Set".
 
 use nvme::fabrics::{
-    Connect, ConnectData, FabricsType, InvalidParameter, PropertyGet, PropertySet,
+    Authentication, Connect, ConnectData, FabricsType, InvalidParameter, PropertyGet, PropertySet,
+    SECP_NVME,
 };
 use nvme::{Sqe, Status};
+use rdma::Remote;
 
-use super::{Plan, Received, Source, source};
+use super::{Plan, Received, Source, destination, source};
 use crate::controller::Controller;
 
 /// Bytes of Connect data.
@@ -92,6 +94,38 @@ pub fn io(sqe: &Sqe) -> Result<Plan, Status> {
     match sqe.fabrics_type() {
         FabricsType::CONNECT => Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr()),
         _ => Err(Status::INVALID_OPCODE.with_dnr()),
+    }
+}
+
+/// Bytes that an authentication command may transfer at most: hosts ask for a page.
+pub const AUTHENTICATION_MOST_BYTES: u32 = 4096;
+
+/// Where the message of an Authentication Send comes from.
+///
+/// # Errors
+/// Invalid Field for another protocol, no bytes or too many; what is wrong with the SGL.
+pub fn authentication_send(sqe: &Sqe, received: Received) -> Result<Plan, Status> {
+    let len = authentication(sqe)?;
+    if len > AUTHENTICATION_MOST_BYTES {
+        return Err(Status::INVALID_FIELD.with_dnr());
+    }
+    Ok(Plan::Authenticate { from: source(sqe, received, len, true)? })
+}
+
+/// Where the message of an Authentication Receive goes to, and how much of it there is room for.
+///
+/// # Errors
+/// As of [`authentication_send`].
+pub fn authentication_receive(sqe: &Sqe, received: Received) -> Result<Remote, Status> {
+    let len = authentication(sqe)?;
+    destination(sqe, received, len.min(AUTHENTICATION_MOST_BYTES), false)
+}
+
+fn authentication(sqe: &Sqe) -> Result<u32, Status> {
+    let Authentication { spsp0, spsp1, secp, len_bytes } = Authentication::parse(sqe);
+    match (secp, spsp0, spsp1, len_bytes) {
+        (SECP_NVME, 1, 1, 1..) => Ok(len_bytes),
+        _ => Err(Status::INVALID_FIELD.with_dnr()),
     }
 }
 

@@ -131,6 +131,11 @@ pub enum Plan {
         /// The data, exactly 1024 bytes.
         from: Source,
     },
+    /// Pull an authentication message, then take it.
+    Authenticate {
+        /// The message, exactly as long as the command says.
+        from: Source,
+    },
     /// Pull the data of a Set Features command, then set it.
     SetFeature {
         /// The data, exactly as long as the feature is.

@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use crate::queue::DATA_FOR_ADMIN_BYTES;
 
+use super::authentication::authentication;
 use super::section::{At, Auto, Report, Section, one_line};
 use super::size::{SIZE_FORM, Size};
 use super::{
@@ -29,7 +30,7 @@ const SPARE_RECEIVES: u32 = 64;
 /// What a capture may grow to when nobody says.
 const CAPTURE_LIMIT_BYTES: u64 = 1 << 30;
 
-const NQN_FORM: &str = "a name such as \"nqn.2026-11.org.example:disk1\"";
+pub(super) const NQN_FORM: &str = "a name such as \"nqn.2026-11.org.example:disk1\"";
 
 /// Reads a whole text.
 pub(super) fn read(text: &str) -> Result<Config, ConfigErrors> {
@@ -73,9 +74,20 @@ fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config {
 
     let capture = capture(&mut section, report);
     let state_directory = state_directory(&mut section, report);
+    let authentication = authentication(&mut section, report);
     section.end(report);
     let listeners = listeners.into_iter().map(|listener| listener.value).collect();
-    Config { provider, reactor, memory, limits, listeners, subsystems, capture, state_directory }
+    Config {
+        provider,
+        reactor,
+        memory,
+        limits,
+        listeners,
+        subsystems,
+        capture,
+        state_directory,
+        authentication,
+    }
 }
 
 fn provider(section: &mut Section<'_>, report: &mut Report<'_>) -> Provider {
@@ -366,7 +378,7 @@ fn subsystem(
     })
 }
 
-fn name(at: At<String>, report: &mut Report<'_>) -> Option<At<Nqn>> {
+pub(super) fn name(at: At<String>, report: &mut Report<'_>) -> Option<At<Nqn>> {
     match at.value.parse() {
         Ok(value) => Some(At { value, span: at.span }),
         Err(error) => {

@@ -5,6 +5,7 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
+use nvmfd::auth::Keyring;
 use nvmfd::config::{Config, NamespaceConfig, NamespaceKind, Size};
 use tracing::{error, warn};
 
@@ -29,6 +30,10 @@ pub(crate) fn check(file: &Path) -> bool {
                 good = false;
             }
         }
+    }
+    if let Err(mistakes) = Keyring::load(&config.authentication) {
+        mistakes.iter().for_each(|mistake| error!("{mistake}"));
+        good = false;
     }
     // Whoever closed stdout does not want it.
     let _ = write!(io::stdout(), "{config}");

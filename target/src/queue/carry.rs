@@ -91,6 +91,7 @@ impl Queue {
             | Plan::Deallocate { from, .. }
             | Plan::Connect { from }
             | Plan::Reserve { from, .. }
+            | Plan::Authenticate { from }
             | Plan::SetFeature { from } => match *from {
                 Source::Host(remote) => {
                     entry.state = State::Pulling;
@@ -153,6 +154,7 @@ impl Queue {
             }
             Plan::Connect { .. } => self.connect(slot, io),
             Plan::Reserve { .. } => self.reserve(slot, io),
+            Plan::Authenticate { .. } => self.authenticate(slot, io),
             Plan::SetFeature { .. } => {
                 let entry = &self.slots[usize::from(slot)];
                 let result = match &mut self.serves {
@@ -276,6 +278,7 @@ fn needs(plan: &Plan) -> (u32, u32) {
         Plan::Deallocate { from, .. }
         | Plan::Connect { from }
         | Plan::Reserve { from, .. }
+        | Plan::Authenticate { from }
         | Plan::SetFeature { from } => (pulled(from), 0),
         Plan::Reply(_)
         | Plan::Flush { .. }

@@ -68,10 +68,11 @@ impl Queue {
         };
         match outcome {
             Ok(cntlid) => {
+                let atr = self.proof.is_some();
                 let off = connect.cattr.disable_sq_flow_control();
                 // The Connect command itself was the first entry.
                 self.head = Head { at: 1, size: connect.sqsize_z.saturating_add(1), off };
-                let result = ConnectResult(0).with_cntlid(cntlid).0;
+                let result = ConnectResult(0).with_cntlid(cntlid).with_atr(atr).0;
                 self.answer(slot, Ok(result.into()), io);
             }
             Err(fabrics::Refusal { status, dw0 }) => {
@@ -94,7 +95,9 @@ impl Queue {
         };
         fabrics::check_connect(connect, promise)?;
         if connect.qid == 0 {
+            self.check_throttle(data, io)?;
             let admission = io.registry.connect_admin(data)?;
+            self.demand(&admission, io);
             let association = admission.association;
             info!(
                 remote = %self.remote, host = %association.host, subsystem = %association.subsystem,
@@ -113,6 +116,7 @@ impl Queue {
             return Ok(cntlid);
         }
         let admission = io.registry.connect_io(connect, data)?;
+        self.demand(&admission, io);
         let (cntlid, epoch) = (admission.association.cntlid, admission.association.epoch());
         match admission.subsystem {
             Some(subsystem) => {

@@ -12,6 +12,7 @@ use nvme::{AdminOpcode, Cqe, Nqn, Sgl, Sqe, Status, Text, cm};
 use nvmfd::controller::Limits;
 use nvmfd::disk::{BackingId, Disk, Done, Op};
 use nvmfd::queue::{Io, Queue};
+use nvmfd::refusals::Refusals;
 use nvmfd::registry::Registry;
 use nvmfd::reservation::Reservation;
 use nvmfd::subsystem::{Namespace, Subsystem};
@@ -126,6 +127,7 @@ pub(crate) struct World {
     pub(crate) disk: Ram,
     pub(crate) registry: Registry,
     pub(crate) waiters: Waiters,
+    pub(crate) refusals: Refusals,
     pub(crate) now: Instant,
     /// The host's memory, all under one key.
     pub(crate) memory: Vec<u8>,
@@ -159,6 +161,7 @@ impl World {
             },
             registry,
             waiters: Waiters::default(),
+            refusals: Refusals::default(),
             now: Instant::now(),
             memory: vec![0; 1 << 17],
             completions: Vec::new(),
@@ -174,6 +177,7 @@ impl World {
             disk: &mut self.disk,
             registry: &self.registry,
             waiters: &mut self.waiters,
+            refusals: &mut self.refusals,
             reactor: 0,
             now: self.now,
         }

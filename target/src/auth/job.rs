@@ -1,0 +1,208 @@
+//! The arithmetic of an exchange, apart from its states: for the thread that has the time.
+
+use std::sync::Arc;
+
+use nvme::Nqn;
+use nvme::auth::{
+    Challenge, Digest, Failure, GroupId, HashId, Negotiate, PrivateKey, PublicValue, Reply,
+    Transaction, augment,
+};
+
+use super::{Keys, Policy};
+
+/// What a new exchange needs of the world. Nobody may be able to guess the random parts.
+#[derive(Debug)]
+pub struct Start {
+    /// The secrets of the host.
+    pub keys: Arc<Keys>,
+    /// What may be agreed on.
+    pub policy: Arc<Policy>,
+    /// Random bytes, for C1.
+    pub challenge: [u8; Digest::MAX_BYTES],
+    /// Random bytes, for the group.
+    pub private: PrivateKey,
+    /// S1: not 0, and not the last one.
+    pub seqnum: u32,
+}
+
+/// One exchange, from Negotiate to the verdict.
+#[derive(Debug)]
+pub struct Round {
+    /// Transaction identifier, the host's choice.
+    pub t_id: u16,
+    hash: HashId,
+    group: GroupId,
+    seqnum: u32,
+    challenge: Digest,
+    private: PrivateKey,
+    public: PublicValue,
+    keys: Arc<Keys>,
+    host: Nqn,
+    subsystem: Nqn,
+}
+
+impl Round {
+    /// The best that the policy and the host's offer have in common.
+    ///
+    /// # Errors
+    /// They have no hash, or no group, in common.
+    pub fn new(
+        offer: &Negotiate,
+        start: Start,
+        host: Nqn,
+        subsystem: Nqn,
+    ) -> Result<Round, Failure> {
+        let Start { keys, policy, challenge, private, seqnum } = start;
+        let hash = policy.hashes.iter().copied().find(|ours| offer.hashes().any(|h| h == *ours));
+        let hash = hash.ok_or(Failure::HASH_UNUSABLE)?;
+        let group = policy.groups.iter().copied().find(|ours| offer.groups().any(|g| g == *ours));
+        let group = group.ok_or(Failure::GROUP_UNUSABLE)?;
+        let digest_bytes = hash.digest_bytes().ok_or(Failure::HASH_UNUSABLE)?;
+        Ok(Round {
+            t_id: offer.t_id,
+            hash,
+            group,
+            seqnum,
+            challenge: Digest::new(&challenge[..digest_bytes]),
+            private,
+            public: PublicValue::NONE,
+            keys,
+            host,
+            subsystem,
+        })
+    }
+
+    /// The message.
+    #[must_use]
+    pub fn challenge(&self) -> Challenge<'_> {
+        Challenge {
+            t_id: self.t_id,
+            hash: self.hash,
+            group: self.group,
+            seqnum: self.seqnum,
+            challenge: self.challenge.as_bytes(),
+            value: self.public.as_bytes(),
+        }
+    }
+
+    /// Looks at all of a Reply but its proof.
+    ///
+    /// # Errors
+    /// A part has another length than it must have, or the host wants a proof of us and there is
+    /// no secret to make it with, or it sent our challenge back.
+    pub fn check(&self, reply: &Reply<'_>) -> Result<(), Failure> {
+        let lengths = (Some(reply.response.len()), Some(reply.value.len()));
+        if lengths != (self.hash.digest_bytes(), self.group.value_bytes()) {
+            return Err(Failure::INCORRECT_PAYLOAD);
+        }
+        let Some(challenge) = reply.challenge else { return Ok(()) };
+        match self.keys.controller.is_none() || self.challenge.is(challenge) {
+            true => Err(Failure::FAILED),
+            false => Ok(()),
+        }
+    }
+
+    /// Verifies R1 and makes R2, if it is asked for.
+    fn verdict(&self, reply: &Answer) -> Result<Option<Digest>, Failure> {
+        let bind = |challenge: &Digest| match &reply.value {
+            None => Ok(challenge.clone()),
+            Some(value) => {
+                let shared = self.private.agree(self.group, value.as_bytes());
+                let shared = shared.ok_or(Failure::FAILED)?;
+                augment(self.hash, &shared, challenge.as_bytes()).ok_or(Failure::HASH_UNUSABLE)
+            }
+        };
+        let Round { hash, t_id, host, subsystem, .. } = self;
+        let at = Transaction { hash: *hash, t_id: *t_id, host, subsystem };
+        let key = self.keys.host.key(host);
+        let due = at.host_response(&key, &bind(&self.challenge)?, self.seqnum);
+        if !due.is_some_and(|due| due.is(reply.response.as_bytes())) {
+            return Err(Failure::FAILED);
+        }
+        let (Some(challenge), Some(secret)) = (&reply.challenge, &self.keys.controller) else {
+            return Ok(None);
+        };
+        let key = secret.key(subsystem);
+        Ok(at.controller_response(&key, &bind(challenge)?, reply.seqnum))
+    }
+}
+
+/// A Reply, kept.
+#[derive(Debug)]
+pub struct Answer {
+    response: Digest,
+    challenge: Option<Digest>,
+    seqnum: u32,
+    /// None for the null group.
+    value: Option<PublicValue>,
+}
+
+/// Work that takes too long for a reactor's turn.
+#[derive(Debug)]
+pub enum Job {
+    /// Make the challenge.
+    Challenge(Box<Round>),
+    /// Verify the host's answer, and answer it.
+    Verify(Box<Round>, Box<Answer>),
+}
+
+/// A job that has been done.
+#[derive(Debug)]
+pub enum Worked {
+    /// The challenge is complete.
+    Challenge(Box<Round>),
+    /// The host has proved itself, or has not.
+    Verdict {
+        /// Transaction identifier.
+        t_id: u16,
+        /// Bytes of a digest.
+        digest_bytes: u8,
+        /// R2, where the host asked for it; or why the exchange has failed.
+        response: Result<Option<Digest>, Failure>,
+    },
+}
+
+impl Job {
+    /// To verify a Reply that [`Round::check`] is content with.
+    ///
+    /// # Errors
+    /// The public value is longer than any.
+    pub fn verify(round: Box<Round>, reply: &Reply<'_>) -> Result<Job, Failure> {
+        let value = match reply.value {
+            [] => None,
+            value => Some(PublicValue::from_peer(value).ok_or(Failure::INCORRECT_PAYLOAD)?),
+        };
+        let answer = Answer {
+            response: Digest::new(reply.response),
+            challenge: reply.challenge.map(Digest::new),
+            seqnum: reply.seqnum,
+            value,
+        };
+        Ok(Job::Verify(round, Box::new(answer)))
+    }
+
+    /// Whether it takes microseconds, so that it can be done at once.
+    #[must_use]
+    pub fn is_light(&self) -> bool {
+        let (Job::Challenge(round) | Job::Verify(round, _)) = self;
+        round.group == GroupId::NULL
+    }
+
+    /// Does it.
+    #[must_use]
+    pub fn run(self) -> Worked {
+        match self {
+            Job::Challenge(mut round) => {
+                if let Some(public) = round.private.public_value(round.group) {
+                    round.public = public;
+                }
+                Worked::Challenge(round)
+            }
+            Job::Verify(round, reply) => Worked::Verdict {
+                t_id: round.t_id,
+                digest_bytes: round.challenge.as_bytes().len() as u8,
+                response: round.verdict(&reply),
+            },
+        }
+    }
+}

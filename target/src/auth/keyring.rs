@@ -1,0 +1,265 @@
+//! The secrets of hosts, read from files that nobody else may read, and what may be agreed on.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use nix::unistd::geteuid;
+use nvme::Nqn;
+use nvme::auth::{GroupId, HashId, Secret};
+
+use crate::config::AuthenticationConfig;
+
+/// Bytes of the longest key file that is read.
+const MOST_BYTES: u64 = 4096;
+
+/// The secrets of one host.
+#[derive(Debug)]
+pub struct Keys {
+    /// By which it proves itself.
+    pub host: Secret,
+    /// By which controllers prove themselves to it.
+    pub controller: Option<Secret>,
+}
+
+/// What may be agreed on, best first.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Policy {
+    /// Hashes.
+    pub hashes: Vec<HashId>,
+    /// Groups.
+    pub groups: Vec<GroupId>,
+}
+
+/// Whether a host must prove itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Demand {
+    /// It need not.
+    Nothing,
+    /// It must, and can.
+    Proof,
+    /// It would have to and cannot: there is no key.
+    Impossible,
+}
+
+/// All that authentication needs to know; immutable.
+#[derive(Debug)]
+pub struct Keyring {
+    hosts: HashMap<Nqn, Arc<Keys>>,
+    policy: Arc<Policy>,
+    required: bool,
+    discovery: bool,
+}
+
+impl Default for Keyring {
+    fn default() -> Keyring {
+        let config = AuthenticationConfig::default();
+        let AuthenticationConfig { policy, required, discovery, .. } = config;
+        Keyring { hosts: HashMap::new(), policy: Arc::new(policy), required, discovery }
+    }
+}
+
+impl Keyring {
+    /// Reads every file that the configuration names.
+    ///
+    /// # Errors
+    /// A sentence for each file that cannot be used. None shows a part of a secret.
+    pub fn load(config: &AuthenticationConfig) -> Result<Keyring, Vec<String>> {
+        let (mut hosts, mut mistakes) = (HashMap::new(), Vec::new());
+        for host in &config.hosts {
+            let mut read = |path| read_secret(path).map_err(|what| mistakes.push(what)).ok();
+            let secret = read(&host.key_file);
+            let controller = host.controller_key_file.as_deref().and_then(&mut read);
+            if let Some(secret) = secret {
+                hosts.insert(host.nqn, Arc::new(Keys { host: secret, controller }));
+            }
+        }
+        if !mistakes.is_empty() {
+            return Err(mistakes);
+        }
+        let policy = Arc::new(config.policy.clone());
+        let (required, discovery) = (config.required, config.discovery);
+        Ok(Keyring { hosts, policy, required, discovery })
+    }
+
+    /// Whether `host` must prove itself to a controller of `subsystem`.
+    #[must_use]
+    pub fn demand(&self, host: &Nqn, subsystem: &Nqn) -> Demand {
+        let discovery = subsystem.is_discovery();
+        match (self.hosts.contains_key(host), discovery) {
+            (_, true) if !self.discovery => Demand::Nothing,
+            (true, _) => Demand::Proof,
+            (false, true) => Demand::Impossible,
+            (false, false) if self.required => Demand::Impossible,
+            (false, false) => Demand::Nothing,
+        }
+    }
+
+    /// The secrets of a host.
+    #[must_use]
+    pub fn keys(&self, host: &Nqn) -> Option<Arc<Keys>> {
+        self.hosts.get(host).cloned()
+    }
+
+    /// What may be agreed on.
+    #[must_use]
+    pub fn policy(&self) -> Arc<Policy> {
+        Arc::clone(&self.policy)
+    }
+
+    /// How many hosts have keys.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.hosts.len()
+    }
+
+    /// Whether no host has a key.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.hosts.is_empty()
+    }
+
+    /// What is different from `old`, one line each, without secrets.
+    #[must_use]
+    pub fn differences(&self, old: &Keyring) -> Vec<String> {
+        let mut lines = Vec::new();
+        for (nqn, keys) in &self.hosts {
+            match old.hosts.get(nqn) {
+                None => lines.push(format!("host {nqn} must authenticate")),
+                Some(was) if !keys.are(was) => lines.push(format!("keys of host {nqn} changed")),
+                Some(_) => {}
+            }
+        }
+        for nqn in old.hosts.keys().filter(|nqn| !self.hosts.contains_key(*nqn)) {
+            lines.push(format!("keys of host {nqn} removed"));
+        }
+        let rules = |keyring: &Keyring| (keyring.required, keyring.discovery);
+        if rules(self) != rules(old) || self.policy != old.policy {
+            lines.push("the rules of authentication changed".to_owned());
+        }
+        lines.sort();
+        lines
+    }
+}
+
+impl Keys {
+    fn are(&self, other: &Keys) -> bool {
+        let same_controller = match (&self.controller, &other.controller) {
+            (Some(a), Some(b)) => a.is(b),
+            (None, None) => true,
+            _ => false,
+        };
+        self.host.is(&other.host) && same_controller
+    }
+}
+
+/// Reads a secret from a file that only its owner, who we or root must be, can read.
+///
+/// # Errors
+/// One sentence with the path and a remedy; never a part of the secret.
+pub fn read_secret(path: &Path) -> Result<Secret, String> {
+    let shown = path.display();
+    let file = File::open(path).map_err(|error| format!("{shown} cannot be read: {error}"))?;
+    let metadata = file.metadata().map_err(|error| format!("{shown} cannot be read: {error}"))?;
+    if !metadata.is_file() {
+        return Err(format!("{shown} is not a file: name one that holds the secret"));
+    }
+    if metadata.mode() & 0o077 != 0 {
+        let mode = metadata.mode() & 0o777;
+        return Err(format!("others may use {shown} (mode {mode:03o}): run `chmod 600 {shown}`"));
+    }
+    let us = geteuid().as_raw();
+    if metadata.uid() != us && metadata.uid() != 0 {
+        let owner = metadata.uid();
+        return Err(format!("{shown} belongs to user {owner}: run `chown {us} {shown}`"));
+    }
+    let mut text = zeroize::Zeroizing::new(String::with_capacity(MOST_BYTES as usize));
+    file.take(MOST_BYTES)
+        .read_to_string(&mut text)
+        .map_err(|error| format!("{shown} cannot be read: {error}"))?;
+    Secret::parse(text.trim()).map_err(|error| {
+        format!("{shown} holds no secret: {error}; `nvme gen-dhchap-key` makes one")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::HostConfig;
+    use std::fs::{Permissions, set_permissions, write};
+    use std::os::unix::fs::PermissionsExt;
+    use tempfile::tempdir;
+
+    const SECRET: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:\n";
+
+    #[test]
+    fn only_files_that_are_ours_alone_are_read() {
+        let folder = tempdir().unwrap();
+        let path = folder.path().join("key");
+        assert!(read_secret(&path).unwrap_err().contains("cannot be read"));
+        assert!(read_secret(folder.path()).unwrap_err().contains("is not a file"));
+        write(&path, SECRET).unwrap();
+        for mode in [0o644, 0o640, 0o604, 0o620, 0o601] {
+            set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            let says = read_secret(&path).unwrap_err();
+            assert!(says.contains(&format!("mode {mode:03o}")) && says.contains("chmod 600"));
+        }
+        set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        assert!(read_secret(&path).is_ok());
+        write(&path, SECRET.replace("AAEC", "AAED")).unwrap();
+        let says = read_secret(&path).unwrap_err();
+        assert!(says.contains("checksum") && !says.contains("AAED"));
+        write(&path, "A".repeat(10_000)).unwrap();
+        assert!(read_secret(&path).is_err());
+        write(&path, [0xFF; 10]).unwrap();
+        assert!(read_secret(&path).is_err());
+    }
+
+    #[test]
+    fn what_is_demanded_follows_from_keys_and_rules() {
+        let folder = tempdir().unwrap();
+        let path = folder.path().join("key");
+        write(&path, SECRET).unwrap();
+        set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        let known: Nqn = "nqn.2026-11.host:known".parse().unwrap();
+        let other: Nqn = "nqn.2026-11.host:other".parse().unwrap();
+        let disk: Nqn = "nqn.2026-11.io.nvmfd:disk".parse().unwrap();
+        let demands = |required, discovery| {
+            let host = HostConfig { nqn: known, key_file: path.clone(), controller_key_file: None };
+            let config = AuthenticationConfig {
+                required,
+                discovery,
+                hosts: vec![host],
+                ..AuthenticationConfig::default()
+            };
+            let keyring = Keyring::load(&config).unwrap();
+            assert_eq!((keyring.len(), keyring.is_empty()), (1, false));
+            [(known, disk), (other, disk), (known, Nqn::DISCOVERY), (other, Nqn::DISCOVERY)]
+                .map(|(host, subsystem)| keyring.demand(&host, &subsystem))
+        };
+        use Demand::{Impossible, Nothing, Proof};
+        assert_eq!(demands(false, false), [Proof, Nothing, Nothing, Nothing]);
+        assert_eq!(demands(true, false), [Proof, Impossible, Nothing, Nothing]);
+        assert_eq!(demands(false, true), [Proof, Nothing, Proof, Impossible]);
+        assert_eq!(demands(true, true), [Proof, Impossible, Proof, Impossible]);
+    }
+
+    #[test]
+    fn every_bad_file_is_told() {
+        let file = |name: &str| Path::new("/nonexistent").join(name);
+        let config = AuthenticationConfig {
+            hosts: vec![HostConfig {
+                nqn: "nqn.2026-11.host:a".parse().unwrap(),
+                key_file: file("a"),
+                controller_key_file: Some(file("b")),
+            }],
+            ..AuthenticationConfig::default()
+        };
+        let mistakes = Keyring::load(&config).unwrap_err();
+        assert_eq!(mistakes.len(), 2);
+        assert!(mistakes[0].contains("/nonexistent/a") && mistakes[1].contains("/nonexistent/b"));
+    }
+}

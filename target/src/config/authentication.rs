@@ -1,0 +1,169 @@
+//! `[authentication]` and `[[host]]`: who must prove what, and where the secrets are.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use nvme::Nqn;
+use nvme::auth::{GroupId, HashId};
+
+use super::section::{At, Report, Section};
+use super::text::{NQN_FORM, name};
+use crate::auth::Policy;
+
+/// Who must prove who it is, and how.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AuthenticationConfig {
+    /// Hosts without a key are refused by every subsystem.
+    pub required: bool,
+    /// Discovery controllers ask for authentication as well.
+    pub discovery: bool,
+    /// What may be agreed on, best first.
+    pub policy: Policy,
+    /// The hosts that have keys; no name twice.
+    pub hosts: Vec<HostConfig>,
+}
+
+impl Default for AuthenticationConfig {
+    fn default() -> Self {
+        let hashes = vec![HashId::SHA256, HashId::SHA384, HashId::SHA512];
+        let groups = vec![
+            GroupId::FFDHE3072,
+            GroupId::FFDHE4096,
+            GroupId::FFDHE2048,
+            GroupId::FFDHE6144,
+            GroupId::FFDHE8192,
+            GroupId::NULL,
+        ];
+        let policy = Policy { hashes, groups };
+        Self { required: false, discovery: false, policy, hosts: Vec::new() }
+    }
+}
+
+/// A host that has a key.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HostConfig {
+    /// Its name.
+    pub nqn: Nqn,
+    /// The file of the secret by which it proves itself: absolute path.
+    pub key_file: PathBuf,
+    /// The file of the secret by which controllers prove themselves to it: absolute path.
+    pub controller_key_file: Option<PathBuf>,
+}
+
+/// Nothing where nobody has to prove anything.
+impl fmt::Display for AuthenticationConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::default() {
+            return Ok(());
+        }
+        let Policy { hashes, groups } = &self.policy;
+        let hashes: Vec<String> = hashes.iter().map(ToString::to_string).collect();
+        let groups: Vec<String> = groups.iter().map(ToString::to_string).collect();
+        let who = match (self.required, self.discovery) {
+            (false, false) => "hosts with a key",
+            (false, true) => "hosts with a key, and all for discovery",
+            (true, false) => "all hosts, but not for discovery",
+            (true, true) => "all hosts",
+        };
+        writeln!(f, "authentication of {who}: {}; {}", hashes.join(", "), groups.join(", "))?;
+        for HostConfig { nqn, controller_key_file, .. } in &self.hosts {
+            let both = if controller_key_file.is_some() { ", and the controller's" } else { "" };
+            writeln!(f, "            key of {nqn}{both}")?;
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn authentication(
+    root: &mut Section<'_>,
+    report: &mut Report<'_>,
+) -> AuthenticationConfig {
+    let mut config = AuthenticationConfig::default();
+    let mut section = root.table("authentication", "[authentication]", report);
+    let mut flag = |key, report: &mut Report<'_>| {
+        section.take(key, "true or false", report).is_some_and(|at| at.value)
+    };
+    config.required = flag("required", report);
+    config.discovery = flag("discovery", report);
+    let hashes =
+        [("sha256", HashId::SHA256), ("sha384", HashId::SHA384), ("sha512", HashId::SHA512)];
+    if let Some(chosen) = choice(&mut section, "hashes", &hashes, report) {
+        config.policy.hashes = chosen;
+    }
+    let groups = [
+        ("null", GroupId::NULL),
+        ("ffdhe2048", GroupId::FFDHE2048),
+        ("ffdhe3072", GroupId::FFDHE3072),
+        ("ffdhe4096", GroupId::FFDHE4096),
+        ("ffdhe6144", GroupId::FFDHE6144),
+        ("ffdhe8192", GroupId::FFDHE8192),
+    ];
+    if let Some(chosen) = choice(&mut section, "groups", &groups, report) {
+        config.policy.groups = chosen;
+    }
+    section.end(report);
+    let mut seen: Vec<At<Nqn>> = Vec::new();
+    for table in root.tables("host", "[[host]]", report) {
+        config.hosts.extend(host(table, &mut seen, report));
+    }
+    config
+}
+
+/// A list of names, best first, no name twice and at least one.
+fn choice<T: Copy>(
+    section: &mut Section<'_>,
+    key: &'static str,
+    known: &[(&str, T)],
+    report: &mut Report<'_>,
+) -> Option<Vec<T>> {
+    let names: Vec<String> = known.iter().map(|(name, _)| format!("{name:?}")).collect();
+    let form = format!("a list of {}, best first", names.join(", "));
+    let At { value, span } = section.take::<Vec<String>>(key, &form, report)?;
+    let mut chosen = Vec::new();
+    for (n, written) in value.iter().enumerate() {
+        match known.iter().find(|(name, _)| name == written) {
+            Some(_) if value[..n].contains(written) => {
+                report.add(&span, format!("`{key}` lists {written:?} twice"), "list it once");
+            }
+            Some((_, known)) => chosen.push(*known),
+            None => {
+                report.add(&span, format!("`{key}` lists {written:?}"), format!("write {form}"))
+            }
+        }
+    }
+    if value.is_empty() {
+        report.add(&span, format!("`{key}` is empty"), format!("write {form}"));
+    }
+    Some(chosen)
+}
+
+fn host(
+    mut section: Section<'_>,
+    seen: &mut Vec<At<Nqn>>,
+    report: &mut Report<'_>,
+) -> Option<HostConfig> {
+    let nqn = section.need::<String>("nqn", NQN_FORM, report);
+    let nqn = nqn.and_then(|at| name(at, report));
+    if let Some(At { value, span }) = &nqn {
+        if let Some(first) = seen.iter().find(|old| old.value == *value) {
+            let (line, _) = report.place(first.span.start);
+            let what = format!("this host was there before, in line {line}");
+            report.add(span, what, "write one [[host]] for each host");
+        }
+        seen.push(At { value: *value, span: span.clone() });
+    }
+    let form = "an absolute path, such as \"/etc/nvmfd/keys/host1\"";
+    let key = section.need::<PathBuf>("dhchap_key_file", form, report);
+    let controller = section.take::<PathBuf>("dhchap_ctrl_key_file", form, report);
+    for At { value, span } in [&key, &controller].into_iter().flatten() {
+        if !value.is_absolute() {
+            report.add(span, "the path is not absolute", format!("write {form}"));
+        }
+    }
+    section.end(report);
+    Some(HostConfig {
+        nqn: nqn?.value,
+        key_file: key?.value,
+        controller_key_file: controller.map(|at| at.value),
+    })
+}

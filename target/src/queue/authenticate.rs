@@ -1,0 +1,141 @@
+//! Authentication: what a queue lets through before it, its messages, and who does its work.
+
+use nvme::auth::MESSAGE_MAX_BYTES;
+use nvme::fabrics::{ConnectData, FabricsType};
+use nvme::{Sqe, Status};
+use tracing::info;
+
+use super::{Io, Link, Queue, Serves, State};
+use crate::association::next_id;
+use crate::auth::{Exchange, Job, Task, Worked};
+use crate::command::{Plan, Received, fabrics};
+use crate::refusals::Refusal;
+use crate::registry::Admission;
+
+impl Queue {
+    /// A host that has failed too often may not even begin.
+    pub(super) fn check_throttle(
+        &self,
+        data: &ConnectData,
+        io: &mut Io<'_>,
+    ) -> Result<(), fabrics::Refusal> {
+        let Ok(host) = data.hostnqn() else { return Ok(()) };
+        if !io.registry.is_throttled(self.source(), &host, io.now) {
+            return Ok(());
+        }
+        if io.refusals.count(&Refusal::Throttled, io.now) {
+            info!(remote = %self.remote, %host, "{}", Refusal::Throttled);
+        }
+        Err(Status::CONNECT_CONTROLLER_BUSY.into())
+    }
+
+    /// The queue is about to serve: does its host have to prove itself first?
+    pub(super) fn demand(&mut self, admission: &Admission, io: &Io<'_>) {
+        let association = &admission.association;
+        self.proof = admission
+            .authenticate
+            .then(|| Box::new(Exchange::new(association.host, association.subsystem, io.now)));
+    }
+
+    /// What authentication has to say to a command: its own are taken here, all others are
+    /// refused until it is done. None where the command may go on.
+    pub(super) fn prove(
+        &mut self,
+        sqe: &Sqe,
+        received: Received,
+        io: &mut Io<'_>,
+    ) -> Option<Result<Plan, Status>> {
+        let proof = self.proof.as_ref()?;
+        if let Err(status) = sqe.check_flags() {
+            return Some(Err(status));
+        }
+        match sqe.is_fabrics().then(|| sqe.fabrics_type()) {
+            Some(FabricsType::AUTHENTICATION_SEND) => {
+                Some(fabrics::authentication_send(sqe, received))
+            }
+            Some(FabricsType::AUTHENTICATION_RECEIVE) => Some(self.due(sqe, received, io)),
+            _ if proof.is_authenticated() => None,
+            _ => Some(Err(Status::AUTHENTICATION_REQUIRED.with_dnr())),
+        }
+    }
+
+    /// The message that is due to the host, for an Authentication Receive.
+    fn due(&mut self, sqe: &Sqe, received: Received, io: &mut Io<'_>) -> Result<Plan, Status> {
+        let to = fabrics::authentication_receive(sqe, received)?;
+        let Some(proof) = &mut self.proof else { return Err(Status::INVALID_OPCODE.with_dnr()) };
+        let before = proof.is_authenticated();
+        let mut message = [0; MESSAGE_MAX_BYTES];
+        let len = proof.fetch(to.len, &mut message, io.now)?;
+        let page = message[..len].to_vec();
+        self.note_proof(before, io);
+        Ok(Plan::Give { page, to })
+    }
+
+    /// An Authentication Send's message is here.
+    pub(super) fn authenticate(&mut self, slot: u16, io: &mut Io<'_>) {
+        let entry = &self.slots[usize::from(slot)];
+        let Some(proof) = &mut self.proof else {
+            return self.answer(slot, Err(Status::INVALID_OPCODE.with_dnr()), io);
+        };
+        let before = proof.is_authenticated();
+        let host = *proof.host();
+        let message = entry.bytes(io.pool).to_vec();
+        let job = proof.on_message(&message, || io.registry.start_exchange(&host), io.now);
+        let Some(job) = job else {
+            self.note_proof(before, io);
+            return self.answer(slot, Ok(0), io);
+        };
+        if job.is_light() {
+            proof.on_worked(job.run(), io.now);
+            self.note_proof(before, io);
+            return self.answer(slot, Ok(0), io);
+        }
+        self.hand_over(slot, job, io);
+    }
+
+    /// The command waits until somebody else has done the job.
+    fn hand_over(&mut self, slot: u16, job: Job, io: &mut Io<'_>) {
+        let ticket = next_id();
+        let to = io.registry.reactor(io.reactor).clone();
+        let given = io.registry.worker.give(Task { job, to, key: self.key, ticket });
+        if given {
+            self.task = Some((ticket, slot));
+            self.slot(slot).state = State::Waiting;
+            return;
+        }
+        if let Some(proof) = &mut self.proof {
+            proof.on_unworked();
+        }
+        self.answer(slot, Err(Status::COMMAND_INTERRUPTED), io);
+    }
+
+    /// The job with this number is done.
+    pub fn on_worked(&mut self, ticket: u64, worked: Worked, io: &mut Io<'_>) {
+        let Some((_, slot)) = self.task.take_if(|(ours, _)| *ours == ticket) else { return };
+        if self.link != Link::Open {
+            return;
+        }
+        if let Some(proof) = &mut self.proof {
+            let before = proof.is_authenticated();
+            proof.on_worked(worked, io.now);
+            self.note_proof(before, io);
+        }
+        self.answer(slot, Ok(0), io);
+    }
+
+    /// Tells of a success or a failure.
+    fn note_proof(&mut self, before: bool, io: &mut Io<'_>) {
+        let (remote, qid) = (self.remote, self.request.qid);
+        let Some(proof) = &mut self.proof else { return };
+        let host = *proof.host();
+        if let Some(why) = proof.take_failure() {
+            io.registry.note_failed_proof(remote.ip(), host, io.now);
+            let refusal = Refusal::Authentication(why);
+            if io.refusals.count(&refusal, io.now) {
+                info!(%remote, %host, qid, "{refusal}");
+            }
+        } else if proof.is_authenticated() && !before && matches!(self.serves, Serves::Admin(_)) {
+            info!(%remote, %host, "host authenticated");
+        }
+    }
+}
