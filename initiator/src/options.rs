@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use nvme::Nqn;
+use nvme::auth::Secret;
 
 use crate::fabric::Provider;
 use crate::host::Host;
@@ -53,6 +54,13 @@ pub struct TargetArgs {
     #[arg(help_heading = TARGET, short = 'k', long, value_name = "SECONDS",
         value_parser = clap::value_parser!(u32).range(..=4_294_967))]
     pub keep_alive_tmo: Option<u32>,
+    /// Secret of this host for authentication (DHHC-1:..), or @FILE that holds it
+    #[arg(help_heading = TARGET, long, value_name = "SECRET")]
+    pub dhchap_secret: Option<String>,
+    /// Secret by which the target must prove itself, or @FILE that holds it
+    #[arg(help_heading = TARGET, long, value_name = "SECRET",
+        requires = "dhchap_secret")]
+    pub dhchap_ctrl_secret: Option<String>,
     /// Fabric to use
     #[arg(help_heading = TARGET, long, value_enum, default_value_t = Provider::Auto)]
     pub provider: Provider,
@@ -109,6 +117,8 @@ impl TargetArgs {
             kato_ms: self.keep_alive_tmo.unwrap_or(kato_s).saturating_mul(1000),
             connect_timeout: limit,
             command_timeout: limit,
+            secret: secret("--dhchap-secret", self.dhchap_secret.as_deref())?,
+            controller_secret: secret("--dhchap-ctrl-secret", self.dhchap_ctrl_secret.as_deref())?,
             ..Options::new(self.address()?, subnqn, hostnqn, hostid)
         };
         let setup = Setup {
@@ -143,4 +153,17 @@ impl TargetArgs {
         }
         Ok(to)
     }
+}
+
+/// A secret from the command line, which others can see, or from a file, which they need not.
+fn secret(option: &str, text: Option<&str>) -> Result<Option<Secret>, Error> {
+    let Some(text) = text else { return Ok(None) };
+    let read = match text.strip_prefix('@') {
+        Some(path) => std::fs::read_to_string(path)
+            .map_err(|error| Error::Usage(format!("{option} {text}: {error}")))?,
+        None => text.to_owned(),
+    };
+    // What was written is not repeated: it might be nearly right.
+    let secret = Secret::parse(read.trim());
+    secret.map(Some).map_err(|error| Error::Usage(format!("{option} is no secret: {error}")))
 }

@@ -22,6 +22,7 @@
 //! a wrong length ends the association with an [`Ended`] that says so.
 
 mod alive;
+mod authenticate;
 mod ended;
 mod queue;
 mod request;
@@ -40,6 +41,7 @@ pub use ended::{Ended, Violation};
 pub use request::{Answer, Data, Done, Io, Lost, Options, Phase, Refused, Request};
 
 use alive::KeepAlive;
+use authenticate::Proof;
 use queue::{Finished, Owner, Queue, Sending};
 use start::{Step, earlier};
 
@@ -61,6 +63,8 @@ pub struct Session {
     /// The admin queue, then the I/O queues in the order of their ids.
     queues: Vec<Queue>,
     step: Step,
+    /// Of the authentication that is under way.
+    proof: Option<Box<Proof>>,
     /// Of the bring-up or of the shut-down.
     deadline: Option<Instant>,
     /// When to ask for the controller's status again.
@@ -93,6 +97,7 @@ impl Session {
             ended: None,
             queues: Vec::new(),
             step: Step::Nothing,
+            proof: None,
             deadline: None,
             poll_at: None,
             done: VecDeque::new(),

@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use nvme::auth::Failure;
 use nvme::cm::{self, RejectStatus};
 use nvme::fabrics::InvalidParameter;
 use nvme::{Nqn, Status};
@@ -51,8 +52,22 @@ pub enum Ended {
         /// The name that we gave.
         hostnqn: Box<Nqn>,
     },
-    /// The target demands authentication, which this host does not have.
+    /// The target demands authentication, and this host has no secret.
     Authentication,
+    /// The target does not believe that we are who we say.
+    NotAuthenticated {
+        /// The queue.
+        queue: u16,
+        /// The target's reason.
+        why: Failure,
+    },
+    /// The target has not proved who it is, or did not keep to the protocol of authentication.
+    Unproved {
+        /// The queue.
+        queue: u16,
+        /// What was wrong.
+        why: Failure,
+    },
     /// The controller did not become ready.
     NotReady {
         /// How long we waited.
@@ -191,8 +206,18 @@ impl fmt::Display for Ended {
                 refused(f, *queue, *status, *parameter, subnqn, hostnqn)
             }
             Ended::Authentication => f.write_str(
-                "the target demands authentication (DH-HMAC-CHAP), which this host cannot do",
+                "the target demands authentication (DH-HMAC-CHAP): give this host's secret with \
+                 --dhchap-secret",
             ),
+            Ended::NotAuthenticated { queue, why } => write!(
+                f,
+                "the target refuses our authentication on {} ({why}): is --dhchap-secret the \
+                 secret that it has for --hostnqn?",
+                Name(*queue)
+            ),
+            Ended::Unproved { queue, why } => {
+                write!(f, "the target has not proved who it is on {}: {why}", Name(*queue))
+            }
             Ended::NotReady { waited } => {
                 write!(f, "the controller did not become ready within {waited:?}")
             }

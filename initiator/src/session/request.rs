@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use nvme::auth::Secret;
 use nvme::{Nqn, PAGE_BYTES, Sqe, Status};
 use rdma::{Buf, Exposed, Fabric, Pool, PoolPlan};
 
@@ -45,6 +46,10 @@ pub struct Options {
     pub connect_timeout: Duration,
     /// How long a command may take before the association is given up.
     pub command_timeout: Duration,
+    /// By which we prove who we are, to a target that demands it.
+    pub secret: Option<Secret>,
+    /// By which the target must prove who it is; without it, it need not.
+    pub controller_secret: Option<Secret>,
 }
 
 impl Options {
@@ -62,6 +67,8 @@ impl Options {
             in_capsule: true,
             connect_timeout: Duration::from_secs(30),
             command_timeout: Duration::from_secs(30),
+            secret: None,
+            controller_secret: None,
         }
     }
 

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use nvme::auth::Failure;
 use nvme::fabrics::{
     CNTLID_DYNAMIC, Connect, ConnectData, ConnectResult, InvalidParameter, PropertyGet, PropertySet,
 };
@@ -12,6 +13,7 @@ use nvme::property::{Cap, Cc, Crto, Csts, Property, Vs};
 use nvme::{Sgl, Sqe, Status};
 use rdma::Buf;
 
+use super::authenticate::Talk;
 use super::queue::{MOST_ENTRIES, Owner, Queue, Sending};
 use super::{ADMIN_ENTRIES, Answer, Data, Ended, Io, Options, Phase, Session, Violation};
 
@@ -26,6 +28,8 @@ pub(super) enum Step {
     Connection(u16),
     /// Connect on a queue.
     Connect(u16),
+    /// Authentication on a queue.
+    Authenticate(u16, Talk),
     Capabilities,
     ReadyTimeouts,
     Enable,
@@ -47,6 +51,7 @@ impl Step {
         match self {
             Step::Nothing | Step::Connection(_) => "a connection",
             Step::Connect(_) => "Connect",
+            Step::Authenticate(_, talk) => talk.name(),
             Step::Capabilities => "Property Get (CAP)",
             Step::ReadyTimeouts => "Property Get (CRTO)",
             Step::Enable | Step::Shutdown => "Property Set (CC)",
@@ -95,9 +100,10 @@ impl Session {
             }
             (Step::Shutdown | Step::ShutdownStatus, false) => self.end(io),
             (step, false) => self.die(Ended::Refused { what: step.name(), status }, io),
-            (Step::Connect(0), true) => self.connected(ConnectResult(result as u32), io),
-            (Step::Connect(qid), true) if qid < self.granted => self.connect(qid + 1, io),
-            (Step::Connect(_), true) => self.configure_events(io),
+            (Step::Connect(qid), true) => {
+                self.demanded(qid, ConnectResult(result as u32), io);
+            }
+            (Step::Authenticate(qid, talk), true) => self.on_talk(qid, talk, page, io),
             (Step::Capabilities, true) => self.on_capabilities(Cap(result), io),
             (Step::ReadyTimeouts, true) => {
                 let waits = Crto(result as u32).crwmt_500ms();
@@ -147,6 +153,7 @@ impl Session {
         match self.step {
             Step::Connection(0) => Ended::Unreachable { to: self.options.to },
             Step::Connection(queue) => Ended::SlowConnection { queue, after },
+            Step::Authenticate(queue, talk) => Ended::Timeout { queue, what: talk.name(), after },
             Step::Connect(queue) => Ended::Timeout { queue, what: "Connect", after },
             step => Ended::Timeout { queue: 0, what: step.name(), after },
         }
@@ -174,7 +181,14 @@ impl Session {
         self.command_with(step, qid, sqe, data, io);
     }
 
-    fn command_with(&mut self, step: Step, qid: u16, sqe: Sqe, data: Data, io: &mut Io<'_>) {
+    pub(super) fn command_with(
+        &mut self,
+        step: Step,
+        qid: u16,
+        sqe: Sqe,
+        data: Data,
+        io: &mut Io<'_>,
+    ) {
         self.step = step;
         let sending = Sending { owner: Owner::Step, sqe, data, deadline: self.deadline };
         let Some(queue) = self.queues.get_mut(usize::from(qid)) else { return };
@@ -237,12 +251,30 @@ impl Session {
         self.die(ended, io);
     }
 
-    fn connected(&mut self, result: ConnectResult, io: &mut Io<'_>) {
-        if result.atr() || result.ascr() {
-            return self.die(Ended::Authentication, io);
+    /// Connect has succeeded: what does the target demand before anything else?
+    fn demanded(&mut self, qid: u16, result: ConnectResult, io: &mut Io<'_>) {
+        if qid == 0 {
+            self.cntlid = result.cntlid();
         }
-        self.cntlid = result.cntlid();
-        self.get(Step::Capabilities, Property::CAP, io);
+        let expects_proof =
+            self.options.controller_secret.is_some() && !self.options.subnqn.is_discovery();
+        match (result.ascr(), result.atr()) {
+            (true, _) => self.die(Ended::Unsupported("it demands a secure channel"), io),
+            (_, true) => self.authenticate(qid, io),
+            _ if expects_proof => {
+                self.die(Ended::Unproved { queue: qid, why: Failure::PROTOCOL_UNUSABLE }, io);
+            }
+            _ => self.connected_queue(qid, io),
+        }
+    }
+
+    /// A queue is connected, and both sides are content with each other.
+    pub(super) fn connected_queue(&mut self, qid: u16, io: &mut Io<'_>) {
+        match qid {
+            0 => self.get(Step::Capabilities, Property::CAP, io),
+            qid if qid < self.granted => self.connect(qid + 1, io),
+            _ => self.configure_events(io),
+        }
     }
 
     fn on_capabilities(&mut self, cap: Cap, io: &mut Io<'_>) {
