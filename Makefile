@@ -37,7 +37,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build test format lint unit doc native guests sim demo demo-guest bench loss bench-guests hostile asan vm clean
+.PHONY: help packages test-packages build test format lint unit doc native guests sim demo demo-guest bench loss bench-guests hostile fuzz asan vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -110,6 +110,20 @@ SECONDS_OF_FLOOD ?= 60
 hostile: packages ## Twenty million mutated packets, five million messages, and floods: some minutes
 	PACKETS=$(PACKETS) SECONDS=$(SECONDS_OF_FLOOD) SHARE=70 $(CARGO) test --release -p rdma --no-default-features \
 	  --test soft_hostile -- --nocapture --test-threads 1
+
+FUZZ := $(BUILD)/fuzz
+TARGETS ?= authentication command config datagram endpoint message page queue session
+fuzz: packages ## Let a fuzzer choose what peers send: make fuzz SECONDS=60 TARGETS="queue endpoint"
+	@$(call install,g++)
+	@$(CARGO) fuzz --version >/dev/null 2>&1 || { echo "make: first: cargo install cargo-fuzz" >&2; exit 1; }
+	SEEDS=$(FUZZ)/corpus $(CARGO) test -p tests --no-default-features --test fuzz
+	@for target in $(TARGETS); do (set -x; \
+	  RUSTC_BOOTSTRAP=1 $(CARGO) fuzz build --sanitizer none --target-dir $(FUZZ) $$target; \
+	  mkdir -p $(FUZZ)/corpus/$$target; \
+	  $(FUZZ)/$$(rustc -vV | sed -n 's/^host: //p')/release/$$target $(FUZZ)/corpus/$$target \
+	    -artifact_prefix=$(FUZZ)/$$target- -max_len=4096 -timeout=20 -print_final_stats=1 \
+	    -max_total_time=$(or $(SECONDS),60)); \
+	done
 
 asan: packages ## The memory that is shared with devices, and the soft fabric, under AddressSanitizer
 	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 $(CARGO) test \

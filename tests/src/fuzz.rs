@@ -5,6 +5,7 @@
 //! Each says whether the bytes got past the first look, so that the test sees that they are not
 //! refused at the door.
 
+mod authentication;
 mod bytes;
 mod config;
 mod endpoint;
@@ -13,6 +14,7 @@ mod queue;
 mod session;
 mod wire;
 
+pub use self::authentication::authentication;
 pub use self::config::config;
 pub use self::endpoint::endpoint;
 pub use self::nvme::{command, page};
@@ -24,7 +26,8 @@ pub use self::wire::{datagram, message};
 pub type Target = fn(&[u8]) -> bool;
 
 /// All of them, by the names of their seeds and programs.
-pub const TARGETS: [(&str, Target); 8] = [
+pub const TARGETS: [(&str, Target); 9] = [
+    ("authentication", authentication),
     ("command", command),
     ("config", config),
     ("datagram", datagram),

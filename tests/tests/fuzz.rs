@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::Path;
 
+use nvme::auth::{Challenge, Failure, GroupId, HashId, Negotiate, Notice, Reply, Success1};
 use rdma::soft::sim::Dice;
 use tests::fuzz::TARGETS;
 
@@ -59,6 +60,34 @@ fn hex(text: &str) -> Vec<u8> {
     (0..digits.len()).step_by(2).map(byte).collect()
 }
 
+type Emit<'a> = &'a dyn Fn(&mut [u8]) -> Option<usize>;
+
+/// Messages of an authentication, one of each kind.
+fn messages() -> Vec<Vec<u8>> {
+    let (hash, group) = (HashId::SHA256, GroupId::NULL);
+    let negotiate = Negotiate::new(7, &[hash, HashId::SHA512], &[group, GroupId::FFDHE2048]);
+    let (one, two) = ([1; 32], [2; 32]);
+    let challenge = Challenge { t_id: 7, hash, group, seqnum: 9, challenge: &one, value: &[] };
+    let (response, value) = (&two[..], &[][..]);
+    let reply = Reply { t_id: 7, response, challenge: Some(&one), seqnum: 1, value };
+    let success = Success1 { t_id: 7, digest_bytes: 32, response: Some(response) };
+    let mut to = [0; 256];
+    let mut all = Vec::new();
+    let emits: [Emit<'_>; 6] = [
+        &|to| negotiate.emit(to),
+        &|to| challenge.emit(to),
+        &|to| reply.emit(to),
+        &|to| success.emit(to),
+        &|to| Notice::Success2.emit(7, to),
+        &|to| Notice::Failure1(Failure::INCORRECT_PAYLOAD).emit(7, to),
+    ];
+    for emit in emits {
+        let len = emit(&mut to).unwrap();
+        all.push(to[..len].to_vec());
+    }
+    all
+}
+
 /// Bytes that choose what happens: any will do.
 fn choices(count: u64, bytes: usize) -> Vec<Vec<u8>> {
     let random = |seed| {
@@ -93,6 +122,7 @@ fn seeds(name: &str) -> Seeds {
             let all = datagrams().into_iter().filter(|datagram| datagram[0] == 100);
             (all.map(|datagram| datagram[20..20 + 256].to_vec()).collect(), 20_000)
         }
+        "authentication" => (messages(), 20_000),
         "endpoint" => (choices(64, 400), 400),
         "queue" => (Vec::new(), 100),
         "session" => (Vec::new(), 400),
@@ -145,6 +175,21 @@ fn run(name: &str) {
     assert!(reached > mutations / 10, "{reached} of {mutations} get past the first look");
 }
 
+#[test]
+fn every_target_has_a_program() {
+    let text = String::from_utf8(read("fuzz/Cargo.toml")).unwrap();
+    let manifest: toml::Table = text.parse().unwrap();
+    let programs = manifest["bin"].as_array().unwrap();
+    let names: Vec<_> = programs.iter().map(|program| program["name"].as_str().unwrap()).collect();
+    let targets: Vec<_> = TARGETS.iter().map(|(name, _)| *name).collect();
+    assert_eq!(names, targets);
+    for (name, program) in names.iter().zip(programs) {
+        let code = read(&format!("fuzz/{}", program["path"].as_str().unwrap()));
+        let calls = format!("tests::fuzz::{name}(data)");
+        assert!(String::from_utf8(code).unwrap().contains(&calls), "{name}");
+    }
+}
+
 macro_rules! each {
     ($($test:ident = $name:literal,)*) => {
         $(
@@ -163,6 +208,7 @@ macro_rules! each {
 }
 
 each! {
+    authentications_survive_anything = "authentication",
     commands_survive_anything = "command",
     configurations_survive_anything = "config",
     datagrams_survive_anything = "datagram",

@@ -559,7 +559,7 @@ impl Lab {
                         0
                     }
                     Property::CSTS => target.csts.0.into(),
-                    other => panic!("{other:?}"),
+                    _ => return (Status::INVALID_FIELD, 0),
                 };
                 (Status::SUCCESS, value)
             }

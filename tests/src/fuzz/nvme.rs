@@ -12,6 +12,9 @@ use nvme::log::{
     self, AnaGroup, AnaHeader, DiscoveryEntry, DiscoveryHeader, Effects, ErrorEntry, FirmwareSlots,
     GetLogPage, Smart, SupportedPages,
 };
+use nvme::reservation::{
+    AcquireKeys, NotificationPage, RegisterKeys, Registrant, ReleaseKey, Report, ReservationStatus,
+};
 use nvme::sqe::DsmRange;
 use nvme::{Cqe, Nqn, PAGE_BYTES, Sgl, Sqe, Status, cm};
 
@@ -44,6 +47,8 @@ pub fn command(data: &[u8]) -> bool {
     assert_eq!(Identify::parse(&identify.emit(sgl)), identify);
     assert_eq!(GetLogPage::parse(&log.emit(sgl)), log);
     assert!((4..=1 << 34).contains(&log.len_bytes()));
+    let report = Report::parse(&sqe);
+    assert_eq!(Report::parse(&report.emit(sqe.nsid, sgl)), report);
 
     let answer = Cqe::parse(&Bytes::new(data).array());
     assert_eq!(Cqe::parse(&answer.emit()), answer);
@@ -109,6 +114,12 @@ pub fn page(data: &[u8]) -> bool {
     survives!(Timestamp, page);
     survives!(HostBehavior, page);
     survives!(DsmRange, page);
+    survives!(RegisterKeys, page);
+    survives!(AcquireKeys, page);
+    survives!(ReleaseKey, page);
+    survives!(ReservationStatus, page);
+    survives!(Registrant, page);
+    survives!(NotificationPage, page);
     let entry = survives!(DiscoveryEntry, page);
     named(entry.subnqn.nqn().ok());
     shown(&entry.trsvcid);

@@ -50,13 +50,17 @@ const ADMIN: [AdminOpcode; 9] = [
     AdminOpcode(0x55),
 ];
 
-const IO: [IoOpcode; 8] = [
+const IO: [IoOpcode; 12] = [
     IoOpcode::READ,
     IoOpcode::WRITE,
     IoOpcode::COMPARE,
     IoOpcode::FLUSH,
     IoOpcode::WRITE_ZEROES,
     IoOpcode::DATASET_MANAGEMENT,
+    IoOpcode::RESERVATION_REGISTER,
+    IoOpcode::RESERVATION_REPORT,
+    IoOpcode::RESERVATION_ACQUIRE,
+    IoOpcode::RESERVATION_RELEASE,
     IoOpcode(AdminOpcode::FABRICS.0),
     IoOpcode(0x55),
 ];
@@ -65,8 +69,8 @@ struct Host {
     world: World,
     queue: Queue,
     admin: bool,
-    /// Commands on their way, by id: whether they may wait for ever.
-    sent: HashMap<u16, bool>,
+    /// Commands on their way, by id: how many, and whether they may wait for ever.
+    sent: HashMap<u16, (u32, bool)>,
     next: u16,
     answered: u32,
 }
@@ -89,7 +93,8 @@ impl Host {
         self.world.run(&mut self.queue);
         self.hear();
         if !self.world.fabric.disconnected {
-            let waits: Vec<_> = self.sent.iter().filter(|(_, patient)| !**patient).collect();
+            self.sent.retain(|_, (_, patient)| !*patient);
+            let waits = &self.sent;
             assert!(waits.is_empty(), "never answered: {waits:x?}");
         }
     }
@@ -122,7 +127,12 @@ impl Host {
     /// The answers so far.
     fn hear(&mut self) {
         for cqe in self.world.completions.drain(..) {
-            assert!(self.sent.remove(&cqe.cid).is_some(), "{:#x} was not asked for", cqe.cid);
+            let asked = self.sent.get_mut(&cqe.cid).map(|(count, _)| count);
+            let count = asked.unwrap_or_else(|| panic!("{:#x} was not asked for", cqe.cid));
+            *count -= 1;
+            if *count == 0 {
+                self.sent.remove(&cqe.cid);
+            }
             self.answered += 1;
         }
     }
@@ -158,13 +168,11 @@ impl Host {
         bytes.patch(&mut data);
         let capsule = [&sqe.with_cid(cid).emit()[..], &data].concat();
         let patient = self.admin && sqe.opcode == AdminOpcode::ASYNC_EVENT_REQUEST.0;
-        let fresh = self.sent.insert(cid, patient).is_none();
-        if !self.world.deliver(&mut self.queue, &capsule) {
-            self.sent.remove(&cid);
-        } else if !fresh {
-            // Perhaps an answer to the first is under way to the host.
-            self.world.run(&mut self.queue);
-            self.hear();
+        // An id that is used again while its answer is under way is one twice.
+        if self.world.deliver(&mut self.queue, &capsule) {
+            let (count, waits) = self.sent.entry(cid).or_default();
+            *count += 1;
+            *waits |= patient;
         }
     }
 
