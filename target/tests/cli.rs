@@ -73,6 +73,30 @@ fn mistakes_are_all_printed_and_fail() {
 }
 
 #[test]
+fn a_state_directory_that_is_not_there_is_a_mistake() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("nvmfd.toml");
+    let with = |state: &Path| {
+        let text = format!(
+            "state_directory = {state:?}\n[[listener]]\naddress = \"192.0.2.1\"\n[[subsystem]]\n\
+             nqn = \"nqn.2026-11.io.nvmfd:a\"\nallow_any_host = true\n[[subsystem.namespace]]\n\
+             nsid = 1\nkind = \"null\"\nsize = \"1MiB\"\n"
+        );
+        std::fs::write(&file, text).unwrap();
+        nvmfd(&["check", file.to_str().unwrap()])
+    };
+    let (code, out, err) = with(folder.path());
+    assert_eq!(code, Some(0), "{err}");
+    assert!(out.contains(&format!("state       in {}", folder.path().display())), "{out}");
+    let missing = folder.path().join("missing");
+    let (code, _, err) = with(&missing);
+    assert_eq!(code, Some(1));
+    assert!(err.contains("missing is no folder that can be used: make it"), "{err}");
+    let (code, _, err) = with(&file);
+    assert!(code == Some(1) && err.contains("is no folder"), "{err}");
+}
+
+#[test]
 fn the_journal_gets_priorities_and_nothing_else_does() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("stderr");

@@ -3,6 +3,8 @@
 
 #[path = "loopback/judges.rs"]
 mod judges;
+#[path = "loopback/reservations.rs"]
+mod reservations;
 #[path = "loopback/target.rs"]
 mod target;
 #[path = "loopback/tool.rs"]

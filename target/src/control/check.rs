@@ -23,6 +23,12 @@ pub(crate) fn check(file: &Path) -> bool {
         warn!("{warning}");
     }
     let mut good = true;
+    if let Some(folder) = &config.state_directory
+        && !fs::metadata(folder).is_ok_and(|found| found.is_dir())
+    {
+        error!("state_directory {} is no folder that can be used: make it", folder.display());
+        good = false;
+    }
     for subsystem in &config.subsystems {
         for namespace in &subsystem.namespaces {
             if let Err(sentence) = look(namespace) {
