@@ -1181,3 +1181,34 @@ proptest! {
         prop_assert_eq!(home, jobs.len() + sends);
     }
 }
+
+/// A peer that says for how many messages it has receives gets no more sends than that; but one
+/// when there is nothing else on its way, whose answer tells of new receives.
+#[test]
+fn sends_wait_for_credits() {
+    let mut a = End::new(&settings(0));
+    let acknowledge = |a: &mut End, ahead: u32, msn: u32, credits: u8| {
+        let syndrome = Syndrome::Ack(Credits::new(credits));
+        let aeth = Some(Aeth { syndrome, msn: Msn::new(msn) });
+        let bth = Bth::new(Opcode::Acknowledge, Qpn::new(3), settings(0).send_psn.add(ahead));
+        a.inject(bth, Extended { aeth, ..Extended::default() }, &[]);
+    };
+    // How many leave, and whether the last one asks for an answer.
+    let leave = |a: &mut End| {
+        let all = a.transmit_all();
+        let last = all.last().map(|last| Packet::parse(last).unwrap().bth.ack_request);
+        (all.len(), last)
+    };
+    (0..9).for_each(|tag| a.send(tag, 64, 0));
+    assert_eq!(leave(&mut a), (9, Some(true)), "nothing is known of credits");
+    acknowledge(&mut a, 8, 9, 2);
+    (9..16).for_each(|tag| a.send(tag, 64, 0));
+    assert_eq!(leave(&mut a), (2, Some(true)));
+    acknowledge(&mut a, 9, 10, 3);
+    assert_eq!(leave(&mut a), (2, Some(true)));
+    acknowledge(&mut a, 12, 13, 0);
+    assert_eq!(leave(&mut a), (1, Some(true)), "nothing else is on its way");
+    assert_eq!(leave(&mut a), (0, None));
+    acknowledge(&mut a, 13, 14, 31);
+    assert_eq!(leave(&mut a), (2, Some(true)), "no limit any more");
+}

@@ -264,7 +264,8 @@ impl Connection {
 
     /// Takes back a request or reply that the peer has not answered. Linux finds the connection by
     /// the name of our adapter, `guid`, when we had no time (the additional reject
-    /// information of IBTA volume 1, 12.6.7).
+    /// information: IBTA volume 1, 12.6.7 "REJ", its reasons in 12.6.7.2; read in Linux by
+    /// `cm_acquire_rejected_id`).
     pub(crate) fn give_up(&self, reason: RejectReason, guid: u64) -> [u8; MAD_BYTES] {
         let (mut info, mut info_length) = ([0; 72], 0);
         if reason == RejectReason::TIMEOUT {

@@ -189,8 +189,8 @@ pub enum Syndrome {
     Reserved(u8),
 }
 
-/// Credit code of an acknowledgement, 0 to 31. 31 means that no limit is reported; we send that
-/// and take others as advice, as end-to-end flow control only saves retries.
+/// Credit code of an acknowledgement, 0 to 31. 31 means that no limit is reported; we send that,
+/// and heed others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Credits(u8);
 

@@ -50,10 +50,12 @@ use super::responder::packets_of;
 use crate::{Buf, Fault, Tag, Work};
 
 use board::Board;
+use credits::Credits;
 use round_trip::RoundTrip;
 use window::Window;
 
 mod board;
+mod credits;
 mod response;
 mod round_trip;
 mod window;
@@ -89,6 +91,10 @@ impl Item {
 
     fn is_read(&self) -> bool {
         matches!(self.work, Work::Read { .. })
+    }
+
+    fn is_send(&self) -> bool {
+        matches!(self.work, Work::Send { .. })
     }
 
     /// Where packet `at` begins in the buffer, and how long it is.
@@ -130,6 +136,7 @@ pub(crate) struct Requester {
     into: u64,
     board: Board,
     window: Window,
+    credits: Credits,
     /// Ends of the pieces of reads that have been asked for and not come.
     reads: VecDeque<u64>,
     /// Packets since an acknowledgement was asked for, and the end of those for which it was.
@@ -176,6 +183,7 @@ impl Requester {
             into: 0,
             board: Board::new(0),
             window: Window::new(1),
+            credits: Credits::default(),
             reads: VecDeque::new(),
             silent: 0,
             asked: 0,
@@ -295,10 +303,13 @@ impl Requester {
                 let packets = self.sendable();
                 let (index, at) = (self.cursor, self.board.next());
                 let item = self.works.get_mut(index).filter(|_| packets > 0)?;
+                let read = item.is_read();
+                if self.into == 0 || !item.is_send() {
+                    self.credits.begin();
+                }
                 if self.into == 0 {
                     item.first = at;
                 }
-                let read = item.is_read();
                 self.into += packets;
                 self.board.send(packets, read);
                 if read {
@@ -362,6 +373,9 @@ impl Requester {
             item.packets = packets_of(item.work.buf().len(), mtu);
             item.piece = if self.window.is_whole() { self.clean_piece } else { self.piece };
         }
+        if self.into == 0 && room > 0 && item.is_send() && !self.credits.allow() {
+            return 0;
+        }
         let packets = match item.is_read() {
             true if self.reads.len() >= self.depth => return 0,
             true => {
@@ -419,7 +433,8 @@ impl Requester {
     /// Whether nothing leaves before an answer comes, and none is due.
     fn is_last(&mut self) -> bool {
         let all_sent = self.cursor >= self.works.len();
-        let due = self.asked > self.board.una() && !all_sent;
+        // One that is due may bring no new credits.
+        let due = self.asked > self.board.una() && !all_sent && self.credits.allow();
         !due && self.next_lost().is_none() && self.sendable() == 0
     }
 

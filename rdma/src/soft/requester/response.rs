@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::board::{Evidence, TOLERANCE};
 use super::{ENDLESS, Requester};
-use crate::soft::header::{Nak, Packet, Syndrome};
+use crate::soft::header::{Aeth, Nak, Packet, Syndrome};
 use crate::soft::opcode::Operation;
 use crate::soft::qp::Io;
 use crate::{Fault, Work};
@@ -20,6 +20,9 @@ impl Requester {
     ) -> Result<bool, (u64, Fault)> {
         let Some(at) = self.outstanding(packet) else { return Ok(false) };
         let syndrome = packet.ext.aeth.map_or(Syndrome::ACK, |aeth| aeth.syndrome);
+        if let Some(Aeth { syndrome: Syndrome::Ack(code), msn }) = packet.ext.aeth {
+            self.credits.heard(msn, code);
+        }
         match (packet.row().operation, syndrome) {
             (Operation::ReadResponse, Syndrome::Ack(_)) => {
                 return Ok(self.data(now, at, packet, io));
