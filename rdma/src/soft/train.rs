@@ -61,12 +61,32 @@ impl Trains {
         self.order.clear();
         self.ends.clear();
         self.left.clear();
+        if let Some(first) = items.first()
+            && items.iter().all(|item| (item.queue, item.way) == (first.queue, first.way))
+        {
+            self.make_of_one(items, most.min(MOST_SEGMENTS));
+            return;
+        }
         self.left.extend(0..items.len() as u16);
         while !self.left.is_empty() {
             self.train = self.train.wrapping_add(1);
             let Some(first) = self.locomotive(items) else { break };
             self.couple(items, first, most.min(MOST_SEGMENTS));
             self.ends.push(self.order.len() as u16);
+        }
+    }
+
+    /// The same, where all are of one queue: as they are, with as many to a train as fit.
+    fn make_of_one(&mut self, items: &[Item], most: usize) {
+        self.order.extend(0..items.len() as u16);
+        let mut start = 0;
+        while let Some(first) = items.get(start) {
+            let room = (MOST_BYTES / first.bytes.max(1)).min(most).max(1);
+            let rest = &items[start..items.len().min(start + room)];
+            let equal = rest.iter().take_while(|item| item.bytes == first.bytes).count();
+            let tail = rest.get(equal).is_some_and(|item| item.bytes < first.bytes);
+            start += equal + usize::from(tail);
+            self.ends.push(start as u16);
         }
     }
 
