@@ -137,6 +137,23 @@ fn data_go_where_the_controller_wants_them() {
     lab.expect_whole();
 }
 
+/// A capsule of several packets goes alone or with few others; among many, its data are read.
+#[test]
+fn long_capsules_are_for_who_has_little_to_do() {
+    let mut lab = Lab::ready();
+    let carried = |lab: &mut Lab, tag| {
+        lab.request(1, write(1), 4096, tag);
+        lab.capsule(1).1.len()
+    };
+    lab.wire.short_bytes = 64 + 4095;
+    let lens: Vec<usize> = (0..5).map(|tag| carried(&mut lab, tag)).collect();
+    assert_eq!(lens, [4096, 4096, 4096, 4096, 0]);
+    lab.wire.short_bytes = 64 + 4096;
+    assert_eq!(carried(&mut lab, 5), 4096);
+    lab.with(|session, io| session.abort(io));
+    lab.expect_whole();
+}
+
 #[test]
 fn a_key_is_taken_back_by_the_answer_of_its_command_or_not_at_all() {
     let key = |sqe: &Sqe| match sqe.sgl() {

@@ -274,6 +274,13 @@ pub trait Fabric: Send {
         false
     }
 
+    /// Bytes of a message up to which it costs no more than its bytes. A longer one takes packets of
+    /// its own: where much else is under way, the peer had better read the data that made it long.
+    fn short_message_bytes(&self, qp: Qp) -> u32 {
+        let _ = qp;
+        u32::MAX
+    }
+
     /// Prepares for sleep: from now on any new event makes [`Fabric::fd`] readable. Returns
     /// [`Fabric::deadline`].
     fn arm(&mut self, wake: Wake) -> Option<Instant>;

@@ -12,6 +12,10 @@ use super::request::{Answer, Data, Io, Options, Refused};
 /// Reads of the target that we answer at once, where the device can.
 const READS: u8 = 128;
 
+/// With so many commands under way, a capsule that is not short leaves its data to be read: the
+/// round trip more costs less than the packets.
+const FEW: u16 = 4;
+
 /// Bits of a command id that number the slot; the rest counts its uses, so that a second answer
 /// to an earlier command is told from the first to a later one.
 const SLOT_BITS: u32 = 12;
@@ -225,7 +229,8 @@ impl Queue {
         let inside = self.qid != 0
             && len > 0
             && len <= self.in_capsule_bytes
-            && sqe.direction() == Direction::ToController;
+            && sqe.direction() == Direction::ToController
+            && (self.callers < FEW || Sqe::BYTES as u32 + len <= io.fabric.short_message_bytes(qp));
         let mut capsule = match inside.then(|| capsule_with(&data, len, io)).flatten() {
             Some(capsule) => capsule,
             None => match io.pool.take_cell() {

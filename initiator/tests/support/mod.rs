@@ -49,6 +49,8 @@ pub(crate) struct Wire {
     pub(crate) silent: bool,
     /// Whether the device can invalidate exposed memory.
     pub(crate) invalidates: bool,
+    /// Up to which length a message is short.
+    pub(crate) short_bytes: u32,
 }
 
 impl Fabric for Wire {
@@ -91,6 +93,10 @@ impl Fabric for Wire {
         let handle = self.handles.take_cell().expect("a handle");
         let exposed = Exposed::new(handle, remote, Box::new(()));
         Ok(if self.invalidates { exposed.with_invalidation() } else { exposed })
+    }
+
+    fn short_message_bytes(&self, _: Qp) -> u32 {
+        self.short_bytes
     }
 
     fn conceal(&mut self, exposed: Exposed) -> Buf {
@@ -353,6 +359,7 @@ impl Lab {
             refuse: None,
             silent: false,
             invalidates: true,
+            short_bytes: u32::MAX,
         };
         Lab { session: Session::new(options), pool, wire, now: Instant::now(), target }
     }

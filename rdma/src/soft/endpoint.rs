@@ -11,7 +11,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
-use super::connection::{Connection, Offer, Phase, kin};
+use super::connection::{Connection, Phase, kin};
 use super::counters::{Counters, Fate};
 use super::deadlines::Deadlines;
 use super::header::{Bth, Deth, Extended, GSI_QKEY, Packet};
@@ -175,6 +175,12 @@ impl Endpoint {
     pub(super) fn is_established(&self, qp: Qp) -> bool {
         let slot = self.slots.get(qp.0 as usize).and_then(Option::as_ref);
         slot.is_some_and(|s| s.gone.is_none() && s.connection.phase == Phase::Established)
+    }
+
+    /// Bytes of payload in a packet of a connection.
+    pub(super) fn path_mtu(&self, qp: Qp) -> u32 {
+        let slot = self.slots.get(qp.0 as usize).and_then(Option::as_ref);
+        slot.map_or(self.config.mtu, |slot| slot.settings.mtu)
     }
 
     /// How many events wait to be told.
@@ -568,17 +574,6 @@ impl Endpoint {
     pub(super) fn live(&mut self, qp: Qp) -> Option<&mut Slot> {
         let slot = self.slots.get_mut(qp.0 as usize)?.as_mut()?;
         slot.gone.is_none().then_some(slot)
-    }
-
-    pub(super) fn offer(&self, settings: &Settings) -> Offer {
-        Offer {
-            guid: self.config.guid,
-            receive_psn: settings.receive_psn,
-            answered_reads: settings.answered_reads,
-            reads: settings.reads,
-            mtu: settings.mtu,
-            ack_timeout: self.config.ack_timeout,
-        }
     }
 
     fn flow(&self, from: IpAddr, to: IpAddr) -> Flow {

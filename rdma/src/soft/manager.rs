@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use super::cm_message::RejectReason;
-use super::connection::{ConnectRequest, Connection, Phase, is_kin, mtu_bytes};
+use super::connection::{ConnectRequest, Connection, Offer, Phase, is_kin, mtu_bytes};
 use super::crowd::{Crowd, Key};
 use super::endpoint::{Config, Endpoint, Path, ROCE_PORT};
 use super::mad::MAD_BYTES;
@@ -408,6 +408,18 @@ impl Endpoint {
             && self.manager.retries.len() < self.config.queue_pairs as usize + MOST_FAREWELLS
         {
             self.manager.retries.insert(comm, retry);
+        }
+    }
+
+    /// What a peer is told of us when a connection is made.
+    pub(super) fn offer(&self, settings: &Settings) -> Offer {
+        Offer {
+            guid: self.config.guid,
+            receive_psn: settings.receive_psn,
+            answered_reads: settings.answered_reads,
+            reads: settings.reads,
+            mtu: settings.mtu,
+            ack_timeout: self.config.ack_timeout,
         }
     }
 

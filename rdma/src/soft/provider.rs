@@ -416,6 +416,10 @@ impl Fabric for Soft {
         self.lively
     }
 
+    fn short_message_bytes(&self, qp: Qp) -> u32 {
+        self.endpoint.path_mtu(qp)
+    }
+
     fn arm(&mut self, _wake: Wake) -> Option<Instant> {
         self.stay();
         if !self.posted && self.endpoint.hasten(self.now) {

@@ -226,6 +226,10 @@ impl<F: Fabric> Fabric for Seam<F> {
         exposed
     }
 
+    fn short_message_bytes(&self, qp: Qp) -> u32 {
+        self.fabric.short_message_bytes(qp)
+    }
+
     fn conceal(&mut self, exposed: Exposed) -> Buf {
         let buf = self.fabric.conceal(exposed);
         lock(&self.ledger).returns(&buf, "fabric, exposed");
