@@ -19,7 +19,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::addresses::following;
 use crate::options::TargetArgs;
-use crate::report::{Cpu, Depths, How, Progress, Rate, Report, Side, print};
+use crate::report::{Cpu, Depths, Printing, Progress, Rate, Report, Side, print};
 use crate::size::{seconds, size};
 use crate::stop::Stop;
 use crate::{Error, Host};
@@ -91,24 +91,9 @@ pub struct Args {
     /// Name of the run in the results
     #[arg(long, default_value = "bench")]
     pub name: String,
-    /// How to print the results
-    #[arg(short = 'o', long, value_enum, value_name = "FORMAT", default_value_t = Format::Normal)]
-    pub output_format: Format,
-    /// The same as --output-format json
-    #[arg(long)]
-    pub json: bool,
-    /// How to show progress
-    #[arg(long, value_enum, value_name = "HOW", default_value_t = How::Auto)]
-    pub progress: How,
-}
-
-/// How results are printed.
-#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Format {
-    /// Text for people, as fio's
-    Normal,
-    /// The JSON of fio
-    Json,
+    /// How it is told and printed.
+    #[command(flatten)]
+    pub printing: Printing,
 }
 
 /// Runs it.
@@ -118,7 +103,7 @@ pub enum Format {
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let (report, failure) = measure(args)?;
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let text = match args.json || args.output_format == Format::Json {
+    let text = match args.printing.is_json() {
         true => report.json(since.as_millis() as u64) + "\n",
         false => report.text(),
     };
@@ -138,7 +123,7 @@ pub fn measure(args: &Args) -> Result<(Report, Option<Error>), Error> {
     let begin = Instant::now();
     let mut stop = Stop::new()?;
     let halt = AtomicBool::new(false);
-    let progress = Progress::new(args.progress, args.ramp_time + args.runtime);
+    let progress = Progress::new(args.printing.progress, args.ramp_time + args.runtime);
     let (plan, outcomes) = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..args.numjobs)
             .map(|n| {

@@ -6,12 +6,15 @@ mod cli;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Parser, Subcommand};
 use initiator::Error;
 use tracing::level_filters::LevelFilter;
 
 use cli::output::Output;
 use cli::{act, blocks, discover, feature, identify, list, log, registers, reservation};
+
+const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
 /// A user-space NVMe over RDMA host.
 ///
@@ -22,33 +25,11 @@ use cli::{act, blocks, discover, feature, identify, list, log, registers, reserv
 #[command(name = "nvmf", version, max_term_width = 100, args_override_self = true)]
 struct Cli {
     /// How much to log to the standard error
-    #[arg(long, value_enum, value_name = "LEVEL", default_value_t = Level::Error, global = true)]
-    log: Level,
+    #[arg(long, value_name = "LEVEL", default_value = "error", global = true,
+        value_parser = PossibleValuesParser::new(LEVELS).try_map(|name| name.parse::<LevelFilter>()))]
+    log: LevelFilter,
     #[command(subcommand)]
     command: Command,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Level {
-    Off,
-    Error,
-    Warn,
-    Info,
-    Debug,
-    Trace,
-}
-
-impl From<Level> for LevelFilter {
-    fn from(level: Level) -> LevelFilter {
-        match level {
-            Level::Off => LevelFilter::OFF,
-            Level::Error => LevelFilter::ERROR,
-            Level::Warn => LevelFilter::WARN,
-            Level::Info => LevelFilter::INFO,
-            Level::Debug => LevelFilter::DEBUG,
-            Level::Trace => LevelFilter::TRACE,
-        }
-    }
 }
 
 #[derive(Subcommand, Debug)]
@@ -168,7 +149,7 @@ impl Command {
 fn main() -> ExitCode {
     let Cli { log, command } = Cli::parse();
     let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).without_time();
-    lines.with_target(false).with_max_level(LevelFilter::from(log)).init();
+    lines.with_target(false).with_max_level(log).init();
     let error = match command.run() {
         Ok(code) => return code,
         Err(error) => error,

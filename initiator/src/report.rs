@@ -6,6 +6,7 @@
 //! zeros, and `lat` is `clat`.
 
 mod json;
+mod printing;
 mod progress;
 mod text;
 
@@ -17,6 +18,7 @@ use nix::sys::resource::{Usage, UsageWho, getrusage};
 
 use crate::Error;
 
+pub use printing::{Format, Printing};
 pub use progress::{How, Progress, Rate};
 
 /// Prints results. Whoever has stopped reading has what it wants.

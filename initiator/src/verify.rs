@@ -26,7 +26,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use crate::addresses::following;
 use crate::options::{TargetArgs, Usual};
 use crate::random::{Random, mix};
-use crate::report::{How, Progress};
+use crate::report::{Printing, Progress};
 use crate::size::{seconds, size};
 use crate::stop::Stop;
 use crate::{Error, Host};
@@ -117,15 +117,9 @@ pub struct Args {
     /// Do not stop at the first violation
     #[arg(long)]
     pub keep_going: bool,
-    /// How to print the results
-    #[arg(short = 'o', long, value_enum, value_name = "FORMAT", default_value_t = Format::Normal)]
-    pub output_format: Format,
-    /// The same as --output-format json
-    #[arg(long)]
-    pub json: bool,
-    /// How to show progress
-    #[arg(long, value_enum, value_name = "HOW", default_value_t = How::Auto)]
-    pub progress: How,
+    /// How it is told and printed.
+    #[command(flatten)]
+    pub printing: Printing,
 }
 
 /// What must be left after the death of a target.
@@ -135,15 +129,6 @@ pub enum Expect {
     All,
     /// What was flushed, or written with FUA: the machine lost its power
     Durable,
-}
-
-/// How results are printed.
-#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Format {
-    /// Text for people
-    Normal,
-    /// JSON for programs
-    Json,
 }
 
 /// Runs it.
@@ -176,7 +161,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
         sweep_blocks: piece_blocks(args, &hosts[0], namespace.0),
         stop: Stop::new()?,
         stopped: false,
-        progress: Progress::new(args.progress, args.runtime * args.rounds),
+        progress: Progress::new(args.printing.progress, args.runtime * args.rounds),
         begin,
         reconnects: 0,
         reads_everything: 0,
@@ -353,7 +338,7 @@ impl Run<'_> {
             reads_everything: self.reads_everything,
             elapsed: self.begin.elapsed(),
         };
-        let text = match self.args.json || self.args.output_format == Format::Json {
+        let text = match self.args.printing.is_json() {
             true => outcome.json(),
             false => outcome.text(),
         };

@@ -5,11 +5,14 @@ mod control;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{CommandFactory, Parser, Subcommand};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nvmfd::config::Config;
 use tracing::level_filters::LevelFilter;
+
+const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
 /// A user-space NVMe over RDMA storage target.
 ///
@@ -21,8 +24,9 @@ struct Arguments {
     #[arg(long, value_name = "FILE", global = true)]
     config: Option<PathBuf>,
     /// How much to log
-    #[arg(long, value_name = "LEVEL", value_enum, default_value = "info", global = true)]
-    log: Level,
+    #[arg(long, value_name = "LEVEL", default_value = "info", global = true,
+        value_parser = PossibleValuesParser::new(LEVELS).try_map(|name| name.parse::<LevelFilter>()))]
+    log: LevelFilter,
     #[command(subcommand)]
     job: Option<Job>,
 }
@@ -36,32 +40,9 @@ enum Job {
     },
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Level {
-    Off,
-    Error,
-    Warn,
-    Info,
-    Debug,
-    Trace,
-}
-
-impl From<Level> for LevelFilter {
-    fn from(level: Level) -> Self {
-        match level {
-            Level::Off => LevelFilter::OFF,
-            Level::Error => LevelFilter::ERROR,
-            Level::Warn => LevelFilter::WARN,
-            Level::Info => LevelFilter::INFO,
-            Level::Debug => LevelFilter::DEBUG,
-            Level::Trace => LevelFilter::TRACE,
-        }
-    }
-}
-
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    control::log::start(arguments.log.into());
+    control::log::start(arguments.log);
     let done = match (arguments.job, arguments.config) {
         (None, Some(file)) => serve(file),
         (None, None) => usage("name a configuration: nvmfd --config FILE, or: nvmfd check FILE"),

@@ -1,12 +1,13 @@
 //! Once everything is connected, neither target nor host allocates: a counting allocator sees all
 //! of both, in one process, over real sockets.
 
+mod pair;
+
 use std::time::{Duration, Instant};
 
-use initiator::{Data, Host, Options, Provider, Request, Setup};
-use nvme::{IoOpcode, Nqn, Sqe};
+use initiator::{Data, Host, Request};
+use nvme::{IoOpcode, Sqe};
 use nvmfd::Target;
-use nvmfd::config::Config;
 
 #[global_allocator]
 static COUNTING: dhat::Alloc = dhat::Alloc;
@@ -17,31 +18,6 @@ const DEPTH: u16 = 16;
 /// Commands of each kind that may still allocate: tables grow to their size.
 const WARM_UP: u32 = 2_000;
 const MEASURED: u32 = 10_000;
-
-fn config(path: &std::path::Path) -> Config {
-    let text = format!(
-        r#"
-provider = "soft"
-[[listener]]
-address = "127.61.0.1"
-[[subsystem]]
-nqn = "{NQN}"
-allow_any_host = true
-[[subsystem.namespace]]
-nsid = 1
-kind = "null"
-size = "1GiB"
-block_size = 4096
-[[subsystem.namespace]]
-nsid = 2
-path = "{}"
-size = "64MiB"
-block_size = 4096
-"#,
-        path.display()
-    );
-    Config::parse(&text).unwrap()
-}
 
 /// Sends `count` commands, `DEPTH` at a time, and waits for all of them.
 fn run(host: &mut Host, idle: &mut Vec<Data>, count: u32, command: &dyn Fn(u32) -> Sqe) {
@@ -73,20 +49,14 @@ fn steady_io_allocates_nothing_at_either_end() {
     std::thread::spawn(|| std::hint::black_box(vec![1])).join().unwrap();
     assert!(dhat::HeapStats::get().total_blocks > before, "the counter sees all threads");
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let target = Target::start(config(&folder.path().join("disk.img"))).unwrap();
-    let options = Options {
-        queue_entries: 64,
-        ..Options::new(
-            "127.61.0.1:4420".parse().unwrap(),
-            Nqn::new(NQN).unwrap(),
-            Nqn::new("nqn.2014-08.org.nvmexpress:uuid:2d1c4be8-7a80-4c0f-9d68-0d6c2f3b5a11")
-                .unwrap(),
-            [7; 16],
-        )
-    };
-    let source = Some("127.61.0.2".parse().unwrap());
-    let setup = Setup { provider: Provider::Soft, source, ..Setup::default() };
-    let mut host = Host::connect(options, setup).unwrap();
+    let disk = folder.path().join("disk.img");
+    let namespaces = format!(
+        "[[subsystem.namespace]]\nnsid = 1\nkind = 'null'\nsize = '1GiB'\nblock_size = 4096\n\
+         [[subsystem.namespace]]\nnsid = 2\npath = '{}'\nsize = '64MiB'\nblock_size = 4096\n",
+        disk.display()
+    );
+    let target = Target::start(pair::config("127.61.0.1", NQN, &namespaces)).unwrap();
+    let mut host = pair::host("127.61.0.1", "127.61.0.2", NQN);
     for (what, nsid, write, blocks) in [
         ("reads of the null namespace", 1, false, 1),
         ("writes in the capsule", 1, true, 1),

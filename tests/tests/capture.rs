@@ -1,13 +1,14 @@
 //! A capture of the daemon, as Wireshark sees it: every packet understood, and the commands named.
 
+mod pair;
+
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use initiator::{Data, Host, Options, Provider, Setup};
-use nvme::{IoOpcode, Nqn, Sqe};
+use initiator::Data;
+use nvme::{IoOpcode, Sqe};
 use nvmfd::Target;
-use nvmfd::config::Config;
 
 const NQN: &str = "nqn.2026-11.io.nvmfd:capture";
 
@@ -23,30 +24,13 @@ fn tshark(file: &Path, filter: &str) -> String {
 fn wireshark_understands_every_packet_of_a_capture() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("packets.pcapng");
-    let text = format!(
-        r#"
-provider = "soft"
-[[listener]]
-address = "127.64.0.1"
-[[subsystem]]
-nqn = "{NQN}"
-allow_any_host = true
-[[subsystem.namespace]]
-nsid = 1
-kind = "ram"
-size = "16MiB"
-[capture]
-path = "{}"
-"#,
+    let rest = format!(
+        "[[subsystem.namespace]]\nnsid = 1\nkind = 'ram'\nsize = '16MiB'\n\
+         [capture]\npath = '{}'\n",
         file.display()
     );
-    let target = Target::start(Config::parse(&text).unwrap()).unwrap();
-    let host = Nqn::new("nqn.2026-11.io.nvmfd:host").unwrap();
-    let to = "127.64.0.1:4420".parse().unwrap();
-    let options = Options::new(to, Nqn::new(NQN).unwrap(), host, [7; 16]);
-    let source = Some("127.64.0.2".parse().unwrap());
-    let setup = Setup { provider: Provider::Soft, source, ..Setup::default() };
-    let mut host = Host::connect(options, setup).unwrap();
+    let target = Target::start(pair::config("127.64.0.1", NQN, &rest)).unwrap();
+    let mut host = pair::host("127.64.0.1", "127.64.0.2", NQN);
     for opcode in [IoOpcode::WRITE, IoOpcode::READ] {
         let mut buf = host.pool().take_data(65536).unwrap();
         host.pool().bytes_mut(&mut buf).fill(0xa5);

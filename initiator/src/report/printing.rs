@@ -1,0 +1,34 @@
+//! Options of all long work: how it is told, and how its results are printed.
+
+use super::How;
+
+/// Of `nvmf bench` and `nvmf verify`.
+#[derive(clap::Args, Clone, Copy, Debug)]
+pub struct Printing {
+    /// How to print the results
+    #[arg(short = 'o', long, value_enum, value_name = "FORMAT", default_value_t = Format::Normal)]
+    pub output_format: Format,
+    /// The same as --output-format json
+    #[arg(long)]
+    pub json: bool,
+    /// How to show progress
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = How::Auto)]
+    pub progress: How,
+}
+
+impl Printing {
+    /// Whether the results are for a program.
+    #[must_use]
+    pub fn is_json(&self) -> bool {
+        self.json || self.output_format == Format::Json
+    }
+}
+
+/// How results are printed.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Format {
+    /// Text for people; of a benchmark as fio's
+    Normal,
+    /// JSON for programs; of a benchmark that of fio
+    Json,
+}
