@@ -387,6 +387,7 @@ impl Queue {
     /// Looks at the clock and at what is shared with other reactors.
     pub fn tick(&mut self, io: &mut Io<'_>) {
         let remote = self.remote;
+        let admitted = self.is_admitted();
         let why = match &mut self.serves {
             Serves::Nothing { deadline } => {
                 (io.now >= *deadline).then_some("no Connect within its deadline")
@@ -394,7 +395,8 @@ impl Queue {
             Serves::Admin(controller) => {
                 if controller.association.is_closed() {
                     Some("the subsystem was withdrawn from this host")
-                } else if controller.expired(io.now) {
+                } else if admitted && controller.expired(io.now) {
+                    // A host that computes its proof keeps nothing alive; that has its own limit.
                     Some("keep alive expired")
                 } else {
                     None

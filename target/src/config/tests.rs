@@ -477,3 +477,53 @@ fn state_is_kept_where_somebody_says() {
     assert_eq!(state(&silent, "relative"), None);
     assert_eq!(state(&config, "/run/a").as_deref(), Some(Path::new("/var/lib/x")));
 }
+
+#[test]
+fn who_must_prove_what_is_read_with_its_rules() {
+    let config = Config::parse(LEAST).unwrap();
+    assert_eq!(config.authentication, AuthenticationConfig::default());
+    assert!(!config.to_string().contains("authentication"));
+    let text = format!(
+        r#"{LEAST}
+[authentication]
+required = true
+discovery = true
+hashes = ["sha512"]
+groups = ["ffdhe4096", "null"]
+[[host]]
+nqn = "nqn.2026-11.host:a"
+dhchap_key_file = "/etc/nvmfd/keys/a"
+dhchap_ctrl_key_file = "/etc/nvmfd/keys/ours"
+[[host]]
+nqn = "nqn.2026-11.host:b"
+dhchap_key_file = "/etc/nvmfd/keys/b"
+"#
+    );
+    let config = Config::parse(&text).unwrap();
+    let AuthenticationConfig { required, discovery, policy, hosts } = &config.authentication;
+    assert!(*required && *discovery);
+    assert_eq!(policy.hashes, [nvme::auth::HashId::SHA512]);
+    assert_eq!(policy.groups, [nvme::auth::GroupId::FFDHE4096, nvme::auth::GroupId::NULL]);
+    assert_eq!(hosts[0].key_file, PathBuf::from("/etc/nvmfd/keys/a"));
+    assert_eq!(hosts[0].controller_key_file, Some(PathBuf::from("/etc/nvmfd/keys/ours")));
+    assert_eq!((hosts.len(), &hosts[1].controller_key_file), (2, &None));
+    let printed = config.to_string();
+    assert!(printed.contains("authentication of all hosts: SHA-512; ffdhe4096, NULL"), "{printed}");
+    assert!(printed.contains("key of nqn.2026-11.host:a, and the controller's"), "{printed}");
+}
+
+#[test]
+fn mistakes_about_authentication_are_told() {
+    let says = |more: &str| mistakes(&format!("{LEAST}\n{more}")).join("\n");
+    let hashes = says("[authentication]\nhashes = [\"md5\", \"sha256\", \"sha256\"]");
+    assert!(hashes.contains("lists \"md5\"") && hashes.contains("twice"), "{hashes}");
+    assert!(says("[authentication]\ngroups = []").contains("`groups` is empty"));
+    assert!(says("[authentication]\nrequire = true").contains("did you mean `required`?"));
+    assert!(says("[[host]]\nnqn = \"nqn.2026-11.host:a\"").contains("no `dhchap_key_file`"));
+    let host = "[[host]]\nnqn = \"nqn.2026-11.host:a\"\ndhchap_key_file = \"a\"\n";
+    let twice = says(&format!("{host}{host}"));
+    assert!(twice.contains("not absolute") && twice.contains("was there before"), "{twice}");
+    let lonely = format!("{LEAST}\n[authentication]\nrequired = true");
+    let warnings = Config::parse(&lonely).unwrap().warnings();
+    assert!(warnings[0].contains("no host can"), "{warnings:?}");
+}

@@ -46,6 +46,11 @@ impl Queue {
         io: &mut Io<'_>,
     ) -> Option<Result<Plan, Status>> {
         let proof = self.proof.as_ref()?;
+        match &self.serves {
+            Serves::Admin(controller) => controller.association.note_traffic(),
+            Serves::Io { association, .. } => association.note_traffic(),
+            Serves::Nothing { .. } => {}
+        }
         if let Err(status) = sqe.check_flags() {
             return Some(Err(status));
         }

@@ -1,0 +1,409 @@
+//! Queues whose host must prove itself: whatever comes before the proof, and in whatever order,
+//! nothing but authentication is carried out.
+
+#[expect(dead_code, reason = "shared with tests that need more of it")]
+mod support;
+
+use std::collections::VecDeque;
+use std::fs::{Permissions, set_permissions, write};
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+use nvme::auth::{
+    Challenge, Digest, GroupId, HashId, Negotiate, Notice, Reply, Secret, Success1, Transaction,
+};
+use nvme::fabrics::{
+    Authentication, CNTLID_DYNAMIC, Connect, ConnectResult, FabricsType, PropertyGet, PropertySet,
+};
+use nvme::property::Property;
+use nvme::{AdminOpcode, IoOpcode, Nqn, Sgl, Sqe, Status};
+use nvmfd::auth::{Keyring, Policy};
+use nvmfd::config::{AuthenticationConfig, HostConfig};
+use nvmfd::queue::Queue;
+use proptest::prelude::*;
+use rdma::{Tag, Work};
+use tempfile::{TempDir, tempdir};
+
+use support::{World, connect_data, end_both, keyed};
+
+const SECRET: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+const HOST: &str = "nqn.2026-11.host:h";
+
+/// Where messages lie in the host's memory.
+const AT: usize = 0x8000;
+
+/// A world in which the host of `connect_data` has a key.
+fn world(group: GroupId) -> (World, TempDir) {
+    let (world, folder) = (World::new(), tempdir().unwrap());
+    let key_file = folder.path().join("key");
+    write(&key_file, SECRET).unwrap();
+    set_permissions(&key_file, Permissions::from_mode(0o600)).unwrap();
+    let nqn: Nqn = HOST.parse().unwrap();
+    let config = AuthenticationConfig {
+        policy: Policy { hashes: vec![HashId::SHA256], groups: vec![group] },
+        hosts: vec![HostConfig { nqn, key_file, controller_key_file: None }],
+        ..AuthenticationConfig::default()
+    };
+    let changes = world.registry.set_keyring(Keyring::load(&config).unwrap());
+    assert!(changes.contains(&format!("host {HOST} must authenticate")), "{changes:?}");
+    (world, folder)
+}
+
+fn connect(world: &mut World, qid: u16, cntlid: u16) -> Queue {
+    let mut queue = world.open_qid(qid);
+    world.memory[..1024].copy_from_slice(&connect_data(cntlid).emit());
+    let connect = Connect { qid, sqsize_z: 15, ..Connect::default() };
+    let cqe = world.ask(&mut queue, &connect.emit(keyed(0, 1024)), &[]);
+    assert!(cqe.status.is_success(), "{}", cqe.status);
+    assert!(ConnectResult(cqe.dw0()).atr(), "authentication is required");
+    assert!(queue.is_connected() && !queue.is_admitted());
+    queue
+}
+
+fn say(world: &mut World, queue: &mut Queue, message: &[u8]) -> Status {
+    world.memory[AT..AT + message.len()].copy_from_slice(message);
+    let len = message.len() as u32;
+    let sqe =
+        Authentication::new(len).emit(FabricsType::AUTHENTICATION_SEND, keyed(AT as u64, len));
+    world.ask(queue, &sqe, &[]).status
+}
+
+fn listen(world: &mut World, queue: &mut Queue) -> Vec<u8> {
+    let sqe =
+        Authentication::new(4096).emit(FabricsType::AUTHENTICATION_RECEIVE, keyed(AT as u64, 4096));
+    world.memory[AT..AT + 4096].fill(0xEE);
+    assert!(world.ask(queue, &sqe, &[]).status.is_success());
+    world.memory[AT..AT + 4096].to_vec()
+}
+
+fn negotiate() -> Vec<u8> {
+    let mut message = [0; 72];
+    Negotiate::new(5, &[HashId::SHA256], &[GroupId::NULL]).emit(&mut message).unwrap();
+    message.to_vec()
+}
+
+fn reply(challenge: &[u8]) -> Vec<u8> {
+    let c = Challenge::parse(challenge).unwrap();
+    let (host, subsystem) = (HOST.parse().unwrap(), "nqn.2026-11.io.nvmfd:test".parse().unwrap());
+    let at = Transaction { hash: c.hash, t_id: c.t_id, host: &host, subsystem: &subsystem };
+    let key = Secret::parse(SECRET).unwrap().key(&host);
+    let response = at.host_response(&key, &Digest::new(c.challenge), c.seqnum).unwrap();
+    let response = response.as_bytes();
+    let reply = Reply { t_id: c.t_id, response, challenge: None, seqnum: 0, value: &[] };
+    let mut message = [0; 16 + 64];
+    reply.emit(&mut message).unwrap();
+    message.to_vec()
+}
+
+fn authenticate(world: &mut World, queue: &mut Queue) {
+    assert!(say(world, queue, &negotiate()).is_success());
+    let challenge = listen(world, queue);
+    assert!(say(world, queue, &reply(&challenge)).is_success());
+    Success1::parse(&listen(world, queue)).unwrap();
+    assert!(queue.is_admitted());
+}
+
+/// An unauthenticated I/O queue of an enabled controller, which has proved itself.
+fn io_queue(world: &mut World) -> (Queue, Queue, VecDeque<(Tag, Work)>) {
+    let mut admin = connect(world, 0, CNTLID_DYNAMIC);
+    authenticate(world, &mut admin);
+    let enable = PropertySet::new(Property::CC, 0x0046_0001).emit();
+    assert!(world.ask(&mut admin, &enable, &[]).status.is_success());
+    let queues = Sqe { cdw10: 7, cdw11: 0x3_0003, ..Sqe::admin(AdminOpcode::SET_FEATURES) };
+    assert!(world.ask(&mut admin, &queues, &[]).status.is_success());
+    let posted = std::mem::take(&mut world.fabric.posted);
+    let cntlid = 1;
+    (connect(world, 1, cntlid), admin, posted)
+}
+
+fn read() -> Sqe {
+    Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(0, 4096))
+}
+
+fn refused(status: Status) -> bool {
+    status.is(Status::AUTHENTICATION_REQUIRED) && status.dnr()
+}
+
+#[test]
+fn every_command_waits_for_the_proof_on_each_queue() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+    for opcode in 0..=255 {
+        let sqe = Sqe { opcode, ..read() };
+        if !sqe.is_fabrics() {
+            assert!(refused(world.ask(&mut admin, &sqe, &[]).status), "opcode {opcode:02x}");
+        }
+    }
+    for kind in (0..=255).map(FabricsType) {
+        let authentication =
+            [FabricsType::AUTHENTICATION_SEND, FabricsType::AUTHENTICATION_RECEIVE];
+        if !authentication.contains(&kind) {
+            let status = world.ask(&mut admin, &Sqe::fabrics(kind), &[]).status;
+            assert!(refused(status), "{kind}");
+        }
+    }
+    world.end(admin);
+
+    let (mut world, _folder) = self::world(GroupId::NULL);
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    for opcode in 0..=255 {
+        let sqe = Sqe { opcode, ..read() };
+        if !sqe.is_fabrics() {
+            assert!(refused(world.ask(&mut queue, &sqe, &[]).status), "opcode {opcode:02x}");
+        }
+    }
+    assert!(world.disk.backings.is_empty());
+    authenticate(&mut world, &mut queue);
+    assert!(world.ask(&mut queue, &read(), &[]).status.is_success());
+    assert_eq!(world.disk.backings.len(), 1);
+    // Again, on the live queue, with commands in between.
+    assert!(say(&mut world, &mut queue, &negotiate()).is_success());
+    assert!(world.ask(&mut queue, &read(), &[]).status.is_success());
+    let challenge = listen(&mut world, &mut queue);
+    assert!(world.ask(&mut queue, &read(), &[]).status.is_success());
+    // It fails: no more commands.
+    let mut wrong = reply(&challenge);
+    wrong[16] ^= 1;
+    assert!(say(&mut world, &mut queue, &wrong).is_success());
+    assert!(refused(world.ask(&mut queue, &read(), &[]).status));
+    assert!(matches!(Notice::parse(&listen(&mut world, &mut queue)), Ok(Notice::Failure1(_))));
+    assert_eq!(world.disk.backings.len(), 3);
+    assert!(!world.fabric.disconnected);
+    world.now += Duration::from_secs(3);
+    queue.tick(&mut world.io());
+    assert!(world.fabric.disconnected, "and then no more connection");
+    end_both(world, queue, admin, posted);
+}
+
+#[test]
+fn an_io_queue_finds_no_controller_before_the_admin_queue_has_proved_itself() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    let admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+    let posted = std::mem::take(&mut world.fabric.posted);
+    let mut queue = world.open_qid(1);
+    world.memory[..1024].copy_from_slice(&connect_data(1).emit());
+    let connect = Connect { qid: 1, sqsize_z: 15, ..Connect::default() };
+    let cqe = world.ask(&mut queue, &connect.emit(keyed(0, 1024)), &[]);
+    assert!(cqe.status.is(Status::CONNECT_INVALID_PARAMETERS));
+    assert!(!queue.is_connected());
+    end_both(world, queue, admin, posted);
+}
+
+#[test]
+fn authentication_commands_that_are_none_are_refused_without_a_trace() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+    let good = Authentication::new(72);
+    let bad = [
+        Authentication { secp: 0xEA, ..good },
+        Authentication { spsp0: 0, ..good },
+        Authentication { spsp1: 2, ..good },
+        Authentication { len_bytes: 0, ..good },
+    ];
+    for kind in [FabricsType::AUTHENTICATION_SEND, FabricsType::AUTHENTICATION_RECEIVE] {
+        for fields in bad {
+            let status = world.ask(&mut admin, &fields.emit(kind, keyed(0, 72)), &[]).status;
+            assert!(status.is(Status::INVALID_FIELD) && status.dnr(), "{fields:?}");
+        }
+        // The data are not as long as the command says.
+        let status = world.ask(&mut admin, &good.emit(kind, keyed(0, 71)), &[]).status;
+        assert!(status.is(Status::DATA_SGL_LENGTH_INVALID) && status.dnr());
+    }
+    for len in [4097, 1 << 20, u32::MAX] {
+        let sqe = Authentication::new(len)
+            .emit(FabricsType::AUTHENTICATION_SEND, keyed(0, len.min(1 << 20)));
+        let status = world.ask(&mut admin, &sqe, &[]).status;
+        assert!(status.is(Status::INVALID_FIELD) && status.dnr());
+    }
+    // In the capsule, but not received.
+    let sqe = good.emit(FabricsType::AUTHENTICATION_SEND, Sgl::in_capsule(0, 72));
+    assert!(world.ask(&mut admin, &sqe, &[]).status.is(Status::DATA_SGL_LENGTH_INVALID));
+    authenticate(&mut world, &mut admin);
+    let cap = PropertyGet::new(Property::CAP).emit();
+    assert!(world.ask(&mut admin, &cap, &[]).status.is_success());
+    world.end(admin);
+}
+
+#[test]
+fn half_done_is_not_done_and_does_not_last() {
+    for messages in 0..3 {
+        let (mut world, _folder) = world(GroupId::NULL);
+        let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+        if messages > 0 {
+            assert!(say(&mut world, &mut admin, &negotiate()).is_success());
+        }
+        if messages > 1 {
+            let challenge = listen(&mut world, &mut admin);
+            assert!(say(&mut world, &mut admin, &reply(&challenge)).is_success());
+        }
+        let cap = PropertyGet::new(Property::CAP).emit();
+        assert!(refused(world.ask(&mut admin, &cap, &[]).status), "Success1 is not fetched yet");
+        world.now += Duration::from_secs(29);
+        admin.tick(&mut world.io());
+        assert!(!world.fabric.disconnected);
+        world.now += Duration::from_secs(1);
+        admin.tick(&mut world.io());
+        assert!(world.fabric.disconnected);
+        world.end(admin);
+    }
+}
+
+/// A guest's 6.12 host needed more than the keep alive timeout for its share of ffdhe8192.
+#[test]
+fn a_host_that_computes_for_long_is_not_taken_for_dead() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    let mut admin = world.open_qid(0);
+    world.memory[..1024].copy_from_slice(&connect_data(CNTLID_DYNAMIC).emit());
+    let connect = Connect { sqsize_z: 15, kato_ms: 5000, ..Connect::default() };
+    assert!(world.ask(&mut admin, &connect.emit(keyed(0, 1024)), &[]).status.is_success());
+    assert!(say(&mut world, &mut admin, &negotiate()).is_success());
+    let challenge = listen(&mut world, &mut admin);
+    world.now += Duration::from_secs(20);
+    admin.tick(&mut world.io());
+    assert!(say(&mut world, &mut admin, &reply(&challenge)).is_success());
+    listen(&mut world, &mut admin);
+    admin.tick(&mut world.io());
+    assert!(!world.fabric.disconnected && admin.is_admitted());
+    world.now += Duration::from_secs(8);
+    admin.tick(&mut world.io());
+    assert!(world.fabric.disconnected, "from now on it must keep alive");
+    world.end(admin);
+}
+
+#[test]
+fn who_fails_again_and_again_is_refused_for_a_while() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    let mut busy = 0;
+    for _ in 0..12 {
+        let mut queue = world.open_qid(0);
+        world.memory[..1024].copy_from_slice(&connect_data(CNTLID_DYNAMIC).emit());
+        let connect = Connect { sqsize_z: 15, ..Connect::default() };
+        let cqe = world.ask(&mut queue, &connect.emit(keyed(0, 1024)), &[]);
+        match cqe.status.is_success() {
+            true => {
+                assert!(say(&mut world, &mut queue, &[0xFF; 72]).is_success());
+                assert!(Notice::parse(&listen(&mut world, &mut queue)).is_ok());
+            }
+            false => {
+                assert!(cqe.status.is(Status::CONNECT_CONTROLLER_BUSY) && !cqe.status.dnr());
+                busy += 1;
+            }
+        }
+        world.flush_and_go(&mut queue);
+        queue.finish(&mut world.io());
+    }
+    assert_eq!(busy, 4);
+    world.now += Duration::from_secs(10);
+    let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+    authenticate(&mut world, &mut admin);
+    world.end(admin);
+}
+
+#[test]
+fn a_queue_that_dies_while_its_proof_is_worked_on_leaves_nothing_behind() {
+    let (mut world, _folder) = world(GroupId::FFDHE2048);
+    let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+    let mut message = [0; 72];
+    let offer = Negotiate::new(5, &[HashId::SHA256], &[GroupId::FFDHE2048]);
+    offer.emit(&mut message).unwrap();
+    world.memory[AT..AT + 72].copy_from_slice(&message);
+    let sqe = Authentication::new(72).emit(FabricsType::AUTHENTICATION_SEND, keyed(AT as u64, 72));
+    world.send(&mut admin, &sqe, &[]);
+    world.run(&mut admin);
+    assert!(world.completions.is_empty(), "the answer waits for the arithmetic");
+    // Another one before that: the exchange fails, the queue goes on.
+    let cap = PropertyGet::new(Property::CAP).emit().with_cid(9);
+    assert!(refused(world.ask(&mut admin, &cap, &[]).status));
+    world.end(admin);
+}
+
+#[test]
+fn keys_that_come_later_concern_those_who_are_there() {
+    let mut world = World::new();
+    let (mut admin, _) = support::admin(&mut world);
+    let (folder, nqn) = (tempdir().unwrap(), HOST.parse().unwrap());
+    let key_file = folder.path().join("key");
+    write(&key_file, SECRET).unwrap();
+    set_permissions(&key_file, Permissions::from_mode(0o600)).unwrap();
+    let hosts = vec![HostConfig { nqn, key_file, controller_key_file: None }];
+    let config = AuthenticationConfig { hosts, ..AuthenticationConfig::default() };
+    world.registry.set_keyring(Keyring::load(&config).unwrap());
+    admin.tick(&mut world.io());
+    assert!(world.fabric.disconnected, "it never proved itself");
+    world.end(admin);
+}
+
+/// What a host that knows no secret may try.
+#[derive(Clone, Debug)]
+enum Step {
+    Command(Vec<u8>),
+    Io(u8, u64),
+    Say(Vec<u8>),
+    Negotiate,
+    Reply(Vec<u8>),
+    Success2,
+    Listen,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        2 => prop::collection::vec(any::<u8>(), 64).prop_map(Step::Command),
+        4 => (0u8..32, 0u64..8).prop_map(|(opcode, slba)| Step::Io(opcode, slba)),
+        1 => prop::collection::vec(any::<u8>(), 1..200).prop_map(Step::Say),
+        2 => Just(Step::Negotiate),
+        2 => prop::collection::vec(any::<u8>(), 32).prop_map(Step::Reply),
+        1 => Just(Step::Success2),
+        2 => Just(Step::Listen),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    /// No I/O command ever runs on an unauthenticated queue, whatever else comes before or after.
+    #[test]
+    fn no_io_command_ever_runs_unauthenticated(steps in prop::collection::vec(step(), 1..30)) {
+        let (mut world, _folder) = world(GroupId::NULL);
+        let (mut queue, admin, posted) = io_queue(&mut world);
+        let before = world.disk.blocks.clone();
+        for step in steps {
+            if world.fabric.disconnected {
+                break;
+            }
+            match step {
+                Step::Command(bytes) => {
+                    let mut sqe = Sqe::parse(bytes.first_chunk().unwrap());
+                    sqe.opcode = if sqe.is_fabrics() { 1 } else { sqe.opcode };
+                    let status = world.ask(&mut queue, &sqe, &[]).status;
+                    prop_assert!(!status.is_success());
+                }
+                Step::Io(opcode, slba) => {
+                    let sqe = Sqe { opcode, cdw10: slba as u32, ..read() };
+                    prop_assert!(refused(world.ask(&mut queue, &sqe, &[]).status));
+                }
+                Step::Say(bytes) => prop_assert!(say(&mut world, &mut queue, &bytes).is_success()),
+                Step::Negotiate => {
+                    prop_assert!(say(&mut world, &mut queue, &negotiate()).is_success());
+                }
+                Step::Reply(response) => {
+                    let (t_id, response) = (5, &response[..]);
+                    let reply = Reply { t_id, response, challenge: None, seqnum: 0, value: &[] };
+                    let mut message = [0; 80];
+                    reply.emit(&mut message).unwrap();
+                    prop_assert!(say(&mut world, &mut queue, &message).is_success());
+                }
+                Step::Success2 => {
+                    let mut message = [0; 16];
+                    Notice::Success2.emit(5, &mut message).unwrap();
+                    prop_assert!(say(&mut world, &mut queue, &message).is_success());
+                }
+                Step::Listen => {
+                    listen(&mut world, &mut queue);
+                }
+            }
+            prop_assert!(!queue.is_admitted());
+            prop_assert!(world.disk.backings.is_empty());
+        }
+        prop_assert!(world.disk.blocks == before);
+        end_both(world, queue, admin, posted);
+    }
+}

@@ -1,0 +1,108 @@
+//! Authentication end to end: our host and our target over real sockets.
+
+use std::fs::{Permissions, set_permissions, write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::thread;
+
+use initiator::{Error, Host, Options};
+use nvme::auth::{Failure, Secret};
+
+use super::Ended;
+use super::target::{HOST, TestTarget};
+
+const SECRET: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+const OURS: &str =
+    "DHHC-1:03:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8gISIjJCUmJygpKissLS4vcSEgBQ==:";
+
+fn key(folder: &Path, name: &str, text: &str) -> String {
+    let path = folder.join(name);
+    write(&path, text).unwrap();
+    set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+    path.display().to_string()
+}
+
+/// The configuration of a host with both secrets, whose files lie in `folder`.
+fn rules(folder: &Path, more: &str) -> String {
+    let (theirs, ours) = (key(folder, "theirs", SECRET), key(folder, "ours", OURS));
+    format!(
+        "[authentication]\n{more}\n[[host]]\nnqn = \"{HOST}\"\ndhchap_key_file = \"{theirs}\"\n\
+         dhchap_ctrl_key_file = \"{ours}\"\n"
+    )
+}
+
+fn options(target: &TestTarget, secret: Option<&str>, ours: Option<&str>) -> Options {
+    let parse = |text: &str| Secret::parse(text).expect("a secret");
+    let (secret, controller_secret) = (secret.map(parse), ours.map(parse));
+    Options { secret, controller_secret, ..target.options(2) }
+}
+
+fn ended(target: &TestTarget, secret: Option<&str>, ours: Option<&str>) -> Ended {
+    match Host::connect(options(target, secret, ours), target.setup()) {
+        Err(Error::Ended(ended)) => ended,
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("connected"),
+    }
+}
+
+#[test]
+fn both_sides_prove_themselves_in_every_group_or_nothing_is_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut target = TestTarget::start_with(&rules(folder.path(), ""));
+    for group in ["null", "ffdhe2048", "ffdhe3072", "ffdhe4096", "ffdhe6144", "ffdhe8192"] {
+        target.apply(&rules(folder.path(), &format!("groups = [\"{group}\"]")));
+        let options = options(&target, Some(SECRET), Some(OURS));
+        let mut host = Host::connect(options, target.setup()).expect("connected");
+        let mut block = vec![0; 4096];
+        host.read(super::FILE, &mut block).expect("read");
+        host.disconnect();
+    }
+    target.apply(&rules(folder.path(), "groups = [\"ffdhe2048\"]"));
+    assert!(matches!(ended(&target, None, None), Ended::Authentication));
+    let refused = ended(&target, Some(OURS), None);
+    assert!(matches!(refused, Ended::NotAuthenticated { queue: 0, why: Failure::FAILED }));
+    assert!(refused.to_string().contains("is --dhchap-secret the secret"), "{refused}");
+    let unproved = ended(&target, Some(SECRET), Some(SECRET));
+    assert!(matches!(unproved, Ended::Unproved { queue: 0, why: Failure::FAILED }));
+    // The same target without keys: nothing that a host which wants a proof would talk to.
+    target.apply("");
+    assert!(Host::connect(target.options(1), target.setup()).is_ok());
+    let unproved = ended(&target, Some(SECRET), Some(OURS));
+    let expected = Ended::Unproved { queue: 0, why: Failure::PROTOCOL_UNUSABLE };
+    assert_eq!(unproved.to_string(), expected.to_string());
+}
+
+#[test]
+fn hosts_that_prove_themselves_all_at_once_get_their_turn_and_others_do_not_wait() {
+    let folder = tempfile::tempdir().unwrap();
+    let more = rules(folder.path(), "groups = [\"ffdhe8192\"]");
+    let target = TestTarget::start_with(&more);
+    thread::scope(|scope| {
+        let connects: Vec<_> = (0..4)
+            .map(|_| {
+                let options = options(&target, Some(SECRET), Some(OURS));
+                let setup = target.setup();
+                scope.spawn(move || Host::connect(options, setup).map(Host::disconnect))
+            })
+            .collect();
+        for connect in connects {
+            connect.join().unwrap().expect("connected");
+        }
+    });
+}
+
+#[test]
+fn the_tool_takes_secrets_and_keeps_them_to_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let target = TestTarget::start_with(&rules(folder.path(), "groups = [\"ffdhe2048\"]"));
+    let file = format!("@{}/theirs", folder.path().display());
+    let good = target.nvmf("id-ctrl", &["--dhchap-secret", &file, "--dhchap-ctrl-secret", OURS]);
+    assert_eq!(good.code(), 0, "{}", good.error());
+    let bad = target.nvmf("id-ctrl", &["--dhchap-secret", OURS]);
+    assert_eq!(bad.code(), 1);
+    let broken = SECRET.replace("AAEC", "AAED");
+    let bad = target.nvmf("id-ctrl", &["--dhchap-secret", &broken]);
+    assert_eq!(bad.code(), 2);
+    assert!(bad.error().contains("checksum") && !bad.error().contains("AAED"), "{}", bad.error());
+    assert_eq!(target.nvmf("id-ctrl", &[]).code(), 1);
+}
