@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::thread;
 
-use initiator::{Error, Host, Options};
+use initiator::{Error, Host, Options, Setup};
 use nvme::auth::{Failure, Secret};
 
 use super::Ended;
@@ -34,7 +34,7 @@ fn rules(folder: &Path, more: &str) -> String {
 fn options(target: &TestTarget, secret: Option<&str>, ours: Option<&str>) -> Options {
     let parse = |text: &str| Secret::parse(text).expect("a secret");
     let (secret, controller_secret) = (secret.map(parse), ours.map(parse));
-    Options { secret, controller_secret, ..target.options(2) }
+    Options { secret, controller_secret, ..target.options(1) }
 }
 
 fn ended(target: &TestTarget, secret: Option<&str>, ours: Option<&str>) -> Ended {
@@ -73,15 +73,19 @@ fn both_sides_prove_themselves_in_every_group_or_nothing_is_served() {
 }
 
 #[test]
-fn hosts_that_prove_themselves_all_at_once_get_their_turn_and_others_do_not_wait() {
+fn hosts_that_prove_themselves_all_at_once_get_their_turn() {
     let folder = tempfile::tempdir().unwrap();
-    let more = rules(folder.path(), "groups = [\"ffdhe8192\"]");
+    let more = rules(folder.path(), "groups = [\"ffdhe4096\"]");
     let target = TestTarget::start_with(&more);
     thread::scope(|scope| {
-        let connects: Vec<_> = (0..4)
-            .map(|_| {
+        let connects: Vec<_> = (10..14)
+            .map(|last| {
                 let options = options(&target, Some(SECRET), Some(OURS));
-                let setup = target.setup();
+                // Each from an address of its own.
+                let source = target.source();
+                let (net, _) = source.rsplit_once('.').unwrap();
+                let source = format!("{net}.{last}").parse().unwrap();
+                let setup = Setup { source: Some(source), ..target.setup() };
                 scope.spawn(move || Host::connect(options, setup).map(Host::disconnect))
             })
             .collect();
