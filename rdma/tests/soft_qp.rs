@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
+use rdma::soft::counters::Fate;
 use rdma::soft::header::{
     Aeth, AtomicEth, Bth, Credits, Deth, Extended, HeaderBytes, ICRC_BYTES, Nak, Packet, Reth,
     RnrTimer, Syndrome, padding,
@@ -1211,4 +1212,19 @@ fn sends_wait_for_credits() {
     assert_eq!(leave(&mut a), (0, None));
     acknowledge(&mut a, 13, 14, 31);
     assert_eq!(leave(&mut a), (2, Some(true)), "no limit any more");
+}
+
+/// It changes nothing: whoever can name a queue pair could slow it down by such packets.
+#[test]
+fn a_notification_of_congestion_is_counted() {
+    let mut a = End::new(&settings(0));
+    let bth = Bth::new(Opcode::CongestionNotification, Qpn::new(3), Psn::new(0));
+    let packet = Packet { bth, ext: Extended::default(), payload: &[0; 16] };
+    (0..100).for_each(|_| {
+        let fate = a.with(|qp, now, io| qp.handle(now, &packet, io));
+        assert_eq!(fate, Fate::Congestion);
+    });
+    (0..16).for_each(|tag| a.send(tag, 64, 0));
+    assert_eq!(a.transmit_all().len(), 16, "the whole window");
+    assert_eq!(a.completions(), []);
 }

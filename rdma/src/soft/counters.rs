@@ -39,6 +39,9 @@ fates! {
     Foreign = "foreign",
     /// With a wrong CRC.
     Damaged = "damaged",
+    /// The peer says that packets of ours have met congestion (CNP). It is not heeded: ours ask the
+    /// network to drop them rather than to mark them, and the window heeds losses.
+    Congestion = "congestion",
     /// Nothing that the queue pair takes, or takes in its state.
     Unfit = "unfit",
     /// A request behind a gap, kept until that is filled.
@@ -74,7 +77,10 @@ impl Fate {
     /// Whether the datagram did what it was sent for.
     #[must_use]
     pub const fn is_taken(self) -> bool {
-        matches!(self, Fate::Executed | Fate::Answered | Fate::Message | Fate::Kept)
+        matches!(
+            self,
+            Fate::Executed | Fate::Answered | Fate::Message | Fate::Kept | Fate::Congestion
+        )
     }
 
     /// Whether it can only have come from who has the other end of its connection, or knows as
@@ -143,6 +149,6 @@ mod tests {
             assert!(Fate::ALL[..at].iter().all(|other| other.name() != fate.name()));
         }
         assert_eq!(counters.accounted(), Fate::ALL.len() as u64);
-        assert_eq!(counters.dropped(), counters.accounted() - 4);
+        assert_eq!(counters.dropped(), counters.accounted() - 5);
     }
 }

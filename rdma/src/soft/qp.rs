@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use super::counters::Fate;
 use super::header::{Packet, RnrTimer};
 use super::memory::{Memory, Rights};
+use super::opcode::Operation;
 use super::outgoing::{Outgoing, Payload};
 use super::psn::{Psn, Qpn};
 use super::requester::Requester;
@@ -223,6 +224,7 @@ impl QueuePair {
                     }
                 }
             }
+            _ if row.operation == Operation::Congestion => Fate::Congestion,
             _ => Fate::Unfit,
         }
     }
