@@ -187,7 +187,8 @@ pub enum Wake {
     /// Every event.
     Any,
     /// Every event but the completion of a `Send` or a `Write`: nobody waits for their buffers.
-    /// Those are reported by the next poll, whenever that is. It saves a wake-up a command.
+    /// Those are reported by the next poll, whenever that is. It saves a wake-up a command. (A
+    /// provider that cannot tell them apart in advance wakes for all.)
     Needed,
 }
 

@@ -420,6 +420,9 @@ impl Fabric for Soft {
         self.endpoint.path_mtu(qp)
     }
 
+    /// Whatever comes ends the sleep, also the acknowledgement of a send: it is a datagram as any
+    /// other, and nobody can ask a socket to be silent about it. A peer of our own kind lets a mere
+    /// acknowledgement wait for company, so that most come with the next request.
     fn arm(&mut self, _wake: Wake) -> Option<Instant> {
         self.stay();
         if !self.posted && self.endpoint.hasten(self.now) {

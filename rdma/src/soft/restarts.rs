@@ -8,6 +8,10 @@
 //! is sent once more. Who has the connection repeats its confirmation, as that may have got lost
 //! (Linux in `cm_dup_rep_handler`), and who has not is silent. The request waits meanwhile, so that a
 //! peer that did start anew need not ask again.
+//!
+//! Of several endpoints on one address only the one where the request arrives looks among its own
+//! connections. An old one at another is not found, and ends as any that has fallen silent does: by
+//! retries, or by its user's keep alive.
 
 use std::time::{Duration, Instant};
 
