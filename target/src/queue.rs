@@ -143,6 +143,7 @@ pub struct Queue {
     local: SocketAddr,
     remote: SocketAddr,
     serves: Serves,
+    opened: Instant,
     /// Where the host must prove itself.
     proof: Option<Box<Exchange>>,
     /// The number of an authentication task that is under way, and the slot that waits for it.
@@ -195,6 +196,7 @@ impl Queue {
             local,
             remote,
             serves: Serves::Nothing { deadline: io.now + CONNECT_DEADLINE },
+            opened: io.now,
             proof: None,
             task: None,
             link: Link::Open,
@@ -249,6 +251,12 @@ impl Queue {
     #[must_use]
     pub fn is_admitted(&self) -> bool {
         self.is_connected() && self.proof.as_ref().is_none_or(|proof| proof.is_authenticated())
+    }
+
+    /// Since when it has been open without being admitted; none when it is, or is being closed.
+    #[must_use]
+    pub fn nameless_since(&self) -> Option<Instant> {
+        (self.link == Link::Open && !self.is_admitted()).then_some(self.opened)
     }
 
     /// Whether nothing is left: the queue pair is gone and all disk work is home.
@@ -363,7 +371,11 @@ impl Queue {
         }
         self.link = Link::Gone;
         self.backlog.drain(..).for_each(|(buf, _)| io.pool.give(buf));
-        info!(remote = %self.remote, qid = self.request.qid, ?reason, "queue closed");
+        // Of those that nobody has named, anybody can make as many as they like.
+        match self.is_connected() {
+            true => info!(remote = %self.remote, qid = self.request.qid, ?reason, "queue closed"),
+            false => debug!(remote = %self.remote, ?reason, "queue closed before its Connect"),
+        }
         for slot in 0..self.slots.len() as u16 {
             if self.slot(slot).state != State::AtDisk {
                 self.release(slot, io);

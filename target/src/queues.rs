@@ -4,6 +4,8 @@
 //! Whoever drives them has a fabric, a disk, a pool and a clock, and lends them for every step:
 //! the reactor has real ones, a simulator need not.
 
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -21,6 +23,11 @@ use crate::waiters::Waiters;
 
 /// How often queues look at the clock.
 const TICK: Duration = Duration::from_millis(250);
+/// How often one connection makes room for another, at most: to make and end them costs much more
+/// than to ask, and others want to be served meanwhile.
+const DISPLACEMENT: Duration = Duration::from_millis(1);
+/// Requests to connect that wait for room, at most.
+const MOST_DEFERRED: usize = 64;
 
 /// What the driver lends for a step.
 pub struct Lent<'a> {
@@ -48,6 +55,9 @@ pub struct Queues {
     count: usize,
     waiters: Waiters,
     refusals: Refusals,
+    /// Requests to connect that wait until what was closed for them has come home.
+    deferred: VecDeque<Incoming>,
+    next_displacement: Instant,
     next_tick: Instant,
     stopping: bool,
 }
@@ -64,6 +74,8 @@ impl Queues {
             count: 0,
             waiters: Waiters::default(),
             refusals: Refusals::default(),
+            deferred: VecDeque::new(),
+            next_displacement: now,
             next_tick: now + TICK,
             stopping: false,
         }
@@ -141,6 +153,7 @@ impl Queues {
             }
             Mail::Stop => {
                 self.stopping = true;
+                self.deferred.drain(..).for_each(|incoming| lent.fabric.reject(incoming, &[]));
                 self.each(lent, Queue::close);
             }
             mail => return Some(mail),
@@ -164,8 +177,10 @@ impl Queues {
         self.each(lent, Queue::tick);
     }
 
-    /// Gives buffers to those who wait, admin commands first, each line in order.
+    /// Gives buffers to those who wait, admin commands first, each line in order; and room to those
+    /// who wait to connect.
     pub fn serve_waiters(&mut self, lent: &mut Lent<'_>) {
+        self.admit_deferred(lent);
         for admin in [true, false] {
             while let Some((key, slot)) = self.waiters.first(admin) {
                 if let Some((queue, mut io)) = self.queue(key, lent)
@@ -201,10 +216,8 @@ impl Queues {
             return lent.fabric.reject(incoming, &[]);
         }
         let remote = incoming.remote;
-        if self.is_flooded_by(remote.ip(), lent.pool.plan().receives) {
-            self.refused(remote, &Refusal::NoConnect, lent.now);
-            let reject = cm::Reject::new(cm::RejectStatus::NO_RESOURCES);
-            return lent.fabric.reject(incoming, &reject.emit());
+        if !self.make_room(remote.ip(), lent) {
+            return self.defer(incoming, lent);
         }
         let vacant = self.queues.iter().position(Option::is_none);
         let at = vacant.unwrap_or(self.queues.len());
@@ -248,15 +261,87 @@ impl Queues {
     }
 
     /// Anybody can hold receives until the Connect deadline without a name. So connections that
-    /// have not sent their Connect, or not proved whose they are, may hold half of them for one address, three quarters for all.
-    fn is_flooded_by(&self, source: IpAddr, receives: u32) -> bool {
-        let half_open = self.queues.iter().flatten().filter(|queue| !queue.is_admitted());
-        let (mut all, mut own) = (0, 0);
-        for queue in half_open {
-            all += u32::from(queue.depth());
-            own += if queue.source() == source { u32::from(queue.depth()) } else { 0 };
+    /// have not sent their Connect, or not proved whose they are, may hold half of them for one
+    /// address, three quarters for all.
+    /// Where that is reached, the oldest of the address that holds the most is closed, so that who
+    /// asks next, and goes on within a round trip, is served also amid a flood. False: not now,
+    /// because that happened just before, or what was closed has not come home yet.
+    fn make_room(&mut self, source: IpAddr, lent: &mut Lent<'_>) -> bool {
+        let receives = lent.pool.plan().receives;
+        let (mut closing, mut all, mut own) = (0, 0, 0);
+        for queue in self.queues.iter().flatten().filter(|queue| !queue.is_admitted()) {
+            let depth = u32::from(queue.depth());
+            match queue.nameless_since() {
+                None => closing += depth,
+                Some(_) => all += depth,
+            }
+            own += if queue.source() == source { depth } else { 0 };
         }
-        own >= receives / 2 || all >= receives / 4 * 3
+        if all + closing >= receives / 8 * 7 {
+            return false;
+        }
+        let crowded = match own >= receives / 2 {
+            true => Some(source),
+            false if all >= receives / 4 * 3 => self.crowded(),
+            false => return true,
+        };
+        if lent.now < self.next_displacement {
+            return false;
+        }
+        self.next_displacement = lent.now + DISPLACEMENT;
+        let nameless = self.queues.iter().flatten().filter(|queue| Some(queue.source()) == crowded);
+        let oldest = nameless.filter_map(|queue| Some((queue.nameless_since()?, queue.qp())));
+        let oldest = oldest.min_by_key(|(since, _)| *since).map(|(_, qp)| qp);
+        if let Some(key) = oldest.and_then(|qp| self.key(qp))
+            && let Some((queue, mut io)) = self.queue(key, lent)
+        {
+            queue.close(&mut io);
+        }
+        true
+    }
+
+    /// Puts a request aside until there is room. Of too many, the oldest of the address that has
+    /// the most is refused.
+    fn defer(&mut self, incoming: Incoming, lent: &mut Lent<'_>) {
+        self.deferred.push_back(incoming);
+        self.next_tick = self.next_tick.min(lent.now + DISPLACEMENT);
+        if self.deferred.len() <= MOST_DEFERRED {
+            return;
+        }
+        let sources = || self.deferred.iter().map(|incoming| incoming.remote.ip());
+        let most = sources().max_by_key(|source| sources().filter(|s| s == source).count());
+        let at = sources().position(|source| Some(source) == most);
+        let Some(refused) = at.and_then(|at| self.deferred.remove(at)) else { return };
+        self.refused(refused.remote, &Refusal::NoConnect, lent.now);
+        let reject = cm::Reject::new(cm::RejectStatus::NO_RESOURCES);
+        lent.fabric.reject(refused, &reject.emit());
+    }
+
+    /// Lets those in for whom there is room now.
+    fn admit_deferred(&mut self, lent: &mut Lent<'_>) {
+        for _ in 0..self.deferred.len() {
+            let waiting = self.deferred.len();
+            let Some(incoming) = self.deferred.pop_front() else { return };
+            self.open(incoming, lent);
+            if self.deferred.len() == waiting {
+                // It is the last now, and would be the first again.
+                return self.deferred.rotate_right(1);
+            }
+        }
+    }
+
+    /// The address whose open connections without a Connect hold the most receives; of several the
+    /// one that has the oldest.
+    fn crowded(&self) -> Option<IpAddr> {
+        let mut held = BTreeMap::new();
+        for queue in self.queues.iter().flatten() {
+            let Some(since) = queue.nameless_since() else { continue };
+            let (receives, oldest) = held.entry(queue.source()).or_insert((0, since));
+            *receives += u32::from(queue.depth());
+            *oldest = since.min(*oldest);
+        }
+        let most = held.into_iter().max_by_key(|(_, (all, oldest))| (*all, Reverse(*oldest)));
+        most.map(|(source, _)| source)
     }
 
     fn key(&self, qp: Qp) -> Option<u32> {
