@@ -208,7 +208,8 @@ impl Group {
         let wire = Wire::Udp(Box::new(Udp::new(Arc::clone(&self.0), index)?));
         let steer = (self.0.count(), index);
         let config = Config { guid, steer, source_port: ROCE_PORT, ..self.0.options().config };
-        Ok(Soft::over(wire, Endpoint::new(config, Box::new(entropy)), region))
+        let mut entropy = Entropy { numbers: [0; 64], left: 0 };
+        Ok(Soft::over(wire, Endpoint::new(config, Box::new(move || entropy.next())), region))
     }
 }
 
@@ -454,9 +455,32 @@ impl Drop for Soft {
     }
 }
 
-/// A number that nobody can guess. The system has given one before, and never stops then; if it
-/// did, the next best that the standard library has from it would do.
-fn entropy() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    getrandom::u64().unwrap_or_else(|_| RandomState::new().hash_one(0))
+/// Numbers that nobody can guess, of which the system gives several at a time: a flood makes us
+/// need some for every datagram.
+struct Entropy {
+    numbers: [u64; 64],
+    /// Those not used yet, at the front.
+    left: usize,
+}
+
+impl Entropy {
+    /// The system has given some before, and never stops then; if it did, the next best that the
+    /// standard library has from it would do.
+    fn next(&mut self) -> u64 {
+        use std::hash::{BuildHasher, RandomState};
+        if self.left == 0 {
+            let mut bytes = [0; size_of::<[u64; 64]>()];
+            if getrandom::fill(&mut bytes).is_err() {
+                return RandomState::new().hash_one(0);
+            }
+            let words = bytes.chunks_exact(8).filter_map(|chunk| chunk.first_chunk::<8>());
+            for (number, word) in self.numbers.iter_mut().zip(words) {
+                *number = u64::from_ne_bytes(*word);
+            }
+            self.left = self.numbers.len();
+        }
+        self.left -= 1;
+        // Used once, and kept nowhere else.
+        std::mem::take(&mut self.numbers[self.left])
+    }
 }
