@@ -107,9 +107,10 @@ bench-guests: build ## Measure it beside the kernel's target, in both kinds of g
 
 PACKETS ?= 20000000
 SECONDS_OF_FLOOD ?= 60
-hostile: packages ## Twenty million mutated packets, five million messages, and floods: some minutes
+hostile: build test-packages ## Twenty million mutated packets, five million messages, and floods, in memory and on sockets: some minutes
 	PACKETS=$(PACKETS) SECONDS=$(SECONDS_OF_FLOOD) SHARE=70 $(CARGO) test --release -p rdma --no-default-features \
 	  --test soft_hostile -- --nocapture --test-threads 1
+	NVMFD=$(NVMFD) NVMF=$(NVMF) ENEMY=$(BUILD)/release/enemy FLOOD=$(SECONDS_OF_FLOOD) tests/bench/hostile
 
 FUZZ := $(BUILD)/fuzz
 TARGETS ?= authentication command config datagram endpoint message page queue session
