@@ -7,7 +7,7 @@
 //!
 //! What is posted between two sendings leaves in the order writes, sends, reads: datagrams of one
 //! length side by side, for trains of them. Only a send says that the writes before it are done.
-//! It does not wait for more than [`PASSING_BYTES`] of other writes, so that the peer has something
+//! It does not wait for more than `PASSING_BYTES` of other writes, so that the peer has something
 //! to do while they come.
 //!
 //! In `Init` work may be posted and waits. In `Error` all work has come home, and comes home at
