@@ -36,6 +36,8 @@ pub struct Association {
     closed: AtomicBool,
     /// Counts controller resets; an I/O queue of an earlier count must close.
     epoch: AtomicU16,
+    /// The host has proved itself on the admin queue, where it must.
+    proved: AtomicBool,
     /// Some queue has received a command since the last look.
     traffic: AtomicBool,
     errors: Mutex<ErrorLog>,
@@ -62,6 +64,7 @@ impl Association {
             ready: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             epoch: AtomicU16::new(0),
+            proved: AtomicBool::new(false),
             traffic: AtomicBool::new(false),
             errors: Mutex::default(),
             reservations,
@@ -78,6 +81,16 @@ impl Association {
     /// Opens or closes the I/O queues to commands.
     pub fn set_ready(&self, ready: bool) {
         self.ready.store(ready, Ordering::Release);
+    }
+
+    /// Whether the host has proved itself; never, where it need not.
+    pub fn is_proved(&self) -> bool {
+        self.proved.load(Ordering::Relaxed)
+    }
+
+    /// The host has proved itself.
+    pub fn set_proved(&self) {
+        self.proved.store(true, Ordering::Relaxed);
     }
 
     /// Whether it is over.

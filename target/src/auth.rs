@@ -114,6 +114,14 @@ impl Exchange {
         self.deadline.is_some_and(|deadline| now >= deadline)
     }
 
+    /// Whether an exchange was begun that has neither succeeded nor failed: it may have cost us
+    /// arithmetic for nothing.
+    #[must_use]
+    pub fn is_unfinished(&self) -> bool {
+        let told = matches!(self.stage, Stage::Failed { .. } | Stage::Over { .. });
+        self.attempts > 0 && !told
+    }
+
     /// A failure since the last call, to be noted.
     pub fn take_failure(&mut self) -> Option<Failure> {
         self.news.take()

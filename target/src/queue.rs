@@ -390,6 +390,9 @@ impl Queue {
                 io.pool.give(cell);
             }
         }
+        if let Some(proof) = self.proof.as_ref().filter(|proof| proof.is_unfinished()) {
+            io.registry.note_failed_proof(self.remote.ip(), *proof.host(), io.now);
+        }
         if let Serves::Io { association, subsystem, .. } = &self.serves {
             subsystem.usage.add(&self.usage);
             io.registry.io_closed(association, self.request.qid);

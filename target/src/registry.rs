@@ -119,6 +119,12 @@ impl Registry {
         if book.associations.values().filter(alike).count() >= self.controllers {
             return Err(Status::CONNECT_CONTROLLER_BUSY.into());
         }
+        // Whoever only claims a name must not keep those away who can prove it.
+        let claims = |e: &&Entry| alike(e) && e.authenticate && !e.association.is_proved();
+        let half = self.controllers.div_ceil(2);
+        if authenticate && book.associations.values().filter(claims).count() >= half {
+            return Err(Status::CONNECT_CONTROLLER_BUSY.into());
+        }
         let cntlid = book.free_cntlid(&subnqn)?;
         let association = Arc::new(Association::new(next_id(), cntlid, subnqn, host, data.hostid));
         // No queue of its own can ask before this is set, and every later change finds it.

@@ -300,6 +300,33 @@ fn who_fails_again_and_again_is_refused_for_a_while() {
 }
 
 #[test]
+fn who_begins_and_leaves_again_and_again_is_refused_for_a_while() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    for _ in 0..8 {
+        let mut queue = connect(&mut world, 0, CNTLID_DYNAMIC);
+        assert!(say(&mut world, &mut queue, &negotiate()).is_success());
+        world.flush_and_go(&mut queue);
+        queue.finish(&mut world.io());
+    }
+    let (host, from) = (HOST.parse().unwrap(), "192.0.2.1".parse().unwrap());
+    assert!(world.registry.is_throttled(from, &host, world.now));
+}
+
+#[test]
+fn mere_claims_take_half_of_the_controllers_at_most() {
+    let (world, _folder) = world(GroupId::NULL);
+    let admit = || world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC));
+    let claims: Vec<_> = (0..4).map(|_| admit().unwrap().association).collect();
+    let refusal = admit().unwrap_err();
+    assert!(refusal.status.is(Status::CONNECT_CONTROLLER_BUSY) && !refusal.status.dnr());
+    claims[0].set_proved();
+    assert!(admit().is_ok());
+    assert!(admit().is_err());
+    world.registry.admin_closed(&claims[1]);
+    assert!(admit().is_ok());
+}
+
+#[test]
 fn a_queue_that_dies_while_its_proof_is_worked_on_leaves_nothing_behind() {
     let (mut world, _folder) = world(GroupId::FFDHE2048);
     let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);

@@ -134,3 +134,31 @@ fn the_version_is_printed() {
     let (code, out, _) = nvmfd(&["--version"]);
     assert_eq!((code, out.trim()), (Some(0), concat!("nvmfd ", env!("CARGO_PKG_VERSION"))));
 }
+
+#[test]
+fn a_check_looks_at_the_key_files() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let (file, key) = (folder.path().join("nvmfd.toml"), folder.path().join("key"));
+    let text = format!(
+        "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:a\"\n\
+         allow_any_host = true\n[[subsystem.namespace]]\nnsid = 1\nkind = \"null\"\nsize = 4096\n\
+         [[host]]\nnqn = \"nqn.2026-11.host:a\"\ndhchap_key_file = \"{}\"\n",
+        key.display()
+    );
+    fs::write(&file, text).unwrap();
+    let check = || nvmfd(&["check", file.to_str().unwrap()]);
+    let (code, _, log) = check();
+    assert_eq!(code, Some(1));
+    assert!(log.contains("key cannot be read"), "{log}");
+    let secret = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+    fs::write(&key, secret).unwrap();
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o640)).unwrap();
+    let (code, _, log) = check();
+    assert_eq!(code, Some(1));
+    assert!(log.contains("chmod 600") && !log.contains("AAEC"), "{log}");
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
+    let (code, printed, log) = check();
+    assert_eq!(code, Some(0), "{log}");
+    assert!(printed.contains("key of nqn.2026-11.host:a") && !printed.contains("AAEC"));
+}

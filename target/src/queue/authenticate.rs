@@ -139,7 +139,11 @@ impl Queue {
             if io.refusals.count(&refusal, io.now) {
                 info!(%remote, %host, qid, "{refusal}");
             }
-        } else if proof.is_authenticated() && !before && matches!(self.serves, Serves::Admin(_)) {
+        } else if proof.is_authenticated()
+            && !before
+            && let Serves::Admin(controller) = &self.serves
+        {
+            controller.association.set_proved();
             info!(%remote, %host, "host authenticated");
         }
     }
