@@ -1,0 +1,303 @@
+//! What gets lost, comes twice, or is not ready.
+
+use super::*;
+
+#[test]
+fn a_gap_is_reported_once_and_healed() {
+    let (mut a, mut b) = pair();
+    for tag in 0..6 {
+        b.recv(tag, 64);
+        a.send(tag, 64, tag as u8);
+    }
+    let packets = a.transmit_all();
+    b.handle(&packets[0]);
+    for packet in &packets[2..] {
+        b.handle(packet);
+    }
+    // The complaint acknowledges what came before it.
+    assert_eq!(b.answers(), [(1, Opcode::Acknowledge, nak(Nak::Sequence))]);
+    a.respond(Opcode::Acknowledge, 1, Syndrome::Nak(Nak::Sequence), &[]);
+    assert_eq!(a.completions(), [(0, Ok(64))]);
+    let again = a.transmit_all();
+    assert_eq!(again.len(), 5);
+    // Lost once more: the same gap is reported again, as the peer has evidently gone back.
+    b.handle(&again[1]);
+    assert_eq!(b.answers(), [(1, Opcode::Acknowledge, nak(Nak::Sequence))]);
+    for packet in &again {
+        b.handle(packet);
+    }
+    assert_eq!(b.answers(), [(5, Opcode::Acknowledge, ACK)]);
+    assert_eq!(b.completions().len(), 6);
+}
+
+#[test]
+fn duplicates_are_acknowledged_and_not_executed() {
+    let (mut a, mut b) = pair();
+    b.recv(1, 64);
+    b.recv(2, 64);
+    a.send(1, 64, 1);
+    let packet = a.transmit().unwrap();
+    b.handle(&packet);
+    assert_eq!(b.answers(), [(0, Opcode::Acknowledge, ACK)]);
+    b.handle(&packet);
+    b.handle(&packet);
+    assert_eq!(b.answers(), [(0, Opcode::Acknowledge, ACK)]);
+    assert_eq!(b.completions(), [(1, Ok(64))]);
+}
+
+/// A peer might take the number of a read in an acknowledgement for the end of the read, and any
+/// acknowledgement amid its packets for nonsense.
+#[test]
+fn the_data_of_a_read_are_all_that_acknowledges_it() {
+    let (_, mut b) = pair();
+    let remote = b.expose(2 * MTU, 3, Rights::ALL);
+    (0..4).for_each(|tag| b.recv(tag, 64));
+    b.request(Opcode::SendOnly, 0, Extended::default(), &[1; 16]);
+    b.request(Opcode::SendOnly, 1, Extended::default(), &[1; 16]);
+    b.request(Opcode::ReadRequest, 2, reth(remote), &[]);
+    // The data of a read acknowledge what came before it.
+    let opcodes = [Opcode::ReadResponseFirst, Opcode::ReadResponseLast];
+    assert_eq!(b.answers(), [(2, opcodes[0], ACK), (3, opcodes[1], ACK)]);
+    // The answers got lost, and the peer goes back to the first request.
+    for _ in 0..2 {
+        for at in 0..2 {
+            b.request(Opcode::SendOnly, at, Extended::default(), &[1; 16]);
+            assert!(b.answers().is_empty());
+        }
+        b.request(Opcode::ReadRequest, 2, reth(remote), &[]);
+        assert_eq!(b.answers(), [(2, opcodes[0], ACK), (3, opcodes[1], ACK)]);
+    }
+    // Another goes back to the first request alone.
+    b.request(Opcode::SendOnly, 0, Extended::default(), &[1; 16]);
+    assert!(b.answers().is_empty());
+    b.request(Opcode::SendOnly, 0, Extended::default(), &[1; 16]);
+    assert_eq!(b.answers(), [(0, Opcode::Acknowledge, ACK)]);
+    // What was executed after the read is acknowledged after its data.
+    b.request(Opcode::SendOnly, 4, Extended::default(), &[1; 16]);
+    b.request(Opcode::SendOnly, 1, Extended::default(), &[1; 16]);
+    assert_eq!(b.answers(), [(4, Opcode::Acknowledge, ACK)]);
+    b.request(Opcode::SendOnly, 4, Extended::default(), &[1; 16]);
+    assert_eq!(b.answers(), [(4, Opcode::Acknowledge, ACK)]);
+}
+
+#[test]
+fn a_repeated_request_does_not_silence_a_complaint() {
+    let (_, mut b) = pair();
+    (0..4).for_each(|tag| b.recv(tag, 64));
+    b.request(Opcode::SendOnly, 0, Extended::default(), &[1; 16]);
+    assert_eq!(b.answers(), [(0, Opcode::Acknowledge, ACK)]);
+    b.request(Opcode::SendOnly, 2, Extended::default(), &[1; 16]);
+    b.request(Opcode::SendOnly, 0, Extended::default(), &[1; 16]);
+    assert_eq!(b.answers(), [(1, Opcode::Acknowledge, nak(Nak::Sequence))]);
+}
+
+#[test]
+fn a_missing_receive_makes_the_peer_wait() {
+    let (mut a, mut b) = pair();
+    a.send(1, 64, 5);
+    a.send(2, 64, 6);
+    for datagram in a.transmit_all() {
+        b.handle(&datagram);
+    }
+    let wait = Some(Syndrome::Rnr(RnrTimer::new(12)));
+    assert_eq!(b.answers(), [(0, Opcode::Acknowledge, wait)], "and no complaint of the second");
+    a.respond(Opcode::Acknowledge, 0, Syndrome::Rnr(RnrTimer::new(12)), &[]);
+    assert!(a.transmit().is_none());
+    a.respond(Opcode::Acknowledge, 0, Syndrome::Nak(Nak::Sequence), &[]);
+    assert!(a.transmit().is_none());
+    assert_eq!(a.qp.poll_timeout(), Some(a.now + Duration::from_micros(640)));
+    a.elapse(Duration::from_micros(639));
+    assert!(a.transmit().is_none());
+    b.recv(1, 64);
+    b.recv(2, 64);
+    a.elapse(Duration::from_micros(1));
+    settle(&mut a, &mut b);
+    b.completed(1, 64, 5);
+    b.completed(2, 64, 6);
+    assert_eq!(a.completions(), [(1, Ok(64)), (2, Ok(64))]);
+}
+
+#[test]
+fn a_peer_that_is_never_ready_is_given_up() {
+    let mut a = End::new(&Settings { rnr_retries: 2, ..settings(1) });
+    a.send(1, 64, 0);
+    a.send(2, 64, 0);
+    for round in 0..3 {
+        assert_eq!(a.transmit_all().len(), 2);
+        assert_eq!(a.qp.state(), State::ReadyToSend, "round {round}");
+        a.respond(Opcode::Acknowledge, 0, Syndrome::Rnr(RnrTimer::new(1)), &[]);
+        a.elapse(Duration::from_micros(10));
+    }
+    assert_eq!(a.qp.state(), State::Error);
+    assert_eq!(a.completions(), [(1, Err(Fault::NotReady)), (2, Err(Fault::Flushed))]);
+}
+
+#[test]
+fn a_silent_peer_is_given_up_after_the_last_retry() {
+    let mut a = End::new(&settings(1));
+    a.send(1, 64, 0);
+    a.recv(2, 64);
+    // The first wait doubles six times; the time is that of seven retries that begin with 10 ms.
+    let (mut wait, mut left) = (Duration::from_micros(1250), Duration::from_millis(1910));
+    while left > Duration::ZERO {
+        assert_eq!(a.transmit_all().len(), 1);
+        assert_eq!(a.qp.state(), State::ReadyToSend);
+        wait = wait.min(left);
+        a.elapse(wait - Duration::from_nanos(1));
+        assert!(a.transmit().is_none());
+        a.elapse(Duration::from_nanos(1));
+        left -= wait;
+        wait = (2 * wait).min(Duration::from_millis(80));
+    }
+    assert_eq!(a.qp.state(), State::Error);
+    assert_eq!(a.completions(), [(1, Err(Fault::Unreachable)), (2, Err(Fault::Flushed))]);
+    a.send(3, 64, 0);
+    a.recv(4, 64);
+    assert_eq!(a.completions(), [(3, Err(Fault::Flushed)), (4, Err(Fault::Flushed))]);
+    assert!(a.transmit().is_none() && a.qp.poll_timeout().is_none() && a.pool.is_full());
+}
+
+#[test]
+fn a_read_goes_on_where_its_data_got_lost() {
+    let (mut a, mut b) = pair();
+    let remote = b.expose(4 * MTU, 3, Rights::READ);
+    let into = a.buf(4 * MTU, 0);
+    a.post(1, Work::Read { into, from: remote });
+    b.handle(&a.transmit().unwrap());
+    let data = b.transmit_all();
+    assert_eq!(data.len(), 4);
+    a.handle(&data[0]);
+    a.handle(&data[2]);
+    assert!(a.transmit().is_none(), "it may only have been overtaken");
+    a.elapse(Duration::from_millis(2));
+    let again = a.transmit_all();
+    assert_eq!(again.len(), 1, "the gap is noticed");
+    a.handle(&data[3]);
+    assert!(a.transmit().is_none(), "once");
+    let packet = Packet::parse(&again[0]).unwrap();
+    let part = packet.ext.reth.unwrap();
+    assert_eq!((part.address, part.length), (remote.addr + u64::from(MTU), MTU), "and no more");
+    assert_eq!(packet.bth.psn, settings(0).send_psn.add(1));
+    b.handle(&again[0]);
+    settle(&mut a, &mut b);
+    a.completed(1, 4 * MTU, 3);
+}
+
+#[test]
+fn an_acknowledgement_past_a_read_means_its_data_are_lost() {
+    let mut a = End::new(&settings(2));
+    let into = a.buf(64, 0);
+    a.post(1, Work::Read { into, from: Remote { addr: 0, key: 1, len: 64 } });
+    assert_eq!(a.transmit_all().len(), 1);
+    a.send(2, 16, 0);
+    assert_eq!(a.transmit_all().len(), 1);
+    a.respond(Opcode::Acknowledge, 1, Syndrome::ACK, &[]);
+    assert!(a.completions().is_empty() && a.transmit().is_none());
+    a.elapse(Duration::from_millis(2));
+    assert_eq!(a.answers(), [(0, Opcode::ReadRequest, None)], "the send has been executed");
+    a.respond(Opcode::ReadResponseOnly, 0, Syndrome::ACK, &[4; 64]);
+    assert_eq!(a.completions(), [(1, Ok(64)), (2, Ok(16))]);
+}
+
+#[test]
+fn a_forgotten_key_does_not_matter_to_a_repeated_read_but_to_a_new_one() {
+    let (mut a, mut b) = pair();
+    let remote = b.expose(64, 3, Rights::READ);
+    let into = a.buf(64, 0);
+    a.post(1, Work::Read { into, from: remote });
+    let request = a.transmit().unwrap();
+    b.handle(&request);
+    assert_eq!(b.answers().len(), 1);
+    b.conceal(remote);
+    b.handle(&request);
+    assert!(b.answers().is_empty());
+    assert_eq!(b.qp.state(), State::ReadyToSend);
+    b.request(Opcode::ReadRequest, 1, reth(remote), &[]);
+    assert_eq!(b.answers(), [(1, Opcode::Acknowledge, nak(Nak::RemoteAccess))]);
+    assert_eq!(b.qp.state(), State::Error);
+}
+
+#[test]
+fn memory_taken_away_under_a_read_ends_the_connection() {
+    let (_, mut b) = pair();
+    let remote = b.expose(2 * MTU, 3, Rights::READ);
+    b.request(Opcode::ReadRequest, 0, reth(remote), &[]);
+    assert!(b.transmit().is_some());
+    b.conceal(remote);
+    assert_eq!(b.answers(), [(1, Opcode::Acknowledge, nak(Nak::RemoteAccess))]);
+    assert_eq!(b.qp.state(), State::Error);
+}
+
+#[test]
+fn a_read_that_was_never_asked_for_is_not_repeated() {
+    let (_, mut b) = pair();
+    let remote = b.expose(2 * MTU, 3, Rights::READ);
+    b.request(Opcode::ReadRequest, 0, reth(remote), &[]);
+    assert_eq!(b.transmit_all().len(), 2);
+    for other in [
+        Remote { addr: remote.addr + 1, ..remote },
+        Remote { key: remote.key + 1, ..remote },
+        Remote { len: 2 * MTU + 1, ..remote },
+    ] {
+        b.request(Opcode::ReadRequest, 0, reth(other), &[]);
+        assert!(b.answers().is_empty());
+    }
+    // Its second packet alone, and a part of that, are.
+    let rest = Remote { addr: remote.addr + u64::from(MTU), key: remote.key, len: 100 };
+    b.request(Opcode::ReadRequest, 1, reth(rest), &[]);
+    assert_eq!(b.answers(), [(1, Opcode::ReadResponseOnly, ACK)]);
+}
+
+#[test]
+fn only_the_last_reads_are_kept() {
+    let mut b = End::new(&settings(2));
+    let remote = b.expose(64, 0, Rights::READ);
+    for at in 0..5 {
+        b.request(Opcode::ReadRequest, at, reth(remote), &[]);
+        assert_eq!(b.answers(), [(at as i32, Opcode::ReadResponseOnly, ACK)]);
+    }
+    for at in 0..3 {
+        b.request(Opcode::ReadRequest, at, reth(remote), &[]);
+        assert!(b.answers().is_empty(), "{at}");
+    }
+    b.request(Opcode::ReadRequest, 3, reth(remote), &[]);
+    assert_eq!(b.answers(), [(3, Opcode::ReadResponseOnly, ACK)]);
+}
+
+#[test]
+fn reads_asked_for_again_before_they_left_still_count() {
+    let mut b = End::new(&settings(4));
+    let remote = b.expose(64, 0, Rights::READ);
+    for at in 0..5 {
+        b.request(Opcode::ReadRequest, at, reth(remote), &[]);
+        b.request(Opcode::ReadRequest, at, reth(remote), &[]);
+    }
+    assert_eq!(b.answers(), [(4, Opcode::Acknowledge, nak(Nak::InvalidRequest))]);
+}
+
+#[test]
+fn atomics_happen_once() {
+    let mut b = End::new(&settings(2));
+    let remote = b.expose(16, 0, Rights::ATOMIC);
+    let eth = |swap_add, compare| Extended {
+        atomic: Some(AtomicEth { address: remote.addr, key: remote.key, swap_add, compare }),
+        ..Extended::default()
+    };
+    let value = |b: &End| {
+        let exposed = b.exposed.iter().find(|exposed| exposed.remote() == remote).unwrap();
+        let mut value = [0; 8];
+        b.pool.copy_out(exposed, 0, &mut value);
+        u64::from_ne_bytes(value)
+    };
+    let first = value(&b);
+    b.request(Opcode::FetchAdd, 0, eth(5, 0), &[]);
+    assert_eq!(b.answers(), [(0, Opcode::AtomicAcknowledge, ACK)]);
+    b.request(Opcode::FetchAdd, 0, eth(5, 0), &[]);
+    let again = b.transmit().unwrap();
+    assert_eq!(Packet::parse(&again).unwrap().ext.atomic_ack, Some(first));
+    assert_eq!(value(&b), first + 5, "a duplicate gets the same answer and changes nothing");
+    b.request(Opcode::CompareSwap, 1, eth(1, first), &[]);
+    assert_eq!(value(&b), first + 5);
+    b.request(Opcode::CompareSwap, 2, eth(1, first + 5), &[]);
+    assert_eq!(value(&b), 1);
+}
