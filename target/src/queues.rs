@@ -263,7 +263,7 @@ impl Queues {
     /// Anybody can hold receives until the Connect deadline without a name. So connections that
     /// have not sent their Connect, or not proved whose they are, may hold half of them for one
     /// address, three quarters for all.
-    /// Where that is reached, the oldest of the address that holds the most is closed, so that who
+    /// Where that is reached, the oldest of the address that has the most is closed, so that who
     /// asks next, and goes on within a round trip, is served also amid a flood. False: not now,
     /// because that happened just before, or what was closed has not come home yet.
     fn make_room(&mut self, source: IpAddr, lent: &mut Lent<'_>) -> bool {
@@ -330,17 +330,17 @@ impl Queues {
         }
     }
 
-    /// The address whose open connections without a Connect hold the most receives; of several the
+    /// The address that has the most open connections without a name, however deep; of several the
     /// one that has the oldest.
     fn crowded(&self) -> Option<IpAddr> {
         let mut held = BTreeMap::new();
         for queue in self.queues.iter().flatten() {
             let Some(since) = queue.nameless_since() else { continue };
-            let (receives, oldest) = held.entry(queue.source()).or_insert((0, since));
-            *receives += u32::from(queue.depth());
+            let (count, oldest) = held.entry(queue.source()).or_insert((0, since));
+            *count += 1;
             *oldest = since.min(*oldest);
         }
-        let most = held.into_iter().max_by_key(|(_, (all, oldest))| (*all, Reverse(*oldest)));
+        let most = held.into_iter().max_by_key(|(_, (count, oldest))| (*count, Reverse(*oldest)));
         most.map(|(source, _)| source)
     }
 
