@@ -32,6 +32,8 @@ pub use super::config::{Config, Path};
 
 /// The UDP port of RoCEv2, at every endpoint.
 pub const ROCE_PORT: u16 = 4791;
+/// Events that there is room for at first: a batch, and what one train more may add to it.
+const EVENTS: usize = 1024;
 /// Messages of connection management that wait to be sent, at most; more are dropped, as the
 /// network might.
 const MOST_MESSAGES: usize = 1024;
@@ -149,7 +151,7 @@ impl Endpoint {
             deadlines: Deadlines::default(),
             due: Vec::new(),
             keeping: Vec::new(),
-            events: VecDeque::new(),
+            events: VecDeque::with_capacity(EVENTS),
             told: 0,
             leaving: VecDeque::new(),
             departed: Vec::new(),
