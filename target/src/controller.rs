@@ -21,7 +21,11 @@ use crate::command::Plan;
 use crate::command::feature::Features;
 use crate::disk::BackingId;
 use crate::events::Events;
+use crate::recall::Recall;
 use crate::subsystem::Subsystem;
+
+/// How many Abort commands a host may leave outstanding: ACL + 1.
+pub const ABORTS: usize = 4;
 
 /// Keep Alive granularity (KAS), in units of 100 ms.
 pub const KAS_100MS: u16 = 10;
@@ -95,6 +99,8 @@ pub struct Controller {
     pub features: Features,
     /// Asynchronous events.
     pub events: Events,
+    /// Abort commands that wait for what they come to: their slots, oldest first.
+    pub aborts: Vec<(u16, Recall)>,
     cc: Cc,
     life: Life,
     kato: Duration,
@@ -119,6 +125,7 @@ impl Controller {
             local,
             features: Features::default(),
             events: Events::default(),
+            aborts: Vec::with_capacity(ABORTS),
             cc: Cc(0),
             life: Life::Disabled,
             kato: Duration::ZERO,

@@ -3,13 +3,14 @@
 //! `backing` is an opened store, `open` how it gets opened, `errno` what failures are called. What
 //! the ring is made of and needs no unsafe code is here as well: `flight` is the life of one
 //! operation as a state machine without I/O, `entry` says it in the kernel's terms, `watch` keeps
-//! the descriptors that end a sleep, `setup` makes the ring.
+//! the descriptors that end a sleep, `recall` the wishes to have an operation back, `setup` makes the ring.
 
 mod backing;
 pub(crate) mod entry;
 mod errno;
 pub mod flight;
 mod open;
+pub(crate) mod recall;
 pub(crate) mod setup;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -85,4 +86,9 @@ pub struct Done {
 pub trait Disk {
     /// Queues one operation. Nothing happens before the driver's next submission.
     fn submit(&mut self, backing: BackingId, tag: Tag, op: Op);
+
+    /// Asks for the operation `of` back. The wish comes home under its own `tag`, without a buffer:
+    /// with success when the operation comes home with Command Abort Requested, else when it is not
+    /// there or will come home as if nobody had asked. In which order the two come home is open.
+    fn recall(&mut self, tag: Tag, of: Tag);
 }

@@ -16,6 +16,7 @@ mod provider;
 pub mod queue;
 pub mod queues;
 pub mod reactor;
+pub mod recall;
 pub mod refusals;
 pub mod registry;
 pub mod reservation;

@@ -11,6 +11,7 @@ use rdma::{FabricError, Incoming};
 use crate::auth::Worked;
 use crate::disk::Backing;
 use crate::disk::{BackingId, Done};
+use crate::recall::Errand;
 use crate::reservation::Fence;
 use crate::subsystem::Subsystem;
 
@@ -34,6 +35,8 @@ pub enum Mail {
     Answer(Done),
     /// Commands of preempted hosts shall end.
     Fence(Arc<Fence>),
+    /// A command shall end at its host's wish.
+    Errand(Errand),
     /// The arithmetic of an authentication is done.
     Authenticated {
         /// The queue that it is for.

@@ -15,6 +15,7 @@
 //! This is the only file that acts: rules decide (`command/`), the queue pulls, loads, stores,
 //! pushes and answers.
 
+mod abort;
 mod answer;
 mod authenticate;
 mod carry;
@@ -36,6 +37,7 @@ use crate::auth::Exchange;
 use crate::command::{Plan, Received, SQE_BYTES, Source, admin, fabrics, io as rules};
 use crate::controller::{Controller, Limits};
 use crate::disk::{Disk, Done};
+use crate::recall::Errand;
 use crate::refusals::{Refusal, Refusals};
 use crate::registry::Registry;
 use crate::reservation::Fence;
@@ -102,6 +104,10 @@ struct Slot {
     posted: u8,
     /// Preemptions that wait for this command.
     fences: Vec<Arc<Fence>>,
+    /// The host wants it to end.
+    errand: Option<Errand>,
+    /// A disk has been asked for its operation, and has not answered yet.
+    recalling: bool,
 }
 
 /// What a queue serves.
@@ -233,6 +239,16 @@ impl Queue {
     #[must_use]
     pub fn source(&self) -> IpAddr {
         self.remote.ip()
+    }
+
+    /// Whose it is; nobody's before its Connect.
+    #[must_use]
+    pub fn association(&self) -> Option<&Arc<Association>> {
+        match &self.serves {
+            Serves::Nothing { .. } => None,
+            Serves::Admin(controller) => Some(&controller.association),
+            Serves::Io { association, .. } => Some(association),
+        }
     }
 
     /// Receives that it holds.
@@ -587,6 +603,7 @@ impl Queue {
     fn release(&mut self, slot: u16, io: &mut Io<'_>) {
         let entry = self.slot(slot);
         entry.fences.clear();
+        entry.errand = None;
         let bufs = [entry.capsule.take(), entry.data.take(), entry.second.take()];
         bufs.into_iter().flatten().for_each(|buf| io.pool.give(buf));
         if entry.state != State::Free && entry.posted == 0 {
@@ -630,6 +647,11 @@ impl Queue {
         self.cids[usize::from(cid >> 6)] &= !(1 << (cid & 63));
     }
 
+    /// What a disk knows a command's operation by.
+    fn tag(&self, slot: u16) -> u64 {
+        u64::from(self.key) << 32 | u64::from(slot)
+    }
+
     fn slot(&mut self, slot: u16) -> &mut Slot {
         &mut self.slots[usize::from(slot)]
     }
@@ -649,6 +671,8 @@ impl Slot {
             step: 0,
             posted: 0,
             fences: Vec::new(),
+            errand: None,
+            recalling: false,
         }
     }
 

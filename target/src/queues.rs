@@ -133,7 +133,10 @@ impl Queues {
     pub fn on_disk(&mut self, done: Done, lent: &mut Lent<'_>) {
         let (key, slot) = ((done.tag >> 32) as u32, done.tag as u16);
         let Some((queue, mut io)) = self.queue(key, lent) else { return };
-        queue.on_disk(slot, done, &mut io);
+        match Queue::is_about_recall(done.tag) {
+            true => queue.on_recalled(slot, done.outcome, &mut io),
+            false => queue.on_disk(slot, done, &mut io),
+        }
         self.reap(key, lent);
     }
 
@@ -146,6 +149,7 @@ impl Queues {
             Mail::DiscoveryChanged => self.each(lent, Queue::on_discovery_changed),
             Mail::Answer(done) => self.on_disk(done, lent),
             Mail::Fence(fence) => self.each(lent, |queue, io| queue.on_fence(&fence, io)),
+            Mail::Errand(errand) => self.each(lent, |queue, io| queue.on_errand(&errand, io)),
             Mail::Authenticated { key, ticket, worked } => {
                 if let Some((queue, mut io)) = self.queue(key, lent) {
                     queue.on_worked(ticket, worked, &mut io);

@@ -192,6 +192,7 @@ impl Reactor {
                 | Mail::DiscoveryChanged
                 | Mail::Answer(_)
                 | Mail::Fence(_)
+                | Mail::Errand(_)
                 | Mail::Authenticated { .. }
                 | Mail::Stop => {}
             }

@@ -21,6 +21,7 @@ use crate::auth::{Demand, Keyring, Start, Throttle, Worker};
 use crate::command::discovery::{Record, Subtype};
 use crate::command::fabrics::Refusal;
 use crate::mailbox::{Mail, Sender};
+use crate::recall::{Errand, Recall};
 use crate::reservation::keeper::{Ask, Word};
 use crate::reservation::{Fence, HostId, Reservation};
 use crate::subsystem::{Namespace, Subsystem};
@@ -367,6 +368,26 @@ impl Registry {
     pub fn fence(&self, fence: &Arc<Fence>) {
         for reactor in &self.reactors {
             reactor.send(Mail::Fence(Arc::clone(fence)));
+        }
+    }
+
+    /// The wish of an association's Abort command on this reactor, with its first errand.
+    #[must_use]
+    pub fn recall(
+        &self,
+        association: u64,
+        sqid: u16,
+        cid: u16,
+        reactor: usize,
+    ) -> (Recall, Errand) {
+        Recall::new(association, sqid, cid, self.reactors[reactor].clone())
+    }
+
+    /// Sends an errand to every reactor: nobody knows here which has the queue. One whose mailbox
+    /// is full does not get it, and so its commands are not aborted.
+    pub fn send_errand(&self, errand: Errand) {
+        for reactor in &self.reactors {
+            drop(reactor.try_send(Mail::Errand(errand.clone())));
         }
     }
 

@@ -44,6 +44,7 @@ use rdma::{Buf, Pool, PoolPlan, Region, Tag};
 
 use crate::disk::entry::{Attachment, CHUNK_SHIFT, Memory, Place, entry_for};
 use crate::disk::flight::{Flight, Step, ZEROS_BYTES};
+use crate::disk::recall::Recalls;
 use crate::disk::setup::{LADDER, register_files, set_up};
 use crate::disk::watch::{Watches, Wish};
 use crate::disk::{Backing, BackingId, Disk, Done, Kind, Op};
@@ -55,6 +56,8 @@ const FAREWELL: Duration = Duration::from_secs(30);
 
 /// Marks the user data of a watch; the rest is its index. Other user data are flight slots.
 const WATCH: u64 = 1 << 63;
+/// Marks the user data of a wish to have an operation back; the rest is its index.
+const RECALL: u64 = 1 << 62;
 /// User data of entries whose completion says nothing.
 const NOBODY: u64 = u64::MAX;
 
@@ -106,6 +109,7 @@ pub struct Ring {
     /// Home without the kernel's help.
     ready: VecDeque<Done>,
     watches: Watches,
+    recalls: Recalls,
     in_kernel: usize,
     stats: RingStats,
     complaints: u64,
@@ -159,6 +163,7 @@ impl Ring {
             again: VecDeque::with_capacity(room),
             ready: VecDeque::with_capacity(room),
             watches: Watches::default(),
+            recalls: Recalls::default(),
             in_kernel: 0,
             stats: RingStats::default(),
             complaints: 0,
@@ -274,7 +279,8 @@ impl Ring {
     /// Operations submitted and not yet handed back.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.flights.len() - self.free.len() + self.queue.len() + self.ready.len()
+        let under_way = self.flights.len() - self.free.len() + self.queue.len();
+        under_way + self.ready.len() + self.recalls.len()
     }
 
     /// What it has done so far.
@@ -297,6 +303,12 @@ impl Ring {
             woken.extend(self.watches.on_completion((user_data & !WATCH) as usize));
             return;
         }
+        if user_data & RECALL != 0 {
+            // Not found, or begun: it goes on.
+            let outcome = if answer < 0 { Err(Status::INTERNAL_ERROR) } else { Ok(()) };
+            let tag = self.recalls.answered((user_data & !RECALL) as usize);
+            return done.extend(tag.map(|tag| Done { tag, buf: None, outcome }));
+        }
         let slot = user_data as usize;
         let Some(flight) = self.flights.get_mut(slot).and_then(Option::as_mut) else { return };
         self.in_kernel = self.in_kernel.saturating_sub(1);
@@ -318,6 +330,11 @@ impl Ring {
     fn land(&mut self, slot: u32, outcome: Result<(), Status>) -> Option<Done> {
         let flight = self.flights[slot as usize].take()?;
         self.free.push(slot);
+        Some(self.dismiss(flight, outcome))
+    }
+
+    /// Sends a flight home that is in no slot (any more).
+    fn dismiss(&mut self, flight: Flight, outcome: Result<(), Status>) -> Done {
         let index = flight.attachment;
         if let Some(attachment) = &mut self.attachments[index as usize] {
             attachment.flights = attachment.flights.saturating_sub(1);
@@ -325,7 +342,7 @@ impl Ring {
                 self.release(index);
             }
         }
-        Some(flight.done(outcome))
+        flight.done(outcome)
     }
 
     /// Forgets a leaving attachment whose last flight is home.
@@ -359,6 +376,22 @@ impl Ring {
                 return;
             }
             self.watches.granted(index);
+        }
+        // Before any operation: a slot must not have become another one's.
+        while let Some((index, of)) = self.recalls.wish() {
+            let in_slot = |flight: &Option<Flight>| flight.as_ref().is_some_and(|f| f.tag() == of);
+            let Some(slot) = self.flights.iter().position(in_slot) else {
+                let (tag, outcome) = (self.recalls.answered(index), Err(Status::INTERNAL_ERROR));
+                self.ready.extend(tag.map(|tag| Done { tag, buf: None, outcome }));
+                continue;
+            };
+            let entry = opcode::AsyncCancel::new(slot as u64).build();
+            let entry = entry.user_data(RECALL | index as u64);
+            // SAFETY: the entry names no memory.
+            if !unsafe { self.push(&entry) } {
+                return;
+            }
+            self.recalls.asked(index);
         }
         while let Some(slot) = self.again.pop_front() {
             if !self.issue(slot) {
@@ -478,6 +511,28 @@ impl Disk for Ring {
         }
         attachment.flights += 1;
         self.queue.push_back(flight);
+    }
+
+    /// What the kernel does not have (any more) comes back for sure. Of the rest the kernel gives
+    /// back what waits for one of its workers; what is at a device stays there.
+    fn recall(&mut self, tag: Tag, of: Tag) {
+        let aborted = Err(Status::ABORT_REQUESTED);
+        let is_it = |flight: &Option<Flight>| flight.as_ref().is_some_and(|f| f.tag() == of);
+        let landed = if let Some(at) = self.queue.iter().position(|flight| flight.tag() == of) {
+            self.queue.remove(at).map(|flight| self.dismiss(flight, aborted))
+        } else if let Some(slot) = self.flights.iter().position(is_it) {
+            let slot = slot as u32;
+            let Some(at) = self.again.iter().position(|other| *other == slot) else {
+                return self.recalls.push(tag, of);
+            };
+            self.again.remove(at);
+            self.land(slot, aborted)
+        } else {
+            None
+        };
+        let outcome = if landed.is_some() { Ok(()) } else { Err(Status::INTERNAL_ERROR) };
+        self.ready.extend(landed);
+        self.ready.push_back(Done { tag, buf: None, outcome });
     }
 }
 

@@ -37,6 +37,12 @@ impl Waiters {
         self.io.retain(|waiter| waiter.0 != key);
     }
 
+    /// A command ends before its turn.
+    pub fn remove(&mut self, key: u32, slot: u16) {
+        self.admin.retain(|waiter| *waiter != (key, slot));
+        self.io.retain(|waiter| *waiter != (key, slot));
+    }
+
     /// The command whose turn it is in one of the lines.
     #[must_use]
     pub fn first(&self, admin: bool) -> Option<Waiter> {

@@ -1,6 +1,8 @@
 //! A queue against a fabric and a disk that record: what is posted, in which order, and that every
 //! buffer comes home whatever dies when.
 
+#[path = "queue/abort.rs"]
+mod abort;
 #[path = "queue/reservations.rs"]
 mod reservations;
 mod support;

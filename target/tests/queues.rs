@@ -68,6 +68,10 @@ impl Disk for NoDisk {
     fn submit(&mut self, _: BackingId, _: Tag, _: Op) {
         panic!("a disk operation without a Connect")
     }
+
+    fn recall(&mut self, _: Tag, _: Tag) {
+        panic!("a disk operation without a Connect")
+    }
 }
 
 struct World {

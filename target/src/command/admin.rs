@@ -8,7 +8,7 @@ use std::time::Instant;
 use nvme::{AdminOpcode, Sqe, Status};
 
 use super::{Plan, Received, discovery, feature, identify, log, no_data};
-use crate::controller::{Controller, Life};
+use crate::controller::{ABORTS, Controller, Life};
 
 /// What the admin queue lends to a command: everything that is not the controller's own.
 pub struct Env<'a> {
@@ -37,7 +37,7 @@ pub fn plan(sqe: &Sqe, controller: &mut Controller, env: &Env<'_>) -> Result<Pla
         AdminOpcode::SET_FEATURES => feature::set(sqe, controller, env),
         AdminOpcode::KEEP_ALIVE => keep_alive(sqe, controller),
         AdminOpcode::ASYNC_EVENT_REQUEST => async_event_request(sqe, controller, env.slot),
-        AdminOpcode::ABORT if !controller.is_discovery() => abort(sqe),
+        AdminOpcode::ABORT if !controller.is_discovery() => abort(sqe, controller),
         _ => Err(Status::INVALID_OPCODE.with_dnr()),
     }
 }
@@ -84,11 +84,13 @@ fn async_event_request(sqe: &Sqe, controller: &mut Controller, slot: u16) -> Res
     Ok(Plan::Park)
 }
 
-/// Abort, best effort by definition: we never recall what may be half done in host memory or on a
-/// disk, so the truthful answer is bit 0 = 1, not aborted ("Abort command").
-fn abort(sqe: &Sqe) -> Result<Plan, Status> {
+/// Abort: best effort by definition, and the answer tells what it came to ("Abort command").
+fn abort(sqe: &Sqe, controller: &Controller) -> Result<Plan, Status> {
     no_data(sqe)?;
-    Ok(Plan::Reply(1))
+    if controller.aborts.len() == ABORTS {
+        return Err(Status::ABORT_LIMIT_EXCEEDED.with_dnr());
+    }
+    Ok(Plan::Abort { sqid: sqe.cdw10 as u16, cid: (sqe.cdw10 >> 16) as u16 })
 }
 
 #[cfg(test)]
@@ -259,9 +261,9 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn abort_never_claims_to_have_aborted() {
+    fn abort_names_a_queue_and_a_command_and_has_no_data() {
         let sqe = Sqe { cdw10: 0x0003_0001, ..Sqe::admin(AdminOpcode::ABORT) };
-        assert_eq!(ask(sqe.with_nsid(3), &mut nvm()), Ok(Plan::Reply(1)));
+        assert_eq!(ask(sqe.with_nsid(3), &mut nvm()), Ok(Plan::Abort { sqid: 1, cid: 3 }));
         assert_eq!(refused(ask(sqe.with_sgl(keyed(16)), &mut nvm())), 0x00F);
     }
 

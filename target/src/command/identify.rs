@@ -14,7 +14,7 @@ use nvme::{Nqn, PAGE_BYTES, Sqe, Status, Text};
 use super::{Plan, Received, SQE_BYTES, destination};
 use crate::association::ERROR_LOG_ENTRIES;
 use crate::config::MAX_NSID;
-use crate::controller::{Controller, KAS_100MS, VERSION};
+use crate::controller::{ABORTS, Controller, KAS_100MS, VERSION};
 use crate::events::{Event, REQUESTS};
 use crate::subsystem::{Namespace, Subsystem};
 
@@ -147,7 +147,7 @@ fn nvm_controller(controller: &Controller, subsystem: &Subsystem) -> IdentifyCon
         cmic: Cmic(0).with_multi_controller(true),
         oaes: AsyncEventConfig(Event::NamespaceAttribute.enable_bit()),
         cntrltype: ControllerType::IO,
-        acl_z: 3,
+        acl_z: (ABORTS - 1) as u8,
         frmw: ONE_READ_ONLY_SLOT,
         lpa: Lpa(0).with_effects(true).with_extended_data(true),
         elpe_z: (ERROR_LOG_ENTRIES - 1) as u8,

@@ -162,6 +162,13 @@ pub enum Plan {
     },
     /// Hold the command back until there is an event to tell (Asynchronous Event Request).
     Park,
+    /// End the command `cid` of queue `sqid` if that can be, and tell whether it could.
+    Abort {
+        /// Queue id.
+        sqid: u16,
+        /// Command id.
+        cid: u16,
+    },
 }
 
 /// What the transport says of a command: needed to judge its SGL.

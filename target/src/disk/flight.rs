@@ -104,6 +104,12 @@ impl Flight {
         Flight { tag, buf, attachment, task, at, len, moved: 0, tries: 0 }
     }
 
+    /// The submitter's tag.
+    #[must_use]
+    pub fn tag(&self) -> Tag {
+        self.tag
+    }
+
     /// The buffer of a read or write.
     #[must_use]
     pub fn buf(&self) -> Option<&Buf> {
@@ -184,6 +190,10 @@ impl Flight {
             return self.progress(u64::from(answer.unsigned_abs()), backing);
         }
         let errno = answer.wrapping_neg();
+        if errno == libc::ECANCELED {
+            // Nobody but its host asks for that.
+            return Some(Err(Status::ABORT_REQUESTED));
+        }
         if matches!(errno, libc::EINTR | libc::EAGAIN) && self.tries < TRIES {
             self.tries += 1;
             return None;

@@ -42,6 +42,11 @@ impl Queue {
         let entry = self.slot(slot);
         entry.state = State::Replying;
         entry.fences.clear();
+        if let Some(errand) = entry.errand.take()
+            && status.is(Status::ABORT_REQUESTED)
+        {
+            errand.succeed();
+        }
         if let Some(mut buf) = entry.capsule.take() {
             io.pool.rewind(&mut buf);
             io.fabric.post(qp, 0, rdma::Work::Recv(buf));
@@ -75,11 +80,7 @@ impl Queue {
             // a status with More set is not what `nvme show-regs` takes for "not there".
             return status;
         }
-        let association = match &self.serves {
-            Serves::Admin(controller) => &controller.association,
-            Serves::Io { association, .. } => association,
-            Serves::Nothing { .. } => return status,
-        };
+        let Some(association) = self.association() else { return status };
         let sqid = self.request.qid;
         let (cid, nsid) = (sqe.cid, sqe.nsid);
         let slba = if sqid == 0 { 0 } else { sqe.slba() };
@@ -100,5 +101,6 @@ impl Queue {
         {
             self.answer(slot, Ok(dw0.into()), io);
         }
+        self.answer_aborts(io);
     }
 }

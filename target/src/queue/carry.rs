@@ -25,6 +25,10 @@ impl Queue {
         match plan {
             Ok(Plan::Reply(result)) => self.answer(slot, Ok(result), io),
             Ok(Plan::Park) => self.slot(slot).plan = Plan::Park,
+            Ok(Plan::Abort { sqid, cid }) => {
+                self.slot(slot).plan = Plan::Abort { sqid, cid };
+                self.abort(slot, sqid, cid, io);
+            }
             Ok(plan) => {
                 self.slot(slot).plan = plan;
                 let admin = !matches!(self.serves, Serves::Io { .. });
@@ -117,7 +121,7 @@ impl Queue {
                 let (of, order) = (std::mem::take(of), *order);
                 self.ask_keeper(slot, of, order, io);
             }
-            Plan::Reply(_) | Plan::Park => {}
+            Plan::Reply(_) | Plan::Park | Plan::Abort { .. } => {}
         }
     }
 
@@ -132,8 +136,8 @@ impl Queue {
 
     /// The command's data are here.
     pub(super) fn on_pulled(&mut self, slot: u16, io: &mut Io<'_>) {
-        if self.is_preempted(slot) {
-            return self.answer(slot, Err(Status::ABORTED_PREEMPT.with_dnr()), io);
+        if let Some(status) = self.ends_early(slot) {
+            return self.answer(slot, Err(status), io);
         }
         let entry = self.slot(slot);
         match entry.plan {
@@ -175,8 +179,8 @@ impl Queue {
     pub(super) fn after_disk(&mut self, slot: u16, io: &mut Io<'_>) {
         let entry = &self.slots[usize::from(slot)];
         let step = entry.step;
-        if self.is_preempted(slot) {
-            return self.answer(slot, Err(Status::ABORTED_PREEMPT.with_dnr()), io);
+        if let Some(status) = self.ends_early(slot) {
+            return self.answer(slot, Err(status), io);
         }
         match &entry.plan {
             Plan::Load { to, .. } => {
@@ -257,7 +261,7 @@ impl Queue {
     ) {
         // `take_buffers` ran before, so there always is an operation.
         let Some(op) = op else { return self.answer(slot, Err(Status::INTERNAL_ERROR), io) };
-        let tag = u64::from(self.key) << 32 | u64::from(slot);
+        let tag = self.tag(slot);
         self.slot(slot).state = State::AtDisk;
         self.at_disk += 1;
         io.disk.submit(backing, tag, op);
@@ -285,6 +289,7 @@ fn needs(plan: &Plan) -> (u32, u32) {
         | Plan::Zero { .. }
         | Plan::ShutDown { .. }
         | Plan::Keep { .. }
-        | Plan::Park => (0, 0),
+        | Plan::Park
+        | Plan::Abort { .. } => (0, 0),
     }
 }

@@ -19,12 +19,10 @@ impl Queue {
         order: Order,
         io: &mut Io<'_>,
     ) {
-        let association = match &self.serves {
-            Serves::Io { association, .. } => association,
-            Serves::Admin(controller) => &controller.association,
-            Serves::Nothing { .. } => return self.answer(slot, Err(Status::INTERNAL_ERROR), io),
+        let Some(association) = self.association() else {
+            return self.answer(slot, Err(Status::INTERNAL_ERROR), io);
         };
-        let tag = u64::from(self.key) << 32 | u64::from(slot);
+        let tag = self.tag(slot);
         let ask = Ask { of, host: association.host_id, order, reactor: io.reactor, tag };
         match io.registry.ask_keeper(ask) {
             true => {
@@ -70,10 +68,18 @@ impl Queue {
         }
     }
 
-    /// Whether a command has to end before it has done (or gone on with) anything.
-    pub(super) fn is_preempted(&self, slot: u16) -> bool {
+    /// Why a command has to end before it has done (or gone on with) anything: its host was
+    /// preempted, or wants it to.
+    pub(super) fn ends_early(&self, slot: u16) -> Option<Status> {
         let entry = &self.slots[usize::from(slot)];
         let more_to_do = matches!(entry.plan, Plan::Deallocate { .. } | Plan::Zero { .. });
-        !entry.fences.is_empty() && (entry.state == State::Pulling || more_to_do)
+        if entry.state != State::Pulling && !more_to_do {
+            return None;
+        }
+        match (entry.fences.is_empty(), &entry.errand) {
+            (false, _) => Some(Status::ABORTED_PREEMPT.with_dnr()),
+            (true, Some(_)) => Some(Status::ABORT_REQUESTED),
+            (true, None) => None,
+        }
     }
 }

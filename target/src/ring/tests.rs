@@ -276,6 +276,47 @@ fn more_operations_than_the_ring_holds_wait_their_turn() {
 
 /// As a Write with in-capsule data does it: what follows the command lies on a page boundary.
 #[test]
+fn an_operation_is_given_back_or_completes_and_the_wish_says_which() {
+    const WISH: Tag = 1 << 20;
+    let (mut bench, _) = Bench::with_file(4096);
+    let mut given_back = 0;
+    for round in 0..200u64 {
+        for tag in 0..4 {
+            let op = match (round + tag) % 4 {
+                0 => Op::Flush,
+                1 => Op::Zero { at: tag << 12, len: 4096, deallocate: false },
+                2 => Op::Write { from: bench.filled(4096, 7), at: tag << 12, fua: true },
+                _ => Op::Read { into: bench.filled(4096, 0), at: tag << 12 },
+            };
+            Disk::submit(&mut bench.ring, STORE, tag, op);
+        }
+        // Before the kernel has them, when it has, or when all are home.
+        if !round.is_multiple_of(3) {
+            bench.ring.submit();
+        }
+        if round % 3 == 2 {
+            bench.done = bench.await_done(4);
+        }
+        for tag in 0..4 {
+            bench.ring.recall(WISH | tag, tag);
+        }
+        let home = bench.await_done(8);
+        let outcome = |tag| home.iter().find(|done| done.tag == tag).expect("home").outcome;
+        for tag in 0..4 {
+            let aborted = outcome(tag) == Err(Status::ABORT_REQUESTED);
+            assert_eq!(outcome(WISH | tag).is_ok(), aborted, "round {round}, operation {tag}");
+            assert!(aborted || outcome(tag).is_ok());
+            assert!(aborted || round % 3 != 0, "the kernel did not have it");
+            assert!(!aborted || round % 3 != 2, "it was home");
+            given_back += u32::from(aborted);
+        }
+        home.into_iter().filter_map(|done| done.buf).for_each(|buf| bench.pool.give(buf));
+    }
+    assert!(given_back >= 4 * 67);
+    assert!(bench.pool.is_full() && bench.ring.in_flight() == 0);
+}
+
+#[test]
 fn a_receive_buffer_goes_to_the_disk_as_it_lies() {
     let (mut bench, _) = Bench::with_file(4096);
     let mut buf = bench.pool.take_receive().unwrap();

@@ -75,6 +75,9 @@ impl Fabric for Recorder {
 pub(crate) struct Ram {
     pub(crate) blocks: Vec<u8>,
     pub(crate) waiting: VecDeque<(Tag, Op)>,
+    /// Wishes to have operations back, and whether they are granted.
+    pub(crate) recalls: VecDeque<(Tag, Tag)>,
+    pub(crate) gives_back: bool,
     pub(crate) fail: Option<Status>,
     pub(crate) trace: Vec<&'static str>,
     pub(crate) backings: Vec<BackingId>,
@@ -85,9 +88,29 @@ impl Disk for Ram {
         self.backings.push(backing);
         self.waiting.push_back((tag, op));
     }
+
+    fn recall(&mut self, tag: Tag, of: Tag) {
+        self.recalls.push_back((tag, of));
+    }
 }
 
 impl Ram {
+    /// The answer to the oldest wish, and the operation that it brings back.
+    fn answer_recall(&mut self) -> Option<(Done, Option<Done>)> {
+        let (tag, of) = self.recalls.pop_front()?;
+        let refused = Err(Status::ABORT_REQUESTED);
+        let at = self.waiting.iter().position(|(tag, _)| *tag == of).filter(|_| self.gives_back);
+        let given_back = at.and_then(|at| self.waiting.remove(at)).map(|(tag, op)| {
+            let buf = match op {
+                Op::Read { into: buf, .. } | Op::Write { from: buf, .. } => Some(buf),
+                Op::Flush | Op::Discard { .. } | Op::Zero { .. } => None,
+            };
+            Done { tag, buf, outcome: refused }
+        });
+        let outcome = if given_back.is_some() { Ok(()) } else { refused };
+        Some((Done { tag, buf: None, outcome }, given_back))
+    }
+
     pub(crate) fn perform(&mut self, pool: &Pool) -> Option<Done> {
         let (tag, op) = self.waiting.pop_front()?;
         let outcome = self.fail.map_or(Ok(()), Err);
@@ -155,6 +178,8 @@ impl World {
             disk: Ram {
                 blocks: (0..SIZE / 512).flat_map(|i| [i as u8; 512]).collect(),
                 waiting: VecDeque::new(),
+                recalls: VecDeque::new(),
+                gives_back: false,
                 fail: None,
                 trace: Vec::new(),
                 backings: Vec::new(),
@@ -261,6 +286,13 @@ impl World {
     }
 
     pub(crate) fn disk_step(&mut self, queue: &mut Queue) -> bool {
+        if let Some((done, given_back)) = self.disk.answer_recall() {
+            queue.on_recalled(done.tag as u16, done.outcome, &mut self.io());
+            if let Some(done) = given_back {
+                queue.on_disk(done.tag as u16, done, &mut self.io());
+            }
+            return true;
+        }
         let Some(done) = self.disk.perform(&self.pool) else { return false };
         queue.on_disk(done.tag as u16, done, &mut self.io());
         true

@@ -341,6 +341,24 @@ impl Disk for SimRing<'_> {
             None => disk.issue(*ring, flight, None),
         }
     }
+
+    /// Gives back what has had no effect yet, sometimes.
+    fn recall(&mut self, tag: Tag, of: Tag) {
+        let SimRing { disk, ring } = self;
+        let known = disk.calls.iter_mut().flatten().find(|call| {
+            (call.ring, call.flight.tag()) == (*ring, of)
+                && (call.early, call.answer < 0) == (0, false)
+        });
+        let given_back = known.filter(|_| disk.dice.per_mille(500));
+        let outcome = match given_back {
+            Some(call) => {
+                (call.answer, call.effective) = (-libc::ECANCELED, 0);
+                Ok(())
+            }
+            None => Err(Status::ABORT_REQUESTED),
+        };
+        disk.ready.push((*ring, Done { tag, buf: None, outcome }));
+    }
 }
 
 impl Call {
@@ -438,7 +456,7 @@ impl Store {
         if call.step == Step::Sync {
             if call.answer == 0 {
                 self.sync(call.since);
-            } else if !matches!(-call.answer, libc::EINTR | libc::EAGAIN) {
+            } else if !matches!(-call.answer, libc::EINTR | libc::EAGAIN | libc::ECANCELED) {
                 self.doomed = self.order;
             }
         }

@@ -319,6 +319,10 @@ impl<D: Disk> Disk for DiskSeam<'_, D> {
         }
         self.disk.submit(backing, tag, op);
     }
+
+    fn recall(&mut self, tag: Tag, of: Tag) {
+        self.disk.recall(tag, of);
+    }
 }
 
 impl<D> DiskSeam<'_, D> {

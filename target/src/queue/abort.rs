@@ -1,0 +1,115 @@
+//! Abort: commands end at their host's wish, when they have done nothing yet or a disk gives them
+//! back. Whatever goes on is said to go on.
+
+use nvme::Status;
+
+use super::{Io, Link, Queue, Serves, State};
+use crate::command::Plan;
+use crate::recall::Errand;
+
+/// Marks the tag of a disk's answer to the wish to have an operation back.
+const RECALL: u64 = 1 << 16;
+
+impl Queue {
+    /// An Abort command begins. It waits until the command that it names has ended or is known to
+    /// go on.
+    pub(super) fn abort(&mut self, slot: u16, sqid: u16, cid: u16, io: &mut Io<'_>) {
+        let Serves::Admin(controller) = &mut self.serves else {
+            return self.answer(slot, Err(Status::INVALID_OPCODE.with_dnr()), io);
+        };
+        let (recall, errand) = io.registry.recall(controller.association.id, sqid, cid, io.reactor);
+        controller.aborts.push((slot, recall));
+        match sqid == self.request.qid {
+            true => self.on_errand(&errand, io),
+            false => io.registry.send_errand(errand),
+        }
+        // Whatever is known already is answered with the events.
+    }
+
+    /// An Abort command of the association looks for its command.
+    pub fn on_errand(&mut self, errand: &Errand, io: &mut Io<'_>) {
+        let Some(association) = self.association() else { return };
+        if self.link != Link::Open || !errand.is_for(association.id, self.request.qid) {
+            return;
+        }
+        let named = self.slots.iter().position(|entry| {
+            entry.sqe.cid == errand.cid() && !matches!(entry.state, State::Free | State::Replying)
+        });
+        if let Some(slot) = named {
+            self.recall(slot as u16, errand, io);
+        }
+    }
+
+    /// The disk has heard the wish to have an operation back.
+    pub fn on_recalled(&mut self, slot: u16, outcome: Result<(), Status>, io: &mut Io<'_>) {
+        self.at_disk -= 1;
+        let entry = self.slot(slot);
+        entry.recalling = false;
+        if outcome.is_err() {
+            // It comes home as if nobody had asked; the Abort command need not wait for that.
+            entry.errand = None;
+        }
+        self.raise_events(io);
+    }
+
+    /// Answers the Abort commands of which it is known what they have come to.
+    pub(super) fn answer_aborts(&mut self, io: &mut Io<'_>) {
+        while let Serves::Admin(controller) = &mut self.serves
+            && let Some(at) =
+                controller.aborts.iter().position(|(_, recall)| recall.outcome().is_some())
+        {
+            let (slot, recall) = controller.aborts.remove(at);
+            self.answer(slot, Ok(u64::from(recall.outcome() != Some(true))), io);
+        }
+    }
+
+    /// Whether a tag of this queue's is about a wish, not about the operation.
+    #[must_use]
+    pub fn is_about_recall(tag: u64) -> bool {
+        tag & RECALL != 0
+    }
+
+    fn recall(&mut self, slot: u16, errand: &Errand, io: &mut Io<'_>) {
+        let waits_for_proof = self.task.is_some_and(|(_, waiting)| waiting == slot);
+        let tag = self.tag(slot);
+        let entry = &mut self.slots[usize::from(slot)];
+        if entry.errand.is_some() || waits_for_proof {
+            return;
+        }
+        match (entry.state, &entry.plan) {
+            (State::Waiting, Plan::Abort { .. } | Plan::Reply(_)) => {}
+            (State::Waiting, plan) => {
+                if *plan == Plan::Park
+                    && let Serves::Admin(controller) = &mut self.serves
+                {
+                    controller.events.unpark(slot);
+                }
+                entry.errand = Some(errand.clone());
+                io.waiters.remove(self.key, slot);
+                self.answer(slot, Err(Status::ABORT_REQUESTED), io);
+            }
+            (State::Pulling, _) => entry.errand = Some(errand.clone()),
+            (State::AtDisk, plan) if is_recallable(plan) && !entry.recalling => {
+                entry.errand = Some(errand.clone());
+                entry.recalling = true;
+                self.at_disk += 1;
+                io.disk.recall(tag | RECALL, tag);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Whether what is under way for a plan is at a disk, rather than at the keeper of reservations,
+/// and nobody but its host waits for it.
+fn is_recallable(plan: &Plan) -> bool {
+    matches!(
+        plan,
+        Plan::Load { .. }
+            | Plan::Store { .. }
+            | Plan::Compare { .. }
+            | Plan::Flush { .. }
+            | Plan::Deallocate { .. }
+            | Plan::Zero { .. }
+    )
+}
