@@ -2,12 +2,14 @@
 //! one host with one controller. Written rarely, read by relaxed loads.
 
 use std::collections::VecDeque;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 
 use nvme::{Nqn, Status};
 
+use crate::ana::{AnaStates, Reach};
 use crate::reservation::Standing;
 
 /// Entries of the Error Information log (ELPE + 1).
@@ -26,6 +28,8 @@ pub struct Association {
     pub host: Nqn,
     /// The host identifier that it gave.
     pub host_id: [u8; 16],
+    /// The address by which the host reached us.
+    pub local: SocketAddr,
     /// I/O queues that Set Features 07h granted.
     granted: AtomicU16,
     /// I/O queues that are connected and not yet wholly closed.
@@ -43,6 +47,8 @@ pub struct Association {
     errors: Mutex<ErrorLog>,
     /// How it stands with reservations.
     pub reservations: Standing,
+    /// How well it reaches the groups of namespaces.
+    pub reach: Reach,
 }
 
 impl Association {
@@ -59,6 +65,7 @@ impl Association {
             subsystem,
             host,
             host_id,
+            local: (Ipv4Addr::UNSPECIFIED, 0).into(),
             granted: AtomicU16::new(0),
             io_queues: AtomicU16::new(0),
             ready: AtomicBool::new(false),
@@ -68,7 +75,15 @@ impl Association {
             traffic: AtomicBool::new(false),
             errors: Mutex::default(),
             reservations,
+            reach: Reach::default(),
         }
+    }
+
+    /// The same, of a host that reached us at `local`, with the states of that path.
+    #[must_use]
+    pub fn via(self, local: SocketAddr, states: &AnaStates) -> Association {
+        self.reach.set(states);
+        Association { local, ..self }
     }
 
     /// Whether I/O commands are served. Who finds that they are not sees also why: an end or a

@@ -8,6 +8,7 @@
 //! a host finds the same disk after a restart and after a move to another machine.
 
 mod authentication;
+mod listener;
 mod section;
 mod size;
 mod text;
@@ -19,9 +20,13 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use nvme::Nqn;
+use nvme::log::AnaState;
 use uuid::Uuid;
 
+use crate::ana::{ANA_GROUPS, ANATT_S};
+
 pub use authentication::{AuthenticationConfig, HostConfig};
+pub use listener::ListenerConfig;
 pub use section::{ConfigErrors, Mistake};
 pub use size::Size;
 
@@ -40,7 +45,7 @@ pub struct Config {
     /// What one host may ask for.
     pub limits: Limits,
     /// Where connections are accepted; at least one, no two overlap.
-    pub listeners: Vec<SocketAddr>,
+    pub listeners: Vec<ListenerConfig>,
     /// What is served; at least one, in the order of the text.
     pub subsystems: Vec<SubsystemConfig>,
     /// Where packets are written to, if they are.
@@ -232,6 +237,8 @@ pub struct NamespaceConfig {
     pub uuid: Uuid,
     /// Hosts may not write.
     pub read_only: bool,
+    /// Its ANA group: 1 to [`crate::ana::ANA_GROUPS`].
+    pub ana_group: u32,
 }
 
 /// Where the blocks of a namespace are.
@@ -301,6 +308,12 @@ impl Config {
         self
     }
 
+    /// The addresses of the listeners, in the order of the text.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.listeners.iter().map(|listener| listener.address).collect()
+    }
+
     /// The plan of each reactor's pool.
     #[must_use]
     pub fn pool_plan(&self) -> rdma::PoolPlan {
@@ -332,6 +345,15 @@ impl Config {
                  `dhchap_key_file`"
                     .to_owned(),
             );
+        }
+        for listener in &self.listeners {
+            if (1..=ANA_GROUPS).any(|group| listener.ana.state(group) == AnaState::CHANGE) {
+                warnings.push(format!(
+                    "{} has groups in the state \"change\": hosts reset their controllers when that \
+                     lasts, so name another state within {ANATT_S} s",
+                    listener.address
+                ));
+            }
         }
         for subsystem in &self.subsystems {
             let nqn = &subsystem.nqn;
@@ -467,6 +489,9 @@ impl fmt::Display for SubsystemConfig {
 impl fmt::Display for NamespaceConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}, blocks of {}, ", self.nsid, self.kind, self.block_size_bytes)?;
+        if self.ana_group != 1 {
+            write!(f, "group {}, ", self.ana_group)?;
+        }
         write!(f, "{}, uuid {}", if self.read_only { "read only" } else { "writable" }, self.uuid)
     }
 }

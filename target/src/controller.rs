@@ -16,13 +16,14 @@ use std::time::{Duration, Instant};
 use nvme::Status;
 use nvme::property::{Cap, Cc, Csts, Property, Shutdown, ShutdownStatus, Vs};
 
+use crate::ana::AnaLog;
 use crate::association::Association;
 use crate::command::Plan;
 use crate::command::feature::Features;
 use crate::disk::BackingId;
 use crate::events::Events;
 use crate::recall::Recall;
-use crate::subsystem::Subsystem;
+use crate::subsystem::{Namespace, Subsystem};
 
 /// How many Abort commands a host may leave outstanding: ACL + 1.
 pub const ABORTS: usize = 4;
@@ -101,6 +102,9 @@ pub struct Controller {
     pub events: Events,
     /// Abort commands that wait for what they come to: their slots, oldest first.
     pub aborts: Vec<(u16, Recall)>,
+    /// How well groups of namespaces are reached, as the host is told; of a discovery controller,
+    /// empty.
+    pub ana: AnaLog,
     cc: Cc,
     life: Life,
     kato: Duration,
@@ -126,12 +130,14 @@ impl Controller {
             features: Features::default(),
             events: Events::default(),
             aborts: Vec::with_capacity(ABORTS),
+            ana: AnaLog::default(),
             cc: Cc(0),
             life: Life::Disabled,
             kato: Duration::ZERO,
             alive_until: now,
         };
         controller.set_kato_ms(kato_ms, now);
+        controller.reset_ana();
         controller
     }
 
@@ -257,7 +263,11 @@ impl Controller {
     pub fn replace_subsystem(&mut self, new: Arc<Subsystem>) {
         let Role::Nvm(old) = &mut self.role else { return };
         let differing = |a: &Subsystem, b: &Subsystem| {
-            let unlike = |n: &&crate::subsystem::Namespace| b.namespace(n.nsid).ok() != Some(*n);
+            let unlike = |n: &&Namespace| {
+                // That a namespace is in another group is told by the event of groups.
+                let same = |m: &Namespace| Namespace { ana_group: n.ana_group, ..m.clone() } == **n;
+                !b.namespace(n.nsid).is_ok_and(same)
+            };
             a.namespaces.iter().filter(unlike).map(|n| n.nsid).collect::<Vec<_>>()
         };
         let mut changed = differing(old, &new);
@@ -265,6 +275,28 @@ impl Controller {
         *old = new;
         if !changed.is_empty() {
             self.events.namespaces_changed(changed);
+        }
+        self.note_ana();
+    }
+
+    /// Looks at how well groups of namespaces are reached now, and raises the event when that has
+    /// changed.
+    pub fn look_at_paths(&mut self) {
+        if self.association.reach.states() != self.ana.states() {
+            self.note_ana();
+        }
+    }
+
+    fn note_ana(&mut self) {
+        let Role::Nvm(subsystem) = &self.role else { return };
+        if self.ana.update(subsystem, self.association.reach.states()) {
+            self.events.ana_changed();
+        }
+    }
+
+    fn reset_ana(&mut self) {
+        if let Role::Nvm(subsystem) = &self.role {
+            self.ana = AnaLog::new(subsystem, self.association.reach.states());
         }
     }
 
@@ -285,6 +317,7 @@ impl Controller {
             self.features = Features::default();
             self.events.reset();
             self.association.reservations.reset();
+            self.reset_ana();
         } else if !old.en() && new.en() {
             self.enable(new);
         }
@@ -323,7 +356,11 @@ impl Controller {
 
 #[cfg(test)]
 mod tests {
+    use nvme::log::AnaState;
+
     use super::*;
+    use crate::ana::AnaStates;
+    use crate::events::Event;
     use crate::subsystem::tests::sample;
 
     const EN: u64 = 0x0046_0001;
@@ -457,5 +494,30 @@ mod tests {
         next.namespaces[0].volatile_cache = true;
         controller.replace_subsystem(Arc::new(next));
         assert_eq!(controller.events.changed().unwrap().collect::<Vec<_>>(), [2, 7]);
+    }
+
+    #[test]
+    fn another_group_and_another_state_are_told_as_such() {
+        let mut controller = controller();
+        let told = |controller: &mut Controller| {
+            controller.events.park(1);
+            controller.events.next(u32::MAX).map(|(_, dw0)| dw0)
+        };
+        let mut next = Subsystem::clone(controller.subsystem().unwrap());
+        next.namespaces[0].ana_group = 2;
+        controller.replace_subsystem(Arc::new(next));
+        assert_eq!(told(&mut controller), Some(0x0C_03_02));
+        assert_eq!(controller.events.changed().unwrap().count(), 0);
+        controller.events.acknowledge(Event::Ana);
+        controller.look_at_paths();
+        assert_eq!(told(&mut controller), None, "nothing has changed");
+        let mut states = AnaStates::default();
+        states.set(2, AnaState::INACCESSIBLE);
+        controller.association.reach.set(&states);
+        controller.look_at_paths();
+        assert_eq!(told(&mut controller), Some(0x0C_03_02));
+        set(&mut controller, EN);
+        set(&mut controller, 0);
+        assert_eq!(controller.ana.page(1)[..8], [0; 8], "a reset starts to count anew");
     }
 }

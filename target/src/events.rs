@@ -19,6 +19,8 @@ const CHANGED_MAX: usize = 1024;
 pub enum Event {
     /// The namespaces have changed: log page 04h.
     NamespaceAttribute,
+    /// Groups of namespaces are reached in another way: log page 0Ch.
+    Ana,
     /// What discovery answers has changed: log page 70h.
     DiscoveryLog,
     /// The log of reservations has a page: log page 80h.
@@ -32,6 +34,7 @@ impl Event {
     pub fn enable_bit(self) -> u32 {
         match self {
             Event::NamespaceAttribute => 1 << 8,
+            Event::Ana => 1 << 11,
             Event::DiscoveryLog => 1 << 31,
             Event::ReservationLog => 0,
         }
@@ -42,6 +45,7 @@ impl Event {
     pub fn dw0(self) -> u32 {
         match self {
             Event::NamespaceAttribute => AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED.0,
+            Event::Ana => AsyncEvent::ANA_CHANGE.0,
             Event::DiscoveryLog => AsyncEvent::DISCOVERY_LOG_CHANGE.0,
             Event::ReservationLog => AsyncEvent::RESERVATION_LOG_AVAILABLE.0,
         }
@@ -99,6 +103,11 @@ impl Events {
         }
     }
 
+    /// Raises the event of groups of namespaces.
+    pub fn ana_changed(&mut self) {
+        self.pending.insert(Event::Ana);
+    }
+
     /// Raises the discovery event.
     pub fn discovery_changed(&mut self) {
         self.pending.insert(Event::DiscoveryLog);
@@ -120,6 +129,8 @@ impl Events {
         self.masked.remove(&event);
         if event == Event::NamespaceAttribute {
             self.changed.clear();
+        }
+        if matches!(event, Event::NamespaceAttribute | Event::Ana) {
             // Whatever was pending is in the page that was just read.
             self.pending.remove(&event);
         }

@@ -4,6 +4,7 @@
 //! reactors, each on a thread of its own: see `reactor.rs` for a turn, `queue.rs` for the five
 //! states of a command, `command/` for the rules of NVMe.
 
+pub mod ana;
 pub mod association;
 pub mod auth;
 pub mod command;

@@ -425,11 +425,12 @@ impl Queue {
             }
             Serves::Admin(controller) => {
                 if controller.association.is_closed() {
-                    Some("the subsystem was withdrawn from this host")
+                    Some("its subsystem or listener was withdrawn from this host")
                 } else if admitted && controller.expired(io.now) {
                     // A host that computes its proof keeps nothing alive; that has its own limit.
                     Some("keep alive expired")
                 } else {
+                    controller.look_at_paths();
                     None
                 }
             }
@@ -544,6 +545,7 @@ impl Queue {
                 if !association.is_ready() {
                     return Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr());
                 }
+                association.reach.check_io(sqe, subsystem)?;
                 let barred = association.reservations.barred(sqe.nsid);
                 rules::plan(sqe, subsystem, barred, received)
             }

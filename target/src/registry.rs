@@ -20,6 +20,7 @@ use crate::association::{Association, next_id};
 use crate::auth::{Demand, Keyring, Start, Throttle, Worker};
 use crate::command::discovery::{Record, Subtype};
 use crate::command::fabrics::Refusal;
+use crate::config::ListenerConfig;
 use crate::mailbox::{Mail, Sender};
 use crate::recall::{Errand, Recall};
 use crate::reservation::keeper::{Ask, Word};
@@ -57,7 +58,7 @@ pub struct Registry {
 #[derive(Debug, Default)]
 struct Book {
     subsystems: BTreeMap<Nqn, Arc<Subsystem>>,
-    listeners: Vec<SocketAddr>,
+    listeners: Vec<ListenerConfig>,
     generation: u64,
     associations: HashMap<u64, Entry>,
     last_cntlid: u16,
@@ -99,11 +100,15 @@ impl Registry {
         Registry { keeper: Some(keeper), ..self }
     }
 
-    /// Admits an admin queue.
+    /// Admits an admin queue of a host that reached us at `local`.
     ///
     /// # Errors
     /// The exact refusal, as the documents want it.
-    pub fn connect_admin(&self, data: &ConnectData) -> Result<Admission, Refusal> {
+    pub fn connect_admin(
+        &self,
+        data: &ConnectData,
+        local: SocketAddr,
+    ) -> Result<Admission, Refusal> {
         if !matches!(data.cntlid, CNTLID_DYNAMIC | CNTLID_STATIC) {
             return Err(Refusal::parameter(InvalidParameter::CNTLID));
         }
@@ -127,7 +132,9 @@ impl Registry {
             return Err(Status::CONNECT_CONTROLLER_BUSY.into());
         }
         let cntlid = book.free_cntlid(&subnqn)?;
-        let association = Arc::new(Association::new(next_id(), cntlid, subnqn, host, data.hostid));
+        let states = ListenerConfig::of(&book.listeners, local).map(|l| l.ana).unwrap_or_default();
+        let association = Association::new(next_id(), cntlid, subnqn, host, data.hostid);
+        let association = Arc::new(association.via(local, &states));
         // No queue of its own can ask before this is set, and every later change finds it.
         subsystem.iter().for_each(|subsystem| bar(&association, &subsystem.namespaces));
         let entry =
@@ -193,7 +200,7 @@ impl Registry {
         let book = self.lock();
         let mut records = Vec::new();
         for (index, listener) in book.listeners.iter().enumerate() {
-            let Some(address) = reachable(*listener, local) else { continue };
+            let Some(address) = reachable(listener.address, local) else { continue };
             let port_id = index as u16 + 1;
             let mut add = |subtype, nqn| records.push(Record { subtype, nqn, address, port_id });
             if address == local {
@@ -250,16 +257,30 @@ impl Registry {
         }
     }
 
-    /// Sets the addresses that discovery names.
-    pub fn set_listeners(&self, listeners: Vec<SocketAddr>) {
-        {
+    /// Sets the listeners: the addresses that discovery names, and how well groups of namespaces
+    /// are reached there. Hosts that came through a listener which is no longer there are
+    /// disconnected, so that they try another path.
+    pub fn set_listeners(&self, listeners: Vec<ListenerConfig>) {
+        let moved = {
             let mut book = self.lock();
-            book.listeners = listeners;
-            book.generation += 1;
-        }
-        for reactor in &self.reactors {
+            let old = std::mem::replace(&mut book.listeners, listeners);
+            for entry in book.associations.values() {
+                let a = &entry.association;
+                match ListenerConfig::of(&book.listeners, a.local) {
+                    Some(listener) => a.reach.set(&listener.ana),
+                    None if ListenerConfig::of(&old, a.local).is_some() => a.close(),
+                    None => {}
+                }
+            }
+            let addresses = |all: &[ListenerConfig]| all.iter().map(|l| l.address).collect();
+            let [old, new]: [Vec<SocketAddr>; 2] = [addresses(&old), addresses(&book.listeners)];
+            book.generation += u64::from(old != new);
+            old != new
+        };
+        for reactor in self.reactors.iter().filter(|_| moved) {
             reactor.send(Mail::DiscoveryChanged);
         }
+        self.wake_reactors();
     }
 
     /// Replaces the secrets and the rules of authentication. Hosts that must prove themselves now
@@ -497,7 +518,10 @@ fn reachable(listener: SocketAddr, local: SocketAddr) -> Option<SocketAddr> {
 
 #[cfg(test)]
 mod tests {
+    use nvme::log::AnaState;
+
     use super::*;
+    use crate::ana::AnaStates;
     use crate::subsystem::tests::sample;
 
     fn nqn(name: &str) -> Nqn {
@@ -514,7 +538,7 @@ mod tests {
             ..sample()
         };
         registry.publish(Arc::new(closed));
-        registry.set_listeners(vec!["0.0.0.0:4420".parse().unwrap()]);
+        registry.set_listeners(vec![at("0.0.0.0:4420").into()]);
         registry
     }
 
@@ -525,6 +549,11 @@ mod tests {
     const TEST: &str = "nqn.2026-11.io.nvmfd:test";
     const CLOSED: &str = "nqn.2026-11.io.nvmfd:closed";
     const HOST: &str = "nqn.2026-11.host:a";
+    const LOCAL: &str = "192.0.2.1:4420";
+
+    fn at(address: &str) -> SocketAddr {
+        address.parse().unwrap()
+    }
 
     fn code(result: Result<Admission, Refusal>) -> (u16, u32, bool) {
         let refusal = result.unwrap_err();
@@ -534,7 +563,7 @@ mod tests {
     #[test]
     fn an_admin_queue_is_admitted_or_told_exactly_why_not() {
         let registry = registry();
-        let admin = |d: &ConnectData| registry.connect_admin(d);
+        let admin = |d: &ConnectData| registry.connect_admin(d, at(LOCAL));
         let first = admin(&data(0xFFFF, TEST, HOST)).unwrap().association;
         let second = admin(&data(0xFFFE, TEST, HOST)).unwrap().association;
         assert_ne!(first.cntlid, second.cntlid, "the same host may connect twice");
@@ -555,12 +584,13 @@ mod tests {
     #[test]
     fn there_is_an_end_to_controllers_and_a_way_back() {
         let registry = registry();
-        let ask = || registry.connect_admin(&data(0xFFFF, TEST, HOST));
+        let ask = || registry.connect_admin(&data(0xFFFF, TEST, HOST), at(LOCAL));
         let first = ask().unwrap().association;
         assert!(ask().is_ok() && ask().is_ok());
         assert_eq!(code(ask()), (0x181, 0, false), "busy now, perhaps not later");
         let discovery = Nqn::DISCOVERY.to_string();
-        assert!(registry.connect_admin(&data(0xFFFF, &discovery, HOST)).is_ok(), "its own budget");
+        let discovery = registry.connect_admin(&data(0xFFFF, &discovery, HOST), at(LOCAL));
+        assert!(discovery.is_ok(), "its own budget");
         registry.admin_closed(&first);
         assert!(ask().is_ok());
     }
@@ -568,7 +598,7 @@ mod tests {
     #[test]
     fn an_io_queue_must_belong_to_a_ready_controller_of_the_same_host() {
         let registry = registry();
-        let a = registry.connect_admin(&data(0xFFFF, TEST, HOST)).unwrap().association;
+        let a = registry.connect_admin(&data(0xFFFF, TEST, HOST), at(LOCAL)).unwrap().association;
         let io = |qid, d: &ConnectData| {
             registry.connect_io(&Connect { qid, sqsize_z: 31, ..Connect::default() }, d)
         };
@@ -592,7 +622,8 @@ mod tests {
         registry.admin_closed(&a);
         assert_eq!(code(io(2, &own)), (0x182, 0x10010, true));
         let name = Nqn::DISCOVERY.to_string();
-        let discovery = registry.connect_admin(&data(0xFFFF, &name, HOST)).unwrap().association;
+        let discovery = registry.connect_admin(&data(0xFFFF, &name, HOST), at(LOCAL));
+        let discovery = discovery.unwrap().association;
         discovery.set_ready(true);
         let beside = data(discovery.cntlid, &name, HOST);
         assert_eq!(code(io(1, &beside)), (0x182, 42, true), "discovery has no I/O queues");
@@ -615,7 +646,7 @@ mod tests {
         assert_eq!(records.len(), 2);
         assert!(later > generation);
         // A wildcard of the other family cannot be reached by this host.
-        registry.set_listeners(vec!["[::]:4420".parse().unwrap()]);
+        registry.set_listeners(vec![at("[::]:4420").into()]);
         assert!(registry.discovery(&nqn(HOST), local).1.is_empty());
     }
 
@@ -623,15 +654,41 @@ mod tests {
     fn new_listeners_are_told_to_those_who_watch_discovery() {
         let (sender, mailbox) = crate::mailbox::mailbox().unwrap();
         let registry = Registry::new(vec![sender], 3, 0);
-        registry.set_listeners(vec!["192.0.2.1:4420".parse().unwrap()]);
+        registry.set_listeners(vec![at(LOCAL).into()]);
         assert!(matches!(mailbox.take(), Some(Mail::DiscoveryChanged)));
+    }
+
+    #[test]
+    fn a_path_has_the_states_of_its_listener_until_that_goes() {
+        let registry = registry();
+        let listener = |address, state| {
+            let ana = AnaStates::all(state);
+            ListenerConfig { ana, ..ListenerConfig::from(at(address)) }
+        };
+        let (good, bad) = (AnaState::OPTIMIZED, AnaState::INACCESSIBLE);
+        let generation = || registry.discovery(&nqn(HOST), at(LOCAL)).0;
+        registry.set_listeners(vec![listener(LOCAL, good), listener("192.0.2.2:4420", bad)]);
+        let connect = |local| registry.connect_admin(&data(0xFFFF, TEST, HOST), at(local));
+        let paths = [LOCAL, "192.0.2.2:4420", "192.0.2.3:4420"];
+        let [first, second, strange] = paths.map(|local| connect(local).unwrap().association);
+        let codes = || [&first, &second].map(|a| a.reach.check(1).err().map(Status::code));
+        assert_eq!(codes(), [None, Some(0x302)]);
+        let before = generation();
+        registry.set_listeners(vec![listener(LOCAL, bad), listener("192.0.2.2:4420", good)]);
+        assert_eq!(codes(), [Some(0x302), None]);
+        assert_eq!(generation(), before, "the same addresses");
+        registry.set_listeners(vec![listener("0.0.0.0:4420", good)]);
+        assert!(!first.is_closed(), "a wildcard serves its address as well");
+        registry.set_listeners(vec![listener("192.0.2.2:4420", good)]);
+        assert!(first.is_closed() && !second.is_closed() && strange.is_closed());
+        assert!(generation() > before);
     }
 
     #[test]
     fn a_host_that_is_no_longer_admitted_is_disconnected() {
         let registry = registry();
         let friend = data(0xFFFF, CLOSED, "nqn.2026-11.host:friend");
-        let a = registry.connect_admin(&friend).unwrap().association;
+        let a = registry.connect_admin(&friend, at(LOCAL)).unwrap().association;
         let changed = Subsystem {
             hosts: BTreeSet::new(),
             ..Subsystem::clone(&registry.subsystem(&nqn(CLOSED)).unwrap())

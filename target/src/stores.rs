@@ -104,6 +104,7 @@ impl Stores {
                 blocks: store.backing.blocks(),
                 block_shift: namespace.block_size_bytes.trailing_zeros() as u8,
                 read_only: namespace.read_only,
+                ana_group: namespace.ana_group,
                 volatile_cache: store.backing.has_volatile_cache(),
                 uuid: namespace.uuid.into_bytes(),
                 reservation: Arc::clone(&store.reservation),
@@ -167,6 +168,7 @@ mod tests {
             block_size_bytes: 4096,
             uuid: Uuid::from_u128(nsid.into()),
             read_only: false,
+            ana_group: 1,
         };
         SubsystemConfig {
             nqn: "nqn.2026-11.io.nvmfd:test".parse().unwrap(),

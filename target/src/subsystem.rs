@@ -23,6 +23,8 @@ pub struct Namespace {
     pub block_shift: u8,
     /// Writes are refused.
     pub read_only: bool,
+    /// Its ANA group, 1 to [`crate::ana::ANA_GROUPS`].
+    pub ana_group: u32,
     /// The backing has a volatile write cache, so Flush matters.
     pub volatile_cache: bool,
     /// UUID (RFC 9562 byte order), stable across restarts; the NGUID is derived from it.
@@ -190,6 +192,7 @@ pub(crate) mod tests {
             blocks: 1 << 20,
             block_shift,
             read_only: false,
+            ana_group: 1,
             volatile_cache: true,
             uuid: [nsid as u8; 16],
             reservation: Reservation::volatile(nqn, nsid),

@@ -112,7 +112,7 @@ impl Target {
         let registry = Registry::new(senders, config.limits.controllers, receives);
         let registry = Arc::new(registry.with_keeper(keeper.sender()));
         registry.set_keyring(keyring);
-        let (provider, why) = choose(config.provider, &config.listeners, owns);
+        let (provider, why) = choose(config.provider, &config.addresses(), owns);
         info!(%provider, "fabric provider chosen: {why}");
         let capture = config.capture.as_ref().map(|c| provider::capture(provider, c)).transpose();
         let capture = capture.map_err(|error| Fatal(error.to_string()))?;
@@ -154,7 +154,7 @@ impl Target {
         let keyring = Keyring::load(&config.authentication).map_err(unusable)?;
         let next = self.stores.next(&config.subsystems).map_err(Fatal)?;
         lines.extend(differences(&self.config, &config));
-        let (old_listeners, new_listeners) = (self.config.listeners.clone(), &config.listeners);
+        let (old_listeners, new_listeners) = (self.config.addresses(), config.addresses());
         let added: Vec<SocketAddr> =
             new_listeners.iter().filter(|l| !old_listeners.contains(l)).copied().collect();
         let removed: Vec<SocketAddr> =
@@ -173,7 +173,7 @@ impl Target {
         let old = std::mem::replace(&mut self.config, config);
         lines.extend(self.registry.set_keyring(keyring));
         removed.iter().for_each(|at| self.unlisten(*at));
-        if !(added.is_empty() && removed.is_empty()) {
+        if old.listeners != self.config.listeners {
             self.registry.set_listeners(self.config.listeners.clone());
         }
         for gone in old.subsystems.iter().map(|s| s.nqn) {
@@ -208,7 +208,7 @@ impl Target {
             plan.receive_bytes(),
             mib(plan.data_bytes),
             self.config.subsystems.len(),
-            self.config.listeners.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+            self.config.addresses().iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
         )
     }
 
@@ -348,9 +348,8 @@ impl Target {
     }
 
     fn listen_all(&mut self) -> Result<(), Fatal> {
-        let listeners = self.config.listeners.clone();
-        listeners.iter().try_for_each(|at| self.listen(*at))?;
-        self.registry.set_listeners(listeners);
+        self.config.addresses().iter().try_for_each(|at| self.listen(*at))?;
+        self.registry.set_listeners(self.config.listeners.clone());
         Ok(())
     }
 
@@ -414,6 +413,14 @@ fn pin(cpu: Option<u32>) {
 /// What a reload changes, one line each.
 fn differences(old: &Config, new: &Config) -> Vec<String> {
     let mut lines = Vec::new();
+    for is in &new.listeners {
+        let Some(was) = old.listeners.iter().find(|was| was.address == is.address) else {
+            continue;
+        };
+        for (group, state) in is.ana.unlike(&was.ana) {
+            lines.push(format!("group {group} is {state} at {} now", is.address));
+        }
+    }
     let find = |config: &'_ Config, nqn: &Nqn| config.subsystems.iter().position(|s| s.nqn == *nqn);
     for was in &old.subsystems {
         if find(new, &was.nqn).is_none() {

@@ -240,6 +240,7 @@ fn is_of_reservations(fid: FeatureId) -> bool {
 fn value_of_reservations(get: &GetFeatures, controller: &Controller) -> Result<u32, Status> {
     let subsystem = controller.subsystem().ok_or(Status::INVALID_NAMESPACE.with_dnr())?;
     let namespace = subsystem.namespace(get.nsid)?;
+    controller.association.reach.check(namespace.ana_group)?;
     match get.fid {
         FeatureId::RESERVATION_PERSISTENCE => {
             Ok(Persistence(0).with_ptpl(namespace.reservation.persists()).0)
@@ -255,6 +256,8 @@ fn set_of_reservations(set: &SetFeatures, controller: &Controller) -> Result<Pla
         NSID_ALL => &subsystem.namespaces[..],
         nsid => std::slice::from_ref(subsystem.namespace(nsid)?),
     };
+    let reach = &controller.association.reach;
+    namespaces.iter().try_for_each(|n| reach.check(n.ana_group))?;
     if set.fid == FeatureId::RESERVATION_PERSISTENCE {
         let of = namespaces.iter().map(|n| Arc::clone(&n.reservation)).collect();
         return Ok(Plan::Keep { of, order: Order::Persist(Persistence(set.cdw11).ptpl()) });
@@ -379,7 +382,7 @@ fn possible_events(controller: &Controller) -> u32 {
         return Event::DiscoveryLog.enable_bit();
     }
     let warnings = AsyncEventConfig(0).with_smart_warnings(u8::MAX);
-    warnings.0 | Event::NamespaceAttribute.enable_bit()
+    warnings.0 | Event::NamespaceAttribute.enable_bit() | Event::Ana.enable_bit()
 }
 
 /// Carries out what was decided; the result is dword 0 of the completion.
@@ -408,9 +411,11 @@ mod tests {
     use std::time::Instant;
 
     use nvme::Sgl;
+    use nvme::log::AnaState;
     use proptest::prelude::*;
 
     use super::*;
+    use crate::ana::AnaStates;
     use crate::command::Source;
     use crate::command::admin::set_feature_with_data;
     use crate::command::admin::tests::{ask, discovery_controller, given, keyed, nvm, refused};
@@ -437,6 +442,21 @@ mod tests {
         match result {
             Ok(Plan::Reply(dword)) => dword.try_into().unwrap(),
             other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn features_of_a_namespace_that_is_not_reached_are_not_there() {
+        let mut controller = nvm();
+        for (state, code) in [(3, 0x302), (4, 0x301), (0xF, 0x303)] {
+            controller.association.reach.set(&AnaStates::all(AnaState(state)));
+            for fid in [0x82, 0x83] {
+                for sqe in [get(fid, 0, 0), set(fid, 0)] {
+                    let status = ask(sqe.with_nsid(1), &mut controller).unwrap_err();
+                    assert_eq!((status.code(), status.dnr()), (code, false), "{fid:#04x}");
+                }
+            }
+            assert_eq!(reply(ask(get(0x0B, 0, 0).with_nsid(1), &mut controller)), 0);
         }
     }
 
@@ -593,13 +613,13 @@ mod tests {
     #[test]
     fn only_possible_events_can_be_enabled() {
         let mut controller = nvm();
-        assert_eq!(reply(ask(set(0x0B, 0x13F), &mut controller)), 0);
-        assert_eq!(controller.features.async_event_config(), 0x13F);
-        assert_eq!(reply(ask(get(0x0B, 0, 0), &mut controller)), 0x13F);
-        for bit in 9..32 {
+        assert_eq!(reply(ask(set(0x0B, 0x93F), &mut controller)), 0);
+        assert_eq!(controller.features.async_event_config(), 0x93F);
+        assert_eq!(reply(ask(get(0x0B, 0, 0), &mut controller)), 0x93F);
+        for bit in (9..32).filter(|bit| *bit != 11) {
             assert_eq!(refused(ask(set(0x0B, 1 << bit), &mut controller)), 0x002, "{bit}");
         }
-        assert_eq!(controller.features.async_event_config(), 0x13F, "unchanged");
+        assert_eq!(controller.features.async_event_config(), 0x93F, "unchanged");
         let mut controller = discovery_controller();
         assert_eq!(reply(ask(set(0x0B, 1 << 31), &mut controller)), 0);
         for bit in 0..31 {

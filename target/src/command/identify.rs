@@ -12,6 +12,7 @@ use nvme::identify::{
 use nvme::{Nqn, PAGE_BYTES, Sqe, Status, Text};
 
 use super::{Plan, Received, SQE_BYTES, destination};
+use crate::ana::{ANA_GROUPS, ANACAP, ANATT_S};
 use crate::association::ERROR_LOG_ENTRIES;
 use crate::config::MAX_NSID;
 use crate::controller::{ABORTS, Controller, KAS_100MS, VERSION};
@@ -74,7 +75,7 @@ fn fill(
     match cns {
         Cns::NAMESPACE => {
             if let Some(found) = valid(subsystem, nsid)? {
-                namespace(found).emit(page);
+                namespace(found, controller).emit(page);
             }
         }
         Cns::CONTROLLER => nvm_controller(controller, subsystem).emit(page),
@@ -144,8 +145,9 @@ fn nvm_controller(controller: &Controller, subsystem: &Subsystem) -> IdentifyCon
     IdentifyController {
         sn: subsystem.serial,
         mn: subsystem.model,
-        cmic: Cmic(0).with_multi_controller(true),
-        oaes: AsyncEventConfig(Event::NamespaceAttribute.enable_bit()),
+        // There may be several listeners, now or after a reload.
+        cmic: Cmic(0).with_multi_port(true).with_multi_controller(true).with_ana(true),
+        oaes: AsyncEventConfig(Event::NamespaceAttribute.enable_bit() | Event::Ana.enable_bit()),
         cntrltype: ControllerType::IO,
         acl_z: (ABORTS - 1) as u8,
         frmw: ONE_READ_ONLY_SLOT,
@@ -153,7 +155,12 @@ fn nvm_controller(controller: &Controller, subsystem: &Subsystem) -> IdentifyCon
         elpe_z: (ERROR_LOG_ENTRIES - 1) as u8,
         sqes: 0x66,
         cqes: 0x44,
+        anatt_s: ANATT_S,
+        anacap: ANACAP,
+        anagrpmax: ANA_GROUPS,
+        nanagrpid: ANA_GROUPS,
         nn: NAMESPACES_MAX,
+        mnan: NAMESPACES_MAX,
         oncs: Oncs(0)
             .with_compare(true)
             .with_dataset_management(true)
@@ -182,14 +189,17 @@ fn discovery_controller(controller: &Controller) -> IdentifyController {
 }
 
 /// Identify Namespace ("Identify Namespace data structure"): one format, no metadata.
-fn namespace(namespace: &Namespace) -> IdentifyNamespace {
+fn namespace(namespace: &Namespace, controller: &Controller) -> IdentifyNamespace {
+    // What is in use is not known on a path that does not reach the blocks.
+    let reached = controller.association.reach.check(namespace.ana_group).is_ok();
     let mut page = IdentifyNamespace {
         nsze: namespace.blocks,
         ncap: namespace.blocks,
-        nuse: namespace.blocks,
+        nuse: if reached { namespace.blocks } else { 0 },
         nmic: SHARED,
         rescap: namespace.reservation.rescap(),
         dlfeat: DEALLOCATED_READS_ZEROS,
+        anagrpid: namespace.ana_group,
         nsattr: u8::from(namespace.read_only),
         // An NGUID of the same 16 bytes: unique for the same reason, and as stable.
         nguid: namespace.uuid,
@@ -208,6 +218,7 @@ fn independent_namespace(namespace: &Namespace) -> IdentifyNamespaceIndependent 
         nsfeat: if namespace.volatile_cache { 0 } else { NO_CACHE },
         nmic: SHARED,
         rescap: namespace.reservation.rescap(),
+        anagrpid: namespace.ana_group,
         nsattr: u8::from(namespace.read_only),
         nstat: READY,
         ..IdentifyNamespaceIndependent::default()
@@ -229,8 +240,10 @@ mod tests {
     use std::sync::Arc;
 
     use nvme::identify::{command_sets, controllers, namespaces};
+    use nvme::log::AnaState;
 
     use super::*;
+    use crate::ana::AnaStates;
     use crate::command::admin::tests::{ask, discovery_controller, given, keyed, nvm, refused};
     use crate::controller::Role;
 
@@ -303,19 +316,36 @@ mod tests {
         assert_eq!((found.vid, found.cntlid, found.ver), (0, 5, VERSION));
         assert_eq!((found.sn.trimmed(), found.mn.trimmed()), (&b"SERIAL"[..], &b"nvmfd"[..]));
         assert_eq!(found.fr.trimmed(), env!("CARGO_PKG_VERSION").as_bytes());
-        assert_eq!(found.cmic, Cmic(0).with_multi_controller(true));
+        let cmic = Cmic(0).with_multi_port(true).with_multi_controller(true).with_ana(true);
+        assert_eq!(found.cmic, cmic);
+        assert_eq!((found.anatt_s, found.anacap), (10, 0x1F), "all five states");
+        assert_eq!((found.anagrpmax, found.nanagrpid), (64, 64));
         assert_eq!(found.mdts, 8, "1 MiB");
-        assert_eq!((found.oaes.0, found.ctratt.0), (1 << 8, 0x41));
+        assert_eq!((found.oaes.0, found.ctratt.0), (1 << 8 | 1 << 11, 0x41));
         assert_eq!(found.cntrltype, ControllerType::IO);
         assert_eq!((found.acl_z, found.aerl_z, found.frmw), (3, 3, 3));
         assert_eq!((found.lpa.0, found.elpe_z, found.kas_100ms), (0b110, 63, 10));
         assert_eq!((found.sqes, found.cqes, found.maxcmd, found.nn), (0x66, 0x44, 128, 1024));
         assert_eq!((found.oncs.0, found.fuses, found.fna), (0b10_1101, 0, 0));
         assert_eq!((found.vwc.0, found.awun_z, found.awupf_z), (0b101, 0, 0));
-        assert_eq!((found.sgls.0, found.mnan), (0x0010_0005, 0));
+        assert_eq!((found.sgls.0, found.mnan), (0x0010_0005, 1024));
         assert_eq!(found.subnqn.nqn(), "nqn.2026-11.io.nvmfd:test".parse());
         assert_eq!((found.ioccsz_16, found.iorcsz_16, found.icdoff_16), (516, 1, 0));
         assert_eq!((found.fcatt, found.msdbd, found.oacs, found.rtd3e_us), (0, 1, 0, 0));
+    }
+
+    #[test]
+    fn a_path_that_does_not_reach_the_blocks_knows_no_utilization() {
+        for (state, nuse) in [(1, 1 << 20), (2, 1 << 20), (3, 0), (4, 0), (0xF, 0)] {
+            let mut controller = nvm();
+            controller.association.reach.set(&AnaStates::all(AnaState(state)));
+            let page = given(ask(command(0x00, 1), &mut controller));
+            let found = IdentifyNamespace::parse(&page.try_into().unwrap());
+            assert_eq!((found.anagrpid, found.nsze, found.nuse), (1, 1 << 20, nuse));
+            let page = given(ask(command(0x08, 1), &mut controller));
+            let found = IdentifyNamespaceIndependent::parse(&page.try_into().unwrap());
+            assert_eq!((found.anagrpid, found.nstat), (1, 1));
+        }
     }
 
     #[test]

@@ -14,19 +14,21 @@ use nvme::{AdminOpcode, IoOpcode, NSID_ALL, PAGE_BYTES, Sqe, Status, Text};
 
 use super::admin::Env;
 use super::{Plan, destination, discovery, identify};
+use crate::ana::AnaLog;
 use crate::association::{Association, ERROR_LOG_ENTRIES, ErrorRecord};
 use crate::controller::{Controller, Role};
 use crate::events::{Event, Events};
 use crate::subsystem::Subsystem;
 
 /// The logs of an NVM controller: what [`LogId::SUPPORTED_PAGES`] lists.
-const LOGS: [LogId; 7] = [
+const LOGS: [LogId; 8] = [
     LogId::SUPPORTED_PAGES,
     LogId::ERROR,
     LogId::SMART,
     LogId::FIRMWARE_SLOT,
     LogId::CHANGED_NAMESPACES,
     LogId::EFFECTS,
+    LogId::ANA,
     LogId::RESERVATION_NOTIFICATION,
 ];
 
@@ -62,10 +64,13 @@ const IO: [(IoOpcode, bool); 10] = [
 /// cannot be, and what is wrong with the SGL.
 pub fn plan(sqe: &Sqe, controller: &mut Controller, env: &Env<'_>) -> Result<Plan, Status> {
     let get = GetLogPage::parse(sqe);
+    // Whoever asks after a path related status wants to know what caused it.
+    controller.look_at_paths();
     let log = match &mut controller.role {
         Role::Discovery { snapshot } => Cow::Borrowed(discovery_log(&get, snapshot, env)?),
         Role::Nvm(subsystem) => {
-            Cow::Owned(nvm_log(&get, subsystem, &controller.association, &controller.events)?)
+            let (association, events) = (&controller.association, &controller.events);
+            Cow::Owned(nvm_log(&get, subsystem, association, events, &controller.ana)?)
         }
     };
     let page = piece(&get, &log, env.received.mdts_bytes)?;
@@ -96,6 +101,7 @@ fn acknowledge(lid: LogId, controller: &mut Controller) {
     let events = &mut controller.events;
     match lid {
         LogId::CHANGED_NAMESPACES => events.acknowledge(Event::NamespaceAttribute),
+        LogId::ANA => events.acknowledge(Event::Ana),
         LogId::DISCOVERY => events.acknowledge(Event::DiscoveryLog),
         LogId::RESERVATION_NOTIFICATION => {
             controller.association.reservations.acknowledge();
@@ -128,6 +134,7 @@ fn nvm_log(
     subsystem: &Subsystem,
     association: &Association,
     events: &Events,
+    ana: &AnaLog,
 ) -> Result<Vec<u8>, Status> {
     match get.lid {
         LogId::SUPPORTED_PAGES => Ok(supported_pages()),
@@ -138,6 +145,7 @@ fn nvm_log(
         LogId::FIRMWARE_SLOT => Ok(firmware_slots()),
         LogId::CHANGED_NAMESPACES => Ok(changed_namespaces(events)),
         LogId::EFFECTS if get.csi == Csi::NVM => Ok(effects()),
+        LogId::ANA => Ok(ana.page(get.lsp)),
         LogId::RESERVATION_NOTIFICATION => Ok(association.reservations.page().emit().into()),
         _ => Err(Status::INVALID_LOG_PAGE.with_dnr()),
     }
@@ -233,10 +241,11 @@ mod tests {
     use std::cell::Cell;
     use std::time::Instant;
 
-    use nvme::log::{DiscoveryHeader, changed_namespaces};
+    use nvme::log::{AnaState, DiscoveryHeader, changed_namespaces};
     use nvme::reservation::{NotificationPage, NotificationType};
 
     use super::*;
+    use crate::ana::AnaStates;
     use crate::command::admin;
     use crate::command::admin::tests::{
         MDTS, RECEIVED, ask, discovery_controller, given, keyed, nvm, refused,
@@ -260,7 +269,7 @@ mod tests {
         let mut controller = nvm();
         for lid in 0..=u8::MAX {
             let result = ask(command(lid, 0, 1), &mut controller);
-            match lid <= 5 || lid == 0x80 {
+            match lid <= 5 || [0x0C, 0x80].contains(&lid) {
                 true => assert_eq!(given(result).len(), 4, "{lid:#04x}"),
                 false => assert_eq!(refused(result), 0x109, "{lid:#04x}"),
             }
@@ -311,11 +320,34 @@ mod tests {
     }
 
     #[test]
+    fn the_groups_are_told_as_they_are_now() {
+        let mut controller = nvm();
+        let first = page(LogId::ANA, 60, &mut controller);
+        assert_eq!((first[8], first[16], first[20], first[32]), (1, 1, 3, 1), "one group of three");
+        assert_eq!(first[48..60], [1, 0, 0, 0, 2, 0, 0, 0, 7, 0, 0, 0]);
+        controller.association.reach.set(&AnaStates::all(AnaState::CHANGE));
+        let whole = page(LogId::ANA, 60, &mut controller);
+        assert_eq!((whole[0], whole[24], whole[32]), (1, 2, 0xF), "counted, and told");
+        let groups = GetLogPage { lsp: 1, ..GetLogPage::new(LogId::ANA, 0, 12) };
+        let groups = given(ask(groups.emit(keyed(48)), &mut controller));
+        assert_eq!((groups[8], groups[20], &groups[24..]), (1, 0, &whole[24..48]));
+        // Retained, its event is still to be told; read, it is not.
+        assert!(controller.events.park(3));
+        let all = u32::MAX;
+        assert_eq!(controller.events.next(all), Some((3, 0x0C_03_02)));
+        controller.association.reach.set(&AnaStates::default());
+        let read = GetLogPage { rae: false, ..GetLogPage::new(LogId::ANA, 0, 15) };
+        assert_eq!(given(ask(read.emit(keyed(60)), &mut controller))[32], 1);
+        assert!(controller.events.park(4));
+        assert_eq!(controller.events.next(all), None);
+    }
+
+    #[test]
     fn supported_pages_are_those_that_are_served() {
         let bytes = page(LogId::SUPPORTED_PAGES, 1024, &mut nvm());
         let found = SupportedPages::parse(&bytes.try_into().unwrap());
         let ids: Vec<_> = (0..256).filter(|&lid| found.pages[lid].supported()).collect();
-        assert_eq!(ids, [0, 1, 2, 3, 4, 5, 0x80]);
+        assert_eq!(ids, [0, 1, 2, 3, 4, 5, 0x0C, 0x80]);
     }
 
     #[test]

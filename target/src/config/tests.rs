@@ -27,7 +27,8 @@ fn the_least_text_gets_the_defaults() {
     assert_eq!(config.reactor, ReactorConfig::default());
     assert_eq!(config.memory, MemoryConfig::default());
     assert_eq!(config.limits, Limits::default());
-    assert_eq!(config.listeners, ["0.0.0.0:4420".parse().unwrap()]);
+    let at = |text: &str| ListenerConfig::from(text.parse::<SocketAddr>().unwrap());
+    assert_eq!(config.listeners, [at("0.0.0.0:4420")]);
     let subsystem = &config.subsystems[0];
     assert_eq!(subsystem.model, "nvmfd");
     let namespace = &subsystem.namespaces[0];
@@ -103,10 +104,8 @@ path = "/dev/sdz"
         controllers: 7,
     };
     assert_eq!(config.limits, limits);
-    assert_eq!(
-        config.listeners,
-        ["192.0.2.1:4421".parse().unwrap(), "[::1]:4420".parse().unwrap()]
-    );
+    let at = |text: &str| ListenerConfig::from(text.parse::<SocketAddr>().unwrap());
+    assert_eq!(config.listeners, [at("192.0.2.1:4421"), at("[::1]:4420")]);
     let subsystem = &config.subsystems[0];
     assert_eq!((subsystem.serial.as_str(), subsystem.model.as_str()), ("S 1", "A model"));
     let host = subsystem.hosts.first().unwrap();
@@ -427,7 +426,7 @@ proptest! {
         prop_assert_eq!(&namespace.kind, &NamespaceKind::Null { size: blocks * 4096 });
         prop_assert_eq!(namespace.read_only, read_only);
         prop_assert_eq!(config.limits.queue_depth, depth);
-        prop_assert_eq!(config.listeners[0].port(), port);
+        prop_assert_eq!(config.listeners[0].address.port(), port);
     }
 }
 

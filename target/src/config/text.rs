@@ -1,7 +1,6 @@
 //! From the text to the checked types: every rule of the configuration is here.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -10,9 +9,11 @@ use toml::Spanned;
 use toml::de::DeTable;
 use uuid::Uuid;
 
+use crate::ana::ANA_GROUPS;
 use crate::queue::DATA_FOR_ADMIN_BYTES;
 
 use super::authentication::authentication;
+use super::listener::listener;
 use super::section::{At, Auto, Report, Section, one_line};
 use super::size::{SIZE_FORM, Size};
 use super::{
@@ -55,7 +56,7 @@ fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config {
     let limits = limits(section.table("limits", "[limits]", report), report);
     let memory = memory(section.table("memory", "[memory]", report), &limits, report);
 
-    let mut listeners: Vec<At<SocketAddr>> = Vec::new();
+    let mut listeners = Vec::new();
     let tables = section.tables("listener", "[[listener]]", report);
     if tables.is_empty() {
         report.absent("there is no listener", "add [[listener]] with `address = \"0.0.0.0\"`");
@@ -76,7 +77,7 @@ fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config {
     let state_directory = state_directory(&mut section, report);
     let authentication = authentication(&mut section, report);
     section.end(report);
-    let listeners = listeners.into_iter().map(|listener| listener.value).collect();
+    let listeners = listeners.into_iter().map(|listener: At<_>| listener.value).collect();
     Config {
         provider,
         reactor,
@@ -157,7 +158,7 @@ fn reactor(mut section: Section<'_>, report: &mut Report<'_>) -> ReactorConfig {
 }
 
 /// A number of the section within its bounds, or its default.
-fn bounded(
+pub(super) fn bounded(
     section: &mut Section<'_>,
     key: &'static str,
     bounds: Range<u32>,
@@ -265,35 +266,6 @@ fn state_directory(root: &mut Section<'_>, report: &mut Report<'_>) -> Option<Pa
         report.add(&path.span, "the path is not absolute", format!("write {form}"));
     }
     Some(path.value)
-}
-
-fn listener(mut section: Section<'_>, seen: &mut Vec<At<SocketAddr>>, report: &mut Report<'_>) {
-    let form = "an IP address, such as \"192.0.2.1\", \"::1\" or \"0.0.0.0\" for all";
-    let address = section.need::<IpAddr>("address", form, report);
-    let port = bounded(&mut section, "port", 1..65535, nvme::PORT.into(), report) as u16;
-    let span = section.span().clone();
-    section.end(report);
-    let Some(address) = address else { return };
-    let new = SocketAddr::new(address.value, port);
-    let rival = seen.iter().find(|old| overlap(old.value, new));
-    if let Some(rival) = rival {
-        let (line, _) = report.place(rival.span.start);
-        let what = format!("the listener {new} overlaps with {} of line {line}", rival.value);
-        report.add(&address.span, what, "remove one of them, or give it another port");
-    }
-    if address.value.is_multicast() {
-        report.add(&address.span, format!("{new} is a multicast address"), format!("write {form}"));
-    }
-    seen.push(At { value: new, span });
-}
-
-/// Can the two not be bound at once? An unspecified address covers every address of its family,
-/// and `::` covers IPv4 as well.
-fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
-    let covers = |wide: IpAddr, narrow: IpAddr| {
-        wide == narrow || wide.is_unspecified() && (wide.is_ipv6() || narrow.is_ipv4())
-    };
-    a.port() == b.port() && (covers(a.ip(), b.ip()) || covers(b.ip(), a.ip()))
 }
 
 /// Names that may occur only once, with the place of the first.
@@ -452,11 +424,13 @@ fn namespace(
     let flag = section.take("read_only", "true or false", report);
     let read_only = flag.is_some_and(|flag| flag.value);
     let uuid = uuid(&mut section, seen, report);
+    let ana_group = bounded(&mut section, "ana_group", 1..ANA_GROUPS, 1, report);
     section.end(report);
 
     let (nsid, kind) = (nsid?.value, kind?);
     let uuid = uuid.unwrap_or_else(|| derived_uuid(nqn, nsid, &kind));
-    Some(NamespaceConfig { nsid, kind, block_size_bytes: block_size_bytes?, uuid, read_only })
+    let block_size_bytes = block_size_bytes?;
+    Some(NamespaceConfig { nsid, kind, block_size_bytes, uuid, read_only, ana_group })
 }
 
 fn kind(

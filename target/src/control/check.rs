@@ -103,6 +103,7 @@ mod tests {
             block_size_bytes: 4096,
             uuid: uuid::Uuid::max(),
             read_only: false,
+            ana_group: 1,
         }
     }
 

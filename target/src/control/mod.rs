@@ -292,7 +292,7 @@ fn panicked() -> String {
 /// One line for `systemctl status`.
 fn status(config: &Config) -> String {
     let namespaces: usize = config.subsystems.iter().map(|each| each.namespaces.len()).sum();
-    let listeners: Vec<String> = config.listeners.iter().map(ToString::to_string).collect();
+    let listeners: Vec<String> = config.addresses().iter().map(ToString::to_string).collect();
     let plural = |count, noun| format!("{count} {noun}{}", if count == 1 { "" } else { "s" });
     format!(
         "{}, {} on {}",

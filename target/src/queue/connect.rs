@@ -96,7 +96,7 @@ impl Queue {
         fabrics::check_connect(connect, promise)?;
         if connect.qid == 0 {
             self.check_throttle(data, io)?;
-            let admission = io.registry.connect_admin(data)?;
+            let admission = io.registry.connect_admin(data, self.local)?;
             self.demand(&admission, io);
             let association = admission.association;
             info!(

@@ -347,6 +347,7 @@ pub(crate) fn subsystem() -> Subsystem {
         blocks: (SIZE >> 12) as u64,
         block_shift: 12,
         read_only: false,
+        ana_group: 1,
         volatile_cache: true,
         uuid: [1; 16],
         reservation: Reservation::volatile(nqn, 1),

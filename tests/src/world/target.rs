@@ -154,7 +154,7 @@ impl Target {
             self.serve(space, disk);
         }
         self.publish(profile);
-        self.registry.set_listeners(vec![at]);
+        self.registry.set_listeners(vec![at.into()]);
         Ok(())
     }
 
@@ -188,6 +188,7 @@ impl Target {
                 blocks: blocks.into(),
                 block_shift: block_bytes.trailing_zeros() as u8,
                 read_only: false,
+                ana_group: 1,
                 volatile_cache: true,
                 uuid: [space as u8 + 1; 16],
                 reservation: Arc::clone(&self.reservations[space]),

@@ -34,7 +34,7 @@ struct Scene {
 fn connect(registry: &Registry, host: HostId) -> Arc<Association> {
     let name: Nqn = "nqn.2026-11.io.nvmfd:host".parse().unwrap();
     let data = ConnectData::new(host, CNTLID_DYNAMIC, &sample().nqn, &name);
-    registry.connect_admin(&data).unwrap().association
+    registry.connect_admin(&data, ([192, 0, 2, 1], 4420).into()).unwrap().association
 }
 
 impl Scene {

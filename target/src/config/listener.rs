@@ -1,0 +1,223 @@
+//! `[[listener]]`: where connections are accepted, and how well namespaces are reached there.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use nvme::log::AnaState;
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, MapAccess, Visitor};
+
+use super::section::{At, Report, Section};
+use super::text::bounded;
+use crate::ana::{ANA_GROUPS, ANA_STATES, AnaStates};
+
+const ANA_FORM: &str = "a state for all groups, such as \"optimized\", or one for each that is not \
+                        optimized, such as { 2 = \"inaccessible\" }";
+
+/// Where connections are accepted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ListenerConfig {
+    /// Address and port; the address may be a wildcard.
+    pub address: SocketAddr,
+    /// How well the groups of namespaces are reached through it.
+    pub ana: AnaStates,
+}
+
+/// With every group optimized.
+impl From<SocketAddr> for ListenerConfig {
+    fn from(address: SocketAddr) -> ListenerConfig {
+        ListenerConfig { address, ana: AnaStates::default() }
+    }
+}
+
+impl ListenerConfig {
+    /// Whether a host that reached us at `local` came through it.
+    #[must_use]
+    pub fn serves(&self, local: SocketAddr) -> bool {
+        let (ip, local_ip) = (self.address.ip().to_canonical(), local.ip().to_canonical());
+        let covers = match ip.is_unspecified() {
+            // `::` takes IPv4 as well.
+            true => ip.is_ipv6() || local_ip.is_ipv4(),
+            false => ip == local_ip,
+        };
+        covers && self.address.port() == local.port()
+    }
+
+    /// Of several, the one that a host came through which reached us at `local`.
+    #[must_use]
+    pub fn of(listeners: &[ListenerConfig], local: SocketAddr) -> Option<&ListenerConfig> {
+        let serving = listeners.iter().filter(|listener| listener.serves(local));
+        serving.min_by_key(|listener| listener.address.ip().is_unspecified())
+    }
+}
+
+impl fmt::Display for ListenerConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.address)?;
+        match self.ana.to_string() {
+            states if states.is_empty() => Ok(()),
+            states => write!(f, ", {states}"),
+        }
+    }
+}
+
+pub(super) fn listener(
+    mut section: Section<'_>,
+    seen: &mut Vec<At<ListenerConfig>>,
+    report: &mut Report<'_>,
+) {
+    let form = "an IP address, such as \"192.0.2.1\", \"::1\" or \"0.0.0.0\" for all";
+    let address = section.need::<IpAddr>("address", form, report);
+    let port = bounded(&mut section, "port", 1..65535, nvme::PORT.into(), report) as u16;
+    let ana = section.take::<AnaText>("ana", ANA_FORM, report);
+    let ana = ana.map_or_else(AnaStates::default, |ana| states(&ana, report));
+    let span = section.span().clone();
+    section.end(report);
+    let Some(address) = address else { return };
+    let new = SocketAddr::new(address.value, port);
+    let rival = seen.iter().find(|old| overlap(old.value.address, new));
+    if let Some(rival) = rival {
+        let (line, _) = report.place(rival.span.start);
+        let (at, rival) = (new, rival.value.address);
+        let what = format!("the listener {at} overlaps with {rival} of line {line}");
+        report.add(&address.span, what, "remove one of them, or give it another port");
+    }
+    if address.value.is_multicast() {
+        report.add(&address.span, format!("{new} is a multicast address"), format!("write {form}"));
+    }
+    seen.push(At { value: ListenerConfig { address: new, ana }, span });
+}
+
+/// Can the two not be bound at once? An unspecified address covers every address of its family,
+/// and `::` covers IPv4 as well.
+fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
+    let covers = |wide: IpAddr, narrow: IpAddr| {
+        wide == narrow || wide.is_unspecified() && (wide.is_ipv6() || narrow.is_ipv4())
+    };
+    a.port() == b.port() && (covers(a.ip(), b.ip()) || covers(b.ip(), a.ip()))
+}
+
+fn states(at: &At<AnaText>, report: &mut Report<'_>) -> AnaStates {
+    let mut known = |name: &str| {
+        let alike = |state: &&AnaState| state.name() == Some(&name.replace('_', "-"));
+        let state = ANA_STATES.iter().find(alike).copied();
+        if state.is_none() {
+            let names: Vec<_> = ANA_STATES.iter().filter_map(|state| state.name()).collect();
+            let what = format!("{name:?} is no state of a path");
+            report.add(&at.span, what, format!("write one of {}", names.join(", ")));
+        }
+        state
+    };
+    let groups = match &at.value {
+        AnaText::All(name) => return known(name).map(AnaStates::all).unwrap_or_default(),
+        AnaText::Groups(groups) => groups,
+    };
+    let mut states = AnaStates::default();
+    let mut strange = Vec::new();
+    for (group, name) in groups {
+        let state = known(name);
+        match (group.parse(), state) {
+            (Ok(group @ 1..=ANA_GROUPS), Some(state)) => states.set(group, state),
+            (Ok(1..=ANA_GROUPS), None) => {}
+            _ => strange.push(group),
+        }
+    }
+    for group in strange {
+        let what = format!("{group:?} is no group of namespaces");
+        report.add(&at.span, what, format!("write a number from 1 to {ANA_GROUPS}"));
+    }
+    states
+}
+
+/// `ana` as it is written: one state, or a table from groups to states.
+enum AnaText {
+    All(String),
+    Groups(BTreeMap<String, String>),
+}
+
+impl<'de> Deserialize<'de> for AnaText {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct AsAna;
+        impl<'de> Visitor<'de> for AsAna {
+            type Value = AnaText;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a state or a table from groups to states")
+            }
+
+            fn visit_str<E: Error>(self, value: &str) -> Result<AnaText, E> {
+                Ok(AnaText::All(value.to_owned()))
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<AnaText, M::Error> {
+                let mut groups = BTreeMap::new();
+                while let Some((group, state)) = map.next_entry()? {
+                    groups.insert(group, state);
+                }
+                Ok(AnaText::Groups(groups))
+            }
+        }
+        from.deserialize_any(AsAna)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    fn config(listeners: &str) -> Result<Config, String> {
+        let text = format!(
+            "{listeners}\n[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:x\"\nallow_any_host = true\n\
+             [[subsystem.namespace]]\nnsid = 1\nkind = \"null\"\nsize = \"1MiB\"\nana_group = 2\n"
+        );
+        Config::parse(&text).map_err(|errors| errors.to_string())
+    }
+
+    #[test]
+    fn groups_have_states_by_listener() {
+        let config = config(
+            "[[listener]]\naddress = \"192.0.2.1\"\nana = { 1 = \"non-optimized\", 64 = \
+             \"persistent_loss\" }\n[[listener]]\naddress = \"192.0.2.2\"\nana = \"inaccessible\"\n\
+             [[listener]]\naddress = \"192.0.2.3\"\n",
+        );
+        let config = config.unwrap();
+        let states = |at: usize| [1, 2, 64].map(|group| config.listeners[at].ana.state(group).0);
+        assert_eq!([states(0), states(1), states(2)], [[2, 1, 4], [3, 3, 3], [1, 1, 1]]);
+        assert_eq!(config.subsystems[0].namespaces[0].ana_group, 2);
+        let printed = config.to_string();
+        assert!(printed.contains("192.0.2.2:4420, all groups inaccessible\n"), "{printed}");
+        assert!(printed.contains("null of 1MiB, blocks of 4096, group 2, writable"), "{printed}");
+    }
+
+    #[test]
+    fn mistakes_about_groups_are_told() {
+        let says = |ana: &str| {
+            config(&format!("[[listener]]\naddress = \"::\"\nana = {ana}")).unwrap_err()
+        };
+        assert!(says("\"broken\"").contains("one of optimized, non-optimized, inaccessible"));
+        assert!(says("{ 1 = \"lost\" }").contains("\"lost\" is no state of a path"));
+        for group in ["0", "65", "a", "99999999999"] {
+            let said = says(&format!("{{ {group} = \"change\" }}"));
+            assert!(said.contains("write a number from 1 to 64"), "{said}");
+        }
+        assert!(says("7").contains("line 3") && says("{ 1 = 2 }").contains("`ana`"));
+    }
+
+    #[test]
+    fn the_closest_listener_is_the_one_that_a_host_came_through() {
+        let listener = |text: &str| ListenerConfig::from(text.parse::<SocketAddr>().unwrap());
+        let all = ["0.0.0.0:4421", "192.0.2.1:4420", "[::]:4422", "192.0.2.9:4422"].map(listener);
+        let of = |local: &str| {
+            let found = ListenerConfig::of(&all, local.parse().unwrap());
+            found.map(|listener| listener.address.to_string())
+        };
+        assert_eq!(of("192.0.2.1:4420").as_deref(), Some("192.0.2.1:4420"));
+        assert_eq!(of("[::ffff:192.0.2.1]:4420").as_deref(), Some("192.0.2.1:4420"));
+        assert_eq!(of("192.0.2.7:4421").as_deref(), Some("0.0.0.0:4421"));
+        assert_eq!(of("192.0.2.9:4422").as_deref(), Some("192.0.2.9:4422"));
+        assert_eq!(of("192.0.2.8:4422").as_deref(), Some("[::]:4422"));
+        assert_eq!((of("192.0.2.2:4420"), of("[2001:db8::1]:4421")), (None, None));
+    }
+}
