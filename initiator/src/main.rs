@@ -66,8 +66,12 @@ enum Command {
     Flush(act::FlushArgs),
     /// Write Zeroes
     WriteZeroes(act::ZeroesArgs),
+    /// Verify: have the controller read blocks and show them to nobody
+    VerifyBlocks(act::VerifyArgs),
     /// Dataset Management
     Dsm(act::DsmArgs),
+    /// Copy blocks within a namespace
+    Copy(act::CopyArgs),
     /// Controller properties
     ShowRegs(registers::Args),
     /// Reservation Register
@@ -105,7 +109,9 @@ impl Command {
             Command::Compare(args) => blocks::compare(args),
             Command::Flush(args) => act::flush(args),
             Command::WriteZeroes(args) => act::write_zeroes(args),
+            Command::VerifyBlocks(args) => act::verify(args),
             Command::Dsm(args) => act::dsm(args),
+            Command::Copy(args) => act::copy(args),
             Command::ShowRegs(args) => registers::run(args),
             Command::ResvRegister(args) => reservation::register(args),
             Command::ResvAcquire(args) => reservation::acquire(args),
@@ -134,7 +140,9 @@ impl Command {
             Command::Read(args) | Command::Write(args) | Command::Compare(args) => args.output,
             Command::Flush(args) => args.output,
             Command::WriteZeroes(args) => args.output,
+            Command::VerifyBlocks(args) => args.output,
             Command::Dsm(args) => args.output,
+            Command::Copy(args) => args.output,
             Command::ShowRegs(args) => args.output,
             Command::ResvRegister(args) => args.output,
             Command::ResvAcquire(args) => args.output,

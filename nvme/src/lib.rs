@@ -245,6 +245,7 @@ macro_rules! bits {
 
 pub mod auth;
 pub mod cm;
+pub mod copy;
 pub mod cqe;
 pub mod fabrics;
 pub mod feature;

@@ -94,7 +94,7 @@ struct Slot {
     capsule: Option<Buf>,
     /// The data on their way between host and disk.
     data: Option<Buf>,
-    /// What Compare loads to hold against `data`.
+    /// What Compare loads to hold against `data`, and what Copy copies.
     second: Option<Buf>,
     /// The response's cell, at home.
     cell: Option<Buf>,
@@ -329,7 +329,7 @@ impl Queue {
             {
                 entry.capsule = Some(buf);
             }
-            (Plan::Compare { .. }, Some(buf)) => entry.second = Some(buf),
+            (Plan::Compare { .. } | Plan::Copy { .. }, Some(buf)) => entry.second = Some(buf),
             (_, Some(buf)) => entry.data = Some(buf),
         }
         if !open {

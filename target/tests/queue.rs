@@ -3,6 +3,8 @@
 
 #[path = "queue/abort.rs"]
 mod abort;
+#[path = "queue/copying.rs"]
+mod copying;
 #[path = "queue/reservations.rs"]
 mod reservations;
 mod support;

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use initiator::host::Range;
 use initiator::session::Ended;
 use initiator::{Data, Error, Host, Lost, Options, Request, Setup};
+use nvme::copy::{Copy, CopyFlags, CopyRange};
 use nvme::feature::AsyncEvent;
 use nvme::log::{ErrorEntry, GetLogPage, LogId, SubsystemType, changed_namespaces};
 use nvme::sqe::{DsmAttributes, DsmRange};
@@ -107,6 +108,33 @@ fn compare_zeroes_and_deallocate_do_what_they_say() {
     // More than one command's worth, and all there is.
     host.write_zeroes(FILE, BLOCKS, false).expect("zeroed");
     host.deallocate(1, 0, BLOCKS as u32).expect("deallocated");
+    host.disconnect();
+}
+
+#[test]
+fn blocks_are_copied_and_verified_without_the_host() {
+    let target = TestTarget::start();
+    let mut host = target.connect(1);
+    let data = pattern(3, 16 * 4096);
+    host.write(FILE, &data, false).expect("written");
+    for format in [0, 1] {
+        let copy = Copy { sdlba: 100, flags: CopyFlags(0).with_format(format) };
+        // All 256 ranges, the last block first.
+        let ranges: Vec<_> =
+            (0..256).map(|at| CopyRange { slba: 15 - at % 16, nlb_z: 0 }).collect();
+        host.copy(1, copy, &ranges).expect("copied");
+        let mut back = vec![0; 256 * 4096];
+        host.read(at(FILE, 100), &mut back).expect("read");
+        for (block, lba) in back.chunks(4096).zip((0..16).rev().cycle()) {
+            assert_eq!(block, &data[lba * 4096..][..4096], "block {lba}");
+        }
+        let long = [CopyRange { slba: 0, nlb_z: 255 }, CopyRange { slba: 0, nlb_z: 0 }];
+        let refused = status(host.copy(1, copy, &long));
+        assert!(refused.is(Status::COMMAND_SIZE_LIMIT_EXCEEDED), "{refused}");
+        host.deallocate(1, 100, 256).expect("deallocated");
+    }
+    host.verify(FILE, BLOCKS).expect("read");
+    assert!(status(host.verify(at(FILE, BLOCKS), 1)).is(Status::LBA_OUT_OF_RANGE));
     host.disconnect();
 }
 

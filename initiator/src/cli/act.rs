@@ -1,9 +1,10 @@
-//! `nvmf flush`, `write-zeroes`, `dsm`: commands without data to show.
+//! `nvmf flush`, `write-zeroes`, `verify-blocks`, `dsm`, `copy`: commands without data to show.
 
 use clap::Args as ClapArgs;
 use initiator::host::Range;
 use initiator::options::{TargetArgs, Usual};
 use initiator::{Error, Host};
+use nvme::copy::{Copy, CopyFlags, CopyRange};
 use nvme::sqe::{DsmAttributes, DsmRange};
 use serde_json::Value;
 
@@ -40,6 +41,53 @@ pub(crate) struct ZeroesArgs {
     /// Ask the controller to deallocate the blocks
     #[arg(short = 'd', long)]
     deac: bool,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+/// Options of `nvmf verify-blocks`.
+#[derive(ClapArgs, Debug)]
+pub(crate) struct VerifyArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    /// Namespace
+    #[arg(long, value_name = "NSID", default_value = "1", value_parser = narrow::<u32>)]
+    namespace_id: u32,
+    /// The first block
+    #[arg(long, value_name = "LBA", default_value = "0", value_parser = number)]
+    start_block: u64,
+    /// Number of blocks, less one: 0 is one block
+    #[arg(short = 'c', long, value_name = "COUNT", default_value = "0", value_parser = number)]
+    block_count: u64,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+/// Options of `nvmf copy`.
+#[derive(ClapArgs, Debug)]
+pub(crate) struct CopyArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    /// Namespace
+    #[arg(long, value_name = "NSID", default_value = "1", value_parser = narrow::<u32>)]
+    namespace_id: u32,
+    /// First block of the destination
+    #[arg(long, value_name = "LBA", value_parser = number)]
+    sdlba: u64,
+    /// First block of each source range
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = number, required = true)]
+    slbs: Vec<u64>,
+    /// Number of blocks of each range, less one: 0 is one block
+    #[arg(short = 'b', long, value_name = "LIST", value_delimiter = ',',
+        value_parser = narrow::<u16>, required = true)]
+    blocks: Vec<u16>,
+    /// Format of the descriptors: 0 or 1
+    #[arg(short = 'F', long, value_name = "FORMAT", default_value = "0",
+        value_parser = narrow::<u8>)]
+    format: u8,
+    /// Force unit access: to the medium before the command is done
+    #[arg(short = 'f', long)]
+    force_unit_access: bool,
     #[command(flatten)]
     pub(crate) output: Output,
 }
@@ -82,18 +130,43 @@ pub(crate) fn flush(args: &FlushArgs) -> Result<(), Error> {
 }
 
 pub(crate) fn write_zeroes(args: &ZeroesArgs) -> Result<(), Error> {
-    let Some(blocks) = args.block_count.checked_add(1) else {
-        return Err(Error::Usage("--block-count is too large".into()));
-    };
+    let blocks = count(args.block_count)?;
     with(&args.target, |host| {
-        let Some(block_bytes) = host.identify_namespace(args.namespace_id)?.block_bytes() else {
-            return Err(Error::Local("the namespace has blocks of an impossible size".into()));
-        };
-        let range = Range { nsid: args.namespace_id, slba: args.start_block, block_bytes };
+        let range = range(host, args.namespace_id, args.start_block)?;
         host.write_zeroes(range, blocks, args.deac)
     })?;
     let json = || done("write-zeroes", args.namespace_id);
     args.output.print(json, || "NVME Write Zeroes Success\n".into())
+}
+
+pub(crate) fn verify(args: &VerifyArgs) -> Result<(), Error> {
+    let blocks = count(args.block_count)?;
+    with(&args.target, |host| {
+        let range = range(host, args.namespace_id, args.start_block)?;
+        host.verify(range, blocks)
+    })?;
+    let json = || done("verify-blocks", args.namespace_id);
+    args.output.print(json, || "NVME Verify Success\n".into())
+}
+
+pub(crate) fn copy(args: &CopyArgs) -> Result<(), Error> {
+    if args.slbs.len() != args.blocks.len() || !(1..=256).contains(&args.slbs.len()) {
+        let text = "--slbs and --blocks must list as many ranges each, 1 to 256";
+        return Err(Error::Usage(text.into()));
+    }
+    let flags = CopyFlags(0).with_format(args.format).with_fua(args.force_unit_access);
+    let copy = Copy { sdlba: args.sdlba, flags };
+    if args.format > 0xF || copy.range_bytes().is_none() {
+        return Err(Error::Usage("--format is 0 or 1".into()));
+    }
+    let ranges: Vec<CopyRange> = args
+        .slbs
+        .iter()
+        .zip(&args.blocks)
+        .map(|(&slba, &nlb_z)| CopyRange { slba, nlb_z })
+        .collect();
+    with(&args.target, |host| host.copy(args.namespace_id, copy, &ranges))?;
+    args.output.print(|| done("copy", args.namespace_id), || "NVMe Copy: success\n".into())
 }
 
 pub(crate) fn dsm(args: &DsmArgs) -> Result<(), Error> {
@@ -121,6 +194,19 @@ pub(crate) fn dsm(args: &DsmArgs) -> Result<(), Error> {
         .with_integral_read(args.idr);
     with(&args.target, |host| host.dataset_management(args.namespace_id, wanted, &ranges))?;
     args.output.print(|| done("dsm", args.namespace_id), || "NVMe DSM: success\n".into())
+}
+
+/// A number of blocks, from the number less one.
+fn count(less_one: u64) -> Result<u64, Error> {
+    less_one.checked_add(1).ok_or_else(|| Error::Usage("--block-count is too large".into()))
+}
+
+/// Where the blocks are; asks the controller how large they are.
+fn range(host: &mut Host, nsid: u32, slba: u64) -> Result<Range, Error> {
+    match host.identify_namespace(nsid)?.block_bytes() {
+        Some(block_bytes) => Ok(Range { nsid, slba, block_bytes }),
+        None => Err(Error::Local("the namespace has blocks of an impossible size".into())),
+    }
 }
 
 fn with(

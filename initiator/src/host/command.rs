@@ -1,5 +1,6 @@
 //! Single commands, one after another, each awaited.
 
+use nvme::copy::{Copy, CopyRange};
 use nvme::fabrics::{PropertyGet, PropertySet};
 use nvme::feature::{FeatureId, GetFeatures, Select, SetFeatures};
 use nvme::identify::{
@@ -267,6 +268,27 @@ impl Host {
         let data: Vec<u8> = ranges.iter().flat_map(DsmRange::emit).collect();
         let sqe = Sqe { cdw11: attributes.0, ..Sqe::deallocation(nsid, nr_z) };
         self.command_out(1, "Dataset Management", sqe, &data).map(|_| ())
+    }
+
+    /// Copy of 1 to 256 ranges; how many `copy` itself says does not count.
+    ///
+    /// # Errors
+    /// As above, the number of ranges, or a format that there is not.
+    pub fn copy(&mut self, nsid: u32, copy: Copy, ranges: &[CopyRange]) -> Result<(), Error> {
+        let Some(nr_z) = ranges.len().checked_sub(1).and_then(|z| u8::try_from(z).ok()) else {
+            return Err(Error::Local("Copy takes 1 to 256 ranges".into()));
+        };
+        let Some(range_bytes) = copy.range_bytes() else {
+            return Err(Error::Local("Copy has formats 0 and 1".into()));
+        };
+        let descriptor = |range: &CopyRange| {
+            let mut bytes = range.emit().to_vec();
+            bytes.resize(range_bytes as usize, 0);
+            bytes
+        };
+        let data: Vec<u8> = ranges.iter().flat_map(descriptor).collect();
+        let sqe = Copy { flags: copy.flags.with_nr_z(nr_z), ..copy }.emit(nsid, Sgl::NONE);
+        self.command_out(1, "Copy", sqe, &data).map(|_| ())
     }
 
     /// Deallocates `blocks` from `slba` on.

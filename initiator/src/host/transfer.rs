@@ -67,6 +67,18 @@ impl Host {
         self.transfer("Compare", sqe, range, Bytes::From(with))
     }
 
+    /// Has the controller read blocks, and show them to nobody.
+    ///
+    /// # Errors
+    /// As [`Host::read`]: what cannot be read is an error.
+    pub fn verify(&mut self, range: Range, blocks: u64) -> Result<(), Error> {
+        let sqe = Sqe::io(IoOpcode::VERIFY, range.nsid);
+        let Some(bytes) = blocks.checked_mul(range.block_bytes.into()) else {
+            return Err(Error::Local("so many blocks no namespace has".into()));
+        };
+        self.transfer("Verify", sqe, range, Bytes::Count(bytes))
+    }
+
     /// Makes blocks read as zeros; with `deac` the store may give their space back.
     ///
     /// # Errors

@@ -11,7 +11,7 @@ use nvme::identify::{
 };
 use nvme::{Nqn, PAGE_BYTES, Sqe, Status, Text};
 
-use super::{Plan, Received, SQE_BYTES, destination};
+use super::{Plan, Received, SQE_BYTES, copy, destination};
 use crate::ana::{ANA_GROUPS, ANACAP, ANATT_S};
 use crate::association::ERROR_LOG_ENTRIES;
 use crate::config::MAX_NSID;
@@ -165,7 +165,10 @@ fn nvm_controller(controller: &Controller, subsystem: &Subsystem) -> IdentifyCon
             .with_compare(true)
             .with_dataset_management(true)
             .with_write_zeroes(true)
-            .with_reservations(true),
+            .with_reservations(true)
+            .with_verify(true)
+            .with_copy(true),
+        cdfs: copy::FORMATS,
         // Flush of all namespaces at once is not supported (10b): each has its own store.
         vwc: Vwc(0).with_present(subsystem.volatile_cache()).with_flush_all(2),
         subnqn: subsystem.nqn.into(),
@@ -192,6 +195,8 @@ fn discovery_controller(controller: &Controller) -> IdentifyController {
 fn namespace(namespace: &Namespace, controller: &Controller) -> IdentifyNamespace {
     // What is in use is not known on a path that does not reach the blocks.
     let reached = controller.association.reach.check(namespace.ana_group).is_ok();
+    let mdts_bytes = controller.limits.mdts_bytes;
+    let copied_blocks = copy::most_blocks(mdts_bytes, namespace.block_shift);
     let mut page = IdentifyNamespace {
         nsze: namespace.blocks,
         ncap: namespace.blocks,
@@ -201,6 +206,9 @@ fn namespace(namespace: &Namespace, controller: &Controller) -> IdentifyNamespac
         dlfeat: DEALLOCATED_READS_ZEROS,
         anagrpid: namespace.ana_group,
         nsattr: u8::from(namespace.read_only),
+        mssrl: copied_blocks,
+        mcl: copied_blocks.into(),
+        msrc_z: copy::msrc_z(mdts_bytes),
         // An NGUID of the same 16 bytes: unique for the same reason, and as stable.
         nguid: namespace.uuid,
         ..IdentifyNamespace::default()
@@ -326,7 +334,8 @@ mod tests {
         assert_eq!((found.acl_z, found.aerl_z, found.frmw), (3, 3, 3));
         assert_eq!((found.lpa.0, found.elpe_z, found.kas_100ms), (0b110, 63, 10));
         assert_eq!((found.sqes, found.cqes, found.maxcmd, found.nn), (0x66, 0x44, 128, 1024));
-        assert_eq!((found.oncs.0, found.fuses, found.fna), (0b10_1101, 0, 0));
+        assert_eq!((found.oncs.0, found.fuses, found.fna), (0b1_1010_1101, 0, 0));
+        assert_eq!(found.cdfs, 0b11, "Copy takes formats 0 and 1");
         assert_eq!((found.vwc.0, found.awun_z, found.awupf_z), (0b101, 0, 0));
         assert_eq!((found.sgls.0, found.mnan), (0x0010_0005, 1024));
         assert_eq!(found.subnqn.nqn(), "nqn.2026-11.io.nvmfd:test".parse());
@@ -371,6 +380,8 @@ mod tests {
             );
             assert_eq!((found.nmic, found.dlfeat, found.nsattr, found.dps), (1, 9, 0, 0));
             assert_eq!(found.rescap.0, 0xFE, "all types, nothing persists");
+            let copied = (1 << 20) / block_bytes;
+            assert_eq!((u32::from(found.mssrl), found.mcl, found.msrc_z), (copied, copied, 255));
             assert_eq!((found.nguid, found.eui64), ([nsid as u8; 16], [0; 8]));
             let independent = IdentifyNamespaceIndependent::parse(&page(command(0x08, nsid)));
             assert_eq!((independent.nstat, independent.nmic, independent.nsfeat), (1, 1, 0));

@@ -1,5 +1,5 @@
 //! I/O commands of the NVM command set: Flush, Write, Read, Compare, Write Zeroes, Dataset
-//! Management; and those about reservations.
+//! Management, Verify, Copy; and those about reservations.
 //!
 //! Source: NVM Command Set Specification 1.0, "I/O Commands".
 
@@ -9,12 +9,15 @@ use nvme::reservation::Report;
 use nvme::sqe::DsmRange;
 use nvme::{IoOpcode, Sqe, Status};
 
-use super::{Plan, Received, destination, no_data, source};
+use super::{Plan, Received, copy, destination, no_data, source};
 use crate::reservation::{Barred, Order};
 use crate::subsystem::{Extent, Namespace, Subsystem};
 
 /// Bytes of one Dataset Management range.
 pub const RANGE_BYTES: u32 = 16;
+
+/// What Verify loads at once, at most: enough to keep a disk busy, little enough to wait for.
+const VERIFY_BYTES: u32 = 128 << 10;
 
 /// Decides an I/O command on a ready controller. The order of checks is: flags, opcode,
 /// namespace, reservation, write protection, range, SGL. `barred` is what reservations keep this
@@ -38,6 +41,8 @@ pub fn plan(
         IoOpcode::COMPARE => (compare, Barred::READ),
         IoOpcode::WRITE_ZEROES => (write_zeroes, Barred::WRITE),
         IoOpcode::DATASET_MANAGEMENT => (dataset_management, Barred::WRITE),
+        IoOpcode::VERIFY => (verify, Barred::READ),
+        IoOpcode::COPY => (copy_blocks, Barred::ALL),
         IoOpcode::RESERVATION_REPORT => (reservation_report, Barred(0)),
         IoOpcode::RESERVATION_REGISTER
         | IoOpcode::RESERVATION_ACQUIRE
@@ -117,6 +122,20 @@ fn dataset_management(
     }
     writable(namespace)?;
     Ok(Plan::Deallocate { extent: namespace.extent(), nr, from })
+}
+
+/// Verify moves no data, so its length has no limit but the namespace (VSL 0).
+fn verify(sqe: &Sqe, namespace: &Namespace, received: Received) -> Result<Plan, Status> {
+    let (at, len) = namespace.range(sqe.slba(), sqe.blocks().into())?;
+    no_data(sqe)?;
+    let piece_bytes = VERIFY_BYTES.min(received.mdts_bytes);
+    Ok(Plan::Verify { backing: namespace.backing, at, len, piece_bytes })
+}
+
+/// Copy reads and writes: it is barred where either is.
+fn copy_blocks(sqe: &Sqe, namespace: &Namespace, received: Received) -> Result<Plan, Status> {
+    writable(namespace)?;
+    copy::plan(sqe, namespace, received)
 }
 
 /// Register, Acquire, Release: the keeper decides. Linux gives 16 bytes also where 8 are needed.
@@ -242,7 +261,11 @@ mod tests {
         refused(&read.with_sgl(Sgl::in_capsule(0, 4096)), Status::INVALID_FIELD);
         refused(&read.with_range(0, 256).with_sgl(keyed(257 * 4096)), Status::INVALID_FIELD);
         refused(&Sqe { opcode: 0x79, ..read }, Status::INVALID_OPCODE);
-        refused(&Sqe::io(IoOpcode::COPY, 1), Status::INVALID_OPCODE);
+        refused(&Sqe::io(IoOpcode::WRITE_UNCORRECTABLE, 1), Status::INVALID_OPCODE);
+        let verify = Sqe::io(IoOpcode::VERIFY, 1);
+        refused(&verify.with_sgl(keyed(4096)), Status::DATA_SGL_LENGTH_INVALID);
+        refused(&verify.with_range((1 << 20) - 1, 1), Status::LBA_OUT_OF_RANGE);
+        refused(&Sqe::io(IoOpcode::COPY, 1), Status::DATA_SGL_LENGTH_INVALID);
         refused(&Sqe { dptr: [0xFF; 16], ..read }, Status::SGL_TYPE_INVALID);
         refused(&read.with_flags(nvme::sqe::Flags(0)), Status::INVALID_FIELD);
         refused(&read.with_flags(nvme::sqe::Flags(0x41)), Status::INVALID_FIELD);
@@ -260,9 +283,11 @@ mod tests {
             let status = plan(&Sqe::io(opcode, 1), &subsystem, Barred(0), RECEIVED).unwrap_err();
             assert!(status.is(Status::NAMESPACE_WRITE_PROTECTED));
         }
-        let dsm = Sqe::deallocation(1, 0).with_sgl(keyed(4096));
-        let status = plan(&dsm, &subsystem, Barred(0), RECEIVED).unwrap_err();
-        assert!(status.is(Status::NAMESPACE_WRITE_PROTECTED));
+        let copy = Sqe::io(IoOpcode::COPY, 1).with_sgl(keyed(4096));
+        for sqe in [Sqe::deallocation(1, 0).with_sgl(keyed(4096)), copy] {
+            let status = plan(&sqe, &subsystem, Barred(0), RECEIVED).unwrap_err();
+            assert!(status.is(Status::NAMESPACE_WRITE_PROTECTED));
+        }
         let read = Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(4096));
         assert!(plan(&read, &subsystem, Barred(0), RECEIVED).is_ok());
     }
@@ -280,6 +305,18 @@ mod tests {
     }
 
     #[test]
+    fn verify_takes_as_many_blocks_as_the_field_holds() {
+        let verify = Sqe::io(IoOpcode::VERIFY, 1).with_range(3, u16::MAX);
+        let expected = |piece_bytes| {
+            let (at, len) = (3 * 4096, 65536 * 4096);
+            Ok(Plan::Verify { backing: BackingId(0), at, len, piece_bytes })
+        };
+        assert_eq!(ask(&verify), expected(128 << 10));
+        let small = Received { mdts_bytes: 8192, ..RECEIVED };
+        assert_eq!(plan(&verify, &sample(), Barred(0), small), expected(8192));
+    }
+
+    #[test]
     fn all_ranges_are_checked_before_any_is_used() {
         let subsystem = sample();
         let namespace = subsystem.namespace(1).unwrap().extent();
@@ -293,15 +330,16 @@ mod tests {
 
     #[test]
     fn reservations_bar_what_the_documents_say() {
-        // R read, C compare; W write, Z write zeroes, F flush, D dataset management; each where it
-        // is allowed to the holder, to another registrant, to another host.
+        // Each type where the holder, another registrant, another host may do all, read, nothing.
+        const ALL: &str = "RCVWZFDY";
+        const READ: &str = "RCV";
         let table = [
-            (ReservationType::WRITE_EXCLUSIVE, ["RCWZFD", "RC", "RC"]),
-            (ReservationType::EXCLUSIVE_ACCESS, ["RCWZFD", "", ""]),
-            (ReservationType::WRITE_EXCLUSIVE_REGISTRANTS, ["RCWZFD", "RCWZFD", "RC"]),
-            (ReservationType::EXCLUSIVE_ACCESS_REGISTRANTS, ["RCWZFD", "RCWZFD", ""]),
-            (ReservationType::WRITE_EXCLUSIVE_ALL, ["RCWZFD", "RCWZFD", "RC"]),
-            (ReservationType::EXCLUSIVE_ACCESS_ALL, ["RCWZFD", "RCWZFD", ""]),
+            (ReservationType::WRITE_EXCLUSIVE, [ALL, READ, READ]),
+            (ReservationType::EXCLUSIVE_ACCESS, [ALL, "", ""]),
+            (ReservationType::WRITE_EXCLUSIVE_REGISTRANTS, [ALL, ALL, READ]),
+            (ReservationType::EXCLUSIVE_ACCESS_REGISTRANTS, [ALL, ALL, ""]),
+            (ReservationType::WRITE_EXCLUSIVE_ALL, [ALL, ALL, READ]),
+            (ReservationType::EXCLUSIVE_ACCESS_ALL, [ALL, ALL, ""]),
         ];
         let commands = [
             ('R', Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(4096))),
@@ -310,6 +348,8 @@ mod tests {
             ('Z', Sqe::io(IoOpcode::WRITE_ZEROES, 1)),
             ('F', Sqe::io(IoOpcode::FLUSH, 1)),
             ('D', Sqe::deallocation(1, 0).with_sgl(keyed(16))),
+            ('V', Sqe::io(IoOpcode::VERIFY, 1)),
+            ('Y', Sqe::io(IoOpcode::COPY, 1).with_sgl(keyed(32))),
         ];
         let reserved = [
             Register(0).emit(1, keyed(16)),
@@ -345,7 +385,7 @@ mod tests {
         let sqe = Sqe::io(IoOpcode::WRITE, 3).with_sgl(keyed(4096));
         let status = plan(&sqe, &sample(), Barred::ALL, RECEIVED).unwrap_err();
         assert!(status.is(Status::INVALID_NAMESPACE));
-        let sqe = Sqe::io(IoOpcode(0x0C), 1);
+        let sqe = Sqe::io(IoOpcode(0x0F), 1);
         let status = plan(&sqe, &sample(), Barred::ALL, RECEIVED).unwrap_err();
         assert!(status.is(Status::INVALID_OPCODE));
     }
@@ -399,8 +439,8 @@ mod tests {
                     Plan::Load { at, to, .. } => (at, u64::from(to.len), None),
                     Plan::Store { at, from, .. } | Plan::Compare { at, from, .. } =>
                         (at, u64::from(from.len_bytes()), Some(from)),
-                    Plan::Zero { at, len, .. } => (at, len, None),
-                    Plan::Deallocate { from, .. } => (0, 0, Some(from)),
+                    Plan::Zero { at, len, .. } | Plan::Verify { at, len, .. } => (at, len, None),
+                    Plan::Deallocate { from, .. } | Plan::Copy { from, .. } => (0, 0, Some(from)),
                     _ => (0, 0, None),
                 };
                 prop_assert!(at + len <= size);

@@ -44,13 +44,15 @@ const ADMIN: [AdminOpcode; 7] = [
 ];
 
 /// The I/O commands that we serve; true for those that change the content of blocks.
-const IO: [(IoOpcode, bool); 10] = [
+const IO: [(IoOpcode, bool); 12] = [
     (IoOpcode::FLUSH, false),
     (IoOpcode::WRITE, true),
     (IoOpcode::READ, false),
     (IoOpcode::COMPARE, false),
     (IoOpcode::WRITE_ZEROES, true),
     (IoOpcode::DATASET_MANAGEMENT, true),
+    (IoOpcode::VERIFY, false),
+    (IoOpcode::COPY, true),
     (IoOpcode::RESERVATION_REGISTER, false),
     (IoOpcode::RESERVATION_REPORT, false),
     (IoOpcode::RESERVATION_ACQUIRE, false),
@@ -402,10 +404,10 @@ mod tests {
         assert_eq!(supported(&found.admin), [0x02, 0x06, 0x08, 0x09, 0x0A, 0x0C, 0x18]);
         assert_eq!(
             supported(&found.io),
-            [0x00, 0x01, 0x02, 0x05, 0x08, 0x09, 0x0D, 0x0E, 0x11, 0x15]
+            [0x00, 0x01, 0x02, 0x05, 0x08, 0x09, 0x0C, 0x0D, 0x0E, 0x11, 0x15, 0x19]
         );
         let changing: Vec<_> = (0..256).filter(|&o| found.io[o].lbcc()).collect();
-        assert_eq!(changing, [0x01, 0x08, 0x09]);
+        assert_eq!(changing, [0x01, 0x08, 0x09, 0x19]);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! *push* (pool to host), *load* and *store* (disk); `read` and `write` are words of the edges.
 
 pub mod admin;
+pub mod copy;
 pub mod discovery;
 pub mod fabrics;
 pub mod feature;
@@ -97,6 +98,24 @@ pub enum Plan {
         /// Byte offset.
         at: u64,
         /// The data; its length is the length of the transfer.
+        from: Source,
+    },
+    /// Load blocks and show them to nobody: whether they can be read is the answer.
+    Verify {
+        /// The namespace's store.
+        backing: BackingId,
+        /// Byte offset.
+        at: u64,
+        /// Bytes.
+        len: u64,
+        /// Bytes that are loaded at once, at most.
+        piece_bytes: u32,
+    },
+    /// Pull range descriptors, check them all, load the ranges, then store them elsewhere.
+    Copy {
+        /// What is copied and where to.
+        job: copy::Job,
+        /// The descriptors, exactly as many as the job has.
         from: Source,
     },
     /// Make what was completed before durable.

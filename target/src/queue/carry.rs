@@ -1,8 +1,12 @@
 //! Carrying out a plan: the steps between a decided command and its answer.
 
+use std::cmp::Ordering;
+
 use nvme::Status;
+use rdma::Buf;
 
 use super::{Io, Queue, Serves, State};
+use crate::command::copy::Job;
 use crate::command::{Plan, SQE_BYTES, Source, admin, io as rules};
 use crate::disk::{BackingId, Op};
 use crate::subsystem::Extent;
@@ -93,6 +97,7 @@ impl Queue {
             Plan::Store { from, .. }
             | Plan::Compare { from, .. }
             | Plan::Deallocate { from, .. }
+            | Plan::Copy { from, .. }
             | Plan::Connect { from }
             | Plan::Reserve { from, .. }
             | Plan::Authenticate { from }
@@ -114,7 +119,10 @@ impl Queue {
                     self.on_pulled(slot, io);
                 }
             },
-            Plan::Flush { .. } | Plan::Zero { .. } | Plan::ShutDown { .. } => {
+            Plan::Flush { .. }
+            | Plan::Zero { .. }
+            | Plan::Verify { .. }
+            | Plan::ShutDown { .. } => {
                 self.after_disk(slot, io);
             }
             Plan::Keep { of, order } => {
@@ -152,6 +160,13 @@ impl Queue {
             Plan::Deallocate { extent, .. } => {
                 let entry = &self.slots[usize::from(slot)];
                 match rules::check_ranges(entry.bytes(io.pool), extent) {
+                    Ok(()) => self.after_disk(slot, io),
+                    Err(status) => self.answer(slot, Err(status), io),
+                }
+            }
+            Plan::Copy { job, .. } => {
+                let entry = &self.slots[usize::from(slot)];
+                match job.check(entry.bytes(io.pool)) {
                     Ok(()) => self.after_disk(slot, io),
                     Err(status) => self.answer(slot, Err(status), io),
                 }
@@ -224,6 +239,14 @@ impl Queue {
                 let (extent, nr) = (*extent, *nr);
                 self.next_range(slot, extent, nr, io);
             }
+            Plan::Verify { backing, at, len, piece_bytes } => {
+                let (backing, at, len, piece_bytes) = (*backing, *at, *len, *piece_bytes);
+                self.verify_piece(slot, backing, (at, len), piece_bytes, io);
+            }
+            Plan::Copy { job, .. } => {
+                let job = *job;
+                self.copy_range(slot, job, io);
+            }
             Plan::ShutDown { backings } => match backings.get(step as usize) {
                 Some(&backing) => self.submit(slot, backing, Some(Op::Flush), io),
                 None => {
@@ -250,6 +273,64 @@ impl Queue {
             }
         }
         self.answer(slot, Ok(0), io);
+    }
+
+    /// Verify: the next piece of the range, or the answer.
+    fn verify_piece(
+        &mut self,
+        slot: u16,
+        backing: BackingId,
+        (at, len): (u64, u64),
+        piece_bytes: u32,
+        io: &mut Io<'_>,
+    ) {
+        let entry = self.slot(slot);
+        let done = u64::from(entry.step) * u64::from(piece_bytes);
+        let left = len.saturating_sub(done).min(piece_bytes.into()) as u32;
+        if left == 0 {
+            self.usage.reads += 1;
+            self.usage.units_read += len >> 9;
+            return self.answer(slot, Ok(0), io);
+        }
+        let into = entry.data.take().map(|mut into| {
+            into.select(0, left);
+            Op::Read { into, at: at + done }
+        });
+        self.submit(slot, backing, into, io);
+    }
+
+    /// Copy: loads the next range behind the others, stores them all, or answers.
+    fn copy_range(&mut self, slot: u16, job: Job, io: &mut Io<'_>) {
+        let entry = self.slot(slot);
+        let (step, mut buf) = (entry.step, entry.second.take());
+        let data = self.slots[usize::from(slot)].bytes(io.pool);
+        let next = match step.cmp(&job.nr) {
+            Ordering::Less => job.load(data, step).map(|range| {
+                let (at, len, skip) = range?;
+                let mut into = buf.take()?;
+                into.select(skip, len);
+                Some(Op::Read { into, at })
+            }),
+            Ordering::Equal => job.store(data).map(|(at, len)| {
+                let mut from = buf.take()?;
+                from.select(0, len);
+                Some(Op::Write { from, at, fua: job.fua })
+            }),
+            Ordering::Greater => {
+                let units = u64::from(buf.as_ref().map_or(0, Buf::len)) >> 9;
+                self.usage.reads += 1;
+                self.usage.units_read += units;
+                self.usage.writes += 1;
+                self.usage.units_written += units;
+                self.slot(slot).second = buf;
+                return self.answer(slot, Ok(0), io);
+            }
+        };
+        self.slot(slot).second = buf;
+        match next {
+            Ok(op) => self.submit(slot, job.extent.backing, op, io),
+            Err(status) => self.answer(slot, Err(status), io),
+        }
     }
 
     pub(super) fn submit(
@@ -279,6 +360,8 @@ fn needs(plan: &Plan) -> (u32, u32) {
         Plan::Give { to, .. } | Plan::Load { to, .. } => (to.len, 0),
         Plan::Store { from, .. } => (pulled(from), 0),
         Plan::Compare { from, .. } => (pulled(from), from.len_bytes()),
+        Plan::Copy { job, from } => (pulled(from), job.room_bytes()),
+        Plan::Verify { len, piece_bytes, .. } => ((*len).min(u64::from(*piece_bytes)) as u32, 0),
         Plan::Deallocate { from, .. }
         | Plan::Connect { from }
         | Plan::Reserve { from, .. }

@@ -72,7 +72,10 @@ impl Queue {
     /// preempted, or wants it to.
     pub(super) fn ends_early(&self, slot: u16) -> Option<Status> {
         let entry = &self.slots[usize::from(slot)];
-        let more_to_do = matches!(entry.plan, Plan::Deallocate { .. } | Plan::Zero { .. });
+        let more_to_do = matches!(
+            entry.plan,
+            Plan::Deallocate { .. } | Plan::Zero { .. } | Plan::Copy { .. } | Plan::Verify { .. }
+        );
         if entry.state != State::Pulling && !more_to_do {
             return None;
         }

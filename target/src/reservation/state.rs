@@ -108,7 +108,7 @@ impl Barred {
     pub const READ: Barred = Barred(1);
     /// The Write command group: Write, Write Zeroes, Flush, Dataset Management.
     pub const WRITE: Barred = Barred(2);
-    /// Both.
+    /// Both; Copy is of both.
     pub const ALL: Barred = Barred(3);
 
     /// Whether commands of any of these groups are barred.

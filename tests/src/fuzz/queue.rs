@@ -50,13 +50,15 @@ const ADMIN: [AdminOpcode; 9] = [
     AdminOpcode(0x55),
 ];
 
-const IO: [IoOpcode; 12] = [
+const IO: [IoOpcode; 14] = [
     IoOpcode::READ,
     IoOpcode::WRITE,
     IoOpcode::COMPARE,
     IoOpcode::FLUSH,
     IoOpcode::WRITE_ZEROES,
     IoOpcode::DATASET_MANAGEMENT,
+    IoOpcode::VERIFY,
+    IoOpcode::COPY,
     IoOpcode::RESERVATION_REGISTER,
     IoOpcode::RESERVATION_REPORT,
     IoOpcode::RESERVATION_ACQUIRE,
