@@ -111,5 +111,7 @@ fn is_recallable(plan: &Plan) -> bool {
             | Plan::Flush { .. }
             | Plan::Deallocate { .. }
             | Plan::Zero { .. }
+            | Plan::Copy { .. }
+            | Plan::Verify { .. }
     )
 }
