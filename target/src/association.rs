@@ -11,6 +11,7 @@ use nvme::{Nqn, Status};
 
 use crate::ana::{AnaStates, Reach};
 use crate::reservation::Standing;
+use crate::usage::Counters;
 
 /// Entries of the Error Information log (ELPE + 1).
 pub const ERROR_LOG_ENTRIES: usize = 64;
@@ -45,6 +46,8 @@ pub struct Association {
     /// Some queue has received a command since the last look.
     traffic: AtomicBool,
     errors: Mutex<ErrorLog>,
+    /// What its host has done with it.
+    pub usage: Counters,
     /// How it stands with reservations.
     pub reservations: Standing,
     /// How well it reaches the groups of namespaces.
@@ -74,6 +77,7 @@ impl Association {
             proved: AtomicBool::new(false),
             traffic: AtomicBool::new(false),
             errors: Mutex::default(),
+            usage: Counters::default(),
             reservations,
             reach: Reach::default(),
         }
@@ -190,6 +194,10 @@ pub struct ErrorRecord {
     pub nsid: u32,
     /// First LBA of the command, or 0.
     pub slba: u64,
+    /// Its opcode.
+    pub opcode: u8,
+    /// Where its wrong parameter is, as the log has it.
+    pub parameter: u16,
 }
 
 #[derive(Debug, Default)]
@@ -224,7 +232,9 @@ mod tests {
         let association = Association::new(1, 1, nqn, nqn, [0; 16]);
         for cid in 0..100 {
             let status = Status::INVALID_FIELD;
-            association.log_error(ErrorRecord { sqid: 0, cid, status, nsid: 0, slba: 0 });
+            let (opcode, parameter) = (2, 0xFFFF);
+            let entry = ErrorRecord { sqid: 0, cid, status, nsid: 0, slba: 0, opcode, parameter };
+            association.log_error(entry);
         }
         let (count, entries) = association.errors();
         assert_eq!((count, entries.len()), (100, ERROR_LOG_ENTRIES));

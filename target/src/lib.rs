@@ -13,6 +13,7 @@ pub mod controller;
 pub mod disk;
 pub mod events;
 pub mod mailbox;
+pub mod power;
 mod provider;
 pub mod queue;
 pub mod queues;
@@ -25,6 +26,7 @@ pub mod ring;
 pub mod stores;
 pub mod subsystem;
 mod target;
+pub mod usage;
 pub mod waiters;
 
 pub use target::{Fatal, Pulse, Target};

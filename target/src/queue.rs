@@ -20,6 +20,7 @@ mod answer;
 mod authenticate;
 mod carry;
 mod connect;
+mod count;
 mod reserve;
 
 use std::collections::VecDeque;
@@ -41,7 +42,8 @@ use crate::recall::Errand;
 use crate::refusals::{Refusal, Refusals};
 use crate::registry::Registry;
 use crate::reservation::Fence;
-use crate::subsystem::{Subsystem, Work as Usage};
+use crate::subsystem::Subsystem;
+use crate::usage::Tally;
 use crate::waiters::Waiters;
 pub use carry::DATA_FOR_ADMIN_BYTES;
 pub use connect::RECEIVES_FOR_ADMIN;
@@ -159,7 +161,7 @@ pub struct Queue {
     slots: Vec<Slot>,
     free: Vec<u16>,
     at_disk: u16,
-    usage: Usage,
+    tally: Tally,
     /// Capsules that wait for a slot; each holds a receive, so there are at most as many.
     backlog: VecDeque<(Buf, u32)>,
     /// Command ids that are outstanding, a bit each.
@@ -210,7 +212,7 @@ impl Queue {
             slots: Vec::with_capacity(slots.into()),
             free: (0..slots).rev().collect(),
             at_disk: 0,
-            usage: Usage::default(),
+            tally: Tally::default(),
             backlog: VecDeque::with_capacity(depth.into()),
             cids: Box::new([0; 1024]),
         };
@@ -409,14 +411,15 @@ impl Queue {
         if let Some(proof) = self.proof.as_ref().filter(|proof| proof.is_unfinished()) {
             io.registry.note_failed_proof(self.remote.ip(), *proof.host(), io.now);
         }
-        if let Serves::Io { association, subsystem, .. } = &self.serves {
-            subsystem.usage.add(&self.usage);
+        self.hand_in(io.now);
+        if let Serves::Io { association, .. } = &self.serves {
             io.registry.io_closed(association, self.request.qid);
         }
     }
 
     /// Looks at the clock and at what is shared with other reactors.
     pub fn tick(&mut self, io: &mut Io<'_>) {
+        self.hand_in(io.now);
         let remote = self.remote;
         let admitted = self.is_admitted();
         let why = match &mut self.serves {
@@ -434,8 +437,7 @@ impl Queue {
                     None
                 }
             }
-            Serves::Io { association, subsystem, epoch } => {
-                subsystem.usage.add(&std::mem::take(&mut self.usage));
+            Serves::Io { association, epoch, .. } => {
                 let over = association.is_closed() || association.epoch() != *epoch;
                 over.then_some("its controller was reset or is gone")
             }
@@ -557,7 +559,8 @@ impl Queue {
                     false => {
                         let (host, local) = (controller.association.host, controller.local);
                         let discovery = || io.registry.discovery(&host, local);
-                        let env = admin::Env { slot, received, now: io.now, discovery: &discovery };
+                        let (now, power) = (io.now, io.registry.power.at(io.now));
+                        let env = admin::Env { slot, received, now, power, discovery: &discovery };
                         admin::plan(sqe, controller, &env)
                     }
                 };

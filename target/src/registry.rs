@@ -22,6 +22,7 @@ use crate::command::discovery::{Record, Subtype};
 use crate::command::fabrics::Refusal;
 use crate::config::ListenerConfig;
 use crate::mailbox::{Mail, Sender};
+use crate::power::PowerMeter;
 use crate::recall::{Errand, Recall};
 use crate::reservation::keeper::{Ask, Word};
 use crate::reservation::{Fence, HostId, Reservation};
@@ -53,6 +54,8 @@ pub struct Registry {
     keeper: Option<mpsc::Sender<Word>>,
     /// Who does the arithmetic of authentication.
     pub worker: Worker,
+    /// Since when the target has power.
+    pub power: PowerMeter,
 }
 
 #[derive(Debug, Default)]
@@ -91,6 +94,7 @@ impl Registry {
             controllers,
             keeper: None,
             worker: Worker::default(),
+            power: PowerMeter::default(),
         }
     }
 
@@ -98,6 +102,12 @@ impl Registry {
     #[must_use]
     pub fn with_keeper(self, keeper: mpsc::Sender<Word>) -> Registry {
         Registry { keeper: Some(keeper), ..self }
+    }
+
+    /// With what is known of earlier times. Without, this is the first time that it has power.
+    #[must_use]
+    pub fn with_power(self, power: PowerMeter) -> Registry {
+        Registry { power, ..self }
     }
 
     /// Admits an admin queue of a host that reached us at `local`.

@@ -12,7 +12,8 @@ use crate::disk::BackingId;
 use crate::disk::{Backing, BackingConfig, BackingKind};
 use crate::reactor::BACKINGS;
 use crate::reservation::Reservation;
-use crate::subsystem::{Namespace, Subsystem, Usage};
+use crate::subsystem::{Namespace, Subsystem};
+use crate::usage::Usage;
 
 /// An opened store and what it was opened for.
 #[derive(Clone, Debug)]

@@ -3,12 +3,12 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use nvme::{Nqn, Status, Text};
 
 use crate::disk::BackingId;
 use crate::reservation::Reservation;
+use crate::usage::Usage;
 
 /// One namespace, as its hosts see it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -137,46 +137,6 @@ impl PartialEq for Subsystem {
     fn eq(&self, other: &Subsystem) -> bool {
         let key = |s: &Subsystem| (s.nqn, s.serial, s.model, s.allow_any_host);
         key(self) == key(other) && self.hosts == other.hosts && self.namespaces == other.namespaces
-    }
-}
-
-/// What the hosts of a subsystem have done since start. Queues count privately and add here when
-/// asked and when they close, so the hot path shares nothing.
-#[derive(Debug, Default)]
-pub struct Usage {
-    counters: [AtomicU64; 4],
-}
-
-/// A queue's share of [`Usage`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Work {
-    /// Read commands (Compare and Verify included) completed.
-    pub reads: u64,
-    /// Write commands completed.
-    pub writes: u64,
-    /// 512-byte units read.
-    pub units_read: u64,
-    /// 512-byte units written.
-    pub units_written: u64,
-}
-
-impl Usage {
-    /// Adds a queue's work.
-    pub fn add(&self, work: &Work) {
-        let values = [work.reads, work.writes, work.units_read, work.units_written];
-        for (counter, value) in self.counters.iter().zip(values) {
-            if value != 0 {
-                counter.fetch_add(value, Ordering::Relaxed);
-            }
-        }
-    }
-
-    /// The sums.
-    #[must_use]
-    pub fn total(&self) -> Work {
-        let [reads, writes, units_read, units_written] =
-            std::array::from_fn(|i| self.counters[i].load(Ordering::Relaxed));
-        Work { reads, writes, units_read, units_written }
     }
 }
 

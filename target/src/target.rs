@@ -19,13 +19,14 @@ use crate::auth::Keyring;
 use crate::config::{Config, Spin};
 use crate::controller::Limits;
 use crate::mailbox::{Mail, mailbox};
+use crate::power::PowerBook;
 use crate::provider::{self, Fabrics, choose, owns};
 use crate::queue::{DATA_FOR_ADMIN_BYTES, RECEIVES_FOR_ADMIN};
 use crate::reactor::{Parts, Reactor, Stats};
 use crate::registry::Registry;
 use crate::reservation::keeper::{Keeper, Word};
 use crate::stores::Stores;
-use crate::subsystem::Usage;
+use crate::usage::Usage;
 
 /// The daemon cannot serve: one sentence for a person.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -46,6 +47,7 @@ pub struct Target {
     fabrics: Fabrics,
     reactors: Vec<Running>,
     keeper: (JoinHandle<()>, mpsc::Sender<Word>),
+    power: PowerBook,
 }
 
 struct Running {
@@ -110,7 +112,9 @@ impl Target {
         let receives = config.memory.receives.saturating_sub(RECEIVES_FOR_ADMIN);
         let keeper = Keeper::new();
         let registry = Registry::new(senders, config.limits.controllers, receives);
-        let registry = Arc::new(registry.with_keeper(keeper.sender()));
+        let power = PowerBook::open(config.state_directory.as_deref(), Instant::now());
+        let registry = registry.with_keeper(keeper.sender()).with_power(power.meter);
+        let registry = Arc::new(registry);
         registry.set_keyring(keyring);
         let (provider, why) = choose(config.provider, &config.addresses(), owns);
         info!(%provider, "fabric provider chosen: {why}");
@@ -119,7 +123,8 @@ impl Target {
         let fabrics = provider.fabrics(config.reactor.count(), capture);
         let fabrics = fabrics.map_err(|error| Fatal(error.to_string()))?;
         let keeper = keep(keeper, &registry)?;
-        let mut target = Target { config, registry, stores, fabrics, reactors: Vec::new(), keeper };
+        let reactors = Vec::new();
+        let mut target = Target { config, registry, stores, fabrics, reactors, keeper, power };
         let started = boxes
             .into_iter()
             .enumerate()
@@ -130,7 +135,10 @@ impl Target {
                 target.listen_all()
             });
         match started {
-            Ok(()) => Ok(target),
+            Ok(()) => {
+                target.power.begin(Instant::now());
+                Ok(target)
+            }
             Err(fatal) => {
                 target.stop(Instant::now() + Duration::from_secs(5));
                 Err(fatal)
@@ -228,6 +236,7 @@ impl Target {
                 warn!(reactor = index, "did not stop in time");
             }
         }
+        self.power.close(deadline);
         let (thread, words) = self.keeper;
         let _ = words.send(Word::Stop);
         while !thread.is_finished() && Instant::now() < deadline {

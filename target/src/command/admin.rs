@@ -9,6 +9,7 @@ use nvme::{AdminOpcode, Sqe, Status};
 
 use super::{Plan, Received, discovery, feature, identify, log, no_data};
 use crate::controller::{ABORTS, Controller, Life};
+use crate::power::Power;
 
 /// What the admin queue lends to a command: everything that is not the controller's own.
 pub struct Env<'a> {
@@ -18,6 +19,8 @@ pub struct Env<'a> {
     pub received: Received,
     /// The time of this turn.
     pub now: Instant,
+    /// How long the target has had power, and how it lost it.
+    pub power: Power,
     /// Asks the registry: generation counter, and the records that this host may see.
     pub discovery: &'a dyn Fn() -> (u64, Vec<discovery::Record>),
 }
@@ -149,7 +152,9 @@ pub(crate) mod tests {
     pub(crate) fn ask(sqe: Sqe, controller: &mut Controller) -> Result<Plan, Status> {
         let discovery = || (1, Vec::new());
         let now = Instant::now();
-        plan(&sqe, controller, &Env { slot: 9, received: RECEIVED, now, discovery: &discovery })
+        let power = Power { cycles: 3, on_hours: 5, unsafe_shutdowns: 1 };
+        let env = Env { slot: 9, received: RECEIVED, now, power, discovery: &discovery };
+        plan(&sqe, controller, &env)
     }
 
     /// The code of a refusal; every one of ours says do not retry.
@@ -363,7 +368,8 @@ pub(crate) mod tests {
             let received = Received { tail_bytes, in_capsule_bytes: 8192, mdts_bytes };
             let mut controller = if discovers { discovery_controller() } else { nvm() };
             let discovery = || (1, Vec::new());
-            let env = Env { slot: 0, received, now: Instant::now(), discovery: &discovery };
+            let (now, power) = (Instant::now(), Power::default());
+            let env = Env { slot: 0, received, now, power, discovery: &discovery };
             match plan(&sqe, &mut controller, &env) {
                 Ok(plan) => check_bounds(&sqe, received, plan),
                 Err(status) => prop_assert!(status.dnr() && !status.is_success()),

@@ -151,7 +151,11 @@ fn nvm_controller(controller: &Controller, subsystem: &Subsystem) -> IdentifyCon
         cntrltype: ControllerType::IO,
         acl_z: (ABORTS - 1) as u8,
         frmw: ONE_READ_ONLY_SLOT,
-        lpa: Lpa(0).with_effects(true).with_extended_data(true),
+        lpa: Lpa(0)
+            .with_smart_per_namespace(true)
+            .with_effects(true)
+            .with_extended_data(true)
+            .with_supported_pages(true),
         elpe_z: (ERROR_LOG_ENTRIES - 1) as u8,
         sqes: 0x66,
         cqes: 0x44,
@@ -332,7 +336,7 @@ mod tests {
         assert_eq!((found.oaes.0, found.ctratt.0), (1 << 8 | 1 << 11, 0x41));
         assert_eq!(found.cntrltype, ControllerType::IO);
         assert_eq!((found.acl_z, found.aerl_z, found.frmw), (3, 3, 3));
-        assert_eq!((found.lpa.0, found.elpe_z, found.kas_100ms), (0b110, 63, 10));
+        assert_eq!((found.lpa.0, found.elpe_z, found.kas_100ms), (0b10_0111, 63, 10));
         assert_eq!((found.sqes, found.cqes, found.maxcmd, found.nn), (0x66, 0x44, 128, 1024));
         assert_eq!((found.oncs.0, found.fuses, found.fna), (0b1_1010_1101, 0, 0));
         assert_eq!(found.cdfs, 0b11, "Copy takes formats 0 and 1");

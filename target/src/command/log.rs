@@ -18,6 +18,7 @@ use crate::ana::AnaLog;
 use crate::association::{Association, ERROR_LOG_ENTRIES, ErrorRecord};
 use crate::controller::{Controller, Role};
 use crate::events::{Event, Events};
+use crate::power::Power;
 use crate::subsystem::Subsystem;
 
 /// The logs of an NVM controller: what [`LogId::SUPPORTED_PAGES`] lists.
@@ -72,7 +73,8 @@ pub fn plan(sqe: &Sqe, controller: &mut Controller, env: &Env<'_>) -> Result<Pla
         Role::Discovery { snapshot } => Cow::Borrowed(discovery_log(&get, snapshot, env)?),
         Role::Nvm(subsystem) => {
             let (association, events) = (&controller.association, &controller.events);
-            Cow::Owned(nvm_log(&get, subsystem, association, events, &controller.ana)?)
+            let (ana, power) = (&controller.ana, env.power);
+            Cow::Owned(nvm_log(&get, subsystem, association, events, ana, power)?)
         }
     };
     let page = piece(&get, &log, env.received.mdts_bytes)?;
@@ -137,13 +139,12 @@ fn nvm_log(
     association: &Association,
     events: &Events,
     ana: &AnaLog,
+    power: Power,
 ) -> Result<Vec<u8>, Status> {
     match get.lid {
         LogId::SUPPORTED_PAGES => Ok(supported_pages()),
         LogId::ERROR => Ok(error_log(&association.errors().1)),
-        // One log for the whole subsystem (LPA bit 0 is 0).
-        LogId::SMART if !matches!(get.nsid, 0 | NSID_ALL) => Err(Status::INVALID_FIELD.with_dnr()),
-        LogId::SMART => Ok(smart(subsystem, association)),
+        LogId::SMART => smart(get.nsid, subsystem, association, power),
         LogId::FIRMWARE_SLOT => Ok(firmware_slots()),
         LogId::CHANGED_NAMESPACES => Ok(changed_namespaces(events)),
         LogId::EFFECTS if get.csi == Csi::NVM => Ok(effects()),
@@ -165,7 +166,8 @@ fn supported_pages() -> Vec<u8> {
 /// "Error Information (Log Identifier 01h)": always [`ERROR_LOG_ENTRIES`] entries, newest first,
 /// those that are not there all zero.
 fn error_log(latest: &[(u64, ErrorRecord)]) -> Vec<u8> {
-    const NO_PARAMETER: u16 = 0xFFFF;
+    /// With `csi` and `opcode`.
+    const VERSION: u8 = 1;
     let mut log = Vec::with_capacity(ERROR_LOG_ENTRIES * ErrorEntry::BYTES);
     for (number, record) in latest.iter().take(ERROR_LOG_ENTRIES) {
         let entry = ErrorEntry {
@@ -173,9 +175,12 @@ fn error_log(latest: &[(u64, ErrorRecord)]) -> Vec<u8> {
             sqid: record.sqid,
             cid: record.cid,
             status: record.status,
-            parameter: NO_PARAMETER,
+            parameter: record.parameter,
             lba: record.slba,
             nsid: record.nsid,
+            csi: Csi::NVM,
+            opcode: record.opcode,
+            version: VERSION,
             ..ErrorEntry::default()
         };
         log.extend(entry.emit());
@@ -186,23 +191,42 @@ fn error_log(latest: &[(u64, ErrorRecord)]) -> Vec<u8> {
 
 /// "SMART / Health Information (Log Identifier 02h)".
 ///
+/// Of a controller (namespace id 0 or FFFFFFFFh) what its host has done with it; of a namespace
+/// what all hosts have. The counters lag by up to a quarter of a second.
+///
 /// Only what we know is told. A plausible temperature would be a lie that monitoring believes; 0 K
 /// (shown as -273 °C) is what fabrics targets without a sensor report, and nobody takes it for a
-/// measurement. Wear, power cycles and hours belong to the medium below, which has its own log, so
-/// they stay 0 as well; of spare capacity nothing is missing.
-fn smart(subsystem: &Subsystem, association: &Association) -> Vec<u8> {
-    let usage = subsystem.usage.total();
+/// measurement. Wear belongs to the medium below, which has its own log, so it stays 0 as well; of
+/// spare capacity nothing is missing. Power is on while the daemon runs.
+fn smart(
+    nsid: u32,
+    subsystem: &Subsystem,
+    association: &Association,
+    power: Power,
+) -> Result<Vec<u8>, Status> {
+    let (work, busy) = match nsid {
+        0 | NSID_ALL => (association.usage.total(), association.usage.busy()),
+        nsid => {
+            let counters = subsystem.usage.of(subsystem.namespace(nsid)?.nsid);
+            (counters.total(), counters.busy())
+        }
+    };
     let data_units = |units: u64| u128::from(units.div_ceil(1000));
     let smart = Smart {
         spare_percent: 100,
-        data_units_read: data_units(usage.units_read),
-        data_units_written: data_units(usage.units_written),
-        host_reads: usage.reads.into(),
-        host_writes: usage.writes.into(),
+        data_units_read: data_units(work.units_read),
+        data_units_written: data_units(work.units_written),
+        host_reads: work.reads.into(),
+        host_writes: work.writes.into(),
+        busy_min: (busy.as_secs() / 60).into(),
+        power_cycles: power.cycles.into(),
+        power_on_hours: power.on_hours.into(),
+        unsafe_shutdowns: power.unsafe_shutdowns.into(),
+        media_errors: work.media_errors.into(),
         error_entries: association.errors().0.into(),
         ..Smart::default()
     };
-    smart.emit().to_vec()
+    Ok(smart.emit().to_vec())
 }
 
 /// "Firmware Slot Information (Log Identifier 03h)": slot 1 is active and the only one.
@@ -241,7 +265,8 @@ fn effects() -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
-    use std::time::Instant;
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
 
     use nvme::log::{AnaState, DiscoveryHeader, changed_namespaces};
     use nvme::reservation::{NotificationPage, NotificationType};
@@ -253,6 +278,7 @@ mod tests {
         MDTS, RECEIVED, ask, discovery_controller, given, keyed, nvm, refused,
     };
     use crate::command::discovery::{Record, Subtype};
+    use crate::usage::Work;
 
     fn command(lid: u8, lpo: u64, dwords: u32) -> Sqe {
         GetLogPage::new(LogId(lid), lpo, dwords).emit(keyed((dwords * 4).min(0xFF_FFFC)))
@@ -263,7 +289,7 @@ mod tests {
     }
 
     fn record(cid: u16, status: Status) -> ErrorRecord {
-        ErrorRecord { sqid: 3, cid, status, nsid: 2, slba: 77 }
+        ErrorRecord { sqid: 3, cid, status, nsid: 2, slba: 77, opcode: 2, parameter: 40 }
     }
 
     #[test]
@@ -283,7 +309,7 @@ mod tests {
             ("offset beyond the page", command(2, 516, 1), 0x002),
             ("offset far beyond", command(2, u64::MAX - 3, 1), 0x002),
             ("index", GetLogPage { offset_is_index: true, ..smart }.emit(keyed(512)), 0x002),
-            ("SMART of a namespace", GetLogPage { nsid: 1, ..smart }.emit(keyed(512)), 0x002),
+            ("SMART of no namespace", GetLogPage { nsid: 3, ..smart }.emit(keyed(512)), 0x00B),
             ("more than MDTS", command(2, 0, MDTS / 4 + 1), 0x002),
             ("16 GiB", GetLogPage { numd_z: u32::MAX, ..smart }.emit(keyed(4096)), 0x002),
             (
@@ -296,7 +322,7 @@ mod tests {
         for (what, sqe, code) in table {
             assert_eq!(refused(ask(sqe, &mut controller)), code, "{what}");
         }
-        for nsid in [0, NSID_ALL] {
+        for nsid in [0, 7, NSID_ALL] {
             assert!(ask(smart.emit(keyed(512)).with_nsid(nsid), &mut controller).is_ok());
         }
     }
@@ -366,7 +392,7 @@ mod tests {
         assert_eq!((entries[63].error_count, entries[63].cid), (7, 6));
         assert_eq!((entries[0].sqid, entries[0].nsid, entries[0].lba), (3, 2, 77));
         assert_eq!(entries[0].status, Status::LBA_OUT_OF_RANGE.with_dnr());
-        assert_eq!(entries[0].parameter, 0xFFFF);
+        assert_eq!((entries[0].parameter, entries[0].opcode, entries[0].version), (40, 2, 1));
         let smart = page(LogId::SMART, 512, &mut controller);
         assert_eq!(Smart::parse(&smart.try_into().unwrap()).error_entries, 70);
         assert!(page(LogId::ERROR, 4096, &mut nvm()).iter().all(|b| *b == 0));
@@ -376,14 +402,34 @@ mod tests {
     fn smart_counts_in_thousands_rounded_up() {
         let mut controller = nvm();
         let work =
-            crate::subsystem::Work { reads: 3, writes: 1, units_read: 2001, units_written: 8 };
-        controller.subsystem().unwrap().usage.add(&work);
+            Work { reads: 3, writes: 1, units_read: 2001, units_written: 8, media_errors: 2 };
+        controller.association.usage.add(&work);
+        for second in (0..150).map(Duration::from_secs) {
+            controller.association.usage.note_busy(Instant::now() + second);
+        }
         let bytes = page(LogId::SMART, 512, &mut controller);
         let found = Smart::parse(&bytes.try_into().unwrap());
         assert_eq!((found.data_units_read, found.data_units_written), (3, 1));
-        assert_eq!((found.host_reads, found.host_writes), (3, 1));
+        assert_eq!((found.host_reads, found.host_writes, found.media_errors), (3, 1, 2));
         assert_eq!((found.critical_warning.0, found.temperature_k), (0, 0));
         assert_eq!((found.spare_percent, found.spare_threshold_percent), (100, 0));
+        let power = (found.power_cycles, found.power_on_hours, found.unsafe_shutdowns);
+        assert_eq!((power, found.busy_min), ((3, 5, 1), 0), "150 quarters of a second");
+    }
+
+    #[test]
+    fn smart_is_of_a_controller_or_of_a_namespace() {
+        let mut controller = nvm();
+        let usage = Arc::clone(&controller.subsystem().unwrap().usage);
+        let reads = |reads| Work { reads, ..Work::default() };
+        controller.association.usage.add(&reads(1));
+        usage.of(2).add(&reads(20));
+        usage.of(7).add(&reads(300));
+        let get = GetLogPage::new(LogId::SMART, 0, 128);
+        for (nsid, expected) in [(0, 1), (NSID_ALL, 1), (1, 0), (2, 20), (7, 300)] {
+            let bytes = given(ask(GetLogPage { nsid, ..get }.emit(keyed(512)), &mut controller));
+            assert_eq!(Smart::parse(&bytes.try_into().unwrap()).host_reads, expected, "{nsid}");
+        }
     }
 
     #[test]
@@ -457,7 +503,8 @@ mod tests {
         };
         let discovery = || (count.get(), vec![record; count.get() as usize]);
         let (slot, now) = (0, Instant::now());
-        let env = Env { slot, received: RECEIVED, now, discovery: &discovery };
+        let (received, power) = (RECEIVED, Power::default());
+        let env = Env { slot, received, now, power, discovery: &discovery };
         let get = GetLogPage { rae, ..GetLogPage::new(LogId::DISCOVERY, at, 256) };
         given(admin::plan(&get.emit(keyed(1024)), controller, &env))
     }

@@ -10,6 +10,7 @@ pub mod fabrics;
 pub mod feature;
 pub mod identify;
 pub mod io;
+pub mod location;
 pub mod log;
 
 use std::sync::Arc;

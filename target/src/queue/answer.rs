@@ -6,6 +6,7 @@ use tracing::debug;
 
 use super::{Io, Link, Queue, Serves, State};
 use crate::association::ErrorRecord;
+use crate::command::location;
 
 impl Queue {
     /// Answers a command; a failure is logged for the host and says so (More).
@@ -13,6 +14,7 @@ impl Queue {
         match outcome {
             Ok(result) => self.respond(slot, Status::SUCCESS, result, None, io),
             Err(status) => {
+                self.count_failure(slot, status);
                 let status = self.log_error(slot, status);
                 self.respond(slot, status, 0, None, io);
             }
@@ -85,7 +87,9 @@ impl Queue {
         let (cid, nsid) = (sqe.cid, sqe.nsid);
         let slba = if sqid == 0 { 0 } else { sqe.slba() };
         debug!(host = %association.host, sqid, cid, opcode = sqe.opcode, nsid, %status, "refused");
-        association.log_error(ErrorRecord { sqid, cid, status, nsid, slba });
+        let (opcode, parameter) = (sqe.opcode, location::of(&sqe, status));
+        let record = ErrorRecord { sqid, cid, status, nsid, slba, opcode, parameter };
+        association.log_error(record);
         status.with_more(true)
     }
 

@@ -200,22 +200,27 @@ impl Queue {
         match &entry.plan {
             Plan::Load { to, .. } => {
                 let to = *to;
-                self.usage.reads += 1;
-                self.usage.units_read += u64::from(to.len >> 9);
+                let work = self.work(slot);
+                work.reads += 1;
+                work.units_read += u64::from(to.len >> 9);
                 self.push_and_answer(slot, to, io);
             }
             Plan::Store { from, .. } => {
-                self.usage.writes += 1;
-                self.usage.units_written += u64::from(from.len_bytes() >> 9);
+                let units = u64::from(from.len_bytes() >> 9);
+                let work = self.work(slot);
+                work.writes += 1;
+                work.units_written += units;
                 self.answer(slot, Ok(0), io);
             }
             Plan::Compare { from, .. } => {
-                self.usage.reads += 1;
-                self.usage.units_read += u64::from(from.len_bytes() >> 9);
+                let units = u64::from(from.len_bytes() >> 9);
                 let same = match &entry.second {
                     Some(second) => io.pool.bytes(second) == entry.bytes(io.pool),
                     None => false,
                 };
+                let work = self.work(slot);
+                work.reads += 1;
+                work.units_read += units;
                 let outcome = if same { Ok(0) } else { Err(Status::COMPARE_FAILURE.with_dnr()) };
                 self.answer(slot, outcome, io);
             }
@@ -288,8 +293,9 @@ impl Queue {
         let done = u64::from(entry.step) * u64::from(piece_bytes);
         let left = len.saturating_sub(done).min(piece_bytes.into()) as u32;
         if left == 0 {
-            self.usage.reads += 1;
-            self.usage.units_read += len >> 9;
+            let work = self.work(slot);
+            work.reads += 1;
+            work.units_read += len >> 9;
             return self.answer(slot, Ok(0), io);
         }
         let into = entry.data.take().map(|mut into| {
@@ -318,10 +324,11 @@ impl Queue {
             }),
             Ordering::Greater => {
                 let units = u64::from(buf.as_ref().map_or(0, Buf::len)) >> 9;
-                self.usage.reads += 1;
-                self.usage.units_read += units;
-                self.usage.writes += 1;
-                self.usage.units_written += units;
+                let work = self.work(slot);
+                work.reads += 1;
+                work.units_read += units;
+                work.writes += 1;
+                work.units_written += units;
                 self.slot(slot).second = buf;
                 return self.answer(slot, Ok(0), io);
             }

@@ -1,0 +1,154 @@
+//! What hosts have done: counted by each queue on its own, handed in a few times a second, and told
+//! in the SMART log.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Namespaces that a queue counts apart at a time.
+const APART: usize = 8;
+
+/// How exactly the time is measured in which commands are under way. Queues hand in as often.
+const BUSY_GRAIN: Duration = Duration::from_millis(250);
+
+/// Work done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Work {
+    /// Read commands (Compare and Verify included) completed.
+    pub reads: u64,
+    /// Write commands completed.
+    pub writes: u64,
+    /// 512-byte units read.
+    pub units_read: u64,
+    /// 512-byte units written.
+    pub units_written: u64,
+    /// Commands that ended with a media or data integrity error.
+    pub media_errors: u64,
+}
+
+/// A queue's own counters, of the namespaces that it has served lately.
+#[derive(Debug, Default)]
+pub struct Tally([(u32, Work); APART]);
+
+impl Tally {
+    /// Where the work of a namespace is counted, and what has to be handed in for another one that
+    /// made room.
+    pub fn of(&mut self, nsid: u32) -> (&mut Work, Option<(u32, Work)>) {
+        let entry = &mut self.0[nsid as usize % APART];
+        let evicted = match entry.0 == nsid {
+            true => None,
+            false => Some(std::mem::replace(entry, (nsid, Work::default()))),
+        };
+        (&mut entry.1, evicted.filter(|(_, work)| *work != Work::default()))
+    }
+
+    /// Takes what is to be handed in.
+    pub fn take(&mut self) -> impl Iterator<Item = (u32, Work)> + '_ {
+        let taken = self.0.iter_mut().map(|entry| (entry.0, std::mem::take(&mut entry.1)));
+        taken.filter(|(_, work)| *work != Work::default())
+    }
+}
+
+/// Sums that all queues hand in to.
+#[derive(Debug, Default)]
+pub struct Counters {
+    sums: [AtomicU64; 5],
+    /// Grains of time in which commands were under way.
+    busy_grains: AtomicU64,
+    /// The last of them.
+    last_grain: AtomicU64,
+    since: OnceLock<Instant>,
+}
+
+impl Counters {
+    /// Adds a queue's work.
+    pub fn add(&self, work: &Work) {
+        let Work { reads, writes, units_read, units_written, media_errors } = *work;
+        let values = [reads, writes, units_read, units_written, media_errors];
+        for (sum, value) in self.sums.iter().zip(values) {
+            if value != 0 {
+                sum.fetch_add(value, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Notes that commands are under way now, or were just before.
+    pub fn note_busy(&self, now: Instant) {
+        let since = *self.since.get_or_init(|| now);
+        let grains = now.saturating_duration_since(since).as_millis() / BUSY_GRAIN.as_millis();
+        // The first is 1.
+        let grain = u64::try_from(grains).unwrap_or(u64::MAX - 1) + 1;
+        if self.last_grain.swap(grain, Ordering::Relaxed) != grain {
+            self.busy_grains.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The sums.
+    #[must_use]
+    pub fn total(&self) -> Work {
+        let [reads, writes, units_read, units_written, media_errors] =
+            std::array::from_fn(|i| self.sums[i].load(Ordering::Relaxed));
+        Work { reads, writes, units_read, units_written, media_errors }
+    }
+
+    /// How long commands were under way, in grains of a quarter of a second.
+    #[must_use]
+    pub fn busy(&self) -> Duration {
+        let grains = self.busy_grains.load(Ordering::Relaxed);
+        BUSY_GRAIN.saturating_mul(grains.try_into().unwrap_or(u32::MAX))
+    }
+}
+
+/// What all hosts have done with the namespaces of a subsystem, kept across its snapshots.
+#[derive(Debug, Default)]
+pub struct Usage {
+    /// By namespace id. Locked when queues hand in, never on I/O. A namespace that goes and comes
+    /// again counts on.
+    namespaces: Mutex<BTreeMap<u32, Arc<Counters>>>,
+}
+
+impl Usage {
+    /// The counters of a namespace.
+    #[must_use]
+    pub fn of(&self, nsid: u32) -> Arc<Counters> {
+        let mut namespaces = self.namespaces.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(namespaces.entry(nsid).or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn work(reads: u64) -> Work {
+        Work { reads, units_read: reads * 8, ..Work::default() }
+    }
+
+    #[test]
+    fn nothing_is_lost_when_namespaces_share_a_place() {
+        let (usage, mut tally) = (Usage::default(), Tally::default());
+        for round in 0..100u32 {
+            let nsid = 1 + round % 12;
+            let (counted, evicted) = tally.of(nsid);
+            counted.reads += 1;
+            counted.units_read += 8;
+            evicted.iter().for_each(|(nsid, work)| usage.of(*nsid).add(work));
+        }
+        tally.take().for_each(|(nsid, work)| usage.of(nsid).add(&work));
+        assert_eq!(tally.take().count(), 0);
+        let each: Vec<_> = (1..=12).map(|nsid| usage.of(nsid).total()).collect();
+        assert_eq!(each[..4], [work(9); 4]);
+        assert_eq!(each[4..], [work(8); 8]);
+    }
+
+    #[test]
+    fn busy_time_counts_each_grain_once_whoever_notes_it() {
+        let counters = Counters::default();
+        let start = Instant::now();
+        for ms in [0, 10, 249, 250, 250, 499, 1000, 1010] {
+            counters.note_busy(start + Duration::from_millis(ms));
+        }
+        assert_eq!(counters.busy(), Duration::from_millis(750));
+    }
+}
