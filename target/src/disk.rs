@@ -1,23 +1,29 @@
 //! The disk seam: what a queue asks of the backing store of a namespace.
 //!
-//! `backing` is an opened store, `open` how it gets opened, `errno` what failures are called. What
-//! the ring is made of and needs no unsafe code is here as well: `flight` is the life of one
-//! operation as a state machine without I/O, `entry` says it in the kernel's terms, `watch` keeps
-//! the descriptors that end a sleep, `recall` the wishes to have an operation back, `setup` makes the ring.
+//! `backing` is an opened store, `open` how it gets opened, `health` how it fares, `errno` what
+//! failures are called. What the ring is made of and needs no unsafe code is here as well: `flight`
+//! is the life of one operation as a state machine without I/O, `entry` says it in the kernel's
+//! terms, `syncs` whose synchronisation is under way, `watch` keeps the descriptors that end a
+//! sleep, `recall` the wishes to have an operation back, `setup` makes the ring.
 
 mod backing;
 pub(crate) mod entry;
 mod errno;
 pub mod flight;
+mod health;
 mod open;
 pub(crate) mod recall;
 pub(crate) mod setup;
+pub(crate) mod syncs;
 #[cfg(test)]
 pub(crate) mod tests;
 pub(crate) mod watch;
 
-pub use backing::{Backing, BackingConfig, BackingKind, Geometry, Kind, OpenError, Space};
+pub use backing::{
+    Backing, BackingConfig, BackingKind, Condition, Geometry, Kind, OpenError, Space,
+};
 pub use errno::{Doing, status_of};
+pub use health::Health;
 
 use nvme::status::Status;
 use rdma::{Buf, Tag};

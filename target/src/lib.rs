@@ -26,6 +26,7 @@ pub mod ring;
 pub mod stores;
 pub mod subsystem;
 mod target;
+pub mod tender;
 pub mod usage;
 pub mod waiters;
 

@@ -45,7 +45,8 @@ use rdma::{Buf, Pool, PoolPlan, Region, Tag};
 use crate::disk::entry::{Attachment, CHUNK_SHIFT, Memory, Place, entry_for};
 use crate::disk::flight::{Flight, Step, ZEROS_BYTES};
 use crate::disk::recall::Recalls;
-use crate::disk::setup::{LADDER, register_files, set_up};
+use crate::disk::setup::{LADDER, allow_workers, register_files, set_up};
+use crate::disk::syncs::Syncs;
 use crate::disk::watch::{Watches, Wish};
 use crate::disk::{Backing, BackingId, Disk, Done, Kind, Op};
 
@@ -106,6 +107,8 @@ pub struct Ring {
     queue: VecDeque<Flight>,
     /// In a slot, and to be given to the kernel (again).
     again: VecDeque<u32>,
+    /// Scratch: slots that come home with another one.
+    followers: Vec<u32>,
     /// Home without the kernel's help.
     ready: VecDeque<Done>,
     watches: Watches,
@@ -138,6 +141,7 @@ impl Ring {
 
     fn over(io: IoUring, region: Arc<Region>, limits: RingLimits) -> io::Result<Ring> {
         let registered = register_region(&io, &region)?;
+        allow_workers(&io);
         let files = register_files(&io, limits.backings);
         let ops = limits.ops.clamp(1, MAX_OPS);
         let zeros = Pool::new(PoolPlan {
@@ -161,6 +165,7 @@ impl Ring {
             free: (0..ops).rev().collect(),
             queue: VecDeque::with_capacity(room),
             again: VecDeque::with_capacity(room),
+            followers: Vec::new(),
             ready: VecDeque::with_capacity(room),
             watches: Watches::default(),
             recalls: Recalls::default(),
@@ -191,7 +196,15 @@ impl Ring {
             }
             _ => false,
         };
-        let attachment = Some(Attachment { backing, id: id.0, fixed, flights: 0, leaving: false });
+        let attachment = Some(Attachment {
+            sync_fd: backing.sync_fd(),
+            syncs: Syncs::default(),
+            backing,
+            id: id.0,
+            fixed,
+            flights: 0,
+            leaving: false,
+        });
         let index = match self.attachments.iter().position(Option::is_none) {
             Some(index) => {
                 self.attachments[index] = attachment;
@@ -326,8 +339,21 @@ impl Ring {
         }
     }
 
-    /// Ends a flight and frees its slot.
+    /// Ends a flight and frees its slot; also those that share its synchronisation.
     fn land(&mut self, slot: u32, outcome: Result<(), Status>) -> Option<Done> {
+        let index = self.flights[slot as usize].as_ref()?.attachment;
+        if let Some(attachment) = &mut self.attachments[index as usize] {
+            let alone = outcome.is_err_and(|status| status.is(Status::ABORT_REQUESTED));
+            self.again.extend(attachment.syncs.end(slot, alone, &mut self.followers));
+            while let Some(follower) = self.followers.pop() {
+                let done = self.land_one(follower, outcome);
+                self.ready.extend(done);
+            }
+        }
+        self.land_one(slot, outcome)
+    }
+
+    fn land_one(&mut self, slot: u32, outcome: Result<(), Status>) -> Option<Done> {
         let flight = self.flights[slot as usize].take()?;
         self.free.push(slot);
         Some(self.dismiss(flight, outcome))
@@ -417,6 +443,9 @@ impl Ring {
             self.ready.extend(done);
             return true;
         };
+        if step == Step::Sync && !self.leads_sync(slot) {
+            return true;
+        }
         let plain = matches!(entry.get_opcode() as u8, opcode::Read::CODE | opcode::Write::CODE);
         // SAFETY: the entry's memory is the flight's own Buf (checked by `locate`) or the zeros,
         // both mapped while `self.memory` lives, and Drop outwaits the kernel. The Buf stays in
@@ -432,6 +461,13 @@ impl Ring {
             _ => self.stats.fixed += 1,
         }
         true
+    }
+
+    /// Whether this slot is the one to synchronise its store now; otherwise it waits for the next.
+    fn leads_sync(&mut self, slot: u32) -> bool {
+        let flight = self.flights[slot as usize].as_ref();
+        let attachment = flight.and_then(|f| self.attachments[f.attachment as usize].as_mut());
+        attachment.is_none_or(|attachment| attachment.syncs.join(slot))
     }
 
     /// A flight's next step, and the entry that says so to the kernel.

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::time::Duration;
 
 use nvme::{Nqn, Text};
 use uuid::Uuid;
@@ -13,18 +15,19 @@ use crate::disk::{Backing, BackingConfig, BackingKind};
 use crate::reactor::BACKINGS;
 use crate::reservation::Reservation;
 use crate::subsystem::{Namespace, Subsystem};
+use crate::tender::Tended;
 use crate::usage::Usage;
+
+/// How long a store may take to be opened.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// An opened store and what it was opened for.
 #[derive(Clone, Debug)]
 pub struct Store {
-    /// Its number on every ring.
-    pub id: BackingId,
-    /// The store.
-    pub backing: Arc<Backing>,
+    /// The store, and its number on every ring.
+    pub tended: Arc<Tended>,
     /// Which hosts may use it.
     pub reservation: Arc<Reservation>,
-    config: BackingConfig,
 }
 
 /// The stores of a configuration, by subsystem and namespace id.
@@ -32,15 +35,17 @@ pub struct Store {
 pub struct Stores {
     by_namespace: BTreeMap<(Nqn, u32), Store>,
     next_id: u32,
+    /// How many rings use them.
+    rings: usize,
     /// Where reservations are kept that shall outlast a power loss.
     state_directory: Option<PathBuf>,
 }
 
 impl Stores {
-    /// No stores yet; reservations are kept in this folder, if in any.
+    /// No stores yet, for so many rings; reservations are kept in this folder, if in any.
     #[must_use]
-    pub fn new(state_directory: Option<PathBuf>) -> Stores {
-        Stores { state_directory, ..Stores::default() }
+    pub fn new(state_directory: Option<PathBuf>, rings: usize) -> Stores {
+        Stores { state_directory, rings, ..Stores::default() }
     }
 
     /// Opens what `subsystems` need and keeps from `self` what stays the same. Nothing that is
@@ -52,6 +57,7 @@ impl Stores {
         let mut next = Stores {
             by_namespace: BTreeMap::new(),
             next_id: self.next_id,
+            rings: self.rings,
             state_directory: self.state_directory.clone(),
         };
         for (subsystem, namespace) in namespaces(subsystems) {
@@ -59,7 +65,7 @@ impl Stores {
             let place = format!("namespace {} of {}", namespace.nsid, subsystem.nqn);
             let config = backing_config(namespace);
             let store = match self.by_namespace.get(&key) {
-                Some(store) if store.config == config => store.clone(),
+                Some(store) if store.tended.is_as(&config) => store.clone(),
                 Some(_) => {
                     return Err(format!(
                         "{place} is in use and cannot become another store at once: what hosts have \
@@ -67,18 +73,44 @@ impl Stores {
                     ));
                 }
                 None => {
-                    let backing =
-                        Backing::open(&config).map_err(|error| format!("{place}: {error}"))?;
+                    let backing = self.open(&config).map_err(|why| format!("{place}: {why}"))?;
                     let id = next.fresh_id(self).ok_or("too many namespaces")?;
                     let reservation = self
                         .reservation(key, namespace.uuid)
                         .map_err(|error| format!("{place}: {error}"))?;
-                    Store { id, backing: Arc::new(backing), reservation, config }
+                    let tended = Arc::new(Tended::new(id, place, config, backing));
+                    Store { tended, reservation }
                 }
             };
             next.by_namespace.insert(key, store);
         }
         Ok(next)
+    }
+
+    /// Opens a store, and waits for it no longer than a person would.
+    fn open(&self, config: &BackingConfig) -> Result<Backing, String> {
+        let rings = self.rings;
+        let open = move |config: &BackingConfig| {
+            let backing = Backing::open(config).map_err(|error| error.to_string())?;
+            backing.prepare(rings).map_err(|error| error.to_string())?;
+            Ok(backing)
+        };
+        let BackingKind::File { path, .. } = &config.kind else { return open(config) };
+        let (say, said) = sync_channel(1);
+        let own = config.clone();
+        std::thread::Builder::new()
+            .name("opening".to_owned())
+            .spawn(move || {
+                // Nobody may be listening any more: then it is closed again.
+                let _ = say.send(open(&own));
+            })
+            .map_err(|error| format!("no thread to open it: {error}"))?;
+        said.recv_timeout(PATIENCE).unwrap_or_else(|_| {
+            Err(format!(
+                "{} does not answer: check the disk or server that it is on",
+                path.display()
+            ))
+        })
     }
 
     fn reservation(&self, key: (Nqn, u32), uuid: Uuid) -> Result<Arc<Reservation>, String> {
@@ -88,10 +120,15 @@ impl Stores {
         }
     }
 
+    /// Those whose synchronisation has failed.
+    pub fn with_failed_sync(&self) -> impl Iterator<Item = &Store> {
+        self.by_namespace.values().filter(|store| store.tended.health().sync_failure().is_some())
+    }
+
     /// What is here and not in `other`.
     pub fn without<'a>(&'a self, other: &'a Stores) -> impl Iterator<Item = &'a Store> {
-        let ids = |stores: &Stores, id| stores.by_namespace.values().any(|s| s.id == id);
-        self.by_namespace.values().filter(move |store| !ids(other, store.id))
+        let ids = |stores: &Stores, id| stores.by_namespace.values().any(|s| s.tended.id == id);
+        self.by_namespace.values().filter(move |store| !ids(other, store.tended.id))
     }
 
     /// The snapshot of a subsystem, counting on with `usage`.
@@ -99,14 +136,16 @@ impl Stores {
     pub fn subsystem(&self, config: &SubsystemConfig, usage: Arc<Usage>) -> Subsystem {
         let namespace = |namespace: &NamespaceConfig| {
             let store = self.by_namespace.get(&(config.nqn, namespace.nsid))?;
+            let backing = store.tended.backing();
             Some(Namespace {
                 nsid: namespace.nsid,
-                backing: store.id,
-                blocks: store.backing.blocks(),
+                backing: store.tended.id,
+                health: Arc::clone(store.tended.health()),
+                blocks: backing.blocks(),
                 block_shift: namespace.block_size_bytes.trailing_zeros() as u8,
                 read_only: namespace.read_only,
                 ana_group: namespace.ana_group,
-                volatile_cache: store.backing.has_volatile_cache(),
+                volatile_cache: backing.has_volatile_cache(),
                 uuid: namespace.uuid.into_bytes(),
                 reservation: Arc::clone(&store.reservation),
             })
@@ -129,7 +168,9 @@ impl Stores {
     /// others: a command may still be under way to the store that had it.
     fn fresh_id(&mut self, old: &Stores) -> Option<BackingId> {
         let taken = |id| {
-            [&*old, &*self].iter().any(|s| s.by_namespace.values().any(|store| store.id.0 == id))
+            [&*old, &*self]
+                .iter()
+                .any(|s| s.by_namespace.values().any(|store| store.tended.id.0 == id))
         };
         let mut ids = (0..BACKINGS).map(|step| (self.next_id + step) % BACKINGS);
         let id = ids.find(|&id| !taken(id))?;
@@ -182,7 +223,7 @@ mod tests {
     }
 
     fn ids(stores: &Stores) -> Vec<u32> {
-        stores.by_namespace.values().map(|store| store.id.0).collect()
+        stores.by_namespace.values().map(|store| store.tended.id.0).collect()
     }
 
     #[test]
@@ -193,7 +234,7 @@ mod tests {
         let third = second.next(&[subsystem(&[1, 3], 1 << 20)]).unwrap();
         assert_eq!(ids(&third), [0, 2], "a command for the old 1 may still be under way");
         assert_eq!(second.without(&third).count(), 0);
-        assert_eq!(first.without(&second).map(|s| s.id.0).collect::<Vec<_>>(), [1]);
+        assert_eq!(first.without(&second).map(|s| s.tended.id.0).collect::<Vec<_>>(), [1]);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use nvme::{Nqn, Status, Text};
 
-use crate::disk::BackingId;
+use crate::disk::{BackingId, Health};
 use crate::reservation::Reservation;
 use crate::usage::Usage;
 
@@ -17,6 +17,8 @@ pub struct Namespace {
     pub nsid: u32,
     /// Where its blocks are.
     pub backing: BackingId,
+    /// How the store behind it fares.
+    pub health: Arc<Health>,
     /// Size in logical blocks.
     pub blocks: u64,
     /// log2 of the logical block size in bytes: 9 or 12.
@@ -149,6 +151,7 @@ pub(crate) mod tests {
         let namespace = |nsid, block_shift| Namespace {
             nsid,
             backing: BackingId(nsid - 1),
+            health: Arc::default(),
             blocks: 1 << 20,
             block_shift,
             read_only: false,

@@ -26,6 +26,7 @@ use crate::reactor::{Parts, Reactor, Stats};
 use crate::registry::Registry;
 use crate::reservation::keeper::{Keeper, Word};
 use crate::stores::Stores;
+use crate::tender::Tender;
 use crate::usage::Usage;
 
 /// The daemon cannot serve: one sentence for a person.
@@ -44,6 +45,7 @@ pub struct Target {
     config: Config,
     registry: Arc<Registry>,
     stores: Stores,
+    tender: Tender,
     fabrics: Fabrics,
     reactors: Vec<Running>,
     keeper: (JoinHandle<()>, mpsc::Sender<Word>),
@@ -102,14 +104,17 @@ impl Target {
     /// One sentence about what keeps it from serving. Nothing is left running.
     pub fn start(config: Config) -> Result<Target, Fatal> {
         let keyring = Keyring::load(&config.authentication).map_err(unusable)?;
-        let stores = Stores::new(checked(config.state_directory.as_deref())?);
+        let folder = checked(config.state_directory.as_deref())?;
+        let stores = Stores::new(folder, config.reactor.count());
         let next = stores.next(&config.subsystems).map_err(Fatal)?;
         let boxes: Vec<_> = (0..config.reactor.count())
             .map(|_| mailbox())
             .collect::<io::Result<_>>()
             .map_err(|error| Fatal(format!("no eventfd for a reactor: {error}")))?;
-        let senders = boxes.iter().map(|(sender, _)| sender.clone()).collect();
+        let senders: Vec<_> = boxes.iter().map(|(sender, _)| sender.clone()).collect();
         let receives = config.memory.receives.saturating_sub(RECEIVES_FOR_ADMIN);
+        let tender = Tender::start(senders.clone());
+        let tender = tender.map_err(|error| Fatal(format!("no thread for stores: {error}")))?;
         let keeper = Keeper::new();
         let registry = Registry::new(senders, config.limits.controllers, receives);
         let power = PowerBook::open(config.state_directory.as_deref(), Instant::now());
@@ -124,7 +129,8 @@ impl Target {
         let fabrics = fabrics.map_err(|error| Fatal(error.to_string()))?;
         let keeper = keep(keeper, &registry)?;
         let reactors = Vec::new();
-        let mut target = Target { config, registry, stores, fabrics, reactors, keeper, power };
+        let mut target =
+            Target { config, registry, stores, tender, fabrics, reactors, keeper, power };
         let started = boxes
             .into_iter()
             .enumerate()
@@ -161,6 +167,8 @@ impl Target {
         config.keep_fixed(&self.config);
         let keyring = Keyring::load(&config.authentication).map_err(unusable)?;
         let next = self.stores.next(&config.subsystems).map_err(Fatal)?;
+        // A reload is the word of somebody who has looked at the disks.
+        lines.extend(self.stores.with_failed_sync().map(|store| self.tender.renew(&store.tended)));
         lines.extend(differences(&self.config, &config));
         let (old_listeners, new_listeners) = (self.config.addresses(), config.addresses());
         let added: Vec<SocketAddr> =
@@ -237,6 +245,7 @@ impl Target {
             }
         }
         self.power.close(deadline);
+        self.tender.stop(deadline);
         let (thread, words) = self.keeper;
         let _ = words.send(Word::Stop);
         while !thread.is_finished() && Instant::now() < deadline {
@@ -335,10 +344,11 @@ impl Target {
     }
 
     fn attach(&self, store: &crate::stores::Store) -> Result<(), Fatal> {
-        let name = store.backing.name();
+        let (id, backing) = (store.tended.id, store.tended.backing());
+        let name = backing.name();
         for index in 0..self.reactors.len() {
             let (answer, answered) = sync_channel(1);
-            let mail = Mail::Attach(store.id, Arc::clone(&store.backing), answer);
+            let mail = Mail::Attach(id, Arc::clone(&backing), answer);
             self.registry.reactor(index).send(mail);
             match answered.recv_timeout(PATIENCE) {
                 Ok(Ok(())) => {}
@@ -346,13 +356,15 @@ impl Target {
                 Err(_) => return Err(Fatal(format!("reactor {index} does not answer"))),
             }
         }
-        info!(store = name, blocks = store.backing.blocks(), "store opened");
+        info!(store = name, blocks = backing.blocks(), "store opened");
+        self.tender.tend(Arc::clone(&store.tended));
         Ok(())
     }
 
     fn detach(&self, store: &crate::stores::Store) {
+        self.tender.forget(&store.tended);
         for index in 0..self.reactors.len() {
-            self.registry.reactor(index).send(Mail::Detach(store.id));
+            self.registry.reactor(index).send(Mail::Detach(store.tended.id));
         }
     }
 

@@ -14,7 +14,8 @@
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -22,7 +23,8 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nvme::status::Status;
 
 use super::errno::{Doing, status_of};
-use super::open;
+use super::health::Health;
+use super::open::{self, Hold};
 
 /// What to open, and how.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -92,29 +94,40 @@ pub struct Geometry {
 #[derive(Debug)]
 pub struct Backing {
     pub(super) kind: Kind,
-    /// None for [`Kind::Null`]. Holds the lock on the store.
-    pub(super) file: Option<File>,
-    /// Devices: a second descriptor, with O_EXCL, that no ring ever sees (see `Drop`).
-    pub(super) claim: Option<File>,
+    /// What rings read and write through; none for [`Kind::Null`].
+    pub(super) file: Option<Arc<File>>,
+    /// Files and devices: what keeps others from serving them.
+    pub(super) hold: Option<Arc<Hold>>,
+    /// One descriptor a ring, for synchronising: see `syncs.rs`. They are closed with the store
+    /// and not by a ring, because that may wait for the disk.
+    sync_files: Mutex<SyncFiles>,
     pub(super) name: String,
     pub(super) size_bytes: u64,
     pub(super) block_size_bytes: u32,
     pub(super) read_only: bool,
     pub(super) volatile_cache: bool,
     pub(super) geometry: Geometry,
-    state: State,
+    /// Modes of fallocate that the store has refused: bits of [`Space`]. Written once or never, so
+    /// relaxed does: a reactor that learns a moment later only asks the system once more.
+    refused: AtomicU8,
+    pub(super) health: Arc<Health>,
 }
 
-/// What is learned while serving. Written once or never, so relaxed atomics do: a reactor that
-/// learns a moment later only asks the system once more.
 #[derive(Debug, Default)]
-struct State {
-    /// Modes of fallocate that the store has refused: bits of [`Space`].
-    refused: AtomicU8,
-    /// `1 << 16 | status field` once a synchronisation has failed.
-    sync_failed: AtomicU32,
-    truncated: AtomicBool,
-    failures: AtomicU64,
+struct SyncFiles {
+    made: Vec<File>,
+    given: usize,
+}
+
+/// What a closer look at a store has found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Condition {
+    /// It is as long as it should be, and could be read where that was tried.
+    Sound,
+    /// It ends here, inside the namespace. A device that is gone ends at 0.
+    Shortened(u64),
+    /// The system fails it with this errno.
+    Failing(i32),
 }
 
 /// The two ways to act on space without moving data.
@@ -133,7 +146,7 @@ impl Backing {
     /// One sentence: what was tried, what the system said, what to do.
     pub fn open(config: &BackingConfig) -> Result<Backing, OpenError> {
         match &config.kind {
-            BackingKind::File { path, size } => open::open_path(path, *size, config),
+            BackingKind::File { path, size } => open::open_path(path, *size, config, true),
             BackingKind::Ram { size } => {
                 let name = format!("ram ({size} bytes)");
                 open::check_shape(&name, *size, config.block_size_bytes)?;
@@ -144,7 +157,7 @@ impl Backing {
                         errno.desc()
                     ))
                 })?;
-                Ok(Backing::assemble(Kind::Ram, Some(file), name, *size, config))
+                Ok(Backing::assemble(Kind::Ram, Some(Arc::new(file)), name, *size, config))
             }
             BackingKind::Null { size } => {
                 let name = format!("null ({size} bytes)");
@@ -152,6 +165,87 @@ impl Backing {
                 Ok(Backing::assemble(Kind::Null, None, name, *size, config))
             }
         }
+    }
+
+    /// Opens what is at the path of a store now, because what was there is gone. The health stays
+    /// the same. Nothing is created; size and nature must be what they were. May wait for disks.
+    ///
+    /// # Errors
+    /// One sentence: what was tried, what the system said, what to do.
+    pub fn open_again(&self, config: &BackingConfig) -> Result<Backing, OpenError> {
+        let BackingKind::File { path, .. } = &config.kind else {
+            return Err(OpenError(format!("{} cannot be opened again", self.name)));
+        };
+        let mut fresh = open::open_path(path, Some(self.size_bytes), config, false)?;
+        let nature = |b: &Backing| (b.kind, b.volatile_cache);
+        if nature(&fresh) != nature(self) {
+            return Err(OpenError(format!(
+                "{} is now of another nature than it was: remove the namespace, reload, add it, \
+                 reload",
+                self.name
+            )));
+        }
+        fresh.health = Arc::clone(&self.health);
+        Ok(fresh)
+    }
+
+    /// The same store through fresh descriptors, which remember no failure of the past. May wait
+    /// for disks.
+    ///
+    /// # Errors
+    /// One sentence: what was tried, what the system said, what to do.
+    pub fn renewed(&self, config: &BackingConfig) -> Result<Backing, OpenError> {
+        let Some(hold) = &self.hold else {
+            return Err(OpenError(format!("{} cannot be opened again", self.name)));
+        };
+        let file = Arc::new(hold.another(&self.name, self.read_only)?);
+        let (name, size) = (self.name.clone(), self.size_bytes);
+        let mut fresh = Backing::assemble(self.kind, Some(file), name, size, config);
+        fresh.hold = Some(Arc::clone(hold));
+        fresh.volatile_cache = self.volatile_cache;
+        fresh.geometry = self.geometry;
+        fresh.refused = AtomicU8::new(self.refused.load(Ordering::Relaxed));
+        fresh.health = Arc::clone(&self.health);
+        Ok(fresh)
+    }
+
+    /// Looks whether the store is as long as it should be and, if `thorough`, whether its ends can
+    /// be read. May wait for disks.
+    #[must_use]
+    pub fn inspect(&self, thorough: bool) -> Condition {
+        match &self.hold {
+            Some(hold) => hold.inspect(self, thorough),
+            None => Condition::Sound,
+        }
+    }
+
+    /// Whether its path leads to something else by now, or nowhere. May wait for disks.
+    #[must_use]
+    pub fn has_moved(&self, config: &BackingConfig) -> bool {
+        match (&self.hold, &config.kind) {
+            (Some(hold), BackingKind::File { path, .. }) => !hold.is_at(path),
+            _ => false,
+        }
+    }
+
+    /// Makes durable what has been written, and hears of what was lost before. Waits for the disk.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn synchronise(&self) -> std::io::Result<()> {
+        self.file.as_ref().map_or(Ok(()), |file| file.sync_data())
+    }
+
+    /// Has descriptors ready for so many rings, so that no ring must open its own.
+    ///
+    /// # Errors
+    /// The limit of open files, or the store does not let itself be opened.
+    pub fn prepare(&self, rings: usize) -> Result<(), OpenError> {
+        let Some(hold) = &self.hold else { return Ok(()) };
+        let files = (0..rings).map(|_| hold.another(&self.name, self.read_only));
+        let files = files.collect::<Result<Vec<_>, _>>()?;
+        self.sync_files.lock().unwrap_or_else(PoisonError::into_inner).made.extend(files);
+        Ok(())
     }
 
     /// A store with nothing behind it that is served as a file is: for a driver that plays the
@@ -169,7 +263,7 @@ impl Backing {
 
     pub(super) fn assemble(
         kind: Kind,
-        file: Option<File>,
+        file: Option<Arc<File>>,
         name: String,
         size_bytes: u64,
         config: &BackingConfig,
@@ -177,7 +271,8 @@ impl Backing {
         Backing {
             kind,
             file,
-            claim: None,
+            hold: None,
+            sync_files: Mutex::default(),
             name,
             size_bytes,
             block_size_bytes: config.block_size_bytes,
@@ -186,7 +281,8 @@ impl Backing {
             // file's own metadata (which blocks are written) is cached by the system.
             volatile_cache: kind == Kind::File,
             geometry: Geometry::default(),
-            state: State::default(),
+            refused: AtomicU8::new(0),
+            health: Arc::default(),
         }
     }
 
@@ -260,33 +356,26 @@ impl Backing {
         self.geometry
     }
 
-    /// Operations that the system has failed since the store was opened.
+    /// How it fares.
     #[must_use]
-    pub fn failures(&self) -> u64 {
-        self.state.failures.load(Ordering::Relaxed)
+    pub fn health(&self) -> &Arc<Health> {
+        &self.health
     }
 
-    /// The status that every Flush and every write with FUA gets since one of them failed.
-    ///
-    /// The kernel reports a failed writeback once and forgets it, so a later success would vouch
-    /// for data that are gone. Only reopening the store (which means: reading it back, or
-    /// restoring it) clears this.
+    /// The status that every Flush and every write with FUA gets since one of them failed:
+    /// [`Health::sync_failure`].
     #[must_use]
     pub fn sync_failure(&self) -> Option<Status> {
-        let value = self.state.sync_failed.load(Ordering::Relaxed);
-        (value != 0).then(|| Status::from_field(value as u16))
+        self.health.sync_failure()
     }
 
     /// Remembers a failed synchronisation; the first one stays.
     pub(crate) fn fail_sync(&self, status: Status) {
-        let value = 1 << 16 | u32::from(status.field());
-        let first =
-            self.state.sync_failed.compare_exchange(0, value, Ordering::Relaxed, Ordering::Relaxed);
-        if first.is_ok() {
+        if self.health.fail_sync(status) {
             tracing::error!(
                 "{}: making data durable failed ({status}); what was written since the last \
-                 successful flush may be lost, so every flush fails from now on: check the disk, \
-                 then reopen the namespace",
+                 successful flush may be lost, so every flush fails from now on: check the disk \
+                 and the data, then reload",
                 self.name
             );
         }
@@ -299,60 +388,68 @@ impl Backing {
 
     /// Whether the store has not refused this mode so far.
     pub(crate) fn allows(&self, space: Space) -> bool {
-        self.state.refused.load(Ordering::Relaxed) & space as u8 == 0
+        self.refused.load(Ordering::Relaxed) & space as u8 == 0
     }
 
     /// Remembers that the store cannot do this.
     pub(crate) fn refuse(&self, space: Space) {
-        self.state.refused.fetch_or(space as u8, Ordering::Relaxed);
+        self.refused.fetch_or(space as u8, Ordering::Relaxed);
     }
 
     /// The descriptor, for the ring; the backing outlives every operation on it.
     pub(crate) fn fd(&self) -> Option<RawFd> {
-        self.file.as_ref().map(AsRawFd::as_raw_fd)
+        self.file.as_ref().map(|file| file.as_raw_fd())
+    }
+
+    /// A descriptor for the synchronisations of one more ring.
+    pub(crate) fn sync_fd(&self) -> Option<RawFd> {
+        let mut files = self.sync_files.lock().unwrap_or_else(PoisonError::into_inner);
+        if files.given == files.made.len()
+            && let Some(Ok(file)) =
+                self.hold.as_ref().map(|h| h.another(&self.name, self.read_only))
+        {
+            files.made.push(file);
+        }
+        let given = files.given;
+        let Some(file) = files.made.get(given) else { return self.fd() };
+        let fd = file.as_raw_fd();
+        files.given += 1;
+        Some(fd)
     }
 
     /// Turns what the system said into a status, counts it, and says so in the log: at the first
     /// failure and at each doubling, so that a dying disk cannot flood it.
     pub(crate) fn fail(&self, doing: Doing, errno: i32, at: u64) -> Status {
-        let status = status_of(doing, errno);
-        self.count_failure(|count| {
+        let count = self.health.count_failure(errno);
+        if count.is_power_of_two() {
             let said = Errno::from_raw(errno).desc();
             let what = doing.word();
             tracing::warn!("{}: {what} at byte {at}: {said}; failures: {count}", self.name);
-        });
-        status
-    }
-
-    /// The file ends inside the namespace: somebody has shortened it.
-    pub(crate) fn fail_truncated(&self, at: u64) -> Status {
-        self.count_failure(|_| ());
-        if !self.state.truncated.swap(true, Ordering::Relaxed) {
-            tracing::error!(
-                "{}: ends at or before byte {at}, inside the namespace of {} bytes: it was \
-                 shortened while being served; restore it to its size",
-                self.name,
-                self.size_bytes
-            );
         }
-        Status::INTERNAL_ERROR.with_dnr()
-    }
-
-    fn count_failure(&self, log: impl FnOnce(u64)) {
-        let count = self.state.failures.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        if count.is_power_of_two() {
-            log(count);
+        match (Errno::from_raw(errno), self.kind) {
+            // A pool that may be given more space, or a device that is gone: the kernel's answer to
+            // a write beyond its end, which is at 0 then. A second later the host learns which.
+            (Errno::ENOSPC, Kind::Device) => Status::CAPACITY_EXCEEDED.with_crd(1),
+            _ => status_of(doing, errno),
         }
     }
-}
 
-/// A kernel may keep a file that was registered with a ring for a second or so after everyone has
-/// closed it (6.1 does). So the lock is given up here and not left to the last close, and the claim
-/// on a device is a descriptor of its own: a store can be reopened at once.
-impl Drop for Backing {
-    fn drop(&mut self) {
-        if let Some(file) = &self.file {
-            let _ = file.unlock();
+    /// The store ends inside the namespace: somebody has shortened it, or the device is gone. From
+    /// now on nothing reaches it, so that no write makes it long again, with zeros in between.
+    pub(crate) fn fail_shortened(&self, at: u64) -> Status {
+        self.health.count_failure(0);
+        self.set_down(&format!(
+            "ends at or before byte {at}, inside the namespace of {} bytes: it was shortened while \
+             being served, or its device is gone; restore it",
+            self.size_bytes
+        ));
+        Health::NOT_READY
+    }
+
+    /// Takes the store out of service until it is back.
+    pub(crate) fn set_down(&self, why: &str) {
+        if self.health.set_down() {
+            tracing::error!("{}: {why}; hosts are told that the namespace is not ready", self.name);
         }
     }
 }

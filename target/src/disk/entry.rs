@@ -2,6 +2,7 @@
 //!
 //! Making an entry is harmless; what it promises is kept by the ring that submits it.
 
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use io_uring::types::{Fd, Fixed, FsyncFlags};
@@ -9,6 +10,7 @@ use io_uring::{opcode, squeue};
 use rdma::{Buf, Region};
 
 use super::flight::{Step, ZEROS_BYTES};
+use super::syncs::Syncs;
 use super::{Backing, Space};
 
 /// The kernel takes no fixed buffer above 1 GiB: larger regions are registered in pieces.
@@ -21,6 +23,9 @@ pub(crate) struct Attachment {
     /// Its slot `id` of the kernel's table of files is its own.
     pub(crate) fixed: bool,
     pub(crate) flights: u32,
+    /// What synchronisations go through: an open file that only this ring synchronises.
+    pub(crate) sync_fd: Option<RawFd>,
+    pub(crate) syncs: Syncs,
     /// Detached: takes no new operations.
     pub(crate) leaving: bool,
 }
@@ -116,6 +121,8 @@ pub(crate) fn entry_for(
             let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
             opcode::Fallocate::new(fd, len).offset(at).mode(mode).build()
         }
-        Step::Sync => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
+        Step::Sync => {
+            opcode::Fsync::new(Fd(attachment.sync_fd?)).flags(FsyncFlags::DATASYNC).build()
+        }
     })
 }

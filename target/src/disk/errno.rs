@@ -3,6 +3,8 @@
 use nix::errno::Errno;
 use nvme::status::Status;
 
+use super::health::Health;
+
 /// What was being done when the system failed: the same errno means different things to a
 /// reader and to a writer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,7 +39,8 @@ impl Doing {
 ///
 /// Do Not Retry is set where the very same command would fail again. A media error goes without
 /// it, as the specification's media codes do; a passing shortage of the machine is Command
-/// Interrupted, whose meaning is "try that again".
+/// Interrupted, whose meaning is "try that again". A store that is gone may come back: Namespace
+/// Not Ready, with the first retry delay.
 #[must_use]
 pub fn status_of(doing: Doing, errno: i32) -> Status {
     match Errno::from_raw(errno) {
@@ -54,6 +57,15 @@ pub fn status_of(doing: Doing, errno: i32) -> Status {
         // The block layer's word for a reservation that another initiator holds.
         Errno::EBADE => Status::RESERVATION_CONFLICT.with_dnr(),
         Errno::EAGAIN | Errno::EINTR | Errno::ENOMEM => Status::COMMAND_INTERRUPTED,
+        // No device, a file of a server that is gone; the block layer's words for a command that
+        // timed out and for a path that failed.
+        Errno::ENODEV
+        | Errno::ENXIO
+        | Errno::ENOMEDIUM
+        | Errno::ESTALE
+        | Errno::ESHUTDOWN
+        | Errno::ETIMEDOUT
+        | Errno::ENOLINK => Health::NOT_READY,
         _ => Status::INTERNAL_ERROR.with_dnr(),
     }
 }
@@ -70,6 +82,7 @@ mod tests {
         let full = Status::CAPACITY_EXCEEDED.with_dnr();
         let protected = Status::NAMESPACE_WRITE_PROTECTED.with_dnr();
         let again = Status::COMMAND_INTERRUPTED;
+        let gone = Status::NAMESPACE_NOT_READY.with_crd(1);
         let unread = Status::UNRECOVERED_READ_ERROR;
         let fault = Status::WRITE_FAULT;
         // errno, to a reader, to everyone else
@@ -98,9 +111,13 @@ mod tests {
             (libc::EINVAL, internal, internal),
             (libc::EBADF, internal, internal),
             (libc::EFAULT, internal, internal),
-            (libc::ENXIO, internal, internal),
-            (libc::ENODEV, internal, internal),
-            (libc::ETIMEDOUT, internal, internal),
+            (libc::ENXIO, gone, gone),
+            (libc::ENODEV, gone, gone),
+            (libc::ENOMEDIUM, gone, gone),
+            (libc::ESTALE, gone, gone),
+            (libc::ESHUTDOWN, gone, gone),
+            (libc::ETIMEDOUT, gone, gone),
+            (libc::ENOLINK, gone, gone),
             (libc::ECANCELED, internal, internal),
         ];
         for (errno, reader, others) in table {

@@ -143,9 +143,7 @@ impl Flight {
         if changes && backing.is_read_only() {
             return Some(Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr()));
         }
-        if self.is_durable()
-            && let Some(status) = backing.sync_failure()
-        {
+        if let Some(status) = backing.health().bars(self.is_durable()) {
             return Some(Err(status));
         }
         let nothing = match self.task {
@@ -170,7 +168,10 @@ impl Flight {
                 let durable = *fua && backing.kind() != Kind::Ram;
                 Step::Write { at, skip, len, durable }
             }
-            Task::Flush => Step::Sync,
+            Task::Flush => {
+                backing.health().begin_sync();
+                Step::Sync
+            }
             Task::Discard => Step::Space { how: Space::Punch, at, len: left },
             Task::Zero { deallocate, by } => {
                 *by = way_to_zero(*deallocate, backing);
@@ -190,6 +191,10 @@ impl Flight {
             return self.progress(u64::from(answer.unsigned_abs()), backing);
         }
         let errno = answer.wrapping_neg();
+        if self.task == Task::Flush {
+            // What it was to make durable still waits for that.
+            backing.health().note_write();
+        }
         if errno == libc::ECANCELED {
             // Nobody but its host asks for that.
             return Some(Err(Status::ABORT_REQUESTED));
@@ -230,7 +235,7 @@ impl Flight {
         if bytes == 0 || bytes > left {
             // The end of the file, where the namespace has not ended; or no answer of this world.
             return Some(Err(match self.task {
-                Task::Read => backing.fail_truncated(at),
+                Task::Read if bytes == 0 => backing.fail_shortened(at),
                 _ => backing.fail(self.doing(), 0, at),
             }));
         }
@@ -241,6 +246,9 @@ impl Flight {
     /// Another reactor's flush may have failed while this one succeeded: the kernel reports a
     /// lost writeback to one of them, so neither may vouch for the data.
     fn succeed(&self, backing: &Backing) -> Result<(), Status> {
+        if !matches!(self.task, Task::Read | Task::Flush | Task::Write { fua: true }) {
+            backing.health().note_write();
+        }
         match backing.sync_failure() {
             Some(status) if self.is_durable() => Err(status),
             _ => Ok(()),

@@ -6,20 +6,90 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::process;
+use std::sync::Arc;
 
 use nix::sys::stat::{major, minor};
 
-use super::backing::{Backing, BackingConfig, Geometry, Kind, OpenError, Space};
+use super::backing::{Backing, BackingConfig, Condition, Geometry, Kind, OpenError, Space};
 
 /// Files and devices are named by a C `off_t`.
 const MAX_BYTES: u64 = i64::MAX as u64;
 /// As large as any logical block, and what buffers are aligned to.
 const PAGE_BYTES: usize = 4096;
 
+/// What keeps others from serving a store: a lock on it and, on a device, a claim.
+///
+/// A kernel may keep a file that was registered with a ring for a second or so after everyone has
+/// closed it (6.1 does). So the lock is given up here and not left to the last close, and the claim
+/// is a descriptor of its own: a store can be reopened at once.
+#[derive(Debug)]
+pub(super) struct Hold {
+    locked: Arc<File>,
+    _claim: Option<File>,
+}
+
+impl Hold {
+    /// One more open file of the same store, with a memory of failures of its own.
+    pub(super) fn another(&self, name: &str, read_only: bool) -> Result<File, OpenError> {
+        OpenOptions::new()
+            .read(true)
+            .write(!read_only)
+            .custom_flags(libc::O_DIRECT)
+            .open(format!("/proc/self/fd/{}", self.locked.as_raw_fd()))
+            .map_err(|error| failed(&format!("cannot open {name} once more"), &error))
+    }
+
+    /// See [`Backing::inspect`].
+    pub(super) fn inspect(&self, backing: &Backing, thorough: bool) -> Condition {
+        match self.look(backing, thorough) {
+            Ok(bytes) if bytes < backing.size_bytes => Condition::Shortened(bytes),
+            Ok(_) => Condition::Sound,
+            Err(error) => Condition::Failing(error.raw_os_error().unwrap_or(libc::EIO)),
+        }
+    }
+
+    /// The size in bytes; the ends are read when it is not too short.
+    fn look(&self, backing: &Backing, thorough: bool) -> io::Result<u64> {
+        let bytes = match backing.kind {
+            Kind::Device => (&*self.locked).seek(SeekFrom::End(0))?,
+            _ => self.locked.metadata()?.len(),
+        };
+        if !thorough || bytes < backing.size_bytes {
+            return Ok(bytes);
+        }
+        let block = backing.block_size_bytes;
+        let last = backing.size_bytes - u64::from(block);
+        for at in [0, last] {
+            if read_block(&self.locked, at, block)? == 0 {
+                return Ok(at);
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Whether a path leads here. A device that came back has the number of the one that went, so
+    /// for devices this says little.
+    pub(super) fn is_at(&self, path: &Path) -> bool {
+        let identity = |meta: &Metadata| (meta.dev(), meta.ino(), meta.rdev());
+        match (fs::metadata(path), self.locked.metadata()) {
+            (Ok(there), Ok(here)) => identity(&there) == identity(&here),
+            _ => false,
+        }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let _ = self.locked.unlock();
+    }
+}
+
+/// Opens a store at a path. A missing file is created if `may_create`.
 pub(super) fn open_path(
     path: &Path,
     size: Option<u64>,
     config: &BackingConfig,
+    may_create: bool,
 ) -> Result<Backing, OpenError> {
     let name = path.display().to_string();
     if let Some(size) = size {
@@ -31,7 +101,7 @@ pub(super) fn open_path(
             claim = claim_device(path, &name, &meta)?;
             (open_existing(path, &name, &meta, config)?, false)
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && may_create => {
             (create(path, &name, size, config)?, true)
         }
         Err(error) => return Err(failed(&format!("cannot look at {name}"), &error)),
@@ -39,8 +109,10 @@ pub(super) fn open_path(
     lock(&file, &name, config.read_only)?;
     match inspect(&file, path, &name, size, config) {
         Ok((kind, bytes)) => {
+            let file = Arc::new(file);
+            let hold = Hold { locked: Arc::clone(&file), _claim: claim };
             let mut backing = finish(kind, file, name, bytes, config)?;
-            backing.claim = claim;
+            backing.hold = Some(Arc::new(hold));
             Ok(backing)
         }
         Err(error) => {
@@ -212,7 +284,7 @@ fn inspect(
 
 fn finish(
     kind: Kind,
-    file: File,
+    file: Arc<File>,
     name: String,
     bytes: u64,
     config: &BackingConfig,
@@ -294,10 +366,7 @@ fn probe_alignment(
     dev: u64,
     block: u32,
 ) -> Result<(), OpenError> {
-    let mut scratch = vec![0u8; 2 * PAGE_BYTES];
-    let start = scratch.as_ptr().align_offset(PAGE_BYTES).min(PAGE_BYTES);
-    let window = &mut scratch[start..start + block as usize];
-    match file.read_at(window, 0) {
+    match read_block(file, 0, block) {
         Ok(_) => Ok(()),
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) && block == 512 => {
             Err(OpenError(format!(
@@ -313,6 +382,13 @@ fn probe_alignment(
         ))),
         Err(error) => Err(failed(&format!("cannot read the first block of {name}"), &error)),
     }
+}
+
+/// Reads a block past the page cache; how many bytes there were.
+fn read_block(file: &File, at: u64, block: u32) -> io::Result<usize> {
+    let mut scratch = vec![0u8; 2 * PAGE_BYTES];
+    let start = scratch.as_ptr().align_offset(PAGE_BYTES).min(PAGE_BYTES);
+    file.read_at(&mut scratch[start..start + block as usize], at)
 }
 
 /// Opening failed. EINVAL is how a file system says that it has no direct I/O.

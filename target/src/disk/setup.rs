@@ -7,6 +7,8 @@ use nix::sys::resource::{Resource, getrlimit};
 
 /// Submission entries: a batch larger than this takes another system call.
 const MAX_BATCH: u32 = 256;
+/// Workers of the kernel for one ring: each is a thread while it waits.
+const MOST_WORKERS: u32 = 256;
 /// Room for completions that are not disk operations: readiness and cancellations.
 const SPARE_COMPLETIONS: u32 = 64;
 
@@ -57,6 +59,14 @@ fn explained(error: &io::Error) -> io::Error {
         _ => "use Linux 6.1 or later",
     };
     io::Error::new(error.kind(), format!("cannot create an io_uring: {error}; {remedy}"))
+}
+
+/// Lets the kernel have more workers than CPUs for what cannot be done at once: where a disk hangs,
+/// each keeps one, and other stores need some as well.
+pub(crate) fn allow_workers(io: &IoUring) {
+    if let Err(error) = io.submitter().register_iowq_max_workers(&mut [MOST_WORKERS, 0]) {
+        tracing::info!("the ring works with few workers: {error}");
+    }
 }
 
 /// Reserves a table of files; its size, or 0 when there is none (then descriptors do). The kernel

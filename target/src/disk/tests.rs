@@ -213,14 +213,58 @@ fn short_transfers_go_on_with_the_rest() {
 }
 
 #[test]
-fn the_end_of_the_file_and_nonsense_are_internal_errors() {
+fn nonsense_is_an_internal_error() {
     let (_dir, mut stage) = Stage::new();
     let internal = Some(Err(Status::INTERNAL_ERROR.with_dnr()));
-    assert_eq!(stage.read(0, 4096).advance(0, &stage.backing), internal);
     assert_eq!(stage.read(0, 4096).advance(4097, &stage.backing), internal);
     assert_eq!(stage.write(0, 4096, false).advance(0, &stage.backing), internal);
     assert_eq!(stage.read(0, 4096).advance(i32::MIN, &stage.backing), internal);
-    assert_eq!(stage.backing.failures(), 4);
+    assert_eq!(stage.backing.health().failures(), 3);
+}
+
+#[test]
+fn the_end_of_the_store_inside_the_namespace_takes_it_out_of_service() {
+    let (_dir, mut stage) = Stage::new();
+    let not_ready = Some(Err(Status::NAMESPACE_NOT_READY.with_crd(1)));
+    assert_eq!(stage.read(0, 4096).shortcut(&stage.backing), None);
+    assert_eq!(stage.read(0, 4096).advance(0, &stage.backing), not_ready);
+    assert!(stage.backing.health().is_down() && stage.backing.health().is_suspect());
+    // Above all no write, which would make it long again.
+    assert_eq!(stage.write(0, 4096, false).shortcut(&stage.backing), not_ready);
+    for op in
+        [Op::Flush, Op::Discard { at: 0, len: 512 }, Op::Zero { at: 0, len: 512, deallocate: true }]
+    {
+        assert_eq!(flight(op).shortcut(&stage.backing), not_ready);
+    }
+}
+
+#[test]
+fn what_is_written_is_unsynced_until_a_flush_begins() {
+    let (_dir, mut stage) = Stage::new();
+    let health = std::sync::Arc::clone(stage.backing.health());
+    assert_eq!(stage.write(0, 512, true).advance(512, &stage.backing), Some(Ok(())));
+    assert!(!health.has_unsynced(), "it was durable at once");
+    assert_eq!(stage.write(0, 512, false).advance(512, &stage.backing), Some(Ok(())));
+    assert!(health.has_unsynced());
+    let mut flush = flight(Op::Flush);
+    assert_eq!(flush.step(&stage.backing), Step::Sync);
+    assert!(!health.has_unsynced());
+    assert_eq!(flush.advance(-libc::ECANCELED, &stage.backing), Some(Err(Status::ABORT_REQUESTED)));
+    assert!(health.has_unsynced(), "it was taken back");
+}
+
+/// A device that is gone ends at 0, and the kernel refuses a write beyond its end like one to a
+/// full file system.
+#[test]
+fn a_device_without_space_may_be_tried_again_a_file_may_not() {
+    let (_dir, mut stage) = Stage::new();
+    let full = Status::CAPACITY_EXCEEDED;
+    let answer = stage.write(0, 512, false).advance(-libc::ENOSPC, &stage.backing);
+    assert_eq!(answer, Some(Err(full.with_dnr())));
+    stage.backing.kind = Kind::Device;
+    let answer = stage.write(0, 512, false).advance(-libc::ENOSPC, &stage.backing);
+    assert_eq!(answer, Some(Err(full.with_crd(1))));
+    assert!(stage.backing.health().is_suspect());
 }
 
 #[test]

@@ -146,7 +146,7 @@ fn every_operation_on_a_file() {
         let (mut bench, backing) = Bench::with_file(block);
         every_operation(&mut bench, block);
         assert_eq!(fs::metadata(bench.path("disk.img")).unwrap().len(), SIZE);
-        assert_eq!(backing.failures(), 0);
+        assert_eq!(backing.health().failures(), 0);
         // No copy, no pinning: every transfer was on the registered memory.
         let stats = bench.ring.stats();
         assert_eq!((stats.fixed, stats.plain, stats.copied), (6, 0, 0));
@@ -215,11 +215,53 @@ fn a_shortened_file_is_an_error_not_old_data() {
     assert_eq!(bench.write(0, 1 << 16, 0x42, true), Ok(()));
     let file = OpenOptions::new().write(true).open(bench.path("disk.img")).unwrap();
     file.set_len(8192).unwrap();
-    let internal = Err(Status::INTERNAL_ERROR.with_dnr());
-    assert_eq!(bench.read(65536, 4096), internal);
-    assert_eq!(bench.read(4096, 8192), internal, "half of it is there");
-    assert_eq!(bench.read(0, 8192), Ok(vec![0x42; 8192]));
-    assert_eq!(backing.failures(), 2);
+    let not_ready = Err(Status::NAMESPACE_NOT_READY.with_crd(1));
+    assert_eq!(bench.read(4096, 4096), Ok(vec![0x42; 4096]));
+    assert_eq!(bench.read(4096, 8192), not_ready, "half of it is there");
+    assert_eq!(bench.read(4096, 4096), not_ready);
+    assert_eq!(
+        bench.write(65536, 4096, 1, false).unwrap_err(),
+        Status::NAMESPACE_NOT_READY.with_crd(1)
+    );
+    assert_eq!(fs::metadata(bench.path("disk.img")).unwrap().len(), 8192, "not made long again");
+    assert_eq!(backing.health().failures(), 1);
+}
+
+/// A success beside a failure would vouch for what the kernel has told the other one is lost.
+#[test]
+fn one_flush_of_a_store_is_under_way_and_the_others_share_the_next() {
+    let (mut bench, backing) = Bench::with_file(512);
+    for _ in 0..5 {
+        bench.submit(Op::Flush);
+    }
+    let done = bench.await_done(5);
+    assert!(done.iter().all(|done| done.outcome == Ok(())));
+    assert_eq!(bench.ring.stats().syncs, 2);
+    assert_eq!((bench.ring.in_flight(), backing.sync_failure()), (0, None));
+    // All of them again, on a ring that is full of other things.
+    for n in 0..20u64 {
+        let from = bench.filled(4096, n as u8);
+        bench.submit(Op::Write { from, at: n * 4096, fua: n % 3 == 0 });
+        bench.submit(Op::Flush);
+    }
+    for done in bench.await_done(40) {
+        assert_eq!(done.outcome, Ok(()));
+        if let Some(buf) = done.buf {
+            bench.pool.give(buf);
+        }
+    }
+    assert!(bench.pool.is_full() && bench.ring.in_flight() == 0);
+}
+
+#[test]
+fn each_ring_synchronises_an_open_file_of_its_own() {
+    let (bench, backing) = Bench::with_file(512);
+    let other = Bench::new(8);
+    let mut ring = other.ring;
+    ring.attach(STORE, Arc::clone(&backing)).unwrap();
+    let fd = |ring: &Ring| ring.attachments[0].as_ref().and_then(|a| a.sync_fd).unwrap();
+    let fds = [fd(&bench.ring), fd(&ring), backing.fd().unwrap()];
+    assert!(fds[0] != fds[1] && fds[0] != fds[2] && fds[1] != fds[2], "{fds:?}");
 }
 
 #[test]
@@ -610,7 +652,7 @@ proptest! {
             }
         }
         prop_assert!(bench.pool.is_full());
-        prop_assert_eq!(backing.failures(), 0);
+        prop_assert_eq!(backing.health().failures(), 0);
         if !ram {
             let mut stored = vec![0; model.len()];
             let file = fs::File::open(bench.path("disk.img")).unwrap();
@@ -659,7 +701,7 @@ fn every_operation_on_a_block_device() {
         assert!(backing.geometry().physical_block_bytes >= block);
         bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
         every_operation(&mut bench, block);
-        assert_eq!((backing.failures(), bench.ring.stats().plain), (0, 0));
+        assert_eq!((backing.health().failures(), bench.ring.stats().plain), (0, 0));
         // Served once only, and not beside a mount.
         let kind = BackingKind::File { path: PathBuf::from(&device.0), size: None };
         let config = BackingConfig { kind, block_size_bytes: block, read_only: false };
@@ -739,7 +781,7 @@ fn a_flush_that_really_fails_sticks() {
     assert_eq!(backing.sync_failure(), Some(failed));
     assert_eq!(bench.run(Op::Flush), Err(failed));
     assert_eq!(bench.write(0, 4096, 3, true), Err(failed));
-    assert_eq!(backing.failures(), 1, "the kernel was asked once");
+    assert_eq!(backing.health().failures(), 1, "the kernel was asked once");
     bench.ring.detach(STORE);
     drop((backing, mount, device));
 }

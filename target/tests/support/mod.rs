@@ -344,6 +344,7 @@ pub(crate) fn subsystem() -> Subsystem {
     let namespace = Namespace {
         nsid: 1,
         backing: BackingId(0),
+        health: Arc::default(),
         blocks: (SIZE >> 12) as u64,
         block_shift: 12,
         read_only: false,

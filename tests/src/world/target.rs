@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use nvme::{Nqn, Text};
 use nvmfd::controller::Limits;
-use nvmfd::disk::{BackingId, Done};
+use nvmfd::disk::{BackingId, Done, Health};
 use nvmfd::mailbox::{Mailbox, mailbox};
 use nvmfd::queue::RECEIVES_FOR_ADMIN;
 use nvmfd::queues::{Lent, Queues};
@@ -57,6 +57,8 @@ pub struct Target {
     served: Vec<Option<BackingId>>,
     next_id: u32,
     published: bool,
+    /// Of each namespace, as hosts are told; the disk keeps its own.
+    healths: Vec<Arc<Health>>,
     /// Of each namespace; nobody in this world reserves one yet.
     reservations: Vec<Arc<Reservation>>,
 }
@@ -74,6 +76,7 @@ impl Target {
             served: vec![None; profile.shapes.len()],
             next_id: 0,
             published: false,
+            healths: profile.shapes.iter().map(|_| Arc::default()).collect(),
             reservations: (0..profile.shapes.len())
                 .map(|space| Reservation::volatile(subnqn(), space as u32 + 1))
                 .collect(),
@@ -186,6 +189,7 @@ impl Target {
             id.map(|backing| Namespace {
                 nsid: space as u32 + 1,
                 backing,
+                health: Arc::clone(&self.healths[space]),
                 blocks: blocks.into(),
                 block_shift: block_bytes.trailing_zeros() as u8,
                 read_only: false,

@@ -1,0 +1,206 @@
+//! `Health`: how a store fares. Shared by the rings of all reactors, and kept when the store is
+//! opened again: what has failed does not become good by that.
+//!
+//! While nothing is wrong, an operation costs one relaxed load here. Reactors only note what they
+//! meet; looking closer, and opening again, is the business of a thread that may wait
+//! (`tender.rs`).
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use nix::errno::Errno;
+use nvme::status::Status;
+
+/// Every operation is answered with Namespace Not Ready.
+const DOWN: u32 = 1 << 17;
+/// A synchronisation has failed; bits 15:0 are the status field that it was answered with.
+const SYNC_FAILED: u32 = 1 << 16;
+
+/// How a store fares.
+#[derive(Debug, Default)]
+pub struct Health {
+    /// [`DOWN`], [`SYNC_FAILED`]; 0: nothing is wrong.
+    standing: AtomicU32,
+    /// Something has failed that a closer look may explain.
+    suspect: AtomicBool,
+    /// Something was written since the last synchronisation began.
+    unsynced: AtomicBool,
+    failures: AtomicU64,
+    media_errors: AtomicU64,
+}
+
+/// Two namespaces have the same health when they share it.
+impl PartialEq for Health {
+    fn eq(&self, other: &Health) -> bool {
+        std::ptr::eq(self, other)
+    }
+}
+
+impl Eq for Health {}
+
+impl Health {
+    /// What an operation is answered with that meets a store which is down: not ready, and the
+    /// host may ask again after the first of its retry delays.
+    pub const NOT_READY: Status = Status::NAMESPACE_NOT_READY.with_crd(1);
+
+    /// The status that keeps an operation from the store, if any does. `durable`: it promises that
+    /// data are on stable storage.
+    #[inline]
+    #[must_use]
+    pub fn bars(&self, durable: bool) -> Option<Status> {
+        let standing = self.standing.load(Ordering::Relaxed);
+        if standing == 0 {
+            return None;
+        }
+        if standing & DOWN != 0 {
+            return Some(Health::NOT_READY);
+        }
+        (durable && standing & SYNC_FAILED != 0).then(|| Status::from_field(standing as u16))
+    }
+
+    /// Whether the store is there at all. While it is down, it answers nothing.
+    #[must_use]
+    pub fn is_down(&self) -> bool {
+        self.standing.load(Ordering::Relaxed) & DOWN != 0
+    }
+
+    /// The status that every Flush and every write with FUA gets since one of them failed.
+    ///
+    /// The kernel reports a failed writeback once and forgets it, so a later success would vouch
+    /// for data that are gone. Only who orders the store to be opened again (which means: has
+    /// looked at it, or restored it) clears this.
+    #[must_use]
+    pub fn sync_failure(&self) -> Option<Status> {
+        let standing = self.standing.load(Ordering::Relaxed);
+        (standing & SYNC_FAILED != 0).then(|| Status::from_field(standing as u16))
+    }
+
+    /// Whether what hosts rely on is not as it should be: down, or a failed synchronisation.
+    #[must_use]
+    pub fn is_degraded(&self) -> bool {
+        self.standing.load(Ordering::Relaxed) != 0
+    }
+
+    /// Operations that the system has failed.
+    #[must_use]
+    pub fn failures(&self) -> u64 {
+        self.failures.load(Ordering::Relaxed)
+    }
+
+    /// Those of them that were errors of the medium: data that could not be read or written.
+    #[must_use]
+    pub fn media_errors(&self) -> u64 {
+        self.media_errors.load(Ordering::Relaxed)
+    }
+
+    /// Whether something has happened that a closer look may explain.
+    #[must_use]
+    pub fn is_suspect(&self) -> bool {
+        self.suspect.load(Ordering::Relaxed)
+    }
+
+    /// The closer look has found nothing wrong.
+    pub(crate) fn clear_suspicion(&self) {
+        self.suspect.store(false, Ordering::Relaxed);
+    }
+
+    /// Counts a failure. Gives how many there were.
+    pub(crate) fn count_failure(&self, errno: i32) -> u64 {
+        match Errno::from_raw(errno) {
+            Errno::EIO | Errno::ENODATA | Errno::EILSEQ => {
+                self.media_errors.fetch_add(1, Ordering::Relaxed);
+                self.suspect.store(true, Ordering::Relaxed);
+            }
+            // Failures that say nothing about whether the store is there.
+            Errno::EOPNOTSUPP
+            | Errno::EINVAL
+            | Errno::EDQUOT
+            | Errno::EFBIG
+            | Errno::EAGAIN
+            | Errno::EINTR
+            | Errno::ENOMEM
+            | Errno::EBADE
+            | Errno::ECANCELED => {}
+            _ => self.suspect.store(true, Ordering::Relaxed),
+        }
+        self.failures.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
+    }
+
+    /// Remembers a failed synchronisation; true when it is the first.
+    pub(crate) fn fail_sync(&self, status: Status) -> bool {
+        let mark = SYNC_FAILED | u32::from(status.field());
+        let set = |old: u32| (old & SYNC_FAILED == 0).then_some(old | mark);
+        self.standing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, set).is_ok()
+    }
+
+    /// Somebody who may say so trusts the store again. False when nothing had failed.
+    pub(crate) fn forgive_sync(&self) -> bool {
+        self.standing.fetch_and(DOWN, Ordering::Relaxed) & SYNC_FAILED != 0
+    }
+
+    /// The store is not there any more; true when that is news.
+    pub(crate) fn set_down(&self) -> bool {
+        self.suspect.store(true, Ordering::Relaxed);
+        self.standing.fetch_or(DOWN, Ordering::Relaxed) & DOWN == 0
+    }
+
+    /// The store is there again; true when it was down.
+    pub(crate) fn set_up(&self) -> bool {
+        self.standing.fetch_and(!DOWN, Ordering::Relaxed) & DOWN != 0
+    }
+
+    /// Something was written that is not durable yet. A load first: the line stays shared.
+    #[inline]
+    pub(crate) fn note_write(&self) {
+        if !self.unsynced.load(Ordering::Relaxed) {
+            self.unsynced.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// A synchronisation begins: what has been written so far will be durable, or it fails.
+    pub(crate) fn begin_sync(&self) {
+        self.unsynced.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether something was written since the last synchronisation began.
+    #[must_use]
+    pub(crate) fn has_unsynced(&self) -> bool {
+        self.unsynced.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn down_bars_everything_and_a_failed_sync_bars_promises() {
+        let health = Health::default();
+        assert_eq!((health.bars(false), health.bars(true)), (None, None));
+        assert!(health.fail_sync(Status::WRITE_FAULT));
+        assert!(!health.fail_sync(Status::INTERNAL_ERROR), "the first one stays");
+        assert_eq!((health.bars(false), health.bars(true)), (None, Some(Status::WRITE_FAULT)));
+        assert!(health.set_down() && !health.set_down());
+        let not_ready = Some(Status::NAMESPACE_NOT_READY.with_crd(1));
+        assert_eq!((health.bars(false), health.bars(true)), (not_ready, not_ready));
+        assert!(health.set_up() && !health.set_up());
+        assert_eq!(health.sync_failure(), Some(Status::WRITE_FAULT), "coming back heals nothing");
+        assert!(health.is_degraded() && health.forgive_sync() && !health.forgive_sync());
+        assert!(!health.is_degraded());
+    }
+
+    #[test]
+    fn failures_that_may_mean_the_end_are_looked_into() {
+        for (errno, suspect, media) in [
+            (libc::EIO, true, 1),
+            (libc::ENODEV, true, 0),
+            (libc::ENXIO, true, 0),
+            (libc::ENOSPC, true, 0),
+            (libc::EINVAL, false, 0),
+            (libc::ENOMEM, false, 0),
+        ] {
+            let health = Health::default();
+            assert_eq!(health.count_failure(errno), 1);
+            assert_eq!((health.is_suspect(), health.media_errors()), (suspect, media), "{errno}");
+        }
+    }
+}

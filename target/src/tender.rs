@@ -1,0 +1,398 @@
+//! Who looks after the stores: looks closer where something has failed, sees files that were
+//! shortened, and brings back into service what is there again.
+//!
+//! All of that may wait for a disk, so it is done by threads that nobody waits for: a store that
+//! hangs keeps one of them, and the others look after the rest.
+//!
+//! ```text
+//! in service ──(shortened, gone)──► down ──(sound again, or another at its path)──► in service
+//!     └── a failed synchronisation stays until the operator orders a reload ──┘
+//! ```
+//!
+//! A store keeps its number while it is opened again, so commands and namespaces need not know.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use nvme::Status;
+use tracing::{info, warn};
+
+use crate::disk::{Backing, BackingConfig, BackingId, BackingKind, Condition, Health, Kind};
+use crate::mailbox::{Mail, Sender};
+
+/// How often it is seen to who needs a look.
+const TICK: Duration = Duration::from_millis(250);
+/// How often a store that nobody complains of is looked at: who shortens a file does not say so.
+const PATROL: Duration = Duration::from_secs(1);
+/// The longest wait between two looks at a store that fails.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a reactor, or an order of the operator, may take.
+const ANSWER: Duration = Duration::from_secs(10);
+/// Threads that may hang in disks, each in one.
+const MOST_HANDS: usize = 16;
+
+/// A store in service: what its number stands for, now and after it was opened again.
+#[derive(Debug)]
+pub struct Tended {
+    /// Its number on every ring.
+    pub id: BackingId,
+    /// Namespace and subsystem, for people.
+    place: String,
+    config: BackingConfig,
+    health: Arc<Health>,
+    current: Mutex<Arc<Backing>>,
+    care: Mutex<Care>,
+    /// Somebody is looking at it.
+    busy: AtomicBool,
+    /// No longer served.
+    retired: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Care {
+    next_look: Instant,
+    pause: Duration,
+    /// Why it could not be opened again, as it was last told.
+    told: String,
+}
+
+impl Tended {
+    /// A store that has just been opened.
+    #[must_use]
+    pub fn new(id: BackingId, place: String, config: BackingConfig, backing: Backing) -> Tended {
+        Tended {
+            id,
+            place,
+            config,
+            health: Arc::clone(backing.health()),
+            current: Mutex::new(Arc::new(backing)),
+            care: Mutex::new(Care {
+                next_look: Instant::now() + PATROL,
+                pause: TICK,
+                told: String::new(),
+            }),
+            busy: AtomicBool::new(false),
+            retired: AtomicBool::new(false),
+        }
+    }
+
+    /// What the number stands for now.
+    #[must_use]
+    pub fn backing(&self) -> Arc<Backing> {
+        Arc::clone(&lock(&self.current))
+    }
+
+    /// How it fares.
+    #[must_use]
+    pub fn health(&self) -> &Arc<Health> {
+        &self.health
+    }
+
+    /// Whether it was opened as this says.
+    #[must_use]
+    pub fn is_as(&self, config: &BackingConfig) -> bool {
+        self.config == *config
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        let watched = matches!(self.config.kind, BackingKind::File { .. });
+        watched && !self.busy.load(Ordering::Relaxed) && lock(&self.care).next_look <= now
+    }
+
+    /// When to look again: soon while something is wrong, at ever longer intervals.
+    fn reschedule(&self) {
+        let mut care = lock(&self.care);
+        let wrong = self.health.is_suspect() || self.health.is_down();
+        let pause = if wrong { care.pause } else { PATROL };
+        care.pause = if wrong { (pause * 2).min(PATIENCE) } else { TICK };
+        care.next_look = Instant::now() + pause;
+    }
+}
+
+/// The threads that look after stores.
+#[derive(Debug)]
+pub struct Tender {
+    shared: Arc<Shared>,
+    thread: JoinHandle<()>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    reactors: Vec<Sender>,
+    book: Mutex<Book>,
+    bell: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Book {
+    tended: Vec<Arc<Tended>>,
+    /// Stores that somebody may still use. Closing may wait, so no ring shall be the last.
+    parting: Vec<Arc<Backing>>,
+    stopping: bool,
+}
+
+impl Tender {
+    /// Starts to look after stores that these reactors serve.
+    ///
+    /// # Errors
+    /// No thread to be had.
+    pub fn start(reactors: Vec<Sender>) -> std::io::Result<Tender> {
+        let shared = Arc::new(Shared { reactors, book: Mutex::default(), bell: Condvar::new() });
+        let own = Arc::clone(&shared);
+        let thread =
+            std::thread::Builder::new().name("tender".to_owned()).spawn(move || run(&own))?;
+        Ok(Tender { shared, thread })
+    }
+
+    /// From now on looks after a store that every ring has.
+    pub fn tend(&self, tended: Arc<Tended>) {
+        lock(&self.shared.book).tended.push(tended);
+    }
+
+    /// A store that no ring shall use any more: it is closed when the last ring has let it go.
+    pub fn forget(&self, tended: &Arc<Tended>) {
+        tended.retired.store(true, Ordering::Relaxed);
+        // Behind whoever is giving it to the rings just now.
+        let backing = tended.backing();
+        let mut book = lock(&self.shared.book);
+        book.tended.retain(|other| !Arc::ptr_eq(other, tended));
+        book.parting.push(backing);
+        drop(book);
+        self.shared.bell.notify_all();
+    }
+
+    /// The operator trusts a store again whose synchronisation has failed: opens it again, and
+    /// forgives. One line about what came of it.
+    #[must_use]
+    pub fn renew(&self, tended: &Arc<Tended>) -> String {
+        let (say, said) = mpsc::channel();
+        let (own, store) = (Arc::clone(&self.shared), Arc::clone(tended));
+        let spawned = std::thread::Builder::new().name("renewal".to_owned()).spawn(move || {
+            let _ = say.send(own.renew(&store));
+        });
+        let place = &tended.place;
+        match spawned.is_ok().then(|| said.recv_timeout(ANSWER)) {
+            Some(Ok(Ok(()))) => {
+                format!("{place}: opened again after a failed flush, and flushes are served again")
+            }
+            Some(Ok(Err(why))) => format!("{place}: its failed flush stays: {why}"),
+            _ => format!("{place}: its failed flush stays: the store does not answer"),
+        }
+    }
+
+    /// Ends the looking after; what hangs in a disk is left to itself.
+    pub fn stop(self, deadline: Instant) {
+        lock(&self.shared.book).stopping = true;
+        self.shared.bell.notify_all();
+        while !self.thread.is_finished() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// What a pair of hands is given to do.
+#[derive(Debug)]
+enum Chore {
+    Look(Arc<Tended>),
+    Close(Arc<Backing>),
+}
+
+/// A thread that does chores, and whether it has done all it was given.
+struct Hands {
+    chores: mpsc::Sender<Vec<Chore>>,
+    idle: Arc<AtomicBool>,
+}
+
+fn run(shared: &Arc<Shared>) {
+    let mut crew: Vec<Hands> = Vec::new();
+    let mut wait = TICK;
+    loop {
+        let chores = {
+            let book = lock(&shared.book);
+            let waited = shared.bell.wait_timeout(book, wait);
+            let (mut book, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            if book.stopping {
+                return;
+            }
+            let chores = book.due();
+            // Somebody may want to open again what is on its way out.
+            let closing = !book.parting.is_empty();
+            wait = if closing { (wait / 2).max(Duration::from_millis(2)) } else { TICK };
+            chores
+        };
+        if chores.is_empty() {
+            continue;
+        }
+        let free = crew.iter().position(|hands| hands.idle.load(Ordering::Acquire));
+        let index = match free {
+            Some(index) => index,
+            None if crew.len() < MOST_HANDS => match Hands::hire(Arc::clone(shared)) {
+                Some(hands) => {
+                    crew.push(hands);
+                    crew.len() - 1
+                }
+                None => continue,
+            },
+            None => continue,
+        };
+        crew[index].idle.store(false, Ordering::Release);
+        let _ = crew[index].chores.send(chores);
+    }
+}
+
+impl Book {
+    fn due(&mut self) -> Vec<Chore> {
+        let now = Instant::now();
+        let due = self.tended.iter().filter(|tended| tended.is_due(now));
+        let mut chores: Vec<Chore> = due.cloned().map(Chore::Look).collect();
+        let mut at = 0;
+        while at < self.parting.len() {
+            match Arc::strong_count(&self.parting[at]) {
+                1 => chores.push(Chore::Close(self.parting.swap_remove(at))),
+                _ => at += 1,
+            }
+        }
+        chores
+    }
+}
+
+impl Hands {
+    fn hire(shared: Arc<Shared>) -> Option<Hands> {
+        let (chores, given) = mpsc::channel::<Vec<Chore>>();
+        let idle = Arc::new(AtomicBool::new(true));
+        let done = Arc::clone(&idle);
+        let work = move || {
+            for batch in given {
+                batch.into_iter().for_each(|chore| shared.see_to(chore));
+                done.store(true, Ordering::Release);
+            }
+        };
+        std::thread::Builder::new().name("tending".to_owned()).spawn(work).ok()?;
+        Some(Hands { chores, idle })
+    }
+}
+
+impl Shared {
+    fn see_to(&self, chore: Chore) {
+        match chore {
+            Chore::Close(backing) => drop(backing),
+            // Whoever hangs keeps a whole batch: others see to the rest of it meanwhile.
+            Chore::Look(tended) if !tended.busy.swap(true, Ordering::AcqRel) => {
+                if !tended.retired.load(Ordering::Relaxed) {
+                    self.look(&tended);
+                }
+                tended.reschedule();
+                tended.busy.store(false, Ordering::Release);
+            }
+            Chore::Look(_) => {}
+        }
+    }
+
+    /// Looks at a store, and acts upon what is seen.
+    fn look(&self, tended: &Tended) {
+        let (backing, health) = (tended.backing(), &tended.health);
+        let thorough = health.is_suspect() || health.is_down();
+        health.clear_suspicion();
+        let moved = || backing.has_moved(&tended.config);
+        match backing.inspect(thorough) {
+            Condition::Sound => {
+                if health.set_up() {
+                    info!("{}: {} is back and served again", tended.place, backing.name());
+                }
+                return;
+            }
+            Condition::Shortened(bytes) => backing.set_down(&format!(
+                "ends at byte {bytes}, inside the namespace of {} bytes: it was shortened while \
+                 being served, or its device is gone; restore it",
+                backing.size_bytes()
+            )),
+            Condition::Failing(errno) if is_gone(errno) || moved() => {
+                let said = nix::errno::Errno::from_raw(errno).desc();
+                backing.set_down(&format!("is gone ({said}): attach or mount it again"));
+            }
+            // A bad block: those who meet it are told.
+            Condition::Failing(_) => {}
+        }
+        if !health.is_down() {
+            return;
+        }
+        let elsewhere = backing.kind() == Kind::Device || moved();
+        if elsewhere && let Err(why) = self.replace(tended, &backing) {
+            let mut care = lock(&tended.care);
+            if care.told != why {
+                warn!("{}: {why}", tended.place);
+                care.told = why;
+            }
+        }
+    }
+
+    /// Puts what is at the path now in the place of a store that is gone.
+    fn replace(&self, tended: &Tended, gone: &Arc<Backing>) -> Result<(), String> {
+        let fresh = gone.open_again(&tended.config).map_err(|error| error.to_string())?;
+        if gone.has_volatile_cache() && tended.health.has_unsynced() {
+            // The host believes that a flush would still save it.
+            fresh.fail_sync(Status::WRITE_FAULT);
+        }
+        self.put(tended, fresh)?;
+        tended.health.clear_suspicion();
+        tended.health.set_up();
+        info!("{}: {} is there again and served again", tended.place, gone.name());
+        Ok(())
+    }
+
+    fn renew(&self, tended: &Tended) -> Result<(), String> {
+        let backing = tended.backing();
+        if tended.health.is_down() {
+            return Err("the store is down".to_owned());
+        }
+        let fresh = backing.renewed(&tended.config).map_err(|error| error.to_string())?;
+        if fresh.inspect(true) != Condition::Sound {
+            return Err("the store still fails".to_owned());
+        }
+        fresh.synchronise().map_err(|error| format!("it fails again: {error}"))?;
+        self.put(tended, fresh)?;
+        tended.health.forgive_sync();
+        Ok(())
+    }
+
+    /// Gives every ring a store in the place of the one that has the number.
+    fn put(&self, tended: &Tended, fresh: Backing) -> Result<(), String> {
+        fresh.prepare(self.reactors.len()).map_err(|error| error.to_string())?;
+        let fresh = Arc::new(fresh);
+        let mut current = lock(&tended.current);
+        if tended.retired.load(Ordering::Relaxed) {
+            return Err("it is no longer served".to_owned());
+        }
+        for reactor in &self.reactors {
+            let (answer, answered) = sync_channel(1);
+            reactor.send(Mail::Attach(tended.id, Arc::clone(&fresh), answer));
+            match answered.recv_timeout(ANSWER) {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => return Err(error.to_string()),
+                Err(_) => return Err("a reactor does not answer".to_owned()),
+            }
+        }
+        let old = std::mem::replace(&mut *current, fresh);
+        drop(current);
+        lock(&self.book).parting.push(old);
+        Ok(())
+    }
+}
+
+/// Whether an errno means that there is nothing any more, rather than that it fails.
+fn is_gone(errno: i32) -> bool {
+    matches!(
+        errno,
+        libc::ENODEV | libc::ENXIO | libc::ENOMEDIUM | libc::ESTALE | libc::ESHUTDOWN | libc::EBADF
+    )
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,248 @@
+//! Stores that go and come back, on real files and a real ring.
+
+use std::fs::{self, OpenOptions};
+use std::path::PathBuf;
+
+use rdma::{Buf, Pool, PoolPlan};
+
+use super::*;
+use crate::disk::{Disk, Done, Op};
+use crate::mailbox::{Mailbox, mailbox};
+use crate::ring::{Ring, RingLimits};
+
+const STORE: BackingId = BackingId(2);
+const SIZE: u64 = 1 << 20;
+
+/// A reactor of a kind: it has a ring and reads its mail.
+struct Bench {
+    ring: Ring,
+    pool: Pool,
+    mail: Mailbox,
+    tender: Tender,
+    tended: Arc<Tended>,
+    dir: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let plan = PoolPlan {
+            cells: 0,
+            receives: 0,
+            lead_bytes: 0,
+            tail_bytes: 0,
+            data_bytes: 1 << 20,
+            largest_bytes: 1 << 16,
+        };
+        let pool = Pool::new(plan).unwrap();
+        let limits = RingLimits { ops: 16, backings: 4 };
+        let mut ring = Ring::new(pool.region().clone(), limits).unwrap();
+        let (sender, mail) = mailbox().unwrap();
+        let dir = crate::disk::tests::folder();
+        let config = BackingConfig {
+            kind: BackingKind::File { path: dir.path().join("disk.img"), size: Some(SIZE) },
+            block_size_bytes: 512,
+            read_only: false,
+        };
+        let backing = Backing::open(&config).unwrap();
+        let tended = Arc::new(Tended::new(STORE, "namespace 1".to_owned(), config, backing));
+        ring.attach(STORE, tended.backing()).unwrap();
+        let tender = Tender::start(vec![sender]).unwrap();
+        tender.tend(Arc::clone(&tended));
+        Bench { ring, pool, mail, tender, tended, dir }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("disk.img")
+    }
+
+    /// Reads mail and turns the ring until it is so.
+    fn until(&mut self, what: &str, mut so: impl FnMut(&Bench) -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !so(self) {
+            assert!(Instant::now() < deadline, "not so: {what}");
+            self.turn();
+        }
+    }
+
+    fn turn(&mut self) -> Vec<Done> {
+        match self.mail.take() {
+            Some(Mail::Attach(id, backing, answer)) => {
+                let _ = answer.send(self.ring.attach(id, backing));
+            }
+            Some(Mail::Detach(id)) => self.ring.detach(id),
+            _ => {}
+        }
+        let (mut done, mut woken, now) = (Vec::new(), Vec::new(), Instant::now());
+        self.ring.sleep(Some(now + Duration::from_millis(5)), now);
+        self.ring.reap(&mut done, &mut woken);
+        done
+    }
+
+    fn run(&mut self, op: Op) -> (Result<(), Status>, Option<Buf>) {
+        Disk::submit(&mut self.ring, STORE, 0, op);
+        loop {
+            if let Some(done) = self.turn().pop() {
+                return (done.outcome, done.buf);
+            }
+        }
+    }
+
+    fn flush(&mut self) -> Result<(), Status> {
+        self.run(Op::Flush).0
+    }
+
+    fn write(&mut self, at: u64, byte: u8) -> Result<(), Status> {
+        let mut from = self.pool.take_data(4096).unwrap();
+        self.pool.bytes_mut(&mut from).fill(byte);
+        let (outcome, buf) = self.run(Op::Write { from, at, fua: false });
+        self.pool.give(buf.unwrap());
+        outcome
+    }
+
+    fn read(&mut self, at: u64) -> Result<u8, Status> {
+        let into = self.pool.take_data(4096).unwrap();
+        let (outcome, buf) = self.run(Op::Read { into, at });
+        let buf = buf.unwrap();
+        let byte = self.pool.bytes(&buf)[0];
+        self.pool.give(buf);
+        outcome.map(|()| byte)
+    }
+
+    fn shorten(&self) {
+        let file = OpenOptions::new().write(true).open(self.path()).unwrap();
+        file.set_len(8192).unwrap();
+    }
+
+    /// Another file takes the place of the one that is served.
+    fn exchange(&self, size: u64, byte: u8) {
+        let other = self.dir.path().join("other");
+        fs::write(&other, vec![byte; size as usize]).unwrap();
+        fs::rename(&other, self.path()).unwrap();
+    }
+
+    fn renew(&mut self) -> String {
+        let (say, said) = mpsc::channel();
+        let (tender, tended) = (&self.tender, Arc::clone(&self.tended));
+        let (mail, ring) = (&self.mail, &mut self.ring);
+        std::thread::scope(|scope| {
+            scope.spawn(move || say.send(tender.renew(&tended)));
+            loop {
+                if let Some(Mail::Attach(id, backing, answer)) = mail.take() {
+                    let _ = answer.send(ring.attach(id, backing));
+                }
+                if let Ok(line) = said.recv_timeout(Duration::from_millis(2)) {
+                    return line;
+                }
+            }
+        })
+    }
+}
+
+const NOT_READY: Result<u8, Status> = Err(Health::NOT_READY);
+
+#[test]
+fn a_file_that_was_shortened_is_noticed_without_io_and_served_again_when_it_is_whole() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.write(0, 0x11), Ok(()));
+    assert_eq!(bench.write(SIZE - 4096, 0x22), Ok(()));
+    assert_eq!(bench.flush(), Ok(()));
+    bench.shorten();
+    bench.until("it is down", |bench| bench.tended.health().is_down());
+    assert_eq!((bench.read(0), bench.read(SIZE / 2)), (NOT_READY, NOT_READY));
+    assert_eq!(bench.write(SIZE - 4096, 0x33), Err(Health::NOT_READY));
+    assert_eq!(bench.flush(), Err(Health::NOT_READY));
+    assert_eq!(fs::metadata(bench.path()).unwrap().len(), 8192, "nothing made it long again");
+    let file = OpenOptions::new().write(true).open(bench.path()).unwrap();
+    file.set_len(SIZE).unwrap();
+    bench.until("it is up", |bench| !bench.tended.health().is_down());
+    assert_eq!((bench.read(0), bench.read(SIZE - 4096)), (Ok(0x11), Ok(0)));
+    assert_eq!((bench.write(0, 0x44), bench.flush()), (Ok(()), Ok(())));
+    assert!(bench.pool.is_full());
+}
+
+#[test]
+fn what_takes_the_place_of_a_lost_store_is_served_and_a_flush_tells_what_was_lost() {
+    for unsynced in [false, true] {
+        let mut bench = Bench::new();
+        assert_eq!((bench.write(0, 0x11), bench.flush()), (Ok(()), Ok(())));
+        if unsynced {
+            assert_eq!(bench.write(4096, 0x12), Ok(()));
+        }
+        bench.shorten();
+        bench.until("it is down", |bench| bench.tended.health().is_down());
+        let old = bench.tended.backing();
+        // One of another size is none.
+        bench.exchange(SIZE * 2, 0x55);
+        bench.until("it was tried", |bench| !lock(&bench.tended.care).told.is_empty());
+        assert!(bench.tended.health().is_down());
+        bench.exchange(SIZE, 0x77);
+        bench.until("it is up", |bench| !bench.tended.health().is_down());
+        assert_eq!(bench.read(0), Ok(0x77));
+        assert_eq!(Arc::strong_count(&old), 2, "we and the list of those that part");
+        match unsynced {
+            false => assert_eq!(bench.flush(), Ok(())),
+            true => {
+                let lost = Err(Status::WRITE_FAULT);
+                assert_eq!((bench.flush(), bench.flush()), (lost, lost));
+                assert_eq!(bench.write(0, 0x78), Ok(()));
+                assert!(bench.renew().contains("flushes are served again"));
+                assert_eq!(bench.flush(), Ok(()));
+                assert_eq!(bench.read(0), Ok(0x78));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_failed_sync_stays_until_somebody_orders_otherwise() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.write(0, 0x11), Ok(()));
+    bench.tended.backing().fail_sync(Status::WRITE_FAULT);
+    assert_eq!(bench.flush(), Err(Status::WRITE_FAULT));
+    let before = bench.tended.backing();
+    let line = bench.renew();
+    assert!(line.starts_with("namespace 1: opened again"), "{line}");
+    assert!(!Arc::ptr_eq(&before, &bench.tended.backing()));
+    assert_eq!((bench.flush(), bench.read(0)), (Ok(()), Ok(0x11)));
+    // Not while it is down.
+    bench.tended.backing().fail_sync(Status::WRITE_FAULT);
+    bench.shorten();
+    bench.until("it is down", |bench| bench.tended.health().is_down());
+    let line = bench.renew();
+    assert!(line.contains("its failed flush stays: the store is down"), "{line}");
+}
+
+#[test]
+fn a_store_that_is_forgotten_is_closed_when_the_ring_lets_it_go() {
+    let mut bench = Bench::new();
+    assert!(Backing::open(&bench.tended.config).is_err(), "it is in use");
+    bench.tender.forget(&bench.tended);
+    let weak = Arc::downgrade(&bench.tended.backing());
+    bench.tended = {
+        let config =
+            BackingConfig { kind: BackingKind::Null { size: SIZE }, ..bench.tended.config.clone() };
+        let backing = Backing::open(&config).unwrap();
+        Arc::new(Tended::new(STORE, String::new(), config, backing))
+    };
+    bench.turn();
+    assert!(weak.upgrade().is_some(), "the ring has it");
+    bench.ring.detach(STORE);
+    bench.until("it is closed", |_| weak.upgrade().is_none());
+    let config = BackingConfig {
+        kind: BackingKind::File { path: bench.path(), size: None },
+        block_size_bytes: 512,
+        read_only: false,
+    };
+    assert!(Backing::open(&config).is_ok());
+}
+
+#[test]
+fn nobody_waits_for_who_hangs() {
+    let Bench { tender, tended, .. } = Bench::new();
+    // As if a look had not come back.
+    tended.busy.store(true, Ordering::Relaxed);
+    assert!(!tended.is_due(Instant::now() + Duration::from_secs(60)));
+    tended.busy.store(false, Ordering::Relaxed);
+    assert!(tended.is_due(Instant::now() + Duration::from_secs(60)));
+    tender.stop(Instant::now() + Duration::from_secs(20));
+}
