@@ -317,14 +317,24 @@ impl Ring {
             return;
         }
         if user_data & RECALL != 0 {
+            let recall = self.recalls.answered((user_data & !RECALL) as usize);
+            let Some((tag, of, aborted)) = recall else { return };
+            let granted = answer >= 0 || aborted;
             // Not found, or begun: it goes on.
-            let outcome = if answer < 0 { Err(Status::INTERNAL_ERROR) } else { Ok(()) };
-            let tag = self.recalls.answered((user_data & !RECALL) as usize);
-            return done.extend(tag.map(|tag| Done { tag, buf: None, outcome }));
+            if !granted
+                && let Some(flight) = self.flights.iter_mut().flatten().find(|f| f.tag() == of)
+            {
+                flight.insist();
+            }
+            let outcome = if granted { Ok(()) } else { Err(Status::INTERNAL_ERROR) };
+            return done.push(Done { tag, buf: None, outcome });
         }
         let slot = user_data as usize;
         let Some(flight) = self.flights.get_mut(slot).and_then(Option::as_mut) else { return };
         self.in_kernel = self.in_kernel.saturating_sub(1);
+        if answer == -libc::ECANCELED {
+            self.recalls.came_home_aborted(flight.tag());
+        }
         let attached = self.attachments[flight.attachment as usize].as_ref();
         let outcome = match attached {
             Some(attachment) => flight.advance(answer, &attachment.backing),
@@ -407,8 +417,8 @@ impl Ring {
         while let Some((index, of)) = self.recalls.wish() {
             let in_slot = |flight: &Option<Flight>| flight.as_ref().is_some_and(|f| f.tag() == of);
             let Some(slot) = self.flights.iter().position(in_slot) else {
-                let (tag, outcome) = (self.recalls.answered(index), Err(Status::INTERNAL_ERROR));
-                self.ready.extend(tag.map(|tag| Done { tag, buf: None, outcome }));
+                let (recall, outcome) = (self.recalls.answered(index), Err(Status::INTERNAL_ERROR));
+                self.ready.extend(recall.map(|(tag, ..)| Done { tag, buf: None, outcome }));
                 continue;
             };
             let entry = opcode::AsyncCancel::new(slot as u64).build();

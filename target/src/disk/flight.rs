@@ -80,6 +80,7 @@ pub struct Flight {
     len: u64,
     moved: u64,
     tries: u8,
+    insists: bool,
 }
 
 impl Flight {
@@ -101,13 +102,19 @@ impl Flight {
                 (Task::Zero { deallocate, by: None }, None, at, len)
             }
         };
-        Flight { tag, buf, attachment, task, at, len, moved: 0, tries: 0 }
+        Flight { tag, buf, attachment, task, at, len, moved: 0, tries: 0, insists: false }
     }
 
     /// The submitter's tag.
     #[must_use]
     pub fn tag(&self) -> Tag {
         self.tag
+    }
+
+    /// Its host has been told that it goes on: the kernel, which may have said so while it gave the
+    /// operation up, is asked again then.
+    pub fn insist(&mut self) {
+        self.insists = true;
     }
 
     /// The buffer of a read or write.
@@ -194,6 +201,9 @@ impl Flight {
         if self.task == Task::Flush {
             // What it was to make durable still waits for that.
             backing.health().note_write();
+        }
+        if errno == libc::ECANCELED && self.insists {
+            return None;
         }
         if errno == libc::ECANCELED {
             // Nobody but its host asks for that.

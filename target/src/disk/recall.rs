@@ -12,12 +12,14 @@ struct Recall {
     of: Tag,
     /// The kernel has been asked.
     asked: bool,
+    /// The operation has come home, aborted.
+    aborted: bool,
 }
 
 impl Recalls {
     /// Has the kernel asked with the next submission.
     pub(crate) fn push(&mut self, tag: Tag, of: Tag) {
-        let recall = Some(Recall { tag, of, asked: false });
+        let recall = Some(Recall { tag, of, asked: false, aborted: false });
         match self.0.iter_mut().find(|entry| entry.is_none()) {
             Some(free) => *free = recall,
             None => self.0.push(recall),
@@ -42,9 +44,15 @@ impl Recalls {
         }
     }
 
-    /// It has an answer: the wish's own tag.
-    pub(crate) fn answered(&mut self, index: usize) -> Option<Tag> {
-        self.0.get_mut(index)?.take().map(|recall| recall.tag)
+    /// An operation has come home, aborted: its wish is granted, whatever the kernel says later.
+    pub(crate) fn came_home_aborted(&mut self, of: Tag) {
+        let mine = self.0.iter_mut().flatten().filter(|recall| recall.of == of);
+        mine.for_each(|recall| recall.aborted = true);
+    }
+
+    /// It has an answer: the wish's own tag, the operation, and whether that has come home aborted.
+    pub(crate) fn answered(&mut self, index: usize) -> Option<(Tag, Tag, bool)> {
+        self.0.get_mut(index)?.take().map(|recall| (recall.tag, recall.of, recall.aborted))
     }
 
     /// How many have none yet.
@@ -65,9 +73,10 @@ mod tests {
         assert_eq!(recalls.wish(), Some((0, 1)));
         recalls.asked(0);
         assert_eq!(recalls.wish(), Some((1, 2)));
-        assert_eq!((recalls.answered(0), recalls.answered(0)), (Some(10), None));
+        assert_eq!((recalls.answered(0), recalls.answered(0)), (Some((10, 1, false)), None));
         recalls.push(30, 3);
         assert_eq!((recalls.len(), recalls.wish()), (2, Some((0, 3))));
-        assert_eq!((recalls.answered(1), recalls.answered(7)), (Some(20), None));
+        recalls.came_home_aborted(2);
+        assert_eq!((recalls.answered(1), recalls.answered(7)), (Some((20, 2, true)), None));
     }
 }
