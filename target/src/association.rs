@@ -43,6 +43,8 @@ pub struct Association {
     epoch: AtomicU16,
     /// The host has proved itself on the admin queue, where it must.
     proved: AtomicBool,
+    /// The host heeds the delays that statuses ask for (ACRE).
+    retry_delays: AtomicBool,
     /// Some queue has received a command since the last look.
     traffic: AtomicBool,
     errors: Mutex<ErrorLog>,
@@ -75,6 +77,7 @@ impl Association {
             closed: AtomicBool::new(false),
             epoch: AtomicU16::new(0),
             proved: AtomicBool::new(false),
+            retry_delays: AtomicBool::new(false),
             traffic: AtomicBool::new(false),
             errors: Mutex::default(),
             usage: Counters::default(),
@@ -110,6 +113,16 @@ impl Association {
     /// The host has proved itself.
     pub fn set_proved(&self) {
         self.proved.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the host heeds the delays that statuses ask for.
+    pub fn heeds_retry_delays(&self) -> bool {
+        self.retry_delays.load(Ordering::Relaxed)
+    }
+
+    /// The host heeds the delays that statuses ask for, or does not.
+    pub fn allow_retry_delays(&self, heeded: bool) {
+        self.retry_delays.store(heeded, Ordering::Relaxed);
     }
 
     /// Whether it is over.

@@ -28,6 +28,10 @@ use crate::subsystem::{Namespace, Subsystem};
 /// How many Abort commands a host may leave outstanding: ACL + 1.
 pub const ABORTS: usize = 4;
 
+/// Command retry delays (CRDT1 to CRDT3) in units of 100 ms: what passes soon, what takes the time
+/// of a person or another machine; the third is not used.
+pub const RETRY_DELAYS_100MS: [u16; 3] = [10, 50, 0];
+
 /// Keep Alive granularity (KAS), in units of 100 ms.
 pub const KAS_100MS: u16 = 10;
 
@@ -315,6 +319,7 @@ impl Controller {
             self.association.next_epoch();
             self.association.set_ready(false);
             self.features = Features::default();
+            self.association.allow_retry_delays(false);
             self.events.reset();
             self.association.reservations.reset();
             self.reset_ana();

@@ -21,6 +21,7 @@ mod authenticate;
 mod carry;
 mod connect;
 mod count;
+mod disconnect;
 mod reserve;
 
 use std::collections::VecDeque;
@@ -157,6 +158,8 @@ pub struct Queue {
     /// The number of an authentication task that is under way, and the slot that waits for it.
     task: Option<(u64, u16)>,
     link: Link,
+    /// The slot of a Disconnect command: nothing more is taken.
+    leaver: Option<u16>,
     head: Head,
     slots: Vec<Slot>,
     free: Vec<u16>,
@@ -208,6 +211,7 @@ impl Queue {
             proof: None,
             task: None,
             link: Link::Open,
+            leaver: None,
             head: Head::default(),
             slots: Vec::with_capacity(slots.into()),
             free: (0..slots).rev().collect(),
@@ -487,6 +491,11 @@ impl Queue {
             self.close(io);
             return;
         };
+        if self.leaver.is_some() {
+            // It was told to be the last command.
+            io.pool.give(buf);
+            return;
+        }
         if self.is_orphaned() {
             // No answer: a status would end in the host's file system, a lost path does not.
             io.pool.give(buf);
@@ -586,6 +595,10 @@ impl Queue {
         if entry.posted == 0 && entry.state == State::Replying {
             entry.state = State::Free;
             self.free.push(slot);
+            if self.leaver == Some(slot) {
+                // The host has its answer.
+                return self.close(io);
+            }
         }
         self.on_fault(fault, io);
         if self.link == Link::Open

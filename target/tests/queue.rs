@@ -5,6 +5,8 @@
 mod abort;
 #[path = "queue/copying.rs"]
 mod copying;
+#[path = "queue/leaving.rs"]
+mod leaving;
 #[path = "queue/reservations.rs"]
 mod reservations;
 mod support;

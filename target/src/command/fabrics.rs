@@ -4,13 +4,13 @@
 //! Source: NVMe Base Specification 2.0, "Fabrics Command Set".
 
 use nvme::fabrics::{
-    Authentication, Connect, ConnectData, FabricsType, InvalidParameter, PropertyGet, PropertySet,
-    SECP_NVME,
+    Authentication, Connect, ConnectData, Disconnect, FabricsType, InvalidParameter, PropertyGet,
+    PropertySet, SECP_NVME,
 };
 use nvme::{Sqe, Status};
 use rdma::Remote;
 
-use super::{Plan, Received, Source, destination, source};
+use super::{Plan, Received, Source, destination, no_data, source};
 use crate::controller::Controller;
 
 /// Bytes of Connect data.
@@ -88,10 +88,14 @@ pub fn admin(sqe: &Sqe, controller: &mut Controller) -> Result<Plan, Status> {
 /// A fabrics command on a connected I/O queue.
 ///
 /// # Errors
-/// Always: none is served there.
+/// The status to answer with.
 pub fn io(sqe: &Sqe) -> Result<Plan, Status> {
     sqe.check_flags()?;
     match sqe.fabrics_type() {
+        FabricsType::DISCONNECT if Disconnect::parse(sqe).recfmt != 0 => {
+            Err(Status::CONNECT_INCOMPATIBLE_FORMAT.with_dnr())
+        }
+        FabricsType::DISCONNECT => no_data(sqe).map(|()| Plan::Disconnect),
         FabricsType::CONNECT => Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr()),
         _ => Err(Status::INVALID_OPCODE.with_dnr()),
     }

@@ -128,11 +128,12 @@ pub(super) fn set_with_data(
         return Err(Status::INVALID_FIELD.with_dnr());
     }
     let data = data.first_chunk().ok_or(Status::DATA_SGL_LENGTH_INVALID.with_dnr())?;
-    // What the host can cope with; we ask nothing of it, so we only remember.
+    // What the host can cope with. Of that only retry delays (ACRE) make a difference to us.
     let behavior = HostBehavior::parse(data);
     if [behavior.acre, behavior.etdas, behavior.lbafee].iter().any(|&flag| flag > 1) {
         return Err(Status::INVALID_FIELD.with_dnr());
     }
+    controller.association.allow_retry_delays(behavior.acre == 1);
     controller.features.host_behavior = behavior;
     Ok(0)
 }

@@ -15,7 +15,7 @@ use super::{Plan, Received, SQE_BYTES, copy, destination};
 use crate::ana::{ANA_GROUPS, ANACAP, ANATT_S};
 use crate::association::ERROR_LOG_ENTRIES;
 use crate::config::MAX_NSID;
-use crate::controller::{ABORTS, Controller, KAS_100MS, VERSION};
+use crate::controller::{ABORTS, Controller, KAS_100MS, RETRY_DELAYS_100MS, VERSION};
 use crate::events::{Event, REQUESTS};
 use crate::subsystem::{Namespace, Subsystem};
 
@@ -44,6 +44,9 @@ const DEALLOCATED_READS_ZEROS: u8 = 0b1001;
 
 /// Slot 1 is the only one and cannot be written (FRMW).
 const ONE_READ_ONLY_SLOT: u8 = 0b0011;
+
+/// An I/O queue is deleted by the Disconnect command (OFCS).
+const DISCONNECT: u16 = 1;
 
 /// Decides on an Identify command ("Identify command").
 ///
@@ -178,6 +181,10 @@ fn nvm_controller(controller: &Controller, subsystem: &Subsystem) -> IdentifyCon
         subnqn: subsystem.nqn.into(),
         ioccsz_16: (SQE_BYTES + in_capsule) / 16,
         iorcsz_16: 1,
+        ofcs: DISCONNECT,
+        crdt1_100ms: RETRY_DELAYS_100MS[0],
+        crdt2_100ms: RETRY_DELAYS_100MS[1],
+        crdt3_100ms: RETRY_DELAYS_100MS[2],
         ..any_controller(controller)
     }
 }
@@ -345,6 +352,8 @@ mod tests {
         assert_eq!(found.subnqn.nqn(), "nqn.2026-11.io.nvmfd:test".parse());
         assert_eq!((found.ioccsz_16, found.iorcsz_16, found.icdoff_16), (516, 1, 0));
         assert_eq!((found.fcatt, found.msdbd, found.oacs, found.rtd3e_us), (0, 1, 0, 0));
+        assert_eq!([found.crdt1_100ms, found.crdt2_100ms, found.crdt3_100ms], [10, 50, 0]);
+        assert_eq!(found.ofcs, 1, "Disconnect");
     }
 
     #[test]

@@ -182,6 +182,8 @@ pub enum Plan {
     },
     /// Hold the command back until there is an event to tell (Asynchronous Event Request).
     Park,
+    /// End every other command of the queue, answer, and close the connection.
+    Disconnect,
     /// End the command `cid` of queue `sqid` if that can be, and tell whether it could.
     Abort {
         /// Queue id.

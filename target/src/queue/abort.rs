@@ -77,7 +77,7 @@ impl Queue {
             return;
         }
         match (entry.state, &entry.plan) {
-            (State::Waiting, Plan::Abort { .. } | Plan::Reply(_)) => {}
+            (State::Waiting, Plan::Abort { .. } | Plan::Disconnect | Plan::Reply(_)) => {}
             (State::Waiting, plan) => {
                 if *plan == Plan::Park
                     && let Serves::Admin(controller) = &mut self.serves

@@ -15,7 +15,7 @@ impl Queue {
             Ok(result) => self.respond(slot, Status::SUCCESS, result, None, io),
             Err(status) => {
                 self.count_failure(slot, status);
-                let status = self.log_error(slot, status);
+                let status = self.log_error(slot, self.delayed(status));
                 self.respond(slot, status, 0, None, io);
             }
         }
@@ -75,6 +75,19 @@ impl Queue {
         }
     }
 
+    /// A status with the delay after which the command is worth a retry, for a host that heeds it
+    /// ("Host Behavior Support", ACRE); for any other without.
+    fn delayed(&self, status: Status) -> Status {
+        const SOON: u8 = 1;
+        let passing = [Status::NAMESPACE_NOT_READY, Status::COMMAND_INTERRUPTED];
+        match self.association().is_some_and(|association| association.heeds_retry_delays()) {
+            false => status.with_crd(0),
+            true if status.dnr() || status.crd() != 0 => status,
+            true if passing.iter().any(|other| status.is(*other)) => status.with_crd(SOON),
+            true => status,
+        }
+    }
+
     pub(super) fn log_error(&mut self, slot: u16, status: Status) -> Status {
         let sqe = self.slots[usize::from(slot)].sqe;
         if sqe.is_fabrics() {
@@ -106,5 +119,6 @@ impl Queue {
             self.answer(slot, Ok(dw0.into()), io);
         }
         self.answer_aborts(io);
+        self.answer_disconnect(io);
     }
 }

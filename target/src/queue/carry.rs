@@ -29,6 +29,10 @@ impl Queue {
         match plan {
             Ok(Plan::Reply(result)) => self.answer(slot, Ok(result), io),
             Ok(Plan::Park) => self.slot(slot).plan = Plan::Park,
+            Ok(Plan::Disconnect) => {
+                self.slot(slot).plan = Plan::Disconnect;
+                self.disconnect(slot, io);
+            }
             Ok(Plan::Abort { sqid, cid }) => {
                 self.slot(slot).plan = Plan::Abort { sqid, cid };
                 self.abort(slot, sqid, cid, io);
@@ -129,7 +133,7 @@ impl Queue {
                 let (of, order) = (std::mem::take(of), *order);
                 self.ask_keeper(slot, of, order, io);
             }
-            Plan::Reply(_) | Plan::Park | Plan::Abort { .. } => {}
+            Plan::Reply(_) | Plan::Park | Plan::Abort { .. } | Plan::Disconnect => {}
         }
     }
 
@@ -380,6 +384,7 @@ fn needs(plan: &Plan) -> (u32, u32) {
         | Plan::ShutDown { .. }
         | Plan::Keep { .. }
         | Plan::Park
-        | Plan::Abort { .. } => (0, 0),
+        | Plan::Abort { .. }
+        | Plan::Disconnect => (0, 0),
     }
 }

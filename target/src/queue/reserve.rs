@@ -54,7 +54,8 @@ impl Queue {
         for slot in 0..self.slots.len() as u16 {
             let entry = self.slot(slot);
             let waits = match (entry.state, &entry.plan) {
-                (State::Free | State::Replying, _) | (_, Plan::Reserve { .. }) => continue,
+                (State::Free | State::Replying, _)
+                | (_, Plan::Reserve { .. } | Plan::Disconnect) => continue,
                 (State::Waiting, _) => true,
                 (State::Pulling | State::AtDisk, _) => false,
             };
@@ -82,6 +83,7 @@ impl Queue {
         match (entry.fences.is_empty(), &entry.errand) {
             (false, _) => Some(Status::ABORTED_PREEMPT.with_dnr()),
             (true, Some(_)) => Some(Status::ABORT_REQUESTED),
+            (true, None) if self.leaver.is_some() => Some(Status::ABORTED_SQ_DELETION),
             (true, None) => None,
         }
     }

@@ -1,6 +1,6 @@
 //! Commands on an I/O queue: namespaces, ranges, descriptors, data in the capsule.
 
-use nvme::fabrics::{FabricsType, PropertyGet, PropertySet};
+use nvme::fabrics::{Disconnect, FabricsType, PropertyGet, PropertySet};
 use nvme::property::Property;
 use nvme::sqe::{DsmRange, Flags};
 use nvme::{IoOpcode, Sgl, Sqe};
@@ -47,7 +47,11 @@ pub(crate) fn commands(world: &mut World) -> Outcome {
         ("fused, second".into(), write.with_flags(Flags(0x42)), FIELD),
         ("Property Get".into(), PropertyGet::new(Property::CAP).emit(), OPCODE),
         ("Property Set".into(), PropertySet::new(Property::CC, 0).emit(), OPCODE),
-        ("Disconnect".into(), Sqe::fabrics(FabricsType::DISCONNECT), OPCODE),
+        (
+            "Disconnect of another format".into(),
+            Disconnect { recfmt: 1 }.emit(),
+            Want::Refused(&[0x180]),
+        ),
         ("unknown fabrics command".into(), Sqe::fabrics(FabricsType(0x66)), OPCODE),
         ("Read".into(), read, Want::Done),
         ("Read of the last block".into(), read.with_range(blocks - 1, 0), Want::Done),

@@ -1,0 +1,36 @@
+//! Disconnect: a host deletes an I/O queue. What has not begun ends, what has is outwaited; the
+//! answer to Disconnect is the last one, and then the connection goes ("Disconnect command").
+
+use nvme::Status;
+
+use super::{Io, Link, Queue, State};
+
+impl Queue {
+    /// A Disconnect command begins.
+    pub(super) fn disconnect(&mut self, leaver: u16, io: &mut Io<'_>) {
+        self.leaver = Some(leaver);
+        for slot in 0..self.slots.len() as u16 {
+            let waits = self.slot(slot).state == State::Waiting;
+            let for_proof = self.task.is_some_and(|(_, waiting)| waiting == slot);
+            if waits && slot != leaver && !for_proof {
+                io.waiters.remove(self.key, slot);
+                self.answer(slot, Err(Status::ABORTED_SQ_DELETION), io);
+            }
+        }
+        // Whatever came behind it is not looked at.
+        self.backlog.drain(..).for_each(|(buf, _)| io.pool.give(buf));
+        // It is answered with the events, when it is alone.
+    }
+
+    /// Answers a Disconnect command when every other command has been.
+    pub(super) fn answer_disconnect(&mut self, io: &mut Io<'_>) {
+        let Some(leaver) = self.leaver.filter(|_| self.link == Link::Open) else { return };
+        let answered = |state| matches!(state, State::Free | State::Replying);
+        let alone = (0u16..).zip(&self.slots).all(|(slot, entry)| {
+            if slot == leaver { entry.state == State::Waiting } else { answered(entry.state) }
+        });
+        if alone {
+            self.answer(leaver, Ok(0), io);
+        }
+    }
+}
