@@ -9,6 +9,7 @@
 
 mod authentication;
 mod listener;
+mod offer;
 mod section;
 mod size;
 mod text;
@@ -27,6 +28,7 @@ use crate::ana::{ANA_GROUPS, ANATT_S};
 
 pub use authentication::{AuthenticationConfig, HostConfig};
 pub use listener::ListenerConfig;
+pub use offer::{DiscoveryConfig, DuplicateHosts, Offer, Referral};
 pub use section::{ConfigErrors, Mistake};
 pub use size::Size;
 
@@ -44,10 +46,12 @@ pub struct Config {
     pub memory: MemoryConfig,
     /// What one host may ask for.
     pub limits: Limits,
-    /// Where connections are accepted; at least one, no two overlap.
+    /// Where connections are accepted; at least one, no two overlap or have one id.
     pub listeners: Vec<ListenerConfig>,
     /// What is served; at least one, in the order of the text.
     pub subsystems: Vec<SubsystemConfig>,
+    /// What discovery tells besides.
+    pub discovery: DiscoveryConfig,
     /// Where packets are written to, if they are.
     pub capture: Option<CaptureConfig>,
     /// Folder of what the daemon itself must remember, such as reservations. Without one, nothing
@@ -207,6 +211,8 @@ pub struct SubsystemConfig {
     pub allow_any_host: bool,
     /// The hosts that may connect.
     pub hosts: BTreeSet<Nqn>,
+    /// Where and how it is offered.
+    pub offer: Offer,
     /// Serial number: 1 to 20 printable ASCII characters.
     pub serial: String,
     /// Model number: 1 to 40 printable ASCII characters.
@@ -371,6 +377,14 @@ impl Config {
             if subsystem.namespaces.is_empty() {
                 warnings.push(format!("{nqn} has no namespace: hosts will find no disk there"));
             }
+            for (nsid, hosts) in &subsystem.offer.masks {
+                for host in hosts.iter().filter(|host| !subsystem.admits(host)) {
+                    warnings.push(format!(
+                        "namespace {nsid} of {nqn} is shown to {host}, which may not connect: add \
+                         it to `hosts` of the subsystem"
+                    ));
+                }
+            }
             for namespace in &subsystem.namespaces {
                 if matches!(namespace.kind, NamespaceKind::Ram { .. }) {
                     warnings.push(format!(
@@ -455,7 +469,7 @@ impl fmt::Display for Config {
         for subsystem in &self.subsystems {
             write!(f, "{subsystem}")?;
         }
-        write!(f, "{}", self.authentication)?;
+        write!(f, "{}{}", self.discovery, self.authentication)?;
         if let Some(CaptureConfig { path, payload, limit_bytes }) = &self.capture {
             let what = if *payload { "all packets" } else { "all headers" };
             writeln!(
@@ -479,6 +493,7 @@ impl fmt::Display for SubsystemConfig {
         for host in self.hosts.iter().filter(|_| !self.allow_any_host) {
             writeln!(f, "            host {host}")?;
         }
+        write!(f, "{}", self.offer)?;
         for namespace in &self.namespaces {
             writeln!(f, "  namespace {namespace}")?;
         }

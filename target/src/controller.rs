@@ -19,7 +19,9 @@ use nvme::property::{Cap, Cc, Csts, Property, Shutdown, ShutdownStatus, Vs};
 use crate::ana::AnaLog;
 use crate::association::Association;
 use crate::command::Plan;
+use crate::command::discovery::Service;
 use crate::command::feature::Features;
+use crate::config::Offer;
 use crate::disk::BackingId;
 use crate::events::Events;
 use crate::recall::Recall;
@@ -61,17 +63,26 @@ pub struct Limits {
     pub mdts_bytes: u32,
 }
 
+impl Limits {
+    /// The same, or less where a subsystem offers less.
+    #[must_use]
+    pub fn within(self, offer: &Offer) -> Limits {
+        Limits {
+            queue_depth: self.queue_depth.min(offer.queue_depth.unwrap_or(u16::MAX)),
+            io_queues: self.io_queues.min(offer.io_queues.unwrap_or(u16::MAX)),
+            mdts_bytes: self.mdts_bytes.min(offer.mdts_bytes.unwrap_or(u32::MAX)),
+            ..self
+        }
+    }
+}
+
 /// What a controller serves.
 #[derive(Debug)]
 pub enum Role {
     /// An NVM subsystem.
     Nvm(Arc<Subsystem>),
-    /// Discovery; the log as it was when its beginning was last read, so that a host which reads
-    /// in pieces never sees two generations mixed.
-    Discovery {
-        /// The snapshot: header and entries.
-        snapshot: Vec<u8>,
-    },
+    /// Discovery.
+    Discovery(Box<Service>),
 }
 
 /// Where in its life a controller is.
@@ -148,7 +159,7 @@ impl Controller {
     /// Whether this is a discovery controller.
     #[must_use]
     pub fn is_discovery(&self) -> bool {
-        matches!(self.role, Role::Discovery { .. })
+        matches!(self.role, Role::Discovery(_))
     }
 
     /// The NVM subsystem it serves, if any.
@@ -156,7 +167,7 @@ impl Controller {
     pub fn subsystem(&self) -> Option<&Arc<Subsystem>> {
         match &self.role {
             Role::Nvm(subsystem) => Some(subsystem),
-            Role::Discovery { .. } => None,
+            Role::Discovery(_) => None,
         }
     }
 
@@ -484,7 +495,7 @@ mod tests {
         controller.set_kato_ms(0, now);
         assert!(!controller.expired(now + Duration::from_secs(7199)));
         assert!(controller.expired(now + Duration::from_secs(7200)));
-        controller.role = Role::Discovery { snapshot: Vec::new() };
+        controller.role = Role::Discovery(Box::new(Service::new(nvme::Nqn::DISCOVERY, &[])));
         controller.set_kato_ms(0, now);
         assert!(!controller.expired(now + Duration::from_secs(119)));
         assert!(controller.expired(now + Duration::from_secs(120)));

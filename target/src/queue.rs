@@ -37,7 +37,7 @@ use tracing::{debug, info, warn};
 use crate::association::Association;
 use crate::auth::Exchange;
 use crate::command::{Plan, Received, SQE_BYTES, Source, admin, fabrics, io as rules};
-use crate::controller::{Controller, Limits};
+use crate::controller::{Controller, Limits, Role};
 use crate::disk::{Disk, Done};
 use crate::recall::Errand;
 use crate::refusals::{Refusal, Refusals};
@@ -432,7 +432,7 @@ impl Queue {
             }
             Serves::Admin(controller) => {
                 if controller.association.is_closed() {
-                    Some("its subsystem or listener was withdrawn from this host")
+                    Some("it was withdrawn from this host, or the host has come again")
                 } else if admitted && controller.expired(io.now) {
                     // A host that computes its proof keeps nothing alive; that has its own limit.
                     Some("keep alive expired")
@@ -460,23 +460,33 @@ impl Queue {
 
     /// A subsystem has changed.
     pub fn on_subsystem(&mut self, new: &Arc<Subsystem>, io: &mut Io<'_>) {
+        // What a host sees of one with masks is made once, for all of its queues.
+        let view = |association: &Association| match new.offer.masks.is_empty() {
+            true => Some(Arc::clone(new)),
+            false => io.registry.view(association),
+        };
         match &mut self.serves {
             Serves::Admin(controller) if controller.association.subsystem == new.nqn => {
-                controller.replace_subsystem(Arc::clone(new));
+                if let Some(view) = view(&controller.association) {
+                    controller.replace_subsystem(view);
+                }
             }
-            Serves::Io { subsystem, .. } if subsystem.nqn == new.nqn => {
-                *subsystem = Arc::clone(new);
+            Serves::Io { association, subsystem, .. } if subsystem.nqn == new.nqn => {
+                if let Some(view) = view(association) {
+                    *subsystem = view;
+                }
             }
             _ => {}
         }
         self.raise_events(io);
     }
 
-    /// What discovery answers has changed.
+    /// What discovery answers has changed, for some host.
     pub fn on_discovery_changed(&mut self, io: &mut Io<'_>) {
-        if let Serves::Admin(controller) = &mut self.serves
-            && controller.is_discovery()
-        {
+        let Serves::Admin(controller) = &mut self.serves else { return };
+        let Role::Discovery(service) = &mut controller.role else { return };
+        let (_, records) = io.registry.discovery(&controller.association.host, controller.local);
+        if service.is_news(&records) {
             controller.events.discovery_changed();
             self.raise_events(io);
         }

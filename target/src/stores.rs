@@ -159,6 +159,7 @@ impl Stores {
             model: Text::lossy(&config.model),
             allow_any_host: config.allow_any_host,
             hosts: config.hosts.clone(),
+            offer: Arc::new(config.offer.clone()),
             namespaces,
             usage,
         }
@@ -216,6 +217,7 @@ mod tests {
             nqn: "nqn.2026-11.io.nvmfd:test".parse().unwrap(),
             allow_any_host: true,
             hosts: BTreeSet::new(),
+            offer: Default::default(),
             serial: "S".to_owned(),
             model: "M".to_owned(),
             namespaces: nsids.iter().map(namespace).collect(),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use nvme::{Nqn, Status, Text};
 
+use crate::config::Offer;
 use crate::disk::{BackingId, Health};
 use crate::reservation::Reservation;
 use crate::usage::Usage;
@@ -97,6 +98,8 @@ pub struct Subsystem {
     pub allow_any_host: bool,
     /// Hosts that may connect.
     pub hosts: BTreeSet<Nqn>,
+    /// Where and how it is offered.
+    pub offer: Arc<Offer>,
     /// Namespaces, by ascending nsid.
     pub namespaces: Vec<Namespace>,
     /// What its hosts have done, kept across snapshots.
@@ -127,6 +130,18 @@ impl Subsystem {
         self.allow_any_host || self.hosts.contains(host)
     }
 
+    /// The subsystem as a host sees it: without the namespaces that are masked from it.
+    #[must_use]
+    pub fn seen_by(self: &Arc<Subsystem>, host: &Nqn) -> Arc<Subsystem> {
+        let masks = |n: &Namespace| !self.offer.shows(n.nsid, host);
+        if !self.namespaces.iter().any(masks) {
+            return Arc::clone(self);
+        }
+        let mut view = Subsystem::clone(self);
+        view.namespaces.retain(|n| self.offer.shows(n.nsid, host));
+        Arc::new(view)
+    }
+
     /// Whether any namespace has a volatile write cache.
     #[must_use]
     pub fn volatile_cache(&self) -> bool {
@@ -138,7 +153,9 @@ impl PartialEq for Subsystem {
     /// Same for hosts; what they have done does not count.
     fn eq(&self, other: &Subsystem) -> bool {
         let key = |s: &Subsystem| (s.nqn, s.serial, s.model, s.allow_any_host);
-        key(self) == key(other) && self.hosts == other.hosts && self.namespaces == other.namespaces
+        key(self) == key(other)
+            && (&self.hosts, &self.offer, &self.namespaces)
+                == (&other.hosts, &other.offer, &other.namespaces)
     }
 }
 
@@ -166,6 +183,7 @@ pub(crate) mod tests {
             model: Text::lossy("nvmfd"),
             allow_any_host: true,
             hosts: BTreeSet::new(),
+            offer: Arc::default(),
             namespaces: vec![namespace(1, 12), namespace(2, 9), namespace(7, 12)],
             usage: Arc::default(),
         }

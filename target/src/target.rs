@@ -1,5 +1,6 @@
 //! The running target: reactors on their threads, and what the control plane may ask of them.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -23,7 +24,7 @@ use crate::power::PowerBook;
 use crate::provider::{self, Fabrics, choose, owns};
 use crate::queue::{DATA_FOR_ADMIN_BYTES, RECEIVES_FOR_ADMIN};
 use crate::reactor::{Parts, Reactor, Stats};
-use crate::registry::Registry;
+use crate::registry::{Change, Registry};
 use crate::reservation::keeper::{Keeper, Word};
 use crate::stores::Stores;
 use crate::tender::Tender;
@@ -137,7 +138,7 @@ impl Target {
             .try_for_each(|(index, (_, mailbox))| target.spawn(index, mailbox))
             .and_then(|()| target.attach_new(&next))
             .and_then(|()| {
-                target.adopt(next);
+                target.adopt(next, Vec::new());
                 target.listen_all()
             });
         match started {
@@ -185,19 +186,13 @@ impl Target {
             added.iter().for_each(|at| self.unlisten(*at));
             return Err(fatal);
         }
-        // From here on nothing can fail. Hosts of what goes are disconnected before its stores go.
+        // From here on nothing can fail.
         let old = std::mem::replace(&mut self.config, config);
         lines.extend(self.registry.set_keyring(keyring));
         removed.iter().for_each(|at| self.unlisten(*at));
-        if old.listeners != self.config.listeners {
-            self.registry.set_listeners(self.config.listeners.clone());
-        }
-        for gone in old.subsystems.iter().map(|s| s.nqn) {
-            if !self.config.subsystems.iter().any(|s| s.nqn == gone) {
-                self.registry.withdraw(&gone);
-            }
-        }
-        self.adopt(next);
+        let kept: BTreeSet<Nqn> = self.config.subsystems.iter().map(|s| s.nqn).collect();
+        let gone = old.subsystems.iter().map(|s| s.nqn).filter(|nqn| !kept.contains(nqn)).collect();
+        self.adopt(next, gone);
         Ok(lines)
     }
 
@@ -328,17 +323,22 @@ impl Target {
         Ok(())
     }
 
-    /// Makes `next` the stores in use and publishes the subsystems of the configuration.
-    fn adopt(&mut self, next: Stores) {
+    /// Makes `next` the stores in use and publishes what the configuration says. Hosts of what is
+    /// gone are disconnected before its stores go.
+    fn adopt(&mut self, next: Stores, gone: Vec<Nqn>) {
+        let mut subsystems = Vec::new();
         for config in &self.config.subsystems {
             let running = self.registry.subsystem(&config.nqn);
             let usage =
                 running.as_ref().map_or_else(Arc::<Usage>::default, |s| Arc::clone(&s.usage));
             let subsystem = next.subsystem(config, usage);
             if running.is_none_or(|running| *running != subsystem) {
-                self.registry.publish(Arc::new(subsystem));
+                subsystems.push(Arc::new(subsystem));
             }
         }
+        let Config { listeners, discovery, .. } = &self.config;
+        let (listeners, discovery) = (Some(listeners.clone()), Some(discovery.clone()));
+        self.registry.change(Change { listeners, discovery, subsystems, gone });
         let old = std::mem::replace(&mut self.stores, next);
         old.without(&self.stores).for_each(|store| self.detach(store));
     }
@@ -369,9 +369,7 @@ impl Target {
     }
 
     fn listen_all(&mut self) -> Result<(), Fatal> {
-        self.config.addresses().iter().try_for_each(|at| self.listen(*at))?;
-        self.registry.set_listeners(self.config.listeners.clone());
-        Ok(())
+        self.config.addresses().iter().try_for_each(|at| self.listen(*at))
     }
 
     fn listen(&self, at: SocketAddr) -> Result<(), Fatal> {
@@ -443,6 +441,17 @@ fn differences(old: &Config, new: &Config) -> Vec<String> {
         }
     }
     let find = |config: &'_ Config, nqn: &Nqn| config.subsystems.iter().position(|s| s.nqn == *nqn);
+    let ports = |config: &Config| -> BTreeMap<SocketAddr, u16> {
+        config.listeners.iter().map(|listener| (listener.address, listener.id)).collect()
+    };
+    if ports(old) != ports(new) {
+        let now: Vec<String> =
+            new.listeners.iter().map(|l| format!("{} (id {})", l.address, l.id)).collect();
+        lines.push(format!("listeners are now {}", now.join(", ")));
+    }
+    if old.discovery != new.discovery {
+        lines.push("what discovery tells has changed".to_owned());
+    }
     for was in &old.subsystems {
         if find(new, &was.nqn).is_none() {
             lines.push(format!("subsystem {} removed", was.nqn));
@@ -455,6 +464,9 @@ fn differences(old: &Config, new: &Config) -> Vec<String> {
         };
         if (was.allow_any_host, &was.hosts) != (is.allow_any_host, &is.hosts) {
             lines.push(format!("hosts of {} changed", is.nqn));
+        }
+        if was.offer != is.offer {
+            lines.push(format!("what {} offers has changed", is.nqn));
         }
         for n in &was.namespaces {
             if !is.namespaces.iter().any(|m| m.nsid == n.nsid) {

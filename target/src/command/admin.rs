@@ -145,7 +145,7 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn discovery_controller() -> Controller {
-        enabled(made(Role::Discovery { snapshot: Vec::new() }))
+        enabled(made(Role::Discovery(Box::new(discovery::Service::new(Nqn::DISCOVERY, &[])))))
     }
 
     /// With nothing to discover, and a queue slot that is 9.

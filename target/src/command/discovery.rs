@@ -3,6 +3,7 @@
 //! Source: NVMe Base Specification 2.0, "Discovery Log Page (Log Identifier 70h)"; NVMe RDMA
 //! Transport Specification 1.0, "Transport Specific Address Subtype".
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
 
 use nvme::log::{
@@ -62,9 +63,53 @@ impl Record {
     }
 }
 
+/// What a discovery controller keeps.
+#[derive(Debug)]
+pub struct Service {
+    /// The name of its subsystem.
+    pub nqn: Nqn,
+    /// The log as it was when its beginning was last read, so that a host which reads in pieces
+    /// never sees two generations mixed.
+    snapshot: Vec<u8>,
+    /// Stands for the records that its host knows, or has been told to look at.
+    known: u64,
+}
+
+impl Service {
+    /// Of a host that sees these records.
+    #[must_use]
+    pub fn new(nqn: Nqn, records: &[Record]) -> Service {
+        Service { nqn, snapshot: Vec::new(), known: digest(records) }
+    }
+
+    /// The log of which a part is read from `at` bytes on. Reading its beginning takes a new
+    /// snapshot, and all that lies further on comes from that.
+    pub fn log(&mut self, at: u64, current: &dyn Fn() -> (u64, Vec<Record>)) -> &[u8] {
+        if at == 0 || self.snapshot.is_empty() {
+            let (generation, records) = current();
+            self.snapshot = log(generation, &records);
+        }
+        &self.snapshot
+    }
+
+    /// Something has changed, and these are the records that the host sees now; whether they are
+    /// not those of before.
+    pub fn is_news(&mut self, records: &[Record]) -> bool {
+        let new = digest(records);
+        std::mem::replace(&mut self.known, new) != new
+    }
+}
+
+fn digest(records: &[Record]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for Record { subtype, nqn, address, port_id } in records {
+        (subtype.0, nqn.as_bytes(), address, port_id).hash(&mut hasher);
+    }
+    hasher.finish()
+}
+
 /// The whole log, header and records, of one generation ("Discovery Log Page").
-#[must_use]
-pub fn log(generation: u64, records: &[Record]) -> Vec<u8> {
+fn log(generation: u64, records: &[Record]) -> Vec<u8> {
     let header = DiscoveryHeader { genctr: generation, numrec: records.len() as u64, recfmt: 0 };
     let mut log = Vec::with_capacity((records.len() + 1) * DiscoveryEntry::BYTES);
     log.extend(header.emit());
@@ -121,5 +166,27 @@ mod tests {
     #[test]
     fn nothing_to_discover_is_a_header_alone() {
         assert_eq!(log(1, &[]).len(), 1024);
+    }
+
+    #[test]
+    fn a_change_is_news_to_those_only_who_see_it() {
+        let (own, disk) = (
+            record(Subtype::CURRENT_DISCOVERY, "192.0.2.1:4420"),
+            record(Subtype::NVM, "192.0.2.1:4420"),
+        );
+        let mut service = Service::new(Nqn::DISCOVERY, &[own]);
+        assert!(!service.is_news(&[own]));
+        assert!(service.is_news(&[own, disk]) && !service.is_news(&[own, disk]));
+        assert!(service.is_news(&[own, Record { port_id: 4, ..disk }]));
+        assert!(service.is_news(&[own]), "what it saw before is gone");
+    }
+
+    #[test]
+    fn what_is_read_in_pieces_is_of_one_generation() {
+        let disk = record(Subtype::NVM, "192.0.2.1:4420");
+        let mut service = Service::new(Nqn::DISCOVERY, &[]);
+        let first = service.log(0, &|| (1, vec![disk; 3])).to_vec();
+        assert_eq!(service.log(1024, &|| (2, Vec::new())), first);
+        assert_eq!(service.log(0, &|| (2, Vec::new())).len(), 1024, "a new beginning");
     }
 }

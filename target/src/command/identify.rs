@@ -15,7 +15,7 @@ use super::{Plan, Received, SQE_BYTES, copy, destination};
 use crate::ana::{ANA_GROUPS, ANACAP, ANATT_S};
 use crate::association::ERROR_LOG_ENTRIES;
 use crate::config::MAX_NSID;
-use crate::controller::{ABORTS, Controller, KAS_100MS, RETRY_DELAYS_100MS, VERSION};
+use crate::controller::{ABORTS, Controller, KAS_100MS, RETRY_DELAYS_100MS, Role, VERSION};
 use crate::events::{Event, REQUESTS};
 use crate::subsystem::{Namespace, Subsystem};
 
@@ -56,10 +56,12 @@ const DISCONNECT: u16 = 1;
 pub fn plan(sqe: &Sqe, controller: &Controller, received: Received) -> Result<Plan, Status> {
     let identify = Identify::parse(sqe);
     let mut page = [0; PAGE_BYTES];
-    match controller.subsystem() {
-        Some(subsystem) => fill(&identify, controller, subsystem, &mut page)?,
-        None if identify.cns == Cns::CONTROLLER => discovery_controller(controller).emit(&mut page),
-        None => return Err(Status::INVALID_FIELD.with_dnr()),
+    match &controller.role {
+        Role::Nvm(subsystem) => fill(&identify, controller, subsystem, &mut page)?,
+        Role::Discovery(service) if identify.cns == Cns::CONTROLLER => {
+            discovery_controller(controller, service.nqn).emit(&mut page);
+        }
+        Role::Discovery(_) => return Err(Status::INVALID_FIELD.with_dnr()),
     }
     let to = destination(sqe, received, PAGE, false)?;
     Ok(Plan::Give { page: page.to_vec(), to })
@@ -117,7 +119,7 @@ fn fill(
 fn valid(subsystem: &Subsystem, nsid: u32) -> Result<Option<&Namespace>, Status> {
     match subsystem.namespace(nsid) {
         Ok(namespace) => Ok(Some(namespace)),
-        Err(_) if (1..=NAMESPACES_MAX).contains(&nsid) => Ok(None),
+        Err(_) if (1..=subsystem.offer.max_nsid).contains(&nsid) => Ok(None),
         Err(status) => Err(status),
     }
 }
@@ -166,8 +168,8 @@ fn nvm_controller(controller: &Controller, subsystem: &Subsystem) -> IdentifyCon
         anacap: ANACAP,
         anagrpmax: ANA_GROUPS,
         nanagrpid: ANA_GROUPS,
-        nn: NAMESPACES_MAX,
-        mnan: NAMESPACES_MAX,
+        nn: subsystem.offer.max_nsid,
+        mnan: subsystem.offer.max_nsid,
         oncs: Oncs(0)
             .with_compare(true)
             .with_dataset_management(true)
@@ -190,14 +192,14 @@ fn nvm_controller(controller: &Controller, subsystem: &Subsystem) -> IdentifyCon
 }
 
 /// Identify Controller of a discovery controller: no namespaces, no I/O queues.
-fn discovery_controller(controller: &Controller) -> IdentifyController {
+fn discovery_controller(controller: &Controller, nqn: Nqn) -> IdentifyController {
     IdentifyController {
         sn: Text::lossy("discovery"),
         mn: Text::lossy("nvmfd discovery"),
         oaes: AsyncEventConfig(Event::DiscoveryLog.enable_bit()),
         cntrltype: ControllerType::DISCOVERY,
         lpa: Lpa(0).with_extended_data(true),
-        subnqn: Nqn::DISCOVERY.into(),
+        subnqn: nqn.into(),
         ..any_controller(controller)
     }
 }
@@ -264,7 +266,6 @@ mod tests {
     use super::*;
     use crate::ana::AnaStates;
     use crate::command::admin::tests::{ask, discovery_controller, given, keyed, nvm, refused};
-    use crate::controller::Role;
 
     fn command(cns: u8, nsid: u32) -> Sqe {
         Identify::new(Cns(cns), nsid).emit(keyed(4096))

@@ -13,7 +13,7 @@ use nvme::log::{
 use nvme::{AdminOpcode, IoOpcode, NSID_ALL, PAGE_BYTES, Sqe, Status, Text};
 
 use super::admin::Env;
-use super::{Plan, destination, discovery, identify};
+use super::{Plan, destination, identify};
 use crate::ana::AnaLog;
 use crate::association::{Association, ERROR_LOG_ENTRIES, ErrorRecord};
 use crate::controller::{Controller, Role};
@@ -70,7 +70,10 @@ pub fn plan(sqe: &Sqe, controller: &mut Controller, env: &Env<'_>) -> Result<Pla
     // Whoever asks after a path related status wants to know what caused it.
     controller.look_at_paths();
     let log = match &mut controller.role {
-        Role::Discovery { snapshot } => Cow::Borrowed(discovery_log(&get, snapshot, env)?),
+        Role::Discovery(service) if get.lid == LogId::DISCOVERY => {
+            Cow::Borrowed(service.log(get.lpo, env.discovery))
+        }
+        Role::Discovery(_) => return Err(Status::INVALID_LOG_PAGE.with_dnr()),
         Role::Nvm(subsystem) => {
             let (association, events) = (&controller.association, &controller.events);
             let (ana, power) = (&controller.ana, env.power);
@@ -113,23 +116,6 @@ fn acknowledge(lid: LogId, controller: &mut Controller) {
         }
         _ => {}
     }
-}
-
-/// The log of a discovery controller. Reading its beginning takes a new snapshot, and all that
-/// lies further on comes from that: a host that reads in pieces never mixes two generations.
-fn discovery_log<'a>(
-    get: &GetLogPage,
-    snapshot: &'a mut Vec<u8>,
-    env: &Env<'_>,
-) -> Result<&'a [u8], Status> {
-    if get.lid != LogId::DISCOVERY {
-        return Err(Status::INVALID_LOG_PAGE.with_dnr());
-    }
-    if get.lpo == 0 || snapshot.is_empty() {
-        let (generation, records) = (env.discovery)();
-        *snapshot = discovery::log(generation, &records);
-    }
-    Ok(snapshot)
 }
 
 /// A whole log of an NVM controller. All are short, so cutting comes afterwards.

@@ -18,16 +18,19 @@ const ANA_FORM: &str = "a state for all groups, such as \"optimized\", or one fo
 /// Where connections are accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ListenerConfig {
+    /// Port identifier: how discovery and subsystems name it, from 1. Its place in the text where
+    /// the text gives none.
+    pub id: u16,
     /// Address and port; the address may be a wildcard.
     pub address: SocketAddr,
     /// How well the groups of namespaces are reached through it.
     pub ana: AnaStates,
 }
 
-/// With every group optimized.
+/// The first, with every group optimized.
 impl From<SocketAddr> for ListenerConfig {
     fn from(address: SocketAddr) -> ListenerConfig {
-        ListenerConfig { address, ana: AnaStates::default() }
+        ListenerConfig { id: 1, address, ana: AnaStates::default() }
     }
 }
 
@@ -54,7 +57,7 @@ impl ListenerConfig {
 
 impl fmt::Display for ListenerConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.address)?;
+        write!(f, "{} (id {})", self.address, self.id)?;
         match self.ana.to_string() {
             states if states.is_empty() => Ok(()),
             states => write!(f, ", {states}"),
@@ -70,6 +73,8 @@ pub(super) fn listener(
     let form = "an IP address, such as \"192.0.2.1\", \"::1\" or \"0.0.0.0\" for all";
     let address = section.need::<IpAddr>("address", form, report);
     let port = bounded(&mut section, "port", 1..65535, nvme::PORT.into(), report) as u16;
+    let place = seen.len() as u32 + 1;
+    let id = bounded(&mut section, "id", 1..65535, place, report) as u16;
     let ana = section.take::<AnaText>("ana", ANA_FORM, report);
     let ana = ana.map_or_else(AnaStates::default, |ana| states(&ana, report));
     let span = section.span().clone();
@@ -83,10 +88,15 @@ pub(super) fn listener(
         let what = format!("the listener {at} overlaps with {rival} of line {line}");
         report.add(&address.span, what, "remove one of them, or give it another port");
     }
+    if let Some(rival) = seen.iter().find(|old| old.value.id == id) {
+        let (line, _) = report.place(rival.span.start);
+        let what = format!("the listener {new} has id {id}, like the one of line {line}");
+        report.add(&span, what, "give each listener an `id` of its own");
+    }
     if address.value.is_multicast() {
         report.add(&address.span, format!("{new} is a multicast address"), format!("write {form}"));
     }
-    seen.push(At { value: ListenerConfig { address: new, ana }, span });
+    seen.push(At { value: ListenerConfig { id, address: new, ana }, span });
 }
 
 /// Can the two not be bound at once? An unspecified address covers every address of its family,
@@ -187,7 +197,7 @@ mod tests {
         assert_eq!([states(0), states(1), states(2)], [[2, 1, 4], [3, 3, 3], [1, 1, 1]]);
         assert_eq!(config.subsystems[0].namespaces[0].ana_group, 2);
         let printed = config.to_string();
-        assert!(printed.contains("192.0.2.2:4420, all groups inaccessible\n"), "{printed}");
+        assert!(printed.contains("192.0.2.2:4420 (id 2), all groups inaccessible\n"), "{printed}");
         assert!(printed.contains("null of 1MiB, blocks of 4096, group 2, writable"), "{printed}");
     }
 

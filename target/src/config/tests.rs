@@ -29,6 +29,8 @@ fn the_least_text_gets_the_defaults() {
     assert_eq!(config.limits, Limits::default());
     let at = |text: &str| ListenerConfig::from(text.parse::<SocketAddr>().unwrap());
     assert_eq!(config.listeners, [at("0.0.0.0:4420")]);
+    assert_eq!(config.subsystems[0].offer, Offer::default());
+    assert_eq!(config.discovery, DiscoveryConfig::default());
     let subsystem = &config.subsystems[0];
     assert_eq!(subsystem.model, "nvmfd");
     let namespace = &subsystem.namespaces[0];
@@ -105,7 +107,10 @@ path = "/dev/sdz"
     };
     assert_eq!(config.limits, limits);
     let at = |text: &str| ListenerConfig::from(text.parse::<SocketAddr>().unwrap());
-    assert_eq!(config.listeners, [at("192.0.2.1:4421"), at("[::1]:4420")]);
+    assert_eq!(
+        config.listeners,
+        [at("192.0.2.1:4421"), ListenerConfig { id: 2, ..at("[::1]:4420") }]
+    );
     let subsystem = &config.subsystems[0];
     assert_eq!((subsystem.serial.as_str(), subsystem.model.as_str()), ("S 1", "A model"));
     let host = subsystem.hosts.first().unwrap();
@@ -525,4 +530,109 @@ fn mistakes_about_authentication_are_told() {
     let lonely = format!("{LEAST}\n[authentication]\nrequired = true");
     let warnings = Config::parse(&lonely).unwrap().warnings();
     assert!(warnings[0].contains("no host can"), "{warnings:?}");
+}
+
+#[test]
+fn where_and_to_whom_things_are_offered_is_read() {
+    let text = r#"
+[discovery]
+nqn = "nqn.2026-11.io.nvmfd:discovery"
+by_listener = true
+[[discovery.referral]]
+address = "192.0.2.7"
+[[discovery.referral]]
+address = "2001:db8::7"
+port = 8009
+nqn = "nqn.2026-11.io.other:discovery"
+[[listener]]
+address = "192.0.2.1"
+[[listener]]
+address = "192.0.2.2"
+id = 9
+[[subsystem]]
+nqn = "nqn.2026-11.io.nvmfd:a"
+allow_any_host = true
+listeners = [9]
+queue_depth = 32
+io_queues = 2
+mdts = "64KiB"
+controllers = 3
+max_nsid = 8
+cntlids = [100, 199]
+duplicate_hosts = "replace"
+[[subsystem.namespace]]
+nsid = 8
+kind = "null"
+size = 8192
+hosts = ["nqn.2026-11.host:a"]
+"#;
+    let config = Config::parse(text).unwrap();
+    assert_eq!(config.listeners.iter().map(|l| l.id).collect::<Vec<_>>(), [1, 9]);
+    let host: Nqn = "nqn.2026-11.host:a".parse().unwrap();
+    let offer = Offer {
+        listeners: [9].into(),
+        queue_depth: Some(32),
+        io_queues: Some(2),
+        mdts_bytes: Some(64 << 10),
+        controllers: Some(3),
+        max_nsid: 8,
+        cntlids: 100..=199,
+        duplicates: DuplicateHosts::Replace,
+        masks: [(8, [host].into())].into(),
+    };
+    assert_eq!(config.subsystems[0].offer, offer);
+    let own = "nqn.2026-11.io.nvmfd:discovery".parse().unwrap();
+    let referral = |nqn: &str, address: &str| Referral {
+        nqn: nqn.parse().unwrap(),
+        address: address.parse().unwrap(),
+    };
+    let referrals = vec![
+        referral("nqn.2014-08.org.nvmexpress.discovery", "192.0.2.7:4420"),
+        referral("nqn.2026-11.io.other:discovery", "[2001:db8::7]:8009"),
+    ];
+    assert_eq!(config.discovery, DiscoveryConfig { nqn: own, by_listener: true, referrals });
+    let printed = config.to_string();
+    for line in [
+        "listener    192.0.2.2:4420 (id 9)",
+        "at the listeners {9}",
+        "limits: queue_depth 32, io_queues 2, mdts 64KiB, controllers 3, max_nsid 8",
+        "controller ids 100 to 199",
+        "a host that is there is replaced",
+        "namespace 8 is seen by nqn.2026-11.host:a",
+        "discovery   nqn.2026-11.io.nvmfd:discovery",
+        "referral    to nqn.2026-11.io.other:discovery at [2001:db8::7]:8009",
+    ] {
+        assert!(printed.contains(line), "{line:?} is not in {printed}");
+    }
+}
+
+#[test]
+fn mistakes_about_what_is_offered_are_told() {
+    let says = |from: &str, to: &str| mistakes(&LEAST.replace(from, to)).join("\n");
+    let with = |more: &str| says("allow_any_host = true\n", &format!("{more}\n"));
+    assert!(with("listeners = [2]").contains("there is no listener 2"));
+    assert!(with("listeners = []").contains("leave `listeners` out"));
+    assert!(with("queue_depth = 129").contains("write a number from 2 to 128"));
+    assert!(with("io_queues = 17").contains("write a number from 1 to 16"));
+    assert!(with("mdts = \"2MiB\"").contains("from \"8KiB\" to \"1MiB\""));
+    assert!(with("controllers = 0").contains("write a number from 1 to 64"));
+    assert!(with("cntlids = [5, 4]").contains("`cntlids` are from 5 to 4"));
+    assert!(with("cntlids = [0, 4]").contains("two numbers from 1 to 65519"));
+    assert!(with("duplicate_hosts = \"ask\"").contains("\"allow\", \"refuse\" or \"replace\""));
+    assert!(says("nsid = 1", "nsid = 2\nhosts = [\"x\"]").contains("not an NQN"));
+    let beyond =
+        LEAST.replace("nsid = 1", "nsid = 2").replace("allow_any", "max_nsid = 1\nallow_any");
+    assert!(mistakes(&beyond)[0].contains("write an nsid up to 1"));
+    let more = |text: &str| mistakes(&format!("{LEAST}\n{text}")).join("\n");
+    assert!(more("[[listener]]\naddress = \"::1\"\nport = 1\nid = 1").contains("has id 1, like"));
+    assert!(
+        more("[discovery]\nnqn = \"nqn.2026-11.io.nvmfd:disk1\"").contains("a name of its own")
+    );
+    let referral = more("[[discovery.referral]]\naddress = \"0.0.0.0\"");
+    assert!(referral.contains("nobody can connect to 0.0.0.0"), "{referral}");
+
+    let masked = LEAST.replace("allow_any_host = true", "hosts = [\"nqn.2026-11.host:a\"]");
+    let masked = masked.replace("nsid = 1", "nsid = 1\nhosts = [\"nqn.2026-11.host:b\"]");
+    let warnings = Config::parse(&masked).unwrap().warnings();
+    assert!(warnings[0].contains("shown to nqn.2026-11.host:b, which may not"), "{warnings:?}");
 }

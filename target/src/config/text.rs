@@ -5,7 +5,6 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use nvme::Nqn;
-use toml::Spanned;
 use toml::de::DeTable;
 use uuid::Uuid;
 
@@ -14,11 +13,12 @@ use crate::queue::DATA_FOR_ADMIN_BYTES;
 
 use super::authentication::authentication;
 use super::listener::listener;
+use super::offer::{discovery, hosts, offer};
 use super::section::{At, Auto, Report, Section, one_line};
 use super::size::{SIZE_FORM, Size};
 use super::{
-    CaptureConfig, Config, ConfigErrors, Limits, MAX_NSID, MemoryConfig, NamespaceConfig,
-    NamespaceKind, Provider, ReactorConfig, Spin, SubsystemConfig, Threads,
+    CaptureConfig, Config, ConfigErrors, Limits, ListenerConfig, MAX_NSID, MemoryConfig,
+    NamespaceConfig, NamespaceKind, Provider, ReactorConfig, Spin, SubsystemConfig, Threads,
 };
 
 /// UUIDs and serial numbers that nobody chose are derived under this one. Never change it: hosts
@@ -27,6 +27,9 @@ const UUID_SPACE: Uuid = Uuid::from_u128(0x1f0c_a4a5_4d2e_4f1b_9a53_6e76_6d66_64
 
 /// Receives that a reactor keeps for admin queues and for connections that are just beginning.
 const SPARE_RECEIVES: u32 = 64;
+
+/// The largest MDTS.
+const MOST_MDTS_BYTES: u32 = 4 << 20;
 
 /// What a capture may grow to when nobody says.
 const CAPTURE_LIMIT_BYTES: u64 = 1 << 30;
@@ -56,7 +59,7 @@ fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config {
     let limits = limits(section.table("limits", "[limits]", report), report);
     let memory = memory(section.table("memory", "[memory]", report), &limits, report);
 
-    let mut listeners = Vec::new();
+    let mut listeners: Vec<At<ListenerConfig>> = Vec::new();
     let tables = section.tables("listener", "[[listener]]", report);
     if tables.is_empty() {
         report.absent("there is no listener", "add [[listener]] with `address = \"0.0.0.0\"`");
@@ -70,14 +73,16 @@ fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config {
     if tables.is_empty() {
         report.absent("there is no subsystem", "add [[subsystem]] with an `nqn`");
     }
+    let scene = Scene { limits, listeners };
     let subsystems =
-        tables.into_iter().filter_map(|table| subsystem(table, &mut seen, report)).collect();
+        tables.into_iter().filter_map(|each| subsystem(each, &scene, &mut seen, report)).collect();
+    let discovery = discovery(&mut section, &seen.nqns, report);
 
     let capture = capture(&mut section, report);
     let state_directory = state_directory(&mut section, report);
     let authentication = authentication(&mut section, report);
     section.end(report);
-    let listeners = listeners.into_iter().map(|listener: At<_>| listener.value).collect();
+    let listeners = scene.listeners.into_iter().map(|listener| listener.value).collect();
     Config {
         provider,
         reactor,
@@ -85,6 +90,7 @@ fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config {
         limits,
         listeners,
         subsystems,
+        discovery,
         capture,
         state_directory,
         authentication,
@@ -193,17 +199,26 @@ fn limits(mut section: Section<'_>, report: &mut Report<'_>) -> Limits {
             _ => report.add(&span, format!("`in_capsule` is {bytes}"), format!("write {form}")),
         }
     }
-    let mut mdts_bytes = defaults.mdts_bytes;
-    // 4 KiB would be MDTS 0 on the wire, which means "no limit".
-    let form = "a power of two from \"8KiB\" to \"4MiB\"";
-    if let Some(At { value: Size(bytes), span }) = section.take("mdts", form, report) {
-        match u32::try_from(bytes) {
-            Ok(bytes @ 8192..=0x40_0000) if bytes.is_power_of_two() => mdts_bytes = bytes,
-            _ => report.add(&span, format!("`mdts` is {bytes}"), format!("write {form}")),
-        }
-    }
+    let mdts_bytes = mdts(&mut section, MOST_MDTS_BYTES, report).unwrap_or(defaults.mdts_bytes);
     section.end(report);
     Limits { queue_depth, io_queues, in_capsule_bytes, mdts_bytes, controllers }
+}
+
+/// The key `mdts`, where it is, in bytes.
+pub(super) fn mdts(
+    section: &mut Section<'_>,
+    most_bytes: u32,
+    report: &mut Report<'_>,
+) -> Option<u32> {
+    // 4 KiB would be MDTS 0 on the wire, which means "no limit".
+    let form = format!("a power of two from \"8KiB\" to \"{}\"", Size(most_bytes.into()));
+    let At { value: Size(bytes), span } = section.take("mdts", &form, report)?;
+    let good = |bytes: &u32| (8192..=most_bytes).contains(bytes) && bytes.is_power_of_two();
+    let found = u32::try_from(bytes).ok().filter(good);
+    if found.is_none() {
+        report.add(&span, format!("`mdts` is {bytes}"), format!("write {form}"));
+    }
+    found
 }
 
 fn memory(mut section: Section<'_>, limits: &Limits, report: &mut Report<'_>) -> MemoryConfig {
@@ -268,6 +283,12 @@ fn state_directory(root: &mut Section<'_>, report: &mut Report<'_>) -> Option<Pa
     Some(path.value)
 }
 
+/// What subsystems refer to.
+struct Scene {
+    limits: Limits,
+    listeners: Vec<At<ListenerConfig>>,
+}
+
 /// Names that may occur only once, with the place of the first.
 #[derive(Default)]
 struct Seen {
@@ -295,6 +316,7 @@ fn once<T: PartialEq>(
 
 fn subsystem(
     mut section: Section<'_>,
+    scene: &Scene,
     seen: &mut Seen,
     report: &mut Report<'_>,
 ) -> Option<SubsystemConfig> {
@@ -311,18 +333,8 @@ fn subsystem(
 
     let flag = section.take("allow_any_host", "true or false", report);
     let allow_any_host = flag.is_some_and(|flag| flag.value);
-    let mut hosts = BTreeSet::new();
-    let form = "a list of host NQNs in quotes; a host's own is in /etc/nvme/hostnqn";
-    let listed = section.take::<Vec<Spanned<String>>>("hosts", form, report);
-    for host in listed.map(|list| list.value).unwrap_or_default() {
-        let at = At { span: host.span(), value: host.into_inner() };
-        let span = at.span.clone();
-        if let Some(host) = name(at, report)
-            && !hosts.insert(host.value)
-        {
-            report.add(&span, "this host is listed twice", "list every host once");
-        }
-    }
+    let hosts = hosts(&mut section, report).unwrap_or_default();
+    let mut offer = offer(&mut section, &scene.listeners, &scene.limits, report);
 
     let serial = printable(&mut section, "serial", 20, report);
     if let Some(serial) = &serial {
@@ -333,9 +345,16 @@ fn subsystem(
 
     let mut nsids = Vec::new();
     let mut namespaces = Vec::new();
-    for table in section.tables("namespace", "[[subsystem.namespace]]", report) {
+    for mut table in section.tables("namespace", "[[subsystem.namespace]]", report) {
         let nqn = nqn.as_ref().map(|nqn| nqn.value);
-        namespaces.extend(namespace(table, nqn.as_ref(), &mut nsids, seen, report));
+        let (span, seen_by) = (table.span().clone(), self::hosts(&mut table, report));
+        let Some(new) = namespace(table, nqn.as_ref(), &mut nsids, seen, report) else { continue };
+        if new.nsid > offer.max_nsid {
+            let what = format!("namespace {} is beyond `max_nsid`", new.nsid);
+            report.add(&span, what, format!("write an nsid up to {}", offer.max_nsid));
+        }
+        offer.masks.extend(seen_by.map(|hosts| (new.nsid, hosts)));
+        namespaces.push(new);
     }
     section.end(report);
 
@@ -344,6 +363,7 @@ fn subsystem(
         nqn,
         allow_any_host,
         hosts,
+        offer,
         serial: serial.map_or_else(|| derived_serial(&nqn), |serial| serial.value),
         model: model.map_or_else(|| "nvmfd".to_owned(), |model| model.value),
         namespaces,

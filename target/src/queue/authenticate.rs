@@ -34,7 +34,7 @@ impl Queue {
         let association = &admission.association;
         self.proof = admission
             .authenticate
-            .then(|| Box::new(Exchange::new(association.host, association.subsystem, io.now)));
+            .then(|| Box::new(Exchange::new(association.host, admission.name, io.now)));
     }
 
     /// What authentication has to say to a command: its own are taken here, all others are
@@ -143,7 +143,7 @@ impl Queue {
             && !before
             && let Serves::Admin(controller) = &self.serves
         {
-            controller.association.set_proved();
+            io.registry.proved(&controller.association);
             info!(%remote, %host, "host authenticated");
         }
     }

@@ -7,8 +7,10 @@ use rdma::Pool;
 use tracing::info;
 
 use super::{Head, Io, Queue, Serves};
+use crate::command::discovery::Service;
 use crate::command::fabrics;
 use crate::controller::{Controller, Limits, Role};
+use crate::registry::Visit;
 
 /// Most receives of an admin queue; hosts ask for 32.
 const ADMIN_DEPTH_MAX: u16 = 128;
@@ -94,9 +96,10 @@ impl Queue {
             mqes_z: self.limits.queue_depth - 1,
         };
         fabrics::check_connect(connect, promise)?;
+        let visit = Visit { local: self.local, limits: self.limits, now: io.now };
         if connect.qid == 0 {
             self.check_throttle(data, io)?;
-            let admission = io.registry.connect_admin(data, self.local)?;
+            let admission = io.registry.connect_admin(data, &visit)?;
             self.demand(&admission, io);
             let association = admission.association;
             info!(
@@ -105,18 +108,22 @@ impl Queue {
             );
             let role = match admission.subsystem {
                 Some(subsystem) => Role::Nvm(subsystem),
-                None => Role::Discovery { snapshot: Vec::new() },
+                None => {
+                    let (_, records) = io.registry.discovery(&association.host, self.local);
+                    let service = Service::new(io.registry.discovery_nqn(), &records);
+                    Role::Discovery(Box::new(service))
+                }
             };
             let cntlid = association.cntlid;
-            let (mut limits, local, kato) = (self.limits, self.local, connect.kato_ms);
-            // Promise no more I/O queues than there is memory for; the host takes what it gets.
-            limits.io_queues = io.registry.room(limits.queue_depth).clamp(1, limits.io_queues);
+            let (limits, local, kato) = (admission.limits, self.local, connect.kato_ms);
+            self.limits = limits;
             let controller = Controller::new(association, role, limits, local, kato, io.now);
             self.serves = Serves::Admin(Box::new(controller));
             return Ok(cntlid);
         }
-        let admission = io.registry.connect_io(connect, data)?;
+        let admission = io.registry.connect_io(connect, data, &visit)?;
         self.demand(&admission, io);
+        self.limits = admission.limits;
         let (cntlid, epoch) = (admission.association.cntlid, admission.association.epoch());
         match admission.subsystem {
             Some(subsystem) => {

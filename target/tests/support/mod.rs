@@ -359,6 +359,7 @@ pub(crate) fn subsystem() -> Subsystem {
         model: Text::lossy("M"),
         allow_any_host: true,
         hosts: Default::default(),
+        offer: Arc::default(),
         namespaces: vec![namespace],
         usage: Arc::default(),
     }

@@ -205,6 +205,7 @@ impl Target {
             model: Text::lossy("nvmfd"),
             allow_any_host: true,
             hosts: BTreeSet::new(),
+            offer: Arc::default(),
             namespaces: self.served.iter().enumerate().filter_map(namespace).collect(),
             usage: Arc::clone(&self.usage),
         }));

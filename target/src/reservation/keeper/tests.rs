@@ -13,6 +13,7 @@ use tempfile::{TempDir, tempdir};
 use super::*;
 use crate::association::Association;
 use crate::mailbox::{Mailbox, mailbox};
+use crate::registry::tests::visit;
 use crate::reservation::Barred;
 use crate::subsystem::{Subsystem, tests::sample};
 
@@ -34,7 +35,7 @@ struct Scene {
 fn connect(registry: &Registry, host: HostId) -> Arc<Association> {
     let name: Nqn = "nqn.2026-11.io.nvmfd:host".parse().unwrap();
     let data = ConnectData::new(host, CNTLID_DYNAMIC, &sample().nqn, &name);
-    registry.connect_admin(&data, ([192, 0, 2, 1], 4420).into()).unwrap().association
+    registry.connect_admin(&data, &visit()).unwrap().association
 }
 
 impl Scene {

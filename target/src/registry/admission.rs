@@ -1,0 +1,323 @@
+//! Who is let in: the rules of Connect that need the book.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use nvme::fabrics::{
+    CNTLID_DYNAMIC, CNTLID_MAX, CNTLID_STATIC, Connect, ConnectData, InvalidParameter,
+};
+use nvme::{Nqn, Status};
+
+use super::{Book, DuplicateHosts, Entry, Registry, bar};
+use crate::association::{Association, next_id};
+use crate::auth::Demand;
+use crate::command::fabrics::Refusal;
+use crate::config::ListenerConfig;
+use crate::controller::Limits;
+use crate::subsystem::Subsystem;
+
+/// How long receives are kept for the I/O queues that a controller was promised: as long as a
+/// connection may take to its Connect.
+const KEPT: Duration = Duration::from_secs(30);
+
+/// How a host has come to us.
+#[derive(Clone, Copy, Debug)]
+pub struct Visit {
+    /// The address by which it reached us.
+    pub local: SocketAddr,
+    /// What the target allows everybody.
+    pub limits: Limits,
+    /// The time.
+    pub now: Instant,
+}
+
+/// What an admitted queue is to know.
+#[derive(Debug)]
+pub struct Admission {
+    /// Its association; a new one for an admin queue.
+    pub association: Arc<Association>,
+    /// The name by which the host called the subsystem; of discovery there may be two.
+    pub name: Nqn,
+    /// What it connects to, as its host sees it; none for discovery.
+    pub subsystem: Option<Arc<Subsystem>>,
+    /// What its controller may promise.
+    pub limits: Limits,
+    /// The host must prove itself before anything else.
+    pub authenticate: bool,
+}
+
+impl Registry {
+    /// Admits an admin queue.
+    ///
+    /// # Errors
+    /// The exact refusal, as the documents want it.
+    pub fn connect_admin(&self, data: &ConnectData, visit: &Visit) -> Result<Admission, Refusal> {
+        if !matches!(data.cntlid, CNTLID_DYNAMIC | CNTLID_STATIC) {
+            return Err(Refusal::parameter(InvalidParameter::CNTLID));
+        }
+        let (name, host) = names(data)?;
+        let mut book = self.lock();
+        let subnqn = book.canonical(name);
+        let subsystem = book.exposed(&subnqn, &host, visit.local)?;
+        let authenticate = book.demand(&host, &subnqn)?;
+        let listener = ListenerConfig::of(&book.listeners, visit.local);
+        let states = listener.map(|listener| listener.ana).unwrap_or_default();
+        let association = Association::new(next_id(), 0, subnqn, host, data.hostid);
+        let mut association = association.via(visit.local, &states);
+        let replaced = book.check_room(self.controllers, &association, subsystem, authenticate)?;
+        let cntlids = subsystem.map_or(1..=CNTLID_MAX, |s| s.offer.cntlids.clone());
+        let view = subsystem.map(|s| book.view(s, &host));
+        let mut limits = subsystem.map_or(visit.limits, |s| visit.limits.within(&s.offer));
+        // Promise no more I/O queues than there is memory for; the host takes what it gets.
+        let room = self.room(&book, limits.queue_depth, visit.now);
+        limits.io_queues = room.clamp(1, limits.io_queues);
+        association.cntlid = book.free_cntlid(&subnqn, cntlids)?;
+        let association = Arc::new(association);
+        // No queue of its own can ask before this is set, and every later change finds it.
+        view.iter().for_each(|subsystem| bar(&association, &subsystem.namespaces));
+        let entry = Entry {
+            association: Arc::clone(&association),
+            qids: BTreeSet::new(),
+            authenticate,
+            view: view.clone(),
+            limits,
+            kept_until: visit.now + KEPT,
+        };
+        if !authenticate && !replaced.is_empty() {
+            replaced.iter().for_each(|old| old.close());
+            self.wake_reactors();
+        }
+        book.associations.insert(association.id, entry);
+        Ok(Admission { association, name, subsystem: view, limits, authenticate })
+    }
+
+    /// Admits an I/O queue of an existing association.
+    ///
+    /// # Errors
+    /// The exact refusal, as the documents want it.
+    pub fn connect_io(
+        &self,
+        connect: &Connect,
+        data: &ConnectData,
+        visit: &Visit,
+    ) -> Result<Admission, Refusal> {
+        let (name, host) = names(data)?;
+        let mut book = self.lock();
+        let subnqn = book.canonical(name);
+        book.exposed(&subnqn, &host, visit.local)?;
+        let known = |e: &&mut Entry| {
+            let a = &e.association;
+            // All queues of a controller are at one port.
+            let here = a.local == visit.local;
+            here && a.cntlid == data.cntlid
+                && a.subsystem == subnqn
+                && a.host == host
+                && !a.is_closed()
+        };
+        let entry = book
+            .associations
+            .values_mut()
+            .find(known)
+            .ok_or(Refusal::parameter(InvalidParameter::CNTLID))?;
+        if entry.association.host_id != data.hostid {
+            return Err(Refusal::parameter(InvalidParameter::HOSTID));
+        }
+        let granted = entry.association.granted_queues();
+        // A discovery controller has no I/O queues at all.
+        if entry.view.is_none() || !entry.association.is_ready() || connect.qid > granted {
+            return Err(Refusal::parameter(InvalidParameter::QID));
+        }
+        if connect.sqsize_z >= entry.limits.queue_depth {
+            return Err(Refusal::parameter(InvalidParameter::SQSIZE));
+        }
+        if !entry.qids.insert(connect.qid) {
+            return Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr().into());
+        }
+        entry.association.count_io_queue(true);
+        let (association, authenticate) = (Arc::clone(&entry.association), entry.authenticate);
+        let (subsystem, limits) = (entry.view.clone(), entry.limits);
+        Ok(Admission { association, name, subsystem, limits, authenticate })
+    }
+
+    /// A host has proved itself, and so what its subsystem says of hosts that come twice applies
+    /// now: a mere claim ends nobody's association.
+    pub fn proved(&self, association: &Association) {
+        association.set_proved();
+        let closed = {
+            let book = self.lock();
+            let Some(subsystem) = book.subsystems.get(&association.subsystem) else { return };
+            let others: Vec<_> = book.duplicates(association).collect();
+            match subsystem.offer.duplicates {
+                DuplicateHosts::Replace => others.iter().for_each(|old| old.close()),
+                DuplicateHosts::Refuse if !others.is_empty() => association.close(),
+                DuplicateHosts::Refuse | DuplicateHosts::Allow => {}
+            }
+            !others.is_empty()
+        };
+        if closed {
+            self.wake_reactors();
+        }
+    }
+
+    /// How many I/O queues of `depth` entries one more controller may have: what there is memory
+    /// for, and no more than may be half open at once together with those that others have been
+    /// promised, because hosts bring up all connections before the first Connect.
+    fn room(&self, book: &Book, depth: u16, now: Instant) -> u16 {
+        let depth = u32::from(depth.max(1));
+        let kept: u32 = book.associations.values().map(|entry| entry.kept_receives(now)).sum();
+        let reactors = self.loads.len() as u32;
+        let left = |load: u32| self.receives.saturating_sub(load);
+        let loads = self.loads.iter().map(|load| load.load(Ordering::Relaxed));
+        let queues: u32 = loads.map(|load| left(load) / depth).sum();
+        let half = self.receives / 2 / depth * reactors;
+        let most = (self.receives / 4 * 3).saturating_mul(reactors).saturating_sub(kept) / depth;
+        queues.saturating_sub(kept / depth).min(half).min(most).try_into().unwrap_or(u16::MAX)
+    }
+}
+
+impl Entry {
+    /// Receives of the I/O queues that it was promised and has not opened.
+    fn kept_receives(&self, now: Instant) -> u32 {
+        if self.view.is_none() || now >= self.kept_until || self.association.is_closed() {
+            return 0;
+        }
+        let granted = self.association.granted_queues();
+        let promised = if granted == 0 { self.limits.io_queues } else { granted };
+        let missing = promised.saturating_sub(self.association.io_queues());
+        u32::from(missing) * u32::from(self.limits.queue_depth)
+    }
+}
+
+impl Book {
+    /// The one name by which the book knows discovery.
+    fn canonical(&self, name: Nqn) -> Nqn {
+        if name == self.discovery.nqn { Nqn::DISCOVERY } else { name }
+    }
+
+    /// The subsystem of this name that a host may use where it has come; none for discovery.
+    fn exposed(
+        &self,
+        subnqn: &Nqn,
+        host: &Nqn,
+        local: SocketAddr,
+    ) -> Result<Option<&Arc<Subsystem>>, Refusal> {
+        if *subnqn == Nqn::DISCOVERY {
+            return Ok(None);
+        }
+        // At a listener that does not offer it there is no such subsystem.
+        let unknown = || Refusal::parameter(InvalidParameter::SUBNQN);
+        let offered = |s: &&Arc<Subsystem>| s.offer.is_at(self.listener(local));
+        let subsystem = self.subsystems.get(subnqn).filter(offered).ok_or_else(unknown)?;
+        match subsystem.admits(host) {
+            true => Ok(Some(subsystem)),
+            false => Err(Refusal::host()),
+        }
+    }
+
+    /// Whether a host must prove itself; refused when it would have to and cannot.
+    fn demand(&self, host: &Nqn, subnqn: &Nqn) -> Result<bool, Refusal> {
+        match self.keyring.demand(host, subnqn) {
+            Demand::Nothing => Ok(false),
+            Demand::Proof => Ok(true),
+            Demand::Impossible => Err(Refusal::host()),
+        }
+    }
+
+    /// Whether there is room for one more association; which it replaces.
+    fn check_room(
+        &self,
+        controllers: usize,
+        new: &Association,
+        subsystem: Option<&Arc<Subsystem>>,
+        authenticate: bool,
+    ) -> Result<Vec<Arc<Association>>, Refusal> {
+        // Not for good: a host that is gone, or another's controller, makes room some time.
+        let busy = || Refusal::from(Status::CONNECT_CONTROLLER_BUSY);
+        let duplicates = subsystem.map_or(DuplicateHosts::Allow, |s| s.offer.duplicates);
+        let replaced: Vec<_> = match duplicates {
+            DuplicateHosts::Allow => Vec::new(),
+            DuplicateHosts::Replace => self.duplicates(new).cloned().collect(),
+            DuplicateHosts::Refuse if self.duplicates(new).next().is_some() => return Err(busy()),
+            DuplicateHosts::Refuse => Vec::new(),
+        };
+        let stays = |e: &&Entry| !replaced.iter().any(|old| old.id == e.association.id);
+        // Discovery controllers have a budget of their own: they must not keep disks away.
+        let alike = |e: &&Entry| e.view.is_none() == subsystem.is_none() && stays(e);
+        if self.associations.values().filter(alike).count() >= controllers {
+            return Err(busy());
+        }
+        // Whoever only claims a name must not keep those away who can prove it.
+        let is_claim = |e: &&Entry| e.authenticate && !e.association.is_proved();
+        let claims = |e: &&Entry| alike(e) && is_claim(e);
+        let half = controllers.div_ceil(2);
+        if authenticate && self.associations.values().filter(claims).count() >= half {
+            return Err(busy());
+        }
+        let own = subsystem.and_then(|s| Some((s.nqn, usize::from(s.offer.controllers?))));
+        if let Some((nqn, most)) = own {
+            let of = |e: &&Entry| stays(e) && e.association.subsystem == nqn;
+            let claims = |e: &&Entry| of(e) && is_claim(e);
+            let all = self.associations.values().filter(of).count();
+            let claims = self.associations.values().filter(claims).count();
+            if all >= most || authenticate && claims >= most.div_ceil(2) {
+                return Err(busy());
+            }
+        }
+        Ok(replaced)
+    }
+
+    /// Other associations of the same host with the same subsystem, by the same address; not those
+    /// whose host has yet to prove itself.
+    fn duplicates(&self, new: &Association) -> impl Iterator<Item = &Arc<Association>> {
+        let (host, subsystem, local) = (new.host, new.subsystem, new.local);
+        let (host_id, id) = (new.host_id, new.id);
+        let entries = self.associations.values();
+        let settled = entries.filter(|e| !e.authenticate || e.association.is_proved());
+        settled.map(|e| &e.association).filter(move |a| {
+            a.id != id
+                && a.host == host
+                && a.host_id == host_id
+                && a.subsystem == subsystem
+                && a.local == local
+                && !a.is_closed()
+        })
+    }
+
+    /// What a host sees of a subsystem; one for all of its controllers.
+    fn view(&self, subsystem: &Arc<Subsystem>, host: &Nqn) -> Arc<Subsystem> {
+        if subsystem.offer.masks.is_empty() {
+            return Arc::clone(subsystem);
+        }
+        let of =
+            |e: &&Entry| e.association.subsystem == subsystem.nqn && e.association.host == *host;
+        let view = self.associations.values().find(of).and_then(|e| e.view.clone());
+        view.unwrap_or_else(|| subsystem.seen_by(host))
+    }
+
+    /// A controller id that no live controller of the subsystem has; old ones are not reused soon.
+    fn free_cntlid(
+        &mut self,
+        subnqn: &Nqn,
+        range: std::ops::RangeInclusive<u16>,
+    ) -> Result<u16, Refusal> {
+        let live = self.associations.values().map(|e| &e.association);
+        let taken: BTreeSet<u16> =
+            live.filter(|a| a.subsystem == *subnqn).map(|a| a.cntlid).collect();
+        let last = self.last_cntlids.entry(*subnqn).or_insert(*range.end());
+        let after = range.clone().filter(|id| *id > *last);
+        let free = after.chain(range.clone()).find(|id| !taken.contains(id));
+        let found = free.ok_or(Status::CONNECT_CONTROLLER_BUSY)?;
+        *last = found;
+        Ok(found)
+    }
+}
+
+/// The two names of Connect data, each with its own refusal.
+fn names(data: &ConnectData) -> Result<(Nqn, Nqn), Refusal> {
+    let subnqn = data.subnqn().map_err(|_| Refusal::parameter(InvalidParameter::SUBNQN))?;
+    let host = data.hostnqn().map_err(|_| Refusal::parameter(InvalidParameter::HOSTNQN))?;
+    Ok((subnqn, host))
+}
