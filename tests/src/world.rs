@@ -15,10 +15,12 @@
 //! once more, everybody leaves, and all pools are full again.
 
 pub mod disk;
+pub mod fencing;
 pub mod host;
 pub mod judge;
 pub mod model;
 pub mod op;
+pub mod order;
 pub mod plant;
 pub mod profile;
 pub mod seam;
@@ -156,7 +158,8 @@ impl World {
         let seed = dice.roll();
         let mut disk = SimDisk::new(seed, profile.disk, &profile.shapes, now, Arc::clone(&trace));
         disk.forgets_flushes = setup.plant == Some(Plant::MissingFlush);
-        let target = Target::new(&profile, &air);
+        let mut target = Target::new(&profile, &air);
+        target.forgets_fences = setup.plant == Some(Plant::MissingFence);
         let hosts = (0..profile.hosts)
             .map(|index| Host::new(index, &profile, &air, dice.roll(), now))
             .collect::<Result<Vec<_>, _>>()?;
@@ -195,6 +198,11 @@ impl World {
             self.step()?;
         }
         self.calm_down();
+        self.judge.stage = Stage::Clear;
+        self.wake_all();
+        while !self.judge.fencing.last_order().1 {
+            self.step()?;
+        }
         self.judge.stage = Stage::Sweep;
         self.wake_all();
         while !self.judge.is_swept() {
@@ -466,7 +474,7 @@ impl World {
         places.into_iter().for_each(|place| lock(&self.air).set_down(place, true));
         self.target.crash();
         self.disk.crash(power);
-        self.judge.model.crash(power);
+        self.judge.crash(power);
         self.judge.excuse(None, self.now + time + GRACE);
         self.after(time, Timer::StartTarget);
     }

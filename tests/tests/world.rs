@@ -1,9 +1,12 @@
 //! The whole system, simulated: seeds that must run, seeds that once failed, and planted faults
 //! that must be found. `make sim` runs many more.
 
+use std::time::Duration;
+
 use tests::world::plant::Plant;
+use tests::world::profile::Profile;
 use tests::world::trace::Telling;
-use tests::world::{Outcome, Setup, run};
+use tests::world::{Outcome, Setup, run, run_profile};
 
 fn setup(seed: u64, commands: u32) -> Setup {
     Setup { seed, commands, telling: Telling::Nothing, plant: None }
@@ -66,6 +69,24 @@ fn a_second_answer_is_found() {
 fn a_flush_that_does_nothing_is_found() {
     let (_, why) = find(Plant::MissingFlush, 40);
     assert!(why.contains("which cannot be"), "{why}");
+}
+
+const LATENCY: Duration = Duration::from_millis(2);
+
+#[test]
+fn commands_that_outlive_a_preemption_are_found() {
+    for seed in 0..40 {
+        // Two hosts that fight for the same few blocks of a slow disk.
+        let mut profile = Profile::new(seed, 500);
+        (profile.hosts, profile.orders, profile.hot) = (profile.hosts.max(2), 60, 900);
+        (profile.mix, profile.disk.latency) = ([200, 800, 0, 0, 0, 0, 0, 0], LATENCY);
+        let planted = Setup { plant: Some(Plant::MissingFence), ..setup(seed, 500) };
+        if let Some(why) = run_profile(planted, profile).failure {
+            assert!(why.contains("which cannot be"), "{why}");
+            return;
+        }
+    }
+    panic!("nobody has noticed");
 }
 
 #[test]

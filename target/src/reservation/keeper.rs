@@ -70,17 +70,30 @@ impl Keeper {
 
     /// Serves until told to stop.
     pub fn run(mut self, registry: &Registry) {
-        while let Ok(word) = self.words.recv() {
-            match word {
-                Word::Ask(ask) => self.serve(ask, registry),
-                Word::Drained(ticket) => {
-                    if let Some((reactor, tag)) = self.fenced.remove(&ticket) {
-                        answer(registry, reactor, tag, Ok(()));
-                    }
+        while let Ok(word) = self.words.recv()
+            && self.hear(word, registry)
+        {}
+    }
+
+    /// Serves what it has been told so far, for who has no thread for it.
+    pub fn catch_up(&mut self, registry: &Registry) {
+        while let Ok(word) = self.words.try_recv()
+            && self.hear(word, registry)
+        {}
+    }
+
+    /// Whether there may be more.
+    fn hear(&mut self, word: Word, registry: &Registry) -> bool {
+        match word {
+            Word::Ask(ask) => self.serve(ask, registry),
+            Word::Drained(ticket) => {
+                if let Some((reactor, tag)) = self.fenced.remove(&ticket) {
+                    answer(registry, reactor, tag, Ok(()));
                 }
-                Word::Stop => return,
             }
+            Word::Stop => return false,
         }
+        true
     }
 
     fn serve(&mut self, ask: Ask, registry: &Registry) {

@@ -224,7 +224,7 @@ impl Host {
                     match done.outcome {
                         Ok(answer) => {
                             let bytes = buf.as_ref().map(|buf| self.pool.bytes(buf));
-                            judge.answered(self.index, op, answer.status, bytes);
+                            judge.answered(op, answer.status, bytes);
                         }
                         Err(_) => judge.lost(op, now),
                     }

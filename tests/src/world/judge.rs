@@ -9,6 +9,7 @@ use nvme::Status;
 use nvme::cm::RejectStatus;
 use rdma::soft::sim::Dice;
 
+use super::fencing::Fencing;
 use super::model::{Ending, Model, Moment, Span};
 use super::op::{Kind, Mistake, Op, Question};
 use super::profile::Profile;
@@ -40,6 +41,8 @@ pub enum Stage {
     Work,
     /// Nothing is sent.
     Rest,
+    /// Reservations are cleared.
+    Clear,
     /// Everything is read once more.
     Sweep,
 }
@@ -51,6 +54,8 @@ pub struct Judge {
     pub trace: Arc<Trace>,
     /// What may be read.
     pub model: Model,
+    /// Who may read and write.
+    pub fencing: Fencing,
     /// What is going on.
     pub stage: Stage,
     /// Commands sent in the stage of work.
@@ -91,6 +96,7 @@ impl Judge {
         Judge {
             trace: Arc::clone(trace),
             model: Model::new(&blocks),
+            fencing: Fencing::new(blocks.len(), profile.hosts, profile.orders),
             stage: Stage::Work,
             sent: 0,
             commands,
@@ -148,7 +154,14 @@ impl Judge {
             if let Some((spans, _)) = op.changes() {
                 spans.iter().for_each(|span| self.model.fence(op.id, *span));
             }
+            self.fencing.is_over(&op, self.model.begin());
         }
+    }
+
+    /// The target has gone down, with `power` also its disks.
+    pub fn crash(&mut self, power: bool) {
+        self.model.crash(power);
+        self.fencing.crash(self.model.begin());
     }
 
     /// When that is.
@@ -165,10 +178,14 @@ impl Judge {
     pub fn next_op(&mut self, host: usize, profile: &Profile, dice: &mut Dice) -> Option<Op> {
         self.next_id += 1;
         let id = self.next_id;
-        let op = |kind, span| Some(Op { kind, id, span, began: 0 });
+        let op = |kind, span| Some(Op { kind, host, id, span, began: 0 });
         let whole = |space: usize| Span { space, lba: 0, blocks: profile.shapes[space].0 };
         match self.stage {
             Stage::Work if self.sent < self.commands => {}
+            Stage::Clear if host == 0 => {
+                let (space, order) = self.fencing.last_order().0?;
+                return op(Kind::Order(order), whole(space));
+            }
             Stage::Sweep if host == 0 && self.sweep.0 < profile.shapes.len() => {
                 let (space, lba) = self.sweep;
                 let most = profile.mdts_bytes / profile.shapes[space].1;
@@ -187,6 +204,13 @@ impl Judge {
         if std::mem::take(&mut self.changed[host]) {
             return op(Kind::Admin(Question::Changed), whole(space));
         }
+        if let Some(order) = self.fencing.next_order(space, host, dice) {
+            return op(Kind::Order(order), whole(space));
+        }
+        let space = match self.fencing.is_barred(space, host) && dice.per_mille(900) {
+            true => (space + 1) % profile.shapes.len(),
+            false => space,
+        };
         let span = self.pick_span(space, profile, dice);
         let crowded = self.model.crowd(span) >= CROWD;
         let fua = dice.per_mille(profile.fua);
@@ -244,6 +268,7 @@ impl Judge {
         if self.stage == Stage::Work {
             self.sent += 1;
         }
+        self.fencing.leaves(&op);
         op
     }
 
@@ -266,13 +291,14 @@ impl Judge {
             self.sweeping -= 1;
             self.sweep = (0, 0);
         }
-        if op.changes().is_some() {
+        if op.changes().is_some() || matches!(op.kind, Kind::Order(_)) {
             self.unfenced.push_back((now + self.fence_after, op));
         }
     }
 
     /// A command was answered. `data` is what it has read, or sent.
-    pub fn answered(&mut self, host: usize, op: Op, status: Status, data: Option<&[u8]>) {
+    pub fn answered(&mut self, op: Op, status: Status, data: Option<&[u8]>) {
+        let host = op.host;
         if self.stage == Stage::Sweep && op.kind == Kind::Read {
             self.sweeping -= 1;
         }
@@ -299,9 +325,23 @@ impl Judge {
             false if self.is_excusable(host, &op, status) => Ok(()),
             false => Err(format!("it was refused: {status}")),
         };
+        let verdict = verdict.and_then(|()| self.check_reservation(&op, status));
         if let Err(why) = verdict {
             self.fail(format!("host {host}: {op}: {why}"));
         }
+    }
+
+    /// Whether reservations allow such an answer, and what follows from it.
+    fn check_reservation(&mut self, op: &Op, status: Status) -> Result<(), String> {
+        let now = self.model.begin();
+        if let Kind::Order(_) = op.kind {
+            let ended = self.fencing.answered(op, status, now)?;
+            ended.iter().for_each(|(id, span)| self.model.fence(*id, *span));
+            return Ok(());
+        }
+        let verdict = self.fencing.check(op, status);
+        self.fencing.is_over(op, now);
+        verdict
     }
 
     fn check(&mut self, op: &Op, data: &[u8]) -> Result<(), String> {
@@ -328,7 +368,7 @@ impl Judge {
             }
             Kind::Wrong(_) => Err("it was carried out".to_owned()),
             Kind::Write { .. } | Kind::Zeroes { .. } | Kind::Deallocate(_) => Ok(()),
-            Kind::Admin(_) | Kind::Disable => Ok(()),
+            Kind::Admin(_) | Kind::Disable | Kind::Order(_) => Ok(()),
         }
     }
 
@@ -350,9 +390,11 @@ impl Judge {
             Kind::Wrong(Mistake::Namespace) => return status.is(Status::INVALID_NAMESPACE),
             Kind::Wrong(Mistake::Range) if status.is(Status::LBA_OUT_OF_RANGE) => return true,
             Kind::Compare(_) if status.is(Status::COMPARE_FAILURE) => return true,
+            Kind::Order(_) if status.is(Status::INVALID_FIELD) => return true,
             _ => {}
         }
-        absent && status.is(Status::INVALID_NAMESPACE)
+        self.fencing.excuses(status)
+            || absent && status.is(Status::INVALID_NAMESPACE)
             || self.disk_fails && of_disk.iter().any(|of_disk| status.is(*of_disk))
     }
 

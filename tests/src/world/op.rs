@@ -10,6 +10,7 @@ use nvme::sqe::DsmRange;
 use nvme::{AdminOpcode, IoOpcode, PAGE_BYTES, Sgl, Sqe};
 
 use super::model::{Moment, Span, Value};
+use super::order::Order;
 use super::profile::Profile;
 use super::stamp;
 
@@ -39,6 +40,8 @@ pub enum Kind {
     Flush,
     /// Compare with these values.
     Compare(Vec<Value>),
+    /// Reservation Register, Acquire or Release.
+    Order(Order),
     /// An admin command that only asks.
     Admin(Question),
     /// Property Set, CC.EN = 0, whatever is under way.
@@ -78,6 +81,8 @@ pub enum Mistake {
 pub struct Op {
     /// What it does.
     pub kind: Kind,
+    /// Who sends it.
+    pub host: usize,
     /// Unique, not 0: what its data say.
     pub id: u32,
     /// Where.
@@ -109,6 +114,7 @@ impl Op {
                 self.span.blocks * profile.shapes[self.span.space].1
             }
             Kind::Deallocate(spans) => spans.len() as u32 * DsmRange::BYTES as u32,
+            Kind::Order(order) => order.data_bytes(),
             Kind::Flush | Kind::Zeroes { .. } | Kind::Disable => 0,
             Kind::Admin(Question::Queues) => 0,
             Kind::Admin(_) => PAGE_BYTES as u32,
@@ -145,6 +151,7 @@ impl Op {
             Kind::Admin(Question::Queues) => {
                 Sqe { cdw10: 7, ..Sqe::admin(AdminOpcode::GET_FEATURES) }
             }
+            Kind::Order(order) => order.sqe(nsid),
             Kind::Disable => PropertySet::new(Property::CC, 0).emit(),
             Kind::Wrong(Mistake::Range) => io(IoOpcode::READ).with_range(1 << 40, 0),
             Kind::Wrong(Mistake::Namespace) => io(IoOpcode::READ).with_nsid(9),
@@ -176,6 +183,7 @@ impl Op {
                     bytes.copy_from_slice(&DsmRange { attributes: 0, blocks, slba }.emit());
                 }
             }
+            Kind::Order(order) => order.fill(self.host, bytes),
             _ => bytes.fill(POISON),
         }
     }
@@ -201,6 +209,7 @@ impl fmt::Display for Op {
             }
             Kind::Flush => write!(f, "flush of namespace {nsid}"),
             Kind::Compare(_) => write!(f, "compare of namespace {nsid}, {blocks} from {lba}"),
+            Kind::Order(order) => write!(f, "order about namespace {nsid}: {order}"),
             Kind::Disable => f.write_str("reset"),
             Kind::Admin(question) => write!(f, "question: {question:?}"),
             Kind::Wrong(mistake) => write!(f, "mistake: {mistake:?}"),

@@ -21,12 +21,19 @@ pub enum Plant {
     MissingFlush,
     /// Acknowledgements say one packet more than was received.
     PsnOffByOne,
+    /// Reactors do not hear that a host was preempted, and its commands go on.
+    MissingFence,
 }
 
 impl Plant {
     /// All of them.
-    pub const ALL: [Plant; 4] =
-        [Plant::LostAck, Plant::DoubleCompletion, Plant::MissingFlush, Plant::PsnOffByOne];
+    pub const ALL: [Plant; 5] = [
+        Plant::LostAck,
+        Plant::DoubleCompletion,
+        Plant::MissingFlush,
+        Plant::PsnOffByOne,
+        Plant::MissingFence,
+    ];
 
     /// Its name on the command line.
     #[must_use]
@@ -36,6 +43,7 @@ impl Plant {
             Plant::DoubleCompletion => "double-completion",
             Plant::MissingFlush => "missing-flush",
             Plant::PsnOffByOne => "psn-off-by-one",
+            Plant::MissingFence => "missing-fence",
         }
     }
 
@@ -44,7 +52,7 @@ impl Plant {
         match self {
             Plant::LostAck => Some(forgetful()),
             Plant::PsnOffByOne => Some(Box::new(one_more)),
-            Plant::DoubleCompletion | Plant::MissingFlush => None,
+            Plant::DoubleCompletion | Plant::MissingFlush | Plant::MissingFence => None,
         }
     }
 }

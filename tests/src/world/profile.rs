@@ -78,6 +78,8 @@ pub struct Profile {
     /// In a thousand commands: reads, writes, flushes, zeroes, deallocations, compares, admin
     /// commands, wrong commands.
     pub mix: [u16; 8],
+    /// In a thousand commands those about reservations.
+    pub orders: u16,
     /// In a thousand writes those with FUA.
     pub fua: u16,
     /// In a thousand ranges those in the first few blocks.
@@ -136,6 +138,7 @@ impl Profile {
             disk: disk(dice),
             mishaps: Vec::new(),
             mix: pick(dice, &MIXES),
+            orders: 0,
             fua: pick(dice, &[0, 100, 500]),
             hot: pick(dice, &[0, 300, 800]),
             pause: pick(dice, &[0, 20, 200]),
@@ -145,6 +148,7 @@ impl Profile {
         let least = 2 * u64::from(profile.mdts_bytes) + (256 << 10);
         profile.data_bytes = least + pick(dice, &[0, 64 << 10, 1 << 20]);
         profile.mishaps = mishaps(dice, hosts, commands);
+        profile.orders = if hosts > 1 { pick(dice, &[0, 10, 50]) } else { 0 };
         profile
     }
 

@@ -9,11 +9,12 @@ use std::time::Instant;
 use nvme::{Nqn, Text};
 use nvmfd::controller::Limits;
 use nvmfd::disk::{BackingId, Done, Health};
-use nvmfd::mailbox::{Mailbox, mailbox};
+use nvmfd::mailbox::{Mail, Mailbox, mailbox};
 use nvmfd::queue::RECEIVES_FOR_ADMIN;
 use nvmfd::queues::{Lent, Queues};
 use nvmfd::registry::Registry;
 use nvmfd::reservation::Reservation;
+use nvmfd::reservation::keeper::Keeper;
 use nvmfd::subsystem::{Namespace, Subsystem};
 use nvmfd::usage::Usage;
 use rdma::soft::Soft;
@@ -59,8 +60,12 @@ pub struct Target {
     published: bool,
     /// Of each namespace, as hosts are told; the disk keeps its own.
     healths: Vec<Arc<Health>>,
-    /// Of each namespace; nobody in this world reserves one yet.
+    /// Of each namespace. They end with the target.
     reservations: Vec<Arc<Reservation>>,
+    /// Works between the turns of reactors, since it has no thread here.
+    keeper: Keeper,
+    /// A planted fault: reactors hear of no preemption.
+    pub forgets_fences: bool,
 }
 
 impl Target {
@@ -77,9 +82,9 @@ impl Target {
             next_id: 0,
             published: false,
             healths: profile.shapes.iter().map(|_| Arc::default()).collect(),
-            reservations: (0..profile.shapes.len())
-                .map(|space| Reservation::volatile(subnqn(), space as u32 + 1))
-                .collect(),
+            reservations: Vec::new(),
+            keeper: Keeper::new(),
+            forgets_fences: false,
         }
     }
 
@@ -152,7 +157,11 @@ impl Target {
             reactor.fabric.listen(at).map_err(|e| said(&e))?;
         }
         let receives = profile.receives - RECEIVES_FOR_ADMIN;
-        self.registry = Arc::new(Registry::new(senders, 16, receives));
+        self.keeper = Keeper::new();
+        let registry = Registry::new(senders, 16, receives).with_keeper(self.keeper.sender());
+        self.registry = Arc::new(registry);
+        let reservation = |space| Reservation::volatile(subnqn(), space as u32 + 1);
+        self.reservations = (0..profile.shapes.len()).map(reservation).collect();
         disk.open(self.reactors.iter().map(|r| Arc::clone(r.pool.region())).collect());
         for space in 0..profile.shapes.len() {
             self.serve(space, disk);
@@ -249,6 +258,9 @@ impl Target {
         reactor.queues.tick(&mut lent);
         if std::mem::take(&mut reactor.rung) {
             while let Some(mail) = reactor.mailbox.take() {
+                if self.forgets_fences && matches!(mail, Mail::Fence(_)) {
+                    continue;
+                }
                 reactor.queues.on_mail(mail, &mut lent);
             }
             reactor.queues.look(&mut lent);
@@ -257,6 +269,7 @@ impl Target {
             reactor.queues.serve_waiters(&mut lent);
         }
         reactor.fabric.flush();
+        self.keeper.catch_up(&self.registry);
         let deadline = reactor.fabric.arm(Wake::Any);
         let tick = reactor.queues.next_tick();
         Some(deadline.map_or(tick, |deadline| deadline.min(tick)))

@@ -1,0 +1,90 @@
+//! Orders about reservations, as simulated hosts give them. Every host has one key, ever.
+
+use std::fmt;
+
+use nvme::reservation::{
+    Acquire, AcquireAction, AcquireKeys, Register, RegisterAction, RegisterKeys, Release,
+    ReleaseAction, ReleaseKey, ReservationType,
+};
+use nvme::{Sgl, Sqe};
+
+/// What a host wants changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Order {
+    /// To be a registrant.
+    Register,
+    /// To be none.
+    Unregister,
+    /// To hold the reservation.
+    Acquire(ReservationType),
+    /// That another host is no registrant, holds nothing, and has no command under way.
+    Preempt(usize, ReservationType),
+    /// To hold the reservation no more.
+    Release(ReservationType),
+    /// That nobody is a registrant or holds anything.
+    Clear,
+}
+
+impl Order {
+    /// The command for namespace `nsid`.
+    #[must_use]
+    pub fn sqe(self, nsid: u32) -> Sqe {
+        let register = |action| Register(0).with_action(action).emit(nsid, Sgl::NONE);
+        let acquire =
+            |action, rtype| Acquire(0).with_action(action).with_rtype(rtype).emit(nsid, Sgl::NONE);
+        let release =
+            |action, rtype| Release(0).with_action(action).with_rtype(rtype).emit(nsid, Sgl::NONE);
+        match self {
+            Order::Register => register(RegisterAction::REGISTER),
+            Order::Unregister => register(RegisterAction::UNREGISTER),
+            Order::Acquire(rtype) => acquire(AcquireAction::ACQUIRE, rtype),
+            Order::Preempt(_, rtype) => acquire(AcquireAction::PREEMPT_AND_ABORT, rtype),
+            Order::Release(rtype) => release(ReleaseAction::RELEASE, rtype),
+            Order::Clear => release(ReleaseAction::CLEAR, ReservationType::NONE),
+        }
+    }
+
+    /// Bytes of its data.
+    #[must_use]
+    pub fn data_bytes(self) -> u32 {
+        match self {
+            Order::Release(_) | Order::Clear => ReleaseKey::BYTES as u32,
+            _ => AcquireKeys::BYTES as u32,
+        }
+    }
+
+    /// Its data, from a host.
+    pub fn fill(self, host: usize, bytes: &mut [u8]) {
+        let current = key(host);
+        match self {
+            Order::Register => {
+                bytes.copy_from_slice(&RegisterKeys { current: 0, new: current }.emit());
+            }
+            Order::Unregister => bytes.copy_from_slice(&RegisterKeys { current, new: 0 }.emit()),
+            Order::Acquire(_) => bytes.copy_from_slice(&AcquireKeys { current, preempt: 0 }.emit()),
+            Order::Preempt(victim, _) => {
+                bytes.copy_from_slice(&AcquireKeys { current, preempt: key(victim) }.emit());
+            }
+            Order::Release(_) | Order::Clear => {
+                bytes.copy_from_slice(&ReleaseKey { current }.emit());
+            }
+        }
+    }
+}
+
+fn key(host: usize) -> u64 {
+    host as u64 + 1
+}
+
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Order::Register => f.write_str("register"),
+            Order::Unregister => f.write_str("unregister"),
+            Order::Acquire(rtype) => write!(f, "acquire {rtype}"),
+            Order::Preempt(victim, rtype) => write!(f, "preempt host {victim}, {rtype}, and abort"),
+            Order::Release(rtype) => write!(f, "release {rtype}"),
+            Order::Clear => f.write_str("clear"),
+        }
+    }
+}
