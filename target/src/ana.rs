@@ -13,13 +13,18 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use nvme::log::{AnaGroup, AnaHeader, AnaState};
 use nvme::{Sqe, Status};
 
+use crate::config::MAX_NSID;
 use crate::subsystem::Subsystem;
 
 /// The largest group id (ANAGRPMAX), and how many groups there may be (NANAGRPID).
 pub const ANA_GROUPS: u32 = 64;
 
-// Linux reads the longest possible log at once, so that must fit in the least MDTS.
-const _: () = assert!(16 + 32 * ANA_GROUPS + 4 * crate::config::MAX_NSID <= 8192);
+/// Bytes of the longest possible log.
+const ANA_LOG_BYTES: usize =
+    AnaHeader::BYTES + AnaGroup::BYTES * ANA_GROUPS as usize + 4 * MAX_NSID as usize;
+
+// Linux reads it at once, so it must fit in the least MDTS.
+const _: () = assert!(ANA_LOG_BYTES <= 8192);
 
 /// Longest time in seconds that the state "change" may last (ANATT): hosts that see it twice as
 /// long reset the controller.
@@ -213,7 +218,7 @@ impl AnaLog {
         tell
     }
 
-    /// The page. `lsp` is the log specific parameter of the command: bit 0 leaves the namespace
+    /// The page, as long as it can ever be: hosts ask for that much, nvme-cli in pieces. `lsp` is the log specific parameter of the command: bit 0 leaves the namespace
     /// ids out.
     #[must_use]
     pub fn page(&self, lsp: u8) -> Vec<u8> {
@@ -230,6 +235,7 @@ impl AnaLog {
             page.extend(descriptor.emit());
             nsids.iter().for_each(|nsid| page.extend(nsid.to_le_bytes()));
         }
+        page.resize(page.len().max(ANA_LOG_BYTES), 0);
         page
     }
 }
@@ -305,9 +311,9 @@ mod tests {
         let first = AnaGroup { grpid: 1, nnsids: 2, chgcnt: 1, state: AnaState::OPTIMIZED };
         assert_eq!((group(16), &page[48..56]), (first, &[1, 0, 0, 0, 7, 0, 0, 0][..]));
         let second = AnaGroup { grpid: 3, nnsids: 1, chgcnt: 1, state: AnaState::INACCESSIBLE };
-        assert_eq!((group(56), &page[88..]), (second, &[2, 0, 0, 0][..]));
+        assert_eq!((group(56), &page[88..96]), (second, &[2, 0, 0, 0, 0, 0, 0, 0][..]));
         let short = log.page(RGO);
-        assert_eq!(short.len(), 16 + 2 * 32);
+        assert_eq!((page.len(), short.len(), &short[80..84]), (6160, 6160, &[0; 4][..]));
         let group = AnaGroup::parse(short[48..].first_chunk().unwrap());
         assert_eq!(group, AnaGroup { nnsids: 0, ..second });
     }

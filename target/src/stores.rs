@@ -1,7 +1,7 @@
 //! The opened backing stores and the subsystems made of them: what a configuration becomes.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
@@ -28,6 +28,8 @@ pub struct Store {
     pub tended: Arc<Tended>,
     /// Which hosts may use it.
     pub reservation: Arc<Reservation>,
+    /// The size in bytes that it gets when it is adopted, where that is another one.
+    resize: Option<u64>,
 }
 
 /// The stores of a configuration, by subsystem and namespace id.
@@ -65,7 +67,11 @@ impl Stores {
             let place = format!("namespace {} of {}", namespace.nsid, subsystem.nqn);
             let config = backing_config(namespace);
             let store = match self.by_namespace.get(&key) {
-                Some(store) if store.tended.is_as(&config) => store.clone(),
+                Some(store) if store.tended.is_as(&config) => {
+                    let resize = next_size(&store.tended.backing(), config.kind);
+                    let resize = resize.map_err(|why| format!("{place}: {why}"))?;
+                    Store { resize, ..store.clone() }
+                }
                 Some(_) => {
                     return Err(format!(
                         "{place} is in use and cannot become another store at once: what hosts have \
@@ -79,7 +85,7 @@ impl Stores {
                         .reservation(key, namespace.uuid)
                         .map_err(|error| format!("{place}: {error}"))?;
                     let tended = Arc::new(Tended::new(id, place, config, backing));
-                    Store { tended, reservation }
+                    Store { tended, reservation, resize: None }
                 }
             };
             next.by_namespace.insert(key, store);
@@ -96,21 +102,8 @@ impl Stores {
             Ok(backing)
         };
         let BackingKind::File { path, .. } = &config.kind else { return open(config) };
-        let (say, said) = sync_channel(1);
         let own = config.clone();
-        std::thread::Builder::new()
-            .name("opening".to_owned())
-            .spawn(move || {
-                // Nobody may be listening any more: then it is closed again.
-                let _ = say.send(open(&own));
-            })
-            .map_err(|error| format!("no thread to open it: {error}"))?;
-        said.recv_timeout(PATIENCE).unwrap_or_else(|_| {
-            Err(format!(
-                "{} does not answer: check the disk or server that it is on",
-                path.display()
-            ))
-        })
+        patiently(path, move || open(&own))
     }
 
     fn reservation(&self, key: (Nqn, u32), uuid: Uuid) -> Result<Arc<Reservation>, String> {
@@ -118,6 +111,17 @@ impl Stores {
             Some(folder) => Reservation::kept(key.0, key.1, folder, uuid.into_bytes()),
             None => Ok(Reservation::volatile(key.0, key.1)),
         }
+    }
+
+    /// Gives the stores their new sizes. Returns one line for each that has one.
+    pub fn resize(&mut self) -> Vec<String> {
+        let mut lines = Vec::new();
+        for ((nqn, nsid), store) in &mut self.by_namespace {
+            let Some(bytes) = store.resize.take() else { continue };
+            let old = store.tended.resize(bytes);
+            lines.push(format!("namespace {nsid} of {nqn} has {bytes} bytes now, {old} before"));
+        }
+        lines
     }
 
     /// Those whose synchronisation has failed.
@@ -186,6 +190,35 @@ fn namespaces(
     subsystems.iter().flat_map(|s| s.namespaces.iter().map(move |n| (s, n)))
 }
 
+/// The size that a store is to have now, where that is another one.
+fn next_size(backing: &Arc<Backing>, kind: BackingKind) -> Result<Option<u64>, String> {
+    let own = Arc::clone(backing);
+    let path = match &kind {
+        BackingKind::File { size, .. } if *size == Some(backing.size_bytes()) => return Ok(None),
+        BackingKind::File { path, .. } => path.clone(),
+        _ => return backing.next_size(&kind).map_err(|error| error.to_string()),
+    };
+    patiently(&path, move || own.next_size(&kind).map_err(|error| error.to_string()))
+}
+
+/// Does what may wait for the disk behind a path, and waits no longer than a person would.
+fn patiently<T: Send + 'static>(
+    path: &Path,
+    act: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, String> {
+    let (say, said) = sync_channel(1);
+    std::thread::Builder::new()
+        .name("opening".to_owned())
+        .spawn(move || {
+            // Nobody may be listening any more: then what was opened is closed again.
+            let _ = say.send(act());
+        })
+        .map_err(|error| format!("no thread to open it: {error}"))?;
+    said.recv_timeout(PATIENCE).unwrap_or_else(|_| {
+        Err(format!("{} does not answer: check the disk or server that it is on", path.display()))
+    })
+}
+
 fn backing_config(namespace: &NamespaceConfig) -> BackingConfig {
     let kind = match &namespace.kind {
         NamespaceKind::File { path, size } => BackingKind::File { path: path.clone(), size: *size },
@@ -249,8 +282,25 @@ mod tests {
     #[test]
     fn a_namespace_does_not_become_another_store_under_its_hosts() {
         let stores = Stores::default().next(&[subsystem(&[1], 1 << 20)]).unwrap();
-        let refusal = stores.next(&[subsystem(&[1], 1 << 21)]).unwrap_err();
+        let mut other = subsystem(&[1], 1 << 20);
+        other.namespaces[0].kind = NamespaceKind::Ram { size: 1 << 20 };
+        let refusal = stores.next(std::slice::from_ref(&other)).unwrap_err();
         assert!(refusal.contains("remove it, reload, add it"), "{refusal}");
-        assert!(stores.next(&[]).unwrap().next(&[subsystem(&[1], 1 << 21)]).is_ok());
+        assert!(stores.next(&[]).unwrap().next(&[other]).is_ok());
+    }
+
+    #[test]
+    fn a_namespace_gets_another_size_and_stays_the_same_store() {
+        let stores = Stores::default().next(&[subsystem(&[1, 2], 1 << 20)]).unwrap();
+        let config = subsystem(&[1, 2], 1 << 21);
+        let mut next = stores.next(std::slice::from_ref(&config)).unwrap();
+        assert_eq!(next.subsystem(&config, Arc::default()).namespaces[0].blocks, 256, "not yet");
+        let lines = next.resize();
+        let expected =
+            "namespace 1 of nqn.2026-11.io.nvmfd:test has 2097152 bytes now, 1048576 before";
+        assert_eq!((lines.len(), &*lines[0]), (2, expected));
+        assert_eq!(next.subsystem(&config, Arc::default()).namespaces[1].blocks, 512);
+        assert_eq!((ids(&next), next.without(&stores).count()), (vec![0, 1], 0));
+        assert!(next.resize().is_empty());
     }
 }

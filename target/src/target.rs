@@ -192,7 +192,7 @@ impl Target {
         removed.iter().for_each(|at| self.unlisten(*at));
         let kept: BTreeSet<Nqn> = self.config.subsystems.iter().map(|s| s.nqn).collect();
         let gone = old.subsystems.iter().map(|s| s.nqn).filter(|nqn| !kept.contains(nqn)).collect();
-        self.adopt(next, gone);
+        lines.extend(self.adopt(next, gone));
         Ok(lines)
     }
 
@@ -324,8 +324,10 @@ impl Target {
     }
 
     /// Makes `next` the stores in use and publishes what the configuration says. Hosts of what is
-    /// gone are disconnected before its stores go.
-    fn adopt(&mut self, next: Stores, gone: Vec<Nqn>) {
+    /// gone are disconnected before its stores go. Returns one line for each store that has another
+    /// size now.
+    fn adopt(&mut self, mut next: Stores, gone: Vec<Nqn>) -> Vec<String> {
+        let lines = next.resize();
         let mut subsystems = Vec::new();
         for config in &self.config.subsystems {
             let running = self.registry.subsystem(&config.nqn);
@@ -341,6 +343,7 @@ impl Target {
         self.registry.change(Change { listeners, discovery, subsystems, gone });
         let old = std::mem::replace(&mut self.stores, next);
         old.without(&self.stores).for_each(|store| self.detach(store));
+        lines
     }
 
     fn attach(&self, store: &crate::stores::Store) -> Result<(), Fatal> {
@@ -436,8 +439,10 @@ fn differences(old: &Config, new: &Config) -> Vec<String> {
         let Some(was) = old.listeners.iter().find(|was| was.address == is.address) else {
             continue;
         };
-        for (group, state) in is.ana.unlike(&was.ana) {
-            lines.push(format!("group {group} is {state} at {} now", is.address));
+        match is.ana.to_string() {
+            _ if is.ana == was.ana => {}
+            states if states.is_empty() => lines.push(format!("{is}: all groups optimized")),
+            states => lines.push(format!("{}: {states}", is.address)),
         }
     }
     let find = |config: &'_ Config, nqn: &Nqn| config.subsystems.iter().position(|s| s.nqn == *nqn);

@@ -91,10 +91,25 @@ impl Tended {
         &self.health
     }
 
-    /// Whether it was opened as this says.
+    /// Whether it was opened as this says; its size may be another one by now.
     #[must_use]
     pub fn is_as(&self, config: &BackingConfig) -> bool {
-        self.config == *config
+        let same = match (&self.config.kind, &config.kind) {
+            (BackingKind::File { path: a, .. }, BackingKind::File { path: b, .. }) => a == b,
+            (BackingKind::Ram { .. }, BackingKind::Ram { .. })
+            | (BackingKind::Null { .. }, BackingKind::Null { .. }) => true,
+            _ => false,
+        };
+        let rest = |config: &BackingConfig| (config.block_size_bytes, config.read_only);
+        same && rest(&self.config) == rest(config)
+    }
+
+    /// Serves so many bytes from now on: see [`Backing::resize`]. Returns how many before.
+    pub fn resize(&self, bytes: u64) -> u64 {
+        let current = lock(&self.current);
+        let old = current.size_bytes();
+        current.resize(bytes);
+        old
     }
 
     fn is_due(&self, now: Instant) -> bool {
@@ -363,6 +378,8 @@ impl Shared {
         fresh.prepare(self.reactors.len()).map_err(|error| error.to_string())?;
         let fresh = Arc::new(fresh);
         let mut current = lock(&tended.current);
+        // It may have got another size since the other was opened.
+        fresh.resize(current.size_bytes());
         if tended.retired.load(Ordering::Relaxed) {
             return Err("it is no longer served".to_owned());
         }

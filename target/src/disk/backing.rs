@@ -14,7 +14,7 @@
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::errno::Errno;
@@ -102,7 +102,9 @@ pub struct Backing {
     /// and not by a ring, because that may wait for the disk.
     sync_files: Mutex<SyncFiles>,
     pub(super) name: String,
-    pub(super) size_bytes: u64,
+    /// Changes while it is served: see `resize`. A reactor that learns of it a moment later has
+    /// operations that are in range still, or are refused by the system.
+    pub(super) size_bytes: AtomicU64,
     pub(super) block_size_bytes: u32,
     pub(super) read_only: bool,
     pub(super) volatile_cache: bool,
@@ -176,7 +178,7 @@ impl Backing {
         let BackingKind::File { path, .. } = &config.kind else {
             return Err(OpenError(format!("{} cannot be opened again", self.name)));
         };
-        let mut fresh = open::open_path(path, Some(self.size_bytes), config, false)?;
+        let mut fresh = open::open_path(path, Some(self.size_bytes()), config, false)?;
         let nature = |b: &Backing| (b.kind, b.volatile_cache);
         if nature(&fresh) != nature(self) {
             return Err(OpenError(format!(
@@ -199,7 +201,7 @@ impl Backing {
             return Err(OpenError(format!("{} cannot be opened again", self.name)));
         };
         let file = Arc::new(hold.another(&self.name, self.read_only)?);
-        let (name, size) = (self.name.clone(), self.size_bytes);
+        let (name, size) = (self.name.clone(), self.size_bytes());
         let mut fresh = Backing::assemble(self.kind, Some(file), name, size, config);
         fresh.hold = Some(Arc::clone(hold));
         fresh.volatile_cache = self.volatile_cache;
@@ -274,7 +276,7 @@ impl Backing {
             hold: None,
             sync_files: Mutex::default(),
             name,
-            size_bytes,
+            size_bytes: AtomicU64::new(size_bytes),
             block_size_bytes: config.block_size_bytes,
             read_only: config.read_only,
             // A file's data are durable only after fdatasync, whatever the disk below has: the
@@ -293,7 +295,7 @@ impl Backing {
             return;
         };
         let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-        let at = libc::off_t::try_from(self.size_bytes).unwrap_or(libc::off_t::MAX);
+        let at = libc::off_t::try_from(self.size_bytes()).unwrap_or(libc::off_t::MAX);
         let len = libc::off_t::from(self.block_size_bytes);
         if fallocate(file.as_fd(), flags, at, len) == Err(Errno::EOPNOTSUPP) {
             self.refuse(Space::Punch);
@@ -315,13 +317,13 @@ impl Backing {
     /// Size in logical blocks.
     #[must_use]
     pub fn blocks(&self) -> u64 {
-        self.size_bytes / u64::from(self.block_size_bytes)
+        self.size_bytes() / u64::from(self.block_size_bytes)
     }
 
     /// Size in bytes: a whole number of blocks.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
-        self.size_bytes
+        self.size_bytes.load(Ordering::Relaxed)
     }
 
     /// Bytes of a logical block.
@@ -383,7 +385,7 @@ impl Backing {
 
     /// Whether an operation of `len` bytes at `at` lies inside.
     pub(crate) fn contains(&self, at: u64, len: u64) -> bool {
-        at.checked_add(len).is_some_and(|end| end <= self.size_bytes)
+        at.checked_add(len).is_some_and(|end| end <= self.size_bytes())
     }
 
     /// Whether the store has not refused this mode so far.
@@ -441,7 +443,7 @@ impl Backing {
         self.set_down(&format!(
             "ends at or before byte {at}, inside the namespace of {} bytes: it was shortened while \
              being served, or its device is gone; restore it",
-            self.size_bytes
+            self.size_bytes()
         ));
         Health::NOT_READY
     }

@@ -245,6 +245,8 @@ impl Flight {
         if bytes == 0 || bytes > left {
             // The end of the file, where the namespace has not ended; or no answer of this world.
             return Some(Err(match self.task {
+                // The namespace was made smaller meanwhile.
+                _ if !backing.contains(self.at, self.len) => Status::LBA_OUT_OF_RANGE.with_dnr(),
                 Task::Read if bytes == 0 => backing.fail_shortened(at),
                 _ => backing.fail(self.doing(), 0, at),
             }));

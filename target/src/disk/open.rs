@@ -42,7 +42,7 @@ impl Hold {
     /// See [`Backing::inspect`].
     pub(super) fn inspect(&self, backing: &Backing, thorough: bool) -> Condition {
         match self.look(backing, thorough) {
-            Ok(bytes) if bytes < backing.size_bytes => Condition::Shortened(bytes),
+            Ok(bytes) if bytes < backing.size_bytes() => Condition::Shortened(bytes),
             Ok(_) => Condition::Sound,
             Err(error) => Condition::Failing(error.raw_os_error().unwrap_or(libc::EIO)),
         }
@@ -54,11 +54,11 @@ impl Hold {
             Kind::Device => (&*self.locked).seek(SeekFrom::End(0))?,
             _ => self.locked.metadata()?.len(),
         };
-        if !thorough || bytes < backing.size_bytes {
+        if !thorough || bytes < backing.size_bytes() {
             return Ok(bytes);
         }
         let block = backing.block_size_bytes;
-        let last = backing.size_bytes - u64::from(block);
+        let last = backing.size_bytes() - u64::from(block);
         for at in [0, last] {
             if read_block(&self.locked, at, block)? == 0 {
                 return Ok(at);

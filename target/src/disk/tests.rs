@@ -365,3 +365,23 @@ fn operations_outside_the_namespace_never_reach_the_kernel() {
     assert_eq!(discard.shortcut(&stage.backing), outside);
     assert_eq!(stage.read(size - 512, 512).shortcut(&stage.backing), None);
 }
+
+#[test]
+fn what_is_under_way_beyond_a_new_end_is_out_of_range() {
+    let (_dir, mut stage) = Stage::new();
+    let size = stage.backing.size_bytes();
+    let outside = Some(Err(Status::LBA_OUT_OF_RANGE.with_dnr()));
+    let mut waits = stage.read(size - 512, 512);
+    assert_eq!(waits.shortcut(&stage.backing), None);
+    stage.backing.resize(size - 512);
+    // Cut off as well, so the kernel found its end.
+    assert_eq!(waits.advance(0, &stage.backing), outside);
+    assert_eq!(stage.read(size - 512, 512).shortcut(&stage.backing), outside);
+    // Not cut off: what the kernel has done is done.
+    let mut done = stage.read(size - 512, 512);
+    assert_eq!(done.advance(512, &stage.backing), Some(Ok(())));
+    // Within the namespace, an early end is somebody's fault still.
+    let mut cut = stage.read(0, 512);
+    assert!(!matches!(cut.advance(0, &stage.backing), None | Some(Ok(()))));
+    assert!(cut.advance(0, &stage.backing) != outside);
+}

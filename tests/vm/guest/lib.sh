@@ -248,13 +248,18 @@ fio_start() { # NAME ARGS...: in the background
   FIO=$!
 }
 
-fio_end() { # DESCRIPTION NAME: wait for it and judge
+fio_stop() { # DESCRIPTION NAME: it has run for long enough
+  kill -INT "$FIO"
+  fio_end "$1" "$2" 128
+}
+
+fio_end() { # DESCRIPTION NAME [STATUS]: wait for it and judge
   local rc=0 json=$LOG/$2.json sum
   wait "$FIO" || rc=$?
   # fio may put plain lines before its JSON
   sed -i '0,/^{/{/^{/!d}' "$json" 2>/dev/null
   sum=$(jq -r '[.jobs[].error] | map(select(. != 0)) | length' "$json" 2>/dev/null || echo none)
-  if [ $rc = 0 ] && [ "$sum" = 0 ]; then
+  if [ $rc = "${3:-0}" ] && [ "$sum" = 0 ]; then
     pass "$1: $(fio_line "$json")"
   else
     fail "$1 (fio status $rc)" "$(tail -n 8 "$LOG/$2.log" 2>/dev/null)" "$(jq -c '[.jobs[] | {jobname, error}]' "$json" 2>&1 | head -c 600)"

@@ -82,6 +82,7 @@ write_config() { # everything that the daemon's configuration says, from NAMESPA
     echo '[[listener]]'
     echo "address = \"$TADDR\""
     echo "port = $PORT"
+    if [ -n "${ANA:-}" ]; then echo "ana = $ANA"; fi
     echo
     echo '[[subsystem]]'
     echo "nqn = \"$NQN\""
