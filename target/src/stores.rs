@@ -145,6 +145,7 @@ impl Stores {
                 nsid: namespace.nsid,
                 backing: store.tended.id,
                 health: Arc::clone(store.tended.health()),
+                geometry: backing.geometry(),
                 blocks: backing.blocks(),
                 block_shift: namespace.block_size_bytes.trailing_zeros() as u8,
                 read_only: namespace.read_only,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use nvme::{Nqn, Status, Text};
 
 use crate::config::Offer;
-use crate::disk::{BackingId, Health};
+use crate::disk::{BackingId, Geometry, Health};
 use crate::reservation::Reservation;
 use crate::usage::Usage;
 
@@ -20,6 +20,8 @@ pub struct Namespace {
     pub backing: BackingId,
     /// How the store behind it fares.
     pub health: Arc<Health>,
+    /// Sizes that the store works best with.
+    pub geometry: Geometry,
     /// Size in logical blocks.
     pub blocks: u64,
     /// log2 of the logical block size in bytes: 9 or 12.
@@ -169,6 +171,7 @@ pub(crate) mod tests {
             nsid,
             backing: BackingId(nsid - 1),
             health: Arc::default(),
+            geometry: Geometry::default(),
             blocks: 1 << 20,
             block_shift,
             read_only: false,

@@ -11,6 +11,7 @@
 //!
 //! A store keeps its number while it is opened again, so commands and namespaces need not know.
 
+use std::mem::take;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -29,6 +30,8 @@ const TICK: Duration = Duration::from_millis(250);
 const PATROL: Duration = Duration::from_secs(1);
 /// The longest wait between two looks at a store that fails.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// And while something is being closed.
+const HURRY: Duration = Duration::from_millis(2);
 /// How long a reactor, or an order of the operator, may take.
 const ANSWER: Duration = Duration::from_secs(10);
 /// Threads that may hang in disks, each in one.
@@ -131,6 +134,7 @@ impl Tended {
 #[derive(Debug)]
 pub struct Tender {
     shared: Arc<Shared>,
+    /// The first of its hands.
     thread: JoinHandle<()>,
 }
 
@@ -146,6 +150,9 @@ struct Book {
     tended: Vec<Arc<Tended>>,
     /// Stores that somebody may still use. Closing may wait, so no ring shall be the last.
     parting: Vec<Arc<Backing>>,
+    /// Threads, and how many of them have nothing to do.
+    hands: usize,
+    resting: usize,
     stopping: bool,
 }
 
@@ -155,10 +162,9 @@ impl Tender {
     /// # Errors
     /// No thread to be had.
     pub fn start(reactors: Vec<Sender>) -> std::io::Result<Tender> {
-        let shared = Arc::new(Shared { reactors, book: Mutex::default(), bell: Condvar::new() });
-        let own = Arc::clone(&shared);
-        let thread =
-            std::thread::Builder::new().name("tender".to_owned()).spawn(move || run(&own))?;
+        let book = Mutex::new(Book { hands: 1, ..Book::default() });
+        let shared = Arc::new(Shared { reactors, book, bell: Condvar::new() });
+        let thread = hire(&shared)?;
         Ok(Tender { shared, thread })
     }
 
@@ -200,93 +206,67 @@ impl Tender {
 
     /// Ends the looking after; what hangs in a disk is left to itself.
     pub fn stop(self, deadline: Instant) {
-        lock(&self.shared.book).stopping = true;
+        let mut book = lock(&self.shared.book);
+        book.stopping = true;
+        // Whoever wakes last must not keep them.
+        let (tended, parting) = (take(&mut book.tended), take(&mut book.parting));
+        drop(book);
         self.shared.bell.notify_all();
+        drop((tended, parting));
         while !self.thread.is_finished() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(2));
         }
     }
 }
 
-/// What a pair of hands is given to do.
+/// What there is to do.
 #[derive(Debug)]
 enum Chore {
     Look(Arc<Tended>),
     Close(Arc<Backing>),
 }
 
-/// A thread that does chores, and whether it has done all it was given.
-struct Hands {
-    chores: mpsc::Sender<Vec<Chore>>,
-    idle: Arc<AtomicBool>,
+/// One pair of hands: does what is due, one chore at a time. Whoever goes to work while nobody is
+/// left at rest has one more hired before, so a store that hangs keeps nobody from the others.
+fn work(shared: &Arc<Shared>) {
+    let mut wait = TICK;
+    let mut book = lock(&shared.book);
+    book.resting += 1;
+    while !book.stopping {
+        let Some(chore) = book.due() else {
+            // Somebody may want to open again what is on its way out.
+            wait = if book.parting.is_empty() { TICK } else { (wait / 2).max(HURRY) };
+            let waited = shared.bell.wait_timeout(book, wait);
+            (book, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            continue;
+        };
+        book.resting -= 1;
+        let short = book.resting == 0 && book.hands < MOST_HANDS;
+        if short && hire(shared).is_ok() {
+            book.hands += 1;
+        }
+        drop(book);
+        shared.see_to(chore);
+        book = lock(&shared.book);
+        book.resting += 1;
+    }
 }
 
-fn run(shared: &Arc<Shared>) {
-    let mut crew: Vec<Hands> = Vec::new();
-    let mut wait = TICK;
-    loop {
-        let chores = {
-            let book = lock(&shared.book);
-            let waited = shared.bell.wait_timeout(book, wait);
-            let (mut book, _) = waited.unwrap_or_else(PoisonError::into_inner);
-            if book.stopping {
-                return;
-            }
-            let chores = book.due();
-            // Somebody may want to open again what is on its way out.
-            let closing = !book.parting.is_empty();
-            wait = if closing { (wait / 2).max(Duration::from_millis(2)) } else { TICK };
-            chores
-        };
-        if chores.is_empty() {
-            continue;
-        }
-        let free = crew.iter().position(|hands| hands.idle.load(Ordering::Acquire));
-        let index = match free {
-            Some(index) => index,
-            None if crew.len() < MOST_HANDS => match Hands::hire(Arc::clone(shared)) {
-                Some(hands) => {
-                    crew.push(hands);
-                    crew.len() - 1
-                }
-                None => continue,
-            },
-            None => continue,
-        };
-        crew[index].idle.store(false, Ordering::Release);
-        let _ = crew[index].chores.send(chores);
-    }
+fn hire(shared: &Arc<Shared>) -> std::io::Result<JoinHandle<()>> {
+    let own = Arc::clone(shared);
+    std::thread::Builder::new().name("tender".to_owned()).spawn(move || work(&own))
 }
 
 impl Book {
-    fn due(&mut self) -> Vec<Chore> {
+    /// The next thing to do, if any; a store that is to be looked at is busy from now on.
+    fn due(&mut self) -> Option<Chore> {
         let now = Instant::now();
-        let due = self.tended.iter().filter(|tended| tended.is_due(now));
-        let mut chores: Vec<Chore> = due.cloned().map(Chore::Look).collect();
-        let mut at = 0;
-        while at < self.parting.len() {
-            match Arc::strong_count(&self.parting[at]) {
-                1 => chores.push(Chore::Close(self.parting.swap_remove(at))),
-                _ => at += 1,
-            }
+        if let Some(at) = self.parting.iter().position(|backing| Arc::strong_count(backing) == 1) {
+            return Some(Chore::Close(self.parting.swap_remove(at)));
         }
-        chores
-    }
-}
-
-impl Hands {
-    fn hire(shared: Arc<Shared>) -> Option<Hands> {
-        let (chores, given) = mpsc::channel::<Vec<Chore>>();
-        let idle = Arc::new(AtomicBool::new(true));
-        let done = Arc::clone(&idle);
-        let work = move || {
-            for batch in given {
-                batch.into_iter().for_each(|chore| shared.see_to(chore));
-                done.store(true, Ordering::Release);
-            }
-        };
-        std::thread::Builder::new().name("tending".to_owned()).spawn(work).ok()?;
-        Some(Hands { chores, idle })
+        let due = self.tended.iter().find(|tended| tended.is_due(now))?;
+        due.busy.store(true, Ordering::Relaxed);
+        Some(Chore::Look(Arc::clone(due)))
     }
 }
 
@@ -294,15 +274,13 @@ impl Shared {
     fn see_to(&self, chore: Chore) {
         match chore {
             Chore::Close(backing) => drop(backing),
-            // Whoever hangs keeps a whole batch: others see to the rest of it meanwhile.
-            Chore::Look(tended) if !tended.busy.swap(true, Ordering::AcqRel) => {
+            Chore::Look(tended) => {
                 if !tended.retired.load(Ordering::Relaxed) {
                     self.look(&tended);
                 }
                 tended.reschedule();
-                tended.busy.store(false, Ordering::Release);
+                tended.busy.store(false, Ordering::Relaxed);
             }
-            Chore::Look(_) => {}
         }
     }
 

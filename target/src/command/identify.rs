@@ -11,7 +11,7 @@ use nvme::identify::{
 };
 use nvme::{Nqn, PAGE_BYTES, Sqe, Status, Text};
 
-use super::{Plan, Received, SQE_BYTES, copy, destination};
+use super::{Plan, Received, SQE_BYTES, copy, destination, geometry};
 use crate::ana::{ANA_GROUPS, ANACAP, ANATT_S};
 use crate::association::ERROR_LOG_ENTRIES;
 use crate::config::MAX_NSID;
@@ -226,6 +226,7 @@ fn namespace(namespace: &Namespace, controller: &Controller) -> IdentifyNamespac
         nguid: namespace.uuid,
         ..IdentifyNamespace::default()
     };
+    geometry::describe(&mut page, namespace.geometry, namespace.block_shift);
     page.lbaf[0] = LbaFormat { lbads: namespace.block_shift, ..LbaFormat::default() };
     page
 }
@@ -234,14 +235,15 @@ fn namespace(namespace: &Namespace, controller: &Controller) -> IdentifyNamespac
 /// Namespace data structure").
 fn independent_namespace(namespace: &Namespace) -> IdentifyNamespaceIndependent {
     const NO_CACHE: u8 = 1 << 5;
-    const READY: u8 = 1;
+    // While its store is down, the namespace is not ready (NRDY).
+    let ready = u8::from(!namespace.health.is_down());
     IdentifyNamespaceIndependent {
         nsfeat: if namespace.volatile_cache { 0 } else { NO_CACHE },
         nmic: SHARED,
         rescap: namespace.reservation.rescap(),
         anagrpid: namespace.ana_group,
         nsattr: u8::from(namespace.read_only),
-        nstat: READY,
+        nstat: ready,
         ..IdentifyNamespaceIndependent::default()
     }
 }
@@ -355,6 +357,20 @@ mod tests {
         assert_eq!((found.fcatt, found.msdbd, found.oacs, found.rtd3e_us), (0, 1, 0, 0));
         assert_eq!([found.crdt1_100ms, found.crdt2_100ms, found.crdt3_100ms], [10, 50, 0]);
         assert_eq!(found.ofcs, 1, "Disconnect");
+    }
+
+    #[test]
+    fn a_namespace_whose_store_is_down_is_not_ready() {
+        let mut controller = nvm();
+        let health = Arc::clone(&controller.subsystem().unwrap().namespace(1).unwrap().health);
+        for (down, nstat) in [(false, 1), (true, 0)] {
+            if down {
+                health.set_down();
+            }
+            let page = given(ask(command(0x08, 1), &mut controller));
+            let found = IdentifyNamespaceIndependent::parse(&page.try_into().unwrap());
+            assert_eq!(found.nstat, nstat);
+        }
     }
 
     #[test]

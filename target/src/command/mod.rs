@@ -8,6 +8,7 @@ pub mod copy;
 pub mod discovery;
 pub mod fabrics;
 pub mod feature;
+mod geometry;
 pub mod identify;
 pub mod io;
 pub mod location;

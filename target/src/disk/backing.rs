@@ -88,6 +88,8 @@ pub struct Geometry {
     pub optimal_io_bytes: u32,
     /// The unit in which space can be given up.
     pub discard_granularity_bytes: u32,
+    /// Transfers that cross a multiple of this are slower: stripes of a RAID.
+    pub boundary_bytes: u32,
 }
 
 /// An opened store: what every reactor's ring operates on, through an `Arc`.

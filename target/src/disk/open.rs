@@ -299,6 +299,7 @@ fn finish(
             physical_block_bytes: queue.number("physical_block_size"),
             optimal_io_bytes: queue.number("optimal_io_size"),
             discard_granularity_bytes: queue.number("discard_granularity"),
+            boundary_bytes: queue.number("chunk_sectors").saturating_mul(512),
         };
         // Without this limit the kernel refuses to punch into a device (it never falls back to
         // writing zeros for that).
@@ -311,6 +312,7 @@ fn finish(
             physical_block_bytes: block,
             optimal_io_bytes: 0,
             discard_granularity_bytes: block,
+            boundary_bytes: 0,
         };
         backing.probe_punch();
     }

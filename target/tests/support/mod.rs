@@ -345,6 +345,7 @@ pub(crate) fn subsystem() -> Subsystem {
         nsid: 1,
         backing: BackingId(0),
         health: Arc::default(),
+        geometry: nvmfd::disk::Geometry::default(),
         blocks: (SIZE >> 12) as u64,
         block_shift: 12,
         read_only: false,

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use nvme::{Nqn, Text};
 use nvmfd::controller::Limits;
-use nvmfd::disk::{BackingId, Done, Health};
+use nvmfd::disk::{BackingId, Done, Geometry, Health};
 use nvmfd::mailbox::{Mail, Mailbox, mailbox};
 use nvmfd::queue::RECEIVES_FOR_ADMIN;
 use nvmfd::queues::{Lent, Queues};
@@ -199,6 +199,7 @@ impl Target {
                 nsid: space as u32 + 1,
                 backing,
                 health: Arc::clone(&self.healths[space]),
+                geometry: Geometry::default(),
                 blocks: blocks.into(),
                 block_shift: block_bytes.trailing_zeros() as u8,
                 read_only: false,
