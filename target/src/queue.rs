@@ -45,7 +45,7 @@ use crate::registry::Registry;
 use crate::reservation::Fence;
 use crate::subsystem::Subsystem;
 use crate::usage::Tally;
-use crate::waiters::Waiters;
+use crate::waiters::{Take, Waiters};
 pub use carry::DATA_FOR_ADMIN_BYTES;
 pub use connect::RECEIVES_FOR_ADMIN;
 
@@ -105,6 +105,8 @@ struct Slot {
     step: u32,
     /// Work requests posted and not home.
     posted: u8,
+    /// Bytes of data buffers that were taken for it.
+    charged_bytes: u32,
     /// Preemptions that wait for this command.
     fences: Vec<Arc<Fence>>,
     /// The host wants it to end.
@@ -160,6 +162,8 @@ pub struct Queue {
     link: Link,
     /// The slot of a Disconnect command: nothing more is taken.
     leaver: Option<u16>,
+    /// Of an I/O queue, what its association holds of the data buffers.
+    share: Option<u32>,
     head: Head,
     slots: Vec<Slot>,
     free: Vec<u16>,
@@ -212,6 +216,7 @@ impl Queue {
             task: None,
             link: Link::Open,
             leaver: None,
+            share: None,
             head: Head::default(),
             slots: Vec::with_capacity(slots.into()),
             free: (0..slots).rev().collect(),
@@ -357,15 +362,16 @@ impl Queue {
         self.raise_events(io);
     }
 
-    /// A buffer may be there for a waiting command; false when there still is none.
-    pub fn resume(&mut self, slot: u16, io: &mut Io<'_>) -> bool {
+    /// A buffer may be there for a waiting command.
+    pub fn resume(&mut self, slot: u16, io: &mut Io<'_>) -> Take {
         if self.link != Link::Open || self.slot(slot).state != State::Waiting {
-            return true;
+            return Take::Done;
         }
-        self.take_buffers(slot, io) && {
+        let take = self.take_buffers(slot, io);
+        if take == Take::Done {
             self.proceed(slot, io);
-            true
         }
+        take
     }
 
     /// Ends the connection. Everything comes home, then the queue is finished.
@@ -411,6 +417,10 @@ impl Queue {
             if let Some(cell) = entry.cell.take() {
                 io.pool.give(cell);
             }
+        }
+        if let Some(share) = self.share {
+            self.slots.iter().for_each(|slot| io.waiters.discharge(share, slot.charged_bytes));
+            io.waiters.leave(share);
         }
         if let Some(proof) = self.proof.as_ref().filter(|proof| proof.is_unfinished()) {
             io.registry.note_failed_proof(self.remote.ip(), *proof.host(), io.now);
@@ -603,8 +613,7 @@ impl Queue {
         let entry = self.slot(slot);
         entry.posted -= 1;
         if entry.posted == 0 && entry.state == State::Replying {
-            entry.state = State::Free;
-            self.free.push(slot);
+            self.set_free(slot, io);
             if self.leaver == Some(slot) {
                 // The host has its answer.
                 return self.close(io);
@@ -635,9 +644,19 @@ impl Queue {
         let bufs = [entry.capsule.take(), entry.data.take(), entry.second.take()];
         bufs.into_iter().flatten().for_each(|buf| io.pool.give(buf));
         if entry.state != State::Free && entry.posted == 0 {
-            entry.state = State::Free;
-            self.free.push(slot);
+            self.set_free(slot, io);
         }
+    }
+
+    /// A command is over, and holds nothing any more.
+    fn set_free(&mut self, slot: u16, io: &mut Io<'_>) {
+        let entry = self.slot(slot);
+        entry.state = State::Free;
+        let charged_bytes = std::mem::take(&mut entry.charged_bytes);
+        if let Some(share) = self.share {
+            io.waiters.discharge(share, charged_bytes);
+        }
+        self.free.push(slot);
     }
 
     /// Whether this is an I/O queue whose controller was reset or is gone.
@@ -698,6 +717,7 @@ impl Slot {
             cell,
             step: 0,
             posted: 0,
+            charged_bytes: 0,
             fences: Vec::new(),
             errand: None,
             recalling: false,

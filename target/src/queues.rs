@@ -19,7 +19,7 @@ use crate::mailbox::Mail;
 use crate::queue::{Io, Queue};
 use crate::refusals::{Refusal, Refusals};
 use crate::registry::Registry;
-use crate::waiters::Waiters;
+use crate::waiters::{Take, Waiters};
 
 /// How often queues look at the clock.
 const TICK: Duration = Duration::from_millis(250);
@@ -181,19 +181,17 @@ impl Queues {
         self.each(lent, Queue::tick);
     }
 
-    /// Gives buffers to those who wait, admin commands first, each line in order; and room to those
-    /// who wait to connect.
+    /// Gives buffers to those who wait, admin commands first, then a command of each host in turn;
+    /// and room to those who wait to connect.
     pub fn serve_waiters(&mut self, lent: &mut Lent<'_>) {
         self.admit_deferred(lent);
-        for admin in [true, false] {
-            while let Some((key, slot)) = self.waiters.first(admin) {
-                if let Some((queue, mut io)) = self.queue(key, lent)
-                    && !queue.resume(slot, &mut io)
-                {
-                    // Admin commands first: I/O takes nothing while one of them waits.
-                    return;
-                }
-                self.waiters.pop(admin);
+        while let Some(turn) = self.waiters.next_turn() {
+            let take = match self.queue(turn.key, lent) {
+                Some((queue, mut io)) => queue.resume(turn.slot, &mut io),
+                None => Take::Done,
+            };
+            if !self.waiters.settle(turn, take) {
+                return;
             }
         }
     }
@@ -312,9 +310,12 @@ impl Queues {
         if self.deferred.len() <= MOST_DEFERRED {
             return;
         }
-        let sources = || self.deferred.iter().map(|incoming| incoming.remote.ip());
-        let most = sources().max_by_key(|source| sources().filter(|s| s == source).count());
-        let at = sources().position(|source| Some(source) == most);
+        let mut counts = BTreeMap::new();
+        for incoming in &self.deferred {
+            *counts.entry(incoming.remote.ip()).or_insert(0) += 1;
+        }
+        let most = counts.into_iter().max_by_key(|(_, count)| *count).map(|(source, _)| source);
+        let at = self.deferred.iter().position(|incoming| Some(incoming.remote.ip()) == most);
         let Some(refused) = at.and_then(|at| self.deferred.remove(at)) else { return };
         self.refused(refused.remote, &Refusal::NoConnect, lent.now);
         let reject = cm::Reject::new(cm::RejectStatus::NO_RESOURCES);

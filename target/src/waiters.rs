@@ -1,61 +1,204 @@
-//! Who waits for data buffers on a reactor, in order of arrival. Admin commands have a line of
-//! their own: a slow disk must not lock a host out.
+//! Who waits for data buffers on a reactor, and what each host holds of them.
+//!
+//! Admin commands have a line of their own and come first: a slow disk must not lock a host out.
+//! I/O commands wait in a line for each association (a *share*), and the lines take turns, a
+//! command each time: who asks much waits behind itself, not others behind it.
+//!
+//! A host that takes no data, or sends none, keeps the buffers that were taken for it until its
+//! connection is given up. So an association may hold [`TIMES_FREE`] times of what is free, and no
+//! more: one alone gets four fifths of the pool, and whoever comes then finds the rest.
 
 use std::collections::VecDeque;
 
-/// A command that waits: its queue's key and its slot.
-pub type Waiter = (u32, u16);
+/// An association may hold this many times the bytes that are free.
+const TIMES_FREE: u64 = 4;
 
-/// The two lines. Bounded by the slots of all queues: a queue that closes takes its entries out.
+/// A command whose turn it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Turn {
+    /// Its queue.
+    pub key: u32,
+    /// Its slot.
+    pub slot: u16,
+    /// The share that it waits for; none: an admin command.
+    share: Option<u32>,
+}
+
+/// What has come of a command's attempt to take buffers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Take {
+    /// It has them, or needs none any more.
+    Done,
+    /// There are too few.
+    Short,
+    /// Its host holds too many.
+    Over,
+}
+
+/// What one association has on this reactor.
+#[derive(Debug, Default)]
+struct Share {
+    /// Whose it is ([`crate::association::Association::id`]); none: nobody's.
+    owner: Option<u64>,
+    /// Its queues here.
+    queues: u32,
+    /// Bytes of data buffers that its commands hold, wherever these are.
+    held_bytes: u64,
+    line: VecDeque<(u32, u16)>,
+}
+
+/// The lines. Bounded by the slots of all queues: a queue that closes takes its entries out.
 #[derive(Debug, Default)]
 pub struct Waiters {
-    admin: VecDeque<Waiter>,
-    io: VecDeque<Waiter>,
+    admin: VecDeque<(u32, u16)>,
+    shares: Vec<Share>,
+    /// The shares in whose line somebody waits, the next one first.
+    turns: VecDeque<u32>,
+    /// Shares in a row whose turn brought nothing, because they hold too much.
+    passed: usize,
+    /// The command whose turn it is waits for buffers: nobody may overtake it.
+    short: bool,
 }
 
 impl Waiters {
-    /// Whether nobody waits: a new I/O command may then try at once.
+    /// Whether nobody waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.admin.is_empty() && self.io.is_empty()
+        self.admin.is_empty() && self.turns.is_empty()
     }
 
     /// How many wait.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.admin.len() + self.io.len()
+        self.admin.len() + self.shares.iter().map(|share| share.line.len()).sum::<usize>()
     }
 
-    /// Puts a command at the end of its line.
-    pub fn push(&mut self, admin: bool, key: u32, slot: u16) {
-        if admin { self.admin.push_back((key, slot)) } else { self.io.push_back((key, slot)) }
+    /// A queue of an association begins, with so many slots: the share of that association.
+    pub fn join(&mut self, owner: u64, slots: usize) -> u32 {
+        let own = self.shares.iter().position(|share| share.owner == Some(owner));
+        let vacant = || self.shares.iter().position(|share| share.owner.is_none());
+        let at = own.or_else(vacant).unwrap_or(self.shares.len());
+        if at == self.shares.len() {
+            self.shares.push(Share::default());
+            // So that nothing is allocated when somebody waits.
+            self.turns.reserve(self.shares.len());
+        }
+        let share = &mut self.shares[at];
+        share.owner = Some(owner);
+        share.queues += 1;
+        share.line.reserve(slots);
+        at as u32
+    }
+
+    /// A queue ends; none of its commands waits or holds anything.
+    pub fn leave(&mut self, share: u32) {
+        let Some(left) = self.shares.get_mut(share as usize) else { return };
+        left.queues = left.queues.saturating_sub(1);
+        if left.queues == 0 {
+            *left = Share::default();
+        }
+    }
+
+    /// Whether a new command may try to take buffers at once.
+    #[must_use]
+    pub fn may_try(&self, share: Option<u32>) -> bool {
+        let Some(share) = share else { return true };
+        let nobody = self.shares.get(share as usize).is_none_or(|share| share.line.is_empty());
+        self.admin.is_empty() && !self.short && nobody
+    }
+
+    /// Whether a share allows to take so many bytes, of `free_bytes` that are there.
+    #[must_use]
+    pub fn allows(&self, share: u32, wanted_bytes: u64, free_bytes: u64) -> bool {
+        let held = self.shares.get(share as usize).map_or(0, |share| share.held_bytes);
+        held == 0 || held.saturating_add(wanted_bytes) <= free_bytes.saturating_mul(TIMES_FREE)
+    }
+
+    /// A command has taken so many bytes.
+    pub fn charge(&mut self, share: u32, bytes: u32) {
+        if let Some(share) = self.shares.get_mut(share as usize) {
+            share.held_bytes += u64::from(bytes);
+        }
+    }
+
+    /// A command that had taken so many bytes is over.
+    pub fn discharge(&mut self, share: u32, bytes: u32) {
+        if let Some(share) = self.shares.get_mut(share as usize) {
+            share.held_bytes = share.held_bytes.saturating_sub(bytes.into());
+        }
+    }
+
+    /// Puts a command at the end of its line; of one that has just tried, what has come of it.
+    pub fn push(&mut self, share: Option<u32>, key: u32, slot: u16, tried: Option<Take>) {
+        let Some(number) = share else { return self.admin.push_back((key, slot)) };
+        let Some(share) = self.shares.get_mut(number as usize) else { return };
+        if share.line.is_empty() {
+            self.turns.push_back(number);
+        }
+        share.line.push_back((key, slot));
+        self.short |= tried == Some(Take::Short);
     }
 
     /// A queue closes: none of its commands waits any more.
     pub fn forget(&mut self, key: u32) {
-        self.admin.retain(|waiter| waiter.0 != key);
-        self.io.retain(|waiter| waiter.0 != key);
+        self.retain(|waiter| waiter.0 != key);
     }
 
     /// A command ends before its turn.
     pub fn remove(&mut self, key: u32, slot: u16) {
-        self.admin.retain(|waiter| *waiter != (key, slot));
-        self.io.retain(|waiter| *waiter != (key, slot));
+        self.retain(|waiter| waiter != (key, slot));
     }
 
-    /// The command whose turn it is in one of the lines.
-    #[must_use]
-    pub fn first(&self, admin: bool) -> Option<Waiter> {
-        if admin { self.admin.front().copied() } else { self.io.front().copied() }
+    /// The command whose turn it is, out of its line. What comes of it goes to
+    /// [`Waiters::settle`].
+    pub fn next_turn(&mut self) -> Option<Turn> {
+        if let Some((key, slot)) = self.admin.pop_front() {
+            return Some(Turn { key, slot, share: None });
+        }
+        while let Some(number) = self.turns.pop_front() {
+            let share = self.shares.get_mut(number as usize);
+            if let Some((key, slot)) = share.and_then(|share| share.line.pop_front()) {
+                return Some(Turn { key, slot, share: Some(number) });
+            }
+        }
+        (self.short, self.passed) = (false, 0);
+        None
     }
 
-    /// The first of a line has been served.
-    pub fn pop(&mut self, admin: bool) {
-        if admin {
-            self.admin.pop_front()
-        } else {
-            self.io.pop_front()
+    /// Puts a command back that has got nothing. Whether anybody else may get something now.
+    pub fn settle(&mut self, turn: Turn, take: Take) -> bool {
+        let Turn { key, slot, share } = turn;
+        let Some(number) = share else {
+            // Admin commands first: I/O takes nothing while one of them waits.
+            if take != Take::Done {
+                self.admin.push_front((key, slot));
+            }
+            return take == Take::Done;
         };
+        let Some(share) = self.shares.get_mut(number as usize) else { return true };
+        if take != Take::Done {
+            share.line.push_front((key, slot));
+        }
+        self.short = take == Take::Short;
+        match take {
+            Take::Done if share.line.is_empty() => {}
+            Take::Done | Take::Over => self.turns.push_back(number),
+            Take::Short => self.turns.push_front(number),
+        }
+        self.passed = if take == Take::Over { self.passed + 1 } else { 0 };
+        let all_passed = self.passed > 0 && self.passed >= self.turns.len();
+        if all_passed {
+            self.passed = 0;
+        }
+        !self.short && !all_passed
+    }
+
+    fn retain(&mut self, keep: impl Fn((u32, u16)) -> bool) {
+        self.admin.retain(|waiter| keep(*waiter));
+        for share in &mut self.shares {
+            share.line.retain(|waiter| keep(*waiter));
+        }
+        self.turns.retain(|share| !self.shares[*share as usize].line.is_empty());
     }
 }
 
@@ -63,21 +206,85 @@ impl Waiters {
 mod tests {
     use super::*;
 
+    /// Two associations, of two queues and of one.
+    fn waiters() -> (Waiters, u32, u32) {
+        let mut waiters = Waiters::default();
+        let (a, b) = (waiters.join(100, 8), waiters.join(200, 8));
+        assert_eq!(waiters.join(100, 8), a);
+        assert_ne!(a, b);
+        (waiters, a, b)
+    }
+
+    /// The order in which all are served.
+    fn order(waiters: &mut Waiters) -> Vec<(u32, u16)> {
+        let mut order = Vec::new();
+        while let Some(turn) = waiters.next_turn() {
+            order.push((turn.key, turn.slot));
+            assert!(waiters.settle(turn, Take::Done));
+        }
+        order
+    }
+
     #[test]
     fn a_queue_that_closes_takes_its_entries_out_of_both_lines() {
-        let mut waiters = Waiters::default();
-        for (admin, key, slot) in [(false, 1, 0), (false, 2, 0), (false, 1, 1), (true, 1, 2)] {
-            waiters.push(admin, key, slot);
+        let (mut waiters, a, b) = waiters();
+        for (share, key, slot) in
+            [(Some(a), 1, 0), (Some(b), 2, 0), (Some(a), 1, 1), (None, 1, 2), (Some(b), 2, 1)]
+        {
+            waiters.push(share, key, slot, None);
         }
         waiters.forget(1);
-        assert_eq!(
-            (waiters.len(), waiters.first(false), waiters.first(true)),
-            (1, Some((2, 0)), None)
-        );
-        waiters.push(true, 3, 0);
-        waiters.pop(false);
-        assert!(!waiters.is_empty(), "an admin command that waits keeps I/O from overtaking");
-        waiters.pop(true);
-        assert!(waiters.is_empty());
+        waiters.remove(2, 0);
+        assert_eq!((waiters.len(), order(&mut waiters)), (1, vec![(2, 1)]));
+        waiters.push(None, 3, 0, None);
+        waiters.push(Some(a), 1, 5, None);
+        assert!(!waiters.may_try(Some(b)), "an admin command that waits comes first");
+        assert_eq!(order(&mut waiters), [(3, 0), (1, 5)]);
+        assert!(waiters.is_empty() && waiters.may_try(Some(b)));
+    }
+
+    #[test]
+    fn hosts_take_turns() {
+        let (mut waiters, a, b) = waiters();
+        (0..4).for_each(|slot| waiters.push(Some(a), 1, slot, Some(Take::Short)));
+        waiters.push(Some(b), 2, 0, None);
+        waiters.push(Some(b), 2, 1, None);
+        assert_eq!(order(&mut waiters), [(1, 0), (2, 0), (1, 1), (2, 1), (1, 2), (1, 3)]);
+    }
+
+    #[test]
+    fn who_lacks_buffers_is_not_overtaken_and_who_holds_too_many_is() {
+        let (mut waiters, a, b) = waiters();
+        waiters.push(Some(a), 1, 0, Some(Take::Short));
+        waiters.push(Some(b), 2, 0, None);
+        let turn = waiters.next_turn().unwrap();
+        assert_eq!((turn.key, waiters.settle(turn, Take::Short)), (1, false));
+        assert!(!waiters.may_try(Some(b)), "nor by somebody new");
+        let turn = waiters.next_turn().unwrap();
+        assert_eq!((turn.key, waiters.settle(turn, Take::Over)), (1, true));
+        let turn = waiters.next_turn().unwrap();
+        assert_eq!((turn.key, waiters.settle(turn, Take::Done)), (2, true));
+        // Nobody else is left, so there is an end to asking; and others need not wait for it.
+        let turn = waiters.next_turn().unwrap();
+        assert_eq!((turn.key, waiters.settle(turn, Take::Over)), (1, false));
+        assert!(waiters.may_try(Some(b)) && !waiters.may_try(Some(a)));
+        assert_eq!(waiters.len(), 1);
+    }
+
+    #[test]
+    fn one_host_holds_four_times_what_is_free_and_each_may_hold_something() {
+        let (mut waiters, a, b) = waiters();
+        let (mut free, mut held) = (100, 0);
+        while waiters.allows(a, 1, free) && free > 0 {
+            waiters.charge(a, 1);
+            (free, held) = (free - 1, held + 1);
+        }
+        assert_eq!((free, held), (20, 80));
+        assert!(waiters.allows(b, 20, free), "the first of another");
+        waiters.discharge(a, 80);
+        assert!(waiters.allows(a, 1, 0), "nothing is held: the pool alone decides");
+        waiters.leave(a);
+        waiters.leave(a);
+        assert_eq!(waiters.join(300, 1), a, "its place is free again");
     }
 }

@@ -5,6 +5,8 @@
 mod abort;
 #[path = "queue/copying.rs"]
 mod copying;
+#[path = "queue/fair.rs"]
+mod fair;
 #[path = "queue/leaving.rs"]
 mod leaving;
 #[path = "queue/reservations.rs"]

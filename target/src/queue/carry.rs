@@ -10,6 +10,7 @@ use crate::command::copy::Job;
 use crate::command::{Plan, SQE_BYTES, Source, admin, io as rules};
 use crate::disk::{BackingId, Op};
 use crate::subsystem::Extent;
+use crate::waiters::Take;
 
 /// Data bytes that only admin commands may take.
 pub const DATA_FOR_ADMIN_BYTES: u64 = 256 << 10;
@@ -39,11 +40,10 @@ impl Queue {
             }
             Ok(plan) => {
                 self.slot(slot).plan = plan;
-                let admin = !matches!(self.serves, Serves::Io { .. });
-                let turn = admin || io.waiters.is_empty();
-                match turn && self.take_buffers(slot, io) {
-                    true => self.proceed(slot, io),
-                    false => io.waiters.push(admin, self.key, slot),
+                let tried = io.waiters.may_try(self.share).then(|| self.take_buffers(slot, io));
+                match tried {
+                    Some(Take::Done) => self.proceed(slot, io),
+                    _ => io.waiters.push(self.share, self.key, slot, tried),
                 }
             }
             Err(status) => self.answer(slot, Err(status), io),
@@ -51,19 +51,25 @@ impl Queue {
     }
 
     /// Takes the buffers that the plan needs, all or none.
-    pub(super) fn take_buffers(&mut self, slot: u16, io: &mut Io<'_>) -> bool {
-        let io_queue = matches!(self.serves, Serves::Io { .. });
+    pub(super) fn take_buffers(&mut self, slot: u16, io: &mut Io<'_>) -> Take {
+        let share = self.share;
         let entry = self.slot(slot);
         let (first, second) = needs(&entry.plan);
         let wanted = u64::from(first) + u64::from(second);
         let (.., free) = io.pool.free();
-        if io_queue && wanted > 0 && free < wanted + DATA_FOR_ADMIN_BYTES {
-            return false;
+        if let Some(share) = share.filter(|_| wanted > 0) {
+            let free = free.saturating_sub(DATA_FOR_ADMIN_BYTES);
+            if free < wanted {
+                return Take::Short;
+            }
+            if !io.waiters.allows(share, wanted, free) {
+                return Take::Over;
+            }
         }
         if first > 0 && entry.data.is_none() {
             entry.data = io.pool.take_data(first);
             if entry.data.is_none() {
-                return false;
+                return Take::Short;
             }
         }
         if second > 0 && entry.second.is_none() {
@@ -72,10 +78,15 @@ impl Queue {
                 if let Some(buf) = entry.data.take() {
                     io.pool.give(buf);
                 }
-                return false;
+                return Take::Short;
             }
         }
-        true
+        if let Some(share) = share {
+            let charged_bytes = first.saturating_add(second);
+            entry.charged_bytes = charged_bytes;
+            io.waiters.charge(share, charged_bytes);
+        }
+        Take::Done
     }
 
     /// The buffers are there: the first step.

@@ -128,6 +128,7 @@ impl Queue {
         match admission.subsystem {
             Some(subsystem) => {
                 let association = admission.association;
+                self.share = Some(io.waiters.join(association.id, self.slots.len()));
                 self.serves = Serves::Io { association, subsystem, epoch };
                 Ok(cntlid)
             }

@@ -16,7 +16,7 @@ use nvmfd::refusals::Refusals;
 use nvmfd::registry::Registry;
 use nvmfd::reservation::Reservation;
 use nvmfd::subsystem::{Namespace, Subsystem};
-use nvmfd::waiters::Waiters;
+use nvmfd::waiters::{Take, Waiters};
 use rdma::{
     Completion, Event, Fabric, FabricError, Fault, Incoming, Pool, PoolPlan, Qp, QpLimits, Reason,
     Remote, Tag, Work,
@@ -145,6 +145,8 @@ impl Ram {
 
 /// One reactor's world around one queue at a time, and a host at the other end.
 pub(crate) struct World {
+    /// The key of the queue that is opened next, and whose turns are taken.
+    pub(crate) key: u32,
     pub(crate) pool: Pool,
     pub(crate) fabric: Recorder,
     pub(crate) disk: Ram,
@@ -165,6 +167,7 @@ impl World {
         let registry = Registry::new(vec![nvmfd::mailbox::mailbox().unwrap().0], 8, 70);
         registry.publish(Arc::new(subsystem()));
         World {
+            key: 0,
             pool: Pool::new(PoolPlan {
                 cells: 512,
                 receives: 256,
@@ -211,7 +214,7 @@ impl World {
     pub(crate) fn open(&mut self, private_data: &[u8], reads: u8) -> Option<Queue> {
         let at: SocketAddr = "192.0.2.1:4420".parse().unwrap();
         let incoming = Incoming::detached(at, at, private_data.to_vec(), reads, Box::new(()));
-        Queue::open(0, incoming, LIMITS, &mut self.io()).ok()
+        Queue::open(self.key, incoming, LIMITS, &mut self.io()).ok()
     }
 
     pub(crate) fn open_qid(&mut self, qid: u16) -> Queue {
@@ -300,12 +303,14 @@ impl World {
 
     pub(crate) fn run(&mut self, queue: &mut Queue) {
         loop {
-            while let Some((_, slot)) = self.waiters.first(true).or(self.waiters.first(false)) {
-                let admin = self.waiters.first(true).is_some();
-                if !queue.resume(slot, &mut self.io()) {
+            while let Some(turn) = self.waiters.next_turn() {
+                let take = match turn.key == self.key {
+                    true => queue.resume(turn.slot, &mut self.io()),
+                    false => Take::Over,
+                };
+                if !self.waiters.settle(turn, take) {
                     break;
                 }
-                self.waiters.pop(admin);
             }
             if !self.fabric_step(queue) && !self.disk_step(queue) {
                 return;
