@@ -276,6 +276,36 @@ wire! {
     }
 }
 
+bits! {
+    /// What setting a feature does, in the Feature Identifiers Supported and Effects log.
+    pub struct FeatureEffects(u32) {
+        /// FSUPP: supported.
+        supported with_supported: bool = 0, 1;
+        /// UDCC: may change user data.
+        udcc with_udcc: bool = 1, 1;
+        /// NCC: may change namespace capabilities.
+        ncc with_ncc: bool = 2, 1;
+        /// NIC: may change the inventory of namespaces.
+        nic with_nic: bool = 3, 1;
+        /// CCC: may change controller capabilities.
+        ccc with_ccc: bool = 4, 1;
+        /// A UUID may be selected.
+        uuid with_uuid: bool = 19, 1;
+        /// FSP: its scope is the namespace.
+        of_namespace with_of_namespace: bool = 20, 1;
+        /// FSP: its scope is the controller.
+        of_controller with_of_controller: bool = 21, 1;
+    }
+}
+
+wire! {
+    /// Feature Identifiers Supported and Effects (12h), 1024 bytes.
+    pub struct FeaturesSupported[1024] {
+        /// One entry for each feature identifier.
+        features: [FeatureEffects; 256] = 0,
+    }
+}
+
 /// Writes a Changed Namespace List (04h): the ids, which must ascend and not be 0; when there are
 /// more than 1024, FFFFFFFFh alone.
 pub fn emit_changed_namespaces(page: &mut [u8; PAGE_BYTES], sorted: impl IntoIterator<Item = u32>) {

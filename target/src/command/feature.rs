@@ -14,6 +14,7 @@ use nvme::feature::{
     HostBehavior, HostIdentifier, InterruptVectorConfig, KeepAliveTimer, NumberOfQueues,
     PowerManagement, Select, SetFeatures, TemperatureThreshold, VolatileWriteCache, WriteAtomicity,
 };
+use nvme::log::{FeatureEffects, FeaturesSupported};
 use nvme::reservation::{NotificationMask, Persistence};
 use nvme::{NSID_ALL, Sqe, Status};
 
@@ -136,6 +137,21 @@ pub(super) fn set_with_data(
     controller.association.allow_retry_delays(behavior.acre == 1);
     controller.features.host_behavior = behavior;
     Ok(0)
+}
+
+/// "Feature Identifiers Supported and Effects (Log Identifier 12h)".
+pub(super) fn effects(controller: &Controller) -> Vec<u8> {
+    let mut log = FeaturesSupported::default();
+    for (fid, entry) in (0..=u8::MAX).map(FeatureId).zip(&mut log.features) {
+        if is_supported(fid, controller) {
+            let of_namespace = capabilities(fid).namespace_specific();
+            *entry = FeatureEffects(0)
+                .with_supported(true)
+                .with_of_namespace(of_namespace)
+                .with_of_controller(!of_namespace);
+        }
+    }
+    log.emit().to_vec()
 }
 
 /// Whether a controller has a feature at all.

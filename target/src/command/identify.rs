@@ -84,14 +84,19 @@ fn fill(
             }
         }
         Cns::CONTROLLER => nvm_controller(controller, subsystem).emit(page),
-        Cns::ACTIVE_NAMESPACES => {
+        Cns::CSI_NAMESPACE | Cns::CSI_CONTROLLER | Cns::CSI_ACTIVE_NAMESPACES
+            if csi != Csi::NVM =>
+        {
+            return Err(unsupported);
+        }
+        // All namespaces are of the one command set.
+        Cns::ACTIVE_NAMESPACES | Cns::CSI_ACTIVE_NAMESPACES => {
             if nsid >= NSID_BEYOND_LISTS {
                 return Err(Status::INVALID_NAMESPACE.with_dnr());
             }
             emit_namespaces(page, nsid, subsystem.namespaces.iter().map(|n| n.nsid));
         }
         Cns::NAMESPACE_DESCRIPTORS => ids(subsystem.namespace(nsid)?).emit(page),
-        Cns::CSI_NAMESPACE | Cns::CSI_CONTROLLER if csi != Csi::NVM => return Err(unsupported),
         // No protection information and no extended format: all zero, once the id is valid.
         Cns::CSI_NAMESPACE => drop(valid(subsystem, nsid)?),
         // No limits besides MDTS and the 256 ranges of Dataset Management: all zero.
@@ -296,7 +301,8 @@ mod tests {
             ("command set namespace FFFFFFFFh", command(0x05, u32::MAX), 0x00B),
             ("independent, 0", command(0x08, 0), 0x00B),
             ("independent, beyond NN", command(0x08, 1025), 0x00B),
-            ("zoned list", command(0x07, 0), 0x002),
+            ("zoned list", with_csi(0x07, 2).emit(keyed(4096)), 0x002),
+            ("NVM list after FFFFFFFFh", command(0x07, u32::MAX), 0x00B),
             ("allocated list", command(0x10, 0), 0x002),
             ("controllers of an inactive namespace", command(0x12, 3), 0x00B),
             ("UUID list", command(0x17, 0), 0x002),
@@ -435,7 +441,9 @@ mod tests {
     #[test]
     fn lists_start_where_the_host_says() {
         for (after, left) in [(0, &[1, 2, 7][..]), (1, &[2, 7]), (2, &[7]), (7, &[])] {
-            assert_eq!(namespaces(&page(command(0x02, after))).collect::<Vec<_>>(), left);
+            for cns in [0x02, 0x07] {
+                assert_eq!(namespaces(&page(command(cns, after))).collect::<Vec<_>>(), left);
+            }
         }
         let from = |cns, cntid| {
             let identify = Identify { cntid, ..Identify::new(Cns(cns), 1) };

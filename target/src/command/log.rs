@@ -13,7 +13,7 @@ use nvme::log::{
 use nvme::{AdminOpcode, IoOpcode, NSID_ALL, PAGE_BYTES, Sqe, Status, Text};
 
 use super::admin::Env;
-use super::{Plan, destination, identify};
+use super::{Plan, destination, feature, identify};
 use crate::ana::AnaLog;
 use crate::association::{Association, ERROR_LOG_ENTRIES, ErrorRecord};
 use crate::controller::{Controller, Role};
@@ -22,7 +22,7 @@ use crate::power::Power;
 use crate::subsystem::Subsystem;
 
 /// The logs of an NVM controller: what [`LogId::SUPPORTED_PAGES`] lists.
-const LOGS: [LogId; 8] = [
+const LOGS: [LogId; 9] = [
     LogId::SUPPORTED_PAGES,
     LogId::ERROR,
     LogId::SMART,
@@ -30,6 +30,7 @@ const LOGS: [LogId; 8] = [
     LogId::CHANGED_NAMESPACES,
     LogId::EFFECTS,
     LogId::ANA,
+    LogId::FEATURE_EFFECTS,
     LogId::RESERVATION_NOTIFICATION,
 ];
 
@@ -69,11 +70,14 @@ pub fn plan(sqe: &Sqe, controller: &mut Controller, env: &Env<'_>) -> Result<Pla
     let get = GetLogPage::parse(sqe);
     // Whoever asks after a path related status wants to know what caused it.
     controller.look_at_paths();
+    let features = get.lid == LogId::FEATURE_EFFECTS && !controller.is_discovery();
+    let features = features.then(|| feature::effects(controller));
     let log = match &mut controller.role {
         Role::Discovery(service) if get.lid == LogId::DISCOVERY => {
             Cow::Borrowed(service.log(get.lpo, env.discovery))
         }
         Role::Discovery(_) => return Err(Status::INVALID_LOG_PAGE.with_dnr()),
+        Role::Nvm(_) if features.is_some() => Cow::Owned(features.unwrap_or_default()),
         Role::Nvm(subsystem) => {
             let (association, events) = (&controller.association, &controller.events);
             let (ana, power) = (&controller.ana, env.power);
@@ -254,7 +258,9 @@ mod tests {
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 
-    use nvme::log::{AnaState, DiscoveryHeader, changed_namespaces};
+    use nvme::Sgl;
+    use nvme::feature::{Capabilities, FeatureId, GetFeatures, Select};
+    use nvme::log::{AnaState, DiscoveryHeader, FeaturesSupported, changed_namespaces};
     use nvme::reservation::{NotificationPage, NotificationType};
 
     use super::*;
@@ -283,7 +289,7 @@ mod tests {
         let mut controller = nvm();
         for lid in 0..=u8::MAX {
             let result = ask(command(lid, 0, 1), &mut controller);
-            match lid <= 5 || [0x0C, 0x80].contains(&lid) {
+            match lid <= 5 || [0x0C, 0x12, 0x80].contains(&lid) {
                 true => assert_eq!(given(result).len(), 4, "{lid:#04x}"),
                 false => assert_eq!(refused(result), 0x109, "{lid:#04x}"),
             }
@@ -361,7 +367,7 @@ mod tests {
         let bytes = page(LogId::SUPPORTED_PAGES, 1024, &mut nvm());
         let found = SupportedPages::parse(&bytes.try_into().unwrap());
         let ids: Vec<_> = (0..256).filter(|&lid| found.pages[lid].supported()).collect();
-        assert_eq!(ids, [0, 1, 2, 3, 4, 5, 0x0C, 0x80]);
+        assert_eq!(ids, [0, 1, 2, 3, 4, 5, 0x0C, 0x12, 0x80]);
     }
 
     #[test]
@@ -424,6 +430,31 @@ mod tests {
         let found = FirmwareSlots::parse(&bytes.try_into().unwrap());
         assert_eq!((found.afi, found.revisions[1].0), (1, [0; 8]));
         assert_eq!(found.revisions[0].trimmed(), identify::FIRMWARE.as_bytes());
+    }
+
+    #[test]
+    fn features_are_named_with_their_scope() {
+        let mut controller = nvm();
+        let bytes = page(LogId::FEATURE_EFFECTS, 1024, &mut controller);
+        let found = FeaturesSupported::parse(&bytes.try_into().unwrap());
+        for (fid, entry) in (0u8..).zip(found.features) {
+            let (fid, sel) = (FeatureId(fid), Select::CAPABILITIES);
+            let sqe = GetFeatures { fid, sel, nsid: 1, cdw11: 0 };
+            match ask(sqe.emit(Sgl::NONE), &mut controller) {
+                Ok(Plan::Reply(capabilities)) => {
+                    let specific = Capabilities(capabilities as u32).namespace_specific();
+                    assert!(entry.supported(), "{fid}");
+                    assert_eq!(
+                        (entry.of_namespace(), entry.of_controller()),
+                        (specific, !specific)
+                    );
+                }
+                refusal => {
+                    assert_eq!(refused(refusal), 0x002);
+                    assert_eq!(entry.0, 0, "{fid}");
+                }
+            }
+        }
     }
 
     #[test]
