@@ -9,6 +9,8 @@ mod copying;
 mod fair;
 #[path = "queue/leaving.rs"]
 mod leaving;
+#[path = "queue/promises.rs"]
+mod promises;
 #[path = "queue/reservations.rs"]
 mod reservations;
 mod support;

@@ -335,7 +335,7 @@ pub(crate) mod tests {
     fn check_bounds(sqe: &Sqe, received: Received, plan: Plan) {
         let sgl_bytes = sqe.sgl().map_or(0, Sgl::len_bytes);
         match plan {
-            Plan::Reply(_) | Plan::Park => {}
+            Plan::Reply(_) | Plan::Park | Plan::Abort { .. } => {}
             Plan::Give { page, to } => {
                 assert!(page.len() <= to.len as usize, "a page longer than asked for");
                 assert!(to.len <= sgl_bytes && to.len <= received.mdts_bytes);

@@ -437,7 +437,7 @@ mod tests {
         let mut controller = nvm();
         let bytes = page(LogId::FEATURE_EFFECTS, 1024, &mut controller);
         let found = FeaturesSupported::parse(&bytes.try_into().unwrap());
-        for (fid, entry) in (0u8..).zip(found.features) {
+        for (fid, entry) in (0..=u8::MAX).zip(found.features) {
             let (fid, sel) = (FeatureId(fid), Select::CAPABILITIES);
             let sqe = GetFeatures { fid, sel, nsid: 1, cdw11: 0 };
             match ask(sqe.emit(Sgl::NONE), &mut controller) {
