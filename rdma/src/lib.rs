@@ -265,6 +265,12 @@ pub trait Fabric: Send {
     /// Hands everything queued to the device, one doorbell a queue pair.
     fn flush(&mut self);
 
+    /// Whether what is queued fills what leaves at once, so that whoever has much more to queue
+    /// had better flush first: the peer gets something to do, and nothing is lost by it.
+    fn has_enough(&self) -> bool {
+        false
+    }
+
     /// Appends what has happened to `batch`, in order, at most as much as `batch` has spare
     /// capacity for (and at least one event when there is any). Does not block.
     fn poll(&mut self, now: Instant, batch: &mut Vec<Event>);

@@ -152,6 +152,32 @@ fn whoever_is_written_to_is_lively() {
 }
 
 /// Whatever the key, nobody gets at memory that is not exposed, and hears so.
+/// Fifteen packets of 4096 bytes are a train; a flush begins the next one.
+#[test]
+fn who_has_written_a_train_is_told_that_it_is_enough() {
+    let mut pair = Pair::new(SocketAddr::new(address(61), PORT), address(62));
+    let [_, at_target] = pair.qps;
+    let exposed = pair.expose(4096, 1);
+    for _ in 0..2 {
+        for written in 0..15 {
+            assert!(!pair.target.fabric.has_enough(), "after {written}");
+            let from = pair.target.data(4096, 2);
+            let work = Work::Write { from, to: exposed.remote() };
+            pair.target.fabric.post(at_target, 5, work);
+        }
+        assert!(pair.target.fabric.has_enough());
+        pair.target.fabric.flush();
+        for _ in 0..15 {
+            let done = pair.done(true);
+            assert_eq!(done.outcome, Ok(4096));
+            pair.target.pool.give(done.work.into_buf());
+        }
+    }
+    let written = pair.host.fabric.conceal(exposed);
+    pair.host.pool.give(written);
+    pair.leave();
+}
+
 #[test]
 fn a_target_has_no_memory_for_anybody() {
     let mut pair = Pair::new(SocketAddr::new(address(3), PORT), address(4));

@@ -5,7 +5,11 @@
 //! the fabric and submit to the ring. When nothing happened it spins for a budget, then sleeps in
 //! the ring: disk completions, the fabric's descriptor, the mailbox and the next deadline all end
 //! that sleep.
+//!
+//! A turn answers no more than the fabric sends at once. So the host has something to do while we do
+//! the rest, and what comes meanwhile fills the next sending.
 
+use std::collections::VecDeque;
 use std::io;
 use std::mem::take;
 use std::sync::Arc;
@@ -71,7 +75,11 @@ pub struct Reactor {
     ring: Ring,
     queues: Queues,
     events: Vec<Event>,
-    done: Vec<Done>,
+    reaped: Vec<Done>,
+    /// Reaped, and not yet dealt with.
+    done: VecDeque<Done>,
+    /// Some of these were too many for the last turn.
+    left: bool,
     woken: Vec<u32>,
 }
 
@@ -88,7 +96,9 @@ impl Reactor {
             ring,
             queues: Queues::new(parts.index, parts.limits, Instant::now()),
             events: Vec::with_capacity(BATCH),
-            done: Vec::with_capacity(ops as usize),
+            reaped: Vec::with_capacity(ops as usize),
+            done: VecDeque::with_capacity(ops as usize),
+            left: false,
             woken: Vec::with_capacity(8),
             parts,
         })
@@ -117,13 +127,19 @@ impl Reactor {
         let turns = &self.parts.stats.turns;
         turns.store(turns.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         self.ring.watch(self.parts.mailbox.fd(), MAIL);
-        self.ring.reap(&mut self.done, &mut self.woken);
+        self.ring.reap(&mut self.reaped, &mut self.woken);
         if self.events.is_empty() {
             self.parts.fabric.poll(now, &mut self.events);
         }
+        // What was too little to be sent by itself waits once for what hosts have just asked for.
+        let wait = take(&mut self.left) && self.reaped.is_empty() && !self.events.is_empty();
+        self.done.extend(self.reaped.drain(..));
         let mut worked = !(self.done.is_empty() && self.woken.is_empty());
         worked |= !self.events.is_empty() || self.parts.fabric.is_lively();
-        self.step(now);
+        self.hear(now);
+        if !wait {
+            self.answer(now);
+        }
         // After the events: what they tell of a queue pair comes before what letters do with it.
         if self.woken.contains(&MAIL) {
             self.read_mail(now);
@@ -139,14 +155,25 @@ impl Reactor {
         worked
     }
 
-    /// Steps the queues with what has come.
-    fn step(&mut self, now: Instant) {
-        let (mut events, mut done) = (take(&mut self.events), take(&mut self.done));
+    /// Steps the queues with what has come from hosts.
+    fn hear(&mut self, now: Instant) {
+        let mut events = take(&mut self.events);
         let (queues, mut lent) = self.split(now);
         events.drain(..).for_each(|event| queues.on_event(event, &mut lent));
-        done.drain(..).for_each(|done| queues.on_disk(done, &mut lent));
         queues.tick(&mut lent);
-        (self.events, self.done) = (events, done);
+        self.events = events;
+    }
+
+    /// Steps the queues with what has come from the disks, until there is enough to send.
+    fn answer(&mut self, now: Instant) {
+        let mut done = take(&mut self.done);
+        let (queues, mut lent) = self.split(now);
+        while !lent.fabric.has_enough()
+            && let Some(done) = done.pop_front()
+        {
+            queues.on_disk(done, &mut lent);
+        }
+        (self.left, self.done) = (!done.is_empty(), done);
     }
 
     fn sleep(&mut self, now: Instant) {
@@ -241,6 +268,8 @@ mod tests {
         /// The deadline that the next poll brings.
         next_deadline: Option<Instant>,
         deadline: Option<Instant>,
+        /// What it says when asked whether it has enough; after that: no.
+        enough: VecDeque<bool>,
     }
 
     struct Scripted(Arc<Mutex<Script>>);
@@ -261,6 +290,9 @@ mod tests {
             self.0.lock().unwrap().posted.push_back((tag, work));
         }
         fn flush(&mut self) {}
+        fn has_enough(&self) -> bool {
+            self.0.lock().unwrap().enough.pop_front().unwrap_or(false)
+        }
         fn poll(&mut self, _: Instant, _: &mut Vec<Event>) {
             let mut script = self.0.lock().unwrap();
             script.deadline = script.next_deadline;
@@ -350,5 +382,31 @@ mod tests {
         reactor.events = end(&script);
         reactor.turn(now);
         assert_eq!((reactor.queues.count(), reactor.parts.pool.is_full()), (0, true));
+    }
+
+    /// What is too much for one turn comes first in the next, or in the one after that when hosts
+    /// have said something: never later.
+    #[test]
+    fn a_turn_answers_until_there_is_enough_to_send() {
+        let (mut reactor, _sender, script) = reactor();
+        let now = Instant::now();
+        let left = |reactor: &Reactor| reactor.done.iter().map(|done| done.tag).collect::<Vec<_>>();
+        // Of no queue, as if that had gone.
+        let done = |tag| Done { tag, buf: None, outcome: Ok(()) };
+        reactor.reaped.extend([1, 2, 3, 4].map(done));
+        script.lock().unwrap().enough.extend([false, false, true]);
+        assert!(reactor.turn(now));
+        assert_eq!(left(&reactor), [3, 4]);
+
+        script.lock().unwrap().enough.extend([false, true]);
+        assert!(reactor.turn(now));
+        assert_eq!(left(&reactor), [4], "nobody has said anything: no reason to wait");
+
+        for waits in [vec![4], vec![]] {
+            reactor.events.push(Event::Established(Qp(9)));
+            assert!(reactor.turn(now));
+            assert_eq!(left(&reactor), waits);
+        }
+        assert!(!reactor.turn(now));
     }
 }

@@ -23,6 +23,7 @@ use super::connection::{ConnectRequest, mtu_bytes};
 use super::counters::Counters;
 use super::endpoint::{Config, Endpoint, Path, ROCE_PORT};
 use super::memory::Rights;
+use super::train;
 use super::udp::{Shared, SocketBuffers, Udp};
 use crate::{
     Buf, Event, Exposed, Fabric, FabricError, Incoming, Qp, QpLimits, Region, Tag, Wake, Work,
@@ -172,6 +173,8 @@ pub struct Soft {
     now: Instant,
     /// Work was posted since the last flush.
     posted: bool,
+    /// The first queue pair that wrote since then, and how much.
+    written: Option<(Qp, u32)>,
     /// Data came with the last poll.
     lively: bool,
 }
@@ -244,7 +247,15 @@ impl Soft {
 
     /// A fabric over any wire.
     pub(super) fn over(wire: Wire, endpoint: Endpoint, region: Arc<Region>) -> Soft {
-        Soft { endpoint, region, wire, now: Instant::now(), posted: false, lively: false }
+        Soft {
+            endpoint,
+            region,
+            wire,
+            now: Instant::now(),
+            posted: false,
+            written: None,
+            lively: false,
+        }
     }
 
     /// What happened to datagrams so far.
@@ -373,13 +384,25 @@ impl Fabric for Soft {
 
     fn post(&mut self, qp: Qp, tag: Tag, work: Work) {
         self.posted = true;
+        if let Work::Write { from, .. } = &work {
+            let (first, bytes) = self.written.get_or_insert((qp, 0));
+            if *first == qp {
+                *bytes = bytes.saturating_add(from.len());
+            }
+        }
         self.endpoint.post(qp, tag, work, &self.region);
     }
 
     fn flush(&mut self) {
         self.stay();
-        self.posted = false;
+        (self.posted, self.written) = (false, None);
         self.transmit();
+    }
+
+    /// Of one queue pair only: with several peers each shall have as much.
+    fn has_enough(&self) -> bool {
+        let fills = |(qp, bytes)| bytes >= train::payload_bytes(self.endpoint.path_mtu(qp));
+        self.written.is_some_and(fills)
     }
 
     fn poll(&mut self, now: Instant, batch: &mut Vec<Event>) {

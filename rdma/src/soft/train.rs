@@ -14,6 +14,15 @@ pub(super) const MOST_SEGMENTS: usize = 64;
 /// Bytes of one train, at most: what an IP datagram holds.
 pub(super) const MOST_BYTES: usize = 65_507;
 
+/// Headers and CRC of a packet that writes.
+const WRITE_BYTES: usize = 32;
+
+/// Bytes that are written by one train of packets with so many bytes each.
+pub(super) fn payload_bytes(mtu: u32) -> u32 {
+    let packets = MOST_BYTES / (mtu as usize + WRITE_BYTES);
+    packets.clamp(1, MOST_SEGMENTS) as u32 * mtu
+}
+
 /// What a train has in common: the addresses of both ends and the type of service.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Way {
