@@ -8,6 +8,7 @@
 //! a host finds the same disk after a restart and after a move to another machine.
 
 mod authentication;
+mod identity;
 mod listener;
 mod offer;
 mod section;
@@ -241,6 +242,10 @@ pub struct NamespaceConfig {
     pub block_size_bytes: u32,
     /// Its identity for hosts; the same after every restart.
     pub uuid: Uuid,
+    /// NGUID, as the wire has it; without one in the text, the bytes of the UUID.
+    pub nguid: [u8; 16],
+    /// EUI-64, as the wire has it, if it has one.
+    pub eui64: Option<[u8; 8]>,
     /// Hosts may not write.
     pub read_only: bool,
     /// Its ANA group: 1 to [`crate::ana::ANA_GROUPS`].

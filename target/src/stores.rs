@@ -152,6 +152,8 @@ impl Stores {
                 ana_group: namespace.ana_group,
                 volatile_cache: backing.has_volatile_cache(),
                 uuid: namespace.uuid.into_bytes(),
+                nguid: namespace.nguid,
+                eui64: namespace.eui64,
                 reservation: Arc::clone(&store.reservation),
             })
         };
@@ -244,6 +246,8 @@ mod tests {
             kind: NamespaceKind::Null { size },
             block_size_bytes: 4096,
             uuid: Uuid::from_u128(nsid.into()),
+            nguid: [nsid as u8; 16],
+            eui64: None,
             read_only: false,
             ana_group: 1,
         };

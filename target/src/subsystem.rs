@@ -32,8 +32,12 @@ pub struct Namespace {
     pub ana_group: u32,
     /// The backing has a volatile write cache, so Flush matters.
     pub volatile_cache: bool,
-    /// UUID (RFC 9562 byte order), stable across restarts; the NGUID is derived from it.
+    /// UUID (RFC 9562 byte order), stable across restarts.
     pub uuid: [u8; 16],
+    /// NGUID, a byte string, as stable.
+    pub nguid: [u8; 16],
+    /// EUI-64, a byte string, if it has one.
+    pub eui64: Option<[u8; 8]>,
     /// Which hosts may use it, as they have settled it.
     pub reservation: Arc<Reservation>,
 }
@@ -178,6 +182,8 @@ pub(crate) mod tests {
             ana_group: 1,
             volatile_cache: true,
             uuid: [nsid as u8; 16],
+            nguid: [nsid as u8; 16],
+            eui64: None,
             reservation: Reservation::volatile(nqn, nsid),
         };
         Subsystem {

@@ -227,8 +227,8 @@ fn namespace(namespace: &Namespace, controller: &Controller) -> IdentifyNamespac
         mssrl: copied_blocks,
         mcl: copied_blocks.into(),
         msrc_z: copy::msrc_z(mdts_bytes),
-        // An NGUID of the same 16 bytes: unique for the same reason, and as stable.
-        nguid: namespace.uuid,
+        nguid: namespace.nguid,
+        eui64: namespace.eui64.unwrap_or_default(),
         ..IdentifyNamespace::default()
     };
     geometry::describe(&mut page, namespace.geometry, namespace.block_shift);
@@ -256,10 +256,10 @@ fn independent_namespace(namespace: &Namespace) -> IdentifyNamespaceIndependent 
 /// The identifiers of a namespace ("Namespace Identification Descriptor list").
 fn ids(namespace: &Namespace) -> NamespaceIds {
     NamespaceIds {
-        nguid: Some(namespace.uuid),
+        nguid: Some(namespace.nguid),
         uuid: Some(namespace.uuid),
         csi: Some(Csi::NVM),
-        eui64: None,
+        eui64: namespace.eui64,
     }
 }
 
@@ -425,6 +425,21 @@ mod tests {
             let ids = NamespaceIds::parse(&page(command(0x03, nsid)));
             assert_eq!((ids.uuid, ids.csi), (Some([nsid as u8; 16]), Some(Csi::NVM)));
         }
+    }
+
+    #[test]
+    fn identifiers_are_told_as_they_were_written() {
+        let mut controller = nvm();
+        let Role::Nvm(subsystem) = &mut controller.role else { panic!() };
+        let namespace = &mut Arc::make_mut(subsystem).namespaces[0];
+        (namespace.nguid, namespace.eui64) = ([9; 16], Some([1, 2, 3, 4, 5, 6, 7, 8]));
+        let page = given(ask(command(0x00, 1), &mut controller));
+        let found = IdentifyNamespace::parse(&page.try_into().unwrap());
+        assert_eq!((found.nguid, found.eui64), ([9; 16], [1, 2, 3, 4, 5, 6, 7, 8]));
+        let page = given(ask(command(0x03, 1), &mut controller));
+        let ids = NamespaceIds::parse(&page.try_into().unwrap());
+        let told = (ids.uuid, ids.nguid, ids.eui64);
+        assert_eq!(told, (Some([1; 16]), Some([9; 16]), Some([1, 2, 3, 4, 5, 6, 7, 8])));
     }
 
     #[test]

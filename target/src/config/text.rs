@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use nvme::Nqn;
 use toml::de::DeTable;
-use uuid::Uuid;
 
 use crate::ana::ANA_GROUPS;
 use crate::queue::DATA_FOR_ADMIN_BYTES;
 
 use super::authentication::authentication;
+use super::identity::{SeenIds, derived_serial, derived_uuid, identity};
 use super::listener::listener;
 use super::offer::{discovery, hosts, offer};
 use super::section::{At, Auto, Report, Section, one_line};
@@ -20,10 +20,6 @@ use super::{
     CaptureConfig, Config, ConfigErrors, Limits, ListenerConfig, MAX_NSID, MemoryConfig,
     NamespaceConfig, NamespaceKind, Provider, ReactorConfig, Spin, SubsystemConfig, Threads,
 };
-
-/// UUIDs and serial numbers that nobody chose are derived under this one. Never change it: hosts
-/// would see other disks.
-const UUID_SPACE: Uuid = Uuid::from_u128(0x1f0c_a4a5_4d2e_4f1b_9a53_6e76_6d66_6431);
 
 /// Receives that a reactor keeps for admin queues and for connections that are just beginning.
 const SPARE_RECEIVES: u32 = 64;
@@ -294,12 +290,12 @@ struct Scene {
 struct Seen {
     nqns: Vec<At<Nqn>>,
     paths: Vec<At<PathBuf>>,
-    uuids: Vec<At<Uuid>>,
+    ids: SeenIds,
     serials: Vec<At<String>>,
 }
 
 /// Notes `value` in `seen`, or the mistake that it was there before.
-fn once<T: PartialEq>(
+pub(super) fn once<T: PartialEq>(
     seen: &mut Vec<At<T>>,
     value: T,
     span: &Range<usize>,
@@ -443,14 +439,22 @@ fn namespace(
     let kind = kind(&mut section, size, seen, report);
     let flag = section.take("read_only", "true or false", report);
     let read_only = flag.is_some_and(|flag| flag.value);
-    let uuid = uuid(&mut section, seen, report);
+    let identity = identity(&mut section, &mut seen.ids, report);
     let ana_group = bounded(&mut section, "ana_group", 1..ANA_GROUPS, 1, report);
     section.end(report);
 
     let (nsid, kind) = (nsid?.value, kind?);
-    let uuid = uuid.unwrap_or_else(|| derived_uuid(nqn, nsid, &kind));
-    let block_size_bytes = block_size_bytes?;
-    Some(NamespaceConfig { nsid, kind, block_size_bytes, uuid, read_only, ana_group })
+    let uuid = identity.uuid.unwrap_or_else(|| derived_uuid(nqn, nsid, &kind));
+    Some(NamespaceConfig {
+        nsid,
+        kind,
+        block_size_bytes: block_size_bytes?,
+        uuid,
+        nguid: identity.nguid.unwrap_or(uuid.into_bytes()),
+        eui64: identity.eui64,
+        read_only,
+        ana_group,
+    })
 }
 
 fn kind(
@@ -507,40 +511,4 @@ fn kind(
 /// Without `.` and doubled `/`. What `..` and links mean only the file system knows.
 fn plain_path(path: &Path) -> PathBuf {
     path.components().collect()
-}
-
-fn uuid(section: &mut Section<'_>, seen: &mut Seen, report: &mut Report<'_>) -> Option<Uuid> {
-    let form = "a UUID such as \"f81d4fae-7dec-41d0-a765-00a0c91e6bf6\", or leave `uuid` out";
-    let At { value, span } = section.take::<String>("uuid", form, report)?;
-    match Uuid::try_parse(&value) {
-        Ok(uuid) if !uuid.is_nil() => {
-            let words = ("this UUID", "give each namespace its own, or leave `uuid` out");
-            once(&mut seen.uuids, uuid, &span, words, report);
-            Some(uuid)
-        }
-        _ => {
-            report.add(&span, format!("{value:?} is not a UUID"), format!("write {form}"));
-            None
-        }
-    }
-}
-
-/// The first 20 digits of a hash of the name.
-fn derived_serial(nqn: &Nqn) -> String {
-    let uuid = Uuid::new_v5(&UUID_SPACE, nqn.as_str().as_bytes());
-    let mut serial = format!("{:X}", uuid.simple());
-    serial.truncate(20);
-    serial
-}
-
-/// A hash of everything that says which namespace it is.
-fn derived_uuid(nqn: Option<&Nqn>, nsid: u32, kind: &NamespaceKind) -> Uuid {
-    let nqn = nqn.map_or("", Nqn::as_str);
-    let mut name = format!("{nqn}\0{nsid}\0").into_bytes();
-    match kind {
-        NamespaceKind::File { path, .. } => name.extend(path.as_os_str().as_encoded_bytes()),
-        NamespaceKind::Ram { .. } => name.extend(b"ram"),
-        NamespaceKind::Null { .. } => name.extend(b"null"),
-    }
-    Uuid::new_v5(&UUID_SPACE, &name)
 }

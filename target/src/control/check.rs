@@ -102,6 +102,8 @@ mod tests {
             kind: NamespaceKind::File { path: path.to_owned(), size },
             block_size_bytes: 4096,
             uuid: uuid::Uuid::max(),
+            nguid: [0xFF; 16],
+            eui64: None,
             read_only: false,
             ana_group: 1,
         }

@@ -357,6 +357,8 @@ pub(crate) fn subsystem() -> Subsystem {
         ana_group: 1,
         volatile_cache: true,
         uuid: [1; 16],
+        nguid: [1; 16],
+        eui64: None,
         reservation: Reservation::volatile(nqn, 1),
     };
     Subsystem {

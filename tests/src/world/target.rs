@@ -206,6 +206,8 @@ impl Target {
                 ana_group: 1,
                 volatile_cache: true,
                 uuid: [space as u8 + 1; 16],
+                nguid: [space as u8 + 1; 16],
+                eui64: None,
                 reservation: Arc::clone(&self.reservations[space]),
             })
         };
