@@ -82,7 +82,7 @@ guests: build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE, iWARP and our o
 	$(GUEST) tests/vm/judge --kind uml
 	$(GUEST) tests/vm/judge --kind uml --link siw commands fio kill
 	$(GUEST) tests/vm/judge --kind uml --link soft multipath
-	$(GUEST) tests/vm/judge --kind uml --link tap commands errors raw fio kill term idle nvmf peers
+	$(GUEST) tests/vm/judge --kind uml --link tap commands discovery errors raw fio kill term idle nvmf peers
 	$(GUEST) tests/vm/judge --kind uml --link tap netem
 	$(GUEST) tests/vm/judge --kind uml --link tap --ipv6 commands fio
 	$(GUEST) EXTRA_CONFIG="$$(printf '[reactor]\nthreads = 2')" tests/vm/judge --kind qemu
