@@ -378,6 +378,8 @@ bits! {
 impl AsyncEvent {
     /// Error: persistent internal error; Linux resets the controller.
     pub const PERSISTENT_INTERNAL_ERROR: Self = Self(0x01_03_00);
+    /// SMART: reliability of the subsystem degraded.
+    pub const SUBSYSTEM_RELIABILITY: Self = Self(0x02_00_01);
     /// Notice: namespace attribute changed.
     pub const NAMESPACE_ATTRIBUTE_CHANGED: Self = Self(0x04_00_02);
     /// Notice: firmware activation starting.

@@ -29,6 +29,8 @@ pub struct Association {
     pub host: Nqn,
     /// The host identifier that it gave.
     pub host_id: [u8; 16],
+    /// The shortest keep alive timeout that its listener grants, in milliseconds.
+    pub keep_alive_min_ms: u32,
     /// The address by which the host reached us.
     pub local: SocketAddr,
     /// I/O queues that Set Features 07h granted.
@@ -70,6 +72,7 @@ impl Association {
             subsystem,
             host,
             host_id,
+            keep_alive_min_ms: 0,
             local: (Ipv4Addr::UNSPECIFIED, 0).into(),
             granted: AtomicU16::new(0),
             io_queues: AtomicU16::new(0),

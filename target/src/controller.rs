@@ -120,6 +120,8 @@ pub struct Controller {
     /// How well groups of namespaces are reached, as the host is told; of a discovery controller,
     /// empty.
     pub ana: AnaLog,
+    /// A store was not as it should be at the last look.
+    degraded: bool,
     cc: Cc,
     life: Life,
     kato: Duration,
@@ -146,6 +148,7 @@ impl Controller {
             events: Events::default(),
             aborts: Vec::with_capacity(ABORTS),
             ana: AnaLog::default(),
+            degraded: false,
             cc: Cc(0),
             life: Life::Disabled,
             kato: Duration::ZERO,
@@ -256,12 +259,14 @@ impl Controller {
         self.kato.as_millis() as u32
     }
 
-    /// Sets the keep alive timeout, rounded up to the granularity.
+    /// Sets the keep alive timeout: at least what the listener grants, rounded up to the
+    /// granularity. 0 stays none.
     pub fn set_kato_ms(&mut self, kato_ms: u32, now: Instant) {
         let step = u64::from(KAS_100MS) * 100;
         // Rounded up, but never past what the 32 bits of the feature can say.
         let most = u64::from(u32::MAX) / step * step;
-        let granted = u64::from(kato_ms).next_multiple_of(step).min(most);
+        let asked = if kato_ms == 0 { 0 } else { kato_ms.max(self.association.keep_alive_min_ms) };
+        let granted = u64::from(asked).next_multiple_of(step).min(most);
         self.kato = Duration::from_millis(granted);
         self.alive_until = now + self.patience();
     }
@@ -292,6 +297,15 @@ impl Controller {
             self.events.namespaces_changed(changed);
         }
         self.note_ana();
+    }
+
+    /// Looks whether the stores are as they should be, and raises the event when one no longer is.
+    pub fn look_at_stores(&mut self) {
+        let degraded = self.subsystem().is_some_and(|subsystem| subsystem.is_degraded());
+        if degraded && !self.degraded {
+            self.events.reliability_degraded();
+        }
+        self.degraded = degraded;
     }
 
     /// Looks at how well groups of namespaces are reached now, and raises the event when that has
@@ -332,6 +346,7 @@ impl Controller {
             self.features = Features::default();
             self.association.allow_retry_delays(false);
             self.events.reset();
+            self.degraded = false;
             self.association.reservations.reset();
             self.reset_ana();
         } else if !old.en() && new.en() {
@@ -486,6 +501,13 @@ mod tests {
             controller.set_kato_ms(asked, now);
             assert_eq!(controller.kato_ms(), granted);
         }
+        let mut association = Association::new(1, 1, sample().nqn, sample().nqn, [0; 16]);
+        association.keep_alive_min_ms = 15_500;
+        controller.association = Arc::new(association);
+        for (asked, granted) in [(0, 0), (1, 16_000), (15_500, 16_000), (20_000, 20_000)] {
+            controller.set_kato_ms(asked, now);
+            assert_eq!(controller.kato_ms(), granted);
+        }
     }
 
     #[test]
@@ -510,6 +532,32 @@ mod tests {
         next.namespaces[0].volatile_cache = true;
         controller.replace_subsystem(Arc::new(next));
         assert_eq!(controller.events.changed().unwrap().collect::<Vec<_>>(), [2, 7]);
+    }
+
+    #[test]
+    fn a_store_that_goes_wrong_is_a_warning_once_each_time() {
+        let mut controller = controller();
+        set(&mut controller, EN);
+        let health = Arc::clone(&controller.subsystem().unwrap().namespaces[1].health);
+        let told = |controller: &mut Controller| {
+            controller.look_at_stores();
+            controller.events.park(3);
+            let told = controller.events.next(1 << 2).map(|(_, dw0)| dw0);
+            controller.events.take_parked().for_each(drop);
+            told
+        };
+        assert_eq!(told(&mut controller), None);
+        health.fail_sync(Status::WRITE_FAULT);
+        assert_eq!(told(&mut controller), Some(0x02_0001));
+        controller.events.acknowledge(Event::Reliability);
+        assert_eq!(told(&mut controller), None, "no news");
+        health.forgive_sync();
+        assert_eq!(told(&mut controller), None, "good news are none");
+        health.set_down();
+        assert_eq!(told(&mut controller), Some(0x02_0001));
+        set(&mut controller, 0);
+        set(&mut controller, EN);
+        assert_eq!(told(&mut controller), Some(0x02_0001), "the next host has not heard of it");
     }
 
     #[test]

@@ -17,6 +17,8 @@ const CHANGED_MAX: usize = 1024;
 /// An event that we raise.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Event {
+    /// Something is wrong with a store: log page 02h.
+    Reliability,
     /// The namespaces have changed: log page 04h.
     NamespaceAttribute,
     /// Groups of namespaces are reached in another way: log page 0Ch.
@@ -33,6 +35,8 @@ impl Event {
     #[must_use]
     pub fn enable_bit(self) -> u32 {
         match self {
+            // The critical warning of the same bit.
+            Event::Reliability => 1 << 2,
             Event::NamespaceAttribute => 1 << 8,
             Event::Ana => 1 << 11,
             Event::DiscoveryLog => 1 << 31,
@@ -44,6 +48,7 @@ impl Event {
     #[must_use]
     pub fn dw0(self) -> u32 {
         match self {
+            Event::Reliability => AsyncEvent::SUBSYSTEM_RELIABILITY.0,
             Event::NamespaceAttribute => AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED.0,
             Event::Ana => AsyncEvent::ANA_CHANGE.0,
             Event::DiscoveryLog => AsyncEvent::DISCOVERY_LOG_CHANGE.0,
@@ -106,6 +111,11 @@ impl Events {
     /// Raises the event of groups of namespaces.
     pub fn ana_changed(&mut self) {
         self.pending.insert(Event::Ana);
+    }
+
+    /// Raises the event that a store is no longer as it should be.
+    pub fn reliability_degraded(&mut self) {
+        self.pending.insert(Event::Reliability);
     }
 
     /// Raises the discovery event.

@@ -448,6 +448,7 @@ impl Queue {
                     Some("keep alive expired")
                 } else {
                     controller.look_at_paths();
+                    controller.look_at_stores();
                     None
                 }
             }

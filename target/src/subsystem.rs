@@ -148,6 +148,12 @@ impl Subsystem {
         Arc::new(view)
     }
 
+    /// Whether something is wrong with the store of any namespace.
+    #[must_use]
+    pub fn is_degraded(&self) -> bool {
+        self.namespaces.iter().any(|n| n.health.is_degraded())
+    }
+
     /// Whether any namespace has a volatile write cache.
     #[must_use]
     pub fn volatile_cache(&self) -> bool {

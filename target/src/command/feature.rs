@@ -392,8 +392,8 @@ fn number_of_queues(asked: NumberOfQueues, controller: &Controller) -> Result<Ch
     Ok(Change::Queues(pairs.min(controller.limits.io_queues)))
 }
 
-/// The events that a controller can be told to raise. SMART warnings never come, but asking for
-/// them is in order.
+/// The events that a controller can be told to raise. Of the SMART warnings only that of reliability
+/// ever comes, but asking for the others is in order.
 fn possible_events(controller: &Controller) -> u32 {
     if controller.is_discovery() {
         return Event::DiscoveryLog.enable_bit();

@@ -7,8 +7,8 @@ use std::borrow::Cow;
 
 use nvme::identify::Csi;
 use nvme::log::{
-    CommandEffects, Effects, ErrorEntry, FirmwareSlots, GetLogPage, LogId, LogSupport, Smart,
-    SupportedPages, emit_changed_namespaces,
+    CommandEffects, CriticalWarning, Effects, ErrorEntry, FirmwareSlots, GetLogPage, LogId,
+    LogSupport, Smart, SupportedPages, emit_changed_namespaces,
 };
 use nvme::{AdminOpcode, IoOpcode, NSID_ALL, PAGE_BYTES, Sqe, Status, Text};
 
@@ -113,6 +113,7 @@ fn acknowledge(lid: LogId, controller: &mut Controller) {
     match lid {
         LogId::CHANGED_NAMESPACES => events.acknowledge(Event::NamespaceAttribute),
         LogId::ANA => events.acknowledge(Event::Ana),
+        LogId::SMART => events.acknowledge(Event::Reliability),
         LogId::DISCOVERY => events.acknowledge(Event::DiscoveryLog),
         LogId::RESERVATION_NOTIFICATION => {
             controller.association.reservations.acknowledge();
@@ -194,15 +195,20 @@ fn smart(
     association: &Association,
     power: Power,
 ) -> Result<Vec<u8>, Status> {
-    let (work, busy) = match nsid {
-        0 | NSID_ALL => (association.usage.total(), association.usage.busy()),
+    let (work, busy, degraded) = match nsid {
+        0 | NSID_ALL => {
+            let usage = &association.usage;
+            (usage.total(), usage.busy(), subsystem.is_degraded())
+        }
         nsid => {
-            let counters = subsystem.usage.of(subsystem.namespace(nsid)?.nsid);
-            (counters.total(), counters.busy())
+            let namespace = subsystem.namespace(nsid)?;
+            let counters = subsystem.usage.of(nsid);
+            (counters.total(), counters.busy(), namespace.health.is_degraded())
         }
     };
     let data_units = |units: u64| u128::from(units.div_ceil(1000));
     let smart = Smart {
+        critical_warning: CriticalWarning(0).with_reliability(degraded),
         spare_percent: 100,
         data_units_read: data_units(work.units_read),
         data_units_written: data_units(work.units_written),
@@ -417,10 +423,15 @@ mod tests {
         controller.association.usage.add(&reads(1));
         usage.of(2).add(&reads(20));
         usage.of(7).add(&reads(300));
+        let health = Arc::clone(&controller.subsystem().unwrap().namespaces[1].health);
+        health.fail_sync(Status::WRITE_FAULT);
         let get = GetLogPage::new(LogId::SMART, 0, 128);
         for (nsid, expected) in [(0, 1), (NSID_ALL, 1), (1, 0), (2, 20), (7, 300)] {
             let bytes = given(ask(GetLogPage { nsid, ..get }.emit(keyed(512)), &mut controller));
-            assert_eq!(Smart::parse(&bytes.try_into().unwrap()).host_reads, expected, "{nsid}");
+            let found = Smart::parse(&bytes.try_into().unwrap());
+            assert_eq!(found.host_reads, expected, "{nsid}");
+            let degraded = matches!(nsid, 0 | 2 | NSID_ALL);
+            assert_eq!(found.critical_warning.reliability(), degraded, "{nsid}");
         }
     }
 

@@ -15,6 +15,9 @@ use crate::ana::{ANA_GROUPS, ANA_STATES, AnaStates};
 const ANA_FORM: &str = "a state for all groups, such as \"optimized\", or one for each that is not \
                         optimized, such as { 2 = \"inaccessible\" }";
 
+/// A dead host is noticed after its timeout, so nobody is made to wait for longer than this.
+const MIN_MAX_MS: u32 = 600_000;
+
 /// Where connections are accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ListenerConfig {
@@ -25,12 +28,14 @@ pub struct ListenerConfig {
     pub address: SocketAddr,
     /// How well the groups of namespaces are reached through it.
     pub ana: AnaStates,
+    /// The shortest keep alive timeout that its hosts get, in milliseconds; 0: as they ask.
+    pub keep_alive_min_ms: u32,
 }
 
 /// The first, with every group optimized.
 impl From<SocketAddr> for ListenerConfig {
     fn from(address: SocketAddr) -> ListenerConfig {
-        ListenerConfig { id: 1, address, ana: AnaStates::default() }
+        ListenerConfig { id: 1, address, ana: AnaStates::default(), keep_alive_min_ms: 0 }
     }
 }
 
@@ -58,6 +63,9 @@ impl ListenerConfig {
 impl fmt::Display for ListenerConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} (id {})", self.address, self.id)?;
+        if self.keep_alive_min_ms > 0 {
+            write!(f, ", keep alive of at least {} ms", self.keep_alive_min_ms)?;
+        }
         match self.ana.to_string() {
             states if states.is_empty() => Ok(()),
             states => write!(f, ", {states}"),
@@ -77,6 +85,7 @@ pub(super) fn listener(
     let id = bounded(&mut section, "id", 1..65535, place, report) as u16;
     let ana = section.take::<AnaText>("ana", ANA_FORM, report);
     let ana = ana.map_or_else(AnaStates::default, |ana| states(&ana, report));
+    let keep_alive_min_ms = bounded(&mut section, "keep_alive_min_ms", 0..MIN_MAX_MS, 0, report);
     let span = section.span().clone();
     section.end(report);
     let Some(address) = address else { return };
@@ -96,7 +105,8 @@ pub(super) fn listener(
     if address.value.is_multicast() {
         report.add(&address.span, format!("{new} is a multicast address"), format!("write {form}"));
     }
-    seen.push(At { value: ListenerConfig { id, address: new, ana }, span });
+    let value = ListenerConfig { id, address: new, ana, keep_alive_min_ms };
+    seen.push(At { value, span });
 }
 
 /// Can the two not be bound at once? An unspecified address covers every address of its family,
@@ -213,6 +223,17 @@ mod tests {
             assert!(said.contains("write a number from 1 to 64"), "{said}");
         }
         assert!(says("7").contains("line 3") && says("{ 1 = 2 }").contains("`ana`"));
+    }
+
+    #[test]
+    fn a_listener_may_have_a_shortest_keep_alive() {
+        let text = |ms| format!("[[listener]]\naddress = \"::1\"\nkeep_alive_min_ms = {ms}\n");
+        let config = |ms| config(&text(ms));
+        let listener = config("15000").unwrap().listeners[0];
+        assert_eq!(listener.keep_alive_min_ms, 15_000);
+        assert!(listener.to_string().ends_with("(id 1), keep alive of at least 15000 ms"));
+        assert_eq!(config("0").unwrap().listeners[0], ListenerConfig::from(listener.address));
+        assert!(config("600001").unwrap_err().contains("a number from 0 to 600000"));
     }
 
     #[test]

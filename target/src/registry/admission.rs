@@ -67,6 +67,7 @@ impl Registry {
         let states = listener.map(|listener| listener.ana).unwrap_or_default();
         let association = Association::new(next_id(), 0, subnqn, host, data.hostid);
         let mut association = association.via(visit.local, &states);
+        association.keep_alive_min_ms = listener.map_or(0, |listener| listener.keep_alive_min_ms);
         let replaced = book.check_room(self.controllers, &association, subsystem, authenticate)?;
         let cntlids = subsystem.map_or(1..=CNTLID_MAX, |s| s.offer.cntlids.clone());
         let view = subsystem.map(|s| book.view(s, &host));

@@ -102,6 +102,15 @@ fn there_is_an_end_to_controllers_and_a_way_back() {
 }
 
 #[test]
+fn a_listener_tells_its_hosts_the_shortest_keep_alive() {
+    let registry = registry();
+    let strict = ListenerConfig { keep_alive_min_ms: 15_000, ..listener(1, "0.0.0.0:4420") };
+    registry.set_listeners(vec![strict]);
+    let admission = registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit()).unwrap();
+    assert_eq!(admission.association.keep_alive_min_ms, 15_000);
+}
+
+#[test]
 fn an_io_queue_must_belong_to_a_ready_controller_of_the_same_host() {
     let registry = registry();
     let a = registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit()).unwrap().association;
