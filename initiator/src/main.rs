@@ -62,6 +62,8 @@ enum Command {
     Write(blocks::Args),
     /// Have the controller compare blocks with given data
     Compare(blocks::Args),
+    /// Compare blocks and write them when they are alike, as one step
+    CompareAndWrite(blocks::FusedArgs),
     /// Flush
     Flush(act::FlushArgs),
     /// Write Zeroes
@@ -107,6 +109,7 @@ impl Command {
             Command::Read(args) => blocks::read(args),
             Command::Write(args) => blocks::write(args),
             Command::Compare(args) => blocks::compare(args),
+            Command::CompareAndWrite(args) => blocks::compare_and_write(args),
             Command::Flush(args) => act::flush(args),
             Command::WriteZeroes(args) => act::write_zeroes(args),
             Command::VerifyBlocks(args) => act::verify(args),
@@ -138,6 +141,7 @@ impl Command {
             Command::GetFeature(args) => args.output,
             Command::SetFeature(args) => args.output,
             Command::Read(args) | Command::Write(args) | Command::Compare(args) => args.output,
+            Command::CompareAndWrite(args) => args.output,
             Command::Flush(args) => args.output,
             Command::WriteZeroes(args) => args.output,
             Command::VerifyBlocks(args) => args.output,

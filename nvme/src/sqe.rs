@@ -81,6 +81,10 @@ bits! {
 impl Flags {
     /// What every command over a fabric carries: not fused, SGL.
     pub const SGL: Self = Self(0x40);
+    /// FUSE: the first half of a fused command.
+    pub const FUSED_FIRST: u8 = 1;
+    /// FUSE: the second half.
+    pub const FUSED_SECOND: u8 = 2;
 }
 
 wire! {

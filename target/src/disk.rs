@@ -75,6 +75,36 @@ pub enum Op {
     },
 }
 
+impl Op {
+    /// Byte offset and length of what it changes, if it does.
+    #[must_use]
+    pub fn changes(&self) -> Option<(u64, u64)> {
+        match self {
+            Op::Write { from, at, .. } => Some((*at, from.len().into())),
+            Op::Discard { at, len } | Op::Zero { at, len, .. } => Some((*at, *len)),
+            Op::Read { .. } | Op::Flush => None,
+        }
+    }
+
+    /// Its buffer.
+    #[must_use]
+    pub fn buf(&self) -> Option<&Buf> {
+        match self {
+            Op::Read { into: buf, .. } | Op::Write { from: buf, .. } => Some(buf),
+            Op::Flush | Op::Discard { .. } | Op::Zero { .. } => None,
+        }
+    }
+
+    /// Its buffer, for keeps.
+    #[must_use]
+    pub fn into_buf(self) -> Option<Buf> {
+        match self {
+            Op::Read { into: buf, .. } | Op::Write { from: buf, .. } => Some(buf),
+            Op::Flush | Op::Discard { .. } | Op::Zero { .. } => None,
+        }
+    }
+}
+
 /// An operation, come home.
 #[derive(Debug)]
 pub struct Done {

@@ -12,6 +12,7 @@ pub mod config;
 pub mod controller;
 pub mod disk;
 pub mod events;
+pub mod exclusion;
 pub mod mailbox;
 pub mod power;
 mod provider;

@@ -22,7 +22,9 @@ mod carry;
 mod connect;
 mod count;
 mod disconnect;
+mod fused;
 mod reserve;
+mod turn;
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -38,7 +40,7 @@ use crate::association::Association;
 use crate::auth::Exchange;
 use crate::command::{Plan, Received, SQE_BYTES, Source, admin, fabrics, io as rules};
 use crate::controller::{Controller, Limits, Role};
-use crate::disk::{Disk, Done};
+use crate::disk::{BackingId, Disk, Done, Op};
 use crate::recall::Errand;
 use crate::refusals::{Refusal, Refusals};
 use crate::registry::Registry;
@@ -48,6 +50,8 @@ use crate::usage::Tally;
 use crate::waiters::{Take, Waiters};
 pub use carry::DATA_FOR_ADMIN_BYTES;
 pub use connect::RECEIVES_FOR_ADMIN;
+use fused::Half;
+use turn::Turn;
 
 /// How long a connection may take from its reply to its Connect command. Hosts bring up all
 /// connections of a controller before the first Connect, each round trip may take seconds.
@@ -113,6 +117,14 @@ struct Slot {
     errand: Option<Errand>,
     /// A disk has been asked for its operation, and has not answered yet.
     recalling: bool,
+    /// How it stands with others who change blocks.
+    turn: Turn,
+    /// What waits for its turn to go to the disk.
+    held_back: Option<(BackingId, Op)>,
+    /// The slot of the other half of a fused command.
+    mate: Option<u16>,
+    /// The other half has failed.
+    doomed: bool,
 }
 
 /// What a queue serves.
@@ -168,6 +180,10 @@ pub struct Queue {
     slots: Vec<Slot>,
     free: Vec<u16>,
     at_disk: u16,
+    /// Slots that hold an operation back; they are counted at the disk as well.
+    held_back: u16,
+    /// The first half of a fused command, when it was the last command.
+    half: Half,
     tally: Tally,
     /// Capsules that wait for a slot; each holds a receive, so there are at most as many.
     backlog: VecDeque<(Buf, u32)>,
@@ -221,6 +237,8 @@ impl Queue {
             slots: Vec::with_capacity(slots.into()),
             free: (0..slots).rev().collect(),
             at_disk: 0,
+            held_back: 0,
+            half: Half::None,
             tally: Tally::default(),
             backlog: VecDeque::with_capacity(depth.into()),
             cids: Box::new([0; 1024]),
@@ -330,6 +348,7 @@ impl Queue {
     /// A disk operation has come home.
     pub fn on_disk(&mut self, slot: u16, done: Done, io: &mut Io<'_>) {
         self.at_disk -= 1;
+        self.end_turn(slot, io);
         let open = self.link == Link::Open;
         let step = self.slot(slot).step;
         let entry = self.slot(slot);
@@ -347,6 +366,7 @@ impl Queue {
             self.release(slot, io);
             return;
         }
+        self.end_pair(slot, io);
         if let Err(status) = done.outcome {
             let failed_shutdown = matches!(self.slot(slot).plan, Plan::ShutDown { .. });
             if failed_shutdown {
@@ -365,6 +385,9 @@ impl Queue {
     /// A buffer may be there for a waiting command.
     pub fn resume(&mut self, slot: u16, io: &mut Io<'_>) -> Take {
         if self.link != Link::Open || self.slot(slot).state != State::Waiting {
+            return Take::Done;
+        }
+        if self.waits_for_half(slot) {
             return Take::Done;
         }
         let take = self.take_buffers(slot, io);
@@ -388,6 +411,7 @@ impl Queue {
                 self.release(slot, io);
             }
         }
+        self.forget_turns(io);
     }
 
     /// The queue pair is gone, and all fabric work is home.
@@ -396,6 +420,7 @@ impl Queue {
             self.link = Link::Closing;
             io.waiters.forget(self.key);
             self.leave(io);
+            self.forget_turns(io);
         }
         self.link = Link::Gone;
         self.backlog.drain(..).for_each(|(buf, _)| io.pool.give(buf));
@@ -434,6 +459,7 @@ impl Queue {
     /// Looks at the clock and at what is shared with other reactors.
     pub fn tick(&mut self, io: &mut Io<'_>) {
         self.hand_in(io.now);
+        self.serve_turns(io);
         let remote = self.remote;
         let admitted = self.is_admitted();
         let why = match &mut self.serves {
@@ -549,6 +575,9 @@ impl Queue {
         entry.capsule = Some(buf);
         entry.step = 0;
         self.head.advance();
+        if sqe.flags.fuse() != 0 || self.half != Half::None {
+            return self.on_half(slot, &sqe, tail_bytes, io);
+        }
         let plan = self.decide(slot, &sqe, tail_bytes, io);
         self.start(slot, plan, io);
     }
@@ -639,7 +668,9 @@ impl Queue {
 
     /// Gives back all that a command holds, without an answer.
     fn release(&mut self, slot: u16, io: &mut Io<'_>) {
+        self.drop_turn(slot, io);
         let entry = self.slot(slot);
+        (entry.mate, entry.doomed) = (None, false);
         entry.fences.clear();
         entry.errand = None;
         let bufs = [entry.capsule.take(), entry.data.take(), entry.second.take()];
@@ -722,6 +753,10 @@ impl Slot {
             fences: Vec::new(),
             errand: None,
             recalling: false,
+            turn: Turn::None,
+            held_back: None,
+            mate: None,
+            doomed: false,
         }
     }
 

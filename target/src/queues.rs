@@ -60,6 +60,8 @@ pub struct Queues {
     next_displacement: Instant,
     next_tick: Instant,
     stopping: bool,
+    /// Since when changes of blocks are watched, as [`crate::exclusion::Exclusion::round`] has it.
+    round: u32,
 }
 
 impl Queues {
@@ -78,6 +80,7 @@ impl Queues {
             next_displacement: now,
             next_tick: now + TICK,
             stopping: false,
+            round: 0,
         }
     }
 
@@ -178,6 +181,13 @@ impl Queues {
 
     /// Looks at the clock and at what is shared with other reactors, because somebody rang.
     pub fn look(&mut self, lent: &mut Lent<'_>) {
+        let round = lent.registry.exclusion.round();
+        if round != self.round {
+            self.round = round;
+            let mut unclaimed = 0;
+            self.each(lent, |queue, _| unclaimed += queue.note_unclaimed());
+            lent.registry.exclusion.settle(unclaimed);
+        }
         self.each(lent, Queue::tick);
     }
 

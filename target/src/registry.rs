@@ -20,6 +20,7 @@ use crate::association::Association;
 use crate::auth::{Demand, Keyring, Start, Throttle, Worker};
 use crate::config::{DiscoveryConfig, DuplicateHosts, ListenerConfig};
 use crate::controller::Limits;
+use crate::exclusion::Exclusion;
 use crate::mailbox::{Mail, Sender};
 use crate::power::PowerMeter;
 use crate::recall::{Errand, Recall};
@@ -42,6 +43,8 @@ pub struct Registry {
     controllers: usize,
     /// The way to who keeps the reservations.
     keeper: Option<mpsc::Sender<Word>>,
+    /// Who changes which blocks.
+    pub exclusion: Exclusion,
     /// Who does the arithmetic of authentication.
     pub worker: Worker,
     /// Since when the target has power.
@@ -97,6 +100,7 @@ impl Registry {
     pub fn new(reactors: Vec<Sender>, controllers: u16, receives: u32) -> Registry {
         let loads = reactors.iter().map(|_| AtomicU32::new(0)).collect();
         let controllers = controllers.into();
+        let exclusion = Exclusion::new(reactors.clone());
         Registry {
             book: Mutex::default(),
             reactors,
@@ -104,6 +108,7 @@ impl Registry {
             receives,
             controllers,
             keeper: None,
+            exclusion,
             worker: Worker::default(),
             power: PowerMeter::default(),
         }

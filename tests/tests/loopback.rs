@@ -138,6 +138,62 @@ fn blocks_are_copied_and_verified_without_the_host() {
     host.disconnect();
 }
 
+/// Two hosts, each on a reactor of its own, count on one block: ten thousand rounds.
+#[test]
+fn two_hosts_swap_one_block_and_no_count_is_lost() {
+    const ROUNDS: u64 = 10_000;
+    let target = TestTarget::start_with("[reactor]\nthreads = 2\n");
+    let count = |host: &mut Host, place: Range| {
+        let (mut counted, mut missed) = (0, 0);
+        for round in 0..ROUNDS / 2 {
+            let mut old = vec![0; 4096];
+            host.read(place, &mut old).expect("read");
+            let value = u64::from_le_bytes(*old.first_chunk().expect("a block"));
+            let new = (value + 1).to_le_bytes().repeat(512);
+            match host.compare_and_write(1, place, &old, &new, false) {
+                Ok(()) => counted += 1,
+                Err(error) => {
+                    assert!(status(Err(error)).is(Status::COMPARE_FAILURE));
+                    missed += 1;
+                }
+            }
+            if round % 64 == 0 {
+                // A write beside it, and one in the way of nobody.
+                host.write(at(place, 1), &new, false).expect("written");
+            }
+        }
+        (counted, missed)
+    };
+    let counts: Vec<(u64, u64)> = thread::scope(|scope| {
+        let hosts = ["2", "3"].map(|last| {
+            let (target, count) = (&target, &count);
+            scope.spawn(move || {
+                // Each has an address of its own, as two machines have.
+                let source = target.source();
+                let source = format!("{}{last}", source.strip_suffix('2').unwrap_or(&source));
+                let source = Some(source.parse().expect("an address"));
+                let setup = Setup { source, ..target.setup() };
+                let mut host = Host::connect(target.options(1), setup).expect("connected");
+                let counts = count(&mut host, at(FILE, 7));
+                host.disconnect();
+                counts
+            })
+        });
+        hosts.into_iter().map(|host| host.join().expect("no panic")).collect()
+    });
+    let mut host = target.connect(1);
+    let mut block = vec![0; 4096];
+    host.read(at(FILE, 7), &mut block).expect("read");
+    let found = u64::from_le_bytes(*block.first_chunk().expect("a block"));
+    println!("counted {found}: {counts:?}");
+    assert_eq!(found, counts.iter().map(|(counted, _)| counted).sum::<u64>());
+    assert_eq!(counts.iter().map(|(a, b)| a + b).sum::<u64>(), ROUNDS);
+    assert!(block == found.to_le_bytes().repeat(512), "nor is a block torn");
+    let refused = host.compare_and_write(1, FILE, &[0; 8192], &[1; 8192], false);
+    assert!(status(refused).is(Status::ATOMIC_WRITE_UNIT_EXCEEDED));
+    host.disconnect();
+}
+
 #[test]
 fn refused_commands_are_errors_and_nothing_else() {
     let target = TestTarget::start();

@@ -1,4 +1,4 @@
-//! `nvmf read`, `write`, `compare`: blocks from and to files.
+//! `nvmf read`, `write`, `compare`, `compare-and-write`: blocks from and to files.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -45,6 +45,64 @@ pub(crate) struct Args {
     latency: bool,
     #[command(flatten)]
     pub(crate) output: Output,
+}
+
+/// Options of `nvmf compare-and-write`.
+#[derive(ClapArgs, Debug)]
+pub(crate) struct FusedArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    /// Namespace
+    #[arg(long, value_name = "NSID", default_value = "1", value_parser = narrow::<u32>)]
+    namespace_id: u32,
+    /// The first block
+    #[arg(long, value_name = "LBA", default_value = "0", value_parser = number)]
+    start_block: u64,
+    /// File with what the blocks should be
+    #[arg(long, value_name = "FILE")]
+    compare_data: PathBuf,
+    /// File with what they shall become, as long as the other
+    #[arg(short = 'd', long, value_name = "FILE")]
+    data: PathBuf,
+    /// Force unit access: to the medium before the command is done
+    #[arg(short = 'f', long)]
+    force_unit_access: bool,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+pub(crate) fn compare_and_write(args: &FusedArgs) -> Result<(), Error> {
+    let [with, from] =
+        [&args.compare_data, &args.data].map(|path| input(Some(path.as_path()), None));
+    let (with, from) = (with?, from?);
+    let mut host = args.target.connect(Usual { queue_entries: 32, ..Usual::default() })?;
+    let page = host.identify_namespace(args.namespace_id);
+    let outcome = page.and_then(|page| {
+        let Some(block_bytes) = page.block_bytes() else {
+            return Err(Error::Local("the namespace has blocks of an impossible size".into()));
+        };
+        if with.len() != from.len() || !with.len().is_multiple_of(block_bytes as usize) {
+            return Err(Error::Usage(format!(
+                "{} bytes to compare and {} to write: both must be as many whole blocks of \
+                 {block_bytes} bytes",
+                with.len(),
+                from.len()
+            )));
+        }
+        let range = Range { nsid: args.namespace_id, slba: args.start_block, block_bytes };
+        host.compare_and_write(1, range, &with, &from, args.force_unit_access)
+    });
+    host.disconnect();
+    outcome?;
+    let json = || {
+        object([
+            ("command", "compare-and-write".into()),
+            ("namespace-id", args.namespace_id.into()),
+            ("start-block", args.start_block.into()),
+            ("bytes", from.len().into()),
+        ])
+    };
+    args.output.print(json, || "compare-and-write: Success\n".into())
 }
 
 pub(crate) fn read(args: &Args) -> Result<(), Error> {

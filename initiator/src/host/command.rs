@@ -8,12 +8,13 @@ use nvme::identify::{
 };
 use nvme::log::GetLogPage;
 use nvme::property::Property;
-use nvme::sqe::{DsmAttributes, DsmRange};
+use nvme::sqe::{DsmAttributes, DsmRange, Flags};
 use nvme::{IoOpcode, PAGE_BYTES, Sgl, Sqe};
 use rdma::Buf;
 
+use super::transfer::Range;
 use super::{Error, Host};
-use crate::session::{Answer, Data, Refused, Request};
+use crate::session::{Answer, Data, Done, Refused, Request};
 
 /// A page of Identify, in memory of its own.
 pub type Page = Box<[u8; PAGE_BYTES]>;
@@ -34,6 +35,70 @@ impl Host {
         sqe: Sqe,
         data: Data,
     ) -> Result<(u64, Data), Error> {
+        let tag = self.send(queue, sqe, data)?;
+        let mut found = None;
+        self.drive(None, |host| {
+            host.keep_others_but(tag, &mut found);
+            found.is_some()
+        });
+        let Some(done) = found else { return Err(self.why()) };
+        self.take_answer(what, done)
+    }
+
+    /// Compare and Write as one: both halves, or none. Nobody else changes the blocks between them.
+    /// `with` and `from` are as long as each other.
+    ///
+    /// # Errors
+    /// As [`Host::command`]; Compare Failure when the blocks are others. When both halves have
+    /// failed, what the first one says.
+    pub fn compare_and_write(
+        &mut self,
+        queue: u16,
+        range: Range,
+        with: &[u8],
+        from: &[u8],
+        fua: bool,
+    ) -> Result<(), Error> {
+        let blocks = with.len().checked_div(range.block_bytes as usize).unwrap_or(0);
+        let nlb_z = blocks.checked_sub(1).and_then(|z| u16::try_from(z).ok());
+        let Some(nlb_z) = nlb_z.filter(|_| with.len() == from.len()) else {
+            return Err(Error::Local("both halves are of as many whole blocks".into()));
+        };
+        if self.session.capacity(queue) < 2 {
+            return Err(Error::Local("the queue has no room for two commands".into()));
+        }
+        let half = |opcode, fuse| {
+            let flags = Flags::SGL.with_fuse(fuse);
+            Sqe::io(opcode, range.nsid).with_range(range.slba, nlb_z).with_flags(flags)
+        };
+        let compare = half(IoOpcode::COMPARE, Flags::FUSED_FIRST);
+        let write = half(IoOpcode::WRITE, Flags::FUSED_SECOND).with_fua(fua);
+        let (with, from) = (Data::Buf(self.filled(with)?), Data::Buf(self.filled(from)?));
+        let first = match self.send(queue, compare, with) {
+            Ok(tag) => tag,
+            Err(error) => {
+                self.give_back(from);
+                return Err(error);
+            }
+        };
+        let second = self.send(queue, write, from)?;
+        let (mut compared, mut written) = (None, None);
+        self.drive(None, |host| {
+            host.keep_others_but(first, &mut compared);
+            host.take_other(second, &mut written);
+            compared.is_some() && written.is_some()
+        });
+        let (Some(compared), Some(written)) = (compared, written) else { return Err(self.why()) };
+        let compared = self.take_answer("Compare", compared);
+        let written = self.take_answer("Write", written);
+        for (_, data) in [compared?, written?] {
+            self.give_back(data);
+        }
+        Ok(())
+    }
+
+    /// Sends one command, as soon as there is room.
+    fn send(&mut self, queue: u16, sqe: Sqe, data: Data) -> Result<u64, Error> {
         let tag = self.next_tag;
         self.next_tag = self.next_tag.wrapping_add(1) | super::OWN_TAGS;
         let mut request = Request { sqe, data, tag };
@@ -49,17 +114,10 @@ impl Host {
                 host.has_room(queue) || host.session.ended().is_some()
             });
         }
-        let mut found = None;
-        self.drive(None, |host| {
-            while let Some(done) = host.session.next_done() {
-                match done.tag == tag {
-                    true => found = Some(done),
-                    false => host.others.push_back(done),
-                }
-            }
-            found.is_some()
-        });
-        let Some(done) = found else { return Err(self.why()) };
+        Ok(tag)
+    }
+
+    fn take_answer(&mut self, what: &'static str, done: Done) -> Result<(u64, Data), Error> {
         match done.outcome {
             Ok(Answer { status, result }) if status.is_success() => Ok((result, done.data)),
             Ok(Answer { status, .. }) => {
@@ -309,6 +367,23 @@ impl Host {
     fn keep_others(&mut self) {
         while let Some(done) = self.session.next_done() {
             self.others.push_back(done);
+        }
+    }
+
+    /// The same, but for one of our own.
+    fn keep_others_but(&mut self, tag: u64, found: &mut Option<Done>) {
+        while let Some(done) = self.session.next_done() {
+            match done.tag == tag {
+                true => *found = Some(done),
+                false => self.others.push_back(done),
+            }
+        }
+    }
+
+    /// Takes one of our own that was put aside.
+    fn take_other(&mut self, tag: u64, found: &mut Option<Done>) {
+        if let Some(at) = self.others.iter().position(|done| done.tag == tag) {
+            *found = self.others.remove(at);
         }
     }
 

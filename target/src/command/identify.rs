@@ -42,6 +42,10 @@ const SHARED: u8 = 1;
 /// punch holes, and a hole reads as zeros (DLFEAT).
 const DEALLOCATED_READS_ZEROS: u8 = 0b1001;
 
+/// Compare and Write is the fused command that we have (FUSES). Its unit, ACWU, is one block: what
+/// a disk writes whole also when the power fails.
+const COMPARE_AND_WRITE: u16 = 1;
+
 /// Slot 1 is the only one and cannot be written (FRMW).
 const ONE_READ_ONLY_SLOT: u8 = 0b0011;
 
@@ -183,6 +187,7 @@ fn nvm_controller(controller: &Controller, subsystem: &Subsystem) -> IdentifyCon
             .with_verify(true)
             .with_copy(true),
         cdfs: copy::FORMATS,
+        fuses: COMPARE_AND_WRITE,
         // Flush of all namespaces at once is not supported (10b): each has its own store.
         vwc: Vwc(0).with_present(subsystem.volatile_cache()).with_flush_all(2),
         subnqn: subsystem.nqn.into(),
@@ -354,8 +359,9 @@ mod tests {
         assert_eq!((found.acl_z, found.aerl_z, found.frmw), (3, 3, 3));
         assert_eq!((found.lpa.0, found.elpe_z, found.kas_100ms), (0b10_0111, 63, 10));
         assert_eq!((found.sqes, found.cqes, found.maxcmd, found.nn), (0x66, 0x44, 128, 1024));
-        assert_eq!((found.oncs.0, found.fuses, found.fna), (0b1_1010_1101, 0, 0));
+        assert_eq!((found.oncs.0, found.fuses, found.fna), (0b1_1010_1101, 1, 0));
         assert_eq!(found.cdfs, 0b11, "Copy takes formats 0 and 1");
+        assert_eq!(found.acwu_z, 0, "one block");
         assert_eq!((found.vwc.0, found.awun_z, found.awupf_z), (0b101, 0, 0));
         assert_eq!((found.sgls.0, found.mnan), (0x0010_0005, 1024));
         assert_eq!(found.subnqn.nqn(), "nqn.2026-11.io.nvmfd:test".parse());

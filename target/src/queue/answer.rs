@@ -4,6 +4,7 @@ use nvme::{Cqe, Status};
 use rdma::Remote;
 use tracing::debug;
 
+use super::fused::Half;
 use super::{Io, Link, Queue, Serves, State};
 use crate::association::ErrorRecord;
 use crate::command::location;
@@ -41,8 +42,10 @@ impl Queue {
         }
         let (qp, qid, head) = (self.qp, self.request.qid, self.head);
         self.unclaim(self.slots[usize::from(slot)].sqe.cid);
+        self.drop_turn(slot, io);
         let entry = self.slot(slot);
         entry.state = State::Replying;
+        entry.doomed = false;
         entry.fences.clear();
         if let Some(errand) = entry.errand.take()
             && status.is(Status::ABORT_REQUESTED)
@@ -72,6 +75,9 @@ impl Queue {
             entry.posted += 1;
             let invalidate = entry.invalidate;
             io.fabric.post(qp, slot.into(), rdma::Work::Send { from, invalidate });
+        }
+        if self.slot(slot).mate.is_some() || self.half != Half::None {
+            self.part(slot, status, io);
         }
     }
 

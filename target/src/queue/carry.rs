@@ -22,7 +22,8 @@ impl Queue {
         let in_slots = self.slots.iter().flat_map(|slot| {
             [&slot.capsule, &slot.data, &slot.second, &slot.cell].into_iter().flatten()
         });
-        let held = in_slots.chain(self.backlog.iter().map(|(buf, _)| buf));
+        let held_back = self.slots.iter().filter_map(|slot| slot.held_back.as_ref()?.1.buf());
+        let held = in_slots.chain(held_back).chain(self.backlog.iter().map(|(buf, _)| buf));
         held.map(|buf| u64::from(buf.capacity())).sum()
     }
 
@@ -50,12 +51,16 @@ impl Queue {
         }
     }
 
-    /// Takes the buffers that the plan needs, all or none.
+    /// Takes the buffers that the plan needs, with those of the other half of a fused command: all
+    /// or none.
     pub(super) fn take_buffers(&mut self, slot: u16, io: &mut Io<'_>) -> Take {
         let share = self.share;
-        let entry = self.slot(slot);
-        let (first, second) = needs(&entry.plan);
-        let wanted = u64::from(first) + u64::from(second);
+        let entry = &self.slots[usize::from(slot)];
+        let mate = entry.mate;
+        let mut wanted = total(&entry.plan);
+        if let Some(mate) = mate {
+            wanted += total(&self.slot(mate).plan);
+        }
         let (.., free) = io.pool.free();
         if let Some(share) = share.filter(|_| wanted > 0) {
             let free = free.saturating_sub(DATA_FOR_ADMIN_BYTES);
@@ -66,10 +71,31 @@ impl Queue {
                 return Take::Over;
             }
         }
+        if !self.take_own_buffers(slot, io) {
+            return Take::Short;
+        }
+        let Some(mate) = mate else { return Take::Done };
+        if self.take_own_buffers(mate, io) {
+            return Take::Done;
+        }
+        let entry = self.slot(slot);
+        let taken = [entry.data.take(), entry.second.take()];
+        taken.into_iter().flatten().for_each(|buf| io.pool.give(buf));
+        let charged_bytes = std::mem::take(&mut entry.charged_bytes);
+        if let Some(share) = share {
+            io.waiters.discharge(share, charged_bytes);
+        }
+        Take::Short
+    }
+
+    fn take_own_buffers(&mut self, slot: u16, io: &mut Io<'_>) -> bool {
+        let share = self.share;
+        let entry = self.slot(slot);
+        let (first, second) = needs(&entry.plan);
         if first > 0 && entry.data.is_none() {
             entry.data = io.pool.take_data(first);
             if entry.data.is_none() {
-                return Take::Short;
+                return false;
             }
         }
         if second > 0 && entry.second.is_none() {
@@ -78,7 +104,7 @@ impl Queue {
                 if let Some(buf) = entry.data.take() {
                     io.pool.give(buf);
                 }
-                return Take::Short;
+                return false;
             }
         }
         if let Some(share) = share {
@@ -86,11 +112,19 @@ impl Queue {
             entry.charged_bytes = charged_bytes;
             io.waiters.charge(share, charged_bytes);
         }
-        Take::Done
+        true
     }
 
-    /// The buffers are there: the first step.
+    /// The buffers are there: the first step; of a fused command, that of both halves.
     pub(super) fn proceed(&mut self, slot: u16, io: &mut Io<'_>) {
+        self.proceed_alone(slot, io);
+        // Unless it has ended by now.
+        if let Some(mate) = self.slot(slot).mate {
+            self.proceed_alone(mate, io);
+        }
+    }
+
+    fn proceed_alone(&mut self, slot: u16, io: &mut Io<'_>) {
         let qp = self.qp;
         let entry = self.slot(slot);
         match &mut entry.plan {
@@ -159,6 +193,14 @@ impl Queue {
 
     /// The command's data are here.
     pub(super) fn on_pulled(&mut self, slot: u16, io: &mut Io<'_>) {
+        let entry = self.slot(slot);
+        if let Some(mate) = entry.mate {
+            return self.on_half_pulled(slot, mate, io);
+        }
+        if entry.doomed {
+            let status = Status::ABORTED_FAILED_FUSED.with_dnr();
+            return self.answer(slot, Err(status), io);
+        }
         if let Some(status) = self.ends_early(slot) {
             return self.answer(slot, Err(status), io);
         }
@@ -233,11 +275,15 @@ impl Queue {
                     Some(second) => io.pool.bytes(second) == entry.bytes(io.pool),
                     None => false,
                 };
+                let mate = entry.mate;
                 let work = self.work(slot);
                 work.reads += 1;
                 work.units_read += units;
-                let outcome = if same { Ok(0) } else { Err(Status::COMPARE_FAILURE.with_dnr()) };
-                self.answer(slot, outcome, io);
+                match (same, mate) {
+                    (true, None) => self.answer(slot, Ok(0), io),
+                    (true, Some(second)) => self.write_behind(slot, second, io),
+                    (false, _) => self.answer(slot, Err(Status::COMPARE_FAILURE.with_dnr()), io),
+                }
             }
             Plan::Flush { backing } => {
                 let backing = *backing;
@@ -364,11 +410,13 @@ impl Queue {
     ) {
         // `take_buffers` ran before, so there always is an operation.
         let Some(op) = op else { return self.answer(slot, Err(Status::INTERNAL_ERROR), io) };
-        let tag = self.tag(slot);
-        self.slot(slot).state = State::AtDisk;
-        self.at_disk += 1;
-        io.disk.submit(backing, tag, op);
+        self.take_turn(slot, backing, op, None, io);
     }
+}
+
+fn total(plan: &Plan) -> u64 {
+    let (first, second) = needs(plan);
+    u64::from(first) + u64::from(second)
 }
 
 /// Bytes of the first and second data buffer that a plan needs from the pool.

@@ -25,7 +25,8 @@ fn world() -> (World, Mailbox, Keeper, Arc<Reservation>) {
     let mut world = World::new();
     let subsystem = subsystem();
     let reservation = Arc::clone(&subsystem.namespaces[0].reservation);
-    world.registry = Registry::new(vec![sender], 8, 70).with_keeper(keeper.sender());
+    let registry = Registry::new(vec![sender], 8, 70).with_keeper(keeper.sender());
+    world.registry = registry.into();
     world.registry.publish(Arc::new(subsystem));
     (world, mail, keeper, reservation)
 }

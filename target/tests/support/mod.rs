@@ -150,7 +150,10 @@ pub(crate) struct World {
     pub(crate) pool: Pool,
     pub(crate) fabric: Recorder,
     pub(crate) disk: Ram,
-    pub(crate) registry: Registry,
+    pub(crate) registry: Arc<Registry>,
+    /// Which of the registry's reactors this is, and since when it watches changes.
+    pub(crate) reactor: usize,
+    round: u32,
     pub(crate) waiters: Waiters,
     pub(crate) refusals: Refusals,
     pub(crate) now: Instant,
@@ -166,6 +169,11 @@ impl World {
     pub(crate) fn new() -> World {
         let registry = Registry::new(vec![nvmfd::mailbox::mailbox().unwrap().0], 8, 70);
         registry.publish(Arc::new(subsystem()));
+        World::of(Arc::new(registry), 0)
+    }
+
+    /// One of several reactors.
+    pub(crate) fn of(registry: Arc<Registry>, reactor: usize) -> World {
         World {
             key: 0,
             pool: Pool::new(PoolPlan {
@@ -188,6 +196,8 @@ impl World {
                 backings: Vec::new(),
             },
             registry,
+            reactor,
+            round: 0,
             waiters: Waiters::default(),
             refusals: Refusals::default(),
             now: Instant::now(),
@@ -206,7 +216,7 @@ impl World {
             registry: &self.registry,
             waiters: &mut self.waiters,
             refusals: &mut self.refusals,
-            reactor: 0,
+            reactor: self.reactor,
             now: self.now,
         }
     }
@@ -303,19 +313,34 @@ impl World {
 
     pub(crate) fn run(&mut self, queue: &mut Queue) {
         loop {
-            while let Some(turn) = self.waiters.next_turn() {
-                let take = match turn.key == self.key {
-                    true => queue.resume(turn.slot, &mut self.io()),
-                    false => Take::Over,
-                };
-                if !self.waiters.settle(turn, take) {
-                    break;
-                }
-            }
-            if !self.fabric_step(queue) && !self.disk_step(queue) {
+            self.serve_waiters(queue);
+            if !self.fabric_step(queue) && !self.disk_step(queue) && !self.look(queue) {
                 return;
             }
         }
+    }
+
+    pub(crate) fn serve_waiters(&mut self, queue: &mut Queue) {
+        while let Some(turn) = self.waiters.next_turn() {
+            let take = match turn.key == self.key {
+                true => queue.resume(turn.slot, &mut self.io()),
+                false => Take::Over,
+            };
+            if !self.waiters.settle(turn, take) {
+                break;
+            }
+        }
+    }
+
+    /// Looks at what is shared with other reactors; whether that has led to anything.
+    pub(crate) fn look(&mut self, queue: &mut Queue) -> bool {
+        let before = self.disk.waiting.len();
+        let round = self.registry.exclusion.round();
+        if std::mem::replace(&mut self.round, round) != round {
+            self.registry.exclusion.settle(queue.note_unclaimed());
+        }
+        queue.tick(&mut self.io());
+        self.disk.waiting.len() > before
     }
 
     pub(crate) fn ask(&mut self, queue: &mut Queue, sqe: &Sqe, data: &[u8]) -> Cqe {

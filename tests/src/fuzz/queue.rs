@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nvme::sqe::Flags;
 use nvme::{AdminOpcode, IoOpcode, Sgl, Sqe, Status};
 use nvmfd::queue::Queue;
 use nvmfd::subsystem::Namespace;
@@ -169,7 +170,14 @@ impl Host {
         let mut data = vec![0; behind as usize];
         bytes.patch(&mut data);
         let capsule = [&sqe.with_cid(cid).emit()[..], &data].concat();
-        let patient = self.admin && sqe.opcode == AdminOpcode::ASYNC_EVENT_REQUEST.0;
+        if !self.admin && bytes.u8().is_multiple_of(8) {
+            sqe.flags = sqe.flags.with_fuse(bytes.of(&[1, 2, 1, 2, 3]));
+        }
+        // An event request waits for an event, the first half of a fused command for the second.
+        let patient = match self.admin {
+            true => sqe.opcode == AdminOpcode::ASYNC_EVENT_REQUEST.0,
+            false => sqe.flags.fuse() == Flags::FUSED_FIRST,
+        };
         // An id that is used again while its answer is under way is one twice.
         if self.world.deliver(&mut self.queue, &capsule) {
             let (count, waits) = self.sent.entry(cid).or_default();

@@ -339,6 +339,10 @@ fn capsule(random: &mut Random, window: Remote, on_admin: bool) -> Vec<u8> {
     if random.below(16) > 0 {
         sqe[1] = 0x40;
     }
+    if sqe[1] & 3 == 1 {
+        // A first half is answered no sooner than its second is there: only the latter, then.
+        sqe[1] ^= 3;
+    }
     let nsid = match random.below(8) {
         0 => random.next() as u32,
         1 => random.pick(&[0, 3, u32::MAX - 1, u32::MAX]),

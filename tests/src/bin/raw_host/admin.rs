@@ -11,6 +11,7 @@ use nvme::{AdminOpcode, IoOpcode, Sgl, Sqe};
 use crate::world::{CC_ENABLED, Outcome, SILENCE, Want, World};
 
 pub(crate) const FIELD: Want = Want::Refused(&[0x002]);
+pub(crate) const FUSED: Want = Want::Refused(&[0x002, 0x009, 0x00A]);
 pub(crate) const OPCODE: Want = Want::Refused(&[0x001]);
 pub(crate) const NAMESPACE: Want = Want::Refused(&[0x00B]);
 pub(crate) const SEQUENCE: Want = Want::Refused(&[0x00C]);

@@ -5,7 +5,7 @@ use nvme::property::Property;
 use nvme::sqe::{DsmRange, Flags};
 use nvme::{IoOpcode, Sgl, Sqe};
 
-use crate::admin::{FIELD, LENGTH, NAMESPACE, OPCODE, SEQUENCE, TYPE, TYPES, mdts_bytes};
+use crate::admin::{FIELD, FUSED, LENGTH, NAMESPACE, OPCODE, SEQUENCE, TYPE, TYPES, mdts_bytes};
 use crate::world::{CC_ENABLED, Got, Outcome, Queue, Want, World, pattern};
 
 /// The namespace with blocks of 4096 bytes, and the one with 512.
@@ -43,8 +43,11 @@ pub(crate) fn commands(world: &mut World) -> Outcome {
         ("PRPs".into(), read.with_flags(Flags(0)), FIELD),
         ("a metadata SGL".into(), read.with_flags(Flags(0x80)), FIELD),
         ("reserved PSDT".into(), read.with_flags(Flags(0xC0)), FIELD),
-        ("fused, first".into(), compare.with_flags(Flags(0x41)), FIELD),
-        ("fused, second".into(), write.with_flags(Flags(0x42)), FIELD),
+        // Who fuses commands says that there is none before or behind, who does not refuses them.
+        ("fused, second alone".into(), write.with_flags(Flags(0x42)), FUSED),
+        ("fused, reserved".into(), write.with_flags(Flags(0x43)), FIELD),
+        ("fused, first no Compare".into(), read.with_flags(Flags(0x41)), FIELD),
+        ("fused, second of a failed first".into(), write.with_flags(Flags(0x42)), FUSED),
         ("Property Get".into(), PropertyGet::new(Property::CAP).emit(), OPCODE),
         ("Property Set".into(), PropertySet::new(Property::CC, 0).emit(), OPCODE),
         (

@@ -1,0 +1,129 @@
+//! Operations that change blocks, and those who must not be disturbed meanwhile
+//! ([`crate::exclusion`]).
+
+use super::{Io, Link, Queue, State};
+use crate::command::Plan;
+use crate::disk::{BackingId, Op};
+use crate::exclusion::Claim;
+
+/// How an operation at a disk stands with the others that change blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum Turn {
+    /// It changes none, or there is none.
+    #[default]
+    None,
+    /// It changes blocks, and nobody wanted to know.
+    Unclaimed,
+    /// The same, and a fused command waits until it is home.
+    Awaited,
+    /// It has claimed them, by this ticket.
+    Claimed(u64),
+}
+
+impl Queue {
+    /// Submits an operation, as soon as nobody stands in its way.
+    pub(super) fn take_turn(
+        &mut self,
+        slot: u16,
+        backing: BackingId,
+        op: Op,
+        alone: Option<(u64, u64)>,
+        io: &mut Io<'_>,
+    ) {
+        let Some((at, len)) = alone.or(op.changes()) else {
+            return self.pass_on(slot, backing, op, io);
+        };
+        let entry = self.slot(slot);
+        let claimed = matches!(entry.turn, Turn::Claimed(_));
+        if claimed || (alone.is_none() && !io.registry.exclusion.is_watching()) {
+            if !claimed {
+                entry.turn = Turn::Unclaimed;
+            }
+            return self.pass_on(slot, backing, op, io);
+        }
+        let alone = alone.is_some();
+        let claim = Claim { backing, at, len, alone, reactor: io.reactor };
+        let (ticket, granted) = io.registry.exclusion.claim(claim);
+        let entry = self.slot(slot);
+        entry.turn = Turn::Claimed(ticket);
+        match granted {
+            true => self.pass_on(slot, backing, op, io),
+            false => {
+                // As if it were at the disk: nobody else gives the slot away.
+                entry.state = State::AtDisk;
+                entry.held_back = Some((backing, op));
+                self.at_disk += 1;
+                self.held_back += 1;
+            }
+        }
+    }
+
+    fn pass_on(&mut self, slot: u16, backing: BackingId, op: Op, io: &mut Io<'_>) {
+        self.slot(slot).state = State::AtDisk;
+        self.at_disk += 1;
+        io.disk.submit(backing, self.tag(slot), op);
+    }
+
+    /// Submits what was held back and has its turn now.
+    pub(super) fn serve_turns(&mut self, io: &mut Io<'_>) {
+        if self.held_back == 0 || self.link != Link::Open {
+            return;
+        }
+        for slot in 0..self.slots.len() as u16 {
+            let tag = self.tag(slot);
+            let entry = self.slot(slot);
+            if let (Turn::Claimed(ticket), Some(_)) = (entry.turn, &entry.held_back)
+                && io.registry.exclusion.is_granted(ticket)
+                && let Some((backing, op)) = entry.held_back.take()
+            {
+                self.held_back -= 1;
+                io.disk.submit(backing, tag, op);
+            }
+        }
+    }
+
+    /// The connection is over: what was held back never begins.
+    pub(super) fn forget_turns(&mut self, io: &mut Io<'_>) {
+        for slot in 0..self.slots.len() as u16 {
+            if self.held_back > 0
+                && let Some((_, op)) = self.slot(slot).held_back.take()
+            {
+                self.held_back -= 1;
+                self.at_disk -= 1;
+                if let Some(buf) = op.into_buf() {
+                    io.pool.give(buf);
+                }
+                self.release(slot, io);
+            }
+        }
+    }
+
+    /// An operation is home: others may have its blocks. A fused command keeps them between its
+    /// halves.
+    pub(super) fn end_turn(&mut self, slot: u16, io: &mut Io<'_>) {
+        let entry = self.slot(slot);
+        if entry.mate.is_none() || !matches!(entry.plan, Plan::Compare { .. }) {
+            self.drop_turn(slot, io);
+        }
+    }
+
+    /// Gives up whatever claim a command has.
+    #[inline]
+    pub(super) fn drop_turn(&mut self, slot: u16, io: &mut Io<'_>) {
+        match std::mem::take(&mut self.slot(slot).turn) {
+            Turn::None | Turn::Unclaimed => {}
+            Turn::Awaited => io.registry.exclusion.settled(),
+            Turn::Claimed(ticket) => io.registry.exclusion.give_up(ticket),
+        }
+    }
+
+    /// A fused command waits for all changes under way: how many there are here.
+    pub fn note_unclaimed(&mut self) -> u32 {
+        let mut count = 0;
+        for entry in self.slots.iter_mut().filter(|entry| entry.turn == Turn::Unclaimed) {
+            entry.turn = Turn::Awaited;
+            count += 1;
+        }
+        count
+    }
+}
