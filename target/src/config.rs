@@ -26,6 +26,7 @@ use nvme::log::AnaState;
 use uuid::Uuid;
 
 use crate::ana::{ANA_GROUPS, ANATT_S};
+use crate::disk::Fault;
 
 pub use authentication::{AuthenticationConfig, HostConfig};
 pub use listener::ListenerConfig;
@@ -250,6 +251,8 @@ pub struct NamespaceConfig {
     pub read_only: bool,
     /// Its ANA group: 1 to [`crate::ana::ANA_GROUPS`].
     pub ana_group: u32,
+    /// What its store is told to do wrong; for tests.
+    pub fault: Fault,
 }
 
 /// Where the blocks of a namespace are.
@@ -368,6 +371,13 @@ impl Config {
         }
         for subsystem in &self.subsystems {
             let nqn = &subsystem.nqn;
+            for NamespaceConfig { nsid, fault, .. } in &subsystem.namespaces {
+                if *fault != Fault::None {
+                    warnings.push(format!(
+                        "namespace {nsid} of {nqn} shows the fault \"{fault}\": that is for tests"
+                    ));
+                }
+            }
             if !subsystem.allow_any_host && subsystem.hosts.is_empty() {
                 warnings.push(format!(
                     "no host can connect to {nqn}: list `hosts`, or set `allow_any_host = true`"
@@ -509,6 +519,9 @@ impl fmt::Display for SubsystemConfig {
 impl fmt::Display for NamespaceConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}, blocks of {}, ", self.nsid, self.kind, self.block_size_bytes)?;
+        if self.fault != Fault::None {
+            write!(f, "fault {}, ", self.fault)?;
+        }
         if self.ana_group != 1 {
             write!(f, "group {}, ", self.ana_group)?;
         }

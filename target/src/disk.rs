@@ -9,6 +9,7 @@
 mod backing;
 pub(crate) mod entry;
 mod errno;
+pub(crate) mod fault;
 pub mod flight;
 mod health;
 mod open;
@@ -24,6 +25,7 @@ pub use backing::{
     Backing, BackingConfig, BackingKind, Condition, Geometry, Kind, OpenError, Space,
 };
 pub use errno::{Doing, status_of};
+pub use fault::Fault;
 pub use health::Health;
 
 use nvme::status::Status;

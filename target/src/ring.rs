@@ -42,7 +42,8 @@ use io_uring::{IoUring, opcode, squeue};
 use nvme::status::Status;
 use rdma::{Buf, Pool, PoolPlan, Region, Tag};
 
-use crate::disk::entry::{Attachment, CHUNK_SHIFT, Memory, Place, entry_for};
+use crate::disk::entry::{Attachment, CHUNK_SHIFT, Memory, Place, entry_for, pause_entry};
+use crate::disk::fault::Verdict;
 use crate::disk::flight::{Flight, Step, ZEROS_BYTES};
 use crate::disk::recall::Recalls;
 use crate::disk::setup::{LADDER, allow_workers, register_files, set_up};
@@ -332,6 +333,9 @@ impl Ring {
         let slot = user_data as usize;
         let Some(flight) = self.flights.get_mut(slot).and_then(Option::as_mut) else { return };
         self.in_kernel = self.in_kernel.saturating_sub(1);
+        if flight.take_wait() && answer != -libc::ECANCELED {
+            return self.again.push_back(slot as u32);
+        }
         if answer == -libc::ECANCELED {
             self.recalls.came_home_aborted(flight.tag());
         }
@@ -456,9 +460,14 @@ impl Ring {
         if step == Step::Sync && !self.leads_sync(slot) {
             return true;
         }
+        let entry = match self.verdict(slot, step) {
+            Verdict::Go => entry,
+            Verdict::Wait => pause_entry(),
+            Verdict::Fail(errno) => return self.fail(slot, errno),
+        };
         let plain = matches!(entry.get_opcode() as u8, opcode::Read::CODE | opcode::Write::CODE);
-        // SAFETY: the entry's memory is the flight's own Buf (checked by `locate`) or the zeros,
-        // both mapped while `self.memory` lives, and Drop outwaits the kernel. The Buf stays in
+        // SAFETY: the entry's memory is the flight's own Buf (checked by `locate`), the zeros, or
+        // a static; mapped while `self.memory` lives, and Drop outwaits the kernel. The Buf stays in
         // the flight, and the flight in its slot, until this entry's completion.
         if !unsafe { self.push(&entry.user_data(u64::from(slot))) } {
             return false;
@@ -470,6 +479,23 @@ impl Ring {
             _ if plain => self.stats.plain += 1,
             _ => self.stats.fixed += 1,
         }
+        true
+    }
+
+    /// What becomes of a step: the kernel does it, unless the store is told to do wrong.
+    fn verdict(&mut self, slot: u32, step: Step) -> Verdict {
+        let Some(flight) = self.flights[slot as usize].as_mut() else { return Verdict::Go };
+        let attachment = self.attachments[flight.attachment as usize].as_ref();
+        attachment.map_or(Verdict::Go, |it| flight.verdict(step, &it.backing))
+    }
+
+    /// As if the kernel had failed a step.
+    fn fail(&mut self, slot: u32, errno: i32) -> bool {
+        let Some(flight) = self.flights[slot as usize].as_mut() else { return true };
+        let attachment = self.attachments[flight.attachment as usize].as_ref();
+        let outcome = attachment.and_then(|it| flight.advance(-errno, &it.backing));
+        let done = self.land(slot, outcome.unwrap_or(Err(Status::INTERNAL_ERROR.with_dnr())));
+        self.ready.extend(done);
         true
     }
 
@@ -485,6 +511,8 @@ impl Ring {
         let flight = self.flights[slot as usize].as_mut()?;
         let attachment = self.attachments[flight.attachment as usize].as_ref()?;
         let step = flight.step(&attachment.backing);
+        let backing = &attachment.backing;
+        let step = backing.health().fault().cut(step, backing.block_size_bytes());
         let entry = entry_for(step, flight.buf(), attachment, &self.memory)?;
         Some((step, entry))
     }

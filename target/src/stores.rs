@@ -124,6 +124,15 @@ impl Stores {
         lines
     }
 
+    /// Has each store do wrong what the configuration tells it to.
+    pub fn set_faults(&self, subsystems: &[SubsystemConfig]) {
+        for (subsystem, namespace) in namespaces(subsystems) {
+            if let Some(store) = self.by_namespace.get(&(subsystem.nqn, namespace.nsid)) {
+                store.tended.health().set_fault(namespace.fault);
+            }
+        }
+    }
+
     /// Those whose synchronisation has failed.
     pub fn with_failed_sync(&self) -> impl Iterator<Item = &Store> {
         self.by_namespace.values().filter(|store| store.tended.health().sync_failure().is_some())
@@ -238,6 +247,7 @@ fn backing_config(namespace: &NamespaceConfig) -> BackingConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::disk::Fault;
     use std::collections::BTreeSet;
 
     fn subsystem(nsids: &[u32], size: u64) -> SubsystemConfig {
@@ -250,6 +260,7 @@ mod tests {
             eui64: None,
             read_only: false,
             ana_group: 1,
+            fault: Fault::None,
         };
         SubsystemConfig {
             nqn: "nqn.2026-11.io.nvmfd:test".parse().unwrap(),

@@ -328,6 +328,7 @@ impl Target {
     /// size now.
     fn adopt(&mut self, mut next: Stores, gone: Vec<Nqn>) -> Vec<String> {
         let lines = next.resize();
+        next.set_faults(&self.config.subsystems);
         let mut subsystems = Vec::new();
         for config in &self.config.subsystems {
             let running = self.registry.subsystem(&config.nqn);

@@ -231,6 +231,7 @@ fn each_mistake_has_its_sentence() {
         ("nsid = 1", "nsid = 1\nkind = \"ram\"", "of kind \"ram\" has no path"),
         ("nsid = 1", "nsid = 1\nuuid = \"1\"", "\"1\" is not a UUID"),
         ("path = \"/var/lib/nvmfd/disk1.img\"", "", "has no `path`"),
+        ("nsid = 1", "nsid = 1\nfault = \"eio\"", "there is no fault \"eio\": write one of"),
         ("nsid = 1", "nsid = 1\nreadonly = true", "did you mean `read_only`?"),
     ] {
         let text = if from.is_empty() { format!("{to}{LEAST}") } else { LEAST.replace(from, to) };

@@ -8,6 +8,7 @@ use nvme::Nqn;
 use toml::de::DeTable;
 
 use crate::ana::ANA_GROUPS;
+use crate::disk::Fault;
 use crate::queue::DATA_FOR_ADMIN_BYTES;
 
 use super::authentication::authentication;
@@ -441,6 +442,7 @@ fn namespace(
     let read_only = flag.is_some_and(|flag| flag.value);
     let identity = identity(&mut section, &mut seen.ids, report);
     let ana_group = bounded(&mut section, "ana_group", 1..ANA_GROUPS, 1, report);
+    let fault = fault(&mut section, report);
     section.end(report);
 
     let (nsid, kind) = (nsid?.value, kind?);
@@ -454,7 +456,21 @@ fn namespace(
         eui64: identity.eui64,
         read_only,
         ana_group,
+        fault,
     })
+}
+
+/// What the store is told to do wrong.
+fn fault(section: &mut Section<'_>, report: &mut Report<'_>) -> Fault {
+    let form = Fault::ALL.map(|fault| format!("\"{fault}\"")).join(", ");
+    let Some(At { value, span }) = section.take::<String>("fault", &form, report) else {
+        return Fault::None;
+    };
+    let fault = Fault::ALL.into_iter().find(|fault| fault.to_string() == value);
+    if fault.is_none() {
+        report.add(&span, format!("there is no fault {value:?}"), format!("write one of {form}"));
+    }
+    fault.unwrap_or_default()
 }
 
 fn kind(

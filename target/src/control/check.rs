@@ -106,6 +106,7 @@ mod tests {
             eui64: None,
             read_only: false,
             ana_group: 1,
+            fault: nvmfd::disk::Fault::None,
         }
     }
 

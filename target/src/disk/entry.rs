@@ -5,7 +5,7 @@
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use io_uring::types::{Fd, Fixed, FsyncFlags};
+use io_uring::types::{Fd, Fixed, FsyncFlags, Timespec};
 use io_uring::{opcode, squeue};
 use rdma::{Buf, Region};
 
@@ -65,6 +65,12 @@ impl Memory {
         let chunk = if self.registered && first == last { u16::try_from(first).ok() } else { None };
         Some(Place { addr: std::ptr::with_exposed_provenance_mut(addr), chunk })
     }
+}
+
+/// An entry that does nothing but take a while.
+pub(crate) fn pause_entry() -> squeue::Entry {
+    static PAUSE: Timespec = Timespec::new().nsec(100_000_000);
+    opcode::Timeout::new(&PAUSE).build()
 }
 
 /// The entry for a step; none when the buffer does not hold what the step says.

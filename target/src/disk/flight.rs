@@ -9,6 +9,7 @@ use rdma::{Buf, Tag};
 
 use super::backing::{Backing, Kind, Space};
 use super::errno::Doing;
+use super::fault::Verdict;
 use super::{Done, Op};
 
 /// The most that one write of zeros moves: the size of the ring's zeroed buffer.
@@ -81,6 +82,10 @@ pub struct Flight {
     moved: u64,
     tries: u8,
     insists: bool,
+    /// How often it has waited because its store was told to be slow.
+    waited: u8,
+    /// It waits: nobody but a clock has it.
+    waits: bool,
 }
 
 impl Flight {
@@ -102,7 +107,19 @@ impl Flight {
                 (Task::Zero { deallocate, by: None }, None, at, len)
             }
         };
-        Flight { tag, buf, attachment, task, at, len, moved: 0, tries: 0, insists: false }
+        Flight {
+            tag,
+            buf,
+            attachment,
+            task,
+            at,
+            len,
+            moved: 0,
+            tries: 0,
+            insists: false,
+            waited: 0,
+            waits: false,
+        }
     }
 
     /// The submitter's tag.
@@ -115,6 +132,19 @@ impl Flight {
     /// operation up, is asked again then.
     pub fn insist(&mut self) {
         self.insists = true;
+    }
+
+    /// What becomes of a step on a store that is told to do wrong.
+    pub(crate) fn verdict(&mut self, step: Step, backing: &Backing) -> Verdict {
+        let verdict = backing.health().fault().verdict(step, self.waited);
+        self.waits = verdict == Verdict::Wait;
+        self.waited = if self.waits { self.waited.saturating_add(1) } else { self.waited };
+        verdict
+    }
+
+    /// Whether it has only waited; not any more, from now on.
+    pub(crate) fn take_wait(&mut self) -> bool {
+        std::mem::take(&mut self.waits)
     }
 
     /// The buffer of a read or write.

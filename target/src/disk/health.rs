@@ -10,10 +10,16 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use nix::errno::Errno;
 use nvme::status::Status;
 
+use super::fault::Fault;
+
 /// Every operation is answered with Namespace Not Ready.
 const DOWN: u32 = 1 << 17;
 /// A synchronisation has failed; bits 15:0 are the status field that it was answered with.
 const SYNC_FAILED: u32 = 1 << 16;
+
+/// Bits 27:24: what it is told to do wrong.
+const FAULT_SHIFT: u32 = 24;
+const FAULT: u32 = 0xF << FAULT_SHIFT;
 
 /// How a store fares.
 #[derive(Debug, Default)]
@@ -77,7 +83,24 @@ impl Health {
     /// Whether what hosts rely on is not as it should be: down, or a failed synchronisation.
     #[must_use]
     pub fn is_degraded(&self) -> bool {
-        self.standing.load(Ordering::Relaxed) != 0
+        self.standing.load(Ordering::Relaxed) & !FAULT != 0
+    }
+
+    /// What the store is told to do wrong.
+    #[inline]
+    #[must_use]
+    pub fn fault(&self) -> Fault {
+        match self.standing.load(Ordering::Relaxed) >> FAULT_SHIFT {
+            0 => Fault::None,
+            number => Fault::from_number(number as u8),
+        }
+    }
+
+    /// Has the store do something wrong from now on; for tests.
+    pub fn set_fault(&self, fault: Fault) {
+        let mark = u32::from(fault as u8) << FAULT_SHIFT;
+        let set = |old: u32| Some(old & !FAULT | mark);
+        let _ = self.standing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, set);
     }
 
     /// Operations that the system has failed.
@@ -134,7 +157,7 @@ impl Health {
 
     /// Somebody who may say so trusts the store again. False when nothing had failed.
     pub(crate) fn forgive_sync(&self) -> bool {
-        self.standing.fetch_and(DOWN, Ordering::Relaxed) & SYNC_FAILED != 0
+        self.standing.fetch_and(DOWN | FAULT, Ordering::Relaxed) & SYNC_FAILED != 0
     }
 
     /// The store is not there any more; true when that is news.
@@ -186,6 +209,12 @@ mod tests {
         assert_eq!(health.sync_failure(), Some(Status::WRITE_FAULT), "coming back heals nothing");
         assert!(health.is_degraded() && health.forgive_sync() && !health.forgive_sync());
         assert!(!health.is_degraded());
+        health.set_fault(Fault::Sync);
+        assert_eq!((health.fault(), health.bars(true)), (Fault::Sync, None));
+        health.set_down();
+        assert_eq!((health.set_up(), health.fault()), (true, Fault::Sync));
+        health.set_fault(Fault::None);
+        assert_eq!((health.fault(), health.is_degraded()), (Fault::None, false));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use nix::sys::eventfd::EventFd;
 use proptest::prelude::*;
 
 use super::*;
-use crate::disk::{BackingConfig, BackingKind};
+use crate::disk::{BackingConfig, BackingKind, Fault};
 
 const STORE: BackingId = BackingId(1);
 const SIZE: u64 = 1 << 20;
@@ -277,6 +277,68 @@ fn a_failed_flush_sticks_until_the_store_is_reopened() {
     let again = bench.file("disk.img", 512);
     bench.ring.attach(STORE, again).unwrap();
     assert_eq!(bench.run(Op::Flush), Ok(()));
+}
+
+#[test]
+fn a_store_that_is_told_to_fail_fails_as_a_real_one() {
+    let (mut bench, backing) = Bench::with_file(512);
+    let health = backing.health();
+    assert_eq!(bench.write(0, 4096, 0x11, true), Ok(()));
+    health.set_fault(Fault::Error);
+    assert_eq!(bench.read(0, 4096), Err(Status::UNRECOVERED_READ_ERROR));
+    assert_eq!(bench.write(0, 4096, 0x22, false), Err(Status::WRITE_FAULT));
+    assert_eq!((health.failures(), health.media_errors(), health.is_suspect()), (2, 2, true));
+    health.set_fault(Fault::Full);
+    let full = Err(Status::CAPACITY_EXCEEDED.with_dnr());
+    assert_eq!(bench.write(0, 4096, 0x22, true), full);
+    assert_eq!(bench.run(Op::Flush), Ok(()));
+    health.set_fault(Fault::Short);
+    assert_eq!(bench.write(4096, 4096, 0x33, false), Ok(()));
+    assert_eq!(bench.read(0, 8192).map(|bytes| (bytes[0], bytes[8191])), Ok((0x11, 0x33)));
+    assert_eq!(bench.ring.stats().again, 7 + 15, "a block at a time");
+    health.set_fault(Fault::Sync);
+    let lost = Err(Status::WRITE_FAULT);
+    bench.submit(Op::Flush);
+    bench.submit(Op::Flush);
+    assert!(bench.await_done(2).iter().all(|done| done.outcome == lost));
+    health.set_fault(Fault::None);
+    assert_eq!(bench.run(Op::Flush), lost, "it sticks");
+    assert_eq!(bench.read(0, 4096), Ok(vec![0x11; 4096]));
+    assert!(bench.pool.is_full());
+}
+
+#[test]
+fn a_store_that_hangs_keeps_nothing_from_the_others_and_can_be_asked_back() {
+    let (mut bench, hung) = Bench::with_file(512);
+    let other = bench.file("other.img", 512);
+    bench.ring.attach(BackingId(2), other).unwrap();
+    hung.health().set_fault(Fault::Stall);
+    for tag in 0..4 {
+        let from = bench.filled(4096, 0x44);
+        Disk::submit(&mut bench.ring, STORE, tag, Op::Write { from, at: tag << 12, fua: false });
+    }
+    Disk::submit(&mut bench.ring, STORE, 4, Op::Flush);
+    for _ in 0..3 {
+        let into = bench.filled(512, 1);
+        Disk::submit(&mut bench.ring, BackingId(2), 100, Op::Read { into, at: 0 });
+        let done = bench.await_done(1).pop().unwrap();
+        assert_eq!((done.tag, done.outcome), (100, Ok(())));
+        bench.pool.give(done.buf.unwrap());
+    }
+    bench.ring.recall(200, 1);
+    let mut done = bench.await_done(2);
+    done.sort_by_key(|done| done.tag);
+    assert_eq!((done[0].tag, done[0].outcome), (1, Err(Status::ABORT_REQUESTED)));
+    assert_eq!((done[1].tag, done[1].outcome), (200, Ok(())));
+    done.into_iter().filter_map(|done| done.buf).for_each(|buf| bench.pool.give(buf));
+    hung.health().set_fault(Fault::None);
+    for done in bench.await_done(4) {
+        assert_eq!(done.outcome, Ok(()));
+        done.buf.into_iter().for_each(|buf| bench.pool.give(buf));
+    }
+    assert_eq!(bench.read(0, 512), Ok(vec![0x44; 512]));
+    assert_eq!(bench.read(4096, 512), Ok(vec![0; 512]), "it was taken back");
+    assert!(bench.pool.is_full() && bench.ring.in_flight() == 0);
 }
 
 #[test]
