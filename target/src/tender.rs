@@ -162,9 +162,11 @@ impl Tender {
     /// # Errors
     /// No thread to be had.
     pub fn start(reactors: Vec<Sender>) -> std::io::Result<Tender> {
-        let book = Mutex::new(Book { hands: 1, ..Book::default() });
+        // Two, so that nobody has to be hired while all stores are sound.
+        let book = Mutex::new(Book { hands: 2, ..Book::default() });
         let shared = Arc::new(Shared { reactors, book, bell: Condvar::new() });
         let thread = hire(&shared)?;
+        hire(&shared)?;
         Ok(Tender { shared, thread })
     }
 

@@ -109,6 +109,11 @@ pub struct Usage {
 }
 
 impl Usage {
+    /// Makes the counters of namespaces, so that no reactor has to when it hands in.
+    pub fn prepare(&self, nsids: impl Iterator<Item = u32>) {
+        nsids.for_each(|nsid| drop(self.of(nsid)));
+    }
+
     /// The counters of a namespace.
     #[must_use]
     pub fn of(&self, nsid: u32) -> Arc<Counters> {

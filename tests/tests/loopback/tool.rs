@@ -102,20 +102,23 @@ fn identify_prints_pages_as_nvme_cli_does() {
 #[test]
 fn logs_features_and_registers_are_read() {
     let target = TestTarget::start();
-    // Something for the log of the subsystem: a good read of 1000 units.
+    // Something for the log of the namespace: a good read of 1000 units.
     target.nvmf("read", &["-z", "512000", "-d", "/dev/null"]).good();
     // The log of errors is that of the controller, which ends with each command of the tool.
     let log = target.nvmf("error-log", &["-e", "3", "--json"]).good().json();
     let counts = log["errors"].as_array().expect("a list").iter();
     assert!(counts.map(|entry| &entry["error_count"]).eq([0, 0, 0].map(Value::from).iter()));
 
-    let log = target.nvmf("smart-log", &["-o", "json"]).good().json();
+    let log = target.nvmf("smart-log", &["--namespace-id", "1", "-o", "json"]).good().json();
     let number = |key: &str| -> u64 { log[key].as_str().expect("text").parse().expect("a number") };
     assert_eq!((number("data_units_read"), number("media_errors")), (1, 0));
     assert!(number("host_read_commands") >= 1);
-    let raw = target.nvmf("get-log", &["--log-id", "2", "-l", "512", "-b"]).good();
+    let raw =
+        target.nvmf("get-log", &["--namespace-id", "1", "--log-id", "2", "-l", "512", "-b"]).good();
     assert_eq!((raw.out().len(), raw.out()[32]), (512, 1));
-    let dump = target.nvmf("get-log", &["--log-id", "0x2", "-l", "16", "--lpo", "32"]).good();
+    let dump = target
+        .nvmf("get-log", &["--namespace-id=1", "--log-id=2", "-l", "16", "--lpo", "32"])
+        .good();
     assert!(
         dump.text().ends_with(
             "0000: 01 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 \"................\"\n"
