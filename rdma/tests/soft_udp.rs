@@ -151,13 +151,12 @@ fn whoever_is_written_to_is_lively() {
     pair.leave();
 }
 
-/// Whatever the key, nobody gets at memory that is not exposed, and hears so.
 /// Fifteen packets of 4096 bytes are a train; a flush begins the next one.
 #[test]
 fn who_has_written_a_train_is_told_that_it_is_enough() {
     let mut pair = Pair::new(SocketAddr::new(address(61), PORT), address(62));
     let [_, at_target] = pair.qps;
-    let exposed = pair.expose(4096, 1);
+    let exposed = pair.expose(65_536, 1);
     for _ in 0..2 {
         for written in 0..15 {
             assert!(!pair.target.fabric.has_enough(), "after {written}");
@@ -173,11 +172,24 @@ fn who_has_written_a_train_is_told_that_it_is_enough() {
             pair.target.pool.give(done.work.into_buf());
         }
     }
+    for written in 0..4 {
+        assert!(!pair.target.fabric.has_enough(), "after {written} large ones");
+        let from = pair.target.data(65_536, 2);
+        pair.target.fabric.post(at_target, 5, Work::Write { from, to: exposed.remote() });
+    }
+    assert!(pair.target.fabric.has_enough());
+    pair.target.fabric.flush();
+    for _ in 0..4 {
+        let done = pair.done(true);
+        assert_eq!(done.outcome, Ok(65_536));
+        pair.target.pool.give(done.work.into_buf());
+    }
     let written = pair.host.fabric.conceal(exposed);
     pair.host.pool.give(written);
     pair.leave();
 }
 
+/// Whatever the key, nobody gets at memory that is not exposed, and hears so.
 #[test]
 fn a_target_has_no_memory_for_anybody() {
     let mut pair = Pair::new(SocketAddr::new(address(3), PORT), address(4));

@@ -32,6 +32,9 @@ use crate::{
 /// How often a sleeper looks whether a request to connect, which is in other hands, was lost.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
+/// Writes that leave together, at least, where there are more.
+const FEW: u32 = 4;
+
 /// Bytes received at once that are more than the messages around data.
 const LIVELY_BYTES: usize = 4096;
 
@@ -173,8 +176,8 @@ pub struct Soft {
     now: Instant,
     /// Work was posted since the last flush.
     posted: bool,
-    /// The first queue pair that wrote since then, and how much.
-    written: Option<(Qp, u32)>,
+    /// The first queue pair that wrote since then: how many bytes, how often.
+    written: Option<(Qp, u32, u32)>,
     /// Data came with the last poll.
     lively: bool,
 }
@@ -385,9 +388,9 @@ impl Fabric for Soft {
     fn post(&mut self, qp: Qp, tag: Tag, work: Work) {
         self.posted = true;
         if let Work::Write { from, .. } = &work {
-            let (first, bytes) = self.written.get_or_insert((qp, 0));
+            let (first, bytes, count) = self.written.get_or_insert((qp, 0, 0));
             if *first == qp {
-                *bytes = bytes.saturating_add(from.len());
+                (*bytes, *count) = (bytes.saturating_add(from.len()), count.saturating_add(1));
             }
         }
         self.endpoint.post(qp, tag, work, &self.region);
@@ -399,10 +402,12 @@ impl Fabric for Soft {
         self.transmit();
     }
 
+    /// A train, but not of so few writes that looking around between them costs more than it brings.
     /// Of one queue pair only: with several peers each shall have as much.
     fn has_enough(&self) -> bool {
-        let fills = |(qp, bytes)| bytes >= train::payload_bytes(self.endpoint.path_mtu(qp));
-        self.written.is_some_and(fills)
+        self.written.is_some_and(|(qp, bytes, count)| {
+            count >= FEW && bytes >= train::payload_bytes(self.endpoint.path_mtu(qp))
+        })
     }
 
     fn poll(&mut self, now: Instant, batch: &mut Vec<Event>) {
