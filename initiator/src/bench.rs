@@ -84,8 +84,8 @@ pub struct Args {
     /// Have the target fetch the data of small writes as well, rather than send them along
     #[arg(long)]
     pub no_in_capsule: bool,
-    /// How long to look for answers before sleeping, in microseconds [default: 100, and 0 on a
-    /// machine with one CPU]
+    /// How long to look for answers before sleeping, in microseconds [default: 400, as long as
+    /// they take no longer, else 100; 0 on a machine with one CPU]
     #[arg(long, value_name = "MICROSECONDS")]
     pub spin_us: Option<u32>,
     /// Name of the run in the results

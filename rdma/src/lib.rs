@@ -45,7 +45,7 @@ use std::time::Instant;
 pub use event::{Event, Incoming, Reason};
 pub use exposed::Exposed;
 pub use pool::{Buf, Pool, PoolPlan, Region};
-pub use spin::Spinner;
+pub use spin::{Budget as SpinBudget, Spinner};
 
 /// A queue pair as its [`Fabric`] names it: valid from `open` or `connect` to `Gone`, small and
 /// dense enough to index a table with.

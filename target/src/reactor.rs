@@ -14,9 +14,9 @@ use std::io;
 use std::mem::take;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rdma::{Event, Fabric, Pool, Spinner, Wake};
+use rdma::{Event, Fabric, Pool, SpinBudget, Spinner, Wake};
 use tracing::warn;
 
 use crate::controller::Limits;
@@ -64,7 +64,7 @@ pub struct Parts {
     /// What it promises to hosts.
     pub limits: Limits,
     /// How long it spins before it sleeps.
-    pub spin: Duration,
+    pub spin: SpinBudget,
     /// What it counts.
     pub stats: Arc<Stats>,
 }
@@ -111,7 +111,7 @@ impl Reactor {
             let now = Instant::now();
             if self.turn(now) {
                 spinner.worked(now);
-            } else if spinner.goes_on(now) {
+            } else if spinner.goes_on(now, self.ring.in_flight() > 0) {
                 std::hint::spin_loop();
             } else {
                 self.sleep(now);
@@ -250,6 +250,7 @@ mod tests {
     use std::collections::VecDeque;
     use std::net::SocketAddr;
     use std::sync::Mutex;
+    use std::time::Duration;
 
     use nvme::cm;
     use rdma::{
@@ -328,7 +329,7 @@ mod tests {
             mailbox,
             registry: Arc::new(Registry::new(vec![sender.clone()], 8, 70)),
             limits,
-            spin: Duration::ZERO,
+            spin: SpinBudget::default(),
             stats: Arc::default(),
         };
         (Reactor::new(parts).unwrap(), sender, script)

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use nvme::Nqn;
-use rdma::Pool;
+use rdma::{Pool, SpinBudget};
 use tracing::{info, warn};
 
 use crate::auth::Keyring;
@@ -38,7 +38,8 @@ pub struct Fatal(pub String);
 /// How long a reactor may take to answer the control plane.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What `spin = "auto"` allows: about the cost of waking up a sleeping CPU.
+/// What `spin_us = "auto"` allows while no disk is at work: about the cost of waking up a sleeping
+/// CPU.
 const SPIN_AUTO: Duration = Duration::from_micros(50);
 
 /// A running target.
@@ -275,9 +276,8 @@ impl Target {
                 mdts_bytes: limits.mdts_bytes,
             },
             spin: match self.config.reactor.spin {
-                Spin::Auto if rdma::spin::is_worth_it() => SPIN_AUTO,
-                Spin::Auto => Duration::ZERO,
-                Spin::Micros(micros) => Duration::from_micros(micros.into()),
+                Spin::Auto => SpinBudget::auto(SPIN_AUTO),
+                Spin::Micros(micros) => SpinBudget::of(Duration::from_micros(micros.into())),
             },
             stats: Arc::default(),
         };

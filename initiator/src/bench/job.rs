@@ -159,7 +159,7 @@ impl Job {
             let mut completed = self.collect(since(start, now));
             if any || completed + submitted > 0 {
                 spinner.worked(now);
-            } else if spinner.goes_on(now) {
+            } else if spinner.goes_on(now, self.under_way() > 0) {
                 std::hint::spin_loop();
             } else {
                 self.host.wait(end.min(sampled + SAMPLE_EVERY));

@@ -2,12 +2,16 @@
 
 use std::time::Duration;
 
+use rdma::SpinBudget;
+
 use crate::options::Usual;
 use crate::{Error, Host};
 
 use super::Args;
 use super::pattern::Access;
 
+/// How long to look for what nobody has promised: about the cost of waking up, twice.
+const SPIN_AUTO: Duration = Duration::from_micros(100);
 /// The unit of the pool.
 const PAGE_BYTES: u64 = 4096;
 /// Room in the pool for what is not the benchmark's.
@@ -32,7 +36,7 @@ pub(super) struct Plan {
     pub(super) jobs: u32,
     pub(super) ramp: Duration,
     pub(super) runtime: Duration,
-    pub(super) spin: Duration,
+    pub(super) spin: SpinBudget,
     pub(super) seed: u64,
     pub(super) fua: bool,
     /// For the report.
@@ -63,9 +67,8 @@ impl Plan {
             )));
         }
         let spin = match args.spin_us {
-            Some(us) => Duration::from_micros(us.into()),
-            None if rdma::spin::is_worth_it() => Duration::from_micros(100),
-            None => Duration::ZERO,
+            Some(us) => SpinBudget::of(Duration::from_micros(us.into())),
+            None => SpinBudget::auto(SPIN_AUTO),
         };
         Ok(Plan {
             nsid: args.namespace_id,
