@@ -5,7 +5,7 @@
 //! command each time: who asks much waits behind itself, not others behind it.
 //!
 //! A host that takes no data, or sends none, keeps the buffers that were taken for it until its
-//! connection is given up. So an association may hold [`TIMES_FREE`] times of what is free, and no
+//! connection is given up. So an association may hold `TIMES_FREE` times of what is free, and no
 //! more: one alone gets four fifths of the pool, and whoever comes then finds the rest.
 
 use std::collections::VecDeque;
