@@ -128,13 +128,15 @@ pub struct DiscoveryConfig {
     pub nqn: Nqn,
     /// Hosts learn only of what the listener offers that they ask.
     pub by_listener: bool,
+    /// The network is told by multicast DNS where discovery is.
+    pub mdns: bool,
     /// Other discovery services that hosts may ask.
     pub referrals: Vec<Referral>,
 }
 
 impl Default for DiscoveryConfig {
     fn default() -> Self {
-        Self { nqn: Nqn::DISCOVERY, by_listener: false, referrals: Vec::new() }
+        Self { nqn: Nqn::DISCOVERY, by_listener: false, mdns: false, referrals: Vec::new() }
     }
 }
 
@@ -154,6 +156,9 @@ impl fmt::Display for DiscoveryConfig {
         }
         if self.by_listener {
             writeln!(f, "discovery   tells of each listener at that listener only")?;
+        }
+        if self.mdns {
+            writeln!(f, "discovery   announced by multicast DNS")?;
         }
         for Referral { nqn, address } in &self.referrals {
             writeln!(f, "referral    to {nqn} at {address}")?;
@@ -260,8 +265,11 @@ pub(super) fn discovery(
         }
         config.nqn = value;
     }
-    let flag = section.take("by_listener", "true or false", report);
-    config.by_listener = flag.is_some_and(|flag| flag.value);
+    let mut flag = |key, report: &mut Report<'_>| {
+        section.take(key, "true or false", report).is_some_and(|flag| flag.value)
+    };
+    config.by_listener = flag("by_listener", report);
+    config.mdns = flag("mdns", report);
     let span = section.span().clone();
     for table in section.tables("referral", "[[discovery.referral]]", report) {
         config.referrals.extend(referral(table, report));

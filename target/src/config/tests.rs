@@ -539,6 +539,7 @@ fn where_and_to_whom_things_are_offered_is_read() {
 [discovery]
 nqn = "nqn.2026-11.io.nvmfd:discovery"
 by_listener = true
+mdns = true
 [[discovery.referral]]
 address = "192.0.2.7"
 [[discovery.referral]]
@@ -591,7 +592,10 @@ hosts = ["nqn.2026-11.host:a"]
         referral("nqn.2014-08.org.nvmexpress.discovery", "192.0.2.7:4420"),
         referral("nqn.2026-11.io.other:discovery", "[2001:db8::7]:8009"),
     ];
-    assert_eq!(config.discovery, DiscoveryConfig { nqn: own, by_listener: true, referrals });
+    assert_eq!(
+        config.discovery,
+        DiscoveryConfig { nqn: own, by_listener: true, mdns: true, referrals }
+    );
     let printed = config.to_string();
     for line in [
         "listener    192.0.2.2:4420 (id 9)",
@@ -601,6 +605,7 @@ hosts = ["nqn.2026-11.host:a"]
         "a host that is there is replaced",
         "namespace 8 is seen by nqn.2026-11.host:a",
         "discovery   nqn.2026-11.io.nvmfd:discovery",
+        "announced by multicast DNS",
         "referral    to nqn.2026-11.io.other:discovery at [2001:db8::7]:8009",
     ] {
         assert!(printed.contains(line), "{line:?} is not in {printed}");

@@ -6,6 +6,7 @@
 //! watchdog is fed, a dead reactor noticed and a signal heard also while a reload waits for a disk
 //! that does not answer.
 
+mod announce;
 pub(crate) mod check;
 pub(crate) mod log;
 mod manager;
@@ -21,6 +22,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::{error, info, warn};
 
+use announce::Announcer;
 use manager::Manager;
 
 /// What hosts have in flight may take this long after a stop was asked for.
@@ -107,7 +109,10 @@ pub(crate) async fn run(file: PathBuf, config: Config) -> Result<(), String> {
         info!("{line}");
     }
     let watchdog = sd_notify::watchdog_enabled();
-    Control { file, manager, watchdog }.serve(Served { target, config }, asks).await
+    let mut announcer = Announcer::default();
+    announcer.update(&config);
+    let served = Served { target, config, announcer };
+    Control { file, manager, watchdog }.serve(served, asks).await
 }
 
 /// Logs every mistake of a configuration.
@@ -121,6 +126,7 @@ pub(crate) fn log_mistakes(errors: &ConfigErrors) {
 struct Served<T> {
     target: T,
     config: Config,
+    announcer: Announcer,
 }
 
 impl<T: Serve> Served<T> {
@@ -149,6 +155,7 @@ impl<T: Serve> Served<T> {
         let changes = self.target.apply(next.clone()).map_err(|sentence| vec![sentence])?;
         next.keep_fixed(&self.config);
         self.config = next;
+        self.announcer.update(&self.config);
         Ok(changes)
     }
 }

@@ -137,7 +137,12 @@ fn stage(change: impl FnOnce(&mut Fake)) -> Stage {
     });
     let config = Config::parse(TEXT).unwrap();
     let control = Control { file, manager, watchdog: None };
-    Stage { story, folder, control, served: Served { target, config } }
+    Stage {
+        story,
+        folder,
+        control,
+        served: Served { target, config, announcer: Announcer::default() },
+    }
 }
 
 /// What the world does to the daemon.
