@@ -1,7 +1,7 @@
 //! What all queues of one controller share, whichever reactor they live on: the association of
 //! one host with one controller. Written rarely, read by relaxed loads.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -54,6 +54,8 @@ pub struct Association {
     pub usage: Counters,
     /// How it stands with reservations.
     pub reservations: Standing,
+    /// Namespaces that are not what they were.
+    pub changes: Changes,
     /// How well it reaches the groups of namespaces.
     pub reach: Reach,
 }
@@ -85,6 +87,7 @@ impl Association {
             errors: Mutex::default(),
             usage: Counters::default(),
             reservations,
+            changes: Changes::default(),
             reach: Reach::default(),
         }
     }
@@ -194,6 +197,30 @@ impl Association {
     pub fn errors(&self) -> (u64, Vec<(u64, ErrorRecord)>) {
         let log = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
         (log.count, log.entries.iter().rev().copied().collect())
+    }
+}
+
+/// Namespaces that have changed without a new snapshot, until the controller takes note.
+#[derive(Debug, Default)]
+pub struct Changes {
+    news: AtomicBool,
+    nsids: Mutex<BTreeSet<u32>>,
+}
+
+impl Changes {
+    /// Notes a namespace.
+    pub fn tell(&self, nsid: u32) {
+        self.nsids.lock().unwrap_or_else(PoisonError::into_inner).insert(nsid);
+        self.news.store(true, Ordering::Release);
+    }
+
+    /// What was noted since the last call, ascending; none when there is nothing.
+    pub fn take(&self) -> Option<BTreeSet<u32>> {
+        // A load first: usually there are none, and the line stays shared.
+        let news = self.news.load(Ordering::Relaxed) && self.news.swap(false, Ordering::Acquire);
+        let take =
+            || std::mem::take(&mut *self.nsids.lock().unwrap_or_else(PoisonError::into_inner));
+        news.then(take)
     }
 }
 

@@ -24,7 +24,7 @@ use crate::exclusion::Exclusion;
 use crate::mailbox::{Mail, Sender};
 use crate::power::PowerMeter;
 use crate::recall::{Errand, Recall};
-use crate::reservation::keeper::{Ask, Word};
+use crate::reservation::keeper::{Ask, Protect, Word};
 use crate::reservation::{Fence, HostId, Reservation};
 use crate::subsystem::{Namespace, Subsystem};
 
@@ -255,7 +255,24 @@ impl Registry {
     /// Hands an order to who keeps the reservations; false when there is nobody.
     #[must_use]
     pub fn ask_keeper(&self, ask: Ask) -> bool {
-        self.keeper.as_ref().is_some_and(|keeper| keeper.send(Word::Ask(ask)).is_ok())
+        self.tell_keeper(Word::Ask(ask))
+    }
+
+    /// Hands a wish about write protection to who keeps that as well; false when there is nobody.
+    #[must_use]
+    pub fn ask_protection(&self, wish: Protect) -> bool {
+        self.tell_keeper(Word::Protect(wish))
+    }
+
+    /// Tells all controllers that a namespace is not what it was, where no new snapshot says so.
+    pub fn announce(&self, nqn: &Nqn, nsid: u32) {
+        for entry in self.lock().associations.values() {
+            let sees = |view: &Arc<Subsystem>| view.namespace(nsid).is_ok();
+            if entry.association.subsystem == *nqn && entry.view.as_ref().is_some_and(sees) {
+                entry.association.changes.tell(nsid);
+            }
+        }
+        self.wake_reactors();
     }
 
     /// Has every controller heed a reservation as it is now, if it is still served.
@@ -342,6 +359,10 @@ impl Registry {
         for reactor in &self.reactors {
             reactor.ring();
         }
+    }
+
+    fn tell_keeper(&self, word: Word) -> bool {
+        self.keeper.as_ref().is_some_and(|keeper| keeper.send(word).is_ok())
     }
 
     fn lock(&self) -> MutexGuard<'_, Book> {

@@ -11,7 +11,8 @@ use uuid::Uuid;
 
 use crate::config::{NamespaceConfig, NamespaceKind, SubsystemConfig};
 use crate::disk::BackingId;
-use crate::disk::{Backing, BackingConfig, BackingKind};
+use crate::disk::{Backing, BackingConfig, BackingKind, Kind};
+use crate::protection::Protection;
 use crate::reactor::BACKINGS;
 use crate::reservation::Reservation;
 use crate::subsystem::{Namespace, Subsystem};
@@ -28,6 +29,8 @@ pub struct Store {
     pub tended: Arc<Tended>,
     /// Which hosts may use it.
     pub reservation: Arc<Reservation>,
+    /// Whether hosts have it protected from writes.
+    pub protection: Arc<Protection>,
     /// The size in bytes that it gets when it is adopted, where that is another one.
     resize: Option<u64>,
 }
@@ -84,8 +87,11 @@ impl Stores {
                     let reservation = self
                         .reservation(key, namespace.uuid)
                         .map_err(|error| format!("{place}: {error}"))?;
+                    let protection = self
+                        .protection(key, namespace.uuid)
+                        .map_err(|error| format!("{place}: {error}"))?;
                     let tended = Arc::new(Tended::new(id, place, config, backing));
-                    Store { tended, reservation, resize: None }
+                    Store { tended, reservation, protection, resize: None }
                 }
             };
             next.by_namespace.insert(key, store);
@@ -113,13 +119,24 @@ impl Stores {
         }
     }
 
+    fn protection(&self, key: (Nqn, u32), uuid: Uuid) -> Result<Arc<Protection>, String> {
+        match &self.state_directory {
+            Some(folder) => Protection::kept(key.0, key.1, folder, uuid.into_bytes()),
+            None => Ok(Protection::none(key.0, key.1)),
+        }
+    }
+
     /// Gives the stores their new sizes. Returns one line for each that has one.
     pub fn resize(&mut self) -> Vec<String> {
         let mut lines = Vec::new();
         for ((nqn, nsid), store) in &mut self.by_namespace {
             let Some(bytes) = store.resize.take() else { continue };
             let old = store.tended.resize(bytes);
-            lines.push(format!("namespace {nsid} of {nqn} has {bytes} bytes now, {old} before"));
+            let mut line = format!("namespace {nsid} of {nqn} has {bytes} bytes now, {old} before");
+            if bytes < old && store.tended.backing().kind() == Kind::File {
+                line += ": cut its file to that as well, or the next start refuses it";
+            }
+            lines.push(line);
         }
         lines
     }
@@ -158,6 +175,7 @@ impl Stores {
                 blocks: backing.blocks(),
                 block_shift: namespace.block_size_bytes.trailing_zeros() as u8,
                 read_only: namespace.read_only,
+                protection: Arc::clone(&store.protection),
                 ana_group: namespace.ana_group,
                 volatile_cache: backing.has_volatile_cache(),
                 uuid: namespace.uuid.into_bytes(),

@@ -8,6 +8,7 @@ use nvme::{Nqn, Status, Text};
 
 use crate::config::Offer;
 use crate::disk::{BackingId, Geometry, Health};
+use crate::protection::Protection;
 use crate::reservation::Reservation;
 use crate::usage::Usage;
 
@@ -26,8 +27,10 @@ pub struct Namespace {
     pub blocks: u64,
     /// log2 of the logical block size in bytes: 9 or 12.
     pub block_shift: u8,
-    /// Writes are refused.
+    /// Writes are refused, whatever hosts want.
     pub read_only: bool,
+    /// Whether hosts have it protected from writes.
+    pub protection: Arc<Protection>,
     /// Its ANA group, 1 to [`crate::ana::ANA_GROUPS`].
     pub ana_group: u32,
     /// The backing has a volatile write cache, so Flush matters.
@@ -43,6 +46,13 @@ pub struct Namespace {
 }
 
 impl Namespace {
+    /// Whether writes are refused.
+    #[inline]
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        self.read_only || self.protection.is_on()
+    }
+
     /// Bytes of a logical block.
     #[must_use]
     pub fn block_bytes(&self) -> u32 {
@@ -154,6 +164,12 @@ impl Subsystem {
         self.namespaces.iter().any(|n| n.health.is_degraded())
     }
 
+    /// Whether hosts can protect namespaces from writes.
+    #[must_use]
+    pub fn protects(&self) -> bool {
+        self.namespaces.iter().any(|n| n.protection.is_supported())
+    }
+
     /// Whether any namespace has a volatile write cache.
     #[must_use]
     pub fn volatile_cache(&self) -> bool {
@@ -185,6 +201,7 @@ pub(crate) mod tests {
             blocks: 1 << 20,
             block_shift,
             read_only: false,
+            protection: Protection::none(nqn, nsid),
             ana_group: 1,
             volatile_cache: true,
             uuid: [nsid as u8; 16],

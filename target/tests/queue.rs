@@ -13,6 +13,8 @@ mod fused;
 mod leaving;
 #[path = "queue/promises.rs"]
 mod promises;
+#[path = "queue/protection.rs"]
+mod protection;
 #[path = "queue/reservations.rs"]
 mod reservations;
 mod support;

@@ -19,7 +19,7 @@ use nvme::reservation::{NotificationMask, Persistence};
 use nvme::{NSID_ALL, Sqe, Status};
 
 use super::admin::Env;
-use super::{Plan, Received, destination, no_data, source};
+use super::{Plan, Received, destination, no_data, protect, source};
 use crate::controller::{Controller, KAS_100MS};
 use crate::events::Event;
 use crate::reservation::Order;
@@ -105,6 +105,10 @@ pub fn set(sqe: &Sqe, controller: &mut Controller, env: &Env<'_>) -> Result<Plan
         no_data(sqe)?;
         return set_of_reservations(&set, controller);
     }
+    if set.fid == FeatureId::NAMESPACE_WRITE_PROTECT {
+        no_data(sqe)?;
+        return protect::set(&set, controller);
+    }
     check_scope(&set, controller)?;
     if set.fid == FeatureId::HOST_BEHAVIOR {
         let from = source(sqe, env.received, HostBehavior::BYTES as u32, false)?;
@@ -175,6 +179,7 @@ fn is_supported(fid: FeatureId, controller: &Controller) -> bool {
         FeatureId::VOLATILE_WRITE_CACHE => {
             controller.subsystem().is_some_and(|s| s.volatile_cache())
         }
+        FeatureId::NAMESPACE_WRITE_PROTECT => protect::is_supported(controller),
         _ => false,
     }
 }
@@ -190,8 +195,10 @@ fn capabilities(fid: FeatureId) -> Capabilities {
             | FeatureId::HOST_BEHAVIOR
             | FeatureId::RESERVATION_NOTIFICATION_MASK
             | FeatureId::RESERVATION_PERSISTENCE
+            | FeatureId::NAMESPACE_WRITE_PROTECT
     );
-    let specific = fid == FeatureId::ERROR_RECOVERY || is_of_reservations(fid);
+    let specific = is_of_reservations(fid)
+        || matches!(fid, FeatureId::ERROR_RECOVERY | FeatureId::NAMESPACE_WRITE_PROTECT);
     Capabilities(0).with_changeable(changeable).with_namespace_specific(specific)
 }
 
@@ -228,6 +235,7 @@ fn value(get: &GetFeatures, controller: &Controller, features: &Features) -> Res
                 false => Err(Status::INVALID_FIELD.with_dnr()),
             };
         }
+        FeatureId::NAMESPACE_WRITE_PROTECT => protect::value(get, controller)?,
         fid if is_of_reservations(fid) => value_of_reservations(get, controller)?,
         fid => fixed(fid, get.cdw11)?,
     };
@@ -242,6 +250,9 @@ fn default_value(get: &GetFeatures, controller: &Controller) -> Result<Value, St
         FeatureId::KEEP_ALIVE_TIMER => Ok(Value::Dword(0)),
         fid if is_of_reservations(fid) => {
             value_of_reservations(get, controller).map(|_| Value::Dword(0))
+        }
+        FeatureId::NAMESPACE_WRITE_PROTECT => {
+            protect::value(get, controller).map(|_| Value::Dword(0))
         }
         _ => value(get, controller, &Features::default()),
     }

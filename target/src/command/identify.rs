@@ -17,6 +17,7 @@ use crate::association::ERROR_LOG_ENTRIES;
 use crate::config::MAX_NSID;
 use crate::controller::{ABORTS, Controller, KAS_100MS, RETRY_DELAYS_100MS, Role, VERSION};
 use crate::events::{Event, REQUESTS};
+use crate::protection::NWPC;
 use crate::subsystem::{Namespace, Subsystem};
 
 /// The highest namespace id (NN). It promises nothing: the active list says which ids exist, and
@@ -190,6 +191,7 @@ fn nvm_controller(controller: &Controller, subsystem: &Subsystem) -> IdentifyCon
         fuses: COMPARE_AND_WRITE,
         // Flush of all namespaces at once is not supported (10b): each has its own store.
         vwc: Vwc(0).with_present(subsystem.volatile_cache()).with_flush_all(2),
+        nwpc: if subsystem.protects() { NWPC } else { 0 },
         subnqn: subsystem.nqn.into(),
         ioccsz_16: (SQE_BYTES + in_capsule) / 16,
         iorcsz_16: 1,
@@ -228,7 +230,7 @@ fn namespace(namespace: &Namespace, controller: &Controller) -> IdentifyNamespac
         rescap: namespace.reservation.rescap(),
         dlfeat: DEALLOCATED_READS_ZEROS,
         anagrpid: namespace.ana_group,
-        nsattr: u8::from(namespace.read_only),
+        nsattr: u8::from(namespace.is_read_only()),
         mssrl: copied_blocks,
         mcl: copied_blocks.into(),
         msrc_z: copy::msrc_z(mdts_bytes),
@@ -252,7 +254,7 @@ fn independent_namespace(namespace: &Namespace) -> IdentifyNamespaceIndependent 
         nmic: SHARED,
         rescap: namespace.reservation.rescap(),
         anagrpid: namespace.ana_group,
-        nsattr: u8::from(namespace.read_only),
+        nsattr: u8::from(namespace.is_read_only()),
         nstat: ready,
         ..IdentifyNamespaceIndependent::default()
     }

@@ -164,7 +164,7 @@ fn reservation_report(
 }
 
 fn writable(namespace: &Namespace) -> Result<(), Status> {
-    match namespace.read_only {
+    match namespace.is_read_only() {
         true => Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr()),
         false => Ok(()),
     }
@@ -183,9 +183,11 @@ mod tests {
     use super::*;
     use crate::command::Source;
     use crate::disk::BackingId;
+    use crate::protection::Protection;
     use crate::reservation::State;
     use crate::subsystem::tests::sample;
     use nvme::Sgl;
+    use nvme::feature::WriteProtectState;
     use nvme::reservation::{Acquire, Register, Release, ReservationType};
     use proptest::prelude::*;
     use rdma::Remote;
@@ -277,19 +279,30 @@ mod tests {
 
     #[test]
     fn a_read_only_namespace_is_not_written() {
-        let mut subsystem = sample();
-        subsystem.namespaces[0].read_only = true;
+        let mut by_configuration = sample();
+        by_configuration.namespaces[0].read_only = true;
+        let folder = tempfile::tempdir().unwrap();
+        let mut by_a_host = sample();
+        let protection = Protection::kept(by_a_host.nqn, 1, folder.path(), [1; 16]).unwrap();
+        protection.change(WriteProtectState::UNTIL_POWER_CYCLE).unwrap();
+        by_a_host.namespaces[0].protection = protection;
+        for subsystem in [by_configuration, by_a_host] {
+            is_not_written(&subsystem);
+        }
+    }
+
+    fn is_not_written(subsystem: &Subsystem) {
         for opcode in [IoOpcode::WRITE, IoOpcode::WRITE_ZEROES] {
-            let status = plan(&Sqe::io(opcode, 1), &subsystem, Barred(0), RECEIVED).unwrap_err();
+            let status = plan(&Sqe::io(opcode, 1), subsystem, Barred(0), RECEIVED).unwrap_err();
             assert!(status.is(Status::NAMESPACE_WRITE_PROTECTED));
         }
         let copy = Sqe::io(IoOpcode::COPY, 1).with_sgl(keyed(4096));
         for sqe in [Sqe::deallocation(1, 0).with_sgl(keyed(4096)), copy] {
-            let status = plan(&sqe, &subsystem, Barred(0), RECEIVED).unwrap_err();
+            let status = plan(&sqe, subsystem, Barred(0), RECEIVED).unwrap_err();
             assert!(status.is(Status::NAMESPACE_WRITE_PROTECTED));
         }
         let read = Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(4096));
-        assert!(plan(&read, &subsystem, Barred(0), RECEIVED).is_ok());
+        assert!(plan(&read, subsystem, Barred(0), RECEIVED).is_ok());
     }
 
     #[test]

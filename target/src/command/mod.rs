@@ -13,13 +13,16 @@ pub mod identify;
 pub mod io;
 pub mod location;
 pub mod log;
+mod protect;
 
 use std::sync::Arc;
 
+use nvme::feature::WriteProtectState;
 use nvme::{Sgl, Sqe, Status};
 use rdma::Remote;
 
 use crate::disk::BackingId;
+use crate::protection::Protection;
 use crate::reservation::{Order, Reservation};
 use crate::subsystem::Extent;
 
@@ -175,6 +178,15 @@ pub enum Plan {
         of: Vec<Arc<Reservation>>,
         /// The order.
         order: Order,
+    },
+    /// Have the keeper set the write protection of namespaces, then flush the stores.
+    Protect {
+        /// Whose.
+        of: Vec<Arc<Protection>>,
+        /// The new state.
+        state: WriteProtectState,
+        /// The stores, one after another.
+        backings: Vec<BackingId>,
     },
     /// Flush every namespace, then tell the host that shutdown is complete.
     ShutDown {

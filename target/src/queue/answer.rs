@@ -118,6 +118,11 @@ impl Queue {
         {
             controller.events.reservation_noticed();
         }
+        if let Serves::Admin(controller) = &mut self.serves
+            && let Some(changed) = controller.association.changes.take()
+        {
+            controller.events.namespaces_changed(changed);
+        }
         while let Serves::Admin(controller) = &mut self.serves
             && let Some((slot, dw0)) =
                 controller.events.next(controller.features.async_event_config())

@@ -178,6 +178,10 @@ impl Queue {
                 let (of, order) = (std::mem::take(of), *order);
                 self.ask_keeper(slot, of, order, io);
             }
+            Plan::Protect { of, state, .. } => {
+                let (of, state) = (std::mem::take(of), *state);
+                self.protect(slot, of, state, io);
+            }
             Plan::Reply(_) | Plan::Park | Plan::Abort { .. } | Plan::Disconnect => {}
         }
     }
@@ -323,6 +327,11 @@ impl Queue {
                 }
             },
             Plan::Reserve { .. } | Plan::Keep { .. } => self.answer(slot, Ok(0), io),
+            // The first step was the keeper's.
+            Plan::Protect { backings, .. } => match backings.get((step as usize).wrapping_sub(1)) {
+                Some(&backing) => self.submit(slot, backing, Some(Op::Flush), io),
+                None => self.answer(slot, Ok(0), io),
+            },
             _ => {}
         }
     }
@@ -442,6 +451,7 @@ fn needs(plan: &Plan) -> (u32, u32) {
         | Plan::Zero { .. }
         | Plan::ShutDown { .. }
         | Plan::Keep { .. }
+        | Plan::Protect { .. }
         | Plan::Park
         | Plan::Abort { .. }
         | Plan::Disconnect => (0, 0),

@@ -1,12 +1,14 @@
-//! Reservation commands, and the end of commands whose host was preempted.
+//! Reservation commands, write protection, and the end of commands whose host was preempted.
 
 use std::sync::Arc;
 
 use nvme::Status;
+use nvme::feature::WriteProtectState;
 
 use super::{Io, Link, Queue, Serves, State};
 use crate::command::Plan;
-use crate::reservation::keeper::Ask;
+use crate::protection::Protection;
+use crate::reservation::keeper::{Ask, Protect};
 use crate::reservation::{Fence, Order, Reservation};
 
 impl Queue {
@@ -24,7 +26,25 @@ impl Queue {
         };
         let tag = self.tag(slot);
         let ask = Ask { of, host: association.host_id, order, reactor: io.reactor, tag };
-        match io.registry.ask_keeper(ask) {
+        let asked = io.registry.ask_keeper(ask);
+        self.wait_for_keeper(slot, asked, io);
+    }
+
+    /// Hands a wish about write protection to the keeper; the rest as for reservations.
+    pub(super) fn protect(
+        &mut self,
+        slot: u16,
+        of: Vec<Arc<Protection>>,
+        state: WriteProtectState,
+        io: &mut Io<'_>,
+    ) {
+        let wish = Protect { of, state, reactor: io.reactor, tag: self.tag(slot) };
+        let asked = io.registry.ask_protection(wish);
+        self.wait_for_keeper(slot, asked, io);
+    }
+
+    fn wait_for_keeper(&mut self, slot: u16, asked: bool, io: &mut Io<'_>) {
+        match asked {
             true => {
                 self.slot(slot).state = State::AtDisk;
                 self.at_disk += 1;

@@ -1,5 +1,5 @@
-//! The keeper: one thread that carries out the orders of all hosts about all reservations, one
-//! after another. Reactors ask it and go on; it answers by mail. So nobody waits for a file, and
+//! The keeper: one thread that carries out the orders of all hosts about all reservations and all
+//! write protection, one after another. Reactors ask it and go on; it answers by mail. So nobody waits for a file, and
 //! every order finds the state that the one before has left.
 //!
 //! Its queue needs no bound of its own: a command that was handed over keeps its slot until it is
@@ -10,12 +10,14 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use nvme::Status;
+use nvme::feature::WriteProtectState;
 use rdma::Tag;
 use tracing::{error, info};
 
 use super::{Effect, Fence, HostId, Order, Reservation};
 use crate::disk::Done;
 use crate::mailbox::Mail;
+use crate::protection::Protection;
 use crate::registry::Registry;
 
 /// What the keeper is told.
@@ -23,6 +25,8 @@ use crate::registry::Registry;
 pub enum Word {
     /// An order of a host.
     Ask(Ask),
+    /// A host wants namespaces protected from writes, or no longer.
+    Protect(Protect),
     /// The last command behind a fence is home.
     Drained(u64),
     /// No more orders will come.
@@ -38,6 +42,19 @@ pub struct Ask {
     pub host: HostId,
     /// What.
     pub order: Order,
+    /// The reactor to answer.
+    pub reactor: usize,
+    /// What the answer is tagged with.
+    pub tag: Tag,
+}
+
+/// A wish about write protection, and who waits for its outcome.
+#[derive(Debug)]
+pub struct Protect {
+    /// Whose; one after another, until one fails.
+    pub of: Vec<Arc<Protection>>,
+    /// The new state.
+    pub state: WriteProtectState,
     /// The reactor to answer.
     pub reactor: usize,
     /// What the answer is tagged with.
@@ -86,6 +103,10 @@ impl Keeper {
     fn hear(&mut self, word: Word, registry: &Registry) -> bool {
         match word {
             Word::Ask(ask) => self.serve(ask, registry),
+            Word::Protect(wish) => {
+                let outcome = protect(&wish, registry);
+                answer(registry, wish.reactor, wish.tag, outcome);
+            }
             Word::Drained(ticket) => {
                 if let Some((reactor, tag)) = self.fenced.remove(&ticket) {
                     answer(registry, reactor, tag, Ok(()));
@@ -158,6 +179,16 @@ impl Reservation {
         *self.lock() = new;
         Ok(effect)
     }
+}
+
+/// Sets the state of all, and tells everybody whose controllers have them.
+fn protect(wish: &Protect, registry: &Registry) -> Result<(), Status> {
+    for protection in &wish.of {
+        if protection.change(wish.state)? {
+            registry.announce(&protection.subsystem, protection.nsid);
+        }
+    }
+    Ok(())
 }
 
 fn answer(registry: &Registry, reactor: usize, tag: Tag, outcome: Result<(), Status>) {

@@ -11,6 +11,7 @@ use nvme::property::Property;
 use nvme::{AdminOpcode, Cqe, Nqn, Sgl, Sqe, Status, Text, cm};
 use nvmfd::controller::Limits;
 use nvmfd::disk::{BackingId, Disk, Done, Op};
+use nvmfd::protection::Protection;
 use nvmfd::queue::{Io, Queue};
 use nvmfd::refusals::Refusals;
 use nvmfd::registry::Registry;
@@ -379,6 +380,7 @@ pub(crate) fn subsystem() -> Subsystem {
         blocks: (SIZE >> 12) as u64,
         block_shift: 12,
         read_only: false,
+        protection: Protection::none(nqn, 1),
         ana_group: 1,
         volatile_cache: true,
         uuid: [1; 16],

@@ -10,6 +10,7 @@ use nvme::{Nqn, Text};
 use nvmfd::controller::Limits;
 use nvmfd::disk::{BackingId, Done, Geometry, Health};
 use nvmfd::mailbox::{Mail, Mailbox, mailbox};
+use nvmfd::protection::Protection;
 use nvmfd::queue::RECEIVES_FOR_ADMIN;
 use nvmfd::queues::{Lent, Queues};
 use nvmfd::registry::Registry;
@@ -203,6 +204,7 @@ impl Target {
                 blocks: blocks.into(),
                 block_shift: block_bytes.trailing_zeros() as u8,
                 read_only: false,
+                protection: Protection::none(subnqn(), space as u32 + 1),
                 ana_group: 1,
                 volatile_cache: true,
                 uuid: [space as u8 + 1; 16],

@@ -113,7 +113,8 @@ write_config() { # everything that the daemon's configuration says, from NAMESPA
       echo "block_size = $bs"
     done
     if [ -n "${EXTRA_CONFIG:-}" ]; then printf '\n%s\n' "$EXTRA_CONFIG"; fi
-  } >"$CONFIG"
+  } >"$CONFIG.new"
+  mv "$CONFIG.new" "$CONFIG" # a reload that is late must not read half of it
   cp "$CONFIG" "$LOG/nvmfd.toml"
 }
 
