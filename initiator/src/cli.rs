@@ -9,6 +9,7 @@ pub(crate) mod identify;
 pub(crate) mod list;
 pub(crate) mod log;
 pub(crate) mod output;
+pub(crate) mod pages;
 pub(crate) mod registers;
 pub(crate) mod reservation;
 

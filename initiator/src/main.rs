@@ -12,7 +12,7 @@ use initiator::Error;
 use tracing::level_filters::LevelFilter;
 
 use cli::output::Output;
-use cli::{act, blocks, discover, feature, identify, list, log, registers, reservation};
+use cli::{act, blocks, discover, feature, identify, list, log, pages, registers, reservation};
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
@@ -50,6 +50,12 @@ enum Command {
     SmartLog(log::SmartArgs),
     /// Error Information log
     ErrorLog(log::ErrorArgs),
+    /// Commands Supported and Effects log
+    EffectsLog(pages::Args),
+    /// Supported Log Pages log
+    SupportedLogPages(pages::Args),
+    /// Feature Identifiers Supported and Effects log
+    FidSupportEffectsLog(pages::Args),
     /// Any log page
     GetLog(log::PageArgs),
     /// Get Features
@@ -103,6 +109,9 @@ impl Command {
             Command::NsDescs(args) => identify::descriptors(args),
             Command::SmartLog(args) => log::smart(args),
             Command::ErrorLog(args) => log::errors(args),
+            Command::EffectsLog(args) => pages::effects(args),
+            Command::SupportedLogPages(args) => pages::supported(args),
+            Command::FidSupportEffectsLog(args) => pages::features(args),
             Command::GetLog(args) => log::page(args),
             Command::GetFeature(args) => feature::get(args),
             Command::SetFeature(args) => feature::set(args),
@@ -137,6 +146,9 @@ impl Command {
             Command::ListNs(args) => args.output,
             Command::SmartLog(args) => args.output,
             Command::ErrorLog(args) => args.output,
+            Command::EffectsLog(args)
+            | Command::SupportedLogPages(args)
+            | Command::FidSupportEffectsLog(args) => args.output,
             Command::GetLog(args) => args.output,
             Command::GetFeature(args) => args.output,
             Command::SetFeature(args) => args.output,

@@ -125,6 +125,13 @@ fn logs_features_and_registers_are_read() {
         )
     );
 
+    let effects = target.nvmf("effects-log", &["--json"]).good().json();
+    assert_eq!(effects[0]["io_cmd_set"]["IOCS_1 (Write)"], 3);
+    let pages = target.nvmf("supported-log-pages", &[]).good();
+    assert!(pages.text().contains("LID 0x2 (SMART / Health Information), supports 0x1\n"));
+    let features = target.nvmf("fid-support-effects-log", &["--json"]).good().json();
+    assert_eq!(features["fid_support"][0], json!({ "fid_1": 0x20_0001 }));
+
     let feature = target.nvmf("get-feature", &["-f", "7", "-i", "3", "--json"]).good().json();
     let expected = json!({ "feature: 0x07": [
         { "name": "Number of Queues", "Current": "0x00020002" }
