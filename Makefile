@@ -87,8 +87,9 @@ guests: build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE, iWARP and our o
 	$(GUEST) tests/vm/judge --kind uml --link tap --ipv6 commands fio
 	$(GUEST) EXTRA_CONFIG="$$(printf '[reactor]\nthreads = 2')" tests/vm/judge --kind qemu
 
-sim: packages ## Simulate hosts, network, target and disks: make sim SEEDS=10000
+sim: packages ## Simulate hosts, network, target and disks: make sim SEEDS=10000 SWAPS=1000000
 	$(CARGO) run --release -p tests --bin sim -- --seeds $(or $(SEEDS),1000)
+	SWAPS=$(or $(SWAPS),100000) $(CARGO) test --release -p nvmfd --test queue no_update_is_lost -- --nocapture
 
 demo: build ## Watch it: target and host on this machine, no adapter, no kernel module, no root
 	NVMFD=$(NVMFD) NVMF=$(NVMF) tests/demo/demo $(BUILD)

@@ -138,6 +138,28 @@ fn blocks_are_copied_and_verified_without_the_host() {
     host.disconnect();
 }
 
+#[test]
+fn capsules_carry_as_much_as_the_configuration_says() {
+    for (size, bytes) in [("4KiB", 4096), ("16KiB", 16384)] {
+        let target = TestTarget::start_with(&format!("[limits]\nin_capsule = \"{size}\"\n"));
+        let options = Options { in_capsule: true, ..target.options(1) };
+        let mut host = Host::connect(options, target.setup()).expect("connected");
+        assert_eq!(host.session().in_capsule_bytes(), bytes);
+        let page = host.identify_controller().expect("identified");
+        assert_eq!((page.ioccsz_16, page.mdts), ((64 + bytes) / 16, 8));
+        // Up to the limit, across it, and as much as one command moves.
+        for (seed, len) in [4096, 8192, 16384, 20480, 1 << 20].into_iter().enumerate() {
+            let data = pattern(seed as u64, len);
+            let mut back = vec![0; len];
+            host.write(at(FILE, 300), &data, true).expect("written");
+            host.read(at(FILE, 300), &mut back).expect("read");
+            assert!(back == data, "{len} bytes, {size} in the capsule");
+            host.compare(at(FILE, 300), &data).expect("alike");
+        }
+        host.disconnect();
+    }
+}
+
 /// Two hosts, each on a reactor of its own, count on one block: ten thousand rounds.
 #[test]
 fn two_hosts_swap_one_block_and_no_count_is_lost() {

@@ -504,7 +504,7 @@ impl Crowd {
     }
 }
 
-/// `SWAPS` sets how many; a million take a minute or so.
+/// `SWAPS` sets how many for each number of hosts: `make sim SWAPS=1000000`.
 #[test]
 fn no_update_is_lost_whoever_swaps_writes_or_deallocates_on_whatever_reactor() {
     let swaps = std::env::var("SWAPS").ok().and_then(|text| text.parse().ok()).unwrap_or(10_000);
