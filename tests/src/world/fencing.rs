@@ -360,7 +360,7 @@ mod tests {
     const CONFLICT: Status = Status::RESERVATION_CONFLICT;
 
     fn op(host: usize, id: u32, began: Moment, kind: Kind) -> Op {
-        Op { kind, host, id, span: SPAN, began }
+        Op { kind, host, id, span: SPAN, began, half: 0 }
     }
 
     /// Two hosts. Gives an order its status.

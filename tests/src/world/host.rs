@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use initiator::session::{Data, Ended, Io, Options, Phase, Request, Session};
+use nvme::sqe::Flags;
 use rdma::soft::Soft;
 use rdma::soft::sim::{Air, AirPort, Dice};
 use rdma::{Event, Fabric, Pool, Wake};
@@ -43,6 +44,8 @@ pub struct Host {
     events: Vec<Event>,
     dice: Dice,
     /// An association was ended on purpose.
+    /// The second half of a fused command, which goes next, to this queue.
+    owed: Option<(u16, Op)>,
     leaving: bool,
     /// No more associations.
     finished: bool,
@@ -76,6 +79,7 @@ impl Host {
             free: Vec::new(),
             events: Vec::with_capacity(BATCH),
             dice: Dice::new(seed),
+            owed: None,
             leaving: false,
             finished: false,
             connects: 0,
@@ -260,6 +264,7 @@ impl Host {
             ));
         }
         self.leaving = false;
+        self.owed = None;
         self.session = None;
         if !self.finished {
             self.connect_at = Some(now + BACKOFF + self.dice.part(BACKOFF * 20));
@@ -277,16 +282,26 @@ impl Host {
             }
             let queues = session.io_queues();
             let queue = 1 + self.dice.below(queues.into()) as u16;
-            if session.outstanding(queue) >= session.capacity(queue) {
+            // Nothing comes between the halves of a fused command.
+            let owed = self.owed.take();
+            let queue = owed.as_ref().map_or(queue, |(queue, _)| *queue);
+            let room = session.capacity(queue).saturating_sub(session.outstanding(queue));
+            if room == 0 {
+                self.owed = owed;
                 return;
             }
-            let Some(op) = judge.next_op(self.index, profile, &mut self.dice) else { return };
+            let next = owed.map(|(_, op)| op);
+            let next = next.or_else(|| judge.next_op(self.index, profile, &mut self.dice));
+            let Some(mut op) = next else { return };
+            if op.half == Flags::FUSED_FIRST && room < 2 {
+                op.half = 0;
+            }
             let queue = if op.is_admin() { 0 } else { queue };
             let buf = match op.data_bytes(profile) {
                 0 => None,
                 len => match self.pool.take_data(len) {
                     Some(buf) => Some(buf),
-                    None => return judge.put_back(&op),
+                    None => return self.keep(queue, op, judge),
                 },
             };
             let data = buf.map_or(Data::None, |mut buf| {
@@ -306,20 +321,31 @@ impl Host {
                     if op.kind == Kind::Disable {
                         (self.leaving, judge.disabled[self.index]) = (true, true);
                     }
-                    self.ops[tag] = Some(judge.leaves(op));
+                    let op = judge.leaves(op);
+                    let first = op.half == Flags::FUSED_FIRST;
+                    self.owed = first.then(|| (queue, judge.second_half(&op)));
+                    self.ops[tag] = Some(op);
                 }
                 Err((request, _)) => {
                     self.free.push(tag);
                     if let Data::Buf(buf) = request.data {
                         self.pool.give(buf);
                     }
-                    return judge.put_back(&op);
+                    return self.keep(queue, op, judge);
                 }
             }
-            if self.dice.per_mille(profile.pause) {
+            if self.owed.is_none() && self.dice.per_mille(profile.pause) {
                 self.quiet_until = now + self.dice.part(profile.pause_for);
                 return;
             }
+        }
+    }
+
+    /// A command could not be sent now. The second half of a fused one will be.
+    fn keep(&mut self, queue: u16, op: Op, judge: &mut Judge) {
+        judge.put_back(&op);
+        if op.half == Flags::FUSED_SECOND {
+            self.owed = Some((queue, op));
         }
     }
 

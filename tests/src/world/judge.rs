@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use initiator::session::{Answer, Ended, Lost};
 use nvme::Status;
 use nvme::cm::RejectStatus;
+use nvme::sqe::Flags;
 use rdma::soft::sim::Dice;
 
 use super::fencing::Fencing;
@@ -178,7 +179,7 @@ impl Judge {
     pub fn next_op(&mut self, host: usize, profile: &Profile, dice: &mut Dice) -> Option<Op> {
         self.next_id += 1;
         let id = self.next_id;
-        let op = |kind, span| Some(Op { kind, host, id, span, began: 0 });
+        let op = |kind, span| Some(Op { kind, host, id, span, began: 0, half: 0 });
         let whole = |space: usize| Span { space, lba: 0, blocks: profile.shapes[space].0 };
         match self.stage {
             Stage::Work if self.sent < self.commands => {}
@@ -228,6 +229,12 @@ impl Judge {
                 }
             }
             5 => {
+                if !crowded && dice.per_mille(500) {
+                    // The first half of a fused command: of one block.
+                    let span = Span { blocks: 1, ..span };
+                    let kind = Kind::Compare(self.model.guess(span));
+                    return Some(Op { kind, host, id, span, began: 0, half: Flags::FUSED_FIRST });
+                }
                 let span = Span { blocks: span.blocks.min(4), ..span };
                 return op(Kind::Compare(self.model.guess(span)), span);
             }
@@ -236,6 +243,13 @@ impl Judge {
             _ => Kind::Read,
         };
         op(kind, span)
+    }
+
+    /// What follows the first half of a fused command.
+    pub fn second_half(&mut self, first: &Op) -> Op {
+        self.next_id += 1;
+        let kind = Kind::Write { fua: false };
+        Op { kind, id: self.next_id, began: 0, half: Flags::FUSED_SECOND, ..first.clone() }
     }
 
     fn pick_span(&self, space: usize, profile: &Profile, dice: &mut Dice) -> Span {
@@ -390,6 +404,7 @@ impl Judge {
             Kind::Wrong(Mistake::Namespace) => return status.is(Status::INVALID_NAMESPACE),
             Kind::Wrong(Mistake::Range) if status.is(Status::LBA_OUT_OF_RANGE) => return true,
             Kind::Compare(_) if status.is(Status::COMPARE_FAILURE) => return true,
+            _ if op.half > 0 && status.is(Status::ABORTED_FAILED_FUSED) => return true,
             Kind::Order(_) if status.is(Status::INVALID_FIELD) => return true,
             _ => {}
         }

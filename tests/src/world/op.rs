@@ -89,6 +89,8 @@ pub struct Op {
     pub span: Span,
     /// When it left.
     pub began: Moment,
+    /// Which half of a fused command it is: 1, 2, or 0 for none.
+    pub half: u8,
 }
 
 impl Op {
@@ -129,7 +131,7 @@ impl Op {
         let io = |opcode| {
             Sqe::io(opcode, nsid).with_range(self.span.lba.into(), self.span.blocks as u16 - 1)
         };
-        match &self.kind {
+        let sqe = match &self.kind {
             Kind::Read => io(IoOpcode::READ),
             Kind::Write { fua } => io(IoOpcode::WRITE).with_fua(*fua),
             Kind::Zeroes { fua, deallocate } => {
@@ -156,7 +158,8 @@ impl Op {
             Kind::Wrong(Mistake::Range) => io(IoOpcode::READ).with_range(1 << 40, 0),
             Kind::Wrong(Mistake::Namespace) => io(IoOpcode::READ).with_nsid(9),
             Kind::Wrong(Mistake::Opcode) => Sqe::io(IoOpcode(0x79), nsid),
-        }
+        };
+        sqe.with_flags(sqe.flags.with_fuse(self.half))
     }
 
     /// Fills the data that it sends; or what it reads into, with what nobody writes.
@@ -193,6 +196,9 @@ impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Span { space, lba, blocks } = self.span;
         let nsid = space + 1;
+        if self.half > 0 {
+            f.write_str("fused ")?;
+        }
         match &self.kind {
             Kind::Read => write!(f, "read of namespace {nsid}, {blocks} from {lba}"),
             Kind::Write { fua } => {
