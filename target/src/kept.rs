@@ -14,11 +14,16 @@ use std::path::Path;
 pub(crate) fn write(folder: &Path, name: &str, content: &[u8]) -> io::Result<()> {
     let beside = folder.join(format!("{name}.new"));
     let mut options = OpenOptions::new();
-    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
+    options.write(true).create(true).truncate(true).mode(0o600);
+    step();
+    let mut file = options.open(&beside)?;
+    step();
     file.write_all(content)?;
+    step();
     file.sync_all()?;
+    step();
     fs::rename(&beside, folder.join(name))?;
-    File::open(folder)?.sync_all()
+    sync(folder)
 }
 
 /// Removes `name` from `folder`, if it is there, as surely as [`write`] writes it.
@@ -26,9 +31,44 @@ pub(crate) fn write(folder: &Path, name: &str, content: &[u8]) -> io::Result<()>
 /// # Errors
 /// What the system says.
 pub(crate) fn remove(folder: &Path, name: &str) -> io::Result<()> {
+    step();
     match fs::remove_file(folder.join(name)) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    File::open(folder)?.sync_all()
+    sync(folder)
+}
+
+fn sync(folder: &Path) -> io::Result<()> {
+    step();
+    File::open(folder)?.sync_all()?;
+    step();
+    Ok(())
+}
+
+/// Between two steps: where a test kills its own process.
+fn step() {
+    #[cfg(test)]
+    tests::step();
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use nix::sys::signal::{Signal, raise};
+
+    /// Steps that are left to live; 0: not counted.
+    static LEFT: AtomicU32 = AtomicU32::new(0);
+
+    /// Has this process killed before its step of this number, counted from 1.
+    pub(crate) fn kill_before(step: u32) {
+        LEFT.store(step, Ordering::Relaxed);
+    }
+
+    pub(super) fn step() {
+        if LEFT.load(Ordering::Relaxed) > 0 && LEFT.fetch_sub(1, Ordering::Relaxed) == 1 {
+            raise(Signal::SIGKILL).unwrap();
+        }
+    }
 }

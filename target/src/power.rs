@@ -14,15 +14,16 @@
 //! crc32 5f3a9c01
 //! ```
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tracing::warn;
+
+use crate::kept;
 
 const FIRST_LINE: &str = "nvmfd power 1";
 const NAME: &str = "power";
@@ -184,21 +185,9 @@ fn load(folder: &Path, now: Instant) -> Option<PowerMeter> {
 }
 
 fn save(folder: &Path, meter: &PowerMeter, now: Instant, on: bool) {
-    if let Err(error) = replace(folder, meter.emit(now, on).as_bytes()) {
+    if let Err(error) = kept::write(folder, NAME, meter.emit(now, on).as_bytes()) {
         warn!("{} cannot be written: {error}", folder.join(NAME).display());
     }
-}
-
-/// When this returns, the file has its new content also after a power loss.
-fn replace(folder: &Path, bytes: &[u8]) -> io::Result<()> {
-    let beside: PathBuf = folder.join(format!("{NAME}.new"));
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(0o600);
-    let mut file = options.open(&beside)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    fs::rename(&beside, folder.join(NAME))?;
-    File::open(folder)?.sync_all()
 }
 
 #[cfg(test)]

@@ -13,14 +13,14 @@
 //! crc32 5f3a9c01
 //! ```
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use nvme::reservation::ReservationType;
 
 use super::{HostId, State};
+use crate::kept;
 use crate::reservation::state::REGISTRANTS_MAX;
 
 const FIRST_LINE: &str = "nvmfd reservation 1";
@@ -78,30 +78,10 @@ impl StateFile {
     /// # Errors
     /// What the system says. The old state may then be kept or the new one, but no mixture.
     pub fn keep(&self, state: &State) -> io::Result<()> {
-        let path = self.path();
-        if state.persists {
-            let beside = self.folder.join(format!("{}.new", self.name));
-            let mut options = OpenOptions::new();
-            options.write(true).create(true).truncate(true).mode(0o600);
-            step();
-            let mut file = options.open(&beside)?;
-            step();
-            file.write_all(&emit(state))?;
-            step();
-            file.sync_all()?;
-            step();
-            fs::rename(&beside, &path)?;
-        } else {
-            step();
-            match fs::remove_file(&path) {
-                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+        match state.persists {
+            true => kept::write(&self.folder, &self.name, &emit(state)),
+            false => kept::remove(&self.folder, &self.name),
         }
-        step();
-        File::open(&self.folder)?.sync_all()?;
-        step();
-        Ok(())
     }
 }
 
@@ -175,12 +155,6 @@ fn hex(host: &HostId) -> String {
 
 fn host(text: &str) -> Option<HostId> {
     u128::from_str_radix(text, 16).ok().map(u128::to_be_bytes)
-}
-
-/// Between two steps of writing: where a test kills its own process.
-fn step() {
-    #[cfg(test)]
-    tests::step();
 }
 
 #[cfg(test)]

@@ -1,9 +1,7 @@
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 
-use nix::sys::signal::{Signal, raise};
 use nvme::reservation::{
     Acquire, AcquireAction, AcquireKeys, ChangePersistence, Register, RegisterAction, RegisterKeys,
     Release, ReleaseAction, ReleaseKey,
@@ -12,20 +10,12 @@ use proptest::prelude::*;
 use tempfile::tempdir;
 
 use super::*;
+use crate::kept::tests::kill_before;
 use crate::reservation::{Order, Reservation};
 
 const UUID: [u8; 16] = [0x11; 16];
 const FOLDER: &str = "NVMFD_TEST_RESERVATION_FOLDER";
 const STEPS: &str = "NVMFD_TEST_RESERVATION_STEPS";
-
-/// Steps that are left to live; 0: not counted.
-static LEFT: AtomicU32 = AtomicU32::new(0);
-
-pub(super) fn step() {
-    if LEFT.load(Ordering::Relaxed) > 0 && LEFT.fetch_sub(1, Ordering::Relaxed) == 1 {
-        raise(Signal::SIGKILL).unwrap();
-    }
-}
 
 fn some_state() -> State {
     State {
@@ -149,7 +139,7 @@ fn reservation(folder: &Path) -> Result<std::sync::Arc<Reservation>, String> {
 fn killed_between_two_steps() {
     let (Ok(folder), Ok(steps)) = (std::env::var(FOLDER), std::env::var(STEPS)) else { return };
     let reservation = reservation(Path::new(&folder)).unwrap();
-    LEFT.store(steps.parse().unwrap(), Ordering::Relaxed);
+    kill_before(steps.parse().unwrap());
     for (index, (host, order)) in orders().iter().enumerate() {
         reservation.carry_out(host, order).unwrap();
         println!("done {index}");
