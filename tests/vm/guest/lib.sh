@@ -249,7 +249,8 @@ fio_start() { # NAME ARGS...: in the background
 }
 
 fio_stop() { # DESCRIPTION NAME: it has run for long enough
-  kill -INT "$FIO"
+  # once: `timeout` would pass the signal on twice, and fio's second thread gives up at the second
+  kill -INT "$(pgrep -o -P "$FIO")"
   fio_end "$1" "$2" 128
 }
 
