@@ -292,7 +292,12 @@ impl Queues {
         if all + closing >= receives / 8 * 7 {
             return false;
         }
-        let crowded = match own >= receives / 2 {
+        // What a controller there was promised, and brings up before its first Connect, is no flood.
+        let too_many = own >= receives / 2 && {
+            let promised = lent.registry.promised_receives(source, lent.now);
+            own.saturating_sub(promised) >= receives / 2
+        };
+        let crowded = match too_many {
             true => Some(source),
             false if all >= receives / 4 * 3 => self.crowded(),
             false => return true,

@@ -89,6 +89,8 @@ struct Entry {
     view: Option<Arc<Subsystem>>,
     /// What it was promised.
     limits: Limits,
+    /// Where its host is.
+    source: IpAddr,
     /// Until when receives are kept for the I/O queues that it has not opened yet.
     kept_until: Instant,
 }

@@ -316,8 +316,8 @@ fn who_begins_and_leaves_again_and_again_is_refused_for_a_while() {
 #[test]
 fn mere_claims_take_half_of_the_controllers_at_most() {
     let (world, _folder) = world(GroupId::NULL);
-    let local = "192.0.2.1:4420".parse().unwrap();
-    let visit = Visit { local, limits: support::LIMITS, now: world.now };
+    let local: std::net::SocketAddr = "192.0.2.1:4420".parse().unwrap();
+    let visit = Visit { local, source: local.ip(), limits: support::LIMITS, now: world.now };
     let admit = || world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
     let claims: Vec<_> = (0..4).map(|_| admit().unwrap().association).collect();
     let refusal = admit().unwrap_err();

@@ -2,14 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nvme::cm;
+use nvme::fabrics::{CNTLID_DYNAMIC, ConnectData};
+use nvme::{Text, cm};
 use nvmfd::controller::Limits;
 use nvmfd::disk::{BackingId, Disk, Op};
 use nvmfd::mailbox::{Mail, mailbox};
 use nvmfd::queues::{Lent, Queues};
-use nvmfd::registry::Registry;
+use nvmfd::registry::{Registry, Visit};
+use nvmfd::subsystem::Subsystem;
 use rdma::{
     Completion, Event, Fabric, FabricError, Fault, Incoming, Pool, PoolPlan, Qp, QpLimits, Reason,
     Tag, Wake, Work,
@@ -204,5 +207,42 @@ fn who_waits_for_room_is_not_pushed_out_by_who_asks_most() {
     // The first in line has been let in, and the next found no room again.
     assert_eq!(world.fabric.next, 8);
     assert_eq!(world.ask(9), None);
+    world.end();
+}
+
+#[test]
+fn controllers_of_one_host_that_come_together_do_not_push_each_other_out() {
+    let mut world = World::new();
+    let name = |text: &str| text.parse::<nvme::Nqn>().unwrap();
+    let nqn = name("nqn.2026-11.io.nvmfd:queues");
+    world.registry.publish(Arc::new(Subsystem {
+        nqn,
+        serial: Text::lossy("S"),
+        model: Text::lossy("M"),
+        allow_any_host: true,
+        hosts: Default::default(),
+        offer: Arc::default(),
+        namespaces: Vec::new(),
+        usage: Arc::default(),
+    }));
+    let data = ConnectData::new([1; 16], CNTLID_DYNAMIC, &nqn, &name("nqn.2026-11.host:h"));
+    let at = |last| IpAddr::from([192, 0, 2, last]);
+    let visit = Visit {
+        local: SocketAddr::new(at(250), 4420),
+        source: at(1),
+        limits: LIMITS,
+        now: world.now,
+    };
+    for _ in 0..2 {
+        let admission = world.registry.connect_admin(&data, &visit).unwrap();
+        admission.association.grant_queues(4);
+    }
+    // More than half of the receives, before the first Connect: a flood would have to make room.
+    for number in 0..6 {
+        assert_eq!(world.ask(1), Some(Qp(number)));
+    }
+    assert_eq!(world.settle(), []);
+    assert_eq!(world.ask(1), Some(Qp(6)), "and three quarters are the end");
+    assert_eq!(world.settle(), [0]);
     world.end();
 }

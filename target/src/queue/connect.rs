@@ -96,7 +96,8 @@ impl Queue {
             mqes_z: self.limits.queue_depth - 1,
         };
         fabrics::check_connect(connect, promise)?;
-        let visit = Visit { local: self.local, limits: self.limits, now: io.now };
+        let visit =
+            Visit { local: self.local, source: self.source(), limits: self.limits, now: io.now };
         if connect.qid == 0 {
             self.check_throttle(data, io)?;
             let admission = io.registry.connect_admin(data, &visit)?;

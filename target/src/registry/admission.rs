@@ -1,7 +1,7 @@
 //! Who is let in: the rules of Connect that need the book.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -28,6 +28,8 @@ const KEPT: Duration = Duration::from_secs(30);
 pub struct Visit {
     /// The address by which it reached us.
     pub local: SocketAddr,
+    /// Where it is.
+    pub source: IpAddr,
     /// What the target allows everybody.
     pub limits: Limits,
     /// The time.
@@ -85,6 +87,7 @@ impl Registry {
             authenticate,
             view: view.clone(),
             limits,
+            source: visit.source,
             kept_until: visit.now + KEPT,
         };
         if !authenticate && !replaced.is_empty() {
@@ -161,6 +164,15 @@ impl Registry {
         if closed {
             self.wake_reactors();
         }
+    }
+
+    /// Receives of the I/O queues that the controllers of an address were promised and have not
+    /// opened.
+    #[must_use]
+    pub fn promised_receives(&self, source: IpAddr, now: Instant) -> u32 {
+        let book = self.lock();
+        let own = book.associations.values().filter(|entry| entry.source == source);
+        own.map(|entry| entry.kept_receives(now)).sum()
     }
 
     /// How many I/O queues of `depth` entries one more controller may have: what there is memory

@@ -20,7 +20,8 @@ pub(crate) fn visit() -> Visit {
 fn at(local: &str) -> Visit {
     let limits =
         Limits { queue_depth: 128, io_queues: 8, in_capsule_bytes: 4096, mdts_bytes: 1 << 20 };
-    Visit { local: local.parse().unwrap(), limits, now: Instant::now() }
+    let source = [192, 0, 2, 200].into();
+    Visit { local: local.parse().unwrap(), source, limits, now: Instant::now() }
 }
 
 fn listener(id: u16, address: &str) -> ListenerConfig {
@@ -374,6 +375,8 @@ fn controllers_that_come_together_are_promised_what_there_is_for_both() {
     visit.limits.io_queues = 16;
     let ask = |visit: &Visit| registry.connect_admin(&data(0xFFFF, TEST, HOST), visit).unwrap();
     let (first, second) = (ask(&visit), ask(&visit));
+    assert_eq!(registry.promised_receives(visit.source, visit.now), (15 + 8) * 128);
+    assert_eq!(registry.promised_receives([192, 0, 2, 1].into(), visit.now), 0);
     assert_eq!(first.limits.io_queues, 15, "half of the receives may be half open");
     assert_eq!(second.limits.io_queues, 8, "three quarters together");
     // The first takes fewer, so there is more for the next.
