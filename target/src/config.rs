@@ -251,6 +251,8 @@ pub struct NamespaceConfig {
     pub read_only: bool,
     /// Its ANA group: 1 to [`crate::ana::ANA_GROUPS`].
     pub ana_group: u32,
+    /// Hosts may erase all of it (Format NVM).
+    pub allow_format: bool,
     /// What its store is told to do wrong; for tests.
     pub fault: Fault,
 }
@@ -519,6 +521,9 @@ impl fmt::Display for SubsystemConfig {
 impl fmt::Display for NamespaceConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}, blocks of {}, ", self.nsid, self.kind, self.block_size_bytes)?;
+        if self.allow_format {
+            f.write_str("hosts may format it, ")?;
+        }
         if self.fault != Fault::None {
             write!(f, "fault {}, ", self.fault)?;
         }

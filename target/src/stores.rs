@@ -176,6 +176,7 @@ impl Stores {
                 block_shift: namespace.block_size_bytes.trailing_zeros() as u8,
                 read_only: namespace.read_only,
                 protection: Arc::clone(&store.protection),
+                allow_format: namespace.allow_format,
                 ana_group: namespace.ana_group,
                 volatile_cache: backing.has_volatile_cache(),
                 uuid: namespace.uuid.into_bytes(),
@@ -278,6 +279,7 @@ mod tests {
             nguid: [nsid as u8; 16],
             eui64: None,
             read_only: false,
+            allow_format: false,
             ana_group: 1,
             fault: Fault::None,
         };

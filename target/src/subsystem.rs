@@ -31,6 +31,8 @@ pub struct Namespace {
     pub read_only: bool,
     /// Whether hosts have it protected from writes.
     pub protection: Arc<Protection>,
+    /// Hosts may erase all of it (Format NVM).
+    pub allow_format: bool,
     /// Its ANA group, 1 to [`crate::ana::ANA_GROUPS`].
     pub ana_group: u32,
     /// The backing has a volatile write cache, so Flush matters.
@@ -170,6 +172,12 @@ impl Subsystem {
         self.namespaces.iter().any(|n| n.protection.is_supported())
     }
 
+    /// Whether any namespace may be formatted by hosts.
+    #[must_use]
+    pub fn allows_format(&self) -> bool {
+        self.namespaces.iter().any(|n| n.allow_format)
+    }
+
     /// Whether any namespace has a volatile write cache.
     #[must_use]
     pub fn volatile_cache(&self) -> bool {
@@ -202,6 +210,7 @@ pub(crate) mod tests {
             block_shift,
             read_only: false,
             protection: Protection::none(nqn, nsid),
+            allow_format: false,
             ana_group: 1,
             volatile_cache: true,
             uuid: [nsid as u8; 16],

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use nvme::{AdminOpcode, Sqe, Status};
 
-use super::{Plan, Received, discovery, feature, identify, log, no_data};
+use super::{Plan, Received, discovery, feature, format, identify, log, no_data};
 use crate::controller::{ABORTS, Controller, Life};
 use crate::power::Power;
 
@@ -40,6 +40,7 @@ pub fn plan(sqe: &Sqe, controller: &mut Controller, env: &Env<'_>) -> Result<Pla
         AdminOpcode::SET_FEATURES => feature::set(sqe, controller, env),
         AdminOpcode::KEEP_ALIVE => keep_alive(sqe, controller),
         AdminOpcode::ASYNC_EVENT_REQUEST => async_event_request(sqe, controller, env.slot),
+        AdminOpcode::FORMAT_NVM => format::plan(sqe, controller),
         AdminOpcode::ABORT if !controller.is_discovery() => abort(sqe, controller),
         _ => Err(Status::INVALID_OPCODE.with_dnr()),
     }

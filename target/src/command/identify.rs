@@ -11,7 +11,7 @@ use nvme::identify::{
 };
 use nvme::{Nqn, PAGE_BYTES, Sqe, Status, Text};
 
-use super::{Plan, Received, SQE_BYTES, copy, destination, geometry};
+use super::{Plan, Received, SQE_BYTES, copy, destination, format, geometry};
 use crate::ana::{ANA_GROUPS, ANACAP, ANATT_S};
 use crate::association::ERROR_LOG_ENTRIES;
 use crate::config::MAX_NSID;
@@ -164,6 +164,8 @@ fn nvm_controller(controller: &Controller, subsystem: &Subsystem) -> IdentifyCon
         cmic: Cmic(0).with_multi_port(true).with_multi_controller(true).with_ana(true),
         oaes: AsyncEventConfig(Event::NamespaceAttribute.enable_bit() | Event::Ana.enable_bit()),
         cntrltype: ControllerType::IO,
+        oacs: if subsystem.allows_format() { format::OACS } else { 0 },
+        fna: if subsystem.allows_format() { format::FNA } else { 0 },
         acl_z: (ABORTS - 1) as u8,
         frmw: ONE_READ_ONLY_SLOT,
         lpa: Lpa(0)

@@ -138,7 +138,7 @@ fn nvm_log(
         LogId::SMART => smart(get.nsid, subsystem, association, power),
         LogId::FIRMWARE_SLOT => Ok(firmware_slots()),
         LogId::CHANGED_NAMESPACES => Ok(changed_namespaces(events)),
-        LogId::EFFECTS if get.csi == Csi::NVM => Ok(effects()),
+        LogId::EFFECTS if get.csi == Csi::NVM => Ok(effects(subsystem)),
         LogId::ANA => Ok(ana.page(get.lsp)),
         LogId::RESERVATION_NOTIFICATION => Ok(association.reservations.page().emit().into()),
         _ => Err(Status::INVALID_LOG_PAGE.with_dnr()),
@@ -244,11 +244,15 @@ fn changed_namespaces(events: &Events) -> Vec<u8> {
 }
 
 /// "Commands Supported and Effects (Log Identifier 05h)".
-fn effects() -> Vec<u8> {
+fn effects(subsystem: &Subsystem) -> Vec<u8> {
     let supported = CommandEffects(0).with_supported(true);
     let mut effects = Effects::default();
     for opcode in ADMIN {
         effects.admin[usize::from(opcode.0)] = supported;
+    }
+    if subsystem.allows_format() {
+        let format = usize::from(AdminOpcode::FORMAT_NVM.0);
+        effects.admin[format] = supported.with_lbcc(true);
     }
     for (opcode, changes_content) in IO {
         effects.io[usize::from(opcode.0)] = supported.with_lbcc(changes_content);

@@ -8,6 +8,7 @@ pub mod copy;
 pub mod discovery;
 pub mod fabrics;
 pub mod feature;
+mod format;
 mod geometry;
 pub mod identify;
 pub mod io;

@@ -442,6 +442,8 @@ fn namespace(
     let read_only = flag.is_some_and(|flag| flag.value);
     let identity = identity(&mut section, &mut seen.ids, report);
     let ana_group = bounded(&mut section, "ana_group", 1..ANA_GROUPS, 1, report);
+    let flag = section.take("allow_format", "true or false", report);
+    let allow_format = flag.is_some_and(|flag| flag.value);
     let fault = fault(&mut section, report);
     section.end(report);
 
@@ -456,6 +458,7 @@ fn namespace(
         eui64: identity.eui64,
         read_only,
         ana_group,
+        allow_format,
         fault,
     })
 }

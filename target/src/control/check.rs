@@ -105,6 +105,7 @@ mod tests {
             nguid: [0xFF; 16],
             eui64: None,
             read_only: false,
+            allow_format: false,
             ana_group: 1,
             fault: nvmfd::disk::Fault::None,
         }

@@ -381,6 +381,7 @@ pub(crate) fn subsystem() -> Subsystem {
         block_shift: 12,
         read_only: false,
         protection: Protection::none(nqn, 1),
+        allow_format: false,
         ana_group: 1,
         volatile_cache: true,
         uuid: [1; 16],

@@ -205,6 +205,7 @@ impl Target {
                 block_shift: block_bytes.trailing_zeros() as u8,
                 read_only: false,
                 protection: Protection::none(subnqn(), space as u32 + 1),
+                allow_format: false,
                 ana_group: 1,
                 volatile_cache: true,
                 uuid: [space as u8 + 1; 16],

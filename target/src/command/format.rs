@@ -1,0 +1,134 @@
+//! Format NVM: erases a namespace where the configuration allows that (`allow_format`).
+//!
+//! Source: NVMe Base Specification 2.0, "Format NVM command". There is one format, the one that the
+//! namespace has. Whether a secure erase was asked for or not, all blocks are given up and read as
+//! zeros afterwards, durably, before the answer. What the medium below keeps of them is its own
+//! affair: no cryptographic erase is promised.
+
+use nvme::{Sqe, Status};
+
+use super::{Plan, no_data};
+use crate::controller::Controller;
+use crate::reservation::Barred;
+
+/// Format applies to one namespace each, never to all of a subsystem (FNA bit 3), and erases without
+/// cryptography (bit 2 is 0).
+pub(super) const FNA: u8 = 1 << 3;
+
+/// The bit of OACS.
+pub(super) const OACS: u16 = 1 << 1;
+
+const NSID_ALL: u32 = u32::MAX;
+
+/// Decides on a Format NVM command.
+///
+/// # Errors
+/// Invalid Command Opcode where no namespace may be formatted; otherwise what is wrong with it.
+pub(super) fn plan(sqe: &Sqe, controller: &Controller) -> Result<Plan, Status> {
+    let subsystem = controller.subsystem().filter(|subsystem| subsystem.allows_format());
+    let subsystem = subsystem.ok_or(Status::INVALID_OPCODE.with_dnr())?;
+    let [format, others, erase] =
+        [sqe.cdw10 & 0xF | sqe.cdw10 >> 8 & 0x30, sqe.cdw10 >> 4 & 0x1F, sqe.cdw10 >> 9 & 7];
+    // 0: none, 1: user data.
+    if sqe.nsid == NSID_ALL || erase > 1 {
+        return Err(Status::INVALID_FIELD.with_dnr());
+    }
+    let namespace = subsystem.namespace(sqe.nsid)?;
+    controller.association.reach.check(namespace.ana_group)?;
+    // Metadata and protection information are not there to be chosen.
+    if format != 0 || others != 0 {
+        return Err(Status::INVALID_FORMAT.with_dnr());
+    }
+    if !namespace.allow_format {
+        return Err(Status::OPERATION_DENIED.with_dnr());
+    }
+    if controller.association.reservations.barred(sqe.nsid).has(Barred::WRITE) {
+        return Err(Status::RESERVATION_CONFLICT.with_dnr());
+    }
+    if namespace.is_read_only() {
+        return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
+    }
+    no_data(sqe)?;
+    let (at, len) = namespace.range(0, namespace.blocks)?;
+    Ok(Plan::Zero { backing: namespace.backing, at, len, deallocate: true, fua: true })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use nvme::AdminOpcode;
+    use nvme::identify::{Cns, Identify, IdentifyController};
+    use nvme::log::AnaState;
+
+    use super::*;
+    use crate::ana::AnaStates;
+    use crate::command::admin::tests::{ask, given, keyed, nvm};
+    use crate::disk::BackingId;
+    use crate::subsystem::tests::sample;
+
+    /// Namespace 2 may be formatted, 1 may not; 7 may, and cannot be written.
+    fn granted() -> Controller {
+        let mut subsystem = sample();
+        subsystem.namespaces[1].allow_format = true;
+        subsystem.namespaces[2].allow_format = true;
+        subsystem.namespaces[2].read_only = true;
+        let mut controller = nvm();
+        controller.replace_subsystem(Arc::new(subsystem));
+        controller
+    }
+
+    fn format(nsid: u32, cdw10: u32) -> Sqe {
+        Sqe { cdw10, ..Sqe::admin(AdminOpcode::FORMAT_NVM).with_nsid(nsid) }
+    }
+
+    fn refusal(sqe: &Sqe, controller: &mut Controller) -> (u16, bool) {
+        let status = ask(*sqe, controller).unwrap_err();
+        (status.code(), status.dnr())
+    }
+
+    #[test]
+    fn where_it_is_allowed_everything_reads_as_zeros_afterwards() {
+        for erase in [0, 1] {
+            let plan = ask(format(2, erase << 9), &mut granted()).unwrap();
+            let (backing, len) = (BackingId(1), 512 << 20);
+            assert_eq!(plan, Plan::Zero { backing, at: 0, len, deallocate: true, fua: true });
+        }
+    }
+
+    #[test]
+    fn it_is_off_unless_the_configuration_allows_it() {
+        assert_eq!(refusal(&format(2, 0), &mut nvm()), (0x001, true));
+        assert_eq!(refusal(&format(1, 0), &mut granted()), (0x015, true));
+        for (mut controller, oacs, fna) in [(nvm(), 0, 0), (granted(), 2, 8)] {
+            let identify = Identify::new(Cns::CONTROLLER, 0).emit(keyed(4096));
+            let page = given(ask(identify, &mut controller)).try_into().unwrap();
+            let found = IdentifyController::parse(&page);
+            assert_eq!((found.oacs, found.fna), (oacs, fna));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_its_status() {
+        let cryptographic = 2 << 9;
+        for (what, sqe, code) in [
+            ("all namespaces", format(u32::MAX, 0), 0x002),
+            ("cryptographic erase", format(2, cryptographic), 0x002),
+            ("another format", format(2, 1), 0x10A),
+            ("a format of the upper half", format(2, 1 << 12), 0x10A),
+            ("metadata within the blocks", format(2, 1 << 4), 0x10A),
+            ("protection information", format(2, 1 << 5), 0x10A),
+            ("no such namespace", format(3, 0), 0x00B),
+            ("read only", format(7, 0), 0x020),
+            ("data", format(2, 0).with_sgl(keyed(4096)), 0x00F),
+        ] {
+            assert_eq!(refusal(&sqe, &mut granted()), (code, true), "{what}");
+        }
+        let mut controller = granted();
+        controller.association.reservations.set_barred(2, Barred::WRITE);
+        assert_eq!(refusal(&format(2, 0), &mut controller), (0x083, true));
+        let controller = &mut granted();
+        controller.association.reach.set(&AnaStates::all(AnaState::INACCESSIBLE));
+        assert_eq!(refusal(&format(2, 0), controller), (0x302, false));
+    }
+}
