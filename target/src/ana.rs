@@ -218,8 +218,8 @@ impl AnaLog {
         tell
     }
 
-    /// The page, as long as it can ever be: hosts ask for that much, nvme-cli in pieces. `lsp` is the log specific parameter of the command: bit 0 leaves the namespace
-    /// ids out.
+    /// The page, as long as it can ever be: hosts ask for that much, nvme-cli in pieces. `lsp` is
+    /// the log specific parameter of the command: bit 0 leaves the namespace ids out.
     #[must_use]
     pub fn page(&self, lsp: u8) -> Vec<u8> {
         let header = AnaHeader { chgcnt: self.changes, ngrps: self.groups.len() as u16 };
