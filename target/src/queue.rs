@@ -18,12 +18,14 @@
 mod abort;
 mod answer;
 mod authenticate;
+mod capsule;
 mod carry;
 mod connect;
 mod count;
 mod disconnect;
 mod fused;
 mod reserve;
+mod slot;
 mod turn;
 
 use std::collections::VecDeque;
@@ -32,26 +34,24 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nvme::cm;
-use nvme::{Sqe, Status};
+
 use rdma::{Buf, Completion, Fabric, Fault, Incoming, Pool, Qp, QpLimits, Reason};
 use tracing::{debug, info, warn};
 
 use crate::association::Association;
 use crate::auth::Exchange;
-use crate::command::{Plan, Received, SQE_BYTES, Source, admin, fabrics, io as rules};
+use crate::command::{Plan, Source};
 use crate::controller::{Controller, Limits, Role};
-use crate::disk::{BackingId, Disk, Done, Op};
-use crate::recall::Errand;
+use crate::disk::{Disk, Done};
 use crate::refusals::{Refusal, Refusals};
 use crate::registry::Registry;
-use crate::reservation::Fence;
 use crate::subsystem::Subsystem;
 use crate::usage::Tally;
 use crate::waiters::{Take, Waiters};
 pub use carry::DATA_FOR_ADMIN_BYTES;
 pub use connect::RECEIVES_FOR_ADMIN;
 use fused::Half;
-use turn::Turn;
+use slot::{Head, Slot, State};
 
 /// How long a connection may take from its reply to its Connect command. Hosts bring up all
 /// connections of a controller before the first Connect, each round trip may take seconds.
@@ -80,53 +80,6 @@ pub struct Io<'a> {
     pub now: Instant,
 }
 
-/// The five states.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
-    Free,
-    Waiting,
-    Pulling,
-    AtDisk,
-    Replying,
-}
-
-#[derive(Debug)]
-struct Slot {
-    state: State,
-    sqe: Sqe,
-    plan: Plan,
-    /// The key to invalidate with the response.
-    invalidate: Option<u32>,
-    /// The capsule's receive buffer, until it is posted again.
-    capsule: Option<Buf>,
-    /// The data on their way between host and disk.
-    data: Option<Buf>,
-    /// What Compare loads to hold against `data`, and what Copy copies.
-    second: Option<Buf>,
-    /// The response's cell, at home.
-    cell: Option<Buf>,
-    /// Progress of plans with several disk operations.
-    step: u32,
-    /// Work requests posted and not home.
-    posted: u8,
-    /// Bytes of data buffers that were taken for it.
-    charged_bytes: u32,
-    /// Preemptions that wait for this command.
-    fences: Vec<Arc<Fence>>,
-    /// The host wants it to end.
-    errand: Option<Errand>,
-    /// A disk has been asked for its operation, and has not answered yet.
-    recalling: bool,
-    /// How it stands with others who change blocks.
-    turn: Turn,
-    /// What waits for its turn to go to the disk.
-    held_back: Option<(BackingId, Op)>,
-    /// The slot of the other half of a fused command.
-    mate: Option<u16>,
-    /// The other half has failed.
-    doomed: bool,
-}
-
 /// What a queue serves.
 #[derive(Debug)]
 enum Serves {
@@ -145,15 +98,6 @@ enum Link {
     Closing,
     /// The queue pair is gone; only the disk still has work.
     Gone,
-}
-
-/// Submission queue head as the host is told.
-#[derive(Clone, Copy, Debug, Default)]
-struct Head {
-    at: u16,
-    size: u16,
-    /// Flow control is disabled: the field says FFFFh.
-    off: bool,
 }
 
 /// One NVMe queue.
@@ -529,114 +473,6 @@ impl Queue {
         }
     }
 
-    // ---- a capsule arrives
-
-    fn on_capsule(&mut self, buf: Buf, len: u32, io: &mut Io<'_>) {
-        let Some(tail_bytes) = len.checked_sub(SQE_BYTES) else {
-            warn!(remote = %self.remote, len, "capsule too short: disconnecting");
-            io.pool.give(buf);
-            self.close(io);
-            return;
-        };
-        if self.leaver.is_some() {
-            // It was told to be the last command.
-            io.pool.give(buf);
-            return;
-        }
-        if self.is_orphaned() {
-            // No answer: a status would end in the host's file system, a lost path does not.
-            io.pool.give(buf);
-            self.close(io);
-            return;
-        }
-        let Some(slot) = self.free.pop() else {
-            // The host has its answers and asks on; only our notice that they arrived is late.
-            self.backlog.push_back((buf, len));
-            return;
-        };
-        let sqe = match io.pool.bytes(&buf).first_chunk() {
-            Some(bytes) => Sqe::parse(bytes),
-            None => Sqe::default(),
-        };
-        if !self.claim(sqe.cid) {
-            // An answer to either would be taken for the other's.
-            warn!(remote = %self.remote, cid = sqe.cid, "a command id in use: disconnecting");
-            io.pool.give(buf);
-            self.free.push(slot);
-            self.close(io);
-            return;
-        }
-        let invalidate = sqe.sgl().ok().and_then(|sgl| sgl.invalidate_key());
-        let entry = self.slot(slot);
-        entry.state = State::Waiting;
-        entry.sqe = sqe;
-        entry.plan = Plan::Reply(0);
-        entry.invalidate = invalidate;
-        entry.capsule = Some(buf);
-        entry.step = 0;
-        self.head.advance();
-        if sqe.flags.fuse() != 0 || self.half != Half::None {
-            return self.on_half(slot, &sqe, tail_bytes, io);
-        }
-        let plan = self.decide(slot, &sqe, tail_bytes, io);
-        self.start(slot, plan, io);
-    }
-
-    fn decide(
-        &mut self,
-        slot: u16,
-        sqe: &Sqe,
-        tail_bytes: u32,
-        io: &mut Io<'_>,
-    ) -> Result<Plan, Status> {
-        let received = Received {
-            tail_bytes,
-            in_capsule_bytes: self.limits.in_capsule_bytes,
-            mdts_bytes: self.limits.mdts_bytes,
-        };
-        if let Some(plan) = self.prove(sqe, received, io) {
-            return plan;
-        }
-        match &mut self.serves {
-            Serves::Io { association, subsystem, .. } => {
-                association.note_traffic();
-                if sqe.is_fabrics() {
-                    return fabrics::io(sqe);
-                }
-                if !association.is_ready() {
-                    return Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr());
-                }
-                association.reach.check_io(sqe, subsystem)?;
-                let barred = association.reservations.barred(sqe.nsid);
-                rules::plan(sqe, subsystem, barred, received)
-            }
-            Serves::Admin(controller) => {
-                controller.association.note_traffic();
-                let epoch = controller.association.epoch();
-                let plan = match sqe.is_fabrics() {
-                    true => fabrics::admin(sqe, controller),
-                    false => {
-                        let (host, local) = (controller.association.host, controller.local);
-                        let discovery = || io.registry.discovery(&host, local);
-                        let (now, power) = (io.now, io.registry.power.at(io.now));
-                        let env = admin::Env { slot, received, now, power, discovery: &discovery };
-                        admin::plan(sqe, controller, &env)
-                    }
-                };
-                if controller.association.epoch() != epoch {
-                    // A reset: the I/O queues close, the held requests end.
-                    io.registry.wake_reactors();
-                    let parked: Vec<u16> = controller.events.take_parked().collect();
-                    for slot in parked {
-                        self.answer(slot, Err(Status::ABORT_REQUESTED), io);
-                    }
-                }
-                plan
-            }
-            Serves::Nothing { .. } => fabrics::first(sqe, received),
-        }
-    }
-
     // ---- coming home
 
     fn on_posted(&mut self, slot: u16, fault: Option<Fault>, io: &mut Io<'_>) {
@@ -713,19 +549,6 @@ impl Queue {
         }
     }
 
-    /// Notes that a command id is outstanding; false when it already was.
-    fn claim(&mut self, cid: u16) -> bool {
-        let (word, bit) = (&mut self.cids[usize::from(cid >> 6)], 1 << (cid & 63));
-        let free = *word & bit == 0;
-        *word |= bit;
-        free
-    }
-
-    /// The command is answered: the host may use its id again.
-    fn unclaim(&mut self, cid: u16) {
-        self.cids[usize::from(cid >> 6)] &= !(1 << (cid & 63));
-    }
-
     /// What a disk knows a command's operation by.
     fn tag(&self, slot: u16) -> u64 {
         u64::from(self.key) << 32 | u64::from(slot)
@@ -733,50 +556,5 @@ impl Queue {
 
     fn slot(&mut self, slot: u16) -> &mut Slot {
         &mut self.slots[usize::from(slot)]
-    }
-}
-
-impl Slot {
-    fn new(cell: Option<Buf>) -> Slot {
-        Slot {
-            state: State::Free,
-            sqe: Sqe::default(),
-            plan: Plan::Reply(0),
-            invalidate: None,
-            capsule: None,
-            data: None,
-            second: None,
-            cell,
-            step: 0,
-            posted: 0,
-            charged_bytes: 0,
-            fences: Vec::new(),
-            errand: None,
-            recalling: false,
-            turn: Turn::None,
-            held_back: None,
-            mate: None,
-            doomed: false,
-        }
-    }
-
-    /// The data that the host sent, wherever they lie.
-    fn bytes<'a>(&'a self, pool: &'a Pool) -> &'a [u8] {
-        match (&self.data, &self.capsule) {
-            (Some(buf), _) | (None, Some(buf)) => pool.bytes(buf),
-            (None, None) => &[],
-        }
-    }
-}
-
-impl Head {
-    fn advance(&mut self) {
-        if self.size > 0 {
-            self.at = (self.at + 1) % self.size;
-        }
-    }
-
-    fn field(self) -> u16 {
-        if self.off { u16::MAX } else { self.at }
     }
 }

@@ -1,0 +1,133 @@
+//! A capsule arrives: it gets a slot, and the rules decide what is to be done about it.
+
+use nvme::{Sqe, Status};
+use rdma::Buf;
+use tracing::warn;
+
+use super::fused::Half;
+use super::slot::State;
+use super::{Io, Queue, Serves};
+use crate::command::{Plan, Received, SQE_BYTES, admin, fabrics, io as rules};
+
+impl Queue {
+    /// A capsule of `len` bytes has arrived.
+    pub(super) fn on_capsule(&mut self, buf: Buf, len: u32, io: &mut Io<'_>) {
+        let Some(tail_bytes) = len.checked_sub(SQE_BYTES) else {
+            warn!(remote = %self.remote, len, "capsule too short: disconnecting");
+            io.pool.give(buf);
+            self.close(io);
+            return;
+        };
+        if self.leaver.is_some() {
+            // It was told to be the last command.
+            io.pool.give(buf);
+            return;
+        }
+        if self.is_orphaned() {
+            // No answer: a status would end in the host's file system, a lost path does not.
+            io.pool.give(buf);
+            self.close(io);
+            return;
+        }
+        let Some(slot) = self.free.pop() else {
+            // The host has its answers and asks on; only our notice that they arrived is late.
+            self.backlog.push_back((buf, len));
+            return;
+        };
+        let sqe = match io.pool.bytes(&buf).first_chunk() {
+            Some(bytes) => Sqe::parse(bytes),
+            None => Sqe::default(),
+        };
+        if !self.claim(sqe.cid) {
+            // An answer to either would be taken for the other's.
+            warn!(remote = %self.remote, cid = sqe.cid, "a command id in use: disconnecting");
+            io.pool.give(buf);
+            self.free.push(slot);
+            self.close(io);
+            return;
+        }
+        let invalidate = sqe.sgl().ok().and_then(|sgl| sgl.invalidate_key());
+        let entry = self.slot(slot);
+        entry.state = State::Waiting;
+        entry.sqe = sqe;
+        entry.plan = Plan::Reply(0);
+        entry.invalidate = invalidate;
+        entry.capsule = Some(buf);
+        entry.step = 0;
+        self.head.advance();
+        if sqe.flags.fuse() != 0 || self.half != Half::None {
+            return self.on_half(slot, &sqe, tail_bytes, io);
+        }
+        let plan = self.decide(slot, &sqe, tail_bytes, io);
+        self.start(slot, plan, io);
+    }
+
+    /// What to do about a command.
+    pub(super) fn decide(
+        &mut self,
+        slot: u16,
+        sqe: &Sqe,
+        tail_bytes: u32,
+        io: &mut Io<'_>,
+    ) -> Result<Plan, Status> {
+        let received = Received {
+            tail_bytes,
+            in_capsule_bytes: self.limits.in_capsule_bytes,
+            mdts_bytes: self.limits.mdts_bytes,
+        };
+        if let Some(plan) = self.prove(sqe, received, io) {
+            return plan;
+        }
+        match &mut self.serves {
+            Serves::Io { association, subsystem, .. } => {
+                association.note_traffic();
+                if sqe.is_fabrics() {
+                    return fabrics::io(sqe);
+                }
+                if !association.is_ready() {
+                    return Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr());
+                }
+                association.reach.check_io(sqe, subsystem)?;
+                let barred = association.reservations.barred(sqe.nsid);
+                rules::plan(sqe, subsystem, barred, received)
+            }
+            Serves::Admin(controller) => {
+                controller.association.note_traffic();
+                let epoch = controller.association.epoch();
+                let plan = match sqe.is_fabrics() {
+                    true => fabrics::admin(sqe, controller),
+                    false => {
+                        let (host, local) = (controller.association.host, controller.local);
+                        let discovery = || io.registry.discovery(&host, local);
+                        let (now, power) = (io.now, io.registry.power.at(io.now));
+                        let env = admin::Env { slot, received, now, power, discovery: &discovery };
+                        admin::plan(sqe, controller, &env)
+                    }
+                };
+                if controller.association.epoch() != epoch {
+                    // A reset: the I/O queues close, the held requests end.
+                    io.registry.wake_reactors();
+                    let parked: Vec<u16> = controller.events.take_parked().collect();
+                    for slot in parked {
+                        self.answer(slot, Err(Status::ABORT_REQUESTED), io);
+                    }
+                }
+                plan
+            }
+            Serves::Nothing { .. } => fabrics::first(sqe, received),
+        }
+    }
+
+    /// Notes that a command id is outstanding; false when it already was.
+    fn claim(&mut self, cid: u16) -> bool {
+        let (word, bit) = (&mut self.cids[usize::from(cid >> 6)], 1 << (cid & 63));
+        let free = *word & bit == 0;
+        *word |= bit;
+        free
+    }
+
+    /// The command is answered: the host may use its id again.
+    pub(super) fn unclaim(&mut self, cid: u16) {
+        self.cids[usize::from(cid >> 6)] &= !(1 << (cid & 63));
+    }
+}
