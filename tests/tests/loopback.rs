@@ -341,7 +341,7 @@ fn an_idle_host_stays_connected_by_keep_alive() {
 }
 
 #[test]
-fn a_target_that_stops_under_load_loses_commands_but_no_buffer() {
+fn a_target_that_stops_under_load_may_lose_commands_but_no_buffer() {
     let mut target = TestTarget::start();
     let mut host = target.connect(2);
     let depth = host.session().capacity(1);
@@ -384,7 +384,8 @@ fn a_target_that_stops_under_load_loses_commands_but_no_buffer() {
     let ended = host.session().ended().cloned();
     assert!(matches!(ended, Some(Ended::Peer { .. })), "{ended:?}");
     assert_eq!(home.len() as u64, sent, "each request came home once");
-    assert!(home.len() as u64 > lost && lost > 0, "{lost} of {sent} lost");
+    // The target may happen to have answered all of them.
+    assert!(home.len() as u64 > lost, "{lost} of {sent} lost");
     assert!(host.pool().is_full(), "{:?} are free", host.pool().free());
 }
 
