@@ -8,7 +8,8 @@
 //! only question is when. A fast disk takes some hundred microseconds, and of those a sleep wastes a
 //! good part: the CPU falls into a deeper sleep the longer it lasts. So a driver that awaits
 //! something may look longer, as long as that is about what it takes. How long it takes shows
-//! whether one looks or sleeps, so nothing needs to be tried for that.
+//! whether one looks or sleeps, so nothing needs to be tried for that. Meanwhile the CPU is given
+//! to whoever wants it: what is awaited may need that very one.
 
 use std::time::{Duration, Instant};
 
@@ -109,6 +110,9 @@ impl Spinner {
         self.awaiting = awaiting;
         let idle = now.saturating_duration_since(self.last_work);
         if awaiting && self.late < PATIENCE && idle < self.budget.awaited {
+            if idle >= self.budget.any {
+                std::thread::yield_now();
+            }
             return true;
         }
         let tired = self.vain >= PATIENCE && !self.sleeps.is_multiple_of(RETRY);
