@@ -79,13 +79,7 @@ native: build # Target and host on this machine, by a user without any right
 guests: build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE, iWARP and our own transport, then Debian's own kernel with two reactors
 	@program=$$($(CARGO) test -p nvmfd --lib --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\))/\1/p'); \
 	  ln -sf "$$(readlink -f "$$program")" $(BUILD)/store-tests
-	$(GUEST) tests/vm/judge --kind uml
-	$(GUEST) tests/vm/judge --kind uml --link siw commands fio kill
-	$(GUEST) tests/vm/judge --kind uml --link soft multipath
-	$(GUEST) tests/vm/judge --kind uml --link tap commands discovery errors raw fio kill term idle nvmf peers
-	$(GUEST) tests/vm/judge --kind uml --link tap netem
-	$(GUEST) tests/vm/judge --kind uml --link tap --ipv6 commands fio
-	$(GUEST) EXTRA_CONFIG="$$(printf '[reactor]\nthreads = 2')" tests/vm/judge --kind qemu
+	$(GUEST) tests/vm/guests
 
 sim: packages ## Simulate hosts, network, target and disks: make sim SEEDS=10000 SWAPS=1000000
 	$(CARGO) run --release -p tests --bin sim -- --seeds $(or $(SEEDS),1000)
