@@ -26,6 +26,7 @@ pub mod refusals;
 pub mod registry;
 pub mod reservation;
 pub mod ring;
+mod shelf;
 pub mod stores;
 pub mod subsystem;
 mod target;

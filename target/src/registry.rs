@@ -356,6 +356,12 @@ impl Registry {
         &self.reactors[index]
     }
 
+    /// All mailboxes, in the order of the reactors.
+    #[must_use]
+    pub fn reactors(&self) -> &[Sender] {
+        &self.reactors
+    }
+
     /// Makes every reactor look at what it shares.
     pub fn wake_reactors(&self) {
         for reactor in &self.reactors {

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -24,19 +24,16 @@ use crate::power::PowerBook;
 use crate::provider::{self, Fabrics, choose, owns};
 use crate::queue::{DATA_FOR_ADMIN_BYTES, RECEIVES_FOR_ADMIN};
 use crate::reactor::{Parts, Reactor, Stats};
-use crate::registry::{Change, Registry};
+use crate::registry::Registry;
 use crate::reservation::keeper::{Keeper, Word};
+use crate::shelf::{PATIENCE, Shelf};
 use crate::stores::Stores;
 use crate::tender::Tender;
-use crate::usage::Usage;
 
 /// The daemon cannot serve: one sentence for a person.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Fatal(pub String);
-
-/// How long a reactor may take to answer the control plane.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What `spin_us = "auto"` allows while no disk is at work: about the cost of waking up a sleeping
 /// CPU.
@@ -44,10 +41,9 @@ const SPIN_AUTO: Duration = Duration::from_micros(50);
 
 /// A running target.
 pub struct Target {
-    config: Config,
     registry: Arc<Registry>,
-    stores: Stores,
-    tender: Tender,
+    shelf: Arc<Mutex<Shelf>>,
+    tender: Arc<Tender>,
     fabrics: Fabrics,
     reactors: Vec<Running>,
     keeper: (JoinHandle<()>, mpsc::Sender<Word>),
@@ -117,6 +113,7 @@ impl Target {
         let receives = config.memory.receives.saturating_sub(RECEIVES_FOR_ADMIN);
         let tender = Tender::start(senders.clone());
         let tender = tender.map_err(|error| Fatal(format!("no thread for stores: {error}")))?;
+        let tender = Arc::new(tender);
         let keeper = Keeper::new();
         let registry = Registry::new(senders, config.limits.controllers, receives);
         let power = PowerBook::open(config.state_directory.as_deref(), Instant::now());
@@ -131,17 +128,20 @@ impl Target {
         let fabrics = fabrics.map_err(|error| Fatal(error.to_string()))?;
         let keeper = keep(keeper, &registry)?;
         let reactors = Vec::new();
-        let mut target =
-            Target { config, registry, stores, tender, fabrics, reactors, keeper, power };
+        let shelf = Shelf::new(config.clone(), stores, Arc::clone(&registry), Arc::clone(&tender));
+        let shelf = Arc::new(Mutex::new(shelf));
+        let mut target = Target { registry, shelf, tender, fabrics, reactors, keeper, power };
         let started = boxes
             .into_iter()
             .enumerate()
-            .try_for_each(|(index, (_, mailbox))| target.spawn(index, mailbox))
-            .and_then(|()| target.attach_new(&next))
+            .try_for_each(|(index, (_, mailbox))| target.spawn(&config, index, mailbox))
             .and_then(|()| {
-                target.adopt(next, Vec::new());
-                target.listen_all()
-            });
+                let mut shelf = target.shelf();
+                shelf.attach_new(&next)?;
+                shelf.adopt(next, Vec::new());
+                Ok(())
+            })
+            .and_then(|()| config.addresses().iter().try_for_each(|at| target.listen(*at)));
         match started {
             Ok(()) => {
                 target.power.begin(Instant::now());
@@ -160,19 +160,20 @@ impl Target {
     /// # Errors
     /// One sentence about what cannot be served; everything is as before.
     pub fn apply(&mut self, mut config: Config) -> Result<Vec<String>, Fatal> {
-        let mut lines: Vec<String> = self
-            .config
+        let mut shelf = self.shelf();
+        let mut lines: Vec<String> = shelf
+            .config()
             .needs_restart(&config)
             .into_iter()
             .map(|section| format!("{section} has changed and needs a restart"))
             .collect();
-        config.keep_fixed(&self.config);
+        config.keep_fixed(shelf.config());
         let keyring = Keyring::load(&config.authentication).map_err(unusable)?;
-        let next = self.stores.next(&config.subsystems).map_err(Fatal)?;
+        let next = shelf.next(&config)?;
         // A reload is the word of somebody who has looked at the disks.
-        lines.extend(self.stores.with_failed_sync().map(|store| self.tender.renew(&store.tended)));
-        lines.extend(differences(&self.config, &config));
-        let (old_listeners, new_listeners) = (self.config.addresses(), config.addresses());
+        lines.extend(shelf.renew());
+        lines.extend(differences(shelf.config(), &config));
+        let (old_listeners, new_listeners) = (shelf.config().addresses(), config.addresses());
         let added: Vec<SocketAddr> =
             new_listeners.iter().filter(|l| !old_listeners.contains(l)).copied().collect();
         let removed: Vec<SocketAddr> =
@@ -183,17 +184,17 @@ impl Target {
                 return Err(fatal);
             }
         }
-        if let Err(fatal) = self.attach_new(&next) {
+        if let Err(fatal) = shelf.attach_new(&next) {
             added.iter().for_each(|at| self.unlisten(*at));
             return Err(fatal);
         }
         // From here on nothing can fail.
-        let old = std::mem::replace(&mut self.config, config);
+        let old = shelf.set_config(config);
         lines.extend(self.registry.set_keyring(keyring));
         removed.iter().for_each(|at| self.unlisten(*at));
-        let kept: BTreeSet<Nqn> = self.config.subsystems.iter().map(|s| s.nqn).collect();
+        let kept: BTreeSet<Nqn> = shelf.config().subsystems.iter().map(|s| s.nqn).collect();
         let gone = old.subsystems.iter().map(|s| s.nqn).filter(|nqn| !kept.contains(nqn)).collect();
-        lines.extend(self.adopt(next, gone));
+        lines.extend(shelf.adopt(next, gone));
         Ok(lines)
     }
 
@@ -207,7 +208,9 @@ impl Target {
     /// What runs, for a person: listeners, subsystems, and the memory formula.
     #[must_use]
     pub fn summary(&self) -> String {
-        let plan = self.config.pool_plan();
+        let shelf = self.shelf();
+        let config = shelf.config();
+        let plan = config.pool_plan();
         let count = self.reactors.len() as u64;
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         format!(
@@ -219,8 +222,8 @@ impl Target {
             plan.receives,
             plan.receive_bytes(),
             mib(plan.data_bytes),
-            self.config.subsystems.len(),
-            self.config.addresses().iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+            config.subsystems.len(),
+            config.addresses().iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
         )
     }
 
@@ -249,8 +252,18 @@ impl Target {
         }
     }
 
-    fn spawn(&mut self, index: usize, mailbox: crate::mailbox::Mailbox) -> Result<(), Fatal> {
-        let plan = self.config.pool_plan();
+    /// What is served, for whoever changes it.
+    fn shelf(&self) -> MutexGuard<'_, Shelf> {
+        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn spawn(
+        &mut self,
+        config: &Config,
+        index: usize,
+        mailbox: crate::mailbox::Mailbox,
+    ) -> Result<(), Fatal> {
+        let plan = config.pool_plan();
         let least = u64::from(plan.largest_bytes) * 2 + DATA_FOR_ADMIN_BYTES;
         if plan.data_bytes < least {
             return Err(Fatal(format!(
@@ -262,7 +275,7 @@ impl Target {
             Pool::new(plan).map_err(|error| Fatal(format!("no memory for a pool: {error}")))?;
         let fabric = self.fabrics.make(index, pool.region().clone());
         let fabric = fabric.map_err(|error| Fatal(error.to_string()))?;
-        let limits = &self.config.limits;
+        let limits = &config.limits;
         let parts = Parts {
             index,
             pool,
@@ -275,7 +288,7 @@ impl Target {
                 in_capsule_bytes: limits.in_capsule_bytes,
                 mdts_bytes: limits.mdts_bytes,
             },
-            spin: match self.config.reactor.spin {
+            spin: match config.reactor.spin {
                 Spin::Auto => SpinBudget::auto(SPIN_AUTO),
                 Spin::Micros(micros) => SpinBudget::of(Duration::from_micros(micros.into())),
             },
@@ -283,7 +296,7 @@ impl Target {
         };
         let stats = Arc::clone(&parts.stats);
         let ending = Ending(Arc::clone(&stats));
-        let cpu = self.config.reactor.cpus.get(index).copied();
+        let cpu = config.reactor.cpus.get(index).copied();
         let (ready, is_ready) = sync_channel(1);
         let thread = std::thread::Builder::new()
             .name(format!("reactor-{index}"))
@@ -309,71 +322,6 @@ impl Target {
             Ok(Err(fatal)) => Err(fatal),
             Err(_) => Err(Fatal(format!("reactor {index} did not start"))),
         }
-    }
-
-    /// Gives every ring the stores of `next` that are new; all or none.
-    fn attach_new(&self, next: &Stores) -> Result<(), Fatal> {
-        let added: Vec<_> = next.without(&self.stores).collect();
-        for (index, store) in added.iter().enumerate() {
-            if let Err(fatal) = self.attach(store) {
-                added[..=index].iter().for_each(|store| self.detach(store));
-                return Err(fatal);
-            }
-        }
-        Ok(())
-    }
-
-    /// Makes `next` the stores in use and publishes what the configuration says. Hosts of what is
-    /// gone are disconnected before its stores go. Returns one line for each store that has another
-    /// size now.
-    fn adopt(&mut self, mut next: Stores, gone: Vec<Nqn>) -> Vec<String> {
-        let lines = next.resize();
-        next.set_faults(&self.config.subsystems);
-        let mut subsystems = Vec::new();
-        for config in &self.config.subsystems {
-            let running = self.registry.subsystem(&config.nqn);
-            let usage =
-                running.as_ref().map_or_else(Arc::<Usage>::default, |s| Arc::clone(&s.usage));
-            let subsystem = next.subsystem(config, usage);
-            if running.is_none_or(|running| *running != subsystem) {
-                subsystems.push(Arc::new(subsystem));
-            }
-        }
-        let Config { listeners, discovery, .. } = &self.config;
-        let (listeners, discovery) = (Some(listeners.clone()), Some(discovery.clone()));
-        self.registry.change(Change { listeners, discovery, subsystems, gone });
-        let old = std::mem::replace(&mut self.stores, next);
-        old.without(&self.stores).for_each(|store| self.detach(store));
-        lines
-    }
-
-    fn attach(&self, store: &crate::stores::Store) -> Result<(), Fatal> {
-        let (id, backing) = (store.tended.id, store.tended.backing());
-        let name = backing.name();
-        for index in 0..self.reactors.len() {
-            let (answer, answered) = sync_channel(1);
-            let mail = Mail::Attach(id, Arc::clone(&backing), answer);
-            self.registry.reactor(index).send(mail);
-            match answered.recv_timeout(PATIENCE) {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => return Err(Fatal(format!("{name} cannot be served: {error}"))),
-                Err(_) => return Err(Fatal(format!("reactor {index} does not answer"))),
-            }
-        }
-        info!(store = name, blocks = backing.blocks(), "store opened");
-        self.tender.tend(Arc::clone(&store.tended));
-        Ok(())
-    }
-
-    fn detach(&self, store: &crate::stores::Store) {
-        self.tender.forget(&store.tended);
-        for index in 0..self.reactors.len() {
-            self.registry.reactor(index).send(Mail::Detach(store.tended.id));
-        }
-    }
-
-    fn listen_all(&mut self) -> Result<(), Fatal> {
-        self.config.addresses().iter().try_for_each(|at| self.listen(*at))
     }
 
     fn listen(&self, at: SocketAddr) -> Result<(), Fatal> {

@@ -207,7 +207,7 @@ impl Tender {
     }
 
     /// Ends the looking after; what hangs in a disk is left to itself.
-    pub fn stop(self, deadline: Instant) {
+    pub fn stop(&self, deadline: Instant) {
         let mut book = lock(&self.shared.book);
         book.stopping = true;
         // Whoever wakes last must not keep them.
