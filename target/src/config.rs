@@ -30,6 +30,7 @@ use crate::disk::Fault;
 
 pub use authentication::{AuthenticationConfig, HostConfig};
 pub use listener::ListenerConfig;
+pub(crate) use listener::overlap;
 pub use offer::{DiscoveryConfig, DuplicateHosts, Offer, Referral};
 pub use section::{ConfigErrors, Mistake};
 pub use size::Size;

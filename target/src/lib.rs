@@ -13,6 +13,7 @@ pub mod controller;
 pub mod disk;
 pub mod events;
 pub mod exclusion;
+pub mod import;
 mod kept;
 pub mod mailbox;
 pub mod power;

@@ -171,7 +171,7 @@ fn of_all_that_nobody_has_named_the_largest_share_makes_room() {
     for (number, source) in (0..).zip(sources) {
         assert_eq!(world.ask(source), Some(Qp(number)));
     }
-    assert_eq!(world.settle(), []);
+    assert_eq!(world.settle(), [0; 0]);
     assert_eq!(world.ask(3), Some(Qp(6)), "a third gets in");
     // What was closed has not come home: nobody may take more than is there.
     assert_eq!((world.ask(4), world.fabric.rejected), (None, 0));
@@ -241,7 +241,7 @@ fn controllers_of_one_host_that_come_together_do_not_push_each_other_out() {
     for number in 0..6 {
         assert_eq!(world.ask(1), Some(Qp(number)));
     }
-    assert_eq!(world.settle(), []);
+    assert_eq!(world.settle(), [0; 0]);
     assert_eq!(world.ask(1), Some(Qp(6)), "and three quarters are the end");
     assert_eq!(world.settle(), [0]);
     world.end();

@@ -570,18 +570,18 @@ fn a_watch_reports_once_and_is_armed_again_on_demand() {
     for _ in 0..3 {
         bench.ring.watch(event.as_raw_fd(), 7);
         bench.ring.watch(event.as_raw_fd(), 7);
-        assert_eq!(turn(&mut bench), []);
+        assert_eq!(turn(&mut bench), [0; 0]);
         event.write(1).unwrap();
         assert_eq!(turn(&mut bench), [7]);
-        assert_eq!(turn(&mut bench), [], "not armed, so not reported");
+        assert_eq!(turn(&mut bench), [0; 0], "not armed, so not reported");
         event.read().unwrap();
     }
     bench.ring.watch(event.as_raw_fd(), 7);
-    assert_eq!(turn(&mut bench), []);
+    assert_eq!(turn(&mut bench), [0; 0]);
     bench.ring.unwatch(event.as_raw_fd());
     bench.ring.submit();
     event.write(1).unwrap();
-    assert_eq!(turn(&mut bench), []);
+    assert_eq!(turn(&mut bench), [0; 0]);
     assert!(bench.ring.watches.is_empty());
     // The same number again, as after close and open.
     bench.ring.watch(event.as_raw_fd(), 8);

@@ -1,0 +1,281 @@
+//! What SPDK saves: the calls that make its configuration, one after another, as JSON.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::ImportError;
+use super::draft::{Draft, Namespace, Store, Subsystem};
+use super::json::{at, flag, list, number, text};
+
+/// A block device of SPDK that can be one of ours.
+struct Bdev {
+    store: Store,
+    block_size_bytes: u64,
+    read_only: bool,
+}
+
+/// What calls refer to by name.
+#[derive(Default)]
+struct Names {
+    bdevs: BTreeMap<String, Bdev>,
+    /// Those that cannot: what they are.
+    strange: BTreeMap<String, String>,
+    /// Files of keys.
+    keys: BTreeMap<String, String>,
+    /// Calls that mean nothing here.
+    ignored: BTreeSet<String>,
+}
+
+type Look<'l> = &'l dyn Fn(&Path) -> Option<u32>;
+
+pub(super) fn read(saved: &Value, look: Look<'_>, draft: &mut Draft) -> Result<(), ImportError> {
+    let parts = list(saved, "subsystems");
+    if parts.is_empty() || parts.iter().all(|part| text(part, "subsystem").is_none()) {
+        return Err(ImportError::NotThis(
+            "this is not what SPDK saves: it has no list `subsystems` with names and calls",
+        ));
+    }
+    let calls = || parts.iter().flat_map(|part| list(part, "config"));
+    let mut names = Names::default();
+    // Names first, whatever comes first in the file.
+    for call in calls() {
+        define(call, look, &mut names);
+    }
+    for call in calls() {
+        let method = text(call, "method").unwrap_or_default();
+        serve(&method, at(call, "params"), &mut names, draft);
+    }
+    if !names.ignored.is_empty() {
+        let ignored: Vec<String> = names.ignored.into_iter().collect();
+        draft.remark(format_args!("calls without a counterpart here: {}", ignored.join(", ")));
+    }
+    Ok(())
+}
+
+/// Notes block devices and keys.
+fn define(call: &Value, look: Look<'_>, names: &mut Names) {
+    let params = at(call, "params");
+    let Some(method) = text(call, "method") else { return };
+    let Some(name) = text(params, "name") else { return };
+    match method.as_str() {
+        "bdev_aio_create" | "bdev_uring_create" => {
+            let path = text(params, "filename").unwrap_or_default();
+            let block = number(params, "block_size").filter(|bytes| *bytes > 0);
+            let block = block.or_else(|| look(Path::new(&path)).map(u64::from));
+            let store = Store::File(path);
+            let block_size_bytes = block.unwrap_or(512);
+            let read_only = flag(params, "readonly");
+            names.bdevs.insert(name, Bdev { store, block_size_bytes, read_only });
+        }
+        "bdev_malloc_create" | "bdev_null_create" => {
+            let block_size_bytes = number(params, "block_size").unwrap_or(512);
+            let blocks = number(params, "num_blocks").unwrap_or(0);
+            let size_bytes = blocks.saturating_mul(block_size_bytes);
+            let malloc = method == "bdev_malloc_create";
+            let store = if malloc { Store::Ram { size_bytes } } else { Store::Null { size_bytes } };
+            names.bdevs.insert(name, Bdev { store, block_size_bytes, read_only: false });
+        }
+        "bdev_nvme_attach_controller" => {
+            let at = text(params, "traddr").unwrap_or_default();
+            names.strange.insert(name, format!("the NVMe device at {at}, held by SPDK's driver"));
+        }
+        "keyring_file_add_key" => {
+            names.keys.insert(name, text(params, "path").unwrap_or_default());
+        }
+        method if method.starts_with("bdev_") && method.ends_with("_create") => {
+            names.strange.insert(name, format!("made by {method}"));
+        }
+        _ => {}
+    }
+}
+
+/// Carries out a call on the draft.
+fn serve(method: &str, params: &Value, names: &mut Names, draft: &mut Draft) {
+    match method {
+        "bdev_aio_create"
+        | "bdev_uring_create"
+        | "bdev_malloc_create"
+        | "bdev_null_create"
+        | "bdev_nvme_attach_controller"
+        | "bdev_wait_for_examine"
+        | "keyring_file_add_key" => {}
+        "nvmf_create_transport" => transport(params, draft),
+        "nvmf_set_config" => {
+            let known = ["sha256", "sha384", "sha512"];
+            draft.hashes = chosen(params, "dhchap_digests", &known);
+            let known = ["null", "ffdhe2048", "ffdhe3072", "ffdhe4096", "ffdhe6144", "ffdhe8192"];
+            draft.groups = chosen(params, "dhchap_dhgroups", &known);
+        }
+        "nvmf_create_subsystem" => subsystem(params, draft),
+        "nvmf_subsystem_add_host" => host(params, names, draft),
+        "nvmf_subsystem_add_ns" => namespace(params, names, draft),
+        "nvmf_ns_add_host" => mask(params, draft),
+        "nvmf_subsystem_add_listener" => listener(params, draft),
+        "nvmf_discovery_add_referral" => {
+            let address = at(params, "address");
+            if is_rdma(address) {
+                let (ip, port) = (text(address, "traddr"), text(address, "trsvcid"));
+                let nqn = text(params, "subnqn");
+                draft.refer(ip.as_deref(), port.as_deref(), nqn.as_deref());
+            } else {
+                draft.remark("a referral was left out: it is not RDMA");
+            }
+        }
+        method => {
+            names.ignored.insert(method.to_owned());
+        }
+    }
+}
+
+/// Those names of a list that are known, each once.
+fn chosen(params: &Value, key: &str, known: &[&str]) -> Vec<String> {
+    let mut chosen: Vec<String> = Vec::new();
+    for name in list(params, key).iter().filter_map(Value::as_str) {
+        if known.contains(&name) && chosen.iter().all(|old| old != name) {
+            chosen.push(name.to_owned());
+        }
+    }
+    chosen
+}
+
+fn is_rdma(address: &Value) -> bool {
+    text(address, "trtype").is_some_and(|kind| kind.eq_ignore_ascii_case("rdma"))
+}
+
+fn transport(params: &Value, draft: &mut Draft) {
+    if !is_rdma(params) {
+        return;
+    }
+    let limits = &mut draft.limits;
+    limits.queue_depth = number(params, "max_queue_depth");
+    limits.in_capsule_bytes = number(params, "in_capsule_data_size");
+    limits.mdts_bytes = number(params, "max_io_size");
+    // The older name counts the admin queue as well.
+    limits.io_queues = number(params, "max_io_qpairs_per_ctrlr")
+        .or_else(|| number(params, "max_qpairs_per_ctrlr").map(|all| all.saturating_sub(1)))
+        .filter(|queues| *queues > 0);
+}
+
+fn subsystem(params: &Value, draft: &mut Draft) {
+    let Some(name) = text(params, "nqn") else { return };
+    if flag(params, "passthrough") {
+        draft.remark(format_args!("{name} handed commands through; nvmfd does not"));
+    }
+    draft.subsystems.push(Subsystem {
+        name,
+        allow_any_host: flag(params, "allow_any_host"),
+        serial: text(params, "serial_number"),
+        model: text(params, "model_number"),
+        cntlids: number(params, "min_cntlid").zip(number(params, "max_cntlid")),
+        max_nsid: number(params, "max_namespaces"),
+        ..Subsystem::default()
+    });
+}
+
+/// The subsystem that a call is about.
+fn of<'d>(params: &Value, draft: &'d mut Draft) -> Option<&'d mut Subsystem> {
+    let nqn = text(params, "nqn")?;
+    draft.subsystems.iter_mut().find(|subsystem| subsystem.name == nqn)
+}
+
+fn host(params: &Value, names: &Names, draft: &mut Draft) {
+    let Some(host) = text(params, "host") else { return };
+    if let Some(subsystem) = of(params, draft) {
+        subsystem.hosts.push(host.clone());
+    }
+    if text(params, "psk").is_some() {
+        draft.remark(format_args!("the TLS key of {host} was left out: nvmfd has no TLS"));
+    }
+    let mut file = |key| {
+        let name = text(params, key)?;
+        let path = names.keys.get(&name).cloned();
+        Some(path.unwrap_or_else(|| {
+            draft.remark(format_args!("the key {name:?} of {host} is in no file that is named"));
+            "/etc/nvmfd/keys/missing".to_owned()
+        }))
+    };
+    let (key, controller) = (file("dhchap_key"), file("dhchap_ctrlr_key"));
+    if let Some(key) = key {
+        draft.remark(format_args!("{key}, the key of {host}, must be readable for nvmfd alone"));
+        draft.host(&host, key, controller);
+    }
+}
+
+fn namespace(params: &Value, names: &Names, draft: &mut Draft) {
+    let from = at(params, "namespace");
+    let bdev = text(from, "bdev_name").unwrap_or_default();
+    let nqn = text(params, "nqn").unwrap_or_default();
+    let Some(found) = names.bdevs.get(&bdev) else {
+        // A device gives each of its namespaces a name: Nvme0 becomes Nvme0n1.
+        let mut strange = names.strange.iter();
+        let strange = strange.find(|(name, _)| bdev.starts_with(name.as_str()));
+        let what = strange.map_or("not described in the file", |(_, what)| what);
+        draft.remark(format_args!(
+            "a namespace of {nqn} was left out: {bdev:?} is {what}; with the kernel's driver on the \
+             device, write `path = \"/dev/...\"`"
+        ));
+        return;
+    };
+    let (store, block_size_bytes) = (found.store.clone(), found.block_size_bytes);
+    let read_only = found.read_only;
+    let hidden = flag(from, "no_auto_visible");
+    let reserved = text(from, "ptpl_file").is_some();
+    let Some(subsystem) = of(params, draft) else { return };
+    let free = |nsid: &u64| subsystem.namespaces.iter().all(|old| old.nsid != *nsid);
+    // Without an id, or with 0, SPDK gives the first that is free.
+    let nsid = number(from, "nsid").filter(|nsid| *nsid > 0);
+    let nsid = nsid.or_else(|| (1..).find(free)).unwrap_or(0);
+    subsystem.namespaces.push(Namespace {
+        nsid,
+        store,
+        block_size_bytes,
+        read_only,
+        uuid: text(from, "uuid"),
+        nguid: text(from, "nguid"),
+        eui64: text(from, "eui64"),
+        ana_group: number(from, "anagrpid"),
+        hosts: hidden.then(Vec::new),
+    });
+    if reserved {
+        draft.remark(format_args!(
+            "reservations kept for namespace {nsid} of {nqn} are not copied: hosts register again"
+        ));
+    }
+}
+
+/// A host that sees a namespace which not everybody sees.
+fn mask(params: &Value, draft: &mut Draft) {
+    let (nsid, host) = (number(params, "nsid"), text(params, "host"));
+    let Some(subsystem) = of(params, draft) else { return };
+    let namespace = subsystem.namespaces.iter_mut().find(|old| Some(old.nsid) == nsid);
+    if let (Some(namespace), Some(host)) = (namespace, host) {
+        namespace.hosts.get_or_insert_default().push(host);
+    }
+}
+
+fn listener(params: &Value, draft: &mut Draft) {
+    let address = at(params, "listen_address");
+    let nqn = text(params, "nqn").unwrap_or_default();
+    let kind = text(address, "trtype").unwrap_or_default().to_lowercase();
+    let ip = text(address, "traddr");
+    let shown = ip.clone().unwrap_or_default();
+    if kind == "tcp" {
+        draft.remark(format_args!(
+            "{nqn} was offered by NVMe/TCP at {shown}; nvmfd speaks RDMA: hosts must connect with \
+             `-t rdma`"
+        ));
+    } else if kind != "rdma" {
+        draft.remark(format_args!("a listener of {nqn} was left out: {kind:?} is not RDMA"));
+        return;
+    }
+    if flag(params, "secure_channel") {
+        draft.remark(format_args!("{nqn} wanted TLS at {shown}; nvmfd has none"));
+    }
+    let port = text(address, "trsvcid");
+    let Some(id) = draft.listen(None, ip.as_deref(), port.as_deref()) else { return };
+    if let Some(subsystem) = of(params, draft) {
+        subsystem.listeners.insert(id);
+    }
+}
