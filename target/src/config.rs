@@ -10,6 +10,7 @@
 mod authentication;
 mod identity;
 mod listener;
+mod management;
 mod offer;
 mod section;
 mod size;
@@ -31,6 +32,7 @@ use crate::disk::Fault;
 pub use authentication::{AuthenticationConfig, HostConfig};
 pub use listener::ListenerConfig;
 pub(crate) use listener::overlap;
+pub use management::{DEFAULT_SOCKET, ManagementConfig};
 pub use offer::{DiscoveryConfig, DuplicateHosts, Offer, Referral};
 pub use section::{ConfigErrors, Mistake};
 pub use size::Size;
@@ -62,6 +64,8 @@ pub struct Config {
     pub state_directory: Option<PathBuf>,
     /// Who must prove who it is.
     pub authentication: AuthenticationConfig,
+    /// Where it can be asked and changed.
+    pub management: ManagementConfig,
 }
 
 /// Which fabric provider moves the data.
@@ -425,6 +429,7 @@ impl Config {
             (self.limits != next.limits, "[limits]"),
             (self.capture != next.capture, "[capture]"),
             (self.state_directory != next.state_directory, "state_directory"),
+            (self.management != next.management, "[management]"),
         ];
         differs.into_iter().filter_map(|(differs, name)| differs.then_some(name)).collect()
     }
@@ -437,6 +442,7 @@ impl Config {
         self.limits = running.limits;
         self.capture = running.capture.clone();
         self.state_directory = running.state_directory.clone();
+        self.management = running.management.clone();
     }
 }
 
@@ -487,7 +493,7 @@ impl fmt::Display for Config {
         for subsystem in &self.subsystems {
             write!(f, "{subsystem}")?;
         }
-        write!(f, "{}{}", self.discovery, self.authentication)?;
+        write!(f, "{}{}{}", self.discovery, self.authentication, self.management)?;
         if let Some(CaptureConfig { path, payload, limit_bytes }) = &self.capture {
             let what = if *payload { "all packets" } else { "all headers" };
             writeln!(

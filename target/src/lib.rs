@@ -5,10 +5,12 @@
 //! states of a command, `command/` for the rules of NVMe.
 
 pub mod ana;
+pub mod api;
 pub mod association;
 pub mod auth;
 pub mod command;
 pub mod config;
+pub mod control;
 pub mod controller;
 pub mod disk;
 pub mod events;
@@ -33,6 +35,8 @@ pub mod subsystem;
 mod target;
 pub mod tender;
 pub mod usage;
+mod view;
 pub mod waiters;
 
 pub use target::{Fatal, Pulse, Target};
+pub use view::View;

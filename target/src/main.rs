@@ -1,7 +1,5 @@
 //! The daemon `nvmfd`: arguments, logging, and which of its two jobs to do.
 
-mod control;
-
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -10,6 +8,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nvmfd::config::Config;
+use nvmfd::control;
 use tracing::level_filters::LevelFilter;
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
@@ -42,12 +41,12 @@ enum Job {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    control::log::start(arguments.log);
+    control::start_log(arguments.log);
     let done = match (arguments.job, arguments.config) {
         (None, Some(file)) => serve(file),
         (None, None) => usage("name a configuration: nvmfd --config FILE, or: nvmfd check FILE"),
         (Some(Job::Check { file: Some(file) }), None)
-        | (Some(Job::Check { file: None }), Some(file)) => control::check::check(&file),
+        | (Some(Job::Check { file: None }), Some(file)) => control::check(&file),
         (Some(Job::Check { .. }), _) => usage("name one configuration: nvmfd check FILE"),
     };
     if done { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -63,17 +62,7 @@ fn serve(file: PathBuf) -> bool {
         }
     };
     raise_limits();
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            tracing::error!("the control thread cannot start: {error}");
-            return false;
-        }
-    };
-    let outcome = runtime.block_on(control::run(file, config));
-    // A stop that has overrun its time must not keep the process.
-    runtime.shutdown_background();
-    match outcome {
+    match control::run(file, config) {
         Ok(()) => true,
         Err(sentence) => {
             tracing::error!("{sentence}");

@@ -4,6 +4,7 @@
 
 mod admission;
 mod discovery;
+mod view;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -29,6 +30,7 @@ use crate::reservation::{Fence, HostId, Reservation};
 use crate::subsystem::{Namespace, Subsystem};
 
 pub use admission::{Admission, Visit};
+pub use view::Controller;
 
 /// The shared book of the target.
 #[derive(Debug)]
@@ -91,6 +93,8 @@ struct Entry {
     limits: Limits,
     /// Where its host is.
     source: IpAddr,
+    /// When it was admitted.
+    since: Instant,
     /// Until when receives are kept for the I/O queues that it has not opened yet.
     kept_until: Instant,
 }

@@ -21,7 +21,7 @@ use crate::config::{Config, Spin};
 use crate::controller::Limits;
 use crate::mailbox::{Mail, mailbox};
 use crate::power::PowerBook;
-use crate::provider::{self, Fabrics, choose, owns};
+use crate::provider::{self, Choice, Fabrics, choose, owns};
 use crate::queue::{DATA_FOR_ADMIN_BYTES, RECEIVES_FOR_ADMIN};
 use crate::reactor::{Parts, Reactor, Stats};
 use crate::registry::Registry;
@@ -29,6 +29,7 @@ use crate::reservation::keeper::{Keeper, Word};
 use crate::shelf::{PATIENCE, Shelf};
 use crate::stores::Stores;
 use crate::tender::Tender;
+use crate::view::View;
 
 /// The daemon cannot serve: one sentence for a person.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -41,6 +42,7 @@ const SPIN_AUTO: Duration = Duration::from_micros(50);
 
 /// A running target.
 pub struct Target {
+    provider: Choice,
     registry: Arc<Registry>,
     shelf: Arc<Mutex<Shelf>>,
     tender: Arc<Tender>,
@@ -130,7 +132,8 @@ impl Target {
         let reactors = Vec::new();
         let shelf = Shelf::new(config.clone(), stores, Arc::clone(&registry), Arc::clone(&tender));
         let shelf = Arc::new(Mutex::new(shelf));
-        let mut target = Target { registry, shelf, tender, fabrics, reactors, keeper, power };
+        let mut target =
+            Target { provider, registry, shelf, tender, fabrics, reactors, keeper, power };
         let started = boxes
             .into_iter()
             .enumerate()
@@ -203,6 +206,19 @@ impl Target {
     pub fn pulse(&self) -> Pulse {
         let reactors = self.reactors.iter().map(|r| (Arc::clone(&r.stats), 0)).collect();
         Pulse { registry: Arc::clone(&self.registry), reactors }
+    }
+
+    /// What may be seen of it while it runs, also while it is being changed.
+    #[must_use]
+    pub fn view(&self) -> View {
+        View {
+            registry: Arc::clone(&self.registry),
+            reactors: self.reactors.iter().map(|r| Arc::clone(&r.stats)).collect(),
+            provider: self.provider.to_string(),
+            pool_bytes: self.shelf().config().pool_plan().total_bytes()
+                * self.reactors.len() as u64,
+            started: Instant::now(),
+        }
     }
 
     /// What runs, for a person: listeners, subsystems, and the memory formula.

@@ -14,6 +14,7 @@ use crate::queue::DATA_FOR_ADMIN_BYTES;
 use super::authentication::authentication;
 use super::identity::{SeenIds, derived_serial, derived_uuid, identity};
 use super::listener::listener;
+use super::management::management;
 use super::offer::{discovery, hosts, offer};
 use super::section::{At, Auto, Report, Section, one_line};
 use super::size::{SIZE_FORM, Size};
@@ -78,6 +79,7 @@ fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config {
     let capture = capture(&mut section, report);
     let state_directory = state_directory(&mut section, report);
     let authentication = authentication(&mut section, report);
+    let management = management(&mut section, report);
     section.end(report);
     let listeners = scene.listeners.into_iter().map(|listener| listener.value).collect();
     Config {
@@ -91,6 +93,7 @@ fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config {
         capture,
         state_directory,
         authentication,
+        management,
     }
 }
 

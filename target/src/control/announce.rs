@@ -10,9 +10,9 @@ use std::fs;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use crate::config::Config;
 use mdns_sd::{IfKind, ServiceDaemon, ServiceInfo};
 use nvme::Nqn;
-use nvmfd::config::Config;
 use tracing::{info, warn};
 
 /// NVMe discovery over UDP, which is what RoCEv2 is.
@@ -104,7 +104,7 @@ fn services(config: &Config, host: &str) -> Vec<Service> {
     if !config.discovery.mdns {
         return Vec::new();
     }
-    let service = |listener: &nvmfd::config::ListenerConfig| {
+    let service = |listener: &crate::config::ListenerConfig| {
         let ip = listener.address.ip();
         Service {
             instance: format!("{host}-{}", listener.id),
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn nothing_is_announced_until_somebody_asks() {
-        assert_eq!(services(&config(""), "host"), []);
+        assert!(services(&config(""), "host").is_empty());
     }
 
     #[test]

@@ -5,13 +5,14 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-use nvmfd::auth::Keyring;
-use nvmfd::config::{Config, NamespaceConfig, NamespaceKind, Size};
+use crate::auth::Keyring;
+use crate::config::{Config, NamespaceConfig, NamespaceKind, Size};
 use tracing::{error, warn};
 
 /// Checks a configuration. The whole of it goes to stdout when it is good; warnings and mistakes
 /// are logged. Says whether the daemon could serve it.
-pub(crate) fn check(file: &Path) -> bool {
+#[must_use]
+pub fn check(file: &Path) -> bool {
     let config = match Config::load(file) {
         Ok(config) => config,
         Err(errors) => {
@@ -107,7 +108,7 @@ mod tests {
             read_only: false,
             allow_format: false,
             ana_group: 1,
-            fault: nvmfd::disk::Fault::None,
+            fault: crate::disk::Fault::None,
         }
     }
 

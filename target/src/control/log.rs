@@ -14,7 +14,7 @@ use tracing_subscriber::fmt::{FmtContext, FormattedFields, Subscriber as Lines};
 use tracing_subscriber::registry::LookupSpan;
 
 /// Starts to log, once a process.
-pub(crate) fn start(level: LevelFilter) {
+pub fn start(level: LevelFilter) {
     let lines = Lines::builder().with_max_level(level).with_writer(stderr);
     let started = if is_journal() {
         tracing::subscriber::set_global_default(lines.event_format(ForJournal).finish())

@@ -1,5 +1,5 @@
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 
 use tempfile::TempDir;
 
@@ -141,7 +141,12 @@ fn stage(change: impl FnOnce(&mut Fake)) -> Stage {
         story,
         folder,
         control,
-        served: Served { target, config, announcer: Announcer::default() },
+        served: Served {
+            target,
+            shown: watch::channel(Arc::new(Running::new(config.clone()))).0,
+            config,
+            announcer: Announcer::default(),
+        },
     }
 }
 

@@ -88,6 +88,7 @@ impl Registry {
             view: view.clone(),
             limits,
             source: visit.source,
+            since: visit.now,
             kept_until: visit.now + KEPT,
         };
         if !authenticate && !replaced.is_empty() {

@@ -7,23 +7,32 @@
 //! that does not answer.
 
 mod announce;
-pub(crate) mod check;
-pub(crate) mod log;
+mod api;
+mod check;
+mod log;
+mod managed;
 mod manager;
 mod signals;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use nvmfd::Target;
-use nvmfd::config::{Config, ConfigErrors};
-use tokio::sync::mpsc;
+use crate::Target;
+use crate::config::{Config, ConfigErrors};
+use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::{error, info, warn};
 
 use announce::Announcer;
+use api::Server;
+use managed::{Managed, Running};
 use manager::Manager;
+
+pub use check::check;
+pub use log::start as start_log;
 
 /// What hosts have in flight may take this long after a stop was asked for.
 const STOP_BUDGET: Duration = Duration::from_secs(5);
@@ -40,7 +49,7 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// What somebody wants from the daemon.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Ask {
+pub enum Ask {
     /// Finish and go.
     Stop,
     /// Read the configuration again.
@@ -65,9 +74,9 @@ trait Pulse {
 }
 
 impl Serve for Target {
-    type Pulse = nvmfd::Pulse;
+    type Pulse = crate::Pulse;
 
-    fn pulse(&self) -> nvmfd::Pulse {
+    fn pulse(&self) -> crate::Pulse {
         Target::pulse(self)
     }
 
@@ -80,13 +89,13 @@ impl Serve for Target {
     }
 }
 
-impl Pulse for nvmfd::Pulse {
+impl Pulse for crate::Pulse {
     fn alive(&mut self) -> bool {
-        nvmfd::Pulse::alive(self)
+        crate::Pulse::alive(self)
     }
 
     fn failed(&self) -> Option<String> {
-        nvmfd::Pulse::failed(self).map(|fatal| fatal.to_string())
+        crate::Pulse::failed(self).map(|fatal| fatal.to_string())
     }
 }
 
@@ -94,8 +103,35 @@ impl Pulse for nvmfd::Pulse {
 ///
 /// # Errors
 /// One sentence: why the target did not start, or died.
-pub(crate) async fn run(file: PathBuf, config: Config) -> Result<(), String> {
-    let asks = signals::listen().map_err(|error| format!("signals cannot be heard: {error}"))?;
+pub fn run(file: PathBuf, config: Config) -> Result<(), String> {
+    block_on(async {
+        let asks = signals::listen().map_err(|e| format!("signals cannot be heard: {e}"))?;
+        begin(file, config, asks).await
+    })
+}
+
+/// As [`run`], and what others do by signals, `asks` do. Ends also when nobody can ask any more.
+///
+/// # Errors
+/// One sentence: why the target did not start, or died.
+pub fn run_for(file: PathBuf, config: Config, asks: Receiver<Ask>) -> Result<(), String> {
+    block_on(async {
+        let (sender, heard) = mpsc::channel(4);
+        std::thread::spawn(move || asks.iter().try_for_each(|ask| sender.blocking_send(ask)));
+        begin(file, config, heard).await
+    })
+}
+
+fn block_on(work: impl Future<Output = Result<(), String>>) -> Result<(), String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| format!("the control thread cannot start: {error}"))?;
+    let outcome = runtime.block_on(work);
+    // A stop that has overrun its time must not keep the process.
+    runtime.shutdown_background();
+    outcome
+}
+
+async fn begin(file: PathBuf, config: Config, asks: mpsc::Receiver<Ask>) -> Result<(), String> {
     for warning in config.warnings() {
         warn!("{warning}");
     }
@@ -111,12 +147,24 @@ pub(crate) async fn run(file: PathBuf, config: Config) -> Result<(), String> {
     let watchdog = sd_notify::watchdog_enabled();
     let mut announcer = Announcer::default();
     announcer.update(&config);
-    let served = Served { target, config, announcer };
-    Control { file, manager, watchdog }.serve(served, asks).await
+    let (shown, seen) = watch::channel(Arc::new(Running::new(config.clone())));
+    let managed = Managed::new(target.view(), seen, file.clone());
+    let server = match Server::open(&config.management, &managed) {
+        Ok(server) => server,
+        Err(sentence) => {
+            let deadline = Instant::now() + STOP_BUDGET;
+            let _ = spawn_blocking(move || target.stop(deadline)).await;
+            return Err(sentence);
+        }
+    };
+    let served = Served { target, config, announcer, shown };
+    let outcome = Control { file, manager, watchdog }.serve(served, asks).await;
+    drop(server);
+    outcome
 }
 
 /// Logs every mistake of a configuration.
-pub(crate) fn log_mistakes(errors: &ConfigErrors) {
+pub fn log_mistakes(errors: &ConfigErrors) {
     for line in errors.to_string().lines() {
         error!("{line}");
     }
@@ -127,6 +175,7 @@ struct Served<T> {
     target: T,
     config: Config,
     announcer: Announcer,
+    shown: watch::Sender<Arc<Running>>,
 }
 
 impl<T: Serve> Served<T> {
@@ -153,8 +202,10 @@ impl<T: Serve> Served<T> {
             warn!("{warning}");
         }
         let changes = self.target.apply(next.clone()).map_err(|sentence| vec![sentence])?;
+        let needs_restart = self.config.needs_restart(&next);
         next.keep_fixed(&self.config);
         self.config = next;
+        self.shown.send_replace(Arc::new(Running { config: self.config.clone(), needs_restart }));
         self.announcer.update(&self.config);
         Ok(changes)
     }

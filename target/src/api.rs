@@ -1,0 +1,33 @@
+//! What the daemon and its tool say to each other: the types of the management interface, once
+//! for both. JSON, names of the fields as here; the OpenAPI document is derived from these types.
+//!
+//! One file for each area. The daemon fills them in (`control/api/`), `nvmfctl` prints them
+//! (`bin/nvmfctl/`), and neither has a type of its own for what travels.
+
+mod controller;
+mod status;
+mod subsystem;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+pub use controller::{Controller, ControllerState};
+pub use status::{Listener, Status};
+pub use subsystem::{Host, Kind, Namespace, NamespaceState, Subsystem};
+
+/// Why a request was not fulfilled.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Problem {
+    /// What is wrong: a sentence without its full stop.
+    pub error: String,
+    /// What to do about it.
+    pub remedy: String,
+}
+
+impl Problem {
+    /// A problem with these words.
+    #[must_use]
+    pub fn new(error: impl Into<String>, remedy: impl Into<String>) -> Problem {
+        Problem { error: error.into(), remedy: remedy.into() }
+    }
+}

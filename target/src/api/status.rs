@@ -1,0 +1,54 @@
+//! The daemon as a whole.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// What runs.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Status {
+    /// Version of the daemon.
+    pub version: String,
+    /// Its process.
+    pub pid: u32,
+    /// Seconds since it began to serve.
+    pub uptime_s: u64,
+    /// The configuration file that was declared.
+    pub config_file: String,
+    /// What moves the data: `verbs` or `soft`.
+    pub provider: String,
+    /// Threads that move data.
+    pub reactors: u32,
+    /// Registered memory of all reactors, in bytes.
+    pub pool_bytes: u64,
+    /// Where hosts connect.
+    pub listeners: Vec<Listener>,
+    /// How many subsystems are served.
+    pub subsystems: u32,
+    /// How many namespaces, of all subsystems.
+    pub namespaces: u32,
+    /// How many controllers hosts have, those of discovery not counted.
+    pub controllers: u32,
+    /// Namespaces whose store is not well, a sentence each.
+    pub degraded: Vec<String>,
+    /// Sections that were changed and take effect only after a restart.
+    pub needs_restart: Vec<String>,
+    /// What is configured but probably not meant, a sentence each.
+    pub warnings: Vec<String>,
+}
+
+/// Where hosts connect.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Listener {
+    /// Port identifier, from 1.
+    pub id: u16,
+    /// Address and port.
+    pub address: String,
+    /// ANA state of each group that is not `optimized` there, by its number (1 to 64).
+    pub ana: BTreeMap<u32, String>,
+    /// The shortest keep alive timeout that its hosts get, in milliseconds; 0: as they ask.
+    pub keep_alive_min_ms: u32,
+    /// Controllers that came through it.
+    pub controllers: u32,
+}

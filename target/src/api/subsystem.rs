@@ -1,0 +1,110 @@
+//! What is served: subsystems, their namespaces, and who may use them.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// An NVM subsystem.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Subsystem {
+    /// Its name.
+    pub nqn: String,
+    /// Serial number.
+    pub serial: String,
+    /// Model number.
+    pub model: String,
+    /// Every host may connect; `hosts` says nothing then.
+    pub allow_any_host: bool,
+    /// Hosts that may connect.
+    pub hosts: BTreeSet<String>,
+    /// Identifiers of the listeners that offer it; empty: all.
+    pub listeners: BTreeSet<u16>,
+    /// Entries that an I/O queue may have.
+    pub queue_depth: u16,
+    /// I/O queues that a controller may have.
+    pub io_queues: u16,
+    /// Data that one command may move, in bytes.
+    pub mdts_bytes: u32,
+    /// Controllers that it may have at once; absent: only the limit of the whole target counts.
+    pub max_controllers: Option<u16>,
+    /// Controllers that it has.
+    pub controllers: u32,
+    /// Its namespaces.
+    pub namespaces: Vec<Namespace>,
+}
+
+/// A namespace.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Namespace {
+    /// The name of its subsystem.
+    pub subsystem: String,
+    /// Namespace id.
+    pub nsid: u32,
+    /// Where its blocks are.
+    pub kind: Kind,
+    /// The file or device that has them, where one does.
+    pub path: Option<String>,
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// Bytes of a logical block.
+    pub block_size_bytes: u32,
+    /// UUID.
+    pub uuid: String,
+    /// NGUID: 32 hexadecimal digits.
+    pub nguid: String,
+    /// EUI-64, where it has one: 16 hexadecimal digits.
+    pub eui64: Option<String>,
+    /// The configuration says that hosts may not write.
+    pub read_only: bool,
+    /// A host has protected it from writes.
+    pub write_protected: bool,
+    /// Hosts may erase all of it.
+    pub allow_format: bool,
+    /// Its ANA group, 1 to 64.
+    pub ana_group: u32,
+    /// The only hosts that see it; absent: all that may connect.
+    pub hosts: Option<BTreeSet<String>>,
+    /// How its store fares.
+    pub state: NamespaceState,
+    /// Operations that its store has failed.
+    pub failures: u64,
+}
+
+/// Where the blocks of a namespace are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// In a file or on a block device.
+    File,
+    /// In memory.
+    Ram,
+    /// Nowhere.
+    Null,
+}
+
+/// How the store of a namespace fares.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum NamespaceState {
+    /// It serves.
+    Serving,
+    /// A synchronisation has failed: what promises stable storage is answered with that failure,
+    /// until a reload.
+    SyncFailed,
+    /// It is gone or too short: hosts are told to come again.
+    Down,
+}
+
+/// A host that the configuration names.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Host {
+    /// Its name.
+    pub nqn: String,
+    /// Subsystems whose list of hosts has it.
+    pub subsystems: BTreeSet<String>,
+    /// It has a key, and so must prove who it is.
+    pub has_key: bool,
+    /// Controllers that it has now.
+    pub controllers: u32,
+}

@@ -1,0 +1,144 @@
+//! HTTP over the Unix socket of the daemon.
+
+use std::io::ErrorKind;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1::handshake;
+use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use nvmfd::api::Problem;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+use crate::output::Failure;
+
+/// How long an answer may take: a change waits for disks and for every reactor.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The longest answer that is taken, in bytes.
+const MOST_ANSWER_BYTES: usize = 64 << 20;
+
+/// The way to the daemon.
+pub(crate) struct Client {
+    socket: PathBuf,
+}
+
+impl Client {
+    pub(crate) fn new(socket: PathBuf) -> Client {
+        Client { socket }
+    }
+
+    /// What is at `path`: as its type, and as it was sent.
+    pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<(T, Value), Failure> {
+        self.ask(Method::GET, path, None).await
+    }
+
+    async fn ask<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Vec<u8>>,
+    ) -> Result<(T, Value), Failure> {
+        let late = |_| Failure::new("the daemon does not answer: see its log");
+        let answer = async {
+            let response = self.request(method, path, body).await?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), MOST_ANSWER_BYTES).collect().await;
+            let body = body.map_err(|error| self.broken(&error))?.to_bytes();
+            read(status, &body)
+        };
+        timeout(PATIENCE, answer).await.map_err(late)?
+    }
+
+    async fn request(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Vec<u8>>,
+    ) -> Result<Response<Incoming>, Failure> {
+        let stream = UnixStream::connect(&self.socket).await.map_err(|e| self.unreachable(&e))?;
+        let (mut sender, connection) =
+            handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(&error))?;
+        tokio::spawn(connection);
+        let request = Request::builder().method(method).uri(path).header(HOST, "nvmfd");
+        let request = match body {
+            Some(body) => {
+                request.header(CONTENT_TYPE, "application/json").body(Full::new(Bytes::from(body)))
+            }
+            None => request.body(Full::default()),
+        };
+        let request = request.map_err(|error| Failure::new(format!("not a request: {error}")))?;
+        sender.send_request(request).await.map_err(|error| self.broken(&error))
+    }
+
+    fn unreachable(&self, error: &std::io::Error) -> Failure {
+        let shown = self.socket.display();
+        Failure::new(match error.kind() {
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused => format!(
+                "no daemon is at {shown}: start nvmfd (systemctl start nvmfd), or name its socket \
+                 with --socket"
+            ),
+            ErrorKind::PermissionDenied => format!(
+                "you may not use {shown}: become root, or a member of its group (`ls -l {shown}` \
+                 shows it; `group` in [management] sets it)"
+            ),
+            _ => format!("{shown} cannot be reached: {error}"),
+        })
+    }
+
+    fn broken(&self, error: &dyn std::fmt::Display) -> Failure {
+        let shown = self.socket.display();
+        Failure::new(format!("the daemon at {shown} has broken off: {error}; see its log"))
+    }
+}
+
+/// A part of a path: what is not plain is escaped.
+pub(crate) fn escaped(part: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~:".contains(&byte);
+    part.bytes().fold(String::new(), |text, byte| match plain(byte) {
+        true => text + &char::from(byte).to_string(),
+        false => text + &format!("%{byte:02X}"),
+    })
+}
+
+fn read<T: DeserializeOwned>(status: StatusCode, body: &[u8]) -> Result<(T, Value), Failure> {
+    let strange = |error: serde_json::Error| {
+        Failure::new(format!(
+            "the daemon speaks another version ({error}): use the nvmfctl that came with it"
+        ))
+    };
+    if !status.is_success() {
+        return Err(match serde_json::from_slice::<Problem>(body) {
+            Ok(Problem { error, remedy }) => Failure::new(format!("{error}: {remedy}")),
+            Err(_) => Failure::new(format!("the daemon answers {status}")),
+        });
+    }
+    let value: Value = serde_json::from_slice(body).map_err(strange)?;
+    let typed = T::deserialize(&value).map_err(strange)?;
+    Ok((typed, value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_hold_any_name() {
+        assert_eq!(escaped("nqn.2026-11.io.nvmfd:a/b ü"), "nqn.2026-11.io.nvmfd:a%2Fb%20%C3%BC");
+    }
+
+    #[test]
+    fn a_refusal_is_told_in_the_words_of_the_daemon() {
+        let body = br#"{"error":"there is no disk","remedy":"add one"}"#;
+        let failure = read::<Value>(StatusCode::NOT_FOUND, body).unwrap_err();
+        assert!(format!("{failure:?}").contains("there is no disk: add one"));
+        let failure = read::<Value>(StatusCode::OK, b"{").unwrap_err();
+        assert!(format!("{failure:?}").contains("another version"));
+    }
+}

@@ -1,0 +1,96 @@
+//! The tool `nvmfctl`: asks and changes a running `nvmfd` through its management interface.
+//!
+//! One file for each family of commands. Tables are for people; with `--json`, what the daemon
+//! answered is printed as it is.
+
+mod client;
+mod controllers;
+mod host;
+mod listener;
+mod namespace;
+mod output;
+mod status;
+mod subsystem;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use nvmfd::config::DEFAULT_SOCKET;
+
+use client::Client;
+use output::{Failure, Output};
+
+/// Asks and changes a running nvmfd.
+///
+/// Exit codes: 0 done, 1 failed, 2 usage.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// The socket of the daemon
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET, global = true)]
+    socket: PathBuf,
+    /// Print what the daemon answers, as JSON
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    family: Family,
+}
+
+/// Each area adds its family of commands here and in [`run`].
+#[derive(Subcommand)]
+enum Family {
+    /// What runs
+    Status,
+    /// What is served
+    #[command(subcommand)]
+    Subsystem(subsystem::Command),
+    /// The disks of all subsystems
+    #[command(subcommand)]
+    Namespace(namespace::Command),
+    /// Where hosts connect
+    #[command(subcommand)]
+    Listener(listener::Command),
+    /// Who may connect
+    #[command(subcommand)]
+    Host(host::Command),
+    /// Who is connected
+    Controllers,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let output = Output { json: arguments.json };
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return output.fail(&Failure::new(format!("there is no thread: {error}"))),
+    };
+    let client = Client::new(arguments.socket);
+    match runtime.block_on(run(arguments.family, &client, output)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => output.fail(&failure),
+    }
+}
+
+async fn run(family: Family, client: &Client, output: Output) -> Result<(), Failure> {
+    match family {
+        Family::Status => status::run(client, output).await,
+        Family::Subsystem(command) => subsystem::run(command, client, output).await,
+        Family::Namespace(command) => namespace::run(command, client, output).await,
+        Family::Listener(command) => listener::run(command, client, output).await,
+        Family::Host(command) => host::run(command, client, output).await,
+        Family::Controllers => controllers::run(client, output).await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_argument_table_is_sound() {
+        Arguments::command().debug_assert();
+    }
+}

@@ -1,0 +1,103 @@
+//! What is printed, and how a failure is told.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use comfy_table::{Table, presets};
+use serde::Serialize;
+use serde_json::Value;
+
+/// How answers are printed.
+#[derive(Clone, Copy)]
+pub(crate) struct Output {
+    /// For programs.
+    pub(crate) json: bool,
+}
+
+/// What went wrong, and what to do about it.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    sentence: String,
+}
+
+impl Failure {
+    pub(crate) fn new(sentence: impl Into<String>) -> Failure {
+        Failure { sentence: sentence.into() }
+    }
+}
+
+impl Output {
+    /// Prints an answer: as JSON, or as `text` makes of it.
+    pub(crate) fn answer<T>(self, (typed, value): &(T, Value), text: impl FnOnce(&T) -> String) {
+        match self.json {
+            true => self.print(&pretty(value)),
+            false => self.print(&text(typed)),
+        }
+    }
+
+    /// Whoever closed stdout does not want it.
+    pub(crate) fn print(self, text: &str) {
+        let _ = writeln!(io::stdout(), "{}", text.trim_end());
+    }
+
+    pub(crate) fn fail(self, failure: &Failure) -> ExitCode {
+        let _ = writeln!(io::stderr(), "nvmfctl: {}", failure.sentence);
+        ExitCode::FAILURE
+    }
+}
+
+/// A table, or a sentence where it would be empty.
+pub(crate) fn table<const N: usize>(
+    heads: [&str; N],
+    rows: impl IntoIterator<Item = [String; N]>,
+    empty: &str,
+) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(heads);
+    table.add_rows(rows);
+    if table.is_empty() { empty.to_owned() } else { table.trim_fmt() }
+}
+
+/// Several things in one cell.
+pub(crate) fn joined<T: Display>(all: impl IntoIterator<Item = T>, none: &str) -> String {
+    let all: Vec<String> = all.into_iter().map(|each| each.to_string()).collect();
+    if all.is_empty() { none.to_owned() } else { all.join(", ") }
+}
+
+/// A duration as people say it.
+pub(crate) fn duration(seconds: u64) -> String {
+    let (days, hours, minutes) = (seconds / 86400, seconds / 3600 % 24, seconds / 60 % 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds} s"),
+        (0, 0, _) => format!("{minutes} min {} s", seconds % 60),
+        (0, _, _) => format!("{hours} h {minutes} min"),
+        _ => format!("{days} d {hours} h"),
+    }
+}
+
+fn pretty(value: &impl Serialize) -> String {
+    serde_json::to_string_pretty(value).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_as_people_say_them() {
+        for (seconds, says) in
+            [(0, "0 s"), (59, "59 s"), (61, "1 min 1 s"), (3660, "1 h 1 min"), (90_000, "1 d 1 h")]
+        {
+            assert_eq!(duration(seconds), says);
+        }
+    }
+
+    #[test]
+    fn a_table_without_rows_is_a_sentence() {
+        assert_eq!(table(["A"], [], "nothing"), "nothing");
+        let text = table(["A", "B"], [["1".into(), "2".into()]], "nothing");
+        let words: Vec<&str> = text.split_whitespace().collect();
+        assert_eq!(words, ["A", "B", "1", "2"]);
+    }
+}

@@ -1,0 +1,47 @@
+//! `nvmfctl status`.
+
+use std::fmt::Write;
+
+use nvmfd::api::Status;
+use nvmfd::config::Size;
+
+use crate::client::Client;
+use crate::listener;
+use crate::output::{Failure, Output, duration, joined};
+
+pub(crate) async fn run(client: &Client, output: Output) -> Result<(), Failure> {
+    output.answer(&client.get::<Status>("/v1/status").await?, text);
+    Ok(())
+}
+
+fn text(status: &Status) -> String {
+    let mut text = String::new();
+    let mut line = |name: &str, value: String| {
+        let _ = writeln!(text, "{name:<12} {value}");
+    };
+    let since = duration(status.uptime_s);
+    line("nvmfd", format!("{}, process {}, serving for {since}", status.version, status.pid));
+    line("declared in", status.config_file.clone());
+    line(
+        "fabric",
+        format!(
+            "{}, {} reactor(s), pool of {}",
+            status.provider,
+            status.reactors,
+            Size(status.pool_bytes)
+        ),
+    );
+    line(
+        "serves",
+        format!("{} subsystem(s), {} namespace(s)", status.subsystems, status.namespaces),
+    );
+    line("listens", joined(status.listeners.iter().map(listener::one), "nowhere"));
+    line("controllers", status.controllers.to_string());
+    for (name, sentences) in [("degraded", &status.degraded), ("warning", &status.warnings)] {
+        sentences.iter().for_each(|sentence| line(name, sentence.clone()));
+    }
+    for section in &status.needs_restart {
+        line("restart", format!("{section} has changed and takes effect after a restart"));
+    }
+    text
+}

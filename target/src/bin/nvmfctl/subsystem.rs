@@ -1,0 +1,83 @@
+//! `nvmfctl subsystem`.
+
+use std::fmt::Write;
+
+use clap::Subcommand;
+use nvmfd::api::Subsystem;
+use nvmfd::config::Size;
+
+use crate::client::{Client, escaped};
+use crate::namespace;
+use crate::output::{Failure, Output, joined, table};
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// All subsystems
+    List,
+    /// One subsystem, with its namespaces
+    Show {
+        /// Its name
+        nqn: String,
+    },
+}
+
+pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Result<(), Failure> {
+    match command {
+        Command::List => {
+            output.answer(&client.get::<Vec<Subsystem>>("/v1/subsystems").await?, |all| list(all));
+        }
+        Command::Show { nqn } => {
+            let path = format!("/v1/subsystems/{}", escaped(&nqn));
+            output.answer(&client.get::<Subsystem>(&path).await?, show);
+        }
+    }
+    Ok(())
+}
+
+fn list(all: &[Subsystem]) -> String {
+    let rows = all.iter().map(|each| {
+        [
+            each.nqn.clone(),
+            each.serial.clone(),
+            each.namespaces.len().to_string(),
+            hosts(each),
+            each.controllers.to_string(),
+        ]
+    });
+    let heads = ["NQN", "SERIAL", "NAMESPACES", "HOSTS", "CONTROLLERS"];
+    table(heads, rows, "there is no subsystem")
+}
+
+fn hosts(subsystem: &Subsystem) -> String {
+    match subsystem.allow_any_host {
+        true => "any".to_owned(),
+        false => subsystem.hosts.len().to_string(),
+    }
+}
+
+fn show(subsystem: &Subsystem) -> String {
+    let mut text = String::new();
+    let mut line = |name: &str, value: String| {
+        let _ = writeln!(text, "{name:<12} {value}");
+    };
+    line("subsystem", subsystem.nqn.clone());
+    line("serial", subsystem.serial.clone());
+    line("model", subsystem.model.clone());
+    match subsystem.allow_any_host {
+        true => line("hosts", "any may connect".to_owned()),
+        false => line("hosts", joined(&subsystem.hosts, "none may connect")),
+    }
+    line("listeners", joined(&subsystem.listeners, "all"));
+    let most = subsystem.max_controllers.map(|most| format!(" of at most {most}"));
+    line("controllers", format!("{}{}", subsystem.controllers, most.unwrap_or_default()));
+    line(
+        "limits",
+        format!(
+            "queue depth {}, {} I/O queues, {} a command",
+            subsystem.queue_depth,
+            subsystem.io_queues,
+            Size(subsystem.mdts_bytes.into())
+        ),
+    );
+    text + "\n" + &namespace::list(&subsystem.namespaces)
+}

@@ -1,0 +1,65 @@
+//! The management interface: HTTP/1.1 with JSON on a Unix socket, and, where that is wanted, to
+//! read only on a loopback address.
+//!
+//! One file for each area has its routes and what they do. Everything is bounded: connections at
+//! once, the length of a request, and how long it may take to arrive.
+
+mod answer;
+mod controllers;
+mod server;
+mod status;
+mod subsystems;
+
+use axum::Json;
+use axum::Router;
+use axum::routing::get;
+use utoipa::OpenApi;
+use utoipa::openapi::OpenApi as Description;
+use utoipa_axum::router::OpenApiRouter;
+
+pub(crate) use answer::Refused;
+pub(super) use server::Server;
+
+use super::managed::Managed;
+
+/// The longest body of a request, in bytes.
+const MOST_BODY_BYTES: usize = 1 << 20;
+
+#[derive(OpenApi)]
+#[openapi(info(
+    title = "nvmfd",
+    description = "What an NVMe over RDMA target serves, and to whom.",
+    license(name = "Apache-2.0", identifier = "Apache-2.0")
+))]
+struct Document;
+
+/// Routes that only look. Each area adds its own here.
+fn reading() -> OpenApiRouter<Managed> {
+    OpenApiRouter::with_openapi(Document::openapi())
+        .merge(status::routes())
+        .merge(subsystems::routes())
+        .merge(controllers::routes())
+}
+
+/// Routes that change something: on the Unix socket only. Each area adds its own here.
+fn changing() -> OpenApiRouter<Managed> {
+    OpenApiRouter::new()
+}
+
+/// All routes, or those that only look, with their description at `/v1/openapi.json`.
+fn router(managed: Managed, may_change: bool) -> Router {
+    let (routes, description) = routes(may_change);
+    routes
+        .route("/v1/openapi.json", get(async move || Json(description)))
+        .fallback(Refused::no_such_path)
+        .method_not_allowed_fallback(Refused::no_such_method)
+        .with_state(managed)
+}
+
+fn routes(may_change: bool) -> (Router<Managed>, Description) {
+    let all = if may_change { reading().merge(changing()) } else { reading() };
+    all.split_for_parts()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,38 @@
+//! What a request is answered with when it is not fulfilled.
+
+use axum::Json;
+use axum::http::{Method, StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+
+use crate::api::Problem;
+
+/// A request that is not fulfilled: its HTTP status and the words.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    status: StatusCode,
+    problem: Problem,
+}
+
+impl Refused {
+    /// 404: there is no such thing.
+    pub(crate) fn not_found(error: impl Into<String>, remedy: impl Into<String>) -> Refused {
+        Refused { status: StatusCode::NOT_FOUND, problem: Problem::new(error, remedy) }
+    }
+
+    pub(super) async fn no_such_path(uri: Uri) -> Refused {
+        let error = format!("there is nothing at {}", uri.path());
+        Refused::not_found(error, "see /v1/openapi.json for what there is")
+    }
+
+    pub(super) async fn no_such_method(method: Method, uri: Uri) -> Refused {
+        let error = format!("{method} is not possible at {}", uri.path());
+        let problem = Problem::new(error, "see /v1/openapi.json for what is");
+        Refused { status: StatusCode::METHOD_NOT_ALLOWED, problem }
+    }
+}
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        (self.status, Json(self.problem)).into_response()
+    }
+}

@@ -1,0 +1,162 @@
+//! `/v1/subsystems`, `/v1/namespaces`, `/v1/hosts`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use axum::Json;
+use axum::extract::{Path, State};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use nvme::Nqn;
+
+use super::Refused;
+use crate::api::{Host, Kind, Namespace, NamespaceState, Problem, Subsystem};
+use crate::config::{HostConfig, Limits, NamespaceConfig, NamespaceKind, SubsystemConfig};
+use crate::control::managed::Managed;
+use crate::registry::{Controller, Registry};
+use crate::subsystem;
+
+pub(super) fn routes() -> OpenApiRouter<Managed> {
+    OpenApiRouter::new()
+        .routes(routes!(list))
+        .routes(routes!(show))
+        .routes(routes!(namespaces))
+        .routes(routes!(hosts))
+}
+
+/// All subsystems.
+#[utoipa::path(get, path = "/v1/subsystems", responses((status = 200, body = Vec<Subsystem>)))]
+async fn list(State(managed): State<Managed>) -> Json<Vec<Subsystem>> {
+    Json(all(&managed))
+}
+
+/// One subsystem.
+#[utoipa::path(
+    get,
+    path = "/v1/subsystems/{nqn}",
+    params(("nqn" = String, Path, description = "its name")),
+    responses((status = 200, body = Subsystem), (status = 404, body = Problem))
+)]
+async fn show(
+    State(managed): State<Managed>,
+    Path(nqn): Path<String>,
+) -> Result<Json<Subsystem>, Refused> {
+    let found = all(&managed).into_iter().find(|subsystem| subsystem.nqn == nqn);
+    found.map(Json).ok_or_else(|| {
+        let error = format!("there is no subsystem {nqn:?}");
+        Refused::not_found(error, "see `nvmfctl subsystem list` for those that there are")
+    })
+}
+
+/// The namespaces of all subsystems.
+#[utoipa::path(get, path = "/v1/namespaces", responses((status = 200, body = Vec<Namespace>)))]
+async fn namespaces(State(managed): State<Managed>) -> Json<Vec<Namespace>> {
+    Json(all(&managed).into_iter().flat_map(|subsystem| subsystem.namespaces).collect())
+}
+
+/// The hosts that the configuration names.
+#[utoipa::path(get, path = "/v1/hosts", responses((status = 200, body = Vec<Host>)))]
+async fn hosts(State(managed): State<Managed>) -> Json<Vec<Host>> {
+    let running = managed.running();
+    let controllers = managed.view().registry.controllers();
+    let mut found: BTreeMap<Nqn, Host> = BTreeMap::new();
+    let host = |nqn: &Nqn| Host {
+        nqn: nqn.to_string(),
+        subsystems: BTreeSet::new(),
+        has_key: false,
+        controllers: controllers.iter().filter(|c| c.association.host == *nqn).count() as u32,
+    };
+    for subsystem in &running.config.subsystems {
+        for nqn in &subsystem.hosts {
+            let entry = found.entry(*nqn).or_insert_with(|| host(nqn));
+            entry.subsystems.insert(subsystem.nqn.to_string());
+        }
+    }
+    for HostConfig { nqn, .. } in &running.config.authentication.hosts {
+        found.entry(*nqn).or_insert_with(|| host(nqn)).has_key = true;
+    }
+    Json(found.into_values().collect())
+}
+
+fn all(managed: &Managed) -> Vec<Subsystem> {
+    let running = managed.running();
+    let registry = &managed.view().registry;
+    let controllers = registry.controllers();
+    let describe = |config| subsystem(config, &running.config.limits, registry, &controllers);
+    running.config.subsystems.iter().map(describe).collect()
+}
+
+fn subsystem(
+    config: &SubsystemConfig,
+    limits: &Limits,
+    registry: &Registry,
+    controllers: &[Controller],
+) -> Subsystem {
+    let served = registry.subsystem(&config.nqn);
+    let live = |nsid| served.as_ref().and_then(|s| s.namespace(nsid).ok());
+    let offer = &config.offer;
+    let own = |limit: Option<u16>, general: u16| limit.map_or(general, |own| own.min(general));
+    Subsystem {
+        nqn: config.nqn.to_string(),
+        serial: config.serial.clone(),
+        model: config.model.clone(),
+        allow_any_host: config.allow_any_host,
+        hosts: names(&config.hosts),
+        listeners: offer.listeners.clone(),
+        queue_depth: own(offer.queue_depth, limits.queue_depth),
+        io_queues: own(offer.io_queues, limits.io_queues),
+        mdts_bytes: offer.mdts_bytes.map_or(limits.mdts_bytes, |own| own.min(limits.mdts_bytes)),
+        max_controllers: offer.controllers,
+        controllers: (controllers.iter()).filter(|c| c.association.subsystem == config.nqn).count()
+            as u32,
+        namespaces: (config.namespaces.iter())
+            .map(|n| namespace(config, n, live(n.nsid)))
+            .collect(),
+    }
+}
+
+fn namespace(
+    subsystem: &SubsystemConfig,
+    config: &NamespaceConfig,
+    live: Option<&subsystem::Namespace>,
+) -> Namespace {
+    let (kind, path, declared_bytes) = match &config.kind {
+        NamespaceKind::File { path, size } => {
+            (Kind::File, Some(path.display().to_string()), size.unwrap_or_default())
+        }
+        NamespaceKind::Ram { size } => (Kind::Ram, None, *size),
+        NamespaceKind::Null { size } => (Kind::Null, None, *size),
+    };
+    let state = match live.map(|n| &n.health) {
+        Some(health) if health.is_down() => NamespaceState::Down,
+        Some(health) if health.sync_failure().is_some() => NamespaceState::SyncFailed,
+        _ => NamespaceState::Serving,
+    };
+    Namespace {
+        subsystem: subsystem.nqn.to_string(),
+        nsid: config.nsid,
+        kind,
+        path,
+        size_bytes: live.map_or(declared_bytes, |n| n.blocks << n.block_shift),
+        block_size_bytes: live.map_or(config.block_size_bytes, subsystem::Namespace::block_bytes),
+        uuid: config.uuid.to_string(),
+        nguid: digits(&config.nguid),
+        eui64: config.eui64.map(|eui64| digits(&eui64)),
+        read_only: config.read_only,
+        write_protected: live.is_some_and(|n| n.protection.is_on()),
+        allow_format: config.allow_format,
+        ana_group: config.ana_group,
+        hosts: subsystem.offer.masks.get(&config.nsid).map(names),
+        state,
+        failures: live.map_or(0, |n| n.health.failures()),
+    }
+}
+
+fn names(nqns: &BTreeSet<Nqn>) -> BTreeSet<String> {
+    nqns.iter().map(ToString::to_string).collect()
+}
+
+/// Bytes in hexadecimal, in their order.
+pub(super) fn digits(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

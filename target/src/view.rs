@@ -1,0 +1,23 @@
+//! What may be seen of a running target: shared, so that looking waits for nothing and holds
+//! nothing up.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::reactor::Stats;
+use crate::registry::Registry;
+
+/// What may be seen of a running target.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// Who may connect to what, and who is.
+    pub registry: Arc<Registry>,
+    /// What each reactor counts.
+    pub reactors: Vec<Arc<Stats>>,
+    /// What moves the data: `verbs` or `soft`.
+    pub provider: String,
+    /// Registered memory of all reactors, in bytes.
+    pub pool_bytes: u64,
+    /// Since when it is being looked at: its start.
+    pub started: Instant,
+}
