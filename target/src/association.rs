@@ -3,15 +3,14 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use nvme::{Nqn, Status};
 
 use crate::ana::{AnaStates, Reach};
 use crate::reservation::Standing;
-use crate::usage::Counters;
+use crate::usage::{Counters, Usage};
 
 /// Entries of the Error Information log (ELPE + 1).
 pub const ERROR_LOG_ENTRIES: usize = 64;
@@ -52,6 +51,8 @@ pub struct Association {
     errors: Mutex<ErrorLog>,
     /// What its host has done with it.
     pub usage: Counters,
+    /// What all hosts have done with its subsystem.
+    pub subsystem_usage: Arc<Usage>,
     /// How it stands with reservations.
     pub reservations: Standing,
     /// Namespaces that are not what they were.
@@ -86,6 +87,7 @@ impl Association {
             traffic: AtomicBool::new(false),
             errors: Mutex::default(),
             usage: Counters::default(),
+            subsystem_usage: Arc::default(),
             reservations,
             changes: Changes::default(),
             reach: Reach::default(),
@@ -190,10 +192,12 @@ impl Association {
 
     /// Records a failed command. Locks: failures are not the hot path.
     pub fn log_error(&self, entry: ErrorRecord) {
-        self.errors.lock().unwrap_or_else(PoisonError::into_inner).push(entry);
+        let mut log = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
+        // Numbers are of the subsystem, so that none comes twice, also not after a restart.
+        log.push(self.subsystem_usage.count_error(), entry);
     }
 
-    /// How many errors there were, and the latest ones, newest first.
+    /// How many errors this controller had, and the latest ones with their numbers, newest first.
     pub fn errors(&self) -> (u64, Vec<(u64, ErrorRecord)>) {
         let log = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
         (log.count, log.entries.iter().rev().copied().collect())
@@ -250,12 +254,12 @@ struct ErrorLog {
 }
 
 impl ErrorLog {
-    fn push(&mut self, entry: ErrorRecord) {
+    fn push(&mut self, number: u64, entry: ErrorRecord) {
         self.count += 1;
         if self.entries.len() == ERROR_LOG_ENTRIES {
             self.entries.pop_front();
         }
-        self.entries.push_back((self.count, entry));
+        self.entries.push_back((number, entry));
     }
 }
 
@@ -281,6 +285,7 @@ mod tests {
         }
         let (count, entries) = association.errors();
         assert_eq!((count, entries.len()), (100, ERROR_LOG_ENTRIES));
+        assert_eq!(association.subsystem_usage.errors(), 100);
         assert_eq!((entries[0].0, entries[0].1.cid), (100, 99));
         assert_eq!((entries[63].0, entries[63].1.cid), (37, 36));
     }

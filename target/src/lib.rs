@@ -17,6 +17,7 @@ pub mod events;
 pub mod exclusion;
 pub mod import;
 mod kept;
+pub mod ledger;
 pub mod mailbox;
 pub mod power;
 pub mod protection;

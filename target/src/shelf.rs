@@ -10,12 +10,12 @@ use nvme::Nqn;
 use tracing::info;
 
 use crate::config::Config;
+use crate::ledger::Ledger;
 use crate::mailbox::Mail;
 use crate::registry::{Change, Registry};
 use crate::stores::{Store, Stores};
 use crate::target::Fatal;
 use crate::tender::Tender;
-use crate::usage::Usage;
 
 /// How long a reactor may take to answer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -26,6 +26,7 @@ pub(crate) struct Shelf {
     stores: Stores,
     registry: Arc<Registry>,
     tender: Arc<Tender>,
+    ledger: Arc<Ledger>,
 }
 
 impl Shelf {
@@ -35,8 +36,9 @@ impl Shelf {
         stores: Stores,
         registry: Arc<Registry>,
         tender: Arc<Tender>,
+        ledger: Arc<Ledger>,
     ) -> Shelf {
-        Shelf { config, stores, registry, tender }
+        Shelf { config, stores, registry, tender, ledger }
     }
 
     /// The configuration that is served.
@@ -86,9 +88,7 @@ impl Shelf {
         let mut subsystems = Vec::new();
         for config in &self.config.subsystems {
             let running = self.registry.subsystem(&config.nqn);
-            let usage =
-                running.as_ref().map_or_else(Arc::<Usage>::default, |s| Arc::clone(&s.usage));
-            let subsystem = next.subsystem(config, usage);
+            let subsystem = next.subsystem(config, self.ledger.usage(&config.nqn));
             if running.is_none_or(|running| *running != subsystem) {
                 subsystems.push(Arc::new(subsystem));
             }

@@ -19,6 +19,7 @@ use tracing::{info, warn};
 use crate::auth::Keyring;
 use crate::config::{Config, Spin};
 use crate::controller::Limits;
+use crate::ledger::{Keeping, Ledger};
 use crate::mailbox::{Mail, mailbox};
 use crate::power::PowerBook;
 use crate::provider::{self, Choice, Fabrics, choose, owns};
@@ -50,6 +51,7 @@ pub struct Target {
     reactors: Vec<Running>,
     keeper: (JoinHandle<()>, mpsc::Sender<Word>),
     power: PowerBook,
+    ledger: Option<Keeping>,
 }
 
 struct Running {
@@ -119,6 +121,7 @@ impl Target {
         let keeper = Keeper::new();
         let registry = Registry::new(senders, config.limits.controllers, receives);
         let power = PowerBook::open(config.state_directory.as_deref(), Instant::now());
+        let ledger = Arc::new(Ledger::open(config.state_directory.as_deref()));
         let registry = registry.with_keeper(keeper.sender()).with_power(power.meter);
         let registry = Arc::new(registry);
         registry.set_keyring(keyring);
@@ -130,10 +133,25 @@ impl Target {
         let fabrics = fabrics.map_err(|error| Fatal(error.to_string()))?;
         let keeper = keep(keeper, &registry)?;
         let reactors = Vec::new();
-        let shelf = Shelf::new(config.clone(), stores, Arc::clone(&registry), Arc::clone(&tender));
+        let shelf = Shelf::new(
+            config.clone(),
+            stores,
+            Arc::clone(&registry),
+            Arc::clone(&tender),
+            Arc::clone(&ledger),
+        );
         let shelf = Arc::new(Mutex::new(shelf));
-        let mut target =
-            Target { provider, registry, shelf, tender, fabrics, reactors, keeper, power };
+        let mut target = Target {
+            provider,
+            registry,
+            shelf,
+            tender,
+            fabrics,
+            reactors,
+            keeper,
+            power,
+            ledger: None,
+        };
         let started = boxes
             .into_iter()
             .enumerate()
@@ -148,6 +166,7 @@ impl Target {
         match started {
             Ok(()) => {
                 target.power.begin(Instant::now());
+                target.ledger = ledger.keep();
                 Ok(target)
             }
             Err(fatal) => {
@@ -259,6 +278,7 @@ impl Target {
                 warn!(reactor = index, "did not stop in time");
             }
         }
+        self.ledger.into_iter().for_each(|ledger| ledger.close(deadline));
         self.power.close(deadline);
         self.tender.stop(deadline);
         let (thread, words) = self.keeper;

@@ -1,5 +1,5 @@
 //! What hosts have done: counted by each queue on its own, handed in a few times a second, and told
-//! in the SMART log.
+//! in the SMART log. What has to outlast the daemon is in the `ledger`.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -98,11 +98,36 @@ impl Counters {
         let grains = self.busy_grains.load(Ordering::Relaxed);
         BUSY_GRAIN.saturating_mul(grains.try_into().unwrap_or(u32::MAX))
     }
+
+    /// All that is worth keeping.
+    #[must_use]
+    pub fn account(&self) -> Account {
+        Account { work: self.total(), busy_grains: self.busy_grains.load(Ordering::Relaxed) }
+    }
+
+    /// Adds what was kept of earlier times.
+    pub fn carry(&self, kept: &Account) {
+        self.add(&kept.work);
+        self.busy_grains.fetch_add(kept.busy_grains, Ordering::Relaxed);
+    }
 }
 
-/// What all hosts have done with the namespaces of a subsystem, kept across its snapshots.
+/// Counters as they are kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Account {
+    /// Work done.
+    pub work: Work,
+    /// Quarters of a second in which commands were under way.
+    pub busy_grains: u64,
+}
+
+/// What all hosts have done with a subsystem, kept across its snapshots.
 #[derive(Debug, Default)]
 pub struct Usage {
+    /// With all of its namespaces, also those that are gone.
+    pub whole: Counters,
+    /// Entries ever made in the Error Information logs of its controllers.
+    errors: AtomicU64,
     /// By namespace id. Locked when queues hand in, never on I/O. A namespace that goes and comes
     /// again counts on.
     namespaces: Mutex<BTreeMap<u32, Arc<Counters>>>,
@@ -119,6 +144,46 @@ impl Usage {
     pub fn of(&self, nsid: u32) -> Arc<Counters> {
         let mut namespaces = self.namespaces.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(namespaces.entry(nsid).or_default())
+    }
+
+    /// Adds a queue's work with a namespace.
+    pub fn add(&self, nsid: u32, work: &Work) {
+        self.whole.add(work);
+        self.of(nsid).add(work);
+    }
+
+    /// Notes that commands for a namespace are under way now, or were just before.
+    pub fn note_busy(&self, nsid: u32, now: Instant) {
+        self.whole.note_busy(now);
+        self.of(nsid).note_busy(now);
+    }
+
+    /// Counts an entry of an error log; its number, from 1.
+    pub fn count_error(&self) -> u64 {
+        self.errors.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
+    }
+
+    /// Entries ever made in error logs.
+    #[must_use]
+    pub fn errors(&self) -> u64 {
+        self.errors.load(Ordering::Relaxed)
+    }
+
+    /// All that is worth keeping: errors, the whole, and each namespace with which anything was
+    /// done.
+    #[must_use]
+    pub fn accounts(&self) -> (u64, Account, Vec<(u32, Account)>) {
+        let namespaces = self.namespaces.lock().unwrap_or_else(PoisonError::into_inner);
+        let each = namespaces.iter().map(|(nsid, counters)| (*nsid, counters.account()));
+        let used = each.filter(|(_, account)| *account != Account::default()).collect();
+        (self.errors(), self.whole.account(), used)
+    }
+
+    /// Adds what was kept of earlier times.
+    pub fn carry(&self, errors: u64, whole: &Account, namespaces: &[(u32, Account)]) {
+        self.errors.fetch_add(errors, Ordering::Relaxed);
+        self.whole.carry(whole);
+        namespaces.iter().for_each(|(nsid, kept)| self.of(*nsid).carry(kept));
     }
 }
 

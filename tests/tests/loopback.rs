@@ -1,6 +1,8 @@
 //! The user-space host against a real target in the same process, over the soft fabric and real
 //! sockets: the library, then the tool.
 
+#[path = "loopback/admin.rs"]
+mod admin;
 #[path = "loopback/authentication.rs"]
 mod authentication;
 #[path = "loopback/judges.rs"]

@@ -124,7 +124,11 @@ pub(crate) mod tests {
     fn made(role: Role) -> Controller {
         let nqn: Nqn = "nqn.2026-11.io.nvmfd:test".parse().unwrap();
         let host: Nqn = "nqn.2026-11.io.nvmfd:host".parse().unwrap();
-        let association = Arc::new(Association::new(1, 5, nqn, host, [0xA5; 16]));
+        let mut association = Association::new(1, 5, nqn, host, [0xA5; 16]);
+        if let Role::Nvm(subsystem) = &role {
+            association.subsystem_usage = Arc::clone(&subsystem.usage);
+        }
+        let association = Arc::new(association);
         let limits =
             Limits { queue_depth: 128, io_queues: 8, in_capsule_bytes: 8192, mdts_bytes: MDTS };
         let local = "192.0.2.1:4420".parse().unwrap();

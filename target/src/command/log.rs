@@ -135,7 +135,7 @@ fn nvm_log(
     match get.lid {
         LogId::SUPPORTED_PAGES => Ok(supported_pages()),
         LogId::ERROR => Ok(error_log(&association.errors().1)),
-        LogId::SMART => smart(get.nsid, subsystem, association, power),
+        LogId::SMART => smart(get.nsid, subsystem, power),
         LogId::FIRMWARE_SLOT => Ok(firmware_slots()),
         LogId::CHANGED_NAMESPACES => Ok(changed_namespaces(events)),
         LogId::EFFECTS if get.csi == Csi::NVM => Ok(effects(subsystem)),
@@ -182,22 +182,18 @@ fn error_log(latest: &[(u64, ErrorRecord)]) -> Vec<u8> {
 
 /// "SMART / Health Information (Log Identifier 02h)".
 ///
-/// Of a controller (namespace id 0 or FFFFFFFFh) what its host has done with it; of a namespace
-/// what all hosts have. The counters lag by up to a quarter of a second.
+/// With namespace id 0 or FFFFFFFFh of the whole subsystem, because a controller of a fabric lives
+/// no longer than its connection, and these are the numbers of a life; else of one namespace. Either
+/// way it is what all hosts have done. The counters lag by up to a quarter of a second.
 ///
 /// Only what we know is told. A plausible temperature would be a lie that monitoring believes; 0 K
 /// (shown as -273 °C) is what fabrics targets without a sensor report, and nobody takes it for a
 /// measurement. Wear belongs to the medium below, which has its own log, so it stays 0 as well; of
 /// spare capacity nothing is missing. Power is on while the daemon runs.
-fn smart(
-    nsid: u32,
-    subsystem: &Subsystem,
-    association: &Association,
-    power: Power,
-) -> Result<Vec<u8>, Status> {
+fn smart(nsid: u32, subsystem: &Subsystem, power: Power) -> Result<Vec<u8>, Status> {
     let (work, busy, degraded) = match nsid {
         0 | NSID_ALL => {
-            let usage = &association.usage;
+            let usage = &subsystem.usage.whole;
             (usage.total(), usage.busy(), subsystem.is_degraded())
         }
         nsid => {
@@ -219,7 +215,7 @@ fn smart(
         power_on_hours: power.on_hours.into(),
         unsafe_shutdowns: power.unsafe_shutdowns.into(),
         media_errors: work.media_errors.into(),
-        error_entries: association.errors().0.into(),
+        error_entries: subsystem.usage.errors().into(),
         ..Smart::default()
     };
     Ok(smart.emit().to_vec())
@@ -405,9 +401,10 @@ mod tests {
         let mut controller = nvm();
         let work =
             Work { reads: 3, writes: 1, units_read: 2001, units_written: 8, media_errors: 2 };
-        controller.association.usage.add(&work);
+        let usage = Arc::clone(&controller.subsystem().unwrap().usage);
+        usage.add(1, &work);
         for second in (0..150).map(Duration::from_secs) {
-            controller.association.usage.note_busy(Instant::now() + second);
+            usage.note_busy(1, Instant::now() + second);
         }
         let bytes = page(LogId::SMART, 512, &mut controller);
         let found = Smart::parse(&bytes.try_into().unwrap());
@@ -420,17 +417,18 @@ mod tests {
     }
 
     #[test]
-    fn smart_is_of_a_controller_or_of_a_namespace() {
+    fn smart_is_of_a_subsystem_or_of_a_namespace() {
         let mut controller = nvm();
         let usage = Arc::clone(&controller.subsystem().unwrap().usage);
         let reads = |reads| Work { reads, ..Work::default() };
-        controller.association.usage.add(&reads(1));
-        usage.of(2).add(&reads(20));
-        usage.of(7).add(&reads(300));
+        // Namespace 9 is gone; what was done with it is not.
+        for (nsid, count) in [(9, 1), (2, 20), (7, 300)] {
+            usage.add(nsid, &reads(count));
+        }
         let health = Arc::clone(&controller.subsystem().unwrap().namespaces[1].health);
         health.fail_sync(Status::WRITE_FAULT);
         let get = GetLogPage::new(LogId::SMART, 0, 128);
-        for (nsid, expected) in [(0, 1), (NSID_ALL, 1), (1, 0), (2, 20), (7, 300)] {
+        for (nsid, expected) in [(0, 321), (NSID_ALL, 321), (1, 0), (2, 20), (7, 300)] {
             let bytes = given(ask(GetLogPage { nsid, ..get }.emit(keyed(512)), &mut controller));
             let found = Smart::parse(&bytes.try_into().unwrap());
             assert_eq!(found.host_reads, expected, "{nsid}");

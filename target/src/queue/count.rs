@@ -16,7 +16,7 @@ impl Queue {
             (evicted, &self.serves)
         {
             association.usage.add(&evicted);
-            subsystem.usage.of(nsid).add(&evicted);
+            subsystem.usage.add(nsid, &evicted);
         }
         work
     }
@@ -37,9 +37,8 @@ impl Queue {
         for (nsid, work) in self.tally.take() {
             association.usage.add(&work);
             association.usage.note_busy(now);
-            let counters = subsystem.usage.of(nsid);
-            counters.add(&work);
-            counters.note_busy(now);
+            subsystem.usage.add(nsid, &work);
+            subsystem.usage.note_busy(nsid, now);
         }
         if self.free.len() == self.slots.len() {
             return;
@@ -50,7 +49,7 @@ impl Queue {
             if under_way && entry.sqe.nsid != noted && subsystem.namespace(entry.sqe.nsid).is_ok() {
                 noted = entry.sqe.nsid;
                 association.usage.note_busy(now);
-                subsystem.usage.of(noted).note_busy(now);
+                subsystem.usage.note_busy(noted, now);
             }
         }
     }

@@ -72,6 +72,9 @@ impl Registry {
         association.keep_alive_min_ms = listener.map_or(0, |listener| listener.keep_alive_min_ms);
         let replaced = book.check_room(self.controllers, &association, subsystem, authenticate)?;
         let cntlids = subsystem.map_or(1..=CNTLID_MAX, |s| s.offer.cntlids.clone());
+        if let Some(subsystem) = subsystem {
+            association.subsystem_usage = Arc::clone(&subsystem.usage);
+        }
         let view = subsystem.map(|s| book.view(s, &host));
         let mut limits = subsystem.map_or(visit.limits, |s| visit.limits.within(&s.offer));
         // Promise no more I/O queues than there is memory for; the host takes what it gets.

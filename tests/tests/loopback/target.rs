@@ -110,6 +110,12 @@ block_size = 512
         self.target.as_mut().expect("running").apply(config).expect("applied");
     }
 
+    /// Stops it and starts it again, over the same stores and with the same memory of before.
+    pub(crate) fn restart(&mut self) {
+        self.take().stop(Instant::now() + Duration::from_secs(60));
+        self.target = Some(Target::start(self.config("")).expect("the target starts again"));
+    }
+
     /// What stops it, to be run whenever.
     pub(crate) fn take(&mut self) -> Target {
         self.target.take().expect("running")

@@ -1,0 +1,169 @@
+//! Admin commands whose truth shows only on a whole target: over connections, restarts and reactors.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use initiator::{Data, Host, Request};
+use nvme::log::{ErrorEntry, GetLogPage, LogId, Smart};
+use nvme::{AdminOpcode, IoOpcode, Sqe, Status};
+
+use crate::target::TestTarget;
+use crate::{FILE, RAM, at, pattern, status};
+
+/// Counters are handed in a few times a second.
+fn settled(host: &mut Host, enough: impl Fn(&Smart) -> bool) -> Smart {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let found = smart(host, u32::MAX);
+        if enough(&found) {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{found:?}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn smart(host: &mut Host, nsid: u32) -> Smart {
+    let get = GetLogPage { nsid, ..GetLogPage::new(LogId::SMART, 0, 128) };
+    let page = host.log(get, Smart::BYTES).expect("the log");
+    Smart::parse(&page.try_into().expect("its length"))
+}
+
+fn newest_error(host: &mut Host) -> ErrorEntry {
+    let page = host.log(GetLogPage::new(LogId::ERROR, 0, 16), ErrorEntry::BYTES).expect("the log");
+    ErrorEntry::parse(&page.try_into().expect("its length"))
+}
+
+#[test]
+fn smart_tells_a_life_over_connections_and_restarts() {
+    let mut target = TestTarget::start();
+    let mut host = target.connect(1);
+    let data = pattern(1, 1 << 20);
+    host.write(FILE, &data, false).expect("written");
+    host.write(RAM, &data[..8192], false).expect("written");
+    let beyond = at(FILE, 1 << 40);
+    assert!(status(host.read(beyond, &mut [0; 4096])).is(Status::LBA_OUT_OF_RANGE));
+    let first = settled(&mut host, |smart| smart.host_writes >= 2);
+    assert_eq!((first.data_units_written, first.error_entries), (3, 1));
+    assert_eq!(newest_error(&mut host).error_count, 1);
+    assert_eq!(smart(&mut host, 1).data_units_written, 3);
+    host.disconnect();
+
+    let mut host = target.connect(1);
+    let again = smart(&mut host, 0);
+    assert_eq!((again.host_writes, again.data_units_written), (first.host_writes, 3));
+    assert_eq!(newest_error(&mut host).error_count, 0, "the log is of this controller");
+    host.disconnect();
+
+    target.restart();
+    let mut host = target.connect(1);
+    let after = smart(&mut host, 0);
+    assert_eq!((after.host_writes, after.data_units_written), (first.host_writes, 3));
+    assert_eq!((after.host_reads, after.power_cycles), (first.host_reads, 2));
+    assert_eq!(smart(&mut host, 1).data_units_written, 3, "of a namespace as well");
+    assert!(status(host.read(beyond, &mut [0; 4096])).is(Status::LBA_OUT_OF_RANGE));
+    assert_eq!(newest_error(&mut host).error_count, 2, "no number comes twice");
+    assert_eq!(smart(&mut host, 0).error_entries, 2);
+    host.disconnect();
+}
+
+/// What the tests of Abort send their commands to: a file that does wrong what it is told.
+fn with_fault(target: &TestTarget, fault: &str) -> String {
+    let path = target.folder().join("disk3.img");
+    let path = path.display();
+    format!(
+        "[[subsystem.namespace]]\nnsid = 3\npath = \"{path}\"\nsize = \"1MiB\"\nblock_size = 4096\n\
+         fault = \"{fault}\"\n[reactor]\nthreads = 2\n"
+    )
+}
+
+/// Sends an Abort command for each id that the host may have given, until one is told that its
+/// command has ended. Some may come before the command, so it is tried more than once.
+fn abort_whatever_it_is_called(host: &mut Host, queue: u16) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let slots = u32::from(host.session().capacity(queue));
+    let ids = || (0..slots).flat_map(|slot| (1..6u32).map(move |uses| uses << 12 | slot));
+    loop {
+        for cid in ids() {
+            let cdw10 = u32::from(queue) | cid << 16;
+            let abort = Sqe { cdw10, ..Sqe::admin(AdminOpcode::ABORT) };
+            let (result, _) = host.command(0, "Abort", abort, Data::None).expect("answered");
+            if result == 0 {
+                return;
+            }
+        }
+        assert!(Instant::now() < deadline, "nothing could be aborted on queue {queue}");
+    }
+}
+
+/// Three queues on two reactors: at least one of them is not where the admin queue is.
+#[test]
+fn an_abort_finds_its_command_on_whichever_reactor() {
+    let mut target = TestTarget::start_with("[reactor]\nthreads = 2\n");
+    target.apply(&with_fault(&target, "stall"));
+    let mut host = target.connect(3);
+    for queue in 1..=host.session().io_queues() {
+        for opcode in [IoOpcode::READ, IoOpcode::WRITE, IoOpcode::FLUSH] {
+            let (data, sqe) = match opcode {
+                IoOpcode::FLUSH => (Data::None, Sqe::io(opcode, 3)),
+                _ => (
+                    Data::Buf(host.pool().take_data(4096).expect("memory")),
+                    Sqe::io(opcode, 3).with_range(5, 0),
+                ),
+            };
+            let tag = u64::from(queue) << 8 | u64::from(opcode.0);
+            assert!(host.submit(queue, Request { sqe, data, tag }).is_ok());
+            host.ring();
+            abort_whatever_it_is_called(&mut host, queue);
+            // The command's own answer may come after that of the Abort command.
+            let deadline = Instant::now() + Duration::from_secs(60);
+            let done = loop {
+                if let Some(done) = host.next_done() {
+                    break done;
+                }
+                assert!(Instant::now() < deadline, "the command is answered");
+                host.wait(deadline);
+            };
+            assert_eq!(done.tag, tag);
+            let cqe = done.outcome.expect("answered");
+            assert!(cqe.status.is(Status::ABORT_REQUESTED), "{opcode} {}", cqe.status);
+            if let Data::Buf(buf) = done.data {
+                host.pool().give(buf);
+            }
+        }
+    }
+    // What was aborted has changed nothing, and the queues serve on.
+    target.apply(&with_fault(&target, "none"));
+    let mut found = vec![1; 4096];
+    let place = initiator::host::Range { nsid: 3, slba: 5, block_bytes: 4096 };
+    host.read(place, &mut found).expect("read");
+    assert!(found.iter().all(|byte| *byte == 0));
+    host.disconnect();
+}
+
+/// A host that loses its patience comes again and again, and each time leaves work at a disk.
+#[test]
+fn who_comes_again_while_a_disk_stalls_is_promised_as_much_as_before() {
+    const ROUNDS: usize = 12;
+    // Room for three such hosts at once, each with an admin queue and two of 64 entries.
+    let memory = "[memory]\nreceives = 640\n[limits]\nqueue_depth = 64\n";
+    let mut target = TestTarget::start_with(&format!("{memory}[reactor]\nthreads = 2\n"));
+    target.apply(&(with_fault(&target, "stall") + memory));
+    for round in 0..ROUNDS {
+        let mut host = target.connect(2);
+        assert_eq!(host.session().io_queues(), 2, "in round {round}");
+        for queue in 1..=2 {
+            let data = Data::Buf(host.pool().take_data(4096).expect("memory"));
+            let sqe = Sqe::io(IoOpcode::READ, 3).with_range(5, 0);
+            assert!(host.submit(queue, Request { sqe, data, tag: 1 }).is_ok());
+        }
+        host.ring();
+        // Without waiting for the shutdown, which the stalled disk would not let happen.
+        drop(host);
+    }
+    target.apply(&(with_fault(&target, "none") + memory));
+    let mut host = target.connect(2);
+    let place = initiator::host::Range { nsid: 3, slba: 5, block_bytes: 4096 };
+    host.read(place, &mut [0; 4096]).expect("read");
+    host.disconnect();
+}
