@@ -7,6 +7,7 @@ mod support;
 use std::collections::VecDeque;
 use std::fs::{Permissions, set_permissions, write};
 use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nvme::auth::{
@@ -18,9 +19,10 @@ use nvme::fabrics::{
 use nvme::property::Property;
 use nvme::{AdminOpcode, IoOpcode, Nqn, Sgl, Sqe, Status};
 use nvmfd::auth::{Keyring, Policy};
-use nvmfd::config::{AuthenticationConfig, HostConfig};
+use nvmfd::config::{AuthenticationConfig, DuplicateHosts, HostConfig, Offer};
 use nvmfd::queue::Queue;
 use nvmfd::registry::Visit;
+use nvmfd::subsystem::Subsystem;
 use proptest::prelude::*;
 use rdma::{Tag, Work};
 use tempfile::{TempDir, tempdir};
@@ -327,6 +329,83 @@ fn mere_claims_take_half_of_the_controllers_at_most() {
     assert!(admit().is_err());
     world.registry.admin_closed(&claims[1]);
     assert!(admit().is_ok());
+}
+
+/// Has the subsystem treat hosts that come twice in this way.
+fn set_duplicates(world: &World, duplicates: DuplicateHosts) {
+    let offer = Arc::new(Offer { duplicates, ..Offer::default() });
+    world.registry.publish(Arc::new(Subsystem { offer, ..support::subsystem() }));
+}
+
+/// Puts one admin queue aside and takes up another.
+fn swap(world: &mut World, posted: &mut VecDeque<(Tag, Work)>) {
+    std::mem::swap(&mut world.fabric.posted, posted);
+    world.fabric.disconnected = false;
+}
+
+/// Whether a queue is being closed.
+fn is_closing(world: &mut World, queue: &mut Queue) -> bool {
+    queue.tick(&mut world.io());
+    std::mem::take(&mut world.fabric.disconnected)
+}
+
+#[test]
+fn a_host_that_comes_twice_replaces_itself_only_when_it_has_proved_itself() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    set_duplicates(&world, DuplicateHosts::Replace);
+    let mut first = connect(&mut world, 0, CNTLID_DYNAMIC);
+    authenticate(&mut world, &mut first);
+    // An impostor gets a controller, because it is only a claim, and cannot prove it.
+    let mut others = VecDeque::new();
+    swap(&mut world, &mut others);
+    let mut impostor = connect(&mut world, 0, CNTLID_DYNAMIC);
+    assert!(say(&mut world, &mut impostor, &negotiate()).is_success());
+    let challenge = listen(&mut world, &mut impostor);
+    let mut wrong = reply(&challenge);
+    wrong[20] ^= 1;
+    say(&mut world, &mut impostor, &wrong);
+    assert!(!impostor.is_admitted());
+    world.flush_and_go(&mut impostor);
+    impostor.finish(&mut world.io());
+    world.fabric.disconnected = false;
+    assert!(!is_closing(&mut world, &mut first), "a claim ends nobody");
+
+    let mut second = connect(&mut world, 0, CNTLID_DYNAMIC);
+    assert!(!is_closing(&mut world, &mut first), "still a claim");
+    authenticate(&mut world, &mut second);
+    assert!(!is_closing(&mut world, &mut second), "the one that came last stays");
+    assert!(is_closing(&mut world, &mut first), "and the one of before ends");
+    end_both(world, second, first, others);
+}
+
+#[test]
+fn of_two_claims_the_one_that_is_proved_first_stays_where_hosts_may_not_come_twice() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    set_duplicates(&world, DuplicateHosts::Refuse);
+    let mut first = connect(&mut world, 0, CNTLID_DYNAMIC);
+    let mut others = VecDeque::new();
+    swap(&mut world, &mut others);
+    // As long as nobody has proved anything, claims are in nobody's way.
+    let mut second = connect(&mut world, 0, CNTLID_DYNAMIC);
+    authenticate(&mut world, &mut second);
+    swap(&mut world, &mut others);
+    authenticate(&mut world, &mut first);
+    assert!(is_closing(&mut world, &mut first), "it was too late");
+    swap(&mut world, &mut others);
+    assert!(!is_closing(&mut world, &mut second));
+    // From now on the name alone is refused, and may be tried again.
+    swap(&mut world, &mut others);
+    let mut third = world.open_qid(0);
+    world.memory[..1024].copy_from_slice(&connect_data(CNTLID_DYNAMIC).emit());
+    let connect = Connect { sqsize_z: 15, ..Connect::default() };
+    let status = world.ask(&mut third, &connect.emit(keyed(0, 1024)), &[]).status;
+    assert!(status.is(Status::CONNECT_CONTROLLER_BUSY) && !status.dnr(), "{status}");
+    world.flush_and_go(&mut third);
+    third.finish(&mut world.io());
+    world.flush_and_go(&mut first);
+    first.finish(&mut world.io());
+    swap(&mut world, &mut others);
+    world.end(second);
 }
 
 #[test]
