@@ -122,6 +122,7 @@ pub struct Queue {
     share: Option<u32>,
     head: Head,
     slots: Vec<Slot>,
+    receives: u16,
     free: Vec<u16>,
     at_disk: u16,
     /// Slots that hold an operation back; they are counted at the disk as well.
@@ -179,6 +180,7 @@ impl Queue {
             share: None,
             head: Head::default(),
             slots: Vec::with_capacity(slots.into()),
+            receives: depth,
             free: (0..slots).rev().collect(),
             at_disk: 0,
             held_back: 0,
@@ -224,10 +226,17 @@ impl Queue {
         }
     }
 
-    /// Receives that it holds.
+    /// Receives that were posted for it.
     #[must_use]
     pub fn depth(&self) -> u16 {
         (self.slots.len() / 2) as u16
+    }
+
+    /// Receives that it keeps from others: all of them, and when its queue pair is gone, those that
+    /// are still on their way to a disk.
+    #[must_use]
+    pub fn receives(&self) -> u16 {
+        self.receives
     }
 
     /// Whether its Connect has succeeded.
@@ -373,20 +382,27 @@ impl Queue {
             true => info!(remote = %self.remote, qid = self.request.qid, ?reason, "queue closed"),
             false => debug!(remote = %self.remote, ?reason, "queue closed before its Connect"),
         }
+        self.receives = 0;
         for slot in 0..self.slots.len() as u16 {
-            if self.slot(slot).state != State::AtDisk {
+            let entry = self.slot(slot);
+            if entry.state != State::AtDisk {
                 self.release(slot, io);
+                continue;
             }
+            // The disk may keep its part for long, and its host comes again meanwhile, and again.
+            let from_capsule =
+                matches!(entry.plan, Plan::Store { from: Source::Capsule { .. }, .. });
+            let at_disk = from_capsule && entry.capsule.is_none();
+            let bufs = [entry.capsule.take(), entry.data.take(), entry.second.take()];
+            bufs.into_iter().flatten().for_each(|buf| io.pool.give(buf));
+            self.receives += u16::from(at_disk);
         }
+        self.give_cells(io);
     }
 
     /// Gives back what a finished queue still holds.
     pub fn finish(mut self, io: &mut Io<'_>) {
-        for entry in &mut self.slots {
-            if let Some(cell) = entry.cell.take() {
-                io.pool.give(cell);
-            }
-        }
+        self.give_cells(io);
         if let Some(share) = self.share {
             self.slots.iter().for_each(|slot| io.waiters.discharge(share, slot.charged_bytes));
             io.waiters.leave(share);
@@ -508,12 +524,16 @@ impl Queue {
         let entry = self.slot(slot);
         (entry.mate, entry.doomed) = (None, false);
         entry.fences.clear();
-        entry.errand = None;
+        entry.errands.clear();
         let bufs = [entry.capsule.take(), entry.data.take(), entry.second.take()];
         bufs.into_iter().flatten().for_each(|buf| io.pool.give(buf));
         if entry.state != State::Free && entry.posted == 0 {
             self.set_free(slot, io);
         }
+    }
+
+    fn give_cells(&mut self, io: &mut Io<'_>) {
+        self.slots.iter_mut().filter_map(|entry| entry.cell.take()).for_each(|c| io.pool.give(c));
     }
 
     /// A command is over, and holds nothing any more.

@@ -255,7 +255,11 @@ impl Queues {
     fn on_gone(&mut self, qp: Qp, reason: Reason, lent: &mut Lent<'_>) {
         let Some(key) = self.by_qp.get_mut(qp.0 as usize).and_then(Option::take) else { return };
         if let Some((queue, mut io)) = self.queue(key, lent) {
+            let before = queue.receives();
             queue.on_gone(reason, &mut io);
+            // The others are there for the next queue, however long a disk keeps this one.
+            let home = before.saturating_sub(queue.receives());
+            lent.registry.count_queue(self.index, home, false);
         }
         self.reap(key, lent);
     }
@@ -264,10 +268,10 @@ impl Queues {
     fn reap(&mut self, key: u32, lent: &mut Lent<'_>) {
         let Some(entry) = self.queues.get_mut(key as usize) else { return };
         if let Some(queue) = entry.take_if(|queue| queue.is_finished()) {
-            let depth = queue.depth();
+            let kept = queue.receives();
             let (_, mut io) = self.split(lent);
             queue.finish(&mut io);
-            lent.registry.count_queue(self.index, depth, false);
+            lent.registry.count_queue(self.index, kept, false);
             self.count -= 1;
         }
     }

@@ -17,6 +17,8 @@ mod promises;
 mod protection;
 #[path = "queue/reservations.rs"]
 mod reservations;
+#[path = "queue/stalled.rs"]
+mod stalled;
 mod support;
 
 use std::collections::BTreeMap;

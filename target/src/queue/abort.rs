@@ -46,8 +46,8 @@ impl Queue {
         let entry = self.slot(slot);
         entry.recalling = false;
         if outcome.is_err() {
-            // It comes home as if nobody had asked; the Abort command need not wait for that.
-            entry.errand = None;
+            // It comes home as if nobody had asked; no Abort command need wait for that.
+            entry.errands.clear();
         }
         self.raise_events(io);
     }
@@ -73,9 +73,11 @@ impl Queue {
         let waits_for_proof = self.task.is_some_and(|(_, waiting)| waiting == slot);
         let tag = self.tag(slot);
         let entry = &mut self.slots[usize::from(slot)];
-        if entry.errand.is_some() || waits_for_proof {
+        if waits_for_proof {
             return;
         }
+        // Of several Abort commands for one command, each is told what becomes of it.
+        let wish = || errand.clone();
         match (entry.state, &entry.plan) {
             (State::Waiting, Plan::Abort { .. } | Plan::Disconnect | Plan::Reply(_)) => {}
             (State::Waiting, plan) => {
@@ -84,13 +86,15 @@ impl Queue {
                 {
                     controller.events.unpark(slot);
                 }
-                entry.errand = Some(errand.clone());
+                entry.errands.push(wish());
                 io.waiters.remove(self.key, slot);
                 self.answer(slot, Err(Status::ABORT_REQUESTED), io);
             }
-            (State::Pulling, _) => entry.errand = Some(errand.clone()),
+            (State::Pulling, _) => entry.errands.push(wish()),
+            // The disk has been asked already, or has given the piece back that was under way.
+            (State::AtDisk, _) if !entry.errands.is_empty() => entry.errands.push(wish()),
             (State::AtDisk, plan) if is_recallable(plan) && !entry.recalling => {
-                entry.errand = Some(errand.clone());
+                entry.errands.push(wish());
                 entry.recalling = true;
                 self.at_disk += 1;
                 io.disk.recall(tag | RECALL, tag);

@@ -8,6 +8,7 @@ use super::fused::Half;
 use super::{Io, Link, Queue, Serves, State};
 use crate::association::ErrorRecord;
 use crate::command::location;
+use crate::recall::Errand;
 
 impl Queue {
     /// Answers a command; a failure is logged for the host and says so (More).
@@ -47,10 +48,9 @@ impl Queue {
         entry.state = State::Replying;
         entry.doomed = false;
         entry.fences.clear();
-        if let Some(errand) = entry.errand.take()
-            && status.is(Status::ABORT_REQUESTED)
-        {
-            errand.succeed();
+        if !entry.errands.is_empty() {
+            let aborted = status.is(Status::ABORT_REQUESTED);
+            entry.errands.drain(..).filter(|_| aborted).for_each(Errand::succeed);
         }
         if let Some(mut buf) = entry.capsule.take() {
             io.pool.rewind(&mut buf);

@@ -100,11 +100,11 @@ impl Queue {
         if entry.state != State::Pulling && !more_to_do {
             return None;
         }
-        match (entry.fences.is_empty(), &entry.errand) {
+        match (entry.fences.is_empty(), entry.errands.is_empty()) {
             (false, _) => Some(Status::ABORTED_PREEMPT.with_dnr()),
-            (true, Some(_)) => Some(Status::ABORT_REQUESTED),
-            (true, None) if self.leaver.is_some() => Some(Status::ABORTED_SQ_DELETION),
-            (true, None) => None,
+            (true, false) => Some(Status::ABORT_REQUESTED),
+            (true, true) if self.leaver.is_some() => Some(Status::ABORTED_SQ_DELETION),
+            (true, true) => None,
         }
     }
 }

@@ -45,8 +45,8 @@ pub(super) struct Slot {
     pub(super) charged_bytes: u32,
     /// Preemptions that wait for this command.
     pub(super) fences: Vec<Arc<Fence>>,
-    /// The host wants it to end.
-    pub(super) errand: Option<Errand>,
+    /// The Abort commands that want it to end.
+    pub(super) errands: Vec<Errand>,
     /// A disk has been asked for its operation, and has not answered yet.
     pub(super) recalling: bool,
     /// How it stands with others who change blocks.
@@ -83,7 +83,7 @@ impl Slot {
             posted: 0,
             charged_bytes: 0,
             fences: Vec::new(),
-            errand: None,
+            errands: Vec::new(),
             recalling: false,
             turn: Turn::None,
             held_back: None,

@@ -138,12 +138,43 @@ fn an_operation_that_goes_on_keeps_nobody_waiting() {
     let (mut queue, admin, posted) = io_queue(&mut world);
     world.send(&mut queue, &read(), &[]);
     let recall = wish.tell(&mut world, &mut queue, &admin, CID);
-    let again = wish.tell(&mut world, &mut queue, &admin, CID);
-    assert_eq!(again.outcome(), Some(false), "the first wish counts");
     assert!(world.disk_step(&mut queue), "the disk will not give it back");
     assert_eq!((recall.outcome(), world.disk.waiting.len()), (Some(false), 1));
     assert_eq!(ends(&mut world, &mut queue, &recall), (0, false));
     end_both(world, queue, admin, posted);
+}
+
+#[test]
+fn several_wishes_for_one_command_are_all_told_what_became_of_it() {
+    let wish = Wish::new();
+    for (gives_back, expected) in [(true, (0x007, true)), (false, (0x000, false))] {
+        for sqe in [read(), write()] {
+            // When the later wishes come: all the way from the capsule to the disk.
+            for steps in 0..3 {
+                let mut world = World::new();
+                world.disk.gives_back = gives_back;
+                let (mut queue, admin, posted) = io_queue(&mut world);
+                world.memory[..4096].fill(0xAB);
+                world.send(&mut queue, &sqe, &[]);
+                let first = wish.tell(&mut world, &mut queue, &admin, CID);
+                for _ in 0..steps {
+                    world.fabric_step(&mut queue);
+                }
+                let more = [(); 3].map(|()| wish.tell(&mut world, &mut queue, &admin, CID));
+                let found = ends(&mut world, &mut queue, &first);
+                // What is pulled does not need the disk to be given back.
+                let pulled = sqe.opcode == write().opcode;
+                assert!(found == expected || pulled && found == (0x007, true), "{found:?}");
+                for later in more {
+                    let told = later.outcome().expect("settled");
+                    assert!(!told || found.1, "{steps}: told that it was aborted, and it was not");
+                    // Once its answer is on the way, it is no longer there to be aborted.
+                    assert!(told == found.1 || pulled && steps > 0, "{steps}: {told} {found:?}");
+                }
+                end_both(world, queue, admin, posted);
+            }
+        }
+    }
 }
 
 #[test]
