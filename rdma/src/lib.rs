@@ -288,6 +288,18 @@ pub trait Fabric: Send {
         u32::MAX
     }
 
+    /// Whether a sleep that [`Wake::Needed`] prepares is not ended by the completion of a `Send` or a
+    /// `Write`, so that it is not known when that was.
+    fn defers_sends(&self) -> bool {
+        false
+    }
+
+    /// Tells what the provider has counted since it began, name by name, always the same ones. The
+    /// names are lower case, with underscores.
+    fn counters(&self, tell: &mut dyn FnMut(&'static str, u64)) {
+        let _ = tell;
+    }
+
     /// Prepares for sleep: from now on any new event makes [`Fabric::fd`] readable. Returns
     /// [`Fabric::deadline`].
     fn arm(&mut self, wake: Wake) -> Option<Instant>;

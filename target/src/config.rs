@@ -11,6 +11,7 @@ mod authentication;
 mod identity;
 mod listener;
 mod management;
+mod observe;
 mod offer;
 mod section;
 mod size;
@@ -33,6 +34,7 @@ pub use authentication::{AuthenticationConfig, HostConfig};
 pub use listener::ListenerConfig;
 pub(crate) use listener::overlap;
 pub use management::{DEFAULT_SOCKET, ManagementConfig};
+pub use observe::ObserveConfig;
 pub use offer::{DiscoveryConfig, DuplicateHosts, Offer, Referral};
 pub use section::{ConfigErrors, Mistake};
 pub use size::Size;
@@ -66,6 +68,8 @@ pub struct Config {
     pub authentication: AuthenticationConfig,
     /// Where it can be asked and changed.
     pub management: ManagementConfig,
+    /// What is remembered of what the target does.
+    pub observe: ObserveConfig,
 }
 
 /// Which fabric provider moves the data.
@@ -493,7 +497,8 @@ impl fmt::Display for Config {
         for subsystem in &self.subsystems {
             write!(f, "{subsystem}")?;
         }
-        write!(f, "{}{}{}", self.discovery, self.authentication, self.management)?;
+        let Config { discovery, authentication, management, observe, .. } = self;
+        write!(f, "{discovery}{authentication}{management}{observe}")?;
         if let Some(CaptureConfig { path, payload, limit_bytes }) = &self.capture {
             let what = if *payload { "all packets" } else { "all headers" };
             writeln!(

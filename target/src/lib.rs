@@ -19,6 +19,7 @@ pub mod import;
 mod kept;
 pub mod ledger;
 pub mod mailbox;
+pub mod observe;
 pub mod power;
 pub mod protection;
 mod provider;

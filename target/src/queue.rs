@@ -24,6 +24,7 @@ mod connect;
 mod count;
 mod disconnect;
 mod fused;
+mod observed;
 mod reserve;
 mod slot;
 mod turn;
@@ -43,6 +44,7 @@ use crate::auth::Exchange;
 use crate::command::{Plan, Source};
 use crate::controller::{Controller, Limits, Role};
 use crate::disk::{Disk, Done};
+use crate::observe::{Rows, Stage};
 use crate::refusals::{Refusal, Refusals};
 use crate::registry::Registry;
 use crate::subsystem::Subsystem;
@@ -78,6 +80,10 @@ pub struct Io<'a> {
     pub reactor: usize,
     /// The time of this turn.
     pub now: Instant,
+    /// The same in nanoseconds since some moment, for the clocks of commands.
+    pub now_ns: u64,
+    /// When pushes and responses that come home now have done so, likewise.
+    pub sent_ns: u64,
 }
 
 /// What a queue serves.
@@ -130,8 +136,11 @@ pub struct Queue {
     /// The first half of a fused command, when it was the last command.
     half: Half,
     tally: Tally,
-    /// Capsules that wait for a slot; each holds a receive, so there are at most as many.
-    backlog: VecDeque<(Buf, u32)>,
+    /// Where its commands are counted, once it is an I/O queue.
+    rows: Option<Rows>,
+    /// Capsules that wait for a slot, with the time at which they came; each holds a receive, so
+    /// there are at most as many.
+    backlog: VecDeque<(Buf, u32, u64)>,
     /// Command ids that are outstanding, a bit each.
     cids: Box<[u64; 1024]>,
 }
@@ -186,6 +195,7 @@ impl Queue {
             held_back: 0,
             half: Half::None,
             tally: Tally::default(),
+            rows: None,
             backlog: VecDeque::with_capacity(depth.into()),
             cids: Box::new([0; 1024]),
         };
@@ -268,7 +278,7 @@ impl Queue {
         let slot = done.tag as u16;
         match (done.work, done.outcome) {
             (rdma::Work::Recv(buf), Ok(len)) if self.link == Link::Open => {
-                self.on_capsule(buf, len, io);
+                self.on_capsule(buf, len, io.now_ns, io);
             }
             (rdma::Work::Recv(buf), outcome) => {
                 io.pool.give(buf);
@@ -280,6 +290,7 @@ impl Queue {
             }
             (rdma::Work::Write { from, .. }, outcome) => {
                 io.pool.give(from);
+                self.slot(slot).clock.enter(Stage::Reply, io.sent_ns);
                 self.on_posted(slot, outcome.err(), io);
             }
             (rdma::Work::Read { into, .. }, outcome) => {
@@ -376,7 +387,7 @@ impl Queue {
             self.forget_turns(io);
         }
         self.link = Link::Gone;
-        self.backlog.drain(..).for_each(|(buf, _)| io.pool.give(buf));
+        self.backlog.drain(..).for_each(|(buf, ..)| io.pool.give(buf));
         // Of those that nobody has named, anybody can make as many as they like.
         match self.is_connected() {
             true => info!(remote = %self.remote, qid = self.request.qid, ?reason, "queue closed"),
@@ -471,6 +482,7 @@ impl Queue {
             Serves::Io { association, subsystem, .. } if subsystem.nqn == new.nqn => {
                 if let Some(view) = view(association) {
                     *subsystem = view;
+                    self.find_rows(io);
                 }
             }
             _ => {}
@@ -495,6 +507,7 @@ impl Queue {
         let entry = self.slot(slot);
         entry.posted -= 1;
         if entry.posted == 0 && entry.state == State::Replying {
+            self.observe(slot, fault, io);
             self.set_free(slot, io);
             if self.leaver == Some(slot) {
                 // The host has its answer.
@@ -503,9 +516,9 @@ impl Queue {
         }
         self.on_fault(fault, io);
         if self.link == Link::Open
-            && let Some((buf, len)) = self.backlog.pop_front()
+            && let Some((buf, len, came_ns)) = self.backlog.pop_front()
         {
-            self.on_capsule(buf, len, io);
+            self.on_capsule(buf, len, came_ns, io);
         }
     }
 

@@ -7,6 +7,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use nvme::cm;
@@ -59,6 +60,12 @@ pub struct Queues {
     deferred: VecDeque<Incoming>,
     next_displacement: Instant,
     next_tick: Instant,
+    /// Where the clocks of commands begin.
+    since: Instant,
+    /// The time of the turn, and the same as those clocks have it.
+    time: (Instant, u64),
+    /// Until then it is known when pushes and responses came home: the reactor has slept since.
+    nap_ns: Option<u64>,
     stopping: bool,
     /// Since when changes of blocks are watched, as [`crate::exclusion::Exclusion::round`] has it.
     round: u32,
@@ -79,6 +86,9 @@ impl Queues {
             deferred: VecDeque::new(),
             next_displacement: now,
             next_tick: now + TICK,
+            since: now,
+            time: (now, 0),
+            nap_ns: None,
             stopping: false,
             round: 0,
         }
@@ -113,6 +123,12 @@ impl Queues {
     #[must_use]
     pub fn next_tick(&self) -> Instant {
         self.next_tick
+    }
+
+    /// The reactor goes to sleep, and is not woken by pushes and responses that come home. What the
+    /// next turn finds of those came at an unknown time; it is counted as if it came now.
+    pub fn nap(&mut self, now: Instant) {
+        self.nap_ns = Some(self.since_ns(now));
     }
 
     /// Something has happened on the fabric.
@@ -170,9 +186,11 @@ impl Queues {
 
     /// Looks at the clock, if it is time.
     pub fn tick(&mut self, lent: &mut Lent<'_>) {
+        self.nap_ns = None;
         if lent.now >= self.next_tick {
             self.next_tick = lent.now + TICK;
             self.look(lent);
+            self.publish(lent);
             while let Some((what, more)) = self.refusals.overdue(lent.now) {
                 warn!("{what}, {more} more");
             }
@@ -368,6 +386,25 @@ impl Queues {
         most.map(|(source, _)| source)
     }
 
+    /// Makes known how things stand.
+    fn publish(&self, lent: &Lent<'_>) {
+        let Some(observer) = lent.registry.observer(self.index) else { return };
+        let (cells, receives, data_bytes) = lent.pool.free();
+        let gauges = &observer.gauges;
+        gauges.cells_free.store(cells.into(), Ordering::Relaxed);
+        gauges.receives_free.store(receives.into(), Ordering::Relaxed);
+        gauges.data_free_bytes.store(data_bytes, Ordering::Relaxed);
+        gauges.data_bytes.store(lent.pool.plan().data_bytes, Ordering::Relaxed);
+        gauges.waiters.store(self.waiters.len() as u64, Ordering::Relaxed);
+        let totals = self.refusals.totals();
+        gauges.refusals.iter().zip(totals).for_each(|(to, n)| to.store(n, Ordering::Relaxed));
+        observer.set_fabric(|tell| lent.fabric.counters(tell));
+    }
+
+    fn since_ns(&self, now: Instant) -> u64 {
+        now.saturating_duration_since(self.since).as_nanos().try_into().unwrap_or(u64::MAX)
+    }
+
     fn key(&self, qp: Qp) -> Option<u32> {
         self.by_qp.get(qp.0 as usize).copied().flatten()
     }
@@ -389,6 +426,10 @@ impl Queues {
     }
 
     fn split<'a>(&'a mut self, lent: &'a mut Lent<'_>) -> (&'a mut Vec<Option<Queue>>, Io<'a>) {
+        if self.time.0 != lent.now {
+            self.time = (lent.now, self.since_ns(lent.now));
+        }
+        let now_ns = self.time.1;
         let io = Io {
             pool: lent.pool,
             fabric: lent.fabric,
@@ -398,6 +439,8 @@ impl Queues {
             refusals: &mut self.refusals,
             reactor: self.index,
             now: lent.now,
+            now_ns,
+            sent_ns: self.nap_ns.unwrap_or(now_ns),
         };
         (&mut self.queues, io)
     }

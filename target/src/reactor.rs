@@ -22,6 +22,7 @@ use tracing::warn;
 use crate::controller::Limits;
 use crate::disk::Done;
 use crate::mailbox::{Mail, Mailbox};
+use crate::observe::histogram::bump;
 use crate::queues::{Lent, Queues};
 use crate::registry::Registry;
 use crate::ring::{Ring, RingLimits};
@@ -45,6 +46,10 @@ pub struct Stats {
     pub ended: AtomicBool,
     /// Times it slept.
     pub sleeps: AtomicU64,
+    /// Nanoseconds in turns that had something to do.
+    pub busy_ns: AtomicU64,
+    /// Turns without anything to do, after which it looked again rather than slept.
+    pub spins: AtomicU64,
     /// Queue pairs it serves.
     pub queues: AtomicU64,
 }
@@ -107,11 +112,18 @@ impl Reactor {
     /// Turns until told to stop and everything is home.
     pub fn run(mut self) {
         let mut spinner = Spinner::new(self.parts.spin, Instant::now());
+        // The last turn, if it had something to do: it ends where the next begins.
+        let mut worked: Option<Instant> = None;
         while !(self.queues.is_stopping() && self.is_idle()) {
             let now = Instant::now();
+            if let Some(began) = worked.take() {
+                bump(&self.parts.stats.busy_ns, (now - began).as_nanos() as u64);
+            }
             if self.turn(now) {
                 spinner.worked(now);
+                worked = Some(now);
             } else if spinner.goes_on(now, self.ring.in_flight() > 0) {
+                bump(&self.parts.stats.spins, 1);
                 std::hint::spin_loop();
             } else {
                 self.sleep(now);
@@ -124,8 +136,7 @@ impl Reactor {
 
     /// One turn; true when anything happened.
     fn turn(&mut self, now: Instant) -> bool {
-        let turns = &self.parts.stats.turns;
-        turns.store(turns.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        bump(&self.parts.stats.turns, 1);
         self.ring.watch(self.parts.mailbox.fd(), MAIL);
         self.ring.reap(&mut self.reaped, &mut self.woken);
         if self.events.is_empty() {
@@ -188,6 +199,9 @@ impl Reactor {
         // Somebody may wait for the buffers of a push; otherwise what was sent is reaped later.
         let needed = self.queues.nobody_waits() && !self.queues.is_stopping();
         let wake = if needed { Wake::Needed } else { Wake::Any };
+        if needed && self.parts.fabric.defers_sends() {
+            self.queues.nap(now);
+        }
         self.parts.fabric.arm(wake);
         // What came in between arming and here would not wake us.
         self.parts.fabric.poll(now, &mut self.events);

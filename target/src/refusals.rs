@@ -31,8 +31,8 @@ pub enum Refusal {
     Throttled,
 }
 
-/// What each kind of refusal is, in the order of [`Refusal::kind`].
-const KINDS: [&str; 6] = [
+/// What each kind of refusal is.
+pub const KINDS: [&str; 6] = [
     "connection request rejected",
     "no queue pair for a connection request",
     "too many connections without a Connect",
@@ -70,6 +70,7 @@ impl fmt::Display for Refusal {
 #[derive(Debug, Default)]
 pub struct Refusals {
     kinds: [Told; KINDS.len()],
+    totals: [u64; KINDS.len()],
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -82,6 +83,7 @@ struct Told {
 impl Refusals {
     /// Counts a refusal. True: it is to be told now, by itself.
     pub fn count(&mut self, refusal: &Refusal, now: Instant) -> bool {
+        self.totals[refusal.kind()] += 1;
         let told = &mut self.kinds[refusal.kind()];
         let quiet = told.last.is_some_and(|last| now.saturating_duration_since(last) < QUIET);
         // What was counted before is told first, by `overdue`.
@@ -91,6 +93,12 @@ impl Refusals {
         }
         told.last = Some(now);
         true
+    }
+
+    /// How many there were of each of [`KINDS`], told or not.
+    #[must_use]
+    pub fn totals(&self) -> [u64; KINDS.len()] {
+        self.totals
     }
 
     /// A kind of refusal of which more came a while ago than were told, and how many; again until

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nvme::Nqn;
 use nvme::auth::PrivateKey;
@@ -23,6 +23,7 @@ use crate::config::{DiscoveryConfig, DuplicateHosts, ListenerConfig};
 use crate::controller::Limits;
 use crate::exclusion::Exclusion;
 use crate::mailbox::{Mail, Sender};
+use crate::observe::Observer;
 use crate::power::PowerMeter;
 use crate::recall::{Errand, Recall};
 use crate::reservation::keeper::{Ask, Protect, Word};
@@ -37,6 +38,7 @@ pub use view::Controller;
 pub struct Registry {
     book: Mutex<Book>,
     reactors: Vec<Sender>,
+    observers: Vec<Arc<Observer>>,
     /// Receive buffers in use on each reactor, for placing the next queue.
     loads: Vec<AtomicU32>,
     /// Receive buffers that I/O queues may use on each reactor.
@@ -105,11 +107,13 @@ impl Registry {
     #[must_use]
     pub fn new(reactors: Vec<Sender>, controllers: u16, receives: u32) -> Registry {
         let loads = reactors.iter().map(|_| AtomicU32::new(0)).collect();
+        let observers = reactors.iter().map(|_| Arc::default()).collect();
         let controllers = controllers.into();
         let exclusion = Exclusion::new(reactors.clone());
         Registry {
             book: Mutex::default(),
             reactors,
+            observers,
             loads,
             receives,
             controllers,
@@ -130,6 +134,24 @@ impl Registry {
     #[must_use]
     pub fn with_power(self, power: PowerMeter) -> Registry {
         Registry { power, ..self }
+    }
+
+    /// What a reactor makes known of itself.
+    #[must_use]
+    pub fn observer(&self, reactor: usize) -> Option<&Arc<Observer>> {
+        self.observers.get(reactor)
+    }
+
+    /// Says from which time on a command is slow; zero: none is.
+    pub fn set_slow(&self, slow: Duration) {
+        let ns = slow.as_nanos().try_into().unwrap_or(u64::MAX);
+        self.observers.iter().for_each(|observer| observer.set_slow_ns(ns));
+    }
+
+    /// What all reactors make known of themselves.
+    #[must_use]
+    pub fn observers(&self) -> &[Arc<Observer>] {
+        &self.observers
     }
 
     /// An I/O queue has closed and all its work is home.

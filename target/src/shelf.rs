@@ -96,6 +96,7 @@ impl Shelf {
         let Config { listeners, discovery, .. } = &self.config;
         let (listeners, discovery) = (Some(listeners.clone()), Some(discovery.clone()));
         self.registry.change(Change { listeners, discovery, subsystems, gone });
+        self.registry.set_slow(Duration::from_millis(self.config.observe.slow_ms.into()));
         let old = std::mem::replace(&mut self.stores, next);
         old.without(&self.stores).for_each(|store| self.detach(store));
         lines

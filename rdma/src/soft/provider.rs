@@ -20,7 +20,7 @@ use super::air::AirPort;
 use super::capture::Capture;
 use super::cm_message::RejectReason;
 use super::connection::{ConnectRequest, mtu_bytes};
-use super::counters::Counters;
+use super::counters::{Counters, Fate};
 use super::endpoint::{Config, Endpoint, Path, ROCE_PORT};
 use super::memory::Rights;
 use super::train;
@@ -439,6 +439,14 @@ impl Fabric for Soft {
         if batch.len() == start && !self.posted && waiting {
             self.transmit();
         }
+    }
+
+    /// Datagrams received, those that met congestion, and those of each fate.
+    fn counters(&self, tell: &mut dyn FnMut(&'static str, u64)) {
+        let counters = self.endpoint.counters();
+        tell("received", counters.received);
+        tell("marked", counters.marked);
+        Fate::ALL.iter().for_each(|fate| tell(fate.name(), counters[*fate]));
     }
 
     fn is_lively(&self) -> bool {

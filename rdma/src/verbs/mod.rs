@@ -443,6 +443,10 @@ impl Fabric for Verbs {
         self.open_connection(incoming, limits)
     }
 
+    fn defers_sends(&self) -> bool {
+        true
+    }
+
     fn accept(&mut self, qp: Qp, private_data: &[u8]) {
         self.flush();
         self.accept_connection(qp, private_data);

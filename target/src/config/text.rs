@@ -15,6 +15,7 @@ use super::authentication::authentication;
 use super::identity::{SeenIds, derived_serial, derived_uuid, identity};
 use super::listener::listener;
 use super::management::management;
+use super::observe::observe;
 use super::offer::{discovery, hosts, offer};
 use super::section::{At, Auto, Report, Section, one_line};
 use super::size::{SIZE_FORM, Size};
@@ -80,6 +81,7 @@ fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config {
     let state_directory = state_directory(&mut section, report);
     let authentication = authentication(&mut section, report);
     let management = management(&mut section, report);
+    let observe = observe(&mut section, report);
     section.end(report);
     let listeners = scene.listeners.into_iter().map(|listener| listener.value).collect();
     Config {
@@ -94,6 +96,7 @@ fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config {
         state_directory,
         authentication,
         management,
+        observe,
     }
 }
 

@@ -8,6 +8,7 @@ use super::fused::Half;
 use super::{Io, Link, Queue, Serves, State};
 use crate::association::ErrorRecord;
 use crate::command::location;
+use crate::observe::Stage;
 use crate::recall::Errand;
 
 impl Queue {
@@ -46,6 +47,9 @@ impl Queue {
         self.drop_turn(slot, io);
         let entry = self.slot(slot);
         entry.state = State::Replying;
+        entry.status = status;
+        let next = if push.is_some() { Stage::Push } else { Stage::Reply };
+        entry.clock.enter(next, io.now_ns);
         entry.doomed = false;
         entry.fences.clear();
         if !entry.errands.is_empty() {

@@ -8,10 +8,11 @@ use super::fused::Half;
 use super::slot::State;
 use super::{Io, Queue, Serves};
 use crate::command::{Plan, Received, SQE_BYTES, admin, fabrics, io as rules};
+use crate::observe::Clock;
 
 impl Queue {
-    /// A capsule of `len` bytes has arrived.
-    pub(super) fn on_capsule(&mut self, buf: Buf, len: u32, io: &mut Io<'_>) {
+    /// A capsule of `len` bytes has arrived, at `came_ns`.
+    pub(super) fn on_capsule(&mut self, buf: Buf, len: u32, came_ns: u64, io: &mut Io<'_>) {
         let Some(tail_bytes) = len.checked_sub(SQE_BYTES) else {
             warn!(remote = %self.remote, len, "capsule too short: disconnecting");
             io.pool.give(buf);
@@ -31,7 +32,7 @@ impl Queue {
         }
         let Some(slot) = self.free.pop() else {
             // The host has its answers and asks on; only our notice that they arrived is late.
-            self.backlog.push_back((buf, len));
+            self.backlog.push_back((buf, len, came_ns));
             return;
         };
         let sqe = match io.pool.bytes(&buf).first_chunk() {
@@ -49,6 +50,7 @@ impl Queue {
         let invalidate = sqe.sgl().ok().and_then(|sgl| sgl.invalidate_key());
         let entry = self.slot(slot);
         entry.state = State::Waiting;
+        entry.clock = Clock::start(came_ns, io.now_ns);
         entry.sqe = sqe;
         entry.plan = Plan::Reply(0);
         entry.invalidate = invalidate;

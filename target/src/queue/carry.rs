@@ -9,6 +9,7 @@ use super::{Io, Queue, Serves, State};
 use crate::command::copy::Job;
 use crate::command::{Plan, SQE_BYTES, Source, admin, io as rules};
 use crate::disk::{BackingId, Op};
+use crate::observe::Stage;
 use crate::subsystem::Extent;
 use crate::waiters::Take;
 
@@ -23,7 +24,7 @@ impl Queue {
             [&slot.capsule, &slot.data, &slot.second, &slot.cell].into_iter().flatten()
         });
         let held_back = self.slots.iter().filter_map(|slot| slot.held_back.as_ref()?.1.buf());
-        let held = in_slots.chain(held_back).chain(self.backlog.iter().map(|(buf, _)| buf));
+        let held = in_slots.chain(held_back).chain(self.backlog.iter().map(|(buf, ..)| buf));
         held.map(|buf| u64::from(buf.capacity())).sum()
     }
 
@@ -153,6 +154,7 @@ impl Queue {
             | Plan::SetFeature { from } => match *from {
                 Source::Host(remote) => {
                     entry.state = State::Pulling;
+                    entry.clock.enter(Stage::Pull, io.now_ns);
                     if let Some(into) = entry.data.take() {
                         entry.posted += 1;
                         let work = rdma::Work::Read { into, from: remote };
@@ -198,6 +200,7 @@ impl Queue {
     /// The command's data are here.
     pub(super) fn on_pulled(&mut self, slot: u16, io: &mut Io<'_>) {
         let entry = self.slot(slot);
+        entry.clock.enter(Stage::Wait, io.now_ns);
         if let Some(mate) = entry.mate {
             return self.on_half_pulled(slot, mate, io);
         }

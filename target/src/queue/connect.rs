@@ -131,6 +131,7 @@ impl Queue {
                 let association = admission.association;
                 self.share = Some(io.waiters.join(association.id, self.slots.len()));
                 self.serves = Serves::Io { association, subsystem, epoch };
+                self.find_rows(io);
                 Ok(cntlid)
             }
             None => Err(Status::INTERNAL_ERROR.into()),

@@ -18,7 +18,7 @@ impl Queue {
             }
         }
         // Whatever came behind it is not looked at.
-        self.backlog.drain(..).for_each(|(buf, _)| io.pool.give(buf));
+        self.backlog.drain(..).for_each(|(buf, ..)| io.pool.give(buf));
         // It is answered with the events, when it is alone.
     }
 

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use nvme::Sqe;
+use nvme::{Sqe, Status};
 use rdma::{Buf, Pool};
 
 use super::turn::Turn;
 use crate::command::Plan;
 use crate::disk::{BackingId, Op};
+use crate::observe::Clock;
 use crate::recall::Errand;
 use crate::reservation::Fence;
 
@@ -41,6 +42,10 @@ pub(super) struct Slot {
     pub(super) step: u32,
     /// Work requests posted and not home.
     pub(super) posted: u8,
+    /// Where its time goes.
+    pub(super) clock: Clock,
+    /// What it was answered.
+    pub(super) status: Status,
     /// Bytes of data buffers that were taken for it.
     pub(super) charged_bytes: u32,
     /// Preemptions that wait for this command.
@@ -81,6 +86,8 @@ impl Slot {
             cell,
             step: 0,
             posted: 0,
+            clock: Clock::default(),
+            status: Status::SUCCESS,
             charged_bytes: 0,
             fences: Vec::new(),
             errands: Vec::new(),

@@ -5,6 +5,7 @@ use super::{Io, Link, Queue, State};
 use crate::command::Plan;
 use crate::disk::{BackingId, Op};
 use crate::exclusion::Claim;
+use crate::observe::Stage;
 
 /// How an operation at a disk stands with the others that change blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -50,6 +51,7 @@ impl Queue {
             true => self.pass_on(slot, backing, op, io),
             false => {
                 // As if it were at the disk: nobody else gives the slot away.
+                entry.clock.enter(Stage::Wait, io.now_ns);
                 entry.state = State::AtDisk;
                 entry.held_back = Some((backing, op));
                 self.at_disk += 1;
@@ -59,7 +61,9 @@ impl Queue {
     }
 
     fn pass_on(&mut self, slot: u16, backing: BackingId, op: Op, io: &mut Io<'_>) {
-        self.slot(slot).state = State::AtDisk;
+        let entry = self.slot(slot);
+        entry.state = State::AtDisk;
+        entry.clock.enter(Stage::Disk, io.now_ns);
         self.at_disk += 1;
         io.disk.submit(backing, self.tag(slot), op);
     }
@@ -76,6 +80,7 @@ impl Queue {
                 && io.registry.exclusion.is_granted(ticket)
                 && let Some((backing, op)) = entry.held_back.take()
             {
+                entry.clock.enter(Stage::Disk, io.now_ns);
                 self.held_back -= 1;
                 io.disk.submit(backing, tag, op);
             }

@@ -158,6 +158,8 @@ pub(crate) struct World {
     pub(crate) waiters: Waiters,
     pub(crate) refusals: Refusals,
     pub(crate) now: Instant,
+    /// The time on the clocks of commands, in nanoseconds.
+    pub(crate) now_ns: u64,
     /// The host's memory, all under one key.
     pub(crate) memory: Vec<u8>,
     pub(crate) completions: Vec<Cqe>,
@@ -202,6 +204,7 @@ impl World {
             waiters: Waiters::default(),
             refusals: Refusals::default(),
             now: Instant::now(),
+            now_ns: 0,
             memory: vec![0; 1 << 17],
             completions: Vec::new(),
             trace: Vec::new(),
@@ -219,6 +222,8 @@ impl World {
             refusals: &mut self.refusals,
             reactor: self.reactor,
             now: self.now,
+            now_ns: self.now_ns,
+            sent_ns: self.now_ns,
         }
     }
 

@@ -226,6 +226,14 @@ impl<F: Fabric> Fabric for Seam<F> {
         exposed
     }
 
+    fn defers_sends(&self) -> bool {
+        self.fabric.defers_sends()
+    }
+
+    fn counters(&self, tell: &mut dyn FnMut(&'static str, u64)) {
+        self.fabric.counters(tell);
+    }
+
     fn short_message_bytes(&self, qp: Qp) -> u32 {
         self.fabric.short_message_bytes(qp)
     }

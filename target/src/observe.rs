@@ -1,0 +1,16 @@
+//! How the target does: counts and latencies by namespace, host and kind of command, broken down
+//! by stage; the commands that were slow; how busy each reactor is.
+//!
+//! Always on, in memory that is bounded ([`rows::MOST_ROWS`] a reactor). A reactor writes what it
+//! alone writes, with plain loads and stores; whoever wants to know reads. No clock is read for it:
+//! the marks are the times of the reactor's turns ([`clock`] says what that means).
+
+pub mod clock;
+pub mod histogram;
+pub mod observer;
+pub mod rows;
+pub mod slow;
+
+pub use clock::{Clock, Stage};
+pub use observer::Observer;
+pub use rows::{Kind, Rows};

@@ -1,0 +1,120 @@
+//! What one reactor makes known of itself.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nvme::Nqn;
+
+use super::rows::{Book, Row, Rows};
+use super::slow::{Recorder, SlowCommand};
+use crate::refusals::KINDS;
+
+/// Counters that a fabric may have.
+const MOST_COUNTERS: usize = 64;
+
+/// Written by one reactor, read by whoever wants to know. The locks are taken when a queue
+/// connects, when its subsystem changes, when a command was slow, a few times a second, and by
+/// readers, who only copy pointers.
+#[derive(Debug)]
+pub struct Observer {
+    book: Mutex<Book>,
+    slow: Mutex<Recorder>,
+    /// From how many nanoseconds on a command is slow; 0: none is.
+    slow_ns: AtomicU64,
+    fabric: Mutex<Vec<(&'static str, u64)>>,
+    /// As of the last look, a few times a second.
+    pub gauges: Gauges,
+}
+
+/// How a reactor stands.
+#[derive(Debug, Default)]
+pub struct Gauges {
+    /// Free cells of the pool.
+    pub cells_free: AtomicU64,
+    /// Free receive buffers.
+    pub receives_free: AtomicU64,
+    /// Free bytes for data.
+    pub data_free_bytes: AtomicU64,
+    /// Bytes for data, free or not.
+    pub data_bytes: AtomicU64,
+    /// Commands that wait for data buffers.
+    pub waiters: AtomicU64,
+    /// Connection requests and hosts refused, by kind.
+    pub refusals: [AtomicU64; KINDS.len()],
+}
+
+impl Default for Observer {
+    fn default() -> Observer {
+        Observer {
+            book: Mutex::default(),
+            slow: Mutex::default(),
+            slow_ns: AtomicU64::new(0),
+            fabric: Mutex::new(Vec::with_capacity(MOST_COUNTERS)),
+            gauges: Gauges::default(),
+        }
+    }
+}
+
+impl Observer {
+    /// The rows of a host for these namespaces. Called by the reactor that this is of.
+    pub fn rows(
+        self: &Arc<Self>,
+        subsystem: Nqn,
+        host: Nqn,
+        nsids: impl Iterator<Item = u32>,
+    ) -> Rows {
+        lock(&self.book).rows(self, subsystem, host, nsids)
+    }
+
+    /// Every row, the one of all others last.
+    #[must_use]
+    pub fn all_rows(&self) -> Vec<Arc<Row>> {
+        lock(&self.book).all()
+    }
+
+    /// Says from how many nanoseconds on a command is slow; 0: none is.
+    pub fn set_slow_ns(&self, ns: u64) {
+        self.slow_ns.store(ns, Ordering::Relaxed);
+    }
+
+    /// Whether a command that took so long is to be noted.
+    #[inline]
+    #[must_use]
+    pub fn is_slow(&self, total_ns: u64) -> bool {
+        let slow_ns = self.slow_ns.load(Ordering::Relaxed);
+        slow_ns != 0 && total_ns >= slow_ns
+    }
+
+    /// Notes a slow command.
+    #[cold]
+    pub fn note_slow(&self, command: SlowCommand) {
+        lock(&self.slow).note(command);
+    }
+
+    /// The last slow commands, oldest first, and how many there were in all.
+    #[must_use]
+    pub fn slow(&self) -> (Vec<SlowCommand>, u64) {
+        lock(&self.slow).read()
+    }
+
+    /// Takes over the counters of the fabric.
+    pub fn set_fabric(&self, tell: impl FnOnce(&mut dyn FnMut(&'static str, u64))) {
+        let mut counters = lock(&self.fabric);
+        counters.clear();
+        tell(&mut |name, count| {
+            if counters.len() < MOST_COUNTERS {
+                counters.push((name, count));
+            }
+        });
+    }
+
+    /// The counters of the fabric, as of the last look.
+    #[must_use]
+    pub fn fabric(&self) -> Vec<(&'static str, u64)> {
+        lock(&self.fabric).clone()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
