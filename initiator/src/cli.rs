@@ -10,6 +10,7 @@ pub(crate) mod list;
 pub(crate) mod log;
 pub(crate) mod output;
 pub(crate) mod pages;
+pub(crate) mod place;
 pub(crate) mod registers;
 pub(crate) mod reservation;
 

@@ -75,7 +75,9 @@ enum Command {
     /// Write Zeroes
     WriteZeroes(act::ZeroesArgs),
     /// Verify: have the controller read blocks and show them to nobody
-    VerifyBlocks(act::VerifyArgs),
+    VerifyBlocks(act::BlocksArgs),
+    /// Write Uncorrectable: blocks that cannot be read until they are written again
+    WriteUncor(act::BlocksArgs),
     /// Dataset Management
     Dsm(act::DsmArgs),
     /// Copy blocks within a namespace
@@ -122,6 +124,7 @@ impl Command {
             Command::Flush(args) => act::flush(args),
             Command::WriteZeroes(args) => act::write_zeroes(args),
             Command::VerifyBlocks(args) => act::verify(args),
+            Command::WriteUncor(args) => act::write_uncorrectable(args),
             Command::Dsm(args) => act::dsm(args),
             Command::Copy(args) => act::copy(args),
             Command::ShowRegs(args) => registers::run(args),
@@ -156,7 +159,7 @@ impl Command {
             Command::CompareAndWrite(args) => args.output,
             Command::Flush(args) => args.output,
             Command::WriteZeroes(args) => args.output,
-            Command::VerifyBlocks(args) => args.output,
+            Command::VerifyBlocks(args) | Command::WriteUncor(args) => args.output,
             Command::Dsm(args) => args.output,
             Command::Copy(args) => args.output,
             Command::ShowRegs(args) => args.output,

@@ -162,6 +162,39 @@ impl Sgl {
     }
 }
 
+/// A Last Segment descriptor of a capsule: the data are described by descriptors that stand in the
+/// capsule itself, behind the command, 16 bytes each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LastSegment {
+    /// Where they begin, in bytes from ICDOFF.
+    pub offset: u64,
+    /// All of them, in bytes.
+    pub len: u32,
+}
+
+impl LastSegment {
+    const IDENTIFIER: u8 = SglType::LAST_SEGMENT.0 << 4 | SglSubtype::OFFSET.0;
+
+    /// Reads a descriptor, if it is such a one.
+    #[inline]
+    pub const fn parse(bytes: &[u8; 16]) -> Option<Self> {
+        let [a, b, c, d, e, f, g, h, i, j, k, l, _, _, _, identifier] = *bytes;
+        if identifier != Self::IDENTIFIER {
+            return None;
+        }
+        let offset = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
+        Some(Self { offset, len: u32::from_le_bytes([i, j, k, l]) })
+    }
+
+    /// The descriptor as the wire has it.
+    pub fn emit(self) -> [u8; 16] {
+        // The layout is that of data in the capsule.
+        let mut bytes = Sgl::in_capsule(self.offset, self.len).emit();
+        bytes[15] = Self::IDENTIFIER;
+        bytes
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -204,6 +237,16 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_last_segment_reads_back_and_nothing_else_is_one(offset: u64, len: u32, id: u8) {
+            let segment = LastSegment { offset, len };
+            let mut bytes = segment.emit();
+            prop_assert_eq!(bytes[15], 0x31);
+            prop_assert_eq!(LastSegment::parse(&bytes), Some(segment));
+            bytes[15] = id;
+            prop_assert_eq!(LastSegment::parse(&bytes).is_some(), id == 0x31);
+        }
+
         #[test]
         fn keyed_reads_back(addr: u64, len in 0u32..1 << 24, key: u32, invalidate: bool) {
             let sgl = Sgl::keyed(addr, len, key, invalidate).expect("24 bits");

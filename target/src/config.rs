@@ -262,6 +262,8 @@ pub struct NamespaceConfig {
     pub ana_group: u32,
     /// Hosts may erase all of it (Format NVM).
     pub allow_format: bool,
+    /// Hosts may make blocks unreadable (Write Uncorrectable).
+    pub write_uncorrectable: bool,
     /// What its store is told to do wrong; for tests.
     pub fault: Fault,
 }
@@ -535,6 +537,9 @@ impl fmt::Display for NamespaceConfig {
         write!(f, "{}: {}, blocks of {}, ", self.nsid, self.kind, self.block_size_bytes)?;
         if self.allow_format {
             f.write_str("hosts may format it, ")?;
+        }
+        if self.write_uncorrectable {
+            f.write_str("hosts may make blocks unreadable, ")?;
         }
         if self.fault != Fault::None {
             write!(f, "fault {}, ", self.fault)?;

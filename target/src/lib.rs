@@ -36,6 +36,7 @@ pub mod stores;
 pub mod subsystem;
 mod target;
 pub mod tender;
+pub mod uncorrectable;
 pub mod usage;
 mod view;
 pub mod waiters;

@@ -24,8 +24,10 @@ mod connect;
 mod count;
 mod disconnect;
 mod fused;
+mod mark;
 mod observed;
 mod reserve;
+mod scatter;
 mod slot;
 mod turn;
 
@@ -53,6 +55,7 @@ use crate::waiters::{Take, Waiters};
 pub use carry::DATA_FOR_ADMIN_BYTES;
 pub use connect::RECEIVES_FOR_ADMIN;
 use fused::Half;
+use mark::Mend;
 use slot::{Head, Slot, State};
 
 /// How long a connection may take from its reply to its Connect command. Hosts bring up all
@@ -288,6 +291,11 @@ impl Queue {
                 self.slot(slot).cell = Some(from);
                 self.on_posted(slot, outcome.err(), io);
             }
+            (rdma::Work::Write { from, .. }, Ok(_)) if self.has_more_pieces(slot) => {
+                self.slot(slot).data = Some(from);
+                self.slot(slot).posted -= 1;
+                self.push_piece(slot, io);
+            }
             (rdma::Work::Write { from, .. }, outcome) => {
                 io.pool.give(from);
                 self.slot(slot).clock.enter(Stage::Reply, io.sent_ns);
@@ -297,7 +305,11 @@ impl Queue {
                 self.slot(slot).data = Some(into);
                 self.slot(slot).posted -= 1;
                 match outcome {
-                    Ok(_) if self.link == Link::Open => self.on_pulled(slot, io),
+                    Ok(_) if self.has_more_pieces(slot) => self.pull_piece(slot, io),
+                    Ok(_) if self.link == Link::Open => {
+                        self.join_pieces(slot);
+                        self.on_pulled(slot, io);
+                    }
                     Ok(_) => self.release(slot, io),
                     Err(fault) => {
                         self.release(slot, io);
@@ -331,6 +343,9 @@ impl Queue {
             return;
         }
         self.end_pair(slot, io);
+        if self.end_mending(slot, done.outcome, io) {
+            return;
+        }
         if let Err(status) = done.outcome {
             let failed_shutdown = matches!(self.slot(slot).plan, Plan::ShutDown { .. });
             if failed_shutdown {
@@ -538,6 +553,7 @@ impl Queue {
         (entry.mate, entry.doomed) = (None, false);
         entry.fences.clear();
         entry.errands.clear();
+        entry.mend = Mend::None;
         let bufs = [entry.capsule.take(), entry.data.take(), entry.second.take()];
         bufs.into_iter().flatten().for_each(|buf| io.pool.give(buf));
         if entry.state != State::Free && entry.posted == 0 {

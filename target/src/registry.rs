@@ -26,7 +26,7 @@ use crate::mailbox::{Mail, Sender};
 use crate::observe::Observer;
 use crate::power::PowerMeter;
 use crate::recall::{Errand, Recall};
-use crate::reservation::keeper::{Ask, Protect, Word};
+use crate::reservation::keeper::{Ask, Mark, Protect, Word};
 use crate::reservation::{Fence, HostId, Reservation};
 use crate::subsystem::{Namespace, Subsystem};
 
@@ -290,6 +290,12 @@ impl Registry {
     #[must_use]
     pub fn ask_protection(&self, wish: Protect) -> bool {
         self.tell_keeper(Word::Protect(wish))
+    }
+
+    /// Hands a change of unreadable blocks to who keeps those as well; false when there is nobody.
+    #[must_use]
+    pub fn ask_mark(&self, mark: Mark) -> bool {
+        self.tell_keeper(Word::Mark(mark))
     }
 
     /// Tells all controllers that a namespace is not what it was, where no new snapshot says so.

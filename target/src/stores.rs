@@ -17,6 +17,7 @@ use crate::reactor::BACKINGS;
 use crate::reservation::Reservation;
 use crate::subsystem::{Namespace, Subsystem};
 use crate::tender::Tended;
+use crate::uncorrectable::Marks;
 use crate::usage::Usage;
 
 /// How long a store may take to be opened.
@@ -31,6 +32,8 @@ pub struct Store {
     pub reservation: Arc<Reservation>,
     /// Whether hosts have it protected from writes.
     pub protection: Arc<Protection>,
+    /// The blocks that hosts have made unreadable.
+    pub marks: Arc<Marks>,
     /// The size in bytes that it gets when it is adopted, where that is another one.
     resize: Option<u64>,
 }
@@ -90,8 +93,10 @@ impl Stores {
                     let protection = self
                         .protection(key, namespace.uuid)
                         .map_err(|error| format!("{place}: {error}"))?;
+                    let marks =
+                        self.marks(key, namespace).map_err(|error| format!("{place}: {error}"))?;
                     let tended = Arc::new(Tended::new(id, place, config, backing));
-                    Store { tended, reservation, protection, resize: None }
+                    Store { tended, reservation, protection, marks, resize: None }
                 }
             };
             next.by_namespace.insert(key, store);
@@ -123,6 +128,16 @@ impl Stores {
         match &self.state_directory {
             Some(folder) => Protection::kept(key.0, key.1, folder, uuid.into_bytes()),
             None => Ok(Protection::none(key.0, key.1)),
+        }
+    }
+
+    /// What a store in memory loses with the daemon needs no marks afterwards.
+    fn marks(&self, key: (Nqn, u32), namespace: &NamespaceConfig) -> Result<Arc<Marks>, String> {
+        match (&self.state_directory, &namespace.kind) {
+            (Some(folder), NamespaceKind::File { .. }) => {
+                Marks::kept(key.0, key.1, folder, namespace.uuid.into_bytes())
+            }
+            _ => Ok(Marks::volatile()),
         }
     }
 
@@ -177,6 +192,8 @@ impl Stores {
                 read_only: namespace.read_only,
                 protection: Arc::clone(&store.protection),
                 allow_format: namespace.allow_format,
+                write_uncorrectable: namespace.write_uncorrectable,
+                marks: Arc::clone(&store.marks),
                 ana_group: namespace.ana_group,
                 volatile_cache: backing.has_volatile_cache(),
                 uuid: namespace.uuid.into_bytes(),
@@ -280,6 +297,7 @@ mod tests {
             eui64: None,
             read_only: false,
             allow_format: false,
+            write_uncorrectable: false,
             ana_group: 1,
             fault: Fault::None,
         };

@@ -10,6 +10,7 @@ use crate::config::Offer;
 use crate::disk::{BackingId, Geometry, Health};
 use crate::protection::Protection;
 use crate::reservation::Reservation;
+use crate::uncorrectable::Marks;
 use crate::usage::Usage;
 
 /// One namespace, as its hosts see it.
@@ -33,6 +34,10 @@ pub struct Namespace {
     pub protection: Arc<Protection>,
     /// Hosts may erase all of it (Format NVM).
     pub allow_format: bool,
+    /// Hosts may make blocks unreadable (Write Uncorrectable).
+    pub write_uncorrectable: bool,
+    /// The blocks that they have made so.
+    pub marks: Arc<Marks>,
     /// Its ANA group, 1 to [`crate::ana::ANA_GROUPS`].
     pub ana_group: u32,
     /// The backing has a volatile write cache, so Flush matters.
@@ -178,6 +183,12 @@ impl Subsystem {
         self.namespaces.iter().any(|n| n.allow_format)
     }
 
+    /// Whether blocks of any namespace may be made unreadable by hosts.
+    #[must_use]
+    pub fn takes_write_uncorrectable(&self) -> bool {
+        self.namespaces.iter().any(|n| n.write_uncorrectable)
+    }
+
     /// Whether any namespace has a volatile write cache.
     #[must_use]
     pub fn volatile_cache(&self) -> bool {
@@ -211,6 +222,8 @@ pub(crate) mod tests {
             read_only: false,
             protection: Protection::none(nqn, nsid),
             allow_format: false,
+            write_uncorrectable: false,
+            marks: Marks::volatile(),
             ana_group: 1,
             volatile_cache: true,
             uuid: [nsid as u8; 16],

@@ -19,9 +19,13 @@ mod promises;
 mod protection;
 #[path = "queue/reservations.rs"]
 mod reservations;
+#[path = "queue/scattered.rs"]
+mod scattered;
 #[path = "queue/stalled.rs"]
 mod stalled;
 mod support;
+#[path = "queue/uncorrectable.rs"]
+mod uncorrectable;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! `nvmf flush`, `write-zeroes`, `verify-blocks`, `dsm`, `copy`: commands without data to show.
+//! `nvmf flush`, `write-zeroes`, `verify-blocks`, `write-uncor`, `dsm`, `copy`: commands without data to
+//! show.
 
 use clap::Args as ClapArgs;
 use initiator::host::Range;
@@ -10,6 +11,7 @@ use serde_json::Value;
 
 use super::document::object;
 use super::output::Output;
+use super::place::Place;
 use super::{narrow, number};
 
 /// Options of `nvmf flush`.
@@ -24,20 +26,23 @@ pub(crate) struct FlushArgs {
     pub(crate) output: Output,
 }
 
+/// Which blocks a command without data is about.
+#[derive(ClapArgs, Debug)]
+struct Blocks {
+    #[command(flatten)]
+    place: Place,
+    /// Number of blocks, less one: 0 is one block
+    #[arg(short = 'c', long, value_name = "COUNT", default_value = "0", value_parser = number)]
+    block_count: u64,
+}
+
 /// Options of `nvmf write-zeroes`.
 #[derive(ClapArgs, Debug)]
 pub(crate) struct ZeroesArgs {
     #[command(flatten)]
     target: TargetArgs,
-    /// Namespace
-    #[arg(long, value_name = "NSID", default_value = "1", value_parser = narrow::<u32>)]
-    namespace_id: u32,
-    /// The first block
-    #[arg(long, value_name = "LBA", default_value = "0", value_parser = number)]
-    start_block: u64,
-    /// Number of blocks, less one: 0 is one block
-    #[arg(short = 'c', long, value_name = "COUNT", default_value = "0", value_parser = number)]
-    block_count: u64,
+    #[command(flatten)]
+    blocks: Blocks,
     /// Ask the controller to deallocate the blocks
     #[arg(short = 'd', long)]
     deac: bool,
@@ -45,20 +50,13 @@ pub(crate) struct ZeroesArgs {
     pub(crate) output: Output,
 }
 
-/// Options of `nvmf verify-blocks`.
+/// Options of `nvmf verify-blocks` and `nvmf write-uncor`.
 #[derive(ClapArgs, Debug)]
-pub(crate) struct VerifyArgs {
+pub(crate) struct BlocksArgs {
     #[command(flatten)]
     target: TargetArgs,
-    /// Namespace
-    #[arg(long, value_name = "NSID", default_value = "1", value_parser = narrow::<u32>)]
-    namespace_id: u32,
-    /// The first block
-    #[arg(long, value_name = "LBA", default_value = "0", value_parser = number)]
-    start_block: u64,
-    /// Number of blocks, less one: 0 is one block
-    #[arg(short = 'c', long, value_name = "COUNT", default_value = "0", value_parser = number)]
-    block_count: u64,
+    #[command(flatten)]
+    blocks: Blocks,
     #[command(flatten)]
     pub(crate) output: Output,
 }
@@ -130,23 +128,22 @@ pub(crate) fn flush(args: &FlushArgs) -> Result<(), Error> {
 }
 
 pub(crate) fn write_zeroes(args: &ZeroesArgs) -> Result<(), Error> {
-    let blocks = count(args.block_count)?;
-    with(&args.target, |host| {
-        let range = range(host, args.namespace_id, args.start_block)?;
-        host.write_zeroes(range, blocks, args.deac)
-    })?;
-    let json = || done("write-zeroes", args.namespace_id);
+    args.blocks
+        .act(&args.target, |host, range, blocks| host.write_zeroes(range, blocks, args.deac))?;
+    let json = || done("write-zeroes", args.blocks.place.namespace_id);
     args.output.print(json, || "NVME Write Zeroes Success\n".into())
 }
 
-pub(crate) fn verify(args: &VerifyArgs) -> Result<(), Error> {
-    let blocks = count(args.block_count)?;
-    with(&args.target, |host| {
-        let range = range(host, args.namespace_id, args.start_block)?;
-        host.verify(range, blocks)
-    })?;
-    let json = || done("verify-blocks", args.namespace_id);
+pub(crate) fn verify(args: &BlocksArgs) -> Result<(), Error> {
+    args.blocks.act(&args.target, Host::verify)?;
+    let json = || done("verify-blocks", args.blocks.place.namespace_id);
     args.output.print(json, || "NVME Verify Success\n".into())
+}
+
+pub(crate) fn write_uncorrectable(args: &BlocksArgs) -> Result<(), Error> {
+    args.blocks.act(&args.target, Host::write_uncorrectable)?;
+    let json = || done("write-uncor", args.blocks.place.namespace_id);
+    args.output.print(json, || "NVME Write Uncorrectable Success\n".into())
 }
 
 pub(crate) fn copy(args: &CopyArgs) -> Result<(), Error> {
@@ -196,16 +193,19 @@ pub(crate) fn dsm(args: &DsmArgs) -> Result<(), Error> {
     args.output.print(|| done("dsm", args.namespace_id), || "NVMe DSM: success\n".into())
 }
 
-/// A number of blocks, from the number less one.
-fn count(less_one: u64) -> Result<u64, Error> {
-    less_one.checked_add(1).ok_or_else(|| Error::Usage("--block-count is too large".into()))
-}
-
-/// Where the blocks are; asks the controller how large they are.
-fn range(host: &mut Host, nsid: u32, slba: u64) -> Result<Range, Error> {
-    match host.identify_namespace(nsid)?.block_bytes() {
-        Some(block_bytes) => Ok(Range { nsid, slba, block_bytes }),
-        None => Err(Error::Local("the namespace has blocks of an impossible size".into())),
+impl Blocks {
+    /// Does something about them.
+    fn act(
+        &self,
+        target: &TargetArgs,
+        act: impl FnOnce(&mut Host, Range, u64) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let blocks = self.block_count.checked_add(1);
+        let blocks = blocks.ok_or_else(|| Error::Usage("--block-count is too large".into()))?;
+        with(target, |host| {
+            let range = self.place.range(host)?;
+            act(host, range, blocks)
+        })
     }
 }
 

@@ -11,8 +11,9 @@ use initiator::options::{TargetArgs, Usual};
 use initiator::{Error, Host};
 
 use super::document::object;
+use super::number;
 use super::output::{Output, print, print_bytes};
-use super::{narrow, number};
+use super::place::Place;
 
 /// Most bytes that one command of the tool moves.
 const MOST_BYTES: u64 = 1 << 30;
@@ -22,12 +23,8 @@ const MOST_BYTES: u64 = 1 << 30;
 pub(crate) struct Args {
     #[command(flatten)]
     target: TargetArgs,
-    /// Namespace
-    #[arg(long, value_name = "NSID", default_value = "1", value_parser = narrow::<u32>)]
-    namespace_id: u32,
-    /// The first block
-    #[arg(long, value_name = "LBA", default_value = "0", value_parser = number)]
-    start_block: u64,
+    #[command(flatten)]
+    place: Place,
     /// Number of blocks, less one: 0 is one block [default: as the bytes say]
     #[arg(short = 'c', long, value_name = "COUNT", value_parser = number)]
     block_count: Option<u64>,
@@ -52,12 +49,8 @@ pub(crate) struct Args {
 pub(crate) struct FusedArgs {
     #[command(flatten)]
     target: TargetArgs,
-    /// Namespace
-    #[arg(long, value_name = "NSID", default_value = "1", value_parser = narrow::<u32>)]
-    namespace_id: u32,
-    /// The first block
-    #[arg(long, value_name = "LBA", default_value = "0", value_parser = number)]
-    start_block: u64,
+    #[command(flatten)]
+    place: Place,
     /// File with what the blocks should be
     #[arg(long, value_name = "FILE")]
     compare_data: PathBuf,
@@ -76,7 +69,7 @@ pub(crate) fn compare_and_write(args: &FusedArgs) -> Result<(), Error> {
         [&args.compare_data, &args.data].map(|path| input(Some(path.as_path()), None));
     let (with, from) = (with?, from?);
     let mut host = args.target.connect(Usual { queue_entries: 32, ..Usual::default() })?;
-    let page = host.identify_namespace(args.namespace_id);
+    let page = host.identify_namespace(args.place.namespace_id);
     let outcome = page.and_then(|page| {
         let Some(block_bytes) = page.block_bytes() else {
             return Err(Error::Local("the namespace has blocks of an impossible size".into()));
@@ -89,7 +82,7 @@ pub(crate) fn compare_and_write(args: &FusedArgs) -> Result<(), Error> {
                 from.len()
             )));
         }
-        let range = Range { nsid: args.namespace_id, slba: args.start_block, block_bytes };
+        let range = args.place.with_blocks_of(block_bytes);
         host.compare_and_write(1, range, &with, &from, args.force_unit_access)
     });
     host.disconnect();
@@ -97,8 +90,8 @@ pub(crate) fn compare_and_write(args: &FusedArgs) -> Result<(), Error> {
     let json = || {
         object([
             ("command", "compare-and-write".into()),
-            ("namespace-id", args.namespace_id.into()),
-            ("start-block", args.start_block.into()),
+            ("namespace-id", args.place.namespace_id.into()),
+            ("start-block", args.place.start_block.into()),
             ("bytes", from.len().into()),
         ])
     };
@@ -145,7 +138,7 @@ impl Args {
 
     /// Where the blocks are; asks the controller how large they are.
     fn range(&self, host: &mut Host) -> Result<Range, Error> {
-        let page = host.identify_namespace(self.namespace_id)?;
+        let page = host.identify_namespace(self.place.namespace_id)?;
         let Some(block_bytes) = page.block_bytes() else {
             return Err(Error::Local("the namespace has blocks of an impossible size".into()));
         };
@@ -153,7 +146,7 @@ impl Args {
         if format.is_some_and(|format| format.metadata_bytes != 0) {
             return Err(Error::Local("the namespace has metadata, which this host has not".into()));
         }
-        Ok(Range { nsid: self.namespace_id, slba: self.start_block, block_bytes })
+        Ok(self.place.with_blocks_of(block_bytes))
     }
 
     /// How many blocks, with `given` bytes at hand.
@@ -227,8 +220,8 @@ impl Args {
         if self.output.is_json() {
             let done = object([
                 ("command", what.into()),
-                ("namespace-id", self.namespace_id.into()),
-                ("start-block", self.start_block.into()),
+                ("namespace-id", self.place.namespace_id.into()),
+                ("start-block", self.place.start_block.into()),
                 ("bytes", bytes.into()),
                 ("latency_us", us.into()),
             ]);

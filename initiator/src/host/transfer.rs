@@ -79,6 +79,18 @@ impl Host {
         self.transfer("Verify", sqe, range, Bytes::Count(bytes))
     }
 
+    /// Makes blocks unreadable until they are written again.
+    ///
+    /// # Errors
+    /// As [`Host::read`]; the target may not allow it.
+    pub fn write_uncorrectable(&mut self, range: Range, blocks: u64) -> Result<(), Error> {
+        let sqe = Sqe::io(IoOpcode::WRITE_UNCORRECTABLE, range.nsid);
+        let Some(bytes) = blocks.checked_mul(range.block_bytes.into()) else {
+            return Err(Error::Local("so many blocks no namespace has".into()));
+        };
+        self.transfer("Write Uncorrectable", sqe, range, Bytes::Count(bytes))
+    }
+
     /// Makes blocks read as zeros; with `deac` the store may give their space back.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ use nvme::{Sqe, Status};
 
 use super::{Plan, Received, source};
 use crate::subsystem::{Extent, Namespace};
+use crate::uncorrectable::Marks;
 
 /// Bytes of the longer descriptor.
 const LONGEST_BYTES: u32 = 40;
@@ -109,6 +110,15 @@ impl Job {
         let Some(range) = self.ranges(data).nth(index as usize) else { return Ok(None) };
         let (at, _) = self.extent.range(range.slba, range.blocks().into())?;
         Ok(Some((at, range.blocks() << self.extent.block_shift, skip)))
+    }
+
+    /// The first block of the ranges that cannot be read. The ranges have been checked.
+    #[must_use]
+    pub fn first_marked(&self, data: &[u8], marks: &Marks) -> Option<u64> {
+        self.ranges(data).find_map(|range| {
+            let (at, len) = self.extent.range(range.slba, range.blocks().into()).ok()?;
+            marks.first(at, len).map(|at| at >> self.extent.block_shift)
+        })
     }
 
     /// Where all of it is stored, and how many bytes that are.

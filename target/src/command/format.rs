@@ -7,7 +7,7 @@
 
 use nvme::{Sqe, Status};
 
-use super::{Plan, no_data};
+use super::{Plan, no_data, uncorrectable};
 use crate::controller::Controller;
 use crate::reservation::Barred;
 
@@ -50,7 +50,11 @@ pub(super) fn plan(sqe: &Sqe, controller: &Controller) -> Result<Plan, Status> {
     }
     no_data(sqe)?;
     let (at, len) = namespace.range(0, namespace.blocks)?;
-    Ok(Plan::Zero { backing: namespace.backing, at, len, deallocate: true, fua: true })
+    let plan = Plan::Zero { backing: namespace.backing, at, len, deallocate: true, fua: true };
+    match namespace.marks.is_empty() {
+        true => Ok(plan),
+        false => uncorrectable::judge(plan, namespace),
+    }
 }
 
 #[cfg(test)]

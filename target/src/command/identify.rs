@@ -11,7 +11,7 @@ use nvme::identify::{
 };
 use nvme::{Nqn, PAGE_BYTES, Sqe, Status, Text};
 
-use super::{Plan, Received, SQE_BYTES, copy, destination, format, geometry};
+use super::{Plan, Received, SQE_BYTES, copy, destination, format, geometry, scatter};
 use crate::ana::{ANA_GROUPS, ANACAP, ANATT_S};
 use crate::association::ERROR_LOG_ENTRIES;
 use crate::config::MAX_NSID;
@@ -184,6 +184,7 @@ fn nvm_controller(controller: &Controller, subsystem: &Subsystem) -> IdentifyCon
         mnan: subsystem.offer.max_nsid,
         oncs: Oncs(0)
             .with_compare(true)
+            .with_write_uncorrectable(subsystem.takes_write_uncorrectable())
             .with_dataset_management(true)
             .with_write_zeroes(true)
             .with_reservations(true)
@@ -196,6 +197,7 @@ fn nvm_controller(controller: &Controller, subsystem: &Subsystem) -> IdentifyCon
         nwpc: if subsystem.protects() { NWPC } else { 0 },
         subnqn: subsystem.nqn.into(),
         ioccsz_16: (SQE_BYTES + in_capsule) / 16,
+        msdbd: scatter::msdbd(in_capsule),
         iorcsz_16: 1,
         ofcs: DISCONNECT,
         crdt1_100ms: RETRY_DELAYS_100MS[0],
@@ -370,7 +372,7 @@ mod tests {
         assert_eq!((found.sgls.0, found.mnan), (0x0010_0005, 1024));
         assert_eq!(found.subnqn.nqn(), "nqn.2026-11.io.nvmfd:test".parse());
         assert_eq!((found.ioccsz_16, found.iorcsz_16, found.icdoff_16), (516, 1, 0));
-        assert_eq!((found.fcatt, found.msdbd, found.oacs, found.rtd3e_us), (0, 1, 0, 0));
+        assert_eq!((found.fcatt, found.msdbd, found.oacs, found.rtd3e_us), (0, 4, 0, 0));
         assert_eq!([found.crdt1_100ms, found.crdt2_100ms, found.crdt3_100ms], [10, 50, 0]);
         assert_eq!(found.ofcs, 1, "Disconnect");
     }

@@ -9,7 +9,7 @@ use nvme::reservation::Report;
 use nvme::sqe::DsmRange;
 use nvme::{IoOpcode, Sqe, Status};
 
-use super::{Plan, Received, copy, destination, no_data, source};
+use super::{Plan, Received, copy, destination, no_data, source, uncorrectable};
 use crate::reservation::{Barred, Order};
 use crate::subsystem::{Extent, Namespace, Subsystem};
 
@@ -42,6 +42,7 @@ pub fn plan(
         IoOpcode::WRITE_ZEROES => (write_zeroes, Barred::WRITE),
         IoOpcode::DATASET_MANAGEMENT => (dataset_management, Barred::WRITE),
         IoOpcode::VERIFY => (verify, Barred::READ),
+        IoOpcode::WRITE_UNCORRECTABLE => (uncorrectable::plan, Barred::WRITE),
         IoOpcode::COPY => (copy_blocks, Barred::ALL),
         IoOpcode::RESERVATION_REPORT => (reservation_report, Barred(0)),
         IoOpcode::RESERVATION_REGISTER
@@ -53,7 +54,11 @@ pub fn plan(
     if barred.has(group) {
         return Err(Status::RESERVATION_CONFLICT.with_dnr());
     }
-    rule(sqe, namespace, received)
+    let plan = rule(sqe, namespace, received)?;
+    match namespace.marks.is_empty() {
+        true => Ok(plan),
+        false => uncorrectable::judge(plan, namespace),
+    }
 }
 
 /// Checks all ranges of a Dataset Management command, before any is acted on.
@@ -163,7 +168,7 @@ fn reservation_report(
     Ok(Plan::Give { page: namespace.reservation.report(), to })
 }
 
-fn writable(namespace: &Namespace) -> Result<(), Status> {
+pub(super) fn writable(namespace: &Namespace) -> Result<(), Status> {
     match namespace.is_read_only() {
         true => Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr()),
         false => Ok(()),

@@ -253,6 +253,10 @@ fn effects(subsystem: &Subsystem) -> Vec<u8> {
     for (opcode, changes_content) in IO {
         effects.io[usize::from(opcode.0)] = supported.with_lbcc(changes_content);
     }
+    if subsystem.takes_write_uncorrectable() {
+        let opcode = usize::from(IoOpcode::WRITE_UNCORRECTABLE.0);
+        effects.io[opcode] = supported.with_lbcc(true);
+    }
     let mut page = [0; PAGE_BYTES];
     effects.emit(&mut page);
     page.to_vec()
@@ -284,6 +288,22 @@ mod tests {
 
     fn page(lid: LogId, bytes: u32, controller: &mut Controller) -> Vec<u8> {
         given(ask(command(lid.0, 0, bytes / 4), controller))
+    }
+
+    #[test]
+    fn it_is_told_where_it_is_allowed() {
+        for allowed in [false, true] {
+            let mut subsystem = crate::subsystem::tests::sample();
+            subsystem.namespaces[1].write_uncorrectable = allowed;
+            let mut controller = nvm();
+            controller.replace_subsystem(Arc::new(subsystem));
+            let effects = page(LogId::EFFECTS, 4096, &mut controller);
+            let told = CommandEffects(u32::from_le_bytes(effects[1040..1044].try_into().unwrap()));
+            assert_eq!((told.supported(), told.lbcc()), (allowed, allowed));
+            let identify = nvme::identify::Identify::new(nvme::identify::Cns::CONTROLLER, 0);
+            let page = given(ask(identify.emit(keyed(4096)), &mut controller));
+            assert_eq!(page[520] & 2 != 0, allowed);
+        }
     }
 
     fn record(cid: u16, status: Status) -> ErrorRecord {

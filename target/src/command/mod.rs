@@ -15,6 +15,8 @@ pub mod io;
 pub mod location;
 pub mod log;
 mod protect;
+pub mod scatter;
+pub(crate) mod uncorrectable;
 
 use std::sync::Arc;
 
@@ -26,6 +28,7 @@ use crate::disk::BackingId;
 use crate::protection::Protection;
 use crate::reservation::{Order, Reservation};
 use crate::subsystem::Extent;
+use crate::uncorrectable::{Change, Marks};
 
 /// Bytes of the submission queue entry at the head of a capsule.
 pub const SQE_BYTES: u32 = 64;
@@ -188,6 +191,21 @@ pub enum Plan {
         state: WriteProtectState,
         /// The stores, one after another.
         backings: Vec<BackingId>,
+    },
+    /// Have the keeper make blocks unreadable.
+    Mark {
+        /// Whose.
+        of: Arc<Marks>,
+        /// Which.
+        change: Change,
+    },
+    /// Carry out the plan, then have the keeper note that what it has changed, durably, can be read
+    /// again.
+    Mend {
+        /// What changes blocks; or copies some, of which none may be unreadable.
+        plan: Box<Plan>,
+        /// The blocks that cannot be read.
+        of: Arc<Marks>,
     },
     /// Flush every namespace, then tell the host that shutdown is complete.
     ShutDown {

@@ -462,6 +462,20 @@ fn a_capture_is_off_until_somebody_names_its_file() {
 }
 
 #[test]
+fn unreadable_blocks_of_files_need_a_place_to_be_remembered() {
+    let wanted = format!("{LEAST}write_uncorrectable = true\n");
+    let said = mistakes(&wanted);
+    assert_eq!(said.len(), 1);
+    assert!(said[0].contains("add `state_directory = "), "{said:?}");
+    let config = Config::parse(&format!("state_directory = \"/var/lib/x\"\n{wanted}")).unwrap();
+    assert!(config.subsystems[0].namespaces[0].write_uncorrectable);
+    assert!(config.to_string().contains("hosts may make blocks unreadable"), "{config}");
+    let ram = wanted.replace("path = \"/var/lib/nvmfd/disk1.img\"", "kind = \"ram\"");
+    assert!(Config::parse(&ram).is_ok(), "they end with what they are of");
+    assert!(!Config::parse(LEAST).unwrap().subsystems[0].namespaces[0].write_uncorrectable);
+}
+
+#[test]
 fn state_is_kept_where_somebody_says() {
     let silent = Config::parse(LEAST).unwrap();
     assert_eq!(silent.state_directory, None);

@@ -72,13 +72,13 @@ fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config {
     if tables.is_empty() {
         report.absent("there is no subsystem", "add [[subsystem]] with an `nqn`");
     }
-    let scene = Scene { limits, listeners };
+    let state_directory = state_directory(&mut section, report);
+    let scene = Scene { limits, listeners, keeps_state: state_directory.is_some() };
     let subsystems =
         tables.into_iter().filter_map(|each| subsystem(each, &scene, &mut seen, report)).collect();
     let discovery = discovery(&mut section, &seen.nqns, report);
 
     let capture = capture(&mut section, report);
-    let state_directory = state_directory(&mut section, report);
     let authentication = authentication(&mut section, report);
     let management = management(&mut section, report);
     let observe = observe(&mut section, report);
@@ -290,6 +290,8 @@ fn state_directory(root: &mut Section<'_>, report: &mut Report<'_>) -> Option<Pa
 struct Scene {
     limits: Limits,
     listeners: Vec<At<ListenerConfig>>,
+    /// There is a `state_directory`.
+    keeps_state: bool,
 }
 
 /// Names that may occur only once, with the place of the first.
@@ -351,7 +353,9 @@ fn subsystem(
     for mut table in section.tables("namespace", "[[subsystem.namespace]]", report) {
         let nqn = nqn.as_ref().map(|nqn| nqn.value);
         let (span, seen_by) = (table.span().clone(), self::hosts(&mut table, report));
-        let Some(new) = namespace(table, nqn.as_ref(), &mut nsids, seen, report) else { continue };
+        let Some(new) = namespace(table, nqn.as_ref(), &mut nsids, (scene, seen), report) else {
+            continue;
+        };
         if new.nsid > offer.max_nsid {
             let what = format!("namespace {} is beyond `max_nsid`", new.nsid);
             report.add(&span, what, format!("write an nsid up to {}", offer.max_nsid));
@@ -408,7 +412,7 @@ fn namespace(
     mut section: Section<'_>,
     nqn: Option<&Nqn>,
     nsids: &mut Vec<At<u32>>,
-    seen: &mut Seen,
+    (scene, seen): (&Scene, &mut Seen),
     report: &mut Report<'_>,
 ) -> Option<NamespaceConfig> {
     let form = format!("a number from 1 to {MAX_NSID}");
@@ -450,6 +454,7 @@ fn namespace(
     let ana_group = bounded(&mut section, "ana_group", 1..ANA_GROUPS, 1, report);
     let flag = section.take("allow_format", "true or false", report);
     let allow_format = flag.is_some_and(|flag| flag.value);
+    let write_uncorrectable = write_uncorrectable(&mut section, &kind, scene, report);
     let fault = fault(&mut section, report);
     section.end(report);
 
@@ -465,8 +470,25 @@ fn namespace(
         read_only,
         ana_group,
         allow_format,
+        write_uncorrectable,
         fault,
     })
+}
+
+/// Whether hosts may make blocks unreadable. What they make so in a file has to stay so.
+fn write_uncorrectable(
+    section: &mut Section<'_>,
+    kind: &Option<NamespaceKind>,
+    scene: &Scene,
+    report: &mut Report<'_>,
+) -> bool {
+    let flag = section.take::<bool>("write_uncorrectable", "true or false", report);
+    let Some(At { span, .. }) = flag.filter(|flag| flag.value) else { return false };
+    if matches!(kind, Some(NamespaceKind::File { .. })) && !scene.keeps_state {
+        let what = "unreadable blocks are remembered in the `state_directory`, and there is none";
+        report.add(&span, what, "add `state_directory = \"/var/lib/nvmfd\"` at the top");
+    }
+    true
 }
 
 /// What the store is told to do wrong.

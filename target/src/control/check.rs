@@ -107,6 +107,7 @@ mod tests {
             eui64: None,
             read_only: false,
             allow_format: false,
+            write_uncorrectable: false,
             ana_group: 1,
             fault: crate::disk::Fault::None,
         }

@@ -5,6 +5,7 @@ use rdma::Remote;
 use tracing::debug;
 
 use super::fused::Half;
+use super::mark::Mend;
 use super::{Io, Link, Queue, Serves, State};
 use crate::association::ErrorRecord;
 use crate::command::location;
@@ -15,6 +16,7 @@ impl Queue {
     /// Answers a command; a failure is logged for the host and says so (More).
     pub(super) fn answer(&mut self, slot: u16, outcome: Result<u64, Status>, io: &mut Io<'_>) {
         match outcome {
+            Ok(_) if self.mends(slot, io) => {}
             Ok(result) => self.respond(slot, Status::SUCCESS, result, None, io),
             Err(status) => {
                 self.count_failure(slot, status);
@@ -27,7 +29,12 @@ impl Queue {
     /// Pushes the slot's data to the host and answers right behind: on a reliable connection the
     /// response cannot overtake the data.
     pub(super) fn push_and_answer(&mut self, slot: u16, to: Remote, io: &mut Io<'_>) {
-        self.respond(slot, Status::SUCCESS, 0, Some(to), io);
+        let pieces = &mut self.slot(slot).pieces;
+        if pieces.is_empty() {
+            return self.respond(slot, Status::SUCCESS, 0, Some(to), io);
+        }
+        pieces.begin(to.len);
+        self.push_piece(slot, io);
     }
 
     pub(super) fn respond(
@@ -51,6 +58,7 @@ impl Queue {
         let next = if push.is_some() { Stage::Push } else { Stage::Reply };
         entry.clock.enter(next, io.now_ns);
         entry.doomed = false;
+        entry.mend = Mend::None;
         entry.fences.clear();
         if !entry.errands.is_empty() {
             let aborted = status.is(Status::ABORT_REQUESTED);
@@ -105,10 +113,10 @@ impl Queue {
             // a status with More set is not what `nvme show-regs` takes for "not there".
             return status;
         }
-        let Some(association) = self.association() else { return status };
         let sqid = self.request.qid;
+        let slba = if sqid == 0 { 0 } else { self.culprit(slot, status) };
+        let Some(association) = self.association() else { return status };
         let (cid, nsid) = (sqe.cid, sqe.nsid);
-        let slba = if sqid == 0 { 0 } else { sqe.slba() };
         debug!(host = %association.host, sqid, cid, opcode = sqe.opcode, nsid, %status, "refused");
         let (opcode, parameter) = (sqe.opcode, location::of(&sqe, status));
         let record = ErrorRecord { sqid, cid, status, nsid, slba, opcode, parameter };

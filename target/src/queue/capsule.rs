@@ -1,12 +1,15 @@
 //! A capsule arrives: it gets a slot, and the rules decide what is to be done about it.
 
+use nvme::sgl::LastSegment;
 use nvme::{Sqe, Status};
 use rdma::Buf;
 use tracing::warn;
 
 use super::fused::Half;
+use super::mark::Mend;
 use super::slot::State;
 use super::{Io, Queue, Serves};
+use crate::command::scatter::Pieces;
 use crate::command::{Plan, Received, SQE_BYTES, admin, fabrics, io as rules};
 use crate::observe::Clock;
 
@@ -55,6 +58,7 @@ impl Queue {
         entry.plan = Plan::Reply(0);
         entry.invalidate = invalidate;
         entry.capsule = Some(buf);
+        entry.pieces = Pieces::default();
         entry.step = 0;
         self.head.advance();
         if sqe.flags.fuse() != 0 || self.half != Half::None {
@@ -66,6 +70,31 @@ impl Queue {
 
     /// What to do about a command.
     pub(super) fn decide(
+        &mut self,
+        slot: u16,
+        sqe: &Sqe,
+        tail_bytes: u32,
+        io: &mut Io<'_>,
+    ) -> Result<Plan, Status> {
+        let gathered;
+        let sqe = match LastSegment::parse(&sqe.dptr) {
+            None => sqe,
+            Some(segment) => {
+                gathered = self.gather(slot, sqe, segment, tail_bytes, io)?;
+                &gathered
+            }
+        };
+        match self.rule(slot, sqe, tail_bytes, io) {
+            Ok(Plan::Mend { plan, of }) => {
+                self.slot(slot).mend = Mend::Due(of);
+                Ok(*plan)
+            }
+            plan => plan,
+        }
+    }
+
+    /// What the rules say of it.
+    fn rule(
         &mut self,
         slot: u16,
         sqe: &Sqe,

@@ -155,7 +155,10 @@ impl Queue {
                 Source::Host(remote) => {
                     entry.state = State::Pulling;
                     entry.clock.enter(Stage::Pull, io.now_ns);
-                    if let Some(into) = entry.data.take() {
+                    if !entry.pieces.is_empty() {
+                        entry.pieces.begin(remote.len);
+                        self.pull_piece(slot, io);
+                    } else if let Some(into) = entry.data.take() {
                         entry.posted += 1;
                         let work = rdma::Work::Read { into, from: remote };
                         io.fabric.post(qp, slot.into(), work);
@@ -184,6 +187,9 @@ impl Queue {
                 let (of, state) = (std::mem::take(of), *state);
                 self.protect(slot, of, state, io);
             }
+            Plan::Mark { .. } => self.mark(slot, io),
+            // Of these, the queue has taken the plan inside.
+            Plan::Mend { .. } => {}
             Plan::Reply(_) | Plan::Park | Plan::Abort { .. } | Plan::Disconnect => {}
         }
     }
@@ -230,7 +236,8 @@ impl Queue {
             }
             Plan::Copy { job, .. } => {
                 let entry = &self.slots[usize::from(slot)];
-                match job.check(entry.bytes(io.pool)) {
+                let checked = job.check(entry.bytes(io.pool));
+                match checked.and_then(|()| self.check_copied(slot, job, io)) {
                     Ok(()) => self.after_disk(slot, io),
                     Err(status) => self.answer(slot, Err(status), io),
                 }
@@ -329,7 +336,9 @@ impl Queue {
                     self.answer(slot, Ok(0), io);
                 }
             },
-            Plan::Reserve { .. } | Plan::Keep { .. } => self.answer(slot, Ok(0), io),
+            Plan::Reserve { .. } | Plan::Keep { .. } | Plan::Mark { .. } => {
+                self.answer(slot, Ok(0), io)
+            }
             // The first step was the keeper's.
             Plan::Protect { backings, .. } => match backings.get((step as usize).wrapping_sub(1)) {
                 Some(&backing) => self.submit(slot, backing, Some(Op::Flush), io),
@@ -349,6 +358,9 @@ impl Queue {
                 }
                 Err(status) => return self.answer(slot, Err(status), io),
             }
+        }
+        if self.mends_first(slot, nr) {
+            return self.submit(slot, extent.backing, Some(Op::Flush), io);
         }
         self.answer(slot, Ok(0), io);
     }
@@ -455,6 +467,8 @@ fn needs(plan: &Plan) -> (u32, u32) {
         | Plan::ShutDown { .. }
         | Plan::Keep { .. }
         | Plan::Protect { .. }
+        | Plan::Mark { .. }
+        | Plan::Mend { .. }
         | Plan::Park
         | Plan::Abort { .. }
         | Plan::Disconnect => (0, 0),

@@ -43,7 +43,7 @@ impl Queue {
         self.wait_for_keeper(slot, asked, io);
     }
 
-    fn wait_for_keeper(&mut self, slot: u16, asked: bool, io: &mut Io<'_>) {
+    pub(super) fn wait_for_keeper(&mut self, slot: u16, asked: bool, io: &mut Io<'_>) {
         match asked {
             true => {
                 self.slot(slot).state = State::AtDisk;

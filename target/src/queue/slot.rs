@@ -5,8 +5,10 @@ use std::sync::Arc;
 use nvme::{Sqe, Status};
 use rdma::{Buf, Pool};
 
+use super::mark::Mend;
 use super::turn::Turn;
 use crate::command::Plan;
+use crate::command::scatter::Pieces;
 use crate::disk::{BackingId, Op};
 use crate::observe::Clock;
 use crate::recall::Errand;
@@ -38,6 +40,8 @@ pub(super) struct Slot {
     pub(super) second: Option<Buf>,
     /// The response's cell, at home.
     pub(super) cell: Option<Buf>,
+    /// Where the host has the data, when that is in several places.
+    pub(super) pieces: Pieces,
     /// Progress of plans with several disk operations.
     pub(super) step: u32,
     /// Work requests posted and not home.
@@ -62,6 +66,10 @@ pub(super) struct Slot {
     pub(super) mate: Option<u16>,
     /// The other half has failed.
     pub(super) doomed: bool,
+    /// What becomes of unreadable blocks that it changes.
+    pub(super) mend: Mend,
+    /// The block that it failed for, where its own fields do not tell.
+    pub(super) culprit: Option<u64>,
 }
 
 /// Submission queue head as the host is told.
@@ -84,6 +92,7 @@ impl Slot {
             data: None,
             second: None,
             cell,
+            pieces: Pieces::default(),
             step: 0,
             posted: 0,
             clock: Clock::default(),
@@ -96,6 +105,8 @@ impl Slot {
             held_back: None,
             mate: None,
             doomed: false,
+            mend: Mend::None,
+            culprit: None,
         }
     }
 

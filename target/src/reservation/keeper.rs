@@ -19,6 +19,7 @@ use crate::disk::Done;
 use crate::mailbox::Mail;
 use crate::protection::Protection;
 use crate::registry::Registry;
+use crate::uncorrectable::{Change, Marks};
 
 /// What the keeper is told.
 #[derive(Debug)]
@@ -27,6 +28,8 @@ pub enum Word {
     Ask(Ask),
     /// A host wants namespaces protected from writes, or no longer.
     Protect(Protect),
+    /// Blocks of a namespace become unreadable, or are readable again.
+    Mark(Mark),
     /// The last command behind a fence is home.
     Drained(u64),
     /// No more orders will come.
@@ -55,6 +58,19 @@ pub struct Protect {
     pub of: Vec<Arc<Protection>>,
     /// The new state.
     pub state: WriteProtectState,
+    /// The reactor to answer.
+    pub reactor: usize,
+    /// What the answer is tagged with.
+    pub tag: Tag,
+}
+
+/// A change of the blocks that cannot be read, and who waits for its outcome.
+#[derive(Debug)]
+pub struct Mark {
+    /// Whose.
+    pub of: Arc<Marks>,
+    /// What.
+    pub change: Change,
     /// The reactor to answer.
     pub reactor: usize,
     /// What the answer is tagged with.
@@ -106,6 +122,9 @@ impl Keeper {
             Word::Protect(wish) => {
                 let outcome = protect(&wish, registry);
                 answer(registry, wish.reactor, wish.tag, outcome);
+            }
+            Word::Mark(Mark { of, change, reactor, tag }) => {
+                answer(registry, reactor, tag, of.change(&change));
             }
             Word::Drained(ticket) => {
                 if let Some((reactor, tag)) = self.fenced.remove(&ticket) {

@@ -17,6 +17,7 @@ use nvmfd::refusals::Refusals;
 use nvmfd::registry::Registry;
 use nvmfd::reservation::Reservation;
 use nvmfd::subsystem::{Namespace, Subsystem};
+use nvmfd::uncorrectable::Marks;
 use nvmfd::waiters::{Take, Waiters};
 use rdma::{
     Completion, Event, Fabric, FabricError, Fault, Incoming, Pool, PoolPlan, Qp, QpLimits, Reason,
@@ -387,6 +388,8 @@ pub(crate) fn subsystem() -> Subsystem {
         read_only: false,
         protection: Protection::none(nqn, 1),
         allow_format: false,
+        write_uncorrectable: false,
+        marks: Marks::volatile(),
         ana_group: 1,
         volatile_cache: true,
         uuid: [1; 16],

@@ -17,6 +17,7 @@ use nvmfd::registry::Registry;
 use nvmfd::reservation::Reservation;
 use nvmfd::reservation::keeper::Keeper;
 use nvmfd::subsystem::{Namespace, Subsystem};
+use nvmfd::uncorrectable::Marks;
 use nvmfd::usage::Usage;
 use rdma::soft::Soft;
 use rdma::soft::sim::{Air, AirPort, Dice};
@@ -206,6 +207,8 @@ impl Target {
                 read_only: false,
                 protection: Protection::none(subnqn(), space as u32 + 1),
                 allow_format: false,
+                write_uncorrectable: false,
+                marks: Marks::volatile(),
                 ana_group: 1,
                 volatile_cache: true,
                 uuid: [space as u8 + 1; 16],

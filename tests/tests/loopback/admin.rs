@@ -55,7 +55,7 @@ fn smart_tells_a_life_over_connections_and_restarts() {
     assert_eq!(newest_error(&mut host).error_count, 0, "the log is of this controller");
     host.disconnect();
 
-    target.restart();
+    target.restart("");
     let mut host = target.connect(1);
     let after = smart(&mut host, 0);
     assert_eq!((after.host_writes, after.data_units_written), (first.host_writes, 3));

@@ -110,10 +110,11 @@ block_size = 512
         self.target.as_mut().expect("running").apply(config).expect("applied");
     }
 
-    /// Stops it and starts it again, over the same stores and with the same memory of before.
-    pub(crate) fn restart(&mut self) {
+    /// Stops it and starts it again, over the same stores and with the same memory of before, and
+    /// with `more`.
+    pub(crate) fn restart(&mut self, more: &str) {
         self.take().stop(Instant::now() + Duration::from_secs(60));
-        self.target = Some(Target::start(self.config("")).expect("the target starts again"));
+        self.target = Some(Target::start(self.config(more)).expect("the target starts again"));
     }
 
     /// What stops it, to be run whenever.

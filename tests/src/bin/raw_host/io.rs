@@ -1,11 +1,15 @@
 //! Commands on an I/O queue: namespaces, ranges, descriptors, data in the capsule.
 
 use nvme::fabrics::{Disconnect, FabricsType, PropertyGet, PropertySet};
+use nvme::identify::{Cns, Identify};
 use nvme::property::Property;
+use nvme::sgl::LastSegment;
 use nvme::sqe::{DsmRange, Flags};
 use nvme::{IoOpcode, Sgl, Sqe};
 
-use crate::admin::{FIELD, FUSED, LENGTH, NAMESPACE, OPCODE, SEQUENCE, TYPE, TYPES, mdts_bytes};
+use crate::admin::{
+    FIELD, FUSED, LENGTH, NAMESPACE, OPCODE, SEGMENT, SEQUENCE, TYPE, TYPES, mdts_bytes,
+};
 use crate::world::{CC_ENABLED, Got, Outcome, Queue, Want, World, pattern};
 
 /// The namespace with blocks of 4096 bytes, and the one with 512.
@@ -121,11 +125,17 @@ pub(crate) fn commands(world: &mut World) -> Outcome {
         sqe.dptr[15] = kind;
         cases.push((format!("data described by {name}"), sqe, TYPE));
     }
+    let mut nowhere = read;
+    nowhere.dptr[15] = 0x31;
+    cases.push(("data described by a last segment".into(), nowhere, SEGMENT));
     for (name, sqe, want) in cases {
         let got = world.ask_sqe(&mut queue, &sqe);
         world.expect(&format!("I/O, {name}"), &got, &want);
     }
     in_capsule(world, &mut queue);
+    if most_descriptors(world, &mut admin) >= 3 {
+        scattered(world, &mut queue);
+    }
     dataset(world, &mut queue, blocks);
     compared(world, &mut queue);
     not_ready(world, &mut admin, &mut queue)?;
@@ -174,6 +184,63 @@ fn in_capsule(world: &mut World, queue: &mut Queue) {
     });
     let got = world.ask(queue, &with_data(read, &data));
     world.expect("I/O, a capsule with bytes that nobody needs", &got, &Want::Done);
+}
+
+/// How many descriptors a command may have (MSDBD).
+fn most_descriptors(world: &mut World, admin: &mut Queue) -> u8 {
+    let sqe = Identify::new(Cns::CONTROLLER, 0).emit(world.keyed(4096));
+    world.ask_sqe(admin, &sqe);
+    world.host.look(1803, 1)[0]
+}
+
+/// Data in several places, whose descriptors stand in the capsule.
+fn scattered(world: &mut World, queue: &mut Queue) {
+    let window = world.host.window();
+    let places: [(u32, u32); 3] = [(5000, 512), (100, 3000), (9001, 584)];
+    let list = |places: &[(u32, u32)]| {
+        let place = |&(at, len): &(u32, u32)| {
+            Sgl::keyed(window.addr + u64::from(at), len, window.key, false).unwrap_or(Sgl::NONE)
+        };
+        places.iter().flat_map(|at| place(at).emit()).collect::<Vec<u8>>()
+    };
+    let capsule = |opcode, slba, len: u32, list: &[u8]| {
+        let sqe = Sqe::io(opcode, NSID).with_range(slba, 0);
+        with_data(Sqe { dptr: LastSegment { offset: 0, len }.emit(), ..sqe }, list)
+    };
+    let data = pattern(6, 4096);
+    let good = list(&places);
+    let mut at = 0;
+    for (place, len) in places {
+        world.host.fill(place, &data[at..at + len as usize]);
+        at += len as usize;
+    }
+    for opcode in [IoOpcode::WRITE, IoOpcode::COMPARE] {
+        let got = world.ask(queue, &capsule(opcode, 28, 48, &good));
+        world.expect(&format!("I/O, {opcode} of three descriptors"), &got, &Want::Done);
+    }
+    let same = read(world, queue, 28, 4096) == data;
+    world.tally.check("I/O, and all of it is there in its order", same, || "other data".into());
+    world.host.fill(0, &[0; 12288]);
+    let got = world.ask(queue, &capsule(IoOpcode::READ, 28, 48, &good));
+    world.expect("I/O, Read of three descriptors", &got, &Want::Done);
+    let found: Vec<u8> = places.iter().flat_map(|&(at, len)| world.host.look(at, len)).collect();
+    world.tally.check("I/O, and it is in its places", found == data, || "other data".into());
+    let mut nested = good.clone();
+    nested[47] = 0x31;
+    let mut inline = good.clone();
+    inline[31] = 0x01;
+    for (name, len, list, want) in [
+        ("no descriptor", 0, good.clone(), Want::Refused(&[0x00D])),
+        ("two and a half", 40, good.clone(), Want::Refused(&[0x00D])),
+        ("three of which two came", 48, good[..32].to_vec(), Want::Refused(&[0x00D])),
+        ("nine", 144, good.repeat(3), Want::Refused(&[0x00E])),
+        ("two of three", 32, good, LENGTH),
+        ("a segment in the segment", 48, nested, Want::Refused(&[0x00D])),
+        ("data in the capsule in the segment", 48, inline, TYPE),
+    ] {
+        let got = world.ask(queue, &capsule(IoOpcode::READ, 28, len, &list));
+        world.expect(&format!("I/O, a segment of {name}"), &got, &want);
+    }
 }
 
 fn write(world: &mut World, queue: &mut Queue, slba: u64, data: &[u8]) -> Got {

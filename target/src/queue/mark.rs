@@ -1,0 +1,134 @@
+//! Unreadable blocks ([`crate::uncorrectable`]): commands that make some, and commands that make
+//! some readable again by what they write. The keeper has the last word in both.
+
+use std::sync::Arc;
+
+use nvme::{IoOpcode, Status};
+
+use super::{Io, Link, Queue, Serves};
+use crate::command::copy::Job;
+use crate::command::uncorrectable::UNREADABLE;
+use crate::command::{Plan, io as rules};
+use crate::reservation::keeper::Mark;
+use crate::uncorrectable::{Change, Marks};
+
+/// What becomes of unreadable blocks that a command changes.
+#[derive(Debug, Default)]
+pub(super) enum Mend {
+    /// There are none.
+    #[default]
+    None,
+    /// When it is done, those that it has changed can be read.
+    Due(Arc<Marks>),
+    /// It is done, and the keeper notes it.
+    UnderWay,
+}
+
+impl Queue {
+    /// Hands a Write Uncorrectable command to the keeper.
+    pub(super) fn mark(&mut self, slot: u16, io: &mut Io<'_>) {
+        if let Plan::Mark { of, change } = &self.slots[usize::from(slot)].plan {
+            let (of, change) = (Arc::clone(of), change.clone());
+            self.ask_mark(slot, of, change, io);
+        }
+    }
+
+    /// Whether a command that has done all it should waits for the keeper from now on.
+    #[inline]
+    pub(super) fn mends(&mut self, slot: u16, io: &mut Io<'_>) -> bool {
+        if matches!(self.slots[usize::from(slot)].mend, Mend::None) || self.link != Link::Open {
+            return false;
+        }
+        let entry = &self.slots[usize::from(slot)];
+        let Mend::Due(of) = &entry.mend else { return false };
+        let of = Arc::clone(of);
+        let mut changed = changed(&entry.plan, entry.bytes(io.pool));
+        changed.retain(|(at, len)| of.first(*at, *len).is_some());
+        if changed.is_empty() {
+            return false;
+        }
+        self.slot(slot).mend = Mend::UnderWay;
+        self.ask_mark(slot, of, Change::Mend(changed), io);
+        true
+    }
+
+    /// Whether a command waited for the keeper alone; it is answered now.
+    #[inline]
+    pub(super) fn end_mending(
+        &mut self,
+        slot: u16,
+        outcome: Result<(), Status>,
+        io: &mut Io<'_>,
+    ) -> bool {
+        if !matches!(self.slots[usize::from(slot)].mend, Mend::UnderWay) {
+            return false;
+        }
+        self.slot(slot).mend = Mend::None;
+        self.answer(slot, outcome.map(|()| 0), io);
+        self.raise_events(io);
+        true
+    }
+
+    /// Whether a deallocation of `nr` ranges has to be made durable before it mends anything.
+    pub(super) fn mends_first(&self, slot: u16, nr: u32) -> bool {
+        let entry = &self.slots[usize::from(slot)];
+        entry.step == nr && matches!(entry.mend, Mend::Due(_))
+    }
+
+    /// Checks that all blocks that are to be copied can be read.
+    pub(super) fn check_copied(
+        &mut self,
+        slot: u16,
+        job: Job,
+        io: &mut Io<'_>,
+    ) -> Result<(), Status> {
+        let entry = &mut self.slots[usize::from(slot)];
+        let Mend::Due(marks) = &entry.mend else { return Ok(()) };
+        match job.first_marked(entry.bytes(io.pool), marks) {
+            None => Ok(()),
+            culprit => {
+                entry.culprit = culprit;
+                Err(UNREADABLE)
+            }
+        }
+    }
+
+    /// The block that a command has failed for, as far as that is known; else its first.
+    pub(super) fn culprit(&mut self, slot: u16, status: Status) -> u64 {
+        let entry = &mut self.slots[usize::from(slot)];
+        let (sqe, culprit) = (entry.sqe, entry.culprit.take());
+        let reads = [IoOpcode::READ, IoOpcode::COMPARE, IoOpcode::VERIFY];
+        let marked = || {
+            let Serves::Io { subsystem, .. } = &self.serves else { return None };
+            let namespace = subsystem.namespace(sqe.nsid).ok()?;
+            let (at, len) = namespace.range(sqe.slba(), sqe.blocks().into()).ok()?;
+            let first = namespace.marks.first(at, len)?;
+            Some(first >> namespace.block_shift)
+        };
+        let unread = status.is(Status::UNRECOVERED_READ_ERROR);
+        let found =
+            culprit.or_else(|| marked().filter(|_| unread && reads.contains(&sqe.io_opcode())));
+        found.unwrap_or(sqe.slba())
+    }
+
+    fn ask_mark(&mut self, slot: u16, of: Arc<Marks>, change: Change, io: &mut Io<'_>) {
+        let mark = Mark { of, change, reactor: io.reactor, tag: self.tag(slot) };
+        let asked = io.registry.ask_mark(mark);
+        self.wait_for_keeper(slot, asked, io);
+    }
+}
+
+/// Byte offsets and lengths of what a plan has changed; `data` are those that the host has sent.
+fn changed(plan: &Plan, data: &[u8]) -> Vec<(u64, u64)> {
+    match plan {
+        Plan::Store { at, from, .. } => vec![(*at, from.len_bytes().into())],
+        Plan::Zero { at, len, .. } => vec![(*at, *len)],
+        Plan::Copy { job, .. } => {
+            job.store(data).map(|(at, len)| (at, len.into())).into_iter().collect()
+        }
+        Plan::Deallocate { extent, nr, .. } => {
+            (0..*nr).filter_map(|range| rules::range_at(data, range, *extent).ok()).collect()
+        }
+        _ => Vec::new(),
+    }
+}

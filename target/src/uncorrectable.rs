@@ -1,0 +1,325 @@
+//! Blocks that hosts have made unreadable (Write Uncorrectable), and that nobody has written since.
+//!
+//! All controllers of a subsystem share the marks of a namespace. I/O asks one number first:
+//! whether there are any. The keeper changes them, one order after another, and keeps them in a
+//! file before it answers, so they outlast a power loss as what was written does. A write takes
+//! marks away only after its data are durable: no old data can come to light.
+//!
+//! Marks are bytes of the store, not blocks, so they mean the same whatever the block size is.
+//!
+//! Source: NVM Command Set Specification 1.0, "Write Uncorrectable command".
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nvme::{Nqn, Status};
+use tracing::error;
+
+use crate::kept;
+
+/// Blocks of a namespace that may be marked at a time: as many as one command can name. This
+/// bounds the memory and the file, however they are scattered.
+pub const MOST_MARKED_BLOCKS: u64 = 1 << 16;
+
+const FIRST_LINE: &str = "nvmfd uncorrectable blocks 1";
+
+/// The marks of one namespace, as everybody shares them. Two of them are equal when they are the
+/// same one.
+#[derive(Debug)]
+pub struct Marks {
+    /// How many bytes are marked.
+    bytes: AtomicU64,
+    ranges: Mutex<Ranges>,
+    file: Option<(PathBuf, String)>,
+}
+
+/// A change of the marks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// Blocks cannot be read from now on: byte offset, bytes, and the most bytes that may be marked
+    /// afterwards.
+    Mark {
+        /// Byte offset.
+        at: u64,
+        /// Bytes.
+        len: u64,
+        /// Bytes that may be marked in all.
+        most_bytes: u64,
+    },
+    /// They were written, each by byte offset and bytes, durably.
+    Mend(Vec<(u64, u64)>),
+}
+
+/// Disjoint ranges that do not touch: the first byte, and the one behind the last.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+struct Ranges(BTreeMap<u64, u64>);
+
+impl Marks {
+    /// Marks that end with the daemon, as the blocks of a store in memory do.
+    #[must_use]
+    pub fn volatile() -> Arc<Marks> {
+        Arc::new(Marks { bytes: AtomicU64::new(0), ranges: Mutex::default(), file: None })
+    }
+
+    /// Marks that are kept in `folder`, under the UUID of the namespace; as they were left there.
+    ///
+    /// # Errors
+    /// One sentence about a file that cannot be read or makes no sense. Such a file is never passed
+    /// over: what it marked would be read as if it were good.
+    pub fn kept(nqn: Nqn, nsid: u32, folder: &Path, uuid: [u8; 16]) -> Result<Arc<Marks>, String> {
+        let name = format!("{}.uncorrectable", uuid::Uuid::from_bytes(uuid));
+        let ranges = load(&folder.join(&name), nqn, nsid)?;
+        let bytes = AtomicU64::new(ranges.bytes());
+        let file = Some((folder.to_owned(), name));
+        Ok(Arc::new(Marks { bytes, ranges: Mutex::new(ranges), file }))
+    }
+
+    /// Whether nothing is marked.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bytes.load(Ordering::Relaxed) == 0
+    }
+
+    /// The first marked byte of a range.
+    #[must_use]
+    pub fn first(&self, at: u64, len: u64) -> Option<u64> {
+        self.lock().first(at, len)
+    }
+
+    /// Carries out a change: keeps it, and only then makes it so. For the keeper alone.
+    ///
+    /// # Errors
+    /// Capacity Exceeded for more marks than may be; Internal Error when it cannot be kept. All is
+    /// as before.
+    pub fn change(&self, change: &Change) -> Result<(), Status> {
+        let old = self.lock().clone();
+        let mut new = old.clone();
+        match change {
+            Change::Mark { at, len, most_bytes } => {
+                new.add(*at, *len);
+                if new.bytes() > *most_bytes {
+                    return Err(Status::CAPACITY_EXCEEDED.with_dnr());
+                }
+            }
+            Change::Mend(ranges) => ranges.iter().for_each(|(at, len)| new.remove(*at, *len)),
+        }
+        if new == old {
+            return Ok(());
+        }
+        if let Some((folder, name)) = &self.file
+            && let Err(failure) = keep(folder, name, &new)
+        {
+            let path = folder.join(name);
+            error!("the uncorrectable blocks in {} cannot be kept: {failure}", path.display());
+            // The rename may have happened. What hosts are told counts, so put it back.
+            if let Err(failure) = keep(folder, name, &old) {
+                error!("nor can those before be put back: {failure}");
+            }
+            return Err(Status::INTERNAL_ERROR);
+        }
+        let bytes = new.bytes();
+        *self.lock() = new;
+        self.bytes.store(bytes, Ordering::Release);
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Ranges> {
+        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl PartialEq for Marks {
+    fn eq(&self, other: &Marks) -> bool {
+        std::ptr::eq(self, other)
+    }
+}
+
+impl Eq for Marks {}
+
+impl Ranges {
+    fn bytes(&self) -> u64 {
+        self.0.iter().map(|(start, end)| end - start).sum()
+    }
+
+    fn first(&self, at: u64, len: u64) -> Option<u64> {
+        let end = at.saturating_add(len);
+        match self.0.range(..=at).next_back() {
+            _ if len == 0 => None,
+            Some((_, last)) if *last > at => Some(at),
+            _ => self.0.range(at..end).next().map(|(start, _)| *start),
+        }
+    }
+
+    fn add(&mut self, at: u64, len: u64) {
+        let (mut start, mut end) = (at, at.saturating_add(len));
+        if start == end {
+            return;
+        }
+        // What overlaps it or touches it becomes one with it.
+        while let Some((&from, &to)) =
+            self.0.range(..=end).next_back().filter(|(_, to)| **to >= start)
+        {
+            self.0.remove(&from);
+            (start, end) = (start.min(from), end.max(to));
+        }
+        self.0.insert(start, end);
+    }
+
+    fn remove(&mut self, at: u64, len: u64) {
+        let end = at.saturating_add(len);
+        if at == end {
+            return;
+        }
+        while let Some((&from, &to)) = self.0.range(..end).next_back().filter(|(_, to)| **to > at) {
+            self.0.remove(&from);
+            if to > end {
+                self.0.insert(end, to);
+            }
+            if from < at {
+                self.0.insert(from, at);
+            }
+        }
+    }
+}
+
+fn load(path: &Path, nqn: Nqn, nsid: u32) -> Result<Ranges, String> {
+    let shown = path.display();
+    match std::fs::read(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Ranges::default()),
+        Err(error) => Err(format!("the uncorrectable blocks in {shown} cannot be read: {error}")),
+        Ok(bytes) => parse(&bytes).ok_or_else(|| {
+            format!(
+                "{shown} says nothing of uncorrectable blocks that we wrote: restore it, or remove \
+                 it if all blocks of namespace {nsid} of {nqn} may be read again"
+            )
+        }),
+    }
+}
+
+/// Only what [`emit`] writes is taken.
+fn parse(bytes: &[u8]) -> Option<Ranges> {
+    let mut ranges = Ranges::default();
+    let text = std::str::from_utf8(bytes).ok()?;
+    for line in text.lines().filter_map(|line| line.strip_prefix("bytes ")) {
+        let (start, end) = line.split_once(' ')?;
+        ranges.0.insert(start.parse().ok()?, end.parse().ok()?);
+    }
+    let sane = ranges.0.iter().all(|(start, end)| start < end);
+    (sane && emit(&ranges) == bytes).then_some(ranges)
+}
+
+fn keep(folder: &Path, name: &str, ranges: &Ranges) -> std::io::Result<()> {
+    match ranges.0.is_empty() {
+        true => kept::remove(folder, name),
+        false => kept::write(folder, name, &emit(ranges)),
+    }
+}
+
+fn emit(ranges: &Ranges) -> Vec<u8> {
+    let mut text = format!("{FIRST_LINE}\n");
+    for (start, end) in &ranges.0 {
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "bytes {start} {end}");
+    }
+    let sum = crc32fast::hash(text.as_bytes());
+    format!("{text}crc32 {sum:08x}\n").into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn made(folder: &Path) -> Result<Arc<Marks>, String> {
+        let nqn = "nqn.2026-11.io.nvmfd:test".parse().unwrap();
+        Marks::kept(nqn, 1, folder, [7; 16])
+    }
+
+    fn mark(at: u64, len: u64) -> Change {
+        Change::Mark { at, len, most_bytes: 1 << 20 }
+    }
+
+    #[test]
+    fn marks_outlast_the_daemon_until_they_are_mended() {
+        let folder = tempfile::tempdir().unwrap();
+        let marks = made(folder.path()).unwrap();
+        assert!(marks.is_empty());
+        marks.change(&mark(4096, 8192)).unwrap();
+        marks.change(&mark(1 << 16, 512)).unwrap();
+        drop(marks);
+        let marks = made(folder.path()).unwrap();
+        assert!(!marks.is_empty());
+        assert_eq!(marks.first(0, 1 << 20), Some(4096));
+        assert_eq!((marks.first(0, 4096), marks.first(12288, 4096)), (None, None));
+        assert_eq!(
+            (marks.first(8192, 1), marks.first(12288, 1 << 20)),
+            (Some(8192), Some(1 << 16))
+        );
+        marks.change(&Change::Mend(vec![(0, 8192), (1 << 16, 512)])).unwrap();
+        assert_eq!(made(folder.path()).unwrap().first(0, 1 << 20), Some(8192));
+        marks.change(&Change::Mend(vec![(0, u64::MAX)])).unwrap();
+        assert!(marks.is_empty() && std::fs::read_dir(folder.path()).unwrap().next().is_none());
+    }
+
+    #[test]
+    fn there_is_an_end_to_marks_and_what_is_refused_changes_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let marks = made(folder.path()).unwrap();
+        let most_bytes = 8192;
+        let mark = |at| marks.change(&Change::Mark { at, len: 4096, most_bytes });
+        assert_eq!((mark(0), mark(1 << 20)), (Ok(()), Ok(())));
+        assert_eq!(mark(4096), Err(Status::CAPACITY_EXCEEDED.with_dnr()));
+        assert_eq!(mark(0), Ok(()), "marked already");
+        assert_eq!(marks.first(4096, 4096), None);
+        std::fs::remove_dir_all(folder.path()).unwrap();
+        let mended = marks.change(&Change::Mend(vec![(0, 4096)]));
+        assert_eq!(mended, Err(Status::INTERNAL_ERROR));
+        assert_eq!(marks.first(0, 4096), Some(0), "what is not kept is not so");
+    }
+
+    #[test]
+    fn a_file_that_says_something_else_is_not_passed_over() {
+        let folder = tempfile::tempdir().unwrap();
+        made(folder.path()).unwrap().change(&mark(4096, 512)).unwrap();
+        let path = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+        let good = std::fs::read(&path).unwrap();
+        for (at, bit) in (0..good.len()).flat_map(|at| (0..8).map(move |bit| (at, 1 << bit))) {
+            let mut bad = good.clone();
+            bad[at] ^= bit;
+            std::fs::write(&path, bad).unwrap();
+            assert!(made(folder.path()).unwrap_err().contains("restore it, or remove it"));
+        }
+        for cut in 0..good.len() {
+            std::fs::write(&path, &good[..cut]).unwrap();
+            assert!(made(folder.path()).is_err(), "{cut} bytes of it");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn ranges_are_what_a_list_of_bytes_says(
+            steps in prop::collection::vec((any::<bool>(), 0u64..64, 0u64..24), 0..40),
+            at in 0u64..80, len in 0u64..80
+        ) {
+            let (mut ranges, mut plain) = (Ranges::default(), [false; 200]);
+            for (marks, at, len) in steps {
+                match marks {
+                    true => ranges.add(at, len),
+                    false => ranges.remove(at, len),
+                }
+                plain[at as usize..(at + len) as usize].fill(marks);
+                prop_assert_eq!(ranges.bytes(), plain.iter().filter(|marked| **marked).count() as u64);
+                let ends = ranges.0.iter().zip(ranges.0.iter().skip(1));
+                prop_assert!(ends.into_iter().all(|((_, end), (next, _))| end < next));
+            }
+            let expected = (at..at + len).find(|&byte| plain[byte as usize]);
+            prop_assert_eq!(ranges.first(at, len), expected);
+            prop_assert_eq!(parse(&emit(&ranges)), Some(ranges));
+        }
+    }
+}

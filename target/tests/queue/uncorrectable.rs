@@ -1,0 +1,211 @@
+//! Write Uncorrectable as a queue serves it, with a keeper that the test drives.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::Arc;
+
+use nvme::copy::{Copy, CopyFlags, CopyRange};
+use nvme::sqe::DsmRange;
+use nvme::{Cqe, IoOpcode, Sgl, Sqe, Status};
+use nvmfd::disk::Op;
+use nvmfd::mailbox::{Mail, Mailbox, mailbox};
+use nvmfd::queue::Queue;
+use nvmfd::registry::Registry;
+use nvmfd::reservation::keeper::Keeper;
+use nvmfd::uncorrectable::Marks;
+use rdma::{Tag, Work};
+
+use crate::support::{World, end_both, io_queue, keyed, subsystem};
+
+/// A world whose namespace takes Write Uncorrectable, and a host in it.
+struct Stage {
+    world: World,
+    mail: Mailbox,
+    keeper: Keeper,
+    queue: Queue,
+    admin: Queue,
+    posted: VecDeque<(Tag, Work)>,
+}
+
+impl Stage {
+    fn new(folder: &Path) -> Stage {
+        let (sender, mail) = mailbox().unwrap();
+        let keeper = Keeper::new();
+        let mut world = World::new();
+        let mut subsystem = subsystem();
+        subsystem.namespaces[0].write_uncorrectable = true;
+        subsystem.namespaces[0].marks = Marks::kept(subsystem.nqn, 1, folder, [1; 16]).unwrap();
+        let registry = Registry::new(vec![sender], 8, 70).with_keeper(keeper.sender());
+        world.registry = Arc::new(registry);
+        world.registry.publish(Arc::new(subsystem));
+        let (queue, admin, posted) = io_queue(&mut world);
+        while mail.take().is_some() {}
+        Stage { world, mail, keeper, queue, admin, posted }
+    }
+
+    fn send(&mut self, sqe: &Sqe, data: &[u8]) {
+        self.world.send(&mut self.queue, sqe, data);
+        self.world.run(&mut self.queue);
+    }
+
+    /// The keeper keeps what it was told, and everything goes on.
+    fn keep(&mut self) {
+        self.keeper.catch_up(&self.world.registry);
+        while let Some(letter) = self.mail.take() {
+            if let Mail::Answer(done) = letter {
+                self.queue.on_disk(done.tag as u16, done, &mut self.world.io());
+            }
+        }
+        self.world.run(&mut self.queue);
+    }
+
+    fn ask(&mut self, sqe: &Sqe, data: &[u8]) -> Cqe {
+        self.send(sqe, data);
+        self.keep();
+        self.world.completions.pop().expect("an answer")
+    }
+
+    fn good(&mut self, sqe: &Sqe, data: &[u8]) {
+        let cqe = self.ask(sqe, data);
+        assert!(cqe.status.is_success(), "{}", cqe.status);
+    }
+
+    /// Which blocks of the first 16 cannot be read.
+    fn bad(&mut self) -> Vec<u64> {
+        let read = Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(0, 4096));
+        let mut bad = Vec::new();
+        for slba in 0..16 {
+            let status = self.ask(&read.with_range(slba, 0), &[]).status;
+            if status.is(Status::UNRECOVERED_READ_ERROR) {
+                assert!(status.dnr());
+                bad.push(slba);
+            } else {
+                assert!(status.is_success(), "{status}");
+            }
+        }
+        bad
+    }
+
+    fn end(self) {
+        end_both(self.world, self.queue, self.admin, self.posted);
+    }
+}
+
+fn mark(slba: u64, nlb_z: u16) -> Sqe {
+    Sqe::io(IoOpcode::WRITE_UNCORRECTABLE, 1).with_range(slba, nlb_z)
+}
+
+#[test]
+fn blocks_are_unreadable_once_that_is_kept_and_until_they_are_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut stage = Stage::new(folder.path());
+    stage.send(&mark(4, 7), &[]);
+    assert!(stage.world.completions.is_empty(), "nobody has kept it yet");
+    stage.keep();
+    assert!(stage.world.completions.pop().unwrap().status.is_success());
+    assert_eq!(stage.bad(), [4, 5, 6, 7, 8, 9, 10, 11]);
+
+    // Written, durably; the answer comes when that is kept as well.
+    let write = Sqe::io(IoOpcode::WRITE, 1).with_range(3, 1).with_sgl(keyed(0, 8192));
+    stage.world.memory[..8192].fill(0xAB);
+    stage.world.send(&mut stage.queue, &write, &[]);
+    assert!(stage.world.fabric_step(&mut stage.queue), "pulled");
+    let durable =
+        matches!(stage.world.disk.waiting.front(), Some((_, Op::Write { fua: true, .. })));
+    assert!(durable, "or a power loss would bring old data back");
+    stage.world.run(&mut stage.queue);
+    assert!(stage.world.completions.is_empty());
+    stage.keep();
+    assert!(stage.world.completions.pop().unwrap().status.is_success());
+    stage.good(&Sqe::io(IoOpcode::WRITE_ZEROES, 1).with_range(6, 0), &[]);
+    let range = DsmRange { attributes: 0, blocks: 2, slba: 8 }.emit();
+    stage.world.disk.trace.clear();
+    stage.good(&Sqe::deallocation(1, 0).with_sgl(Sgl::in_capsule(0, 16)), &range);
+    assert_eq!(stage.world.disk.trace, ["zero", "flush"]);
+    assert_eq!(stage.bad(), [5, 7, 10, 11]);
+    let nqn = subsystem().nqn;
+    let marks = Marks::kept(nqn, 1, folder.path(), [1; 16]).unwrap();
+    assert_eq!((marks.first(0, 1 << 20), marks.first(6 << 12, 4096)), (Some(5 << 12), None));
+
+    stage.good(&write.with_range(14, 1), &[]);
+    stage.end();
+}
+
+#[test]
+fn compare_verify_and_copy_do_not_read_them_and_copy_may_write_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut stage = Stage::new(folder.path());
+    stage.good(&mark(8, 1), &[]);
+    let unread = Status::UNRECOVERED_READ_ERROR;
+    let compare = Sqe::io(IoOpcode::COMPARE, 1).with_range(7, 1).with_sgl(keyed(0, 8192));
+    assert!(stage.ask(&compare, &[]).status.is(unread));
+    assert!(stage.ask(&Sqe::io(IoOpcode::VERIFY, 1).with_range(0, 15), &[]).status.is(unread));
+    let copy = |sdlba| {
+        let flags = CopyFlags(0).with_nr_z(1);
+        Copy { sdlba, flags }.emit(1, Sgl::in_capsule(0, 64))
+    };
+    let ranges = |slba| {
+        [CopyRange { slba: 1, nlb_z: 0 }, CopyRange { slba, nlb_z: 1 }]
+            .iter()
+            .flat_map(CopyRange::emit)
+            .collect::<Vec<u8>>()
+    };
+    stage.world.disk.trace.clear();
+    assert!(stage.ask(&copy(20), &ranges(7)).status.is(unread));
+    assert!(stage.world.disk.trace.is_empty(), "nothing was loaded");
+    let association = stage.queue.association().unwrap();
+    let (_, errors) = association.errors();
+    let told: Vec<u64> = errors.iter().map(|(_, error)| error.slba).collect();
+    assert_eq!(told, [8; 3], "the block itself");
+
+    stage.good(&copy(7), &ranges(2));
+    assert!(stage.bad().is_empty(), "they were copied over");
+    stage.good(&mark(8, 1), &[]);
+    stage.good(&copy(40), &ranges(2));
+    assert_eq!(stage.bad(), [8, 9]);
+    stage.end();
+}
+
+#[test]
+fn what_fails_mends_nothing_and_what_cannot_be_kept_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut stage = Stage::new(folder.path());
+    stage.good(&mark(4, 0), &[]);
+    let write = Sqe::io(IoOpcode::WRITE, 1).with_range(4, 0).with_sgl(keyed(0, 4096));
+    stage.world.disk.fail = Some(Status::WRITE_FAULT);
+    assert!(stage.ask(&write, &[]).status.is(Status::WRITE_FAULT));
+    stage.world.disk.fail = None;
+    assert_eq!(stage.bad(), [4]);
+    std::fs::remove_dir_all(folder.path()).unwrap();
+    assert!(stage.ask(&write, &[]).status.is(Status::INTERNAL_ERROR));
+    assert!(stage.ask(&mark(5, 0), &[]).status.is(Status::INTERNAL_ERROR));
+    assert_eq!(stage.bad(), [4]);
+    std::fs::create_dir(folder.path()).unwrap();
+    stage.good(&write, &[]);
+    assert!(stage.bad().is_empty());
+    stage.end();
+}
+
+#[test]
+fn a_connection_that_dies_while_the_keeper_works_gives_everything_back() {
+    for steps in 0..4 {
+        let folder = tempfile::tempdir().unwrap();
+        let mut stage = Stage::new(folder.path());
+        stage.good(&mark(4, 0), &[]);
+        let write = Sqe::io(IoOpcode::WRITE, 1).with_range(4, 0).with_sgl(keyed(0, 4096));
+        stage.world.send(&mut stage.queue, &write, &[]);
+        stage.world.send(&mut stage.queue, &mark(6, 0).with_cid(1), &[]);
+        for _ in 0..steps {
+            let _ = stage.world.fabric_step(&mut stage.queue);
+            let _ = stage.world.disk_step(&mut stage.queue);
+        }
+        stage.world.flush_and_go(&mut stage.queue);
+        while stage.world.disk_step(&mut stage.queue) {}
+        stage.keep();
+        let Stage { mut world, queue, admin, posted, .. } = stage;
+        assert!(queue.is_finished());
+        queue.finish(&mut world.io());
+        world.fabric.posted = posted;
+        world.end(admin);
+    }
+}
