@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nvme::{Nqn, Status};
@@ -11,6 +11,7 @@ use nvme::{Nqn, Status};
 use crate::ana::{AnaStates, Reach};
 use crate::reservation::Standing;
 use crate::usage::{Counters, Usage};
+use crate::why::Cause;
 
 /// Entries of the Error Information log (ELPE + 1).
 pub const ERROR_LOG_ENTRIES: usize = 64;
@@ -40,6 +41,8 @@ pub struct Association {
     ready: AtomicBool,
     /// Over: every queue of it must close.
     closed: AtomicBool,
+    /// Why others have ended it, as the place in [`Cause::ALL`] plus one; 0: they have not.
+    ended_for: AtomicU8,
     /// Counts controller resets; an I/O queue of an earlier count must close.
     epoch: AtomicU16,
     /// The host has proved itself on the admin queue, where it must.
@@ -81,6 +84,7 @@ impl Association {
             io_queues: AtomicU16::new(0),
             ready: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+            ended_for: AtomicU8::new(0),
             epoch: AtomicU16::new(0),
             proved: AtomicBool::new(false),
             retry_delays: AtomicBool::new(false),
@@ -135,13 +139,27 @@ impl Association {
 
     /// Whether it is over.
     pub fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Relaxed)
+        self.closed.load(Ordering::Acquire)
     }
 
     /// Ends it: each queue closes when its reactor next looks.
     pub fn close(&self) {
-        self.closed.store(true, Ordering::Relaxed);
+        self.closed.store(true, Ordering::Release);
         self.set_ready(false);
+    }
+
+    /// Ends it for a cause that its queues do not know of themselves; the first one stays.
+    pub fn end(&self, cause: Cause) {
+        let (none, number) = (0, cause as u8 + 1);
+        // It stays 0 or becomes this; whoever finds it closed sees which.
+        let _ = self.ended_for.compare_exchange(none, number, Ordering::Relaxed, Ordering::Relaxed);
+        self.close();
+    }
+
+    /// Why others have ended it, if they have.
+    pub fn ended_for(&self) -> Option<Cause> {
+        let number = self.ended_for.load(Ordering::Relaxed).checked_sub(1)?;
+        Cause::ALL.get(usize::from(number)).copied()
     }
 
     /// How many controller resets there were.

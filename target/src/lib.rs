@@ -40,6 +40,7 @@ pub mod uncorrectable;
 pub mod usage;
 mod view;
 pub mod waiters;
+pub mod why;
 
 pub use target::{Fatal, Pulse, Target};
 pub use view::View;

@@ -23,6 +23,7 @@ mod carry;
 mod connect;
 mod count;
 mod disconnect;
+mod explain;
 mod fused;
 mod mark;
 mod observed;
@@ -47,11 +48,12 @@ use crate::command::{Plan, Source};
 use crate::controller::{Controller, Limits, Role};
 use crate::disk::{Disk, Done};
 use crate::observe::{Rows, Stage};
-use crate::refusals::{Refusal, Refusals};
+use crate::refusals::Refusals;
 use crate::registry::Registry;
 use crate::subsystem::Subsystem;
 use crate::usage::Tally;
 use crate::waiters::{Take, Waiters};
+use crate::why::{Cause, Why};
 pub use carry::DATA_FOR_ADMIN_BYTES;
 pub use connect::RECEIVES_FOR_ADMIN;
 use fused::Half;
@@ -77,7 +79,7 @@ pub struct Io<'a> {
     pub registry: &'a Registry,
     /// Who waits for buffers.
     pub waiters: &'a mut Waiters,
-    /// What is refused, counted.
+    /// Tells who is refused or dropped.
     pub refusals: &'a mut Refusals,
     /// Which of the reactors this is.
     pub reactor: usize,
@@ -125,6 +127,10 @@ pub struct Queue {
     /// The number of an authentication task that is under way, and the slot that waits for it.
     task: Option<(u64, u16)>,
     link: Link,
+    /// Why it was refused or ends has been told.
+    explained: bool,
+    /// What it was when its work came back although nobody here had ended it.
+    leaving: Option<Cause>,
     /// The slot of a Disconnect command: nothing more is taken.
     leaver: Option<u16>,
     /// Of an I/O queue, what its association holds of the data buffers.
@@ -153,20 +159,21 @@ impl Queue {
     /// and accepts. `key` is this queue's name in disk tags.
     ///
     /// # Errors
-    /// The request was not acceptable, and has been rejected with the reason.
+    /// The request was not acceptable, and has been rejected: why.
     pub fn open(
         key: u32,
         incoming: Incoming,
         limits: Limits,
         io: &mut Io<'_>,
-    ) -> Result<Queue, Refusal> {
+    ) -> Result<Queue, Box<Why>> {
         let (local, remote, reads) = (incoming.local, incoming.remote, incoming.reads);
         let checked = connect::check_request(&incoming.private_data, reads, limits, io.pool);
         let (request, depth) = match checked {
             Ok(checked) => checked,
             Err(status) => {
                 io.fabric.reject(incoming, &cm::Reject::new(status).emit());
-                return Err(Refusal::Request(status));
+                let why = Why::nameless(Cause::of_request(status), remote, local);
+                return Err(Box::new(Why { detail: status.to_string().into(), ..why }));
             }
         };
         let slots = depth * 2;
@@ -175,7 +182,10 @@ impl Queue {
             sends: u32::from(slots) * 2,
             reads: READS.min(reads),
         };
-        let qp = io.fabric.open(incoming, qp_limits).map_err(Refusal::NoQueuePair)?;
+        let qp = io.fabric.open(incoming, qp_limits).map_err(|error| {
+            let why = Why::nameless(Cause::NoQueuePair, remote, local);
+            Box::new(Why { detail: error.0.into(), ..why })
+        })?;
         let mut queue = Queue {
             key,
             qp,
@@ -188,6 +198,8 @@ impl Queue {
             proof: None,
             task: None,
             link: Link::Open,
+            explained: false,
+            leaving: None,
             leaver: None,
             share: None,
             head: Head::default(),
@@ -395,6 +407,7 @@ impl Queue {
 
     /// The queue pair is gone, and all fabric work is home.
     pub fn on_gone(&mut self, reason: Reason, io: &mut Io<'_>) {
+        self.explain_end(&reason, io);
         if self.link == Link::Open {
             self.link = Link::Closing;
             io.waiters.forget(self.key);
@@ -403,11 +416,6 @@ impl Queue {
         }
         self.link = Link::Gone;
         self.backlog.drain(..).for_each(|(buf, ..)| io.pool.give(buf));
-        // Of those that nobody has named, anybody can make as many as they like.
-        match self.is_connected() {
-            true => info!(remote = %self.remote, qid = self.request.qid, ?reason, "queue closed"),
-            false => debug!(remote = %self.remote, ?reason, "queue closed before its Connect"),
-        }
         self.receives = 0;
         for slot in 0..self.slots.len() as u16 {
             let entry = self.slot(slot);
@@ -446,18 +454,16 @@ impl Queue {
     pub fn tick(&mut self, io: &mut Io<'_>) {
         self.hand_in(io.now);
         self.serve_turns(io);
-        let remote = self.remote;
         let admitted = self.is_admitted();
-        let why = match &mut self.serves {
-            Serves::Nothing { deadline } => {
-                (io.now >= *deadline).then_some("no Connect within its deadline")
-            }
+        // What only follows from something else has no cause.
+        let end = match &mut self.serves {
+            Serves::Nothing { deadline } => (io.now >= *deadline).then_some(Some(Cause::NoConnect)),
             Serves::Admin(controller) => {
                 if controller.association.is_closed() {
-                    Some("it was withdrawn from this host, or the host has come again")
+                    Some(controller.association.ended_for())
                 } else if admitted && controller.expired(io.now) {
                     // A host that computes its proof keeps nothing alive; that has its own limit.
-                    Some("keep alive expired")
+                    Some(Some(Cause::KeepAlive))
                 } else {
                     controller.look_at_paths();
                     controller.look_at_stores();
@@ -466,17 +472,22 @@ impl Queue {
             }
             Serves::Io { association, epoch, .. } => {
                 let over = association.is_closed() || association.epoch() != *epoch;
-                over.then_some("its controller was reset or is gone")
+                over.then_some(None)
             }
         };
         let late = || {
             let proof = self.proof.as_ref()?;
-            proof.is_overdue(io.now).then_some("its host has not proved itself")
+            proof.is_overdue(io.now).then_some(Some(Cause::LateAuthentication))
         };
         // Reservations may have brought news that nothing here has led to.
-        let Some(why) = why.or_else(late) else { return self.raise_events(io) };
+        let Some(cause) = end.or_else(late) else { return self.raise_events(io) };
         if self.link == Link::Open {
-            info!(%remote, qid = self.request.qid, why, "closing a queue");
+            match cause {
+                Some(cause) => self.explain(cause, "", io),
+                None => {
+                    debug!(remote = %self.remote, qid = self.request.qid, "its controller went")
+                }
+            }
             self.close(io);
         }
     }
@@ -539,8 +550,9 @@ impl Queue {
 
     fn on_fault(&mut self, fault: Option<Fault>, io: &mut Io<'_>) {
         if let (Some(fault), Link::Open) = (fault, self.link) {
-            if fault != Fault::Flushed {
-                warn!(remote = %self.remote, qid = self.request.qid, %fault, "connection lost");
+            match Cause::of_fault(fault) {
+                Some(cause) => self.explain(cause, fault.to_string(), io),
+                None => self.leaving = self.cause_of_leaving(),
             }
             self.close(io);
         }

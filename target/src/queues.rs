@@ -6,21 +6,22 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use nvme::cm;
 use rdma::{Event, Fabric, Incoming, Pool, Qp, Reason};
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
 use crate::controller::Limits;
 use crate::disk::{Disk, Done};
 use crate::mailbox::Mail;
 use crate::queue::{Io, Queue};
-use crate::refusals::{Refusal, Refusals};
+use crate::refusals::Refusals;
 use crate::registry::Registry;
 use crate::waiters::{Take, Waiters};
+use crate::why::{Cause, Why};
 
 /// How often queues look at the clock.
 const TICK: Duration = Duration::from_millis(250);
@@ -176,7 +177,9 @@ impl Queues {
             }
             Mail::Stop => {
                 self.stopping = true;
-                self.deferred.drain(..).for_each(|incoming| lent.fabric.reject(incoming, &[]));
+                while let Some(incoming) = self.deferred.pop_front() {
+                    self.turn_away(incoming, lent);
+                }
                 self.each(lent, Queue::close);
             }
             mail => return Some(mail),
@@ -191,8 +194,8 @@ impl Queues {
             self.next_tick = lent.now + TICK;
             self.look(lent);
             self.publish(lent);
-            while let Some((what, more)) = self.refusals.overdue(lent.now) {
-                warn!("{what}, {more} more");
+            while let Some((cause, more)) = self.refusals.overdue(lent.now) {
+                warn!(cause = cause.name(), "{}, {more} more", cause.reason());
             }
         }
     }
@@ -226,27 +229,31 @@ impl Queues {
 
     /// Serves a connection request here or hands it to the reactor with the fewest queues.
     fn place(&mut self, incoming: Incoming, lent: &mut Lent<'_>) {
-        let (index, remote) = (lent.registry.place(), incoming.remote);
+        let index = lent.registry.place();
+        let (remote, local) = (incoming.remote, incoming.local);
         if index == self.index {
             self.open(incoming, lent);
         } else if let Err(mail) = lent.registry.reactor(index).try_send(Mail::Incoming(incoming)) {
             drop(mail);
-            self.refused(remote, &Refusal::MailboxFull, lent.now);
+            self.refused(Why::nameless(Cause::Overloaded, remote, local), lent);
         }
     }
 
-    fn refused(&mut self, remote: SocketAddr, refusal: &Refusal, now: Instant) {
-        if self.refusals.count(refusal, now) {
-            info!(%remote, "{refusal}");
-        }
+    fn refused(&mut self, why: Why, lent: &Lent<'_>) {
+        self.refusals.tell(why, &lent.registry.why, lent.now);
+    }
+
+    /// Rejects a request because we are stopping.
+    fn turn_away(&mut self, incoming: Incoming, lent: &mut Lent<'_>) {
+        self.refused(Why::nameless(Cause::Stopping, incoming.remote, incoming.local), lent);
+        lent.fabric.reject(incoming, &[]);
     }
 
     fn open(&mut self, incoming: Incoming, lent: &mut Lent<'_>) {
         if self.stopping {
-            return lent.fabric.reject(incoming, &[]);
+            return self.turn_away(incoming, lent);
         }
-        let remote = incoming.remote;
-        if !self.make_room(remote.ip(), lent) {
+        if !self.make_room(incoming.remote.ip(), lent) {
             return self.defer(incoming, lent);
         }
         let vacant = self.queues.iter().position(Option::is_none);
@@ -255,7 +262,7 @@ impl Queues {
         let (_, mut io) = self.split(lent);
         let queue = match Queue::open(at as u32, incoming, limits, &mut io) {
             Ok(queue) => queue,
-            Err(refusal) => return self.refused(remote, &refusal, lent.now),
+            Err(why) => return self.refused(*why, lent),
         };
         let (qp, depth) = (queue.qp().0 as usize, queue.depth());
         if self.by_qp.len() <= qp {
@@ -334,7 +341,7 @@ impl Queues {
         if let Some(key) = oldest.and_then(|qp| self.key(qp))
             && let Some((queue, mut io)) = self.queue(key, lent)
         {
-            queue.close(&mut io);
+            queue.displace(&mut io);
         }
         true
     }
@@ -354,7 +361,7 @@ impl Queues {
         let most = counts.into_iter().max_by_key(|(_, count)| *count).map(|(source, _)| source);
         let at = self.deferred.iter().position(|incoming| Some(incoming.remote.ip()) == most);
         let Some(refused) = at.and_then(|at| self.deferred.remove(at)) else { return };
-        self.refused(refused.remote, &Refusal::NoConnect, lent.now);
+        self.refused(Why::nameless(Cause::NoRoom, refused.remote, refused.local), lent);
         let reject = cm::Reject::new(cm::RejectStatus::NO_RESOURCES);
         lent.fabric.reject(refused, &reject.emit());
     }
@@ -397,7 +404,10 @@ impl Queues {
         gauges.data_bytes.store(lent.pool.plan().data_bytes, Ordering::Relaxed);
         gauges.waiters.store(self.waiters.len() as u64, Ordering::Relaxed);
         let totals = self.refusals.totals();
-        gauges.refusals.iter().zip(totals).for_each(|(to, n)| to.store(n, Ordering::Relaxed));
+        (&gauges.refusals)
+            .into_iter()
+            .zip(totals)
+            .for_each(|(to, n)| to.store(n, Ordering::Relaxed));
         observer.set_fabric(|tell| lent.fabric.counters(tell));
     }
 

@@ -1,76 +1,54 @@
-//! Connection requests and proofs of identity that a reactor refuses, and how often that is told.
+//! Hosts that a reactor refuses or drops: written down, and told in the log, but not too often.
 //!
 //! Anybody can send requests that are refused, as fast as the network carries them, and must not
 //! fill the log that way. So the first of a cause is told at once, and those that follow within a
 //! second only as their number.
 
-use std::fmt;
-use std::time::{Duration, Instant};
+use std::slice;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant, SystemTime};
 
-use nvme::auth::Failure;
-use nvme::cm::RejectStatus;
-use rdma::FabricError;
+use tracing::{info, warn};
+
+use crate::why::{Book, Cause, Stage, Why};
 
 /// How long a cause that was told is only counted.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// Why a connection request, or a host, was refused.
+/// The names of all causes, in the order of [`Refusals::totals`].
+pub const KINDS: [&str; Cause::ALL.len()] = {
+    let mut names = [""; Cause::ALL.len()];
+    let mut at = 0;
+    while at < names.len() {
+        names[at] = Cause::ALL[at].name();
+        at += 1;
+    }
+    names
+};
+
+/// A number for each of [`KINDS`], for everyone to read.
 #[derive(Debug)]
-pub enum Refusal {
-    /// Its private data or its depth of reads are not acceptable.
-    Request(RejectStatus),
-    /// The fabric has no queue pair for it.
-    NoQueuePair(FabricError),
-    /// Too many connections have not sent their Connect.
-    NoConnect,
-    /// The reactor that it was meant for has no room for letters.
-    MailboxFull,
-    /// A host has not proved who it is.
-    Authentication(Failure),
-    /// A host has failed to prove who it is too often.
-    Throttled,
-}
+pub struct Totals([AtomicU64; KINDS.len()]);
 
-/// What each kind of refusal is.
-pub const KINDS: [&str; 6] = [
-    "connection request rejected",
-    "no queue pair for a connection request",
-    "too many connections without a Connect",
-    "a reactor's mailbox is full",
-    "authentication failed",
-    "too many failed authentications",
-];
-
-impl Refusal {
-    const fn kind(&self) -> usize {
-        match self {
-            Refusal::Request(_) => 0,
-            Refusal::NoQueuePair(_) => 1,
-            Refusal::NoConnect => 2,
-            Refusal::MailboxFull => 3,
-            Refusal::Authentication(_) => 4,
-            Refusal::Throttled => 5,
-        }
+impl Default for Totals {
+    fn default() -> Totals {
+        Totals(std::array::from_fn(|_| AtomicU64::new(0)))
     }
 }
 
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(KINDS[self.kind()])?;
-        match self {
-            Refusal::Request(status) => write!(f, ": {status}"),
-            Refusal::NoQueuePair(error) => write!(f, ": {error}"),
-            Refusal::Authentication(why) => write!(f, ": {why}"),
-            Refusal::NoConnect | Refusal::MailboxFull | Refusal::Throttled => Ok(()),
-        }
+impl<'a> IntoIterator for &'a Totals {
+    type Item = &'a AtomicU64;
+    type IntoIter = slice::Iter<'a, AtomicU64>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.iter()
     }
 }
 
-/// The refusals of one reactor, counted.
+/// How often one reactor has told of each cause.
 #[derive(Debug, Default)]
 pub struct Refusals {
-    kinds: [Told; KINDS.len()],
-    totals: [u64; KINDS.len()],
+    causes: Vec<Told>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -78,13 +56,24 @@ struct Told {
     last: Option<Instant>,
     /// Refusals since then that were not told.
     more: u64,
+    /// All that there ever were.
+    total: u64,
 }
 
 impl Refusals {
-    /// Counts a refusal. True: it is to be told now, by itself.
-    pub fn count(&mut self, refusal: &Refusal, now: Instant) -> bool {
-        self.totals[refusal.kind()] += 1;
-        let told = &mut self.kinds[refusal.kind()];
+    /// Writes down what has happened, and logs it unless the same cause was logged just before.
+    pub fn tell(&mut self, why: Why, book: &Book, now: Instant) {
+        if self.count(why.cause, now) {
+            log(&why);
+        }
+        book.note(why, SystemTime::now());
+    }
+
+    /// Counts a cause. True: it is to be told now, by itself.
+    fn count(&mut self, cause: Cause, now: Instant) -> bool {
+        self.causes.resize(Cause::ALL.len(), Told::default());
+        let told = &mut self.causes[cause as usize];
+        told.total += 1;
         let quiet = told.last.is_some_and(|last| now.saturating_duration_since(last) < QUIET);
         // What was counted before is told first, by `overdue`.
         if quiet || told.more > 0 {
@@ -96,22 +85,35 @@ impl Refusals {
     }
 
     /// How many there were of each of [`KINDS`], told or not.
-    #[must_use]
-    pub fn totals(&self) -> [u64; KINDS.len()] {
-        self.totals
+    pub fn totals(&self) -> impl Iterator<Item = u64> {
+        self.causes.iter().map(|told| told.total)
     }
 
-    /// A kind of refusal of which more came a while ago than were told, and how many; again until
-    /// there is none.
-    pub fn overdue(&mut self, now: Instant) -> Option<(&'static str, u64)> {
+    /// A cause of which more came a while ago than were told, and how many; again until there is
+    /// none.
+    pub fn overdue(&mut self, now: Instant) -> Option<(Cause, u64)> {
         let due = |told: &Told| {
             told.more > 0
                 && told.last.is_none_or(|last| now.saturating_duration_since(last) >= QUIET)
         };
-        let kind = self.kinds.iter().position(due)?;
-        let told = &mut self.kinds[kind];
+        let at = self.causes.iter().position(due)?;
+        let told = &mut self.causes[at];
         told.last = Some(now);
-        Some((KINDS[kind], std::mem::take(&mut told.more)))
+        Some((Cause::ALL[at], std::mem::take(&mut told.more)))
+    }
+}
+
+/// One line, with what is known as fields. Whoever was connected is missed by somebody.
+fn log(why: &Why) {
+    let Why { remote, local, qid, .. } = why;
+    let cause = why.cause.name();
+    let host = why.host.as_ref().map(tracing::field::display);
+    let subsystem = why.subsystem.as_ref().map(tracing::field::display);
+    match why.cause.stage() {
+        Stage::Running => warn!(%remote, %local, host, subsystem, qid, cause, "{why}"),
+        Stage::Request | Stage::Connect | Stage::Authentication => {
+            info!(%remote, %local, host, subsystem, qid, cause, "{why}");
+        }
     }
 }
 
@@ -126,19 +128,19 @@ mod tests {
         // Ten seconds of 1000 refusals each, looked after four times a second.
         for ms in 0..10_000 {
             let now = start + Duration::from_millis(ms);
-            singly += u64::from(refusals.count(&Refusal::NoConnect, now));
+            singly += u64::from(refusals.count(Cause::NoRoom, now));
             if ms % 250 == 0
-                && let Some((kind, more)) = refusals.overdue(now)
+                && let Some((cause, more)) = refusals.overdue(now)
             {
-                assert_eq!(kind, "too many connections without a Connect");
+                assert_eq!(cause, Cause::NoRoom);
                 (summed, lines) = (summed + more, lines + 1);
             }
         }
         assert_eq!((singly, lines), (1, 9));
         // Another cause is told at once, whatever is counted.
         let now = start + Duration::from_millis(9_999);
-        assert!(refusals.count(&Refusal::MailboxFull, now));
-        assert!(!refusals.count(&Refusal::MailboxFull, now));
+        assert!(refusals.count(Cause::Overloaded, now));
+        assert!(!refusals.count(Cause::Overloaded, now));
         // The rest is told when the flood is over, and then nothing.
         let later = start + Duration::from_secs(12);
         while let Some((_, more)) = refusals.overdue(later) {
@@ -146,6 +148,17 @@ mod tests {
         }
         assert_eq!(singly + summed, 10_000 + 1);
         assert_eq!(refusals.overdue(later + QUIET), None);
-        assert!(refusals.count(&Refusal::NoConnect, later + QUIET));
+        assert!(refusals.count(Cause::NoRoom, later + QUIET));
+    }
+
+    #[test]
+    fn all_are_written_down_however_few_are_told() {
+        let (now, mut refusals, book) = (Instant::now(), Refusals::default(), Book::default());
+        let at = ([192, 0, 2, 1], 4420).into();
+        for _ in 0..100 {
+            refusals.tell(Why::nameless(Cause::NoRoom, at, at), &book, now);
+        }
+        assert_eq!((book.count(Cause::NoRoom), book.list(None)[0].count), (100, 100));
+        assert_eq!(refusals.overdue(now + QUIET), Some((Cause::NoRoom, 99)));
     }
 }

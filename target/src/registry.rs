@@ -29,6 +29,7 @@ use crate::recall::{Errand, Recall};
 use crate::reservation::keeper::{Ask, Mark, Protect, Word};
 use crate::reservation::{Fence, HostId, Reservation};
 use crate::subsystem::{Namespace, Subsystem};
+use crate::why::{Book as WhyBook, Cause};
 
 pub use admission::{Admission, Visit};
 pub use view::Controller;
@@ -53,6 +54,8 @@ pub struct Registry {
     pub worker: Worker,
     /// Since when the target has power.
     pub power: PowerMeter,
+    /// Whom we have refused or dropped, and why.
+    pub why: WhyBook,
 }
 
 /// What is served differently from now on.
@@ -121,6 +124,7 @@ impl Registry {
             exclusion,
             worker: Worker::default(),
             power: PowerMeter::default(),
+            why: WhyBook::default(),
         }
     }
 
@@ -217,8 +221,8 @@ impl Registry {
             for entry in book.associations.values() {
                 let a = &entry.association;
                 match book.keyring.demand(&a.host, &a.subsystem) {
-                    Demand::Proof if !entry.authenticate => a.close(),
-                    Demand::Impossible => a.close(),
+                    Demand::Proof if !entry.authenticate => a.end(Cause::KeyChanged),
+                    Demand::Impossible => a.end(Cause::KeyChanged),
                     Demand::Proof | Demand::Nothing => {}
                 }
             }
@@ -453,7 +457,9 @@ impl Book {
             let a = &entry.association;
             match ListenerConfig::of(listeners, a.local) {
                 Some(listener) => a.reach.set(&listener.ana),
-                None if ListenerConfig::of(&self.listeners, a.local).is_some() => a.close(),
+                None if ListenerConfig::of(&self.listeners, a.local).is_some() => {
+                    a.end(Cause::ListenerRemoved);
+                }
                 None => {}
             }
         }
@@ -471,11 +477,12 @@ impl Book {
             let new = changed.get(&a.subsystem).copied();
             let at = ListenerConfig::of(&self.listeners, a.local).map(|listener| listener.id);
             let current = new.unwrap_or(old);
-            if change.gone.contains(&a.subsystem)
-                || !current.admits(&a.host)
-                || !current.offer.is_at(at)
-            {
-                a.close();
+            if change.gone.contains(&a.subsystem) {
+                a.end(Cause::SubsystemRemoved);
+            } else if !current.admits(&a.host) {
+                a.end(Cause::HostRemoved);
+            } else if !current.offer.is_at(at) {
+                a.end(Cause::ListenerRemoved);
             }
             let Some(new) = new else { continue };
             bar(a, &new.namespaces);

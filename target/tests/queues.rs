@@ -1,155 +1,20 @@
 //! The queues of a reactor in a flood of connections that never send a Connect.
 
-use std::collections::BTreeMap;
+#[path = "support/crowd.rs"]
+mod crowd;
+
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use nvme::Text;
 use nvme::fabrics::{CNTLID_DYNAMIC, ConnectData};
-use nvme::{Text, cm};
-use nvmfd::controller::Limits;
-use nvmfd::disk::{BackingId, Disk, Op};
-use nvmfd::mailbox::{Mail, mailbox};
-use nvmfd::queues::{Lent, Queues};
-use nvmfd::registry::{Registry, Visit};
+use nvmfd::queues::Queues;
+use nvmfd::registry::Visit;
 use nvmfd::subsystem::Subsystem;
-use rdma::{
-    Completion, Event, Fabric, FabricError, Fault, Incoming, Pool, PoolPlan, Qp, QpLimits, Reason,
-    Tag, Wake, Work,
-};
+use rdma::Qp;
 
-const LIMITS: Limits =
-    Limits { queue_depth: 16, io_queues: 4, in_capsule_bytes: 4096, mdts_bytes: 1 << 16 };
-/// Receives of the reactor; a queue takes 32.
-const RECEIVES: u32 = 256;
-
-/// Keeps what is posted until its queue pair has been disconnected.
-#[derive(Default)]
-struct Recorder {
-    posted: BTreeMap<u32, Vec<(Tag, Work)>>,
-    next: u32,
-    rejected: u32,
-    ending: Vec<Qp>,
-}
-
-impl Fabric for Recorder {
-    fn listen(&mut self, _: SocketAddr) -> Result<(), FabricError> {
-        Ok(())
-    }
-    fn unlisten(&mut self, _: SocketAddr) {}
-    fn open(&mut self, _: Incoming, _: QpLimits) -> Result<Qp, FabricError> {
-        self.next += 1;
-        Ok(Qp(self.next - 1))
-    }
-    fn accept(&mut self, _: Qp, _: &[u8]) {}
-    fn reject(&mut self, _: Incoming, _: &[u8]) {
-        self.rejected += 1;
-    }
-    fn disconnect(&mut self, qp: Qp) {
-        self.ending.push(qp);
-    }
-    fn post(&mut self, qp: Qp, tag: Tag, work: Work) {
-        self.posted.entry(qp.0).or_default().push((tag, work));
-    }
-    fn flush(&mut self) {}
-    fn poll(&mut self, _: Instant, _: &mut Vec<Event>) {}
-    fn arm(&mut self, _: Wake) -> Option<Instant> {
-        None
-    }
-    fn deadline(&self) -> Option<Instant> {
-        None
-    }
-    fn fd(&self) -> i32 {
-        -1
-    }
-}
-
-/// Nobody gets as far as to a disk.
-struct NoDisk;
-
-impl Disk for NoDisk {
-    fn submit(&mut self, _: BackingId, _: Tag, _: Op) {
-        panic!("a disk operation without a Connect")
-    }
-
-    fn recall(&mut self, _: Tag, _: Tag) {
-        panic!("a disk operation without a Connect")
-    }
-}
-
-struct World {
-    pool: Pool,
-    fabric: Recorder,
-    registry: Registry,
-    queues: Queues,
-    now: Instant,
-}
-
-impl World {
-    fn new() -> World {
-        let now = Instant::now();
-        let plan = PoolPlan {
-            cells: 1024,
-            receives: RECEIVES,
-            lead_bytes: 64,
-            tail_bytes: 4096,
-            data_bytes: 1 << 16,
-            largest_bytes: 1 << 16,
-        };
-        World {
-            pool: Pool::new(plan).unwrap(),
-            fabric: Recorder::default(),
-            registry: Registry::new(vec![mailbox().unwrap().0], 8, 70),
-            queues: Queues::new(0, LIMITS, now),
-            now,
-        }
-    }
-
-    fn step(&mut self, step: impl FnOnce(&mut Queues, &mut Lent<'_>)) {
-        let mut lent = Lent {
-            pool: &mut self.pool,
-            fabric: &mut self.fabric,
-            disk: &mut NoDisk,
-            registry: &self.registry,
-            now: self.now,
-        };
-        step(&mut self.queues, &mut lent);
-    }
-
-    /// An address asks for a connection: the queue pair that it gets.
-    fn ask(&mut self, source: u8) -> Option<Qp> {
-        self.now += Duration::from_millis(1);
-        let before = self.fabric.next;
-        let at = |last| SocketAddr::new(IpAddr::from([192, 0, 2, last]), 4420);
-        let request = cm::Request { hrqsize: 32, hsqsize_z: 31, ..cm::Request::default() };
-        let private = request.emit().to_vec();
-        let incoming = Incoming::detached(at(250), at(source), private, 16, Box::new(()));
-        self.step(|queues, lent| queues.on_event(Event::Incoming(incoming), lent));
-        (self.fabric.next > before).then_some(Qp(before))
-    }
-
-    /// Everything of the queue pairs that were disconnected comes home; which they are.
-    fn settle(&mut self) -> Vec<u32> {
-        let ending = std::mem::take(&mut self.fabric.ending);
-        for qp in ending.clone() {
-            for (tag, work) in self.fabric.posted.remove(&qp.0).unwrap_or_default() {
-                let outcome = Err(Fault::Flushed);
-                let done = Completion { qp, tag, work, outcome, invalidated: None };
-                self.step(|queues, lent| queues.on_event(Event::Done(done), lent));
-            }
-            let gone = Event::Gone(qp, Reason::Local);
-            self.step(|queues, lent| queues.on_event(gone, lent));
-        }
-        ending.iter().map(|qp| qp.0).collect()
-    }
-
-    fn end(mut self) {
-        self.step(|queues, lent| drop(queues.on_mail(Mail::Stop, lent)));
-        self.settle();
-        assert_eq!(self.queues.count(), 0);
-        assert!(self.pool.is_full(), "{:?}", self.pool.free());
-    }
-}
+use crowd::{LIMITS, World};
 
 #[test]
 fn who_floods_makes_room_for_its_own_next() {

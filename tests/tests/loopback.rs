@@ -13,6 +13,8 @@ mod reservations;
 mod target;
 #[path = "loopback/tool.rs"]
 mod tool;
+#[path = "loopback/why.rs"]
+mod why;
 
 use std::collections::BTreeSet;
 use std::thread;

@@ -12,6 +12,7 @@ use rdma::Remote;
 
 use super::{Plan, Received, Source, destination, no_data, source};
 use crate::controller::Controller;
+use crate::why::Cause;
 
 /// Bytes of Connect data.
 pub const CONNECT_DATA_BYTES: u32 = ConnectData::BYTES as u32;
@@ -23,27 +24,35 @@ pub struct Refusal {
     pub status: Status,
     /// Which field is wrong, for Connect Invalid Parameters; else 0.
     pub dw0: u32,
+    /// Why, for the administrator: the host is told less.
+    pub cause: Cause,
 }
 
 impl Refusal {
+    /// A status that names no field.
+    #[must_use]
+    pub fn new(cause: Cause, status: Status) -> Refusal {
+        Refusal { status, dw0: 0, cause }
+    }
+
     /// Connect Invalid Parameters, naming the field.
     #[must_use]
-    pub fn parameter(field: InvalidParameter) -> Refusal {
+    pub fn parameter(cause: Cause, field: InvalidParameter) -> Refusal {
         let status = Status::CONNECT_INVALID_PARAMETERS.with_dnr();
-        Refusal { status, dw0: field.dw0() }
+        Refusal { status, dw0: field.dw0(), cause }
     }
 
     /// Connect Invalid Host.
     #[must_use]
-    pub fn host() -> Refusal {
+    pub fn host(cause: Cause) -> Refusal {
         let status = Status::CONNECT_INVALID_HOST.with_dnr();
-        Refusal { status, dw0: InvalidParameter::HOSTNQN.dw0() }
+        Refusal { status, dw0: InvalidParameter::HOSTNQN.dw0(), cause }
     }
-}
 
-impl From<Status> for Refusal {
-    fn from(status: Status) -> Refusal {
-        Refusal { status, dw0: 0 }
+    /// Connect Controller Busy. Not for good: whoever is gone makes room some time.
+    #[must_use]
+    pub fn busy(cause: Cause) -> Refusal {
+        Refusal::new(cause, Status::CONNECT_CONTROLLER_BUSY)
     }
 }
 
@@ -153,14 +162,14 @@ const ADMIN_SQSIZE_MAX_Z: u16 = 4095;
 /// Connect Invalid Parameters with the field.
 pub fn check_connect(connect: &Connect, promise: Promise) -> Result<(), Refusal> {
     if connect.qid != promise.qid {
-        return Err(Refusal::parameter(InvalidParameter::QID));
+        return Err(Refusal::parameter(Cause::BadQueueId, InvalidParameter::QID));
     }
     let most = match connect.qid {
         0 => ADMIN_SQSIZE_MAX_Z,
         _ => promise.mqes_z,
     };
     if connect.sqsize_z == 0 || connect.sqsize_z > most.min(promise.hsqsize_z) {
-        return Err(Refusal::parameter(InvalidParameter::SQSIZE));
+        return Err(Refusal::parameter(Cause::BadQueueSize, InvalidParameter::SQSIZE));
     }
     Ok(())
 }

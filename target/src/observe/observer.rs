@@ -7,7 +7,7 @@ use nvme::Nqn;
 
 use super::rows::{Book, Row, Rows};
 use super::slow::{Recorder, SlowCommand};
-use crate::refusals::KINDS;
+use crate::refusals::Totals;
 
 /// Counters that a fabric may have.
 const MOST_COUNTERS: usize = 64;
@@ -39,8 +39,8 @@ pub struct Gauges {
     pub data_bytes: AtomicU64,
     /// Commands that wait for data buffers.
     pub waiters: AtomicU64,
-    /// Connection requests and hosts refused, by kind.
-    pub refusals: [AtomicU64; KINDS.len()],
+    /// Hosts refused or dropped, by cause.
+    pub refusals: Totals,
 }
 
 impl Default for Observer {

@@ -1,6 +1,6 @@
 //! Authentication: what a queue lets through before it, its messages, and who does its work.
 
-use nvme::auth::MESSAGE_MAX_BYTES;
+use nvme::auth::{Kind, MESSAGE_MAX_BYTES};
 use nvme::fabrics::{ConnectData, FabricsType};
 use nvme::{Sqe, Status};
 use tracing::info;
@@ -9,24 +9,21 @@ use super::{Io, Link, Queue, Serves, State};
 use crate::association::next_id;
 use crate::auth::{Exchange, Job, Task, Worked};
 use crate::command::{Plan, Received, fabrics};
-use crate::refusals::Refusal;
 use crate::registry::Admission;
+use crate::why::Cause;
 
 impl Queue {
     /// A host that has failed too often may not even begin.
     pub(super) fn check_throttle(
         &self,
         data: &ConnectData,
-        io: &mut Io<'_>,
+        io: &Io<'_>,
     ) -> Result<(), fabrics::Refusal> {
         let Ok(host) = data.hostnqn() else { return Ok(()) };
         if !io.registry.is_throttled(self.source(), &host, io.now) {
             return Ok(());
         }
-        if io.refusals.count(&Refusal::Throttled, io.now) {
-            info!(remote = %self.remote, %host, "{}", Refusal::Throttled);
-        }
-        Err(Status::CONNECT_CONTROLLER_BUSY.into())
+        Err(fabrics::Refusal::busy(Cause::Throttled))
     }
 
     /// The queue is about to serve: does its host have to prove itself first?
@@ -72,7 +69,7 @@ impl Queue {
         let mut message = [0; MESSAGE_MAX_BYTES];
         let len = proof.fetch(to.len, &mut message, io.now)?;
         let page = message[..len].to_vec();
-        self.note_proof(before, io);
+        self.note_proof(before, false, io);
         Ok(Plan::Give { page, to })
     }
 
@@ -85,14 +82,15 @@ impl Queue {
         let before = proof.is_authenticated();
         let host = *proof.host();
         let message = entry.bytes(io.pool).to_vec();
+        let by_host = matches!(Kind::parse(&message), Ok((Kind::Failure2, _)));
         let job = proof.on_message(&message, || io.registry.start_exchange(&host), io.now);
         let Some(job) = job else {
-            self.note_proof(before, io);
+            self.note_proof(before, by_host, io);
             return self.answer(slot, Ok(0), io);
         };
         if job.is_light() {
             proof.on_worked(job.run(), io.now);
-            self.note_proof(before, io);
+            self.note_proof(before, false, io);
             return self.answer(slot, Ok(0), io);
         }
         self.hand_over(slot, job, io);
@@ -123,22 +121,19 @@ impl Queue {
         if let Some(proof) = &mut self.proof {
             let before = proof.is_authenticated();
             proof.on_worked(worked, io.now);
-            self.note_proof(before, io);
+            self.note_proof(before, false, io);
         }
         self.answer(slot, Ok(0), io);
     }
 
-    /// Tells of a success or a failure.
-    fn note_proof(&mut self, before: bool, io: &mut Io<'_>) {
-        let (remote, qid) = (self.remote, self.request.qid);
+    /// Tells of a success or a failure; `by_host`: of one that the host tells of.
+    fn note_proof(&mut self, before: bool, by_host: bool, io: &mut Io<'_>) {
+        let remote = self.remote;
         let Some(proof) = &mut self.proof else { return };
         let host = *proof.host();
         if let Some(why) = proof.take_failure() {
             io.registry.note_failed_proof(remote.ip(), host, io.now);
-            let refusal = Refusal::Authentication(why);
-            if io.refusals.count(&refusal, io.now) {
-                info!(%remote, %host, qid, "{refusal}");
-            }
+            self.explain(Cause::of_exchange(why, by_host), why.to_string(), io);
         } else if proof.is_authenticated()
             && !before
             && let Serves::Admin(controller) = &self.serves

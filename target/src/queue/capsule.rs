@@ -3,7 +3,6 @@
 use nvme::sgl::LastSegment;
 use nvme::{Sqe, Status};
 use rdma::Buf;
-use tracing::warn;
 
 use super::fused::Half;
 use super::mark::Mend;
@@ -11,13 +10,15 @@ use super::slot::State;
 use super::{Io, Queue, Serves};
 use crate::command::scatter::Pieces;
 use crate::command::{Plan, Received, SQE_BYTES, admin, fabrics, io as rules};
+use crate::controller::Life;
 use crate::observe::Clock;
+use crate::why::Cause;
 
 impl Queue {
     /// A capsule of `len` bytes has arrived, at `came_ns`.
     pub(super) fn on_capsule(&mut self, buf: Buf, len: u32, came_ns: u64, io: &mut Io<'_>) {
         let Some(tail_bytes) = len.checked_sub(SQE_BYTES) else {
-            warn!(remote = %self.remote, len, "capsule too short: disconnecting");
+            self.explain(Cause::ShortCapsule, format!("{len} bytes"), io);
             io.pool.give(buf);
             self.close(io);
             return;
@@ -44,7 +45,7 @@ impl Queue {
         };
         if !self.claim(sqe.cid) {
             // An answer to either would be taken for the other's.
-            warn!(remote = %self.remote, cid = sqe.cid, "a command id in use: disconnecting");
+            self.explain(Cause::CommandIdInUse, format!("{:04X}h", sqe.cid), io);
             io.pool.give(buf);
             self.free.push(slot);
             self.close(io);
@@ -124,7 +125,7 @@ impl Queue {
             }
             Serves::Admin(controller) => {
                 controller.association.note_traffic();
-                let epoch = controller.association.epoch();
+                let (epoch, life) = (controller.association.epoch(), controller.life());
                 let plan = match sqe.is_fabrics() {
                     true => fabrics::admin(sqe, controller),
                     false => {
@@ -135,7 +136,13 @@ impl Queue {
                         admin::plan(sqe, controller, &env)
                     }
                 };
-                if controller.association.epoch() != epoch {
+                let is_reset = controller.association.epoch() != epoch;
+                let tells = match controller.life() {
+                    Life::Failed if life != Life::Failed => Some(Cause::BadSettings),
+                    _ if is_reset && !controller.is_discovery() => Some(Cause::HostReset),
+                    _ => None,
+                };
+                if is_reset {
                     // A reset: the I/O queues close, the held requests end.
                     io.registry.wake_reactors();
                     let parked: Vec<u16> = controller.events.take_parked().collect();
@@ -143,9 +150,18 @@ impl Queue {
                         self.answer(slot, Err(Status::ABORT_REQUESTED), io);
                     }
                 }
+                if let Some(cause) = tells {
+                    self.tell(cause, "".into(), io);
+                }
                 plan
             }
-            Serves::Nothing { .. } => fabrics::first(sqe, received),
+            Serves::Nothing { .. } => {
+                let plan = fabrics::first(sqe, received);
+                if let Err(status) = plan {
+                    self.explain_first(status, io);
+                }
+                plan
+            }
         }
     }
 

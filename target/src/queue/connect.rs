@@ -4,13 +4,14 @@ use nvme::Status;
 use nvme::cm;
 use nvme::fabrics::{Connect, ConnectData, ConnectResult};
 use rdma::Pool;
-use tracing::info;
+use tracing::{debug, info};
 
 use super::{Head, Io, Queue, Serves};
 use crate::command::discovery::Service;
 use crate::command::fabrics;
 use crate::controller::{Controller, Limits, Role};
 use crate::registry::Visit;
+use crate::why::Cause;
 
 /// Most receives of an admin queue; hosts ask for 32.
 const ADMIN_DEPTH_MAX: u16 = 128;
@@ -65,11 +66,15 @@ impl Queue {
         let connect = Connect::parse(&entry.sqe);
         let data = entry.bytes(io.pool).first_chunk().map(ConnectData::parse);
         let outcome = match data {
-            Some(data) => self.admit(&connect, &data, io),
-            None => Err(Status::DATA_SGL_LENGTH_INVALID.with_dnr().into()),
+            Some(ref data) => self.admit(&connect, data, io),
+            None => {
+                let status = Status::DATA_SGL_LENGTH_INVALID.with_dnr();
+                Err(fabrics::Refusal::new(Cause::BadConnect, status))
+            }
         };
         match outcome {
             Ok(cntlid) => {
+                self.explained = false;
                 let atr = self.proof.is_some();
                 let off = connect.cattr.disable_sq_flow_control();
                 // The Connect command itself was the first entry.
@@ -77,8 +82,10 @@ impl Queue {
                 let result = ConnectResult(0).with_cntlid(cntlid).with_atr(atr).0;
                 self.answer(slot, Ok(result.into()), io);
             }
-            Err(fabrics::Refusal { status, dw0 }) => {
-                info!(remote = %self.remote, qid = connect.qid, %status, dw0, "Connect refused");
+            Err(refusal) => {
+                let fabrics::Refusal { status, dw0, .. } = refusal;
+                debug!(remote = %self.remote, qid = connect.qid, %status, dw0, "Connect refused");
+                self.explain_connect(&refusal, data.as_ref(), io);
                 self.respond(slot, status, dw0.into(), None, io);
             }
         }
@@ -134,7 +141,8 @@ impl Queue {
                 self.find_rows(io);
                 Ok(cntlid)
             }
-            None => Err(Status::INTERNAL_ERROR.into()),
+            // The registry has refused that already.
+            None => Err(fabrics::Refusal::new(Cause::BadQueueId, Status::INTERNAL_ERROR)),
         }
     }
 }

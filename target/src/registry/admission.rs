@@ -18,6 +18,7 @@ use crate::command::fabrics::Refusal;
 use crate::config::ListenerConfig;
 use crate::controller::Limits;
 use crate::subsystem::Subsystem;
+use crate::why::Cause;
 
 /// How long receives are kept for the I/O queues that a controller was promised: as long as a
 /// connection may take to its Connect.
@@ -58,7 +59,8 @@ impl Registry {
     /// The exact refusal, as the documents want it.
     pub fn connect_admin(&self, data: &ConnectData, visit: &Visit) -> Result<Admission, Refusal> {
         if !matches!(data.cntlid, CNTLID_DYNAMIC | CNTLID_STATIC) {
-            return Err(Refusal::parameter(InvalidParameter::CNTLID));
+            let cause = Cause::BadControllerId;
+            return Err(Refusal::parameter(cause, InvalidParameter::CNTLID));
         }
         let (name, host) = names(data)?;
         let mut book = self.lock();
@@ -95,7 +97,7 @@ impl Registry {
             kept_until: visit.now + KEPT,
         };
         if !authenticate && !replaced.is_empty() {
-            replaced.iter().for_each(|old| old.close());
+            replaced.iter().for_each(|old| old.end(Cause::Replaced));
             self.wake_reactors();
         }
         book.associations.insert(association.id, entry);
@@ -129,20 +131,21 @@ impl Registry {
             .associations
             .values_mut()
             .find(known)
-            .ok_or(Refusal::parameter(InvalidParameter::CNTLID))?;
+            .ok_or(Refusal::parameter(Cause::UnknownController, InvalidParameter::CNTLID))?;
         if entry.association.host_id != data.hostid {
-            return Err(Refusal::parameter(InvalidParameter::HOSTID));
+            return Err(Refusal::parameter(Cause::OtherHostId, InvalidParameter::HOSTID));
         }
         let granted = entry.association.granted_queues();
         // A discovery controller has no I/O queues at all.
         if entry.view.is_none() || !entry.association.is_ready() || connect.qid > granted {
-            return Err(Refusal::parameter(InvalidParameter::QID));
+            return Err(Refusal::parameter(Cause::BadQueueId, InvalidParameter::QID));
         }
         if connect.sqsize_z >= entry.limits.queue_depth {
-            return Err(Refusal::parameter(InvalidParameter::SQSIZE));
+            return Err(Refusal::parameter(Cause::BadQueueSize, InvalidParameter::SQSIZE));
         }
         if !entry.qids.insert(connect.qid) {
-            return Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr().into());
+            let status = Status::COMMAND_SEQUENCE_ERROR.with_dnr();
+            return Err(Refusal::new(Cause::QueueInUse, status));
         }
         entry.association.count_io_queue(true);
         let (association, authenticate) = (Arc::clone(&entry.association), entry.authenticate);
@@ -159,8 +162,12 @@ impl Registry {
             let Some(subsystem) = book.subsystems.get(&association.subsystem) else { return };
             let others: Vec<_> = book.duplicates(association).collect();
             match subsystem.offer.duplicates {
-                DuplicateHosts::Replace => others.iter().for_each(|old| old.close()),
-                DuplicateHosts::Refuse if !others.is_empty() => association.close(),
+                DuplicateHosts::Replace => {
+                    others.iter().for_each(|old| old.end(Cause::Replaced));
+                }
+                DuplicateHosts::Refuse if !others.is_empty() => {
+                    association.end(Cause::DuplicateHost);
+                }
                 DuplicateHosts::Refuse | DuplicateHosts::Allow => {}
             }
             !others.is_empty()
@@ -225,12 +232,15 @@ impl Book {
             return Ok(None);
         }
         // At a listener that does not offer it there is no such subsystem.
-        let unknown = || Refusal::parameter(InvalidParameter::SUBNQN);
-        let offered = |s: &&Arc<Subsystem>| s.offer.is_at(self.listener(local));
-        let subsystem = self.subsystems.get(subnqn).filter(offered).ok_or_else(unknown)?;
+        let unknown = |cause| Refusal::parameter(cause, InvalidParameter::SUBNQN);
+        let subsystem = self.subsystems.get(subnqn);
+        let subsystem = subsystem.ok_or_else(|| unknown(Cause::UnknownSubsystem))?;
+        if !subsystem.offer.is_at(self.listener(local)) {
+            return Err(unknown(Cause::NotOffered));
+        }
         match subsystem.admits(host) {
             true => Ok(Some(subsystem)),
-            false => Err(Refusal::host()),
+            false => Err(Refusal::host(Cause::HostNotAllowed)),
         }
     }
 
@@ -239,7 +249,7 @@ impl Book {
         match self.keyring.demand(host, subnqn) {
             Demand::Nothing => Ok(false),
             Demand::Proof => Ok(true),
-            Demand::Impossible => Err(Refusal::host()),
+            Demand::Impossible => Err(Refusal::host(Cause::NoKey)),
         }
     }
 
@@ -251,27 +261,27 @@ impl Book {
         subsystem: Option<&Arc<Subsystem>>,
         authenticate: bool,
     ) -> Result<Vec<Arc<Association>>, Refusal> {
-        // Not for good: a host that is gone, or another's controller, makes room some time.
-        let busy = || Refusal::from(Status::CONNECT_CONTROLLER_BUSY);
         let duplicates = subsystem.map_or(DuplicateHosts::Allow, |s| s.offer.duplicates);
         let replaced: Vec<_> = match duplicates {
             DuplicateHosts::Allow => Vec::new(),
             DuplicateHosts::Replace => self.duplicates(new).cloned().collect(),
-            DuplicateHosts::Refuse if self.duplicates(new).next().is_some() => return Err(busy()),
+            DuplicateHosts::Refuse if self.duplicates(new).next().is_some() => {
+                return Err(Refusal::busy(Cause::DuplicateHost));
+            }
             DuplicateHosts::Refuse => Vec::new(),
         };
         let stays = |e: &&Entry| !replaced.iter().any(|old| old.id == e.association.id);
         // Discovery controllers have a budget of their own: they must not keep disks away.
         let alike = |e: &&Entry| e.view.is_none() == subsystem.is_none() && stays(e);
         if self.associations.values().filter(alike).count() >= controllers {
-            return Err(busy());
+            return Err(Refusal::busy(Cause::TooManyControllers));
         }
         // Whoever only claims a name must not keep those away who can prove it.
         let is_claim = |e: &&Entry| e.authenticate && !e.association.is_proved();
         let claims = |e: &&Entry| alike(e) && is_claim(e);
         let half = controllers.div_ceil(2);
         if authenticate && self.associations.values().filter(claims).count() >= half {
-            return Err(busy());
+            return Err(Refusal::busy(Cause::TooManyClaims));
         }
         let own = subsystem.and_then(|s| Some((s.nqn, usize::from(s.offer.controllers?))));
         if let Some((nqn, most)) = own {
@@ -279,8 +289,11 @@ impl Book {
             let claims = |e: &&Entry| of(e) && is_claim(e);
             let all = self.associations.values().filter(of).count();
             let claims = self.associations.values().filter(claims).count();
-            if all >= most || authenticate && claims >= most.div_ceil(2) {
-                return Err(busy());
+            if all >= most {
+                return Err(Refusal::busy(Cause::SubsystemFull));
+            }
+            if authenticate && claims >= most.div_ceil(2) {
+                return Err(Refusal::busy(Cause::TooManyClaims));
             }
         }
         Ok(replaced)
@@ -326,7 +339,7 @@ impl Book {
         let last = self.last_cntlids.entry(*subnqn).or_insert(*range.end());
         let after = range.clone().filter(|id| *id > *last);
         let free = after.chain(range.clone()).find(|id| !taken.contains(id));
-        let found = free.ok_or(Status::CONNECT_CONTROLLER_BUSY)?;
+        let found = free.ok_or(Refusal::busy(Cause::NoControllerId))?;
         *last = found;
         Ok(found)
     }
@@ -334,7 +347,9 @@ impl Book {
 
 /// The two names of Connect data, each with its own refusal.
 fn names(data: &ConnectData) -> Result<(Nqn, Nqn), Refusal> {
-    let subnqn = data.subnqn().map_err(|_| Refusal::parameter(InvalidParameter::SUBNQN))?;
-    let host = data.hostnqn().map_err(|_| Refusal::parameter(InvalidParameter::HOSTNQN))?;
+    let unnamed = |cause, field| Refusal::parameter(cause, field);
+    let (subnqn, host) = (data.subnqn(), data.hostnqn());
+    let subnqn = subnqn.map_err(|_| unnamed(Cause::BadSubsystemName, InvalidParameter::SUBNQN))?;
+    let host = host.map_err(|_| unnamed(Cause::BadHostName, InvalidParameter::HOSTNQN))?;
     Ok((subnqn, host))
 }

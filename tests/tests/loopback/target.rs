@@ -10,6 +10,7 @@ use initiator::{Host, Options, Provider, Setup};
 use nvme::Nqn;
 use nvmfd::Target;
 use nvmfd::config::Config;
+use nvmfd::why::Cause;
 
 pub(crate) const SUBSYSTEM: &str = "nqn.2026-11.io.nvmfd:disk1";
 pub(crate) const HOST: &str =
@@ -115,6 +116,12 @@ block_size = 512
     pub(crate) fn restart(&mut self, more: &str) {
         self.take().stop(Instant::now() + Duration::from_secs(60));
         self.target = Some(Target::start(self.config(more)).expect("the target starts again"));
+    }
+
+    /// The causes for which hosts were refused or dropped, the latest first, and which hosts.
+    pub(crate) fn causes(&self) -> Vec<(Cause, Option<Nqn>)> {
+        let records = self.target.as_ref().expect("running").view().registry.why.list(None);
+        records.iter().map(|record| (record.why.cause, record.why.host)).collect()
     }
 
     /// What stops it, to be run whenever.

@@ -1,0 +1,159 @@
+//! The queues of one reactor, and connections of many hosts that come and go.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use nvme::cm;
+use nvmfd::controller::Limits;
+use nvmfd::disk::{BackingId, Disk, Op};
+use nvmfd::mailbox::{Mail, mailbox};
+use nvmfd::queues::{Lent, Queues};
+use nvmfd::registry::Registry;
+use rdma::{
+    Completion, Event, Fabric, FabricError, Fault, Incoming, Pool, PoolPlan, Qp, QpLimits, Reason,
+    Tag, Wake, Work,
+};
+
+pub(crate) const LIMITS: Limits =
+    Limits { queue_depth: 16, io_queues: 4, in_capsule_bytes: 4096, mdts_bytes: 1 << 16 };
+/// Receives of the reactor; a queue takes 32.
+const RECEIVES: u32 = 256;
+
+/// Keeps what is posted until its queue pair has been disconnected.
+#[derive(Default)]
+pub(crate) struct Recorder {
+    posted: BTreeMap<u32, Vec<(Tag, Work)>>,
+    pub(crate) next: u32,
+    pub(crate) rejected: u32,
+    /// It has no queue pairs, and says so.
+    pub(crate) is_full: bool,
+    ending: Vec<Qp>,
+}
+
+impl Fabric for Recorder {
+    fn listen(&mut self, _: SocketAddr) -> Result<(), FabricError> {
+        Ok(())
+    }
+    fn unlisten(&mut self, _: SocketAddr) {}
+    fn open(&mut self, _: Incoming, _: QpLimits) -> Result<Qp, FabricError> {
+        if self.is_full {
+            return Err(FabricError("the device has no queue pairs left".to_owned()));
+        }
+        self.next += 1;
+        Ok(Qp(self.next - 1))
+    }
+    fn accept(&mut self, _: Qp, _: &[u8]) {}
+    fn reject(&mut self, _: Incoming, _: &[u8]) {
+        self.rejected += 1;
+    }
+    fn disconnect(&mut self, qp: Qp) {
+        self.ending.push(qp);
+    }
+    fn post(&mut self, qp: Qp, tag: Tag, work: Work) {
+        self.posted.entry(qp.0).or_default().push((tag, work));
+    }
+    fn flush(&mut self) {}
+    fn poll(&mut self, _: Instant, _: &mut Vec<Event>) {}
+    fn arm(&mut self, _: Wake) -> Option<Instant> {
+        None
+    }
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
+    fn fd(&self) -> i32 {
+        -1
+    }
+}
+
+/// Nobody gets as far as to a disk.
+struct NoDisk;
+
+impl Disk for NoDisk {
+    fn submit(&mut self, _: BackingId, _: Tag, _: Op) {
+        panic!("a disk operation without a Connect")
+    }
+
+    fn recall(&mut self, _: Tag, _: Tag) {
+        panic!("a disk operation without a Connect")
+    }
+}
+
+pub(crate) struct World {
+    pub(crate) pool: Pool,
+    pub(crate) fabric: Recorder,
+    pub(crate) registry: Registry,
+    pub(crate) queues: Queues,
+    pub(crate) now: Instant,
+}
+
+impl World {
+    pub(crate) fn new() -> World {
+        let now = Instant::now();
+        let plan = PoolPlan {
+            cells: 1024,
+            receives: RECEIVES,
+            lead_bytes: 64,
+            tail_bytes: 4096,
+            data_bytes: 1 << 16,
+            largest_bytes: 1 << 16,
+        };
+        World {
+            pool: Pool::new(plan).unwrap(),
+            fabric: Recorder::default(),
+            registry: Registry::new(vec![mailbox().unwrap().0], 8, 70),
+            queues: Queues::new(0, LIMITS, now),
+            now,
+        }
+    }
+
+    pub(crate) fn step(&mut self, step: impl FnOnce(&mut Queues, &mut Lent<'_>)) {
+        let mut lent = Lent {
+            pool: &mut self.pool,
+            fabric: &mut self.fabric,
+            disk: &mut NoDisk,
+            registry: &self.registry,
+            now: self.now,
+        };
+        step(&mut self.queues, &mut lent);
+    }
+
+    /// An address asks for a connection: the queue pair that it gets.
+    pub(crate) fn ask(&mut self, source: u8) -> Option<Qp> {
+        let request = cm::Request { hrqsize: 32, hsqsize_z: 31, ..cm::Request::default() };
+        self.ask_for(source, request, 16)
+    }
+
+    /// The same, with any request, of a host that answers so many reads.
+    pub(crate) fn ask_for(&mut self, source: u8, request: cm::Request, reads: u8) -> Option<Qp> {
+        self.now += Duration::from_millis(1);
+        let before = self.fabric.next;
+        let at = |last| SocketAddr::new(IpAddr::from([192, 0, 2, last]), 4420);
+        let private = request.emit().to_vec();
+        let incoming = Incoming::detached(at(250), at(source), private, reads, Box::new(()));
+        self.step(|queues, lent| queues.on_event(Event::Incoming(incoming), lent));
+        (self.fabric.next > before).then_some(Qp(before))
+    }
+
+    /// Everything of the queue pairs that were disconnected comes home; which they are.
+    pub(crate) fn settle(&mut self) -> Vec<u32> {
+        let ending = std::mem::take(&mut self.fabric.ending);
+        for qp in ending.clone() {
+            for (tag, work) in self.fabric.posted.remove(&qp.0).unwrap_or_default() {
+                let outcome = Err(Fault::Flushed);
+                let done = Completion { qp, tag, work, outcome, invalidated: None };
+                self.step(|queues, lent| queues.on_event(Event::Done(done), lent));
+            }
+            let gone = Event::Gone(qp, Reason::Local);
+            self.step(|queues, lent| queues.on_event(gone, lent));
+        }
+        ending.iter().map(|qp| qp.0).collect()
+    }
+
+    pub(crate) fn end(mut self) {
+        self.step(|queues, lent| drop(queues.on_mail(Mail::Stop, lent)));
+        self.settle();
+        assert_eq!(self.queues.count(), 0);
+        assert!(self.pool.is_full(), "{:?}", self.pool.free());
+    }
+}
