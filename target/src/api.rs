@@ -7,6 +7,7 @@
 mod controller;
 mod status;
 mod subsystem;
+mod why;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -14,6 +15,7 @@ use utoipa::ToSchema;
 pub use controller::{Controller, ControllerState};
 pub use status::{Listener, Status};
 pub use subsystem::{Host, Kind, Namespace, NamespaceState, Subsystem};
+pub use why::Why;
 
 /// Why a request was not fulfilled.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]

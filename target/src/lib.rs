@@ -13,6 +13,7 @@ pub mod config;
 pub mod control;
 pub mod controller;
 pub mod disk;
+pub mod doctor;
 pub mod events;
 pub mod exclusion;
 pub mod import;

@@ -9,6 +9,7 @@ mod controllers;
 mod server;
 mod status;
 mod subsystems;
+mod why;
 
 use axum::Json;
 use axum::Router;
@@ -39,6 +40,7 @@ fn reading() -> OpenApiRouter<Managed> {
         .merge(status::routes())
         .merge(subsystems::routes())
         .merge(controllers::routes())
+        .merge(why::routes())
 }
 
 /// Routes that change something: on the Unix socket only. Each area adds its own here.

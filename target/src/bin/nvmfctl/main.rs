@@ -5,12 +5,14 @@
 
 mod client;
 mod controllers;
+mod doctor;
 mod host;
 mod listener;
 mod namespace;
 mod output;
 mod status;
 mod subsystem;
+mod why;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -56,6 +58,10 @@ enum Family {
     Host(host::Command),
     /// Who is connected
     Controllers,
+    /// Why hosts were refused or have lost their connection, the latest first
+    Why(why::Command),
+    /// What stands in the way on this machine; needs no daemon
+    Doctor(doctor::Command),
 }
 
 fn main() -> ExitCode {
@@ -80,6 +86,8 @@ async fn run(family: Family, client: &Client, output: Output) -> Result<(), Fail
         Family::Listener(command) => listener::run(command, client, output).await,
         Family::Host(command) => host::run(command, client, output).await,
         Family::Controllers => controllers::run(client, output).await,
+        Family::Why(command) => why::run(command, client, output).await,
+        Family::Doctor(command) => doctor::run(command, output),
     }
 }
 

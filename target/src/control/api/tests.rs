@@ -269,3 +269,30 @@ fn more_visitors_than_there_is_room_for_wait() {
         assert_eq!(get(socket, "/v1/status").0, 200);
     });
 }
+
+#[test]
+fn why_a_host_was_refused_is_told_of_all_and_of_one() {
+    use crate::why::{Cause, Why};
+    let stage = stage("");
+    let (remote, local) = (([192, 0, 2, 9], 4000).into(), ([192, 0, 2, 1], 4420).into());
+    let book = &stage.managed.view().registry.why;
+    let now = std::time::SystemTime::now();
+    book.note(Why::nameless(Cause::NoReads, remote, local), now);
+    let host = Some("nqn.2026-11.org.example:h".parse().unwrap());
+    let named = Why { host, ..Why::nameless(Cause::WrongSecret, remote, local) };
+    book.note(named.clone(), now);
+    book.note(named, now);
+    stage.visit(|socket| {
+        let (status, all) = get(socket, "/v1/why");
+        let causes: Vec<_> =
+            all.as_array().unwrap().iter().map(|why| why["cause"].as_str().unwrap()).collect();
+        assert_eq!((status, causes), (200, vec!["wrong-secret", "no-reads"]));
+        assert_eq!((&all[0]["count"], &all[0]["stage"]), (&2.into(), &"authentication".into()));
+        assert!(all[0]["remedy"].as_str().unwrap().contains("dhchap_key_file"));
+        let (_, of_host) = get(socket, "/v1/why?host=nqn.2026-11.org.example:h");
+        assert_eq!((of_host.as_array().unwrap().len(), &of_host[0]), (1, &all[0]));
+        let (_, of_address) = get(socket, "/v1/why?host=192.0.2.9");
+        assert_eq!(of_address.as_array().unwrap().len(), 2);
+        assert_eq!(get(socket, "/v1/why?host=nobody").1, Value::Array(Vec::new()));
+    });
+}

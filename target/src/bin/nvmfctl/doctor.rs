@@ -1,0 +1,47 @@
+//! `nvmfctl doctor`: looks at this machine, with or without a daemon.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use nvmfd::config::Config;
+use nvmfd::doctor::{Finding, Level, examine};
+
+use crate::output::{Failure, Output};
+
+/// Looked at where no other configuration is named.
+const DEFAULT_CONFIG: &str = "/etc/nvmfd/nvmfd.toml";
+
+#[derive(Args)]
+pub(crate) struct Command {
+    /// The configuration that is to be served; without it, that in /etc/nvmfd if there is one
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+pub(crate) fn run(command: Command, output: Output) -> Result<(), Failure> {
+    let default = || Some(PathBuf::from(DEFAULT_CONFIG)).filter(|path| path.exists());
+    let config = command.config.or_else(default);
+    let config = config.as_deref().map(load).transpose()?;
+    let findings = examine(config.as_ref());
+    match output.json {
+        true => output.print(&serde_json::to_string_pretty(&findings).unwrap_or_default()),
+        false => output.print(&text(&findings)),
+    }
+    let count = |level| findings.iter().filter(|finding| finding.level == level).count();
+    match (count(Level::Problem), count(Level::Warning)) {
+        (0, _) => Ok(()),
+        (problems, warnings) => {
+            Err(Failure::new(format!("{problems} problem(s) and {warnings} warning(s)")))
+        }
+    }
+}
+
+fn load(path: &Path) -> Result<Config, Failure> {
+    let help = "`nvmfd check` shows what is wrong with it";
+    Config::load(path)
+        .map_err(|errors| Failure::new(format!("{}: {errors}; {help}", path.display())))
+}
+
+fn text(findings: &[Finding]) -> String {
+    findings.iter().map(|finding| format!("{finding}\n")).collect()
+}

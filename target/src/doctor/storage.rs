@@ -1,0 +1,180 @@
+//! Where data and what the daemon remembers are kept: direct I/O, the state folder, key files.
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use super::Finding;
+use crate::auth::Keyring;
+use crate::config::{Config, NamespaceKind};
+
+pub(super) fn examine(config: &Config) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for subsystem in &config.subsystems {
+        for namespace in &subsystem.namespaces {
+            if let NamespaceKind::File { path, .. } = &namespace.kind {
+                let place = format!("namespace {} of {}", namespace.nsid, subsystem.nqn);
+                findings.push(direct(&place, path, try_direct(path)));
+            }
+        }
+    }
+    if let Some(folder) = &config.state_directory {
+        findings.push(state(folder, try_writing(folder)));
+    }
+    if !config.authentication.hosts.is_empty() {
+        let keys = config.authentication.hosts.len();
+        findings.extend(key_files(keys, Keyring::load(&config.authentication).err()));
+    }
+    findings
+}
+
+/// Opens what is there for direct I/O, or makes and removes a file beside where it will be.
+fn try_direct(path: &Path) -> io::Result<()> {
+    let open = |path: &Path, make: bool| {
+        let mut options = OpenOptions::new();
+        options.read(true).write(make).create_new(make).mode(0o600);
+        options.custom_flags(libc::O_DIRECT | libc::O_NONBLOCK).open(path).map(drop)
+    };
+    match open(path, false) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !path.starts_with("/dev") => {
+            let folder = path.parent().unwrap_or(path);
+            trial(folder, |probe| open(probe, true))
+        }
+        outcome => outcome,
+    }
+}
+
+fn try_writing(folder: &Path) -> io::Result<()> {
+    trial(folder, |probe| OpenOptions::new().write(true).create_new(true).open(probe).map(drop))
+}
+
+/// Has a file of a name that is nobody's made in a folder, and removes it.
+fn trial(folder: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+    let probe = folder.join(format!(".nvmfd-doctor-{}", std::process::id()));
+    let made = make(&probe);
+    // Some file systems make the file first and refuse direct I/O afterwards.
+    let _ = fs::remove_file(&probe);
+    made
+}
+
+fn direct(place: &str, path: &Path, tried: io::Result<()>) -> Finding {
+    let check = "storage";
+    let shown = path.display();
+    let Err(error) = tried else {
+        return Finding::ok(check, format!("{place}: {shown} bears direct I/O"));
+    };
+    let sentence = format!("{place}: {shown}: {error}");
+    let remedy = match error.raw_os_error() {
+        Some(libc::EINVAL | libc::EOPNOTSUPP) => {
+            "its file system has no direct I/O (O_DIRECT): use ext4, XFS or btrfs, or a block device"
+        }
+        Some(libc::ENOENT | libc::ENOTDIR) => {
+            "make the folder, attach the device or mount the file system; or correct the path"
+        }
+        Some(libc::EACCES | libc::EPERM) => {
+            "give the user of nvmfd the right to it (this was tried as the user who runs this)"
+        }
+        Some(libc::EROFS) => "mount it for writing, or set read_only = true",
+        Some(libc::ENXIO | libc::ENODEV) => "there is no device behind it: attach it",
+        _ => "see the kernel log",
+    };
+    Finding::problem(check, sentence, remedy)
+}
+
+fn state(folder: &Path, tried: io::Result<()>) -> Finding {
+    let check = "state";
+    let shown = folder.display();
+    let Err(error) = tried else {
+        return Finding::ok(check, format!("state_directory {shown} can be written"));
+    };
+    let sentence = format!("state_directory {shown} cannot be written: {error}");
+    let remedy = match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+            format!("make it: install -d -m 700 {shown}")
+        }
+        io::ErrorKind::StorageFull => format!("free space below {shown}"),
+        _ => format!("give it to the user of nvmfd: chown USER {shown}"),
+    };
+    Finding::problem(check, sentence, remedy)
+}
+
+/// `mistakes`: what is wrong with some of so many key files.
+fn key_files(keys: usize, mistakes: Option<Vec<String>>) -> Vec<Finding> {
+    let check = "keys";
+    let Some(mistakes) = mistakes else {
+        return vec![Finding::ok(check, format!("the key files of {keys} host(s) are in order"))];
+    };
+    let remedy = "nobody but their owner may use them (chmod 600), and they hold what `nvme \
+                  gen-dhchap-key` prints";
+    mistakes.into_iter().map(|mistake| Finding::problem(check, mistake, remedy)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Level::{Ok as Fine, Problem};
+    use super::super::tests::says;
+    use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn direct_io_is_tried_on_real_files() {
+        let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+        let path = folder.path().join("disk.img");
+        says(&direct("namespace 1", &path, try_direct(&path)), Fine, "bears direct I/O");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
+        fs::write(&path, [0; 4096]).unwrap();
+        says(&direct("namespace 1", &path, try_direct(&path)), Fine, "bears direct I/O");
+        let below = path.join("x");
+        says(&direct("namespace 1", &below, try_direct(&below)), Problem, "disk.img/x");
+        let nowhere = folder.path().join("no/disk.img");
+        says(&direct("namespace 1", &nowhere, try_direct(&nowhere)), Problem, "no/disk.img");
+        let device = Path::new("/dev/nvmfd-no-such-device");
+        says(&direct("namespace 1", device, try_direct(device)), Problem, "no-such-device");
+        assert!(!device.exists(), "nothing is made among the devices");
+        // procfs has no direct I/O.
+        let other = Path::new("/proc/version");
+        let finding = direct("namespace 1", other, try_direct(other));
+        says(&finding, Problem, "/proc/version");
+        assert!(finding.remedy.contains("O_DIRECT"), "{finding}");
+        for errno in [libc::EACCES, libc::EROFS, libc::ENXIO, libc::EIO] {
+            let failed = Err(io::Error::from_raw_os_error(errno));
+            says(&direct("namespace 1", &path, failed), Problem, "disk.img");
+        }
+    }
+
+    #[test]
+    fn the_state_folder_is_tried() {
+        let folder = tempfile::tempdir().unwrap();
+        says(&state(folder.path(), try_writing(folder.path())), Fine, "can be written");
+        let missing = folder.path().join("missing");
+        let finding = state(&missing, try_writing(&missing));
+        says(&finding, Problem, "cannot be written");
+        assert!(finding.remedy.contains("install -d"), "{finding}");
+        for errno in [libc::EACCES, libc::ENOSPC, libc::EROFS] {
+            let failed = Err(io::Error::from_raw_os_error(errno));
+            says(&state(folder.path(), failed), Problem, "cannot be written");
+        }
+    }
+
+    #[test]
+    fn key_files_that_others_may_read_are_problems() {
+        let folder = tempfile::tempdir().unwrap();
+        let key_file = folder.path().join("key");
+        let secret = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+        fs::write(&key_file, secret).unwrap();
+        let nqn = "nqn.2026-11.host:h".parse().unwrap();
+        let hosts = vec![crate::config::HostConfig {
+            nqn,
+            key_file: key_file.clone(),
+            controller_key_file: None,
+        }];
+        let config = crate::config::AuthenticationConfig { hosts, ..Default::default() };
+        for (mode, level) in [(0o600, Fine), (0o644, Problem)] {
+            fs::set_permissions(&key_file, Permissions::from_mode(mode)).unwrap();
+            let findings = key_files(1, Keyring::load(&config).err());
+            says(&findings[0], level, "key");
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! `nvmfctl doctor` as a process, without a daemon.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::tempdir;
+
+fn doctor(config: &Path, more: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_nvmfctl"));
+    command.args(["doctor", "--config"]).arg(config).args(more).output().unwrap()
+}
+
+fn level<'a>(findings: &'a Value, check: &str) -> &'a str {
+    let found = findings.as_array().unwrap().iter().find(|finding| finding["check"] == check);
+    found.unwrap_or_else(|| panic!("no {check} in {findings}"))["level"].as_str().unwrap()
+}
+
+#[test]
+fn the_doctor_finds_what_a_configuration_lacks_and_says_so_by_its_exit_code() {
+    let folder = tempdir().unwrap();
+    let config = folder.path().join("nvmfd.toml");
+    let state = folder.path().join("state");
+    let text = format!(
+        "provider = \"soft\"\nstate_directory = {state:?}\n[[listener]]\naddress = \
+         \"192.0.2.77\"\n[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:d\"\n[[subsystem.namespace]]\n\
+         nsid = 1\npath = \"/nvmfd-no-such-folder/disk.img\"\nsize = \"1GiB\"\n"
+    );
+    fs::write(&config, text).unwrap();
+    let sick = doctor(&config, &["--json"]);
+    assert_eq!(sick.status.code(), Some(1));
+    let findings: Value = serde_json::from_slice(&sick.stdout).unwrap();
+    for check in ["state", "address", "storage", "hosts"] {
+        assert_eq!(level(&findings, check), "problem", "{check}");
+    }
+    // Each is healed, and only the others are left.
+    fs::create_dir(&state).unwrap();
+    let text = fs::read_to_string(&config).unwrap();
+    fs::write(&config, text.replace("192.0.2.77", "127.0.0.1")).unwrap();
+    let healed: Value = serde_json::from_slice(&doctor(&config, &["--json"]).stdout).unwrap();
+    assert_eq!((level(&healed, "state"), level(&healed, "address")), ("ok", "ok"));
+    assert_eq!(level(&healed, "storage"), "problem");
+    let told = String::from_utf8(doctor(&config, &[]).stdout).unwrap();
+    assert!(told.contains("-> make the folder, attach the device"), "{told}");
+}
+
+#[test]
+fn a_configuration_that_is_none_is_no_diagnosis() {
+    let folder = tempdir().unwrap();
+    let config = folder.path().join("nvmfd.toml");
+    fs::write(&config, "provider = 7\n").unwrap();
+    let output = doctor(&config, &[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("nvmfd check"));
+}
