@@ -4,6 +4,7 @@
 //! One file for each area. The daemon fills them in (`control/api/`), `nvmfctl` prints them
 //! (`bin/nvmfctl/`), and neither has a type of its own for what travels.
 
+mod change;
 mod controller;
 mod status;
 mod subsystem;
@@ -12,6 +13,7 @@ mod why;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+pub use change::{Change, Changes, Kept, Outcome, SetAside, Settings, Wanted};
 pub use controller::{Controller, ControllerState};
 pub use status::{Listener, Status};
 pub use subsystem::{Host, Kind, Namespace, NamespaceState, Subsystem};

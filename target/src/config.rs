@@ -326,7 +326,7 @@ impl Config {
 
     /// With the folder that the service manager has made for us, where the text names none. It may
     /// name several, with colons between them; the first is meant.
-    fn or_state_directory(mut self, given: Option<OsString>) -> Self {
+    pub(crate) fn or_state_directory(mut self, given: Option<OsString>) -> Self {
         let first = |given: OsString| {
             let given = given.into_string().ok()?;
             given.split(':').next().map(PathBuf::from).filter(|path| path.is_absolute())

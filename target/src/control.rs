@@ -8,19 +8,20 @@
 
 mod announce;
 mod api;
+mod change;
 mod check;
 mod log;
 mod managed;
 mod manager;
 mod signals;
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use crate::Target;
 use crate::config::{Config, ConfigErrors};
+use crate::declared::Declared;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -28,6 +29,7 @@ use tracing::{error, info, warn};
 
 use announce::Announcer;
 use api::Server;
+use change::Order;
 use managed::{Managed, Running};
 use manager::Manager;
 
@@ -62,6 +64,7 @@ trait Serve: Sized + Send + 'static {
 
     fn pulse(&self) -> Self::Pulse;
     fn apply(&mut self, config: Config) -> Result<Vec<String>, String>;
+    fn change(&mut self, config: Config) -> Result<Vec<String>, String>;
     fn stop(self, deadline: Instant);
 }
 
@@ -84,6 +87,10 @@ impl Serve for Target {
         Target::apply(self, config).map_err(|fatal| fatal.to_string())
     }
 
+    fn change(&mut self, config: Config) -> Result<Vec<String>, String> {
+        Target::change(self, config).map_err(|fatal| fatal.to_string())
+    }
+
     fn stop(self, deadline: Instant) {
         Target::stop(self, deadline);
     }
@@ -103,10 +110,10 @@ impl Pulse for crate::Pulse {
 ///
 /// # Errors
 /// One sentence: why the target did not start, or died.
-pub fn run(file: PathBuf, config: Config) -> Result<(), String> {
+pub fn run(declared: Declared) -> Result<(), String> {
     block_on(async {
         let asks = signals::listen().map_err(|e| format!("signals cannot be heard: {e}"))?;
-        begin(file, config, asks).await
+        begin(declared, asks).await
     })
 }
 
@@ -114,11 +121,11 @@ pub fn run(file: PathBuf, config: Config) -> Result<(), String> {
 ///
 /// # Errors
 /// One sentence: why the target did not start, or died.
-pub fn run_for(file: PathBuf, config: Config, asks: Receiver<Ask>) -> Result<(), String> {
+pub fn run_for(declared: Declared, asks: Receiver<Ask>) -> Result<(), String> {
     block_on(async {
         let (sender, heard) = mpsc::channel(4);
         std::thread::spawn(move || asks.iter().try_for_each(|ask| sender.blocking_send(ask)));
-        begin(file, config, heard).await
+        begin(declared, heard).await
     })
 }
 
@@ -131,7 +138,9 @@ fn block_on(work: impl Future<Output = Result<(), String>>) -> Result<(), String
     outcome
 }
 
-async fn begin(file: PathBuf, config: Config, asks: mpsc::Receiver<Ask>) -> Result<(), String> {
+async fn begin(declared: Declared, asks: mpsc::Receiver<Ask>) -> Result<(), String> {
+    let config = declared.config().clone();
+    change::tell(declared.changes());
     for warning in config.warnings() {
         warn!("{warning}");
     }
@@ -144,11 +153,16 @@ async fn begin(file: PathBuf, config: Config, asks: mpsc::Receiver<Ask>) -> Resu
     for line in target.summary().lines() {
         info!("{line}");
     }
+    // What the file has by now needs no place besides.
+    if let Err(sentence) = declared.keep() {
+        warn!("{sentence}");
+    }
     let watchdog = sd_notify::watchdog_enabled();
     let mut announcer = Announcer::default();
     announcer.update(&config);
-    let (shown, seen) = watch::channel(Arc::new(Running::new(config.clone())));
-    let managed = Managed::new(target.view(), seen, file.clone());
+    let (shown, seen) = watch::channel(Arc::new(Running::new(declared.clone())));
+    let (orders, wanted) = mpsc::channel(change::MOST_ORDERS);
+    let managed = Managed::new(target.view(), seen, orders);
     let server = match Server::open(&config.management, &managed) {
         Ok(server) => server,
         Err(sentence) => {
@@ -157,8 +171,8 @@ async fn begin(file: PathBuf, config: Config, asks: mpsc::Receiver<Ask>) -> Resu
             return Err(sentence);
         }
     };
-    let served = Served { target, config, announcer, shown };
-    let outcome = Control { file, manager, watchdog }.serve(served, asks).await;
+    let served = Served { target, config, declared, announcer, shown };
+    let outcome = Control { manager, watchdog, orders: wanted }.serve(served, asks).await;
     drop(server);
     outcome
 }
@@ -174,14 +188,16 @@ pub fn log_mistakes(errors: &ConfigErrors) {
 struct Served<T> {
     target: T,
     config: Config,
+    /// What the configuration comes from.
+    declared: Declared,
     announcer: Announcer,
     shown: watch::Sender<Arc<Running>>,
 }
 
 impl<T: Serve> Served<T> {
     /// Reads the configuration again and logs what has come of it. Waits for disks.
-    fn reload(mut self, file: &Path) -> Self {
-        match self.renew(file) {
+    fn reload(mut self) -> Self {
+        match self.renew() {
             Ok(changes) => {
                 changes.iter().for_each(|change| info!("{change}"));
                 info!("reload done: {} changes", changes.len());
@@ -195,47 +211,65 @@ impl<T: Serve> Served<T> {
     }
 
     /// Loads and applies; what changed, or why nothing did.
-    fn renew(&mut self, file: &Path) -> Result<Vec<String>, Vec<String>> {
-        let mut next = Config::load(file)
+    fn renew(&mut self) -> Result<Vec<String>, Vec<String>> {
+        let next = (self.declared.reload())
             .map_err(|errors| errors.to_string().lines().map(String::from).collect::<Vec<_>>())?;
-        for warning in next.warnings() {
+        change::tell(next.changes());
+        for warning in next.config().warnings() {
             warn!("{warning}");
         }
-        let changes = self.target.apply(next.clone()).map_err(|sentence| vec![sentence])?;
-        let needs_restart = self.config.needs_restart(&next);
-        next.keep_fixed(&self.config);
-        self.config = next;
-        self.shown.send_replace(Arc::new(Running { config: self.config.clone(), needs_restart }));
-        self.announcer.update(&self.config);
+        let changes =
+            self.target.apply(next.config().clone()).map_err(|sentence| vec![sentence])?;
+        // What the file has by now needs no place besides. That can wait where it fails.
+        if let Err(sentence) = next.keep() {
+            warn!("{sentence}");
+        }
+        self.adopt(next);
         Ok(changes)
+    }
+
+    /// From now on that is what is served, and shown.
+    fn adopt(&mut self, next: Declared) {
+        let mut config = next.config().clone();
+        let needs_restart = self.config.needs_restart(&config);
+        config.keep_fixed(&self.config);
+        self.config = config;
+        self.declared = next;
+        let (config, declared) = (self.config.clone(), self.declared.clone());
+        self.shown.send_replace(Arc::new(Running { config, declared, needs_restart }));
+        self.announcer.update(&self.config);
     }
 }
 
-/// A reload under way. It goes on also when nobody waits for it any more.
-type Reload<T> = JoinHandle<Served<T>>;
+/// A change under way. It goes on also when nobody waits for it any more.
+type Work<T> = JoinHandle<Served<T>>;
 
 struct Control {
-    file: PathBuf,
     manager: Manager,
     watchdog: Option<Duration>,
+    /// What the management interface wants.
+    orders: mpsc::Receiver<Order>,
 }
 
 impl Control {
     async fn serve<T: Serve>(
-        self,
+        mut self,
         served: Served<T>,
         mut asks: mpsc::Receiver<Ask>,
     ) -> Result<(), String> {
         self.manager.ready(&status(&served.config));
         info!("serving {}", status(&served.config));
         let pulse = served.target.pulse();
+        let mut orders = std::mem::replace(&mut self.orders, mpsc::channel(1).1);
         let target = tokio::select! {
             sentence = self.watch(pulse) => {
                 self.manager.stopping(&sentence);
                 return Err(sentence);
             }
-            target = self.attend(served, &mut asks) => target?,
+            target = self.attend(served, &mut asks, &mut orders) => target?,
         };
+        // Who waits for an answer hears that there will be none.
+        drop(orders);
         if let Some(target) = target {
             self.stop(target, asks).await;
         }
@@ -267,44 +301,62 @@ impl Control {
         }
     }
 
-    /// Reloads as often as asked, until a stop is asked for. Returns the target to stop; nothing
-    /// if there is no more waiting for the reload that has it. However often a reload is asked for
-    /// during a reload, one more follows: it reads what is there by then.
+    /// Reloads and changes as often as asked, until a stop is asked for. Returns the target to
+    /// stop; nothing if there is no more waiting for the change that has it. However often a reload
+    /// is asked for during a change, one follows: it reads what is there by then.
     async fn attend<T: Serve>(
         &self,
         mut served: Served<T>,
         asks: &mut mpsc::Receiver<Ask>,
+        orders: &mut mpsc::Receiver<Order>,
     ) -> Result<Option<T>, String> {
-        let mut next = asks.recv().await;
-        while next == Some(Ask::Reload) {
-            info!("reading {} again", self.file.display());
-            self.manager.reloading();
-            let file = self.file.clone();
-            let mut reload = spawn_blocking(move || served.reload(&file));
-            let mut again = None;
+        let mut again = false;
+        loop {
+            let mut work = match again {
+                true => self.reload(served),
+                false => tokio::select! {
+                    ask = asks.recv() => match ask {
+                        Some(Ask::Reload) => self.reload(served),
+                        Some(Ask::Stop) | None => return Ok(Some(served.target)),
+                    },
+                    Some(order) = orders.recv() => self.carry_out(served, order),
+                },
+            };
+            again = false;
             served = loop {
                 tokio::select! {
-                    done = &mut reload => break done.map_err(|_| panicked())?,
+                    done = &mut work => break done.map_err(|_| panicked())?,
                     ask = asks.recv() => match ask {
                         Some(Ask::Reload) => {
-                            info!("a reload is under way: one more will follow");
-                            again = ask;
+                            info!("a change is under way: a reload will follow");
+                            again = true;
                         }
-                        Some(Ask::Stop) | None => return self.outwait(reload, asks).await,
+                        Some(Ask::Stop) | None => return self.outwait(work, asks).await,
                     },
                 }
             };
             self.manager.ready(&status(&served.config));
-            next = if again.is_some() { again } else { asks.recv().await };
         }
-        Ok(Some(served.target))
+    }
+
+    fn reload<T: Serve>(&self, served: Served<T>) -> Work<T> {
+        info!("reading {} again", served.declared.file().display());
+        self.manager.reloading();
+        spawn_blocking(move || served.reload())
+    }
+
+    fn carry_out<T: Serve>(&self, served: Served<T>, order: Order) -> Work<T> {
+        if order.is_reload() {
+            self.manager.reloading();
+        }
+        spawn_blocking(move || served.carry_out(order))
     }
 
     /// A stop was asked for during a reload. Waits for the target that the reload has, but not
     /// for long, and not if asked once more.
     async fn outwait<T>(
         &self,
-        reload: Reload<T>,
+        reload: Work<T>,
         asks: &mut mpsc::Receiver<Ask>,
     ) -> Result<Option<T>, String> {
         info!("stopping: the reload under way has {} s", RELOAD_GRACE.as_secs());

@@ -12,6 +12,7 @@ pub mod command;
 pub mod config;
 pub mod control;
 pub mod controller;
+pub mod declared;
 pub mod disk;
 pub mod doctor;
 pub mod events;

@@ -7,8 +7,8 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nvmfd::config::Config;
 use nvmfd::control;
+use nvmfd::declared::Declared;
 use tracing::level_filters::LevelFilter;
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
@@ -54,15 +54,15 @@ fn main() -> ExitCode {
 
 /// Serves until somebody says stop. Says why, where that fails.
 fn serve(file: PathBuf) -> bool {
-    let config = match Config::load(&file) {
-        Ok(config) => config,
+    let declared = match Declared::load(&file) {
+        Ok(declared) => declared,
         Err(errors) => {
             control::log_mistakes(&errors);
             return false;
         }
     };
     raise_limits();
-    match control::run(file, config) {
+    match control::run(declared) {
         Ok(()) => true,
         Err(sentence) => {
             tracing::error!("{sentence}");

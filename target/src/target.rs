@@ -177,11 +177,24 @@ impl Target {
     }
 
     /// Changes what is served: subsystems, hosts, namespaces, listeners. All or nothing. Returns
-    /// one line for each change.
+    /// one line for each change. Also opens again the stores that have failed to synchronise: a
+    /// reload is the word of somebody who has looked at the disks.
     ///
     /// # Errors
     /// One sentence about what cannot be served; everything is as before.
-    pub fn apply(&mut self, mut config: Config) -> Result<Vec<String>, Fatal> {
+    pub fn apply(&mut self, config: Config) -> Result<Vec<String>, Fatal> {
+        self.put(config, true)
+    }
+
+    /// As [`Target::apply`], and stores that have failed stay so.
+    ///
+    /// # Errors
+    /// One sentence about what cannot be served; everything is as before.
+    pub fn change(&mut self, config: Config) -> Result<Vec<String>, Fatal> {
+        self.put(config, false)
+    }
+
+    fn put(&mut self, mut config: Config, renew: bool) -> Result<Vec<String>, Fatal> {
         let mut shelf = self.shelf();
         let mut lines: Vec<String> = shelf
             .config()
@@ -192,8 +205,9 @@ impl Target {
         config.keep_fixed(shelf.config());
         let keyring = Keyring::load(&config.authentication).map_err(unusable)?;
         let next = shelf.next(&config)?;
-        // A reload is the word of somebody who has looked at the disks.
-        lines.extend(shelf.renew());
+        if renew {
+            lines.extend(shelf.renew());
+        }
         lines.extend(differences(shelf.config(), &config));
         let (old_listeners, new_listeners) = (shelf.config().addresses(), config.addresses());
         let added: Vec<SocketAddr> =

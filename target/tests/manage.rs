@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -34,20 +35,33 @@ impl Daemon {
         Daemon::start_in(folder)
     }
 
+    /// One with what is in a folder. Whatever a killed one had at work, such as its sockets, may
+    /// be in use for a moment more.
     fn start_in(folder: TempDir) -> Daemon {
-        let mut process = Command::new(env!("CARGO_BIN_EXE_nvmfd"))
-            .arg("--config")
-            .arg(folder.path().join("nvmfd.toml"))
-            .env_remove("NOTIFY_SOCKET")
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut log = BufReader::new(process.stderr.take().unwrap()).lines();
-        let serving = log.by_ref().map_while(Result::ok).any(|line| line.contains("serving "));
-        assert!(serving, "it serves");
-        // Nobody may stop to read: the pipe would fill.
-        std::thread::spawn(move || log.map_while(Result::ok).for_each(|line| println!("{line}")));
-        Daemon { process, folder }
+        let mut said = Vec::new();
+        for _ in 0..100 {
+            let mut process = Command::new(env!("CARGO_BIN_EXE_nvmfd"))
+                .arg("--config")
+                .arg(folder.path().join("nvmfd.toml"))
+                .env_remove("NOTIFY_SOCKET")
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let mut log = BufReader::new(process.stderr.take().unwrap()).lines();
+            said.clear();
+            while let Some(Ok(line)) = log.next() {
+                let serving = line.contains("serving ");
+                said.push(line);
+                if serving {
+                    // Somebody must read on: the pipe would fill.
+                    std::thread::spawn(move || log.map_while(Result::ok).for_each(drop));
+                    return Daemon { process, folder };
+                }
+            }
+            process.wait().unwrap();
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        panic!("it does not serve: {said:#?}");
     }
 
     fn socket(&self) -> PathBuf {
@@ -137,4 +151,76 @@ fn a_daemon_that_was_killed_leaves_nothing_in_the_way() {
     assert!(code == Some(1) && err.contains("no daemon is at"), "{err}");
     let folder = std::mem::replace(&mut daemon.folder, tempfile::tempdir().unwrap());
     Daemon::start_in(folder).stop();
+}
+
+#[test]
+fn what_is_changed_live_outlasts_a_kill_and_can_be_saved() {
+    let mut daemon = Daemon::start("127.0.42.4");
+    let disk = daemon.folder.path().join("disk.img");
+    let file = daemon.folder.path().join("nvmfd.toml");
+    let declared = fs::read_to_string(&file).unwrap() + "# ours\n";
+    fs::write(&file, &declared).unwrap();
+    let disk = disk.to_str().unwrap();
+    let add = ["namespace", "add", NQN, "2", disk, "--size", "1MiB"];
+
+    let told = daemon.says(&[&add[..], &["--dry-run"]].concat());
+    assert!(told.starts_with("+ namespace 2: file "), "{told}");
+    assert!(!daemon.says(&["namespace", "list"]).contains(disk), "only told");
+    daemon.says(&add);
+    daemon.says(&["namespace", "resize", NQN, "1", "2GiB"]);
+    let list = daemon.says(&["namespace", "list"]);
+    assert!(list.contains(disk) && list.contains("2GiB"), "{list}");
+    assert!(daemon.says(&["status"]).contains("2 that the file does not have"));
+
+    let refused = |daemon: &Daemon, arguments: &[&str]| {
+        let (code, out, err) = nvmfctl(&daemon.socket(), arguments);
+        assert_eq!((code, out.as_str()), (Some(1), ""), "{arguments:?}");
+        err
+    };
+    assert!(refused(&daemon, &add).contains("there is a namespace 2 already"));
+    let none = ["namespace", "add", NQN, "3", "/nonexistent/disk"];
+    assert!(refused(&daemon, &none).contains("everything is as it was"));
+    assert!(refused(&daemon, &["host", "deny", NQN, "nqn.a"]).contains("is no host of"));
+    assert_eq!(daemon.says(&["changes", "list"]).lines().count(), 2, "what is refused is not kept");
+
+    daemon.process.kill().unwrap();
+    daemon.process.wait().unwrap();
+    let folder = std::mem::replace(&mut daemon.folder, tempfile::tempdir().unwrap());
+    let daemon = Daemon::start_in(folder);
+    assert_eq!(daemon.says(&["namespace", "list"]), list, "it outlasts a kill");
+
+    daemon.says(&["save"]);
+    let saved = fs::read_to_string(&file).unwrap();
+    assert!(saved.contains("# ours") && saved.contains(disk) && saved.contains("2GiB"), "{saved}");
+    assert!(daemon.says(&["changes", "list"]).contains("has everything"));
+    assert!(!daemon.folder.path().join("changes.json").exists());
+    assert!(daemon.says(&["save"]).contains("nothing to save"));
+    assert_eq!(daemon.says(&["namespace", "list"]), list);
+
+    // Back to what it was, as a whole.
+    let other = daemon.folder.path().join("other.toml");
+    fs::write(&other, &declared).unwrap();
+    let other = other.to_str().unwrap();
+    let plan = daemon.says(&["plan", other]);
+    assert!(plan.contains("- namespace 2") && plan.contains("~ namespace 1"), "{plan}");
+    assert_eq!(daemon.says(&["namespace", "list"]), list, "a plan changes nothing");
+    assert_eq!(daemon.says(&["apply", other]), plan);
+    assert!(!daemon.says(&["namespace", "list"]).contains(disk));
+    fs::write(other, "colour = 1\n").unwrap();
+    assert!(refused(&daemon, &["apply", other]).contains("line 1, column 1: unknown key"));
+    daemon.says(&["save"]);
+    assert_eq!(fs::read_to_string(&file).unwrap(), declared);
+    assert!(daemon.says(&["reload"]).contains("nothing changes"));
+    daemon.stop();
+}
+
+#[test]
+fn completions_and_manual_pages_come_from_the_command_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let (code, out, _) = nvmfctl(folder.path(), &["completions", "bash"]);
+    assert!(code == Some(0) && out.contains("nvmfctl") && out.contains("subsystem"), "{out}");
+    let (code, _, err) = nvmfctl(folder.path(), &["man", folder.path().to_str().unwrap()]);
+    assert_eq!(code, Some(0), "{err}");
+    let page = fs::read_to_string(folder.path().join("nvmfctl.1")).unwrap();
+    assert!(page.contains(".TH") && folder.path().join("nvmfctl-namespace-add.1").exists());
 }

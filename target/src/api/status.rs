@@ -34,6 +34,10 @@ pub struct Status {
     pub degraded: Vec<String>,
     /// Sections that were changed and take effect only after a restart.
     pub needs_restart: Vec<String>,
+    /// Changes that are in force and that the configuration file does not have.
+    pub unsaved_changes: u32,
+    /// Changes that do not fit the configuration file any more and are not in force.
+    pub set_aside_changes: u32,
     /// What is configured but probably not meant, a sentence each.
     pub warnings: Vec<String>,
 }

@@ -5,11 +5,14 @@
 //! once, the length of a request, and how long it may take to arrive.
 
 mod answer;
+mod changes;
 mod controllers;
 mod server;
 mod status;
 mod subsystems;
 mod why;
+
+use std::time::Duration;
 
 use axum::Json;
 use axum::Router;
@@ -26,6 +29,9 @@ use super::managed::Managed;
 /// The longest body of a request, in bytes.
 const MOST_BODY_BYTES: usize = 1 << 20;
 
+/// How long the body of a request may take.
+const BODY_TIME: Duration = Duration::from_secs(10);
+
 #[derive(OpenApi)]
 #[openapi(info(
     title = "nvmfd",
@@ -41,11 +47,12 @@ fn reading() -> OpenApiRouter<Managed> {
         .merge(subsystems::routes())
         .merge(controllers::routes())
         .merge(why::routes())
+        .merge(changes::reading())
 }
 
 /// Routes that change something: on the Unix socket only. Each area adds its own here.
 fn changing() -> OpenApiRouter<Managed> {
-    OpenApiRouter::new()
+    OpenApiRouter::new().merge(changes::changing())
 }
 
 /// All routes, or those that only look, with their description at `/v1/openapi.json`.

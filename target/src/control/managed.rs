@@ -1,27 +1,44 @@
 //! `Managed`: the running target in the hands of whoever asks or changes it from outside.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, oneshot, watch};
 
+use super::change::{Answer, Order, Work};
 use crate::View;
 use crate::config::Config;
+use crate::declared::{Declared, Misfit};
 
 /// What is in force.
 #[derive(Clone, Debug)]
 pub(crate) struct Running {
     /// What is served.
     pub(crate) config: Config,
+    /// What it comes from.
+    pub(crate) declared: Declared,
     /// Sections that say something else by now and wait for a restart.
     pub(crate) needs_restart: Vec<&'static str>,
 }
 
 impl Running {
     /// At the start: everything is in force.
-    pub(super) fn new(config: Config) -> Running {
-        Running { config, needs_restart: Vec::new() }
+    pub(super) fn new(declared: Declared) -> Running {
+        let config = declared.config().clone();
+        Running { config, declared, needs_restart: Vec::new() }
     }
+}
+
+/// Why a change was not made.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum NotMade {
+    /// It does not fit what is there.
+    Misfit(Misfit),
+    /// What comes out cannot be served.
+    Unservable(String),
+    /// It cannot be kept, and so is not in force.
+    Unkept(String),
+    /// The daemon is stopping.
+    Stopping,
 }
 
 /// The running target. Clones are the same one; looking waits for nobody.
@@ -29,16 +46,16 @@ impl Running {
 pub(crate) struct Managed {
     view: Arc<View>,
     running: watch::Receiver<Arc<Running>>,
-    file: Arc<PathBuf>,
+    orders: mpsc::Sender<Order>,
 }
 
 impl Managed {
     pub(super) fn new(
         view: View,
         running: watch::Receiver<Arc<Running>>,
-        file: PathBuf,
+        orders: mpsc::Sender<Order>,
     ) -> Managed {
-        Managed { view: Arc::new(view), running, file: Arc::new(file) }
+        Managed { view: Arc::new(view), running, orders }
     }
 
     /// What its parts share.
@@ -51,8 +68,12 @@ impl Managed {
         Arc::clone(&self.running.borrow())
     }
 
-    /// The configuration file.
-    pub(crate) fn file(&self) -> &Path {
-        &self.file
+    /// Has something changed, after what others have wanted before. It goes on also when nobody
+    /// waits any more.
+    pub(crate) async fn order(&self, work: Work) -> Answer {
+        let (answer, answered) = oneshot::channel();
+        let order = Order { work, answer };
+        self.orders.send(order).await.map_err(|_| NotMade::Stopping)?;
+        answered.await.map_err(|_| NotMade::Stopping)?
     }
 }

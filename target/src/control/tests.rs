@@ -89,6 +89,10 @@ impl Serve for Fake {
         if self.refuses { Err("no".to_owned()) } else { Ok(vec!["one change".to_owned()]) }
     }
 
+    fn change(&mut self, config: Config) -> Result<Vec<String>, String> {
+        self.apply(config)
+    }
+
     fn stop(self, deadline: Instant) {
         assert!(deadline <= Instant::now() + STOP_BUDGET);
         std::thread::sleep(self.stop_takes);
@@ -110,6 +114,7 @@ struct Stage {
     story: Story,
     folder: TempDir,
     control: Control,
+    orders: mpsc::Sender<Order>,
     served: Served<Fake>,
 }
 
@@ -135,16 +140,19 @@ fn stage(change: impl FnOnce(&mut Fake)) -> Stage {
             told.add(state.to_string());
         }
     });
-    let config = Config::parse(TEXT).unwrap();
-    let control = Control { file, manager, watchdog: None };
+    let declared = Declared::load(&file).unwrap();
+    let (orders, wanted) = mpsc::channel(1);
+    let control = Control { manager, watchdog: None, orders: wanted };
     Stage {
         story,
         folder,
         control,
+        orders,
         served: Served {
             target,
-            shown: watch::channel(Arc::new(Running::new(config.clone()))).0,
-            config,
+            shown: watch::channel(Arc::new(Running::new(declared.clone()))).0,
+            config: declared.config().clone(),
+            declared,
             announcer: Announcer::default(),
         },
     }
@@ -263,7 +271,7 @@ fn a_dead_target_ends_the_daemon_with_its_sentence() {
 #[test]
 fn the_watchdog_is_fed_only_while_every_reactor_turns() {
     for health in [WELL, STUCK] {
-        let Stage { story, mut control, served, folder: _folder } =
+        let Stage { story, mut control, served, folder: _folder, orders: _orders } =
             stage(|fake| fake.health.set(health));
         control.watchdog = Some(Duration::from_millis(10));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -383,4 +391,38 @@ fn a_reload_that_panics_ends_the_daemon_with_a_sentence() {
         let error = stage.play(acts).unwrap_err();
         assert_eq!(error, "the reload has panicked; this is a bug");
     }
+}
+
+#[test]
+fn a_change_that_cannot_be_kept_is_taken_back() {
+    let mut stage = stage(|_| ());
+    let file = stage.folder.path().join("nvmfd.toml");
+    let state = stage.folder.path().join("state");
+    std::fs::create_dir(&state).unwrap();
+    std::fs::write(&file, format!("state_directory = {state:?}\n{TEXT}")).unwrap();
+    let declared = Declared::load(&file).unwrap();
+    (stage.served.config, stage.served.declared) = (declared.config().clone(), declared);
+    let change = |served: Served<Fake>| {
+        let wanted = crate::api::Wanted {
+            changes: vec![crate::api::Change::RemoveNamespace {
+                subsystem: "nqn.2026-11.io.nvmfd:disk1".to_owned(),
+                nsid: 1,
+            }],
+            dry_run: false,
+        };
+        let (answer, answered) = tokio::sync::oneshot::channel();
+        let order = Order { work: change::Work::Change(wanted, None), answer };
+        let served = served.carry_out(order);
+        (served, answered.blocking_recv().unwrap())
+    };
+    std::fs::remove_dir(&state).unwrap();
+    let (served, answer) = change(stage.served);
+    assert!(matches!(answer, Err(managed::NotMade::Unkept(_))), "{answer:?}");
+    assert_eq!(stage.story.count("applied"), 2, "made, and taken back");
+    assert_eq!(served.config.subsystems[0].namespaces.len(), 1);
+    std::fs::create_dir(&state).unwrap();
+    let (served, answer) = change(served);
+    assert_eq!(answer.unwrap().differences.len(), 1);
+    assert!(served.config.subsystems[0].namespaces.is_empty());
+    assert!(state.join("changes.json").exists());
 }

@@ -11,6 +11,7 @@ use hyper::header::{CONTENT_TYPE, HOST};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use nvmfd::api::Problem;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::net::UnixStream;
@@ -37,6 +38,17 @@ impl Client {
     /// What is at `path`: as its type, and as it was sent.
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<(T, Value), Failure> {
         self.ask(Method::GET, path, None).await
+    }
+
+    /// Sends a change and takes its answer.
+    pub(crate) async fn send<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<(T, Value), Failure> {
+        let body = serde_json::to_vec(body).map_err(|error| Failure::new(error.to_string()))?;
+        self.ask(method, path, Some(body)).await
     }
 
     async fn ask<T: DeserializeOwned>(

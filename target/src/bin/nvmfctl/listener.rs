@@ -1,8 +1,11 @@
 //! `nvmfctl listener`.
 
-use clap::Subcommand;
-use nvmfd::api::Listener;
+use std::net::IpAddr;
 
+use clap::Subcommand;
+use nvmfd::api::{Change, Listener};
+
+use crate::change;
 use crate::client::Client;
 use crate::output::{Failure, Output, joined, table};
 
@@ -10,15 +13,62 @@ use crate::output::{Failure, Output, joined, table};
 pub(crate) enum Command {
     /// Where hosts connect
     List,
+    /// Let hosts connect at one more address
+    Add {
+        /// An IP address of this machine
+        address: IpAddr,
+        /// Its port
+        #[arg(long, default_value_t = nvme::PORT)]
+        port: u16,
+        /// Port identifier; absent: the first that is free
+        #[arg(long)]
+        id: Option<u16>,
+        /// Another key of [[listener]]; may be repeated
+        #[arg(long, value_name = "KEY=VALUE")]
+        set: Vec<String>,
+    },
+    /// Change keys of [[listener]]
+    Set {
+        /// Port identifier
+        id: u16,
+        /// Such as keep_alive_min_ms=15000
+        #[arg(required = true, value_name = "KEY=VALUE")]
+        settings: Vec<String>,
+    },
+    /// Let nobody connect there any more; hosts that did are disconnected
+    Remove {
+        /// Port identifier
+        id: u16,
+    },
 }
 
 pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Result<(), Failure> {
-    match command {
+    let change = match command {
         Command::List => {
             output.answer(&client.get::<Vec<Listener>>("/v1/listeners").await?, |all| list(all));
+            return Ok(());
         }
-    }
-    Ok(())
+        Command::Add { address, port, id, set } => {
+            let mut settings = change::settings(&set)?;
+            settings.insert("address".to_owned(), address.to_string().into());
+            settings.insert("port".to_owned(), port.into());
+            let id = match id {
+                Some(id) => id,
+                None => free(&client.get::<Vec<Listener>>("/v1/listeners").await?.0),
+            };
+            Change::AddListener { id, settings }
+        }
+        Command::Set { id, settings } => {
+            Change::SetListener { id, settings: change::settings(&settings)? }
+        }
+        Command::Remove { id } => Change::RemoveListener { id },
+    };
+    change::make(vec![change], client, output).await
+}
+
+/// The first identifier that no listener has.
+fn free(all: &[Listener]) -> u16 {
+    (1..u16::MAX).find(|id| all.iter().all(|each| each.id != *id)).unwrap_or(u16::MAX)
 }
 
 /// A listener in few words.

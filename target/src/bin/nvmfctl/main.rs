@@ -3,6 +3,8 @@
 //! One file for each family of commands. Tables are for people; with `--json`, what the daemon
 //! answered is printed as it is.
 
+mod ana;
+mod change;
 mod client;
 mod controllers;
 mod doctor;
@@ -17,7 +19,7 @@ mod why;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use nvmfd::config::DEFAULT_SOCKET;
 
 use client::Client;
@@ -27,7 +29,7 @@ use output::{Failure, Output};
 ///
 /// Exit codes: 0 done, 1 failed, 2 usage.
 #[derive(Parser)]
-#[command(version)]
+#[command(name = "nvmfctl", version)]
 struct Arguments {
     /// The socket of the daemon
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET, global = true)]
@@ -35,6 +37,9 @@ struct Arguments {
     /// Print what the daemon answers, as JSON
     #[arg(long, global = true)]
     json: bool,
+    /// Change nothing, and tell what would be different
+    #[arg(long, global = true)]
+    dry_run: bool,
     #[command(subcommand)]
     family: Family,
 }
@@ -56,17 +61,48 @@ enum Family {
     /// Who may connect
     #[command(subcommand)]
     Host(host::Command),
+    /// How well groups of namespaces are reached
+    #[command(subcommand)]
+    Ana(ana::Command),
     /// Who is connected
     Controllers,
     /// Why hosts were refused or have lost their connection, the latest first
     Why(why::Command),
     /// What stands in the way on this machine; needs no daemon
     Doctor(doctor::Command),
+    /// What was changed and not saved
+    #[command(subcommand)]
+    Changes(change::Command),
+    /// Tell what would be different if FILE were the configuration
+    Plan {
+        /// A configuration
+        file: PathBuf,
+    },
+    /// Serve what FILE says, all of it or nothing; `save` makes it last
+    Apply {
+        /// A configuration
+        file: PathBuf,
+    },
+    /// Write what was changed into the configuration file
+    Save,
+    /// Read the configuration file again
+    Reload,
+    /// Print the completions for a shell
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual pages
+    #[command(hide = true)]
+    Man {
+        /// Into this folder
+        folder: PathBuf,
+    },
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let output = Output { json: arguments.json };
+    let output = Output { json: arguments.json, dry_run: arguments.dry_run };
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return output.fail(&Failure::new(format!("there is no thread: {error}"))),
@@ -85,16 +121,33 @@ async fn run(family: Family, client: &Client, output: Output) -> Result<(), Fail
         Family::Namespace(command) => namespace::run(command, client, output).await,
         Family::Listener(command) => listener::run(command, client, output).await,
         Family::Host(command) => host::run(command, client, output).await,
+        Family::Ana(command) => ana::run(command, client, output).await,
+        Family::Changes(command) => change::run(command, client, output).await,
+        Family::Plan { file } => change::plan(&file, client, output).await,
+        Family::Apply { file } => change::apply(&file, client, output).await,
+        Family::Save => change::save(client, output).await,
+        Family::Reload => change::reload(client, output).await,
+        Family::Completions { shell } => completions(shell, output),
+        Family::Man { folder } => {
+            clap_mangen::generate_to(Arguments::command(), &folder)
+                .map_err(|error| Failure::new(format!("{}: {error}", folder.display())))?;
+            Ok(())
+        }
         Family::Controllers => controllers::run(client, output).await,
         Family::Why(command) => why::run(command, client, output).await,
         Family::Doctor(command) => doctor::run(command, output),
     }
 }
 
+fn completions(shell: clap_complete::Shell, output: Output) -> Result<(), Failure> {
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut Arguments::command(), "nvmfctl", &mut text);
+    output.print(&String::from_utf8_lossy(&text));
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

@@ -1,9 +1,13 @@
 //! `nvmfctl namespace`.
 
-use clap::Subcommand;
-use nvmfd::api::{Kind, Namespace, NamespaceState};
-use nvmfd::config::Size;
+use std::path::{Path, PathBuf};
 
+use clap::Subcommand;
+use nvmfd::api::{Change, Kind, Namespace, NamespaceState};
+use nvmfd::config::Size;
+use serde_json::Value;
+
+use crate::change;
 use crate::client::Client;
 use crate::output::{Failure, Output, joined, table};
 
@@ -11,15 +15,93 @@ use crate::output::{Failure, Output, joined, table};
 pub(crate) enum Command {
     /// The namespaces of all subsystems
     List,
+    /// Serve a file, a device or memory as one more namespace
+    Add {
+        /// The name of the subsystem
+        subsystem: String,
+        /// Its number there
+        nsid: u32,
+        /// A file, which is made where a size is given, or a block device
+        path: Option<PathBuf>,
+        /// Such as 10GiB; absent: as large as the file is
+        #[arg(long)]
+        size: Option<String>,
+        /// Instead of a path: "ram" or "null"
+        #[arg(long, conflicts_with = "path")]
+        kind: Option<String>,
+        /// 512 or 4096
+        #[arg(long, value_name = "BYTES")]
+        block_size: Option<u32>,
+        /// Hosts may not write
+        #[arg(long)]
+        read_only: bool,
+        /// Another key of [[subsystem.namespace]]; may be repeated
+        #[arg(long, value_name = "KEY=VALUE")]
+        set: Vec<String>,
+    },
+    /// Change keys of [[subsystem.namespace]]
+    Set {
+        /// The name of the subsystem
+        subsystem: String,
+        /// Its number there
+        nsid: u32,
+        /// Such as ana_group=2
+        #[arg(required = true, value_name = "KEY=VALUE")]
+        settings: Vec<String>,
+    },
+    /// Give a namespace another size; make its file or device larger first
+    Resize {
+        /// The name of the subsystem
+        subsystem: String,
+        /// Its number there
+        nsid: u32,
+        /// Such as 20GiB
+        size: String,
+    },
+    /// Serve a namespace no longer; its file or device stays
+    Remove {
+        /// The name of the subsystem
+        subsystem: String,
+        /// Its number there
+        nsid: u32,
+    },
 }
 
 pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Result<(), Failure> {
-    match command {
+    let change = match command {
         Command::List => {
             output.answer(&client.get::<Vec<Namespace>>("/v1/namespaces").await?, |all| list(all));
+            return Ok(());
         }
-    }
-    Ok(())
+        Command::Add { subsystem, nsid, path, size, kind, block_size, read_only, set } => {
+            let mut settings = change::settings(&set)?;
+            let mut put = |key: &str, value: Option<Value>| {
+                settings.extend(value.map(|value| (key.to_owned(), value)));
+            };
+            put("path", path.map(|path| absolute(&path)).transpose()?);
+            put("size", size.map(Value::from));
+            put("kind", kind.map(Value::from));
+            put("block_size", block_size.map(Value::from));
+            put("read_only", read_only.then_some(true.into()));
+            Change::AddNamespace { subsystem, nsid, settings }
+        }
+        Command::Set { subsystem, nsid, settings } => {
+            Change::SetNamespace { subsystem, nsid, settings: change::settings(&settings)? }
+        }
+        Command::Resize { subsystem, nsid, size } => {
+            let settings = [("size".to_owned(), Value::from(size))].into();
+            Change::SetNamespace { subsystem, nsid, settings }
+        }
+        Command::Remove { subsystem, nsid } => Change::RemoveNamespace { subsystem, nsid },
+    };
+    change::make(vec![change], client, output).await
+}
+
+/// The daemon has another working folder.
+pub(crate) fn absolute(path: &Path) -> Result<Value, Failure> {
+    let whole = std::path::absolute(path).ok();
+    let text = whole.and_then(|path| path.into_os_string().into_string().ok());
+    text.map(Value::from).ok_or_else(|| Failure::new(format!("{path:?} cannot be written down")))
 }
 
 pub(crate) fn list(all: &[Namespace]) -> String {

@@ -13,6 +13,8 @@ use serde_json::Value;
 pub(crate) struct Output {
     /// For programs.
     pub(crate) json: bool,
+    /// Nothing is changed, only told.
+    pub(crate) dry_run: bool,
 }
 
 /// What went wrong, and what to do about it.

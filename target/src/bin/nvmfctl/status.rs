@@ -40,6 +40,15 @@ fn text(status: &Status) -> String {
     for (name, sentences) in [("degraded", &status.degraded), ("warning", &status.warnings)] {
         sentences.iter().for_each(|sentence| line(name, sentence.clone()));
     }
+    if status.unsaved_changes > 0 {
+        let some =
+            format!("{} that the file does not have: `nvmfctl save`", status.unsaved_changes);
+        line("changes", some);
+    }
+    if status.set_aside_changes > 0 {
+        let some = "set aside, not in force: `nvmfctl changes list`, `nvmfctl changes forget`";
+        line("changes", format!("{} {some}", status.set_aside_changes));
+    }
     for section in &status.needs_restart {
         line("restart", format!("{section} has changed and takes effect after a restart"));
     }

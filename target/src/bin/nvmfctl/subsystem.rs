@@ -3,9 +3,10 @@
 use std::fmt::Write;
 
 use clap::Subcommand;
-use nvmfd::api::Subsystem;
+use nvmfd::api::{Change, Subsystem};
 use nvmfd::config::Size;
 
+use crate::change;
 use crate::client::{Client, escaped};
 use crate::namespace;
 use crate::output::{Failure, Output, joined, table};
@@ -19,6 +20,33 @@ pub(crate) enum Command {
         /// Its name
         nqn: String,
     },
+    /// Serve a new subsystem
+    Add {
+        /// Its name
+        nqn: String,
+        /// A host that may use it; may be repeated
+        #[arg(long, value_name = "NQN")]
+        host: Vec<String>,
+        /// Every host may use it
+        #[arg(long, conflicts_with = "host")]
+        any_host: bool,
+        /// Another key of [[subsystem]]; may be repeated
+        #[arg(long, value_name = "KEY=VALUE")]
+        set: Vec<String>,
+    },
+    /// Change keys of [[subsystem]]
+    Set {
+        /// Its name
+        nqn: String,
+        /// Such as queue_depth=32
+        #[arg(required = true, value_name = "KEY=VALUE")]
+        settings: Vec<String>,
+    },
+    /// Serve a subsystem no longer; its hosts are disconnected, its files stay
+    Remove {
+        /// Its name
+        nqn: String,
+    },
 }
 
 pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Result<(), Failure> {
@@ -29,6 +57,23 @@ pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Re
         Command::Show { nqn } => {
             let path = format!("/v1/subsystems/{}", escaped(&nqn));
             output.answer(&client.get::<Subsystem>(&path).await?, show);
+        }
+        Command::Add { nqn, host, any_host, set } => {
+            let mut settings = change::settings(&set)?;
+            if any_host {
+                settings.insert("allow_any_host".to_owned(), true.into());
+            } else if !host.is_empty() {
+                settings.insert("hosts".to_owned(), host.into());
+            }
+            let change = Change::AddSubsystem { nqn, settings };
+            change::make(vec![change], client, output).await?;
+        }
+        Command::Set { nqn, settings } => {
+            let change = Change::SetSubsystem { nqn, settings: change::settings(&settings)? };
+            change::make(vec![change], client, output).await?;
+        }
+        Command::Remove { nqn } => {
+            change::make(vec![Change::RemoveSubsystem { nqn }], client, output).await?;
         }
     }
     Ok(())

@@ -14,6 +14,15 @@ pub(crate) struct Refused {
 }
 
 impl Refused {
+    /// With these words.
+    pub(crate) fn new(
+        status: StatusCode,
+        error: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Refused {
+        Refused { status, problem: Problem::new(error, remedy) }
+    }
+
     /// 404: there is no such thing.
     pub(crate) fn not_found(error: impl Into<String>, remedy: impl Into<String>) -> Refused {
         Refused { status: StatusCode::NOT_FOUND, problem: Problem::new(error, remedy) }

@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::header::HOST;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -26,6 +26,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
 use super::answer::Refused;
+use super::changes::Caller;
 use super::{MOST_BODY_BYTES, router};
 use crate::config::ManagementConfig;
 use crate::control::managed::Managed;
@@ -100,7 +101,8 @@ async fn accept_unix(listener: UnixListener, router: Router) {
     while let Ok(permit) = Arc::clone(&room).acquire_owned().await {
         match listener.accept().await {
             Ok((stream, _)) => {
-                let router = router.clone();
+                let caller = Caller(stream.peer_cred().ok().map(|peer| peer.uid()));
+                let router = router.clone().layer(Extension(caller));
                 tokio::spawn(async move {
                     serve(stream, router).await;
                     drop(permit);

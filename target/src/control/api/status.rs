@@ -29,7 +29,7 @@ async fn status(State(managed): State<Managed>) -> Json<Status> {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: process::id(),
         uptime_s: view.started.elapsed().as_secs(),
-        config_file: managed.file().display().to_string(),
+        config_file: running.declared.file().display().to_string(),
         provider: view.provider.clone(),
         reactors: count(view.reactors.len()),
         pool_bytes: view.pool_bytes,
@@ -39,6 +39,8 @@ async fn status(State(managed): State<Managed>) -> Json<Status> {
         controllers: count(controllers.iter().filter(|c| !c.discovery).count()),
         degraded: degraded(&managed),
         needs_restart: running.needs_restart.iter().map(ToString::to_string).collect(),
+        unsaved_changes: count(running.declared.changes().kept.len()),
+        set_aside_changes: count(running.declared.changes().set_aside.len()),
         warnings: config.warnings(),
     })
 }

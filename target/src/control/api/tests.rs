@@ -9,13 +9,14 @@ use std::time::Instant;
 
 use serde_json::Value;
 use tempfile::TempDir;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::spawn_blocking;
 
 use super::*;
 use crate::View;
 use crate::config::Config;
 use crate::control::managed::Running;
+use crate::declared::Declared;
 use crate::registry::Registry;
 
 const TEXT: &str = r#"
@@ -48,7 +49,10 @@ fn stage(management: &str) -> Stage {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("s");
     let text = format!("{TEXT}[management]\nsocket = {socket:?}\n{management}");
-    let config = Config::parse(&text).unwrap();
+    let file = folder.path().join("nvmfd.toml");
+    std::fs::write(&file, text).unwrap();
+    let declared = Declared::load(&file).unwrap();
+    let config = declared.config().clone();
     let view = View {
         registry: Arc::new(Registry::new(Vec::new(), 4, 64)),
         reactors: Vec::new(),
@@ -56,8 +60,9 @@ fn stage(management: &str) -> Stage {
         pool_bytes: 1 << 20,
         started: Instant::now(),
     };
-    let running = watch::channel(Arc::new(Running::new(config.clone()))).1;
-    let managed = Managed::new(view, running, folder.path().join("nvmfd.toml"));
+    let running = watch::channel(Arc::new(Running::new(declared))).1;
+    // Nobody carries out orders here.
+    let managed = Managed::new(view, running, mpsc::channel(1).0);
     Stage { folder, config, managed }
 }
 
@@ -258,7 +263,8 @@ fn a_socket_has_its_permissions_and_one_owner() {
 
     let second = stage("group = \"there is no such group\"\n");
     assert!(second.open().err().unwrap().contains("has no group"));
-    assert_eq!(std::fs::read_dir(second.folder.path()).unwrap().count(), 0, "nothing stays");
+    let left = std::fs::read_dir(second.folder.path()).unwrap().count();
+    assert_eq!(left, 1, "nothing but the configuration");
 }
 
 #[test]

@@ -1,0 +1,27 @@
+//! `nvmfctl ana`.
+
+use clap::Subcommand;
+use nvmfd::api::Change;
+
+use crate::change;
+use crate::client::Client;
+use crate::output::{Failure, Output};
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Set the state of groups of namespaces at a listener
+    Set {
+        /// Port identifier of the listener
+        listener: u16,
+        /// optimized, non-optimized, inaccessible, persistent-loss or change
+        state: String,
+        /// The group, 1 to 64; absent: all
+        #[arg(long)]
+        group: Option<u32>,
+    },
+}
+
+pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Result<(), Failure> {
+    let Command::Set { listener, state, group } = command;
+    change::make(vec![Change::SetAna { listener, group, state }], client, output).await
+}

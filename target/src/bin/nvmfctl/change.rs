@@ -1,0 +1,199 @@
+//! Changes: how they are wanted, made, kept and saved.
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
+use std::path::{Path, PathBuf};
+
+use clap::Subcommand;
+use hyper::Method;
+use nvmfd::api::{Change, Changes, Kept, Outcome, SetAside, Settings, Status, Wanted};
+use nvmfd::declared::merged;
+use serde_json::Value;
+
+use crate::client::Client;
+use crate::output::{Failure, Output};
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// What was changed and is not in the configuration file
+    List,
+    /// No longer tell of changes that do not fit any more
+    Forget,
+}
+
+pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Result<(), Failure> {
+    match command {
+        Command::List => output.answer(&client.get::<Changes>("/v1/changes").await?, list),
+        Command::Forget => {
+            let done = client.send::<Outcome>(Method::DELETE, "/v1/changes", &()).await?;
+            output.answer(&done, text);
+        }
+    }
+    Ok(())
+}
+
+/// Has something changed: all of it, or nothing.
+pub(crate) async fn make(
+    changes: Vec<Change>,
+    client: &Client,
+    output: Output,
+) -> Result<(), Failure> {
+    let wanted = Wanted { changes, dry_run: output.dry_run };
+    let done = client.send::<Outcome>(Method::POST, "/v1/changes", &wanted).await?;
+    output.answer(&done, |outcome| match output.dry_run {
+        true => text(outcome),
+        false => text(outcome) + unkept(outcome),
+    });
+    Ok(())
+}
+
+/// What would be different if this were the configuration.
+pub(crate) async fn plan(file: &Path, client: &Client, output: Output) -> Result<(), Failure> {
+    apply(file, client, Output { dry_run: true, ..output }).await
+}
+
+/// Has this be the configuration, until somebody changes its file.
+pub(crate) async fn apply(file: &Path, client: &Client, output: Output) -> Result<(), Failure> {
+    let text = fs::read_to_string(file).map_err(|error| cannot("read", file, &error))?;
+    // Mistakes with their places, which only this side knows.
+    if let Err(mut errors) = nvmfd::config::Config::parse(&text) {
+        errors.file = Some(file.to_owned());
+        return Err(Failure::new(errors.to_string()));
+    }
+    make(vec![Change::Replace { text }], client, output).await
+}
+
+/// Has the daemon read its configuration file again.
+pub(crate) async fn reload(client: &Client, output: Output) -> Result<(), Failure> {
+    let done = client.send::<Outcome>(Method::POST, "/v1/reload", &()).await?;
+    output.answer(&done, text);
+    Ok(())
+}
+
+/// Writes what was changed into the configuration file, and leaves the rest of it as it is.
+pub(crate) async fn save(client: &Client, output: Output) -> Result<(), Failure> {
+    let (status, _) = client.get::<Status>("/v1/status").await?;
+    let (changes, _) = client.get::<Changes>("/v1/changes").await?;
+    if changes.kept.is_empty() {
+        output.print("there is nothing to save");
+        return Ok(());
+    }
+    // A link stays a link.
+    let file = PathBuf::from(status.config_file);
+    let file = fs::canonicalize(&file).map_err(|error| cannot("find", &file, &error))?;
+    let old = fs::read_to_string(&file).map_err(|error| cannot("read", &file, &error))?;
+    let new = merged(&old, &changes).map_err(|misfit| {
+        let shown = file.display();
+        Failure::new(format!("{misfit}: {shown} was changed; `nvmfctl reload` says what fits"))
+    })?;
+    if output.dry_run {
+        output.print(&new);
+        return Ok(());
+    }
+    write(&file, &new).map_err(|error| cannot("write", &file, &error))?;
+    client.send::<Outcome>(Method::POST, "/v1/reload", &()).await?;
+    output.print(&format!("{} change(s) are in {} now", changes.kept.len(), file.display()));
+    Ok(())
+}
+
+/// Settings from `KEY=VALUE`: the value is TOML, or else a text.
+pub(crate) fn settings(all: &[String]) -> Result<Settings, Failure> {
+    let one = |each: &String| {
+        let (key, value) = each
+            .split_once('=')
+            .ok_or_else(|| Failure::new(format!("{each:?} is no setting: write KEY=VALUE")))?;
+        Ok((key.trim().to_owned(), value_of(value.trim())))
+    };
+    all.iter().map(one).collect()
+}
+
+fn value_of(text: &str) -> Value {
+    let wrapped = format!("v = {text}").parse::<toml::Table>().ok();
+    let value = wrapped.and_then(|mut table| table.remove("v"));
+    value.and_then(|value| serde_json::to_value(value).ok()).unwrap_or_else(|| text.into())
+}
+
+fn cannot(what: &str, file: &Path, error: &std::io::Error) -> Failure {
+    Failure::new(format!("cannot {what} {}: {error}", file.display()))
+}
+
+/// The file means the old text or the new one whenever the power goes, and belongs to whom it
+/// belonged.
+fn write(file: &Path, text: &str) -> std::io::Result<()> {
+    let was = fs::metadata(file)?;
+    let folder = file.parent().unwrap_or(Path::new("/"));
+    let mut name = file.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    let beside = folder.join(name);
+    let _ = fs::remove_file(&beside);
+    let made = || {
+        let mut new = File::options().write(true).create_new(true).mode(0o600).open(&beside)?;
+        new.write_all(text.as_bytes())?;
+        let mine = new.metadata()?;
+        if (mine.uid(), mine.gid()) != (was.uid(), was.gid()) {
+            fchown(&new, Some(was.uid()), Some(was.gid()))?;
+        }
+        new.set_permissions(was.permissions())?;
+        new.sync_all()?;
+        fs::rename(&beside, file)?;
+        File::open(folder)?.sync_all()
+    };
+    made().inspect_err(|_| drop(fs::remove_file(&beside)))
+}
+
+fn text(outcome: &Outcome) -> String {
+    let mut text = outcome.differences.join("\n");
+    for section in &outcome.needs_restart {
+        let _ = write!(text, "\n! {section} takes effect after a restart");
+    }
+    if text.is_empty() { "nothing changes".to_owned() } else { text.trim_start().to_owned() }
+}
+
+fn unkept(outcome: &Outcome) -> &'static str {
+    match outcome.kept || outcome.differences.is_empty() {
+        true => "",
+        false => "\n(gone with the daemon, unless saved: there is no `state_directory`)",
+    }
+}
+
+fn list(changes: &Changes) -> String {
+    let mut text = String::new();
+    for Kept { change, uid, .. } in &changes.kept {
+        let who = uid.map(|uid| format!(" (user {uid})")).unwrap_or_default();
+        let _ = writeln!(text, "{change}{who}");
+    }
+    for SetAside { kept, why } in &changes.set_aside {
+        let _ = writeln!(text, "not in force: {}: {why}", kept.change);
+    }
+    if text.is_empty() { "the configuration file has everything".to_owned() } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_toml_or_else_text() {
+        let all = ["a=1", "b = \"x\"", "c=/dev/sda", "d=[1, 2]", "e=true", "f=10GiB"];
+        let settings = settings(&all.map(String::from)).unwrap();
+        let json = serde_json::to_string(&settings).unwrap();
+        let says = r#"{"a":1,"b":"x","c":"/dev/sda","d":[1,2],"e":true,"f":"10GiB"}"#;
+        assert_eq!(json, says);
+        assert!(super::settings(&["a".to_owned()]).is_err());
+    }
+
+    #[test]
+    fn a_file_keeps_its_mode() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("nvmfd.toml");
+        fs::write(&file, "old").unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+        write(&file, "new").unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "new");
+        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o640);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+}

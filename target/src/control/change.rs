@@ -1,0 +1,124 @@
+//! Changes that the management interface wants: all or nothing, and kept before they are
+//! acknowledged.
+
+use std::time::SystemTime;
+
+use tokio::sync::oneshot;
+use tracing::{error, info, warn};
+
+use super::managed::NotMade;
+use super::{Serve, Served};
+use crate::api::{Changes, Outcome, SetAside, Wanted};
+use crate::declared::Declared;
+use crate::declared::difference::differences;
+
+/// Orders that wait, at most.
+pub(super) const MOST_ORDERS: usize = 16;
+
+/// What has come of an order.
+pub(crate) type Answer = Result<Outcome, NotMade>;
+
+/// What is wanted.
+#[derive(Debug)]
+pub(crate) enum Work {
+    /// Changes, and the user who wants them, where known.
+    Change(Wanted, Option<u32>),
+    /// The configuration file has changed.
+    Reload,
+    /// Changes that do not fit are no longer of interest.
+    Forget,
+}
+
+/// An order, and who waits for its answer.
+#[derive(Debug)]
+pub(crate) struct Order {
+    pub(super) work: Work,
+    pub(super) answer: oneshot::Sender<Answer>,
+}
+
+impl Order {
+    pub(super) fn is_reload(&self) -> bool {
+        matches!(self.work, Work::Reload)
+    }
+}
+
+/// Says which changes are not in force any more.
+pub(super) fn tell(changes: &Changes) {
+    if !changes.kept.is_empty() {
+        info!("{} changes are in force that the file does not have", changes.kept.len());
+    }
+    for SetAside { kept, why } in &changes.set_aside {
+        warn!("a change is set aside, because it does not fit any more ({}): {why}", kept.change);
+    }
+}
+
+impl<T: Serve> Served<T> {
+    /// Waits for disks.
+    pub(super) fn carry_out(mut self, order: Order) -> Self {
+        let done = match order.work {
+            Work::Change(wanted, uid) => self.change(&wanted, uid),
+            Work::Reload => self.reload_in_words(),
+            Work::Forget => self.forget(),
+        };
+        // Whoever asked may be gone.
+        let _ = order.answer.send(done);
+        self
+    }
+
+    fn change(&mut self, wanted: &Wanted, uid: Option<u32>) -> Answer {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let at_unix_s = now.map_or(0, |since| since.as_secs());
+        let next = self.declared.with(&wanted.changes, (at_unix_s, uid));
+        let next = next.map_err(NotMade::Misfit)?;
+        let outcome = self.outcome(&next);
+        if wanted.dry_run {
+            return Ok(outcome);
+        }
+        self.target.change(next.config().clone()).map_err(NotMade::Unservable)?;
+        if let Err(sentence) = next.keep() {
+            // What nobody was told of must not stay.
+            if let Err(worse) = self.target.change(self.config.clone()) {
+                error!("a change cannot be kept, and not be taken back either: {worse}");
+            }
+            return Err(NotMade::Unkept(sentence));
+        }
+        let who = uid.map_or_else(|| "somebody".to_owned(), |uid| format!("user {uid}"));
+        wanted.changes.iter().for_each(|change| info!("{who} had it changed: {change}"));
+        self.adopt(next);
+        Ok(outcome)
+    }
+
+    fn reload_in_words(&mut self) -> Answer {
+        let before = self.declared.clone();
+        match self.renew() {
+            Ok(changes) => {
+                changes.iter().for_each(|change| info!("{change}"));
+                Ok(Outcome {
+                    differences: differences(before.config(), self.declared.config()),
+                    needs_restart: self.shown.borrow().needs_restart.iter().map(text).collect(),
+                    kept: true,
+                })
+            }
+            Err(sentences) => Err(NotMade::Unservable(sentences.join("; "))),
+        }
+    }
+
+    fn forget(&mut self) -> Answer {
+        let next = self.declared.without_set_aside();
+        next.keep().map_err(NotMade::Unkept)?;
+        self.adopt(next);
+        Ok(Outcome { differences: Vec::new(), needs_restart: Vec::new(), kept: true })
+    }
+
+    fn outcome(&self, next: &Declared) -> Outcome {
+        Outcome {
+            differences: differences(&self.config, next.config()),
+            needs_restart: self.config.needs_restart(next.config()).iter().map(text).collect(),
+            kept: next.keeps(),
+        }
+    }
+}
+
+fn text(word: &&str) -> String {
+    (*word).to_owned()
+}

@@ -1,0 +1,316 @@
+//! One change, made in the text of a configuration. Everything else of the text stays as it is.
+
+use serde_json::Value as Json;
+use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, Value};
+
+use super::MOST_TEXT_BYTES;
+use crate::ana::ANA_GROUPS;
+use crate::api::{Change, Settings};
+use crate::config::ConfigErrors;
+
+/// Why a change does not fit.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Misfit {
+    /// What it names is not there.
+    #[error("{0}")]
+    Missing(String),
+    /// What it adds is there.
+    #[error("{0}")]
+    Exists(String),
+    /// What comes out breaks a rule.
+    #[error("{0}")]
+    Wrong(String),
+}
+
+impl Misfit {
+    /// Every mistake of a text, in one sentence. Their places are in a text that nobody has seen.
+    pub(super) fn mistakes(errors: &ConfigErrors) -> Misfit {
+        let each = errors.mistakes.iter().map(|m| format!("{}: {}", m.what, m.remedy));
+        Misfit::Wrong(each.collect::<Vec<_>>().join("; "))
+    }
+}
+
+/// The text after a change.
+///
+/// # Errors
+/// What it names is not there, what it adds is, or a value cannot be written.
+pub fn edit(text: &str, change: &Change) -> Result<String, Misfit> {
+    if let Change::Replace { text } = change {
+        return bounded(text.clone());
+    }
+    let mut document: DocumentMut =
+        text.parse().map_err(|error| Misfit::Wrong(format!("this is not TOML: {error}")))?;
+    make(&mut document, change)?;
+    bounded(document.to_string())
+}
+
+/// As [`edit`], for a change that may have been made in the text by hand: what is there may be
+/// added once more, and what is gone be taken away.
+pub(super) fn again(text: &str, change: &Change) -> Result<String, Misfit> {
+    let twice = match change {
+        Change::AddSubsystem { nqn, settings } => {
+            Some(Change::SetSubsystem { nqn: nqn.clone(), settings: settings.clone() })
+        }
+        Change::AddNamespace { subsystem, nsid, settings } => Some(Change::SetNamespace {
+            subsystem: subsystem.clone(),
+            nsid: *nsid,
+            settings: settings.clone(),
+        }),
+        Change::AddListener { id, settings } => {
+            Some(Change::SetListener { id: *id, settings: settings.clone() })
+        }
+        _ => None,
+    };
+    match edit(text, change) {
+        // Only if that changes nothing: another disk of the same number is another matter.
+        Err(Misfit::Exists(what)) => match twice.and_then(|twice| edit(text, &twice).ok()) {
+            Some(same) if same == text => Ok(same),
+            _ => Err(Misfit::Exists(what)),
+        },
+        Err(Misfit::Missing(_)) if takes_away(change) => Ok(text.to_owned()),
+        other => other,
+    }
+}
+
+fn takes_away(change: &Change) -> bool {
+    matches!(
+        change,
+        Change::RemoveSubsystem { .. }
+            | Change::RemoveNamespace { .. }
+            | Change::RemoveListener { .. }
+            | Change::RemoveHost { .. }
+            | Change::DenyHost { .. }
+    )
+}
+
+fn bounded(text: String) -> Result<String, Misfit> {
+    match text.len() {
+        0..=MOST_TEXT_BYTES => Ok(text),
+        _ => Err(Misfit::Wrong(format!("the text is longer than {MOST_TEXT_BYTES} bytes"))),
+    }
+}
+
+fn make(root: &mut Table, change: &Change) -> Result<(), Misfit> {
+    match change {
+        Change::AddSubsystem { nqn, settings } => {
+            add(root, "subsystem", ("nqn", nqn.as_str().into()), settings)
+        }
+        Change::SetSubsystem { nqn, settings } => set(subsystem(root, nqn)?, settings, &["nqn"]),
+        Change::RemoveSubsystem { nqn } => {
+            remove(root, "subsystem", nqn, |t| text(t, "nqn") == Some(nqn))
+        }
+        Change::AddNamespace { subsystem: nqn, nsid, settings } => {
+            let subsystem = subsystem(root, nqn)?;
+            add(subsystem, "namespace", ("nsid", i64::from(*nsid).into()), settings)
+        }
+        Change::SetNamespace { subsystem: nqn, nsid, settings } => {
+            let namespace = find(subsystem(root, nqn)?, "namespace", &nsid, |t| is(t, *nsid))?;
+            set(namespace, settings, &["nsid"])
+        }
+        Change::RemoveNamespace { subsystem: nqn, nsid } => {
+            remove(subsystem(root, nqn)?, "namespace", &nsid, |t| is(t, *nsid))
+        }
+        Change::AddListener { id, settings } => {
+            number_listeners(root)?;
+            add(root, "listener", ("id", i64::from(*id).into()), settings)
+        }
+        Change::SetListener { id, settings } => set(listener(root, *id)?, settings, &["id"]),
+        Change::RemoveListener { id } => {
+            number_listeners(root)?;
+            remove(root, "listener", id, |t| number(t, "id") == Some((*id).into()))
+        }
+        Change::SetAna { listener: id, group, state } => {
+            set_ana(listener(root, *id)?, *group, state)
+        }
+        Change::AllowHost { subsystem: nqn, host } => {
+            let hosts = hosts(subsystem(root, nqn)?)?;
+            if !hosts.iter().any(|each| each.as_str() == Some(host)) {
+                hosts.push(host.as_str());
+            }
+            Ok(())
+        }
+        Change::DenyHost { subsystem: nqn, host } => {
+            let hosts = hosts(subsystem(root, nqn)?)?;
+            let Some(at) = hosts.iter().position(|each| each.as_str() == Some(host)) else {
+                return Err(Misfit::Missing(format!("{host} is no host of {nqn}")));
+            };
+            hosts.remove(at);
+            Ok(())
+        }
+        Change::SetHost { nqn, settings } => {
+            let is = |t: &Table| text(t, "nqn") == Some(nqn);
+            match find(root, "host", nqn, is) {
+                Ok(host) => set(host, settings, &["nqn"]),
+                Err(_) => add(root, "host", ("nqn", nqn.as_str().into()), settings),
+            }
+        }
+        Change::RemoveHost { nqn } => remove(root, "host", nqn, |t| text(t, "nqn") == Some(nqn)),
+        Change::Replace { .. } => Ok(()),
+    }
+}
+
+fn subsystem<'t>(root: &'t mut Table, nqn: &str) -> Result<&'t mut Table, Misfit> {
+    find(root, "subsystem", &nqn, |t| text(t, "nqn") == Some(nqn))
+}
+
+fn listener(root: &mut Table, id: u16) -> Result<&mut Table, Misfit> {
+    // Without an `id`, its place is its number.
+    let mut at: u16 = 0;
+    find(root, "listener", &id, |t| {
+        at = at.saturating_add(1);
+        number(t, "id").unwrap_or(at.into()) == i64::from(id)
+    })
+}
+
+/// Gives each listener the number in writing that it has by its place: another's coming or going
+/// must not change it.
+fn number_listeners(root: &mut Table) -> Result<(), Misfit> {
+    for (at, table) in (1i64..).zip(tables(root, "listener")?.iter_mut()) {
+        if !table.contains_key("id") {
+            table.insert("id", toml_edit::value(at));
+        }
+    }
+    Ok(())
+}
+
+fn text<'t>(table: &'t Table, key: &str) -> Option<&'t str> {
+    table.get(key).and_then(Item::as_str)
+}
+
+fn number(table: &Table, key: &str) -> Option<i64> {
+    table.get(key).and_then(Item::as_integer)
+}
+
+fn is(table: &Table, nsid: u32) -> bool {
+    number(table, "nsid") == Some(nsid.into())
+}
+
+/// The tables of one name, also where they are written inline.
+fn tables<'t>(parent: &'t mut Table, key: &str) -> Result<&'t mut ArrayOfTables, Misfit> {
+    let item = parent.entry(key).or_insert_with(|| Item::ArrayOfTables(ArrayOfTables::new()));
+    if item.is_value() {
+        let tables = std::mem::take(item).into_array_of_tables();
+        *item = Item::ArrayOfTables(tables.unwrap_or_default());
+    }
+    let wrong = || Misfit::Wrong(format!("`{key}` is no list of sections"));
+    item.as_array_of_tables_mut().ok_or_else(wrong)
+}
+
+fn find<'t>(
+    parent: &'t mut Table,
+    key: &str,
+    name: &dyn std::fmt::Display,
+    mut is: impl FnMut(&Table) -> bool,
+) -> Result<&'t mut Table, Misfit> {
+    let tables = tables(parent, key)?;
+    let at = tables.iter().position(&mut is);
+    let found = at.and_then(|at| tables.get_mut(at));
+    found.ok_or_else(|| Misfit::Missing(format!("there is no {key} {name}")))
+}
+
+fn add(
+    parent: &mut Table,
+    key: &str,
+    (name, value): (&str, Value),
+    settings: &Settings,
+) -> Result<(), Misfit> {
+    let tables = tables(parent, key)?;
+    let plain = |value: &Value| (value.as_str().map(str::to_owned), value.as_integer());
+    let same = |table: &Table| {
+        let old = table.get(name).and_then(Item::as_value);
+        old.is_some_and(|old| plain(old) == plain(&value))
+    };
+    let shown = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    if tables.iter().any(same) {
+        return Err(Misfit::Exists(format!("there is a {key} {shown} already")));
+    }
+    let mut table = Table::new();
+    table.decor_mut().set_prefix("\n");
+    table.insert(name, Item::Value(value));
+    set(&mut table, settings, &[name])?;
+    tables.push(table);
+    Ok(())
+}
+
+fn remove(
+    parent: &mut Table,
+    key: &str,
+    name: &dyn std::fmt::Display,
+    is: impl FnMut(&Table) -> bool,
+) -> Result<(), Misfit> {
+    let tables = tables(parent, key)?;
+    let missing = || Misfit::Missing(format!("there is no {key} {name}"));
+    let at = tables.iter().position(is).ok_or_else(missing)?;
+    tables.remove(at);
+    if tables.is_empty() {
+        parent.remove(key);
+    }
+    Ok(())
+}
+
+fn set(table: &mut Table, settings: &Settings, fixed: &[&str]) -> Result<(), Misfit> {
+    for (key, value) in settings {
+        if fixed.contains(&key.as_str()) {
+            return Err(Misfit::Wrong(format!("`{key}` is what it is known by: add another")));
+        }
+        match value {
+            Json::Null => drop(table.remove(key)),
+            value => {
+                let new = written(value)?;
+                // What is the same stays as it was written.
+                let old = table.get(key).and_then(Item::as_value);
+                if old.is_none_or(|old| old.to_string().trim() != new.to_string().trim()) {
+                    table[key.as_str()] = Item::Value(new);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn hosts(subsystem: &mut Table) -> Result<&mut Array, Misfit> {
+    let item = subsystem.entry("hosts").or_insert_with(|| toml_edit::value(Array::new()));
+    item.as_array_mut().ok_or_else(|| Misfit::Wrong("`hosts` is no list".to_owned()))
+}
+
+fn set_ana(listener: &mut Table, group: Option<u32>, state: &str) -> Result<(), Misfit> {
+    let Some(group) = group else {
+        listener.insert("ana", toml_edit::value(state));
+        return Ok(());
+    };
+    // One word for all groups becomes a word for each.
+    if let Some(all) = text(listener, "ana").map(str::to_owned) {
+        let mut groups = InlineTable::new();
+        if all != "optimized" {
+            (1..=ANA_GROUPS)
+                .for_each(|group| drop(groups.insert(group.to_string(), (&all).into())));
+        }
+        listener.insert("ana", toml_edit::value(groups));
+    }
+    let item = listener.entry("ana").or_insert_with(|| toml_edit::value(InlineTable::new()));
+    let wrong = || Misfit::Wrong("`ana` is neither a word nor a table".to_owned());
+    let groups = item.as_table_like_mut().ok_or_else(wrong)?;
+    groups.insert(&group.to_string(), toml_edit::value(state));
+    Ok(())
+}
+
+/// A value of JSON as one of TOML.
+fn written(value: &Json) -> Result<Value, Misfit> {
+    Ok(match value {
+        Json::Null => return Err(Misfit::Wrong("null is no value of a list".to_owned())),
+        Json::Bool(flag) => (*flag).into(),
+        Json::String(text) => text.as_str().into(),
+        Json::Number(number) => match (number.as_i64(), number.as_f64()) {
+            (Some(whole), _) => whole.into(),
+            (None, Some(number)) => number.into(),
+            (None, None) => return Err(Misfit::Wrong(format!("{number} is too large"))),
+        },
+        Json::Array(all) => {
+            Value::Array(all.iter().map(written).collect::<Result<Array, Misfit>>()?)
+        }
+        Json::Object(all) => {
+            let pairs = all.iter().map(|(key, value)| Ok((key.as_str(), written(value)?)));
+            Value::InlineTable(pairs.collect::<Result<InlineTable, Misfit>>()?)
+        }
+    })
+}

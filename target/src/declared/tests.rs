@@ -1,0 +1,369 @@
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
+
+use serde_json::json;
+use tempfile::{TempDir, tempdir};
+
+use super::difference::differences;
+use super::*;
+use crate::api::Settings;
+use crate::config::NamespaceKind;
+use crate::kept::tests::kill_before;
+
+const A: &str = "nqn.2026-11.io.nvmfd:a";
+const HOST: &str = "nqn.2026-11.org.example:h";
+
+/// What a person wrote.
+const TEXT: &str = r#"# our disks
+provider = "soft"     # no adapter yet
+
+[[listener]]
+address = "127.0.0.1" # only us
+
+# the first
+[[subsystem]]
+nqn = "nqn.2026-11.io.nvmfd:a"
+hosts = [ "nqn.2026-11.org.example:g" ] # who may
+  [[subsystem.namespace]]
+  nsid = 1
+  kind = "null"
+  size = "1GiB"       # for now
+
+[[subsystem]]
+nqn = "nqn.2026-11.io.nvmfd:b"
+allow_any_host = true
+
+[limits]
+queue_depth = 64
+"#;
+
+fn settings(value: serde_json::Value) -> Settings {
+    serde_json::from_value(value).unwrap()
+}
+
+fn add(nsid: u32, size: &str) -> Change {
+    let settings = settings(json!({"kind": "null", "size": size}));
+    Change::AddNamespace { subsystem: A.to_owned(), nsid, settings }
+}
+
+fn remove(nsid: u32) -> Change {
+    Change::RemoveNamespace { subsystem: A.to_owned(), nsid }
+}
+
+/// A file, and a state directory beside it.
+fn stage(text: &str) -> (TempDir, Declared) {
+    let folder = tempdir().unwrap();
+    write(&folder, text);
+    let declared = load(&folder);
+    (folder, declared)
+}
+
+fn write(folder: &TempDir, text: &str) {
+    let state = format!("state_directory = {:?}\n{text}", folder.path());
+    fs::write(folder.path().join("nvmfd.toml"), state).unwrap();
+}
+
+fn load(folder: &TempDir) -> Declared {
+    Declared::load_with(&folder.path().join("nvmfd.toml"), None).unwrap()
+}
+
+fn nsids(declared: &Declared) -> Vec<u32> {
+    declared.config().subsystems[0].namespaces.iter().map(|n| n.nsid).collect()
+}
+
+const AT: (u64, Option<u32>) = (1_700_000_000, Some(0));
+
+#[test]
+fn every_change_does_what_it_says_and_leaves_the_rest_as_it_was() {
+    let mut text = TEXT.to_owned();
+    let b = "nqn.2026-11.io.nvmfd:b";
+    let named = |nqn: &str| nqn.to_owned();
+    let changes = [
+        (add(2, "2GiB"), "+ namespace 2: null of 2GiB"),
+        (
+            Change::SetNamespace {
+                subsystem: named(A),
+                nsid: 1,
+                settings: settings(json!({"size": "3GiB", "ana_group": 2})),
+            },
+            "~ namespace 1: null of 3GiB",
+        ),
+        (remove(2), "- namespace 2: null of 2GiB"),
+        (Change::AllowHost { subsystem: named(A), host: named(HOST) }, "+ host nqn.2026-11.org"),
+        (
+            Change::DenyHost { subsystem: named(A), host: "nqn.2026-11.org.example:g".into() },
+            "- host nqn.2026-11.org.example:g",
+        ),
+        (
+            Change::SetSubsystem { nqn: named(b), settings: settings(json!({"queue_depth": 8})) },
+            "~ where and with which limits",
+        ),
+        (
+            Change::AddListener { id: 7, settings: settings(json!({"address": "127.0.0.2"})) },
+            "+ listener 127.0.0.2:4420 (id 7)",
+        ),
+        (
+            Change::SetAna { listener: 1, group: Some(2), state: "inaccessible".into() },
+            "becomes 127.0.0.1:4420 (id 1), group 2 inaccessible",
+        ),
+        (
+            Change::SetAna { listener: 7, group: None, state: "non-optimized".into() },
+            "becomes 127.0.0.2:4420 (id 7), all groups non-optimized",
+        ),
+        (
+            Change::SetAna { listener: 7, group: Some(3), state: "optimized".into() },
+            "becomes 127.0.0.2:4420 (id 7), group 1 non-optimized, group 2 non-optimized, group 4",
+        ),
+        (
+            Change::SetListener { id: 7, settings: settings(json!({"keep_alive_min_ms": 9})) },
+            "keep alive of at least 9 ms",
+        ),
+        (Change::RemoveListener { id: 1 }, "- listener 127.0.0.1:4420 (id 1)"),
+        (
+            Change::SetHost {
+                nqn: named(HOST),
+                settings: settings(json!({"dhchap_key_file": "/k"})),
+            },
+            "+ key of host",
+        ),
+        (Change::RemoveHost { nqn: named(HOST) }, "- key of host"),
+        (Change::RemoveSubsystem { nqn: named(b) }, "- subsystem nqn.2026-11.io.nvmfd:b"),
+        (
+            Change::AddSubsystem {
+                nqn: named(b),
+                settings: settings(json!({"hosts": [HOST], "serial": "7"})),
+            },
+            "+ subsystem nqn.2026-11.io.nvmfd:b",
+        ),
+    ];
+    for (change, says) in &changes {
+        let next = edit(&text, change).unwrap_or_else(|misfit| panic!("{change}: {misfit}"));
+        let old = Config::parse(&text).unwrap();
+        let new =
+            Config::parse(&next).unwrap_or_else(|errors| panic!("{change}: {errors}\n{next}"));
+        let lines = differences(&old, &new);
+        assert_eq!(lines.len(), 1, "{change}: {lines:?}\n{next}");
+        assert!(lines[0].contains(says), "{change}: {lines:?}");
+        assert_eq!(differences(&new, &new), Vec::<String>::new());
+        text = next;
+    }
+    for kept in ["# our disks", "# no adapter yet", "# the first", "# who may", "[limits]\nqueue"] {
+        assert!(text.contains(kept), "{kept} is still there:\n{text}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_told_and_changes_nothing() {
+    let missing = |change: &Change| matches!(edit(TEXT, change), Err(Misfit::Missing(_)));
+    let a = || A.to_owned();
+    assert!(missing(&remove(2)));
+    assert!(missing(&Change::RemoveSubsystem { nqn: "nqn.c".into() }));
+    assert!(missing(&Change::RemoveListener { id: 2 }));
+    assert!(missing(&Change::RemoveHost { nqn: a() }));
+    assert!(missing(&Change::DenyHost { subsystem: a(), host: HOST.into() }));
+    assert!(missing(&Change::SetAna { listener: 9, group: None, state: "change".into() }));
+    assert!(matches!(edit(TEXT, &add(1, "1MiB")), Err(Misfit::Exists(_))));
+    let listener = Change::AddListener { id: 1, settings: Settings::new() };
+    assert!(matches!(edit(TEXT, &listener), Err(Misfit::Exists(_))));
+    let rename =
+        Change::SetSubsystem { nqn: a(), settings: settings(json!({"nqn": "nqn.2026-11.x:y"})) };
+    assert!(matches!(edit(TEXT, &rename), Err(Misfit::Wrong(_))));
+    let long = Change::Replace { text: " ".repeat(MOST_TEXT_BYTES + 1) };
+    assert!(matches!(edit(TEXT, &long), Err(Misfit::Wrong(_))));
+
+    let (_folder, declared) = stage(TEXT);
+    let says =
+        |change: Change| declared.with(&[add(5, "1MiB"), change], AT).unwrap_err().to_string();
+    assert!(says(add(6, "5 apples")).contains("`size`"));
+    let unknown = settings(json!({"colour": 1}));
+    let said = says(Change::SetSubsystem { nqn: a(), settings: unknown });
+    assert!(said.contains("unknown key `colour`"), "{said}");
+    let elsewhere = format!("state_directory = \"/elsewhere\"\n{TEXT}");
+    assert!(says(Change::Replace { text: elsewhere }).contains("cannot be changed while"));
+    assert_eq!(nsids(&declared), [1]);
+}
+
+#[test]
+fn sections_that_are_written_inline_can_be_changed_as_well() {
+    let text = "listener = [{ address = \"::1\" }]\nsubsystem = [{ nqn = \"nqn.2026-11.io.nvmfd:a\", \
+                allow_any_host = true, namespace = [{ nsid = 1, kind = \"null\", size = \"1MiB\" }] }]\n";
+    let mut text = text.to_owned();
+    for change in [add(2, "2MiB"), remove(1)] {
+        text = edit(&text, &change).unwrap();
+    }
+    let config = Config::parse(&text).unwrap_or_else(|errors| panic!("{errors}\n{text}"));
+    let namespaces = &config.subsystems[0].namespaces;
+    assert_eq!((namespaces.len(), namespaces[0].nsid), (1, 2));
+    assert_eq!(namespaces[0].kind, NamespaceKind::Null { size: 2 << 20 });
+}
+
+#[test]
+fn numbers_of_listeners_outlast_the_going_of_others() {
+    let text = format!("{TEXT}[[listener]]\naddress = \"127.0.0.3\"\n");
+    let text = edit(&text, &Change::RemoveListener { id: 1 }).unwrap();
+    let config = Config::parse(&text).unwrap();
+    assert_eq!((config.listeners.len(), config.listeners[0].id), (1, 2));
+}
+
+#[test]
+fn changes_are_there_after_a_restart_until_they_are_saved() {
+    let (folder, declared) = stage(TEXT);
+    let journal = folder.path().join("changes.json");
+    let next = declared.with(&[add(2, "2GiB"), add(3, "3GiB")], AT).unwrap();
+    next.keep().unwrap();
+    let next = next.with(&[remove(2)], AT).unwrap();
+    next.keep().unwrap();
+    let found = load(&folder);
+    assert_eq!((found.config(), found.changes()), (next.config(), next.changes()));
+    assert_eq!(nsids(&found), [1, 3]);
+
+    // Saved, and killed before the changes are forgotten.
+    let file = folder.path().join("nvmfd.toml");
+    let text = merged(&fs::read_to_string(&file).unwrap(), found.changes()).unwrap();
+    fs::write(&file, &text).unwrap();
+    let saved = load(&folder);
+    assert_eq!(saved.changes(), &Changes::default());
+    assert_eq!(saved.config(), next.config());
+    // Another change came in between.
+    let more = next.with(&[add(4, "4GiB")], AT).unwrap();
+    more.keep().unwrap();
+    let found = load(&folder);
+    assert_eq!((nsids(&found), found.changes().kept.len()), (vec![1, 3, 4], 1));
+    saved.keep().unwrap();
+    assert!(!journal.exists());
+}
+
+#[test]
+fn changes_that_a_person_has_made_impossible_are_set_aside_and_told() {
+    let (folder, declared) = stage(TEXT);
+    declared.with(&[add(2, "2GiB"), add(3, "3GiB"), remove(1)], AT).unwrap().keep().unwrap();
+    let by_hand = "[[subsystem.namespace]]\nnsid = 2\nkind = \"null\"\nsize = \"9GiB\"\n\n[[subsystem]]\n\
+                   nqn = \"nqn.2026-11.io.nvmfd:b\"";
+    let text = TEXT.replace("[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:b\"", by_hand);
+    write(&folder, &text);
+    let found = load(&folder);
+    assert_eq!(nsids(&found), [2, 3]);
+    let aside = &found.changes().set_aside;
+    assert_eq!((aside.len(), &aside[0].kept.change), (1, &add(2, "2GiB")));
+    assert!(aside[0].why.contains("namespace 2 already"), "{}", aside[0].why);
+    // It is not lost, until somebody says so.
+    found.keep().unwrap();
+    assert_eq!(load(&folder).changes(), found.changes());
+    found.without_set_aside().keep().unwrap();
+    assert!(load(&folder).changes().set_aside.is_empty());
+    // The same by hand as was changed, is no contradiction.
+    let same = by_hand.replace("9GiB", "2GiB");
+    let again = TEXT.replace("[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:b\"", &same);
+    declared.with(&[add(2, "2GiB")], AT).unwrap().keep().unwrap();
+    write(&folder, &again);
+    let found = load(&folder);
+    assert!(found.changes().set_aside.is_empty(), "{:?}", found.changes());
+    assert_eq!(nsids(&found), [1, 2]);
+}
+
+#[test]
+fn another_configuration_as_a_whole_yields_to_what_is_written_later() {
+    let (folder, declared) = stage(TEXT);
+    let state = format!("state_directory = {:?}\n", folder.path());
+    let other = state + &TEXT.replace("nsid = 1", "nsid = 9");
+    let next = declared.with(&[add(2, "2GiB"), Change::Replace { text: other }], AT).unwrap();
+    next.keep().unwrap();
+    assert_eq!((nsids(&load(&folder)), next.changes().kept.len()), (vec![9], 1));
+    write(&folder, &TEXT.replace("nsid = 1", "nsid = 4"));
+    let found = load(&folder);
+    assert_eq!(nsids(&found), [4]);
+    assert!(found.changes().set_aside[0].why.contains("changed after that"));
+}
+
+#[test]
+fn a_journal_that_cannot_be_read_is_never_passed_over() {
+    let (folder, _) = stage(TEXT);
+    for bytes in ["", "{", "{\"form\": 2, \"kept\": [], \"set_aside\": []}"] {
+        fs::write(folder.path().join("changes.json"), bytes).unwrap();
+        let errors = Declared::load_with(&folder.path().join("nvmfd.toml"), None).unwrap_err();
+        assert!(errors.to_string().contains("move that file away"), "{errors}");
+    }
+}
+
+#[test]
+fn what_cannot_be_kept_is_an_error() {
+    let (folder, declared) = stage(TEXT);
+    let next = declared.with(&[add(2, "1MiB")], AT).unwrap();
+    drop(folder);
+    assert!(next.keep().unwrap_err().contains("cannot be written"));
+    // Without a state directory there is nothing to fail, and nothing to last.
+    let text = TEXT.replace("nsid = 1", "nsid = 8");
+    let folder = tempdir().unwrap();
+    fs::write(folder.path().join("nvmfd.toml"), text).unwrap();
+    let next = load(&folder).with(&[add(2, "1MiB")], AT).unwrap();
+    next.keep().unwrap();
+    assert!(!next.keeps());
+    assert_eq!(nsids(&load(&folder)), [8]);
+}
+
+const FOLDER: &str = "NVMFD_TEST_CHANGES";
+const STEPS: &str = "NVMFD_TEST_STEPS";
+
+/// The changes in the life of the process that is killed.
+fn life() -> Vec<Change> {
+    let mut life: Vec<Change> = (2..8).map(|nsid| add(nsid, "1MiB")).collect();
+    life.extend((2..6).map(remove));
+    life.push(Change::AllowHost { subsystem: A.to_owned(), host: HOST.to_owned() });
+    life.push(Change::DenyHost { subsystem: A.to_owned(), host: HOST.to_owned() });
+    life
+}
+
+/// The process that is killed: not a test by itself. Tells every change that is kept.
+#[test]
+fn killed_between_two_steps() {
+    let (Ok(folder), Ok(steps)) = (std::env::var(FOLDER), std::env::var(STEPS)) else { return };
+    let mut declared = Declared::load_with(&Path::new(&folder).join("nvmfd.toml"), None).unwrap();
+    kill_before(steps.parse().unwrap());
+    for change in life() {
+        declared = declared.with(&[change], AT).unwrap();
+        declared.keep().unwrap();
+        println!("done");
+    }
+}
+
+#[test]
+fn a_process_killed_anywhere_loses_no_kept_change_and_leaves_no_half() {
+    let (folder, declared) = stage(TEXT);
+    let mut states = vec![declared.config().clone()];
+    let mut last = declared;
+    for change in life() {
+        last = last.with(&[change], AT).unwrap();
+        states.push(last.config().clone());
+    }
+    let journal = folder.path().join("changes.json");
+    let (mut kills, mut before, mut after) = (0, 0, 0);
+    for steps in 1.. {
+        let _ = fs::remove_file(&journal);
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "declared::tests::killed_between_two_steps", "--nocapture"])
+            .env(FOLDER, folder.path())
+            .env(STEPS, steps.to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let done = lines.filter(|line| line.as_ref().unwrap().ends_with("done")).count();
+        let status = child.wait().unwrap();
+        if status.success() {
+            assert_eq!(done, life().len());
+            break;
+        }
+        assert_eq!(status.signal(), Some(libc::SIGKILL), "{status}");
+        kills += 1;
+        let found = load(&folder);
+        assert!(found.changes().set_aside.is_empty());
+        match (*found.config() == states[done], *found.config() == states[done + 1]) {
+            (true, _) => before += 1,
+            (_, true) => after += 1,
+            _ => panic!("killed at step {steps}, after {done} changes: {:?}", found.changes()),
+        }
+    }
+    println!("{kills} kills: {before} found the state before, {after} the state after");
+    assert!(kills >= 50 && before > 0 && after > 0, "{kills} kills, {before} + {after}");
+}

@@ -1,0 +1,200 @@
+//! The management interface of a real target, with a host that is connected while things change:
+//! all in one process, over the soft fabric and real sockets.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::{JoinHandle, sleep, spawn};
+use std::time::Duration;
+
+use initiator::host::Range;
+use initiator::{Host, Options, Provider, Setup};
+use nvme::Nqn;
+use nvmfd::control::{Ask, run_for};
+use nvmfd::declared::Declared;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const NQN: &str = "nqn.2026-11.io.nvmfd:managed";
+const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:2d1c4be8-7a80-4c0f-9d68-0d6c2f3b5a11";
+const ADDRESS: &str = "127.0.44.1";
+
+/// A daemon on threads of its own.
+struct Daemon {
+    folder: TempDir,
+    asks: Sender<Ask>,
+    thread: JoinHandle<Result<(), String>>,
+}
+
+impl Daemon {
+    fn start() -> Daemon {
+        let folder = tempfile::tempdir().unwrap();
+        let text = format!(
+            "provider = \"soft\"\nstate_directory = {:?}\n[management]\nsocket = {:?}\n\
+             [memory]\nreceives = 512\ndata = \"4MiB\"\n[[listener]]\naddress = \"{ADDRESS}\"\n\
+             [[subsystem]]\nnqn = \"{NQN}\"\nhosts = [\"{HOST}\"]\n\
+             [[subsystem.namespace]]\nnsid = 1\nkind = \"ram\"\nsize = \"1MiB\"\n",
+            folder.path(),
+            folder.path().join("s")
+        );
+        let file = folder.path().join("nvmfd.toml");
+        std::fs::write(&file, text).unwrap();
+        let declared = Declared::load(&file).unwrap_or_else(|errors| panic!("{errors}"));
+        let (asks, heard) = channel();
+        let thread = spawn(move || run_for(declared, heard));
+        let daemon = Daemon { folder, asks, thread };
+        while UnixStream::connect(daemon.socket()).is_err() {
+            assert!(!daemon.thread.is_finished(), "it serves");
+            sleep(Duration::from_millis(5));
+        }
+        daemon
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("s")
+    }
+
+    fn get(&self, path: &str) -> Value {
+        let (status, value) = ask(&self.socket(), "GET", path, "");
+        assert_eq!(status, 200, "{path}: {value}");
+        value
+    }
+
+    fn change(&self, change: Value) -> (u16, Value) {
+        let wanted = json!({"changes": [change]}).to_string();
+        ask(&self.socket(), "POST", "/v1/changes", &wanted)
+    }
+
+    fn made(&self, change: Value) {
+        let (status, outcome) = self.change(change);
+        assert_eq!((status, &outcome["kept"]), (200, &json!(true)), "{outcome}");
+    }
+
+    fn stop(self) {
+        self.asks.send(Ask::Stop).unwrap();
+        self.thread.join().expect("no panic").expect("stopped in good order");
+    }
+}
+
+fn ask(socket: &Path, method: &str, path: &str, body: &str) -> (u16, Value) {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    let length = body.len();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\
+         Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+    )
+    .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").expect("an answer");
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}")))
+}
+
+fn host(source: &str) -> Result<Host, initiator::Error> {
+    let name = |text| Nqn::new(text).expect("a name");
+    let at = format!("{ADDRESS}:4420").parse().expect("an address");
+    let options = Options { queue_entries: 32, ..Options::new(at, name(NQN), name(HOST), [7; 16]) };
+    let source = Some(source.parse().expect("an address"));
+    Host::connect(options, Setup { provider: Provider::Soft, source, ..Setup::default() })
+}
+
+fn range(nsid: u32) -> Range {
+    Range { nsid, slba: 0, block_bytes: 4096 }
+}
+
+#[test]
+fn a_connected_host_is_seen_and_lives_with_what_changes() {
+    let daemon = Daemon::start();
+    assert_eq!(daemon.get("/v1/controllers"), json!([]));
+    let mut one = host("127.0.44.2").expect("a connection");
+    let controllers = daemon.get("/v1/controllers");
+    let controller = &controllers[0];
+    assert_eq!(controller["host"], HOST);
+    assert_eq!(controller["source"], "127.0.44.2");
+    assert_eq!(controller["local"], format!("{ADDRESS}:4420"));
+    assert_eq!((&controller["state"], &controller["queue_depth"]), (&json!("live"), &json!(128)));
+    assert_eq!(controller["io_queues"], one.session().io_queues());
+    assert_eq!(daemon.get("/v1/status")["controllers"], 1);
+    assert_eq!(daemon.get("/v1/hosts")[0]["controllers"], 1);
+    assert_eq!(daemon.get("/v1/listeners")[0]["controllers"], 1);
+
+    // A disk more, and a disk less, under a host that stays.
+    let block = vec![0x5A; 4096];
+    assert!(one.write(range(2), &block, false).is_err(), "there is none yet");
+    daemon.made(json!({"change": "add_namespace", "subsystem": NQN, "nsid": 2,
+                       "settings": {"kind": "ram", "size": "1MiB"}}));
+    one.write(range(2), &block, false).expect("there is one now");
+    daemon.made(json!({"change": "remove_namespace", "subsystem": NQN, "nsid": 2}));
+    assert!(one.write(range(2), &block, false).is_err(), "it is gone");
+    one.write(range(1), &block, false).expect("the other is as it was");
+
+    // What cannot be served changes nothing.
+    let (status, problem) = daemon.change(json!({"change": "add_namespace", "subsystem": NQN,
+                                                 "nsid": 3, "settings": {"path": "/nonexistent"}}));
+    assert_eq!(status, 422, "{problem}");
+    assert!(problem["remedy"].as_str().unwrap().contains("as it was"));
+    assert_eq!(daemon.change(json!({"change": "no such"})).0, 400);
+    assert_eq!(daemon.get("/v1/namespaces").as_array().unwrap().len(), 1);
+    one.write(range(1), &block, false).expect("as it was");
+
+    // Who is no longer wanted goes, and comes back when wanted again.
+    daemon.made(json!({"change": "deny_host", "subsystem": NQN, "host": HOST}));
+    while one.write(range(1), &block, false).is_ok() {}
+    let Err(refused) = host("127.0.44.4") else { panic!("it is let in") };
+    assert!(!refused.to_string().contains("UDP"), "that is the target's word: {refused}");
+    daemon.made(json!({"change": "allow_host", "subsystem": NQN, "host": HOST}));
+    let mut again = host("127.0.44.5").expect("let in");
+    again.write(range(1), &block, false).expect("served");
+    assert_eq!(daemon.get("/v1/changes")["kept"].as_array().unwrap().len(), 4);
+    again.disconnect();
+    daemon.stop();
+}
+
+#[test]
+fn an_apply_is_all_or_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("missing");
+    let socket = folder.path().join("s");
+    let disks = |nsid: u32| {
+        format!("[[subsystem.namespace]]\nnsid = {nsid}\nkind = \"ram\"\nsize = \"1MiB\"\n")
+    };
+    let text = |namespaces: &str| {
+        format!(
+            "provider = \"soft\"\n[management]\nsocket = {socket:?}\n[memory]\nreceives = 512\n\
+             data = \"4MiB\"\n[[listener]]\naddress = \"127.0.44.3\"\n[[subsystem]]\n\
+             nqn = \"{NQN}\"\nallow_any_host = true\n{namespaces}"
+        )
+    };
+    let file = folder.path().join("nvmfd.toml");
+    std::fs::write(&file, text(&disks(1))).unwrap();
+    let (asks, heard) = channel();
+    let declared = Declared::load(&file).unwrap();
+    let thread = spawn(move || run_for(declared, heard));
+    while UnixStream::connect(&socket).is_err() {
+        assert!(!thread.is_finished(), "it serves");
+        sleep(Duration::from_millis(5));
+    }
+    let apply = |text: &str| {
+        let wanted = json!({"changes": [{"change": "replace", "text": text}]}).to_string();
+        ask(&socket, "POST", "/v1/changes", &wanted)
+    };
+    let before = ask(&socket, "GET", "/v1/namespaces", "").1;
+    // The first two can be served, the third cannot.
+    let bad = format!("{}{}", disks(2), disks(3))
+        + &format!("[[subsystem.namespace]]\nnsid = 4\npath = {missing:?}\n");
+    let (status, problem) = apply(&text(&bad));
+    assert_eq!(status, 422, "{problem}");
+    assert_eq!(ask(&socket, "GET", "/v1/namespaces", "").1, before);
+    let (status, outcome) = apply(&text(&(disks(2) + &disks(3))));
+    assert_eq!((status, &outcome["kept"]), (200, &json!(false)), "nowhere to keep it: {outcome}");
+    let after = ask(&socket, "GET", "/v1/namespaces", "").1;
+    assert_eq!((&after[0]["nsid"], &after[1]["nsid"]), (&json!(2), &json!(3)));
+    // A reload reads the file, and what was changed since stays.
+    assert_eq!(ask(&socket, "POST", "/v1/reload", "").0, 200);
+    assert_eq!(ask(&socket, "GET", "/v1/namespaces", "").1, after);
+    asks.send(Ask::Stop).unwrap();
+    thread.join().expect("no panic").expect("stopped in good order");
+}
