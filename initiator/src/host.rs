@@ -4,6 +4,7 @@
 
 mod command;
 mod discover;
+mod manage;
 mod transfer;
 
 pub use command::Page;

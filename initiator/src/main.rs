@@ -12,7 +12,9 @@ use initiator::Error;
 use tracing::level_filters::LevelFilter;
 
 use cli::output::Output;
-use cli::{act, blocks, discover, feature, identify, list, log, pages, registers, reservation};
+use cli::{
+    act, blocks, discover, feature, identify, list, log, manage, pages, registers, reservation,
+};
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
@@ -82,6 +84,16 @@ enum Command {
     Dsm(act::DsmArgs),
     /// Copy blocks within a namespace
     Copy(act::CopyArgs),
+    /// Create a namespace
+    CreateNs(manage::CreateArgs),
+    /// Delete a namespace
+    DeleteNs(manage::DeleteArgs),
+    /// Attach a namespace to controllers
+    AttachNs(manage::AttachArgs),
+    /// Detach a namespace from controllers
+    DetachNs(manage::AttachArgs),
+    /// Format a namespace: all that is in it is lost
+    Format(manage::FormatArgs),
     /// Controller properties
     ShowRegs(registers::Args),
     /// Reservation Register
@@ -127,6 +139,11 @@ impl Command {
             Command::WriteUncor(args) => act::write_uncorrectable(args),
             Command::Dsm(args) => act::dsm(args),
             Command::Copy(args) => act::copy(args),
+            Command::CreateNs(args) => manage::create(args),
+            Command::DeleteNs(args) => manage::delete(args),
+            Command::AttachNs(args) => manage::attach(args),
+            Command::DetachNs(args) => manage::detach(args),
+            Command::Format(args) => manage::format(args),
             Command::ShowRegs(args) => registers::run(args),
             Command::ResvRegister(args) => reservation::register(args),
             Command::ResvAcquire(args) => reservation::acquire(args),
@@ -162,6 +179,10 @@ impl Command {
             Command::VerifyBlocks(args) | Command::WriteUncor(args) => args.output,
             Command::Dsm(args) => args.output,
             Command::Copy(args) => args.output,
+            Command::CreateNs(args) => args.output,
+            Command::DeleteNs(args) => args.output,
+            Command::AttachNs(args) | Command::DetachNs(args) => args.output,
+            Command::Format(args) => args.output,
             Command::ShowRegs(args) => args.output,
             Command::ResvRegister(args) => args.output,
             Command::ResvAcquire(args) => args.output,

@@ -251,6 +251,7 @@ pub mod fabrics;
 pub mod feature;
 pub mod identify;
 pub mod log;
+pub mod management;
 pub mod nqn;
 pub mod property;
 pub mod reservation;

@@ -254,6 +254,11 @@ codes! {
     NAMESPACE_ALREADY_ATTACHED = 0x118, "Namespace Already Attached";
     NAMESPACE_IS_PRIVATE = 0x119, "Namespace Is Private";
     NAMESPACE_NOT_ATTACHED = 0x11A, "Namespace Not Attached";
+    THIN_PROVISIONING_NOT_SUPPORTED = 0x11B, "Thin Provisioning Not Supported";
+    CONTROLLER_LIST_INVALID = 0x11C, "Controller List Invalid";
+    ANA_GROUP_INVALID = 0x124, "ANA Group Identifier Invalid";
+    ATTACHMENT_LIMIT_EXCEEDED = 0x127, "Namespace Attachment Limit Exceeded";
+    COMMAND_SET_NOT_SUPPORTED = 0x129, "I/O Command Set Not Supported";
     CONFLICTING_ATTRIBUTES = 0x180, "Conflicting Attributes",
         also CONNECT_INCOMPATIBLE_FORMAT "Connect Incompatible Format";
     INVALID_PROTECTION_INFORMATION = 0x181, "Invalid Protection Information",
@@ -351,7 +356,10 @@ mod tests {
             0x109..=0x10A,
             0x10C..=0x10F,
             0x115..=0x116,
-            0x118..=0x11A,
+            0x118..=0x11C,
+            0x124..=0x124,
+            0x127..=0x127,
+            0x129..=0x129,
             0x180..=0x185,
             0x190..=0x191,
             0x1B8..=0x1BF,

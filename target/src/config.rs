@@ -10,6 +10,7 @@
 mod authentication;
 mod identity;
 mod listener;
+mod managed;
 mod management;
 mod observe;
 mod offer;
@@ -33,6 +34,7 @@ use crate::disk::Fault;
 pub use authentication::{AuthenticationConfig, HostConfig};
 pub use listener::ListenerConfig;
 pub(crate) use listener::overlap;
+pub use managed::ManagedConfig;
 pub use management::{DEFAULT_SOCKET, ManagementConfig};
 pub use observe::ObserveConfig;
 pub use offer::{DiscoveryConfig, DuplicateHosts, Offer, Referral};
@@ -230,6 +232,8 @@ pub struct SubsystemConfig {
     pub model: String,
     /// Its namespaces, in the order of the text; no nsid twice. May be empty.
     pub namespaces: Vec<NamespaceConfig>,
+    /// What hosts may do that make and delete namespaces; none: nothing.
+    pub managed: Option<ManagedConfig>,
 }
 
 impl SubsystemConfig {
@@ -402,7 +406,16 @@ impl Config {
                      hosts says nothing"
                 ));
             }
-            if subsystem.namespaces.is_empty() {
+            if let Some(managed) = &subsystem.managed
+                && !managed.any_host
+                && managed.hosts.is_empty()
+            {
+                warnings.push(format!(
+                    "no host may manage the namespaces of {nqn}: list `hosts` in \
+                     [subsystem.managed]"
+                ));
+            }
+            if subsystem.namespaces.is_empty() && subsystem.managed.is_none() {
                 warnings.push(format!("{nqn} has no namespace: hosts will find no disk there"));
             }
             for (nsid, hosts) in &subsystem.offer.masks {
@@ -525,6 +538,9 @@ impl fmt::Display for SubsystemConfig {
             writeln!(f, "            host {host}")?;
         }
         write!(f, "{}", self.offer)?;
+        if let Some(managed) = &self.managed {
+            write!(f, "{managed}")?;
+        }
         for namespace in &self.namespaces {
             writeln!(f, "  namespace {namespace}")?;
         }

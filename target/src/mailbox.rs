@@ -46,6 +46,8 @@ pub enum Mail {
         /// What came of it.
         worked: Worked,
     },
+    /// Say that everything sent before has been read.
+    Caught(SyncSender<()>),
     /// Accept connections at an address.
     Listen(std::net::SocketAddr, SyncSender<Result<(), FabricError>>),
     /// Stop accepting connections at an address.

@@ -25,6 +25,7 @@ mod count;
 mod disconnect;
 mod explain;
 mod fused;
+mod manage;
 mod mark;
 mod observed;
 mod reserve;
@@ -494,8 +495,8 @@ impl Queue {
 
     /// A subsystem has changed.
     pub fn on_subsystem(&mut self, new: &Arc<Subsystem>, io: &mut Io<'_>) {
-        // What a host sees of one with masks is made once, for all of its queues.
-        let view = |association: &Association| match new.offer.masks.is_empty() {
+        // What a host sees of its own is made once, for all of its queues.
+        let view = |association: &Association| match new.is_the_same_for_all() {
             true => Some(Arc::clone(new)),
             false => io.registry.view(association),
         };

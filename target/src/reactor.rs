@@ -223,6 +223,7 @@ impl Reactor {
                     let _ = answer.send(self.ring.attach(id, backing));
                 }
                 Mail::Detach(id) => self.ring.detach(id),
+                Mail::Caught(answer) => drop(answer.send(())),
                 Mail::Listen(at, answer) => {
                     let _ = answer.send(self.parts.fabric.listen(at));
                 }

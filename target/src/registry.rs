@@ -28,6 +28,7 @@ use crate::power::PowerMeter;
 use crate::recall::{Errand, Recall};
 use crate::reservation::keeper::{Ask, Mark, Protect, Word};
 use crate::reservation::{Fence, HostId, Reservation};
+use crate::steward;
 use crate::subsystem::{Namespace, Subsystem};
 use crate::why::{Book as WhyBook, Cause};
 
@@ -48,6 +49,8 @@ pub struct Registry {
     controllers: usize,
     /// The way to who keeps the reservations.
     keeper: Option<mpsc::Sender<Word>>,
+    /// The way to who makes and deletes namespaces.
+    steward: Option<mpsc::Sender<steward::Word>>,
     /// Who changes which blocks.
     pub exclusion: Exclusion,
     /// Who does the arithmetic of authentication.
@@ -121,6 +124,7 @@ impl Registry {
             receives,
             controllers,
             keeper: None,
+            steward: None,
             exclusion,
             worker: Worker::default(),
             power: PowerMeter::default(),
@@ -132,6 +136,12 @@ impl Registry {
     #[must_use]
     pub fn with_keeper(self, keeper: mpsc::Sender<Word>) -> Registry {
         Registry { keeper: Some(keeper), ..self }
+    }
+
+    /// With who makes and deletes namespaces. Without one, hosts cannot.
+    #[must_use]
+    pub fn with_steward(self, steward: mpsc::Sender<steward::Word>) -> Registry {
+        Registry { steward: Some(steward), ..self }
     }
 
     /// With what is known of earlier times. Without, this is the first time that it has power.
@@ -300,6 +310,24 @@ impl Registry {
     #[must_use]
     pub fn ask_mark(&self, mark: Mark) -> bool {
         self.tell_keeper(Word::Mark(mark))
+    }
+
+    /// Hands an order to who makes and deletes namespaces; false when there is nobody.
+    #[must_use]
+    pub fn ask_steward(&self, order: steward::Order) -> bool {
+        let word = steward::Word::Order(Box::new(order));
+        self.steward.as_ref().is_some_and(|steward| steward.send(word).is_ok())
+    }
+
+    /// The live controllers of a subsystem, by ascending id, each with its host.
+    #[must_use]
+    pub fn controllers_of(&self, nqn: &Nqn) -> Vec<(u16, Nqn)> {
+        let book = self.lock();
+        let live = book.associations.values().filter(|e| e.view.is_some());
+        let live = live.map(|e| &e.association).filter(|a| a.subsystem == *nqn && !a.is_closed());
+        let mut found: Vec<(u16, Nqn)> = live.map(|a| (a.cntlid, a.host)).collect();
+        found.sort_unstable();
+        found
     }
 
     /// Tells all controllers that a namespace is not what it was, where no new snapshot says so.

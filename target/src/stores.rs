@@ -12,6 +12,7 @@ use uuid::Uuid;
 use crate::config::{NamespaceConfig, NamespaceKind, SubsystemConfig};
 use crate::disk::BackingId;
 use crate::disk::{Backing, BackingConfig, BackingKind, Kind};
+use crate::kept;
 use crate::protection::Protection;
 use crate::reactor::BACKINGS;
 use crate::reservation::Reservation;
@@ -141,6 +142,17 @@ impl Stores {
         }
     }
 
+    /// Forgets what is kept of namespaces that are no more, by UUID.
+    pub fn forget_kept(&self, gone: &[Uuid]) {
+        let Some(folder) = &self.state_directory else { return };
+        for uuid in gone {
+            for kind in ["reservation", "protection", "uncorrectable"] {
+                // What stays is of no namespace: nobody will ask for it.
+                let _ = kept::remove(folder, &format!("{uuid}.{kind}"));
+            }
+        }
+    }
+
     /// Gives the stores their new sizes. Returns one line for each that has one.
     pub fn resize(&mut self) -> Vec<String> {
         let mut lines = Vec::new();
@@ -214,6 +226,7 @@ impl Stores {
             hosts: config.hosts.clone(),
             offer: Arc::new(config.offer.clone()),
             namespaces,
+            management: None,
             usage,
         }
     }
@@ -309,6 +322,7 @@ mod tests {
             serial: "S".to_owned(),
             model: "M".to_owned(),
             namespaces: nsids.iter().map(namespace).collect(),
+            managed: None,
         }
     }
 

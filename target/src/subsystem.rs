@@ -8,6 +8,7 @@ use nvme::{Nqn, Status, Text};
 
 use crate::config::Offer;
 use crate::disk::{BackingId, Geometry, Health};
+use crate::managed::Management;
 use crate::protection::Protection;
 use crate::reservation::Reservation;
 use crate::uncorrectable::Marks;
@@ -125,6 +126,8 @@ pub struct Subsystem {
     pub offer: Arc<Offer>,
     /// Namespaces, by ascending nsid.
     pub namespaces: Vec<Namespace>,
+    /// What hosts may do that manage namespaces. In what a host sees: none, if it may not.
+    pub management: Option<Arc<Management>>,
     /// What its hosts have done, kept across snapshots.
     pub usage: Arc<Usage>,
 }
@@ -153,15 +156,25 @@ impl Subsystem {
         self.allow_any_host || self.hosts.contains(host)
     }
 
-    /// The subsystem as a host sees it: without the namespaces that are masked from it.
+    /// Whether all hosts see the same of it.
+    #[must_use]
+    pub fn is_the_same_for_all(&self) -> bool {
+        self.offer.masks.is_empty() && self.management.is_none()
+    }
+
+    /// The subsystem as a host sees it: without the namespaces that are masked from it, and with
+    /// the management of namespaces only if it may manage them.
     #[must_use]
     pub fn seen_by(self: &Arc<Subsystem>, host: &Nqn) -> Arc<Subsystem> {
         let masks = |n: &Namespace| !self.offer.shows(n.nsid, host);
-        if !self.namespaces.iter().any(masks) {
+        let may_not = |m: &Arc<Management>| !m.config.admits(host);
+        let strips = self.management.as_ref().is_some_and(may_not);
+        if !strips && !self.namespaces.iter().any(masks) {
             return Arc::clone(self);
         }
         let mut view = Subsystem::clone(self);
         view.namespaces.retain(|n| self.offer.shows(n.nsid, host));
+        view.management = view.management.filter(|_| !strips);
         Arc::new(view)
     }
 
@@ -201,8 +214,8 @@ impl PartialEq for Subsystem {
     fn eq(&self, other: &Subsystem) -> bool {
         let key = |s: &Subsystem| (s.nqn, s.serial, s.model, s.allow_any_host);
         key(self) == key(other)
-            && (&self.hosts, &self.offer, &self.namespaces)
-                == (&other.hosts, &other.offer, &other.namespaces)
+            && (&self.hosts, &self.offer, &self.namespaces, &self.management)
+                == (&other.hosts, &other.offer, &other.namespaces, &other.management)
     }
 }
 
@@ -239,6 +252,7 @@ pub(crate) mod tests {
             hosts: BTreeSet::new(),
             offer: Arc::default(),
             namespaces: vec![namespace(1, 12), namespace(2, 9), namespace(7, 12)],
+            management: None,
             usage: Arc::default(),
         }
     }

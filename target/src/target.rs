@@ -21,13 +21,15 @@ use crate::config::{Config, Spin};
 use crate::controller::Limits;
 use crate::ledger::{Keeping, Ledger};
 use crate::mailbox::{Mail, mailbox};
+use crate::managed::Catalogs;
 use crate::power::PowerBook;
 use crate::provider::{self, Choice, Fabrics, choose, owns};
 use crate::queue::{DATA_FOR_ADMIN_BYTES, RECEIVES_FOR_ADMIN};
 use crate::reactor::{Parts, Reactor, Stats};
 use crate::registry::Registry;
 use crate::reservation::keeper::{Keeper, Word};
-use crate::shelf::{PATIENCE, Shelf};
+use crate::shelf::{Next, PATIENCE, Shelf};
+use crate::steward::{self, Steward};
 use crate::stores::Stores;
 use crate::tender::Tender;
 use crate::view::View;
@@ -50,6 +52,7 @@ pub struct Target {
     fabrics: Fabrics,
     reactors: Vec<Running>,
     keeper: (JoinHandle<()>, mpsc::Sender<Word>),
+    steward: (JoinHandle<()>, mpsc::Sender<steward::Word>),
     power: PowerBook,
     ledger: Option<Keeping>,
 }
@@ -108,7 +111,7 @@ impl Target {
         let keyring = Keyring::load(&config.authentication).map_err(unusable)?;
         let folder = checked(config.state_directory.as_deref())?;
         let stores = Stores::new(folder, config.reactor.count());
-        let next = stores.next(&config.subsystems).map_err(Fatal)?;
+        let next = Next::open(&config, &stores, &Catalogs::new())?;
         let boxes: Vec<_> = (0..config.reactor.count())
             .map(|_| mailbox())
             .collect::<io::Result<_>>()
@@ -119,10 +122,12 @@ impl Target {
         let tender = tender.map_err(|error| Fatal(format!("no thread for stores: {error}")))?;
         let tender = Arc::new(tender);
         let keeper = Keeper::new();
+        let steward = Steward::new();
         let registry = Registry::new(senders, config.limits.controllers, receives);
         let power = PowerBook::open(config.state_directory.as_deref(), Instant::now());
         let ledger = Arc::new(Ledger::open(config.state_directory.as_deref()));
         let registry = registry.with_keeper(keeper.sender()).with_power(power.meter);
+        let registry = registry.with_steward(steward.sender());
         let registry = Arc::new(registry);
         registry.set_keyring(keyring);
         let (provider, why) = choose(config.provider, &config.addresses(), owns);
@@ -141,6 +146,7 @@ impl Target {
             Arc::clone(&ledger),
         );
         let shelf = Arc::new(Mutex::new(shelf));
+        let steward = steward_of(steward, &shelf, &registry)?;
         let mut target = Target {
             provider,
             registry,
@@ -149,6 +155,7 @@ impl Target {
             fabrics,
             reactors,
             keeper,
+            steward,
             power,
             ledger: None,
         };
@@ -295,9 +302,10 @@ impl Target {
         self.ledger.into_iter().for_each(|ledger| ledger.close(deadline));
         self.power.close(deadline);
         self.tender.stop(deadline);
-        let (thread, words) = self.keeper;
-        let _ = words.send(Word::Stop);
-        while !thread.is_finished() && Instant::now() < deadline {
+        let _ = self.keeper.1.send(Word::Stop);
+        let _ = self.steward.1.send(steward::Word::Stop);
+        let gone = || self.keeper.0.is_finished() && self.steward.0.is_finished();
+        while !gone() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -414,6 +422,19 @@ fn keep(
     let builder = std::thread::Builder::new().name("keeper".to_owned());
     let thread = builder.spawn(move || keeper.run(&registry));
     let thread = thread.map_err(|e| Fatal(format!("no thread for reservations: {e}")))?;
+    Ok((thread, words))
+}
+
+/// Starts the thread that carries out orders about namespaces.
+fn steward_of(
+    steward: Steward,
+    shelf: &Arc<Mutex<Shelf>>,
+    registry: &Arc<Registry>,
+) -> Result<(JoinHandle<()>, mpsc::Sender<steward::Word>), Fatal> {
+    let (words, shelf, registry) = (steward.sender(), Arc::clone(shelf), Arc::clone(registry));
+    let builder = std::thread::Builder::new().name("steward".to_owned());
+    let thread = builder.spawn(move || steward.run(&shelf, &registry));
+    let thread = thread.map_err(|e| Fatal(format!("no thread for orders of hosts: {e}")))?;
     Ok((thread, words))
 }
 

@@ -7,6 +7,8 @@ mod admin;
 mod authentication;
 #[path = "loopback/judges.rs"]
 mod judges;
+#[path = "loopback/managed.rs"]
+mod managed;
 #[path = "loopback/reservations.rs"]
 mod reservations;
 #[path = "loopback/target.rs"]

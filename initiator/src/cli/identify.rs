@@ -45,6 +45,9 @@ pub(crate) struct List {
     /// Only namespaces of this I/O command set
     #[arg(short = 'y', long, value_parser = narrow::<u8>)]
     csi: Option<u8>,
+    /// Also those that are attached to nobody, where the controller lets us manage namespaces
+    #[arg(long)]
+    all: bool,
     #[command(flatten)]
     pub(crate) output: Output,
 }
@@ -71,7 +74,11 @@ pub(crate) fn namespace(args: &Namespace) -> Result<(), Error> {
 
 pub(crate) fn list(args: &List) -> Result<(), Error> {
     let mut host = args.target.connect(Usual::default())?;
-    let ids = host.namespaces(args.namespace_id.saturating_sub(1), args.csi.map(Csi));
+    let after = args.namespace_id.saturating_sub(1);
+    let ids = match args.all {
+        true => host.allocated_namespaces(after),
+        false => host.namespaces(after, args.csi.map(Csi)),
+    };
     host.disconnect();
     let ids = ids?;
     let text = || {

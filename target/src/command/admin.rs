@@ -5,9 +5,9 @@
 
 use std::time::Instant;
 
-use nvme::{AdminOpcode, Sqe, Status};
+use nvme::{AdminOpcode, Nqn, Sqe, Status};
 
-use super::{Plan, Received, discovery, feature, format, identify, log, no_data};
+use super::{Plan, Received, discovery, feature, format, identify, log, manage, no_data};
 use crate::controller::{ABORTS, Controller, Life};
 use crate::power::Power;
 
@@ -23,6 +23,8 @@ pub struct Env<'a> {
     pub power: Power,
     /// Asks the registry: generation counter, and the records that this host may see.
     pub discovery: &'a dyn Fn() -> (u64, Vec<discovery::Record>),
+    /// Asks the registry: the live controllers of the subsystem, ascending, with their hosts.
+    pub controllers: &'a dyn Fn() -> Vec<(u16, Nqn)>,
 }
 
 /// Decides on an admin command that is not a fabrics command ("Admin Command Set").
@@ -34,12 +36,15 @@ pub fn plan(sqe: &Sqe, controller: &mut Controller, env: &Env<'_>) -> Result<Pla
     let opcode = sqe.admin_opcode();
     check_life(opcode, controller.life())?;
     match opcode {
-        AdminOpcode::IDENTIFY => identify::plan(sqe, controller, env.received),
+        AdminOpcode::IDENTIFY => identify::plan(sqe, controller, env),
         AdminOpcode::GET_LOG_PAGE => log::plan(sqe, controller, env),
         AdminOpcode::GET_FEATURES => feature::get(sqe, controller, env.received),
         AdminOpcode::SET_FEATURES => feature::set(sqe, controller, env),
         AdminOpcode::KEEP_ALIVE => keep_alive(sqe, controller),
         AdminOpcode::ASYNC_EVENT_REQUEST => async_event_request(sqe, controller, env.slot),
+        AdminOpcode::NAMESPACE_MANAGEMENT | AdminOpcode::NAMESPACE_ATTACHMENT => {
+            manage::plan(sqe, controller, env.received)
+        }
         AdminOpcode::FORMAT_NVM => format::plan(sqe, controller),
         AdminOpcode::ABORT if !controller.is_discovery() => abort(sqe, controller),
         _ => Err(Status::INVALID_OPCODE.with_dnr()),
@@ -121,9 +126,13 @@ pub(crate) mod tests {
 
     const SIZES: u64 = 0x46_0000;
 
+    fn controller_host() -> Nqn {
+        "nqn.2026-11.io.nvmfd:host".parse().unwrap()
+    }
+
     fn made(role: Role) -> Controller {
         let nqn: Nqn = "nqn.2026-11.io.nvmfd:test".parse().unwrap();
-        let host: Nqn = "nqn.2026-11.io.nvmfd:host".parse().unwrap();
+        let host = controller_host();
         let mut association = Association::new(1, 5, nqn, host, [0xA5; 16]);
         if let Role::Nvm(subsystem) = &role {
             association.subsystem_usage = Arc::clone(&subsystem.usage);
@@ -158,7 +167,10 @@ pub(crate) mod tests {
         let discovery = || (1, Vec::new());
         let now = Instant::now();
         let power = Power { cycles: 3, on_hours: 5, unsafe_shutdowns: 1 };
-        let env = Env { slot: 9, received: RECEIVED, now, power, discovery: &discovery };
+        let other = "nqn.2026-11.io.nvmfd:other".parse().unwrap();
+        let controllers = || vec![(5, controller_host()), (8, other)];
+        let (received, controllers) = (RECEIVED, &controllers);
+        let env = Env { slot: 9, received, now, power, discovery: &discovery, controllers };
         plan(&sqe, controller, &env)
     }
 
@@ -374,7 +386,9 @@ pub(crate) mod tests {
             let mut controller = if discovers { discovery_controller() } else { nvm() };
             let discovery = || (1, Vec::new());
             let (now, power) = (Instant::now(), Power::default());
-            let env = Env { slot: 0, received, now, power, discovery: &discovery };
+            let controllers = || Vec::new();
+            let (slot, controllers) = (0, &controllers);
+            let env = Env { slot, received, now, power, discovery: &discovery, controllers };
             match plan(&sqe, &mut controller, &env) {
                 Ok(plan) => check_bounds(&sqe, received, plan),
                 Err(status) => prop_assert!(status.dnr() && !status.is_success()),

@@ -11,7 +11,8 @@ use nvme::identify::{
 };
 use nvme::{Nqn, PAGE_BYTES, Sqe, Status, Text};
 
-use super::{Plan, Received, SQE_BYTES, copy, destination, format, geometry, scatter};
+use super::admin::Env;
+use super::{Plan, SQE_BYTES, copy, destination, format, geometry, manage, scatter};
 use crate::ana::{ANA_GROUPS, ANACAP, ANATT_S};
 use crate::association::ERROR_LOG_ENTRIES;
 use crate::config::MAX_NSID;
@@ -31,17 +32,17 @@ pub const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
 const PAGE: u32 = PAGE_BYTES as u32;
 
 /// From here on a namespace id names no namespace and starts no list.
-const NSID_BEYOND_LISTS: u32 = 0xFFFF_FFFE;
+pub(super) const NSID_BEYOND_LISTS: u32 = 0xFFFF_FFFE;
 
 /// Stands for "the controller that processes this command" in CNS 1Ch.
 const CNTID_SELF: u16 = 0xFFFF;
 
 /// The namespace exists for several controllers at once (NMIC).
-const SHARED: u8 = 1;
+pub(super) const SHARED: u8 = 1;
 
 /// Deallocated blocks read as zeros (001b), and Write Zeroes may deallocate (bit 3): the stores
 /// punch holes, and a hole reads as zeros (DLFEAT).
-const DEALLOCATED_READS_ZEROS: u8 = 0b1001;
+pub(super) const DEALLOCATED_READS_ZEROS: u8 = 0b1001;
 
 /// Compare and Write is the fused command that we have (FUSES). Its unit, ACWU, is one block: what
 /// a disk writes whole also when the power fails.
@@ -58,17 +59,17 @@ const DISCONNECT: u16 = 1;
 /// # Errors
 /// Invalid Field for a page that we do not have, Invalid Namespace or Format for a namespace that
 /// cannot be, and what is wrong with the SGL.
-pub fn plan(sqe: &Sqe, controller: &Controller, received: Received) -> Result<Plan, Status> {
+pub fn plan(sqe: &Sqe, controller: &Controller, env: &Env<'_>) -> Result<Plan, Status> {
     let identify = Identify::parse(sqe);
     let mut page = [0; PAGE_BYTES];
     match &controller.role {
-        Role::Nvm(subsystem) => fill(&identify, controller, subsystem, &mut page)?,
+        Role::Nvm(subsystem) => fill(&identify, controller, subsystem, env, &mut page)?,
         Role::Discovery(service) if identify.cns == Cns::CONTROLLER => {
             discovery_controller(controller, service.nqn).emit(&mut page);
         }
         Role::Discovery(_) => return Err(Status::INVALID_FIELD.with_dnr()),
     }
-    let to = destination(sqe, received, PAGE, false)?;
+    let to = destination(sqe, env.received, PAGE, false)?;
     Ok(Plan::Give { page: page.to_vec(), to })
 }
 
@@ -77,11 +78,17 @@ fn fill(
     identify: &Identify,
     controller: &Controller,
     subsystem: &Subsystem,
+    env: &Env<'_>,
     page: &mut [u8; PAGE_BYTES],
 ) -> Result<(), Status> {
     let &Identify { cns, nsid, cntid, csi, .. } = identify;
     let cntlid = controller.association.cntlid;
     let unsupported = Status::INVALID_FIELD.with_dnr();
+    if let Some(management) = &subsystem.management
+        && manage::identify(identify, controller, subsystem, management, env, page)?
+    {
+        return Ok(());
+    }
     match cns {
         Cns::NAMESPACE => {
             if let Some(found) = valid(subsystem, nsid)? {
@@ -126,7 +133,7 @@ fn fill(
 }
 
 /// An active namespace; `None` for an id that is valid but inactive, whose pages are zero.
-fn valid(subsystem: &Subsystem, nsid: u32) -> Result<Option<&Namespace>, Status> {
+pub(super) fn valid(subsystem: &Subsystem, nsid: u32) -> Result<Option<&Namespace>, Status> {
     match subsystem.namespace(nsid) {
         Ok(namespace) => Ok(Some(namespace)),
         Err(_) if (1..=subsystem.offer.max_nsid).contains(&nsid) => Ok(None),
@@ -164,7 +171,10 @@ fn nvm_controller(controller: &Controller, subsystem: &Subsystem) -> IdentifyCon
         cmic: Cmic(0).with_multi_port(true).with_multi_controller(true).with_ana(true),
         oaes: AsyncEventConfig(Event::NamespaceAttribute.enable_bit() | Event::Ana.enable_bit()),
         cntrltype: ControllerType::IO,
-        oacs: if subsystem.allows_format() { format::OACS } else { 0 },
+        oacs: if subsystem.allows_format() { format::OACS } else { 0 }
+            | if subsystem.management.is_some() { manage::OACS } else { 0 },
+        tnvmcap_bytes: subsystem.management.as_ref().map_or(0, |m| m.config.quota_bytes.into()),
+        unvmcap_bytes: subsystem.management.as_ref().map_or(0, |m| m.left_bytes().into()),
         fna: if subsystem.allows_format() { format::FNA } else { 0 },
         acl_z: (ABORTS - 1) as u8,
         frmw: ONE_READ_ONLY_SLOT,
@@ -221,7 +231,7 @@ fn discovery_controller(controller: &Controller, nqn: Nqn) -> IdentifyController
 }
 
 /// Identify Namespace ("Identify Namespace data structure"): one format, no metadata.
-fn namespace(namespace: &Namespace, controller: &Controller) -> IdentifyNamespace {
+pub(super) fn namespace(namespace: &Namespace, controller: &Controller) -> IdentifyNamespace {
     // What is in use is not known on a path that does not reach the blocks.
     let reached = controller.association.reach.check(namespace.ana_group).is_ok();
     let mdts_bytes = controller.limits.mdts_bytes;

@@ -250,6 +250,11 @@ fn effects(subsystem: &Subsystem) -> Vec<u8> {
         let format = usize::from(AdminOpcode::FORMAT_NVM.0);
         effects.admin[format] = supported.with_lbcc(true);
     }
+    if subsystem.management.is_some() {
+        for opcode in [AdminOpcode::NAMESPACE_MANAGEMENT, AdminOpcode::NAMESPACE_ATTACHMENT] {
+            effects.admin[usize::from(opcode.0)] = supported.with_nic(true);
+        }
+    }
     for (opcode, changes_content) in IO {
         effects.io[usize::from(opcode.0)] = supported.with_lbcc(changes_content);
     }
@@ -554,7 +559,8 @@ mod tests {
         let discovery = || (count.get(), vec![record; count.get() as usize]);
         let (slot, now) = (0, Instant::now());
         let (received, power) = (RECEIVED, Power::default());
-        let env = Env { slot, received, now, power, discovery: &discovery };
+        let controllers = &|| Vec::new();
+        let env = Env { slot, received, now, power, discovery: &discovery, controllers };
         let get = GetLogPage { rae, ..GetLogPage::new(LogId::DISCOVERY, at, 256) };
         given(admin::plan(&get.emit(keyed(1024)), controller, &env))
     }

@@ -14,6 +14,7 @@ pub mod identify;
 pub mod io;
 pub mod location;
 pub mod log;
+pub mod manage;
 mod protect;
 pub mod scatter;
 pub(crate) mod uncorrectable;
@@ -27,6 +28,7 @@ use rdma::Remote;
 use crate::disk::BackingId;
 use crate::protection::Protection;
 use crate::reservation::{Order, Reservation};
+use crate::steward::{Made, What};
 use crate::subsystem::Extent;
 use crate::uncorrectable::{Change, Marks};
 
@@ -206,6 +208,18 @@ pub enum Plan {
         plan: Box<Plan>,
         /// The blocks that cannot be read.
         of: Arc<Marks>,
+    },
+    /// Pull the data of a command about namespaces, then hand its order to the steward.
+    Manage {
+        /// The data: 4096 bytes.
+        from: Source,
+    },
+    /// Hand an order about namespaces to the steward.
+    Order {
+        /// The order.
+        what: What,
+        /// Where it leaves the id of a new namespace, which is the answer.
+        made: Made,
     },
     /// Flush every namespace, then tell the host that shutdown is complete.
     ShutDown {

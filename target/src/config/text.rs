@@ -14,6 +14,7 @@ use crate::queue::DATA_FOR_ADMIN_BYTES;
 use super::authentication::authentication;
 use super::identity::{SeenIds, derived_serial, derived_uuid, identity};
 use super::listener::listener;
+use super::managed::managed;
 use super::management::management;
 use super::observe::observe;
 use super::offer::{discovery, hosts, offer};
@@ -301,6 +302,7 @@ struct Seen {
     paths: Vec<At<PathBuf>>,
     ids: SeenIds,
     serials: Vec<At<String>>,
+    folders: Vec<At<PathBuf>>,
 }
 
 /// Notes `value` in `seen`, or the mistake that it was there before.
@@ -363,6 +365,7 @@ fn subsystem(
         offer.masks.extend(seen_by.map(|hosts| (new.nsid, hosts)));
         namespaces.push(new);
     }
+    let managed = managed(&mut section, &mut seen.folders, report);
     section.end(report);
 
     let nqn = nqn?.value;
@@ -374,6 +377,7 @@ fn subsystem(
         serial: serial.map_or_else(|| derived_serial(&nqn), |serial| serial.value),
         model: model.map_or_else(|| "nvmfd".to_owned(), |model| model.value),
         namespaces,
+        managed,
     })
 }
 

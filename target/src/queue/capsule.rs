@@ -132,7 +132,10 @@ impl Queue {
                         let (host, local) = (controller.association.host, controller.local);
                         let discovery = || io.registry.discovery(&host, local);
                         let (now, power) = (io.now, io.registry.power.at(io.now));
-                        let env = admin::Env { slot, received, now, power, discovery: &discovery };
+                        let nqn = controller.association.subsystem;
+                        let controllers = &|| io.registry.controllers_of(&nqn);
+                        let discovery = &discovery;
+                        let env = admin::Env { slot, received, now, power, discovery, controllers };
                         admin::plan(sqe, controller, &env)
                     }
                 };

@@ -151,6 +151,7 @@ impl Queue {
             | Plan::Connect { from }
             | Plan::Reserve { from, .. }
             | Plan::Authenticate { from }
+            | Plan::Manage { from }
             | Plan::SetFeature { from } => match *from {
                 Source::Host(remote) => {
                     entry.state = State::Pulling;
@@ -190,6 +191,10 @@ impl Queue {
             Plan::Mark { .. } => self.mark(slot, io),
             // Of these, the queue has taken the plan inside.
             Plan::Mend { .. } => {}
+            Plan::Order { what, made } => {
+                let (what, made) = (what.clone(), made.clone());
+                self.ask_steward(slot, what, made, io);
+            }
             Plan::Reply(_) | Plan::Park | Plan::Abort { .. } | Plan::Disconnect => {}
         }
     }
@@ -245,6 +250,7 @@ impl Queue {
             Plan::Connect { .. } => self.connect(slot, io),
             Plan::Reserve { .. } => self.reserve(slot, io),
             Plan::Authenticate { .. } => self.authenticate(slot, io),
+            Plan::Manage { .. } => self.manage(slot, io),
             Plan::SetFeature { .. } => {
                 let entry = &self.slots[usize::from(slot)];
                 let result = match &mut self.serves {
@@ -337,7 +343,11 @@ impl Queue {
                 }
             },
             Plan::Reserve { .. } | Plan::Keep { .. } | Plan::Mark { .. } => {
-                self.answer(slot, Ok(0), io)
+                self.answer(slot, Ok(0), io);
+            }
+            Plan::Order { made, .. } => {
+                let made = made.nsid().into();
+                self.answer(slot, Ok(made), io);
             }
             // The first step was the keeper's.
             Plan::Protect { backings, .. } => match backings.get((step as usize).wrapping_sub(1)) {
@@ -460,6 +470,7 @@ fn needs(plan: &Plan) -> (u32, u32) {
         | Plan::Connect { from }
         | Plan::Reserve { from, .. }
         | Plan::Authenticate { from }
+        | Plan::Manage { from }
         | Plan::SetFeature { from } => (pulled(from), 0),
         Plan::Reply(_)
         | Plan::Flush { .. }
@@ -469,6 +480,7 @@ fn needs(plan: &Plan) -> (u32, u32) {
         | Plan::Protect { .. }
         | Plan::Mark { .. }
         | Plan::Mend { .. }
+        | Plan::Order { .. }
         | Plan::Park
         | Plan::Abort { .. }
         | Plan::Disconnect => (0, 0),

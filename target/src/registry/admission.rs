@@ -318,7 +318,7 @@ impl Book {
 
     /// What a host sees of a subsystem; one for all of its controllers.
     fn view(&self, subsystem: &Arc<Subsystem>, host: &Nqn) -> Arc<Subsystem> {
-        if subsystem.offer.masks.is_empty() {
+        if subsystem.is_the_same_for_all() {
             return Arc::clone(subsystem);
         }
         let of =

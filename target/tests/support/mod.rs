@@ -405,6 +405,7 @@ pub(crate) fn subsystem() -> Subsystem {
         hosts: Default::default(),
         offer: Arc::default(),
         namespaces: vec![namespace],
+        management: None,
         usage: Arc::default(),
     }
 }

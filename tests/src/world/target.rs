@@ -225,6 +225,7 @@ impl Target {
             hosts: BTreeSet::new(),
             offer: Arc::default(),
             namespaces: self.served.iter().enumerate().filter_map(namespace).collect(),
+            management: None,
             usage: Arc::clone(&self.usage),
         }));
         self.published = true;

@@ -1,0 +1,262 @@
+//! Namespaces that hosts make: a layer over the configuration.
+//!
+//! A [`Catalog`] holds those of one subsystem. It keeps its record in the folder that the
+//! configuration grants, beside the files of the namespaces, which are sparse and named by UUID.
+//! What is answered to a host is in the record before, and the record is changed as `kept.rs`
+//! changes files, so a daemon that is killed leaves the state before an order or the one after:
+//!
+//! * a file is made after the record says that it is being made, and is a namespace only once the
+//!   record says so;
+//! * a namespace that is deleted is none once the record says that its file is being removed.
+//!
+//! What is left half made or half removed goes when the catalog is opened next. No other file in
+//! the folder is ever touched.
+//!
+//! A namespace is attached to hosts: Namespace Attachment names a controller, which ends with its
+//! connection; the host that it belongs to has the namespace until it is detached, on each of its
+//! controllers.
+
+mod record;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File, TryLockError};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use nvme::Nqn;
+use uuid::Uuid;
+
+use crate::config::{ManagedConfig, NamespaceConfig, NamespaceKind, SubsystemConfig};
+use crate::disk::Fault;
+use crate::kept;
+use crate::subsystem::Namespace;
+
+pub use record::{Entry, Record};
+
+/// Hosts that a namespace is attached to, at most.
+pub const HOSTS_MAX: usize = 256;
+
+/// The record, in the folder of a catalog.
+const RECORD: &str = "namespaces";
+
+/// What the hosts of a subsystem that manage its namespaces see besides: an immutable part of its
+/// snapshot.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Management {
+    /// What is granted to whom.
+    pub config: ManagedConfig,
+    /// The namespaces that hosts made, also those that are attached nowhere, by ascending nsid.
+    pub allocated: Vec<Allocated>,
+    /// The sizes of all of them together, in bytes.
+    pub used_bytes: u64,
+}
+
+/// A namespace that a host made.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Allocated {
+    /// The namespace.
+    pub namespace: Namespace,
+    /// The hosts that have it.
+    pub hosts: BTreeSet<Nqn>,
+}
+
+impl Management {
+    /// What is left of the quota, in bytes.
+    #[must_use]
+    pub fn left_bytes(&self) -> u64 {
+        self.config.quota_bytes.saturating_sub(self.used_bytes)
+    }
+
+    /// The namespace of this id, if hosts made it.
+    #[must_use]
+    pub fn allocated(&self, nsid: u32) -> Option<&Allocated> {
+        let at = self.allocated.binary_search_by_key(&nsid, |a| a.namespace.nsid).ok()?;
+        self.allocated.get(at)
+    }
+}
+
+/// The namespaces of one subsystem that hosts made.
+#[derive(Debug)]
+pub struct Catalog {
+    folder: PathBuf,
+    record: Record,
+    /// Held as long as this daemon has the folder.
+    _lock: File,
+}
+
+impl Catalog {
+    /// Opens the one in `folder`, which is there, and clears away what was left half done. With it
+    /// come sentences about what somebody should look at.
+    ///
+    /// # Errors
+    /// One sentence: the folder cannot be used, or its record makes no sense. Such a record is
+    /// never passed over.
+    pub fn open(folder: &Path, nqn: Nqn) -> Result<(Catalog, Vec<String>), String> {
+        let shown = folder.display();
+        let failed = |error: io::Error| {
+            format!("the folder {shown} of managed namespaces cannot be used: {error}; make it")
+        };
+        let lock = File::open(folder).map_err(failed)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(format!(
+                    "{shown} is in use by another nvmfd: give each its own folder"
+                ));
+            }
+            Err(TryLockError::Error(error)) => return Err(failed(error)),
+        }
+        let record = match fs::read(folder.join(RECORD)) {
+            Ok(bytes) => Record::parse(&bytes).map_err(|what| {
+                format!(
+                    "{shown}/{RECORD} is no record of namespaces that we wrote: {what}; restore it"
+                )
+            })?,
+            Err(error) if error.kind() == ErrorKind::NotFound => Record::new(nqn),
+            Err(error) => return Err(failed(error)),
+        };
+        if record.subsystem != nqn {
+            let other = record.subsystem;
+            return Err(format!(
+                "{shown} has the namespaces of {other}: give {nqn} its own folder"
+            ));
+        }
+        let mut catalog = Catalog { folder: folder.to_owned(), record, _lock: lock };
+        let mut lines = Vec::new();
+        if let Err(error) = catalog.settle() {
+            lines.push(format!("what was left half done in {shown} cannot be cleared: {error}"));
+        }
+        lines.extend(catalog.oddities().map_err(failed)?);
+        Ok((catalog, lines))
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// What it holds.
+    #[must_use]
+    pub fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// The file of the namespace with this UUID.
+    #[must_use]
+    pub fn image(&self, uuid: Uuid) -> PathBuf {
+        self.folder.join(format!("{uuid}.img"))
+    }
+
+    /// Holds something else from now on, also after a power loss.
+    ///
+    /// # Errors
+    /// What the system says; it is as before then.
+    pub fn keep(&mut self, new: Record) -> io::Result<()> {
+        if let Err(error) = kept::write(&self.folder, RECORD, &new.emit()) {
+            // The rename may have happened. What hosts are told counts, so put it back.
+            kept::write(&self.folder, RECORD, &self.record.emit())?;
+            return Err(error);
+        }
+        self.record = new;
+        Ok(())
+    }
+
+    /// Removes the files that are no namespaces yet, or no longer.
+    ///
+    /// # Errors
+    /// What the system says; what is left is tried again when the catalog is opened.
+    pub fn settle(&mut self) -> io::Result<()> {
+        if self.record.unsettled.is_empty() {
+            return Ok(());
+        }
+        for uuid in &self.record.unsettled {
+            kept::remove(&self.folder, &format!("{uuid}.img"))?;
+        }
+        self.keep(Record { unsettled: BTreeSet::new(), ..self.record.clone() })
+    }
+
+    /// Adds its namespaces to those that a subsystem declares. What is declared wins.
+    pub fn merge_into(&self, config: &mut SubsystemConfig) {
+        for (&nsid, entry) in &self.record.entries {
+            let declared = config.namespaces.iter().any(|n| n.nsid == nsid);
+            if declared || nsid > config.offer.max_nsid || !self.image(entry.uuid).exists() {
+                continue;
+            }
+            config.namespaces.push(self.namespace(nsid, entry));
+            config.offer.masks.insert(nsid, entry.hosts.clone());
+        }
+    }
+
+    /// How a namespace would be configured.
+    #[must_use]
+    pub fn namespace(&self, nsid: u32, entry: &Entry) -> NamespaceConfig {
+        NamespaceConfig {
+            nsid,
+            kind: NamespaceKind::File { path: self.image(entry.uuid), size: Some(entry.bytes) },
+            block_size_bytes: entry.block_size_bytes,
+            uuid: entry.uuid,
+            nguid: entry.uuid.into_bytes(),
+            eui64: None,
+            read_only: false,
+            ana_group: entry.ana_group,
+            allow_format: true,
+            write_uncorrectable: false,
+            fault: Fault::None,
+        }
+    }
+
+    /// Sentences about its namespaces that `config` does not let be served.
+    pub fn eclipsed<'a>(
+        &'a self,
+        config: &'a SubsystemConfig,
+    ) -> impl Iterator<Item = String> + 'a {
+        let nqn = config.nqn;
+        self.record.entries.iter().filter_map(move |(&nsid, entry)| {
+            let image = self.image(entry.uuid);
+            let shown = image.display();
+            if config.namespaces.iter().any(|n| n.nsid == nsid) {
+                Some(format!(
+                    "namespace {nsid} of {nqn} was made by a host, in {shown}, and is declared as \
+                     well: what is declared is served; give that another nsid"
+                ))
+            } else if nsid > config.offer.max_nsid {
+                Some(format!(
+                    "namespace {nsid} of {nqn} was made by a host, in {shown}, and is beyond \
+                     `max_nsid`: it is not served"
+                ))
+            } else {
+                let there = image.exists();
+                (!there).then(|| {
+                    format!(
+                        "namespace {nsid} of {nqn} was made by a host and its file {shown} is gone: \
+                         it is not served; restore the file, or have a host delete the namespace"
+                    )
+                })
+            }
+        })
+    }
+
+    /// Files that look like namespaces and are none.
+    fn oddities(&self) -> io::Result<Vec<String>> {
+        let known: BTreeSet<PathBuf> =
+            self.record.entries.values().map(|entry| self.image(entry.uuid)).collect();
+        let mut lines = Vec::new();
+        for file in fs::read_dir(&self.folder)? {
+            let path = file?.path();
+            if path.extension().is_some_and(|e| e == "img") && !known.contains(&path) {
+                lines.push(format!(
+                    "{} belongs to no namespace that a host made: it is left alone",
+                    path.display()
+                ));
+            }
+        }
+        Ok(lines)
+    }
+}
+
+/// Catalogs by subsystem.
+pub type Catalogs = BTreeMap<Nqn, Catalog>;
+
+#[cfg(test)]
+mod tests;

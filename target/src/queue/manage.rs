@@ -1,0 +1,37 @@
+//! Orders of hosts about namespaces: handed to the steward, who may wait for disks.
+
+use nvme::Status;
+
+use super::{Io, Queue, Serves};
+use crate::command::{Plan, manage};
+use crate::steward::{Made, Order, What};
+
+impl Queue {
+    /// The data of a Namespace Management or Attachment command are here.
+    pub(super) fn manage(&mut self, slot: u16, io: &mut Io<'_>) {
+        let entry = &self.slots[usize::from(slot)];
+        let what = match &self.serves {
+            Serves::Admin(controller) => {
+                manage::order(&entry.sqe, entry.bytes(io.pool), controller)
+            }
+            _ => Err(Status::INVALID_OPCODE.with_dnr()),
+        };
+        match what {
+            Ok(what) => self.ask_steward(slot, what, Made::default(), io),
+            Err(status) => self.answer(slot, Err(status), io),
+        }
+    }
+
+    /// Hands an order to the steward. Its answer comes home as that of the keeper does.
+    pub(super) fn ask_steward(&mut self, slot: u16, what: What, made: Made, io: &mut Io<'_>) {
+        let Some(association) = self.association() else {
+            return self.answer(slot, Err(Status::INTERNAL_ERROR), io);
+        };
+        let (subsystem, host) = (association.subsystem, association.host);
+        let (reactor, tag) = (io.reactor, self.tag(slot));
+        let order = Order { subsystem, host, what: what.clone(), made: made.clone(), reactor, tag };
+        self.slot(slot).plan = Plan::Order { what, made };
+        let asked = io.registry.ask_steward(order);
+        self.wait_for_keeper(slot, asked, io);
+    }
+}

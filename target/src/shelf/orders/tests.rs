@@ -1,0 +1,318 @@
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nvme::fabrics::{CNTLID_DYNAMIC, ConnectData};
+use tempfile::tempdir;
+
+use super::*;
+use crate::config::Config;
+use crate::kept::tests::kill_before;
+use crate::ledger::Ledger;
+use crate::managed::Catalogs;
+use crate::registry::Registry;
+use crate::registry::tests::visit;
+use crate::steward::Made;
+use crate::stores::Stores;
+use crate::tender::Tender;
+
+const NQN: &str = "nqn.2026-11.io.nvmfd:a";
+const FOLDER: &str = "NVMFD_TEST_MANAGED_FOLDER";
+const STEPS: &str = "NVMFD_TEST_MANAGED_STEPS";
+const MIB: u64 = 1 << 20;
+
+fn host(n: u8) -> Nqn {
+    format!("nqn.2026-11.io.nvmfd:host{n}").parse().unwrap()
+}
+
+/// A subsystem with namespace 2, whose hosts 1 and 2 may manage 4 MiB in 3 namespaces.
+fn config(folder: &Path) -> Config {
+    let text = format!(
+        "[[listener]]\naddress = \"192.0.2.1\"\n[[subsystem]]\nnqn = \"{NQN}\"\n\
+         allow_any_host = true\n[[subsystem.namespace]]\nnsid = 2\nkind = \"null\"\nsize = \"1MiB\"\n\
+         [subsystem.managed]\ndirectory = {folder:?}\nquota = \"4MiB\"\nnamespaces = 3\n\
+         hosts = [\"{}\", \"{}\"]\n",
+        host(1),
+        host(2)
+    );
+    Config::parse(&text).unwrap()
+}
+
+/// What is served without a reactor, with controllers 1 to 3 of hosts 1 to 3.
+fn shelf(config: &Config) -> Shelf {
+    let registry = Arc::new(Registry::new(Vec::new(), 8, 0));
+    let tender = Arc::new(Tender::start(Vec::new()).unwrap());
+    let stores = Stores::default();
+    let next = patiently(|| Next::open(config, &stores, &Catalogs::new()));
+    let ledger = Arc::new(Ledger::open(None));
+    let mut shelf = Shelf::new(config.clone(), stores, Arc::clone(&registry), tender, ledger);
+    shelf.attach_new(&next).unwrap();
+    shelf.adopt(next, Vec::new());
+    for n in 1..=3 {
+        let data = ConnectData::new([n; 16], CNTLID_DYNAMIC, &NQN.parse().unwrap(), &host(n));
+        let admission = registry.connect_admin(&data, &visit()).unwrap();
+        assert_eq!(admission.association.cntlid, u16::from(n));
+    }
+    shelf
+}
+
+/// What was closed a moment ago may still be on its way out.
+fn patiently(open: impl Fn() -> Result<Next, Fatal>) -> Next {
+    loop {
+        match open() {
+            Ok(next) => return next,
+            Err(why) => assert!(why.0.contains("a lock on it is held"), "{why}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn order(host: Nqn, what: What) -> Order {
+    let subsystem = NQN.parse().unwrap();
+    Order { subsystem, host, what, made: Made::default(), reactor: 0, tag: 0 }
+}
+
+fn create(mib: u64) -> What {
+    What::Create(Creation { bytes: mib * MIB, block_size_bytes: 512, ana_group: 1 })
+}
+
+fn attach(nsid: u32, cntlids: &[u16]) -> What {
+    What::Attach { nsid, cntlids: cntlids.to_vec() }
+}
+
+fn detach(nsid: u32, cntlids: &[u16]) -> What {
+    What::Detach { nsid, cntlids: cntlids.to_vec() }
+}
+
+fn ask(shelf: &mut Shelf, what: What) -> Result<u32, u16> {
+    let outcome = shelf.carry_out(&order(host(1), what));
+    outcome.map_err(|status| {
+        assert!(status.dnr(), "{status}");
+        status.code()
+    })
+}
+
+/// What a host sees: its namespaces.
+fn seen(shelf: &Shelf, n: u8) -> Vec<u32> {
+    let subsystem = shelf.registry.subsystem(&NQN.parse().unwrap()).unwrap();
+    subsystem.seen_by(&host(n)).namespaces.iter().map(|n| n.nsid).collect()
+}
+
+fn images(folder: &Path) -> Vec<PathBuf> {
+    let paths = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
+    paths.filter(|path| path.extension().is_some_and(|e| e == "img")).collect()
+}
+
+#[test]
+fn namespaces_are_made_attached_detached_and_deleted() {
+    let folder = tempdir().unwrap();
+    let config = config(folder.path());
+    let mut shelf = shelf(&config);
+    assert_eq!(ask(&mut shelf, create(1)), Ok(1));
+    assert_eq!(ask(&mut shelf, create(2)), Ok(3), "2 is declared");
+    assert_eq!(images(folder.path()).len(), 2);
+    assert_eq!(seen(&shelf, 1), [2], "attached to nobody yet");
+    assert_eq!(ask(&mut shelf, attach(3, &[1, 2])), Ok(0));
+    assert_eq!(ask(&mut shelf, attach(1, &[2])), Ok(0));
+    assert_eq!(
+        [seen(&shelf, 1), seen(&shelf, 2), seen(&shelf, 3)],
+        [vec![2, 3], vec![1, 2, 3], vec![2]]
+    );
+    assert_eq!(ask(&mut shelf, detach(3, &[2])), Ok(0));
+    assert_eq!(seen(&shelf, 2), [1, 2]);
+    let management = |host_n| {
+        let subsystem = shelf.registry.subsystem(&NQN.parse().unwrap()).unwrap();
+        subsystem.seen_by(&host(host_n)).management.clone()
+    };
+    assert_eq!(management(1).unwrap().used_bytes, 3 * MIB);
+    assert!(management(3).is_none(), "who may not manage learns nothing of it");
+    // What a start of the daemon finds.
+    shelf.tender.stop(Instant::now() + Duration::from_secs(60));
+    drop(shelf);
+    let mut shelf = self::shelf(&config);
+    assert_eq!([seen(&shelf, 1), seen(&shelf, 2)], [vec![2, 3], vec![1, 2]]);
+    assert_eq!(ask(&mut shelf, What::Delete { nsid: 3 }), Ok(0), "detached before");
+    assert_eq!((seen(&shelf, 1), images(folder.path()).len()), (vec![2], 1));
+    assert_eq!(ask(&mut shelf, create(3)), Ok(3), "there is room again");
+    assert_eq!(ask(&mut shelf, What::Delete { nsid: NSID_ALL }), Ok(0));
+    assert_eq!(
+        (seen(&shelf, 2), images(folder.path()).len()),
+        (vec![2], 0),
+        "what is declared stays"
+    );
+}
+
+#[test]
+fn each_refusal_has_its_status_and_changes_nothing() {
+    let folder = tempdir().unwrap();
+    let mut shelf = shelf(&config(folder.path()));
+    assert_eq!(ask(&mut shelf, create(2)), Ok(1));
+    assert_eq!(ask(&mut shelf, attach(1, &[1])), Ok(0));
+    let record = shelf.catalogs[&NQN.parse().unwrap()].record().clone();
+    for (what, outcome) in [
+        (create(3), Err(0x115)),
+        (attach(1, &[1, 2]), Err(0x118)),
+        (attach(1, &[2, 7]), Err(0x11C)),
+        (detach(1, &[1, 2]), Err(0x11A)),
+        (detach(1, &[9]), Err(0x11C)),
+        (attach(2, &[2]), Err(0x00B)),
+        (detach(5, &[1]), Err(0x00B)),
+        (What::Delete { nsid: 2 }, Err(0x00B)),
+    ] {
+        assert_eq!(ask(&mut shelf, what.clone()), outcome, "{what:?}");
+    }
+    for stranger in [host(3), host(9)] {
+        let status = shelf.carry_out(&order(stranger, create(1))).unwrap_err();
+        assert_eq!(status.code(), 0x001);
+    }
+    assert_eq!(*shelf.catalogs[&NQN.parse().unwrap()].record(), record);
+    assert_eq!(images(folder.path()).len(), 1);
+    assert_eq!(ask(&mut shelf, create(1)), Ok(3));
+    assert_eq!(ask(&mut shelf, create(2)), Err(0x115), "the quota");
+    assert_eq!(ask(&mut shelf, What::Delete { nsid: 1 }), Ok(0));
+    assert_eq!((ask(&mut shelf, create(1)), ask(&mut shelf, create(1))), (Ok(1), Ok(4)));
+    assert_eq!(ask(&mut shelf, create(1)), Err(0x116), "as many as may be");
+}
+
+#[test]
+fn a_namespace_has_an_end_of_hosts() {
+    let folder = tempdir().unwrap();
+    let mut shelf = shelf(&config(folder.path()));
+    assert_eq!(ask(&mut shelf, create(1)), Ok(1));
+    let catalog = shelf.catalogs.get_mut(&NQN.parse().unwrap()).unwrap();
+    let mut record = catalog.record().clone();
+    let names = (0..HOSTS_MAX).map(|n| format!("nqn.2026-11.host:{n}").parse().unwrap());
+    record.entries.get_mut(&1).unwrap().hosts = names.collect();
+    catalog.keep(record).unwrap();
+    assert_eq!(ask(&mut shelf, attach(1, &[1])), Err(0x127));
+}
+
+#[test]
+fn what_cannot_be_kept_is_refused_and_leaves_nothing() {
+    let folder = tempdir().unwrap();
+    let mut shelf = shelf(&config(folder.path()));
+    fs::create_dir(folder.path().join("namespaces")).unwrap();
+    let status = shelf.carry_out(&order(host(1), create(1))).unwrap_err();
+    assert_eq!((status.code(), status.dnr()), (0x006, false));
+    assert_eq!((seen(&shelf, 1), images(folder.path()).len()), (vec![2], 0));
+    fs::remove_dir(folder.path().join("namespaces")).unwrap();
+    assert_eq!(ask(&mut shelf, create(1)), Ok(1));
+}
+
+#[test]
+fn a_reload_takes_the_grant_back_and_leaves_the_files() {
+    let folder = tempdir().unwrap();
+    let granted = config(folder.path());
+    let mut shelf = shelf(&granted);
+    assert_eq!(ask(&mut shelf, create(1)), Ok(1));
+    assert_eq!(ask(&mut shelf, attach(1, &[1])), Ok(0));
+    for (config, served) in [(None, vec![2]), (Some(granted.clone()), vec![1, 2])] {
+        let mut next_config = granted.clone();
+        if config.is_none() {
+            next_config.subsystems[0].managed = None;
+        }
+        let next = patiently(|| shelf.next(&next_config));
+        shelf.attach_new(&next).unwrap();
+        shelf.set_config(next_config);
+        shelf.adopt(next, Vec::new());
+        assert_eq!((seen(&shelf, 1), images(folder.path()).len()), (served, 1));
+    }
+}
+
+/// What hosts do in the life of the process that is killed.
+fn orders() -> Vec<What> {
+    vec![
+        create(1),
+        attach(1, &[1]),
+        create(2),
+        attach(3, &[1, 2]),
+        detach(3, &[1]),
+        What::Delete { nsid: 1 },
+        create(1),
+        What::Delete { nsid: NSID_ALL },
+    ]
+}
+
+/// Namespaces with their sizes and hosts, whatever their files are called.
+type Found = BTreeMap<u32, (u64, BTreeSet<Nqn>)>;
+
+fn found(shelf: &Shelf) -> Found {
+    let record = shelf.catalogs[&NQN.parse().unwrap()].record();
+    record.entries.iter().map(|(&nsid, e)| (nsid, (e.bytes, e.hosts.clone()))).collect()
+}
+
+/// The process that is killed: not a test by itself. Tells every order that is done.
+#[test]
+fn killed_between_two_steps() {
+    let (Ok(folder), Ok(steps)) = (std::env::var(FOLDER), std::env::var(STEPS)) else { return };
+    let mut shelf = shelf(&config(Path::new(&folder)));
+    kill_before(steps.parse().unwrap());
+    for (index, what) in orders().into_iter().enumerate() {
+        ask(&mut shelf, what).unwrap();
+        println!("done {index}");
+    }
+}
+
+/// Runs the process until its `steps`th step. How many orders it had answered, and whether it was
+/// killed.
+fn run(folder: &Path, steps: u32) -> (usize, bool) {
+    let own = "shelf::orders::tests::killed_between_two_steps";
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", own, "--nocapture", "--test-threads=1"])
+        .env(FOLDER, folder)
+        .env(STEPS, steps.to_string())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    // The first comes behind the name of the test.
+    let done = lines.filter(|line| line.as_ref().unwrap().contains("done ")).count();
+    let status = child.wait().unwrap();
+    assert!(status.success() || status.signal() == Some(libc::SIGKILL), "{status}");
+    (done, !status.success())
+}
+
+#[test]
+fn a_process_killed_anywhere_leaves_the_namespaces_before_or_after_an_order() {
+    let orders = orders();
+    let whole = tempdir().unwrap();
+    let mut shelf = shelf(&config(whole.path()));
+    let mut states = vec![found(&shelf)];
+    for what in &orders {
+        ask(&mut shelf, what.clone()).unwrap();
+        states.push(found(&shelf));
+    }
+    let (mut kills, mut before, mut after) = (0, 0, 0);
+    for steps in 1.. {
+        let folder = tempdir().unwrap();
+        let (done, killed) = run(folder.path(), steps);
+        if !killed {
+            assert_eq!(done, orders.len());
+            break;
+        }
+        kills += 1;
+        let mut shelf = self::shelf(&config(folder.path()));
+        let now = found(&shelf);
+        match (now == states[done], now == states[done + 1]) {
+            (true, _) => before += 1,
+            (_, true) => after += 1,
+            _ => panic!("killed at step {steps}, after {done} orders: {now:?}"),
+        }
+        // A file for each namespace, and none besides; all of them are served.
+        let catalog = &shelf.catalogs[&NQN.parse().unwrap()];
+        let uuids = catalog.record().entries.values().map(|entry| entry.uuid);
+        let expected: BTreeSet<PathBuf> = uuids.map(|uuid| catalog.image(uuid)).collect();
+        assert_eq!(images(folder.path()).into_iter().collect::<BTreeSet<_>>(), expected);
+        assert!(catalog.record().unsettled.is_empty());
+        let subsystem = shelf.registry.subsystem(&NQN.parse().unwrap()).unwrap();
+        assert_eq!(subsystem.namespaces.len(), now.len() + 1, "with the one that is declared");
+        assert_eq!(ask(&mut shelf, What::Delete { nsid: NSID_ALL }), Ok(0));
+    }
+    println!("{kills} kills: {before} found the namespaces before, {after} those after");
+    assert!(kills >= 50 && before > 0 && after > 0, "{kills} kills, {before} + {after}");
+}

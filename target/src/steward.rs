@@ -1,0 +1,151 @@
+//! The steward: one thread that carries out what hosts order about namespaces, one order after
+//! another. Reactors ask it and go on; it answers by mail. So nobody waits for a file, and a reload
+//! and an order never meet: whoever changes what is served holds its lock (`shelf.rs`).
+//!
+//! Its queue needs no bound of its own: a command that was handed over keeps its slot until it is
+//! answered, so there are never more than there are slots.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use nvme::{Nqn, Status};
+use rdma::Tag;
+
+use crate::disk::Done;
+use crate::mailbox::Mail;
+use crate::registry::Registry;
+use crate::shelf::Shelf;
+
+/// What the steward is told.
+#[derive(Debug)]
+pub enum Word {
+    /// An order of a host.
+    Order(Box<Order>),
+    /// No more orders will come.
+    Stop,
+}
+
+/// An order of a host, and who waits for its outcome.
+#[derive(Debug)]
+pub struct Order {
+    /// The subsystem.
+    pub subsystem: Nqn,
+    /// Who orders.
+    pub host: Nqn,
+    /// What.
+    pub what: What,
+    /// Where the namespace id of what was made is left, before the answer.
+    pub made: Made,
+    /// The reactor to answer.
+    pub reactor: usize,
+    /// What the answer is tagged with.
+    pub tag: Tag,
+}
+
+/// What a host wants done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum What {
+    /// A new namespace, attached to nobody.
+    Create(Creation),
+    /// A namespace deleted, and detached before; FFFFFFFFh: all that hosts have made.
+    Delete {
+        /// Namespace id.
+        nsid: u32,
+    },
+    /// A namespace attached to the hosts of controllers.
+    Attach {
+        /// Namespace id.
+        nsid: u32,
+        /// Controller ids, ascending.
+        cntlids: Vec<u16>,
+    },
+    /// A namespace detached from the hosts of controllers.
+    Detach {
+        /// Namespace id.
+        nsid: u32,
+        /// Controller ids, ascending.
+        cntlids: Vec<u16>,
+    },
+}
+
+/// What a namespace shall be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Creation {
+    /// Its size: whole blocks.
+    pub bytes: u64,
+    /// Bytes of a logical block: 512 or 4096.
+    pub block_size_bytes: u32,
+    /// Its ANA group.
+    pub ana_group: u32,
+}
+
+/// The id of a namespace that was made, once it was. Two of them are equal when they are the same
+/// one.
+#[derive(Clone, Debug, Default)]
+pub struct Made(Arc<AtomicU32>);
+
+impl Made {
+    /// The id; 0 when nothing was made.
+    #[must_use]
+    pub fn nsid(&self) -> u32 {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// Leaves the id.
+    pub fn set(&self, nsid: u32) {
+        self.0.store(nsid, Ordering::Release);
+    }
+}
+
+impl PartialEq for Made {
+    fn eq(&self, other: &Made) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Made {}
+
+/// A steward that has not begun, and the way to it.
+#[derive(Debug)]
+pub struct Steward {
+    words: Receiver<Word>,
+    sender: Sender<Word>,
+}
+
+impl Steward {
+    /// One that waits for words.
+    #[must_use]
+    pub fn new() -> Steward {
+        let (sender, words) = channel();
+        Steward { words, sender }
+    }
+
+    /// The way to it.
+    #[must_use]
+    pub fn sender(&self) -> Sender<Word> {
+        self.sender.clone()
+    }
+
+    /// Serves until told to stop.
+    pub(crate) fn run(self, shelf: &Mutex<Shelf>, registry: &Registry) {
+        while let Ok(Word::Order(order)) = self.words.recv() {
+            let carried_out =
+                shelf.lock().unwrap_or_else(PoisonError::into_inner).carry_out(&order);
+            let Order { made, reactor, tag, .. } = *order;
+            let outcome = carried_out.map(|nsid| made.set(nsid));
+            // A reactor that has ended waits for nothing.
+            let done = Done { tag, buf: None, outcome };
+            let _ = registry.reactor(reactor).send(Mail::Answer(done));
+        }
+    }
+}
+
+impl Default for Steward {
+    fn default() -> Steward {
+        Steward::new()
+    }
+}
+
+/// The status of what could not be kept, or not be made, for a reason that the log has.
+pub(crate) const FAILED: Status = Status::INTERNAL_ERROR;
