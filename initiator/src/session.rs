@@ -326,6 +326,12 @@ impl Session {
         self.queues.get(usize::from(queue)).map_or(0, Queue::callers)
     }
 
+    /// The id of an outstanding command of the caller: by which Abort names it.
+    #[must_use]
+    pub fn command_id(&self, queue: u16, tag: u64) -> Option<u16> {
+        self.queues.get(usize::from(queue))?.command_id(tag)
+    }
+
     /// Whether a queue has room again only when Sends have come home: then a sleep must end also
     /// for those (`Wake::Any`).
     #[must_use]

@@ -14,6 +14,7 @@
 //! buffer is in two hands or lost, what was read is what may be read. At the end everything is read
 //! once more, everybody leaves, and all pools are full again.
 
+pub mod aborts;
 pub mod disk;
 pub mod fencing;
 pub mod host;
@@ -159,7 +160,7 @@ impl World {
         let mut disk = SimDisk::new(seed, profile.disk, &profile.shapes, now, Arc::clone(&trace));
         disk.forgets_flushes = setup.plant == Some(Plant::MissingFlush);
         let mut target = Target::new(&profile, &air);
-        target.forgets_fences = setup.plant == Some(Plant::MissingFence);
+        target.plant = setup.plant;
         let hosts = (0..profile.hosts)
             .map(|index| Host::new(index, &profile, &air, dice.roll(), now))
             .collect::<Result<Vec<_>, _>>()?;

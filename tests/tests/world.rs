@@ -90,6 +90,18 @@ fn commands_that_outlive_a_preemption_are_found() {
 }
 
 #[test]
+fn an_abort_that_gets_no_answer_is_found() {
+    let (_, why) = find(Plant::LostAbort, 40);
+    assert!(why.contains("Abort"), "{why}");
+}
+
+#[test]
+fn an_abort_that_says_what_is_not_so_is_found() {
+    let (_, why) = find(Plant::FalseAbort, 40);
+    assert!(why.contains("says that it was aborted, and it was not"), "{why}");
+}
+
+#[test]
 fn a_packet_number_that_is_one_too_high_is_found() {
     find(Plant::PsnOffByOne, 20);
 }

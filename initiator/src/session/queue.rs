@@ -195,6 +195,14 @@ impl Queue {
         self.free.len() == self.slots.len()
     }
 
+    /// The id of the caller's command with this tag.
+    pub(super) fn command_id(&self, tag: u64) -> Option<u16> {
+        let owner = Owner::Caller(tag);
+        let is_it = |slot: &Slot| slot.command.as_ref().is_some_and(|c| c.owner == owner);
+        let slot = self.slots.iter().position(is_it)?;
+        Some(self.slots[slot].uses << SLOT_BITS | slot as u16)
+    }
+
     /// Slots in all.
     pub(super) fn slots(&self) -> u16 {
         self.entries - 1

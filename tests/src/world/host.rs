@@ -228,7 +228,7 @@ impl Host {
                     match done.outcome {
                         Ok(answer) => {
                             let bytes = buf.as_ref().map(|buf| self.pool.bytes(buf));
-                            judge.answered(op, answer.status, bytes);
+                            judge.answered(op, answer, bytes);
                         }
                         Err(_) => judge.lost(op, now),
                     }
@@ -321,7 +321,8 @@ impl Host {
                     if op.kind == Kind::Disable {
                         (self.leaving, judge.disabled[self.index]) = (true, true);
                     }
-                    let op = judge.leaves(op);
+                    let cid = session.command_id(queue, tag as u64).unwrap_or_default();
+                    let op = judge.leaves(op, queue, cid);
                     let first = op.half == Flags::FUSED_FIRST;
                     self.owed = first.then(|| (queue, judge.second_half(&op)));
                     self.ops[tag] = Some(op);

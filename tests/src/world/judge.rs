@@ -10,6 +10,7 @@ use nvme::cm::RejectStatus;
 use nvme::sqe::Flags;
 use rdma::soft::sim::Dice;
 
+use super::aborts::Aborts;
 use super::fencing::Fencing;
 use super::model::{Ending, Model, Moment, Span};
 use super::op::{Kind, Mistake, Op, Question};
@@ -57,6 +58,8 @@ pub struct Judge {
     pub model: Model,
     /// Who may read and write.
     pub fencing: Fencing,
+    /// What is aborted.
+    pub aborts: Aborts,
     /// What is going on.
     pub stage: Stage,
     /// Commands sent in the stage of work.
@@ -98,6 +101,7 @@ impl Judge {
             trace: Arc::clone(trace),
             model: Model::new(&blocks),
             fencing: Fencing::new(blocks.len(), profile.hosts, profile.orders),
+            aborts: Aborts::new(profile.aborts),
             stage: Stage::Work,
             sent: 0,
             commands,
@@ -205,6 +209,9 @@ impl Judge {
         if std::mem::take(&mut self.changed[host]) {
             return op(Kind::Admin(Question::Changed), whole(space));
         }
+        if let Some((queue, cid)) = self.aborts.next_wish(host, dice) {
+            return op(Kind::Abort(queue, cid), whole(space));
+        }
         if let Some(order) = self.fencing.next_order(space, host, dice) {
             return op(Kind::Order(order), whole(space));
         }
@@ -266,8 +273,8 @@ impl Judge {
         Span { space, lba: dice.below(u64::from(within) + 1) as u32, blocks }
     }
 
-    /// A command leaves.
-    pub fn leaves(&mut self, mut op: Op) -> Op {
+    /// A command leaves, on this queue and with this id.
+    pub fn leaves(&mut self, mut op: Op, queue: u16, cid: u16) -> Op {
         op.began = match (op.changes(), &op.kind) {
             (Some((spans, value)), _) => {
                 let mut began = 0;
@@ -283,6 +290,11 @@ impl Judge {
             self.sent += 1;
         }
         self.fencing.leaves(&op);
+        let names = match op.kind {
+            Kind::Abort(queue, cid) => Some((queue, cid)),
+            _ => None,
+        };
+        self.aborts.leaves(op.id, (op.host, queue, cid), names);
         op
     }
 
@@ -297,6 +309,7 @@ impl Judge {
     /// The association of a command ended before its answer.
     pub fn lost(&mut self, op: Op, now: Instant) {
         self.counts.lost += 1;
+        self.aborts.forget(op.host);
         if matches!(op.kind, Kind::Read | Kind::Compare(_)) {
             self.model.forget_read(op.began);
         }
@@ -311,8 +324,8 @@ impl Judge {
     }
 
     /// A command was answered. `data` is what it has read, or sent.
-    pub fn answered(&mut self, op: Op, status: Status, data: Option<&[u8]>) {
-        let host = op.host;
+    pub fn answered(&mut self, op: Op, answer: Answer, data: Option<&[u8]>) {
+        let (host, status) = (op.host, answer.status);
         if self.stage == Stage::Sweep && op.kind == Kind::Read {
             self.sweeping -= 1;
         }
@@ -340,6 +353,9 @@ impl Judge {
             false => Err(format!("it was refused: {status}")),
         };
         let verdict = verdict.and_then(|()| self.check_reservation(&op, status));
+        let aborted = status.is(Status::ABORT_REQUESTED);
+        let says = matches!(op.kind, Kind::Abort(..)).then_some(success && answer.result & 1 == 0);
+        let verdict = verdict.and_then(|()| self.aborts.answered(op.id, aborted, says));
         if let Err(why) = verdict {
             self.fail(format!("host {host}: {op}: {why}"));
         }
@@ -382,7 +398,7 @@ impl Judge {
             }
             Kind::Wrong(_) => Err("it was carried out".to_owned()),
             Kind::Write { .. } | Kind::Zeroes { .. } | Kind::Deallocate(_) => Ok(()),
-            Kind::Admin(_) | Kind::Disable | Kind::Order(_) => Ok(()),
+            Kind::Admin(_) | Kind::Abort(..) | Kind::Disable | Kind::Order(_) => Ok(()),
         }
     }
 
@@ -406,9 +422,11 @@ impl Judge {
             Kind::Compare(_) if status.is(Status::COMPARE_FAILURE) => return true,
             _ if op.half > 0 && status.is(Status::ABORTED_FAILED_FUSED) => return true,
             Kind::Order(_) if status.is(Status::INVALID_FIELD) => return true,
+            Kind::Abort(..) if status.is(Status::ABORT_LIMIT_EXCEEDED) => return true,
             _ => {}
         }
         self.fencing.excuses(status)
+            || self.aborts.are_there() && status.is(Status::ABORT_REQUESTED)
             || absent && status.is(Status::INVALID_NAMESPACE)
             || self.disk_fails && of_disk.iter().any(|of_disk| status.is(*of_disk))
     }

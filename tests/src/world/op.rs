@@ -42,6 +42,8 @@ pub enum Kind {
     Compare(Vec<Value>),
     /// Reservation Register, Acquire or Release.
     Order(Order),
+    /// Abort of a command on this queue, with this id.
+    Abort(u16, u16),
     /// An admin command that only asks.
     Admin(Question),
     /// Property Set, CC.EN = 0, whatever is under way.
@@ -96,7 +98,7 @@ pub struct Op {
 impl Op {
     /// Whether it goes to the admin queue.
     pub fn is_admin(&self) -> bool {
-        matches!(self.kind, Kind::Admin(_) | Kind::Disable)
+        matches!(self.kind, Kind::Admin(_) | Kind::Abort(..) | Kind::Disable)
     }
 
     /// The blocks that it changes, if it does, and what they become.
@@ -117,7 +119,7 @@ impl Op {
             }
             Kind::Deallocate(spans) => spans.len() as u32 * DsmRange::BYTES as u32,
             Kind::Order(order) => order.data_bytes(),
-            Kind::Flush | Kind::Zeroes { .. } | Kind::Disable => 0,
+            Kind::Flush | Kind::Zeroes { .. } | Kind::Disable | Kind::Abort(..) => 0,
             Kind::Admin(Question::Queues) => 0,
             Kind::Admin(_) => PAGE_BYTES as u32,
             Kind::Wrong(Mistake::Opcode) => 0,
@@ -154,6 +156,10 @@ impl Op {
                 Sqe { cdw10: 7, ..Sqe::admin(AdminOpcode::GET_FEATURES) }
             }
             Kind::Order(order) => order.sqe(nsid),
+            Kind::Abort(queue, cid) => {
+                let cdw10 = u32::from(*cid) << 16 | u32::from(*queue);
+                Sqe { cdw10, ..Sqe::admin(AdminOpcode::ABORT) }
+            }
             Kind::Disable => PropertySet::new(Property::CC, 0).emit(),
             Kind::Wrong(Mistake::Range) => io(IoOpcode::READ).with_range(1 << 40, 0),
             Kind::Wrong(Mistake::Namespace) => io(IoOpcode::READ).with_nsid(9),
@@ -216,6 +222,7 @@ impl fmt::Display for Op {
             Kind::Flush => write!(f, "flush of namespace {nsid}"),
             Kind::Compare(_) => write!(f, "compare of namespace {nsid}, {blocks} from {lba}"),
             Kind::Order(order) => write!(f, "order about namespace {nsid}: {order}"),
+            Kind::Abort(queue, cid) => write!(f, "abort of command {cid:04x} on queue {queue}"),
             Kind::Disable => f.write_str("reset"),
             Kind::Admin(question) => write!(f, "question: {question:?}"),
             Kind::Wrong(mistake) => write!(f, "mistake: {mistake:?}"),

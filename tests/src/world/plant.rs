@@ -23,16 +23,22 @@ pub enum Plant {
     PsnOffByOne,
     /// Reactors do not hear that a host was preempted, and its commands go on.
     MissingFence,
+    /// Reactors lose the errand of an Abort command.
+    LostAbort,
+    /// An Abort command says that it has aborted, whatever becomes of the other command.
+    FalseAbort,
 }
 
 impl Plant {
     /// All of them.
-    pub const ALL: [Plant; 5] = [
+    pub const ALL: [Plant; 7] = [
         Plant::LostAck,
         Plant::DoubleCompletion,
         Plant::MissingFlush,
         Plant::PsnOffByOne,
         Plant::MissingFence,
+        Plant::LostAbort,
+        Plant::FalseAbort,
     ];
 
     /// Its name on the command line.
@@ -44,6 +50,8 @@ impl Plant {
             Plant::MissingFlush => "missing-flush",
             Plant::PsnOffByOne => "psn-off-by-one",
             Plant::MissingFence => "missing-fence",
+            Plant::LostAbort => "lost-abort",
+            Plant::FalseAbort => "false-abort",
         }
     }
 
@@ -52,7 +60,7 @@ impl Plant {
         match self {
             Plant::LostAck => Some(forgetful()),
             Plant::PsnOffByOne => Some(Box::new(one_more)),
-            Plant::DoubleCompletion | Plant::MissingFlush | Plant::MissingFence => None,
+            _ => None,
         }
     }
 }

@@ -80,6 +80,8 @@ pub struct Profile {
     pub mix: [u16; 8],
     /// In a thousand commands those about reservations.
     pub orders: u16,
+    /// In a thousand commands those that abort another.
+    pub aborts: u16,
     /// In a thousand writes those with FUA.
     pub fua: u16,
     /// In a thousand ranges those in the first few blocks.
@@ -139,6 +141,7 @@ impl Profile {
             mishaps: Vec::new(),
             mix: pick(dice, &MIXES),
             orders: 0,
+            aborts: 0,
             fua: pick(dice, &[0, 100, 500]),
             hot: pick(dice, &[0, 300, 800]),
             pause: pick(dice, &[0, 20, 200]),
@@ -149,6 +152,7 @@ impl Profile {
         profile.data_bytes = least + pick(dice, &[0, 64 << 10, 1 << 20]);
         profile.mishaps = mishaps(dice, hosts, commands);
         profile.orders = if hosts > 1 { pick(dice, &[0, 10, 50]) } else { 0 };
+        profile.aborts = pick(dice, &[0, 0, 10, 100]);
         profile
     }
 

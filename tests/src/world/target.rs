@@ -24,6 +24,7 @@ use rdma::soft::sim::{Air, AirPort, Dice};
 use rdma::{Event, Fabric, Pool, PoolPlan, Wake};
 
 use super::disk::{SimDisk, SimRing};
+use super::plant::Plant;
 use super::profile::Profile;
 use super::seam::{DiskSeam, Echo, Ledger, Seam, SharedLedger, lock};
 use super::trace::Trace;
@@ -66,8 +67,8 @@ pub struct Target {
     reservations: Vec<Arc<Reservation>>,
     /// Works between the turns of reactors, since it has no thread here.
     keeper: Keeper,
-    /// A planted fault: reactors hear of no preemption.
-    pub forgets_fences: bool,
+    /// A planted fault of its own.
+    pub plant: Option<Plant>,
 }
 
 impl Target {
@@ -86,7 +87,7 @@ impl Target {
             healths: profile.shapes.iter().map(|_| Arc::default()).collect(),
             reservations: Vec::new(),
             keeper: Keeper::new(),
-            forgets_fences: false,
+            plant: None,
         }
     }
 
@@ -268,8 +269,14 @@ impl Target {
         reactor.queues.tick(&mut lent);
         if std::mem::take(&mut reactor.rung) {
             while let Some(mail) = reactor.mailbox.take() {
-                if self.forgets_fences && matches!(mail, Mail::Fence(_)) {
-                    continue;
+                match (self.plant, &mail) {
+                    (Some(Plant::MissingFence), Mail::Fence(_)) => continue,
+                    (Some(Plant::LostAbort), Mail::Errand(_)) => {
+                        std::mem::forget(mail);
+                        continue;
+                    }
+                    (Some(Plant::FalseAbort), Mail::Errand(errand)) => errand.clone().succeed(),
+                    _ => {}
                 }
                 reactor.queues.on_mail(mail, &mut lent);
             }
