@@ -40,7 +40,18 @@ pub struct Protection {
     /// The namespace in it.
     pub nsid: u32,
     state: AtomicU8,
-    file: Option<(PathBuf, String)>,
+    kept: Kept,
+}
+
+/// Where a state is kept.
+#[derive(Debug)]
+enum Kept {
+    /// Nowhere: there is only one.
+    Nowhere,
+    /// In memory alone.
+    Memory,
+    /// In this file of this folder.
+    File(PathBuf, String),
 }
 
 impl Protection {
@@ -48,7 +59,14 @@ impl Protection {
     #[must_use]
     pub fn none(subsystem: Nqn, nsid: u32) -> Arc<Protection> {
         let state = AtomicU8::new(WriteProtectState::NONE.0);
-        Arc::new(Protection { subsystem, nsid, state, file: None })
+        Arc::new(Protection { subsystem, nsid, state, kept: Kept::Nowhere })
+    }
+
+    /// One that lasts as long as whoever has it, for a simulated target.
+    #[must_use]
+    pub fn simulated(subsystem: Nqn, nsid: u32) -> Arc<Protection> {
+        let state = AtomicU8::new(WriteProtectState::NONE.0);
+        Arc::new(Protection { subsystem, nsid, state, kept: Kept::Memory })
     }
 
     /// One that is kept in `folder`, under the UUID of its namespace; as it was left there.
@@ -64,14 +82,14 @@ impl Protection {
     ) -> Result<Arc<Protection>, String> {
         let name = format!("{}.protection", uuid::Uuid::from_bytes(uuid));
         let state = AtomicU8::new(load(&folder.join(&name))?.0);
-        let file = Some((folder.to_owned(), name));
-        Ok(Arc::new(Protection { subsystem, nsid, state, file }))
+        let kept = Kept::File(folder.to_owned(), name);
+        Ok(Arc::new(Protection { subsystem, nsid, state, kept }))
     }
 
     /// Whether hosts can change it.
     #[must_use]
     pub fn is_supported(&self) -> bool {
-        self.file.is_some()
+        !matches!(self.kept, Kept::Nowhere)
     }
 
     /// The state as it is now.
@@ -110,10 +128,12 @@ impl Protection {
     pub fn change(&self, new: WriteProtectState) -> Result<bool, Status> {
         self.check(new)?;
         let old = self.state();
-        let Some((folder, name)) = self.file.as_ref().filter(|_| old != new) else {
+        if old == new || !self.is_supported() {
             return Ok(false);
-        };
-        if let Err(failure) = keep(folder, name, new) {
+        }
+        if let Kept::File(folder, name) = &self.kept
+            && let Err(failure) = keep(folder, name, new)
+        {
             let path = folder.join(name);
             error!("write protection in {} cannot be kept: {failure}", path.display());
             // The rename may have happened. What hosts are told counts, so put it back.

@@ -25,6 +25,7 @@ pub mod order;
 pub mod plant;
 pub mod profile;
 pub mod seam;
+pub mod shields;
 pub mod stamp;
 pub mod target;
 pub mod trace;

@@ -90,6 +90,21 @@ fn commands_that_outlive_a_preemption_are_found() {
 }
 
 #[test]
+fn writes_that_outlive_a_protection_are_found() {
+    for seed in 0..40 {
+        let mut profile = Profile::new(seed, 500);
+        (profile.orders, profile.protections, profile.hot) = (0, 20, 900);
+        (profile.mix, profile.disk.latency) = ([200, 800, 0, 0, 0, 0, 0, 0], LATENCY);
+        let planted = Setup { plant: Some(Plant::LateShield), ..setup(seed, 500) };
+        if let Some(why) = run_profile(planted, profile).failure {
+            assert!(why.contains("which cannot be"), "{why}");
+            return;
+        }
+    }
+    panic!("nobody has noticed");
+}
+
+#[test]
 fn an_abort_that_gets_no_answer_is_found() {
     let (_, why) = find(Plant::LostAbort, 40);
     assert!(why.contains("Abort"), "{why}");

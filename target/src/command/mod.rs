@@ -239,6 +239,35 @@ pub enum Plan {
     },
 }
 
+impl Plan {
+    /// Whether it changes blocks, or may.
+    #[must_use]
+    pub fn changes_blocks(&self) -> bool {
+        match self {
+            Plan::Store { .. }
+            | Plan::Copy { .. }
+            | Plan::Deallocate { .. }
+            | Plan::Zero { .. } => true,
+            Plan::Reply(_)
+            | Plan::Give { .. }
+            | Plan::Load { .. }
+            | Plan::Compare { .. }
+            | Plan::Verify { .. }
+            | Plan::Flush { .. }
+            | Plan::Connect { .. }
+            | Plan::Authenticate { .. }
+            | Plan::SetFeature { .. }
+            | Plan::Reserve { .. }
+            | Plan::Keep { .. }
+            | Plan::Protect { .. }
+            | Plan::ShutDown { .. }
+            | Plan::Park
+            | Plan::Disconnect
+            | Plan::Abort { .. } => false,
+        }
+    }
+}
+
 /// What the transport says of a command: needed to judge its SGL.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Received {

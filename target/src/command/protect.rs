@@ -49,7 +49,11 @@ pub(super) fn set(set: &SetFeatures, controller: &Controller) -> Result<Plan, St
             return Err(Status::FEATURE_NOT_CHANGEABLE.with_dnr());
         }
     }
-    let changes = |n: &&Namespace| n.protection.state() != new && !n.read_only;
+    // What is protected already may not be so for long: then there is somebody to wait for.
+    let changes = |n: &&Namespace| {
+        let protects = new != WriteProtectState::NONE;
+        (protects || n.protection.state() != new) && !n.read_only
+    };
     let of: Vec<Arc<Protection>> =
         namespaces.iter().filter(changes).map(|n| Arc::clone(&n.protection)).collect();
     // What was written before is on stable storage when a host hears that nothing is written now.
@@ -133,7 +137,7 @@ mod tests {
         assert_eq!(order(ask(set(2, 3), &mut controller)).0, [2]);
         assert_eq!(refused(ask(set(2, 0), &mut controller)), 0x10E);
         assert_eq!(refused(ask(set(NSID_ALL, 1), &mut controller)), 0x10E, "none of them");
-        assert_eq!(order(ask(set(NSID_ALL, 3), &mut controller)).0, [1, 7]);
+        assert_eq!(order(ask(set(NSID_ALL, 3), &mut controller)).0, [1, 2, 7], "2 once more");
         assert_eq!(refused(ask(set(1, 4), &mut controller)), 0x002);
         for nsid in [0, 3, NSID_ALL] {
             assert_eq!(refused(ask(get(nsid, 0), &mut controller)), 0x00B);

@@ -64,33 +64,39 @@ impl Queue {
         }
     }
 
-    /// Hosts were preempted, and their commands shall end: what has not begun ends here, what is
-    /// under way holds the fence until it is home. Nothing can be recalled from a disk.
+    /// Hosts were preempted, or namespaces write protected, and commands shall end: what has not
+    /// begun ends here, what is under way holds the fence until it is home. Nothing is recalled from
+    /// a disk.
     pub fn on_fence(&mut self, fence: &Arc<Fence>, io: &mut Io<'_>) {
-        let Serves::Io { association, .. } = &self.serves else { return };
-        if association.subsystem != fence.subsystem || !fence.hosts.contains(&association.host_id) {
+        let is_admin = matches!(self.serves, Serves::Admin(_));
+        let Some(association) = self.association() else { return };
+        if association.subsystem != fence.subsystem
+            || !fence.concerns(&association.host_id, is_admin)
+        {
             return;
         }
         for slot in 0..self.slots.len() as u16 {
             let entry = self.slot(slot);
-            let waits = match (entry.state, &entry.plan) {
-                (State::Free | State::Replying, _)
-                | (_, Plan::Reserve { .. } | Plan::Disconnect) => continue,
-                (State::Waiting, _) => true,
-                (State::Pulling | State::AtDisk, _) => false,
+            let waits = match entry.state {
+                State::Free | State::Replying => continue,
+                State::Waiting => true,
+                State::Pulling | State::AtDisk => false,
             };
-            if entry.sqe.nsid != fence.nsid {
+            if !fence.ends(&entry.plan, entry.sqe.nsid) {
                 continue;
             }
             match waits && self.link == Link::Open {
-                true => self.answer(slot, Err(Status::ABORTED_PREEMPT.with_dnr()), io),
+                true => {
+                    io.waiters.remove(self.key, slot);
+                    self.answer(slot, Err(fence.status()), io);
+                }
                 false => self.slot(slot).fences.push(Arc::clone(fence)),
             }
         }
     }
 
     /// Why a command has to end before it has done (or gone on with) anything: its host was
-    /// preempted, or wants it to.
+    /// preempted, or wants it to, or the namespace was write protected.
     pub(super) fn ends_early(&self, slot: u16) -> Option<Status> {
         let entry = &self.slots[usize::from(slot)];
         let more_to_do = matches!(
@@ -100,11 +106,11 @@ impl Queue {
         if entry.state != State::Pulling && !more_to_do {
             return None;
         }
-        match (entry.fences.is_empty(), entry.errands.is_empty()) {
-            (false, _) => Some(Status::ABORTED_PREEMPT.with_dnr()),
-            (true, false) => Some(Status::ABORT_REQUESTED),
-            (true, true) if self.leaver.is_some() => Some(Status::ABORTED_SQ_DELETION),
-            (true, true) => None,
+        match (entry.fences.first(), entry.errands.is_empty()) {
+            (Some(fence), _) => Some(fence.status()),
+            (None, false) => Some(Status::ABORT_REQUESTED),
+            (None, true) if self.leaver.is_some() => Some(Status::ABORTED_SQ_DELETION),
+            (None, true) => None,
         }
     }
 }

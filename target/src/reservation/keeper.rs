@@ -1,6 +1,6 @@
 //! The keeper: one thread that carries out the orders of all hosts about all reservations and all
-//! write protection, one after another. Reactors ask it and go on; it answers by mail. So nobody waits for a file, and
-//! every order finds the state that the one before has left.
+//! write protection, one after another. Reactors ask it and go on; it answers by mail. So nobody
+//! waits for a file, and every order finds the state that the one before has left.
 //!
 //! Its queue needs no bound of its own: a command that was handed over keeps its slot until it is
 //! answered, so there are never more than there are slots.
@@ -9,12 +9,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use nvme::Status;
 use nvme::feature::WriteProtectState;
+use nvme::{Nqn, Status};
 use rdma::Tag;
 use tracing::{error, info};
 
-use super::{Effect, Fence, HostId, Order, Reservation};
+use super::{Effect, Fence, Fenced, HostId, Order, Reservation};
 use crate::disk::Done;
 use crate::mailbox::Mail;
 use crate::protection::Protection;
@@ -120,8 +120,7 @@ impl Keeper {
         match word {
             Word::Ask(ask) => self.serve(ask, registry),
             Word::Protect(wish) => {
-                let outcome = protect(&wish, registry);
-                answer(registry, wish.reactor, wish.tag, outcome);
+                self.protect(&wish, registry);
             }
             Word::Mark(Mark { of, change, reactor, tag }) => {
                 answer(registry, reactor, tag, of.change(&change));
@@ -154,14 +153,48 @@ impl Keeper {
         match fences.pop() {
             None => answer(registry, ask.reactor, ask.tag, Ok(())),
             Some((reservation, hosts)) => {
-                let ticket = self.next_ticket;
-                self.next_ticket += 1;
-                self.fenced.insert(ticket, (ask.reactor, ask.tag));
-                let (subsystem, nsid) = (reservation.subsystem, reservation.nsid);
-                let keeper = self.sender.clone();
-                registry.fence(&Arc::new(Fence::new(subsystem, nsid, hosts, ticket, keeper)));
+                let (subsystem, nsids) = (reservation.subsystem, vec![reservation.nsid]);
+                let fence =
+                    self.fence(subsystem, nsids, Fenced::Preempted(hosts), ask.reactor, ask.tag);
+                registry.fence(&fence);
             }
         }
+    }
+
+    /// Sets the state of all, and tells everybody whose controllers have them. What is protected now
+    /// is so when nothing that came before can change it any more: only then the host is told.
+    fn protect(&mut self, wish: &Protect, registry: &Registry) {
+        for protection in &wish.of {
+            match protection.change(wish.state) {
+                Ok(true) => registry.announce(&protection.subsystem, protection.nsid),
+                Ok(false) => {}
+                Err(status) => return answer(registry, wish.reactor, wish.tag, Err(status)),
+            }
+        }
+        match wish.of.first() {
+            Some(first) if wish.state != WriteProtectState::NONE => {
+                let nsids = wish.of.iter().map(|protection| protection.nsid).collect();
+                let (reactor, tag) = (wish.reactor, wish.tag);
+                let fence = self.fence(first.subsystem, nsids, Fenced::Writers, reactor, tag);
+                registry.fence(&fence);
+            }
+            _ => answer(registry, wish.reactor, wish.tag, Ok(())),
+        }
+    }
+
+    /// A fence behind which somebody waits.
+    fn fence(
+        &mut self,
+        subsystem: Nqn,
+        nsids: Vec<u32>,
+        whose: Fenced,
+        reactor: usize,
+        tag: Tag,
+    ) -> Arc<Fence> {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        self.fenced.insert(ticket, (reactor, tag));
+        Arc::new(Fence::new(subsystem, nsids, whose, ticket, self.sender.clone()))
     }
 }
 
@@ -198,16 +231,6 @@ impl Reservation {
         *self.lock() = new;
         Ok(effect)
     }
-}
-
-/// Sets the state of all, and tells everybody whose controllers have them.
-fn protect(wish: &Protect, registry: &Registry) -> Result<(), Status> {
-    for protection in &wish.of {
-        if protection.change(wish.state)? {
-            registry.announce(&protection.subsystem, protection.nsid);
-        }
-    }
-    Ok(())
 }
 
 fn answer(registry: &Registry, reactor: usize, tag: Tag, outcome: Result<(), Status>) {

@@ -32,10 +32,17 @@ fn set(state: WriteProtectState) -> Sqe {
     SetFeatures { nsid: 1, ..set }.emit(Sgl::NONE).with_cid(7)
 }
 
-fn answers(world: &mut World, queue: &mut Queue, mail: &Mailbox) {
+/// Everybody hears what the keeper says, until it has nothing more to say.
+fn answers(world: &mut World, queue: &mut Queue, mail: &Mailbox, keeper: &mut Keeper) {
     while let Some(letter) = mail.take() {
-        if let Mail::Answer(done) = letter {
-            queue.on_disk(done.tag as u16, done, &mut world.io());
+        match letter {
+            Mail::Answer(done) => queue.on_disk(done.tag as u16, done, &mut world.io()),
+            Mail::Fence(fence) => {
+                queue.on_fence(&fence, &mut world.io());
+                drop(fence);
+                keeper.catch_up(&world.registry);
+            }
+            _ => {}
         }
     }
 }
@@ -56,7 +63,7 @@ fn protection_is_kept_and_flushed_and_told_before_it_is_answered() {
     assert!(world.completions.is_empty() && !protection.is_on(), "nobody has kept it yet");
     keeper.catch_up(&world.registry);
     assert!(protection.is_on());
-    answers(&mut world, &mut queue, &mail);
+    answers(&mut world, &mut queue, &mail, &mut keeper);
     assert!(matches!(world.disk.waiting.front(), Some((_, Op::Flush))), "what was written before");
     let event = world.completions.pop();
     assert!(event.is_none(), "nothing was said so far");
@@ -75,7 +82,7 @@ fn protection_is_kept_and_flushed_and_told_before_it_is_answered() {
     // Taken back, there is nothing to flush.
     world.send(&mut queue, &set(WriteProtectState::NONE), &[]);
     keeper.catch_up(&world.registry);
-    answers(&mut world, &mut queue, &mail);
+    answers(&mut world, &mut queue, &mail, &mut keeper);
     assert!(world.disk.waiting.is_empty());
     world.run(&mut queue);
     assert!(world.completions.pop().unwrap().status.is_success() && !protection.is_on());
@@ -90,7 +97,7 @@ fn what_cannot_be_kept_is_an_error_and_changes_nothing() {
     std::fs::remove_dir(folder.path()).unwrap();
     world.send(&mut queue, &set(WriteProtectState::PERMANENT), &[]);
     keeper.catch_up(&world.registry);
-    answers(&mut world, &mut queue, &mail);
+    answers(&mut world, &mut queue, &mail, &mut keeper);
     world.run(&mut queue);
     assert!(world.completions.pop().unwrap().status.is(Status::INTERNAL_ERROR));
     assert!(!protection.is_on());

@@ -10,7 +10,7 @@ use nvmfd::mailbox::{Mail, Mailbox, mailbox};
 use nvmfd::queue::Queue;
 use nvmfd::registry::Registry;
 use nvmfd::reservation::keeper::{Ask, Keeper, Word};
-use nvmfd::reservation::{Fence, Order, Reservation};
+use nvmfd::reservation::{Fence, Fenced, Order, Reservation};
 
 use crate::support::{World, admin, end_both, io_queue, keyed, subsystem};
 
@@ -122,7 +122,7 @@ fn what_another_host_reserves_bars_this_one() {
 }
 
 fn fence(nsid: u32, host: [u8; 16], keeper: mpsc::Sender<Word>) -> Arc<Fence> {
-    Arc::new(Fence::new(subsystem().nqn, nsid, vec![host], 3, keeper))
+    Arc::new(Fence::new(subsystem().nqn, vec![nsid], Fenced::Preempted(vec![host]), 3, keeper))
 }
 
 #[test]
@@ -160,6 +160,38 @@ fn a_fence_ends_what_has_not_begun_and_is_held_by_what_has() {
     world.run(&mut queue);
     assert!(world.completions.pop().unwrap().status.is_success(), "it was done, and says so");
     assert!(drained());
+    end_both(world, queue, admin, posted);
+}
+
+#[test]
+fn a_fence_of_write_protection_ends_writes_of_all_and_nothing_else() {
+    let mut world = World::new();
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (keeper, words) = mpsc::channel();
+    let drained = || matches!(words.try_recv(), Ok(Word::Drained(3)));
+    world.send(&mut queue, &write().with_cid(1), &[]);
+    assert!(world.fabric_step(&mut queue), "pulled: now at the disk");
+    let hoard: Vec<_> = std::iter::from_fn(|| world.pool.take_data(4096)).collect();
+    let read = Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(8192, 4096));
+    world.send(&mut queue, &read.with_cid(2), &[]);
+    world.send(&mut queue, &write().with_cid(3), &[]);
+    let nqn = subsystem().nqn;
+    let fence = Arc::new(Fence::new(nqn, vec![2, 1], Fenced::Writers, 3, keeper));
+    queue.on_fence(&fence, &mut world.io());
+    drop(fence);
+    while world.fabric_step(&mut queue) {}
+    let cqe = world.completions.pop().unwrap();
+    assert!(cqe.cid == 3 && cqe.status.is(Status::NAMESPACE_WRITE_PROTECTED), "{cqe:?}");
+    assert!(world.completions.is_empty() && !drained(), "the first is still at the disk");
+    world.disk_step(&mut queue);
+    assert!(drained(), "the read holds nothing up");
+    hoard.into_iter().for_each(|buf| world.pool.give(buf));
+    world.run(&mut queue);
+    world.serve_waiters(&mut queue);
+    world.run(&mut queue);
+    assert!(world.completions.iter().all(|cqe| cqe.status.is_success()));
+    assert_eq!(world.completions.len(), 2);
+    world.completions.clear();
     end_both(world, queue, admin, posted);
 }
 

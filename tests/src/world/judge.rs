@@ -15,6 +15,7 @@ use super::fencing::Fencing;
 use super::model::{Ending, Model, Moment, Span};
 use super::op::{Kind, Mistake, Op, Question};
 use super::profile::Profile;
+use super::shields::Shields;
 use super::stamp;
 use super::trace::Trace;
 
@@ -60,6 +61,8 @@ pub struct Judge {
     pub fencing: Fencing,
     /// What is aborted.
     pub aborts: Aborts,
+    /// What is protected from writes.
+    pub shields: Shields,
     /// What is going on.
     pub stage: Stage,
     /// Commands sent in the stage of work.
@@ -102,6 +105,7 @@ impl Judge {
             model: Model::new(&blocks),
             fencing: Fencing::new(blocks.len(), profile.hosts, profile.orders),
             aborts: Aborts::new(profile.aborts),
+            shields: Shields::new(profile.shapes.len(), profile.protections),
             stage: Stage::Work,
             sent: 0,
             commands,
@@ -159,14 +163,18 @@ impl Judge {
             if let Some((spans, _)) = op.changes() {
                 spans.iter().for_each(|span| self.model.fence(op.id, *span));
             }
-            self.fencing.is_over(&op, self.model.begin());
+            let now = self.model.begin();
+            self.fencing.is_over(&op, now);
+            self.shields.is_over(&op, now);
         }
     }
 
     /// The target has gone down, with `power` also its disks.
     pub fn crash(&mut self, power: bool) {
         self.model.crash(power);
-        self.fencing.crash(self.model.begin());
+        let now = self.model.begin();
+        self.fencing.crash(now);
+        self.shields.crash(now);
     }
 
     /// When that is.
@@ -214,6 +222,9 @@ impl Judge {
         }
         if let Some(order) = self.fencing.next_order(space, host, dice) {
             return op(Kind::Order(order), whole(space));
+        }
+        if let Some(on) = self.shields.next_order(space, dice) {
+            return op(Kind::Protect(on), whole(space));
         }
         let space = match self.fencing.is_barred(space, host) && dice.per_mille(900) {
             true => (space + 1) % profile.shapes.len(),
@@ -290,6 +301,7 @@ impl Judge {
             self.sent += 1;
         }
         self.fencing.leaves(&op);
+        self.shields.leaves(&op);
         let names = match op.kind {
             Kind::Abort(queue, cid) => Some((queue, cid)),
             _ => None,
@@ -318,7 +330,7 @@ impl Judge {
             self.sweeping -= 1;
             self.sweep = (0, 0);
         }
-        if op.changes().is_some() || matches!(op.kind, Kind::Order(_)) {
+        if op.changes().is_some() || matches!(op.kind, Kind::Order(_) | Kind::Protect(_)) {
             self.unfenced.push_back((now + self.fence_after, op));
         }
     }
@@ -353,6 +365,7 @@ impl Judge {
             false => Err(format!("it was refused: {status}")),
         };
         let verdict = verdict.and_then(|()| self.check_reservation(&op, status));
+        let verdict = verdict.and_then(|()| self.check_protection(&op, status));
         let aborted = status.is(Status::ABORT_REQUESTED);
         let says = matches!(op.kind, Kind::Abort(..)).then_some(success && answer.result & 1 == 0);
         let verdict = verdict.and_then(|()| self.aborts.answered(op.id, aborted, says));
@@ -371,6 +384,19 @@ impl Judge {
         }
         let verdict = self.fencing.check(op, status);
         self.fencing.is_over(op, now);
+        verdict
+    }
+
+    /// Whether write protection allows such an answer, and what follows from it.
+    fn check_protection(&mut self, op: &Op, status: Status) -> Result<(), String> {
+        let now = self.model.begin();
+        if let Kind::Protect(_) = op.kind {
+            let ended = self.shields.answered(op, status, now);
+            ended.iter().for_each(|(id, span)| self.model.fence(*id, *span));
+            return Ok(());
+        }
+        let verdict = self.shields.check(op, status);
+        self.shields.is_over(op, now);
         verdict
     }
 
@@ -398,7 +424,8 @@ impl Judge {
             }
             Kind::Wrong(_) => Err("it was carried out".to_owned()),
             Kind::Write { .. } | Kind::Zeroes { .. } | Kind::Deallocate(_) => Ok(()),
-            Kind::Admin(_) | Kind::Abort(..) | Kind::Disable | Kind::Order(_) => Ok(()),
+            Kind::Admin(_) | Kind::Abort(..) | Kind::Disable => Ok(()),
+            Kind::Order(_) | Kind::Protect(_) => Ok(()),
         }
     }
 
@@ -422,10 +449,13 @@ impl Judge {
             Kind::Compare(_) if status.is(Status::COMPARE_FAILURE) => return true,
             _ if op.half > 0 && status.is(Status::ABORTED_FAILED_FUSED) => return true,
             Kind::Order(_) if status.is(Status::INVALID_FIELD) => return true,
+            // With its last namespace the subsystem loses the feature.
+            Kind::Protect(_) if absent && status.is(Status::INVALID_FIELD) => return true,
             Kind::Abort(..) if status.is(Status::ABORT_LIMIT_EXCEEDED) => return true,
             _ => {}
         }
         self.fencing.excuses(status)
+            || self.shields.excuses(status)
             || self.aborts.are_there() && status.is(Status::ABORT_REQUESTED)
             || absent && status.is(Status::INVALID_NAMESPACE)
             || self.disk_fails && of_disk.iter().any(|of_disk| status.is(*of_disk))

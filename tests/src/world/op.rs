@@ -3,6 +3,7 @@
 use std::fmt;
 
 use nvme::fabrics::PropertySet;
+use nvme::feature::{FeatureId, SetFeatures};
 use nvme::identify::{Cns, Identify};
 use nvme::log::{GetLogPage, LogId};
 use nvme::property::Property;
@@ -42,6 +43,8 @@ pub enum Kind {
     Compare(Vec<Value>),
     /// Reservation Register, Acquire or Release.
     Order(Order),
+    /// Set Features 84h: the namespace is protected from writes, or no longer.
+    Protect(bool),
     /// Abort of a command on this queue, with this id.
     Abort(u16, u16),
     /// An admin command that only asks.
@@ -98,7 +101,7 @@ pub struct Op {
 impl Op {
     /// Whether it goes to the admin queue.
     pub fn is_admin(&self) -> bool {
-        matches!(self.kind, Kind::Admin(_) | Kind::Abort(..) | Kind::Disable)
+        matches!(self.kind, Kind::Admin(_) | Kind::Abort(..) | Kind::Protect(_) | Kind::Disable)
     }
 
     /// The blocks that it changes, if it does, and what they become.
@@ -119,7 +122,8 @@ impl Op {
             }
             Kind::Deallocate(spans) => spans.len() as u32 * DsmRange::BYTES as u32,
             Kind::Order(order) => order.data_bytes(),
-            Kind::Flush | Kind::Zeroes { .. } | Kind::Disable | Kind::Abort(..) => 0,
+            Kind::Flush | Kind::Zeroes { .. } | Kind::Disable => 0,
+            Kind::Abort(..) | Kind::Protect(_) => 0,
             Kind::Admin(Question::Queues) => 0,
             Kind::Admin(_) => PAGE_BYTES as u32,
             Kind::Wrong(Mistake::Opcode) => 0,
@@ -156,6 +160,10 @@ impl Op {
                 Sqe { cdw10: 7, ..Sqe::admin(AdminOpcode::GET_FEATURES) }
             }
             Kind::Order(order) => order.sqe(nsid),
+            Kind::Protect(on) => {
+                let set = SetFeatures::new(FeatureId::NAMESPACE_WRITE_PROTECT, u32::from(*on));
+                SetFeatures { nsid, ..set }.emit(Sgl::NONE)
+            }
             Kind::Abort(queue, cid) => {
                 let cdw10 = u32::from(*cid) << 16 | u32::from(*queue);
                 Sqe { cdw10, ..Sqe::admin(AdminOpcode::ABORT) }
@@ -223,6 +231,8 @@ impl fmt::Display for Op {
             Kind::Compare(_) => write!(f, "compare of namespace {nsid}, {blocks} from {lba}"),
             Kind::Order(order) => write!(f, "order about namespace {nsid}: {order}"),
             Kind::Abort(queue, cid) => write!(f, "abort of command {cid:04x} on queue {queue}"),
+            Kind::Protect(true) => write!(f, "write protection of namespace {nsid}"),
+            Kind::Protect(false) => write!(f, "no write protection of namespace {nsid}"),
             Kind::Disable => f.write_str("reset"),
             Kind::Admin(question) => write!(f, "question: {question:?}"),
             Kind::Wrong(mistake) => write!(f, "mistake: {mistake:?}"),

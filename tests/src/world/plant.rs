@@ -23,6 +23,8 @@ pub enum Plant {
     PsnOffByOne,
     /// Reactors do not hear that a host was preempted, and its commands go on.
     MissingFence,
+    /// Reactors do not hear that a namespace was protected, and writes of before go on.
+    LateShield,
     /// Reactors lose the errand of an Abort command.
     LostAbort,
     /// An Abort command says that it has aborted, whatever becomes of the other command.
@@ -31,12 +33,13 @@ pub enum Plant {
 
 impl Plant {
     /// All of them.
-    pub const ALL: [Plant; 7] = [
+    pub const ALL: [Plant; 8] = [
         Plant::LostAck,
         Plant::DoubleCompletion,
         Plant::MissingFlush,
         Plant::PsnOffByOne,
         Plant::MissingFence,
+        Plant::LateShield,
         Plant::LostAbort,
         Plant::FalseAbort,
     ];
@@ -50,6 +53,7 @@ impl Plant {
             Plant::MissingFlush => "missing-flush",
             Plant::PsnOffByOne => "psn-off-by-one",
             Plant::MissingFence => "missing-fence",
+            Plant::LateShield => "late-shield",
             Plant::LostAbort => "lost-abort",
             Plant::FalseAbort => "false-abort",
         }

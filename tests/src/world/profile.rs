@@ -80,6 +80,8 @@ pub struct Profile {
     pub mix: [u16; 8],
     /// In a thousand commands those about reservations.
     pub orders: u16,
+    /// In a thousand commands those that protect a namespace from writes.
+    pub protections: u16,
     /// In a thousand commands those that abort another.
     pub aborts: u16,
     /// In a thousand writes those with FUA.
@@ -142,6 +144,7 @@ impl Profile {
             mix: pick(dice, &MIXES),
             orders: 0,
             aborts: 0,
+            protections: 0,
             fua: pick(dice, &[0, 100, 500]),
             hot: pick(dice, &[0, 300, 800]),
             pause: pick(dice, &[0, 20, 200]),
@@ -153,6 +156,7 @@ impl Profile {
         profile.mishaps = mishaps(dice, hosts, commands);
         profile.orders = if hosts > 1 { pick(dice, &[0, 10, 50]) } else { 0 };
         profile.aborts = pick(dice, &[0, 0, 10, 100]);
+        profile.protections = pick(dice, &[0, 0, 5]);
         profile
     }
 

@@ -14,8 +14,8 @@ use nvmfd::protection::Protection;
 use nvmfd::queue::RECEIVES_FOR_ADMIN;
 use nvmfd::queues::{Lent, Queues};
 use nvmfd::registry::Registry;
-use nvmfd::reservation::Reservation;
 use nvmfd::reservation::keeper::Keeper;
+use nvmfd::reservation::{Fence, Fenced, Reservation};
 use nvmfd::subsystem::{Namespace, Subsystem};
 use nvmfd::uncorrectable::Marks;
 use nvmfd::usage::Usage;
@@ -65,6 +65,8 @@ pub struct Target {
     healths: Vec<Arc<Health>>,
     /// Of each namespace. They end with the target.
     reservations: Vec<Arc<Reservation>>,
+    /// Of each namespace, as it would be in its file.
+    protections: Vec<Arc<Protection>>,
     /// Works between the turns of reactors, since it has no thread here.
     keeper: Keeper,
     /// A planted fault of its own.
@@ -86,6 +88,9 @@ impl Target {
             published: false,
             healths: profile.shapes.iter().map(|_| Arc::default()).collect(),
             reservations: Vec::new(),
+            protections: (0..profile.shapes.len() as u32)
+                .map(|space| Protection::simulated(subnqn(), space + 1))
+                .collect(),
             keeper: Keeper::new(),
             plant: None,
         }
@@ -206,7 +211,7 @@ impl Target {
                 blocks: blocks.into(),
                 block_shift: block_bytes.trailing_zeros() as u8,
                 read_only: false,
-                protection: Protection::none(subnqn(), space as u32 + 1),
+                protection: Arc::clone(&self.protections[space]),
                 allow_format: false,
                 write_uncorrectable: false,
                 marks: Marks::volatile(),
@@ -270,7 +275,10 @@ impl Target {
         if std::mem::take(&mut reactor.rung) {
             while let Some(mail) = reactor.mailbox.take() {
                 match (self.plant, &mail) {
-                    (Some(Plant::MissingFence), Mail::Fence(_)) => continue,
+                    (Some(Plant::MissingFence), Mail::Fence(fence)) if !is_shield(fence) => {
+                        continue;
+                    }
+                    (Some(Plant::LateShield), Mail::Fence(fence)) if is_shield(fence) => continue,
                     (Some(Plant::LostAbort), Mail::Errand(_)) => {
                         std::mem::forget(mail);
                         continue;
@@ -354,6 +362,10 @@ impl Target {
             reactor.fabric.echo = Some(Echo { after, spare });
         }
     }
+}
+
+fn is_shield(fence: &Fence) -> bool {
+    fence.whose == Fenced::Writers
 }
 
 /// The subsystem's name.

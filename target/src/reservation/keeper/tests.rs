@@ -151,7 +151,7 @@ fn preempted_hosts_are_told_and_preempt_and_abort_waits_for_their_commands() {
     scene.does(A, acquire(AcquireAction::ACQUIRE, rtype, 1, 0)).unwrap();
     scene.ask(B, acquire(AcquireAction::PREEMPT_AND_ABORT, rtype, 2, 1));
     let Mail::Fence(fence) = scene.letter() else { panic!("a fence comes first") };
-    assert_eq!((fence.nsid, &fence.hosts[..]), (1, &[A][..]));
+    assert_eq!((&fence.nsids[..], &fence.whose), (&[1][..], &Fenced::Preempted(vec![A])));
     assert_eq!(scene.a.reservations.barred(1), Barred::WRITE, "no new command gets in behind it");
     assert_eq!(scene.a.reservations.page().kind, NotificationType::REGISTRATION_PREEMPTED);
     assert_eq!(scene.b.reservations.page().kind, NotificationType::EMPTY);
