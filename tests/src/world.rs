@@ -20,8 +20,10 @@ pub mod fencing;
 pub mod host;
 pub mod judge;
 pub mod model;
+pub mod news;
 pub mod op;
 pub mod order;
+pub mod paths;
 pub mod plant;
 pub mod profile;
 pub mod seam;
@@ -35,6 +37,7 @@ use std::collections::BinaryHeap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use nvme::log::AnaState;
 use rdma::soft::endpoint::Config;
 use rdma::soft::memory::Rights;
 use rdma::soft::sim::{Air, Dice, Faults};
@@ -42,6 +45,7 @@ use rdma::soft::sim::{Air, Dice, Faults};
 use disk::{DiskFaults, SimDisk};
 use host::Host;
 use judge::{Counts, Judge, Stage};
+use news::Change;
 use plant::Plant;
 use profile::{Mishap, Profile};
 use target::Target;
@@ -90,6 +94,7 @@ enum Timer {
     EndStorm,
     Serve(usize),
     Publish,
+    Reach(usize, usize),
 }
 
 /// One run.
@@ -236,6 +241,11 @@ impl World {
         self.say(|| "the world calms down".to_owned());
         self.judge.excuse(None, self.now + GRACE);
         self.next_mishap = self.profile.mishaps.len();
+        for path in 0..self.profile.paths {
+            for space in 0..self.profile.shapes.len() {
+                self.reach(path, space, AnaState::OPTIMIZED);
+            }
+        }
         {
             let mut air = lock(&self.air);
             air.faults = Faults { delay: self.profile.net.delay, ..Faults::NONE };
@@ -352,6 +362,9 @@ impl World {
         if done + refused != self.progress.1 {
             self.progress = (self.now, done + refused);
         }
+        if let Some(late) = self.judge.news.overdue(self.now) {
+            return Err(late);
+        }
         match self.now - self.progress.0 > STUCK {
             true => Err(format!("nothing has been answered for {STUCK:?}")),
             false => Ok(()),
@@ -391,6 +404,7 @@ impl World {
                 self.target.publish(&self.profile);
                 (0..self.profile.reactors).for_each(|reactor| self.rouse(reactor));
             }
+            Timer::Reach(path, space) => self.reach(path, space, AnaState::OPTIMIZED),
             Timer::Serve(_) | Timer::Publish => {}
         }
         Ok(())
@@ -455,6 +469,10 @@ impl World {
                     (0..self.profile.reactors).for_each(|reactor| self.rouse(reactor));
                 }
             }
+            Mishap::Reach(path, space, state, time) => {
+                self.reach(path % self.profile.paths, space, state);
+                self.after(time, Timer::Reach(path % self.profile.paths, space));
+            }
             Mishap::Withdraw(time) => {
                 if self.target.is_up() {
                     self.target.withdraw();
@@ -465,6 +483,21 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// A path to a namespace gets a state, and who is connected there is to be told.
+    fn reach(&mut self, path: usize, space: usize, state: AnaState) {
+        self.target.set_reach(&self.profile, path, space, state);
+        let since = self.judge.model.begin();
+        if !self.judge.paths.set(path, space, state, since) {
+            return;
+        }
+        for host in 0..self.hosts.len() {
+            if self.profile.path(host) == path && self.hosts[host].is_ready() {
+                self.judge.news.owe(host, Change::Path, since, self.now);
+            }
+        }
+        (0..self.profile.reactors).for_each(|reactor| self.rouse(reactor));
     }
 
     fn crash_target(&mut self, power: bool, time: Duration) {

@@ -105,6 +105,12 @@ fn writes_that_outlive_a_protection_are_found() {
 }
 
 #[test]
+fn a_state_on_the_wrong_path_is_found() {
+    let (_, why) = find(Plant::WrongPath, 40);
+    assert!(why.contains("path"), "{why}");
+}
+
+#[test]
 fn an_abort_that_gets_no_answer_is_found() {
     let (_, why) = find(Plant::LostAbort, 40);
     assert!(why.contains("Abort"), "{why}");

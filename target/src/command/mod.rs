@@ -247,7 +247,9 @@ impl Plan {
             Plan::Store { .. }
             | Plan::Copy { .. }
             | Plan::Deallocate { .. }
-            | Plan::Zero { .. } => true,
+            | Plan::Zero { .. }
+            | Plan::Mark { .. }
+            | Plan::Mend { .. } => true,
             Plan::Reply(_)
             | Plan::Give { .. }
             | Plan::Load { .. }

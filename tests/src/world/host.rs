@@ -241,7 +241,7 @@ impl Host {
             buf.into_iter().for_each(|buf| self.pool.give(buf));
         }
         while let Some(event) = session.next_event() {
-            judge.changed[self.index] = true;
+            judge.news.is_to_read(self.index, event.log());
             judge.trace.note([0x60, self.index as u64, event.0.into()], || {
                 format!("host   {} is told of an event: {event:?}", self.index)
             });
@@ -373,8 +373,9 @@ impl Host {
 }
 
 fn options(profile: &Profile, index: usize, in_capsule: bool) -> Options {
-    let hostnqn = format!("nqn.2026-11.host:{index}").parse().expect("a name");
-    let to = SocketAddr::new(profile.address(None), PORT);
+    let hostnqn = format!("nqn.2026-11.host:{}", profile.machine(index)).parse().expect("a name");
+    let to = SocketAddr::new(profile.address(None), PORT + profile.path(index) as u16);
+    let machine = profile.machine(index);
     Options {
         io_queues: profile.io_queues,
         queue_entries: profile.entries,
@@ -382,7 +383,7 @@ fn options(profile: &Profile, index: usize, in_capsule: bool) -> Options {
         in_capsule,
         connect_timeout: PATIENCE,
         command_timeout: PATIENCE,
-        ..Options::new(to, subnqn(), hostnqn, [index as u8 + 1; 16])
+        ..Options::new(to, subnqn(), hostnqn, [machine as u8 + 1; 16])
     }
 }
 

@@ -7,13 +7,16 @@ use std::time::{Duration, Instant};
 use initiator::session::{Answer, Ended, Lost};
 use nvme::Status;
 use nvme::cm::RejectStatus;
+use nvme::log::LogId;
 use nvme::sqe::Flags;
 use rdma::soft::sim::Dice;
 
 use super::aborts::Aborts;
 use super::fencing::Fencing;
 use super::model::{Ending, Model, Moment, Span};
+use super::news::News;
 use super::op::{Kind, Mistake, Op, Question};
+use super::paths::{Paths, is_of_paths};
 use super::profile::Profile;
 use super::shields::Shields;
 use super::stamp;
@@ -71,8 +74,10 @@ pub struct Judge {
     pub commands: u32,
     /// Until when the end of an association is no wonder, for each host.
     pub excused_until: Vec<Instant>,
-    /// A host was told that namespaces have changed.
-    pub changed: Vec<bool>,
+    /// What hosts are to be told.
+    pub news: News,
+    /// How namespaces are reached.
+    pub paths: Paths,
     /// A host shall reset its controller.
     pub reset: Vec<bool>,
     /// A host has disabled its controller, which serves nothing more.
@@ -110,7 +115,8 @@ impl Judge {
             sent: 0,
             commands,
             excused_until: vec![now; profile.hosts],
-            changed: vec![false; profile.hosts],
+            news: News::new(profile.hosts),
+            paths: Paths::new(profile),
             reset: vec![false; profile.hosts],
             disabled: vec![false; profile.hosts],
             counts: Counts::default(),
@@ -214,8 +220,15 @@ impl Judge {
         if std::mem::take(&mut self.reset[host]) {
             return op(Kind::Disable, whole(space));
         }
-        if std::mem::take(&mut self.changed[host]) {
-            return op(Kind::Admin(Question::Changed), whole(space));
+        match self.news.next_log(host) {
+            Some(LogId::ANA) => return op(Kind::Admin(Question::Paths), whole(space)),
+            Some(_) => return op(Kind::Admin(Question::Changed), whole(space)),
+            None => {}
+        }
+        if let Some((kind, span)) = self.paths.next_again(host)
+            && self.model.crowd(span) < CROWD
+        {
+            return op(kind, span);
         }
         if let Some((queue, cid)) = self.aborts.next_wish(host, dice) {
             return op(Kind::Abort(queue, cid), whole(space));
@@ -322,6 +335,7 @@ impl Judge {
     pub fn lost(&mut self, op: Op, now: Instant) {
         self.counts.lost += 1;
         self.aborts.forget(op.host);
+        self.paths.failed(&op);
         if matches!(op.kind, Kind::Read | Kind::Compare(_)) {
             self.model.forget_read(op.began);
         }
@@ -350,6 +364,14 @@ impl Judge {
         if reads && !success {
             self.model.forget_read(op.began);
         }
+        match op.kind {
+            Kind::Admin(Question::Paths) if !success => self.news.is_to_read(host, LogId::ANA),
+            Kind::Admin(Question::Changed) if !success => {
+                self.news.is_to_read(host, LogId::CHANGED_NAMESPACES);
+            }
+            _ if is_of_paths(status) => self.paths.failed(&op),
+            _ => {}
+        }
         if let Some((spans, _)) = op.changes() {
             let ending = match (&op.kind, success) {
                 (Kind::Write { fua } | Kind::Zeroes { fua, .. }, true) => {
@@ -366,6 +388,7 @@ impl Judge {
         };
         let verdict = verdict.and_then(|()| self.check_reservation(&op, status));
         let verdict = verdict.and_then(|()| self.check_protection(&op, status));
+        let verdict = verdict.and_then(|()| self.paths.check(&op, status));
         let aborted = status.is(Status::ABORT_REQUESTED);
         let says = matches!(op.kind, Kind::Abort(..)).then_some(success && answer.result & 1 == 0);
         let verdict = verdict.and_then(|()| self.aborts.answered(op.id, aborted, says));
@@ -424,6 +447,14 @@ impl Judge {
             }
             Kind::Wrong(_) => Err("it was carried out".to_owned()),
             Kind::Write { .. } | Kind::Zeroes { .. } | Kind::Deallocate(_) => Ok(()),
+            Kind::Admin(Question::Changed) => {
+                self.news.read_changed(op.host, data);
+                Ok(())
+            }
+            Kind::Admin(Question::Paths) => {
+                self.news.read_path(op.host, op.began);
+                self.paths.check_log(op, data)
+            }
             Kind::Admin(_) | Kind::Abort(..) | Kind::Disable => Ok(()),
             Kind::Order(_) | Kind::Protect(_) => Ok(()),
         }
@@ -440,6 +471,9 @@ impl Judge {
             Status::COMMAND_INTERRUPTED,
         ];
         if self.disabled[host] && status.is(Status::COMMAND_SEQUENCE_ERROR) {
+            return true;
+        }
+        if self.paths.excuses(op, status) {
             return true;
         }
         match op.kind {
@@ -482,6 +516,7 @@ impl Judge {
     pub fn note_ended(&mut self, host: usize, why: &Ended) {
         self.counts.ended += 1;
         self.disabled[host] = false;
+        self.news.forget(host);
         self.trace
             .note([0x72, host as u64, 0], || format!("host   {host} association ended: {why}"));
     }

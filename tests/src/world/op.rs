@@ -66,6 +66,8 @@ pub enum Question {
     Namespaces,
     /// The namespaces that have changed: which acknowledges the event.
     Changed,
+    /// The states of the host's path: which acknowledges that event.
+    Paths,
     /// Get Features, Number of Queues.
     Queues,
 }
@@ -102,6 +104,14 @@ impl Op {
     /// Whether it goes to the admin queue.
     pub fn is_admin(&self) -> bool {
         matches!(self.kind, Kind::Admin(_) | Kind::Abort(..) | Kind::Protect(_) | Kind::Disable)
+    }
+
+    /// Whether it is an I/O command on blocks of its namespace.
+    pub fn is_for_blocks(&self) -> bool {
+        match self.kind {
+            Kind::Read | Kind::Compare(_) | Kind::Flush | Kind::Order(_) => true,
+            _ => self.changes().is_some(),
+        }
     }
 
     /// The blocks that it changes, if it does, and what they become.
@@ -154,6 +164,10 @@ impl Op {
             Kind::Admin(Question::Changed) => {
                 let dwords = PAGE_BYTES as u32 / 4;
                 let log = GetLogPage::new(LogId::CHANGED_NAMESPACES, 0, dwords);
+                GetLogPage { rae: false, ..log }.emit(Sgl::NONE)
+            }
+            Kind::Admin(Question::Paths) => {
+                let log = GetLogPage::new(LogId::ANA, 0, PAGE_BYTES as u32 / 4);
                 GetLogPage { rae: false, ..log }.emit(Sgl::NONE)
             }
             Kind::Admin(Question::Queues) => {

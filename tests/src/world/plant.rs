@@ -25,6 +25,8 @@ pub enum Plant {
     MissingFence,
     /// Reactors do not hear that a namespace was protected, and writes of before go on.
     LateShield,
+    /// The state of a path is set on the other one.
+    WrongPath,
     /// Reactors lose the errand of an Abort command.
     LostAbort,
     /// An Abort command says that it has aborted, whatever becomes of the other command.
@@ -33,13 +35,14 @@ pub enum Plant {
 
 impl Plant {
     /// All of them.
-    pub const ALL: [Plant; 8] = [
+    pub const ALL: [Plant; 9] = [
         Plant::LostAck,
         Plant::DoubleCompletion,
         Plant::MissingFlush,
         Plant::PsnOffByOne,
         Plant::MissingFence,
         Plant::LateShield,
+        Plant::WrongPath,
         Plant::LostAbort,
         Plant::FalseAbort,
     ];
@@ -54,6 +57,7 @@ impl Plant {
             Plant::PsnOffByOne => "psn-off-by-one",
             Plant::MissingFence => "missing-fence",
             Plant::LateShield => "late-shield",
+            Plant::WrongPath => "wrong-path",
             Plant::LostAbort => "lost-abort",
             Plant::FalseAbort => "false-abort",
         }

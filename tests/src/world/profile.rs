@@ -3,6 +3,8 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use nvme::log::AnaState;
+use nvmfd::ana::ANA_STATES;
 use rdma::soft::sim::{Dice, Faults};
 
 use super::disk::DiskFaults;
@@ -34,6 +36,8 @@ pub enum Mishap {
     Remove(usize, Duration),
     /// The subsystem is withdrawn and comes back after a while.
     Withdraw(Duration),
+    /// On a path a namespace is in this state for a while.
+    Reach(usize, usize, AnaState, Duration),
 }
 
 /// Everything that is settled at the beginning of a run.
@@ -80,6 +84,10 @@ pub struct Profile {
     pub mix: [u16; 8],
     /// In a thousand commands those about reservations.
     pub orders: u16,
+    /// Listeners, a path each; hosts take them in turn.
+    pub paths: usize,
+    /// Two hosts are the two paths of one machine.
+    pub twins: bool,
     /// In a thousand commands those that protect a namespace from writes.
     pub protections: u16,
     /// In a thousand commands those that abort another.
@@ -145,6 +153,8 @@ impl Profile {
             orders: 0,
             aborts: 0,
             protections: 0,
+            paths: 1,
+            twins: false,
             fua: pick(dice, &[0, 100, 500]),
             hot: pick(dice, &[0, 300, 800]),
             pause: pick(dice, &[0, 20, 200]),
@@ -157,7 +167,26 @@ impl Profile {
         profile.orders = if hosts > 1 { pick(dice, &[0, 10, 50]) } else { 0 };
         profile.aborts = pick(dice, &[0, 0, 10, 100]);
         profile.protections = pick(dice, &[0, 0, 5]);
+        if dice.per_mille(500) {
+            profile.paths = 2;
+            (profile.twins, profile.orders) = (hosts > 1, 0);
+            let more = pick(dice, &[1, 2, 6]);
+            profile.mishaps.extend((0..more).map(|_| reach(dice, commands)));
+            profile.mishaps.sort_by_key(|(at, _)| *at);
+        }
         profile
+    }
+
+    /// The path by which a host comes.
+    #[must_use]
+    pub fn path(&self, host: usize) -> usize {
+        host % self.paths
+    }
+
+    /// Which machine a host is, or is a path of.
+    #[must_use]
+    pub fn machine(&self, host: usize) -> usize {
+        if self.twins { host / 2 } else { host }
     }
 
     /// Whether the target may have no receives left for what the hosts were granted: grants are
@@ -214,6 +243,14 @@ fn mishaps(dice: &mut Dice, hosts: usize, commands: u32) -> Vec<(u32, Mishap)> {
     let mut list: Vec<_> = (0..count).map(|_| mishap(dice, hosts, commands)).collect();
     list.sort_by_key(|(at, _)| *at);
     list
+}
+
+fn reach(dice: &mut Dice, commands: u32) -> (u32, Mishap) {
+    let (path, space) = (dice.below(2) as usize, dice.below(2) as usize);
+    let state = pick(dice, &ANA_STATES);
+    let long = pick(dice, &[500, 50_000, 2_000_000]);
+    let mishap = Mishap::Reach(path, space, state, micros(dice, long / 2, long));
+    (dice.below(u64::from(commands).max(1)) as u32, mishap)
 }
 
 fn mishap(dice: &mut Dice, hosts: usize, commands: u32) -> (u32, Mishap) {

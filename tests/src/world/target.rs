@@ -6,7 +6,10 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use nvme::log::AnaState;
 use nvme::{Nqn, Text};
+use nvmfd::ana::AnaStates;
+use nvmfd::config::ListenerConfig;
 use nvmfd::controller::Limits;
 use nvmfd::disk::{BackingId, Done, Geometry, Health};
 use nvmfd::mailbox::{Mail, Mailbox, mailbox};
@@ -67,6 +70,8 @@ pub struct Target {
     reservations: Vec<Arc<Reservation>>,
     /// Of each namespace, as it would be in its file.
     protections: Vec<Arc<Protection>>,
+    /// Of each listener.
+    paths: Vec<AnaStates>,
     /// Works between the turns of reactors, since it has no thread here.
     keeper: Keeper,
     /// A planted fault of its own.
@@ -91,6 +96,7 @@ impl Target {
             protections: (0..profile.shapes.len() as u32)
                 .map(|space| Protection::simulated(subnqn(), space + 1))
                 .collect(),
+            paths: vec![AnaStates::default(); profile.paths],
             keeper: Keeper::new(),
             plant: None,
         }
@@ -160,9 +166,11 @@ impl Target {
                 spare_bytes: 0,
             });
         }
-        let at = SocketAddr::new(profile.address(None), PORT);
-        for reactor in &mut self.reactors {
-            reactor.fabric.listen(at).map_err(|e| said(&e))?;
+        for path in 0..profile.paths {
+            let at = SocketAddr::new(profile.address(None), PORT + path as u16);
+            for reactor in &mut self.reactors {
+                reactor.fabric.listen(at).map_err(|e| said(&e))?;
+            }
         }
         let receives = profile.receives - RECEIVES_FOR_ADMIN;
         self.keeper = Keeper::new();
@@ -175,8 +183,29 @@ impl Target {
             self.serve(space, disk);
         }
         self.publish(profile);
-        self.registry.set_listeners(vec![at.into()]);
+        self.registry.set_listeners(self.listeners(profile));
         Ok(())
+    }
+
+    fn listeners(&self, profile: &Profile) -> Vec<ListenerConfig> {
+        let listener = |(path, ana): (usize, &AnaStates)| {
+            let address = SocketAddr::new(profile.address(None), PORT + path as u16);
+            let id = path as u16 + 1;
+            ListenerConfig { id, address, ana: *ana, keep_alive_min_ms: 0 }
+        };
+        self.paths.iter().enumerate().map(listener).collect()
+    }
+
+    /// Sets the state of a namespace on a path.
+    pub fn set_reach(&mut self, profile: &Profile, path: usize, space: usize, state: AnaState) {
+        let path = match self.plant {
+            Some(Plant::WrongPath) => (path + 1) % self.paths.len(),
+            _ => path,
+        };
+        self.paths[path].set(space as u32 + 1, state);
+        if self.is_up() {
+            self.registry.set_listeners(self.listeners(profile));
+        }
     }
 
     /// It is gone, with everything that it had in hand.
@@ -215,7 +244,7 @@ impl Target {
                 allow_format: false,
                 write_uncorrectable: false,
                 marks: Marks::volatile(),
-                ana_group: 1,
+                ana_group: space as u32 + 1,
                 volatile_cache: true,
                 uuid: [space as u8 + 1; 16],
                 nguid: [space as u8 + 1; 16],
