@@ -26,6 +26,7 @@ pub mod order;
 pub mod paths;
 pub mod plant;
 pub mod profile;
+pub mod scope;
 pub mod seam;
 pub mod shields;
 pub mod stamp;
@@ -45,6 +46,7 @@ use rdma::soft::sim::{Air, Dice, Faults};
 use disk::{DiskFaults, SimDisk};
 use host::Host;
 use judge::{Counts, Judge, Stage};
+use model::Moment;
 use news::Change;
 use plant::Plant;
 use profile::{Mishap, Profile};
@@ -95,6 +97,8 @@ enum Timer {
     Serve(usize),
     Publish,
     Reach(usize, usize),
+    Resize(usize),
+    Show(usize, usize),
 }
 
 /// One run.
@@ -241,6 +245,10 @@ impl World {
         self.say(|| "the world calms down".to_owned());
         self.judge.excuse(None, self.now + GRACE);
         self.next_mishap = self.profile.mishaps.len();
+        for space in 0..self.profile.shapes.len() {
+            self.resize(space, u32::MAX);
+            (0..self.hosts.len()).for_each(|host| self.show(space, host, true));
+        }
         for path in 0..self.profile.paths {
             for space in 0..self.profile.shapes.len() {
                 self.reach(path, space, AnaState::OPTIMIZED);
@@ -380,9 +388,7 @@ impl World {
                 places.into_iter().for_each(|place| lock(&self.air).set_down(place, false));
                 let (profile, disk) = (&self.profile, &mut self.disk);
                 self.target.start(profile, &mut self.dice, disk, &self.trace, self.now)?;
-                for space in 0..self.profile.shapes.len() {
-                    self.judge.set_there(space, true);
-                }
+                self.look_at_scope();
                 if self.plant == Some(Plant::DoubleCompletion) {
                     self.target.plant_echo(60);
                 }
@@ -397,13 +403,15 @@ impl World {
             Timer::Serve(space) if self.target.is_up() => {
                 self.target.serve(space, &mut self.disk);
                 self.target.publish(&self.profile);
-                self.judge.set_there(space, true);
+                self.look_at_scope();
                 (0..self.profile.reactors).for_each(|reactor| self.rouse(reactor));
             }
             Timer::Publish if self.target.is_up() && !self.target.is_published() => {
                 self.target.publish(&self.profile);
                 (0..self.profile.reactors).for_each(|reactor| self.rouse(reactor));
             }
+            Timer::Resize(space) => self.resize(space, u32::MAX),
+            Timer::Show(space, host) => self.show(space, host, true),
             Timer::Reach(path, space) => self.reach(path, space, AnaState::OPTIMIZED),
             Timer::Serve(_) | Timer::Publish => {}
         }
@@ -464,10 +472,18 @@ impl World {
                 if let Some(id) = self.target.remove(space) {
                     self.target.publish(&self.profile);
                     self.disk.detach(id);
-                    self.judge.set_there(space, false);
+                    self.look_at_scope();
                     self.after(time, Timer::Serve(space));
                     (0..self.profile.reactors).for_each(|reactor| self.rouse(reactor));
                 }
+            }
+            Mishap::Resize(space, blocks, time) => {
+                self.resize(space, blocks);
+                self.after(time, Timer::Resize(space));
+            }
+            Mishap::Hide(space, host, time) => {
+                self.show(space, host, false);
+                self.after(time, Timer::Show(space, host));
             }
             Mishap::Reach(path, space, state, time) => {
                 self.reach(path % self.profile.paths, space, state);
@@ -485,6 +501,48 @@ impl World {
         Ok(())
     }
 
+    /// A namespace gets so many blocks, or as many as it has at most.
+    fn resize(&mut self, space: usize, blocks: u32) {
+        let blocks = blocks.min(self.profile.shapes[space].0);
+        self.target.resize(&self.profile, space, blocks, &mut self.disk);
+        let since = self.judge.model.begin();
+        if self.judge.scope.set_size(space, blocks, since) {
+            for host in 0..self.hosts.len() {
+                self.owe_news(host, space, since);
+            }
+        }
+        (0..self.profile.reactors).for_each(|reactor| self.rouse(reactor));
+    }
+
+    /// A host sees a namespace from now on, or does not.
+    fn show(&mut self, space: usize, host: usize, shown: bool) {
+        self.target.show(&self.profile, space, self.profile.machine(host), shown);
+        self.look_at_scope();
+        (0..self.profile.reactors).for_each(|reactor| self.rouse(reactor));
+    }
+
+    /// Which namespaces there are now, and for whom.
+    fn look_at_scope(&mut self) {
+        for (host, space) in (0..self.hosts.len()).flat_map(|host| [(host, 0), (host, 1)]) {
+            let machine = self.profile.machine(host);
+            let there = self.target.is_served(space) && self.target.is_shown(space, machine);
+            let since = self.judge.model.begin();
+            if self.judge.scope.set_there(host, space, there, since) {
+                self.judge.news.forget_path(host);
+                self.owe_news(host, space, since);
+            }
+        }
+    }
+
+    /// A host that is connected shall hear that a namespace it sees, or saw, has changed.
+    fn owe_news(&mut self, host: usize, space: usize, since: Moment) {
+        let shown = self.target.is_shown(space, self.profile.machine(host));
+        let connected = self.hosts[host].is_ready() && self.target.is_published();
+        if connected && (shown || !self.judge.scope.is_there(host, space)) {
+            self.judge.news.owe(host, Change::Namespace(space as u32 + 1), since, self.now);
+        }
+    }
+
     /// A path to a namespace gets a state, and who is connected there is to be told.
     fn reach(&mut self, path: usize, space: usize, state: AnaState) {
         self.target.set_reach(&self.profile, path, space, state);
@@ -493,7 +551,9 @@ impl World {
             return;
         }
         for host in 0..self.hosts.len() {
-            if self.profile.path(host) == path && self.hosts[host].is_ready() {
+            // Of groups without namespaces nobody is told.
+            let sees = self.judge.scope.is_there(host, space);
+            if sees && self.profile.path(host) == path && self.hosts[host].is_ready() {
                 self.judge.news.owe(host, Change::Path, since, self.now);
             }
         }

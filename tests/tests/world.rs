@@ -111,6 +111,12 @@ fn a_state_on_the_wrong_path_is_found() {
 }
 
 #[test]
+fn a_change_that_reactors_do_not_hear_of_is_found() {
+    let (_, why) = find(Plant::StaleView, 40);
+    assert!(why.contains("it was carried out") || why.contains("never told"), "{why}");
+}
+
+#[test]
 fn an_abort_that_gets_no_answer_is_found() {
     let (_, why) = find(Plant::LostAbort, 40);
     assert!(why.contains("Abort"), "{why}");

@@ -164,6 +164,12 @@ impl SimDisk {
         self.attached.push((id, store));
     }
 
+    /// Gives a store another size, at most the one that it was made with.
+    pub fn resize(&mut self, store: usize, blocks: u32) {
+        let Store { backing, block_bytes, .. } = &self.stores[store];
+        backing.resize(u64::from(blocks) * u64::from(*block_bytes));
+    }
+
     /// Serves nothing under this number any more. What is under way completes.
     pub fn detach(&mut self, id: BackingId) {
         self.attached.retain(|(other, _)| *other != id);

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use initiator::session::{Data, Ended, Io, Options, Phase, Request, Session};
+use nvme::Nqn;
 use nvme::sqe::Flags;
 use rdma::soft::Soft;
 use rdma::soft::sim::{Air, AirPort, Dice};
@@ -373,7 +374,7 @@ impl Host {
 }
 
 fn options(profile: &Profile, index: usize, in_capsule: bool) -> Options {
-    let hostnqn = format!("nqn.2026-11.host:{}", profile.machine(index)).parse().expect("a name");
+    let hostnqn = hostnqn(profile.machine(index));
     let to = SocketAddr::new(profile.address(None), PORT + profile.path(index) as u16);
     let machine = profile.machine(index);
     Options {
@@ -385,6 +386,11 @@ fn options(profile: &Profile, index: usize, in_capsule: bool) -> Options {
         command_timeout: PATIENCE,
         ..Options::new(to, subnqn(), hostnqn, [machine as u8 + 1; 16])
     }
+}
+
+/// The name of a machine.
+pub fn hostnqn(machine: usize) -> Nqn {
+    format!("nqn.2026-11.host:{machine}").parse().expect("a name")
 }
 
 fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {

@@ -13,11 +13,12 @@ use rdma::soft::sim::Dice;
 
 use super::aborts::Aborts;
 use super::fencing::Fencing;
-use super::model::{Ending, Model, Moment, Span};
+use super::model::{Ending, Model, Span};
 use super::news::News;
 use super::op::{Kind, Mistake, Op, Question};
 use super::paths::{Paths, is_of_paths};
 use super::profile::Profile;
+use super::scope::Scope;
 use super::shields::Shields;
 use super::stamp;
 use super::trace::Trace;
@@ -78,6 +79,9 @@ pub struct Judge {
     pub news: News,
     /// How namespaces are reached.
     pub paths: Paths,
+    /// Which of them there are.
+    pub scope: Scope,
+    spaces: usize,
     /// A host shall reset its controller.
     pub reset: Vec<bool>,
     /// A host has disabled its controller, which serves nothing more.
@@ -87,8 +91,6 @@ pub struct Judge {
     /// The first thing that was wrong.
     pub failure: Option<String>,
     next_id: u32,
-    /// For each namespace whether it is there, and since when.
-    there: Vec<(bool, Moment)>,
     disk_fails: bool,
     /// Lost commands: until when they may take effect.
     unfenced: VecDeque<(Instant, Op)>,
@@ -117,12 +119,13 @@ impl Judge {
             excused_until: vec![now; profile.hosts],
             news: News::new(profile.hosts),
             paths: Paths::new(profile),
+            scope: Scope::new(profile.hosts, &blocks),
+            spaces: blocks.len(),
             reset: vec![false; profile.hosts],
             disabled: vec![false; profile.hosts],
             counts: Counts::default(),
             failure: None,
             next_id: 0,
-            there: vec![(true, 0); blocks.len()],
             disk_fails: disk.error > 0 || disk.sync_error > 0,
             unfenced: VecDeque::new(),
             fence_after: granted + Duration::from_secs(3) + 4 * disk.stall,
@@ -156,11 +159,6 @@ impl Judge {
         bad_luck || now <= self.excused_until[host]
     }
 
-    /// A namespace comes or goes.
-    pub fn set_there(&mut self, space: usize, there: bool) {
-        self.there[space] = (there, self.model.begin());
-    }
-
     /// Commands of which nobody can know any more are over.
     pub fn fence(&mut self, now: Instant) {
         while self.unfenced.front().is_some_and(|(until, _)| *until <= now)
@@ -190,7 +188,7 @@ impl Judge {
 
     /// Whether everything has been read once more.
     pub fn is_swept(&self) -> bool {
-        self.sweep.0 >= self.there.len() && self.sweeping == 0
+        self.sweep.0 >= self.spaces && self.sweeping == 0
     }
 
     /// The next command of a host, if it shall send one.
@@ -199,6 +197,11 @@ impl Judge {
         let id = self.next_id;
         let op = |kind, span| Some(Op { kind, host, id, span, began: 0, half: 0 });
         let whole = |space: usize| Span { space, lba: 0, blocks: profile.shapes[space].0 };
+        match self.news.next_log(host).filter(|_| self.stage != Stage::Rest) {
+            Some(LogId::ANA) => return op(Kind::Admin(Question::Paths), whole(0)),
+            Some(_) => return op(Kind::Admin(Question::Changed), whole(0)),
+            None => {}
+        }
         match self.stage {
             Stage::Work if self.sent < self.commands => {}
             Stage::Clear if host == 0 => {
@@ -219,11 +222,6 @@ impl Judge {
         let space = dice.below(profile.shapes.len() as u64) as usize;
         if std::mem::take(&mut self.reset[host]) {
             return op(Kind::Disable, whole(space));
-        }
-        match self.news.next_log(host) {
-            Some(LogId::ANA) => return op(Kind::Admin(Question::Paths), whole(space)),
-            Some(_) => return op(Kind::Admin(Question::Changed), whole(space)),
-            None => {}
         }
         if let Some((kind, span)) = self.paths.next_again(host)
             && self.model.crowd(span) < CROWD
@@ -389,6 +387,7 @@ impl Judge {
         let verdict = verdict.and_then(|()| self.check_reservation(&op, status));
         let verdict = verdict.and_then(|()| self.check_protection(&op, status));
         let verdict = verdict.and_then(|()| self.paths.check(&op, status));
+        let verdict = verdict.and_then(|()| self.scope.check(&op, status));
         let aborted = status.is(Status::ABORT_REQUESTED);
         let says = matches!(op.kind, Kind::Abort(..)).then_some(success && answer.result & 1 == 0);
         let verdict = verdict.and_then(|()| self.aborts.answered(op.id, aborted, says));
@@ -462,8 +461,7 @@ impl Judge {
 
     /// Whether a command may be refused with this status.
     fn is_excusable(&self, host: usize, op: &Op, status: Status) -> bool {
-        let (there, since) = self.there[op.span.space];
-        let absent = !there || since > op.began;
+        let absent = self.scope.is_absent(op);
         let of_disk = [
             Status::WRITE_FAULT,
             Status::UNRECOVERED_READ_ERROR,
@@ -473,7 +471,7 @@ impl Judge {
         if self.disabled[host] && status.is(Status::COMMAND_SEQUENCE_ERROR) {
             return true;
         }
-        if self.paths.excuses(op, status) {
+        if self.paths.excuses(op, status) || self.scope.excuses(op, status) {
             return true;
         }
         match op.kind {
@@ -491,7 +489,6 @@ impl Judge {
         self.fencing.excuses(status)
             || self.shields.excuses(status)
             || self.aborts.are_there() && status.is(Status::ABORT_REQUESTED)
-            || absent && status.is(Status::INVALID_NAMESPACE)
             || self.disk_fails && of_disk.iter().any(|of_disk| status.is(*of_disk))
     }
 

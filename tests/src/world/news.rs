@@ -73,6 +73,11 @@ impl News {
             .retain(|owed| owed.host != host || owed.what != Change::Path || owed.since >= began);
     }
 
+    /// A host sees other namespaces: the states that it was to be told may be of none of them.
+    pub fn forget_path(&mut self, host: usize) {
+        self.owed.retain(|owed| owed.host != host || owed.what != Change::Path);
+    }
+
     /// The association of a host has ended.
     pub fn forget(&mut self, host: usize) {
         self.owed.retain(|owed| owed.host != host);

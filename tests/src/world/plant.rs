@@ -27,6 +27,8 @@ pub enum Plant {
     LateShield,
     /// The state of a path is set on the other one.
     WrongPath,
+    /// Reactors do not hear that the subsystem has changed.
+    StaleView,
     /// Reactors lose the errand of an Abort command.
     LostAbort,
     /// An Abort command says that it has aborted, whatever becomes of the other command.
@@ -35,7 +37,7 @@ pub enum Plant {
 
 impl Plant {
     /// All of them.
-    pub const ALL: [Plant; 9] = [
+    pub const ALL: [Plant; 10] = [
         Plant::LostAck,
         Plant::DoubleCompletion,
         Plant::MissingFlush,
@@ -43,6 +45,7 @@ impl Plant {
         Plant::MissingFence,
         Plant::LateShield,
         Plant::WrongPath,
+        Plant::StaleView,
         Plant::LostAbort,
         Plant::FalseAbort,
     ];
@@ -58,6 +61,7 @@ impl Plant {
             Plant::MissingFence => "missing-fence",
             Plant::LateShield => "late-shield",
             Plant::WrongPath => "wrong-path",
+            Plant::StaleView => "stale-view",
             Plant::LostAbort => "lost-abort",
             Plant::FalseAbort => "false-abort",
         }

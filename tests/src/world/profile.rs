@@ -36,6 +36,10 @@ pub enum Mishap {
     Remove(usize, Duration),
     /// The subsystem is withdrawn and comes back after a while.
     Withdraw(Duration),
+    /// A namespace has so many blocks for a while.
+    Resize(usize, u32, Duration),
+    /// A namespace is not for a host, for a while.
+    Hide(usize, usize, Duration),
     /// On a path a namespace is in this state for a while.
     Reach(usize, usize, AnaState, Duration),
 }
@@ -167,13 +171,15 @@ impl Profile {
         profile.orders = if hosts > 1 { pick(dice, &[0, 10, 50]) } else { 0 };
         profile.aborts = pick(dice, &[0, 0, 10, 100]);
         profile.protections = pick(dice, &[0, 0, 5]);
+        let more = pick(dice, &[0, 0, 1, 2, 6]);
+        profile.mishaps.extend((0..more).map(|_| scope(dice, hosts, commands)));
         if dice.per_mille(500) {
             profile.paths = 2;
             (profile.twins, profile.orders) = (hosts > 1, 0);
             let more = pick(dice, &[1, 2, 6]);
             profile.mishaps.extend((0..more).map(|_| reach(dice, commands)));
-            profile.mishaps.sort_by_key(|(at, _)| *at);
         }
+        profile.mishaps.sort_by_key(|(at, _)| *at);
         profile
     }
 
@@ -243,6 +249,17 @@ fn mishaps(dice: &mut Dice, hosts: usize, commands: u32) -> Vec<(u32, Mishap)> {
     let mut list: Vec<_> = (0..count).map(|_| mishap(dice, hosts, commands)).collect();
     list.sort_by_key(|(at, _)| *at);
     list
+}
+
+fn scope(dice: &mut Dice, hosts: usize, commands: u32) -> (u32, Mishap) {
+    let space = dice.below(2) as usize;
+    let long = pick(dice, &[500, 50_000, 2_000_000]);
+    let time = micros(dice, long / 2, long);
+    let mishap = match dice.below(2) {
+        0 => Mishap::Resize(space, 1 + dice.below(63) as u32, time),
+        _ => Mishap::Hide(space, dice.below(hosts as u64) as usize, time),
+    };
+    (dice.below(u64::from(commands).max(1)) as u32, mishap)
 }
 
 fn reach(dice: &mut Dice, commands: u32) -> (u32, Mishap) {

@@ -1,7 +1,7 @@
 //! The target: the queues of its reactors on simulated fabrics and disks, its book, its death and
 //! its return.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -9,7 +9,7 @@ use std::time::Instant;
 use nvme::log::AnaState;
 use nvme::{Nqn, Text};
 use nvmfd::ana::AnaStates;
-use nvmfd::config::ListenerConfig;
+use nvmfd::config::{ListenerConfig, Offer};
 use nvmfd::controller::Limits;
 use nvmfd::disk::{BackingId, Done, Geometry, Health};
 use nvmfd::mailbox::{Mail, Mailbox, mailbox};
@@ -27,6 +27,7 @@ use rdma::soft::sim::{Air, AirPort, Dice};
 use rdma::{Event, Fabric, Pool, PoolPlan, Wake};
 
 use super::disk::{SimDisk, SimRing};
+use super::host::hostnqn;
 use super::plant::Plant;
 use super::profile::Profile;
 use super::seam::{DiskSeam, Echo, Ledger, Seam, SharedLedger, lock};
@@ -70,6 +71,10 @@ pub struct Target {
     reservations: Vec<Arc<Reservation>>,
     /// Of each namespace, as it would be in its file.
     protections: Vec<Arc<Protection>>,
+    /// Blocks of each namespace.
+    sizes: Vec<u32>,
+    /// For each namespace the machines that do not see it.
+    hidden: Vec<BTreeSet<usize>>,
     /// Of each listener.
     paths: Vec<AnaStates>,
     /// Works between the turns of reactors, since it has no thread here.
@@ -96,6 +101,8 @@ impl Target {
             protections: (0..profile.shapes.len() as u32)
                 .map(|space| Protection::simulated(subnqn(), space + 1))
                 .collect(),
+            sizes: profile.shapes.iter().map(|(blocks, _)| *blocks).collect(),
+            hidden: vec![BTreeSet::new(); profile.shapes.len()],
             paths: vec![AnaStates::default(); profile.paths],
             keeper: Keeper::new(),
             plant: None,
@@ -181,6 +188,7 @@ impl Target {
         disk.open(self.reactors.iter().map(|r| Arc::clone(r.pool.region())).collect());
         for space in 0..profile.shapes.len() {
             self.serve(space, disk);
+            disk.resize(space, self.sizes[space]);
         }
         self.publish(profile);
         self.registry.set_listeners(self.listeners(profile));
@@ -231,7 +239,7 @@ impl Target {
     /// Makes the subsystem, as it is now, known to all.
     pub fn publish(&mut self, profile: &Profile) {
         let namespace = |(space, id): (usize, &Option<BackingId>)| {
-            let (blocks, block_bytes) = profile.shapes[space];
+            let (blocks, block_bytes) = (self.sizes[space], profile.shapes[space].1);
             id.map(|backing| Namespace {
                 nsid: space as u32 + 1,
                 backing,
@@ -258,12 +266,61 @@ impl Target {
             model: Text::lossy("nvmfd"),
             allow_any_host: true,
             hosts: BTreeSet::new(),
-            offer: Arc::default(),
+            offer: Arc::new(Offer { masks: self.masks(profile), ..Offer::default() }),
             namespaces: self.served.iter().enumerate().filter_map(namespace).collect(),
             management: None,
             usage: Arc::clone(&self.usage),
         }));
         self.published = true;
+    }
+
+    fn masks(&self, profile: &Profile) -> BTreeMap<u32, BTreeSet<Nqn>> {
+        let masked = self.hidden.iter().enumerate().filter(|(_, from)| !from.is_empty());
+        let machines = || (0..profile.hosts).map(|host| profile.machine(host));
+        masked
+            .map(|(space, from)| {
+                let hosts = machines().filter(|machine| !from.contains(machine)).map(hostnqn);
+                (space as u32 + 1, hosts.collect())
+            })
+            .collect()
+    }
+
+    /// Gives a namespace so many blocks.
+    pub fn resize(&mut self, profile: &Profile, space: usize, blocks: u32, disk: &mut SimDisk) {
+        self.sizes[space] = blocks;
+        if self.is_up() {
+            disk.resize(space, blocks);
+            self.publish_again(profile);
+        }
+    }
+
+    /// Shows a namespace to a machine, or no longer.
+    pub fn show(&mut self, profile: &Profile, space: usize, machine: usize, shown: bool) {
+        let hidden = &mut self.hidden[space];
+        if shown {
+            hidden.remove(&machine)
+        } else {
+            hidden.insert(machine)
+        };
+        if self.is_up() {
+            self.publish_again(profile);
+        }
+    }
+
+    fn publish_again(&mut self, profile: &Profile) {
+        if self.published {
+            self.publish(profile);
+        }
+    }
+
+    /// Whether a namespace is served.
+    pub fn is_served(&self, space: usize) -> bool {
+        self.served[space].is_some()
+    }
+
+    /// Whether a machine may see a namespace.
+    pub fn is_shown(&self, space: usize, machine: usize) -> bool {
+        !self.hidden[space].contains(&machine)
     }
 
     /// Takes the subsystem away from its hosts.
@@ -308,6 +365,7 @@ impl Target {
                         continue;
                     }
                     (Some(Plant::LateShield), Mail::Fence(fence)) if is_shield(fence) => continue,
+                    (Some(Plant::StaleView), Mail::Subsystem(_)) => continue,
                     (Some(Plant::LostAbort), Mail::Errand(_)) => {
                         std::mem::forget(mail);
                         continue;
