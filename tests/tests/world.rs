@@ -117,6 +117,12 @@ fn a_change_that_reactors_do_not_hear_of_is_found() {
 }
 
 #[test]
+fn a_door_that_is_open_is_found() {
+    let (_, why) = find(Plant::OpenDoor, 40);
+    assert!(why.contains("without its secret") || why.contains("nothing is protected"), "{why}");
+}
+
+#[test]
 fn an_abort_that_gets_no_answer_is_found() {
     let (_, why) = find(Plant::LostAbort, 40);
     assert!(why.contains("Abort"), "{why}");

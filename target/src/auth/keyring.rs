@@ -63,6 +63,13 @@ impl Default for Keyring {
 }
 
 impl Keyring {
+    /// Of these hosts, who must prove themselves; nobody else need.
+    #[must_use]
+    pub fn new(hosts: impl IntoIterator<Item = (Nqn, Keys)>, policy: Policy) -> Keyring {
+        let hosts = hosts.into_iter().map(|(nqn, keys)| (nqn, Arc::new(keys))).collect();
+        Keyring { hosts, policy: Arc::new(policy), ..Keyring::default() }
+    }
+
     /// Reads every file that the configuration names.
     ///
     /// # Errors

@@ -44,8 +44,21 @@ pub struct DiskFaults {
     pub zero_range: bool,
 }
 
-const ERRORS: [i32; 7] =
-    [libc::EIO, libc::ENOSPC, libc::EINTR, libc::EAGAIN, libc::ENOMEM, libc::ENODATA, libc::EILSEQ];
+/// Of each kind that ends in another answer, but those after which a store is no longer served, or
+/// that say what hosts may say as well.
+const ERRORS: [i32; 11] = [
+    libc::EIO,
+    libc::ENOSPC,
+    libc::EINTR,
+    libc::EAGAIN,
+    libc::ENOMEM,
+    libc::ENODATA,
+    libc::EILSEQ,
+    libc::EDQUOT,
+    libc::EFBIG,
+    libc::EINVAL,
+    libc::EBADMSG,
+];
 
 /// A value that a block has had since it was last durable.
 #[derive(Debug)]
@@ -97,6 +110,8 @@ struct Call {
 pub struct SimDisk {
     /// What it does wrong from now on.
     pub faults: DiskFaults,
+    /// What is asked for before then takes at least until then.
+    pub stalled_until: Instant,
     /// A planted fault: it says that it has made data durable, and has not.
     pub forgets_flushes: bool,
     dice: Dice,
@@ -138,6 +153,7 @@ impl SimDisk {
     ) -> SimDisk {
         SimDisk {
             faults,
+            stalled_until: now,
             forgets_flushes: false,
             dice: Dice::new(seed),
             now,
@@ -286,6 +302,7 @@ impl SimDisk {
         if dice.per_mille(faults.slow) {
             wait += dice.part(faults.stall);
         }
+        wait += self.stalled_until.saturating_duration_since(self.now);
         store.order += 1;
         let since = store.order;
         let mut call = Call { ring, flight, step, answer, early, effective, since };

@@ -5,14 +5,16 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use initiator::session::{Data, Ended, Io, Options, Phase, Request, Session};
-use nvme::Nqn;
+use initiator::session::{Data, Ended, Io, Options, Phase, Request, Session, Violation};
+use nvme::feature::{FeatureId, SetFeatures, WriteProtectState};
 use nvme::sqe::Flags;
+use nvme::{Nqn, Sgl, Sqe};
 use rdma::soft::Soft;
 use rdma::soft::sim::{Air, AirPort, Dice};
-use rdma::{Event, Fabric, Pool, Wake};
+use rdma::{Event, Fabric, Pool, Qp, Wake, Work};
 
 use super::judge::Judge;
+use super::keys::{Proofs, secret};
 use super::op::{Kind, Op};
 use super::profile::Profile;
 use super::seam::{Ledger, Seam, SharedLedger, lock};
@@ -24,6 +26,8 @@ use super::{config, entropy};
 const BATCH: usize = 64;
 /// How long a host waits before it connects again.
 const BACKOFF: Duration = Duration::from_millis(50);
+/// The id of a command that its session knows nothing of.
+const FORGED: u16 = 0xEEEE;
 /// How long the bring-up and a command may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -180,7 +184,11 @@ impl Host {
         let fabric = self.fabric.as_mut()?;
         fabric.poll(now, &mut self.events);
         let mut io = Io { pool: &mut self.pool, fabric, now };
+        let impostor = profile.proofs == Proofs::AllBut(self.index);
         for event in self.events.drain(..) {
+            if let (Event::Established(qp), true) = (&event, impostor && self.dice.per_mille(300)) {
+                forge(*qp, &mut io);
+            }
             let stray = match &mut self.session {
                 Some(session) => session.on_event(event, &mut io),
                 None => Some(event),
@@ -202,6 +210,9 @@ impl Host {
             wake = session.tick(&mut io);
         }
         self.take_done(judge, now);
+        if self.is_ready() && impostor {
+            judge.fail(format!("host {}: it was let in without its secret", self.index));
+        }
         if self.is_ready() && self.quiet_until <= now {
             self.issue(profile, judge, now);
         } else if self.is_ready() {
@@ -256,7 +267,11 @@ impl Host {
         };
         let why = session.ended().cloned().unwrap_or(Ended::Closed);
         judge.note_ended(self.index, &why);
-        if let Ended::Violation { .. } = why {
+        let impostor = profile.proofs == Proofs::AllBut(self.index);
+        let unknown = Violation::CommandId(FORGED);
+        if matches!(&why, Ended::Violation { what, .. } if *what == unknown) && impostor {
+            // The answer to what it should not have sent, and the session knows nothing of.
+        } else if let Ended::Violation { .. } = why {
             judge.fail(format!("host {}: {why}", self.index));
         } else if !self.leaving && !judge.excuses(self.index, profile, &why, now) {
             judge.fail(format!(
@@ -373,6 +388,19 @@ impl Host {
     }
 }
 
+/// Sends a command that nobody may send who has not proved itself: namespace 1 is protected from
+/// writes. Should it be carried out, writes are refused for which there is no reason.
+fn forge(qp: Qp, io: &mut Io<'_>) {
+    let state = WriteProtectState::PROTECTED.0.into();
+    let set = SetFeatures::new(FeatureId::NAMESPACE_WRITE_PROTECT, state);
+    let sqe = SetFeatures { nsid: 1, ..set }.emit(Sgl::NONE).with_cid(FORGED);
+    if let Some(mut capsule) = io.pool.take_cell() {
+        capsule.select(0, Sqe::BYTES as u32);
+        io.pool.bytes_mut(&mut capsule).copy_from_slice(&sqe.emit());
+        io.fabric.post(qp, 0, Work::Send { from: capsule, invalidate: None });
+    }
+}
+
 fn options(profile: &Profile, index: usize, in_capsule: bool) -> Options {
     let hostnqn = hostnqn(profile.machine(index));
     let to = SocketAddr::new(profile.address(None), PORT + profile.path(index) as u16);
@@ -384,6 +412,7 @@ fn options(profile: &Profile, index: usize, in_capsule: bool) -> Options {
         in_capsule,
         connect_timeout: PATIENCE,
         command_timeout: PATIENCE,
+        secret: secret(profile, index),
         ..Options::new(to, subnqn(), hostnqn, [machine as u8 + 1; 16])
     }
 }

@@ -13,6 +13,7 @@ use rdma::soft::sim::Dice;
 
 use super::aborts::Aborts;
 use super::fencing::Fencing;
+use super::keys::Proofs;
 use super::model::{Ending, Model, Span};
 use super::news::News;
 use super::op::{Kind, Mistake, Op, Question};
@@ -128,7 +129,10 @@ impl Judge {
             next_id: 0,
             disk_fails: disk.error > 0 || disk.sync_error > 0,
             unfenced: VecDeque::new(),
-            fence_after: granted + Duration::from_secs(3) + 4 * disk.stall,
+            fence_after: granted
+                + Duration::from_secs(3)
+                + 4 * disk.stall
+                + profile.longest_stall(),
             sweep: (0, 0),
             sweeping: 0,
         }
@@ -151,6 +155,14 @@ impl Judge {
     /// Whether it is no wonder that an association of a host has ended.
     pub fn excuses(&self, host: usize, profile: &Profile, why: &Ended, now: Instant) -> bool {
         let bad_luck = match why {
+            // What has gone wrong once must not let anybody in, or keep anybody out.
+            Ended::NotAuthenticated { .. } => {
+                return profile.proofs == Proofs::AllBut(host);
+            }
+            // Exchanges that were cut off count as failed, and who has failed too often waits.
+            Ended::ConnectRefused { status, .. } if status.is(Status::CONNECT_CONTROLLER_BUSY) => {
+                profile.proofs != Proofs::None
+            }
             // Three messages of connection management in a row may get lost.
             Ended::Unreachable { .. } | Ended::SlowConnection { .. } => profile.net.loss > 0,
             Ended::Rejected { status: RejectStatus::NO_RESOURCES, .. } => profile.is_cramped(),
@@ -467,6 +479,7 @@ impl Judge {
             Status::UNRECOVERED_READ_ERROR,
             Status::CAPACITY_EXCEEDED,
             Status::COMMAND_INTERRUPTED,
+            Status::INTERNAL_ERROR,
         ];
         if self.disabled[host] && status.is(Status::COMMAND_SEQUENCE_ERROR) {
             return true;

@@ -29,6 +29,8 @@ pub enum Plant {
     WrongPath,
     /// Reactors do not hear that the subsystem has changed.
     StaleView,
+    /// Nobody has to prove who it is.
+    OpenDoor,
     /// Reactors lose the errand of an Abort command.
     LostAbort,
     /// An Abort command says that it has aborted, whatever becomes of the other command.
@@ -37,7 +39,7 @@ pub enum Plant {
 
 impl Plant {
     /// All of them.
-    pub const ALL: [Plant; 10] = [
+    pub const ALL: [Plant; 11] = [
         Plant::LostAck,
         Plant::DoubleCompletion,
         Plant::MissingFlush,
@@ -46,6 +48,7 @@ impl Plant {
         Plant::LateShield,
         Plant::WrongPath,
         Plant::StaleView,
+        Plant::OpenDoor,
         Plant::LostAbort,
         Plant::FalseAbort,
     ];
@@ -62,6 +65,7 @@ impl Plant {
             Plant::LateShield => "late-shield",
             Plant::WrongPath => "wrong-path",
             Plant::StaleView => "stale-view",
+            Plant::OpenDoor => "open-door",
             Plant::LostAbort => "lost-abort",
             Plant::FalseAbort => "false-abort",
         }

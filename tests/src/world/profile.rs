@@ -8,6 +8,7 @@ use nvmfd::ana::ANA_STATES;
 use rdma::soft::sim::{Dice, Faults};
 
 use super::disk::DiskFaults;
+use super::keys::Proofs;
 
 /// A mishap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,6 +37,8 @@ pub enum Mishap {
     Remove(usize, Duration),
     /// The subsystem is withdrawn and comes back after a while.
     Withdraw(Duration),
+    /// The disks answer nothing for a while.
+    Stall(Duration),
     /// A namespace has so many blocks for a while.
     Resize(usize, u32, Duration),
     /// A namespace is not for a host, for a while.
@@ -90,6 +93,8 @@ pub struct Profile {
     pub orders: u16,
     /// Listeners, a path each; hosts take them in turn.
     pub paths: usize,
+    /// Who proves who it is.
+    pub proofs: Proofs,
     /// Two hosts are the two paths of one machine.
     pub twins: bool,
     /// In a thousand commands those that protect a namespace from writes.
@@ -159,6 +164,7 @@ impl Profile {
             protections: 0,
             paths: 1,
             twins: false,
+            proofs: Proofs::None,
             fua: pick(dice, &[0, 100, 500]),
             hot: pick(dice, &[0, 300, 800]),
             pause: pick(dice, &[0, 20, 200]),
@@ -180,7 +186,26 @@ impl Profile {
             profile.mishaps.extend((0..more).map(|_| reach(dice, commands)));
         }
         profile.mishaps.sort_by_key(|(at, _)| *at);
+        profile.proofs = match dice.below(6) {
+            0 => Proofs::All,
+            1 if hosts > 1 => {
+                // Whatever it is, it is not the other path of a machine that can.
+                profile.twins = false;
+                Proofs::AllBut(hosts - 1)
+            }
+            _ => Proofs::None,
+        };
         profile
+    }
+
+    /// How long the disks may answer nothing: as long as they ever do, once after the other.
+    #[must_use]
+    pub fn longest_stall(&self) -> Duration {
+        let stalls = self.mishaps.iter().map(|(_, mishap)| match mishap {
+            Mishap::Stall(time) => *time,
+            _ => Duration::ZERO,
+        });
+        stalls.sum()
     }
 
     /// The path by which a host comes.
@@ -255,8 +280,10 @@ fn scope(dice: &mut Dice, hosts: usize, commands: u32) -> (u32, Mishap) {
     let space = dice.below(2) as usize;
     let long = pick(dice, &[500, 50_000, 2_000_000]);
     let time = micros(dice, long / 2, long);
-    let mishap = match dice.below(2) {
-        0 => Mishap::Resize(space, 1 + dice.below(63) as u32, time),
+    let mishap = match dice.below(9) {
+        // Longer than hosts wait for a command.
+        0 => Mishap::Stall(Duration::from_secs(31)),
+        1..=4 => Mishap::Resize(space, 1 + dice.below(63) as u32, time),
         _ => Mishap::Hide(space, dice.below(hosts as u64) as usize, time),
     };
     (dice.below(u64::from(commands).max(1)) as u32, mishap)

@@ -28,6 +28,7 @@ use rdma::{Event, Fabric, Pool, PoolPlan, Wake};
 
 use super::disk::{SimDisk, SimRing};
 use super::host::hostnqn;
+use super::keys::keyring;
 use super::plant::Plant;
 use super::profile::Profile;
 use super::seam::{DiskSeam, Echo, Ledger, Seam, SharedLedger, lock};
@@ -183,6 +184,9 @@ impl Target {
         self.keeper = Keeper::new();
         let registry = Registry::new(senders, 16, receives).with_keeper(self.keeper.sender());
         self.registry = Arc::new(registry);
+        if let Some(keyring) = keyring(profile).filter(|_| self.plant != Some(Plant::OpenDoor)) {
+            self.registry.set_keyring(keyring);
+        }
         let reservation = |space| Reservation::volatile(subnqn(), space as u32 + 1);
         self.reservations = (0..profile.shapes.len()).map(reservation).collect();
         disk.open(self.reactors.iter().map(|r| Arc::clone(r.pool.region())).collect());
