@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use tests::world::keys::Proofs;
 use tests::world::plant::Plant;
 use tests::world::profile::Profile;
 use tests::world::trace::Telling;
@@ -75,11 +76,14 @@ const LATENCY: Duration = Duration::from_millis(2);
 
 #[test]
 fn commands_that_outlive_a_preemption_are_found() {
-    for seed in 0..40 {
+    for seed in 0..80 {
         // Two hosts that fight for the same few blocks of a slow disk.
         let mut profile = Profile::new(seed, 500);
         (profile.hosts, profile.orders, profile.hot) = (profile.hosts.max(2), 60, 900);
         (profile.mix, profile.disk.latency) = ([200, 800, 0, 0, 0, 0, 0, 0], LATENCY);
+        (profile.twins, profile.proofs) = (false, Proofs::None);
+        (profile.aborts, profile.protections) = (0, 0);
+        profile.mishaps.clear();
         let planted = Setup { plant: Some(Plant::MissingFence), ..setup(seed, 500) };
         if let Some(why) = run_profile(planted, profile).failure {
             assert!(why.contains("which cannot be"), "{why}");
@@ -113,7 +117,8 @@ fn a_state_on_the_wrong_path_is_found() {
 #[test]
 fn a_change_that_reactors_do_not_hear_of_is_found() {
     let (_, why) = find(Plant::StaleView, 40);
-    assert!(why.contains("it was carried out") || why.contains("never told"), "{why}");
+    let signs = ["it was carried out", "never told", "Invalid Namespace", "within the end"];
+    assert!(signs.iter().any(|sign| why.contains(sign)), "{why}");
 }
 
 #[test]
