@@ -240,7 +240,7 @@ pub enum Plan {
 }
 
 impl Plan {
-    /// Whether it changes blocks, or may.
+    /// Whether it changes blocks, or may. To make and to delete namespaces is the steward's affair.
     #[must_use]
     pub fn changes_blocks(&self) -> bool {
         match self {
@@ -262,6 +262,8 @@ impl Plan {
             | Plan::Reserve { .. }
             | Plan::Keep { .. }
             | Plan::Protect { .. }
+            | Plan::Manage { .. }
+            | Plan::Order { .. }
             | Plan::ShutDown { .. }
             | Plan::Park
             | Plan::Disconnect
