@@ -37,7 +37,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build test format lint unit doc native guests sim demo demo-guest bench loss scale bench-guests hostile fuzz asan vm clean
+.PHONY: help packages test-packages build test format lint unit doc native guests sim demo demo-guest bench loss scale qos bench-guests hostile fuzz asan vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -99,6 +99,9 @@ loss: build test-packages ## Measure what the soft fabric keeps of that in a bad
 
 scale: build test-packages ## Measure what a thousand subsystems or namespaces cost, and 64 hosts with 16 queues each
 	NVMFD=$(NVMFD) NVMF=$(NVMF) CROWD=$(BUILD)/release/crowd tests/bench/scale
+
+qos: build test-packages ## See that limits hold and are shared equally
+	NVMFD=$(NVMFD) NVMF=$(NVMF) tests/bench/qos
 
 bench-guests: build ## Measure it beside the kernel's target, in both kinds of guest
 	$(GUEST) tests/vm/judge --kind uml bench

@@ -9,6 +9,7 @@
 
 mod authentication;
 mod identity;
+mod limit;
 mod listener;
 mod managed;
 mod management;
@@ -30,8 +31,10 @@ use uuid::Uuid;
 
 use crate::ana::{ANA_GROUPS, ANATT_S};
 use crate::disk::Fault;
+use crate::qos::Limit;
 
 pub use authentication::{AuthenticationConfig, HostConfig};
+pub use limit::LimitConfig;
 pub use listener::ListenerConfig;
 pub(crate) use listener::overlap;
 pub use managed::ManagedConfig;
@@ -61,6 +64,8 @@ pub struct Config {
     pub subsystems: Vec<SubsystemConfig>,
     /// What discovery tells besides.
     pub discovery: DiscoveryConfig,
+    /// Limits that hosts and namespaces share.
+    pub quotas: Vec<LimitConfig>,
     /// Where packets are written to, if they are.
     pub capture: Option<CaptureConfig>,
     /// Folder of what the daemon itself must remember, such as reservations. Without one, nothing
@@ -268,6 +273,10 @@ pub struct NamespaceConfig {
     pub allow_format: bool,
     /// Hosts may make blocks unreadable (Write Uncorrectable).
     pub write_uncorrectable: bool,
+    /// What all hosts together may do with it.
+    pub limit: Limit,
+    /// The name of a `[[limit]]` that it shares with others.
+    pub shared_limit: Option<String>,
     /// What its store is told to do wrong; for tests.
     pub fault: Fault,
 }
@@ -556,6 +565,12 @@ impl fmt::Display for NamespaceConfig {
         }
         if self.write_uncorrectable {
             f.write_str("hosts may make blocks unreadable, ")?;
+        }
+        if !self.limit.is_none() {
+            write!(f, "{}, ", self.limit)?;
+        }
+        if let Some(name) = &self.shared_limit {
+            write!(f, "under the limit {name:?}, ")?;
         }
         if self.fault != Fault::None {
             write!(f, "fault {}, ", self.fault)?;

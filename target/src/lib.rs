@@ -26,6 +26,7 @@ pub mod observe;
 pub mod power;
 pub mod protection;
 mod provider;
+pub mod qos;
 pub mod queue;
 pub mod queues;
 pub mod reactor;

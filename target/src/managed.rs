@@ -202,6 +202,8 @@ impl Catalog {
             ana_group: entry.ana_group,
             allow_format: true,
             write_uncorrectable: false,
+            limit: Default::default(),
+            shared_limit: None,
             fault: Fault::None,
         }
     }

@@ -27,7 +27,9 @@ mod explain;
 mod fused;
 mod manage;
 mod mark;
+mod news;
 mod observed;
+mod quota;
 mod reserve;
 mod scatter;
 mod slot;
@@ -46,7 +48,7 @@ use tracing::{debug, info, warn};
 use crate::association::Association;
 use crate::auth::Exchange;
 use crate::command::{Plan, Source};
-use crate::controller::{Controller, Limits, Role};
+use crate::controller::{Controller, Limits};
 use crate::disk::{Disk, Done};
 use crate::observe::{Rows, Stage};
 use crate::refusals::Refusals;
@@ -59,6 +61,7 @@ pub use carry::DATA_FOR_ADMIN_BYTES;
 pub use connect::RECEIVES_FOR_ADMIN;
 use fused::Half;
 use mark::Mend;
+use quota::Quota;
 use slot::{Head, Slot, State};
 
 /// How long a connection may take from its reply to its Connect command. Hosts bring up all
@@ -146,6 +149,8 @@ pub struct Queue {
     /// The first half of a fused command, when it was the last command.
     half: Half,
     tally: Tally,
+    /// What limits its commands.
+    quota: Quota,
     /// Where its commands are counted, once it is an I/O queue.
     rows: Option<Rows>,
     /// Capsules that wait for a slot, with the time at which they came; each holds a receive, so
@@ -211,6 +216,7 @@ impl Queue {
             held_back: 0,
             half: Half::None,
             tally: Tally::default(),
+            quota: Quota::default(),
             rows: None,
             backlog: VecDeque::with_capacity(depth.into()),
             cids: Box::new([0; 1024]),
@@ -490,41 +496,6 @@ impl Queue {
                 }
             }
             self.close(io);
-        }
-    }
-
-    /// A subsystem has changed.
-    pub fn on_subsystem(&mut self, new: &Arc<Subsystem>, io: &mut Io<'_>) {
-        // What a host sees of its own is made once, for all of its queues.
-        let view = |association: &Association| match new.is_the_same_for_all() {
-            true => Some(Arc::clone(new)),
-            false => io.registry.view(association),
-        };
-        match &mut self.serves {
-            Serves::Admin(controller) if controller.association.subsystem == new.nqn => {
-                if let Some(view) = view(&controller.association) {
-                    controller.replace_subsystem(view);
-                }
-            }
-            Serves::Io { association, subsystem, .. } if subsystem.nqn == new.nqn => {
-                if let Some(view) = view(association) {
-                    *subsystem = view;
-                    self.find_rows(io);
-                }
-            }
-            _ => {}
-        }
-        self.raise_events(io);
-    }
-
-    /// What discovery answers has changed, for some host.
-    pub fn on_discovery_changed(&mut self, io: &mut Io<'_>) {
-        let Serves::Admin(controller) = &mut self.serves else { return };
-        let Role::Discovery(service) = &mut controller.role else { return };
-        let (_, records) = io.registry.discovery(&controller.association.host, controller.local);
-        if service.is_news(&records) {
-            controller.events.discovery_changed();
-            self.raise_events(io);
         }
     }
 

@@ -123,7 +123,7 @@ impl Queues {
     /// When [`Queues::tick`] has something to do.
     #[must_use]
     pub fn next_tick(&self) -> Instant {
-        self.next_tick
+        self.waiters.tolls.due().map_or(self.next_tick, |due| due.min(self.next_tick))
     }
 
     /// The reactor goes to sleep, and is not woken by pushes and responses that come home. What the
@@ -165,7 +165,10 @@ impl Queues {
     pub fn on_mail(&mut self, mail: Mail, lent: &mut Lent<'_>) -> Option<Mail> {
         match mail {
             Mail::Incoming(incoming) => self.open(incoming, lent),
-            Mail::Subsystem(new) => self.each(lent, |queue, io| queue.on_subsystem(&new, io)),
+            Mail::Subsystem(new) => {
+                self.each(lent, |queue, io| queue.on_subsystem(&new, io));
+                self.waiters.tolls.change(lent.now);
+            }
             Mail::DiscoveryChanged => self.each(lent, Queue::on_discovery_changed),
             Mail::Answer(done) => self.on_disk(done, lent),
             Mail::Fence(fence) => self.each(lent, |queue, io| queue.on_fence(&fence, io)),
@@ -190,6 +193,7 @@ impl Queues {
     /// Looks at the clock, if it is time.
     pub fn tick(&mut self, lent: &mut Lent<'_>) {
         self.nap_ns = None;
+        self.serve_tolls(lent);
         if lent.now >= self.next_tick {
             self.next_tick = lent.now + TICK;
             self.look(lent);
@@ -223,6 +227,19 @@ impl Queues {
             };
             if !self.waiters.settle(turn, take) {
                 return;
+            }
+        }
+    }
+
+    /// Begins the commands that limits let begin by now.
+    fn serve_tolls(&mut self, lent: &mut Lent<'_>) {
+        let now = lent.now;
+        loop {
+            let queues = &self.queues;
+            let book = |key: u32, slot| queues.get(key as usize)?.as_ref()?.book(slot, now);
+            let Some((key, slot)) = self.waiters.tolls.next(now, book) else { return };
+            if let Some((queue, mut io)) = self.queue(key, lent) {
+                queue.begin(slot, &mut io);
             }
         }
     }

@@ -61,7 +61,9 @@ impl Next {
             catalog.eclipsed(subsystem).for_each(|line| warn!("{line}"));
             catalog.merge_into(subsystem);
         }
-        Ok(Next { catalogs: opened, ..Next::of(subsystems, stores)? })
+        let mut next = Next { catalogs: opened, ..Next::of(subsystems, stores)? };
+        next.stores.limit(&config.quotas, &next.subsystems);
+        Ok(next)
     }
 
     /// Opens what subsystems need that are as they shall be served.

@@ -9,11 +9,12 @@ use std::time::Duration;
 use nvme::{Nqn, Text};
 use uuid::Uuid;
 
-use crate::config::{NamespaceConfig, NamespaceKind, SubsystemConfig};
+use crate::config::{LimitConfig, NamespaceConfig, NamespaceKind, SubsystemConfig};
 use crate::disk::BackingId;
 use crate::disk::{Backing, BackingConfig, BackingKind, Kind};
 use crate::kept;
 use crate::protection::Protection;
+use crate::qos::Limiters;
 use crate::reactor::BACKINGS;
 use crate::reservation::Reservation;
 use crate::subsystem::{Namespace, Subsystem};
@@ -48,6 +49,8 @@ pub struct Stores {
     rings: usize,
     /// Where reservations are kept that shall outlast a power loss.
     state_directory: Option<PathBuf>,
+    /// What limits them, and hosts.
+    limiters: Limiters,
 }
 
 impl Stores {
@@ -68,6 +71,7 @@ impl Stores {
             next_id: self.next_id,
             rings: self.rings,
             state_directory: self.state_directory.clone(),
+            limiters: self.limiters.clone(),
         };
         for (subsystem, namespace) in namespaces(subsystems) {
             let key = (subsystem.nqn, namespace.nsid);
@@ -168,6 +172,11 @@ impl Stores {
         lines
     }
 
+    /// Limits what is done as a configuration says; what is limited as before goes on counting.
+    pub fn limit(&mut self, quotas: &[LimitConfig], subsystems: &[SubsystemConfig]) {
+        self.limiters = self.limiters.next(quotas, subsystems);
+    }
+
     /// Has each store do wrong what the configuration tells it to.
     pub fn set_faults(&self, subsystems: &[SubsystemConfig]) {
         for (subsystem, namespace) in namespaces(subsystems) {
@@ -206,6 +215,11 @@ impl Stores {
                 allow_format: namespace.allow_format,
                 write_uncorrectable: namespace.write_uncorrectable,
                 marks: Arc::clone(&store.marks),
+                limiters: self.limiters.of_namespace(
+                    config.nqn,
+                    namespace.nsid,
+                    namespace.shared_limit.as_deref(),
+                ),
                 ana_group: namespace.ana_group,
                 volatile_cache: backing.has_volatile_cache(),
                 uuid: namespace.uuid.into_bytes(),
@@ -227,6 +241,7 @@ impl Stores {
             offer: Arc::new(config.offer.clone()),
             namespaces,
             management: None,
+            host_limiters: Arc::clone(self.limiters.of_hosts()),
             usage,
         }
     }
@@ -311,6 +326,8 @@ mod tests {
             read_only: false,
             allow_format: false,
             write_uncorrectable: false,
+            limit: Default::default(),
+            shared_limit: None,
             ana_group: 1,
             fault: Fault::None,
         };

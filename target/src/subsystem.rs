@@ -1,7 +1,7 @@
 //! What is served: subsystems and their namespaces, as an immutable snapshot that every queue of
 //! a subsystem holds. A change of configuration publishes a new snapshot; nothing is locked.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use nvme::{Nqn, Status, Text};
@@ -10,6 +10,7 @@ use crate::config::Offer;
 use crate::disk::{BackingId, Geometry, Health};
 use crate::managed::Management;
 use crate::protection::Protection;
+use crate::qos::Limiter;
 use crate::reservation::Reservation;
 use crate::uncorrectable::Marks;
 use crate::usage::Usage;
@@ -39,6 +40,8 @@ pub struct Namespace {
     pub write_uncorrectable: bool,
     /// The blocks that they have made so.
     pub marks: Arc<Marks>,
+    /// What limits commands for it.
+    pub limiters: Vec<Arc<Limiter>>,
     /// Its ANA group, 1 to [`crate::ana::ANA_GROUPS`].
     pub ana_group: u32,
     /// The backing has a volatile write cache, so Flush matters.
@@ -128,6 +131,8 @@ pub struct Subsystem {
     pub namespaces: Vec<Namespace>,
     /// What hosts may do that manage namespaces. In what a host sees: none, if it may not.
     pub management: Option<Arc<Management>>,
+    /// What limits commands of hosts.
+    pub host_limiters: Arc<BTreeMap<Nqn, Vec<Arc<Limiter>>>>,
     /// What its hosts have done, kept across snapshots.
     pub usage: Arc<Usage>,
 }
@@ -214,8 +219,14 @@ impl PartialEq for Subsystem {
     fn eq(&self, other: &Subsystem) -> bool {
         let key = |s: &Subsystem| (s.nqn, s.serial, s.model, s.allow_any_host);
         key(self) == key(other)
-            && (&self.hosts, &self.offer, &self.namespaces, &self.management)
-                == (&other.hosts, &other.offer, &other.namespaces, &other.management)
+            && (&self.hosts, &self.offer, &self.namespaces, &self.management, &self.host_limiters)
+                == (
+                    &other.hosts,
+                    &other.offer,
+                    &other.namespaces,
+                    &other.management,
+                    &other.host_limiters,
+                )
     }
 }
 
@@ -237,6 +248,7 @@ pub(crate) mod tests {
             allow_format: false,
             write_uncorrectable: false,
             marks: Marks::volatile(),
+            limiters: Vec::new(),
             ana_group: 1,
             volatile_cache: true,
             uuid: [nsid as u8; 16],
@@ -253,6 +265,7 @@ pub(crate) mod tests {
             offer: Arc::default(),
             namespaces: vec![namespace(1, 12), namespace(2, 9), namespace(7, 12)],
             management: None,
+            host_limiters: Arc::default(),
             usage: Arc::default(),
         }
     }

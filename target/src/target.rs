@@ -465,6 +465,9 @@ fn differences(old: &Config, new: &Config) -> Vec<String> {
             states => lines.push(format!("{}: {states}", is.address)),
         }
     }
+    if old.quotas != new.quotas {
+        lines.push("limits that hosts and namespaces share have changed".to_owned());
+    }
     let find = |config: &'_ Config, nqn: &Nqn| config.subsystems.iter().position(|s| s.nqn == *nqn);
     let ports = |config: &Config| -> BTreeMap<SocketAddr, u16> {
         config.listeners.iter().map(|listener| (listener.address, listener.id)).collect()

@@ -10,6 +10,8 @@
 
 use std::collections::VecDeque;
 
+use crate::qos::tolls::Tolls;
+
 /// An association may hold this many times the bytes that are free.
 const TIMES_FREE: u64 = 4;
 
@@ -58,6 +60,8 @@ pub struct Waiters {
     passed: usize,
     /// The command whose turn it is waits for buffers: nobody may overtake it.
     short: bool,
+    /// Who waits for limits, before it waits for buffers.
+    pub tolls: Tolls,
 }
 
 impl Waiters {
@@ -87,6 +91,7 @@ impl Waiters {
         share.owner = Some(owner);
         share.queues += 1;
         share.line.reserve(slots);
+        self.tolls.join(at as u32, slots);
         at as u32
     }
 
@@ -142,11 +147,13 @@ impl Waiters {
     /// A queue closes: none of its commands waits any more.
     pub fn forget(&mut self, key: u32) {
         self.retain(|waiter| waiter.0 != key);
+        self.tolls.forget(key);
     }
 
     /// A command ends before its turn.
     pub fn remove(&mut self, key: u32, slot: u16) {
         self.retain(|waiter| waiter != (key, slot));
+        self.tolls.remove(key, slot);
     }
 
     /// The command whose turn it is, out of its line. What comes of it goes to

@@ -11,6 +11,8 @@ mod fair;
 mod fused;
 #[path = "queue/leaving.rs"]
 mod leaving;
+#[path = "queue/limited.rs"]
+mod limited;
 #[path = "queue/observed.rs"]
 mod observed;
 #[path = "queue/promises.rs"]

@@ -89,6 +89,7 @@ fn controllers_of_one_host_that_come_together_do_not_push_each_other_out() {
         offer: Arc::default(),
         namespaces: Vec::new(),
         management: None,
+        host_limiters: Arc::default(),
         usage: Arc::default(),
     }));
     let data = ConnectData::new([1; 16], CNTLID_DYNAMIC, &nqn, &name("nqn.2026-11.host:h"));

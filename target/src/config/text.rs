@@ -68,13 +68,15 @@ fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config {
         listener(table, &mut listeners, report);
     }
 
+    let quotas = super::limit::limits(&mut section, report);
     let mut seen = Seen::default();
     let tables = section.tables("subsystem", "[[subsystem]]", report);
     if tables.is_empty() {
         report.absent("there is no subsystem", "add [[subsystem]] with an `nqn`");
     }
     let state_directory = state_directory(&mut section, report);
-    let scene = Scene { limits, listeners, keeps_state: state_directory.is_some() };
+    let names = quotas.iter().map(|quota| quota.name.clone()).collect();
+    let scene = Scene { limits, listeners, names, keeps_state: state_directory.is_some() };
     let subsystems =
         tables.into_iter().filter_map(|each| subsystem(each, &scene, &mut seen, report)).collect();
     let discovery = discovery(&mut section, &seen.nqns, report);
@@ -93,6 +95,7 @@ fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config {
         listeners,
         subsystems,
         discovery,
+        quotas,
         capture,
         state_directory,
         authentication,
@@ -291,6 +294,8 @@ fn state_directory(root: &mut Section<'_>, report: &mut Report<'_>) -> Option<Pa
 struct Scene {
     limits: Limits,
     listeners: Vec<At<ListenerConfig>>,
+    /// Names of `[[limit]]`.
+    names: Vec<String>,
     /// There is a `state_directory`.
     keeps_state: bool,
 }
@@ -459,6 +464,7 @@ fn namespace(
     let flag = section.take("allow_format", "true or false", report);
     let allow_format = flag.is_some_and(|flag| flag.value);
     let write_uncorrectable = write_uncorrectable(&mut section, &kind, scene, report);
+    let (limit, shared_limit) = super::limit::of_namespace(&mut section, &scene.names, report);
     let fault = fault(&mut section, report);
     section.end(report);
 
@@ -475,6 +481,8 @@ fn namespace(
         ana_group,
         allow_format,
         write_uncorrectable,
+        limit,
+        shared_limit,
         fault,
     })
 }

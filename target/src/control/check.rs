@@ -108,6 +108,8 @@ mod tests {
             read_only: false,
             allow_format: false,
             write_uncorrectable: false,
+            limit: Default::default(),
+            shared_limit: None,
             ana_group: 1,
             fault: crate::disk::Fault::None,
         }

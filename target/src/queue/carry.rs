@@ -42,11 +42,7 @@ impl Queue {
             }
             Ok(plan) => {
                 self.slot(slot).plan = plan;
-                let tried = io.waiters.may_try(self.share).then(|| self.take_buffers(slot, io));
-                match tried {
-                    Some(Take::Done) => self.proceed(slot, io),
-                    _ => io.waiters.push(self.share, self.key, slot, tried),
-                }
+                self.enter(slot, io);
             }
             Err(status) => self.answer(slot, Err(status), io),
         }
@@ -429,6 +425,9 @@ impl Queue {
             }
         };
         self.slot(slot).second = buf;
+        if let Ok(Some(op @ Op::Write { .. })) = &next {
+            self.charge(slot, op.changes().map_or(0, |(_, len)| len), io.now);
+        }
         match next {
             Ok(op) => self.submit(slot, job.extent.backing, op, io),
             Err(status) => self.answer(slot, Err(status), io),

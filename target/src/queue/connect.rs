@@ -139,6 +139,7 @@ impl Queue {
                 self.share = Some(io.waiters.join(association.id, self.slots.len()));
                 self.serves = Serves::Io { association, subsystem, epoch };
                 self.find_rows(io);
+                self.find_limits();
                 Ok(cntlid)
             }
             // The registry has refused that already.

@@ -13,7 +13,6 @@ use nvme::{Sqe, Status};
 use super::{Io, Queue, Serves, State};
 use crate::command::Plan;
 use crate::disk::Op;
-use crate::waiters::Take;
 
 /// What has become of the first half of a fused command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -94,11 +93,7 @@ impl Queue {
         entry.plan = plan;
         entry.mate = Some(first);
         // The first half stands in line for both.
-        let tried = io.waiters.may_try(self.share).then(|| self.take_buffers(first, io));
-        match tried {
-            Some(Take::Done) => self.proceed(first, io),
-            _ => io.waiters.push(self.share, self.key, first, tried),
-        }
+        self.enter(first, io);
     }
 
     /// Whether a slot that waits does so for its other half, not for a buffer.

@@ -390,6 +390,7 @@ pub(crate) fn subsystem() -> Subsystem {
         allow_format: false,
         write_uncorrectable: false,
         marks: Marks::volatile(),
+        limiters: Vec::new(),
         ana_group: 1,
         volatile_cache: true,
         uuid: [1; 16],
@@ -406,6 +407,7 @@ pub(crate) fn subsystem() -> Subsystem {
         offer: Arc::default(),
         namespaces: vec![namespace],
         management: None,
+        host_limiters: Arc::default(),
         usage: Arc::default(),
     }
 }

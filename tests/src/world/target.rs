@@ -256,6 +256,7 @@ impl Target {
                 allow_format: false,
                 write_uncorrectable: false,
                 marks: Marks::volatile(),
+                limiters: Vec::new(),
                 ana_group: space as u32 + 1,
                 volatile_cache: true,
                 uuid: [space as u8 + 1; 16],
@@ -273,6 +274,7 @@ impl Target {
             offer: Arc::new(Offer { masks: self.masks(profile), ..Offer::default() }),
             namespaces: self.served.iter().enumerate().filter_map(namespace).collect(),
             management: None,
+            host_limiters: Arc::default(),
             usage: Arc::clone(&self.usage),
         }));
         self.published = true;
