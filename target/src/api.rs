@@ -6,6 +6,7 @@
 
 mod change;
 mod controller;
+pub mod stats;
 mod status;
 mod subsystem;
 mod why;

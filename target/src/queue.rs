@@ -505,7 +505,7 @@ impl Queue {
         let entry = self.slot(slot);
         entry.posted -= 1;
         if entry.posted == 0 && entry.state == State::Replying {
-            self.observe(slot, fault, io);
+            self.observe(slot, io);
             self.set_free(slot, io);
             if self.leaver == Some(slot) {
                 // The host has its answer.

@@ -9,6 +9,8 @@ mod authentication;
 mod judges;
 #[path = "loopback/managed.rs"]
 mod managed;
+#[path = "loopback/observe.rs"]
+mod observe;
 #[path = "loopback/reservations.rs"]
 mod reservations;
 #[path = "loopback/target.rs"]

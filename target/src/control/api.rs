@@ -7,6 +7,7 @@
 mod answer;
 mod changes;
 mod controllers;
+mod observe;
 mod server;
 mod status;
 mod subsystems;
@@ -48,6 +49,7 @@ fn reading() -> OpenApiRouter<Managed> {
         .merge(controllers::routes())
         .merge(why::routes())
         .merge(changes::reading())
+        .merge(observe::routes())
 }
 
 /// Routes that change something: on the Unix socket only. Each area adds its own here.

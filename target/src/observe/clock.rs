@@ -21,7 +21,8 @@ pub enum Stage {
     /// Data on their way to the host, until its transport has acknowledged them.
     Push,
     /// The response on its way, until the host's transport has acknowledged it. Where an adapter
-    /// does not wake a sleeping reactor for that, until the reactor fell asleep.
+    /// does not wake a sleeping reactor for that, until the reactor fell asleep. (A host that
+    /// acknowledges late makes this long, as user-space hosts do that look at their sockets rarely.)
     Reply,
 }
 

@@ -1,7 +1,5 @@
 //! What is made known of a queue's commands: counts, where their time went, which were slow.
 
-use rdma::Fault;
-
 use super::{Io, Queue, Serves};
 use crate::command::Plan;
 use crate::observe::Kind;
@@ -17,10 +15,11 @@ impl Queue {
         self.rows = observer.map(|observer| observer.rows(subsystem.nqn, association.host, nsids));
     }
 
-    /// A command was answered, and the host's transport has the answer, unless there is a fault.
+    /// A command was answered, and nothing of the answer is under way any more: the host's transport
+    /// has it, or the connection has ended.
     #[inline]
-    pub(super) fn observe(&mut self, slot: u16, fault: Option<Fault>, io: &mut Io<'_>) {
-        let Some(rows) = self.rows.as_ref().filter(|_| fault.is_none()) else { return };
+    pub(super) fn observe(&self, slot: u16, io: &Io<'_>) {
+        let Some(rows) = &self.rows else { return };
         let entry = &self.slots[usize::from(slot)];
         let Some(kind) = Kind::of(&entry.sqe) else { return };
         let bytes = match &entry.plan {

@@ -124,6 +124,11 @@ block_size = 512
         records.iter().map(|record| (record.why.cause, record.why.host)).collect()
     }
 
+    /// What may be seen of it.
+    pub(crate) fn view(&self) -> nvmfd::View {
+        self.target.as_ref().expect("running").view()
+    }
+
     /// What stops it, to be run whenever.
     pub(crate) fn take(&mut self) -> Target {
         self.target.take().expect("running")

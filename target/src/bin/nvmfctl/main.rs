@@ -12,8 +12,11 @@ mod host;
 mod listener;
 mod namespace;
 mod output;
+mod rates;
+mod stats;
 mod status;
 mod subsystem;
+mod top;
 mod why;
 
 use std::path::PathBuf;
@@ -98,6 +101,12 @@ enum Family {
         /// Into this folder
         folder: PathBuf,
     },
+    /// Rates and latencies by namespace, host and kind of command
+    Stats(stats::Wanted),
+    /// The last commands that were slow, and where their time went
+    Slow,
+    /// A live view of hosts, namespaces, latencies and reactors
+    Top(top::Wanted),
 }
 
 fn main() -> ExitCode {
@@ -136,6 +145,9 @@ async fn run(family: Family, client: &Client, output: Output) -> Result<(), Fail
         Family::Controllers => controllers::run(client, output).await,
         Family::Why(command) => why::run(command, client, output).await,
         Family::Doctor(command) => doctor::run(command, output),
+        Family::Stats(wanted) => stats::run(wanted, client, output).await,
+        Family::Slow => stats::slow(client, output).await,
+        Family::Top(wanted) => top::run(wanted, client, output).await,
     }
 }
 

@@ -1,0 +1,378 @@
+//! Counts, latencies and loads: what `/v1/stats` and `/v1/slow` say.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::observe::histogram::{BUCKETS, bound_ns, bucket};
+
+/// What the last bucket of a distribution says instead of a bound: all that is longer than 69 s is
+/// in it.
+const ENDLESS_NS: u64 = 1 << 40;
+
+/// All counts since the daemon started.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+pub struct Stats {
+    /// Microseconds since the daemon started.
+    pub at_us: u64,
+    /// By subsystem, namespace and host.
+    pub rows: Vec<Row>,
+    /// The threads that do the work.
+    pub reactors: Vec<Reactor>,
+}
+
+/// What one host has done with one namespace.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Row {
+    /// The subsystem; "other" stands for all that have no row of their own, because there are too
+    /// many.
+    pub subsystem: String,
+    /// The namespace; 0 with "other".
+    pub nsid: u32,
+    /// The host, as it calls itself; "other" likewise.
+    pub host: String,
+    /// By kind of command: `read`, `write`, `flush`, `other`. Kinds without a command are left out.
+    pub ops: Vec<Operations>,
+}
+
+/// Completed commands of one kind.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+pub struct Operations {
+    /// The kind.
+    pub op: String,
+    /// How many.
+    pub commands: u64,
+    /// How many of them failed.
+    pub failures: u64,
+    /// Bytes that the others read or wrote.
+    pub bytes: u64,
+    /// How long they took.
+    pub latency: Latency,
+    /// Where that time went, in the order of a command's life: `receive`, `wait`, `pull`, `disk`,
+    /// `push`, `reply`. The times of all stages are that of `latency`.
+    pub stages: Vec<StageLatency>,
+}
+
+/// The time in one stage.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct StageLatency {
+    /// The stage.
+    pub stage: String,
+    /// Its time, of all commands: those that did without it took no time.
+    pub latency: Latency,
+}
+
+/// Times of commands.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+pub struct Latency {
+    /// All of them together, in nanoseconds.
+    pub time_ns: u64,
+    /// How they are distributed: pairs of a bound in nanoseconds and how many commands took less,
+    /// and not less than the bound before. Ascending, without those that are empty; 2^40 is the
+    /// bound of all that took longer than 69 s.
+    pub below: Vec<[u64; 2]>,
+}
+
+/// How a reactor stands.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+pub struct Reactor {
+    /// Its number.
+    pub index: u32,
+    /// Turns of its loop.
+    pub turns: u64,
+    /// Turns without anything to do, after which it looked again.
+    pub spins: u64,
+    /// Times it slept.
+    pub sleeps: u64,
+    /// Nanoseconds in turns that had something to do.
+    pub busy_ns: u64,
+    /// Queue pairs it serves.
+    pub queues: u64,
+    /// Free cells for responses.
+    pub cells_free: u64,
+    /// Free receive buffers.
+    pub receives_free: u64,
+    /// Free bytes for data.
+    pub data_free_bytes: u64,
+    /// Bytes for data, free or not.
+    pub data_bytes: u64,
+    /// Commands that wait for data buffers.
+    pub waiters: u64,
+    /// Commands that were slow, as `[observe] slow_ms` has it.
+    pub slow: u64,
+    /// Connection requests and hosts refused, by cause.
+    pub refusals: Vec<Count>,
+    /// What became of datagrams (provider `soft`).
+    pub datagrams: Vec<Count>,
+}
+
+/// Something counted.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Count {
+    /// What.
+    pub name: String,
+    /// How often.
+    pub count: u64,
+}
+
+/// A command that took long.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct SlowCommand {
+    /// When it was over, in milliseconds since 1970.
+    pub at_ms: u64,
+    /// The reactor that served it.
+    pub reactor: u32,
+    /// The subsystem.
+    pub subsystem: String,
+    /// The host, as it calls itself.
+    pub host: String,
+    /// Its queue.
+    pub qid: u16,
+    /// Its id.
+    pub cid: u16,
+    /// Its opcode.
+    pub opcode: u8,
+    /// Its namespace.
+    pub nsid: u32,
+    /// Its first block, where it has one.
+    pub slba: u64,
+    /// Bytes that it read or wrote.
+    pub bytes: u64,
+    /// What it was answered.
+    pub status: String,
+    /// Time in all, in nanoseconds.
+    pub total_ns: u64,
+    /// Time in each stage, in nanoseconds: `receive`, `wait`, `pull`, `disk`, `push`, `reply`.
+    pub stages_ns: Vec<Count>,
+}
+
+impl Latency {
+    /// Of a sum and the counts of all buckets.
+    #[must_use]
+    pub fn new(time_ns: u64, counts: &[u64; BUCKETS]) -> Latency {
+        let bound = |at| bound_ns(at).unwrap_or(ENDLESS_NS);
+        let below = counts.iter().enumerate().filter(|(_, count)| **count != 0);
+        Latency { time_ns, below: below.map(|(at, count)| [bound(at), *count]).collect() }
+    }
+
+    /// How many commands.
+    #[must_use]
+    pub fn commands(&self) -> u64 {
+        self.below.iter().map(|[_, count]| count).sum()
+    }
+
+    /// Their mean, in nanoseconds; none of no command.
+    #[must_use]
+    pub fn mean_ns(&self) -> Option<u64> {
+        self.time_ns.checked_div(self.commands())
+    }
+
+    /// What a share of them (0 to 1) did not exceed, in nanoseconds, as if the times within a
+    /// bucket were spread evenly; none of no command.
+    #[must_use]
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a percentile is no more exact than its bucket"
+    )]
+    pub fn percentile_ns(&self, share: f64) -> Option<u64> {
+        let rank = share.clamp(0.0, 1.0) * self.commands() as f64;
+        let mut before = 0.0;
+        for [bound, count] in &self.below {
+            let here = *count as f64;
+            if before + here >= rank {
+                let at = bucket(bound.saturating_sub(1));
+                let lower = at.checked_sub(1).and_then(bound_ns).unwrap_or(0);
+                if *bound == ENDLESS_NS {
+                    return Some(lower);
+                }
+                let part = ((rank - before) / here).clamp(0.0, 1.0);
+                return Some(lower + ((bound - lower) as f64 * part) as u64);
+            }
+            before += here;
+        }
+        None
+    }
+
+    /// Adds others.
+    pub fn add(&mut self, other: &Latency) {
+        self.time_ns = self.time_ns.saturating_add(other.time_ns);
+        for [bound, count] in &other.below {
+            match self.below.binary_search_by_key(bound, |[bound, _]| *bound) {
+                Ok(at) => self.below[at][1] = self.below[at][1].saturating_add(*count),
+                Err(at) => self.below.insert(at, [*bound, *count]),
+            }
+        }
+    }
+
+    /// Those that have come since an earlier look.
+    #[must_use]
+    pub fn since(&self, earlier: &Latency) -> Latency {
+        let before = |bound: u64| {
+            let at = earlier.below.binary_search_by_key(&bound, |[bound, _]| *bound);
+            at.map_or(0, |at| earlier.below[at][1])
+        };
+        let left = self.below.iter().map(|[bound, n]| [*bound, n.saturating_sub(before(*bound))]);
+        Latency {
+            time_ns: self.time_ns.saturating_sub(earlier.time_ns),
+            below: left.filter(|[_, count]| *count != 0).collect(),
+        }
+    }
+}
+
+impl Operations {
+    /// None yet, of this kind.
+    #[must_use]
+    pub fn none(op: &str) -> Operations {
+        Operations { op: op.to_owned(), ..Operations::default() }
+    }
+
+    /// Adds others.
+    pub fn add(&mut self, other: &Operations) {
+        self.commands = self.commands.saturating_add(other.commands);
+        self.failures = self.failures.saturating_add(other.failures);
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        self.latency.add(&other.latency);
+        for one in &other.stages {
+            match self.stages.iter_mut().find(|own| own.stage == one.stage) {
+                Some(own) => own.latency.add(&one.latency),
+                None => self.stages.push(one.clone()),
+            }
+        }
+    }
+
+    /// Those that have come since an earlier look.
+    #[must_use]
+    pub fn since(&self, earlier: &Operations) -> Operations {
+        let stage = |own: &StageLatency| {
+            let before = earlier.stages.iter().find(|one| one.stage == own.stage);
+            let latency =
+                before.map_or_else(|| own.latency.clone(), |b| own.latency.since(&b.latency));
+            StageLatency { stage: own.stage.clone(), latency }
+        };
+        Operations {
+            op: self.op.clone(),
+            commands: self.commands.saturating_sub(earlier.commands),
+            failures: self.failures.saturating_sub(earlier.failures),
+            bytes: self.bytes.saturating_sub(earlier.bytes),
+            latency: self.latency.since(&earlier.latency),
+            stages: self.stages.iter().map(stage).collect(),
+        }
+    }
+}
+
+impl Row {
+    /// The commands of a kind.
+    #[must_use]
+    pub fn op(&self, op: &str) -> Option<&Operations> {
+        self.ops.iter().find(|own| own.op == op)
+    }
+
+    /// Whether another is of the same subsystem, namespace and host.
+    #[must_use]
+    pub fn is_of(&self, other: &Row) -> bool {
+        (&self.subsystem, self.nsid, &self.host) == (&other.subsystem, other.nsid, &other.host)
+    }
+}
+
+impl Stats {
+    /// What has happened since an earlier look: counts are differences, `at_us` is the time between,
+    /// and what stands (buffers, waiters) is as it is now. A daemon that has started again since is
+    /// told from its start.
+    #[must_use]
+    pub fn since(&self, earlier: &Stats) -> Stats {
+        if earlier.at_us > self.at_us {
+            return self.clone();
+        }
+        let op = |own: &Operations, before: Option<&Row>| {
+            let before = before.and_then(|row| row.op(&own.op));
+            before.map_or_else(|| own.clone(), |before| own.since(before))
+        };
+        let row = |own: &Row| {
+            let before = earlier.rows.iter().find(|row| row.is_of(own));
+            Row { ops: own.ops.iter().map(|one| op(one, before)).collect(), ..own.clone() }
+        };
+        let reactor = |own: &Reactor| {
+            let before = earlier.reactors.iter().find(|one| one.index == own.index);
+            before.map_or_else(|| own.clone(), |before| own.since(before))
+        };
+        Stats {
+            at_us: self.at_us - earlier.at_us,
+            rows: self.rows.iter().map(row).collect(),
+            reactors: self.reactors.iter().map(reactor).collect(),
+        }
+    }
+}
+
+impl Reactor {
+    fn since(&self, earlier: &Reactor) -> Reactor {
+        let counts = |own: &[Count], before: &[Count]| {
+            let before = |name: &str| before.iter().find(|b| b.name == name).map_or(0, |b| b.count);
+            let left = |c: &Count| c.count.saturating_sub(before(&c.name));
+            own.iter().map(|c| Count { name: c.name.clone(), count: left(c) }).collect()
+        };
+        Reactor {
+            turns: self.turns.saturating_sub(earlier.turns),
+            spins: self.spins.saturating_sub(earlier.spins),
+            sleeps: self.sleeps.saturating_sub(earlier.sleeps),
+            busy_ns: self.busy_ns.saturating_sub(earlier.busy_ns),
+            slow: self.slow.saturating_sub(earlier.slow),
+            refusals: counts(&self.refusals, &earlier.refusals),
+            datagrams: counts(&self.datagrams, &earlier.datagrams),
+            ..self.clone()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn latency(times_ns: &[u64]) -> Latency {
+        let mut counts = [0; BUCKETS];
+        times_ns.iter().for_each(|ns| counts[bucket(*ns)] += 1);
+        Latency::new(times_ns.iter().sum(), &counts)
+    }
+
+    #[test]
+    fn percentiles_are_within_a_quarter_of_the_truth() {
+        let times: Vec<u64> = (1..=1000).map(|n| n * 10_000).collect();
+        let latency = latency(&times);
+        assert_eq!((latency.commands(), latency.mean_ns()), (1000, Some(5_005_000)));
+        for (share, truth) in [(0.5, 5_000_000.0), (0.99, 9_900_000.0), (0.999, 9_990_000.0)] {
+            let told = latency.percentile_ns(share).unwrap() as f64;
+            assert!((told / truth - 1.0).abs() < 0.25, "{share}: {told} for {truth}");
+        }
+        assert_eq!(Latency::default().percentile_ns(0.5), None);
+        assert_eq!(Latency::default().mean_ns(), None);
+    }
+
+    #[test]
+    fn what_lasts_longer_than_any_bucket_is_told_as_its_beginning() {
+        let latency = latency(&[100_000_000_000]);
+        assert_eq!(latency.below, [[ENDLESS_NS, 1]]);
+        assert_eq!(latency.percentile_ns(0.5), Some(1 << 36));
+    }
+
+    #[test]
+    fn what_was_before_and_what_came_since_are_all() {
+        let (before, since) = (latency(&[5_000, 9_000_000]), latency(&[5_100, 77_000]));
+        let mut all = before.clone();
+        all.add(&since);
+        assert_eq!(all, latency(&[5_000, 9_000_000, 5_100, 77_000]));
+        assert_eq!(all.since(&before), since);
+        assert_eq!(all.since(&all).commands(), 0);
+    }
+
+    #[test]
+    fn a_daemon_that_has_started_again_is_told_from_its_start() {
+        let stats = |at_us, turns| Stats {
+            at_us,
+            reactors: vec![Reactor { turns, ..Reactor::default() }],
+            ..Stats::default()
+        };
+        let since = stats(9, 100).since(&stats(4, 30));
+        assert_eq!((since.at_us, since.reactors[0].turns), (5, 70));
+        assert_eq!(stats(3, 20).since(&stats(4, 30)), stats(3, 20));
+    }
+}

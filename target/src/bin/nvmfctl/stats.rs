@@ -1,0 +1,248 @@
+//! `nvmfctl stats`, `nvmfctl slow`.
+
+use std::time::Duration;
+
+use clap::Args;
+use nvmfd::api::stats::{SlowCommand, Stats};
+use serde_json::json;
+use tokio::time::sleep;
+
+use crate::client::Client;
+use crate::output::{Failure, Output, table};
+use crate::rates::{Rate, Times, bytes, rates, seconds, short, time};
+
+/// What of the statistics.
+#[derive(Args)]
+pub(crate) struct Wanted {
+    /// Also where the time goes: receive, wait, pull, disk, push, reply
+    #[arg(long)]
+    latency: bool,
+    /// Again and again, until interrupted
+    #[arg(long)]
+    watch: bool,
+    /// Everything since the daemon started
+    #[arg(long, conflicts_with = "watch")]
+    total: bool,
+    /// How long to look, in seconds
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
+    interval: Duration,
+}
+
+/// A time between looks.
+pub(crate) fn interval(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "write seconds, such as 0.5".to_owned())?;
+    match seconds {
+        0.1..=3600.0 => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err("write 0.1 to 3600 seconds".to_owned()),
+    }
+}
+
+/// The counts of the daemon.
+pub(crate) async fn look(client: &Client) -> Result<Stats, Failure> {
+    Ok(client.get::<Stats>("/v1/stats").await?.0)
+}
+
+pub(crate) async fn run(wanted: Wanted, client: &Client, output: Output) -> Result<(), Failure> {
+    let mut before = look(client).await?;
+    if wanted.total {
+        show(&before, &wanted, output);
+        return Ok(());
+    }
+    loop {
+        sleep(wanted.interval).await;
+        let now = look(client).await?;
+        show(&now.since(&before), &wanted, output);
+        if !wanted.watch {
+            return Ok(());
+        }
+        before = now;
+    }
+}
+
+pub(crate) async fn slow(client: &Client, output: Output) -> Result<(), Failure> {
+    output.answer(&client.get::<Vec<SlowCommand>>("/v1/slow").await?, |all| slow_table(all));
+    Ok(())
+}
+
+fn show(since: &Stats, wanted: &Wanted, output: Output) {
+    let all = rates(since);
+    if output.json {
+        let document = json!({ "seconds": seconds(since), "rates": all });
+        return output.print(&document.to_string());
+    }
+    output.print(&rate_table(&all));
+    if wanted.latency && !all.is_empty() {
+        output.print(&format!("\n{}", stage_table(&all)));
+    }
+    if wanted.watch {
+        output.print("\n");
+    }
+}
+
+fn rate_table(all: &[Rate]) -> String {
+    let heads = [
+        "SUBSYSTEM",
+        "NSID",
+        "HOST",
+        "OP",
+        "IOPS",
+        "BANDWIDTH",
+        "MEAN",
+        "P50",
+        "P99",
+        "P99.9",
+        "DEPTH",
+        "FAILED",
+    ];
+    let rows = all.iter().map(|rate| {
+        let [mean, p50, p99, p999] = shown(&rate.latency);
+        [
+            rate.subsystem.clone(),
+            rate.nsid.to_string(),
+            rate.host.clone(),
+            rate.op.clone(),
+            short(rate.iops),
+            format!("{}/s", bytes(rate.bytes_per_s)),
+            mean,
+            p50,
+            p99,
+            p999,
+            format!("{:.1}", rate.depth),
+            rate.failures.to_string(),
+        ]
+    });
+    table(heads, rows, "no command has been completed meanwhile")
+}
+
+fn stage_table(all: &[Rate]) -> String {
+    let heads =
+        ["SUBSYSTEM", "NSID", "HOST", "OP", "STAGE", "SHARE", "MEAN", "P50", "P99", "P99.9"];
+    let each = all.iter().flat_map(|rate| rate.stages.iter().map(move |stage| (rate, stage)));
+    let rows = each.filter(|(_, stage)| stage.share > 0.0).map(|(rate, stage)| {
+        let [mean, p50, p99, p999] = shown(&stage.latency);
+        [
+            rate.subsystem.clone(),
+            rate.nsid.to_string(),
+            rate.host.clone(),
+            rate.op.clone(),
+            stage.stage.clone(),
+            format!("{:.1} %", stage.share * 100.0),
+            mean,
+            p50,
+            p99,
+            p999,
+        ]
+    });
+    table(heads, rows, "")
+}
+
+fn shown(times: &Times) -> [String; 4] {
+    [times.mean_us, times.p50_us, times.p99_us, times.p999_us].map(time)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for people")]
+fn slow_table(all: &[SlowCommand]) -> String {
+    let heads =
+        ["WHEN (UTC)", "TOOK", "WHERE", "HOST", "NSID", "COMMAND", "SLBA", "LENGTH", "STATUS"];
+    let rows = all.iter().map(|command| {
+        let stages = command.stages_ns.iter().filter(|stage| stage.count >= 1_000_000);
+        let stages = stages.map(|s| format!("{} {}", s.name, time(s.count as f64 / 1e3)));
+        [
+            clock(command.at_ms),
+            time(command.total_ns as f64 / 1e3),
+            stages.collect::<Vec<_>>().join(", "),
+            command.host.clone(),
+            command.nsid.to_string(),
+            command_name(command.opcode),
+            command.slba.to_string(),
+            bytes(command.bytes as f64),
+            command.status.clone(),
+        ]
+    });
+    table(heads, rows, "no command was slow (see `slow_ms` in [observe])")
+}
+
+/// Day and time of a moment.
+fn clock(ms: u64) -> String {
+    let (days, ms) = (ms / 86_400_000, ms % 86_400_000);
+    // Days from 1970 to a date of the Gregorian calendar, whose years here begin in March.
+    let shifted = days + 719_468;
+    let (era, of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    let (hour, minute, second) = (ms / 3_600_000, ms / 60_000 % 60, ms / 1000 % 60);
+    format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{:03}", ms % 1000)
+}
+
+fn command_name(opcode: u8) -> String {
+    nvme::IoOpcode(opcode).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use nvmfd::api::stats::Count;
+
+    use super::*;
+    use crate::rates::tests::stats;
+
+    #[test]
+    fn tables_say_who_does_how_much_and_where_it_takes_how_long() {
+        let all = rates(&stats());
+        let text = rate_table(&all);
+        let busy = text.lines().nth(1).unwrap();
+        for word in ["nqn.2026-11.host:busy", "read", "30.0k", "117 MiB/s", "100 us", "3.0"] {
+            assert!(busy.contains(word), "{word} in {busy}");
+        }
+        let text = stage_table(&all);
+        assert!(
+            text.lines().any(|line| line.contains("disk") && line.contains("75.0 %")),
+            "{text}"
+        );
+        assert_eq!(rate_table(&[]), "no command has been completed meanwhile");
+    }
+
+    #[test]
+    fn a_slow_command_is_told_with_its_time_and_place() {
+        let slow = SlowCommand {
+            at_ms: 1_795_270_000_123,
+            reactor: 0,
+            subsystem: "nqn.2026-11.io.nvmfd:disk1".to_owned(),
+            host: "nqn.h".to_owned(),
+            qid: 1,
+            cid: 7,
+            opcode: 2,
+            nsid: 1,
+            slba: 99,
+            bytes: 4096,
+            status: "Success".to_owned(),
+            total_ns: 250_000_000,
+            stages_ns: vec![
+                Count { name: "wait".to_owned(), count: 5 },
+                Count { name: "disk".to_owned(), count: 249_000_000 },
+            ],
+        };
+        let text = slow_table(&[slow]);
+        for word in ["2026-11-21 14:06:40.123", "250 ms", "disk 249 ms", "99", "4.00 KiB"] {
+            assert!(text.contains(word), "{word} in {text}");
+        }
+        assert!(!text.contains("wait"));
+    }
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        assert_eq!(clock(0), "1970-01-01 00:00:00.000");
+        assert_eq!(clock(951_782_399_000), "2000-02-28 23:59:59.000");
+        assert_eq!(clock(951_782_400_000), "2000-02-29 00:00:00.000");
+        assert_eq!(clock(4_107_542_400_000), "2100-03-01 00:00:00.000");
+    }
+
+    #[test]
+    fn an_interval_is_a_tenth_of_a_second_to_an_hour() {
+        assert_eq!(interval("0.5"), Ok(Duration::from_millis(500)));
+        assert!(interval("0").is_err() && interval("nan").is_err() && interval("x").is_err());
+    }
+}

@@ -1,0 +1,347 @@
+//! `nvmfctl top`: a live view of hosts, namespaces, latencies and reactors.
+
+use std::io::{IsTerminal, stdout};
+use std::time::Duration;
+
+use clap::Args;
+use nvmfd::api::stats::{Reactor, Stats};
+use ratatui::backend::TestBackend;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyModifiers};
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Style, Stylize};
+use ratatui::text::Line;
+use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row, Table};
+use ratatui::{Frame, Terminal};
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
+
+use crate::client::Client;
+use crate::output::{Failure, Output, duration};
+use crate::rates::{Rate, by_kind, by_row, bytes, seconds, short, time, together};
+use crate::stats::{interval, look};
+
+/// Lines of the view that is printed once.
+const LINES: u16 = 40;
+
+/// Columns of it, where nobody says (`COLUMNS`).
+const COLUMNS: u16 = 132;
+
+/// How to look.
+#[derive(Args)]
+pub(crate) struct Wanted {
+    /// Print one view as text and end
+    #[arg(long)]
+    once: bool,
+    /// Seconds between looks
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
+    interval: Duration,
+}
+
+/// What is shown.
+struct View {
+    /// Since the look before.
+    since: Stats,
+    /// Since the start of the daemon.
+    uptime_us: u64,
+}
+
+pub(crate) async fn run(wanted: Wanted, client: &Client, output: Output) -> Result<(), Failure> {
+    let before = look(client).await?;
+    if wanted.once || output.json {
+        sleep(wanted.interval).await;
+        let view = View::new(look(client).await?, &before);
+        let columns = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
+        output.print(&text(&view, columns.unwrap_or(COLUMNS).clamp(80, 500), LINES)?);
+        return Ok(());
+    }
+    if !stdout().is_terminal() {
+        return Err(Failure::new("stdout is no terminal: use --once, or `nvmfctl stats`"));
+    }
+    let mut terminal = ratatui::try_init().map_err(|error| unusable(&error))?;
+    let outcome = live(&wanted, client, before, &mut terminal).await;
+    ratatui::restore();
+    outcome
+}
+
+async fn live(
+    wanted: &Wanted,
+    client: &Client,
+    mut before: Stats,
+    terminal: &mut ratatui::DefaultTerminal,
+) -> Result<(), Failure> {
+    // The first view shows what there is since the start, so that there is one at once.
+    let mut view = View::new(before.clone(), &Stats::default());
+    loop {
+        terminal.draw(|frame| draw(frame, &view)).map_err(|error| unusable(&error))?;
+        let period = wanted.interval;
+        let quit = spawn_blocking(move || wants_to_quit(period)).await;
+        if quit.is_ok_and(|quit| quit.unwrap_or(true)) {
+            return Ok(());
+        }
+        let now = look(client).await?;
+        view = View::new(now.clone(), &before);
+        before = now;
+    }
+}
+
+/// Waits for the next look; whether somebody wants to leave before.
+fn wants_to_quit(period: Duration) -> std::io::Result<bool> {
+    let until = std::time::Instant::now() + period;
+    loop {
+        let left = until.saturating_duration_since(std::time::Instant::now());
+        if !event::poll(left)? {
+            return Ok(false);
+        }
+        if let Event::Key(key) = event::read()? {
+            let interrupt = key.modifiers == KeyModifiers::CONTROL;
+            match key.code {
+                KeyCode::Char('q') | KeyCode::Esc => return Ok(true),
+                KeyCode::Char('c') if interrupt => return Ok(true),
+                _ => {}
+            }
+        } else if left.is_zero() {
+            return Ok(false);
+        }
+    }
+}
+
+fn unusable(error: &dyn std::fmt::Display) -> Failure {
+    Failure::new(format!("the terminal cannot be used: {error}"))
+}
+
+impl View {
+    fn new(now: Stats, before: &Stats) -> View {
+        View { uptime_us: now.at_us, since: now.since(before) }
+    }
+}
+
+/// A view as text.
+fn text(view: &View, columns: u16, lines: u16) -> Result<String, Failure> {
+    let backend = TestBackend::new(columns, lines);
+    let mut terminal = Terminal::new(backend).map_err(|error| unusable(&error))?;
+    terminal.draw(|frame| draw(frame, view)).map_err(|error| unusable(&error))?;
+    let buffer = terminal.backend().buffer();
+    let cell = |x, y| buffer.cell((x, y)).map_or(" ", |cell| cell.symbol());
+    let line = |y| (0..columns).map(|x| cell(x, y)).collect::<String>();
+    Ok((0..lines).map(|y| line(y).trim_end().to_owned() + "\n").collect())
+}
+
+fn draw(frame: &mut Frame<'_>, view: &View) {
+    let kinds = by_kind(&view.since);
+    let stages = 3 + kinds.len().max(1) as u16;
+    let reactors = 3 + view.since.reactors.len().clamp(1, 8) as u16;
+    let areas = Layout::vertical([
+        Constraint::Length(2),
+        Constraint::Min(5),
+        Constraint::Length(stages),
+        Constraint::Length(reactors),
+    ]);
+    let [head, rows, stages, reactors] = areas.areas(frame.area());
+    draw_head(frame, head, view);
+    draw_rows(frame, rows, &by_row(&view.since));
+    draw_stages(frame, stages, &kinds);
+    draw_reactors(frame, reactors, &view.since);
+}
+
+fn draw_head(frame: &mut Frame<'_>, area: Rect, view: &View) {
+    let all = together(&view.since);
+    let hosts: std::collections::BTreeSet<_> = view.since.rows.iter().map(|r| &r.host).collect();
+    let first = format!(
+        "nvmfd, up {}, {} host(s)   {} IOPS   {}/s   {:.1} under way   {} failed",
+        duration(view.uptime_us / 1_000_000),
+        hosts.len(),
+        short(all.iops),
+        bytes(all.bytes_per_s),
+        all.depth,
+        all.failures,
+    );
+    let times = all.latency;
+    let second = format!(
+        "latency: mean {}, 50 % {}, 99 % {}, 99.9 % {}   (of {:.1} s; q leaves)",
+        time(times.mean_us),
+        time(times.p50_us),
+        time(times.p99_us),
+        time(times.p999_us),
+        seconds(&view.since),
+    );
+    frame.render_widget(Paragraph::new(vec![Line::from(first).bold(), Line::from(second)]), area);
+}
+
+fn draw_rows(frame: &mut Frame<'_>, area: Rect, all: &[Rate]) {
+    let heads =
+        ["SUBSYSTEM", "NSID", "HOST", "IOPS", "BANDWIDTH", "MEAN", "P50", "P99", "P99.9", "DEPTH"];
+    // What the figures and the gaps between columns leave to the two names.
+    let names = area.width.saturating_sub(70);
+    let subsystem = names * 9 / 20;
+    let host = names - subsystem;
+    let rows = all.iter().map(|rate| {
+        let times = rate.latency;
+        let row = Row::new([
+            end_of(&rate.subsystem, subsystem),
+            rate.nsid.to_string(),
+            end_of(&rate.host, host),
+            short(rate.iops),
+            format!("{}/s", bytes(rate.bytes_per_s)),
+            time(times.mean_us),
+            time(times.p50_us),
+            time(times.p99_us),
+            time(times.p999_us),
+            format!("{:.1}", rate.depth),
+        ]);
+        match (rate.failures > 0, rate.commands) {
+            (true, _) => row.fg(Color::Red),
+            (false, 0) => row.dim(),
+            (false, _) => row,
+        }
+    });
+    let widths = [
+        Constraint::Length(subsystem),
+        Constraint::Length(5),
+        Constraint::Length(host),
+        Constraint::Length(7),
+        Constraint::Length(11),
+        Constraint::Length(8),
+        Constraint::Length(8),
+        Constraint::Length(8),
+        Constraint::Length(8),
+        Constraint::Length(6),
+    ];
+    frame.render_widget(table("Namespaces and hosts", heads, rows, &widths), area);
+}
+
+fn draw_stages(frame: &mut Frame<'_>, area: Rect, kinds: &[Rate]) {
+    let heads = ["OP", "IOPS", "MEAN", "P99", "WHERE THE TIME GOES"];
+    let rows = kinds.iter().map(|rate| {
+        let shares = rate.stages.iter().filter(|stage| stage.share >= 0.005);
+        let share = |stage: &crate::rates::Stage| {
+            let mean = time(stage.latency.mean_us);
+            format!("{} {:.0} % ({mean})", stage.stage, stage.share * 100.0)
+        };
+        Row::new([
+            rate.op.clone(),
+            short(rate.iops),
+            time(rate.latency.mean_us),
+            time(rate.latency.p99_us),
+            shares.map(share).collect::<Vec<_>>().join("   "),
+        ])
+    });
+    let widths = [
+        Constraint::Length(6),
+        Constraint::Length(7),
+        Constraint::Length(8),
+        Constraint::Length(8),
+        Constraint::Fill(1),
+    ];
+    frame.render_widget(table("Stages", heads, rows, &widths), area);
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for people")]
+fn draw_reactors(frame: &mut Frame<'_>, area: Rect, since: &Stats) {
+    let heads = ["REACTOR", "LOAD", "", "QUEUES", "DATA IN USE", "WAIT", "TURNS/S", "SLEEPS/S"];
+    let row = |reactor: &Reactor| {
+        let load = (reactor.busy_ns as f64 / 1e9 / seconds(since)).clamp(0.0, 1.0);
+        let per_s = |count: u64| short(count as f64 / seconds(since));
+        let used = reactor.data_bytes.saturating_sub(reactor.data_free_bytes);
+        let (used, all) = (bytes(used as f64), bytes(reactor.data_bytes as f64));
+        Row::new([
+            Cell::from(reactor.index.to_string()),
+            Cell::from(format!("{:.0} %", load * 100.0)),
+            Cell::from(bar(load)).style(Style::new().fg(color(load))),
+            Cell::from(reactor.queues.to_string()),
+            Cell::from(format!("{used} of {all}")),
+            Cell::from(reactor.waiters.to_string()),
+            Cell::from(per_s(reactor.turns)),
+            Cell::from(per_s(reactor.sleeps)),
+        ])
+    };
+    let widths = [
+        Constraint::Length(7),
+        Constraint::Length(5),
+        Constraint::Length(20),
+        Constraint::Length(6),
+        Constraint::Length(22),
+        Constraint::Length(5),
+        Constraint::Length(8),
+        Constraint::Length(8),
+    ];
+    frame.render_widget(table("Reactors", heads, since.reactors.iter().map(row), &widths), area);
+}
+
+fn table<'a, const N: usize>(
+    title: &'a str,
+    heads: [&'a str; N],
+    rows: impl Iterator<Item = Row<'a>>,
+    widths: &[Constraint; N],
+) -> Table<'a> {
+    Table::new(rows, *widths)
+        .header(Row::new(heads).bold())
+        .column_spacing(1)
+        .block(Block::new().borders(Borders::TOP).title(title))
+}
+
+/// A name within so many columns: its end tells more than its beginning.
+fn end_of(name: &str, columns: u16) -> String {
+    let (count, most) = (name.chars().count(), usize::from(columns));
+    match count.checked_sub(most) {
+        None | Some(0) => name.to_owned(),
+        Some(over) => format!("..{}", name.chars().skip(over + 2).collect::<String>()),
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a load is from 0 to 1"
+)]
+fn bar(load: f64) -> String {
+    "#".repeat((load * 20.0).round() as usize)
+}
+
+fn color(load: f64) -> Color {
+    match load {
+        load if load >= 0.95 => Color::Red,
+        load if load >= 0.75 => Color::Yellow,
+        _ => Color::Green,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rates::tests::stats;
+
+    #[test]
+    fn a_view_shows_hosts_latencies_stages_and_reactors() {
+        let view = View { since: stats(), uptime_us: 3_700_000_000 };
+        let text = text(&view, 132, 20).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines[0],
+            "nvmfd, up 1 h 1 min, 2 host(s)   51.0k IOPS   199 MiB/s   15.0 under way   102 failed"
+        );
+        let line = |word: &str| *lines.iter().find(|line| line.contains(word)).expect(word);
+        for word in ["nqn.2026-11.io.nvmfd:disk1", "50.0k", "195 MiB/s", "140 us", "7.0"] {
+            assert!(line("host:busy").contains(word), "{word} in {}", line("host:busy"));
+        }
+        assert!(line("read").contains("disk 75 % (266 us)   reply 25 %"), "{text}");
+        for word in ["75 %", "###############", "8.00 MiB of 32.0 MiB", "100k", "250"] {
+            assert!(
+                lines.iter().any(|line| line.starts_with("0 ") && line.contains(word)),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_daemon_without_hosts_has_a_view_as_well() {
+        let view = View { since: Stats::default(), uptime_us: 5 };
+        assert!(text(&view, 80, 16).unwrap().starts_with("nvmfd, up 0 s, 0 host(s)   0 IOPS"));
+    }
+
+    #[test]
+    fn long_names_are_cut_at_their_beginning() {
+        let name = "nqn.2014-08.org.nvmexpress:uuid:2d1c4be8-7a80-4c0f-9d68-0d6c2f3b5a11";
+        assert_eq!(end_of(name, 20), "..-9d68-0d6c2f3b5a11");
+        assert_eq!((end_of("short", 5), end_of("short", 0)), ("short".into(), "..".into()));
+    }
+}

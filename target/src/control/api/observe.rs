@@ -1,0 +1,44 @@
+//! `/v1/stats`, `/v1/slow`, `/metrics`.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::api::stats::{SlowCommand, Stats};
+use crate::control::managed::Managed;
+use crate::observe::{metrics, sample};
+
+pub(super) fn routes() -> OpenApiRouter<Managed> {
+    OpenApiRouter::new().routes(routes!(stats)).routes(routes!(slow)).routes(routes!(scrape))
+}
+
+/// Counts and latencies since the daemon started.
+#[utoipa::path(get, path = "/v1/stats", responses((status = 200, body = Stats)))]
+async fn stats(State(managed): State<Managed>) -> Json<Stats> {
+    Json(look(&managed))
+}
+
+/// The last commands that were slow, the latest first.
+#[utoipa::path(get, path = "/v1/slow", responses((status = 200, body = Vec<SlowCommand>)))]
+async fn slow(State(managed): State<Managed>) -> Json<Vec<SlowCommand>> {
+    Json(sample::slow(managed.view().registry.observers()))
+}
+
+/// Everything as OpenMetrics text, for Prometheus.
+#[utoipa::path(get, path = "/metrics",
+    responses((status = 200, body = String, content_type = metrics::CONTENT_TYPE)))]
+async fn scrape(State(managed): State<Managed>) -> Response {
+    match metrics::text(look(&managed)) {
+        Ok(text) => ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+fn look(managed: &Managed) -> Stats {
+    let view = managed.view();
+    sample::stats(view.registry.observers(), &view.reactors, view.started)
+}
