@@ -6,6 +6,8 @@
 
 mod change;
 mod controller;
+mod event;
+mod log;
 pub mod stats;
 mod status;
 mod subsystem;
@@ -16,6 +18,8 @@ use utoipa::ToSchema;
 
 pub use change::{Change, Changes, Kept, Outcome, SetAside, Settings, Wanted};
 pub use controller::{Controller, ControllerState};
+pub use event::{Event, Happened};
+pub use log::Log;
 pub use status::{Listener, Status};
 pub use subsystem::{Host, Kind, Namespace, NamespaceState, Subsystem};
 pub use why::Why;

@@ -116,6 +116,17 @@ fn what_runs_is_shown_to_people_and_to_programs() {
     assert!(daemon.says(&["host", "list"]).contains("names no host"));
     assert!(daemon.says(&["controllers"]).contains("no host is connected"));
 
+    let lines = daemon.says(&["connect-line", NQN, "--host", "nqn.h"]);
+    assert!(
+        lines.contains(&format!("nvme connect -t rdma -a 127.0.42.1 -s 4420 -n {NQN} -q nqn.h"))
+    );
+    assert!(lines.contains("-t rdma -a 127.0.42.1 -s 4420 -q nqn.h"), "{lines}");
+    assert_eq!(daemon.says(&["log"]).trim(), "info");
+    assert_eq!(daemon.says(&["log", "debug"]).trim(), "debug");
+    assert_eq!(daemon.says(&["log"]).trim(), "debug");
+    let (code, _, err) = nvmfctl(&daemon.socket(), &["log", "loud"]);
+    assert!(code == Some(1) && err.contains("there is no level \"loud\""), "{err}");
+
     let json = daemon.says(&["--json", "namespace", "list"]);
     let namespaces: Vec<nvmfd::api::Namespace> = serde_json::from_str(&json).unwrap();
     assert_eq!((namespaces[0].nsid, namespaces[0].size_bytes), (1, 1 << 30));

@@ -1,7 +1,7 @@
 //! The management interface of a real target, with a host that is connected while things change:
 //! all in one process, over the soft fabric and real sockets.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
@@ -121,12 +121,23 @@ fn a_connected_host_is_seen_and_lives_with_what_changes() {
     assert_eq!(daemon.get("/v1/hosts")[0]["controllers"], 1);
     assert_eq!(daemon.get("/v1/listeners")[0]["controllers"], 1);
 
+    // Somebody watches what comes.
+    let mut watcher = UnixStream::connect(daemon.socket()).unwrap();
+    write!(watcher, "GET /v1/watch HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut watched = BufReader::new(watcher).lines().map(|line| line.expect("a line"));
+    let mut until = move |word: &str| {
+        let found = watched.find(|line| line.contains(word));
+        found.unwrap_or_else(|| panic!("{word} is told"))
+    };
+    until("\"watching\"");
+
     // A disk more, and a disk less, under a host that stays.
     let block = vec![0x5A; 4096];
     assert!(one.write(range(2), &block, false).is_err(), "there is none yet");
     daemon.made(json!({"change": "add_namespace", "subsystem": NQN, "nsid": 2,
                        "settings": {"kind": "ram", "size": "1MiB"}}));
     one.write(range(2), &block, false).expect("there is one now");
+    assert!(until("\"changed\"").contains("+ namespace 2"));
     daemon.made(json!({"change": "remove_namespace", "subsystem": NQN, "nsid": 2}));
     assert!(one.write(range(2), &block, false).is_err(), "it is gone");
     one.write(range(1), &block, false).expect("the other is as it was");
@@ -146,7 +157,9 @@ fn a_connected_host_is_seen_and_lives_with_what_changes() {
     let Err(refused) = host("127.0.44.4") else { panic!("it is let in") };
     assert!(!refused.to_string().contains("UDP"), "that is the target's word: {refused}");
     daemon.made(json!({"change": "allow_host", "subsystem": NQN, "host": HOST}));
+    assert!(until("\"disconnected\"").contains(HOST));
     let mut again = host("127.0.44.5").expect("let in");
+    assert!(until("\"connected\"").contains(HOST));
     again.write(range(1), &block, false).expect("served");
     assert_eq!(daemon.get("/v1/changes")["kept"].as_array().unwrap().len(), 4);
     again.disconnect();

@@ -7,10 +7,12 @@
 mod answer;
 mod changes;
 mod controllers;
+mod log;
 mod observe;
 mod server;
 mod status;
 mod subsystems;
+mod watch;
 mod why;
 
 use std::time::Duration;
@@ -50,11 +52,13 @@ fn reading() -> OpenApiRouter<Managed> {
         .merge(why::routes())
         .merge(changes::reading())
         .merge(observe::routes())
+        .merge(log::reading())
+        .merge(watch::routes())
 }
 
 /// Routes that change something: on the Unix socket only. Each area adds its own here.
 fn changing() -> OpenApiRouter<Managed> {
-    OpenApiRouter::new().merge(changes::changing())
+    OpenApiRouter::new().merge(changes::changing()).merge(log::changing())
 }
 
 /// All routes, or those that only look, with their description at `/v1/openapi.json`.

@@ -3,28 +3,47 @@
 //! A terminal gets the time and colours. The journal knows the time, and gets the level as the
 //! prefix that it understands. A file or a pipe gets plain lines.
 
-use std::fmt;
 use std::io::{IsTerminal, stderr};
+use std::sync::OnceLock;
 
 use nix::sys::stat::fstat;
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
-use tracing_subscriber::fmt::{FmtContext, FormattedFields, Subscriber as Lines};
-use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::fmt::{FmtContext, FormattedFields};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::registry::{LookupSpan, Registry};
+use tracing_subscriber::reload::{Handle, Layer};
+use tracing_subscriber::{fmt, registry};
+
+/// What changes the level while the process runs.
+static FILTER: OnceLock<Handle<LevelFilter, Registry>> = OnceLock::new();
 
 /// Starts to log, once a process.
 pub fn start(level: LevelFilter) {
-    let lines = Lines::builder().with_max_level(level).with_writer(stderr);
+    let (filter, handle) = Layer::new(level);
+    let lines = fmt::layer().with_writer(stderr);
+    let base = registry().with(filter);
     let started = if is_journal() {
-        tracing::subscriber::set_global_default(lines.event_format(ForJournal).finish())
+        tracing::subscriber::set_global_default(base.with(lines.event_format(ForJournal)))
     } else if stderr().is_terminal() {
-        tracing::subscriber::set_global_default(lines.with_target(false).finish())
+        tracing::subscriber::set_global_default(base.with(lines.with_target(false)))
     } else {
         let plain = lines.with_target(false).with_ansi(false).without_time();
-        tracing::subscriber::set_global_default(plain.finish())
+        tracing::subscriber::set_global_default(base.with(plain))
     };
     debug_assert!(started.is_ok(), "logging is started once");
+    let _ = FILTER.set(handle);
+}
+
+/// How much is logged; none where logging was not started.
+pub(super) fn level() -> Option<LevelFilter> {
+    FILTER.get().and_then(Handle::clone_current)
+}
+
+/// Logs so much from now on; false where logging was not started.
+pub(super) fn set_level(level: LevelFilter) -> bool {
+    FILTER.get().is_some_and(|filter| filter.reload(level).is_ok())
 }
 
 /// Is stderr the very stream that the service manager connected to the journal?
@@ -47,7 +66,7 @@ where
         context: &FmtContext<'_, S, N>,
         mut writer: Writer<'_>,
         event: &Event<'_>,
-    ) -> fmt::Result {
+    ) -> std::fmt::Result {
         write!(writer, "<{}>", priority(*event.metadata().level()))?;
         for span in context.event_scope().into_iter().flat_map(|scope| scope.from_root()) {
             write!(writer, "{}", span.name())?;

@@ -51,6 +51,33 @@ impl Client {
         self.ask(method, path, Some(body)).await
     }
 
+    /// Takes what comes from `path`, a JSON value a line, until the daemon ends it.
+    pub(crate) async fn follow(
+        &self,
+        path: &str,
+        mut each: impl FnMut(&Value),
+    ) -> Result<(), Failure> {
+        let mut body = self.request(Method::GET, path, None).await?;
+        if !body.status().is_success() {
+            let (status, all) = (body.status(), body.into_body().collect().await);
+            let all = all.map_err(|error| self.broken(&error))?.to_bytes();
+            return read::<Value>(status, &all).map(drop);
+        }
+        let mut rest: Vec<u8> = Vec::new();
+        while let Some(frame) = body.body_mut().frame().await {
+            let frame = frame.map_err(|error| self.broken(&error))?;
+            rest.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
+            while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = rest.drain(..=end).collect();
+                each(&read::<Value>(StatusCode::OK, &line)?.1);
+            }
+            if rest.len() > MOST_ANSWER_BYTES {
+                return Err(self.broken(&"a line without end"));
+            }
+        }
+        Err(Failure::new("the daemon has stopped"))
+    }
+
     async fn ask<T: DeserializeOwned>(
         &self,
         method: Method,

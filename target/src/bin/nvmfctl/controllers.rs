@@ -26,7 +26,7 @@ fn list(all: &[Controller]) -> String {
     table(heads, rows, "no host is connected")
 }
 
-fn state(controller: &Controller) -> String {
+pub(crate) fn state(controller: &Controller) -> String {
     let state = match controller.state {
         ControllerState::Authenticating => "authenticating",
         ControllerState::Disabled => "disabled",

@@ -6,10 +6,12 @@
 mod ana;
 mod change;
 mod client;
+mod connect;
 mod controllers;
 mod doctor;
 mod host;
 mod listener;
+mod log;
 mod namespace;
 mod output;
 mod rates;
@@ -17,6 +19,7 @@ mod stats;
 mod status;
 mod subsystem;
 mod top;
+mod watch;
 mod why;
 
 use std::path::PathBuf;
@@ -90,6 +93,21 @@ enum Family {
     Save,
     /// Read the configuration file again
     Reload,
+    /// Tell what happens, as it happens, until interrupted
+    Watch,
+    /// Print what to type on a host
+    ConnectLine {
+        /// The name of the subsystem
+        subsystem: String,
+        /// The name of the host; absent: the one that the host has
+        #[arg(long, value_name = "NQN")]
+        host: Option<String>,
+    },
+    /// Show how much the daemon logs, or log more or less until it ends
+    Log {
+        /// off, error, warn, info, debug or trace
+        level: Option<String>,
+    },
     /// Print the completions for a shell
     Completions {
         /// Which shell
@@ -135,6 +153,11 @@ async fn run(family: Family, client: &Client, output: Output) -> Result<(), Fail
         Family::Plan { file } => change::plan(&file, client, output).await,
         Family::Apply { file } => change::apply(&file, client, output).await,
         Family::Save => change::save(client, output).await,
+        Family::Watch => watch::run(client, output).await,
+        Family::ConnectLine { subsystem, host } => {
+            connect::run(&subsystem, host.as_deref(), client, output).await
+        }
+        Family::Log { level } => log::run(level, client, output).await,
         Family::Reload => change::reload(client, output).await,
         Family::Completions { shell } => completions(shell, output),
         Family::Man { folder } => {

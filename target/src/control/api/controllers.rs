@@ -17,7 +17,12 @@ pub(super) fn routes() -> OpenApiRouter<Managed> {
 /// The controllers that hosts have, also those of discovery, in the order in which they came.
 #[utoipa::path(get, path = "/v1/controllers", responses((status = 200, body = Vec<Controller>)))]
 async fn list(State(managed): State<Managed>) -> Json<Vec<Controller>> {
-    Json(managed.view().registry.controllers().iter().map(controller).collect())
+    Json(all(&managed))
+}
+
+/// The same, for others.
+pub(super) fn all(managed: &Managed) -> Vec<Controller> {
+    managed.view().registry.controllers().iter().map(controller).collect()
 }
 
 fn controller(of: &registry::Controller) -> Controller {

@@ -72,7 +72,7 @@ fn ana_name(state: AnaState) -> String {
     state.name().unwrap_or("reserved").to_owned()
 }
 
-fn degraded(managed: &Managed) -> Vec<String> {
+pub(super) fn degraded(managed: &Managed) -> Vec<String> {
     let mut sentences = Vec::new();
     for subsystem in managed.view().registry.subsystems() {
         for namespace in &subsystem.namespaces {
