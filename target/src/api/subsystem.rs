@@ -81,6 +81,8 @@ pub enum Kind {
     Ram,
     /// Nowhere.
     Null,
+    /// In a file that the daemon made for a host (Namespace Management).
+    Managed,
 }
 
 /// How the store of a namespace fares.

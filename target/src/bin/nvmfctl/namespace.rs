@@ -127,6 +127,7 @@ fn store(namespace: &Namespace) -> String {
         (None, Kind::Ram) => "ram".to_owned(),
         (None, Kind::Null) => "null".to_owned(),
         (None, Kind::File) => "file".to_owned(),
+        (None, Kind::Managed) => "made by a host".to_owned(),
     }
 }
 

@@ -1,6 +1,7 @@
 //! `/v1/subsystems`, `/v1/namespaces`, `/v1/hosts`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Path, State};
@@ -8,11 +9,13 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use nvme::Nqn;
+use uuid::Uuid;
 
 use super::Refused;
 use crate::api::{Host, Kind, Namespace, NamespaceState, Problem, Subsystem};
 use crate::config::{HostConfig, Limits, NamespaceConfig, NamespaceKind, SubsystemConfig};
 use crate::control::managed::Managed;
+use crate::disk::Health;
 use crate::registry::{Controller, Registry};
 use crate::subsystem;
 
@@ -111,6 +114,7 @@ fn subsystem(
             as u32,
         namespaces: (config.namespaces.iter())
             .map(|n| namespace(config, n, live(n.nsid)))
+            .chain(served.iter().flat_map(|served| made_by_hosts(config, served)))
             .collect(),
     }
 }
@@ -127,11 +131,6 @@ fn namespace(
         NamespaceKind::Ram { size } => (Kind::Ram, None, *size),
         NamespaceKind::Null { size } => (Kind::Null, None, *size),
     };
-    let state = match live.map(|n| &n.health) {
-        Some(health) if health.is_down() => NamespaceState::Down,
-        Some(health) if health.sync_failure().is_some() => NamespaceState::SyncFailed,
-        _ => NamespaceState::Serving,
-    };
     Namespace {
         subsystem: subsystem.nqn.to_string(),
         nsid: config.nsid,
@@ -147,8 +146,42 @@ fn namespace(
         allow_format: config.allow_format,
         ana_group: config.ana_group,
         hosts: subsystem.offer.masks.get(&config.nsid).map(names),
-        state,
+        state: state(live.map(|n| &n.health)),
         failures: live.map_or(0, |n| n.health.failures()),
+    }
+}
+
+/// Namespaces that the configuration does not name: hosts have made them.
+fn made_by_hosts<'s>(
+    config: &'s SubsystemConfig,
+    served: &'s subsystem::Subsystem,
+) -> impl Iterator<Item = Namespace> + 's {
+    let declared = |nsid| config.namespaces.iter().any(|n| n.nsid == nsid);
+    served.namespaces.iter().filter(move |n| !declared(n.nsid)).map(|n| Namespace {
+        subsystem: config.nqn.to_string(),
+        nsid: n.nsid,
+        kind: Kind::Managed,
+        path: None,
+        size_bytes: n.blocks << n.block_shift,
+        block_size_bytes: n.block_bytes(),
+        uuid: Uuid::from_bytes(n.uuid).to_string(),
+        nguid: digits(&n.nguid),
+        eui64: n.eui64.map(|eui64| digits(&eui64)),
+        read_only: n.read_only,
+        write_protected: n.protection.is_on(),
+        allow_format: n.allow_format,
+        ana_group: n.ana_group,
+        hosts: None,
+        state: state(Some(&n.health)),
+        failures: n.health.failures(),
+    })
+}
+
+fn state(health: Option<&Arc<Health>>) -> NamespaceState {
+    match health {
+        Some(health) if health.is_down() => NamespaceState::Down,
+        Some(health) if health.sync_failure().is_some() => NamespaceState::SyncFailed,
+        _ => NamespaceState::Serving,
     }
 }
 
