@@ -23,11 +23,11 @@ pub(crate) enum Command {
         /// Port identifier; absent: the first that is free
         #[arg(long)]
         id: Option<u16>,
-        /// Another key of [[listener]]; may be repeated
+        /// Another key of its section; may be repeated
         #[arg(long, value_name = "KEY=VALUE")]
         set: Vec<String>,
     },
-    /// Change keys of [[listener]]
+    /// Change keys of its section
     Set {
         /// Port identifier
         id: u16,

@@ -35,11 +35,11 @@ pub(crate) enum Command {
         /// Hosts may not write
         #[arg(long)]
         read_only: bool,
-        /// Another key of [[subsystem.namespace]]; may be repeated
+        /// Another key of its section; may be repeated
         #[arg(long, value_name = "KEY=VALUE")]
         set: Vec<String>,
     },
-    /// Change keys of [[subsystem.namespace]]
+    /// Change keys of its section
     Set {
         /// The name of the subsystem
         subsystem: String,

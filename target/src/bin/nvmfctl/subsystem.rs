@@ -30,11 +30,11 @@ pub(crate) enum Command {
         /// Every host may use it
         #[arg(long, conflicts_with = "host")]
         any_host: bool,
-        /// Another key of [[subsystem]]; may be repeated
+        /// Another key of its section; may be repeated
         #[arg(long, value_name = "KEY=VALUE")]
         set: Vec<String>,
     },
-    /// Change keys of [[subsystem]]
+    /// Change keys of its section
     Set {
         /// Its name
         nqn: String,
