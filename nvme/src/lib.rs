@@ -253,6 +253,7 @@ pub mod identify;
 pub mod log;
 pub mod management;
 pub mod nqn;
+pub mod persistent_event;
 pub mod property;
 pub mod reservation;
 pub mod sgl;

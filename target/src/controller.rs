@@ -120,6 +120,8 @@ pub struct Controller {
     /// How well groups of namespaces are reached, as the host is told; of a discovery controller,
     /// empty.
     pub ana: AnaLog,
+    /// What its host reads of the Persistent Event log: its reporting context.
+    pub reporting: Option<Arc<[u8]>>,
     /// A store was not as it should be at the last look.
     degraded: bool,
     cc: Cc,
@@ -148,6 +150,7 @@ impl Controller {
             events: Events::default(),
             aborts: Vec::with_capacity(ABORTS),
             ana: AnaLog::default(),
+            reporting: None,
             degraded: false,
             cc: Cc(0),
             life: Life::Disabled,
@@ -346,6 +349,7 @@ impl Controller {
             self.features = Features::default();
             self.association.allow_retry_delays(false);
             self.events.reset();
+            self.reporting = None;
             self.degraded = false;
             self.association.reservations.reset();
             self.reset_ana();

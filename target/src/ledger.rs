@@ -1,7 +1,7 @@
-//! What hosts have done with each subsystem, over restarts of the daemon: the numbers of the SMART
-//! log that are of a life.
+//! What hosts have done with each subsystem, and what has happened to it, over restarts of the
+//! daemon: the numbers of the SMART log that are of a life, and the log of persistent events.
 //!
-//! They are one file in the `state_directory`, written beside its name, synced and renamed, once a
+//! The numbers are one file in the `state_directory`, written beside its name, synced and renamed, once a
 //! minute while they change, and at the end. So a crash forgets at most the last minute. What was
 //! done with a subsystem that is gone is kept for the case that it comes again. Without a
 //! `state_directory` a life is that of the daemon.
@@ -16,6 +16,8 @@
 //! The numbers of a subsystem are: errors, quarters of a second with commands under way, reads,
 //! writes, 512-byte units read and written, media errors. Its namespaces follow, with their id in
 //! the place of the errors.
+//!
+//! The thread that writes this file writes those of the persistent events as well (`history`).
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -23,15 +25,20 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::str::SplitN;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use nvme::Nqn;
+use nvme::{Nqn, Text};
 use tracing::warn;
 
+use crate::command::identify::FIRMWARE;
+use crate::command::log;
+use crate::history::{Happening, History, NO_CONTROLLER};
 use crate::kept;
+use crate::power::{Power, PowerMeter};
 use crate::usage::{Account, Usage, Work};
 
 const FIRST_LINE: &str = "nvmfd usage 1";
@@ -40,21 +47,33 @@ const NAME: &str = "usage";
 const BYTES_MAX: u64 = 16 << 20;
 /// How much of what hosts did a crash may lose.
 const SAVE_EVERY: Duration = Duration::from_secs(60);
+/// How often events are written at most, however many hosts make.
+const EVENTS_APART: Duration = Duration::from_secs(1);
+/// How often the SMART log is noted as an event, besides at the start and at the end.
+const SNAPSHOT_EVERY: Duration = Duration::from_secs(24 * 3600);
 
 type Usages = BTreeMap<Nqn, Arc<Usage>>;
 
-/// The numbers of all subsystems, and the file.
+/// Errors, the whole, and each namespace, as the file has them.
+type Accounts = BTreeMap<Nqn, (u64, Account, Vec<(u32, Account)>)>;
+
+/// The numbers of all subsystems, and what has happened to them.
 #[derive(Debug)]
 pub struct Ledger {
     usages: Mutex<Usages>,
     folder: Option<PathBuf>,
+    power: PowerMeter,
+    /// Wakes who writes.
+    wake: SyncSender<()>,
+    woken: Mutex<Option<Receiver<()>>>,
+    stopping: AtomicBool,
 }
 
-/// The thread that writes the file.
+/// The thread that writes the files.
 #[derive(Debug)]
 pub struct Keeping {
+    ledger: Arc<Ledger>,
     thread: JoinHandle<()>,
-    stop: Sender<()>,
 }
 
 impl Ledger {
@@ -63,60 +82,120 @@ impl Ledger {
     /// A file that cannot be read, or makes no sense, is passed over with a warning: no data depend
     /// on these numbers.
     #[must_use]
-    pub fn open(folder: Option<&Path>) -> Ledger {
-        let usages = Mutex::new(folder.map(load).unwrap_or_default());
-        Ledger { usages, folder: folder.map(Path::to_owned) }
+    pub fn open(folder: Option<&Path>, power: PowerMeter) -> Ledger {
+        let (wake, woken) = sync_channel(1);
+        let empty = Ledger {
+            usages: Mutex::default(),
+            folder: folder.map(Path::to_owned),
+            power,
+            wake,
+            woken: Mutex::new(Some(woken)),
+            stopping: AtomicBool::new(false),
+        };
+        for (nqn, (errors, whole, namespaces)) in folder.map(load).unwrap_or_default() {
+            empty.usage(&nqn).carry(errors, &whole, &namespaces);
+        }
+        empty
     }
 
     /// What hosts have done with a subsystem, counting on from what was kept.
     #[must_use]
     pub fn usage(&self, subsystem: &Nqn) -> Arc<Usage> {
-        let mut usages = self.usages.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(usages.entry(*subsystem).or_default())
+        Arc::clone(self.lock().entry(*subsystem).or_insert_with(|| {
+            let Some(folder) = &self.folder else { return Arc::default() };
+            Arc::new(Usage::kept(History::open(folder, *subsystem, self.wake.clone())))
+        }))
     }
 
-    /// Keeps the numbers from now on, since the target has started; none without a folder.
+    /// A subsystem is served from now on, and was not before: it has been switched on.
+    pub fn switched_on(&self, subsystem: &Nqn) {
+        let (usage, power) = (self.usage(subsystem), self.power.at(Instant::now()));
+        if let Some(history) = usage.history() {
+            let (firmware, cntlid) = (Text::lossy(FIRMWARE), NO_CONTROLLER);
+            history.note(Happening::PowerOnOrReset { firmware, cntlid }, &power);
+            snapshot(&usage, power);
+        }
+    }
+
+    /// Keeps all of it from now on, since the target has started; none without a folder.
     #[must_use]
     pub fn keep(self: Arc<Ledger>) -> Option<Keeping> {
         let folder = self.folder.clone()?;
-        let (stop, stopped) = channel();
-        let work = move || {
-            let mut kept = String::new();
-            loop {
-                let asked = stopped.recv_timeout(SAVE_EVERY);
-                if asked == Err(RecvTimeoutError::Disconnected) {
-                    return;
-                }
-                let text = emit(&self.usages);
-                if text != kept && save(&folder, &text) {
-                    kept = text;
-                }
-                if asked.is_ok() {
-                    return;
-                }
-            }
-        };
+        let woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let ledger = Arc::clone(&self);
+        let work = move || ledger.run(&folder, &woken);
         match std::thread::Builder::new().name("ledger".to_owned()).spawn(work) {
-            Ok(thread) => Some(Keeping { thread, stop }),
+            Ok(thread) => Some(Keeping { ledger: self, thread }),
             Err(error) => {
                 warn!("no thread to keep what hosts have done: {error}");
                 None
             }
         }
     }
+
+    fn run(&self, folder: &Path, woken: &Receiver<()>) {
+        let start = Instant::now();
+        let (mut usage_due, mut snapshot_due) = (start + SAVE_EVERY, start + SNAPSHOT_EVERY);
+        // What has happened so far has rung.
+        let (mut events_due, mut news) = (start, false);
+        let mut kept = String::new();
+        loop {
+            let due = if news { events_due.min(usage_due) } else { usage_due };
+            let rung = woken.recv_timeout(due.saturating_duration_since(Instant::now()));
+            news |= rung.is_ok();
+            let now = Instant::now();
+            // Acquire: what was done before the stop is seen.
+            let stopping = self.stopping.load(Ordering::Acquire);
+            let late = stopping || now >= usage_due;
+            if stopping || now >= snapshot_due {
+                snapshot_due = now + SNAPSHOT_EVERY;
+                self.lock().values().for_each(|usage| snapshot(usage, self.power.at(now)));
+            }
+            if late || news && now >= events_due {
+                news = false;
+                events_due = now + EVENTS_APART;
+                let usages: Vec<_> = self.lock().values().cloned().collect();
+                usages.iter().filter_map(|usage| usage.history()).for_each(History::save);
+            }
+            if late {
+                usage_due = now + SAVE_EVERY;
+                let text = emit(&self.lock());
+                if text != kept && save(folder, &text) {
+                    kept = text;
+                }
+            }
+            if stopping {
+                return;
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Usages> {
+        self.usages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Keeping {
-    /// Keeps the numbers as they are now, for the last time; gives up at the deadline.
+    /// Keeps everything as it is now, for the last time; gives up at the deadline.
     pub fn close(self, deadline: Instant) {
-        let _ = self.stop.send(());
+        self.ledger.stopping.store(true, Ordering::Release);
+        // When it has been woken already, it sees this as well.
+        let _ = self.ledger.wake.try_send(());
         while !self.thread.is_finished() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(2));
         }
     }
 }
 
-fn load(folder: &Path) -> Usages {
+/// Notes the SMART log of a subsystem as it is now.
+fn snapshot(usage: &Usage, power: Power) {
+    if let Some(history) = usage.history() {
+        let smart = log::health(&usage.whole, usage.errors(), usage.is_degraded(), power);
+        history.note(Happening::Smart(&smart), &power);
+    }
+}
+
+fn load(folder: &Path) -> Accounts {
     let path = folder.join(NAME);
     let read = fs::metadata(&path).and_then(|found| match found.len() > BYTES_MAX {
         true => Err(io::Error::other("it is too long")),
@@ -124,15 +203,15 @@ fn load(folder: &Path) -> Usages {
     });
     let usages = match read {
         Ok(text) => parse(&text),
-        Err(error) if error.kind() == ErrorKind::NotFound => return Usages::new(),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Accounts::new(),
         Err(error) => {
             warn!("{} cannot be read, counting anew: {error}", path.display());
-            return Usages::new();
+            return Accounts::new();
         }
     };
     usages.unwrap_or_else(|| {
         warn!("{} makes no sense, counting anew", path.display());
-        Usages::new()
+        Accounts::new()
     })
 }
 
@@ -147,10 +226,9 @@ fn save(folder: &Path, text: &str) -> bool {
     written.is_ok()
 }
 
-fn emit(usages: &Mutex<Usages>) -> String {
-    let usages = usages.lock().unwrap_or_else(PoisonError::into_inner);
+fn emit(usages: &Usages) -> String {
     let mut text = format!("{FIRST_LINE}\n");
-    for (nqn, usage) in &*usages {
+    for (nqn, usage) in usages {
         let (errors, whole, namespaces) = usage.accounts();
         if errors == 0 && whole == Account::default() && namespaces.is_empty() {
             continue;
@@ -172,14 +250,14 @@ fn numbers(account: &Account) -> String {
 }
 
 /// What is in a file that [`emit`] wrote; none for any other.
-fn parse(text: &str) -> Option<Usages> {
+fn parse(text: &str) -> Option<Accounts> {
     let (body, sum) = text.split_at(text.rfind("crc32 ")?);
     if sum != format!("crc32 {:08x}\n", crc32fast::hash(body.as_bytes())) {
         return None;
     }
     let mut lines = body.lines().peekable();
     (lines.next()? == FIRST_LINE).then_some(())?;
-    let mut usages = Usages::new();
+    let mut accounts = Accounts::new();
     while let Some(line) = lines.next() {
         let mut words = line.strip_prefix("subsystem ")?.splitn(8, ' ');
         let (errors, whole) = entry(&mut words)?;
@@ -190,11 +268,9 @@ fn parse(text: &str) -> Option<Usages> {
             let (nsid, account) = entry(&mut words)?;
             namespaces.push((u32::try_from(nsid).ok()?, account));
         }
-        let usage = Usage::default();
-        usage.carry(errors, &whole, &namespaces);
-        usages.insert(nqn, Arc::new(usage));
+        accounts.insert(nqn, (errors, whole, namespaces));
     }
-    Some(usages)
+    Some(accounts)
 }
 
 fn entry(words: &mut SplitN<'_, char>) -> Option<(u64, Account)> {
@@ -212,7 +288,10 @@ fn entry(words: &mut SplitN<'_, char>) -> Option<(u64, Account)> {
 
 #[cfg(test)]
 mod tests {
+    use nvme::persistent_event::PersistentEventHeader;
+
     use super::*;
+    use crate::history::About;
 
     fn work(reads: u64) -> Work {
         Work { reads, writes: 2, units_read: reads * 8, units_written: 16, media_errors: 1 }
@@ -223,7 +302,7 @@ mod tests {
     }
 
     fn started(folder: &Path) -> (Arc<Ledger>, Keeping) {
-        let ledger = Arc::new(Ledger::open(Some(folder)));
+        let ledger = Arc::new(Ledger::open(Some(folder), PowerMeter::default()));
         let keeping = Arc::clone(&ledger).keep().unwrap();
         (ledger, keeping)
     }
@@ -254,10 +333,10 @@ mod tests {
         assert_eq!(usage.count_error(), 3, "no number comes twice");
         usage.add(7, &work(1));
         // A start that fails keeps nothing, and forgets nothing.
-        drop(Ledger::open(Some(folder.path())));
+        drop(Ledger::open(Some(folder.path()), PowerMeter::default()));
         stopped(keeping);
 
-        let third = Ledger::open(Some(folder.path()));
+        let third = Ledger::open(Some(folder.path()), PowerMeter::default());
         assert_eq!(third.usage(&a).of(7).total().reads, 101);
         assert_eq!(third.usage(&b).whole.total(), work(5), "nobody asked for it meanwhile");
         assert_eq!(third.usage(&nqn("c")).whole.total(), Work::default());
@@ -288,16 +367,39 @@ mod tests {
         for bad in bodies.map(sealed).into_iter().chain(["x".to_owned()]) {
             assert!(parse(&bad).is_none(), "{bad:?}");
             fs::write(&path, bad).unwrap();
-            let ledger = Ledger::open(Some(folder.path()));
+            let ledger = Ledger::open(Some(folder.path()), PowerMeter::default());
             assert_eq!(ledger.usage(&nqn("a")).whole.total(), Work::default());
         }
     }
 
     #[test]
     fn without_a_folder_a_life_is_that_of_the_daemon() {
-        let ledger = Arc::new(Ledger::open(None));
+        let ledger = Arc::new(Ledger::open(None, PowerMeter::default()));
         ledger.usage(&nqn("a")).add(1, &work(1));
         assert_eq!(ledger.usage(&nqn("a")).whole.total(), work(1));
+        ledger.switched_on(&nqn("a"));
+        assert!(ledger.usage(&nqn("a")).history().is_none());
         assert!(ledger.keep().is_none());
+    }
+
+    #[test]
+    fn starts_and_ends_are_events_that_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let about = About { nqn: nqn("a"), serial: Text::lossy("S"), model: Text::lossy("M") };
+        let told = |ledger: &Ledger| {
+            let usage = ledger.usage(&nqn("a"));
+            let page = usage.history().unwrap().report(&about, &Power::default());
+            PersistentEventHeader::parse(page.first_chunk().unwrap()).events
+        };
+        for starts in 0..3 {
+            let (ledger, keeping) = started(folder.path());
+            assert_eq!(told(&ledger), 3 * starts, "a start and two snapshots each");
+            ledger.switched_on(&nqn("a"));
+            assert_eq!(told(&ledger), 3 * starts + 2);
+            stopped(keeping);
+        }
+        // A start that fails is none.
+        Ledger::open(Some(folder.path()), PowerMeter::default()).switched_on(&nqn("a"));
+        assert_eq!(told(&started(folder.path()).0), 9);
     }
 }

@@ -17,6 +17,7 @@ pub mod disk;
 pub mod doctor;
 pub mod events;
 pub mod exclusion;
+pub mod history;
 pub mod import;
 mod kept;
 pub mod ledger;

@@ -19,7 +19,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tracing::warn;
 
@@ -41,6 +41,11 @@ pub struct Power {
     pub on_hours: u64,
     /// Starts that found no end before them.
     pub unsafe_shutdowns: u64,
+    /// Milliseconds since this start.
+    pub on_ms: u64,
+    /// Milliseconds since 1970 by the clock of the machine, as it was at this start, and the time
+    /// since then.
+    pub unix_ms: u64,
 }
 
 /// What is known of earlier times, and when this one began.
@@ -51,11 +56,19 @@ pub struct PowerMeter {
     /// Seconds with power before this start.
     seconds_before: u64,
     since: Option<Instant>,
+    /// The machine's clock then, in milliseconds since 1970.
+    since_unix_ms: u64,
 }
 
 impl Default for PowerMeter {
     fn default() -> PowerMeter {
-        PowerMeter { cycles: 1, unsafe_shutdowns: 0, seconds_before: 0, since: None }
+        PowerMeter {
+            cycles: 1,
+            unsafe_shutdowns: 0,
+            seconds_before: 0,
+            since: None,
+            since_unix_ms: 0,
+        }
     }
 }
 
@@ -63,21 +76,25 @@ impl PowerMeter {
     /// How it stands at `now`.
     #[must_use]
     pub fn at(&self, now: Instant) -> Power {
+        let here = self.here(now);
+        let on_ms = here.as_millis().try_into().unwrap_or(u64::MAX);
         Power {
             cycles: self.cycles,
-            on_hours: self.seconds(now) / 3600,
+            on_hours: self.seconds_before.saturating_add(here.as_secs()) / 3600,
             unsafe_shutdowns: self.unsafe_shutdowns,
+            on_ms,
+            unix_ms: self.since_unix_ms.saturating_add(on_ms),
         }
     }
 
-    fn seconds(&self, now: Instant) -> u64 {
-        let here = self.since.map_or(0, |since| now.saturating_duration_since(since).as_secs());
-        self.seconds_before.saturating_add(here)
+    fn here(&self, now: Instant) -> Duration {
+        self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
     fn emit(&self, now: Instant, on: bool) -> String {
         let PowerMeter { cycles, unsafe_shutdowns, .. } = self;
-        let (seconds, state) = (self.seconds(now), if on { "on" } else { "off" });
+        let seconds = self.seconds_before.saturating_add(self.here(now).as_secs());
+        let (seconds, state) = (seconds, if on { "on" } else { "off" });
         let text = format!(
             "{FIRST_LINE}\ncycles {cycles}\nseconds {seconds}\nunsafe {unsafe_shutdowns}\n{state}\n"
         );
@@ -106,6 +123,7 @@ impl PowerMeter {
             unsafe_shutdowns: unsafe_before.saturating_add(crashed),
             seconds_before,
             since: Some(now),
+            since_unix_ms: 0,
         })
     }
 }
@@ -127,7 +145,9 @@ impl PowerBook {
     #[must_use]
     pub fn open(folder: Option<&Path>, now: Instant) -> PowerBook {
         let fresh = PowerMeter { since: Some(now), ..PowerMeter::default() };
-        let meter = folder.and_then(|folder| load(folder, now)).unwrap_or(fresh);
+        let mut meter = folder.and_then(|folder| load(folder, now)).unwrap_or(fresh);
+        let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        meter.since_unix_ms = clock.as_millis().try_into().unwrap_or_default();
         PowerBook { meter, folder: folder.map(Path::to_owned), keeper: None }
     }
 
@@ -232,7 +252,8 @@ mod tests {
         for bad in ["", "crc32 ", &good.replace("cycles 1", "cycles 2"), &"x".repeat(5000)] {
             fs::write(folder.path().join(NAME), bad).unwrap();
             let book = PowerBook::open(Some(folder.path()), now);
-            assert_eq!(book.meter.at(now), Power { cycles: 1, on_hours: 0, unsafe_shutdowns: 0 });
+            let power = book.meter.at(now);
+            assert_eq!((power.cycles, power.on_hours, power.unsafe_shutdowns), (1, 0, 0));
         }
         let full =
             PowerMeter { cycles: u64::MAX, seconds_before: u64::MAX, ..PowerMeter::default() };

@@ -25,6 +25,7 @@ mod count;
 mod disconnect;
 mod explain;
 mod fused;
+mod history;
 mod manage;
 mod mark;
 mod news;

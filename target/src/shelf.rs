@@ -146,6 +146,9 @@ impl Shelf {
         let mut subsystems = Vec::new();
         for config in &configs {
             let running = self.registry.subsystem(&config.nqn);
+            if running.is_none() {
+                self.ledger.switched_on(&config.nqn);
+            }
             let mut subsystem = stores.subsystem(config, self.ledger.usage(&config.nqn));
             subsystem.management = self.management(config, &subsystem);
             if running.is_none_or(|running| *running != subsystem) {

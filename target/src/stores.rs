@@ -231,7 +231,7 @@ impl Stores {
         let mut namespaces: Vec<Namespace> =
             config.namespaces.iter().filter_map(namespace).collect();
         namespaces.sort_by_key(|n| n.nsid);
-        usage.prepare(namespaces.iter().map(|n| n.nsid));
+        usage.prepare(namespaces.iter().map(|n| (n.nsid, Arc::clone(&n.health))));
         Subsystem {
             nqn: config.nqn,
             serial: Text::lossy(&config.serial),

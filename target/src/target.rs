@@ -125,7 +125,7 @@ impl Target {
         let steward = Steward::new();
         let registry = Registry::new(senders, config.limits.controllers, receives);
         let power = PowerBook::open(config.state_directory.as_deref(), Instant::now());
-        let ledger = Arc::new(Ledger::open(config.state_directory.as_deref()));
+        let ledger = Arc::new(Ledger::open(config.state_directory.as_deref(), power.meter));
         let registry = registry.with_keeper(keeper.sender()).with_power(power.meter);
         let registry = registry.with_steward(steward.sender());
         let registry = Arc::new(registry);

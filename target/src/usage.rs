@@ -6,6 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::disk::Health;
+use crate::history::History;
+
 /// Namespaces that a queue counts apart at a time.
 const APART: usize = 8;
 
@@ -128,15 +131,43 @@ pub struct Usage {
     pub whole: Counters,
     /// Entries ever made in the Error Information logs of its controllers.
     errors: AtomicU64,
+    history: Option<History>,
+    /// How the stores of its namespaces fare.
+    healths: Mutex<Vec<Arc<Health>>>,
     /// By namespace id. Locked when queues hand in, never on I/O. A namespace that goes and comes
     /// again counts on.
     namespaces: Mutex<BTreeMap<u32, Arc<Counters>>>,
 }
 
 impl Usage {
-    /// Makes the counters of namespaces, so that no reactor has to when it hands in.
-    pub fn prepare(&self, nsids: impl Iterator<Item = u32>) {
-        nsids.for_each(|nsid| drop(self.of(nsid)));
+    /// Of a subsystem whose events are kept.
+    #[must_use]
+    pub fn kept(history: History) -> Usage {
+        Usage { history: Some(history), ..Usage::default() }
+    }
+
+    /// What has happened to the subsystem, where that is kept.
+    #[must_use]
+    pub fn history(&self) -> Option<&History> {
+        self.history.as_ref()
+    }
+
+    /// Makes the counters of namespaces, so that no reactor has to when it hands in; and takes note
+    /// of how their stores fare from now on.
+    pub fn prepare(&self, namespaces: impl Iterator<Item = (u32, Arc<Health>)>) {
+        let mut healths = self.healths.lock().unwrap_or_else(PoisonError::into_inner);
+        healths.clear();
+        for (nsid, health) in namespaces {
+            drop(self.of(nsid));
+            healths.push(health);
+        }
+    }
+
+    /// Whether something is wrong with the store of any namespace.
+    #[must_use]
+    pub fn is_degraded(&self) -> bool {
+        let healths = self.healths.lock().unwrap_or_else(PoisonError::into_inner);
+        healths.iter().any(|health| health.is_degraded())
     }
 
     /// The counters of a namespace.

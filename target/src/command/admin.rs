@@ -166,7 +166,7 @@ pub(crate) mod tests {
     pub(crate) fn ask(sqe: Sqe, controller: &mut Controller) -> Result<Plan, Status> {
         let discovery = || (1, Vec::new());
         let now = Instant::now();
-        let power = Power { cycles: 3, on_hours: 5, unsafe_shutdowns: 1 };
+        let power = Power { cycles: 3, on_hours: 5, unsafe_shutdowns: 1, ..Power::default() };
         let other = "nqn.2026-11.io.nvmfd:other".parse().unwrap();
         let controllers = || vec![(5, controller_host()), (8, other)];
         let (received, controllers) = (RECEIVED, &controllers);

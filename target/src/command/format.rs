@@ -13,7 +13,7 @@ use crate::reservation::Barred;
 
 /// Format applies to one namespace each, never to all of a subsystem (FNA bit 3), and erases without
 /// cryptography (bit 2 is 0).
-pub(super) const FNA: u8 = 1 << 3;
+pub(crate) const FNA: u8 = 1 << 3;
 
 /// The bit of OACS.
 pub(super) const OACS: u16 = 1 << 1;

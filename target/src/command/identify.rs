@@ -18,6 +18,7 @@ use crate::association::ERROR_LOG_ENTRIES;
 use crate::config::MAX_NSID;
 use crate::controller::{ABORTS, Controller, KAS_100MS, RETRY_DELAYS_100MS, Role, VERSION};
 use crate::events::{Event, REQUESTS};
+use crate::history::PELS_64K;
 use crate::protection::NWPC;
 use crate::subsystem::{Namespace, Subsystem};
 
@@ -182,7 +183,9 @@ fn nvm_controller(controller: &Controller, subsystem: &Subsystem) -> IdentifyCon
             .with_smart_per_namespace(true)
             .with_effects(true)
             .with_extended_data(true)
+            .with_persistent_event(subsystem.usage.history().is_some())
             .with_supported_pages(true),
+        pels_64k: if subsystem.usage.history().is_some() { PELS_64K } else { 0 },
         elpe_z: (ERROR_LOG_ENTRIES - 1) as u8,
         sqes: 0x66,
         cqes: 0x44,
@@ -327,6 +330,7 @@ mod tests {
             ("allocated list", command(0x10, 0), 0x002),
             ("controllers of an inactive namespace", command(0x12, 3), 0x00B),
             ("UUID list", command(0x17, 0), 0x002),
+            ("endurance groups", command(0x19, 0), 0x002),
             (
                 "command sets of another controller",
                 Identify { cntid: 6, ..Identify::new(Cns(0x1C), 0) }.emit(keyed(4096)),
@@ -376,6 +380,7 @@ mod tests {
         assert_eq!((found.lpa.0, found.elpe_z, found.kas_100ms), (0b10_0111, 63, 10));
         assert_eq!((found.sqes, found.cqes, found.maxcmd, found.nn), (0x66, 0x44, 128, 1024));
         assert_eq!((found.oncs.0, found.fuses, found.fna), (0b1_1010_1101, 1, 0));
+        assert_eq!((found.nsetidmax, found.endgidmax), (0, 0), "neither is there");
         assert_eq!(found.cdfs, 0b11, "Copy takes formats 0 and 1");
         assert_eq!(found.acwu_z, 0, "one block");
         assert_eq!((found.vwc.0, found.awun_z, found.awupf_z), (0b101, 0, 0));

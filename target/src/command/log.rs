@@ -13,15 +13,17 @@ use nvme::log::{
 use nvme::{AdminOpcode, IoOpcode, NSID_ALL, PAGE_BYTES, Sqe, Status, Text};
 
 use super::admin::Env;
-use super::{Plan, destination, feature, identify};
+use super::{Plan, destination, feature, identify, persistent};
 use crate::ana::AnaLog;
 use crate::association::{Association, ERROR_LOG_ENTRIES, ErrorRecord};
 use crate::controller::{Controller, Role};
 use crate::events::{Event, Events};
 use crate::power::Power;
 use crate::subsystem::Subsystem;
+use crate::usage::Counters;
 
-/// The logs of an NVM controller: what [`LogId::SUPPORTED_PAGES`] lists.
+/// The logs of an NVM controller: what [`LogId::SUPPORTED_PAGES`] lists, besides the one of
+/// persistent events, which is there where it can be kept.
 const LOGS: [LogId; 9] = [
     LogId::SUPPORTED_PAGES,
     LogId::ERROR,
@@ -70,6 +72,9 @@ pub fn plan(sqe: &Sqe, controller: &mut Controller, env: &Env<'_>) -> Result<Pla
     let get = GetLogPage::parse(sqe);
     // Whoever asks after a path related status wants to know what caused it.
     controller.look_at_paths();
+    if get.lid == LogId::PERSISTENT_EVENT {
+        return persistent::plan(sqe, &get, controller, env);
+    }
     let features = get.lid == LogId::FEATURE_EFFECTS && !controller.is_discovery();
     let features = features.then(|| feature::effects(controller));
     let log = match &mut controller.role {
@@ -95,7 +100,7 @@ pub fn plan(sqe: &Sqe, controller: &mut Controller, env: &Env<'_>) -> Result<Pla
 
 /// The part of a log that a command asks for; less than its length where the log ends. A host may
 /// ask beyond the end (the queue fills that with zeros), but not begin there.
-fn piece(get: &GetLogPage, log: &[u8], mdts_bytes: u32) -> Result<Vec<u8>, Status> {
+pub(super) fn piece(get: &GetLogPage, log: &[u8], mdts_bytes: u32) -> Result<Vec<u8>, Status> {
     let invalid = Status::INVALID_FIELD.with_dnr();
     let len = get.len_bytes();
     if len > mdts_bytes.into() || get.offset_is_index || !get.lpo.is_multiple_of(4) {
@@ -133,7 +138,7 @@ fn nvm_log(
     power: Power,
 ) -> Result<Vec<u8>, Status> {
     match get.lid {
-        LogId::SUPPORTED_PAGES => Ok(supported_pages()),
+        LogId::SUPPORTED_PAGES => Ok(supported_pages(subsystem)),
         LogId::ERROR => Ok(error_log(&association.errors().1)),
         LogId::SMART => smart(get.nsid, subsystem, power),
         LogId::FIRMWARE_SLOT => Ok(firmware_slots()),
@@ -146,9 +151,10 @@ fn nvm_log(
 }
 
 /// "Supported Log Pages (Log Identifier 00h)".
-fn supported_pages() -> Vec<u8> {
+fn supported_pages(subsystem: &Subsystem) -> Vec<u8> {
     let mut supported = SupportedPages::default();
-    for lid in LOGS {
+    let events = subsystem.usage.history().map(|_| LogId::PERSISTENT_EVENT);
+    for lid in LOGS.into_iter().chain(events) {
         supported.pages[usize::from(lid.0)] = LogSupport(0).with_supported(true);
     }
     supported.emit().to_vec()
@@ -191,34 +197,36 @@ fn error_log(latest: &[(u64, ErrorRecord)]) -> Vec<u8> {
 /// measurement. Wear belongs to the medium below, which has its own log, so it stays 0 as well; of
 /// spare capacity nothing is missing. Power is on while the daemon runs.
 fn smart(nsid: u32, subsystem: &Subsystem, power: Power) -> Result<Vec<u8>, Status> {
-    let (work, busy, degraded) = match nsid {
-        0 | NSID_ALL => {
-            let usage = &subsystem.usage.whole;
-            (usage.total(), usage.busy(), subsystem.is_degraded())
-        }
+    let usage = &subsystem.usage;
+    let smart = match nsid {
+        0 | NSID_ALL => health(&usage.whole, usage.errors(), subsystem.is_degraded(), power),
         nsid => {
-            let namespace = subsystem.namespace(nsid)?;
-            let counters = subsystem.usage.of(nsid);
-            (counters.total(), counters.busy(), namespace.health.is_degraded())
+            let degraded = subsystem.namespace(nsid)?.health.is_degraded();
+            health(&usage.of(nsid), usage.errors(), degraded, power)
         }
     };
+    Ok(smart.emit().to_vec())
+}
+
+/// The SMART log of these counters.
+pub(crate) fn health(counters: &Counters, errors: u64, degraded: bool, power: Power) -> Smart {
+    let work = counters.total();
     let data_units = |units: u64| u128::from(units.div_ceil(1000));
-    let smart = Smart {
+    Smart {
         critical_warning: CriticalWarning(0).with_reliability(degraded),
         spare_percent: 100,
         data_units_read: data_units(work.units_read),
         data_units_written: data_units(work.units_written),
         host_reads: work.reads.into(),
         host_writes: work.writes.into(),
-        busy_min: (busy.as_secs() / 60).into(),
+        busy_min: (counters.busy().as_secs() / 60).into(),
         power_cycles: power.cycles.into(),
         power_on_hours: power.on_hours.into(),
         unsafe_shutdowns: power.unsafe_shutdowns.into(),
         media_errors: work.media_errors.into(),
-        error_entries: subsystem.usage.errors().into(),
+        error_entries: errors.into(),
         ..Smart::default()
-    };
-    Ok(smart.emit().to_vec())
+    }
 }
 
 /// "Firmware Slot Information (Log Identifier 03h)": slot 1 is active and the only one.

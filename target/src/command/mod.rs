@@ -15,9 +15,12 @@ pub mod io;
 pub mod location;
 pub mod log;
 pub mod manage;
+mod persistent;
 mod protect;
 pub mod scatter;
 pub(crate) mod uncorrectable;
+
+pub(crate) use format::FNA;
 
 use std::sync::Arc;
 

@@ -52,6 +52,9 @@ impl Queue {
         let (qp, qid, head) = (self.qp, self.request.qid, self.head);
         self.unclaim(self.slots[usize::from(slot)].sqe.cid);
         self.drop_turn(slot, io);
+        if qid == 0 {
+            self.note_end(slot, status, io);
+        }
         let entry = self.slot(slot);
         entry.state = State::Replying;
         entry.status = status;

@@ -149,12 +149,16 @@ impl Queue {
                     // A reset: the I/O queues close, the held requests end.
                     io.registry.wake_reactors();
                     let parked: Vec<u16> = controller.events.take_parked().collect();
+                    self.note_reset(io);
                     for slot in parked {
                         self.answer(slot, Err(Status::ABORT_REQUESTED), io);
                     }
                 }
                 if let Some(cause) = tells {
                     self.tell(cause, "".into(), io);
+                }
+                if plan.is_ok() {
+                    self.note_start(sqe, io);
                 }
                 plan
             }

@@ -3,13 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
 
 use nvme::feature::{FeatureId, GetFeatures, Select};
 use nvme::identify::{Cns, Identify};
 use nvme::log::{GetLogPage, LogId};
 use nvme::{AdminOpcode, IoOpcode, Sqe, Status};
+use nvmfd::history::History;
+use nvmfd::subsystem::Subsystem;
+use nvmfd::usage::Usage;
 
-use crate::support::{World, admin, end_both, io_queue, keyed};
+use crate::support::{World, admin, end_both, io_queue, keyed, subsystem};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the checkout").to_owned()
@@ -61,6 +66,11 @@ fn compare(kind: &str, served: &BTreeSet<u8>) {
 /// Those of all 256 values that a controller does not refuse with `refusal`.
 fn served(refusal: Status, command: impl Fn(u8) -> Sqe) -> BTreeSet<u8> {
     let mut world = World::new();
+    // Where events can be kept, their log is there.
+    let (folder, wake) = (tempfile::tempdir().expect("a folder"), sync_channel(1).0);
+    let subsystem = subsystem();
+    let usage = Arc::new(Usage::kept(History::open(folder.path(), subsystem.nqn, wake)));
+    world.registry.publish(Arc::new(Subsystem { usage, ..subsystem }));
     let (mut queue, _) = admin(&mut world);
     let mut served = BTreeSet::new();
     for value in 0..=u8::MAX {

@@ -5,6 +5,9 @@ use std::time::{Duration, Instant};
 
 use initiator::{Data, Host, Request};
 use nvme::log::{ErrorEntry, GetLogPage, LogId, Smart};
+use nvme::persistent_event::{
+    Action, EventHeader, EventType, FormatCompletion, FormatStart, PersistentEventHeader,
+};
 use nvme::{AdminOpcode, IoOpcode, Sqe, Status};
 
 use crate::target::TestTarget;
@@ -64,6 +67,68 @@ fn smart_tells_a_life_over_connections_and_restarts() {
     assert!(status(host.read(beyond, &mut [0; 4096])).is(Status::LBA_OUT_OF_RANGE));
     assert_eq!(newest_error(&mut host).error_count, 2, "no number comes twice");
     assert_eq!(smart(&mut host, 0).error_entries, 2);
+    host.disconnect();
+}
+
+/// The events of the log, newest first: kind, controller, data.
+fn events(host: &mut Host) -> Vec<(EventType, u16, Vec<u8>)> {
+    let get = |action: Action| {
+        let get = GetLogPage::new(LogId::PERSISTENT_EVENT, 0, 128);
+        GetLogPage { lsp: action.0, ..get }
+    };
+    let page = host.log(get(Action::ESTABLISH), PersistentEventHeader::BYTES).expect("a context");
+    let header = PersistentEventHeader::parse(&page.try_into().expect("its length"));
+    let page = host.log(get(Action::READ), header.total_bytes as usize).expect("all of it");
+    let release = get(Action::RELEASE).emit(nvme::Sgl::NONE);
+    host.command(0, "Get Log Page", release, Data::None).expect("released");
+    let mut rest = &page[PersistentEventHeader::BYTES..];
+    let mut events = Vec::new();
+    for _ in 0..header.events {
+        let (event, behind) = rest.split_first_chunk().expect("a header");
+        let event = EventHeader::parse(event);
+        let (data, next) = behind.split_at(event.event_bytes.into());
+        events.push((event.kind, event.cntlid, data.to_vec()));
+        rest = next;
+    }
+    assert!(rest.is_empty(), "{} bytes behind the last event", rest.len());
+    events
+}
+
+#[test]
+fn starts_ends_and_formats_are_persistent_events() {
+    let mut target = TestTarget::start();
+    let path = target.folder().join("disk3.img");
+    target.apply(&format!(
+        "[[subsystem.namespace]]\nnsid = 3\npath = \"{}\"\nsize = \"1MiB\"\n\
+         block_size = 4096\nallow_format = true\n",
+        path.display()
+    ));
+    let mut host = target.connect(1);
+    let kinds = |events: &[(EventType, u16, Vec<u8>)]| {
+        events.iter().map(|(kind, ..)| *kind).collect::<Vec<_>>()
+    };
+    let start = [EventType::SMART_SNAPSHOT, EventType::POWER_ON_OR_RESET];
+    assert_eq!(kinds(&events(&mut host)), start, "the newest first");
+    let format =
+        |nsid| Sqe { cdw10: 1 << 9, ..Sqe::admin(AdminOpcode::FORMAT_NVM).with_nsid(nsid) };
+    assert!(host.command(0, "Format", format(1), Data::None).is_err(), "that is not allowed");
+    host.command(0, "Format", format(3), Data::None).expect("formatted");
+    let found = events(&mut host);
+    let cntlid = host.session().cntlid();
+    let formatted = [EventType::FORMAT_COMPLETION, EventType::FORMAT_START];
+    assert_eq!(kinds(&found), [formatted, start].concat(), "what was refused did not begin");
+    assert_eq!((found[0].1, found[1].1), (cntlid, cntlid));
+    let begun = FormatStart::parse(found[1].2.first_chunk().expect("its length"));
+    let done = FormatCompletion::parse(found[0].2.first_chunk().expect("its length"));
+    assert_eq!((begun.nsid, begun.cdw10), (3, 1 << 9));
+    assert_eq!((done.nsid, done.status, done.outcome), (3, 0, 0));
+    host.disconnect();
+    target.restart("");
+    let mut host = target.connect(1);
+    let again = events(&mut host);
+    let end = [EventType::SMART_SNAPSHOT];
+    assert_eq!(kinds(&again[..3]), [&start[..], &end].concat());
+    assert_eq!(again[3..], found, "and all of what was before");
     host.disconnect();
 }
 

@@ -15,6 +15,7 @@ use crate::config::Config;
 use crate::kept::tests::kill_before;
 use crate::ledger::Ledger;
 use crate::managed::Catalogs;
+use crate::power::PowerMeter;
 use crate::registry::Registry;
 use crate::registry::tests::visit;
 use crate::steward::Made;
@@ -49,7 +50,7 @@ fn shelf(config: &Config) -> Shelf {
     let tender = Arc::new(Tender::start(Vec::new()).unwrap());
     let stores = Stores::default();
     let next = patiently(|| Next::open(config, &stores, &Catalogs::new()));
-    let ledger = Arc::new(Ledger::open(None));
+    let ledger = Arc::new(Ledger::open(None, PowerMeter::default()));
     let mut shelf = Shelf::new(config.clone(), stores, Arc::clone(&registry), tender, ledger);
     shelf.attach_new(&next).unwrap();
     shelf.adopt(next, Vec::new());
