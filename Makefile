@@ -37,7 +37,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build test format lint unit doc native guests sim demo demo-guest bench loss scale qos bench-guests hostile fuzz asan vm clean
+.PHONY: help packages test-packages build test format lint unit doc native guests sim demo demo-guest bench loss scale qos bench-guests hostile fuzz asan install deb test-package sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -136,6 +136,45 @@ SANITIZED := RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect
 asan: packages ## Pool, soft fabric, ring and queue under AddressSanitizer: most of it is the build
 	$(SANITIZED) -p rdma --lib --test soft_qp --test soft_net --test soft_udp --test soft_group --test soft_loss --test soft_wire
 	$(SANITIZED) -p nvmfd --lib --test queue
+
+PREFIX ?= /usr/local
+SYSTEMD ?= $(PREFIX)/lib
+DOC := $(DESTDIR)$(PREFIX)/share/doc/nvmfd
+PROGRAMS := $(wildcard $(addprefix $(BUILD)/release/,nvmfd nvmfctl nvmf))
+# What was built is installed as it is: root needs no compiler.
+install: ## Install what `make build` has built: make install PREFIX=/usr/local DESTDIR=
+	install -D -m 755 -t $(DESTDIR)$(PREFIX)/bin $(PROGRAMS)
+	install -d $(DESTDIR)$(SYSTEMD)/systemd/system
+	for unit in nvmfd.service nvmfd.socket; do \
+	  sed 's,/usr/bin/nvmfd,$(PREFIX)/bin/nvmfd,; s,/usr/share/doc,$(PREFIX)/share/doc,' configs/$$unit \
+	    >$(DESTDIR)$(SYSTEMD)/systemd/system/$$unit; \
+	done
+	install -D -m 644 configs/sysusers.conf $(DESTDIR)$(SYSTEMD)/sysusers.d/nvmfd.conf
+	install -D -m 644 configs/tmpfiles.conf $(DESTDIR)$(SYSTEMD)/tmpfiles.d/nvmfd.conf
+	install -D -m 644 -t $(DOC) README.md docs/support.md
+	install -D -m 644 -t $(DOC)/examples configs/nvmfd.toml configs/notify-reload.conf
+	install -D -m 644 -t $(DOC)/examples/fio configs/fio/*
+	for program in $(PROGRAMS); do "$$program" install-files $(DESTDIR)$(PREFIX)/share; done
+
+# Packages say which commit they are of; the same commit makes the same package.
+VERSION := $(shell cargo_version=$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1); \
+  git describe --tags --exact-match 2>/dev/null | sed 's/^v//' | grep . || \
+  echo "$$cargo_version+$$(git log -1 --format=%cd --date=format:%Y%m%d 2>/dev/null || echo 0).$$(git rev-parse --short=9 HEAD 2>/dev/null || echo source)")
+deb: packages ## A Debian package of this commit: build/nvmfd_VERSION_ARCHITECTURE.deb
+	NVMFD_VERSION=$(VERSION) $(CARGO) build --release -p nvmfd -p initiator
+	configs/debian/build $(BUILD) $(VERSION)
+
+test-package: deb ## Install, start, use, upgrade, remove and purge the package under a real systemd, in a guest
+	$(SUDO) tests/package/run $(BUILD)/nvmfd_$(VERSION)_$$(dpkg --print-architecture).deb
+
+sbom: ## The bill of materials, as CycloneDX: build/nvmfd.cdx.json
+	@$(call install,jq)
+	@mkdir -p $(BUILD)
+	NVMFD_VERSION=$(VERSION) configs/sbom >$(BUILD)/nvmfd.cdx.json
+
+book: ## The book as HTML, where mdbook is installed: build/book/index.html
+	@command -v mdbook >/dev/null || { echo "make: first: cargo install mdbook; or read docs/src" >&2; exit 1; }
+	mdbook build docs
 
 vm: build ## A terminal in a guest, to try things by hand
 	@echo "The daemon is $(NVMFD); its files are here, below a throw-away overlay. Leave with: exit"

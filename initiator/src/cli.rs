@@ -9,6 +9,7 @@ pub(crate) mod identify;
 pub(crate) mod list;
 pub(crate) mod log;
 pub(crate) mod manage;
+pub(crate) mod manual;
 pub(crate) mod output;
 pub(crate) mod pages;
 pub(crate) mod place;

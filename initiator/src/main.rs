@@ -7,13 +7,20 @@ mod cli;
 use std::process::ExitCode;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use initiator::Error;
 use tracing::level_filters::LevelFilter;
 
 use cli::output::Output;
 use cli::{
-    act, blocks, discover, feature, identify, list, log, manage, pages, registers, reservation,
+    act, blocks, discover, feature, identify, list, log, manage, manual, pages, registers,
+    reservation,
+};
+
+/// The version of the package, or what `NVMFD_VERSION` was while this was built.
+const VERSION: &str = match option_env!("NVMFD_VERSION") {
+    Some(version) => version,
+    None => env!("CARGO_PKG_VERSION"),
 };
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
@@ -24,7 +31,7 @@ const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 ///
 /// Exit codes: 0 done, 1 failed, 2 usage.
 #[derive(Parser, Debug)]
-#[command(name = "nvmf", version, max_term_width = 100, args_override_self = true)]
+#[command(name = "nvmf", version = VERSION, max_term_width = 100, args_override_self = true)]
 struct Cli {
     /// How much to log to the standard error
     #[arg(long, value_name = "LEVEL", default_value = "error", global = true,
@@ -110,6 +117,12 @@ enum Command {
     Bench(initiator::bench::Args),
     /// Write, read back and check that nothing is lost
     Verify(initiator::verify::Args),
+    /// Write manual pages and completions below a folder such as /usr/share
+    #[command(hide = true)]
+    InstallFiles {
+        /// The folder
+        share: std::path::PathBuf,
+    },
 }
 
 impl Command {
@@ -152,6 +165,8 @@ impl Command {
             Command::ResvNotifLog(args) => reservation::notification(args),
             Command::Bench(args) => return initiator::bench::run(args),
             Command::Verify(args) => return initiator::verify::run(args),
+            Command::InstallFiles { share } => manual::write(Cli::command(), "1", share)
+                .map_err(|error| Error::Local(format!("{}: {error}", share.display()))),
         }
         .map(|()| ExitCode::SUCCESS)
     }
@@ -189,7 +204,7 @@ impl Command {
             Command::ResvRelease(args) => args.output,
             Command::ResvReport(args) => args.output,
             Command::ResvNotifLog(args) => args.output,
-            Command::Bench(_) | Command::Verify(_) => return None,
+            Command::Bench(_) | Command::Verify(_) | Command::InstallFiles { .. } => return None,
         })
     }
 }

@@ -171,7 +171,7 @@ async fn begin(declared: Declared, asks: mpsc::Receiver<Ask>) -> Result<(), Stri
             return Err(sentence);
         }
     };
-    let served = Served { target, config, declared, announcer, shown };
+    let served = Served { target, config, declared, announcer, shown, refused: false };
     let outcome = Control { manager, watchdog, orders: wanted }.serve(served, asks).await;
     drop(server);
     outcome
@@ -192,12 +192,16 @@ struct Served<T> {
     declared: Declared,
     announcer: Announcer,
     shown: watch::Sender<Arc<Running>>,
+    /// The last reload was: what the file says is not what is served.
+    refused: bool,
 }
 
 impl<T: Serve> Served<T> {
     /// Reads the configuration again and logs what has come of it. Waits for disks.
     fn reload(mut self) -> Self {
-        match self.renew() {
+        let renewed = self.renew();
+        self.refused = renewed.is_err();
+        match renewed {
             Ok(changes) => {
                 changes.iter().for_each(|change| info!("{change}"));
                 info!("reload done: {} changes", changes.len());
@@ -208,6 +212,12 @@ impl<T: Serve> Served<T> {
             }
         }
         self
+    }
+
+    /// One line for `systemctl status`.
+    fn status(&self) -> String {
+        let refused = if self.refused { "; the last reload was refused: see the log" } else { "" };
+        status(&self.config) + refused
     }
 
     /// Loads and applies; what changed, or why nothing did.
@@ -335,7 +345,7 @@ impl Control {
                     },
                 }
             };
-            self.manager.ready(&status(&served.config));
+            self.manager.ready(&served.status());
         }
     }
 

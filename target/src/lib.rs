@@ -23,6 +23,7 @@ mod kept;
 pub mod ledger;
 pub mod mailbox;
 pub mod managed;
+pub mod manual;
 pub mod observe;
 pub mod power;
 pub mod protection;
@@ -50,3 +51,10 @@ pub mod why;
 
 pub use target::{Fatal, Pulse, Target};
 pub use view::View;
+
+/// What the programs call themselves: the version of the package, or what `NVMFD_VERSION` was while
+/// they were built (packages add the commit).
+pub const VERSION: &str = match option_env!("NVMFD_VERSION") {
+    Some(version) => version,
+    None => env!("CARGO_PKG_VERSION"),
+};

@@ -1,6 +1,6 @@
 //! The daemon `nvmfd`: arguments, logging, and which of its two jobs to do.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -17,7 +17,7 @@ const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 ///
 /// Exit codes: 0 done, 1 failed, 2 usage.
 #[derive(Parser)]
-#[command(version)]
+#[command(version = nvmfd::VERSION)]
 struct Arguments {
     /// The configuration to serve
     #[arg(long, value_name = "FILE", global = true)]
@@ -37,6 +37,12 @@ enum Job {
         /// The configuration to check
         file: Option<PathBuf>,
     },
+    /// Write manual pages and completions below a folder such as /usr/share
+    #[command(hide = true)]
+    InstallFiles {
+        /// The folder
+        share: PathBuf,
+    },
 }
 
 fn main() -> ExitCode {
@@ -47,6 +53,7 @@ fn main() -> ExitCode {
         (None, None) => usage("name a configuration: nvmfd --config FILE, or: nvmfd check FILE"),
         (Some(Job::Check { file: Some(file) }), None)
         | (Some(Job::Check { file: None }), Some(file)) => control::check(&file),
+        (Some(Job::InstallFiles { share }), _) => install_files(&share),
         (Some(Job::Check { .. }), _) => usage("name one configuration: nvmfd check FILE"),
     };
     if done { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -69,6 +76,14 @@ fn serve(file: PathBuf) -> bool {
             false
         }
     }
+}
+
+fn install_files(share: &Path) -> bool {
+    let written = nvmfd::manual::write(Arguments::command(), "8", share);
+    if let Err(error) = &written {
+        tracing::error!("files below {} cannot be written: {error}", share.display());
+    }
+    written.is_ok()
 }
 
 /// Registered memory counts as locked, and registered files as open: takes what the system grants.

@@ -163,7 +163,15 @@ fn every_dependency_is_justified_and_used() {
 #[test]
 fn scripts_can_be_run_and_stop_at_the_first_failure() {
     use std::os::unix::fs::PermissionsExt;
-    for script in [".ci/run", "tests/vm/demo"] {
+    let scripts = [
+        ".ci/run",
+        "tests/vm/demo",
+        "tests/package/run",
+        "configs/debian/build",
+        "configs/sbom",
+        "configs/licenses",
+    ];
+    for script in scripts {
         let mode = root().join(script).metadata().expect(script).permissions().mode();
         assert!(mode & 0o111 == 0o111, "{script} is executable");
         assert!(text(script).contains("set -euo pipefail"), "{script}");

@@ -154,6 +154,7 @@ fn stage(change: impl FnOnce(&mut Fake)) -> Stage {
             config: declared.config().clone(),
             declared,
             announcer: Announcer::default(),
+            refused: false,
         },
     }
 }
@@ -257,6 +258,8 @@ fn a_refused_reload_leaves_the_target_serving() {
     let (second, third) = (Act::Until(2, "READY=1"), Act::Until(3, "READY=1"));
     stage.play(&[RELOAD, second, RELOAD, third, STOP]).unwrap();
     assert_eq!(story.count("applied"), 2);
+    let status = "1 subsystem, 1 namespace on 127.0.0.1:4420; the last reload was refused";
+    assert!(story.has(&format!("STATUS={status}: see the log")));
     assert!(story.has("stopped"));
 }
 

@@ -10,6 +10,7 @@ mod connect;
 mod controllers;
 mod doctor;
 mod host;
+mod import;
 mod listener;
 mod log;
 mod namespace;
@@ -35,7 +36,7 @@ use output::{Failure, Output};
 ///
 /// Exit codes: 0 done, 1 failed, 2 usage.
 #[derive(Parser)]
-#[command(name = "nvmfctl", version)]
+#[command(name = "nvmfctl", version = nvmfd::VERSION)]
 struct Arguments {
     /// The socket of the daemon
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET, global = true)]
@@ -125,6 +126,15 @@ enum Family {
     Slow,
     /// A live view of hosts, namespaces, latencies and reactors
     Top(top::Wanted),
+    /// Make a configuration of what another target has saved; asks no daemon
+    #[command(subcommand)]
+    Import(import::Command),
+    /// Write manual pages and completions below a folder such as /usr/share
+    #[command(hide = true)]
+    InstallFiles {
+        /// The folder
+        share: PathBuf,
+    },
 }
 
 fn main() -> ExitCode {
@@ -171,6 +181,9 @@ async fn run(family: Family, client: &Client, output: Output) -> Result<(), Fail
         Family::Stats(wanted) => stats::run(wanted, client, output).await,
         Family::Slow => stats::slow(client, output).await,
         Family::Top(wanted) => top::run(wanted, client, output).await,
+        Family::Import(command) => import::run(&command, output),
+        Family::InstallFiles { share } => nvmfd::manual::write(Arguments::command(), "8", &share)
+            .map_err(|error| Failure::new(format!("files below {}: {error}", share.display()))),
     }
 }
 

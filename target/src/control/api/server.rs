@@ -17,6 +17,7 @@ use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use listenfd::ListenFd;
 use nix::unistd::{Group, chown};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
@@ -61,10 +62,15 @@ impl Server {
             return Ok(server);
         }
         let path = config.path(std::env::var_os("RUNTIME_DIRECTORY").as_deref());
-        match bind(&path, config) {
-            Ok(listener) => {
+        let unix = match given()? {
+            Some(listener) => Ok(listener),
+            None => bind(&path, config).inspect(|_| {
                 info!("the management interface is {}", path.display());
                 server.socket = Some(path);
+            }),
+        };
+        match unix {
+            Ok(listener) => {
                 let router = router(managed.clone(), true);
                 server.accept(move || accept_unix(listener, router));
             }
@@ -162,6 +168,19 @@ async fn only_by_address(request: Request, next: Next) -> Response {
         _ => Refused::not_found("this is no name of the interface", "ask for it by its address")
             .into_response(),
     }
+}
+
+/// The socket that the service manager holds for us, where it does (`nvmfd.socket`). It outlasts
+/// this process, and its permissions are those of the unit.
+fn given() -> Result<Option<UnixListener>, String> {
+    let taken = ListenFd::from_env().take_unix_listener(0);
+    let refuse = |error: io::Error| format!("the socket of the service manager is no use: {error}");
+    let Some(listener) = taken.map_err(refuse)? else { return Ok(None) };
+    listener.set_nonblocking(true).map_err(refuse)?;
+    let at = listener.local_addr().ok();
+    let path = at.as_ref().and_then(|at| at.as_pathname()).unwrap_or(Path::new("unnamed"));
+    info!("the management interface is {}, from the service manager", path.display());
+    UnixListener::from_std(listener).map(Some).map_err(refuse)
 }
 
 fn bind_loopback(at: SocketAddr) -> Result<TcpListener, String> {
