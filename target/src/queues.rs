@@ -190,10 +190,11 @@ impl Queues {
         None
     }
 
-    /// Looks at the clock, if it is time.
-    pub fn tick(&mut self, lent: &mut Lent<'_>) {
+    /// Looks at the clock, if it is time. True when commands have begun that limits had held back:
+    /// what they lead to may be home already, and must be looked for before any sleep.
+    pub fn tick(&mut self, lent: &mut Lent<'_>) -> bool {
         self.nap_ns = None;
-        self.serve_tolls(lent);
+        let begun = self.serve_tolls(lent);
         if lent.now >= self.next_tick {
             self.next_tick = lent.now + TICK;
             self.look(lent);
@@ -202,6 +203,7 @@ impl Queues {
                 warn!(cause = cause.name(), "{}, {more} more", cause.reason());
             }
         }
+        begun
     }
 
     /// Looks at the clock and at what is shared with other reactors, because somebody rang.
@@ -231,13 +233,14 @@ impl Queues {
         }
     }
 
-    /// Begins the commands that limits let begin by now.
-    fn serve_tolls(&mut self, lent: &mut Lent<'_>) {
-        let now = lent.now;
+    /// Begins the commands that limits let begin by now; whether there were any.
+    fn serve_tolls(&mut self, lent: &mut Lent<'_>) -> bool {
+        let (now, mut begun) = (lent.now, false);
         loop {
             let queues = &self.queues;
             let book = |key: u32, slot| queues.get(key as usize)?.as_ref()?.book(slot, now);
-            let Some((key, slot)) = self.waiters.tolls.next(now, book) else { return };
+            let Some((key, slot)) = self.waiters.tolls.next(now, book) else { return begun };
+            begun = true;
             if let Some((queue, mut io)) = self.queue(key, lent) {
                 queue.begin(slot, &mut io);
             }

@@ -147,7 +147,7 @@ impl Reactor {
         self.done.extend(self.reaped.drain(..));
         let mut worked = !(self.done.is_empty() && self.woken.is_empty());
         worked |= !self.events.is_empty() || self.parts.fabric.is_lively();
-        self.hear(now);
+        worked |= self.hear(now);
         if !wait {
             self.answer(now);
         }
@@ -166,13 +166,14 @@ impl Reactor {
         worked
     }
 
-    /// Steps the queues with what has come from hosts.
-    fn hear(&mut self, now: Instant) {
+    /// Steps the queues with what has come from hosts; true when limits let something begin.
+    fn hear(&mut self, now: Instant) -> bool {
         let mut events = take(&mut self.events);
         let (queues, mut lent) = self.split(now);
         events.drain(..).for_each(|event| queues.on_event(event, &mut lent));
-        queues.tick(&mut lent);
+        let begun = queues.tick(&mut lent);
         self.events = events;
+        begun
     }
 
     /// Steps the queues with what has come from the disks, until there is enough to send.
