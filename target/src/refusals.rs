@@ -15,20 +15,9 @@ use crate::why::{Book, Cause, Stage, Why};
 /// How long a cause that was told is only counted.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// The names of all causes, in the order of [`Refusals::totals`].
-pub const KINDS: [&str; Cause::ALL.len()] = {
-    let mut names = [""; Cause::ALL.len()];
-    let mut at = 0;
-    while at < names.len() {
-        names[at] = Cause::ALL[at].name();
-        at += 1;
-    }
-    names
-};
-
-/// A number for each of [`KINDS`], for everyone to read.
+/// A number for each cause, for everyone to read.
 #[derive(Debug)]
-pub struct Totals([AtomicU64; KINDS.len()]);
+pub struct Totals([AtomicU64; Cause::COUNT]);
 
 impl Default for Totals {
     fn default() -> Totals {
@@ -71,7 +60,7 @@ impl Refusals {
 
     /// Counts a cause. True: it is to be told now, by itself.
     fn count(&mut self, cause: Cause, now: Instant) -> bool {
-        self.causes.resize(Cause::ALL.len(), Told::default());
+        self.causes.resize(Cause::COUNT, Told::default());
         let told = &mut self.causes[cause as usize];
         told.total += 1;
         let quiet = told.last.is_some_and(|last| now.saturating_duration_since(last) < QUIET);
@@ -84,7 +73,7 @@ impl Refusals {
         true
     }
 
-    /// How many there were of each of [`KINDS`], told or not.
+    /// How many there were of each of [`Cause::ALL`], told or not.
     pub fn totals(&self) -> impl Iterator<Item = u64> {
         self.causes.iter().map(|told| told.total)
     }

@@ -60,6 +60,12 @@ macro_rules! causes {
             /// All there are, by the stage at which they occur.
             pub const ALL: &'static [Cause] = &[$(Cause::$cause),*];
 
+            /// The names of all, in that order.
+            pub const NAMES: [&'static str; Self::COUNT] = [$($name),*];
+
+            /// How many there are.
+            pub const COUNT: usize = [$($name),*].len();
+
             /// Its name for programs; it stays the same from version to version.
             #[must_use]
             pub const fn name(self) -> &'static str {

@@ -13,7 +13,7 @@ use crate::api::stats::{
     Count, Latency, Operations, Reactor, Row, SlowCommand, StageLatency, Stats,
 };
 use crate::reactor;
-use crate::refusals::KINDS;
+use crate::why::Cause;
 
 /// What everyone without a row of their own is called.
 const OTHER: &str = "other";
@@ -112,7 +112,7 @@ fn operations(kind: Kind, tally: &Tally) -> Operations {
 
 fn one(index: usize, observer: &Observer, stats: &reactor::Stats) -> Reactor {
     let gauges = &observer.gauges;
-    let refusals = KINDS.iter().zip(&gauges.refusals);
+    let refusals = Cause::NAMES.iter().zip(&gauges.refusals);
     Reactor {
         index: index as u32,
         turns: stats.turns.load(Ordering::Relaxed),
