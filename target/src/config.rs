@@ -13,6 +13,7 @@ mod limit;
 mod listener;
 mod managed;
 mod management;
+mod missing;
 mod observe;
 mod offer;
 mod section;
@@ -39,6 +40,7 @@ pub use listener::ListenerConfig;
 pub(crate) use listener::overlap;
 pub use managed::ManagedConfig;
 pub use management::{DEFAULT_SOCKET, ManagementConfig};
+pub use missing::Missing;
 pub use observe::ObserveConfig;
 pub use offer::{DiscoveryConfig, DuplicateHosts, Offer, Referral};
 pub use section::{ConfigErrors, Mistake};
@@ -62,6 +64,8 @@ pub struct Config {
     pub listeners: Vec<ListenerConfig>,
     /// What is served; at least one, in the order of the text.
     pub subsystems: Vec<SubsystemConfig>,
+    /// What becomes of addresses, devices and files that are not there.
+    pub missing: Missing,
     /// What discovery tells besides.
     pub discovery: DiscoveryConfig,
     /// Limits that hosts and namespaces share.
@@ -515,6 +519,7 @@ impl fmt::Display for Config {
             Some(path) => writeln!(f, "state       in {}", path.display())?,
             None => writeln!(f, "state       kept nowhere: no reservation outlasts the daemon")?,
         }
+        writeln!(f, "missing     {}", self.missing)?;
         for listener in &self.listeners {
             writeln!(f, "listener    {listener}")?;
         }

@@ -74,6 +74,10 @@ trait Pulse {
     fn alive(&mut self) -> bool;
     /// Why the target has died, once it has.
     fn failed(&self) -> Option<String>;
+    /// What is configured and not there yet.
+    fn awaited(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 impl Serve for Target {
@@ -103,6 +107,10 @@ impl Pulse for crate::Pulse {
 
     fn failed(&self) -> Option<String> {
         crate::Pulse::failed(self).map(|fatal| fatal.to_string())
+    }
+
+    fn awaited(&self) -> Vec<String> {
+        crate::Pulse::awaited(self)
     }
 }
 
@@ -292,7 +300,7 @@ impl Control {
         let mut tick = interval(period.unwrap_or(Duration::from_secs(3600)));
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut look = interval(LOOK);
-        let mut stuck = false;
+        let (mut stuck, mut told) = (false, Vec::new());
         loop {
             tokio::select! {
                 _ = tick.tick(), if period.is_some() => {
@@ -304,9 +312,17 @@ impl Control {
                     }
                     stuck = !alive;
                 }
-                _ = look.tick() => if let Some(sentence) = pulse.failed() {
-                    return sentence;
-                },
+                _ = look.tick() => {
+                    if let Some(sentence) = pulse.failed() {
+                        return sentence;
+                    }
+                    let awaited = pulse.awaited();
+                    // A reload has told something else meanwhile.
+                    if awaited != told || !awaited.is_empty() {
+                        self.manager.status(&waiting(&awaited));
+                        told = awaited;
+                    }
+                }
             }
         }
     }
@@ -407,6 +423,15 @@ async fn once_more(asks: &mut mpsc::Receiver<Ask>) {
 
 fn panicked() -> String {
     "the reload has panicked; this is a bug".to_owned()
+}
+
+/// The same, of what is awaited.
+fn waiting(awaited: &[String]) -> String {
+    match awaited {
+        [] => "serving everything that is configured".to_owned(),
+        [one] => format!("serving; waiting for {one}"),
+        [first, rest @ ..] => format!("serving; waiting for {first}; and {} more", rest.len()),
+    }
 }
 
 /// One line for `systemctl status`.

@@ -4,6 +4,7 @@
 //! reactors, each on a thread of its own: see `reactor.rs` for a turn, `queue.rs` for the five
 //! states of a command, `command/` for the rules of NVMe.
 
+mod absent;
 pub mod ana;
 pub mod api;
 pub mod association;
@@ -46,6 +47,7 @@ pub mod tender;
 pub mod uncorrectable;
 pub mod usage;
 mod view;
+mod wait;
 pub mod waiters;
 pub mod why;
 

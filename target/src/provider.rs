@@ -8,6 +8,7 @@ use rdma::soft::capture::{Capture, Keep};
 use rdma::soft::{Group, Options};
 use rdma::{Fabric, FabricError, Region};
 
+use crate::absent;
 use crate::config::{CaptureConfig, Provider};
 
 /// A provider that was decided upon.
@@ -57,6 +58,13 @@ pub(crate) fn owns(at: &SocketAddr) -> bool {
         let _ = at;
         false
     }
+}
+
+/// The same of addresses that may come later: where the machine has an RDMA device, they will be
+/// its.
+pub(crate) fn will_own(at: &SocketAddr) -> bool {
+    let any = SocketAddr::from(([0, 0, 0, 0], at.port()));
+    owns(at) || absent::address(at.ip()).is_some() && owns(&any)
 }
 
 /// Begins the capture that the configuration wants.

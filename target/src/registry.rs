@@ -30,6 +30,7 @@ use crate::reservation::keeper::{Ask, Mark, Protect, Word};
 use crate::reservation::{Fence, HostId, Reservation};
 use crate::steward;
 use crate::subsystem::{Namespace, Subsystem};
+use crate::wait::Awaited;
 use crate::why::{Book as WhyBook, Cause};
 
 pub use admission::{Admission, Visit};
@@ -57,6 +58,8 @@ pub struct Registry {
     pub worker: Worker,
     /// Since when the target has power.
     pub power: PowerMeter,
+    /// What is configured and not there yet.
+    pub awaited: Awaited,
     /// Whom we have refused or dropped, and why.
     pub why: WhyBook,
 }
@@ -128,6 +131,7 @@ impl Registry {
             exclusion,
             worker: Worker::default(),
             power: PowerMeter::default(),
+            awaited: Awaited::default(),
             why: WhyBook::default(),
         }
     }

@@ -4,6 +4,9 @@
 
 mod orders;
 
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
@@ -11,12 +14,14 @@ use std::time::Duration;
 use nvme::Nqn;
 use tracing::{info, warn};
 
-use crate::config::{Config, SubsystemConfig};
+use crate::absent;
+use crate::config::{Config, ListenerConfig, Missing, SubsystemConfig};
 use crate::ledger::Ledger;
 use crate::mailbox::Mail;
 use crate::managed::{Allocated, Catalog, Catalogs, Management};
+use crate::provider::owns;
 use crate::registry::{Change, Registry};
-use crate::stores::{Store, Stores};
+use crate::stores::{Awaited, Store, Stores};
 use crate::subsystem::Subsystem;
 use crate::target::Fatal;
 use crate::tender::Tender;
@@ -61,14 +66,18 @@ impl Next {
             catalog.eclipsed(subsystem).for_each(|line| warn!("{line}"));
             catalog.merge_into(subsystem);
         }
-        let mut next = Next { catalogs: opened, ..Next::of(subsystems, stores)? };
+        let mut next = Next { catalogs: opened, ..Next::of(subsystems, stores, config.missing)? };
         next.stores.limit(&config.quotas, &next.subsystems);
         Ok(next)
     }
 
     /// Opens what subsystems need that are as they shall be served.
-    fn of(subsystems: Vec<SubsystemConfig>, stores: &Stores) -> Result<Next, Fatal> {
-        let stores = stores.next(&subsystems).map_err(Fatal)?;
+    fn of(
+        subsystems: Vec<SubsystemConfig>,
+        stores: &Stores,
+        missing: Missing,
+    ) -> Result<Next, Fatal> {
+        let stores = stores.next_or_wait(&subsystems, missing).map_err(Fatal)?;
         Ok(Next { subsystems, stores, catalogs: Vec::new() })
     }
 }
@@ -82,18 +91,25 @@ pub(crate) struct Shelf {
     registry: Arc<Registry>,
     tender: Arc<Tender>,
     ledger: Arc<Ledger>,
+    /// Listeners whose address is not there yet, and what is missing.
+    awaited: BTreeMap<SocketAddr, String>,
+    /// The addresses must be of RDMA devices.
+    of_devices: bool,
 }
 
 impl Shelf {
-    /// Nothing is served yet; `stores` knows where to keep things, and has none.
+    /// Nothing is served yet; `stores` knows where to keep things, and has none. `of_devices`: the
+    /// addresses of listeners must be those of RDMA devices.
     pub(crate) fn new(
         config: Config,
         stores: Stores,
         registry: Arc<Registry>,
         tender: Arc<Tender>,
         ledger: Arc<Ledger>,
+        of_devices: bool,
     ) -> Shelf {
-        Shelf { config, catalogs: Catalogs::new(), stores, registry, tender, ledger }
+        let (catalogs, awaited) = (Catalogs::new(), BTreeMap::new());
+        Shelf { config, catalogs, stores, registry, tender, ledger, awaited, of_devices }
     }
 
     /// The configuration that is served.
@@ -112,6 +128,16 @@ impl Shelf {
     /// One sentence about what cannot be served.
     pub(crate) fn next(&self, config: &Config) -> Result<Next, Fatal> {
         Next::open(config, &self.stores, &self.catalogs)
+    }
+
+    /// Whether nothing is missing in `next` that is not awaited already.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub(crate) fn awaits_no_more_in(&self, next: &Next) -> Result<(), Fatal> {
+        let awaited = self.stores.awaited();
+        let mut more = next.stores.awaited().iter().filter(|each| !awaited.contains(each));
+        more.next().map_or(Ok(()), |each| Err(Fatal(format!("{}: {}", each.place, each.why))))
     }
 
     /// Opens again the stores that a synchronisation has failed on; a line for each.
@@ -155,12 +181,14 @@ impl Shelf {
                 subsystems.push(Arc::new(subsystem));
             }
         }
-        let Config { listeners, discovery, .. } = &self.config;
-        let (listeners, discovery) = (Some(listeners.clone()), Some(discovery.clone()));
+        stores.remember(&configs);
+        let listeners = Some(self.reachable());
+        let discovery = Some(self.config.discovery.clone());
         self.registry.change(Change { listeners, discovery, subsystems, gone });
         self.registry.set_slow(Duration::from_millis(self.config.observe.slow_ms.into()));
         let old = std::mem::replace(&mut self.stores, stores);
         old.without(&self.stores).for_each(|store| self.detach(store));
+        self.tell();
         lines
     }
 
@@ -189,6 +217,107 @@ impl Shelf {
             allocated: allocated.collect(),
             used_bytes: record.used_bytes(),
         }))
+    }
+
+    /// Listens at an address, or waits for it to be there.
+    ///
+    /// # Errors
+    /// One sentence about why that is not possible.
+    pub(crate) fn listen(&mut self, at: SocketAddr, missing: Missing) -> Result<(), Fatal> {
+        let outcome = self.try_listening(at);
+        match outcome {
+            Err((why, true)) if missing == Missing::Wait => {
+                self.awaited.insert(at, why);
+                Ok(())
+            }
+            other => other.map_err(|(why, _)| Fatal(why)),
+        }
+    }
+
+    /// No longer listens at an address, or waits for it.
+    pub(crate) fn unlisten(&mut self, at: SocketAddr) {
+        if self.awaited.remove(&at).is_none() {
+            self.registry.reactor(0).send(Mail::Unlisten(at));
+            info!(%at, "no longer listening");
+        }
+    }
+
+    /// Has hosts told of those listeners only that they can reach, and whoever asks of what is
+    /// awaited.
+    pub(crate) fn publish(&mut self) {
+        let listeners = Some(self.reachable());
+        self.registry.change(Change { listeners, ..Change::default() });
+        self.tell();
+    }
+
+    /// The addresses that are awaited.
+    pub(crate) fn awaited_addresses(&self) -> Vec<SocketAddr> {
+        self.awaited.keys().copied().collect()
+    }
+
+    /// The stores that are awaited, and where it is remembered what was served.
+    pub(crate) fn awaited_stores(&self) -> (Vec<Awaited>, Option<PathBuf>) {
+        (self.stores.awaited().to_vec(), self.config.state_directory.clone())
+    }
+
+    /// Listens at an awaited address, if it is there now.
+    pub(crate) fn on_address(&mut self, at: SocketAddr) {
+        if !self.awaited.contains_key(&at) {
+            return;
+        }
+        match self.try_listening(at) {
+            Ok(()) => drop(self.awaited.remove(&at)),
+            Err((why, _)) => drop(self.awaited.insert(at, why)),
+        }
+        self.publish();
+    }
+
+    /// Opens the awaited stores that are there now.
+    pub(crate) fn on_stores(&mut self) {
+        let next = self.next(&self.config).and_then(|next| {
+            self.attach_new(&next)?;
+            Ok(next)
+        });
+        match next {
+            Ok(next) => {
+                for line in self.adopt(next, Vec::new()) {
+                    info!("{line}");
+                }
+            }
+            Err(Fatal(why)) => self.registry.awaited.hinder(why),
+        }
+    }
+
+    /// Listens at an address; or why that is not possible, and whether only because the address or
+    /// its device is not there.
+    fn try_listening(&self, at: SocketAddr) -> Result<(), (String, bool)> {
+        if let Some(why) = absent::address(at.ip()) {
+            return Err((why, true));
+        }
+        let (answer, answered) = sync_channel(1);
+        self.registry.reactor(0).send(Mail::Listen(at, answer));
+        match answered.recv_timeout(PATIENCE) {
+            Ok(Ok(())) => {
+                info!(%at, "listening");
+                Ok(())
+            }
+            Ok(Err(error)) => Err((error.to_string(), self.of_devices && !owns(&at))),
+            Err(_) => Err(("reactor 0 does not answer".to_owned(), false)),
+        }
+    }
+
+    /// The listeners that are not awaited.
+    fn reachable(&self) -> Vec<ListenerConfig> {
+        let listeners = self.config.listeners.iter();
+        listeners.filter(|each| !self.awaited.contains_key(&each.address)).cloned().collect()
+    }
+
+    /// Tells what is awaited.
+    fn tell(&self) {
+        let listeners = self.awaited.iter().map(|(at, why)| format!("listener {at}: {why}"));
+        let stores =
+            self.stores.awaited().iter().map(|each| format!("{}: {}", each.place, each.why));
+        self.registry.awaited.set(listeners.chain(stores).collect());
     }
 
     fn attach(&self, store: &Store) -> Result<(), Fatal> {

@@ -1,15 +1,17 @@
 //! The opened backing stores and the subsystems made of them: what a configuration becomes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use nvme::{Nqn, Text};
+use tracing::warn;
 use uuid::Uuid;
 
-use crate::config::{LimitConfig, NamespaceConfig, NamespaceKind, SubsystemConfig};
+use crate::absent;
+use crate::config::{LimitConfig, Missing, NamespaceConfig, NamespaceKind, SubsystemConfig};
 use crate::disk::BackingId;
 use crate::disk::{Backing, BackingConfig, BackingKind, Kind};
 use crate::kept;
@@ -51,6 +53,28 @@ pub struct Stores {
     state_directory: Option<PathBuf>,
     /// What limits them, and hosts.
     limiters: Limiters,
+    /// Namespaces whose store is not there yet.
+    awaited: Vec<Awaited>,
+}
+
+/// A namespace whose store is not there yet.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Awaited {
+    /// Namespace and subsystem, for people.
+    pub place: String,
+    /// What is awaited, as a sentence.
+    pub why: String,
+    key: (Nqn, u32),
+    config: NamespaceConfig,
+}
+
+impl Awaited {
+    /// Whether its store is there by now, or at least no longer missing as it was. `served`: what
+    /// [`Stores::served`] says.
+    #[must_use]
+    pub fn has_come(&self, served: &BTreeSet<PathBuf>) -> bool {
+        absent::store(&self.config, served).is_none()
+    }
 }
 
 impl Stores {
@@ -66,12 +90,26 @@ impl Stores {
     /// # Errors
     /// One sentence about the first store that cannot be served.
     pub fn next(&self, subsystems: &[SubsystemConfig]) -> Result<Stores, String> {
+        self.next_or_wait(subsystems, Missing::Fail)
+    }
+
+    /// The same, where what is missing may be awaited.
+    ///
+    /// # Errors
+    /// One sentence about the first store that cannot be served, and is not awaited either.
+    pub fn next_or_wait(
+        &self,
+        subsystems: &[SubsystemConfig],
+        missing: Missing,
+    ) -> Result<Stores, String> {
+        let served = self.served();
         let mut next = Stores {
             by_namespace: BTreeMap::new(),
             next_id: self.next_id,
             rings: self.rings,
             state_directory: self.state_directory.clone(),
             limiters: self.limiters.clone(),
+            awaited: Vec::new(),
         };
         for (subsystem, namespace) in namespaces(subsystems) {
             let key = (subsystem.nqn, namespace.nsid);
@@ -90,6 +128,13 @@ impl Stores {
                     ));
                 }
                 None => {
+                    if let Some(why) = absent::store(namespace, &served) {
+                        if missing == Missing::Fail {
+                            return Err(format!("{place}: {why}"));
+                        }
+                        next.awaited.push(Awaited { place, why, key, config: namespace.clone() });
+                        continue;
+                    }
                     let backing = self.open(&config).map_err(|why| format!("{place}: {why}"))?;
                     let id = next.fresh_id(self).ok_or("too many namespaces")?;
                     let reservation = self
@@ -107,6 +152,40 @@ impl Stores {
             next.by_namespace.insert(key, store);
         }
         Ok(next)
+    }
+
+    /// The namespaces whose store is not there yet.
+    #[must_use]
+    pub fn awaited(&self) -> &[Awaited] {
+        &self.awaited
+    }
+
+    /// Why a namespace is awaited, if it is.
+    #[must_use]
+    pub fn why_awaited(&self, nqn: Nqn, nsid: u32) -> Option<&str> {
+        let awaited = self.awaited.iter().find(|each| each.key == (nqn, nsid));
+        awaited.map(|each| each.why.as_str())
+    }
+
+    /// Files that were served before, as far as that is remembered.
+    #[must_use]
+    pub fn served(&self) -> BTreeSet<PathBuf> {
+        absent::served(self.state_directory.as_deref())
+    }
+
+    /// Remembers which files are served, so that none of them is ever made anew. Those that are
+    /// awaited stay remembered.
+    pub fn remember(&self, subsystems: &[SubsystemConfig]) {
+        let Some(folder) = &self.state_directory else { return };
+        let before = self.served();
+        let paths = namespaces(subsystems).filter_map(|(subsystem, namespace)| {
+            let NamespaceKind::File { path, .. } = &namespace.kind else { return None };
+            let is_open = self.by_namespace.contains_key(&(subsystem.nqn, namespace.nsid));
+            (is_open || before.contains(path)).then(|| path.clone())
+        });
+        if let Err(error) = absent::remember(folder, &paths.collect()) {
+            warn!("{} cannot remember which files are served: {error}", folder.display());
+        }
     }
 
     /// Opens a store, and waits for it no longer than a person would.
@@ -313,7 +392,6 @@ fn backing_config(namespace: &NamespaceConfig) -> BackingConfig {
 mod tests {
     use super::*;
     use crate::disk::Fault;
-    use std::collections::BTreeSet;
 
     fn subsystem(nsids: &[u32], size: u64) -> SubsystemConfig {
         let namespace = |&nsid: &u32| NamespaceConfig {

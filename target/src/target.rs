@@ -17,13 +17,13 @@ use rdma::{Pool, SpinBudget};
 use tracing::{info, warn};
 
 use crate::auth::Keyring;
-use crate::config::{Config, Spin};
+use crate::config::{Config, Missing, Spin};
 use crate::controller::Limits;
 use crate::ledger::{Keeping, Ledger};
 use crate::mailbox::{Mail, mailbox};
 use crate::managed::Catalogs;
 use crate::power::PowerBook;
-use crate::provider::{self, Choice, Fabrics, choose, owns};
+use crate::provider::{self, Choice, Fabrics, choose, will_own};
 use crate::queue::{DATA_FOR_ADMIN_BYTES, RECEIVES_FOR_ADMIN};
 use crate::reactor::{Parts, Reactor, Stats};
 use crate::registry::Registry;
@@ -33,6 +33,7 @@ use crate::steward::{self, Steward};
 use crate::stores::Stores;
 use crate::tender::Tender;
 use crate::view::View;
+use crate::wait::Waiting;
 
 /// The daemon cannot serve: one sentence for a person.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -55,6 +56,7 @@ pub struct Target {
     steward: (JoinHandle<()>, mpsc::Sender<steward::Word>),
     power: PowerBook,
     ledger: Option<Keeping>,
+    waiting: Option<Waiting>,
 }
 
 struct Running {
@@ -82,6 +84,12 @@ impl Pulse {
         }
         self.registry.wake_reactors();
         alive
+    }
+
+    /// What is configured and not there yet, a sentence each.
+    #[must_use]
+    pub fn awaited(&self) -> Vec<String> {
+        self.registry.awaited.list()
     }
 
     /// Whether a reactor's thread has ended; that is in order only after a stop.
@@ -130,7 +138,7 @@ impl Target {
         let registry = registry.with_steward(steward.sender());
         let registry = Arc::new(registry);
         registry.set_keyring(keyring);
-        let (provider, why) = choose(config.provider, &config.addresses(), owns);
+        let (provider, why) = choose(config.provider, &config.addresses(), will_own);
         info!(%provider, "fabric provider chosen: {why}");
         let capture = config.capture.as_ref().map(|c| provider::capture(provider, c)).transpose();
         let capture = capture.map_err(|error| Fatal(error.to_string()))?;
@@ -144,6 +152,7 @@ impl Target {
             Arc::clone(&registry),
             Arc::clone(&tender),
             Arc::clone(&ledger),
+            provider == Choice::Verbs,
         );
         let shelf = Arc::new(Mutex::new(shelf));
         let steward = steward_of(steward, &shelf, &registry)?;
@@ -158,6 +167,7 @@ impl Target {
             steward,
             power,
             ledger: None,
+            waiting: None,
         };
         let started = boxes
             .into_iter()
@@ -169,7 +179,18 @@ impl Target {
                 shelf.adopt(next, Vec::new());
                 Ok(())
             })
-            .and_then(|()| config.addresses().iter().try_for_each(|at| target.listen(*at)));
+            .and_then(|()| {
+                let mut shelf = target.shelf();
+                config.addresses().iter().try_for_each(|at| shelf.listen(*at, config.missing))?;
+                shelf.publish();
+                Ok(())
+            })
+            .and_then(|()| {
+                let waiting = Waiting::start(Arc::clone(&target.shelf));
+                let no_thread = |error| Fatal(format!("no thread that waits: {error}"));
+                target.waiting = Some(waiting.map_err(no_thread)?);
+                Ok(())
+            });
         match started {
             Ok(()) => {
                 target.power.begin(Instant::now());
@@ -193,7 +214,8 @@ impl Target {
         self.put(config, true)
     }
 
-    /// As [`Target::apply`], and stores that have failed stay so.
+    /// As [`Target::apply`], and stores that have failed stay so. What is new has to be there, as
+    /// somebody waits for the answer: only a start and a reload await what comes late.
     ///
     /// # Errors
     /// One sentence about what cannot be served; everything is as before.
@@ -212,8 +234,11 @@ impl Target {
         config.keep_fixed(shelf.config());
         let keyring = Keyring::load(&config.authentication).map_err(unusable)?;
         let next = shelf.next(&config)?;
+        let missing = if renew { config.missing } else { Missing::Fail };
         if renew {
             lines.extend(shelf.renew());
+        } else {
+            shelf.awaits_no_more_in(&next)?;
         }
         lines.extend(differences(shelf.config(), &config));
         let (old_listeners, new_listeners) = (shelf.config().addresses(), config.addresses());
@@ -222,19 +247,19 @@ impl Target {
         let removed: Vec<SocketAddr> =
             old_listeners.iter().filter(|l| !new_listeners.contains(l)).copied().collect();
         for (index, at) in added.iter().enumerate() {
-            if let Err(fatal) = self.listen(*at) {
-                added[..index].iter().for_each(|at| self.unlisten(*at));
+            if let Err(fatal) = shelf.listen(*at, missing) {
+                added[..index].iter().for_each(|at| shelf.unlisten(*at));
                 return Err(fatal);
             }
         }
         if let Err(fatal) = shelf.attach_new(&next) {
-            added.iter().for_each(|at| self.unlisten(*at));
+            added.iter().for_each(|at| shelf.unlisten(*at));
             return Err(fatal);
         }
         // From here on nothing can fail.
         let old = shelf.set_config(config);
         lines.extend(self.registry.set_keyring(keyring));
-        removed.iter().for_each(|at| self.unlisten(*at));
+        removed.iter().for_each(|at| shelf.unlisten(*at));
         let kept: BTreeSet<Nqn> = shelf.config().subsystems.iter().map(|s| s.nqn).collect();
         let gone = old.subsystems.iter().map(|s| s.nqn).filter(|nqn| !kept.contains(nqn)).collect();
         lines.extend(shelf.adopt(next, gone));
@@ -286,6 +311,9 @@ impl Target {
     /// Disconnects every host, lets what is at the disks finish, and ends the reactors; gives up
     /// at the deadline.
     pub fn stop(self, deadline: Instant) {
+        if let Some(waiting) = self.waiting {
+            waiting.stop(deadline);
+        }
         for index in 0..self.reactors.len() {
             self.registry.reactor(index).send(Mail::Stop);
         }
@@ -380,24 +408,6 @@ impl Target {
             Ok(Err(fatal)) => Err(fatal),
             Err(_) => Err(Fatal(format!("reactor {index} did not start"))),
         }
-    }
-
-    fn listen(&self, at: SocketAddr) -> Result<(), Fatal> {
-        let (answer, answered) = sync_channel(1);
-        self.registry.reactor(0).send(Mail::Listen(at, answer));
-        match answered.recv_timeout(PATIENCE) {
-            Ok(Ok(())) => {
-                info!(%at, "listening");
-                Ok(())
-            }
-            Ok(Err(error)) => Err(Fatal(error.to_string())),
-            Err(_) => Err(Fatal("reactor 0 does not answer".to_owned())),
-        }
-    }
-
-    fn unlisten(&self, at: SocketAddr) {
-        self.registry.reactor(0).send(Mail::Unlisten(at));
-        info!(%at, "no longer listening");
     }
 }
 

@@ -17,6 +17,8 @@ mod reservations;
 mod target;
 #[path = "loopback/tool.rs"]
 mod tool;
+#[path = "loopback/waiting.rs"]
+mod waiting;
 #[path = "loopback/why.rs"]
 mod why;
 

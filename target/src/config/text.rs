@@ -16,6 +16,7 @@ use super::identity::{SeenIds, derived_serial, derived_uuid, identity};
 use super::listener::listener;
 use super::managed::managed;
 use super::management::management;
+use super::missing::missing;
 use super::observe::observe;
 use super::offer::{discovery, hosts, offer};
 use super::section::{At, Auto, Report, Section, one_line};
@@ -84,6 +85,7 @@ fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config {
     let capture = capture(&mut section, report);
     let authentication = authentication(&mut section, report);
     let management = management(&mut section, report);
+    let missing = missing(&mut section, report);
     let observe = observe(&mut section, report);
     section.end(report);
     let listeners = scene.listeners.into_iter().map(|listener| listener.value).collect();
@@ -94,6 +96,7 @@ fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config {
         limits,
         listeners,
         subsystems,
+        missing,
         discovery,
         quotas,
         capture,

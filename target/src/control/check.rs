@@ -5,8 +5,9 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
+use crate::absent;
 use crate::auth::Keyring;
-use crate::config::{Config, NamespaceConfig, NamespaceKind, Size};
+use crate::config::{Config, Missing, NamespaceConfig, NamespaceKind, Size};
 use tracing::{error, warn};
 
 /// Checks a configuration. The whole of it goes to stdout when it is good; warnings and mistakes
@@ -29,6 +30,17 @@ pub fn check(file: &Path) -> bool {
     {
         error!("state_directory {} is no folder that can be used: make it", folder.display());
         good = false;
+    }
+    for at in config.addresses() {
+        if let Some(why) = absent::address(at.ip()) {
+            match config.missing {
+                Missing::Wait => warn!("listener {at}: {why}: it would be awaited"),
+                Missing::Fail => {
+                    error!("listener {at}: {why}: give it to one, or correct the [[listener]]");
+                    good = false;
+                }
+            }
+        }
     }
     for subsystem in &config.subsystems {
         for namespace in &subsystem.namespaces {

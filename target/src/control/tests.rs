@@ -60,6 +60,7 @@ struct Fake {
 struct FakePulse {
     alive: Arc<AtomicBool>,
     fails: Arc<AtomicBool>,
+    awaited: Arc<Mutex<Vec<String>>>,
 }
 
 impl FakePulse {
@@ -108,6 +109,10 @@ impl Pulse for FakePulse {
     fn failed(&self) -> Option<String> {
         self.fails.load(Ordering::SeqCst).then(|| "the reactor is gone".to_owned())
     }
+
+    fn awaited(&self) -> Vec<String> {
+        self.awaited.lock().unwrap().clone()
+    }
 }
 
 struct Stage {
@@ -125,7 +130,7 @@ fn stage(change: impl FnOnce(&mut Fake)) -> Stage {
     let story = Story::default();
     let mut target = Fake {
         story: story.clone(),
-        health: FakePulse { alive: Arc::default(), fails: Arc::default() },
+        health: FakePulse { alive: Arc::default(), fails: Arc::default(), awaited: Arc::default() },
         refuses: false,
         after: WELL,
         apply_takes: Duration::ZERO,
@@ -216,6 +221,18 @@ fn a_stop_is_told_and_drains() {
             "stopped"
         ]
     );
+}
+
+#[test]
+fn what_is_awaited_is_told_to_the_service_manager() {
+    let stage = stage(|fake| {
+        let awaited = ["listener a: no address", "namespace b: no device"].map(str::to_owned);
+        fake.health.awaited.lock().unwrap().extend(awaited);
+    });
+    let (story, line) = (stage.story.clone(), "STATUS=serving; waiting for listener a: no address");
+    stage.play(&[Act::Until(1, line), RELOAD, Act::Until(2, "READY=1"), STOP]).unwrap();
+    assert!(story.has(&format!("{line}; and 1 more")), "{:?}", story.lines());
+    assert_eq!(waiting(&[]), "serving everything that is configured");
 }
 
 #[test]

@@ -118,6 +118,11 @@ block_size = 512
         self.target = Some(Target::start(self.config(more)).expect("the target starts again"));
     }
 
+    /// What is configured and not there yet.
+    pub(crate) fn awaited(&self) -> Vec<String> {
+        self.target.as_ref().expect("running").pulse().awaited()
+    }
+
     /// The causes for which hosts were refused or dropped, the latest first, and which hosts.
     pub(crate) fn causes(&self) -> Vec<(Cause, Option<Nqn>)> {
         let records = self.target.as_ref().expect("running").view().registry.why.list(None);

@@ -135,6 +135,7 @@ fn state(namespace: &Namespace) -> String {
     let state = match namespace.state {
         NamespaceState::Serving => "serving",
         NamespaceState::SyncFailed => "sync failed",
+        NamespaceState::Pending => "pending",
         NamespaceState::Down => "down",
     };
     let flags = [

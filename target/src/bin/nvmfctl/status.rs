@@ -37,7 +37,12 @@ fn text(status: &Status) -> String {
     );
     line("listens", joined(status.listeners.iter().map(listener::one), "nowhere"));
     line("controllers", status.controllers.to_string());
-    for (name, sentences) in [("degraded", &status.degraded), ("warning", &status.warnings)] {
+    let sentences = [
+        ("pending", &status.pending),
+        ("degraded", &status.degraded),
+        ("warning", &status.warnings),
+    ];
+    for (name, sentences) in sentences {
         sentences.iter().for_each(|sentence| line(name, sentence.clone()));
     }
     if status.unsaved_changes > 0 {

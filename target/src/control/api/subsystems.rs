@@ -179,6 +179,7 @@ fn made_by_hosts<'s>(
 
 fn state(health: Option<&Arc<Health>>) -> NamespaceState {
     match health {
+        None => NamespaceState::Pending,
         Some(health) if health.is_down() => NamespaceState::Down,
         Some(health) if health.sync_failure().is_some() => NamespaceState::SyncFailed,
         _ => NamespaceState::Serving,

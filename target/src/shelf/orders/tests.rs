@@ -51,7 +51,8 @@ fn shelf(config: &Config) -> Shelf {
     let stores = Stores::default();
     let next = patiently(|| Next::open(config, &stores, &Catalogs::new()));
     let ledger = Arc::new(Ledger::open(None, PowerMeter::default()));
-    let mut shelf = Shelf::new(config.clone(), stores, Arc::clone(&registry), tender, ledger);
+    let mut shelf =
+        Shelf::new(config.clone(), stores, Arc::clone(&registry), tender, ledger, false);
     shelf.attach_new(&next).unwrap();
     shelf.adopt(next, Vec::new());
     for n in 1..=3 {

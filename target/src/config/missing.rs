@@ -1,0 +1,64 @@
+//! `missing`: what becomes of addresses, devices and files that are not there.
+
+use std::fmt;
+
+use super::section::{At, Report, Section};
+
+/// What becomes of what the configuration names and the machine does not have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Missing {
+    /// The rest is served, and this as soon as it is there.
+    #[default]
+    Wait,
+    /// The daemon does not start; a reload is refused.
+    Fail,
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Missing::Wait => "wait",
+            Missing::Fail => "fail",
+        })
+    }
+}
+
+pub(super) fn missing(root: &mut Section<'_>, report: &mut Report<'_>) -> Missing {
+    let form = "\"wait\" or \"fail\"";
+    let Some(At { value, span }) = root.take::<String>("missing", form, report) else {
+        return Missing::default();
+    };
+    match value.as_str() {
+        "wait" => Missing::Wait,
+        "fail" => Missing::Fail,
+        other => {
+            let what = format!("{other:?} says nothing about what is missing");
+            report.add(&span, what, format!("write {form}"));
+            Missing::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn whoever_says_nothing_waits() {
+        let text = |line: &str| {
+            format!(
+                "{line}\n[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \
+                 \"nqn.2026-11.io.nvmfd:d\"\nallow_any_host = true\n[[subsystem.namespace]]\nnsid \
+                 = 1\nkind = \"ram\"\nsize = \"1MiB\"\n"
+            )
+        };
+        let said = |line| Config::parse(&text(line)).unwrap().missing;
+        assert_eq!((said(""), said("missing = \"wait\"")), (Missing::Wait, Missing::Wait));
+        assert_eq!(said("missing = \"fail\""), Missing::Fail);
+        let wrong = Config::parse(&text("missing = \"sigh\"")).unwrap_err().to_string();
+        assert!(wrong.contains("write \"wait\" or \"fail\""), "{wrong}");
+        let shown = Config::parse(&text("missing = \"fail\"")).unwrap().to_string();
+        assert!(shown.lines().any(|line| line == "missing     fail"), "{shown}");
+    }
+}

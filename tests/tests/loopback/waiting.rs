@@ -1,0 +1,119 @@
+//! Addresses and stores that come later than the daemon: the rest is served meanwhile, and they
+//! are when they are there.
+
+use std::fs;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::target::{HOST, SUBSYSTEM, TestTarget, nvmf, nvmfd};
+
+/// Until something is so; a machine may stall for long.
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn a_store_that_comes_late_is_awaited_and_never_made_in_the_wrong_place() {
+    let late = |folder: &std::path::Path| folder.join("mount/late.img");
+    let more = |folder: &std::path::Path| {
+        format!(
+            "[[subsystem.namespace]]\nnsid = 3\npath = {:?}\nsize = \"1MiB\"\nblock_size = 4096\n",
+            late(folder)
+        )
+    };
+    let mut target = TestTarget::start();
+    let folder = target.folder().to_owned();
+    target.apply(&more(&folder));
+    let awaited = target.awaited();
+    assert_eq!(awaited.len(), 1, "{awaited:?}");
+    assert!(awaited[0].contains("namespace 3") && awaited[0].contains("no folder"), "{awaited:?}");
+    assert!(!folder.join("mount").exists(), "nothing is made for it");
+    let mut host = target.connect(1);
+    assert_eq!(host.namespaces(0, None).expect("listed"), [1, 2], "the rest is served");
+
+    fs::create_dir(folder.join("mount")).expect("the folder");
+    until("the namespace is served", || target.awaited().is_empty());
+    assert_eq!(fs::metadata(late(&folder)).expect("made").len(), 1 << 20);
+    assert_eq!(host.namespaces(0, None).expect("listed"), [1, 2, 3]);
+    host.disconnect();
+
+    // Its file system is not there at the next start: what was served is not made anew, even
+    // though the folder, where it would be mounted, is there.
+    fs::rename(late(&folder), folder.join("elsewhere")).expect("moved away");
+    target.restart(&more(&folder));
+    let awaited = target.awaited();
+    assert!(awaited[0].contains("was served before"), "{awaited:?}");
+    assert!(!late(&folder).exists());
+    fs::rename(folder.join("elsewhere"), late(&folder)).expect("moved back");
+    until("the namespace is served again", || target.awaited().is_empty());
+    let mut host = target.connect(1);
+    assert_eq!(host.namespaces(0, None).expect("listed"), [1, 2, 3]);
+    host.disconnect();
+}
+
+#[test]
+fn who_does_not_want_to_wait_is_told_what_is_missing() {
+    let mut target = TestTarget::start();
+    let text = target.config_text(
+        "[[subsystem.namespace]]\nnsid = 3\npath = \"/nvmfd-no-such-folder/x\"\nsize = \"1MiB\"\n",
+    );
+    target.take().stop(Instant::now() + Duration::from_secs(60));
+    let config = nvmfd::config::Config::parse(&format!("missing = \"fail\"\n{text}")).unwrap();
+    let fatal = nvmfd::Target::start(config).err().expect("refused").to_string();
+    assert!(fatal.contains("namespace 3") && fatal.contains("/nvmfd-no-such-folder"), "{fatal}");
+}
+
+/// In a network of its own, where an address can be taken and given.
+#[test]
+fn an_address_that_comes_late_is_awaited() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("nvmfd.toml");
+    let text = format!(
+        "provider = \"soft\"\n[management]\nsocket = {:?}\n[[listener]]\naddress = \
+         \"192.0.2.77\"\n[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \
+         \"{SUBSYSTEM}\"\nallow_any_host = true\n[[subsystem.namespace]]\nnsid = 1\nkind = \
+         \"ram\"\nsize = \"1MiB\"\n",
+        folder.path().join("socket")
+    );
+    fs::write(&config, text).unwrap();
+    let script = r#"
+        ip link set lo up
+        "$NVMFD" --config "$CONFIG" > "$LOG" 2>&1 &
+        pid=$!
+        holds() {
+            for i in $(seq 600); do
+                grep -qF "$1" "$LOG" && return
+                kill -0 $pid 2>/dev/null || break
+                sleep 0.1
+            done
+            echo "not in the log: $1"; cat "$LOG"; kill $pid; exit 1
+        }
+        discover() { "$NVMF" discover -t rdma -a $1 -s 4420 -w $2 -q "$HOST" --provider soft; }
+        holds "waiting: listener 192.0.2.77:4420: no interface of this machine has the address"
+        holds "listening at=127.0.0.1:4420"
+        discover 127.0.0.1 127.0.0.2 > "$LOG.before" || exit 1
+        grep -q 192.0.2.77 "$LOG.before" && { echo "told of what nobody reaches"; exit 1; }
+        ip addr add 192.0.2.77/32 dev lo
+        ip addr add 192.0.2.78/32 dev lo
+        holds "listening at=192.0.2.77:4420"
+        holds "everything that was awaited is there"
+        discover 192.0.2.77 192.0.2.78 > "$LOG.after" || exit 1
+        grep -q 192.0.2.77 "$LOG.after" || { echo "not told of it"; exit 1; }
+        kill $pid; wait $pid
+    "#;
+    let ran = Command::new("unshare")
+        .args(["--map-root-user", "--net", "sh", "-c", script])
+        .env("NVMFD", nvmfd())
+        .env("NVMF", nvmf())
+        .env("CONFIG", &config)
+        .env("LOG", folder.path().join("log"))
+        .env("HOST", HOST)
+        .output()
+        .expect("unshare runs");
+    let told = [ran.stdout, ran.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(ran.status.success(), "{}\n{}", told[0], told[1]);
+}
