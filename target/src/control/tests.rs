@@ -395,14 +395,18 @@ fn whoever_asks_twice_to_stop_does_not_wait_for_a_reload() {
 
 #[test]
 fn a_reload_that_does_not_end_holds_a_stop_up_for_its_grace_and_no_longer() {
-    let stage = slow_reload(60_000, |_| ());
-    let story = stage.story.clone();
-    let began = Instant::now();
-    stage.play(&[RELOAD, APPLYING, STOP]).unwrap();
-    assert!((RELOAD_GRACE..Duration::from_secs(60)).contains(&began.elapsed()));
-    // One every 100 ms where nothing else runs; a busy machine may let some be missed.
-    assert!(story.count("WATCHDOG=1") >= 3);
-    assert!(!story.has("stopped"), "the reload has the target");
+    // A machine that stalls may miss ticks; one that never has the time for them does not exist.
+    let fed = |_| {
+        let stage = slow_reload(60_000, |_| ());
+        let story = stage.story.clone();
+        let began = Instant::now();
+        stage.play(&[RELOAD, APPLYING, STOP]).unwrap();
+        let took = began.elapsed();
+        assert!(took >= RELOAD_GRACE);
+        assert!(!story.has("stopped"), "the reload has the target");
+        took < RELOAD_GRACE * 2 && story.count("WATCHDOG=1") >= 20
+    };
+    assert!((0..3).any(fed), "the grace is 5 s, and the watchdog is fed every 100 ms");
 }
 
 #[test]
