@@ -61,11 +61,12 @@ fn changing() -> OpenApiRouter<Managed> {
     OpenApiRouter::new().merge(changes::changing()).merge(log::changing())
 }
 
-/// All routes, or those that only look, with their description at `/v1/openapi.json`.
+/// All routes, or those that only look, with their description at `/v1/openapi.json`. That is made
+/// anew for whoever asks: it takes megabytes, and hardly anybody does.
 fn router(managed: Managed, may_change: bool) -> Router {
-    let (routes, description) = routes(may_change);
-    routes
-        .route("/v1/openapi.json", get(async move || Json(description)))
+    let (router, _) = routes(may_change);
+    router
+        .route("/v1/openapi.json", get(async move || Json(routes(may_change).1)))
         .fallback(Refused::no_such_path)
         .method_not_allowed_fallback(Refused::no_such_method)
         .with_state(managed)
