@@ -54,9 +54,17 @@ fn step() {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::env;
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::process::ExitStatusExt;
+    use std::path::{Path, PathBuf};
+    use std::process::{Command, Stdio};
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use nix::sys::signal::{Signal, raise};
+
+    const FOLDER: &str = "NVMFD_TEST_KILLED_FOLDER";
+    const STEPS: &str = "NVMFD_TEST_KILLED_STEPS";
 
     /// Steps that are left to live; 0: not counted.
     static LEFT: AtomicU32 = AtomicU32::new(0);
@@ -64,6 +72,30 @@ pub(crate) mod tests {
     /// Has this process killed before its step of this number, counted from 1.
     pub(crate) fn kill_before(step: u32) {
         LEFT.store(step, Ordering::Relaxed);
+    }
+
+    /// In a process that [`run_killed`] has started: its folder, and the step before which it shall
+    /// be killed.
+    pub(crate) fn doomed() -> Option<(PathBuf, u32)> {
+        Some((env::var_os(FOLDER)?.into(), env::var(STEPS).ok()?.parse().ok()?))
+    }
+
+    /// Runs the test `own` in a process that is killed before its `steps`th step. How many lines
+    /// with "done" it had printed, and whether it was killed rather than at its end.
+    pub(crate) fn run_killed(own: &str, folder: &Path, steps: u32) -> (usize, bool) {
+        let mut child = Command::new(env::current_exe().unwrap())
+            .args(["--exact", own, "--nocapture", "--test-threads=1"])
+            .env(FOLDER, folder)
+            .env(STEPS, steps.to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        // The first comes behind the name of the test.
+        let done = lines.filter(|line| line.as_ref().unwrap().contains("done ")).count();
+        let status = child.wait().unwrap();
+        assert!(status.success() || status.signal() == Some(libc::SIGKILL), "{status}");
+        (done, !status.success())
     }
 
     pub(super) fn step() {

@@ -1,7 +1,3 @@
-use std::io::{BufRead, BufReader};
-use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, Stdio};
-
 use serde_json::json;
 use tempfile::{TempDir, tempdir};
 
@@ -9,7 +5,7 @@ use super::difference::differences;
 use super::*;
 use crate::api::Settings;
 use crate::config::NamespaceKind;
-use crate::kept::tests::kill_before;
+use crate::kept::tests::{doomed, kill_before, run_killed};
 
 const A: &str = "nqn.2026-11.io.nvmfd:a";
 const HOST: &str = "nqn.2026-11.org.example:h";
@@ -302,9 +298,6 @@ fn what_cannot_be_kept_is_an_error() {
     assert_eq!(nsids(&load(&folder)), [8]);
 }
 
-const FOLDER: &str = "NVMFD_TEST_CHANGES";
-const STEPS: &str = "NVMFD_TEST_STEPS";
-
 /// The changes in the life of the process that is killed.
 fn life() -> Vec<Change> {
     let mut life: Vec<Change> = (2..8).map(|nsid| add(nsid, "1MiB")).collect();
@@ -317,13 +310,13 @@ fn life() -> Vec<Change> {
 /// The process that is killed: not a test by itself. Tells every change that is kept.
 #[test]
 fn killed_between_two_steps() {
-    let (Ok(folder), Ok(steps)) = (std::env::var(FOLDER), std::env::var(STEPS)) else { return };
-    let mut declared = Declared::load_with(&Path::new(&folder).join("nvmfd.toml"), None).unwrap();
-    kill_before(steps.parse().unwrap());
-    for change in life() {
+    let Some((folder, steps)) = doomed() else { return };
+    let mut declared = Declared::load_with(&folder.join("nvmfd.toml"), None).unwrap();
+    kill_before(steps);
+    for (index, change) in life().into_iter().enumerate() {
         declared = declared.with(&[change], AT).unwrap();
         declared.keep().unwrap();
-        println!("done");
+        println!("done {index}");
     }
 }
 
@@ -340,21 +333,12 @@ fn a_process_killed_anywhere_loses_no_kept_change_and_leaves_no_half() {
     let (mut kills, mut before, mut after) = (0, 0, 0);
     for steps in 1.. {
         let _ = fs::remove_file(&journal);
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "declared::tests::killed_between_two_steps", "--nocapture"])
-            .env(FOLDER, folder.path())
-            .env(STEPS, steps.to_string())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let done = lines.filter(|line| line.as_ref().unwrap().ends_with("done")).count();
-        let status = child.wait().unwrap();
-        if status.success() {
+        let own = "declared::tests::killed_between_two_steps";
+        let (done, killed) = run_killed(own, folder.path(), steps);
+        if !killed {
             assert_eq!(done, life().len());
             break;
         }
-        assert_eq!(status.signal(), Some(libc::SIGKILL), "{status}");
         kills += 1;
         let found = load(&folder);
         assert!(found.changes().set_aside.is_empty());

@@ -1,7 +1,3 @@
-use std::io::{BufRead, BufReader};
-use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, Stdio};
-
 use nvme::reservation::{
     Acquire, AcquireAction, AcquireKeys, ChangePersistence, Register, RegisterAction, RegisterKeys,
     Release, ReleaseAction, ReleaseKey,
@@ -10,12 +6,10 @@ use proptest::prelude::*;
 use tempfile::tempdir;
 
 use super::*;
-use crate::kept::tests::kill_before;
+use crate::kept::tests::{doomed, kill_before, run_killed};
 use crate::reservation::{Order, Reservation};
 
 const UUID: [u8; 16] = [0x11; 16];
-const FOLDER: &str = "NVMFD_TEST_RESERVATION_FOLDER";
-const STEPS: &str = "NVMFD_TEST_RESERVATION_STEPS";
 
 fn some_state() -> State {
     State {
@@ -134,35 +128,19 @@ fn reservation(folder: &Path) -> Result<std::sync::Arc<Reservation>, String> {
     Reservation::kept("nqn.2026-11.io.nvmfd:a".parse().unwrap(), 1, folder, UUID)
 }
 
-/// The process that is killed: not a test by itself. Tells every order that is done.
+/// The process that is killed.
+const OWN: &str = "reservation::file::tests::killed_between_two_steps";
+
+/// Not a test by itself. Tells every order that is done.
 #[test]
 fn killed_between_two_steps() {
-    let (Ok(folder), Ok(steps)) = (std::env::var(FOLDER), std::env::var(STEPS)) else { return };
-    let reservation = reservation(Path::new(&folder)).unwrap();
-    kill_before(steps.parse().unwrap());
+    let Some((folder, steps)) = doomed() else { return };
+    let reservation = reservation(&folder).unwrap();
+    kill_before(steps);
     for (index, (host, order)) in orders().iter().enumerate() {
         reservation.carry_out(host, order).unwrap();
         println!("done {index}");
     }
-}
-
-/// Runs the process until its `steps`th step. Which orders it had answered, and whether it was
-/// killed.
-fn run(folder: &Path, steps: u32) -> (usize, bool) {
-    let own = "reservation::file::tests::killed_between_two_steps";
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", own, "--nocapture", "--test-threads=1"])
-        .env(FOLDER, folder)
-        .env(STEPS, steps.to_string())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    // The first comes behind the name of the test.
-    let done = lines.filter(|line| line.as_ref().unwrap().contains("done ")).count();
-    let status = child.wait().unwrap();
-    assert!(status.success() || status.signal() == Some(libc::SIGKILL), "{status}");
-    (done, !status.success())
 }
 
 #[test]
@@ -178,7 +156,7 @@ fn a_process_killed_anywhere_leaves_the_state_before_or_after_its_step() {
     let (mut kills, mut before, mut after) = (0, 0, 0);
     for steps in 1.. {
         let folder = tempdir().unwrap();
-        let (done, killed) = run(folder.path(), steps);
+        let (done, killed) = run_killed(OWN, folder.path(), steps);
         if !killed {
             assert_eq!(done, orders.len());
             break;

@@ -1,9 +1,6 @@
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,7 +9,7 @@ use tempfile::tempdir;
 
 use super::*;
 use crate::config::Config;
-use crate::kept::tests::kill_before;
+use crate::kept::tests::{doomed, kill_before, run_killed};
 use crate::ledger::Ledger;
 use crate::managed::Catalogs;
 use crate::power::PowerMeter;
@@ -23,8 +20,6 @@ use crate::stores::Stores;
 use crate::tender::Tender;
 
 const NQN: &str = "nqn.2026-11.io.nvmfd:a";
-const FOLDER: &str = "NVMFD_TEST_MANAGED_FOLDER";
-const STEPS: &str = "NVMFD_TEST_MANAGED_STEPS";
 const MIB: u64 = 1 << 20;
 
 fn host(n: u8) -> Nqn {
@@ -248,35 +243,19 @@ fn found(shelf: &Shelf) -> Found {
     record.entries.iter().map(|(&nsid, e)| (nsid, (e.bytes, e.hosts.clone()))).collect()
 }
 
-/// The process that is killed: not a test by itself. Tells every order that is done.
+/// The process that is killed.
+const OWN: &str = "shelf::orders::tests::killed_between_two_steps";
+
+/// Not a test by itself. Tells every order that is done.
 #[test]
 fn killed_between_two_steps() {
-    let (Ok(folder), Ok(steps)) = (std::env::var(FOLDER), std::env::var(STEPS)) else { return };
-    let mut shelf = shelf(&config(Path::new(&folder)));
-    kill_before(steps.parse().unwrap());
+    let Some((folder, steps)) = doomed() else { return };
+    let mut shelf = shelf(&config(&folder));
+    kill_before(steps);
     for (index, what) in orders().into_iter().enumerate() {
         ask(&mut shelf, what).unwrap();
         println!("done {index}");
     }
-}
-
-/// Runs the process until its `steps`th step. How many orders it had answered, and whether it was
-/// killed.
-fn run(folder: &Path, steps: u32) -> (usize, bool) {
-    let own = "shelf::orders::tests::killed_between_two_steps";
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", own, "--nocapture", "--test-threads=1"])
-        .env(FOLDER, folder)
-        .env(STEPS, steps.to_string())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    // The first comes behind the name of the test.
-    let done = lines.filter(|line| line.as_ref().unwrap().contains("done ")).count();
-    let status = child.wait().unwrap();
-    assert!(status.success() || status.signal() == Some(libc::SIGKILL), "{status}");
-    (done, !status.success())
 }
 
 #[test]
@@ -292,7 +271,7 @@ fn a_process_killed_anywhere_leaves_the_namespaces_before_or_after_an_order() {
     let (mut kills, mut before, mut after) = (0, 0, 0);
     for steps in 1.. {
         let folder = tempdir().unwrap();
-        let (done, killed) = run(folder.path(), steps);
+        let (done, killed) = run_killed(OWN, folder.path(), steps);
         if !killed {
             assert_eq!(done, orders.len());
             break;
