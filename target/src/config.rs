@@ -9,6 +9,7 @@
 
 mod authentication;
 mod identity;
+mod keys;
 mod limit;
 mod listener;
 mod managed;
@@ -17,8 +18,11 @@ mod missing;
 mod observe;
 mod offer;
 mod section;
+mod shown;
 mod size;
 mod text;
+mod tree;
+mod warnings;
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -27,14 +31,14 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use nvme::Nqn;
-use nvme::log::AnaState;
+use serde::Serialize;
 use uuid::Uuid;
 
-use crate::ana::{ANA_GROUPS, ANATT_S};
 use crate::disk::Fault;
 use crate::qos::Limit;
 
 pub use authentication::{AuthenticationConfig, HostConfig};
+pub use keys::known_keys;
 pub use limit::LimitConfig;
 pub use listener::ListenerConfig;
 pub(crate) use listener::overlap;
@@ -45,14 +49,16 @@ pub use observe::ObserveConfig;
 pub use offer::{DiscoveryConfig, DuplicateHosts, Offer, Referral};
 pub use section::{ConfigErrors, Mistake};
 pub use size::Size;
+pub(crate) use tree::tree;
 
 /// The largest namespace id that can be configured.
 pub const MAX_NSID: u32 = 1024;
 
 /// What the daemon is to serve, and with what means.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Config {
     /// Which fabric provider moves the data.
+    #[serde(serialize_with = "tree::shown")]
     pub provider: Provider,
     /// The threads that do the work.
     pub reactor: ReactorConfig,
@@ -61,14 +67,18 @@ pub struct Config {
     /// What one host may ask for.
     pub limits: Limits,
     /// Where connections are accepted; at least one, no two overlap or have one id.
+    #[serde(skip)]
     pub listeners: Vec<ListenerConfig>,
     /// What is served; at least one, in the order of the text.
+    #[serde(rename = "subsystem")]
     pub subsystems: Vec<SubsystemConfig>,
     /// What becomes of addresses, devices and files that are not there.
+    #[serde(serialize_with = "tree::shown")]
     pub missing: Missing,
     /// What discovery tells besides.
     pub discovery: DiscoveryConfig,
     /// Limits that hosts and namespaces share.
+    #[serde(rename = "limit")]
     pub quotas: Vec<LimitConfig>,
     /// Where packets are written to, if they are.
     pub capture: Option<CaptureConfig>,
@@ -106,13 +116,15 @@ impl fmt::Display for Provider {
 }
 
 /// The threads that do the work.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct ReactorConfig {
     /// How many.
+    #[serde(serialize_with = "tree::shown")]
     pub threads: Threads,
     /// The CPUs to pin them to, in order; empty: not pinned. Otherwise at least one a thread.
     pub cpus: Vec<u32>,
     /// How long an idle reactor looks for work before it sleeps.
+    #[serde(rename = "spin_us", serialize_with = "tree::shown")]
     pub spin: Spin,
 }
 
@@ -172,9 +184,10 @@ impl fmt::Display for Spin {
 }
 
 /// The registered memory of each reactor.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct MemoryConfig {
     /// Bytes for data on their way between hosts and disks.
+    #[serde(rename = "data", serialize_with = "tree::size")]
     pub data_bytes: u64,
     /// Receive buffers. A queue holds as many as it is deep for as long as it lives.
     pub receives: u32,
@@ -187,26 +200,29 @@ impl Default for MemoryConfig {
 }
 
 /// A file of all packets, which the provider `soft` writes.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct CaptureConfig {
     /// Absolute path of the file; replaced at the start.
     pub path: PathBuf,
     /// Also what hosts read and write, not only headers.
     pub payload: bool,
     /// The capture ends when the file is about this long, in bytes.
+    #[serde(rename = "limit", serialize_with = "tree::size")]
     pub limit_bytes: u64,
 }
 
 /// What one host may ask for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Limits {
     /// Entries of an I/O queue.
     pub queue_depth: u16,
     /// I/O queues of one controller.
     pub io_queues: u16,
     /// Data that a command capsule may carry, in bytes; a multiple of 4096, may be 0.
+    #[serde(rename = "in_capsule", serialize_with = "tree::size")]
     pub in_capsule_bytes: u32,
     /// Data that one command may move, in bytes; 8192 times a power of two.
+    #[serde(rename = "mdts", serialize_with = "tree::size")]
     pub mdts_bytes: u32,
     /// Controllers at once, of all subsystems together.
     pub controllers: u16,
@@ -225,21 +241,25 @@ impl Default for Limits {
 }
 
 /// One NVM subsystem.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct SubsystemConfig {
     /// Its name; no other subsystem has it, and it is not the discovery name.
+    #[serde(serialize_with = "tree::shown")]
     pub nqn: Nqn,
     /// Every host may connect, and `hosts` says nothing.
     pub allow_any_host: bool,
     /// The hosts that may connect.
+    #[serde(serialize_with = "tree::each")]
     pub hosts: BTreeSet<Nqn>,
     /// Where and how it is offered.
+    #[serde(flatten)]
     pub offer: Offer,
     /// Serial number: 1 to 20 printable ASCII characters.
     pub serial: String,
     /// Model number: 1 to 40 printable ASCII characters.
     pub model: String,
     /// Its namespaces, in the order of the text; no nsid twice. May be empty.
+    #[serde(rename = "namespace")]
     pub namespaces: Vec<NamespaceConfig>,
     /// What hosts may do that make and delete namespaces; none: nothing.
     pub managed: Option<ManagedConfig>,
@@ -255,19 +275,24 @@ impl SubsystemConfig {
 }
 
 /// One namespace.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct NamespaceConfig {
     /// Its id, from 1 to [`MAX_NSID`].
     pub nsid: u32,
     /// Where its blocks are.
+    #[serde(flatten)]
     pub kind: NamespaceKind,
     /// Bytes of a logical block: 512 or 4096.
+    #[serde(rename = "block_size")]
     pub block_size_bytes: u32,
     /// Its identity for hosts; the same after every restart.
+    #[serde(serialize_with = "tree::shown")]
     pub uuid: Uuid,
     /// NGUID, as the wire has it; without one in the text, the bytes of the UUID.
+    #[serde(serialize_with = "tree::hex")]
     pub nguid: [u8; 16],
     /// EUI-64, as the wire has it, if it has one.
+    #[serde(serialize_with = "tree::some_hex")]
     pub eui64: Option<[u8; 8]>,
     /// Hosts may not write.
     pub read_only: bool,
@@ -278,31 +303,38 @@ pub struct NamespaceConfig {
     /// Hosts may make blocks unreadable (Write Uncorrectable).
     pub write_uncorrectable: bool,
     /// What all hosts together may do with it.
+    #[serde(serialize_with = "tree::limit")]
     pub limit: Limit,
     /// The name of a `[[limit]]` that it shares with others.
+    #[serde(rename = "shared limit")]
     pub shared_limit: Option<String>,
     /// What its store is told to do wrong; for tests.
+    #[serde(serialize_with = "tree::shown")]
     pub fault: Fault,
 }
 
 /// Where the blocks of a namespace are.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
 pub enum NamespaceKind {
     /// In a file or on a block device.
     File {
         /// Absolute path, used by no other namespace.
         path: PathBuf,
         /// Size in bytes, whole blocks. Absent: the size that the file has.
+        #[serde(serialize_with = "tree::some_size")]
         size: Option<u64>,
     },
     /// In memory, and gone with the daemon.
     Ram {
         /// Size in bytes, whole blocks.
+        #[serde(serialize_with = "tree::size")]
         size: u64,
     },
     /// Nowhere: reads return zeros, writes are dropped. For measuring everything else.
     Null {
         /// Size in bytes, whole blocks.
+        #[serde(serialize_with = "tree::size")]
         size: u64,
     },
 }
@@ -372,85 +404,6 @@ impl Config {
         }
     }
 
-    /// What is allowed but probably not meant, one sentence each.
-    #[must_use]
-    pub fn warnings(&self) -> Vec<String> {
-        let mut warnings = Vec::new();
-        if let Some(CaptureConfig { path, payload: true, .. }) = &self.capture {
-            warnings.push(format!(
-                "{} will hold what hosts read and write: see who may read it",
-                path.display()
-            ));
-        }
-        let AuthenticationConfig { required, discovery, hosts, .. } = &self.authentication;
-        if (*required || *discovery) && hosts.is_empty() {
-            warnings.push(
-                "authentication is required and no host can: add [[host]] with a \
-                 `dhchap_key_file`"
-                    .to_owned(),
-            );
-        }
-        for listener in &self.listeners {
-            if (1..=ANA_GROUPS).any(|group| listener.ana.state(group) == AnaState::CHANGE) {
-                warnings.push(format!(
-                    "{} has groups in the state \"change\": hosts reset their controllers when that \
-                     lasts, so name another state within {ANATT_S} s",
-                    listener.address
-                ));
-            }
-        }
-        for subsystem in &self.subsystems {
-            let nqn = &subsystem.nqn;
-            for NamespaceConfig { nsid, fault, .. } in &subsystem.namespaces {
-                if *fault != Fault::None {
-                    warnings.push(format!(
-                        "namespace {nsid} of {nqn} shows the fault \"{fault}\": that is for tests"
-                    ));
-                }
-            }
-            if !subsystem.allow_any_host && subsystem.hosts.is_empty() {
-                warnings.push(format!(
-                    "no host can connect to {nqn}: list `hosts`, or set `allow_any_host = true`"
-                ));
-            }
-            if subsystem.allow_any_host && !subsystem.hosts.is_empty() {
-                warnings.push(format!(
-                    "every host can connect to {nqn}: with `allow_any_host = true` the list of \
-                     hosts says nothing"
-                ));
-            }
-            if let Some(managed) = &subsystem.managed
-                && !managed.any_host
-                && managed.hosts.is_empty()
-            {
-                warnings.push(format!(
-                    "no host may manage the namespaces of {nqn}: list `hosts` in \
-                     [subsystem.managed]"
-                ));
-            }
-            if subsystem.namespaces.is_empty() && subsystem.managed.is_none() {
-                warnings.push(format!("{nqn} has no namespace: hosts will find no disk there"));
-            }
-            for (nsid, hosts) in &subsystem.offer.masks {
-                for host in hosts.iter().filter(|host| !subsystem.admits(host)) {
-                    warnings.push(format!(
-                        "namespace {nsid} of {nqn} is shown to {host}, which may not connect: add \
-                         it to `hosts` of the subsystem"
-                    ));
-                }
-            }
-            for namespace in &subsystem.namespaces {
-                if matches!(namespace.kind, NamespaceKind::Ram { .. }) {
-                    warnings.push(format!(
-                        "namespace {} of {nqn} is in memory: its data end with the daemon",
-                        namespace.nsid
-                    ));
-                }
-            }
-        }
-        warnings
-    }
-
     /// The sections in which `next` differs and which only a restart can change.
     #[must_use]
     pub fn needs_restart(&self, next: &Config) -> Vec<&'static str> {
@@ -476,135 +429,6 @@ impl Config {
         self.state_directory = running.state_directory.clone();
         self.management = running.management.clone();
     }
-}
-
-/// The whole configuration with every default filled in, for a person to read.
-impl fmt::Display for Config {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let plan = self.pool_plan();
-        let count = self.reactor.count();
-        let total = plan.total_bytes();
-        writeln!(f, "provider    {}", self.provider)?;
-        write!(f, "reactors    {count} (threads = {}), ", self.reactor.threads)?;
-        match self.reactor.spin {
-            Spin::Auto => write!(f, "each spins as long as it pays")?,
-            Spin::Micros(0) => write!(f, "each sleeps as soon as it is idle")?,
-            Spin::Micros(micros) => write!(f, "each spins for {micros} us before it sleeps")?,
-        }
-        match self.reactor.cpus.as_slice() {
-            [] => writeln!(f)?,
-            cpus => writeln!(f, ", on CPUs {cpus:?}")?,
-        }
-        writeln!(
-            f,
-            "limits      queue_depth {}, io_queues {} a controller, in_capsule {}, mdts {}, \
-             controllers {}",
-            self.limits.queue_depth,
-            self.limits.io_queues,
-            Size(self.limits.in_capsule_bytes.into()),
-            Size(self.limits.mdts_bytes.into()),
-            self.limits.controllers
-        )?;
-        writeln!(
-            f,
-            "memory      {} x ({} cells x 64 + {} receives x {} + {} data) = {:.1} MiB",
-            count,
-            plan.cells,
-            plan.receives,
-            plan.receive_bytes(),
-            Size(plan.data_bytes),
-            mib(total.saturating_mul(count as u64))
-        )?;
-        match &self.state_directory {
-            Some(path) => writeln!(f, "state       in {}", path.display())?,
-            None => writeln!(f, "state       kept nowhere: no reservation outlasts the daemon")?,
-        }
-        writeln!(f, "missing     {}", self.missing)?;
-        for listener in &self.listeners {
-            writeln!(f, "listener    {listener}")?;
-        }
-        for subsystem in &self.subsystems {
-            write!(f, "{subsystem}")?;
-        }
-        let Config { discovery, authentication, management, observe, .. } = self;
-        write!(f, "{discovery}{authentication}{management}{observe}")?;
-        if let Some(CaptureConfig { path, payload, limit_bytes }) = &self.capture {
-            let what = if *payload { "all packets" } else { "all headers" };
-            writeln!(
-                f,
-                "capture     {what} to {}, at most {}",
-                path.display(),
-                Size(*limit_bytes)
-            )?;
-        }
-        Ok(())
-    }
-}
-
-impl fmt::Display for SubsystemConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "subsystem   {}", self.nqn)?;
-        writeln!(f, "            serial {:?}, model {:?}", self.serial, self.model)?;
-        if self.allow_any_host {
-            writeln!(f, "            any host may connect")?;
-        }
-        for host in self.hosts.iter().filter(|_| !self.allow_any_host) {
-            writeln!(f, "            host {host}")?;
-        }
-        write!(f, "{}", self.offer)?;
-        if let Some(managed) = &self.managed {
-            write!(f, "{managed}")?;
-        }
-        for namespace in &self.namespaces {
-            writeln!(f, "  namespace {namespace}")?;
-        }
-        Ok(())
-    }
-}
-
-impl fmt::Display for NamespaceConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}, blocks of {}, ", self.nsid, self.kind, self.block_size_bytes)?;
-        if self.allow_format {
-            f.write_str("hosts may format it, ")?;
-        }
-        if self.write_uncorrectable {
-            f.write_str("hosts may make blocks unreadable, ")?;
-        }
-        if !self.limit.is_none() {
-            write!(f, "{}, ", self.limit)?;
-        }
-        if let Some(name) = &self.shared_limit {
-            write!(f, "under the limit {name:?}, ")?;
-        }
-        if self.fault != Fault::None {
-            write!(f, "fault {}, ", self.fault)?;
-        }
-        if self.ana_group != 1 {
-            write!(f, "group {}, ", self.ana_group)?;
-        }
-        write!(f, "{}, uuid {}", if self.read_only { "read only" } else { "writable" }, self.uuid)
-    }
-}
-
-impl fmt::Display for NamespaceKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            NamespaceKind::File { path, size: Some(size) } => {
-                write!(f, "file {} of {}", path.display(), Size(*size))
-            }
-            NamespaceKind::File { path, size: None } => {
-                write!(f, "file {} as large as it is", path.display())
-            }
-            NamespaceKind::Ram { size } => write!(f, "ram of {}", Size(*size)),
-            NamespaceKind::Null { size } => write!(f, "null of {}", Size(*size)),
-        }
-    }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "printed with one decimal")]
-fn mib(bytes: u64) -> f64 {
-    bytes as f64 / f64::from(1 << 20)
 }
 
 #[cfg(test)]

@@ -5,21 +5,25 @@ use std::path::PathBuf;
 
 use nvme::Nqn;
 use nvme::auth::{GroupId, HashId};
+use serde::Serialize;
 
 use super::section::{At, Report, Section};
 use super::text::{NQN_FORM, name};
+use super::tree;
 use crate::auth::Policy;
 
 /// Who must prove who it is, and how.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct AuthenticationConfig {
     /// Hosts without a key are refused by every subsystem.
     pub required: bool,
     /// Discovery controllers ask for authentication as well.
     pub discovery: bool,
     /// What may be agreed on, best first.
+    #[serde(flatten, serialize_with = "tree::policy")]
     pub policy: Policy,
     /// The hosts that have keys; no name twice.
+    #[serde(skip)]
     pub hosts: Vec<HostConfig>,
 }
 

@@ -4,10 +4,12 @@
 use std::fmt;
 
 use nvme::Nqn;
+use serde::Serialize;
 
 use super::section::{At, Report, Section};
 use super::size::{SIZE_FORM, Size};
 use super::text::{NQN_FORM, name};
+use super::tree;
 use crate::qos::Limit;
 
 /// The longest burst.
@@ -15,13 +17,15 @@ const MOST_BURST_MS: u32 = 10_000;
 
 /// A `[[limit]]`: what its hosts do anywhere, and what anybody does with its namespaces, is under it
 /// together.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct LimitConfig {
     /// What namespaces call it by.
     pub name: String,
     /// The limit.
+    #[serde(flatten, serialize_with = "tree::limit")]
     pub limit: Limit,
     /// Its hosts.
+    #[serde(serialize_with = "tree::each")]
     pub hosts: Vec<Nqn>,
 }
 

@@ -5,26 +5,30 @@ use std::fmt;
 use std::path::PathBuf;
 
 use nvme::Nqn;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::MAX_NSID;
 use super::section::{At, Report, Section};
 use super::size::{SIZE_FORM, Size};
 use super::text::{bounded, name};
+use super::tree;
 
 /// Namespaces that hosts may make, and which hosts.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct ManagedConfig {
     /// Absolute path of the folder of their files and of the record of them; used by no other
     /// subsystem.
     pub directory: PathBuf,
     /// The sizes of all of them together, in bytes, at most.
+    #[serde(rename = "quota", serialize_with = "tree::size")]
     pub quota_bytes: u64,
     /// How many, at most: 1 to [`MAX_NSID`].
     pub namespaces: u32,
     /// Every host that may connect may manage.
+    #[serde(rename = "hosts \"any\"")]
     pub any_host: bool,
     /// The hosts that may.
+    #[serde(serialize_with = "tree::each")]
     pub hosts: BTreeSet<Nqn>,
 }
 

@@ -5,7 +5,10 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use serde::Serialize;
+
 use super::section::{At, Report, Section};
+use super::tree;
 
 /// Where the socket is when nobody says.
 pub const DEFAULT_SOCKET: &str = "/run/nvmfd/nvmfd.sock";
@@ -15,13 +18,14 @@ pub const DEFAULT_SOCKET: &str = "/run/nvmfd/nvmfd.sock";
 const MAX_PATH_BYTES: usize = 107 - ".new".len();
 
 /// Where the daemon can be asked and changed while it runs.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct ManagementConfig {
     /// There is an interface at all.
     pub enabled: bool,
     /// Absolute path of its Unix socket; none: see [`ManagementConfig::path`].
     pub socket: Option<PathBuf>,
     /// Permissions of the socket: who may connect may change everything.
+    #[serde(serialize_with = "tree::mode")]
     pub mode: u32,
     /// The group of the socket; none: that of the daemon.
     pub group: Option<String>,

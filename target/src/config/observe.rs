@@ -2,13 +2,15 @@
 
 use std::fmt;
 
+use serde::Serialize;
+
 use super::section::{Report, Section};
 
 /// Commands that took as long are remembered when nobody says.
 const SLOW_MS: u32 = 100;
 
 /// What is remembered.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct ObserveConfig {
     /// Commands that took at least so long are remembered, in milliseconds; 0: none are.
     pub slow_ms: u32,

@@ -8,11 +8,13 @@ use std::ops::RangeInclusive;
 
 use nvme::Nqn;
 use nvme::fabrics::CNTLID_MAX;
+use serde::Serialize;
 use toml::Spanned;
 
 use super::section::{At, Report, Section};
 use super::size::Size;
 use super::text::{NQN_FORM, bounded, mdts, name};
+use super::tree;
 use super::{Limits, ListenerConfig, MAX_NSID};
 
 /// Referrals that discovery may name, at most.
@@ -20,7 +22,8 @@ const MOST_REFERRALS: usize = 256;
 
 /// What becomes of a host (the same NQN and host identifier) that connects to a subsystem once
 /// more, at an address where it has a controller already.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum DuplicateHosts {
     /// It gets another controller.
     #[default]
@@ -32,7 +35,7 @@ pub enum DuplicateHosts {
 }
 
 /// How a subsystem is offered, besides to whom.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Offer {
     /// Port identifiers of the listeners that offer it; empty: all.
     pub listeners: BTreeSet<u16>,
@@ -41,16 +44,20 @@ pub struct Offer {
     /// I/O queues of one controller.
     pub io_queues: Option<u16>,
     /// Data that one command may move, in bytes; 4096 times a power of two.
+    #[serde(rename = "mdts", serialize_with = "tree::some_size")]
     pub mdts_bytes: Option<u32>,
     /// Controllers at once.
     pub controllers: Option<u16>,
     /// Highest namespace id, from 1 to [`MAX_NSID`].
     pub max_nsid: u32,
     /// Controller ids that it gives; others belong to other targets of the same subsystem.
+    #[serde(serialize_with = "tree::range")]
     pub cntlids: RangeInclusive<u16>,
     /// Hosts that come twice.
+    #[serde(rename = "duplicate_hosts")]
     pub duplicates: DuplicateHosts,
     /// Namespaces that only some hosts see, and those hosts.
+    #[serde(flatten, serialize_with = "tree::masks")]
     pub masks: BTreeMap<u32, BTreeSet<Nqn>>,
 }
 
@@ -121,16 +128,18 @@ impl fmt::Display for Offer {
 }
 
 /// What discovery tells besides the subsystems, and how it is called.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct DiscoveryConfig {
     /// The name of this target's discovery subsystem: its own, or the well-known one, which is
     /// answered to in any case.
+    #[serde(serialize_with = "tree::shown")]
     pub nqn: Nqn,
     /// Hosts learn only of what the listener offers that they ask.
     pub by_listener: bool,
     /// The network is told by multicast DNS where discovery is.
     pub mdns: bool,
     /// Other discovery services that hosts may ask.
+    #[serde(rename = "referral")]
     pub referrals: Vec<Referral>,
 }
 
@@ -141,9 +150,10 @@ impl Default for DiscoveryConfig {
 }
 
 /// Another discovery service.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Referral {
     /// Its name.
+    #[serde(serialize_with = "tree::shown")]
     pub nqn: Nqn,
     /// Where it is.
     pub address: SocketAddr,

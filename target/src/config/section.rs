@@ -3,6 +3,7 @@
 //! serde converts each value; a table as a whole is never given to serde, because that would stop
 //! at the first mistake.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -69,11 +70,13 @@ impl std::error::Error for ConfigErrors {}
 pub(super) struct Report<'t> {
     text: &'t str,
     found: Vec<(usize, Mistake)>,
+    /// By title of a section, the keys that were asked for.
+    pub(super) known: BTreeMap<&'static str, BTreeSet<&'static str>>,
 }
 
 impl<'t> Report<'t> {
     pub(super) fn new(text: &'t str) -> Self {
-        Self { text, found: Vec::new() }
+        Self { text, found: Vec::new(), known: BTreeMap::new() }
     }
 
     /// Notes a mistake at a place of the text.
@@ -131,7 +134,8 @@ impl<'i> Section<'i> {
     }
 
     /// Whether the text says anything for `key`.
-    pub(super) fn has(&self, key: &str) -> bool {
+    pub(super) fn has(&mut self, key: &'static str) -> bool {
+        self.known.push(key);
         self.table.contains_key(key)
     }
 
@@ -226,12 +230,17 @@ impl<'i> Section<'i> {
 
     /// Reports every key that nobody took.
     pub(super) fn end(self, report: &mut Report<'_>) {
+        report.known.entry(self.title).or_default().extend(&self.known);
         for (key, _) in &self.table {
             let name: &str = key.get_ref().as_ref();
             let closest = self.known.iter().find(|known| alike(known, name));
             let remedy = match closest {
                 Some(known) => format!("did you mean `{known}`?"),
-                None => format!("{} may have {}", self.title, self.known.join(", ")),
+                None => {
+                    let known: BTreeSet<&str> = self.known.iter().copied().collect();
+                    let known: Vec<&str> = known.into_iter().collect();
+                    format!("{} may have {}", self.title, known.join(", "))
+                }
             };
             report.add(&key.span(), format!("unknown key `{}`", name.escape_debug()), remedy);
         }

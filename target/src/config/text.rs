@@ -54,7 +54,7 @@ pub(super) fn read(text: &str) -> Result<Config, ConfigErrors> {
     if report.is_empty() { Ok(config) } else { Err(report.finish()) }
 }
 
-fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config {
+pub(super) fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config {
     let provider = provider(&mut section, report);
     let reactor = reactor(section.table("reactor", "[reactor]", report), report);
     let limits = limits(section.table("limits", "[limits]", report), report);

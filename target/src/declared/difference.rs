@@ -1,9 +1,15 @@
 //! What is different between two configurations, in words: `+` comes, `-` goes, `~` changes.
+//!
+//! What has a name of its own (listeners, subsystems, their namespaces and hosts, keys of hosts) is
+//! told of as a thing. Everything else is compared key by key in the trees of both, so that no key
+//! can be forgotten here.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
 
-use crate::config::{Config, ListenerConfig, NamespaceConfig, SubsystemConfig};
+use serde_json::{Map, Value};
+
+use crate::config::{Config, ListenerConfig, NamespaceConfig, SubsystemConfig, tree};
 
 /// One sentence for each difference; none where both are the same.
 #[must_use]
@@ -13,6 +19,8 @@ pub fn differences(old: &Config, new: &Config) -> Vec<String> {
     compare(&mut lines, "listener", (&old.listeners, &new.listeners), by_id, |lines, was, is| {
         lines.push(format!("~ listener {was} becomes {is}"));
     });
+    let (mut was, mut is) = (members(tree(old)), members(tree(new)));
+    let trees = (list(&mut was, "subsystem"), list(&mut is, "subsystem"));
     let by_name = |subsystem: &SubsystemConfig| subsystem.nqn;
     let both = (&old.subsystems[..], &new.subsystems[..]);
     for (was, is) in pairs(both, by_name) {
@@ -22,15 +30,19 @@ pub fn differences(old: &Config, new: &Config) -> Vec<String> {
                 lines.push(format!("+ subsystem {}", is.nqn));
                 lines.extend(is.namespaces.iter().map(|n| format!("+ {}", shown(n, is))));
             }
-            (Some(was), Some(is)) => subsystem(&mut lines, was, is),
-            (None, None) => {}
+            (Some(was), Some(is)) if was != is => {
+                let of = |all: &[Value]| {
+                    let named = |each: &&Value| each["nqn"] == is.nqn.as_str();
+                    all.iter().find(named).cloned().map(members).unwrap_or_default()
+                };
+                subsystem(&mut lines, (was, of(&trees.0)), (is, of(&trees.1)));
+            }
+            _ => {}
         }
     }
-    if old.discovery != new.discovery {
-        lines.push("~ what discovery tells".to_owned());
-    }
-    let (was, is) = (&old.authentication, &new.authentication);
-    for (was, is) in pairs((&was.hosts, &is.hosts), |host| host.nqn) {
+    keys(&mut lines, "", &was, &is);
+    let hosts = (&old.authentication.hosts[..], &new.authentication.hosts[..]);
+    for (was, is) in pairs(hosts, |host| host.nqn) {
         match (was, is) {
             (Some(was), None) => lines.push(format!("- key of host {}", was.nqn)),
             (None, Some(is)) => lines.push(format!("+ key of host {}", is.nqn)),
@@ -40,13 +52,16 @@ pub fn differences(old: &Config, new: &Config) -> Vec<String> {
             _ => {}
         }
     }
-    if (was.required, was.discovery, &was.policy) != (is.required, is.discovery, &is.policy) {
-        lines.push("~ who must prove itself, and how".to_owned());
-    }
     lines
 }
 
-fn subsystem(lines: &mut Vec<String>, was: &SubsystemConfig, is: &SubsystemConfig) {
+type Tree = Map<String, Value>;
+
+fn subsystem(
+    lines: &mut Vec<String>,
+    (was, mut old): (&SubsystemConfig, Tree),
+    (is, mut new): (&SubsystemConfig, Tree),
+) {
     let nqn = is.nqn;
     if was.allow_any_host != is.allow_any_host {
         let who = if is.allow_any_host { "any host" } else { "only listed hosts" };
@@ -54,21 +69,110 @@ fn subsystem(lines: &mut Vec<String>, was: &SubsystemConfig, is: &SubsystemConfi
     }
     lines.extend(is.hosts.difference(&was.hosts).map(|host| format!("+ host {host} of {nqn}")));
     lines.extend(was.hosts.difference(&is.hosts).map(|host| format!("- host {host} of {nqn}")));
-    if (&was.serial, &was.model) != (&is.serial, &is.model) {
-        lines.push(format!("~ {nqn} has serial {:?} and model {:?}", is.serial, is.model));
+    let trees = (list(&mut old, "namespace"), list(&mut new, "namespace"));
+    for told in ["allow_any_host", "hosts"] {
+        old.remove(told);
+        new.remove(told);
     }
-    if was.offer != is.offer {
-        lines.push(format!("~ where and with which limits {nqn} is offered"));
-    }
+    keys(lines, nqn.as_str(), &old, &new);
     for (was, now) in pairs((&was.namespaces, &is.namespaces), |n| n.nsid) {
         match (was, now) {
             (Some(was), None) => lines.push(format!("- {}", shown(was, is))),
             (None, Some(now)) => lines.push(format!("+ {}", shown(now, is))),
             (Some(was), Some(now)) if was != now => {
-                lines.push(format!("~ {} (was {was})", shown(now, is)));
+                let of = |all: &[Value]| {
+                    let named = |each: &&Value| each["nsid"] == now.nsid;
+                    all.iter().find(named).cloned().map(members).unwrap_or_default()
+                };
+                let mut changed = Vec::new();
+                keys(&mut changed, "", &of(&trees.0), &of(&trees.1));
+                let changed: Vec<&str> =
+                    changed.iter().map(|line| line.trim_start_matches("~ ")).collect();
+                lines.push(format!("~ {} ({})", shown(now, is), changed.join("; ")));
             }
             _ => {}
         }
+    }
+}
+
+/// A line for each key that differs; `of` says whose.
+fn keys(lines: &mut Vec<String>, of: &str, old: &Tree, new: &Tree) {
+    let names = old.keys().chain(new.keys().filter(|key| !old.contains_key(*key)));
+    let nothing = Value::Null;
+    for key in names {
+        let was = old.get(key).unwrap_or(&nothing);
+        let is = new.get(key).unwrap_or(&nothing);
+        let name = if of.is_empty() { key.clone() } else { format!("{of} {key}") };
+        match (was, is) {
+            _ if was == is => {}
+            (Value::Object(was), Value::Object(is)) => keys(lines, &name, was, is),
+            (Value::Object(was), Value::Null) => {
+                lines.push(format!("- {name} ({})", all(was)));
+            }
+            (Value::Null, Value::Object(is)) => lines.push(format!("+ {name} ({})", all(is))),
+            (Value::Array(was), Value::Array(is)) if of_sections(was, is) => {
+                sections(lines, &name, (was, is));
+            }
+            _ => lines.push(format!("~ {name} {} becomes {}", text(was), text(is))),
+        }
+    }
+}
+
+fn of_sections(was: &[Value], is: &[Value]) -> bool {
+    was.iter().chain(is).all(Value::is_object)
+}
+
+/// Sections of one title. Those that have a name are known by it.
+fn sections(lines: &mut Vec<String>, title: &str, (was, is): (&[Value], &[Value])) {
+    let name = |each: &Value| each["name"].as_str().map(str::to_owned);
+    let same = |a: &Value, b: &Value| a == b || name(a).is_some() && name(a) == name(b);
+    let shown = |each: &Value| each.as_object().map(all).unwrap_or_default();
+    let before = lines.len();
+    for old in was {
+        match is.iter().find(|new| same(old, new)) {
+            Some(new) => {
+                let of = format!("{title} {}", name(new).unwrap_or_default());
+                keys(lines, &of, &members(old.clone()), &members(new.clone()));
+            }
+            None => lines.push(format!("- {title} ({})", shown(old))),
+        }
+    }
+    let came = is.iter().filter(|new| !was.iter().any(|old| same(old, new)));
+    lines.extend(came.map(|new| format!("+ {title} ({})", shown(new))));
+    if lines.len() == before {
+        lines.push(format!("~ the order of {title}"));
+    }
+}
+
+fn all(of: &Tree) -> String {
+    let given = of.iter().filter(|(_, value)| !value.is_null());
+    given.map(|(key, value)| format!("{key} {}", text(value))).collect::<Vec<_>>().join(", ")
+}
+
+fn text(value: &Value) -> String {
+    match value {
+        Value::Null => "none".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Array(list) => {
+            format!("[{}]", list.iter().map(text).collect::<Vec<_>>().join(", "))
+        }
+        Value::Object(keys) => format!("({})", all(keys)),
+        other => other.to_string(),
+    }
+}
+
+fn members(value: Value) -> Tree {
+    match value {
+        Value::Object(members) => members,
+        _ => Tree::new(),
+    }
+}
+
+/// Takes a list of sections out of a tree.
+fn list(tree: &mut Tree, key: &str) -> Vec<Value> {
+    match tree.remove(key) {
+        Some(Value::Array(list)) => list,
+        _ => Vec::new(),
     }
 }
 
@@ -102,3 +206,6 @@ fn pairs<'t, T, K: Ord + Copy>(
     let of = |all: &'t [T], wanted: K| all.iter().find(|each| key(each) == wanted);
     keys.into_iter().map(|wanted| (of(old, wanted), of(new, wanted))).collect()
 }
+
+#[cfg(test)]
+mod tests;

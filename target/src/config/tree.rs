@@ -1,0 +1,104 @@
+//! A configuration as a tree of keys and values, named as the text names them. Two configurations
+//! are compared by their trees, so that what compares them need not know the keys.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+
+use nvme::Nqn;
+use serde::{Serialize, Serializer};
+use serde_json::Value;
+
+use super::{Config, Size};
+use crate::auth::Policy;
+use crate::qos::Limit;
+
+/// The tree of a configuration. Listeners and keys of hosts are not in it: they have lines of their
+/// own.
+pub(crate) fn tree(config: &Config) -> Value {
+    // Every type of it becomes a value: there are no maps with keys that are none.
+    serde_json::to_value(config).unwrap_or_default()
+}
+
+/// As it prints.
+pub(super) fn shown<S: Serializer>(value: &impl Display, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(value)
+}
+
+/// A list of what prints.
+pub(super) fn each<'a, T, S>(all: &'a T, to: S) -> Result<S::Ok, S::Error>
+where
+    &'a T: IntoIterator<Item: Display>,
+    S: Serializer,
+{
+    to.collect_seq(all.into_iter().map(|each| each.to_string()))
+}
+
+/// Bytes as people write them.
+pub(super) fn size<T, S>(bytes: &T, to: S) -> Result<S::Ok, S::Error>
+where
+    T: Copy + Into<u64>,
+    S: Serializer,
+{
+    shown(&Size((*bytes).into()), to)
+}
+
+/// Bytes as people write them, where there is a number of them.
+pub(super) fn some_size<T, S>(bytes: &Option<T>, to: S) -> Result<S::Ok, S::Error>
+where
+    T: Copy + Into<u64>,
+    S: Serializer,
+{
+    bytes.map(|bytes| Size(bytes.into()).to_string()).serialize(to)
+}
+
+/// Hexadecimal digits.
+pub(super) fn hex<S: Serializer>(id: &[u8; 16], to: S) -> Result<S::Ok, S::Error> {
+    digits(id).serialize(to)
+}
+
+/// Hexadecimal digits, where there are any.
+pub(super) fn some_hex<S: Serializer>(id: &Option<[u8; 8]>, to: S) -> Result<S::Ok, S::Error> {
+    id.map(|id| digits(&id)).serialize(to)
+}
+
+fn digits(id: &[u8]) -> String {
+    id.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Permissions, as `chmod` takes them.
+pub(super) fn mode<S: Serializer>(mode: &u32, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(&format_args!("{mode:04o}"))
+}
+
+/// The first and the last.
+pub(super) fn range<S: Serializer>(ids: &RangeInclusive<u16>, to: S) -> Result<S::Ok, S::Error> {
+    [ids.start(), ids.end()].serialize(to)
+}
+
+/// The keys of a limit.
+pub(super) fn limit<S: Serializer>(limit: &Limit, to: S) -> Result<S::Ok, S::Error> {
+    let Limit { iops, bandwidth, burst_ms } = *limit;
+    let bandwidth = bandwidth.map(|bytes| Size(bytes).to_string());
+    let keys = [("iops", iops.into()), ("bandwidth", bandwidth.into())];
+    to.collect_map(keys.into_iter().chain([("burst_ms", Value::from(burst_ms))]))
+}
+
+/// The keys of what may be agreed on.
+pub(super) fn policy<S: Serializer>(policy: &Policy, to: S) -> Result<S::Ok, S::Error> {
+    let Policy { hashes, groups } = policy;
+    let hashes: Vec<String> = hashes.iter().map(ToString::to_string).collect();
+    let groups: Vec<String> = groups.iter().map(ToString::to_string).collect();
+    to.collect_map([("hashes", hashes), ("groups", groups)])
+}
+
+/// Who sees which namespace.
+pub(super) fn masks<S: Serializer>(
+    masks: &BTreeMap<u32, BTreeSet<Nqn>>,
+    to: S,
+) -> Result<S::Ok, S::Error> {
+    to.collect_map(masks.iter().map(|(nsid, hosts)| {
+        let hosts: Vec<&str> = hosts.iter().map(Nqn::as_str).collect();
+        (format!("`hosts` of namespace {nsid}"), hosts)
+    }))
+}
