@@ -20,10 +20,7 @@ use crate::output::{Failure, Output, duration};
 use crate::rates::{Rate, by_kind, by_row, bytes, seconds, short, time, together};
 use crate::stats::{interval, look};
 
-/// Lines of the view that is printed once.
-const LINES: u16 = 40;
-
-/// Columns of it, where nobody says (`COLUMNS`).
+/// Columns of the view that is printed once, where nobody says (`COLUMNS`).
 const COLUMNS: u16 = 132;
 
 /// How to look.
@@ -37,21 +34,50 @@ pub(crate) struct Wanted {
     interval: Duration,
 }
 
+/// Columns from which on every figure of a row has a place beside the names.
+const WIDE: u16 = 110;
+
 /// What is shown.
 struct View {
     /// Since the look before.
     since: Stats,
     /// Since the start of the daemon.
     uptime_us: u64,
+    /// Somebody sits before it, and may want to leave.
+    live: bool,
 }
+
+/// A column of what a row did.
+struct Figure {
+    head: &'static str,
+    columns: u16,
+    /// There where there is room for it.
+    extra: bool,
+    of: fn(&Rate) -> String,
+}
+
+const FIGURES: [Figure; 7] = [
+    Figure { head: "IOPS", columns: 7, extra: false, of: |rate| short(rate.iops) },
+    Figure {
+        head: "BANDWIDTH",
+        columns: 11,
+        extra: false,
+        of: |rate| format!("{}/s", bytes(rate.bytes_per_s)),
+    },
+    Figure { head: "MEAN", columns: 8, extra: false, of: |rate| took(rate, rate.latency.mean_us) },
+    Figure { head: "P50", columns: 8, extra: true, of: |rate| took(rate, rate.latency.p50_us) },
+    Figure { head: "P99", columns: 8, extra: false, of: |rate| took(rate, rate.latency.p99_us) },
+    Figure { head: "P99.9", columns: 8, extra: true, of: |rate| took(rate, rate.latency.p999_us) },
+    Figure { head: "DEPTH", columns: 6, extra: false, of: |rate| format!("{:.1}", rate.depth) },
+];
 
 pub(crate) async fn run(wanted: Wanted, client: &Client, output: Output) -> Result<(), Failure> {
     let before = look(client).await?;
     if wanted.once || output.json {
         sleep(wanted.interval).await;
-        let view = View::new(look(client).await?, &before);
+        let view = View::new(look(client).await?, &before, false);
         let columns = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
-        output.print(&text(&view, columns.unwrap_or(COLUMNS).clamp(80, 500), LINES)?);
+        output.print(&text(&view, columns.unwrap_or(COLUMNS).clamp(80, 500), lines(&view))?);
         return Ok(());
     }
     if !stdout().is_terminal() {
@@ -70,7 +96,7 @@ async fn live(
     terminal: &mut ratatui::DefaultTerminal,
 ) -> Result<(), Failure> {
     // The first view shows what there is since the start, so that there is one at once.
-    let mut view = View::new(before.clone(), &Stats::default());
+    let mut view = View::new(before.clone(), &Stats::default(), true);
     loop {
         terminal.draw(|frame| draw(frame, &view)).map_err(|error| unusable(&error))?;
         let period = wanted.interval;
@@ -79,7 +105,7 @@ async fn live(
             return Ok(());
         }
         let now = look(client).await?;
-        view = View::new(now.clone(), &before);
+        view = View::new(now.clone(), &before, true);
         before = now;
     }
 }
@@ -110,9 +136,23 @@ fn unusable(error: &dyn std::fmt::Display) -> Failure {
 }
 
 impl View {
-    fn new(now: Stats, before: &Stats) -> View {
-        View { uptime_us: now.at_us, since: now.since(before) }
+    fn new(now: Stats, before: &Stats, live: bool) -> View {
+        View { uptime_us: now.at_us, since: now.since(before), live }
     }
+}
+
+/// Lines that all of a view takes.
+fn lines(view: &View) -> u16 {
+    let rows = by_row(&view.since).len().clamp(1, 1000) as u16;
+    2 + (3 + rows).max(5) + lines_of_stages(&by_kind(&view.since)) + lines_of_reactors(&view.since)
+}
+
+fn lines_of_stages(kinds: &[Rate]) -> u16 {
+    3 + kinds.len().max(1) as u16
+}
+
+fn lines_of_reactors(since: &Stats) -> u16 {
+    3 + since.reactors.len().clamp(1, 8) as u16
 }
 
 /// A view as text.
@@ -128,13 +168,11 @@ fn text(view: &View, columns: u16, lines: u16) -> Result<String, Failure> {
 
 fn draw(frame: &mut Frame<'_>, view: &View) {
     let kinds = by_kind(&view.since);
-    let stages = 3 + kinds.len().max(1) as u16;
-    let reactors = 3 + view.since.reactors.len().clamp(1, 8) as u16;
     let areas = Layout::vertical([
         Constraint::Length(2),
         Constraint::Min(5),
-        Constraint::Length(stages),
-        Constraint::Length(reactors),
+        Constraint::Length(lines_of_stages(&kinds)),
+        Constraint::Length(lines_of_reactors(&view.since)),
     ]);
     let [head, rows, stages, reactors] = areas.areas(frame.area());
     draw_head(frame, head, view);
@@ -156,57 +194,50 @@ fn draw_head(frame: &mut Frame<'_>, area: Rect, view: &View) {
         all.failures,
     );
     let times = all.latency;
-    let second = format!(
-        "latency: mean {}, 50 % {}, 99 % {}, 99.9 % {}   (of {:.1} s; q leaves)",
-        time(times.mean_us),
-        time(times.p50_us),
-        time(times.p99_us),
-        time(times.p999_us),
-        seconds(&view.since),
+    let latencies = format!(
+        "latency: mean {}, 50 % {}, 99 % {}, 99.9 % {}",
+        took(&all, times.mean_us),
+        took(&all, times.p50_us),
+        took(&all, times.p99_us),
+        took(&all, times.p999_us),
     );
+    let period = seconds(&view.since);
+    let second = match view.live {
+        true if area.width >= WIDE => format!("{latencies}   (of {period:.1} s; q leaves)"),
+        true => format!("{latencies}   q leaves"),
+        false => format!("{latencies}   (of {period:.1} s)"),
+    };
     frame.render_widget(Paragraph::new(vec![Line::from(first).bold(), Line::from(second)]), area);
 }
 
 fn draw_rows(frame: &mut Frame<'_>, area: Rect, all: &[Rate]) {
-    let heads =
-        ["SUBSYSTEM", "NSID", "HOST", "IOPS", "BANDWIDTH", "MEAN", "P50", "P99", "P99.9", "DEPTH"];
-    // What the figures and the gaps between columns leave to the two names.
-    let names = area.width.saturating_sub(70);
+    let figures = || FIGURES.iter().filter(|figure| area.width >= WIDE || !figure.extra);
+    // What the number of the namespace, the figures and the gaps leave to the two names.
+    let taken = figures().map(|figure| figure.columns + 1).sum::<u16>() + 5 + 2;
+    let names = area.width.saturating_sub(taken);
     let subsystem = names * 9 / 20;
     let host = names - subsystem;
+    let heads = ["SUBSYSTEM", "NSID", "HOST"].into_iter().chain(figures().map(|f| f.head));
+    let widths = [subsystem, 5, host].into_iter().chain(figures().map(|f| f.columns));
     let rows = all.iter().map(|rate| {
-        let times = rate.latency;
-        let row = Row::new([
-            end_of(&rate.subsystem, subsystem),
-            rate.nsid.to_string(),
-            end_of(&rate.host, host),
-            short(rate.iops),
-            format!("{}/s", bytes(rate.bytes_per_s)),
-            time(times.mean_us),
-            time(times.p50_us),
-            time(times.p99_us),
-            time(times.p999_us),
-            format!("{:.1}", rate.depth),
-        ]);
+        let names =
+            [end_of(&rate.subsystem, subsystem), rate.nsid.to_string(), end_of(&rate.host, host)];
+        let row = Row::new(names.into_iter().chain(figures().map(|figure| (figure.of)(rate))));
         match (rate.failures > 0, rate.commands) {
             (true, _) => row.fg(Color::Red),
             (false, 0) => row.dim(),
             (false, _) => row,
         }
     });
-    let widths = [
-        Constraint::Length(subsystem),
-        Constraint::Length(5),
-        Constraint::Length(host),
-        Constraint::Length(7),
-        Constraint::Length(11),
-        Constraint::Length(8),
-        Constraint::Length(8),
-        Constraint::Length(8),
-        Constraint::Length(8),
-        Constraint::Length(6),
-    ];
-    frame.render_widget(table("Namespaces and hosts", heads, rows, &widths), area);
+    frame.render_widget(
+        table("Namespaces and hosts", heads, rows, widths.map(Constraint::Length)),
+        area,
+    );
+}
+
+/// A time that commands took, where there were any.
+fn took(rate: &Rate, us: f64) -> String {
+    if rate.commands == 0 { "-".to_owned() } else { time(us) }
 }
 
 fn draw_stages(frame: &mut Frame<'_>, area: Rect, kinds: &[Rate]) {
@@ -214,8 +245,11 @@ fn draw_stages(frame: &mut Frame<'_>, area: Rect, kinds: &[Rate]) {
     let rows = kinds.iter().map(|rate| {
         let shares = rate.stages.iter().filter(|stage| stage.share >= 0.005);
         let share = |stage: &crate::rates::Stage| {
-            let mean = time(stage.latency.mean_us);
-            format!("{} {:.0} % ({mean})", stage.stage, stage.share * 100.0)
+            let share = format!("{} {:.0} %", stage.stage, stage.share * 100.0);
+            match area.width >= WIDE {
+                true => format!("{share} ({})", time(stage.latency.mean_us)),
+                false => share,
+            }
         };
         Row::new([
             rate.op.clone(),
@@ -232,7 +266,7 @@ fn draw_stages(frame: &mut Frame<'_>, area: Rect, kinds: &[Rate]) {
         Constraint::Length(8),
         Constraint::Fill(1),
     ];
-    frame.render_widget(table("Stages", heads, rows, &widths), area);
+    frame.render_widget(table("Stages", heads, rows, widths), area);
 }
 
 #[expect(clippy::cast_precision_loss, reason = "for people")]
@@ -264,16 +298,16 @@ fn draw_reactors(frame: &mut Frame<'_>, area: Rect, since: &Stats) {
         Constraint::Length(8),
         Constraint::Length(8),
     ];
-    frame.render_widget(table("Reactors", heads, since.reactors.iter().map(row), &widths), area);
+    frame.render_widget(table("Reactors", heads, since.reactors.iter().map(row), widths), area);
 }
 
-fn table<'a, const N: usize>(
+fn table<'a>(
     title: &'a str,
-    heads: [&'a str; N],
+    heads: impl IntoIterator<Item = &'a str>,
     rows: impl Iterator<Item = Row<'a>>,
-    widths: &[Constraint; N],
+    widths: impl IntoIterator<Item = Constraint>,
 ) -> Table<'a> {
-    Table::new(rows, *widths)
+    Table::new(rows, widths)
         .header(Row::new(heads).bold())
         .column_spacing(1)
         .block(Block::new().borders(Borders::TOP).title(title))
@@ -307,12 +341,14 @@ fn color(load: f64) -> Color {
 
 #[cfg(test)]
 mod tests {
+    use nvmfd::api::stats::Operations;
+
     use super::*;
     use crate::rates::tests::stats;
 
     #[test]
     fn a_view_shows_hosts_latencies_stages_and_reactors() {
-        let view = View { since: stats(), uptime_us: 3_700_000_000 };
+        let view = View { since: stats(), uptime_us: 3_700_000_000, live: true };
         let text = text(&view, 132, 20).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(
@@ -334,8 +370,48 @@ mod tests {
 
     #[test]
     fn a_daemon_without_hosts_has_a_view_as_well() {
-        let view = View { since: Stats::default(), uptime_us: 5 };
+        let view = View { since: Stats::default(), uptime_us: 5, live: false };
         assert!(text(&view, 80, 16).unwrap().starts_with("nvmfd, up 0 s, 0 host(s)   0 IOPS"));
+    }
+
+    #[test]
+    fn a_narrow_terminal_shows_fewer_figures_and_cuts_none() {
+        let mut view = View { since: stats(), uptime_us: 3_700_000_000, live: true };
+        let narrow = text(&view, 80, 20).unwrap();
+        let lines: Vec<&str> = narrow.lines().collect();
+        assert!(lines[1].ends_with("q leaves"), "{narrow}");
+        assert!(narrow.contains("disk 75 %   reply 25 %"), "{narrow}");
+        let heads = lines.iter().find(|line| line.starts_with("SUBSYSTEM")).unwrap();
+        assert!(heads.contains("P99  ") && !heads.contains("P99.9"), "{narrow}");
+        assert!(heads.ends_with("DEPTH") && lines.iter().any(|line| line.ends_with("7.0")));
+        view.live = false;
+        assert!(!text(&view, 80, 20).unwrap().contains("q leaves"));
+    }
+
+    #[test]
+    fn what_is_printed_once_has_every_row_and_no_empty_lines_for_more() {
+        let mut since = stats();
+        let first = since.rows[0].clone();
+        since.rows.extend((0..60).map(|i| {
+            let mut row = first.clone();
+            row.host = format!("host:{i}");
+            row
+        }));
+        let view = View { since, uptime_us: 5, live: false };
+        let text = text(&view, 132, super::lines(&view)).unwrap();
+        assert!((0..60).all(|i| text.contains(&format!("host:{i} "))), "{text}");
+        assert!(!text.contains("\n\n\n"), "{text}");
+    }
+
+    #[test]
+    fn a_row_without_commands_has_no_latencies() {
+        let mut since = stats();
+        for op in since.rows.iter_mut().flat_map(|row| &mut row.ops) {
+            *op = Operations { op: op.op.clone(), ..Operations::default() };
+        }
+        let text = text(&View { since, uptime_us: 5, live: false }, 132, 20).unwrap();
+        assert!(text.lines().nth(1).unwrap().starts_with("latency: mean -, 50 % -"), "{text}");
+        assert!(!text.contains(" us"), "{text}");
     }
 
     #[test]

@@ -75,7 +75,10 @@ impl Server {
                 server.accept(move || accept_unix(listener, router));
             }
             Err(sentence) if config.socket.is_some() => return Err(sentence),
-            Err(sentence) => warn!("there is no management interface: {sentence}"),
+            Err(sentence) => warn!(
+                "there is no management interface: {sentence}; name another path as `socket` in \
+                 [management]"
+            ),
         }
         if let Some(at) = config.http {
             let listener = bind_loopback(at)?;
