@@ -20,6 +20,7 @@ mod offer;
 mod section;
 mod shown;
 mod size;
+mod sources;
 mod text;
 mod tree;
 mod warnings;
@@ -49,6 +50,7 @@ pub use observe::ObserveConfig;
 pub use offer::{DiscoveryConfig, DuplicateHosts, Offer, Referral};
 pub use section::{ConfigErrors, Mistake};
 pub use size::Size;
+pub use sources::{Source, Sources};
 pub(crate) use tree::tree;
 
 /// The largest namespace id that can be configured.
@@ -57,6 +59,8 @@ pub const MAX_NSID: u32 = 1024;
 /// What the daemon is to serve, and with what means.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Config {
+    /// The folder of more files, if it is not the one that is looked into anyway.
+    pub include: Option<PathBuf>,
     /// Which fabric provider moves the data.
     #[serde(serialize_with = "tree::shown")]
     pub provider: Provider,
@@ -340,37 +344,29 @@ pub enum NamespaceKind {
 }
 
 impl Config {
-    /// Reads a configuration from its text.
+    /// Reads a configuration from one text.
     ///
     /// # Errors
     /// Every mistake in the text.
     pub fn parse(text: &str) -> Result<Self, ConfigErrors> {
-        text::read(text)
+        Self::of(&Sources::from(text))
     }
 
-    /// Reads a configuration from a file.
+    /// Reads a configuration from its texts.
     ///
     /// # Errors
-    /// The file cannot be read, or every mistake in its text.
+    /// Every mistake in them.
+    pub fn of(sources: &Sources) -> Result<Self, ConfigErrors> {
+        text::read(sources)
+    }
+
+    /// Reads a configuration from a file, and from those that it includes.
+    ///
+    /// # Errors
+    /// A file cannot be read, or every mistake in the texts.
     pub fn load(path: &Path) -> Result<Self, ConfigErrors> {
-        let named = |mut errors: ConfigErrors| {
-            errors.file = Some(path.to_owned());
-            errors
-        };
-        match std::fs::read_to_string(path) {
-            Ok(text) => {
-                let config = Self::parse(&text).map_err(named)?;
-                Ok(config.or_state_directory(std::env::var_os("STATE_DIRECTORY")))
-            }
-            Err(error) => {
-                let mistake = Mistake {
-                    place: None,
-                    what: format!("the configuration cannot be read: {error}"),
-                    remedy: "name a TOML file that this user may read".to_owned(),
-                };
-                Err(named(ConfigErrors { file: None, mistakes: vec![mistake] }))
-            }
-        }
+        let config = Self::of(&Sources::read(path)?)?;
+        Ok(config.or_state_directory(std::env::var_os("STATE_DIRECTORY")))
     }
 
     /// With the folder that the service manager has made for us, where the text names none. It may

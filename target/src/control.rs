@@ -149,7 +149,7 @@ fn block_on(work: impl Future<Output = Result<(), String>>) -> Result<(), String
 async fn begin(declared: Declared, asks: mpsc::Receiver<Ask>) -> Result<(), String> {
     let config = declared.config().clone();
     change::tell(declared.changes());
-    for warning in config.warnings() {
+    for warning in declared.warnings() {
         warn!("{warning}");
     }
     let manager = Manager::systemd();
@@ -233,7 +233,7 @@ impl<T: Serve> Served<T> {
         let next = (self.declared.reload())
             .map_err(|errors| errors.to_string().lines().map(String::from).collect::<Vec<_>>())?;
         change::tell(next.changes());
-        for warning in next.config().warnings() {
+        for warning in next.warnings() {
             warn!("{warning}");
         }
         let changes =

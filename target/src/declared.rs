@@ -2,7 +2,7 @@
 //! while the daemon served.
 //!
 //! ```text
-//! nvmfd.toml ──(kept changes, one after the other)──► a text ──(the rules)──► what is served
+//! nvmfd.toml, conf.d ──(kept changes, in order)──► the texts ──(the rules)──► what is served
 //! ```
 //!
 //! A change is an edit of the text. So there is one set of rules and of mistakes, comments survive,
@@ -14,13 +14,12 @@ mod edit;
 mod journal;
 
 use std::ffi::OsString;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use uuid::Uuid;
 
 use crate::api::{Change, Changes, Kept, SetAside};
-use crate::config::{Config, ConfigErrors, Mistake};
+use crate::config::{Config, ConfigErrors, Mistake, Source, Sources};
 use journal::Journal;
 
 pub use edit::{Misfit, edit};
@@ -31,14 +30,16 @@ pub const MOST_TEXT_BYTES: usize = 512 << 10;
 /// Digests of texts are names under this one.
 const DIGEST_SPACE: Uuid = Uuid::from_u128(0x6e0f_5f0c_7c0b_4f5e_8a61_6b65_7074_6368);
 
-/// A text that is in force, and where it comes from.
+/// The texts that are in force, and where they come from.
 #[derive(Clone, Debug)]
 pub struct Declared {
     file: PathBuf,
-    /// The digest of what the file says.
+    /// The digest of what the configuration file alone says.
     base: String,
-    /// The file with all kept changes.
-    text: String,
+    /// What the files said.
+    read: String,
+    /// The files with all kept changes.
+    sources: Sources,
     config: Config,
     changes: Changes,
     state_directory: Option<OsString>,
@@ -65,26 +66,17 @@ impl Declared {
         Ok(declared)
     }
 
-    /// What the file alone says.
+    /// What the files alone say.
     fn read(file: &Path, given: Option<OsString>) -> Result<Declared, ConfigErrors> {
-        let named = |mut errors: ConfigErrors| {
-            errors.file = Some(file.to_owned());
-            errors
-        };
-        let text = fs::read_to_string(file).map_err(|error| {
-            named(mistake(
-                format!("the configuration cannot be read: {error}"),
-                "name a TOML file that this user may read",
-            ))
-        })?;
-        let config = Config::parse(&text).map_err(named)?.or_state_directory(given.clone());
+        let sources = Sources::read(file)?;
+        let config = Config::of(&sources)?.or_state_directory(given.clone());
         let changes = Changes::default();
         let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
-        let base = digest(&text);
-        Ok(Declared { file, base, text, config, changes, state_directory: given })
+        let (base, read) = (digest(&sources.main), digest_all(&sources));
+        Ok(Declared { file, base, read, sources, config, changes, state_directory: given })
     }
 
-    /// The same file as it is now, with the changes that were made since.
+    /// The same files as they are now, with the changes that were made since.
     ///
     /// # Errors
     /// Every mistake of the file.
@@ -104,6 +96,14 @@ impl Declared {
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// What is allowed but probably not meant, one sentence each.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = self.sources.warnings();
+        warnings.extend(self.config.warnings());
+        warnings
     }
 
     /// What differs from the file.
@@ -126,25 +126,29 @@ impl Declared {
     pub fn with(&self, more: &[Change], origin: (u64, Option<u32>)) -> Result<Declared, Misfit> {
         let mut next = self.clone();
         for change in more {
-            let text = edit(&next.text, change)?;
+            let sources = edit(&next.sources, change)?;
             let kept = Kept {
                 at_unix_s: origin.0,
                 uid: origin.1,
                 change: change.clone(),
                 base: self.base.clone(),
-                after: digest(&text),
+                after: digest_all(&sources),
             };
             // What came before is replaced with everything else.
             if matches!(change, Change::Replace { .. }) {
                 next.changes.kept.clear();
             }
             next.changes.kept.push(kept);
-            next.text = text;
+            next.sources = sources;
         }
-        next.config = next.parse(&next.text)?;
+        next.config = next.parse(&next.sources)?;
         if next.config.state_directory != self.config.state_directory {
             let what = "`state_directory` cannot be changed while the daemon serves";
             return Err(Misfit::Wrong(format!("{what}: write it into the file, and restart")));
+        }
+        if next.config.include != self.config.include {
+            let what = "`include` names files to read, which is done at a reload";
+            return Err(Misfit::Wrong(format!("{what}: write it into the file, and reload")));
         }
         Ok(next)
     }
@@ -169,31 +173,36 @@ impl Declared {
         Journal::new(self.config.state_directory.as_deref())
     }
 
-    fn parse(&self, text: &str) -> Result<Config, Misfit> {
-        let config = Config::parse(text).map_err(|errors| Misfit::mistakes(&errors))?;
+    fn parse(&self, sources: &Sources) -> Result<Config, Misfit> {
+        let config = Config::of(sources).map_err(|errors| Misfit::mistakes(&errors))?;
         Ok(config.or_state_directory(self.state_directory.clone()))
     }
 
     /// Makes the changes again that the file does not have yet.
     fn replay(&mut self, found: Changes) {
         self.changes.set_aside = found.set_aside;
-        for mut kept in unsaved(&self.base, found.kept) {
-            let redone = edit::again(&self.text, &kept.change);
-            let redone = redone.and_then(|text| Ok((self.parse(&text)?, text)));
+        for mut kept in unsaved(&self.read, found.kept) {
+            let redone = edit::again(&self.sources, &kept.change);
+            let redone = redone.and_then(|sources| Ok((self.parse(&sources)?, sources)));
             let is_old = matches!(kept.change, Change::Replace { .. }) && kept.base != self.base;
             match redone {
-                // The file has it.
-                Ok((_, text)) if text == self.text => {}
+                // The files have it.
+                Ok((_, sources)) if sources == self.sources => {}
                 Ok(_) if is_old => {
                     let why = "the configuration file was changed after that".to_owned();
                     self.set_aside(kept, why);
                 }
-                Ok((config, text)) if config.state_directory == self.config.state_directory => {
-                    kept.after = digest(&text);
-                    (self.config, self.text) = (config, text);
+                Ok((config, _)) if config.state_directory != self.config.state_directory => {
+                    self.set_aside(kept, "it names another `state_directory`".to_owned());
+                }
+                Ok((config, _)) if config.include != self.config.include => {
+                    self.set_aside(kept, "it names another folder as `include`".to_owned());
+                }
+                Ok((config, sources)) => {
+                    kept.after = digest_all(&sources);
+                    (self.config, self.sources) = (config, sources);
                     self.changes.kept.push(kept);
                 }
-                Ok(_) => self.set_aside(kept, "it names another `state_directory`".to_owned()),
                 Err(misfit) => self.set_aside(kept, misfit.to_string()),
             }
         }
@@ -204,33 +213,46 @@ impl Declared {
     }
 }
 
-/// The text of a configuration file with all kept changes.
+/// The texts of configuration files with all kept changes.
 ///
 /// # Errors
 /// The first change that does not fit, or what is wrong with what comes out.
-pub fn merged(text: &str, changes: &Changes) -> Result<String, Misfit> {
-    let mut merged = text.to_owned();
-    for kept in unsaved(&digest(text), changes.kept.clone()) {
+pub fn merged(sources: &Sources, changes: &Changes) -> Result<Sources, Misfit> {
+    let mut merged = sources.clone();
+    for kept in unsaved(&digest_all(sources), changes.kept.clone()) {
         merged = edit::again(&merged, &kept.change)?;
     }
-    Config::parse(&merged).map_err(|errors| Misfit::mistakes(&errors))?;
+    Config::of(&merged).map_err(|errors| Misfit::mistakes(&errors))?;
     Ok(merged)
 }
 
-/// The changes that a file does not have: it is what it was after one of them when somebody has
-/// saved it.
-fn unsaved(base: &str, kept: Vec<Kept>) -> impl Iterator<Item = Kept> + use<> {
-    let held = kept.iter().rposition(|kept| kept.after == base);
+/// The changes that the files do not have: they are what they were after one of them when somebody
+/// has saved it.
+fn unsaved(read: &str, kept: Vec<Kept>) -> impl Iterator<Item = Kept> + use<> {
+    let held = kept.iter().rposition(|kept| kept.after == read);
     kept.into_iter().skip(held.map_or(0, |at| at + 1))
 }
 
 /// What a text is known by.
-fn digest(text: &str) -> String {
-    Uuid::new_v5(&DIGEST_SPACE, text.as_bytes()).to_string()
+fn digest(source: &Source) -> String {
+    Uuid::new_v5(&DIGEST_SPACE, source.text.as_bytes()).to_string()
+}
+
+/// What several are known by, with their names; one alone as by [`digest`].
+fn digest_all(sources: &Sources) -> String {
+    if sources.more.is_empty() {
+        return digest(&sources.main);
+    }
+    let mut all = digest(&sources.main);
+    for source in &sources.more {
+        let name = source.file.as_deref().and_then(Path::file_name).unwrap_or_default();
+        all = format!("{all} {name:?} {}", digest(source));
+    }
+    Uuid::new_v5(&DIGEST_SPACE, all.as_bytes()).to_string()
 }
 
 fn mistake(what: String, remedy: &str) -> ConfigErrors {
-    let mistake = Mistake { place: None, what, remedy: remedy.to_owned() };
+    let mistake = Mistake { file: None, place: None, what, remedy: remedy.to_owned() };
     ConfigErrors { file: None, mistakes: vec![mistake] }
 }
 

@@ -226,6 +226,71 @@ fn what_is_changed_live_outlasts_a_kill_and_can_be_saved() {
 }
 
 #[test]
+fn a_configuration_in_several_files_is_changed_and_saved_where_things_stand() {
+    let daemon = Daemon::start("127.0.42.5");
+    let file = daemon.folder.path().join("nvmfd.toml");
+    let main = fs::read_to_string(&file).unwrap();
+    let more = daemon.folder.path().join("conf.d/guests.toml");
+    fs::create_dir(more.parent().unwrap()).unwrap();
+    let theirs = "nqn.2026-11.io.nvmfd:guests";
+    fs::write(
+        &more,
+        format!("# guests\n[[subsystem]]\nnqn = \"{theirs}\"\nallow_any_host = true\n"),
+    )
+    .unwrap();
+    assert!(daemon.says(&["reload"]).contains(&format!("+ subsystem {theirs}")));
+    daemon.says(&["namespace", "add", theirs, "1", "--kind", "null", "--size", "1MiB"]);
+    daemon.says(&["host", "allow", NQN, "nqn.2026-11.org.example:h"]);
+    let other = daemon.folder.path().join("other.toml");
+    fs::write(&other, &main).unwrap();
+    let plan = daemon.says(&["plan", other.to_str().unwrap()]);
+    assert!(
+        plan.starts_with("- host") && plan.lines().count() == 1,
+        "the other file stays: {plan}"
+    );
+    assert!(
+        daemon.says(&["save", "--dry-run"]).contains(&format!("# {}\n# guests", more.display()))
+    );
+    let said = daemon.says(&["save"]);
+    assert!(said.contains("nvmfd.toml") && said.contains("guests.toml"), "{said}");
+    let saved = [&file, &more].map(|file| fs::read_to_string(file).unwrap());
+    assert!(saved[0].contains("example:h") && !saved[0].contains(theirs), "{}", saved[0]);
+    assert!(saved[1].starts_with("# guests") && saved[1].contains("1MiB"), "{}", saved[1]);
+    assert!(daemon.says(&["changes", "list"]).contains("has everything"));
+
+    // A mistake in any file has its place, and changes nothing.
+    fs::write(&more, format!("{}colour = 1\n", saved[1])).unwrap();
+    let (code, _, err) = nvmfctl(&daemon.socket(), &["reload"]);
+    assert_eq!(code, Some(1));
+    assert!(err.contains("guests.toml: line ") && err.contains("unknown key `colour`"), "{err}");
+    assert!(daemon.says(&["subsystem", "list"]).contains(theirs));
+    let checked =
+        Command::new(env!("CARGO_BIN_EXE_nvmfd")).arg("check").arg(&file).output().unwrap();
+    let err = String::from_utf8(checked.stderr).unwrap();
+    assert!(!checked.status.success() && err.contains("guests.toml: line "), "{err}");
+    daemon.stop();
+}
+
+#[test]
+fn write_protection_outlasts_a_kill() {
+    let mut daemon = Daemon::start("127.0.42.6");
+    let protect = ["namespace", "protect", NQN, "1"];
+    let told = daemon.says(&protect);
+    assert!(told.contains("No Write Protect becomes Write Protect"), "{told}");
+    daemon.process.kill().unwrap();
+    daemon.process.wait().unwrap();
+    let folder = std::mem::replace(&mut daemon.folder, tempfile::tempdir().unwrap());
+    let daemon = Daemon::start_in(folder);
+    assert!(daemon.says(&["namespace", "list"]).contains("write protected"));
+    daemon.says(&["namespace", "unprotect", NQN, "1"]);
+    assert!(!daemon.says(&["namespace", "list"]).contains("write protected"));
+    daemon.says(&[&protect[..], &["--permanent"]].concat());
+    let (code, _, err) = nvmfctl(&daemon.socket(), &["namespace", "unprotect", NQN, "1"]);
+    assert!(code == Some(1) && err.contains("Permanent Write Protect, and that does not"), "{err}");
+    daemon.stop();
+}
+
+#[test]
 fn completions_and_manual_pages_come_from_the_command_line() {
     let folder = tempfile::tempdir().unwrap();
     let (code, out, _) = nvmfctl(folder.path(), &["completions", "bash"]);

@@ -167,6 +167,56 @@ fn a_connected_host_is_seen_and_lives_with_what_changes() {
 }
 
 #[test]
+fn a_namespace_is_protected_as_a_host_would_do_it() {
+    let daemon = Daemon::start();
+    let mut host = host("127.0.44.6").expect("a connection");
+    let block = vec![0xA5; 4096];
+    host.write(range(1), &block, false).expect("not protected yet");
+    let protect = |nsid: u32, body: &str| {
+        let path = format!("/v1/subsystems/{NQN}/namespaces/{nsid}/protection");
+        ask(&daemon.socket(), "POST", &path, body)
+    };
+    let protected = || daemon.get("/v1/namespaces")[0]["write_protected"].clone();
+    let (status, outcome) = protect(1, r#"{"state": "protected", "dry_run": true}"#);
+    assert_eq!(status, 200, "{outcome}");
+    assert!(
+        outcome["differences"][0]
+            .as_str()
+            .unwrap()
+            .ends_with("No Write Protect becomes Write Protect")
+    );
+    assert_eq!(protected(), false, "only told");
+    host.write(range(1), &block, false).expect("only told");
+
+    let (status, outcome) = protect(1, r#"{"state": "protected"}"#);
+    assert_eq!((status, protected()), (200, json!(true)), "{outcome}");
+    let refused = host.write(range(1), &block, false).expect_err("protected").to_string();
+    assert!(refused.contains("Write Protect"), "{refused}");
+    let mut read = vec![0; 4096];
+    host.read(range(1), &mut read).expect("reads go on");
+    assert_eq!(read, block);
+    assert_eq!(protect(1, r#"{"state": "protected"}"#).1["differences"], json!([]));
+    assert_eq!(protect(1, r#"{"state": "none"}"#).0, 200);
+    host.write(range(1), &block, false).expect("no longer protected");
+
+    // What lasts until a power cycle, lasts until then.
+    assert_eq!(protect(1, r#"{"state": "until-power-cycle"}"#).0, 200);
+    let (status, problem) = protect(1, r#"{"state": "none"}"#);
+    assert_eq!(status, 409, "{problem}");
+    assert!(problem["error"].as_str().unwrap().contains("Until Power Cycle"), "{problem}");
+    assert!(host.write(range(1), &block, false).is_err());
+    assert_eq!(protect(2, r#"{"state": "protected"}"#).0, 404);
+    assert_eq!(protect(1, r#"{"state": "a bit"}"#).0, 400);
+
+    // A namespace that the configuration makes read only needs none.
+    daemon.made(json!({"change": "add_namespace", "subsystem": NQN, "nsid": 2,
+                       "settings": {"kind": "ram", "size": "1MiB", "read_only": true}}));
+    assert_eq!(protect(2, r#"{"state": "protected"}"#).0, 422);
+    host.disconnect();
+    daemon.stop();
+}
+
+#[test]
 fn an_apply_is_all_or_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("missing");

@@ -150,8 +150,8 @@ fn host(
     let nqn = nqn.and_then(|at| name(at, report));
     if let Some(At { value, span }) = &nqn {
         if let Some(first) = seen.iter().find(|old| old.value == *value) {
-            let (line, _) = report.place(first.span.start);
-            let what = format!("this host was there before, in line {line}");
+            let first = report.shown(&first.span, span);
+            let what = format!("this host was there before, in {first}");
             report.add(span, what, "write one [[host]] for each host");
         }
         seen.push(At { value: *value, span: span.clone() });

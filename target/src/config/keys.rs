@@ -3,9 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use toml::de::DeTable;
-
+use super::Sources;
 use super::section::{Report, Section};
+use super::sources::merged;
 use super::text::root;
 
 /// A text with one of every section that the parser looks into only where it is. What the text
@@ -27,8 +27,9 @@ const EVERY_SECTION: &str = r#"
 /// them), its keys. Sections inside are keys as well.
 #[must_use]
 pub fn known_keys() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
-    let mut report = Report::new(EVERY_SECTION);
-    let (table, _) = DeTable::parse_recoverable(EVERY_SECTION);
+    let sources = Sources::from(EVERY_SECTION);
+    let mut report = Report::new(&sources);
+    let table = merged(&sources, &mut report);
     let span = table.span();
     root(Section::new(table.into_inner(), span, "the file"), &mut report);
     report.known

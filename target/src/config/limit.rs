@@ -31,6 +31,7 @@ pub struct LimitConfig {
 
 pub(super) fn limits(root: &mut Section<'_>, report: &mut Report<'_>) -> Vec<LimitConfig> {
     let mut limits: Vec<LimitConfig> = Vec::new();
+    let mut seen: Vec<At<String>> = Vec::new();
     for mut section in root.tables("limit", "[[limit]]", report) {
         let form = "a name such as \"gold\"";
         let called = section.need::<String>("name", form, report);
@@ -46,10 +47,12 @@ pub(super) fn limits(root: &mut Section<'_>, report: &mut Report<'_>) -> Vec<Lim
         }
         section.end(report);
         let Some(At { value: name, span }) = called else { continue };
-        if limits.iter().any(|other| other.name == name) {
-            let what = format!("there is another [[limit]] with the name {name:?}");
+        if let Some(first) = seen.iter().find(|other| other.value == name) {
+            let first = report.shown(&first.span, &span);
+            let what = format!("there is another [[limit]] with the name {name:?}, in {first}");
             report.add(&span, what, "give each its own `name`");
         }
+        seen.push(At { value: name.clone(), span });
         limits.push(LimitConfig { name, limit, hosts });
     }
     limits

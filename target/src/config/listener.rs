@@ -92,14 +92,14 @@ pub(super) fn listener(
     let new = SocketAddr::new(address.value, port);
     let rival = seen.iter().find(|old| overlap(old.value.address, new));
     if let Some(rival) = rival {
-        let (line, _) = report.place(rival.span.start);
+        let place = report.shown(&rival.span, &address.span);
         let (at, rival) = (new, rival.value.address);
-        let what = format!("the listener {at} overlaps with {rival} of line {line}");
+        let what = format!("the listener {at} overlaps with {rival} of {place}");
         report.add(&address.span, what, "remove one of them, or give it another port");
     }
     if let Some(rival) = seen.iter().find(|old| old.value.id == id) {
-        let (line, _) = report.place(rival.span.start);
-        let what = format!("the listener {new} has id {id}, like the one of line {line}");
+        let place = report.shown(&rival.span, &span);
+        let what = format!("the listener {new} has id {id}, like the one of {place}");
         report.add(&span, what, "give each listener an `id` of its own");
     }
     if address.value.is_multicast() {

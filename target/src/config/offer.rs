@@ -269,8 +269,8 @@ pub(super) fn discovery(
     let own = section.take::<String>("nqn", NQN_FORM, report);
     if let Some(At { value, span }) = own.and_then(|at| name(at, report)) {
         if let Some(rival) = subsystems.iter().find(|subsystem| subsystem.value == value) {
-            let (line, _) = report.place(rival.span.start);
-            let what = format!("this is the name of the subsystem of line {line}");
+            let place = report.shown(&rival.span, &span);
+            let what = format!("this is the name of the subsystem of {place}");
             report.add(&span, what, "give discovery a name of its own");
         }
         config.nqn = value;

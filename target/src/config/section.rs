@@ -13,6 +13,8 @@ use serde::de::{DeserializeOwned, Deserializer, Error, Visitor};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
 
+use super::{Source, Sources};
+
 /// A value and the bytes of the text that it came from.
 #[derive(Clone, Debug)]
 pub(super) struct At<T> {
@@ -23,6 +25,8 @@ pub(super) struct At<T> {
 /// One mistake in a configuration: where, what, and what to do about it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mistake {
+    /// The file, where that is another than the one of all mistakes.
+    pub file: Option<PathBuf>,
     /// Line and column, from 1, where the mistake belongs to a place.
     pub place: Option<(usize, usize)>,
     /// What is wrong.
@@ -43,7 +47,7 @@ impl fmt::Display for Mistake {
 /// Every mistake of a configuration, in the order of the text. Prints one line per mistake.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ConfigErrors {
-    /// The file, where there is one.
+    /// The configuration file, where there is one.
     pub file: Option<PathBuf>,
     /// At least one mistake.
     pub mistakes: Vec<Mistake>,
@@ -55,7 +59,7 @@ impl fmt::Display for ConfigErrors {
             if n > 0 {
                 writeln!(f)?;
             }
-            if let Some(file) = &self.file {
+            if let Some(file) = mistake.file.as_ref().or(self.file.as_ref()) {
                 write!(f, "{}: ", file.display())?;
             }
             write!(f, "{mistake}")?;
@@ -66,17 +70,30 @@ impl fmt::Display for ConfigErrors {
 
 impl std::error::Error for ConfigErrors {}
 
-/// The mistakes found so far in one text.
+/// The mistakes found so far in the texts of one configuration. Places are counted through all of
+/// them.
 pub(super) struct Report<'t> {
-    text: &'t str,
+    sources: Vec<(usize, &'t Source)>,
     found: Vec<(usize, Mistake)>,
     /// By title of a section, the keys that were asked for.
     pub(super) known: BTreeMap<&'static str, BTreeSet<&'static str>>,
 }
 
 impl<'t> Report<'t> {
-    pub(super) fn new(text: &'t str) -> Self {
-        Self { text, found: Vec::new(), known: BTreeMap::new() }
+    pub(super) fn new(sources: &'t Sources) -> Self {
+        let mut base = 0;
+        let mut all = Vec::new();
+        for source in sources.iter() {
+            all.push((base, source));
+            // Also the end of a text is a place of its own.
+            base += source.text.len() + 1;
+        }
+        Self { sources: all, found: Vec::new(), known: BTreeMap::new() }
+    }
+
+    /// The place where a text begins.
+    pub(super) fn base(&self, index: usize) -> usize {
+        self.sources[index].0
     }
 
     /// Notes a mistake at a place of the text.
@@ -86,21 +103,38 @@ impl<'t> Report<'t> {
         what: impl Into<String>,
         remedy: impl Into<String>,
     ) {
-        let place = Some(self.place(span.start));
-        self.found.push((span.start, Mistake { place, what: what.into(), remedy: remedy.into() }));
+        let (index, place) = self.place(span.start);
+        let file = if index == 0 { None } else { self.sources[index].1.file.clone() };
+        let (what, remedy) = (what.into(), remedy.into());
+        self.found.push((span.start, Mistake { file, place: Some(place), what, remedy }));
     }
 
     /// Notes that something is missing from the text as a whole.
     pub(super) fn absent(&mut self, what: &str, remedy: &str) {
-        let mistake = Mistake { place: None, what: what.to_owned(), remedy: remedy.to_owned() };
+        let (what, remedy) = (what.to_owned(), remedy.to_owned());
+        let mistake = Mistake { file: None, place: None, what, remedy };
         self.found.push((usize::MAX, mistake));
     }
 
-    /// Line and column, counted in characters from 1.
-    pub(super) fn place(&self, at: usize) -> (usize, usize) {
-        let before = self.text.get(..at.min(self.text.len())).unwrap_or(self.text);
+    /// Where another thing is, for a mistake at `from`: the line alone, if that is in the same text.
+    pub(super) fn shown(&self, other: &Range<usize>, from: &Range<usize>) -> String {
+        let ((index, (line, column)), (here, _)) =
+            (self.place(other.start), self.place(from.start));
+        match &self.sources[index].1.file {
+            Some(file) if index != here => {
+                format!("{}, line {line}, column {column}", file.display())
+            }
+            _ => format!("line {line}"),
+        }
+    }
+
+    /// Which text, and line and column of it, counted in characters from 1.
+    fn place(&self, at: usize) -> (usize, (usize, usize)) {
+        let index = self.sources.partition_point(|(base, _)| *base <= at).saturating_sub(1);
+        let (base, Source { text, .. }) = self.sources[index];
+        let before = text.get(..(at - base).min(text.len())).unwrap_or(text);
         let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
-        (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
+        (index, (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1))
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -110,7 +144,8 @@ impl<'t> Report<'t> {
     pub(super) fn finish(mut self) -> ConfigErrors {
         self.found.sort_by_key(|(at, _)| *at);
         let mistakes = self.found.into_iter().map(|(_, mistake)| mistake).collect();
-        ConfigErrors { file: None, mistakes }
+        let file = self.sources.first().and_then(|(_, main)| main.file.clone());
+        ConfigErrors { file, mistakes }
     }
 }
 
@@ -333,10 +368,19 @@ mod tests {
 
     #[test]
     fn places_count_characters_from_one() {
-        let report = Report::new("a\nüb\n");
-        assert_eq!(report.place(0), (1, 1));
-        assert_eq!(report.place(2), (2, 1));
-        assert_eq!(report.place(4), (2, 2));
-        assert_eq!(report.place(99), (3, 1));
+        let mut sources = Sources::from("a\nüb\n");
+        let report = Report::new(&sources);
+        assert_eq!(report.place(0), (0, (1, 1)));
+        assert_eq!(report.place(2), (0, (2, 1)));
+        assert_eq!(report.place(4), (0, (2, 2)));
+        assert_eq!(report.place(99), (0, (3, 1)));
+        let file = Some("/c.toml".into());
+        sources.more.push(Source { file, text: "\nx".to_owned() });
+        let report = Report::new(&sources);
+        assert_eq!(report.place(6), (0, (3, 1)));
+        assert_eq!(report.place(7), (1, (1, 1)));
+        assert_eq!(report.place(8), (1, (2, 1)));
+        assert_eq!(report.shown(&(8..9), &(7..8)), "line 2");
+        assert_eq!(report.shown(&(8..9), &(0..1)), "/c.toml, line 2, column 1");
     }
 }

@@ -5,7 +5,6 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use nvme::Nqn;
-use toml::de::DeTable;
 
 use crate::ana::ANA_GROUPS;
 use crate::disk::Fault;
@@ -19,11 +18,13 @@ use super::management::management;
 use super::missing::missing;
 use super::observe::observe;
 use super::offer::{discovery, hosts, offer};
-use super::section::{At, Auto, Report, Section, one_line};
+use super::section::{At, Auto, Report, Section};
 use super::size::{SIZE_FORM, Size};
+use super::sources::merged;
 use super::{
     CaptureConfig, Config, ConfigErrors, Limits, ListenerConfig, MAX_NSID, MemoryConfig,
-    NamespaceConfig, NamespaceKind, Provider, ReactorConfig, Spin, SubsystemConfig, Threads,
+    NamespaceConfig, NamespaceKind, Provider, ReactorConfig, Sources, Spin, SubsystemConfig,
+    Threads,
 };
 
 /// Receives that a reactor keeps for admin queues and for connections that are just beginning.
@@ -37,14 +38,10 @@ const CAPTURE_LIMIT_BYTES: u64 = 1 << 30;
 
 pub(super) const NQN_FORM: &str = "a name such as \"nqn.2026-11.org.example:disk1\"";
 
-/// Reads a whole text.
-pub(super) fn read(text: &str) -> Result<Config, ConfigErrors> {
-    let mut report = Report::new(text);
-    let (table, errors) = DeTable::parse_recoverable(text);
-    for error in errors {
-        let span = error.span().unwrap_or_default();
-        report.add(&span, one_line(error.message()), "this is not TOML; see https://toml.io");
-    }
+/// Reads all texts of a configuration.
+pub(super) fn read(sources: &Sources) -> Result<Config, ConfigErrors> {
+    let mut report = Report::new(sources);
+    let table = merged(sources, &mut report);
     if !report.is_empty() {
         // What a broken text means is anybody's guess: no follow-up mistakes.
         return Err(report.finish());
@@ -55,6 +52,7 @@ pub(super) fn read(text: &str) -> Result<Config, ConfigErrors> {
 }
 
 pub(super) fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config {
+    let include = include(&mut section, report);
     let provider = provider(&mut section, report);
     let reactor = reactor(section.table("reactor", "[reactor]", report), report);
     let limits = limits(section.table("limits", "[limits]", report), report);
@@ -90,6 +88,7 @@ pub(super) fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config 
     section.end(report);
     let listeners = scene.listeners.into_iter().map(|listener| listener.value).collect();
     Config {
+        include,
         provider,
         reactor,
         memory,
@@ -105,6 +104,16 @@ pub(super) fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config 
         management,
         observe,
     }
+}
+
+/// Which files are read is decided before (`sources.rs`); here it is only judged.
+fn include(section: &mut Section<'_>, report: &mut Report<'_>) -> Option<PathBuf> {
+    let form = "the path of a folder, such as \"conf.d\", which is beside this file";
+    let At { value, span } = section.take::<PathBuf>("include", form, report)?;
+    if value.as_os_str().is_empty() {
+        report.add(&span, "`include` names no folder", format!("write {form}"));
+    }
+    Some(value)
 }
 
 fn provider(section: &mut Section<'_>, report: &mut Report<'_>) -> Provider {
@@ -322,8 +331,8 @@ pub(super) fn once<T: PartialEq>(
     report: &mut Report<'_>,
 ) {
     if let Some(first) = seen.iter().find(|old| old.value == value) {
-        let (line, _) = report.place(first.span.start);
-        report.add(span, format!("{what} is used twice, first in line {line}"), remedy);
+        let first = report.shown(&first.span, span);
+        report.add(span, format!("{what} is used twice, first in {first}"), remedy);
     } else {
         seen.push(At { value, span: span.clone() });
     }

@@ -9,6 +9,7 @@ mod changes;
 mod controllers;
 mod log;
 mod observe;
+mod protection;
 mod server;
 mod status;
 mod subsystems;
@@ -58,7 +59,10 @@ fn reading() -> OpenApiRouter<Managed> {
 
 /// Routes that change something: on the Unix socket only. Each area adds its own here.
 fn changing() -> OpenApiRouter<Managed> {
-    OpenApiRouter::new().merge(changes::changing()).merge(log::changing())
+    OpenApiRouter::new()
+        .merge(changes::changing())
+        .merge(log::changing())
+        .merge(protection::routes())
 }
 
 /// All routes, or those that only look, with their description at `/v1/openapi.json`. That is made

@@ -7,21 +7,24 @@ use std::path::Path;
 
 use crate::absent;
 use crate::auth::Keyring;
-use crate::config::{Config, Missing, NamespaceConfig, NamespaceKind, Size};
+use crate::config::{Config, Missing, NamespaceConfig, NamespaceKind, Size, Sources};
 use tracing::{error, warn};
 
 /// Checks a configuration. The whole of it goes to stdout when it is good; warnings and mistakes
 /// are logged. Says whether the daemon could serve it.
 #[must_use]
 pub fn check(file: &Path) -> bool {
-    let config = match Config::load(file) {
-        Ok(config) => config,
+    let read = Sources::read(file).and_then(|sources| Ok((Config::of(&sources)?, sources)));
+    let (config, sources) = match read {
+        Ok((config, sources)) => {
+            (config.or_state_directory(std::env::var_os("STATE_DIRECTORY")), sources)
+        }
         Err(errors) => {
             super::log_mistakes(&errors);
             return false;
         }
     };
-    for warning in config.warnings() {
+    for warning in sources.warnings().into_iter().chain(config.warnings()) {
         warn!("{warning}");
     }
     let mut good = true;

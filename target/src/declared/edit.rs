@@ -1,4 +1,6 @@
-//! One change, made in the text of a configuration. Everything else of the text stays as it is.
+//! One change, made in the texts of a configuration. Everything else of them stays as it is.
+//!
+//! What is there is changed where it stands. What is new goes into the first text.
 
 use serde_json::Value as Json;
 use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, Value};
@@ -6,7 +8,7 @@ use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, Val
 use super::MOST_TEXT_BYTES;
 use crate::ana::ANA_GROUPS;
 use crate::api::{Change, Settings};
-use crate::config::ConfigErrors;
+use crate::config::{ConfigErrors, Sources};
 
 /// Why a change does not fit.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -30,23 +32,32 @@ impl Misfit {
     }
 }
 
-/// The text after a change.
+/// The texts after a change.
 ///
 /// # Errors
 /// What it names is not there, what it adds is, or a value cannot be written.
-pub fn edit(text: &str, change: &Change) -> Result<String, Misfit> {
+pub fn edit(sources: &Sources, change: &Change) -> Result<Sources, Misfit> {
+    let mut edited = sources.clone();
     if let Change::Replace { text } = change {
-        return bounded(text.clone());
+        edited.main.text = bounded(text.clone())?;
+        return Ok(edited);
     }
-    let mut document: DocumentMut =
-        text.parse().map_err(|error| Misfit::Wrong(format!("this is not TOML: {error}")))?;
-    make(&mut document, change)?;
-    bounded(document.to_string())
+    let mut documents = Vec::new();
+    for source in sources.iter() {
+        let document: Result<DocumentMut, _> = source.text.parse();
+        documents
+            .push(document.map_err(|error| Misfit::Wrong(format!("this is not TOML: {error}")))?);
+    }
+    make(&mut documents, change)?;
+    for (source, document) in edited.iter_mut().zip(documents) {
+        source.text = bounded(document.to_string())?;
+    }
+    Ok(edited)
 }
 
-/// As [`edit`], for a change that may have been made in the text by hand: what is there may be
+/// As [`edit`], for a change that may have been made in the texts by hand: what is there may be
 /// added once more, and what is gone be taken away.
-pub(super) fn again(text: &str, change: &Change) -> Result<String, Misfit> {
+pub(super) fn again(sources: &Sources, change: &Change) -> Result<Sources, Misfit> {
     let twice = match change {
         Change::AddSubsystem { nqn, settings } => {
             Some(Change::SetSubsystem { nqn: nqn.clone(), settings: settings.clone() })
@@ -61,13 +72,13 @@ pub(super) fn again(text: &str, change: &Change) -> Result<String, Misfit> {
         }
         _ => None,
     };
-    match edit(text, change) {
+    match edit(sources, change) {
         // Only if that changes nothing: another disk of the same number is another matter.
-        Err(Misfit::Exists(what)) => match twice.and_then(|twice| edit(text, &twice).ok()) {
-            Some(same) if same == text => Ok(same),
+        Err(Misfit::Exists(what)) => match twice.and_then(|twice| edit(sources, &twice).ok()) {
+            Some(same) if same == *sources => Ok(same),
             _ => Err(Misfit::Exists(what)),
         },
-        Err(Misfit::Missing(_)) if takes_away(change) => Ok(text.to_owned()),
+        Err(Misfit::Missing(_)) if takes_away(change) => Ok(sources.clone()),
         other => other,
     }
 }
@@ -90,47 +101,47 @@ fn bounded(text: String) -> Result<String, Misfit> {
     }
 }
 
-fn make(root: &mut Table, change: &Change) -> Result<(), Misfit> {
+fn make(documents: &mut [DocumentMut], change: &Change) -> Result<(), Misfit> {
+    let roots: Vec<&mut Table> = documents.iter_mut().map(|each| &mut **each).collect();
     match change {
         Change::AddSubsystem { nqn, settings } => {
-            add(root, "subsystem", ("nqn", nqn.as_str().into()), settings)
+            add(roots, "subsystem", ("nqn", nqn.as_str().into()), settings)
         }
-        Change::SetSubsystem { nqn, settings } => set(subsystem(root, nqn)?, settings, &["nqn"]),
+        Change::SetSubsystem { nqn, settings } => set(subsystem(roots, nqn)?, settings, &["nqn"]),
         Change::RemoveSubsystem { nqn } => {
-            remove(root, "subsystem", nqn, |t| text(t, "nqn") == Some(nqn))
+            remove(roots, "subsystem", nqn, |t| text(t, "nqn") == Some(nqn))
         }
         Change::AddNamespace { subsystem: nqn, nsid, settings } => {
-            let subsystem = subsystem(root, nqn)?;
-            add(subsystem, "namespace", ("nsid", i64::from(*nsid).into()), settings)
+            let subsystem = subsystem(roots, nqn)?;
+            add(vec![subsystem], "namespace", ("nsid", i64::from(*nsid).into()), settings)
         }
         Change::SetNamespace { subsystem: nqn, nsid, settings } => {
-            let namespace = find(subsystem(root, nqn)?, "namespace", &nsid, |t| is(t, *nsid))?;
+            let namespace =
+                find(vec![subsystem(roots, nqn)?], "namespace", &nsid, |t| is(t, *nsid))?;
             set(namespace, settings, &["nsid"])
         }
         Change::RemoveNamespace { subsystem: nqn, nsid } => {
-            remove(subsystem(root, nqn)?, "namespace", &nsid, |t| is(t, *nsid))
+            remove(vec![subsystem(roots, nqn)?], "namespace", &nsid, |t| is(t, *nsid))
         }
         Change::AddListener { id, settings } => {
-            number_listeners(root)?;
-            add(root, "listener", ("id", i64::from(*id).into()), settings)
+            add(number_listeners(roots)?, "listener", ("id", i64::from(*id).into()), settings)
         }
-        Change::SetListener { id, settings } => set(listener(root, *id)?, settings, &["id"]),
-        Change::RemoveListener { id } => {
-            number_listeners(root)?;
-            remove(root, "listener", id, |t| number(t, "id") == Some((*id).into()))
-        }
+        Change::SetListener { id, settings } => set(listener(roots, *id)?, settings, &["id"]),
+        Change::RemoveListener { id } => remove(number_listeners(roots)?, "listener", id, |t| {
+            number(t, "id") == Some((*id).into())
+        }),
         Change::SetAna { listener: id, group, state } => {
-            set_ana(listener(root, *id)?, *group, state)
+            set_ana(listener(roots, *id)?, *group, state)
         }
         Change::AllowHost { subsystem: nqn, host } => {
-            let hosts = hosts(subsystem(root, nqn)?)?;
+            let hosts = hosts(subsystem(roots, nqn)?)?;
             if !hosts.iter().any(|each| each.as_str() == Some(host)) {
                 hosts.push(host.as_str());
             }
             Ok(())
         }
         Change::DenyHost { subsystem: nqn, host } => {
-            let hosts = hosts(subsystem(root, nqn)?)?;
+            let hosts = hosts(subsystem(roots, nqn)?)?;
             let Some(at) = hosts.iter().position(|each| each.as_str() == Some(host)) else {
                 return Err(Misfit::Missing(format!("{host} is no host of {nqn}")));
             };
@@ -139,24 +150,24 @@ fn make(root: &mut Table, change: &Change) -> Result<(), Misfit> {
         }
         Change::SetHost { nqn, settings } => {
             let is = |t: &Table| text(t, "nqn") == Some(nqn);
-            match find(root, "host", nqn, is) {
-                Ok(host) => set(host, settings, &["nqn"]),
-                Err(_) => add(root, "host", ("nqn", nqn.as_str().into()), settings),
+            match roots.iter().any(|root| place(root, "host", is).is_some()) {
+                true => set(find(roots, "host", nqn, is)?, settings, &["nqn"]),
+                false => add(roots, "host", ("nqn", nqn.as_str().into()), settings),
             }
         }
-        Change::RemoveHost { nqn } => remove(root, "host", nqn, |t| text(t, "nqn") == Some(nqn)),
+        Change::RemoveHost { nqn } => remove(roots, "host", nqn, |t| text(t, "nqn") == Some(nqn)),
         Change::Replace { .. } => Ok(()),
     }
 }
 
-fn subsystem<'t>(root: &'t mut Table, nqn: &str) -> Result<&'t mut Table, Misfit> {
-    find(root, "subsystem", &nqn, |t| text(t, "nqn") == Some(nqn))
+fn subsystem<'t>(roots: Vec<&'t mut Table>, nqn: &str) -> Result<&'t mut Table, Misfit> {
+    find(roots, "subsystem", &nqn, |t| text(t, "nqn") == Some(nqn))
 }
 
-fn listener(root: &mut Table, id: u16) -> Result<&mut Table, Misfit> {
+fn listener(roots: Vec<&mut Table>, id: u16) -> Result<&mut Table, Misfit> {
     // Without an `id`, its place is its number.
     let mut at: u16 = 0;
-    find(root, "listener", &id, |t| {
+    find(roots, "listener", &id, |t| {
         at = at.saturating_add(1);
         number(t, "id").unwrap_or(at.into()) == i64::from(id)
     })
@@ -164,13 +175,17 @@ fn listener(root: &mut Table, id: u16) -> Result<&mut Table, Misfit> {
 
 /// Gives each listener the number in writing that it has by its place: another's coming or going
 /// must not change it.
-fn number_listeners(root: &mut Table) -> Result<(), Misfit> {
-    for (at, table) in (1i64..).zip(tables(root, "listener")?.iter_mut()) {
-        if !table.contains_key("id") {
-            table.insert("id", toml_edit::value(at));
+fn number_listeners(mut roots: Vec<&mut Table>) -> Result<Vec<&mut Table>, Misfit> {
+    let mut at = 0i64;
+    for root in roots.iter_mut().filter(|root| root.contains_key("listener")) {
+        for table in tables(root, "listener")?.iter_mut() {
+            at += 1;
+            if !table.contains_key("id") {
+                table.insert("id", toml_edit::value(at));
+            }
         }
     }
-    Ok(())
+    Ok(roots)
 }
 
 fn text<'t>(table: &'t Table, key: &str) -> Option<&'t str> {
@@ -196,56 +211,73 @@ fn tables<'t>(parent: &'t mut Table, key: &str) -> Result<&'t mut ArrayOfTables,
     item.as_array_of_tables_mut().ok_or_else(wrong)
 }
 
+/// The place of a table among those of one name, which stay as they are written.
+fn place(parent: &Table, key: &str, is: impl FnMut(&Table) -> bool) -> Option<usize> {
+    let item = parent.get(key)?;
+    match item.as_array_of_tables() {
+        Some(tables) => tables.iter().position(is),
+        None => item.clone().into_array_of_tables().ok()?.iter().position(is),
+    }
+}
+
+/// The table of that name, in whichever text it is.
 fn find<'t>(
-    parent: &'t mut Table,
+    parents: Vec<&'t mut Table>,
     key: &str,
     name: &dyn std::fmt::Display,
     mut is: impl FnMut(&Table) -> bool,
 ) -> Result<&'t mut Table, Misfit> {
-    let tables = tables(parent, key)?;
-    let at = tables.iter().position(&mut is);
-    let found = at.and_then(|at| tables.get_mut(at));
-    found.ok_or_else(|| Misfit::Missing(format!("there is no {key} {name}")))
+    let missing = || Misfit::Missing(format!("there is no {key} {name}"));
+    for parent in parents {
+        if let Some(at) = place(parent, key, &mut is) {
+            return tables(parent, key)?.get_mut(at).ok_or_else(missing);
+        }
+    }
+    Err(missing())
 }
 
+/// Adds a table, in the first text, that is in none.
 fn add(
-    parent: &mut Table,
+    parents: Vec<&mut Table>,
     key: &str,
     (name, value): (&str, Value),
     settings: &Settings,
 ) -> Result<(), Misfit> {
-    let tables = tables(parent, key)?;
     let plain = |value: &Value| (value.as_str().map(str::to_owned), value.as_integer());
     let same = |table: &Table| {
         let old = table.get(name).and_then(Item::as_value);
         old.is_some_and(|old| plain(old) == plain(&value))
     };
-    let shown = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    if tables.iter().any(same) {
+    if parents.iter().any(|parent| place(parent, key, same).is_some()) {
+        let shown = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         return Err(Misfit::Exists(format!("there is a {key} {shown} already")));
     }
+    let Some(first) = parents.into_iter().next() else { return Ok(()) };
     let mut table = Table::new();
     table.decor_mut().set_prefix("\n");
     table.insert(name, Item::Value(value));
     set(&mut table, settings, &[name])?;
-    tables.push(table);
+    tables(first, key)?.push(table);
     Ok(())
 }
 
 fn remove(
-    parent: &mut Table,
+    parents: Vec<&mut Table>,
     key: &str,
     name: &dyn std::fmt::Display,
-    is: impl FnMut(&Table) -> bool,
+    mut is: impl FnMut(&Table) -> bool,
 ) -> Result<(), Misfit> {
-    let tables = tables(parent, key)?;
-    let missing = || Misfit::Missing(format!("there is no {key} {name}"));
-    let at = tables.iter().position(is).ok_or_else(missing)?;
-    tables.remove(at);
-    if tables.is_empty() {
-        parent.remove(key);
+    for parent in parents {
+        if let Some(at) = place(parent, key, &mut is) {
+            let tables = tables(parent, key)?;
+            tables.remove(at);
+            if tables.is_empty() {
+                parent.remove(key);
+            }
+            return Ok(());
+        }
     }
-    Ok(())
+    Err(Misfit::Missing(format!("there is no {key} {name}")))
 }
 
 fn set(table: &mut Table, settings: &Settings, fixed: &[&str]) -> Result<(), Misfit> {

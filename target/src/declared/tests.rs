@@ -1,3 +1,5 @@
+use std::fs;
+
 use serde_json::json;
 use tempfile::{TempDir, tempdir};
 
@@ -62,6 +64,11 @@ fn write(folder: &TempDir, text: &str) {
 
 fn load(folder: &TempDir) -> Declared {
     Declared::load_with(&folder.path().join("nvmfd.toml"), None).unwrap()
+}
+
+/// A change of one text.
+fn edit(text: &str, change: &Change) -> Result<String, Misfit> {
+    super::edit(&Sources::from(text), change).map(|sources| sources.main.text)
 }
 
 fn nsids(declared: &Declared) -> Vec<u32> {
@@ -216,8 +223,8 @@ fn changes_are_there_after_a_restart_until_they_are_saved() {
 
     // Saved, and killed before the changes are forgotten.
     let file = folder.path().join("nvmfd.toml");
-    let text = merged(&fs::read_to_string(&file).unwrap(), found.changes()).unwrap();
-    fs::write(&file, &text).unwrap();
+    let saved = merged(&Sources::read(&file).unwrap(), found.changes()).unwrap();
+    fs::write(&file, &saved.main.text).unwrap();
     let saved = load(&folder);
     assert_eq!(saved.changes(), &Changes::default());
     assert_eq!(saved.config(), next.config());
@@ -296,6 +303,119 @@ fn what_cannot_be_kept_is_an_error() {
     next.keep().unwrap();
     assert!(!next.keeps());
     assert_eq!(nsids(&load(&folder)), [8]);
+}
+
+const C: &str = "nqn.2026-11.io.nvmfd:c";
+
+/// More of the configuration, in a file of its own.
+const MORE: &str = r#"# theirs
+[[listener]]
+address = "127.0.0.7"
+
+[[subsystem]]
+nqn = "nqn.2026-11.io.nvmfd:c"  # a guest
+hosts = []
+
+[[host]]
+nqn = "nqn.2026-11.org.example:h"
+dhchap_key_file = "/k"
+"#;
+
+/// As [`stage`], with more in `conf.d`.
+fn stage_more() -> (TempDir, Declared) {
+    let (folder, _) = stage(TEXT);
+    fs::create_dir(folder.path().join("conf.d")).unwrap();
+    fs::write(folder.path().join("conf.d/0.toml"), "# nothing yet\n").unwrap();
+    fs::write(folder.path().join("conf.d/more.toml"), MORE).unwrap();
+    let declared = load(&folder);
+    (folder, declared)
+}
+
+#[test]
+fn things_are_changed_in_the_file_in_which_they_stand() {
+    let (folder, declared) = stage_more();
+    let c = || C.to_owned();
+    let null = settings(json!({"kind": "null", "size": "1MiB"}));
+    let text_of = |declared: &Declared, file: usize| {
+        declared.sources.iter().nth(file).map(|source| source.text.clone()).unwrap()
+    };
+    let main = text_of(&declared, 0);
+    let there = [
+        Change::AddNamespace { subsystem: c(), nsid: 1, settings: null.clone() },
+        Change::AllowHost { subsystem: c(), host: HOST.to_owned() },
+        Change::SetSubsystem { nqn: c(), settings: settings(json!({"model": "m"})) },
+        Change::SetAna { listener: 2, group: None, state: "change".to_owned() },
+        Change::SetHost {
+            nqn: HOST.to_owned(),
+            settings: settings(json!({"dhchap_key_file": "/l"})),
+        },
+    ];
+    let next = declared.with(&there, AT).unwrap();
+    assert_eq!(text_of(&next, 0), main, "the configuration file has nothing to do with that");
+    assert_eq!(text_of(&next, 1), "# nothing yet\n");
+    let more = text_of(&next, 2);
+    for has in ["# theirs", "# a guest", "nsid = 1", "model = \"m\"", "ana = \"change\"", "/l"] {
+        assert!(more.contains(has), "{has}: {more}");
+    }
+    assert_eq!(next.config().subsystems[2].namespaces.len(), 1);
+
+    // What is new goes into the configuration file; what is there is there, wherever it stands.
+    let d =
+        Change::AddSubsystem { nqn: "nqn.2026-11.io.nvmfd:d".into(), settings: Settings::new() };
+    let last = next.with(&[d, Change::RemoveHost { nqn: HOST.to_owned() }], AT).unwrap();
+    assert!(text_of(&last, 0).contains("nvmfd:d") && !text_of(&last, 2).contains("[[host]]"));
+    let twice = Change::AddSubsystem { nqn: c(), settings: Settings::new() };
+    assert!(matches!(last.with(&[twice], AT), Err(Misfit::Exists(_))));
+    // Listeners are numbered through all files.
+    let gone = last.with(&[Change::RemoveListener { id: 1 }], AT).unwrap();
+    assert_eq!(gone.config().listeners.iter().map(|each| each.id).collect::<Vec<_>>(), [2]);
+    assert!(text_of(&gone, 2).contains("id = 2"));
+
+    // It is there after a restart, and each file can be saved.
+    gone.keep().unwrap();
+    let found = load(&folder);
+    assert_eq!((found.config(), found.changes()), (gone.config(), gone.changes()));
+    let file = folder.path().join("nvmfd.toml");
+    let saved = merged(&Sources::read(&file).unwrap(), found.changes()).unwrap();
+    for source in saved.iter() {
+        fs::write(source.file.as_ref().unwrap(), &source.text).unwrap();
+    }
+    let found = load(&folder);
+    assert_eq!((found.config(), found.changes()), (gone.config(), &Changes::default()));
+}
+
+#[test]
+fn changes_outlast_what_others_do_in_their_files() {
+    let (folder, declared) = stage_more();
+    let state = format!("state_directory = {:?}\n", folder.path());
+    let other = state.clone() + &TEXT.replace("nsid = 1", "nsid = 9");
+    let next = declared.with(&[Change::Replace { text: other }, add(2, "1MiB")], AT).unwrap();
+    assert_eq!((nsids(&next), next.config().subsystems.len()), (vec![9, 2], 3));
+    next.keep().unwrap();
+    // Somebody brings a file, another goes: the file that was replaced is as it was.
+    let more = folder.path().join("conf.d/more.toml");
+    fs::write(folder.path().join("conf.d/new.toml"), MORE.replace(":c", ":d")).unwrap();
+    fs::remove_file(&more).unwrap();
+    let found = next.reload().unwrap();
+    assert_eq!((nsids(&found), found.changes().set_aside.len()), (vec![9, 2], 0));
+    assert_eq!(found.config().subsystems[2].nqn.as_str(), "nqn.2026-11.io.nvmfd:d");
+    // What stood in a file that is gone cannot be changed any more.
+    let lost = Change::AllowHost { subsystem: C.to_owned(), host: HOST.to_owned() };
+    fs::write(&more, MORE.replace("127.0.0.7", "127.0.0.8").replace("example:h", "example:i"))
+        .unwrap();
+    let next = found.reload().unwrap().with(std::slice::from_ref(&lost), AT).unwrap();
+    fs::remove_file(&more).unwrap();
+    let found = next.reload().unwrap();
+    assert_eq!(found.changes().set_aside[0].kept.change, lost);
+    // A mistake in any of the files refuses the reload.
+    fs::write(&more, "colour = 1").unwrap();
+    let said = next.reload().unwrap_err().to_string();
+    assert!(said.contains("conf.d/more.toml: line 1, column 1: unknown key `colour`"), "{said}");
+
+    let (folder, declared) = stage_more();
+    let text = format!("include = \"d\"\nstate_directory = {:?}\n{TEXT}", folder.path());
+    let refused = declared.with(&[Change::Replace { text }], AT).unwrap_err();
+    assert!(refused.to_string().contains("write it into the file, and reload"), "{refused}");
 }
 
 /// The changes in the life of the process that is killed.

@@ -8,7 +8,7 @@ use nvme::feature::WriteProtectState;
 use super::{Io, Link, Queue, Serves, State};
 use crate::command::Plan;
 use crate::protection::Protection;
-use crate::reservation::keeper::{Ask, Protect};
+use crate::reservation::keeper::{Ask, Asker, Protect};
 use crate::reservation::{Fence, Order, Reservation};
 
 impl Queue {
@@ -38,7 +38,8 @@ impl Queue {
         state: WriteProtectState,
         io: &mut Io<'_>,
     ) {
-        let wish = Protect { of, state, reactor: io.reactor, tag: self.tag(slot) };
+        let from = Asker::Reactor(io.reactor, self.tag(slot));
+        let wish = Protect { of, state, from };
         let asked = io.registry.ask_protection(wish);
         self.wait_for_keeper(slot, asked, io);
     }

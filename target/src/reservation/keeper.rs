@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel};
 
 use nvme::feature::WriteProtectState;
 use nvme::{Nqn, Status};
@@ -26,7 +26,7 @@ use crate::uncorrectable::{Change, Marks};
 pub enum Word {
     /// An order of a host.
     Ask(Ask),
-    /// A host wants namespaces protected from writes, or no longer.
+    /// Somebody wants namespaces protected from writes, or no longer.
     Protect(Protect),
     /// Blocks of a namespace become unreadable, or are readable again.
     Mark(Mark),
@@ -58,10 +58,17 @@ pub struct Protect {
     pub of: Vec<Arc<Protection>>,
     /// The new state.
     pub state: WriteProtectState,
-    /// The reactor to answer.
-    pub reactor: usize,
-    /// What the answer is tagged with.
-    pub tag: Tag,
+    /// Whom to answer.
+    pub from: Asker,
+}
+
+/// Who waits for an outcome.
+#[derive(Debug)]
+pub enum Asker {
+    /// A reactor, whose answer has this tag.
+    Reactor(usize, Tag),
+    /// Somebody who is no host. The channel has room for the answer.
+    Person(SyncSender<Result<(), Status>>),
 }
 
 /// A change of the blocks that cannot be read, and who waits for its outcome.
@@ -82,8 +89,8 @@ pub struct Mark {
 pub struct Keeper {
     words: Receiver<Word>,
     sender: Sender<Word>,
-    /// Who waits behind which fence: reactor and tag.
-    fenced: HashMap<u64, (usize, Tag)>,
+    /// Who waits behind which fence.
+    fenced: HashMap<u64, Asker>,
     next_ticket: u64,
 }
 
@@ -119,15 +126,13 @@ impl Keeper {
     fn hear(&mut self, word: Word, registry: &Registry) -> bool {
         match word {
             Word::Ask(ask) => self.serve(ask, registry),
-            Word::Protect(wish) => {
-                self.protect(&wish, registry);
-            }
+            Word::Protect(wish) => self.protect(wish, registry),
             Word::Mark(Mark { of, change, reactor, tag }) => {
-                answer(registry, reactor, tag, of.change(&change));
+                answer(registry, &Asker::Reactor(reactor, tag), of.change(&change));
             }
             Word::Drained(ticket) => {
-                if let Some((reactor, tag)) = self.fenced.remove(&ticket) {
-                    answer(registry, reactor, tag, Ok(()));
+                if let Some(asker) = self.fenced.remove(&ticket) {
+                    answer(registry, &asker, Ok(()));
                 }
             }
             Word::Stop => return false,
@@ -136,6 +141,7 @@ impl Keeper {
     }
 
     fn serve(&mut self, ask: Ask, registry: &Registry) {
+        let asker = Asker::Reactor(ask.reactor, ask.tag);
         let mut fences = Vec::new();
         for reservation in &ask.of {
             match reservation.carry_out(&ask.host, &ask.order) {
@@ -146,16 +152,15 @@ impl Keeper {
                         fences.push((Arc::clone(reservation), effect.aborted));
                     }
                 }
-                Err(status) => return answer(registry, ask.reactor, ask.tag, Err(status)),
+                Err(status) => return answer(registry, &asker, Err(status)),
             }
         }
         // Only Preempt and Abort has a fence, and it is about one namespace.
         match fences.pop() {
-            None => answer(registry, ask.reactor, ask.tag, Ok(())),
+            None => answer(registry, &asker, Ok(())),
             Some((reservation, hosts)) => {
                 let (subsystem, nsids) = (reservation.subsystem, vec![reservation.nsid]);
-                let fence =
-                    self.fence(subsystem, nsids, Fenced::Preempted(hosts), ask.reactor, ask.tag);
+                let fence = self.fence(subsystem, nsids, Fenced::Preempted(hosts), asker);
                 registry.fence(&fence);
             }
         }
@@ -163,22 +168,21 @@ impl Keeper {
 
     /// Sets the state of all, and tells everybody whose controllers have them. What is protected now
     /// is so when nothing that came before can change it any more: only then the host is told.
-    fn protect(&mut self, wish: &Protect, registry: &Registry) {
+    fn protect(&mut self, wish: Protect, registry: &Registry) {
         for protection in &wish.of {
             match protection.change(wish.state) {
                 Ok(true) => registry.announce(&protection.subsystem, protection.nsid),
                 Ok(false) => {}
-                Err(status) => return answer(registry, wish.reactor, wish.tag, Err(status)),
+                Err(status) => return answer(registry, &wish.from, Err(status)),
             }
         }
         match wish.of.first() {
             Some(first) if wish.state != WriteProtectState::NONE => {
                 let nsids = wish.of.iter().map(|protection| protection.nsid).collect();
-                let (reactor, tag) = (wish.reactor, wish.tag);
-                let fence = self.fence(first.subsystem, nsids, Fenced::Writers, reactor, tag);
+                let fence = self.fence(first.subsystem, nsids, Fenced::Writers, wish.from);
                 registry.fence(&fence);
             }
-            _ => answer(registry, wish.reactor, wish.tag, Ok(())),
+            _ => answer(registry, &wish.from, Ok(())),
         }
     }
 
@@ -188,12 +192,11 @@ impl Keeper {
         subsystem: Nqn,
         nsids: Vec<u32>,
         whose: Fenced,
-        reactor: usize,
-        tag: Tag,
+        asker: Asker,
     ) -> Arc<Fence> {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
-        self.fenced.insert(ticket, (reactor, tag));
+        self.fenced.insert(ticket, asker);
         Arc::new(Fence::new(subsystem, nsids, whose, ticket, self.sender.clone()))
     }
 }
@@ -233,9 +236,16 @@ impl Reservation {
     }
 }
 
-fn answer(registry: &Registry, reactor: usize, tag: Tag, outcome: Result<(), Status>) {
-    // A reactor that has ended waits for nothing.
-    let _ = registry.reactor(reactor).send(Mail::Answer(Done { tag, buf: None, outcome }));
+fn answer(registry: &Registry, asker: &Asker, outcome: Result<(), Status>) {
+    match asker {
+        // A reactor that has ended waits for nothing.
+        Asker::Reactor(reactor, tag) => {
+            let done = Done { tag: *tag, buf: None, outcome };
+            let _ = registry.reactor(*reactor).send(Mail::Answer(done));
+        }
+        // Nor does somebody who has gone.
+        Asker::Person(sender) => drop(sender.try_send(outcome)),
+    }
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use clap::Subcommand;
 use hyper::Method;
 use nvmfd::api::{Change, Changes, Kept, Outcome, SetAside, Settings, Status, Wanted};
+use nvmfd::config::{Config, Source, Sources};
 use nvmfd::declared::merged;
 use serde_json::Value;
 
@@ -54,13 +55,16 @@ pub(crate) async fn plan(file: &Path, client: &Client, output: Output) -> Result
     apply(file, client, Output { dry_run: true, ..output }).await
 }
 
-/// Has this be the configuration, until somebody changes its file.
+/// Has this be in the place of the configuration file, until somebody changes that.
 pub(crate) async fn apply(file: &Path, client: &Client, output: Output) -> Result<(), Failure> {
     let text = fs::read_to_string(file).map_err(|error| cannot("read", file, &error))?;
-    // Mistakes with their places, which only this side knows.
-    if let Err(mut errors) = nvmfd::config::Config::parse(&text) {
-        errors.file = Some(file.to_owned());
-        return Err(Failure::new(errors.to_string()));
+    // Mistakes with their places, which only this side knows. What the daemon includes may be for
+    // its eyes only: then it is the one to judge.
+    let (status, _) = client.get::<Status>("/v1/status").await?;
+    let stands_for = Some(PathBuf::from(status.config_file));
+    if let Ok(mut sources) = Sources::around(Source { file: stands_for, text: text.clone() }) {
+        sources.main.file = Some(file.to_owned());
+        Config::of(&sources).map_err(|errors| Failure::new(errors.to_string()))?;
     }
     make(vec![Change::Replace { text }], client, output).await
 }
@@ -72,7 +76,7 @@ pub(crate) async fn reload(client: &Client, output: Output) -> Result<(), Failur
     Ok(())
 }
 
-/// Writes what was changed into the configuration file, and leaves the rest of it as it is.
+/// Writes what was changed into the configuration files, and leaves the rest of them as it is.
 pub(crate) async fn save(client: &Client, output: Output) -> Result<(), Failure> {
     let (status, _) = client.get::<Status>("/v1/status").await?;
     let (changes, _) = client.get::<Changes>("/v1/changes").await?;
@@ -80,21 +84,33 @@ pub(crate) async fn save(client: &Client, output: Output) -> Result<(), Failure>
         output.print("there is nothing to save");
         return Ok(());
     }
-    // A link stays a link.
     let file = PathBuf::from(status.config_file);
-    let file = fs::canonicalize(&file).map_err(|error| cannot("find", &file, &error))?;
-    let old = fs::read_to_string(&file).map_err(|error| cannot("read", &file, &error))?;
+    let old = Sources::read(&file).map_err(|errors| Failure::new(errors.to_string()))?;
     let new = merged(&old, &changes).map_err(|misfit| {
         let shown = file.display();
         Failure::new(format!("{misfit}: {shown} was changed; `nvmfctl reload` says what fits"))
     })?;
+    let mut written = Vec::new();
+    for (old, Source { file, text }) in old.iter().zip(new.iter()) {
+        let Some(file) = file.as_ref().filter(|_| old.text != *text) else { continue };
+        // A link stays a link.
+        let file = fs::canonicalize(file).map_err(|error| cannot("find", file, &error))?;
+        if output.dry_run {
+            // The configuration file as it would be; of others, the name as well.
+            let name = format!("# {}\n", file.display());
+            let name = if written.is_empty() && new.main.text == *text { "" } else { &name };
+            output.print(&format!("{name}{text}"));
+        } else {
+            write(&file, text).map_err(|error| cannot("write", &file, &error))?;
+        }
+        written.push(file.display().to_string());
+    }
     if output.dry_run {
-        output.print(&new);
         return Ok(());
     }
-    write(&file, &new).map_err(|error| cannot("write", &file, &error))?;
     client.send::<Outcome>(Method::POST, "/v1/reload", &()).await?;
-    output.print(&format!("{} change(s) are in {} now", changes.kept.len(), file.display()));
+    let files = if written.is_empty() { "the files".to_owned() } else { written.join(", ") };
+    output.print(&format!("{} change(s) are in {files} now", changes.kept.len()));
     Ok(())
 }
 
@@ -143,7 +159,7 @@ fn write(file: &Path, text: &str) -> std::io::Result<()> {
     made().inspect_err(|_| drop(fs::remove_file(&beside)))
 }
 
-fn text(outcome: &Outcome) -> String {
+pub(crate) fn text(outcome: &Outcome) -> String {
     let mut text = outcome.differences.join("\n");
     for section in &outcome.needs_restart {
         let _ = write!(text, "\n! {section} takes effect after a restart");

@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
-use nvmfd::api::{Change, Kind, Namespace, NamespaceState};
+use hyper::Method;
+use nvmfd::api::{Change, Kind, Namespace, NamespaceState, Outcome, Protect, WriteProtection};
 use nvmfd::config::Size;
 use serde_json::Value;
 
 use crate::change;
-use crate::client::Client;
+use crate::client::{Client, escaped};
 use crate::output::{Failure, Output, joined, table};
 
 #[derive(Subcommand)]
@@ -58,6 +59,26 @@ pub(crate) enum Command {
         /// Such as 20GiB
         size: String,
     },
+    /// Let no host write any more, as a host does by feature 84h
+    Protect {
+        /// The name of the subsystem
+        subsystem: String,
+        /// Its number there
+        nsid: u32,
+        /// Until the daemon starts again; nobody can take it back before
+        #[arg(long)]
+        until_power_cycle: bool,
+        /// For ever: nobody can take it back
+        #[arg(long, conflicts_with = "until_power_cycle")]
+        permanent: bool,
+    },
+    /// Let hosts write again
+    Unprotect {
+        /// The name of the subsystem
+        subsystem: String,
+        /// Its number there
+        nsid: u32,
+    },
     /// Serve a namespace no longer; its file or device stays
     Remove {
         /// The name of the subsystem
@@ -92,9 +113,34 @@ pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Re
             let settings = [("size".to_owned(), Value::from(size))].into();
             Change::SetNamespace { subsystem, nsid, settings }
         }
+        Command::Protect { subsystem, nsid, until_power_cycle, permanent } => {
+            let state = match (until_power_cycle, permanent) {
+                (true, _) => WriteProtection::UntilPowerCycle,
+                (_, true) => WriteProtection::Permanent,
+                _ => WriteProtection::Protected,
+            };
+            return protect(&subsystem, nsid, state, client, output).await;
+        }
+        Command::Unprotect { subsystem, nsid } => {
+            return protect(&subsystem, nsid, WriteProtection::None, client, output).await;
+        }
         Command::Remove { subsystem, nsid } => Change::RemoveNamespace { subsystem, nsid },
     };
     change::make(vec![change], client, output).await
+}
+
+async fn protect(
+    subsystem: &str,
+    nsid: u32,
+    state: WriteProtection,
+    client: &Client,
+    output: Output,
+) -> Result<(), Failure> {
+    let path = format!("/v1/subsystems/{}/namespaces/{nsid}/protection", escaped(subsystem));
+    let wanted = Protect { state, dry_run: output.dry_run };
+    let done = client.send::<Outcome>(Method::POST, &path, &wanted).await?;
+    output.answer(&done, change::text);
+    Ok(())
 }
 
 /// The daemon has another working folder.

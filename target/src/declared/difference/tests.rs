@@ -6,6 +6,7 @@ use crate::config::known_keys;
 /// A configuration with every key. `«` and `»` enclose what is changed, ` | ` divides what it is
 /// from what it becomes.
 const EVERY_KEY: &str = r#"
+include = «"conf.d" | "more.d"»
 provider = «"soft" | "auto"»
 missing = «"wait" | "fail"»
 state_directory = «"/var/lib/nvmfd" | "/var/lib/other"»

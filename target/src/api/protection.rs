@@ -1,0 +1,28 @@
+//! Write protection of namespaces.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// How a namespace is protected from writes, as hosts see it in feature 84h.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum WriteProtection {
+    /// It is not.
+    None,
+    /// Until a host, or somebody here, takes that back.
+    Protected,
+    /// Until the daemon starts again; nobody takes it back before.
+    UntilPowerCycle,
+    /// For ever: nobody takes it back.
+    Permanent,
+}
+
+/// Which write protection is wanted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Protect {
+    /// The state.
+    pub state: WriteProtection,
+    /// Only tell what would be different.
+    #[serde(default)]
+    pub dry_run: bool,
+}

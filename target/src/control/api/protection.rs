@@ -1,0 +1,173 @@
+//! `/v1/subsystems/{nqn}/namespaces/{nsid}/protection`: namespaces are protected from writes, as a
+//! host does it by feature 84h.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use nvme::feature::WriteProtectState;
+use nvme::{Nqn, Status};
+use tokio::task::spawn_blocking;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::Refused;
+use super::changes::Body;
+use crate::api::{Outcome, Problem, Protect, WriteProtection};
+use crate::config::{Config, NamespaceKind};
+use crate::control::managed::Managed;
+use crate::protection::Protection;
+use crate::reservation::keeper::{self, Asker};
+
+/// How long writes that are under way may keep somebody waiting who wants there to be no more.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(super) fn routes() -> OpenApiRouter<Managed> {
+    OpenApiRouter::new().routes(routes!(protect))
+}
+
+/// Protects a namespace from writes, or no longer. When this answers, no write is under way any
+/// more, what was written before is durable, and the state outlasts the daemon.
+#[utoipa::path(
+    post,
+    path = "/v1/subsystems/{nqn}/namespaces/{nsid}/protection",
+    params(
+        ("nqn" = String, Path, description = "the name of the subsystem"),
+        ("nsid" = u32, Path, description = "namespace id"),
+    ),
+    request_body = Protect,
+    responses(
+        (status = 200, body = Outcome),
+        (status = 404, body = Problem, description = "there is no such namespace"),
+        (status = 409, body = Problem, description = "its state does not change any more"),
+        (status = 422, body = Problem, description = "it cannot be protected"),
+        (status = 507, body = Problem, description = "it cannot be kept"),
+    )
+)]
+async fn protect(
+    State(managed): State<Managed>,
+    Path((nqn, nsid)): Path<(String, u32)>,
+    Body(wanted): Body<Protect>,
+) -> Result<Json<Outcome>, Refused> {
+    let (protection, read_only) = find(&managed, &nqn, nsid)?;
+    let (was, is) = (protection.state(), code(wanted.state));
+    let name = |state: WriteProtectState| state.name().unwrap_or_default();
+    if read_only {
+        let error = format!("namespace {nsid} of {nqn} is read only, which protects it as well");
+        let remedy = "to allow writes: `nvmfctl namespace set NQN NSID read_only=false`";
+        return Err(Refused::new(StatusCode::UNPROCESSABLE_ENTITY, error, remedy));
+    }
+    if !protection.is_supported() {
+        let error = "write protection is kept in the `state_directory`, and there is none";
+        let remedy = "add one to the configuration and restart, or set `read_only = true`";
+        return Err(Refused::new(StatusCode::UNPROCESSABLE_ENTITY, error, remedy));
+    }
+    protection.check(is).map_err(|_| settled(name(was)))?;
+    let mut differences = Vec::new();
+    if was != is {
+        let (was, is) = (name(was), name(is));
+        differences.push(format!("~ namespace {nsid} of {nqn}: {was} becomes {is}"));
+    }
+    if !wanted.dry_run {
+        let (sender, answer) = sync_channel(1);
+        let wish = keeper::Protect { of: vec![protection], state: is, from: Asker::Person(sender) };
+        if !managed.view().registry.ask_protection(wish) {
+            return Err(stopping());
+        }
+        answered(answer, name(was)).await?;
+        if is != WriteProtectState::NONE {
+            let config = managed.running();
+            durable(&config.config, &nqn, nsid).await?;
+        }
+    }
+    Ok(Json(Outcome { differences, needs_restart: Vec::new(), kept: true }))
+}
+
+fn find(managed: &Managed, nqn: &str, nsid: u32) -> Result<(Arc<Protection>, bool), Refused> {
+    let missing = || {
+        let error = format!("there is no namespace {nsid} of {nqn:?}");
+        Refused::not_found(error, "see `nvmfctl namespace list` for those that there are")
+    };
+    let name: Nqn = nqn.parse().map_err(|_| missing())?;
+    let subsystem = managed.view().registry.subsystem(&name).ok_or_else(missing)?;
+    let namespace = subsystem.namespace(nsid).map_err(|_| missing())?;
+    Ok((Arc::clone(&namespace.protection), namespace.read_only))
+}
+
+fn code(state: WriteProtection) -> WriteProtectState {
+    match state {
+        WriteProtection::None => WriteProtectState::NONE,
+        WriteProtection::Protected => WriteProtectState::PROTECTED,
+        WriteProtection::UntilPowerCycle => WriteProtectState::UNTIL_POWER_CYCLE,
+        WriteProtection::Permanent => WriteProtectState::PERMANENT,
+    }
+}
+
+fn settled(was: &str) -> Refused {
+    let error = format!("the write protection is: {was}, and that does not change");
+    Refused::new(
+        StatusCode::CONFLICT,
+        error,
+        "only a start of the daemon ends what lasts until a power cycle",
+    )
+}
+
+fn stopping() -> Refused {
+    let status = StatusCode::SERVICE_UNAVAILABLE;
+    Refused::new(status, "the daemon is stopping", "ask again when it serves")
+}
+
+/// Waits for the keeper, who waits for the writes that are under way.
+async fn answered(answer: Receiver<Result<(), Status>>, was: &'static str) -> Result<(), Refused> {
+    use std::sync::mpsc::RecvTimeoutError::Timeout;
+    let outcome = spawn_blocking(move || answer.recv_timeout(PATIENCE)).await;
+    match outcome {
+        Ok(Ok(Ok(()))) => Ok(()),
+        // Somebody else was faster.
+        Ok(Ok(Err(status))) if status != Status::INTERNAL_ERROR => Err(settled(was)),
+        Ok(Ok(Err(_))) => {
+            let error = "the state cannot be kept in the `state_directory`; the log says why";
+            let remedy = "everything is as it was; make room there";
+            Err(Refused::new(StatusCode::INSUFFICIENT_STORAGE, error, remedy))
+        }
+        Ok(Err(Timeout)) => {
+            let error = "it is protected, but writes from before are still under way after 30 s";
+            let remedy = "see `nvmfctl namespace list` for how its store fares";
+            Err(Refused::new(StatusCode::GATEWAY_TIMEOUT, error, remedy))
+        }
+        Ok(Err(_)) | Err(_) => Err(stopping()),
+    }
+}
+
+/// What was written before is written for good, as a host's protection has it. A store that is no
+/// file has nothing to write.
+async fn durable(config: &Config, nqn: &str, nsid: u32) -> Result<(), Refused> {
+    let Some(subsystem) = config.subsystems.iter().find(|each| each.nqn.as_str() == nqn) else {
+        return Ok(());
+    };
+    let declared = subsystem.namespaces.iter().find(|each| each.nsid == nsid);
+    let (path, is_folder) = match (declared.map(|each| &each.kind), &subsystem.managed) {
+        (Some(NamespaceKind::File { path, .. }), _) => (path.clone(), false),
+        // A host has made it, in there.
+        (None, Some(managed)) => (managed.directory.clone(), true),
+        _ => return Ok(()),
+    };
+    let written = spawn_blocking(move || {
+        let file = File::open(&path)?;
+        match is_folder {
+            true => nix::unistd::syncfs(&file).map_err(std::io::Error::from),
+            false => file.sync_data(),
+        }
+    });
+    let failure = match written.await {
+        Ok(Ok(())) => return Ok(()),
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => "the daemon is stopping".to_owned(),
+    };
+    let error = format!("it is protected, but what was written before may be lost: {failure}");
+    Err(Refused::new(StatusCode::INTERNAL_SERVER_ERROR, error, "look at its store"))
+}
