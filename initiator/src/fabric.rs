@@ -10,7 +10,7 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 use rdma::soft::{self, Soft};
 #[cfg(feature = "verbs")]
-use rdma::verbs::{self, Verbs};
+use rdma::verbs::{self, Load, Verbs};
 use rdma::{Fabric, FabricError, Region};
 
 /// Which fabric provider moves the data.
@@ -130,7 +130,7 @@ fn with_device(source: Option<IpAddr>, region: &Arc<Region>) -> Result<Wire, Fab
              soft"
         )));
     }
-    Ok(Wire::Verbs(Box::new(Verbs::new(Arc::clone(region))?)))
+    Ok(Wire::Verbs(Box::new(Verbs::new(Arc::clone(region), Load::default())?)))
 }
 
 #[cfg(not(feature = "verbs"))]

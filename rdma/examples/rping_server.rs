@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rdma::pool::{Pool, PoolPlan};
-use rdma::verbs::{Verbs, owns};
+use rdma::verbs::{Load, Verbs, owns};
 use rdma::{Buf, Completion, Event, Fabric, Fault, Incoming, Qp, QpLimits, Remote, Wake, Work};
 
 const MESSAGE: u32 = 16;
@@ -163,10 +163,12 @@ fn sleep(fabrics: &[&Verbs], until: Option<Instant>) {
 
 fn run(at: SocketAddr, clients: u32, options: Vec<String>) -> Result<(), Box<dyn Error>> {
     let pool = Pool::new(PLAN)?;
-    let fabric = Verbs::new(pool.region().clone())?;
+    let fabric = Verbs::new(pool.region().clone(), Load::default())?;
     println!("devices {:?}, {} owned by one: {}", fabric.devices(), at.ip(), owns(at.ip()));
     let mut server = Server { pool, fabric, clients: HashMap::new(), served: 0, options };
-    let elsewhere = server.option("elsewhere").then(|| Verbs::new(server.pool.region().clone()));
+    let elsewhere = server
+        .option("elsewhere")
+        .then(|| Verbs::new(server.pool.region().clone(), Load::default()));
     let mut door = elsewhere.transpose()?;
     door.as_mut().unwrap_or(&mut server.fabric).listen(at)?;
     println!("listening on {at}, {} fds", fds());

@@ -10,6 +10,8 @@ use rdma::{Fabric, FabricError, Region};
 
 use crate::absent;
 use crate::config::{CaptureConfig, Provider};
+#[cfg(feature = "verbs")]
+use crate::queue::SENDS_PER_RECEIVE;
 
 /// A provider that was decided upon.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -106,20 +108,29 @@ pub(crate) enum Fabrics {
 }
 
 impl Fabrics {
-    /// The fabric of the reactor with this index.
+    /// The fabric of the reactor with this index, whose pool has so many receives.
     pub(crate) fn make(
         &self,
         index: usize,
         region: Arc<Region>,
+        receives: u32,
     ) -> Result<Box<dyn Fabric>, FabricError> {
         match self {
             #[cfg(feature = "verbs")]
-            Fabrics::Verbs => Ok(Box::new(rdma::verbs::Verbs::new(region)?)),
+            Fabrics::Verbs => {
+                let sends = receives.saturating_mul(SENDS_PER_RECEIVE);
+                let load = rdma::verbs::Load { receives, sends };
+                Ok(Box::new(rdma::verbs::Verbs::new(region, load)?))
+            }
             #[cfg(not(feature = "verbs"))]
-            Fabrics::Verbs => Err(FabricError(
-                "this build has no provider \"verbs\": build it with that feature, or use \"soft\""
-                    .into(),
-            )),
+            Fabrics::Verbs => {
+                let _ = receives;
+                Err(FabricError(
+                    "this build has no provider \"verbs\": build it with that feature, or use \
+                     \"soft\""
+                        .into(),
+                ))
+            }
             Fabrics::Soft(group, capture) => {
                 let mut soft = group.fabric(index as u32, region)?;
                 if let Some(capture) = capture {

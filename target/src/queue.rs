@@ -63,7 +63,8 @@ pub use connect::RECEIVES_FOR_ADMIN;
 use fused::Half;
 use mark::Mend;
 use quota::Quota;
-use slot::{Head, Slot, State};
+pub(crate) use slot::SENDS_PER_RECEIVE;
+use slot::{Head, SLOTS_PER_RECEIVE, Slot, State};
 
 /// How long a connection may take from its reply to its Connect command. Hosts bring up all
 /// connections of a controller before the first Connect, each round trip may take seconds.
@@ -183,10 +184,10 @@ impl Queue {
                 return Err(Box::new(Why { detail: status.to_string().into(), ..why }));
             }
         };
-        let slots = depth * 2;
+        let slots = depth * SLOTS_PER_RECEIVE;
         let qp_limits = QpLimits {
             receives: u32::from(depth),
-            sends: u32::from(slots) * 2,
+            sends: u32::from(depth) * SENDS_PER_RECEIVE,
             reads: READS.min(reads),
         };
         let qp = io.fabric.open(incoming, qp_limits).map_err(|error| {

@@ -359,7 +359,7 @@ impl Target {
         }
         let pool =
             Pool::new(plan).map_err(|error| Fatal(format!("no memory for a pool: {error}")))?;
-        let fabric = self.fabrics.make(index, pool.region().clone());
+        let fabric = self.fabrics.make(index, pool.region().clone(), plan.receives);
         let fabric = fabric.map_err(|error| Fatal(error.to_string()))?;
         let limits = &config.limits;
         let parts = Parts {

@@ -11,7 +11,7 @@ use super::ffi::{
     Api, CmEvent, CmId, CmKind, ConnectParam, DeviceKey, DeviceList, EventChannel, QueuePair,
 };
 use super::table::Fifo;
-use super::{Look, Verbs};
+use super::{Load, Look, Verbs};
 use crate::{Event, FabricError, Fault, Incoming, Qp, QpLimits, Reason};
 
 /// Requests that the kernel keeps for us while we are busy.
@@ -259,8 +259,8 @@ impl Verbs {
 
     fn admit(&mut self, connection: Connection) -> Qp {
         let limits = connection.limits;
-        let promised = self.promised(None) as usize;
-        self.flights.reserve(promised, (limits.receives + limits.sends) as usize);
+        let all = self.promised(None).and(limits);
+        self.flights.reserve(all.receives as usize + all.sends as usize);
         self.sends.reserve(limits.sends as usize);
         self.receives.reserve(limits.receives as usize);
         let key = connection.id.key();
@@ -390,7 +390,7 @@ impl Verbs {
 
     /// Lets go of a lost device after its last connection.
     fn forget_lost(&mut self, key: DeviceKey) {
-        if self.promised(Some(key)) == 0 {
+        if self.promised(Some(key)) == Load::NONE {
             self.devices.retain(|d| !(d.removed && d.device.key() == key));
         }
     }

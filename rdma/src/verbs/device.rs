@@ -11,10 +11,35 @@ use nix::sys::resource::{Resource, getrlimit};
 use super::ffi::{Ability, Access, CompChannel, Context, Cq, DeviceKey, Mr, Pd};
 use crate::{FabricError, QpLimits, Region, Wake};
 
-/// Entries that we ask for in each completion queue, if the device has as many: 51 queue pairs of
-/// depth 128 with 640 work requests each, for 2 MiB of memory a queue. Made once at full size: siw
-/// cannot resize, and the adapters that can do it do so while completions arrive.
-const COMPLETION_ENTRIES: u32 = 32768;
+/// The most work that all queue pairs of a fabric together may have posted at once. There is an
+/// entry of a completion queue for each, 64 or 128 bytes with most devices, made once at full size:
+/// siw cannot resize, and the adapters that can do it do so while completions arrive.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Load {
+    /// Receives.
+    pub receives: u32,
+    /// Sends, reads and writes.
+    pub sends: u32,
+}
+
+impl Default for Load {
+    /// For who does not know.
+    fn default() -> Load {
+        Load { receives: 32768, sends: 32768 }
+    }
+}
+
+impl Load {
+    pub(super) const NONE: Load = Load { receives: 0, sends: 0 };
+
+    /// With the work of one more queue pair.
+    pub(super) fn and(self, limits: QpLimits) -> Load {
+        Load {
+            receives: self.receives.saturating_add(limits.receives),
+            sends: self.sends.saturating_add(limits.sends),
+        }
+    }
+}
 
 /// An open device.
 ///
@@ -31,8 +56,12 @@ pub(super) struct Device {
 }
 
 impl Device {
-    /// Registers the region, for local access only, and makes the completion queue.
-    pub(super) fn new(context: &Arc<Context>, region: &Arc<Region>) -> Result<Device, FabricError> {
+    /// Registers the region, for local access only, and makes the completion queues for so much.
+    pub(super) fn new(
+        context: &Arc<Context>,
+        region: &Arc<Region>,
+        load: Load,
+    ) -> Result<Device, FabricError> {
         let failed = |what: &str, e: Errno| FabricError(format!("cannot {what}: {}", e.desc()));
         let ability = context.ability().map_err(|e| failed("query an RDMA device", e))?;
         let name = &ability.name;
@@ -42,13 +71,14 @@ impl Device {
             .map_err(|e| registration_error(name, region.len(), e))?;
         let channel =
             CompChannel::new(context).map_err(|e| failed("create a completion channel", e))?;
-        let entries = ability.completion_entries.min(COMPLETION_ENTRIES);
-        let make = || {
+        let make = |work| {
+            let entries = entries_to_ask_for(work, ability.completion_entries);
             Cq::new(&channel, entries)
                 .map_err(|e| failed(&format!("create a completion queue of {entries} entries"), e))
         };
-        let (received, sent) = (make()?, make()?);
-        tracing::debug!(device = %name, iwarp = ability.iwarp, entries, "opened");
+        let (received, sent) = (make(load.receives)?, make(load.sends)?);
+        let entries = (received.entries(), sent.entries());
+        tracing::debug!(device = %name, iwarp = ability.iwarp, ?entries, "opened");
         Ok(Device { mr, received, sent, pd, channel, context: Arc::clone(context), ability })
     }
 
@@ -75,9 +105,9 @@ impl Device {
         self.channel.fd()
     }
 
-    /// Whether a queue pair of this size fits: on the device, and in the completion queue beside
-    /// those that have been promised their entries. So the completion queue cannot overflow.
-    pub(super) fn admit(&self, limits: QpLimits, promised: u32) -> Result<(), FabricError> {
+    /// Whether a queue pair of this size fits: on the device, and in the completion queues beside
+    /// those that have been promised their entries. So no completion queue can overflow.
+    pub(super) fn admit(&self, limits: QpLimits, promised: Load) -> Result<(), FabricError> {
         let (name, most) = (&self.ability.name, self.ability.queue_entries);
         if limits.receives > most || limits.sends > most || self.ability.segments == 0 {
             return Err(FabricError(format!(
@@ -86,21 +116,19 @@ impl Device {
                 limits.sends, limits.receives
             )));
         }
-        let (needed, room) = (entries(limits), self.entries().saturating_sub(promised));
-        if needed > room {
-            return Err(FabricError(format!(
-                "the completion queue on {name} has room for {room} of {} entries and the \
-                 connection needs {needed}: lower the queue depth or use more reactors",
-                self.entries()
-            )));
+        let all = promised.and(limits);
+        let queues = [
+            ("receives", limits.receives, all.receives, self.received.entries()),
+            ("sends", limits.sends, all.sends, self.sent.entries()),
+        ];
+        match queues.into_iter().find(|(.., all, entries)| all > entries) {
+            None => Ok(()),
+            Some((what, needed, all, entries)) => Err(FabricError(format!(
+                "the completion queue of {what} on {name} has room for {} of {entries} entries and \
+                 the connection needs {needed}: lower the queue depth or use more reactors",
+                entries.saturating_sub(all - needed)
+            ))),
         }
-        Ok(())
-    }
-
-    /// Entries of the smaller completion queue. A queue pair is held against it with all its work,
-    /// though that is spread over both: simple, and never too much.
-    fn entries(&self) -> u32 {
-        self.received.entries().min(self.sent.entries())
     }
 
     /// Reads that one connection may have outstanding: what the peer answers, the device issues
@@ -115,9 +143,12 @@ impl Device {
     }
 }
 
-/// Completion queue entries that a queue pair can fill.
-pub(super) fn entries(limits: QpLimits) -> u32 {
-    limits.receives.saturating_add(limits.sends)
+/// Entries to ask for, for so much work, of a device that has at most so many. Drivers take one
+/// more and round up to a power of two, so a round number would cost twice its memory: then one
+/// less, and the last queue pair that would fill it to the brim is refused.
+fn entries_to_ask_for(work: u32, most: u32) -> u32 {
+    let entries = if work.is_power_of_two() { work - 1 } else { work };
+    entries.clamp(1, most.max(1))
 }
 
 fn registration_error(name: &str, bytes: usize, e: Errno) -> FabricError {
@@ -142,6 +173,27 @@ fn registration_error(name: &str, bytes: usize, e: Errno) -> FabricError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_completion_queue_is_as_large_as_the_work_and_no_round_number() {
+        // What a driver makes of it.
+        let slots = |work, most| (entries_to_ask_for(work, most) + 1).next_power_of_two();
+        assert_eq!(slots(4096, u32::MAX), 4096);
+        assert_eq!(slots(4095, u32::MAX), 4096);
+        assert_eq!(slots(4097, u32::MAX), 8192);
+        assert_eq!(slots(1 << 20, 32767), 32768);
+        assert_eq!(entries_to_ask_for(5000, u32::MAX), 5000);
+        assert_eq!((entries_to_ask_for(0, 100), entries_to_ask_for(1, 0)), (1, 1));
+    }
+
+    #[test]
+    fn promised_work_adds_up_and_never_overflows() {
+        let limits = QpLimits { receives: 128, sends: 512, reads: 16 };
+        let two = Load::NONE.and(limits).and(limits);
+        assert_eq!(two, Load { receives: 256, sends: 1024 });
+        let most = QpLimits { receives: u32::MAX, sends: u32::MAX, reads: 0 };
+        assert_eq!(two.and(most), Load { receives: u32::MAX, sends: u32::MAX });
+    }
 
     #[test]
     fn a_refused_registration_names_the_limit_and_the_remedy() {

@@ -6,7 +6,7 @@
 //! batch ◄── ready (software events: connections, refused work, Gone) ◄─────┴──► batch
 //! ```
 //!
-//! Every device has one completion queue per fabric; a work request's id is the slot of its
+//! Every device has two completion queues per fabric; a work request's id is the slot of its
 //! flight, so a completion finds its buffer without any search. The region is registered once per
 //! device, for local access only: no peer can address our memory, but for the very windows that a
 //! host exposes, and on iWARP, whose protocol makes the sink of a Read writable for the peer:
@@ -33,7 +33,8 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 
 pub use cm::owns;
 use cm::{Connection, Lingerer};
-use device::{Device, entries};
+use device::Device;
+pub use device::Load;
 use ffi::{
     Access, Api, CmId, DeviceKey, DeviceList, EventChannel, Harvest, IdKey, Mr, QueuePair,
     RecvChain, Refused, SendChain, Verb,
@@ -93,6 +94,7 @@ pub struct Verbs {
     channel: Arc<EventChannel>,
     epoll: Epoll,
     region: Arc<Region>,
+    load: Load,
     /// Handles that may be used again, and those whose `Gone` the driver has in its hands.
     vacant: Vec<Qp>,
     departed: Vec<Qp>,
@@ -120,13 +122,14 @@ impl std::fmt::Debug for Verbs {
 }
 
 impl Verbs {
-    /// Opens every RDMA device and registers `region` with each, for local access only. A device
-    /// that fails is left out with a warning as long as another works; a device that arrives
-    /// later is opened when its first connection is.
+    /// Opens every RDMA device and registers `region` with each, for local access only, and makes
+    /// room for `load`; connections that would bring more are refused. A device that fails is left
+    /// out with a warning as long as another works; a device that arrives later is opened when its
+    /// first connection is.
     ///
     /// # Errors
     /// rdma-core is not installed, there is no device, or the memory cannot be locked.
-    pub fn new(region: Arc<Region>) -> Result<Verbs, FabricError> {
+    pub fn new(region: Arc<Region>, load: Load) -> Result<Verbs, FabricError> {
         let api = Api::get().map_err(FabricError)?;
         let channel = EventChannel::new(api).map_err(|e| no_device(Some(e)))?;
         let failed = |e: Errno| FabricError(format!("cannot make an epoll instance: {}", e.desc()));
@@ -146,6 +149,7 @@ impl Verbs {
             channel,
             epoll,
             region,
+            load,
             vacant: Vec::new(),
             departed: Vec::new(),
             dirty: Vec::new(),
@@ -183,7 +187,7 @@ impl Verbs {
     }
 
     fn attach(&mut self, context: &Arc<ffi::Context>) -> Result<Arc<Device>, FabricError> {
-        let device = Arc::new(Device::new(context, &self.region)?);
+        let device = Arc::new(Device::new(context, &self.region, self.load)?);
         let event = EpollEvent::new(EpollFlags::EPOLLIN, device.fd().as_raw_fd() as u64);
         self.epoll
             .add(device.fd(), event)
@@ -214,9 +218,10 @@ impl Verbs {
     }
 
     /// Work requests promised to the connections of one device, or of all.
-    fn promised(&self, on: Option<DeviceKey>) -> u32 {
+    fn promised(&self, on: Option<DeviceKey>) -> Load {
         let ours = |c: &&Connection| on.is_none_or(|key| c.device_key() == Some(key));
-        self.connections.iter().flatten().filter(ours).map(|c| entries(c.limits)).sum()
+        let connections = self.connections.iter().flatten().filter(ours);
+        connections.fold(Load::NONE, |load, connection| load.and(connection.limits))
     }
 
     /// A flight has landed: its buffer goes to the driver, after any registration of its own.

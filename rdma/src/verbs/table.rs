@@ -44,9 +44,10 @@ impl Default for Fifo {
 }
 
 impl Table {
-    /// Makes room, so that `more` flights beyond those that are `promised` need no allocation.
-    pub(super) fn reserve(&mut self, promised: usize, more: usize) {
-        while self.slots.len() < promised + more {
+    /// Makes room, so that as many flights as are `promised` need no allocation.
+    pub(super) fn reserve(&mut self, promised: usize) {
+        self.slots.reserve_exact(promised.saturating_sub(self.slots.len()));
+        while self.slots.len() < promised {
             self.add();
         }
     }
@@ -164,7 +165,7 @@ mod tests {
     #[test]
     fn flights_leave_in_order_and_stale_ids_find_nothing() {
         let (mut pool, mut table, mut list) = (pool(), Table::default(), Fifo::default());
-        table.reserve(0, 2);
+        table.reserve(2);
         for tag in 0..5 {
             let flight = flight(&mut pool, tag);
             table.insert(&mut list, flight);

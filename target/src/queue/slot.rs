@@ -14,6 +14,14 @@ use crate::observe::Clock;
 use crate::recall::Errand;
 use crate::reservation::Fence;
 
+/// Places for commands for each receive of a queue: as many may wait for the end of their response
+/// as are carried out.
+pub(super) const SLOTS_PER_RECEIVE: u16 = 2;
+
+/// Work requests that a queue may have posted for each receive: for each place, data of a read or
+/// a write, and a response.
+pub(crate) const SENDS_PER_RECEIVE: u32 = 2 * SLOTS_PER_RECEIVE as u32;
+
 /// The five states.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use rdma::verbs::Verbs;
+use rdma::verbs::{Load, Verbs};
 use rdma::{
     Completion, Event, Exposed, Fabric, FabricError, Pool, PoolPlan, Qp, QpLimits, Reason, Remote,
     Wake, Work,
@@ -60,7 +60,7 @@ pub(crate) struct Host {
 impl Host {
     pub(crate) fn new(to: SocketAddr) -> Result<Host, FabricError> {
         let pool = Pool::new(PLAN).map_err(|e| FabricError(format!("no memory: {e}")))?;
-        let fabric = Verbs::new(pool.region().clone())?;
+        let fabric = Verbs::new(pool.region().clone(), Load::default())?;
         Ok(Host {
             to,
             pool,
