@@ -56,9 +56,9 @@ use crate::refusals::Refusals;
 use crate::registry::Registry;
 use crate::subsystem::Subsystem;
 use crate::usage::Tally;
-use crate::waiters::{Take, Waiters};
+use crate::waiters::{Lane, Take, Waiters};
 use crate::why::{Cause, Why};
-pub use carry::DATA_FOR_ADMIN_BYTES;
+pub use carry::{DATA_FOR_ADMIN_BYTES, free_for_io};
 pub use connect::RECEIVES_FOR_ADMIN;
 use fused::Half;
 use mark::Mend;
@@ -447,7 +447,9 @@ impl Queue {
     pub fn finish(mut self, io: &mut Io<'_>) {
         self.give_cells(io);
         if let Some(share) = self.share {
-            self.slots.iter().for_each(|slot| io.waiters.discharge(share, slot.charged_bytes));
+            for slot in &self.slots {
+                io.waiters.discharge(share, Lane::of(slot.sqe.nsid), slot.charged_bytes);
+            }
             io.waiters.leave(share);
         }
         if let Some(proof) = self.proof.as_ref().filter(|proof| proof.is_unfinished()) {
@@ -556,8 +558,9 @@ impl Queue {
         let entry = self.slot(slot);
         entry.state = State::Free;
         let charged_bytes = std::mem::take(&mut entry.charged_bytes);
+        let lane = Lane::of(entry.sqe.nsid);
         if let Some(share) = self.share {
-            io.waiters.discharge(share, charged_bytes);
+            io.waiters.discharge(share, lane, charged_bytes);
         }
         self.free.push(slot);
     }

@@ -17,7 +17,7 @@ use tracing::{debug, warn};
 use crate::controller::Limits;
 use crate::disk::{Disk, Done};
 use crate::mailbox::Mail;
-use crate::queue::{Io, Queue};
+use crate::queue::{Io, Queue, free_for_io};
 use crate::refusals::Refusals;
 use crate::registry::Registry;
 use crate::waiters::{Take, Waiters};
@@ -222,7 +222,7 @@ impl Queues {
     /// and room to those who wait to connect.
     pub fn serve_waiters(&mut self, lent: &mut Lent<'_>) {
         self.admit_deferred(lent);
-        while let Some(turn) = self.waiters.next_turn() {
+        while let Some(turn) = self.waiters.next_turn(free_for_io(lent.pool)) {
             let take = match self.queue(turn.key, lent) {
                 Some((queue, mut io)) => queue.resume(turn.slot, &mut io),
                 None => Take::Done,

@@ -7,6 +7,10 @@
 //! A host that takes no data, or sends none, keeps the buffers that were taken for it until its
 //! connection is given up. So an association may hold `TIMES_FREE` times of what is free, and no
 //! more: one alone gets four fifths of the pool, and whoever comes then finds the rest.
+//!
+//! A disk that hangs keeps the buffers of its commands as well. So of an association that has
+//! several namespaces, the commands of one may hold as much as is free, and no more; and in the
+//! line of the association, commands of others pass those that wait for that.
 
 use std::collections::VecDeque;
 
@@ -15,6 +19,34 @@ use crate::qos::tolls::Tolls;
 /// An association may hold this many times the bytes that are free.
 const TIMES_FREE: u64 = 4;
 
+/// Namespaces of an association that are counted apart, by their ids; of more, some share a count.
+const LANES: usize = 64;
+
+/// A command that stands in line.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Waiter {
+    /// Its queue.
+    pub key: u32,
+    /// Its slot.
+    pub slot: u16,
+    /// Its namespace, where its association has several.
+    pub lane: Option<Lane>,
+    /// Bytes of buffers that it needs.
+    pub wanted_bytes: u32,
+}
+
+/// A namespace, among those of an association.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Lane(u8);
+
+impl Lane {
+    /// That of the namespace with this id.
+    #[must_use]
+    pub fn of(nsid: u32) -> Lane {
+        Lane((nsid % LANES as u32) as u8)
+    }
+}
+
 /// A command whose turn it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Turn {
@@ -22,8 +54,8 @@ pub struct Turn {
     pub key: u32,
     /// Its slot.
     pub slot: u16,
-    /// The share that it waits for; none: an admin command.
-    share: Option<u32>,
+    /// The share that it waits for, and how it stood in its line; none: an admin command.
+    share: Option<(u32, Waiter)>,
 }
 
 /// What has come of a command's attempt to take buffers.
@@ -33,12 +65,12 @@ pub enum Take {
     Done,
     /// There are too few.
     Short,
-    /// Its host holds too many.
+    /// Its host holds too many, or those of its namespace do.
     Over,
 }
 
 /// What one association has on this reactor.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Share {
     /// Whose it is ([`crate::association::Association::id`]); none: nobody's.
     owner: Option<u64>,
@@ -46,7 +78,24 @@ struct Share {
     queues: u32,
     /// Bytes of data buffers that its commands hold, wherever these are.
     held_bytes: u64,
-    line: VecDeque<(u32, u16)>,
+    /// The same by namespace.
+    by_lane: [u64; LANES],
+    line: VecDeque<Waiter>,
+}
+
+impl Default for Share {
+    fn default() -> Share {
+        let (owner, line) = (None, VecDeque::new());
+        Share { owner, queues: 0, held_bytes: 0, by_lane: [0; LANES], line }
+    }
+}
+
+impl Share {
+    /// Whether so many bytes more may be taken for a namespace.
+    fn lets_pass(&self, lane: Option<Lane>, wanted_bytes: u64, free_bytes: u64) -> bool {
+        let held = lane.map_or(0, |lane| self.by_lane[usize::from(lane.0)]);
+        held == 0 || held.saturating_add(wanted_bytes) <= free_bytes
+    }
 }
 
 /// The lines. Bounded by the slots of all queues: a queue that closes takes its entries out.
@@ -112,35 +161,51 @@ impl Waiters {
         self.admin.is_empty() && !self.short && nobody
     }
 
-    /// Whether a share allows to take so many bytes, of `free_bytes` that are there.
+    /// Whether a share allows to take so many bytes, of `free_bytes` that are there; `lane` is the
+    /// namespace, where the association has several.
     #[must_use]
-    pub fn allows(&self, share: u32, wanted_bytes: u64, free_bytes: u64) -> bool {
-        let held = self.shares.get(share as usize).map_or(0, |share| share.held_bytes);
-        held == 0 || held.saturating_add(wanted_bytes) <= free_bytes.saturating_mul(TIMES_FREE)
+    pub fn allows(
+        &self,
+        share: u32,
+        lane: Option<Lane>,
+        wanted_bytes: u64,
+        free_bytes: u64,
+    ) -> bool {
+        let Some(share) = self.shares.get(share as usize) else { return true };
+        let held = share.held_bytes;
+        let most = free_bytes.saturating_mul(TIMES_FREE);
+        (held == 0 || held.saturating_add(wanted_bytes) <= most)
+            && share.lets_pass(lane, wanted_bytes, free_bytes)
     }
 
-    /// A command has taken so many bytes.
-    pub fn charge(&mut self, share: u32, bytes: u32) {
+    /// A command for a namespace has taken so many bytes.
+    pub fn charge(&mut self, share: u32, lane: Lane, bytes: u32) {
         if let Some(share) = self.shares.get_mut(share as usize) {
             share.held_bytes += u64::from(bytes);
+            share.by_lane[usize::from(lane.0)] += u64::from(bytes);
         }
     }
 
-    /// A command that had taken so many bytes is over.
-    pub fn discharge(&mut self, share: u32, bytes: u32) {
+    /// A command for a namespace that had taken so many bytes is over.
+    pub fn discharge(&mut self, share: u32, lane: Lane, bytes: u32) {
         if let Some(share) = self.shares.get_mut(share as usize) {
-            share.held_bytes = share.held_bytes.saturating_sub(bytes.into());
+            let by_lane = &mut share.by_lane[usize::from(lane.0)];
+            for held in [&mut share.held_bytes, by_lane] {
+                *held = held.saturating_sub(bytes.into());
+            }
         }
     }
 
     /// Puts a command at the end of its line; of one that has just tried, what has come of it.
-    pub fn push(&mut self, share: Option<u32>, key: u32, slot: u16, tried: Option<Take>) {
-        let Some(number) = share else { return self.admin.push_back((key, slot)) };
+    pub fn push(&mut self, share: Option<u32>, waiter: Waiter, tried: Option<Take>) {
+        let Some(number) = share else {
+            return self.admin.push_back((waiter.key, waiter.slot));
+        };
         let Some(share) = self.shares.get_mut(number as usize) else { return };
         if share.line.is_empty() {
             self.turns.push_back(number);
         }
-        share.line.push_back((key, slot));
+        share.line.push_back(waiter);
         self.short |= tried == Some(Take::Short);
     }
 
@@ -156,16 +221,23 @@ impl Waiters {
         self.tolls.remove(key, slot);
     }
 
-    /// The command whose turn it is, out of its line. What comes of it goes to
-    /// [`Waiters::settle`].
-    pub fn next_turn(&mut self) -> Option<Turn> {
+    /// The command whose turn it is, out of its line, of those whose namespaces do not hold too
+    /// much, where so many bytes are free. What comes of it goes to [`Waiters::settle`].
+    pub fn next_turn(&mut self, free_bytes: u64) -> Option<Turn> {
         if let Some((key, slot)) = self.admin.pop_front() {
             return Some(Turn { key, slot, share: None });
         }
-        while let Some(number) = self.turns.pop_front() {
-            let share = self.shares.get_mut(number as usize);
-            if let Some((key, slot)) = share.and_then(|share| share.line.pop_front()) {
-                return Some(Turn { key, slot, share: Some(number) });
+        for _ in 0..self.turns.len() {
+            let Some(number) = self.turns.pop_front() else { break };
+            let Some(share) = self.shares.get_mut(number as usize) else { continue };
+            let passes = |it: &Waiter| share.lets_pass(it.lane, it.wanted_bytes.into(), free_bytes);
+            let first = share.line.iter().position(passes);
+            if let Some(waiter) = first.and_then(|at| share.line.remove(at)) {
+                let Waiter { key, slot, .. } = waiter;
+                return Some(Turn { key, slot, share: Some((number, waiter)) });
+            }
+            if !share.line.is_empty() {
+                self.turns.push_back(number);
             }
         }
         (self.short, self.passed) = (false, 0);
@@ -175,7 +247,7 @@ impl Waiters {
     /// Puts a command back that has got nothing. Whether anybody else may get something now.
     pub fn settle(&mut self, turn: Turn, take: Take) -> bool {
         let Turn { key, slot, share } = turn;
-        let Some(number) = share else {
+        let Some((number, waiter)) = share else {
             // Admin commands first: I/O takes nothing while one of them waits.
             if take != Take::Done {
                 self.admin.push_front((key, slot));
@@ -184,7 +256,7 @@ impl Waiters {
         };
         let Some(share) = self.shares.get_mut(number as usize) else { return true };
         if take != Take::Done {
-            share.line.push_front((key, slot));
+            share.line.push_front(waiter);
         }
         self.short = take == Take::Short;
         match take {
@@ -203,7 +275,7 @@ impl Waiters {
     fn retain(&mut self, keep: impl Fn((u32, u16)) -> bool) {
         self.admin.retain(|waiter| keep(*waiter));
         for share in &mut self.shares {
-            share.line.retain(|waiter| keep(*waiter));
+            share.line.retain(|waiter| keep((waiter.key, waiter.slot)));
         }
         self.turns.retain(|share| !self.shares[*share as usize].line.is_empty());
     }
@@ -222,10 +294,15 @@ mod tests {
         (waiters, a, b)
     }
 
+    /// A command of an association with one namespace.
+    fn waiter(key: u32, slot: u16) -> Waiter {
+        Waiter { key, slot, lane: None, wanted_bytes: 1 }
+    }
+
     /// The order in which all are served.
     fn order(waiters: &mut Waiters) -> Vec<(u32, u16)> {
         let mut order = Vec::new();
-        while let Some(turn) = waiters.next_turn() {
+        while let Some(turn) = waiters.next_turn(100) {
             order.push((turn.key, turn.slot));
             assert!(waiters.settle(turn, Take::Done));
         }
@@ -238,13 +315,13 @@ mod tests {
         for (share, key, slot) in
             [(Some(a), 1, 0), (Some(b), 2, 0), (Some(a), 1, 1), (None, 1, 2), (Some(b), 2, 1)]
         {
-            waiters.push(share, key, slot, None);
+            waiters.push(share, waiter(key, slot), None);
         }
         waiters.forget(1);
         waiters.remove(2, 0);
         assert_eq!((waiters.len(), order(&mut waiters)), (1, vec![(2, 1)]));
-        waiters.push(None, 3, 0, None);
-        waiters.push(Some(a), 1, 5, None);
+        waiters.push(None, waiter(3, 0), None);
+        waiters.push(Some(a), waiter(1, 5), None);
         assert!(!waiters.may_try(Some(b)), "an admin command that waits comes first");
         assert_eq!(order(&mut waiters), [(3, 0), (1, 5)]);
         assert!(waiters.is_empty() && waiters.may_try(Some(b)));
@@ -253,26 +330,26 @@ mod tests {
     #[test]
     fn hosts_take_turns() {
         let (mut waiters, a, b) = waiters();
-        (0..4).for_each(|slot| waiters.push(Some(a), 1, slot, Some(Take::Short)));
-        waiters.push(Some(b), 2, 0, None);
-        waiters.push(Some(b), 2, 1, None);
+        (0..4).for_each(|slot| waiters.push(Some(a), waiter(1, slot), Some(Take::Short)));
+        waiters.push(Some(b), waiter(2, 0), None);
+        waiters.push(Some(b), waiter(2, 1), None);
         assert_eq!(order(&mut waiters), [(1, 0), (2, 0), (1, 1), (2, 1), (1, 2), (1, 3)]);
     }
 
     #[test]
     fn who_lacks_buffers_is_not_overtaken_and_who_holds_too_many_is() {
         let (mut waiters, a, b) = waiters();
-        waiters.push(Some(a), 1, 0, Some(Take::Short));
-        waiters.push(Some(b), 2, 0, None);
-        let turn = waiters.next_turn().unwrap();
+        waiters.push(Some(a), waiter(1, 0), Some(Take::Short));
+        waiters.push(Some(b), waiter(2, 0), None);
+        let turn = waiters.next_turn(100).unwrap();
         assert_eq!((turn.key, waiters.settle(turn, Take::Short)), (1, false));
         assert!(!waiters.may_try(Some(b)), "nor by somebody new");
-        let turn = waiters.next_turn().unwrap();
+        let turn = waiters.next_turn(100).unwrap();
         assert_eq!((turn.key, waiters.settle(turn, Take::Over)), (1, true));
-        let turn = waiters.next_turn().unwrap();
+        let turn = waiters.next_turn(100).unwrap();
         assert_eq!((turn.key, waiters.settle(turn, Take::Done)), (2, true));
         // Nobody else is left, so there is an end to asking; and others need not wait for it.
-        let turn = waiters.next_turn().unwrap();
+        let turn = waiters.next_turn(100).unwrap();
         assert_eq!((turn.key, waiters.settle(turn, Take::Over)), (1, false));
         assert!(waiters.may_try(Some(b)) && !waiters.may_try(Some(a)));
         assert_eq!(waiters.len(), 1);
@@ -282,16 +359,74 @@ mod tests {
     fn one_host_holds_four_times_what_is_free_and_each_may_hold_something() {
         let (mut waiters, a, b) = waiters();
         let (mut free, mut held) = (100, 0);
-        while waiters.allows(a, 1, free) && free > 0 {
-            waiters.charge(a, 1);
+        while waiters.allows(a, None, 1, free) && free > 0 {
+            waiters.charge(a, Lane::of(1), 1);
             (free, held) = (free - 1, held + 1);
         }
         assert_eq!((free, held), (20, 80));
-        assert!(waiters.allows(b, 20, free), "the first of another");
-        waiters.discharge(a, 80);
-        assert!(waiters.allows(a, 1, 0), "nothing is held: the pool alone decides");
+        assert!(waiters.allows(b, None, 20, free), "the first of another");
+        waiters.discharge(a, Lane::of(1), 80);
+        assert!(waiters.allows(a, None, 1, 0), "nothing is held: the pool alone decides");
         waiters.leave(a);
         waiters.leave(a);
         assert_eq!(waiters.join(300, 1), a, "its place is free again");
+    }
+
+    #[test]
+    fn one_namespace_of_several_holds_as_much_as_is_free() {
+        let (mut waiters, a, _) = waiters();
+        let (hung, other) = (Lane::of(1), Lane::of(2));
+        let mut free = 100;
+        while waiters.allows(a, Some(hung), 1, free) && free > 0 {
+            waiters.charge(a, hung, 1);
+            free -= 1;
+        }
+        assert_eq!(free, 50);
+        while waiters.allows(a, Some(other), 1, free) {
+            waiters.charge(a, other, 1);
+            free -= 1;
+        }
+        assert_eq!(free, 25, "of the rest the same");
+        waiters.discharge(a, hung, 50);
+        waiters.discharge(a, other, 25);
+        assert!(waiters.allows(a, Some(hung), 1, 0) && waiters.allows(a, None, 1, 0));
+    }
+
+    #[test]
+    fn commands_of_other_namespaces_pass_those_whose_namespace_holds_too_much() {
+        let (mut waiters, a, b) = waiters();
+        let of = |nsid, slot| Waiter { lane: Some(Lane::of(nsid)), ..waiter(1, slot) };
+        waiters.charge(a, Lane::of(1), 50);
+        (0..3).for_each(|slot| waiters.push(Some(a), of(1, slot), Some(Take::Over)));
+        waiters.push(Some(a), of(2, 3), None);
+        waiters.push(Some(b), waiter(2, 0), None);
+        let mut served = Vec::new();
+        while let Some(turn) = waiters.next_turn(50) {
+            served.push((turn.key, turn.slot));
+            assert!(waiters.settle(turn, Take::Done));
+        }
+        assert_eq!(served, [(1, 3), (2, 0)]);
+        assert_eq!(waiters.len(), 3, "the others wait, and in their order");
+        waiters.discharge(a, Lane::of(1), 50);
+        assert_eq!(order(&mut waiters), [(1, 0), (1, 1), (1, 2)]);
+        assert!(waiters.is_empty());
+    }
+
+    #[test]
+    fn who_has_passed_and_gets_nothing_ends_the_asking() {
+        let (mut waiters, a, b) = waiters();
+        waiters.charge(a, Lane::of(1), 50);
+        let hung = Waiter { lane: Some(Lane::of(1)), ..waiter(1, 0) };
+        waiters.push(Some(a), hung, Some(Take::Over));
+        waiters.push(Some(b), waiter(2, 0), Some(Take::Over));
+        let mut asked = 0;
+        while let Some(turn) = waiters.next_turn(50) {
+            asked += 1;
+            assert_eq!((turn.key, asked < 3), (2, true));
+            if !waiters.settle(turn, Take::Over) {
+                break;
+            }
+        }
+        assert_eq!(waiters.len(), 2);
     }
 }

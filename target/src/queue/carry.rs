@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use nvme::Status;
-use rdma::Buf;
+use rdma::{Buf, Pool};
 
 use super::{Io, Queue, Serves, State};
 use crate::command::copy::Job;
@@ -11,10 +11,16 @@ use crate::command::{Plan, SQE_BYTES, Source, admin, io as rules};
 use crate::disk::{BackingId, Op};
 use crate::observe::Stage;
 use crate::subsystem::Extent;
-use crate::waiters::Take;
+use crate::waiters::{Lane, Take, Waiter};
 
 /// Data bytes that only admin commands may take.
 pub const DATA_FOR_ADMIN_BYTES: u64 = 256 << 10;
+
+/// Bytes of data buffers that are free for I/O commands.
+#[must_use]
+pub fn free_for_io(pool: &Pool) -> u64 {
+    pool.free().2.saturating_sub(DATA_FOR_ADMIN_BYTES)
+}
 
 impl Queue {
     /// Bytes of all buffers that it has in hand: neither at the fabric nor at the disk.
@@ -52,19 +58,14 @@ impl Queue {
     /// or none.
     pub(super) fn take_buffers(&mut self, slot: u16, io: &mut Io<'_>) -> Take {
         let share = self.share;
-        let entry = &self.slots[usize::from(slot)];
-        let mate = entry.mate;
-        let mut wanted = total(&entry.plan);
-        if let Some(mate) = mate {
-            wanted += total(&self.slot(mate).plan);
-        }
-        let (.., free) = io.pool.free();
+        let mate = self.slot(slot).mate;
+        let wanted = self.wanted_bytes(slot);
         if let Some(share) = share.filter(|_| wanted > 0) {
-            let free = free.saturating_sub(DATA_FOR_ADMIN_BYTES);
+            let free = free_for_io(io.pool);
             if free < wanted {
                 return Take::Short;
             }
-            if !io.waiters.allows(share, wanted, free) {
+            if !io.waiters.allows(share, self.lane(slot), wanted, free) {
                 return Take::Over;
             }
         }
@@ -79,10 +80,34 @@ impl Queue {
         let taken = [entry.data.take(), entry.second.take()];
         taken.into_iter().flatten().for_each(|buf| io.pool.give(buf));
         let charged_bytes = std::mem::take(&mut entry.charged_bytes);
+        let lane = Lane::of(entry.sqe.nsid);
         if let Some(share) = share {
-            io.waiters.discharge(share, charged_bytes);
+            io.waiters.discharge(share, lane, charged_bytes);
         }
         Take::Short
+    }
+
+    /// How a command stands in line.
+    pub(super) fn waiter(&self, slot: u16) -> Waiter {
+        let wanted_bytes = u32::try_from(self.wanted_bytes(slot)).unwrap_or(u32::MAX);
+        Waiter { key: self.key, slot, lane: self.lane(slot), wanted_bytes }
+    }
+
+    /// Bytes of buffers that a command needs, with the other half of a fused one.
+    fn wanted_bytes(&self, slot: u16) -> u64 {
+        let entry = &self.slots[usize::from(slot)];
+        let mate = entry.mate.map_or(0, |mate| total(&self.slots[usize::from(mate)].plan));
+        total(&entry.plan) + mate
+    }
+
+    /// The namespace of a command, when its host has several: only then is there one to protect.
+    fn lane(&self, slot: u16) -> Option<Lane> {
+        match &self.serves {
+            Serves::Io { subsystem, .. } if subsystem.namespaces.len() > 1 => {
+                Some(Lane::of(self.slots[usize::from(slot)].sqe.nsid))
+            }
+            _ => None,
+        }
     }
 
     fn take_own_buffers(&mut self, slot: u16, io: &mut Io<'_>) -> bool {
@@ -107,7 +132,7 @@ impl Queue {
         if let Some(share) = share {
             let charged_bytes = first.saturating_add(second);
             entry.charged_bytes = charged_bytes;
-            io.waiters.charge(share, charged_bytes);
+            io.waiters.charge(share, Lane::of(entry.sqe.nsid), charged_bytes);
         }
         true
     }

@@ -76,7 +76,7 @@ impl Queue {
         let tried = io.waiters.may_try(self.share).then(|| self.take_buffers(slot, io));
         match tried {
             Some(Take::Done) => self.proceed(slot, io),
-            _ => io.waiters.push(self.share, self.key, slot, tried),
+            _ => io.waiters.push(self.share, self.waiter(slot), tried),
         }
     }
 

@@ -1,10 +1,15 @@
 //! What one host may hold of the buffers that all hosts share.
 
 use std::mem::take;
+use std::sync::Arc;
 
 use nvme::{IoOpcode, Sqe};
+use nvmfd::disk::BackingId;
+use nvmfd::mailbox::mailbox;
+use nvmfd::registry::Registry;
+use nvmfd::subsystem::Namespace;
 
-use crate::support::{World, io_queue, keyed};
+use crate::support::{World, end_both, io_queue, keyed, subsystem};
 
 /// Bytes of each write: too many for a capsule, so they are pulled into a buffer of the pool.
 const LEN: u32 = 16 << 10;
@@ -55,4 +60,48 @@ fn a_host_that_sends_no_data_does_not_keep_others_waiting() {
         queue.finish(&mut world.io());
     }
     assert!(world.pool.is_full(), "{:?}", world.pool.free());
+}
+
+/// A world whose subsystem has a second namespace, on a disk of its own.
+fn two_namespaces() -> World {
+    let mut subsystem = subsystem();
+    let second = Namespace { nsid: 2, backing: BackingId(1), ..subsystem.namespaces[0].clone() };
+    subsystem.namespaces.push(second);
+    let registry = Registry::new(vec![mailbox().unwrap().0], 8, 70);
+    registry.publish(Arc::new(subsystem));
+    World::of(Arc::new(registry), 0)
+}
+
+#[test]
+fn a_disk_that_hangs_does_not_keep_the_other_namespaces_of_its_host_waiting() {
+    let mut world = two_namespaces();
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    let read = |nsid, cid| {
+        let sqe = Sqe::io(IoOpcode::READ, nsid).with_range(0, 3);
+        sqe.with_sgl(keyed(0, LEN)).with_cid(cid)
+    };
+    for cid in 0..14 {
+        world.send(&mut queue, &read(1, cid), &[]);
+    }
+    // 256 KiB for data: the namespace holds as much as is free, and its other commands wait.
+    assert_eq!((world.disk.waiting.len(), world.waiters.len()), (8, 6));
+    for cid in 14..64 {
+        world.send(&mut queue, &read(2, cid), &[]);
+        world.serve_waiters(&mut queue);
+        assert_eq!(world.disk.backings.last(), Some(&BackingId(1)), "command {cid}");
+        let newest = world.disk.waiting.pop_back().expect("it has gone to its disk");
+        world.disk.waiting.push_front(newest);
+        assert!(world.disk_step(&mut queue));
+        while world.fabric_step(&mut queue) {}
+        let answers: Vec<_> = take(&mut world.completions);
+        assert!(answers.iter().all(|cqe| cqe.cid == cid && cqe.status.is_success()), "{answers:?}");
+        assert_eq!(answers.len(), 1);
+        assert_eq!((world.disk.waiting.len(), world.waiters.len()), (8, 6), "as before");
+    }
+    // The disk is back: those that wait get their turn, in their order.
+    world.run(&mut queue);
+    let answered: Vec<u16> = world.completions.drain(..).map(|cqe| cqe.cid).collect();
+    assert_eq!(answered, (0..14).collect::<Vec<_>>());
+    assert!(world.waiters.is_empty());
+    end_both(world, queue, admin, posted);
 }

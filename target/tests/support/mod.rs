@@ -12,7 +12,7 @@ use nvme::{AdminOpcode, Cqe, Nqn, Sgl, Sqe, Status, Text, cm};
 use nvmfd::controller::Limits;
 use nvmfd::disk::{BackingId, Disk, Done, Op};
 use nvmfd::protection::Protection;
-use nvmfd::queue::{Io, Queue};
+use nvmfd::queue::{Io, Queue, free_for_io};
 use nvmfd::refusals::Refusals;
 use nvmfd::registry::Registry;
 use nvmfd::reservation::Reservation;
@@ -328,7 +328,7 @@ impl World {
     }
 
     pub(crate) fn serve_waiters(&mut self, queue: &mut Queue) {
-        while let Some(turn) = self.waiters.next_turn() {
+        while let Some(turn) = self.waiters.next_turn(free_for_io(&self.pool)) {
             let take = match turn.key == self.key {
                 true => queue.resume(turn.slot, &mut self.io()),
                 false => Take::Over,
