@@ -9,12 +9,34 @@ pub(crate) mod identify;
 pub(crate) mod list;
 pub(crate) mod log;
 pub(crate) mod manage;
+#[path = "../../target/src/manual.rs"]
+#[expect(unreachable_pub, reason = "the daemon's library has it as well, for its own programs")]
 pub(crate) mod manual;
 pub(crate) mod output;
 pub(crate) mod pages;
 pub(crate) mod place;
 pub(crate) mod registers;
 pub(crate) mod reservation;
+
+use initiator::options::{TargetArgs, Usual};
+use initiator::{Error, Host};
+use serde_json::Value;
+
+/// Connects, acts and disconnects.
+pub(crate) fn with<T>(
+    target: &TargetArgs,
+    act: impl FnOnce(&mut Host) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let mut host = target.connect(Usual::default())?;
+    let outcome = act(&mut host);
+    host.disconnect();
+    outcome
+}
+
+/// What a command without data to show says as JSON.
+pub(crate) fn done(command: &str, nsid: u32) -> Value {
+    document::object([("command", command.into()), ("namespace-id", nsid.into())])
+}
 
 /// A number as nvme-cli takes it: decimal or with `0x`, and perhaps with a binary suffix (`4k`).
 pub(crate) fn number(text: &str) -> Result<u64, String> {

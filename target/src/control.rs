@@ -276,6 +276,7 @@ impl Control {
         mut asks: mpsc::Receiver<Ask>,
     ) -> Result<(), String> {
         self.manager.ready(&status(&served.config));
+        log::serving();
         info!("serving {}", status(&served.config));
         let pulse = served.target.pulse();
         let mut orders = std::mem::replace(&mut self.orders, mpsc::channel(1).1);

@@ -310,18 +310,12 @@ fn emit(subsystem: &Nqn, events: &VecDeque<Event>) -> String {
         }
         text.push('\n');
     }
-    let sum = crc32fast::hash(text.as_bytes());
-    text + &format!("crc32 {sum:08x}\n")
+    kept::sealed(&text)
 }
 
 /// What is in a file that [`emit`] wrote; none for any other.
 fn parse(text: &str, subsystem: &Nqn) -> Option<VecDeque<Event>> {
-    let (body, sum) = text.split_at(text.rfind("crc32 ")?);
-    if sum != format!("crc32 {:08x}\n", crc32fast::hash(body.as_bytes())) {
-        return None;
-    }
-    let mut lines = body.lines();
-    (lines.next()? == FIRST_LINE).then_some(())?;
+    let mut lines = kept::unsealed(text, FIRST_LINE).ok()?;
     (lines.next()?.strip_prefix("subsystem ")? == subsystem.as_str()).then_some(())?;
     let mut events = Events::default();
     for line in lines {

@@ -89,4 +89,6 @@ fn finish(draft: Draft, source: &str) -> Result<Imported, ImportError> {
 }
 
 #[cfg(test)]
+mod examples;
+#[cfg(test)]
 mod tests;

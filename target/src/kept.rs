@@ -6,6 +6,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::str::Lines;
 
 /// Gives `name` in `folder` this content. When it returns, it is so also after a power loss.
 ///
@@ -24,6 +25,29 @@ pub(crate) fn write(folder: &Path, name: &str, content: &[u8]) -> io::Result<()>
     step();
     fs::rename(&beside, folder.join(name))?;
     sync(folder)
+}
+
+/// A text whose last line is a checksum of what stands before.
+pub(crate) fn sealed(text: &str) -> String {
+    format!("{text}crc32 {:08x}\n", crc32fast::hash(text.as_bytes()))
+}
+
+/// The lines of a text that [`sealed`] made, without its checksum and without its first line, which
+/// must be this one.
+///
+/// # Errors
+/// What is wrong with it.
+pub(crate) fn unsealed<'t>(text: &'t str, first_line: &str) -> Result<Lines<'t>, &'static str> {
+    let at = text.rfind("crc32 ").ok_or("its last line is missing")?;
+    let (body, _) = text.split_at(at);
+    if sealed(body) != text {
+        return Err("its checksum is wrong");
+    }
+    let mut lines = body.lines();
+    match lines.next() {
+        Some(line) if line == first_line => Ok(lines),
+        _ => Err("it is of another version"),
+    }
 }
 
 /// Removes `name` from `folder`, if it is there, as surely as [`write`] writes it.

@@ -239,8 +239,7 @@ fn emit(usages: &Usages) -> String {
             let _ = writeln!(text, "namespace {nsid} {}", numbers(&account));
         }
     }
-    let sum = crc32fast::hash(text.as_bytes());
-    text + &format!("crc32 {sum:08x}\n")
+    kept::sealed(&text)
 }
 
 fn numbers(account: &Account) -> String {
@@ -251,12 +250,7 @@ fn numbers(account: &Account) -> String {
 
 /// What is in a file that [`emit`] wrote; none for any other.
 fn parse(text: &str) -> Option<Accounts> {
-    let (body, sum) = text.split_at(text.rfind("crc32 ")?);
-    if sum != format!("crc32 {:08x}\n", crc32fast::hash(body.as_bytes())) {
-        return None;
-    }
-    let mut lines = body.lines().peekable();
-    (lines.next()? == FIRST_LINE).then_some(())?;
+    let mut lines = kept::unsealed(text, FIRST_LINE).ok()?.peekable();
     let mut accounts = Accounts::new();
     while let Some(line) = lines.next() {
         let mut words = line.strip_prefix("subsystem ")?.splitn(8, ' ');
@@ -355,7 +349,7 @@ mod tests {
         for cut in 0..good.len() {
             assert!(parse(&good[..cut]).is_none(), "{cut}");
         }
-        let sealed = |body: &str| format!("{body}crc32 {:08x}\n", crc32fast::hash(body.as_bytes()));
+        let sealed = kept::sealed;
         let bodies = [
             "",
             "nvmfd usage 2\n",

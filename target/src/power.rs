@@ -98,19 +98,13 @@ impl PowerMeter {
         let text = format!(
             "{FIRST_LINE}\ncycles {cycles}\nseconds {seconds}\nunsafe {unsafe_shutdowns}\n{state}\n"
         );
-        let sum = crc32fast::hash(text.as_bytes());
-        format!("{text}crc32 {sum:08x}\n")
+        kept::sealed(&text)
     }
 
     /// What a start finds in a file that [`PowerMeter::emit`] wrote; none for any other.
     fn parse(text: &str, now: Instant) -> Option<PowerMeter> {
-        let (body, sum) = text.split_at(text.rfind("crc32 ")?);
-        if sum != format!("crc32 {:08x}\n", crc32fast::hash(body.as_bytes())) {
-            return None;
-        }
-        let mut lines = body.lines();
+        let mut lines = kept::unsealed(text, FIRST_LINE).ok()?;
         let mut number = |word| lines.next()?.strip_prefix(word)?.parse::<u64>().ok();
-        (number(FIRST_LINE.strip_suffix('1')?)? == 1).then_some(())?;
         let (cycles, seconds_before) = (number("cycles ")?, number("seconds ")?);
         let unsafe_before = number("unsafe ")?;
         let crashed = match lines.next()? {

@@ -186,9 +186,7 @@ fn keep(folder: &Path, name: &str, state: WriteProtectState) -> std::io::Result<
 }
 
 fn emit(state: WriteProtectState) -> Vec<u8> {
-    let text = format!("{FIRST_LINE}\nstate {}\n", state.0);
-    let sum = crc32fast::hash(text.as_bytes());
-    format!("{text}crc32 {sum:08x}\n").into_bytes()
+    kept::sealed(&format!("{FIRST_LINE}\nstate {}\n", state.0)).into_bytes()
 }
 
 #[cfg(test)]

@@ -226,8 +226,7 @@ fn emit(ranges: &Ranges) -> Vec<u8> {
         // Writing to a string does not fail.
         let _ = writeln!(text, "bytes {start} {end}");
     }
-    let sum = crc32fast::hash(text.as_bytes());
-    format!("{text}crc32 {sum:08x}\n").into_bytes()
+    kept::sealed(&text).into_bytes()
 }
 
 #[cfg(test)]

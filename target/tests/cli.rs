@@ -2,8 +2,12 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 fn nvmfd(arguments: &[&str]) -> (Option<i32>, String, String) {
     let Output { status, stdout, stderr } =
@@ -111,6 +115,55 @@ fn the_journal_gets_priorities_and_nothing_else_does() {
     let stderr = fs::metadata(&file).unwrap();
     let journal = log(&format!("{}:{}", stderr.dev(), stderr.ino()));
     assert!(journal.starts_with("<3>/nonexistent: "), "{journal}");
+}
+
+#[test]
+fn a_journal_that_listens_gets_fields_once_the_daemon_serves() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let text = format!(
+        "provider = \"soft\"\n[management]\nsocket = {:?}\n[memory]\nreceives = 512\n\
+         data = \"4MiB\"\n[[listener]]\naddress = \"127.0.43.9\"\n[[subsystem]]\n\
+         nqn = \"nqn.2026-11.io.nvmfd:cli\"\nallow_any_host = true\n",
+        at("s")
+    );
+    fs::write(at("nvmfd.toml"), &text).unwrap();
+    let listener = UnixDatagram::bind(at("journal")).unwrap();
+    let stderr = fs::File::create(at("stderr")).unwrap();
+    let place = stderr.metadata().unwrap();
+    let mut daemon = Command::new(env!("CARGO_BIN_EXE_nvmfd"))
+        .arg("--config")
+        .arg(at("nvmfd.toml"))
+        .env("JOURNAL_STREAM", format!("{}:{}", place.dev(), place.ino()))
+        .env("NVMFD_JOURNAL_SOCKET", at("journal"))
+        .env_remove("NOTIFY_SOCKET")
+        .stderr(stderr)
+        .spawn()
+        .unwrap();
+    let mut datagram = vec![0; 1 << 16];
+    let mut until = |word: &str| {
+        loop {
+            let length = listener.recv(&mut datagram).unwrap();
+            let told = String::from_utf8_lossy(&datagram[..length]).into_owned();
+            if told.contains(word) {
+                return told;
+            }
+        }
+    };
+    let told = until("MESSAGE=serving ");
+    assert!(
+        told.contains("\nPRIORITY=6\n") && told.contains("\nSYSLOG_IDENTIFIER=nvmfd\n"),
+        "{told}"
+    );
+    let before = fs::read_to_string(at("stderr")).unwrap();
+    assert!(before.contains("<6>") && !before.contains("serving 1"), "{before}");
+    fs::write(at("nvmfd.toml"), format!("colour = 1\n{text}")).unwrap();
+    kill(Pid::from_raw(daemon.id() as i32), Signal::SIGHUP).unwrap();
+    let told = until("unknown key `colour`");
+    assert!(told.contains("nvmfd.toml: line 1") && told.contains("\nPRIORITY=3\n"), "{told}");
+    kill(Pid::from_raw(daemon.id() as i32), Signal::SIGTERM).unwrap();
+    until("MESSAGE=stopped");
+    assert!(daemon.wait().unwrap().success());
 }
 
 #[test]

@@ -115,7 +115,9 @@ fn seeds(name: &str) -> Seeds {
             // What is explained there but not set.
             let uncommented = all.lines().map(|line| line.strip_prefix("# ").unwrap_or(line));
             let uncommented: String = uncommented.flat_map(|line| [line, "\n"]).collect();
-            (vec![all.into_bytes(), uncommented.into_bytes()], 1_000)
+            // The same in two files.
+            let two = all.replacen("\n[[subsystem]]", "\n\0[[subsystem]]", 1);
+            (vec![all.into_bytes(), uncommented.into_bytes(), two.into_bytes()], 1_000)
         }
         "datagram" => (datagrams(), 20_000),
         "message" => {

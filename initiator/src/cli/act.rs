@@ -3,16 +3,14 @@
 
 use clap::Args as ClapArgs;
 use initiator::host::Range;
-use initiator::options::{TargetArgs, Usual};
+use initiator::options::TargetArgs;
 use initiator::{Error, Host};
 use nvme::copy::{Copy, CopyFlags, CopyRange};
 use nvme::sqe::{DsmAttributes, DsmRange};
-use serde_json::Value;
 
-use super::document::object;
 use super::output::Output;
 use super::place::Place;
-use super::{narrow, number};
+use super::{done, narrow, number, with};
 
 /// Options of `nvmf flush`.
 #[derive(ClapArgs, Debug)]
@@ -207,18 +205,4 @@ impl Blocks {
             act(host, range, blocks)
         })
     }
-}
-
-fn with(
-    target: &TargetArgs,
-    act: impl FnOnce(&mut Host) -> Result<(), Error>,
-) -> Result<(), Error> {
-    let mut host = target.connect(Usual::default())?;
-    let outcome = act(&mut host);
-    host.disconnect();
-    outcome
-}
-
-fn done(command: &str, nsid: u32) -> Value {
-    object([("command", command.into()), ("namespace-id", nsid.into())])
 }

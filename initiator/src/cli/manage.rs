@@ -1,16 +1,14 @@
 //! `nvmf create-ns`, `delete-ns`, `attach-ns`, `detach-ns`, `format`.
 
 use clap::Args as ClapArgs;
-use initiator::options::{TargetArgs, Usual};
-use initiator::{Error, Host};
+use initiator::Error;
+use initiator::options::TargetArgs;
 use nvme::NSID_ALL;
 use nvme::identify::{Csi, IdentifyNamespace};
 use nvme::management::{AttachmentSelect, NewNamespace};
-use serde_json::Value;
 
-use super::document::object;
 use super::output::Output;
-use super::{narrow, number};
+use super::{done, narrow, number, with};
 
 /// Options of `nvmf create-ns`.
 #[derive(ClapArgs, Debug)]
@@ -176,18 +174,4 @@ fn index(page: &IdentifyNamespace, bytes: u64) -> Result<u8, Error> {
         Some((at, _)) => Ok(at as u8),
         None => Err(Error::Local(format!("the controller has no blocks of {bytes} bytes"))),
     }
-}
-
-fn with<T>(
-    target: &TargetArgs,
-    act: impl FnOnce(&mut Host) -> Result<T, Error>,
-) -> Result<T, Error> {
-    let mut host = target.connect(Usual::default())?;
-    let outcome = act(&mut host);
-    host.disconnect();
-    outcome
-}
-
-fn done(command: &str, nsid: u32) -> Value {
-    object([("command", command.into()), ("namespace-id", nsid.into())])
 }

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::document::{hex, object};
 use super::output::{Output, Raw};
-use super::{narrow, number};
+use super::{done, narrow, number};
 
 /// Options of `nvmf resv-register`.
 #[derive(ClapArgs, Debug)]
@@ -285,8 +285,4 @@ fn report_text(status: &ReservationStatus, entries: &[ExtendedRegistrant]) -> St
         );
     }
     text
-}
-
-fn done(command: &str, nsid: u32) -> Value {
-    object([("command", command.into()), ("namespace-id", nsid.into())])
 }

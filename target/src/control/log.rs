@@ -1,11 +1,17 @@
 //! Logging: lines on stderr, for whoever reads there.
 //!
-//! A terminal gets the time and colours. The journal knows the time, and gets the level as the
-//! prefix that it understands. A file or a pipe gets plain lines.
+//! A terminal gets the time and colours. The journal knows the time, and gets each line with its
+//! fields ([`journal`]), or, where it cannot be reached or before the daemon serves, with the level as
+//! the prefix that it understands. A file or a pipe gets plain lines.
+
+mod journal;
 
 use std::io::{IsTerminal, stderr};
+use std::path::PathBuf;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use journal::Journal;
 use nix::sys::stat::fstat;
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Subscriber};
@@ -19,12 +25,22 @@ use tracing_subscriber::{fmt, registry};
 /// What changes the level while the process runs.
 static FILTER: OnceLock<Handle<LevelFilter, Registry>> = OnceLock::new();
 
+/// The daemon serves, or has served.
+static SERVING: AtomicBool = AtomicBool::new(false);
+
+/// From now on the journal gets fields.
+pub(super) fn serving() {
+    SERVING.store(true, Ordering::Relaxed);
+}
+
 /// Starts to log, once a process.
 pub fn start(level: LevelFilter) {
     let (filter, handle) = Layer::new(level);
     let lines = fmt::layer().with_writer(stderr);
     let base = registry().with(filter);
-    let started = if is_journal() {
+    let started = if let Some(journal) = journal() {
+        tracing::subscriber::set_global_default(base.with(journal))
+    } else if is_journal() {
         tracing::subscriber::set_global_default(base.with(lines.event_format(ForJournal)))
     } else if stderr().is_terminal() {
         tracing::subscriber::set_global_default(base.with(lines.with_target(false)))
@@ -44,6 +60,14 @@ pub(super) fn level() -> Option<LevelFilter> {
 /// Logs so much from now on; false where logging was not started.
 pub(super) fn set_level(level: LevelFilter) -> bool {
     FILTER.get().is_some_and(|filter| filter.reload(level).is_ok())
+}
+
+/// The way to the journal, if stderr leads there and it listens: `$NVMFD_JOURNAL_SOCKET` says where,
+/// if that is not the usual place.
+fn journal() -> Option<Journal> {
+    let path = std::env::var_os("NVMFD_JOURNAL_SOCKET");
+    let path = path.map_or_else(|| PathBuf::from(journal::SOCKET), PathBuf::from);
+    is_journal().then(|| Journal::at(&path, &SERVING)).flatten()
 }
 
 /// Is stderr the very stream that the service manager connected to the journal?

@@ -74,6 +74,14 @@ pub(super) struct Namespace {
     pub(super) ana_group: Option<u64>,
     /// Only these hosts see it.
     pub(super) hosts: Option<Vec<String>>,
+    pub(super) limit: Limit,
+}
+
+/// What all hosts together may do with a namespace in a second.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Limit {
+    pub(super) iops: Option<u64>,
+    pub(super) bandwidth_bytes: Option<u64>,
 }
 
 #[derive(Clone)]
@@ -410,6 +418,17 @@ impl Draft {
         }
         if let Some(hosts) = &from.hosts {
             let _ = writeln!(text, "hosts = {}", hosts_list(&self.names(hosts, nqn)));
+        }
+        let Limit { iops, bandwidth_bytes } = from.limit;
+        if iops.is_some() || bandwidth_bytes.is_some() {
+            text += "[subsystem.namespace.limit]\n";
+        }
+        if let Some(iops) = iops {
+            let _ = writeln!(text, "iops = {}", iops.min(u32::MAX.into()));
+        }
+        if let Some(bytes) = bandwidth_bytes {
+            let bytes = Size(bytes.min(i64::MAX as u64));
+            let _ = writeln!(text, "bandwidth = {}", quoted(&bytes.to_string()));
         }
         Ok(text)
     }

@@ -6,14 +6,18 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::ImportError;
-use super::draft::{Draft, Namespace, Store, Subsystem};
+use super::draft::{Draft, Limit, Namespace, Store, Subsystem};
 use super::json::{at, flag, list, number, text};
+
+/// The call that limits a block device.
+const SET_LIMIT: &str = "bdev_set_qos_limit";
 
 /// A block device of SPDK that can be one of ours.
 struct Bdev {
     store: Store,
     block_size_bytes: u64,
     read_only: bool,
+    limit: Limit,
 }
 
 /// What calls refer to by name.
@@ -43,6 +47,10 @@ pub(super) fn read(saved: &Value, look: Look<'_>, draft: &mut Draft) -> Result<(
     for call in calls() {
         define(call, look, &mut names);
     }
+    // Then what is set for them: namespaces are copies of that.
+    for call in calls().filter(|call| text(call, "method").is_some_and(|m| m == SET_LIMIT)) {
+        limit(at(call, "params"), &mut names, draft);
+    }
     for call in calls() {
         let method = text(call, "method").unwrap_or_default();
         serve(&method, at(call, "params"), &mut names, draft);
@@ -67,7 +75,8 @@ fn define(call: &Value, look: Look<'_>, names: &mut Names) {
             let store = Store::File(path);
             let block_size_bytes = block.unwrap_or(512);
             let read_only = flag(params, "readonly");
-            names.bdevs.insert(name, Bdev { store, block_size_bytes, read_only });
+            let limit = Limit::default();
+            names.bdevs.insert(name, Bdev { store, block_size_bytes, read_only, limit });
         }
         "bdev_malloc_create" | "bdev_null_create" => {
             let block_size_bytes = number(params, "block_size").unwrap_or(512);
@@ -75,7 +84,8 @@ fn define(call: &Value, look: Look<'_>, names: &mut Names) {
             let size_bytes = blocks.saturating_mul(block_size_bytes);
             let malloc = method == "bdev_malloc_create";
             let store = if malloc { Store::Ram { size_bytes } } else { Store::Null { size_bytes } };
-            names.bdevs.insert(name, Bdev { store, block_size_bytes, read_only: false });
+            let (read_only, limit) = (false, Limit::default());
+            names.bdevs.insert(name, Bdev { store, block_size_bytes, read_only, limit });
         }
         "bdev_nvme_attach_controller" => {
             let at = text(params, "traddr").unwrap_or_default();
@@ -91,6 +101,27 @@ fn define(call: &Value, look: Look<'_>, names: &mut Names) {
     }
 }
 
+/// What all commands of a block device may do together. Limits of reads or writes alone have no
+/// counterpart.
+fn limit(params: &Value, names: &mut Names, draft: &mut Draft) {
+    let name = text(params, "name").unwrap_or_default();
+    let given = |key| number(params, key).filter(|most| *most > 0);
+    if let Some(bdev) = names.bdevs.get_mut(&name) {
+        bdev.limit = Limit {
+            iops: given("rw_ios_per_sec"),
+            // SPDK's megabytes are of 1024 KiB.
+            bandwidth_bytes: given("rw_mbytes_per_sec").map(|mib| mib.saturating_mul(1 << 20)),
+        };
+    }
+    for key in ["r_mbytes_per_sec", "w_mbytes_per_sec"] {
+        if given(key).is_some() {
+            draft.remark(format_args!(
+                "{key} of {name:?} was left out: a limit here is of reads and writes together"
+            ));
+        }
+    }
+}
+
 /// Carries out a call on the draft.
 fn serve(method: &str, params: &Value, names: &mut Names, draft: &mut Draft) {
     match method {
@@ -100,6 +131,7 @@ fn serve(method: &str, params: &Value, names: &mut Names, draft: &mut Draft) {
         | "bdev_null_create"
         | "bdev_nvme_attach_controller"
         | "bdev_wait_for_examine"
+        | SET_LIMIT
         | "keyring_file_add_key" => {}
         "nvmf_create_transport" => transport(params, draft),
         "nvmf_set_config" => {
@@ -109,6 +141,11 @@ fn serve(method: &str, params: &Value, names: &mut Names, draft: &mut Draft) {
             draft.groups = chosen(params, "dhchap_dhgroups", &known);
         }
         "nvmf_create_subsystem" => subsystem(params, draft),
+        "nvmf_subsystem_allow_any_host" => {
+            if let Some(subsystem) = of(params, draft) {
+                subsystem.allow_any_host = flag(params, "allow_any_host");
+            }
+        }
         "nvmf_subsystem_add_host" => host(params, names, draft),
         "nvmf_subsystem_add_ns" => namespace(params, names, draft),
         "nvmf_ns_add_host" => mask(params, draft),
@@ -219,7 +256,7 @@ fn namespace(params: &Value, names: &Names, draft: &mut Draft) {
         return;
     };
     let (store, block_size_bytes) = (found.store.clone(), found.block_size_bytes);
-    let read_only = found.read_only;
+    let (read_only, limit) = (found.read_only, found.limit);
     let hidden = flag(from, "no_auto_visible");
     let reserved = text(from, "ptpl_file").is_some();
     let Some(subsystem) = of(params, draft) else { return };
@@ -237,6 +274,7 @@ fn namespace(params: &Value, names: &Names, draft: &mut Draft) {
         eui64: text(from, "eui64"),
         ana_group: number(from, "anagrpid"),
         hosts: hidden.then(Vec::new),
+        limit,
     });
     if reserved {
         draft.remark(format_args!(

@@ -19,6 +19,7 @@ use uuid::Uuid;
 use super::HOSTS_MAX;
 use crate::ana::ANA_GROUPS;
 use crate::config::MAX_NSID;
+use crate::kept;
 
 const FIRST_LINE: &str = "nvmfd namespaces 1";
 
@@ -78,9 +79,7 @@ impl Record {
         for uuid in &self.unsettled {
             let _ = writeln!(text, "unsettled {uuid}");
         }
-        let sum = crc32fast::hash(text.as_bytes());
-        let _ = writeln!(text, "crc32 {sum:08x}");
-        text.into_bytes()
+        kept::sealed(&text).into_bytes()
     }
 
     /// Reads what [`Record::emit`] writes, and nothing else.
@@ -89,15 +88,7 @@ impl Record {
     /// What is wrong with it.
     pub fn parse(bytes: &[u8]) -> Result<Record, &'static str> {
         let text = str::from_utf8(bytes).map_err(|_| "it is not text")?;
-        let at = text.rfind("crc32 ").ok_or("its last line is missing")?;
-        let (body, sum) = text.split_at(at);
-        if sum != format!("crc32 {:08x}\n", crc32fast::hash(body.as_bytes())) {
-            return Err("its checksum is wrong");
-        }
-        let mut lines = body.lines();
-        if lines.next() != Some(FIRST_LINE) {
-            return Err("it is of another version");
-        }
+        let mut lines = kept::unsealed(text, FIRST_LINE)?;
         let first = lines.next().and_then(|line| line.strip_prefix("subsystem "));
         let subsystem = first.and_then(|name| name.parse().ok()).ok_or("it names no subsystem")?;
         let mut record = Record::new(subsystem);
@@ -231,7 +222,7 @@ pub(super) mod tests {
             lines in "((namespace|host|unsettled) [0-9a-f -]{0,60}\n){0,5}"
         ) {
             let text = format!("{FIRST_LINE}\nsubsystem nqn.2026-11.io.nvmfd:a\n{lines}");
-            let text = format!("{text}crc32 {:08x}\n", crc32fast::hash(text.as_bytes()));
+            let text = kept::sealed(&text);
             let _ = Record::parse(text.as_bytes());
         }
     }

@@ -96,23 +96,13 @@ fn emit(state: &State) -> Vec<u8> {
     for (host, key) in &state.registrants {
         text += &format!("registrant {} {key:016x}\n", hex(host));
     }
-    let sum = crc32fast::hash(text.as_bytes());
-    text += &format!("crc32 {sum:08x}\n");
-    text.into_bytes()
+    kept::sealed(&text).into_bytes()
 }
 
 /// Reads what [`emit`] writes, and nothing else.
 fn parse(bytes: &[u8]) -> Result<State, &'static str> {
     let text = str::from_utf8(bytes).map_err(|_| "it is not text")?;
-    let at = text.rfind("crc32 ").ok_or("its last line is missing")?;
-    let (body, sum) = text.split_at(at);
-    if sum != format!("crc32 {:08x}\n", crc32fast::hash(body.as_bytes())) {
-        return Err("its checksum is wrong");
-    }
-    let mut lines = body.lines();
-    if lines.next() != Some(FIRST_LINE) {
-        return Err("it is of another version");
-    }
+    let lines = kept::unsealed(text, FIRST_LINE)?;
     let mut state = State { persists: true, ..State::default() };
     for line in lines {
         let unknown = "a line of it is not known";

@@ -1,11 +1,16 @@
-//! The text of a configuration.
+//! The texts of a configuration.
 
-use nvmfd::config::Config;
+use nvmfd::config::{Config, Source, Sources};
 
-/// Any text is a configuration, whose sums hold, or has mistakes, each with a place in the text.
+/// Any texts, with NUL between them, are a configuration, whose sums hold, or have mistakes, each
+/// with a place in its text.
 pub fn config(data: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(data) else { return false };
-    match Config::parse(text) {
+    let mut texts = text.split('\0');
+    let mut sources = Sources::from(texts.next().unwrap_or_default());
+    let more = texts.map(|text| Source { file: Some("/more".into()), text: text.to_owned() });
+    sources.more.extend(more);
+    match Config::of(&sources) {
         Ok(config) => {
             let plan = config.pool_plan();
             assert!(plan.total_bytes() >= plan.receive_bytes());
