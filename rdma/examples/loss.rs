@@ -53,7 +53,7 @@ fn print(job: Job, config: Config) {
         if faults == CLEAN {
             clean = rate;
         }
-        let [host, target] = pair.counters();
+        let [host, target] = pair.ends().map(rdma::soft::Soft::counters);
         let peers = if config.selective { "our kind" } else { "others" };
         println!(
             "{peers:9} {:>6} {:5} {:6}  {name:10} {rate:7.0} {:4.0} %  {} ({} late), {} ({} unasked)",

@@ -38,7 +38,7 @@ pub mod spin;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 use std::time::Instant;
 
@@ -297,6 +297,12 @@ pub trait Fabric: Send {
     /// Tells what the provider has counted since it began, name by name, always the same ones. The
     /// names are lower case, with underscores.
     fn counters(&self, tell: &mut dyn FnMut(&'static str, u64)) {
+        let _ = tell;
+    }
+
+    /// Tells what connections have met since it began, by the address here and name by name: packets
+    /// sent again, acknowledgements that were none. Empty where a device keeps that to itself.
+    fn troubles(&self, tell: &mut dyn FnMut(IpAddr, &'static str, u64)) {
         let _ = tell;
     }
 

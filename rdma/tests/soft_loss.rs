@@ -4,6 +4,10 @@
 
 mod exchange;
 
+use std::net::IpAddr;
+
+use rdma::Fabric;
+use rdma::soft::Soft;
 use rdma::soft::counters::Fate;
 use rdma::soft::endpoint::Config;
 use rdma::soft::sim::Faults;
@@ -54,12 +58,52 @@ fn our_kind_sends_again_only_what_is_missing() {
     for kind in [Kind::Read, Kind::Write] {
         let mut pair = Pair::new(3, job(kind), Pair::config(4096));
         pair.exchange(LOSS_5, 500);
-        let [host, target] = pair.counters();
+        let [host, target] = pair.ends().map(Soft::counters);
         // Data that were there already, of a read or a write; 5 % were lost.
         let (twice, all) = match kind {
             Kind::Read => (host[Fate::Late] + host[Fate::Early], host.received),
             Kind::Write => (target[Fate::Unasked], target.received),
         };
         assert!(twice * 100 < all * 8, "{kind:?}: {twice} of {all}");
+    }
+}
+
+fn troubles(end: &Soft) -> Vec<(IpAddr, &'static str, u64)> {
+    let mut all = Vec::new();
+    end.troubles(&mut |at, name, count| all.push((at, name, count)));
+    all
+}
+
+#[test]
+fn what_is_lost_is_counted_by_address_and_nothing_else_is() {
+    for selective in [true, false] {
+        let config = Config { selective, ..Pair::config(4096) };
+        let mut pair = Pair::new(5, job(Kind::Write), config);
+        pair.exchange(CLEAN, 100);
+        let [host, target] = pair.ends().map(troubles);
+        assert!(host.iter().chain(&target).all(|(_, _, count)| *count == 0), "{host:?}");
+        pair.exchange(LOSS_5, 500);
+        let [host, target] = pair.ends().map(troubles);
+        let of = |all: &[(IpAddr, &'static str, u64)], own: [u8; 4], name| {
+            let found: Vec<u64> = all.iter().filter(|t| t.1 == name).map(|t| t.2).collect();
+            assert!(found.len() == 1 && all.iter().all(|t| t.0 == IpAddr::from(own)), "{all:?}");
+            found[0]
+        };
+        let host = |name| of(&host, [10, 0, 0, 1], name);
+        let target = |name| of(&target, [10, 0, 0, 2], name);
+        // A write of the host's is a read here: the host sends data again, the target requests.
+        for again in [host("sent_again"), target("sent_again")] {
+            assert!(again > 50, "{again}");
+        }
+        for (sent, received) in [
+            (host("nak_sequence_sent"), target("nak_sequence_received")),
+            (target("nak_sequence_sent"), host("nak_sequence_received")),
+        ] {
+            assert!(sent >= received && sent < 5000, "{sent} {received}");
+        }
+        assert!(host("nak_sequence_sent") + target("nak_sequence_sent") > 0);
+        for none in ["nak_error_sent", "nak_error_received"] {
+            assert_eq!((host(none), target(none)), (0, 0), "{none}");
+        }
     }
 }

@@ -429,6 +429,7 @@ impl Queues {
             .zip(totals)
             .for_each(|(to, n)| to.store(n, Ordering::Relaxed));
         observer.set_fabric(|tell| lent.fabric.counters(tell));
+        observer.set_troubles(|tell| lent.fabric.troubles(tell));
     }
 
     fn since_ns(&self, now: Instant) -> u64 {

@@ -26,6 +26,7 @@ use super::qp::{Io, QueuePair, Settings};
 use super::shelf::Shelf;
 use super::table::Table;
 use super::ticket::{Stage, Token};
+use super::troubles::ByAddress;
 use crate::{Event, Fault, Qp, Reason, Region, Tag, Work};
 
 pub use super::config::{Config, Path};
@@ -115,6 +116,7 @@ pub struct Endpoint {
     memory: Memory,
     shelf: Shelf,
     counters: Counters,
+    pub(super) troubles: ByAddress,
 }
 
 impl fmt::Debug for Endpoint {
@@ -159,6 +161,7 @@ impl Endpoint {
             memory: Memory::new(config.exposed),
             shelf: Shelf::new(config.early),
             counters: Counters::default(),
+            troubles: ByAddress::default(),
         }
     }
 
@@ -431,6 +434,7 @@ impl Endpoint {
         if slot.keeping {
             self.keeping.retain(|keeping| *keeping != number);
         }
+        self.troubles.end(slot.connection.local, &slot.qp.troubles());
         self.departed.push(number);
         Some(Event::Gone(Qp(number), slot.gone.unwrap_or(Reason::Local)))
     }
@@ -523,6 +527,7 @@ impl Endpoint {
             }
             None => return None,
         };
+        self.troubles.begin(connection.local);
         self.by_qpn.insert(connection.local_qpn, number);
         self.by_comm.insert(connection.local_comm, number);
         if connection.phase == Phase::Opened {

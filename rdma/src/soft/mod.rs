@@ -44,6 +44,7 @@ pub mod sim;
 mod table;
 mod ticket;
 mod train;
+pub mod troubles;
 mod udp;
 
 pub use provider::{Group, Options, Soft};

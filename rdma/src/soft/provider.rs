@@ -24,6 +24,7 @@ use super::counters::{Counters, Fate};
 use super::endpoint::{Config, Endpoint, Path, ROCE_PORT};
 use super::memory::Rights;
 use super::train;
+use super::troubles::Trouble;
 use super::udp::{Shared, SocketBuffers, Udp};
 use crate::{
     Buf, Event, Exposed, Fabric, FabricError, Incoming, Qp, QpLimits, Region, Tag, Wake, Work,
@@ -447,6 +448,12 @@ impl Fabric for Soft {
         tell("received", counters.received);
         tell("marked", counters.marked);
         Fate::ALL.iter().for_each(|fate| tell(fate.name(), counters[*fate]));
+    }
+
+    fn troubles(&self, tell: &mut dyn FnMut(IpAddr, &'static str, u64)) {
+        self.endpoint.troubles(|at, troubles| {
+            Trouble::ALL.iter().for_each(|each| tell(at, each.name(), troubles.of(*each)));
+        });
     }
 
     fn is_lively(&self) -> bool {

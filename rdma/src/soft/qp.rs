@@ -25,6 +25,7 @@ use super::psn::{Psn, Qpn};
 use super::requester::Requester;
 use super::responder::{Outcome, Responder};
 use super::shelf::Shelf;
+use super::troubles::Troubles;
 use crate::{Buf, Completion, Event, Fault, Qp, Region, Tag, Work};
 
 /// Bytes of writes after which those posted later do not pass a send: two trains.
@@ -321,6 +322,13 @@ impl QueuePair {
                 buf.and_then(|buf| region.bytes(buf).get(range)).unwrap_or_default()
             }
         }
+    }
+
+    /// What it has met, both ways.
+    pub(super) fn troubles(&self) -> Troubles {
+        let mut all = self.requester.troubles;
+        all.add(self.responder.troubles());
+        all
     }
 
     /// When [`QueuePair::handle_timeout`] wants to be called.

@@ -47,6 +47,7 @@ use super::outgoing::{Outgoing, Payload};
 use super::psn::{Psn, Qpn};
 use super::qp::{Io, Settings};
 use super::responder::packets_of;
+use super::troubles::{Trouble, Troubles};
 use crate::{Buf, Fault, Tag, Work};
 
 use board::Board;
@@ -163,6 +164,8 @@ pub(crate) struct Requester {
     /// The peer has no receive; nothing is sent before this.
     pause: Option<Instant>,
     rnr_left: u8,
+    /// What it has met.
+    pub(super) troubles: Troubles,
 }
 
 impl Requester {
@@ -198,6 +201,7 @@ impl Requester {
             missed: None,
             pause: None,
             rnr_left: 0,
+            troubles: Troubles::default(),
         }
     }
 
@@ -260,6 +264,7 @@ impl Requester {
     /// the others.
     fn probe(&mut self, now: Instant) {
         self.probes += 1;
+        self.troubles.note(Trouble::Timeout);
         self.set_deadline(now);
         let una = self.board.una();
         let end = match self.works.front().filter(|item| item.is_read()) {
@@ -297,6 +302,7 @@ impl Requester {
         let outgoing = match self.next_lost() {
             Some((index, at, packets)) => {
                 self.board.send_again(at..at + packets);
+                self.troubles.note(Trouble::SentAgain);
                 self.request(index, at, packets, peer, self.selective)
             }
             None => {

@@ -16,6 +16,7 @@ use super::opcode::{Opcode, Operation};
 use super::outgoing::Outgoing;
 use super::psn::{Msn, Psn, Qpn};
 use super::qp::{Io, Settings};
+use super::troubles::Troubles;
 use crate::{Buf, Fault, Tag, Work};
 
 use answers::Answers;
@@ -455,6 +456,11 @@ impl Responder {
     pub(crate) fn transmit(&mut self, peer: Qpn, memory: &Memory) -> Option<(Outgoing, Outcome)> {
         self.unsaid = 0;
         self.answers.transmit(peer, memory, self.expected, &self.early)
+    }
+
+    /// What it has met.
+    pub(crate) fn troubles(&self) -> &Troubles {
+        &self.answers.troubles
     }
 
     /// Whether there is something to say.

@@ -4,7 +4,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rdma::soft::counters::Counters;
 use rdma::soft::endpoint::Config;
 use rdma::soft::sim::{Air, AirPort, Dice, Faults, Link};
 use rdma::soft::{Options, Soft};
@@ -79,9 +78,9 @@ impl Pair {
         self.now - start
     }
 
-    /// What the host and the target have received, in this order.
-    pub(crate) fn counters(&self) -> [Counters; 2] {
-        [self.host.0.counters(), self.target.0.counters()]
+    /// The host's end and the target's.
+    pub(crate) fn ends(&self) -> [&Soft; 2] {
+        [&self.host.0, &self.target.0]
     }
 }
 

@@ -103,6 +103,18 @@ pub struct Reactor {
     pub refusals: Vec<Count>,
     /// What became of datagrams (provider `soft`).
     pub datagrams: Vec<Count>,
+    /// What connections have met, by the address at which hosts reached us (provider `soft`).
+    #[serde(default)]
+    pub troubles: Vec<Troubles>,
+}
+
+/// Losses, and peers that were not ready, at an address of ours.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+pub struct Troubles {
+    /// The address.
+    pub address: String,
+    /// Packets sent again, timeouts, and acknowledgements that were none (NAK, RNR NAK), each way.
+    pub counts: Vec<Count>,
 }
 
 /// Something counted.
@@ -311,6 +323,11 @@ impl Reactor {
             let left = |c: &Count| c.count.saturating_sub(before(&c.name));
             own.iter().map(|c| Count { name: c.name.clone(), count: left(c) }).collect()
         };
+        let troubles = |own: &Troubles| {
+            let before = earlier.troubles.iter().find(|one| one.address == own.address);
+            let before = before.map_or(&[][..], |before| &before.counts);
+            Troubles { address: own.address.clone(), counts: counts(&own.counts, before) }
+        };
         Reactor {
             turns: self.turns.saturating_sub(earlier.turns),
             spins: self.spins.saturating_sub(earlier.spins),
@@ -319,6 +336,7 @@ impl Reactor {
             slow: self.slow.saturating_sub(earlier.slow),
             refusals: counts(&self.refusals, &earlier.refusals),
             datagrams: counts(&self.datagrams, &earlier.datagrams),
+            troubles: self.troubles.iter().map(troubles).collect(),
             ..self.clone()
         }
     }
@@ -362,6 +380,23 @@ mod tests {
         assert_eq!(all, latency(&[5_000, 9_000_000, 5_100, 77_000]));
         assert_eq!(all.since(&before), since);
         assert_eq!(all.since(&all).commands(), 0);
+    }
+
+    #[test]
+    fn what_has_been_met_since_is_told_by_address() {
+        let reactor = |all: &[(&str, u64)]| Reactor {
+            troubles: all
+                .iter()
+                .map(|(address, count)| Troubles {
+                    address: (*address).to_owned(),
+                    counts: vec![Count { name: "timeout".to_owned(), count: *count }],
+                })
+                .collect(),
+            ..Reactor::default()
+        };
+        let now = reactor(&[("192.0.2.1", 9), ("192.0.2.2", 4)]);
+        let since = now.since(&reactor(&[("192.0.2.2", 3)]));
+        assert_eq!(since, reactor(&[("192.0.2.1", 9), ("192.0.2.2", 1)]));
     }
 
     #[test]

@@ -164,7 +164,27 @@ fn reactors(stats: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let (name, help) = ("nvmfd_refusals", "Connection requests and hosts refused, by cause");
     named(encoder, (name, help, "cause"), stats, |reactor| &reactor.refusals)?;
     let (name, help) = ("nvmfd_soft_datagrams", "Datagrams of the provider soft, by their fate");
-    named(encoder, (name, help, "fate"), stats, |reactor| &reactor.datagrams)
+    named(encoder, (name, help, "fate"), stats, |reactor| &reactor.datagrams)?;
+    troubles(stats, encoder)
+}
+
+fn troubles(stats: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let name = "nvmfd_soft_troubles";
+    let help = "Packets sent again, timeouts, NAK and RNR NAK of the provider soft, by address";
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    for reactor in &stats.reactors {
+        for at in &reactor.troubles {
+            for one in &at.counts {
+                let labels = [
+                    number(reactor),
+                    ("address", at.address.clone()),
+                    ("trouble", one.name.clone()),
+                ];
+                count(metric.encode_family(&labels)?, one.count)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 fn named(
@@ -225,7 +245,7 @@ fn seconds(ns: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::stats::StageLatency;
+    use crate::api::stats::{StageLatency, Troubles};
 
     fn stats() -> Stats {
         let latency =
@@ -251,6 +271,10 @@ mod tests {
                 busy_ns: 500_000_000,
                 data_free_bytes: 7,
                 refusals: vec![Count { name: "too many".to_owned(), count: 3 }],
+                troubles: vec![Troubles {
+                    address: "192.0.2.1".to_owned(),
+                    counts: vec![Count { name: "sent_again".to_owned(), count: 5 }],
+                }],
                 ..Reactor::default()
             }],
         }
@@ -276,6 +300,8 @@ mod tests {
             "nvmfd_stage_latency_seconds_count{op=\"read\",stage=\"disk\"} 4".to_owned(),
             "nvmfd_reactor_busy_seconds_total{reactor=\"0\"} 0.5".to_owned(),
             "nvmfd_pool_data_free_bytes{reactor=\"0\"} 7".to_owned(),
+            "nvmfd_soft_troubles_total{reactor=\"0\",address=\"192.0.2.1\",trouble=\"sent_again\"} 5"
+                .to_owned(),
             "nvmfd_refusals_total{reactor=\"0\",cause=\"too many\"} 3".to_owned(),
         ] {
             assert!(text.lines().any(|own| own == line), "{line}\n{text}");

@@ -1,5 +1,6 @@
 //! What one reactor makes known of itself.
 
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,6 +13,9 @@ use crate::refusals::Totals;
 /// Counters that a fabric may have.
 const MOST_COUNTERS: usize = 64;
 
+/// And those that it keeps by address.
+const MOST_TROUBLES: usize = 256;
+
 /// Written by one reactor, read by whoever wants to know. The locks are taken when a queue
 /// connects, when its subsystem changes, when a command was slow, a few times a second, and by
 /// readers, who only copy pointers.
@@ -22,6 +26,7 @@ pub struct Observer {
     /// From how many nanoseconds on a command is slow; 0: none is.
     slow_ns: AtomicU64,
     fabric: Mutex<Vec<(&'static str, u64)>>,
+    troubles: Mutex<Vec<(IpAddr, &'static str, u64)>>,
     /// As of the last look, a few times a second.
     pub gauges: Gauges,
 }
@@ -50,6 +55,7 @@ impl Default for Observer {
             slow: Mutex::default(),
             slow_ns: AtomicU64::new(0),
             fabric: Mutex::new(Vec::with_capacity(MOST_COUNTERS)),
+            troubles: Mutex::new(Vec::with_capacity(MOST_TROUBLES)),
             gauges: Gauges::default(),
         }
     }
@@ -106,6 +112,23 @@ impl Observer {
                 counters.push((name, count));
             }
         });
+    }
+
+    /// Takes over what its connections have met, by the address here.
+    pub fn set_troubles(&self, tell: impl FnOnce(&mut dyn FnMut(IpAddr, &'static str, u64))) {
+        let mut troubles = lock(&self.troubles);
+        troubles.clear();
+        tell(&mut |at, name, count| {
+            if troubles.len() < MOST_TROUBLES {
+                troubles.push((at, name, count));
+            }
+        });
+    }
+
+    /// The same, as of the last look.
+    #[must_use]
+    pub fn troubles(&self) -> Vec<(IpAddr, &'static str, u64)> {
+        lock(&self.troubles).clone()
     }
 
     /// The counters of the fabric, as of the last look.

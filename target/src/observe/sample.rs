@@ -10,7 +10,7 @@ use super::clock::Stage;
 use super::observer::Observer;
 use super::rows::{Kind, Tally};
 use crate::api::stats::{
-    Count, Latency, Operations, Reactor, Row, SlowCommand, StageLatency, Stats,
+    Count, Latency, Operations, Reactor, Row, SlowCommand, StageLatency, Stats, Troubles,
 };
 use crate::reactor;
 use crate::why::Cause;
@@ -128,7 +128,20 @@ fn one(index: usize, observer: &Observer, stats: &reactor::Stats) -> Reactor {
         slow: observer.slow().1,
         refusals: refusals.map(|(name, n)| count(name, n.load(Ordering::Relaxed))).collect(),
         datagrams: observer.fabric().into_iter().map(|(name, n)| count(name, n)).collect(),
+        troubles: troubles(observer),
     }
+}
+
+fn troubles(observer: &Observer) -> Vec<Troubles> {
+    let mut all: Vec<Troubles> = Vec::new();
+    for (at, name, n) in observer.troubles() {
+        let address = at.to_string();
+        match all.last_mut().filter(|last| last.address == address) {
+            Some(last) => last.counts.push(count(name, n)),
+            None => all.push(Troubles { address, counts: vec![count(name, n)] }),
+        }
+    }
+    all
 }
 
 fn count(name: &str, count: u64) -> Count {

@@ -2,7 +2,7 @@
 //! entered in a ledger, so that one which is in two hands shows at once, and each crossing is a
 //! line of the trace.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -232,6 +232,10 @@ impl<F: Fabric> Fabric for Seam<F> {
 
     fn counters(&self, tell: &mut dyn FnMut(&'static str, u64)) {
         self.fabric.counters(tell);
+    }
+
+    fn troubles(&self, tell: &mut dyn FnMut(IpAddr, &'static str, u64)) {
+        self.fabric.troubles(tell);
     }
 
     fn short_message_bytes(&self, qp: Qp) -> u32 {

@@ -23,6 +23,9 @@ impl Requester {
         if let Some(Aeth { syndrome: Syndrome::Ack(code), msn }) = packet.ext.aeth {
             self.credits.heard(msn, code);
         }
+        if packet.row().operation == Operation::Acknowledge {
+            self.troubles.note_received(syndrome);
+        }
         match (packet.row().operation, syndrome) {
             (Operation::ReadResponse, Syndrome::Ack(_)) => {
                 return Ok(self.data(now, at, packet, io));

@@ -17,6 +17,7 @@ use crate::soft::memory::{Denied, Memory, Rights};
 use crate::soft::opcode::{Opcode, Position};
 use crate::soft::outgoing::{Outgoing, Payload};
 use crate::soft::psn::{Msn, Psn, Qpn};
+use crate::soft::troubles::{Trouble, Troubles};
 
 /// What is to be done after an answer has left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,6 +80,7 @@ pub(super) struct Answers {
     depth: usize,
     queue: VecDeque<Answer>,
     kept: VecDeque<Kept>,
+    pub(super) troubles: Troubles,
 }
 
 impl Answers {
@@ -88,6 +90,7 @@ impl Answers {
             depth,
             queue: VecDeque::with_capacity(4 * depth + 1),
             kept: VecDeque::with_capacity(depth),
+            troubles: Troubles::default(),
         }
     }
 
@@ -236,10 +239,10 @@ impl Answers {
                 Answer::Acknowledge { psn, aeth } => {
                     let (psn, aeth) = (*psn, *aeth);
                     self.queue.pop_front();
-                    match self.acknowledgement(peer, psn, aeth, expected, early) {
-                        Some(outgoing) => return Some((outgoing, Outcome::Live)),
-                        None => continue,
-                    }
+                    let made = self.acknowledgement(peer, psn, aeth, expected, early);
+                    let Some((outgoing, syndrome)) = made else { continue };
+                    self.troubles.note_sent(syndrome);
+                    return Some((outgoing, Outcome::Live));
                 }
                 Answer::Atomic { psn, msn, value, .. } => {
                     let aeth = Some(Aeth { syndrome: Syndrome::ACK, msn: *msn });
@@ -256,7 +259,12 @@ impl Answers {
                 self.queue.pop_front();
             }
             match made {
-                Ok(outgoing) => return Some((outgoing, Outcome::Live)),
+                Ok(outgoing) => {
+                    if replay {
+                        self.troubles.note(Trouble::SentAgain);
+                    }
+                    return Some((outgoing, Outcome::Live));
+                }
                 // The peer has got these data before, and has taken the memory back since.
                 Err(Denied) if replay => {}
                 Err(Denied) => {
@@ -268,7 +276,8 @@ impl Answers {
         }
     }
 
-    /// An acknowledgement, as things stand when it leaves: none when there is nothing to say.
+    /// An acknowledgement, as things stand when it leaves, and what it says; none when there is
+    /// nothing to say.
     fn acknowledgement(
         &self,
         peer: Qpn,
@@ -276,7 +285,8 @@ impl Answers {
         aeth: Aeth,
         expected: Psn,
         early: &Early,
-    ) -> Option<Outgoing> {
+    ) -> Option<(Outgoing, Syndrome)> {
+        let mut syndrome = aeth.syndrome;
         let mut ext = Extended { aeth: Some(aeth), ..Extended::default() };
         let (opcode, psn) = match aeth.syndrome {
             // What was missing has come meanwhile: nothing to complain of. What came before it is
@@ -286,7 +296,8 @@ impl Answers {
                 if self.kept.iter().any(|kept| psn.is_within(kept.psn, kept.packets)) {
                     return None;
                 }
-                ext.aeth = Some(Aeth { syndrome: Syndrome::ACK, ..aeth });
+                syndrome = Syndrome::ACK;
+                ext.aeth = Some(Aeth { syndrome, ..aeth });
                 (Opcode::Acknowledge, psn)
             }
             Syndrome::Nak(Nak::Sequence) if early.is_told() => {
@@ -295,7 +306,8 @@ impl Answers {
             }
             _ => (Opcode::Acknowledge, psn),
         };
-        Some(Outgoing::new(Bth::new(opcode, peer, psn), &ext, Payload::None, 0))
+        let bth = Bth::new(opcode, peer, psn);
+        Some((Outgoing::new(bth, &ext, Payload::None, 0), syndrome))
     }
 }
 
