@@ -21,6 +21,7 @@ mod section;
 mod shown;
 mod size;
 mod sources;
+mod stop;
 mod text;
 mod tree;
 mod warnings;
@@ -51,6 +52,7 @@ pub use offer::{DiscoveryConfig, DuplicateHosts, Offer, Referral};
 pub use section::{ConfigErrors, Mistake};
 pub use size::Size;
 pub use sources::{Source, Sources};
+pub use stop::StopConfig;
 pub(crate) use tree::tree;
 
 /// The largest namespace id that can be configured.
@@ -95,6 +97,8 @@ pub struct Config {
     pub management: ManagementConfig,
     /// What is remembered of what the target does.
     pub observe: ObserveConfig,
+    /// How it takes leave of its hosts.
+    pub stop: StopConfig,
 }
 
 /// Which fabric provider moves the data.

@@ -65,11 +65,13 @@ trait Serve: Sized + Send + 'static {
     fn pulse(&self) -> Self::Pulse;
     fn apply(&mut self, config: Config) -> Result<Vec<String>, String>;
     fn change(&mut self, config: Config) -> Result<Vec<String>, String>;
+    /// Has hosts go elsewhere, until then.
+    fn leave(&mut self, until: Instant);
     fn stop(self, deadline: Instant);
 }
 
 /// Tells whether a target lives, wherever that is. Never waits.
-trait Pulse {
+trait Pulse: Send + 'static {
     /// Has every reactor turned since the last call?
     fn alive(&mut self) -> bool;
     /// Why the target has died, once it has.
@@ -78,6 +80,8 @@ trait Pulse {
     fn awaited(&self) -> Vec<String> {
         Vec::new()
     }
+    /// Disconnects every host, also while somebody else has the target. May wait until then.
+    fn part(&self, deadline: Instant);
 }
 
 impl Serve for Target {
@@ -93,6 +97,10 @@ impl Serve for Target {
 
     fn change(&mut self, config: Config) -> Result<Vec<String>, String> {
         Target::change(self, config).map_err(|fatal| fatal.to_string())
+    }
+
+    fn leave(&mut self, until: Instant) {
+        Target::leave(self, until);
     }
 
     fn stop(self, deadline: Instant) {
@@ -111,6 +119,10 @@ impl Pulse for crate::Pulse {
 
     fn awaited(&self) -> Vec<String> {
         crate::Pulse::awaited(self)
+    }
+
+    fn part(&self, deadline: Instant) {
+        crate::Pulse::part(self, deadline);
     }
 }
 
@@ -280,17 +292,17 @@ impl Control {
         info!("serving {}", status(&served.config));
         let pulse = served.target.pulse();
         let mut orders = std::mem::replace(&mut self.orders, mpsc::channel(1).1);
-        let target = tokio::select! {
+        let served = tokio::select! {
             sentence = self.watch(pulse) => {
                 self.manager.stopping(&sentence);
                 return Err(sentence);
             }
-            target = self.attend(served, &mut asks, &mut orders) => target?,
+            served = self.attend(served, &mut asks, &mut orders) => served?,
         };
         // Who waits for an answer hears that there will be none.
         drop(orders);
-        if let Some(target) = target {
-            self.stop(target, asks).await;
+        if let Some(served) = served {
+            self.stop(served, asks).await;
         }
         Ok(())
     }
@@ -328,23 +340,24 @@ impl Control {
         }
     }
 
-    /// Reloads and changes as often as asked, until a stop is asked for. Returns the target to
-    /// stop; nothing if there is no more waiting for the change that has it. However often a reload
+    /// Reloads and changes as often as asked, until a stop is asked for. Returns what is to be
+    /// stopped; nothing if there is no more waiting for the change that has it. However often a reload
     /// is asked for during a change, one follows: it reads what is there by then.
     async fn attend<T: Serve>(
         &self,
         mut served: Served<T>,
         asks: &mut mpsc::Receiver<Ask>,
         orders: &mut mpsc::Receiver<Order>,
-    ) -> Result<Option<T>, String> {
+    ) -> Result<Option<Served<T>>, String> {
         let mut again = false;
         loop {
+            let pulse = served.target.pulse();
             let mut work = match again {
                 true => self.reload(served),
                 false => tokio::select! {
                     ask = asks.recv() => match ask {
                         Some(Ask::Reload) => self.reload(served),
-                        Some(Ask::Stop) | None => return Ok(Some(served.target)),
+                        Some(Ask::Stop) | None => return Ok(Some(served)),
                     },
                     Some(order) = orders.recv() => self.carry_out(served, order),
                 },
@@ -358,7 +371,7 @@ impl Control {
                             info!("a change is under way: a reload will follow");
                             again = true;
                         }
-                        Some(Ask::Stop) | None => return self.outwait(work, asks).await,
+                        Some(Ask::Stop) | None => return self.outwait(work, pulse, asks).await,
                     },
                 }
             };
@@ -380,33 +393,51 @@ impl Control {
     }
 
     /// A stop was asked for during a reload. Waits for the target that the reload has, but not
-    /// for long, and not if asked once more.
+    /// for long, and not if asked once more. Hosts are disconnected also without it.
     async fn outwait<T>(
         &self,
         reload: Work<T>,
+        pulse: impl Pulse,
         asks: &mut mpsc::Receiver<Ask>,
-    ) -> Result<Option<T>, String> {
+    ) -> Result<Option<Served<T>>, String> {
         info!("stopping: the reload under way has {} s", RELOAD_GRACE.as_secs());
         self.manager.stopping("stopping after the reload");
-        tokio::select! {
-            done = timeout(RELOAD_GRACE, reload) => match done {
-                Ok(Ok(served)) => return Ok(Some(served.target)),
+        let ending = async {
+            match timeout(RELOAD_GRACE, reload).await {
+                Ok(Ok(served)) => return Ok(Some(served)),
                 Ok(Err(_)) => return Err(panicked()),
-                Err(_) => warn!("the reload takes too long: leaving now, without a disconnect"),
-            },
-            () = once_more(asks) => {}
+                Err(_) => warn!("the reload takes too long: stopping without it"),
+            }
+            let work = spawn_blocking(move || pulse.part(Instant::now() + STOP_BUDGET));
+            let _ = timeout(STOP_BUDGET + STOP_GRACE, work).await;
+            Ok(None)
+        };
+        tokio::select! {
+            ended = ending => ended,
+            () = once_more(asks) => Ok(None),
         }
-        Ok(None)
     }
 
-    /// Stops within the budget. Whoever asks once more does not have to wait for that.
-    async fn stop<T: Serve>(self, target: T, mut asks: mpsc::Receiver<Ask>) {
-        info!("stopping: what is in flight has {} s", STOP_BUDGET.as_secs());
-        self.manager.stopping("stopping");
-        let deadline = Instant::now() + STOP_BUDGET;
-        let work = spawn_blocking(move || target.stop(deadline));
+    /// Stops within the budget, after hosts have had their time to go elsewhere. Whoever asks once
+    /// more does not have to wait for that.
+    async fn stop<T: Serve>(self, served: Served<T>, mut asks: mpsc::Receiver<Ask>) {
+        let Served { mut target, config, .. } = served;
+        let farewell = Duration::from_millis(config.stop.inaccessible_ms.into());
+        if farewell.is_zero() {
+            self.manager.stopping("stopping");
+        } else {
+            info!("leaving: hosts have {} ms to go on by other paths", farewell.as_millis());
+            self.manager.leaving(farewell + STOP_BUDGET + STOP_GRACE);
+        }
+        let work = spawn_blocking(move || {
+            if !farewell.is_zero() {
+                target.leave(Instant::now() + farewell);
+            }
+            info!("stopping: what is in flight has {} s", STOP_BUDGET.as_secs());
+            target.stop(Instant::now() + STOP_BUDGET);
+        });
         tokio::select! {
-            done = timeout(STOP_BUDGET + STOP_GRACE, work) => match done {
+            done = timeout(farewell + STOP_BUDGET + STOP_GRACE, work) => match done {
                 Ok(Ok(())) => info!("stopped"),
                 Ok(Err(_)) => error!("the stop has panicked; this is a bug"),
                 Err(_) => warn!("the stop takes too long: leaving now"),

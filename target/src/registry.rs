@@ -4,6 +4,7 @@
 
 mod admission;
 mod discovery;
+mod leave;
 mod view;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -83,6 +84,8 @@ struct Book {
     listeners: Vec<ListenerConfig>,
     discovery: DiscoveryConfig,
     generation: u64,
+    /// The target is about to stop: discovery tells of no subsystem.
+    leaving: bool,
     associations: HashMap<u64, Entry>,
     /// The controller id that each subsystem gave last.
     last_cntlids: BTreeMap<Nqn, u16>,

@@ -86,15 +86,31 @@ impl Pulse {
         alive
     }
 
+    /// Disconnects every host and ends the reactors when what is at the disks has finished, whoever
+    /// has the target; gives up at the deadline. The rest of a stop is left out.
+    pub fn part(&self, deadline: Instant) {
+        self.registry.leave();
+        for reactor in self.registry.reactors() {
+            reactor.send(Mail::Stop);
+        }
+        let is_over = |(stats, _): &(Arc<Stats>, u64)| stats.ended.load(Ordering::Relaxed);
+        while !self.reactors.iter().all(is_over) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
     /// What is configured and not there yet, a sentence each.
     #[must_use]
     pub fn awaited(&self) -> Vec<String> {
         self.registry.awaited.list()
     }
 
-    /// Whether a reactor's thread has ended; that is in order only after a stop.
+    /// Whether a reactor's thread has ended before anybody asked it to.
     #[must_use]
     pub fn failed(&self) -> Option<Fatal> {
+        if self.registry.is_leaving() {
+            return None;
+        }
         let has_ended = |(stats, _): &(Arc<Stats>, u64)| stats.ended.load(Ordering::Relaxed);
         let ended = self.reactors.iter().position(has_ended)?;
         Some(Fatal(format!("reactor {ended} has ended; this is a defect, please report it")))
@@ -306,6 +322,19 @@ impl Target {
             config.subsystems.len(),
             config.addresses().iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
         )
+    }
+
+    /// Tells hosts that they reach nothing here any more, and gives them until then to go on by
+    /// other paths; less where there is none. Nothing but [`Target::stop`] may follow.
+    pub fn leave(&mut self, until: Instant) {
+        // It would tell hosts otherwise.
+        if let Some(waiting) = self.waiting.take() {
+            waiting.stop(until);
+        }
+        self.registry.leave();
+        while self.registry.has_hosts() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// Disconnects every host, lets what is at the disks finish, and ends the reactors; gives up

@@ -21,6 +21,7 @@ use super::offer::{discovery, hosts, offer};
 use super::section::{At, Auto, Report, Section};
 use super::size::{SIZE_FORM, Size};
 use super::sources::merged;
+use super::stop::stop;
 use super::{
     CaptureConfig, Config, ConfigErrors, Limits, ListenerConfig, MAX_NSID, MemoryConfig,
     NamespaceConfig, NamespaceKind, Provider, ReactorConfig, Sources, Spin, SubsystemConfig,
@@ -85,6 +86,7 @@ pub(super) fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config 
     let management = management(&mut section, report);
     let missing = missing(&mut section, report);
     let observe = observe(&mut section, report);
+    let stop = stop(&mut section, report);
     section.end(report);
     let listeners = scene.listeners.into_iter().map(|listener| listener.value).collect();
     Config {
@@ -103,6 +105,7 @@ pub(super) fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config 
         authentication,
         management,
         observe,
+        stop,
     }
 }
 

@@ -1,5 +1,7 @@
 //! What the service manager hears from us (sd_notify). Without one, every call does nothing.
 
+use std::time::Duration;
+
 use sd_notify::NotifyState;
 
 type Tell = dyn Fn(&[NotifyState<'_>]) + Send;
@@ -38,6 +40,16 @@ impl Manager {
 
     pub(super) fn stopping(&self, status: &str) {
         (self.tell)(&[NotifyState::Stopping, NotifyState::Status(status)]);
+    }
+
+    /// Stopping takes so long, on top of what the unit file says.
+    pub(super) fn leaving(&self, takes: Duration) {
+        let usec = takes.as_micros().try_into().unwrap_or(u32::MAX);
+        (self.tell)(&[
+            NotifyState::Stopping,
+            NotifyState::ExtendTimeoutUsec(usec),
+            NotifyState::Status("leaving: hosts go on by other paths"),
+        ]);
     }
 
     pub(super) fn status(&self, status: &str) {

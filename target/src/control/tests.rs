@@ -58,6 +58,7 @@ struct Fake {
 
 #[derive(Clone)]
 struct FakePulse {
+    story: Story,
     alive: Arc<AtomicBool>,
     fails: Arc<AtomicBool>,
     awaited: Arc<Mutex<Vec<String>>>,
@@ -94,6 +95,12 @@ impl Serve for Fake {
         self.apply(config)
     }
 
+    fn leave(&mut self, until: Instant) {
+        self.story.add("leaving");
+        std::thread::sleep(until.saturating_duration_since(Instant::now()));
+        self.story.add("left");
+    }
+
     fn stop(self, deadline: Instant) {
         assert!(deadline <= Instant::now() + STOP_BUDGET);
         std::thread::sleep(self.stop_takes);
@@ -113,6 +120,11 @@ impl Pulse for FakePulse {
     fn awaited(&self) -> Vec<String> {
         self.awaited.lock().unwrap().clone()
     }
+
+    fn part(&self, deadline: Instant) {
+        assert!(deadline <= Instant::now() + STOP_BUDGET);
+        self.story.add("parted");
+    }
 }
 
 struct Stage {
@@ -130,7 +142,12 @@ fn stage(change: impl FnOnce(&mut Fake)) -> Stage {
     let story = Story::default();
     let mut target = Fake {
         story: story.clone(),
-        health: FakePulse { alive: Arc::default(), fails: Arc::default(), awaited: Arc::default() },
+        health: FakePulse {
+            story: story.clone(),
+            alive: Arc::default(),
+            fails: Arc::default(),
+            awaited: Arc::default(),
+        },
         refuses: false,
         after: WELL,
         apply_takes: Duration::ZERO,
@@ -221,6 +238,34 @@ fn a_stop_is_told_and_drains() {
             "stopped"
         ]
     );
+}
+
+#[test]
+fn hosts_have_their_time_to_go_elsewhere_before_a_stop() {
+    let mut stage = stage(|_| ());
+    stage.served.config.stop.inaccessible_ms = 30;
+    let story = stage.story.clone();
+    stage.play(&[STOP]).unwrap();
+    assert_eq!(
+        story.since("STOPPING=1"),
+        [
+            "STOPPING=1",
+            "EXTEND_TIMEOUT_USEC=5530000",
+            "STATUS=leaving: hosts go on by other paths",
+            "leaving",
+            "left",
+            "stopped"
+        ]
+    );
+}
+
+#[test]
+fn whoever_asks_twice_does_not_wait_for_hosts_either() {
+    let mut stage = stage(|_| ());
+    stage.served.config.stop.inaccessible_ms = 3000;
+    let story = stage.story.clone();
+    stage.play(&[STOP, Act::Until(1, "leaving"), STOP]).unwrap();
+    assert!(!story.has("left") && !story.has("stopped"));
 }
 
 #[test]
@@ -404,6 +449,7 @@ fn a_reload_that_does_not_end_holds_a_stop_up_for_its_grace_and_no_longer() {
         let took = began.elapsed();
         assert!(took >= RELOAD_GRACE);
         assert!(!story.has("stopped"), "the reload has the target");
+        assert!(story.has("parted"), "hosts are told all the same");
         took < RELOAD_GRACE * 2 && story.count("WATCHDOG=1") >= 20
     };
     assert!((0..3).any(fed), "the grace is 5 s, and the watchdog is fed every 100 ms");

@@ -26,7 +26,9 @@ impl Registry {
             if address == local {
                 add(Subtype::CURRENT_DISCOVERY, book.discovery.nqn);
             }
-            let offered = |s: &&Arc<Subsystem>| s.admits(host) && s.offer.is_at(Some(port_id));
+            let offered = |s: &&Arc<Subsystem>| {
+                !book.leaving && s.admits(host) && s.offer.is_at(Some(port_id))
+            };
             for subsystem in book.subsystems.values().filter(offered) {
                 add(Subtype::NVM, subsystem.nqn);
             }

@@ -37,7 +37,7 @@ fn nqn(name: &str) -> Nqn {
     name.parse().unwrap()
 }
 
-fn registry() -> Registry {
+pub(crate) fn registry() -> Registry {
     let registry = Registry::new(Vec::new(), 3, 0);
     registry.publish(Arc::new(sample()));
     let closed = Subsystem {
@@ -59,6 +59,17 @@ const TEST: &str = "nqn.2026-11.io.nvmfd:test";
 const CLOSED: &str = "nqn.2026-11.io.nvmfd:closed";
 const HOST: &str = "nqn.2026-11.host:a";
 const LOCAL: &str = "192.0.2.1:4420";
+
+/// One more controller of a host, at the subsystem that is open to all.
+pub(crate) fn connect_host(registry: &Registry) -> Arc<Association> {
+    registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit()).unwrap().association
+}
+
+/// The generation of what discovery tells that host, and how many disks.
+pub(crate) fn records(registry: &Registry) -> (u64, usize) {
+    let (generation, records) = registry.discovery(&nqn(HOST), LOCAL.parse().unwrap());
+    (generation, records.iter().filter(|record| record.subtype == Subtype::NVM).count())
+}
 
 fn code(result: Result<Admission, Refusal>) -> (u16, u32, bool) {
     let refusal = result.unwrap_err();

@@ -35,6 +35,9 @@ limit = «"1MiB" | "2MiB"»
 [observe]
 slow_ms = «10 | 11»
 
+[stop]
+inaccessible_ms = «20 | 21»
+
 [management]
 enabled = «true | false»
 socket = «"/run/a" | "/run/b"»
