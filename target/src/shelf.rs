@@ -230,7 +230,7 @@ impl Shelf {
                 self.awaited.insert(at, why);
                 Ok(())
             }
-            other => other.map_err(|(why, _)| Fatal(why)),
+            other => other.map_err(|(why, _)| Fatal(format!("listener {at}: {why}"))),
         }
     }
 
@@ -279,6 +279,10 @@ impl Shelf {
             Ok(next)
         });
         match next {
+            Ok(next) if next.stores.without(&self.stores).next().is_none() => {
+                self.stores.await_as(next.stores);
+                self.tell();
+            }
             Ok(next) => {
                 for line in self.adopt(next, Vec::new()) {
                     info!("{line}");

@@ -135,18 +135,21 @@ impl Stores {
                         next.awaited.push(Awaited { place, why, key, config: namespace.clone() });
                         continue;
                     }
-                    let backing = self.open(&config).map_err(|why| format!("{place}: {why}"))?;
                     let id = next.fresh_id(self).ok_or("too many namespaces")?;
-                    let reservation = self
-                        .reservation(key, namespace.uuid)
-                        .map_err(|error| format!("{place}: {error}"))?;
-                    let protection = self
-                        .protection(key, namespace.uuid)
-                        .map_err(|error| format!("{place}: {error}"))?;
-                    let marks =
-                        self.marks(key, namespace).map_err(|error| format!("{place}: {error}"))?;
-                    let tended = Arc::new(Tended::new(id, place, config, backing));
-                    Store { tended, reservation, protection, marks, resize: None }
+                    match self.make(id, key, namespace) {
+                        Ok(store) => store,
+                        // It has come, and not as it should: that holds nothing else back.
+                        Err(why) if missing == Missing::Wait && self.awaits(key, namespace) => {
+                            next.awaited.push(Awaited {
+                                place,
+                                why,
+                                key,
+                                config: namespace.clone(),
+                            });
+                            continue;
+                        }
+                        Err(why) => return Err(format!("{place}: {why}")),
+                    }
                 }
             };
             next.by_namespace.insert(key, store);
@@ -158,6 +161,11 @@ impl Stores {
     #[must_use]
     pub fn awaited(&self) -> &[Awaited] {
         &self.awaited
+    }
+
+    /// Takes over what another look has found of what is awaited.
+    pub fn await_as(&mut self, other: Stores) {
+        self.awaited = other.awaited;
     }
 
     /// Why a namespace is awaited, if it is.
@@ -186,6 +194,28 @@ impl Stores {
         if let Err(error) = absent::remember(folder, &paths.collect()) {
             warn!("{} cannot remember which files are served: {error}", folder.display());
         }
+    }
+
+    /// Opens what a namespace needs.
+    fn make(
+        &self,
+        id: BackingId,
+        key: (Nqn, u32),
+        namespace: &NamespaceConfig,
+    ) -> Result<Store, String> {
+        let config = backing_config(namespace);
+        let backing = self.open(&config)?;
+        let reservation = self.reservation(key, namespace.uuid)?;
+        let protection = self.protection(key, namespace.uuid)?;
+        let marks = self.marks(key, namespace)?;
+        let place = format!("namespace {} of {}", key.1, key.0);
+        let tended = Arc::new(Tended::new(id, place, config, backing));
+        Ok(Store { tended, reservation, protection, marks, resize: None })
+    }
+
+    /// Whether this namespace is awaited, as it is configured now.
+    fn awaits(&self, key: (Nqn, u32), namespace: &NamespaceConfig) -> bool {
+        self.awaited.iter().any(|each| each.key == key && each.config == *namespace)
     }
 
     /// Opens a store, and waits for it no longer than a person would.
@@ -244,7 +274,7 @@ impl Stores {
             let old = store.tended.resize(bytes);
             let mut line = format!("namespace {nsid} of {nqn} has {bytes} bytes now, {old} before");
             if bytes < old && store.tended.backing().kind() == Kind::File {
-                line += ": cut its file to that as well, or the next start refuses it";
+                line += "; its file is as long as before";
             }
             lines.push(line);
         }

@@ -94,9 +94,13 @@ fn ask(socket: &Path, method: &str, path: &str, body: &str) -> (u16, Value) {
 }
 
 fn host(source: &str) -> Result<Host, initiator::Error> {
-    let name = |text| Nqn::new(text).expect("a name");
+    host_of(source, NQN.parse().expect("a name"))
+}
+
+fn host_of(source: &str, subsystem: Nqn) -> Result<Host, initiator::Error> {
     let at = format!("{ADDRESS}:4420").parse().expect("an address");
-    let options = Options { queue_entries: 32, ..Options::new(at, name(NQN), name(HOST), [7; 16]) };
+    let name = HOST.parse().expect("a name");
+    let options = Options { queue_entries: 32, ..Options::new(at, subsystem, name, [7; 16]) };
     let source = Some(source.parse().expect("an address"));
     Host::connect(options, Setup { provider: Provider::Soft, source, ..Setup::default() })
 }
@@ -117,9 +121,13 @@ fn a_connected_host_is_seen_and_lives_with_what_changes() {
     assert_eq!(controller["local"], format!("{ADDRESS}:4420"));
     assert_eq!((&controller["state"], &controller["queue_depth"]), (&json!("live"), &json!(128)));
     assert_eq!(controller["io_queues"], one.session().io_queues());
+    // Who only asks what there is, is listed and not counted.
+    let asking = host_of("127.0.44.3", Nqn::DISCOVERY).expect("a connection");
+    assert_eq!(daemon.get("/v1/controllers").as_array().map(Vec::len), Some(2));
     assert_eq!(daemon.get("/v1/status")["controllers"], 1);
     assert_eq!(daemon.get("/v1/hosts")[0]["controllers"], 1);
     assert_eq!(daemon.get("/v1/listeners")[0]["controllers"], 1);
+    asking.disconnect();
 
     // Somebody watches what comes.
     let mut watcher = UnixStream::connect(daemon.socket()).unwrap();

@@ -55,6 +55,6 @@ pub struct Listener {
     pub ana: BTreeMap<u32, String>,
     /// The shortest keep alive timeout that its hosts get, in milliseconds; 0: as they ask.
     pub keep_alive_min_ms: u32,
-    /// Controllers that came through it.
+    /// Controllers that came through it, those of discovery not counted.
     pub controllers: u32,
 }

@@ -109,6 +109,6 @@ pub struct Host {
     pub subsystems: BTreeSet<String>,
     /// It has a key, and so must prove who it is.
     pub has_key: bool,
-    /// Controllers that it has now.
+    /// Controllers that it has now, those of discovery not counted.
     pub controllers: u32,
 }

@@ -9,6 +9,7 @@ use std::process;
 use std::sync::Arc;
 
 use nix::sys::stat::{major, minor};
+use tracing::warn;
 
 use super::backing::{Backing, BackingConfig, Condition, Geometry, Kind, OpenError, Space};
 
@@ -84,12 +85,14 @@ impl Drop for Hold {
     }
 }
 
-/// Opens a store at a path. A missing file is created if `may_create`.
+/// Opens a store at a path. A missing file is created if `is_new`. Then a store may also be longer
+/// than `size`, as a namespace is that was made smaller while it was served: the rest is not. What
+/// takes the place of a store that was lost has its size.
 pub(super) fn open_path(
     path: &Path,
     size: Option<u64>,
     config: &BackingConfig,
-    may_create: bool,
+    is_new: bool,
 ) -> Result<Backing, OpenError> {
     let name = path.display().to_string();
     if let Some(size) = size {
@@ -101,13 +104,13 @@ pub(super) fn open_path(
             claim = claim_device(path, &name, &meta)?;
             (open_existing(path, &name, &meta, config)?, false)
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound && may_create => {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && is_new => {
             (create(path, &name, size, config)?, true)
         }
         Err(error) => return Err(failed(&format!("cannot look at {name}"), &error)),
     };
     lock(&file, &name, config.read_only)?;
-    match inspect(&file, path, &name, size, config) {
+    match inspect(&file, path, &name, (size, is_new), config) {
         Ok((kind, bytes)) => {
             let file = Arc::new(file);
             let hold = Hold { locked: Arc::clone(&file), _claim: claim };
@@ -253,16 +256,20 @@ fn inspect(
     file: &File,
     path: &Path,
     name: &str,
-    size: Option<u64>,
+    (size, may_be_longer): (Option<u64>, bool),
     config: &BackingConfig,
 ) -> Result<(Kind, u64), OpenError> {
     let looked = |error| failed(&format!("cannot look at {name}"), &error);
     let meta = file.metadata().map_err(looked)?;
     let kind = if meta.file_type().is_block_device() { Kind::Device } else { Kind::File };
-    let bytes = match kind {
+    let mut bytes = match kind {
         Kind::Device => (&mut &*file).seek(SeekFrom::End(0)).map_err(looked)?,
         _ => meta.len(),
     };
+    if let Some(wanted) = size.filter(|wanted| may_be_longer && *wanted < bytes) {
+        warn!("{name} has {bytes} bytes, and {wanted} of them are served");
+        bytes = wanted;
+    }
     if let Some(wanted) = size
         && wanted != bytes
     {

@@ -84,6 +84,10 @@ fn sizes_that_do_not_fit_are_refused() {
     drop(Backing::open(&config(&path, Some(1 << 20), 4096)).unwrap());
     let other = refusal(&config(&path, Some(2 << 20), 4096));
     assert_says(&other, &["1048576", "2097152", "never grown or shrunk"]);
+    // One that is longer is served in part: its namespace was made smaller before, perhaps.
+    let part = Backing::open(&config(&path, Some(1 << 19), 4096)).unwrap();
+    assert_eq!((part.blocks(), fs::metadata(&path).unwrap().len()), (128, 1 << 20));
+    drop(part);
     fs::write(&path, [1; 1000]).unwrap();
     assert_says(&refusal(&config(&path, None, 512)), &["1000 bytes is not a whole number"]);
 }

@@ -56,6 +56,33 @@ fn a_store_that_comes_late_is_awaited_and_never_made_in_the_wrong_place() {
 }
 
 #[test]
+fn a_store_that_comes_and_cannot_be_served_holds_no_other_back() {
+    let mut target = TestTarget::start();
+    let folder = target.folder().to_owned();
+    let namespace = |nsid: u32| {
+        let path = folder.join(format!("mount/{nsid}.img"));
+        format!("[[subsystem.namespace]]\nnsid = {nsid}\npath = {path:?}\nsize = \"1MiB\"\n")
+    };
+    target.apply(&(namespace(3) + &namespace(4)));
+    assert_eq!(target.awaited().len(), 2);
+    // Both come at once, one of them as something that is no disk.
+    fs::create_dir_all(folder.join("new/3.img")).expect("the folders");
+    fs::rename(folder.join("new"), folder.join("mount")).expect("there");
+    until("the other is served", || target.awaited().len() == 1);
+    let awaited = target.awaited();
+    assert!(awaited[0].contains("namespace 3") && awaited[0].contains("3.img"), "{awaited:?}");
+    let mut host = target.connect(1);
+    assert_eq!(host.namespaces(0, None).expect("listed"), [1, 2, 4]);
+    // A reload that changes something else is none of its business either.
+    target.apply(&(namespace(3) + &namespace(4) + &namespace(5)));
+    assert_eq!(host.namespaces(0, None).expect("listed"), [1, 2, 4, 5]);
+    fs::remove_dir(folder.join("mount/3.img")).expect("gone");
+    until("it is served as well", || target.awaited().is_empty());
+    assert_eq!(host.namespaces(0, None).expect("listed"), [1, 2, 3, 4, 5]);
+    host.disconnect();
+}
+
+#[test]
 fn who_does_not_want_to_wait_is_told_what_is_missing() {
     let mut target = TestTarget::start();
     let text = target.config_text(

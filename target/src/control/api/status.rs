@@ -63,7 +63,7 @@ fn listed(config: &Config, controllers: &[Controller]) -> Vec<Listener> {
             .collect(),
         keep_alive_min_ms: listener.keep_alive_min_ms,
         controllers: (controllers.iter())
-            .filter(|c| by(c).is_some_and(|its| its.id == listener.id))
+            .filter(|c| !c.discovery && by(c).is_some_and(|its| its.id == listener.id))
             .count() as u32,
     };
     config.listeners.iter().map(describe).collect()

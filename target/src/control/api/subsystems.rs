@@ -67,7 +67,9 @@ async fn hosts(State(managed): State<Managed>) -> Json<Vec<Host>> {
         nqn: nqn.to_string(),
         subsystems: BTreeSet::new(),
         has_key: false,
-        controllers: controllers.iter().filter(|c| c.association.host == *nqn).count() as u32,
+        controllers: (controllers.iter())
+            .filter(|c| !c.discovery && c.association.host == *nqn)
+            .count() as u32,
     };
     for subsystem in &running.config.subsystems {
         for nqn in &subsystem.hosts {
