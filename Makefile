@@ -37,7 +37,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build test format lint unit doc native guests sim demo demo-guest bench loss scale qos bench-guests hostile fuzz asan install deb test-package sbom book vm clean
+.PHONY: help packages test-packages build test format lint unit doc native guests sim demo demo-guest bench loss scale qos bench-guests hostile fuzz asan install deb rpm test-package sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -163,6 +163,11 @@ VERSION := $(shell cargo_version=$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.to
 deb: packages ## A Debian package of this commit: build/nvmfd_VERSION_ARCHITECTURE.deb
 	NVMFD_VERSION=$(VERSION) $(CARGO) build --release -p nvmfd -p initiator
 	configs/debian/build $(BUILD) $(VERSION)
+
+rpm: packages ## The same as an RPM package, where rpmbuild is: build/nvmfd-VERSION-1.ARCHITECTURE.rpm
+	@command -v rpmbuild >/dev/null || { echo "make: first: install rpmbuild (Debian: the package rpm)" >&2; exit 1; }
+	NVMFD_VERSION=$(VERSION) $(CARGO) build --release -p nvmfd -p initiator
+	configs/rpm/build $(BUILD) $(VERSION)
 
 test-package: deb ## Install, start, use, upgrade, remove and purge the package under a real systemd, in a guest
 	$(SUDO) tests/package/run $(BUILD)/nvmfd_$(VERSION)_$$(dpkg --print-architecture).deb
