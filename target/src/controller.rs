@@ -287,8 +287,12 @@ impl Controller {
         let Role::Nvm(old) = &mut self.role else { return };
         let differing = |a: &Subsystem, b: &Subsystem| {
             let unlike = |n: &&Namespace| {
-                // That a namespace is in another group is told by the event of groups.
-                let same = |m: &Namespace| Namespace { ana_group: n.ana_group, ..m.clone() } == **n;
+                // That a namespace is in another group is told by the event of groups, and that a
+                // host begins to format it is no change that others could use.
+                let same = |m: &Namespace| {
+                    let (ana_group, formatting) = (n.ana_group, n.formatting.clone());
+                    Namespace { ana_group, formatting, ..m.clone() } == **n
+                };
                 !b.namespace(n.nsid).is_ok_and(same)
             };
             a.namespaces.iter().filter(unlike).map(|n| n.nsid).collect::<Vec<_>>()

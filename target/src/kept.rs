@@ -71,7 +71,7 @@ fn sync(folder: &Path) -> io::Result<()> {
 }
 
 /// Between two steps: where a test kills its own process.
-fn step() {
+pub(crate) fn step() {
     #[cfg(test)]
     tests::step();
 }

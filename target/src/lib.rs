@@ -18,6 +18,7 @@ pub mod disk;
 pub mod doctor;
 pub mod events;
 pub mod exclusion;
+pub mod format;
 pub mod history;
 pub mod import;
 mod kept;

@@ -2,6 +2,7 @@
 //! the opened stores of all; and how they become what the reactors have. Whoever changes it holds
 //! its lock and may wait for disks and reactors; reactors never do.
 
+pub(crate) mod formatting;
 mod orders;
 
 use std::collections::BTreeMap;
@@ -175,8 +176,7 @@ impl Shelf {
             if running.is_none() {
                 self.ledger.switched_on(&config.nqn);
             }
-            let mut subsystem = stores.subsystem(config, self.ledger.usage(&config.nqn));
-            subsystem.management = self.management(config, &subsystem);
+            let subsystem = self.made(&stores, config);
             if running.is_none_or(|running| *running != subsystem) {
                 subsystems.push(Arc::new(subsystem));
             }
@@ -190,6 +190,24 @@ impl Shelf {
         old.without(&self.stores).for_each(|store| self.detach(store));
         self.tell();
         lines
+    }
+
+    /// Has everybody see a subsystem as it is now, because its stores have changed.
+    fn publish_again(&self, nqn: &Nqn) {
+        let config = self.merged().into_iter().find(|config| config.nqn == *nqn);
+        // It may have gone meanwhile.
+        let Some(config) = config.filter(|_| self.registry.subsystem(nqn).is_some()) else {
+            return;
+        };
+        let subsystems = vec![Arc::new(self.made(&self.stores, &config))];
+        self.registry.change(Change { subsystems, ..Change::default() });
+    }
+
+    /// The snapshot of a subsystem.
+    fn made(&self, stores: &Stores, config: &SubsystemConfig) -> Subsystem {
+        let mut subsystem = stores.subsystem(config, self.ledger.usage(&config.nqn));
+        subsystem.management = self.management(config, &subsystem);
+        subsystem
     }
 
     /// What is declared, with the namespaces that hosts have made.

@@ -4,6 +4,9 @@
 //!
 //! Its queue needs no bound of its own: a command that was handed over keeps its slot until it is
 //! answered, so there are never more than there are slots.
+//!
+//! A format takes as long as its store takes to be erased. Each has a thread of its own, so it keeps
+//! nobody else waiting.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -11,11 +14,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use nvme::{Nqn, Status};
 use rdma::Tag;
+use tracing::error;
 
 use crate::disk::Done;
 use crate::mailbox::Mail;
 use crate::registry::Registry;
-use crate::shelf::Shelf;
+use crate::shelf::{Shelf, formatting};
+
+/// Namespaces that are formatted at a time; a host that wants one more is told to try again.
+const MOST_FORMATS: usize = 16;
 
 /// What the steward is told.
 #[derive(Debug)]
@@ -60,6 +67,8 @@ pub enum What {
         /// Controller ids, ascending.
         cntlids: Vec<u16>,
     },
+    /// A namespace erased, with blocks of a size afterwards.
+    Format(Formatting),
     /// A namespace detached from the hosts of controllers.
     Detach {
         /// Namespace id.
@@ -67,6 +76,17 @@ pub enum What {
         /// Controller ids, ascending.
         cntlids: Vec<u16>,
     },
+}
+
+/// How a namespace shall be formatted, and for whom.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Formatting {
+    /// Namespace id.
+    pub nsid: u32,
+    /// Bytes of a logical block afterwards: 512 or 4096.
+    pub block_size_bytes: u32,
+    /// The controller that has the command.
+    pub cntlid: u16,
 }
 
 /// What a namespace shall be.
@@ -128,17 +148,49 @@ impl Steward {
     }
 
     /// Serves until told to stop.
-    pub(crate) fn run(self, shelf: &Mutex<Shelf>, registry: &Registry) {
+    pub(crate) fn run(self, shelf: &Arc<Mutex<Shelf>>, registry: &Arc<Registry>) {
+        // Whoever formats has one more of these.
+        let pass = Arc::new(());
         while let Ok(Word::Order(order)) = self.words.recv() {
+            if let What::Format(wish) = order.what {
+                format(wish, &order, &pass, shelf, registry);
+                continue;
+            }
             let carried_out =
                 shelf.lock().unwrap_or_else(PoisonError::into_inner).carry_out(&order);
             let Order { made, reactor, tag, .. } = *order;
-            let outcome = carried_out.map(|nsid| made.set(nsid));
-            // A reactor that has ended waits for nothing.
-            let done = Done { tag, buf: None, outcome };
-            let _ = registry.reactor(reactor).send(Mail::Answer(done));
+            answer(registry, reactor, tag, carried_out.map(|nsid| made.set(nsid)));
         }
     }
+}
+
+/// Has a thread format a namespace, and answer.
+fn format(
+    wish: Formatting,
+    order: &Order,
+    pass: &Arc<()>,
+    shelf: &Arc<Mutex<Shelf>>,
+    registry: &Arc<Registry>,
+) {
+    let (nqn, reactor, tag) = (order.subsystem, order.reactor, order.tag);
+    if Arc::strong_count(pass) > MOST_FORMATS {
+        return answer(registry, reactor, tag, Err(Status::COMMAND_INTERRUPTED));
+    }
+    let (pass, shelf, own) = (Arc::clone(pass), Arc::clone(shelf), Arc::clone(registry));
+    let spawned = std::thread::Builder::new().name("format".to_owned()).spawn(move || {
+        let outcome = formatting::carry_out(nqn, wish, &shelf, &own);
+        drop(pass);
+        answer(&own, reactor, tag, outcome);
+    });
+    if let Err(error) = spawned {
+        error!("no thread that formats: {error}");
+        answer(registry, reactor, tag, Err(Status::COMMAND_INTERRUPTED));
+    }
+}
+
+fn answer(registry: &Registry, reactor: usize, tag: Tag, outcome: Result<(), Status>) {
+    // A reactor that has ended waits for nothing.
+    let _ = registry.reactor(reactor).send(Mail::Answer(Done { tag, buf: None, outcome }));
 }
 
 impl Default for Steward {

@@ -14,6 +14,7 @@ use crate::absent;
 use crate::config::{LimitConfig, Missing, NamespaceConfig, NamespaceKind, SubsystemConfig};
 use crate::disk::BackingId;
 use crate::disk::{Backing, BackingConfig, BackingKind, Kind};
+use crate::format::{Format, Formats};
 use crate::kept;
 use crate::protection::Protection;
 use crate::qos::Limiters;
@@ -38,6 +39,10 @@ pub struct Store {
     pub protection: Arc<Protection>,
     /// The blocks that hosts have made unreadable.
     pub marks: Arc<Marks>,
+    /// What hosts have formatted it to.
+    pub format: Arc<Format>,
+    /// Bytes of a block, as the configuration has it.
+    configured_block_bytes: u32,
     /// The size in bytes that it gets when it is adopted, where that is another one.
     resize: Option<u64>,
 }
@@ -55,6 +60,8 @@ pub struct Stores {
     limiters: Limiters,
     /// Namespaces whose store is not there yet.
     awaited: Vec<Awaited>,
+    /// What is to be told about them when they are adopted.
+    news: Vec<String>,
 }
 
 /// A namespace whose store is not there yet.
@@ -110,16 +117,24 @@ impl Stores {
             state_directory: self.state_directory.clone(),
             limiters: self.limiters.clone(),
             awaited: Vec::new(),
+            news: Vec::new(),
         };
         for (subsystem, namespace) in namespaces(subsystems) {
             let key = (subsystem.nqn, namespace.nsid);
             let place = format!("namespace {} of {}", namespace.nsid, subsystem.nqn);
-            let config = backing_config(namespace);
-            let store = match self.by_namespace.get(&key) {
-                Some(store) if store.tended.is_as(&config) => {
-                    let resize = next_size(&store.tended.backing(), config.kind);
+            let configured_block_bytes = namespace.block_size_bytes;
+            let known = self.by_namespace.get(&key);
+            let store = match known {
+                Some(store) if store.tended.is_as(&formatted(namespace, &store.format)) => {
+                    let resize = next_size(&store.tended.backing(), backing_config(namespace).kind);
                     let resize = resize.map_err(|why| format!("{place}: {why}"))?;
-                    Store { resize, ..store.clone() }
+                    if resize.is_some() && store.format.under_way().is_some() {
+                        return Err(format!(
+                            "{place} is being formatted by a host and cannot get another size \
+                             meanwhile: try again when that is done"
+                        ));
+                    }
+                    Store { resize, configured_block_bytes, ..store.clone() }
                 }
                 Some(_) => {
                     return Err(format!(
@@ -152,6 +167,10 @@ impl Stores {
                     }
                 }
             };
+            let is_new = |store: &Store| store.configured_block_bytes != configured_block_bytes;
+            if known.is_none_or(is_new) {
+                next.news.extend(store.format.told(configured_block_bytes));
+            }
             next.by_namespace.insert(key, store);
         }
         Ok(next)
@@ -203,14 +222,24 @@ impl Stores {
         key: (Nqn, u32),
         namespace: &NamespaceConfig,
     ) -> Result<Store, String> {
-        let config = backing_config(namespace);
+        let format = self.format(key, namespace)?;
+        let config = formatted(namespace, &format);
         let backing = self.open(&config)?;
         let reservation = self.reservation(key, namespace.uuid)?;
         let protection = self.protection(key, namespace.uuid)?;
         let marks = self.marks(key, namespace)?;
         let place = format!("namespace {} of {}", key.1, key.0);
         let tended = Arc::new(Tended::new(id, place, config, backing));
-        Ok(Store { tended, reservation, protection, marks, resize: None })
+        let configured_block_bytes = namespace.block_size_bytes;
+        Ok(Store {
+            tended,
+            reservation,
+            protection,
+            marks,
+            format,
+            configured_block_bytes,
+            resize: None,
+        })
     }
 
     /// Whether this namespace is awaited, as it is configured now.
@@ -255,20 +284,38 @@ impl Stores {
         }
     }
 
+    /// Without a place to keep it the blocks of a file or a device stay as large as they are.
+    fn format(&self, key: (Nqn, u32), namespace: &NamespaceConfig) -> Result<Arc<Format>, String> {
+        match (&self.state_directory, &namespace.kind) {
+            (Some(folder), NamespaceKind::File { .. }) => {
+                Format::kept(key.0, key.1, folder, namespace.uuid.into_bytes())
+            }
+            (None, NamespaceKind::File { .. }) => Ok(Format::fixed(key.0, key.1)),
+            _ => Ok(Format::volatile(key.0, key.1)),
+        }
+    }
+
+    /// The store of a namespace.
+    #[must_use]
+    pub fn store(&self, nqn: Nqn, nsid: u32) -> Option<&Store> {
+        self.by_namespace.get(&(nqn, nsid))
+    }
+
     /// Forgets what is kept of namespaces that are no more, by UUID.
     pub fn forget_kept(&self, gone: &[Uuid]) {
         let Some(folder) = &self.state_directory else { return };
         for uuid in gone {
-            for kind in ["reservation", "protection", "uncorrectable"] {
+            for kind in ["reservation", "protection", "uncorrectable", "format"] {
                 // What stays is of no namespace: nobody will ask for it.
                 let _ = kept::remove(folder, &format!("{uuid}.{kind}"));
             }
         }
     }
 
-    /// Gives the stores their new sizes. Returns one line for each that has one.
+    /// Gives the stores their new sizes. Returns one line for each that has one, and for each whose
+    /// configuration is not heeded.
     pub fn resize(&mut self) -> Vec<String> {
-        let mut lines = Vec::new();
+        let mut lines = std::mem::take(&mut self.news);
         for ((nqn, nsid), store) in &mut self.by_namespace {
             let Some(bytes) = store.resize.take() else { continue };
             let old = store.tended.resize(bytes);
@@ -312,16 +359,23 @@ impl Stores {
         let namespace = |namespace: &NamespaceConfig| {
             let store = self.by_namespace.get(&(config.nqn, namespace.nsid))?;
             let backing = store.tended.backing();
+            let block_shift = backing.block_size_bytes().trailing_zeros() as u8;
+            let formats = match namespace.allow_format && store.format.can_change() {
+                true => backing.formats(),
+                false => Formats::only(block_shift),
+            };
             Some(Namespace {
                 nsid: namespace.nsid,
                 backing: store.tended.id,
                 health: Arc::clone(store.tended.health()),
                 geometry: backing.geometry(),
                 blocks: backing.blocks(),
-                block_shift: namespace.block_size_bytes.trailing_zeros() as u8,
+                block_shift,
                 read_only: namespace.read_only,
                 protection: Arc::clone(&store.protection),
                 allow_format: namespace.allow_format,
+                formats,
+                formatting: store.format.under_way(),
                 write_uncorrectable: namespace.write_uncorrectable,
                 marks: Arc::clone(&store.marks),
                 limiters: self.limiters.of_namespace(
@@ -403,6 +457,13 @@ fn patiently<T: Send + 'static>(
     said.recv_timeout(PATIENCE).unwrap_or_else(|_| {
         Err(format!("{} does not answer: check the disk or server that it is on", path.display()))
     })
+}
+
+/// With the blocks that a host has chosen, whatever the configuration says.
+fn formatted(namespace: &NamespaceConfig, format: &Format) -> BackingConfig {
+    let config = backing_config(namespace);
+    let chosen = format.block_size_bytes();
+    BackingConfig { block_size_bytes: chosen.unwrap_or(config.block_size_bytes), ..config }
 }
 
 fn backing_config(namespace: &NamespaceConfig) -> BackingConfig {

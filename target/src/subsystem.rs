@@ -8,6 +8,7 @@ use nvme::{Nqn, Status, Text};
 
 use crate::config::Offer;
 use crate::disk::{BackingId, Geometry, Health};
+use crate::format::{Formats, Progress};
 use crate::managed::Management;
 use crate::protection::Protection;
 use crate::qos::Limiter;
@@ -34,8 +35,12 @@ pub struct Namespace {
     pub read_only: bool,
     /// Whether hosts have it protected from writes.
     pub protection: Arc<Protection>,
-    /// Hosts may erase all of it (Format NVM).
+    /// Hosts may format it, which erases all of it (Format NVM).
     pub allow_format: bool,
+    /// What it can be formatted as; only what it is, where hosts may not.
+    pub formats: Formats,
+    /// How far a host is that formats it just now: there is no I/O meanwhile.
+    pub formatting: Option<Arc<Progress>>,
     /// Hosts may make blocks unreadable (Write Uncorrectable).
     pub write_uncorrectable: bool,
     /// The blocks that they have made so.
@@ -246,6 +251,8 @@ pub(crate) mod tests {
             read_only: false,
             protection: Protection::none(nqn, nsid),
             allow_format: false,
+            formats: Formats::only(block_shift),
+            formatting: None,
             write_uncorrectable: false,
             marks: Marks::volatile(),
             limiters: Vec::new(),

@@ -192,7 +192,7 @@ impl Target {
             .and_then(|()| {
                 let mut shelf = target.shelf();
                 shelf.attach_new(&next)?;
-                shelf.adopt(next, Vec::new());
+                shelf.adopt(next, Vec::new()).iter().for_each(|line| info!("{line}"));
                 Ok(())
             })
             .and_then(|()| {

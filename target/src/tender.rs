@@ -94,7 +94,7 @@ impl Tended {
         &self.health
     }
 
-    /// Whether it was opened as this says; its size may be another one by now.
+    /// Whether it is served as this says; its size may be another one.
     #[must_use]
     pub fn is_as(&self, config: &BackingConfig) -> bool {
         let same = match (&self.config.kind, &config.kind) {
@@ -103,8 +103,9 @@ impl Tended {
             | (BackingKind::Null { .. }, BackingKind::Null { .. }) => true,
             _ => false,
         };
-        let rest = |config: &BackingConfig| (config.block_size_bytes, config.read_only);
-        same && rest(&self.config) == rest(config)
+        let block_size_bytes = lock(&self.current).block_size_bytes();
+        let rest = (block_size_bytes, self.config.read_only);
+        same && rest == (config.block_size_bytes, config.read_only)
     }
 
     /// Serves so many bytes from now on: see [`Backing::resize`]. Returns how many before.
@@ -113,6 +114,24 @@ impl Tended {
         let old = current.size_bytes();
         current.resize(bytes);
         old
+    }
+
+    /// Has blocks of so many bytes from now on, unless another store has taken the place of
+    /// `backing`: see [`Backing::reformat`]. Whether it has.
+    #[must_use]
+    pub fn reformat(&self, backing: &Arc<Backing>, block_size_bytes: u32) -> bool {
+        let current = lock(&self.current);
+        let same = Arc::ptr_eq(&current, backing);
+        if same {
+            current.reformat(block_size_bytes);
+        }
+        same
+    }
+
+    /// How it would be opened now.
+    fn config(&self) -> BackingConfig {
+        let block_size_bytes = lock(&self.current).block_size_bytes();
+        BackingConfig { block_size_bytes, ..self.config.clone() }
     }
 
     fn is_due(&self, now: Instant) -> bool {
@@ -326,7 +345,7 @@ impl Shared {
 
     /// Puts what is at the path now in the place of a store that is gone.
     fn replace(&self, tended: &Tended, gone: &Arc<Backing>) -> Result<(), String> {
-        let fresh = gone.open_again(&tended.config).map_err(|error| error.to_string())?;
+        let fresh = gone.open_again(&tended.config()).map_err(|error| error.to_string())?;
         if gone.has_volatile_cache() && tended.health.has_unsynced() {
             // The host believes that a flush would still save it.
             fresh.fail_sync(Status::WRITE_FAULT);
@@ -343,7 +362,7 @@ impl Shared {
         if tended.health.is_down() {
             return Err("the store is down".to_owned());
         }
-        let fresh = backing.renewed(&tended.config).map_err(|error| error.to_string())?;
+        let fresh = backing.renewed(&tended.config()).map_err(|error| error.to_string())?;
         if fresh.inspect(true) != Condition::Sound {
             return Err("the store still fails".to_owned());
         }
@@ -358,8 +377,9 @@ impl Shared {
         fresh.prepare(self.reactors.len()).map_err(|error| error.to_string())?;
         let fresh = Arc::new(fresh);
         let mut current = lock(&tended.current);
-        // It may have got another size since the other was opened.
+        // It may have got another size since the other was opened, or other blocks.
         fresh.resize(current.size_bytes());
+        fresh.reformat(current.block_size_bytes());
         if tended.retired.load(Ordering::Relaxed) {
             return Err("it is no longer served".to_owned());
         }

@@ -7,6 +7,8 @@ mod abort;
 mod copying;
 #[path = "queue/fair.rs"]
 mod fair;
+#[path = "queue/formatting.rs"]
+mod formatting;
 #[path = "queue/fused.rs"]
 mod fused;
 #[path = "queue/leaving.rs"]

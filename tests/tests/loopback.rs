@@ -5,6 +5,8 @@
 mod admin;
 #[path = "loopback/authentication.rs"]
 mod authentication;
+#[path = "loopback/formatting.rs"]
+mod formatting;
 #[path = "loopback/judges.rs"]
 mod judges;
 #[path = "loopback/managed.rs"]

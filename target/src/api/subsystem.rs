@@ -47,8 +47,13 @@ pub struct Namespace {
     pub path: Option<String>,
     /// Size in bytes.
     pub size_bytes: u64,
-    /// Bytes of a logical block.
+    /// Bytes of a logical block, as it is.
     pub block_size_bytes: u32,
+    /// Bytes of a logical block that the configuration says and nobody heeds, because a host has
+    /// formatted it to others.
+    pub unheeded_block_size_bytes: Option<u32>,
+    /// A host is formatting it: percent that are left, 1 to 100. There is no I/O meanwhile.
+    pub format_left_percent: Option<u8>,
     /// UUID.
     pub uuid: String,
     /// NGUID: 32 hexadecimal digits.
@@ -59,7 +64,7 @@ pub struct Namespace {
     pub read_only: bool,
     /// A host has protected it from writes.
     pub write_protected: bool,
-    /// Hosts may erase all of it.
+    /// Hosts may format it, which erases it.
     pub allow_format: bool,
     /// Its ANA group, 1 to 64.
     pub ana_group: u32,

@@ -1,15 +1,18 @@
-//! Format NVM: erases a namespace where the configuration allows that (`allow_format`).
+//! Format NVM: erases a namespace where the configuration allows that (`allow_format`), and gives it
+//! blocks of another size if the host wants that.
 //!
-//! Source: NVMe Base Specification 2.0, "Format NVM command". There is one format, the one that the
-//! namespace has. Whether a secure erase was asked for or not, all blocks are given up and read as
-//! zeros afterwards, durably, before the answer. What the medium below keeps of them is its own
-//! affair: no cryptographic erase is promised.
+//! Source: NVMe Base Specification 2.0, "Format NVM command". Whether a secure erase was asked for
+//! or not, all blocks are given up and read as zeros afterwards, durably, before the answer. What
+//! the medium below keeps of them is its own affair: no cryptographic erase is promised. From the
+//! moment at which it begins until it is over, I/O is refused (`shelf/formatting.rs`).
 
-use nvme::{Sqe, Status};
+use nvme::{NSID_ALL, Sqe, Status};
 
-use super::{Plan, no_data, uncorrectable};
+use super::{Plan, no_data};
 use crate::controller::Controller;
 use crate::reservation::Barred;
+use crate::steward::{Formatting, Made, What};
+use crate::subsystem::Namespace;
 
 /// Format applies to one namespace each, never to all of a subsystem (FNA bit 3), and erases without
 /// cryptography (bit 2 is 0).
@@ -17,8 +20,6 @@ pub(crate) const FNA: u8 = 1 << 3;
 
 /// The bit of OACS.
 pub(super) const OACS: u16 = 1 << 1;
-
-const NSID_ALL: u32 = u32::MAX;
 
 /// Decides on a Format NVM command.
 ///
@@ -35,10 +36,9 @@ pub(super) fn plan(sqe: &Sqe, controller: &Controller) -> Result<Plan, Status> {
     }
     let namespace = subsystem.namespace(sqe.nsid)?;
     controller.association.reach.check(namespace.ana_group)?;
+    let shift = u8::try_from(format).ok().and_then(|index| namespace.formats.shift(index));
     // Metadata and protection information are not there to be chosen.
-    if format != 0 || others != 0 {
-        return Err(Status::INVALID_FORMAT.with_dnr());
-    }
+    let shift = shift.filter(|_| others == 0).ok_or(Status::INVALID_FORMAT.with_dnr())?;
     if !namespace.allow_format {
         return Err(Status::OPERATION_DENIED.with_dnr());
     }
@@ -48,12 +48,22 @@ pub(super) fn plan(sqe: &Sqe, controller: &Controller) -> Result<Plan, Status> {
     if namespace.is_read_only() {
         return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
     }
+    if namespace.formatting.is_some() {
+        return Err(Status::FORMAT_IN_PROGRESS);
+    }
     no_data(sqe)?;
-    let (at, len) = namespace.range(0, namespace.blocks)?;
-    let plan = Plan::Zero { backing: namespace.backing, at, len, deallocate: true, fua: true };
-    match namespace.marks.is_empty() {
-        true => Ok(plan),
-        false => uncorrectable::judge(plan, namespace),
+    let cntlid = controller.association.cntlid;
+    let wish = Formatting { nsid: sqe.nsid, block_size_bytes: 1 << shift, cntlid };
+    Ok(Plan::Order { what: What::Format(wish), made: Made::default() })
+}
+
+/// FPI: that it is told how far a format is, and what is left of one.
+pub(super) fn fpi(namespace: &Namespace) -> u8 {
+    const SUPPORTED: u8 = 1 << 7;
+    match (&namespace.formatting, namespace.allow_format) {
+        (Some(progress), _) => SUPPORTED | progress.left_percent(),
+        (None, true) => SUPPORTED,
+        (None, false) => 0,
     }
 }
 
@@ -62,13 +72,14 @@ mod tests {
     use std::sync::Arc;
 
     use nvme::AdminOpcode;
-    use nvme::identify::{Cns, Identify, IdentifyController};
+    use nvme::identify::{Cns, Identify, IdentifyController, IdentifyNamespace};
     use nvme::log::AnaState;
 
     use super::*;
     use crate::ana::AnaStates;
     use crate::command::admin::tests::{ask, given, keyed, nvm};
-    use crate::disk::BackingId;
+    use crate::format::{Formats, Progress};
+    use crate::subsystem::Subsystem;
     use crate::subsystem::tests::sample;
 
     /// Namespace 2 may be formatted, 1 may not; 7 may, and cannot be written.
@@ -91,13 +102,48 @@ mod tests {
         (status.code(), status.dnr())
     }
 
-    #[test]
-    fn where_it_is_allowed_everything_reads_as_zeros_afterwards() {
-        for erase in [0, 1] {
-            let plan = ask(format(2, erase << 9), &mut granted()).unwrap();
-            let (backing, len) = (BackingId(1), 512 << 20);
-            assert_eq!(plan, Plan::Zero { backing, at: 0, len, deallocate: true, fua: true });
+    fn wished(sqe: Sqe, controller: &mut Controller) -> Formatting {
+        match ask(sqe, controller) {
+            Ok(Plan::Order { what: What::Format(wish), .. }) => wish,
+            other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn where_it_is_allowed_the_steward_formats_it() {
+        for erase in [0, 1] {
+            let wish = wished(format(2, erase << 9), &mut granted());
+            assert_eq!(wish, Formatting { nsid: 2, block_size_bytes: 512, cntlid: 5 });
+        }
+    }
+
+    #[test]
+    fn formats_are_told_and_can_be_chosen() {
+        let mut controller = granted();
+        let mut subsystem = Subsystem::clone(controller.subsystem().unwrap());
+        subsystem.namespaces[1].formats = Formats::those(|_| true);
+        controller.replace_subsystem(Arc::new(subsystem.clone()));
+        for (index, block_size_bytes) in [(0, 512), (1, 4096)] {
+            let wish = wished(format(2, index), &mut controller);
+            assert_eq!(wish.block_size_bytes, block_size_bytes);
+        }
+        assert_eq!(refusal(&format(2, 2), &mut controller), (0x10A, true));
+        let told = |nsid, controller: &mut Controller| {
+            let identify = Identify::new(Cns::NAMESPACE, nsid).emit(keyed(4096));
+            let page = given(ask(identify, controller)).try_into().unwrap();
+            let page = IdentifyNamespace::parse(&page);
+            let sizes = page.lbaf.map(|format| format.lbads);
+            (page.nlbaf_z, page.flbas, page.fpi, sizes[0], sizes[1])
+        };
+        assert_eq!(told(2, &mut controller), (1, 0, 0x80, 9, 12));
+        assert_eq!(told(1, &mut controller), (0, 0, 0, 12, 0), "hosts may not");
+        subsystem.namespaces[1].block_shift = 12;
+        let progress = Progress::none();
+        progress.set(3, 4);
+        subsystem.namespaces[1].formatting = Some(Arc::new(progress));
+        controller.replace_subsystem(Arc::new(subsystem));
+        assert_eq!(told(2, &mut controller), (1, 1, 0x80 | 25, 9, 12));
+        assert_eq!(refusal(&format(2, 0), &mut controller), (0x084, false), "one at a time");
     }
 
     #[test]

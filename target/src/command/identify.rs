@@ -233,7 +233,8 @@ fn discovery_controller(controller: &Controller, nqn: Nqn) -> IdentifyController
     }
 }
 
-/// Identify Namespace ("Identify Namespace data structure"): one format, no metadata.
+/// Identify Namespace ("Identify Namespace data structure"): formats differ in the size of blocks
+/// alone, there is no metadata.
 pub(super) fn namespace(namespace: &Namespace, controller: &Controller) -> IdentifyNamespace {
     // What is in use is not known on a path that does not reach the blocks.
     let reached = controller.association.reach.check(namespace.ana_group).is_ok();
@@ -251,12 +252,17 @@ pub(super) fn namespace(namespace: &Namespace, controller: &Controller) -> Ident
         mssrl: copied_blocks,
         mcl: copied_blocks.into(),
         msrc_z: copy::msrc_z(mdts_bytes),
+        flbas: namespace.formats.index(namespace.block_shift),
+        fpi: format::fpi(namespace),
         nguid: namespace.nguid,
         eui64: namespace.eui64.unwrap_or_default(),
         ..IdentifyNamespace::default()
     };
     geometry::describe(&mut page, namespace.geometry, namespace.block_shift);
-    page.lbaf[0] = LbaFormat { lbads: namespace.block_shift, ..LbaFormat::default() };
+    for (to, lbads) in page.lbaf.iter_mut().zip(namespace.formats.shifts()) {
+        *to = LbaFormat { lbads, ..LbaFormat::default() };
+    }
+    page.nlbaf_z = (namespace.formats.shifts().count().saturating_sub(1)) as u8;
     page
 }
 

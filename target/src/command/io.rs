@@ -20,7 +20,7 @@ pub const RANGE_BYTES: u32 = 16;
 const VERIFY_BYTES: u32 = 128 << 10;
 
 /// Decides an I/O command on a ready controller. The order of checks is: flags, opcode,
-/// namespace, reservation, write protection, range, SGL. `barred` is what reservations keep this
+/// namespace, format in progress, reservation, write protection, range, SGL. `barred` is what reservations keep this
 /// host from in this namespace.
 ///
 /// # Errors
@@ -51,6 +51,9 @@ pub fn plan(
         _ => return Err(Status::INVALID_OPCODE.with_dnr()),
     };
     let namespace = subsystem.namespace(sqe.nsid)?;
+    if namespace.formatting.is_some() {
+        return Err(Status::FORMAT_IN_PROGRESS);
+    }
     if barred.has(group) {
         return Err(Status::RESERVATION_CONFLICT.with_dnr());
     }
@@ -308,6 +311,30 @@ mod tests {
         }
         let read = Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(4096));
         assert!(plan(&read, subsystem, Barred(0), RECEIVED).is_ok());
+    }
+
+    #[test]
+    fn nothing_is_done_while_a_host_formats_it() {
+        let mut subsystem = sample();
+        subsystem.namespaces[0].formatting = Some(Arc::new(crate::format::Progress::none()));
+        let opcodes = [
+            IoOpcode::FLUSH,
+            IoOpcode::WRITE,
+            IoOpcode::READ,
+            IoOpcode::COMPARE,
+            IoOpcode::WRITE_ZEROES,
+            IoOpcode::DATASET_MANAGEMENT,
+            IoOpcode::VERIFY,
+            IoOpcode::COPY,
+            IoOpcode::RESERVATION_REPORT,
+            IoOpcode::RESERVATION_REGISTER,
+        ];
+        for opcode in opcodes {
+            let status = plan(&Sqe::io(opcode, 1), &subsystem, Barred(0), RECEIVED).unwrap_err();
+            assert!(status.is(Status::FORMAT_IN_PROGRESS) && !status.dnr(), "{opcode:?}: {status}");
+        }
+        let read = Sqe::io(IoOpcode::READ, 7).with_sgl(keyed(4096));
+        assert!(plan(&read, &subsystem, Barred(0), RECEIVED).is_ok(), "others go on");
     }
 
     #[test]

@@ -256,7 +256,7 @@ fn effects(subsystem: &Subsystem) -> Vec<u8> {
     }
     if subsystem.allows_format() {
         let format = usize::from(AdminOpcode::FORMAT_NVM.0);
-        effects.admin[format] = supported.with_lbcc(true);
+        effects.admin[format] = supported.with_lbcc(true).with_ncc(true);
     }
     if subsystem.management.is_some() {
         for opcode in [AdminOpcode::NAMESPACE_MANAGEMENT, AdminOpcode::NAMESPACE_ATTACHMENT] {

@@ -21,6 +21,7 @@ use super::admin::Env;
 use super::{Plan, Received, identify, no_data, source};
 use crate::ana::ANA_GROUPS;
 use crate::controller::Controller;
+use crate::format::SHIFTS;
 use crate::managed::Management;
 use crate::reservation::Barred;
 use crate::steward::{Creation, Made, What};
@@ -30,7 +31,7 @@ use crate::subsystem::Subsystem;
 pub(super) const OACS: u16 = 1 << 3;
 
 /// log2 of the block size of each LBA format, in the order of their indices.
-pub(super) const FORMATS: [u8; 2] = [9, 12];
+pub(super) const FORMATS: [u8; 2] = SHIFTS;
 
 /// A Controller List has as many ids, at most.
 const CONTROLLERS_MAX: u16 = 2047;
@@ -172,6 +173,9 @@ fn delete(
     }
     let of = management.allocated.iter().map(|allocated| &allocated.namespace);
     for namespace in of.filter(|n| nsid == NSID_ALL || n.nsid == nsid) {
+        if namespace.formatting.is_some() {
+            return Err(Status::FORMAT_IN_PROGRESS);
+        }
         if namespace.is_read_only() {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
         }

@@ -243,7 +243,23 @@ pub enum Plan {
 }
 
 impl Plan {
-    /// Whether it changes blocks, or may. To make and to delete namespaces is the steward's affair.
+    /// Whether it does anything with blocks, or with what is known of them: what must be over
+    /// before they become other ones.
+    #[must_use]
+    pub fn uses_blocks(&self) -> bool {
+        let looks = matches!(
+            self,
+            Plan::Load { .. }
+                | Plan::Compare { .. }
+                | Plan::Verify { .. }
+                | Plan::Flush { .. }
+                | Plan::Protect { .. }
+        );
+        looks || self.changes_blocks()
+    }
+
+    /// Whether it changes blocks, or may. To make, to format and to delete namespaces is the
+    /// steward's affair.
     #[must_use]
     pub fn changes_blocks(&self) -> bool {
         match self {

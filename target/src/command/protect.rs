@@ -32,8 +32,8 @@ pub(super) fn value(get: &GetFeatures, controller: &Controller) -> Result<u32, S
 /// What it takes to set the state.
 ///
 /// # Errors
-/// Invalid Namespace or Format, Invalid Field for a state that there is not, Feature Not Changeable
-/// where the state stays, or how badly a namespace is reached on this path.
+/// Invalid Namespace or Format, Format in Progress, Invalid Field for a state that there is not,
+/// Feature Not Changeable where the state stays, or how badly a namespace is reached on this path.
 pub(super) fn set(set: &SetFeatures, controller: &Controller) -> Result<Plan, Status> {
     let subsystem = controller.subsystem().ok_or(Status::INVALID_NAMESPACE.with_dnr())?;
     let namespaces = match set.nsid {
@@ -44,6 +44,9 @@ pub(super) fn set(set: &SetFeatures, controller: &Controller) -> Result<Plan, St
     // All or none.
     for namespace in namespaces {
         controller.association.reach.check(namespace.ana_group)?;
+        if namespace.formatting.is_some() {
+            return Err(Status::FORMAT_IN_PROGRESS);
+        }
         namespace.protection.check(new)?;
         if namespace.read_only && new != state(namespace) {
             return Err(Status::FEATURE_NOT_CHANGEABLE.with_dnr());

@@ -14,7 +14,7 @@
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::errno::Errno;
@@ -107,7 +107,10 @@ pub struct Backing {
     /// Changes while it is served: see `resize`. A reactor that learns of it a moment later has
     /// operations that are in range still, or are refused by the system.
     pub(super) size_bytes: AtomicU64,
-    pub(super) block_size_bytes: u32,
+    /// Changes while it is served, when a host formats it: see `erase`.
+    pub(super) block_size_bytes: AtomicU32,
+    /// Direct I/O reaches blocks of this size and no smaller ones.
+    pub(super) smallest_block_bytes: u32,
     pub(super) read_only: bool,
     pub(super) volatile_cache: bool,
     pub(super) geometry: Geometry,
@@ -208,6 +211,7 @@ impl Backing {
         fresh.hold = Some(Arc::clone(hold));
         fresh.volatile_cache = self.volatile_cache;
         fresh.geometry = self.geometry;
+        fresh.smallest_block_bytes = self.smallest_block_bytes;
         fresh.refused = AtomicU8::new(self.refused.load(Ordering::Relaxed));
         fresh.health = Arc::clone(&self.health);
         Ok(fresh)
@@ -279,7 +283,8 @@ impl Backing {
             sync_files: Mutex::default(),
             name,
             size_bytes: AtomicU64::new(size_bytes),
-            block_size_bytes: config.block_size_bytes,
+            block_size_bytes: AtomicU32::new(config.block_size_bytes),
+            smallest_block_bytes: 512,
             read_only: config.read_only,
             // A file's data are durable only after fdatasync, whatever the disk below has: the
             // file's own metadata (which blocks are written) is cached by the system.
@@ -298,7 +303,7 @@ impl Backing {
         };
         let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         let at = libc::off_t::try_from(self.size_bytes()).unwrap_or(libc::off_t::MAX);
-        let len = libc::off_t::from(self.block_size_bytes);
+        let len = libc::off_t::from(self.block_size_bytes());
         if fallocate(file.as_fd(), flags, at, len) == Err(Errno::EOPNOTSUPP) {
             self.refuse(Space::Punch);
         }
@@ -319,7 +324,7 @@ impl Backing {
     /// Size in logical blocks.
     #[must_use]
     pub fn blocks(&self) -> u64 {
-        self.size_bytes() / u64::from(self.block_size_bytes)
+        self.size_bytes() / u64::from(self.block_size_bytes())
     }
 
     /// Size in bytes: a whole number of blocks.
@@ -331,7 +336,7 @@ impl Backing {
     /// Bytes of a logical block.
     #[must_use]
     pub fn block_size_bytes(&self) -> u32 {
-        self.block_size_bytes
+        self.block_size_bytes.load(Ordering::Relaxed)
     }
 
     /// Whether everything that changes data is refused.

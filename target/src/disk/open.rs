@@ -58,7 +58,7 @@ impl Hold {
         if !thorough || bytes < backing.size_bytes() {
             return Ok(bytes);
         }
-        let block = backing.block_size_bytes;
+        let block = backing.block_size_bytes();
         let last = backing.size_bytes() - u64::from(block);
         for at in [0, last] {
             if read_block(&self.locked, at, block)? == 0 {
@@ -298,7 +298,10 @@ fn finish(
 ) -> Result<Backing, OpenError> {
     let meta =
         file.metadata().map_err(|error| failed(&format!("cannot look at {name}"), &error))?;
+    // Half of a block that can be read: then so can the other.
+    let fine = config.block_size_bytes == 512 || read_block(&file, 0, 512).is_ok();
     let mut backing = Backing::assemble(kind, Some(file), name, bytes, config);
+    backing.smallest_block_bytes = if fine { 512 } else { config.block_size_bytes };
     if kind == Kind::Device {
         let queue = DeviceQueue::of(meta.rdev());
         backing.volatile_cache = queue.text("write_cache").as_deref() != Some("write through");

@@ -52,9 +52,6 @@ impl Queue {
         let (qp, qid, head) = (self.qp, self.request.qid, self.head);
         self.unclaim(self.slots[usize::from(slot)].sqe.cid);
         self.drop_turn(slot, io);
-        if qid == 0 {
-            self.note_end(slot, status, io);
-        }
         let entry = self.slot(slot);
         entry.state = State::Replying;
         entry.status = status;
@@ -100,7 +97,8 @@ impl Queue {
     /// ("Host Behavior Support", ACRE); for any other without.
     fn delayed(&self, status: Status) -> Status {
         const SOON: u8 = 1;
-        let passing = [Status::NAMESPACE_NOT_READY, Status::COMMAND_INTERRUPTED];
+        let passing =
+            [Status::NAMESPACE_NOT_READY, Status::COMMAND_INTERRUPTED, Status::FORMAT_IN_PROGRESS];
         match self.association().is_some_and(|association| association.heeds_retry_delays()) {
             false => status.with_crd(0),
             true if status.dnr() || status.crd() != 0 => status,

@@ -1,11 +1,11 @@
 //! What a queue notes in the Persistent Event log of its subsystem.
 
 use nvme::persistent_event::FormatStart;
-use nvme::{AdminOpcode, Sqe, Status, Text};
+use nvme::{AdminOpcode, Sqe, Text};
 
 use super::{Io, Queue, Serves};
+use crate::command::FNA;
 use crate::command::identify::FIRMWARE;
-use crate::command::{FNA, Plan};
 use crate::history::Happening;
 
 impl Queue {
@@ -16,21 +16,12 @@ impl Queue {
         });
     }
 
-    /// An admin command begins.
+    /// An admin command begins. That a format has ended is told by who carries it out: its host may
+    /// be gone by then.
     pub(super) fn note_start(&self, sqe: &Sqe, io: &Io<'_>) {
         let start = FormatStart { nsid: sqe.nsid, fna: FNA, cdw10: sqe.cdw10 };
         let format = is_format(sqe);
         self.note(io, |cntlid| format.then_some(Happening::FormatStart(cntlid, start)));
-    }
-
-    /// An admin command that has begun is about to be answered.
-    pub(super) fn note_end(&self, slot: u16, status: Status, io: &Io<'_>) {
-        let entry = &self.slots[usize::from(slot)];
-        let (nsid, begun) = (entry.sqe.nsid, !matches!(entry.plan, Plan::Reply(_)));
-        let format = begun && is_format(&entry.sqe);
-        self.note(io, |cntlid| {
-            format.then_some(Happening::FormatCompletion { cntlid, nsid, status })
-        });
     }
 
     fn note<'a>(&self, io: &Io<'_>, happening: impl FnOnce(u16) -> Option<Happening<'a>>) {

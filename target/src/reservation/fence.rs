@@ -1,9 +1,10 @@
-//! How Preempt and Abort waits, and write protection: everybody who still works for a preempted
-//! host, or still changes blocks, holds the fence, and when the last one lets go the keeper answers.
+//! How Preempt and Abort waits, write protection, and Format NVM: everybody who still works for a
+//! preempted host, still changes blocks, or still does anything with them, holds the fence, and when
+//! the last one lets go, who waits behind it goes on.
 
 use std::sync::mpsc::Sender;
 
-use nvme::{Nqn, Status};
+use nvme::{NSID_ALL, Nqn, Status};
 
 use super::HostId;
 use super::keeper::Word;
@@ -19,8 +20,9 @@ pub struct Fence {
     pub nsids: Vec<u32>,
     /// Whose commands.
     pub whose: Fenced,
-    ticket: u64,
-    keeper: Sender<Word>,
+    /// Drops it where nobody is told: who waits sees that.
+    _waiting: Option<Sender<()>>,
+    keeper: Option<(u64, Sender<Word>)>,
 }
 
 /// Whose commands end.
@@ -30,6 +32,8 @@ pub enum Fenced {
     Preempted(Vec<HostId>),
     /// Everybody's that change blocks: the namespaces are write protected.
     Writers,
+    /// Everybody's that do anything with blocks: the namespaces are formatted.
+    Users,
 }
 
 impl Fence {
@@ -42,7 +46,15 @@ impl Fence {
         ticket: u64,
         keeper: Sender<Word>,
     ) -> Fence {
-        Fence { subsystem, nsids, whose, ticket, keeper }
+        let keeper = Some((ticket, keeper));
+        Fence { subsystem, nsids, whose, _waiting: None, keeper }
+    }
+
+    /// A fence around a namespace that is formatted; `waiting` goes when nobody holds it any more.
+    #[must_use]
+    pub fn around(subsystem: Nqn, nsid: u32, waiting: Sender<()>) -> Fence {
+        let (nsids, whose) = (vec![nsid], Fenced::Users);
+        Fence { subsystem, nsids, whose, _waiting: Some(waiting), keeper: None }
     }
 
     /// Whether commands of a host, on the admin queue or an I/O queue, may have to end.
@@ -50,7 +62,7 @@ impl Fence {
     pub fn concerns(&self, host: &HostId, is_admin: bool) -> bool {
         match &self.whose {
             Fenced::Preempted(hosts) => !is_admin && hosts.contains(host),
-            Fenced::Writers => true,
+            Fenced::Writers | Fenced::Users => true,
         }
     }
 
@@ -60,8 +72,11 @@ impl Fence {
         let ends = match self.whose {
             Fenced::Preempted(_) => !matches!(plan, Plan::Reserve { .. } | Plan::Disconnect),
             Fenced::Writers => plan.changes_blocks(),
+            Fenced::Users => plan.uses_blocks(),
         };
-        ends && self.nsids.contains(&nsid)
+        // One command may protect all namespaces.
+        let all = nsid == NSID_ALL && self.whose == Fenced::Users;
+        ends && (all || self.nsids.contains(&nsid))
     }
 
     /// What commands are told that end.
@@ -70,13 +85,16 @@ impl Fence {
         match self.whose {
             Fenced::Preempted(_) => Status::ABORTED_PREEMPT.with_dnr(),
             Fenced::Writers => Status::NAMESPACE_WRITE_PROTECTED.with_dnr(),
+            Fenced::Users => Status::FORMAT_IN_PROGRESS,
         }
     }
 }
 
 impl Drop for Fence {
     fn drop(&mut self) {
-        // A keeper that has ended answers nobody.
-        let _ = self.keeper.send(Word::Drained(self.ticket));
+        if let Some((ticket, keeper)) = &self.keeper {
+            // A keeper that has ended answers nobody.
+            let _ = keeper.send(Word::Drained(*ticket));
+        }
     }
 }

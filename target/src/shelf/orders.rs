@@ -37,6 +37,8 @@ impl Shelf {
             What::Detach { nsid, cntlids } => {
                 self.change_hosts(nqn, *nsid, cntlids, false).map(|()| 0)?
             }
+            // Takes long, and is nobody's who has the shelf: `formatting.rs`.
+            What::Format(_) => return Err(FAILED),
         };
         self.wait_for_reactors();
         let host = order.host;
@@ -49,6 +51,7 @@ impl Shelf {
             What::Detach { nsid, cntlids } => {
                 info!(subsystem = %nqn, nsid, ?cntlids, %host, "namespace detached");
             }
+            What::Format(_) => {}
         }
         Ok(made)
     }
@@ -131,6 +134,14 @@ impl Shelf {
         if gone.is_empty() && nsid != NSID_ALL {
             return Err(Status::INVALID_NAMESPACE.with_dnr());
         }
+        let mut stores = record
+            .entries
+            .keys()
+            .filter(|id| goes(id))
+            .filter_map(|id| self.stores.store(nqn, *id));
+        if stores.any(|store| store.format.under_way().is_some()) {
+            return Err(Status::FORMAT_IN_PROGRESS);
+        }
         record.entries.retain(|id, _| !goes(id));
         record.unsettled.extend(&gone);
         self.change_record(nqn, record)?;
@@ -196,7 +207,7 @@ impl Shelf {
 
     /// Returns when every reactor knows what has been published: what a host is told then, no
     /// queue contradicts.
-    fn wait_for_reactors(&self) {
+    pub(super) fn wait_for_reactors(&self) {
         for (index, reactor) in self.registry.reactors().iter().enumerate() {
             let (answer, answered) = sync_channel(1);
             if reactor.send(Mail::Caught(answer)) && answered.recv_timeout(PATIENCE).is_err() {

@@ -388,6 +388,8 @@ pub(crate) fn subsystem() -> Subsystem {
         read_only: false,
         protection: Protection::none(nqn, 1),
         allow_format: false,
+        formats: nvmfd::format::Formats::only(12),
+        formatting: None,
         write_uncorrectable: false,
         marks: Marks::volatile(),
         limiters: Vec::new(),

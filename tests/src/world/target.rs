@@ -12,6 +12,7 @@ use nvmfd::ana::AnaStates;
 use nvmfd::config::{ListenerConfig, Offer};
 use nvmfd::controller::Limits;
 use nvmfd::disk::{BackingId, Done, Geometry, Health};
+use nvmfd::format::Formats;
 use nvmfd::mailbox::{Mail, Mailbox, mailbox};
 use nvmfd::protection::Protection;
 use nvmfd::queue::RECEIVES_FOR_ADMIN;
@@ -254,6 +255,8 @@ impl Target {
                 read_only: false,
                 protection: Arc::clone(&self.protections[space]),
                 allow_format: false,
+                formats: Formats::only(block_bytes.trailing_zeros() as u8),
+                formatting: None,
                 write_uncorrectable: false,
                 marks: Marks::volatile(),
                 limiters: Vec::new(),

@@ -71,7 +71,7 @@ fn smart_tells_a_life_over_connections_and_restarts() {
 }
 
 /// The events of the log, newest first: kind, controller, data.
-fn events(host: &mut Host) -> Vec<(EventType, u16, Vec<u8>)> {
+pub(crate) fn events(host: &mut Host) -> Vec<(EventType, u16, Vec<u8>)> {
     let get = |action: Action| {
         let get = GetLogPage::new(LogId::PERSISTENT_EVENT, 0, 128);
         GetLogPage { lsp: action.0, ..get }

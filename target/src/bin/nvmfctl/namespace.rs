@@ -189,6 +189,10 @@ fn state(namespace: &Namespace) -> String {
         (namespace.write_protected, "write protected"),
         (namespace.hosts.is_some(), "masked"),
     ];
-    let flags = flags.into_iter().filter_map(|(is, word)| is.then_some(word));
-    joined(std::iter::once(state).chain(flags), "")
+    let flags = flags.into_iter().filter(|(is, _)| *is).map(|(_, word)| word.to_owned());
+    let left = namespace.format_left_percent.map(|left| format!("formatting, {left} % left"));
+    let unheeded = namespace.unheeded_block_size_bytes;
+    let unheeded = unheeded.map(|bytes| format!("formatted by a host, not {bytes} as configured"));
+    let all = std::iter::once(state.to_owned()).chain(flags).chain(left).chain(unheeded);
+    joined(all, "")
 }

@@ -140,6 +140,10 @@ fn namespace(
         path,
         size_bytes: live.map_or(declared_bytes, |n| n.blocks << n.block_shift),
         block_size_bytes: live.map_or(config.block_size_bytes, subsystem::Namespace::block_bytes),
+        unheeded_block_size_bytes: live
+            .is_some_and(|n| n.block_bytes() != config.block_size_bytes)
+            .then_some(config.block_size_bytes),
+        format_left_percent: live.and_then(left_percent),
         uuid: config.uuid.to_string(),
         nguid: digits(&config.nguid),
         eui64: config.eui64.map(|eui64| digits(&eui64)),
@@ -166,6 +170,8 @@ fn made_by_hosts<'s>(
         path: None,
         size_bytes: n.blocks << n.block_shift,
         block_size_bytes: n.block_bytes(),
+        unheeded_block_size_bytes: None,
+        format_left_percent: left_percent(n),
         uuid: Uuid::from_bytes(n.uuid).to_string(),
         nguid: digits(&n.nguid),
         eui64: n.eui64.map(|eui64| digits(&eui64)),
@@ -177,6 +183,10 @@ fn made_by_hosts<'s>(
         state: state(Some(&n.health)),
         failures: n.health.failures(),
     })
+}
+
+fn left_percent(namespace: &subsystem::Namespace) -> Option<u8> {
+    namespace.formatting.as_ref().map(|progress| progress.left_percent())
 }
 
 fn state(health: Option<&Arc<Health>>) -> NamespaceState {

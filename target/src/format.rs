@@ -1,0 +1,357 @@
+//! The logical blocks of a namespace, as hosts have formatted it (Format NVM).
+//!
+//! The configuration says how large they are at first. Once a host has chosen another size, that
+//! one holds, until a host chooses again: it is kept in a file, written and synced before the host
+//! has its answer. What the configuration says is not heeded any more, because data of one size
+//! must not be read as data of another.
+//!
+//! ```text
+//! begin: published, I/O is refused ─► what is under way is home ─► erased, durably ─► kept
+//!     ─► published with the new size, on every reactor ─► answered
+//! ```
+//!
+//! A daemon that is killed finds the old size, with data or zeros, or the new size with zeros.
+//!
+//! Source: NVMe Base Specification 2.0, "Format NVM command"; NVM Command Set Specification 1.0,
+//! "LBA Format Data Structure".
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nvme::{Nqn, Status};
+use tracing::{error, info};
+
+use crate::kept;
+
+/// log2 of the block sizes that there are, in the order of LBA formats.
+pub const SHIFTS: [u8; 2] = [9, 12];
+
+const FIRST_LINE: &str = "nvmfd format 1";
+
+/// The formats that a namespace can have, numbered from 0 by ascending block size.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Formats([bool; SHIFTS.len()]);
+
+impl Formats {
+    /// The one with blocks of 2^`shift` bytes.
+    #[must_use]
+    pub fn only(shift: u8) -> Formats {
+        Formats::those(|each| each == shift)
+    }
+
+    /// Those for which this holds.
+    #[must_use]
+    pub fn those(can: impl Fn(u8) -> bool) -> Formats {
+        Formats(SHIFTS.map(can))
+    }
+
+    /// log2 of their block sizes, ascending.
+    pub fn shifts(self) -> impl Iterator<Item = u8> {
+        SHIFTS.into_iter().zip(self.0).filter_map(|(shift, can)| can.then_some(shift))
+    }
+
+    /// log2 of the block size of a format, if there is one of this number.
+    #[must_use]
+    pub fn shift(self, index: u8) -> Option<u8> {
+        self.shifts().nth(index.into())
+    }
+
+    /// The number of the format with blocks of 2^`shift` bytes.
+    #[must_use]
+    pub fn index(self, shift: u8) -> u8 {
+        self.shifts().take_while(|each| *each != shift).count() as u8
+    }
+}
+
+/// How far a format is. Two of them are equal when they are the same one.
+#[derive(Debug)]
+pub struct Progress(AtomicU8);
+
+impl Progress {
+    /// Nothing is done.
+    #[must_use]
+    pub fn none() -> Progress {
+        Progress(AtomicU8::new(100))
+    }
+
+    /// So many bytes are done, of so many.
+    pub fn set(&self, done: u64, of: u64) {
+        let left = u128::from(of.saturating_sub(done)) * 100;
+        // Until all is done something is left.
+        let percent = left.div_ceil(u128::from(of.max(1))).clamp(1, 100);
+        self.0.store(percent as u8, Ordering::Relaxed);
+    }
+
+    /// Percent that are left, 1 to 100.
+    #[must_use]
+    pub fn left_percent(&self) -> u8 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl PartialEq for Progress {
+    fn eq(&self, other: &Progress) -> bool {
+        std::ptr::eq(self, other)
+    }
+}
+
+impl Eq for Progress {}
+
+/// What hosts have formatted a namespace to, and whether one is about it. For who changes what is
+/// served; what I/O looks at is in the snapshot.
+#[derive(Debug)]
+pub struct Format {
+    subsystem: Nqn,
+    nsid: u32,
+    kept: Kept,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    block_size_bytes: Option<u32>,
+    under_way: Option<Arc<Progress>>,
+}
+
+/// Where the size is kept.
+#[derive(Debug)]
+enum Kept {
+    /// Nowhere: it cannot change.
+    Nowhere,
+    /// As long as the store itself, which is memory.
+    Memory,
+    /// In this file of this folder.
+    File(PathBuf, String),
+}
+
+impl Format {
+    /// One that cannot change the size, because there is no place to keep it.
+    #[must_use]
+    pub fn fixed(subsystem: Nqn, nsid: u32) -> Arc<Format> {
+        Arc::new(Format { subsystem, nsid, kept: Kept::Nowhere, state: Mutex::default() })
+    }
+
+    /// One that ends with the daemon, as the blocks of a store in memory do.
+    #[must_use]
+    pub fn volatile(subsystem: Nqn, nsid: u32) -> Arc<Format> {
+        Arc::new(Format { subsystem, nsid, kept: Kept::Memory, state: Mutex::default() })
+    }
+
+    /// One that is kept in `folder`, under the UUID of its namespace; as it was left there.
+    ///
+    /// # Errors
+    /// One sentence about a file that cannot be read or makes no sense. Such a file is never passed
+    /// over: the data would be read as blocks of another size.
+    pub fn kept(
+        subsystem: Nqn,
+        nsid: u32,
+        folder: &Path,
+        uuid: [u8; 16],
+    ) -> Result<Arc<Format>, String> {
+        let name = format!("{}.format", uuid::Uuid::from_bytes(uuid));
+        let block_size_bytes = load(&folder.join(&name))?;
+        let kept = Kept::File(folder.to_owned(), name);
+        let state = Mutex::new(State { block_size_bytes, under_way: None });
+        Ok(Arc::new(Format { subsystem, nsid, kept, state }))
+    }
+
+    /// Whether a host can choose another block size.
+    #[must_use]
+    pub fn can_change(&self) -> bool {
+        !matches!(self.kept, Kept::Nowhere)
+    }
+
+    /// Bytes of a block, if a host has chosen.
+    #[must_use]
+    pub fn block_size_bytes(&self) -> Option<u32> {
+        self.lock().block_size_bytes
+    }
+
+    /// How far a host is with it, if one is about it.
+    #[must_use]
+    pub fn under_way(&self) -> Option<Arc<Progress>> {
+        self.lock().under_way.clone()
+    }
+
+    /// A host begins.
+    ///
+    /// # Errors
+    /// Format in Progress: another one has begun.
+    pub fn begin(&self) -> Result<Arc<Progress>, Status> {
+        let mut state = self.lock();
+        if state.under_way.is_some() {
+            return Err(Status::FORMAT_IN_PROGRESS);
+        }
+        Ok(Arc::clone(state.under_way.insert(Arc::new(Progress::none()))))
+    }
+
+    /// It is over, whatever has come of it.
+    pub fn end(&self) {
+        self.lock().under_way = None;
+    }
+
+    /// Has blocks of so many bytes from now on: keeps that, and only then makes it so.
+    ///
+    /// # Errors
+    /// Internal Error when it cannot be kept, and is as before.
+    pub fn choose(&self, block_size_bytes: u32) -> Result<(), Status> {
+        let old = self.block_size_bytes();
+        if let Kept::File(folder, name) = &self.kept
+            && let Err(failure) = keep(folder, name, Some(block_size_bytes))
+        {
+            let path = folder.join(name);
+            error!("the block size in {} cannot be kept: {failure}", path.display());
+            // The rename may have happened. What hosts are told counts, so put it back.
+            if let Err(failure) = keep(folder, name, old) {
+                error!("nor can the one before be put back: {failure}");
+            }
+            return Err(Status::INTERNAL_ERROR);
+        }
+        self.lock().block_size_bytes = Some(block_size_bytes);
+        info!(
+            subsystem = %self.subsystem, nsid = self.nsid,
+            "a host has formatted it to blocks of {block_size_bytes} bytes"
+        );
+        Ok(())
+    }
+
+    /// A sentence for who reads a configuration that says another block size than a host has
+    /// chosen.
+    #[must_use]
+    pub fn told(&self, configured_bytes: u32) -> Option<String> {
+        let chosen = self.block_size_bytes().filter(|chosen| *chosen != configured_bytes)?;
+        let remedy = match &self.kept {
+            Kept::File(folder, name) => format!(
+                "; to have the other, let a host format it again (or stop the daemon and remove \
+                 {}, if no data there are needed)",
+                folder.join(name).display()
+            ),
+            _ => String::new(),
+        };
+        Some(format!(
+            "namespace {} of {} has blocks of {chosen} bytes, as a host has formatted it; the \
+             `block_size` of {configured_bytes} in the configuration is not heeded{remedy}",
+            self.nsid, self.subsystem
+        ))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a start of the daemon finds.
+fn load(path: &Path) -> Result<Option<u32>, String> {
+    let shown = path.display();
+    match std::fs::read(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(format!("the block size in {shown} cannot be read: {error}")),
+        Ok(bytes) => {
+            let size = SHIFTS.map(|shift| 1 << shift).into_iter().find(|s| emit(*s) == bytes);
+            size.map(Some).ok_or_else(|| {
+                format!(
+                    "{shown} says nothing of a block size that we wrote: restore it, or remove it \
+                     if the namespace was never formatted to another block size than configured"
+                )
+            })
+        }
+    }
+}
+
+fn keep(folder: &Path, name: &str, size: Option<u32>) -> std::io::Result<()> {
+    match size {
+        Some(size) => kept::write(folder, name, &emit(size)),
+        None => kept::remove(folder, name),
+    }
+}
+
+fn emit(block_size_bytes: u32) -> Vec<u8> {
+    let text = format!("{FIRST_LINE}\nblock_size {block_size_bytes}\n");
+    let sum = crc32fast::hash(text.as_bytes());
+    format!("{text}crc32 {sum:08x}\n").into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn made(folder: &Path) -> Result<Arc<Format>, String> {
+        let nqn = "nqn.2026-11.io.nvmfd:test".parse().unwrap();
+        Format::kept(nqn, 1, folder, [7; 16])
+    }
+
+    #[test]
+    fn formats_are_numbered_by_ascending_block_size() {
+        let both = Formats::those(|_| true);
+        assert_eq!((both.shift(0), both.shift(1), both.shift(2)), (Some(9), Some(12), None));
+        assert_eq!((both.index(9), both.index(12)), (0, 1));
+        for shift in SHIFTS {
+            let one = Formats::only(shift);
+            assert_eq!((one.shift(0), one.shift(1), one.index(shift)), (Some(shift), None, 0));
+        }
+    }
+
+    #[test]
+    fn something_is_left_until_all_is_done() {
+        let progress = Progress::none();
+        for (done, of, left) in
+            [(0, 1000, 100), (1, 1000, 100), (990, 1000, 1), (1000, 1000, 1), (0, 0, 1)]
+        {
+            progress.set(done, of);
+            assert_eq!(progress.left_percent(), left, "{done} of {of}");
+        }
+        progress.set(u64::MAX / 2, u64::MAX);
+        assert_eq!(progress.left_percent(), 51);
+    }
+
+    #[test]
+    fn a_size_outlasts_the_daemon_and_one_host_formats_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let format = made(folder.path()).unwrap();
+        assert_eq!((format.block_size_bytes(), format.told(4096)), (None, None));
+        let progress = format.begin().unwrap();
+        assert_eq!(format.begin(), Err(Status::FORMAT_IN_PROGRESS));
+        assert_eq!(format.under_way(), Some(progress));
+        format.choose(512).unwrap();
+        format.end();
+        assert!(format.begin().is_ok());
+        let again = made(folder.path()).unwrap();
+        assert_eq!((again.block_size_bytes(), again.under_way()), (Some(512), None));
+        assert_eq!(again.told(512), None);
+        let told = again.told(4096).unwrap();
+        assert!(told.contains("blocks of 512 bytes") && told.contains(".format"), "{told}");
+        again.choose(4096).unwrap();
+        assert_eq!(made(folder.path()).unwrap().block_size_bytes(), Some(4096));
+    }
+
+    #[test]
+    fn what_cannot_be_kept_is_not_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let format = made(folder.path()).unwrap();
+        std::fs::remove_dir(folder.path()).unwrap();
+        assert_eq!(format.choose(512), Err(Status::INTERNAL_ERROR));
+        assert_eq!(format.block_size_bytes(), None);
+        std::fs::create_dir(folder.path()).unwrap();
+        assert_eq!(format.choose(512), Ok(()));
+    }
+
+    #[test]
+    fn a_file_that_says_something_else_is_not_passed_over() {
+        let folder = tempfile::tempdir().unwrap();
+        made(folder.path()).unwrap().choose(4096).unwrap();
+        let path = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+        let good = std::fs::read(&path).unwrap();
+        for (at, bit) in (0..good.len()).flat_map(|at| (0..8).map(move |bit| (at, 1 << bit))) {
+            let mut bad = good.clone();
+            bad[at] ^= bit;
+            std::fs::write(&path, bad).unwrap();
+            assert!(made(folder.path()).unwrap_err().contains("restore it, or remove it"));
+        }
+        for cut in 0..good.len() {
+            std::fs::write(&path, &good[..cut]).unwrap();
+            assert!(made(folder.path()).is_err(), "{cut} bytes of it");
+        }
+    }
+}

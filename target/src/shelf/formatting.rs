@@ -1,0 +1,139 @@
+//! A host formats a namespace: no I/O from the moment it begins, everything erased, and perhaps
+//! blocks of another size afterwards. See [`crate::format`] for the steps and what a kill leaves.
+//!
+//! The shelf is locked at both ends only: a reload goes on while a store is erased.
+
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use nvme::{Nqn, Status};
+use tracing::{error, info, warn};
+
+use super::Shelf;
+use crate::disk::{Backing, Health};
+use crate::format::Progress;
+use crate::history::Happening;
+use crate::registry::Registry;
+use crate::reservation::Fence;
+use crate::steward::Formatting;
+use crate::stores::Store;
+use crate::uncorrectable::Change;
+
+/// A format that has begun.
+struct Begun {
+    store: Store,
+    /// What is erased; not what may take its place meanwhile.
+    backing: Arc<Backing>,
+    bytes: u64,
+    progress: Arc<Progress>,
+}
+
+/// Formats a namespace; returns when that has come to its end on every reactor. May take long.
+///
+/// # Errors
+/// The status to answer with; the block size is as before, and what was read may be gone.
+pub(crate) fn carry_out(
+    nqn: Nqn,
+    wish: Formatting,
+    shelf: &Mutex<Shelf>,
+    registry: &Registry,
+) -> Result<(), Status> {
+    let outcome = format(nqn, wish, shelf);
+    let Formatting { nsid, block_size_bytes, cntlid } = wish;
+    match outcome {
+        Ok(()) => info!(subsystem = %nqn, nsid, block_size_bytes, "namespace formatted"),
+        Err(status) => warn!(subsystem = %nqn, nsid, %status, "namespace not formatted"),
+    }
+    let subsystem = registry.subsystem(&nqn);
+    if let Some(history) = subsystem.as_ref().and_then(|subsystem| subsystem.usage.history()) {
+        let status = outcome.err().unwrap_or(Status::SUCCESS);
+        let happening = Happening::FormatCompletion { cntlid, nsid, status };
+        history.note(happening, &registry.power.at(Instant::now()));
+    }
+    outcome
+}
+
+fn format(nqn: Nqn, wish: Formatting, shelf: &Mutex<Shelf>) -> Result<(), Status> {
+    let (waiting, drained) = channel();
+    let begun = lock(shelf).begin(nqn, wish, waiting)?;
+    // Nobody says anything: it ends when the last one who does anything with blocks lets go.
+    let _ = drained.recv();
+    let erased = match begun.store.protection.is_on() {
+        // By a command that came just before.
+        true => Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr()),
+        false => begun.backing.erase(|done, of| begun.progress.set(done, of)),
+    };
+    let mut shelf = lock(shelf);
+    let outcome = erased.and_then(|()| shelf.finish(nqn, wish, &begun));
+    begun.store.format.end();
+    shelf.publish_again(&nqn);
+    shelf.wait_for_reactors();
+    outcome
+}
+
+impl Shelf {
+    /// Has everybody refuse I/O from now on; `waiting` goes when what came before is over.
+    fn begin(&mut self, nqn: Nqn, wish: Formatting, waiting: Sender<()>) -> Result<Begun, Status> {
+        let nsid = wish.nsid;
+        let gone = Status::INVALID_NAMESPACE.with_dnr();
+        let subsystem = self.registry.subsystem(&nqn).ok_or(gone)?;
+        let store = self.stores.store(nqn, nsid).ok_or(gone)?.clone();
+        // A reload may have changed all of this since the order was given. What belongs to nobody
+        // just now, of those that hosts have made, is in no snapshot but theirs.
+        let made = subsystem.management.as_ref().and_then(|m| m.allocated(nsid));
+        let served = subsystem.namespace(nsid).ok().or(made.map(|made| &made.namespace));
+        let namespace = served.ok_or(gone)?;
+        if !namespace.allow_format {
+            return Err(Status::OPERATION_DENIED.with_dnr());
+        }
+        if !namespace.formats.shifts().any(|shift| 1 << shift == wish.block_size_bytes) {
+            return Err(Status::INVALID_FORMAT.with_dnr());
+        }
+        if namespace.is_read_only() {
+            return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
+        }
+        let progress = store.format.begin()?;
+        info!(subsystem = %nqn, nsid, "a host begins to format it");
+        self.publish_again(&nqn);
+        // Behind the news: whatever comes after it is refused.
+        self.registry.fence(&Arc::new(Fence::around(nqn, nsid, waiting)));
+        let backing = store.tended.backing();
+        let bytes = backing.size_bytes();
+        Ok(Begun { store, backing, bytes, progress })
+    }
+
+    /// Everything is erased: blocks have the size that was wished for, once that is kept.
+    fn finish(&mut self, nqn: Nqn, wish: Formatting, begun: &Begun) -> Result<(), Status> {
+        let Begun { store, backing, bytes, .. } = begun;
+        let is_it = |other: &Store| Arc::ptr_eq(&other.tended, &store.tended);
+        if !self.stores.store(nqn, wish.nsid).is_some_and(is_it) {
+            return Err(Status::INVALID_NAMESPACE.with_dnr());
+        }
+        if !store.marks.is_empty() {
+            store.marks.change(&Change::Mend(vec![(0, u64::MAX)]))?;
+        }
+        let (old, new) = (backing.block_size_bytes(), wish.block_size_bytes);
+        let same = backing.size_bytes() == *bytes && store.tended.reformat(backing, new);
+        if !same {
+            error!(
+                subsystem = %nqn, nsid = wish.nsid,
+                "its store is not the one any more that was erased: format it again"
+            );
+            return Err(Health::NOT_READY);
+        }
+        if old == new {
+            return Ok(());
+        }
+        store.format.choose(new).inspect_err(|_| {
+            let _ = store.tended.reformat(backing, old);
+        })
+    }
+}
+
+fn lock(shelf: &Mutex<Shelf>) -> MutexGuard<'_, Shelf> {
+    shelf.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,318 @@
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use tempfile::{TempDir, tempdir};
+
+use super::super::Next;
+use super::*;
+use crate::config::Config;
+use crate::format::Formats;
+use crate::kept::tests::{doomed, kill_before, run_killed};
+use crate::ledger::Ledger;
+use crate::managed::Catalogs;
+use crate::power::PowerMeter;
+use crate::stores::Stores;
+use crate::subsystem::Subsystem;
+use crate::target::Fatal;
+use crate::tender::Tender;
+
+const NQN: &str = "nqn.2026-11.io.nvmfd:a";
+const BYTES: usize = 64 << 10;
+
+fn nqn() -> Nqn {
+    NQN.parse().unwrap()
+}
+
+fn config(folder: &Path, block_size: u32, more: &str) -> Config {
+    let text = format!(
+        "state_directory = {folder:?}\n[[listener]]\naddress = \"192.0.2.1\"\n[[subsystem]]\n\
+         nqn = \"{NQN}\"\nallow_any_host = true\n[[subsystem.namespace]]\nnsid = 1\n\
+         path = {:?}\nsize = {BYTES}\nblock_size = {block_size}\n{more}",
+        folder.join("disk.img")
+    );
+    Config::parse(&text).unwrap()
+}
+
+/// What is served without a reactor; and what was told.
+fn shelf(config: &Config) -> (Mutex<Shelf>, Vec<String>) {
+    let registry = Arc::new(Registry::new(Vec::new(), 8, 0));
+    let tender = Arc::new(Tender::start(Vec::new()).unwrap());
+    let stores = Stores::new(config.state_directory.clone(), 0);
+    let next = patiently(|| Next::open(config, &stores, &Catalogs::new()));
+    let ledger = Arc::new(Ledger::open(None, PowerMeter::default()));
+    let mut shelf =
+        Shelf::new(config.clone(), stores, Arc::clone(&registry), tender, ledger, false);
+    shelf.attach_new(&next).unwrap();
+    let told = shelf.adopt(next, Vec::new());
+    (Mutex::new(shelf), told)
+}
+
+/// What was closed a moment ago may still be on its way out.
+fn patiently(open: impl Fn() -> Result<Next, Fatal>) -> Next {
+    loop {
+        match open() {
+            Ok(next) => return next,
+            Err(why) => assert!(why.0.contains("a lock on it is held"), "{why}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Serves nothing any more, and holds no store.
+fn close(shelf: Mutex<Shelf>) {
+    let tender = Arc::clone(&lock(&shelf).tender);
+    tender.stop(Instant::now() + Duration::from_secs(60));
+}
+
+/// Serves another configuration.
+fn reload(shelf: &Mutex<Shelf>, config: Config) -> Result<Vec<String>, String> {
+    let mut shelf = lock(shelf);
+    let next = shelf.next(&config).map_err(|fatal| fatal.0)?;
+    shelf.attach_new(&next).unwrap();
+    shelf.set_config(config);
+    Ok(shelf.adopt(next, Vec::new()))
+}
+
+fn format_to(shelf: &Mutex<Shelf>, block_size_bytes: u32) -> Result<(), u16> {
+    let registry = Arc::clone(&lock(shelf).registry);
+    let wish = Formatting { nsid: 1, block_size_bytes, cntlid: 1 };
+    carry_out(nqn(), wish, shelf, &registry).map_err(|status| status.code())
+}
+
+fn served(shelf: &Mutex<Shelf>) -> Arc<Subsystem> {
+    lock(shelf).registry.subsystem(&nqn()).unwrap()
+}
+
+/// Bytes of a block, blocks, and whether it is being formatted.
+fn shape(shelf: &Mutex<Shelf>) -> (u32, u64, bool) {
+    let subsystem = served(shelf);
+    let n = subsystem.namespace(1).unwrap();
+    (n.block_bytes(), n.blocks, n.formatting.is_some())
+}
+
+fn fill(folder: &Path, byte: u8) {
+    use std::os::unix::fs::FileExt;
+    let file = fs::File::options().write(true).open(folder.join("disk.img")).unwrap();
+    file.write_all_at(&vec![byte; BYTES], 0).unwrap();
+    file.sync_all().unwrap();
+}
+
+fn contents(folder: &Path) -> Vec<u8> {
+    fs::read(folder.join("disk.img")).unwrap()
+}
+
+fn granted(block_size: u32) -> (TempDir, Mutex<Shelf>) {
+    let folder = tempdir().unwrap();
+    let (shelf, told) = shelf(&config(folder.path(), block_size, "allow_format = true\n"));
+    assert_eq!(told, Vec::<String>::new());
+    (folder, shelf)
+}
+
+#[test]
+fn a_namespace_has_other_blocks_at_once_and_after_a_restart() {
+    let (folder, one) = granted(4096);
+    fill(folder.path(), 0xA5);
+    assert_eq!(shape(&one), (4096, 16, false));
+    assert_eq!(format_to(&one, 512), Ok(()));
+    assert_eq!(shape(&one), (512, 128, false));
+    assert!(contents(folder.path()) == vec![0; BYTES], "all of it is erased");
+    // Whatever else changes what is served finds the size that the host has chosen.
+    let more = "allow_format = true\n[[subsystem.namespace]]\nnsid = 2\nkind = \"null\"\nsize = \"1MiB\"\n";
+    assert_eq!(reload(&one, config(folder.path(), 4096, more)), Ok(Vec::new()));
+    assert_eq!(shape(&one), (512, 128, false));
+    // Also when the configuration says something new, which is told, or forbids to format.
+    assert_eq!(reload(&one, config(folder.path(), 512, "")), Ok(Vec::new()));
+    let told = reload(&one, config(folder.path(), 4096, "")).unwrap();
+    assert!(told.len() == 1 && told[0].contains("not heeded"), "{told:?}");
+    assert_eq!(shape(&one), (512, 128, false));
+    assert_eq!(format_to(&one, 4096), Err(0x015));
+    close(one);
+    let (two, told) = shelf(&config(folder.path(), 4096, ""));
+    assert!(told.len() == 1 && told[0].contains("blocks of 512 bytes"), "{told:?}");
+    assert_eq!(shape(&two), (512, 128, false));
+    assert_eq!(reload(&two, config(folder.path(), 4096, "allow_format = true\n")), Ok(Vec::new()));
+    assert_eq!(format_to(&two, 4096), Ok(()));
+    close(two);
+    let (three, told) = shelf(&config(folder.path(), 4096, ""));
+    assert_eq!((shape(&three), told), ((4096, 16, false), Vec::new()));
+}
+
+#[test]
+fn the_same_blocks_are_erased_and_nothing_is_kept() {
+    let (folder, shelf) = granted(512);
+    fill(folder.path(), 0xA5);
+    assert_eq!(format_to(&shelf, 512), Ok(()));
+    assert!(contents(folder.path()) == vec![0; BYTES]);
+    let kept = fs::read_dir(folder.path()).unwrap().filter_map(|entry| {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        name.ends_with(".format").then_some(name)
+    });
+    assert_eq!(kept.collect::<Vec<_>>(), Vec::<String>::new());
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_changes_nothing() {
+    let (folder, shelf) = granted(4096);
+    fill(folder.path(), 0xA5);
+    assert_eq!(format_to(&shelf, 1024), Err(0x10A));
+    let store = lock(&shelf).stores.store(nqn(), 1).unwrap().clone();
+    let other = store.format.begin().unwrap();
+    assert_eq!(format_to(&shelf, 512), Err(0x084), "one at a time");
+    drop(other);
+    let again =
+        reload(&shelf, config(folder.path(), 4096, "allow_format = true\nread_only = true\n"));
+    assert!(again.is_err(), "not at once");
+    store.format.end();
+    store.protection.change(nvme::feature::WriteProtectState::PROTECTED).unwrap();
+    assert_eq!(format_to(&shelf, 512), Err(0x020));
+    assert_eq!(shape(&shelf), (4096, 16, false));
+    assert!(contents(folder.path()) == vec![0xA5; BYTES]);
+    assert_eq!(reload(&shelf, config(folder.path(), 4096, "")), Ok(Vec::new()));
+    assert_eq!(format_to(&shelf, 512), Err(0x015));
+}
+
+#[test]
+fn a_store_that_fails_keeps_its_blocks_and_serves_again() {
+    let (folder, shelf) = granted(4096);
+    let with = |fault: &str| {
+        config(folder.path(), 4096, &format!("allow_format = true\nfault = \"{fault}\"\n"))
+    };
+    for (fault, code) in [("error", 0x280), ("full", 0x081)] {
+        reload(&shelf, with(fault)).unwrap();
+        assert_eq!(format_to(&shelf, 512), Err(code));
+        assert_eq!(shape(&shelf), (4096, 16, false));
+    }
+    reload(&shelf, with("none")).unwrap();
+    assert_eq!(format_to(&shelf, 512), Ok(()));
+    assert_eq!(shape(&shelf), (512, 128, false));
+}
+
+#[test]
+fn a_reload_goes_on_meanwhile_and_everybody_sees_how_far_it_is() {
+    let (folder, shelf) = granted(4096);
+    let with = |more: &str| config(folder.path(), 4096, &format!("allow_format = true\n{more}"));
+    reload(&shelf, with("fault = \"stall\"\n")).unwrap();
+    std::thread::scope(|scope| {
+        let formats = scope.spawn(|| format_to(&shelf, 512));
+        while shape(&shelf) != (4096, 16, true) {
+            std::thread::yield_now();
+        }
+        let subsystem = served(&shelf);
+        let namespace = subsystem.namespace(1).unwrap();
+        assert_eq!(namespace.formatting.as_ref().unwrap().left_percent(), 100);
+        let text = format!("size = {BYTES}");
+        let larger =
+            Config::parse(&fs_text(folder.path()).replace(&text, "size = 131072")).unwrap();
+        let file = fs::File::options().write(true).open(folder.path().join("disk.img")).unwrap();
+        file.set_len(131_072).unwrap();
+        let refused = reload(&shelf, larger).unwrap_err();
+        assert!(refused.contains("is being formatted"), "{refused}");
+        file.set_len(BYTES as u64).unwrap();
+        reload(&shelf, with("")).unwrap();
+        assert_eq!(formats.join().unwrap(), Ok(()));
+    });
+    assert_eq!(shape(&shelf), (512, 128, false));
+    // The other way round it is removed meanwhile.
+    reload(&shelf, with("fault = \"stall\"\n")).unwrap();
+    std::thread::scope(|scope| {
+        let formats = scope.spawn(|| format_to(&shelf, 4096));
+        while !shape(&shelf).2 {
+            std::thread::yield_now();
+        }
+        let store = lock(&shelf).stores.store(nqn(), 1).unwrap().clone();
+        let mut without = with("");
+        without.subsystems[0].namespaces.clear();
+        reload(&shelf, without).unwrap();
+        store.tended.health().set_fault(crate::disk::Fault::None);
+        assert_eq!(formats.join().unwrap(), Err(0x00B));
+    });
+    assert!(served(&shelf).namespaces.is_empty());
+}
+
+/// The text of a configuration that stalls.
+fn fs_text(folder: &Path) -> String {
+    format!(
+        "state_directory = {folder:?}\n[[listener]]\naddress = \"192.0.2.1\"\n[[subsystem]]\n\
+         nqn = \"{NQN}\"\nallow_any_host = true\n[[subsystem.namespace]]\nnsid = 1\n\
+         path = {:?}\nsize = {BYTES}\nblock_size = 4096\nallow_format = true\nfault = \"stall\"\n",
+        folder.join("disk.img")
+    )
+}
+
+#[test]
+fn hosts_may_choose_where_the_choice_can_be_kept() {
+    let folder = tempdir().unwrap();
+    let formats = |more: &str, place: bool| {
+        let mut config = config(folder.path(), 4096, more);
+        config.state_directory = config.state_directory.filter(|_| place);
+        let (shelf, _) = shelf(&config);
+        let formats = served(&shelf).namespace(1).unwrap().formats;
+        close(shelf);
+        formats
+    };
+    assert_eq!(formats("allow_format = true\n", true), Formats::those(|_| true));
+    assert_eq!(formats("allow_format = true\n", false), Formats::only(12));
+    assert_eq!(formats("", true), Formats::only(12));
+}
+
+/// The process that is killed.
+const OWN: &str = "shelf::formatting::tests::killed_between_two_steps";
+const ORDERS: u32 = 12;
+
+/// The block size after so many formats.
+fn size_after(orders: usize) -> u32 {
+    if orders.is_multiple_of(2) { 4096 } else { 512 }
+}
+
+/// Not a test by itself. Fills the namespace and formats it, and so on.
+#[test]
+fn killed_between_two_steps() {
+    let Some((folder, steps)) = doomed() else { return };
+    let (shelf, _) = shelf(&config(&folder, 4096, "allow_format = true\n"));
+    for index in 0..ORDERS {
+        fill(&folder, size_mark(size_after(index as usize)));
+        if index == 0 {
+            kill_before(steps);
+        }
+        format_to(&shelf, size_after(index as usize + 1)).unwrap();
+        println!("done {index}");
+    }
+}
+
+/// What is written in blocks of a size.
+fn size_mark(block_size_bytes: u32) -> u8 {
+    if block_size_bytes == 4096 { 0x40 } else { 0x51 }
+}
+
+#[test]
+fn a_process_killed_anywhere_leaves_the_old_size_or_the_new_one_with_zeros() {
+    let (mut kills, mut before, mut after) = (0, 0, 0);
+    for steps in 1.. {
+        let folder = tempdir().unwrap();
+        let (done, killed) = run_killed(OWN, folder.path(), steps);
+        if !killed {
+            assert_eq!(done, ORDERS as usize);
+            break;
+        }
+        kills += 1;
+        let (shelf, _) = shelf(&config(folder.path(), 4096, ""));
+        let (size, ..) = shape(&shelf);
+        let (old, new) = (size_after(done), size_after(done + 1));
+        let found = contents(folder.path());
+        match size {
+            _ if size == old => {
+                before += 1;
+                let mark = size_mark(old);
+                assert!(found.iter().all(|byte| [0, mark].contains(byte)), "step {steps}");
+            }
+            _ if size == new => {
+                after += 1;
+                assert!(found == vec![0; BYTES], "killed at step {steps}: data of another size");
+            }
+            _ => panic!("killed at step {steps}, after {done} formats: blocks of {size}"),
+        }
+    }
+    println!("{kills} kills: {before} found the old size, {after} the new one");
+    assert!(kills >= 50 && before > 0 && after > 0, "{kills} kills, {before} + {after}");
+}
