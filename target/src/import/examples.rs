@@ -89,5 +89,8 @@ fn what_spdk_saves_is_read() {
     assert_eq!((aio.block_size_bytes, uring.block_size_bytes), (512, 4096));
     assert_eq!(uring.eui64, Some([0, 1, 2, 3, 4, 5, 6, 7]));
     assert!(two.allow_any_host, "it was allowed by a call of its own");
-    assert_eq!(two.namespaces[0].kind, NamespaceKind::Ram { size: 512 << 20 });
+    let memory = &two.namespaces[0];
+    assert_eq!(memory.kind, NamespaceKind::Ram { size: 512 << 20 });
+    let uuid = "e0dff819-e259-427c-b0a8-1cba85c25830";
+    assert_eq!(memory.uuid.to_string(), uuid, "without its own, that of its block device");
 }

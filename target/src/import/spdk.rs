@@ -17,6 +17,8 @@ struct Bdev {
     store: Store,
     block_size_bytes: u64,
     read_only: bool,
+    /// What hosts know a namespace of it by, unless that has its own.
+    uuid: Option<String>,
     limit: Limit,
 }
 
@@ -75,8 +77,8 @@ fn define(call: &Value, look: Look<'_>, names: &mut Names) {
             let store = Store::File(path);
             let block_size_bytes = block.unwrap_or(512);
             let read_only = flag(params, "readonly");
-            let limit = Limit::default();
-            names.bdevs.insert(name, Bdev { store, block_size_bytes, read_only, limit });
+            let (uuid, limit) = (text(params, "uuid"), Limit::default());
+            names.bdevs.insert(name, Bdev { store, block_size_bytes, read_only, uuid, limit });
         }
         "bdev_malloc_create" | "bdev_null_create" => {
             let block_size_bytes = number(params, "block_size").unwrap_or(512);
@@ -84,8 +86,8 @@ fn define(call: &Value, look: Look<'_>, names: &mut Names) {
             let size_bytes = blocks.saturating_mul(block_size_bytes);
             let malloc = method == "bdev_malloc_create";
             let store = if malloc { Store::Ram { size_bytes } } else { Store::Null { size_bytes } };
-            let (read_only, limit) = (false, Limit::default());
-            names.bdevs.insert(name, Bdev { store, block_size_bytes, read_only, limit });
+            let (read_only, uuid, limit) = (false, text(params, "uuid"), Limit::default());
+            names.bdevs.insert(name, Bdev { store, block_size_bytes, read_only, uuid, limit });
         }
         "bdev_nvme_attach_controller" => {
             let at = text(params, "traddr").unwrap_or_default();
@@ -257,6 +259,7 @@ fn namespace(params: &Value, names: &Names, draft: &mut Draft) {
     };
     let (store, block_size_bytes) = (found.store.clone(), found.block_size_bytes);
     let (read_only, limit) = (found.read_only, found.limit);
+    let uuid = text(from, "uuid").or_else(|| found.uuid.clone());
     let hidden = flag(from, "no_auto_visible");
     let reserved = text(from, "ptpl_file").is_some();
     let Some(subsystem) = of(params, draft) else { return };
@@ -269,7 +272,7 @@ fn namespace(params: &Value, names: &Names, draft: &mut Draft) {
         store,
         block_size_bytes,
         read_only,
-        uuid: text(from, "uuid"),
+        uuid,
         nguid: text(from, "nguid"),
         eui64: text(from, "eui64"),
         ana_group: number(from, "anagrpid"),
