@@ -66,7 +66,7 @@ trait Serve: Sized + Send + 'static {
     fn apply(&mut self, config: Config) -> Result<Vec<String>, String>;
     fn change(&mut self, config: Config) -> Result<Vec<String>, String>;
     /// Has hosts go elsewhere, until then.
-    fn leave(&mut self, until: Instant);
+    fn leave(&self, until: Instant);
     fn stop(self, deadline: Instant);
 }
 
@@ -99,7 +99,7 @@ impl Serve for Target {
         Target::change(self, config).map_err(|fatal| fatal.to_string())
     }
 
-    fn leave(&mut self, until: Instant) {
+    fn leave(&self, until: Instant) {
         Target::leave(self, until);
     }
 
@@ -421,7 +421,7 @@ impl Control {
     /// Stops within the budget, after hosts have had their time to go elsewhere. Whoever asks once
     /// more does not have to wait for that.
     async fn stop<T: Serve>(self, served: Served<T>, mut asks: mpsc::Receiver<Ask>) {
-        let Served { mut target, config, .. } = served;
+        let Served { target, config, .. } = served;
         let farewell = Duration::from_millis(config.stop.inaccessible_ms.into());
         if farewell.is_zero() {
             self.manager.stopping("stopping");

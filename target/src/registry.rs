@@ -458,7 +458,8 @@ impl Book {
     /// Writes down what has changed; whether discovery may tell of it.
     fn adopt(&mut self, change: &Change) -> bool {
         let mut told = false;
-        if let Some(listeners) = &change.listeners {
+        // Who leaves tells nobody of a path any more.
+        if let Some(listeners) = change.listeners.as_ref().filter(|_| !self.leaving) {
             let ports = |all: &[ListenerConfig]| -> Vec<_> {
                 all.iter().map(|listener| (listener.id, listener.address)).collect()
             };

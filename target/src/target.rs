@@ -326,11 +326,7 @@ impl Target {
 
     /// Tells hosts that they reach nothing here any more, and gives them until then to go on by
     /// other paths; less where there is none. Nothing but [`Target::stop`] may follow.
-    pub fn leave(&mut self, until: Instant) {
-        // It would tell hosts otherwise.
-        if let Some(waiting) = self.waiting.take() {
-            waiting.stop(until);
-        }
+    pub fn leave(&self, until: Instant) {
         self.registry.leave();
         while self.registry.has_hosts() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(10));

@@ -95,7 +95,7 @@ impl Serve for Fake {
         self.apply(config)
     }
 
-    fn leave(&mut self, until: Instant) {
+    fn leave(&self, until: Instant) {
         self.story.add("leaving");
         std::thread::sleep(until.saturating_duration_since(Instant::now()));
         self.story.add("left");

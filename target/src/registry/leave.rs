@@ -46,6 +46,7 @@ impl Registry {
 mod tests {
     use nvme::Status;
 
+    use crate::config::ListenerConfig;
     use crate::registry::tests::{connect_host, records, registry};
 
     #[test]
@@ -62,7 +63,9 @@ mod tests {
         let (after, left) = records(&registry);
         assert!(after > before, "who watches discovery sees that it has changed");
         assert_eq!((told, left), (1, 0), "subsystems");
-        // Whoever comes now finds it the same way.
+        // Whoever comes now finds it the same way, and an address that comes late changes nothing.
+        registry.set_listeners(vec![ListenerConfig::from(host.local)]);
+        assert_eq!(host.reach.check(1).map_err(Status::code), Err(0x302));
         assert_eq!(connect_host(&registry).reach.check(1).map_err(Status::code), Err(0x302));
     }
 }
