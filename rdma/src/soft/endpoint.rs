@@ -341,18 +341,19 @@ impl Endpoint {
         }
         while let Some(number) = self.ready.front().copied() {
             let slot = self.slots.get_mut(number as usize).and_then(Option::as_mut);
-            if slot.as_ref().is_some_and(|slot| !open(slot.connection.local)) {
+            if let Some(slot) = slot.as_ref().filter(|slot| !open(slot.connection.local)) {
+                self.deadlines.set(number, slot.deadline());
                 self.halted.push(number);
             } else if let Some(slot) = slot {
                 let (memory, events, shelf) = (&mut self.memory, &mut self.events, &mut self.shelf);
                 let mut io = Io { region, memory, events, shelf, qp: Qp(number) };
-                let outgoing = slot.qp.poll_transmit(now, &mut io);
-                self.deadlines.set(number, slot.deadline());
-                if let Some(outgoing) = outgoing {
+                if let Some(outgoing) = slot.qp.poll_transmit(now, &mut io) {
                     let Connection { local, remote, tos, .. } = slot.connection;
                     let flow = self.flow(local, remote);
                     return Some(Transmit { flow, outgoing, tos, slot: number });
                 }
+                // Once, when all has been said: nobody asks for it before.
+                self.deadlines.set(number, slot.deadline());
                 slot.ready = false;
                 if slot.qp.is_keeping() && !std::mem::replace(&mut slot.keeping, true) {
                     self.keeping.push(number);

@@ -199,6 +199,9 @@ impl QueuePair {
     /// Gives what was posted its place in the order of packets.
     fn commit(&mut self) {
         self.written_bytes = 0;
+        if self.sends.is_empty() && self.reads.is_empty() {
+            return;
+        }
         for (tag, work) in self.sends.drain(..).chain(self.reads.drain(..)) {
             self.requester.post(tag, work);
         }

@@ -375,8 +375,10 @@ impl Requester {
     fn sendable(&mut self) -> u64 {
         let (mtu, room) = (self.mtu, self.board.next() - self.board.una());
         let Some(item) = self.works.get_mut(self.cursor) else { return 0 };
-        if self.into == 0 {
+        if item.packets == 0 {
             item.packets = packets_of(item.work.buf().len(), mtu);
+        }
+        if self.into == 0 && item.is_read() {
             item.piece = if self.window.is_whole() { self.clean_piece } else { self.piece };
         }
         if self.into == 0 && room > 0 && item.is_send() && !self.credits.allow() {
