@@ -23,6 +23,7 @@ mod carry;
 mod connect;
 mod count;
 mod disconnect;
+mod end;
 mod explain;
 mod fused;
 mod history;
@@ -43,8 +44,8 @@ use std::time::{Duration, Instant};
 
 use nvme::cm;
 
-use rdma::{Buf, Completion, Fabric, Fault, Incoming, Pool, Qp, QpLimits, Reason};
-use tracing::{debug, info, warn};
+use rdma::{Buf, Completion, Fabric, Fault, Incoming, Pool, Qp, QpLimits};
+use tracing::{debug, warn};
 
 use crate::association::Association;
 use crate::auth::Exchange;
@@ -356,7 +357,9 @@ impl Queue {
             {
                 entry.capsule = Some(buf);
             }
-            (Plan::Compare { .. } | Plan::Copy { .. }, Some(buf)) => entry.second = Some(buf),
+            (Plan::Compare { .. } | Plan::Copy { .. }, Some(buf)) => {
+                entry.make_rare().second = Some(buf);
+            }
             (_, Some(buf)) => entry.data = Some(buf),
         }
         if !open {
@@ -395,70 +398,6 @@ impl Queue {
             self.proceed(slot, io);
         }
         take
-    }
-
-    /// Ends the connection. Everything comes home, then the queue is finished.
-    pub fn close(&mut self, io: &mut Io<'_>) {
-        if self.link != Link::Open {
-            return;
-        }
-        self.link = Link::Closing;
-        io.fabric.disconnect(self.qp);
-        io.waiters.forget(self.key);
-        self.leave(io);
-        for slot in 0..self.slots.len() as u16 {
-            if self.slot(slot).state == State::Waiting {
-                self.release(slot, io);
-            }
-        }
-        self.forget_turns(io);
-    }
-
-    /// The queue pair is gone, and all fabric work is home.
-    pub fn on_gone(&mut self, reason: Reason, io: &mut Io<'_>) {
-        self.explain_end(&reason, io);
-        if self.link == Link::Open {
-            self.link = Link::Closing;
-            io.waiters.forget(self.key);
-            self.leave(io);
-            self.forget_turns(io);
-        }
-        self.link = Link::Gone;
-        self.backlog.drain(..).for_each(|(buf, ..)| io.pool.give(buf));
-        self.receives = 0;
-        for slot in 0..self.slots.len() as u16 {
-            let entry = self.slot(slot);
-            if entry.state != State::AtDisk {
-                self.release(slot, io);
-                continue;
-            }
-            // The disk may keep its part for long, and its host comes again meanwhile, and again.
-            let from_capsule =
-                matches!(entry.plan, Plan::Store { from: Source::Capsule { .. }, .. });
-            let at_disk = from_capsule && entry.capsule.is_none();
-            let bufs = [entry.capsule.take(), entry.data.take(), entry.second.take()];
-            bufs.into_iter().flatten().for_each(|buf| io.pool.give(buf));
-            self.receives += u16::from(at_disk);
-        }
-        self.give_cells(io);
-    }
-
-    /// Gives back what a finished queue still holds.
-    pub fn finish(mut self, io: &mut Io<'_>) {
-        self.give_cells(io);
-        if let Some(share) = self.share {
-            for slot in &self.slots {
-                io.waiters.discharge(share, Lane::of(slot.sqe.nsid), slot.charged_bytes);
-            }
-            io.waiters.leave(share);
-        }
-        if let Some(proof) = self.proof.as_ref().filter(|proof| proof.is_unfinished()) {
-            io.registry.note_failed_proof(self.remote.ip(), *proof.host(), io.now);
-        }
-        self.hand_in(io.now);
-        if let Serves::Io { association, .. } = &self.serves {
-            io.registry.io_closed(association, self.request.qid);
-        }
     }
 
     /// Looks at the clock and at what is shared with other reactors.
@@ -524,13 +463,10 @@ impl Queue {
         }
     }
 
+    #[inline]
     fn on_fault(&mut self, fault: Option<Fault>, io: &mut Io<'_>) {
         if let (Some(fault), Link::Open) = (fault, self.link) {
-            match Cause::of_fault(fault) {
-                Some(cause) => self.explain(cause, fault.to_string(), io),
-                None => self.leaving = self.cause_of_leaving(),
-            }
-            self.close(io);
+            self.end_for(fault, io);
         }
     }
 
@@ -539,18 +475,15 @@ impl Queue {
         self.drop_turn(slot, io);
         let entry = self.slot(slot);
         (entry.mate, entry.doomed) = (None, false);
-        entry.fences.clear();
-        entry.errands.clear();
-        entry.mend = Mend::None;
-        let bufs = [entry.capsule.take(), entry.data.take(), entry.second.take()];
-        bufs.into_iter().flatten().for_each(|buf| io.pool.give(buf));
+        if let Some(rare) = entry.rare_mut() {
+            rare.fences.clear();
+            rare.errands.clear();
+            rare.mend = Mend::None;
+        }
+        entry.take_buffers().for_each(|buf| io.pool.give(buf));
         if entry.state != State::Free && entry.posted == 0 {
             self.set_free(slot, io);
         }
-    }
-
-    fn give_cells(&mut self, io: &mut Io<'_>) {
-        self.slots.iter_mut().filter_map(|entry| entry.cell.take()).for_each(|c| io.pool.give(c));
     }
 
     /// A command is over, and holds nothing any more.
@@ -573,17 +506,6 @@ impl Queue {
                     && (association.is_closed() || association.epoch() != *epoch)
             }
             _ => false,
-        }
-    }
-
-    /// The association learns that this queue is closing.
-    fn leave(&mut self, io: &mut Io<'_>) {
-        if let Serves::Admin(controller) = &mut self.serves {
-            controller.fail();
-            let association = Arc::clone(&controller.association);
-            info!(host = %association.host, subsystem = %association.subsystem,
-                  cntlid = association.cntlid, "host disconnected");
-            io.registry.admin_closed(&association);
         }
     }
 

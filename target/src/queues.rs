@@ -132,6 +132,17 @@ impl Queues {
         self.nap_ns = Some(self.since_ns(now));
     }
 
+    /// Takes what has happened on the fabric, all of it.
+    pub fn on_events(&mut self, events: &mut Vec<Event>, lent: &mut Lent<'_>) {
+        if events.is_empty() {
+            return;
+        }
+        let mut events = events.drain(..);
+        while let Some(event) = self.on_completions(&mut events, lent) {
+            self.on_event(event, lent);
+        }
+    }
+
     /// Something has happened on the fabric.
     pub fn on_event(&mut self, event: Event, lent: &mut Lent<'_>) {
         match event {
@@ -151,13 +162,29 @@ impl Queues {
 
     /// A disk operation has come home.
     pub fn on_disk(&mut self, done: Done, lent: &mut Lent<'_>) {
-        let (key, slot) = ((done.tag >> 32) as u32, done.tag as u16);
-        let Some((queue, mut io)) = self.queue(key, lent) else { return };
-        match Queue::is_about_recall(done.tag) {
-            true => queue.on_recalled(slot, done.outcome, &mut io),
-            false => queue.on_disk(slot, done, &mut io),
+        let key = key_of(&done);
+        let (_, queues, mut io) = self.split(lent);
+        if step(queues, done, &mut io) {
+            self.reap(key, lent);
         }
-        self.reap(key, lent);
+    }
+
+    /// Takes what has come home from disks, until there is enough to send.
+    pub fn on_disks(&mut self, done: &mut VecDeque<Done>, lent: &mut Lent<'_>) {
+        while !done.is_empty() {
+            let (_, queues, mut io) = self.split(lent);
+            let finished = loop {
+                if io.fabric.has_enough() {
+                    return;
+                }
+                let Some(done) = done.pop_front() else { return };
+                let key = key_of(&done);
+                if step(queues, done, &mut io) {
+                    break key;
+                }
+            };
+            self.reap(finished, lent);
+        }
     }
 
     /// A letter has come. Those for the driver, who has the ring and the listeners, are given
@@ -259,6 +286,27 @@ impl Queues {
         }
     }
 
+    /// Takes completed work, as much as there is in a row: its queues are lent the same for all of
+    /// it. The event behind.
+    fn on_completions(
+        &mut self,
+        events: &mut impl Iterator<Item = Event>,
+        lent: &mut Lent<'_>,
+    ) -> Option<Event> {
+        let (by_qp, queues, mut io) = self.split(lent);
+        loop {
+            let done = match events.next()? {
+                Event::Done(done) => done,
+                event => return Some(event),
+            };
+            let key = by_qp.get(done.qp.0 as usize).copied().flatten();
+            match key.and_then(|key| queues.get_mut(key as usize)?.as_mut()) {
+                Some(queue) => queue.on_completion(done, &mut io),
+                None => io.pool.give(done.work.into_buf()),
+            }
+        }
+    }
+
     fn refused(&mut self, why: Why, lent: &Lent<'_>) {
         self.refusals.tell(why, &lent.registry.why, lent.now);
     }
@@ -279,7 +327,7 @@ impl Queues {
         let vacant = self.queues.iter().position(Option::is_none);
         let at = vacant.unwrap_or(self.queues.len());
         let limits = self.limits;
-        let (_, mut io) = self.split(lent);
+        let (.., mut io) = self.split(lent);
         let queue = match Queue::open(at as u32, incoming, limits, &mut io) {
             Ok(queue) => queue,
             Err(why) => return self.refused(*why, lent),
@@ -314,7 +362,7 @@ impl Queues {
         let Some(entry) = self.queues.get_mut(key as usize) else { return };
         if let Some(queue) = entry.take_if(|queue| queue.is_finished()) {
             let kept = queue.receives();
-            let (_, mut io) = self.split(lent);
+            let (.., mut io) = self.split(lent);
             queue.finish(&mut io);
             lent.registry.count_queue(self.index, kept, false);
             self.count -= 1;
@@ -441,7 +489,7 @@ impl Queues {
     }
 
     fn each(&mut self, lent: &mut Lent<'_>, mut act: impl FnMut(&mut Queue, &mut Io<'_>)) {
-        let (queues, mut io) = self.split(lent);
+        let (_, queues, mut io) = self.split(lent);
         for queue in queues.iter_mut().flatten() {
             act(queue, &mut io);
         }
@@ -452,11 +500,15 @@ impl Queues {
         key: u32,
         lent: &'a mut Lent<'_>,
     ) -> Option<(&'a mut Queue, Io<'a>)> {
-        let (queues, io) = self.split(lent);
+        let (_, queues, io) = self.split(lent);
         queues.get_mut(key as usize)?.as_mut().map(|queue| (queue, io))
     }
 
-    fn split<'a>(&'a mut self, lent: &'a mut Lent<'_>) -> (&'a mut Vec<Option<Queue>>, Io<'a>) {
+    /// Keys by queue pair, queues by key, and what they are lent.
+    fn split<'a>(
+        &'a mut self,
+        lent: &'a mut Lent<'_>,
+    ) -> (&'a [Option<u32>], &'a mut Vec<Option<Queue>>, Io<'a>) {
         if self.time.0 != lent.now {
             self.time = (lent.now, self.since_ns(lent.now));
         }
@@ -473,6 +525,23 @@ impl Queues {
             now_ns,
             sent_ns: self.nap_ns.unwrap_or(now_ns),
         };
-        (&mut self.queues, io)
+        (&self.by_qp, &mut self.queues, io)
     }
+}
+
+/// The queue that a disk operation is of.
+fn key_of(done: &Done) -> u32 {
+    (done.tag >> 32) as u32
+}
+
+/// Steps a queue with what has come home from a disk. Whether nothing is left of the queue.
+fn step(queues: &mut [Option<Queue>], done: Done, io: &mut Io<'_>) -> bool {
+    let queue = queues.get_mut(key_of(&done) as usize).and_then(Option::as_mut);
+    let Some(queue) = queue else { return false };
+    let slot = done.tag as u16;
+    match Queue::is_about_recall(done.tag) {
+        true => queue.on_recalled(slot, done.outcome, io),
+        false => queue.on_disk(slot, done, io),
+    }
+    queue.is_finished()
 }

@@ -170,7 +170,7 @@ impl Reactor {
     fn hear(&mut self, now: Instant) -> bool {
         let mut events = take(&mut self.events);
         let (queues, mut lent) = self.split(now);
-        events.drain(..).for_each(|event| queues.on_event(event, &mut lent));
+        queues.on_events(&mut events, &mut lent);
         let begun = queues.tick(&mut lent);
         self.events = events;
         begun
@@ -180,11 +180,7 @@ impl Reactor {
     fn answer(&mut self, now: Instant) {
         let mut done = take(&mut self.done);
         let (queues, mut lent) = self.split(now);
-        while !lent.fabric.has_enough()
-            && let Some(done) = done.pop_front()
-        {
-            queues.on_disk(done, &mut lent);
-        }
+        queues.on_disks(&mut done, &mut lent);
         (self.left, self.done) = (!done.is_empty(), done);
     }
 

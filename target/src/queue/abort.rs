@@ -47,7 +47,9 @@ impl Queue {
         entry.recalling = false;
         if outcome.is_err() {
             // It comes home as if nobody had asked; no Abort command need wait for that.
-            entry.errands.clear();
+            if let Some(rare) = entry.rare_mut() {
+                rare.errands.clear();
+            }
         }
         self.raise_events(io);
     }
@@ -78,6 +80,7 @@ impl Queue {
         }
         // Of several Abort commands for one command, each is told what becomes of it.
         let wish = || errand.clone();
+        let is_wanted = entry.rare().is_some_and(|rare| !rare.errands.is_empty());
         match (entry.state, &entry.plan) {
             (State::Waiting, Plan::Abort { .. } | Plan::Disconnect | Plan::Reply(_)) => {}
             (State::Waiting, plan) => {
@@ -86,15 +89,15 @@ impl Queue {
                 {
                     controller.events.unpark(slot);
                 }
-                entry.errands.push(wish());
+                entry.make_rare().errands.push(wish());
                 io.waiters.remove(self.key, slot);
                 self.answer(slot, Err(Status::ABORT_REQUESTED), io);
             }
-            (State::Pulling, _) => entry.errands.push(wish()),
+            (State::Pulling, _) => entry.make_rare().errands.push(wish()),
             // The disk has been asked already, or has given the piece back that was under way.
-            (State::AtDisk, _) if !entry.errands.is_empty() => entry.errands.push(wish()),
+            (State::AtDisk, _) if is_wanted => entry.make_rare().errands.push(wish()),
             (State::AtDisk, plan) if is_recallable(plan) && !entry.recalling => {
-                entry.errands.push(wish());
+                entry.make_rare().errands.push(wish());
                 entry.recalling = true;
                 self.at_disk += 1;
                 io.disk.recall(tag | RECALL, tag);

@@ -29,11 +29,11 @@ impl Queue {
     /// Pushes the slot's data to the host and answers right behind: on a reliable connection the
     /// response cannot overtake the data.
     pub(super) fn push_and_answer(&mut self, slot: u16, to: Remote, io: &mut Io<'_>) {
-        let pieces = &mut self.slot(slot).pieces;
-        if pieces.is_empty() {
+        let entry = self.slot(slot);
+        if !entry.is_scattered() {
             return self.respond(slot, Status::SUCCESS, 0, Some(to), io);
         }
-        pieces.begin(to.len);
+        entry.make_rare().pieces.begin(to.len);
         self.push_piece(slot, io);
     }
 
@@ -58,11 +58,14 @@ impl Queue {
         let next = if push.is_some() { Stage::Push } else { Stage::Reply };
         entry.clock.enter(next, io.now_ns);
         entry.doomed = false;
-        entry.mend = Mend::None;
-        entry.fences.clear();
-        if !entry.errands.is_empty() {
+        if let Some(rare) = entry.rare_mut() {
+            rare.mend = Mend::None;
+            rare.fences.clear();
             let aborted = status.is(Status::ABORT_REQUESTED);
-            entry.errands.drain(..).filter(|_| aborted).for_each(Errand::succeed);
+            rare.errands.drain(..).filter(|_| aborted).for_each(Errand::succeed);
+            if let Some(buf) = rare.second.take() {
+                io.pool.give(buf);
+            }
         }
         if let Some(mut buf) = entry.capsule.take() {
             io.pool.rewind(&mut buf);
@@ -75,9 +78,6 @@ impl Queue {
             }
             (Some(buf), None) => io.pool.give(buf),
             (None, _) => {}
-        }
-        if let Some(buf) = entry.second.take() {
-            io.pool.give(buf);
         }
         if let Some(mut from) = entry.cell.take() {
             let cqe =
@@ -125,7 +125,16 @@ impl Queue {
         status.with_more(true)
     }
 
+    /// Answers what waits for something to happen, as far as that has.
+    #[inline]
     pub(super) fn raise_events(&mut self, io: &mut Io<'_>) {
+        // An I/O queue has a Disconnect command at most.
+        if self.leaver.is_some() || !matches!(self.serves, Serves::Io { .. }) {
+            self.answer_waiting(io);
+        }
+    }
+
+    fn answer_waiting(&mut self, io: &mut Io<'_>) {
         if let Serves::Admin(controller) = &mut self.serves
             && controller.association.reservations.take_news()
         {

@@ -6,9 +6,7 @@ use rdma::Buf;
 
 use super::fused::Half;
 use super::mark::Mend;
-use super::slot::State;
 use super::{Io, Queue, Serves};
-use crate::command::scatter::Pieces;
 use crate::command::{Plan, Received, SQE_BYTES, admin, fabrics, io as rules};
 use crate::controller::Life;
 use crate::observe::Clock;
@@ -51,16 +49,7 @@ impl Queue {
             self.close(io);
             return;
         }
-        let invalidate = sqe.sgl().ok().and_then(|sgl| sgl.invalidate_key());
-        let entry = self.slot(slot);
-        entry.state = State::Waiting;
-        entry.clock = Clock::start(came_ns, io.now_ns);
-        entry.sqe = sqe;
-        entry.plan = Plan::Reply(0);
-        entry.invalidate = invalidate;
-        entry.capsule = Some(buf);
-        entry.pieces = Pieces::default();
-        entry.step = 0;
+        self.slot(slot).begin(sqe, buf, Clock::start(came_ns, io.now_ns));
         self.head.advance();
         if sqe.flags.fuse() != 0 || self.half != Half::None {
             return self.on_half(slot, &sqe, tail_bytes, io);
@@ -87,7 +76,7 @@ impl Queue {
         };
         match self.rule(slot, sqe, tail_bytes, io) {
             Ok(Plan::Mend { plan, of }) => {
-                self.slot(slot).mend = Mend::Due(of);
+                self.slot(slot).make_rare().mend = Mend::Due(of);
                 Ok(*plan)
             }
             plan => plan,

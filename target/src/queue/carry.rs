@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use nvme::Status;
 use rdma::{Buf, Pool};
 
-use super::{Io, Queue, Serves, State};
+use super::{Io, Queue, Serves, Slot, State};
 use crate::command::copy::Job;
 use crate::command::{Plan, SQE_BYTES, Source, admin, io as rules};
 use crate::disk::{BackingId, Op};
@@ -26,11 +26,15 @@ impl Queue {
     /// Bytes of all buffers that it has in hand: neither at the fabric nor at the disk.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
-        let in_slots = self.slots.iter().flat_map(|slot| {
-            [&slot.capsule, &slot.data, &slot.second, &slot.cell].into_iter().flatten()
+        let in_slots = self
+            .slots
+            .iter()
+            .flat_map(|slot| [&slot.capsule, &slot.data, &slot.cell].into_iter().flatten());
+        let rare = self.slots.iter().filter_map(Slot::rare).flat_map(|rare| {
+            let held_back = rare.held_back.as_ref().and_then(|(_, op)| op.buf());
+            rare.second.iter().chain(held_back)
         });
-        let held_back = self.slots.iter().filter_map(|slot| slot.held_back.as_ref()?.1.buf());
-        let held = in_slots.chain(held_back).chain(self.backlog.iter().map(|(buf, ..)| buf));
+        let held = in_slots.chain(rare).chain(self.backlog.iter().map(|(buf, ..)| buf));
         held.map(|buf| u64::from(buf.capacity())).sum()
     }
 
@@ -77,8 +81,8 @@ impl Queue {
             return Take::Done;
         }
         let entry = self.slot(slot);
-        let taken = [entry.data.take(), entry.second.take()];
-        taken.into_iter().flatten().for_each(|buf| io.pool.give(buf));
+        let second = entry.rare_mut().and_then(|rare| rare.second.take());
+        [entry.data.take(), second].into_iter().flatten().for_each(|buf| io.pool.give(buf));
         let charged_bytes = std::mem::take(&mut entry.charged_bytes);
         let lane = Lane::of(entry.sqe.nsid);
         if let Some(share) = share {
@@ -120,9 +124,11 @@ impl Queue {
                 return false;
             }
         }
-        if second > 0 && entry.second.is_none() {
-            entry.second = io.pool.take_data(second);
-            if entry.second.is_none() {
+        if second > 0 && entry.rare().is_none_or(|rare| rare.second.is_none()) {
+            let taken = io.pool.take_data(second);
+            let is_short = taken.is_none();
+            entry.make_rare().second = taken;
+            if is_short {
                 if let Some(buf) = entry.data.take() {
                     io.pool.give(buf);
                 }
@@ -177,8 +183,8 @@ impl Queue {
                 Source::Host(remote) => {
                     entry.state = State::Pulling;
                     entry.clock.enter(Stage::Pull, io.now_ns);
-                    if !entry.pieces.is_empty() {
-                        entry.pieces.begin(remote.len);
+                    if entry.is_scattered() {
+                        entry.make_rare().pieces.begin(remote.len);
                         self.pull_piece(slot, io);
                     } else if let Some(into) = entry.data.take() {
                         entry.posted += 1;
@@ -250,7 +256,7 @@ impl Queue {
                 self.submit(slot, backing, buf.map(|from| Op::Write { from, at, fua }), io);
             }
             Plan::Compare { backing, at, .. } => {
-                let buf = entry.second.take();
+                let buf = entry.make_rare().second.take();
                 self.submit(slot, backing, buf.map(|into| Op::Read { into, at }), io);
             }
             Plan::Deallocate { extent, .. } => {
@@ -312,7 +318,7 @@ impl Queue {
             }
             Plan::Compare { from, .. } => {
                 let units = u64::from(from.len_bytes() >> 9);
-                let same = match &entry.second {
+                let same = match entry.rare().and_then(|rare| rare.second.as_ref()) {
                     Some(second) => io.pool.bytes(second) == entry.bytes(io.pool),
                     None => false,
                 };
@@ -424,7 +430,7 @@ impl Queue {
     /// Copy: loads the next range behind the others, stores them all, or answers.
     fn copy_range(&mut self, slot: u16, job: Job, io: &mut Io<'_>) {
         let entry = self.slot(slot);
-        let (step, mut buf) = (entry.step, entry.second.take());
+        let (step, mut buf) = (entry.step, entry.make_rare().second.take());
         let data = self.slots[usize::from(slot)].bytes(io.pool);
         let next = match step.cmp(&job.nr) {
             Ordering::Less => job.load(data, step).map(|range| {
@@ -445,11 +451,11 @@ impl Queue {
                 work.units_read += units;
                 work.writes += 1;
                 work.units_written += units;
-                self.slot(slot).second = buf;
+                self.slot(slot).make_rare().second = buf;
                 return self.answer(slot, Ok(0), io);
             }
         };
-        self.slot(slot).second = buf;
+        self.slot(slot).make_rare().second = buf;
         if let Ok(Some(op @ Op::Write { .. })) = &next {
             self.charge(slot, op.changes().map_or(0, |(_, len)| len), io.now);
         }

@@ -118,8 +118,8 @@ impl Queue {
             }
         }
         let entry = self.slot(first);
-        let (Plan::Compare { backing, at, from }, Some(into)) = (&entry.plan, entry.second.take())
-        else {
+        let into = entry.make_rare().second.take();
+        let (Plan::Compare { backing, at, from }, Some(into)) = (&entry.plan, into) else {
             return self.answer(first, Err(Status::INTERNAL_ERROR), io);
         };
         let (backing, at, len) = (*backing, *at, from.len_bytes());

@@ -36,18 +36,18 @@ impl Queue {
     /// Whether a command that has done all it should waits for the keeper from now on.
     #[inline]
     pub(super) fn mends(&mut self, slot: u16, io: &mut Io<'_>) -> bool {
-        if matches!(self.slots[usize::from(slot)].mend, Mend::None) || self.link != Link::Open {
+        let entry = &self.slots[usize::from(slot)];
+        let Some(Mend::Due(of)) = entry.rare().map(|rare| &rare.mend) else { return false };
+        if self.link != Link::Open {
             return false;
         }
-        let entry = &self.slots[usize::from(slot)];
-        let Mend::Due(of) = &entry.mend else { return false };
         let of = Arc::clone(of);
         let mut changed = changed(&entry.plan, entry.bytes(io.pool));
         changed.retain(|(at, len)| of.first(*at, *len).is_some());
         if changed.is_empty() {
             return false;
         }
-        self.slot(slot).mend = Mend::UnderWay;
+        self.slot(slot).make_rare().mend = Mend::UnderWay;
         self.ask_mark(slot, of, Change::Mend(changed), io);
         true
     }
@@ -60,10 +60,9 @@ impl Queue {
         outcome: Result<(), Status>,
         io: &mut Io<'_>,
     ) -> bool {
-        if !matches!(self.slots[usize::from(slot)].mend, Mend::UnderWay) {
-            return false;
-        }
-        self.slot(slot).mend = Mend::None;
+        let rare = self.slot(slot).rare_mut();
+        let Some(mend @ Mend::UnderWay) = rare.map(|rare| &mut rare.mend) else { return false };
+        *mend = Mend::None;
         self.answer(slot, outcome.map(|()| 0), io);
         self.raise_events(io);
         true
@@ -72,7 +71,7 @@ impl Queue {
     /// Whether a deallocation of `nr` ranges has to be made durable before it mends anything.
     pub(super) fn mends_first(&self, slot: u16, nr: u32) -> bool {
         let entry = &self.slots[usize::from(slot)];
-        entry.step == nr && matches!(entry.mend, Mend::Due(_))
+        entry.step == nr && matches!(entry.rare().map(|rare| &rare.mend), Some(Mend::Due(_)))
     }
 
     /// Checks that all blocks that are to be copied can be read.
@@ -83,11 +82,11 @@ impl Queue {
         io: &mut Io<'_>,
     ) -> Result<(), Status> {
         let entry = &mut self.slots[usize::from(slot)];
-        let Mend::Due(marks) = &entry.mend else { return Ok(()) };
+        let Some(Mend::Due(marks)) = entry.rare().map(|rare| &rare.mend) else { return Ok(()) };
         match job.first_marked(entry.bytes(io.pool), marks) {
             None => Ok(()),
             culprit => {
-                entry.culprit = culprit;
+                entry.make_rare().culprit = culprit;
                 Err(UNREADABLE)
             }
         }
@@ -96,7 +95,7 @@ impl Queue {
     /// The block that a command has failed for, as far as that is known; else its first.
     pub(super) fn culprit(&mut self, slot: u16, status: Status) -> u64 {
         let entry = &mut self.slots[usize::from(slot)];
-        let (sqe, culprit) = (entry.sqe, entry.culprit.take());
+        let (sqe, culprit) = (entry.sqe, entry.rare_mut().and_then(|rare| rare.culprit.take()));
         let reads = [IoOpcode::READ, IoOpcode::COMPARE, IoOpcode::VERIFY];
         let marked = || {
             let Serves::Io { subsystem, .. } = &self.serves else { return None };

@@ -91,7 +91,7 @@ impl Queue {
                     io.waiters.remove(self.key, slot);
                     self.answer(slot, Err(fence.status()), io);
                 }
-                false => self.slot(slot).fences.push(Arc::clone(fence)),
+                false => self.slot(slot).make_rare().fences.push(Arc::clone(fence)),
             }
         }
     }
@@ -107,11 +107,11 @@ impl Queue {
         if entry.state != State::Pulling && !more_to_do {
             return None;
         }
-        match (entry.fences.first(), entry.errands.is_empty()) {
+        let wanted = entry.rare().map(|rare| (rare.fences.first(), !rare.errands.is_empty()));
+        match wanted.unwrap_or_default() {
             (Some(fence), _) => Some(fence.status()),
-            (None, false) => Some(Status::ABORT_REQUESTED),
-            (None, true) if self.leaver.is_some() => Some(Status::ABORTED_SQ_DELETION),
-            (None, true) => None,
+            (None, true) => Some(Status::ABORT_REQUESTED),
+            (None, false) => self.leaver.map(|_| Status::ABORTED_SQ_DELETION),
         }
     }
 }

@@ -24,21 +24,24 @@ impl Queue {
         let tail = capsule.get(SQE_BYTES as usize..).unwrap_or_default();
         let tail = &tail[..received.min(tail.len())];
         let (sqe, pieces, key) = scatter::gather(sqe, segment, tail)?;
-        (entry.pieces, entry.invalidate) = (pieces, key);
+        entry.invalidate = key;
+        entry.make_rare().pieces = pieces;
         Ok(sqe)
     }
 
     /// Whether some piece of a command's data is still to be moved.
     #[inline]
     pub(super) fn has_more_pieces(&self, slot: u16) -> bool {
-        self.link == Link::Open && self.slots[usize::from(slot)].pieces.has_more()
+        let rare = self.slots[usize::from(slot)].rare();
+        self.link == Link::Open && rare.is_some_and(|rare| rare.pieces.has_more())
     }
 
     /// Pulls the next piece.
     pub(super) fn pull_piece(&mut self, slot: u16, io: &mut Io<'_>) {
         let qp = self.qp;
         let entry = self.slot(slot);
-        let Some((skip, from)) = entry.pieces.advance() else { return };
+        let piece = entry.rare_mut().and_then(|rare| rare.pieces.advance());
+        let Some((skip, from)) = piece else { return };
         if let Some(mut into) = entry.data.take() {
             into.select(skip, from.len);
             entry.posted += 1;
@@ -50,7 +53,8 @@ impl Queue {
     #[inline]
     pub(super) fn join_pieces(&mut self, slot: u16) {
         let entry = self.slot(slot);
-        if let (Some(total_bytes), Some(data)) = (entry.pieces.total_bytes(), &mut entry.data) {
+        let total_bytes = entry.rare().and_then(|rare| rare.pieces.total_bytes());
+        if let (Some(total_bytes), Some(data)) = (total_bytes, &mut entry.data) {
             data.select(0, total_bytes);
         }
     }
@@ -59,7 +63,7 @@ impl Queue {
     pub(super) fn push_piece(&mut self, slot: u16, io: &mut Io<'_>) {
         let qp = self.qp;
         let entry = self.slot(slot);
-        let piece = entry.pieces.advance();
+        let piece = entry.rare_mut().and_then(|rare| rare.pieces.advance());
         if let (Some((skip, to)), Some(data)) = (piece, &mut entry.data) {
             data.select(skip, to.len);
         }

@@ -33,47 +33,60 @@ pub(super) enum State {
 }
 
 /// A command, or the place for one.
+///
+/// The data of a batch push slots out of the fastest cache between the steps of their commands. So
+/// what belongs to one step lies together, and what few commands need is behind everything else and
+/// not looked at by the others.
 #[derive(Debug)]
+#[repr(C)]
 pub(super) struct Slot {
     pub(super) state: State,
-    pub(super) sqe: Sqe,
-    pub(super) plan: Plan,
-    /// The key to invalidate with the response.
-    pub(super) invalidate: Option<u32>,
-    /// The capsule's receive buffer, until it is posted again.
-    pub(super) capsule: Option<Buf>,
-    /// The data on their way between host and disk.
-    pub(super) data: Option<Buf>,
-    /// What Compare loads to hold against `data`, and what Copy copies.
-    pub(super) second: Option<Buf>,
-    /// The response's cell, at home.
-    pub(super) cell: Option<Buf>,
-    /// Where the host has the data, when that is in several places.
-    pub(super) pieces: Pieces,
-    /// Progress of plans with several disk operations.
-    pub(super) step: u32,
     /// Work requests posted and not home.
     pub(super) posted: u8,
-    /// Where its time goes.
-    pub(super) clock: Clock,
+    /// It has something that few commands have.
+    is_rare: bool,
+    /// The other half of a fused command has failed.
+    pub(super) doomed: bool,
+    /// A disk has been asked for its operation, and has not answered yet.
+    pub(super) recalling: bool,
     /// What it was answered.
     pub(super) status: Status,
+    /// The slot of the other half of a fused command.
+    pub(super) mate: Option<u16>,
     /// Bytes of data buffers that were taken for it.
     pub(super) charged_bytes: u32,
+    /// The key to invalidate with the response.
+    pub(super) invalidate: Option<u32>,
+    /// The response's cell, at home.
+    pub(super) cell: Option<Buf>,
+    /// Where its time goes.
+    pub(super) clock: Clock,
+    pub(super) sqe: Sqe,
+    /// The data on their way between host and disk.
+    pub(super) data: Option<Buf>,
+    pub(super) plan: Plan,
+    /// Progress of plans with several disk operations.
+    pub(super) step: u32,
+    /// How it stands with others who change blocks.
+    pub(super) turn: Turn,
+    /// The capsule's receive buffer, until it is posted again.
+    pub(super) capsule: Option<Buf>,
+    rare: Rare,
+}
+
+/// What few commands have.
+#[derive(Debug, Default)]
+pub(super) struct Rare {
+    /// What Compare loads to hold against the data, and what Copy copies.
+    pub(super) second: Option<Buf>,
+    /// Where the host has the data, when that is in several places.
+    pub(super) pieces: Pieces,
     /// Preemptions that wait for this command.
     pub(super) fences: Vec<Arc<Fence>>,
     /// The Abort commands that want it to end.
     pub(super) errands: Vec<Errand>,
-    /// A disk has been asked for its operation, and has not answered yet.
-    pub(super) recalling: bool,
-    /// How it stands with others who change blocks.
-    pub(super) turn: Turn,
     /// What waits for its turn to go to the disk.
     pub(super) held_back: Option<(BackingId, Op)>,
-    /// The slot of the other half of a fused command.
-    pub(super) mate: Option<u16>,
-    /// The other half has failed.
-    pub(super) doomed: bool,
     /// What becomes of unreadable blocks that it changes.
     pub(super) mend: Mend,
     /// The block that it failed for, where its own fields do not tell.
@@ -93,29 +106,68 @@ impl Slot {
     pub(super) fn new(cell: Option<Buf>) -> Slot {
         Slot {
             state: State::Free,
-            sqe: Sqe::default(),
-            plan: Plan::Reply(0),
-            invalidate: None,
-            capsule: None,
-            data: None,
-            second: None,
-            cell,
-            pieces: Pieces::default(),
-            step: 0,
             posted: 0,
-            clock: Clock::default(),
-            status: Status::SUCCESS,
-            charged_bytes: 0,
-            fences: Vec::new(),
-            errands: Vec::new(),
-            recalling: false,
-            turn: Turn::None,
-            held_back: None,
-            mate: None,
+            is_rare: false,
             doomed: false,
-            mend: Mend::None,
-            culprit: None,
+            recalling: false,
+            status: Status::SUCCESS,
+            mate: None,
+            charged_bytes: 0,
+            invalidate: None,
+            cell,
+            clock: Clock::default(),
+            sqe: Sqe::default(),
+            data: None,
+            plan: Plan::Reply(0),
+            step: 0,
+            turn: Turn::None,
+            capsule: None,
+            rare: Rare::default(),
         }
+    }
+
+    /// A command begins.
+    pub(super) fn begin(&mut self, sqe: Sqe, capsule: Buf, clock: Clock) {
+        if std::mem::take(&mut self.is_rare) {
+            self.rare.forget();
+        }
+        self.state = State::Waiting;
+        self.clock = clock;
+        self.sqe = sqe;
+        self.plan = Plan::Reply(0);
+        self.invalidate = sqe.sgl().ok().and_then(|sgl| sgl.invalidate_key());
+        self.capsule = Some(capsule);
+        self.step = 0;
+    }
+
+    /// What it has that few commands have; none: nothing of that.
+    #[inline]
+    pub(super) fn rare(&self) -> Option<&Rare> {
+        if self.is_rare { Some(&self.rare) } else { None }
+    }
+
+    /// The same, to be changed.
+    #[inline]
+    pub(super) fn rare_mut(&mut self) -> Option<&mut Rare> {
+        if self.is_rare { Some(&mut self.rare) } else { None }
+    }
+
+    /// It gets something that few commands have.
+    pub(super) fn make_rare(&mut self) -> &mut Rare {
+        self.is_rare = true;
+        &mut self.rare
+    }
+
+    /// Whether the host has its data in several places.
+    #[inline]
+    pub(super) fn is_scattered(&self) -> bool {
+        self.rare().is_some_and(|rare| !rare.pieces.is_empty())
+    }
+
+    /// All data buffers that it has in hand, for keeps.
+    pub(super) fn take_buffers(&mut self) -> impl Iterator<Item = Buf> + use<> {
+        let second = self.rare_mut().and_then(|rare| rare.second.take());
+        [self.capsule.take(), self.data.take(), second].into_iter().flatten()
     }
 
     /// The data that the host sent, wherever they lie.
@@ -124,6 +176,17 @@ impl Slot {
             (Some(buf), _) | (None, Some(buf)) => pool.bytes(buf),
             (None, None) => &[],
         }
+    }
+}
+
+impl Rare {
+    /// Another command begins in its place. Buffers and what is held back have gone by then.
+    fn forget(&mut self) {
+        self.pieces = Pieces::default();
+        self.fences.clear();
+        self.errands.clear();
+        self.mend = Mend::None;
+        self.culprit = None;
     }
 }
 
@@ -136,5 +199,49 @@ impl Head {
 
     pub(super) fn field(self) -> u16 {
         if self.off { u16::MAX } else { self.at }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+
+    use rdma::PoolPlan;
+
+    use super::*;
+
+    /// What every command touches fills so many cache lines; what its response needs comes first.
+    #[test]
+    fn what_few_commands_have_is_behind_what_all_have() {
+        const LINE_BYTES: usize = 64;
+        assert!(offset_of!(Slot, rare) <= 7 * LINE_BYTES, "{}", offset_of!(Slot, rare));
+        assert!(offset_of!(Slot, sqe) <= 3 * LINE_BYTES, "{}", offset_of!(Slot, sqe));
+    }
+
+    #[test]
+    fn nothing_of_a_rare_command_is_left_for_the_next_one() {
+        let plan = PoolPlan {
+            cells: 2,
+            receives: 0,
+            lead_bytes: 0,
+            tail_bytes: 0,
+            data_bytes: 4096,
+            largest_bytes: 4096,
+        };
+        let mut pool = Pool::new(plan).unwrap();
+        let mut slot = Slot::new(None);
+        slot.begin(Sqe::default(), pool.take_cell().unwrap(), Clock::default());
+        assert!(slot.rare().is_none() && slot.rare_mut().is_none() && !slot.is_scattered());
+        slot.make_rare().culprit = Some(7);
+        slot.make_rare().second = pool.take_data(4096);
+        assert_eq!(slot.rare().and_then(|rare| rare.culprit), Some(7));
+        slot.take_buffers().for_each(|buf| pool.give(buf));
+        assert!(pool.is_full());
+
+        slot.begin(Sqe::default(), pool.take_cell().unwrap(), Clock::default());
+        assert!(slot.rare().is_none());
+        assert_eq!(slot.make_rare().culprit, None);
+        slot.take_buffers().for_each(|buf| pool.give(buf));
+        assert!(pool.is_full());
     }
 }

@@ -53,7 +53,7 @@ impl Queue {
                 // As if it were at the disk: nobody else gives the slot away.
                 entry.clock.enter(Stage::Wait, io.now_ns);
                 entry.state = State::AtDisk;
-                entry.held_back = Some((backing, op));
+                entry.make_rare().held_back = Some((backing, op));
                 self.at_disk += 1;
                 self.held_back += 1;
             }
@@ -76,9 +76,11 @@ impl Queue {
         for slot in 0..self.slots.len() as u16 {
             let tag = self.tag(slot);
             let entry = self.slot(slot);
-            if let (Turn::Claimed(ticket), Some(_)) = (entry.turn, &entry.held_back)
+            let claimed = entry.turn;
+            if let (Turn::Claimed(ticket), Some(rare)) = (claimed, entry.rare_mut())
+                && rare.held_back.is_some()
                 && io.registry.exclusion.is_granted(ticket)
-                && let Some((backing, op)) = entry.held_back.take()
+                && let Some((backing, op)) = rare.held_back.take()
             {
                 entry.clock.enter(Stage::Disk, io.now_ns);
                 self.held_back -= 1;
@@ -91,7 +93,8 @@ impl Queue {
     pub(super) fn forget_turns(&mut self, io: &mut Io<'_>) {
         for slot in 0..self.slots.len() as u16 {
             if self.held_back > 0
-                && let Some((_, op)) = self.slot(slot).held_back.take()
+                && let Some(rare) = self.slot(slot).rare_mut()
+                && let Some((_, op)) = rare.held_back.take()
             {
                 self.held_back -= 1;
                 self.at_disk -= 1;
