@@ -25,8 +25,13 @@
 //! Descriptors stay open because each flight's backing is kept until its last flight is home. A
 //! slot of the kernel's table of files is given to a new backing only after that, so an operation
 //! that a kernel worker picks up late never meets another namespace's file.
+//!
+//! What needs none of that is in files of its own: `ring/files.rs`, which backings there are, and
+//! `ring/home.rs`, what becomes of the kernel's answers. A test sees that it stays so.
 #![expect(unsafe_code, reason = "entries for the kernel name memory and files by number")]
 
+mod files;
+mod home;
 #[cfg(test)]
 mod tests;
 
@@ -47,7 +52,6 @@ use crate::disk::fault::Verdict;
 use crate::disk::flight::{Flight, Step, ZEROS_BYTES};
 use crate::disk::recall::Recalls;
 use crate::disk::setup::{LADDER, allow_workers, register_files, set_up};
-use crate::disk::syncs::Syncs;
 use crate::disk::watch::{Watches, Wish};
 use crate::disk::{Backing, BackingId, Disk, Done, Kind, Op};
 
@@ -177,59 +181,6 @@ impl Ring {
         })
     }
 
-    /// Makes a backing known under `id`; one that had this id before is detached.
-    ///
-    /// # Errors
-    /// The id is not below [`RingLimits::backings`].
-    pub fn attach(&mut self, id: BackingId, backing: Arc<Backing>) -> io::Result<()> {
-        self.detach(id);
-        let Some(entry) = self.by_id.get_mut(id.0 as usize) else {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("backing {} is beyond this ring's table", id.0),
-            ));
-        };
-        // The slot may still belong to a predecessor on its way out; then this one goes without.
-        let taken = self.attachments.iter().flatten().any(|other| other.fixed && other.id == id.0);
-        let fixed = match backing.fd() {
-            Some(fd) if !taken && id.0 < self.files => {
-                self.io.submitter().register_files_update(id.0, &[fd]).is_ok()
-            }
-            _ => false,
-        };
-        let attachment = Some(Attachment {
-            sync_fd: backing.sync_fd(),
-            syncs: Syncs::default(),
-            backing,
-            id: id.0,
-            fixed,
-            flights: 0,
-            leaving: false,
-        });
-        let index = match self.attachments.iter().position(Option::is_none) {
-            Some(index) => {
-                self.attachments[index] = attachment;
-                index
-            }
-            None => {
-                self.attachments.push(attachment);
-                self.attachments.len() - 1
-            }
-        };
-        *entry = u32::try_from(index).ok();
-        Ok(())
-    }
-
-    /// Takes a backing out. New operations on `id` come home as Invalid Namespace; those under way
-    /// complete normally, and the ring lets the backing go with the last of them.
-    pub fn detach(&mut self, id: BackingId) {
-        let Some(index) = self.by_id.get_mut(id.0 as usize).and_then(Option::take) else { return };
-        if let Some(attachment) = &mut self.attachments[index as usize] {
-            attachment.leaving = true;
-        }
-        self.release(index);
-    }
-
     /// Has the readiness (for reading) of `fd` end the next sleeps and be reported by
     /// [`Ring::reap`] as `token`, once. Call it before each sleep: it acts only when the last
     /// report has been made.
@@ -301,103 +252,6 @@ impl Ring {
     #[must_use]
     pub fn stats(&self) -> RingStats {
         self.stats
-    }
-
-    fn on_completion(
-        &mut self,
-        user_data: u64,
-        answer: i32,
-        done: &mut Vec<Done>,
-        woken: &mut Vec<u32>,
-    ) {
-        if user_data == NOBODY {
-            return;
-        }
-        if user_data & WATCH != 0 {
-            woken.extend(self.watches.on_completion((user_data & !WATCH) as usize));
-            return;
-        }
-        if user_data & RECALL != 0 {
-            let recall = self.recalls.answered((user_data & !RECALL) as usize);
-            let Some((tag, of, aborted)) = recall else { return };
-            let granted = answer >= 0 || aborted;
-            // Not found, or begun: it goes on.
-            if !granted
-                && let Some(flight) = self.flights.iter_mut().flatten().find(|f| f.tag() == of)
-            {
-                flight.insist();
-            }
-            let outcome = if granted { Ok(()) } else { Err(Status::INTERNAL_ERROR) };
-            return done.push(Done { tag, buf: None, outcome });
-        }
-        let slot = user_data as usize;
-        let Some(flight) = self.flights.get_mut(slot).and_then(Option::as_mut) else { return };
-        self.in_kernel = self.in_kernel.saturating_sub(1);
-        if flight.take_wait() && answer != -libc::ECANCELED {
-            return self.again.push_back(slot as u32);
-        }
-        if answer == -libc::ECANCELED {
-            self.recalls.came_home_aborted(flight.tag());
-        }
-        let attached = self.attachments[flight.attachment as usize].as_ref();
-        let outcome = match attached {
-            Some(attachment) => flight.advance(answer, &attachment.backing),
-            None => Some(Err(Status::INTERNAL_ERROR.with_dnr())),
-        };
-        match outcome {
-            None => {
-                self.stats.again += 1;
-                self.again.push_back(slot as u32);
-            }
-            Some(outcome) => done.extend(self.land(slot as u32, outcome)),
-        }
-    }
-
-    /// Ends a flight and frees its slot; also those that share its synchronisation.
-    fn land(&mut self, slot: u32, outcome: Result<(), Status>) -> Option<Done> {
-        let index = self.flights[slot as usize].as_ref()?.attachment;
-        if let Some(attachment) = &mut self.attachments[index as usize] {
-            let alone = outcome.is_err_and(|status| status.is(Status::ABORT_REQUESTED));
-            self.again.extend(attachment.syncs.end(slot, alone, &mut self.followers));
-            while let Some(follower) = self.followers.pop() {
-                let done = self.land_one(follower, outcome);
-                self.ready.extend(done);
-            }
-        }
-        self.land_one(slot, outcome)
-    }
-
-    fn land_one(&mut self, slot: u32, outcome: Result<(), Status>) -> Option<Done> {
-        let flight = self.flights[slot as usize].take()?;
-        self.free.push(slot);
-        Some(self.dismiss(flight, outcome))
-    }
-
-    /// Sends a flight home that is in no slot (any more).
-    fn dismiss(&mut self, flight: Flight, outcome: Result<(), Status>) -> Done {
-        let index = flight.attachment;
-        if let Some(attachment) = &mut self.attachments[index as usize] {
-            attachment.flights = attachment.flights.saturating_sub(1);
-            if attachment.leaving {
-                self.release(index);
-            }
-        }
-        flight.done(outcome)
-    }
-
-    /// Forgets a leaving attachment whose last flight is home.
-    fn release(&mut self, index: u32) {
-        let entry = &mut self.attachments[index as usize];
-        let Some(attachment) = entry.take_if(|it| it.leaving && it.flights == 0) else { return };
-        if attachment.fixed {
-            let cleared = self.io.submitter().register_files_update(attachment.id, &[-1]);
-            if let Err(error) = cleared {
-                tracing::warn!(
-                    "{}: the ring keeps its file open: {error}",
-                    attachment.backing.name()
-                );
-            }
-        }
     }
 
     /// Writes entries for all that is to be done, as long as there is room.

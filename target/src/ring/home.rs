@@ -1,0 +1,92 @@
+//! What comes home: the kernel's answers to flights, and flights to who has submitted them.
+
+use nvme::status::Status;
+
+use super::{NOBODY, RECALL, Ring, WATCH};
+use crate::disk::Done;
+use crate::disk::flight::Flight;
+
+impl Ring {
+    /// Takes one answer of the kernel: `user_data` says to what.
+    pub(super) fn on_completion(
+        &mut self,
+        user_data: u64,
+        answer: i32,
+        done: &mut Vec<Done>,
+        woken: &mut Vec<u32>,
+    ) {
+        if user_data == NOBODY {
+            return;
+        }
+        if user_data & WATCH != 0 {
+            woken.extend(self.watches.on_completion((user_data & !WATCH) as usize));
+            return;
+        }
+        if user_data & RECALL != 0 {
+            let recall = self.recalls.answered((user_data & !RECALL) as usize);
+            let Some((tag, of, aborted)) = recall else { return };
+            let granted = answer >= 0 || aborted;
+            // Not found, or begun: it goes on.
+            if !granted
+                && let Some(flight) = self.flights.iter_mut().flatten().find(|f| f.tag() == of)
+            {
+                flight.insist();
+            }
+            let outcome = if granted { Ok(()) } else { Err(Status::INTERNAL_ERROR) };
+            return done.push(Done { tag, buf: None, outcome });
+        }
+        let slot = user_data as usize;
+        let Some(flight) = self.flights.get_mut(slot).and_then(Option::as_mut) else { return };
+        self.in_kernel = self.in_kernel.saturating_sub(1);
+        if flight.take_wait() && answer != -libc::ECANCELED {
+            return self.again.push_back(slot as u32);
+        }
+        if answer == -libc::ECANCELED {
+            self.recalls.came_home_aborted(flight.tag());
+        }
+        let attached = self.attachments[flight.attachment as usize].as_ref();
+        let outcome = match attached {
+            Some(attachment) => flight.advance(answer, &attachment.backing),
+            None => Some(Err(Status::INTERNAL_ERROR.with_dnr())),
+        };
+        match outcome {
+            None => {
+                self.stats.again += 1;
+                self.again.push_back(slot as u32);
+            }
+            Some(outcome) => done.extend(self.land(slot as u32, outcome)),
+        }
+    }
+
+    /// Ends a flight and frees its slot; also those that share its synchronisation.
+    pub(super) fn land(&mut self, slot: u32, outcome: Result<(), Status>) -> Option<Done> {
+        let index = self.flights[slot as usize].as_ref()?.attachment;
+        if let Some(attachment) = &mut self.attachments[index as usize] {
+            let alone = outcome.is_err_and(|status| status.is(Status::ABORT_REQUESTED));
+            self.again.extend(attachment.syncs.end(slot, alone, &mut self.followers));
+            while let Some(follower) = self.followers.pop() {
+                let done = self.land_one(follower, outcome);
+                self.ready.extend(done);
+            }
+        }
+        self.land_one(slot, outcome)
+    }
+
+    fn land_one(&mut self, slot: u32, outcome: Result<(), Status>) -> Option<Done> {
+        let flight = self.flights[slot as usize].take()?;
+        self.free.push(slot);
+        Some(self.dismiss(flight, outcome))
+    }
+
+    /// Sends a flight home that is in no slot (any more).
+    pub(super) fn dismiss(&mut self, flight: Flight, outcome: Result<(), Status>) -> Done {
+        let index = flight.attachment;
+        if let Some(attachment) = &mut self.attachments[index as usize] {
+            attachment.flights = attachment.flights.saturating_sub(1);
+            if attachment.leaving {
+                self.release(index);
+            }
+        }
+        flight.done(outcome)
+    }
+}
