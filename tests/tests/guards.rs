@@ -172,6 +172,7 @@ fn scripts_can_be_run_and_stop_at_the_first_failure() {
         "tests/vm/demo",
         "tests/package/run",
         "configs/debian/build",
+        "configs/rpm/build",
         "configs/sbom",
         "configs/licenses",
     ];
