@@ -18,7 +18,9 @@ use tempfile::TempDir;
 
 const NQN: &str = "nqn.2026-11.io.nvmfd:managed";
 const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:2d1c4be8-7a80-4c0f-9d68-0d6c2f3b5a11";
+/// Where daemons listen: each test has one of its own, because they run side by side.
 const ADDRESS: &str = "127.0.44.1";
+const OTHER_ADDRESS: &str = "127.0.45.1";
 
 /// A daemon on threads of its own.
 struct Daemon {
@@ -28,11 +30,11 @@ struct Daemon {
 }
 
 impl Daemon {
-    fn start() -> Daemon {
+    fn start(address: &str) -> Daemon {
         let folder = tempfile::tempdir().unwrap();
         let text = format!(
             "provider = \"soft\"\nstate_directory = {:?}\n[management]\nsocket = {:?}\n\
-             [memory]\nreceives = 512\ndata = \"4MiB\"\n[[listener]]\naddress = \"{ADDRESS}\"\n\
+             [memory]\nreceives = 512\ndata = \"4MiB\"\n[[listener]]\naddress = \"{address}\"\n\
              [[subsystem]]\nnqn = \"{NQN}\"\nhosts = [\"{HOST}\"]\n\
              [[subsystem.namespace]]\nnsid = 1\nkind = \"ram\"\nsize = \"1MiB\"\n",
             folder.path(),
@@ -93,12 +95,16 @@ fn ask(socket: &Path, method: &str, path: &str, body: &str) -> (u16, Value) {
     (status, serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}")))
 }
 
-fn host(source: &str) -> Result<Host, initiator::Error> {
-    host_of(source, NQN.parse().expect("a name"))
+fn nqn() -> Nqn {
+    NQN.parse().expect("a name")
 }
 
-fn host_of(source: &str, subsystem: Nqn) -> Result<Host, initiator::Error> {
-    let at = format!("{ADDRESS}:4420").parse().expect("an address");
+fn host(source: &str) -> Result<Host, initiator::Error> {
+    host_at(ADDRESS, source, nqn())
+}
+
+fn host_at(address: &str, source: &str, subsystem: Nqn) -> Result<Host, initiator::Error> {
+    let at = format!("{address}:4420").parse().expect("an address");
     let name = HOST.parse().expect("a name");
     let options = Options { queue_entries: 32, ..Options::new(at, subsystem, name, [7; 16]) };
     let source = Some(source.parse().expect("an address"));
@@ -111,7 +117,7 @@ fn range(nsid: u32) -> Range {
 
 #[test]
 fn a_connected_host_is_seen_and_lives_with_what_changes() {
-    let daemon = Daemon::start();
+    let daemon = Daemon::start(ADDRESS);
     assert_eq!(daemon.get("/v1/controllers"), json!([]));
     let mut one = host("127.0.44.2").expect("a connection");
     let controllers = daemon.get("/v1/controllers");
@@ -122,7 +128,7 @@ fn a_connected_host_is_seen_and_lives_with_what_changes() {
     assert_eq!((&controller["state"], &controller["queue_depth"]), (&json!("live"), &json!(128)));
     assert_eq!(controller["io_queues"], one.session().io_queues());
     // Who only asks what there is, is listed and not counted.
-    let asking = host_of("127.0.44.3", Nqn::DISCOVERY).expect("a connection");
+    let asking = host_at(ADDRESS, "127.0.44.7", Nqn::DISCOVERY).expect("a connection");
     assert_eq!(daemon.get("/v1/controllers").as_array().map(Vec::len), Some(2));
     assert_eq!(daemon.get("/v1/status")["controllers"], 1);
     assert_eq!(daemon.get("/v1/hosts")[0]["controllers"], 1);
@@ -176,8 +182,8 @@ fn a_connected_host_is_seen_and_lives_with_what_changes() {
 
 #[test]
 fn a_namespace_is_protected_as_a_host_would_do_it() {
-    let daemon = Daemon::start();
-    let mut host = host("127.0.44.6").expect("a connection");
+    let daemon = Daemon::start(OTHER_ADDRESS);
+    let mut host = host_at(OTHER_ADDRESS, "127.0.45.6", nqn()).expect("a connection");
     let block = vec![0xA5; 4096];
     host.write(range(1), &block, false).expect("not protected yet");
     let protect = |nsid: u32, body: &str| {
