@@ -29,7 +29,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use nvme::feature::Timestamp;
 use nvme::log::{LogId, Smart};
 use nvme::persistent_event::{
-    EventHeader, EventType, FormatCompletion, FormatStart, PersistentEventHeader, PowerOnOrReset,
+    ChangeNamespace, EventHeader, EventType, FormatCompletion, FormatStart, PersistentEventHeader,
+    PowerOnOrReset,
 };
 use nvme::{Nqn, Status, Text};
 use tracing::warn;
@@ -45,9 +46,10 @@ pub const PELS_64K: u32 = 1;
 pub const NO_CONTROLLER: u16 = u16::MAX;
 
 /// What we tell of, how many of each, and the bytes of their data.
-const KINDS: [(EventType, usize, usize); 4] = [
+const KINDS: [(EventType, usize, usize); 5] = [
     (EventType::SMART_SNAPSHOT, 24, Smart::BYTES),
     (EventType::POWER_ON_OR_RESET, 48, PowerOnOrReset::BYTES),
+    (EventType::CHANGE_NAMESPACE, 64, ChangeNamespace::BYTES),
     (EventType::FORMAT_START, 64, FormatStart::BYTES),
     (EventType::FORMAT_COMPLETION, 64, FormatCompletion::BYTES),
 ];
@@ -70,6 +72,8 @@ pub enum Happening<'a> {
     },
     /// The SMART log, as it is now.
     Smart(&'a Smart),
+    /// A host has made a namespace, or deleted one, by this controller.
+    ChangeNamespace(u16, ChangeNamespace),
     /// A host has begun to format a namespace.
     FormatStart(u16, FormatStart),
     /// That has come to an end.
@@ -263,6 +267,9 @@ fn describe(happening: Happening<'_>, power: &Power) -> (EventType, u16, Vec<u8>
         Happening::Smart(smart) => {
             (EventType::SMART_SNAPSHOT, NO_CONTROLLER, smart.emit().to_vec())
         }
+        Happening::ChangeNamespace(cntlid, data) => {
+            (EventType::CHANGE_NAMESPACE, cntlid, data.emit().to_vec())
+        }
         Happening::FormatStart(cntlid, data) => {
             (EventType::FORMAT_START, cntlid, data.emit().to_vec())
         }
@@ -413,7 +420,7 @@ mod tests {
             (header.sn, header.mn, header.subnqn.nqn()),
             (about().serial, about().model, Ok(nqn()))
         );
-        assert_eq!((header.vid, header.context, header.supported[0]), (0, 0, 0b1001_0010));
+        assert_eq!((header.vid, header.context, header.supported[0]), (0, 0, 0b1101_0010));
         assert_eq!(header.supported[1], 1);
         let told: Vec<_> =
             events.iter().map(|(kind, cntlid, at, _)| (kind.0, *cntlid, *at)).collect();

@@ -40,6 +40,8 @@ pub struct Order {
     pub subsystem: Nqn,
     /// Who orders.
     pub host: Nqn,
+    /// By which controller.
+    pub cntlid: u16,
     /// What.
     pub what: What,
     /// Where the namespace id of what was made is left, before the answer.
@@ -98,6 +100,8 @@ pub struct Creation {
     pub block_size_bytes: u32,
     /// Its ANA group.
     pub ana_group: u32,
+    /// Attached to one host at a time.
+    pub private: bool,
 }
 
 /// The id of a namespace that was made, once it was. Two of them are equal when they are the same

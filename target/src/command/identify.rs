@@ -39,7 +39,7 @@ pub(super) const NSID_BEYOND_LISTS: u32 = 0xFFFF_FFFE;
 const CNTID_SELF: u16 = 0xFFFF;
 
 /// The namespace exists for several controllers at once (NMIC).
-pub(super) const SHARED: u8 = 1;
+pub(crate) const SHARED: u8 = 1;
 
 /// Deallocated blocks read as zeros (001b), and Write Zeroes may deallocate (bit 3): the stores
 /// punch holes, and a hole reads as zeros (DLFEAT).

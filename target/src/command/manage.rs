@@ -208,8 +208,9 @@ fn creation(new: &NewNamespace) -> Result<Creation, Status> {
     if new.ncap < new.nsze {
         return Err(Status::THIN_PROVISIONING_NOT_SUPPORTED.with_dnr());
     }
-    // A host has a namespace on all of its controllers or on none, so there is no private one.
-    if new.dps != 0 || new.nmic != identify::SHARED || new.nvmsetid != 0 || new.endgid != 0 {
+    // A host has a namespace on all of its controllers or on none, so a private one (NMIC 0, which
+    // is what nvme-cli wants unless told otherwise) is one of a host, not of a controller.
+    if new.dps != 0 || new.nmic & !identify::SHARED != 0 || new.nvmsetid != 0 || new.endgid != 0 {
         return Err(invalid);
     }
     if new.anagrpid > ANA_GROUPS {
@@ -220,6 +221,7 @@ fn creation(new: &NewNamespace) -> Result<Creation, Status> {
         bytes: bytes.ok_or(Status::NAMESPACE_INSUFFICIENT_CAPACITY.with_dnr())?,
         block_size_bytes: 1 << shift,
         ana_group: new.anagrpid.max(1),
+        private: new.nmic & identify::SHARED == 0,
     })
 }
 
@@ -350,12 +352,13 @@ pub(super) mod tests {
             new.emit(&mut data);
             order(&create(), &data, &self::granted())
         };
-        let made = |block_size_bytes: u32, ana_group| {
+        let made = |block_size_bytes: u32, ana_group, private| {
             let bytes = 1024 * u64::from(block_size_bytes);
-            Ok(What::Create(Creation { bytes, block_size_bytes, ana_group }))
+            Ok(What::Create(Creation { bytes, block_size_bytes, ana_group, private }))
         };
-        assert_eq!(ask(good), made(512, 1));
-        assert_eq!(ask(NewNamespace { flbas: 1, anagrpid: 64, ..good }), made(4096, 64));
+        assert_eq!(ask(good), made(512, 1, false));
+        assert_eq!(ask(NewNamespace { nmic: 0, ..good }), made(512, 1, true));
+        assert_eq!(ask(NewNamespace { flbas: 1, anagrpid: 64, ..good }), made(4096, 64, false));
         for (what, new, code) in [
             ("no size", NewNamespace { nsze: 0, ncap: 0, ..good }, 0x002),
             ("more capacity than size", NewNamespace { ncap: 1025, ..good }, 0x002),
@@ -364,7 +367,7 @@ pub(super) mod tests {
             ("a format of the upper half", NewNamespace { flbas: 0x20, ..good }, 0x10A),
             ("metadata", NewNamespace { flbas: 0x10, ..good }, 0x10A),
             ("protection information", NewNamespace { dps: 1, ..good }, 0x002),
-            ("private", NewNamespace { nmic: 0, ..good }, 0x002),
+            ("sharing of another kind", NewNamespace { nmic: 2, ..good }, 0x002),
             ("an NVM set", NewNamespace { nvmsetid: 1, ..good }, 0x002),
             ("an endurance group", NewNamespace { endgid: 1, ..good }, 0x002),
             ("a group that there is not", NewNamespace { anagrpid: 65, ..good }, 0x124),

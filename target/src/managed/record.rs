@@ -45,6 +45,8 @@ pub struct Entry {
     pub block_size_bytes: u32,
     /// Its ANA group.
     pub ana_group: u32,
+    /// Attached to one host at a time.
+    pub private: bool,
     /// The hosts that it is attached to, at most [`HOSTS_MAX`].
     pub hosts: BTreeSet<Nqn>,
 }
@@ -67,11 +69,14 @@ impl Record {
     pub fn emit(&self) -> Vec<u8> {
         let mut text = format!("{FIRST_LINE}\nsubsystem {}\n", self.subsystem);
         for (nsid, entry) in &self.entries {
-            let Entry { uuid, bytes, block_size_bytes, ana_group, hosts } = entry;
+            let Entry { uuid, bytes, block_size_bytes, ana_group, private, hosts } = entry;
             let _ = writeln!(
                 text,
                 "namespace {nsid} {uuid} bytes {bytes} block {block_size_bytes} group {ana_group}"
             );
+            if *private {
+                let _ = writeln!(text, "private {nsid}");
+            }
             for host in hosts {
                 let _ = writeln!(text, "host {nsid} {host}");
             }
@@ -113,7 +118,8 @@ impl Record {
                 let block_size_bytes = block.try_into().ok()?;
                 let ana_group = group.try_into().ok()?;
                 let hosts = BTreeSet::new();
-                let entry = Entry { uuid, bytes, block_size_bytes, ana_group, hosts };
+                let private = false;
+                let entry = Entry { uuid, bytes, block_size_bytes, ana_group, private, hosts };
                 self.entries.insert(nsid, entry);
             }
             "host" => {
@@ -121,6 +127,7 @@ impl Record {
                 let entry = self.entries.get_mut(&nsid.parse().ok()?)?;
                 entry.hosts.insert(host.parse().ok()?);
             }
+            "private" => self.entries.get_mut(&rest.parse().ok()?)?.private = true,
             "unsettled" => drop(self.unsettled.insert(rest.parse().ok()?)),
             _ => return None,
         }
@@ -136,7 +143,7 @@ impl Record {
                 && entry.bytes.is_multiple_of(entry.block_size_bytes.into())
                 && i64::try_from(entry.bytes).is_ok()
                 && (1..=ANA_GROUPS).contains(&entry.ana_group)
-                && entry.hosts.len() <= HOSTS_MAX
+                && entry.hosts.len() <= if entry.private { 1 } else { HOSTS_MAX }
                 && !self.unsettled.contains(&entry.uuid)
         };
         let uuids: BTreeSet<Uuid> = self.entries.values().map(|entry| entry.uuid).collect();
@@ -157,6 +164,7 @@ pub(super) mod tests {
             bytes: 1 << 20,
             block_size_bytes: 512,
             ana_group: 1,
+            private: n == 3,
             hosts: hosts.iter().map(|n| host(*n)).collect(),
         };
         Record {
@@ -173,8 +181,9 @@ pub(super) mod tests {
         let uuid = "03030303-0303-0303-0303-030303030303";
         assert_eq!(lines[..2], ["nvmfd namespaces 1", "subsystem nqn.2026-11.io.nvmfd:a"]);
         assert_eq!(lines[2], format!("namespace 3 {uuid} bytes 1048576 block 512 group 1"));
-        assert_eq!(lines[4], "host 7 nqn.2026-11.io.nvmfd:host1");
-        assert_eq!(lines.len(), 8);
+        assert_eq!(lines[3], "private 3");
+        assert_eq!(lines[5], "host 7 nqn.2026-11.io.nvmfd:host1");
+        assert_eq!(lines.len(), 9);
         assert_eq!(Record::parse(text.as_bytes()), Ok(sample()));
     }
 
@@ -197,7 +206,8 @@ pub(super) mod tests {
             Record::parse(&record.emit())
         };
         let contradiction = Err("it contradicts itself");
-        let changes: [fn(&mut Record); 7] = [
+        let changes: [fn(&mut Record); 8] = [
+            |r| r.entries.get_mut(&7).unwrap().private = true,
             |r| r.entries.get_mut(&3).unwrap().bytes = 0,
             |r| r.entries.get_mut(&3).unwrap().bytes = 513,
             |r| r.entries.get_mut(&3).unwrap().bytes = 1 << 63,
@@ -219,7 +229,7 @@ pub(super) mod tests {
 
         #[test]
         fn no_text_panics(
-            lines in "((namespace|host|unsettled) [0-9a-f -]{0,60}\n){0,5}"
+            lines in "((namespace|host|private|unsettled) [0-9a-f -]{0,60}\n){0,5}"
         ) {
             let text = format!("{FIRST_LINE}\nsubsystem nqn.2026-11.io.nvmfd:a\n{lines}");
             let text = kept::sealed(&text);

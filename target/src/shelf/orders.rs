@@ -3,14 +3,20 @@
 
 use std::collections::BTreeSet;
 use std::sync::mpsc::sync_channel;
+use std::time::Instant;
 
 use nix::sys::statvfs::statvfs;
+use nvme::management::ManagementSelect;
+use nvme::persistent_event::ChangeNamespace;
 use nvme::{NSID_ALL, Nqn, Status};
 use tracing::{error, info, warn};
 use uuid::Uuid;
 
 use super::{Next, PATIENCE, Shelf};
+use crate::command::identify::SHARED;
 use crate::config::{ManagedConfig, SubsystemConfig};
+use crate::format::Formats;
+use crate::history::Happening;
 use crate::mailbox::Mail;
 use crate::managed::{Catalog, Entry, HOSTS_MAX, Record};
 use crate::steward::{Creation, FAILED, Order, What};
@@ -28,6 +34,8 @@ impl Shelf {
         // A reload may have taken it back since the order was given.
         let granted = granted.filter(|(managed, _)| managed.admits(&order.host));
         let (managed, subsystem) = granted.ok_or(Status::INVALID_OPCODE.with_dnr())?;
+        // What is deleted cannot be told of afterwards.
+        let told = self.change_of(order);
         let made = match &order.what {
             What::Create(new) => self.create(&subsystem, &managed, *new)?,
             What::Delete { nsid } => self.delete(nqn, *nsid).map(|()| 0)?,
@@ -41,6 +49,7 @@ impl Shelf {
             What::Format(_) => return Err(FAILED),
         };
         self.wait_for_reactors();
+        self.note(order, told, made);
         let host = order.host;
         match &order.what {
             What::Create(_) => info!(subsystem = %nqn, nsid = made, %host, "namespace created"),
@@ -54,6 +63,59 @@ impl Shelf {
             What::Format(_) => {}
         }
         Ok(made)
+    }
+
+    /// What the Persistent Event log will tell of an order, as far as that is known before.
+    fn change_of(&self, order: &Order) -> Option<ChangeNamespace> {
+        let sel = |sel: ManagementSelect| u32::from(sel.0);
+        match order.what {
+            What::Create(new) => {
+                let shift = new.block_size_bytes.trailing_zeros() as u8;
+                let blocks = new.bytes >> shift;
+                Some(ChangeNamespace {
+                    cdw10: sel(ManagementSelect::CREATE),
+                    nsze: blocks,
+                    ncap: blocks,
+                    flbas: Formats::those(|_| true).index(shift),
+                    nmic: u8::from(!new.private),
+                    anagrpid: new.ana_group,
+                    ..ChangeNamespace::default()
+                })
+            }
+            What::Delete { nsid } => {
+                // Of all at once nothing is said but that.
+                let store = self.stores.store(order.subsystem, nsid);
+                let entry = self.catalogs.get(&order.subsystem);
+                let entry = entry.and_then(|catalog| catalog.record().entries.get(&nsid));
+                let backing = store.map(|store| store.tended.backing());
+                let blocks = backing.as_ref().map_or(0, |backing| backing.blocks());
+                let index = |shift| Formats::those(|_| true).index(shift);
+                Some(ChangeNamespace {
+                    cdw10: sel(ManagementSelect::DELETE),
+                    nsze: blocks,
+                    ncap: blocks,
+                    flbas: backing
+                        .map_or(0, |b| index(b.block_size_bytes().trailing_zeros() as u8)),
+                    nmic: entry.map_or(0, |_| SHARED),
+                    anagrpid: entry.map_or(0, |entry| entry.ana_group),
+                    nsid,
+                    ..ChangeNamespace::default()
+                })
+            }
+            _ => None,
+        }
+    }
+
+    /// Notes what an order has done, in the Persistent Event log.
+    fn note(&self, order: &Order, told: Option<ChangeNamespace>, made: u32) {
+        let subsystem = self.registry.subsystem(&order.subsystem);
+        let history = subsystem.as_ref().and_then(|subsystem| subsystem.usage.history());
+        if let (Some(history), Some(change)) = (history, told) {
+            let nsid = if made == 0 { change.nsid } else { made };
+            let happening =
+                Happening::ChangeNamespace(order.cntlid, ChangeNamespace { nsid, ..change });
+            history.note(happening, &self.registry.power.at(Instant::now()));
+        }
     }
 
     fn create(
@@ -84,6 +146,7 @@ impl Shelf {
             bytes: new.bytes,
             block_size_bytes: new.block_size_bytes,
             ana_group: new.ana_group,
+            private: new.private,
             hosts: BTreeSet::new(),
         };
         let mut making = record;
@@ -172,6 +235,9 @@ impl Shelf {
         match attach {
             true if !entry.hosts.is_disjoint(&hosts) => {
                 return Err(Status::NAMESPACE_ALREADY_ATTACHED.with_dnr());
+            }
+            true if entry.private && entry.hosts.len() + hosts.len() > 1 => {
+                return Err(Status::NAMESPACE_IS_PRIVATE.with_dnr());
             }
             true => entry.hosts.extend(&hosts),
             false if !entry.hosts.is_superset(&hosts) => {

@@ -8,7 +8,9 @@ use nvme::Status;
 use nvme::feature::AsyncEvent;
 use nvme::identify::Csi;
 use nvme::management::{AttachmentSelect, NewNamespace};
+use nvme::persistent_event::{ChangeNamespace, EventType};
 
+use crate::admin::events;
 use crate::target::{HOST, TestTarget};
 use crate::{pattern, status};
 
@@ -64,6 +66,15 @@ fn a_host_makes_a_namespace_uses_it_and_takes_it_away() {
     host.read(range, &mut found).expect("read");
     assert!(found == data);
     host.delete_namespace(nsid).expect("deleted");
+    let events = events(&mut host);
+    let change = |nth: usize| {
+        let mut changes = events.iter().filter(|(kind, ..)| *kind == EventType::CHANGE_NAMESPACE);
+        let data = &changes.nth(nth).expect("told").2;
+        ChangeNamespace::parse(data.first_chunk().expect("its length"))
+    };
+    let gone = ChangeNamespace { cdw10: 1, nsze: 2048, ncap: 2048, nmic: 1, nsid, ..change(0) };
+    assert_eq!(change(0), gone, "the newest first");
+    assert_eq!(change(1), ChangeNamespace { cdw10: 0, ..gone });
     assert!(status(host.read(range, &mut found)).is(Status::INVALID_NAMESPACE));
     assert_eq!(host.allocated_namespaces(0).expect("listed"), [1, 2]);
     let denied = status(host.delete_namespace(1));

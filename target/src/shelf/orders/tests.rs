@@ -71,11 +71,11 @@ fn patiently(open: impl Fn() -> Result<Next, Fatal>) -> Next {
 
 fn order(host: Nqn, what: What) -> Order {
     let subsystem = NQN.parse().unwrap();
-    Order { subsystem, host, what, made: Made::default(), reactor: 0, tag: 0 }
+    Order { subsystem, host, cntlid: 1, what, made: Made::default(), reactor: 0, tag: 0 }
 }
 
 fn create(mib: u64) -> What {
-    What::Create(Creation { bytes: mib * MIB, block_size_bytes: 512, ana_group: 1 })
+    What::Create(Creation { bytes: mib * MIB, block_size_bytes: 512, ana_group: 1, private: false })
 }
 
 fn attach(nsid: u32, cntlids: &[u16]) -> What {
@@ -237,6 +237,22 @@ fn orders() -> Vec<What> {
 
 /// Namespaces with their sizes and hosts, whatever their files are called.
 type Found = BTreeMap<u32, (u64, BTreeSet<Nqn>)>;
+
+#[test]
+fn a_private_namespace_is_one_of_a_host() {
+    let folder = tempdir().unwrap();
+    let mut shelf = shelf(&config(folder.path()));
+    let new = Creation { bytes: MIB, block_size_bytes: 512, ana_group: 1, private: true };
+    let nsid = ask(&mut shelf, What::Create(new)).unwrap();
+    assert_eq!(ask(&mut shelf, attach(nsid, &[1, 2])), Err(0x119), "two hosts");
+    assert_eq!(ask(&mut shelf, attach(nsid, &[1])), Ok(0));
+    assert_eq!(ask(&mut shelf, attach(nsid, &[1])), Err(0x118));
+    assert_eq!(ask(&mut shelf, attach(nsid, &[2])), Err(0x119));
+    assert_eq!(seen(&shelf, 2), [2]);
+    assert_eq!(ask(&mut shelf, detach(nsid, &[1])), Ok(0));
+    assert_eq!(ask(&mut shelf, attach(nsid, &[2])), Ok(0), "to the next one");
+    assert_eq!((seen(&shelf, 1), seen(&shelf, 2)), (vec![2], vec![nsid, 2]));
+}
 
 fn found(shelf: &Shelf) -> Found {
     let record = shelf.catalogs[&NQN.parse().unwrap()].record();
