@@ -12,7 +12,7 @@ impl Ring {
     /// Makes a backing known under `id`; one that had this id before is detached.
     ///
     /// # Errors
-    /// The id is not below [`RingLimits::backings`].
+    /// The id is not below [`super::RingLimits::backings`].
     pub fn attach(&mut self, id: BackingId, backing: Arc<Backing>) -> io::Result<()> {
         self.detach(id);
         let Some(entry) = self.by_id.get_mut(id.0 as usize) else {
