@@ -448,6 +448,8 @@ mod tests {
                 (0, 0, Some(block_bytes))
             );
             assert_eq!((found.nmic, found.dlfeat, found.nsattr, found.dps), (1, 9, 0, 0));
+            assert_eq!((found.nawun_z, found.nawupf_z, found.nacwu_z), (0, 0, 0));
+            assert_eq!(page(command(0x00, nsid))[24] & 2, 0, "and they are not said");
             assert_eq!(found.rescap.0, 0xFE, "all types, nothing persists");
             let copied = (1 << 20) / block_bytes;
             assert_eq!((u32::from(found.mssrl), found.mcl, found.msrc_z), (copied, copied, 255));
