@@ -40,6 +40,7 @@ pub mod registry;
 pub mod reservation;
 pub mod ring;
 mod shelf;
+pub mod sizing;
 pub mod steward;
 pub mod stores;
 pub mod subsystem;

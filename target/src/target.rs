@@ -29,6 +29,7 @@ use crate::reactor::{Parts, Reactor, Stats};
 use crate::registry::Registry;
 use crate::reservation::keeper::{Keeper, Word};
 use crate::shelf::{Next, PATIENCE, Shelf};
+use crate::sizing;
 use crate::steward::{self, Steward};
 use crate::stores::Stores;
 use crate::tender::Tender;
@@ -312,7 +313,7 @@ impl Target {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         format!(
             "{} reactor(s), pool {:.1} MiB = {count} x ({} cells x 64 B + {} receives x {} B + data \
-             {:.1} MiB); {} subsystem(s) at {}",
+             {:.1} MiB); {} subsystem(s) at {}\n{}",
             count,
             mib(plan.total_bytes() * count),
             plan.cells,
@@ -321,6 +322,7 @@ impl Target {
             mib(plan.data_bytes),
             config.subsystems.len(),
             config.addresses().iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+            sizing::sentence(config),
         )
     }
 

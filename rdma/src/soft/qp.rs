@@ -136,8 +136,8 @@ pub struct QueuePair {
 }
 
 impl QueuePair {
-    /// A queue pair in `Init`, with room for so many posted receives and sends (more make it
-    /// allocate).
+    /// A queue pair in `Init`, with room for so many posted receives and sends, of which half are
+    /// reads at most and half are neither reads nor writes (more make it allocate).
     #[must_use]
     pub fn new(receives: u32, sends: u32) -> QueuePair {
         QueuePair {
@@ -145,8 +145,8 @@ impl QueuePair {
             peer: Qpn::default(),
             requester: Requester::new(sends),
             responder: Responder::new(receives),
-            sends: VecDeque::with_capacity(sends as usize),
-            reads: VecDeque::with_capacity(sends as usize),
+            sends: VecDeque::with_capacity(sends.div_ceil(2) as usize),
+            reads: VecDeque::with_capacity(sends.div_ceil(2) as usize),
             written_bytes: 0,
             selective: false,
             ack_delay: Duration::ZERO,

@@ -6,6 +6,7 @@ use super::{
     CaptureConfig, Config, LimitConfig, NamespaceConfig, NamespaceKind, Size, Spin, SubsystemConfig,
 };
 use crate::disk::Fault;
+use crate::sizing;
 
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -43,6 +44,7 @@ impl fmt::Display for Config {
             Size(plan.data_bytes),
             mib(total.saturating_mul(count as u64))
         )?;
+        writeln!(f, "            {}", sizing::sentence(self))?;
         match &self.state_directory {
             Some(path) => writeln!(f, "state       in {}", path.display())?,
             None => writeln!(f, "state       kept nowhere: no reservation outlasts the daemon")?,

@@ -84,14 +84,11 @@ pub(super) struct Answers {
 }
 
 impl Answers {
+    /// Without reads and atomics there is one acknowledgement at a time. Room for those is made when
+    /// the first comes: to most queue pairs none ever does.
     pub(super) fn new(mtu: u32, depth: usize) -> Answers {
-        Answers {
-            mtu,
-            depth,
-            queue: VecDeque::with_capacity(4 * depth + 1),
-            kept: VecDeque::with_capacity(depth),
-            troubles: Troubles::default(),
-        }
+        let (queue, kept) = (VecDeque::with_capacity(1), VecDeque::new());
+        Answers { mtu, depth, queue, kept, troubles: Troubles::default() }
     }
 
     /// Whether the peer has as many reads and atomics outstanding as it may.
@@ -126,6 +123,10 @@ impl Answers {
     }
 
     fn keep(&mut self, kept: Kept) {
+        if self.kept.is_empty() {
+            self.kept.reserve(self.depth);
+            self.queue.reserve(4 * self.depth + 1);
+        }
         if self.kept.len() >= self.depth {
             self.kept.pop_front();
         }

@@ -1,0 +1,75 @@
+//! What connected hosts cost the target beside its pools is what the printed formula says
+//! ([`nvmfd::sizing`]): a counting allocator sees all of the target; the hosts are another process.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nvmfd::config::Config;
+use nvmfd::{Target, sizing};
+
+#[global_allocator]
+static COUNTING: dhat::Alloc = dhat::Alloc;
+
+const NQN: &str = "nqn.2026-11.io.nvmfd:memory";
+
+/// Hosts, I/O queues of each, and entries of each queue.
+type Shape = (u16, u16, u16);
+
+/// Ends with this.
+struct Crowd(Child);
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Bytes that the target has taken when so many hosts have connected.
+fn taken((hosts, queues, entries): Shape) -> u64 {
+    let receives = u32::from(hosts) * (u32::from(queues) * u32::from(entries) + 32) + 4096;
+    let text = format!(
+        "provider = 'soft'\n[[listener]]\naddress = '127.62.0.1'\n\
+         [[subsystem]]\nnqn = '{NQN}'\nallow_any_host = true\n\
+         [[subsystem.namespace]]\nnsid = 1\nkind = 'null'\nsize = '1GiB'\n\
+         [reactor]\nthreads = 1\n[memory]\nreceives = {receives}\n\
+         [limits]\nqueue_depth = {entries}\nio_queues = {queues}\n"
+    );
+    let target = Target::start(Config::parse(&text).unwrap()).unwrap();
+    let before = dhat::HeapStats::get().curr_bytes;
+    let mut crowd = Command::new(env!("CARGO_BIN_EXE_crowd"));
+    crowd.args(["--target", "127.62.0.1:4420", "--nqn", NQN, "--seconds", "3600", "--busy", "0"]);
+    for (option, value) in [
+        ("--pid", std::process::id()),
+        ("--hosts", hosts.into()),
+        ("--queues", queues.into()),
+        ("--entries", entries.into()),
+    ] {
+        crowd.arg(option).arg(value.to_string());
+    }
+    let mut crowd = Crowd(crowd.stdout(Stdio::piped()).spawn().unwrap());
+    let mut said = String::new();
+    let stdout = crowd.0.stdout.take().unwrap();
+    BufReader::new(stdout).read_line(&mut said).unwrap();
+    assert!(said.starts_with("connected"), "{said:?}");
+    let after = dhat::HeapStats::get().curr_bytes;
+    drop(crowd);
+    target.stop(Instant::now() + Duration::from_secs(5));
+    (after - before) as u64
+}
+
+#[test]
+fn hosts_take_what_the_formula_says() {
+    let _profiler = dhat::Profiler::builder().testing().build();
+    for shape in [(4, 1, 32), (4, 16, 32), (4, 4, 128), (4, 1, 1024)] {
+        let (hosts, queues, entries) = shape;
+        let is = taken(shape);
+        let said = u64::from(hosts) * sizing::host_bytes(queues, entries);
+        println!("{shape:?}: {is} bytes, said {said}");
+        assert!(
+            is.abs_diff(said) * 20 <= said,
+            "{shape:?}: {is} bytes, and the formula says {said}"
+        );
+    }
+}
