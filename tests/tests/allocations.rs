@@ -87,8 +87,10 @@ fn steady_io_allocates_nothing_at_either_end() {
     host.disconnect();
     // The benchmark itself: a longer run allocates what a shorter one does.
     let (few, some) = bench("250ms");
-    let (many, more) = bench("1500ms");
-    assert!(more > 2 * some, "{some} and {more} commands");
+    // How much a busy machine does in its time is not known before.
+    let mut longer = ["1500ms", "6s", "24s"].into_iter().map(bench);
+    let found = longer.find(|(_, more)| *more > 2 * some);
+    let (many, more) = found.unwrap_or_else(|| panic!("never twice {some} commands"));
     let threads = 8;
     assert!(many <= few + threads, "{few} allocations in {some} commands, {many} in {more}");
     target.stop(Instant::now() + Duration::from_secs(5));
