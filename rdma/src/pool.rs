@@ -27,7 +27,7 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
@@ -302,7 +302,7 @@ impl Pool {
     /// # Errors
     /// The plan is impossible or the mapping fails.
     pub fn new(plan: PoolPlan) -> io::Result<Pool> {
-        static NEXT: AtomicU32 = AtomicU32::new(1);
+        static NEXT: AtomicU64 = AtomicU64::new(1);
         plan.check()?;
         let len = usize::try_from(plan.total_bytes()).map_err(io::Error::other)?;
         let size = NonZeroUsize::new(len).ok_or(io::ErrorKind::InvalidInput)?;
@@ -310,8 +310,7 @@ impl Pool {
             u32::try_from(plan.data_section() / u64::from(PAGE_BYTES)).map_err(io::Error::other)?;
         let top = (plan.largest_bytes / PAGE_BYTES).trailing_zeros() as u8;
         // Whether a buffer lies in a region is told by this number alone, so none is given twice.
-        let id = NEXT
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |id| id.checked_add(1))
+        let id = u32::try_from(NEXT.fetch_add(1, Ordering::Relaxed))
             .map_err(|_| io::Error::other("there have been 2^32 pools"))?;
         let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a fresh private anonymous mapping at an address of the kernel's choice; it

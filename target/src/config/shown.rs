@@ -47,7 +47,11 @@ impl fmt::Display for Config {
         writeln!(f, "            {}", sizing::sentence(self))?;
         match &self.state_directory {
             Some(path) => writeln!(f, "state       in {}", path.display())?,
-            None => writeln!(f, "state       kept nowhere: no reservation outlasts the daemon")?,
+            None => writeln!(
+                f,
+                "state       in the folder that systemd gives; else kept nowhere, and no reservation \
+                 outlasts the daemon"
+            )?,
         }
         writeln!(f, "missing     {}", self.missing)?;
         for listener in &self.listeners {

@@ -69,7 +69,7 @@ fn look(namespace: &NamespaceConfig) -> Result<(), String> {
     let kind = match fs::metadata(path) {
         Ok(metadata) => metadata,
         Err(error) if error.kind() == ErrorKind::NotFound => return absent(namespace, path, *size),
-        Err(error) => return Err(format!("{shown} cannot be reached: {error}")),
+        Err(error) => return Err(format!("{shown} cannot be reached: {}", told(&error))),
     };
     let block = u64::from(namespace.block_size_bytes);
     if kind.file_type().is_file() {
@@ -86,7 +86,17 @@ fn look(namespace: &NamespaceConfig) -> Result<(), String> {
     let open = OpenOptions::new().read(true).write(!namespace.read_only).open(path);
     match open {
         Ok(_) => Ok(()),
-        Err(error) => Err(format!("{shown} cannot be opened: {error}")),
+        Err(error) => Err(format!("{shown} cannot be opened: {}", told(&error))),
+    }
+}
+
+/// What is denied to whoever checks may well be granted to the daemon.
+fn told(error: &io::Error) -> String {
+    match error.kind() {
+        ErrorKind::PermissionDenied => {
+            format!("{error}: check as root, or as the user who runs the daemon")
+        }
+        _ => error.to_string(),
     }
 }
 
@@ -128,6 +138,13 @@ mod tests {
             ana_group: 1,
             fault: crate::disk::Fault::None,
         }
+    }
+
+    #[test]
+    fn who_checks_is_told_when_others_may_see_more() {
+        let denied = io::Error::from_raw_os_error(libc::EACCES);
+        assert!(told(&denied).ends_with("check as root, or as the user who runs the daemon"));
+        assert!(!told(&io::Error::from_raw_os_error(libc::ENOTDIR)).contains("root"));
     }
 
     #[test]

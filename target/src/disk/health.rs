@@ -99,8 +99,10 @@ impl Health {
     /// Has the store do something wrong from now on; for tests.
     pub fn set_fault(&self, fault: Fault) {
         let mark = u32::from(fault as u8) << FAULT_SHIFT;
-        let set = |old: u32| Some(old & !FAULT | mark);
-        let _ = self.standing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, set);
+        let mut old = self.standing.load(Ordering::Relaxed);
+        while let Err(now) = self.exchange(old, old & !FAULT | mark) {
+            old = now;
+        }
     }
 
     /// Operations that the system has failed.
@@ -151,8 +153,19 @@ impl Health {
     /// Remembers a failed synchronisation; true when it is the first.
     pub(crate) fn fail_sync(&self, status: Status) -> bool {
         let mark = SYNC_FAILED | u32::from(status.field());
-        let set = |old: u32| (old & SYNC_FAILED == 0).then_some(old | mark);
-        self.standing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, set).is_ok()
+        let mut old = self.standing.load(Ordering::Relaxed);
+        while old & SYNC_FAILED == 0 {
+            match self.exchange(old, old | mark) {
+                Ok(_) => return true,
+                Err(now) => old = now,
+            }
+        }
+        false
+    }
+
+    /// Says what is there when it is not, or not yet, what is expected.
+    fn exchange(&self, expected: u32, new: u32) -> Result<u32, u32> {
+        self.standing.compare_exchange_weak(expected, new, Ordering::Relaxed, Ordering::Relaxed)
     }
 
     /// Somebody who may say so trusts the store again. False when nothing had failed.

@@ -3,17 +3,18 @@
 use std::fmt::Write;
 
 use nvmfd::api::Status;
-use nvmfd::config::Size;
 
 use crate::client::Client;
 use crate::listener;
 use crate::output::{Failure, Output, duration, joined};
+use crate::rates::bytes;
 
 pub(crate) async fn run(client: &Client, output: Output) -> Result<(), Failure> {
     output.answer(&client.get::<Status>("/v1/status").await?, text);
     Ok(())
 }
 
+#[expect(clippy::cast_precision_loss, reason = "for people")]
 fn text(status: &Status) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: String| {
@@ -28,7 +29,7 @@ fn text(status: &Status) -> String {
             "{}, {} reactor(s), pool of {}",
             status.provider,
             status.reactors,
-            Size(status.pool_bytes)
+            bytes(status.pool_bytes as f64)
         ),
     );
     line(
