@@ -12,6 +12,7 @@
 pub mod difference;
 mod edit;
 mod journal;
+mod saving;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -23,6 +24,7 @@ use crate::config::{Config, ConfigErrors, Mistake, Source, Sources};
 use journal::Journal;
 
 pub use edit::{Misfit, edit};
+pub use saving::writes;
 
 /// The longest text of a configuration that is taken, in bytes.
 pub const MOST_TEXT_BYTES: usize = 512 << 10;
@@ -131,6 +133,7 @@ impl Declared {
                 at_unix_s: origin.0,
                 uid: origin.1,
                 change: change.clone(),
+                listener: edit::meant(&next.sources, change),
                 base: self.base.clone(),
                 after: digest_all(&sources),
             };
@@ -182,7 +185,7 @@ impl Declared {
     fn replay(&mut self, found: Changes) {
         self.changes.set_aside = found.set_aside;
         for mut kept in unsaved(&self.read, found.kept) {
-            let redone = edit::again(&self.sources, &kept.change);
+            let redone = edit::again(&self.sources, &mut kept);
             let redone = redone.and_then(|sources| Ok((self.parse(&sources)?, sources)));
             let is_old = matches!(kept.change, Change::Replace { .. }) && kept.base != self.base;
             match redone {
@@ -218,12 +221,19 @@ impl Declared {
 /// # Errors
 /// The first change that does not fit, or what is wrong with what comes out.
 pub fn merged(sources: &Sources, changes: &Changes) -> Result<Sources, Misfit> {
-    let mut merged = sources.clone();
-    for kept in unsaved(&digest_all(sources), changes.kept.clone()) {
-        merged = edit::again(&merged, &kept.change)?;
-    }
+    let merged = after_each(sources, changes)?.pop().unwrap_or_else(|| sources.clone());
     Config::of(&merged).map_err(|errors| Misfit::mistakes(&errors))?;
     Ok(merged)
+}
+
+/// The texts of configuration files after each of the changes that they do not have.
+fn after_each(sources: &Sources, changes: &Changes) -> Result<Vec<Sources>, Misfit> {
+    let mut all: Vec<Sources> = Vec::new();
+    for mut kept in unsaved(&digest_all(sources), changes.kept.clone()) {
+        let next = edit::again(all.last().unwrap_or(sources), &mut kept)?;
+        all.push(next);
+    }
+    Ok(all)
 }
 
 /// The changes that the files do not have: they are what they were after one of them when somebody

@@ -204,6 +204,11 @@ pub struct Kept {
     pub uid: Option<u32>,
     /// What.
     pub change: Change,
+    /// The address and port of the listener that it is about, as they were before: a listener
+    /// without `id` has another number when others come or go. None: it is about no listener that
+    /// was there, or an older version has kept it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub listener: Option<String>,
     /// Digest of the configuration file when it was made.
     pub base: String,
     /// Digest of the whole configuration after it.

@@ -9,6 +9,8 @@ use crate::api::Settings;
 use crate::config::NamespaceKind;
 use crate::kept::tests::{doomed, kill_before, run_killed};
 
+mod saving;
+
 const A: &str = "nqn.2026-11.io.nvmfd:a";
 const HOST: &str = "nqn.2026-11.org.example:h";
 
@@ -411,6 +413,15 @@ fn changes_outlast_what_others_do_in_their_files() {
     fs::write(&more, "colour = 1").unwrap();
     let said = next.reload().unwrap_err().to_string();
     assert!(said.contains("conf.d/more.toml: line 1, column 1: unknown key `colour`"), "{said}");
+
+    // A listener is the one that it was, also when another one has its number.
+    let (folder, declared) = stage_more();
+    let gone = declared.with(&[Change::RemoveListener { id: 2 }], AT).unwrap();
+    let other = "[[listener]]\naddress = \"127.0.0.6\"\n";
+    fs::write(folder.path().join("conf.d/1.toml"), other).unwrap();
+    let found = gone.reload().unwrap();
+    let serving = found.config().listeners.iter().map(|each| each.address.to_string());
+    assert_eq!(serving.collect::<Vec<_>>(), ["127.0.0.1:4420", "127.0.0.6:4420"]);
 
     let (folder, declared) = stage_more();
     let text = format!("include = \"d\"\nstate_directory = {:?}\n{TEXT}", folder.path());

@@ -10,7 +10,7 @@ use clap::Subcommand;
 use hyper::Method;
 use nvmfd::api::{Change, Changes, Kept, Outcome, SetAside, Settings, Status, Wanted};
 use nvmfd::config::{Config, Source, Sources};
-use nvmfd::declared::merged;
+use nvmfd::declared::{Misfit, merged, writes};
 use serde_json::Value;
 
 use crate::client::Client;
@@ -86,13 +86,16 @@ pub(crate) async fn save(client: &Client, output: Output) -> Result<(), Failure>
     }
     let file = PathBuf::from(status.config_file);
     let old = Sources::read(&file).map_err(|errors| Failure::new(errors.to_string()))?;
-    let new = merged(&old, &changes).map_err(|misfit| {
+    let unfit = |misfit: Misfit| {
         let shown = file.display();
         Failure::new(format!("{misfit}: {shown} was changed; `nvmfctl reload` says what fits"))
-    })?;
+    };
+    let new = merged(&old, &changes).map_err(unfit)?;
+    let changed: Vec<&Source> =
+        old.iter().zip(new.iter()).filter(|(old, new)| old.text != new.text).map(|p| p.1).collect();
     let mut written = Vec::new();
-    for (old, Source { file, text }) in old.iter().zip(new.iter()) {
-        let Some(file) = file.as_ref().filter(|_| old.text != *text) else { continue };
+    for Source { file, text } in &changed {
+        let Some(file) = file else { continue };
         // A link stays a link.
         let file = fs::canonicalize(file).map_err(|error| cannot("find", file, &error))?;
         if output.dry_run {
@@ -100,14 +103,13 @@ pub(crate) async fn save(client: &Client, output: Output) -> Result<(), Failure>
             let name = format!("# {}\n", file.display());
             let name = if written.is_empty() && new.main.text == *text { "" } else { &name };
             output.print(&format!("{name}{text}"));
-        } else {
-            write(&file, text).map_err(|error| cannot("write", &file, &error))?;
         }
         written.push(file.display().to_string());
     }
     if output.dry_run {
         return Ok(());
     }
+    write_all(&writes(&old, &changes).map_err(unfit)?)?;
     client.send::<Outcome>(Method::POST, "/v1/reload", &()).await?;
     let files = if written.is_empty() { "the files".to_owned() } else { written.join(", ") };
     output.print(&format!("{} change(s) are in {files} now", changes.kept.len()));
@@ -135,28 +137,56 @@ fn cannot(what: &str, file: &Path, error: &std::io::Error) -> Failure {
     Failure::new(format!("cannot {what} {}: {error}", file.display()))
 }
 
-/// The file means the old text or the new one whenever the power goes, and belongs to whom it
-/// belonged.
-fn write(file: &Path, text: &str) -> std::io::Result<()> {
-    let was = fs::metadata(file)?;
-    let folder = file.parent().unwrap_or(Path::new("/"));
-    let mut name = file.file_name().unwrap_or_default().to_owned();
-    name.push(".new");
-    let beside = folder.join(name);
-    let _ = fs::remove_file(&beside);
-    let made = || {
-        let mut new = File::options().write(true).create_new(true).mode(0o600).open(&beside)?;
-        new.write_all(text.as_bytes())?;
-        let mine = new.metadata()?;
-        if (mine.uid(), mine.gid()) != (was.uid(), was.gid()) {
-            fchown(&new, Some(was.uid()), Some(was.gid()))?;
+/// Writes files one after the other: a file means its old text or its new one whenever the power
+/// goes, and belongs to whom it belonged. What can fail is done for all of them beforehand.
+fn write_all(texts: &[Source]) -> Result<(), Failure> {
+    let mut ready = Vec::new();
+    for (index, Source { file, text }) in texts.iter().enumerate() {
+        let Some(file) = file else { continue };
+        let made = fs::canonicalize(file).and_then(|file| {
+            let beside = beside(&file, index);
+            prepare(&file, &beside, text).inspect_err(|_| drop(fs::remove_file(&beside)))?;
+            ready.push((file, beside));
+            Ok(())
+        });
+        if let Err(error) = made {
+            ready.iter().for_each(|(_, beside)| drop(fs::remove_file(beside)));
+            return Err(cannot("write", file, &error));
         }
-        new.set_permissions(was.permissions())?;
-        new.sync_all()?;
-        fs::rename(&beside, file)?;
-        File::open(folder)?.sync_all()
+    }
+    let put = |(file, beside): &(PathBuf, PathBuf)| {
+        let renamed = fs::rename(beside, file).and_then(|()| {
+            let folder = file.parent().unwrap_or(Path::new("/"));
+            File::open(folder)?.sync_all()
+        });
+        renamed.map_err(|error| cannot("write", file, &error))
     };
-    made().inspect_err(|_| drop(fs::remove_file(&beside)))
+    let done = ready.iter().try_for_each(put);
+    if done.is_err() {
+        ready.iter().for_each(|(_, beside)| drop(fs::remove_file(beside)));
+    }
+    done
+}
+
+/// Where a new text waits: a file may have more than one.
+fn beside(file: &Path, index: usize) -> PathBuf {
+    let mut name = file.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{index}.new"));
+    file.with_file_name(name)
+}
+
+fn prepare(file: &Path, beside: &Path, text: &str) -> std::io::Result<()> {
+    let was = fs::metadata(file)?;
+    // One that was left when the power went.
+    let _ = fs::remove_file(beside);
+    let mut new = File::options().write(true).create_new(true).mode(0o600).open(beside)?;
+    new.write_all(text.as_bytes())?;
+    let mine = new.metadata()?;
+    if (mine.uid(), mine.gid()) != (was.uid(), was.gid()) {
+        fchown(&new, Some(was.uid()), Some(was.gid()))?;
+    }
+    new.set_permissions(was.permissions())?;
+    new.sync_all()
 }
 
 pub(crate) fn text(outcome: &Outcome) -> String {
@@ -200,6 +230,10 @@ mod tests {
         assert!(super::settings(&["a".to_owned()]).is_err());
     }
 
+    fn source(file: &Path, text: &str) -> Source {
+        Source { file: Some(file.to_owned()), text: text.to_owned() }
+    }
+
     #[test]
     fn a_file_keeps_its_mode() {
         use std::os::unix::fs::PermissionsExt;
@@ -207,9 +241,28 @@ mod tests {
         let file = folder.path().join("nvmfd.toml");
         fs::write(&file, "old").unwrap();
         fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
-        write(&file, "new").unwrap();
+        // It may be written twice.
+        write_all(&[source(&file, "newer"), source(&file, "new")]).unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "new");
         assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o640);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn where_one_file_cannot_be_written_none_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let [first, second] = ["a.toml", "b.toml"].map(|name| folder.path().join(name));
+        fs::write(&first, "old").unwrap();
+        fs::write(&second, "old").unwrap();
+        // In the way of the new text of the second.
+        let way = beside(&second, 1);
+        fs::create_dir(&way).unwrap();
+        let both = [source(&first, "new"), source(&second, "new")];
+        assert!(write_all(&both).is_err());
+        assert_eq!([&first, &second].map(|file| fs::read_to_string(file).unwrap()), ["old"; 2]);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3, "nothing is left behind");
+        fs::remove_dir(&way).unwrap();
+        write_all(&both).unwrap();
+        assert_eq!([&first, &second].map(|file| fs::read_to_string(file).unwrap()), ["new"; 2]);
     }
 }
