@@ -10,15 +10,17 @@
 //!     ─► published with the new size, on every reactor ─► answered
 //! ```
 //!
-//! A daemon that is killed finds the old size, with data or zeros, or the new size with zeros.
+//! A daemon that is killed finds the old size, with data or zeros, or the new size with zeros. So
+//! does one that is stopped, or that the namespace is taken from meanwhile: the erasing ends.
 //!
 //! Source: NVMe Base Specification 2.0, "Format NVM command"; NVM Command Set Specification 1.0,
 //! "LBA Format Data Structure".
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use nvme::{Nqn, Status};
 use tracing::{error, info};
@@ -65,15 +67,26 @@ impl Formats {
     }
 }
 
-/// How far a format is. Two of them are equal when they are the same one.
+/// How far a format is, and whether it shall go on. Two of them are equal when they are the same one.
 #[derive(Debug)]
-pub struct Progress(AtomicU8);
+pub struct Progress {
+    left_percent: AtomicU8,
+    stopped: AtomicBool,
+    /// Somebody erases.
+    busy: Mutex<bool>,
+    idle: Condvar,
+}
 
 impl Progress {
     /// Nothing is done.
     #[must_use]
     pub fn none() -> Progress {
-        Progress(AtomicU8::new(100))
+        Progress {
+            left_percent: AtomicU8::new(100),
+            stopped: AtomicBool::new(false),
+            busy: Mutex::new(false),
+            idle: Condvar::new(),
+        }
     }
 
     /// So many bytes are done, of so many.
@@ -81,13 +94,55 @@ impl Progress {
         let left = u128::from(of.saturating_sub(done)) * 100;
         // Until all is done something is left.
         let percent = left.div_ceil(u128::from(of.max(1))).clamp(1, 100);
-        self.0.store(percent as u8, Ordering::Relaxed);
+        self.left_percent.store(percent as u8, Ordering::Relaxed);
     }
 
     /// Percent that are left, 1 to 100.
     #[must_use]
     pub fn left_percent(&self) -> u8 {
-        self.0.load(Ordering::Relaxed)
+        self.left_percent.load(Ordering::Relaxed)
+    }
+
+    /// Nothing more shall be erased.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether nothing more shall be erased.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    /// Somebody erases, until this is dropped.
+    pub fn erasing(&self) -> Erasing<'_> {
+        *self.busy() = true;
+        Erasing(self)
+    }
+
+    /// Waits until nobody erases, no longer than until then. Whether that is so: after
+    /// [`Progress::stop`] it stays so.
+    #[must_use]
+    pub fn wait_until_idle(&self, deadline: Instant) -> bool {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let waited = self.idle.wait_timeout_while(self.busy(), left, |busy| *busy);
+        let (busy, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        !*busy
+    }
+
+    fn busy(&self) -> MutexGuard<'_, bool> {
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Somebody erases.
+#[derive(Debug)]
+pub struct Erasing<'a>(&'a Progress);
+
+impl Drop for Erasing<'_> {
+    fn drop(&mut self) {
+        *self.0.busy() = false;
+        self.0.idle.notify_all();
     }
 }
 
@@ -275,6 +330,8 @@ fn emit(block_size_bytes: u32) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn made(folder: &Path) -> Result<Arc<Format>, String> {
@@ -304,6 +361,21 @@ mod tests {
         }
         progress.set(u64::MAX / 2, u64::MAX);
         assert_eq!(progress.left_percent(), 51);
+    }
+
+    #[test]
+    fn who_has_stopped_it_can_wait_for_the_end_of_the_erasing() {
+        let progress = Progress::none();
+        let (now, later) = (Instant::now(), Instant::now() + Duration::from_secs(600));
+        assert!(progress.wait_until_idle(now), "nobody has begun");
+        let erasing = progress.erasing();
+        progress.stop();
+        assert!(progress.is_stopped() && !progress.wait_until_idle(now));
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| progress.wait_until_idle(later));
+            drop(erasing);
+            assert!(waits.join().unwrap());
+        });
     }
 
     #[test]

@@ -9,7 +9,7 @@ mod view;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
@@ -49,6 +49,8 @@ pub struct Registry {
     receives: u32,
     /// Most associations at once.
     controllers: usize,
+    /// What takes long shall end.
+    halting: AtomicBool,
     /// The way to who keeps the reservations.
     keeper: Option<mpsc::Sender<Word>>,
     /// The way to who makes and deletes namespaces.
@@ -129,6 +131,7 @@ impl Registry {
             loads,
             receives,
             controllers,
+            halting: AtomicBool::new(false),
             keeper: None,
             steward: None,
             exclusion,

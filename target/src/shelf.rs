@@ -187,6 +187,7 @@ impl Shelf {
         self.registry.change(Change { listeners, discovery, subsystems, gone });
         self.registry.set_slow(Duration::from_millis(self.config.observe.slow_ms.into()));
         let old = std::mem::replace(&mut self.stores, stores);
+        formatting::interrupt(old.without(&self.stores));
         old.without(&self.stores).for_each(|store| self.detach(store));
         self.tell();
         lines

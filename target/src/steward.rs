@@ -184,6 +184,8 @@ fn format(
     let spawned = std::thread::Builder::new().name("format".to_owned()).spawn(move || {
         let outcome = formatting::carry_out(nqn, wish, &shelf, &own);
         drop(pass);
+        // Who stops waits for the answer, and may want to open the stores again then.
+        drop(shelf);
         answer(&own, reactor, tag, outcome);
     });
     if let Err(error) = spawned {

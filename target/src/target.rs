@@ -338,6 +338,8 @@ impl Target {
     /// Disconnects every host, lets what is at the disks finish, and ends the reactors; gives up
     /// at the deadline.
     pub fn stop(self, deadline: Instant) {
+        // A host's format would keep its reactor beyond any deadline.
+        self.registry.halt();
         if let Some(waiting) = self.waiting {
             waiting.stop(deadline);
         }

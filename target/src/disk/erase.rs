@@ -18,7 +18,8 @@ use crate::format::Formats;
 use crate::kept;
 
 /// Progress is told after each piece: a hundredth or so, within these.
-const PIECE_BYTES: (u64, u64) = (16 << 20, 1 << 30);
+/// The larger one is what somebody waits for who wants the erasing to stop.
+const PIECE_BYTES: (u64, u64) = (16 << 20, 128 << 20);
 /// Where neither way to act on space is there, so many zeros are written at once.
 const ZEROS_BYTES: usize = 1 << 20;
 /// What direct I/O may want of a buffer.
@@ -43,11 +44,16 @@ impl Backing {
     }
 
     /// Has everything read as zeros, durably; the space is given up where that can be. `tell`
-    /// hears how many bytes are done, of how many.
+    /// hears how many bytes are done, of how many. Once `stop` holds, no further step begins.
     ///
     /// # Errors
-    /// The status to answer a host with. Part of it may be erased.
-    pub fn erase(&self, mut tell: impl FnMut(u64, u64)) -> Result<(), Status> {
+    /// The status to answer a host with: Command Interrupted when it was stopped. Part of it may be
+    /// erased.
+    pub fn erase(
+        &self,
+        stop: impl Fn() -> bool,
+        mut tell: impl FnMut(u64, u64),
+    ) -> Result<(), Status> {
         if self.is_read_only() {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
         }
@@ -59,21 +65,27 @@ impl Backing {
         while at < total {
             kept::step();
             let len = piece.min(total - at);
-            self.zero(at, len, &mut zeros)?;
+            self.zero(at, len, &stop, &mut zeros)?;
             at += len;
             tell(at, total);
         }
         kept::step();
-        self.make_durable()
+        self.make_durable(&stop)
     }
 
-    fn zero(&self, at: u64, len: u64, zeros: &mut Vec<u8>) -> Result<(), Status> {
+    fn zero(
+        &self,
+        at: u64,
+        len: u64,
+        stop: &impl Fn() -> bool,
+        zeros: &mut Vec<u8>,
+    ) -> Result<(), Status> {
         for how in [Space::Punch, Space::ZeroRange] {
             if !self.allows(how) {
                 continue;
             }
             let step = Step::Space { how, at, len };
-            match self.attempt(step, || self.act_on_space(how, at, len))? {
+            match self.attempt(step, stop, || self.act_on_space(how, at, len))? {
                 Ok(()) => {
                     self.health.note_write();
                     return Ok(());
@@ -86,7 +98,7 @@ impl Backing {
         while done < len {
             let bytes = (ZEROS_BYTES as u64).min(len - done);
             let step = Step::Zeros { at: at + done, len: bytes as u32 };
-            let wrote = self.attempt(step, || self.write_zeros(at + done, bytes, zeros))?;
+            let wrote = self.attempt(step, stop, || self.write_zeros(at + done, bytes, zeros))?;
             wrote.map_err(|errno| self.fail(Doing::Zero, errno as i32, at + done))?;
             self.health.note_write();
             done += bytes;
@@ -94,15 +106,18 @@ impl Backing {
         Ok(())
     }
 
-    fn make_durable(&self) -> Result<(), Status> {
+    fn make_durable(&self, stop: &impl Fn() -> bool) -> Result<(), Status> {
         if !matches!(self.kind, Kind::File | Kind::Device) {
             return Ok(());
         }
         self.health.begin_sync();
-        let synced = self.attempt(Step::Sync, || self.synchronise().map_err(|e| of_system(&e)))?;
-        if let Err(errno) = synced {
+        let synced =
+            self.attempt(Step::Sync, stop, || self.synchronise().map_err(|e| of_system(&e)));
+        if synced != Ok(Ok(())) {
             // What it was to make durable still waits for that.
             self.health.note_write();
+        }
+        if let Err(errno) = synced? {
             let status = self.fail(Doing::Flush, errno as i32, 0);
             self.fail_sync(status);
             return Err(status);
@@ -111,14 +126,19 @@ impl Backing {
         self.sync_failure().map_or(Ok(()), Err)
     }
 
-    /// Does a step, unless the store is told to do wrong; tries again what was interrupted.
+    /// Does a step, unless it is to stop or the store is told to do wrong; tries again what was
+    /// interrupted.
     fn attempt(
         &self,
         step: Step,
+        stop: &impl Fn() -> bool,
         mut act: impl FnMut() -> Result<(), Errno>,
     ) -> Result<Result<(), Errno>, Status> {
         let mut waited = 0u8;
         loop {
+            if stop() {
+                return Err(Status::COMMAND_INTERRUPTED);
+            }
             if let Some(status) = self.health.bars(true) {
                 return Err(status);
             }
@@ -165,6 +185,7 @@ fn of_system(error: &std::io::Error) -> Errno {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::fs;
 
     use super::super::backing::{BackingConfig, BackingKind};
@@ -186,17 +207,44 @@ mod tests {
             let backing = open(kind, 512);
             refused.iter().for_each(|how| backing.refuse(*how));
             let mut told = Vec::new();
-            backing.erase(|done, of| told.push((done, of))).unwrap();
+            backing.erase(|| false, |done, of| told.push((done, of))).unwrap();
             assert!(fs::read(&path).unwrap() == vec![0; bytes], "{refused:?}");
             let (pieces, total) = ([16 << 20, 32 << 20, bytes as u64], bytes as u64);
             assert_eq!(told, pieces.map(|done| (done, total)));
         }
         let memory = open(BackingKind::Ram { size: 8192 }, 4096);
         memory.file.as_ref().unwrap().write_all_at(&[1; 8192], 0).unwrap();
-        memory.erase(|_, _| ()).unwrap();
+        memory.erase(|| false, |_, _| ()).unwrap();
         let mut found = [1; 8192];
         memory.file.as_ref().unwrap().read_exact_at(&mut found, 0).unwrap();
         assert_eq!(found, [0; 8192]);
+    }
+
+    #[test]
+    fn who_stops_it_finds_nothing_erased_behind_where_it_was() {
+        let folder = crate::disk::tests::folder();
+        let path = folder.path().join("disk");
+        let bytes = 40 << 20;
+        for refused in [&[][..], &[Space::Punch, Space::ZeroRange]] {
+            fs::write(&path, vec![0xA5; bytes]).unwrap();
+            let kind = BackingKind::File { path: path.clone(), size: Some(bytes as u64) };
+            let backing = open(kind, 512);
+            refused.iter().for_each(|how| backing.refuse(*how));
+            let done = Cell::new(0);
+            let outcome = backing.erase(|| done.get() > 0, |at, _| done.set(at));
+            assert_eq!(outcome, Err(Status::COMMAND_INTERRUPTED));
+            let found = fs::read(&path).unwrap();
+            let (erased, left) = found.split_at(16 << 20);
+            assert_eq!(done.get(), erased.len() as u64);
+            assert!(erased.iter().all(|byte| *byte == 0), "{refused:?}");
+            assert!(left.iter().all(|byte| *byte == 0xA5), "{refused:?}");
+        }
+        // Nor does it wait on for a store that stalls.
+        let memory = open(BackingKind::Ram { size: 8192 }, 4096);
+        memory.health().set_fault(Fault::Stall);
+        let looks = Cell::new(0);
+        let stop = || looks.replace(looks.get() + 1) > 2;
+        assert_eq!(memory.erase(stop, |_, _| ()), Err(Status::COMMAND_INTERRUPTED));
     }
 
     #[test]
@@ -206,7 +254,7 @@ mod tests {
         let backing = open(BackingKind::File { path, size: Some(1 << 20) }, 4096);
         let erase = |fault| {
             backing.health().set_fault(fault);
-            backing.erase(|_, _| ())
+            backing.erase(|| false, |_, _| ())
         };
         assert_eq!(erase(Fault::Error), Err(Status::WRITE_FAULT));
         assert_eq!(erase(Fault::Full), Err(Status::CAPACITY_EXCEEDED.with_dnr()));

@@ -1,5 +1,7 @@
 //! Taking leave of all hosts, before the target stops.
 
+use std::sync::atomic::Ordering;
+
 use nvme::log::AnaState;
 
 use super::Registry;
@@ -12,6 +14,7 @@ impl Registry {
     /// discovery tells of no subsystem. What has been let through goes on, and nobody is
     /// disconnected.
     pub fn leave(&self) {
+        self.halt();
         {
             let mut book = self.lock();
             let leaving = |listener: &ListenerConfig| ListenerConfig {
@@ -27,6 +30,17 @@ impl Registry {
             reactor.send(Mail::DiscoveryChanged);
         }
         self.wake_reactors();
+    }
+
+    /// What hosts have ordered and takes long comes to an end: the target is about to stop.
+    pub fn halt(&self) {
+        self.halting.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether what takes long shall end.
+    #[must_use]
+    pub fn is_halting(&self) -> bool {
+        self.halting.load(Ordering::Relaxed)
     }
 
     /// Whether the target is about to stop.
@@ -59,7 +73,7 @@ mod tests {
         let (before, told) = records(&registry);
         registry.leave();
         assert_eq!(host.reach.check(1).map_err(Status::code), Err(0x302));
-        assert!(registry.is_leaving() && !host.is_closed());
+        assert!(registry.is_leaving() && registry.is_halting() && !host.is_closed());
         let (after, left) = records(&registry);
         assert!(after > before, "who watches discovery sees that it has changed");
         assert_eq!((told, left), (1, 0), "subsystems");

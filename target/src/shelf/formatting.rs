@@ -10,7 +10,7 @@ use std::time::Instant;
 use nvme::{Nqn, Status};
 use tracing::{error, info, warn};
 
-use super::Shelf;
+use super::{PATIENCE, Shelf};
 use crate::disk::{Backing, Health};
 use crate::format::Progress;
 use crate::history::Happening;
@@ -39,7 +39,7 @@ pub(crate) fn carry_out(
     shelf: &Mutex<Shelf>,
     registry: &Registry,
 ) -> Result<(), Status> {
-    let outcome = format(nqn, wish, shelf);
+    let outcome = format(nqn, wish, shelf, registry);
     let Formatting { nsid, block_size_bytes, cntlid } = wish;
     match outcome {
         Ok(()) => info!(subsystem = %nqn, nsid, block_size_bytes, "namespace formatted"),
@@ -54,7 +54,23 @@ pub(crate) fn carry_out(
     outcome
 }
 
-fn format(nqn: Nqn, wish: Formatting, shelf: &Mutex<Shelf>) -> Result<(), Status> {
+/// Has formats of stores that go end before anybody hears that these are gone: their owner may do
+/// with them as he likes then. Waits no longer than [`PATIENCE`] for disks that hang.
+pub(super) fn interrupt<'a>(gone: impl Iterator<Item = &'a Store>) {
+    let under_way: Vec<_> = gone.filter_map(|store| store.format.under_way()).collect();
+    under_way.iter().for_each(|progress| progress.stop());
+    let deadline = Instant::now() + PATIENCE;
+    if !under_way.iter().all(|progress| progress.wait_until_idle(deadline)) {
+        warn!("a store that is no longer served is still being erased: its disk does not answer");
+    }
+}
+
+fn format(
+    nqn: Nqn,
+    wish: Formatting,
+    shelf: &Mutex<Shelf>,
+    registry: &Registry,
+) -> Result<(), Status> {
     let (waiting, drained) = channel();
     let begun = lock(shelf).begin(nqn, wish, waiting)?;
     // Nobody says anything: it ends when the last one who does anything with blocks lets go.
@@ -62,10 +78,15 @@ fn format(nqn: Nqn, wish: Formatting, shelf: &Mutex<Shelf>) -> Result<(), Status
     let erased = match begun.store.protection.is_on() {
         // By a command that came just before.
         true => Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr()),
-        false => begun.backing.erase(|done, of| begun.progress.set(done, of)),
+        false => {
+            let progress = &*begun.progress;
+            let _erasing = progress.erasing();
+            let stop = || progress.is_stopped() || registry.is_halting();
+            begun.backing.erase(stop, |done, of| progress.set(done, of))
+        }
     };
     let mut shelf = lock(shelf);
-    let outcome = erased.and_then(|()| shelf.finish(nqn, wish, &begun));
+    let outcome = shelf.finish(nqn, wish, &begun, erased);
     begun.store.format.end();
     shelf.publish_again(&nqn);
     shelf.wait_for_reactors();
@@ -103,13 +124,20 @@ impl Shelf {
         Ok(Begun { store, backing, bytes, progress })
     }
 
-    /// Everything is erased: blocks have the size that was wished for, once that is kept.
-    fn finish(&mut self, nqn: Nqn, wish: Formatting, begun: &Begun) -> Result<(), Status> {
+    /// If everything is erased, blocks have the size that was wished for, once that is kept.
+    fn finish(
+        &mut self,
+        nqn: Nqn,
+        wish: Formatting,
+        begun: &Begun,
+        erased: Result<(), Status>,
+    ) -> Result<(), Status> {
         let Begun { store, backing, bytes, .. } = begun;
         let is_it = |other: &Store| Arc::ptr_eq(&other.tended, &store.tended);
         if !self.stores.store(nqn, wish.nsid).is_some_and(is_it) {
             return Err(Status::INVALID_NAMESPACE.with_dnr());
         }
+        erased?;
         if !store.marks.is_empty() {
             store.marks.change(&Change::Mend(vec![(0, u64::MAX)]))?;
         }

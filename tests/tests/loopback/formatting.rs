@@ -171,7 +171,8 @@ fn what_is_under_way_is_over_before_the_blocks_change() {
     target.apply(&with(&target, "fault = \"stall\""));
     // A write that has come before, and is at the disk for as long as that stalls.
     let sqe = Sqe::io(IoOpcode::WRITE, 3).with_range(100, 0);
-    let memory = three.pool().take_data(4096).expect("memory");
+    let mut memory = three.pool().take_data(4096).expect("memory");
+    three.pool().bytes_mut(&mut memory).fill(0xA5);
     let request = Request { tag: 1, sqe, data: Data::Buf(memory) };
     assert!(three.submit(1, request).is_ok());
     assert_eq!(shape(&mut three), (256, TO_4096, 0x80));
@@ -183,6 +184,25 @@ fn what_is_under_way_is_over_before_the_blocks_change() {
     assert!(status.is_success() || status.is(Status::FORMAT_IN_PROGRESS), "{status}");
     assert!(contents(&mut two, SMALL) == vec![0; BYTES]);
     [one, two, three].into_iter().for_each(Host::disconnect);
+}
+
+#[test]
+fn a_target_that_stops_meanwhile_leaves_the_blocks_as_they_were() {
+    let mut target = serving(2);
+    let (mut one, mut two) = (patient(&target, 0), patient(&target, 1));
+    let data = pattern(1, BYTES);
+    one.write(LARGE, &data, false).expect("written");
+    one.flush(3).expect("flushed");
+    target.apply(&with(&target, "fault = \"stall\""));
+    begin(&mut one, TO_512, &mut two);
+    drop((one, two));
+    // It could not open the store again that somebody still erases.
+    let text = with(&target, "");
+    target.restart(&text);
+    let mut host = target.connect(1);
+    assert_eq!(shape(&mut host), (256, TO_4096, 0x80));
+    assert!(contents(&mut host, LARGE) == data, "nothing was reached");
+    host.disconnect();
 }
 
 #[test]

@@ -213,7 +213,8 @@ fn a_reload_goes_on_meanwhile_and_everybody_sees_how_far_it_is() {
         assert_eq!(formats.join().unwrap(), Ok(()));
     });
     assert_eq!(shape(&shelf), (512, 128, false));
-    // The other way round it is removed meanwhile.
+    // The other way round it is removed meanwhile, and what was not reached by then is left.
+    fill(folder.path(), 0xA5);
     reload(&shelf, with("fault = \"stall\"\n")).unwrap();
     std::thread::scope(|scope| {
         let formats = scope.spawn(|| format_to(&shelf, 4096));
@@ -221,13 +222,34 @@ fn a_reload_goes_on_meanwhile_and_everybody_sees_how_far_it_is() {
             std::thread::yield_now();
         }
         let store = lock(&shelf).stores.store(nqn(), 1).unwrap().clone();
+        let progress = store.format.under_way().unwrap();
         let mut without = with("");
         without.subsystems[0].namespaces.clear();
         reload(&shelf, without).unwrap();
+        assert!(progress.is_stopped() && progress.wait_until_idle(Instant::now()));
         store.tended.health().set_fault(crate::disk::Fault::None);
         assert_eq!(formats.join().unwrap(), Err(0x00B));
     });
     assert!(served(&shelf).namespaces.is_empty());
+    assert!(contents(folder.path()) == vec![0xA5; BYTES], "it went on after the removal");
+}
+
+#[test]
+fn who_stops_does_not_wait_for_a_format() {
+    let (folder, shelf) = granted(4096);
+    fill(folder.path(), 0xA5);
+    let stalling = config(folder.path(), 4096, "allow_format = true\nfault = \"stall\"\n");
+    reload(&shelf, stalling).unwrap();
+    std::thread::scope(|scope| {
+        let formats = scope.spawn(|| format_to(&shelf, 512));
+        while !shape(&shelf).2 {
+            std::thread::yield_now();
+        }
+        lock(&shelf).registry.halt();
+        assert_eq!(formats.join().unwrap(), Err(0x021), "although the store stalls");
+    });
+    assert_eq!(shape(&shelf), (4096, 16, false));
+    assert!(contents(folder.path()) == vec![0xA5; BYTES]);
 }
 
 /// The text of a configuration that stalls.
