@@ -17,8 +17,8 @@
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nvme::feature::WriteProtectState;
 use nvme::{Nqn, Status};
@@ -40,6 +40,8 @@ pub struct Protection {
     /// The namespace in it.
     pub nsid: u32,
     state: AtomicU8,
+    /// Somebody changes everything that is protected here: the state stays.
+    held: Mutex<bool>,
     kept: Kept,
 }
 
@@ -59,14 +61,14 @@ impl Protection {
     #[must_use]
     pub fn none(subsystem: Nqn, nsid: u32) -> Arc<Protection> {
         let state = AtomicU8::new(WriteProtectState::NONE.0);
-        Arc::new(Protection { subsystem, nsid, state, kept: Kept::Nowhere })
+        Arc::new(Protection { subsystem, nsid, state, held: Mutex::default(), kept: Kept::Nowhere })
     }
 
     /// One that lasts as long as whoever has it, for a simulated target.
     #[must_use]
     pub fn simulated(subsystem: Nqn, nsid: u32) -> Arc<Protection> {
         let state = AtomicU8::new(WriteProtectState::NONE.0);
-        Arc::new(Protection { subsystem, nsid, state, kept: Kept::Memory })
+        Arc::new(Protection { subsystem, nsid, state, held: Mutex::default(), kept: Kept::Memory })
     }
 
     /// One that is kept in `folder`, under the UUID of its namespace; as it was left there.
@@ -83,7 +85,7 @@ impl Protection {
         let name = format!("{}.protection", uuid::Uuid::from_bytes(uuid));
         let state = AtomicU8::new(load(&folder.join(&name))?.0);
         let kept = Kept::File(folder.to_owned(), name);
-        Ok(Arc::new(Protection { subsystem, nsid, state, kept }))
+        Ok(Arc::new(Protection { subsystem, nsid, state, held: Mutex::default(), kept }))
     }
 
     /// Whether hosts can change it.
@@ -124,12 +126,16 @@ impl Protection {
     /// is another one now.
     ///
     /// # Errors
-    /// As [`Protection::check`]; Internal Error when it cannot be kept, and is as before.
+    /// As [`Protection::check`]; Format in Progress while it is held; Internal Error when it cannot be kept, and is as before.
     pub fn change(&self, new: WriteProtectState) -> Result<bool, Status> {
         self.check(new)?;
         let old = self.state();
         if old == new || !self.is_supported() {
             return Ok(false);
+        }
+        let held = self.held();
+        if *held {
+            return Err(Status::FORMAT_IN_PROGRESS);
         }
         if let Kept::File(folder, name) = &self.kept
             && let Err(failure) = keep(folder, name, new)
@@ -143,9 +149,38 @@ impl Protection {
             return Err(Status::INTERNAL_ERROR);
         }
         self.state.store(new.0, Ordering::Release);
+        drop(held);
         let name = new.name().unwrap_or_default();
         info!(subsystem = %self.subsystem, nsid = self.nsid, "write protection is now: {name}");
         Ok(true)
+    }
+
+    /// Everything is erased that could be protected: the state stays as it is until what is
+    /// returned is dropped. For one at a time.
+    ///
+    /// # Errors
+    /// Namespace is Write Protected.
+    pub fn hold(&self) -> Result<Held<'_>, Status> {
+        let mut held = self.held();
+        if self.is_on() {
+            return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
+        }
+        *held = true;
+        Ok(Held(self))
+    }
+
+    fn held(&self) -> MutexGuard<'_, bool> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A state that stays as it is.
+#[derive(Debug)]
+pub struct Held<'a>(&'a Protection);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        *self.0.held() = false;
     }
 }
 
@@ -236,6 +271,22 @@ mod tests {
             let refused = protection.change(WriteProtectState(state));
             assert_eq!(refused, Err(Status::INVALID_FIELD.with_dnr()));
         }
+    }
+
+    #[test]
+    fn what_is_erased_is_not_protected_and_what_is_protected_is_not_erased() {
+        let folder = tempfile::tempdir().unwrap();
+        let protection = made(folder.path()).unwrap();
+        let held = protection.hold().unwrap();
+        for state in &STATES[1..] {
+            assert_eq!(protection.change(*state), Err(Status::FORMAT_IN_PROGRESS));
+        }
+        assert!(!protection.is_on());
+        drop(held);
+        assert_eq!(protection.change(WriteProtectState::PROTECTED), Ok(true));
+        let refused = protection.hold().map(drop);
+        assert_eq!(refused, Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr()));
+        assert_eq!(protection.change(WriteProtectState::NONE), Ok(true));
     }
 
     #[test]

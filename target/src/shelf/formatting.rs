@@ -75,18 +75,18 @@ fn format(
     let begun = lock(shelf).begin(nqn, wish, waiting)?;
     // Nobody says anything: it ends when the last one who does anything with blocks lets go.
     let _ = drained.recv();
-    let erased = match begun.store.protection.is_on() {
-        // By a command that came just before.
-        true => Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr()),
-        false => {
-            let progress = &*begun.progress;
-            let _erasing = progress.erasing();
-            let stop = || progress.is_stopped() || registry.is_halting();
-            begun.backing.erase(stop, |done, of| progress.set(done, of))
-        }
-    };
+    // Who protects it comes before this or after the end, and never hears that what is being erased
+    // is protected.
+    let held = begun.store.protection.hold();
+    let erased = held.as_ref().map_err(|status| *status).and_then(|_| {
+        let progress = &*begun.progress;
+        let _erasing = progress.erasing();
+        let stop = || progress.is_stopped() || registry.is_halting();
+        begun.backing.erase(stop, |done, of| progress.set(done, of))
+    });
     let mut shelf = lock(shelf);
     let outcome = shelf.finish(nqn, wish, &begun, erased);
+    drop(held);
     begun.store.format.end();
     shelf.publish_again(&nqn);
     shelf.wait_for_reactors();

@@ -20,8 +20,8 @@ use super::changes::Body;
 use crate::api::{Outcome, Problem, Protect, WriteProtection};
 use crate::config::{Config, NamespaceKind};
 use crate::control::managed::Managed;
-use crate::protection::Protection;
 use crate::reservation::keeper::{self, Asker};
+use crate::subsystem::Namespace;
 
 /// How long writes that are under way may keep somebody waiting who wants there to be no more.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -43,7 +43,7 @@ pub(super) fn routes() -> OpenApiRouter<Managed> {
     responses(
         (status = 200, body = Outcome),
         (status = 404, body = Problem, description = "there is no such namespace"),
-        (status = 409, body = Problem, description = "its state does not change any more"),
+        (status = 409, body = Problem, description = "its state does not change (now)"),
         (status = 422, body = Problem, description = "it cannot be protected"),
         (status = 507, body = Problem, description = "it cannot be kept"),
     )
@@ -53,10 +53,14 @@ async fn protect(
     Path((nqn, nsid)): Path<(String, u32)>,
     Body(wanted): Body<Protect>,
 ) -> Result<Json<Outcome>, Refused> {
-    let (protection, read_only) = find(&managed, &nqn, nsid)?;
+    let namespace = find(&managed, &nqn, nsid)?;
+    if namespace.formatting.is_some() {
+        return Err(formatting());
+    }
+    let protection = Arc::clone(&namespace.protection);
     let (was, is) = (protection.state(), code(wanted.state));
     let name = |state: WriteProtectState| state.name().unwrap_or_default();
-    if read_only {
+    if namespace.read_only {
         let error = format!("namespace {nsid} of {nqn} is read only, which protects it as well");
         let remedy = "to allow writes: `nvmfctl namespace set NQN NSID read_only=false`";
         return Err(Refused::new(StatusCode::UNPROCESSABLE_ENTITY, error, remedy));
@@ -81,21 +85,20 @@ async fn protect(
         answered(answer, name(was)).await?;
         if is != WriteProtectState::NONE {
             let config = managed.running();
-            durable(&config.config, &nqn, nsid).await?;
+            durable(&config.config, &nqn, &namespace).await?;
         }
     }
     Ok(Json(Outcome { differences, needs_restart: Vec::new(), kept: true }))
 }
 
-fn find(managed: &Managed, nqn: &str, nsid: u32) -> Result<(Arc<Protection>, bool), Refused> {
+fn find(managed: &Managed, nqn: &str, nsid: u32) -> Result<Namespace, Refused> {
     let missing = || {
         let error = format!("there is no namespace {nsid} of {nqn:?}");
         Refused::not_found(error, "see `nvmfctl namespace list` for those that there are")
     };
     let name: Nqn = nqn.parse().map_err(|_| missing())?;
     let subsystem = managed.view().registry.subsystem(&name).ok_or_else(missing)?;
-    let namespace = subsystem.namespace(nsid).map_err(|_| missing())?;
-    Ok((Arc::clone(&namespace.protection), namespace.read_only))
+    subsystem.namespace(nsid).cloned().map_err(|_| missing())
 }
 
 fn code(state: WriteProtection) -> WriteProtectState {
@@ -116,6 +119,11 @@ fn settled(was: &str) -> Refused {
     )
 }
 
+fn formatting() -> Refused {
+    let error = "a host is formatting it, and what is being erased cannot be protected";
+    Refused::new(StatusCode::CONFLICT, error, "see `nvmfctl namespace list`; try again afterwards")
+}
+
 fn stopping() -> Refused {
     let status = StatusCode::SERVICE_UNAVAILABLE;
     Refused::new(status, "the daemon is stopping", "ask again when it serves")
@@ -127,6 +135,7 @@ async fn answered(answer: Receiver<Result<(), Status>>, was: &'static str) -> Re
     let outcome = spawn_blocking(move || answer.recv_timeout(PATIENCE)).await;
     match outcome {
         Ok(Ok(Ok(()))) => Ok(()),
+        Ok(Ok(Err(status))) if status == Status::FORMAT_IN_PROGRESS => Err(formatting()),
         // Somebody else was faster.
         Ok(Ok(Err(status))) if status != Status::INTERNAL_ERROR => Err(settled(was)),
         Ok(Ok(Err(_))) => {
@@ -145,11 +154,11 @@ async fn answered(answer: Receiver<Result<(), Status>>, was: &'static str) -> Re
 
 /// What was written before is written for good, as a host's protection has it. A store that is no
 /// file has nothing to write.
-async fn durable(config: &Config, nqn: &str, nsid: u32) -> Result<(), Refused> {
+async fn durable(config: &Config, nqn: &str, namespace: &Namespace) -> Result<(), Refused> {
     let Some(subsystem) = config.subsystems.iter().find(|each| each.nqn.as_str() == nqn) else {
         return Ok(());
     };
-    let declared = subsystem.namespaces.iter().find(|each| each.nsid == nsid);
+    let declared = subsystem.namespaces.iter().find(|each| each.nsid == namespace.nsid);
     let (path, is_folder) = match (declared.map(|each| &each.kind), &subsystem.managed) {
         (Some(NamespaceKind::File { path, .. }), _) => (path.clone(), false),
         // A host has made it, in there.
@@ -164,10 +173,39 @@ async fn durable(config: &Config, nqn: &str, nsid: u32) -> Result<(), Refused> {
         }
     });
     let failure = match written.await {
-        Ok(Ok(())) => return Ok(()),
+        // Of a failure in the past the kernel tells only those who had it open then.
+        Ok(Ok(())) if namespace.health.sync_failure().is_none() => return Ok(()),
+        Ok(Ok(())) => "a flush has failed before".to_owned(),
         Ok(Err(error)) => error.to_string(),
         Err(_) => "the daemon is stopping".to_owned(),
     };
     let error = format!("it is protected, but what was written before may be lost: {failure}");
     Err(Refused::new(StatusCode::INTERNAL_SERVER_ERROR, error, "look at its store"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stores::Stores;
+
+    #[test]
+    fn what_a_failed_flush_may_have_lost_is_not_called_durable() {
+        let folder = tempfile::tempdir().unwrap();
+        let nqn = "nqn.2026-11.io.nvmfd:a";
+        let text = format!(
+            "[[listener]]\naddress = \"192.0.2.1\"\n[[subsystem]]\nnqn = \"{nqn}\"\n\
+             allow_any_host = true\n[[subsystem.namespace]]\nnsid = 1\npath = {:?}\n\
+             size = \"1MiB\"\n",
+            folder.path().join("disk.img")
+        );
+        let config = Config::parse(&text).unwrap();
+        let stores = Stores::default().next(&config.subsystems).unwrap();
+        let subsystem = stores.subsystem(&config.subsystems[0], Arc::default());
+        let namespace = subsystem.namespace(1).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let durable = || runtime.block_on(durable(&config, nqn, namespace)).is_ok();
+        assert!(durable());
+        namespace.health.fail_sync(Status::WRITE_FAULT);
+        assert!(!durable());
+    }
 }

@@ -17,7 +17,9 @@ use crate::View;
 use crate::config::Config;
 use crate::control::managed::Running;
 use crate::declared::Declared;
-use crate::registry::Registry;
+use crate::format::Progress;
+use crate::registry::{Change, Registry};
+use crate::stores::Stores;
 
 const TEXT: &str = r#"
 [[listener]]
@@ -126,6 +128,32 @@ fn every_path_is_described_and_answers_as_its_schema_says() {
         check(&document, schema, &answer, "a refusal");
         assert_eq!(status, 404);
     });
+}
+
+#[test]
+fn what_a_host_formats_is_not_protected_meanwhile() {
+    let stage = stage("");
+    let stores = Stores::default().next(&stage.config.subsystems).unwrap();
+    let mut subsystem = stores.subsystem(&stage.config.subsystems[0], Arc::default());
+    subsystem.namespaces[0].formatting = Some(Arc::new(Progress::none()));
+    let subsystems = vec![Arc::new(subsystem)];
+    stage.managed.view().registry.change(Change { subsystems, ..Change::default() });
+    let (status, problem) = stage.visit(|socket| {
+        let body = r#"{"state": "protected", "dry_run": true}"#;
+        let path = "/v1/subsystems/nqn.2026-11.io.nvmfd:a/namespaces/1/protection";
+        let mut stream = UnixStream::connect(socket).unwrap();
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n\
+             Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head.to_owned(), body.to_owned())
+    });
+    assert!(status.contains(" 409 ") && problem.contains("formatting"), "{status} {problem}");
 }
 
 #[test]
