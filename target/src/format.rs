@@ -30,7 +30,8 @@ use crate::kept;
 /// log2 of the block sizes that there are, in the order of LBA formats.
 pub const SHIFTS: [u8; 2] = [9, 12];
 
-const FIRST_LINE: &str = "nvmfd format 1";
+/// The first version did not say of which store.
+const FIRST_LINES: [&str; 2] = ["nvmfd format 1", "nvmfd format 2"];
 
 /// The formats that a namespace can have, numbered from 0 by ascending block size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -177,8 +178,8 @@ enum Kept {
     Nowhere,
     /// As long as the store itself, which is memory.
     Memory,
-    /// In this file of this folder.
-    File(PathBuf, String),
+    /// In this file of this folder; and which store it is about.
+    File { folder: PathBuf, name: String, store: String },
 }
 
 impl Format {
@@ -194,20 +195,28 @@ impl Format {
         Arc::new(Format { subsystem, nsid, kept: Kept::Memory, state: Mutex::default() })
     }
 
-    /// One that is kept in `folder`, under the UUID of its namespace; as it was left there.
+    /// One that is kept in `folder`, under the UUID of its namespace; as it was left there. `store`
+    /// is the path of the data, and `configured_bytes` the size of blocks that nobody has formatted.
     ///
     /// # Errors
-    /// One sentence about a file that cannot be read or makes no sense. Such a file is never passed
-    /// over: the data would be read as blocks of another size.
+    /// One sentence about a file that cannot be read or makes no sense, or about one of another UUID
+    /// for this very store. Such a file is never passed over: the data would be read as blocks of
+    /// another size.
     pub fn kept(
         subsystem: Nqn,
         nsid: u32,
         folder: &Path,
         uuid: [u8; 16],
+        store: &Path,
+        configured_bytes: u32,
     ) -> Result<Arc<Format>, String> {
-        let name = format!("{}.format", uuid::Uuid::from_bytes(uuid));
-        let block_size_bytes = load(&folder.join(&name))?;
-        let kept = Kept::File(folder.to_owned(), name);
+        let name = file_name(uuid);
+        let store = format!("{store:?}");
+        let block_size_bytes = load(&folder.join(&name))?.map(|(size, _)| size);
+        if block_size_bytes.is_none() {
+            not_of_another_name(folder, &name, &store, configured_bytes)?;
+        }
+        let kept = Kept::File { folder: folder.to_owned(), name, store };
         let state = Mutex::new(State { block_size_bytes, under_way: None });
         Ok(Arc::new(Format { subsystem, nsid, kept, state }))
     }
@@ -216,6 +225,33 @@ impl Format {
     #[must_use]
     pub fn can_change(&self) -> bool {
         !matches!(self.kept, Kept::Nowhere)
+    }
+
+    /// Whether what hosts choose would be found again under this UUID.
+    #[must_use]
+    pub fn is_kept_under(&self, uuid: [u8; 16]) -> bool {
+        match &self.kept {
+            Kept::File { name, .. } => *name == file_name(uuid),
+            Kept::Nowhere | Kept::Memory => true,
+        }
+    }
+
+    /// Whether its namespace may get this UUID, while it is served.
+    ///
+    /// # Errors
+    /// One sentence: what hosts have chosen would not be found under it, or a host is about to
+    /// choose.
+    pub fn may_get(&self, uuid: [u8; 16]) -> Result<(), String> {
+        let Kept::File { folder, name, .. } = &self.kept else { return Ok(()) };
+        let state = self.lock();
+        if state.under_way.is_some() {
+            let what = "is being formatted by a host and cannot get another UUID meanwhile";
+            return Err(format!("{what}: try again when that is done"));
+        }
+        match state.block_size_bytes {
+            Some(size) => Err(other_name(folder, name, &file_name(uuid), size)),
+            None => Ok(()),
+        }
     }
 
     /// Bytes of a block, if a host has chosen.
@@ -253,13 +289,13 @@ impl Format {
     /// Internal Error when it cannot be kept, and is as before.
     pub fn choose(&self, block_size_bytes: u32) -> Result<(), Status> {
         let old = self.block_size_bytes();
-        if let Kept::File(folder, name) = &self.kept
-            && let Err(failure) = keep(folder, name, Some(block_size_bytes))
+        if let Kept::File { folder, name, store } = &self.kept
+            && let Err(failure) = keep(folder, name, store, Some(block_size_bytes))
         {
             let path = folder.join(name);
             error!("the block size in {} cannot be kept: {failure}", path.display());
             // The rename may have happened. What hosts are told counts, so put it back.
-            if let Err(failure) = keep(folder, name, old) {
+            if let Err(failure) = keep(folder, name, store, old) {
                 error!("nor can the one before be put back: {failure}");
             }
             return Err(Status::INTERNAL_ERROR);
@@ -278,7 +314,7 @@ impl Format {
     pub fn told(&self, configured_bytes: u32) -> Option<String> {
         let chosen = self.block_size_bytes().filter(|chosen| *chosen != configured_bytes)?;
         let remedy = match &self.kept {
-            Kept::File(folder, name) => format!(
+            Kept::File { folder, name, .. } => format!(
                 "; to have the other, let a host format it again (or stop the daemon and remove \
                  {}, if no data there are needed)",
                 folder.join(name).display()
@@ -297,35 +333,83 @@ impl Format {
     }
 }
 
-/// What a start of the daemon finds.
-fn load(path: &Path) -> Result<Option<u32>, String> {
+fn file_name(uuid: [u8; 16]) -> String {
+    format!("{}.format", uuid::Uuid::from_bytes(uuid))
+}
+
+/// Refuses a namespace whose store a host has formatted when the namespace had another UUID, which
+/// changes with the name of its subsystem where none is configured.
+fn not_of_another_name(
+    folder: &Path,
+    name: &str,
+    store: &str,
+    configured_bytes: u32,
+) -> Result<(), String> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Ok(()) };
+    for entry in entries.flatten() {
+        let found = entry.file_name().to_string_lossy().into_owned();
+        if found == name || !found.ends_with(".format") {
+            continue;
+        }
+        // What makes no sense holds back its own namespace only.
+        let Ok(Some((size, Some(of)))) = load(&entry.path()) else { continue };
+        if of == store && size != configured_bytes {
+            return Err(format!("{store} {}", other_name(folder, &found, name, size)));
+        }
+    }
+    Ok(())
+}
+
+fn other_name(folder: &Path, old: &str, new: &str, size: u32) -> String {
+    let uuid = old.trim_end_matches(".format");
+    format!(
+        "has blocks of {size} bytes, as a host has formatted it, which is kept in {} and not found \
+         under another UUID: write `uuid = \"{uuid}\"` for its namespace, or stop the daemon and \
+         rename that file to {new} (or remove it, if no data there are needed)",
+        folder.join(old).display()
+    )
+}
+
+/// What a start of the daemon finds: the size, and of which store, if that is said.
+fn load(path: &Path) -> Result<Option<(u32, Option<String>)>, String> {
     let shown = path.display();
     match std::fs::read(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(format!("the block size in {shown} cannot be read: {error}")),
-        Ok(bytes) => {
-            let size = SHIFTS.map(|shift| 1 << shift).into_iter().find(|s| emit(*s) == bytes);
-            size.map(Some).ok_or_else(|| {
-                format!(
-                    "{shown} says nothing of a block size that we wrote: restore it, or remove it \
+        Ok(bytes) => parse(&bytes).map(Some).ok_or_else(|| {
+            format!(
+                "{shown} says nothing of a block size that we wrote: restore it, or remove it \
                      if the namespace was never formatted to another block size than configured"
-                )
-            })
-        }
+            )
+        }),
     }
 }
 
-fn keep(folder: &Path, name: &str, size: Option<u32>) -> std::io::Result<()> {
+fn keep(folder: &Path, name: &str, store: &str, size: Option<u32>) -> std::io::Result<()> {
     match size {
-        Some(size) => kept::write(folder, name, &emit(size)),
+        Some(size) => kept::write(folder, name, emit(size, store).as_bytes()),
         None => kept::remove(folder, name),
     }
 }
 
-fn emit(block_size_bytes: u32) -> Vec<u8> {
-    let text = format!("{FIRST_LINE}\nblock_size {block_size_bytes}\n");
-    let sum = crc32fast::hash(text.as_bytes());
-    format!("{text}crc32 {sum:08x}\n").into_bytes()
+fn parse(bytes: &[u8]) -> Option<(u32, Option<String>)> {
+    let text = str::from_utf8(bytes).ok()?;
+    let [first, second] = FIRST_LINES.map(|line| kept::unsealed(text, line).ok());
+    let says_store = second.is_some();
+    let mut lines = second.or(first)?;
+    let size = lines.next()?.strip_prefix("block_size ")?;
+    let size = SHIFTS.map(|shift| 1 << shift).into_iter().find(|s| s.to_string() == size)?;
+    let store = match says_store {
+        true => Some(lines.next()?.strip_prefix("store ")?.to_owned()),
+        false => None,
+    };
+    lines.next().is_none().then_some((size, store))
+}
+
+/// `store` is in quotes and has no line end.
+fn emit(block_size_bytes: u32, store: &str) -> String {
+    let [_, first] = FIRST_LINES;
+    kept::sealed(&format!("{first}\nblock_size {block_size_bytes}\nstore {store}\n"))
 }
 
 #[cfg(test)]
@@ -336,8 +420,10 @@ mod tests {
 
     fn made(folder: &Path) -> Result<Arc<Format>, String> {
         let nqn = "nqn.2026-11.io.nvmfd:test".parse().unwrap();
-        Format::kept(nqn, 1, folder, [7; 16])
+        Format::kept(nqn, 1, folder, [7; 16], Path::new(STORE), 4096)
     }
+
+    const STORE: &str = "/srv/one\n.img";
 
     #[test]
     fn formats_are_numbered_by_ascending_block_size() {
@@ -396,6 +482,36 @@ mod tests {
         assert!(told.contains("blocks of 512 bytes") && told.contains(".format"), "{told}");
         again.choose(4096).unwrap();
         assert_eq!(made(folder.path()).unwrap().block_size_bytes(), Some(4096));
+    }
+
+    #[test]
+    fn what_is_kept_under_another_uuid_is_not_passed_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let nqn = "nqn.2026-11.io.nvmfd:test".parse().unwrap();
+        let other = |store: &str, bytes| {
+            let made = Format::kept(nqn, 1, folder.path(), [8; 16], Path::new(store), bytes);
+            made.map(|format| format.block_size_bytes())
+        };
+        let format = made(folder.path()).unwrap();
+        assert_eq!((format.may_get([8; 16]), other(STORE, 4096)), (Ok(()), Ok(None)));
+        assert!(format.is_kept_under([7; 16]) && !format.is_kept_under([8; 16]));
+        format.begin().unwrap();
+        assert!(format.may_get([8; 16]).unwrap_err().contains("is being formatted"));
+        format.end();
+        format.choose(512).unwrap();
+        let (old, new) = (file_name([7; 16]), file_name([8; 16]));
+        for why in [format.may_get([8; 16]).unwrap_err(), other(STORE, 4096).unwrap_err()] {
+            assert!(why.contains("512") && why.contains(&old) && why.contains(&new), "{why}");
+        }
+        assert_eq!(other("/srv/two.img", 4096), Ok(None), "another store");
+        assert_eq!(other(STORE, 512), Ok(None), "as it is anyway");
+        std::fs::rename(folder.path().join(&old), folder.path().join(&new)).unwrap();
+        assert_eq!(other(STORE, 4096), Ok(Some(512)), "as the remedy says");
+        // The first version said of no store.
+        let sealed = kept::sealed("nvmfd format 1\nblock_size 512\n");
+        std::fs::write(folder.path().join(&new), sealed).unwrap();
+        assert_eq!(other(STORE, 4096), Ok(Some(512)));
+        assert_eq!(made(folder.path()).unwrap().block_size_bytes(), None);
     }
 
     #[test]

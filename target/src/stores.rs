@@ -134,7 +134,9 @@ impl Stores {
                              meanwhile: try again when that is done"
                         ));
                     }
-                    Store { resize, configured_block_bytes, ..store.clone() }
+                    let format = self.format_as(store, key, namespace);
+                    let format = format.map_err(|why| format!("{place}: {why}"))?;
+                    Store { resize, configured_block_bytes, format, ..store.clone() }
                 }
                 Some(_) => {
                     return Err(format!(
@@ -287,11 +289,34 @@ impl Stores {
     /// Without a place to keep it the blocks of a file or a device stay as large as they are.
     fn format(&self, key: (Nqn, u32), namespace: &NamespaceConfig) -> Result<Arc<Format>, String> {
         match (&self.state_directory, &namespace.kind) {
-            (Some(folder), NamespaceKind::File { .. }) => {
-                Format::kept(key.0, key.1, folder, namespace.uuid.into_bytes())
+            (Some(folder), NamespaceKind::File { path, .. }) => {
+                let own = path.clone();
+                let path = patiently(path, move || Ok(lasting(own)))?;
+                let (uuid, bytes) = (namespace.uuid.into_bytes(), namespace.block_size_bytes);
+                Format::kept(key.0, key.1, folder, uuid, &path, bytes)
             }
             (None, NamespaceKind::File { .. }) => Ok(Format::fixed(key.0, key.1)),
             _ => Ok(Format::volatile(key.0, key.1)),
+        }
+    }
+
+    /// The format of a store that goes on, kept where a start will look for it.
+    fn format_as(
+        &self,
+        store: &Store,
+        key: (Nqn, u32),
+        namespace: &NamespaceConfig,
+    ) -> Result<Arc<Format>, String> {
+        let uuid = namespace.uuid.into_bytes();
+        if store.format.is_kept_under(uuid) {
+            return Ok(Arc::clone(&store.format));
+        }
+        store.format.may_get(uuid)?;
+        let format = self.format(key, namespace)?;
+        match format.told(store.tended.backing().block_size_bytes()) {
+            // Left by another namespace that had this UUID.
+            Some(told) => Err(told),
+            None => Ok(format),
         }
     }
 
@@ -439,6 +464,17 @@ fn next_size(backing: &Arc<Backing>, kind: BackingKind) -> Result<Option<u64>, S
         _ => return backing.next_size(&kind).map_err(|error| error.to_string()),
     };
     patiently(&path, move || own.next_size(&kind).map_err(|error| error.to_string()))
+}
+
+/// The path that a file is known by for good. Links of devices are left as they are: they last, and
+/// what they lead to has another name with every start.
+fn lasting(path: PathBuf) -> PathBuf {
+    let in_folder = || {
+        let folder = std::fs::canonicalize(path.parent()?).ok()?;
+        Some(folder.join(path.file_name()?))
+    };
+    let found = std::fs::canonicalize(&path).ok().or_else(in_folder);
+    found.filter(|found| !found.starts_with("/dev")).unwrap_or(path)
 }
 
 /// Does what may wait for the disk behind a path, and waits no longer than a person would.

@@ -139,6 +139,50 @@ fn a_namespace_has_other_blocks_at_once_and_after_a_restart() {
 }
 
 #[test]
+fn a_namespace_that_gets_another_uuid_keeps_its_blocks_or_is_refused() {
+    const OTHER: &str = "uuid = \"00000000-0000-4000-8000-000000000001\"\n";
+    const THIRD: &str = "uuid = \"00000000-0000-4000-8000-000000000002\"\n";
+    let with = |folder: &Path, block_size: u32, uuid: &str| {
+        config(folder, block_size, &format!("allow_format = true\n{uuid}"))
+    };
+    let (folder, one) = granted(4096);
+    let at = folder.path();
+    // Before a host has chosen nothing is lost; what it chooses then is found by the next start.
+    assert_eq!(reload(&one, with(at, 4096, OTHER)), Ok(Vec::new()));
+    assert_eq!(format_to(&one, 512), Ok(()));
+    for uuid in ["", THIRD] {
+        let refused = reload(&one, with(at, 4096, uuid)).unwrap_err();
+        assert!(
+            refused.contains("blocks of 512 bytes") && refused.contains("uuid = "),
+            "{refused}"
+        );
+    }
+    assert_eq!(shape(&one), (512, 128, false));
+    close(one);
+    let (two, _) = shelf(&with(at, 4096, OTHER));
+    assert_eq!(shape(&two), (512, 128, false));
+    close(two);
+    // Nor does a start overlook it, whatever the namespace is called now.
+    let open = |config: &Config| {
+        let stores = Stores::new(config.state_directory.clone(), 0);
+        Next::open(config, &stores, &Catalogs::new()).map(drop).map_err(|fatal| fatal.0)
+    };
+    let refused = open(&with(at, 4096, THIRD)).unwrap_err();
+    assert!(refused.contains("blocks of 512 bytes") && refused.contains("uuid = "), "{refused}");
+    std::os::unix::fs::symlink(at, at.join("link")).unwrap();
+    let mut linked = with(at, 4096, "");
+    let crate::config::NamespaceKind::File { path, .. } =
+        &mut linked.subsystems[0].namespaces[0].kind
+    else {
+        panic!()
+    };
+    *path = at.join("link/disk.img");
+    assert!(open(&linked).unwrap_err().contains("blocks of 512 bytes"));
+    let (three, _) = shelf(&with(at, 512, THIRD));
+    assert_eq!(shape(&three), (512, 128, false));
+}
+
+#[test]
 fn the_same_blocks_are_erased_and_nothing_is_kept() {
     let (folder, shelf) = granted(512);
     fill(folder.path(), 0xA5);
