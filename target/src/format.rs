@@ -68,7 +68,8 @@ impl Formats {
     }
 }
 
-/// How far a format is, and whether it shall go on. Two of them are equal when they are the same one.
+/// How far a format is, and whether it shall go on. Two of them are equal when they are the same
+/// one.
 #[derive(Debug)]
 pub struct Progress {
     left_percent: AtomicU8,
@@ -196,11 +197,11 @@ impl Format {
     }
 
     /// One that is kept in `folder`, under the UUID of its namespace; as it was left there. `store`
-    /// is the path of the data, and `configured_bytes` the size of blocks that nobody has formatted.
+    /// is the path of the data; `configured_bytes`, the size of blocks that nobody has formatted.
     ///
     /// # Errors
-    /// One sentence about a file that cannot be read or makes no sense, or about one of another UUID
-    /// for this very store. Such a file is never passed over: the data would be read as blocks of
+    /// One sentence about a file that cannot be read or makes no sense, or about one of another
+    /// UUID for this very store. Such a file is never passed over: the data would be read as blocks of
     /// another size.
     pub fn kept(
         subsystem: Nqn,

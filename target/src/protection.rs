@@ -126,7 +126,8 @@ impl Protection {
     /// is another one now.
     ///
     /// # Errors
-    /// As [`Protection::check`]; Format in Progress while it is held; Internal Error when it cannot be kept, and is as before.
+    /// As [`Protection::check`]; Format in Progress while it is held; Internal Error when it cannot
+    /// be kept, and is as before.
     pub fn change(&self, new: WriteProtectState) -> Result<bool, Status> {
         self.check(new)?;
         let old = self.state();
