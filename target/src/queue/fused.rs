@@ -161,7 +161,13 @@ impl Queue {
         match (entry.state, entry.posted) {
             _ if status.is_success() => {}
             (State::Pulling, 1..) => entry.doomed = true,
-            (State::Waiting | State::Pulling, _) => self.answer(mate, Err(FAILED), io),
+            (State::Waiting | State::Pulling, _) => {
+                // The first half stands in line for both, and may be the one that is left.
+                if entry.state == State::Waiting {
+                    io.waiters.remove(self.key, mate);
+                }
+                self.answer(mate, Err(FAILED), io);
+            }
             (State::Free | State::AtDisk | State::Replying, _) => {}
         }
     }

@@ -1,6 +1,6 @@
 //! Abort: what ends at its host's wish, what goes on, and that the answer says which.
 
-use nvme::sqe::DsmRange;
+use nvme::sqe::{DsmRange, Flags};
 use nvme::{AdminOpcode, IoOpcode, Sgl, Sqe, Status};
 use nvmfd::mailbox::{Mailbox, Sender, mailbox};
 use nvmfd::queue::Queue;
@@ -209,6 +209,44 @@ fn what_waits_for_a_buffer_leaves_the_line() {
     world.run(&mut queue);
     let order: Vec<u16> = world.completions.drain(..).map(|c| c.cid).collect();
     assert_eq!(order, [0, 1, 2, 3, 4, 5, 7]);
+    end_both(world, queue, admin, posted);
+}
+
+#[test]
+fn with_the_second_half_of_a_fused_command_the_first_leaves_the_line() {
+    let wish = Wish::new();
+    let mut world = World::new();
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    for cid in 0..8 {
+        let read = Sqe::io(IoOpcode::READ, 1).with_range(0, 15).with_sgl(keyed(0, 1 << 16));
+        world.send(&mut queue, &read.with_cid(cid), &[]);
+    }
+    assert_eq!(world.waiters.len(), 4);
+    for aborted in [21, 20] {
+        for (cid, opcode, fuse) in [
+            (20, IoOpcode::COMPARE, Flags::FUSED_FIRST),
+            (21, IoOpcode::WRITE, Flags::FUSED_SECOND),
+        ] {
+            let flags = Flags::SGL.with_fuse(fuse);
+            let half = Sqe { opcode: opcode.0, ..read() }.with_flags(flags).with_cid(cid);
+            world.send(&mut queue, &half, &[]);
+        }
+        assert_eq!(world.waiters.len(), 5, "the first half stands in line for both");
+        let recall = wish.tell(&mut world, &mut queue, &admin, aborted);
+        assert_eq!((recall.outcome(), world.waiters.len()), (Some(true), 4));
+        while world.fabric_step(&mut queue) {}
+        let mut ended: Vec<_> =
+            world.completions.drain(..).map(|c| (c.cid, c.status.code())).collect();
+        ended.sort_unstable();
+        let code = |cid| match cid == aborted {
+            true => Status::ABORT_REQUESTED.code(),
+            false => Status::ABORTED_FAILED_FUSED.code(),
+        };
+        assert_eq!(ended, [(20, code(20)), (21, code(21))]);
+    }
+    world.run(&mut queue);
+    let order: Vec<u16> = world.completions.drain(..).map(|c| c.cid).collect();
+    assert_eq!(order, (0..8).collect::<Vec<_>>());
     end_both(world, queue, admin, posted);
 }
 

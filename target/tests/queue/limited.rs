@@ -7,8 +7,10 @@ use std::time::Duration;
 use nvme::copy::{Copy, CopyFlags, CopyRange};
 use nvme::sqe::Flags;
 use nvme::{IoOpcode, Sgl, Sqe, Status};
+use nvmfd::mailbox::mailbox;
 use nvmfd::qos::{Limit, Limiter};
 use nvmfd::queue::Queue;
+use nvmfd::recall::Recall;
 use nvmfd::subsystem::Subsystem;
 use rdma::{Tag, Work};
 
@@ -70,6 +72,30 @@ fn commands_begin_in_their_order_when_their_time_comes() {
     assert_eq!(after(&mut world, &mut queue, MS), [4]);
     assert!(after(&mut world, &mut queue, MS * 10).is_empty());
     assert_eq!(world.waiters.tolls.due(), None, "nobody waits");
+    end_both(world, queue, admin, posted);
+}
+
+#[test]
+fn a_fused_command_whose_second_half_is_aborted_waits_for_no_limit() {
+    let (mut world, (mut queue, admin, posted)) =
+        stage(|world| limited(world, limit(Some(1000), None)));
+    world.send(&mut queue, &read(0), &[]);
+    for (cid, opcode, fuse) in
+        [(1, IoOpcode::COMPARE, Flags::FUSED_FIRST), (2, IoOpcode::WRITE, Flags::FUSED_SECOND)]
+    {
+        let half = Sqe { opcode: opcode.0, ..read(cid) }.with_flags(Flags::SGL.with_fuse(fuse));
+        world.send(&mut queue, &half, &[]);
+    }
+    let (home, _inbox) = mailbox().unwrap();
+    let (recall, errand) = Recall::new(admin.association().unwrap().id, 1, 2, home);
+    queue.on_errand(&errand, &mut world.io());
+    assert_eq!(recall.outcome(), Some(true));
+    let ended = after(&mut world, &mut queue, Duration::ZERO);
+    assert_eq!(ended.len(), 3, "{ended:?}");
+    world.now += MS * 10;
+    let now = world.now;
+    assert_eq!(world.waiters.tolls.next(now, |_, slot| queue.book(slot, now)), None);
+    drop(errand);
     end_both(world, queue, admin, posted);
 }
 
