@@ -205,10 +205,14 @@ impl Head {
 #[cfg(test)]
 mod tests {
     use std::mem::offset_of;
+    use std::sync::mpsc::channel;
 
+    use nvme::Nqn;
     use rdma::PoolPlan;
 
     use super::*;
+    use crate::mailbox::mailbox;
+    use crate::recall::Recall;
 
     /// What every command touches fills so many cache lines; what its response needs comes first.
     #[test]
@@ -232,15 +236,24 @@ mod tests {
         let mut slot = Slot::new(None);
         slot.begin(Sqe::default(), pool.take_cell().unwrap(), Clock::default());
         assert!(slot.rare().is_none() && slot.rare_mut().is_none() && !slot.is_scattered());
-        slot.make_rare().culprit = Some(7);
-        slot.make_rare().second = pool.take_data(4096);
+        let (sender, _mailbox) = mailbox().unwrap();
+        let (ended, _ends) = channel();
+        let (_recall, errand) = Recall::new(1, 1, 1, sender);
+        let rare = slot.make_rare();
+        rare.culprit = Some(7);
+        rare.second = pool.take_data(4096);
+        rare.pieces.begin(4096);
+        rare.fences.push(Arc::new(Fence::around(Nqn::DISCOVERY, 1, ended)));
+        rare.errands.push(errand);
+        rare.mend = Mend::UnderWay;
         assert_eq!(slot.rare().and_then(|rare| rare.culprit), Some(7));
         slot.take_buffers().for_each(|buf| pool.give(buf));
         assert!(pool.is_full());
 
         slot.begin(Sqe::default(), pool.take_cell().unwrap(), Clock::default());
         assert!(slot.rare().is_none());
-        assert_eq!(slot.make_rare().culprit, None);
+        let fresh = Slot::new(None);
+        assert_eq!(format!("{:?}", slot.make_rare()), format!("{:?}", fresh.rare), "every field");
         slot.take_buffers().for_each(|buf| pool.give(buf));
         assert!(pool.is_full());
     }
