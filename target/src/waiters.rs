@@ -10,7 +10,9 @@
 //!
 //! A disk that hangs keeps the buffers of its commands as well. So of an association that has
 //! several namespaces, the commands of one may hold as much as is free, and no more; and in the
-//! line of the association, commands of others pass those that wait for that.
+//! line of the association, commands of others pass those that wait for that. What the namespace
+//! holds that holds most is not counted among what the association may hold, so that other hosts
+//! that are busy do not make it wait.
 
 use std::collections::VecDeque;
 
@@ -20,7 +22,7 @@ use crate::qos::tolls::Tolls;
 const TIMES_FREE: u64 = 4;
 
 /// Namespaces of an association that are counted apart, by their ids; of more, some share a count.
-const LANES: usize = 64;
+const LANES: usize = u64::BITS as usize;
 
 /// A command that stands in line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,6 +93,34 @@ impl Default for Share {
 }
 
 impl Share {
+    /// Whether an association may take so many bytes more. What one of several namespaces holds
+    /// does not count: it is bounded by itself, and may be at a disk that hangs.
+    fn allows(&self, lane: Option<Lane>, wanted_bytes: u64, free_bytes: u64) -> bool {
+        let most = free_bytes.saturating_mul(TIMES_FREE);
+        let fits = |held: u64| held == 0 || held.saturating_add(wanted_bytes) <= most;
+        let held = self.held_bytes;
+        // Only who would wait looks at all its namespaces.
+        fits(held)
+            || lane.is_some_and(|_| {
+                fits(held.saturating_sub(self.by_lane.iter().copied().max().unwrap_or(0)))
+            })
+    }
+
+    /// Where the first command stands in line that its namespace lets pass. Nobody passes one of
+    /// its own namespace, however little it wants: else a large one would wait for ever.
+    fn first(&self, free_bytes: u64) -> Option<usize> {
+        let mut closed = 0u64;
+        self.line.iter().position(|it| {
+            let bit = it.lane.map_or(0, |lane| 1u64 << lane.0);
+            let passes =
+                closed & bit == 0 && self.lets_pass(it.lane, it.wanted_bytes.into(), free_bytes);
+            if !passes {
+                closed |= bit;
+            }
+            passes
+        })
+    }
+
     /// Whether so many bytes more may be taken for a namespace.
     fn lets_pass(&self, lane: Option<Lane>, wanted_bytes: u64, free_bytes: u64) -> bool {
         let held = lane.map_or(0, |lane| self.by_lane[usize::from(lane.0)]);
@@ -172,9 +202,7 @@ impl Waiters {
         free_bytes: u64,
     ) -> bool {
         let Some(share) = self.shares.get(share as usize) else { return true };
-        let held = share.held_bytes;
-        let most = free_bytes.saturating_mul(TIMES_FREE);
-        (held == 0 || held.saturating_add(wanted_bytes) <= most)
+        share.allows(lane, wanted_bytes, free_bytes)
             && share.lets_pass(lane, wanted_bytes, free_bytes)
     }
 
@@ -230,9 +258,7 @@ impl Waiters {
         for _ in 0..self.turns.len() {
             let Some(number) = self.turns.pop_front() else { break };
             let Some(share) = self.shares.get_mut(number as usize) else { continue };
-            let passes = |it: &Waiter| share.lets_pass(it.lane, it.wanted_bytes.into(), free_bytes);
-            let first = share.line.iter().position(passes);
-            if let Some(waiter) = first.and_then(|at| share.line.remove(at)) {
+            if let Some(waiter) = share.first(free_bytes).and_then(|at| share.line.remove(at)) {
                 let Waiter { key, slot, .. } = waiter;
                 return Some(Turn { key, slot, share: Some((number, waiter)) });
             }
@@ -428,5 +454,44 @@ mod tests {
             }
         }
         assert_eq!(waiters.len(), 2);
+    }
+
+    #[test]
+    fn a_small_command_does_not_pass_a_large_one_of_its_namespace() {
+        let (mut waiters, a, _) = waiters();
+        let of = |nsid, slot, wanted_bytes| Waiter {
+            lane: Some(Lane::of(nsid)),
+            wanted_bytes,
+            ..waiter(1, slot)
+        };
+        waiters.charge(a, Lane::of(1), 60);
+        waiters.push(Some(a), of(1, 0, 20), Some(Take::Over));
+        assert!(!waiters.may_try(Some(a)), "nor does one that has not waited");
+        waiters.push(Some(a), of(1, 1, 1), None);
+        assert_eq!(waiters.next_turn(70), None);
+        waiters.push(Some(a), of(2, 2, 1), None);
+        let turn = waiters.next_turn(70).unwrap();
+        assert_eq!((turn.slot, waiters.settle(turn, Take::Done)), (2, true), "of another it may");
+        assert_eq!(waiters.next_turn(70), None);
+        // A little comes home: the large one is next, however often others have come.
+        waiters.discharge(a, Lane::of(1), 10);
+        assert_eq!(order(&mut waiters), [(1, 0), (1, 1)]);
+    }
+
+    #[test]
+    fn what_a_hanging_disk_holds_does_not_count_when_other_hosts_are_busy() {
+        let (mut waiters, a, b) = waiters();
+        let (hung, other) = (Lane::of(1), Lane::of(2));
+        waiters.charge(a, hung, 50);
+        waiters.charge(b, Lane::of(1), 40);
+        let mut free = 10;
+        assert!(!waiters.allows(a, Some(hung), 1, free) && !waiters.allows(a, None, 1, free));
+        while waiters.allows(a, Some(other), 1, free) {
+            waiters.charge(a, other, 1);
+            free -= 1;
+        }
+        assert_eq!(free, 5, "of what is free as much as stays");
+        waiters.charge(a, Lane::of(3), 15);
+        assert!(!waiters.allows(a, Some(Lane::of(4)), 1, free), "four times that of all others");
     }
 }

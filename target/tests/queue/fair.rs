@@ -1,6 +1,6 @@
 //! What one host may hold of the buffers that all hosts share.
 
-use std::mem::take;
+use std::mem::{replace, take};
 use std::sync::Arc;
 
 use nvme::{IoOpcode, Sqe};
@@ -104,4 +104,69 @@ fn a_disk_that_hangs_does_not_keep_the_other_namespaces_of_its_host_waiting() {
     assert_eq!(answered, (0..14).collect::<Vec<_>>());
     assert!(world.waiters.is_empty());
     end_both(world, queue, admin, posted);
+}
+
+#[test]
+fn a_disk_that_hangs_does_not_keep_them_waiting_when_another_host_is_busy_either() {
+    let mut world = two_namespaces();
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    let own_posted = take(&mut world.fabric.posted);
+    world.key = 1;
+    let (mut busy, busy_admin, busy_admin_posted) = io_queue(&mut world);
+    let busy_posted = replace(&mut world.fabric.posted, own_posted);
+    world.key = 0;
+    let read = |nsid, cid| {
+        let sqe = Sqe::io(IoOpcode::READ, nsid).with_range(0, 3);
+        sqe.with_sgl(keyed(0, LEN)).with_cid(cid)
+    };
+    for cid in 0..14 {
+        world.send(&mut queue, &read(1, cid), &[]);
+    }
+    assert_eq!((world.disk.waiting.len(), world.waiters.len()), (8, 6));
+
+    // Another host takes of both namespaces what it may, and its commands take their time.
+    let own_posted = replace(&mut world.fabric.posted, busy_posted);
+    world.key = 1;
+    for cid in 0..14 {
+        let nsid = 1 + u32::from(cid >= 7);
+        world.send(&mut busy, &write(cid).with_nsid(nsid), &[]);
+    }
+    world.serve_waiters(&mut busy);
+    let busy_posted = replace(&mut world.fabric.posted, own_posted);
+    // 128 KiB are at the disk that hangs, 96 KiB are the other host's, and 32 KiB are free.
+    assert_eq!(world.waiters.len(), 6 + 8);
+
+    world.key = 0;
+    for cid in 14..40 {
+        world.send(&mut queue, &read(2, cid), &[]);
+        world.serve_waiters(&mut queue);
+        assert_eq!(world.disk.backings.last(), Some(&BackingId(1)), "command {cid}");
+        let newest = world.disk.waiting.pop_back().expect("it has gone to its disk");
+        world.disk.waiting.push_front(newest);
+        assert!(world.disk_step(&mut queue));
+        while world.fabric_step(&mut queue) {}
+        let answers: Vec<_> = take(&mut world.completions);
+        assert!(answers.iter().all(|cqe| cqe.cid == cid && cqe.status.is_success()), "{answers:?}");
+        assert_eq!(answers.len(), 1);
+        assert_eq!((world.disk.waiting.len(), world.waiters.len()), (8, 6 + 8), "as before");
+    }
+
+    // The disk is back, and then the other host.
+    world.run(&mut queue);
+    let answered: Vec<u16> = world.completions.drain(..).map(|cqe| cqe.cid).collect();
+    assert_eq!(answered, (0..14).collect::<Vec<_>>());
+    let own_posted = take(&mut world.fabric.posted);
+    (world.key, world.fabric.posted) = (1, busy_posted);
+    world.run(&mut busy);
+    assert_eq!((world.completions.drain(..).count(), world.waiters.len()), (14, 0));
+    let busy_posted = take(&mut world.fabric.posted);
+    for (mut queue, posted) in
+        [(queue, own_posted), (busy, busy_posted), (admin, posted), (busy_admin, busy_admin_posted)]
+    {
+        world.fabric.posted = posted;
+        world.flush_and_go(&mut queue);
+        assert!(queue.is_finished());
+        queue.finish(&mut world.io());
+    }
+    assert!(world.pool.is_full(), "{:?}", world.pool.free());
 }
