@@ -107,6 +107,8 @@ pub struct Backing {
     /// Changes while it is served: see `resize`. A reactor that learns of it a moment later has
     /// operations that are in range still, or are refused by the system.
     pub(super) size_bytes: AtomicU64,
+    /// How long it was when it was opened: longer than its size where a part is served.
+    pub(super) found_bytes: u64,
     /// Changes while it is served, when a host formats it: see `erase`.
     pub(super) block_size_bytes: AtomicU32,
     /// Direct I/O reaches blocks of this size and no smaller ones.
@@ -153,7 +155,7 @@ impl Backing {
     /// One sentence: what was tried, what the system said, what to do.
     pub fn open(config: &BackingConfig) -> Result<Backing, OpenError> {
         match &config.kind {
-            BackingKind::File { path, size } => open::open_path(path, *size, config, true),
+            BackingKind::File { path, size } => open::open_path(path, *size, config, None),
             BackingKind::Ram { size } => {
                 let name = format!("ram ({size} bytes)");
                 open::check_shape(&name, *size, config.block_size_bytes)?;
@@ -175,7 +177,8 @@ impl Backing {
     }
 
     /// Opens what is at the path of a store now, because what was there is gone. The health stays
-    /// the same. Nothing is created; size and nature must be what they were. May wait for disks.
+    /// the same. Nothing is created; nature and length must be what they were, or the length just
+    /// what is served. May wait for disks.
     ///
     /// # Errors
     /// One sentence: what was tried, what the system said, what to do.
@@ -183,7 +186,8 @@ impl Backing {
         let BackingKind::File { path, .. } = &config.kind else {
             return Err(OpenError(format!("{} cannot be opened again", self.name)));
         };
-        let mut fresh = open::open_path(path, Some(self.size_bytes()), config, false)?;
+        let mut fresh =
+            open::open_path(path, Some(self.size_bytes()), config, Some(self.found_bytes))?;
         let nature = |b: &Backing| (b.kind, b.volatile_cache);
         if nature(&fresh) != nature(self) {
             return Err(OpenError(format!(
@@ -208,6 +212,7 @@ impl Backing {
         let file = Arc::new(hold.another(&self.name, self.read_only)?);
         let (name, size) = (self.name.clone(), self.size_bytes());
         let mut fresh = Backing::assemble(self.kind, Some(file), name, size, config);
+        fresh.found_bytes = self.found_bytes;
         fresh.hold = Some(Arc::clone(hold));
         fresh.volatile_cache = self.volatile_cache;
         fresh.geometry = self.geometry;
@@ -283,6 +288,7 @@ impl Backing {
             sync_files: Mutex::default(),
             name,
             size_bytes: AtomicU64::new(size_bytes),
+            found_bytes: size_bytes,
             block_size_bytes: AtomicU32::new(config.block_size_bytes),
             smallest_block_bytes: 512,
             read_only: config.read_only,

@@ -85,14 +85,14 @@ impl Drop for Hold {
     }
 }
 
-/// Opens a store at a path. A missing file is created if `is_new`. Then a store may also be longer
-/// than `size`, as a namespace is that was made smaller while it was served: the rest is not. What
-/// takes the place of a store that was lost has its size.
+/// Opens a store at a path. A missing file is created, and a store may also be longer than `size`,
+/// as a namespace is that was made smaller while it was served: the rest is not. What takes the
+/// place of a store that was lost has its size, or the length in bytes that was found `before`.
 pub(super) fn open_path(
     path: &Path,
     size: Option<u64>,
     config: &BackingConfig,
-    is_new: bool,
+    before: Option<u64>,
 ) -> Result<Backing, OpenError> {
     let name = path.display().to_string();
     if let Some(size) = size {
@@ -104,18 +104,19 @@ pub(super) fn open_path(
             claim = claim_device(path, &name, &meta)?;
             (open_existing(path, &name, &meta, config)?, false)
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound && is_new => {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && before.is_none() => {
             (create(path, &name, size, config)?, true)
         }
         Err(error) => return Err(failed(&format!("cannot look at {name}"), &error)),
     };
     lock(&file, &name, config.read_only)?;
-    match inspect(&file, path, &name, (size, is_new), config) {
-        Ok((kind, bytes)) => {
+    match inspect(&file, path, &name, (size, before), config) {
+        Ok((kind, bytes, found_bytes)) => {
             let file = Arc::new(file);
             let hold = Hold { locked: Arc::clone(&file), _claim: claim };
             let mut backing = finish(kind, file, name, bytes, config)?;
             backing.hold = Some(Arc::new(hold));
+            backing.found_bytes = found_bytes;
             Ok(backing)
         }
         Err(error) => {
@@ -251,21 +252,23 @@ fn create(
     Ok(file)
 }
 
-/// Whether an opened store can be served; gives its kind and size.
+/// Whether an opened store can be served; gives its kind, its size and how long it is.
 fn inspect(
     file: &File,
     path: &Path,
     name: &str,
-    (size, may_be_longer): (Option<u64>, bool),
+    (size, before): (Option<u64>, Option<u64>),
     config: &BackingConfig,
-) -> Result<(Kind, u64), OpenError> {
+) -> Result<(Kind, u64, u64), OpenError> {
     let looked = |error| failed(&format!("cannot look at {name}"), &error);
     let meta = file.metadata().map_err(looked)?;
     let kind = if meta.file_type().is_block_device() { Kind::Device } else { Kind::File };
-    let mut bytes = match kind {
+    let found_bytes = match kind {
         Kind::Device => (&mut &*file).seek(SeekFrom::End(0)).map_err(looked)?,
         _ => meta.len(),
     };
+    let mut bytes = found_bytes;
+    let may_be_longer = before.is_none_or(|before| before == found_bytes);
     if let Some(wanted) = size.filter(|wanted| may_be_longer && *wanted < bytes) {
         warn!("{name} has {bytes} bytes, and {wanted} of them are served");
         bytes = wanted;
@@ -286,7 +289,7 @@ fn inspect(
     }
     check_shape(name, bytes, config.block_size_bytes)?;
     probe_alignment(file, path, name, meta.dev(), config.block_size_bytes)?;
-    Ok((kind, bytes))
+    Ok((kind, bytes, found_bytes))
 }
 
 fn finish(

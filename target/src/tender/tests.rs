@@ -246,3 +246,37 @@ fn nobody_waits_for_who_hangs() {
     assert!(tended.is_due(Instant::now() + Duration::from_secs(60)));
     tender.stop(Instant::now() + Duration::from_secs(20));
 }
+
+#[test]
+fn a_store_that_is_served_in_part_comes_back_as_it_was() {
+    let dir = crate::disk::tests::folder();
+    let path = dir.path().join("disk.img");
+    let config = BackingConfig {
+        kind: BackingKind::File { path: path.clone(), size: Some(SIZE) },
+        block_size_bytes: 512,
+        read_only: false,
+    };
+    let put = |bytes: u64| {
+        let other = dir.path().join("other");
+        fs::write(&other, vec![0; bytes as usize]).unwrap();
+        fs::rename(&other, &path).unwrap();
+    };
+    put(SIZE * 2);
+    let mut backing = Backing::open(&config).unwrap();
+    // As often as it goes, also through fresh descriptors.
+    for _ in 0..2 {
+        backing = backing.renewed(&config).unwrap();
+        for bytes in [SIZE * 2 - 4096, SIZE * 2 + 4096, SIZE - 4096] {
+            put(bytes);
+            let refused = backing.open_again(&config).unwrap_err().to_string();
+            assert!(refused.contains(&format!("has {bytes} bytes")), "{refused}");
+        }
+        put(SIZE * 2);
+        backing = backing.open_again(&config).unwrap();
+        assert_eq!(backing.size_bytes(), SIZE);
+    }
+    put(SIZE);
+    backing = backing.open_again(&config).unwrap();
+    put(SIZE * 2);
+    assert!(backing.open_again(&config).is_err(), "now that would be another length");
+}
