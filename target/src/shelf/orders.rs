@@ -77,7 +77,7 @@ impl Shelf {
                     nsze: blocks,
                     ncap: blocks,
                     flbas: Formats::those(|_| true).index(shift),
-                    nmic: u8::from(!new.private),
+                    nmic: u8::from(!new.private) * SHARED,
                     anagrpid: new.ana_group,
                     ..ChangeNamespace::default()
                 })
@@ -96,7 +96,7 @@ impl Shelf {
                     ncap: blocks,
                     flbas: backing
                         .map_or(0, |b| index(b.block_size_bytes().trailing_zeros() as u8)),
-                    nmic: entry.map_or(0, |_| SHARED),
+                    nmic: entry.map_or(0, |entry| u8::from(!entry.private) * SHARED),
                     anagrpid: entry.map_or(0, |entry| entry.ana_group),
                     nsid,
                     ..ChangeNamespace::default()

@@ -177,6 +177,21 @@ fn each_refusal_has_its_status_and_changes_nothing() {
 }
 
 #[test]
+fn the_log_says_of_a_deleted_namespace_what_it_said_when_it_was_made() {
+    let folder = tempdir().unwrap();
+    let mut shelf = shelf(&config(folder.path()));
+    for (private, nmic) in [(false, 1), (true, 0)] {
+        let what =
+            What::Create(Creation { bytes: MIB, block_size_bytes: 512, ana_group: 1, private });
+        let made = shelf.change_of(&order(host(1), what.clone())).unwrap();
+        let nsid = ask(&mut shelf, what).unwrap();
+        let gone = shelf.change_of(&order(host(1), What::Delete { nsid })).unwrap();
+        assert_eq!((made.nmic, gone.nmic), (nmic, nmic));
+        assert_eq!(gone, ChangeNamespace { cdw10: gone.cdw10, nsid, ..made });
+    }
+}
+
+#[test]
 fn a_namespace_has_an_end_of_hosts() {
     let folder = tempdir().unwrap();
     let mut shelf = shelf(&config(folder.path()));
