@@ -45,6 +45,9 @@ pub struct Fatal(pub String);
 /// CPU.
 const SPIN_AUTO: Duration = Duration::from_micros(50);
 
+/// What is kept over restarts has this long in a stop, also when hosts or disks have used it up.
+const KEEPING: Duration = Duration::from_millis(400);
+
 /// A running target.
 pub struct Target {
     provider: Choice,
@@ -336,13 +339,12 @@ impl Target {
     }
 
     /// Disconnects every host, lets what is at the disks finish, and ends the reactors; gives up
-    /// at the deadline.
-    pub fn stop(self, deadline: Instant) {
+    /// at the deadline, or 400 ms later for what is kept over restarts.
+    pub fn stop(mut self, deadline: Instant) {
         // A host's format would keep its reactor beyond any deadline.
         self.registry.halt();
-        if let Some(waiting) = self.waiting {
-            waiting.stop(deadline);
-        }
+        // It may hang in a disk: hosts and what is kept come first.
+        self.waiting.iter_mut().for_each(Waiting::cease);
         for index in 0..self.reactors.len() {
             self.registry.reactor(index).send(Mail::Stop);
         }
@@ -356,8 +358,10 @@ impl Target {
                 warn!(reactor = index, "did not stop in time");
             }
         }
-        self.ledger.into_iter().for_each(|ledger| ledger.close(deadline));
-        self.power.close(deadline);
+        let kept = deadline.max(Instant::now() + KEEPING);
+        self.ledger.into_iter().for_each(|ledger| ledger.close(kept));
+        self.power.close(kept);
+        self.waiting.into_iter().for_each(|waiting| waiting.stop(deadline));
         self.tender.stop(deadline);
         let _ = self.keeper.1.send(Word::Stop);
         let _ = self.steward.1.send(steward::Word::Stop);
@@ -551,4 +555,43 @@ fn differences(old: &Config, new: &Config) -> Vec<String> {
         }
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A target that listens nowhere: its address is one of documentation.
+    fn config(folder: &Path) -> Config {
+        let text = format!(
+            "provider = \"soft\"\nstate_directory = {folder:?}\n[[listener]]\naddress = \
+             \"192.0.2.1\"\n[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:a\"\nallow_any_host = \
+             true\n[[subsystem.namespace]]\nnsid = 1\nkind = \"null\"\nsize = \"1MiB\"\n"
+        );
+        Config::parse(&text).unwrap()
+    }
+
+    #[test]
+    fn who_waits_for_a_disk_that_hangs_keeps_no_host_and_nothing_that_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut target = Target::start(config(folder.path())).unwrap();
+        target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
+        let stats: Vec<_> = target.reactors.iter().map(|each| Arc::clone(&each.stats)).collect();
+        let (say, said) = mpsc::channel();
+        let (power, usage) = (folder.path().join("power"), folder.path().join("usage"));
+        let at_work = std::fs::read(&power).unwrap();
+        let is_kept = move || usage.exists() && std::fs::read(&power).unwrap() != at_work;
+        target.waiting = Some(Waiting::at(move || {
+            // Comes back when the rest has stopped, or after long.
+            let hopeless = Instant::now() + Duration::from_secs(30);
+            let has_stopped =
+                || is_kept() && stats.iter().all(|each| each.ended.load(Ordering::Relaxed));
+            while !has_stopped() && Instant::now() < hopeless {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            let _ = say.send(has_stopped());
+        }));
+        target.stop(Instant::now() + Duration::from_secs(60));
+        assert_eq!(said.recv(), Ok(true), "hosts and what is kept come first");
+    }
 }

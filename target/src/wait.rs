@@ -61,7 +61,7 @@ impl Awaited {
 pub(crate) struct Waiting {
     thread: JoinHandle<()>,
     /// Dropped: it ends.
-    stop: Sender<()>,
+    stop: Option<Sender<()>>,
 }
 
 impl Waiting {
@@ -76,12 +76,17 @@ impl Waiting {
                 look(&shelf);
             }
         })?;
-        Ok(Waiting { thread, stop })
+        Ok(Waiting { thread, stop: Some(stop) })
+    }
+
+    /// Has it begin nothing more.
+    pub(crate) fn cease(&mut self) {
+        self.stop = None;
     }
 
     /// Ends it; what hangs in a disk is left to itself.
-    pub(crate) fn stop(self, deadline: Instant) {
-        drop(self.stop);
+    pub(crate) fn stop(mut self, deadline: Instant) {
+        self.cease();
         while !self.thread.is_finished() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -102,5 +107,13 @@ fn look(shelf: &Mutex<Shelf>) {
     let served = absent::served(folder.as_deref());
     if stores.iter().any(|awaited| awaited.has_come(&served)) {
         shelf().on_stores();
+    }
+}
+
+#[cfg(test)]
+impl Waiting {
+    /// One that does this instead.
+    pub(crate) fn at(work: impl FnOnce() + Send + 'static) -> Waiting {
+        Waiting { thread: std::thread::spawn(work), stop: None }
     }
 }
