@@ -181,38 +181,55 @@ impl Declared {
         Ok(config.or_state_directory(self.state_directory.clone()))
     }
 
-    /// Makes the changes again that the file does not have yet.
+    /// Makes the changes again that the files do not have yet. Of those that were made at once, one
+    /// alone may be no configuration: then the next ones are made with it.
     fn replay(&mut self, found: Changes) {
         self.changes.set_aside = found.set_aside;
-        for mut kept in unsaved(&self.read, found.kept) {
-            let redone = edit::again(&self.sources, &mut kept);
-            let redone = redone.and_then(|sources| Ok((self.parse(&sources)?, sources)));
-            let is_old = matches!(kept.change, Change::Replace { .. }) && kept.base != self.base;
+        let mut left: Vec<Kept> = unsaved(&self.read, found.kept).collect();
+        while let Some(first) = left.first() {
+            let at_once = |kept: &&Kept| (kept.at_unix_s, kept.uid) == (first.at_unix_s, first.uid);
+            let most = left.iter().take_while(at_once).count();
+            let together = || (2..=most).find_map(|count| self.again(&left[..count]).ok());
+            let redone = self.again(&left[..1]).or_else(|misfit| together().ok_or(misfit));
             match redone {
-                // The files have it.
-                Ok((_, sources)) if sources == self.sources => {}
-                Ok(_) if is_old => {
-                    let why = "the configuration file was changed after that".to_owned();
-                    self.set_aside(kept, why);
+                Ok((config, sources, kept)) => {
+                    left.drain(..kept.len());
+                    // Unless the files have it.
+                    if sources != self.sources {
+                        (self.config, self.sources) = (config, sources);
+                        self.changes.kept.extend(kept);
+                    }
                 }
-                Ok((config, _)) if config.state_directory != self.config.state_directory => {
-                    self.set_aside(kept, "it names another `state_directory`".to_owned());
+                Err(misfit) => {
+                    let (kept, why) = (left.remove(0), misfit.to_string());
+                    self.changes.set_aside.push(SetAside { kept, why });
                 }
-                Ok((config, _)) if config.include != self.config.include => {
-                    self.set_aside(kept, "it names another folder as `include`".to_owned());
-                }
-                Ok((config, sources)) => {
-                    kept.after = digest_all(&sources);
-                    (self.config, self.sources) = (config, sources);
-                    self.changes.kept.push(kept);
-                }
-                Err(misfit) => self.set_aside(kept, misfit.to_string()),
             }
         }
     }
 
-    fn set_aside(&mut self, kept: Kept, why: String) {
-        self.changes.set_aside.push(SetAside { kept, why });
+    /// What comes of making these changes again, one after the other.
+    fn again(&self, run: &[Kept]) -> Result<(Config, Sources, Vec<Kept>), Misfit> {
+        let mut sources = self.sources.clone();
+        let mut run = run.to_vec();
+        for kept in &mut run {
+            sources = edit::again(&sources, kept)?;
+            kept.after = digest_all(&sources);
+        }
+        let config = self.parse(&sources)?;
+        let is_old =
+            |kept: &Kept| matches!(kept.change, Change::Replace { .. }) && kept.base != self.base;
+        let wrong = |what: &str| Err(Misfit::Wrong(what.to_owned()));
+        if sources == self.sources {
+            // Whatever else is so, nothing is to be changed.
+        } else if run.iter().any(is_old) {
+            return wrong("the configuration file was changed after that");
+        } else if config.state_directory != self.config.state_directory {
+            return wrong("it names another `state_directory`");
+        } else if config.include != self.config.include {
+            return wrong("it names another folder as `include`");
+        }
+        Ok((config, sources, run))
     }
 }
 

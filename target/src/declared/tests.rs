@@ -268,6 +268,28 @@ fn changes_that_a_person_has_made_impossible_are_set_aside_and_told() {
 }
 
 #[test]
+fn changes_that_were_made_at_once_outlast_a_restart_where_none_could_be_alone() {
+    let text = TEXT.replace("allow_any_host = true", "allow_any_host = true\nlisteners = [1]");
+    let (folder, declared) = stage(&text);
+    let address = settings(json!({"address": "127.0.0.9"}));
+    let moved =
+        [Change::RemoveListener { id: 1 }, Change::AddListener { id: 1, settings: address }];
+    assert!(declared.with(&moved[..1], AT).is_err() && declared.with(&moved[1..], AT).is_err());
+    let before = declared.with(&[add(2, "2GiB")], AT).unwrap();
+    let next = before.with(&moved, AT).unwrap().with(&[add(3, "3GiB")], AT).unwrap();
+    next.keep().unwrap();
+    let found = load(&folder);
+    assert_eq!((found.config(), found.changes()), (next.config(), next.changes()));
+    assert_eq!(found.config().listeners[0].address.ip().to_string(), "127.0.0.9");
+    // Of what no longer fits, each is set aside, and the others are made.
+    write(&folder, &text.replace("127.0.0.1", "127.0.0.5"));
+    let found = load(&folder);
+    assert_eq!(nsids(&found), [1, 2, 3]);
+    let aside: Vec<_> = found.changes().set_aside.iter().map(|aside| &aside.kept.change).collect();
+    assert_eq!(aside, [&moved[0], &moved[1]], "{:?}", found.changes().set_aside);
+}
+
+#[test]
 fn another_configuration_as_a_whole_yields_to_what_is_written_later() {
     let (folder, declared) = stage(TEXT);
     let state = format!("state_directory = {:?}\n", folder.path());
