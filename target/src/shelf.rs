@@ -22,7 +22,7 @@ use crate::mailbox::Mail;
 use crate::managed::{Allocated, Catalog, Catalogs, Management};
 use crate::provider::owns;
 use crate::registry::{Change, Registry};
-use crate::stores::{Awaited, Store, Stores};
+use crate::stores::{Awaited, Place, Store, Stores};
 use crate::subsystem::Subsystem;
 use crate::target::Fatal;
 use crate::tender::Tender;
@@ -49,6 +49,16 @@ impl Next {
         stores: &Stores,
         catalogs: &Catalogs,
     ) -> Result<Next, Fatal> {
+        Next::try_those(config, stores, catalogs, &[])
+    }
+
+    /// The same, where those of the awaited stores are tried as well.
+    fn try_those(
+        config: &Config,
+        stores: &Stores,
+        catalogs: &Catalogs,
+        due: &[Place],
+    ) -> Result<Next, Fatal> {
         let mut opened = Vec::new();
         let mut subsystems = config.subsystems.clone();
         for subsystem in &mut subsystems {
@@ -67,18 +77,20 @@ impl Next {
             catalog.eclipsed(subsystem).for_each(|line| warn!("{line}"));
             catalog.merge_into(subsystem);
         }
-        let mut next = Next { catalogs: opened, ..Next::of(subsystems, stores, config.missing)? };
+        let mut next =
+            Next { catalogs: opened, ..Next::of(subsystems, stores, (config.missing, due))? };
         next.stores.limit(&config.quotas, &next.subsystems);
         Ok(next)
     }
 
-    /// Opens what subsystems need that are as they shall be served.
+    /// Opens what subsystems need that are as they shall be served; of what is awaited only what is
+    /// `due`.
     fn of(
         subsystems: Vec<SubsystemConfig>,
         stores: &Stores,
-        missing: Missing,
+        (missing, due): (Missing, &[Place]),
     ) -> Result<Next, Fatal> {
-        let stores = stores.next_or_wait(&subsystems, missing).map_err(Fatal)?;
+        let stores = stores.next_or_wait(&subsystems, missing, due).map_err(Fatal)?;
         Ok(Next { subsystems, stores, catalogs: Vec::new() })
     }
 }
@@ -291,9 +303,10 @@ impl Shelf {
         self.publish();
     }
 
-    /// Opens the awaited stores that are there now.
-    pub(crate) fn on_stores(&mut self) {
-        let next = self.next(&self.config).and_then(|next| {
+    /// Opens those of the awaited stores, which are there now.
+    pub(crate) fn on_stores(&mut self, due: &[Place]) {
+        let next = Next::try_those(&self.config, &self.stores, &self.catalogs, due);
+        let next = next.and_then(|next| {
             self.attach_new(&next)?;
             Ok(next)
         });

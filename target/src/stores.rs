@@ -1,15 +1,17 @@
 //! The opened backing stores and the subsystems made of them: what a configuration becomes.
 
+mod opening;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use nvme::{Nqn, Text};
 use tracing::warn;
 use uuid::Uuid;
 
+use self::opening::Opening;
 use crate::absent;
 use crate::config::{LimitConfig, Missing, NamespaceConfig, NamespaceKind, SubsystemConfig};
 use crate::disk::BackingId;
@@ -62,7 +64,12 @@ pub struct Stores {
     awaited: Vec<Awaited>,
     /// What is to be told about them when they are adopted.
     news: Vec<String>,
+    /// What still hangs, of all stores that were ever made of these.
+    opening: Arc<Opening>,
 }
+
+/// A namespace: its subsystem and its id.
+pub(crate) type Place = (Nqn, u32);
 
 /// A namespace whose store is not there yet.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -71,11 +78,16 @@ pub struct Awaited {
     pub place: String,
     /// What is awaited, as a sentence.
     pub why: String,
-    key: (Nqn, u32),
+    key: Place,
     config: NamespaceConfig,
 }
 
 impl Awaited {
+    /// Which namespace.
+    pub(crate) fn key(&self) -> Place {
+        self.key
+    }
+
     /// Whether its store is there by now, or at least no longer missing as it was. `served`: what
     /// [`Stores::served`] says.
     #[must_use]
@@ -97,10 +109,12 @@ impl Stores {
     /// # Errors
     /// One sentence about the first store that cannot be served.
     pub fn next(&self, subsystems: &[SubsystemConfig]) -> Result<Stores, String> {
-        self.next_or_wait(subsystems, Missing::Fail)
+        self.next_or_wait(subsystems, Missing::Fail, &[])
     }
 
-    /// The same, where what is missing may be awaited.
+    /// The same, where what is missing may be awaited. What is awaited already stays so, and is not
+    /// even looked at: that may take long, and is for whoever waits for it. Only what is `due` is
+    /// opened.
     ///
     /// # Errors
     /// One sentence about the first store that cannot be served, and is not awaited either.
@@ -108,6 +122,7 @@ impl Stores {
         &self,
         subsystems: &[SubsystemConfig],
         missing: Missing,
+        due: &[Place],
     ) -> Result<Stores, String> {
         let served = self.served();
         let mut next = Stores {
@@ -118,6 +133,7 @@ impl Stores {
             limiters: self.limiters.clone(),
             awaited: Vec::new(),
             news: Vec::new(),
+            opening: Arc::clone(&self.opening),
         };
         for (subsystem, namespace) in namespaces(subsystems) {
             let key = (subsystem.nqn, namespace.nsid);
@@ -126,7 +142,8 @@ impl Stores {
             let known = self.by_namespace.get(&key);
             let store = match known {
                 Some(store) if store.tended.is_as(&formatted(namespace, &store.format)) => {
-                    let resize = next_size(&store.tended.backing(), backing_config(namespace).kind);
+                    let resize =
+                        self.next_size(&store.tended.backing(), backing_config(namespace).kind);
                     let resize = resize.map_err(|why| format!("{place}: {why}"))?;
                     if resize.is_some() && store.format.under_way().is_some() {
                         return Err(format!(
@@ -145,6 +162,14 @@ impl Stores {
                     ));
                 }
                 None => {
+                    let awaited = self.awaiting(key, namespace);
+                    if let Some(awaited) = awaited
+                        && missing == Missing::Wait
+                        && !due.contains(&key)
+                    {
+                        next.awaited.push(awaited.clone());
+                        continue;
+                    }
                     if let Some(why) = absent::store(namespace, &served) {
                         if missing == Missing::Fail {
                             return Err(format!("{place}: {why}"));
@@ -156,7 +181,7 @@ impl Stores {
                     match self.make(id, key, namespace) {
                         Ok(store) => store,
                         // It has come, and not as it should: that holds nothing else back.
-                        Err(why) if missing == Missing::Wait && self.awaits(key, namespace) => {
+                        Err(why) if missing == Missing::Wait && awaited.is_some() => {
                             next.awaited.push(Awaited {
                                 place,
                                 why,
@@ -244,9 +269,9 @@ impl Stores {
         })
     }
 
-    /// Whether this namespace is awaited, as it is configured now.
-    fn awaits(&self, key: (Nqn, u32), namespace: &NamespaceConfig) -> bool {
-        self.awaited.iter().any(|each| each.key == key && each.config == *namespace)
+    /// What is awaited of this namespace, as it is configured now.
+    fn awaiting(&self, key: Place, namespace: &NamespaceConfig) -> Option<&Awaited> {
+        self.awaited.iter().find(|each| each.key == key && each.config == *namespace)
     }
 
     /// Opens a store, and waits for it no longer than a person would.
@@ -259,7 +284,21 @@ impl Stores {
         };
         let BackingKind::File { path, .. } = &config.kind else { return open(config) };
         let own = config.clone();
-        patiently(path, move || open(&own))
+        self.opening.within(PATIENCE, path, move || open(&own))
+    }
+
+    /// The size that a store is to have now, where that is another one.
+    fn next_size(&self, backing: &Arc<Backing>, kind: BackingKind) -> Result<Option<u64>, String> {
+        let own = Arc::clone(backing);
+        let path = match &kind {
+            BackingKind::File { size, .. } if *size == Some(backing.size_bytes()) => {
+                return Ok(None);
+            }
+            BackingKind::File { path, .. } => path.clone(),
+            _ => return backing.next_size(&kind).map_err(|error| error.to_string()),
+        };
+        let size = move || own.next_size(&kind).map_err(|error| error.to_string());
+        self.opening.within(PATIENCE, &path, size)
     }
 
     fn reservation(&self, key: (Nqn, u32), uuid: Uuid) -> Result<Arc<Reservation>, String> {
@@ -291,7 +330,7 @@ impl Stores {
         match (&self.state_directory, &namespace.kind) {
             (Some(folder), NamespaceKind::File { path, .. }) => {
                 let own = path.clone();
-                let path = patiently(path, move || Ok(lasting(own)))?;
+                let path = self.opening.within(PATIENCE, path, move || Ok(lasting(own)))?;
                 let (uuid, bytes) = (namespace.uuid.into_bytes(), namespace.block_size_bytes);
                 Format::kept(key.0, key.1, folder, uuid, &path, bytes)
             }
@@ -455,17 +494,6 @@ fn namespaces(
     subsystems.iter().flat_map(|s| s.namespaces.iter().map(move |n| (s, n)))
 }
 
-/// The size that a store is to have now, where that is another one.
-fn next_size(backing: &Arc<Backing>, kind: BackingKind) -> Result<Option<u64>, String> {
-    let own = Arc::clone(backing);
-    let path = match &kind {
-        BackingKind::File { size, .. } if *size == Some(backing.size_bytes()) => return Ok(None),
-        BackingKind::File { path, .. } => path.clone(),
-        _ => return backing.next_size(&kind).map_err(|error| error.to_string()),
-    };
-    patiently(&path, move || own.next_size(&kind).map_err(|error| error.to_string()))
-}
-
 /// The path that a file is known by for good. Links of devices are left as they are: they last, and
 /// what they lead to has another name with every start.
 fn lasting(path: PathBuf) -> PathBuf {
@@ -475,24 +503,6 @@ fn lasting(path: PathBuf) -> PathBuf {
     };
     let found = std::fs::canonicalize(&path).ok().or_else(in_folder);
     found.filter(|found| !found.starts_with("/dev")).unwrap_or(path)
-}
-
-/// Does what may wait for the disk behind a path, and waits no longer than a person would.
-fn patiently<T: Send + 'static>(
-    path: &Path,
-    act: impl FnOnce() -> Result<T, String> + Send + 'static,
-) -> Result<T, String> {
-    let (say, said) = sync_channel(1);
-    std::thread::Builder::new()
-        .name("opening".to_owned())
-        .spawn(move || {
-            // Nobody may be listening any more: then what was opened is closed again.
-            let _ = say.send(act());
-        })
-        .map_err(|error| format!("no thread to open it: {error}"))?;
-    said.recv_timeout(PATIENCE).unwrap_or_else(|_| {
-        Err(format!("{} does not answer: check the disk or server that it is on", path.display()))
-    })
 }
 
 /// With the blocks that a host has chosen, whatever the configuration says.
@@ -593,5 +603,31 @@ mod tests {
         assert_eq!(next.subsystem(&config, Arc::default()).namespaces[1].blocks, 512);
         assert_eq!((ids(&next), next.without(&stores).count()), (vec![0, 1], 0));
         assert!(next.resize().is_empty());
+    }
+
+    #[test]
+    fn what_is_awaited_is_opened_by_whoever_waits_for_it_and_by_nobody_else() {
+        let folder = crate::disk::tests::folder();
+        let path = folder.path().join("mount/disk.img");
+        let mut config = subsystem(&[1], 1 << 20);
+        config.namespaces[0].kind = NamespaceKind::File { path: path.clone(), size: None };
+        let key = (config.nqn, 1);
+        let subsystems = std::slice::from_ref(&config);
+        let next = |stores: &Stores, due: &[Place]| {
+            stores.next_or_wait(subsystems, Missing::Wait, due).unwrap()
+        };
+        let stores = next(&Stores::default(), &[]);
+        assert_eq!(stores.awaited().len(), 1);
+        std::fs::create_dir(folder.path().join("mount")).unwrap();
+        std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+        let carried = next(&stores, &[]);
+        assert_eq!((carried.awaited(), ids(&carried)), (stores.awaited(), vec![]));
+        let other = next(&carried, &[(config.nqn, 2)]);
+        assert_eq!((other.awaited().len(), ids(&other).len()), (1, 0));
+        let opened = next(&other, &[key]);
+        assert_eq!((opened.awaited().len(), ids(&opened)), (0, vec![0]));
+        drop(opened);
+        // Who does not want to wait gets it, or hears why not.
+        assert_eq!(ids(&carried.next(subsystems).unwrap()), [0]);
     }
 }
