@@ -233,6 +233,7 @@ impl Queue {
                 io.fabric.post(qp, 0, rdma::Work::Recv(buf));
             }
         }
+        io.waiters.open(depth);
         let accept = cm::Accept { recfmt: 0, crqsize: depth };
         io.fabric.accept(qp, &accept.emit());
         debug!(%remote, qid = request.qid, depth, "connection accepted");

@@ -78,6 +78,8 @@ struct Share {
     owner: Option<u64>,
     /// Its queues here.
     queues: u32,
+    /// How many of their commands can wait at once.
+    room: usize,
     /// Bytes of data buffers that its commands hold, wherever these are.
     held_bytes: u64,
     /// The same by namespace.
@@ -88,7 +90,7 @@ struct Share {
 impl Default for Share {
     fn default() -> Share {
         let (owner, line) = (None, VecDeque::new());
-        Share { owner, queues: 0, held_bytes: 0, by_lane: [0; LANES], line }
+        Share { owner, queues: 0, room: 0, held_bytes: 0, by_lane: [0; LANES], line }
     }
 }
 
@@ -132,6 +134,8 @@ impl Share {
 #[derive(Debug, Default)]
 pub struct Waiters {
     admin: VecDeque<(u32, u16)>,
+    /// How many commands of queues without a share can wait at once.
+    admin_room: usize,
     shares: Vec<Share>,
     /// The shares in whose line somebody waits, the next one first.
     turns: VecDeque<u32>,
@@ -156,30 +160,46 @@ impl Waiters {
         self.admin.len() + self.shares.iter().map(|share| share.line.len()).sum::<usize>()
     }
 
-    /// A queue of an association begins, with so many slots: the share of that association.
-    pub fn join(&mut self, owner: u64, slots: usize) -> u32 {
+    /// A queue begins that is of no association yet, or an admin queue for good. So many of its
+    /// commands can wait at once: as many as it has receives, because each that waits keeps the one
+    /// that it came in. There is room for all from now on, so that nothing is allocated when they do.
+    pub fn open(&mut self, commands: u16) {
+        self.admin_room += usize::from(commands);
+        self.admin.reserve_exact(self.admin_room.saturating_sub(self.admin.len()));
+    }
+
+    /// Such a queue ends, or joins an association.
+    pub fn close(&mut self, commands: u16) {
+        self.admin_room = self.admin_room.saturating_sub(commands.into());
+    }
+
+    /// A queue of an association begins, of which so many commands can wait at once
+    /// ([`Waiters::open`]): the share of that association.
+    pub fn join(&mut self, owner: u64, commands: u16) -> u32 {
         let own = self.shares.iter().position(|share| share.owner == Some(owner));
         let vacant = || self.shares.iter().position(|share| share.owner.is_none());
         let at = own.or_else(vacant).unwrap_or(self.shares.len());
         if at == self.shares.len() {
             self.shares.push(Share::default());
-            // So that nothing is allocated when somebody waits.
             self.turns.reserve(self.shares.len());
         }
         let share = &mut self.shares[at];
         share.owner = Some(owner);
         share.queues += 1;
-        share.line.reserve(slots);
-        self.tolls.join(at as u32, slots);
+        share.room += usize::from(commands);
+        share.line.reserve_exact(share.room.saturating_sub(share.line.len()));
+        self.tolls.join(at as u32, share.room);
         at as u32
     }
 
-    /// A queue ends; none of its commands waits or holds anything.
-    pub fn leave(&mut self, share: u32) {
+    /// A queue ends, of which so many commands could wait; none of them waits or holds anything.
+    pub fn leave(&mut self, share: u32, commands: u16) {
         let Some(left) = self.shares.get_mut(share as usize) else { return };
         left.queues = left.queues.saturating_sub(1);
+        left.room = left.room.saturating_sub(commands.into());
         if left.queues == 0 {
             *left = Share::default();
+            self.tolls.leave(share);
         }
     }
 
@@ -353,6 +373,47 @@ mod tests {
         assert!(waiters.is_empty() && waiters.may_try(Some(b)));
     }
 
+    /// All commands of all queues wait, for limits and for buffers, and no line takes more memory.
+    #[test]
+    fn nothing_is_allocated_when_all_wait() {
+        let mut waiters = Waiters::default();
+        let (hosts, queues, commands) = (9u32, 5u32, 33u16);
+        for host in 0..hosts {
+            waiters.open(commands);
+            for _ in 0..queues {
+                waiters.open(commands);
+                waiters.close(commands);
+                assert_eq!(waiters.join(host.into(), commands), host);
+            }
+        }
+        let taken = |waiters: &Waiters| {
+            let lines = waiters.shares.iter().map(|share| share.line.capacity());
+            let lines: Vec<_> = lines.chain(waiters.tolls.capacities()).collect();
+            (waiters.admin.capacity(), waiters.turns.capacity(), waiters.shares.capacity(), lines)
+        };
+        let before = taken(&waiters);
+        for (host, queue, slot) in (0..hosts)
+            .flat_map(|host| (0..queues).map(move |queue| (host, queue)))
+            .flat_map(|(host, queue)| (0..commands).map(move |slot| (host, queue, slot)))
+        {
+            let key = host * queues + queue;
+            if queue == 0 {
+                waiters.push(None, waiter(key, slot), None);
+            }
+            waiters.tolls.push(host, (key, slot), 1, None);
+            waiters.push(Some(host), waiter(key, slot), Some(Take::Short));
+        }
+        assert_eq!(waiters.len(), usize::from(commands) * (hosts * (queues + 1)) as usize);
+        assert_eq!(taken(&waiters), before);
+        // A queue that comes again takes the room of the one that went.
+        for _ in 0..100 {
+            waiters.forget(0);
+            waiters.leave(0, commands);
+            waiters.join(0, commands);
+        }
+        assert_eq!(taken(&waiters), before);
+    }
+
     #[test]
     fn hosts_take_turns() {
         let (mut waiters, a, b) = waiters();
@@ -393,8 +454,8 @@ mod tests {
         assert!(waiters.allows(b, None, 20, free), "the first of another");
         waiters.discharge(a, Lane::of(1), 80);
         assert!(waiters.allows(a, None, 1, 0), "nothing is held: the pool alone decides");
-        waiters.leave(a);
-        waiters.leave(a);
+        waiters.leave(a, 8);
+        waiters.leave(a, 8);
         assert_eq!(waiters.join(300, 1), a, "its place is free again");
     }
 

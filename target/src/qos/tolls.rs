@@ -44,14 +44,22 @@ struct Entry {
 }
 
 impl Tolls {
-    /// A queue with so many slots begins in this share.
-    pub fn join(&mut self, share: u32, slots: usize) {
+    /// Of this share so many commands can wait at once, from now on: there is room for all, so that
+    /// nothing is allocated when they do.
+    pub fn join(&mut self, share: u32, commands: usize) {
         let at = share as usize;
         if self.lines.len() <= at {
             self.lines.resize_with(at + 1, VecDeque::new);
         }
-        // So that nothing is allocated when somebody waits.
-        self.lines[at].reserve(slots);
+        let line = &mut self.lines[at];
+        line.reserve_exact(commands.saturating_sub(line.len()));
+    }
+
+    /// Nobody has this share any more, and none of its commands waits.
+    pub fn leave(&mut self, share: u32) {
+        if let Some(line) = self.lines.get_mut(share as usize) {
+            *line = VecDeque::new();
+        }
     }
 
     /// When [`Tolls::next`] may have somebody, if anybody waits.
@@ -121,6 +129,12 @@ impl Tolls {
         }
         self.due = due;
         None
+    }
+
+    /// Places in each line.
+    #[cfg(test)]
+    pub(crate) fn capacities(&self) -> impl Iterator<Item = usize> {
+        self.lines.iter().map(VecDeque::capacity)
     }
 
     fn retain(&mut self, keep: impl Fn(&Entry) -> bool) {

@@ -136,7 +136,8 @@ impl Queue {
         match admission.subsystem {
             Some(subsystem) => {
                 let association = admission.association;
-                self.share = Some(io.waiters.join(association.id, self.slots.len()));
+                io.waiters.close(self.depth());
+                self.share = Some(io.waiters.join(association.id, self.depth()));
                 self.serves = Serves::Io { association, subsystem, epoch };
                 self.find_rows(io);
                 self.find_limits();

@@ -63,7 +63,9 @@ impl Queue {
             for slot in &self.slots {
                 io.waiters.discharge(share, Lane::of(slot.sqe.nsid), slot.charged_bytes);
             }
-            io.waiters.leave(share);
+            io.waiters.leave(share, self.depth());
+        } else {
+            io.waiters.close(self.depth());
         }
         if let Some(proof) = self.proof.as_ref().filter(|proof| proof.is_unfinished()) {
             io.registry.note_failed_proof(self.remote.ip(), *proof.host(), io.now);
