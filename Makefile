@@ -37,7 +37,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build test format lint unit doc native guests sim demo demo-guest bench loss scale qos bench-guests hostile fuzz asan install deb rpm test-package sbom book vm clean
+.PHONY: help packages test-packages build test format lint unit doc native guests sim demo demo-guest bench loss scale qos bench-guests hostile fuzz asan install deb rpm test-package container sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -171,6 +171,11 @@ rpm: packages ## The same as an RPM package, where rpmbuild is: build/nvmfd-VERS
 
 test-package: deb ## Install, start, use, upgrade, remove and purge the package under a real systemd, in a guest
 	$(SUDO) tests/package/run $(BUILD)/nvmfd_$(VERSION)_$$(dpkg --print-architecture).deb
+
+container: build ## Build the image of the Containerfile with podman, and try it; meant for a user without root
+	@command -v podman >/dev/null && command -v jq >/dev/null || { echo "make: first: install podman and jq" >&2; exit 1; }
+	podman build -t nvmfd --build-arg NVMFD_VERSION=$(VERSION) .
+	NVMF=$(NVMF) tests/package/container nvmfd
 
 sbom: ## The bill of materials, as CycloneDX: build/nvmfd.cdx.json
 	@$(call install,jq)

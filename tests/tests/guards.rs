@@ -170,6 +170,7 @@ fn scripts_can_be_run_and_stop_at_the_first_failure() {
     let scripts = [
         ".ci/run",
         "tests/vm/demo",
+        "tests/package/container",
         "tests/package/run",
         "configs/debian/build",
         "configs/rpm/build",
