@@ -12,25 +12,18 @@
 pub mod difference;
 mod edit;
 mod journal;
-mod saving;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use uuid::Uuid;
-
 use crate::api::{Change, Changes, Kept, SetAside};
-use crate::config::{Config, ConfigErrors, Mistake, Source, Sources};
+use crate::config::{Config, ConfigErrors, Mistake, Sources, digest};
 use journal::Journal;
 
 pub use edit::{Misfit, edit};
-pub use saving::writes;
 
 /// The longest text of a configuration that is taken, in bytes.
 pub const MOST_TEXT_BYTES: usize = 512 << 10;
-
-/// Digests of texts are names under this one.
-const DIGEST_SPACE: Uuid = Uuid::from_u128(0x6e0f_5f0c_7c0b_4f5e_8a61_6b65_7074_6368);
 
 /// The texts that are in force, and where they come from.
 #[derive(Clone, Debug)]
@@ -74,7 +67,7 @@ impl Declared {
         let config = Config::of(&sources)?.or_state_directory(given.clone());
         let changes = Changes::default();
         let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
-        let (base, read) = (digest(&sources.main), digest_all(&sources));
+        let (base, read) = (digest(&sources.main.text), digest_all(&sources));
         Ok(Declared { file, base, read, sources, config, changes, state_directory: given })
     }
 
@@ -238,19 +231,12 @@ impl Declared {
 /// # Errors
 /// The first change that does not fit, or what is wrong with what comes out.
 pub fn merged(sources: &Sources, changes: &Changes) -> Result<Sources, Misfit> {
-    let merged = after_each(sources, changes)?.pop().unwrap_or_else(|| sources.clone());
+    let mut merged = sources.clone();
+    for mut kept in unsaved(&digest_all(sources), changes.kept.clone()) {
+        merged = edit::again(&merged, &mut kept)?;
+    }
     Config::of(&merged).map_err(|errors| Misfit::mistakes(&errors))?;
     Ok(merged)
-}
-
-/// The texts of configuration files after each of the changes that they do not have.
-fn after_each(sources: &Sources, changes: &Changes) -> Result<Vec<Sources>, Misfit> {
-    let mut all: Vec<Sources> = Vec::new();
-    for mut kept in unsaved(&digest_all(sources), changes.kept.clone()) {
-        let next = edit::again(all.last().unwrap_or(sources), &mut kept)?;
-        all.push(next);
-    }
-    Ok(all)
 }
 
 /// The changes that the files do not have: they are what they were after one of them when somebody
@@ -260,22 +246,17 @@ fn unsaved(read: &str, kept: Vec<Kept>) -> impl Iterator<Item = Kept> + use<> {
     kept.into_iter().skip(held.map_or(0, |at| at + 1))
 }
 
-/// What a text is known by.
-fn digest(source: &Source) -> String {
-    Uuid::new_v5(&DIGEST_SPACE, source.text.as_bytes()).to_string()
-}
-
 /// What several are known by, with their names; one alone as by [`digest`].
 fn digest_all(sources: &Sources) -> String {
     if sources.more.is_empty() {
-        return digest(&sources.main);
+        return digest(&sources.main.text);
     }
-    let mut all = digest(&sources.main);
+    let mut all = digest(&sources.main.text);
     for source in &sources.more {
         let name = source.file.as_deref().and_then(Path::file_name).unwrap_or_default();
-        all = format!("{all} {name:?} {}", digest(source));
+        all = format!("{all} {name:?} {}", digest(&source.text));
     }
-    Uuid::new_v5(&DIGEST_SPACE, all.as_bytes()).to_string()
+    digest(&all)
 }
 
 fn mistake(what: String, remedy: &str) -> ConfigErrors {

@@ -9,11 +9,15 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use super::saving::{Begun, parent};
 use super::section::{Report, one_line};
 use super::{ConfigErrors, Mistake};
 
 /// The folder that is looked into when nobody says, beside the file.
 const INCLUDE: &str = "conf.d";
+
+/// How often files are read again that do not agree with the reading before.
+const MOST_READINGS: u32 = 8;
 
 /// A text, and the file that it is from.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -31,12 +35,16 @@ pub struct Sources {
     pub main: Source,
     /// The files of the folder that it includes, by the order of their names.
     pub more: Vec<Source>,
+    /// The record of a save that was begun and not finished, where there is one. The texts are
+    /// those that it has saved.
+    pub unfinished: Option<PathBuf>,
 }
 
 /// One text alone.
 impl From<&str> for Sources {
     fn from(text: &str) -> Sources {
-        Sources { main: Source { file: None, text: text.to_owned() }, more: Vec::new() }
+        let main = Source { file: None, text: text.to_owned() };
+        Sources { main, more: Vec::new(), unfinished: None }
     }
 }
 
@@ -44,12 +52,18 @@ impl Sources {
     /// Reads a file, and those whose names end in `.toml` in the folder that it names as `include`,
     /// else in `conf.d` beside it, if there is one. Hidden files are passed over.
     ///
+    /// While somebody saves them, it is what they said before or what they say then.
+    ///
     /// # Errors
     /// A file or the folder cannot be read.
     pub fn read(file: &Path) -> Result<Sources, ConfigErrors> {
-        let remedy = "name a TOML file that this user may read";
-        let text = fs::read_to_string(file).map_err(|error| unread(file, &error, remedy))?;
-        Sources::around(Source { file: Some(file.to_owned()), text })
+        settled(|| {
+            let remedy = "name a TOML file that this user may read";
+            let begun = begun(file)?;
+            let text = fs::read_to_string(file).map_err(|error| unread(file, &error, remedy))?;
+            let text = said(begun.as_ref(), file, Some(text)).unwrap_or_default();
+            Sources::once(Source { file: Some(file.to_owned()), text }, begun)
+        })
     }
 
     /// As [`Sources::read`], for a text that stands for the file whose name it has.
@@ -57,16 +71,33 @@ impl Sources {
     /// # Errors
     /// A file of the folder, or the folder, cannot be read.
     pub fn around(main: Source) -> Result<Sources, ConfigErrors> {
+        settled(|| {
+            let begun = main.file.as_deref().map(begun).transpose()?.flatten();
+            Sources::once(main.clone(), begun)
+        })
+    }
+
+    fn once(main: Source, begun: Option<Begun>) -> Result<Sources, ConfigErrors> {
         let mut more = Vec::new();
         if let Some(folder) = folder(&main)? {
-            for file in listed(&folder).map_err(|error| unread(&folder, &error, FOLDER))? {
+            let mut files = listed(&folder).map_err(|error| unread(&folder, &error, FOLDER))?;
+            files.extend(begun.iter().flat_map(|begun| begun.of_folder(&folder)));
+            files.sort();
+            files.dedup();
+            for file in files {
                 let remedy = "let the user of the daemon read it, or take it away";
-                let text =
-                    fs::read_to_string(&file).map_err(|error| unread(&file, &error, remedy))?;
-                more.push(Source { file: Some(file), text });
+                let text = match fs::read_to_string(&file) {
+                    Ok(text) => Some(text),
+                    // It may be one that is still to be put in place.
+                    Err(error) if error.kind() == ErrorKind::NotFound && begun.is_some() => None,
+                    Err(error) => return Err(unread(&file, &error, remedy)),
+                };
+                if let Some(text) = said(begun.as_ref(), &file, text) {
+                    more.push(Source { file: Some(file), text });
+                }
             }
         }
-        Ok(Sources { main, more })
+        Ok(Sources { main, more, unfinished: begun.map(|begun| begun.record) })
     }
 
     /// All of them, the main one first.
@@ -82,6 +113,10 @@ impl Sources {
     /// What is allowed but probably not meant: files that everybody may write, a sentence each.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
+        let unfinished = self.unfinished.iter().map(|record| {
+            let shown = record.display();
+            format!("{shown} is of a save that was interrupted: `nvmfctl save` finishes it")
+        });
         let folder = self.more.first().and_then(|first| first.file.as_deref()?.parent());
         let files = self.iter().filter_map(|source| source.file.as_deref()).chain(folder);
         let everybody = |file: &&Path| {
@@ -91,19 +126,44 @@ impl Sources {
             let shown = file.display();
             format!("{shown} may be written by everybody, who so decides what is served: chmod o-w")
         };
-        files.filter(everybody).map(warning).collect()
+        unfinished.chain(files.filter(everybody).map(warning)).collect()
     }
+}
+
+/// What the files say when nobody changes them on the way: two readings in a row agree. In a place
+/// where somebody always does, the last one.
+fn settled(read: impl Fn() -> Result<Sources, ConfigErrors>) -> Result<Sources, ConfigErrors> {
+    let mut last = read();
+    for _ in 0..MOST_READINGS {
+        let next = read();
+        if next == last {
+            break;
+        }
+        last = next;
+    }
+    last
+}
+
+fn begun(file: &Path) -> Result<Option<Begun>, ConfigErrors> {
+    Begun::beside(file).map_err(|what| {
+        let what = format!("a save was interrupted, and its record is lost: {what}");
+        let remedy = "let the user of the daemon read that file; or take it away, and see that all \
+                      files say what they should";
+        let mistake = Mistake { file: None, place: None, what, remedy: remedy.to_owned() };
+        ConfigErrors { file: None, mistakes: vec![mistake] }
+    })
+}
+
+/// What a file says, where its text may not be in place yet.
+fn said(begun: Option<&Begun>, file: &Path, text: Option<String>) -> Option<String> {
+    begun.map_or_else(|| text.clone(), |begun| begun.text(file, text.clone()))
 }
 
 const FOLDER: &str = "let the user of the daemon read that folder, or take `include` out";
 
 /// The folder of more files; none: there is none, and need not be.
 fn folder(main: &Source) -> Result<Option<PathBuf>, ConfigErrors> {
-    let Some(beside) = main.file.as_deref().map(|file| file.parent().unwrap_or(Path::new("/")))
-    else {
-        return Ok(None);
-    };
-    let beside = if beside.as_os_str().is_empty() { Path::new(".") } else { beside };
+    let Some(beside) = main.file.as_deref().map(parent) else { return Ok(None) };
     let folder = match included(&main.text) {
         Some(named) => beside.join(named),
         None => {
@@ -135,7 +195,6 @@ fn listed(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
             files.push(file);
         }
     }
-    files.sort();
     Ok(files)
 }
 

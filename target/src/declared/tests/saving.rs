@@ -1,8 +1,9 @@
 //! Files that are written one after the other, with the power going in between.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::*;
+use crate::config::{Saving, Source};
 
 const D: &str = "nqn.2026-11.io.nvmfd:d";
 
@@ -31,51 +32,184 @@ fn offer(nqn: &str, listeners: &[u16]) -> Change {
     Change::SetSubsystem { nqn: nqn.to_owned(), settings }
 }
 
-/// Saves what was changed, and starts after each file as after a power loss. How many were written.
+/// The addresses of two listeners, each other's. Neither can be first.
+fn swapped() -> [Change; 2] {
+    [(2, 8), (3, 7)].map(|(id, last)| {
+        let settings = settings(json!({"address": format!("127.0.0.{last}")}));
+        Change::SetListener { id, settings }
+    })
+}
+
+fn beside(file: &Path, end: &str) -> PathBuf {
+    file.with_file_name(format!("{}{end}", file.file_name().unwrap().display()))
+}
+
+/// What is there that is no file of the configuration.
+fn left(folder: &TempDir) -> Vec<PathBuf> {
+    let folders = [folder.path().to_owned(), folder.path().join("conf.d")];
+    let entries = folders.iter().flat_map(|folder| fs::read_dir(folder).unwrap());
+    let files = entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_file());
+    files.filter(|file| file.extension().is_none_or(|end| end != "toml")).collect()
+}
+
+/// Saves what was changed, and starts as after a power loss with each of the files in place or
+/// not. How many they were.
 fn save(changed: &Declared) -> usize {
-    let files = Sources::read(changed.file()).unwrap();
-    let writes = writes(&files, changed.changes()).unwrap();
-    for Source { file, text } in &writes {
-        fs::write(file.as_ref().unwrap(), text).unwrap();
-        let found = changed.reload().unwrap_or_else(|errors| {
-            panic!("{errors}after {} of {:?}", file.as_ref().unwrap().display(), changed.changes())
-        });
-        let (found, changes) = (found.config(), found.changes());
-        assert_eq!(found, changed.config(), "{changes:?} of {:?}", changed.changes());
-        assert!(changes.set_aside.is_empty(), "{changes:?}");
+    let old = Sources::read(changed.file()).unwrap();
+    let new = merged(&old, changed.changes()).unwrap();
+    let saving = Saving::begin(changed.file()).unwrap();
+    if !saving.commit(&old, &new).unwrap() {
+        return 0;
     }
+    drop(saving);
+    let pairs = || old.iter().zip(new.iter()).filter(|(old, new)| old != new);
+    let count = pairs().count();
+    for mix in 0..1 << count {
+        for (at, (old, new)) in pairs().enumerate() {
+            let file = new.file.as_ref().unwrap();
+            if mix & 1 << at == 0 {
+                fs::write(file, &old.text).unwrap();
+                fs::write(beside(file, ".new"), &new.text).unwrap();
+            } else {
+                fs::write(file, &new.text).unwrap();
+                let _ = fs::remove_file(beside(file, ".new"));
+            }
+        }
+        let found = changed.reload().unwrap_or_else(|errors| {
+            panic!("{errors}with {mix:b} of {:?} in place", changed.changes())
+        });
+        assert_eq!(found.config(), changed.config(), "{mix:b} of {:?}", changed.changes());
+        assert_eq!(found.changes(), &Changes::default());
+        assert!(found.warnings().iter().any(|each| each.contains("`nvmfctl save` finishes it")));
+    }
+    assert!(Saving::begin(changed.file()).unwrap().has_finished_another());
+    let written: Vec<_> =
+        new.iter().map(|s| fs::read_to_string(s.file.as_ref().unwrap())).collect();
+    written.into_iter().zip(new.iter()).for_each(|(is, new)| assert_eq!(is.unwrap(), new.text));
     assert_eq!(changed.reload().unwrap().changes(), &Changes::default());
-    writes.len()
+    count
+}
+
+/// The process that is killed: not a test by itself.
+#[test]
+fn killed_between_two_steps_of_saving() {
+    let Some((folder, steps)) = doomed() else { return };
+    let declared = Declared::load_with(&folder.join("nvmfd.toml"), None).unwrap();
+    kill_before(steps);
+    let saving = Saving::begin(declared.file()).unwrap();
+    let old = Sources::read(declared.file()).unwrap();
+    saving.write(&old, &merged(&old, declared.changes()).unwrap()).unwrap();
+    println!("done 0");
 }
 
 #[test]
-fn files_are_saved_in_an_order_in_which_each_step_can_be_read() {
-    // The numbers that the others have by their places are written first.
-    let (_folder, declared, _) = stage_three();
-    assert_eq!(save(&declared.with(&[add_listener(4, 9)], AT).unwrap()), 3);
-
-    // What goes there and comes here is never in two places.
-    let (_folder, declared, _) = stage_three();
-    let again = Change::AddSubsystem { nqn: C.to_owned(), settings: Settings::new() };
-    let gone = Change::RemoveSubsystem { nqn: C.to_owned() };
-    assert_eq!(save(&declared.with(&[gone, again], AT).unwrap()), 2);
-
-    // What names another thing is written behind it.
-    let (_folder, declared, files) = stage_three();
-    let numbered = files[2].1.replace("address", "id = 3\naddress");
-    fs::write(&files[2].0, numbered).unwrap();
-    let declared = declared.reload().unwrap();
-    let named = declared.with(&[add_listener(4, 9)], AT).unwrap();
-    assert_eq!(save(&named.with(&[offer(D, &[4])], AT).unwrap()), 3);
-
-    // Neither file can be first: one is written twice.
-    let (_folder, declared, _) = stage_three();
-    let named = declared.with(&[add_listener(4, 9)], AT).unwrap();
-    assert_eq!(save(&named.with(&[offer(D, &[4])], AT).unwrap()), 4);
+fn a_save_killed_anywhere_has_saved_all_or_nothing() {
+    let (folder, declared, files) = stage_three();
+    let changed = declared.with(&swapped(), AT).unwrap();
+    let texts = merged(&declared.sources, changed.changes()).unwrap();
+    let texts: Vec<String> = texts.iter().map(|source| source.text.clone()).collect();
+    let is = || files.iter().map(|(file, _)| fs::read_to_string(file).unwrap()).collect::<Vec<_>>();
+    let journal = folder.path().join("changes.json");
+    let (mut before, mut after, mut halves) = (0, 0, 0);
+    for steps in 1.. {
+        files.iter().for_each(|(file, text)| fs::write(file, text).unwrap());
+        changed.keep().unwrap();
+        let own = "declared::tests::saving::killed_between_two_steps_of_saving";
+        let (done, killed) = run_killed(own, folder.path(), steps);
+        if !killed {
+            assert_eq!((done, is()), (1, texts));
+            break;
+        }
+        let halved = is().iter().zip(&files).filter(|(is, (_, old))| *is == old).count();
+        halves += usize::from(halved == files.len() - 1);
+        let found = load(&folder);
+        assert_eq!(found.config(), changed.config(), "killed before step {steps}");
+        assert!(found.changes().set_aside.is_empty());
+        // Also where nothing is known of the changes.
+        fs::remove_file(&journal).unwrap();
+        match load(&folder) {
+            found if found.config() == declared.config() => before += 1,
+            found if found.config() == changed.config() => after += 1,
+            found => panic!("killed before step {steps}: {:?}", found.config()),
+        }
+        // Once more, and it is done.
+        changed.keep().unwrap();
+        let saving = Saving::begin(declared.file()).unwrap();
+        let old = Sources::read(declared.file()).unwrap();
+        saving.write(&old, &merged(&old, load(&folder).changes()).unwrap()).unwrap();
+        assert_eq!((is(), load(&folder).changes()), (texts.clone(), &Changes::default()));
+        assert_eq!(left(&folder), [journal.clone()], "killed before step {steps}");
+    }
+    println!("{before} before, {after} after, {halves} with one file of two in place");
+    assert!(before > 5 && after > 5 && halves > 0, "{before}, {after}, {halves}");
 }
 
 #[test]
-fn whatever_was_changed_each_step_of_saving_it_can_be_read() {
+fn what_a_person_writes_into_half_saved_files_stays() {
+    let (folder, declared, files) = stage_three();
+    let changed = declared.with(&swapped(), AT).unwrap();
+    let begin = || {
+        let saving = Saving::begin(declared.file()).unwrap();
+        let new = merged(&declared.sources, changed.changes()).unwrap();
+        assert!(saving.commit(&declared.sources, &new).unwrap());
+    };
+    begin();
+    // Nobody else may at the same time.
+    let first = Saving::begin(declared.file()).unwrap();
+    assert!(Saving::begin(declared.file()).unwrap_err().contains("somebody else is saving"));
+    drop(first);
+    files.iter().for_each(|(file, text)| fs::write(file, text).unwrap());
+    begin();
+    let by_hand = files[1].1.replace("127.0.0.7", "127.0.0.9");
+    fs::write(&files[1].0, &by_hand).unwrap();
+    let serving = |declared: &Declared| -> Vec<String> {
+        declared.config().listeners.iter().map(|each| each.address.ip().to_string()).collect()
+    };
+    let says = ["127.0.0.1", "127.0.0.9", "127.0.0.7"];
+    assert_eq!(serving(&load(&folder)), says);
+    assert!(Saving::begin(declared.file()).unwrap().has_finished_another());
+    assert_eq!((serving(&load(&folder)), left(&folder)), (says.map(String::from).into(), vec![]));
+    assert_eq!(fs::read_to_string(&files[1].0).unwrap(), by_hand);
+    // A record that nobody can read is not passed over.
+    let record = folder.path().join("nvmfd.toml.saving");
+    for text in ["", "{}", "{\"form\": 2, \"files\": []}"] {
+        fs::write(&record, text).unwrap();
+        let said = Declared::load_with(declared.file(), None).unwrap_err().to_string();
+        assert!(said.contains("its record is lost: cannot read"), "{said}");
+        assert!(Saving::begin(declared.file()).is_err());
+    }
+}
+
+#[test]
+fn files_keep_their_modes_and_where_one_cannot_be_written_none_is() {
+    use std::os::unix::fs::PermissionsExt;
+    let (folder, declared, files) = stage_three();
+    let changed = declared.with(&swapped(), AT).unwrap();
+    let new = merged(&declared.sources, changed.changes()).unwrap();
+    let last = &files[2].0;
+    fs::set_permissions(last, fs::Permissions::from_mode(0o640)).unwrap();
+    // In the way of a new text, and of the record.
+    for way in [beside(last, ".new"), folder.path().join("nvmfd.toml.saving.new")] {
+        fs::create_dir(&way).unwrap();
+        let saving = Saving::begin(declared.file()).unwrap();
+        let said = saving.write(&declared.sources, &new).unwrap_err();
+        assert!(said.contains("cannot write") && !said.contains("in force"), "{said}");
+        files.iter().for_each(|(file, old)| assert_eq!(fs::read_to_string(file).unwrap(), *old));
+        assert_eq!(left(&folder), [PathBuf::new(); 0], "nothing is left behind");
+        fs::remove_dir(&way).unwrap();
+    }
+    let link = folder.path().join("conf.d/c.toml");
+    let elsewhere = folder.path().join("elsewhere");
+    fs::rename(&link, &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, &link).unwrap();
+    Saving::begin(declared.file()).unwrap().write(&declared.sources, &new).unwrap();
+    assert_eq!(Sources::read(declared.file()).unwrap(), new);
+    assert_eq!(fs::metadata(last).unwrap().permissions().mode() & 0o777, 0o640);
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink(), "a link stays a link");
+}
+
+#[test]
+fn whatever_was_changed_half_saved_files_say_all_of_it() {
     let (_folder, declared, files) = stage_three();
     let c = || C.to_owned();
     let all = [
@@ -115,10 +249,6 @@ fn a_listener_that_was_changed_is_still_the_one_when_others_come() {
     let serving = |declared: &Declared| -> Vec<String> {
         declared.config().listeners.iter().map(ToString::to_string).collect()
     };
-    let come = |folder: &TempDir| {
-        let text = "[[listener]]\naddress = \"127.0.0.6\"\n";
-        fs::write(folder.path().join("conf.d/a.toml"), text).unwrap();
-    };
     // What was taken away stays away, and who is new serves.
     let (folder, declared, _) = stage_three();
     let gone = declared.with(&[Change::RemoveListener { id: 2 }], AT).unwrap();
@@ -157,6 +287,12 @@ fn a_listener_that_was_changed_is_still_the_one_when_others_come() {
     let why = "listener 2 was 127.0.0.7:4420 when that was changed, and is 127.0.0.6:4420 now";
     assert_eq!(moved.why, why);
     assert_eq!(ana.why, why.replace("7:4420", "7:4421"));
+}
+
+/// Somebody brings a listener whose place is before most others.
+fn come(folder: &TempDir) {
+    let text = "[[listener]]\naddress = \"127.0.0.6\"\n";
+    fs::write(folder.path().join("conf.d/a.toml"), text).unwrap();
 }
 
 #[test]
