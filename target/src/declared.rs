@@ -12,6 +12,7 @@
 pub mod difference;
 mod edit;
 mod journal;
+mod meant;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -19,6 +20,7 @@ use std::path::{Path, PathBuf};
 use crate::api::{Change, Changes, Kept, SetAside};
 use crate::config::{Config, ConfigErrors, Mistake, Sources, digest};
 use journal::Journal;
+use meant::Found;
 
 pub use edit::{Misfit, edit};
 
@@ -122,11 +124,13 @@ impl Declared {
         let mut next = self.clone();
         for change in more {
             let sources = edit(&next.sources, change)?;
+            let (listener, offered_at) = meant::meant(&next.sources, change);
             let kept = Kept {
                 at_unix_s: origin.0,
                 uid: origin.1,
                 change: change.clone(),
-                listener: edit::meant(&next.sources, change),
+                listener,
+                offered_at,
                 base: self.base.clone(),
                 after: digest_all(&sources),
             };
@@ -205,8 +209,9 @@ impl Declared {
     fn again(&self, run: &[Kept]) -> Result<(Config, Sources, Vec<Kept>), Misfit> {
         let mut sources = self.sources.clone();
         let mut run = run.to_vec();
+        let mut found = Found::default();
         for kept in &mut run {
-            sources = edit::again(&sources, kept)?;
+            sources = edit::again(&sources, kept, &mut found)?;
             kept.after = digest_all(&sources);
         }
         let config = self.parse(&sources)?;
@@ -232,8 +237,9 @@ impl Declared {
 /// The first change that does not fit, or what is wrong with what comes out.
 pub fn merged(sources: &Sources, changes: &Changes) -> Result<Sources, Misfit> {
     let mut merged = sources.clone();
+    let mut found = Found::default();
     for mut kept in unsaved(&digest_all(sources), changes.kept.clone()) {
-        merged = edit::again(&merged, &mut kept)?;
+        merged = edit::again(&merged, &mut kept, &mut found)?;
     }
     Config::of(&merged).map_err(|errors| Misfit::mistakes(&errors))?;
     Ok(merged)

@@ -209,6 +209,10 @@ pub struct Kept {
     /// was there, or an older version has kept it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub listener: Option<String>,
+    /// The same of the listeners at which it offers a subsystem, in the order in which it names
+    /// them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub offered_at: Vec<String>,
     /// Digest of the configuration file when it was made.
     pub base: String,
     /// Digest of the whole configuration after it.

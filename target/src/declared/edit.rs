@@ -6,9 +6,10 @@ use serde_json::Value as Json;
 use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, Value};
 
 use super::MOST_TEXT_BYTES;
+use super::meant::Found;
 use crate::ana::ANA_GROUPS;
 use crate::api::{Change, Kept, Settings};
-use crate::config::{Config, ConfigErrors, Sources};
+use crate::config::{ConfigErrors, Sources};
 
 /// Why a change does not fit.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -56,61 +57,18 @@ pub fn edit(sources: &Sources, change: &Change) -> Result<Sources, Misfit> {
 }
 
 /// As [`edit`], for a change that may have been made in the texts by hand: what is there may be
-/// added once more, and what is gone be taken away. The listener that it is about is found by its
-/// address where its number has become another one.
-pub(super) fn again(sources: &Sources, kept: &mut Kept) -> Result<Sources, Misfit> {
-    let Err(misfit) = find_again(sources, kept) else { return redo(sources, &kept.change) };
+/// added once more, and what is gone be taken away. The listeners that it is about are found by
+/// their addresses where their numbers have become others.
+pub(super) fn again(
+    sources: &Sources,
+    kept: &mut Kept,
+    found: &mut Found,
+) -> Result<Sources, Misfit> {
+    let Err(misfit) = found.renumber(sources, kept) else { return redo(sources, &kept.change) };
     // The files may have it, then the listener has its new address.
     match redo(sources, &kept.change) {
         Ok(same) if same == *sources => Ok(same),
         _ => Err(misfit),
-    }
-}
-
-/// The address and port of the listener that a change is about.
-pub(super) fn meant(sources: &Sources, change: &Change) -> Option<String> {
-    let id = listener_of(change)?;
-    let config = Config::of(sources).ok()?;
-    let listener = config.listeners.iter().find(|listener| listener.id == id)?;
-    Some(listener.address.to_string())
-}
-
-/// Has the change be about the listener with the address that was meant.
-fn find_again(sources: &Sources, kept: &mut Kept) -> Result<(), Misfit> {
-    let (Some(id), Some(meant)) = (listener_of(&kept.change), &kept.listener) else {
-        return Ok(());
-    };
-    let Ok(config) = Config::of(sources) else { return Ok(()) };
-    let mut listeners = config.listeners.iter();
-    let found = listeners.clone().find(|listener| listener.address.to_string() == *meant);
-    match (found, listeners.find(|listener| listener.id == id)) {
-        (Some(found), _) => renumber(&mut kept.change, found.id),
-        (None, Some(other)) => {
-            let (is, was) = (other.address, meant);
-            let what = format!("listener {id} was {was} when that was changed, and is {is} now");
-            return Err(Misfit::Wrong(what));
-        }
-        (None, None) => {}
-    }
-    Ok(())
-}
-
-/// The number of the listener that a change expects.
-fn listener_of(change: &Change) -> Option<u16> {
-    match change {
-        Change::SetListener { id, .. }
-        | Change::RemoveListener { id }
-        | Change::SetAna { listener: id, .. } => Some(*id),
-        _ => None,
-    }
-}
-
-fn renumber(change: &mut Change, number: u16) {
-    if let Change::SetListener { id, .. }
-    | Change::RemoveListener { id }
-    | Change::SetAna { listener: id, .. } = change
-    {
-        *id = number;
     }
 }
 

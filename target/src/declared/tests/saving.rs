@@ -295,6 +295,63 @@ fn come(folder: &TempDir) {
     fs::write(folder.path().join("conf.d/a.toml"), text).unwrap();
 }
 
+/// Where a subsystem is offered, as the last numbers of the addresses.
+fn offered(declared: &Declared, nqn: &str) -> Vec<String> {
+    let config = declared.config();
+    let subsystem = config.subsystems.iter().find(|each| each.nqn.as_str() == nqn).unwrap();
+    let listeners = config.listeners.iter().filter(|l| subsystem.offer.listeners.contains(&l.id));
+    listeners.map(|listener| listener.address.to_string()).collect()
+}
+
+#[test]
+fn a_subsystem_is_offered_at_the_listeners_that_were_meant_when_others_come() {
+    let (folder, declared, files) = stage_three();
+    let b = "nqn.2026-11.io.nvmfd:new";
+    let listed = settings(json!({"listeners": [3], "allow_any_host": true}));
+    let added = Change::AddSubsystem { nqn: b.to_owned(), settings: listed };
+    let next = declared.with(&[offer(D, &[2, 3]), added], AT).unwrap();
+    next.keep().unwrap();
+    come(&folder);
+    for found in [load(&folder), next.reload().unwrap()] {
+        assert_eq!(offered(&found, D), ["127.0.0.7:4420", "127.0.0.8:4420"]);
+        assert_eq!(offered(&found, b), ["127.0.0.8:4420"]);
+        assert!(found.changes().set_aside.is_empty());
+        // Kept anew, it is the same.
+        found.keep().unwrap();
+        assert_eq!(load(&folder).config(), found.config());
+    }
+    // What the files have by now is no change any more.
+    for Source { file, text } in load(&folder).sources.iter() {
+        fs::write(file.as_ref().unwrap(), text).unwrap();
+    }
+    assert_eq!(load(&folder).changes(), &Changes::default());
+
+    // One that is gone is not another one that has its number.
+    files.iter().for_each(|(file, text)| fs::write(file, text).unwrap());
+    next.keep().unwrap();
+    fs::remove_file(folder.path().join("conf.d/c.toml")).unwrap();
+    let found = load(&folder);
+    assert_eq!(offered(&found, D), [""; 0]);
+    assert_eq!(offered(&found, b), ["127.0.0.8:4420"]);
+    let [aside] = &found.changes().set_aside[..] else { panic!("{:?}", found.changes()) };
+    let why = "listener 2 was 127.0.0.7:4420 when that was changed, and is 127.0.0.6:4420 now";
+    assert_eq!((&aside.kept.change, aside.why.as_str()), (&offer(D, &[2, 3]), why));
+}
+
+#[test]
+fn listeners_that_were_changed_at_once_are_the_same_when_others_come() {
+    let (folder, declared, _) = stage_three();
+    let next = declared.with(&swapped(), AT).unwrap();
+    next.keep().unwrap();
+    come(&folder);
+    let found = load(&folder);
+    assert!(found.changes().set_aside.is_empty(), "{:?}", found.changes());
+    let serving = found.config().listeners.iter().map(|l| l.address.ip().to_string());
+    let says = ["127.0.0.1", "127.0.0.6", "127.0.0.8", "127.0.0.7"];
+    assert_eq!(serving.collect::<Vec<_>>(), says);
+    save(&found);
+}
+
 #[test]
 fn changes_of_listeners_that_an_older_version_has_kept_can_be_read() {
     let (folder, declared, _) = stage_three();

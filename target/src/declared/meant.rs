@@ -1,0 +1,141 @@
+//! Which listeners a kept change is about. Changes name them by number, and a listener without `id`
+//! has its place as its number, which is another one when others come or go. So a kept change has
+//! their addresses as well, and is made again at the listeners that have these.
+
+use std::net::{IpAddr, SocketAddr};
+
+use toml_edit::{DocumentMut, Item, Table};
+
+use super::Misfit;
+use crate::api::{Change, Kept};
+use crate::config::Sources;
+
+/// The addresses of the listeners that a change is about: of the one that is changed itself, and of
+/// those at which a subsystem is offered, in their order.
+pub(super) fn meant(sources: &Sources, change: &Change) -> (Option<String>, Vec<String>) {
+    let numbered = listeners(sources);
+    let address = |id: u16| numbered.iter().find(|one| one.id == id).map(|one| one.address.clone());
+    let offered: Option<Vec<String>> = offered(change).into_iter().map(&address).collect();
+    (listener_of(change).and_then(address), offered.unwrap_or_default())
+}
+
+/// The listeners that were found while changes are made again: their numbers then and now.
+#[derive(Default)]
+pub(super) struct Found(Vec<(u16, u16)>);
+
+impl Found {
+    /// Has the change be about the listeners with the addresses that were meant.
+    ///
+    /// # Errors
+    /// Such a listener is not there, and another one has its number.
+    pub(super) fn renumber(&mut self, sources: &Sources, kept: &mut Kept) -> Result<(), Misfit> {
+        let wanted = offered(&kept.change);
+        if kept.listener.is_none() && kept.offered_at.is_empty() {
+            return Ok(());
+        }
+        let there = listeners(sources);
+        if let (Some(id), Some(meant)) = (listener_of(&kept.change), &kept.listener) {
+            let now = self.find(&there, id, meant)?;
+            self.0.push((id, now));
+            set_listener(&mut kept.change, now);
+        }
+        if wanted.len() == kept.offered_at.len() {
+            let pairs = wanted.iter().zip(&kept.offered_at);
+            let now: Result<Vec<u16>, Misfit> =
+                pairs.map(|(id, meant)| self.find(&there, *id, meant)).collect();
+            set_offered(&mut kept.change, now?);
+        }
+        Ok(())
+    }
+
+    fn find(&self, there: &[Listener], id: u16, meant: &str) -> Result<u16, Misfit> {
+        // Of two that have it for a moment, one has been changed before.
+        let is_other = |now: u16| self.0.iter().any(|(then, is)| *then != id && *is == now);
+        let with = || there.iter().filter(|one| one.address == meant && !is_other(one.id));
+        if let Some(found) = with().find(|one| one.id == id).or_else(|| with().next()) {
+            return Ok(found.id);
+        }
+        match there.iter().find(|one| one.id == id) {
+            Some(Listener { address: is, .. }) => {
+                let what =
+                    format!("listener {id} was {meant} when that was changed, and is {is} now");
+                Err(Misfit::Wrong(what))
+            }
+            None => Ok(id),
+        }
+    }
+}
+
+/// A listener as it is written, in texts that may be no configuration.
+struct Listener {
+    id: u16,
+    address: String,
+}
+
+fn listeners(sources: &Sources) -> Vec<Listener> {
+    let mut place = 0;
+    let mut all = Vec::new();
+    for source in sources.iter() {
+        let Ok(document) = source.text.parse::<DocumentMut>() else { continue };
+        let tables = document.get("listener").cloned().map(Item::into_array_of_tables);
+        for table in tables.into_iter().filter_map(Result::ok).flatten() {
+            place += 1;
+            all.extend(listener(&table, place));
+        }
+    }
+    all
+}
+
+fn listener(table: &Table, place: u16) -> Option<Listener> {
+    let number = |key: &str, otherwise: u16| match table.get(key) {
+        Some(value) => value.as_integer().and_then(|number| u16::try_from(number).ok()),
+        None => Some(otherwise),
+    };
+    let ip: IpAddr = table.get("address")?.as_str()?.parse().ok()?;
+    let address = SocketAddr::new(ip, number("port", nvme::PORT)?).to_string();
+    Some(Listener { id: number("id", place)?, address })
+}
+
+/// The number of the listener that a change expects.
+fn listener_of(change: &Change) -> Option<u16> {
+    match change {
+        Change::SetListener { id, .. }
+        | Change::RemoveListener { id }
+        | Change::SetAna { listener: id, .. } => Some(*id),
+        _ => None,
+    }
+}
+
+fn set_listener(change: &mut Change, number: u16) {
+    if let Change::SetListener { id, .. }
+    | Change::RemoveListener { id }
+    | Change::SetAna { listener: id, .. } = change
+    {
+        *id = number;
+    }
+}
+
+/// The key of a subsystem that names listeners.
+const OFFERED: &str = "listeners";
+
+/// The numbers of the listeners at which a change offers a subsystem.
+fn offered(change: &Change) -> Vec<u16> {
+    let (Change::AddSubsystem { settings, .. } | Change::SetSubsystem { settings, .. }) = change
+    else {
+        return Vec::new();
+    };
+    let listed = settings.get(OFFERED).and_then(|value| value.as_array());
+    let number = |value: &serde_json::Value| value.as_u64().and_then(|id| u16::try_from(id).ok());
+    let all: Option<Vec<u16>> =
+        listed.map_or(Some(Vec::new()), |all| all.iter().map(number).collect());
+    all.unwrap_or_default()
+}
+
+fn set_offered(change: &mut Change, numbers: Vec<u16>) {
+    if let Change::AddSubsystem { settings, .. } | Change::SetSubsystem { settings, .. } = change
+        && settings.contains_key(OFFERED)
+        && !numbers.is_empty()
+    {
+        settings.insert(OFFERED.to_owned(), numbers.into());
+    }
+}
