@@ -54,7 +54,7 @@ pub use saving::Saving;
 pub(crate) use saving::digest;
 pub use section::{ConfigErrors, Mistake};
 pub use size::Size;
-pub use sources::{Source, Sources};
+pub use sources::{Rewritten, Source, Sources};
 pub use stop::StopConfig;
 pub(crate) use tree::tree;
 

@@ -31,10 +31,8 @@ pub const MOST_TEXT_BYTES: usize = 512 << 10;
 #[derive(Clone, Debug)]
 pub struct Declared {
     file: PathBuf,
-    /// The digest of what the configuration file alone says.
-    base: String,
     /// What the files said.
-    read: String,
+    read: Sources,
     /// The files with all kept changes.
     sources: Sources,
     config: Config,
@@ -69,8 +67,8 @@ impl Declared {
         let config = Config::of(&sources)?.or_state_directory(given.clone());
         let changes = Changes::default();
         let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
-        let (base, read) = (digest(&sources.main.text), digest_all(&sources));
-        Ok(Declared { file, base, read, sources, config, changes, state_directory: given })
+        let read = sources.clone();
+        Ok(Declared { file, read, sources, config, changes, state_directory: given })
     }
 
     /// The same files as they are now, with the changes that were made since.
@@ -131,11 +129,10 @@ impl Declared {
                 change: change.clone(),
                 listener,
                 offered_at,
-                base: self.base.clone(),
+                base: self.base(change),
                 after: digest_all(&sources),
             };
-            // What came before is replaced with everything else.
-            if matches!(change, Change::Replace { .. }) {
+            if self.replaces_all(change, &next.sources) {
                 next.changes.kept.clear();
             }
             next.changes.kept.push(kept);
@@ -182,7 +179,7 @@ impl Declared {
     /// alone may be no configuration: then the next ones are made with it.
     fn replay(&mut self, found: Changes) {
         self.changes.set_aside = found.set_aside;
-        let mut left: Vec<Kept> = unsaved(&self.read, found.kept).collect();
+        let mut left: Vec<Kept> = unsaved(&digest_all(&self.read), found.kept).collect();
         while let Some(first) = left.first() {
             let at_once = |kept: &&Kept| (kept.at_unix_s, kept.uid) == (first.at_unix_s, first.uid);
             let most = left.iter().take_while(at_once).count();
@@ -205,6 +202,25 @@ impl Declared {
         }
     }
 
+    /// The digest of what the files said that a change replaces.
+    fn base(&self, change: &Change) -> String {
+        let mut replaced = self.read.clone();
+        if let Change::Replace { text: None, .. } = change {
+            replaced.main.text.clear();
+        }
+        match change {
+            Change::Replace { files: Some(_), .. } => digest_all(&replaced),
+            _ => digest(&self.read.main.text),
+        }
+    }
+
+    /// Whether nothing of the changes before it is left: those in files that stay are.
+    fn replaces_all(&self, change: &Change, before: &Sources) -> bool {
+        let Change::Replace { text, files } = change else { return false };
+        (text.is_some() || before.main == self.read.main)
+            && (files.is_some() || before.more == self.read.more)
+    }
+
     /// What comes of making these changes again, one after the other.
     fn again(&self, run: &[Kept]) -> Result<(Config, Sources, Vec<Kept>), Misfit> {
         let mut sources = self.sources.clone();
@@ -215,13 +231,14 @@ impl Declared {
             kept.after = digest_all(&sources);
         }
         let config = self.parse(&sources)?;
-        let is_old =
-            |kept: &Kept| matches!(kept.change, Change::Replace { .. }) && kept.base != self.base;
+        let is_old = |kept: &Kept| {
+            matches!(kept.change, Change::Replace { .. }) && kept.base != self.base(&kept.change)
+        };
         let wrong = |what: &str| Err(Misfit::Wrong(what.to_owned()));
         if sources == self.sources {
             // Whatever else is so, nothing is to be changed.
         } else if run.iter().any(is_old) {
-            return wrong("the configuration file was changed after that");
+            return wrong("what it replaced was changed after that");
         } else if config.state_directory != self.config.state_directory {
             return wrong("it names another `state_directory`");
         } else if config.include != self.config.include {

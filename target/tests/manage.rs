@@ -272,6 +272,61 @@ fn a_configuration_in_several_files_is_changed_and_saved_where_things_stand() {
 }
 
 #[test]
+fn a_folder_takes_the_place_of_all_files_or_of_those_in_conf_d() {
+    let daemon = Daemon::start("127.0.42.9");
+    let file = daemon.folder.path().join("nvmfd.toml");
+    let main = fs::read_to_string(&file).unwrap();
+    let other = daemon.folder.path().join("other");
+    fs::create_dir_all(other.join("conf.d")).unwrap();
+    let guests = |name: &str| format!("[[subsystem]]\nnqn = \"{name}\"\nallow_any_host = true\n");
+    let [a, b] = ["a", "b"].map(|last| format!("nqn.2026-11.io.nvmfd:{last}"));
+    fs::write(other.join("nvmfd.toml"), format!("# new\n{main}")).unwrap();
+    fs::write(other.join("conf.d/a.toml"), guests(&a)).unwrap();
+    let path = other.to_str().unwrap();
+    let plan = daemon.says(&["plan", path]);
+    assert_eq!(plan.trim(), format!("+ subsystem {a}"));
+    assert_eq!(daemon.says(&["apply", path]), plan);
+    let listed = daemon.says(&["changes", "list"]);
+    assert!(listed.contains("replace the configuration with all its files"), "{listed}");
+    let said = daemon.says(&["save"]);
+    assert!(said.contains("nvmfd.toml") && said.contains("conf.d/a.toml"), "{said}");
+    assert!(fs::read_to_string(&file).unwrap().starts_with("# new"));
+
+    // Other files in the place of those in conf.d.
+    let conf_d = daemon.folder.path().join("more");
+    fs::create_dir(&conf_d).unwrap();
+    fs::write(conf_d.join("b.toml"), guests(&b)).unwrap();
+    let path = conf_d.to_str().unwrap();
+    let plan = daemon.says(&["apply", path]);
+    assert!(plan.contains(&format!("- subsystem {a}")), "{plan}");
+    assert!(plan.contains(&format!("+ subsystem {b}")) && plan.lines().count() == 2, "{plan}");
+    let would = daemon.says(&["save", "--dry-run"]);
+    assert!(would.contains("conf.d/a.toml goes") && would.contains(&b), "{would}");
+    let said = daemon.says(&["save"]);
+    assert!(said.contains("conf.d/a.toml (which is gone)"), "{said}");
+    let left = |folder: &str| -> Vec<String> {
+        let entries = fs::read_dir(daemon.folder.path().join(folder)).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    };
+    assert_eq!(left("conf.d"), ["b.toml"]);
+
+    // Mistakes have their place in the folder that was named, and change nothing.
+    let refused = |what: &str| {
+        let (code, out, err) = nvmfctl(&daemon.socket(), &["apply", path]);
+        assert_eq!((code, out.as_str()), (Some(1), ""));
+        assert!(err.contains(what), "{err}");
+        assert!(daemon.says(&["subsystem", "list"]).contains(&b));
+    };
+    fs::write(conf_d.join("b.toml"), format!("{}colour = 1\n", guests(&a))).unwrap();
+    refused(&format!("{path}/b.toml: line 4, column 1: unknown key `colour`"));
+    fs::write(conf_d.join("b.toml"), guests(NQN)).unwrap();
+    refused("b.toml: line 2, column 7: this NQN is used twice, first in ");
+    fs::rename(conf_d.join("b.toml"), conf_d.join("b.conf")).unwrap();
+    refused("more has neither nvmfd.toml nor other files whose names end in .toml");
+    daemon.stop();
+}
+
+#[test]
 fn write_protection_outlasts_a_kill() {
     let mut daemon = Daemon::start("127.0.42.6");
     let protect = ["namespace", "protect", NQN, "1"];

@@ -123,10 +123,14 @@ pub enum Change {
         /// Its name.
         nqn: String,
     },
-    /// Another configuration as a whole.
+    /// Another configuration as a whole, or other files of the folder that it includes, or both.
     Replace {
-        /// Its text.
-        text: String,
+        /// The text of the configuration file; absent: it stays.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        text: Option<String>,
+        /// The texts of the files of the folder, by their names: others go. Absent: all stay.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        files: Option<BTreeMap<String, String>>,
     },
 }
 
@@ -169,7 +173,13 @@ impl fmt::Display for Change {
             Change::DenyHost { subsystem, host } => write!(f, "keep {host} from {subsystem}"),
             Change::SetHost { nqn, settings } => write!(f, "set {} of host {nqn}", keys(settings)),
             Change::RemoveHost { nqn } => write!(f, "take away the key of host {nqn}"),
-            Change::Replace { .. } => f.write_str("replace the configuration as a whole"),
+            Change::Replace { text: None, .. } => {
+                f.write_str("replace the files that the configuration includes")
+            }
+            Change::Replace { files: None, .. } => {
+                f.write_str("replace the configuration file as a whole")
+            }
+            Change::Replace { .. } => f.write_str("replace the configuration with all its files"),
         }
     }
 }

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::Sources;
+use super::{Rewritten, Sources};
 use crate::kept::step;
 
 /// Digests of texts are names under this one.
@@ -86,21 +86,22 @@ impl Saving {
     /// Everything that can fail: from its end on the files say what is new. Whether anything is.
     pub(crate) fn commit(&self, old: &Sources, new: &Sources) -> Result<bool, String> {
         let mut made = Vec::new();
-        let ready = self.ready(&differing(old, new), &mut made);
+        let ready = self.ready(&old.rewritten(new), &mut made);
         if ready.is_err() {
             made.iter().for_each(|beside| drop(fs::remove_file(beside)));
         }
         ready
     }
 
-    fn ready(&self, all: &[Differing<'_>], made: &mut Vec<PathBuf>) -> Result<bool, String> {
+    fn ready(&self, all: &[Rewritten<'_>], made: &mut Vec<PathBuf>) -> Result<bool, String> {
         if all.is_empty() {
             return Ok(false);
         }
         let like = fs::metadata(&self.file).map_err(|e| cannot("read", &self.file, &e))?;
         let mut files = Vec::new();
         let mut folders = BTreeSet::new();
-        for Differing { file, old, new } in all {
+        for Rewritten { file, old, new } in all {
+            make_folder(parent(file))?;
             // A link stays a link.
             let file = real(file).map_err(|error| cannot("find", file, &error))?;
             if let Some(text) = new {
@@ -231,28 +232,6 @@ impl Entry {
     }
 }
 
-/// A file that is to say something else.
-struct Differing<'s> {
-    file: &'s Path,
-    old: Option<&'s str>,
-    new: Option<&'s str>,
-}
-
-fn differing<'s>(old: &'s Sources, new: &'s Sources) -> Vec<Differing<'s>> {
-    let text = |of: &'s Sources, file: &Path| {
-        let found = of.iter().find(|source| source.file.as_deref() == Some(file));
-        found.map(|source| source.text.as_str())
-    };
-    let files: BTreeSet<&Path> =
-        old.iter().chain(new.iter()).filter_map(|source| source.file.as_deref()).collect();
-    let all = files.into_iter().map(|file| Differing {
-        file,
-        old: text(old, file),
-        new: text(new, file),
-    });
-    all.filter(|each| each.old != each.new).collect()
-}
-
 /// Makes a file that lasts, for whom another one is.
 fn put(file: &Path, text: &str, like: &Metadata, mode: Permissions) -> io::Result<()> {
     // One that was left when the power went.
@@ -269,6 +248,16 @@ fn put(file: &Path, text: &str, like: &Metadata, mode: Permissions) -> io::Resul
     new.set_permissions(mode)?;
     step();
     new.sync_all()
+}
+
+/// For the first of the files that a configuration includes.
+fn make_folder(folder: &Path) -> Result<(), String> {
+    if folder.exists() {
+        return Ok(());
+    }
+    step();
+    fs::create_dir(folder).map_err(|error| cannot("make", folder, &error))?;
+    sync_all(&BTreeSet::from([parent(folder).to_owned()]))
 }
 
 fn sync_all(folders: &BTreeSet<PathBuf>) -> Result<(), String> {

@@ -1,5 +1,6 @@
 //! The texts that a configuration consists of: its file, and the files of the folder beside it.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::ErrorKind;
 use std::ops::Range;
@@ -35,16 +36,29 @@ pub struct Sources {
     pub main: Source,
     /// The files of the folder that it includes, by the order of their names.
     pub more: Vec<Source>,
+    /// That folder; it need not be there unless the file names it. None: the texts are from no file.
+    pub folder: Option<PathBuf>,
     /// The record of a save that was begun and not finished, where there is one. The texts are
     /// those that it has saved.
     pub unfinished: Option<PathBuf>,
+}
+
+/// A file that is to say something else.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rewritten<'s> {
+    /// The file, by the name that its configuration has for it.
+    pub file: &'s Path,
+    /// What it says; none: it is not there.
+    pub old: Option<&'s str>,
+    /// What it is to say; none: it is to go.
+    pub new: Option<&'s str>,
 }
 
 /// One text alone.
 impl From<&str> for Sources {
     fn from(text: &str) -> Sources {
         let main = Source { file: None, text: text.to_owned() };
-        Sources { main, more: Vec::new(), unfinished: None }
+        Sources { main, more: Vec::new(), folder: None, unfinished: None }
     }
 }
 
@@ -79,9 +93,11 @@ impl Sources {
 
     fn once(main: Source, begun: Option<Begun>) -> Result<Sources, ConfigErrors> {
         let mut more = Vec::new();
-        if let Some(folder) = folder(&main)? {
-            let mut files = listed(&folder).map_err(|error| unread(&folder, &error, FOLDER))?;
-            files.extend(begun.iter().flat_map(|begun| begun.of_folder(&folder)));
+        let folder = folder(&main)?;
+        let is_there = |folder: &&PathBuf| included(&main.text).is_some() || folder.is_dir();
+        if let Some(folder) = folder.as_ref().filter(is_there) {
+            let mut files = listed(folder).map_err(|error| unread(folder, &error, FOLDER))?;
+            files.extend(begun.iter().flat_map(|begun| begun.of_folder(folder)));
             files.sort();
             files.dedup();
             for file in files {
@@ -97,7 +113,35 @@ impl Sources {
                 }
             }
         }
-        Ok(Sources { main, more, unfinished: begun.map(|begun| begun.record) })
+        Ok(Sources { main, more, folder, unfinished: begun.map(|begun| begun.record) })
+    }
+
+    /// Reads the files of a folder as if it were included.
+    ///
+    /// # Errors
+    /// A file of the folder, or the folder, cannot be read.
+    pub fn of_folder(folder: &Path) -> Result<Vec<Source>, ConfigErrors> {
+        let mut files = listed(folder).map_err(|error| unread(folder, &error, FOLDER))?;
+        files.sort();
+        let read = |file: PathBuf| {
+            let remedy = "name a folder of TOML files that this user may read";
+            let text = fs::read_to_string(&file).map_err(|error| unread(&file, &error, remedy))?;
+            Ok(Source { file: Some(file), text })
+        };
+        files.into_iter().map(read).collect()
+    }
+
+    /// What has to be written to have `new` in the files, by their names.
+    #[must_use]
+    pub fn rewritten<'s>(&'s self, new: &'s Sources) -> Vec<Rewritten<'s>> {
+        let text = |of: &'s Sources, file: &Path| {
+            let found = of.iter().find(|source| source.file.as_deref() == Some(file));
+            found.map(|source| source.text.as_str())
+        };
+        let files: BTreeSet<&Path> =
+            self.iter().chain(new.iter()).filter_map(|source| source.file.as_deref()).collect();
+        let each = |file| Rewritten { file, old: text(self, file), new: text(new, file) };
+        files.into_iter().map(each).filter(|each| each.old != each.new).collect()
     }
 
     /// All of them, the main one first.
@@ -161,15 +205,12 @@ fn said(begun: Option<&Begun>, file: &Path, text: Option<String>) -> Option<Stri
 
 const FOLDER: &str = "let the user of the daemon read that folder, or take `include` out";
 
-/// The folder of more files; none: there is none, and need not be.
+/// The folder of more files, whether it is there or not.
 fn folder(main: &Source) -> Result<Option<PathBuf>, ConfigErrors> {
     let Some(beside) = main.file.as_deref().map(parent) else { return Ok(None) };
     let folder = match included(&main.text) {
         Some(named) => beside.join(named),
-        None => {
-            let folder = beside.join(INCLUDE);
-            return Ok(folder.is_dir().then_some(folder));
-        }
+        None => return Ok(Some(beside.join(INCLUDE))),
     };
     // The file would be read twice.
     if fs::canonicalize(&folder).ok() == fs::canonicalize(beside).ok() {

@@ -2,6 +2,8 @@
 //!
 //! What is there is changed where it stands. What is new goes into the first text.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value as Json;
 use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, Value};
 
@@ -9,7 +11,7 @@ use super::MOST_TEXT_BYTES;
 use super::meant::Found;
 use crate::ana::ANA_GROUPS;
 use crate::api::{Change, Kept, Settings};
-use crate::config::{ConfigErrors, Sources};
+use crate::config::{ConfigErrors, Source, Sources};
 
 /// Why a change does not fit.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -39,8 +41,13 @@ impl Misfit {
 /// What it names is not there, what it adds is, or a value cannot be written.
 pub fn edit(sources: &Sources, change: &Change) -> Result<Sources, Misfit> {
     let mut edited = sources.clone();
-    if let Change::Replace { text } = change {
-        edited.main.text = bounded(text.clone())?;
+    if let Change::Replace { text, files } = change {
+        if let Some(text) = text {
+            edited.main.text = bounded(text.clone())?;
+        }
+        if let Some(files) = files {
+            edited.more = placed(&edited, files)?;
+        }
         return Ok(edited);
     }
     let mut documents = Vec::new();
@@ -114,6 +121,20 @@ fn bounded(text: String) -> Result<String, Misfit> {
         0..=MOST_TEXT_BYTES => Ok(text),
         _ => Err(Misfit::Wrong(format!("the text is longer than {MOST_TEXT_BYTES} bytes"))),
     }
+}
+
+/// Files of the included folder, from their names and texts.
+fn placed(sources: &Sources, files: &BTreeMap<String, String>) -> Result<Vec<Source>, Misfit> {
+    bounded(files.values().map(String::as_str).collect())?;
+    let folder = sources.folder.clone().unwrap_or_default();
+    let source = |(name, text): (&String, &String)| {
+        if name.starts_with('.') || name.contains(['/', '\0']) || !name.ends_with(".toml") {
+            let what = format!("{name:?} is no name of a file that would be read: end it in .toml");
+            return Err(Misfit::Wrong(what));
+        }
+        Ok(Source { file: Some(folder.join(name)), text: text.clone() })
+    };
+    files.iter().map(source).collect()
 }
 
 fn make(documents: &mut [DocumentMut], change: &Change) -> Result<(), Misfit> {

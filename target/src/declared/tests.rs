@@ -9,6 +9,7 @@ use crate::api::Settings;
 use crate::config::NamespaceKind;
 use crate::kept::tests::{doomed, kill_before, run_killed};
 
+mod replacing;
 mod saving;
 
 const A: &str = "nqn.2026-11.io.nvmfd:a";
@@ -49,6 +50,10 @@ fn add(nsid: u32, size: &str) -> Change {
 
 fn remove(nsid: u32) -> Change {
     Change::RemoveNamespace { subsystem: A.to_owned(), nsid }
+}
+
+fn replace(text: String) -> Change {
+    Change::Replace { text: Some(text), files: None }
 }
 
 /// A file, and a state directory beside it.
@@ -174,7 +179,7 @@ fn what_does_not_fit_is_told_and_changes_nothing() {
     let rename =
         Change::SetSubsystem { nqn: a(), settings: settings(json!({"nqn": "nqn.2026-11.x:y"})) };
     assert!(matches!(edit(TEXT, &rename), Err(Misfit::Wrong(_))));
-    let long = Change::Replace { text: " ".repeat(MOST_TEXT_BYTES + 1) };
+    let long = replace(" ".repeat(MOST_TEXT_BYTES + 1));
     assert!(matches!(edit(TEXT, &long), Err(Misfit::Wrong(_))));
 
     let (_folder, declared) = stage(TEXT);
@@ -185,7 +190,7 @@ fn what_does_not_fit_is_told_and_changes_nothing() {
     let said = says(Change::SetSubsystem { nqn: a(), settings: unknown });
     assert!(said.contains("unknown key `colour`"), "{said}");
     let elsewhere = format!("state_directory = \"/elsewhere\"\n{TEXT}");
-    assert!(says(Change::Replace { text: elsewhere }).contains("cannot be changed while"));
+    assert!(says(replace(elsewhere)).contains("cannot be changed while"));
     assert_eq!(nsids(&declared), [1]);
 }
 
@@ -294,13 +299,13 @@ fn another_configuration_as_a_whole_yields_to_what_is_written_later() {
     let (folder, declared) = stage(TEXT);
     let state = format!("state_directory = {:?}\n", folder.path());
     let other = state + &TEXT.replace("nsid = 1", "nsid = 9");
-    let next = declared.with(&[add(2, "2GiB"), Change::Replace { text: other }], AT).unwrap();
+    let next = declared.with(&[add(2, "2GiB"), replace(other)], AT).unwrap();
     next.keep().unwrap();
     assert_eq!((nsids(&load(&folder)), next.changes().kept.len()), (vec![9], 1));
     write(&folder, &TEXT.replace("nsid = 1", "nsid = 4"));
     let found = load(&folder);
     assert_eq!(nsids(&found), [4]);
-    assert!(found.changes().set_aside[0].why.contains("changed after that"));
+    assert!(found.changes().set_aside[0].why.contains("what it replaced was changed"));
 }
 
 #[test]
@@ -413,7 +418,7 @@ fn changes_outlast_what_others_do_in_their_files() {
     let (folder, declared) = stage_more();
     let state = format!("state_directory = {:?}\n", folder.path());
     let other = state.clone() + &TEXT.replace("nsid = 1", "nsid = 9");
-    let next = declared.with(&[Change::Replace { text: other }, add(2, "1MiB")], AT).unwrap();
+    let next = declared.with(&[replace(other), add(2, "1MiB")], AT).unwrap();
     assert_eq!((nsids(&next), next.config().subsystems.len()), (vec![9, 2], 3));
     next.keep().unwrap();
     // Somebody brings a file, another goes: the file that was replaced is as it was.
@@ -447,7 +452,7 @@ fn changes_outlast_what_others_do_in_their_files() {
 
     let (folder, declared) = stage_more();
     let text = format!("include = \"d\"\nstate_directory = {:?}\n{TEXT}", folder.path());
-    let refused = declared.with(&[Change::Replace { text }], AT).unwrap_err();
+    let refused = declared.with(&[replace(text)], AT).unwrap_err();
     assert!(refused.to_string().contains("write it into the file, and reload"), "{refused}");
 }
 

@@ -1,13 +1,14 @@
 //! Changes: how they are wanted, made, kept and saved.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use hyper::Method;
 use nvmfd::api::{Change, Changes, Kept, Outcome, SetAside, Settings, Status, Wanted};
-use nvmfd::config::{Config, Saving, Source, Sources};
+use nvmfd::config::{Config, ConfigErrors, Rewritten, Saving, Source, Sources};
 use nvmfd::declared::{Misfit, merged};
 use serde_json::Value;
 
@@ -48,23 +49,68 @@ pub(crate) async fn make(
     Ok(())
 }
 
-/// What would be different if this were the configuration.
-pub(crate) async fn plan(file: &Path, client: &Client, output: Output) -> Result<(), Failure> {
-    apply(file, client, Output { dry_run: true, ..output }).await
+/// What is to be the configuration.
+#[derive(Args)]
+pub(crate) struct Other {
+    /// A file in the place of nvmfd.toml; a folder with nvmfd.toml and conf.d in the place of both;
+    /// or a folder of other TOML files in the place of those in conf.d
+    path: PathBuf,
 }
 
-/// Has this be in the place of the configuration file, until somebody changes that.
-pub(crate) async fn apply(file: &Path, client: &Client, output: Output) -> Result<(), Failure> {
-    let text = fs::read_to_string(file).map_err(|error| cannot("read", file, &error))?;
-    // Mistakes with their places, which only this side knows. What the daemon includes may be for
-    // its eyes only: then it is the one to judge.
+/// What would be different if this were the configuration.
+pub(crate) async fn plan(other: &Other, client: &Client, output: Output) -> Result<(), Failure> {
+    apply(other, client, Output { dry_run: true, ..output }).await
+}
+
+/// Has this be in the place of the configuration files, until somebody changes those.
+pub(crate) async fn apply(other: &Other, client: &Client, output: Output) -> Result<(), Failure> {
     let (status, _) = client.get::<Status>("/v1/status").await?;
-    let stands_for = Some(PathBuf::from(status.config_file));
-    if let Ok(mut sources) = Sources::around(Source { file: stands_for, text: text.clone() }) {
-        sources.main.file = Some(file.to_owned());
-        Config::of(&sources).map_err(|errors| Failure::new(errors.to_string()))?;
+    let change = replacement(&other.path, Path::new(&status.config_file))?;
+    make(vec![change], client, output).await
+}
+
+/// The change that puts what is at a path in the place of configuration files. Its mistakes with
+/// their places, which only this side knows. What the daemon includes may be for its eyes only:
+/// then it is the one to judge.
+fn replacement(path: &Path, config: &Path) -> Result<Change, Failure> {
+    let cannot = |error| Failure::new(format!("cannot read {}: {error}", path.display()));
+    let told = |errors: ConfigErrors| Failure::new(errors.to_string());
+    if !fs::metadata(path).map_err(cannot)?.is_dir() {
+        let text = fs::read_to_string(path).map_err(cannot)?;
+        let stands_for = Source { file: Some(config.to_owned()), text: text.clone() };
+        if let Ok(mut sources) = Sources::around(stands_for) {
+            sources.main.file = Some(path.to_owned());
+            Config::of(&sources).map_err(told)?;
+        }
+        return Ok(Change::Replace { text: Some(text), files: None });
     }
-    make(vec![Change::Replace { text }], client, output).await
+    let names = ["nvmfd.toml".as_ref(), config.file_name().unwrap_or_default()];
+    if let Some(main) = names.iter().map(|name| path.join(name)).find(|main| main.is_file()) {
+        let sources = Sources::read(&main).map_err(told)?;
+        Config::of(&sources).map_err(told)?;
+        let files = Some(by_name(&sources.more)?);
+        return Ok(Change::Replace { text: Some(sources.main.text), files });
+    }
+    let more = Sources::of_folder(path).map_err(told)?;
+    if more.is_empty() {
+        let what = format!("{} has neither nvmfd.toml nor other files", path.display());
+        return Err(Failure::new(format!("{what} whose names end in .toml")));
+    }
+    let files = Some(by_name(&more)?);
+    if let Ok(sources) = Sources::read(config) {
+        Config::of(&Sources { more, ..sources }).map_err(told)?;
+    }
+    Ok(Change::Replace { text: None, files })
+}
+
+fn by_name(sources: &[Source]) -> Result<BTreeMap<String, String>, Failure> {
+    let named = |source: &Source| {
+        let file = source.file.as_deref().unwrap_or(Path::new(""));
+        let name = file.file_name().and_then(|name| name.to_str());
+        let strange = || Failure::new(format!("{} is no name in UTF-8", file.display()));
+        Ok((name.ok_or_else(strange)?.to_owned(), source.text.clone()))
+    };
+    sources.iter().map(named).collect()
 }
 
 /// Has the daemon read its configuration file again.
@@ -95,28 +141,30 @@ pub(crate) async fn save(client: &Client, output: Output) -> Result<(), Failure>
         let shown = file.display();
         Failure::new(format!("{misfit}: {shown} was changed; `nvmfctl reload` says what fits"))
     })?;
-    let changed: Vec<&Source> =
-        old.iter().zip(new.iter()).filter(|(old, new)| old.text != new.text).map(|p| p.1).collect();
     let Some(saving) = saving else {
-        changed.iter().for_each(|source| would_say(source, &new, output));
+        old.rewritten(&new).iter().for_each(|file| would_say(file, &new, output));
         return Ok(());
     };
     saving.write(&old, &new).map_err(Failure::new)?;
     client.send::<Outcome>(Method::POST, "/v1/reload", &()).await?;
-    let names = changed.iter().filter_map(|source| source.file.as_deref());
-    let written: Vec<String> = names.map(|file| file.display().to_string()).collect();
+    let shown = |file: &Rewritten<'_>| match file.new {
+        Some(_) => file.file.display().to_string(),
+        None => format!("{} (which is gone)", file.file.display()),
+    };
+    let written: Vec<String> = old.rewritten(&new).iter().map(shown).collect();
     let files = if written.is_empty() { "the files".to_owned() } else { written.join(", ") };
     output.print(&format!("{} change(s) are in {files} now", changes.kept.len()));
     Ok(())
 }
 
 /// The configuration file as it would be; of others, the name as well.
-fn would_say(source: &Source, new: &Sources, output: Output) {
-    let name = match &source.file {
-        Some(file) if *source != new.main => format!("# {}\n", file.display()),
-        _ => String::new(),
-    };
-    output.print(&format!("{name}{}", source.text));
+fn would_say(file: &Rewritten<'_>, new: &Sources, output: Output) {
+    let name = file.file.display();
+    output.print(&match file.new {
+        None => format!("# {name} goes"),
+        Some(text) if Some(file.file) == new.main.file.as_deref() => text.to_owned(),
+        Some(text) => format!("# {name}\n{text}"),
+    });
 }
 
 /// Settings from `KEY=VALUE`: the value is TOML, or else a text.
@@ -134,10 +182,6 @@ fn value_of(text: &str) -> Value {
     let wrapped = format!("v = {text}").parse::<toml::Table>().ok();
     let value = wrapped.and_then(|mut table| table.remove("v"));
     value.and_then(|value| serde_json::to_value(value).ok()).unwrap_or_else(|| text.into())
-}
-
-fn cannot(what: &str, file: &Path, error: &std::io::Error) -> Failure {
-    Failure::new(format!("cannot {what} {}: {error}", file.display()))
 }
 
 pub(crate) fn text(outcome: &Outcome) -> String {

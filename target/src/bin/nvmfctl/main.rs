@@ -80,16 +80,10 @@ enum Family {
     /// What was changed and not saved
     #[command(subcommand)]
     Changes(change::Command),
-    /// Tell what would be different if FILE were the configuration
-    Plan {
-        /// A configuration
-        file: PathBuf,
-    },
-    /// Serve what FILE says, all of it or nothing; `save` makes it last
-    Apply {
-        /// A configuration
-        file: PathBuf,
-    },
+    /// Tell what would be different if this were the configuration
+    Plan(change::Other),
+    /// Serve what this says, all of it or nothing; `save` writes it into the configuration files
+    Apply(change::Other),
     /// Write what was changed into the configuration file
     Save,
     /// Read the configuration file again
@@ -160,8 +154,8 @@ async fn run(family: Family, client: &Client, output: Output) -> Result<(), Fail
         Family::Host(command) => host::run(command, client, output).await,
         Family::Ana(command) => ana::run(command, client, output).await,
         Family::Changes(command) => change::run(command, client, output).await,
-        Family::Plan { file } => change::plan(&file, client, output).await,
-        Family::Apply { file } => change::apply(&file, client, output).await,
+        Family::Plan(other) => change::plan(&other, client, output).await,
+        Family::Apply(other) => change::apply(&other, client, output).await,
         Family::Save => change::save(client, output).await,
         Family::Watch => watch::run(client, output).await,
         Family::ConnectLine { subsystem, host } => {

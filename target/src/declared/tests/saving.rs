@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use super::*;
-use crate::config::{Saving, Source};
+use crate::config::{Rewritten, Saving, Source};
 
 const D: &str = "nqn.2026-11.io.nvmfd:d";
 
 /// A configuration in three files, none of which numbers its listeners.
-fn stage_three() -> (TempDir, Declared, Vec<(PathBuf, String)>) {
+pub(super) fn stage_three() -> (TempDir, Declared, Vec<(PathBuf, String)>) {
     let (folder, _) = stage(TEXT);
     fs::create_dir(folder.path().join("conf.d")).unwrap();
     let text = |at: u8, nqn: &str| {
@@ -45,8 +45,8 @@ fn beside(file: &Path, end: &str) -> PathBuf {
 }
 
 /// What is there that is no file of the configuration.
-fn left(folder: &TempDir) -> Vec<PathBuf> {
-    let folders = [folder.path().to_owned(), folder.path().join("conf.d")];
+fn left(folder: &Path) -> Vec<PathBuf> {
+    let folders = [folder.to_owned(), folder.join("conf.d")];
     let entries = folders.iter().flat_map(|folder| fs::read_dir(folder).unwrap());
     let files = entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_file());
     files.filter(|file| file.extension().is_none_or(|end| end != "toml")).collect()
@@ -102,46 +102,64 @@ fn killed_between_two_steps_of_saving() {
     println!("done 0");
 }
 
-#[test]
-fn a_save_killed_anywhere_has_saved_all_or_nothing() {
-    let (folder, declared, files) = stage_three();
-    let changed = declared.with(&swapped(), AT).unwrap();
-    let texts = merged(&declared.sources, changed.changes()).unwrap();
-    let texts: Vec<String> = texts.iter().map(|source| source.text.clone()).collect();
-    let is = || files.iter().map(|(file, _)| fs::read_to_string(file).unwrap()).collect::<Vec<_>>();
-    let journal = folder.path().join("changes.json");
+/// Saves what was changed, killed before each step, and starts again.
+pub(super) fn kill_saving(changed: &Declared) {
+    let old = Sources::read(changed.file()).unwrap();
+    let new = merged(&old, changed.changes()).unwrap();
+    let declared = Config::of(&old).unwrap();
+    let folder = changed.file().parent().unwrap();
+    let (conf_d, journal) = (folder.join("conf.d"), folder.join("changes.json"));
+    let had_folder = conf_d.is_dir();
+    let load = || Declared::load_with(changed.file(), None).unwrap();
     let (mut before, mut after, mut halves) = (0, 0, 0);
     for steps in 1.. {
-        files.iter().for_each(|(file, text)| fs::write(file, text).unwrap());
+        let _ = fs::remove_dir_all(&conf_d);
+        if had_folder {
+            fs::create_dir(&conf_d).unwrap();
+        }
+        for Source { file, text } in old.iter() {
+            fs::write(file.as_ref().unwrap(), text).unwrap();
+        }
         changed.keep().unwrap();
         let own = "declared::tests::saving::killed_between_two_steps_of_saving";
-        let (done, killed) = run_killed(own, folder.path(), steps);
+        let (done, killed) = run_killed(own, folder, steps);
         if !killed {
-            assert_eq!((done, is()), (1, texts));
+            assert_eq!((done, Sources::read(changed.file()).unwrap()), (1, new));
             break;
         }
-        let halved = is().iter().zip(&files).filter(|(is, (_, old))| *is == old).count();
-        halves += usize::from(halved == files.len() - 1);
-        let found = load(&folder);
+        let rewritten = old.rewritten(&new);
+        let is_new =
+            |each: &&Rewritten<'_>| fs::read_to_string(each.file).ok().as_deref() == each.new;
+        let in_place = rewritten.iter().filter(is_new).count();
+        halves += usize::from(in_place > 0 && in_place < rewritten.len());
+        let found = load();
         assert_eq!(found.config(), changed.config(), "killed before step {steps}");
         assert!(found.changes().set_aside.is_empty());
         // Also where nothing is known of the changes.
         fs::remove_file(&journal).unwrap();
-        match load(&folder) {
-            found if found.config() == declared.config() => before += 1,
-            found if found.config() == changed.config() => after += 1,
-            found => panic!("killed before step {steps}: {:?}", found.config()),
+        let found = Config::of(&Sources::read(changed.file()).unwrap()).unwrap();
+        match (found == declared, found == Config::of(&new).unwrap()) {
+            (true, _) => before += 1,
+            (_, true) => after += 1,
+            _ => panic!("killed before step {steps}: {found:?}"),
         }
         // Once more, and it is done.
         changed.keep().unwrap();
-        let saving = Saving::begin(declared.file()).unwrap();
-        let old = Sources::read(declared.file()).unwrap();
-        saving.write(&old, &merged(&old, load(&folder).changes()).unwrap()).unwrap();
-        assert_eq!((is(), load(&folder).changes()), (texts.clone(), &Changes::default()));
-        assert_eq!(left(&folder), [journal.clone()], "killed before step {steps}");
+        let saving = Saving::begin(changed.file()).unwrap();
+        let read = Sources::read(changed.file()).unwrap();
+        saving.write(&read, &merged(&read, load().changes()).unwrap()).unwrap();
+        assert_eq!(Sources::read(changed.file()).unwrap(), new);
+        assert_eq!(load().changes(), &Changes::default());
+        assert!(left(folder).iter().eq([&journal]), "killed before step {steps}");
     }
-    println!("{before} before, {after} after, {halves} with one file of two in place");
+    println!("{before} before, {after} after, {halves} with some files in place");
     assert!(before > 5 && after > 5 && halves > 0, "{before}, {after}, {halves}");
+}
+
+#[test]
+fn a_save_killed_anywhere_has_saved_all_or_nothing() {
+    let (_folder, declared, _) = stage_three();
+    kill_saving(&declared.with(&swapped(), AT).unwrap());
 }
 
 #[test]
@@ -168,7 +186,10 @@ fn what_a_person_writes_into_half_saved_files_stays() {
     let says = ["127.0.0.1", "127.0.0.9", "127.0.0.7"];
     assert_eq!(serving(&load(&folder)), says);
     assert!(Saving::begin(declared.file()).unwrap().has_finished_another());
-    assert_eq!((serving(&load(&folder)), left(&folder)), (says.map(String::from).into(), vec![]));
+    assert_eq!(
+        (serving(&load(&folder)), left(folder.path())),
+        (says.map(String::from).into(), vec![])
+    );
     assert_eq!(fs::read_to_string(&files[1].0).unwrap(), by_hand);
     // A record that nobody can read is not passed over.
     let record = folder.path().join("nvmfd.toml.saving");
@@ -195,7 +216,7 @@ fn files_keep_their_modes_and_where_one_cannot_be_written_none_is() {
         let said = saving.write(&declared.sources, &new).unwrap_err();
         assert!(said.contains("cannot write") && !said.contains("in force"), "{said}");
         files.iter().for_each(|(file, old)| assert_eq!(fs::read_to_string(file).unwrap(), *old));
-        assert_eq!(left(&folder), [PathBuf::new(); 0], "nothing is left behind");
+        assert!(left(folder.path()).is_empty(), "nothing is left behind");
         fs::remove_dir(&way).unwrap();
     }
     let link = folder.path().join("conf.d/c.toml");

@@ -1,0 +1,116 @@
+//! Configurations that others are put in the place of: one file, those of a folder, or all.
+
+use std::collections::BTreeMap;
+
+use super::saving::{kill_saving, stage_three};
+use super::*;
+use crate::config::Source;
+
+/// The texts of some files, each by its name.
+fn named<'s>(sources: impl Iterator<Item = &'s Source>) -> BTreeMap<String, String> {
+    let name = |source: &Source| source.file.as_ref()?.file_name()?.to_str().map(str::to_owned);
+    sources.map(|source| (name(source).unwrap(), source.text.clone())).collect()
+}
+
+/// As what is there, but without `c.toml`, with its listener in `e.toml`, and with another `d.toml`.
+fn other(declared: &Declared) -> BTreeMap<String, String> {
+    let mut files = named(declared.sources.more.iter());
+    let gone = files.remove("c.toml").unwrap();
+    files.insert("e.toml".to_owned(), gone.replace(":c\"", ":e\""));
+    let changed = files["d.toml"].replace("127.0.0.8", "127.0.0.9");
+    files.insert("d.toml".to_owned(), changed);
+    files
+}
+
+fn names(declared: &Declared) -> Vec<&str> {
+    declared.config().subsystems.iter().map(|each| each.nqn.as_str()).collect()
+}
+
+#[test]
+fn all_files_are_replaced_and_saved_as_one() {
+    let (folder, declared, _) = stage_three();
+    let text = Some(declared.sources.main.text.replace("nsid = 1", "nsid = 9"));
+    let change = Change::Replace { text, files: Some(other(&declared)) };
+    let next = declared.with(&[add(2, "2GiB"), change], AT).unwrap();
+    assert_eq!(next.changes().kept.len(), 1, "what came before is replaced with the rest");
+    let all = ["a", "b", "d", "e"].map(|last| format!("nqn.2026-11.io.nvmfd:{last}"));
+    assert_eq!((names(&next), nsids(&next)), (all.each_ref().map(String::as_str).into(), vec![9]));
+    next.keep().unwrap();
+    let found = load(&folder);
+    assert_eq!((found.config(), found.changes()), (next.config(), next.changes()));
+    kill_saving(&next);
+    assert_eq!(named(Sources::read(next.file()).unwrap().more.iter()), other(&declared));
+}
+
+#[test]
+fn the_first_files_of_a_folder_make_it() {
+    let (folder, declared) = stage(TEXT);
+    let more = [("c.toml".to_owned(), MORE.to_owned())].into();
+    let main = declared.sources.main.text.replace("nsid = 1", "nsid = 9");
+    let change = Change::Replace { text: Some(main), files: Some(more) };
+    let next = declared.with(&[change], AT).unwrap();
+    next.keep().unwrap();
+    assert_eq!((load(&folder).config(), names(&next).len()), (next.config(), 3));
+    kill_saving(&next);
+    assert_eq!(fs::read_to_string(folder.path().join("conf.d/c.toml")).unwrap(), MORE);
+    // And they go again.
+    let gone = load(&folder).with(&[Change::Replace { text: None, files: Some([].into()) }], AT);
+    gone.as_ref().unwrap().keep().unwrap();
+    assert_eq!((names(&gone.unwrap()).len(), names(&load(&folder)).len()), (2, 2));
+}
+
+#[test]
+fn what_was_changed_in_files_that_stay_outlasts_the_replacement_of_others() {
+    let (folder, declared) = stage_more();
+    let null = settings(json!({"kind": "null", "size": "1MiB"}));
+    let theirs = Change::AddNamespace { subsystem: C.to_owned(), nsid: 1, settings: null };
+    let main = declared.sources.main.text.replace("nsid = 1", "nsid = 9");
+    let next = declared.with(&[theirs.clone(), add(2, "2GiB"), replace(main.clone())], AT).unwrap();
+    next.keep().unwrap();
+    for each in [&next, &load(&folder)] {
+        assert_eq!((nsids(each), each.config().subsystems[2].namespaces.len()), (vec![9], 1));
+    }
+    // The other way round.
+    let files = Some(named(declared.sources.more.iter()));
+    let change = Change::Replace { text: None, files: files.clone() };
+    let next = declared.with(&[theirs.clone(), add(2, "2GiB"), change], AT).unwrap();
+    next.keep().unwrap();
+    for each in [&next, &load(&folder)] {
+        assert_eq!((nsids(each), each.config().subsystems[2].namespaces.len()), (vec![1, 2], 0));
+    }
+    let both = Change::Replace { text: Some(main), files };
+    let next = declared.with(&[theirs, add(2, "2GiB"), both], AT).unwrap();
+    assert_eq!(next.changes().kept.len(), 1);
+}
+
+#[test]
+fn files_that_replace_others_yield_to_what_is_written_later() {
+    let (folder, declared, files) = stage_three();
+    let change = Change::Replace { text: None, files: Some(other(&declared)) };
+    let next = declared.with(std::slice::from_ref(&change), AT).unwrap();
+    next.keep().unwrap();
+    // The configuration file is none of them.
+    let main = files[0].1.replace("nsid = 1", "nsid = 9");
+    fs::write(&files[0].0, &main).unwrap();
+    let found = load(&folder);
+    assert_eq!((nsids(&found), names(&found)), (vec![9], names(&next)));
+    fs::write(&files[2].0, files[2].1.replace("127.0.0.8", "127.0.0.5")).unwrap();
+    let found = load(&folder);
+    let [aside] = &found.changes().set_aside[..] else { panic!("{:?}", found.changes()) };
+    assert_eq!((&aside.kept.change, names(&found)), (&change, names(&declared)));
+    assert!(aside.why.contains("what it replaced was changed after that"), "{}", aside.why);
+}
+
+#[test]
+fn only_names_that_are_read_are_taken() {
+    let (_folder, declared, _) = stage_three();
+    for name in ["a", "a.txt", ".a.toml", "../a.toml", "b/a.toml", "/a.toml", "a\0.toml"] {
+        let files = Some([(name.to_owned(), String::new())].into());
+        let said = declared.with(&[Change::Replace { text: None, files }], AT).unwrap_err();
+        assert!(said.to_string().contains("is no name of a file"), "{name:?}: {said}");
+    }
+    let long = " ".repeat(MOST_TEXT_BYTES / 2 + 1);
+    let files = Some(["a.toml", "b.toml"].map(|name| (name.to_owned(), long.clone())).into());
+    let said = declared.with(&[Change::Replace { text: None, files }], AT).unwrap_err();
+    assert!(said.to_string().contains("longer than"), "{said}");
+}
