@@ -375,7 +375,7 @@ impl Endpoint {
         let number = self.insert(qp, connection, settings, None).ok_or_else(|| {
             FabricError(format!("all {} queue pairs are in use", self.config.queue_pairs))
         })?;
-        self.manager.retries.insert(comm, Retry::new(mad, ends, Some(number), now));
+        self.manager.retries.insert(comm, Retry::request(mad, ends, number, now));
         self.tell(from, to.ip(), mad);
         Ok(Qp(number))
     }

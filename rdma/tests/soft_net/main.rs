@@ -216,6 +216,17 @@ fn a_silent_network_ends_in_not_established() {
     drain(&mut net);
 }
 
+/// A target that stands still amid a flood loses what comes meanwhile.
+#[test]
+fn a_request_outlasts_two_seconds_without_anybody() {
+    let mut net = plain(false);
+    let (start, host, target) = (net.now(), net.node(0).address, net.node(1).address);
+    net.air.cut(host, target, start + Duration::from_secs(2));
+    connect(&mut net, &[]);
+    incoming(&mut net);
+    assert_eq!((net.now() - start).as_millis(), 2600);
+}
+
 #[test]
 fn a_first_message_stands_for_a_lost_confirmation() {
     let mut net = plain(false);
