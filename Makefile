@@ -37,7 +37,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build test format lint unit doc native guests sim demo demo-guest bench loss scale qos bench-guests hostile fuzz asan install deb rpm test-package container sbom book vm clean
+.PHONY: help packages test-packages build test format lint unit doc native guests sim demo demo-guest bench loss scale qos cost bench-guests hostile fuzz asan install deb rpm test-package container sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -102,6 +102,10 @@ scale: build test-packages ## Measure what a thousand subsystems or namespaces c
 
 qos: build test-packages ## See that limits hold and are shared equally
 	NVMFD=$(NVMFD) NVMF=$(NVMF) tests/bench/qos
+
+cost: build ## Count the instructions that a command costs, which are the same each time
+	@$(call install,valgrind)
+	COST=$(BUILD)/release/cost tests/bench/cost
 
 bench-guests: build ## Measure it beside the kernel's target, in both kinds of guest
 	$(GUEST) tests/vm/judge --kind uml bench
