@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::endpoint::{Endpoint, ROCE_PORT};
+use super::icrc::Beginnings;
 use super::udp::steered;
 use crate::Region;
 
@@ -135,6 +136,7 @@ pub struct Air {
     cuts: Vec<(IpAddr, IpAddr, Instant)>,
     datagrams: Vec<Datagram>,
     spare: Vec<u32>,
+    beginnings: Beginnings,
     /// Arrival, number (which keeps the order of those that arrive at one time), place, index.
     flights: BinaryHeap<Reverse<(Instant, u64, u32, u32)>>,
     number: u64,
@@ -163,6 +165,7 @@ impl Air {
             cuts: Vec::new(),
             datagrams: Vec::new(),
             spare: Vec::new(),
+            beginnings: Beginnings::default(),
             flights: BinaryHeap::new(),
             number: 0,
         }
@@ -250,15 +253,16 @@ impl Air {
     /// Sends what an endpoint has to say.
     pub fn transmit(&mut self, now: Instant, endpoint: &mut Endpoint, region: &Region) {
         while let Some(transmit) = endpoint.poll_transmit(now, region) {
-            let header = transmit.outgoing.header();
             let mut datagram = self.blank();
-            datagram.bytes.extend_from_slice(header);
-            endpoint.copy_payload(&transmit, region, &mut datagram.bytes);
             // As from a kernel that numbers its datagrams.
             let identification = self.dice.roll() as u16;
-            let payload = &datagram.bytes[header.len()..];
-            let trailer = transmit.outgoing.seal(&transmit.flow, identification, payload);
-            datagram.bytes.extend_from_slice(trailer.as_slice());
+            let payload = endpoint.payload(&transmit, region);
+            let (beginnings, into) = (&mut self.beginnings, &mut datagram.bytes);
+            let flow = &transmit.flow;
+            if !transmit.outgoing.append(flow, identification, payload, beginnings, into) {
+                self.forget(datagram);
+                continue;
+            }
             datagram.way = Some((transmit.flow.source, transmit.flow.destination));
             self.enter(now, datagram);
         }

@@ -396,9 +396,20 @@ impl HeaderBytes {
     /// demands and `ext` lacks is left out; one that it does not have is not written.
     #[must_use]
     pub fn emit(bth: &Bth, ext: &Extended) -> HeaderBytes {
-        let mut out = HeaderBytes { bytes: [0; MAX_HEADER_BYTES], len: 0 };
+        let mut out = HeaderBytes { bytes: [0; MAX_HEADER_BYTES], len: Bth::BYTES as u8 };
         let headers = bth.opcode.row().headers;
-        out.push(&bth.emit());
+        out.bytes[..Bth::BYTES].copy_from_slice(&bth.emit());
+        // What nearly all packets are: requests, with the memory that they mean or without.
+        if headers == Headers::NONE {
+            return out;
+        }
+        if let (Headers::RETH, Some(reth)) = (headers, ext.reth) {
+            out.bytes[12..20].copy_from_slice(&reth.address.to_be_bytes());
+            out.bytes[20..24].copy_from_slice(&reth.key.to_be_bytes());
+            out.bytes[24..28].copy_from_slice(&reth.length.to_be_bytes());
+            out.len = 28;
+            return out;
+        }
         if let Some(deth) = ext.deth.filter(|_| headers.has(Headers::DETH)) {
             out.push(&deth.qkey.to_be_bytes());
             out.push(&deth.source.get().to_be_bytes());

@@ -41,6 +41,9 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::header::{Bth, ICRC_BYTES};
+pub use beginnings::Beginnings;
+
+mod beginnings;
 
 /// CRC-32 of eight bytes of ones.
 const SEED: u32 = 0x2144_df1c;
@@ -65,6 +68,12 @@ pub struct Flow {
     pub destination: SocketAddr,
 }
 
+impl Flow {
+    fn is_ipv4(&self) -> bool {
+        self.source.is_ipv4() && self.destination.is_ipv4()
+    }
+}
+
 /// The identification that the `index`th datagram of one send call carries on IPv4: 0 for a
 /// lone one, and counting within a train of equal segments that the kernel cuts (`UDP_SEGMENT`).
 #[must_use]
@@ -86,7 +95,14 @@ impl Icrc {
         datagram_bytes: usize,
         bth: &[u8; Bth::BYTES],
     ) -> Icrc {
-        let mut head = [0u8; IPV6_BYTES + UDP_BYTES + Bth::BYTES];
+        let mut icrc = Icrc::of_headers(flow, identification, datagram_bytes);
+        icrc.update(&Icrc::masked(bth));
+        icrc
+    }
+
+    /// The IP and UDP headers alone.
+    fn of_headers(flow: &Flow, identification: u16, datagram_bytes: usize) -> Icrc {
+        let mut head = [0u8; IPV6_BYTES + UDP_BYTES];
         let udp_bytes = (datagram_bytes + UDP_BYTES) as u16;
         let ip = match (flow.source.ip(), flow.destination.ip()) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => {
@@ -114,12 +130,16 @@ impl Icrc {
         udp[2..4].copy_from_slice(&flow.destination.port().to_be_bytes());
         udp[4..6].copy_from_slice(&udp_bytes.to_be_bytes());
         udp[6..8].copy_from_slice(&[0xff, 0xff]);
-        let end = ip + UDP_BYTES + Bth::BYTES;
-        head[ip + UDP_BYTES..end].copy_from_slice(bth);
-        head[ip + UDP_BYTES + 4] = 0xff;
         let mut hasher = crc32fast::Hasher::new_with_initial(SEED);
-        hasher.update(&head[..end]);
+        hasher.update(&head[..ip + UDP_BYTES]);
         Icrc(hasher)
+    }
+
+    /// A base transport header as it is covered: without what changes on the way.
+    fn masked(bth: &[u8; Bth::BYTES]) -> [u8; Bth::BYTES] {
+        let mut masked = *bth;
+        masked[4] = 0xff;
+        masked
     }
 
     /// Feeds what follows: extended headers, payload, padding, in any pieces.
@@ -157,6 +177,7 @@ pub enum Verdict {
 #[derive(Clone, Debug)]
 pub struct Checker {
     cache: Box<[Basis; Checker::LENGTHS]>,
+    beginnings: Beginnings,
 }
 
 impl Default for Checker {
@@ -171,10 +192,11 @@ impl Checker {
     /// two, and would push each other out.
     const LENGTHS: usize = 97;
 
-    /// With an empty cache (of some 10 KiB, which never grows).
+    /// With empty caches (of some 16 KiB, which never grow).
     #[must_use]
     pub fn new() -> Checker {
-        Checker { cache: Box::new([Basis::EMPTY; Checker::LENGTHS]) }
+        let cache = Box::new([Basis::EMPTY; Checker::LENGTHS]);
+        Checker { cache, beginnings: Beginnings::default() }
     }
 
     /// Checks a datagram that came along `flow`: base transport header to CRC.
@@ -185,10 +207,11 @@ impl Checker {
         let Some((bth, rest)) = body.split_first_chunk::<{ Bth::BYTES }>() else {
             return Verdict::Wrong;
         };
-        let mut icrc = Icrc::start(flow, 0, datagram.len(), bth);
+        let (mut icrc, fed) = self.beginnings.begin(flow, 0, datagram.len(), bth);
+        icrc.update(&fed);
         icrc.update(rest);
         let difference = u32::from_le_bytes(icrc.finish()) ^ u32::from_le_bytes(*received);
-        if flow.source.is_ipv6() || flow.destination.is_ipv6() {
+        if !flow.is_ipv4() {
             return if difference == 0 { Verdict::Exact } else { Verdict::Wrong };
         }
         if difference == 0 {

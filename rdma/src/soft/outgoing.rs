@@ -2,7 +2,7 @@
 //! invariant CRC.
 
 use super::header::{Bth, Extended, HeaderBytes, ICRC_BYTES, padding};
-use super::icrc::{Flow, Icrc};
+use super::icrc::{Beginnings, Flow, Icrc};
 use super::memory::Place;
 
 /// Where a payload lies. Valid until the next mutation of the queue pair it came from.
@@ -87,6 +87,7 @@ impl Outgoing {
         flow: &Flow,
         identification: u16,
         payload: &[u8],
+        beginnings: &mut Beginnings,
         train: &mut Vec<u8>,
     ) -> bool {
         const PADDING: [u8; 3] = [0; 3];
@@ -95,14 +96,15 @@ impl Outgoing {
         if payload.len() != self.payload_bytes as usize {
             return false;
         }
-        let mut icrc = Icrc::start(flow, identification, self.datagram_bytes(), bth);
-        train.extend_from_slice(bth);
-        let covered = train.len();
+        let (mut icrc, fed) = beginnings.begin(flow, identification, self.datagram_bytes(), bth);
+        let start = train.len();
+        train.extend_from_slice(&fed);
         train.extend_from_slice(rest);
         train.extend_from_slice(payload);
         train.extend_from_slice(&PADDING[..usize::from(padding(payload.len()))]);
         // One stretch of bytes that have just been written: cheaper than piece by piece.
-        icrc.update(&train[covered..]);
+        icrc.update(&train[start..]);
+        train[start..start + Bth::BYTES].copy_from_slice(bth);
         train.extend_from_slice(&icrc.finish());
         true
     }

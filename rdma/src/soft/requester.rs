@@ -299,7 +299,8 @@ impl Requester {
         if self.pause.is_some() {
             return None;
         }
-        let outgoing = match self.next_lost() {
+        let lost = if self.board.lost() > 0 { self.next_lost() } else { None };
+        let outgoing = match lost {
             Some((index, at, packets)) => {
                 self.board.send_again(at..at + packets);
                 self.troubles.note(Trouble::SentAgain);
@@ -443,7 +444,8 @@ impl Requester {
         let all_sent = self.cursor >= self.works.len();
         // One that is due may bring no new credits.
         let due = self.asked > self.board.una() && !all_sent && self.credits.allow();
-        !due && self.next_lost().is_none() && self.sendable() == 0
+        let lost = || self.board.lost() > 0 && self.next_lost().is_some();
+        !due && !lost() && (all_sent || self.sendable() == 0)
     }
 
     /// The buffer of a posted work, by the number that [`Payload::Posted`] has.

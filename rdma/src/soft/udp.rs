@@ -19,7 +19,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use super::capture::{Capture, Direction};
 use super::endpoint::{Endpoint, Path, ROCE_PORT, Transmit};
-use super::icrc::{Flow, train_identification};
+use super::icrc::{Beginnings, Flow, train_identification};
 use super::train::{Item, MOST_BYTES, MOST_GATHERED, Trains, Way};
 use crate::{FabricError, Region};
 pub(crate) use group::Shared;
@@ -76,6 +76,7 @@ pub(super) struct Udp {
     singles: Singles,
     /// The bytes of the train that departs.
     train: Vec<u8>,
+    beginnings: Beginnings,
     /// What has to leave before anything else from the same socket.
     held: VecDeque<Held>,
     /// The sockets that have no room for it.
@@ -111,6 +112,7 @@ impl Udp {
             trains: Trains::new(),
             singles: Singles::default(),
             train: Vec::with_capacity(MOST_BYTES),
+            beginnings: Beginnings::default(),
             held: VecDeque::new(),
             blocked: Vec::new(),
             watched: Vec::new(),
@@ -461,7 +463,8 @@ impl Udp {
             let (flow, begin) = (&transmit.flow, self.train.len());
             let payload = endpoint.payload(transmit, region);
             let identification = train_identification(count);
-            if !transmit.outgoing.append(flow, identification, payload, &mut self.train) {
+            let (beginnings, into) = (&mut self.beginnings, &mut self.train);
+            if !transmit.outgoing.append(flow, identification, payload, beginnings, into) {
                 // Its queue pair has died while the next ones were gathered. Those that follow
                 // would be numbered wrongly, and most of them are of that queue pair.
                 break;
