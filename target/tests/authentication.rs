@@ -10,7 +10,7 @@ mod proof;
 use std::collections::VecDeque;
 use std::fs::{Permissions, set_permissions, write};
 use std::os::unix::fs::PermissionsExt;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use nvme::auth::{GroupId, HashId, Negotiate, Notice, Reply};
@@ -23,6 +23,8 @@ use nvmfd::auth::Keyring;
 use nvmfd::config::{AuthenticationConfig, DuplicateHosts, HostConfig, Offer};
 use nvmfd::queue::Queue;
 use nvmfd::registry::Visit;
+use nvmfd::reservation::keeper::Word;
+use nvmfd::reservation::{Fence, Fenced};
 use nvmfd::subsystem::Subsystem;
 use proptest::prelude::*;
 use rdma::{Tag, Work};
@@ -42,6 +44,18 @@ fn io_queue(world: &mut World) -> (Queue, Queue, VecDeque<(Tag, Work)>) {
     let posted = std::mem::take(&mut world.fabric.posted);
     let cntlid = 1;
     (connect(world, 1, cntlid), admin, posted)
+}
+
+/// Sends a message whose answer takes long to compute.
+fn send_heavy(world: &mut World, queue: &mut Queue) {
+    let mut message = [0; 72];
+    let offer = Negotiate::new(5, &[HashId::SHA256], &[GroupId::FFDHE2048]);
+    offer.emit(&mut message).unwrap();
+    world.memory[AT..AT + 72].copy_from_slice(&message);
+    let sqe = Authentication::new(72).emit(FabricsType::AUTHENTICATION_SEND, keyed(AT as u64, 72));
+    world.send(queue, &sqe, &[]);
+    world.run(queue);
+    assert!(world.completions.is_empty(), "the answer waits for the arithmetic");
 }
 
 fn read() -> Sqe {
@@ -337,18 +351,30 @@ fn of_two_claims_the_one_that_is_proved_first_stays_where_hosts_may_not_come_twi
 fn a_queue_that_dies_while_its_proof_is_worked_on_leaves_nothing_behind() {
     let (mut world, _folder) = world(GroupId::FFDHE2048);
     let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
-    let mut message = [0; 72];
-    let offer = Negotiate::new(5, &[HashId::SHA256], &[GroupId::FFDHE2048]);
-    offer.emit(&mut message).unwrap();
-    world.memory[AT..AT + 72].copy_from_slice(&message);
-    let sqe = Authentication::new(72).emit(FabricsType::AUTHENTICATION_SEND, keyed(AT as u64, 72));
-    world.send(&mut admin, &sqe, &[]);
-    world.run(&mut admin);
-    assert!(world.completions.is_empty(), "the answer waits for the arithmetic");
+    send_heavy(&mut world, &mut admin);
     // Another one before that: the exchange fails, the queue goes on.
     let cap = PropertyGet::new(Property::CAP).emit().with_cid(9);
     assert!(refused(world.ask(&mut admin, &cap, &[]).status));
     world.end(admin);
+}
+
+/// The type of a fabrics command lies where others have their namespace: 5, or 0105h with reserved
+/// bytes, is none. Ended twice, its slot would answer another command.
+#[test]
+fn a_preempted_host_is_still_told_what_became_of_its_proof() {
+    let (mut world, _folder) = proof::world_with(vec![GroupId::NULL, GroupId::FFDHE2048]);
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    send_heavy(&mut world, &mut queue);
+    let (keeper, words) = mpsc::channel();
+    let hosts = Fenced::Preempted(vec![connect_data(1).hostid]);
+    let subsystem = support::subsystem().nqn;
+    let fence = Arc::new(Fence::new(subsystem, vec![5], hosts, 1, keeper));
+    queue.on_fence(&fence, &mut world.io());
+    drop(fence);
+    assert!(matches!(words.try_recv(), Ok(Word::Drained(1))), "nothing holds it");
+    world.run(&mut queue);
+    assert!(world.completions.is_empty(), "the arithmetic goes on");
+    end_both(world, queue, admin, posted);
 }
 
 #[test]

@@ -83,7 +83,8 @@ impl Queue {
                 State::Waiting => true,
                 State::Pulling | State::AtDisk => false,
             };
-            if !fence.ends(&entry.plan, entry.sqe.nsid) {
+            // A fabrics command names no namespace: its type lies where others have one.
+            if entry.sqe.is_fabrics() || !fence.ends(&entry.plan, entry.sqe.nsid) {
                 continue;
             }
             match waits && self.link == Link::Open {

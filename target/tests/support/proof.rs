@@ -23,13 +23,18 @@ pub(crate) const AT: usize = 0x8000;
 
 /// A world in which the host of `connect_data` has a key.
 pub(crate) fn world(group: GroupId) -> (World, TempDir) {
+    world_with(vec![group])
+}
+
+/// .. and these groups are accepted.
+pub(crate) fn world_with(groups: Vec<GroupId>) -> (World, TempDir) {
     let (world, folder) = (World::new(), tempdir().unwrap());
     let key_file = folder.path().join("key");
     write(&key_file, SECRET).unwrap();
     set_permissions(&key_file, Permissions::from_mode(0o600)).unwrap();
     let nqn: Nqn = HOST.parse().unwrap();
     let config = AuthenticationConfig {
-        policy: Policy { hashes: vec![HashId::SHA256], groups: vec![group] },
+        policy: Policy { hashes: vec![HashId::SHA256], groups },
         hosts: vec![HostConfig { nqn, key_file, controller_key_file: None }],
         ..AuthenticationConfig::default()
     };
