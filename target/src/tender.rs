@@ -313,6 +313,10 @@ impl Shared {
         let moved = || backing.has_moved(&tended.config);
         match backing.inspect(thorough) {
             Condition::Sound => {
+                if health.is_down() && owes_a_sync(&backing, health) {
+                    // What a disk had in its cache may have gone while it was away.
+                    backing.fail_sync(Status::WRITE_FAULT);
+                }
                 if health.set_up() {
                     info!("{}: {} is back and served again", tended.place, backing.name());
                 }
@@ -346,8 +350,7 @@ impl Shared {
     /// Puts what is at the path now in the place of a store that is gone.
     fn replace(&self, tended: &Tended, gone: &Arc<Backing>) -> Result<(), String> {
         let fresh = gone.open_again(&tended.config()).map_err(|error| error.to_string())?;
-        if gone.has_volatile_cache() && tended.health.has_unsynced() {
-            // The host believes that a flush would still save it.
+        if owes_a_sync(gone, &tended.health) {
             fresh.fail_sync(Status::WRITE_FAULT);
         }
         self.put(tended, fresh)?;
@@ -397,6 +400,11 @@ impl Shared {
         lock(&self.book).parting.push(old);
         Ok(())
     }
+}
+
+/// Whether something was written that a host believes a flush would still save.
+fn owes_a_sync(backing: &Backing, health: &Health) -> bool {
+    backing.has_volatile_cache() && health.has_unsynced()
 }
 
 /// Whether an errno means that there is nothing any more, rather than that it fails.

@@ -161,6 +161,25 @@ fn a_file_that_was_shortened_is_noticed_without_io_and_served_again_when_it_is_w
 }
 
 #[test]
+fn a_store_that_comes_back_in_place_says_that_something_was_not_synchronised() {
+    for unsynced in [false, true] {
+        let mut bench = Bench::new();
+        assert_eq!((bench.write(0, 0x11), bench.flush()), (Ok(()), Ok(())));
+        if unsynced {
+            assert_eq!(bench.write(SIZE - 4096, 0x22), Ok(()));
+        }
+        bench.shorten();
+        bench.until("it is down", |bench| bench.tended.health().is_down());
+        let file = OpenOptions::new().write(true).open(bench.path()).unwrap();
+        file.set_len(SIZE).unwrap();
+        bench.until("it is up", |bench| !bench.tended.health().is_down());
+        assert_eq!(bench.read(SIZE - 4096), Ok(0), "what was written is lost");
+        let told = if unsynced { Err(Status::WRITE_FAULT) } else { Ok(()) };
+        assert_eq!((bench.flush(), bench.flush()), (told, told));
+    }
+}
+
+#[test]
 fn what_takes_the_place_of_a_lost_store_is_served_and_a_flush_tells_what_was_lost() {
     for unsynced in [false, true] {
         let mut bench = Bench::new();
