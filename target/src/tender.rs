@@ -12,6 +12,7 @@
 //! A store keeps its number while it is opened again, so commands and namespaces need not know.
 
 use std::mem::take;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -106,6 +107,11 @@ impl Tended {
         let block_size_bytes = lock(&self.current).block_size_bytes();
         let rest = (block_size_bytes, self.config.read_only);
         same && rest == (config.block_size_bytes, config.read_only)
+    }
+
+    /// Whether it is this file.
+    pub(crate) fn is_file(&self, other: &Path) -> bool {
+        matches!(&self.config.kind, BackingKind::File { path, .. } if path == other)
     }
 
     /// Serves so many bytes from now on: see [`Backing::resize`]. Returns how many before.
@@ -386,19 +392,28 @@ impl Shared {
         if tended.retired.load(Ordering::Relaxed) {
             return Err("it is no longer served".to_owned());
         }
-        for reactor in &self.reactors {
+        let given = self.reactors.iter().try_for_each(|reactor| {
             let (answer, answered) = sync_channel(1);
             reactor.send(Mail::Attach(tended.id, Arc::clone(&fresh), answer));
             match answered.recv_timeout(ANSWER) {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => return Err(error.to_string()),
-                Err(_) => return Err("a reactor does not answer".to_owned()),
+                Ok(outcome) => outcome.map_err(|error| error.to_string()),
+                Err(_) => Err("a reactor does not answer".to_owned()),
             }
-        }
-        let old = std::mem::replace(&mut *current, fresh);
+        });
+        let parts = match &given {
+            Ok(()) => std::mem::replace(&mut *current, fresh),
+            // Some have it, or will: all get the old one back, or nobody could open it again.
+            Err(_) => {
+                for reactor in &self.reactors {
+                    let (answer, _) = sync_channel(1);
+                    reactor.send(Mail::Attach(tended.id, Arc::clone(&current), answer));
+                }
+                fresh
+            }
+        };
         drop(current);
-        lock(&self.book).parting.push(old);
-        Ok(())
+        lock(&self.book).parting.push(parts);
+        given
     }
 }
 
