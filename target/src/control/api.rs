@@ -18,9 +18,8 @@ mod why;
 
 use std::time::Duration;
 
-use axum::Json;
-use axum::Router;
 use axum::routing::get;
+use axum::{Extension, Json, Router};
 use utoipa::OpenApi;
 use utoipa::openapi::OpenApi as Description;
 use utoipa_axum::router::OpenApiRouter;
@@ -73,6 +72,7 @@ fn router(managed: Managed, may_change: bool) -> Router {
         .route("/v1/openapi.json", get(async move || Json(routes(may_change).1)))
         .fallback(Refused::no_such_path)
         .method_not_allowed_fallback(Refused::no_such_method)
+        .layer(Extension(watch::Room::new()))
         .with_state(managed)
 }
 

@@ -11,13 +11,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime};
 
+use axum::Extension;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use hyper::body::Frame;
-use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{MissedTickBehavior, interval};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -38,7 +39,16 @@ const LOOK: Duration = Duration::from_millis(250);
 /// Events that a slow watcher may be behind.
 const MOST_BEHIND: usize = 256;
 
-static ROOM: Semaphore = Semaphore::const_new(MOST_WATCHERS);
+/// Room for the watchers of one socket: whoever reaches the loopback address takes none from those
+/// of the administrators.
+#[derive(Clone)]
+pub(super) struct Room(Arc<Semaphore>);
+
+impl Room {
+    pub(super) fn new() -> Room {
+        Room(Arc::new(Semaphore::new(MOST_WATCHERS)))
+    }
+}
 
 pub(super) fn routes() -> OpenApiRouter<Managed> {
     OpenApiRouter::new().routes(routes!(watch))
@@ -53,8 +63,11 @@ pub(super) fn routes() -> OpenApiRouter<Managed> {
         (status = 503, body = Problem)
     )
 )]
-async fn watch(State(managed): State<Managed>) -> Result<Response, Refused> {
-    let permit = ROOM.try_acquire().map_err(|_| {
+async fn watch(
+    State(managed): State<Managed>,
+    Extension(Room(room)): Extension<Room>,
+) -> Result<Response, Refused> {
+    let permit = room.try_acquire_owned().map_err(|_| {
         let error = format!("{MOST_WATCHERS} are watching already");
         Refused::new(StatusCode::SERVICE_UNAVAILABLE, error, "end one of them")
     })?;
@@ -64,7 +77,7 @@ async fn watch(State(managed): State<Managed>) -> Result<Response, Refused> {
 }
 
 /// Looks again and again, until nobody takes the lines. Who is slow sees later, and no less.
-async fn follow(managed: Managed, lines: mpsc::Sender<Bytes>, _room: SemaphorePermit<'static>) {
+async fn follow(managed: Managed, lines: mpsc::Sender<Bytes>, _room: OwnedSemaphorePermit) {
     let mut seen = Seen::of(&managed);
     let mut happened = vec![Happened::Watching];
     let mut look = interval(LOOK);
