@@ -25,8 +25,7 @@ pub(crate) fn address(ip: IpAddr) -> Option<String> {
 /// the paths of files that were there once.
 pub(crate) fn store(namespace: &NamespaceConfig, served: &BTreeSet<PathBuf>) -> Option<String> {
     let NamespaceKind::File { path, size } = &namespace.kind else { return None };
-    let read = |path| fs::read_to_string(path).unwrap_or_default();
-    let mount = unmounted(path, &read("/etc/fstab"), &read("/proc/self/mountinfo"));
+    let mount = expected(path);
     let shown = path.display();
     let found = fs::metadata(path);
     if let Some(Mount { point, is_automatic }) = mount
@@ -56,6 +55,24 @@ pub(crate) fn store(namespace: &NamespaceConfig, served: &BTreeSet<PathBuf>) -> 
              make an empty one (truncate -s SIZE {shown})"
         )
     })
+}
+
+/// Why a folder of files that the daemon makes is not there yet: it, or its file system, is missing.
+pub(crate) fn folder(path: &Path) -> Option<String> {
+    let shown = path.display();
+    let is_missing = !fs::metadata(path).is_ok_and(|found| found.is_dir());
+    match expected(path) {
+        Some(Mount { point, is_automatic }) if is_missing || is_automatic => {
+            Some(format!("{shown}: {} is not mounted yet", point.display()))
+        }
+        _ => is_missing.then(|| format!("there is no folder {shown} yet")),
+    }
+}
+
+/// The file system of a path that should be mounted and is not.
+fn expected(path: &Path) -> Option<Mount> {
+    let read = |path| fs::read_to_string(path).unwrap_or_default();
+    unmounted(path, &read("/etc/fstab"), &read("/proc/self/mountinfo"))
 }
 
 /// The files that were served before, as a state directory has them.

@@ -21,6 +21,7 @@ mod record;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use nvme::Nqn;
@@ -80,8 +81,8 @@ impl Management {
 pub struct Catalog {
     folder: PathBuf,
     record: Record,
-    /// Held as long as this daemon has the folder.
-    _lock: File,
+    /// The folder, held as long as this daemon has it.
+    lock: File,
 }
 
 impl Catalog {
@@ -121,7 +122,7 @@ impl Catalog {
                 "{shown} has the namespaces of {other}: give {nqn} its own folder"
             ));
         }
-        let mut catalog = Catalog { folder: folder.to_owned(), record, _lock: lock };
+        let mut catalog = Catalog { folder: folder.to_owned(), record, lock };
         let mut lines = Vec::new();
         if let Err(error) = catalog.settle() {
             lines.push(format!("what was left half done in {shown} cannot be cleared: {error}"));
@@ -148,11 +149,28 @@ impl Catalog {
         self.folder.join(format!("{uuid}.img"))
     }
 
+    /// Fails when the path leads to another folder than the one that was opened: a file system was
+    /// mounted over it, or it was replaced. The record there is not ours to overwrite.
+    ///
+    /// # Errors
+    /// A sentence about that, or what the system says.
+    pub fn is_in_place(&self) -> io::Result<()> {
+        let (ours, there) = (self.lock.metadata()?, fs::metadata(&self.folder)?);
+        if (ours.dev(), ours.ino()) == (there.dev(), there.ino()) {
+            return Ok(());
+        }
+        let shown = self.folder.display();
+        Err(io::Error::other(format!(
+            "{shown} is another folder than when it was opened (was something mounted there?): reload"
+        )))
+    }
+
     /// Holds something else from now on, also after a power loss.
     ///
     /// # Errors
     /// What the system says; it is as before then.
     pub fn keep(&mut self, new: Record) -> io::Result<()> {
+        self.is_in_place()?;
         if let Err(error) = kept::write(&self.folder, RECORD, &new.emit()) {
             // The rename may have happened. What hosts are told counts, so put it back.
             kept::write(&self.folder, RECORD, &self.record.emit())?;
@@ -170,17 +188,23 @@ impl Catalog {
         if self.record.unsettled.is_empty() {
             return Ok(());
         }
+        self.is_in_place()?;
         for uuid in &self.record.unsettled {
             kept::remove(&self.folder, &format!("{uuid}.img"))?;
         }
         self.keep(Record { unsettled: BTreeSet::new(), ..self.record.clone() })
     }
 
-    /// Adds its namespaces to those that a subsystem declares. What is declared wins.
-    pub fn merge_into(&self, config: &mut SubsystemConfig) {
+    /// Adds its namespaces to those that a subsystem declares. What is declared wins. What is
+    /// `served` (an id and a file) stays so, whatever its file system says now: the file is open.
+    pub fn merge_into(&self, config: &mut SubsystemConfig, served: impl Fn(u32, &Path) -> bool) {
         for (&nsid, entry) in &self.record.entries {
             let declared = config.namespaces.iter().any(|n| n.nsid == nsid);
-            if declared || nsid > config.offer.max_nsid || !self.image(entry.uuid).exists() {
+            if declared || nsid > config.offer.max_nsid {
+                continue;
+            }
+            let image = self.image(entry.uuid);
+            if !served(nsid, &image) && !image.exists() {
                 continue;
             }
             config.namespaces.push(self.namespace(nsid, entry));
@@ -212,6 +236,7 @@ impl Catalog {
     pub fn eclipsed<'a>(
         &'a self,
         config: &'a SubsystemConfig,
+        served: impl Fn(u32, &Path) -> bool + 'a,
     ) -> impl Iterator<Item = String> + 'a {
         let nqn = config.nqn;
         self.record.entries.iter().filter_map(move |(&nsid, entry)| {
@@ -228,7 +253,7 @@ impl Catalog {
                      `max_nsid`: it is not served"
                 ))
             } else {
-                let there = image.exists();
+                let there = served(nsid, &image) || image.exists();
                 (!there).then(|| {
                     format!(
                         "namespace {nsid} of {nqn} was made by a host and its file {shown} is gone: \

@@ -7,7 +7,7 @@ mod orders;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
@@ -59,38 +59,60 @@ impl Next {
         catalogs: &Catalogs,
         due: &[Place],
     ) -> Result<Next, Fatal> {
-        let mut opened = Vec::new();
+        let (mut opened, mut folders) = (Vec::new(), Vec::new());
         let mut subsystems = config.subsystems.clone();
         for subsystem in &mut subsystems {
             let (nqn, Some(managed)) = (subsystem.nqn, subsystem.managed.clone()) else { continue };
-            let open = catalogs.get(&nqn).filter(|open| open.folder() == managed.directory);
-            let catalog = match open {
-                Some(open) => open,
-                None => {
-                    let (catalog, lines) = Catalog::open(&managed.directory, nqn).map_err(Fatal)?;
+            let folder = &managed.directory;
+            let awaited = stores.awaited_folder(nqn).filter(|each| {
+                let is_due = due.contains(&each.key());
+                config.missing == Missing::Wait && each.is_folder(folder) && !is_due
+            });
+            if let Some(awaited) = awaited {
+                folders.push(awaited.clone());
+                continue;
+            }
+            let missing = match config.missing {
+                Missing::Wait => absent::folder(folder),
+                Missing::Fail => None,
+            };
+            let open = catalogs.get(&nqn).filter(|open| open.folder() == folder);
+            let catalog = match (open, missing) {
+                // What is open is served, also when its file system went out of sight.
+                (Some(open), missing) if missing.is_some() || open.is_in_place().is_ok() => open,
+                (_, Some(why)) => {
+                    folders.push(Awaited::folder(nqn, folder, why));
+                    continue;
+                }
+                (_, None) => {
+                    let (catalog, lines) = Catalog::open(folder, nqn).map_err(Fatal)?;
                     lines.iter().for_each(|line| warn!("{line}"));
                     opened.push((nqn, catalog));
                     let Some((_, catalog)) = opened.last() else { continue };
                     catalog
                 }
             };
-            catalog.eclipsed(subsystem).for_each(|line| warn!("{line}"));
-            catalog.merge_into(subsystem);
+            let served = |nsid, image: &Path| stores.serves((nqn, nsid), image);
+            catalog.eclipsed(subsystem, served).for_each(|line| warn!("{line}"));
+            catalog.merge_into(subsystem, served);
         }
-        let mut next =
-            Next { catalogs: opened, ..Next::of(subsystems, stores, (config.missing, due))? };
+        let stores = stores.next_or_wait(&subsystems, config.missing, due).map_err(Fatal)?;
+        let mut next = Next { subsystems, stores, catalogs: opened };
+        folders.into_iter().for_each(|folder| next.stores.await_folder(folder));
         next.stores.limit(&config.quotas, &next.subsystems);
         Ok(next)
     }
 
-    /// Opens what subsystems need that are as they shall be served; of what is awaited only what is
-    /// `due`.
-    fn of(
+    /// Opens what an order of a host adds to subsystems.
+    fn of_order(
         subsystems: Vec<SubsystemConfig>,
         stores: &Stores,
-        (missing, due): (Missing, &[Place]),
+        missing: Missing,
     ) -> Result<Next, Fatal> {
-        let stores = stores.next_or_wait(&subsystems, missing, due).map_err(Fatal)?;
+        let mut next = stores.next_for_order(&subsystems, missing).map_err(Fatal)?;
+        let folders = subsystems.iter().filter_map(|s| stores.awaited_folder(s.nqn).cloned());
+        folders.for_each(|folder| next.await_folder(folder));
+        let stores = next;
         Ok(Next { subsystems, stores, catalogs: Vec::new() })
     }
 }
@@ -227,8 +249,9 @@ impl Shelf {
     fn merged(&self) -> Vec<SubsystemConfig> {
         let mut subsystems = self.config.subsystems.clone();
         for subsystem in &mut subsystems {
-            if let Some(catalog) = self.catalogs.get(&subsystem.nqn) {
-                catalog.merge_into(subsystem);
+            let nqn = subsystem.nqn;
+            if let Some(catalog) = self.catalogs.get(&nqn) {
+                catalog.merge_into(subsystem, |nsid, image| self.stores.serves((nqn, nsid), image));
             }
         }
         subsystems
@@ -311,7 +334,10 @@ impl Shelf {
             Ok(next)
         });
         match next {
-            Ok(next) if next.stores.without(&self.stores).next().is_none() => {
+            Ok(next)
+                if next.catalogs.is_empty()
+                    && next.stores.without(&self.stores).next().is_none() =>
+            {
                 self.stores.await_as(next.stores);
                 self.tell();
             }

@@ -1,9 +1,10 @@
 //! The opened backing stores and the subsystems made of them: what a configuration becomes.
 
+mod awaited;
 mod opening;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +27,8 @@ use crate::subsystem::{Namespace, Subsystem};
 use crate::tender::Tended;
 use crate::uncorrectable::Marks;
 use crate::usage::Usage;
+
+pub use awaited::Awaited;
 
 /// How long a store may take to be opened.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -71,31 +74,6 @@ pub struct Stores {
 /// A namespace: its subsystem and its id.
 pub(crate) type Place = (Nqn, u32);
 
-/// A namespace whose store is not there yet.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Awaited {
-    /// Namespace and subsystem, for people.
-    pub place: String,
-    /// What is awaited, as a sentence.
-    pub why: String,
-    key: Place,
-    config: NamespaceConfig,
-}
-
-impl Awaited {
-    /// Which namespace.
-    pub(crate) fn key(&self) -> Place {
-        self.key
-    }
-
-    /// Whether its store is there by now, or at least no longer missing as it was. `served`: what
-    /// [`Stores::served`] says.
-    #[must_use]
-    pub fn has_come(&self, served: &BTreeSet<PathBuf>) -> bool {
-        absent::store(&self.config, served).is_none()
-    }
-}
-
 impl Stores {
     /// No stores yet, for so many rings; reservations are kept in this folder, if in any.
     #[must_use]
@@ -124,6 +102,29 @@ impl Stores {
         missing: Missing,
         due: &[Place],
     ) -> Result<Stores, String> {
+        self.next_as(subsystems, missing, due, true)
+    }
+
+    /// The same for an order of a host, which is about one namespace: no other store that is served
+    /// is looked at, so none that fails or hangs stands in its way.
+    ///
+    /// # Errors
+    /// One sentence about the first new store that cannot be served, and is not awaited either.
+    pub fn next_for_order(
+        &self,
+        subsystems: &[SubsystemConfig],
+        missing: Missing,
+    ) -> Result<Stores, String> {
+        self.next_as(subsystems, missing, &[], false)
+    }
+
+    fn next_as(
+        &self,
+        subsystems: &[SubsystemConfig],
+        missing: Missing,
+        due: &[Place],
+        look_at_served: bool,
+    ) -> Result<Stores, String> {
         let served = self.served();
         let mut next = Stores {
             by_namespace: BTreeMap::new(),
@@ -141,6 +142,7 @@ impl Stores {
             let configured_block_bytes = namespace.block_size_bytes;
             let known = self.by_namespace.get(&key);
             let store = match known {
+                Some(store) if !look_at_served => Store { resize: None, ..store.clone() },
                 Some(store) if store.tended.is_as(&formatted(namespace, &store.format)) => {
                     let resize =
                         self.next_size(&store.tended.backing(), backing_config(namespace).kind);
@@ -174,7 +176,7 @@ impl Stores {
                         if missing == Missing::Fail {
                             return Err(format!("{place}: {why}"));
                         }
-                        next.awaited.push(Awaited { place, why, key, config: namespace.clone() });
+                        next.awaited.push(Awaited::store(key, namespace, why));
                         continue;
                     }
                     let id = next.fresh_id(self).ok_or("too many namespaces")?;
@@ -182,12 +184,7 @@ impl Stores {
                         Ok(store) => store,
                         // It has come, and not as it should: that holds nothing else back.
                         Err(why) if missing == Missing::Wait && awaited.is_some() => {
-                            next.awaited.push(Awaited {
-                                place,
-                                why,
-                                key,
-                                config: namespace.clone(),
-                            });
+                            next.awaited.push(Awaited::store(key, namespace, why));
                             continue;
                         }
                         Err(why) => return Err(format!("{place}: {why}")),
@@ -214,10 +211,20 @@ impl Stores {
         self.awaited = other.awaited;
     }
 
+    /// Awaits the folder of namespaces that hosts make as well.
+    pub(crate) fn await_folder(&mut self, folder: Awaited) {
+        self.awaited.push(folder);
+    }
+
+    /// The folder of the namespaces that hosts make of a subsystem, if it is awaited.
+    pub(crate) fn awaited_folder(&self, nqn: Nqn) -> Option<&Awaited> {
+        self.awaited.iter().find(|each| each.is_folder_of(nqn))
+    }
+
     /// Why a namespace is awaited, if it is.
     #[must_use]
     pub fn why_awaited(&self, nqn: Nqn, nsid: u32) -> Option<&str> {
-        let awaited = self.awaited.iter().find(|each| each.key == (nqn, nsid));
+        let awaited = self.awaited.iter().find(|each| each.key() == (nqn, nsid));
         awaited.map(|each| each.why.as_str())
     }
 
@@ -271,7 +278,7 @@ impl Stores {
 
     /// What is awaited of this namespace, as it is configured now.
     fn awaiting(&self, key: Place, namespace: &NamespaceConfig) -> Option<&Awaited> {
-        self.awaited.iter().find(|each| each.key == key && each.config == *namespace)
+        self.awaited.iter().find(|each| each.is_for(key, namespace))
     }
 
     /// Opens a store, and waits for it no longer than a person would.
@@ -363,6 +370,11 @@ impl Stores {
     #[must_use]
     pub fn store(&self, nqn: Nqn, nsid: u32) -> Option<&Store> {
         self.by_namespace.get(&(nqn, nsid))
+    }
+
+    /// Whether a namespace is served from this file.
+    pub(crate) fn serves(&self, key: Place, file: &Path) -> bool {
+        self.by_namespace.get(&key).is_some_and(|store| store.tended.is_file(file))
     }
 
     /// Forgets what is kept of namespaces that are no more, by UUID.

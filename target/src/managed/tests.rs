@@ -52,6 +52,26 @@ fn what_cannot_be_kept_is_not_so() {
     assert_eq!(*catalog.record(), before);
 }
 
+/// What happens when a file system is mounted late: the folder below it was opened.
+#[test]
+fn the_record_of_another_folder_in_its_place_is_not_overwritten() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, aside) = (folder.path().join("managed"), folder.path().join("aside"));
+    fs::create_dir(&path).unwrap();
+    let (mut real, _) = opened(&path);
+    real.keep(sample()).unwrap();
+    drop(real);
+    fs::rename(&path, &aside).unwrap();
+    fs::create_dir(&path).unwrap();
+    let (mut empty, _) = opened(&path);
+    fs::remove_dir(&path).unwrap();
+    fs::rename(&aside, &path).unwrap();
+    let error = empty.keep(empty.record().clone()).unwrap_err().to_string();
+    assert!(error.contains("another folder than when it was opened"), "{error}");
+    assert!(empty.settle().is_ok(), "nothing to do");
+    assert_eq!(opened(&path).0.record().entries, sample().entries);
+}
+
 #[test]
 fn what_is_declared_wins_and_nothing_is_served_without_its_file() {
     let folder = tempfile::tempdir().unwrap();
@@ -61,17 +81,22 @@ fn what_is_declared_wins_and_nothing_is_served_without_its_file() {
                 nqn = \"nqn.2026-11.io.nvmfd:a\"\nallow_any_host = true\n\
                 [[subsystem.namespace]]\nnsid = 3\nkind = \"ram\"\nsize = \"1MiB\"\n";
     let declared = crate::config::Config::parse(text).unwrap().subsystems.remove(0);
-    let told = |config: &SubsystemConfig| catalog.eclipsed(config).collect::<Vec<_>>();
+    let told =
+        |config: &SubsystemConfig| catalog.eclipsed(config, |_, _| false).collect::<Vec<_>>();
     let lines = told(&declared);
     assert!(lines[0].contains("is declared as well"), "{}", lines[0]);
     assert!(lines[1].contains("is gone"), "{}", lines[1]);
     let mut merged = declared.clone();
-    catalog.merge_into(&mut merged);
+    catalog.merge_into(&mut merged, |_, _| false);
     assert_eq!(merged, declared);
+    // What is open is served, whatever a failing file system says of its files.
+    let mut open = declared.clone();
+    catalog.merge_into(&mut open, |nsid, image| nsid == 7 && image.starts_with(folder.path()));
+    assert_eq!(open.namespaces.iter().map(|n| n.nsid).collect::<Vec<_>>(), [3, 7]);
     for entry in sample().entries.values() {
         fs::write(catalog.image(entry.uuid), [0; 512]).unwrap();
     }
-    catalog.merge_into(&mut merged);
+    catalog.merge_into(&mut merged, |_, _| false);
     let nsids: Vec<u32> = merged.namespaces.iter().map(|n| n.nsid).collect();
     assert_eq!((nsids, told(&declared).len()), (vec![3, 7], 1));
     assert_eq!(merged.namespaces[0].kind, NamespaceKind::Ram { size: 1 << 20 });
@@ -79,7 +104,7 @@ fn what_is_declared_wins_and_nothing_is_served_without_its_file() {
     let mut small = declared;
     small.namespaces.clear();
     small.offer.max_nsid = 5;
-    catalog.merge_into(&mut small);
+    catalog.merge_into(&mut small, |_, _| false);
     assert_eq!(small.namespaces.len(), 1);
     assert!(told(&small).iter().any(|line| line.contains("beyond `max_nsid`")));
 }

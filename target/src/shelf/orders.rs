@@ -174,7 +174,7 @@ impl Shelf {
         let mut record = catalog.record().clone();
         record.unsettled.remove(&entry.uuid);
         record.entries.insert(nsid, entry.clone());
-        let next = Next::of(subsystems, &self.stores, (self.config.missing, &[]))?;
+        let next = Next::of_order(subsystems, &self.stores, self.config.missing)?;
         if let Some(why) = next.stores.why_awaited(nqn, nsid) {
             return Err(Fatal(why.to_owned()));
         }
@@ -256,7 +256,7 @@ impl Shelf {
         let catalog = self.catalogs.get_mut(&nqn).ok_or(FAILED)?;
         let before = catalog.record().clone();
         keep(catalog, record)?;
-        match Next::of(self.merged(), &self.stores, (self.config.missing, &[])) {
+        match Next::of_order(self.merged(), &self.stores, self.config.missing) {
             Ok(next) => {
                 self.adopt(next, Vec::new());
                 Ok(())

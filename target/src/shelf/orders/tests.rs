@@ -8,7 +8,7 @@ use nvme::fabrics::{CNTLID_DYNAMIC, ConnectData};
 use tempfile::tempdir;
 
 use super::*;
-use crate::config::Config;
+use crate::config::{Config, Missing, NamespaceConfig, NamespaceKind};
 use crate::kept::tests::{doomed, kill_before, run_killed};
 use crate::ledger::Ledger;
 use crate::managed::Catalogs;
@@ -142,6 +142,54 @@ fn namespaces_are_made_attached_detached_and_deleted() {
         (vec![2], 0),
         "what is declared stays"
     );
+}
+
+/// An order is about one namespace: no other one goes, and none stands in its way.
+#[test]
+fn an_order_leaves_stores_alone_that_fail_meanwhile() {
+    let (folder, elsewhere) = (tempdir().unwrap(), tempdir().unwrap());
+    let disk = elsewhere.path().join("disk.img");
+    let file = fs::File::create(&disk).unwrap();
+    file.set_len(MIB).unwrap();
+    let mut config = config(folder.path());
+    let kind = NamespaceKind::File { path: disk, size: None };
+    let like = config.subsystems[0].namespaces[0].clone();
+    config.subsystems[0].namespaces.push(NamespaceConfig { nsid: 9, kind, ..like });
+    let mut shelf = shelf(&config);
+    assert_eq!(ask(&mut shelf, create(1)), Ok(1));
+    assert_eq!(ask(&mut shelf, attach(1, &[1])), Ok(0));
+    assert_eq!(seen(&shelf, 1), [1, 2, 9]);
+    // One has a length that no namespace has, the other one's file is out of sight.
+    file.set_len(MIB + 100).unwrap();
+    let image = images(folder.path()).remove(0);
+    fs::rename(&image, elsewhere.path().join("aside")).unwrap();
+    assert_eq!(ask(&mut shelf, create(1)), Ok(3));
+    assert_eq!(ask(&mut shelf, attach(3, &[1])), Ok(0));
+    assert_eq!(seen(&shelf, 1), [1, 2, 3, 9]);
+}
+
+#[test]
+fn the_folder_of_what_hosts_make_is_awaited() {
+    let folder = tempdir().unwrap();
+    let late = folder.path().join("mount/managed");
+    let config = Config { missing: Missing::Wait, ..config(&late) };
+    let mut shelf = shelf(&config);
+    let awaited = |shelf: &Shelf| shelf.registry.awaited.list();
+    let expected =
+        format!("namespaces that hosts make of {NQN}: there is no folder {} yet", late.display());
+    assert_eq!((seen(&shelf, 1), awaited(&shelf)), (vec![2], vec![expected]));
+    let key = (NQN.parse().unwrap(), 0);
+    assert_eq!(shelf.stores.awaited()[0].key(), key);
+    assert!(!shelf.stores.awaited()[0].has_come(&BTreeSet::new()));
+    let refused = shelf.carry_out(&order(host(1), create(1)));
+    assert_eq!(refused, Err(FAILED), "nowhere to keep it");
+    fs::create_dir_all(&late).unwrap();
+    assert!(shelf.stores.awaited()[0].has_come(&BTreeSet::new()));
+    shelf.on_stores(&[]);
+    assert_eq!(awaited(&shelf).len(), 1, "nobody has said that it is due");
+    shelf.on_stores(&[key]);
+    assert_eq!(awaited(&shelf), Vec::<String>::new());
+    assert_eq!(ask(&mut shelf, create(1)), Ok(1));
 }
 
 #[test]
