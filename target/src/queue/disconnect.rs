@@ -25,9 +25,12 @@ impl Queue {
     /// Answers a Disconnect command when every other command has been.
     pub(super) fn answer_disconnect(&mut self, io: &mut Io<'_>) {
         let Some(leaver) = self.leaver.filter(|_| self.link == Link::Open) else { return };
-        let answered = |state| matches!(state, State::Free | State::Replying);
-        let alone = (0u16..).zip(&self.slots).all(|(slot, entry)| {
-            if slot == leaver { entry.state == State::Waiting } else { answered(entry.state) }
+        let alone = (0u16..).zip(&self.slots).all(|(slot, entry)| match entry.state {
+            state if slot == leaver => state == State::Waiting,
+            State::Free => true,
+            // Of data in several places, the response goes with the last piece.
+            State::Replying => !self.has_more_pieces(slot),
+            State::Waiting | State::Pulling | State::AtDisk => false,
         });
         if alone {
             self.answer(leaver, Ok(0), io);

@@ -4,6 +4,7 @@ use nvme::fabrics::Disconnect;
 use nvme::feature::HostBehavior;
 use nvme::{AdminOpcode, IoOpcode, Sqe, Status};
 
+use crate::scattered::scattered;
 use crate::support::{World, admin, end_both, io_queue, keyed};
 
 const LEAVE: u16 = 0x70;
@@ -104,4 +105,22 @@ fn a_retry_delay_is_told_to_hosts_that_heed_it() {
         }
         end_both(world, queue, admin, posted);
     }
+}
+
+#[test]
+fn disconnect_waits_for_a_read_whose_data_go_to_several_places() {
+    let mut world = World::new();
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    let places = [(0, 4096), (10_000, 2048), (20_000, 2048)];
+    let (sqe, list) = scattered(Sqe::io(IoOpcode::READ, 1).with_range(5, 1), &places, 0);
+    world.send(&mut queue, &sqe.with_cid(1), &list);
+    assert!(world.disk_step(&mut queue), "the first piece is posted");
+    world.send(&mut queue, &disconnect(), &[]);
+    world.run(&mut queue);
+    let answers: Vec<_> = world.completions.drain(..).map(|c| (c.cid, c.status.code())).collect();
+    assert_eq!(answers, [(1, 0), (LEAVE, 0)]);
+    let gathered = [&world.memory[..4096], &world.memory[10_000..12_048]].concat();
+    assert!(gathered == world.disk.blocks[5 * 4096..][..6144]);
+    assert!(world.memory[20_000..22_048] == world.disk.blocks[5 * 4096 + 6144..7 * 4096]);
+    end_both(world, queue, admin, posted);
 }

@@ -8,7 +8,7 @@ use rdma::Work;
 use crate::support::{KEY, World, end_both, io_queue};
 
 /// Address and length of a piece.
-type Places<'a> = &'a [(u64, u32)];
+pub(crate) type Places<'a> = &'a [(u64, u32)];
 
 fn descriptors(places: Places<'_>) -> Vec<u8> {
     let emit = |&(addr, len): &(u64, u32)| Sgl::keyed(addr, len, KEY, true).unwrap().emit();
@@ -16,7 +16,7 @@ fn descriptors(places: Places<'_>) -> Vec<u8> {
 }
 
 /// The command with its descriptors `offset` bytes behind it.
-fn scattered(sqe: Sqe, places: Places<'_>, offset: usize) -> (Sqe, Vec<u8>) {
+pub(crate) fn scattered(sqe: Sqe, places: Places<'_>, offset: usize) -> (Sqe, Vec<u8>) {
     let list = descriptors(places);
     let segment = LastSegment { offset: offset as u64, len: list.len() as u32 };
     (Sqe { dptr: segment.emit(), ..sqe }, [vec![0xEE; offset], list].concat())
