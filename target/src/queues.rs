@@ -217,12 +217,14 @@ impl Queues {
         None
     }
 
-    /// Looks at the clock, if it is time. True when commands have begun that limits had held back:
-    /// what they lead to may be home already, and must be looked for before any sleep.
+    /// Looks at the clock, if it is time. True when [`Queues::serve_waiters`] has something to do: it
+    /// is time to ask for those who wait to connect, or commands have begun that limits had held
+    /// back. What those lead to may be home already, and must be looked for before any sleep.
     pub fn tick(&mut self, lent: &mut Lent<'_>) -> bool {
         self.nap_ns = None;
-        let begun = self.serve_tolls(lent);
+        let mut worked = self.serve_tolls(lent);
         if lent.now >= self.next_tick {
+            worked |= !self.deferred.is_empty();
             self.next_tick = lent.now + TICK;
             self.look(lent);
             self.publish(lent);
@@ -230,7 +232,7 @@ impl Queues {
                 warn!(cause = cause.name(), "{}, {more} more", cause.reason());
             }
         }
-        begun
+        worked
     }
 
     /// Looks at the clock and at what is shared with other reactors, because somebody rang.

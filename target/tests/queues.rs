@@ -56,6 +56,39 @@ fn of_all_that_nobody_has_named_the_largest_share_makes_room() {
     world.end();
 }
 
+/// What was closed came home while nobody asked. The clock lets the next one in, not something
+/// that happens to come.
+#[test]
+fn who_waits_for_room_gets_it_when_the_clock_says_so() {
+    let mut world = World::new();
+    for (number, source) in (0..).zip([1, 2, 1, 1, 2, 1, 3]) {
+        assert_eq!(world.ask(source), Some(Qp(number)));
+    }
+    assert_eq!(world.ask(4), None);
+    let tick = |world: &mut World| {
+        let mut worked = false;
+        world.step(|queues, lent| {
+            worked = queues.tick(lent);
+            if worked {
+                queues.serve_waiters(lent);
+            }
+        });
+        worked
+    };
+    assert!(!tick(&mut world), "not before it is time");
+    for _ in 0..3 {
+        world.now += Duration::from_millis(1);
+        assert!(tick(&mut world), "and again each time, for nothing has come home");
+    }
+    assert_eq!(world.settle(), [0]);
+    world.now += Duration::from_millis(1);
+    assert!(tick(&mut world));
+    assert_eq!(world.fabric.next, 8, "it is in");
+    world.now += Duration::from_secs(1);
+    assert!(!tick(&mut world), "nobody waits any more");
+    world.end();
+}
+
 #[test]
 fn who_waits_for_room_is_not_pushed_out_by_who_asks_most() {
     let mut world = World::new();
