@@ -457,11 +457,7 @@ impl Queue {
             }
         }
         self.on_fault(fault, io);
-        if self.link == Link::Open
-            && let Some((buf, len, came_ns)) = self.backlog.pop_front()
-        {
-            self.on_capsule(buf, len, came_ns, io);
-        }
+        self.resume_backlog(io);
     }
 
     #[inline]

@@ -114,10 +114,11 @@ impl Queues {
         self.stopping
     }
 
-    /// Whether no command waits for a buffer.
+    /// Whether nobody waits for a buffer or a slot: for what comes home when a push or a response
+    /// does.
     #[must_use]
     pub fn nobody_waits(&self) -> bool {
-        self.waiters.is_empty()
+        self.waiters.is_empty() && self.waiters.capsules == 0
     }
 
     /// When [`Queues::tick`] has something to do.

@@ -166,7 +166,7 @@ impl Reactor {
         worked
     }
 
-    /// Steps the queues with what has come from hosts; true when limits let something begin.
+    /// Steps the queues with what has come from hosts; true when the clock let something begin.
     fn hear(&mut self, now: Instant) -> bool {
         let mut events = take(&mut self.events);
         let (queues, mut lent) = self.split(now);
@@ -193,7 +193,8 @@ impl Reactor {
 
     /// Until when to sleep; not at all when something has just come.
     fn prepare_sleep(&mut self, now: Instant) -> Option<Instant> {
-        // Somebody may wait for the buffers of a push; otherwise what was sent is reaped later.
+        // Somebody may wait for the buffers of a push or for a slot; otherwise what was sent is
+        // reaped later.
         let needed = self.queues.nobody_waits() && !self.queues.is_stopping();
         let wake = if needed { Wake::Needed } else { Wake::Any };
         if needed && self.parts.fabric.defers_sends() {
@@ -281,6 +282,8 @@ mod tests {
         /// The deadline that the next poll brings.
         next_deadline: Option<Instant>,
         deadline: Option<Instant>,
+        /// What the last sleep was to be woken by.
+        wake: Option<Wake>,
         /// What it says when asked whether it has enough; after that: no.
         enough: VecDeque<bool>,
     }
@@ -310,7 +313,8 @@ mod tests {
             let mut script = self.0.lock().unwrap();
             script.deadline = script.next_deadline;
         }
-        fn arm(&mut self, _: Wake) -> Option<Instant> {
+        fn arm(&mut self, wake: Wake) -> Option<Instant> {
+            self.0.lock().unwrap().wake = Some(wake);
             self.deadline()
         }
         fn deadline(&self) -> Option<Instant> {
@@ -395,6 +399,48 @@ mod tests {
         reactor.events = end(&script);
         reactor.turn(now);
         assert_eq!((reactor.queues.count(), reactor.parts.pool.is_full()), (0, true));
+    }
+
+    /// A slot is free again when its response is home. Who waits for one must not wait for the next
+    /// look at the clock.
+    #[test]
+    fn a_capsule_that_waits_for_a_slot_is_woken_by_responses() {
+        let (mut reactor, _sender, script) = reactor();
+        let now = Instant::now();
+        let wake = |reactor: &mut Reactor| {
+            reactor.prepare_sleep(now);
+            script.lock().unwrap().wake.take().unwrap()
+        };
+        reactor.events.push(Event::Incoming(incoming()));
+        reactor.turn(now);
+        let take = |receives: bool| {
+            let mut script = script.lock().unwrap();
+            let is_wanted = |(_, work): &(Tag, Work)| matches!(work, Work::Recv(_)) == receives;
+            let at = script.posted.iter().position(is_wanted)?;
+            script.posted.remove(at)
+        };
+        // No Connect has come, so each capsule is refused, and the refusals are not home.
+        let mut cid = 0u16;
+        while wake(&mut reactor) == Wake::Needed {
+            let (tag, work) = take(true).expect("a receive is posted again with each response");
+            let mut buf = work.into_buf();
+            let sqe = nvme::Sqe::admin(nvme::AdminOpcode::IDENTIFY).with_cid(cid);
+            reactor.parts.pool.bytes_mut(&mut buf)[..64].copy_from_slice(&sqe.emit());
+            let (work, outcome) = (Work::Recv(buf), Ok(64));
+            let done = Completion { qp: Qp(0), tag, work, outcome, invalidated: None };
+            reactor.events.push(Event::Done(done));
+            reactor.turn(now);
+            cid += 1;
+        }
+        assert_eq!(cid, 32 * 2 + 1, "there are two slots for each receive");
+        let (tag, work) = take(false).unwrap();
+        let done = Completion { qp: Qp(0), tag, work, outcome: Ok(16), invalidated: None };
+        reactor.events.push(Event::Done(done));
+        reactor.turn(now);
+        assert_eq!(wake(&mut reactor), Wake::Needed, "nobody waits any more");
+        reactor.events = end(&script);
+        reactor.turn(now);
+        assert!(reactor.parts.pool.is_full());
     }
 
     /// What is too much for one turn comes first in the next, or in the one after that when hosts

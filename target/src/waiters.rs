@@ -145,6 +145,8 @@ pub struct Waiters {
     short: bool,
     /// Who waits for limits, before it waits for buffers.
     pub tolls: Tolls,
+    /// Capsules of all queues that wait for a slot: until a response is known to have arrived.
+    pub capsules: usize,
 }
 
 impl Waiters {

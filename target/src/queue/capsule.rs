@@ -6,7 +6,7 @@ use rdma::Buf;
 
 use super::fused::Half;
 use super::mark::Mend;
-use super::{Io, Queue, Serves};
+use super::{Io, Link, Queue, Serves};
 use crate::command::{Plan, Received, SQE_BYTES, admin, fabrics, io as rules};
 use crate::controller::Life;
 use crate::observe::Clock;
@@ -35,6 +35,7 @@ impl Queue {
         let Some(slot) = self.free.pop() else {
             // The host has its answers and asks on; only our notice that they arrived is late.
             self.backlog.push_back((buf, len, came_ns));
+            io.waiters.capsules += 1;
             return;
         };
         let sqe = match io.pool.bytes(&buf).first_chunk() {
@@ -56,6 +57,26 @@ impl Queue {
         }
         let plan = self.decide(slot, &sqe, tail_bytes, io);
         self.start(slot, plan, io);
+    }
+
+    /// Capsules that have waited for a slot get those that are free, the oldest first. None is
+    /// taken out before there is one for it: it would stand last again, and the halves of a fused
+    /// command would change places.
+    #[inline]
+    pub(super) fn resume_backlog(&mut self, io: &mut Io<'_>) {
+        while self.link == Link::Open
+            && !self.free.is_empty()
+            && let Some((buf, len, came_ns)) = self.backlog.pop_front()
+        {
+            io.waiters.capsules -= 1;
+            self.on_capsule(buf, len, came_ns, io);
+        }
+    }
+
+    /// What waits for a slot is not looked at any more.
+    pub(super) fn drop_backlog(&mut self, io: &mut Io<'_>) {
+        io.waiters.capsules -= self.backlog.len();
+        self.backlog.drain(..).for_each(|(buf, ..)| io.pool.give(buf));
     }
 
     /// What to do about a command.

@@ -18,7 +18,7 @@ impl Queue {
             }
         }
         // Whatever came behind it is not looked at.
-        self.backlog.drain(..).for_each(|(buf, ..)| io.pool.give(buf));
+        self.drop_backlog(io);
         // It is answered with the events, when it is alone.
     }
 

@@ -38,7 +38,7 @@ impl Queue {
             self.forget_turns(io);
         }
         self.link = Link::Gone;
-        self.backlog.drain(..).for_each(|(buf, ..)| io.pool.give(buf));
+        self.drop_backlog(io);
         self.receives = 0;
         for slot in 0..self.slots.len() as u16 {
             let entry = self.slot(slot);

@@ -521,3 +521,30 @@ fn no_update_is_lost_whoever_swaps_writes_or_deallocates_on_whatever_reactor() {
         crowd.end();
     }
 }
+
+/// The halves arrive while all slots wait for their responses to come home. What comes home first
+/// is the data of a read, which frees no slot.
+#[test]
+fn halves_that_wait_for_a_slot_stay_in_their_order() {
+    let mut world = World::new();
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    let old = block(&world);
+    let read = Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(0, 4096));
+    for cid in 0..32 {
+        world.send(&mut queue, &read.with_cid(cid), &[]);
+        assert!(world.disk_step(&mut queue), "its data and response are posted");
+    }
+    world.send(&mut queue, &compare(100), &old);
+    world.send(&mut queue, &write(101), &[0xAA; BLOCK]);
+    world.send(&mut queue, &Sqe::io(IoOpcode::FLUSH, 1).with_cid(102), &[]);
+    assert!(world.disk.waiting.is_empty(), "all slots are taken");
+    world.run(&mut queue);
+    let answers: Vec<_> =
+        world.completions.drain(..).map(|cqe| (cqe.cid, cqe.status.code())).collect();
+    assert_eq!(answers.len(), 32 + 3);
+    for cid in 100..103 {
+        assert!(answers.contains(&(cid, 0)), "{answers:?}");
+    }
+    assert_eq!(block(&world), [0xAA; BLOCK]);
+    end_both(world, queue, admin, posted);
+}
