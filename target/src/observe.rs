@@ -10,9 +10,11 @@ pub mod histogram;
 pub mod metrics;
 pub mod observer;
 pub mod rows;
+pub mod run;
 pub mod sample;
 pub mod slow;
 
 pub use clock::{Clock, Stage};
 pub use observer::Observer;
 pub use rows::{Kind, Rows};
+pub use run::Run;

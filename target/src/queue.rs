@@ -52,7 +52,7 @@ use crate::auth::Exchange;
 use crate::command::{Plan, Source};
 use crate::controller::{Controller, Limits};
 use crate::disk::{Disk, Done};
-use crate::observe::{Rows, Stage};
+use crate::observe::{Rows, Run, Stage};
 use crate::refusals::Refusals;
 use crate::registry::Registry;
 use crate::subsystem::Subsystem;
@@ -96,6 +96,8 @@ pub struct Io<'a> {
     pub now_ns: u64,
     /// When pushes and responses that come home now have done so, likewise.
     pub sent_ns: u64,
+    /// Commands that are over and not counted yet.
+    pub run: &'a mut Run,
 }
 
 /// What a queue serves.

@@ -17,6 +17,7 @@ use tracing::{debug, warn};
 use crate::controller::Limits;
 use crate::disk::{Disk, Done};
 use crate::mailbox::Mail;
+use crate::observe::Run;
 use crate::queue::{Io, Queue, free_for_io};
 use crate::refusals::Refusals;
 use crate::registry::Registry;
@@ -56,6 +57,7 @@ pub struct Queues {
     by_qp: Vec<Option<u32>>,
     count: usize,
     waiters: Waiters,
+    run: Run,
     refusals: Refusals,
     /// Requests to connect that wait until what was closed for them has come home.
     deferred: VecDeque<Incoming>,
@@ -83,6 +85,7 @@ impl Queues {
             by_qp: Vec::new(),
             count: 0,
             waiters: Waiters::default(),
+            run: Run::default(),
             refusals: Refusals::default(),
             deferred: VecDeque::new(),
             next_displacement: now,
@@ -142,6 +145,7 @@ impl Queues {
         while let Some(event) = self.on_completions(&mut events, lent) {
             self.on_event(event, lent);
         }
+        self.run.end();
     }
 
     /// Something has happened on the fabric.
@@ -159,6 +163,7 @@ impl Queues {
             Event::Established(qp) => debug!(qp = qp.0, "connection established"),
             Event::Gone(qp, reason) => self.on_gone(qp, reason, lent),
         }
+        self.run.end();
     }
 
     /// A disk operation has come home.
@@ -527,6 +532,7 @@ impl Queues {
             now: lent.now,
             now_ns,
             sent_ns: self.nap_ns.unwrap_or(now_ns),
+            run: &mut self.run,
         };
         (&self.by_qp, &mut self.queues, io)
     }

@@ -15,11 +15,9 @@ pub const BUCKETS: usize = 101;
 #[must_use]
 pub const fn bucket(ns: u64) -> usize {
     let units = ns / UNIT_NS;
-    if units < 4 {
-        return units as usize;
-    }
-    let msb = 63 - units.leading_zeros() as usize;
-    let at = (msb - 1) * 4 + (units >> (msb - 2)) as usize % 4;
+    // From 4 on the three highest bits are 4 to 7, and each more below them is another four buckets.
+    let below = 61 - (units | 4).leading_zeros();
+    let at = 4 * below as usize + (units >> below) as usize;
     if at < BUCKETS { at } else { BUCKETS - 1 }
 }
 
@@ -44,11 +42,11 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Counts a latency.
+    /// Counts a latency that so many commands had.
     #[inline]
-    pub fn count(&self, ns: u64) {
+    pub fn count(&self, ns: u64, commands: u64) {
         if let Some(cell) = self.0.get(bucket(ns)) {
-            bump(cell, 1);
+            bump(cell, commands);
         }
     }
 
@@ -92,9 +90,9 @@ mod tests {
     #[test]
     fn a_histogram_takes_in_another() {
         let (one, two) = (Histogram::default(), Histogram::default());
-        one.count(5_000);
-        two.count(5_000);
-        two.count(u64::MAX);
+        one.count(5_000, 1);
+        two.count(5_000, 1);
+        two.count(u64::MAX, 1);
         one.absorb(&two);
         let counts = one.read();
         assert_eq!((counts[bucket(5_000)], counts[BUCKETS - 1]), (2, 1));

@@ -23,7 +23,7 @@ const MOST_TROUBLES: usize = 256;
 pub struct Observer {
     book: Mutex<Book>,
     slow: Mutex<Recorder>,
-    /// From how many nanoseconds on a command is slow; 0: none is.
+    /// From how many nanoseconds on a command is slow; none is as slow as `u64::MAX`.
     slow_ns: AtomicU64,
     fabric: Mutex<Vec<(&'static str, u64)>>,
     troubles: Mutex<Vec<(IpAddr, &'static str, u64)>>,
@@ -53,7 +53,7 @@ impl Default for Observer {
         Observer {
             book: Mutex::default(),
             slow: Mutex::default(),
-            slow_ns: AtomicU64::new(0),
+            slow_ns: AtomicU64::new(u64::MAX),
             fabric: Mutex::new(Vec::with_capacity(MOST_COUNTERS)),
             troubles: Mutex::new(Vec::with_capacity(MOST_TROUBLES)),
             gauges: Gauges::default(),
@@ -80,15 +80,15 @@ impl Observer {
 
     /// Says from how many nanoseconds on a command is slow; 0: none is.
     pub fn set_slow_ns(&self, ns: u64) {
-        self.slow_ns.store(ns, Ordering::Relaxed);
+        let least_ns = if ns == 0 { u64::MAX } else { ns };
+        self.slow_ns.store(least_ns, Ordering::Relaxed);
     }
 
     /// Whether a command that took so long is to be noted.
     #[inline]
     #[must_use]
     pub fn is_slow(&self, total_ns: u64) -> bool {
-        let slow_ns = self.slow_ns.load(Ordering::Relaxed);
-        slow_ns != 0 && total_ns >= slow_ns
+        total_ns >= self.slow_ns.load(Ordering::Relaxed)
     }
 
     /// Notes a slow command.

@@ -90,21 +90,35 @@ pub struct Tally {
     pub stages: [Histogram; Stage::ALL.len()],
 }
 
+/// Commands of one kind that took the same time in every stage, all of them over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Alike {
+    /// How many.
+    pub commands: u64,
+    /// Bytes that all of them have read or written.
+    pub bytes: u64,
+    /// How many have failed.
+    pub failures: u64,
+    /// Time of each in each stage, in the order of [`Stage::ALL`].
+    pub stages_ns: [u64; Stage::ALL.len()],
+    /// Time of each in all.
+    pub total_ns: u64,
+}
+
 impl Tally {
-    /// Counts a command that is over.
-    #[inline]
-    pub fn count(&self, bytes: u64, failed: bool, stages_ns: &[u64; 6], total_ns: u64) {
+    /// Counts commands.
+    pub fn count(&self, alike: &Alike) {
+        let Alike { commands, bytes, failures, .. } = *alike;
         bump(&self.bytes, bytes);
-        if failed {
-            bump(&self.failures, 1);
+        if failures != 0 {
+            bump(&self.failures, failures);
         }
-        bump(&self.total_ns, total_ns);
-        self.total.count(total_ns);
-        for (at, ns) in stages_ns.iter().enumerate() {
-            if *ns != 0 {
-                bump(&self.spent_ns[at], *ns);
-                self.stages[at].count(*ns);
-            }
+        bump(&self.total_ns, alike.total_ns.wrapping_mul(commands));
+        self.total.count(alike.total_ns, commands);
+        let cells = self.spent_ns.iter().zip(&self.stages);
+        for ((spent_ns, stage), ns) in cells.zip(alike.stages_ns).filter(|(_, ns)| *ns != 0) {
+            bump(spent_ns, ns.wrapping_mul(commands));
+            stage.count(ns, commands);
         }
     }
 
@@ -208,7 +222,7 @@ impl Rows {
     /// Where commands for a namespace are counted.
     #[inline]
     #[must_use]
-    pub fn of(&self, nsid: u32) -> &Row {
+    pub fn of(&self, nsid: u32) -> &Arc<Row> {
         match self.own.binary_search_by_key(&nsid, |(nsid, _)| *nsid) {
             Ok(at) => &self.own[at].1,
             Err(_) => &self.other,
@@ -224,6 +238,12 @@ mod tests {
         format!("nqn.2026-11.io.nvmfd:{name}").parse().unwrap()
     }
 
+    /// A command that was with the disk for so long.
+    fn command(bytes: u64, failed: bool, disk_ns: u64) -> Alike {
+        let stages_ns = [0, 0, 0, disk_ns, 0, 0];
+        Alike { commands: 1, bytes, failures: failed.into(), stages_ns, total_ns: disk_ns }
+    }
+
     fn commands(row: &Row) -> u64 {
         row.kinds.iter().map(|tally| tally.total.read().iter().sum::<u64>()).sum()
     }
@@ -233,8 +253,8 @@ mod tests {
         let mut book = Book::default();
         for _ in 0..3 {
             let rows = book.rows(&Arc::default(), nqn("disk"), nqn("host"), [7, 1].into_iter());
-            rows.of(7).kinds[0].count(512, false, &[0, 0, 0, 9_000, 0, 0], 9_000);
-            rows.of(8).kinds[0].count(512, true, &[0; 6], 0);
+            rows.of(7).kinds[0].count(&command(512, false, 9_000));
+            rows.of(8).kinds[0].count(&command(512, true, 0));
         }
         let all = book.all();
         assert_eq!(all.len(), 3);
@@ -254,8 +274,8 @@ mod tests {
         let kept = book.rows(&Arc::default(), nqn("disk"), nqn("stays"), 1..=1);
         for n in 0..MOST_ROWS * 2 {
             let rows = book.rows(&Arc::default(), nqn("disk"), nqn(&format!("host{n}")), 1..=1);
-            rows.of(1).kinds[1].count(4096, false, &[0; 6], 5);
-            kept.of(1).kinds[1].count(4096, false, &[0; 6], 5);
+            rows.of(1).kinds[1].count(&command(4096, false, 5));
+            kept.of(1).kinds[1].count(&command(4096, false, 5));
         }
         let all = book.all();
         assert_eq!(all.len(), MOST_ROWS + 1);
@@ -269,7 +289,7 @@ mod tests {
         let mut book = Book::default();
         let most = MOST_ROWS as u32;
         let all = book.rows(&Arc::default(), nqn("disk"), nqn("host"), 1..=most + 5);
-        all.of(most + 5).kinds[3].count(0, false, &[0; 6], 1);
+        all.of(most + 5).kinds[3].count(&command(0, false, 1));
         assert_eq!(commands(&book.other), 1);
         assert_eq!(all.of(most).pair.unwrap().nsid, most);
     }

@@ -9,7 +9,6 @@ use super::mark::Mend;
 use super::{Io, Link, Queue, Serves};
 use crate::command::{Plan, Received, SQE_BYTES, admin, fabrics, io as rules};
 use crate::controller::Life;
-use crate::observe::Clock;
 use crate::why::Cause;
 
 impl Queue {
@@ -50,7 +49,7 @@ impl Queue {
             self.close(io);
             return;
         }
-        self.slot(slot).begin(sqe, buf, Clock::start(came_ns, io.now_ns));
+        self.slot(slot).begin(sqe, buf, came_ns, io.now_ns);
         self.head.advance();
         if sqe.flags.fuse() != 0 || self.half != Half::None {
             return self.on_half(slot, &sqe, tail_bytes, io);

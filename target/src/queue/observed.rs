@@ -1,9 +1,12 @@
 //! What is made known of a queue's commands: counts, where their time went, which were slow.
 
+use nvme::Sqe;
+
 use super::{Io, Queue, Serves};
 use crate::command::Plan;
-use crate::observe::Kind;
+use crate::observe::run::Whose;
 use crate::observe::slow::SlowCommand;
+use crate::observe::{Kind, Rows, Run};
 
 impl Queue {
     /// Finds the rows that its commands are counted in. Not on the way of an I/O: when it
@@ -18,20 +21,24 @@ impl Queue {
     /// A command was answered, and nothing of the answer is under way any more: the host's transport
     /// has it, or the connection has ended.
     #[inline]
-    pub(super) fn observe(&self, slot: u16, io: &Io<'_>) {
-        let Some(rows) = &self.rows else { return };
-        let entry = &self.slots[usize::from(slot)];
-        let Some(kind) = Kind::of(&entry.sqe) else { return };
+    pub(super) fn observe(&mut self, slot: u16, io: &mut Io<'_>) {
+        let entry = &mut self.slots[usize::from(slot)];
+        let failed = !entry.status.is_success();
         let bytes = match &entry.plan {
-            _ if !entry.status.is_success() => 0,
+            _ if failed => 0,
             Plan::Load { to, .. } => to.len,
             Plan::Store { from, .. } => from.len_bytes(),
             _ => 0,
         };
         let (stages_ns, total_ns) = entry.clock.end(io.sent_ns);
-        let tally = &rows.of(entry.sqe.nsid).kinds[kind as usize];
-        tally.count(bytes.into(), !entry.status.is_success(), &stages_ns, total_ns);
-        if rows.observer.is_slow(total_ns) {
+        let whose = (self.key, entry.sqe.nsid, entry.sqe.opcode);
+        if !io.run.goes_on(whose, stages_ns)
+            && !begin(io.run, self.rows.as_ref(), (&entry.sqe, whose), (stages_ns, total_ns))
+        {
+            return;
+        }
+        if io.run.add(bytes, failed) {
+            let stages_ns = *stages_ns;
             self.note_slow(slot, bytes, (stages_ns, total_ns), io);
         }
     }
@@ -61,4 +68,18 @@ impl Queue {
             total_ns,
         });
     }
+}
+
+/// Begins another run with a command; false when it is none that is counted.
+#[inline(never)]
+fn begin(
+    run: &mut Run,
+    rows: Option<&Rows>,
+    (sqe, whose): (&Sqe, Whose),
+    (stages_ns, total_ns): (&[u64; 6], u64),
+) -> bool {
+    let (Some(rows), Some(kind)) = (rows, Kind::of(sqe)) else { return false };
+    let slow = rows.observer.is_slow(total_ns);
+    run.begin(whose, (rows.of(sqe.nsid), kind), stages_ns, (total_ns, slow));
+    true
 }

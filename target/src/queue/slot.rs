@@ -126,13 +126,13 @@ impl Slot {
         }
     }
 
-    /// A command begins.
-    pub(super) fn begin(&mut self, sqe: Sqe, capsule: Buf, clock: Clock) {
+    /// A command begins, whose capsule came at `came_ns`.
+    pub(super) fn begin(&mut self, sqe: Sqe, capsule: Buf, came_ns: u64, now_ns: u64) {
         if std::mem::take(&mut self.is_rare) {
             self.rare.forget();
         }
         self.state = State::Waiting;
-        self.clock = clock;
+        self.clock = Clock::start(came_ns, now_ns);
         self.sqe = sqe;
         self.plan = Plan::Reply(0);
         self.invalidate = sqe.sgl().ok().and_then(|sgl| sgl.invalidate_key());
@@ -234,7 +234,7 @@ mod tests {
         };
         let mut pool = Pool::new(plan).unwrap();
         let mut slot = Slot::new(None);
-        slot.begin(Sqe::default(), pool.take_cell().unwrap(), Clock::default());
+        slot.begin(Sqe::default(), pool.take_cell().unwrap(), 0, 0);
         assert!(slot.rare().is_none() && slot.rare_mut().is_none() && !slot.is_scattered());
         let (sender, _mailbox) = mailbox().unwrap();
         let (ended, _ends) = channel();
@@ -250,7 +250,7 @@ mod tests {
         slot.take_buffers().for_each(|buf| pool.give(buf));
         assert!(pool.is_full());
 
-        slot.begin(Sqe::default(), pool.take_cell().unwrap(), Clock::default());
+        slot.begin(Sqe::default(), pool.take_cell().unwrap(), 0, 0);
         assert!(slot.rare().is_none());
         let fresh = Slot::new(None);
         assert_eq!(format!("{:?}", slot.make_rare()), format!("{:?}", fresh.rare), "every field");

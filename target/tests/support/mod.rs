@@ -11,6 +11,7 @@ use nvme::property::Property;
 use nvme::{AdminOpcode, Cqe, Nqn, Sgl, Sqe, Status, Text, cm};
 use nvmfd::controller::Limits;
 use nvmfd::disk::{BackingId, Disk, Done, Op};
+use nvmfd::observe::Run;
 use nvmfd::protection::Protection;
 use nvmfd::queue::{Io, Queue, free_for_io};
 use nvmfd::refusals::Refusals;
@@ -157,6 +158,7 @@ pub(crate) struct World {
     pub(crate) reactor: usize,
     round: u32,
     pub(crate) waiters: Waiters,
+    pub(crate) over: Run,
     pub(crate) refusals: Refusals,
     pub(crate) now: Instant,
     /// The time on the clocks of commands, in nanoseconds.
@@ -203,6 +205,7 @@ impl World {
             reactor,
             round: 0,
             waiters: Waiters::default(),
+            over: Run::default(),
             refusals: Refusals::default(),
             now: Instant::now(),
             now_ns: 0,
@@ -225,6 +228,7 @@ impl World {
             now: self.now,
             now_ns: self.now_ns,
             sent_ns: self.now_ns,
+            run: &mut self.over,
         }
     }
 
@@ -257,6 +261,7 @@ impl World {
         let outcome = Ok(message.len() as u32);
         let done = Completion { qp: Qp(0), tag, work: Work::Recv(buf), outcome, invalidated: None };
         queue.on_completion(done, &mut self.io());
+        self.over.end();
         true
     }
 
@@ -302,6 +307,7 @@ impl World {
         }
         let done = Completion { qp: Qp(0), tag, work, outcome, invalidated: None };
         queue.on_completion(done, &mut self.io());
+        self.over.end();
         true
     }
 
@@ -363,6 +369,7 @@ impl World {
             let done = Completion { qp: Qp(0), tag, work, outcome, invalidated: None };
             queue.on_completion(done, &mut self.io());
         }
+        self.over.end();
         assert!(self.fabric.posted.is_empty(), "nothing is posted on a dead queue pair");
         queue.on_gone(Reason::Peer, &mut self.io());
     }
