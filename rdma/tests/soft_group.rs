@@ -311,6 +311,19 @@ fn listeners_come_and_go() {
     other.fabric.listen(at).unwrap();
 }
 
+/// A listener may be withdrawn while a fabric sleeps that has never seen it.
+#[test]
+fn an_address_that_not_all_have_fetched_is_closed() {
+    let mut scene = Scene::new(36, 2);
+    scene.target[0].fabric.unlisten(scene.at);
+    let mut other = Side::new(Options::default());
+    other.fabric.listen(scene.at).unwrap();
+    scene.target.iter_mut().for_each(Side::turn);
+    let open: Vec<usize> =
+        scene.target.iter().map(|side| side.fabric.socket_buffers().count()).collect();
+    assert_eq!(open, [0, 0]);
+}
+
 /// What a device has merged into one may hold packets for several fabrics.
 #[test]
 fn packets_that_came_to_another_fabric_are_brought() {

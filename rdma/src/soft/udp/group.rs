@@ -83,7 +83,7 @@ struct Address {
     fetched: Vec<bool>,
     /// Whether each fabric has said, since nobody listens here any more, that it needs none.
     idle: Vec<bool>,
-    /// All have said so.
+    /// All that have fetched theirs have said so.
     closing: bool,
     /// Somebody connects from it: it stays.
     stays: bool,
@@ -151,6 +151,9 @@ impl Shared {
         if let Some(address) = state.addresses.iter_mut().find(|address| address.ip == at.ip()) {
             address.keep();
         }
+        // Nobody would ever give back what nobody has fetched.
+        let State { listeners, addresses } = &mut *state;
+        addresses.retain(|address| address.is_wanted(listeners) || address.is_open());
         drop(state);
         self.announce();
     }
@@ -233,7 +236,7 @@ impl Shared {
             return;
         };
         address.idle[index as usize] = true;
-        if !address.idle.contains(&false) {
+        if address.is_idle() {
             address.closing = true;
             self.announce();
         }
@@ -251,7 +254,7 @@ impl Shared {
         }
         drop(socket);
         addresses[at].fetched[index as usize] = false;
-        if !addresses[at].fetched.contains(&true) {
+        if !addresses[at].is_open() {
             addresses.swap_remove(at);
         }
         Ok(())
@@ -330,6 +333,17 @@ impl Address {
     fn keep(&mut self) {
         self.closing = false;
         self.idle.fill(false);
+    }
+
+    /// Whether any fabric has its socket.
+    fn is_open(&self) -> bool {
+        self.fetched.contains(&true)
+    }
+
+    /// Whether all that have theirs need it no more. The others, which slept while somebody listened,
+    /// say nothing.
+    fn is_idle(&self) -> bool {
+        self.fetched.iter().zip(&self.idle).all(|(fetched, idle)| *idle || !fetched)
     }
 
     fn is_wanted(&self, listeners: &[SocketAddr]) -> bool {
