@@ -9,9 +9,10 @@
 //! identification is right for what is sent, and 0 for what is received.
 
 use std::borrow::Cow;
-use std::fs::File;
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,6 +39,8 @@ const LATEST: Duration = Duration::from_millis(200);
 /// Bytes of a message that count as its header: the command of an NVMe capsule, or all of a
 /// response.
 const MESSAGE_HEAD_BYTES: usize = 64;
+/// Read and write for the owner.
+const OWNER_ONLY: u32 = 0o600;
 /// Version, length, addresses and so on before the UDP header, at most.
 const MOST_IP_BYTES: usize = 40;
 const UDP_BYTES: usize = 8;
@@ -93,12 +96,12 @@ struct Captured {
 
 impl Capture {
     /// Begins a capture into a new file at `path`, of at most about `limit_bytes`; what was there
-    /// is replaced.
+    /// is replaced. Only its owner may read it.
     ///
     /// # Errors
-    /// The file cannot be made.
+    /// The file cannot be made, or belongs to somebody else.
     pub fn begin(path: &Path, keep: Keep, limit_bytes: u64) -> io::Result<Capture> {
-        let file = File::create(path)?;
+        let file = create(path)?;
         let mut writer = PcapNgWriter::new(BufWriter::new(file)).map_err(cause)?;
         let about = InterfaceDescriptionBlock {
             linktype: DataLink::RAW,
@@ -165,11 +168,21 @@ impl Capture {
         let headers = Bth::BYTES + row.header_bytes;
         let kept = match row.operation {
             Operation::Datagram => length,
-            Operation::Send => headers + MESSAGE_HEAD_BYTES,
+            Operation::Send if row.position.begins() => headers + MESSAGE_HEAD_BYTES,
             _ => headers,
         };
         kept.min(length)
     }
+}
+
+/// A file that nobody else may read, also when there was one that others could.
+fn create(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    let file = options.write(true).create(true).truncate(true).mode(OWNER_ONLY).open(path)?;
+    if file.metadata()?.is_file() {
+        file.set_permissions(Permissions::from_mode(OWNER_ONLY))?;
+    }
+    Ok(file)
 }
 
 /// Writes what comes until nobody can add any more; the number of packets.
@@ -301,14 +314,24 @@ mod tests {
 
     #[test]
     fn headers_are_kept_always_and_payload_only_when_asked_for() {
+        const PACKETS: [(Opcode, usize); 6] = [
+            (Opcode::SendOnly, 1000),
+            (Opcode::SendFirst, 1000),
+            (Opcode::SendMiddle, 1000),
+            (Opcode::SendLastInvalidate, 1000),
+            (Opcode::WriteOnly, 1000),
+            (Opcode::UdSendOnly, 256),
+        ];
+        const EXPECTED: [(Keep, [usize; 6]); 2] = [
+            (Keep::Headers, [64, 64, 0, 0, 0, 256]),
+            (Keep::All, [1000, 1000, 1000, 1000, 1000, 256]),
+        ];
         let folder = tempfile::tempdir().unwrap();
         let flow = flow("192.0.2.1", "192.0.2.2");
-        for (keep, expected) in [(Keep::Headers, [64, 0, 256]), (Keep::All, [1000, 1000, 256])] {
+        for (keep, expected) in EXPECTED {
             let path = folder.path().join(format!("{keep:?}.pcapng"));
             let capture = Capture::begin(&path, keep, u64::MAX).unwrap();
-            for (opcode, len) in
-                [(Opcode::SendOnly, 1000), (Opcode::WriteOnly, 1000), (Opcode::UdSendOnly, 256)]
-            {
+            for (opcode, len) in PACKETS {
                 let bth = Bth::new(opcode, Qpn::new(17), Psn::new(5));
                 let mut headers = bth.emit().to_vec();
                 headers.resize(Bth::BYTES + opcode.row().header_bytes, 1);
@@ -317,13 +340,26 @@ mod tests {
                 // As it is received: in one piece.
                 capture.add(Direction::Received, &flow, 0, 9, [&pieces.concat(), &[], &[]]);
             }
-            let found = finished(&path, capture, 6);
+            let found = finished(&path, capture, 12);
             for (packet, (_, bytes, original, _)) in found.iter().enumerate() {
                 let payload = bytes.iter().filter(|byte| **byte == 7).count();
                 assert_eq!(payload, expected[packet / 2], "{keep:?}, packet {packet}");
                 assert_eq!(bytes.len(), *original as usize);
                 assert!(bytes.ends_with(&[9; 4]), "the CRC is as it was");
             }
+        }
+    }
+
+    #[test]
+    fn only_its_owner_may_read_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let [old, new] = ["old", "new"].map(|name| folder.path().join(name));
+        std::fs::write(&old, "what others could read").unwrap();
+        std::fs::set_permissions(&old, Permissions::from_mode(0o644)).unwrap();
+        for path in [old, new] {
+            let _capture = Capture::begin(&path, Keep::Headers, u64::MAX).unwrap();
+            let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600, "{}", path.display());
         }
     }
 
