@@ -246,6 +246,10 @@ impl Requester {
     pub(crate) fn handle_timeout(&mut self, now: Instant) -> Result<(), (u64, Fault)> {
         if self.pause.is_some_and(|until| until <= now) {
             self.pause = None;
+            // There may be nothing to send again: only data of a read to wait for.
+            if self.deadline.is_none() && self.board.una() < self.board.next() {
+                self.set_deadline(now);
+            }
         }
         if let Some((_, ordinal)) = self.overdue.filter(|(until, _)| *until <= now) {
             self.overdue = None;

@@ -117,6 +117,59 @@ fn a_missing_receive_makes_the_peer_wait() {
     assert_eq!(a.completions(), [(1, Ok(64)), (2, Ok(64))]);
 }
 
+/// What a peer without a receive has executed before is done, and it gets its time all the same.
+#[test]
+fn a_missing_receive_may_acknowledge_what_came_before() {
+    let mut a = End::new(&settings(1));
+    a.send(1, 64, 0);
+    a.send(2, 64, 0);
+    assert_eq!(a.transmit_all().len(), 2);
+    a.respond(Opcode::Acknowledge, 1, Syndrome::Rnr(RnrTimer::new(12)), &[]);
+    assert_eq!(a.completions(), [(1, Ok(64))]);
+    assert!(a.transmit().is_none(), "the peer has asked to wait");
+    a.elapse(Duration::from_micros(640));
+    assert_eq!(a.answers(), [(1, Opcode::SendOnly, None)]);
+}
+
+/// The network may bring "not ready" after the acknowledgement of the same packet.
+#[test]
+fn a_late_word_of_a_missing_receive_changes_nothing() {
+    let mut a = End::new(&settings(2));
+    let into = a.buf(64, 0);
+    a.post(1, Work::Read { into, from: Remote { addr: 0, key: 1, len: 64 } });
+    assert_eq!(a.transmit_all().len(), 1);
+    a.send(2, 16, 0);
+    assert_eq!(a.transmit_all().len(), 1);
+    a.respond(Opcode::Acknowledge, 1, Syndrome::ACK, &[]);
+    a.respond(Opcode::Acknowledge, 1, Syndrome::Rnr(RnrTimer::new(1)), &[]);
+    a.elapse(Duration::from_micros(10));
+    assert!(a.transmit().is_none());
+    a.respond(Opcode::ReadResponseOnly, 0, Syndrome::ACK, &[4; 64]);
+    assert_eq!(a.completions(), [(1, Ok(64)), (2, Ok(16))]);
+    assert!(a.transmit().is_none() && a.qp.poll_timeout().is_none());
+}
+
+/// A pause may end with nothing to send again, while the data of a read, asked for once more, are
+/// lost.
+#[test]
+fn after_a_pause_a_silent_peer_is_asked_again() {
+    let mut a = End::new(&settings(2));
+    let into = a.buf(64, 0);
+    a.post(1, Work::Read { into, from: Remote { addr: 0, key: 1, len: 64 } });
+    assert_eq!(a.transmit_all().len(), 1);
+    a.send(2, 16, 0);
+    assert_eq!(a.transmit_all().len(), 1);
+    a.elapse(Duration::from_micros(1250));
+    assert_eq!(a.answers(), [(0, Opcode::ReadRequest, None)]);
+    a.respond(Opcode::Acknowledge, 1, Syndrome::Rnr(RnrTimer::new(1)), &[]);
+    a.respond(Opcode::Acknowledge, 1, Syndrome::ACK, &[]);
+    a.elapse(Duration::from_micros(10));
+    assert!(a.transmit().is_none());
+    let due = a.qp.poll_timeout().expect("the read would wait for ever");
+    a.elapse(due - a.now);
+    assert_eq!(a.answers(), [(0, Opcode::ReadRequest, None)]);
+}
+
 #[test]
 fn a_peer_that_is_never_ready_is_given_up() {
     let mut a = End::new(&Settings { rnr_retries: 2, ..settings(1) });

@@ -35,10 +35,18 @@ impl Requester {
                 self.board.witness(at, Evidence::Report);
             }
             (Operation::Acknowledge, Syndrome::Rnr(timer)) => {
+                // A late one about what has been executed since, although data of a read before it
+                // are missing.
+                if at < self.board.executed() {
+                    return Ok(false);
+                }
                 self.board.execute(at);
+                // Done first: it ends a pause that was about what the peer has executed now.
+                self.settle(now, io);
                 if self.pause.is_none() {
                     self.not_ready(at, now + timer.duration())?;
                 }
+                return Ok(true);
             }
             (Operation::Acknowledge, Syndrome::Nak(Nak::Sequence)) => {
                 self.board.execute(at);
