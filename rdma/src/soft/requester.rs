@@ -308,7 +308,7 @@ impl Requester {
             Some((index, at, packets)) => {
                 self.board.send_again(at..at + packets);
                 self.troubles.note(Trouble::SentAgain);
-                self.request(index, at, packets, peer, self.selective)
+                self.request(index, at, packets, peer, self.selective || self.probes > 0)
             }
             None => {
                 let packets = self.sendable();

@@ -170,6 +170,18 @@ fn after_a_pause_a_silent_peer_is_asked_again() {
     assert_eq!(a.answers(), [(0, Opcode::ReadRequest, None)]);
 }
 
+/// Other peers answer what they have executed before only when they are asked.
+#[test]
+fn a_packet_that_breaks_a_silence_asks_for_an_answer() {
+    let mut a = End::new(&settings(1));
+    a.send(1, 20 * MTU, 0);
+    assert_eq!(a.transmit_all().len(), 16, "a window, and more waits");
+    a.elapse(Duration::from_micros(1250));
+    let again = a.transmit_all();
+    let asks = |datagram: &Vec<u8>| Packet::parse(datagram).unwrap().bth.ack_request;
+    assert_eq!(again.iter().map(asks).collect::<Vec<_>>(), [true]);
+}
+
 #[test]
 fn a_peer_that_is_never_ready_is_given_up() {
     let mut a = End::new(&Settings { rnr_retries: 2, ..settings(1) });
