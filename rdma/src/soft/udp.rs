@@ -63,6 +63,8 @@ pub(super) struct Udp {
     /// Changes of what is shared that this fabric knows of.
     seen: u64,
     sockets: Vec<Arc<Bound>>,
+    /// The one that is looked at first in the next poll.
+    turn: usize,
     /// The addresses of those where nobody listens any more.
     retired: Vec<Retired>,
     epoll: Epoll,
@@ -104,6 +106,7 @@ impl Udp {
             index,
             seen: 0,
             sockets: Vec::new(),
+            turn: 0,
             retired: Vec::new(),
             epoll,
             scratch: vec![0; DATAGRAM_BYTES],
@@ -275,7 +278,8 @@ impl Udp {
     }
 
     /// Hands datagrams to the endpoint, until `events` of them wait to be told, or there is none. How
-    /// many bytes they had.
+    /// many bytes they had. Goes on behind the socket where the last call has stopped, so that none
+    /// of them, however much it brings, keeps the others waiting.
     pub(super) fn receive(
         &mut self,
         now: Instant,
@@ -287,9 +291,13 @@ impl Udp {
         if self.shared.is_called(self.index) {
             self.receive_strays(now, endpoint, region);
         }
-        for index in 0..self.sockets.len() {
-            for _ in 0..TAKEN_AT_ONCE {
+        let count = self.sockets.len();
+        for _ in 0..count {
+            let index = self.turn % count;
+            for nth in 0..TAKEN_AT_ONCE {
                 if endpoint.waiting_events() >= events {
+                    // One that has brought nothing yet is still the next.
+                    self.turn = index + usize::from(nth > 0);
                     return taken;
                 }
                 let Some(received) = self.sockets[index].receive(&mut self.scratch) else {
@@ -320,6 +328,7 @@ impl Udp {
             if !strays.is_empty() {
                 self.shared.forward(other as u32, (from, to), each, strays);
             }
+            self.turn = index + 1;
         }
     }
 
@@ -549,6 +558,7 @@ mod tests {
     use std::net::UdpSocket;
     use std::time::Duration;
 
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     use nix::sys::epoll::EpollTimeout;
     use nix::sys::socket::setsockopt;
     use nix::{setsockopt_impl, sockopt_impl};
@@ -557,7 +567,7 @@ mod tests {
     use super::super::mad::MAD_BYTES;
     use super::super::provider::Options;
     use super::*;
-    use crate::{Pool, PoolPlan};
+    use crate::{Event, Pool, PoolPlan, QpLimits};
 
     /// The sockets whose room would end a sleep. (On the loopback interface all have room.)
     fn watched(udp: &Udp) -> Vec<IpAddr> {
@@ -602,6 +612,66 @@ mod tests {
         assert_eq!((watched(&udp), waiting(&udp)), (vec![], vec![]));
     }
 
+    #[test]
+    fn an_address_with_much_to_say_keeps_no_other_waiting() {
+        let endpoint = |mut number: u64| {
+            let entropy = move || {
+                number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+                number
+            };
+            let config = Config { source_port: ROCE_PORT, ..Config::default() };
+            Endpoint::new(config, Box::new(entropy))
+        };
+        let udp = |options| Udp::new(Arc::new(Shared::new(1, options).unwrap()), 0).unwrap();
+        let addresses = ["127.0.73.1", "127.0.73.2", "127.0.73.3"];
+        let [loud, quiet, source] = addresses.map(|ip| ip.parse().unwrap());
+        let (mut target, mut asked) = (udp(Options::default()), endpoint(1));
+        let [loud, quiet] = [loud, quiet].map(|ip| SocketAddr::new(ip, 4420));
+        for at in [loud, quiet] {
+            target.listen(at, &mut asked).unwrap();
+        }
+        let options = Options { source: Some(source), ..Options::default() };
+        let (mut host, mut asking) = (udp(options), endpoint(2));
+        let pool = pool();
+        let (now, region) = (Instant::now(), pool.region());
+        let limits = QpLimits { receives: 1, sends: 1, reads: 1 };
+        for to in [quiet, loud, loud, loud, loud, loud, loud, loud] {
+            let path = host.path(to, &mut asking).unwrap();
+            asking.connect(now, path, to, &[], limits).unwrap();
+            // Each by itself, so that they come as single datagrams.
+            host.transmit(now, &mut asking, region);
+        }
+        let wait = |target: &Udp, addresses: &[SocketAddr]| {
+            let fd = |at: &SocketAddr| target.own(at.ip()).unwrap().as_fd();
+            let fds = addresses.iter().map(|at| PollFd::new(fd(at), PollFlags::POLLIN));
+            poll(&mut fds.collect::<Vec<_>>(), PollTimeout::NONE).unwrap();
+        };
+        wait(&target, &[quiet]);
+        let mut told = Vec::new();
+        while told.len() < 8 {
+            target.receive(now, &mut asked, region, 1);
+            match asked.next_event() {
+                Some(Event::Incoming(incoming)) => told.push(incoming.local),
+                None => wait(&target, &[loud, quiet]),
+                other => panic!("{other:?}"),
+            }
+        }
+        let place = told.iter().position(|local| *local == quiet);
+        assert!(place.is_some_and(|place| place < 2), "{told:?}");
+    }
+
+    fn pool() -> Pool {
+        let plan = PoolPlan {
+            cells: 1,
+            receives: 0,
+            lead_bytes: 0,
+            tail_bytes: 0,
+            data_bytes: 0,
+            largest_bytes: 4096,
+        };
+        Pool::new(plan).unwrap()
+    }
+
     sockopt_impl!(
         /// Without UDP checksums, which the system takes for a reason to refuse trains.
         NoCheck,
@@ -620,15 +690,7 @@ mod tests {
         udp.listen(SocketAddr::new(a, 4420), &mut endpoint).unwrap();
         let peer = UdpSocket::bind(SocketAddr::new(b, ROCE_PORT)).unwrap();
         peer.set_nonblocking(true).unwrap();
-        let pool = Pool::new(PoolPlan {
-            cells: 1,
-            receives: 0,
-            lead_bytes: 0,
-            tail_bytes: 0,
-            data_bytes: 0,
-            largest_bytes: 4096,
-        });
-        let pool = pool.unwrap();
+        let pool = pool();
         let mut leave = |now, refused| {
             setsockopt(&*udp.sockets[0], NoCheck, &refused).unwrap();
             endpoint.forget_sent();
