@@ -12,7 +12,7 @@ use nix::{getsockopt_impl, sockopt_impl};
 use rdma::soft::Options;
 use rdma::soft::endpoint::ROCE_PORT;
 use rdma::soft::icrc::{Checker, Flow, Verdict};
-use rdma::{Completion, Event, Fabric, Qp, Work};
+use rdma::{Completion, Event, Fabric, Qp, Reason, Work};
 use side::{LIMITS, PORT, Side};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
@@ -147,11 +147,23 @@ fn outlive_forged_message(host: &str, target: &str) {
     wait_for_way(host, target);
     let mut ends = Ends::new(host, target);
     ends.send(1);
-    forge_too_long(host, target);
-    let believed = route_mtu(host, target);
-    assert!(believed < 4096, "the system did not fall for it: {believed}");
+    // Of the way to the host: that goes on, and comes back with packets as long as before.
+    forge_too_long(target, host);
+    assert_fooled(target, host);
     ends.send(2);
+    drop(ends);
+    assert!(route_mtu(host, target) >= 4096, "the host itself believes nothing");
+    let mut ends = Ends::new(host, target);
     ends.send(3);
+    forge_too_long(host, target);
+    assert_fooled(host, target);
+    ends.send(4);
+    ends.send(5);
+}
+
+fn assert_fooled(from: IpAddr, to: IpAddr) {
+    let believed = route_mtu(from, to);
+    assert!(believed < 4096, "the system did not fall for it: {believed}");
 }
 
 #[test]
@@ -173,6 +185,43 @@ fn a_forged_message_about_the_way_harms_nobody() {
     alone("ip link set lo up", "forged_message_v4");
     let addresses = "ip address add fd00::1 dev lo nodad && ip address add fd00::2 dev lo nodad";
     alone(&format!("{addresses} && ip link set lo up"), "forged_message_v6");
+}
+
+/// What our own link does not carry is refused, though.
+#[test]
+fn packets_longer_than_the_link_are_refused() {
+    alone("ip link set lo up", "short_link_v4");
+    let addresses = "ip address add fd00::1 dev lo nodad && ip address add fd00::2 dev lo nodad";
+    alone(&format!("{addresses} && ip link set lo up"), "short_link_v6");
+}
+
+#[test]
+#[ignore = "needs a namespace of its own: see `packets_longer_than_the_link_are_refused`"]
+fn short_link_v4() {
+    refuse_on_short_link("127.0.0.2", "127.0.0.1");
+}
+
+#[test]
+#[ignore = "needs a namespace of its own: see `packets_longer_than_the_link_are_refused`"]
+fn short_link_v6() {
+    refuse_on_short_link("fd00::2", "fd00::1");
+}
+
+fn refuse_on_short_link(host: &str, target: &str) {
+    let [host, target]: [IpAddr; 2] = [host, target].map(|address| address.parse().unwrap());
+    wait_for_way(host, target);
+    let at = SocketAddr::new(target, PORT);
+    let (mut host, mut target) = (Side::host(host), Side::target(at));
+    let qp = host.fabric.connect(at, &[], LIMITS).unwrap();
+    host.fabric.flush();
+    let incoming = target.incoming();
+    let short = Command::new("ip").args(["link", "set", "lo", "mtu", "1500"]).status().unwrap();
+    assert!(short.success());
+    let refused = target.fabric.open(incoming, LIMITS).unwrap_err();
+    assert!(refused.0.contains("carries only 1024"), "{refused}");
+    target.fabric.flush();
+    let reason = host.gone(qp);
+    assert!(matches!(reason, Reason::Rejected { code: 26, .. }), "{reason:?}");
 }
 
 /// The system numbers single datagrams 0 and those of a train from 0 on, all with "don't fragment":

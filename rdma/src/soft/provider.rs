@@ -121,10 +121,11 @@ impl Wire {
         }
     }
 
-    /// The largest payload of a packet on the way to a peer that has found us, if known.
-    fn path_mtu(&self, from: IpAddr, to: IpAddr) -> Option<u32> {
+    /// The largest payload of a packet on the way to a peer that has found us and asks for so much,
+    /// if known.
+    fn path_mtu(&self, from: IpAddr, to: IpAddr, asked: u32) -> Option<u32> {
         match self {
-            Wire::Udp(udp) => udp.path_mtu(from, to),
+            Wire::Udp(udp) => udp.path_mtu(from, to, asked),
             Wire::Air(..) => None,
         }
     }
@@ -335,7 +336,8 @@ impl Fabric for Soft {
             if !self.wire.has(from) {
                 return Err(FabricError(format!("nobody listens at {from} any more")));
             }
-            let carried = self.wire.path_mtu(from, remote).unwrap_or(self.endpoint.mtu());
+            let carried = self.wire.path_mtu(from, remote, asked);
+            let carried = carried.unwrap_or(self.endpoint.mtu());
             if asked > carried {
                 self.endpoint.refuse(incoming, RejectReason::INVALID_MTU, &[]);
                 return Err(FabricError(format!(

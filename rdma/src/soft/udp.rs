@@ -24,7 +24,7 @@ use super::train::{Item, MOST_BYTES, MOST_GATHERED, Trains, Way};
 use crate::{FabricError, Region};
 pub(crate) use group::Shared;
 pub(super) use option::steered;
-use path::{beside, payload_bytes, route};
+use path::{beside, leaves, payload_bytes, route};
 use singles::Singles;
 pub use socket::SocketBuffers;
 use socket::{Bound, Received};
@@ -245,10 +245,26 @@ impl Udp {
         self.socket_for(address).is_some()
     }
 
-    /// The largest payload of a packet on the way to a peer that has found us.
-    pub(super) fn path_mtu(&self, from: IpAddr, to: IpAddr) -> Option<u32> {
-        let (_, link) = route(Some(from), SocketAddr::new(to, ROCE_PORT)).ok()?;
-        payload_bytes(link, to.is_ipv6(), self.shared.options().config.mtu)
+    /// The largest payload of a packet on the way to a peer that has found us and asks for `asked`
+    /// bytes.
+    ///
+    /// What the system has been told of the way is no reason to refuse a peer: anybody can forge
+    /// such a message, and the peer would be kept out for as long as the system believes it (ten
+    /// minutes). Our own link is.
+    pub(super) fn path_mtu(&self, from: IpAddr, to: IpAddr, asked: u32) -> Option<u32> {
+        let (to, most) = (SocketAddr::new(to, ROCE_PORT), self.shared.options().config.mtu);
+        let (_, told) = route(Some(from), to).ok()?;
+        let carried = payload_bytes(told, to.is_ipv6(), most);
+        let short = (1..asked).contains(&carried.unwrap_or_default());
+        if short && asked <= most && leaves(from, to, asked) {
+            tracing::warn!(
+                "the way to {} is said to carry only {told} bytes (see `ip route get`), but our \
+                 link carries more: packets have the {asked} bytes that the host asks for",
+                to.ip()
+            );
+            return Some(asked);
+        }
+        carried
     }
 
     /// An address of this machine beside that of the peer, which is one as well.
@@ -318,6 +334,7 @@ impl Udp {
                 }
                 self.forward_strays(from, to, each);
             }
+            self.turn = index + 1;
         }
         taken
     }
@@ -328,7 +345,6 @@ impl Udp {
             if !strays.is_empty() {
                 self.shared.forward(other as u32, (from, to), each, strays);
             }
-            self.turn = index + 1;
         }
     }
 

@@ -3,31 +3,56 @@
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use nix::sys::socket::{getsockopt, sockopt as known};
+use nix::sys::socket::{getsockopt, setsockopt, sockopt as known};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::super::header::{Bth, ICRC_BYTES};
 use super::super::mad::MAD_BYTES;
-use super::option::MtuV6;
+use super::option::{MtuDiscover, MtuDiscoverV6, MtuV6};
 
+const UDP_HEADER_BYTES: usize = 8;
 /// Bytes before and after a payload in the longest packet with one: UDP header, BTH, RETH,
 /// immediate data and CRC.
-const OVERHEAD_BYTES: u32 = 8 + Bth::BYTES as u32 + 16 + 4 + ICRC_BYTES as u32;
+const OVERHEAD_BYTES: u32 =
+    UDP_HEADER_BYTES as u32 + Bth::BYTES as u32 + 16 + 4 + ICRC_BYTES as u32;
 
-/// Which address of ours the routes choose for a peer, and the MTU of that way.
+/// Which address of ours the routes choose for a peer, and the MTU of that way as the system has it
+/// now: that of the route or the link, or less, if anybody has said so on the way.
 pub(super) fn route(source: Option<IpAddr>, to: SocketAddr) -> io::Result<(SocketAddr, u32)> {
-    let socket = Socket::new(Domain::for_address(to), Type::DGRAM, Some(Protocol::UDP))?;
-    if let Some(source) = source {
-        socket.bind(&SocketAddr::new(source, 0).into())?;
-    }
-    // Nothing is sent.
-    socket.connect(&to.into())?;
+    let socket = towards(source, to)?;
     let local = socket.local_addr()?.as_socket().ok_or(ErrorKind::Unsupported)?;
     let mtu = match to {
         SocketAddr::V4(_) => getsockopt(&socket, known::IpMtu)?,
         SocketAddr::V6(_) => getsockopt(&socket, MtuV6)?,
     };
     Ok((local, u32::try_from(mtu).unwrap_or_default()))
+}
+
+/// Whether the longest packet with so much payload leaves towards a peer: whether the link carries
+/// it, whatever was said of the rest of the way. Nothing is sent: the system is given the datagram
+/// with the promise of more (`MSG_MORE`), which makes it look at the length, and wait.
+pub(super) fn leaves(from: IpAddr, to: SocketAddr, payload_bytes: u32) -> bool {
+    let ask = || -> io::Result<()> {
+        let socket = towards(Some(from), to)?;
+        // As the sockets that packets leave from.
+        match to {
+            SocketAddr::V4(_) => setsockopt(&socket, MtuDiscover, &libc::IP_PMTUDISC_PROBE)?,
+            SocketAddr::V6(_) => setsockopt(&socket, MtuDiscoverV6, &libc::IPV6_PMTUDISC_PROBE)?,
+        }
+        let datagram = vec![0; (payload_bytes + OVERHEAD_BYTES) as usize - UDP_HEADER_BYTES];
+        socket.send_with_flags(&datagram, libc::MSG_MORE).map(drop)
+    };
+    ask().is_ok()
+}
+
+/// A socket that is connected to a peer, which sends nothing.
+fn towards(source: Option<IpAddr>, to: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(to), Type::DGRAM, Some(Protocol::UDP))?;
+    if let Some(source) = source {
+        socket.bind(&SocketAddr::new(source, 0).into())?;
+    }
+    socket.connect(&to.into())?;
+    Ok(socket)
 }
 
 /// The largest path MTU, of at most `most` bytes, whose longest packet fits a link; none when not
