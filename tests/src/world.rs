@@ -169,7 +169,8 @@ impl World {
         let seed = dice.roll();
         let mut disk = SimDisk::new(seed, profile.disk, &profile.shapes, now, Arc::clone(&trace));
         disk.forgets_flushes = setup.plant == Some(Plant::MissingFlush);
-        let mut target = Target::new(&profile, &air);
+        disk.stale_copies = (setup.plant == Some(Plant::StaleCopy)).then_some(profile.mdts_bytes);
+        let mut target = Target::new(&profile, &air)?;
         target.plant = setup.plant;
         let hosts = (0..profile.hosts)
             .map(|index| Host::new(index, &profile, &air, dice.roll(), now))

@@ -32,6 +32,25 @@ fn seeds_run() {
     }
 }
 
+/// Seed, commands, and what it has found.
+fn regressions() -> impl Iterator<Item = (u64, u32, &'static str)> {
+    let lines = include_str!("../seeds").lines().filter(|line| !line.starts_with('#'));
+    lines.map(|line| {
+        let mut words = line.splitn(3, ' ');
+        let mut word = || words.next().expect("seed, commands, why");
+        let number = "a number";
+        (word().parse().expect(number), word().parse().expect(number), word())
+    })
+}
+
+#[test]
+fn seeds_that_have_found_defects_run() {
+    assert!(regressions().count() > 0 && regressions().all(|(_, _, why)| why.len() > 10));
+    for (seed, commands, _) in regressions() {
+        good(setup(seed, commands));
+    }
+}
+
 #[test]
 fn the_same_seed_is_the_same_run() {
     for seed in [6, 7] {
@@ -83,6 +102,7 @@ fn commands_that_outlive_a_preemption_are_found() {
         (profile.mix, profile.disk.latency) = ([200, 800, 0, 0, 0, 0, 0, 0], LATENCY);
         (profile.twins, profile.proofs) = (false, Proofs::None);
         (profile.aborts, profile.protections) = (0, 0);
+        (profile.spoils, profile.copies) = (0, 0);
         profile.mishaps.clear();
         let planted = Setup { plant: Some(Plant::MissingFence), ..setup(seed, 500) };
         if let Some(why) = run_profile(planted, profile).failure {
@@ -98,6 +118,7 @@ fn writes_that_outlive_a_protection_are_found() {
     for seed in 0..40 {
         let mut profile = Profile::new(seed, 500);
         (profile.orders, profile.protections, profile.hot) = (0, 20, 900);
+        (profile.spoils, profile.copies) = (0, 0);
         (profile.mix, profile.disk.latency) = ([200, 800, 0, 0, 0, 0, 0, 0], LATENCY);
         let planted = Setup { plant: Some(Plant::LateShield), ..setup(seed, 500) };
         if let Some(why) = run_profile(planted, profile).failure {
@@ -137,6 +158,18 @@ fn an_abort_that_gets_no_answer_is_found() {
 fn an_abort_that_says_what_is_not_so_is_found() {
     let (_, why) = find(Plant::FalseAbort, 40);
     assert!(why.contains("says that it was aborted, and it was not"), "{why}");
+}
+
+#[test]
+fn unreadable_blocks_that_a_restart_forgets_are_found() {
+    let (_, why) = find(Plant::LostMarks, 60);
+    assert!(why.contains("nothing that can be read"), "{why}");
+}
+
+#[test]
+fn a_copy_of_what_was_there_before_is_found() {
+    let (_, why) = find(Plant::StaleCopy, 20);
+    assert!(why.contains("which cannot be"), "{why}");
 }
 
 #[test]

@@ -96,7 +96,7 @@ impl Queue {
         };
         match self.rule(slot, sqe, tail_bytes, io) {
             Ok(Plan::Mend { plan, of }) => {
-                self.slot(slot).make_rare().mend = Mend::Due(of);
+                self.slot(slot).make_rare().mend = Mend::Due { of, zeroed: Vec::new() };
                 Ok(*plan)
             }
             plan => plan,

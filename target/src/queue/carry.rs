@@ -391,7 +391,8 @@ impl Queue {
             match rules::range_at(entry.bytes(io.pool), entry.step, extent) {
                 Ok((_, 0)) => self.slot(slot).step += 1,
                 Ok((at, len)) => {
-                    return self.submit(slot, extent.backing, Some(Op::Discard { at, len }), io);
+                    let op = self.discard(slot, at, len);
+                    return self.submit(slot, extent.backing, Some(op), io);
                 }
                 Err(status) => return self.answer(slot, Err(status), io),
             }

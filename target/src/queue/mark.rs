@@ -6,9 +6,10 @@ use std::sync::Arc;
 use nvme::{IoOpcode, Status};
 
 use super::{Io, Link, Queue, Serves};
+use crate::command::Plan;
 use crate::command::copy::Job;
 use crate::command::uncorrectable::UNREADABLE;
-use crate::command::{Plan, io as rules};
+use crate::disk::Op;
 use crate::reservation::keeper::Mark;
 use crate::uncorrectable::{Change, Marks};
 
@@ -19,7 +20,12 @@ pub(super) enum Mend {
     #[default]
     None,
     /// When it is done, those that it has changed can be read.
-    Due(Arc<Marks>),
+    Due {
+        /// Of the namespace.
+        of: Arc<Marks>,
+        /// Of a deallocation the ranges that were zeroed, by byte offset and bytes.
+        zeroed: Vec<(u64, u64)>,
+    },
     /// It is done, and the keeper notes it.
     UnderWay,
 }
@@ -37,12 +43,18 @@ impl Queue {
     #[inline]
     pub(super) fn mends(&mut self, slot: u16, io: &mut Io<'_>) -> bool {
         let entry = &self.slots[usize::from(slot)];
-        let Some(Mend::Due(of)) = entry.rare().map(|rare| &rare.mend) else { return false };
+        let Some(Mend::Due { of, zeroed }) = entry.rare().map(|rare| &rare.mend) else {
+            return false;
+        };
         if self.link != Link::Open {
             return false;
         }
         let of = Arc::clone(of);
-        let mut changed = changed(&entry.plan, entry.bytes(io.pool));
+        let mut changed = match &entry.plan {
+            // Of what was marked after it had been deallocated nothing is known.
+            Plan::Deallocate { .. } => zeroed.clone(),
+            plan => changed(plan, entry.bytes(io.pool)),
+        };
         changed.retain(|(at, len)| of.first(*at, *len).is_some());
         if changed.is_empty() {
             return false;
@@ -71,7 +83,20 @@ impl Queue {
     /// Whether a deallocation of `nr` ranges has to be made durable before it mends anything.
     pub(super) fn mends_first(&self, slot: u16, nr: u32) -> bool {
         let entry = &self.slots[usize::from(slot)];
-        entry.step == nr && matches!(entry.rare().map(|rare| &rare.mend), Some(Mend::Due(_)))
+        entry.step == nr && matches!(entry.rare().map(|rare| &rare.mend), Some(Mend::Due { .. }))
+    }
+
+    /// What deallocates a range. A store may do nothing when it is asked to; then what was there
+    /// before blocks were made unreadable would be read again, so a range with such is zeroed.
+    pub(super) fn discard(&mut self, slot: u16, at: u64, len: u64) -> Op {
+        let rare = self.slot(slot).rare_mut();
+        if let Some(Mend::Due { of, zeroed }) = rare.map(|rare| &mut rare.mend)
+            && of.first(at, len).is_some()
+        {
+            zeroed.push((at, len));
+            return Op::Zero { at, len, deallocate: true };
+        }
+        Op::Discard { at, len }
     }
 
     /// Checks that all blocks that are to be copied can be read.
@@ -82,8 +107,8 @@ impl Queue {
         io: &mut Io<'_>,
     ) -> Result<(), Status> {
         let entry = &mut self.slots[usize::from(slot)];
-        let Some(Mend::Due(marks)) = entry.rare().map(|rare| &rare.mend) else { return Ok(()) };
-        match job.first_marked(entry.bytes(io.pool), marks) {
+        let Some(Mend::Due { of, .. }) = entry.rare().map(|rare| &rare.mend) else { return Ok(()) };
+        match job.first_marked(entry.bytes(io.pool), of) {
             None => Ok(()),
             culprit => {
                 entry.make_rare().culprit = culprit;
@@ -124,9 +149,6 @@ fn changed(plan: &Plan, data: &[u8]) -> Vec<(u64, u64)> {
         Plan::Zero { at, len, .. } => vec![(*at, *len)],
         Plan::Copy { job, .. } => {
             job.store(data).map(|(at, len)| (at, len.into())).into_iter().collect()
-        }
-        Plan::Deallocate { extent, nr, .. } => {
-            (0..*nr).filter_map(|range| rules::range_at(data, range, *extent).ok()).collect()
         }
         _ => Vec::new(),
     }

@@ -120,7 +120,13 @@ fn blocks_are_unreadable_once_that_is_kept_and_until_they_are_written() {
     stage.good(&Sqe::io(IoOpcode::WRITE_ZEROES, 1).with_range(6, 0), &[]);
     let range = DsmRange { attributes: 0, blocks: 2, slba: 8 }.emit();
     stage.world.disk.trace.clear();
-    stage.good(&Sqe::deallocation(1, 0).with_sgl(Sgl::in_capsule(0, 16)), &range);
+    let deallocation = Sqe::deallocation(1, 0).with_sgl(Sgl::in_capsule(0, 16));
+    stage.world.send(&mut stage.queue, &deallocation, &range);
+    let zeroed = matches!(stage.world.disk.waiting.front(), Some((_, Op::Zero { .. })));
+    assert!(zeroed, "a store that gives up nothing would bring old data back");
+    stage.world.run(&mut stage.queue);
+    stage.keep();
+    assert!(stage.world.completions.pop().unwrap().status.is_success());
     assert_eq!(stage.world.disk.trace, ["zero", "flush"]);
     assert_eq!(stage.bad(), [5, 7, 10, 11]);
     let nqn = subsystem().nqn;

@@ -7,6 +7,8 @@
 //! itself (RWF_DSYNC). A block is never torn; several blocks of one operation take effect at
 //! different times.
 
+mod store;
+
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
@@ -15,10 +17,11 @@ use std::time::{Duration, Instant};
 use nix::libc;
 use nvme::Status;
 use nvmfd::disk::flight::{Flight, Step};
-use nvmfd::disk::{Backing, BackingId, Disk, Done, Op, Space};
+use nvmfd::disk::{BackingId, Disk, Done, Op, Space};
 use rdma::soft::sim::Dice;
-use rdma::{Region, Tag};
+use rdma::{Buf, Region, Tag};
 
+use self::store::Store;
 use super::trace::Trace;
 
 /// What a disk does wrong. Chances are per thousand system calls.
@@ -60,37 +63,6 @@ const ERRORS: [i32; 11] = [
     libc::EBADMSG,
 ];
 
-/// A value that a block has had since it was last durable.
-#[derive(Debug)]
-struct Version {
-    /// When it took effect.
-    order: u64,
-    /// When its system call returned; `MAX` before.
-    done: u64,
-    /// The flight that writes it.
-    slot: u32,
-    bytes: Box<[u8]>,
-}
-
-#[derive(Debug)]
-struct Store {
-    backing: Arc<Backing>,
-    block_bytes: u32,
-    /// As it is read.
-    live: Vec<u8>,
-    /// As it is without power.
-    durable: Vec<u8>,
-    /// For each block what is not durable, oldest first.
-    versions: Vec<Vec<Version>>,
-    /// Blocks that may have versions.
-    dirty: Vec<u32>,
-    is_dirty: Vec<bool>,
-    spare: Vec<Box<[u8]>>,
-    order: u64,
-    /// A synchronisation has failed: what took effect until then is never durable.
-    doomed: u64,
-}
-
 /// A system call under way.
 #[derive(Debug)]
 struct Call {
@@ -103,6 +75,8 @@ struct Call {
     early: u64,
     effective: u64,
     since: u64,
+    /// It reads what was durable.
+    stale: bool,
 }
 
 /// The stores of a target.
@@ -114,6 +88,9 @@ pub struct SimDisk {
     pub stalled_until: Instant,
     /// A planted fault: it says that it has made data durable, and has not.
     pub forgets_flushes: bool,
+    /// A planted fault: reads into buffers at least so large, and much larger than what is read,
+    /// which are those of copies, find what was durable.
+    pub stale_copies: Option<u32>,
     dice: Dice,
     now: Instant,
     /// The memory of each reactor.
@@ -155,6 +132,7 @@ impl SimDisk {
             faults,
             stalled_until: now,
             forgets_flushes: false,
+            stale_copies: None,
             dice: Dice::new(seed),
             now,
             regions: Vec::new(),
@@ -305,7 +283,10 @@ impl SimDisk {
         wait += self.stalled_until.saturating_duration_since(self.now);
         store.order += 1;
         let since = store.order;
-        let mut call = Call { ring, flight, step, answer, early, effective, since };
+        let small = |buf: &&Buf| buf.len() * 2 < buf.capacity();
+        let room = flight.buf().filter(small).map_or(0, Buf::capacity);
+        let stale = self.stale_copies.is_some_and(|least| room >= least);
+        let mut call = Call { ring, flight, step, answer, early, effective, since, stale };
         let slot = slot.or_else(|| self.free.pop()).unwrap_or_else(|| {
             self.calls.push(None);
             self.calls.len() as u32 - 1
@@ -402,145 +383,19 @@ impl Call {
         if let Step::Read { at, skip, .. } = self.step {
             let Some(buf) = self.flight.buf_mut() else { return };
             let into = &mut region.bytes_mut(buf)[skip as usize..];
+            let of = if self.stale { &store.durable } else { &store.live };
             let source = (at + from) as usize..(at + to) as usize;
-            into[from as usize..to as usize].copy_from_slice(&store.live[source]);
+            into[from as usize..to as usize].copy_from_slice(&of[source]);
         } else {
             store.apply(slot, self, region, from, to);
         }
     }
 }
 
-impl Store {
-    fn new(blocks: u32, block_bytes: u32) -> Store {
-        let size = u64::from(blocks) * u64::from(block_bytes);
-        let opened = Backing::simulated(size, block_bytes);
-        Store {
-            backing: Arc::new(opened.expect("a store of a possible shape")),
-            block_bytes,
-            live: vec![0; size as usize],
-            durable: vec![0; size as usize],
-            versions: (0..blocks).map(|_| Vec::new()).collect(),
-            dirty: Vec::new(),
-            is_dirty: vec![false; blocks as usize],
-            spare: Vec::new(),
-            order: 0,
-            doomed: 0,
-        }
-    }
-
-    /// Lets bytes `from` to `to` of a call that changes data take effect.
-    fn apply(&mut self, slot: u32, call: &Call, region: &Region, from: u64, to: u64) {
-        let Some((at, _)) = call.changes() else { return };
-        let block = u64::from(self.block_bytes);
-        for skip in (from..to).step_by(block as usize) {
-            let bytes = match (call.step, call.flight.buf()) {
-                (Step::Write { skip: done, .. }, Some(buf)) => {
-                    Some(&region.bytes(buf)[(u64::from(done) + skip) as usize..][..block as usize])
-                }
-                _ => None,
-            };
-            self.set(slot, ((at + skip) / block) as usize, bytes);
-        }
-    }
-
-    /// Gives a block new contents, or zeros.
-    fn set(&mut self, slot: u32, lba: usize, bytes: Option<&[u8]>) {
-        let block = self.block_bytes as usize;
-        let into = &mut self.live[lba * block..(lba + 1) * block];
-        match bytes {
-            Some(bytes) => into.copy_from_slice(bytes),
-            None => into.fill(0),
-        }
-        let mut bytes = self.spare.pop().unwrap_or_else(|| vec![0; block].into_boxed_slice());
-        bytes.copy_from_slice(into);
-        self.order += 1;
-        if !std::mem::replace(&mut self.is_dirty[lba], true) {
-            self.dirty.push(lba as u32);
-        }
-        self.versions[lba].push(Version { order: self.order, done: u64::MAX, slot, bytes });
-    }
-
-    /// A system call has returned.
-    fn returned(&mut self, slot: u32, call: &Call) {
-        self.order += 1;
-        if let Some((at, _)) = call.changes() {
-            let block = u64::from(self.block_bytes);
-            let durable = matches!(call.step, Step::Write { durable: true, .. }) && call.answer > 0;
-            for lba in at / block..(at + call.effective) / block {
-                let (order, versions) = (self.order, &mut self.versions[lba as usize]);
-                let own = versions.iter_mut().position(|v| v.slot == slot && v.done == u64::MAX);
-                let Some(own) = own else { continue };
-                versions[own].done = order;
-                if durable {
-                    self.keep(lba as usize, own);
-                }
-            }
-        }
-        if call.step == Step::Sync {
-            if call.answer == 0 {
-                self.sync(call.since);
-            } else if !matches!(-call.answer, libc::EINTR | libc::EAGAIN | libc::ECANCELED) {
-                self.doomed = self.order;
-            }
-        }
-    }
-
-    /// Makes all durable that was complete at `since`.
-    fn sync(&mut self, since: u64) {
-        let dirty = std::mem::take(&mut self.dirty);
-        for lba in dirty {
-            let doomed = self.doomed;
-            let good = |v: &Version| v.done <= since && v.order > doomed;
-            if let Some(last) = self.versions[lba as usize].iter().rposition(good) {
-                self.keep(lba as usize, last);
-            }
-            match self.versions[lba as usize].is_empty() {
-                true => self.is_dirty[lba as usize] = false,
-                false => self.dirty.push(lba),
-            }
-        }
-    }
-
-    /// Makes one version of a block durable: those before it are past.
-    fn keep(&mut self, lba: usize, index: usize) {
-        let block = self.block_bytes as usize;
-        let into = &mut self.durable[lba * block..(lba + 1) * block];
-        into.copy_from_slice(&self.versions[lba][index].bytes);
-        self.spare.extend(self.versions[lba].drain(..=index).map(|version| version.bytes));
-    }
-
-    /// The one who had opened it is gone; with the power what is not durable, or a part of it.
-    fn crash(&mut self, power: bool, dice: &mut Dice) {
-        self.order += 1;
-        if power {
-            let dirty = std::mem::take(&mut self.dirty);
-            for lba in dirty {
-                let lba = lba as usize;
-                self.is_dirty[lba] = false;
-                let count = dice.below(self.versions[lba].len() as u64 + 1) as usize;
-                if count > 0 {
-                    self.keep(lba, count - 1);
-                }
-                self.spare.extend(self.versions[lba].drain(..).map(|version| version.bytes));
-            }
-            self.live.copy_from_slice(&self.durable);
-            self.doomed = 0;
-        } else {
-            for lba in &self.dirty {
-                for version in &mut self.versions[*lba as usize] {
-                    version.done = version.done.min(self.order);
-                }
-            }
-        }
-        let opened = Backing::simulated(self.live.len() as u64, self.block_bytes);
-        self.backing = Arc::new(opened.expect("it was opened before"));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rdma::{Buf, Pool, PoolPlan};
+    use rdma::{Pool, PoolPlan};
 
     const PERFECT: DiskFaults = DiskFaults {
         error: 0,

@@ -128,7 +128,7 @@ impl Fencing {
 
     /// A command leaves.
     pub fn leaves(&mut self, op: &Op) {
-        if let (Some((spans, _)), true) = (op.changes(), self.chance > 0) {
+        if let (Some(spans), true) = (op.changes(), self.chance > 0) {
             self.open.insert(op.id, (op.host, spans.to_vec()));
         }
         if let Kind::Order(order) = op.kind {
@@ -238,7 +238,8 @@ impl Fencing {
         let host = op.host;
         let writes = match op.kind {
             Kind::Read | Kind::Compare(_) => false,
-            Kind::Write { .. } | Kind::Zeroes { .. } | Kind::Deallocate(_) | Kind::Flush => true,
+            Kind::Flush => true,
+            _ if op.changes().is_some() => true,
             _ => return Ok(()),
         };
         let book = &self.books[op.span.space];

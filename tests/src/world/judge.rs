@@ -1,5 +1,7 @@
 //! What the hosts know together: the commands they send, and whether the answers can be right.
 
+mod next;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,13 +10,11 @@ use initiator::session::{Answer, Ended, Lost};
 use nvme::Status;
 use nvme::cm::RejectStatus;
 use nvme::log::LogId;
-use nvme::sqe::Flags;
-use rdma::soft::sim::Dice;
 
 use super::aborts::Aborts;
 use super::fencing::Fencing;
 use super::keys::Proofs;
-use super::model::{Ending, Model, Span};
+use super::model::{Ending, Model, Value};
 use super::news::News;
 use super::op::{Kind, Mistake, Op, Question};
 use super::paths::{Paths, is_of_paths};
@@ -24,10 +24,8 @@ use super::shields::Shields;
 use super::stamp;
 use super::trace::Trace;
 
-/// Commands that may still change a block before no more are sent there.
-const CROWD: usize = 4;
-/// Blocks of a command in the last reading of everything, at most.
-const SWEEP_BLOCKS: u32 = 16;
+/// With Do Not Retry what whoever reads an unreadable block is told; without it, of the disk.
+const UNREADABLE: Status = Status::UNRECOVERED_READ_ERROR;
 
 /// What was refused that could be right, and what may be refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -176,7 +174,7 @@ impl Judge {
         while self.unfenced.front().is_some_and(|(until, _)| *until <= now)
             && let Some((_, op)) = self.unfenced.pop_front()
         {
-            if let Some((spans, _)) = op.changes() {
+            if let Some(spans) = op.changes() {
                 spans.iter().for_each(|span| self.model.fence(op.id, *span));
             }
             let now = self.model.begin();
@@ -203,114 +201,12 @@ impl Judge {
         self.sweep.0 >= self.spaces && self.sweeping == 0
     }
 
-    /// The next command of a host, if it shall send one.
-    pub fn next_op(&mut self, host: usize, profile: &Profile, dice: &mut Dice) -> Option<Op> {
-        self.next_id += 1;
-        let id = self.next_id;
-        let op = |kind, span| Some(Op { kind, host, id, span, began: 0, half: 0 });
-        let whole = |space: usize| Span { space, lba: 0, blocks: profile.shapes[space].0 };
-        match self.news.next_log(host).filter(|_| self.stage != Stage::Rest) {
-            Some(LogId::ANA) => return op(Kind::Admin(Question::Paths), whole(0)),
-            Some(_) => return op(Kind::Admin(Question::Changed), whole(0)),
-            None => {}
-        }
-        match self.stage {
-            Stage::Work if self.sent < self.commands => {}
-            Stage::Clear if host == 0 => {
-                let (space, order) = self.fencing.last_order().0?;
-                return op(Kind::Order(order), whole(space));
-            }
-            Stage::Sweep if host == 0 && self.sweep.0 < profile.shapes.len() => {
-                let (space, lba) = self.sweep;
-                let most = profile.mdts_bytes / profile.shapes[space].1;
-                let blocks = SWEEP_BLOCKS.min(most).min(whole(space).blocks - lba);
-                let end = lba + blocks == whole(space).blocks;
-                self.sweep = if end { (space + 1, 0) } else { (space, lba + blocks) };
-                self.sweeping += 1;
-                return op(Kind::Read, Span { space, lba, blocks });
-            }
-            _ => return None,
-        }
-        let space = dice.below(profile.shapes.len() as u64) as usize;
-        if std::mem::take(&mut self.reset[host]) {
-            return op(Kind::Disable, whole(space));
-        }
-        if let Some((kind, span)) = self.paths.next_again(host)
-            && self.model.crowd(span) < CROWD
-        {
-            return op(kind, span);
-        }
-        if let Some((queue, cid)) = self.aborts.next_wish(host, dice) {
-            return op(Kind::Abort(queue, cid), whole(space));
-        }
-        if let Some(order) = self.fencing.next_order(space, host, dice) {
-            return op(Kind::Order(order), whole(space));
-        }
-        if let Some(on) = self.shields.next_order(space, dice) {
-            return op(Kind::Protect(on), whole(space));
-        }
-        let space = match self.fencing.is_barred(space, host) && dice.per_mille(900) {
-            true => (space + 1) % profile.shapes.len(),
-            false => space,
-        };
-        let span = self.pick_span(space, profile, dice);
-        let crowded = self.model.crowd(span) >= CROWD;
-        let fua = dice.per_mille(profile.fua);
-        let kind = match choose(&profile.mix, dice) {
-            1 if !crowded => Kind::Write { fua },
-            2 => Kind::Flush,
-            3 if !crowded => Kind::Zeroes { fua, deallocate: dice.per_mille(500) },
-            4 => {
-                let count = 1 + dice.below(3);
-                let spans = (0..count).map(|_| self.pick_span(space, profile, dice));
-                let spans: Vec<Span> = spans.collect();
-                match spans.iter().any(|span| self.model.crowd(*span) >= CROWD) {
-                    true => Kind::Read,
-                    false => Kind::Deallocate(spans),
-                }
-            }
-            5 => {
-                if !crowded && dice.per_mille(500) {
-                    // The first half of a fused command: of one block.
-                    let span = Span { blocks: 1, ..span };
-                    let kind = Kind::Compare(self.model.guess(span));
-                    return Some(Op { kind, host, id, span, began: 0, half: Flags::FUSED_FIRST });
-                }
-                let span = Span { blocks: span.blocks.min(4), ..span };
-                return op(Kind::Compare(self.model.guess(span)), span);
-            }
-            6 => Kind::Admin(question(dice)),
-            7 => Kind::Wrong(mistake(dice)),
-            _ => Kind::Read,
-        };
-        op(kind, span)
-    }
-
-    /// What follows the first half of a fused command.
-    pub fn second_half(&mut self, first: &Op) -> Op {
-        self.next_id += 1;
-        let kind = Kind::Write { fua: false };
-        Op { kind, id: self.next_id, began: 0, half: Flags::FUSED_SECOND, ..first.clone() }
-    }
-
-    fn pick_span(&self, space: usize, profile: &Profile, dice: &mut Dice) -> Span {
-        let (all, block_bytes) = profile.shapes[space];
-        let most = (profile.mdts_bytes / block_bytes).min(all);
-        let end = match dice.below(16) {
-            0 => u64::from(most),
-            1..=4 => u64::from(most).min(8),
-            _ => 2,
-        };
-        let blocks = 1 + dice.below(end) as u32;
-        let room = all - blocks;
-        let within = if dice.per_mille(profile.hot) { room.min(8) } else { room };
-        Span { space, lba: dice.below(u64::from(within) + 1) as u32, blocks }
-    }
-
     /// A command leaves, on this queue and with this id.
     pub fn leaves(&mut self, mut op: Op, queue: u16, cid: u16) -> Op {
         op.began = match (op.changes(), &op.kind) {
-            (Some((spans, value)), _) => {
+            (_, Kind::Copy { from, .. }) => self.model.copy(op.id, from, op.span),
+            (Some(spans), _) => {
+                let value = op.value().unwrap_or(Value::Zeros);
                 let mut began = 0;
                 for span in spans {
                     began = self.model.write(op.id, *span, value);
@@ -346,7 +242,7 @@ impl Judge {
         self.counts.lost += 1;
         self.aborts.forget(op.host);
         self.paths.failed(&op);
-        if matches!(op.kind, Kind::Read | Kind::Compare(_)) {
+        if !op.reads().is_empty() {
             self.model.forget_read(op.began);
         }
         if self.stage == Stage::Sweep && op.kind == Kind::Read {
@@ -370,8 +266,8 @@ impl Judge {
             true => self.counts.done += 1,
             false => self.counts.refused += 1,
         }
-        let reads = matches!(op.kind, Kind::Read | Kind::Compare(_));
-        if reads && !success {
+        let unreadable = status.is(UNREADABLE) && status.dnr();
+        if !op.reads().is_empty() && !success && !unreadable {
             self.model.forget_read(op.began);
         }
         match op.kind {
@@ -382,17 +278,20 @@ impl Judge {
             _ if is_of_paths(status) => self.paths.failed(&op),
             _ => {}
         }
-        if let Some((spans, _)) = op.changes() {
+        if let Some(spans) = op.changes() {
             let ending = match (&op.kind, success) {
-                (Kind::Write { fua } | Kind::Zeroes { fua, .. }, true) => {
+                (Kind::Write { fua } | Kind::Zeroes { fua, .. } | Kind::Copy { fua, .. }, true) => {
                     Ending::Done { fua: *fua }
                 }
+                // Whoever was told so relies on it, whatever happens to the power.
+                (Kind::Spoil, true) => Ending::Done { fua: true },
                 _ => Ending::Doubtful,
             };
             spans.iter().for_each(|span| self.model.wrote(op.id, *span, ending));
         }
         let verdict = match success {
             true => self.check(&op, data.unwrap_or_default()),
+            false if unreadable => self.model.unreadable(op.began, op.reads()).map_err(|v| v.0),
             false if self.is_excusable(host, &op, status) => Ok(()),
             false => Err(format!("it was refused: {status}")),
         };
@@ -457,7 +356,8 @@ impl Judge {
                 Ok(())
             }
             Kind::Wrong(_) => Err("it was carried out".to_owned()),
-            Kind::Write { .. } | Kind::Zeroes { .. } | Kind::Deallocate(_) => Ok(()),
+            Kind::Write { .. } | Kind::Zeroes { .. } | Kind::Deallocate(_) | Kind::Spoil => Ok(()),
+            Kind::Copy { .. } => self.model.copied(op.id, op.began, op.span).map_err(|v| v.0),
             Kind::Admin(Question::Changed) => {
                 self.news.read_changed(op.host, data);
                 Ok(())
@@ -530,24 +430,4 @@ impl Judge {
         self.trace
             .note([0x72, host as u64, 0], || format!("host   {host} association ended: {why}"));
     }
-}
-
-fn choose(weights: &[u16], dice: &mut Dice) -> usize {
-    let mut at = dice.below(weights.iter().map(|w| u64::from(*w)).sum());
-    for (index, weight) in weights.iter().enumerate() {
-        match at.checked_sub((*weight).into()) {
-            Some(left) => at = left,
-            None => return index,
-        }
-    }
-    0
-}
-
-fn question(dice: &mut Dice) -> Question {
-    let all = [Question::Controller, Question::Namespace, Question::Namespaces, Question::Queues];
-    all[dice.below(4) as usize]
-}
-
-fn mistake(dice: &mut Dice) -> Mistake {
-    [Mistake::Range, Mistake::Namespace, Mistake::Opcode][dice.below(3) as usize]
 }

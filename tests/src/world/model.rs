@@ -16,6 +16,12 @@
 //!
 //! Deallocated blocks may read as zeros or as before. Zeros are not unique; a read of zeros is
 //! held to the least that they prove.
+//!
+//! A block that was made unreadable has a value as well, which no read brings, and which is as
+//! durable as its command says. What a copy leaves is one of the values that its source had at some
+//! moment between its command and its answer; a read settles which.
+
+mod copies;
 
 use std::fmt::Write as _;
 
@@ -29,8 +35,12 @@ const NEVER: Moment = Moment::MAX;
 pub enum Value {
     /// As at the beginning, or deallocated, or zeroed.
     Zeros,
+    /// It cannot be read: Write Uncorrectable.
+    Unreadable,
     /// What this write left.
     Write(u32),
+    /// What this write left in another block, and was copied from there.
+    Moved(u32, u32),
 }
 
 /// Blocks of a namespace.
@@ -64,11 +74,11 @@ pub enum Ending {
 pub struct Violation(pub String);
 
 /// One value that a block has, had, or may get.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Entry {
     /// The command that writes it; 0 for what was there before.
     op: u32,
-    value: Value,
+    held: Held,
     began: Moment,
     /// It has taken effect by then, if ever. `NEVER` while it may do so in future.
     effect_by: Moment,
@@ -80,6 +90,14 @@ struct Entry {
     buried: Moment,
     /// One of the values that a power failure left to choose from: exactly one of them is true.
     left: bool,
+}
+
+/// What an entry says of the value.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Held {
+    One(Value),
+    /// One of these: it was copied.
+    Any(Vec<Value>),
 }
 
 #[derive(Debug)]
@@ -98,6 +116,8 @@ pub struct Model {
     crashed: Moment,
     /// Reads under way.
     reads: Vec<Moment>,
+    /// Copies that may still take effect.
+    copies: Vec<copies::Copying>,
 }
 
 impl Model {
@@ -106,7 +126,7 @@ impl Model {
     pub fn new(blocks: &[u32]) -> Model {
         let zeros = Entry {
             op: 0,
-            value: Value::Zeros,
+            held: Held::One(Value::Zeros),
             began: 0,
             effect_by: 0,
             open: false,
@@ -114,8 +134,10 @@ impl Model {
             buried: NEVER,
             left: true,
         };
-        let space = |count: &u32| Space { blocks: vec![vec![zeros]; *count as usize], flushed: 0 };
-        Model { spaces: blocks.iter().map(space).collect(), now: 1, crashed: 0, reads: Vec::new() }
+        let space =
+            |count: &u32| Space { blocks: vec![vec![zeros.clone()]; *count as usize], flushed: 0 };
+        let spaces = blocks.iter().map(space).collect();
+        Model { spaces, now: 1, crashed: 0, reads: Vec::new(), copies: Vec::new() }
     }
 
     /// A command that writes nothing leaves now.
@@ -136,7 +158,7 @@ impl Model {
     pub fn guess(&self, span: Span) -> Vec<Value> {
         let last = |entries: &Vec<Entry>| {
             let mut over = entries.iter().filter(|entry| !entry.open && entry.gone == NEVER);
-            over.next_back().map_or(Value::Zeros, |entry| entry.value)
+            over.next_back().and_then(|entry| entry.held.first()).unwrap_or(Value::Zeros)
         };
         self.blocks(span).iter().map(last).collect()
     }
@@ -144,17 +166,12 @@ impl Model {
     /// A command leaves that makes these blocks `value`. `op` is not 0 and no other's.
     pub fn write(&mut self, op: u32, span: Span, value: Value) -> Moment {
         let began = self.begin();
-        let entry = Entry {
-            op,
-            value,
-            began,
-            effect_by: NEVER,
-            open: true,
-            gone: NEVER,
-            buried: NEVER,
-            left: false,
-        };
-        self.blocks_mut(span).iter_mut().for_each(|entries| entries.push(entry));
+        for entries in self.blocks_mut(span) {
+            entries.push(Entry::new(op, Held::One(value), began));
+        }
+        for lba in span.lba..span.lba + span.blocks {
+            self.spread(span.space, lba, &[value]);
+        }
         began
     }
 
@@ -164,6 +181,7 @@ impl Model {
         if ending == Ending::Lost {
             return;
         }
+        self.end_copy(op);
         let oldest = self.reads.iter().copied().min().unwrap_or(NEVER);
         let flushed = self.spaces[span.space].flushed;
         for entries in self.blocks_mut(span) {
@@ -189,6 +207,7 @@ impl Model {
     /// Nothing of a lost command is left at the target.
     pub fn fence(&mut self, op: u32, span: Span) {
         let now = self.begin();
+        self.end_copy(op);
         for entries in self.blocks_mut(span) {
             if let Some(own) = entries.iter_mut().find(|entry| entry.op == op && entry.open) {
                 own.open = false;
@@ -252,6 +271,7 @@ impl Model {
     pub fn crash(&mut self, power: bool) {
         let now = self.begin();
         self.crashed = now;
+        self.copies.clear();
         for space in &mut self.spaces {
             let flushed = space.flushed;
             for entries in &mut space.blocks {
@@ -262,23 +282,46 @@ impl Model {
                     entry.open = false;
                     entry.effect_by = entry.effect_by.min(now);
                     if power {
-                        *entry = Entry {
-                            effect_by: now,
-                            gone: NEVER,
-                            buried: NEVER,
-                            left: true,
-                            ..*entry
-                        };
+                        (entry.effect_by, entry.left) = (now, true);
+                        (entry.gone, entry.buried) = (NEVER, NEVER);
                     }
                 }
                 if power {
                     let mut zeros = 0;
                     entries.retain(|entry| {
-                        zeros += usize::from(entry.value == Value::Zeros);
-                        entry.value != Value::Zeros || zeros == 1
+                        let is_zeros = entry.held == Held::One(Value::Zeros);
+                        zeros += usize::from(is_zeros);
+                        !is_zeros || zeros == 1
                     });
                 }
             }
+        }
+    }
+
+    /// A command that left at `began` was told that a block of these cannot be read.
+    ///
+    /// # Errors
+    /// All of them could be, all the time.
+    pub fn unreadable(&mut self, began: Moment, spans: &[Span]) -> Result<(), Violation> {
+        let now = self.begin();
+        self.forget_read(began);
+        if began < self.crashed {
+            return Ok(());
+        }
+        let fits = |e: &Entry| e.held == Held::One(Value::Unreadable) && e.gone >= began;
+        let mut places = Vec::new();
+        for span in spans {
+            let lbas = (span.lba..).zip(self.blocks(*span));
+            let some = lbas.filter(|(_, entries)| entries.iter().any(fits));
+            places.extend(some.map(|(lba, _)| Span { lba, blocks: 1, ..*span }));
+        }
+        match places[..] {
+            [] => Err(Violation("it was told of an unreadable block, and there was none".into())),
+            [place] => {
+                look(&mut self.blocks_mut(place)[0], began, now, Value::Unreadable);
+                Ok(())
+            }
+            _ => Ok(()),
         }
     }
 
@@ -291,19 +334,54 @@ impl Model {
     }
 }
 
+impl Entry {
+    /// Of a command that leaves now.
+    fn new(op: u32, held: Held, began: Moment) -> Entry {
+        let (effect_by, gone, buried) = (NEVER, NEVER, NEVER);
+        Entry { op, held, began, effect_by, open: true, gone, buried, left: false }
+    }
+}
+
+impl Held {
+    fn may_be(&self, value: Value) -> bool {
+        match self {
+            Held::One(one) => *one == value,
+            Held::Any(some) => some.contains(&value),
+        }
+    }
+
+    fn first(&self) -> Option<Value> {
+        match self {
+            Held::One(one) => Some(*one),
+            Held::Any(some) => some.first().copied(),
+        }
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Held::One(one) => name(*one),
+            Held::Any(some) => {
+                let names: Vec<String> = some.iter().map(|value| name(*value)).collect();
+                format!("one of [{}]", names.join(", "))
+            }
+        }
+    }
+}
+
 /// Takes a value that was read; false when it was not possible.
 fn look(entries: &mut [Entry], began: Moment, now: Moment, value: Value) -> bool {
-    let fits = |entry: &Entry| entry.value == value && entry.gone >= began;
+    let fits = |entry: &Entry| entry.held.may_be(value) && entry.gone >= began;
     let mut matching = entries.iter().enumerate().filter(|(_, entry)| fits(entry));
     let Some((at, _)) = matching.next() else { return false };
     if matching.next().is_some() {
         // Zeros of several: only what is no zeros, and was there before, is known to be older.
-        for entry in entries.iter_mut().filter(|e| e.value != value && e.effect_by < began) {
+        for entry in entries.iter_mut().filter(|e| !e.held.may_be(value) && e.effect_by < began) {
             entry.gone = entry.gone.min(now);
         }
         return true;
     }
     let found = &mut entries[at];
+    found.held = Held::One(value);
     if found.effect_by == NEVER {
         found.effect_by = now;
         let own = found.began;
@@ -326,7 +404,9 @@ fn look(entries: &mut [Entry], began: Moment, now: Moment, value: Value) -> bool
 fn name(value: Value) -> String {
     match value {
         Value::Zeros => "zeros".to_owned(),
+        Value::Unreadable => "nothing that can be read".to_owned(),
         Value::Write(write) => format!("what write {write} left"),
+        Value::Moved(write, lba) => format!("what write {write} left in block {lba}"),
     }
 }
 
@@ -335,7 +415,7 @@ fn describe(entry: &Entry, text: &mut String) {
     let _ = write!(
         text,
         "\n    {:24} by command {:5}: began {}, in effect by {}, replaced by {}, for good by {}{}{}",
-        name(entry.value),
+        entry.held.name(),
         entry.op,
         entry.began,
         moment(entry.effect_by),
@@ -451,7 +531,7 @@ mod tests {
     }
 
     fn survivors(model: &Model) -> Vec<Value> {
-        model.spaces[0].blocks[3].iter().map(|entry| entry.value).collect()
+        model.spaces[0].blocks[3].iter().filter_map(|entry| entry.held.first()).collect()
     }
 
     #[test]
@@ -507,6 +587,28 @@ mod tests {
             let (is, is_not) = if zeros { (Value::Zeros, w(1)) } else { (w(1), Value::Zeros) };
             assert!(read(&mut model, is) && !read(&mut model, is_not));
         }
+    }
+
+    #[test]
+    fn an_unreadable_block_stays_so_until_it_is_written_and_the_power_changes_nothing() {
+        let bad = Value::Unreadable;
+        let told = |model: &mut Model| {
+            let began = model.begin_read();
+            model.unreadable(began, &[Span { lba: 2, blocks: 3, ..B }]).is_ok()
+        };
+        let mut model = Model::new(&[8]);
+        put(&mut model, 1);
+        assert!(!told(&mut model), "nothing is");
+        model.write(2, B, bad);
+        assert!(read(&mut model, w(1)), "not yet");
+        model.wrote(2, B, Ending::Done { fua: true });
+        assert!(told(&mut model) && !read(&mut model, w(1)) && !read(&mut model, Value::Zeros));
+        for power in [false, true] {
+            model.crash(power);
+            assert!(told(&mut model) && !read(&mut model, w(1)), "{power}");
+        }
+        put(&mut model, 3);
+        assert!(!told(&mut model) && read(&mut model, w(3)));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use nvme::copy::{Copy, CopyFlags, CopyRange};
 use nvme::fabrics::PropertySet;
 use nvme::feature::{FeatureId, SetFeatures};
 use nvme::identify::{Cns, Identify};
@@ -37,6 +38,17 @@ pub enum Kind {
     },
     /// Dataset Management, deallocate: the span and more of them.
     Deallocate(Vec<Span>),
+    /// Copy of these spans, in this format (0 or 1), to the span.
+    Copy {
+        /// What is copied; of the same namespace.
+        from: Vec<Span>,
+        /// Descriptor format.
+        format: u8,
+        /// Force Unit Access.
+        fua: bool,
+    },
+    /// Write Uncorrectable: the span cannot be read any more.
+    Spoil,
     /// Flush.
     Flush,
     /// Compare with these values.
@@ -114,13 +126,33 @@ impl Op {
         }
     }
 
-    /// The blocks that it changes, if it does, and what they become.
-    pub fn changes(&self) -> Option<(&[Span], Value)> {
+    /// The blocks that it changes, if it does.
+    pub fn changes(&self) -> Option<&[Span]> {
         match &self.kind {
-            Kind::Write { .. } => Some((std::slice::from_ref(&self.span), Value::Write(self.id))),
-            Kind::Zeroes { .. } => Some((std::slice::from_ref(&self.span), Value::Zeros)),
-            Kind::Deallocate(spans) => Some((spans, Value::Zeros)),
+            Kind::Write { .. } | Kind::Zeroes { .. } | Kind::Copy { .. } | Kind::Spoil => {
+                Some(std::slice::from_ref(&self.span))
+            }
+            Kind::Deallocate(spans) => Some(spans),
             _ => None,
+        }
+    }
+
+    /// What the blocks become that it changes, if that is known.
+    pub fn value(&self) -> Option<Value> {
+        match &self.kind {
+            Kind::Write { .. } => Some(Value::Write(self.id)),
+            Kind::Zeroes { .. } | Kind::Deallocate(_) => Some(Value::Zeros),
+            Kind::Spoil => Some(Value::Unreadable),
+            _ => None,
+        }
+    }
+
+    /// The blocks that it reads.
+    pub fn reads(&self) -> &[Span] {
+        match &self.kind {
+            Kind::Read | Kind::Compare(_) => std::slice::from_ref(&self.span),
+            Kind::Copy { from, .. } => from,
+            _ => &[],
         }
     }
 
@@ -131,8 +163,9 @@ impl Op {
                 self.span.blocks * profile.shapes[self.span.space].1
             }
             Kind::Deallocate(spans) => spans.len() as u32 * DsmRange::BYTES as u32,
+            Kind::Copy { from, format, .. } => from.len() as u32 * range_bytes(*format),
             Kind::Order(order) => order.data_bytes(),
-            Kind::Flush | Kind::Zeroes { .. } | Kind::Disable => 0,
+            Kind::Spoil | Kind::Flush | Kind::Zeroes { .. } | Kind::Disable => 0,
             Kind::Abort(..) | Kind::Protect(_) => 0,
             Kind::Admin(Question::Queues) => 0,
             Kind::Admin(_) => PAGE_BYTES as u32,
@@ -154,6 +187,12 @@ impl Op {
                 io(IoOpcode::WRITE_ZEROES).with_fua(*fua).with_deac(*deallocate)
             }
             Kind::Deallocate(spans) => Sqe::deallocation(nsid, spans.len() as u8 - 1),
+            Kind::Copy { from, format, fua } => {
+                let flags = CopyFlags(0).with_nr_z(from.len() as u8 - 1).with_format(*format);
+                let flags = flags.with_fua(*fua);
+                Copy { sdlba: self.span.lba.into(), flags }.emit(nsid, Sgl::NONE)
+            }
+            Kind::Spoil => io(IoOpcode::WRITE_UNCORRECTABLE),
             Kind::Flush => Sqe::io(IoOpcode::FLUSH, nsid),
             Kind::Compare(_) => io(IoOpcode::COMPARE),
             Kind::Admin(Question::Controller) => Identify::new(Cns::CONTROLLER, 0).emit(Sgl::NONE),
@@ -203,8 +242,9 @@ impl Op {
                 let places = bytes.chunks_exact_mut(block).zip(self.span.lba..);
                 for ((block, lba), value) in places.zip(values) {
                     match value {
-                        Value::Zeros => block.fill(0),
+                        Value::Zeros | Value::Unreadable => block.fill(0),
                         Value::Write(write) => stamp::fill(*write, nsid, lba, block),
+                        Value::Moved(write, home) => stamp::fill(*write, nsid, *home, block),
                     }
                 }
             }
@@ -214,10 +254,23 @@ impl Op {
                     bytes.copy_from_slice(&DsmRange { attributes: 0, blocks, slba }.emit());
                 }
             }
+            Kind::Copy { from, format, .. } => {
+                bytes.fill(0);
+                let places = bytes.chunks_exact_mut(range_bytes(*format) as usize);
+                for (bytes, span) in places.zip(from) {
+                    let (slba, nlb_z) = (span.lba.into(), span.blocks as u16 - 1);
+                    bytes[..CopyRange::BYTES].copy_from_slice(&CopyRange { slba, nlb_z }.emit());
+                }
+            }
             Kind::Order(order) => order.fill(self.host, bytes),
             _ => bytes.fill(POISON),
         }
     }
+}
+
+/// Bytes of a range of a Copy command.
+fn range_bytes(format: u8) -> u32 {
+    if format == 0 { 32 } else { 40 }
 }
 
 impl fmt::Display for Op {
@@ -240,6 +293,18 @@ impl fmt::Display for Op {
             Kind::Deallocate(spans) => {
                 write!(f, "deallocation {} of namespace {nsid}:", self.id)?;
                 spans.iter().try_for_each(|s| write!(f, " {} from {}", s.blocks, s.lba))
+            }
+            Kind::Copy { from, format, fua } => {
+                let fua = if *fua { ", FUA" } else { "" };
+                write!(f, "copy {} in namespace {nsid}, to {lba}, format {format}{fua}:", self.id)?;
+                from.iter().try_for_each(|s| write!(f, " {} from {}", s.blocks, s.lba))
+            }
+            Kind::Spoil => {
+                write!(
+                    f,
+                    "write uncorrectable {} of namespace {nsid}, {blocks} from {lba}",
+                    self.id
+                )
             }
             Kind::Flush => write!(f, "flush of namespace {nsid}"),
             Kind::Compare(_) => write!(f, "compare of namespace {nsid}, {blocks} from {lba}"),

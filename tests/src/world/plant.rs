@@ -35,11 +35,15 @@ pub enum Plant {
     LostAbort,
     /// An Abort command says that it has aborted, whatever becomes of the other command.
     FalseAbort,
+    /// Blocks that were made unreadable can be read again after a restart.
+    LostMarks,
+    /// Copies read what the disk had before.
+    StaleCopy,
 }
 
 impl Plant {
     /// All of them.
-    pub const ALL: [Plant; 11] = [
+    pub const ALL: [Plant; 13] = [
         Plant::LostAck,
         Plant::DoubleCompletion,
         Plant::MissingFlush,
@@ -51,6 +55,8 @@ impl Plant {
         Plant::OpenDoor,
         Plant::LostAbort,
         Plant::FalseAbort,
+        Plant::LostMarks,
+        Plant::StaleCopy,
     ];
 
     /// Its name on the command line.
@@ -68,6 +74,8 @@ impl Plant {
             Plant::OpenDoor => "open-door",
             Plant::LostAbort => "lost-abort",
             Plant::FalseAbort => "false-abort",
+            Plant::LostMarks => "lost-marks",
+            Plant::StaleCopy => "stale-copy",
         }
     }
 

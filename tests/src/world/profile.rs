@@ -101,6 +101,10 @@ pub struct Profile {
     pub protections: u16,
     /// In a thousand commands those that abort another.
     pub aborts: u16,
+    /// In a thousand commands those that make blocks unreadable.
+    pub spoils: u16,
+    /// In a thousand commands copies.
+    pub copies: u16,
     /// In a thousand writes those with FUA.
     pub fua: u16,
     /// In a thousand ranges those in the first few blocks.
@@ -162,6 +166,8 @@ impl Profile {
             orders: 0,
             aborts: 0,
             protections: 0,
+            spoils: 0,
+            copies: 0,
             paths: 1,
             twins: false,
             proofs: Proofs::None,
@@ -195,6 +201,8 @@ impl Profile {
             }
             _ => Proofs::None,
         };
+        profile.spoils = pick(dice, &[0, 0, 10, 40]);
+        profile.copies = pick(dice, &[0, 0, 20, 100]);
         profile
     }
 

@@ -7,7 +7,7 @@
 use nvme::Status;
 
 use super::model::Moment;
-use super::op::{Kind, Op};
+use super::op::Op;
 
 /// See the module.
 #[derive(Debug)]
@@ -94,16 +94,14 @@ impl Scope {
 
 /// Where the blocks of a command end, if it has any.
 fn end(op: &Op) -> Option<u32> {
-    match (&op.kind, op.changes()) {
-        (_, Some((spans, _))) => spans.iter().map(|span| span.lba + span.blocks).max(),
-        (Kind::Read | Kind::Compare(_), None) => Some(op.span.lba + op.span.blocks),
-        _ => None,
-    }
+    let spans = op.changes().unwrap_or_default().iter().chain(op.reads());
+    spans.map(|span| span.lba + span.blocks).max()
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::model::Span;
+    use super::super::op::Kind;
     use super::*;
 
     fn read(host: usize, lba: u32, began: Moment) -> Op {

@@ -59,7 +59,7 @@ impl Shields {
         if self.chance == 0 {
             return;
         }
-        if let Some((spans, _)) = op.changes() {
+        if let Some(spans) = op.changes() {
             self.open.insert(op.id, spans.to_vec());
         }
         if let Kind::Protect(_) = op.kind {

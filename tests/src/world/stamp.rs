@@ -8,7 +8,7 @@ const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 /// What was wrong with the bytes of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Spoilt {
-    /// They are those of another block.
+    /// They are those of another namespace.
     #[error("it holds block {lba} of namespace {nsid} as write {write} left it")]
     Misplaced {
         /// The write that they claim to be of.
@@ -50,7 +50,12 @@ pub fn identify(nsid: u8, lba: u32, block: &[u8]) -> Result<Value, Spoilt> {
         block.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().unwrap_or([0; 8])));
     let head = words.next().unwrap_or(0);
     let write = (head >> 32) as u32;
-    let (step, value) = if head == 0 { (0, Value::Zeros) } else { (STEP, Value::Write(write)) };
+    let (of, home) = ((head >> 28 & 0xf) as u8, head as u32 & 0x0fff_ffff);
+    let (step, value) = match (head, home == lba) {
+        (0, _) => (0, Value::Zeros),
+        (_, true) => (STEP, Value::Write(write)),
+        (_, false) => (STEP, Value::Moved(write, home)),
+    };
     let mut expected = head;
     let differs = words.position(|word| {
         expected = expected.wrapping_add(step);
@@ -59,9 +64,8 @@ pub fn identify(nsid: u8, lba: u32, block: &[u8]) -> Result<Value, Spoilt> {
     if let Some(at) = differs {
         return Err(Spoilt::Mixed { write, at: 8 + 8 * at });
     }
-    if head != 0 && head != first(write, nsid, lba) {
-        let (nsid, lba) = ((head >> 28 & 0xf) as u8, head as u32 & 0x0fff_ffff);
-        return Err(Spoilt::Misplaced { write, nsid, lba });
+    if head != 0 && of != nsid & 0xf {
+        return Err(Spoilt::Misplaced { write, nsid: of, lba: home });
     }
     Ok(value)
 }
@@ -78,7 +82,7 @@ mod tests {
         assert_eq!(identify(1, 7, &block), Err(Spoilt::Mixed { write: 0, at: 504 }));
         fill(9, 1, 7, &mut block);
         assert_eq!(identify(1, 7, &block), Ok(Value::Write(9)));
-        assert_eq!(identify(1, 8, &block), Err(Spoilt::Misplaced { write: 9, nsid: 1, lba: 7 }));
+        assert_eq!(identify(1, 8, &block), Ok(Value::Moved(9, 7)), "nobody may have copied it");
         assert_eq!(identify(2, 7, &block), Err(Spoilt::Misplaced { write: 9, nsid: 1, lba: 7 }));
         for at in 0..512 {
             block[at] ^= 0x10;

@@ -26,6 +26,7 @@ use nvmfd::usage::Usage;
 use rdma::soft::Soft;
 use rdma::soft::sim::{Air, AirPort, Dice};
 use rdma::{Event, Fabric, Pool, PoolPlan, Wake};
+use tempfile::TempDir;
 
 use super::disk::{SimDisk, SimRing};
 use super::host::hostnqn;
@@ -73,6 +74,9 @@ pub struct Target {
     reservations: Vec<Arc<Reservation>>,
     /// Of each namespace, as it would be in its file.
     protections: Vec<Arc<Protection>>,
+    /// Where they are kept whose blocks may become unreadable, and of each namespace those that are.
+    kept: Option<TempDir>,
+    marks: Vec<Arc<Marks>>,
     /// Blocks of each namespace.
     sizes: Vec<u32>,
     /// For each namespace the machines that do not see it.
@@ -87,10 +91,14 @@ pub struct Target {
 
 impl Target {
     /// A target that has not been started.
-    pub fn new(profile: &Profile, air: &Arc<Mutex<Air>>) -> Target {
+    ///
+    /// # Errors
+    /// There is no place for its files.
+    pub fn new(profile: &Profile, air: &Arc<Mutex<Air>>) -> Result<Target, String> {
+        let kept = (profile.spoils > 0).then(tempfile::tempdir).transpose();
         let count = profile.reactors as u32;
         let port = |index| AirPort::new(air, profile.address(None), (count, index));
-        Target {
+        Ok(Target {
             ports: (0..count).map(port).collect(),
             registry: Arc::new(Registry::new(Vec::new(), 0, 0)),
             reactors: Vec::new(),
@@ -107,8 +115,10 @@ impl Target {
             hidden: vec![BTreeSet::new(); profile.shapes.len()],
             paths: vec![AnaStates::default(); profile.paths],
             keeper: Keeper::new(),
+            kept: kept.map_err(|error| error.to_string())?,
+            marks: Vec::new(),
             plant: None,
-        }
+        })
     }
 
     /// Its places in the air.
@@ -190,6 +200,7 @@ impl Target {
         }
         let reservation = |space| Reservation::volatile(subnqn(), space as u32 + 1);
         self.reservations = (0..profile.shapes.len()).map(reservation).collect();
+        self.load_marks(profile)?;
         disk.open(self.reactors.iter().map(|r| Arc::clone(r.pool.region())).collect());
         for space in 0..profile.shapes.len() {
             self.serve(space, disk);
@@ -197,6 +208,19 @@ impl Target {
         }
         self.publish(profile);
         self.registry.set_listeners(self.listeners(profile));
+        Ok(())
+    }
+
+    /// The blocks that were made unreadable, as their files say.
+    fn load_marks(&mut self, profile: &Profile) -> Result<(), String> {
+        if self.plant == Some(Plant::LostMarks) && self.kept.is_some() {
+            self.kept = Some(tempfile::tempdir().map_err(|error| error.to_string())?);
+        }
+        let marks = |space| match &self.kept {
+            Some(kept) => Marks::kept(subnqn(), space as u32 + 1, kept.path(), uuid(space)),
+            None => Ok(Marks::volatile()),
+        };
+        self.marks = (0..profile.shapes.len()).map(marks).collect::<Result<_, _>>()?;
         Ok(())
     }
 
@@ -257,12 +281,12 @@ impl Target {
                 allow_format: false,
                 formats: Formats::only(block_bytes.trailing_zeros() as u8),
                 formatting: None,
-                write_uncorrectable: false,
-                marks: Marks::volatile(),
+                write_uncorrectable: self.kept.is_some(),
+                marks: Arc::clone(&self.marks[space]),
                 limiters: Vec::new(),
                 ana_group: space as u32 + 1,
                 volatile_cache: true,
-                uuid: [space as u8 + 1; 16],
+                uuid: uuid(space),
                 nguid: [space as u8 + 1; 16],
                 eui64: None,
                 reservation: Arc::clone(&self.reservations[space]),
@@ -462,6 +486,10 @@ impl Target {
 
 fn is_shield(fence: &Fence) -> bool {
     fence.whose == Fenced::Writers
+}
+
+fn uuid(space: usize) -> [u8; 16] {
+    [space as u8 + 1; 16]
 }
 
 /// The subsystem's name.
