@@ -7,7 +7,7 @@ mod orders;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use crate::mailbox::Mail;
 use crate::managed::{Allocated, Catalog, Catalogs, Management};
 use crate::provider::owns;
 use crate::registry::{Change, Registry};
-use crate::stores::{Awaited, Place, Store, Stores};
+use crate::stores::{Awaited, Awaiting, Place, Store, Stores};
 use crate::subsystem::Subsystem;
 use crate::target::Fatal;
 use crate::tender::Tender;
@@ -309,9 +309,9 @@ impl Shelf {
         self.awaited.keys().copied().collect()
     }
 
-    /// The stores that are awaited, and where it is remembered what was served.
-    pub(crate) fn awaited_stores(&self) -> (Vec<Awaited>, Option<PathBuf>) {
-        (self.stores.awaited().to_vec(), self.config.state_directory.clone())
+    /// The stores that are awaited.
+    pub(crate) fn awaited_stores(&self) -> Awaiting {
+        self.stores.awaiting()
     }
 
     /// Listens at an awaited address, if it is there now.

@@ -28,7 +28,7 @@ use crate::tender::Tended;
 use crate::uncorrectable::Marks;
 use crate::usage::Usage;
 
-pub use awaited::Awaited;
+pub use awaited::{Awaited, Awaiting};
 
 /// How long a store may take to be opened.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -164,7 +164,7 @@ impl Stores {
                     ));
                 }
                 None => {
-                    let awaited = self.awaiting(key, namespace);
+                    let awaited = self.awaited_as(key, namespace);
                     if let Some(awaited) = awaited
                         && missing == Missing::Wait
                         && !due.contains(&key)
@@ -172,7 +172,7 @@ impl Stores {
                         next.awaited.push(awaited.clone());
                         continue;
                     }
-                    if let Some(why) = absent::store(namespace, &served) {
+                    if let Some(why) = self.opening.absent(PATIENCE, namespace, &served) {
                         if missing == Missing::Fail {
                             return Err(format!("{place}: {why}"));
                         }
@@ -198,6 +198,15 @@ impl Stores {
             next.by_namespace.insert(key, store);
         }
         Ok(next)
+    }
+
+    /// Whether what is awaited has come, for whoever looks without keeping anybody waiting.
+    pub(crate) fn awaiting(&self) -> Awaiting {
+        Awaiting {
+            all: self.awaited.clone(),
+            state_directory: self.state_directory.clone(),
+            opening: Arc::clone(&self.opening),
+        }
     }
 
     /// The namespaces whose store is not there yet.
@@ -277,7 +286,7 @@ impl Stores {
     }
 
     /// What is awaited of this namespace, as it is configured now.
-    fn awaiting(&self, key: Place, namespace: &NamespaceConfig) -> Option<&Awaited> {
+    fn awaited_as(&self, key: Place, namespace: &NamespaceConfig) -> Option<&Awaited> {
         self.awaited.iter().find(|each| each.is_for(key, namespace))
     }
 
@@ -641,5 +650,43 @@ mod tests {
         drop(opened);
         // Who does not want to wait gets it, or hears why not.
         assert_eq!(ids(&carried.next(subsystems).unwrap()), [0]);
+    }
+
+    #[test]
+    fn a_path_that_hangs_holds_up_nobody_who_looks_for_others() {
+        use std::sync::mpsc::channel;
+
+        let folder = crate::disk::tests::folder();
+        let paths = ["one", "two"].map(|name| folder.path().join(name));
+        let mut config = subsystem(&[1, 2], 1 << 20);
+        for (namespace, path) in config.namespaces.iter_mut().zip(&paths) {
+            namespace.kind = NamespaceKind::File { path: path.clone(), size: None };
+        }
+        let subsystems = std::slice::from_ref(&config);
+        let keys = [1, 2].map(|nsid| (config.nqn, nsid));
+        let stores = Stores::default().next_or_wait(subsystems, Missing::Wait, &[]).unwrap();
+        assert_eq!((stores.awaited().len(), stores.awaiting().come()), (2, vec![]));
+        paths.iter().for_each(|path| std::fs::write(path, vec![0; 1 << 20]).unwrap());
+        // A look that takes too long on a busy machine is not the last one.
+        let until_come = |keys: &[Place]| {
+            while stores.awaiting().come() != keys {
+                std::thread::yield_now();
+            }
+        };
+        until_come(&keys);
+        let (go_on, hangs) = channel::<()>();
+        let hang = move || hangs.recv().map_err(|_| "too late".to_owned());
+        assert!(stores.opening.within(Duration::from_millis(1), &paths[0], hang).is_err());
+        until_come(&keys[1..]);
+        // Whoever has it opened hears that, and does not wait either.
+        let fresh = Stores { awaited: Vec::new(), ..stores.clone() };
+        let next = fresh.next_or_wait(subsystems, Missing::Wait, &[]).unwrap();
+        assert!(next.why_awaited(config.nqn, 1).unwrap().contains("does not answer"));
+        assert_eq!(ids(&next), [0]);
+        drop(next);
+        let said = fresh.next(subsystems).unwrap_err();
+        assert!(said.starts_with("namespace 1 of ") && said.contains("does not answer"), "{said}");
+        drop(go_on);
+        until_come(&keys);
     }
 }

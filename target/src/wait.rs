@@ -8,9 +8,8 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
-use crate::absent;
 use crate::shelf::Shelf;
-use crate::stores::{self, Place};
+use crate::stores::Place;
 
 /// How often it is looked whether something has come.
 const LOOK: Duration = Duration::from_secs(1);
@@ -138,14 +137,9 @@ fn look(shelf: &Mutex<Shelf>, pauses: &mut Pauses) {
     for at in addresses {
         shelf().on_address(at);
     }
-    let (stores, folder) = shelf().awaited_stores();
-    if stores.is_empty() {
-        return pauses.keep(&[]);
-    }
     // A path may hang for as long as a server does not answer: nobody's lock is held meanwhile.
-    let served = absent::served(folder.as_deref());
-    let come: Vec<Place> =
-        stores.iter().filter(|each| each.has_come(&served)).map(stores::Awaited::key).collect();
+    let awaiting = shelf().awaited_stores();
+    let come = awaiting.come();
     pauses.keep(&come);
     let now = Instant::now();
     let due: Vec<Place> = come.into_iter().filter(|each| pauses.is_over(*each, now)).collect();

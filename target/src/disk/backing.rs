@@ -107,8 +107,9 @@ pub struct Backing {
     /// Changes while it is served: see `resize`. A reactor that learns of it a moment later has
     /// operations that are in range still, or are refused by the system.
     pub(super) size_bytes: AtomicU64,
-    /// How long it was when it was opened: longer than its size where a part is served.
-    pub(super) found_bytes: u64,
+    /// How long it was when that was last seen and all that is served was there: longer than its
+    /// size where a part is served.
+    found_bytes: AtomicU64,
     /// Changes while it is served, when a host formats it: see `erase`.
     pub(super) block_size_bytes: AtomicU32,
     /// Direct I/O reaches blocks of this size and no smaller ones.
@@ -176,6 +177,17 @@ impl Backing {
         }
     }
 
+    fn found_bytes(&self) -> u64 {
+        self.found_bytes.load(Ordering::Relaxed)
+    }
+
+    /// It has been seen to be so long. What has lost some of its blocks is not as it should be.
+    pub(super) fn is_long(&self, bytes: u64) {
+        if bytes >= self.size_bytes() {
+            self.found_bytes.store(bytes, Ordering::Relaxed);
+        }
+    }
+
     /// Opens what is at the path of a store now, because what was there is gone. The health stays
     /// the same. Nothing is created; nature and length must be what they were, or the length just
     /// what is served. May wait for disks.
@@ -187,7 +199,7 @@ impl Backing {
             return Err(OpenError(format!("{} cannot be opened again", self.name)));
         };
         let mut fresh =
-            open::open_path(path, Some(self.size_bytes()), config, Some(self.found_bytes))?;
+            open::open_path(path, Some(self.size_bytes()), config, Some(self.found_bytes()))?;
         let nature = |b: &Backing| (b.kind, b.volatile_cache);
         if nature(&fresh) != nature(self) {
             return Err(OpenError(format!(
@@ -212,7 +224,7 @@ impl Backing {
         let file = Arc::new(hold.another(&self.name, self.read_only)?);
         let (name, size) = (self.name.clone(), self.size_bytes());
         let mut fresh = Backing::assemble(self.kind, Some(file), name, size, config);
-        fresh.found_bytes = self.found_bytes;
+        fresh.is_long(self.found_bytes());
         fresh.hold = Some(Arc::clone(hold));
         fresh.volatile_cache = self.volatile_cache;
         fresh.geometry = self.geometry;
@@ -288,7 +300,7 @@ impl Backing {
             sync_files: Mutex::default(),
             name,
             size_bytes: AtomicU64::new(size_bytes),
-            found_bytes: size_bytes,
+            found_bytes: AtomicU64::new(size_bytes),
             block_size_bytes: AtomicU32::new(config.block_size_bytes),
             smallest_block_bytes: 512,
             read_only: config.read_only,

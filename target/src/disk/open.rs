@@ -55,6 +55,7 @@ impl Hold {
             Kind::Device => (&*self.locked).seek(SeekFrom::End(0))?,
             _ => self.locked.metadata()?.len(),
         };
+        backing.is_long(bytes);
         if !thorough || bytes < backing.size_bytes() {
             return Ok(bytes);
         }
@@ -116,7 +117,7 @@ pub(super) fn open_path(
             let hold = Hold { locked: Arc::clone(&file), _claim: claim };
             let mut backing = finish(kind, file, name, bytes, config)?;
             backing.hold = Some(Arc::new(hold));
-            backing.found_bytes = found_bytes;
+            backing.is_long(found_bytes);
             Ok(backing)
         }
         Err(error) => {

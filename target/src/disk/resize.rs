@@ -53,6 +53,7 @@ impl Backing {
         let found = self.measure().map_err(|error| {
             OpenError(format!("cannot find out how large {} is: {error}", self.name()))
         })?;
+        self.is_long(found);
         match wanted {
             // As large as it is; but what somebody has cut off is not gone on purpose.
             None => Ok(found.max(old)),

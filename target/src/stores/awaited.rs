@@ -2,12 +2,19 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use nvme::Nqn;
 
 use super::Place;
+use super::opening::Opening;
 use crate::absent;
 use crate::config::NamespaceConfig;
+
+/// How long the look at one path may take. What needs longer is looked at again when it has
+/// answered.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A namespace whose store is not there yet, or the folder of those that hosts make.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -62,11 +69,37 @@ impl Awaited {
 
     /// Whether it is there by now, or at least no longer missing as it was. `served`: what
     /// [`Stores::served`](super::Stores::served) says.
+    fn has_come(&self, served: &BTreeSet<PathBuf>, opening: &Opening) -> bool {
+        let missing = match &self.what {
+            What::Store(config) => opening.absent(PATIENCE, config, served),
+            What::Folder(folder) => {
+                let own = folder.clone();
+                let look = move || Ok(absent::folder(&own));
+                opening.within(PATIENCE, folder, look).unwrap_or_else(Some)
+            }
+        };
+        missing.is_none()
+    }
+}
+
+/// What is awaited, and how it is looked for.
+#[derive(Debug)]
+pub struct Awaiting {
+    pub(super) all: Vec<Awaited>,
+    pub(super) state_directory: Option<PathBuf>,
+    pub(super) opening: Arc<Opening>,
+}
+
+impl Awaiting {
+    /// Those that are there by now, or at least no longer missing as they were. May wait for each
+    /// path that hangs, the first time.
     #[must_use]
-    pub fn has_come(&self, served: &BTreeSet<PathBuf>) -> bool {
-        match &self.what {
-            What::Store(config) => absent::store(config, served).is_none(),
-            What::Folder(folder) => absent::folder(folder).is_none(),
+    pub(crate) fn come(&self) -> Vec<Place> {
+        if self.all.is_empty() {
+            return Vec::new();
         }
+        let served = absent::served(self.state_directory.as_deref());
+        let come = self.all.iter().filter(|each| each.has_come(&served, &self.opening));
+        come.map(Awaited::key).collect()
     }
 }

@@ -1,12 +1,15 @@
 //! What may wait for a disk or a server for ever: done on a thread of its own, and awaited no
 //! longer than a person would. There is one such thread a path that hangs, whoever asks for it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+use crate::absent;
+use crate::config::{NamespaceConfig, NamespaceKind};
 
 /// The threads that did not come back in time, by what they hang at.
 #[derive(Debug, Default)]
@@ -40,6 +43,20 @@ impl Opening {
             hanging.insert(path.to_owned(), thread);
             Err(silent(path))
         })
+    }
+
+    /// Why the store of a namespace is not there yet, where it is not: see [`absent::store`].
+    pub(super) fn absent(
+        &self,
+        patience: Duration,
+        namespace: &NamespaceConfig,
+        served: &BTreeSet<PathBuf>,
+    ) -> Option<String> {
+        let NamespaceKind::File { path, .. } = &namespace.kind else { return None };
+        let own = namespace.clone();
+        let served: BTreeSet<PathBuf> = served.get(path).cloned().into_iter().collect();
+        let look = move || Ok(absent::store(&own, &served));
+        self.within(patience, path, look).unwrap_or_else(Some)
     }
 }
 

@@ -298,4 +298,37 @@ fn a_store_that_is_served_in_part_comes_back_as_it_was() {
     backing = backing.open_again(&config).unwrap();
     put(SIZE * 2);
     assert!(backing.open_again(&config).is_err(), "now that would be another length");
+
+    // Its administrator makes it longer meanwhile, and goes on serving a part.
+    put(SIZE * 2);
+    let mut backing = Backing::open(&config).unwrap();
+    fs::File::options().write(true).open(&path).unwrap().set_len(SIZE * 3).unwrap();
+    assert_eq!(backing.inspect(false), Condition::Sound);
+    put(SIZE * 2);
+    assert!(backing.open_again(&config).is_err(), "that is what it was before");
+    put(SIZE * 3);
+    backing = backing.open_again(&config).unwrap();
+    // What lacks some of what is served says nothing of how long it should be.
+    fs::File::options().write(true).open(&path).unwrap().set_len(SIZE / 2).unwrap();
+    assert_eq!(backing.inspect(false), Condition::Shortened(SIZE / 2));
+    put(SIZE * 3);
+    assert_eq!(backing.open_again(&config).unwrap().size_bytes(), SIZE);
+}
+
+#[test]
+fn a_store_that_has_grown_and_is_served_in_part_since_comes_back() {
+    let dir = crate::disk::tests::folder();
+    let path = dir.path().join("disk.img");
+    let of = |size: u64| BackingKind::File { path: path.clone(), size: Some(size) };
+    let config = BackingConfig { kind: of(SIZE), block_size_bytes: 512, read_only: false };
+    let backing = Backing::open(&config).unwrap();
+    fs::File::options().write(true).open(&path).unwrap().set_len(SIZE * 4).unwrap();
+    for size in [SIZE * 4, SIZE * 2] {
+        assert_eq!(backing.next_size(&of(size)), Ok(Some(size)));
+        backing.resize(size);
+    }
+    let other = dir.path().join("other");
+    fs::write(&other, vec![0; SIZE as usize * 4]).unwrap();
+    fs::rename(&other, &path).unwrap();
+    assert_eq!(backing.open_again(&config).unwrap().size_bytes(), SIZE * 2);
 }

@@ -180,11 +180,13 @@ fn the_folder_of_what_hosts_make_is_awaited() {
     assert_eq!((seen(&shelf, 1), awaited(&shelf)), (vec![2], vec![expected]));
     let key = (NQN.parse().unwrap(), 0);
     assert_eq!(shelf.stores.awaited()[0].key(), key);
-    assert!(!shelf.stores.awaited()[0].has_come(&BTreeSet::new()));
+    assert!(shelf.awaited_stores().come().is_empty());
     let refused = shelf.carry_out(&order(host(1), create(1)));
     assert_eq!(refused, Err(FAILED), "nowhere to keep it");
     fs::create_dir_all(&late).unwrap();
-    assert!(shelf.stores.awaited()[0].has_come(&BTreeSet::new()));
+    while shelf.awaited_stores().come() != [key] {
+        std::thread::yield_now();
+    }
     shelf.on_stores(&[]);
     assert_eq!(awaited(&shelf).len(), 1, "nobody has said that it is due");
     shelf.on_stores(&[key]);
