@@ -78,12 +78,12 @@ pub(crate) fn step() {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::env;
     use std::io::{BufRead, BufReader};
     use std::os::unix::process::ExitStatusExt;
     use std::path::{Path, PathBuf};
     use std::process::{Command, Stdio};
     use std::sync::atomic::{AtomicU32, Ordering};
+    use std::{env, fs};
 
     use nix::sys::signal::{Signal, raise};
 
@@ -120,6 +120,24 @@ pub(crate) mod tests {
         let status = child.wait().unwrap();
         assert!(status.success() || status.signal() == Some(libc::SIGKILL), "{status}");
         (done, !status.success())
+    }
+
+    /// Damages the only file of a folder in each of its bits, and cuts it off at each place: whoever
+    /// reads it must refuse that, with these words.
+    pub(crate) fn damage(folder: &Path, refused: impl Fn() -> Option<String>) {
+        let path = fs::read_dir(folder).unwrap().next().unwrap().unwrap().path();
+        let good = fs::read(&path).unwrap();
+        for (at, bit) in (0..good.len()).flat_map(|at| (0..8).map(move |bit| (at, 1 << bit))) {
+            let mut bad = good.clone();
+            bad[at] ^= bit;
+            fs::write(&path, bad).unwrap();
+            let said = refused().unwrap_or_default();
+            assert!(said.contains("restore it, or remove it"), "byte {at}, {bit:#x}: {said}");
+        }
+        for cut in 0..good.len() {
+            fs::write(&path, &good[..cut]).unwrap();
+            assert!(refused().is_some(), "{cut} bytes of it");
+        }
     }
 
     pub(super) fn step() {

@@ -1,11 +1,13 @@
 //! What one host may hold of the buffers that all hosts share.
 
 use std::mem::{replace, take};
+use std::ops::Range;
 use std::sync::Arc;
 
 use nvme::{IoOpcode, Sqe};
 use nvmfd::disk::BackingId;
 use nvmfd::mailbox::mailbox;
+use nvmfd::queue::Queue;
 use nvmfd::registry::Registry;
 use nvmfd::subsystem::Namespace;
 
@@ -72,32 +74,37 @@ fn two_namespaces() -> World {
     World::of(Arc::new(registry), 0)
 }
 
+fn read(nsid: u32, cid: u16) -> Sqe {
+    let sqe = Sqe::io(IoOpcode::READ, nsid).with_range(0, 3);
+    sqe.with_sgl(keyed(0, LEN)).with_cid(cid)
+}
+
+/// Reads of the second namespace, each of which is answered while those of the first wait.
+fn the_second_is_served(world: &mut World, queue: &mut Queue, cids: Range<u16>) {
+    let before = (world.disk.waiting.len(), world.waiters.len());
+    for cid in cids {
+        world.send(queue, &read(2, cid), &[]);
+        world.serve_waiters(queue);
+        assert_eq!(world.disk.backings.last(), Some(&BackingId(1)), "command {cid}");
+        let newest = world.disk.waiting.pop_back().expect("it has gone to its disk");
+        world.disk.waiting.push_front(newest);
+        assert!(world.disk_step(queue));
+        while world.fabric_step(queue) {}
+        let answers: Vec<_> = take(&mut world.completions);
+        assert!(answers.iter().all(|cqe| cqe.cid == cid && cqe.status.is_success()), "{answers:?}");
+        assert_eq!(answers.len(), 1);
+        assert_eq!((world.disk.waiting.len(), world.waiters.len()), before, "as before");
+    }
+}
+
 #[test]
 fn a_disk_that_hangs_does_not_keep_the_other_namespaces_of_its_host_waiting() {
     let mut world = two_namespaces();
     let (mut queue, admin, posted) = io_queue(&mut world);
-    let read = |nsid, cid| {
-        let sqe = Sqe::io(IoOpcode::READ, nsid).with_range(0, 3);
-        sqe.with_sgl(keyed(0, LEN)).with_cid(cid)
-    };
-    for cid in 0..14 {
-        world.send(&mut queue, &read(1, cid), &[]);
-    }
+    (0..14).for_each(|cid| world.send(&mut queue, &read(1, cid), &[]));
     // 256 KiB for data: the namespace holds as much as is free, and its other commands wait.
     assert_eq!((world.disk.waiting.len(), world.waiters.len()), (8, 6));
-    for cid in 14..64 {
-        world.send(&mut queue, &read(2, cid), &[]);
-        world.serve_waiters(&mut queue);
-        assert_eq!(world.disk.backings.last(), Some(&BackingId(1)), "command {cid}");
-        let newest = world.disk.waiting.pop_back().expect("it has gone to its disk");
-        world.disk.waiting.push_front(newest);
-        assert!(world.disk_step(&mut queue));
-        while world.fabric_step(&mut queue) {}
-        let answers: Vec<_> = take(&mut world.completions);
-        assert!(answers.iter().all(|cqe| cqe.cid == cid && cqe.status.is_success()), "{answers:?}");
-        assert_eq!(answers.len(), 1);
-        assert_eq!((world.disk.waiting.len(), world.waiters.len()), (8, 6), "as before");
-    }
+    the_second_is_served(&mut world, &mut queue, 14..64);
     // The disk is back: those that wait get their turn, in their order.
     world.run(&mut queue);
     let answered: Vec<u16> = world.completions.drain(..).map(|cqe| cqe.cid).collect();
@@ -115,13 +122,7 @@ fn a_disk_that_hangs_does_not_keep_them_waiting_when_another_host_is_busy_either
     let (mut busy, busy_admin, busy_admin_posted) = io_queue(&mut world);
     let busy_posted = replace(&mut world.fabric.posted, own_posted);
     world.key = 0;
-    let read = |nsid, cid| {
-        let sqe = Sqe::io(IoOpcode::READ, nsid).with_range(0, 3);
-        sqe.with_sgl(keyed(0, LEN)).with_cid(cid)
-    };
-    for cid in 0..14 {
-        world.send(&mut queue, &read(1, cid), &[]);
-    }
+    (0..14).for_each(|cid| world.send(&mut queue, &read(1, cid), &[]));
     assert_eq!((world.disk.waiting.len(), world.waiters.len()), (8, 6));
 
     // Another host takes of both namespaces what it may, and its commands take their time.
@@ -137,19 +138,7 @@ fn a_disk_that_hangs_does_not_keep_them_waiting_when_another_host_is_busy_either
     assert_eq!(world.waiters.len(), 6 + 8);
 
     world.key = 0;
-    for cid in 14..40 {
-        world.send(&mut queue, &read(2, cid), &[]);
-        world.serve_waiters(&mut queue);
-        assert_eq!(world.disk.backings.last(), Some(&BackingId(1)), "command {cid}");
-        let newest = world.disk.waiting.pop_back().expect("it has gone to its disk");
-        world.disk.waiting.push_front(newest);
-        assert!(world.disk_step(&mut queue));
-        while world.fabric_step(&mut queue) {}
-        let answers: Vec<_> = take(&mut world.completions);
-        assert!(answers.iter().all(|cqe| cqe.cid == cid && cqe.status.is_success()), "{answers:?}");
-        assert_eq!(answers.len(), 1);
-        assert_eq!((world.disk.waiting.len(), world.waiters.len()), (8, 6 + 8), "as before");
-    }
+    the_second_is_served(&mut world, &mut queue, 14..40);
 
     // The disk is back, and then the other host.
     world.run(&mut queue);
