@@ -71,12 +71,23 @@ impl Clock {
         self.stage = stage;
     }
 
-    /// The command is over: its stages, and all of it.
+    /// The command is over: its stages.
     #[inline]
-    #[must_use]
-    pub fn end(&mut self, now_ns: u64) -> (&[u64; Stage::ALL.len()], u64) {
+    pub fn end(&mut self, now_ns: u64) -> &[u64; Stage::ALL.len()] {
         self.spend(now_ns);
-        (&self.spent_ns, self.since_ns.saturating_sub(self.began_ns))
+        &self.spent_ns
+    }
+
+    /// How long it was in each stage, up to the last mark, in the order of [`Stage::ALL`].
+    #[must_use]
+    pub fn stages_ns(&self) -> &[u64; Stage::ALL.len()] {
+        &self.spent_ns
+    }
+
+    /// The same in all.
+    #[must_use]
+    pub fn total_ns(&self) -> u64 {
+        self.since_ns.saturating_sub(self.began_ns)
     }
 
     #[inline]
@@ -113,7 +124,8 @@ mod tests {
         clock.enter(Stage::Disk, 41);
         clock.enter(Stage::Disk, 100);
         clock.enter(Stage::Reply, 141);
-        assert_eq!(clock.end(150), (&[5, 1, 30, 100, 0, 9], 145));
+        assert_eq!(clock.end(150), &[5, 1, 30, 100, 0, 9]);
+        assert_eq!((clock.stages_ns(), clock.total_ns()), (&[5, 1, 30, 100, 0, 9], 145));
     }
 
     proptest! {
@@ -128,8 +140,8 @@ mod tests {
                 now = if back { now.saturating_sub(later) } else { now + later };
                 clock.enter(Stage::ALL[stage], now);
             }
-            let (stages, total) = clock.end(now);
-            prop_assert_eq!(stages.iter().sum::<u64>(), total);
+            let sum = clock.end(now).iter().sum::<u64>();
+            prop_assert_eq!(sum, clock.total_ns());
         }
     }
 }

@@ -52,15 +52,22 @@ impl Run {
         }
     }
 
-    /// A command of the run that has begun; true when it is slow.
+    /// A command of the run that has begun, which has moved so many bytes; true when it is slow.
     #[inline]
     #[must_use]
-    pub fn add(&mut self, bytes: u32, failed: bool) -> bool {
+    pub fn add(&mut self, bytes: u32) -> bool {
         let alike = &mut self.alike;
         alike.commands = alike.commands.wrapping_add(1);
         alike.bytes = alike.bytes.wrapping_add(bytes.into());
-        alike.failures = alike.failures.wrapping_add(failed.into());
         self.slow
+    }
+
+    /// The same of one that has failed.
+    #[cold]
+    #[must_use]
+    pub fn add_failure(&mut self) -> bool {
+        self.alike.failures = self.alike.failures.wrapping_add(1);
+        self.add(0)
     }
 
     /// Counts the run: what comes next begins another one.
@@ -90,7 +97,8 @@ mod tests {
         if !run.goes_on(whose, &stages_ns) {
             run.begin(whose, (row, Kind::Read), &stages_ns, (disk_ns + 7, disk_ns > 80_000));
         }
-        assert_eq!(run.add(bytes, bytes == 0), disk_ns > 80_000);
+        let slow = if bytes == 0 { run.add_failure() } else { run.add(bytes) };
+        assert_eq!(slow, disk_ns > 80_000);
     }
 
     #[test]

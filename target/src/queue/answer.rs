@@ -55,8 +55,10 @@ impl Queue {
         let entry = self.slot(slot);
         entry.state = State::Replying;
         entry.status = status;
-        let next = if push.is_some() { Stage::Push } else { Stage::Reply };
-        entry.clock.enter(next, io.now_ns);
+        match push {
+            Some(_) => entry.clock.enter(Stage::Push, io.now_ns),
+            None => entry.clock.enter(Stage::Reply, io.now_ns),
+        }
         entry.doomed = false;
         if let Some(rare) = entry.rare_mut() {
             rare.mend = Mend::None;

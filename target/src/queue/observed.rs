@@ -1,12 +1,9 @@
 //! What is made known of a queue's commands: counts, where their time went, which were slow.
 
-use nvme::Sqe;
-
 use super::{Io, Queue, Serves};
 use crate::command::Plan;
-use crate::observe::run::Whose;
+use crate::observe::Kind;
 use crate::observe::slow::SlowCommand;
-use crate::observe::{Kind, Rows, Run};
 
 impl Queue {
     /// Finds the rows that its commands are counted in. Not on the way of an I/O: when it
@@ -23,36 +20,46 @@ impl Queue {
     #[inline]
     pub(super) fn observe(&mut self, slot: u16, io: &mut Io<'_>) {
         let entry = &mut self.slots[usize::from(slot)];
-        let failed = !entry.status.is_success();
+        let stages_ns = entry.clock.end(io.sent_ns);
+        let whose = (self.key, entry.sqe.nsid, entry.sqe.opcode);
+        if !io.run.goes_on(whose, stages_ns) && !self.begin_run(slot, io) {
+            return;
+        }
+        let entry = &self.slots[usize::from(slot)];
+        let slow = match &entry.plan {
+            _ if !entry.status.is_success() => io.run.add_failure(),
+            Plan::Load { to, .. } => io.run.add(to.len),
+            Plan::Store { from, .. } => io.run.add(from.len_bytes()),
+            _ => io.run.add(0),
+        };
+        if slow {
+            self.note_slow(slot, io);
+        }
+    }
+
+    /// Begins another run with a command; false when it is none that is counted.
+    #[inline(never)]
+    fn begin_run(&self, slot: u16, io: &mut Io<'_>) -> bool {
+        let entry = &self.slots[usize::from(slot)];
+        let (Some(rows), Some(kind)) = (&self.rows, Kind::of(&entry.sqe)) else { return false };
+        let total_ns = entry.clock.total_ns();
+        let slow = rows.observer.is_slow(total_ns);
+        let whose = (self.key, entry.sqe.nsid, entry.sqe.opcode);
+        let row = (rows.of(entry.sqe.nsid), kind);
+        io.run.begin(whose, row, entry.clock.stages_ns(), (total_ns, slow));
+        true
+    }
+
+    #[cold]
+    fn note_slow(&self, slot: u16, io: &Io<'_>) {
+        let (Some(rows), Some(association)) = (&self.rows, self.association()) else { return };
+        let entry = &self.slots[usize::from(slot)];
         let bytes = match &entry.plan {
-            _ if failed => 0,
+            _ if !entry.status.is_success() => 0,
             Plan::Load { to, .. } => to.len,
             Plan::Store { from, .. } => from.len_bytes(),
             _ => 0,
         };
-        let (stages_ns, total_ns) = entry.clock.end(io.sent_ns);
-        let whose = (self.key, entry.sqe.nsid, entry.sqe.opcode);
-        if !io.run.goes_on(whose, stages_ns)
-            && !begin(io.run, self.rows.as_ref(), (&entry.sqe, whose), (stages_ns, total_ns))
-        {
-            return;
-        }
-        if io.run.add(bytes, failed) {
-            let stages_ns = *stages_ns;
-            self.note_slow(slot, bytes, (stages_ns, total_ns), io);
-        }
-    }
-
-    #[cold]
-    fn note_slow(
-        &self,
-        slot: u16,
-        bytes: u32,
-        (stages_ns, total_ns): ([u64; 6], u64),
-        io: &Io<'_>,
-    ) {
-        let (Some(rows), Some(association)) = (&self.rows, self.association()) else { return };
-        let entry = &self.slots[usize::from(slot)];
         rows.observer.note_slow(SlowCommand {
             at: io.now,
             subsystem: association.subsystem,
@@ -64,22 +71,8 @@ impl Queue {
             slba: entry.sqe.slba(),
             bytes: bytes.into(),
             status: entry.status,
-            stages_ns,
-            total_ns,
+            stages_ns: *entry.clock.stages_ns(),
+            total_ns: entry.clock.total_ns(),
         });
     }
-}
-
-/// Begins another run with a command; false when it is none that is counted.
-#[inline(never)]
-fn begin(
-    run: &mut Run,
-    rows: Option<&Rows>,
-    (sqe, whose): (&Sqe, Whose),
-    (stages_ns, total_ns): (&[u64; 6], u64),
-) -> bool {
-    let (Some(rows), Some(kind)) = (rows, Kind::of(sqe)) else { return false };
-    let slow = rows.observer.is_slow(total_ns);
-    run.begin(whose, (rows.of(sqe.nsid), kind), stages_ns, (total_ns, slow));
-    true
 }
