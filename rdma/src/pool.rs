@@ -23,6 +23,8 @@
 //!   the buffer's bounds, which are checked where they are set.
 #![expect(unsafe_code, reason = "the registered memory: a mapping, and slices of it")]
 
+mod buddy;
+
 use std::io;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
@@ -32,13 +34,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use crate::Exposed;
+use buddy::Buddy;
 
 /// The unit of the data section and of every alignment, in bytes.
 pub const PAGE_BYTES: u32 = 4096;
 /// The size of a cell, in bytes.
 pub const CELL_BYTES: u32 = 64;
 
-const NIL: u32 = u32::MAX;
+/// Bytes that a data buffer of `len` bytes takes of its pool: a power of two of pages. For lengths
+/// that a pool has, up to 2 GiB.
+#[must_use]
+pub fn capacity_for(len: u32) -> u32 {
+    PAGE_BYTES.saturating_mul(len.div_ceil(PAGE_BYTES).next_power_of_two())
+}
 
 /// How large a pool is to be. [`PoolPlan::total_bytes`] is the formula.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -357,11 +365,45 @@ impl Pool {
     /// A page-aligned buffer with a window of `len` bytes (1 to the plan's largest), or none when
     /// no free piece is large enough just now. A `len` of 0 or above the largest is always none.
     pub fn take_data(&mut self, len: u32) -> Option<Buf> {
+        self.take_from(len, Buddy::take)
+    }
+
+    /// The same for the one for whom a part is set aside: from that part, or else from the rest.
+    pub fn take_aside(&mut self, len: u32) -> Option<Buf> {
+        self.take_from(len, |data, order| data.take_aside(order).or_else(|| data.take(order)))
+    }
+
+    /// Sets another part of the data buffers aside, in place of what was, large enough for `bytes`
+    /// when all that is taken of it has come home: nobody else gets anything of it meanwhile. The
+    /// parts have their turns, and then there is none for a turn. Whether that one has come.
+    pub fn set_aside(&mut self, bytes: u64) -> bool {
+        let parts = bytes.div_ceil(self.plan.largest_bytes.into()).max(1);
+        self.data.set_aside(u32::try_from(parts).unwrap_or(u32::MAX))
+    }
+
+    /// Nothing is set aside any more. The same part is the first one of the next time.
+    pub fn put_back(&mut self) {
+        self.data.put_back();
+    }
+
+    /// Bytes that buffers can be made of for sure, however many: outside of what is set aside, and
+    /// in there.
+    #[must_use]
+    pub fn whole_bytes(&self) -> (u64, u64) {
+        let bytes = |units| u64::from(units) * u64::from(PAGE_BYTES);
+        (bytes(self.data.largest_units()), bytes(self.data.largest_aside_units()))
+    }
+
+    fn take_from(
+        &mut self,
+        len: u32,
+        take: impl FnOnce(&mut Buddy, u8) -> Option<u32>,
+    ) -> Option<Buf> {
         if len == 0 || len > self.plan.largest_bytes {
             return None;
         }
-        let order = len.div_ceil(PAGE_BYTES).next_power_of_two().trailing_zeros() as u8;
-        let unit = self.data.take(order)?;
+        let order = (capacity_for(len) / PAGE_BYTES).trailing_zeros() as u8;
+        let unit = take(&mut self.data, order)?;
         let base = self.plan.cell_section()
             + self.plan.receive_section()
             + u64::from(unit) * u64::from(PAGE_BYTES);
@@ -445,7 +487,7 @@ impl Pool {
     /// Free buffers: (cells, receives, data bytes).
     #[must_use]
     pub fn free(&self) -> (u32, u32, u64) {
-        let data = u64::from(self.data.free_units) * u64::from(PAGE_BYTES);
+        let data = u64::from(self.data.free_units()) * u64::from(PAGE_BYTES);
         (self.cells.len() as u32, self.receives.len() as u32, data)
     }
 
@@ -457,86 +499,6 @@ impl Pool {
 
     fn buf(&self, class: Class, base: u64, capacity: u32, start: u32, len: u32) -> Buf {
         Buf { pool: self.id, class, base, capacity, start, len }
-    }
-}
-
-/// Free space of the data section: a buddy allocator on doubly linked lists in arrays, so that
-/// taking, giving and joining take constant time and no allocation.
-#[derive(Debug)]
-struct Buddy {
-    heads: Vec<u32>,
-    next: Vec<u32>,
-    prev: Vec<u32>,
-    /// Order of the free block that begins at this unit, or `TAKEN`.
-    free_order: Vec<u8>,
-    free_units: u32,
-}
-
-const TAKEN: u8 = u8::MAX;
-
-impl Buddy {
-    fn new(units: u32, top: u8) -> Buddy {
-        let n = units as usize;
-        let mut buddy = Buddy {
-            heads: vec![NIL; usize::from(top) + 1],
-            next: vec![NIL; n],
-            prev: vec![NIL; n],
-            free_order: vec![TAKEN; n],
-            free_units: units,
-        };
-        for unit in (0..units).step_by(1 << top).rev() {
-            buddy.push(unit, top);
-        }
-        buddy
-    }
-
-    fn take(&mut self, order: u8) -> Option<u32> {
-        let wanted = usize::from(order);
-        let from = (wanted..self.heads.len()).find(|&o| self.heads[o] != NIL)?;
-        let unit = self.heads[from];
-        self.unlink(unit, from as u8);
-        for half in (wanted..from).rev() {
-            self.push(unit + (1 << half), half as u8);
-        }
-        self.free_units -= 1 << order;
-        Some(unit)
-    }
-
-    fn give(&mut self, unit: u32, order: u8) {
-        self.free_units += 1 << order;
-        let (mut unit, mut order) = (unit, order);
-        while usize::from(order) + 1 < self.heads.len() {
-            let buddy = unit ^ (1 << order);
-            if self.free_order[buddy as usize] != order {
-                break;
-            }
-            self.unlink(buddy, order);
-            unit = unit.min(buddy);
-            order += 1;
-        }
-        self.push(unit, order);
-    }
-
-    fn push(&mut self, unit: u32, order: u8) {
-        let head = std::mem::replace(&mut self.heads[usize::from(order)], unit);
-        self.next[unit as usize] = head;
-        self.prev[unit as usize] = NIL;
-        self.free_order[unit as usize] = order;
-        if head != NIL {
-            self.prev[head as usize] = unit;
-        }
-    }
-
-    fn unlink(&mut self, unit: u32, order: u8) {
-        let (prev, next) = (self.prev[unit as usize], self.next[unit as usize]);
-        match prev {
-            NIL => self.heads[usize::from(order)] = next,
-            _ => self.next[prev as usize] = next,
-        }
-        if next != NIL {
-            self.prev[next as usize] = prev;
-        }
-        self.free_order[unit as usize] = TAKEN;
     }
 }
 

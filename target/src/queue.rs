@@ -59,7 +59,7 @@ use crate::subsystem::Subsystem;
 use crate::usage::Tally;
 use crate::waiters::{Lane, Take, Waiters};
 use crate::why::{Cause, Why};
-pub use carry::{DATA_FOR_ADMIN_BYTES, free_for_io};
+pub use carry::{DATA_FOR_ADMIN_BYTES, free_for_io, room};
 pub use connect::RECEIVES_FOR_ADMIN;
 use fused::Half;
 use mark::Mend;
@@ -388,15 +388,15 @@ impl Queue {
         self.raise_events(io);
     }
 
-    /// A buffer may be there for a waiting command.
-    pub fn resume(&mut self, slot: u16, io: &mut Io<'_>) -> Take {
+    /// A buffer may be there for a waiting command; `aside`: also of what is set aside.
+    pub fn resume(&mut self, slot: u16, aside: bool, io: &mut Io<'_>) -> Take {
         if self.link != Link::Open || self.slot(slot).state != State::Waiting {
             return Take::Done;
         }
         if self.waits_for_half(slot) {
             return Take::Done;
         }
-        let take = self.take_buffers(slot, io);
+        let take = self.take_buffers(slot, aside, io);
         if take == Take::Done {
             self.proceed(slot, io);
         }

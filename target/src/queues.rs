@@ -18,10 +18,10 @@ use crate::controller::Limits;
 use crate::disk::{Disk, Done};
 use crate::mailbox::Mail;
 use crate::observe::Run;
-use crate::queue::{Io, Queue, free_for_io};
+use crate::queue::{Io, Queue, room};
 use crate::refusals::Refusals;
 use crate::registry::Registry;
-use crate::waiters::{Take, Waiters};
+use crate::waiters::{Claim, Take, Waiters};
 use crate::why::{Cause, Why};
 
 /// How often queues look at the clock.
@@ -224,13 +224,14 @@ impl Queues {
     }
 
     /// Looks at the clock, if it is time. True when [`Queues::serve_waiters`] has something to do: it
-    /// is time to ask for those who wait to connect, or commands have begun that limits had held
-    /// back. What those lead to may be home already, and must be looked for before any sleep.
+    /// is time to ask for those who wait to connect, somebody waits for buffers (nobody is waited for
+    /// without end), or commands have begun that limits had held back. What those lead to may be
+    /// home already, and must be looked for before any sleep.
     pub fn tick(&mut self, lent: &mut Lent<'_>) -> bool {
         self.nap_ns = None;
         let mut worked = self.serve_tolls(lent);
         if lent.now >= self.next_tick {
-            worked |= !self.deferred.is_empty();
+            worked |= !self.deferred.is_empty() || !self.waiters.is_empty();
             self.next_tick = lent.now + TICK;
             self.look(lent);
             self.publish(lent);
@@ -257,12 +258,16 @@ impl Queues {
     /// and room to those who wait to connect.
     pub fn serve_waiters(&mut self, lent: &mut Lent<'_>) {
         self.admit_deferred(lent);
-        while let Some(turn) = self.waiters.next_turn(free_for_io(lent.pool)) {
+        clear(&mut self.waiters, lent.pool, lent.now);
+        if self.waiters.is_idle() {
+            return;
+        }
+        while let Some(turn) = self.waiters.next_turn(&room(lent.pool, lent.now)) {
             let take = match self.queue(turn.key, lent) {
-                Some((queue, mut io)) => queue.resume(turn.slot, &mut io),
+                Some((queue, mut io)) => queue.resume(turn.slot, turn.aside, &mut io),
                 None => Take::Done,
             };
-            if !self.waiters.settle(turn, take) {
+            if !self.waiters.settle(turn, take, lent.now) {
                 return;
             }
         }
@@ -535,6 +540,24 @@ impl Queues {
             run: &mut self.run,
         };
         (&self.by_qp, &mut self.queues, io)
+    }
+}
+
+/// Has a part of the pool set aside for who has been waited for in vain, so that what is taken of
+/// it comes together.
+pub fn clear(waiters: &mut Waiters, pool: &mut Pool, now: Instant) {
+    match waiters.claim(now) {
+        Claim::None => pool.put_back(),
+        Claim::Stay => {}
+        Claim::First(bytes) => {
+            pool.put_back();
+            pool.set_aside(bytes);
+        }
+        Claim::Next(bytes) => {
+            if pool.set_aside(bytes) {
+                waiters.round_over();
+            }
+        }
     }
 }
 

@@ -13,10 +13,20 @@
 //! line of the association, commands of others pass those that wait for that. What the namespace
 //! holds that holds most is not counted among what the association may hold, so that other hosts
 //! that are busy do not make it wait.
+//!
+//! Who lacks buffers is not overtaken, so that large commands get theirs among small ones; but not
+//! for ever, because a disk that hangs may keep too much, or pieces of all that is large. Who has
+//! been waited for in vain ([`claims`]) lets everybody pass, and takes its turn when there is
+//! enough.
+
+mod claims;
 
 use std::collections::VecDeque;
+use std::time::Instant;
 
 use crate::qos::tolls::Tolls;
+pub use claims::Claim;
+use claims::Claims;
 
 /// An association may hold this many times the bytes that are free.
 const TIMES_FREE: u64 = 4;
@@ -35,6 +45,31 @@ pub struct Waiter {
     pub lane: Option<Lane>,
     /// Bytes of buffers that it needs.
     pub wanted_bytes: u32,
+    /// Bytes of a free block, or of several of the largest size, that surely suffice for them.
+    pub block_bytes: u32,
+    /// It has been waited for in vain, and lets others pass.
+    pub claims: bool,
+}
+
+/// How things stand for those who wait.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// Bytes that are free for I/O commands.
+    pub free_bytes: u64,
+    /// Bytes of the largest free block.
+    pub whole_bytes: u64,
+    /// The same of what is set aside for the one that [`Waiters::claim`] names.
+    pub aside_bytes: u64,
+    /// The time of this turn.
+    pub now: Instant,
+}
+
+impl Room {
+    /// Whether a command surely finds buffers.
+    fn has(&self, waiter: &Waiter, is_admin: bool) -> bool {
+        u64::from(waiter.block_bytes) <= self.whole_bytes
+            && (is_admin || u64::from(waiter.wanted_bytes) <= self.free_bytes)
+    }
 }
 
 /// A namespace, among those of an association.
@@ -56,8 +91,12 @@ pub struct Turn {
     pub key: u32,
     /// Its slot.
     pub slot: u16,
-    /// The share that it waits for, and how it stood in its line; none: an admin command.
-    share: Option<(u32, Waiter)>,
+    /// It may take of what is set aside.
+    pub aside: bool,
+    /// The share that it waits for; none: an admin command.
+    share: Option<u32>,
+    /// How it stood in its line.
+    waiter: Waiter,
 }
 
 /// What has come of a command's attempt to take buffers.
@@ -109,17 +148,19 @@ impl Share {
     }
 
     /// Where the first command stands in line that its namespace lets pass. Nobody passes one of
-    /// its own namespace, however little it wants: else a large one would wait for ever.
-    fn first(&self, free_bytes: u64) -> Option<usize> {
+    /// its own namespace, however little it wants, unless that lets everybody pass: else a large
+    /// one would wait for ever.
+    fn first(&self, room: &Room) -> Option<usize> {
         let mut closed = 0u64;
         self.line.iter().position(|it| {
             let bit = it.lane.map_or(0, |lane| 1u64 << lane.0);
-            let passes =
-                closed & bit == 0 && self.lets_pass(it.lane, it.wanted_bytes.into(), free_bytes);
-            if !passes {
+            let wanted_bytes = it.wanted_bytes.into();
+            let is_let =
+                closed & bit == 0 && self.lets_pass(it.lane, wanted_bytes, room.free_bytes);
+            if !is_let {
                 closed |= bit;
             }
-            passes
+            is_let && (!it.claims || room.has(it, false))
         })
     }
 
@@ -133,7 +174,7 @@ impl Share {
 /// The lines. Bounded by the slots of all queues: a queue that closes takes its entries out.
 #[derive(Debug, Default)]
 pub struct Waiters {
-    admin: VecDeque<(u32, u16)>,
+    admin: VecDeque<Waiter>,
     /// How many commands of queues without a share can wait at once.
     admin_room: usize,
     shares: Vec<Share>,
@@ -143,6 +184,9 @@ pub struct Waiters {
     passed: usize,
     /// The command whose turn it is waits for buffers: nobody may overtake it.
     short: bool,
+    claims: Claims,
+    /// How many in all lines claim.
+    claiming: usize,
     /// Who waits for limits, before it waits for buffers.
     pub tolls: Tolls,
     /// Capsules of all queues that wait for a slot: until a response is known to have arrived.
@@ -154,6 +198,12 @@ impl Waiters {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.admin.is_empty() && self.turns.is_empty()
+    }
+
+    /// Whether nobody is to be asked, and nobody is held up.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.is_empty() && !self.short
     }
 
     /// How many wait.
@@ -210,7 +260,7 @@ impl Waiters {
     pub fn may_try(&self, share: Option<u32>) -> bool {
         let Some(share) = share else { return true };
         let nobody = self.shares.get(share as usize).is_none_or(|share| share.line.is_empty());
-        self.admin.is_empty() && !self.short && nobody
+        !self.short && nobody && self.admin.iter().all(|waiter| waiter.claims)
     }
 
     /// Whether a share allows to take so many bytes, of `free_bytes` that are there; `lane` is the
@@ -248,8 +298,9 @@ impl Waiters {
 
     /// Puts a command at the end of its line; of one that has just tried, what has come of it.
     pub fn push(&mut self, share: Option<u32>, waiter: Waiter, tried: Option<Take>) {
+        self.claiming += usize::from(waiter.claims);
         let Some(number) = share else {
-            return self.admin.push_back((waiter.key, waiter.slot));
+            return self.admin.push_back(waiter);
         };
         let Some(share) = self.shares.get_mut(number as usize) else { return };
         if share.line.is_empty() {
@@ -271,48 +322,116 @@ impl Waiters {
         self.tolls.remove(key, slot);
     }
 
+    /// What shall be set aside for who has been waited for in vain.
+    pub fn claim(&mut self, now: Instant) -> Claim {
+        let Waiters { claims, claiming, admin, shares, .. } = self;
+        claims.look(now, *claiming > 0, |last| {
+            let admin = admin.iter().find(|it| it.claims).map(|it| (None, *it));
+            let count = shares.len();
+            let from = last.map_or(0, |last| last as usize + 1);
+            let mut numbers = (from..from + count).map(|number| number % count);
+            admin.or_else(|| {
+                numbers.find_map(|number| {
+                    let waiter = shares[number].line.iter().find(|it| it.claims)?;
+                    Some((Some(number as u32), *waiter))
+                })
+            })
+        })
+    }
+
     /// The command whose turn it is, out of its line, of those whose namespaces do not hold too
-    /// much, where so many bytes are free. What comes of it goes to [`Waiters::settle`].
-    pub fn next_turn(&mut self, free_bytes: u64) -> Option<Turn> {
-        if let Some((key, slot)) = self.admin.pop_front() {
-            return Some(Turn { key, slot, share: None });
+    /// much. What comes of it goes to [`Waiters::settle`].
+    pub fn next_turn(&mut self, room: &Room) -> Option<Turn> {
+        let turn = self.take_turn(room);
+        match &turn {
+            Some(turn) => self.claiming -= usize::from(turn.waiter.claims),
+            None => {
+                (self.short, self.passed) = (false, 0);
+                self.claims.rest();
+            }
+        }
+        turn
+    }
+
+    fn take_turn(&mut self, room: &Room) -> Option<Turn> {
+        let turn = |share, waiter: Waiter, aside| {
+            let Waiter { key, slot, .. } = waiter;
+            Turn { key, slot, aside, share, waiter }
+        };
+        if let Some((share, (key, slot))) = self.claims.ready(room) {
+            let line = match share {
+                None => Some(&mut self.admin),
+                Some(number) => self.shares.get_mut(number as usize).map(|share| &mut share.line),
+            };
+            let is_it = |it: &Waiter| (it.key, it.slot) == (key, slot);
+            let taken = line.and_then(|line| line.remove(line.iter().position(is_it)?));
+            if let Some(waiter) = taken {
+                return Some(turn(share, waiter, true));
+            }
+        }
+        let at = self.admin.iter().position(|it| !it.claims || room.has(it, true));
+        if let Some(waiter) = at.and_then(|at| self.admin.remove(at)) {
+            return Some(turn(None, waiter, false));
         }
         for _ in 0..self.turns.len() {
             let Some(number) = self.turns.pop_front() else { break };
             let Some(share) = self.shares.get_mut(number as usize) else { continue };
-            if let Some(waiter) = share.first(free_bytes).and_then(|at| share.line.remove(at)) {
-                let Waiter { key, slot, .. } = waiter;
-                return Some(Turn { key, slot, share: Some((number, waiter)) });
+            if let Some(waiter) = share.first(room).and_then(|at| share.line.remove(at)) {
+                return Some(turn(Some(number), waiter, false));
             }
             if !share.line.is_empty() {
                 self.turns.push_back(number);
             }
         }
-        (self.short, self.passed) = (false, 0);
         None
     }
 
     /// Puts a command back that has got nothing. Whether anybody else may get something now.
-    pub fn settle(&mut self, turn: Turn, take: Take) -> bool {
-        let Turn { key, slot, share } = turn;
-        let Some((number, waiter)) = share else {
-            // Admin commands first: I/O takes nothing while one of them waits.
-            if take != Take::Done {
-                self.admin.push_front((key, slot));
-            }
-            return take == Take::Done;
-        };
-        let Some(share) = self.shares.get_mut(number as usize) else { return true };
-        if take != Take::Done {
-            share.line.push_front(waiter);
-        }
-        self.short = take == Take::Short;
+    pub fn settle(&mut self, turn: Turn, take: Take, now: Instant) -> bool {
+        let Turn { aside, share, mut waiter, .. } = turn;
+        let (mut held_up, mut goes_on) = (false, take == Take::Done);
         match take {
-            Take::Done if share.line.is_empty() => {}
-            Take::Done | Take::Over => self.turns.push_back(number),
-            Take::Short => self.turns.push_front(number),
+            Take::Done => self.claims.served(&waiter),
+            // It has been tried with what is set aside; the next one is.
+            _ if aside => self.claims.give_up(),
+            Take::Short if !waiter.claims => {
+                held_up = self.claims.holds_up(now);
+                (waiter.claims, goes_on) = (!held_up, !held_up);
+            }
+            Take::Short | Take::Over => {}
         }
-        self.passed = if take == Take::Over { self.passed + 1 } else { 0 };
+        self.claiming += usize::from(take != Take::Done && waiter.claims);
+        let Some(number) = share else {
+            if take != Take::Done {
+                self.admin.push_front(waiter);
+            }
+            // Admin commands first: I/O takes nothing while one of them is waited for.
+            return goes_on || aside;
+        };
+        let share = &mut self.shares[number as usize];
+        if take != Take::Done {
+            match aside {
+                true => share.line.push_back(waiter),
+                false => share.line.push_front(waiter),
+            }
+        }
+        if aside {
+            // Its line has kept its place among the turns.
+            match share.line.is_empty() {
+                true => self.turns.retain(|turn| *turn != number),
+                false if self.turns.contains(&number) => {}
+                false => self.turns.push_back(number),
+            }
+            return true;
+        }
+        self.short = held_up;
+        match held_up {
+            true => self.turns.push_front(number),
+            false if share.line.is_empty() => {}
+            false => self.turns.push_back(number),
+        }
+        // Who claims from now on lets others of its line pass.
+        self.passed = if goes_on || held_up { 0 } else { self.passed + 1 };
         let all_passed = self.passed > 0 && self.passed >= self.turns.len();
         if all_passed {
             self.passed = 0;
@@ -320,17 +439,30 @@ impl Waiters {
         !self.short && !all_passed
     }
 
+    /// All parts of the pool have been set aside in vain, a turn each.
+    pub fn round_over(&mut self) {
+        self.claims.round_over();
+    }
+
     fn retain(&mut self, keep: impl Fn((u32, u16)) -> bool) {
-        self.admin.retain(|waiter| keep(*waiter));
+        self.admin.retain(|waiter| keep((waiter.key, waiter.slot)));
         for share in &mut self.shares {
             share.line.retain(|waiter| keep((waiter.key, waiter.slot)));
         }
         self.turns.retain(|share| !self.shares[*share as usize].line.is_empty());
+        self.claims.retain(keep);
+        if self.claiming > 0 {
+            let lines = self.shares.iter().flat_map(|share| &share.line);
+            self.claiming = self.admin.iter().chain(lines).filter(|it| it.claims).count();
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+    use std::time::Duration;
+
     use super::*;
 
     /// Two associations, of two queues and of one.
@@ -344,15 +476,26 @@ mod tests {
 
     /// A command of an association with one namespace.
     fn waiter(key: u32, slot: u16) -> Waiter {
-        Waiter { key, slot, lane: None, wanted_bytes: 1 }
+        Waiter { key, slot, lane: None, wanted_bytes: 1, block_bytes: 1, claims: false }
+    }
+
+    /// So much is free, in one piece.
+    fn room(free_bytes: u64) -> Room {
+        Room { free_bytes, whole_bytes: free_bytes, aside_bytes: 0, now: now() }
+    }
+
+    /// Always the same.
+    fn now() -> Instant {
+        static NOW: LazyLock<Instant> = LazyLock::new(Instant::now);
+        *NOW
     }
 
     /// The order in which all are served.
     fn order(waiters: &mut Waiters) -> Vec<(u32, u16)> {
         let mut order = Vec::new();
-        while let Some(turn) = waiters.next_turn(100) {
+        while let Some(turn) = waiters.next_turn(&room(100)) {
             order.push((turn.key, turn.slot));
-            assert!(waiters.settle(turn, Take::Done));
+            assert!(waiters.settle(turn, Take::Done, now()));
         }
         order
     }
@@ -430,16 +573,16 @@ mod tests {
         let (mut waiters, a, b) = waiters();
         waiters.push(Some(a), waiter(1, 0), Some(Take::Short));
         waiters.push(Some(b), waiter(2, 0), None);
-        let turn = waiters.next_turn(100).unwrap();
-        assert_eq!((turn.key, waiters.settle(turn, Take::Short)), (1, false));
+        let turn = waiters.next_turn(&room(100)).unwrap();
+        assert_eq!((turn.key, waiters.settle(turn, Take::Short, now())), (1, false));
         assert!(!waiters.may_try(Some(b)), "nor by somebody new");
-        let turn = waiters.next_turn(100).unwrap();
-        assert_eq!((turn.key, waiters.settle(turn, Take::Over)), (1, true));
-        let turn = waiters.next_turn(100).unwrap();
-        assert_eq!((turn.key, waiters.settle(turn, Take::Done)), (2, true));
+        let turn = waiters.next_turn(&room(100)).unwrap();
+        assert_eq!((turn.key, waiters.settle(turn, Take::Over, now())), (1, true));
+        let turn = waiters.next_turn(&room(100)).unwrap();
+        assert_eq!((turn.key, waiters.settle(turn, Take::Done, now())), (2, true));
         // Nobody else is left, so there is an end to asking; and others need not wait for it.
-        let turn = waiters.next_turn(100).unwrap();
-        assert_eq!((turn.key, waiters.settle(turn, Take::Over)), (1, false));
+        let turn = waiters.next_turn(&room(100)).unwrap();
+        assert_eq!((turn.key, waiters.settle(turn, Take::Over, now())), (1, false));
         assert!(waiters.may_try(Some(b)) && !waiters.may_try(Some(a)));
         assert_eq!(waiters.len(), 1);
     }
@@ -490,9 +633,9 @@ mod tests {
         waiters.push(Some(a), of(2, 3), None);
         waiters.push(Some(b), waiter(2, 0), None);
         let mut served = Vec::new();
-        while let Some(turn) = waiters.next_turn(50) {
+        while let Some(turn) = waiters.next_turn(&room(50)) {
             served.push((turn.key, turn.slot));
-            assert!(waiters.settle(turn, Take::Done));
+            assert!(waiters.settle(turn, Take::Done, now()));
         }
         assert_eq!(served, [(1, 3), (2, 0)]);
         assert_eq!(waiters.len(), 3, "the others wait, and in their order");
@@ -509,10 +652,10 @@ mod tests {
         waiters.push(Some(a), hung, Some(Take::Over));
         waiters.push(Some(b), waiter(2, 0), Some(Take::Over));
         let mut asked = 0;
-        while let Some(turn) = waiters.next_turn(50) {
+        while let Some(turn) = waiters.next_turn(&room(50)) {
             asked += 1;
             assert_eq!((turn.key, asked < 3), (2, true));
-            if !waiters.settle(turn, Take::Over) {
+            if !waiters.settle(turn, Take::Over, now()) {
                 break;
             }
         }
@@ -531,11 +674,15 @@ mod tests {
         waiters.push(Some(a), of(1, 0, 20), Some(Take::Over));
         assert!(!waiters.may_try(Some(a)), "nor does one that has not waited");
         waiters.push(Some(a), of(1, 1, 1), None);
-        assert_eq!(waiters.next_turn(70), None);
+        assert_eq!(waiters.next_turn(&room(70)), None);
         waiters.push(Some(a), of(2, 2, 1), None);
-        let turn = waiters.next_turn(70).unwrap();
-        assert_eq!((turn.slot, waiters.settle(turn, Take::Done)), (2, true), "of another it may");
-        assert_eq!(waiters.next_turn(70), None);
+        let turn = waiters.next_turn(&room(70)).unwrap();
+        assert_eq!(
+            (turn.slot, waiters.settle(turn, Take::Done, now())),
+            (2, true),
+            "of another it may"
+        );
+        assert_eq!(waiters.next_turn(&room(70)), None);
         // A little comes home: the large one is next, however often others have come.
         waiters.discharge(a, Lane::of(1), 10);
         assert_eq!(order(&mut waiters), [(1, 0), (1, 1)]);
@@ -556,5 +703,68 @@ mod tests {
         assert_eq!(free, 5, "of what is free as much as stays");
         waiters.charge(a, Lane::of(3), 15);
         assert!(!waiters.allows(a, Some(Lane::of(4)), 1, free), "four times that of all others");
+    }
+
+    #[test]
+    fn who_is_waited_for_in_vain_lets_others_pass_and_is_served_from_what_is_set_aside() {
+        let (mut waiters, a, b) = waiters();
+        let mut room = Room { whole_bytes: 4, ..room(100) };
+        let large = Waiter { wanted_bytes: 8, block_bytes: 8, ..waiter(1, 0) };
+        waiters.push(Some(a), large, Some(Take::Short));
+        waiters.push(Some(a), waiter(1, 1), None);
+        waiters.push(Some(b), waiter(2, 0), None);
+        let turn = waiters.next_turn(&room).unwrap();
+        assert!(!waiters.settle(turn, Take::Short, room.now), "others wait for it");
+        assert!(!waiters.may_try(Some(b)) && waiters.claim(room.now) == Claim::None);
+        room.now += Duration::from_secs(1);
+        let turn = waiters.next_turn(&room).unwrap();
+        assert_eq!((turn.slot, waiters.settle(turn, Take::Short, room.now)), (0, true));
+        for expected in [(2, 0), (1, 1)] {
+            let turn = waiters.next_turn(&room).unwrap();
+            assert_eq!((turn.key, turn.slot, turn.aside), (expected.0, expected.1, false));
+            waiters.settle(turn, Take::Done, room.now);
+        }
+        assert_eq!((waiters.next_turn(&room), waiters.len()), (None, 1));
+        assert!(waiters.may_try(Some(b)), "and nobody waits for it any more");
+        // Another one that lacks the same is not waited for: it is known what comes of it.
+        waiters.push(Some(b), Waiter { key: 2, ..large }, Some(Take::Short));
+        let turn = waiters.next_turn(&room).unwrap();
+        assert_eq!((turn.key, waiters.settle(turn, Take::Short, room.now)), (2, true));
+        assert_eq!(waiters.next_turn(&room), None);
+        // Of what is set aside, first the one and then the other.
+        for (key, aside_bytes) in [(1, 8), (2, 16)] {
+            assert_eq!(waiters.claim(room.now), Claim::First(8));
+            assert_eq!(waiters.claim(room.now), Claim::Stay);
+            assert_eq!(waiters.next_turn(&Room { aside_bytes: 7, ..room }), None);
+            let turn = waiters.next_turn(&Room { aside_bytes, ..room }).unwrap();
+            assert_eq!((turn.key, turn.aside), (key, true));
+            assert!(waiters.settle(turn, Take::Done, room.now));
+        }
+        assert_eq!(waiters.claim(room.now), Claim::None);
+        assert!(waiters.is_empty() && waiters.next_turn(&room).is_none());
+        assert!(waiters.turns.is_empty());
+    }
+
+    #[test]
+    fn who_claims_is_served_as_any_other_when_there_is_a_buffer_and_leaves_no_claim() {
+        let (mut waiters, a, _) = waiters();
+        let room = Room { whole_bytes: 4, ..room(100) };
+        let large = Waiter { wanted_bytes: 8, block_bytes: 8, ..waiter(1, 0) };
+        for (share, slot) in [(Some(a), 0), (Some(a), 1), (None, 2)] {
+            waiters.push(share, Waiter { slot, claims: true, ..large }, None);
+        }
+        assert_eq!(waiters.claim(room.now), Claim::First(8));
+        assert_eq!(waiters.claim(room.now + Duration::from_secs(1)), Claim::Next(8), "a turn each");
+        assert_eq!(waiters.next_turn(&room), None);
+        waiters.remove(1, 2);
+        assert_eq!(waiters.claim(room.now), Claim::First(8), "for another one");
+        let roomy = Room { whole_bytes: 8, ..room };
+        for slot in [0, 1] {
+            let turn = waiters.next_turn(&roomy).unwrap();
+            assert_eq!((turn.slot, turn.aside), (slot, false));
+            assert!(waiters.settle(turn, Take::Done, room.now));
+        }
+        assert_eq!(waiters.claim(room.now), Claim::None);
+        assert!(waiters.is_empty());
     }
 }

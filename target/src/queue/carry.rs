@@ -1,8 +1,10 @@
 //! Carrying out a plan: the steps between a decided command and its answer.
 
 use std::cmp::Ordering;
+use std::time::Instant;
 
 use nvme::Status;
+use rdma::pool::capacity_for;
 use rdma::{Buf, Pool};
 
 use super::{Io, Queue, Serves, Slot, State};
@@ -11,7 +13,7 @@ use crate::command::{Plan, SQE_BYTES, Source, admin, io as rules};
 use crate::disk::{BackingId, Op};
 use crate::observe::Stage;
 use crate::subsystem::Extent;
-use crate::waiters::{Lane, Take, Waiter};
+use crate::waiters::{Lane, Room, Take, Waiter};
 
 /// Data bytes that only admin commands may take.
 pub const DATA_FOR_ADMIN_BYTES: u64 = 256 << 10;
@@ -20,6 +22,13 @@ pub const DATA_FOR_ADMIN_BYTES: u64 = 256 << 10;
 #[must_use]
 pub fn free_for_io(pool: &Pool) -> u64 {
     pool.free().2.saturating_sub(DATA_FOR_ADMIN_BYTES)
+}
+
+/// How things stand for those who wait for buffers of this pool.
+#[must_use]
+pub fn room(pool: &Pool, now: Instant) -> Room {
+    let (whole_bytes, aside_bytes) = pool.whole_bytes();
+    Room { free_bytes: free_for_io(pool), whole_bytes, aside_bytes, now }
 }
 
 impl Queue {
@@ -59,8 +68,8 @@ impl Queue {
     }
 
     /// Takes the buffers that the plan needs, with those of the other half of a fused command: all
-    /// or none.
-    pub(super) fn take_buffers(&mut self, slot: u16, io: &mut Io<'_>) -> Take {
+    /// or none. `aside`: also of what is set aside.
+    pub(super) fn take_buffers(&mut self, slot: u16, aside: bool, io: &mut Io<'_>) -> Take {
         let share = self.share;
         let mate = self.slot(slot).mate;
         let wanted = self.wanted_bytes(slot);
@@ -73,11 +82,11 @@ impl Queue {
                 return Take::Over;
             }
         }
-        if !self.take_own_buffers(slot, io) {
+        if !self.take_own_buffers(slot, aside, io) {
             return Take::Short;
         }
         let Some(mate) = mate else { return Take::Done };
-        if self.take_own_buffers(mate, io) {
+        if self.take_own_buffers(mate, aside, io) {
             return Take::Done;
         }
         let entry = self.slot(slot);
@@ -92,9 +101,26 @@ impl Queue {
     }
 
     /// How a command stands in line.
-    pub(super) fn waiter(&self, slot: u16) -> Waiter {
+    pub(super) fn waiter(&self, slot: u16, pool: &Pool) -> Waiter {
         let wanted_bytes = u32::try_from(self.wanted_bytes(slot)).unwrap_or(u32::MAX);
-        Waiter { key: self.key, slot, lane: self.lane(slot), wanted_bytes }
+        let block_bytes = self.block_bytes(slot, pool.plan().largest_bytes);
+        let (key, lane) = (self.key, self.lane(slot));
+        Waiter { key, slot, lane, wanted_bytes, block_bytes, claims: false }
+    }
+
+    /// Bytes of a free block that suffices for all buffers of a command, or of several of the
+    /// largest size: buffers are powers of two, so they fill it without gaps.
+    fn block_bytes(&self, slot: u16, largest_bytes: u32) -> u32 {
+        let entry = &self.slots[usize::from(slot)];
+        let mate = entry.mate.map(|mate| needs(&self.slots[usize::from(mate)].plan));
+        let (first, second) = needs(&entry.plan);
+        let (third, fourth) = mate.unwrap_or_default();
+        let wanted = [first, second, third, fourth].into_iter().filter(|len| *len > 0);
+        let sum = wanted.map(capacity_for).fold(0, u32::saturating_add);
+        match sum <= largest_bytes {
+            true => sum.next_power_of_two(),
+            false => sum.checked_next_multiple_of(largest_bytes).unwrap_or(u32::MAX),
+        }
     }
 
     /// Bytes of buffers that a command needs, with the other half of a fused one.
@@ -114,18 +140,19 @@ impl Queue {
         }
     }
 
-    fn take_own_buffers(&mut self, slot: u16, io: &mut Io<'_>) -> bool {
+    fn take_own_buffers(&mut self, slot: u16, aside: bool, io: &mut Io<'_>) -> bool {
         let share = self.share;
+        let take = if aside { Pool::take_aside } else { Pool::take_data };
         let entry = self.slot(slot);
         let (first, second) = needs(&entry.plan);
         if first > 0 && entry.data.is_none() {
-            entry.data = io.pool.take_data(first);
+            entry.data = take(io.pool, first);
             if entry.data.is_none() {
                 return false;
             }
         }
         if second > 0 && entry.rare().is_none_or(|rare| rare.second.is_none()) {
-            let taken = io.pool.take_data(second);
+            let taken = take(io.pool, second);
             let is_short = taken.is_none();
             entry.make_rare().second = taken;
             if is_short {

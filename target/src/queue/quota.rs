@@ -73,10 +73,10 @@ impl Queue {
 
     /// Stands in line for buffers.
     fn stand_in_line(&mut self, slot: u16, io: &mut Io<'_>) {
-        let tried = io.waiters.may_try(self.share).then(|| self.take_buffers(slot, io));
+        let tried = io.waiters.may_try(self.share).then(|| self.take_buffers(slot, false, io));
         match tried {
             Some(Take::Done) => self.proceed(slot, io),
-            _ => io.waiters.push(self.share, self.waiter(slot), tried),
+            _ => io.waiters.push(self.share, self.waiter(slot, io.pool), tried),
         }
     }
 

@@ -13,7 +13,8 @@ use nvmfd::controller::Limits;
 use nvmfd::disk::{BackingId, Disk, Done, Op};
 use nvmfd::observe::Run;
 use nvmfd::protection::Protection;
-use nvmfd::queue::{Io, Queue, free_for_io};
+use nvmfd::queue::{Io, Queue, room};
+use nvmfd::queues::clear;
 use nvmfd::refusals::Refusals;
 use nvmfd::registry::Registry;
 use nvmfd::reservation::Reservation;
@@ -334,12 +335,13 @@ impl World {
     }
 
     pub(crate) fn serve_waiters(&mut self, queue: &mut Queue) {
-        while let Some(turn) = self.waiters.next_turn(free_for_io(&self.pool)) {
+        clear(&mut self.waiters, &mut self.pool, self.now);
+        while let Some(turn) = self.waiters.next_turn(&room(&self.pool, self.now)) {
             let take = match turn.key == self.key {
-                true => queue.resume(turn.slot, &mut self.io()),
+                true => queue.resume(turn.slot, turn.aside, &mut self.io()),
                 false => Take::Over,
             };
-            if !self.waiters.settle(turn, take) {
+            if !self.waiters.settle(turn, take, self.now) {
                 break;
             }
         }

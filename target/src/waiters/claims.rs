@@ -1,0 +1,130 @@
+//! Commands that have been waited for in vain: how long anybody is waited for, and what is set
+//! aside for the one after the other, so that large ones are served among small ones that pass
+//! them all the time.
+//!
+//! What is set aside is a part of the pool, for as long as a disk may take for what it holds of
+//! that. Where it did not come together, another part has its turn: some disk may keep a piece of
+//! the first for ever.
+
+use std::time::{Duration, Instant};
+
+use super::{Room, Waiter};
+
+/// How long one that lacks buffers is waited for.
+const HOLD: Duration = Duration::from_millis(250);
+/// How long nobody is waited for when that was in vain.
+const AFTER_HOLD: Duration = Duration::from_secs(10);
+/// How long a part of the pool is set aside at first; after a round of all parts twice as long.
+const ASIDE: Duration = Duration::from_millis(250);
+/// The same, at most.
+const LONGEST_ASIDE: Duration = Duration::from_secs(8);
+
+/// What shall be set aside.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Claim {
+    /// Nothing.
+    None,
+    /// What is.
+    Stay,
+    /// A part of the pool with so many bytes, for the first time of a command.
+    First(u64),
+    /// The next such part.
+    Next(u64),
+}
+
+/// Whose it is: a share (none: an admin command), and the queue and slot.
+type Name = (Option<u32>, (u32, u16));
+
+#[derive(Debug, Default)]
+pub(super) struct Claims {
+    /// Until when the one is waited for that is waited for.
+    held_until: Option<Instant>,
+    /// Nobody is waited for until then.
+    none_until: Option<Instant>,
+    /// For whom something is set aside, and the bytes of it.
+    claimant: Option<(Name, u32)>,
+    /// Until when that part is.
+    aside_until: Option<Instant>,
+    /// How long a part is, of late.
+    patience: Duration,
+    /// The share that had the last claimant.
+    last: Option<u32>,
+}
+
+impl Claims {
+    /// A command lacks buffers. Whether it is still waited for.
+    pub(super) fn holds_up(&mut self, now: Instant) -> bool {
+        let vain = |until: Option<Instant>| until.is_some_and(|until| now < until);
+        if self.claimant.is_some() || vain(self.none_until) {
+            self.held_until = None;
+            return false;
+        }
+        if now < *self.held_until.get_or_insert(now + HOLD) {
+            return true;
+        }
+        (self.held_until, self.none_until) = (None, Some(now + AFTER_HOLD));
+        false
+    }
+
+    /// A command has got its buffers.
+    pub(super) fn served(&mut self, waiter: &Waiter) {
+        self.held_until = None;
+        if waiter.claims {
+            self.retain(|name| name != (waiter.key, waiter.slot));
+        }
+    }
+
+    /// Nobody is waited for just now.
+    pub(super) fn rest(&mut self) {
+        self.held_until = None;
+    }
+
+    /// What is set aside is for somebody else.
+    pub(super) fn give_up(&mut self) {
+        self.claimant = None;
+    }
+
+    pub(super) fn retain(&mut self, keep: impl Fn((u32, u16)) -> bool) {
+        self.claimant = self.claimant.filter(|((_, name), _)| keep(*name));
+    }
+
+    /// The one for whom something is set aside, when that suffices.
+    pub(super) fn ready(&self, room: &Room) -> Option<Name> {
+        let enough = |(_, bytes): &(Name, u32)| u64::from(*bytes) <= room.aside_bytes;
+        self.claimant.filter(enough).map(|(name, _)| name)
+    }
+
+    /// Looks whose claim it is, and whether another part of the pool has its turn. `any`: somebody
+    /// claims; `next` says who is next behind a share.
+    pub(super) fn look(
+        &mut self,
+        now: Instant,
+        any: bool,
+        next: impl FnOnce(Option<u32>) -> Option<(Option<u32>, Waiter)>,
+    ) -> Claim {
+        let is_new = self.claimant.is_none();
+        if is_new {
+            let Some((share, waiter)) = any.then(|| next(self.last)).flatten() else {
+                (self.aside_until, self.patience) = (None, ASIDE);
+                return Claim::None;
+            };
+            self.claimant = Some(((share, (waiter.key, waiter.slot)), waiter.block_bytes));
+            self.last = share.or(self.last);
+        }
+        let Some((_, bytes)) = self.claimant else { return Claim::None };
+        let goes_on = self.aside_until.is_some_and(|until| now < until);
+        if goes_on && !is_new {
+            return Claim::Stay;
+        }
+        self.aside_until = Some(now + self.patience.max(ASIDE));
+        match is_new {
+            true => Claim::First(bytes.into()),
+            false => Claim::Next(bytes.into()),
+        }
+    }
+
+    /// All parts have had their turns in vain: disks may be slower than that.
+    pub(super) fn round_over(&mut self) {
+        self.patience = (self.patience.max(ASIDE) * 2).min(LONGEST_ASIDE);
+    }
+}
