@@ -228,33 +228,6 @@ impl Format {
         !matches!(self.kept, Kept::Nowhere)
     }
 
-    /// Whether what hosts choose would be found again under this UUID.
-    #[must_use]
-    pub fn is_kept_under(&self, uuid: [u8; 16]) -> bool {
-        match &self.kept {
-            Kept::File { name, .. } => *name == file_name(uuid),
-            Kept::Nowhere | Kept::Memory => true,
-        }
-    }
-
-    /// Whether its namespace may get this UUID, while it is served.
-    ///
-    /// # Errors
-    /// One sentence: what hosts have chosen would not be found under it, or a host is about to
-    /// choose.
-    pub fn may_get(&self, uuid: [u8; 16]) -> Result<(), String> {
-        let Kept::File { folder, name, .. } = &self.kept else { return Ok(()) };
-        let state = self.lock();
-        if state.under_way.is_some() {
-            let what = "is being formatted by a host and cannot get another UUID meanwhile";
-            return Err(format!("{what}: try again when that is done"));
-        }
-        match state.block_size_bytes {
-            Some(size) => Err(other_name(folder, name, &file_name(uuid), size)),
-            None => Ok(()),
-        }
-    }
-
     /// Bytes of a block, if a host has chosen.
     #[must_use]
     pub fn block_size_bytes(&self) -> Option<u32> {
@@ -494,16 +467,11 @@ mod tests {
             made.map(|format| format.block_size_bytes())
         };
         let format = made(folder.path()).unwrap();
-        assert_eq!((format.may_get([8; 16]), other(STORE, 4096)), (Ok(()), Ok(None)));
-        assert!(format.is_kept_under([7; 16]) && !format.is_kept_under([8; 16]));
-        format.begin().unwrap();
-        assert!(format.may_get([8; 16]).unwrap_err().contains("is being formatted"));
-        format.end();
+        assert_eq!(other(STORE, 4096), Ok(None));
         format.choose(512).unwrap();
         let (old, new) = (file_name([7; 16]), file_name([8; 16]));
-        for why in [format.may_get([8; 16]).unwrap_err(), other(STORE, 4096).unwrap_err()] {
-            assert!(why.contains("512") && why.contains(&old) && why.contains(&new), "{why}");
-        }
+        let why = other(STORE, 4096).unwrap_err();
+        assert!(why.contains("512") && why.contains(&old) && why.contains(&new), "{why}");
         assert_eq!(other("/srv/two.img", 4096), Ok(None), "another store");
         assert_eq!(other(STORE, 512), Ok(None), "as it is anyway");
         std::fs::rename(folder.path().join(&old), folder.path().join(&new)).unwrap();

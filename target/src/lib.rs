@@ -26,6 +26,7 @@ pub mod ledger;
 pub mod mailbox;
 pub mod managed;
 pub mod manual;
+mod names;
 pub mod observe;
 pub mod power;
 pub mod protection;

@@ -19,6 +19,7 @@ use crate::disk::BackingId;
 use crate::disk::{Backing, BackingConfig, BackingKind, Kind};
 use crate::format::{Format, Formats};
 use crate::kept;
+use crate::names::{self, Names};
 use crate::protection::Protection;
 use crate::qos::Limiters;
 use crate::reactor::BACKINGS;
@@ -46,6 +47,8 @@ pub struct Store {
     pub marks: Arc<Marks>,
     /// What hosts have formatted it to.
     pub format: Arc<Format>,
+    /// The UUID that it is served under, and what it is called there, where it is a file or device.
+    name: (Uuid, Option<String>),
     /// Bytes of a block, as the configuration has it.
     configured_block_bytes: u32,
     /// The size in bytes that it gets when it is adopted, where that is another one.
@@ -126,6 +129,8 @@ impl Stores {
         look_at_served: bool,
     ) -> Result<Stores, String> {
         let served = self.served();
+        let names = self.state_directory.as_deref().map(Names::load).transpose()?;
+        let names = names.unwrap_or_default();
         let mut next = Stores {
             by_namespace: BTreeMap::new(),
             next_id: self.next_id,
@@ -153,9 +158,14 @@ impl Stores {
                              meanwhile: try again when that is done"
                         ));
                     }
-                    let format = self.format_as(store, key, namespace);
-                    let format = format.map_err(|why| format!("{place}: {why}"))?;
-                    Store { resize, configured_block_bytes, format, ..store.clone() }
+                    let (uuid, _) = store.name;
+                    if uuid != namespace.uuid {
+                        return Err(format!(
+                            "{place} is in use as {uuid}, and hosts know it by that: write `uuid = \
+                             \"{uuid}\"`, or remove it, reload, add it, reload"
+                        ));
+                    }
+                    Store { resize, configured_block_bytes, ..store.clone() }
                 }
                 Some(_) => {
                     return Err(format!(
@@ -180,7 +190,7 @@ impl Stores {
                         continue;
                     }
                     let id = next.fresh_id(self).ok_or("too many namespaces")?;
-                    match self.make(id, key, namespace) {
+                    match self.make(id, key, namespace, &names) {
                         Ok(store) => store,
                         // It has come, and not as it should: that holds nothing else back.
                         Err(why) if missing == Missing::Wait && awaited.is_some() => {
@@ -256,6 +266,11 @@ impl Stores {
         if let Err(error) = absent::remember(folder, &paths.collect()) {
             warn!("{} cannot remember which files are served: {error}", folder.display());
         }
+        let named = |store: &Store| Some((store.name.0, store.name.1.clone()?));
+        let named = self.by_namespace.values().filter_map(named).collect();
+        if let Err(error) = Names::remember(folder, named) {
+            warn!("{} cannot remember what is served as what: {error}", folder.display());
+        }
     }
 
     /// Opens what a namespace needs.
@@ -264,8 +279,14 @@ impl Stores {
         id: BackingId,
         key: (Nqn, u32),
         namespace: &NamespaceConfig,
+        names: &Names,
     ) -> Result<Store, String> {
-        let format = self.format(key, namespace)?;
+        let path = self.lasting(namespace)?;
+        let name = (namespace.uuid, path.as_deref().map(names::of_path));
+        if let (Some(folder), (uuid, Some(store))) = (&self.state_directory, &name) {
+            names.check(folder, *uuid, store)?;
+        }
+        let format = self.format(key, namespace, path.as_deref())?;
         let config = formatted(namespace, &format);
         let backing = self.open(&config)?;
         let reservation = self.reservation(key, namespace.uuid)?;
@@ -280,6 +301,7 @@ impl Stores {
             protection,
             marks,
             format,
+            name,
             configured_block_bytes,
             resize: None,
         })
@@ -341,37 +363,33 @@ impl Stores {
         }
     }
 
-    /// Without a place to keep it the blocks of a file or a device stay as large as they are.
-    fn format(&self, key: (Nqn, u32), namespace: &NamespaceConfig) -> Result<Arc<Format>, String> {
+    /// The path that the file or device of a namespace is known by for good, where something is kept
+    /// that is about it.
+    fn lasting(&self, namespace: &NamespaceConfig) -> Result<Option<PathBuf>, String> {
         match (&self.state_directory, &namespace.kind) {
-            (Some(folder), NamespaceKind::File { path, .. }) => {
+            (Some(_), NamespaceKind::File { path, .. }) => {
                 let own = path.clone();
-                let path = self.opening.within(PATIENCE, path, move || Ok(lasting(own)))?;
-                let (uuid, bytes) = (namespace.uuid.into_bytes(), namespace.block_size_bytes);
-                Format::kept(key.0, key.1, folder, uuid, &path, bytes)
+                self.opening.within(PATIENCE, path, move || Ok(Some(lasting(own))))
             }
-            (None, NamespaceKind::File { .. }) => Ok(Format::fixed(key.0, key.1)),
-            _ => Ok(Format::volatile(key.0, key.1)),
+            _ => Ok(None),
         }
     }
 
-    /// The format of a store that goes on, kept where a start will look for it.
-    fn format_as(
+    /// Without a place to keep it the blocks of a file or a device stay as large as they are.
+    /// `path`: what [`Stores::lasting`] says.
+    fn format(
         &self,
-        store: &Store,
         key: (Nqn, u32),
         namespace: &NamespaceConfig,
+        path: Option<&Path>,
     ) -> Result<Arc<Format>, String> {
-        let uuid = namespace.uuid.into_bytes();
-        if store.format.is_kept_under(uuid) {
-            return Ok(Arc::clone(&store.format));
-        }
-        store.format.may_get(uuid)?;
-        let format = self.format(key, namespace)?;
-        match format.told(store.tended.backing().block_size_bytes()) {
-            // Left by another namespace that had this UUID.
-            Some(told) => Err(told),
-            None => Ok(format),
+        match (&self.state_directory, &namespace.kind, path) {
+            (Some(folder), NamespaceKind::File { .. }, Some(path)) => {
+                let (uuid, bytes) = (namespace.uuid.into_bytes(), namespace.block_size_bytes);
+                Format::kept(key.0, key.1, folder, uuid, path, bytes)
+            }
+            (_, NamespaceKind::File { .. }, _) => Ok(Format::fixed(key.0, key.1)),
+            _ => Ok(Format::volatile(key.0, key.1)),
         }
     }
 
@@ -688,5 +706,46 @@ mod tests {
         assert!(said.starts_with("namespace 1 of ") && said.contains("does not answer"), "{said}");
         drop(go_on);
         until_come(&keys);
+    }
+
+    #[test]
+    fn a_namespace_that_is_in_use_keeps_its_uuid_and_a_start_finds_what_is_kept() {
+        let folder = crate::disk::tests::folder();
+        let state = folder.path().join("state");
+        std::fs::create_dir(&state).unwrap();
+        let mut config = subsystem(&[1], 1 << 20);
+        let path = folder.path().join("disk.img");
+        std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+        config.namespaces[0].kind = NamespaceKind::File { path, size: None };
+        let mut renamed = config.clone();
+        renamed.namespaces[0].uuid = Uuid::from_u128(7);
+        let new = || Stores::new(Some(state.clone()), 0);
+        let next = |stores: &Stores, config: &SubsystemConfig| {
+            // What was closed a moment ago may still be on its way out.
+            loop {
+                match stores.next(std::slice::from_ref(config)) {
+                    Err(why) if why.contains("a lock on it is held") => {}
+                    done => return done,
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
+        let stores = next(&new(), &config).unwrap();
+        stores.remember(std::slice::from_ref(&config));
+        let refused = stores.next(std::slice::from_ref(&renamed)).map(drop).unwrap_err();
+        let uuid = Uuid::from_u128(1);
+        assert!(refused.contains(&format!("uuid = \"{uuid}\"")), "{refused}");
+        let store = stores.store(config.nqn, 1).unwrap();
+        store.protection.change(nvme::feature::WriteProtectState::PERMANENT).unwrap();
+        drop(stores);
+        let refused = next(&new(), &renamed).map(drop).unwrap_err();
+        assert!(refused.contains("write protection") && refused.contains("uuid = "), "{refused}");
+        let again = next(&new(), &config).unwrap();
+        assert!(again.store(config.nqn, 1).unwrap().protection.is_on());
+        drop(again);
+        let file = |uuid: Uuid| state.join(format!("{uuid}.protection"));
+        std::fs::rename(file(uuid), file(Uuid::from_u128(7))).unwrap();
+        let third = next(&new(), &renamed).unwrap();
+        assert!(third.store(config.nqn, 1).unwrap().protection.is_on(), "as the remedy says");
     }
 }

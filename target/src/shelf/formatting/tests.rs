@@ -145,17 +145,16 @@ fn a_namespace_that_gets_another_uuid_keeps_its_blocks_or_is_refused() {
     let with = |folder: &Path, block_size: u32, uuid: &str| {
         config(folder, block_size, &format!("allow_format = true\n{uuid}"))
     };
-    let (folder, one) = granted(4096);
+    let folder = tempdir().unwrap();
     let at = folder.path();
-    // Before a host has chosen nothing is lost; what it chooses then is found by the next start.
-    assert_eq!(reload(&one, with(at, 4096, OTHER)), Ok(Vec::new()));
-    assert_eq!(format_to(&one, 512), Ok(()));
-    for uuid in ["", THIRD] {
-        let refused = reload(&one, with(at, 4096, uuid)).unwrap_err();
-        assert!(
-            refused.contains("blocks of 512 bytes") && refused.contains("uuid = "),
-            "{refused}"
-        );
+    let (one, _) = shelf(&with(at, 4096, OTHER));
+    // While it is served it has its UUID, whether a host has chosen by then or not.
+    for block_size in [4096, 512] {
+        assert_eq!(format_to(&one, block_size), Ok(()));
+        for uuid in ["", THIRD] {
+            let refused = reload(&one, with(at, 4096, uuid)).unwrap_err();
+            assert!(refused.contains("is in use as") && refused.contains("uuid = "), "{refused}");
+        }
     }
     assert_eq!(shape(&one), (512, 128, false));
     close(one);
