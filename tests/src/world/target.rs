@@ -374,7 +374,7 @@ impl Target {
         disk.reap(index, &mut reactor.done);
         DiskSeam::<SimRing<'_>>::returned(&reactor.ledger, &reactor.done);
         reactor.fabric.poll(now, &mut reactor.events);
-        let worked = reactor.rung || !reactor.events.is_empty() || !reactor.done.is_empty();
+        let mut worked = reactor.rung || !reactor.events.is_empty() || !reactor.done.is_empty();
         let ring = SimRing { disk, ring: index };
         let mut seam = DiskSeam { disk: ring, ledger: &reactor.ledger };
         let mut lent = Lent {
@@ -390,7 +390,7 @@ impl Target {
         for done in reactor.done.drain(..) {
             reactor.queues.on_disk(done, &mut lent);
         }
-        reactor.queues.tick(&mut lent);
+        worked |= reactor.queues.tick(&mut lent);
         if std::mem::take(&mut reactor.rung) {
             while let Some(mail) = reactor.mailbox.take() {
                 match (self.plant, &mail) {
