@@ -4,8 +4,8 @@
 //! path, where there is no such key. What was kept would then vanish without a word, so a store is
 //! not served under another UUID as long as something is kept under the first.
 //!
-//! The block size that a host has chosen has a rule of its own ([`crate::format`]): its file says of
-//! which store it is, and what is configured may be the same.
+//! The block size that a host has chosen has a rule of its own ([`crate::format`]): its file says
+//! of which store it is, and what is configured may be the same.
 
 use std::collections::BTreeMap;
 use std::fs;
