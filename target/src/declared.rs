@@ -137,6 +137,10 @@ impl Declared {
             }
             next.changes.kept.push(kept);
             next.sources = sources;
+            // It is what the files say.
+            if matches!(change, Change::Replace { .. }) && next.sources == self.read {
+                next.changes.kept.clear();
+            }
         }
         next.config = next.parse(&next.sources)?;
         if next.config.state_directory != self.config.state_directory {

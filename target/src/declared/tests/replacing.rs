@@ -43,6 +43,19 @@ fn all_files_are_replaced_and_saved_as_one() {
 }
 
 #[test]
+fn what_the_files_say_already_is_no_change() {
+    let (folder, declared, _) = stage_three();
+    let next = declared.with(&[add(2, "2GiB")], AT).unwrap();
+    next.keep().unwrap();
+    let text = Some(declared.sources.main.text.clone());
+    let files = Some(named(declared.sources.more.iter()));
+    let back = next.with(&[Change::Replace { text, files }], AT).unwrap();
+    assert_eq!((back.config(), back.changes()), (declared.config(), &Changes::default()));
+    back.keep().unwrap();
+    assert_eq!(load(&folder).config(), declared.config());
+}
+
+#[test]
 fn the_first_files_of_a_folder_make_it() {
     let (folder, declared) = stage(TEXT);
     let more = [("c.toml".to_owned(), MORE.to_owned())].into();
