@@ -46,8 +46,11 @@ pub(crate) fn store(namespace: &NamespaceConfig, served: &BTreeSet<PathBuf>) -> 
     if !fs::metadata(folder).is_ok_and(|found| found.is_dir()) {
         return Some(format!("{shown}: there is no folder {} yet", folder.display()));
     }
-    if size.is_none() || namespace.read_only {
+    if namespace.read_only {
         return Some(format!("{shown} is not there yet"));
+    }
+    if size.is_none() {
+        return Some(format!("{shown} is not there yet, and is not made without a `size`"));
     }
     served.contains(path).then(|| {
         format!(
@@ -145,7 +148,7 @@ mod tests {
         let (path, none) = (folder.path().join("disk.img"), BTreeSet::new());
         let why = |path: &Path, size| store(&namespace(path, size), &none);
         assert_eq!(why(&path, Some(4096)), None, "it will be made");
-        assert!(why(&path, None).unwrap().contains("not there yet"));
+        assert!(why(&path, None).unwrap().contains("not there yet, and is not made without"));
         assert!(why(&path.join("no/disk.img"), Some(4096)).unwrap().contains("no folder"));
         let device = Path::new("/dev/nvmfd-no-such-device");
         assert!(why(device, Some(4096)).unwrap().contains("not there yet"));

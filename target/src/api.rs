@@ -17,7 +17,7 @@ mod why;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-pub use change::{Change, Changes, Kept, Outcome, SetAside, Settings, Wanted};
+pub use change::{Change, Changes, Kept, Outcome, SetAside, Settings, UNCHANGED, Wanted};
 pub use controller::{Controller, ControllerState};
 pub use event::{Event, Happened};
 pub use log::Log;

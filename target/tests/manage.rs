@@ -190,7 +190,7 @@ fn what_is_changed_live_outlasts_a_kill_and_can_be_saved() {
     };
     assert!(refused(&daemon, &add).contains("there is a namespace 2 already"));
     let none = ["namespace", "add", NQN, "3", "/nonexistent/disk"];
-    assert!(refused(&daemon, &none).contains("everything is as it was"));
+    assert!(refused(&daemon, &none).contains("(everything is as it was)"));
     assert!(refused(&daemon, &["host", "deny", NQN, "nqn.a"]).contains("is no host of"));
     assert_eq!(daemon.says(&["changes", "list"]).lines().count(), 2, "what is refused is not kept");
 
@@ -323,6 +323,13 @@ fn a_folder_takes_the_place_of_all_files_or_of_those_in_conf_d() {
     refused("b.toml: line 2, column 7: this NQN is used twice, first in ");
     fs::rename(conf_d.join("b.toml"), conf_d.join("b.conf")).unwrap();
     refused("more has neither nvmfd.toml nor other files whose names end in .toml");
+
+    let new = "nqn.2026-11.io.nvmfd:new";
+    daemon.says(&["subsystem", "add", new]);
+    let lines = daemon.says(&["connect-line", new]);
+    assert!(lines.starts_with("# No host may use it yet."), "{lines}");
+    assert!(lines.contains(&format!("nvmfctl host allow {new} HOSTNQN\n# On the host")), "{lines}");
+    assert!(!daemon.says(&["connect-line", &b]).contains("No host may"));
     daemon.stop();
 }
 

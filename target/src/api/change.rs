@@ -184,6 +184,9 @@ impl fmt::Display for Change {
     }
 }
 
+/// The remedy of what was refused where there is none but to ask for something else.
+pub const UNCHANGED: &str = "everything is as it was";
+
 /// Changes that are wanted: all of them, or none.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Wanted {

@@ -60,7 +60,8 @@ impl Backing {
             Some(wanted) if wanted == found || (wanted < old && wanted < found) => Ok(wanted),
             Some(wanted) => Err(OpenError(format!(
                 "{} has {found} bytes but the configuration says {wanted}; give it that size \
-                 first, then reload",
+                 first (a file: truncate -s {wanted} {}), then reload or try again",
+                self.name(),
                 self.name()
             ))),
         }

@@ -142,6 +142,9 @@ pub(crate) async fn save(client: &Client, output: Output) -> Result<(), Failure>
         Failure::new(format!("{misfit}: {shown} was changed; `nvmfctl reload` says what fits"))
     })?;
     let Some(saving) = saving else {
+        if old.rewritten(&new).is_empty() {
+            output.print("the files have everything already");
+        }
         old.rewritten(&new).iter().for_each(|file| would_say(file, &new, output));
         return Ok(());
     };

@@ -10,7 +10,7 @@ use hyper::client::conn::http1::handshake;
 use hyper::header::{CONTENT_TYPE, HOST};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use nvmfd::api::Problem;
+use nvmfd::api::{Problem, UNCHANGED};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -154,6 +154,10 @@ fn read<T: DeserializeOwned>(status: StatusCode, body: &[u8]) -> Result<(T, Valu
     };
     if !status.is_success() {
         return Err(match serde_json::from_slice::<Problem>(body) {
+            // Behind a sentence that has its own remedy.
+            Ok(Problem { error, remedy }) if remedy == UNCHANGED => {
+                Failure::new(format!("{error} ({remedy})"))
+            }
             Ok(Problem { error, remedy }) => Failure::new(format!("{error}: {remedy}")),
             Err(_) => Failure::new(format!("the daemon answers {status}")),
         });
@@ -177,6 +181,9 @@ mod tests {
         let body = br#"{"error":"there is no disk","remedy":"add one"}"#;
         let failure = read::<Value>(StatusCode::NOT_FOUND, body).unwrap_err();
         assert!(format!("{failure:?}").contains("there is no disk: add one"));
+        let body = br#"{"error":"0 is none: write 1","remedy":"everything is as it was"}"#;
+        let failure = read::<Value>(StatusCode::UNPROCESSABLE_ENTITY, body).unwrap_err();
+        assert!(format!("{failure:?}").contains("0 is none: write 1 (everything is as it was)"));
         let failure = read::<Value>(StatusCode::OK, b"{").unwrap_err();
         assert!(format!("{failure:?}").contains("another version"));
     }

@@ -46,7 +46,11 @@ pub(crate) async fn run(
         output.print(&format!("{all:#}"));
         return Ok(());
     }
-    let mut text = vec!["# On the host, as root (`modprobe nvme-rdma` first):".to_owned()];
+    let mut text = Vec::new();
+    if !subsystem.allow_any_host && subsystem.hosts.is_empty() {
+        text.push(nobody(nqn));
+    }
+    text.push("# On the host, as root (`modprobe nvme-rdma` first):".to_owned());
     text.extend(connect);
     text.push("# Or, in /etc/nvme/discovery.conf, and then `nvme connect-all`:".to_owned());
     text.extend(discovery);
@@ -54,6 +58,12 @@ pub(crate) async fn run(
     text.push(fio.to_owned());
     output.print(&text.join("\n"));
     Ok(())
+}
+
+/// What is missing where no host may use it.
+fn nobody(nqn: &str) -> String {
+    let allow = format!("nvmfctl host allow {} HOSTNQN", quoted(nqn));
+    format!("# No host may use it yet. Here, with what /etc/nvme/hostnqn of the host says: {allow}")
 }
 
 fn connect(at: SocketAddr, nqn: &str, host: Option<&str>, has_key: bool) -> String {

@@ -34,6 +34,10 @@ use output::{Failure, Output};
 
 /// Asks and changes a running nvmfd.
 ///
+/// Something is wrong: `status` shows what runs, `why` who was refused and what to do, `doctor` what
+/// is in the way on this machine. What is changed here is in force at once and kept; `save` writes
+/// it into the configuration files.
+///
 /// Exit codes: 0 done, 1 failed, 2 usage.
 #[derive(Parser)]
 #[command(name = "nvmfctl", version = nvmfd::VERSION)]
@@ -84,9 +88,9 @@ enum Family {
     Plan(change::Other),
     /// Serve what this says, all of it or nothing; `save` writes it into the configuration files
     Apply(change::Other),
-    /// Write what was changed into the configuration file
+    /// Write what was changed into the configuration files
     Save,
-    /// Read the configuration file again
+    /// Read the configuration files again
     Reload,
     /// Tell what happens, as it happens, until interrupted
     Watch,

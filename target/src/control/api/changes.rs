@@ -11,7 +11,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::{BODY_TIME, MOST_BODY_BYTES, Refused};
-use crate::api::{Changes, Outcome, Problem, Wanted};
+use crate::api::{Changes, Outcome, Problem, UNCHANGED, Wanted};
 use crate::control::change::{Answer, Work};
 use crate::control::managed::{Managed, NotMade};
 use crate::declared::Misfit;
@@ -81,8 +81,7 @@ fn answer(answer: Answer) -> Result<Json<Outcome>, Refused> {
             Refused::new(StatusCode::CONFLICT, error, "change that, or take another")
         }
         NotMade::Misfit(Misfit::Wrong(error)) | NotMade::Unservable(error) => {
-            let remedy = "everything is as it was";
-            Refused::new(StatusCode::UNPROCESSABLE_ENTITY, error, remedy)
+            Refused::new(StatusCode::UNPROCESSABLE_ENTITY, error, UNCHANGED)
         }
         NotMade::Unkept(error) => {
             let remedy = "everything is as it was; make room in the state directory";
