@@ -16,7 +16,7 @@
 //!
 //! Who lacks buffers is not overtaken, so that large commands get theirs among small ones; but not
 //! for ever, because a disk that hangs may keep too much, or pieces of all that is large. Who has
-//! been waited for in vain ([`claims`]) lets everybody pass, and takes its turn when there is
+//! been waited for in vain (`claims`) lets everybody pass, and takes its turn when there is
 //! enough.
 
 mod claims;
