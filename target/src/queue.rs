@@ -27,10 +27,12 @@ mod end;
 mod explain;
 mod fused;
 mod history;
+mod hold;
 mod manage;
 mod mark;
 mod news;
 mod observed;
+mod page;
 mod quota;
 mod reserve;
 mod scatter;
@@ -161,6 +163,8 @@ pub struct Queue {
     /// Capsules that wait for a slot, with the time at which they came; each holds a receive, so
     /// there are at most as many.
     backlog: VecDeque<(Buf, u32, u64)>,
+    /// Of a queue without a share, slots of commands that wait until others of its own are over.
+    put_off: VecDeque<u16>,
     /// Command ids that are outstanding, a bit each.
     cids: Box<[u64; 1024]>,
 }
@@ -224,6 +228,7 @@ impl Queue {
             quota: Quota::default(),
             rows: None,
             backlog: VecDeque::with_capacity(depth.into()),
+            put_off: VecDeque::new(),
             cids: Box::new([0; 1024]),
         };
         for _ in 0..slots {
@@ -316,10 +321,17 @@ impl Queue {
                 self.slot(slot).cell = Some(from);
                 self.on_posted(slot, outcome.err(), io);
             }
-            (rdma::Work::Write { from, .. }, Ok(_)) if self.has_more_pieces(slot) => {
+            (rdma::Work::Write { from, .. }, outcome) if self.slot(slot).is_in_pieces() => {
                 self.slot(slot).data = Some(from);
                 self.slot(slot).posted -= 1;
-                self.push_piece(slot, io);
+                io.waiters.behind_sent -= 1;
+                match outcome {
+                    Ok(_) if self.link == Link::Open => self.push_piece(slot, io),
+                    outcome => {
+                        self.release(slot, io);
+                        self.on_fault(outcome.err(), io);
+                    }
+                }
             }
             (rdma::Work::Write { from, .. }, outcome) => {
                 io.pool.give(from);
@@ -396,11 +408,13 @@ impl Queue {
         if self.waits_for_half(slot) {
             return Take::Done;
         }
-        let take = self.take_buffers(slot, aside, io);
-        if take == Take::Done {
-            self.proceed(slot, io);
+        match self.take_buffers(slot, aside, io) {
+            Take::Done => self.proceed(slot, io),
+            // It leaves the line: it waits for its own queue.
+            Take::Over if self.share.is_none() => self.put_off(slot, io),
+            take => return take,
         }
-        take
+        Take::Done
     }
 
     /// Looks at the clock and at what is shared with other reactors.
@@ -491,10 +505,12 @@ impl Queue {
         entry.state = State::Free;
         let charged_bytes = std::mem::take(&mut entry.charged_bytes);
         let lane = Lane::of(entry.sqe.nsid);
-        if let Some(share) = self.share {
-            io.waiters.discharge(share, lane, charged_bytes);
-        }
         self.free.push(slot);
+        match self.share {
+            Some(share) => io.waiters.discharge(share, lane, charged_bytes),
+            None if self.put_off.is_empty() => {}
+            None => self.serve_put_off(slot, io),
+        }
     }
 
     /// Whether this is an I/O queue whose controller was reset or is gone.

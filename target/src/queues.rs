@@ -117,11 +117,11 @@ impl Queues {
         self.stopping
     }
 
-    /// Whether nobody waits for a buffer or a slot: for what comes home when a push or a response
-    /// does.
+    /// Whether nobody waits for a push or a response to come home: for its buffer, its slot, or to
+    /// go on behind it.
     #[must_use]
     pub fn nobody_waits(&self) -> bool {
-        self.waiters.is_empty() && self.waiters.capsules == 0
+        self.waiters.is_empty() && self.waiters.behind_sent == 0
     }
 
     /// When [`Queues::tick`] has something to do.

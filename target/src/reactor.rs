@@ -193,8 +193,8 @@ impl Reactor {
 
     /// Until when to sleep; not at all when something has just come.
     fn prepare_sleep(&mut self, now: Instant) -> Option<Instant> {
-        // Somebody may wait for the buffers of a push or for a slot; otherwise what was sent is
-        // reaped later.
+        // Somebody may wait for a push or a response to come home; otherwise what was sent is reaped
+        // later.
         let needed = self.queues.nobody_waits() && !self.queues.is_stopping();
         let wake = if needed { Wake::Needed } else { Wake::Any };
         if needed && self.parts.fabric.defers_sends() {

@@ -189,8 +189,9 @@ pub struct Waiters {
     claiming: usize,
     /// Who waits for limits, before it waits for buffers.
     pub tolls: Tolls,
-    /// Capsules of all queues that wait for a slot: until a response is known to have arrived.
-    pub capsules: usize,
+    /// What waits for a push or a response to come home, in all queues, other than for its buffer:
+    /// capsules for a slot, pieces of data for the one before, and commands for others of theirs.
+    pub behind_sent: usize,
 }
 
 impl Waiters {

@@ -17,6 +17,8 @@ mod leaving;
 mod limited;
 #[path = "queue/observed.rs"]
 mod observed;
+#[path = "queue/pages.rs"]
+mod pages;
 #[path = "queue/promises.rs"]
 mod promises;
 #[path = "queue/protection.rs"]

@@ -78,7 +78,7 @@ impl Source {
 pub enum Plan {
     /// Answer with success and this result.
     Reply(u64),
-    /// Push a page to the host, then answer. The page is cut or filled with zeros to `to.len`.
+    /// Push a page to the host, then answer. The page is cut or followed by zeros to `to.len`.
     Give {
         /// The bytes, made for this command.
         page: Vec<u8>,

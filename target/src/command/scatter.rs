@@ -34,6 +34,8 @@ pub struct Pieces {
     /// Bytes of the transfer, and of those the ones that are posted.
     total_bytes: u32,
     posted_bytes: u32,
+    /// Bytes that are moved at once, at most; 0: however many.
+    most_bytes: u32,
 }
 
 impl Pieces {
@@ -42,6 +44,16 @@ impl Pieces {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.count == 0
+    }
+
+    /// No more than so many bytes (above 0) are moved at once. Data in one place, `whole`, become
+    /// pieces by that.
+    pub fn cut(&mut self, whole: Remote, most_bytes: u32) {
+        if self.is_empty() {
+            self.at[0] = (whole.addr, whole.key, whole.len);
+            self.count = 1;
+        }
+        self.most_bytes = most_bytes;
     }
 
     /// A transfer of so many bytes begins.
@@ -66,11 +78,17 @@ impl Pieces {
     /// The next piece: how many bytes are before it, and where it is.
     pub fn advance(&mut self) -> Option<(u32, Remote)> {
         while self.has_more() {
-            let (addr, key, len) =
-                *self.at.get(..self.count.into())?.get(usize::from(self.next))?;
-            self.next += 1;
             let (skip, left) = (self.posted_bytes, self.total_bytes - self.posted_bytes);
-            let len = len.min(left);
+            let most_bytes = if self.most_bytes == 0 { left } else { self.most_bytes };
+            let place = self.at.get_mut(..self.count.into())?.get_mut(usize::from(self.next))?;
+            let (addr, key, there) = *place;
+            let len = there.min(left).min(most_bytes);
+            if len < there && len < left {
+                // The host's address, and its fault where it ends.
+                *place = (addr.wrapping_add(len.into()), key, there - len);
+            } else {
+                self.next += 1;
+            }
             self.posted_bytes += len;
             if len > 0 {
                 return Some((skip, Remote { addr, key, len }));
@@ -160,6 +178,29 @@ mod tests {
         pieces.begin(100);
         assert_eq!(pieces.advance().map(|(skip, at)| (skip, at.len)), Some((0, 100)));
         assert_eq!(pieces.advance(), None);
+    }
+
+    #[test]
+    fn pieces_are_cut_to_what_is_moved_at_once() {
+        let moved = |mut pieces: Pieces, total: u32| {
+            pieces.begin(total);
+            std::iter::from_fn(move || {
+                let (skip, Remote { addr, key, len }) = pieces.advance()?;
+                Some((skip, addr, key, len))
+            })
+            .collect::<Vec<_>>()
+        };
+        let mut whole = Pieces::default();
+        whole.cut(Remote { addr: 1000, key: 7, len: 40 }, 16);
+        assert_eq!(moved(whole, 40), [(0, 1000, 7, 16), (16, 1016, 7, 16), (32, 1032, 7, 8)]);
+        assert_eq!(moved(whole, 32), [(0, 1000, 7, 16), (16, 1016, 7, 16)]);
+        assert!(moved(whole, 0).is_empty());
+        let tail = [keyed(0, 20, 7, true), keyed(u64::MAX - 3, 30, 8, true)].concat();
+        let (_, mut several, _) = ask(&tail, 0, 32).unwrap();
+        several.cut(Remote { addr: 5, key: 5, len: 5 }, 16);
+        let end = u64::MAX - 3;
+        let expected = [(0, 0, 7, 16), (16, 16, 7, 4), (20, end, 8, 16), (36, 12, 8, 14)];
+        assert_eq!(moved(several, 50), expected, "an address that ends is the fabric's business");
     }
 
     #[test]

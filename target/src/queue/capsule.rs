@@ -34,7 +34,7 @@ impl Queue {
         let Some(slot) = self.free.pop() else {
             // The host has its answers and asks on; only our notice that they arrived is late.
             self.backlog.push_back((buf, len, came_ns));
-            io.waiters.capsules += 1;
+            io.waiters.behind_sent += 1;
             return;
         };
         let sqe = match io.pool.bytes(&buf).first_chunk() {
@@ -67,14 +67,14 @@ impl Queue {
             && !self.free.is_empty()
             && let Some((buf, len, came_ns)) = self.backlog.pop_front()
         {
-            io.waiters.capsules -= 1;
+            io.waiters.behind_sent -= 1;
             self.on_capsule(buf, len, came_ns, io);
         }
     }
 
     /// What waits for a slot is not looked at any more.
     pub(super) fn drop_backlog(&mut self, io: &mut Io<'_>) {
-        io.waiters.capsules -= self.backlog.len();
+        io.waiters.behind_sent -= self.backlog.len();
         self.backlog.drain(..).for_each(|(buf, ..)| io.pool.give(buf));
     }
 

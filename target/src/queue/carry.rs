@@ -7,7 +7,7 @@ use nvme::Status;
 use rdma::pool::capacity_for;
 use rdma::{Buf, Pool};
 
-use super::{Io, Queue, Serves, Slot, State};
+use super::{Io, Queue, Serves, Slot, State, page};
 use crate::command::copy::Job;
 use crate::command::{Plan, SQE_BYTES, Source, admin, io as rules};
 use crate::disk::{BackingId, Op};
@@ -73,6 +73,9 @@ impl Queue {
         let share = self.share;
         let mate = self.slot(slot).mate;
         let wanted = self.wanted_bytes(slot);
+        if share.is_none() && wanted > 0 && !self.may_hold(wanted) {
+            return Take::Over;
+        }
         if let Some(share) = share.filter(|_| wanted > 0) {
             let free = free_for_io(io.pool);
             if free < wanted {
@@ -162,9 +165,9 @@ impl Queue {
                 return false;
             }
         }
+        let charged_bytes = first.saturating_add(second);
+        entry.charged_bytes = charged_bytes;
         if let Some(share) = share {
-            let charged_bytes = first.saturating_add(second);
-            entry.charged_bytes = charged_bytes;
             io.waiters.charge(share, Lane::of(entry.sqe.nsid), charged_bytes);
         }
         true
@@ -183,16 +186,7 @@ impl Queue {
         let qp = self.qp;
         let entry = self.slot(slot);
         match &mut entry.plan {
-            Plan::Give { page, to } => {
-                let (page, to) = (std::mem::take(page), *to);
-                if let Some(buf) = &mut entry.data {
-                    let bytes = io.pool.bytes_mut(buf);
-                    let len = page.len().min(bytes.len());
-                    bytes[..len].copy_from_slice(&page[..len]);
-                    bytes[len..].fill(0);
-                }
-                self.push_and_answer(slot, to, io);
-            }
+            Plan::Give { .. } => self.give_page(slot, io),
             Plan::Load { backing, at, .. } => {
                 let (backing, at) = (*backing, *at);
                 let buf = entry.data.take();
@@ -519,7 +513,8 @@ fn needs(plan: &Plan) -> (u32, u32) {
         Source::Capsule { .. } => 0,
     };
     match plan {
-        Plan::Give { to, .. } | Plan::Load { to, .. } => (to.len, 0),
+        Plan::Give { to, .. } => (to.len.min(page::AT_ONCE_BYTES), 0),
+        Plan::Load { to, .. } => (to.len, 0),
         Plan::Store { from, .. } => (pulled(from), 0),
         Plan::Compare { from, .. } => (pulled(from), from.len_bytes()),
         Plan::Copy { job, from } => (pulled(from), job.room_bytes()),

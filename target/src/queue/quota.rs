@@ -76,6 +76,7 @@ impl Queue {
         let tried = io.waiters.may_try(self.share).then(|| self.take_buffers(slot, false, io));
         match tried {
             Some(Take::Done) => self.proceed(slot, io),
+            Some(Take::Over) if self.share.is_none() => self.put_off(slot, io),
             _ => io.waiters.push(self.share, self.waiter(slot, io.pool), tried),
         }
     }

@@ -5,7 +5,7 @@ use nvme::sgl::LastSegment;
 use nvme::{Sqe, Status};
 
 use super::{Io, Link, Queue, State};
-use crate::command::{SQE_BYTES, scatter};
+use crate::command::{Plan, SQE_BYTES, scatter};
 
 impl Queue {
     /// Takes note of where the pieces of a command's data are. Gives the command as the rules see
@@ -32,8 +32,7 @@ impl Queue {
     /// Whether some piece of a command's data is still to be moved.
     #[inline]
     pub(super) fn has_more_pieces(&self, slot: u16) -> bool {
-        let rare = self.slots[usize::from(slot)].rare();
-        self.link == Link::Open && rare.is_some_and(|rare| rare.pieces.has_more())
+        self.link == Link::Open && self.slots[usize::from(slot)].is_in_pieces()
     }
 
     /// Pulls the next piece.
@@ -64,8 +63,11 @@ impl Queue {
         let qp = self.qp;
         let entry = self.slot(slot);
         let piece = entry.rare_mut().and_then(|rare| rare.pieces.advance());
-        if let (Some((skip, to)), Some(data)) = (piece, &mut entry.data) {
-            data.select(skip, to.len);
+        let is_page = matches!(entry.plan, Plan::Give { .. });
+        match (piece, &mut entry.data) {
+            (Some((skip, to)), Some(_)) if is_page => self.fill_page(slot, skip, to.len, io),
+            (Some((skip, to)), Some(data)) => data.select(skip, to.len),
+            _ => {}
         }
         match piece {
             Some((_, to)) if self.has_more_pieces(slot) => {
@@ -73,6 +75,7 @@ impl Queue {
                 entry.state = State::Replying;
                 if let Some(from) = entry.data.take() {
                     entry.posted += 1;
+                    io.waiters.behind_sent += 1;
                     io.fabric.post(qp, slot.into(), rdma::Work::Write { from, to });
                 }
             }

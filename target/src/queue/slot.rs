@@ -164,6 +164,12 @@ impl Slot {
         self.rare().is_some_and(|rare| !rare.pieces.is_empty())
     }
 
+    /// Whether its data are being pushed in pieces, and the last one is still to come.
+    #[inline]
+    pub(super) fn is_in_pieces(&self) -> bool {
+        self.rare().is_some_and(|rare| rare.pieces.has_more())
+    }
+
     /// All data buffers that it has in hand, for keeps.
     pub(super) fn take_buffers(&mut self) -> impl Iterator<Item = Buf> + use<> {
         let second = self.rare_mut().and_then(|rare| rare.second.take());

@@ -1,0 +1,145 @@
+//! Pages of logs and structures: what hosts get of them, and what they can hold by asking.
+
+use std::mem::{replace, take};
+
+use nvme::log::{GetLogPage, LogId};
+use nvme::{AdminOpcode, IoOpcode, Sgl, Sqe};
+use rdma::Work;
+
+use crate::scattered::scattered;
+use crate::support::{KEY, World, admin, end_both, io_queue, keyed};
+
+/// As long as a transfer may be.
+const LEN: u32 = 1 << 16;
+
+fn get(lid: LogId, len: u32, sgl: Sgl) -> Sqe {
+    GetLogPage::new(lid, 0, len / 4).emit(sgl)
+}
+
+#[test]
+fn a_page_goes_in_pieces_and_zeros_follow_up_to_the_length_asked_for() {
+    let mut world = World::new();
+    let (mut queue, _) = admin(&mut world);
+    for len in [512, 1 << 14, (1 << 14) + 4, 60_000, LEN] {
+        world.memory.fill(0xEE);
+        let cqe = world.ask(&mut queue, &get(LogId::SUPPORTED_PAGES, len, keyed(64, len)), &[]);
+        assert!(cqe.status.is_success(), "{}", cqe.status);
+        let page = world.memory[64..64 + 512].to_vec();
+        assert!(page.iter().any(|byte| *byte != 0) && page.iter().all(|byte| *byte != 0xEE));
+        let end = 64 + len as usize;
+        assert!(world.memory[64 + 1024.min(len as usize)..end].iter().all(|byte| *byte == 0));
+        assert!(world.memory[end..].iter().all(|byte| *byte == 0xEE), "{len}");
+        let pieces = (len as usize).div_ceil(1 << 14);
+        let trace = take(&mut world.trace);
+        let moved = [vec!["push"; pieces], vec!["send"]].concat();
+        assert_eq!(trace[trace.len() - moved.len()..], moved, "{len}");
+        assert_eq!(world.waiters.behind_sent, 0);
+    }
+    // The same page in two places, the first of which ends within a piece.
+    let whole = world.memory[64..64 + 60_000].to_vec();
+    world.memory.fill(0xEE);
+    let places = [(8, 20_000), (50_000, 40_000)];
+    let log = get(LogId::SUPPORTED_PAGES, 60_000, keyed(0, 60_000));
+    let (sqe, list) = scattered(log, &places, 0);
+    assert!(world.ask(&mut queue, &sqe, &list).status.is_success());
+    let gathered = [&world.memory[8..20_008], &world.memory[50_000..90_000]].concat();
+    assert!(gathered == whole && world.memory[90_000..].iter().all(|byte| *byte == 0xEE));
+    world.end(queue);
+}
+
+/// A host asks for logs of the largest size, and takes none of their data.
+#[test]
+fn a_host_that_asks_for_pages_keeps_neither_io_nor_admin_commands_waiting() {
+    let mut world = World::new();
+    let free = |world: &World| world.pool.free().2;
+    let (mut queue, mut other, other_posted) = io_queue(&mut world);
+    let posted = take(&mut world.fabric.posted);
+    world.key = 1;
+    let (mut greedy, _) = admin(&mut world);
+    let before = free(&world);
+    for cid in 0..16 {
+        world.send(
+            &mut greedy,
+            &get(LogId::SUPPORTED_PAGES, LEN, keyed(0, LEN)).with_cid(cid),
+            &[],
+        );
+        world.serve_waiters(&mut greedy);
+    }
+    assert_eq!(free(&world), before - (1 << 14), "one command has one piece");
+    assert!(world.waiters.is_empty() && world.waiters.behind_sent == 16);
+
+    // Others have all the room that they had.
+    let greedy_posted = replace(&mut world.fabric.posted, posted);
+    world.key = 0;
+    let read = Sqe::io(IoOpcode::READ, 1).with_range(0, 15).with_sgl(keyed(0, LEN));
+    for cid in 0..8 {
+        assert!(world.ask(&mut queue, &read.with_cid(cid), &[]).status.is_success());
+    }
+    let posted = replace(&mut world.fabric.posted, other_posted);
+    let identify = Sqe { cdw10: 1, ..Sqe::admin(AdminOpcode::IDENTIFY) };
+    assert!(world.ask(&mut other, &identify.with_sgl(keyed(0, 4096)), &[]).status.is_success());
+    let other_posted = replace(&mut world.fabric.posted, greedy_posted);
+
+    // It takes its data after all: each command is answered, in the order of their arrival.
+    world.key = 1;
+    world.run(&mut greedy);
+    let answered: Vec<u16> = world.completions.drain(..).map(|cqe| cqe.cid).collect();
+    assert_eq!(answered, (0..16).collect::<Vec<_>>());
+    assert_eq!((free(&world), world.waiters.behind_sent), (before, 0));
+
+    // Small ones share what a queue may hold.
+    let small = |cid| identify.with_cid(cid).with_sgl(keyed(0, 4096));
+    (0..5).for_each(|cid| world.send(&mut greedy, &small(cid), &[]));
+    let pushes = world.fabric.posted.iter().filter(|(_, work)| matches!(work, Work::Write { .. }));
+    assert_eq!((pushes.count(), world.waiters.behind_sent), (4, 1));
+    world.run(&mut greedy);
+    assert_eq!((take(&mut world.completions).len(), world.waiters.behind_sent), (5, 0));
+
+    // Its connection ends while one goes in pieces and others are put off.
+    world.send(&mut greedy, &get(LogId::SUPPORTED_PAGES, LEN, keyed(0, LEN)).with_cid(9), &[]);
+    (0..5).for_each(|cid| world.send(&mut greedy, &small(cid), &[]));
+    assert_eq!(world.waiters.behind_sent, 6);
+    world.flush_and_go(&mut greedy);
+    assert!(greedy.is_finished());
+    greedy.finish(&mut world.io());
+    assert_eq!(world.waiters.behind_sent, 0);
+    world.fabric.posted = posted;
+    world.key = 0;
+    end_both(world, queue, other, other_posted);
+}
+
+/// A command that was put off ends at its host's wish as any other.
+#[test]
+fn what_was_put_off_can_be_aborted() {
+    let mut world = World::new();
+    let (mut queue, _) = admin(&mut world);
+    for cid in 0..3 {
+        world.send(&mut queue, &get(LogId::SUPPORTED_PAGES, LEN, keyed(0, LEN)).with_cid(cid), &[]);
+    }
+    let abort = Sqe { cdw10: 1 << 16, ..Sqe::admin(AdminOpcode::ABORT) };
+    world.send(&mut queue, &abort.with_cid(7), &[]);
+    world.run(&mut queue);
+    let answers: Vec<_> =
+        world.completions.drain(..).map(|cqe| (cqe.cid, cqe.status.code())).collect();
+    for expected in [(0, 0), (1, 0x007), (2, 0), (7, 0)] {
+        assert!(answers.contains(&expected), "{answers:?}");
+    }
+    assert_eq!((answers.len(), world.waiters.behind_sent), (4, 0));
+    world.end(queue);
+}
+
+#[test]
+fn a_piece_that_fails_ends_the_connection_and_leaves_nothing() {
+    let mut world = World::new();
+    let (mut queue, _) = admin(&mut world);
+    let beyond = (1 << 17) - (1 << 14);
+    world.send(
+        &mut queue,
+        &get(LogId::SUPPORTED_PAGES, LEN, Sgl::keyed(beyond, LEN, KEY, true).unwrap()),
+        &[],
+    );
+    while world.fabric_step(&mut queue) && !world.fabric.disconnected {}
+    assert!(world.fabric.disconnected && world.completions.is_empty());
+    assert_eq!(world.waiters.behind_sent, 0);
+    world.end(queue);
+}
