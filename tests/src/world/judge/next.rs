@@ -90,11 +90,11 @@ impl Judge {
                 if !crowded && dice.per_mille(500) {
                     // The first half of a fused command: of one block.
                     let span = Span { blocks: 1, ..span };
-                    let kind = Kind::Compare(self.model.guess(span));
+                    let kind = Kind::Compare(self.compared(span));
                     return Some(Op { kind, host, id, span, began: 0, half: Flags::FUSED_FIRST });
                 }
                 let span = Span { blocks: span.blocks.min(4), ..span };
-                return op(Kind::Compare(self.model.guess(span)), span);
+                return op(Kind::Compare(self.compared(span)), span);
             }
             6 => Kind::Admin(question(dice)),
             7 => Kind::Wrong(mistake(dice)),
@@ -163,6 +163,12 @@ impl Judge {
             return op(Kind::Copy { from, format, fua }, to).filter(|_| !crowded(to));
         }
         None
+    }
+
+    /// What a Compare sends, and has found when it succeeds: zeros for what cannot be read.
+    fn compared(&self, span: Span) -> Vec<Value> {
+        let sent = |value| if value == Value::Unreadable { Value::Zeros } else { value };
+        self.model.guess(span).into_iter().map(sent).collect()
     }
 
     /// How many of these blocks one command reads in the end: those before an unreadable one, or
