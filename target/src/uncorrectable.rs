@@ -3,7 +3,8 @@
 //! All controllers of a subsystem share the marks of a namespace. I/O asks one number first:
 //! whether there are any. The keeper changes them, one order after another, and keeps them in a
 //! file before it answers, so they outlast a power loss as what was written does. A write takes
-//! marks away only after its data are durable: no old data can come to light.
+//! marks away only after its data are durable, and only those that were there when it began: others
+//! may have written meanwhile and had that made unreadable, so no old data can come to light.
 //!
 //! Marks are bytes of the store, not blocks, so they mean the same whatever the block size is.
 //!
@@ -50,13 +51,31 @@ pub enum Change {
         /// Bytes that may be marked in all.
         most_bytes: u64,
     },
-    /// They were written, each by byte offset and bytes, durably.
-    Mend(Vec<(u64, u64)>),
+    /// They were written, durably.
+    Mend {
+        /// What was written, each by byte offset and bytes.
+        ranges: Vec<(u64, u64)>,
+        /// How many orders to mark blocks were carried out when that began ([`Marks::orders`]):
+        /// what later ones have marked stays so.
+        until: u64,
+    },
 }
 
-/// Disjoint ranges that do not touch: the first byte, and the one behind the last.
+/// What is marked, each range by its first byte. They are disjoint.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-struct Ranges(BTreeMap<u64, u64>);
+struct Ranges {
+    marked: BTreeMap<u64, Marked>,
+    /// How many orders to mark blocks were carried out since the daemon has begun.
+    orders: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Marked {
+    /// The byte behind the last.
+    end: u64,
+    /// Which order has marked it, counted from 1; 0 before the daemon has begun.
+    order: u64,
+}
 
 impl Marks {
     /// Marks that end with the daemon, as the blocks of a store in memory do.
@@ -91,6 +110,13 @@ impl Marks {
         self.lock().first(at, len)
     }
 
+    /// How many orders to mark blocks were carried out: a write that begins now is of later data
+    /// than what they have marked.
+    #[must_use]
+    pub fn orders(&self) -> u64 {
+        self.lock().orders
+    }
+
     /// Carries out a change: keeps it, and only then makes it so. For the keeper alone.
     ///
     /// # Errors
@@ -106,12 +132,12 @@ impl Marks {
                     return Err(Status::CAPACITY_EXCEEDED.with_dnr());
                 }
             }
-            Change::Mend(ranges) => ranges.iter().for_each(|(at, len)| new.remove(*at, *len)),
-        }
-        if new == old {
-            return Ok(());
+            Change::Mend { ranges, until } => {
+                ranges.iter().for_each(|(at, len)| new.remove(*at, *len, *until));
+            }
         }
         if let Some((folder, name)) = &self.file
+            && !new.joined().eq(old.joined())
             && let Err(failure) = keep(folder, name, &new)
         {
             let path = folder.join(name);
@@ -143,47 +169,58 @@ impl Eq for Marks {}
 
 impl Ranges {
     fn bytes(&self) -> u64 {
-        self.0.iter().map(|(start, end)| end - start).sum()
+        self.marked.iter().map(|(start, marked)| marked.end - start).sum()
     }
 
     fn first(&self, at: u64, len: u64) -> Option<u64> {
         let end = at.saturating_add(len);
-        match self.0.range(..=at).next_back() {
+        match self.marked.range(..=at).next_back() {
             _ if len == 0 => None,
-            Some((_, last)) if *last > at => Some(at),
-            _ => self.0.range(at..end).next().map(|(start, _)| *start),
+            Some((_, marked)) if marked.end > at => Some(at),
+            _ => self.marked.range(at..end).next().map(|(start, _)| *start),
         }
     }
 
+    /// Carries out the next order.
     fn add(&mut self, at: u64, len: u64) {
-        let (mut start, mut end) = (at, at.saturating_add(len));
-        if start == end {
-            return;
+        self.remove(at, len, u64::MAX);
+        self.orders += 1;
+        let end = at.saturating_add(len);
+        if at < end {
+            self.marked.insert(at, Marked { end, order: self.orders });
         }
-        // What overlaps it or touches it becomes one with it.
-        while let Some((&from, &to)) =
-            self.0.range(..=end).next_back().filter(|(_, to)| **to >= start)
-        {
-            self.0.remove(&from);
-            (start, end) = (start.min(from), end.max(to));
-        }
-        self.0.insert(start, end);
     }
 
-    fn remove(&mut self, at: u64, len: u64) {
+    /// Takes away what orders up to `until` have marked.
+    fn remove(&mut self, at: u64, len: u64, until: u64) {
         let end = at.saturating_add(len);
-        if at == end {
-            return;
-        }
-        while let Some((&from, &to)) = self.0.range(..end).next_back().filter(|(_, to)| **to > at) {
-            self.0.remove(&from);
-            if to > end {
-                self.0.insert(end, to);
+        let before = self.marked.range(..end).rev();
+        let meets = before.take_while(|(_, marked)| marked.end > at);
+        let old: Vec<(u64, Marked)> = meets
+            .filter(|(_, marked)| marked.order <= until)
+            .map(|(from, marked)| (*from, *marked))
+            .collect();
+        for (from, marked) in old {
+            self.marked.remove(&from);
+            if marked.end > end {
+                self.marked.insert(end, marked);
             }
             if from < at {
-                self.0.insert(from, at);
+                self.marked.insert(from, Marked { end: at, ..marked });
             }
         }
+    }
+
+    /// The first byte of each range and the one behind its last; those that touch are one.
+    fn joined(&self) -> impl Iterator<Item = (u64, u64)> {
+        let mut rest = self.marked.iter().map(|(start, marked)| (*start, marked.end)).peekable();
+        std::iter::from_fn(move || {
+            let (start, mut end) = rest.next()?;
+            while let Some((_, next)) = rest.next_if(|(start, _)| *start == end) {
+                end = next;
+            }
+            Some((start, end))
+        })
     }
 }
 
@@ -207,14 +244,15 @@ fn parse(bytes: &[u8]) -> Option<Ranges> {
     let text = std::str::from_utf8(bytes).ok()?;
     for line in text.lines().filter_map(|line| line.strip_prefix("bytes ")) {
         let (start, end) = line.split_once(' ')?;
-        ranges.0.insert(start.parse().ok()?, end.parse().ok()?);
+        let marked = Marked { end: end.parse().ok()?, order: 0 };
+        ranges.marked.insert(start.parse().ok()?, marked);
     }
-    let sane = ranges.0.iter().all(|(start, end)| start < end);
+    let sane = ranges.marked.iter().all(|(start, marked)| *start < marked.end);
     (sane && emit(&ranges) == bytes).then_some(ranges)
 }
 
 fn keep(folder: &Path, name: &str, ranges: &Ranges) -> std::io::Result<()> {
-    match ranges.0.is_empty() {
+    match ranges.marked.is_empty() {
         true => kept::remove(folder, name),
         false => kept::write(folder, name, &emit(ranges)),
     }
@@ -222,7 +260,7 @@ fn keep(folder: &Path, name: &str, ranges: &Ranges) -> std::io::Result<()> {
 
 fn emit(ranges: &Ranges) -> Vec<u8> {
     let mut text = format!("{FIRST_LINE}\n");
-    for (start, end) in &ranges.0 {
+    for (start, end) in ranges.joined() {
         // Writing to a string does not fail.
         let _ = writeln!(text, "bytes {start} {end}");
     }
@@ -243,6 +281,10 @@ mod tests {
         Change::Mark { at, len, most_bytes: 1 << 20 }
     }
 
+    fn mend(ranges: &[(u64, u64)], until: u64) -> Change {
+        Change::Mend { ranges: ranges.to_vec(), until }
+    }
+
     #[test]
     fn marks_outlast_the_daemon_until_they_are_mended() {
         let folder = tempfile::tempdir().unwrap();
@@ -259,10 +301,27 @@ mod tests {
             (marks.first(8192, 1), marks.first(12288, 1 << 20)),
             (Some(8192), Some(1 << 16))
         );
-        marks.change(&Change::Mend(vec![(0, 8192), (1 << 16, 512)])).unwrap();
+        marks.change(&mend(&[(0, 8192), (1 << 16, 512)], marks.orders())).unwrap();
         assert_eq!(made(folder.path()).unwrap().first(0, 1 << 20), Some(8192));
-        marks.change(&Change::Mend(vec![(0, u64::MAX)])).unwrap();
+        marks.change(&mend(&[(0, u64::MAX)], marks.orders())).unwrap();
         assert!(marks.is_empty() && std::fs::read_dir(folder.path()).unwrap().next().is_none());
+    }
+
+    #[test]
+    fn what_is_marked_after_a_write_has_begun_outlasts_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let marks = made(folder.path()).unwrap();
+        marks.change(&mark(0, 16384)).unwrap();
+        let until = marks.orders();
+        marks.change(&mark(4096, 4096)).unwrap();
+        marks.change(&mend(&[(0, 12288)], until)).unwrap();
+        for marks in [&marks, &made(folder.path()).unwrap()] {
+            let first = |at| marks.first(at, 4096);
+            assert_eq!([0, 4096, 8192].map(first), [None, Some(4096), None]);
+            assert_eq!(first(12288), Some(12288));
+        }
+        marks.change(&mend(&[(0, 12288)], marks.orders())).unwrap();
+        assert_eq!(marks.first(0, 1 << 20), Some(12288));
     }
 
     #[test]
@@ -276,7 +335,7 @@ mod tests {
         assert_eq!(mark(0), Ok(()), "marked already");
         assert_eq!(marks.first(4096, 4096), None);
         std::fs::remove_dir_all(folder.path()).unwrap();
-        let mended = marks.change(&Change::Mend(vec![(0, 4096)]));
+        let mended = marks.change(&mend(&[(0, 4096)], marks.orders()));
         assert_eq!(mended, Err(Status::INTERNAL_ERROR));
         assert_eq!(marks.first(0, 4096), Some(0), "what is not kept is not so");
     }
@@ -291,23 +350,31 @@ mod tests {
     proptest! {
         #[test]
         fn ranges_are_what_a_list_of_bytes_says(
-            steps in prop::collection::vec((any::<bool>(), 0u64..64, 0u64..24), 0..40),
+            steps in prop::collection::vec((any::<bool>(), 0u64..64, 0u64..24, 0u64..8), 0..40),
             at in 0u64..80, len in 0u64..80
         ) {
-            let (mut ranges, mut plain) = (Ranges::default(), [false; 200]);
-            for (marks, at, len) in steps {
-                match marks {
-                    true => ranges.add(at, len),
-                    false => ranges.remove(at, len),
+            // Of each byte the order that has marked it.
+            let (mut ranges, mut plain) = (Ranges::default(), [None; 200]);
+            for (marks, at, len, ago) in steps {
+                let bytes = &mut plain[at as usize..(at + len) as usize];
+                if marks {
+                    ranges.add(at, len);
+                    bytes.fill(Some(ranges.orders));
+                } else {
+                    let until = ranges.orders.saturating_sub(ago);
+                    ranges.remove(at, len, until);
+                    let meant = bytes.iter_mut().filter(|byte| **byte <= Some(until));
+                    meant.for_each(|byte| *byte = None);
                 }
-                plain[at as usize..(at + len) as usize].fill(marks);
-                prop_assert_eq!(ranges.bytes(), plain.iter().filter(|marked| **marked).count() as u64);
-                let ends = ranges.0.iter().zip(ranges.0.iter().skip(1));
+                let marked = plain.iter().filter(|byte| byte.is_some()).count();
+                prop_assert_eq!(ranges.bytes(), marked as u64);
+                let ends = ranges.joined().zip(ranges.joined().skip(1));
                 prop_assert!(ends.into_iter().all(|((_, end), (next, _))| end < next));
             }
-            let expected = (at..at + len).find(|&byte| plain[byte as usize]);
+            let expected = (at..at + len).find(|&byte| plain[byte as usize].is_some());
             prop_assert_eq!(ranges.first(at, len), expected);
-            prop_assert_eq!(parse(&emit(&ranges)), Some(ranges));
+            let parsed = parse(&emit(&ranges)).unwrap();
+            prop_assert!(parsed.joined().eq(ranges.joined()));
         }
     }
 }

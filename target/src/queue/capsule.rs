@@ -96,7 +96,8 @@ impl Queue {
         };
         match self.rule(slot, sqe, tail_bytes, io) {
             Ok(Plan::Mend { plan, of }) => {
-                self.slot(slot).make_rare().mend = Mend::Due { of, zeroed: Vec::new() };
+                let until = of.orders();
+                self.slot(slot).make_rare().mend = Mend::Due { of, until };
                 Ok(*plan)
             }
             plan => plan,

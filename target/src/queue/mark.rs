@@ -6,9 +6,9 @@ use std::sync::Arc;
 use nvme::{IoOpcode, Status};
 
 use super::{Io, Link, Queue, Serves};
-use crate::command::Plan;
 use crate::command::copy::Job;
 use crate::command::uncorrectable::UNREADABLE;
+use crate::command::{Plan, io as rules};
 use crate::disk::Op;
 use crate::reservation::keeper::Mark;
 use crate::uncorrectable::{Change, Marks};
@@ -23,8 +23,9 @@ pub(super) enum Mend {
     Due {
         /// Of the namespace.
         of: Arc<Marks>,
-        /// Of a deallocation the ranges that were zeroed, by byte offset and bytes.
-        zeroed: Vec<(u64, u64)>,
+        /// How many orders to mark blocks were carried out when it began. What later ones mark
+        /// stays so: others may have written it since this command has.
+        until: u64,
     },
     /// It is done, and the keeper notes it.
     UnderWay,
@@ -43,24 +44,20 @@ impl Queue {
     #[inline]
     pub(super) fn mends(&mut self, slot: u16, io: &mut Io<'_>) -> bool {
         let entry = &self.slots[usize::from(slot)];
-        let Some(Mend::Due { of, zeroed }) = entry.rare().map(|rare| &rare.mend) else {
+        let Some(Mend::Due { of, until }) = entry.rare().map(|rare| &rare.mend) else {
             return false;
         };
         if self.link != Link::Open {
             return false;
         }
-        let of = Arc::clone(of);
-        let mut changed = match &entry.plan {
-            // Of what was marked after it had been deallocated nothing is known.
-            Plan::Deallocate { .. } => zeroed.clone(),
-            plan => changed(plan, entry.bytes(io.pool)),
-        };
+        let (of, until) = (Arc::clone(of), *until);
+        let mut changed = changed(&entry.plan, entry.bytes(io.pool));
         changed.retain(|(at, len)| of.first(*at, *len).is_some());
         if changed.is_empty() {
             return false;
         }
         self.slot(slot).make_rare().mend = Mend::UnderWay;
-        self.ask_mark(slot, of, Change::Mend(changed), io);
+        self.ask_mark(slot, of, Change::Mend { ranges: changed, until }, io);
         true
     }
 
@@ -88,15 +85,13 @@ impl Queue {
 
     /// What deallocates a range. A store may do nothing when it is asked to; then what was there
     /// before blocks were made unreadable would be read again, so a range with such is zeroed.
-    pub(super) fn discard(&mut self, slot: u16, at: u64, len: u64) -> Op {
-        let rare = self.slot(slot).rare_mut();
-        if let Some(Mend::Due { of, zeroed }) = rare.map(|rare| &mut rare.mend)
-            && of.first(at, len).is_some()
-        {
-            zeroed.push((at, len));
-            return Op::Zero { at, len, deallocate: true };
+    pub(super) fn discard(&self, slot: u16, at: u64, len: u64) -> Op {
+        match self.slots[usize::from(slot)].rare().map(|rare| &rare.mend) {
+            Some(Mend::Due { of, .. }) if of.first(at, len).is_some() => {
+                Op::Zero { at, len, deallocate: true }
+            }
+            _ => Op::Discard { at, len },
         }
-        Op::Discard { at, len }
     }
 
     /// Checks that all blocks that are to be copied can be read.
@@ -149,6 +144,10 @@ fn changed(plan: &Plan, data: &[u8]) -> Vec<(u64, u64)> {
         Plan::Zero { at, len, .. } => vec![(*at, *len)],
         Plan::Copy { job, .. } => {
             job.store(data).map(|(at, len)| (at, len.into())).into_iter().collect()
+        }
+        // Whatever was marked when it began was zeroed, not given up.
+        Plan::Deallocate { extent, nr, .. } => {
+            (0..*nr).filter_map(|range| rules::range_at(data, range, *extent).ok()).collect()
         }
         _ => Vec::new(),
     }

@@ -139,7 +139,8 @@ impl Shelf {
         }
         erased?;
         if !store.marks.is_empty() {
-            store.marks.change(&Change::Mend(vec![(0, u64::MAX)]))?;
+            let ranges = vec![(0, u64::MAX)];
+            store.marks.change(&Change::Mend { ranges, until: u64::MAX })?;
         }
         let (old, new) = (backing.block_size_bytes(), wish.block_size_bytes);
         let same = backing.size_bytes() == *bytes && store.tended.reformat(backing, new);

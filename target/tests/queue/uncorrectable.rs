@@ -7,7 +7,7 @@ use std::sync::Arc;
 use nvme::copy::{Copy, CopyFlags, CopyRange};
 use nvme::sqe::DsmRange;
 use nvme::{Cqe, IoOpcode, Sgl, Sqe, Status};
-use nvmfd::disk::Op;
+use nvmfd::disk::{Done, Op};
 use nvmfd::mailbox::{Mail, Mailbox, mailbox};
 use nvmfd::queue::Queue;
 use nvmfd::registry::Registry;
@@ -50,13 +50,29 @@ impl Stage {
 
     /// The keeper keeps what it was told, and everything goes on.
     fn keep(&mut self) {
+        self.hear();
+        self.world.run(&mut self.queue);
+    }
+
+    /// The keeper keeps what it was told; the disk does nothing.
+    fn hear(&mut self) {
         self.keeper.catch_up(&self.world.registry);
         while let Some(letter) = self.mail.take() {
             if let Mail::Answer(done) = letter {
                 self.queue.on_disk(done.tag as u16, done, &mut self.world.io());
             }
         }
-        self.world.run(&mut self.queue);
+        while self.world.fabric_step(&mut self.queue) {}
+    }
+
+    /// Sends a command whose change of blocks has happened, and nobody has been told.
+    fn change(&mut self, sqe: &Sqe, data: &[u8]) -> Done {
+        self.world.send(&mut self.queue, sqe, data);
+        while self.world.fabric_step(&mut self.queue) {}
+        while !matches!(self.world.disk.waiting[0].1, Op::Write { .. } | Op::Zero { .. }) {
+            assert!(self.world.disk_step(&mut self.queue));
+        }
+        self.world.disk.perform(&self.world.pool).unwrap()
     }
 
     fn ask(&mut self, sqe: &Sqe, data: &[u8]) -> Cqe {
@@ -170,6 +186,59 @@ fn compare_verify_and_copy_do_not_read_them_and_copy_may_write_them() {
     stage.good(&copy(40), &ranges(2));
     assert_eq!(stage.bad(), [8, 9]);
     stage.end();
+}
+
+#[test]
+fn what_is_marked_while_it_is_deallocated_stays_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut stage = Stage::new(folder.path());
+    stage.good(&mark(0, 0), &[]);
+    let range = DsmRange { attributes: 0, blocks: 2, slba: 8 }.emit();
+    let deallocation = Sqe::deallocation(1, 0).with_sgl(Sgl::in_capsule(0, 16)).with_cid(5);
+    stage.world.send(&mut stage.queue, &deallocation, &range);
+    let discards = |stage: &Stage| matches!(stage.world.disk.waiting[0].1, Op::Discard { .. });
+    assert!(discards(&stage), "nothing there is unreadable, and the store may do nothing");
+    stage.world.send(&mut stage.queue, &mark(9, 0).with_cid(1), &[]);
+    stage.hear();
+    let cqe = stage.world.completions.pop().unwrap();
+    assert!((cqe.cid, cqe.status.is_success()) == (1, true) && discards(&stage));
+    stage.world.run(&mut stage.queue);
+    stage.keep();
+    let cqe = stage.world.completions.pop().unwrap();
+    assert_eq!((cqe.cid, cqe.status.is_success()), (5, true));
+    assert_eq!(stage.bad(), [0, 9], "what was there before would be read again");
+    stage.end();
+}
+
+#[test]
+fn what_others_have_written_and_marked_since_stays_unreadable() {
+    let write = Sqe::io(IoOpcode::WRITE, 1).with_range(8, 0).with_sgl(keyed(0, 4096));
+    let copy = Copy { sdlba: 8, flags: CopyFlags(0) }.emit(1, Sgl::in_capsule(0, 32));
+    let from = CopyRange { slba: 2, nlb_z: 0 }.emit();
+    let range = DsmRange { attributes: 0, blocks: 2, slba: 8 }.emit();
+    let deallocation = Sqe::deallocation(1, 0).with_sgl(Sgl::in_capsule(0, 16));
+    let zeroes = Sqe::io(IoOpcode::WRITE_ZEROES, 1).with_range(8, 0);
+    let changes: [(Sqe, &[u8]); 4] =
+        [(write, &[]), (zeroes, &[]), (copy, &from), (deallocation, &range)];
+    for (change, data) in changes {
+        let folder = tempfile::tempdir().unwrap();
+        let mut stage = Stage::new(folder.path());
+        stage.good(&mark(0, 0), &[]);
+        stage.good(&mark(8, 0), &[]);
+        let done = stage.change(&change.with_cid(5), data);
+        stage.good(&write, &[]);
+        assert_eq!(stage.bad(), [0]);
+        stage.good(&mark(8, 0), &[]);
+        stage.queue.on_disk(done.tag as u16, done, &mut stage.world.io());
+        stage.world.run(&mut stage.queue);
+        stage.keep();
+        let cqe = stage.world.completions.pop().unwrap();
+        assert_eq!((cqe.cid, cqe.status.is_success()), (5, true));
+        assert_eq!(stage.bad(), [0, 8], "opcode {:02X}h: it is the other's data", change.opcode);
+        stage.good(&change.with_cid(6), data);
+        assert_eq!(stage.bad(), [0]);
+        stage.end();
+    }
 }
 
 #[test]
