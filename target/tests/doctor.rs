@@ -43,6 +43,15 @@ fn the_doctor_finds_what_a_configuration_lacks_and_says_so_by_its_exit_code() {
     assert_eq!(level(&healed, "storage"), "problem");
     let told = String::from_utf8(doctor(&config, &[]).stdout).unwrap();
     assert!(told.contains("-> make the folder, attach the device"), "{told}");
+    assert!(!told.contains("No configuration was looked at"), "{told}");
+    // What is not made has to be there; a folder that bears direct I/O is not enough.
+    let disk = folder.path().join("disk.img");
+    let text = fs::read_to_string(&config).unwrap();
+    let text = text.replace("\"/nvmfd-no-such-folder/disk.img\"", &format!("{disk:?}"));
+    fs::write(&config, text.replace("size = \"1GiB\"\n", "")).unwrap();
+    let told = String::from_utf8(doctor(&config, &[]).stdout).unwrap();
+    assert!(told.contains("disk.img is not there\n"), "{told}");
+    assert!(told.contains("-> correct the path, or give a `size`: it will be made"), "{told}");
 }
 
 #[test]
@@ -52,5 +61,7 @@ fn a_configuration_that_is_none_is_no_diagnosis() {
     fs::write(&config, "provider = 7\n").unwrap();
     let output = doctor(&config, &[]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("nvmfd check"));
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(told.contains("nvmfd check"), "{told}");
+    assert!(!told.contains(&format!("{0}: {0}", config.display())), "{told}");
 }

@@ -13,9 +13,13 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
     let mut findings = Vec::new();
     for subsystem in &config.subsystems {
         for namespace in &subsystem.namespaces {
-            if let NamespaceKind::File { path, .. } = &namespace.kind {
+            if let NamespaceKind::File { path, size } = &namespace.kind {
                 let place = format!("namespace {} of {}", namespace.nsid, subsystem.nqn);
-                findings.push(direct(&place, path, try_direct(path)));
+                let made = size.is_some() && !namespace.read_only;
+                findings.push(match made || path.exists() {
+                    true => direct(&place, path, try_direct(path)),
+                    false => absent(&place, path, namespace.read_only),
+                });
             }
         }
     }
@@ -56,6 +60,15 @@ fn trial(folder: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Resul
     // Some file systems make the file first and refuse direct I/O afterwards.
     let _ = fs::remove_file(&probe);
     made
+}
+
+/// What is not there, and will not be made.
+fn absent(place: &str, path: &Path, read_only: bool) -> Finding {
+    let remedy = match read_only || path.starts_with("/dev") {
+        true => "correct the path, or attach the device or mount the file system",
+        false => "correct the path, or give a `size`: it will be made",
+    };
+    Finding::problem("storage", format!("{place}: {} is not there", path.display()), remedy)
 }
 
 fn direct(place: &str, path: &Path, tried: io::Result<()>) -> Finding {

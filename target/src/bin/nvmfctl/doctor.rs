@@ -1,6 +1,6 @@
 //! `nvmfctl doctor`: looks at this machine, with or without a daemon.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use nvmfd::config::Config;
@@ -10,6 +10,9 @@ use crate::output::{Failure, Output};
 
 /// Looked at where no other configuration is named.
 const DEFAULT_CONFIG: &str = "/etc/nvmfd/nvmfd.toml";
+
+const NO_CONFIG: &str = "No configuration was looked at: --config FILE has its addresses, disks, \
+                         keys and hosts examined too\n";
 
 #[derive(Args)]
 pub(crate) struct Command {
@@ -21,11 +24,13 @@ pub(crate) struct Command {
 pub(crate) fn run(command: Command, output: Output) -> Result<(), Failure> {
     let default = || Some(PathBuf::from(DEFAULT_CONFIG)).filter(|path| path.exists());
     let config = command.config.or_else(default);
-    let config = config.as_deref().map(load).transpose()?;
+    let config = config.as_deref().map(Config::load).transpose().map_err(|errors| {
+        Failure::new(format!("{errors}; `nvmfd check` shows what is wrong with it"))
+    })?;
     let findings = examine(config.as_ref());
     match output.json {
         true => output.print(&serde_json::to_string_pretty(&findings).unwrap_or_default()),
-        false => output.print(&text(&findings)),
+        false => output.print(&(text(&findings) + if config.is_none() { NO_CONFIG } else { "" })),
     }
     let count = |level| findings.iter().filter(|finding| finding.level == level).count();
     match (count(Level::Problem), count(Level::Warning)) {
@@ -34,12 +39,6 @@ pub(crate) fn run(command: Command, output: Output) -> Result<(), Failure> {
             Err(Failure::new(format!("{problems} problem(s) and {warnings} warning(s)")))
         }
     }
-}
-
-fn load(path: &Path) -> Result<Config, Failure> {
-    let help = "`nvmfd check` shows what is wrong with it";
-    Config::load(path)
-        .map_err(|errors| Failure::new(format!("{}: {errors}; {help}", path.display())))
 }
 
 fn text(findings: &[Finding]) -> String {
