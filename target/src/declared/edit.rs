@@ -191,7 +191,15 @@ fn make(documents: &mut [DocumentMut], change: &Change) -> Result<(), Misfit> {
                 false => add(roots, "host", ("nqn", nqn.as_str().into()), settings),
             }
         }
-        Change::RemoveHost { nqn } => remove(roots, "host", nqn, |t| text(t, "nqn") == Some(nqn)),
+        Change::RemoveHost { nqn } => {
+            remove(roots, "host", nqn, |t| text(t, "nqn") == Some(nqn)).map_err(|misfit| {
+                match misfit {
+                    // A host without a key may well be known to subsystems.
+                    Misfit::Missing(_) => Misfit::Missing(format!("there is no key of host {nqn}")),
+                    misfit => misfit,
+                }
+            })
+        }
         Change::Replace { .. } => Ok(()),
     }
 }
