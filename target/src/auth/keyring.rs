@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -169,7 +169,8 @@ impl Keys {
 /// One sentence with the path and a remedy; never a part of the secret.
 pub fn read_secret(path: &Path) -> Result<Secret, String> {
     let shown = path.display();
-    let file = File::open(path).map_err(|error| format!("{shown} cannot be read: {error}"))?;
+    let us = geteuid().as_raw();
+    let file = File::open(path).map_err(|error| unreadable(path, us, &error))?;
     let metadata = file.metadata().map_err(|error| format!("{shown} cannot be read: {error}"))?;
     if !metadata.is_file() {
         return Err(format!("{shown} is not a file: name one that holds the secret"));
@@ -178,7 +179,6 @@ pub fn read_secret(path: &Path) -> Result<Secret, String> {
         let mode = metadata.mode() & 0o777;
         return Err(format!("others may use {shown} (mode {mode:03o}): run `chmod 600 {shown}`"));
     }
-    let us = geteuid().as_raw();
     if metadata.uid() != us && metadata.uid() != 0 {
         let owner = metadata.uid();
         return Err(format!("{shown} belongs to user {owner}: run `chown {us} {shown}`"));
@@ -190,6 +190,16 @@ pub fn read_secret(path: &Path) -> Result<Secret, String> {
     Secret::parse(text.trim()).map_err(|error| {
         format!("{shown} holds no secret: {error}; `nvme gen-dhchap-key` makes one")
     })
+}
+
+fn unreadable(path: &Path, us: u32, error: &io::Error) -> String {
+    let shown = path.display();
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            format!("{shown} cannot be read by user {us}: `chown {us} {shown}`; see its folder too")
+        }
+        _ => format!("{shown} cannot be read: {error}"),
+    }
 }
 
 #[cfg(test)]
@@ -208,6 +218,8 @@ mod tests {
         let path = folder.path().join("key");
         assert!(read_secret(&path).unwrap_err().contains("cannot be read"));
         assert!(read_secret(folder.path()).unwrap_err().contains("is not a file"));
+        let says = unreadable(&path, 997, &io::ErrorKind::PermissionDenied.into());
+        assert!(says.contains("`chown 997 /"), "{says}");
         write(&path, SECRET).unwrap();
         for mode in [0o644, 0o640, 0o604, 0o620, 0o601] {
             set_permissions(&path, Permissions::from_mode(mode)).unwrap();

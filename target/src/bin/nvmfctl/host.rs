@@ -32,9 +32,10 @@ pub(crate) enum Command {
     Key {
         /// The name of the host
         host: String,
-        /// The file of the secret by which it proves itself
+        /// The file of the secret by which it proves itself, as `nvme gen-dhchap-key` prints it;
+        /// the daemon reads it, and nobody else may (mode 600)
         file: PathBuf,
-        /// The file of the secret by which the target proves itself to it
+        /// The file of the secret by which the target proves itself to it, likewise
         #[arg(long, value_name = "FILE")]
         controller: Option<PathBuf>,
     },
