@@ -203,7 +203,8 @@ fn said(begun: Option<&Begun>, file: &Path, text: Option<String>) -> Option<Stri
     begun.map_or_else(|| text.clone(), |begun| begun.text(file, text.clone()))
 }
 
-const FOLDER: &str = "let the user of the daemon read that folder, or take `include` out";
+const FOLDER: &str = "`include` names a folder: make it, and let the user of the daemon read it; \
+                      or take `include` out";
 
 /// The folder of more files, whether it is there or not.
 fn folder(main: &Source) -> Result<Option<PathBuf>, ConfigErrors> {
