@@ -170,8 +170,8 @@ impl Stores {
                 Some(_) => {
                     return Err(format!(
                         "{place} is in use and cannot become another store at once: what hosts have \
-                         not written yet would land there; remove it, reload, add it, reload (or `nvmfctl \
-                         namespace remove`, and then `add`)"
+                         not written yet would land there; remove it, reload, add it, reload (or \
+                         `nvmfctl namespace remove`, and then `add`)"
                     ));
                 }
                 None => {

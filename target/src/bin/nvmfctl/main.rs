@@ -34,9 +34,9 @@ use output::{Failure, Output};
 
 /// Asks and changes a running nvmfd.
 ///
-/// Something is wrong: `status` shows what runs, `why` who was refused and what to do, `doctor` what
-/// is in the way on this machine. What is changed here is in force at once and kept; `save` writes
-/// it into the configuration files.
+/// Something is wrong: `status` shows what runs, `why` who was refused and what to do, `doctor`
+/// what is in the way on this machine. What is changed here is in force at once and kept; `save`
+/// writes it into the configuration files.
 ///
 /// Exit codes: 0 done, 1 failed, 2 usage.
 #[derive(Parser)]
