@@ -30,6 +30,20 @@ fn a_gap_is_reported_once_and_healed() {
     assert_eq!(b.completions().len(), 6);
 }
 
+/// What was far ahead of the first loss is what tells that the peer has gone back.
+#[test]
+fn a_gap_is_reported_again_when_another_part_of_it_is_lost() {
+    let mut b = End::new(&Settings { window: 64, ..settings(4) });
+    b.shelf = Shelf::new(1024);
+    for first in [41, 1] {
+        for ahead in first..64 {
+            b.request(Opcode::SendOnly, ahead, Extended::default(), &[1; 16]);
+        }
+        let report = [(0, Opcode::Acknowledge, nak(Nak::Sequence))];
+        assert_eq!(b.answers(), report, "all before {first} are lost");
+    }
+}
+
 #[test]
 fn duplicates_are_acknowledged_and_not_executed() {
     let (mut a, mut b) = pair();

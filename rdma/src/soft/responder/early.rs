@@ -11,11 +11,6 @@ const NONE: u32 = u32::MAX;
 /// A peer of our own kind is told at the latest after so many early packets.
 const TELL_INTERVAL: u32 = 4;
 
-/// How far ahead of the missing one a packet of any other peer may be. Such a peer sends everything
-/// behind a gap again anyhow, so what is kept is for those that overtake each other a little; and
-/// whoever forges packets blindly has to guess a number so much better.
-const MOST_AHEAD: usize = 32;
-
 /// What becomes of an early packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
@@ -44,7 +39,6 @@ pub(super) struct Early {
 impl Early {
     pub(super) fn new(most: u32, mtu: u32, selective: bool) -> Early {
         let (most, mtu) = (most as usize, mtu as usize);
-        let most = if selective { most } else { most.min(MOST_AHEAD) };
         Early { places: VecDeque::new(), count: 0, most, mtu, selective, untold: 0 }
     }
 
@@ -172,17 +166,6 @@ mod tests {
         assert_eq!(early.keep(6, &packet(6), &mut shelf).0, Verdict::Kept);
         assert_eq!(early.pass(10, &mut shelf), None);
         assert!(shelf.is_empty() && early.is_empty());
-    }
-
-    #[test]
-    fn far_ahead_is_for_our_own_kind() {
-        let mut shelf = Shelf::new(1024);
-        let both = [(false, Verdict::Dropped), (true, Verdict::Kept)];
-        for (selective, far) in both {
-            let mut early = Early::new(1000, 1024, selective);
-            let mut keep = |psn| early.keep(psn, &packet(psn), &mut shelf).0;
-            assert_eq!([keep(31), keep(32)], [Verdict::Kept, far], "{selective}");
-        }
     }
 
     #[test]
