@@ -123,7 +123,7 @@ impl Wire {
 
     /// The largest payload of a packet on the way to a peer that has found us and asks for so much,
     /// if known.
-    fn path_mtu(&self, from: IpAddr, to: IpAddr, asked: u32) -> Option<u32> {
+    fn path_mtu(&mut self, from: IpAddr, to: IpAddr, asked: u32) -> Option<u32> {
         match self {
             Wire::Udp(udp) => udp.path_mtu(from, to, asked),
             Wire::Air(..) => None,

@@ -24,7 +24,7 @@ use super::train::{Item, MOST_BYTES, MOST_GATHERED, Trains, Way};
 use crate::{FabricError, Region};
 pub(crate) use group::Shared;
 pub(super) use option::steered;
-use path::{beside, leaves, payload_bytes, route};
+use path::{beside, is_due, leaves, payload_bytes, route};
 use singles::Singles;
 pub use socket::SocketBuffers;
 use socket::{Bound, Received};
@@ -87,6 +87,8 @@ pub(super) struct Udp {
     watched: Vec<IpAddr>,
     /// The last trouble with sending that was told.
     trouble: Option<Errno>,
+    /// When it was told last that the system believes less of a way than our link carries.
+    doubted: Option<Instant>,
     /// Everything is written down there.
     pub(super) capture: Option<Capture>,
 }
@@ -120,6 +122,7 @@ impl Udp {
             blocked: Vec::new(),
             watched: Vec::new(),
             trouble: None,
+            doubted: None,
             capture: None,
         })
     }
@@ -250,18 +253,21 @@ impl Udp {
     ///
     /// What the system has been told of the way is no reason to refuse a peer: anybody can forge
     /// such a message, and the peer would be kept out for as long as the system believes it (ten
-    /// minutes). Our own link is.
-    pub(super) fn path_mtu(&self, from: IpAddr, to: IpAddr, asked: u32) -> Option<u32> {
+    /// minutes). The MTU of our own link is; a smaller one that is set on a route cannot be told
+    /// from such a message, and is not heeded.
+    pub(super) fn path_mtu(&mut self, from: IpAddr, to: IpAddr, asked: u32) -> Option<u32> {
         let (to, most) = (SocketAddr::new(to, ROCE_PORT), self.shared.options().config.mtu);
         let (_, told) = route(Some(from), to).ok()?;
         let carried = payload_bytes(told, to.is_ipv6(), most);
         let short = (1..asked).contains(&carried.unwrap_or_default());
         if short && asked <= most && leaves(from, to, asked) {
-            tracing::warn!(
-                "the way to {} is said to carry only {told} bytes (see `ip route get`), but our \
-                 link carries more: packets have the {asked} bytes that the host asks for",
-                to.ip()
-            );
+            if is_due(&mut self.doubted, Instant::now()) {
+                tracing::warn!(
+                    "the way to {} is said to carry only {told} bytes (see `ip route get`), but our \
+                     link carries more: packets have the {asked} bytes that the host asks for",
+                    to.ip()
+                );
+            }
             return Some(asked);
         }
         carried

@@ -2,6 +2,7 @@
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
 
 use nix::sys::socket::{getsockopt, setsockopt, sockopt as known};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -15,6 +16,8 @@ const UDP_HEADER_BYTES: usize = 8;
 /// immediate data and CRC.
 const OVERHEAD_BYTES: u32 =
     UDP_HEADER_BYTES as u32 + Bth::BYTES as u32 + 16 + 4 + ICRC_BYTES as u32;
+/// A warning that anybody on the network can bring about comes no more often.
+const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Which address of ours the routes choose for a peer, and the MTU of that way as the system has it
 /// now: that of the route or the link, or less, if anybody has said so on the way.
@@ -43,6 +46,15 @@ pub(super) fn leaves(from: IpAddr, to: SocketAddr, payload_bytes: u32) -> bool {
         socket.send_with_flags(&datagram, libc::MSG_MORE).map(drop)
     };
     ask().is_ok()
+}
+
+/// Whether it is time for a warning that came `last`; then it has come now.
+pub(super) fn is_due(last: &mut Option<Instant>, now: Instant) -> bool {
+    let due = last.is_none_or(|last| now.saturating_duration_since(last) >= WARN_INTERVAL);
+    if due {
+        *last = Some(now);
+    }
+    due
 }
 
 /// A socket that is connected to a peer, which sends nothing.
@@ -84,6 +96,14 @@ pub(super) fn beside(to: IpAddr) -> Vec<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_warning_comes_at_most_once_a_minute() {
+        let (mut last, start) = (None, Instant::now());
+        let due = [0, 1, 59, 60, 61, 119, 120]
+            .map(|seconds| is_due(&mut last, start + Duration::from_secs(seconds)));
+        assert_eq!(due, [true, false, false, true, false, false, true]);
+    }
 
     #[test]
     fn the_path_mtu_is_the_largest_that_a_link_carries() {
