@@ -192,7 +192,7 @@ impl Checker {
     /// two, and would push each other out.
     const LENGTHS: usize = 97;
 
-    /// With empty caches (of some 16 KiB, which never grow).
+    /// With empty caches (of some 32 KiB, which never grow).
     #[must_use]
     pub fn new() -> Checker {
         let cache = Box::new([Basis::EMPTY; Checker::LENGTHS]);

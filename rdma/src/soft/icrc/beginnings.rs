@@ -57,7 +57,7 @@ impl Default for Beginnings {
 
 impl Beginnings {
     /// How many are remembered. A prime, as in [`super::Checker`].
-    const PLACES: usize = 61;
+    const PLACES: usize = 251;
 
     /// The CRC of the IP and UDP headers of a datagram (see [`Icrc::start`]), and what is to be fed
     /// to it next in place of the base transport header.
@@ -95,18 +95,22 @@ fn changes(mut identification: u16) -> u32 {
     sum
 }
 
-/// Peers have addresses beside each other, lengths are multiples of 4.
+/// Peers have addresses beside each other, lengths are multiples of 4, and each queue pair of a host
+/// may have a source port of its own.
 fn place(flow: &Flow, datagram_bytes: usize) -> usize {
     let last = |at: &SocketAddr| match at.ip() {
         IpAddr::V4(v4) => v4.octets()[3],
         IpAddr::V6(v6) => v6.octets()[15],
     };
     let ends = usize::from(last(&flow.source)) + usize::from(last(&flow.destination));
+    let ends = ends + usize::from(flow.source.port()) * 13;
     (datagram_bytes / 4).wrapping_add(ends * 8) % Beginnings::PLACES
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -115,6 +119,15 @@ mod tests {
         let v4 = any::<u32>().prop_map(|bits| IpAddr::V4(Ipv4Addr::from_bits(bits)));
         let v6 = any::<u128>().prop_map(|bits| IpAddr::V6(bits.into()));
         (prop_oneof![4 => v4, 1 => v6], any::<u16>()).prop_map(SocketAddr::from)
+    }
+
+    #[test]
+    fn queue_pairs_of_one_host_have_their_own_places() {
+        let at = |port| SocketAddr::from(([192, 0, 2, 1], port));
+        let own = |port| place(&Flow { source: at(port), destination: at(4791) }, 4124);
+        let first = 0xc000;
+        let places: HashSet<usize> = (first..first + 251).map(own).collect();
+        assert_eq!(places.len(), Beginnings::PLACES);
     }
 
     proptest! {
