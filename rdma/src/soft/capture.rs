@@ -9,10 +9,10 @@
 //! identification is right for what is sent, and 0 for what is received.
 
 use std::borrow::Cow;
-use std::fs::{File, OpenOptions, Permissions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -95,11 +95,11 @@ struct Captured {
 }
 
 impl Capture {
-    /// Begins a capture into a new file at `path`, of at most about `limit_bytes`; what was there
-    /// is replaced. Only its owner may read it.
+    /// Begins a capture into a new file at `path`, of at most about `limit_bytes`, which only its
+    /// owner may read. A file that was there is removed; a named pipe or a device is written to.
     ///
     /// # Errors
-    /// The file cannot be made, or belongs to somebody else.
+    /// The file cannot be made, the old one cannot be removed, or there is a symbolic link.
     pub fn begin(path: &Path, keep: Keep, limit_bytes: u64) -> io::Result<Capture> {
         let file = create(path)?;
         let mut writer = PcapNgWriter::new(BufWriter::new(file)).map_err(cause)?;
@@ -175,14 +175,28 @@ impl Capture {
     }
 }
 
-/// A file that nobody else may read, also when there was one that others could.
+/// A file that nobody else can read: a new one, as somebody may have an old one open. A named pipe
+/// or a device is taken as it is.
 fn create(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
-    let file = options.write(true).create(true).truncate(true).mode(OWNER_ONLY).open(path)?;
-    if file.metadata()?.is_file() {
-        file.set_permissions(Permissions::from_mode(OWNER_ONLY))?;
+    options.write(true).mode(OWNER_ONLY).custom_flags(libc::O_NOFOLLOW);
+    match fs::symlink_metadata(path).map(|there| there.file_type()) {
+        Ok(there) if there.is_symlink() => {
+            return Err(io::Error::other("it is a symbolic link; name the file itself"));
+        }
+        Ok(there) if !there.is_file() => {
+            let file = options.open(path)?;
+            if file.metadata()?.is_file() {
+                return Err(io::Error::other("somebody has just replaced it"));
+            }
+            return Ok(file);
+        }
+        Ok(_) => fs::remove_file(path)
+            .map_err(|e| io::Error::new(e.kind(), format!("cannot remove the old file: {e}")))?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
     }
-    Ok(file)
+    options.create_new(true).open(path)
 }
 
 /// Writes what comes until nobody can add any more; the number of packets.
@@ -268,6 +282,12 @@ fn cause(error: PcapError) -> io::Error {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::io::Read;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use nix::sys::stat::Mode;
+    use nix::unistd::mkfifo;
     use pcap_file::pcapng::{Block, PcapNgReader};
 
     use super::super::header::{Extended, padding};
@@ -361,6 +381,38 @@ mod tests {
             let mode = std::fs::metadata(&path).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o600, "{}", path.display());
         }
+    }
+
+    #[test]
+    fn whoever_has_the_old_file_open_sees_nothing_new() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.pcapng");
+        fs::write(&path, "old").unwrap();
+        let mut reader = File::open(&path).unwrap();
+        let capture = Capture::begin(&path, Keep::All, u64::MAX).unwrap();
+        capture.add(Direction::Sent, &flow("192.0.2.1", "192.0.2.2"), 0, 0, [&[0; 64], &[], &[]]);
+        assert_eq!(finished(&path, capture, 1).len(), 1);
+        let mut seen = String::new();
+        reader.read_to_string(&mut seen).unwrap();
+        assert_eq!(seen, "old");
+    }
+
+    #[test]
+    fn a_symbolic_link_is_refused_and_a_pipe_is_written_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let [file, link, pipe] = ["file", "link", "pipe"].map(|name| folder.path().join(name));
+        fs::write(&file, "mine").unwrap();
+        symlink(&file, &link).unwrap();
+        let error = Capture::begin(&link, Keep::All, u64::MAX).unwrap_err();
+        assert!(error.to_string().contains("symbolic link"), "{error}");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
+        mkfifo(&pipe, Mode::from_bits_truncate(0o600)).unwrap();
+        // Open both ways, so that nobody waits for the other end.
+        let mut reader = OpenOptions::new().read(true).write(true).open(&pipe).unwrap();
+        let _capture = Capture::begin(&pipe, Keep::All, u64::MAX).unwrap();
+        let mut magic = [0; 4];
+        reader.read_exact(&mut magic).unwrap();
+        assert_eq!(magic, [0x0a, 0x0d, 0x0d, 0x0a], "a section header");
     }
 
     #[test]
