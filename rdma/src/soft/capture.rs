@@ -285,6 +285,7 @@ mod tests {
     use std::fs::Permissions;
     use std::io::Read;
     use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::time::Instant;
 
     use nix::sys::stat::Mode;
     use nix::unistd::mkfifo;
@@ -320,14 +321,21 @@ mod tests {
         packets
     }
 
-    /// Waits for the writer: it is gone when it has given the file back.
+    /// What is in the file when the writer has come so far.
     fn finished(path: &Path, capture: Capture, packets: usize) -> Vec<(u32, Vec<u8>, u32, u64)> {
         drop(capture);
+        awaited(path, packets)
+    }
+
+    /// Waits until there are so many packets in the file.
+    fn awaited(path: &Path, packets: usize) -> Vec<(u32, Vec<u8>, u32, u64)> {
+        let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let found = read(path);
             if found.len() >= packets {
                 return found;
             }
+            assert!(Instant::now() < deadline, "{} packets of {packets}", found.len());
             thread::sleep(Duration::from_millis(5));
         }
     }
@@ -455,6 +463,7 @@ mod tests {
         while capture.missing.load(Ordering::Relaxed) == 0 {
             capture.add(Direction::Sent, &flow, 0, 0, [&[0; 500], &[], &[]]);
         }
-        assert_eq!(read(&path).len(), 2);
+        // The queue may be full before the writer has begun.
+        assert_eq!(awaited(&path, 2).len(), 2);
     }
 }

@@ -666,7 +666,8 @@ mod tests {
         let wait = |target: &Udp, addresses: &[SocketAddr]| {
             let fd = |at: &SocketAddr| target.own(at.ip()).unwrap().as_fd();
             let fds = addresses.iter().map(|at| PollFd::new(fd(at), PollFlags::POLLIN));
-            poll(&mut fds.collect::<Vec<_>>(), PollTimeout::NONE).unwrap();
+            let ready = poll(&mut fds.collect::<Vec<_>>(), PollTimeout::from(30_000u16)).unwrap();
+            assert!(ready > 0, "nothing has come");
         };
         wait(&target, &[quiet]);
         let mut told = Vec::new();
