@@ -102,8 +102,9 @@ impl Saving {
         let mut folders = BTreeSet::new();
         for Rewritten { file, old, new } in all {
             make_folder(parent(file))?;
-            // A link stays a link.
-            let file = real(file).map_err(|error| cannot("find", file, &error))?;
+            // A link stays a link, and where it goes, what it leads to stays.
+            let found = if new.is_some() { real(file) } else { itself(file) };
+            let file = found.map_err(|error| cannot("find", file, &error))?;
             if let Some(text) = new {
                 let beside = waiting(&file);
                 let like = fs::metadata(&file).unwrap_or_else(|_| like.clone());
@@ -200,9 +201,9 @@ impl Begun {
 
     /// What a file says that reads like this; none: there is no such file.
     pub(super) fn text(&self, file: &Path, text: Option<String>) -> Option<String> {
-        let real = real(file).ok();
-        let entry = self.files.iter().find(|entry| Some(&entry.file) == real.as_ref());
-        match entry {
+        let named = |name: PathBuf| self.files.iter().find(|entry| entry.file == name);
+        let real = || real(file).ok().and_then(named);
+        match itself(file).ok().and_then(named).or_else(real) {
             Some(entry) if entry.is_old(text.as_deref()) => match entry.new {
                 Some(_) if entry.waits() => read(&waiting(&entry.file)).or(text),
                 Some(_) => text,
@@ -290,6 +291,12 @@ fn real(file: &Path) -> io::Result<PathBuf> {
         (ErrorKind::NotFound, Some(name)) => Ok(fs::canonicalize(parent(file))?.join(name)),
         _ => Err(error),
     })
+}
+
+/// The file or link of that name, in the folder that links lead to.
+fn itself(file: &Path) -> io::Result<PathBuf> {
+    let name = file.file_name().ok_or(ErrorKind::InvalidInput)?;
+    Ok(fs::canonicalize(parent(file))?.join(name))
 }
 
 fn read(file: &Path) -> Option<String> {

@@ -1,10 +1,11 @@
 //! Configurations that others are put in the place of: one file, those of a folder, or all.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use super::saving::{kill_saving, stage_three};
 use super::*;
-use crate::config::Source;
+use crate::config::{Saving, Source};
 
 /// The texts of some files, each by its name.
 fn named<'s>(sources: impl Iterator<Item = &'s Source>) -> BTreeMap<String, String> {
@@ -20,6 +21,19 @@ fn other(declared: &Declared) -> BTreeMap<String, String> {
     let changed = files["d.toml"].replace("127.0.0.8", "127.0.0.9");
     files.insert("d.toml".to_owned(), changed);
     files
+}
+
+/// A process that another test starts may hold the lock as well, until it runs its own program.
+fn begin(declared: &Declared) -> Saving {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        match Saving::begin(declared.file()) {
+            Err(said) if said.contains("somebody else is saving") && Instant::now() < deadline => {
+                std::thread::yield_now();
+            }
+            begun => return begun.unwrap(),
+        }
+    }
 }
 
 fn names(declared: &Declared) -> Vec<&str> {
@@ -40,6 +54,27 @@ fn all_files_are_replaced_and_saved_as_one() {
     assert_eq!((found.config(), found.changes()), (next.config(), next.changes()));
     kill_saving(&next);
     assert_eq!(named(Sources::read(next.file()).unwrap().more.iter()), other(&declared));
+}
+
+#[test]
+fn of_a_file_that_is_a_link_only_the_link_goes() {
+    let (folder, declared, files) = stage_three();
+    let (link, text) = &files[1];
+    let target = folder.path().join("conf.avail/c.toml");
+    fs::create_dir(target.parent().unwrap()).unwrap();
+    fs::rename(link, &target).unwrap();
+    std::os::unix::fs::symlink("../conf.avail/c.toml", link).unwrap();
+    let change = Change::Replace { text: None, files: Some(other(&declared)) };
+    let next = declared.with(&[change], AT).unwrap();
+    let new = merged(&declared.sources, next.changes()).unwrap();
+    let saving = begin(&declared);
+    assert!(saving.commit(&declared.sources, &new).unwrap());
+    drop(saving);
+    assert_eq!(Sources::read(declared.file()).unwrap().more, new.more, "the link is there");
+    assert!(begin(&declared).has_finished_another());
+    assert_eq!(Sources::read(declared.file()).unwrap(), new);
+    assert!(fs::symlink_metadata(link).is_err(), "the link is gone");
+    assert_eq!(fs::read_to_string(&target).unwrap(), *text, "what it led to is not");
 }
 
 #[test]
