@@ -78,6 +78,7 @@ pub(crate) fn step() {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::cell::RefCell;
     use std::io::{BufRead, BufReader};
     use std::os::unix::process::ExitStatusExt;
     use std::path::{Path, PathBuf};
@@ -92,6 +93,18 @@ pub(crate) mod tests {
 
     /// Steps that are left to live; 0: not counted.
     static LEFT: AtomicU32 = AtomicU32::new(0);
+
+    type Hindrance = Box<dyn FnOnce()>;
+
+    thread_local! {
+        /// What is to happen in this thread, and how many steps before.
+        static NEXT: RefCell<Option<(u32, Hindrance)>> = const { RefCell::new(None) };
+    }
+
+    /// Has something happen before the step of this number in this thread, counted from 1.
+    pub(crate) fn hinder_before(step: u32, how: impl FnOnce() + 'static) {
+        NEXT.set(Some((step, Box::new(how))));
+    }
 
     /// Has this process killed before its step of this number, counted from 1.
     pub(crate) fn kill_before(step: u32) {
@@ -143,6 +156,11 @@ pub(crate) mod tests {
     pub(super) fn step() {
         if LEFT.load(Ordering::Relaxed) > 0 && LEFT.fetch_sub(1, Ordering::Relaxed) == 1 {
             raise(Signal::SIGKILL).unwrap();
+        }
+        match NEXT.take() {
+            Some((..=1, how)) => how(),
+            Some((steps, how)) => NEXT.set(Some((steps - 1, how))),
+            None => {}
         }
     }
 }

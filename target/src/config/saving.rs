@@ -84,6 +84,7 @@ impl Saving {
     }
 
     /// Everything that can fail: from its end on the files say what is new. Whether anything is.
+    /// After an error they say what is old, or where the sentence says so, what is new.
     pub(crate) fn commit(&self, old: &Sources, new: &Sources) -> Result<bool, String> {
         let mut made = Vec::new();
         let ready = self.ready(&old.rewritten(new), &mut made);
@@ -126,7 +127,12 @@ impl Saving {
         put(&beside, &text, &like, Permissions::from_mode(0o644)).map_err(|error| shown(&error))?;
         step();
         fs::rename(&beside, &record).map_err(|error| shown(&error))?;
-        sync_all(&BTreeSet::from([parent(&record).to_owned()]))?;
+        // From here on the new texts are what is read, whatever fails.
+        made.clear();
+        let on =
+            "what was saved is in force, but a power loss may undo it: run `nvmfctl save` again";
+        sync_all(&BTreeSet::from([parent(&record).to_owned()]))
+            .map_err(|error| format!("{error}: {on}"))?;
         Ok(true)
     }
 

@@ -7,7 +7,7 @@ use super::difference::differences;
 use super::*;
 use crate::api::Settings;
 use crate::config::NamespaceKind;
-use crate::kept::tests::{doomed, kill_before, run_killed};
+use crate::kept::tests::{doomed, hinder_before, kill_before, run_killed};
 
 mod replacing;
 mod saving;

@@ -78,6 +78,43 @@ fn of_a_file_that_is_a_link_only_the_link_goes() {
 }
 
 #[test]
+fn a_save_that_fails_anywhere_has_saved_all_or_nothing_and_says_which() {
+    let (folder, declared, files) = stage_three();
+    let change = Change::Replace { text: None, files: Some(other(&declared)) };
+    let next = declared.with(&[change], AT).unwrap();
+    let new = merged(&declared.sources, next.changes()).unwrap();
+    // The new texts can be got at while the record cannot.
+    let (home, elsewhere) = (folder.path(), tempdir().unwrap());
+    let (conf_d, stays) = (home.join("conf.d"), elsewhere.path().join("conf.d"));
+    fs::rename(&conf_d, &stays).unwrap();
+    std::os::unix::fs::symlink(&stays, &conf_d).unwrap();
+    let (mut before, mut after) = (0, 0);
+    for step in 1.. {
+        let _ = fs::remove_file(conf_d.join("e.toml"));
+        files.iter().for_each(|(file, text)| fs::write(file, text).unwrap());
+        let saving = begin(&declared);
+        let (here, away) = (home.to_owned(), elsewhere.path().join("away"));
+        let back = away.clone();
+        hinder_before(step, move || fs::rename(here, away).unwrap());
+        let Err(said) = saving.write(&declared.sources, &new) else { break };
+        fs::rename(back, home).unwrap();
+        let found = Sources::read(declared.file()).unwrap();
+        if said.contains("in force") {
+            assert_eq!(found.more, new.more, "before step {step}: {said}");
+            after += 1;
+        } else {
+            assert_eq!(found, declared.sources, "before step {step}: {said}");
+            before += 1;
+        }
+        drop(saving);
+        let saving = begin(&declared);
+        saving.write(&Sources::read(declared.file()).unwrap(), &new).unwrap();
+        assert_eq!(Sources::read(declared.file()).unwrap(), new);
+    }
+    assert!(before > 5 && after > 2, "{before}, {after}");
+}
+
+#[test]
 fn what_the_files_say_already_is_no_change() {
     let (folder, declared, _) = stage_three();
     let next = declared.with(&[add(2, "2GiB")], AT).unwrap();
