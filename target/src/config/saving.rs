@@ -11,9 +11,9 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::fs::{self, File, Metadata, Permissions, TryLockError};
+use std::fs::{self, DirBuilder, File, Metadata, Permissions, TryLockError};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -70,7 +70,7 @@ impl Saving {
     }
 
     /// Writes what differs. Files keep their owners and modes; those that are new get them from the
-    /// configuration file. `old`: what the files say now.
+    /// configuration file, and their folder from the one around it. `old`: what the files say now.
     ///
     /// # Errors
     /// A sentence. Nothing has changed then, or everything has and is still to be put in place, as
@@ -257,14 +257,39 @@ fn put(file: &Path, text: &str, like: &Metadata, mode: Permissions) -> io::Resul
     new.sync_all()
 }
 
-/// For the first of the files that a configuration includes.
+/// For the first of the files that a configuration includes. Whoever may read the folder around it
+/// may read it, whatever the umask; but not everybody may write it.
 fn make_folder(folder: &Path) -> Result<(), String> {
     if folder.exists() {
         return Ok(());
     }
-    step();
-    fs::create_dir(folder).map_err(|error| cannot("make", folder, &error))?;
+    let beside = waiting(folder);
+    let made = put_folder(&beside, parent(folder)).and_then(|()| fs::rename(&beside, folder));
+    made.map_err(|error| {
+        let _ = fs::remove_dir(&beside);
+        cannot("make", folder, &error)
+    })?;
     sync_all(&BTreeSet::from([parent(folder).to_owned()]))
+}
+
+/// Makes a folder for whom another one is.
+fn put_folder(folder: &Path, like: &Path) -> io::Result<()> {
+    let like = fs::metadata(like)?;
+    // One that was left when the power went.
+    step();
+    let _ = fs::remove_dir(folder);
+    step();
+    DirBuilder::new().mode(0o700).create(folder)?;
+    let new = File::open(folder)?;
+    let mine = new.metadata()?;
+    if (mine.uid(), mine.gid()) != (like.uid(), like.gid()) {
+        fchown(&new, Some(like.uid()), Some(like.gid()))?;
+    }
+    new.set_permissions(Permissions::from_mode(like.mode() & 0o2775))?;
+    step();
+    new.sync_all()?;
+    step();
+    Ok(())
 }
 
 fn sync_all(folders: &BTreeSet<PathBuf>) -> Result<(), String> {

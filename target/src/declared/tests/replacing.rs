@@ -145,6 +145,26 @@ fn the_first_files_of_a_folder_make_it() {
 }
 
 #[test]
+fn who_may_read_the_configuration_may_read_the_folder_that_is_made() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+    // No umask gives all of these.
+    for (mode, made) in [(0o750, 0o750), (0o775, 0o775), (0o1777, 0o775)] {
+        let (folder, declared) = stage(TEXT);
+        // Another user, where this one may.
+        let _ = chown(folder.path(), Some(1234), Some(1235));
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(mode)).unwrap();
+        let files = Some([("c.toml".to_owned(), MORE.to_owned())].into());
+        let next = declared.with(&[Change::Replace { text: None, files }], AT).unwrap();
+        let new = merged(&declared.sources, next.changes()).unwrap();
+        begin(&declared).write(&declared.sources, &new).unwrap();
+        let around = fs::metadata(folder.path()).unwrap();
+        let found = fs::metadata(folder.path().join("conf.d")).unwrap();
+        assert_eq!(found.mode() & 0o7777, made, "in a folder of mode {mode:o}");
+        assert_eq!((found.uid(), found.gid()), (around.uid(), around.gid()));
+    }
+}
+
+#[test]
 fn what_was_changed_in_files_that_stay_outlasts_the_replacement_of_others() {
     let (folder, declared) = stage_more();
     let null = settings(json!({"kind": "null", "size": "1MiB"}));
