@@ -7,7 +7,7 @@
 //! The block size that a host has chosen has a rule of its own ([`crate::format`]): its file says
 //! of which store it is, and what is configured may be the same.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::Path;
@@ -58,27 +58,40 @@ impl Names {
         }
     }
 
-    /// Whether a store may be served under this UUID.
+    /// Whether a store may be served under this UUID; `configured`: those of all namespaces.
     ///
     /// # Errors
     /// One sentence: something is kept for it under another UUID.
-    pub(crate) fn check(&self, folder: &Path, uuid: Uuid, store: &str) -> Result<(), String> {
+    pub(crate) fn check(
+        &self,
+        folder: &Path,
+        (uuid, configured): (Uuid, &BTreeSet<Uuid>),
+        store: &str,
+    ) -> Result<(), String> {
         let others = self.0.iter().filter(|(other, of)| **other != uuid && *of == store);
         for (other, _) in others {
             let kinds = KINDS.iter().filter(|(kind, _)| is_kept(folder, *other, kind));
             let (files, things): (Vec<_>, Vec<_>) =
                 kinds.map(|(kind, thing)| (format!("{other}.{kind}"), *thing)).unzip();
-            if !files.is_empty() {
+            if files.is_empty() {
+                continue;
+            }
+            if configured.contains(other) {
                 return Err(format!(
-                    "{store} was served as {other}, and hosts rely on what is kept under that UUID \
-                     ({}): write `uuid = \"{other}\"` for its namespace, or stop the daemon and \
-                     rename {} in {} to begin with {uuid} (or remove what no host relies on any \
-                     more)",
-                    things.join(", "),
-                    files.join(", "),
-                    folder.display()
+                    "{store} was served as {other}, which is another namespace now, and hosts rely \
+                     on what is kept under that UUID ({}): if their store is elsewhere now, start \
+                     once without this namespace; if not, exchange the two `uuid`",
+                    things.join(", ")
                 ));
             }
+            return Err(format!(
+                "{store} was served as {other}, and hosts rely on what is kept under that UUID \
+                 ({}): write `uuid = \"{other}\"` for its namespace, or stop the daemon and rename \
+                 {} in {} to begin with {uuid} (or remove what no host relies on any more)",
+                things.join(", "),
+                files.join(", "),
+                folder.display()
+            ));
         }
         Ok(())
     }
@@ -136,7 +149,9 @@ mod tests {
         let at = folder.path();
         let (one, two) = (of_path(Path::new("/srv/a\nb.img")), of_path(Path::new("/srv/two")));
         Names::remember(at, BTreeMap::from([(OLD, one.clone())])).unwrap();
-        let check = |uuid, store| Names::load(at).unwrap().check(at, uuid, store);
+        let check = |uuid, store: &_| {
+            Names::load(at).unwrap().check(at, (uuid, &BTreeSet::from([uuid])), store)
+        };
         assert_eq!((check(OLD, &one), check(NEW, &one)), (Ok(()), Ok(())));
         for (kind, thing) in KINDS {
             let file = at.join(format!("{OLD}.{kind}"));
@@ -145,6 +160,9 @@ mod tests {
             let parts = [thing, &*format!("uuid = \"{OLD}\""), &*format!("{OLD}.{kind}")];
             assert!(parts.iter().all(|part| why.contains(part)), "{why}");
             assert_eq!((check(OLD, &one), check(NEW, &two)), (Ok(()), Ok(())));
+            let both = BTreeSet::from([OLD, NEW]);
+            let why = Names::load(at).unwrap().check(at, (NEW, &both), &one).unwrap_err();
+            assert!(why.contains("start once without") && !why.contains("rename"), "{why}");
             // As the remedy says.
             fs::rename(file, at.join(format!("{NEW}.{kind}"))).unwrap();
             assert_eq!(check(NEW, &one), Ok(()));

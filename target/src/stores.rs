@@ -131,6 +131,7 @@ impl Stores {
         let served = self.served();
         let names = self.state_directory.as_deref().map(Names::load).transpose()?;
         let names = names.unwrap_or_default();
+        let configured: BTreeSet<Uuid> = namespaces(subsystems).map(|(_, n)| n.uuid).collect();
         let mut next = Stores {
             by_namespace: BTreeMap::new(),
             next_id: self.next_id,
@@ -147,7 +148,9 @@ impl Stores {
             let configured_block_bytes = namespace.block_size_bytes;
             let known = self.by_namespace.get(&key);
             let store = match known {
-                Some(store) if !look_at_served => Store { resize: None, ..store.clone() },
+                Some(store) if !look_at_served && store.name.0 == namespace.uuid => {
+                    Store { resize: None, ..store.clone() }
+                }
                 Some(store) if store.tended.is_as(&formatted(namespace, &store.format)) => {
                     let resize =
                         self.next_size(&store.tended.backing(), backing_config(namespace).kind);
@@ -191,7 +194,7 @@ impl Stores {
                         continue;
                     }
                     let id = next.fresh_id(self).ok_or("too many namespaces")?;
-                    match self.make(id, key, namespace, &names) {
+                    match self.make(id, key, namespace, (&names, &configured)) {
                         Ok(store) => store,
                         // It has come, and not as it should: that holds nothing else back.
                         Err(why) if missing == Missing::Wait && awaited.is_some() => {
@@ -280,12 +283,12 @@ impl Stores {
         id: BackingId,
         key: (Nqn, u32),
         namespace: &NamespaceConfig,
-        names: &Names,
+        (names, configured): (&Names, &BTreeSet<Uuid>),
     ) -> Result<Store, String> {
         let path = self.lasting(namespace)?;
         let name = (namespace.uuid, path.as_deref().map(names::of_path));
         if let (Some(folder), (uuid, Some(store))) = (&self.state_directory, &name) {
-            names.check(folder, *uuid, store)?;
+            names.check(folder, (*uuid, configured), store)?;
         }
         let format = self.format(key, namespace, path.as_deref())?;
         let config = formatted(namespace, &format);
@@ -628,6 +631,16 @@ mod tests {
         let refusal = stores.next(std::slice::from_ref(&other)).unwrap_err();
         assert!(refusal.contains("remove it, reload, add it"), "{refusal}");
         assert!(stores.next(&[]).unwrap().next(&[other]).is_ok());
+    }
+
+    #[test]
+    fn an_order_makes_no_new_namespace_of_the_store_of_an_old_one() {
+        let stores = Stores::default().next(&[subsystem(&[1], 1 << 20)]).unwrap();
+        let mut other = subsystem(&[1], 1 << 20);
+        assert!(stores.next_for_order(std::slice::from_ref(&other), Missing::Wait).is_ok());
+        other.namespaces[0].uuid = Uuid::from_u128(9);
+        let refusal = stores.next_for_order(&[other], Missing::Wait).unwrap_err();
+        assert!(refusal.contains("remove it, reload, add it"), "{refusal}");
     }
 
     #[test]

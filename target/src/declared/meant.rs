@@ -13,9 +13,13 @@ use crate::config::Sources;
 /// The addresses of the listeners that a change is about: of the one that is changed itself, and of
 /// those at which a subsystem is offered, in their order.
 pub(super) fn meant(sources: &Sources, change: &Change) -> (Option<String>, Vec<String>) {
+    let offered = offered(change);
+    if listener_of(change).is_none() && offered.is_empty() {
+        return Default::default();
+    }
     let numbered = listeners(sources);
     let address = |id: u16| numbered.iter().find(|one| one.id == id).map(|one| one.address.clone());
-    let offered: Option<Vec<String>> = offered(change).into_iter().map(&address).collect();
+    let offered: Option<Vec<String>> = offered.into_iter().map(&address).collect();
     (listener_of(change).and_then(address), offered.unwrap_or_default())
 }
 
@@ -73,13 +77,14 @@ struct Listener {
 }
 
 fn listeners(sources: &Sources) -> Vec<Listener> {
-    let mut place = 0;
+    let mut place = 0u16;
     let mut all = Vec::new();
     for source in sources.iter() {
         let Ok(document) = source.text.parse::<DocumentMut>() else { continue };
         let tables = document.get("listener").cloned().map(Item::into_array_of_tables);
         for table in tables.into_iter().filter_map(Result::ok).flatten() {
-            place += 1;
+            // A text that nobody has judged yet may have more than there are numbers.
+            place = place.saturating_add(1);
             all.extend(listener(&table, place));
         }
     }
