@@ -2,10 +2,9 @@
 //! one host with one controller. Written rarely, read by relaxed loads.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::hash::{BuildHasher, RandomState};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use nvme::{Nqn, Status};
 
@@ -16,9 +15,6 @@ use crate::why::Cause;
 
 /// Entries of the Error Information log (ELPE + 1).
 pub const ERROR_LOG_ENTRIES: usize = 64;
-
-/// No peer knows these keys, so none can find names that count as another's.
-static OWNERS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
 /// Who is connected to what.
 #[derive(Debug)]
@@ -33,9 +29,6 @@ pub struct Association {
     pub host: Nqn,
     /// The host identifier that it gave.
     pub host_id: [u8; 16],
-    /// Equal for the associations of one host with one subsystem, and for no others: what one of
-    /// them has left behind counts for the next.
-    pub owner: u64,
     /// The shortest keep alive timeout that its listener grants, in milliseconds.
     pub keep_alive_min_ms: u32,
     /// The address by which the host reached us.
@@ -79,14 +72,12 @@ impl Association {
             true => Standing::default(),
             false => Standing::new(),
         };
-        let owner = OWNERS.hash_one((subsystem.as_str(), host.as_str(), host_id));
         Association {
             id,
             cntlid,
             subsystem,
             host,
             host_id,
-            owner,
             keep_alive_min_ms: 0,
             local: (Ipv4Addr::UNSPECIFIED, 0).into(),
             granted: AtomicU16::new(0),

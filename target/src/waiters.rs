@@ -1,8 +1,8 @@
 //! Who waits for data buffers on a reactor, and what each host holds of them.
 //!
 //! Admin commands have a line of their own and come first: a slow disk must not lock a host out.
-//! I/O commands wait in a line for each host of a subsystem (a *share*, which outlasts the host's
-//! associations until all that they held is back), and the lines take turns, a command each time: who asks much waits behind itself, not others behind it.
+//! I/O commands wait in a line for each association (a *share*), and the lines take turns, a
+//! command each time: who asks much waits behind itself, not others behind it.
 //!
 //! A host that takes no data, or sends none, keeps the buffers that were taken for it until its
 //! connection is given up. So an association may hold `TIMES_FREE` times of what is free, and no
@@ -113,7 +113,7 @@ pub enum Take {
 /// What one association has on this reactor.
 #[derive(Debug)]
 struct Share {
-    /// Whose it is ([`crate::association::Association::owner`]); none: nobody's.
+    /// Whose it is ([`crate::association::Association::id`]); none: nobody's.
     owner: Option<u64>,
     /// Its queues here.
     queues: u32,
@@ -226,7 +226,7 @@ impl Waiters {
         self.admin_room = self.admin_room.saturating_sub(commands.into());
     }
 
-    /// A queue of an association of this owner begins, of which so many commands can wait at once
+    /// A queue of an association begins, of which so many commands can wait at once
     /// ([`Waiters::open`]): the share of that association.
     pub fn join(&mut self, owner: u64, commands: u16) -> u32 {
         let own = self.shares.iter().position(|share| share.owner == Some(owner));

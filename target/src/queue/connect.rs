@@ -137,7 +137,7 @@ impl Queue {
             Some(subsystem) => {
                 let association = admission.association;
                 io.waiters.close(self.depth());
-                let share = io.waiters.join(association.owner, self.depth());
+                let share = io.waiters.join(association.id, self.depth());
                 self.begin_share(share, io);
                 self.serves = Serves::Io { association, subsystem, epoch };
                 self.find_rows(io);

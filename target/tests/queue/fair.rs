@@ -64,41 +64,6 @@ fn a_host_that_sends_no_data_does_not_keep_others_waiting() {
     assert!(world.pool.is_full(), "{:?}", world.pool.free());
 }
 
-/// A host gives its controller up when a disk hangs, and comes again. What it had is still there.
-#[test]
-fn a_host_that_comes_again_gets_no_more_than_before() {
-    let mut world = World::new();
-    let (mut first, first_admin, first_admin_posted) = io_queue(&mut world);
-    (0..16).for_each(|cid| world.send(&mut first, &read(1, cid), &[]));
-    assert_eq!((world.disk.waiting.len(), world.waiters.len()), (13, 3));
-    let first_posted = take(&mut world.fabric.posted);
-    let at_disk = take(&mut world.disk.waiting);
-
-    world.key = 256; // Another queue, of the same host.
-    let (mut again, again_admin, again_admin_posted) = io_queue(&mut world);
-    (0..16).for_each(|cid| world.send(&mut again, &read(1, cid), &[]));
-    assert_eq!((world.disk.waiting.len(), world.waiters.len()), (0, 3 + 16));
-    world.flush_and_go(&mut again);
-    again.finish(&mut world.io());
-
-    world.key = 0;
-    world.disk.waiting = at_disk;
-    world.fabric.posted = first_posted;
-    world.run(&mut first);
-    assert_eq!((world.completions.len(), world.waiters.len()), (16, 0));
-    let first_posted = take(&mut world.fabric.posted);
-    for (mut queue, posted) in [
-        (first, first_posted),
-        (first_admin, first_admin_posted),
-        (again_admin, again_admin_posted),
-    ] {
-        world.fabric.posted = posted;
-        world.flush_and_go(&mut queue);
-        queue.finish(&mut world.io());
-    }
-    assert!(world.pool.is_full(), "{:?}", world.pool.free());
-}
-
 /// A world whose subsystem has a second namespace, on a disk of its own.
 fn two_namespaces() -> World {
     let mut subsystem = subsystem();

@@ -433,16 +433,10 @@ pub(crate) fn connect_data(cntlid: u16) -> ConnectData {
     ConnectData::new([5; 16], cntlid, &sub, &host)
 }
 
-/// That of the host whose queues have the world's key: each has its own, up to 255.
-fn data_of(world: &World, cntlid: u16) -> ConnectData {
-    ConnectData { hostid: [world.key as u8 + 5; 16], ..connect_data(cntlid) }
-}
-
 /// An enabled controller: its admin queue and its id.
 pub(crate) fn admin(world: &mut World) -> (Queue, u16) {
     let mut queue = world.open_qid(0);
-    let data = data_of(world, CNTLID_DYNAMIC);
-    world.memory[..1024].copy_from_slice(&data.emit());
+    world.memory[..1024].copy_from_slice(&connect_data(CNTLID_DYNAMIC).emit());
     let connect = Connect { sqsize_z: 15, kato_ms: 5000, ..Connect::default() };
     let cqe = world.ask(&mut queue, &connect.emit(keyed(0, 1024)), &[]);
     assert!(cqe.status.is_success(), "{}", cqe.status);
@@ -461,8 +455,7 @@ pub(crate) fn io_queue(world: &mut World) -> (Queue, Queue, VecDeque<(Tag, Work)
     let mut queue = world.open_qid(1);
     let connect = Connect { qid: 1, sqsize_z: 15, ..Connect::default() };
     let sqe = connect.emit(Sgl::in_capsule(0, 1024));
-    let data = data_of(world, cntlid);
-    let cqe = world.ask(&mut queue, &sqe, &data.emit());
+    let cqe = world.ask(&mut queue, &sqe, &connect_data(cntlid).emit());
     assert!(cqe.status.is_success(), "{}", cqe.status);
     world.trace.clear();
     world.invalidated.clear();
