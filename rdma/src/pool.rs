@@ -373,6 +373,11 @@ impl Pool {
         self.take_from(len, |data, order| data.take_aside(order).or_else(|| data.take(order)))
     }
 
+    /// The same for who may have any: from the rest, or else from that part.
+    pub fn take_any(&mut self, len: u32) -> Option<Buf> {
+        self.take_from(len, |data, order| data.take(order).or_else(|| data.take_aside(order)))
+    }
+
     /// Sets another part of the data buffers aside, in place of what was, large enough for `bytes`
     /// when all that is taken of it has come home: nobody else gets anything of it meanwhile. The
     /// parts have their turns, and then there is none for a turn. Whether that one has come.
@@ -489,6 +494,12 @@ impl Pool {
     pub fn free(&self) -> (u32, u32, u64) {
         let data = u64::from(self.data.free_units()) * u64::from(PAGE_BYTES);
         (self.cells.len() as u32, self.receives.len() as u32, data)
+    }
+
+    /// Bytes of data buffers that are free outside of what is set aside.
+    #[must_use]
+    pub fn free_for_all_bytes(&self) -> u64 {
+        u64::from(self.data.free_for_all_units()) * u64::from(PAGE_BYTES)
     }
 
     /// Whether every buffer is home.

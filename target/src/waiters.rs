@@ -56,7 +56,7 @@ pub struct Waiter {
 pub struct Room {
     /// Bytes that are free for I/O commands.
     pub free_bytes: u64,
-    /// Bytes of the largest free block.
+    /// Bytes of the largest free block, or of several of the largest size.
     pub whole_bytes: u64,
     /// The same of what is set aside for the one that [`Waiters::claim`] names.
     pub aside_bytes: u64,
@@ -67,7 +67,9 @@ pub struct Room {
 impl Room {
     /// Whether a command surely finds buffers.
     fn has(&self, waiter: &Waiter, is_admin: bool) -> bool {
-        u64::from(waiter.block_bytes) <= self.whole_bytes
+        let whole_bytes =
+            if is_admin { self.whole_bytes.max(self.aside_bytes) } else { self.whole_bytes };
+        u64::from(waiter.block_bytes) <= whole_bytes
             && (is_admin || u64::from(waiter.wanted_bytes) <= self.free_bytes)
     }
 }

@@ -19,7 +19,8 @@ pub(super) struct Buddy {
     prev: Vec<u32>,
     /// Order of the free block that begins at this unit, or `TAKEN`.
     free_order: Vec<u8>,
-    free_units: u32,
+    /// Free units, as the lists.
+    free_units: [u32; 2],
     /// Units that are set aside.
     aside: Range<u32>,
     /// Where what is set aside next begins.
@@ -35,7 +36,7 @@ impl Buddy {
             next: vec![NIL; n],
             prev: vec![NIL; n],
             free_order: vec![TAKEN; n],
-            free_units: units,
+            free_units: [0; 2],
             aside: 0..0,
             next_aside: 0,
         };
@@ -46,12 +47,25 @@ impl Buddy {
     }
 
     pub(super) fn free_units(&self) -> u32 {
-        self.free_units
+        self.free_units[0] + self.free_units[1]
     }
 
-    /// Units of the largest free block that is for everybody.
+    /// Free units that are for everybody.
+    pub(super) fn free_for_all_units(&self) -> u32 {
+        self.free_units[0]
+    }
+
+    /// Units of the largest free block that is for everybody; of all that have the largest size,
+    /// where there are several.
     pub(super) fn largest_units(&self) -> u32 {
-        self.largest(0)
+        let top = self.heads[0].len() - 1;
+        let mut wholes = 0;
+        let mut unit = self.heads[0][top];
+        while unit != NIL {
+            wholes += 1 << top;
+            unit = self.next[unit as usize];
+        }
+        if wholes > 0 { wholes } else { self.largest(0) }
     }
 
     /// Units of the largest free block of what is set aside; all of that, where it is free.
@@ -75,7 +89,6 @@ impl Buddy {
     }
 
     pub(super) fn give(&mut self, unit: u32, order: u8) {
-        self.free_units += 1 << order;
         let (mut unit, mut order) = (unit, order);
         while usize::from(order) + 1 < self.heads[0].len() {
             let buddy = unit ^ (1 << order);
@@ -138,7 +151,6 @@ impl Buddy {
         for half in (wanted..from).rev() {
             self.push_to(side, unit + (1 << half), half as u8);
         }
-        self.free_units -= 1 << order;
         Some(unit)
     }
 
@@ -155,6 +167,7 @@ impl Buddy {
     }
 
     fn push_to(&mut self, side: usize, unit: u32, order: u8) {
+        self.free_units[side] += 1 << order;
         let head = std::mem::replace(&mut self.heads[side][usize::from(order)], unit);
         self.next[unit as usize] = head;
         self.prev[unit as usize] = NIL;
@@ -165,6 +178,7 @@ impl Buddy {
     }
 
     fn unlink_of(&mut self, side: usize, unit: u32, order: u8) {
+        self.free_units[side] -= 1 << order;
         let (prev, next) = (self.prev[unit as usize], self.next[unit as usize]);
         match prev {
             NIL => self.heads[side][usize::from(order)] = next,
@@ -259,21 +273,26 @@ mod tests {
                 }
                 let held: u32 = live.iter().map(|(_, order)| 1 << order).sum();
                 prop_assert_eq!(buddy.free_units() + held, 64);
-                let mut left = buddy.largest_aside_units();
                 let mut tried = Vec::new();
-                for order in [1u8, 3, 0, 2, 3, 3, 1, 0] {
-                    if 1 << order <= left {
-                        let unit = buddy.take_aside(order);
-                        prop_assert!(unit.is_some(), "{} left, {} wanted", left, order);
-                        left -= 1 << order;
-                        tried.extend(unit.map(|unit| (unit, order)));
+                for aside in [false, true] {
+                    let mut left = match aside {
+                        true => buddy.largest_aside_units(),
+                        false => buddy.largest_units(),
+                    };
+                    for order in [1u8, 3, 0, 2, 3, 3, 1, 0] {
+                        if 1 << order <= left {
+                            let unit = buddy.take_of(aside.into(), order);
+                            prop_assert!(unit.is_some(), "{} left, {} wanted", left, order);
+                            left -= 1 << order;
+                            tried.extend(unit.map(|unit| (unit, order)));
+                        }
                     }
                 }
                 tried.into_iter().for_each(|(unit, order)| buddy.give(unit, order));
             }
             live.into_iter().for_each(|(unit, order)| buddy.give(unit, order));
             buddy.put_back();
-            prop_assert_eq!((buddy.free_units(), buddy.largest_units()), (64, 8));
+            prop_assert_eq!((buddy.free_units(), buddy.largest_units()), (64, 64));
             prop_assert_eq!(std::iter::from_fn(|| buddy.take(3)).count(), 8);
         }
     }

@@ -21,7 +21,7 @@ pub const DATA_FOR_ADMIN_BYTES: u64 = 256 << 10;
 /// Bytes of data buffers that are free for I/O commands.
 #[must_use]
 pub fn free_for_io(pool: &Pool) -> u64 {
-    pool.free().2.saturating_sub(DATA_FOR_ADMIN_BYTES)
+    pool.free_for_all_bytes().saturating_sub(DATA_FOR_ADMIN_BYTES)
 }
 
 /// How things stand for those who wait for buffers of this pool.
@@ -77,7 +77,8 @@ impl Queue {
             return Take::Over;
         }
         if let Some(share) = share.filter(|_| wanted > 0) {
-            let free = free_for_io(io.pool);
+            // What is set aside is there for this one alone, and not for the others.
+            let free = if aside { io.pool.free().2 } else { free_for_io(io.pool) };
             if free < wanted {
                 return Take::Short;
             }
@@ -145,7 +146,12 @@ impl Queue {
 
     fn take_own_buffers(&mut self, slot: u16, aside: bool, io: &mut Io<'_>) -> bool {
         let share = self.share;
-        let take = if aside { Pool::take_aside } else { Pool::take_data };
+        let take = match share {
+            _ if aside => Pool::take_aside,
+            Some(_) => Pool::take_data,
+            // A few small ones, for which no host shall wait.
+            None => Pool::take_any,
+        };
         let entry = self.slot(slot);
         let (first, second) = needs(&entry.plan);
         if first > 0 && entry.data.is_none() {
@@ -165,7 +171,7 @@ impl Queue {
                 return false;
             }
         }
-        let charged_bytes = first.saturating_add(second);
+        let charged_bytes = taken_bytes(first).saturating_add(taken_bytes(second));
         entry.charged_bytes = charged_bytes;
         if let Some(share) = share {
             io.waiters.charge(share, Lane::of(entry.sqe.nsid), charged_bytes);
@@ -502,7 +508,12 @@ impl Queue {
 
 fn total(plan: &Plan) -> u64 {
     let (first, second) = needs(plan);
-    u64::from(first) + u64::from(second)
+    u64::from(taken_bytes(first)) + u64::from(taken_bytes(second))
+}
+
+/// Bytes that are taken of the pool for so many; for none, none.
+fn taken_bytes(len: u32) -> u32 {
+    if len == 0 { 0 } else { capacity_for(len) }
 }
 
 /// Bytes of the first and second data buffer that a plan needs from the pool.

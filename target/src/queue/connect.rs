@@ -6,9 +6,9 @@ use nvme::fabrics::{Connect, ConnectData, ConnectResult};
 use rdma::Pool;
 use tracing::{debug, info};
 
-use super::{Head, Io, Queue, Serves};
+use super::{Head, Io, Queue, Serves, State};
 use crate::command::discovery::Service;
-use crate::command::fabrics;
+use crate::command::{Plan, fabrics};
 use crate::controller::{Controller, Limits, Role};
 use crate::registry::Visit;
 use crate::why::Cause;
@@ -55,12 +55,14 @@ pub(super) fn check_request(
     Ok((request, depth))
 }
 
+/// What a Connect command is told when another one was first.
+const LOST: Status = Status::COMMAND_SEQUENCE_ERROR.with_dnr();
+
 impl Queue {
     pub(super) fn connect(&mut self, slot: u16, io: &mut Io<'_>) {
         if self.is_connected() {
             // Another Connect was under way when this one was let in, and has won.
-            let status = Status::COMMAND_SEQUENCE_ERROR.with_dnr();
-            return self.respond(slot, status, 0, None, io);
+            return self.respond(slot, LOST, 0, None, io);
         }
         let entry = &self.slots[usize::from(slot)];
         let connect = Connect::parse(&entry.sqe);
@@ -81,12 +83,25 @@ impl Queue {
                 self.head = Head { at: 1, size: connect.sqsize_z.saturating_add(1), off };
                 let result = ConnectResult(0).with_cntlid(cntlid).with_atr(atr).0;
                 self.answer(slot, Ok(result.into()), io);
+                self.end_other_connects(io);
             }
             Err(refusal) => {
                 let fabrics::Refusal { status, dw0, .. } = refusal;
                 debug!(remote = %self.remote, qid = connect.qid, %status, dw0, "Connect refused");
                 self.explain_connect(&refusal, data.as_ref(), io);
                 self.respond(slot, status, dw0.into(), None, io);
+            }
+        }
+    }
+
+    /// Connect commands that wait for buffers have lost. None stays in a line in which its queue
+    /// stands no more.
+    fn end_other_connects(&mut self, io: &mut Io<'_>) {
+        for slot in 0..self.slots.len() as u16 {
+            let entry = self.slot(slot);
+            if entry.state == State::Waiting && matches!(entry.plan, Plan::Connect { .. }) {
+                io.waiters.remove(self.key, slot);
+                self.respond(slot, LOST, 0, None, io);
             }
         }
     }

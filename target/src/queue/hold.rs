@@ -48,15 +48,12 @@ impl Queue {
         }
     }
 
-    /// The queue has a share from now on, and what its commands take is charged to that.
+    /// The queue has a share from now on, and what its commands take is charged to that. What was
+    /// put off are other Connect commands, which have lost.
     pub(super) fn begin_share(&mut self, share: u32, io: &mut Io<'_>) {
         self.share = Some(share);
         self.slots.iter_mut().for_each(|entry| entry.charged_bytes = 0);
-        while let Some(slot) = self.put_off.pop_front() {
-            io.waiters.behind_sent -= 1;
-            if self.slot(slot).state == State::Waiting {
-                io.waiters.push(self.share, self.waiter(slot, io.pool), None);
-            }
-        }
+        io.waiters.behind_sent -= self.put_off.len();
+        self.put_off.clear();
     }
 }

@@ -2,12 +2,13 @@
 
 use std::mem::{replace, take};
 
+use nvme::fabrics::Connect;
 use nvme::log::{GetLogPage, LogId};
-use nvme::{AdminOpcode, IoOpcode, Sgl, Sqe};
+use nvme::{AdminOpcode, Cqe, IoOpcode, Sgl, Sqe, Status};
 use rdma::Work;
 
 use crate::scattered::scattered;
-use crate::support::{KEY, World, admin, end_both, io_queue, keyed};
+use crate::support::{KEY, World, admin, connect_data, end_both, io_queue, keyed};
 
 /// As long as a transfer may be.
 const LEN: u32 = 1 << 16;
@@ -109,6 +110,51 @@ fn a_host_that_asks_for_pages_keeps_neither_io_nor_admin_commands_waiting() {
 }
 
 /// A command that was put off ends at its host's wish as any other.
+/// However little it asks for, each command takes a page of the pool.
+#[test]
+fn small_pages_are_counted_as_what_they_take() {
+    let mut world = World::new();
+    let (mut queue, _) = admin(&mut world);
+    let before = world.pool.free().2;
+    for cid in 0..12 {
+        let sqe = get(LogId::SUPPORTED_PAGES, 4, keyed(64, 4)).with_cid(cid);
+        world.send(&mut queue, &sqe, &[]);
+    }
+    assert_eq!(before - world.pool.free().2, 1 << 14);
+    world.run(&mut queue);
+    assert_eq!((world.completions.len(), world.waiters.behind_sent), (12, 0));
+    world.end(queue);
+}
+
+/// One that waited for a buffer as the first one made its way stayed in a line for admin commands.
+#[test]
+fn a_connect_that_waits_has_lost_when_another_is_let_in() {
+    let mut world = World::new();
+    let (mut admin, cntlid) = admin(&mut world);
+    let admin_posted = take(&mut world.fabric.posted);
+    let mut queue = world.open_qid(1);
+    world.memory[..1024].copy_from_slice(&connect_data(cntlid).emit());
+    let mut hoard: Vec<_> = std::iter::from_fn(|| world.pool.take_any(4096)).collect();
+    world.pool.give(hoard.pop().expect("there are some"));
+    let connect = Connect { qid: 1, sqsize_z: 15, ..Connect::default() };
+    for cid in [1, 2] {
+        world.send(&mut queue, &connect.emit(keyed(0, 1024)).with_cid(cid), &[]);
+    }
+    assert_eq!(world.waiters.len() + world.waiters.behind_sent, 1);
+    while world.fabric_step(&mut queue) {}
+    assert!(queue.is_connected());
+    assert_eq!(world.waiters.len() + world.waiters.behind_sent, 0);
+    let told = |cqe: &Cqe| (cqe.cid, cqe.status.code());
+    let expected = [(1, 0), (2, Status::COMMAND_SEQUENCE_ERROR.code())];
+    assert_eq!(world.completions.iter().map(told).collect::<Vec<_>>(), expected);
+    hoard.into_iter().for_each(|buf| world.pool.give(buf));
+    let posted = replace(&mut world.fabric.posted, admin_posted);
+    world.flush_and_go(&mut admin);
+    admin.finish(&mut world.io());
+    world.fabric.posted = posted;
+    world.end(queue);
+}
+
 #[test]
 fn what_was_put_off_can_be_aborted() {
     let mut world = World::new();

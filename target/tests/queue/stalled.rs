@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use nvme::{IoOpcode, Sgl, Sqe};
 use nvmfd::disk::Op;
-use nvmfd::queue::{Queue, room};
+use nvmfd::queue::{Queue, free_for_io, room};
 use nvmfd::queues::clear;
+use nvmfd::waiters::Take;
 use rdma::{Buf, Tag, Work};
 
 use crate::support::{World, end_both, io_queue, keyed};
@@ -232,4 +233,29 @@ fn where_every_block_has_a_page_at_a_hung_disk_only_the_large_command_waits() {
     assert_eq!((pair.world.disk.waiting.len(), pair.world.waiters.len()), (1, 0));
     assert_eq!(pair.end(0, 0), [0]);
     pair.finish();
+}
+
+/// Others may drain everything else, down to what is there for admin commands alone.
+#[test]
+fn what_is_set_aside_serves_the_one_that_it_is_for() {
+    let mut world = World::new();
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    let mut hoard = Vec::new();
+    while world.pool.free().2 > 288 << 10 {
+        hoard.push(world.pool.take_data(4096).unwrap());
+    }
+    while world.pool.whole_bytes().1 < 64 << 10 {
+        world.pool.set_aside(64 << 10);
+    }
+    assert_eq!(free_for_io(&world.pool), 0, "for anybody else");
+    let read = Sqe::io(IoOpcode::READ, 1).with_range(0, 15).with_sgl(keyed(0, 64 << 10));
+    world.send(&mut queue, &read, &[]);
+    assert_eq!((world.waiters.len(), world.disk.waiting.len()), (1, 0));
+    (0..16).for_each(|slot| assert_eq!(queue.resume(slot, true, &mut world.io()), Take::Done));
+    assert_eq!(world.disk.waiting.len(), 1);
+    hoard.into_iter().for_each(|buf| world.pool.give(buf));
+    world.pool.put_back();
+    world.run(&mut queue);
+    assert_eq!(world.completions.len(), 1);
+    end_both(world, queue, admin, posted);
 }
