@@ -77,8 +77,11 @@ impl Queue {
             return Take::Over;
         }
         if let Some(share) = share.filter(|_| wanted > 0) {
-            // What is set aside is there for this one alone, and not for the others.
-            let free = if aside { io.pool.free().2 } else { free_for_io(io.pool) };
+            // What is set aside is there for this one alone, what is for admin commands for none.
+            let free = match aside {
+                true => io.pool.free().2.saturating_sub(DATA_FOR_ADMIN_BYTES),
+                false => free_for_io(io.pool),
+            };
             if free < wanted {
                 return Take::Short;
             }
