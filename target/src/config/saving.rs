@@ -250,7 +250,14 @@ fn put(file: &Path, text: &str, like: &Metadata, mode: Permissions) -> io::Resul
     new.write_all(text.as_bytes())?;
     let mine = new.metadata()?;
     if (mine.uid(), mine.gid()) != (like.uid(), like.gid()) {
-        fchown(&new, Some(like.uid()), Some(like.gid()))?;
+        let given = fchown(&new, Some(like.uid()), Some(like.gid()));
+        // Who may give nothing away keeps it, in the group if that may be.
+        match given {
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                let _ = fchown(&new, None, Some(like.gid()));
+            }
+            given => given?,
+        }
     }
     new.set_permissions(mode)?;
     step();
@@ -283,7 +290,14 @@ fn put_folder(folder: &Path, like: &Path) -> io::Result<()> {
     let new = File::open(folder)?;
     let mine = new.metadata()?;
     if (mine.uid(), mine.gid()) != (like.uid(), like.gid()) {
-        fchown(&new, Some(like.uid()), Some(like.gid()))?;
+        let given = fchown(&new, Some(like.uid()), Some(like.gid()));
+        // Who may give nothing away keeps it, in the group if that may be.
+        match given {
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                let _ = fchown(&new, None, Some(like.gid()));
+            }
+            given => given?,
+        }
     }
     new.set_permissions(Permissions::from_mode(like.mode() & 0o2775))?;
     step();
