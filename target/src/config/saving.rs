@@ -250,14 +250,7 @@ fn put(file: &Path, text: &str, like: &Metadata, mode: Permissions) -> io::Resul
     new.write_all(text.as_bytes())?;
     let mine = new.metadata()?;
     if (mine.uid(), mine.gid()) != (like.uid(), like.gid()) {
-        let given = fchown(&new, Some(like.uid()), Some(like.gid()));
-        // Who may give nothing away keeps it, in the group if that may be.
-        match given {
-            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-                let _ = fchown(&new, None, Some(like.gid()));
-            }
-            given => given?,
-        }
+        fchown(&new, Some(like.uid()), Some(like.gid()))?;
     }
     new.set_permissions(mode)?;
     step();
@@ -290,14 +283,9 @@ fn put_folder(folder: &Path, like: &Path) -> io::Result<()> {
     let new = File::open(folder)?;
     let mine = new.metadata()?;
     if (mine.uid(), mine.gid()) != (like.uid(), like.gid()) {
-        let given = fchown(&new, Some(like.uid()), Some(like.gid()));
-        // Who may give nothing away keeps it, in the group if that may be.
-        match given {
-            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-                let _ = fchown(&new, None, Some(like.gid()));
-            }
-            given => given?,
-        }
+        // Who may give nothing away keeps it, in the group that may read what is around it.
+        fchown(&new, Some(like.uid()), Some(like.gid()))
+            .or_else(|_| fchown(&new, None, Some(like.gid())))?;
     }
     new.set_permissions(Permissions::from_mode(like.mode() & 0o2775))?;
     step();
@@ -359,4 +347,41 @@ pub(super) fn parent(file: &Path) -> &Path {
 
 fn cannot(what: &str, file: &Path, error: &dyn std::fmt::Display) -> String {
     format!("cannot {what} {}: {error}", file.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::chown;
+
+    use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
+
+    use super::*;
+
+    /// A file that is another's stays so, because the daemon may read it by that; a folder may be
+    /// the saver's, in the group that may read what is around it.
+    #[test]
+    fn who_may_give_nothing_away_replaces_no_file_of_another_and_makes_a_folder() {
+        const SAVER: u32 = 65_534;
+        let folder = tempfile::tempdir().unwrap();
+        if chown(folder.path(), None, Some(SAVER)).is_err() {
+            // Only root can be somebody else.
+            return;
+        }
+        fs::set_permissions(folder.path(), Permissions::from_mode(0o2775)).unwrap();
+        let file = folder.path().join("nvmfd.toml");
+        fs::write(&file, "").unwrap();
+        let like = fs::metadata(&file).unwrap();
+        let (beside, more) = (folder.path().join("nvmfd.toml.new"), folder.path().join("conf.d"));
+        // These two are this thread's alone.
+        setfsgid(Gid::from_raw(SAVER));
+        setfsuid(Uid::from_raw(SAVER));
+        let refused = put(&beside, "text", &like, like.permissions());
+        let made = put_folder(&more, folder.path());
+        setfsuid(Uid::from_raw(0));
+        setfsgid(Gid::from_raw(0));
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::PermissionDenied);
+        made.unwrap();
+        let more = fs::metadata(more).unwrap();
+        assert_eq!((more.uid(), more.gid(), more.mode() & 0o7777), (SAVER, SAVER, 0o2775));
+    }
 }
