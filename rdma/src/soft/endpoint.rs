@@ -282,7 +282,7 @@ impl Endpoint {
         let fate = slot.qp.handle(now, packet, &mut io);
         let waiting = slot.connection.phase == Phase::ReplySent;
         slot.heard = if fate.shows_life() { Some(now) } else { slot.heard };
-        self.deadlines.set(number, slot.deadline());
+        // Its deadline is looked at when all has been said that this makes it say.
         self.mark_ready(number);
         if waiting {
             // The peer's confirmation got lost, or overtaken: this says as much.
@@ -593,7 +593,9 @@ impl Endpoint {
 
     /// Messages that have been sent need not be shown any more.
     pub(super) fn forget_sent(&mut self) {
-        self.messages.drain(..self.messages_sent);
-        self.messages_sent = 0;
+        if self.messages_sent > 0 {
+            self.messages.drain(..self.messages_sent);
+            self.messages_sent = 0;
+        }
     }
 }

@@ -399,7 +399,8 @@ impl HeaderBytes {
         let mut out = HeaderBytes { bytes: [0; MAX_HEADER_BYTES], len: Bth::BYTES as u8 };
         let headers = bth.opcode.row().headers;
         out.bytes[..Bth::BYTES].copy_from_slice(&bth.emit());
-        // What nearly all packets are: requests, with the memory that they mean or without.
+        // What nearly all packets are: requests, with the memory or the key that they mean or
+        // without.
         if headers == Headers::NONE {
             return out;
         }
@@ -408,6 +409,11 @@ impl HeaderBytes {
             out.bytes[20..24].copy_from_slice(&reth.key.to_be_bytes());
             out.bytes[24..28].copy_from_slice(&reth.length.to_be_bytes());
             out.len = 28;
+            return out;
+        }
+        if let (Headers::IETH, Some(key)) = (headers, ext.invalidate) {
+            out.bytes[12..16].copy_from_slice(&key.to_be_bytes());
+            out.len = 16;
             return out;
         }
         if let Some(deth) = ext.deth.filter(|_| headers.has(Headers::DETH)) {

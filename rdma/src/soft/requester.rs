@@ -217,6 +217,9 @@ impl Requester {
         self.clean_piece = if pairs { self.piece.min(PAIR) } else { self.piece };
         self.depth = usize::from(settings.reads.max(1));
         self.selective = settings.selective;
+        for item in &mut self.works {
+            item.packets = packets_of(item.work.buf().len(), self.mtu);
+        }
         self.board = Board::new(2 * window);
         self.window = Window::new(window);
         self.reads.reserve(self.depth);
@@ -229,7 +232,8 @@ impl Requester {
 
     /// Queues a send, write or read.
     pub(crate) fn post(&mut self, tag: Tag, work: Work) {
-        self.works.push_back(Item { tag, work, first: u64::MAX, packets: 0, piece: 1 });
+        let packets = packets_of(work.buf().len(), self.mtu);
+        self.works.push_back(Item { tag, work, first: u64::MAX, packets, piece: 1 });
     }
 
     fn psn(&self, at: u64) -> Psn {
@@ -312,14 +316,14 @@ impl Requester {
             }
             None => {
                 let packets = self.sendable();
-                let (index, at) = (self.cursor, self.board.next());
+                let (index, at, piece) = (self.cursor, self.board.next(), self.fresh_piece());
                 let item = self.works.get_mut(index).filter(|_| packets > 0)?;
                 let read = item.is_read();
                 if self.into == 0 || !item.is_send() {
                     self.credits.begin();
                 }
                 if self.into == 0 {
-                    item.first = at;
+                    (item.first, item.piece) = (at, piece);
                 }
                 self.into += packets;
                 self.board.send(packets, read);
@@ -377,31 +381,29 @@ impl Requester {
     }
 
     /// How many new packets the next datagram stands for, or 0 when none may leave now.
-    fn sendable(&mut self) -> u64 {
-        let (mtu, room) = (self.mtu, self.board.next() - self.board.una());
-        let Some(item) = self.works.get_mut(self.cursor) else { return 0 };
-        if item.packets == 0 {
-            item.packets = packets_of(item.work.buf().len(), mtu);
-        }
-        if self.into == 0 && item.is_read() {
-            item.piece = if self.window.is_whole() { self.clean_piece } else { self.piece };
-        }
-        if self.into == 0 && room > 0 && item.is_send() && !self.credits.allow() {
-            return 0;
-        }
-        let packets = match item.is_read() {
-            true if self.reads.len() >= self.depth => return 0,
-            true => {
-                let end = (self.into / item.piece + 1) * item.piece;
+    fn sendable(&self) -> u64 {
+        let Some(item) = self.works.get(self.cursor) else { return 0 };
+        let room = self.board.next() - self.board.una();
+        let packets = match item.work {
+            Work::Send { .. } if self.into == 0 && room > 0 && !self.credits.allow() => return 0,
+            Work::Read { .. } if self.reads.len() >= self.depth => return 0,
+            Work::Read { .. } => {
+                let piece = if self.into == 0 { self.fresh_piece() } else { item.piece };
+                let end = (self.into / piece + 1) * piece;
                 end.min(u64::from(item.packets)) - self.into
             }
-            false => 1,
+            _ => 1,
         };
         // A piece of a read may reach beyond the window, so that the next one is asked for before
         // the last one has come.
         let fits =
             self.board.outstanding() < self.window.size() && room + packets <= self.board.span();
         if fits { packets } else { 0 }
+    }
+
+    /// Packets of a piece of a read that begins now.
+    fn fresh_piece(&self) -> u64 {
+        if self.window.is_whole() { self.clean_piece } else { self.piece }
     }
 
     /// The datagram of some packets: one, or as many as a request to read asks for.
@@ -444,7 +446,7 @@ impl Requester {
     }
 
     /// Whether nothing leaves before an answer comes, and none is due.
-    fn is_last(&mut self) -> bool {
+    fn is_last(&self) -> bool {
         let all_sent = self.cursor >= self.works.len();
         // One that is due may bring no new credits.
         let due = self.asked > self.board.una() && !all_sent && self.credits.allow();

@@ -30,10 +30,25 @@ impl Bits {
         self.word(at) >> (at % 64) & 1 == 1
     }
 
-    fn set(&mut self, at: u64, on: bool) {
+    /// The word that a bit is in.
+    fn word_mut(&mut self, at: u64) -> &mut u64 {
         let index = (at / 64) as usize & (self.0.len() - 1);
-        self.0[index] = self.0[index] & !(1 << (at % 64)) | u64::from(on) << (at % 64);
+        &mut self.0[index]
     }
+
+    fn set(&mut self, at: u64, on: bool) {
+        let word = self.word_mut(at);
+        *word = *word & !(1 << (at % 64)) | u64::from(on) << (at % 64);
+    }
+}
+
+/// The bits of a range, not empty, that are in the word of its first.
+fn mask(range: Range<u64>) -> u64 {
+    let before_end = match range.end - (range.start & !63) {
+        64.. => u64::MAX,
+        bits => (1 << bits) - 1,
+    };
+    before_end & u64::MAX << (range.start % 64)
 }
 
 /// The first number in a range whose bit is set in its word.
@@ -59,7 +74,7 @@ pub(super) enum Evidence {
     Data,
 }
 
-/// The ring.
+/// The ring. No bit is set of packets that are not between the oldest one and the newest.
 #[derive(Debug)]
 pub(super) struct Board {
     /// Nothing more is wanted of it: the data have come, or the request has.
@@ -165,9 +180,9 @@ impl Board {
         for _ in 0..packets {
             let at = self.next;
             self.next += 1;
-            self.done.set(at, false);
-            self.lost.set(at, false);
-            self.read.set(at, read);
+            if read {
+                self.read.set(at, true);
+            }
             self.stamp(at);
         }
     }
@@ -210,10 +225,17 @@ impl Board {
 
     /// The peer has executed all before `upto`. Of reads that says nothing: their data may be lost.
     pub(super) fn execute(&mut self, upto: u64) {
-        for at in self.executed.max(self.una)..upto.min(self.next) {
-            if !self.read.get(at) {
-                self.set_done(at);
-            }
+        let (mut at, end) = (self.executed.max(self.una), upto.min(self.next));
+        while at < end {
+            let executed = mask(at..end) & !(self.read.word(at) | self.done.word(at));
+            let lost = self.lost.word(at) & executed;
+            *self.lost.word_mut(at) &= !lost;
+            *self.done.word_mut(at) |= executed;
+            let count = u64::from(executed.count_ones());
+            self.lost_count -= u64::from(lost.count_ones());
+            self.done_count += count;
+            self.finished += count;
+            at = (at | 63) + 1;
         }
         self.executed = self.executed.max(upto);
     }
@@ -257,12 +279,19 @@ impl Board {
 
     /// Moves `una` past all that is done and executed, and tells it.
     pub(super) fn advance(&mut self) -> u64 {
-        while self.una < self.next
-            && self.done.get(self.una)
-            && (self.read.get(self.una) || self.una < self.executed)
-        {
-            self.una += 1;
-            self.done_count -= 1;
+        while self.una < self.next {
+            let una = self.una;
+            let executed = if una < self.executed { mask(una..self.executed) } else { 0 };
+            let past = self.done.word(una) & (self.read.word(una) | executed);
+            let run = u64::from((!(past >> (una % 64))).trailing_zeros());
+            if run == 0 {
+                break;
+            }
+            let gone = mask(una..una + run);
+            *self.done.word_mut(una) &= !gone;
+            *self.read.word_mut(una) &= !gone;
+            self.una += run;
+            self.done_count -= run;
         }
         self.una
     }
@@ -351,5 +380,97 @@ impl Board {
     /// Whether all of a range are done.
     pub(super) fn are_done(&self, range: Range<u64>) -> bool {
         find(range, |at| !self.done.word(at)).is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What has become of each packet, one by one.
+    #[derive(Default)]
+    struct Plain {
+        packets: Vec<(bool, bool, bool)>,
+        una: usize,
+        executed: usize,
+    }
+
+    impl Plain {
+        fn execute(&mut self, upto: usize) {
+            for at in self.executed.max(self.una)..upto.min(self.packets.len()) {
+                let (done, lost, read) = &mut self.packets[at];
+                (*done, *lost) = (*done | !*read, *lost & *read & !*done);
+            }
+            self.executed = self.executed.max(upto);
+        }
+
+        fn advance(&mut self) {
+            let past = |at: usize, (done, _, read): (bool, bool, bool)| {
+                done && (read || at < self.executed)
+            };
+            while self.packets.get(self.una).is_some_and(|packet| past(self.una, *packet)) {
+                self.una += 1;
+            }
+        }
+    }
+
+    proptest! {
+        /// Words at a time, as if it were bit by bit; and nothing stays behind for those who come
+        /// into the same places.
+        #[test]
+        fn bits_are_what_became_of_each_packet(
+            steps in prop::collection::vec((0u8..6, any::<u64>(), any::<bool>()), 0..300),
+        ) {
+            let (mut board, mut plain) = (Board::new(256), Plain::default());
+            for (step, number, read) in steps {
+                let (una, next) = (plain.una as u64, plain.packets.len() as u64);
+                let at = una + number % (next - una + 1);
+                match step {
+                    0 | 1 => {
+                        let packets = (number % 70).min(una + board.span() - next);
+                        board.send(packets, read);
+                        plain.packets.extend((0..packets).map(|_| (false, false, read)));
+                    }
+                    2 => {
+                        board.execute(at);
+                        plain.execute(at as usize);
+                    }
+                    3 if at < next => {
+                        board.finish(at);
+                        let (done, lost, _) = &mut plain.packets[at as usize];
+                        (*done, *lost) = (true, false);
+                    }
+                    4 => {
+                        let upto = next.min(at + number % 9);
+                        board.lose(at..upto);
+                        for (done, lost, _) in &mut plain.packets[at as usize..upto as usize] {
+                            *lost |= !*done;
+                        }
+                    }
+                    _ => {
+                        board.advance();
+                        plain.advance();
+                    }
+                }
+                let open = &plain.packets[plain.una..];
+                let next = plain.packets.len() as u64;
+                prop_assert_eq!((board.una(), board.next()), (plain.una as u64, next));
+                prop_assert_eq!(board.executed(), plain.executed as u64);
+                let lost = open.iter().filter(|(_, lost, _)| *lost).count();
+                let done = open.iter().filter(|(done, ..)| *done).count();
+                prop_assert_eq!((board.lost(), board.done_count), (lost as u64, done as u64));
+                for (at, packet) in (board.una..).zip(open) {
+                    let got = (board.done.get(at), board.lost.get(at), board.read.get(at));
+                    prop_assert_eq!(got, *packet, "packet {}", at);
+                }
+                for bits in [&board.done, &board.lost, &board.read] {
+                    let set: u32 = bits.0.iter().map(|word| word.count_ones()).sum();
+                    let open = (board.una..board.next).filter(|at| bits.get(*at)).count();
+                    prop_assert_eq!(set as usize, open, "bits of nobody");
+                }
+            }
+        }
     }
 }
