@@ -397,13 +397,11 @@ impl Verbs {
 
     fn on_listener_removed(&mut self, id: super::ffi::IdKey) {
         self.lingering.retain(|lingerer| lingerer.id.key() != id);
-        self.listeners.retain(|(at, listener)| {
-            let gone = listener.key() == id;
-            if gone {
-                tracing::warn!(%at, "the RDMA device of this listener was removed");
-            }
-            !gone
-        });
+        let gone = self.listeners.extract_if(.., |(_, listener)| listener.key() == id);
+        for (at, _) in gone {
+            tracing::warn!(%at, "the RDMA device of this listener was removed");
+            self.deaf.push(at);
+        }
     }
 
     /// Starts to end a connection, once: what was not handed over comes home at once, the rest

@@ -86,6 +86,8 @@ pub struct Verbs {
     connections: Vec<Option<Connection>>,
     lingering: Vec<Lingerer>,
     listeners: Vec<(SocketAddr, CmId)>,
+    /// Where listeners have ended with their device.
+    deaf: Vec<SocketAddr>,
     by_id: HashMap<IdKey, Qp>,
     /// Events that no completion queue holds. Declared before what its requests depend on.
     ready: VecDeque<Event>,
@@ -142,6 +144,7 @@ impl Verbs {
             connections: Vec::new(),
             lingering: Vec::new(),
             listeners: Vec::new(),
+            deaf: Vec::new(),
             by_id: HashMap::new(),
             ready: VecDeque::with_capacity(READY_MOST),
             flights: Table::default(),
@@ -442,6 +445,11 @@ impl Fabric for Verbs {
 
     fn unlisten(&mut self, at: SocketAddr) {
         self.listeners.retain(|(address, _)| *address != at);
+        self.deaf.retain(|address| *address != at);
+    }
+
+    fn take_deaf(&mut self) -> Option<SocketAddr> {
+        self.deaf.pop()
     }
 
     fn open(&mut self, incoming: Incoming, limits: QpLimits) -> Result<Qp, FabricError> {
