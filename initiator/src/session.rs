@@ -42,7 +42,7 @@ pub use request::{Answer, Data, Done, Io, Lost, Options, Phase, Refused, Request
 
 use alive::KeepAlive;
 use authenticate::Proof;
-use queue::{Finished, Owner, Queue, Sending};
+use queue::{Finished, Leave, Owner, Queue, Sending};
 use start::{Step, earlier};
 
 /// Entries of the admin queue, as every NVMe/RDMA host has it.
@@ -147,8 +147,8 @@ impl Session {
         request: Request,
         io: &mut Io<'_>,
     ) -> Result<(), (Request, Refused)> {
-        let ready = self.phase == Phase::Ready;
-        let Some(target) = self.queues.get_mut(usize::from(queue)).filter(|_| ready) else {
+        let open = self.is_open(queue);
+        let Some(target) = self.queues.get_mut(usize::from(queue)).filter(|_| open) else {
             return Err((request, Refused::NotReady));
         };
         let reserved = if queue == 0 { ADMIN_RESERVED } else { 0 };
@@ -210,7 +210,8 @@ impl Session {
 
     /// Whether answers on a queue still count.
     fn hears(&self, qid: u16) -> bool {
-        self.ended.is_none() || (qid == 0 && self.step.is_shutdown())
+        let there = self.ended.is_none() && !self.has_left(qid);
+        there || (qid == 0 && self.step.is_shutdown())
     }
 
     fn on_response(
@@ -239,6 +240,7 @@ impl Session {
             Owner::Caller(tag) => {
                 self.done.push_back(Done { queue: qid, tag, outcome: Ok(answer), data });
             }
+            Owner::Leave(tag) => self.on_left(qid, tag, answer, io),
             Owner::Step => {
                 let page = data.into_buf();
                 self.on_step(answer, page.as_ref(), io);
@@ -249,8 +251,14 @@ impl Session {
         }
     }
 
+    /// Whether the caller has deleted a queue.
+    fn has_left(&self, qid: u16) -> bool {
+        self.queues.get(usize::from(qid)).is_some_and(|queue| queue.leave() == Leave::Done)
+    }
+
     fn on_fault(&mut self, qid: u16, fault: Fault, io: &mut Io<'_>) {
         match self.ended {
+            None if self.has_left(qid) => {}
             None => self.die(Ended::Fault { queue: qid, fault }, io),
             // The admin queue broke while the controller was being shut down: that is all, then.
             Some(_) if qid == 0 && self.step.is_shutdown() => self.end(io),
@@ -262,8 +270,10 @@ impl Session {
         let Some(queue) = self.queues.get_mut(usize::from(qid)) else { return };
         let up = queue.is_up();
         queue.gone();
+        let left = queue.leave() == Leave::Done;
         let flushed = Ended::Fault { queue: qid, fault: Fault::Flushed };
         match &self.ended {
+            None if left => {}
             None => self.die(Ended::from_reason(qid, self.options.to, reason, up), io),
             // Now we know what ended the work that came home first, or kept us from sending.
             Some(ended)

@@ -9,8 +9,8 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::Error;
 
-/// Takes SIGINT and SIGTERM, as long as it lives, of the thread that made it. The second of them ends the process at once, as it would
-/// without this.
+/// Takes SIGINT and SIGTERM, as long as it lives, of the thread that made it. The second of them
+/// ends the process at once, as it would without this.
 #[derive(Debug)]
 pub(crate) struct Stop {
     signals: SignalFd,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use initiator::random::Random;
 use initiator::session::Violation;
 use initiator::{Answer, Data, Ended, Lost, Options, Phase, Refused, Request};
-use nvme::fabrics::{ConnectResult, InvalidParameter};
+use nvme::fabrics::{ConnectResult, FabricsType, InvalidParameter};
 use nvme::feature::AsyncEvent;
 use nvme::identify::{Ctratt, Sgls};
 use nvme::property::Csts;
@@ -320,6 +320,46 @@ fn lies_end_the_association_and_lose_nothing() {
         let mut tags: Vec<u64> = std::iter::from_fn(|| lab.done()).map(|done| done.tag).collect();
         tags.sort_unstable();
         assert_eq!(tags, [1, 2, 3], "{name}: each exactly once");
+        lab.expect_whole();
+    }
+}
+
+#[test]
+fn one_queue_goes_and_the_others_stay() {
+    // Refused, all answered before, and one command left without an answer.
+    for (status, answered) in
+        [(Status::INVALID_OPCODE, true), (Status::SUCCESS, true), (Status::SUCCESS, false)]
+    {
+        let mut lab = Lab::ready();
+        lab.request(1, read(1), 4096, 1);
+        lab.request(2, read(1), 4096, 2);
+        for nobody in [0, 3] {
+            let refused = lab.with(|session, io| session.disconnect(nobody, 9, io));
+            assert_eq!(refused, Err(Refused::NotReady));
+        }
+        lab.with(|session, io| session.disconnect(1, 9, io)).expect("asked");
+        let again = lab.with(|session, io| session.disconnect(1, 9, io));
+        assert_eq!((again, lab.session.is_open(1)), (Err(Refused::NotReady), false));
+        let (command, leave) = (lab.capsule(1).0, lab.capsule(1).0);
+        assert_eq!((leave.fabrics_type(), leave.cdw10), (FabricsType::DISCONNECT, 0));
+        if answered {
+            lab.wire.answer(1, command.cid, Status::SUCCESS, 0);
+        }
+        lab.wire.answer(1, leave.cid, status, 0);
+        lab.deliver();
+        let gone = status.is_success();
+        let mut done: Vec<_> =
+            std::iter::from_fn(|| lab.done()).map(|done| (done.tag, done.outcome)).collect();
+        done.sort_by_key(|(tag, _)| *tag);
+        let first = if answered { good(0) } else { Err(Lost) };
+        assert_eq!(done, [(1, first), (9, Ok(Answer { status, result: 0 }))]);
+        assert_eq!((lab.session.phase(), lab.session.is_open(1)), (Phase::Ready, !gone));
+        assert_eq!((lab.session.qp(1).is_none(), lab.session.is_open(2)), (gone, true));
+        let cid = lab.capsule(2).0.cid;
+        lab.wire.answer(2, cid, Status::SUCCESS, 0);
+        lab.deliver();
+        assert_eq!(lab.done().expect("done").outcome, good(0));
+        lab.with(|session, io| session.abort(io));
         lab.expect_whole();
     }
 }

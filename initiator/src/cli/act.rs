@@ -1,5 +1,5 @@
-//! `nvmf flush`, `write-zeroes`, `verify-blocks`, `write-uncor`, `dsm`, `copy`: commands without data to
-//! show.
+//! `nvmf flush`, `write-zeroes`, `verify-blocks`, `write-uncor`, `dsm`, `copy`: commands without
+//! data to show.
 
 use clap::Args as ClapArgs;
 use initiator::host::Range;

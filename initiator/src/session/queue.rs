@@ -28,6 +28,8 @@ pub(super) const MOST_ENTRIES: u16 = 1 << SLOT_BITS;
 pub(super) enum Owner {
     /// The caller's, under its tag.
     Caller(u64),
+    /// The caller's as well: the Disconnect that deletes the queue.
+    Leave(u64),
     /// The bring-up's, or the shut-down's.
     Step,
     /// A Keep Alive.
@@ -53,6 +55,17 @@ impl Held {
             _ => None,
         }
     }
+}
+
+/// Whether the caller deletes a queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Leave {
+    /// It does not.
+    Not,
+    /// It has asked for that: nothing more is sent.
+    Asked,
+    /// It has: what becomes of the connection is no fault any more.
+    Done,
 }
 
 #[derive(Debug)]
@@ -100,6 +113,7 @@ pub(super) struct Queue {
     entries: u16,
     qp: Option<Qp>,
     up: bool,
+    leave: Leave,
     slots: Vec<Slot>,
     free: Vec<u16>,
     /// Commands of the caller.
@@ -122,6 +136,7 @@ impl Queue {
             entries,
             qp: None,
             up: false,
+            leave: Leave::Not,
             slots: (0..slots).map(|_| Slot { uses: 0, command: None }).collect(),
             free: (0..slots).rev().collect(),
             callers: 0,
@@ -186,6 +201,15 @@ impl Queue {
         self.qp = None;
     }
 
+    /// How far the caller is with deleting it.
+    pub(super) fn leave(&self) -> Leave {
+        self.leave
+    }
+
+    pub(super) fn set_leave(&mut self, leave: Leave) {
+        self.leave = leave;
+    }
+
     /// Commands of the caller that are outstanding.
     pub(super) fn callers(&self) -> u16 {
         self.callers
@@ -197,8 +221,7 @@ impl Queue {
 
     /// The id of the caller's command with this tag.
     pub(super) fn command_id(&self, tag: u64) -> Option<u16> {
-        let owner = Owner::Caller(tag);
-        let is_it = |slot: &Slot| slot.command.as_ref().is_some_and(|c| c.owner == owner);
+        let is_it = |slot: &Slot| slot.command.as_ref().is_some_and(|c| c.owner.tag() == Some(tag));
         let slot = self.slots.iter().position(is_it)?;
         Some(self.slots[slot].uses << SLOT_BITS | slot as u16)
     }
@@ -353,7 +376,15 @@ impl Queue {
 
 impl Owner {
     fn is_caller(self) -> bool {
-        matches!(self, Owner::Caller(_))
+        self.tag().is_some()
+    }
+
+    /// The caller's tag.
+    pub(super) fn tag(self) -> Option<u64> {
+        match self {
+            Owner::Caller(tag) | Owner::Leave(tag) => Some(tag),
+            Owner::Step | Owner::KeepAlive | Owner::Event => None,
+        }
     }
 }
 

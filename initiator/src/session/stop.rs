@@ -1,13 +1,15 @@
-//! The end: an orderly shut-down, or a death with a reason. Either way every request comes home.
+//! The end: an orderly shut-down, or a death with a reason; and that of one queue alone. Either way
+//! every request comes home.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
-use nvme::fabrics::PropertySet;
+use nvme::fabrics::{Disconnect, PropertySet};
 use nvme::property::{Csts, Property, Shutdown, ShutdownStatus};
 
-use super::queue::{Finished, Owner};
-use super::start::Step;
-use super::{Done, Ended, Io, Lost, Phase, Session};
+use super::queue::{Finished, Leave, Owner, Queue, Sending};
+use super::start::{Step, earlier};
+use super::{Answer, Data, Done, Ended, Io, Lost, Phase, Refused, Session};
 
 /// How long a controller may take to shut down, unless it says that it needs longer.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
@@ -32,6 +34,51 @@ impl Session {
             Phase::Ended => {}
             _ => self.die(Ended::Closed, io),
         }
+    }
+
+    /// Deletes an I/O queue alone (Disconnect): no more requests are taken there. The target answers
+    /// what is under way before; the Disconnect comes home as a request does, under this tag. When it
+    /// was refused, the queue is there as before. Whatever the target has not answered by then comes
+    /// home lost.
+    ///
+    /// # Errors
+    /// Not Ready where there is no such I/O queue (any more); otherwise as of [`Session::submit`].
+    pub fn disconnect(&mut self, queue: u16, tag: u64, io: &mut Io<'_>) -> Result<(), Refused> {
+        if queue == 0 || !self.is_open(queue) {
+            return Err(Refused::NotReady);
+        }
+        let Some(leaving) = self.queues.get_mut(usize::from(queue)) else {
+            return Err(Refused::NotReady);
+        };
+        if leaving.callers() >= leaving.slots() || self.done.len() >= self.room {
+            return Err(Refused::Full);
+        }
+        let deadline = io.now.checked_add(self.options.command_timeout);
+        let sqe = Disconnect { recfmt: 0 }.emit();
+        let sending = Sending { owner: Owner::Leave(tag), sqe, data: Data::None, deadline };
+        leaving.send(sending, io).map_err(|(_, why)| why)?;
+        leaving.set_leave(Leave::Asked);
+        self.sweep_at = earlier(self.sweep_at, deadline);
+        Ok(())
+    }
+
+    /// Whether a queue takes requests, as far as it is not full.
+    #[must_use]
+    pub fn is_open(&self, queue: u16) -> bool {
+        let queue = self.queues.get(usize::from(queue)).filter(|_| self.phase == Phase::Ready);
+        queue.is_some_and(|queue| queue.is_up() && queue.leave() == Leave::Not)
+    }
+
+    /// A Disconnect was answered.
+    pub(super) fn on_left(&mut self, queue: u16, tag: u64, answer: Answer, io: &mut Io<'_>) {
+        self.done.push_back(Done { queue, tag, outcome: Ok(answer), data: Data::None });
+        let Some(left) = self.queues.get_mut(usize::from(queue)) else { return };
+        if !answer.status.is_success() {
+            return left.set_leave(Leave::Not);
+        }
+        left.set_leave(Leave::Done);
+        left.qp().into_iter().for_each(|qp| io.fabric.disconnect(qp));
+        lose(left, &mut self.done, io);
     }
 
     /// The association is over, for this reason if there was none before.
@@ -88,15 +135,19 @@ impl Session {
 
     fn lose_all(&mut self, io: &mut Io<'_>) {
         for queue in &mut self.queues {
-            while let Some(Finished { owner, data }) = queue.lose(io) {
-                match owner {
-                    Owner::Caller(tag) => {
-                        let queue = queue.qid();
-                        self.done.push_back(Done { queue, tag, outcome: Err(Lost), data });
-                    }
-                    _ => data.into_buf().into_iter().for_each(|buf| io.pool.give(buf)),
-                }
+            lose(queue, &mut self.done, io);
+        }
+    }
+}
+
+/// Everything that is outstanding on a queue comes home without an answer.
+fn lose(queue: &mut Queue, done: &mut VecDeque<Done>, io: &mut Io<'_>) {
+    while let Some(Finished { owner, data }) = queue.lose(io) {
+        match owner.tag() {
+            Some(tag) => {
+                done.push_back(Done { queue: queue.qid(), tag, outcome: Err(Lost), data });
             }
+            None => data.into_buf().into_iter().for_each(|buf| io.pool.give(buf)),
         }
     }
 }
