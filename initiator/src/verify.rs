@@ -96,9 +96,10 @@ pub struct Args {
     /// A flush after so many writes; 0 for none
     #[arg(long, value_name = "COUNT", default_value_t = 200)]
     pub flush_every: u32,
-    /// Deallocated blocks may be as before, even if the namespace says that they read as zeros
+    /// Deallocated blocks must be gone, if the namespace says that such read as zeros; otherwise they
+    /// may be as before, because to deallocate is a hint
     #[arg(long)]
-    pub trims_advisory: bool,
+    pub trims_certain: bool,
     /// Seed of the random numbers: the same seed, the same operations
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -257,6 +258,9 @@ impl Run<'_> {
                 Some(hosts) => self.employ(hosts),
                 None => return End::Lost(why.clone()),
             }
+            if let Some(why) = self.formatted() {
+                return End::Refused(why);
+            }
             self.reconnects += 1;
             // What the target still had under way lands before the keep alive timeout of the
             // dead association, at the latest. After a loss of power nothing does.
@@ -300,6 +304,13 @@ impl Run<'_> {
         })
     }
 
+    /// Why there is nothing left to verify: another host has formatted the namespace.
+    fn formatted(&mut self) -> Option<Error> {
+        let Namespace { nsid, block_bytes, .. } = self.verifier.namespace;
+        let host = &mut self.clients.first_mut()?.host;
+        host.was_formatted(nsid, block_bytes, self.verifier.formatting)
+    }
+
     /// Tries to connect again.
     fn knock(&mut self, until: Instant) -> Option<Vec<Host>> {
         loop {
@@ -324,6 +335,12 @@ impl Run<'_> {
     /// Disconnects, saves the state, prints, and says whether all is well.
     fn finish(mut self, end: End) -> Result<ExitCode, Error> {
         self.progress.end();
+        // What is found then is no corruption, and a state is of blocks that there are no more.
+        let is_bad = matches!(end, End::Refused(_)) || self.verifier.model.counts().violations > 0;
+        if let Some(why) = is_bad.then(|| self.formatted()).flatten() {
+            self.clients.drain(..).for_each(|client| client.host.disconnect());
+            return Err(why);
+        }
         for client in self.clients.drain(..) {
             client.host.disconnect();
         }
@@ -408,8 +425,14 @@ fn namespace(args: &Args, host: &mut Host) -> Result<(Namespace, u64), Error> {
         return Err(Error::Local(format!("there is no namespace {nsid}")));
     };
     let durable = !host.session().controller().vwc.present();
-    let trims_to_zeros = found.dlfeat & 7 == 1 && !args.trims_advisory;
+    let trims_to_zeros = trims_to_zeros(args, found.dlfeat);
     Ok((Namespace { nsid, block_bytes, durable, trims_to_zeros }, found.nsze))
+}
+
+/// Whether what was deallocated must read as zeros. DLFEAT speaks of blocks that are deallocated: a
+/// target may succeed and leave them as they are.
+fn trims_to_zeros(args: &Args, dlfeat: u8) -> bool {
+    args.trims_certain && dlfeat & 7 == 1
 }
 
 /// The range that was asked for.
@@ -478,5 +501,30 @@ fn mix_of(args: &Args, host: &Host, namespace: Namespace) -> Mix {
         trims: if oncs.dataset_management() { args.trims } else { 0 },
         fua: args.fua,
         blocks: (1, piece_blocks(args, host, namespace)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn a_target_may_leave_what_was_deallocated_as_it_is() {
+        let own = ["verify", "-a", "192.0.2.1", "-n", "nqn.2026-11.io.nvmfd:a"];
+        let certain = |more: &[&str], dlfeat| {
+            let line = Line::try_parse_from(own.iter().chain(more)).unwrap();
+            trims_to_zeros(&line.args, dlfeat)
+        };
+        assert!(!certain(&[], 0b1001), "a hint");
+        assert!(certain(&["--trims-certain"], 0b1001));
+        assert!(!certain(&["--trims-certain"], 0b1000));
     }
 }

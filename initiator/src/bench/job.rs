@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use nvme::{IoOpcode, Sqe};
+use nvme::{IoOpcode, Sqe, Status};
 use rdma::{Exposed, Spinner};
 
 use super::pattern::Pattern;
@@ -136,6 +136,7 @@ impl Job {
         self.outcome.measured = ended.saturating_duration_since(began);
         self.outcome.cpu = Cpu::of_thread().since(&before);
         self.drain();
+        self.explain();
         self.host.disconnect();
         self.outcome
     }
@@ -249,6 +250,16 @@ impl Job {
             None => Error::Local(why.to_string()),
         };
         let _ = self.outcome.failure.get_or_insert(failure);
+    }
+
+    /// Says what a person wants to know of a command that was refused.
+    fn explain(&mut self) {
+        let Some(Error::Status { status, .. }) = &self.outcome.failure else { return };
+        let refused = status.is(Status::FORMAT_IN_PROGRESS);
+        let (nsid, block_bytes) = (self.plan.nsid, self.plan.bytes / self.plan.blocks);
+        if let Some(why) = self.host.was_formatted(nsid, block_bytes, refused) {
+            self.outcome.failure = Some(why);
+        }
     }
 
     /// Waits for what is under way: the session sees to it that this ends.

@@ -195,6 +195,23 @@ impl Host {
         Ok(IdentifyNamespace::parse(&*self.identify(Identify::new(Cns::NAMESPACE, nsid))?))
     }
 
+    /// Whether a namespace, which had blocks of `block_bytes`, was formatted by another host since:
+    /// what to tell a person whose commands were refused, or who does not find what was written.
+    /// `refused`: commands were answered with Format In Progress.
+    pub fn was_formatted(&mut self, nsid: u32, block_bytes: u32, refused: bool) -> Option<Error> {
+        let now = self.identify_namespace(nsid).ok().and_then(|found| found.block_bytes());
+        let what = match now {
+            Some(now) if now != block_bytes => {
+                format!("its blocks have {now} bytes now and had {block_bytes}, and ")
+            }
+            _ if refused => String::new(),
+            _ => return None,
+        };
+        Some(Error::Local(format!(
+            "another host has formatted namespace {nsid}: {what}what was written is gone"
+        )))
+    }
+
     /// The ids of all active namespaces above `after`.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use nvme::sqe::DsmRange;
-use nvme::{IoOpcode, Sqe};
+use nvme::{IoOpcode, Sqe, Status};
 
 use super::model::{Change, Model, Op};
 use super::script::{Action, Script};
@@ -26,7 +26,7 @@ pub(super) struct Namespace {
     pub(super) block_bytes: u32,
     /// Answered writes are durable: there is no volatile write cache.
     pub(super) durable: bool,
-    /// Deallocated blocks read as zeros.
+    /// What was to be deallocated reads as zeros.
     pub(super) trims_to_zeros: bool,
 }
 
@@ -128,13 +128,16 @@ pub(super) struct Verifier {
     unflushed: u32,
     /// From then on, nothing of a dead association lands any more.
     pub(super) settle_at: Option<Instant>,
+    /// Commands were refused because the namespace was being formatted.
+    pub(super) formatting: bool,
 }
 
 impl Verifier {
     pub(super) fn new(model: Model, namespace: Namespace, random: Random) -> Verifier {
         let told = Vec::new();
         let (ops, unflushed, settle_at) = (0, 0, None);
-        Verifier { model, namespace, random, told, ops, unflushed, settle_at }
+        let formatting = false;
+        Verifier { model, namespace, random, told, ops, unflushed, settle_at, formatting }
     }
 
     /// Runs a script until it, the limits or the caller's patience end, and everything under way
@@ -342,6 +345,7 @@ impl Verifier {
             }
             give_back(client, data);
             if !status.is_success() {
+                self.formatting |= status.is(Status::FORMAT_IN_PROGRESS);
                 let refused = End::Refused(Error::Status { what: what.name(), status });
                 let _ = bad.get_or_insert(refused);
             }
