@@ -28,7 +28,7 @@ use nvme::auth::{Digest, Failure, Kind, MESSAGE_MAX_BYTES, Negotiate, Notice, Re
 use nvme::{Nqn, Status};
 
 pub use job::{Job, Round, Start, Worked};
-pub use keyring::{Demand, Keyring, Keys, Policy, read_secret};
+pub use keyring::{Demand, Keyring, Keys, Policy, Reader, read_secret};
 pub use throttle::Throttle;
 pub use worker::{Task, Worker};
 
@@ -69,6 +69,8 @@ pub struct Exchange {
     subsystem: Nqn,
     stage: Stage,
     authenticated: bool,
+    /// The queue was let in for it.
+    admitted: bool,
     attempts: u8,
     deadline: Option<Instant>,
     /// A failure that nobody has noted yet.
@@ -84,6 +86,7 @@ impl Exchange {
             subsystem,
             stage: Stage::Idle,
             authenticated: false,
+            admitted: false,
             attempts: 0,
             deadline: Some(now + DEADLINE),
             news: None,
@@ -94,6 +97,23 @@ impl Exchange {
     #[must_use]
     pub fn is_authenticated(&self) -> bool {
         self.authenticated
+    }
+
+    /// The queue has been let in, because its host has proved itself.
+    pub fn admit(&mut self) {
+        self.admitted = true;
+    }
+
+    /// The queue is not let in although its host has proved itself: it closes.
+    pub fn turn_away(&mut self, now: Instant) {
+        self.authenticated = false;
+        self.deadline = Some(now);
+    }
+
+    /// Whether it was ever let in.
+    #[must_use]
+    pub fn was_admitted(&self) -> bool {
+        self.admitted
     }
 
     /// The host, as it calls itself.
@@ -173,11 +193,6 @@ impl Exchange {
             }
             Worked::Verdict { t_id, response: Err(why), .. } => self.fail(t_id, why, now),
         }
-    }
-
-    /// There was no room for the job: the host may begin anew.
-    pub fn on_unworked(&mut self) {
-        self.stage = Stage::Idle;
     }
 
     /// The message that is due to the host, and its length. Asked out of order it is a failure.

@@ -2,19 +2,21 @@
 //! the service manager. Nothing of it is on the way of an I/O.
 //!
 //! Calls into the target may wait for reactors or for disks, so each runs on tokio's blocking
-//! threads, and takes the target along. What stays here is its [`Pulse`](crate::Pulse), which only looks: so the
-//! watchdog is fed, a dead reactor noticed and a signal heard also while a reload waits for a disk
-//! that does not answer.
+//! threads, and takes the target along. What stays here is its [`Pulse`](crate::Pulse), which only
+//! looks: so the watchdog is fed, a dead reactor noticed and a signal heard also while a reload
+//! waits for a disk that does not answer.
 
 mod announce;
 mod api;
 mod change;
 mod check;
+mod lock;
 mod log;
 mod managed;
 mod manager;
 mod signals;
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
@@ -30,6 +32,7 @@ use tracing::{error, info, warn};
 use announce::Announcer;
 use api::Server;
 use change::Order;
+use lock::Lock;
 use managed::{Managed, Running};
 use manager::Manager;
 
@@ -159,6 +162,9 @@ fn block_on(work: impl Future<Output = Result<(), String>>) -> Result<(), String
 }
 
 async fn begin(declared: Declared, asks: mpsc::Receiver<Ask>) -> Result<(), String> {
+    let lock = declared.config().state_directory.as_deref().map(Lock::take).transpose()?;
+    // What one that has ended just now had still kept when this was read first.
+    let declared = declared.reread().map_err(|errors| errors.to_string())?;
     let config = declared.config().clone();
     change::tell(declared.changes());
     for warning in declared.warnings() {
@@ -192,8 +198,9 @@ async fn begin(declared: Declared, asks: mpsc::Receiver<Ask>) -> Result<(), Stri
         }
     };
     let served = Served { target, config, declared, announcer, shown, refused: false };
-    let outcome = Control { manager, watchdog, orders: wanted }.serve(served, asks).await;
+    let outcome = Control::new(manager, watchdog, wanted).serve(served, asks).await;
     drop(server);
+    drop(lock);
     outcome
 }
 
@@ -236,8 +243,7 @@ impl<T: Serve> Served<T> {
 
     /// One line for `systemctl status`.
     fn status(&self) -> String {
-        let refused = if self.refused { "; the last reload was refused: see the log" } else { "" };
-        status(&self.config) + refused
+        status(&self.config) + of_refusal(self.refused)
     }
 
     /// Loads and applies; what changed, or why nothing did.
@@ -279,9 +285,15 @@ struct Control {
     watchdog: Option<Duration>,
     /// What the management interface wants.
     orders: mpsc::Receiver<Order>,
+    /// The last reload was.
+    refused: Cell<bool>,
 }
 
 impl Control {
+    fn new(manager: Manager, watchdog: Option<Duration>, orders: mpsc::Receiver<Order>) -> Control {
+        Control { manager, watchdog, orders, refused: Cell::new(false) }
+    }
+
     async fn serve<T: Serve>(
         mut self,
         served: Served<T>,
@@ -332,7 +344,8 @@ impl Control {
                     let awaited = pulse.awaited();
                     // A reload has told something else meanwhile.
                     if awaited != told || !awaited.is_empty() {
-                        self.manager.status(&waiting(&awaited));
+                        let line = waiting(&awaited) + of_refusal(self.refused.get());
+                        self.manager.status(&line);
                         told = awaited;
                     }
                 }
@@ -375,6 +388,7 @@ impl Control {
                     },
                 }
             };
+            self.refused.set(served.refused);
             self.manager.ready(&served.status());
         }
     }
@@ -455,6 +469,11 @@ async fn once_more(asks: &mut mpsc::Receiver<Ask>) {
 
 fn panicked() -> String {
     "the reload has panicked; this is a bug".to_owned()
+}
+
+/// What is added to a line for `systemctl status` while the last reload is one that was refused.
+fn of_refusal(refused: bool) -> &'static str {
+    if refused { "; the last reload was refused: see the log" } else { "" }
 }
 
 /// The same, of what is awaited.

@@ -61,6 +61,21 @@ impl Declared {
         Ok(declared)
     }
 
+    /// Reads the same once more, also the changes.
+    ///
+    /// # Errors
+    /// As [`Declared::load`]; or the files name another `state_directory` by now.
+    pub(crate) fn reread(&self) -> Result<Declared, ConfigErrors> {
+        let next = Declared::load_with(&self.file, self.state_directory.clone())?;
+        if next.config.state_directory != self.config.state_directory {
+            return Err(mistake(
+                "`state_directory` has changed while the files were read".to_owned(),
+                "start again",
+            ));
+        }
+        Ok(next)
+    }
+
     /// What the files alone say.
     fn read(file: &Path, given: Option<OsString>) -> Result<Declared, ConfigErrors> {
         let sources = Sources::read(file)?;

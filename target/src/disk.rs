@@ -1,11 +1,11 @@
 //! The disk seam: what a queue asks of the backing store of a namespace.
 //!
-//! `backing` is an opened store, `open` how it gets opened, `resize` how it gets another size, `erase` other
-//! blocks,
-//! `health` how it fares, `errno` what failures are called. What the ring is made of and needs no unsafe code is here as well: `flight`
-//! is the life of one operation as a state machine without I/O, `entry` says it in the kernel's
-//! terms, `syncs` whose synchronisation is under way, `watch` keeps the descriptors that end a
-//! sleep, `recall` the wishes to have an operation back, `setup` makes the ring.
+//! `backing` is an opened store, `open` how it gets opened, `resize` how it gets another size,
+//! `erase` other blocks, `health` how it fares, `errno` what failures are called. What the ring is
+//! made of and needs no unsafe code is here as well: `flight` is the life of one operation as a
+//! state machine without I/O, `entry` says it in the kernel's terms, `syncs` whose synchronisation
+//! is under way, `watch` keeps the descriptors that end a sleep, `recall` the wishes to have an
+//! operation back, `setup` makes the ring.
 
 mod backing;
 pub(crate) mod entry;

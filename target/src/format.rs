@@ -16,6 +16,8 @@
 //! Source: NVMe Base Specification 2.0, "Format NVM command"; NVM Command Set Specification 1.0,
 //! "LBA Format Data Structure".
 
+pub mod course;
+
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};

@@ -1,9 +1,9 @@
 //! What hosts have done with each subsystem, and what has happened to it, over restarts of the
 //! daemon: the numbers of the SMART log that are of a life, and the log of persistent events.
 //!
-//! The numbers are one file in the `state_directory`, written beside its name, synced and renamed, once a
-//! minute while they change, and at the end. So a crash forgets at most the last minute. What was
-//! done with a subsystem that is gone is kept for the case that it comes again. Without a
+//! The numbers are one file in the `state_directory`, written beside its name, synced and renamed,
+//! once a minute while they change, and at the end. So a crash forgets at most the last minute.
+//! What was done with a subsystem that is gone is kept for the case that it comes again. Without a
 //! `state_directory` a life is that of the daemon.
 //!
 //! ```text

@@ -17,6 +17,7 @@
 //! controllers.
 
 mod record;
+mod undertaking;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, TryLockError};
@@ -33,6 +34,7 @@ use crate::kept;
 use crate::subsystem::Namespace;
 
 pub use record::{Entry, Record};
+pub use undertaking::{Situation, Step, Undertaking};
 
 /// Hosts that a namespace is attached to, at most.
 pub const HOSTS_MAX: usize = 256;
@@ -81,8 +83,37 @@ impl Management {
 pub struct Catalog {
     folder: PathBuf,
     record: Record,
+    identity: Identity,
     /// The folder, held as long as this daemon has it.
-    lock: File,
+    _lock: File,
+}
+
+/// Which folder it is, whatever path leads there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Identity {
+    dev: u64,
+    ino: u64,
+}
+
+impl Identity {
+    fn of(folder: &fs::Metadata) -> Identity {
+        Identity { dev: folder.dev(), ino: folder.ino() }
+    }
+
+    /// Fails when a path leads to another folder: a file system was mounted over it, or it was
+    /// replaced. The record there is not ours to overwrite. May wait for disks.
+    ///
+    /// # Errors
+    /// A sentence about that, or what the system says.
+    pub fn is_at(self, folder: &Path) -> io::Result<()> {
+        if Identity::of(&fs::metadata(folder)?) == self {
+            return Ok(());
+        }
+        let shown = folder.display();
+        Err(io::Error::other(format!(
+            "{shown} is another folder than when it was opened (was something mounted there?): reload"
+        )))
+    }
 }
 
 impl Catalog {
@@ -122,7 +153,8 @@ impl Catalog {
                 "{shown} has the namespaces of {other}: give {nqn} its own folder"
             ));
         }
-        let mut catalog = Catalog { folder: folder.to_owned(), record, lock };
+        let identity = Identity::of(&lock.metadata().map_err(failed)?);
+        let mut catalog = Catalog { folder: folder.to_owned(), record, identity, _lock: lock };
         let mut lines = Vec::new();
         if let Err(error) = catalog.settle() {
             lines.push(format!("what was left half done in {shown} cannot be cleared: {error}"));
@@ -149,20 +181,18 @@ impl Catalog {
         self.folder.join(format!("{uuid}.img"))
     }
 
-    /// Fails when the path leads to another folder than the one that was opened: a file system was
-    /// mounted over it, or it was replaced. The record there is not ours to overwrite.
+    /// Which folder was opened.
+    #[must_use]
+    pub fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// Fails when the path leads to another folder than the one that was opened.
     ///
     /// # Errors
     /// A sentence about that, or what the system says.
     pub fn is_in_place(&self) -> io::Result<()> {
-        let (ours, there) = (self.lock.metadata()?, fs::metadata(&self.folder)?);
-        if (ours.dev(), ours.ino()) == (there.dev(), there.ino()) {
-            return Ok(());
-        }
-        let shown = self.folder.display();
-        Err(io::Error::other(format!(
-            "{shown} is another folder than when it was opened (was something mounted there?): reload"
-        )))
+        self.identity.is_at(&self.folder)
     }
 
     /// Holds something else from now on, also after a power loss.
@@ -180,31 +210,39 @@ impl Catalog {
         Ok(())
     }
 
-    /// Removes the files that are no namespaces yet, or no longer.
+    /// Removes the files of these, so that a power loss does not bring them back.
     ///
     /// # Errors
-    /// What the system says; what is left is tried again when the catalog is opened.
-    pub fn settle(&mut self) -> io::Result<()> {
-        if self.record.unsettled.is_empty() {
-            return Ok(());
-        }
+    /// What the system says; some may be removed.
+    pub fn remove(&self, uuids: &BTreeSet<Uuid>) -> io::Result<()> {
         self.is_in_place()?;
-        for uuid in &self.record.unsettled {
-            kept::remove(&self.folder, &format!("{uuid}.img"))?;
-        }
-        self.keep(Record { unsettled: BTreeSet::new(), ..self.record.clone() })
+        uuids.iter().try_for_each(|uuid| kept::remove(&self.folder, &format!("{uuid}.img")))
     }
 
-    /// Adds its namespaces to those that a subsystem declares. What is declared wins. What is
-    /// `served` (an id and a file) stays so, whatever its file system says now: the file is open.
-    pub fn merge_into(&self, config: &mut SubsystemConfig, served: impl Fn(u32, &Path) -> bool) {
+    /// Removes the files that are no namespaces yet, or no longer.
+    fn settle(&mut self) -> io::Result<()> {
+        let mut settling = Undertaking::settling(&self.record);
+        let mut last = Ok(());
+        loop {
+            let next = match settling.next(last.is_ok()) {
+                Step::Remove(uuids) => self.remove(&uuids),
+                Step::Keep(record) => self.keep(*record),
+                _ => return last,
+            };
+            last = last.and(next);
+        }
+    }
+
+    /// Adds its namespaces to those that a subsystem declares. What is declared wins. Only those
+    /// come in whose file (after the id) `is_there`.
+    pub fn merge_into(&self, config: &mut SubsystemConfig, is_there: impl Fn(u32, &Path) -> bool) {
         for (&nsid, entry) in &self.record.entries {
             let declared = config.namespaces.iter().any(|n| n.nsid == nsid);
             if declared || nsid > config.offer.max_nsid {
                 continue;
             }
             let image = self.image(entry.uuid);
-            if !served(nsid, &image) && !image.exists() {
+            if !is_there(nsid, &image) {
                 continue;
             }
             config.namespaces.push(self.namespace(nsid, entry));
@@ -236,7 +274,7 @@ impl Catalog {
     pub fn eclipsed<'a>(
         &'a self,
         config: &'a SubsystemConfig,
-        served: impl Fn(u32, &Path) -> bool + 'a,
+        is_there: impl Fn(u32, &Path) -> bool + 'a,
     ) -> impl Iterator<Item = String> + 'a {
         let nqn = config.nqn;
         self.record.entries.iter().filter_map(move |(&nsid, entry)| {
@@ -253,8 +291,7 @@ impl Catalog {
                      `max_nsid`: it is not served"
                 ))
             } else {
-                let there = served(nsid, &image) || image.exists();
-                (!there).then(|| {
+                (!is_there(nsid, &image)).then(|| {
                     format!(
                         "namespace {nsid} of {nqn} was made by a host and its file {shown} is gone: \
                          it is not served; restore the file, or have a host delete the namespace"
@@ -284,6 +321,9 @@ impl Catalog {
 
 /// Catalogs by subsystem.
 pub type Catalogs = BTreeMap<Nqn, Catalog>;
+
+#[cfg(test)]
+pub(crate) use record::tests::sample;
 
 #[cfg(test)]
 mod tests;

@@ -2,8 +2,8 @@
 //! by stage; the commands that were slow; how busy each reactor is.
 //!
 //! Always on, in memory that is bounded ([`rows::MOST_ROWS`] a reactor). A reactor writes what it
-//! alone writes, with plain loads and stores; whoever wants to know reads ([`sample`]). No clock is read for it:
-//! the marks are the times of the reactor's turns ([`clock`] says what that means).
+//! alone writes, with plain loads and stores; whoever wants to know reads ([`sample`]). No clock is
+//! read for it: the marks are the times of the reactor's turns ([`clock`] says what that means).
 
 pub mod clock;
 pub mod histogram;

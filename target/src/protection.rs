@@ -161,13 +161,13 @@ impl Protection {
     ///
     /// # Errors
     /// Namespace is Write Protected.
-    pub fn hold(&self) -> Result<Held<'_>, Status> {
+    pub fn hold(self: &Arc<Self>) -> Result<Held, Status> {
         let mut held = self.held();
         if self.is_on() {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
         }
         *held = true;
-        Ok(Held(self))
+        Ok(Held(Arc::clone(self)))
     }
 
     fn held(&self) -> MutexGuard<'_, bool> {
@@ -177,9 +177,9 @@ impl Protection {
 
 /// A state that stays as it is.
 #[derive(Debug)]
-pub struct Held<'a>(&'a Protection);
+pub struct Held(Arc<Protection>);
 
-impl Drop for Held<'_> {
+impl Drop for Held {
     fn drop(&mut self) {
         *self.0.held() = false;
     }

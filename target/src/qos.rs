@@ -66,6 +66,8 @@ pub struct Booking {
     pub start: Instant,
     /// The time that it takes at the limited rate.
     pub takes: Duration,
+    /// Bytes that it moves.
+    pub bytes: u64,
 }
 
 impl Limiter {
@@ -93,22 +95,43 @@ impl Limiter {
     }
 
     fn book_as(&self, now: Instant, ops: u64, bytes: u64) -> Booking {
-        let elapsed = now.saturating_duration_since(self.began).as_nanos();
-        let now_ns = u64::try_from(elapsed).unwrap_or(u64::MAX);
+        let now_ns = self.ns_at(now);
         let burst_ns = u64::from(self.limit.burst_ms) * 1_000_000;
-        let rates = [
-            (&self.ops, self.limit.iops.map(u64::from), ops),
-            (&self.bytes, self.limit.bandwidth, bytes),
-        ];
         let (mut start_ns, mut takes_ns) = (now_ns, 0);
-        for (arrival, rate, amount) in rates {
-            let Some(rate) = rate.filter(|_| amount > 0) else { continue };
-            let takes = takes_ns_of(amount, rate);
+        for (arrival, takes) in self.taken(ops, bytes) {
             let start = book(arrival, now_ns, takes, burst_ns);
             (start_ns, takes_ns) = (start_ns.max(start), takes_ns.max(takes));
         }
         let waits = Duration::from_nanos(start_ns.saturating_sub(now_ns));
-        Booking { start: now + waits, takes: Duration::from_nanos(takes_ns) }
+        Booking { start: now + waits, takes: Duration::from_nanos(takes_ns), bytes }
+    }
+
+    /// A booked command of so many bytes will not begin: those who book from now on come earlier by
+    /// what it would have taken. What of its time is over is nobody's.
+    pub fn give_back(&self, now: Instant, bytes: u64) {
+        let now_ns = self.ns_at(now);
+        for (arrival, takes) in self.taken(1, bytes) {
+            let back = |before: u64| {
+                let after = before.saturating_sub(takes).max(now_ns);
+                (after < before).then_some(after)
+            };
+            let _ = arrival.fetch_update(Ordering::Relaxed, Ordering::Relaxed, back);
+        }
+    }
+
+    /// The schedules that a command has a part in, and how many nanoseconds it takes of each.
+    fn taken(&self, ops: u64, bytes: u64) -> impl Iterator<Item = (&AtomicU64, u64)> {
+        let rates = [
+            (&self.ops, self.limit.iops.map(u64::from), ops),
+            (&self.bytes, self.limit.bandwidth, bytes),
+        ];
+        let taken = rates.into_iter().filter(|(_, _, amount)| *amount > 0);
+        taken.filter_map(|(arrival, rate, amount)| Some((arrival, takes_ns_of(amount, rate?))))
+    }
+
+    fn ns_at(&self, now: Instant) -> u64 {
+        let elapsed = now.saturating_duration_since(self.began).as_nanos();
+        u64::try_from(elapsed).unwrap_or(u64::MAX)
     }
 }
 
@@ -127,9 +150,11 @@ pub fn book_all<'a>(
     now: Instant,
     bytes: u64,
 ) -> Option<Booking> {
-    limiters
-        .map(|limiter| limiter.book(now, bytes))
-        .reduce(|a, b| Booking { start: a.start.max(b.start), takes: a.takes.max(b.takes) })
+    limiters.map(|limiter| limiter.book(now, bytes)).reduce(|a, b| Booking {
+        start: a.start.max(b.start),
+        takes: a.takes.max(b.takes),
+        ..a
+    })
 }
 
 /// Nanoseconds that an amount takes, rounded up so that a limit is never exceeded by rounding.
@@ -191,6 +216,23 @@ mod tests {
         limiter.charge(now, 1 << 20);
         let start = limiter.book(now, 1).start.duration_since(now);
         assert!(start > Duration::from_secs(2), "bytes of commands under way: {start:?}");
+    }
+
+    #[test]
+    fn what_is_given_back_is_booked_by_the_next() {
+        let now = Instant::now();
+        let both = Limit { iops: Some(1000), bandwidth: Some(1 << 20), burst_ms: 0 };
+        let limiter = Limiter::new(both, now);
+        let start = |bytes| limiter.book(now, bytes).start.duration_since(now);
+        assert_eq!([start(1 << 20), start(1 << 20)].map(|start| start.as_secs()), [0, 1]);
+        limiter.give_back(now, 1 << 20);
+        assert_eq!(start(1), Duration::from_secs(1));
+        let later = now + Duration::from_secs(5);
+        limiter.give_back(later, 1 << 20);
+        limiter.give_back(later, 1 << 20);
+        assert_eq!(limiter.book(later, 1 << 20).start, later, "its time was over");
+        let next = limiter.book(later, 1).start;
+        assert_eq!(next, later + Duration::from_secs(1), "no more than there is");
     }
 
     proptest! {

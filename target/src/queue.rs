@@ -50,7 +50,7 @@ use rdma::{Buf, Completion, Fabric, Fault, Incoming, Pool, Qp, QpLimits};
 use tracing::{debug, warn};
 
 use crate::association::Association;
-use crate::auth::Exchange;
+use crate::auth::{Exchange, Task};
 use crate::command::{Plan, Source};
 use crate::controller::{Controller, Limits};
 use crate::disk::{Disk, Done};
@@ -137,7 +137,11 @@ pub struct Queue {
     proof: Option<Box<Exchange>>,
     /// The number of an authentication task that is under way, and the slot that waits for it.
     task: Option<(u64, u16)>,
+    /// That task, until there is room for it.
+    unsent: Option<Box<Task>>,
     link: Link,
+    /// Its operations have been asked back from disks, because the connection is over.
+    recalled: bool,
     /// Why it was refused or ends has been told.
     explained: bool,
     /// What it was when its work came back although nobody here had ended it.
@@ -212,7 +216,9 @@ impl Queue {
             opened: io.now,
             proof: None,
             task: None,
+            unsent: None,
             link: Link::Open,
+            recalled: false,
             explained: false,
             leaving: None,
             leaver: None,
@@ -364,6 +370,11 @@ impl Queue {
         self.end_turn(slot, io);
         let open = self.link == Link::Open;
         let step = self.slot(slot).step;
+        if let Some(store) = self.store(slot).filter(|_| self.gives_capsule(slot))
+            && done.buf.is_some()
+        {
+            io.waiters.return_receive(store);
+        }
         let entry = self.slot(slot);
         match (&entry.plan, done.buf) {
             (_, None) => {}
@@ -378,8 +389,7 @@ impl Queue {
             (_, Some(buf)) => entry.data = Some(buf),
         }
         if !open {
-            self.release(slot, io);
-            return;
+            return self.release(slot, io);
         }
         self.end_pair(slot, io);
         if self.end_mending(slot, done.outcome, io) {
@@ -421,6 +431,10 @@ impl Queue {
     pub fn tick(&mut self, io: &mut Io<'_>) {
         self.hand_in(io.now);
         self.serve_turns(io);
+        self.offer_job(io);
+        if self.link != Link::Open && !std::mem::replace(&mut self.recalled, true) {
+            self.recall_all(io);
+        }
         let admitted = self.is_admitted();
         // What only follows from something else has no cause.
         let end = match &mut self.serves {
@@ -504,10 +518,10 @@ impl Queue {
         let entry = self.slot(slot);
         entry.state = State::Free;
         let charged_bytes = std::mem::take(&mut entry.charged_bytes);
-        let lane = Lane::of(entry.sqe.nsid);
+        let (lane, store) = (Lane::of(entry.sqe.nsid), entry.store);
         self.free.push(slot);
         match self.share {
-            Some(share) => io.waiters.discharge(share, lane, charged_bytes),
+            Some(share) => io.waiters.discharge(share, lane, store, charged_bytes),
             None if self.put_off.is_empty() => {}
             None => self.serve_put_off(slot, io),
         }

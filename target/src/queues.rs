@@ -199,8 +199,13 @@ impl Queues {
         match mail {
             Mail::Incoming(incoming) => self.open(incoming, lent),
             Mail::Subsystem(new) => {
+                let (now, queues) = (lent.now, &self.queues);
+                self.waiters.tolls.change(now, |key, slot, booking| {
+                    if let Some(Some(queue)) = queues.get(key as usize) {
+                        queue.give_back(slot, booking, now);
+                    }
+                });
                 self.each(lent, |queue, io| queue.on_subsystem(&new, io));
-                self.waiters.tolls.change(lent.now);
             }
             Mail::DiscoveryChanged => self.each(lent, Queue::on_discovery_changed),
             Mail::Answer(done) => self.on_disk(done, lent),

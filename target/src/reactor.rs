@@ -160,6 +160,9 @@ impl Reactor {
             let (queues, mut lent) = self.split(now);
             queues.serve_waiters(&mut lent);
         }
+        while let Some(at) = self.parts.fabric.take_deaf() {
+            self.parts.registry.awaited.lose(at);
+        }
         self.parts.fabric.flush();
         self.ring.submit();
         self.parts.stats.queues.store(self.queues.count() as u64, Ordering::Relaxed);

@@ -72,6 +72,8 @@ pub struct Registry {
 pub struct Change {
     /// Where hosts can come, if elsewhere than before.
     pub listeners: Option<Vec<ListenerConfig>>,
+    /// Those that are no longer among them have lost their device.
+    pub lost: bool,
     /// What discovery tells besides, if not as before.
     pub discovery: Option<DiscoveryConfig>,
     /// New subsystems, and those that are not as before.
@@ -467,7 +469,8 @@ impl Book {
                 all.iter().map(|listener| (listener.id, listener.address)).collect()
             };
             told |= ports(&self.listeners) != ports(listeners);
-            self.move_paths(listeners);
+            let gone = if change.lost { Cause::DeviceGone } else { Cause::ListenerRemoved };
+            self.move_paths(listeners, gone);
         }
         if let Some(discovery) = &change.discovery {
             told |= self.discovery != *discovery;
@@ -491,14 +494,12 @@ impl Book {
 
     /// Sets the listeners. Hosts that came through one which is no longer there are disconnected,
     /// so that they try another path.
-    fn move_paths(&mut self, listeners: &[ListenerConfig]) {
+    fn move_paths(&mut self, listeners: &[ListenerConfig], gone: Cause) {
         for entry in self.associations.values() {
             let a = &entry.association;
             match ListenerConfig::of(listeners, a.local) {
                 Some(listener) => a.reach.set(&listener.ana),
-                None if ListenerConfig::of(&self.listeners, a.local).is_some() => {
-                    a.end(Cause::ListenerRemoved);
-                }
+                None if ListenerConfig::of(&self.listeners, a.local).is_some() => a.end(gone),
                 None => {}
             }
         }

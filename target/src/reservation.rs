@@ -21,8 +21,8 @@ pub use state::{Barred, Effect, HostId, Order, State};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use nvme::Nqn;
 use nvme::reservation::Rescap;
+use nvme::{Nqn, Status};
 
 /// The reservation of one namespace, as everybody shares it: queues report it, the keeper changes
 /// it. Two of them are equal when they are the same one.
@@ -34,13 +34,16 @@ pub struct Reservation {
     pub nsid: u32,
     file: Option<StateFile>,
     state: Mutex<State>,
+    /// For whom everything is erased that could be reserved here: nothing bars it meanwhile.
+    held: Mutex<Option<HostId>>,
 }
 
 impl Reservation {
     /// One that ends with the daemon.
     #[must_use]
     pub fn volatile(subsystem: Nqn, nsid: u32) -> Arc<Reservation> {
-        Arc::new(Reservation { subsystem, nsid, file: None, state: Mutex::default() })
+        let (state, held) = (Mutex::default(), Mutex::default());
+        Arc::new(Reservation { subsystem, nsid, file: None, state, held })
     }
 
     /// One that can be kept in `folder`, under the UUID of its namespace; as it was left there.
@@ -54,8 +57,8 @@ impl Reservation {
         uuid: [u8; 16],
     ) -> Result<Arc<Reservation>, String> {
         let file = StateFile::new(folder, uuid);
-        let state = Mutex::new(file.load()?);
-        Ok(Arc::new(Reservation { subsystem, nsid, file: Some(file), state }))
+        let (state, held) = (Mutex::new(file.load()?), Mutex::default());
+        Ok(Arc::new(Reservation { subsystem, nsid, file: Some(file), state, held }))
     }
 
     /// What the namespace can do (RESCAP).
@@ -88,8 +91,37 @@ impl Reservation {
         self.lock().barred(host)
     }
 
+    /// Everything is erased here, for `host`: what would bar it from writing is refused until what is
+    /// returned is dropped. For one at a time.
+    ///
+    /// # Errors
+    /// Reservation Conflict.
+    pub fn hold(self: &Arc<Self>, host: &HostId) -> Result<Held, Status> {
+        let mut held = self.held();
+        if self.barred(host).has(Barred::WRITE) {
+            return Err(Status::RESERVATION_CONFLICT.with_dnr());
+        }
+        *held = Some(*host);
+        Ok(Held(Arc::clone(self)))
+    }
+
+    /// Whoever changes the state has this, so it is never locked by I/O.
+    fn held(&self) -> MutexGuard<'_, Option<HostId>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A reservation that does not bar a host.
+#[derive(Debug)]
+pub struct Held(Arc<Reservation>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        *self.0.held() = None;
     }
 }
 
@@ -100,3 +132,61 @@ impl PartialEq for Reservation {
 }
 
 impl Eq for Reservation {}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use nvme::reservation::{
+        Acquire, AcquireAction, AcquireKeys, Register, RegisterKeys, Release, ReleaseAction,
+        ReleaseKey, ReservationType,
+    };
+
+    use super::*;
+
+    const KEY: u64 = 7;
+
+    pub(crate) fn registered() -> Order {
+        Order::Register(Register(0), RegisterKeys { current: 0, new: KEY })
+    }
+
+    pub(crate) fn acquired() -> Order {
+        let how = Acquire(0).with_action(AcquireAction::ACQUIRE);
+        let how = how.with_rtype(ReservationType::EXCLUSIVE_ACCESS);
+        Order::Acquire(how, AcquireKeys { current: KEY, preempt: 0 })
+    }
+
+    fn cleared() -> Order {
+        let how = Release(0).with_action(ReleaseAction::CLEAR);
+        Order::Release(how, ReleaseKey { current: KEY })
+    }
+
+    /// A host has the exclusive access.
+    pub(crate) fn reserve(reservation: &Reservation, host: HostId) {
+        for order in [registered(), acquired()] {
+            reservation.carry_out(&host, &order).unwrap();
+        }
+    }
+
+    /// A host ends all of it.
+    pub(crate) fn clear(reservation: &Reservation, host: HostId) {
+        reservation.carry_out(&host, &cleared()).unwrap();
+    }
+
+    #[test]
+    fn nobody_is_barred_from_what_he_erases() {
+        let (own, other) = ([1; 16], [2; 16]);
+        let reservation = Reservation::volatile("nqn.2026-11.io.nvmfd:a".parse().unwrap(), 1);
+        let held = reservation.hold(&own).unwrap();
+        reservation.carry_out(&other, &registered()).unwrap();
+        let refused = reservation.carry_out(&other, &acquired());
+        assert_eq!(refused, Err(Status::FORMAT_IN_PROGRESS));
+        assert_eq!(reservation.barred(&own), Barred(0));
+        reserve(&reservation, own);
+        let cleared = reservation.carry_out(&own, &cleared());
+        assert!(cleared.is_ok(), "his own affair: {cleared:?}");
+        drop(held);
+        reserve(&reservation, other);
+        let refused = reservation.hold(&own).map(drop);
+        assert_eq!(refused, Err(Status::RESERVATION_CONFLICT.with_dnr()));
+        assert!(reservation.hold(&other).is_ok());
+    }
+}

@@ -15,8 +15,9 @@
 //! The kernel writes into memory behind the compiler's back, so three things must hold for every
 //! address it is given, and each is settled in one place:
 //!
-//! * *It lies in the pool's mapping.* `Memory::locate` (in `disk/entry.rs`) alone makes addresses of buffers, after a
-//!   check of the bounds. (Zeros are written from a second, private mapping that nobody else has.)
+//! * *It lies in the pool's mapping.* `Memory::locate` (in `disk/entry.rs`) alone makes addresses
+//!   of buffers, after a check of the bounds. (Zeros are written from a second, private mapping
+//!   that nobody else has.)
 //! * *Nobody else looks.* The [`Buf`] moves into the flight and comes out with its completion; a
 //!   flight leaves its slot only when the kernel has no part in it.
 //! * *It stays mapped.* `Memory` holds the `Arc<Region>`. `Drop` waits for everything that the
@@ -38,6 +39,7 @@ mod tests;
 use std::collections::VecDeque;
 use std::io;
 use std::marker::PhantomData;
+use std::mem::take;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -272,20 +274,21 @@ impl Ring {
             self.watches.granted(index);
         }
         // Before any operation: a slot must not have become another one's.
-        while let Some((index, of)) = self.recalls.wish() {
-            let in_slot = |flight: &Option<Flight>| flight.as_ref().is_some_and(|f| f.tag() == of);
-            let Some(slot) = self.flights.iter().position(in_slot) else {
-                let (recall, outcome) = (self.recalls.answered(index), Err(Status::INTERNAL_ERROR));
-                self.ready.extend(recall.map(|(tag, ..)| Done { tag, buf: None, outcome }));
+        while let Some((index, recall)) = self.recalls.wish() {
+            let flight = self.flights[recall.slot as usize].as_ref();
+            if flight.is_none_or(|flight| flight.tag() != recall.of) {
+                self.recalls.asked();
+                let (home, outcome) = (self.recalls.answered(index), Err(Status::INTERNAL_ERROR));
+                self.ready.extend(home.map(|it| Done { tag: it.tag, buf: None, outcome }));
                 continue;
-            };
-            let entry = opcode::AsyncCancel::new(slot as u64).build();
+            }
+            let entry = opcode::AsyncCancel::new(recall.slot.into()).build();
             let entry = entry.user_data(RECALL | index as u64);
             // SAFETY: the entry names no memory.
             if !unsafe { self.push(&entry) } {
                 return;
             }
-            self.recalls.asked(index);
+            self.recalls.asked();
         }
         while let Some(slot) = self.again.pop_front() {
             if !self.issue(slot) {
@@ -314,16 +317,23 @@ impl Ring {
         if step == Step::Sync && !self.leads_sync(slot) {
             return true;
         }
-        let entry = match self.verdict(slot, step) {
-            Verdict::Go => entry,
-            Verdict::Wait => pause_entry(),
+        let (entry, begins) = match self.verdict(slot, step) {
+            Verdict::Go => (entry, step == Step::Sync),
+            Verdict::Wait => (pause_entry(), false),
             Verdict::Fail(errno) => return self.fail(slot, errno),
         };
         let plain = matches!(entry.get_opcode() as u8, opcode::Read::CODE | opcode::Write::CODE);
+        if begins {
+            // Not before: one that waits for its turn has begun nothing yet.
+            self.begin_sync(slot);
+        }
         // SAFETY: the entry's memory is the flight's own Buf (checked by `locate`), the zeros, or
         // a static; mapped while `self.memory` lives, and Drop outwaits the kernel. The Buf stays in
         // the flight, and the flight in its slot, until this entry's completion.
         if !unsafe { self.push(&entry.user_data(u64::from(slot))) } {
+            if begins {
+                self.take_sync_back(slot);
+            }
             return false;
         }
         self.in_kernel += 1;
@@ -358,6 +368,25 @@ impl Ring {
         let flight = self.flights[slot as usize].as_ref();
         let attachment = flight.and_then(|f| self.attachments[f.attachment as usize].as_mut());
         attachment.is_none_or(|attachment| attachment.syncs.join(slot))
+    }
+
+    /// What another store has taken the place of makes nothing durable.
+    fn begin_sync(&mut self, slot: u32) {
+        let Some(flight) = self.flights[slot as usize].as_mut() else { return };
+        let attachment = self.attachments[flight.attachment as usize].as_ref();
+        if let Some(backing) = attachment.map(|it| &it.backing).filter(|it| !it.is_lost()) {
+            backing.health().begin_sync();
+            flight.syncs = true;
+        }
+    }
+
+    fn take_sync_back(&mut self, slot: u32) {
+        let Some(flight) = self.flights[slot as usize].as_mut() else { return };
+        let attachment = self.attachments[flight.attachment as usize].as_ref();
+        if let Some(attachment) = attachment.filter(|_| take(&mut flight.syncs)) {
+            attachment.backing.health().note_write();
+            attachment.backing.health().end_sync();
+        }
     }
 
     /// A flight's next step, and the entry that says so to the kernel.
@@ -451,7 +480,7 @@ impl Disk for Ring {
         } else if let Some(slot) = self.flights.iter().position(is_it) {
             let slot = slot as u32;
             let Some(at) = self.again.iter().position(|other| *other == slot) else {
-                return self.recalls.push(tag, of);
+                return self.recalls.push(tag, of, slot);
             };
             self.again.remove(at);
             self.land(slot, aborted)
@@ -489,7 +518,7 @@ impl Drop for Ring {
         );
         std::mem::forget((Arc::clone(&self.memory.region), Arc::clone(&self.memory.zeros)));
         // Their locks stay taken as well: nobody else may serve what may still be written.
-        std::mem::forget(std::mem::take(&mut self.attachments));
+        std::mem::forget(take(&mut self.attachments));
     }
 }
 

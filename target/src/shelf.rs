@@ -2,6 +2,7 @@
 //! the opened stores of all; and how they become what the reactors have. Whoever changes it holds
 //! its lock and may wait for disks and reactors; reactors never do.
 
+mod folders;
 pub(crate) mod formatting;
 mod orders;
 
@@ -15,6 +16,7 @@ use std::time::Duration;
 use nvme::Nqn;
 use tracing::{info, warn};
 
+use self::folders::{Found, Look};
 use crate::absent;
 use crate::config::{Config, ListenerConfig, Missing, SubsystemConfig};
 use crate::ledger::Ledger;
@@ -59,46 +61,55 @@ impl Next {
         catalogs: &Catalogs,
         due: &[Place],
     ) -> Result<Next, Fatal> {
-        let (mut opened, mut folders) = (Vec::new(), Vec::new());
+        let (mut opened, mut awaited) = (Vec::new(), Vec::new());
         let mut subsystems = config.subsystems.clone();
+        let mut looks = folders::look(config, stores, catalogs, due);
         for subsystem in &mut subsystems {
-            let (nqn, Some(managed)) = (subsystem.nqn, subsystem.managed.clone()) else { continue };
+            let (nqn, Some(managed)) = (subsystem.nqn, &subsystem.managed) else { continue };
             let folder = &managed.directory;
-            let awaited = stores.awaited_folder(nqn).filter(|each| {
-                let is_due = due.contains(&each.key());
-                config.missing == Missing::Wait && each.is_folder(folder) && !is_due
-            });
-            if let Some(awaited) = awaited {
-                folders.push(awaited.clone());
+            let Some(look) = looks.remove(&nqn) else {
+                awaited.extend(stores.awaited_folder(nqn).cloned());
                 continue;
-            }
-            let missing = match config.missing {
-                Missing::Wait => absent::folder(folder),
-                Missing::Fail => None,
+            };
+            let (found, images) = match look {
+                Ok(Look { found, images }) => (found, Some(images)),
+                Err(why) if config.missing == Missing::Wait => (Found::Missing(why), None),
+                Err(why) => (Found::Unusable(why), None),
             };
             let open = catalogs.get(&nqn).filter(|open| open.folder() == folder);
-            let catalog = match (open, missing) {
+            let catalog = match (open, found) {
                 // What is open is served, also when its file system went out of sight.
-                (Some(open), missing) if missing.is_some() || open.is_in_place().is_ok() => open,
-                (_, Some(why)) => {
-                    folders.push(Awaited::folder(nqn, folder, why));
+                (Some(open), Found::AsBefore | Found::Missing(_)) => open,
+                (Some(open), Found::Unusable(_)) if images.is_none() => open,
+                (_, Found::Missing(why)) => {
+                    awaited.push(Awaited::folder(nqn, folder, why));
                     continue;
                 }
-                (_, None) => {
-                    let (catalog, lines) = Catalog::open(folder, nqn).map_err(Fatal)?;
+                (_, Found::Unusable(why)) => return Err(Fatal(why)),
+                (_, Found::Opened(catalog, lines)) => {
                     lines.iter().for_each(|line| warn!("{line}"));
-                    opened.push((nqn, catalog));
+                    opened.push((nqn, *catalog));
                     let Some((_, catalog)) = opened.last() else { continue };
                     catalog
                 }
+                (None, Found::AsBefore) => continue,
             };
-            let served = |nsid, image: &Path| stores.serves((nqn, nsid), image);
-            catalog.eclipsed(subsystem, served).for_each(|line| warn!("{line}"));
-            catalog.merge_into(subsystem, served);
+            // Where nobody answers, what was there is there.
+            let is_there = |nsid, image: &Path| {
+                stores.serves((nqn, nsid), image)
+                    || match &images {
+                        Some(images) => images.contains(image),
+                        None => stores.why_awaited(nqn, nsid).is_some(),
+                    }
+            };
+            if images.is_some() {
+                catalog.eclipsed(subsystem, is_there).for_each(|line| warn!("{line}"));
+            }
+            catalog.merge_into(subsystem, is_there);
         }
         let stores = stores.next_or_wait(&subsystems, config.missing, due).map_err(Fatal)?;
         let mut next = Next { subsystems, stores, catalogs: opened };
-        folders.into_iter().for_each(|folder| next.stores.await_folder(folder));
+        awaited.into_iter().for_each(|folder| next.stores.await_folder(folder));
         next.stores.limit(&config.quotas, &next.subsystems);
         Ok(next)
     }
@@ -218,7 +229,7 @@ impl Shelf {
         stores.remember(&configs);
         let listeners = Some(self.reachable());
         let discovery = Some(self.config.discovery.clone());
-        self.registry.change(Change { listeners, discovery, subsystems, gone });
+        self.registry.change(Change { listeners, discovery, subsystems, gone, lost: false });
         self.registry.set_slow(Duration::from_millis(self.config.observe.slow_ms.into()));
         let old = std::mem::replace(&mut self.stores, stores);
         formatting::interrupt(old.without(&self.stores));
@@ -251,7 +262,11 @@ impl Shelf {
         for subsystem in &mut subsystems {
             let nqn = subsystem.nqn;
             if let Some(catalog) = self.catalogs.get(&nqn) {
-                catalog.merge_into(subsystem, |nsid, image| self.stores.serves((nqn, nsid), image));
+                // What was there when it was last looked: to look again may take for ever.
+                catalog.merge_into(subsystem, |nsid, image| {
+                    self.stores.serves((nqn, nsid), image)
+                        || self.stores.why_awaited(nqn, nsid).is_some()
+                });
             }
         }
         subsystems
@@ -290,6 +305,7 @@ impl Shelf {
 
     /// No longer listens at an address, or waits for it.
     pub(crate) fn unlisten(&mut self, at: SocketAddr) {
+        self.registry.awaited.forget(at);
         if self.awaited.remove(&at).is_none() {
             self.registry.reactor(0).send(Mail::Unlisten(at));
             info!(%at, "no longer listening");
@@ -302,6 +318,28 @@ impl Shelf {
         let listeners = Some(self.reachable());
         self.registry.change(Change { listeners, ..Change::default() });
         self.tell();
+    }
+
+    /// Waits also for the addresses whose device was taken away.
+    pub(crate) fn await_lost(&mut self) {
+        let lost = self.registry.awaited.take_lost();
+        let lost: Vec<_> = lost.into_iter().filter(|at| self.listens_at(at)).collect();
+        if lost.is_empty() {
+            return;
+        }
+        let why = "its RDMA device was removed; it is listened at again when that is back";
+        for at in lost {
+            // Whatever has become of it meanwhile: from here on it is awaited.
+            self.registry.reactor(0).send(Mail::Unlisten(at));
+            self.awaited.insert(at, why.to_owned());
+        }
+        let listeners = Some(self.reachable());
+        self.registry.change(Change { listeners, lost: true, ..Change::default() });
+        self.tell();
+    }
+
+    fn listens_at(&self, at: &SocketAddr) -> bool {
+        self.config.listeners.iter().any(|each| each.address == *at)
     }
 
     /// The addresses that are awaited.
@@ -338,6 +376,8 @@ impl Shelf {
                 if next.catalogs.is_empty()
                     && next.stores.without(&self.stores).next().is_none() =>
             {
+                // Some may have been there, and could not be served.
+                next.stores.remember(&next.subsystems);
                 self.stores.await_as(next.stores);
                 self.tell();
             }

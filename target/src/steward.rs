@@ -19,6 +19,7 @@ use tracing::error;
 use crate::disk::Done;
 use crate::mailbox::Mail;
 use crate::registry::Registry;
+use crate::reservation::HostId;
 use crate::shelf::{Shelf, formatting};
 
 /// Namespaces that are formatted at a time; a host that wants one more is told to try again.
@@ -40,6 +41,8 @@ pub struct Order {
     pub subsystem: Nqn,
     /// Who orders.
     pub host: Nqn,
+    /// Its identifier, by which reservations know it.
+    pub host_id: HostId,
     /// By which controller.
     pub cntlid: u16,
     /// What.
@@ -89,6 +92,8 @@ pub struct Formatting {
     pub block_size_bytes: u32,
     /// The controller that has the command.
     pub cntlid: u16,
+    /// Its host.
+    pub host_id: HostId,
 }
 
 /// What a namespace shall be.

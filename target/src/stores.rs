@@ -1,6 +1,9 @@
 //! The opened backing stores and the subsystems made of them: what a configuration becomes.
 
 mod awaited;
+mod looks;
+mod marked;
+mod next;
 mod opening;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,14 +15,14 @@ use nvme::{Nqn, Text};
 use tracing::warn;
 use uuid::Uuid;
 
-use self::opening::Opening;
+use self::marked::Marked;
 use crate::absent;
 use crate::config::{LimitConfig, Missing, NamespaceConfig, NamespaceKind, SubsystemConfig};
 use crate::disk::BackingId;
-use crate::disk::{Backing, BackingConfig, BackingKind, Kind};
+use crate::disk::{BackingConfig, BackingKind, Kind};
 use crate::format::{Format, Formats};
 use crate::kept;
-use crate::names::{self, Names};
+use crate::names::Names;
 use crate::protection::Protection;
 use crate::qos::Limiters;
 use crate::reactor::BACKINGS;
@@ -30,9 +33,15 @@ use crate::uncorrectable::Marks;
 use crate::usage::Usage;
 
 pub use awaited::{Awaited, Awaiting};
+pub(crate) use opening::{Begun, Opening};
 
 /// How long a store may take to be opened.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long a start tries again to open what may pass. The daemon before this one may have been
+/// killed a moment ago, and its ring still hold locks: a host that comes back meanwhile and does not
+/// find its namespace would give it up.
+const LINGER: Duration = Duration::from_secs(8);
 
 /// An opened store and what it was opened for.
 #[derive(Clone, Debug)]
@@ -72,6 +81,10 @@ pub struct Stores {
     news: Vec<String>,
     /// What still hangs, of all stores that were ever made of these.
     opening: Arc<Opening>,
+    /// Their marks, and those of stores that have gone while somebody has them.
+    marked: Arc<Marked>,
+    /// How long what may pass is tried again at a start.
+    linger: Option<Duration>,
 }
 
 /// A namespace: its subsystem and its id.
@@ -81,7 +94,7 @@ impl Stores {
     /// No stores yet, for so many rings; reservations are kept in this folder, if in any.
     #[must_use]
     pub fn new(state_directory: Option<PathBuf>, rings: usize) -> Stores {
-        Stores { state_directory, rings, ..Stores::default() }
+        Stores { state_directory, rings, linger: Some(LINGER), ..Stores::default() }
     }
 
     /// Opens what `subsystems` need and keeps from `self` what stays the same. Nothing that is
@@ -121,99 +134,6 @@ impl Stores {
         self.next_as(subsystems, missing, &[], false)
     }
 
-    fn next_as(
-        &self,
-        subsystems: &[SubsystemConfig],
-        missing: Missing,
-        due: &[Place],
-        look_at_served: bool,
-    ) -> Result<Stores, String> {
-        let served = self.served();
-        let names = self.state_directory.as_deref().map(Names::load).transpose()?;
-        let names = names.unwrap_or_default();
-        let configured: BTreeSet<Uuid> = namespaces(subsystems).map(|(_, n)| n.uuid).collect();
-        let mut next = Stores {
-            by_namespace: BTreeMap::new(),
-            next_id: self.next_id,
-            rings: self.rings,
-            state_directory: self.state_directory.clone(),
-            limiters: self.limiters.clone(),
-            awaited: Vec::new(),
-            news: Vec::new(),
-            opening: Arc::clone(&self.opening),
-        };
-        for (subsystem, namespace) in namespaces(subsystems) {
-            let key = (subsystem.nqn, namespace.nsid);
-            let place = format!("namespace {} of {}", namespace.nsid, subsystem.nqn);
-            let configured_block_bytes = namespace.block_size_bytes;
-            let known = self.by_namespace.get(&key);
-            let store = match known {
-                Some(store) if !look_at_served && store.name.0 == namespace.uuid => {
-                    Store { resize: None, ..store.clone() }
-                }
-                Some(store) if store.tended.is_as(&formatted(namespace, &store.format)) => {
-                    let resize =
-                        self.next_size(&store.tended.backing(), backing_config(namespace).kind);
-                    let resize = resize.map_err(|why| format!("{place}: {why}"))?;
-                    if resize.is_some() && store.format.under_way().is_some() {
-                        return Err(format!(
-                            "{place} is being formatted by a host and cannot get another size \
-                             meanwhile: try again when that is done"
-                        ));
-                    }
-                    let (uuid, _) = store.name;
-                    if uuid != namespace.uuid {
-                        return Err(format!(
-                            "{place} is in use as {uuid}, and hosts know it by that: write `uuid = \
-                             \"{uuid}\"`, or remove it, reload, add it, reload"
-                        ));
-                    }
-                    Store { resize, configured_block_bytes, ..store.clone() }
-                }
-                Some(_) => {
-                    return Err(format!(
-                        "{place} is in use and cannot become another store at once: what hosts have \
-                         not written yet would land there; remove it, reload, add it, reload (or \
-                         `nvmfctl namespace remove`, and then `add`)"
-                    ));
-                }
-                None => {
-                    let awaited = self.awaited_as(key, namespace);
-                    if let Some(awaited) = awaited
-                        && missing == Missing::Wait
-                        && !due.contains(&key)
-                    {
-                        next.awaited.push(awaited.clone());
-                        continue;
-                    }
-                    if let Some(why) = self.opening.absent(PATIENCE, namespace, &served) {
-                        if missing == Missing::Fail {
-                            return Err(format!("{place}: {why}"));
-                        }
-                        next.awaited.push(Awaited::store(key, namespace, why));
-                        continue;
-                    }
-                    let id = next.fresh_id(self).ok_or("too many namespaces")?;
-                    match self.make(id, key, namespace, (&names, &configured)) {
-                        Ok(store) => store,
-                        // It has come, and not as it should: that holds nothing else back.
-                        Err(why) if missing == Missing::Wait && awaited.is_some() => {
-                            next.awaited.push(Awaited::store(key, namespace, why));
-                            continue;
-                        }
-                        Err(why) => return Err(format!("{place}: {why}")),
-                    }
-                }
-            };
-            let is_new = |store: &Store| store.configured_block_bytes != configured_block_bytes;
-            if known.is_none_or(is_new) {
-                next.news.extend(store.format.told(configured_block_bytes));
-            }
-            next.by_namespace.insert(key, store);
-        }
-        Ok(next)
-    }
-
     /// Whether what is awaited has come, for whoever looks without keeping anybody waiting.
     pub(crate) fn awaiting(&self) -> Awaiting {
         Awaiting {
@@ -221,6 +141,15 @@ impl Stores {
             state_directory: self.state_directory.clone(),
             opening: Arc::clone(&self.opening),
         }
+    }
+
+    /// Begins what may wait for a disk or a server: see [`Opening::begin`].
+    pub(crate) fn begin<T: Send + 'static>(
+        &self,
+        path: &Path,
+        act: impl FnOnce() -> Result<T, String> + Send + 'static,
+    ) -> Begun<'_, T> {
+        self.opening.begin(path, act)
     }
 
     /// The namespaces whose store is not there yet.
@@ -265,7 +194,8 @@ impl Stores {
         let paths = namespaces(subsystems).filter_map(|(subsystem, namespace)| {
             let NamespaceKind::File { path, .. } = &namespace.kind else { return None };
             let is_open = self.by_namespace.contains_key(&(subsystem.nqn, namespace.nsid));
-            (is_open || before.contains(path)).then(|| path.clone())
+            let was_there = self.awaited.iter().any(|each| each.seen() == Some(path));
+            (is_open || was_there || before.contains(path)).then(|| path.clone())
         });
         if let Err(error) = absent::remember(folder, &paths.collect()) {
             warn!("{} cannot remember which files are served: {error}", folder.display());
@@ -277,70 +207,9 @@ impl Stores {
         }
     }
 
-    /// Opens what a namespace needs.
-    fn make(
-        &self,
-        id: BackingId,
-        key: (Nqn, u32),
-        namespace: &NamespaceConfig,
-        (names, configured): (&Names, &BTreeSet<Uuid>),
-    ) -> Result<Store, String> {
-        let path = self.lasting(namespace)?;
-        let name = (namespace.uuid, path.as_deref().map(names::of_path));
-        if let (Some(folder), (uuid, Some(store))) = (&self.state_directory, &name) {
-            names.check(folder, (*uuid, configured), store)?;
-        }
-        let format = self.format(key, namespace, path.as_deref())?;
-        let config = formatted(namespace, &format);
-        let backing = self.open(&config)?;
-        let reservation = self.reservation(key, namespace.uuid)?;
-        let protection = self.protection(key, namespace.uuid)?;
-        let marks = self.marks(key, namespace)?;
-        let place = format!("namespace {} of {}", key.1, key.0);
-        let tended = Arc::new(Tended::new(id, place, config, backing));
-        let configured_block_bytes = namespace.block_size_bytes;
-        Ok(Store {
-            tended,
-            reservation,
-            protection,
-            marks,
-            format,
-            name,
-            configured_block_bytes,
-            resize: None,
-        })
-    }
-
     /// What is awaited of this namespace, as it is configured now.
     fn awaited_as(&self, key: Place, namespace: &NamespaceConfig) -> Option<&Awaited> {
         self.awaited.iter().find(|each| each.is_for(key, namespace))
-    }
-
-    /// Opens a store, and waits for it no longer than a person would.
-    fn open(&self, config: &BackingConfig) -> Result<Backing, String> {
-        let rings = self.rings;
-        let open = move |config: &BackingConfig| {
-            let backing = Backing::open(config).map_err(|error| error.to_string())?;
-            backing.prepare(rings).map_err(|error| error.to_string())?;
-            Ok(backing)
-        };
-        let BackingKind::File { path, .. } = &config.kind else { return open(config) };
-        let own = config.clone();
-        self.opening.within(PATIENCE, path, move || open(&own))
-    }
-
-    /// The size that a store is to have now, where that is another one.
-    fn next_size(&self, backing: &Arc<Backing>, kind: BackingKind) -> Result<Option<u64>, String> {
-        let own = Arc::clone(backing);
-        let path = match &kind {
-            BackingKind::File { size, .. } if *size == Some(backing.size_bytes()) => {
-                return Ok(None);
-            }
-            BackingKind::File { path, .. } => path.clone(),
-            _ => return backing.next_size(&kind).map_err(|error| error.to_string()),
-        };
-        let size = move || own.next_size(&kind).map_err(|error| error.to_string());
-        self.opening.within(PATIENCE, &path, size)
     }
 
     fn reservation(&self, key: (Nqn, u32), uuid: Uuid) -> Result<Arc<Reservation>, String> {
@@ -357,30 +226,23 @@ impl Stores {
         }
     }
 
-    /// What a store in memory loses with the daemon needs no marks afterwards.
-    fn marks(&self, key: (Nqn, u32), namespace: &NamespaceConfig) -> Result<Arc<Marks>, String> {
-        match (&self.state_directory, &namespace.kind) {
-            (Some(folder), NamespaceKind::File { .. }) => {
-                Marks::kept(key.0, key.1, folder, namespace.uuid.into_bytes())
+    /// What a store in memory loses with the daemon needs no marks afterwards. `store`: what a file
+    /// or device is called for good.
+    fn marks(&self, key: Place, uuid: Uuid, store: Option<&str>) -> Result<Arc<Marks>, String> {
+        match (&self.state_directory, store) {
+            (Some(folder), Some(store)) => {
+                let load = || Marks::kept(key.0, key.1, folder, uuid.into_bytes());
+                let served = self.by_namespace.values();
+                let is_served =
+                    |marks: &Arc<Marks>| { served }.any(|store| Arc::ptr_eq(&store.marks, marks));
+                self.marked.get(uuid, store, is_served, load)
             }
             _ => Ok(Marks::volatile()),
         }
     }
 
-    /// The path that the file or device of a namespace is known by for good, where something is kept
-    /// that is about it.
-    fn lasting(&self, namespace: &NamespaceConfig) -> Result<Option<PathBuf>, String> {
-        match (&self.state_directory, &namespace.kind) {
-            (Some(_), NamespaceKind::File { path, .. }) => {
-                let own = path.clone();
-                self.opening.within(PATIENCE, path, move || Ok(Some(lasting(own))))
-            }
-            _ => Ok(None),
-        }
-    }
-
     /// Without a place to keep it the blocks of a file or a device stay as large as they are.
-    /// `path`: what [`Stores::lasting`] says.
+    /// `path`: which it is known by for good.
     fn format(
         &self,
         key: (Nqn, u32),
@@ -412,6 +274,7 @@ impl Stores {
     pub fn forget_kept(&self, gone: &[Uuid]) {
         let Some(folder) = &self.state_directory else { return };
         for uuid in gone {
+            self.marked.forget(*uuid);
             for kind in ["reservation", "protection", "uncorrectable", "format"] {
                 // What stays is of no namespace: nobody will ask for it.
                 let _ = kept::remove(folder, &format!("{uuid}.{kind}"));
@@ -537,17 +400,6 @@ fn namespaces(
     subsystems.iter().flat_map(|s| s.namespaces.iter().map(move |n| (s, n)))
 }
 
-/// The path that a file is known by for good. Links of devices are left as they are: they last, and
-/// what they lead to has another name with every start.
-fn lasting(path: PathBuf) -> PathBuf {
-    let in_folder = || {
-        let folder = std::fs::canonicalize(path.parent()?).ok()?;
-        Some(folder.join(path.file_name()?))
-    };
-    let found = std::fs::canonicalize(&path).ok().or_else(in_folder);
-    found.filter(|found| !found.starts_with("/dev")).unwrap_or(path)
-}
-
 /// With the blocks that a host has chosen, whatever the configuration says.
 fn formatted(namespace: &NamespaceConfig, format: &Format) -> BackingConfig {
     let config = backing_config(namespace);
@@ -570,10 +422,13 @@ fn backing_config(namespace: &NamespaceConfig) -> BackingConfig {
 
 #[cfg(test)]
 mod tests {
+    use nvme::Status;
+
     use super::*;
     use crate::disk::Fault;
+    use crate::uncorrectable::Change;
 
-    fn subsystem(nsids: &[u32], size: u64) -> SubsystemConfig {
+    pub(super) fn subsystem(nsids: &[u32], size: u64) -> SubsystemConfig {
         let namespace = |&nsid: &u32| NamespaceConfig {
             nsid,
             kind: NamespaceKind::Null { size },
@@ -722,8 +577,150 @@ mod tests {
         until_come(&keys);
     }
 
+    /// Each thing that may hang waits for the others to be begun: one after the other they would all
+    /// be given up.
     #[test]
-    fn a_namespace_that_is_in_use_keeps_its_uuid_and_a_start_finds_what_is_kept() {
+    fn all_paths_are_looked_at_and_opened_and_measured_at_once() {
+        let folder = crate::disk::tests::folder();
+        let mut config = subsystem(&[1, 2, 3], 1 << 20);
+        for namespace in &mut config.namespaces {
+            let path = folder.path().join(namespace.nsid.to_string());
+            std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+            namespace.kind = NamespaceKind::File { path, size: None };
+        }
+        let subsystems = std::slice::from_ref(&config);
+        let stores = Stores::default();
+        *stores.opening.meet.lock().unwrap() = Some(Arc::new(std::sync::Barrier::new(3)));
+        let mut next = stores.next_or_wait(subsystems, Missing::Wait, &[]).unwrap();
+        assert_eq!((ids(&next), next.awaited().len()), (vec![0, 1, 2], 0));
+        for namespace in &config.namespaces {
+            let NamespaceKind::File { path, .. } = &namespace.kind else { continue };
+            std::fs::File::options().append(true).open(path).unwrap().set_len(1 << 21).unwrap();
+        }
+        next = next.next(subsystems).unwrap();
+        assert_eq!(next.resize().len(), 3);
+    }
+
+    #[test]
+    fn what_may_pass_is_awaited_from_the_start_and_never_made_anew() {
+        let folder = crate::disk::tests::folder();
+        let state = folder.path().join("state");
+        std::fs::create_dir(&state).unwrap();
+        let mut config = subsystem(&[1, 2], 1 << 20);
+        let path = |nsid: u32| folder.path().join(nsid.to_string());
+        for namespace in &mut config.namespaces {
+            let path = path(namespace.nsid);
+            std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+            namespace.kind = NamespaceKind::File { path, size: Some(1 << 20) };
+        }
+        let subsystems = std::slice::from_ref(&config);
+        let other = std::fs::File::open(path(1)).unwrap();
+        other.lock().unwrap();
+        let new = || Stores { linger: None, ..Stores::new(Some(state.clone()), 0) };
+        let said = new().next(subsystems).unwrap_err();
+        assert!(said.starts_with("namespace 1 of ") && said.contains("lock on it"), "{said}");
+        let stores = new().next_or_wait(subsystems, Missing::Wait, &[]).unwrap();
+        assert_eq!((ids(&stores).len(), stores.awaited().len()), (1, 1));
+        assert!(stores.why_awaited(config.nqn, 1).unwrap().contains("a lock on it is held"));
+        // Neither while it is awaited nor by the next daemon.
+        stores.remember(subsystems);
+        std::fs::rename(path(1), folder.path().join("aside")).unwrap();
+        let due = [(config.nqn, 1)];
+        assert_eq!(stores.awaiting().come(), []);
+        let next = stores.next_or_wait(subsystems, Missing::Wait, &due).unwrap();
+        assert!(next.why_awaited(config.nqn, 1).unwrap().contains("is not made anew"));
+        let without = config.namespaces[..1].to_vec();
+        let alone = [SubsystemConfig { namespaces: without, ..config.clone() }];
+        let fresh = new().next_or_wait(&alone, Missing::Wait, &[]).unwrap();
+        assert!(fresh.why_awaited(config.nqn, 1).unwrap().contains("is not made anew"));
+        std::fs::rename(folder.path().join("aside"), path(1)).unwrap();
+        other.unlock().unwrap();
+        let last = next.next_or_wait(subsystems, Missing::Wait, &due).unwrap();
+        assert_eq!((ids(&last).len(), last.awaited().len()), (2, 0));
+    }
+
+    #[test]
+    fn what_was_there_is_not_made_anew_without_a_folder_to_remember_it_in() {
+        let folder = crate::disk::tests::folder();
+        let (path, aside) = (folder.path().join("1"), folder.path().join("aside"));
+        let mut config = subsystem(&[1], 1 << 20);
+        std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+        config.namespaces[0].kind = NamespaceKind::File { path: path.clone(), size: Some(1 << 20) };
+        let subsystems = std::slice::from_ref(&config);
+        let other = std::fs::File::open(&path).unwrap();
+        other.lock().unwrap();
+        let first = Stores { linger: None, ..Stores::new(None, 0) };
+        let mut stores = first.next_or_wait(subsystems, Missing::Wait, &[]).unwrap();
+        assert_eq!(stores.awaited().len(), 1);
+        std::fs::rename(&path, &aside).unwrap();
+        // However often it is looked for, and what else of it is changed meanwhile.
+        let mut changed = config.clone();
+        changed.namespaces[0].read_only = true;
+        for config in [&config, &changed, &config, &config] {
+            let due = [(config.nqn, 1)];
+            let subsystems = std::slice::from_ref(config);
+            stores = stores.next_or_wait(subsystems, Missing::Wait, &due).unwrap();
+            assert_eq!((stores.awaited().len(), path.exists()), (1, false));
+            assert_eq!(stores.awaiting().come(), []);
+        }
+        std::fs::rename(&aside, &path).unwrap();
+        other.unlock().unwrap();
+        let last = stores.next_or_wait(subsystems, Missing::Wait, &[(config.nqn, 1)]).unwrap();
+        assert_eq!((ids(&last).len(), last.awaited().len()), (1, 0));
+    }
+
+    #[test]
+    fn a_store_that_cannot_be_measured_stands_in_the_way_of_no_other_change() {
+        let folder = crate::disk::tests::folder();
+        let path = folder.path().join("disk");
+        std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+        let mut config = subsystem(&[1], 1 << 20);
+        let of = |size| NamespaceKind::File { path: path.clone(), size };
+        config.namespaces[0].kind = of(None);
+        let stores = Stores::default().next(std::slice::from_ref(&config)).unwrap();
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        file.set_len((1 << 20) + 100).unwrap();
+        let mut next = stores.next(std::slice::from_ref(&config)).unwrap();
+        let lines = next.resize();
+        assert_eq!(lines.len(), 1);
+        assert!(lines[0].contains("keeps its size") && lines[0].contains("whole number of blocks"));
+        let backing = next.store(config.nqn, 1).unwrap().tended.backing();
+        assert_eq!(backing.size_bytes(), 1 << 20);
+        // Who asks for a size gets it, or hears why not.
+        config.namespaces[0].kind = of(Some(1 << 21));
+        assert!(stores.next(&[config]).unwrap_err().contains("the configuration says"));
+    }
+
+    #[test]
+    fn what_is_wrong_in_itself_is_not_awaited() {
+        let folder = crate::disk::tests::folder();
+        let mut config = subsystem(&[1], 1 << 20);
+        let path = folder.path().join("disk");
+        std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+        config.namespaces[0].kind = NamespaceKind::File { path, size: Some(1 << 21) };
+        let start = Stores::default().next_or_wait(&[config], Missing::Wait, &[]);
+        assert!(start.unwrap_err().contains("but the configuration says 2097152"));
+    }
+
+    #[test]
+    fn of_two_paths_to_one_file_the_first_is_served() {
+        let folder = crate::disk::tests::folder();
+        let mut config = subsystem(&[1, 2], 1 << 20);
+        let path = |nsid| folder.path().join(format!("{nsid}"));
+        std::fs::write(path(1), vec![0; 1 << 20]).unwrap();
+        std::fs::hard_link(path(1), path(2)).unwrap();
+        for namespace in &mut config.namespaces {
+            namespace.kind = NamespaceKind::File { path: path(namespace.nsid), size: None };
+        }
+        let said = Stores::default().next(std::slice::from_ref(&config)).unwrap_err();
+        assert!(
+            said.starts_with("namespace 2 of ") && said.contains("lock on it is held"),
+            "{said}"
+        );
+    }
+
+    /// A folder for what is to be kept, and a namespace of 1 MiB with a file.
+    fn one_with_state() -> (tempfile::TempDir, PathBuf, SubsystemConfig) {
         let folder = crate::disk::tests::folder();
         let state = folder.path().join("state");
         std::fs::create_dir(&state).unwrap();
@@ -731,6 +728,12 @@ mod tests {
         let path = folder.path().join("disk.img");
         std::fs::write(&path, vec![0; 1 << 20]).unwrap();
         config.namespaces[0].kind = NamespaceKind::File { path, size: None };
+        (folder, state, config)
+    }
+
+    #[test]
+    fn a_namespace_that_is_in_use_keeps_its_uuid_and_a_start_finds_what_is_kept() {
+        let (_folder, state, config) = one_with_state();
         let mut renamed = config.clone();
         renamed.namespaces[0].uuid = Uuid::from_u128(7);
         let new = || Stores::new(Some(state.clone()), 0);
@@ -761,5 +764,87 @@ mod tests {
         std::fs::rename(file(uuid), file(Uuid::from_u128(7))).unwrap();
         let third = next(&new(), &renamed).unwrap();
         assert!(third.store(config.nqn, 1).unwrap().protection.is_on(), "as the remedy says");
+    }
+
+    /// A command of before is at its disk, or its order with the keeper, when its namespace goes and
+    /// comes back: what becomes of marks then is so for everybody, and in the file.
+    #[test]
+    fn a_namespace_that_comes_back_has_the_marks_that_a_command_of_before_changes() {
+        let (_folder, state, config) = one_with_state();
+        let next = |stores: &Stores, config: &[SubsystemConfig]| loop {
+            match stores.next(config) {
+                Err(why) if why.contains("a lock on it is held") => {}
+                done => return done.unwrap(),
+            }
+            // What was closed a moment ago may still be on its way out.
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let marks = |stores: &Stores| Arc::clone(&stores.store(config.nqn, 1).unwrap().marks);
+        let mark = |at| Change::Mark { at, len: 4096, most_bytes: 1 << 20 };
+        let first = |marks: &Marks| marks.first(0, 1 << 20);
+
+        let stores = next(&Stores::new(Some(state.clone()), 0), std::slice::from_ref(&config));
+        let before = marks(&stores);
+        before.change(&mark(0)).unwrap();
+        let until = before.orders();
+        let away = next(&stores, &[]);
+        drop(stores);
+        let back = next(&away, std::slice::from_ref(&config));
+        let now = marks(&back);
+        assert_eq!(first(&now), Some(0));
+        // Others mark blocks, and then the orders of before are carried out.
+        now.change(&mark(8192)).unwrap();
+        before.change(&Change::Mend { ranges: vec![(0, 1 << 20)], until }).unwrap();
+        assert_eq!(first(&now), Some(8192), "it was written, and the other was not");
+        before.change(&mark(4096)).unwrap();
+        assert_eq!(first(&now), Some(4096));
+        drop((before, now, back, away));
+        let again = next(&Stores::new(Some(state.clone()), 0), std::slice::from_ref(&config));
+        let kept = marks(&again);
+        assert_eq!(first(&kept), Some(4096), "as the file has it");
+
+        // Of a namespace that is no more nothing is kept, whatever comes late.
+        again.forget_kept(&[config.namespaces[0].uuid]);
+        assert_eq!(kept.change(&mark(0)), Err(Status::INTERNAL_ERROR));
+        assert!(std::fs::read_dir(&state).unwrap().next().is_none());
+    }
+
+    /// The blocks of another store are other blocks, also under the same UUID.
+    #[test]
+    fn marks_of_one_store_do_not_become_those_of_another() {
+        let marked = Marked::default();
+        let load = || Ok(Marks::volatile());
+        let uuid = Uuid::from_u128(1);
+        let get = |store| marked.get(uuid, store, |_| false, load).unwrap();
+        let one = get("one");
+        assert!(Arc::ptr_eq(&one, &get("one")));
+        let other = get("other");
+        let mark = Change::Mark { at: 0, len: 512, most_bytes: 512 };
+        assert_eq!((one.change(&mark), other.change(&mark)), (Err(Status::INTERNAL_ERROR), Ok(())));
+        assert!(!Arc::ptr_eq(&one, &other));
+        drop(other);
+        assert!(get("other").is_empty(), "nobody had it");
+    }
+
+    /// Whatever is refused leaves everything as it was.
+    #[test]
+    fn a_store_that_would_take_the_uuid_of_another_leaves_its_marks_alone() {
+        let folder = crate::disk::tests::folder();
+        let state = folder.path().join("state");
+        std::fs::create_dir(&state).unwrap();
+        let of = |nsid: u32| {
+            let path = folder.path().join(nsid.to_string());
+            std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+            let mut config = subsystem(&[nsid], 1 << 20);
+            config.namespaces[0].kind = NamespaceKind::File { path, size: None };
+            config.namespaces[0].uuid = Uuid::from_u128(1);
+            config
+        };
+        let (one, two) = (of(1), of(2));
+        let stores = Stores::new(Some(state), 0).next(std::slice::from_ref(&one)).unwrap();
+        let refused = stores.next(std::slice::from_ref(&two)).map(drop).unwrap_err();
+        assert!(refused.contains("is in use as 00000000-"), "{refused}");
+        let mark = Change::Mark { at: 0, len: 4096, most_bytes: 1 << 20 };
+        assert_eq!(stores.store(one.nqn, 1).unwrap().marks.change(&mark), Ok(()));
     }
 }

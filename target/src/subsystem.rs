@@ -211,12 +211,6 @@ impl Subsystem {
     pub fn takes_write_uncorrectable(&self) -> bool {
         self.namespaces.iter().any(|n| n.write_uncorrectable)
     }
-
-    /// Whether any namespace has a volatile write cache.
-    #[must_use]
-    pub fn volatile_cache(&self) -> bool {
-        self.namespaces.iter().any(|n| n.volatile_cache)
-    }
 }
 
 impl PartialEq for Subsystem {

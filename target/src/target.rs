@@ -572,6 +572,34 @@ mod tests {
     }
 
     #[test]
+    fn an_address_whose_device_was_taken_away_is_awaited_and_listened_at_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let at: SocketAddr = "127.99.71.1:4420".parse().unwrap();
+        let mut config = config(folder.path());
+        config.listeners[0].address = at;
+        let mut target = Target::start(config).unwrap();
+        target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
+        let nowhere: [String; 0] = [];
+        assert_eq!(target.registry.awaited.list(), nowhere);
+        target.registry.awaited.lose(at);
+        // Whoever has no such listener any more does not wait for it.
+        target.shelf().unlisten(at);
+        target.shelf().await_lost();
+        assert_eq!(target.registry.awaited.list(), nowhere);
+        target.shelf().listen(at, Missing::Wait).unwrap();
+        target.registry.awaited.lose(at);
+        target.registry.awaited.lose("127.99.71.2:4420".parse().unwrap());
+        target.shelf().await_lost();
+        let awaited = target.registry.awaited.list();
+        assert_eq!(awaited.len(), 1, "{awaited:?}");
+        assert!(awaited[0].contains("its RDMA device was removed"), "{awaited:?}");
+        assert_eq!(target.shelf().awaited_addresses(), [at]);
+        target.shelf().on_address(at);
+        assert_eq!(target.registry.awaited.list(), nowhere);
+        target.stop(Instant::now() + Duration::from_secs(60));
+    }
+
+    #[test]
     fn who_waits_for_a_disk_that_hangs_keeps_no_host_and_nothing_that_is_kept() {
         let folder = tempfile::tempdir().unwrap();
         let mut target = Target::start(config(folder.path())).unwrap();

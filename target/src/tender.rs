@@ -219,7 +219,11 @@ impl Tender {
         let (say, said) = mpsc::channel();
         let (own, store) = (Arc::clone(&self.shared), Arc::clone(tended));
         let spawned = std::thread::Builder::new().name("renewal".to_owned()).spawn(move || {
-            let _ = say.send(own.renew(&store));
+            // Whoever does not wait any more was told something else.
+            if let Err(mpsc::SendError(Ok(()))) = say.send(own.renew(&store)) {
+                let place = &store.place;
+                warn!("{place}: opened again after a failed flush after all: flushes are served");
+            }
         });
         let place = &tended.place;
         match spawned.is_ok().then(|| said.recv_timeout(ANSWER)) {
@@ -359,7 +363,12 @@ impl Shared {
         if owes_a_sync(gone, &tended.health) {
             fresh.fail_sync(Status::WRITE_FAULT);
         }
-        self.put(tended, fresh)?;
+        // What a ring takes home before it has the fresh one is owed; what it takes home later fails.
+        gone.set_lost(true);
+        self.put(tended, fresh).inspect_err(|_| gone.set_lost(false))?;
+        if owes_a_sync(gone, &tended.health) {
+            tended.backing().fail_sync(Status::WRITE_FAULT);
+        }
         tended.health.clear_suspicion();
         tended.health.set_up();
         info!("{}: {} is there again and served again", tended.place, gone.name());

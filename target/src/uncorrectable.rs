@@ -36,6 +36,8 @@ pub struct Marks {
     bytes: AtomicU64,
     ranges: Mutex<Ranges>,
     file: Option<(PathBuf, String)>,
+    /// Held while they change; true when they may not any more.
+    ended: Mutex<bool>,
 }
 
 /// A change of the marks.
@@ -81,7 +83,7 @@ impl Marks {
     /// Marks that end with the daemon, as the blocks of a store in memory do.
     #[must_use]
     pub fn volatile() -> Arc<Marks> {
-        Arc::new(Marks { bytes: AtomicU64::new(0), ranges: Mutex::default(), file: None })
+        Arc::new(Marks::of(Ranges::default(), None))
     }
 
     /// Marks that are kept in `folder`, under the UUID of the namespace; as they were left there.
@@ -92,9 +94,18 @@ impl Marks {
     pub fn kept(nqn: Nqn, nsid: u32, folder: &Path, uuid: [u8; 16]) -> Result<Arc<Marks>, String> {
         let name = format!("{}.uncorrectable", uuid::Uuid::from_bytes(uuid));
         let ranges = load(&folder.join(&name), nqn, nsid)?;
+        Ok(Arc::new(Marks::of(ranges, Some((folder.to_owned(), name)))))
+    }
+
+    fn of(ranges: Ranges, file: Option<(PathBuf, String)>) -> Marks {
         let bytes = AtomicU64::new(ranges.bytes());
-        let file = Some((folder.to_owned(), name));
-        Ok(Arc::new(Marks { bytes, ranges: Mutex::new(ranges), file }))
+        Marks { bytes, ranges: Mutex::new(ranges), file, ended: Mutex::new(false) }
+    }
+
+    /// Their file is somebody else's from now on, or nobody's: they do not change any more. A change
+    /// that is under way is waited for.
+    pub fn end(&self) {
+        *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
     }
 
     /// Whether nothing is marked.
@@ -120,9 +131,13 @@ impl Marks {
     /// Carries out a change: keeps it, and only then makes it so. For the keeper alone.
     ///
     /// # Errors
-    /// Capacity Exceeded for more marks than may be; Internal Error when it cannot be kept. All is
-    /// as before.
+    /// Capacity Exceeded for more marks than may be; Internal Error when it cannot be kept, or they
+    /// have ended. All is as before.
     pub fn change(&self, change: &Change) -> Result<(), Status> {
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        if *ended {
+            return Err(Status::INTERNAL_ERROR);
+        }
         let old = self.lock().clone();
         let mut new = old.clone();
         match change {

@@ -1,6 +1,8 @@
 //! Waiting for addresses and stores that are configured and not there yet, beside what is served.
 
 use std::collections::BTreeMap;
+use std::mem::take;
+use std::net::SocketAddr;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -29,6 +31,8 @@ struct Told {
     sentences: Vec<String>,
     /// Why what has come could not be served, as it was last told.
     hindrance: String,
+    /// Addresses that are no longer listened at, as their device is gone.
+    lost: Vec<SocketAddr>,
 }
 
 impl Awaited {
@@ -47,7 +51,22 @@ impl Awaited {
         if sentences.is_empty() && !told.sentences.is_empty() {
             info!("everything that was awaited is there");
         }
-        *told = Told { sentences, hindrance: String::new() };
+        *told = Told { sentences, hindrance: String::new(), lost: take(&mut told.lost) };
+    }
+
+    /// This address is no longer listened at, as its device is gone.
+    pub(crate) fn lose(&self, at: SocketAddr) {
+        self.lock().lost.push(at);
+    }
+
+    /// This address is no longer to be listened at.
+    pub(crate) fn forget(&self, at: SocketAddr) {
+        self.lock().lost.retain(|lost| *lost != at);
+    }
+
+    /// The addresses that were lost since this was asked last.
+    pub(crate) fn take_lost(&self) -> Vec<SocketAddr> {
+        take(&mut self.lock().lost)
     }
 
     /// What has come cannot be served; told once.
@@ -133,6 +152,7 @@ impl Pauses {
 
 fn look(shelf: &Mutex<Shelf>, pauses: &mut Pauses) {
     let shelf = || shelf.lock().unwrap_or_else(PoisonError::into_inner);
+    shelf().await_lost();
     let addresses = shelf().awaited_addresses();
     for at in addresses {
         shelf().on_address(at);

@@ -14,24 +14,33 @@
 //! holds that holds most is not counted among what the association may hold, so that other hosts
 //! that are busy do not make it wait.
 //!
+//! Several hosts may use one store, and one that has given up comes again, while the disk still has
+//! what it had. So what is held for a store is counted as well, over all associations and also
+//! those that have gone (`stores`): what others hold for it leaves as much free again.
+//!
 //! Who lacks buffers is not overtaken, so that large commands get theirs among small ones; but not
 //! for ever, because a disk that hangs may keep too much, or pieces of all that is large. Who has
 //! been waited for in vain (`claims`) lets everybody pass, and takes its turn when there is
 //! enough.
 
 mod claims;
+mod stores;
 
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use crate::qos::Booking;
 use crate::qos::tolls::Tolls;
 pub use claims::Claim;
 use claims::Claims;
+pub use stores::Store;
+use stores::Stores;
 
 /// An association may hold this many times the bytes that are free.
 const TIMES_FREE: u64 = 4;
 
-/// Namespaces of an association that are counted apart, by their ids; of more, some share a count.
+/// Namespaces of an association that are counted apart, by their ids, and stores likewise; of more,
+/// some share a count.
 const LANES: usize = u64::BITS as usize;
 
 /// A command that stands in line.
@@ -43,6 +52,8 @@ pub struct Waiter {
     pub slot: u16,
     /// Its namespace, where its association has several.
     pub lane: Option<Lane>,
+    /// The store that it is for; none: for none.
+    pub store: Option<Store>,
     /// Bytes of buffers that it needs.
     pub wanted_bytes: u32,
     /// Bytes of a free block, or of several of the largest size, that surely suffice for them.
@@ -60,6 +71,8 @@ pub struct Room {
     pub whole_bytes: u64,
     /// The same of what is set aside for the one that [`Waiters::claim`] names.
     pub aside_bytes: u64,
+    /// Bytes of the largest buffer that there is.
+    pub largest_bytes: u64,
     /// The time of this turn.
     pub now: Instant,
 }
@@ -86,6 +99,21 @@ impl Lane {
     }
 }
 
+/// What a command wants to take, of what there is.
+#[derive(Clone, Copy, Debug)]
+pub struct Wish {
+    /// Its namespace, where its association has several.
+    pub lane: Option<Lane>,
+    /// The store that it is for; none: for none.
+    pub store: Option<Store>,
+    /// Bytes of buffers that it needs.
+    pub wanted_bytes: u64,
+    /// Bytes that are free for it.
+    pub free_bytes: u64,
+    /// Bytes of the largest buffer that there is.
+    pub largest_bytes: u64,
+}
+
 /// A command whose turn it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Turn {
@@ -108,7 +136,7 @@ pub enum Take {
     Done,
     /// There are too few.
     Short,
-    /// Its host holds too many, or those of its namespace do.
+    /// Its host holds too many, or those of its namespace or its store do.
     Over,
 }
 
@@ -119,23 +147,50 @@ struct Share {
     owner: Option<u64>,
     /// Its queues here.
     queues: u32,
+    /// Those whose connections have not been closed.
+    open: u32,
     /// How many of their commands can wait at once.
     room: usize,
     /// Bytes of data buffers that its commands hold, wherever these are.
     held_bytes: u64,
     /// The same by namespace.
     by_lane: [u64; LANES],
+    /// The same by store.
+    by_store: [u64; LANES],
     line: VecDeque<Waiter>,
+    /// Not all of them wait for one store. May be true for longer than it is so.
+    mixed: bool,
 }
 
 impl Default for Share {
     fn default() -> Share {
         let (owner, line) = (None, VecDeque::new());
-        Share { owner, queues: 0, room: 0, held_bytes: 0, by_lane: [0; LANES], line }
+        let (by_lane, by_store) = ([0; LANES], [0; LANES]);
+        Share {
+            owner,
+            queues: 0,
+            open: 0,
+            room: 0,
+            held_bytes: 0,
+            by_lane,
+            by_store,
+            line,
+            mixed: false,
+        }
     }
 }
 
 impl Share {
+    /// One more stands in line.
+    fn stand(&mut self, waiter: Waiter, in_front: bool) {
+        let unlike = |it: &Waiter| (it.lane, it.store) != (waiter.lane, waiter.store);
+        self.mixed = self.line.front().is_some_and(|it| self.mixed || unlike(it));
+        match in_front {
+            true => self.line.push_front(waiter),
+            false => self.line.push_back(waiter),
+        }
+    }
+
     /// Whether an association may take so many bytes more. What one of several namespaces holds
     /// does not count: it is bounded by itself, and may be at a disk that hangs.
     fn allows(&self, lane: Option<Lane>, wanted_bytes: u64, free_bytes: u64) -> bool {
@@ -149,21 +204,9 @@ impl Share {
             })
     }
 
-    /// Where the first command stands in line that its namespace lets pass. Nobody passes one of
-    /// its own namespace, however little it wants, unless that lets everybody pass: else a large
-    /// one would wait for ever.
-    fn first(&self, room: &Room) -> Option<usize> {
-        let mut closed = 0u64;
-        self.line.iter().position(|it| {
-            let bit = it.lane.map_or(0, |lane| 1u64 << lane.0);
-            let wanted_bytes = it.wanted_bytes.into();
-            let is_let =
-                closed & bit == 0 && self.lets_pass(it.lane, wanted_bytes, room.free_bytes);
-            if !is_let {
-                closed |= bit;
-            }
-            is_let && (!it.claims || room.has(it, false))
-        })
+    /// Bytes that its commands hold for a store, or for several that share a count.
+    fn held_for(&self, store: Store) -> u64 {
+        self.by_store[store.index() % LANES]
     }
 
     /// Whether so many bytes more may be taken for a namespace.
@@ -187,6 +230,7 @@ pub struct Waiters {
     /// The command whose turn it is waits for buffers: nobody may overtake it.
     short: bool,
     claims: Claims,
+    stores: Stores,
     /// How many in all lines claim.
     claiming: usize,
     /// Who waits for limits, before it waits for buffers.
@@ -241,10 +285,19 @@ impl Waiters {
         let share = &mut self.shares[at];
         share.owner = Some(owner);
         share.queues += 1;
+        share.open += 1;
         share.room += usize::from(commands);
         share.line.reserve_exact(share.room.saturating_sub(share.line.len()));
         self.tolls.join(at as u32, share.room);
         at as u32
+    }
+
+    /// The connection of a queue is closed. What its commands still hold is at disks, and comes home
+    /// when these please.
+    pub fn abandon(&mut self, share: u32) {
+        if let Some(share) = self.shares.get_mut(share as usize) {
+            share.open = share.open.saturating_sub(1);
+        }
     }
 
     /// A queue ends, of which so many commands could wait; none of them waits or holds anything.
@@ -260,42 +313,63 @@ impl Waiters {
 
     /// Whether a new command may try to take buffers at once.
     #[must_use]
-    pub fn may_try(&self, share: Option<u32>) -> bool {
+    pub fn may_try(&self, share: Option<u32>, store: Option<Store>) -> bool {
         let Some(share) = share else { return true };
         let nobody = self.shares.get(share as usize).is_none_or(|share| share.line.is_empty());
-        !self.short && nobody && self.admin.iter().all(|waiter| waiter.claims)
+        let is_open = store.is_none_or(|store| !self.stores.is_closed(store));
+        !self.short && nobody && is_open && self.admin.iter().all(|waiter| waiter.claims)
     }
 
-    /// Whether a share allows to take so many bytes, of `free_bytes` that are there; `lane` is the
-    /// namespace, where the association has several.
+    /// Whether a share allows to take what a command wants.
     #[must_use]
-    pub fn allows(
-        &self,
-        share: u32,
-        lane: Option<Lane>,
-        wanted_bytes: u64,
-        free_bytes: u64,
-    ) -> bool {
+    pub fn allows(&self, share: u32, wish: &Wish) -> bool {
+        let Wish { lane, store, wanted_bytes, free_bytes, largest_bytes } = *wish;
         let Some(share) = self.shares.get(share as usize) else { return true };
+        let stock = (free_bytes, largest_bytes);
         share.allows(lane, wanted_bytes, free_bytes)
             && share.lets_pass(lane, wanted_bytes, free_bytes)
+            && store.is_none_or(|store| {
+                let most = || most_bytes(&self.shares, store);
+                self.stores.allows(store, share.held_for(store), stock, most)
+            })
     }
 
-    /// A command for a namespace has taken so many bytes.
-    pub fn charge(&mut self, share: u32, lane: Lane, bytes: u32) {
-        if let Some(share) = self.shares.get_mut(share as usize) {
-            share.held_bytes += u64::from(bytes);
-            share.by_lane[usize::from(lane.0)] += u64::from(bytes);
+    /// Whether a store may get the receive of a command, of so many that there are.
+    #[must_use]
+    pub fn may_have_receive(&self, store: Store, receives: u32) -> bool {
+        self.stores.may_have_receive(store, receives)
+    }
+
+    /// A receive goes to the disk of this store.
+    pub fn keep_receive(&mut self, store: Store) {
+        self.stores.keep_receive(store);
+    }
+
+    /// It is home, whether its connection is still there or not.
+    pub fn return_receive(&mut self, store: Store) {
+        self.stores.return_receive(store);
+    }
+
+    /// A command has taken so many bytes, for a namespace and a store.
+    pub fn charge(&mut self, share: u32, lane: Lane, store: Option<Store>, bytes: u32) {
+        let Some(share) = self.shares.get_mut(share as usize) else { return };
+        share.held_bytes += u64::from(bytes);
+        share.by_lane[usize::from(lane.0)] += u64::from(bytes);
+        if let Some(store) = store {
+            share.by_store[store.index() % LANES] += u64::from(bytes);
+            self.stores.charge(store, bytes);
         }
     }
 
-    /// A command for a namespace that had taken so many bytes is over.
-    pub fn discharge(&mut self, share: u32, lane: Lane, bytes: u32) {
-        if let Some(share) = self.shares.get_mut(share as usize) {
-            let by_lane = &mut share.by_lane[usize::from(lane.0)];
-            for held in [&mut share.held_bytes, by_lane] {
-                *held = held.saturating_sub(bytes.into());
-            }
+    /// A command that had taken so many bytes is over.
+    pub fn discharge(&mut self, share: u32, lane: Lane, store: Option<Store>, bytes: u32) {
+        let Some(share) = self.shares.get_mut(share as usize) else { return };
+        let less = |held: &mut u64| *held = held.saturating_sub(bytes.into());
+        less(&mut share.held_bytes);
+        less(&mut share.by_lane[usize::from(lane.0)]);
+        if let Some(store) = store {
+            less(&mut share.by_store[store.index() % LANES]);
+            self.stores.discharge(store, bytes);
         }
     }
 
@@ -309,20 +383,21 @@ impl Waiters {
         if share.line.is_empty() {
             self.turns.push_back(number);
         }
-        share.line.push_back(waiter);
+        share.stand(waiter, false);
         self.short |= tried == Some(Take::Short);
     }
 
-    /// A queue closes: none of its commands waits any more.
-    pub fn forget(&mut self, key: u32) {
+    /// A queue closes: none of its commands waits any more. What they have booked at limits is given
+    /// back by `refund`.
+    pub fn forget(&mut self, key: u32, refund: impl FnMut(u16, &Booking)) {
         self.retain(|waiter| waiter.0 != key);
-        self.tolls.forget(key);
+        self.tolls.forget(key, refund);
     }
 
-    /// A command ends before its turn.
-    pub fn remove(&mut self, key: u32, slot: u16) {
+    /// A command ends before its turn. Gives what it has booked at limits, which is to be given back.
+    pub fn remove(&mut self, key: u32, slot: u16) -> Option<Booking> {
         self.retain(|waiter| waiter != (key, slot));
-        self.tolls.remove(key, slot);
+        self.tolls.remove(key, slot)
     }
 
     /// What shall be set aside for who has been waited for in vain.
@@ -342,8 +417,8 @@ impl Waiters {
         })
     }
 
-    /// The command whose turn it is, out of its line, of those whose namespaces do not hold too
-    /// much. What comes of it goes to [`Waiters::settle`].
+    /// The command whose turn it is, out of its line, of those whose namespaces and stores do not
+    /// hold too much. What comes of it goes to [`Waiters::settle`].
     pub fn next_turn(&mut self, room: &Room) -> Option<Turn> {
         let turn = self.take_turn(room);
         match &turn {
@@ -376,14 +451,59 @@ impl Waiters {
         if let Some(waiter) = at.and_then(|at| self.admin.remove(at)) {
             return Some(turn(None, waiter, false));
         }
+        let mut most = None;
         for _ in 0..self.turns.len() {
             let Some(number) = self.turns.pop_front() else { break };
+            let first = self.first(number, room, &mut most);
             let Some(share) = self.shares.get_mut(number as usize) else { continue };
-            if let Some(waiter) = share.first(room).and_then(|at| share.line.remove(at)) {
+            if let Some(waiter) = first.and_then(|at| share.line.remove(at)) {
                 return Some(turn(Some(number), waiter, false));
             }
             if !share.line.is_empty() {
                 self.turns.push_back(number);
+            }
+        }
+        None
+    }
+
+    /// Where the first command stands in line that its namespace and its store let pass. Nobody
+    /// passes one of its own namespace, however little it wants, unless that lets everybody pass:
+    /// else a large one would wait for ever. `most` is what the share holds for a store that holds
+    /// most, of the last one that was asked about.
+    fn first(
+        &mut self,
+        number: u32,
+        room: &Room,
+        most: &mut Option<(Store, u64)>,
+    ) -> Option<usize> {
+        let Waiters { shares, stores, .. } = self;
+        let share = shares.get(number as usize)?;
+        let stock = (room.free_bytes, room.largest_bytes);
+        let (mut closed, mut last) = (0u64, None);
+        for (at, it) in share.line.iter().enumerate() {
+            #[cfg(test)]
+            tests::LOOKED.set(tests::LOOKED.get() + 1);
+            let bit = it.lane.map_or(0, |lane| 1u64 << lane.0);
+            let wanted_bytes = it.wanted_bytes.into();
+            let mut is_let =
+                closed & bit == 0 && share.lets_pass(it.lane, wanted_bytes, room.free_bytes);
+            if let Some(store) = it.store.filter(|_| is_let) {
+                is_let = match last {
+                    Some((of, is_let)) if of == store => is_let,
+                    _ => stores.allows(store, share.held_for(store), stock, || match *most {
+                        Some((of, bytes)) if of == store => bytes,
+                        _ => most.insert((store, most_bytes(shares, store))).1,
+                    }),
+                };
+                stores.note(store, is_let);
+                last = Some((store, is_let));
+            }
+            match is_let {
+                true if !it.claims || room.has(it, false) => return Some(at),
+                true => {}
+                // All are for this store, and it may hang for long.
+                false if it.lane.is_none() && !share.mixed => return None,
+                false => closed |= bit,
             }
         }
         None
@@ -413,10 +533,7 @@ impl Waiters {
         };
         let share = &mut self.shares[number as usize];
         if take != Take::Done {
-            match aside {
-                true => share.line.push_back(waiter),
-                false => share.line.push_front(waiter),
-            }
+            share.stand(waiter, !aside);
         }
         if aside {
             // Its line has kept its place among the turns.
@@ -461,12 +578,25 @@ impl Waiters {
     }
 }
 
+/// Bytes that the connected share holds for a store that holds most.
+fn most_bytes(shares: &[Share], store: Store) -> u64 {
+    let connected = shares.iter().filter(|share| share.open > 0);
+    connected.map(|share| share.held_for(store)).max().unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::sync::LazyLock;
     use std::time::Duration;
 
     use super::*;
+    use crate::disk::BackingId;
+
+    thread_local! {
+        /// Waiters that have been looked at.
+        pub(super) static LOOKED: Cell<usize> = const { Cell::new(0) };
+    }
 
     /// Two associations, of two queues and of one.
     fn waiters() -> (Waiters, u32, u32) {
@@ -479,12 +609,25 @@ mod tests {
 
     /// A command of an association with one namespace.
     fn waiter(key: u32, slot: u16) -> Waiter {
-        Waiter { key, slot, lane: None, wanted_bytes: 1, block_bytes: 1, claims: false }
+        Waiter {
+            key,
+            slot,
+            lane: None,
+            store: None,
+            wanted_bytes: 1,
+            block_bytes: 1,
+            claims: false,
+        }
+    }
+
+    /// What a command for no store wants of what is free.
+    fn wish(lane: Option<Lane>, wanted_bytes: u64, free_bytes: u64) -> Wish {
+        Wish { lane, store: None, wanted_bytes, free_bytes, largest_bytes: 1 }
     }
 
     /// So much is free, in one piece.
     fn room(free_bytes: u64) -> Room {
-        Room { free_bytes, whole_bytes: free_bytes, aside_bytes: 0, now: now() }
+        Room { free_bytes, whole_bytes: free_bytes, aside_bytes: 0, largest_bytes: 1, now: now() }
     }
 
     /// Always the same.
@@ -511,14 +654,14 @@ mod tests {
         {
             waiters.push(share, waiter(key, slot), None);
         }
-        waiters.forget(1);
+        waiters.forget(1, |_, _| {});
         waiters.remove(2, 0);
         assert_eq!((waiters.len(), order(&mut waiters)), (1, vec![(2, 1)]));
         waiters.push(None, waiter(3, 0), None);
         waiters.push(Some(a), waiter(1, 5), None);
-        assert!(!waiters.may_try(Some(b)), "an admin command that waits comes first");
+        assert!(!waiters.may_try(Some(b), None), "an admin command that waits comes first");
         assert_eq!(order(&mut waiters), [(3, 0), (1, 5)]);
-        assert!(waiters.is_empty() && waiters.may_try(Some(b)));
+        assert!(waiters.is_empty() && waiters.may_try(Some(b), None));
     }
 
     /// All commands of all queues wait, for limits and for buffers, and no line takes more memory.
@@ -555,7 +698,7 @@ mod tests {
         assert_eq!(taken(&waiters), before);
         // A queue that comes again takes the room of the one that went.
         for _ in 0..100 {
-            waiters.forget(0);
+            waiters.forget(0, |_, _| {});
             waiters.leave(0, commands);
             waiters.join(0, commands);
         }
@@ -578,7 +721,7 @@ mod tests {
         waiters.push(Some(b), waiter(2, 0), None);
         let turn = waiters.next_turn(&room(100)).unwrap();
         assert_eq!((turn.key, waiters.settle(turn, Take::Short, now())), (1, false));
-        assert!(!waiters.may_try(Some(b)), "nor by somebody new");
+        assert!(!waiters.may_try(Some(b), None), "nor by somebody new");
         let turn = waiters.next_turn(&room(100)).unwrap();
         assert_eq!((turn.key, waiters.settle(turn, Take::Over, now())), (1, true));
         let turn = waiters.next_turn(&room(100)).unwrap();
@@ -586,7 +729,7 @@ mod tests {
         // Nobody else is left, so there is an end to asking; and others need not wait for it.
         let turn = waiters.next_turn(&room(100)).unwrap();
         assert_eq!((turn.key, waiters.settle(turn, Take::Over, now())), (1, false));
-        assert!(waiters.may_try(Some(b)) && !waiters.may_try(Some(a)));
+        assert!(waiters.may_try(Some(b), None) && !waiters.may_try(Some(a), None));
         assert_eq!(waiters.len(), 1);
     }
 
@@ -594,14 +737,14 @@ mod tests {
     fn one_host_holds_four_times_what_is_free_and_each_may_hold_something() {
         let (mut waiters, a, b) = waiters();
         let (mut free, mut held) = (100, 0);
-        while waiters.allows(a, None, 1, free) && free > 0 {
-            waiters.charge(a, Lane::of(1), 1);
+        while waiters.allows(a, &wish(None, 1, free)) && free > 0 {
+            waiters.charge(a, Lane::of(1), None, 1);
             (free, held) = (free - 1, held + 1);
         }
         assert_eq!((free, held), (20, 80));
-        assert!(waiters.allows(b, None, 20, free), "the first of another");
-        waiters.discharge(a, Lane::of(1), 80);
-        assert!(waiters.allows(a, None, 1, 0), "nothing is held: the pool alone decides");
+        assert!(waiters.allows(b, &wish(None, 20, free)), "the first of another");
+        waiters.discharge(a, Lane::of(1), None, 80);
+        assert!(waiters.allows(a, &wish(None, 1, 0)), "nothing is held: the pool alone decides");
         waiters.leave(a, 8);
         waiters.leave(a, 8);
         assert_eq!(waiters.join(300, 1), a, "its place is free again");
@@ -612,26 +755,26 @@ mod tests {
         let (mut waiters, a, _) = waiters();
         let (hung, other) = (Lane::of(1), Lane::of(2));
         let mut free = 100;
-        while waiters.allows(a, Some(hung), 1, free) && free > 0 {
-            waiters.charge(a, hung, 1);
+        while waiters.allows(a, &wish(Some(hung), 1, free)) && free > 0 {
+            waiters.charge(a, hung, None, 1);
             free -= 1;
         }
         assert_eq!(free, 50);
-        while waiters.allows(a, Some(other), 1, free) {
-            waiters.charge(a, other, 1);
+        while waiters.allows(a, &wish(Some(other), 1, free)) {
+            waiters.charge(a, other, None, 1);
             free -= 1;
         }
         assert_eq!(free, 25, "of the rest the same");
-        waiters.discharge(a, hung, 50);
-        waiters.discharge(a, other, 25);
-        assert!(waiters.allows(a, Some(hung), 1, 0) && waiters.allows(a, None, 1, 0));
+        waiters.discharge(a, hung, None, 50);
+        waiters.discharge(a, other, None, 25);
+        assert!(waiters.allows(a, &wish(Some(hung), 1, 0)) && waiters.allows(a, &wish(None, 1, 0)));
     }
 
     #[test]
     fn commands_of_other_namespaces_pass_those_whose_namespace_holds_too_much() {
         let (mut waiters, a, b) = waiters();
         let of = |nsid, slot| Waiter { lane: Some(Lane::of(nsid)), ..waiter(1, slot) };
-        waiters.charge(a, Lane::of(1), 50);
+        waiters.charge(a, Lane::of(1), None, 50);
         (0..3).for_each(|slot| waiters.push(Some(a), of(1, slot), Some(Take::Over)));
         waiters.push(Some(a), of(2, 3), None);
         waiters.push(Some(b), waiter(2, 0), None);
@@ -642,7 +785,7 @@ mod tests {
         }
         assert_eq!(served, [(1, 3), (2, 0)]);
         assert_eq!(waiters.len(), 3, "the others wait, and in their order");
-        waiters.discharge(a, Lane::of(1), 50);
+        waiters.discharge(a, Lane::of(1), None, 50);
         assert_eq!(order(&mut waiters), [(1, 0), (1, 1), (1, 2)]);
         assert!(waiters.is_empty());
     }
@@ -650,7 +793,7 @@ mod tests {
     #[test]
     fn who_has_passed_and_gets_nothing_ends_the_asking() {
         let (mut waiters, a, b) = waiters();
-        waiters.charge(a, Lane::of(1), 50);
+        waiters.charge(a, Lane::of(1), None, 50);
         let hung = Waiter { lane: Some(Lane::of(1)), ..waiter(1, 0) };
         waiters.push(Some(a), hung, Some(Take::Over));
         waiters.push(Some(b), waiter(2, 0), Some(Take::Over));
@@ -666,6 +809,80 @@ mod tests {
     }
 
     #[test]
+    fn a_store_gets_a_quarter_of_the_receives_and_all_together_half() {
+        let mut waiters = Waiters::default();
+        let stores: Vec<Store> = (0..4).map(|id| Store::of(BackingId(id))).collect();
+        let mut held = Vec::new();
+        for store in &stores {
+            let mut own = 0;
+            while waiters.may_have_receive(*store, 100) {
+                waiters.keep_receive(*store);
+                own += 1;
+            }
+            held.push(own);
+        }
+        assert_eq!(held, [25, 25, 0, 0]);
+        waiters.return_receive(stores[0]);
+        assert!(
+            stores
+                .iter()
+                .enumerate()
+                .all(|(at, it)| { waiters.may_have_receive(*it, 100) == (at != 1) })
+        );
+    }
+
+    /// No large buffer is free, and what is held for the store endangers nobody.
+    #[test]
+    fn hosts_that_share_a_store_hold_little_for_it_where_little_is_free() {
+        let (mut waiters, a, b) = waiters();
+        let store = Some(Store::of(BackingId(3)));
+        let page =
+            |free_bytes| Wish { store, largest_bytes: 1 << 20, ..wish(None, 4096, free_bytes) };
+        waiters.charge(a, Lane::of(1), store, 4096);
+        waiters.charge(b, Lane::of(1), store, 4096);
+        assert!(waiters.allows(a, &page(900 << 10)) && waiters.allows(b, &page(900 << 10)));
+        assert!(waiters.allows(a, &page(5 * 4096)) && !waiters.allows(a, &page(5 * 4096 - 1)));
+        // Of much, a large buffer stays free.
+        waiters.charge(a, Lane::of(1), store, 1 << 20);
+        waiters.charge(b, Lane::of(1), store, 1 << 20);
+        let enough = 4096 + (2 << 20);
+        assert!(waiters.allows(a, &page(enough)) && !waiters.allows(a, &page(enough - 1)));
+    }
+
+    /// They may be thousands, and there is a turn every few microseconds.
+    #[test]
+    fn of_those_who_wait_for_one_closed_store_only_the_first_is_looked_at() {
+        let (mut waiters, a, b) = waiters();
+        let hung = Some(Store::of(BackingId(3)));
+        let well = Some(Store::of(BackingId(4)));
+        waiters.charge(b, Lane::of(1), hung, 60);
+        waiters.abandon(b);
+        for slot in 0..1000 {
+            waiters.push(Some(a), Waiter { store: hung, ..waiter(1, slot) }, None);
+        }
+        waiters.charge(a, Lane::of(1), hung, 1);
+        let look = |waiters: &mut Waiters| {
+            LOOKED.set(0);
+            let turn = waiters.next_turn(&room(40));
+            let looked = LOOKED.get();
+            (
+                turn.inspect(|turn| assert!(waiters.settle(*turn, Take::Done, now())))
+                    .map(|it| it.slot),
+                looked,
+            )
+        };
+        assert_eq!(look(&mut waiters), (None, 1));
+        // Its namespace has another store by now: those who came for that do not wait.
+        waiters.push(Some(a), Waiter { store: well, ..waiter(1, 1000) }, None);
+        assert_eq!(look(&mut waiters), (Some(1000), 1001));
+        // Nor does who needs none, wherever it stands.
+        waiters.push(Some(a), Waiter { store: None, ..waiter(1, 1001) }, None);
+        waiters.push(Some(a), Waiter { store: hung, ..waiter(1, 1002) }, None);
+        assert_eq!(look(&mut waiters).0, Some(1001));
+        assert_eq!(look(&mut waiters).0, None);
+    }
+
+    #[test]
     fn a_small_command_does_not_pass_a_large_one_of_its_namespace() {
         let (mut waiters, a, _) = waiters();
         let of = |nsid, slot, wanted_bytes| Waiter {
@@ -673,9 +890,9 @@ mod tests {
             wanted_bytes,
             ..waiter(1, slot)
         };
-        waiters.charge(a, Lane::of(1), 60);
+        waiters.charge(a, Lane::of(1), None, 60);
         waiters.push(Some(a), of(1, 0, 20), Some(Take::Over));
-        assert!(!waiters.may_try(Some(a)), "nor does one that has not waited");
+        assert!(!waiters.may_try(Some(a), None), "nor does one that has not waited");
         waiters.push(Some(a), of(1, 1, 1), None);
         assert_eq!(waiters.next_turn(&room(70)), None);
         waiters.push(Some(a), of(2, 2, 1), None);
@@ -687,7 +904,7 @@ mod tests {
         );
         assert_eq!(waiters.next_turn(&room(70)), None);
         // A little comes home: the large one is next, however often others have come.
-        waiters.discharge(a, Lane::of(1), 10);
+        waiters.discharge(a, Lane::of(1), None, 10);
         assert_eq!(order(&mut waiters), [(1, 0), (1, 1)]);
     }
 
@@ -695,17 +912,23 @@ mod tests {
     fn what_a_hanging_disk_holds_does_not_count_when_other_hosts_are_busy() {
         let (mut waiters, a, b) = waiters();
         let (hung, other) = (Lane::of(1), Lane::of(2));
-        waiters.charge(a, hung, 50);
-        waiters.charge(b, Lane::of(1), 40);
+        waiters.charge(a, hung, None, 50);
+        waiters.charge(b, Lane::of(1), None, 40);
         let mut free = 10;
-        assert!(!waiters.allows(a, Some(hung), 1, free) && !waiters.allows(a, None, 1, free));
-        while waiters.allows(a, Some(other), 1, free) {
-            waiters.charge(a, other, 1);
+        assert!(
+            !waiters.allows(a, &wish(Some(hung), 1, free))
+                && !waiters.allows(a, &wish(None, 1, free))
+        );
+        while waiters.allows(a, &wish(Some(other), 1, free)) {
+            waiters.charge(a, other, None, 1);
             free -= 1;
         }
         assert_eq!(free, 5, "of what is free as much as stays");
-        waiters.charge(a, Lane::of(3), 15);
-        assert!(!waiters.allows(a, Some(Lane::of(4)), 1, free), "four times that of all others");
+        waiters.charge(a, Lane::of(3), None, 15);
+        assert!(
+            !waiters.allows(a, &wish(Some(Lane::of(4)), 1, free)),
+            "four times that of all others"
+        );
     }
 
     #[test]
@@ -718,7 +941,7 @@ mod tests {
         waiters.push(Some(b), waiter(2, 0), None);
         let turn = waiters.next_turn(&room).unwrap();
         assert!(!waiters.settle(turn, Take::Short, room.now), "others wait for it");
-        assert!(!waiters.may_try(Some(b)) && waiters.claim(room.now) == Claim::None);
+        assert!(!waiters.may_try(Some(b), None) && waiters.claim(room.now) == Claim::None);
         room.now += Duration::from_secs(1);
         let turn = waiters.next_turn(&room).unwrap();
         assert_eq!((turn.slot, waiters.settle(turn, Take::Short, room.now)), (0, true));
@@ -728,7 +951,7 @@ mod tests {
             waiters.settle(turn, Take::Done, room.now);
         }
         assert_eq!((waiters.next_turn(&room), waiters.len()), (None, 1));
-        assert!(waiters.may_try(Some(b)), "and nobody waits for it any more");
+        assert!(waiters.may_try(Some(b), None), "and nobody waits for it any more");
         // Another one that lacks the same is not waited for: it is known what comes of it.
         waiters.push(Some(b), Waiter { key: 2, ..large }, Some(Take::Short));
         let turn = waiters.next_turn(&room).unwrap();

@@ -252,7 +252,7 @@ causes! {
         "see this machine's kernel log, and report it if the device is sound";
     DeviceGone, "device-gone", Running,
         "the RDMA device of this machine failed or was removed",
-        "see this machine's kernel log; when the device is back, restart the target";
+        "see this machine's kernel log; when the device is back, so is the target within a second";
     HostLeft, "host-left", Running,
         "the host closed the connection without a shutdown",
         "nothing if it was reset or rebooted; else see its kernel log";

@@ -19,13 +19,15 @@ use nvme::fabrics::{
 };
 use nvme::property::Property;
 use nvme::{AdminOpcode, IoOpcode, Sgl, Sqe, Status};
-use nvmfd::auth::Keyring;
+use nvmfd::auth::{Exchange, Keyring, Task};
 use nvmfd::config::{AuthenticationConfig, DuplicateHosts, HostConfig, Offer};
+use nvmfd::mailbox::{Mail, mailbox};
 use nvmfd::queue::Queue;
-use nvmfd::registry::Visit;
+use nvmfd::registry::{Registry, Visit};
 use nvmfd::reservation::keeper::Word;
 use nvmfd::reservation::{Fence, Fenced};
 use nvmfd::subsystem::Subsystem;
+use nvmfd::why::Cause;
 use proptest::prelude::*;
 use rdma::{Tag, Work};
 use tempfile::tempdir;
@@ -107,14 +109,101 @@ fn every_command_waits_for_the_proof_on_each_queue() {
     let mut wrong = reply(&challenge);
     wrong[16] ^= 1;
     assert!(say(&mut world, &mut queue, &wrong).is_success());
-    assert!(refused(world.ask(&mut queue, &read(), &[]).status));
     assert!(matches!(Notice::parse(&listen(&mut world, &mut queue)), Ok(Notice::Failure1(_))));
-    assert_eq!(world.disk.backings.len(), 3);
     assert!(!world.fabric.disconnected);
+    // An answer to what the host has under way would end in its file system.
+    world.send(&mut queue, &read(), &[]);
+    world.run(&mut queue);
+    assert!(world.completions.is_empty() && world.fabric.disconnected, "{:?}", world.completions);
+    assert_eq!(world.disk.backings.len(), 3);
+    end_both(world, queue, admin, posted);
+}
+
+#[test]
+fn a_queue_that_fails_to_prove_itself_again_closes() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    authenticate(&mut world, &mut queue);
+    assert!(say(&mut world, &mut queue, &[0xFF; 72]).is_success());
+    assert!(!queue.is_admitted());
+    queue.tick(&mut world.io());
+    assert!(!world.fabric.disconnected, "it may learn why");
     world.now += Duration::from_secs(3);
     queue.tick(&mut world.io());
     assert!(world.fabric.disconnected, "and then no more connection");
     end_both(world, queue, admin, posted);
+}
+
+/// Whoever knows the names of a host takes nothing that it needs.
+#[test]
+fn a_queue_id_is_whose_proof_comes_first() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    let (mut stranger, admin, posted) = io_queue(&mut world);
+    let mut others = VecDeque::new();
+    swap(&mut world, &mut others);
+    let mut own = connect(&mut world, 1, 1);
+    authenticate(&mut world, &mut own);
+    assert!(world.ask(&mut own, &read(), &[]).status.is_success());
+    let local: std::net::SocketAddr = "192.0.2.1:4420".parse().unwrap();
+    let visit = Visit { local, source: local.ip(), limits: support::LIMITS, now: world.now };
+    let again = Connect { qid: 1, sqsize_z: 15, ..Connect::default() };
+    let again = |world: &World| world.registry.connect_io(&again, &connect_data(1), &visit);
+    let taken = again(&world).unwrap_err();
+    assert!(taken.status.is(Status::COMMAND_SEQUENCE_ERROR), "{}", taken.status);
+    // A second proof is too late, whoever has it.
+    swap(&mut world, &mut others);
+    assert!(say(&mut world, &mut stranger, &negotiate()).is_success());
+    let challenge = listen(&mut world, &mut stranger);
+    assert!(say(&mut world, &mut stranger, &reply(&challenge)).is_success());
+    listen(&mut world, &mut stranger);
+    assert!(!stranger.is_admitted() && is_closing(&mut world, &mut stranger));
+    world.flush_and_go(&mut stranger);
+    stranger.finish(&mut world.io());
+    assert!(again(&world).is_err(), "who was turned away gives nothing back");
+    swap(&mut world, &mut others);
+    assert!(!is_closing(&mut world, &mut own));
+    assert!(world.ask(&mut own, &read(), &[]).status.is_success());
+    world.flush_and_go(&mut own);
+    own.finish(&mut world.io());
+    assert!(again(&world).is_ok(), "now there is nobody");
+    world.fabric.posted = posted;
+    world.end(admin);
+}
+
+/// The thread that computes has enough to do: that is not the host's fault.
+#[test]
+fn a_host_waits_until_there_is_room_for_its_arithmetic() {
+    let (sender, mail) = mailbox().unwrap();
+    let registry = Registry::new(vec![sender], 8, 70);
+    registry.publish(Arc::new(support::subsystem()));
+    let mut world = World::of(Arc::new(registry), 0);
+    let _folder = proof::give_key(&world, vec![GroupId::FFDHE2048]);
+    let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+    let mut message = [0; 72];
+    let offer = Negotiate::new(5, &[HashId::SHA256], &[GroupId::FFDHE2048]);
+    offer.emit(&mut message).unwrap();
+    let (host, subsystem) = (HOST.parse().unwrap(), support::subsystem().nqn);
+    let (to, _elsewhere) = mailbox().unwrap();
+    let others = || {
+        let start = || world.registry.start_exchange(&host);
+        let job = Exchange::new(host, subsystem, world.now).on_message(&message, start, world.now);
+        Box::new(Task { job: job.unwrap(), to: to.clone(), key: 0, ticket: u64::MAX })
+    };
+    while world.registry.worker.give(others()).is_ok() {}
+    send_heavy(&mut world, &mut admin);
+    loop {
+        admin.tick(&mut world.io());
+        if let Some(Mail::Authenticated { ticket, worked, .. }) = mail.take() {
+            admin.on_worked(ticket, worked, &mut world.io());
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    world.run(&mut admin);
+    assert!(world.completions.pop().unwrap().status.is_success());
+    let challenge = listen(&mut world, &mut admin);
+    assert!(nvme::auth::Challenge::parse(&challenge).is_ok());
+    world.end(admin);
 }
 
 #[test]
@@ -268,6 +357,80 @@ fn mere_claims_take_half_of_the_controllers_at_most() {
     assert!(admit().is_err());
     world.registry.admin_closed(&claims[1]);
     assert!(admit().is_ok());
+}
+
+/// Whoever only claims names keeps nobody away who comes from elsewhere.
+#[test]
+fn the_oldest_claim_of_an_address_makes_room_for_a_host_of_another() {
+    for controllers in [None, Some(2)] {
+        let (world, _folder) = world(GroupId::NULL);
+        let offer = Arc::new(Offer { controllers, ..Offer::default() });
+        world.registry.publish(Arc::new(Subsystem { offer, ..support::subsystem() }));
+        let began = world.now;
+        let admit = |source: &str, after_ms| {
+            let (local, source) = ("192.0.2.9:4420".parse().unwrap(), source.parse().unwrap());
+            let now = began + Duration::from_millis(after_ms);
+            let visit = Visit { local, source, limits: support::LIMITS, now };
+            let admission = world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
+            admission.map(|admission| admission.association)
+        };
+        let half = controllers.map_or(4, |_| 1);
+        let claims: Vec<_> = (0..half).map(|n| admit("192.0.2.66", 10 - n).unwrap()).collect();
+        assert!(admit("192.0.2.66", 11).is_err(), "its own are its own affair");
+        assert!(claims.iter().all(|claim| !claim.is_closed()));
+        // One that is alone of its address may be about to prove itself.
+        let at_ms = if controllers.is_some() {
+            assert!(admit("192.0.2.1", 12).is_err() && !claims[0].is_closed());
+            5_010
+        } else {
+            12
+        };
+        let host = admit("192.0.2.1", at_ms).unwrap();
+        let gone: Vec<_> = claims.iter().map(|claim| claim.ended_for()).collect();
+        let mut expected = vec![None; claims.len()];
+        *expected.last_mut().unwrap() = Some(Cause::TooManyClaims);
+        assert_eq!(gone, expected, "the oldest");
+        assert!(!host.is_closed());
+    }
+}
+
+/// A subsystem that is full of others' claims has room for a host that comes to prove itself.
+#[test]
+fn a_claim_makes_room_also_where_there_is_none_at_all() {
+    let (world, _folder) = world(GroupId::NULL);
+    let offer = Arc::new(Offer { controllers: Some(2), ..Offer::default() });
+    world.registry.publish(Arc::new(Subsystem { offer, ..support::subsystem() }));
+    let admit = |source: &str, after_ms| {
+        let (local, source) = ("192.0.2.9:4420".parse().unwrap(), source.parse().unwrap());
+        let now = world.now + Duration::from_millis(after_ms);
+        let visit = Visit { local, source, limits: support::LIMITS, now };
+        let admission = world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
+        admission.map(|admission| admission.association)
+    };
+    let first = admit("192.0.2.1", 0).unwrap();
+    world.registry.proved(&first);
+    let claim = admit("192.0.2.66", 1).unwrap();
+    let full = admit("192.0.2.1", 2).unwrap_err();
+    assert_eq!(full.cause, Cause::SubsystemFull);
+    let second = admit("192.0.2.1", 5_001).unwrap();
+    assert_eq!(claim.ended_for(), Some(Cause::TooManyClaims));
+    assert!(!first.is_closed() && !second.is_closed());
+    world.registry.proved(&second);
+    assert!(admit("192.0.2.2", 60_000).is_err(), "who is proved makes no room");
+}
+
+/// Two reactors find at one moment that the host of two controllers has proved itself.
+#[test]
+fn of_two_proofs_at_one_moment_one_stays() {
+    let (world, _folder) = world(GroupId::NULL);
+    set_duplicates(&world, DuplicateHosts::Replace);
+    let local: std::net::SocketAddr = "192.0.2.1:4420".parse().unwrap();
+    let visit = Visit { local, source: local.ip(), limits: support::LIMITS, now: world.now };
+    let admit = || world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
+    let both = [admit().unwrap().association, admit().unwrap().association];
+    both.iter().for_each(|association| association.set_proved());
+    both.iter().for_each(|association| world.registry.proved(association));
+    assert_eq!(both.map(|association| association.is_closed()), [false, true]);
 }
 
 /// Has the subsystem treat hosts that come twice in this way.

@@ -55,6 +55,19 @@ fn the_doctor_finds_what_a_configuration_lacks_and_says_so_by_its_exit_code() {
 }
 
 #[test]
+fn the_exit_code_says_what_was_found_also_when_nobody_reads_on() {
+    let folder = tempdir().unwrap();
+    let config = folder.path().join("nvmfd.toml");
+    let text = "provider = \"soft\"\n[[listener]]\naddress = \"192.0.2.77\"\n";
+    fs::write(&config, text).unwrap();
+    let (read, write) = std::io::pipe().unwrap();
+    drop(read);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_nvmfctl"));
+    let status = command.args(["doctor", "--config"]).arg(&config).stdout(write).status().unwrap();
+    assert_eq!(status.code(), Some(1));
+}
+
+#[test]
 fn a_configuration_that_is_none_is_no_diagnosis() {
     let folder = tempdir().unwrap();
     let config = folder.path().join("nvmfd.toml");

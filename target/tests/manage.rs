@@ -365,3 +365,63 @@ fn completions_and_manual_pages_come_from_the_command_line() {
     let page = fs::read_to_string(folder.path().join("nvmfctl.1")).unwrap();
     assert!(page.contains(".TH") && folder.path().join("nvmfctl-namespace-add.1").exists());
 }
+
+#[test]
+fn what_cannot_be_tried_is_refused_with_dry_run_and_changes_nothing() {
+    let daemon = Daemon::start("127.0.42.7");
+    let file = daemon.folder.path().join("nvmfd.toml");
+    let refused = |arguments: &[&str]| {
+        let (code, out, err) = nvmfctl(&daemon.socket(), &[arguments, &["--dry-run"]].concat());
+        assert_eq!((code, out.as_str()), (Some(1), ""), "{arguments:?}");
+        assert!(err.contains("cannot be tried: `nvmfctl "), "{err}");
+    };
+    let disk = daemon.folder.path().join("disk.img");
+    daemon.says(&["namespace", "add", NQN, "2", disk.to_str().unwrap(), "--size", "1MiB"]);
+    // The change that was kept does not fit what the file says by now.
+    let own = "[[subsystem.namespace]]\nnsid = 2\nkind = \"ram\"\nsize = \"1MiB\"\n";
+    let text = fs::read_to_string(&file).unwrap();
+    fs::write(&file, text.clone() + own).unwrap();
+    let list = daemon.says(&["namespace", "list"]);
+    refused(&["reload"]);
+    assert_eq!(daemon.says(&["namespace", "list"]), list);
+
+    daemon.says(&["namespace", "remove", NQN, "2"]);
+    daemon.says(&["reload"]);
+    let set_aside = daemon.says(&["changes", "list"]);
+    assert!(set_aside.contains("not in force: "), "{set_aside}");
+    refused(&["changes", "forget"]);
+    assert_eq!(daemon.says(&["changes", "list"]), set_aside);
+    daemon.says(&["changes", "forget"]);
+
+    let level = daemon.says(&["log"]);
+    refused(&["log", "trace"]);
+    assert_eq!(daemon.says(&["log", "--dry-run"]), level);
+    daemon.stop();
+}
+
+#[test]
+fn who_watches_for_somebody_who_has_gone_ends() {
+    let daemon = Daemon::start("127.0.42.8");
+    let mut watch = Command::new(env!("CARGO_BIN_EXE_nvmfctl"))
+        .arg("--socket")
+        .arg(daemon.socket())
+        .arg("watch")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "watching");
+    drop(lines);
+    // Every reload is something to tell of.
+    for _ in 0..500 {
+        daemon.says(&["reload"]);
+        if let Some(status) = watch.try_wait().unwrap() {
+            assert!(status.success(), "{status}");
+            daemon.stop();
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    watch.kill().unwrap();
+    panic!("it goes on for nobody");
+}

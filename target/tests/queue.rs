@@ -11,6 +11,8 @@ mod fair;
 mod formatting;
 #[path = "queue/fused.rs"]
 mod fused;
+#[path = "queue/hung.rs"]
+mod hung;
 #[path = "queue/leaving.rs"]
 mod leaving;
 #[path = "queue/limited.rs"]

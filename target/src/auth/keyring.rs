@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
-use nix::unistd::geteuid;
+use nix::unistd::{User, geteuid};
 use nvme::Nqn;
 use nvme::auth::{GroupId, HashId, Secret};
 
@@ -15,6 +15,9 @@ use crate::config::AuthenticationConfig;
 
 /// Bytes of the longest key file that is read.
 const MOST_BYTES: u64 = 4096;
+
+/// The user that the package makes for the daemon.
+const USER: &str = "nvmfd";
 
 /// The secrets of one host.
 #[derive(Debug)]
@@ -92,6 +95,22 @@ impl Keyring {
         Ok(Keyring { hosts, policy, required, discovery })
     }
 
+    /// What is wrong with the files that the configuration names, a sentence each, and what may be,
+    /// for the daemon: another user than who looks, where root does.
+    #[must_use]
+    pub fn examine(config: &AuthenticationConfig, reader: Reader) -> (Vec<String>, Vec<String>) {
+        let (mut mistakes, mut doubts) = (Vec::new(), Vec::new());
+        let hosts = config.hosts.iter();
+        for path in hosts.flat_map(|h| [Some(&h.key_file), h.controller_key_file.as_ref()]) {
+            match path.map(|path| read_secret_for(path, reader)) {
+                Some(Ok((_, doubt))) => doubts.extend(doubt),
+                Some(Err(mistake)) => mistakes.push(mistake),
+                None => {}
+            }
+        }
+        (mistakes, doubts)
+    }
+
     /// Whether `host` must prove itself to a controller of `subsystem`.
     #[must_use]
     pub fn demand(&self, host: &Nqn, subsystem: &Nqn) -> Demand {
@@ -163,14 +182,45 @@ impl Keys {
     }
 }
 
+/// Who is to read a secret.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reader {
+    /// This process.
+    This,
+    /// The daemon, about whom root asks: the number of its user, where that can be told.
+    Daemon(Option<u32>),
+}
+
+impl Reader {
+    /// The daemon, as whoever looks at its configuration may tell who that is: whom its state
+    /// directory belongs to, or the user of its package.
+    #[must_use]
+    pub fn of(state_directory: Option<&Path>) -> Reader {
+        if !geteuid().is_root() {
+            return Reader::This;
+        }
+        let owner = state_directory.and_then(|folder| Some(folder.metadata().ok()?.uid()));
+        let package = || Some(User::from_name(USER).ok()??.uid.as_raw());
+        Reader::Daemon(owner.filter(|uid| *uid != 0).or_else(package))
+    }
+}
+
 /// Reads a secret from a file that only its owner, who we or root must be, can read.
 ///
 /// # Errors
 /// One sentence with the path and a remedy; never a part of the secret.
 pub fn read_secret(path: &Path) -> Result<Secret, String> {
+    read_secret_for(path, Reader::This).map(|(secret, _)| secret)
+}
+
+/// The same, for somebody; and a sentence where that one may not be able to read it.
+fn read_secret_for(path: &Path, reader: Reader) -> Result<(Secret, Option<String>), String> {
     let shown = path.display();
     let us = geteuid().as_raw();
-    let file = File::open(path).map_err(|error| unreadable(path, us, &error))?;
+    // Of a pipe, nobody may ever open the other end.
+    let mut how = File::options();
+    how.read(true).custom_flags(libc::O_NONBLOCK);
+    let file = how.open(path).map_err(|error| unreadable(path, us, &error))?;
     let metadata = file.metadata().map_err(|error| format!("{shown} cannot be read: {error}"))?;
     if !metadata.is_file() {
         return Err(format!("{shown} is not a file: name one that holds the secret"));
@@ -179,23 +229,37 @@ pub fn read_secret(path: &Path) -> Result<Secret, String> {
         let mode = metadata.mode() & 0o777;
         return Err(format!("others may use {shown} (mode {mode:03o}): run `chmod 600 {shown}`"));
     }
-    if metadata.uid() != us && metadata.uid() != 0 {
-        let owner = metadata.uid();
-        return Err(format!("{shown} belongs to user {owner}: run `chown {us} {shown}`"));
-    }
+    let doubt = owned(path, metadata.uid(), us, reader)?;
     let mut text = zeroize::Zeroizing::new(String::with_capacity(MOST_BYTES as usize));
     file.take(MOST_BYTES)
         .read_to_string(&mut text)
         .map_err(|error| format!("{shown} cannot be read: {error}"))?;
-    Secret::parse(text.trim()).map_err(|error| {
+    let secret = Secret::parse(text.trim()).map_err(|error| {
         format!("{shown} holds no secret: {error}; `nvme gen-dhchap-key` makes one")
-    })
+    })?;
+    Ok((secret, doubt))
+}
+
+/// Whether a file may belong to this user; a sentence where its reader may be somebody else.
+fn owned(path: &Path, owner: u32, us: u32, reader: Reader) -> Result<Option<String>, String> {
+    let shown = path.display();
+    let wrong =
+        |reader: u32| format!("{shown} belongs to user {owner}: run `chown {reader} {shown}`");
+    match reader {
+        Reader::This if owner != us && owner != 0 => Err(wrong(us)),
+        Reader::Daemon(Some(daemon)) if owner == 0 && daemon != 0 => Ok(Some(format!(
+            "{shown} belongs to root: a daemon that runs as user {daemon} cannot read it; run \
+             `chown {daemon} {shown}`"
+        ))),
+        Reader::Daemon(Some(daemon)) if owner != daemon => Err(wrong(daemon)),
+        _ => Ok(None),
+    }
 }
 
 fn unreadable(path: &Path, us: u32, error: &io::Error) -> String {
     let shown = path.display();
     match error.kind() {
-        io::ErrorKind::PermissionDenied => {
+        io::ErrorKind::PermissionDenied if us != 0 => {
             format!("{shown} cannot be read by user {us}: `chown {us} {shown}`; see its folder too")
         }
         _ => format!("{shown} cannot be read: {error}"),
@@ -218,6 +282,9 @@ mod tests {
         let path = folder.path().join("key");
         assert!(read_secret(&path).unwrap_err().contains("cannot be read"));
         assert!(read_secret(folder.path()).unwrap_err().contains("is not a file"));
+        let pipe = folder.path().join("pipe");
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRUSR).unwrap();
+        assert!(read_secret(&pipe).unwrap_err().contains("is not a file"), "and nobody waits");
         let says = unreadable(&path, 997, &io::ErrorKind::PermissionDenied.into());
         assert!(says.contains("`chown 997 /"), "{says}");
         write(&path, SECRET).unwrap();
@@ -235,6 +302,57 @@ mod tests {
         assert!(read_secret(&path).is_err());
         write(&path, [0xFF; 10]).unwrap();
         assert!(read_secret(&path).is_err());
+    }
+
+    #[test]
+    fn root_judges_for_the_daemon() {
+        let path = Path::new("/key");
+        let says = |owner, us, reader| owned(path, owner, us, reader);
+        let daemon = Reader::Daemon(Some(997));
+        assert_eq!(says(997, 0, daemon), Ok(None));
+        assert_eq!(says(997, 0, Reader::Daemon(None)), Ok(None));
+        assert_eq!(says(0, 0, Reader::Daemon(None)), Ok(None));
+        let doubt = says(0, 0, daemon).unwrap().unwrap();
+        assert!(doubt.contains("user 997 cannot read it; run `chown 997 /key`"), "{doubt}");
+        assert!(says(998, 0, daemon).unwrap_err().contains("chown 997 /key"));
+        // Who reads it for himself.
+        assert_eq!(
+            (says(997, 997, Reader::This), says(0, 997, Reader::This)),
+            (Ok(None), Ok(None))
+        );
+        assert!(says(998, 997, Reader::This).unwrap_err().contains("chown 997 /key"));
+        assert!(says(997, 0, Reader::This).is_err(), "a daemon that runs as root");
+        let denied = unreadable(path, 0, &io::ErrorKind::PermissionDenied.into());
+        assert!(!denied.contains("chown"), "{denied}");
+    }
+
+    #[test]
+    fn the_daemon_is_whom_its_state_belongs_to() {
+        use std::os::unix::fs::chown;
+
+        let folder = tempdir().unwrap();
+        // Only root can give files away.
+        if chown(folder.path(), Some(65_534), None).is_err() {
+            assert_eq!(Reader::of(Some(folder.path())), Reader::This);
+            return;
+        }
+        let reader = Reader::of(Some(folder.path()));
+        assert_eq!(reader, Reader::Daemon(Some(65_534)));
+        let path = folder.path().join("key");
+        write(&path, SECRET).unwrap();
+        set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        let host = HostConfig {
+            nqn: "nqn.2026-11.host:a".parse().unwrap(),
+            key_file: path.clone(),
+            controller_key_file: None,
+        };
+        let config = AuthenticationConfig { hosts: vec![host], ..Default::default() };
+        let found = || Keyring::examine(&config, reader);
+        assert_eq!((found().0.len(), found().1.len()), (0, 1), "root's");
+        chown(&path, Some(65_534), None).unwrap();
+        assert_eq!(found(), (vec![], vec![]));
+        chown(&path, Some(65_533), None).unwrap();
+        assert_eq!((found().0.len(), found().1.len()), (1, 0), "somebody else's");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! with the target.
 
 use std::sync::OnceLock;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
 use tracing::warn;
 
@@ -28,18 +28,25 @@ pub struct Task {
 /// The way to the thread.
 #[derive(Debug, Default)]
 pub struct Worker {
-    tasks: OnceLock<Option<SyncSender<Task>>>,
+    tasks: OnceLock<Option<SyncSender<Box<Task>>>>,
 }
 
 impl Worker {
-    /// Hands a task over; never waits. False when there is no room, or no thread to be had.
-    pub fn give(&self, task: Task) -> bool {
-        let tasks = self.tasks.get_or_init(start);
-        tasks.as_ref().is_some_and(|tasks| tasks.try_send(task).is_ok())
+    /// Hands a task over; never waits.
+    ///
+    /// # Errors
+    /// The task, when there is no room just now, or no thread to be had.
+    pub fn give(&self, task: Box<Task>) -> Result<(), Box<Task>> {
+        match self.tasks.get_or_init(start) {
+            None => Err(task),
+            Some(tasks) => tasks.try_send(task).map_err(|error| match error {
+                TrySendError::Full(task) | TrySendError::Disconnected(task) => task,
+            }),
+        }
     }
 }
 
-fn start() -> Option<SyncSender<Task>> {
+fn start() -> Option<SyncSender<Box<Task>>> {
     let (tasks, inbox) = sync_channel(CAPACITY);
     let thread = std::thread::Builder::new().name("authentication".to_owned());
     match thread.spawn(move || work(&inbox)) {
@@ -51,8 +58,9 @@ fn start() -> Option<SyncSender<Task>> {
     }
 }
 
-fn work(inbox: &Receiver<Task>) {
-    while let Ok(Task { job, to, key, ticket }) = inbox.recv() {
+fn work(inbox: &Receiver<Box<Task>>) {
+    while let Ok(task) = inbox.recv() {
+        let Task { job, to, key, ticket } = *task;
         let worked: Worked = job.run();
         // A reactor that has ended wants nothing any more.
         let _ = to.send(Mail::Authenticated { key, ticket, worked });

@@ -174,11 +174,8 @@ fn is_supported(fid: FeatureId, controller: &Controller) -> bool {
         | FeatureId::SOFTWARE_PROGRESS
         | FeatureId::HOST_IDENTIFIER
         | FeatureId::RESERVATION_NOTIFICATION_MASK
-        | FeatureId::RESERVATION_PERSISTENCE => !controller.is_discovery(),
-        // Without a cache there is no switch for it ("Volatile Write Cache").
-        FeatureId::VOLATILE_WRITE_CACHE => {
-            controller.subsystem().is_some_and(|s| s.volatile_cache())
-        }
+        | FeatureId::RESERVATION_PERSISTENCE
+        | FeatureId::VOLATILE_WRITE_CACHE => !controller.is_discovery(),
         FeatureId::NAMESPACE_WRITE_PROTECT => protect::is_supported(controller),
         _ => false,
     }
@@ -608,14 +605,12 @@ mod tests {
     }
 
     #[test]
-    fn without_a_cache_there_is_no_switch_for_it() {
+    fn the_cache_stays_on_also_where_no_namespace_has_one_yet() {
         let mut controller = nvm();
         let Role::Nvm(subsystem) = &mut controller.role else { panic!() };
-        for namespace in &mut Arc::make_mut(subsystem).namespaces {
-            namespace.volatile_cache = false;
-        }
-        assert_eq!(refused(ask(get(0x06, 0, 0), &mut controller)), 0x002);
-        assert_eq!(refused(ask(set(0x06, 1), &mut controller)), 0x002);
+        Arc::make_mut(subsystem).namespaces.clear();
+        assert_eq!(reply(ask(get(0x06, 0, 0), &mut controller)), 1);
+        assert_eq!(refused(ask(set(0x06, 0), &mut controller)), 0x10E);
     }
 
     #[test]

@@ -52,8 +52,8 @@ pub(super) fn plan(sqe: &Sqe, controller: &Controller) -> Result<Plan, Status> {
         return Err(Status::FORMAT_IN_PROGRESS);
     }
     no_data(sqe)?;
-    let cntlid = controller.association.cntlid;
-    let wish = Formatting { nsid: sqe.nsid, block_size_bytes: 1 << shift, cntlid };
+    let (cntlid, host_id) = (controller.association.cntlid, controller.association.host_id);
+    let wish = Formatting { nsid: sqe.nsid, block_size_bytes: 1 << shift, cntlid, host_id };
     Ok(Plan::Order { what: What::Format(wish), made: Made::default() })
 }
 
@@ -112,8 +112,10 @@ mod tests {
     #[test]
     fn where_it_is_allowed_the_steward_formats_it() {
         for erase in [0, 1] {
-            let wish = wished(format(2, erase << 9), &mut granted());
-            assert_eq!(wish, Formatting { nsid: 2, block_size_bytes: 512, cntlid: 5 });
+            let mut controller = granted();
+            let wish = wished(format(2, erase << 9), &mut controller);
+            let host_id = controller.association.host_id;
+            assert_eq!(wish, Formatting { nsid: 2, block_size_bytes: 512, cntlid: 5, host_id });
         }
     }
 

@@ -45,6 +45,10 @@ pub(crate) const SHARED: u8 = 1;
 /// punch holes, and a hole reads as zeros (DLFEAT).
 pub(super) const DEALLOCATED_READS_ZEROS: u8 = 0b1001;
 
+/// Of what deallocated blocks read as nothing is said (000b): the store gives no space up, so they
+/// stay as they are. Write Zeroes makes zeros all the same.
+const DEALLOCATED_STAYS: u8 = 0b1000;
+
 /// Compare and Write is the fused command that we have (FUSES). Its unit, ACWU, is one block: what
 /// a disk writes whole also when the power fails.
 const COMPARE_AND_WRITE: u16 = 1;
@@ -205,8 +209,11 @@ fn nvm_controller(controller: &Controller, subsystem: &Subsystem) -> IdentifyCon
             .with_copy(true),
         cdfs: copy::FORMATS,
         fuses: COMPARE_AND_WRITE,
+        // Linux reads this once a connection, and never flushes what it attaches later where it was
+        // told of no cache: so there always is one, whatever is there now. (Of a namespace without
+        // any, `independent_namespace` tells.)
         // Flush of all namespaces at once is not supported (10b): each has its own store.
-        vwc: Vwc(0).with_present(subsystem.volatile_cache()).with_flush_all(2),
+        vwc: Vwc(0).with_present(true).with_flush_all(2),
         nwpc: if subsystem.protects() { NWPC } else { 0 },
         subnqn: subsystem.nqn.into(),
         ioccsz_16: (SQE_BYTES + in_capsule) / 16,
@@ -246,7 +253,10 @@ pub(super) fn namespace(namespace: &Namespace, controller: &Controller) -> Ident
         nuse: if reached { namespace.blocks } else { 0 },
         nmic: SHARED,
         rescap: namespace.reservation.rescap(),
-        dlfeat: DEALLOCATED_READS_ZEROS,
+        dlfeat: match namespace.health.keeps_space() {
+            true => DEALLOCATED_STAYS,
+            false => DEALLOCATED_READS_ZEROS,
+        },
         anagrpid: namespace.ana_group,
         nsattr: u8::from(namespace.is_read_only()),
         mssrl: copied_blocks,
@@ -303,6 +313,7 @@ mod tests {
     use super::*;
     use crate::ana::AnaStates;
     use crate::command::admin::tests::{ask, discovery_controller, given, keyed, nvm, refused};
+    use crate::disk::{Backing, BackingConfig, BackingKind, Space};
 
     fn command(cns: u8, nsid: u32) -> Sqe {
         Identify::new(Cns(cns), nsid).emit(keyed(4096))
@@ -426,16 +437,15 @@ mod tests {
         }
     }
 
+    /// What is attached later may have a cache, and its host asks for this page no more.
     #[test]
-    fn no_cache_means_no_vwc() {
+    fn a_cache_is_told_of_before_any_namespace_is_there() {
         let mut controller = nvm();
         let Role::Nvm(subsystem) = &mut controller.role else { panic!() };
-        for namespace in &mut Arc::make_mut(subsystem).namespaces {
-            namespace.volatile_cache = false;
-        }
+        Arc::make_mut(subsystem).namespaces.clear();
         let page = given(ask(command(0x01, 0), &mut controller));
         let found = IdentifyController::parse(&page.try_into().unwrap());
-        assert_eq!(found.vwc, Vwc(0).with_flush_all(2));
+        assert_eq!(found.vwc, Vwc(0).with_present(true).with_flush_all(2));
     }
 
     #[test]
@@ -460,6 +470,23 @@ mod tests {
             let ids = NamespaceIds::parse(&page(command(0x03, nsid)));
             assert_eq!((ids.uuid, ids.csi), (Some([nsid as u8; 16]), Some(Csi::NVM)));
         }
+    }
+
+    #[test]
+    fn what_is_deallocated_is_said_to_read_as_zeros_only_where_it_does() {
+        let backing = BackingKind::Ram { size: 1 << 20 };
+        let config = BackingConfig { kind: backing, block_size_bytes: 512, read_only: false };
+        let backing = Backing::open(&config).unwrap();
+        let mut controller = nvm();
+        let Role::Nvm(subsystem) = &mut controller.role else { panic!() };
+        Arc::make_mut(subsystem).namespaces[0].health = Arc::clone(backing.health());
+        let mut dlfeat = || {
+            let page = given(ask(command(0x00, 1), &mut controller));
+            IdentifyNamespace::parse(&page.try_into().unwrap()).dlfeat
+        };
+        assert_eq!(dlfeat(), 0b1001);
+        backing.refuse(Space::Punch);
+        assert_eq!(dlfeat(), 0b1000);
     }
 
     #[test]

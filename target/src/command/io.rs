@@ -20,8 +20,8 @@ pub const RANGE_BYTES: u32 = 16;
 const VERIFY_BYTES: u32 = 128 << 10;
 
 /// Decides an I/O command on a ready controller. The order of checks is: flags, opcode,
-/// namespace, format in progress, reservation, write protection, range, SGL. `barred` is what reservations keep this
-/// host from in this namespace.
+/// namespace, format in progress, reservation, write protection, range, SGL. `barred` is what
+/// reservations keep this host from in this namespace.
 ///
 /// # Errors
 /// The status to answer with.

@@ -258,6 +258,24 @@ impl Plan {
         looks || self.changes_blocks()
     }
 
+    /// The store that it is for, where it is one.
+    #[must_use]
+    pub fn backing(&self) -> Option<BackingId> {
+        match self {
+            Plan::Load { backing, .. }
+            | Plan::Store { backing, .. }
+            | Plan::Compare { backing, .. }
+            | Plan::Verify { backing, .. }
+            | Plan::Flush { backing }
+            | Plan::Zero { backing, .. } => Some(*backing),
+            Plan::Copy { job: copy::Job { extent, .. }, .. } | Plan::Deallocate { extent, .. } => {
+                Some(extent.backing)
+            }
+            Plan::Mend { plan, .. } => plan.backing(),
+            _ => None,
+        }
+    }
+
     /// Whether it changes blocks, or may. To make, to format and to delete namespaces is the
     /// steward's affair.
     #[must_use]

@@ -74,9 +74,13 @@ impl<T: Serve> Served<T> {
         if wanted.dry_run {
             return Ok(outcome);
         }
-        self.target.change(next.config().clone()).map_err(NotMade::Unservable)?;
-        if let Err(sentence) = next.keep() {
-            // What nobody was told of must not stay.
+        let lines = self.target.change(next.config().clone()).map_err(NotMade::Unservable)?;
+        if let Err(mut sentence) = next.keep() {
+            // What nobody was told of must not stay; nor come back, where it is in the file by now.
+            if let Err(worse) = self.declared.keep() {
+                error!("a change that was refused may be in force after a restart: {worse}");
+                sentence += "; it may be in force after a restart";
+            }
             if let Err(worse) = self.target.change(self.config.clone()) {
                 error!("a change cannot be kept, and not be taken back either: {worse}");
             }
@@ -84,13 +88,16 @@ impl<T: Serve> Served<T> {
         }
         let who = uid.map_or_else(|| "somebody".to_owned(), |uid| format!("user {uid}"));
         wanted.changes.iter().for_each(|change| info!("{who} had it changed: {change}"));
+        lines.iter().for_each(|line| info!("{line}"));
         self.adopt(next);
         Ok(outcome)
     }
 
     fn reload_in_words(&mut self) -> Answer {
         let before = self.declared.clone();
-        match self.renew() {
+        let renewed = self.renew();
+        self.refused = renewed.is_err();
+        match renewed {
             Ok(changes) => {
                 changes.iter().for_each(|change| info!("{change}"));
                 Ok(Outcome {
@@ -99,7 +106,11 @@ impl<T: Serve> Served<T> {
                     kept: true,
                 })
             }
-            Err(sentences) => Err(NotMade::Unservable(sentences.join("; "))),
+            Err(sentences) => {
+                sentences.iter().for_each(|sentence| error!("{sentence}"));
+                error!("reload refused: everything stays as it was");
+                Err(NotMade::Unservable(sentences.join("; ")))
+            }
         }
     }
 

@@ -4,11 +4,18 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use crate::absent;
-use crate::auth::Keyring;
+use crate::auth::{Keyring, Reader};
 use crate::config::{Config, Missing, NamespaceConfig, NamespaceKind, Size, Sources};
+use crate::stores::Opening;
+use nix::unistd::Group;
+use nvme::Nqn;
 use tracing::{error, warn};
+
+/// How long the look at all disks may take.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Checks a configuration. The whole of it goes to stdout when it is good; warnings and mistakes
 /// are logged. Says whether the daemon could serve it.
@@ -45,21 +52,61 @@ pub fn check(file: &Path) -> bool {
             }
         }
     }
-    for subsystem in &config.subsystems {
-        for namespace in &subsystem.namespaces {
-            if let Err(sentence) = look(namespace) {
-                error!("{}, namespace {}: {sentence}", subsystem.nqn, namespace.nsid);
+    for (place, seen) in look_at_all(&config, &Opening::default()) {
+        match seen {
+            Ok(None) => {}
+            Ok(Some(why)) => warn!("{place}: {why}: it would be awaited"),
+            Err(sentence) => {
+                error!("{place}: {sentence}");
                 good = false;
             }
         }
     }
-    if let Err(mistakes) = Keyring::load(&config.authentication) {
-        mistakes.iter().for_each(|mistake| error!("{mistake}"));
-        good = false;
+    if let Some(name) = &config.management.group
+        && !Group::from_name(name).is_ok_and(|group| group.is_some())
+    {
+        warn!("`group` in [management]: there is no group {name:?} on this machine");
     }
+    let reader = Reader::of(config.state_directory.as_deref());
+    let (mistakes, doubts) = Keyring::examine(&config.authentication, reader);
+    doubts.iter().for_each(|doubt| warn!("{doubt}"));
+    mistakes.iter().for_each(|mistake| error!("{mistake}"));
+    good &= mistakes.is_empty();
     // Whoever closed stdout does not want it.
     let _ = write!(io::stdout(), "{config}");
     good
+}
+
+/// Whether each namespace can be served, or why it would be awaited. All are looked at together:
+/// what hangs keeps nobody for longer than [`PATIENCE`].
+fn look_at_all(
+    config: &Config,
+    opening: &Opening,
+) -> Vec<(String, Result<Option<String>, String>)> {
+    let served = absent::served(config.state_directory.as_deref());
+    let missing = config.missing;
+    let begin = |nqn: Nqn, namespace: &NamespaceConfig| {
+        let NamespaceKind::File { path, .. } = &namespace.kind else { return None };
+        let place = format!("{nqn}, namespace {}", namespace.nsid);
+        let (own, served) = (namespace.clone(), served.clone());
+        let look = opening.begin(path, move || {
+            let why = absent::store(&own, &served).filter(|_| missing == Missing::Wait);
+            why.map_or_else(|| look(&own).map(|()| None), |why| Ok(Some(why)))
+        });
+        Some((place, path.clone(), look))
+    };
+    let subsystems = config.subsystems.iter();
+    let looks: Vec<_> = subsystems
+        .flat_map(|s| s.namespaces.iter().map(move |namespace| (s.nqn, namespace)))
+        .filter_map(|(nqn, namespace)| begin(nqn, namespace))
+        .collect();
+    let deadline = Instant::now() + PATIENCE;
+    let seen = looks.into_iter().map(|(place, path, look)| {
+        let outcome = look.by(deadline);
+        let hangs = outcome.is_err() && opening.hangs_at(&path) && missing == Missing::Wait;
+        (place, if hangs { Ok(outcome.err()) } else { outcome })
+    });
+    seen.collect()
 }
 
 /// Can the file of a namespace be served? Changes nothing.
@@ -145,6 +192,37 @@ mod tests {
         let denied = io::Error::from_raw_os_error(libc::EACCES);
         assert!(told(&denied).ends_with("check as root, or as the user who runs the daemon"));
         assert!(!told(&io::Error::from_raw_os_error(libc::ENOTDIR)).contains("root"));
+    }
+
+    #[test]
+    fn what_the_daemon_would_await_or_what_hangs_is_no_mistake_unless_it_may_not_be_missing() {
+        let folder = tempdir().unwrap();
+        let (good, hanging) = (folder.path().join("good"), folder.path().join("hanging"));
+        for path in [&good, &hanging] {
+            fs::write(path, [0; 8192]).unwrap();
+        }
+        let text = format!(
+            "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \
+             \"nqn.2026-11.io.nvmfd:a\"\n[[subsystem.namespace]]\nnsid = 1\npath = {good:?}\n\
+             [[subsystem.namespace]]\nnsid = 2\npath = {hanging:?}\n[[subsystem.namespace]]\nnsid \
+             = 3\npath = \"/dev/nvmfd-no-such-device\"\n"
+        );
+        let mut config = Config::parse(&text).unwrap();
+        let (opening, (_go_on, hangs)) = (Opening::default(), std::sync::mpsc::channel::<()>());
+        let hang = move || hangs.recv().map_err(|_| "too late".to_owned());
+        assert!(opening.begin(&hanging, hang).by(Instant::now()).is_err());
+        let told = |config: &Config| -> Vec<_> {
+            look_at_all(config, &opening).into_iter().map(|(_, seen)| seen).collect()
+        };
+        let found = told(&config);
+        assert_eq!(found[0], Ok(None));
+        assert!(found[1].as_ref().unwrap().as_ref().unwrap().contains("does not answer"));
+        assert!(found[2].as_ref().unwrap().as_ref().unwrap().contains("is not there yet"));
+        config.missing = Missing::Fail;
+        let found = told(&config);
+        assert_eq!(found[0], Ok(None));
+        assert!(found[1].as_ref().unwrap_err().contains("does not answer"));
+        assert!(found[2].as_ref().unwrap_err().contains("does not exist"));
     }
 
     #[test]

@@ -164,7 +164,7 @@ fn stage(change: impl FnOnce(&mut Fake)) -> Stage {
     });
     let declared = Declared::load(&file).unwrap();
     let (orders, wanted) = mpsc::channel(1);
-    let control = Control { manager, watchdog: None, orders: wanted };
+    let control = Control::new(manager, None, wanted);
     Stage {
         story,
         folder,
@@ -496,4 +496,84 @@ fn a_change_that_cannot_be_kept_is_taken_back() {
     assert_eq!(answer.unwrap().differences.len(), 1);
     assert!(served.config.subsystems[0].namespaces.is_empty());
     assert!(state.join("changes.json").exists());
+}
+
+#[test]
+fn two_daemons_never_share_a_state_directory() {
+    let stage = stage(|_| ());
+    let file = stage.folder.path().join("nvmfd.toml");
+    let state = stage.folder.path().join("state");
+    std::fs::create_dir(&state).unwrap();
+    std::fs::write(&file, format!("state_directory = {state:?}\n{TEXT}")).unwrap();
+    let _other = Lock::take(&state).unwrap().unwrap();
+    let (_asks, asked) = std::sync::mpsc::channel();
+    let error = run_for(Declared::load(&file).unwrap(), asked).unwrap_err();
+    assert!(error.contains("in use by another nvmfd"), "{error}");
+}
+
+#[test]
+fn a_change_that_is_refused_is_not_in_force_after_a_restart() {
+    use crate::kept::tests::hinder_before;
+
+    let stage = stage(|_| ());
+    let file = stage.folder.path().join("nvmfd.toml");
+    let [state, aside] = ["state", "aside"].map(|name| stage.folder.path().join(name));
+    std::fs::create_dir(&state).unwrap();
+    let two = "[[subsystem.namespace]]\nnsid = 2\nkind = \"null\"\nsize = \"1GiB\"\n";
+    std::fs::write(&file, format!("state_directory = {state:?}\n{TEXT}{two}")).unwrap();
+    let declared = Declared::load(&file).unwrap();
+    let config = declared.config().clone();
+    let served = Served { config, declared, ..stage.served };
+    let remove = |served: Served<Fake>, nsid| {
+        let subsystem = "nqn.2026-11.io.nvmfd:disk1".to_owned();
+        let changes = vec![crate::api::Change::RemoveNamespace { subsystem, nsid }];
+        let wanted = crate::api::Wanted { changes, dry_run: false };
+        let (answer, answered) = tokio::sync::oneshot::channel();
+        let order = Order { work: change::Work::Change(wanted, None), answer };
+        (served.carry_out(order), answered.blocking_recv().unwrap())
+    };
+    let (served, answer) = remove(served, 2);
+    answer.unwrap();
+    // After the rename the folder cannot be synchronised; a moment later it can.
+    hinder_before(5, move || {
+        std::fs::rename(&state, &aside).unwrap();
+        hinder_before(1, move || std::fs::rename(&aside, &state).unwrap());
+    });
+    let (_, answer) = remove(served, 1);
+    assert!(matches!(answer, Err(managed::NotMade::Unkept(_))), "{answer:?}");
+    let after = Declared::load(&file).unwrap();
+    assert_eq!(after.changes().kept.len(), 1);
+    assert_eq!(after.config().subsystems[0].namespaces.len(), 1);
+}
+
+#[test]
+fn whichever_way_a_reload_is_asked_for_the_status_tells_what_became_of_the_last() {
+    let stage = stage(|_| ());
+    let file = stage.folder.path().join("nvmfd.toml");
+    let told = |served: &Served<Fake>| served.status().contains("the last reload was refused");
+    let order = |served: Served<Fake>| {
+        let (answer, answered) = tokio::sync::oneshot::channel();
+        let served = served.carry_out(Order { work: change::Work::Reload, answer });
+        (served, answered.blocking_recv().unwrap())
+    };
+    std::fs::write(&file, "nonsense").unwrap();
+    let served = stage.served.reload();
+    assert!(told(&served));
+    std::fs::write(&file, TEXT).unwrap();
+    let (served, answer) = order(served);
+    answer.unwrap();
+    assert!(!told(&served));
+    std::fs::write(&file, "nonsense").unwrap();
+    let (served, answer) = order(served);
+    assert!(answer.is_err() && told(&served));
+}
+
+#[test]
+fn what_is_awaited_does_not_hide_that_a_reload_was_refused() {
+    let stage = stage(|fake| {
+        fake.refuses = true;
+        fake.health.awaited.lock().unwrap().push("listener a: no address".to_owned());
+    });
+    let line = "STATUS=serving; waiting for listener a: no address; the last reload was refused";
+    stage.play(&[RELOAD, Act::Until(1, line), STOP]).unwrap();
 }

@@ -1,4 +1,5 @@
 use std::fs;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tempfile::{TempDir, tempdir};
@@ -6,7 +7,7 @@ use tempfile::{TempDir, tempdir};
 use super::difference::differences;
 use super::*;
 use crate::api::Settings;
-use crate::config::NamespaceKind;
+use crate::config::{NamespaceKind, Saving};
 use crate::kept::tests::{doomed, hinder_before, kill_before, run_killed};
 
 mod replacing;
@@ -71,6 +72,19 @@ fn write(folder: &TempDir, text: &str) {
 
 fn load(folder: &TempDir) -> Declared {
     Declared::load_with(&folder.path().join("nvmfd.toml"), None).unwrap()
+}
+
+/// A process that another test starts may hold the lock as well, until it runs its own program.
+fn begin(declared: &Declared) -> Saving {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        match Saving::begin(declared.file()) {
+            Err(said) if said.contains("somebody else is saving") && Instant::now() < deadline => {
+                std::thread::yield_now();
+            }
+            begun => return begun.unwrap(),
+        }
+    }
 }
 
 /// A change of one text.

@@ -14,7 +14,7 @@
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::errno::Errno;
@@ -24,6 +24,7 @@ use nvme::status::Status;
 
 use super::errno::{Doing, status_of};
 use super::health::Health;
+use super::open::Was::{Expected, Lost, New};
 use super::open::{self, Hold};
 
 /// What to open, and how.
@@ -76,8 +77,21 @@ pub enum Kind {
 /// Why a store cannot be served, as one sentence for a person: what was tried, what the system
 /// said, what to do about it.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct OpenError(pub String);
+#[error("{sentence}")]
+pub struct OpenError {
+    /// The sentence.
+    pub sentence: String,
+    /// Whether the cause may end without anybody correcting what the configuration says: a disk
+    /// that reports errors or is not attached, a lock that is held, another user of a device.
+    pub may_pass: bool,
+}
+
+impl OpenError {
+    /// What stays so until somebody corrects it.
+    pub(super) fn new(sentence: String) -> OpenError {
+        OpenError { sentence, may_pass: false }
+    }
+}
 
 /// Sizes that a store works best with. Hints for Identify; zero means "not known".
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -115,6 +129,8 @@ pub struct Backing {
     /// Direct I/O reaches blocks of this size and no smaller ones.
     pub(super) smallest_block_bytes: u32,
     pub(super) read_only: bool,
+    /// Another store takes its place: what it still does is done for nobody.
+    lost: AtomicBool,
     pub(super) volatile_cache: bool,
     pub(super) geometry: Geometry,
     /// Modes of fallocate that the store has refused: bits of [`Space`]. Written once or never, so
@@ -155,13 +171,27 @@ impl Backing {
     /// # Errors
     /// One sentence: what was tried, what the system said, what to do.
     pub fn open(config: &BackingConfig) -> Result<Backing, OpenError> {
+        Backing::open_or_make(config, true)
+    }
+
+    /// The same, but where `may_make` is false a missing file is not created: it was there a moment
+    /// ago, and an empty one must not take its place.
+    ///
+    /// # Errors
+    /// As [`Backing::open`].
+    pub(crate) fn open_or_make(
+        config: &BackingConfig,
+        may_make: bool,
+    ) -> Result<Backing, OpenError> {
         match &config.kind {
-            BackingKind::File { path, size } => open::open_path(path, *size, config, None),
+            BackingKind::File { path, size } => {
+                open::open_path(path, *size, config, if may_make { New } else { Expected })
+            }
             BackingKind::Ram { size } => {
                 let name = format!("ram ({size} bytes)");
                 open::check_shape(&name, *size, config.block_size_bytes)?;
                 let file = memory_file(*size).map_err(|errno| {
-                    OpenError(format!(
+                    OpenError::new(format!(
                         "cannot create a memory file of {size} bytes: {}; choose a smaller size \
                          or free memory",
                         errno.desc()
@@ -196,19 +226,22 @@ impl Backing {
     /// One sentence: what was tried, what the system said, what to do.
     pub fn open_again(&self, config: &BackingConfig) -> Result<Backing, OpenError> {
         let BackingKind::File { path, .. } = &config.kind else {
-            return Err(OpenError(format!("{} cannot be opened again", self.name)));
+            return Err(OpenError::new(format!("{} cannot be opened again", self.name)));
         };
         let mut fresh =
-            open::open_path(path, Some(self.size_bytes()), config, Some(self.found_bytes()))?;
+            open::open_path(path, Some(self.size_bytes()), config, Lost(self.found_bytes()))?;
         let nature = |b: &Backing| (b.kind, b.volatile_cache);
         if nature(&fresh) != nature(self) {
-            return Err(OpenError(format!(
+            return Err(OpenError::new(format!(
                 "{} is now of another nature than it was: remove the namespace, reload, add it, \
                  reload",
                 self.name
             )));
         }
         fresh.health = Arc::clone(&self.health);
+        if !fresh.allows(Space::Punch) {
+            fresh.health.note_kept_space();
+        }
         Ok(fresh)
     }
 
@@ -219,7 +252,7 @@ impl Backing {
     /// One sentence: what was tried, what the system said, what to do.
     pub fn renewed(&self, config: &BackingConfig) -> Result<Backing, OpenError> {
         let Some(hold) = &self.hold else {
-            return Err(OpenError(format!("{} cannot be opened again", self.name)));
+            return Err(OpenError::new(format!("{} cannot be opened again", self.name)));
         };
         let file = Arc::new(hold.another(&self.name, self.read_only)?);
         let (name, size) = (self.name.clone(), self.size_bytes());
@@ -304,6 +337,7 @@ impl Backing {
             block_size_bytes: AtomicU32::new(config.block_size_bytes),
             smallest_block_bytes: 512,
             read_only: config.read_only,
+            lost: AtomicBool::new(false),
             // A file's data are durable only after fdatasync, whatever the disk below has: the
             // file's own metadata (which blocks are written) is cached by the system.
             volatile_cache: kind == Kind::File,
@@ -314,13 +348,14 @@ impl Backing {
     }
 
     /// Finds out, without touching data, whether space can be given up: punches a hole behind the
-    /// end of the file. Devices answer by their queue limits instead.
-    pub(super) fn probe_punch(&self) {
+    /// end of the file, which is `end_bytes` long: perhaps longer than what is served of it. Devices
+    /// answer by their queue limits instead.
+    pub(super) fn probe_punch(&self, end_bytes: u64) {
         let (Some(file), Kind::File, false) = (&self.file, self.kind, self.read_only) else {
             return;
         };
         let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-        let at = libc::off_t::try_from(self.size_bytes()).unwrap_or(libc::off_t::MAX);
+        let Ok(at) = libc::off_t::try_from(end_bytes) else { return };
         let len = libc::off_t::from(self.block_size_bytes());
         if fallocate(file.as_fd(), flags, at, len) == Err(Errno::EOPNOTSUPP) {
             self.refuse(Space::Punch);
@@ -383,6 +418,17 @@ impl Backing {
         self.geometry
     }
 
+    /// Another store takes its place; or does not, after all.
+    pub(crate) fn set_lost(&self, lost: bool) {
+        self.lost.store(lost, Ordering::Relaxed);
+    }
+
+    /// Whether another store takes its place.
+    #[must_use]
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
     /// How it fares.
     #[must_use]
     pub fn health(&self) -> &Arc<Health> {
@@ -421,6 +467,9 @@ impl Backing {
     /// Remembers that the store cannot do this.
     pub(crate) fn refuse(&self, space: Space) {
         self.refused.fetch_or(space as u8, Ordering::Relaxed);
+        if space == Space::Punch {
+            self.health.note_kept_space();
+        }
     }
 
     /// The descriptor, for the ring; the backing outlives every operation on it.

@@ -117,6 +117,7 @@ impl Backing {
             // What it was to make durable still waits for that.
             self.health.note_write();
         }
+        self.health.end_sync();
         if let Err(errno) = synced? {
             let status = self.fail(Doing::Flush, errno as i32, 0);
             self.fail_sync(status);

@@ -10,6 +10,7 @@ use rdma::{Buf, Tag};
 use super::backing::{Backing, Kind, Space};
 use super::errno::Doing;
 use super::fault::Verdict;
+use super::health::Health;
 use super::{Done, Op};
 
 /// The most that one write of zeros moves: the size of the ring's zeroed buffer.
@@ -86,6 +87,8 @@ pub struct Flight {
     waited: u8,
     /// It waits: nobody but a clock has it.
     waits: bool,
+    /// The kernel synchronises its store for it.
+    pub(crate) syncs: bool,
 }
 
 impl Flight {
@@ -119,6 +122,7 @@ impl Flight {
             insists: false,
             waited: 0,
             waits: false,
+            syncs: false,
         }
     }
 
@@ -205,10 +209,7 @@ impl Flight {
                 let durable = *fua && backing.kind() != Kind::Ram;
                 Step::Write { at, skip, len, durable }
             }
-            Task::Flush => {
-                backing.health().begin_sync();
-                Step::Sync
-            }
+            Task::Flush => Step::Sync,
             Task::Discard => Step::Space { how: Space::Punch, at, len: left },
             Task::Zero { deallocate, by } => {
                 *by = way_to_zero(*deallocate, backing);
@@ -256,6 +257,10 @@ impl Flight {
                 _ => {}
             }
         }
+        if backing.is_lost() {
+            // Its faults are not those of the store that has its place.
+            return Some(Err(Health::NOT_READY));
+        }
         let status = backing.fail(self.doing(), errno, self.at.saturating_add(self.moved));
         if self.breaks_durability(errno) {
             backing.fail_sync(status);
@@ -275,6 +280,7 @@ impl Flight {
         if bytes == 0 || bytes > left {
             // The end of the file, where the namespace has not ended; or no answer of this world.
             return Some(Err(match self.task {
+                _ if backing.is_lost() => Health::NOT_READY,
                 // The namespace was made smaller meanwhile.
                 _ if !backing.contains(self.at, self.len) => Status::LBA_OUT_OF_RANGE.with_dnr(),
                 Task::Read if bytes == 0 => backing.fail_shortened(at),
@@ -288,6 +294,10 @@ impl Flight {
     /// Another reactor's flush may have failed while this one succeeded: the kernel reports a
     /// lost writeback to one of them, so neither may vouch for the data.
     fn succeed(&self, backing: &Backing) -> Result<(), Status> {
+        if self.task != Task::Read && backing.is_lost() {
+            // It was done where nobody will look for it.
+            return Err(Health::NOT_READY);
+        }
         if !matches!(self.task, Task::Read | Task::Flush | Task::Write { fua: true }) {
             backing.health().note_write();
         }

@@ -30,6 +30,10 @@ pub struct Health {
     suspect: AtomicBool,
     /// Something was written since the last synchronisation began.
     unsynced: AtomicBool,
+    /// Synchronisations that have begun and not come home.
+    syncing: AtomicU32,
+    /// It gives no space up.
+    keeps_space: AtomicBool,
     failures: AtomicU64,
     media_errors: AtomicU64,
 }
@@ -103,6 +107,18 @@ impl Health {
         while let Err(now) = self.exchange(old, old & !FAULT | mark) {
             old = now;
         }
+    }
+
+    /// Whether what hosts deallocate stays as it is, because the store gives no space up. Some say so
+    /// only when they shall.
+    #[must_use]
+    pub fn keeps_space(&self) -> bool {
+        self.keeps_space.load(Ordering::Relaxed)
+    }
+
+    /// The store gives no space up.
+    pub(super) fn note_kept_space(&self) {
+        self.keeps_space.store(true, Ordering::Relaxed);
     }
 
     /// Operations that the system has failed.
@@ -194,13 +210,23 @@ impl Health {
 
     /// A synchronisation begins: what has been written so far will be durable, or it fails.
     pub(crate) fn begin_sync(&self) {
-        self.unsynced.store(false, Ordering::Relaxed);
+        self.syncing.fetch_add(1, Ordering::Relaxed);
+        self.unsynced.store(false, Ordering::Release);
     }
 
-    /// Whether something was written since the last synchronisation began.
+    /// A synchronisation is over. Where it has failed, [`Health::note_write`] comes before this.
+    pub(crate) fn end_sync(&self) {
+        self.syncing.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Whether something was written since the last synchronisation began, or that one has not said
+    /// yet what has become of it.
     #[must_use]
     pub(crate) fn has_unsynced(&self) -> bool {
-        self.unsynced.load(Ordering::Relaxed)
+        // Of what ends in between either the one or the other tells.
+        self.unsynced.load(Ordering::Acquire)
+            || self.syncing.load(Ordering::Acquire) > 0
+            || self.unsynced.load(Ordering::Relaxed)
     }
 }
 

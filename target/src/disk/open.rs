@@ -86,16 +86,28 @@ impl Drop for Hold {
     }
 }
 
-/// Opens a store at a path. A missing file is created, and a store may also be longer than `size`,
-/// as a namespace is that was made smaller while it was served: the rest is not. What takes the
-/// place of a store that was lost has its size, or the length in bytes that was found `before`.
+/// What is known of a path before it is opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Was {
+    /// It may be missing: then its file is created.
+    New,
+    /// It was there a moment ago.
+    Expected,
+    /// It was served and lost; its length in bytes.
+    Lost(u64),
+}
+
+/// Opens a store at a path. A missing file is created where nothing was, and a store may also be
+/// longer than `size`, as a namespace is that was made smaller while it was served: the rest is not.
+/// What takes the place of a store that was lost has its size, or the length that was found before.
 pub(super) fn open_path(
     path: &Path,
     size: Option<u64>,
     config: &BackingConfig,
-    before: Option<u64>,
+    was: Was,
 ) -> Result<Backing, OpenError> {
     let name = path.display().to_string();
+    let before = if let Was::Lost(bytes) = was { Some(bytes) } else { None };
     if let Some(size) = size {
         check_shape(&name, size, config.block_size_bytes)?;
     }
@@ -105,8 +117,12 @@ pub(super) fn open_path(
             claim = claim_device(path, &name, &meta)?;
             (open_existing(path, &name, &meta, config)?, false)
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound && before.is_none() => {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && was == Was::New => {
             (create(path, &name, size, config)?, true)
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound && was == Was::Expected => {
+            let sentence = format!("{name} was there a moment ago and is not now");
+            return Err(OpenError { sentence, may_pass: true });
         }
         Err(error) => return Err(failed(&format!("cannot look at {name}"), &error)),
     };
@@ -133,19 +149,19 @@ pub(super) fn open_path(
 /// Size and block size make sense together.
 pub(super) fn check_shape(name: &str, size: u64, block: u32) -> Result<(), OpenError> {
     if block != 512 && block != 4096 {
-        return Err(OpenError(format!(
+        return Err(OpenError::new(format!(
             "{name}: block size {block} is not supported; set block_size to 512 or 4096"
         )));
     }
     let unit = u64::from(block);
     if size == 0 || size > MAX_BYTES {
-        return Err(OpenError(format!(
+        return Err(OpenError::new(format!(
             "{name}: a size of {size} bytes cannot be served; choose one from {unit} to {MAX_BYTES}"
         )));
     }
     if !size.is_multiple_of(unit) {
         let below = size - size % unit;
-        return Err(OpenError(format!(
+        return Err(OpenError::new(format!(
             "{name}: {size} bytes is not a whole number of blocks of {unit} bytes; use {} bytes{}",
             below.max(unit),
             if unit == 4096 && size.is_multiple_of(512) { ", or block_size = 512" } else { "" }
@@ -179,7 +195,7 @@ fn open_existing(
         _ => Some("neither a file nor a block device"),
     };
     if let Some(what) = what {
-        return Err(OpenError(format!(
+        return Err(OpenError::new(format!(
             "{name} is {what}; a namespace needs a regular file or a block device, so give the \
              path of one"
         )));
@@ -201,19 +217,19 @@ fn create(
     config: &BackingConfig,
 ) -> Result<File, OpenError> {
     if let Ok(link) = fs::read_link(path) {
-        return Err(OpenError(format!(
+        return Err(OpenError::new(format!(
             "{name} is a symbolic link to {}, which does not exist, and no file is created \
              through a link; create the file there or correct the link",
             link.display()
         )));
     }
     let Some(size) = size else {
-        return Err(OpenError(format!(
+        return Err(OpenError::new(format!(
             "{name} does not exist; correct the path, or give a size to have the file created"
         )));
     };
     if config.read_only {
-        return Err(OpenError(format!(
+        return Err(OpenError::new(format!(
             "{name} does not exist and a read-only namespace is not created; correct the path or \
              remove read_only"
         )));
@@ -277,7 +293,7 @@ fn inspect(
     if let Some(wanted) = size
         && wanted != bytes
     {
-        return Err(OpenError(format!(
+        return Err(OpenError::new(format!(
             "{name} has {bytes} bytes but the configuration says {wanted}; it is never grown or \
              shrunk behind your back: set the size to {bytes}, or change the {} yourself{}",
             if kind == Kind::Device { "device" } else { "file" },
@@ -328,7 +344,7 @@ fn finish(
             discard_granularity_bytes: block,
             boundary_bytes: 0,
         };
-        backing.probe_punch();
+        backing.probe_punch(meta.len());
     }
     Ok(backing)
 }
@@ -341,10 +357,11 @@ fn lock(file: &File, name: &str, read_only: bool) -> Result<(), OpenError> {
         Err(TryLockError::WouldBlock) => {
             let holder =
                 lock_holder(file).map_or_else(String::new, |pid| format!(" (process {pid})"));
-            Err(OpenError(format!(
+            let sentence = format!(
                 "{name} is in use by another nvmfd{holder}, or by another namespace of this one: \
                  a lock on it is held; serve it from one place only"
-            )))
+            );
+            Err(OpenError { sentence, may_pass: true })
         }
         Err(TryLockError::Error(error)) => Err(failed(
             &format!("cannot lock {name}, which guards it against being served twice"),
@@ -385,13 +402,13 @@ fn probe_alignment(
     match read_block(file, 0, block) {
         Ok(_) => Ok(()),
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) && block == 512 => {
-            Err(OpenError(format!(
+            Err(OpenError::new(format!(
                 "{name}: direct I/O in blocks of 512 bytes is refused by the {}: {error}; set \
                  block_size = 4096",
                 place(path, dev)
             )))
         }
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Err(OpenError(format!(
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Err(OpenError::new(format!(
             "{name}: direct I/O in blocks of {block} bytes is refused by the {}: {error}; use a \
              file system or device with smaller sectors",
             place(path, dev)
@@ -410,7 +427,7 @@ fn read_block(file: &File, at: u64, block: u32) -> io::Result<usize> {
 /// Opening failed. EINVAL is how a file system says that it has no direct I/O.
 fn refused(path: &Path, name: &str, dev: u64, error: &io::Error) -> OpenError {
     match error.raw_os_error() {
-        Some(libc::EINVAL | libc::EOPNOTSUPP) => OpenError(format!(
+        Some(libc::EINVAL | libc::EOPNOTSUPP) => OpenError::new(format!(
             "cannot open {name} for direct I/O (O_DIRECT): the {} refuses it: {error}; put the \
              file on ext4, XFS or btrfs, or serve a block device",
             place(path, dev)
@@ -464,7 +481,28 @@ fn failed(tried: &str, error: &io::Error) -> OpenError {
         libc::EIO => "the disk reports an error: see the kernel log",
         _ => "see the kernel log for more",
     };
-    OpenError(format!("{tried}: {error}; {remedy}"))
+    OpenError { sentence: format!("{tried}: {error}; {remedy}"), may_pass: may_pass(error) }
+}
+
+/// Whether it may be over without anybody correcting the configuration: the disk has errors, is not
+/// there, does not answer, or somebody else has it.
+fn may_pass(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error().unwrap_or(0),
+        libc::EIO
+            | libc::ENXIO
+            | libc::ENODEV
+            | libc::EBUSY
+            // The block layer's words for errors of the medium and of its integrity, for paths that
+            // fail and for a reservation of somebody else; and a file of a server that is gone.
+            | libc::ENODATA
+            | libc::EILSEQ
+            | libc::ENOMEDIUM
+            | libc::ETIMEDOUT
+            | libc::ENOLINK
+            | libc::EBADE
+            | libc::ESTALE
+    )
 }
 
 /// A block device's limits in sysfs.

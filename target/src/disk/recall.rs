@@ -1,63 +1,83 @@
 //! Wishes to have operations back that the kernel has to be asked, as a state machine without I/O.
 
+use std::collections::VecDeque;
+
 use rdma::Tag;
 
-/// Bounded by the Abort commands of all hosts: each has at most a few outstanding.
+/// All of a ring. There may be one for each operation that it has under way: the queues that a
+/// store hangs close together. So nothing here looks at all of them when there is nothing to do.
 #[derive(Debug, Default)]
-pub(crate) struct Recalls(Vec<Option<Recall>>);
+pub(crate) struct Recalls {
+    /// By the indexes under which the kernel knows them; empty when there are none.
+    entries: Vec<Option<Recall>>,
+    /// Indexes of those entries that are vacant.
+    vacant: Vec<usize>,
+    /// Indexes of those that the kernel is to be asked for.
+    unasked: VecDeque<usize>,
+}
 
-#[derive(Clone, Copy, Debug)]
-struct Recall {
-    tag: Tag,
-    of: Tag,
-    /// The kernel has been asked.
-    asked: bool,
+/// One wish.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Recall {
+    /// Its own tag.
+    pub tag: Tag,
+    /// That of the operation.
+    pub of: Tag,
+    /// Where the operation is, as long as it is not home.
+    pub slot: u32,
     /// The operation has come home, aborted.
-    aborted: bool,
+    pub aborted: bool,
 }
 
 impl Recalls {
     /// Has the kernel asked with the next submission.
-    pub(crate) fn push(&mut self, tag: Tag, of: Tag) {
-        let recall = Some(Recall { tag, of, asked: false, aborted: false });
-        match self.0.iter_mut().find(|entry| entry.is_none()) {
-            Some(free) => *free = recall,
-            None => self.0.push(recall),
+    pub(crate) fn push(&mut self, tag: Tag, of: Tag, slot: u32) {
+        let recall = Some(Recall { tag, of, slot, aborted: false });
+        let index = self.vacant.pop().unwrap_or(self.entries.len());
+        match self.entries.get_mut(index) {
+            Some(entry) => *entry = recall,
+            None => self.entries.push(recall),
         }
+        self.unasked.push_back(index);
     }
 
-    /// The next to ask for: its index, and the operation.
-    pub(crate) fn wish(&self) -> Option<(usize, Tag)> {
-        let entries = self.0.iter().enumerate();
-        entries.flat_map(|(index, entry)| Some((index, entry.as_ref()?))).find_map(
-            |(index, recall)| match recall.asked {
-                true => None,
-                false => Some((index, recall.of)),
-            },
-        )
+    /// The next to ask for, and its index.
+    pub(crate) fn wish(&self) -> Option<(usize, Recall)> {
+        let index = *self.unasked.front()?;
+        Some((index, self.entries.get(index).copied().flatten()?))
     }
 
-    /// The kernel has been asked.
-    pub(crate) fn asked(&mut self, index: usize) {
-        if let Some(recall) = self.0.get_mut(index).and_then(Option::as_mut) {
-            recall.asked = true;
-        }
+    /// The kernel has been asked for the one that [`Recalls::wish`] has given.
+    pub(crate) fn asked(&mut self) {
+        self.unasked.pop_front();
     }
 
     /// An operation has come home, aborted: its wish is granted, whatever the kernel says later.
     pub(crate) fn came_home_aborted(&mut self, of: Tag) {
-        let mine = self.0.iter_mut().flatten().filter(|recall| recall.of == of);
+        let mine = self.entries.iter_mut().flatten().filter(|recall| recall.of == of);
         mine.for_each(|recall| recall.aborted = true);
     }
 
-    /// It has an answer: the wish's own tag, the operation, and whether that has come home aborted.
-    pub(crate) fn answered(&mut self, index: usize) -> Option<(Tag, Tag, bool)> {
-        self.0.get_mut(index)?.take().map(|recall| (recall.tag, recall.of, recall.aborted))
+    /// It has an answer, after it was asked for.
+    pub(crate) fn answered(&mut self, index: usize) -> Option<Recall> {
+        let recall = self.entries.get_mut(index)?.take()?;
+        self.vacant.push(index);
+        if self.len() == 0 {
+            self.entries.clear();
+            self.vacant.clear();
+        }
+        Some(recall)
     }
 
     /// How many have none yet.
     pub(crate) fn len(&self) -> usize {
-        self.0.iter().flatten().count()
+        self.entries.len() - self.vacant.len()
+    }
+
+    /// Places that are looked through when an operation comes home aborted.
+    #[cfg(test)]
+    pub(crate) fn places(&self) -> usize {
+        self.entries.len()
     }
 }
 
@@ -65,18 +85,48 @@ impl Recalls {
 mod tests {
     use super::*;
 
+    fn recall(tag: Tag, of: Tag) -> Recall {
+        Recall { tag, of, slot: of as u32 + 5, aborted: false }
+    }
+
+    fn push(recalls: &mut Recalls, tag: Tag, of: Tag) {
+        recalls.push(tag, of, of as u32 + 5);
+    }
+
     #[test]
     fn each_wish_is_told_once_and_its_place_is_used_again() {
         let mut recalls = Recalls::default();
-        recalls.push(10, 1);
-        recalls.push(20, 2);
-        assert_eq!(recalls.wish(), Some((0, 1)));
-        recalls.asked(0);
-        assert_eq!(recalls.wish(), Some((1, 2)));
-        assert_eq!((recalls.answered(0), recalls.answered(0)), (Some((10, 1, false)), None));
-        recalls.push(30, 3);
-        assert_eq!((recalls.len(), recalls.wish()), (2, Some((0, 3))));
+        push(&mut recalls, 10, 1);
+        push(&mut recalls, 20, 2);
+        assert_eq!(recalls.wish(), Some((0, recall(10, 1))));
+        recalls.asked();
+        assert_eq!(recalls.wish(), Some((1, recall(20, 2))));
+        assert_eq!((recalls.answered(0), recalls.answered(0)), (Some(recall(10, 1)), None));
+        recalls.asked();
+        push(&mut recalls, 30, 3);
+        assert_eq!((recalls.len(), recalls.wish()), (2, Some((0, recall(30, 3)))));
         recalls.came_home_aborted(2);
-        assert_eq!((recalls.answered(1), recalls.answered(7)), (Some((20, 2, true)), None));
+        let aborted = Recall { aborted: true, ..recall(20, 2) };
+        assert_eq!((recalls.answered(1), recalls.answered(7)), (Some(aborted), None));
+    }
+
+    /// All hosts of a store that hangs give up together, and that is over some time.
+    #[test]
+    fn nothing_is_left_of_many_wishes() {
+        let mut recalls = Recalls::default();
+        for order in [false, true] {
+            (0..1000).for_each(|of| push(&mut recalls, 10_000 + of, of));
+            for n in 0..1000 {
+                assert_eq!(recalls.wish(), Some((n, recall(10_000 + n as u64, n as u64))));
+                recalls.asked();
+            }
+            assert_eq!((recalls.wish(), recalls.len()), (None, 1000));
+            for n in 0..1000 {
+                let index = if order { n } else { 999 - n };
+                assert_eq!(recalls.answered(index).map(|it| it.of), Some(index as u64));
+            }
+            assert_eq!((recalls.len(), recalls.places()), (0, 0));
+            assert_eq!((recalls.wish(), recalls.answered(0)), (None, None));
+        }
     }
 }

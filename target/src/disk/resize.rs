@@ -51,14 +51,14 @@ impl Backing {
             return Ok(old);
         }
         let found = self.measure().map_err(|error| {
-            OpenError(format!("cannot find out how large {} is: {error}", self.name()))
+            OpenError::new(format!("cannot find out how large {} is: {error}", self.name()))
         })?;
         self.is_long(found);
         match wanted {
             // As large as it is; but what somebody has cut off is not gone on purpose.
             None => Ok(found.max(old)),
             Some(wanted) if wanted == found || (wanted < old && wanted < found) => Ok(wanted),
-            Some(wanted) => Err(OpenError(format!(
+            Some(wanted) => Err(OpenError::new(format!(
                 "{} has {found} bytes but the configuration says {wanted}; give it that size \
                  first (a file: truncate -s {wanted} {}), then reload or try again",
                 self.name(),
@@ -77,7 +77,10 @@ impl Backing {
     }
 
     fn refusal(&self, bytes: u64, error: &io::Error) -> OpenError {
-        OpenError(format!("{} cannot get {bytes} bytes: {error}; free memory first", self.name()))
+        OpenError::new(format!(
+            "{} cannot get {bytes} bytes: {error}; free memory first",
+            self.name()
+        ))
     }
 }
 
@@ -120,7 +123,9 @@ mod tests {
         backing.resize(4096);
         assert!(!backing.contains(4096, 1) && backing.contains(0, 4096));
         file.set_len(6000).unwrap();
-        assert!(backing.next_size(&of(None)).unwrap_err().0.contains("whole number of blocks"));
+        assert!(
+            backing.next_size(&of(None)).unwrap_err().sentence.contains("whole number of blocks")
+        );
     }
 
     #[test]

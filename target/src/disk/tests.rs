@@ -84,10 +84,13 @@ fn sizes_that_do_not_fit_are_refused() {
     drop(Backing::open(&config(&path, Some(1 << 20), 4096)).unwrap());
     let other = refusal(&config(&path, Some(2 << 20), 4096));
     assert_says(&other, &["1048576", "2097152", "never grown or shrunk"]);
-    // One that is longer is served in part: its namespace was made smaller before, perhaps.
+    // One that is longer is served in part: its namespace was made smaller before, perhaps. What is
+    // behind that part stays as it is.
+    fs::write(&path, vec![0xA5; 1 << 20]).unwrap();
     let part = Backing::open(&config(&path, Some(1 << 19), 4096)).unwrap();
     assert_eq!((part.blocks(), fs::metadata(&path).unwrap().len()), (128, 1 << 20));
     drop(part);
+    assert!(fs::read(&path).unwrap().iter().all(|byte| *byte == 0xA5));
     fs::write(&path, [1; 1000]).unwrap();
     assert_says(&refusal(&config(&path, None, 512)), &["1000 bytes is not a whole number"]);
 }
@@ -243,7 +246,7 @@ fn the_end_of_the_store_inside_the_namespace_takes_it_out_of_service() {
 }
 
 #[test]
-fn what_is_written_is_unsynced_until_a_flush_begins() {
+fn what_is_written_is_unsynced_until_a_flush_succeeds() {
     let (_dir, mut stage) = Stage::new();
     let health = std::sync::Arc::clone(stage.backing.health());
     assert_eq!(stage.write(0, 512, true).advance(512, &stage.backing), Some(Ok(())));
@@ -252,8 +255,10 @@ fn what_is_written_is_unsynced_until_a_flush_begins() {
     assert!(health.has_unsynced());
     let mut flush = flight(Op::Flush);
     assert_eq!(flush.step(&stage.backing), Step::Sync);
-    assert!(!health.has_unsynced());
+    assert!(health.has_unsynced(), "it may have to wait for its turn");
+    health.begin_sync();
     assert_eq!(flush.advance(-libc::ECANCELED, &stage.backing), Some(Err(Status::ABORT_REQUESTED)));
+    health.end_sync();
     assert!(health.has_unsynced(), "it was taken back");
 }
 
@@ -317,9 +322,9 @@ fn deallocating_zeros_and_discards_punch() {
     assert_eq!(zero.step(&stage.backing), punch);
     let mut discard = flight(Op::Discard { at: 0, len: 512 });
     assert_eq!(discard.step(&stage.backing), punch);
-    assert!(stage.backing.can_discard());
+    assert!(stage.backing.can_discard() && !stage.backing.health().keeps_space());
     assert_eq!(discard.advance(-libc::EOPNOTSUPP, &stage.backing), Some(Ok(())));
-    assert!(!stage.backing.can_discard());
+    assert!(!stage.backing.can_discard() && stage.backing.health().keeps_space());
 }
 
 #[test]

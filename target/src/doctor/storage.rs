@@ -4,33 +4,54 @@ use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use super::Finding;
-use crate::auth::Keyring;
+use crate::auth::{Keyring, Reader};
 use crate::config::{Config, NamespaceKind};
+use crate::stores::Opening;
+
+/// How long the look at all disks may take.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) fn examine(config: &Config) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    for subsystem in &config.subsystems {
-        for namespace in &subsystem.namespaces {
-            if let NamespaceKind::File { path, size } = &namespace.kind {
-                let place = format!("namespace {} of {}", namespace.nsid, subsystem.nqn);
-                let made = size.is_some() && !namespace.read_only;
-                findings.push(match made || path.exists() {
-                    true => direct(&place, path, try_direct(path)),
-                    false => absent(&place, path, namespace.read_only),
-                });
-            }
-        }
-    }
+    let mut findings = stores(config, &Opening::default());
     if let Some(folder) = &config.state_directory {
         findings.push(state(folder, try_writing(folder)));
     }
     if !config.authentication.hosts.is_empty() {
         let keys = config.authentication.hosts.len();
-        findings.extend(key_files(keys, Keyring::load(&config.authentication).err()));
+        let reader = Reader::of(config.state_directory.as_deref());
+        findings.extend(key_files(keys, Keyring::examine(&config.authentication, reader)));
     }
     findings
+}
+
+/// All at once: what hangs keeps nobody for longer than [`PATIENCE`].
+fn stores(config: &Config, opening: &Opening) -> Vec<Finding> {
+    let mut looks = Vec::new();
+    for subsystem in &config.subsystems {
+        for namespace in &subsystem.namespaces {
+            let NamespaceKind::File { path, size } = &namespace.kind else { continue };
+            let place = format!("namespace {} of {}", namespace.nsid, subsystem.nqn);
+            let read_only = namespace.read_only;
+            let made = size.is_some() && !read_only;
+            let (of, own) = (place.clone(), path.clone());
+            let look = opening.begin(path, move || {
+                Ok(match made || own.exists() {
+                    true => direct(&of, &own, try_direct(&own)),
+                    false => absent(&of, &own, read_only),
+                })
+            });
+            looks.push((place, look));
+        }
+    }
+    let deadline = Instant::now() + PATIENCE;
+    let remedy = "the kernel log may say what hangs";
+    let silent = |place, why| Finding::problem("storage", format!("{place}: {why}"), remedy);
+    let looks = looks.into_iter();
+    looks.map(|(place, look)| look.by(deadline).unwrap_or_else(|why| silent(place, why))).collect()
 }
 
 /// Opens what is there for direct I/O, or makes and removes a file beside where it will be.
@@ -53,9 +74,12 @@ fn try_writing(folder: &Path) -> io::Result<()> {
     trial(folder, |probe| OpenOptions::new().write(true).create_new(true).open(probe).map(drop))
 }
 
-/// Has a file of a name that is nobody's made in a folder, and removes it.
+/// Has a file of a name that is nobody's made in a folder, and removes it. Others may be tried in
+/// the same folder meanwhile.
 fn trial(folder: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
-    let probe = folder.join(format!(".nvmfd-doctor-{}", std::process::id()));
+    static TRIALS: AtomicU32 = AtomicU32::new(0);
+    let number = TRIALS.fetch_add(1, Ordering::Relaxed);
+    let probe = folder.join(format!(".nvmfd-doctor-{}-{number}", std::process::id()));
     let made = make(&probe);
     // Some file systems make the file first and refuse direct I/O afterwards.
     let _ = fs::remove_file(&probe);
@@ -112,15 +136,16 @@ fn state(folder: &Path, tried: io::Result<()>) -> Finding {
     Finding::problem(check, sentence, remedy)
 }
 
-/// `mistakes`: what is wrong with some of so many key files.
-fn key_files(keys: usize, mistakes: Option<Vec<String>>) -> Vec<Finding> {
+/// What is wrong, or may be, with some of so many key files.
+fn key_files(keys: usize, (mistakes, doubts): (Vec<String>, Vec<String>)) -> Vec<Finding> {
     let check = "keys";
-    let Some(mistakes) = mistakes else {
+    if mistakes.is_empty() && doubts.is_empty() {
         return vec![Finding::ok(check, format!("the key files of {keys} host(s) are in order"))];
-    };
-    let remedy = "nobody but their owner may use them (chmod 600), and they hold what `nvme \
-                  gen-dhchap-key` prints";
-    mistakes.into_iter().map(|mistake| Finding::problem(check, mistake, remedy)).collect()
+    }
+    let remedy = "nobody but their owner, the user of nvmfd, may use them (chmod 600), and they \
+                  hold what `nvme gen-dhchap-key` prints";
+    let problems = mistakes.into_iter().map(|mistake| Finding::problem(check, mistake, remedy));
+    problems.chain(doubts.into_iter().map(|doubt| Finding::warning(check, doubt, remedy))).collect()
 }
 
 #[cfg(test)]
@@ -158,6 +183,44 @@ mod tests {
     }
 
     #[test]
+    fn a_path_that_hangs_is_a_problem_and_the_others_are_told_of() {
+        let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+        let (good, hanging) = (folder.path().join("good"), folder.path().join("hanging"));
+        fs::write(&good, [0; 4096]).unwrap();
+        let text = format!(
+            "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \
+             \"nqn.2026-11.io.nvmfd:a\"\n[[subsystem.namespace]]\nnsid = 1\npath = \
+             {hanging:?}\n[[subsystem.namespace]]\nnsid = 2\npath = {good:?}\n"
+        );
+        let config = Config::parse(&text).unwrap();
+        let (opening, (_go_on, hangs)) = (Opening::default(), std::sync::mpsc::channel::<()>());
+        let hang = move || hangs.recv().map_err(|_| "too late".to_owned());
+        assert!(opening.begin(&hanging, hang).by(Instant::now()).is_err());
+        let findings = stores(&config, &opening);
+        says(&findings[0], Problem, "hanging does not answer");
+        says(&findings[1], Fine, "bears direct I/O");
+    }
+
+    #[test]
+    fn files_that_are_to_be_made_in_one_folder_are_tried_at_once() {
+        let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+        let made = |number: u32| {
+            trial(folder.path(), |probe| {
+                OpenOptions::new().write(true).create_new(true).open(probe)?;
+                // The next one while this one is there.
+                if number > 0 {
+                    trial(folder.path(), |probe| fs::File::create_new(probe).map(drop))
+                } else {
+                    Ok(())
+                }
+            })
+        };
+        made(0).unwrap();
+        made(1).unwrap();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
+    }
+
+    #[test]
     fn the_state_folder_is_tried() {
         let folder = tempfile::tempdir().unwrap();
         says(&state(folder.path(), try_writing(folder.path())), Fine, "can be written");
@@ -186,7 +249,7 @@ mod tests {
         let config = crate::config::AuthenticationConfig { hosts, ..Default::default() };
         for (mode, level) in [(0o600, Fine), (0o644, Problem)] {
             fs::set_permissions(&key_file, Permissions::from_mode(mode)).unwrap();
-            let findings = key_files(1, Keyring::load(&config).err());
+            let findings = key_files(1, Keyring::examine(&config, Reader::This));
             says(&findings[0], level, "key");
         }
     }

@@ -26,6 +26,8 @@ struct Bdev {
 #[derive(Default)]
 struct Names {
     bdevs: BTreeMap<String, Bdev>,
+    /// Those of them the size of whose blocks nobody has said.
+    guessed: BTreeSet<String>,
     /// Those that cannot: what they are.
     strange: BTreeMap<String, String>,
     /// Files of keys.
@@ -75,6 +77,9 @@ fn define(call: &Value, look: Look<'_>, names: &mut Names) {
             let block = number(params, "block_size").filter(|bytes| *bytes > 0);
             let block = block.or_else(|| look(Path::new(&path)).map(u64::from));
             let store = Store::File(path);
+            if block.is_none() {
+                names.guessed.insert(name.clone());
+            }
             let block_size_bytes = block.unwrap_or(512);
             let read_only = flag(params, "readonly");
             let (uuid, limit) = (text(params, "uuid"), Limit::default());
@@ -257,6 +262,14 @@ fn namespace(params: &Value, names: &Names, draft: &mut Draft) {
         ));
         return;
     };
+    if names.guessed.contains(&bdev)
+        && let Store::File(path) = &found.store
+    {
+        draft.remark(format_args!(
+            "{path} is not on this machine: 512 bytes a block are a guess; compare with what SPDK \
+             says of {bdev:?} (`rpc.py bdev_get_bdevs`) before a host uses it"
+        ));
+    }
     let (store, block_size_bytes) = (found.store.clone(), found.block_size_bytes);
     let (read_only, limit) = (found.read_only, found.limit);
     let uuid = text(from, "uuid").or_else(|| found.uuid.clone());

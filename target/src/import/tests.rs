@@ -191,6 +191,35 @@ fn the_calls_of_spdk_make_the_same_disks() {
 }
 
 #[test]
+fn a_guess_at_the_blocks_of_a_disk_is_told() {
+    // SPDK leaves out what it has found out itself.
+    let elsewhere = |_: &Path| None;
+    let text = r#"{"subsystems": [{"subsystem": "bdev", "config": [
+      {"method": "bdev_aio_create", "params": {"name": "a", "filename": "/dev/sdq"}},
+      {"method": "bdev_aio_create", "params": {"name": "b", "filename": "/dev/sdr",
+        "block_size": 4096}}]},
+      {"subsystem": "nvmf", "config": [
+      {"method": "nvmf_create_subsystem", "params": {"nqn": "nqn.2016-06.io.spdk:c",
+        "allow_any_host": true}},
+      {"method": "nvmf_subsystem_add_ns", "params": {"nqn": "nqn.2016-06.io.spdk:c",
+        "namespace": {"nsid": 1, "bdev_name": "a"}}},
+      {"method": "nvmf_subsystem_add_ns", "params": {"nqn": "nqn.2016-06.io.spdk:c",
+        "namespace": {"nsid": 2, "bdev_name": "b"}}},
+      {"method": "nvmf_subsystem_add_listener", "params": {"nqn": "nqn.2016-06.io.spdk:c",
+        "listen_address": {"trtype": "RDMA", "adrfam": "IPv4", "traddr": "192.0.2.1",
+        "trsvcid": "4420"}}}]}]}"#;
+    let Imported { text: made, remarks } = spdk(text, elsewhere).expect("a configuration");
+    let config = Config::parse(&made).expect("no mistake");
+    let blocks = |at: usize| config.subsystems[0].namespaces[at].block_size_bytes;
+    assert_eq!((blocks(0), blocks(1)), (512, 4096));
+    let guesses: Vec<_> = remarks.iter().filter(|each| each.contains("are a guess")).collect();
+    assert_eq!(guesses.len(), 1, "{remarks:#?}");
+    assert!(guesses[0].starts_with("/dev/sdq is not on this machine"), "{guesses:?}");
+    let here = spdk(text, |_| Some(4096)).expect("a configuration");
+    assert!(!here.remarks.iter().any(|each| each.contains("are a guess")));
+}
+
+#[test]
 fn what_is_no_saved_configuration_is_refused_with_a_reason() {
     for import in IMPORTS {
         assert!(matches!(import("{"), Err(ImportError::NotJson(_))));

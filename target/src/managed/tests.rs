@@ -81,13 +81,14 @@ fn what_is_declared_wins_and_nothing_is_served_without_its_file() {
                 nqn = \"nqn.2026-11.io.nvmfd:a\"\nallow_any_host = true\n\
                 [[subsystem.namespace]]\nnsid = 3\nkind = \"ram\"\nsize = \"1MiB\"\n";
     let declared = crate::config::Config::parse(text).unwrap().subsystems.remove(0);
-    let told =
-        |config: &SubsystemConfig| catalog.eclipsed(config, |_, _| false).collect::<Vec<_>>();
+    let told = |config: &SubsystemConfig| {
+        catalog.eclipsed(config, |_, image| image.exists()).collect::<Vec<_>>()
+    };
     let lines = told(&declared);
     assert!(lines[0].contains("is declared as well"), "{}", lines[0]);
     assert!(lines[1].contains("is gone"), "{}", lines[1]);
     let mut merged = declared.clone();
-    catalog.merge_into(&mut merged, |_, _| false);
+    catalog.merge_into(&mut merged, |_, image| image.exists());
     assert_eq!(merged, declared);
     // What is open is served, whatever a failing file system says of its files.
     let mut open = declared.clone();
@@ -96,7 +97,7 @@ fn what_is_declared_wins_and_nothing_is_served_without_its_file() {
     for entry in sample().entries.values() {
         fs::write(catalog.image(entry.uuid), [0; 512]).unwrap();
     }
-    catalog.merge_into(&mut merged, |_, _| false);
+    catalog.merge_into(&mut merged, |_, image| image.exists());
     let nsids: Vec<u32> = merged.namespaces.iter().map(|n| n.nsid).collect();
     assert_eq!((nsids, told(&declared).len()), (vec![3, 7], 1));
     assert_eq!(merged.namespaces[0].kind, NamespaceKind::Ram { size: 1 << 20 });
@@ -104,7 +105,7 @@ fn what_is_declared_wins_and_nothing_is_served_without_its_file() {
     let mut small = declared;
     small.namespaces.clear();
     small.offer.max_nsid = 5;
-    catalog.merge_into(&mut small, |_, _| false);
+    catalog.merge_into(&mut small, |_, image| image.exists());
     assert_eq!(small.namespaces.len(), 1);
     assert!(told(&small).iter().any(|line| line.contains("beyond `max_nsid`")));
 }

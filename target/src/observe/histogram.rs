@@ -14,10 +14,11 @@ pub const BUCKETS: usize = 101;
 #[inline]
 #[must_use]
 pub const fn bucket(ns: u64) -> usize {
-    let units = ns / UNIT_NS;
-    // From 4 on the three highest bits are 4 to 7, and each more below them is another four buckets.
-    let below = 61 - (units | 4).leading_zeros();
-    let at = 4 * below as usize + (units >> below) as usize;
+    // From 4 units on the three highest bits are 4 to 7, and each more below them is another four
+    // buckets.
+    const FOUR: u64 = 4 * UNIT_NS;
+    let top = 63 ^ (ns | FOUR).leading_zeros();
+    let at = 4 * (top - FOUR.ilog2()) as usize + (ns >> (top - 2)) as usize;
     if at < BUCKETS { at } else { BUCKETS - 1 }
 }
 

@@ -80,11 +80,9 @@ pub struct Tally {
     pub bytes: AtomicU64,
     /// Those that did not succeed.
     pub failures: AtomicU64,
-    /// Time from the capsule to the end of the reply, summed.
-    pub total_ns: AtomicU64,
-    /// The same, by stage.
+    /// Time in each stage, summed.
     pub spent_ns: [AtomicU64; Stage::ALL.len()],
-    /// Distribution of the time that each took.
+    /// Distribution of the time that each took, from the capsule to the end of the reply.
     pub total: Histogram,
     /// Distribution of each stage, of the commands for which it took any time.
     pub stages: [Histogram; Stage::ALL.len()],
@@ -99,27 +97,24 @@ pub struct Alike {
     pub bytes: u64,
     /// How many have failed.
     pub failures: u64,
-    /// Time of each in each stage, in the order of [`Stage::ALL`].
-    pub stages_ns: [u64; Stage::ALL.len()],
-    /// Time of each in all.
-    pub total_ns: u64,
 }
 
 impl Tally {
-    /// Counts commands.
-    pub fn count(&self, alike: &Alike) {
-        let Alike { commands, bytes, failures, .. } = *alike;
+    /// Counts commands that were in these stages for so long, and in no other for any time.
+    #[inline]
+    pub fn count(&self, alike: &Alike, stages: impl IntoIterator<Item = (usize, u64)>) {
+        let Alike { commands, bytes, failures } = *alike;
         bump(&self.bytes, bytes);
         if failures != 0 {
             bump(&self.failures, failures);
         }
-        bump(&self.total_ns, alike.total_ns.wrapping_mul(commands));
-        self.total.count(alike.total_ns, commands);
-        let cells = self.spent_ns.iter().zip(&self.stages);
-        for ((spent_ns, stage), ns) in cells.zip(alike.stages_ns).filter(|(_, ns)| *ns != 0) {
-            bump(spent_ns, ns.wrapping_mul(commands));
-            stage.count(ns, commands);
+        let mut total_ns = 0_u64;
+        for (stage, ns) in stages {
+            total_ns = total_ns.wrapping_add(ns);
+            bump(&self.spent_ns[stage], ns.wrapping_mul(commands));
+            self.stages[stage].count(ns, commands);
         }
+        self.total.count(total_ns, commands);
     }
 
     /// Time and distribution of a stage of so many commands; those for which it took no time are
@@ -136,7 +131,6 @@ impl Tally {
         let add = |to: &AtomicU64, from: &AtomicU64| bump(to, from.load(Ordering::Relaxed));
         add(&self.bytes, &other.bytes);
         add(&self.failures, &other.failures);
-        add(&self.total_ns, &other.total_ns);
         self.spent_ns.iter().zip(&other.spent_ns).for_each(|(to, from)| add(to, from));
         self.total.absorb(&other.total);
         self.stages.iter().zip(&other.stages).for_each(|(to, from)| to.absorb(from));
@@ -232,16 +226,17 @@ impl Rows {
 
 #[cfg(test)]
 mod tests {
+    use super::super::histogram::bucket;
     use super::*;
 
     fn nqn(name: &str) -> Nqn {
         format!("nqn.2026-11.io.nvmfd:{name}").parse().unwrap()
     }
 
-    /// A command that was with the disk for so long.
-    fn command(bytes: u64, failed: bool, disk_ns: u64) -> Alike {
-        let stages_ns = [0, 0, 0, disk_ns, 0, 0];
-        Alike { commands: 1, bytes, failures: failed.into(), stages_ns, total_ns: disk_ns }
+    /// Counts a command that was with the disk for so long.
+    fn count(tally: &Tally, bytes: u64, failed: bool, disk_ns: u64) {
+        let one = Alike { commands: 1, bytes, failures: failed.into() };
+        tally.count(&one, [(Stage::Disk as usize, disk_ns)]);
     }
 
     fn commands(row: &Row) -> u64 {
@@ -253,8 +248,8 @@ mod tests {
         let mut book = Book::default();
         for _ in 0..3 {
             let rows = book.rows(&Arc::default(), nqn("disk"), nqn("host"), [7, 1].into_iter());
-            rows.of(7).kinds[0].count(&command(512, false, 9_000));
-            rows.of(8).kinds[0].count(&command(512, true, 0));
+            count(&rows.of(7).kinds[0], 512, false, 9_000);
+            count(&rows.of(8).kinds[0], 512, true, 0);
         }
         let all = book.all();
         assert_eq!(all.len(), 3);
@@ -264,6 +259,7 @@ mod tests {
         let (spent, counts) = tally.stage(Stage::Disk, 3);
         assert_eq!((spent, counts.iter().sum::<u64>(), counts[0]), (27_000, 3, 0));
         assert_eq!(tally.stage(Stage::Pull, 3).1[0], 3, "it took no time");
+        assert_eq!(tally.total.read()[bucket(9_000)], 3);
         assert_eq!(tally.bytes.load(Ordering::Relaxed), 3 * 512);
     }
 
@@ -274,8 +270,8 @@ mod tests {
         let kept = book.rows(&Arc::default(), nqn("disk"), nqn("stays"), 1..=1);
         for n in 0..MOST_ROWS * 2 {
             let rows = book.rows(&Arc::default(), nqn("disk"), nqn(&format!("host{n}")), 1..=1);
-            rows.of(1).kinds[1].count(&command(4096, false, 5));
-            kept.of(1).kinds[1].count(&command(4096, false, 5));
+            count(&rows.of(1).kinds[1], 4096, false, 5);
+            count(&kept.of(1).kinds[1], 4096, false, 5);
         }
         let all = book.all();
         assert_eq!(all.len(), MOST_ROWS + 1);
@@ -289,7 +285,7 @@ mod tests {
         let mut book = Book::default();
         let most = MOST_ROWS as u32;
         let all = book.rows(&Arc::default(), nqn("disk"), nqn("host"), 1..=most + 5);
-        all.of(most + 5).kinds[3].count(&command(0, false, 1));
+        count(&all.of(most + 5).kinds[3], 0, false, 1);
         assert_eq!(commands(&book.other), 1);
         assert_eq!(all.of(most).pair.unwrap().nsid, most);
     }

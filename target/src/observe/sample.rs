@@ -93,20 +93,24 @@ pub fn slow(observers: &[Arc<Observer>]) -> Vec<SlowCommand> {
 }
 
 fn operations(kind: Kind, tally: &Tally) -> Operations {
-    // The distribution is read once, so that its count and that of each stage are one.
+    // The distribution is read once, so that its count and that of each stage are one; and so is the
+    // time in each stage, so that they add up.
     let total = tally.total.read();
     let commands = total.iter().sum();
+    let mut total_ns = 0_u64;
     let stage = |stage: &Stage| {
         let (time_ns, counts) = tally.stage(*stage, commands);
+        total_ns = total_ns.wrapping_add(time_ns);
         StageLatency { stage: stage.name().to_owned(), latency: Latency::new(time_ns, &counts) }
     };
+    let stages = Stage::ALL.iter().map(stage).collect();
     Operations {
         op: kind.name().to_owned(),
         commands,
         failures: tally.failures.load(Ordering::Relaxed),
         bytes: tally.bytes.load(Ordering::Relaxed),
-        latency: Latency::new(tally.total_ns.load(Ordering::Relaxed), &total),
-        stages: Stage::ALL.iter().map(stage).collect(),
+        latency: Latency::new(total_ns, &total),
+        stages,
     }
 }
 

@@ -92,18 +92,38 @@ impl Tolls {
     }
 
     /// A queue closes: none of its commands waits any more.
-    pub fn forget(&mut self, key: u32) {
-        self.retain(|entry| entry.key != key);
+    /// What they have booked is given back by `refund`.
+    pub fn forget(&mut self, key: u32, mut refund: impl FnMut(u16, &Booking)) {
+        self.retain(|entry| {
+            let stays = entry.key != key;
+            if let (false, Some(booking)) = (stays, &entry.booked) {
+                refund(entry.slot, booking);
+            }
+            stays
+        });
     }
 
-    /// A command ends before its turn.
-    pub fn remove(&mut self, key: u32, slot: u16) {
-        self.retain(|entry| (entry.key, entry.slot) != (key, slot));
+    /// A command ends before its turn. Gives what it has booked, which is to be given back.
+    pub fn remove(&mut self, key: u32, slot: u16) -> Option<Booking> {
+        let mut booked = None;
+        self.retain(|entry| {
+            let stays = (entry.key, entry.slot) != (key, slot);
+            if !stays {
+                booked = entry.booked;
+            }
+            stays
+        });
+        booked
     }
 
-    /// Limits have changed: what has not begun books anew.
-    pub fn change(&mut self, now: Instant) {
-        self.lines.iter_mut().flatten().for_each(|entry| entry.booked = None);
+    /// Limits change: what has not begun gives back by `refund` what it has booked, under the limits
+    /// of before, and books anew.
+    pub fn change(&mut self, now: Instant, mut refund: impl FnMut(u32, u16, &Booking)) {
+        for entry in self.lines.iter_mut().flatten() {
+            if let Some(booking) = entry.booked.take() {
+                refund(entry.key, entry.slot, &booking);
+            }
+        }
         self.due = (self.count > 0).then_some(now);
     }
 
@@ -137,9 +157,9 @@ impl Tolls {
         self.lines.iter().map(VecDeque::capacity)
     }
 
-    fn retain(&mut self, keep: impl Fn(&Entry) -> bool) {
+    fn retain(&mut self, mut keep: impl FnMut(&Entry) -> bool) {
         if self.count > 0 {
-            self.lines.iter_mut().for_each(|line| line.retain(&keep));
+            self.lines.iter_mut().for_each(|line| line.retain(&mut keep));
             self.count = self.lines.iter().map(VecDeque::len).sum();
         }
     }
@@ -215,7 +235,7 @@ mod tests {
                     (0..*depth)
                         .for_each(|slot| tolls.push(share as u32, (share as u32, slot), 1, None));
                 }
-                tolls.change(now);
+                tolls.change(now, |_, _, _| {});
                 stage.reactors.push((tolls, Duration::from_micros(*late_us)));
             }
             stage
@@ -291,12 +311,15 @@ mod tests {
         let now = Instant::now();
         let mut tolls = Tolls::default();
         tolls.join(0, 8);
-        let far = Booking { start: now + Duration::from_secs(1), takes: Duration::from_secs(1) };
+        let second = Duration::from_secs(1);
+        let far = Booking { start: now + second, takes: second, bytes: 7 };
         tolls.push(0, (0, 0), 1, Some(far));
         assert!(!tolls.may_book(0, 1) && tolls.may_book(0, 2));
         tolls.push(0, (0, 1), 1, None);
         tolls.push(0, (0, 2), 2, None);
-        tolls.change(now);
+        let mut refunded = Vec::new();
+        tolls.change(now, |key, slot, booking| refunded.push((key, slot, *booking)));
+        assert_eq!(refunded, [(0, 0, far)]);
         let book = |_, slot| (slot != 2).then_some(far);
         assert_eq!(tolls.next(now, book), Some((0, 2)), "of which the limit is gone");
         let mut booked = 0;
@@ -306,10 +329,13 @@ mod tests {
         };
         assert_eq!(tolls.next(now, counted), None);
         assert_eq!((booked, tolls.due()), (0, Some(far.start)), "one slice at a time");
-        tolls.remove(0, 0);
+        assert_eq!((tolls.remove(0, 0), tolls.remove(0, 1)), (Some(far), None));
+        tolls.push(0, (0, 1), 1, None);
         assert_eq!(tolls.next(far.start, book), Some((0, 1)), "the next one books now");
         tolls.push(0, (0, 3), 1, Some(far));
-        tolls.forget(0);
+        let mut refunded = Vec::new();
+        tolls.forget(0, |slot, booking| refunded.push((slot, *booking)));
+        assert_eq!(refunded, [(3, far)]);
         assert_eq!((tolls.count, tolls.next(far.start, book)), (0, None));
         assert_eq!(tolls.due(), None);
     }

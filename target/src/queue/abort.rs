@@ -71,9 +71,22 @@ impl Queue {
         tag & RECALL != 0
     }
 
+    /// The connection has been over for a moment, and what disks still have they may keep for as long
+    /// as they hang: whatever they have not begun comes back, and with it its buffers.
+    pub(super) fn recall_all(&mut self, io: &mut Io<'_>) {
+        for slot in 0..self.slots.len() as u16 {
+            if self.at_disk == 0 {
+                return;
+            }
+            let entry = &self.slots[usize::from(slot)];
+            if entry.state == State::AtDisk && is_recallable(&entry.plan) && !entry.recalling {
+                self.ask_back(slot, io);
+            }
+        }
+    }
+
     fn recall(&mut self, slot: u16, errand: &Errand, io: &mut Io<'_>) {
         let waits_for_proof = self.task.is_some_and(|(_, waiting)| waiting == slot);
-        let tag = self.tag(slot);
         let entry = &mut self.slots[usize::from(slot)];
         if waits_for_proof {
             return;
@@ -90,7 +103,7 @@ impl Queue {
                     controller.events.unpark(slot);
                 }
                 entry.make_rare().errands.push(wish());
-                io.waiters.remove(self.key, slot);
+                self.leave_line(slot, io);
                 self.answer(slot, Err(Status::ABORT_REQUESTED), io);
             }
             (State::Pulling, _) => entry.make_rare().errands.push(wish()),
@@ -98,12 +111,18 @@ impl Queue {
             (State::AtDisk, _) if is_wanted => entry.make_rare().errands.push(wish()),
             (State::AtDisk, plan) if is_recallable(plan) && !entry.recalling => {
                 entry.make_rare().errands.push(wish());
-                entry.recalling = true;
-                self.at_disk += 1;
-                io.disk.recall(tag | RECALL, tag);
+                self.ask_back(slot, io);
             }
             _ => {}
         }
+    }
+
+    /// Asks the disk for an operation.
+    fn ask_back(&mut self, slot: u16, io: &mut Io<'_>) {
+        let tag = self.tag(slot);
+        self.slot(slot).recalling = true;
+        self.at_disk += 1;
+        io.disk.recall(tag | RECALL, tag);
     }
 }
 

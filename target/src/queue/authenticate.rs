@@ -100,16 +100,25 @@ impl Queue {
     fn hand_over(&mut self, slot: u16, job: Job, io: &mut Io<'_>) {
         let ticket = next_id();
         let to = io.registry.reactor(io.reactor).clone();
-        let given = io.registry.worker.give(Task { job, to, key: self.key, ticket });
-        if given {
-            self.task = Some((ticket, slot));
-            self.slot(slot).state = State::Waiting;
-            return;
+        self.task = Some((ticket, slot));
+        self.slot(slot).state = State::Waiting;
+        let task = Box::new(Task { job, to, key: self.key, ticket });
+        self.unsent = io.registry.worker.give(task).err();
+    }
+
+    /// A job that there was no room for is offered again. The host waits: it has done nothing wrong.
+    pub(super) fn offer_job(&mut self, io: &Io<'_>) {
+        if let Some(task) = self.unsent.take().filter(|_| self.link == Link::Open) {
+            self.unsent = io.registry.worker.give(task).err();
         }
-        if let Some(proof) = &mut self.proof {
-            proof.on_unworked();
-        }
-        self.answer(slot, Err(Status::COMMAND_INTERRUPTED), io);
+    }
+
+    /// Whether a command comes on an I/O queue whose host had proved itself and then has not. It gets
+    /// no answer: a status would end in the host's file system, a lost path does not.
+    pub(super) fn is_disowned(&self, sqe: &Sqe) -> bool {
+        let lost = |proof: &Exchange| proof.was_admitted() && !proof.is_authenticated();
+        let is_io = matches!(self.serves, Serves::Io { .. });
+        is_io && self.proof.as_ref().is_some_and(|proof| lost(proof)) && !is_authentication(sqe)
     }
 
     /// The job with this number is done.
@@ -134,12 +143,32 @@ impl Queue {
         if let Some(why) = proof.take_failure() {
             io.registry.note_failed_proof(remote.ip(), host, io.now);
             self.explain(Cause::of_exchange(why, by_host), why.to_string(), io);
-        } else if proof.is_authenticated()
-            && !before
-            && let Serves::Admin(controller) = &self.serves
-        {
-            io.registry.proved(&controller.association);
-            info!(%remote, %host, "host authenticated");
+            return;
+        }
+        if before || !proof.is_authenticated() {
+            return;
+        }
+        match &self.serves {
+            Serves::Admin(controller) => {
+                io.registry.proved(&controller.association);
+                info!(%remote, %host, "host authenticated");
+            }
+            Serves::Io { association, .. } => {
+                if io.registry.io_proved(association, self.request.qid) {
+                    proof.admit();
+                } else {
+                    // With the next tick: there may be an answer under way.
+                    proof.turn_away(io.now);
+                    let status = Status::COMMAND_SEQUENCE_ERROR.with_dnr();
+                    self.explain(Cause::QueueInUse, status.to_string(), io);
+                }
+            }
+            Serves::Nothing { .. } => {}
         }
     }
+}
+
+fn is_authentication(sqe: &Sqe) -> bool {
+    let kinds = [FabricsType::AUTHENTICATION_SEND, FabricsType::AUTHENTICATION_RECEIVE];
+    sqe.is_fabrics() && kinds.contains(&sqe.fabrics_type())
 }

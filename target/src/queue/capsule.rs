@@ -41,6 +41,12 @@ impl Queue {
             Some(bytes) => Sqe::parse(bytes),
             None => Sqe::default(),
         };
+        if self.is_disowned(&sqe) {
+            io.pool.give(buf);
+            self.free.push(slot);
+            self.close(io);
+            return;
+        }
         if !self.claim(sqe.cid) {
             // An answer to either would be taken for the other's.
             self.explain(Cause::CommandIdInUse, format!("{:04X}h", sqe.cid), io);

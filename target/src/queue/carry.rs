@@ -13,7 +13,7 @@ use crate::command::{Plan, SQE_BYTES, Source, admin, io as rules};
 use crate::disk::{BackingId, Op};
 use crate::observe::Stage;
 use crate::subsystem::Extent;
-use crate::waiters::{Lane, Room, Take, Waiter};
+use crate::waiters::{Lane, Room, Store, Take, Waiter, Wish};
 
 /// Data bytes that only admin commands may take.
 pub const DATA_FOR_ADMIN_BYTES: u64 = 256 << 10;
@@ -28,7 +28,8 @@ pub fn free_for_io(pool: &Pool) -> u64 {
 #[must_use]
 pub fn room(pool: &Pool, now: Instant) -> Room {
     let (whole_bytes, aside_bytes) = pool.whole_bytes();
-    Room { free_bytes: free_for_io(pool), whole_bytes, aside_bytes, now }
+    let largest_bytes = pool.plan().largest_bytes.into();
+    Room { free_bytes: free_for_io(pool), whole_bytes, aside_bytes, largest_bytes, now }
 }
 
 impl Queue {
@@ -85,7 +86,14 @@ impl Queue {
             if free < wanted {
                 return Take::Short;
             }
-            if !io.waiters.allows(share, self.lane(slot), wanted, free) {
+            let wish = Wish {
+                lane: self.lane(slot),
+                store: self.store(slot),
+                wanted_bytes: wanted,
+                free_bytes: free,
+                largest_bytes: io.pool.plan().largest_bytes.into(),
+            };
+            if !io.waiters.allows(share, &wish) {
                 return Take::Over;
             }
         }
@@ -100,9 +108,9 @@ impl Queue {
         let second = entry.rare_mut().and_then(|rare| rare.second.take());
         [entry.data.take(), second].into_iter().flatten().for_each(|buf| io.pool.give(buf));
         let charged_bytes = std::mem::take(&mut entry.charged_bytes);
-        let lane = Lane::of(entry.sqe.nsid);
+        let (lane, store) = (Lane::of(entry.sqe.nsid), entry.store);
         if let Some(share) = share {
-            io.waiters.discharge(share, lane, charged_bytes);
+            io.waiters.discharge(share, lane, store, charged_bytes);
         }
         Take::Short
     }
@@ -111,16 +119,16 @@ impl Queue {
     pub(super) fn waiter(&self, slot: u16, pool: &Pool) -> Waiter {
         let wanted_bytes = u32::try_from(self.wanted_bytes(slot)).unwrap_or(u32::MAX);
         let block_bytes = self.block_bytes(slot, pool.plan().largest_bytes);
-        let (key, lane) = (self.key, self.lane(slot));
-        Waiter { key, slot, lane, wanted_bytes, block_bytes, claims: false }
+        let (key, lane, store) = (self.key, self.lane(slot), self.store(slot));
+        Waiter { key, slot, lane, store, wanted_bytes, block_bytes, claims: false }
     }
 
     /// Bytes of a free block that suffices for all buffers of a command, or of several of the
     /// largest size: buffers are powers of two, so they fill it without gaps.
     fn block_bytes(&self, slot: u16, largest_bytes: u32) -> u32 {
         let entry = &self.slots[usize::from(slot)];
-        let mate = entry.mate.map(|mate| needs(&self.slots[usize::from(mate)].plan));
-        let (first, second) = needs(&entry.plan);
+        let mate = entry.mate.map(|mate| needs(&self.slots[usize::from(mate)]));
+        let (first, second) = needs(entry);
         let (third, fourth) = mate.unwrap_or_default();
         let wanted = [first, second, third, fourth].into_iter().filter(|len| *len > 0);
         let sum = wanted.map(capacity_for).fold(0, u32::saturating_add);
@@ -131,10 +139,10 @@ impl Queue {
     }
 
     /// Bytes of buffers that a command needs, with the other half of a fused one.
-    fn wanted_bytes(&self, slot: u16) -> u64 {
+    pub(super) fn wanted_bytes(&self, slot: u16) -> u64 {
         let entry = &self.slots[usize::from(slot)];
-        let mate = entry.mate.map_or(0, |mate| total(&self.slots[usize::from(mate)].plan));
-        total(&entry.plan) + mate
+        let mate = entry.mate.map_or(0, |mate| total(&self.slots[usize::from(mate)]));
+        total(entry) + mate
     }
 
     /// The namespace of a command, when its host has several: only then is there one to protect.
@@ -147,6 +155,32 @@ impl Queue {
         }
     }
 
+    /// Whether the receive of a command goes to the disk.
+    pub(super) fn gives_capsule(&self, slot: u16) -> bool {
+        // What does not begin on a page is copied, and the receive stays.
+        let entry = &self.slots[usize::from(slot)];
+        matches!(entry.plan, Plan::Store { from: Source::Capsule { .. }, .. }) && total(entry) == 0
+    }
+
+    /// Has the data of a command copied when its store has enough receives: a disk that hangs keeps
+    /// what it has, and others shall be able to connect.
+    pub(super) fn spare_receive(&mut self, slot: u16, io: &Io<'_>) {
+        let mate = self.slots[usize::from(slot)].mate;
+        for slot in [Some(slot), mate].into_iter().flatten() {
+            if self.gives_capsule(slot)
+                && let Some(store) = self.store(slot)
+                && !io.waiters.may_have_receive(store, io.pool.plan().receives)
+            {
+                self.slot(slot).copies = true;
+            }
+        }
+    }
+
+    /// The store that a command is for.
+    pub(super) fn store(&self, slot: u16) -> Option<Store> {
+        self.slots[usize::from(slot)].plan.backing().map(Store::of)
+    }
+
     fn take_own_buffers(&mut self, slot: u16, aside: bool, io: &mut Io<'_>) -> bool {
         let share = self.share;
         let take = match share {
@@ -156,7 +190,7 @@ impl Queue {
             None => Pool::take_any,
         };
         let entry = self.slot(slot);
-        let (first, second) = needs(&entry.plan);
+        let (first, second) = needs(entry);
         if first > 0 && entry.data.is_none() {
             entry.data = take(io.pool, first);
             if entry.data.is_none() {
@@ -177,7 +211,9 @@ impl Queue {
         let charged_bytes = taken_bytes(first).saturating_add(taken_bytes(second));
         entry.charged_bytes = charged_bytes;
         if let Some(share) = share {
-            io.waiters.charge(share, Lane::of(entry.sqe.nsid), charged_bytes);
+            let (lane, store) = (Lane::of(entry.sqe.nsid), entry.plan.backing().map(Store::of));
+            entry.store = store;
+            io.waiters.charge(share, lane, store, charged_bytes);
         }
         true
     }
@@ -256,7 +292,7 @@ impl Queue {
         }
     }
 
-    /// In-capsule data that do not begin on a page cannot go to the disk as they lie.
+    /// In-capsule data that do not begin on a page cannot go to the disk as they lie; others may not.
     pub(super) fn copy_if_unaligned(&mut self, slot: u16, io: &mut Io<'_>) {
         let entry = self.slot(slot);
         if let (Some(capsule), Some(data)) = (&entry.capsule, &mut entry.data) {
@@ -268,7 +304,6 @@ impl Queue {
     /// The command's data are here.
     pub(super) fn on_pulled(&mut self, slot: u16, io: &mut Io<'_>) {
         let entry = self.slot(slot);
-        entry.clock.enter(Stage::Wait, io.now_ns);
         if let Some(mate) = entry.mate {
             return self.on_half_pulled(slot, mate, io);
         }
@@ -509,8 +544,8 @@ impl Queue {
     }
 }
 
-fn total(plan: &Plan) -> u64 {
-    let (first, second) = needs(plan);
+fn total(entry: &Slot) -> u64 {
+    let (first, second) = needs(entry);
     u64::from(taken_bytes(first)) + u64::from(taken_bytes(second))
 }
 
@@ -519,14 +554,15 @@ fn taken_bytes(len: u32) -> u32 {
     if len == 0 { 0 } else { capacity_for(len) }
 }
 
-/// Bytes of the first and second data buffer that a plan needs from the pool.
-fn needs(plan: &Plan) -> (u32, u32) {
+/// Bytes of the first and second data buffer that a command needs from the pool.
+fn needs(entry: &Slot) -> (u32, u32) {
     let pulled = |from: &Source| match *from {
         Source::Host(remote) => remote.len,
+        Source::Capsule { len, .. } if entry.copies => len,
         Source::Capsule { offset, len } if !offset.is_multiple_of(rdma::pool::PAGE_BYTES) => len,
         Source::Capsule { .. } => 0,
     };
-    match plan {
+    match &entry.plan {
         Plan::Give { to, .. } => (to.len.min(page::AT_ONCE_BYTES), 0),
         Plan::Load { to, .. } => (to.len, 0),
         Plan::Store { from, .. } => (pulled(from), 0),

@@ -147,7 +147,7 @@ impl Queue {
         let admission = io.registry.connect_io(connect, data, &visit)?;
         self.demand(&admission, io);
         self.limits = admission.limits;
-        let (cntlid, epoch) = (admission.association.cntlid, admission.association.epoch());
+        let (cntlid, epoch) = (admission.association.cntlid, admission.epoch);
         match admission.subsystem {
             Some(subsystem) => {
                 let association = admission.association;

@@ -13,7 +13,7 @@ impl Queue {
             let waits = self.slot(slot).state == State::Waiting;
             let for_proof = self.task.is_some_and(|(_, waiting)| waiting == slot);
             if waits && slot != leaver && !for_proof {
-                io.waiters.remove(self.key, slot);
+                self.leave_line(slot, io);
                 self.answer(slot, Err(Status::ABORTED_SQ_DELETION), io);
             }
         }

@@ -6,7 +6,6 @@ use rdma::{Fault, Reason};
 use tracing::info;
 
 use super::{Io, Link, Queue, Serves, State};
-use crate::command::{Plan, Source};
 use crate::waiters::Lane;
 use crate::why::Cause;
 
@@ -18,7 +17,6 @@ impl Queue {
         }
         self.link = Link::Closing;
         io.fabric.disconnect(self.qp);
-        io.waiters.forget(self.key);
         self.leave(io);
         for slot in 0..self.slots.len() as u16 {
             if self.slot(slot).state == State::Waiting {
@@ -33,7 +31,6 @@ impl Queue {
         self.explain_end(&reason, io);
         if self.link == Link::Open {
             self.link = Link::Closing;
-            io.waiters.forget(self.key);
             self.leave(io);
             self.forget_turns(io);
         }
@@ -47,11 +44,11 @@ impl Queue {
                 continue;
             }
             // The disk may keep its part for long, and its host comes again meanwhile, and again.
-            let from_capsule =
-                matches!(entry.plan, Plan::Store { from: Source::Capsule { .. }, .. });
-            let at_disk = from_capsule && entry.capsule.is_none();
+            let has_capsule = entry.capsule.is_some();
             entry.take_buffers().for_each(|buf| io.pool.give(buf));
-            self.receives += u16::from(at_disk);
+            if !has_capsule && self.gives_capsule(slot) {
+                self.receives += 1;
+            }
         }
         self.give_cells(io);
     }
@@ -61,17 +58,24 @@ impl Queue {
         self.give_cells(io);
         if let Some(share) = self.share {
             for slot in &self.slots {
-                io.waiters.discharge(share, Lane::of(slot.sqe.nsid), slot.charged_bytes);
+                let lane = Lane::of(slot.sqe.nsid);
+                io.waiters.discharge(share, lane, slot.store, slot.charged_bytes);
             }
             io.waiters.leave(share, self.depth());
         } else {
             io.waiters.close(self.depth());
         }
-        if let Some(proof) = self.proof.as_ref().filter(|proof| proof.is_unfinished()) {
+        // Who had to make room has not failed.
+        let ended_for = self.association().and_then(|association| association.ended_for());
+        let had_time = ended_for != Some(Cause::TooManyClaims);
+        if let Some(proof) = self.proof.as_ref().filter(|proof| had_time && proof.is_unfinished()) {
             io.registry.note_failed_proof(self.remote.ip(), *proof.host(), io.now);
         }
         self.hand_in(io.now);
-        if let Serves::Io { association, .. } = &self.serves {
+        let has_id = self.proof.as_ref().is_none_or(|proof| proof.was_admitted());
+        if let Serves::Io { association, .. } = &self.serves
+            && has_id
+        {
             io.registry.io_closed(association, self.request.qid);
         }
     }
@@ -85,8 +89,13 @@ impl Queue {
         self.close(io);
     }
 
-    /// The association learns that this queue is closing.
+    /// This queue is closing: nobody waits for its commands any more, and the association learns it.
     fn leave(&mut self, io: &mut Io<'_>) {
+        let now = io.now;
+        io.waiters.forget(self.key, |slot, booking| self.give_back(slot, booking, now));
+        if let Some(share) = self.share {
+            io.waiters.abandon(share);
+        }
         if let Serves::Admin(controller) = &mut self.serves {
             controller.fail();
             let association = Arc::clone(&controller.association);

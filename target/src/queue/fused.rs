@@ -13,6 +13,7 @@ use nvme::{Sqe, Status};
 use super::{Io, Queue, Serves, State};
 use crate::command::Plan;
 use crate::disk::Op;
+use crate::observe::Stage;
 
 /// What has become of the first half of a fused command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -105,7 +106,9 @@ impl Queue {
 
     /// The data of one half are here: when those of the other are as well, it begins.
     pub(super) fn on_half_pulled(&mut self, slot: u16, mate: u16, io: &mut Io<'_>) {
-        self.slot(slot).state = State::Pulling;
+        let entry = self.slot(slot);
+        entry.state = State::Pulling;
+        entry.clock.enter(Stage::Wait, io.now_ns);
         let other = self.slot(mate);
         if other.state != State::Pulling || other.posted > 0 {
             return;
@@ -164,7 +167,7 @@ impl Queue {
             (State::Waiting | State::Pulling, _) => {
                 // The first half stands in line for both, and may be the one that is left.
                 if entry.state == State::Waiting {
-                    io.waiters.remove(self.key, mate);
+                    self.leave_line(mate, io);
                 }
                 self.answer(mate, Err(FAILED), io);
             }

@@ -27,11 +27,16 @@ impl Queue {
         let Some(association) = self.association() else {
             return self.answer(slot, Err(Status::INTERNAL_ERROR), io);
         };
-        let (subsystem, host, cntlid) =
-            (association.subsystem, association.host, association.cntlid);
-        let (reactor, tag) = (io.reactor, self.tag(slot));
-        let order =
-            Order { subsystem, host, cntlid, what: what.clone(), made: made.clone(), reactor, tag };
+        let order = Order {
+            subsystem: association.subsystem,
+            host: association.host,
+            host_id: association.host_id,
+            cntlid: association.cntlid,
+            what: what.clone(),
+            made: made.clone(),
+            reactor: io.reactor,
+            tag: self.tag(slot),
+        };
         self.slot(slot).plan = Plan::Order { what, made };
         let asked = io.registry.ask_steward(order);
         self.wait_for_keeper(slot, asked, io);

@@ -12,6 +12,7 @@ impl Queue {
         let Serves::Io { association, subsystem, .. } = &self.serves else { return };
         let nsids = subsystem.namespaces.iter().map(|namespace| namespace.nsid);
         let observer = io.registry.observer(io.reactor);
+        io.run.forget();
         self.rows = observer.map(|observer| observer.rows(subsystem.nqn, association.host, nsids));
     }
 
@@ -19,18 +20,14 @@ impl Queue {
     /// has it, or the connection has ended.
     #[inline]
     pub(super) fn observe(&mut self, slot: u16, io: &mut Io<'_>) {
-        let entry = &mut self.slots[usize::from(slot)];
-        let stages_ns = entry.clock.end(io.sent_ns);
+        let entry = &self.slots[usize::from(slot)];
         let whose = (self.key, entry.sqe.nsid, entry.sqe.opcode);
-        if !io.run.goes_on(whose, stages_ns) && !self.begin_run(slot, io) {
+        if !io.run.goes_on(whose, &entry.clock) && !self.begin_run(slot, io) {
             return;
         }
-        let entry = &self.slots[usize::from(slot)];
-        let slow = match &entry.plan {
-            _ if !entry.status.is_success() => io.run.add_failure(),
-            Plan::Load { to, .. } => io.run.add(to.len),
-            Plan::Store { from, .. } => io.run.add(from.len_bytes()),
-            _ => io.run.add(0),
+        let slow = match entry.status.is_success() {
+            true => io.run.add(moved_bytes(&entry.plan)),
+            false => io.run.add_failure(),
         };
         if slow {
             self.note_slow(slot, io);
@@ -41,12 +38,14 @@ impl Queue {
     #[inline(never)]
     fn begin_run(&self, slot: u16, io: &mut Io<'_>) -> bool {
         let entry = &self.slots[usize::from(slot)];
-        let (Some(rows), Some(kind)) = (&self.rows, Kind::of(&entry.sqe)) else { return false };
-        let total_ns = entry.clock.total_ns();
-        let slow = rows.observer.is_slow(total_ns);
+        let Some(rows) = &self.rows else { return false };
         let whose = (self.key, entry.sqe.nsid, entry.sqe.opcode);
-        let row = (rows.of(entry.sqe.nsid), kind);
-        io.run.begin(whose, row, entry.clock.stages_ns(), (total_ns, slow));
+        if !io.run.knows(whose) {
+            let Some(kind) = Kind::of(&entry.sqe) else { return false };
+            io.run.count_in(whose, rows.of(entry.sqe.nsid), kind);
+        }
+        let slow = rows.observer.is_slow(entry.clock.total_ns(io.sent_ns));
+        io.run.begin(&entry.clock, io.sent_ns, slow);
         true
     }
 
@@ -54,12 +53,7 @@ impl Queue {
     fn note_slow(&self, slot: u16, io: &Io<'_>) {
         let (Some(rows), Some(association)) = (&self.rows, self.association()) else { return };
         let entry = &self.slots[usize::from(slot)];
-        let bytes = match &entry.plan {
-            _ if !entry.status.is_success() => 0,
-            Plan::Load { to, .. } => to.len,
-            Plan::Store { from, .. } => from.len_bytes(),
-            _ => 0,
-        };
+        let bytes = if entry.status.is_success() { moved_bytes(&entry.plan) } else { 0 };
         rows.observer.note_slow(SlowCommand {
             at: io.now,
             subsystem: association.subsystem,
@@ -71,8 +65,18 @@ impl Queue {
             slba: entry.sqe.slba(),
             bytes: bytes.into(),
             status: entry.status,
-            stages_ns: *entry.clock.stages_ns(),
-            total_ns: entry.clock.total_ns(),
+            stages_ns: entry.clock.stages_ns(io.sent_ns),
+            total_ns: entry.clock.total_ns(io.sent_ns),
         });
+    }
+}
+
+/// Bytes that a command has read or written, when it has succeeded.
+#[inline]
+fn moved_bytes(plan: &Plan) -> u32 {
+    match plan {
+        Plan::Load { to, .. } => to.len,
+        Plan::Store { from, .. } => from.len_bytes(),
+        _ => 0,
     }
 }

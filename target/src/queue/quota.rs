@@ -39,6 +39,18 @@ impl Queue {
         book_all(self.limiters(slot), now, bytes)
     }
 
+    /// A command no longer waits for limits and buffers: it ends before it has begun.
+    pub(super) fn leave_line(&self, slot: u16, io: &mut Io<'_>) {
+        if let Some(booking) = io.waiters.remove(self.key, slot) {
+            self.give_back(slot, &booking, io.now);
+        }
+    }
+
+    /// Gives back what a command has booked that will not begin as it is.
+    pub fn give_back(&self, slot: u16, booking: &Booking, now: Instant) {
+        self.limiters(slot).for_each(|limiter| limiter.give_back(now, booking.bytes));
+    }
+
     /// Books bytes of a command that is under way.
     pub(super) fn charge(&self, slot: u16, bytes: u64, now: Instant) {
         if self.quota.limited {
@@ -73,7 +85,11 @@ impl Queue {
 
     /// Stands in line for buffers.
     fn stand_in_line(&mut self, slot: u16, io: &mut Io<'_>) {
-        let tried = io.waiters.may_try(self.share).then(|| self.take_buffers(slot, false, io));
+        self.spare_receive(slot, io);
+        // What needs no buffer takes none from those who wait.
+        let may_try =
+            self.wanted_bytes(slot) == 0 || io.waiters.may_try(self.share, self.store(slot));
+        let tried = may_try.then(|| self.take_buffers(slot, false, io));
         match tried {
             Some(Take::Done) => self.proceed(slot, io),
             Some(Take::Over) if self.share.is_none() => self.put_off(slot, io),

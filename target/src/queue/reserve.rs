@@ -7,6 +7,7 @@ use nvme::feature::WriteProtectState;
 
 use super::{Io, Link, Queue, Serves, State};
 use crate::command::Plan;
+use crate::observe::Stage;
 use crate::protection::Protection;
 use crate::reservation::keeper::{Ask, Asker, Protect};
 use crate::reservation::{Fence, Order, Reservation};
@@ -56,9 +57,10 @@ impl Queue {
 
     /// The keys of a reservation command are here.
     pub(super) fn reserve(&mut self, slot: u16, io: &mut Io<'_>) {
-        let entry = &self.slots[usize::from(slot)];
+        let entry = &mut self.slots[usize::from(slot)];
         let Plan::Reserve { of, .. } = &entry.plan else { return };
         let of = vec![Arc::clone(of)];
+        entry.clock.enter(Stage::Wait, io.now_ns);
         match Order::parse(&entry.sqe, entry.bytes(io.pool)) {
             Ok(order) => self.ask_keeper(slot, of, order, io),
             Err(status) => self.answer(slot, Err(status), io),
@@ -89,7 +91,7 @@ impl Queue {
             }
             match waits && self.link == Link::Open {
                 true => {
-                    io.waiters.remove(self.key, slot);
+                    self.leave_line(slot, io);
                     self.answer(slot, Err(fence.status()), io);
                 }
                 false => self.slot(slot).make_rare().fences.push(Arc::clone(fence)),

@@ -13,6 +13,7 @@ use crate::disk::{BackingId, Op};
 use crate::observe::Clock;
 use crate::recall::Errand;
 use crate::reservation::Fence;
+use crate::waiters::Store;
 
 /// Places for commands for each receive of a queue: as many may wait for the end of their response
 /// as are carried out.
@@ -49,12 +50,16 @@ pub(super) struct Slot {
     pub(super) doomed: bool,
     /// A disk has been asked for its operation, and has not answered yet.
     pub(super) recalling: bool,
+    /// Its in-capsule data go to the disk in a buffer of their own.
+    pub(super) copies: bool,
     /// What it was answered.
     pub(super) status: Status,
     /// The slot of the other half of a fused command.
     pub(super) mate: Option<u16>,
     /// Bytes of data buffers that were taken for it.
     pub(super) charged_bytes: u32,
+    /// The store that they were taken for.
+    pub(super) store: Option<Store>,
     /// The key to invalidate with the response.
     pub(super) invalidate: Option<u32>,
     /// The response's cell, at home.
@@ -110,9 +115,11 @@ impl Slot {
             is_rare: false,
             doomed: false,
             recalling: false,
+            copies: false,
             status: Status::SUCCESS,
             mate: None,
             charged_bytes: 0,
+            store: None,
             invalidate: None,
             cell,
             clock: Clock::default(),
@@ -132,7 +139,8 @@ impl Slot {
             self.rare.forget();
         }
         self.state = State::Waiting;
-        self.clock = Clock::start(came_ns, now_ns);
+        self.copies = false;
+        self.clock.start(came_ns, now_ns);
         self.sqe = sqe;
         self.plan = Plan::Reply(0);
         self.invalidate = sqe.sgl().ok().and_then(|sgl| sgl.invalidate_key());

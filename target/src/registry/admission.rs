@@ -1,6 +1,7 @@
 //! Who is let in: the rules of Connect that need the book.
 
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,6 +24,10 @@ use crate::why::Cause;
 /// How long receives are kept for the I/O queues that a controller was promised: as long as a
 /// connection may take to its Connect.
 const KEPT: Duration = Duration::from_secs(30);
+
+/// How long a host may take to prove itself before others are given its room: far longer than the
+/// exchange takes.
+const PROOF: Duration = Duration::from_secs(5);
 
 /// How a host has come to us.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +55,24 @@ pub struct Admission {
     pub limits: Limits,
     /// The host must prove itself before anything else.
     pub authenticate: bool,
+    /// How many controller resets there were before it.
+    pub epoch: u16,
+}
+
+/// For whom an association makes room.
+struct Room {
+    /// Of the same host, which ends them once it has proved itself.
+    replaced: Vec<Arc<Association>>,
+    /// Whose hosts have not proved themselves in time.
+    displaced: Vec<Arc<Association>>,
+}
+
+/// Who asks for an association.
+struct Newcomer {
+    source: IpAddr,
+    now: Instant,
+    /// It has yet to prove itself.
+    authenticate: bool,
 }
 
 impl Registry {
@@ -72,12 +95,14 @@ impl Registry {
         let association = Association::new(next_id(), 0, subnqn, host, data.hostid);
         let mut association = association.via(visit.local, &states);
         association.keep_alive_min_ms = listener.map_or(0, |listener| listener.keep_alive_min_ms);
-        let replaced = book.check_room(self.controllers, &association, subsystem, authenticate)?;
+        let newcomer = Newcomer { source: visit.source, now: visit.now, authenticate };
+        let room_made = book.check_room(self.controllers, &association, subsystem, &newcomer)?;
         let cntlids = subsystem.map_or(1..=CNTLID_MAX, |s| s.offer.cntlids.clone());
         if let Some(subsystem) = subsystem {
             association.subsystem_usage = Arc::clone(&subsystem.usage);
         }
         let view = subsystem.map(|s| book.view(s, &host));
+        let whole = subsystem.cloned();
         let mut limits = subsystem.map_or(visit.limits, |s| visit.limits.within(&s.offer));
         // Promise no more I/O queues than there is memory for; the host takes what it gets.
         let room = self.room(&book, limits.queue_depth, visit.now);
@@ -85,7 +110,8 @@ impl Registry {
         association.cntlid = book.free_cntlid(&subnqn, cntlids)?;
         let association = Arc::new(association);
         // No queue of its own can ask before this is set, and every later change finds it.
-        view.iter().for_each(|subsystem| bar(&association, &subsystem.namespaces));
+        // It may be granted to delete what it does not see, so that counts as well.
+        whole.iter().for_each(|subsystem| bar(&association, &subsystem.namespaces));
         let entry = Entry {
             association: Arc::clone(&association),
             qids: BTreeSet::new(),
@@ -96,12 +122,17 @@ impl Registry {
             since: visit.now,
             kept_until: visit.now + KEPT,
         };
-        if !authenticate && !replaced.is_empty() {
+        let Room { replaced, displaced } = room_made;
+        if !authenticate {
             replaced.iter().for_each(|old| old.end(Cause::Replaced));
+        }
+        displaced.iter().for_each(|old| old.end(Cause::TooManyClaims));
+        if !replaced.is_empty() || !displaced.is_empty() {
             self.wake_reactors();
         }
         book.associations.insert(association.id, entry);
-        Ok(Admission { association, name, subsystem: view, limits, authenticate })
+        let epoch = association.epoch();
+        Ok(Admission { association, name, subsystem: view, limits, authenticate, epoch })
     }
 
     /// Admits an I/O queue of an existing association.
@@ -136,6 +167,8 @@ impl Registry {
             return Err(Refusal::parameter(Cause::OtherHostId, InvalidParameter::HOSTID));
         }
         let granted = entry.association.granted_queues();
+        // Before anything that a reset ends.
+        let epoch = entry.association.epoch();
         // A discovery controller has no I/O queues at all.
         if entry.view.is_none() || !entry.association.is_ready() || connect.qid > granted {
             return Err(Refusal::parameter(Cause::BadQueueId, InvalidParameter::QID));
@@ -143,22 +176,36 @@ impl Registry {
         if connect.sqsize_z >= entry.limits.queue_depth {
             return Err(Refusal::parameter(Cause::BadQueueSize, InvalidParameter::SQSIZE));
         }
-        if !entry.qids.insert(connect.qid) {
+        // What only claims to be the host's is not in the way of what proves it.
+        let is_free = match entry.authenticate {
+            true => !entry.qids.contains(&connect.qid),
+            false => entry.take(connect.qid),
+        };
+        if !is_free {
             let status = Status::COMMAND_SEQUENCE_ERROR.with_dnr();
             return Err(Refusal::new(Cause::QueueInUse, status));
         }
-        entry.association.count_io_queue(true);
         let (association, authenticate) = (Arc::clone(&entry.association), entry.authenticate);
         let (subsystem, limits) = (entry.view.clone(), entry.limits);
-        Ok(Admission { association, name, subsystem, limits, authenticate })
+        Ok(Admission { association, name, subsystem, limits, authenticate, epoch })
+    }
+
+    /// A host has proved itself on an I/O queue, which has its id from now on. False: another one had
+    /// proved itself before, and this one must close.
+    #[must_use]
+    pub fn io_proved(&self, association: &Association, qid: u16) -> bool {
+        self.lock().associations.get_mut(&association.id).is_some_and(|entry| entry.take(qid))
     }
 
     /// A host has proved itself, and so what its subsystem says of hosts that come twice applies
     /// now: a mere claim ends nobody's association.
     pub fn proved(&self, association: &Association) {
-        association.set_proved();
         let closed = {
             let book = self.lock();
+            if association.is_closed() {
+                return;
+            }
+            association.set_proved();
             let Some(subsystem) = book.subsystems.get(&association.subsystem) else { return };
             let others: Vec<_> = book.duplicates(association).collect();
             match subsystem.offer.duplicates {
@@ -203,6 +250,15 @@ impl Registry {
 }
 
 impl Entry {
+    /// An I/O queue has this id from now on, unless another one has it.
+    fn take(&mut self, qid: u16) -> bool {
+        let is_free = self.qids.insert(qid);
+        if is_free {
+            self.association.count_io_queue(true);
+        }
+        is_free
+    }
+
     /// Receives of the I/O queues that it was promised and has not opened.
     fn kept_receives(&self, now: Instant) -> u32 {
         if self.view.is_none() || now >= self.kept_until || self.association.is_closed() {
@@ -235,8 +291,14 @@ impl Book {
         let unknown = |cause| Refusal::parameter(cause, InvalidParameter::SUBNQN);
         let subsystem = self.subsystems.get(subnqn);
         let subsystem = subsystem.ok_or_else(|| unknown(Cause::UnknownSubsystem))?;
-        if !subsystem.offer.is_at(self.listener(local)) {
-            return Err(unknown(Cause::NotOffered));
+        let listener = self.listener(local);
+        if !subsystem.offer.is_at(listener) {
+            // A listener that is just going, or coming back, is not known: who is told never to come
+            // again by a fault of the moment gives its path up for good.
+            return Err(match listener {
+                Some(_) => unknown(Cause::NotOffered),
+                None => Refusal::busy(Cause::NotOffered),
+            });
         }
         match subsystem.admits(host) {
             true => Ok(Some(subsystem)),
@@ -253,14 +315,14 @@ impl Book {
         }
     }
 
-    /// Whether there is room for one more association; which it replaces.
+    /// Whether there is room for one more association, and for whom it is made.
     fn check_room(
         &self,
         controllers: usize,
         new: &Association,
         subsystem: Option<&Arc<Subsystem>>,
-        authenticate: bool,
-    ) -> Result<Vec<Arc<Association>>, Refusal> {
+        newcomer: &Newcomer,
+    ) -> Result<Room, Refusal> {
         let duplicates = subsystem.map_or(DuplicateHosts::Allow, |s| s.offer.duplicates);
         let replaced: Vec<_> = match duplicates {
             DuplicateHosts::Allow => Vec::new(),
@@ -273,30 +335,55 @@ impl Book {
         let stays = |e: &&Entry| !replaced.iter().any(|old| old.id == e.association.id);
         // Discovery controllers have a budget of their own: they must not keep disks away.
         let alike = |e: &&Entry| e.view.is_none() == subsystem.is_none() && stays(e);
-        if self.associations.values().filter(alike).count() >= controllers {
-            return Err(Refusal::busy(Cause::TooManyControllers));
-        }
-        // Whoever only claims a name must not keep those away who can prove it.
-        let is_claim = |e: &&Entry| e.authenticate && !e.association.is_proved();
-        let claims = |e: &&Entry| alike(e) && is_claim(e);
-        let half = controllers.div_ceil(2);
-        if authenticate && self.associations.values().filter(claims).count() >= half {
-            return Err(Refusal::busy(Cause::TooManyClaims));
-        }
+        let mut displaced = Vec::new();
         let own = subsystem.and_then(|s| Some((s.nqn, usize::from(s.offer.controllers?))));
         if let Some((nqn, most)) = own {
             let of = |e: &&Entry| stays(e) && e.association.subsystem == nqn;
-            let claims = |e: &&Entry| of(e) && is_claim(e);
-            let all = self.associations.values().filter(of).count();
-            let claims = self.associations.values().filter(claims).count();
-            if all >= most {
-                return Err(Refusal::busy(Cause::SubsystemFull));
-            }
-            if authenticate && claims >= most.div_ceil(2) {
-                return Err(Refusal::busy(Cause::TooManyClaims));
-            }
+            displaced.extend(self.make_room(of, most, Cause::SubsystemFull, newcomer)?);
         }
-        Ok(replaced)
+        let goes = |e: &&Entry| displaced.iter().any(|old| old.id == e.association.id);
+        let rest = |e: &&Entry| alike(e) && !goes(e);
+        let more = self.make_room(rest, controllers, Cause::TooManyControllers, newcomer)?;
+        displaced.extend(more);
+        Ok(Room { replaced, displaced })
+    }
+
+    /// There may be so many associations among `of`, and half as many whose hosts have yet to prove
+    /// themselves. Where there are, one of those makes room, as whoever only claims a name keeps
+    /// nobody away: the oldest of the address with the most of them. Not one that may be about to
+    /// succeed, unless its address has two more than that of the newcomer: hosts that come together
+    /// would end each other.
+    fn make_room(
+        &self,
+        of: impl Fn(&&Entry) -> bool,
+        most: usize,
+        full: Cause,
+        newcomer: &Newcomer,
+    ) -> Result<Option<Arc<Association>>, Refusal> {
+        // Who has been ended is gone in a moment.
+        let live = self.associations.values().filter(|e| of(e) && !e.association.is_closed());
+        let is_claim = |e: &&Entry| e.authenticate && !e.association.is_proved();
+        let claims: Vec<&Entry> = live.clone().filter(is_claim).collect();
+        let is_full = live.count() >= most;
+        let is_crowded = newcomer.authenticate && claims.len() >= most.div_ceil(2);
+        if !is_full && !is_crowded {
+            return Ok(None);
+        }
+        let mut counts = BTreeMap::new();
+        for entry in &claims {
+            *counts.entry(entry.source).or_insert(0) += 1;
+        }
+        let count_of = |source| counts.get(&source).copied().unwrap_or(0);
+        let own = count_of(newcomer.source);
+        let may_go = |e: &&&Entry| {
+            let is_slow = newcomer.now.saturating_duration_since(e.since) >= PROOF;
+            count_of(e.source) > own + 1 || is_slow && count_of(e.source) >= own
+        };
+        let goes = claims.iter().filter(may_go);
+        match goes.max_by_key(|e| (count_of(e.source), Reverse(e.since))) {
+            Some(entry) => Ok(Some(Arc::clone(&entry.association))),
+            None => Err(Refusal::busy(if is_full { full } else { Cause::TooManyClaims })),
+        }
     }
 
     /// Other associations of the same host with the same subsystem, by the same address; not those

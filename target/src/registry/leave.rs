@@ -8,6 +8,7 @@ use super::Registry;
 use crate::ana::AnaStates;
 use crate::config::ListenerConfig;
 use crate::mailbox::Mail;
+use crate::why::Cause;
 
 impl Registry {
     /// Tells hosts that they reach nothing here any more: every path becomes inaccessible, and
@@ -22,7 +23,7 @@ impl Registry {
                 ..*listener
             };
             let listeners: Vec<_> = book.listeners.iter().map(leaving).collect();
-            book.move_paths(&listeners);
+            book.move_paths(&listeners, Cause::ListenerRemoved);
             book.leaving = true;
             book.generation += 1;
         }

@@ -11,6 +11,8 @@ use crate::ana::AnaStates;
 use crate::command::discovery::Subtype;
 use crate::command::fabrics::Refusal;
 use crate::config::{Offer, Referral};
+use crate::reservation::Barred;
+use crate::reservation::tests::reserve;
 use crate::subsystem::tests::sample;
 
 pub(crate) fn visit() -> Visit {
@@ -203,6 +205,8 @@ fn a_subsystem_is_there_only_at_the_listeners_that_offer_it() {
     registry.publish(offered(Offer { listeners: [7].into(), ..Offer::default() }));
     let ask = |local| registry.connect_admin(&data(0xFFFF, TEST, HOST), &at(local));
     assert_eq!(code(ask("192.0.2.1:4420")), (0x182, 0x10100, true), "no such subsystem here");
+    let (status, _, dnr) = code(ask("192.0.2.3:4420"));
+    assert_eq!((status, dnr), (0x181, false), "a listener that is going, or not known yet");
     let a = ask("192.0.2.2:4420").unwrap().association;
     a.set_ready(true);
     a.grant_queues(1);
@@ -230,6 +234,10 @@ fn a_subsystem_is_there_only_at_the_listeners_that_offer_it() {
     let b = ask("192.0.2.1:4420").unwrap().association;
     registry.set_listeners(vec![listener(2, "192.0.2.1:4420")]);
     assert!(b.is_closed(), "the listener has another id now");
+    registry.publish(offered(Offer::default()));
+    let c = ask("192.0.2.1:4420").unwrap().association;
+    registry.change(Change { listeners: Some(Vec::new()), lost: true, ..Change::default() });
+    assert_eq!(c.ended_for(), Some(Cause::DeviceGone));
 }
 
 #[test]
@@ -347,6 +355,19 @@ fn a_host_sees_the_namespaces_that_are_not_masked_from_it() {
     assert_eq!((sees(&a), sees(&b)), (vec![1, 7], vec![1, 7]), "nobody's");
     registry.publish(offered(Offer::default()));
     assert_eq!((sees(&a), sees(&b)), (vec![1, 2, 7], vec![1, 2, 7]));
+}
+
+/// Who may delete namespaces may delete what it does not see, unless somebody has reserved that.
+#[test]
+fn a_host_is_barred_from_what_it_does_not_see_as_well() {
+    let registry = Registry::new(Vec::new(), 8, 0);
+    let masked = Offer { masks: [(2, BTreeSet::new())].into(), ..Offer::default() };
+    let subsystem = offered(masked);
+    reserve(&subsystem.namespace(2).unwrap().reservation, [1; 16]);
+    registry.publish(subsystem);
+    let late = connect_host(&registry);
+    assert!(registry.view(&late).unwrap().namespace(2).is_err());
+    assert_eq!([1, 2].map(|nsid| late.reservations.barred(nsid)), [Barred(0), Barred::ALL]);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use nvme::{Nqn, Status};
 use rdma::Tag;
 use tracing::{error, info};
 
-use super::{Effect, Fence, Fenced, HostId, Order, Reservation};
+use super::{Barred, Effect, Fence, Fenced, HostId, Order, Reservation};
 use crate::disk::Done;
 use crate::mailbox::Mail;
 use crate::protection::Protection;
@@ -212,11 +212,16 @@ impl Reservation {
     /// only then makes it the state. For the keeper alone: two at once would lose one.
     ///
     /// # Errors
-    /// The status to answer with; the state is as before.
-    pub(super) fn carry_out(&self, host: &HostId, order: &Order) -> Result<Effect, Status> {
+    /// The status to answer with; the state is as before. Format in Progress when it would bar whom
+    /// it is held for.
+    pub(crate) fn carry_out(&self, host: &HostId, order: &Order) -> Result<Effect, Status> {
+        let held = self.held();
         let old = self.state();
         let mut new = old.clone();
         let effect = new.apply(host, order, self.file.is_some())?;
+        if held.is_some_and(|eraser| new.barred(&eraser).has(Barred::WRITE)) {
+            return Err(Status::FORMAT_IN_PROGRESS);
+        }
         if let Some(file) = self.file.as_ref().filter(|_| old.persists || new.persists) {
             file.keep(&new).map_err(|failure| {
                 let path = file.path();

@@ -1,10 +1,13 @@
 //! What comes home: the kernel's answers to flights, and flights to who has submitted them.
 
+use std::mem::take;
+
 use nvme::status::Status;
 
 use super::{NOBODY, RECALL, Ring, WATCH};
 use crate::disk::Done;
 use crate::disk::flight::Flight;
+use crate::disk::recall::Recall;
 
 impl Ring {
     /// Takes one answer of the kernel: `user_data` says to what.
@@ -24,11 +27,12 @@ impl Ring {
         }
         if user_data & RECALL != 0 {
             let recall = self.recalls.answered((user_data & !RECALL) as usize);
-            let Some((tag, of, aborted)) = recall else { return };
+            let Some(Recall { tag, of, slot, aborted }) = recall else { return };
             let granted = answer >= 0 || aborted;
             // Not found, or begun: it goes on.
             if !granted
-                && let Some(flight) = self.flights.iter_mut().flatten().find(|f| f.tag() == of)
+                && let Some(flight) = self.flights[slot as usize].as_mut()
+                && flight.tag() == of
             {
                 flight.insist();
             }
@@ -46,7 +50,13 @@ impl Ring {
         }
         let attached = self.attachments[flight.attachment as usize].as_ref();
         let outcome = match attached {
-            Some(attachment) => flight.advance(answer, &attachment.backing),
+            Some(attachment) => {
+                let outcome = flight.advance(answer, &attachment.backing);
+                if take(&mut flight.syncs) {
+                    attachment.backing.health().end_sync();
+                }
+                outcome
+            }
             None => Some(Err(Status::INTERNAL_ERROR.with_dnr())),
         };
         match outcome {

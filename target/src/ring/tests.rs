@@ -253,6 +253,35 @@ fn one_flush_of_a_store_is_under_way_and_the_others_share_the_next() {
     assert!(bench.pool.is_full() && bench.ring.in_flight() == 0);
 }
 
+/// Its store may be lost before it has begun: what came after the one under way is not durable then.
+#[test]
+fn a_flush_that_waits_for_its_turn_has_begun_nothing() {
+    let (mut bench, backing) = Bench::with_file(512);
+    let health = backing.health();
+    bench.submit(Op::Flush);
+    bench.ring.fill();
+    health.note_write();
+    bench.submit(Op::Flush);
+    bench.ring.fill();
+    assert!(health.has_unsynced());
+    assert!(bench.await_done(2).iter().all(|done| done.outcome == Ok(())));
+    assert!(!health.has_unsynced());
+}
+
+#[test]
+fn a_flush_that_is_made_to_wait_has_begun_nothing() {
+    let (mut bench, backing) = Bench::with_file(512);
+    let health = backing.health();
+    health.set_fault(Fault::Stall);
+    health.note_write();
+    bench.submit(Op::Flush);
+    bench.ring.fill();
+    assert!(health.has_unsynced());
+    health.set_fault(Fault::None);
+    assert_eq!(bench.await_done(1)[0].outcome, Ok(()));
+    assert!(!health.has_unsynced());
+}
+
 #[test]
 fn each_ring_synchronises_an_open_file_of_its_own() {
     let (bench, backing) = Bench::with_file(512);
@@ -338,6 +367,29 @@ fn a_store_that_hangs_keeps_nothing_from_the_others_and_can_be_asked_back() {
     }
     assert_eq!(bench.read(0, 512), Ok(vec![0x44; 512]));
     assert_eq!(bench.read(4096, 512), Ok(vec![0; 512]), "it was taken back");
+    assert!(bench.pool.is_full() && bench.ring.in_flight() == 0);
+}
+
+/// All hosts of a store that hangs give up together.
+#[test]
+fn what_was_asked_back_leaves_nothing_behind() {
+    const WISH: Tag = 1 << 20;
+    let mut bench = Bench::new(512);
+    let hung = bench.file("disk.img", 512);
+    bench.ring.attach(STORE, Arc::clone(&hung)).unwrap();
+    hung.health().set_fault(Fault::Stall);
+    for tag in 0..500 {
+        let into = bench.filled(512, 1);
+        Disk::submit(&mut bench.ring, STORE, tag, Op::Read { into, at: 0 });
+    }
+    bench.ring.submit();
+    (0..500).for_each(|tag| bench.ring.recall(WISH | tag, tag));
+    let done = bench.await_done(1000);
+    let granted = done.iter().filter(|done| done.tag & WISH != 0 && done.outcome.is_ok()).count();
+    let aborted = done.iter().filter(|done| done.outcome == Err(Status::ABORT_REQUESTED)).count();
+    assert_eq!((granted, aborted), (500, 500));
+    assert_eq!((bench.ring.recalls.len(), bench.ring.recalls.places()), (0, 0));
+    done.into_iter().filter_map(|done| done.buf).for_each(|buf| bench.pool.give(buf));
     assert!(bench.pool.is_full() && bench.ring.in_flight() == 0);
 }
 

@@ -1,5 +1,6 @@
 //! A host formats a namespace: no I/O from the moment it begins, everything erased, and perhaps
-//! blocks of another size afterwards. See [`crate::format`] for the steps and what a kill leaves.
+//! blocks of another size afterwards. See [`crate::format`] for the steps and what a kill leaves;
+//! this is the thread that waits and erases between them.
 //!
 //! The shelf is locked at both ends only: a reload goes on while a store is erased.
 
@@ -12,13 +13,13 @@ use tracing::{error, info, warn};
 
 use super::{PATIENCE, Shelf};
 use crate::disk::{Backing, Health};
-use crate::format::Progress;
+use crate::format::course::Course;
 use crate::history::Happening;
+use crate::protection;
 use crate::registry::Registry;
-use crate::reservation::Fence;
+use crate::reservation::{self, Fence, HostId};
 use crate::steward::Formatting;
 use crate::stores::Store;
-use crate::uncorrectable::Change;
 
 /// A format that has begun.
 struct Begun {
@@ -26,7 +27,7 @@ struct Begun {
     /// What is erased; not what may take its place meanwhile.
     backing: Arc<Backing>,
     bytes: u64,
-    progress: Arc<Progress>,
+    course: Course,
 }
 
 /// Formats a namespace; returns when that has come to its end on every reactor. May take long.
@@ -40,7 +41,7 @@ pub(crate) fn carry_out(
     registry: &Registry,
 ) -> Result<(), Status> {
     let outcome = format(nqn, wish, shelf, registry);
-    let Formatting { nsid, block_size_bytes, cntlid } = wish;
+    let Formatting { nsid, block_size_bytes, cntlid, .. } = wish;
     match outcome {
         Ok(()) => info!(subsystem = %nqn, nsid, block_size_bytes, "namespace formatted"),
         Err(status) => warn!(subsystem = %nqn, nsid, %status, "namespace not formatted"),
@@ -72,22 +73,17 @@ fn format(
     registry: &Registry,
 ) -> Result<(), Status> {
     let (waiting, drained) = channel();
-    let begun = lock(shelf).begin(nqn, wish, waiting)?;
+    let mut begun = lock(shelf).begin(nqn, wish, waiting)?;
     // Nobody says anything: it ends when the last one who does anything with blocks lets go.
     let _ = drained.recv();
-    // Who protects it comes before this or after the end, and never hears that what is being erased
-    // is protected.
-    let held = begun.store.protection.hold();
-    let erased = held.as_ref().map_err(|status| *status).and_then(|_| {
-        let progress = &*begun.progress;
+    let erased = begun.course.hold().and_then(|()| {
+        let progress = &**begun.course.progress();
         let _erasing = progress.erasing();
         let stop = || progress.is_stopped() || registry.is_halting();
         begun.backing.erase(stop, |done, of| progress.set(done, of))
     });
     let mut shelf = lock(shelf);
-    let outcome = shelf.finish(nqn, wish, &begun, erased);
-    drop(held);
-    begun.store.format.end();
+    let outcome = shelf.finish(nqn, wish.nsid, begun, erased);
     shelf.publish_again(&nqn);
     shelf.wait_for_reactors();
     outcome
@@ -105,59 +101,52 @@ impl Shelf {
         let made = subsystem.management.as_ref().and_then(|m| m.allocated(nsid));
         let served = subsystem.namespace(nsid).ok().or(made.map(|made| &made.namespace));
         let namespace = served.ok_or(gone)?;
-        if !namespace.allow_format {
-            return Err(Status::OPERATION_DENIED.with_dnr());
-        }
-        if !namespace.formats.shifts().any(|shift| 1 << shift == wish.block_size_bytes) {
-            return Err(Status::INVALID_FORMAT.with_dnr());
-        }
-        if namespace.is_read_only() {
-            return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
-        }
-        let progress = store.format.begin()?;
+        let course = Course::begin(wish, namespace, &store.format)?;
         info!(subsystem = %nqn, nsid, "a host begins to format it");
         self.publish_again(&nqn);
         // Behind the news: whatever comes after it is refused.
         self.registry.fence(&Arc::new(Fence::around(nqn, nsid, waiting)));
         let backing = store.tended.backing();
         let bytes = backing.size_bytes();
-        Ok(Begun { store, backing, bytes, progress })
+        Ok(Begun { store, backing, bytes, course })
     }
 
     /// If everything is erased, blocks have the size that was wished for, once that is kept.
     fn finish(
         &mut self,
         nqn: Nqn,
-        wish: Formatting,
-        begun: &Begun,
+        nsid: u32,
+        begun: Begun,
         erased: Result<(), Status>,
     ) -> Result<(), Status> {
-        let Begun { store, backing, bytes, .. } = begun;
+        let Begun { store, backing, bytes, course } = begun;
         let is_it = |other: &Store| Arc::ptr_eq(&other.tended, &store.tended);
-        if !self.stores.store(nqn, wish.nsid).is_some_and(is_it) {
-            return Err(Status::INVALID_NAMESPACE.with_dnr());
-        }
-        erased?;
-        if !store.marks.is_empty() {
-            let ranges = vec![(0, u64::MAX)];
-            store.marks.change(&Change::Mend { ranges, until: u64::MAX })?;
-        }
-        let (old, new) = (backing.block_size_bytes(), wish.block_size_bytes);
-        let same = backing.size_bytes() == *bytes && store.tended.reformat(backing, new);
-        if !same {
+        let gone = !self.stores.store(nqn, nsid).is_some_and(is_it);
+        let erased = if gone { Err(Status::INVALID_NAMESPACE.with_dnr()) } else { erased };
+        course.finish(erased, |block_size_bytes| {
+            let same = backing.size_bytes() == bytes;
+            if same && store.tended.reformat(&backing, block_size_bytes) {
+                return Ok(());
+            }
             error!(
-                subsystem = %nqn, nsid = wish.nsid,
+                subsystem = %nqn, nsid,
                 "its store is not the one any more that was erased: format it again"
             );
-            return Err(Health::NOT_READY);
-        }
-        if old == new {
-            return Ok(());
-        }
-        store.format.choose(new).inspect_err(|_| {
-            let _ = store.tended.reformat(backing, old);
+            Err(Health::NOT_READY)
         })
     }
+}
+
+/// Everything is erased in a store for a host: until what is returned is dropped nobody protects it,
+/// or reserves it against that host.
+///
+/// # Errors
+/// Somebody has.
+pub(super) fn hold(
+    store: &Store,
+    host: &HostId,
+) -> Result<(protection::Held, reservation::Held), Status> {
+    Ok((store.protection.hold()?, store.reservation.hold(host)?))
 }
 
 fn lock(shelf: &Mutex<Shelf>) -> MutexGuard<'_, Shelf> {

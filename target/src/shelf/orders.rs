@@ -1,6 +1,8 @@
 //! What hosts order that manage namespaces, carried out on what is served. Each order is in the
-//! record of its catalog, and known to all reactors, before it is answered.
+//! record of its catalog, and known to all reactors, before it is answered. Which steps that takes, and
+//! in which order, `managed/undertaking.rs` says; here they are taken.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;
@@ -8,18 +10,17 @@ use std::time::Instant;
 use nix::sys::statvfs::statvfs;
 use nvme::management::ManagementSelect;
 use nvme::persistent_event::ChangeNamespace;
-use nvme::{NSID_ALL, Nqn, Status};
+use nvme::{Nqn, Status};
 use tracing::{error, info, warn};
-use uuid::Uuid;
 
-use super::{Next, PATIENCE, Shelf};
+use super::{Next, PATIENCE, Shelf, formatting};
 use crate::command::identify::SHARED;
 use crate::config::{ManagedConfig, SubsystemConfig};
 use crate::format::Formats;
 use crate::history::Happening;
 use crate::mailbox::Mail;
-use crate::managed::{Catalog, Entry, HOSTS_MAX, Record};
-use crate::steward::{Creation, FAILED, Order, What};
+use crate::managed::{Catalog, Entry, Record, Situation, Step, Undertaking};
+use crate::steward::{FAILED, Order, What};
 use crate::target::Fatal;
 
 impl Shelf {
@@ -36,19 +37,7 @@ impl Shelf {
         let (managed, subsystem) = granted.ok_or(Status::INVALID_OPCODE.with_dnr())?;
         // What is deleted cannot be told of afterwards.
         let told = self.change_of(order);
-        let made = match &order.what {
-            What::Create(new) => self.create(&subsystem, &managed, *new)?,
-            What::Delete { nsid } => self.delete(nqn, *nsid).map(|()| 0)?,
-            What::Attach { nsid, cntlids } => {
-                self.change_hosts(nqn, *nsid, cntlids, true).map(|()| 0)?
-            }
-            What::Detach { nsid, cntlids } => {
-                self.change_hosts(nqn, *nsid, cntlids, false).map(|()| 0)?
-            }
-            // Takes long, and is nobody's who has the shelf: `formatting.rs`.
-            What::Format(_) => return Err(FAILED),
-        };
-        self.wait_for_reactors();
+        let made = self.undertake(order, &subsystem, &managed)?;
         self.note(order, told, made);
         let host = order.host;
         match &order.what {
@@ -118,155 +107,123 @@ impl Shelf {
         }
     }
 
-    fn create(
+    /// Takes all steps of an order.
+    fn undertake(
         &mut self,
+        order: &Order,
         subsystem: &SubsystemConfig,
         managed: &ManagedConfig,
-        new: Creation,
     ) -> Result<u32, Status> {
         let nqn = subsystem.nqn;
-        let catalog = self.catalogs.get_mut(&nqn).ok_or(FAILED)?;
-        let record = catalog.record().clone();
-        if record.entries.len() >= managed.namespaces as usize {
-            return Err(Status::NAMESPACE_ID_UNAVAILABLE.with_dnr());
-        }
-        let left_bytes = managed.quota_bytes.saturating_sub(record.used_bytes());
-        if new.bytes > left_bytes.min(free_bytes(catalog)) {
-            return Err(Status::NAMESPACE_INSUFFICIENT_CAPACITY.with_dnr());
-        }
-        let declared: BTreeSet<u32> = subsystem.namespaces.iter().map(|n| n.nsid).collect();
-        let is_free = |id: &u32| !declared.contains(id) && !record.entries.contains_key(id);
-        let nsid = (1..=subsystem.offer.max_nsid).find(is_free);
-        let nsid = nsid.ok_or(Status::NAMESPACE_ID_UNAVAILABLE.with_dnr())?;
+        let catalog = self.catalogs.get(&nqn).ok_or(FAILED)?;
         let mut random = [0; 16];
         getrandom::fill(&mut random).map_err(|_| FAILED)?;
-        let uuid = uuid::Builder::from_random_bytes(random).into_uuid();
-        let entry = Entry {
-            uuid,
-            bytes: new.bytes,
-            block_size_bytes: new.block_size_bytes,
-            ana_group: new.ana_group,
-            private: new.private,
-            hosts: BTreeSet::new(),
-        };
-        let mut making = record;
-        making.unsettled.insert(uuid);
-        keep(catalog, making)?;
-        let made = self.make(nqn, nsid, &entry);
-        if let Err(why) = made {
-            error!("a namespace of {nqn} cannot be made: {why}");
-            if let Some(Err(error)) = self.catalogs.get_mut(&nqn).map(Catalog::settle) {
-                warn!("nor can its file be removed now: {error}");
+        // Until none of them is there any more. Who protects or reserves one comes before this, also
+        // while the order has waited, or learns that it goes.
+        let held = RefCell::new(Vec::new());
+        let may_go = |nsid| {
+            let Some(store) = self.stores.store(nqn, nsid) else { return Ok(()) };
+            if store.format.under_way().is_some() {
+                return Err(Status::FORMAT_IN_PROGRESS);
             }
-            return Err(FAILED);
+            held.borrow_mut().push(formatting::hold(store, &order.host_id)?);
+            Ok(())
+        };
+        let situation = Situation {
+            granted: managed,
+            declared: &subsystem.namespaces.iter().map(|n| n.nsid).collect(),
+            max_nsid: subsystem.offer.max_nsid,
+            free_bytes: free_bytes(catalog),
+            fresh: uuid::Builder::from_random_bytes(random).into_uuid(),
+            controllers: &self.registry.controllers_of(&nqn),
+            may_go: &may_go,
+        };
+        let mut undertaking = Undertaking::new(&order.what, catalog.record(), &situation)?;
+        let (mut opened, mut possible) = (None, true);
+        loop {
+            possible = match undertaking.next(possible) {
+                Step::Answer(outcome) => return outcome,
+                step => {
+                    let serves = step == Step::Serve;
+                    let taken = self.take_step(nqn, step, &mut opened);
+                    if serves {
+                        held.borrow_mut().clear();
+                    }
+                    taken
+                }
+            };
         }
-        Ok(nsid)
     }
 
-    /// Makes the file of a namespace, which the record announces, and serves it.
-    fn make(&mut self, nqn: Nqn, nsid: u32, entry: &Entry) -> Result<(), Fatal> {
+    /// Takes a step, which may wait for disks and reactors; false when it is not possible. `opened`:
+    /// what is opened, and not served yet.
+    fn take_step(&mut self, nqn: Nqn, step: Step, opened: &mut Option<Next>) -> bool {
+        let catalog = self.catalogs.get_mut(&nqn);
+        match (step, catalog) {
+            (Step::Keep(record), Some(catalog)) => keep(catalog, *record),
+            (Step::Remove(uuids), Some(catalog)) => {
+                let removed = catalog.remove(&uuids);
+                if let Err(error) = &removed {
+                    warn!("files that are no namespaces of {nqn} cannot be removed yet: {error}");
+                }
+                removed.is_ok()
+            }
+            (Step::Open { nsid, entry }, Some(_)) => match self.open(nqn, nsid, &entry) {
+                Ok(next) => {
+                    *opened = Some(next);
+                    true
+                }
+                Err(why) => {
+                    error!("a namespace of {nqn} cannot be made: {why}");
+                    false
+                }
+            },
+            (Step::Close, _) => {
+                if let Some(next) = opened.take() {
+                    next.stores.without(&self.stores).for_each(|store| self.detach(store));
+                }
+                true
+            }
+            (Step::Serve, _) => self.serve(nqn, opened.take()),
+            (Step::Forget(uuids), _) => {
+                self.stores.forget_kept(&uuids);
+                true
+            }
+            (Step::Await, _) => {
+                self.wait_for_reactors();
+                true
+            }
+            (Step::Answer(_), _) | (_, None) => false,
+        }
+    }
+
+    /// Makes the file of a namespace, which the record announces, and opens it on every ring.
+    fn open(&self, nqn: Nqn, nsid: u32, entry: &Entry) -> Result<Next, Fatal> {
         let mut subsystems = self.merged();
         let catalog = self.catalogs.get(&nqn).ok_or(Fatal("it has no catalog".to_owned()))?;
         if let Some(subsystem) = subsystems.iter_mut().find(|s| s.nqn == nqn) {
             subsystem.namespaces.push(catalog.namespace(nsid, entry));
             subsystem.offer.masks.insert(nsid, BTreeSet::new());
         }
-        let mut record = catalog.record().clone();
-        record.unsettled.remove(&entry.uuid);
-        record.entries.insert(nsid, entry.clone());
         let next = Next::of_order(subsystems, &self.stores, self.config.missing)?;
         if let Some(why) = next.stores.why_awaited(nqn, nsid) {
             return Err(Fatal(why.to_owned()));
         }
         self.attach_new(&next)?;
-        let kept = self.catalogs.get_mut(&nqn).map(|catalog| catalog.keep(record));
-        if let Some(Err(error)) = kept {
-            next.stores.without(&self.stores).for_each(|store| self.detach(store));
-            return Err(Fatal(format!("its record cannot be kept: {error}")));
-        }
-        self.adopt(next, Vec::new());
-        Ok(())
+        Ok(next)
     }
 
-    fn delete(&mut self, nqn: Nqn, nsid: u32) -> Result<(), Status> {
-        let catalog = self.catalogs.get_mut(&nqn).ok_or(FAILED)?;
-        let mut record = catalog.record().clone();
-        let goes = |id: &u32| nsid == NSID_ALL || *id == nsid;
-        let gone: Vec<Uuid> =
-            record.entries.iter().filter(|(id, _)| goes(id)).map(|(_, e)| e.uuid).collect();
-        if gone.is_empty() && nsid != NSID_ALL {
-            return Err(Status::INVALID_NAMESPACE.with_dnr());
-        }
-        let mut stores = record
-            .entries
-            .keys()
-            .filter(|id| goes(id))
-            .filter_map(|id| self.stores.store(nqn, *id));
-        if stores.any(|store| store.format.under_way().is_some()) {
-            return Err(Status::FORMAT_IN_PROGRESS);
-        }
-        record.entries.retain(|id, _| !goes(id));
-        record.unsettled.extend(&gone);
-        self.change_record(nqn, record)?;
-        // It is none any more, whatever becomes of its file.
-        if let Some(Err(error)) = self.catalogs.get_mut(&nqn).map(Catalog::settle) {
-            warn!("the file of a deleted namespace of {nqn} cannot be removed yet: {error}");
-        }
-        self.stores.forget_kept(&gone);
-        Ok(())
-    }
-
-    /// Attaches a namespace to the hosts of controllers, or detaches it: all or none.
-    fn change_hosts(
-        &mut self,
-        nqn: Nqn,
-        nsid: u32,
-        cntlids: &[u16],
-        attach: bool,
-    ) -> Result<(), Status> {
-        let live = self.registry.controllers_of(&nqn);
-        let host_of = |id: &u16| live.iter().find(|(cntlid, _)| cntlid == id).map(|(_, h)| *h);
-        let hosts: Option<BTreeSet<Nqn>> = cntlids.iter().map(host_of).collect();
-        let hosts = hosts.ok_or(Status::CONTROLLER_LIST_INVALID.with_dnr())?;
-        let catalog = self.catalogs.get(&nqn).ok_or(FAILED)?;
-        let mut record = catalog.record().clone();
-        let entry = record.entries.get_mut(&nsid);
-        let entry = entry.ok_or(Status::INVALID_NAMESPACE.with_dnr())?;
-        match attach {
-            true if !entry.hosts.is_disjoint(&hosts) => {
-                return Err(Status::NAMESPACE_ALREADY_ATTACHED.with_dnr());
-            }
-            true if entry.private && entry.hosts.len() + hosts.len() > 1 => {
-                return Err(Status::NAMESPACE_IS_PRIVATE.with_dnr());
-            }
-            true => entry.hosts.extend(&hosts),
-            false if !entry.hosts.is_superset(&hosts) => {
-                return Err(Status::NAMESPACE_NOT_ATTACHED.with_dnr());
-            }
-            false => entry.hosts.retain(|host| !hosts.contains(host)),
-        }
-        if entry.hosts.len() > HOSTS_MAX {
-            return Err(Status::ATTACHMENT_LIMIT_EXCEEDED.with_dnr());
-        }
-        self.change_record(nqn, record)
-    }
-
-    /// Keeps a record, and serves what it says: nothing in it is new.
-    fn change_record(&mut self, nqn: Nqn, record: Record) -> Result<(), Status> {
-        let catalog = self.catalogs.get_mut(&nqn).ok_or(FAILED)?;
-        let before = catalog.record().clone();
-        keep(catalog, record)?;
-        match Next::of_order(self.merged(), &self.stores, self.config.missing) {
+    /// Serves what was opened; without that what the record says, in which nothing is new.
+    fn serve(&mut self, nqn: Nqn, opened: Option<Next>) -> bool {
+        let of_record = || Next::of_order(self.merged(), &self.stores, self.config.missing);
+        match opened.map_or_else(of_record, Ok) {
             Ok(next) => {
                 self.adopt(next, Vec::new());
-                Ok(())
+                true
             }
             Err(why) => {
                 error!("an order about namespaces of {nqn} cannot be carried out: {why}");
-                if let Some(catalog) = self.catalogs.get_mut(&nqn) {
-                    keep(catalog, before)?;
-                }
-                Err(FAILED)
+                false
             }
         }
     }
@@ -283,12 +240,13 @@ impl Shelf {
     }
 }
 
-fn keep(catalog: &mut Catalog, record: Record) -> Result<(), Status> {
-    catalog.keep(record).map_err(|error| {
+fn keep(catalog: &mut Catalog, record: Record) -> bool {
+    let kept = catalog.keep(record);
+    if let Err(error) = &kept {
         let folder = catalog.folder().display();
         error!("the record of managed namespaces in {folder} cannot be kept: {error}");
-        FAILED
-    })
+    }
+    kept.is_ok()
 }
 
 /// What the file system of a catalog has free, in bytes; much, where it does not say.

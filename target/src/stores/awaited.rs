@@ -3,16 +3,17 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nvme::Nqn;
 
 use super::Place;
-use super::opening::Opening;
+use super::looks;
+use super::opening::{Begun, Opening};
 use crate::absent;
-use crate::config::NamespaceConfig;
+use crate::config::{NamespaceConfig, NamespaceKind};
 
-/// How long the look at one path may take. What needs longer is looked at again when it has
+/// How long the look at all paths may take. What needs longer is looked at again when it has
 /// answered.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -25,6 +26,8 @@ pub struct Awaited {
     pub why: String,
     key: Place,
     what: What,
+    /// Its file was there, and could not be served: it is never made anew.
+    was_there: bool,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -40,13 +43,41 @@ impl Awaited {
     /// The store of a namespace.
     pub(super) fn store(key: Place, namespace: &NamespaceConfig, why: String) -> Awaited {
         let place = format!("namespace {} of {}", key.1, key.0);
-        Awaited { place, why, key, what: What::Store(Box::new(namespace.clone())) }
+        Awaited {
+            place,
+            why,
+            key,
+            what: What::Store(Box::new(namespace.clone())),
+            was_there: false,
+        }
+    }
+
+    /// The same, of a file that is there, or of one that could not be made.
+    pub(super) fn there(self, was_there: bool) -> Awaited {
+        Awaited { was_there, ..self }
+    }
+
+    /// Its file, if that was there.
+    pub(super) fn seen(&self) -> Option<&Path> {
+        match &self.what {
+            What::Store(config) if self.was_there => match &config.kind {
+                NamespaceKind::File { path, .. } => Some(path),
+                _ => None,
+            },
+            _ => None,
+        }
     }
 
     /// The folder of the namespaces that hosts make of a subsystem.
     pub(crate) fn folder(nqn: Nqn, folder: &Path, why: String) -> Awaited {
         let place = format!("namespaces that hosts make of {nqn}");
-        Awaited { place, why, key: (nqn, FOLDER), what: What::Folder(folder.to_owned()) }
+        Awaited {
+            place,
+            why,
+            key: (nqn, FOLDER),
+            what: What::Folder(folder.to_owned()),
+            was_there: false,
+        }
     }
 
     /// Which namespace; one of no namespace stands for the folder of a subsystem.
@@ -67,18 +98,20 @@ impl Awaited {
         matches!(&self.what, What::Folder(own) if own == folder)
     }
 
-    /// Whether it is there by now, or at least no longer missing as it was. `served`: what
+    /// Begins to look why it is not there, if it is not. `served`: what
     /// [`Stores::served`](super::Stores::served) says.
-    fn has_come(&self, served: &BTreeSet<PathBuf>, opening: &Opening) -> bool {
-        let missing = match &self.what {
-            What::Store(config) => opening.absent(PATIENCE, config, served),
+    fn look<'a>(
+        &self,
+        served: &BTreeSet<PathBuf>,
+        opening: &'a Opening,
+    ) -> Begun<'a, Option<String>> {
+        match &self.what {
+            What::Store(config) => looks::begin(opening, config, served, Result::err),
             What::Folder(folder) => {
                 let own = folder.clone();
-                let look = move || Ok(absent::folder(&own));
-                opening.within(PATIENCE, folder, look).unwrap_or_else(Some)
+                opening.begin(folder, move || Ok(absent::folder(&own)))
             }
-        };
-        missing.is_none()
+        }
     }
 }
 
@@ -91,15 +124,19 @@ pub struct Awaiting {
 }
 
 impl Awaiting {
-    /// Those that are there by now, or at least no longer missing as they were. May wait for each
-    /// path that hangs, the first time.
+    /// Those that are there by now, or at least no longer missing as they were. May wait for paths
+    /// that hang, the first time.
     #[must_use]
     pub(crate) fn come(&self) -> Vec<Place> {
         if self.all.is_empty() {
             return Vec::new();
         }
-        let served = absent::served(self.state_directory.as_deref());
-        let come = self.all.iter().filter(|each| each.has_come(&served, &self.opening));
-        come.map(Awaited::key).collect()
+        let mut served = absent::served(self.state_directory.as_deref());
+        served.extend(self.all.iter().filter_map(Awaited::seen).map(Path::to_owned));
+        let deadline = Instant::now() + PATIENCE;
+        let looks: Vec<_> = self.all.iter().map(|each| each.look(&served, &self.opening)).collect();
+        let missing = looks.into_iter().map(|look| look.by(deadline).unwrap_or_else(Some));
+        let come = self.all.iter().zip(missing).filter(|(_, missing)| missing.is_none());
+        come.map(|(each, _)| each.key()).collect()
     }
 }

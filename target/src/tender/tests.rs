@@ -21,6 +21,8 @@ struct Bench {
     tender: Tender,
     tended: Arc<Tended>,
     dir: tempfile::TempDir,
+    /// A write comes home just before its store is exchanged.
+    late: bool,
 }
 
 impl Bench {
@@ -48,7 +50,7 @@ impl Bench {
         ring.attach(STORE, tended.backing()).unwrap();
         let tender = Tender::start(vec![sender]).unwrap();
         tender.tend(Arc::clone(&tended));
-        Bench { ring, pool, mail, tender, tended, dir }
+        Bench { ring, pool, mail, tender, tended, dir, late: false }
     }
 
     fn path(&self) -> PathBuf {
@@ -67,6 +69,9 @@ impl Bench {
     fn turn(&mut self) -> Vec<Done> {
         match self.mail.take() {
             Some(Mail::Attach(id, backing, answer)) => {
+                if self.late {
+                    self.tended.health.note_write();
+                }
                 let _ = answer.send(self.ring.attach(id, backing));
             }
             Some(Mail::Detach(id)) => self.ring.detach(id),
@@ -177,6 +182,53 @@ fn a_store_that_comes_back_in_place_says_that_something_was_not_synchronised() {
         let told = if unsynced { Err(Status::WRITE_FAULT) } else { Ok(()) };
         assert_eq!((bench.flush(), bench.flush()), (told, told));
     }
+}
+
+#[test]
+fn what_comes_home_while_a_lost_store_is_replaced_is_lost_with_it() {
+    let mut bench = Bench::new();
+    assert_eq!((bench.write(0, 0x11), bench.flush()), (Ok(()), Ok(())));
+    bench.shorten();
+    bench.until("it is down", |bench| bench.tended.health().is_down());
+    bench.late = true;
+    bench.exchange(SIZE, 0x77);
+    bench.until("it is up", |bench| !bench.tended.health().is_down());
+    assert_eq!(bench.flush(), Err(Status::WRITE_FAULT));
+}
+
+#[test]
+fn what_a_lost_store_does_late_is_not_done() {
+    let mut bench = Bench::new();
+    assert_eq!((bench.write(0, 0x11), bench.flush()), (Ok(()), Ok(())));
+    bench.tended.health().set_fault(crate::disk::Fault::Stall);
+    let from = bench.pool.take_data(4096).unwrap();
+    Disk::submit(&mut bench.ring, STORE, 0, Op::Write { from, at: 0, fua: false });
+    bench.turn();
+    bench.shorten();
+    bench.until("it is down", |bench| bench.tended.health().is_down());
+    bench.exchange(SIZE, 0x77);
+    bench.until("it is up", |bench| !bench.tended.health().is_down());
+    bench.tended.health().set_fault(crate::disk::Fault::None);
+    let late = loop {
+        if let Some(done) = bench.turn().pop() {
+            break done;
+        }
+    };
+    assert_eq!(late.outcome, Err(Health::NOT_READY));
+    bench.pool.give(late.buf.unwrap());
+    assert_eq!((bench.read(0), bench.flush()), (Ok(0x77), Ok(())));
+}
+
+#[test]
+fn a_flush_that_is_under_way_when_its_store_is_lost_has_made_nothing_durable() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.write(0, 0x11), Ok(()));
+    bench.tended.health().begin_sync();
+    bench.shorten();
+    bench.until("it is down", |bench| bench.tended.health().is_down());
+    bench.exchange(SIZE, 0x77);
+    bench.until("it is up", |bench| !bench.tended.health().is_down());
+    assert_eq!(bench.flush(), Err(Status::WRITE_FAULT));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use nvme::copy::{Copy, CopyFlags, CopyRange};
 use nvme::sqe::Flags;
 use nvme::{IoOpcode, Sgl, Sqe, Status};
 use nvmfd::mailbox::mailbox;
-use nvmfd::qos::{Limit, Limiter};
+use nvmfd::qos::{Booking, Limit, Limiter};
 use nvmfd::queue::Queue;
 use nvmfd::recall::Recall;
 use nvmfd::subsystem::Subsystem;
@@ -48,6 +48,13 @@ fn after(world: &mut World, queue: &mut Queue, time: Duration) -> Vec<u16> {
     }
     world.run(queue);
     world.completions.drain(..).map(|cqe| cqe.cid).collect()
+}
+
+/// Limits are about to change.
+fn change(world: &mut World, queue: &Queue) {
+    let now = world.now;
+    let refund = |_, slot, booking: &Booking| queue.give_back(slot, booking, now);
+    world.waiters.tolls.change(now, refund);
 }
 
 fn read(cid: u16) -> Sqe {
@@ -97,6 +104,42 @@ fn a_fused_command_whose_second_half_is_aborted_waits_for_no_limit() {
     assert_eq!(world.waiters.tolls.next(now, |_, slot| queue.book(slot, now)), None);
     drop(errand);
     end_both(world, queue, admin, posted);
+}
+
+/// Others at the limit would wait for it, for as long as somebody likes.
+#[test]
+fn what_does_not_begin_gives_its_time_back() {
+    let mut limiter = None;
+    let (mut world, (mut queue, admin, posted)) = stage(|world| {
+        let subsystem = limited(world, limit(Some(10), None));
+        limiter = subsystem.namespaces[0].limiters.first().cloned();
+        subsystem
+    });
+    world.send(&mut queue, &read(0), &[]);
+    assert_eq!(after(&mut world, &mut queue, Duration::ZERO), [0]);
+    let (home, _inbox) = mailbox().unwrap();
+    for _ in 0..100 {
+        world.send(&mut queue, &read(1), &[]);
+        let association = admin.association().unwrap().id;
+        let (recall, errand) = Recall::new(association, 1, 1, home.clone());
+        queue.on_errand(&errand, &mut world.io());
+        assert_eq!(recall.outcome(), Some(true));
+        assert_eq!(after(&mut world, &mut queue, Duration::ZERO), [1]);
+    }
+    // Nor does anybody pay twice because something else is published.
+    world.send(&mut queue, &read(2), &[]);
+    for _ in 0..100 {
+        change(&mut world, &queue);
+        assert!(after(&mut world, &mut queue, Duration::ZERO).is_empty());
+    }
+    assert!(after(&mut world, &mut queue, MS * 99).is_empty());
+    assert_eq!(after(&mut world, &mut queue, MS), [2]);
+    // A queue that closes as well.
+    world.send(&mut queue, &read(3), &[]);
+    assert!(after(&mut world, &mut queue, Duration::ZERO).is_empty());
+    let now = world.now;
+    end_both(world, queue, admin, posted);
+    assert_eq!(limiter.unwrap().book(now, 0).start, now + MS * 100);
 }
 
 #[test]
@@ -152,12 +195,12 @@ fn a_limit_that_changes_or_goes_counts_at_once() {
     assert_eq!(after(&mut world, &mut queue, Duration::ZERO), [0]);
     assert!(after(&mut world, &mut queue, MS * 900).is_empty());
     let faster = Arc::new(limited(&world, limit(Some(1000), None)));
+    change(&mut world, &queue);
     queue.on_subsystem(&faster, &mut world.io());
-    world.waiters.tolls.change(world.now);
     assert_eq!(after(&mut world, &mut queue, Duration::ZERO), [1]);
     assert_eq!(after(&mut world, &mut queue, MS), [2]);
+    change(&mut world, &queue);
     queue.on_subsystem(&Arc::new(subsystem()), &mut world.io());
-    world.waiters.tolls.change(world.now);
     assert_eq!(after(&mut world, &mut queue, Duration::ZERO), [3]);
     end_both(world, queue, admin, posted);
 }

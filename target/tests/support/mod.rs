@@ -151,6 +151,8 @@ impl Ram {
 pub(crate) struct World {
     /// The key of the queue that is opened next, and whose turns are taken.
     pub(crate) key: u32,
+    /// What the next host connects to.
+    pub(crate) subsystem: Nqn,
     pub(crate) pool: Pool,
     pub(crate) fabric: Recorder,
     pub(crate) disk: Ram,
@@ -183,6 +185,7 @@ impl World {
     pub(crate) fn of(registry: Arc<Registry>, reactor: usize) -> World {
         World {
             key: 0,
+            subsystem: subsystem().nqn,
             pool: Pool::new(PoolPlan {
                 cells: 512,
                 receives: 256,
@@ -433,10 +436,16 @@ pub(crate) fn connect_data(cntlid: u16) -> ConnectData {
     ConnectData::new([5; 16], cntlid, &sub, &host)
 }
 
+/// The same for the subsystem of the world.
+fn data_of(world: &World, cntlid: u16) -> ConnectData {
+    ConnectData { subnqn_field: (&world.subsystem).into(), ..connect_data(cntlid) }
+}
+
 /// An enabled controller: its admin queue and its id.
 pub(crate) fn admin(world: &mut World) -> (Queue, u16) {
     let mut queue = world.open_qid(0);
-    world.memory[..1024].copy_from_slice(&connect_data(CNTLID_DYNAMIC).emit());
+    let data = data_of(world, CNTLID_DYNAMIC);
+    world.memory[..1024].copy_from_slice(&data.emit());
     let connect = Connect { sqsize_z: 15, kato_ms: 5000, ..Connect::default() };
     let cqe = world.ask(&mut queue, &connect.emit(keyed(0, 1024)), &[]);
     assert!(cqe.status.is_success(), "{}", cqe.status);
@@ -455,7 +464,8 @@ pub(crate) fn io_queue(world: &mut World) -> (Queue, Queue, VecDeque<(Tag, Work)
     let mut queue = world.open_qid(1);
     let connect = Connect { qid: 1, sqsize_z: 15, ..Connect::default() };
     let sqe = connect.emit(Sgl::in_capsule(0, 1024));
-    let cqe = world.ask(&mut queue, &sqe, &connect_data(cntlid).emit());
+    let data = data_of(world, cntlid);
+    let cqe = world.ask(&mut queue, &sqe, &data.emit());
     assert!(cqe.status.is_success(), "{}", cqe.status);
     world.trace.clear();
     world.invalidated.clear();

@@ -28,7 +28,14 @@ pub(crate) fn world(group: GroupId) -> (World, TempDir) {
 
 /// .. and these groups are accepted.
 pub(crate) fn world_with(groups: Vec<GroupId>) -> (World, TempDir) {
-    let (world, folder) = (World::new(), tempdir().unwrap());
+    let world = World::new();
+    let folder = give_key(&world, groups);
+    (world, folder)
+}
+
+/// Gives the host of `connect_data` a key, in the folder that is returned.
+pub(crate) fn give_key(world: &World, groups: Vec<GroupId>) -> TempDir {
+    let folder = tempdir().unwrap();
     let key_file = folder.path().join("key");
     write(&key_file, SECRET).unwrap();
     set_permissions(&key_file, Permissions::from_mode(0o600)).unwrap();
@@ -40,7 +47,7 @@ pub(crate) fn world_with(groups: Vec<GroupId>) -> (World, TempDir) {
     };
     let changes = world.registry.set_keyring(Keyring::load(&config).unwrap());
     assert!(changes.contains(&format!("host {HOST} must authenticate")), "{changes:?}");
-    (world, folder)
+    folder
 }
 
 pub(crate) fn connect(world: &mut World, qid: u16, cntlid: u16) -> Queue {

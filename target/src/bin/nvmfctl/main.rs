@@ -150,6 +150,11 @@ fn main() -> ExitCode {
 }
 
 async fn run(family: Family, client: &Client, output: Output) -> Result<(), Failure> {
+    if output.dry_run
+        && let Some(refusal) = without_dry_run(&family)
+    {
+        return Err(Failure::new(refusal));
+    }
     match family {
         Family::Status => status::run(client, output).await,
         Family::Subsystem(command) => subsystem::run(command, client, output).await,
@@ -182,6 +187,24 @@ async fn run(family: Family, client: &Client, output: Output) -> Result<(), Fail
         Family::Import(command) => import::run(&command, output),
         Family::InstallFiles { share } => nvmfd::manual::write(Arguments::command(), "8", &share)
             .map_err(|error| Failure::new(format!("files below {}: {error}", share.display()))),
+    }
+}
+
+/// Why a command cannot be tried without changing something, if it cannot.
+fn without_dry_run(family: &Family) -> Option<&'static str> {
+    match family {
+        Family::Reload => Some(
+            "a reload cannot be tried: `nvmfctl plan /etc/nvmfd/nvmfd.toml` tells what the file \
+             would make different, and `nvmfctl changes list` what it does not have",
+        ),
+        Family::Changes(change::Command::Forget) => Some(
+            "to forget cannot be tried: `nvmfctl changes list` shows what is not in force, and \
+             would be forgotten",
+        ),
+        Family::Log { level: Some(_) } => {
+            Some("a level cannot be tried: `nvmfctl log` shows the one of now")
+        }
+        _ => None,
     }
 }
 

@@ -38,9 +38,17 @@ impl Output {
         }
     }
 
-    /// Whoever closed stdout does not want it.
+    /// Whether anybody reads it or not: what is to be done is done, and the exit code says how.
     pub(crate) fn print(self, text: &str) {
         let _ = writeln!(io::stdout(), "{}", text.trim_end());
+    }
+
+    /// One more of what has no end. Whoever closed stdout wants no more: then this process ends.
+    pub(crate) fn print_on(self, text: &str) {
+        let printed = writeln!(io::stdout(), "{}", text.trim_end());
+        if printed.is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
+            std::process::exit(0);
+        }
     }
 
     pub(crate) fn fail(self, failure: &Failure) -> ExitCode {

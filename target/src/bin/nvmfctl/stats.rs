@@ -68,14 +68,14 @@ fn show(since: &Stats, wanted: &Wanted, output: Output) {
     let all = rates(since);
     if output.json {
         let document = json!({ "seconds": seconds(since), "rates": all });
-        return output.print(&document.to_string());
+        return output.print_on(&document.to_string());
     }
-    output.print(&rate_table(&all));
+    output.print_on(&rate_table(&all));
     if wanted.latency && !all.is_empty() {
-        output.print(&format!("\n{}", stage_table(&all)));
+        output.print_on(&format!("\n{}", stage_table(&all)));
     }
     if wanted.watch {
-        output.print("\n");
+        output.print_on("\n");
     }
 }
 

@@ -11,10 +11,10 @@ use crate::output::{Failure, Output};
 pub(crate) async fn run(client: &Client, output: Output) -> Result<(), Failure> {
     client
         .follow("/v1/watch", |line: &Value| match output.json {
-            true => output.print(&line.to_string()),
+            true => output.print_on(&line.to_string()),
             false => match Event::deserialize(line) {
-                Ok(event) => output.print(&text(&event.what)),
-                Err(_) => output.print(&line.to_string()),
+                Ok(event) => output.print_on(&text(&event.what)),
+                Err(_) => output.print_on(&line.to_string()),
             },
         })
         .await

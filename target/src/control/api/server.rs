@@ -212,13 +212,21 @@ fn bind(path: &Path, config: &ManagementConfig) -> Result<UnixListener, String> 
     let _ = fs::remove_file(&beside);
     let listener = UnixListener::bind(&beside).map_err(|error| refuse("cannot be made", &error))?;
     let set = || {
+        let mut mode = config.mode;
         if let Some(name) = &config.group {
             let group = Group::from_name(name).ok().flatten();
             let group = group.ok_or_else(|| refuse("has no group", &format!("{name:?}")))?;
-            chown(&beside, None, Some(group.gid))
-                .map_err(|error| refuse(&format!("cannot belong to {name:?}"), &error))?;
+            // Nobody else gets in by that; root and the daemon's user still do, and may mend it.
+            if let Err(error) = chown(&beside, None, Some(group.gid)) {
+                warn!(
+                    "{}; no group may connect: the daemon must be a member of that group \
+                     (SupplementaryGroups= in a drop-in of the unit)",
+                    refuse(&format!("cannot belong to {name:?}"), &error)
+                );
+                mode &= !0o070;
+            }
         }
-        fs::set_permissions(&beside, fs::Permissions::from_mode(config.mode))
+        fs::set_permissions(&beside, fs::Permissions::from_mode(mode))
             .and_then(|()| fs::rename(&beside, path))
             .map_err(|error| refuse("cannot be set up", &error))
     };

@@ -296,6 +296,22 @@ fn a_socket_has_its_permissions_and_one_owner() {
 }
 
 #[test]
+fn a_group_that_cannot_be_given_lets_no_other_group_in() {
+    use std::os::unix::fs::MetadataExt;
+
+    let stage = stage("group = \"root\"\nmode = \"0660\"\n");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let _inside = runtime.enter();
+    let server = stage.open().unwrap();
+    let found = std::fs::metadata(stage.socket()).unwrap();
+    let ours = nix::unistd::getegid().as_raw();
+    assert!([0, ours].contains(&found.gid()), "{}", found.gid());
+    let mode = if found.gid() == 0 { 0o660 } else { 0o600 };
+    assert_eq!(found.permissions().mode() & 0o777, mode);
+    drop(server);
+}
+
+#[test]
 fn more_visitors_than_there_is_room_for_wait() {
     stage("").visit(|socket| {
         let idle: Vec<_> = (0..40).map(|_| UnixStream::connect(socket).unwrap()).collect();

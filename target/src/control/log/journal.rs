@@ -10,13 +10,13 @@
 //! Source: systemd, "Native Journal Protocol"; systemd.journal-fields(7).
 
 use std::fmt::{Debug, Write as _};
-use std::io::{Write as _, stderr};
+use std::io::{ErrorKind, Write as _, stderr};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tracing::field::{Field, Visit};
-use tracing::{Event, Subscriber};
+use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 
 use super::priority;
@@ -29,6 +29,8 @@ pub(super) struct Journal {
     socket: UnixDatagram,
     /// From when on it gets fields.
     serving: &'static AtomicBool,
+    /// Lines that it did not take in time, since it was last told so.
+    lost: AtomicU64,
 }
 
 impl Journal {
@@ -38,7 +40,36 @@ impl Journal {
         socket.connect(path).ok()?;
         // A journal that does not keep up must not stop a reactor.
         socket.set_nonblocking(true).ok()?;
-        Some(Journal { socket, serving })
+        Some(Journal { socket, serving, lost: AtomicU64::new(0) })
+    }
+
+    /// Sends a line, where there is room for it. What cannot go at all is an error.
+    fn send(&self, line: &[u8]) -> std::io::Result<()> {
+        match self.socket.send(line) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                self.lost.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            }
+            Err(error) => Err(error),
+            Ok(_) => {
+                self.tell_of_lost();
+                Ok(())
+            }
+        }
+    }
+
+    fn tell_of_lost(&self) {
+        let lost = match self.lost.load(Ordering::Relaxed) {
+            0 => return,
+            _ => self.lost.swap(0, Ordering::Relaxed),
+        };
+        let mut line = Vec::new();
+        put(&mut line, "MESSAGE", &format!("{lost} lines were lost: the journal did not keep up"));
+        put(&mut line, "PRIORITY", &priority(Level::WARN).to_string());
+        put(&mut line, "SYSLOG_IDENTIFIER", "nvmfd");
+        if self.socket.send(&line).is_err() {
+            self.lost.fetch_add(lost, Ordering::Relaxed);
+        }
     }
 }
 
@@ -57,8 +88,9 @@ impl<S: Subscriber> Layer<S> for Journal {
         put(&mut line, "CODE_FILE", metadata.file().unwrap_or_default());
         put(&mut line, "CODE_LINE", &metadata.line().unwrap_or_default().to_string());
         line.extend(fields.lines);
-        // What the journal does not take, or not now, goes where lines without fields go.
-        if !self.serving.load(Ordering::Relaxed) || self.socket.send(&line).is_err() {
+        // What the journal does not take goes where lines without fields go. Not so what it does
+        // not take now: that is the same journal at the other end, and there we would wait for it.
+        if !self.serving.load(Ordering::Relaxed) || self.send(&line).is_err() {
             let _ = writeln!(stderr(), "<{priority}>{text}");
         }
     }
@@ -177,5 +209,35 @@ mod tests {
         let second = next();
         assert_eq!(second["MESSAGE"], "two\nPRIORITY=0", "a text cannot add fields");
         assert_eq!(second["PRIORITY"], "6");
+    }
+
+    #[test]
+    fn a_journal_that_stands_still_stops_nobody_and_hears_how_much_it_has_missed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        static SERVING: AtomicBool = AtomicBool::new(true);
+        let listener = UnixDatagram::bind(&path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let subscriber = tracing_subscriber::registry().with(Journal::at(&path, &SERVING));
+        let read_all = || {
+            let mut datagram = [0; 4096];
+            let lines = std::iter::from_fn(|| {
+                let length = listener.recv(&mut datagram).ok()?;
+                Some(read(&datagram[..length])["MESSAGE"].clone())
+            });
+            lines.collect::<Vec<String>>()
+        };
+        const SENT: usize = 20_000;
+        tracing::subscriber::with_default(subscriber, || {
+            (0..SENT).for_each(|n| tracing::info!("line {n}"));
+            let kept = read_all();
+            assert!(kept.len() < SENT, "there was room for all: nothing is tested");
+            tracing::info!("once more");
+            let lost = SENT - kept.len();
+            let told = format!("{lost} lines were lost: the journal did not keep up");
+            assert_eq!(read_all(), ["once more".to_owned(), told]);
+            tracing::info!("well again");
+            assert_eq!(read_all(), ["well again"]);
+        });
     }
 }

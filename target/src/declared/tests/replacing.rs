@@ -1,11 +1,10 @@
 //! Configurations that others are put in the place of: one file, those of a folder, or all.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
 
 use super::saving::{kill_saving, stage_three};
 use super::*;
-use crate::config::{Saving, Source};
+use crate::config::Source;
 
 /// The texts of some files, each by its name.
 fn named<'s>(sources: impl Iterator<Item = &'s Source>) -> BTreeMap<String, String> {
@@ -21,19 +20,6 @@ fn other(declared: &Declared) -> BTreeMap<String, String> {
     let changed = files["d.toml"].replace("127.0.0.8", "127.0.0.9");
     files.insert("d.toml".to_owned(), changed);
     files
-}
-
-/// A process that another test starts may hold the lock as well, until it runs its own program.
-fn begin(declared: &Declared) -> Saving {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
-        match Saving::begin(declared.file()) {
-            Err(said) if said.contains("somebody else is saving") && Instant::now() < deadline => {
-                std::thread::yield_now();
-            }
-            begun => return begun.unwrap(),
-        }
-    }
 }
 
 fn names(declared: &Declared) -> Vec<&str> {

@@ -57,7 +57,7 @@ fn left(folder: &Path) -> Vec<PathBuf> {
 fn save(changed: &Declared) -> usize {
     let old = Sources::read(changed.file()).unwrap();
     let new = merged(&old, changed.changes()).unwrap();
-    let saving = Saving::begin(changed.file()).unwrap();
+    let saving = begin(changed);
     if !saving.commit(&old, &new).unwrap() {
         return 0;
     }
@@ -82,7 +82,7 @@ fn save(changed: &Declared) -> usize {
         assert_eq!(found.changes(), &Changes::default());
         assert!(found.warnings().iter().any(|each| each.contains("`nvmfctl save` finishes it")));
     }
-    assert!(Saving::begin(changed.file()).unwrap().has_finished_another());
+    assert!(begin(changed).has_finished_another());
     let written: Vec<_> =
         new.iter().map(|s| fs::read_to_string(s.file.as_ref().unwrap())).collect();
     written.into_iter().zip(new.iter()).for_each(|(is, new)| assert_eq!(is.unwrap(), new.text));
@@ -96,7 +96,7 @@ fn killed_between_two_steps_of_saving() {
     let Some((folder, steps)) = doomed() else { return };
     let declared = Declared::load_with(&folder.join("nvmfd.toml"), None).unwrap();
     kill_before(steps);
-    let saving = Saving::begin(declared.file()).unwrap();
+    let saving = begin(&declared);
     let old = Sources::read(declared.file()).unwrap();
     saving.write(&old, &merged(&old, declared.changes()).unwrap()).unwrap();
     println!("done 0");
@@ -145,7 +145,7 @@ pub(super) fn kill_saving(changed: &Declared) {
         }
         // Once more, and it is done.
         changed.keep().unwrap();
-        let saving = Saving::begin(changed.file()).unwrap();
+        let saving = begin(changed);
         let read = Sources::read(changed.file()).unwrap();
         saving.write(&read, &merged(&read, load().changes()).unwrap()).unwrap();
         assert_eq!(Sources::read(changed.file()).unwrap(), new);
@@ -166,18 +166,18 @@ fn a_save_killed_anywhere_has_saved_all_or_nothing() {
 fn what_a_person_writes_into_half_saved_files_stays() {
     let (folder, declared, files) = stage_three();
     let changed = declared.with(&swapped(), AT).unwrap();
-    let begin = || {
-        let saving = Saving::begin(declared.file()).unwrap();
+    let commit = || {
+        let saving = begin(&declared);
         let new = merged(&declared.sources, changed.changes()).unwrap();
         assert!(saving.commit(&declared.sources, &new).unwrap());
     };
-    begin();
+    commit();
     // Nobody else may at the same time.
-    let first = Saving::begin(declared.file()).unwrap();
+    let first = begin(&declared);
     assert!(Saving::begin(declared.file()).unwrap_err().contains("somebody else is saving"));
     drop(first);
     files.iter().for_each(|(file, text)| fs::write(file, text).unwrap());
-    begin();
+    commit();
     let by_hand = files[1].1.replace("127.0.0.7", "127.0.0.9");
     fs::write(&files[1].0, &by_hand).unwrap();
     let serving = |declared: &Declared| -> Vec<String> {
@@ -185,7 +185,7 @@ fn what_a_person_writes_into_half_saved_files_stays() {
     };
     let says = ["127.0.0.1", "127.0.0.9", "127.0.0.7"];
     assert_eq!(serving(&load(&folder)), says);
-    assert!(Saving::begin(declared.file()).unwrap().has_finished_another());
+    assert!(begin(&declared).has_finished_another());
     assert_eq!(
         (serving(&load(&folder)), left(folder.path())),
         (says.map(String::from).into(), vec![])
@@ -212,7 +212,7 @@ fn files_keep_their_modes_and_where_one_cannot_be_written_none_is() {
     // In the way of a new text, and of the record.
     for way in [beside(last, ".new"), folder.path().join("nvmfd.toml.saving.new")] {
         fs::create_dir(&way).unwrap();
-        let saving = Saving::begin(declared.file()).unwrap();
+        let saving = begin(&declared);
         let said = saving.write(&declared.sources, &new).unwrap_err();
         assert!(said.contains("cannot write") && !said.contains("in force"), "{said}");
         files.iter().for_each(|(file, old)| assert_eq!(fs::read_to_string(file).unwrap(), *old));
@@ -223,7 +223,7 @@ fn files_keep_their_modes_and_where_one_cannot_be_written_none_is() {
     let elsewhere = folder.path().join("elsewhere");
     fs::rename(&link, &elsewhere).unwrap();
     std::os::unix::fs::symlink(&elsewhere, &link).unwrap();
-    Saving::begin(declared.file()).unwrap().write(&declared.sources, &new).unwrap();
+    begin(&declared).write(&declared.sources, &new).unwrap();
     assert_eq!(Sources::read(declared.file()).unwrap(), new);
     assert_eq!(fs::metadata(last).unwrap().permissions().mode() & 0o777, 0o640);
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink(), "a link stays a link");

@@ -12,23 +12,31 @@ use crate::kept::tests::{doomed, kill_before, run_killed};
 use crate::ledger::Ledger;
 use crate::managed::Catalogs;
 use crate::power::PowerMeter;
+use crate::reservation::tests::{acquired, clear, registered, reserve};
 use crate::stores::Stores;
 use crate::subsystem::Subsystem;
 use crate::target::Fatal;
 use crate::tender::Tender;
+use crate::uncorrectable::Change;
 
 const NQN: &str = "nqn.2026-11.io.nvmfd:a";
 const BYTES: usize = 64 << 10;
+/// Of the host that formats.
+const HOST_ID: HostId = [1; 16];
 
 fn nqn() -> Nqn {
     NQN.parse().unwrap()
 }
 
 fn config(folder: &Path, block_size: u32, more: &str) -> Config {
+    config_of(folder, BYTES, block_size, more)
+}
+
+fn config_of(folder: &Path, bytes: usize, block_size: u32, more: &str) -> Config {
     let text = format!(
         "state_directory = {folder:?}\n[[listener]]\naddress = \"192.0.2.1\"\n[[subsystem]]\n\
          nqn = \"{NQN}\"\nallow_any_host = true\n[[subsystem.namespace]]\nnsid = 1\n\
-         path = {:?}\nsize = {BYTES}\nblock_size = {block_size}\n{more}",
+         path = {:?}\nsize = {bytes}\nblock_size = {block_size}\n{more}",
         folder.join("disk.img")
     );
     Config::parse(&text).unwrap()
@@ -50,10 +58,12 @@ fn shelf(config: &Config) -> (Mutex<Shelf>, Vec<String>) {
 
 /// What was closed a moment ago may still be on its way out.
 fn patiently(open: impl Fn() -> Result<Next, Fatal>) -> Next {
+    let is_held = |why: &str| why.contains("a lock on it is held");
     loop {
         match open() {
+            Ok(next) if next.stores.awaited().iter().any(|each| is_held(&each.why)) => {}
             Ok(next) => return next,
-            Err(why) => assert!(why.0.contains("a lock on it is held"), "{why}"),
+            Err(why) => assert!(is_held(&why.0), "{why}"),
         }
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -76,8 +86,21 @@ fn reload(shelf: &Mutex<Shelf>, config: Config) -> Result<Vec<String>, String> {
 
 fn format_to(shelf: &Mutex<Shelf>, block_size_bytes: u32) -> Result<(), u16> {
     let registry = Arc::clone(&lock(shelf).registry);
-    let wish = Formatting { nsid: 1, block_size_bytes, cntlid: 1 };
+    let wish = Formatting { nsid: 1, block_size_bytes, cntlid: 1, host_id: HOST_ID };
     carry_out(nqn(), wish, shelf, &registry).map_err(|status| status.code())
+}
+
+/// What is asked of its store from now on waits.
+fn stall(folder: &Path, shelf: &Mutex<Shelf>) {
+    let stalling = config(folder, 4096, "allow_format = true\nfault = \"stall\"\n");
+    reload(shelf, stalling).unwrap();
+}
+
+/// Waits for a format to begin.
+fn until_begun(shelf: &Mutex<Shelf>) {
+    while !shape(shelf).2 {
+        std::thread::yield_now();
+    }
 }
 
 fn served(shelf: &Mutex<Shelf>) -> Arc<Subsystem> {
@@ -215,6 +238,79 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     assert_eq!(format_to(&shelf, 512), Err(0x015));
 }
 
+/// The order has waited for whoever had the shelf: what is so by then counts.
+#[test]
+fn what_is_reserved_meanwhile_is_not_erased() {
+    let (folder, shelf) = granted(4096);
+    fill(folder.path(), 0xA5);
+    let store = lock(&shelf).stores.store(nqn(), 1).unwrap().clone();
+    reserve(&store.reservation, [2; 16]);
+    assert_eq!(format_to(&shelf, 512), Err(0x083));
+    assert_eq!(shape(&shelf), (4096, 16, false));
+    assert!(contents(folder.path()) == vec![0xA5; BYTES]);
+    clear(&store.reservation, [2; 16]);
+    store.reservation.carry_out(&[2; 16], &registered()).unwrap();
+    // Nor while it is erased: an order about it may be with the keeper already.
+    stall(folder.path(), &shelf);
+    std::thread::scope(|scope| {
+        let formats = scope.spawn(|| format_to(&shelf, 512));
+        until_begun(&shelf);
+        let progress = store.format.under_way().unwrap();
+        while progress.wait_until_idle(Instant::now()) {
+            std::thread::yield_now();
+        }
+        let taken = store.reservation.carry_out(&[2; 16], &acquired());
+        assert_eq!(taken, Err(Status::FORMAT_IN_PROGRESS));
+        store.tended.health().set_fault(crate::disk::Fault::None);
+        formats.join().unwrap().unwrap();
+    });
+}
+
+/// What is there now was not erased, so what hosts have made unreadable of it stays so.
+#[test]
+fn a_store_that_has_taken_the_place_of_the_erased_one_keeps_its_marks() {
+    let (folder, shelf) = granted(4096);
+    fill(folder.path(), 0xA5);
+    let store = lock(&shelf).stores.store(nqn(), 1).unwrap().clone();
+    let mark = Change::Mark { at: 4096, len: 4096, most_bytes: 1 << 20 };
+    store.marks.change(&mark).unwrap();
+    stall(folder.path(), &shelf);
+    std::thread::scope(|scope| {
+        let formats = scope.spawn(|| format_to(&shelf, 512));
+        until_begun(&shelf);
+        let tender = Arc::clone(&lock(&shelf).tender);
+        let before = store.tended.backing();
+        println!("{}", tender.renew(&store.tended));
+        assert!(!Arc::ptr_eq(&before, &store.tended.backing()));
+        store.tended.health().set_fault(crate::disk::Fault::None);
+        assert_eq!(formats.join().unwrap(), Err(Health::NOT_READY.code()));
+    });
+    assert_eq!(store.marks.first(0, BYTES as u64), Some(4096));
+    assert_eq!(shape(&shelf), (4096, 16, false));
+    assert_eq!(format_to(&shelf, 512), Ok(()));
+    assert!(store.marks.is_empty());
+}
+
+/// They are not erased, and may belong to the namespace again.
+#[test]
+fn blocks_behind_the_end_of_a_namespace_keep_their_data_and_their_marks() {
+    let (folder, shelf) = granted(4096);
+    fill(folder.path(), 0xA5);
+    let store = lock(&shelf).stores.store(nqn(), 1).unwrap().clone();
+    let behind = BYTES / 2;
+    for at in [4096, behind as u64] {
+        let mark = Change::Mark { at, len: 4096, most_bytes: 1 << 20 };
+        store.marks.change(&mark).unwrap();
+    }
+    let smaller = config_of(folder.path(), behind, 4096, "allow_format = true\n");
+    reload(&shelf, smaller).unwrap();
+    assert_eq!(format_to(&shelf, 4096), Ok(()));
+    assert_eq!(store.marks.first(0, BYTES as u64), Some(behind as u64));
+    let contents = contents(folder.path());
+    assert!(contents[..behind].iter().all(|byte| *byte == 0));
+    assert!(contents[behind..].iter().all(|byte| *byte == 0xA5));
+}
+
 #[test]
 fn a_store_that_fails_keeps_its_blocks_and_serves_again() {
     let (folder, shelf) = granted(4096);
@@ -261,9 +357,7 @@ fn a_reload_goes_on_meanwhile_and_everybody_sees_how_far_it_is() {
     reload(&shelf, with("fault = \"stall\"\n")).unwrap();
     std::thread::scope(|scope| {
         let formats = scope.spawn(|| format_to(&shelf, 4096));
-        while !shape(&shelf).2 {
-            std::thread::yield_now();
-        }
+        until_begun(&shelf);
         let store = lock(&shelf).stores.store(nqn(), 1).unwrap().clone();
         let progress = store.format.under_way().unwrap();
         let mut without = with("");
@@ -281,13 +375,10 @@ fn a_reload_goes_on_meanwhile_and_everybody_sees_how_far_it_is() {
 fn who_stops_does_not_wait_for_a_format() {
     let (folder, shelf) = granted(4096);
     fill(folder.path(), 0xA5);
-    let stalling = config(folder.path(), 4096, "allow_format = true\nfault = \"stall\"\n");
-    reload(&shelf, stalling).unwrap();
+    stall(folder.path(), &shelf);
     std::thread::scope(|scope| {
         let formats = scope.spawn(|| format_to(&shelf, 512));
-        while !shape(&shelf).2 {
-            std::thread::yield_now();
-        }
+        until_begun(&shelf);
         lock(&shelf).registry.halt();
         assert_eq!(formats.join().unwrap(), Err(0x021), "although the store stalls");
     });

@@ -4,18 +4,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nvme::NSID_ALL;
 use nvme::fabrics::{CNTLID_DYNAMIC, ConnectData};
+use nvme::feature::WriteProtectState;
 use tempfile::tempdir;
 
 use super::*;
 use crate::config::{Config, Missing, NamespaceConfig, NamespaceKind};
 use crate::kept::tests::{doomed, kill_before, run_killed};
 use crate::ledger::Ledger;
-use crate::managed::Catalogs;
+use crate::managed::{Catalogs, HOSTS_MAX};
 use crate::power::PowerMeter;
 use crate::registry::Registry;
 use crate::registry::tests::visit;
-use crate::steward::Made;
+use crate::reservation::tests::{clear, reserve};
+use crate::steward::{Creation, Made};
 use crate::stores::Stores;
 use crate::tender::Tender;
 
@@ -41,9 +44,13 @@ fn config(folder: &Path) -> Config {
 
 /// What is served without a reactor, with controllers 1 to 3 of hosts 1 to 3.
 fn shelf(config: &Config) -> Shelf {
+    shelf_keeping(config, Stores::default())
+}
+
+/// The same, where `stores` know where to keep things.
+fn shelf_keeping(config: &Config, stores: Stores) -> Shelf {
     let registry = Arc::new(Registry::new(Vec::new(), 8, 0));
     let tender = Arc::new(Tender::start(Vec::new()).unwrap());
-    let stores = Stores::default();
     let next = patiently(|| Next::open(config, &stores, &Catalogs::new()));
     let ledger = Arc::new(Ledger::open(None, PowerMeter::default()));
     let mut shelf =
@@ -60,10 +67,12 @@ fn shelf(config: &Config) -> Shelf {
 
 /// What was closed a moment ago may still be on its way out.
 fn patiently(open: impl Fn() -> Result<Next, Fatal>) -> Next {
+    let is_held = |why: &str| why.contains("a lock on it is held");
     loop {
         match open() {
+            Ok(next) if next.stores.awaited().iter().any(|each| is_held(&each.why)) => {}
             Ok(next) => return next,
-            Err(why) => assert!(why.0.contains("a lock on it is held"), "{why}"),
+            Err(why) => assert!(is_held(&why.0), "{why}"),
         }
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -71,7 +80,8 @@ fn patiently(open: impl Fn() -> Result<Next, Fatal>) -> Next {
 
 fn order(host: Nqn, what: What) -> Order {
     let subsystem = NQN.parse().unwrap();
-    Order { subsystem, host, cntlid: 1, what, made: Made::default(), reactor: 0, tag: 0 }
+    let (host_id, made) = ([1; 16], Made::default());
+    Order { subsystem, host, host_id, cntlid: 1, what, made, reactor: 0, tag: 0 }
 }
 
 fn create(mib: u64) -> What {
@@ -224,6 +234,33 @@ fn each_refusal_has_its_status_and_changes_nothing() {
     assert_eq!(ask(&mut shelf, What::Delete { nsid: 1 }), Ok(0));
     assert_eq!((ask(&mut shelf, create(1)), ask(&mut shelf, create(1))), (Ok(1), Ok(4)));
     assert_eq!(ask(&mut shelf, create(1)), Err(0x116), "as many as may be");
+}
+
+/// The order has waited for whoever had the shelf: what is so by then counts.
+#[test]
+fn what_is_protected_or_reserved_meanwhile_is_not_deleted() {
+    let (folder, state) = (tempdir().unwrap(), tempdir().unwrap());
+    let stores = Stores::new(Some(state.path().to_owned()), 0);
+    let mut shelf = shelf_keeping(&config(folder.path()), stores);
+    assert_eq!([ask(&mut shelf, create(1)), ask(&mut shelf, create(1))], [Ok(1), Ok(3)]);
+    let store = |shelf: &Shelf, nsid| shelf.stores.store(NQN.parse().unwrap(), nsid).cloned();
+    let [one, three] = [1, 3].map(|nsid| store(&shelf, nsid).unwrap());
+    let deletes = [3, NSID_ALL].map(|nsid| What::Delete { nsid });
+    reserve(&three.reservation, [2; 16]);
+    for delete in &deletes {
+        assert_eq!(ask(&mut shelf, delete.clone()), Err(0x083), "{delete:?}");
+    }
+    assert_eq!(one.protection.change(WriteProtectState::PROTECTED), Ok(true), "it is let go");
+    clear(&three.reservation, [2; 16]);
+    assert_eq!(three.protection.change(WriteProtectState::PERMANENT), Ok(true));
+    for delete in deletes {
+        assert_eq!(ask(&mut shelf, delete.clone()), Err(0x020), "{delete:?}");
+    }
+    assert_eq!(images(folder.path()).len(), 2);
+    assert_eq!(one.protection.change(WriteProtectState::NONE), Ok(true));
+    reserve(&one.reservation, [1; 16]);
+    assert_eq!(ask(&mut shelf, What::Delete { nsid: 1 }), Ok(0), "of whoever has it");
+    assert_eq!(images(folder.path()).len(), 1);
 }
 
 #[test]

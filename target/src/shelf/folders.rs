@@ -1,0 +1,172 @@
+//! The folders of the namespaces that hosts make: looked at all at once, and no longer than a
+//! person would wait. The server that one is on may be away for as long as it likes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use nvme::Nqn;
+
+use crate::absent;
+use crate::config::{Config, Missing, SubsystemConfig};
+use crate::managed::{Catalog, Catalogs, Identity};
+use crate::stores::{Place, Stores};
+
+/// How long the look at all folders may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What was found in a folder.
+pub(super) struct Look {
+    pub(super) found: Found,
+    /// Files of namespaces that are there.
+    pub(super) images: BTreeSet<PathBuf>,
+}
+
+/// What a folder is now.
+pub(super) enum Found {
+    /// The one that is open.
+    AsBefore,
+    /// Not there yet, and why.
+    Missing(String),
+    /// Just opened, and what somebody should look at.
+    Opened(Box<Catalog>, Vec<String>),
+    /// Not to be used, and why.
+    Unusable(String),
+}
+
+/// Looks at the folder of each subsystem of a configuration that is not awaited already, or is due;
+/// opens those that are not open. An error: the folder does not answer.
+pub(super) fn look(
+    config: &Config,
+    stores: &Stores,
+    catalogs: &Catalogs,
+    due: &[Place],
+) -> BTreeMap<Nqn, Result<Look, String>> {
+    let begin = |subsystem: &SubsystemConfig| {
+        let (nqn, folder) = (subsystem.nqn, subsystem.managed.as_ref()?.directory.clone());
+        let is_awaited = stores.awaited_folder(nqn).is_some_and(|each| {
+            let is_due = due.contains(&each.key());
+            config.missing == Missing::Wait && each.is_folder(&folder) && !is_due
+        });
+        let open = catalogs.get(&nqn).filter(|open| open.folder() == folder);
+        let open = open.map(|catalog| (catalog.identity(), images(catalog)));
+        let (path, missing) = (folder.clone(), config.missing);
+        let act = move || Ok(seen(&folder, nqn, missing, open));
+        (!is_awaited).then(|| (nqn, stores.begin(&path, act)))
+    };
+    let begun: Vec<_> = config.subsystems.iter().filter_map(begin).collect();
+    let deadline = Instant::now() + PATIENCE;
+    begun.into_iter().map(|(nqn, look)| (nqn, look.by(deadline))).collect()
+}
+
+fn seen(
+    folder: &Path,
+    nqn: Nqn,
+    missing: Missing,
+    open: Option<(Identity, BTreeSet<PathBuf>)>,
+) -> Look {
+    let missing = match missing {
+        Missing::Wait => absent::folder(folder),
+        Missing::Fail => None,
+    };
+    let there = |images: BTreeSet<PathBuf>| images.into_iter().filter(|i| i.exists()).collect();
+    match (open, missing) {
+        (Some((_, images)), Some(why)) => {
+            Look { found: Found::Missing(why), images: there(images) }
+        }
+        (Some((identity, images)), None) if identity.is_at(folder).is_ok() => {
+            Look { found: Found::AsBefore, images: there(images) }
+        }
+        (None, Some(why)) => Look { found: Found::Missing(why), images: BTreeSet::new() },
+        (_, None) => match Catalog::open(folder, nqn) {
+            Ok((catalog, lines)) => {
+                let images = there(images(&catalog));
+                Look { found: Found::Opened(Box::new(catalog), lines), images }
+            }
+            Err(why) => Look { found: Found::Unusable(why), images: BTreeSet::new() },
+        },
+    }
+}
+
+/// The files that the namespaces of a catalog should have.
+fn images(catalog: &Catalog) -> BTreeSet<PathBuf> {
+    catalog.record().entries.values().map(|entry| catalog.image(entry.uuid)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::sync::mpsc::{Receiver, channel};
+
+    use super::super::Next;
+    use super::*;
+    use crate::managed::sample;
+
+    const NQN: &str = "nqn.2026-11.io.nvmfd:a";
+
+    /// A subsystem with namespace 2 in a file, whose hosts may make more in a folder.
+    fn config(folder: &Path) -> Config {
+        let text = format!(
+            "[[listener]]\naddress = \"192.0.2.1\"\n[[subsystem]]\nnqn = \"{NQN}\"\n\
+             allow_any_host = true\n[[subsystem.namespace]]\nnsid = 2\npath = {:?}\n\
+             size = \"1MiB\"\n[subsystem.managed]\ndirectory = {:?}\nquota = \"4MiB\"\n\
+             namespaces = 3\nhosts = [\"nqn.2026-11.io.nvmfd:host\"]\n",
+            folder.join("disk"),
+            folder.join("managed"),
+        );
+        Config::parse(&text).unwrap()
+    }
+
+    /// Has whatever is done in the folder hang until the other end is dropped.
+    fn hang(stores: &Stores, folder: &Path, until: Receiver<()>) {
+        let hang = move || until.recv().map_err(|_| "too late".to_owned());
+        assert!(stores.begin(folder, hang).by(Instant::now()).is_err());
+    }
+
+    #[test]
+    fn a_folder_that_hangs_is_awaited_and_the_rest_served() {
+        let folder = crate::disk::tests::folder();
+        let managed = folder.path().join("managed");
+        fs::create_dir(&managed).unwrap();
+        let (_go_on, hangs) = channel();
+        let (stores, mut config) = (Stores::default(), config(folder.path()));
+        hang(&stores, &managed, hangs);
+        let next = Next::open(&config, &stores, &Catalogs::new()).unwrap();
+        let awaited = next.stores.awaited();
+        assert_eq!((awaited.len(), next.catalogs.len()), (1, 0));
+        assert!(awaited[0].why.contains("does not answer"), "{}", awaited[0].why);
+        assert!(next.stores.store(NQN.parse().unwrap(), 2).is_some());
+        drop(next);
+        config.missing = Missing::Fail;
+        let refused = Next::open(&config, &stores, &Catalogs::new()).map(drop).unwrap_err();
+        assert!(refused.0.contains("does not answer"), "{refused}");
+    }
+
+    #[test]
+    fn an_open_folder_that_hangs_is_served_as_it_was() {
+        let folder = crate::disk::tests::folder();
+        let managed = folder.path().join("managed");
+        fs::create_dir(&managed).unwrap();
+        let nqn: Nqn = NQN.parse().unwrap();
+        let (mut catalog, _) = Catalog::open(&managed, nqn).unwrap();
+        catalog.keep(sample()).unwrap();
+        for image in images(&catalog) {
+            fs::write(image, vec![0; 1 << 20]).unwrap();
+        }
+        drop(catalog);
+        let (config, stores) = (config(folder.path()), Stores::default());
+        let first = Next::open(&config, &stores, &Catalogs::new()).unwrap();
+        let made = |next: &Next| next.subsystems[0].namespaces.len();
+        assert_eq!((made(&first), first.catalogs.len()), (1 + sample().entries.len(), 1));
+        let catalogs: Catalogs = first.catalogs.into_iter().collect();
+        for missing in [Missing::Wait, Missing::Fail] {
+            let (_go_on, hangs) = channel();
+            hang(&first.stores, &managed, hangs);
+            let config = Config { missing, ..config.clone() };
+            let next = Next::open(&config, &first.stores, &catalogs).unwrap();
+            assert_eq!((made(&next), next.catalogs.len()), (1 + sample().entries.len(), 0));
+            assert_eq!(next.stores.awaited().len(), 0);
+            assert_eq!(next.stores.without(&first.stores).count(), 0);
+        }
+    }
+}
