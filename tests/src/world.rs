@@ -16,11 +16,14 @@
 
 pub mod aborts;
 mod changes;
+pub mod departures;
 pub mod disk;
 pub mod fencing;
+pub mod formats;
 pub mod host;
 pub mod judge;
 pub mod keys;
+pub mod made;
 pub mod model;
 pub mod news;
 pub mod op;
@@ -51,6 +54,7 @@ use judge::{Counts, Judge, Stage};
 use plant::Plant;
 use profile::{Mishap, Profile};
 use target::Target;
+use target::steward::Steward;
 use trace::{Telling, Trace};
 
 /// How long after a mishap the end of an association is no wonder.
@@ -96,6 +100,7 @@ enum Timer {
     EndStorm,
     Serve(usize),
     Publish,
+    Erase(usize, u64),
     Reach(usize, usize),
     Resize(usize),
     Show(usize, usize),
@@ -172,6 +177,7 @@ impl World {
         disk.stale_copies = (setup.plant == Some(Plant::StaleCopy)).then_some(profile.mdts_bytes);
         let mut target = Target::new(&profile, &air)?;
         target.plant = setup.plant;
+        target.steward = Steward::new(&profile, setup.seed);
         let hosts = (0..profile.hosts)
             .map(|index| Host::new(index, &profile, &air, dice.roll(), now))
             .collect::<Result<Vec<_>, _>>()?;
@@ -212,7 +218,7 @@ impl World {
         self.calm_down();
         self.judge.stage = Stage::Clear;
         self.wake_all();
-        while !self.judge.fencing.last_order().1 {
+        while !self.judge.fencing.last_order().1 || self.judge.formats.are_under_way() {
             self.step()?;
         }
         self.judge.stage = Stage::Sweep;
@@ -229,11 +235,13 @@ impl World {
             world.hosts.iter().any(|host| !host.is_finished())
                 || world.target.queues() > 0
                 || world.disk.under_way() > 0
+                || world.target.steward.is_busy()
         };
         while left(self) {
             self.step()?;
         }
         self.target.leftovers()?;
+        self.check_made()?;
         self.hosts.iter().try_for_each(Host::leftovers)
     }
 
@@ -260,6 +268,7 @@ impl World {
             air.faults = Faults { delay: self.profile.net.delay, ..Faults::NONE };
             air.heal();
         }
+        self.target.steward.errors = 0;
         self.disk.faults =
             DiskFaults { error: 0, short: 0, sync_error: 0, slow: 0, ..self.disk.faults };
     }
@@ -292,6 +301,7 @@ impl World {
         let next = next.chain(self.wake.iter().flatten().copied());
         let next = next.chain(self.timers.peek().map(|Reverse((at, ..))| *at));
         let next = next.chain(self.judge.next_fence());
+        let next = next.chain(self.target.steward.next_due());
         let Some(next) = next.min() else { return Err("nothing will ever happen".to_owned()) };
         if next > self.now {
             (self.now, self.turns) = (next, 0);
@@ -320,6 +330,8 @@ impl World {
                 self.turn(actor)?;
             }
         }
+        self.manage();
+        self.go_on_formatting()?;
         self.mishaps()?;
         self.check_progress()
     }
@@ -402,7 +414,7 @@ impl World {
             }
             Timer::EndStorm => lock(&self.air).faults = self.profile.net,
             Timer::Serve(space) if self.target.is_up() => {
-                self.target.serve(space, &mut self.disk);
+                self.target.serve(&self.profile, space, &mut self.disk)?;
                 self.target.publish(&self.profile);
                 self.look_at_scope();
                 (0..self.profile.reactors).for_each(|reactor| self.rouse(reactor));
@@ -411,6 +423,7 @@ impl World {
                 self.target.publish(&self.profile);
                 (0..self.profile.reactors).for_each(|reactor| self.rouse(reactor));
             }
+            Timer::Erase(space, number) => self.erase(space, number),
             Timer::Resize(space) => self.resize(space, u32::MAX),
             Timer::Show(space, host) => self.show(space, host, true),
             Timer::Reach(path, space) => self.reach(path, space, AnaState::OPTIMIZED),
@@ -470,7 +483,7 @@ impl World {
                 self.judge.excuse(Some(host), now + time + GRACE);
             }
             Mishap::Remove(space, time) => {
-                if let Some(id) = self.target.remove(space) {
+                if let Some(id) = self.target.remove(space, &mut self.disk) {
                     self.target.publish(&self.profile);
                     self.disk.detach(id);
                     self.look_at_scope();
@@ -478,12 +491,19 @@ impl World {
                     (0..self.profile.reactors).for_each(|reactor| self.rouse(reactor));
                 }
             }
+            Mishap::Exchange(space, time) => {
+                if let Some(id) = self.target.remove(space, &mut self.disk) {
+                    self.exchange(space)?;
+                    self.disk.detach(id);
+                    self.after(time, Timer::Serve(space));
+                }
+            }
             Mishap::Stall(time) => {
                 self.disk.stalled_until = now + time;
                 self.judge.excuse(None, now + time + GRACE);
             }
             Mishap::Resize(space, blocks, time) => {
-                self.resize(space, blocks);
+                self.resize(space, blocks << self.profile.shift(space));
                 self.after(time, Timer::Resize(space));
             }
             Mishap::Hide(space, host, time) => {
@@ -514,6 +534,7 @@ impl World {
         let places: Vec<usize> = self.target.places().collect();
         places.into_iter().for_each(|place| lock(&self.air).set_down(place, true));
         self.target.crash();
+        self.target.steward.crash(power, &mut self.disk);
         self.disk.crash(power);
         self.judge.crash(power);
         self.judge.excuse(None, self.now + time + GRACE);

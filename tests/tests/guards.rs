@@ -183,3 +183,15 @@ fn scripts_can_be_run_and_stop_at_the_first_failure() {
         assert!(text(script).contains("set -euo pipefail"), "{script}");
     }
 }
+
+/// Commands that a limit holds back are in the stage "wait" as well.
+#[test]
+fn no_alert_takes_a_limit_for_a_lack_of_buffers() {
+    let alerts = text("configs/prometheus-alerts.yml");
+    let of_buffers: Vec<&str> =
+        alerts.split("- alert: ").filter(|alert| alert.contains("data buffers")).collect();
+    assert_eq!(of_buffers.len(), 1);
+    let lines = of_buffers[0].lines().filter(|line| !line.trim_start().starts_with('#'));
+    let read: String = lines.collect();
+    assert!(read.contains("nvmfd_waiters") && !read.contains("stage="), "{read}");
+}

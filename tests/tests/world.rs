@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tests::world::keys::Proofs;
 use tests::world::plant::Plant;
-use tests::world::profile::Profile;
+use tests::world::profile::{Mishap, Profile};
 use tests::world::trace::Telling;
 use tests::world::{Outcome, Setup, run, run_profile};
 
@@ -138,7 +138,8 @@ fn a_state_on_the_wrong_path_is_found() {
 #[test]
 fn a_change_that_reactors_do_not_hear_of_is_found() {
     let (_, why) = find(Plant::StaleView, 40);
-    let signs = ["it was carried out", "never told", "Invalid Namespace", "within the end"];
+    let signs =
+        ["it was carried out", "never told", "Invalid Namespace", "within the end", "possible was"];
     assert!(signs.iter().any(|sign| why.contains(sign)), "{why}");
 }
 
@@ -170,6 +171,66 @@ fn unreadable_blocks_that_a_restart_forgets_are_found() {
 fn a_copy_of_what_was_there_before_is_found() {
     let (_, why) = find(Plant::StaleCopy, 20);
     assert!(why.contains("which cannot be"), "{why}");
+}
+
+#[test]
+fn a_record_of_namespaces_that_is_not_kept_is_found() {
+    let (_, why) = find(Plant::LostRecord, 60);
+    let signs = ["possible was", "belongs to no namespace", "is gone"];
+    assert!(signs.iter().any(|sign| why.contains(sign)), "{why}");
+}
+
+#[test]
+fn the_old_store_in_the_place_of_another_is_found() {
+    let (_, why) = find(Plant::OldStore, 60);
+    assert!(why.contains("which cannot be"), "{why}");
+}
+
+#[test]
+fn commands_that_go_on_while_their_namespace_is_formatted_are_found() {
+    let (_, why) = find(Plant::LateFormat, 60);
+    assert!(why.contains("erased"), "{why}");
+}
+
+#[test]
+fn a_format_that_leaves_old_data_is_found() {
+    let (_, why) = find(Plant::HalfFormat, 60);
+    assert!(why.contains("which cannot be"), "{why}");
+}
+
+/// Hosts that format again and again, and a target that is killed meanwhile.
+fn much_formatted(seed: u64) -> Profile {
+    let mut profile = Profile::new(seed, 500);
+    (profile.formats, profile.reshapes, profile.protections) = (20, true, 0);
+    let short = Duration::from_millis(50);
+    let crash = |at| match (seed + u64::from(at) / 60) % 4 {
+        0 => Mishap::Kill(short),
+        1 => Mishap::Remove((seed % 2) as usize, short),
+        _ => Mishap::PowerFailure(short),
+    };
+    profile.mishaps = (1..8).map(|part| part * 60).map(|at| (at, crash(at))).collect();
+    profile
+}
+
+#[test]
+fn formats_and_crashes_leave_what_may_be_left() {
+    for seed in 0..12 {
+        let outcome = run_profile(setup(seed, 500), much_formatted(seed));
+        assert_eq!(outcome.failure, None, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_block_size_that_a_restart_forgets_is_found() {
+    for seed in 0..40 {
+        let planted = Setup { plant: Some(Plant::LostFormat), ..setup(seed, 500) };
+        if let Some(why) = run_profile(planted, much_formatted(seed)).failure {
+            let signs = ["of another size", "not of", "which is right", "torn", "within the end"];
+            assert!(signs.iter().any(|sign| why.contains(sign)), "{why}");
+            return;
+        }
+    }
+    panic!("nobody has noticed");
 }
 
 #[test]

@@ -22,6 +22,7 @@ use rdma::soft::sim::Dice;
 use rdma::{Buf, Region, Tag};
 
 use self::store::Store;
+use super::model::SECTOR_BYTES;
 use super::trace::Trace;
 
 /// What a disk does wrong. Chances are per thousand system calls.
@@ -91,6 +92,8 @@ pub struct SimDisk {
     /// A planted fault: reads into buffers at least so large, and much larger than what is read,
     /// which are those of copies, find what was durable.
     pub stale_copies: Option<u32>,
+    /// What the target must not have done.
+    pub fault: Option<String>,
     dice: Dice,
     now: Instant,
     /// The memory of each reactor.
@@ -133,6 +136,7 @@ impl SimDisk {
             stalled_until: now,
             forgets_flushes: false,
             stale_copies: None,
+            fault: None,
             dice: Dice::new(seed),
             now,
             regions: Vec::new(),
@@ -158,10 +162,18 @@ impl SimDisk {
         self.attached.push((id, store));
     }
 
+    /// A new store, of zeros.
+    ///
+    /// # Panics
+    /// When its size makes no sense.
+    pub fn add_store(&mut self, blocks: u32, block_bytes: u32) -> usize {
+        self.stores.push(Store::new(blocks, block_bytes));
+        self.stores.len() - 1
+    }
+
     /// Gives a store another size, at most the one that it was made with.
-    pub fn resize(&mut self, store: usize, blocks: u32) {
-        let Store { backing, block_bytes, .. } = &self.stores[store];
-        backing.resize(u64::from(blocks) * u64::from(*block_bytes));
+    pub fn resize(&mut self, store: usize, sectors: u32) {
+        self.stores[store].backing.resize(u64::from(sectors) * u64::from(SECTOR_BYTES));
     }
 
     /// Serves nothing under this number any more. What is under way completes.
@@ -172,6 +184,52 @@ impl SimDisk {
     /// It is now later.
     pub fn advance(&mut self, now: Instant) {
         self.now = now;
+    }
+
+    /// Somebody erases a store from now on, whose blocks nobody else may use meanwhile.
+    ///
+    /// # Errors
+    /// Somebody does.
+    pub fn begin_erasing(&mut self, store: usize) -> Result<(), String> {
+        self.stores[store].erasing = true;
+        let of_store = |call: &&Call| call.flight.attachment as usize == store;
+        let mut calls = self.calls.iter().flatten().filter(of_store);
+        match calls.find(|call| call.step != Step::Sync) {
+            Some(call) => Err(format!("store {store} is erased while it is used: {:?}", call.step)),
+            None => Ok(()),
+        }
+    }
+
+    /// Bytes of a store read as zeros.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn erase(&mut self, store: usize, from: u64, to: u64) -> Result<(), Status> {
+        if self.dice.per_mille(self.faults.error) {
+            return Err(Status::WRITE_FAULT);
+        }
+        self.stores[store].erase(from, to);
+        Ok(())
+    }
+
+    /// All of a store is durable.
+    ///
+    /// # Errors
+    /// A synchronisation has failed before.
+    pub fn make_durable(&mut self, store: usize) -> Result<(), Status> {
+        self.stores[store].backing.sync_failure().map_or(Ok(()), Err)?;
+        self.stores[store].make_durable();
+        Ok(())
+    }
+
+    /// A store has blocks of so many bytes from now on.
+    pub fn reformat(&mut self, store: usize, block_bytes: u32) {
+        self.stores[store].reformat(block_bytes);
+    }
+
+    /// Nobody erases a store any more.
+    pub fn end_erasing(&mut self, store: usize) {
+        self.stores[store].erasing = false;
     }
 
     /// When something comes home, besides what has.
@@ -339,6 +397,9 @@ impl Disk for SimRing<'_> {
             disk.ready.push((*ring, Flight::new(u32::MAX, tag, op).done(gone)));
             return;
         };
+        if disk.stores[*store].erasing && !matches!(op, Op::Flush) {
+            disk.fault = Some(format!("store {store} is used while it is erased: {op:?}"));
+        }
         let flight = Flight::new(*store as u32, tag, op);
         match flight.shortcut(&disk.stores[*store].backing) {
             Some(outcome) => disk.ready.push((*ring, flight.done(outcome))),

@@ -128,7 +128,7 @@ impl Fencing {
 
     /// A command leaves.
     pub fn leaves(&mut self, op: &Op) {
-        if let (Some(spans), true) = (op.changes(), self.chance > 0) {
+        if let (Some(spans), true) = (op.changes(), self.chance > 0 && !op.is_admin()) {
             self.open.insert(op.id, (op.host, spans.to_vec()));
         }
         if let Kind::Order(order) = op.kind {
@@ -361,7 +361,7 @@ mod tests {
     const CONFLICT: Status = Status::RESERVATION_CONFLICT;
 
     fn op(host: usize, id: u32, began: Moment, kind: Kind) -> Op {
-        Op { kind, host, id, span: SPAN, began, half: 0 }
+        Op { kind, host, id, span: SPAN, began, half: 0, shift: 0 }
     }
 
     /// Two hosts. Gives an order its status.

@@ -146,6 +146,7 @@ impl Host {
         self.fabric = None;
         self.connect_at = None;
         (self.leaving, judge.disabled[self.index]) = (false, false);
+        judge.departures.forget(self.index);
         for tag in 0..self.ops.len() {
             if let Some(op) = self.ops[tag].take() {
                 self.free.push(tag);
@@ -296,24 +297,30 @@ impl Host {
             if session.phase() != Phase::Ready {
                 return;
             }
-            let queues = session.io_queues();
-            let queue = 1 + self.dice.below(queues.into()) as u16;
+            judge.made.cntlids[self.index] = session.cntlid();
+            let is_open = |queue: &u16| session.is_open(*queue);
+            let open: Vec<u16> = (1..=session.io_queues()).filter(is_open).collect();
+            // One stays.
+            let queue = open[self.dice.below(open.len() as u64) as usize];
             // Nothing comes between the halves of a fused command.
             let owed = self.owed.take();
             let queue = owed.as_ref().map_or(queue, |(queue, _)| *queue);
+            let departs = owed.is_none() && open.len() > 1;
             let room = session.capacity(queue).saturating_sub(session.outstanding(queue));
             if room == 0 {
                 self.owed = owed;
                 return;
             }
             let next = owed.map(|(_, op)| op);
+            let departure = || judge.next_departure(self.index, &mut self.dice);
+            let next = next.or_else(|| departs.then(departure).flatten());
             let next = next.or_else(|| judge.next_op(self.index, profile, &mut self.dice));
             let Some(mut op) = next else { return };
             if op.half == Flags::FUSED_FIRST && room < 2 {
                 op.half = 0;
             }
             let queue = if op.is_admin() { 0 } else { queue };
-            let buf = match op.data_bytes(profile) {
+            let buf = match op.data_bytes() {
                 0 => None,
                 len => match self.pool.take_data(len) {
                     Some(buf) => Some(buf),
@@ -321,7 +328,7 @@ impl Host {
                 },
             };
             let data = buf.map_or(Data::None, |mut buf| {
-                op.fill(self.pool.bytes_mut(&mut buf), profile);
+                op.fill(self.pool.bytes_mut(&mut buf));
                 Data::Buf(buf)
             });
             let sqe = op.sqe();
@@ -331,7 +338,13 @@ impl Host {
             });
             let request = Request { sqe, data, tag: tag as u64 };
             let mut io = Io { pool: &mut self.pool, fabric, now };
-            match session.submit(queue, request, &mut io) {
+            let sent = match op.kind {
+                Kind::Leave => {
+                    session.disconnect(queue, request.tag, &mut io).map_err(|_| Data::None)
+                }
+                _ => session.submit(queue, request, &mut io).map_err(|(request, _)| request.data),
+            };
+            match sent {
                 Ok(()) => {
                     judge.note_sent(self.index, queue, &op);
                     if op.kind == Kind::Disable {
@@ -343,9 +356,9 @@ impl Host {
                     self.owed = first.then(|| (queue, judge.second_half(&op)));
                     self.ops[tag] = Some(op);
                 }
-                Err((request, _)) => {
+                Err(data) => {
                     self.free.push(tag);
-                    if let Data::Buf(buf) = request.data {
+                    if let Data::Buf(buf) = data {
                         self.pool.give(buf);
                     }
                     return self.keep(queue, op, judge);

@@ -12,9 +12,12 @@ use nvme::cm::RejectStatus;
 use nvme::log::LogId;
 
 use super::aborts::Aborts;
+use super::departures::Departures;
 use super::fencing::Fencing;
+use super::formats::Formats;
 use super::keys::Proofs;
-use super::model::{Ending, Model, Value};
+use super::made::{Deed, Made, Outcome};
+use super::model::{Ending, Model, Span, Value};
 use super::news::News;
 use super::op::{Kind, Mistake, Op, Question};
 use super::paths::{Paths, is_of_paths};
@@ -66,6 +69,10 @@ pub struct Judge {
     pub aborts: Aborts,
     /// What is protected from writes.
     pub shields: Shields,
+    /// What is formatted.
+    pub formats: Formats,
+    /// Which queues are deleted.
+    pub departures: Departures,
     /// What is going on.
     pub stage: Stage,
     /// Commands sent in the stage of work.
@@ -80,6 +87,8 @@ pub struct Judge {
     pub paths: Paths,
     /// Which of them there are.
     pub scope: Scope,
+    /// Those that hosts have made.
+    pub made: Made,
     spaces: usize,
     /// A host shall reset its controller.
     pub reset: Vec<bool>,
@@ -102,7 +111,8 @@ pub struct Judge {
 impl Judge {
     /// Before the first command.
     pub fn new(profile: &Profile, commands: u32, trace: &Arc<Trace>, now: Instant) -> Judge {
-        let blocks: Vec<u32> = profile.shapes.iter().map(|(blocks, _)| *blocks).collect();
+        let sectors = (0..profile.shapes.len()).map(|space| profile.sectors(space));
+        let blocks: Vec<u32> = sectors.collect();
         let disk = profile.disk;
         // Keep alive as granted, with its margin; then the disk, several times.
         let granted = Duration::from_millis(profile.kato_ms.next_multiple_of(1000).into());
@@ -112,6 +122,8 @@ impl Judge {
             fencing: Fencing::new(blocks.len(), profile.hosts, profile.orders),
             aborts: Aborts::new(profile.aborts),
             shields: Shields::new(profile.shapes.len(), profile.protections),
+            formats: Formats::new(profile),
+            departures: Departures::new(profile.departures),
             stage: Stage::Work,
             sent: 0,
             commands,
@@ -119,6 +131,7 @@ impl Judge {
             news: News::new(profile.hosts),
             paths: Paths::new(profile),
             scope: Scope::new(profile.hosts, &blocks),
+            made: Made::new(profile),
             spaces: blocks.len(),
             reset: vec![false; profile.hosts],
             disabled: vec![false; profile.hosts],
@@ -180,6 +193,10 @@ impl Judge {
             let now = self.model.begin();
             self.fencing.is_over(&op, now);
             self.shields.is_over(&op, now);
+            if let Kind::Made(deed) = op.kind {
+                self.made.is_over(op.id, deed, now);
+            }
+            self.formats.is_over(&op, now);
         }
     }
 
@@ -189,6 +206,8 @@ impl Judge {
         let now = self.model.begin();
         self.fencing.crash(now);
         self.shields.crash(now);
+        self.made.crash(now);
+        self.formats.crash(now);
     }
 
     /// When that is.
@@ -221,11 +240,16 @@ impl Judge {
         }
         self.fencing.leaves(&op);
         self.shields.leaves(&op);
+        if let Kind::Made(deed) = op.kind {
+            self.made.leaves(op.id, deed, op.host, op.began);
+        }
+        self.formats.leaves(&op);
         let names = match op.kind {
             Kind::Abort(queue, cid) => Some((queue, cid)),
             _ => None,
         };
         self.aborts.leaves(op.id, (op.host, queue, cid), names);
+        self.departures.leaves(op.id, (op.host, queue), op.kind == Kind::Leave);
         op
     }
 
@@ -242,6 +266,8 @@ impl Judge {
         self.counts.lost += 1;
         self.aborts.forget(op.host);
         self.paths.failed(&op);
+        self.formats.lost(&op);
+        self.departures.lost(op.id);
         if !op.reads().is_empty() {
             self.model.forget_read(op.began);
         }
@@ -250,7 +276,11 @@ impl Judge {
             self.sweeping -= 1;
             self.sweep = (0, 0);
         }
-        if op.changes().is_some() || matches!(op.kind, Kind::Order(_) | Kind::Protect(_)) {
+        if let Kind::Made(deed) = op.kind {
+            self.made.lost(op.id, deed);
+        }
+        let order = matches!(op.kind, Kind::Order(_) | Kind::Protect(_) | Kind::Made(_));
+        if op.changes().is_some() || order {
             self.unfenced.push_back((now + self.fence_after, op));
         }
     }
@@ -258,10 +288,14 @@ impl Judge {
     /// A command was answered. `data` is what it has read, or sent.
     pub fn answered(&mut self, op: Op, answer: Answer, data: Option<&[u8]>) {
         let (host, status) = (op.host, answer.status);
+        let success = status.is_success();
         if self.stage == Stage::Sweep && op.kind == Kind::Read {
             self.sweeping -= 1;
+            if self.formats.excuses(&op, status) {
+                // From the beginning.
+                self.sweep = (0, 0);
+            }
         }
-        let success = status.is_success();
         match success {
             true => self.counts.done += 1,
             false => self.counts.refused += 1,
@@ -287,9 +321,13 @@ impl Judge {
                 (Kind::Spoil, true) => Ending::Done { fua: true },
                 _ => Ending::Doubtful,
             };
-            spans.iter().for_each(|span| self.model.wrote(op.id, *span, ending));
+            match (&op.kind, success) {
+                (Kind::Format { .. }, true) => self.erased(&op),
+                _ => spans.iter().for_each(|span| self.model.wrote(op.id, *span, ending)),
+            }
         }
         let verdict = match success {
+            _ if let Kind::Made(deed) = op.kind => self.check_made(&op, deed, answer, data),
             true => self.check(&op, data.unwrap_or_default()),
             false if unreadable => self.model.unreadable(op.began, op.reads()).map_err(|v| v.0),
             false if self.is_excusable(host, &op, status) => Ok(()),
@@ -298,7 +336,15 @@ impl Judge {
         let verdict = verdict.and_then(|()| self.check_reservation(&op, status));
         let verdict = verdict.and_then(|()| self.check_protection(&op, status));
         let verdict = verdict.and_then(|()| self.paths.check(&op, status));
-        let verdict = verdict.and_then(|()| self.scope.check(&op, status));
+        let verdict = match self.formats.excuses(&op, status) {
+            true => verdict,
+            false => verdict.and_then(|()| self.scope.check(&op, status)),
+        };
+        let now = self.model.begin();
+        let of_format = self.formats.answered(&op, status, now);
+        let verdict = verdict.and(of_format);
+        let leaves = op.kind == Kind::Leave;
+        let verdict = verdict.and(self.departures.answered(op.id, leaves, status));
         let aborted = status.is(Status::ABORT_REQUESTED);
         let says = matches!(op.kind, Kind::Abort(..)).then_some(success && answer.result & 1 == 0);
         let verdict = verdict.and_then(|()| self.aborts.answered(op.id, aborted, says));
@@ -311,6 +357,9 @@ impl Judge {
     fn check_reservation(&mut self, op: &Op, status: Status) -> Result<(), String> {
         let now = self.model.begin();
         if let Kind::Order(_) = op.kind {
+            // Who formats a namespace may not be barred from it meanwhile: nothing has come of that.
+            let held = status.is(Status::RESERVATION_CONFLICT) && self.formats.may_hold(op);
+            let status = if held { Status::FORMAT_IN_PROGRESS } else { status };
             let ended = self.fencing.answered(op, status, now)?;
             ended.iter().for_each(|(id, span)| self.model.fence(*id, *span));
             return Ok(());
@@ -333,6 +382,16 @@ impl Judge {
         verdict
     }
 
+    /// A format was answered with success: all that there was reads as zeros, whatever happens to the
+    /// power. Beyond the end nothing is erased.
+    fn erased(&mut self, op: &Op) {
+        let inside = self.scope.size_of(op).unwrap_or(0);
+        let (all, done) = (op.span, Ending::Done { fua: true });
+        self.model.wrote(op.id, Span { blocks: inside, ..all }, done);
+        let beyond = Span { lba: inside, blocks: all.blocks - inside, ..all };
+        self.model.wrote(op.id, beyond, Ending::Doubtful);
+    }
+
     fn check(&mut self, op: &Op, data: &[u8]) -> Result<(), String> {
         let nsid = op.span.space as u8 + 1;
         match &op.kind {
@@ -344,6 +403,9 @@ impl Judge {
                         Ok(value) => found.push(value),
                         Err(spoilt) => return Err(format!("block {lba}: {spoilt}")),
                     }
+                }
+                if let Some(torn) = found.chunks(1 << op.shift).find(|block| !is_whole(block)) {
+                    return Err(format!("a block is torn: {torn:?}"));
                 }
                 self.model.read(op.began, op.span, found.into_iter()).map_err(|v| v.0)
             }
@@ -359,16 +421,43 @@ impl Judge {
             Kind::Write { .. } | Kind::Zeroes { .. } | Kind::Deallocate(_) | Kind::Spoil => Ok(()),
             Kind::Copy { .. } => self.model.copied(op.id, op.began, op.span).map_err(|v| v.0),
             Kind::Admin(Question::Changed) => {
-                self.news.read_changed(op.host, data);
+                let changed = self.news.read_changed(op.host, data);
+                for nsid in changed {
+                    self.formats.doubt(op.host, nsid as usize - 1);
+                }
                 Ok(())
             }
             Kind::Admin(Question::Paths) => {
                 self.news.read_path(op.host, op.began);
                 self.paths.check_log(op, data)
             }
+            Kind::Admin(Question::Namespace) => {
+                self.scope.check_identity(op, data)?;
+                self.formats.learns(op, data)
+            }
             Kind::Admin(_) | Kind::Abort(..) | Kind::Disable => Ok(()),
-            Kind::Order(_) | Kind::Protect(_) => Ok(()),
+            Kind::Order(_) | Kind::Protect(_) | Kind::Format { .. } | Kind::Leave => Ok(()),
+            Kind::Made(_) => Ok(()),
         }
+    }
+
+    /// Whether a command about namespaces that hosts make, or on one, may be answered like this.
+    fn check_made(
+        &mut self,
+        op: &Op,
+        deed: Deed,
+        answer: Answer,
+        data: Option<&[u8]>,
+    ) -> Result<(), String> {
+        let (status, result) = (answer.status, answer.result as u32);
+        let disabled = self.disabled[op.host];
+        let of_none = [Status::COMMAND_SEQUENCE_ERROR, Status::CONTROLLER_LIST_INVALID];
+        let excused = disabled && of_none.iter().any(|each| status.is(*each))
+            || self.aborts.are_there() && status.is(Status::ABORT_REQUESTED)
+            || self.departures.excuses(status);
+        let outcome = Outcome { status, result, data: data.unwrap_or_default(), excused };
+        let now = self.model.begin();
+        self.made.answered(op.id, deed, outcome, now)
     }
 
     /// Whether a command may be refused with this status.
@@ -396,11 +485,17 @@ impl Judge {
             Kind::Order(_) if status.is(Status::INVALID_FIELD) => return true,
             // With its last namespace the subsystem loses the feature.
             Kind::Protect(_) if absent && status.is(Status::INVALID_FIELD) => return true,
+            Kind::Format { .. } if absent && status.is(Status::INVALID_OPCODE) => return true,
+            // It was resized meanwhile, or removed.
+            Kind::Format { .. } if status.is(Status::NAMESPACE_NOT_READY) => return true,
+            Kind::Format { .. } if absent && status.is(Status::COMMAND_INTERRUPTED) => return true,
             Kind::Abort(..) if status.is(Status::ABORT_LIMIT_EXCEEDED) => return true,
             _ => {}
         }
         self.fencing.excuses(status)
             || self.shields.excuses(status)
+            || self.formats.excuses(op, status)
+            || self.departures.excuses(status)
             || self.aborts.are_there() && status.is(Status::ABORT_REQUESTED)
             || self.disk_fails && of_disk.iter().any(|of_disk| status.is(*of_disk))
     }
@@ -427,7 +522,18 @@ impl Judge {
         self.counts.ended += 1;
         self.disabled[host] = false;
         self.news.forget(host);
+        self.formats.forget(host);
+        self.departures.forget(host);
         self.trace
             .note([0x72, host as u64, 0], || format!("host   {host} association ended: {why}"));
     }
+}
+
+/// Whether the sectors of a block are what one command left there.
+fn is_whole(block: &[Value]) -> bool {
+    let follows = |value, at| match value {
+        Value::Moved(write, home) => Value::Moved(write, home + at),
+        other => other,
+    };
+    block.iter().zip(0..).all(|(value, at)| *value == follows(block[0], at))
 }

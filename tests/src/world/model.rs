@@ -22,6 +22,7 @@
 //! moment between its command and its answer; a read settles which.
 
 mod copies;
+mod exchange;
 
 use std::fmt::Write as _;
 
@@ -43,7 +44,11 @@ pub enum Value {
     Moved(u32, u32),
 }
 
-/// Blocks of a namespace.
+/// The blocks of the model, and of all spans: those of hosts have one or eight of them, and may get
+/// another size.
+pub const SECTOR_BYTES: u32 = 512;
+
+/// Blocks of a namespace, of [`SECTOR_BYTES`] each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
     /// Index of the namespace.

@@ -57,14 +57,15 @@ impl News {
         self.logs[host].pop()
     }
 
-    /// A host has read the list of changed namespaces.
-    pub fn read_changed(&mut self, host: usize, page: &[u8]) {
+    /// A host has read the list of changed namespaces; gives them.
+    pub fn read_changed(&mut self, host: usize, page: &[u8]) -> Vec<u32> {
         let nsids = page.chunks_exact(4).map(|nsid| nsid.try_into().map_or(0, u32::from_le_bytes));
         let nsids: Vec<u32> = nsids.take_while(|nsid| *nsid != 0).collect();
         self.owed.retain(|owed| match owed.what {
             Change::Namespace(nsid) => owed.host != host || !nsids.contains(&nsid),
             Change::Path => true,
         });
+        nsids
     }
 
     /// A host has read the states of its path, which it asked for at `began`.

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use nvme::copy::{Copy, CopyFlags, CopyRange};
-use nvme::fabrics::PropertySet;
+use nvme::fabrics::{Disconnect, PropertySet};
 use nvme::feature::{FeatureId, SetFeatures};
 use nvme::identify::{Cns, Identify};
 use nvme::log::{GetLogPage, LogId};
@@ -11,9 +11,9 @@ use nvme::property::Property;
 use nvme::sqe::DsmRange;
 use nvme::{AdminOpcode, IoOpcode, PAGE_BYTES, Sgl, Sqe};
 
-use super::model::{Moment, Span, Value};
+use super::made::Deed;
+use super::model::{Moment, SECTOR_BYTES, Span, Value};
 use super::order::Order;
-use super::profile::Profile;
 use super::stamp;
 
 /// What a buffer holds before something is read into it.
@@ -57,12 +57,25 @@ pub enum Kind {
     Order(Order),
     /// Set Features 84h: the namespace is protected from writes, or no longer.
     Protect(bool),
+    /// Format NVM.
+    Format {
+        /// With an erase of user data, or without saying so.
+        erase: bool,
+        /// Which format.
+        index: u8,
+        /// log2 of the sectors in a block of that.
+        shift: u8,
+    },
     /// Abort of a command on this queue, with this id.
     Abort(u16, u16),
+    /// Disconnect: its queue is deleted.
+    Leave,
     /// An admin command that only asks.
     Admin(Question),
     /// Property Set, CC.EN = 0, whatever is under way.
     Disable,
+    /// About namespaces that hosts make, or on one. Its span says nothing.
+    Made(Deed),
     /// A command that must be refused.
     Wrong(Mistake),
 }
@@ -110,28 +123,37 @@ pub struct Op {
     pub began: Moment,
     /// Which half of a fused command it is: 1, 2, or 0 for none.
     pub half: u8,
+    /// log2 of the sectors in a block, as its host believes.
+    pub shift: u8,
 }
 
 impl Op {
     /// Whether it goes to the admin queue.
     pub fn is_admin(&self) -> bool {
-        matches!(self.kind, Kind::Admin(_) | Kind::Abort(..) | Kind::Protect(_) | Kind::Disable)
+        match &self.kind {
+            Kind::Admin(_) | Kind::Abort(..) | Kind::Protect(_) | Kind::Disable => true,
+            Kind::Format { .. } => true,
+            Kind::Made(deed) => deed.is_admin(),
+            _ => false,
+        }
     }
 
     /// Whether it is an I/O command on blocks of its namespace.
     pub fn is_for_blocks(&self) -> bool {
         match self.kind {
             Kind::Read | Kind::Compare(_) | Kind::Flush | Kind::Order(_) => true,
-            _ => self.changes().is_some(),
+            _ => self.changes().is_some() && !self.is_admin(),
         }
     }
 
     /// The blocks that it changes, if it does.
     pub fn changes(&self) -> Option<&[Span]> {
         match &self.kind {
-            Kind::Write { .. } | Kind::Zeroes { .. } | Kind::Copy { .. } | Kind::Spoil => {
-                Some(std::slice::from_ref(&self.span))
-            }
+            Kind::Write { .. }
+            | Kind::Zeroes { .. }
+            | Kind::Copy { .. }
+            | Kind::Spoil
+            | Kind::Format { .. } => Some(std::slice::from_ref(&self.span)),
             Kind::Deallocate(spans) => Some(spans),
             _ => None,
         }
@@ -142,9 +164,25 @@ impl Op {
         match &self.kind {
             Kind::Write { .. } => Some(Value::Write(self.id)),
             Kind::Zeroes { .. } | Kind::Deallocate(_) => Some(Value::Zeros),
+            Kind::Format { .. } => Some(Value::Zeros),
             Kind::Spoil => Some(Value::Unreadable),
             _ => None,
         }
+    }
+
+    /// Whether it moves the data of blocks.
+    pub fn moves_blocks(&self) -> bool {
+        matches!(self.kind, Kind::Read | Kind::Write { .. } | Kind::Compare(_))
+    }
+
+    /// Whether it is an I/O command that changes blocks without moving their data.
+    pub fn is_bare(&self) -> bool {
+        self.changes().is_some() && !self.moves_blocks() && !self.is_admin()
+    }
+
+    /// Whether it asks how large blocks are.
+    pub fn asks_shape(&self) -> bool {
+        self.kind == Kind::Admin(Question::Namespace)
     }
 
     /// The blocks that it reads.
@@ -157,29 +195,27 @@ impl Op {
     }
 
     /// Bytes of data.
-    pub fn data_bytes(&self, profile: &Profile) -> u32 {
+    pub fn data_bytes(&self) -> u32 {
         match &self.kind {
-            Kind::Read | Kind::Write { .. } | Kind::Compare(_) => {
-                self.span.blocks * profile.shapes[self.span.space].1
-            }
+            Kind::Read | Kind::Write { .. } | Kind::Compare(_) => self.span.blocks * SECTOR_BYTES,
             Kind::Deallocate(spans) => spans.len() as u32 * DsmRange::BYTES as u32,
             Kind::Copy { from, format, .. } => from.len() as u32 * range_bytes(*format),
             Kind::Order(order) => order.data_bytes(),
+            Kind::Made(deed) => deed.data_bytes(),
             Kind::Spoil | Kind::Flush | Kind::Zeroes { .. } | Kind::Disable => 0,
-            Kind::Abort(..) | Kind::Protect(_) => 0,
+            Kind::Abort(..) | Kind::Protect(_) | Kind::Format { .. } | Kind::Leave => 0,
             Kind::Admin(Question::Queues) => 0,
             Kind::Admin(_) => PAGE_BYTES as u32,
             Kind::Wrong(Mistake::Opcode) => 0,
-            Kind::Wrong(_) => profile.shapes[self.span.space].1,
+            Kind::Wrong(_) => SECTOR_BYTES << self.shift,
         }
     }
 
     /// The command itself.
     pub fn sqe(&self) -> Sqe {
         let nsid = self.span.space as u32 + 1;
-        let io = |opcode| {
-            Sqe::io(opcode, nsid).with_range(self.span.lba.into(), self.span.blocks as u16 - 1)
-        };
+        let (slba, nlb_z) = self.range(&self.span);
+        let io = |opcode| Sqe::io(opcode, nsid).with_range(slba, nlb_z);
         let sqe = match &self.kind {
             Kind::Read => io(IoOpcode::READ),
             Kind::Write { fua } => io(IoOpcode::WRITE).with_fua(*fua),
@@ -190,7 +226,7 @@ impl Op {
             Kind::Copy { from, format, fua } => {
                 let flags = CopyFlags(0).with_nr_z(from.len() as u8 - 1).with_format(*format);
                 let flags = flags.with_fua(*fua);
-                Copy { sdlba: self.span.lba.into(), flags }.emit(nsid, Sgl::NONE)
+                Copy { sdlba: slba, flags }.emit(nsid, Sgl::NONE)
             }
             Kind::Spoil => io(IoOpcode::WRITE_UNCORRECTABLE),
             Kind::Flush => Sqe::io(IoOpcode::FLUSH, nsid),
@@ -213,14 +249,20 @@ impl Op {
                 Sqe { cdw10: 7, ..Sqe::admin(AdminOpcode::GET_FEATURES) }
             }
             Kind::Order(order) => order.sqe(nsid),
+            Kind::Made(deed) => deed.sqe(),
             Kind::Protect(on) => {
                 let set = SetFeatures::new(FeatureId::NAMESPACE_WRITE_PROTECT, u32::from(*on));
                 SetFeatures { nsid, ..set }.emit(Sgl::NONE)
+            }
+            Kind::Format { erase, index, .. } => {
+                let cdw10 = u32::from(*erase) << 9 | u32::from(*index);
+                Sqe { cdw10, ..Sqe::admin(AdminOpcode::FORMAT_NVM).with_nsid(nsid) }
             }
             Kind::Abort(queue, cid) => {
                 let cdw10 = u32::from(*cid) << 16 | u32::from(*queue);
                 Sqe { cdw10, ..Sqe::admin(AdminOpcode::ABORT) }
             }
+            Kind::Leave => Disconnect { recfmt: 0 }.emit(),
             Kind::Disable => PropertySet::new(Property::CC, 0).emit(),
             Kind::Wrong(Mistake::Range) => io(IoOpcode::READ).with_range(1 << 40, 0),
             Kind::Wrong(Mistake::Namespace) => io(IoOpcode::READ).with_nsid(9),
@@ -230,8 +272,8 @@ impl Op {
     }
 
     /// Fills the data that it sends; or what it reads into, with what nobody writes.
-    pub fn fill(&self, bytes: &mut [u8], profile: &Profile) {
-        let (nsid, block) = (self.span.space as u8 + 1, profile.shapes[self.span.space].1 as usize);
+    pub fn fill(&self, bytes: &mut [u8]) {
+        let (nsid, block) = (self.span.space as u8 + 1, SECTOR_BYTES as usize);
         match &self.kind {
             Kind::Write { .. } => {
                 for (block, lba) in bytes.chunks_exact_mut(block).zip(self.span.lba..) {
@@ -250,7 +292,8 @@ impl Op {
             }
             Kind::Deallocate(spans) => {
                 for (bytes, span) in bytes.chunks_exact_mut(DsmRange::BYTES).zip(spans) {
-                    let (blocks, slba) = (span.blocks, span.lba.into());
+                    let (slba, nlb_z) = self.range(span);
+                    let blocks = u32::from(nlb_z) + 1;
                     bytes.copy_from_slice(&DsmRange { attributes: 0, blocks, slba }.emit());
                 }
             }
@@ -258,13 +301,20 @@ impl Op {
                 bytes.fill(0);
                 let places = bytes.chunks_exact_mut(range_bytes(*format) as usize);
                 for (bytes, span) in places.zip(from) {
-                    let (slba, nlb_z) = (span.lba.into(), span.blocks as u16 - 1);
+                    let (slba, nlb_z) = self.range(span);
                     bytes[..CopyRange::BYTES].copy_from_slice(&CopyRange { slba, nlb_z }.emit());
                 }
             }
             Kind::Order(order) => order.fill(self.host, bytes),
+            Kind::Made(deed) if deed.fill(self.id, bytes) => {}
             _ => bytes.fill(POISON),
         }
+    }
+
+    /// A span in blocks as its host has them: the first, and how many, less one.
+    fn range(&self, span: &Span) -> (u64, u16) {
+        let [first, blocks] = [span.lba, span.blocks].map(|sectors| sectors >> self.shift);
+        (first.into(), (blocks - 1) as u16)
     }
 }
 
@@ -312,7 +362,13 @@ impl fmt::Display for Op {
             Kind::Abort(queue, cid) => write!(f, "abort of command {cid:04x} on queue {queue}"),
             Kind::Protect(true) => write!(f, "write protection of namespace {nsid}"),
             Kind::Protect(false) => write!(f, "no write protection of namespace {nsid}"),
+            Kind::Format { shift, .. } => {
+                let bytes = SECTOR_BYTES << shift;
+                write!(f, "format {} of namespace {nsid} to blocks of {bytes} bytes", self.id)
+            }
+            Kind::Leave => f.write_str("deletion of the queue"),
             Kind::Disable => f.write_str("reset"),
+            Kind::Made(deed) => write!(f, "{deed}"),
             Kind::Admin(question) => write!(f, "question: {question:?}"),
             Kind::Wrong(mistake) => write!(f, "mistake: {mistake:?}"),
         }

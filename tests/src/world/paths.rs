@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use nvme::Status;
 use nvme::log::{AnaGroup, AnaHeader, AnaState};
 
+use super::made::GROUP;
 use super::model::{Moment, Span};
 use super::op::{Kind, Op};
 use super::profile::Profile;
@@ -66,7 +67,8 @@ impl Paths {
     #[must_use]
     pub fn excuses(&self, op: &Op, status: Status) -> bool {
         is_of_paths(status)
-            && (op.is_for_blocks() || matches!(op.kind, Kind::Protect(_) | Kind::Wrong(_)))
+            && (op.is_for_blocks()
+                || matches!(op.kind, Kind::Protect(_) | Kind::Format { .. } | Kind::Wrong(_)))
     }
 
     /// A command has come to nothing on its path.
@@ -94,7 +96,9 @@ impl Paths {
         for _ in 0..groups {
             let group = rest.first_chunk().map(AnaGroup::parse).ok_or("the log is cut off")?;
             let index = (group.grpid as usize).wrapping_sub(1);
-            let (state, since) = states.get(index).ok_or("there is no such group")?;
+            // That of namespaces that hosts have made is reached by every path.
+            let made = (index + 1 == GROUP as usize).then_some(&(AnaState::OPTIMIZED, 0));
+            let (state, since) = states.get(index).or(made).ok_or("there is no such group")?;
             if *since < op.began && *state != group.state {
                 return Err(format!(
                     "group {} is told as {:?}, not {state:?}",
@@ -142,7 +146,7 @@ mod tests {
 
     fn op(host: usize, began: Moment) -> Op {
         let span = Span { space: 0, lba: 0, blocks: 1 };
-        Op { kind: Kind::Read, host, id: 1, span, began, half: 0 }
+        Op { kind: Kind::Read, host, id: 1, span, began, half: 0, shift: 0 }
     }
 
     #[test]

@@ -39,11 +39,21 @@ pub enum Plant {
     LostMarks,
     /// Copies read what the disk had before.
     StaleCopy,
+    /// The record of namespaces that hosts have made is not synced before the answer.
+    LostRecord,
+    /// A namespace that gets another store keeps the one that it had.
+    OldStore,
+    /// Reactors do not hear that a namespace is formatted, and its commands go on.
+    LateFormat,
+    /// A format leaves the last blocks as they were.
+    HalfFormat,
+    /// The block size that a host has chosen is forgotten by a restart.
+    LostFormat,
 }
 
 impl Plant {
     /// All of them.
-    pub const ALL: [Plant; 13] = [
+    pub const ALL: [Plant; 18] = [
         Plant::LostAck,
         Plant::DoubleCompletion,
         Plant::MissingFlush,
@@ -57,6 +67,11 @@ impl Plant {
         Plant::FalseAbort,
         Plant::LostMarks,
         Plant::StaleCopy,
+        Plant::LostRecord,
+        Plant::OldStore,
+        Plant::LateFormat,
+        Plant::HalfFormat,
+        Plant::LostFormat,
     ];
 
     /// Its name on the command line.
@@ -76,6 +91,11 @@ impl Plant {
             Plant::FalseAbort => "false-abort",
             Plant::LostMarks => "lost-marks",
             Plant::StaleCopy => "stale-copy",
+            Plant::LostRecord => "lost-record",
+            Plant::OldStore => "old-store",
+            Plant::LateFormat => "late-format",
+            Plant::HalfFormat => "half-format",
+            Plant::LostFormat => "lost-format",
         }
     }
 

@@ -9,6 +9,7 @@ use rdma::soft::sim::{Dice, Faults};
 
 use super::disk::DiskFaults;
 use super::keys::Proofs;
+use super::model::SECTOR_BYTES;
 
 /// A mishap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,6 +36,8 @@ pub enum Mishap {
     Freeze(usize, Duration),
     /// A namespace is removed and comes back after a while.
     Remove(usize, Duration),
+    /// A namespace is removed, and comes back after a while with another store.
+    Exchange(usize, Duration),
     /// The subsystem is withdrawn and comes back after a while.
     Withdraw(Duration),
     /// The disks answer nothing for a while.
@@ -101,10 +104,18 @@ pub struct Profile {
     pub protections: u16,
     /// In a thousand commands those that abort another.
     pub aborts: u16,
+    /// In a thousand commands those that delete a queue.
+    pub departures: u16,
     /// In a thousand commands those that make blocks unreadable.
     pub spoils: u16,
+    /// In a thousand commands those about namespaces that hosts make; 0: none may.
+    pub managing: u16,
     /// In a thousand commands copies.
     pub copies: u16,
+    /// In a thousand commands those that format a namespace.
+    pub formats: u16,
+    /// A format may give it blocks of another size.
+    pub reshapes: bool,
     /// In a thousand writes those with FUA.
     pub fua: u16,
     /// In a thousand ranges those in the first few blocks.
@@ -166,8 +177,12 @@ impl Profile {
             orders: 0,
             aborts: 0,
             protections: 0,
+            departures: 0,
             spoils: 0,
+            managing: 0,
             copies: 0,
+            formats: 0,
+            reshapes: false,
             paths: 1,
             twins: false,
             proofs: Proofs::None,
@@ -203,7 +218,36 @@ impl Profile {
         };
         profile.spoils = pick(dice, &[0, 0, 10, 40]);
         profile.copies = pick(dice, &[0, 0, 20, 100]);
+        profile.managing = pick(dice, &[0, 0, 50, 200]);
+        // Who has reserved or protected a namespace has not reserved or protected the next one.
+        if profile.orders == 0 && profile.protections == 0 {
+            let more = pick(dice, &[0, 1, 3]);
+            profile.mishaps.extend((0..more).map(|_| exchange(dice, commands)));
+            profile.mishaps.sort_by_key(|(at, _)| *at);
+        }
+        profile.departures = pick(dice, &[0, 5, 20]);
+        profile.formats = pick(dice, &[0, 0, 5]);
+        let some = |what: fn(&Mishap) -> bool| profile.mishaps.iter().any(|(_, m)| what(m));
+        // Which of two stores was formatted is more than hosts know.
+        if some(|mishap| matches!(mishap, Mishap::Exchange(..))) {
+            profile.formats = 0;
+        }
+        // What lies beyond the end of a namespace keeps the blocks that it had.
+        let resized = some(|mishap| matches!(mishap, Mishap::Resize(..)));
+        profile.reshapes = profile.formats > 0 && !resized;
         profile
+    }
+
+    /// Sectors of a namespace, at most.
+    #[must_use]
+    pub fn sectors(&self, space: usize) -> u32 {
+        self.shapes[space].0 << self.shift(space)
+    }
+
+    /// log2 of the sectors in a block of a namespace, before anybody formats it.
+    #[must_use]
+    pub fn shift(&self, space: usize) -> u8 {
+        (self.shapes[space].1 / SECTOR_BYTES).trailing_zeros() as u8
     }
 
     /// How long the disks may answer nothing: as long as they ever do, once after the other.
@@ -294,6 +338,12 @@ fn scope(dice: &mut Dice, hosts: usize, commands: u32) -> (u32, Mishap) {
         1..=4 => Mishap::Resize(space, 1 + dice.below(63) as u32, time),
         _ => Mishap::Hide(space, dice.below(hosts as u64) as usize, time),
     };
+    (dice.below(u64::from(commands).max(1)) as u32, mishap)
+}
+
+fn exchange(dice: &mut Dice, commands: u32) -> (u32, Mishap) {
+    let long = pick(dice, &[1, 500, 50_000]);
+    let mishap = Mishap::Exchange(dice.below(2) as usize, micros(dice, long / 2, long));
     (dice.below(u64::from(commands).max(1)) as u32, mishap)
 }
 

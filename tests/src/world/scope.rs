@@ -5,6 +5,7 @@
 //! is not there, or lies beyond the end, must be refused, and nothing else so.
 
 use nvme::Status;
+use nvme::identify::IdentifyNamespace;
 
 use super::model::Moment;
 use super::op::Op;
@@ -16,6 +17,8 @@ pub struct Scope {
     there: Vec<Vec<(bool, Moment)>>,
     /// For each namespace its blocks, and since when.
     sizes: Vec<(u32, Moment)>,
+    /// For each namespace its NGUID, since when, and the one before.
+    names: Vec<([u8; 16], Moment)>,
 }
 
 impl Scope {
@@ -25,6 +28,7 @@ impl Scope {
         Scope {
             there: vec![vec![(true, 0); blocks.len()]; hosts],
             sizes: blocks.iter().map(|blocks| (*blocks, 0)).collect(),
+            names: (0..blocks.len()).map(|space| (name(space, 0), 0)).collect(),
         }
     }
 
@@ -46,6 +50,25 @@ impl Scope {
         }
         (*was, *since) = (blocks, now);
         true
+    }
+
+    /// A namespace has another identity.
+    pub fn set_name(&mut self, space: usize, name: [u8; 16], now: Moment) {
+        self.names[space] = (name, now);
+    }
+
+    /// Whether a namespace may be described like this to whoever asked for it.
+    ///
+    /// # Errors
+    /// It may not.
+    pub fn check_identity(&self, op: &Op, page: &[u8]) -> Result<(), String> {
+        let page = IdentifyNamespace::parse(page.first_chunk().ok_or("the page is short")?);
+        let (name, since) = self.names[op.span.space];
+        // Of one that is not there all is zero.
+        match since >= op.began || page.nsze == 0 || page.nguid == name {
+            true => Ok(()),
+            false => Err(format!("it is told as {:x?}, and is {name:x?}", page.nguid)),
+        }
     }
 
     /// Whether a namespace is there for a host.
@@ -82,6 +105,13 @@ impl Scope {
         }
     }
 
+    /// How large the namespace of a command has been all the time.
+    #[must_use]
+    pub fn size_of(&self, op: &Op) -> Option<u32> {
+        let (size, since) = self.sizes[op.span.space];
+        (since < op.began).then_some(size)
+    }
+
     /// Whether this may be why a command is refused; [`Scope::check`] says more.
     #[must_use]
     pub fn excuses(&self, op: &Op, status: Status) -> bool {
@@ -90,6 +120,14 @@ impl Scope {
         self.is_absent(op) && status.is(Status::INVALID_NAMESPACE)
             || op.is_for_blocks() && beyond && status.is(Status::LBA_OUT_OF_RANGE)
     }
+}
+
+/// The identity of a namespace, with its first store or a later one.
+#[must_use]
+pub fn name(space: usize, generation: u8) -> [u8; 16] {
+    let mut name = [space as u8 + 1; 16];
+    name[15] = name[15].wrapping_add(generation.wrapping_mul(16));
+    name
 }
 
 /// Where the blocks of a command end, if it has any.
@@ -106,7 +144,7 @@ mod tests {
 
     fn read(host: usize, lba: u32, began: Moment) -> Op {
         let span = Span { space: 1, lba, blocks: 2 };
-        Op { kind: Kind::Read, host, id: 1, span, began, half: 0 }
+        Op { kind: Kind::Read, host, id: 1, span, began, half: 0, shift: 0 }
     }
 
     #[test]

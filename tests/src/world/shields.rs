@@ -143,7 +143,7 @@ mod tests {
     const PROTECTED: Status = Status::NAMESPACE_WRITE_PROTECTED;
 
     fn op(id: u32, began: Moment, kind: Kind) -> Op {
-        Op { kind, host: 0, id, span: SPAN, began, half: 0 }
+        Op { kind, host: 0, id, span: SPAN, began, half: 0, shift: 0 }
     }
 
     #[test]

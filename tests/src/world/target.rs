@@ -1,6 +1,9 @@
 //! The target: the queues of its reactors on simulated fabrics and disks, its book, its death and
 //! its return.
 
+pub mod formatting;
+pub mod steward;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -12,7 +15,6 @@ use nvmfd::ana::AnaStates;
 use nvmfd::config::{ListenerConfig, Offer};
 use nvmfd::controller::Limits;
 use nvmfd::disk::{BackingId, Done, Geometry, Health};
-use nvmfd::format::Formats;
 use nvmfd::mailbox::{Mail, Mailbox, mailbox};
 use nvmfd::protection::Protection;
 use nvmfd::queue::RECEIVES_FOR_ADMIN;
@@ -28,11 +30,15 @@ use rdma::soft::sim::{Air, AirPort, Dice};
 use rdma::{Event, Fabric, Pool, PoolPlan, Wake};
 use tempfile::TempDir;
 
+use self::formatting::Formatter;
+use self::steward::Steward;
 use super::disk::{SimDisk, SimRing};
 use super::host::hostnqn;
 use super::keys::keyring;
+use super::model::SECTOR_BYTES;
 use super::plant::Plant;
 use super::profile::Profile;
+use super::scope::name;
 use super::seam::{DiskSeam, Echo, Ledger, Seam, SharedLedger, lock};
 use super::trace::Trace;
 use super::{config, entropy};
@@ -77,14 +83,19 @@ pub struct Target {
     /// Where they are kept whose blocks may become unreadable, and of each namespace those that are.
     kept: Option<TempDir>,
     marks: Vec<Arc<Marks>>,
-    /// Blocks of each namespace.
+    /// Sectors of each namespace.
     sizes: Vec<u32>,
+    /// Of each namespace its store, and how many it had before.
+    stores: Vec<(usize, u8)>,
     /// For each namespace the machines that do not see it.
     hidden: Vec<BTreeSet<usize>>,
     /// Of each listener.
     paths: Vec<AnaStates>,
+    formatter: Formatter,
     /// Works between the turns of reactors, since it has no thread here.
     keeper: Keeper,
+    /// Who carries out what hosts order about namespaces, between the turns as well.
+    pub steward: Steward,
     /// A planted fault of its own.
     pub plant: Option<Plant>,
 }
@@ -111,12 +122,15 @@ impl Target {
             protections: (0..profile.shapes.len() as u32)
                 .map(|space| Protection::simulated(subnqn(), space + 1))
                 .collect(),
-            sizes: profile.shapes.iter().map(|(blocks, _)| *blocks).collect(),
+            sizes: (0..profile.shapes.len()).map(|space| profile.sectors(space)).collect(),
+            stores: (0..profile.shapes.len()).map(|space| (space, 0)).collect(),
             hidden: vec![BTreeSet::new(); profile.shapes.len()],
             paths: vec![AnaStates::default(); profile.paths],
             keeper: Keeper::new(),
             kept: kept.map_err(|error| error.to_string())?,
             marks: Vec::new(),
+            steward: Steward::new(profile, 0),
+            formatter: Formatter::default(),
             plant: None,
         })
     }
@@ -194,7 +208,9 @@ impl Target {
         let receives = profile.receives - RECEIVES_FOR_ADMIN;
         self.keeper = Keeper::new();
         let registry = Registry::new(senders, 16, receives).with_keeper(self.keeper.sender());
+        let registry = registry.with_steward(self.steward.sender());
         self.registry = Arc::new(registry);
+        self.start_formats(profile)?;
         if let Some(keyring) = keyring(profile).filter(|_| self.plant != Some(Plant::OpenDoor)) {
             self.registry.set_keyring(keyring);
         }
@@ -203,9 +219,12 @@ impl Target {
         self.load_marks(profile)?;
         disk.open(self.reactors.iter().map(|r| Arc::clone(r.pool.region())).collect());
         for space in 0..profile.shapes.len() {
-            self.serve(space, disk);
-            disk.resize(space, self.sizes[space]);
+            self.serve(profile, space, disk)?;
+            let store = self.stores[space].0;
+            disk.reformat(store, self.block_bytes(profile, space));
+            disk.resize(store, self.sizes[space]);
         }
+        self.open_made(disk)?;
         self.publish(profile);
         self.registry.set_listeners(self.listeners(profile));
         Ok(())
@@ -216,11 +235,45 @@ impl Target {
         if self.plant == Some(Plant::LostMarks) && self.kept.is_some() {
             self.kept = Some(tempfile::tempdir().map_err(|error| error.to_string())?);
         }
-        let marks = |space| match &self.kept {
-            Some(kept) => Marks::kept(subnqn(), space as u32 + 1, kept.path(), uuid(space)),
+        let marks = (0..profile.shapes.len()).map(|space| self.open_marks(space));
+        self.marks = marks.collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    fn open_marks(&self, space: usize) -> Result<Arc<Marks>, String> {
+        match &self.kept {
+            Some(kept) => Marks::kept(subnqn(), space as u32 + 1, kept.path(), self.name(space)),
             None => Ok(Marks::volatile()),
+        }
+    }
+
+    /// What a namespace is called: its UUID and its NGUID.
+    pub fn name(&self, space: usize) -> [u8; 16] {
+        name(space, self.stores[space].1)
+    }
+
+    /// A namespace that is not served now has another store.
+    ///
+    /// # Errors
+    /// There is no place for its files.
+    pub fn exchange(
+        &mut self,
+        profile: &Profile,
+        space: usize,
+        disk: &mut SimDisk,
+    ) -> Result<(), String> {
+        let (blocks, block_bytes) = profile.shapes[space];
+        let (old, generation) = self.stores[space];
+        let new = match self.plant {
+            Some(Plant::OldStore) => old,
+            _ => disk.add_store(blocks, block_bytes),
         };
-        self.marks = (0..profile.shapes.len()).map(marks).collect::<Result<_, _>>()?;
+        self.stores[space] = (new, generation.wrapping_add(1));
+        disk.resize(new, self.sizes[space]);
+        self.healths[space] = Arc::default();
+        self.protections[space] = Protection::simulated(subnqn(), space as u32 + 1);
+        self.reservations[space] = Reservation::volatile(subnqn(), space as u32 + 1);
+        self.marks[space] = self.open_marks(space)?;
         Ok(())
     }
 
@@ -250,25 +303,42 @@ impl Target {
         self.reactors.clear();
         self.served.fill(None);
         self.published = false;
+        self.drop_formats();
     }
 
     /// Serves a namespace (from the next publication on).
-    pub fn serve(&mut self, space: usize, disk: &mut SimDisk) {
-        let id = BackingId(self.next_id);
-        self.next_id += 1;
-        disk.attach(id, space);
+    ///
+    /// # Errors
+    /// What is kept of it makes no sense.
+    pub fn serve(
+        &mut self,
+        profile: &Profile,
+        space: usize,
+        disk: &mut SimDisk,
+    ) -> Result<(), String> {
+        self.renew_format(profile, space)?;
+        let id = self.fresh_id();
+        disk.attach(id, self.stores[space].0);
         self.served[space] = Some(id);
+        Ok(())
+    }
+
+    fn fresh_id(&mut self) -> BackingId {
+        self.next_id += 1;
+        BackingId(self.next_id - 1)
     }
 
     /// Serves a namespace no more (after the next publication).
-    pub fn remove(&mut self, space: usize) -> Option<BackingId> {
+    pub fn remove(&mut self, space: usize, disk: &mut SimDisk) -> Option<BackingId> {
+        self.interrupt_format(space, disk);
         self.served[space].take()
     }
 
     /// Makes the subsystem, as it is now, known to all.
     pub fn publish(&mut self, profile: &Profile) {
         let namespace = |(space, id): (usize, &Option<BackingId>)| {
-            let (blocks, block_bytes) = (self.sizes[space], profile.shapes[space].1);
+            let block_bytes = self.block_bytes(profile, space);
+            let blocks = self.sizes[space] / (block_bytes / SECTOR_BYTES);
             id.map(|backing| Namespace {
                 nsid: space as u32 + 1,
                 backing,
@@ -278,20 +348,21 @@ impl Target {
                 block_shift: block_bytes.trailing_zeros() as u8,
                 read_only: false,
                 protection: Arc::clone(&self.protections[space]),
-                allow_format: false,
-                formats: Formats::only(block_bytes.trailing_zeros() as u8),
-                formatting: None,
+                allow_format: profile.formats > 0,
+                formats: self.formats_of(profile, space),
+                formatting: self.format(space).under_way(),
                 write_uncorrectable: self.kept.is_some(),
                 marks: Arc::clone(&self.marks[space]),
                 limiters: Vec::new(),
                 ana_group: space as u32 + 1,
                 volatile_cache: true,
-                uuid: uuid(space),
-                nguid: [space as u8 + 1; 16],
+                uuid: self.name(space),
+                nguid: self.name(space),
                 eui64: None,
                 reservation: Arc::clone(&self.reservations[space]),
             })
         };
+        let declared = self.served.iter().enumerate().filter_map(namespace);
         self.registry.publish(Arc::new(Subsystem {
             nqn: subnqn(),
             serial: Text::lossy("WORLD"),
@@ -299,8 +370,8 @@ impl Target {
             allow_any_host: true,
             hosts: BTreeSet::new(),
             offer: Arc::new(Offer { masks: self.masks(profile), ..Offer::default() }),
-            namespaces: self.served.iter().enumerate().filter_map(namespace).collect(),
-            management: None,
+            namespaces: declared.chain(self.made()).collect(),
+            management: self.management(),
             host_limiters: Arc::default(),
             usage: Arc::clone(&self.usage),
         }));
@@ -310,19 +381,21 @@ impl Target {
     fn masks(&self, profile: &Profile) -> BTreeMap<u32, BTreeSet<Nqn>> {
         let masked = self.hidden.iter().enumerate().filter(|(_, from)| !from.is_empty());
         let machines = || (0..profile.hosts).map(|host| profile.machine(host));
+        let made = self.steward.entries().iter();
         masked
             .map(|(space, from)| {
                 let hosts = machines().filter(|machine| !from.contains(machine)).map(hostnqn);
                 (space as u32 + 1, hosts.collect())
             })
+            .chain(made.map(|(nsid, entry)| (*nsid, entry.hosts.clone())))
             .collect()
     }
 
-    /// Gives a namespace so many blocks.
-    pub fn resize(&mut self, profile: &Profile, space: usize, blocks: u32, disk: &mut SimDisk) {
-        self.sizes[space] = blocks;
+    /// Gives a namespace so many sectors.
+    pub fn resize(&mut self, profile: &Profile, space: usize, sectors: u32, disk: &mut SimDisk) {
+        self.sizes[space] = sectors;
         if self.is_up() {
-            disk.resize(space, blocks);
+            disk.resize(self.stores[space].0, sectors);
             self.publish_again(profile);
         }
     }
@@ -340,7 +413,8 @@ impl Target {
         }
     }
 
-    fn publish_again(&mut self, profile: &Profile) {
+    /// Makes the subsystem known as it is now, if it is known.
+    pub fn publish_again(&mut self, profile: &Profile) {
         if self.published {
             self.publish(profile);
         }
@@ -393,11 +467,21 @@ impl Target {
         worked |= reactor.queues.tick(&mut lent);
         if std::mem::take(&mut reactor.rung) {
             while let Some(mail) = reactor.mailbox.take() {
+                if let Mail::Caught(answer) = mail {
+                    // Who asks may have gone.
+                    let _ = answer.send(());
+                    continue;
+                }
                 match (self.plant, &mail) {
-                    (Some(Plant::MissingFence), Mail::Fence(fence)) if !is_shield(fence) => {
+                    (Some(Plant::MissingFence), Mail::Fence(fence)) if is_of_preemption(fence) => {
                         continue;
                     }
                     (Some(Plant::LateShield), Mail::Fence(fence)) if is_shield(fence) => continue,
+                    (Some(Plant::LateFormat), Mail::Fence(fence))
+                        if fence.whose == Fenced::Users =>
+                    {
+                        continue;
+                    }
                     (Some(Plant::StaleView), Mail::Subsystem(_)) => continue,
                     (Some(Plant::LostAbort), Mail::Errand(_)) => {
                         std::mem::forget(mail);
@@ -484,12 +568,12 @@ impl Target {
     }
 }
 
-fn is_shield(fence: &Fence) -> bool {
-    fence.whose == Fenced::Writers
+fn is_of_preemption(fence: &Fence) -> bool {
+    matches!(fence.whose, Fenced::Preempted(_))
 }
 
-fn uuid(space: usize) -> [u8; 16] {
-    [space as u8 + 1; 16]
+fn is_shield(fence: &Fence) -> bool {
+    fence.whose == Fenced::Writers
 }
 
 /// The subsystem's name.

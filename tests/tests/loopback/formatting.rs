@@ -2,6 +2,7 @@
 //! no I/O meanwhile.
 
 use std::net::Ipv4Addr;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ use nvme::persistent_event::{EventType, FormatCompletion};
 use nvme::{AdminOpcode, IoOpcode, Sqe, Status};
 
 use crate::admin::events;
-use crate::target::TestTarget;
+use crate::target::{HOST, HOSTID, SUBSYSTEM, TestTarget, ended, nvmf};
 use crate::{FILE, at, pattern, status};
 
 const BYTES: usize = 1 << 20;
@@ -236,4 +237,38 @@ fn a_host_that_leaves_meanwhile_has_it_formatted_all_the_same() {
     let verify = Sqe::io(IoOpcode::VERIFY, 3).with_range(0, 2047);
     two.command(1, "Verify", verify, Data::None).expect("all can be read");
     two.disconnect();
+}
+
+/// Whoever verifies or measures has nothing left to do that makes sense, and says why.
+#[test]
+fn the_tools_say_that_another_host_has_formatted_their_namespace() {
+    let target = serving(2);
+    let source: Ipv4Addr = target.source().parse().expect("an address");
+    let [a, b, c, d] = source.octets();
+    let source = Ipv4Addr::new(a, b, c, d + 1).to_string();
+    let runs: [(&[&str], Range, u8); 2] = [
+        (&["verify", "--bs", "16k"], LARGE, TO_512),
+        (&["bench", "--rw", "randrw", "--bs", "4k"], SMALL, TO_4096),
+    ];
+    for (command, range, format) in runs {
+        let mut tool = Command::new(nvmf());
+        tool.args(command).args(["-t", "rdma", "-a", &target.address(), "-s", "4420"]);
+        tool.args(["-n", SUBSYSTEM, "-q", HOST, "-I", HOSTID, "-w", &source]);
+        tool.args(["--provider", "soft"]);
+        tool.args(["--namespace-id", "3", "--runtime", "3600"]);
+        tool.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = tool.spawn().expect("nvmf runs");
+        let mut one = patient(&target, 0);
+        while contents(&mut one, range) == vec![0; BYTES] {
+            assert_eq!(child.try_wait().expect("a child"), None, "it goes on");
+        }
+        one.format(3, format, 0).expect("formatted");
+        one.disconnect();
+        let ran = ended(child);
+        assert_eq!(ran.code(), 1, "{command:?}: {}", ran.error());
+        // Of how large they are now it knows when the other has done.
+        let (said, gone) = ("another host has formatted namespace 3: ", "what was written is gone");
+        assert!(ran.error().contains(said) && ran.error().contains(gone), "{}", ran.error());
+        assert!(!ran.text().contains("violation"), "{}", ran.text());
+    }
 }

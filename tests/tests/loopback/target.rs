@@ -69,8 +69,8 @@ impl TestTarget {
         self.folder.path()
     }
 
-    /// The text of a configuration: a file with blocks of 4096 bytes and a memory with blocks of 512, with
-    /// `more` behind them.
+    /// The text of a configuration: a file with blocks of 4096 bytes and a memory with blocks of
+    /// 512, with `more` behind them.
     pub(crate) fn config_text(&self, more: &str) -> String {
         let path = self.folder.path().join("disk1.img");
         format!(

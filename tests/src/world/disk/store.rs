@@ -38,6 +38,8 @@ pub(super) struct Store {
     is_dirty: Vec<bool>,
     spare: Vec<Box<[u8]>>,
     pub(super) order: u64,
+    /// Somebody erases it.
+    pub(super) erasing: bool,
     /// A synchronisation has failed: what took effect until then is never durable.
     doomed: u64,
 }
@@ -56,6 +58,7 @@ impl Store {
             is_dirty: vec![false; blocks as usize],
             spare: Vec::new(),
             order: 0,
+            erasing: false,
             doomed: 0,
         }
     }
@@ -90,6 +93,39 @@ impl Store {
             self.dirty.push(lba as u32);
         }
         self.versions[lba].push(Version { order: self.order, done: u64::MAX, slot, bytes });
+    }
+
+    /// Bytes are zeros from now on, as far as they are read.
+    pub(super) fn erase(&mut self, from: u64, to: u64) {
+        let block = u64::from(self.block_bytes);
+        for lba in from / block..to / block {
+            self.set(u32::MAX, lba as usize, None);
+            if let Some(version) = self.versions[lba as usize].last_mut() {
+                version.done = self.order;
+            }
+        }
+    }
+
+    /// All that is complete is durable.
+    pub(super) fn make_durable(&mut self) {
+        self.order += 1;
+        self.sync(self.order);
+    }
+
+    /// Has blocks of so many bytes from now on. Nothing is under way, and all is durable, unless a
+    /// planted fault has it otherwise.
+    pub(super) fn reformat(&mut self, block_bytes: u32) {
+        if self.block_bytes == block_bytes {
+            return;
+        }
+        let blocks = self.live.len() / block_bytes as usize;
+        self.block_bytes = block_bytes;
+        self.durable.copy_from_slice(&self.live);
+        self.versions = (0..blocks).map(|_| Vec::new()).collect();
+        self.is_dirty = vec![false; blocks];
+        self.dirty.clear();
+        self.spare.clear();
+        self.backing.reformat(block_bytes);
     }
 
     /// A system call has returned.
@@ -144,6 +180,7 @@ impl Store {
     /// The one who had opened it is gone; with the power what is not durable, or a part of it.
     pub(super) fn crash(&mut self, power: bool, dice: &mut Dice) {
         self.order += 1;
+        self.erasing = false;
         if power {
             let dirty = std::mem::take(&mut self.dirty);
             for lba in dirty {

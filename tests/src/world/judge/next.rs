@@ -5,7 +5,7 @@ use nvme::sqe::Flags;
 use rdma::soft::sim::Dice;
 
 use super::{Judge, Stage};
-use crate::world::model::{Span, Value};
+use crate::world::model::{SECTOR_BYTES, Span, Value};
 use crate::world::op::{Kind, Mistake, Op, Question};
 use crate::world::profile::Profile;
 
@@ -19,12 +19,20 @@ impl Judge {
     pub fn next_op(&mut self, host: usize, profile: &Profile, dice: &mut Dice) -> Option<Op> {
         self.next_id += 1;
         let id = self.next_id;
-        let op = |kind, span| Some(Op { kind, host, id, span, began: 0, half: 0 });
-        let whole = |space: usize| Span { space, lba: 0, blocks: profile.shapes[space].0 };
+        let shifts: Vec<u8> =
+            (0..profile.shapes.len()).map(|space| self.formats.believed(host, space)).collect();
+        let op = |kind, span: Span| {
+            let shift = shifts[span.space];
+            Some(Op { kind, host, id, span, began: 0, half: 0, shift })
+        };
+        let whole = |space: usize| Span { space, lba: 0, blocks: profile.sectors(space) };
         match self.news.next_log(host).filter(|_| self.stage != Stage::Rest) {
             Some(LogId::ANA) => return op(Kind::Admin(Question::Paths), whole(0)),
             Some(_) => return op(Kind::Admin(Question::Changed), whole(0)),
             None => {}
+        }
+        if let Some(space) = self.formats.next_doubt(host).filter(|_| self.stage != Stage::Rest) {
+            return op(Kind::Admin(Question::Namespace), whole(space));
         }
         match self.stage {
             Stage::Work if self.sent < self.commands => {}
@@ -34,10 +42,13 @@ impl Judge {
             }
             Stage::Sweep if host == 0 && self.sweep.0 < profile.shapes.len() => {
                 let (space, lba) = self.sweep;
-                let most = profile.mdts_bytes / profile.shapes[space].1;
+                if !self.formats.is_clear(host, space) {
+                    return None;
+                }
+                let most = profile.mdts_bytes / SECTOR_BYTES;
                 let blocks = SWEEP_BLOCKS.min(most).min(whole(space).blocks - lba);
                 let span = Span { space, lba, blocks };
-                let blocks = self.readable(span);
+                let blocks = self.readable(span, shifts[space]);
                 let end = lba + blocks == whole(space).blocks;
                 self.sweep = if end { (space + 1, 0) } else { (space, lba + blocks) };
                 self.sweeping += 1;
@@ -51,6 +62,7 @@ impl Judge {
         }
         if let Some((kind, span)) = self.paths.next_again(host)
             && self.model.crowd(span) < CROWD
+            && self.formats.can_send(host, &kind, span)
         {
             return op(kind, span);
         }
@@ -63,6 +75,12 @@ impl Judge {
         if let Some(on) = self.shields.next_order(space, dice) {
             return op(Kind::Protect(on), whole(space));
         }
+        if let Some(deed) = self.made.next_deed(host, dice) {
+            return op(Kind::Made(deed), whole(0));
+        }
+        if let Some(kind) = self.formats.next_order(space, dice) {
+            return op(kind, whole(space));
+        }
         if let Some(op) = self.next_rare(host, space, id, profile, dice) {
             return Some(op);
         }
@@ -70,16 +88,18 @@ impl Judge {
             true => (space + 1) % profile.shapes.len(),
             false => space,
         };
-        let span = self.pick_span(space, profile, dice);
+        let shift = shifts[space];
+        let span = pick_span(space, shift, profile, dice);
         let crowded = self.model.crowd(span) >= CROWD;
+        let bare = self.formats.may_be_bare(host, space);
         let fua = dice.per_mille(profile.fua);
         let kind = match choose(&profile.mix, dice) {
             1 if !crowded => Kind::Write { fua },
             2 => Kind::Flush,
-            3 if !crowded => Kind::Zeroes { fua, deallocate: dice.per_mille(500) },
-            4 => {
+            3 if !crowded && bare => Kind::Zeroes { fua, deallocate: dice.per_mille(500) },
+            4 if bare => {
                 let count = 1 + dice.below(3);
-                let spans = (0..count).map(|_| self.pick_span(space, profile, dice));
+                let spans = (0..count).map(|_| pick_span(space, shift, profile, dice));
                 let spans: Vec<Span> = spans.collect();
                 match spans.iter().any(|span| self.model.crowd(*span) >= CROWD) {
                     true => Kind::Read,
@@ -89,11 +109,12 @@ impl Judge {
             5 => {
                 if !crowded && dice.per_mille(500) {
                     // The first half of a fused command: of one block.
-                    let span = Span { blocks: 1, ..span };
+                    let span = Span { blocks: 1 << shift, ..span };
                     let kind = Kind::Compare(self.compared(span));
-                    return Some(Op { kind, host, id, span, began: 0, half: Flags::FUSED_FIRST });
+                    let half = Flags::FUSED_FIRST;
+                    return Some(Op { kind, host, id, span, began: 0, half, shift });
                 }
-                let span = Span { blocks: span.blocks.min(4), ..span };
+                let span = Span { blocks: span.blocks.min(4 << shift), ..span };
                 return op(Kind::Compare(self.compared(span)), span);
             }
             6 => Kind::Admin(question(dice)),
@@ -103,25 +124,22 @@ impl Judge {
         op(kind, span)
     }
 
+    /// The command by which a host deletes a queue that is not its last one, if it shall send one.
+    pub fn next_departure(&mut self, host: usize, dice: &mut Dice) -> Option<Op> {
+        if self.stage != Stage::Work || !dice.per_mille(self.departures.chance()) {
+            return None;
+        }
+        self.next_id += 1;
+        let span = Span { space: 0, lba: 0, blocks: 1 };
+        let id = self.next_id;
+        Some(Op { kind: Kind::Leave, host, id, span, began: 0, half: 0, shift: 0 })
+    }
+
     /// What follows the first half of a fused command.
     pub fn second_half(&mut self, first: &Op) -> Op {
         self.next_id += 1;
         let kind = Kind::Write { fua: false };
         Op { kind, id: self.next_id, began: 0, half: Flags::FUSED_SECOND, ..first.clone() }
-    }
-
-    fn pick_span(&self, space: usize, profile: &Profile, dice: &mut Dice) -> Span {
-        let (all, block_bytes) = profile.shapes[space];
-        let most = (profile.mdts_bytes / block_bytes).min(all);
-        let end = match dice.below(16) {
-            0 => u64::from(most),
-            1..=4 => u64::from(most).min(8),
-            _ => 2,
-        };
-        let blocks = 1 + dice.below(end) as u32;
-        let room = all - blocks;
-        let within = if dice.per_mille(profile.hot) { room.min(8) } else { room };
-        Span { space, lba: dice.below(u64::from(within) + 1) as u32, blocks }
     }
 
     /// A command that not every profile has.
@@ -133,31 +151,33 @@ impl Judge {
         profile: &Profile,
         dice: &mut Dice,
     ) -> Option<Op> {
-        let op = |kind, span| Some(Op { kind, host, id, span, began: 0, half: 0 });
-        let span = self.pick_span(space, profile, dice);
+        let shift = self.formats.believed(host, space);
+        let op = |kind, span| Some(Op { kind, host, id, span, began: 0, half: 0, shift });
+        if !self.formats.may_be_bare(host, space) {
+            return None;
+        }
+        let span = pick_span(space, shift, profile, dice);
         let crowded = |span| self.model.crowd(span) >= CROWD;
         if profile.spoils > 0 && dice.per_mille(profile.spoils) {
-            let span = Span { blocks: span.blocks.min(4), ..span };
+            let span = Span { blocks: span.blocks.min(4 << shift), ..span };
             return op(Kind::Spoil, span).filter(|_| !crowded(span));
         }
         if profile.copies > 0 && dice.per_mille(profile.copies) {
-            let (all, block_bytes) = profile.shapes[space];
-            let most = (profile.mdts_bytes / block_bytes).min(all);
+            let all = profile.sectors(space);
+            let most = (profile.mdts_bytes / SECTOR_BYTES).min(all);
             let mut from = vec![span];
             let mut blocks = span.blocks;
             for _ in 0..dice.below(3) {
-                let more = self.pick_span(space, profile, dice);
+                let more = pick_span(space, shift, profile, dice);
                 if blocks + more.blocks <= most {
                     blocks += more.blocks;
                     from.push(more);
                 }
             }
-            let near = dice.below(u64::from(all - blocks).min(12) + 1) as u32;
-            let lba = if dice.per_mille(600) {
-                near
-            } else {
-                dice.below(u64::from(all - blocks) + 1) as u32
-            };
+            let room = u64::from((all - blocks) >> shift);
+            let near = dice.below(room.min(12) + 1) as u32;
+            let far = dice.below(room + 1) as u32;
+            let lba = if dice.per_mille(600) { near } else { far } << shift;
             let (format, fua) = (dice.below(2) as u8, dice.per_mille(profile.fua));
             let to = Span { space, lba, blocks };
             return op(Kind::Copy { from, format, fua }, to).filter(|_| !crowded(to));
@@ -171,13 +191,29 @@ impl Judge {
         self.model.guess(span).into_iter().map(sent).collect()
     }
 
-    /// How many of these blocks one command reads in the end: those before an unreadable one, or
+    /// How many of these sectors one command reads in the end: those before an unreadable block, or
     /// that one.
-    fn readable(&self, span: Span) -> u32 {
+    fn readable(&self, span: Span, shift: u8) -> u32 {
         let guess = self.model.guess(span);
         let before = guess.iter().take_while(|value| **value != Value::Unreadable).count();
-        before.max(1) as u32
+        (before as u32 >> shift).max(1) << shift
     }
+}
+
+/// Whole blocks of a namespace, each of 2^`shift` sectors.
+fn pick_span(space: usize, shift: u8, profile: &Profile, dice: &mut Dice) -> Span {
+    let all = profile.sectors(space) >> shift;
+    let most = (profile.mdts_bytes / (SECTOR_BYTES << shift)).min(all);
+    let end = match dice.below(16) {
+        0 => u64::from(most),
+        1..=4 => u64::from(most).min(8),
+        _ => 2,
+    };
+    let blocks = 1 + dice.below(end) as u32;
+    let room = all - blocks;
+    let within = if dice.per_mille(profile.hot) { room.min(8) } else { room };
+    let lba = dice.below(u64::from(within) + 1) as u32;
+    Span { space, lba: lba << shift, blocks: blocks << shift }
 }
 
 fn choose(weights: &[u16], dice: &mut Dice) -> usize {

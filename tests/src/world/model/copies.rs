@@ -5,7 +5,7 @@ use super::{Entry, Held, Model, Moment, NEVER, Span, Value, Violation};
 /// A copy that may still take effect.
 #[derive(Debug)]
 pub(super) struct Copying {
-    op: u32,
+    pub(super) op: u32,
     /// Blocks that it reads, in order.
     from: Vec<u32>,
     space: usize,
@@ -42,8 +42,9 @@ impl Model {
     pub fn copied(&mut self, op: u32, began: Moment, to: Span) -> Result<(), Violation> {
         self.forget_read(began);
         for (lba, entries) in (to.lba..).zip(self.blocks(to)) {
-            let own = entries.iter().find(|entry| entry.op == op);
-            if own.is_some_and(|own| own.held == Held::Any(Vec::new())) {
+            // Where the store was exchanged meanwhile there are two: of the old and of the new one.
+            let mut own = entries.iter().filter(|entry| entry.op == op).peekable();
+            if own.peek().is_some() && own.all(|own| own.held == Held::Any(Vec::new())) {
                 let text = format!("block {lba} was copied from one that cannot be read");
                 return Err(Violation(text));
             }
