@@ -1,7 +1,7 @@
 //! Opening files and devices, and the sentences for when that cannot be done.
 
 use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
-use std::io::{self, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -374,6 +374,11 @@ fn lock(file: &File, name: &str, read_only: bool) -> Result<(), OpenError> {
 /// open. (The inode numbers listed there are not those that btrfs and overlays show.)
 /// `1: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF`.
 fn lock_holder(file: &File) -> Option<u32> {
+    // What the list leaves out while others change it, it has the next time.
+    (0..3).find_map(|_| listed_holder(file))
+}
+
+fn listed_holder(file: &File) -> Option<u32> {
     let ours = Path::new("/proc").join(process::id().to_string()).join("fd");
     let ours = ours.join(file.as_raw_fd().to_string());
     let path = fs::read_link(&ours).ok()?;
@@ -382,7 +387,10 @@ fn lock_holder(file: &File) -> Option<u32> {
         open.map(|fd| fd.path())
             .any(|fd| fd != ours && fs::read_link(fd).is_ok_and(|each| each == path))
     };
-    let locks = fs::read_to_string("/proc/locks").ok()?;
+    // Where a read ends, the kernel goes on by number, and passes over a lock when one before it is
+    // given up. So there is room for all of them from the first read on.
+    let mut locks = String::with_capacity(1 << 16);
+    File::open("/proc/locks").and_then(|mut list| list.read_to_string(&mut locks)).ok()?;
     let pids = locks.lines().filter_map(|line| {
         let mut words = line.split_whitespace().skip_while(|word| *word != "FLOCK");
         words.nth(3)?.parse().ok()

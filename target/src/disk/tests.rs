@@ -3,7 +3,9 @@
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use nix::fcntl::{FcntlArg, fcntl};
 use nvme::status::Status;
 use rdma::{Buf, Pool, PoolPlan};
 
@@ -147,6 +149,37 @@ fn two_daemons_never_serve_one_file() {
     assert!(refusal(&config(&path, None, 512)).contains("in use"), "a writer beside readers");
     drop((one, two));
     Backing::open(&config(&path, None, 512)).unwrap();
+}
+
+/// The kernel's list of locks is read while others take and give up theirs.
+#[test]
+fn who_serves_a_file_is_told_however_many_locks_come_and_go() {
+    let dir = folder();
+    let path = dir.path().join("disk.img");
+    let _first = Backing::open(&config(&path, Some(1 << 20), 512)).unwrap();
+    let us = format!("process {}", std::process::id());
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let file = tempfile::tempfile().unwrap();
+                while !over.load(Relaxed) {
+                    record_lock(&file, libc::F_WRLCK);
+                    record_lock(&file, libc::F_UNLCK);
+                }
+            });
+        }
+        let missed = (0..4000).find(|_| !refusal(&config(&path, None, 512)).contains(&us));
+        over.store(true, Relaxed);
+        assert_eq!(missed, None);
+    });
+}
+
+/// Another kind of lock in the same list.
+fn record_lock(file: &fs::File, kind: libc::c_int) {
+    let (l_type, l_whence) = (kind as libc::c_short, libc::SEEK_SET as libc::c_short);
+    let lock = libc::flock { l_type, l_whence, l_start: 0, l_len: 0, l_pid: 0 };
+    fcntl(file, FcntlArg::F_OFD_SETLK(&lock)).unwrap();
 }
 
 #[test]
