@@ -10,6 +10,10 @@
 //!                             └──── the rest of it, once more ◄──────┘
 //! ```
 //!
+//! What the kernel cannot do at once it gives to threads, a limited number that all stores share in
+//! order of arrival; a disk that hangs, or is busy, keeps each that works for it. So no store has all
+//! of them: see `ring/share.rs`.
+//!
 //! # How the unsafe code is fenced
 //!
 //! The kernel writes into memory behind the compiler's back, so three things must hold for every
@@ -33,6 +37,7 @@
 
 mod files;
 mod home;
+mod share;
 #[cfg(test)]
 mod tests;
 
@@ -121,6 +126,12 @@ pub struct Ring {
     watches: Watches,
     recalls: Recalls,
     in_kernel: usize,
+    /// Flights: in the queue, parked with their store, or in a slot.
+    under_way: usize,
+    /// In how many slots one store may be.
+    share: u32,
+    /// Attachments, by index, with whom something is parked that may have a slot now.
+    resumed: Vec<u32>,
     stats: RingStats,
     complaints: u64,
     /// The kernel accepts entries from the creating thread only.
@@ -177,6 +188,9 @@ impl Ring {
             watches: Watches::default(),
             recalls: Recalls::default(),
             in_kernel: 0,
+            under_way: 0,
+            share: share::of_one(0),
+            resumed: Vec::new(),
             stats: RingStats::default(),
             complaints: 0,
             _not_send: PhantomData,
@@ -246,8 +260,7 @@ impl Ring {
     /// Operations submitted and not yet handed back.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        let under_way = self.flights.len() - self.free.len() + self.queue.len();
-        under_way + self.ready.len() + self.recalls.len()
+        self.under_way + self.ready.len() + self.recalls.len()
     }
 
     /// What it has done so far.
@@ -296,9 +309,7 @@ impl Ring {
                 return;
             }
         }
-        while !self.queue.is_empty() {
-            let Some(slot) = self.free.pop() else { return };
-            self.flights[slot as usize] = self.queue.pop_front();
+        while let Some(slot) = self.take_slot() {
             if !self.issue(slot) {
                 self.again.push_back(slot);
                 return;
@@ -467,6 +478,7 @@ impl Disk for Ring {
             return;
         }
         attachment.flights += 1;
+        self.under_way += 1;
         self.queue.push_back(flight);
     }
 
@@ -475,8 +487,8 @@ impl Disk for Ring {
     fn recall(&mut self, tag: Tag, of: Tag) {
         let aborted = Err(Status::ABORT_REQUESTED);
         let is_it = |flight: &Option<Flight>| flight.as_ref().is_some_and(|f| f.tag() == of);
-        let landed = if let Some(at) = self.queue.iter().position(|flight| flight.tag() == of) {
-            self.queue.remove(at).map(|flight| self.dismiss(flight, aborted))
+        let landed = if let Some(flight) = self.take_waiting(of) {
+            Some(self.dismiss(flight, aborted))
         } else if let Some(slot) = self.flights.iter().position(is_it) {
             let slot = slot as u32;
             let Some(at) = self.again.iter().position(|other| *other == slot) else {
@@ -497,6 +509,7 @@ impl Drop for Ring {
     /// Takes everything back from the kernel before the memory may go.
     fn drop(&mut self) {
         self.queue.clear();
+        self.attachments.iter_mut().flatten().for_each(|it| it.parked.clear());
         self.watches.unwatch_all();
         let (mut done, mut woken) = (Vec::new(), Vec::new());
         let deadline = Instant::now() + FAREWELL;

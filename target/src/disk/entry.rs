@@ -2,6 +2,7 @@
 //!
 //! Making an entry is harmless; what it promises is kept by the ring that submits it.
 
+use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use io_uring::types::{Fd, Fixed, FsyncFlags, Timespec};
 use io_uring::{opcode, squeue};
 use rdma::{Buf, Region};
 
-use super::flight::{Step, ZEROS_BYTES};
+use super::flight::{Flight, Step, ZEROS_BYTES};
 use super::syncs::Syncs;
 use super::{Backing, Space};
 
@@ -23,6 +24,10 @@ pub(crate) struct Attachment {
     /// Its slot `id` of the kernel's table of files is its own.
     pub(crate) fixed: bool,
     pub(crate) flights: u32,
+    /// How many of them are in slots of the ring.
+    pub(crate) in_slots: u32,
+    /// Those that wait until others of this store are home.
+    pub(crate) parked: VecDeque<Flight>,
     /// What synchronisations go through: an open file that only this ring synchronises.
     pub(crate) sync_fd: Option<RawFd>,
     pub(crate) syncs: Syncs,

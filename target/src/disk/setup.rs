@@ -8,7 +8,7 @@ use nix::sys::resource::{Resource, getrlimit};
 /// Submission entries: a batch larger than this takes another system call.
 const MAX_BATCH: u32 = 256;
 /// Workers of the kernel for one ring: each is a thread while it waits.
-const MOST_WORKERS: u32 = 256;
+pub(crate) const MOST_WORKERS: u32 = 1024;
 /// Room for completions that are not disk operations: readiness and cancellations.
 const SPARE_COMPLETIONS: u32 = 64;
 
@@ -62,7 +62,7 @@ fn explained(error: &io::Error) -> io::Error {
 }
 
 /// Lets the kernel have more workers than CPUs for what cannot be done at once: where a disk hangs,
-/// each keeps one, and other stores need some as well.
+/// each operation keeps one, and other stores need some as well.
 pub(crate) fn allow_workers(io: &IoUring) {
     if let Err(error) = io.submitter().register_iowq_max_workers(&mut [MOST_WORKERS, 0]) {
         tracing::info!("the ring works with few workers: {error}");

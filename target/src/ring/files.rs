@@ -1,5 +1,6 @@
 //! The backings that a ring knows, and their slots in the kernel's table of files.
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
@@ -36,6 +37,8 @@ impl Ring {
             id: id.0,
             fixed,
             flights: 0,
+            in_slots: 0,
+            parked: VecDeque::new(),
             leaving: false,
         });
         let index = match self.attachments.iter().position(Option::is_none) {
@@ -49,6 +52,7 @@ impl Ring {
             }
         };
         *entry = u32::try_from(index).ok();
+        self.share_anew();
         Ok(())
     }
 
@@ -75,5 +79,6 @@ impl Ring {
                 );
             }
         }
+        self.share_anew();
     }
 }

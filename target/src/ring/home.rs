@@ -84,13 +84,14 @@ impl Ring {
 
     fn land_one(&mut self, slot: u32, outcome: Result<(), Status>) -> Option<Done> {
         let flight = self.flights[slot as usize].take()?;
-        self.free.push(slot);
+        self.leave_slot(slot, flight.attachment);
         Some(self.dismiss(flight, outcome))
     }
 
     /// Sends a flight home that is in no slot (any more).
     pub(super) fn dismiss(&mut self, flight: Flight, outcome: Result<(), Status>) -> Done {
         let index = flight.attachment;
+        self.under_way = self.under_way.saturating_sub(1);
         if let Some(attachment) = &mut self.attachments[index as usize] {
             attachment.flights = attachment.flights.saturating_sub(1);
             if attachment.leaving {

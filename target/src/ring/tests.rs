@@ -852,6 +852,13 @@ impl Mount {
         Mount(at)
     }
 
+    /// Has every change wait, until the end of what this gives.
+    fn freeze(&self) -> Frozen {
+        let done = std::process::Command::new("fsfreeze").arg("--freeze").arg(&self.0).status();
+        assert!(done.unwrap().success());
+        Frozen(self.0.clone())
+    }
+
     /// Has the file system fail everything from now on, as after losing its disk.
     fn shut_down(&self) {
         const EXT4_IOC_SHUTDOWN: libc::c_ulong = 0x8004_587D;
@@ -861,6 +868,15 @@ impl Mount {
         // SAFETY: this request reads one u32, which lives until the call returns.
         let result = unsafe { libc::ioctl(folder.as_raw_fd(), EXT4_IOC_SHUTDOWN as _, &flags) };
         assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+    }
+}
+
+/// A file system that lets no change happen, as one does whose disk is away.
+struct Frozen(PathBuf);
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("fsfreeze").arg("--unfreeze").arg(&self.0).status();
     }
 }
 
@@ -922,4 +938,80 @@ fn a_full_file_system_is_capacity_exceeded() {
     assert_eq!(bench.write(size - (1 << 17), 1 << 17, 1, true), Ok(()));
     bench.ring.detach(STORE);
     drop((backing, mount, device));
+}
+
+/// What is more than its share waits with its store, and begins in order.
+#[test]
+fn no_store_has_all_slots_beside_another() {
+    const MANY: u64 = 1000;
+    let share = share::of_one(2);
+    let mut bench = Bench::new(2048);
+    let (hangs, other) = (bench.file("disk.img", 512), bench.file("other.img", 512));
+    bench.ring.attach(STORE, Arc::clone(&hangs)).unwrap();
+    bench.ring.attach(BackingId(0), Arc::clone(&other)).unwrap();
+    hangs.health().set_fault(Fault::Stall);
+    let discard = |n: u64| Op::Discard { at: n * 512, len: 512 };
+    (0..MANY).for_each(|n| Disk::submit(&mut bench.ring, STORE, n, discard(n)));
+    bench.ring.submit();
+    let in_slots = |bench: &Bench| bench.ring.flights.iter().flatten().map(Flight::tag).max();
+    assert_eq!(in_slots(&bench), Some(u64::from(share) - 1));
+    Disk::submit(&mut bench.ring, BackingId(0), MANY, Op::Flush);
+    assert_eq!(bench.await_done(1)[0].tag, MANY);
+    // The other one leaves: more may begin. It comes again: no more than have begun.
+    bench.ring.detach(BackingId(0));
+    bench.ring.submit();
+    let alone = Some(u64::from(share::of_one(1)) - 1);
+    assert_eq!(in_slots(&bench), alone);
+    bench.ring.attach(BackingId(0), other).unwrap();
+    for (wish, of) in [(2000, MANY - 1), (2001, 5), (2002, MANY - 2)] {
+        bench.ring.recall(wish, of);
+    }
+    bench.ring.submit();
+    let tags: Vec<Tag> = bench.await_done(6).iter().map(|done| done.tag).collect();
+    assert!([5, 998, 999, 2000, 2001, 2002].iter().all(|tag| tags.contains(tag)), "{tags:?}");
+    assert_eq!(in_slots(&bench), alone);
+    assert_eq!(bench.ring.in_flight(), MANY as usize - 3);
+    hangs.health().set_fault(Fault::None);
+    let mut begun = 0;
+    while begun < MANY as usize - 3 {
+        begun += bench.await_done(1).len();
+        let next = bench.ring.attachments[0].as_ref().unwrap().parked.front().map(Flight::tag);
+        let latest = in_slots(&bench);
+        assert!(next.is_none() || latest < next, "{latest:?} began before {next:?}");
+    }
+    assert_eq!((bench.ring.in_flight(), bench.ring.resumed.len()), (0, 0));
+}
+
+/// Whatever waits in the kernel's line for workers, waits for all stores.
+#[test]
+#[ignore = "needs root, a loop device and mkfs.ext4"]
+fn a_store_that_hangs_leaves_workers_to_others() {
+    const MANY: u64 = 3000;
+    let mut bench = Bench::new(4096);
+    let disk = bench.path("ext4");
+    fs::File::create(&disk).unwrap().set_len(32 << 20).unwrap();
+    let device = Loop::new(&disk, 4096);
+    let mount = Mount::new(&device, bench.path("mounted"));
+    let hangs = open(&mount.0.join("disk.img"), Some(MANY * 4096), 4096);
+    let (beside, other) = (BackingId(0), bench.file("other.img", 4096));
+    bench.ring.attach(STORE, hangs).unwrap();
+    bench.ring.attach(beside, other).unwrap();
+    let frozen = mount.freeze();
+    (0..MANY).for_each(|n| bench.submit(Op::Discard { at: n * 4096, len: 4096 }));
+    bench.ring.submit();
+    for _ in 0..3 {
+        Disk::submit(&mut bench.ring, beside, 7, Op::Zero { at: 0, len: 4096, deallocate: false });
+        Disk::submit(&mut bench.ring, beside, 8, Op::Flush);
+        let done = bench.await_done(2);
+        assert!(done.iter().all(|done| done.tag >= 7 && done.outcome == Ok(())), "{done:?}");
+    }
+    // One that is parked is given back at once; the others go on when they can.
+    Disk::submit(&mut bench.ring, STORE, 9, Op::Discard { at: 0, len: 4096 });
+    bench.ring.recall(10, 9);
+    assert_eq!(bench.await_done(2).iter().map(|done| done.tag).sum::<u64>(), 19);
+    assert_eq!(bench.ring.in_flight(), MANY as usize);
+    drop(frozen);
+    assert!(bench.await_done(MANY as usize).iter().all(|done| done.outcome == Ok(())));
+    bench.ring.detach(STORE);
+    drop((mount, device));
 }

@@ -1,0 +1,99 @@
+//! How much of a ring one store may have: slots, and with them the kernel's workers.
+//!
+//! An operation that the kernel cannot do at once (a synchronisation, a deallocation; a transfer that
+//! finds no free tag of its device) goes to a worker and keeps it until it is done. What finds no
+//! worker waits in one line, whatever store it is for. So a store has as many operations in slots as
+//! leave workers to others; the rest is parked with the store, in order of arrival.
+
+use rdma::Tag;
+
+use super::Ring;
+use crate::disk::Kind;
+use crate::disk::entry::Attachment;
+use crate::disk::flight::Flight;
+use crate::disk::setup::MOST_WORKERS;
+
+/// What a store may have in slots while there is another. With a reactor's rate (some 500,000
+/// operations a second) that is no limit up to a latency of 400 us; and half a dozen stores may hang
+/// at once, as each has some at its device as well, which keep no worker.
+const BESIDE_OTHERS: u32 = 192;
+/// What a store may have alone: another that comes finds workers.
+const ALONE: u32 = MOST_WORKERS - BESIDE_OTHERS;
+
+/// What one of so many stores may have in slots.
+pub(super) fn of_one(stores: usize) -> u32 {
+    if stores > 1 { BESIDE_OTHERS } else { ALONE }
+}
+
+impl Ring {
+    /// Stores have come or gone.
+    pub(super) fn share_anew(&mut self) {
+        let has_workers = |it: &&Attachment| matches!(it.backing.kind(), Kind::File | Kind::Device);
+        self.share = of_one(self.attachments.iter().flatten().filter(has_workers).count());
+        (0..self.attachments.len()).for_each(|index| self.resume(index as u32));
+    }
+
+    /// Gives the next flight that may have one a slot; parks those before it that may not.
+    pub(super) fn take_slot(&mut self) -> Option<u32> {
+        let slot = *self.free.last()?;
+        let flight = self.next_resumed().or_else(|| self.next_queued())?;
+        if let Some(attachment) = &mut self.attachments[flight.attachment as usize] {
+            attachment.in_slots += 1;
+        }
+        self.free.pop();
+        self.flights[slot as usize] = Some(flight);
+        Some(slot)
+    }
+
+    /// Takes a slot back: the next of its store may have it.
+    pub(super) fn leave_slot(&mut self, slot: u32, attachment: u32) {
+        self.free.push(slot);
+        if let Some(it) = &mut self.attachments[attachment as usize] {
+            it.in_slots = it.in_slots.saturating_sub(1);
+        }
+        self.resume(attachment);
+    }
+
+    /// Takes out a flight that is in no slot yet.
+    pub(super) fn take_waiting(&mut self, of: Tag) -> Option<Flight> {
+        let parked = self.attachments.iter_mut().flatten().map(|it| &mut it.parked);
+        for line in std::iter::once(&mut self.queue).chain(parked) {
+            if let Some(at) = line.iter().position(|flight| flight.tag() == of) {
+                return line.remove(at);
+            }
+        }
+        None
+    }
+
+    /// Has what is parked with a store looked at.
+    fn resume(&mut self, index: u32) {
+        let attachment = self.attachments[index as usize].as_ref();
+        if attachment.is_some_and(|it| !it.parked.is_empty()) && !self.resumed.contains(&index) {
+            self.resumed.push(index);
+        }
+    }
+
+    fn next_resumed(&mut self) -> Option<Flight> {
+        while let Some(index) = self.resumed.last() {
+            let attachment = self.attachments[*index as usize].as_mut();
+            let attachment = attachment.filter(|it| it.in_slots < self.share);
+            if let Some(flight) = attachment.and_then(|it| it.parked.pop_front()) {
+                return Some(flight);
+            }
+            self.resumed.pop();
+        }
+        None
+    }
+
+    fn next_queued(&mut self) -> Option<Flight> {
+        while let Some(flight) = self.queue.pop_front() {
+            match &mut self.attachments[flight.attachment as usize] {
+                Some(it) if it.in_slots >= self.share || !it.parked.is_empty() => {
+                    it.parked.push_back(flight);
+                }
+                _ => return Some(flight),
+            }
+        }
+        None
+    }
+}
