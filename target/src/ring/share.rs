@@ -77,10 +77,15 @@ impl Ring {
         while let Some(index) = self.resumed.last() {
             let attachment = self.attachments[*index as usize].as_mut();
             let attachment = attachment.filter(|it| it.in_slots < self.share);
-            if let Some(flight) = attachment.and_then(|it| it.parked.pop_front()) {
-                return Some(flight);
-            }
-            self.resumed.pop();
+            let next = attachment.and_then(|it| Some((it.parked.pop_front()?, &it.backing)));
+            let Some((flight, backing)) = next else {
+                self.resumed.pop();
+                continue;
+            };
+            // The store may have failed, or become smaller, since it was submitted.
+            let Some(outcome) = flight.shortcut(backing) else { return Some(flight) };
+            let done = self.dismiss(flight, outcome);
+            self.ready.push_back(done);
         }
         None
     }

@@ -971,15 +971,20 @@ fn no_store_has_all_slots_beside_another() {
     assert!([5, 998, 999, 2000, 2001, 2002].iter().all(|tag| tags.contains(tag)), "{tags:?}");
     assert_eq!(in_slots(&bench), alone);
     assert_eq!(bench.ring.in_flight(), MANY as usize - 3);
+    // Whoever begins now finds the store as it is now.
+    hangs.resize(900 * 512);
     hangs.health().set_fault(Fault::None);
-    let mut begun = 0;
-    while begun < MANY as usize - 3 {
-        begun += bench.await_done(1).len();
+    let mut home = Vec::new();
+    while home.len() < MANY as usize - 3 {
+        home.extend(bench.await_done(1));
         let next = bench.ring.attachments[0].as_ref().unwrap().parked.front().map(Flight::tag);
         let latest = in_slots(&bench);
         assert!(next.is_none() || latest < next, "{latest:?} began before {next:?}");
     }
     assert_eq!((bench.ring.in_flight(), bench.ring.resumed.len()), (0, 0));
+    let beyond = Err(Status::LBA_OUT_OF_RANGE.with_dnr());
+    let right = |it: &Done| it.outcome == if it.tag < 900 { Ok(()) } else { beyond };
+    assert!(home.iter().all(right), "{home:?}");
 }
 
 /// Whatever waits in the kernel's line for workers, waits for all stores.
