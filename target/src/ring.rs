@@ -128,7 +128,7 @@ pub struct Ring {
     in_kernel: usize,
     /// Flights: in the queue, parked with their store, or in a slot.
     under_way: usize,
-    /// In how many slots one store may be.
+    /// How much of one store the kernel may have.
     share: u32,
     /// Attachments, by index, with whom something is parked that may have a slot now.
     resumed: Vec<u32>,
@@ -376,9 +376,24 @@ impl Ring {
 
     /// Whether this slot is the one to synchronise its store now; otherwise it waits for the next.
     fn leads_sync(&mut self, slot: u32) -> bool {
+        let Some(flight) = self.flights[slot as usize].as_mut() else { return true };
+        let index = flight.attachment;
+        let Some(attachment) = self.attachments[index as usize].as_mut() else { return true };
+        let leads = attachment.syncs.join(slot);
+        if !leads {
+            // Meanwhile it keeps no worker.
+            flight.idle = true;
+            attachment.active = attachment.active.saturating_sub(1);
+            self.resume(index);
+        }
+        leads
+    }
+
+    /// Whether this slot was waiting for a synchronisation of others; it does not any more.
+    fn leaves_sync(&mut self, slot: u32) -> bool {
         let flight = self.flights[slot as usize].as_ref();
         let attachment = flight.and_then(|f| self.attachments[f.attachment as usize].as_mut());
-        attachment.is_none_or(|attachment| attachment.syncs.join(slot))
+        attachment.is_some_and(|attachment| attachment.syncs.leave(slot))
     }
 
     /// What another store has taken the place of makes nothing durable.
@@ -491,10 +506,11 @@ impl Disk for Ring {
             Some(self.dismiss(flight, aborted))
         } else if let Some(slot) = self.flights.iter().position(is_it) {
             let slot = slot as u32;
-            let Some(at) = self.again.iter().position(|other| *other == slot) else {
+            if let Some(at) = self.again.iter().position(|other| *other == slot) {
+                self.again.remove(at);
+            } else if !self.leaves_sync(slot) {
                 return self.recalls.push(tag, of, slot);
-            };
-            self.again.remove(at);
+            }
             self.land(slot, aborted)
         } else {
             None

@@ -24,8 +24,8 @@ pub(crate) struct Attachment {
     /// Its slot `id` of the kernel's table of files is its own.
     pub(crate) fixed: bool,
     pub(crate) flights: u32,
-    /// How many of them are in slots of the ring.
-    pub(crate) in_slots: u32,
+    /// How many of them the kernel has, or is about to get.
+    pub(crate) active: u32,
     /// Those that wait until others of this store are home.
     pub(crate) parked: VecDeque<Flight>,
     /// What synchronisations go through: an open file that only this ring synchronises.

@@ -89,6 +89,8 @@ pub struct Flight {
     waits: bool,
     /// The kernel synchronises its store for it.
     pub(crate) syncs: bool,
+    /// It waits until the store is synchronised for others.
+    pub(crate) idle: bool,
 }
 
 impl Flight {
@@ -123,6 +125,7 @@ impl Flight {
             waited: 0,
             waits: false,
             syncs: false,
+            idle: false,
         }
     }
 

@@ -51,6 +51,17 @@ impl Syncs {
         self.leader = self.followers.pop();
         self.leader
     }
+
+    /// Takes out a slot that does not lead; false when it is not there.
+    pub(crate) fn leave(&mut self, slot: u32) -> bool {
+        for line in [&mut self.waiting, &mut self.followers] {
+            if let Some(at) = line.iter().position(|other| *other == slot) {
+                line.swap_remove(at);
+                return true;
+            }
+        }
+        false
+    }
 }
 
 #[cfg(test)]
@@ -75,6 +86,18 @@ mod tests {
         assert_eq!((with, last), (vec![4, 5, 6], Some(7)));
         assert_eq!(syncs.end(7, false, &mut Vec::new()), None);
         assert!(syncs.join(8));
+    }
+
+    #[test]
+    fn who_leaves_shares_nothing_and_a_leader_stays() {
+        let mut syncs = Syncs::default();
+        assert!(syncs.join(1) && !syncs.join(2) && !syncs.join(3) && !syncs.join(4));
+        assert!(syncs.leave(3) && !syncs.leave(3) && !syncs.leave(1));
+        let mut with = Vec::new();
+        let leader = syncs.end(1, false, &mut with).unwrap();
+        let follower = if leader == 2 { 4 } else { 2 };
+        assert!(!syncs.join(5) && syncs.leave(follower) && syncs.leave(5));
+        assert_eq!((syncs.end(leader, false, &mut with), with.len()), (None, 0));
     }
 
     #[test]

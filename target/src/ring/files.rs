@@ -37,7 +37,7 @@ impl Ring {
             id: id.0,
             fixed,
             flights: 0,
-            in_slots: 0,
+            active: 0,
             parked: VecDeque::new(),
             leaving: false,
         });

@@ -73,7 +73,12 @@ impl Ring {
         let index = self.flights[slot as usize].as_ref()?.attachment;
         if let Some(attachment) = &mut self.attachments[index as usize] {
             let alone = outcome.is_err_and(|status| status.is(Status::ABORT_REQUESTED));
-            self.again.extend(attachment.syncs.end(slot, alone, &mut self.followers));
+            let next = attachment.syncs.end(slot, alone, &mut self.followers);
+            if let Some(next) = next.and_then(|next| self.flights[next as usize].as_mut()) {
+                next.idle = false;
+                attachment.active += 1;
+            }
+            self.again.extend(next);
             while let Some(follower) = self.followers.pop() {
                 let done = self.land_one(follower, outcome);
                 self.ready.extend(done);
@@ -84,7 +89,7 @@ impl Ring {
 
     fn land_one(&mut self, slot: u32, outcome: Result<(), Status>) -> Option<Done> {
         let flight = self.flights[slot as usize].take()?;
-        self.leave_slot(slot, flight.attachment);
+        self.leave_slot(slot, &flight);
         Some(self.dismiss(flight, outcome))
     }
 

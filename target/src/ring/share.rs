@@ -1,9 +1,9 @@
-//! How much of a ring one store may have: slots, and with them the kernel's workers.
+//! How much of a ring one store may have, and so how many of the kernel's workers.
 //!
 //! An operation that the kernel cannot do at once (a synchronisation, a deallocation; a transfer that
 //! finds no free tag of its device) goes to a worker and keeps it until it is done. What finds no
-//! worker waits in one line, whatever store it is for. So a store has as many operations in slots as
-//! leave workers to others; the rest is parked with the store, in order of arrival.
+//! worker waits in one line, whatever store it is for. So the kernel has as many operations of a store
+//! as leave workers to others; the rest is parked with the store, in order of arrival.
 
 use rdma::Tag;
 
@@ -13,14 +13,14 @@ use crate::disk::entry::Attachment;
 use crate::disk::flight::Flight;
 use crate::disk::setup::MOST_WORKERS;
 
-/// What a store may have in slots while there is another. With a reactor's rate (some 500,000
+/// What the kernel may have of a store while there is another. With a reactor's rate (some 500,000
 /// operations a second) that is no limit up to a latency of 400 us; and half a dozen stores may hang
 /// at once, as each has some at its device as well, which keep no worker.
 const BESIDE_OTHERS: u32 = 192;
-/// What a store may have alone: another that comes finds workers.
+/// What it may have of one alone: another that comes finds workers.
 const ALONE: u32 = MOST_WORKERS - BESIDE_OTHERS;
 
-/// What one of so many stores may have in slots.
+/// What the kernel may have of one of so many stores.
 pub(super) fn of_one(stores: usize) -> u32 {
     if stores > 1 { BESIDE_OTHERS } else { ALONE }
 }
@@ -38,7 +38,7 @@ impl Ring {
         let slot = *self.free.last()?;
         let flight = self.next_resumed().or_else(|| self.next_queued())?;
         if let Some(attachment) = &mut self.attachments[flight.attachment as usize] {
-            attachment.in_slots += 1;
+            attachment.active += 1;
         }
         self.free.pop();
         self.flights[slot as usize] = Some(flight);
@@ -46,12 +46,14 @@ impl Ring {
     }
 
     /// Takes a slot back: the next of its store may have it.
-    pub(super) fn leave_slot(&mut self, slot: u32, attachment: u32) {
+    pub(super) fn leave_slot(&mut self, slot: u32, flight: &Flight) {
         self.free.push(slot);
-        if let Some(it) = &mut self.attachments[attachment as usize] {
-            it.in_slots = it.in_slots.saturating_sub(1);
+        let index = flight.attachment;
+        if let Some(attachment) = self.attachments[index as usize].as_mut().filter(|_| !flight.idle)
+        {
+            attachment.active = attachment.active.saturating_sub(1);
+            self.resume(index);
         }
-        self.resume(attachment);
     }
 
     /// Takes out a flight that is in no slot yet.
@@ -66,7 +68,7 @@ impl Ring {
     }
 
     /// Has what is parked with a store looked at.
-    fn resume(&mut self, index: u32) {
+    pub(super) fn resume(&mut self, index: u32) {
         let attachment = self.attachments[index as usize].as_ref();
         if attachment.is_some_and(|it| !it.parked.is_empty()) && !self.resumed.contains(&index) {
             self.resumed.push(index);
@@ -76,7 +78,7 @@ impl Ring {
     fn next_resumed(&mut self) -> Option<Flight> {
         while let Some(index) = self.resumed.last() {
             let attachment = self.attachments[*index as usize].as_mut();
-            let attachment = attachment.filter(|it| it.in_slots < self.share);
+            let attachment = attachment.filter(|it| it.active < self.share);
             let next = attachment.and_then(|it| Some((it.parked.pop_front()?, &it.backing)));
             let Some((flight, backing)) = next else {
                 self.resumed.pop();
@@ -93,7 +95,7 @@ impl Ring {
     fn next_queued(&mut self) -> Option<Flight> {
         while let Some(flight) = self.queue.pop_front() {
             match &mut self.attachments[flight.attachment as usize] {
-                Some(it) if it.in_slots >= self.share || !it.parked.is_empty() => {
+                Some(it) if it.active >= self.share || !it.parked.is_empty() => {
                     it.parked.push_back(flight);
                 }
                 _ => return Some(flight),

@@ -987,6 +987,36 @@ fn no_store_has_all_slots_beside_another() {
     assert!(home.iter().all(right), "{home:?}");
 }
 
+/// One that waits until its store is synchronised for others is not with the kernel.
+#[test]
+fn flushes_that_wait_for_others_come_back_and_hold_nobody_up() {
+    let share = u64::from(share::of_one(2));
+    let mut bench = Bench::new(2048);
+    let (store, other) = (bench.file("disk.img", 512), bench.file("other.img", 512));
+    bench.ring.attach(STORE, Arc::clone(&store)).unwrap();
+    bench.ring.attach(BackingId(0), other).unwrap();
+    store.health().set_fault(Fault::Stall);
+    Disk::submit(&mut bench.ring, STORE, 0, Op::Flush);
+    bench.ring.submit();
+    (1..=2 * share).for_each(|n| Disk::submit(&mut bench.ring, STORE, n, Op::Flush));
+    bench.ring.submit();
+    // The first one hangs: the others can be had back, and what comes now begins.
+    store.health().set_fault(Fault::None);
+    assert_eq!(bench.ring.attachments[0].as_ref().unwrap().active, 1);
+    let into = bench.filled(512, 0xEE);
+    Disk::submit(&mut bench.ring, STORE, 1000, Op::Read { into, at: 0 });
+    bench.ring.submit();
+    assert!(bench.ring.attachments[0].as_ref().unwrap().parked.is_empty());
+    (0..2 * share).for_each(|n| bench.ring.recall(2000 + n, 1 + n));
+    let at_once: Vec<Done> = bench.ring.ready.drain(..).collect();
+    let aborted = at_once.iter().filter(|done| done.outcome == Err(Status::ABORT_REQUESTED));
+    assert_eq!((at_once.len() as u64, aborted.count() as u64), (4 * share, 2 * share));
+    let mut tags: Vec<Tag> = bench.await_done(2).iter().map(|done| done.tag).collect();
+    tags.sort_unstable();
+    assert_eq!((tags, bench.ring.in_flight()), (vec![0, 1000], 0));
+    assert_eq!(bench.ring.attachments[0].as_ref().unwrap().active, 0);
+}
+
 /// Whatever waits in the kernel's line for workers, waits for all stores.
 #[test]
 #[ignore = "needs root, a loop device and mkfs.ext4"]
