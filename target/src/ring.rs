@@ -31,20 +31,21 @@
 //! slot of the kernel's table of files is given to a new backing only after that, so an operation
 //! that a kernel worker picks up late never meets another namespace's file.
 //!
-//! What needs none of that is in files of its own: `ring/files.rs`, which backings there are, and
+//! What needs none of that is in files of its own: `ring/files.rs`, which backings there are,
+//! `ring/share.rs`, how much one of them may have, `ring/syncs.rs`, who synchronises it, and
 //! `ring/home.rs`, what becomes of the kernel's answers. A test sees that it stays so.
 #![expect(unsafe_code, reason = "entries for the kernel name memory and files by number")]
 
 mod files;
 mod home;
 mod share;
+mod syncs;
 #[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;
 use std::io;
 use std::marker::PhantomData;
-use std::mem::take;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -374,47 +375,6 @@ impl Ring {
         true
     }
 
-    /// Whether this slot is the one to synchronise its store now; otherwise it waits for the next.
-    fn leads_sync(&mut self, slot: u32) -> bool {
-        let Some(flight) = self.flights[slot as usize].as_mut() else { return true };
-        let index = flight.attachment;
-        let Some(attachment) = self.attachments[index as usize].as_mut() else { return true };
-        let leads = attachment.syncs.join(slot);
-        if !leads {
-            // Meanwhile it keeps no worker.
-            flight.idle = true;
-            attachment.active = attachment.active.saturating_sub(1);
-            self.resume(index);
-        }
-        leads
-    }
-
-    /// Whether this slot was waiting for a synchronisation of others; it does not any more.
-    fn leaves_sync(&mut self, slot: u32) -> bool {
-        let flight = self.flights[slot as usize].as_ref();
-        let attachment = flight.and_then(|f| self.attachments[f.attachment as usize].as_mut());
-        attachment.is_some_and(|attachment| attachment.syncs.leave(slot))
-    }
-
-    /// What another store has taken the place of makes nothing durable.
-    fn begin_sync(&mut self, slot: u32) {
-        let Some(flight) = self.flights[slot as usize].as_mut() else { return };
-        let attachment = self.attachments[flight.attachment as usize].as_ref();
-        if let Some(backing) = attachment.map(|it| &it.backing).filter(|it| !it.is_lost()) {
-            backing.health().begin_sync();
-            flight.syncs = true;
-        }
-    }
-
-    fn take_sync_back(&mut self, slot: u32) {
-        let Some(flight) = self.flights[slot as usize].as_mut() else { return };
-        let attachment = self.attachments[flight.attachment as usize].as_ref();
-        if let Some(attachment) = attachment.filter(|_| take(&mut flight.syncs)) {
-            attachment.backing.health().note_write();
-            attachment.backing.health().end_sync();
-        }
-    }
-
     /// A flight's next step, and the entry that says so to the kernel.
     fn next_entry(&mut self, slot: u32) -> Option<(Step, squeue::Entry)> {
         let flight = self.flights[slot as usize].as_mut()?;
@@ -547,7 +507,7 @@ impl Drop for Ring {
         );
         std::mem::forget((Arc::clone(&self.memory.region), Arc::clone(&self.memory.zeros)));
         // Their locks stay taken as well: nobody else may serve what may still be written.
-        std::mem::forget(take(&mut self.attachments));
+        std::mem::forget(std::mem::take(&mut self.attachments));
     }
 }
 
