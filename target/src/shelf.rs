@@ -188,7 +188,8 @@ impl Shelf {
 
     /// Opens again the stores that a synchronisation has failed on; a line for each.
     pub(crate) fn renew(&self) -> Vec<String> {
-        self.stores.with_failed_sync().map(|store| self.tender.renew(&store.tended)).collect()
+        let failed = self.stores.with_failed_sync().map(|store| Arc::clone(&store.tended));
+        self.tender.renew(&failed.collect::<Vec<_>>())
     }
 
     /// Gives every ring the stores of `next` that are new; all or none.

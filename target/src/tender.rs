@@ -1,8 +1,9 @@
 //! Who looks after the stores: looks closer where something has failed, sees files that were
 //! shortened, and brings back into service what is there again.
 //!
-//! All of that may wait for a disk, so it is done by threads that nobody waits for: a store that
-//! hangs keeps one of them, and the others look after the rest.
+//! All of that may wait for a disk, so it is done by threads that nobody waits for: a file system or
+//! device that hangs keeps one of them, however many stores are on it, and the others look after the
+//! rest.
 //!
 //! ```text
 //! in service ──(shortened, gone)──► down ──(sound again, or another at its path)──► in service
@@ -13,8 +14,8 @@
 
 use std::mem::take;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, sync_channel};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -35,8 +36,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const HURRY: Duration = Duration::from_millis(2);
 /// How long a reactor, or an order of the operator, may take.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Threads that may hang in disks, each in one.
-const MOST_HANDS: usize = 16;
+/// Threads that may hang in disks, each at a file system or device of its own.
+const MOST_HANDS: usize = 64;
 
 /// A store in service: what its number stands for, now and after it was opened again.
 #[derive(Debug)]
@@ -49,8 +50,10 @@ pub struct Tended {
     health: Arc<Health>,
     current: Mutex<Arc<Backing>>,
     care: Mutex<Care>,
-    /// Somebody is looking at it.
-    busy: AtomicBool,
+    /// See [`Backing::place`]. (The store itself may be locked for some time.)
+    whereabouts: AtomicU64,
+    /// Somebody opens it again for the operator.
+    renewing: AtomicBool,
     /// No longer served.
     retired: AtomicBool,
 }
@@ -72,13 +75,14 @@ impl Tended {
             place,
             config,
             health: Arc::clone(backing.health()),
+            whereabouts: AtomicU64::new(backing.place()),
+            renewing: AtomicBool::new(false),
             current: Mutex::new(Arc::new(backing)),
             care: Mutex::new(Care {
                 next_look: Instant::now() + PATROL,
                 pause: TICK,
                 told: String::new(),
             }),
-            busy: AtomicBool::new(false),
             retired: AtomicBool::new(false),
         }
     }
@@ -142,7 +146,7 @@ impl Tended {
 
     fn is_due(&self, now: Instant) -> bool {
         let watched = matches!(self.config.kind, BackingKind::File { .. });
-        watched && !self.busy.load(Ordering::Relaxed) && lock(&self.care).next_look <= now
+        watched && lock(&self.care).next_look <= now
     }
 
     /// When to look again: soon while something is wrong, at ever longer intervals.
@@ -175,6 +179,8 @@ struct Book {
     tended: Vec<Arc<Tended>>,
     /// Stores that somebody may still use. Closing may wait, so no ring shall be the last.
     parting: Vec<Arc<Backing>>,
+    /// File systems and devices at which somebody is at work.
+    busy: Vec<u64>,
     /// Threads, and how many of them have nothing to do.
     hands: usize,
     resting: usize,
@@ -212,27 +218,48 @@ impl Tender {
         self.shared.bell.notify_all();
     }
 
-    /// The operator trusts a store again whose synchronisation has failed: opens it again, and
-    /// forgives. One line about what came of it.
+    /// The operator trusts stores again whose synchronisation has failed: opens them again, and
+    /// forgives. One line each about what came of it. Takes no longer than [`ANSWER`] for all.
     #[must_use]
-    pub fn renew(&self, tended: &Arc<Tended>) -> String {
+    pub fn renew(&self, stores: &[Arc<Tended>]) -> Vec<String> {
+        let deadline = Instant::now() + ANSWER;
+        let begun: Vec<_> = stores.iter().map(|tended| self.begin_renewal(tended)).collect();
+        let end = |(tended, answer): (&Arc<Tended>, Option<Receiver<_>>)| {
+            let place = &tended.place;
+            let left = deadline.saturating_duration_since(Instant::now());
+            match answer.map(|answer| answer.recv_timeout(left)) {
+                Some(Ok(Ok(()))) => {
+                    format!(
+                        "{place}: opened again after a failed flush, and flushes are served again"
+                    )
+                }
+                Some(Ok(Err(why))) => format!("{place}: its failed flush stays: {why}"),
+                _ => format!("{place}: its failed flush stays: the store does not answer"),
+            }
+        };
+        stores.iter().zip(begun).map(end).collect()
+    }
+
+    /// None where an earlier renewal still waits for the store.
+    fn begin_renewal(&self, tended: &Arc<Tended>) -> Option<Receiver<Result<(), String>>> {
+        if tended.renewing.swap(true, Ordering::Relaxed) {
+            return None;
+        }
         let (say, said) = mpsc::channel();
         let (own, store) = (Arc::clone(&self.shared), Arc::clone(tended));
         let spawned = std::thread::Builder::new().name("renewal".to_owned()).spawn(move || {
+            let outcome = own.renew(&store);
+            store.renewing.store(false, Ordering::Relaxed);
             // Whoever does not wait any more was told something else.
-            if let Err(mpsc::SendError(Ok(()))) = say.send(own.renew(&store)) {
+            if let Err(mpsc::SendError(Ok(()))) = say.send(outcome) {
                 let place = &store.place;
                 warn!("{place}: opened again after a failed flush after all: flushes are served");
             }
         });
-        let place = &tended.place;
-        match spawned.is_ok().then(|| said.recv_timeout(ANSWER)) {
-            Some(Ok(Ok(()))) => {
-                format!("{place}: opened again after a failed flush, and flushes are served again")
-            }
-            Some(Ok(Err(why))) => format!("{place}: its failed flush stays: {why}"),
-            _ => format!("{place}: its failed flush stays: the store does not answer"),
+        if spawned.is_err() {
+            tended.renewing.store(false, Ordering::Relaxed);
         }
+        spawned.is_ok().then_some(said)
     }
 
     /// Ends the looking after; what hangs in a disk is left to itself.
@@ -264,7 +291,7 @@ fn work(shared: &Arc<Shared>) {
     let mut book = lock(&shared.book);
     book.resting += 1;
     while !book.stopping {
-        let Some(chore) = book.due() else {
+        let Some((place, chore)) = book.due() else {
             // Somebody may want to open again what is on its way out.
             wait = if book.parting.is_empty() { TICK } else { (wait / 2).max(HURRY) };
             let waited = shared.bell.wait_timeout(book, wait);
@@ -279,6 +306,7 @@ fn work(shared: &Arc<Shared>) {
         drop(book);
         shared.see_to(chore);
         book = lock(&shared.book);
+        book.busy.retain(|busy| *busy != place);
         book.resting += 1;
     }
 }
@@ -289,15 +317,25 @@ fn hire(shared: &Arc<Shared>) -> std::io::Result<JoinHandle<()>> {
 }
 
 impl Book {
-    /// The next thing to do, if any; a store that is to be looked at is busy from now on.
-    fn due(&mut self) -> Option<Chore> {
+    /// The next thing to do, if any, where nobody is at work; somebody is from now on.
+    fn due(&mut self) -> Option<(u64, Chore)> {
         let now = Instant::now();
-        if let Some(at) = self.parting.iter().position(|backing| Arc::strong_count(backing) == 1) {
-            return Some(Chore::Close(self.parting.swap_remove(at)));
-        }
-        let due = self.tended.iter().find(|tended| tended.is_due(now))?;
-        due.busy.store(true, Ordering::Relaxed);
-        Some(Chore::Look(Arc::clone(due)))
+        let is_free = |place: u64| !self.busy.contains(&place);
+        let is_let_go = |it: &Arc<Backing>| Arc::strong_count(it) == 1;
+        let closed = self.parting.iter().position(|it| is_let_go(it) && is_free(it.place()));
+        let (place, chore) = match closed {
+            Some(at) => {
+                let backing = self.parting.swap_remove(at);
+                (backing.place(), Chore::Close(backing))
+            }
+            None => {
+                let place = |it: &Tended| it.whereabouts.load(Ordering::Relaxed);
+                let due = self.tended.iter().find(|it| is_free(place(it)) && it.is_due(now))?;
+                (place(due), Chore::Look(Arc::clone(due)))
+            }
+        };
+        self.busy.push(place);
+        Some((place, chore))
     }
 }
 
@@ -310,7 +348,6 @@ impl Shared {
                     self.look(&tended);
                 }
                 tended.reschedule();
-                tended.busy.store(false, Ordering::Relaxed);
             }
         }
     }
@@ -365,7 +402,7 @@ impl Shared {
         }
         // What a ring takes home before it has the fresh one is owed; what it takes home later fails.
         gone.set_lost(true);
-        self.put(tended, fresh).inspect_err(|_| gone.set_lost(false))?;
+        self.put(tended, gone, fresh, || ()).inspect_err(|_| gone.set_lost(false))?;
         if owes_a_sync(gone, &tended.health) {
             tended.backing().fail_sync(Status::WRITE_FAULT);
         }
@@ -385,13 +422,18 @@ impl Shared {
             return Err("the store still fails".to_owned());
         }
         fresh.synchronise().map_err(|error| format!("it fails again: {error}"))?;
-        self.put(tended, fresh)?;
-        tended.health.forgive_sync();
-        Ok(())
+        self.put(tended, &backing, fresh, || tended.health.forgive_sync())
     }
 
-    /// Gives every ring a store in the place of the one that has the number.
-    fn put(&self, tended: &Tended, fresh: Backing) -> Result<(), String> {
+    /// Gives every ring a store in the place of `old`, unless another one has taken it meanwhile;
+    /// `done` is before the next one can take it.
+    fn put(
+        &self,
+        tended: &Tended,
+        old: &Arc<Backing>,
+        fresh: Backing,
+        done: impl FnOnce(),
+    ) -> Result<(), String> {
         fresh.prepare(self.reactors.len()).map_err(|error| error.to_string())?;
         let fresh = Arc::new(fresh);
         let mut current = lock(&tended.current);
@@ -400,6 +442,9 @@ impl Shared {
         fresh.reformat(current.block_size_bytes());
         if tended.retired.load(Ordering::Relaxed) {
             return Err("it is no longer served".to_owned());
+        }
+        if !Arc::ptr_eq(&current, old) {
+            return Err("it was opened again meanwhile".to_owned());
         }
         let given = self.reactors.iter().try_for_each(|reactor| {
             let (answer, answered) = sync_channel(1);
@@ -410,7 +455,11 @@ impl Shared {
             }
         });
         let parts = match &given {
-            Ok(()) => std::mem::replace(&mut *current, fresh),
+            Ok(()) => {
+                done();
+                tended.whereabouts.store(fresh.place(), Ordering::Relaxed);
+                std::mem::replace(&mut *current, fresh)
+            }
             // Some have it, or will: all get the old one back, or nobody could open it again.
             Err(_) => {
                 for reactor in &self.reactors {

@@ -129,6 +129,8 @@ pub struct Backing {
     /// Direct I/O reaches blocks of this size and no smaller ones.
     pub(super) smallest_block_bytes: u32,
     pub(super) read_only: bool,
+    /// The number of its file system or device.
+    pub(super) place: u64,
     /// Another store takes its place: what it still does is done for nobody.
     lost: AtomicBool,
     pub(super) volatile_cache: bool,
@@ -259,12 +261,20 @@ impl Backing {
         let mut fresh = Backing::assemble(self.kind, Some(file), name, size, config);
         fresh.is_long(self.found_bytes());
         fresh.hold = Some(Arc::clone(hold));
+        fresh.place = self.place;
         fresh.volatile_cache = self.volatile_cache;
         fresh.geometry = self.geometry;
         fresh.smallest_block_bytes = self.smallest_block_bytes;
         fresh.refused = AtomicU8::new(self.refused.load(Ordering::Relaxed));
         fresh.health = Arc::clone(&self.health);
         Ok(fresh)
+    }
+
+    /// The number of the file system or device that it is on: where one store hangs, others of the
+    /// same number probably do. Memory has none, 0.
+    #[must_use]
+    pub(crate) fn place(&self) -> u64 {
+        self.place
     }
 
     /// Looks whether the store is as long as it should be and, if `thorough`, whether its ends can
@@ -337,6 +347,7 @@ impl Backing {
             block_size_bytes: AtomicU32::new(config.block_size_bytes),
             smallest_block_bytes: 512,
             read_only: config.read_only,
+            place: 0,
             lost: AtomicBool::new(false),
             // A file's data are durable only after fdatasync, whatever the disk below has: the
             // file's own metadata (which blocks are written) is cached by the system.

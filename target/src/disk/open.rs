@@ -322,6 +322,7 @@ fn finish(
     let fine = config.block_size_bytes == 512 || read_block(&file, 0, 512).is_ok();
     let mut backing = Backing::assemble(kind, Some(file), name, bytes, config);
     backing.smallest_block_bytes = if fine { 512 } else { config.block_size_bytes };
+    backing.place = if kind == Kind::Device { meta.rdev() } else { meta.dev() };
     if kind == Kind::Device {
         let queue = DeviceQueue::of(meta.rdev());
         backing.volatile_cache = queue.text("write_cache").as_deref() != Some("write through");

@@ -130,7 +130,7 @@ impl Bench {
         let (tender, tended) = (&self.tender, Arc::clone(&self.tended));
         let (mail, ring) = (&self.mail, &mut self.ring);
         std::thread::scope(|scope| {
-            scope.spawn(move || say.send(tender.renew(&tended)));
+            scope.spawn(move || say.send(tender.renew(&[tended]).remove(0)));
             loop {
                 if let Some(Mail::Attach(id, backing, answer)) = mail.take() {
                     let _ = answer.send(ring.attach(id, backing));
@@ -307,15 +307,60 @@ fn a_store_that_is_forgotten_is_closed_when_the_ring_lets_it_go() {
     assert!(Backing::open(&config).is_ok());
 }
 
+/// A server that hangs, with many images on it.
 #[test]
-fn nobody_waits_for_who_hangs() {
-    let Bench { tender, tended, .. } = Bench::new();
-    // As if a look had not come back.
-    tended.busy.store(true, Ordering::Relaxed);
-    assert!(!tended.is_due(Instant::now() + Duration::from_secs(60)));
-    tended.busy.store(false, Ordering::Relaxed);
-    assert!(tended.is_due(Instant::now() + Duration::from_secs(60)));
+fn stores_of_one_place_keep_one_pair_of_hands_however_many_hang() {
+    let Bench { tender, tended, dir, .. } = Bench::new();
+    let mut book = Book::default();
+    let add = |book: &mut Book, name: &str, place: u64| {
+        let kind = BackingKind::File { path: dir.path().join(name), size: Some(SIZE) };
+        let config = BackingConfig { kind, ..tended.config.clone() };
+        let backing = Backing::open(&config).unwrap();
+        let store = Tended::new(STORE, name.to_owned(), config, backing);
+        store.whereabouts.store(place, Ordering::Relaxed);
+        lock(&store.care).next_look = Instant::now();
+        book.tended.push(Arc::new(store));
+    };
+    (0..20).for_each(|n| add(&mut book, &format!("hangs {n}"), 7));
+    add(&mut book, "sound", 8);
+    let whose = |due: Option<(u64, Chore)>| match due {
+        Some((place, Chore::Look(store))) => format!("{place}: {}", store.place),
+        other => format!("{other:?}"),
+    };
+    assert_eq!(whose(book.due()), "7: hangs 0");
+    assert_eq!(whose(book.due()), "8: sound");
+    assert_eq!(whose(book.due()), "None");
+    // What is to be closed waits as well, and no other.
+    let away = book.tended.remove(3);
+    book.parting.push(Arc::into_inner(away).unwrap().current.into_inner().unwrap());
+    assert!(book.due().is_some_and(|(place, chore)| matches!(chore, Chore::Close(_)) && place > 8));
+    book.busy.retain(|place| *place != 7);
+    assert_eq!(whose(book.due()), "7: hangs 0");
     tender.stop(Instant::now() + Duration::from_secs(20));
+}
+
+/// Its disk was slow, and the operator's order older than what has become of the store since.
+#[test]
+fn a_late_renewal_takes_no_other_store_away() {
+    let mut bench = Bench::new();
+    let before = bench.tended.backing();
+    let late = before.renewed(&bench.tended.config).unwrap();
+    assert!(bench.renew().contains("flushes are served again"));
+    let now = bench.tended.backing();
+    let refused = bench.tender.shared.put(&bench.tended, &before, late, || unreachable!("done"));
+    assert_eq!(refused, Err("it was opened again meanwhile".to_owned()));
+    assert!(Arc::ptr_eq(&now, &bench.tended.backing()) && bench.mail.take().is_none());
+}
+
+#[test]
+fn one_renewal_of_a_store_waits_for_it_and_no_other_store_waits() {
+    let mut bench = Bench::new();
+    bench.tended.renewing.store(true, Ordering::Relaxed);
+    let told = bench.tender.renew(&[Arc::clone(&bench.tended)]);
+    assert!(told[0].ends_with("the store does not answer"), "{told:?}");
+    bench.tended.renewing.store(false, Ordering::Relaxed);
+    assert!(bench.renew().contains("flushes are served again"));
+    assert!(bench.renew().contains("flushes are served again"), "as often as it is ordered");
 }
 
 #[test]
