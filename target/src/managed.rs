@@ -50,8 +50,21 @@ pub struct Management {
     pub config: ManagedConfig,
     /// The namespaces that hosts made, also those that are attached nowhere, by ascending nsid.
     pub allocated: Vec<Allocated>,
-    /// The sizes of all of them together, in bytes.
+    /// Those that are not served, by ascending nsid: nobody sees them.
+    pub absent: Vec<Absent>,
+    /// The sizes of all that hosts made together, in bytes.
     pub used_bytes: u64,
+}
+
+/// A namespace that a host made and whose file is not there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Absent {
+    /// Namespace id.
+    pub nsid: u32,
+    /// What it was made as.
+    pub entry: Entry,
+    /// It is served as soon as its file is there; without that, when somebody reloads.
+    pub is_awaited: bool,
 }
 
 /// A namespace that a host made.
@@ -294,7 +307,8 @@ impl Catalog {
                 (!is_there(nsid, &image)).then(|| {
                     format!(
                         "namespace {nsid} of {nqn} was made by a host and its file {shown} is gone: \
-                         it is not served; restore the file, or have a host delete the namespace"
+                         it is not served; restore the file and reload, or have a host delete the \
+                         namespace"
                     )
                 })
             }

@@ -21,7 +21,7 @@ use crate::absent;
 use crate::config::{Config, ListenerConfig, Missing, SubsystemConfig};
 use crate::ledger::Ledger;
 use crate::mailbox::Mail;
-use crate::managed::{Allocated, Catalog, Catalogs, Management};
+use crate::managed::{Absent, Allocated, Catalog, Catalogs, Management};
 use crate::provider::owns;
 use crate::registry::{Change, Registry};
 use crate::stores::{Awaited, Awaiting, Place, Store, Stores};
@@ -253,7 +253,7 @@ impl Shelf {
     /// The snapshot of a subsystem.
     fn made(&self, stores: &Stores, config: &SubsystemConfig) -> Subsystem {
         let mut subsystem = stores.subsystem(config, self.ledger.usage(&config.nqn));
-        subsystem.management = self.management(config, &subsystem);
+        subsystem.management = self.management(stores, config, &subsystem);
         subsystem
     }
 
@@ -274,8 +274,27 @@ impl Shelf {
     }
 
     /// What hosts see that may manage the namespaces of a subsystem.
-    fn management(&self, config: &SubsystemConfig, made: &Subsystem) -> Option<Arc<Management>> {
+    fn management(
+        &self,
+        stores: &Stores,
+        config: &SubsystemConfig,
+        made: &Subsystem,
+    ) -> Option<Arc<Management>> {
         let record = self.catalogs.get(&config.nqn)?.record();
+        // What is declared under the same id, or is beyond the highest one, is not served because
+        // somebody has said so.
+        let is_wanted = |nsid: &u32, uuid| {
+            let mut same_id = config.namespaces.iter().filter(|n| n.nsid == *nsid);
+            *nsid <= config.offer.max_nsid && same_id.all(|n| n.uuid == uuid)
+        };
+        let absent = record.entries.iter().filter(|(nsid, entry)| {
+            is_wanted(nsid, entry.uuid) && stores.store(config.nqn, **nsid).is_none()
+        });
+        let absent = absent.map(|(&nsid, entry)| Absent {
+            nsid,
+            entry: entry.clone(),
+            is_awaited: stores.why_awaited(config.nqn, nsid).is_some(),
+        });
         let allocated = record.entries.iter().filter_map(|(&nsid, entry)| {
             let namespace = made.namespace(nsid).ok()?;
             let its_own = namespace.uuid == entry.uuid.into_bytes();
@@ -285,6 +304,7 @@ impl Shelf {
         Some(Arc::new(Management {
             config: config.managed.clone()?,
             allocated: allocated.collect(),
+            absent: absent.collect(),
             used_bytes: record.used_bytes(),
         }))
     }

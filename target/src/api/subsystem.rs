@@ -103,6 +103,31 @@ pub enum NamespaceState {
     Pending,
     /// It is gone or too short: hosts are told to come again.
     Down,
+    /// A host has made it and its file is gone: hosts see no such namespace.
+    Lost,
+}
+
+impl NamespaceState {
+    /// All of them.
+    pub const ALL: [NamespaceState; 5] = [
+        NamespaceState::Serving,
+        NamespaceState::SyncFailed,
+        NamespaceState::Pending,
+        NamespaceState::Down,
+        NamespaceState::Lost,
+    ];
+
+    /// As JSON and metrics call it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            NamespaceState::Serving => "serving",
+            NamespaceState::SyncFailed => "sync_failed",
+            NamespaceState::Pending => "pending",
+            NamespaceState::Down => "down",
+            NamespaceState::Lost => "lost",
+        }
+    }
 }
 
 /// A host that the configuration names.

@@ -259,7 +259,8 @@ pub(super) mod tests {
             Allocated { namespace: attached, hosts },
             Allocated { namespace: detached, hosts: BTreeSet::new() },
         ];
-        let management = Management { config, allocated, used_bytes: 8 << 30 };
+        let absent = Vec::new();
+        let management = Management { config, allocated, absent, used_bytes: 8 << 30 };
         subsystem.management = Some(Arc::new(management));
         controller.replace_subsystem(Arc::new(subsystem));
         controller

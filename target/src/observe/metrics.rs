@@ -1,7 +1,7 @@
 //! Everything of a look as OpenMetrics text, for Prometheus and its kin. Computed when somebody
 //! asks.
 //!
-//! Series are bounded: rows are ([`super::rows::MOST_ROWS`] a reactor), each has at most four kinds
+//! Series are bounded: a namespace has as many as there are states, rows are ([`super::rows::MOST_ROWS`] a reactor), each has at most four kinds
 //! of commands, and the buckets of a latency are one to each power of four.
 
 use std::fmt;
@@ -13,6 +13,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use crate::api::stats::{Count, Latency, Operations, Reactor, Row, Stats};
+use crate::api::{Namespace, NamespaceState};
 
 /// What the text is, for HTTP.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -33,32 +34,74 @@ const BOUNDS_NS: [u64; 12] = [
     1 << 36,
 ];
 
+/// Who is there of what is configured, and of what hosts have made.
+#[derive(Debug, Default)]
+pub struct Standing {
+    /// Namespaces.
+    pub namespaces: Vec<Namespace>,
+    /// Addresses of listeners, and whether they are listened at.
+    pub listeners: Vec<(String, bool)>,
+    /// Subsystems whose hosts may make namespaces, and whether the folder of those is there.
+    pub folders: Vec<(String, bool)>,
+}
+
 /// The text.
 ///
 /// # Errors
 /// A name cannot be written; none is known.
-pub fn text(stats: Stats) -> Result<String, fmt::Error> {
+pub fn text(stats: Stats, standing: Standing) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Scrape(stats)));
+    registry.register_collector(Box::new(Scrape(stats, standing)));
     let mut text = String::new();
     encode(&mut text, &registry)?;
     Ok(text)
 }
 
 #[derive(Debug)]
-struct Scrape(Stats);
+struct Scrape(Stats, Standing);
 
 impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let Scrape(stats) = self;
+        let Scrape(stats, standing) = self;
         let uptime = "Seconds since the daemon started";
         encoder
             .encode_descriptor("nvmfd_uptime_seconds", uptime, None, MetricType::Gauge)?
             .encode_gauge(&(seconds(stats.at_us.saturating_mul(1000))))?;
+        namespaces(standing, &mut encoder)?;
         commands(stats, &mut encoder)?;
         latencies(stats, &mut encoder)?;
         reactors(stats, &mut encoder)
     }
+}
+
+/// A state is told as one series for each that there is, of which one is 1: so what is asked for is
+/// there also while it is not so.
+fn namespaces(standing: &Standing, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let name = "nvmfd_namespace_state";
+    let help = "1 for the state that a namespace is in: serving, sync_failed, pending, down, lost";
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for namespace in &standing.namespaces {
+        for state in NamespaceState::ALL {
+            let labels = [
+                ("subsystem", namespace.subsystem.clone()),
+                ("nsid", namespace.nsid.to_string()),
+                ("state", state.name().to_owned()),
+            ];
+            let is = u64::from(namespace.state == state);
+            metric.encode_family(&labels)?.encode_gauge(&is)?;
+        }
+    }
+    let folders = "Whether the folder of the namespaces that hosts make is there";
+    for (name, help, key, all) in [
+        ("nvmfd_listener_up", "Whether a listener listens", "address", &standing.listeners),
+        ("nvmfd_managed_up", folders, "subsystem", &standing.folders),
+    ] {
+        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (one, is_up) in all {
+            metric.encode_family(&[(key, one.clone())])?.encode_gauge(&u64::from(*is_up))?;
+        }
+    }
+    Ok(())
 }
 
 /// A count of one kind of commands.
@@ -282,7 +325,7 @@ mod tests {
 
     #[test]
     fn the_text_says_what_was_counted() {
-        let text = text(stats()).unwrap();
+        let text = text(stats(), Standing::default()).unwrap();
         let of = "subsystem=\"nqn.2026-11.io.nvmfd:disk1\",nsid=\"1\",host=\"nqn.a\\\"b\\\\c\",op=\"read\"";
         for line in [
             "# TYPE nvmfd_commands counter".to_owned(),

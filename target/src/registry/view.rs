@@ -1,6 +1,6 @@
 //! Who is there, for whoever looks from outside.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -38,6 +38,12 @@ impl Registry {
     #[must_use]
     pub fn subsystems(&self) -> Vec<Arc<Subsystem>> {
         self.lock().subsystems.values().cloned().collect()
+    }
+
+    /// The addresses of listeners, without those that are awaited.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.lock().listeners.iter().map(|listener| listener.address).collect()
     }
 }
 

@@ -183,6 +183,7 @@ fn state(namespace: &Namespace) -> String {
         NamespaceState::SyncFailed => "sync failed",
         NamespaceState::Pending => "pending",
         NamespaceState::Down => "down",
+        NamespaceState::Lost => "lost",
     };
     let flags = [
         (namespace.read_only, "read only"),

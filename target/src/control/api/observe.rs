@@ -8,9 +8,11 @@ use axum::response::{IntoResponse, Response};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::subsystems::all_namespaces;
 use crate::api::stats::{SlowCommand, Stats};
 use crate::control::managed::Managed;
-use crate::observe::{metrics, sample};
+use crate::observe::metrics::{self, Standing};
+use crate::observe::sample;
 
 pub(super) fn routes() -> OpenApiRouter<Managed> {
     OpenApiRouter::new().routes(routes!(stats)).routes(routes!(slow)).routes(routes!(scrape))
@@ -32,9 +34,26 @@ async fn slow(State(managed): State<Managed>) -> Json<Vec<SlowCommand>> {
 #[utoipa::path(get, path = "/metrics",
     responses((status = 200, body = String, content_type = metrics::CONTENT_TYPE)))]
 async fn scrape(State(managed): State<Managed>) -> Response {
-    match metrics::text(look(&managed)) {
+    match metrics::text(look(&managed), standing(&managed)) {
         Ok(text) => ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+/// Who is there of what is configured.
+fn standing(managed: &Managed) -> Standing {
+    let (running, registry) = (managed.running(), &managed.view().registry);
+    let listened = registry.addresses();
+    let is_there = |nqn| registry.subsystem(nqn).is_some_and(|s| s.management.is_some());
+    let subsystems = running.config.subsystems.iter();
+    Standing {
+        namespaces: all_namespaces(managed),
+        listeners: (running.config.addresses().into_iter())
+            .map(|at| (at.to_string(), listened.contains(&at)))
+            .collect(),
+        folders: (subsystems.filter(|subsystem| subsystem.managed.is_some()))
+            .map(|subsystem| (subsystem.nqn.to_string(), is_there(&subsystem.nqn)))
+            .collect(),
     }
 }
 

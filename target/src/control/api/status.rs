@@ -12,6 +12,7 @@ use crate::ana::AnaStates;
 use crate::api::{Listener, Status};
 use crate::config::{Config, ListenerConfig};
 use crate::control::managed::Managed;
+use crate::managed::Absent;
 use crate::registry::Controller;
 
 pub(super) fn routes() -> OpenApiRouter<Managed> {
@@ -76,6 +77,14 @@ fn ana_name(state: AnaState) -> String {
 pub(super) fn degraded(managed: &Managed) -> Vec<String> {
     let mut sentences = Vec::new();
     for subsystem in managed.view().registry.subsystems() {
+        let absent = subsystem.management.iter().flat_map(|management| &management.absent);
+        for Absent { nsid, entry, .. } in absent.filter(|absent| !absent.is_awaited) {
+            sentences.push(format!(
+                "namespace {nsid} of {} is lost: a host made it, and its file {}.img is gone: bring \
+                 it back and reload, or have a host delete the namespace",
+                subsystem.nqn, entry.uuid
+            ));
+        }
         for namespace in &subsystem.namespaces {
             let place = format!("namespace {} of {}", namespace.nsid, subsystem.nqn);
             if namespace.health.is_down() {

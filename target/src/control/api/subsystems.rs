@@ -16,6 +16,7 @@ use crate::api::{Host, Kind, Namespace, NamespaceState, Problem, Subsystem};
 use crate::config::{HostConfig, Limits, NamespaceConfig, NamespaceKind, SubsystemConfig};
 use crate::control::managed::Managed;
 use crate::disk::Health;
+use crate::managed::Absent;
 use crate::registry::{Controller, Registry};
 use crate::subsystem;
 
@@ -54,7 +55,7 @@ async fn show(
 /// The namespaces of all subsystems.
 #[utoipa::path(get, path = "/v1/namespaces", responses((status = 200, body = Vec<Namespace>)))]
 async fn namespaces(State(managed): State<Managed>) -> Json<Vec<Namespace>> {
-    Json(all(&managed).into_iter().flat_map(|subsystem| subsystem.namespaces).collect())
+    Json(all_namespaces(&managed))
 }
 
 /// The hosts that the configuration names.
@@ -81,6 +82,10 @@ async fn hosts(State(managed): State<Managed>) -> Json<Vec<Host>> {
         found.entry(*nqn).or_insert_with(|| host(nqn)).has_key = true;
     }
     Json(found.into_values().collect())
+}
+
+pub(super) fn all_namespaces(managed: &Managed) -> Vec<Namespace> {
+    all(managed).into_iter().flat_map(|subsystem| subsystem.namespaces).collect()
 }
 
 fn all(managed: &Managed) -> Vec<Subsystem> {
@@ -117,6 +122,7 @@ fn subsystem(
         namespaces: (config.namespaces.iter())
             .map(|n| namespace(config, n, live(n.nsid)))
             .chain(served.iter().flat_map(|served| made_by_hosts(config, served)))
+            .chain(served.iter().flat_map(|served| absent(config, served)))
             .collect(),
     }
 }
@@ -182,6 +188,34 @@ fn made_by_hosts<'s>(
         hosts: None,
         state: state(Some(&n.health)),
         failures: n.health.failures(),
+    })
+}
+
+/// Those of them that are not served, because their files are not there.
+fn absent<'s>(
+    config: &'s SubsystemConfig,
+    served: &'s subsystem::Subsystem,
+) -> impl Iterator<Item = Namespace> + 's {
+    let absent = served.management.iter().flat_map(|management| &management.absent);
+    absent.map(|Absent { nsid, entry, is_awaited }| Namespace {
+        subsystem: config.nqn.to_string(),
+        nsid: *nsid,
+        kind: Kind::Managed,
+        path: None,
+        size_bytes: entry.bytes,
+        block_size_bytes: entry.block_size_bytes,
+        unheeded_block_size_bytes: None,
+        format_left_percent: None,
+        uuid: entry.uuid.to_string(),
+        nguid: digits(entry.uuid.as_bytes()),
+        eui64: None,
+        read_only: false,
+        write_protected: false,
+        allow_format: true,
+        ana_group: entry.ana_group,
+        hosts: Some(names(&entry.hosts)),
+        state: if *is_awaited { NamespaceState::Pending } else { NamespaceState::Lost },
+        failures: 0,
     })
 }
 

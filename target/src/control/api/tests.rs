@@ -14,10 +14,12 @@ use tokio::task::spawn_blocking;
 
 use super::*;
 use crate::View;
+use crate::api::NamespaceState;
 use crate::config::Config;
 use crate::control::managed::Running;
 use crate::declared::Declared;
 use crate::format::Progress;
+use crate::managed::{Absent, Management, sample};
 use crate::registry::{Change, Registry};
 use crate::stores::Stores;
 
@@ -97,6 +99,15 @@ fn ask(mut stream: impl Read + Write, head: &str) -> (u16, Value) {
     (status, serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}")))
 }
 
+/// An answer that is no JSON.
+fn text(socket: &Path, path: &str) -> String {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
 fn get(socket: &Path, path: &str) -> (u16, Value) {
     ask(UnixStream::connect(socket).unwrap(), &format!("GET {path} HTTP/1.1\r\nHost: x"))
 }
@@ -128,6 +139,73 @@ fn every_path_is_described_and_answers_as_its_schema_says() {
         check(&document, schema, &answer, "a refusal");
         assert_eq!(status, 404);
     });
+}
+
+/// What is served is one thing, what is configured another one.
+#[test]
+fn who_is_not_there_is_told_to_lists_and_metrics() {
+    let folder = tempfile::tempdir().unwrap();
+    let more = format!(
+        "[[listener]]\naddress = \"127.0.0.2\"\n[[subsystem]]\nnqn = \
+         \"nqn.2026-11.io.nvmfd:b\"\nallow_any_host = true\n[subsystem.managed]\ndirectory = \
+         {:?}\nquota = \"4MiB\"\nnamespaces = 3\nhosts = [\"nqn.2026-11.org.example:h\"]\n",
+        folder.path()
+    );
+    let stage = stage(&more);
+    let mut configs = stage.config.subsystems.clone();
+    let managed = configs[1].managed.clone().unwrap();
+    let missing = configs[0].namespaces.remove(1).nsid;
+    let mut more = configs[0].namespaces[0].clone();
+    (more.nsid, more.uuid) = (2, uuid::Uuid::max());
+    configs[0].namespaces.push(more);
+    let stores = Stores::default().next(&configs).unwrap();
+    let [served, mut made] = [0, 1].map(|at| stores.subsystem(&configs[at], Arc::default()));
+    let health = |nsid| &served.namespace(nsid).unwrap().health;
+    assert!(health(1).set_down());
+    assert!(health(2).fail_sync(nvme::Status::WRITE_FAULT));
+    let [lost, awaited] = [(7, false), (3, true)].map(|(nsid, is_awaited)| {
+        let entry = sample().entries.remove(&nsid).unwrap();
+        Absent { nsid, entry, is_awaited }
+    });
+    let management = Management {
+        config: managed,
+        allocated: Vec::new(),
+        absent: vec![awaited, lost],
+        used_bytes: 0,
+    };
+    made.management = Some(Arc::new(management));
+    let listeners = Some(stage.config.listeners[..1].to_vec());
+    let subsystems = vec![Arc::new(served), Arc::new(made)];
+    let registry = &stage.managed.view().registry;
+    registry.change(Change { subsystems, listeners, ..Change::default() });
+    let (metrics, all, status) = stage.visit(|socket| {
+        let all = get(socket, "/v1/namespaces").1;
+        (text(socket, "/metrics"), all, get(socket, "/v1/status").1)
+    });
+    let (a, b) = ("nqn.2026-11.io.nvmfd:a", "nqn.2026-11.io.nvmfd:b");
+    let expected = [
+        (a, 1, "down"),
+        (a, missing, "pending"),
+        (a, 2, "sync_failed"),
+        (b, 3, "pending"),
+        (b, 7, "lost"),
+    ];
+    let has = |line: &str| assert!(metrics.lines().any(|own| own == line), "{line}\n{metrics}");
+    assert_eq!(all.as_array().unwrap().len(), expected.len(), "{all}");
+    for ((subsystem, nsid, state), told) in expected.into_iter().zip(all.as_array().unwrap()) {
+        let found = (&told["subsystem"], &told["nsid"], &told["state"]);
+        assert_eq!(found, (&subsystem.into(), &nsid.into(), &state.into()));
+        for other in NamespaceState::ALL.map(NamespaceState::name) {
+            let labels = format!("subsystem=\"{subsystem}\",nsid=\"{nsid}\",state=\"{other}\"");
+            has(&format!("nvmfd_namespace_state{{{labels}}} {}", u8::from(other == state)));
+        }
+    }
+    has("nvmfd_listener_up{address=\"127.0.0.1:4420\"} 1");
+    has("nvmfd_listener_up{address=\"127.0.0.2:4420\"} 0");
+    has(&format!("nvmfd_managed_up{{subsystem=\"{b}\"}} 1"));
+    let degraded = status["degraded"].as_array().unwrap();
+    let tells = |word: &str| degraded.iter().any(|one| one.as_str().unwrap().contains(word));
+    assert!(tells("namespace 7 of nqn.2026-11.io.nvmfd:b is lost") && !tells("namespace 3 of"));
 }
 
 #[test]

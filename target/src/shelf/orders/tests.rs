@@ -323,6 +323,42 @@ fn a_reload_takes_the_grant_back_and_leaves_the_files() {
     }
 }
 
+#[test]
+fn who_manages_what_hosts_made_is_told_of_what_is_gone() {
+    let folder = tempdir().unwrap();
+    let config = config(folder.path());
+    let mut shelf = shelf(&config);
+    assert_eq!([ask(&mut shelf, create(1)), ask(&mut shelf, create(1))], [Ok(1), Ok(3)]);
+    let absent = |shelf: &Shelf| -> Vec<_> {
+        let subsystem = shelf.registry.subsystem(&NQN.parse().unwrap()).unwrap();
+        let management = subsystem.management.clone().unwrap();
+        management.absent.iter().map(|each| (each.nsid, each.is_awaited)).collect()
+    };
+    assert_eq!(absent(&shelf), []);
+    let catalog = &shelf.catalogs[&NQN.parse().unwrap()];
+    let image = catalog.image(catalog.record().entries[&3].uuid);
+    shelf.tender.stop(Instant::now() + Duration::from_secs(60));
+    drop(shelf);
+    let aside = folder.path().join("aside");
+    fs::rename(&image, &aside).unwrap();
+    let shelf = self::shelf(&config);
+    assert_eq!(absent(&shelf), [(3, false)], "its file is gone");
+    shelf.tender.stop(Instant::now() + Duration::from_secs(60));
+    drop(shelf);
+    // Somebody else has it for a while.
+    fs::rename(&aside, &image).unwrap();
+    let lock = fs::File::open(&image).unwrap();
+    lock.try_lock().unwrap();
+    let stores = Stores::default();
+    let next = Next::open(&config, &stores, &Catalogs::new()).unwrap();
+    let registry = Arc::new(Registry::new(Vec::new(), 8, 0));
+    let tender = Arc::new(Tender::start(Vec::new()).unwrap());
+    let ledger = Arc::new(Ledger::open(None, PowerMeter::default()));
+    let mut shelf = Shelf::new(config, stores, registry, tender, ledger, false);
+    shelf.adopt(next, Vec::new());
+    assert_eq!(absent(&shelf), [(3, true)], "somebody else has it");
+}
+
 /// What hosts do in the life of the process that is killed.
 fn orders() -> Vec<What> {
     vec![

@@ -341,7 +341,8 @@ impl Target {
             Allocated { namespace, hosts }
         });
         let used_bytes = self.steward.served.used_bytes();
-        Some(Arc::new(Management { config, allocated: allocated.collect(), used_bytes }))
+        let (allocated, absent) = (allocated.collect(), Vec::new());
+        Some(Arc::new(Management { config, allocated, absent, used_bytes }))
     }
 
     /// Carries out what hosts have ordered, as far as that goes now. Gives the namespaces that are
