@@ -1,7 +1,7 @@
 //! The disk seam: what a queue asks of the backing store of a namespace.
 //!
 //! `backing` is an opened store, `open` how it gets opened, `resize` how it gets another size,
-//! `erase` other blocks, `health` how it fares, `errno` what failures are called. What the ring is
+//! `made` one that is not served after all, `erase` other blocks, `health` how it fares, `errno` what failures are called. What the ring is
 //! made of and needs no unsafe code is here as well: `flight` is the life of one operation as a
 //! state machine without I/O, `entry` says it in the kernel's terms, `syncs` whose synchronisation
 //! is under way, `watch` keeps the descriptors that end a sleep, `recall` the wishes to have an
@@ -14,6 +14,7 @@ mod errno;
 pub(crate) mod fault;
 pub mod flight;
 mod health;
+mod made;
 mod open;
 pub(crate) mod recall;
 mod resize;
@@ -29,6 +30,7 @@ pub use backing::{
 pub use errno::{Doing, status_of};
 pub use fault::Fault;
 pub use health::Health;
+pub(crate) use made::Made;
 
 use nvme::status::Status;
 use rdma::{Buf, Tag};

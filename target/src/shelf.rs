@@ -214,6 +214,7 @@ impl Shelf {
         let managed = |nqn: &Nqn| configs.iter().any(|s| s.nqn == *nqn && s.managed.is_some());
         self.catalogs.retain(|nqn, _| managed(nqn));
         self.catalogs.extend(catalogs);
+        stores.keep();
         let lines = stores.resize();
         stores.set_faults(&configs);
         let mut subsystems = Vec::new();

@@ -1,5 +1,6 @@
 //! The opened backing stores and the subsystems made of them: what a configuration becomes.
 
+mod attempt;
 mod awaited;
 mod looks;
 mod marked;
@@ -15,6 +16,7 @@ use nvme::{Nqn, Text};
 use tracing::warn;
 use uuid::Uuid;
 
+use self::attempt::Attempt;
 use self::marked::Marked;
 use crate::absent;
 use crate::config::{LimitConfig, Missing, NamespaceConfig, NamespaceKind, SubsystemConfig};
@@ -85,6 +87,8 @@ pub struct Stores {
     marked: Arc<Marked>,
     /// How long what may pass is tried again at a start.
     linger: Option<Duration>,
+    /// What was made for them, and goes again if they are not adopted.
+    attempt: Attempt,
 }
 
 /// A namespace: its subsystem and its id.
@@ -280,6 +284,11 @@ impl Stores {
                 let _ = kept::remove(folder, &format!("{uuid}.{kind}"));
             }
         }
+    }
+
+    /// They are served from here on: what was made for them stays.
+    pub fn keep(&self) {
+        self.attempt.keep();
     }
 
     /// Gives the stores their new sizes. Returns one line for each that has one, and for each whose

@@ -560,6 +560,7 @@ fn differences(old: &Config, new: &Config) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::NamespaceKind;
 
     /// A target that listens nowhere: its address is one of documentation.
     fn config(folder: &Path) -> Config {
@@ -596,6 +597,50 @@ mod tests {
         assert_eq!(target.shelf().awaited_addresses(), [at]);
         target.shelf().on_address(at);
         assert_eq!(target.registry.awaited.list(), nowhere);
+        target.stop(Instant::now() + Duration::from_secs(60));
+    }
+
+    #[test]
+    fn a_change_that_is_refused_takes_away_what_it_has_made_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut target = Target::start(config(folder.path())).unwrap();
+        target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
+        let disks = crate::disk::tests::folder();
+        let [new, old, none] = ["new", "old", "none/disk"].map(|name| disks.path().join(name));
+        std::fs::write(&old, vec![0; 1 << 20]).unwrap();
+        let with = |paths: &[(u32, &PathBuf)]| {
+            let mut config = config(folder.path());
+            for &(nsid, path) in paths {
+                let mut namespace = config.subsystems[0].namespaces[0].clone();
+                (namespace.nsid, namespace.uuid) = (nsid, uuid::Uuid::from_u128(nsid.into()));
+                let size = Some(1 << 20);
+                namespace.kind = NamespaceKind::File { path: path.clone(), size };
+                config.subsystems[0].namespaces.push(namespace);
+            }
+            config
+        };
+        let refused = target.change(with(&[(2, &new), (3, &old), (4, &none)])).unwrap_err();
+        assert!(refused.0.contains("there is no folder"), "{refused}");
+        assert_eq!((new.exists(), old.exists()), (false, true));
+        // It cannot be listened at: another refusal, after everything was opened.
+        let taken = std::net::UdpSocket::bind("127.99.71.3:4791").unwrap();
+        let mut elsewhere = with(&[(2, &new), (3, &old)]);
+        let mut listener = elsewhere.listeners[0];
+        (listener.id, listener.address) = (9, "127.99.71.3:4420".parse().unwrap());
+        elsewhere.listeners.push(listener);
+        let refused = target.change(elsewhere).unwrap_err();
+        assert!(refused.0.contains("127.99.71.3"), "{refused}");
+        assert_eq!((new.exists(), old.exists()), (false, true));
+        drop(taken);
+        // What was opened for that is on its way out.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while let Err(refused) = target.change(with(&[(2, &new), (3, &old)])) {
+            assert!(refused.0.contains("a lock on it is held"), "{refused}");
+            assert!(Instant::now() < deadline, "{refused}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        target.change(config(folder.path())).unwrap();
+        assert!(new.exists() && old.exists(), "it was served");
         target.stop(Instant::now() + Duration::from_secs(60));
     }
 

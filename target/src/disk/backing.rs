@@ -24,6 +24,7 @@ use nvme::status::Status;
 
 use super::errno::{Doing, status_of};
 use super::health::Health;
+use super::made::Stamp;
 use super::open::Was::{Expected, Lost, New};
 use super::open::{self, Hold};
 
@@ -114,6 +115,8 @@ pub struct Backing {
     pub(super) file: Option<Arc<File>>,
     /// Files and devices: what keeps others from serving them.
     pub(super) hold: Option<Arc<Hold>>,
+    /// Its file was made when it was opened, like this.
+    pub(super) made_as: Option<Stamp>,
     /// One descriptor a ring, for synchronising: see `syncs.rs`. They are closed with the store
     /// and not by a ring, because that may wait for the disk.
     sync_files: Mutex<SyncFiles>,
@@ -340,6 +343,7 @@ impl Backing {
             kind,
             file,
             hold: None,
+            made_as: None,
             sync_files: Mutex::default(),
             name,
             size_bytes: AtomicU64::new(size_bytes),

@@ -12,6 +12,7 @@ use nix::sys::stat::{major, minor};
 use tracing::warn;
 
 use super::backing::{Backing, BackingConfig, Condition, Geometry, Kind, OpenError, Space};
+use super::made::Stamp;
 
 /// Files and devices are named by a C `off_t`.
 const MAX_BYTES: u64 = i64::MAX as u64;
@@ -72,11 +73,7 @@ impl Hold {
     /// Whether a path leads here. A device that came back has the number of the one that went, so
     /// for devices this says little.
     pub(super) fn is_at(&self, path: &Path) -> bool {
-        let identity = |meta: &Metadata| (meta.dev(), meta.ino(), meta.rdev());
-        match (fs::metadata(path), self.locked.metadata()) {
-            (Ok(there), Ok(here)) => identity(&there) == identity(&here),
-            _ => false,
-        }
+        fs::metadata(path).is_ok_and(|there| is_same(&there, &self.locked))
     }
 }
 
@@ -84,6 +81,11 @@ impl Drop for Hold {
     fn drop(&mut self) {
         let _ = self.locked.unlock();
     }
+}
+
+fn is_same(there: &Metadata, file: &File) -> bool {
+    let identity = |meta: &Metadata| (meta.dev(), meta.ino(), meta.rdev());
+    file.metadata().is_ok_and(|here| identity(there) == identity(&here))
 }
 
 /// What is known of a path before it is opened.
@@ -127,12 +129,19 @@ pub(super) fn open_path(
         Err(error) => return Err(failed(&format!("cannot look at {name}"), &error)),
     };
     lock(&file, &name, config.read_only)?;
+    // Who had the lock may have removed it, or somebody has put another one there.
+    let is_there = fs::metadata(path).is_ok_and(|there| is_same(&there, &file));
+    if !is_there {
+        let sentence = format!("{name} was replaced or removed while it was opened");
+        return Err(OpenError { sentence, may_pass: true });
+    }
     match inspect(&file, path, &name, (size, before), config) {
         Ok((kind, bytes, found_bytes)) => {
             let file = Arc::new(file);
             let hold = Hold { locked: Arc::clone(&file), _claim: claim };
-            let mut backing = finish(kind, file, name, bytes, config)?;
+            let mut backing = finish(kind, Arc::clone(&file), name, bytes, config)?;
             backing.hold = Some(Arc::new(hold));
+            backing.made_as = file.metadata().ok().filter(|_| created).map(|meta| Stamp::of(&meta));
             backing.is_long(found_bytes);
             Ok(backing)
         }

@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
+use super::attempt::Attempt;
 use super::looks::{self, Same, Seen};
 use super::{
     Awaited, Begun, PATIENCE, Place, Store, Stores, backing_config, formatted, namespaces,
 };
 use crate::config::{Missing, NamespaceConfig, NamespaceKind, SubsystemConfig};
-use crate::disk::{Backing, BackingConfig, BackingId, BackingKind, OpenError};
+use crate::disk::{Backing, BackingConfig, BackingId, BackingKind, Made, OpenError};
 use crate::format::Format;
 use crate::names::{self, Names};
 use crate::tender::Tended;
@@ -69,6 +70,7 @@ impl Stores {
             opening: Arc::clone(&self.opening),
             marked: Arc::clone(&self.marked),
             linger: self.linger,
+            attempt: Attempt::default(),
         };
         let looks = self.begin_looks(subsystems, (missing, due), &served);
         let sizes = if look_at_served { self.begin_sizes(subsystems) } else { Vec::new() };
@@ -126,7 +128,7 @@ impl Stores {
                 }
             }
         }
-        let opened = self.open(&planned, missing);
+        let opened = self.open(&planned, missing, &next.attempt);
         for (plan, backing) in planned.into_iter().zip(opened) {
             let (key, namespace) = (plan.key, plan.namespace);
             let id = next.fresh_id(self).ok_or("too many namespaces")?;
@@ -216,8 +218,14 @@ impl Stores {
         })
     }
 
-    /// Opens stores, and waits for all of them no longer than a person would.
-    fn open(&self, plans: &[Plan<'_>], missing: Missing) -> Vec<Result<Backing, Unserved>> {
+    /// Opens stores, and waits for all of them no longer than a person would. What is made for that
+    /// goes with the attempt.
+    fn open(
+        &self,
+        plans: &[Plan<'_>],
+        missing: Missing,
+        attempt: &Attempt,
+    ) -> Vec<Result<Backing, Unserved>> {
         let is_start = self.by_namespace.is_empty() && self.awaited.is_empty();
         let linger = self.linger.filter(|_| is_start && missing == Missing::Wait);
         let mut taken = BTreeSet::new();
@@ -237,7 +245,10 @@ impl Stores {
         let second = |plan: &Plan<'_>| self.begin_opening(plan, None).by(Instant::now() + PATIENCE);
         let all = plans.iter().zip(opened);
         all.map(|(plan, opened)| match opened.unwrap_or_else(|| second(plan)) {
-            Ok(Ok(backing)) => Ok(backing),
+            Ok(Ok((backing, made))) => {
+                made.into_iter().for_each(|made| attempt.add(made));
+                Ok(backing)
+            }
             Ok(Err(OpenError { sentence: why, may_pass })) => Err(Unserved { why, may_pass }),
             // It does not answer.
             Err(why) => Err(Unserved { why, may_pass: true }),
@@ -251,14 +262,16 @@ impl Stores {
         &self,
         plan: &Plan<'_>,
         linger: Option<Duration>,
-    ) -> Begun<'_, Result<Backing, OpenError>> {
+    ) -> Begun<'_, Result<(Backing, Option<Made>), OpenError>> {
         let (config, rings) = (&plan.config, self.rings);
         let may_make = plan.same.as_ref().is_none_or(|same| !same.is_there());
         let until = linger.map(|linger| Instant::now() + linger);
         let open = move |config: &BackingConfig| loop {
             let opened = Backing::open_or_make(config, may_make).and_then(|backing| {
+                // Whoever does not wait any more has not asked for it.
+                let made = Made::by_opening(&backing, config);
                 backing.prepare(rings)?;
-                Ok(backing)
+                Ok((backing, made))
             });
             match opened {
                 Err(error)
@@ -373,7 +386,7 @@ mod tests {
             if is_there {
                 std::fs::remove_file(&path).unwrap();
             }
-            stores.open(&[plan], Missing::Wait).remove(0)
+            stores.open(&[plan], Missing::Wait, &stores.attempt).remove(0)
         };
         let unserved = open(true).err().unwrap();
         assert!(unserved.why.contains("was there a moment ago") && unserved.may_pass);
