@@ -211,8 +211,10 @@ impl Shelf {
     /// go. Returns one line for each store that has another size now.
     pub(crate) fn adopt(&mut self, next: Next, gone: Vec<Nqn>) -> Vec<String> {
         let Next { subsystems: configs, mut stores, catalogs } = next;
-        let managed = |nqn: &Nqn| configs.iter().any(|s| s.nqn == *nqn && s.managed.is_some());
-        self.catalogs.retain(|nqn, _| managed(nqn));
+        let folder =
+            |nqn: &Nqn| Some(&configs.iter().find(|s| s.nqn == *nqn)?.managed.as_ref()?.directory);
+        // Where another folder is awaited, nobody orders anything in the one before.
+        self.catalogs.retain(|nqn, open| folder(nqn).is_some_and(|folder| folder == open.folder()));
         self.catalogs.extend(catalogs);
         stores.keep();
         let lines = stores.resize();

@@ -66,6 +66,13 @@ pub struct Store {
     resize: Option<u64>,
 }
 
+impl Store {
+    /// The UUID that it is served under.
+    pub(crate) fn uuid(&self) -> Uuid {
+        self.name.0
+    }
+}
+
 /// The stores of a configuration, by subsystem and namespace id.
 #[derive(Clone, Debug, Default)]
 pub struct Stores {
@@ -99,6 +106,12 @@ impl Stores {
     #[must_use]
     pub fn new(state_directory: Option<PathBuf>, rings: usize) -> Stores {
         Stores { state_directory, rings, linger: Some(LINGER), ..Stores::default() }
+    }
+
+    /// What may pass is tried once.
+    #[cfg(test)]
+    pub(crate) fn without_linger(self) -> Stores {
+        Stores { linger: None, ..self }
     }
 
     /// Opens what `subsystems` need and keeps from `self` what stays the same. Nothing that is
@@ -228,6 +241,18 @@ impl Stores {
             Some(folder) => Protection::kept(key.0, key.1, folder, uuid.into_bytes()),
             None => Ok(Protection::none(key.0, key.1)),
         }
+    }
+
+    /// What is kept of who protects and reserves a namespace that is not open, by its UUID.
+    ///
+    /// # Errors
+    /// One sentence: what is kept cannot be used.
+    pub(crate) fn guards(
+        &self,
+        key: Place,
+        uuid: Uuid,
+    ) -> Result<(Arc<Protection>, Arc<Reservation>), String> {
+        Ok((self.protection(key, uuid)?, self.reservation(key, uuid)?))
     }
 
     /// What a store in memory loses with the daemon needs no marks afterwards. `store`: what a file

@@ -168,7 +168,9 @@ fn delete(
     management: &Management,
 ) -> Result<Plan, Status> {
     no_data(sqe)?;
-    if nsid != NSID_ALL {
+    // One whose file is gone can be deleted, and nothing else.
+    let is_absent = management.absent.iter().any(|absent| absent.nsid == nsid);
+    if nsid != NSID_ALL && !is_absent {
         made_by_a_host(nsid, subsystem, management)?;
     }
     let of = management.allocated.iter().map(|allocated| &allocated.namespace);

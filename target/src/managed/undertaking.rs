@@ -63,7 +63,7 @@ pub struct Situation<'a> {
     pub controllers: &'a [(u16, Nqn)],
     /// Whether this namespace may be deleted, or the status to answer with: asked of each that would
     /// be, before anything is done.
-    pub may_go: &'a dyn Fn(u32) -> Result<(), Status>,
+    pub may_go: &'a dyn Fn(u32, &Entry) -> Result<(), Status>,
 }
 
 /// An order on its way: what is still to be done.
@@ -180,7 +180,8 @@ fn delete(nsid: u32, record: &Record, situation: &Situation<'_>) -> Result<Vec<P
     if gone.is_empty() && nsid != NSID_ALL {
         return Err(Status::INVALID_NAMESPACE.with_dnr());
     }
-    record.entries.keys().filter(|id| goes(id)).try_for_each(|id| (situation.may_go)(*id))?;
+    let mut going = record.entries.iter().filter(|(id, _)| goes(id));
+    going.try_for_each(|(id, entry)| (situation.may_go)(*id, entry))?;
     let mut struck = record.clone();
     struck.entries.retain(|id, _| !goes(id));
     struck.unsettled.extend(&gone);
@@ -303,7 +304,7 @@ mod tests {
                 free_bytes: 1 << 30,
                 fresh: NEW,
                 controllers: &[(1, host(1)), (3, host(3))],
-                may_go: &|_| Ok(()),
+                may_go: &|_, _| Ok(()),
             };
             Undertaking::new(what, &self.kept, &situation)
         }

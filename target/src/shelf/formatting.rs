@@ -15,9 +15,8 @@ use super::{PATIENCE, Shelf};
 use crate::disk::{Backing, Health};
 use crate::format::course::Course;
 use crate::history::Happening;
-use crate::protection;
 use crate::registry::Registry;
-use crate::reservation::{self, Fence, HostId};
+use crate::reservation::Fence;
 use crate::steward::Formatting;
 use crate::stores::Store;
 
@@ -135,18 +134,6 @@ impl Shelf {
             Err(Health::NOT_READY)
         })
     }
-}
-
-/// Everything is erased in a store for a host: until what is returned is dropped nobody protects it,
-/// or reserves it against that host.
-///
-/// # Errors
-/// Somebody has.
-pub(super) fn hold(
-    store: &Store,
-    host: &HostId,
-) -> Result<(protection::Held, reservation::Held), Status> {
-    Ok((store.protection.hold()?, store.reservation.hold(host)?))
 }
 
 fn lock(shelf: &Mutex<Shelf>) -> MutexGuard<'_, Shelf> {

@@ -4,6 +4,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;
 
@@ -13,15 +14,22 @@ use nvme::persistent_event::ChangeNamespace;
 use nvme::{Nqn, Status};
 use tracing::{error, info, warn};
 
-use super::{Next, PATIENCE, Shelf, formatting};
+use super::{Next, PATIENCE, Shelf};
 use crate::command::identify::SHARED;
 use crate::config::{ManagedConfig, SubsystemConfig};
+use crate::disk::Health;
 use crate::format::Formats;
 use crate::history::Happening;
 use crate::mailbox::Mail;
 use crate::managed::{Catalog, Entry, Record, Situation, Step, Undertaking};
+use crate::protection;
+use crate::reservation::{self, HostId};
 use crate::steward::{FAILED, Order, What};
+use crate::stores::Place;
 use crate::target::Fatal;
+
+/// A namespace that is about to go stays as it is.
+type Held = (protection::Held, reservation::Held);
 
 impl Shelf {
     /// Carries out an order. Returns the id of the namespace that was made, or 0.
@@ -121,12 +129,8 @@ impl Shelf {
         // Until none of them is there any more. Who protects or reserves one comes before this, also
         // while the order has waited, or learns that it goes.
         let held = RefCell::new(Vec::new());
-        let may_go = |nsid| {
-            let Some(store) = self.stores.store(nqn, nsid) else { return Ok(()) };
-            if store.format.under_way().is_some() {
-                return Err(Status::FORMAT_IN_PROGRESS);
-            }
-            held.borrow_mut().push(formatting::hold(store, &order.host_id)?);
+        let may_go = |nsid, entry: &Entry| {
+            held.borrow_mut().push(self.may_go((nqn, nsid), entry, &order.host_id)?);
             Ok(())
         };
         let situation = Situation {
@@ -153,6 +157,30 @@ impl Shelf {
                 }
             };
         }
+    }
+
+    /// Whether a host may delete a namespace. Until what is returned is dropped nobody protects it, or
+    /// reserves it against that host.
+    ///
+    /// # Errors
+    /// Somebody has, or it cannot be told.
+    fn may_go(&self, place: Place, entry: &Entry, host: &HostId) -> Result<Held, Status> {
+        let (nqn, nsid) = place;
+        // What is declared under the same id is another one.
+        let served = self.stores.store(nqn, nsid).filter(|store| store.uuid() == entry.uuid);
+        if served.is_some_and(|store| store.format.under_way().is_some()) {
+            return Err(Status::FORMAT_IN_PROGRESS);
+        }
+        let (protection, reservation) = match served {
+            Some(store) => (Arc::clone(&store.protection), Arc::clone(&store.reservation)),
+            // Its file may be there in a moment, and with it who relies on it.
+            None if self.stores.why_awaited(nqn, nsid).is_some() => return Err(Health::NOT_READY),
+            None => self.stores.guards(place, entry.uuid).map_err(|why| {
+                error!("namespace {nsid} of {nqn} is not deleted: {why}");
+                FAILED
+            })?,
+        };
+        Ok((protection.hold()?, reservation.hold(host)?))
     }
 
     /// Takes a step, which may wait for disks and reactors; false when it is not possible. `opened`:

@@ -12,6 +12,7 @@ use crate::kept::tests::{doomed, kill_before, run_killed};
 use crate::ledger::Ledger;
 use crate::managed::Catalogs;
 use crate::power::PowerMeter;
+use crate::reservation::HostId;
 use crate::reservation::tests::{acquired, clear, registered, reserve};
 use crate::stores::Stores;
 use crate::subsystem::Subsystem;

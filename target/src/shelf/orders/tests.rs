@@ -47,14 +47,19 @@ fn shelf(config: &Config) -> Shelf {
     shelf_keeping(config, Stores::default())
 }
 
-/// The same, where `stores` know where to keep things.
-fn shelf_keeping(config: &Config, stores: Stores) -> Shelf {
+/// Nothing is served yet.
+fn empty_shelf(config: &Config, stores: Stores) -> Shelf {
     let registry = Arc::new(Registry::new(Vec::new(), 8, 0));
     let tender = Arc::new(Tender::start(Vec::new()).unwrap());
-    let next = patiently(|| Next::open(config, &stores, &Catalogs::new()));
     let ledger = Arc::new(Ledger::open(None, PowerMeter::default()));
-    let mut shelf =
-        Shelf::new(config.clone(), stores, Arc::clone(&registry), tender, ledger, false);
+    Shelf::new(config.clone(), stores, registry, tender, ledger, false)
+}
+
+/// The same, where `stores` know where to keep things.
+fn shelf_keeping(config: &Config, stores: Stores) -> Shelf {
+    let next = patiently(|| Next::open(config, &stores, &Catalogs::new()));
+    let mut shelf = empty_shelf(config, stores);
+    let registry = Arc::clone(&shelf.registry);
     shelf.attach_new(&next).unwrap();
     shelf.adopt(next, Vec::new());
     for n in 1..=3 {
@@ -351,12 +356,70 @@ fn who_manages_what_hosts_made_is_told_of_what_is_gone() {
     lock.try_lock().unwrap();
     let stores = Stores::default();
     let next = Next::open(&config, &stores, &Catalogs::new()).unwrap();
-    let registry = Arc::new(Registry::new(Vec::new(), 8, 0));
-    let tender = Arc::new(Tender::start(Vec::new()).unwrap());
-    let ledger = Arc::new(Ledger::open(None, PowerMeter::default()));
-    let mut shelf = Shelf::new(config, stores, registry, tender, ledger, false);
+    let mut shelf = empty_shelf(&config, stores);
     shelf.adopt(next, Vec::new());
     assert_eq!(absent(&shelf), [(3, true)], "somebody else has it");
+}
+
+/// Whoever protects or reserves it relies on it also while it is away.
+#[test]
+fn what_is_awaited_or_protected_is_not_deleted_while_it_is_away() {
+    let (folder, state) = (tempdir().unwrap(), tempdir().unwrap());
+    let config = config(folder.path());
+    let begin = || shelf_keeping(&config, Stores::new(Some(state.path().to_owned()), 0));
+    let end = |shelf: Shelf| {
+        shelf.tender.stop(Instant::now() + Duration::from_secs(60));
+        drop(shelf);
+    };
+    let mut shelf = begin();
+    assert_eq!([ask(&mut shelf, create(1)), ask(&mut shelf, create(1))], [Ok(1), Ok(3)]);
+    let one = shelf.stores.store(NQN.parse().unwrap(), 1).unwrap().clone();
+    assert_eq!(one.protection.change(WriteProtectState::PERMANENT), Ok(true));
+    let catalog = &shelf.catalogs[&NQN.parse().unwrap()];
+    let image = |nsid| catalog.image(catalog.record().entries[&nsid].uuid);
+    let [one_image, three_image] = [image(1), image(3)];
+    drop(one);
+    end(shelf);
+
+    let aside = folder.path().join("aside");
+    fs::rename(&one_image, &aside).unwrap();
+    fs::remove_file(&three_image).unwrap();
+    let mut shelf = begin();
+    for nsid in [1, NSID_ALL] {
+        assert_eq!(ask(&mut shelf, What::Delete { nsid }), Err(0x020), "{nsid}: it is protected");
+    }
+    assert_eq!(ask(&mut shelf, What::Delete { nsid: 3 }), Ok(0), "nobody relies on it");
+    end(shelf);
+
+    // It is there, and somebody else has it.
+    fs::rename(&aside, &one_image).unwrap();
+    let lock = fs::File::open(&one_image).unwrap();
+    lock.try_lock().unwrap();
+    let stores = Stores::new(Some(state.path().to_owned()), 0).without_linger();
+    let next = Next::open(&config, &stores, &Catalogs::new()).unwrap();
+    let mut shelf = empty_shelf(&config, stores);
+    shelf.adopt(next, Vec::new());
+    let refused = shelf.carry_out(&order(host(1), What::Delete { nsid: NSID_ALL }));
+    assert_eq!(refused, Err(Health::NOT_READY), "it is awaited");
+    assert!(one_image.exists());
+}
+
+/// What hosts have made stays where it is, whatever they order meanwhile.
+#[test]
+fn nothing_is_ordered_in_the_folder_of_before_while_another_one_is_awaited() {
+    let (folder, late) = (tempdir().unwrap(), tempdir().unwrap());
+    let old = Config { missing: Missing::Wait, ..config(folder.path()) };
+    let mut shelf = shelf(&old);
+    assert_eq!(ask(&mut shelf, create(1)), Ok(1));
+    let new = Config { missing: Missing::Wait, ..config(&late.path().join("managed")) };
+    let next = shelf.next(&new).unwrap();
+    shelf.set_config(new);
+    shelf.adopt(next, Vec::new());
+    assert_eq!(shelf.stores.awaited().len(), 1);
+    for what in [What::Delete { nsid: NSID_ALL }, create(1)] {
+        assert_eq!(shelf.carry_out(&order(host(1), what)), Err(FAILED));
+    }
+    assert_eq!(images(folder.path()).len(), 1);
 }
 
 /// What hosts do in the life of the process that is killed.

@@ -396,7 +396,7 @@ impl Target {
             free_bytes: u64::MAX,
             fresh: fresh.parse().expect("32 digits"),
             controllers: &self.registry.controllers_of(&subnqn()),
-            may_go: &|_| Ok(()),
+            may_go: &|_, _| Ok(()),
         };
         let undertaking = Undertaking::new(&order.what, &self.steward.record, &situation);
         let mut work = Work {
