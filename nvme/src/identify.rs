@@ -149,7 +149,7 @@ bits! {
         telemetry with_telemetry: bool = 3, 1;
         /// Persistent event log.
         persistent_event with_persistent_event: bool = 4, 1;
-        /// Logs 00h and others that tell what is supported (2.0).
+        /// Logs 00h, 12h and 13h, and the scopes of commands in log 05h (2.0): all of them.
         supported_pages with_supported_pages: bool = 5, 1;
     }
 }

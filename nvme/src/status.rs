@@ -229,6 +229,7 @@ codes! {
     COMMAND_INTERRUPTED = 0x021, "Command Interrupted";
     TRANSIENT_TRANSPORT_ERROR = 0x022, "Transient Transport Error";
     ADMIN_MEDIA_NOT_READY = 0x024, "Admin Command Media Not Ready";
+    // As Linux numbers it; see 12Ch.
     INVALID_IO_COMMAND_SET = 0x02C, "Invalid I/O Command Set";
     LBA_OUT_OF_RANGE = 0x080, "LBA Out of Range";
     CAPACITY_EXCEEDED = 0x081, "Capacity Exceeded";
@@ -259,6 +260,9 @@ codes! {
     ANA_GROUP_INVALID = 0x124, "ANA Group Identifier Invalid";
     ATTACHMENT_LIMIT_EXCEEDED = 0x127, "Namespace Attachment Limit Exceeded";
     COMMAND_SET_NOT_SUPPORTED = 0x129, "I/O Command Set Not Supported";
+    COMMAND_SET_NOT_ENABLED = 0x12A, "I/O Command Set Not Enabled";
+    COMMAND_SETS_REJECTED = 0x12B, "I/O Command Set Combination Rejected";
+    COMMAND_SET_INVALID = 0x12C, "Invalid I/O Command Set";
     CONFLICTING_ATTRIBUTES = 0x180, "Conflicting Attributes",
         also CONNECT_INCOMPATIBLE_FORMAT "Connect Incompatible Format";
     INVALID_PROTECTION_INFORMATION = 0x181, "Invalid Protection Information",
@@ -359,7 +363,7 @@ mod tests {
             0x118..=0x11C,
             0x124..=0x124,
             0x127..=0x127,
-            0x129..=0x129,
+            0x129..=0x12C,
             0x180..=0x185,
             0x190..=0x191,
             0x1B8..=0x1BF,

@@ -187,8 +187,7 @@ fn nvm_controller(controller: &Controller, subsystem: &Subsystem) -> IdentifyCon
             .with_smart_per_namespace(true)
             .with_effects(true)
             .with_extended_data(true)
-            .with_persistent_event(subsystem.usage.history().is_some())
-            .with_supported_pages(true),
+            .with_persistent_event(subsystem.usage.history().is_some()),
         pels_64k: if subsystem.usage.history().is_some() { PELS_64K } else { 0 },
         elpe_z: (ERROR_LOG_ENTRIES - 1) as u8,
         sqes: 0x66,
@@ -394,7 +393,7 @@ mod tests {
         assert_eq!((found.oaes.0, found.ctratt.0), (1 << 8 | 1 << 11, 0x41));
         assert_eq!(found.cntrltype, ControllerType::IO);
         assert_eq!((found.acl_z, found.aerl_z, found.frmw), (3, 3, 3));
-        assert_eq!((found.lpa.0, found.elpe_z, found.kas_100ms), (0b10_0111, 63, 10));
+        assert_eq!((found.lpa.0, found.elpe_z, found.kas_100ms), (0b00_0111, 63, 10));
         assert_eq!((found.sqes, found.cqes, found.maxcmd, found.nn), (0x66, 0x44, 128, 1024));
         assert_eq!((found.oncs.0, found.fuses, found.fna), (0b1_1010_1101, 1, 0));
         assert_eq!((found.nsetidmax, found.endgidmax), (0, 0), "neither is there");

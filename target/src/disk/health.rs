@@ -184,7 +184,7 @@ impl Health {
         self.standing.compare_exchange_weak(expected, new, Ordering::Relaxed, Ordering::Relaxed)
     }
 
-    /// Somebody who may say so trusts the store again. False when nothing had failed.
+    /// Somebody who may say so trusts the store again.
     pub(crate) fn forgive_sync(&self) {
         self.standing.fetch_and(DOWN | FAULT, Ordering::Relaxed);
     }
