@@ -49,8 +49,10 @@ pub struct Association {
     proved: AtomicBool,
     /// The host heeds the delays that statuses ask for (ACRE).
     retry_delays: AtomicBool,
-    /// Some queue has received a command since the last look.
+    /// Some queue that may serve has received a command since the last look.
     traffic: AtomicBool,
+    /// The host has proved itself on some queue since the last look.
+    proof: AtomicBool,
     errors: Mutex<ErrorLog>,
     /// What its host has done with it.
     pub usage: Counters,
@@ -89,6 +91,7 @@ impl Association {
             proved: AtomicBool::new(false),
             retry_delays: AtomicBool::new(false),
             traffic: AtomicBool::new(false),
+            proof: AtomicBool::new(false),
             errors: Mutex::default(),
             usage: Counters::default(),
             subsystem_usage: Arc::default(),
@@ -206,6 +209,16 @@ impl Association {
     /// Whether a command has arrived since the last call.
     pub fn take_traffic(&self) -> bool {
         self.traffic.swap(false, Ordering::Relaxed)
+    }
+
+    /// Notes that the host has just proved itself on a queue.
+    pub fn note_proof(&self) {
+        self.proof.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the host has proved itself on a queue since the last call.
+    pub fn take_proof(&self) -> bool {
+        self.proof.swap(false, Ordering::Relaxed)
     }
 
     /// Records a failed command. Locks: failures are not the hot path.

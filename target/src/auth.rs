@@ -33,7 +33,7 @@ pub use throttle::Throttle;
 pub use worker::{Task, Worker};
 
 /// How long an exchange may take, from Connect or from a later Negotiate to its end.
-const DEADLINE: Duration = Duration::from_secs(30);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
 /// How long a host may take to fetch the failure and to leave.
 const FAREWELL: Duration = Duration::from_secs(2);

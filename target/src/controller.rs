@@ -18,6 +18,7 @@ use nvme::property::{Cap, Cc, Csts, Property, Shutdown, ShutdownStatus, Vs};
 
 use crate::ana::AnaLog;
 use crate::association::Association;
+use crate::auth;
 use crate::command::Plan;
 use crate::command::discovery::Service;
 use crate::command::feature::Features;
@@ -277,7 +278,12 @@ impl Controller {
     /// Looks at the clock; true when the host has been silent for too long.
     pub fn expired(&mut self, now: Instant) -> bool {
         if self.association.take_traffic() {
-            self.alive_until = now + self.patience();
+            self.alive_until = self.alive_until.max(now + self.patience());
+        }
+        // Its next queue may have to prove itself first, and what comes there does not count
+        // before that.
+        if self.association.take_proof() {
+            self.alive_until = self.alive_until.max(now + self.patience().max(auth::DEADLINE));
         }
         now >= self.alive_until
     }

@@ -39,13 +39,17 @@ use support::{World, connect_data, end_both, keyed};
 fn io_queue(world: &mut World) -> (Queue, Queue, VecDeque<(Tag, Work)>) {
     let mut admin = connect(world, 0, CNTLID_DYNAMIC);
     authenticate(world, &mut admin);
-    let enable = PropertySet::new(Property::CC, 0x0046_0001).emit();
-    assert!(world.ask(&mut admin, &enable, &[]).status.is_success());
-    let queues = Sqe { cdw10: 7, cdw11: 0x3_0003, ..Sqe::admin(AdminOpcode::SET_FEATURES) };
-    assert!(world.ask(&mut admin, &queues, &[]).status.is_success());
+    enable(world, &mut admin);
     let posted = std::mem::take(&mut world.fabric.posted);
     let cntlid = 1;
     (connect(world, 1, cntlid), admin, posted)
+}
+
+fn enable(world: &mut World, admin: &mut Queue) {
+    let enable = PropertySet::new(Property::CC, 0x0046_0001).emit();
+    assert!(world.ask(admin, &enable, &[]).status.is_success());
+    let queues = Sqe { cdw10: 7, cdw11: 0x3_0003, ..Sqe::admin(AdminOpcode::SET_FEATURES) };
+    assert!(world.ask(admin, &queues, &[]).status.is_success());
 }
 
 /// Sends a message whose answer takes long to compute.
@@ -295,10 +299,53 @@ fn a_host_that_computes_for_long_is_not_taken_for_dead() {
     listen(&mut world, &mut admin);
     admin.tick(&mut world.io());
     assert!(!world.fabric.disconnected && admin.is_admitted());
-    world.now += Duration::from_secs(8);
+    world.now += Duration::from_secs(29);
+    admin.tick(&mut world.io());
+    assert!(!world.fabric.disconnected, "it may compute for its next queue");
+    world.now += Duration::from_secs(1);
     admin.tick(&mut world.io());
     assert!(world.fabric.disconnected, "from now on it must keep alive");
     world.end(admin);
+}
+
+/// A host is dead, and somebody who knows its names has connections to its controller.
+#[test]
+fn only_who_has_proved_itself_keeps_a_controller_alive() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    let mut admin = world.open_qid(0);
+    world.memory[..1024].copy_from_slice(&connect_data(CNTLID_DYNAMIC).emit());
+    let ask = Connect { sqsize_z: 15, kato_ms: 5000, ..Connect::default() };
+    assert!(world.ask(&mut admin, &ask.emit(keyed(0, 1024)), &[]).status.is_success());
+    authenticate(&mut world, &mut admin);
+    enable(&mut world, &mut admin);
+    let mut others = VecDeque::new();
+    swap(&mut world, &mut others);
+    let mut own = connect(&mut world, 1, 1);
+    world.now += Duration::from_secs(29);
+    authenticate(&mut world, &mut own);
+    admin.tick(&mut world.io());
+    world.now += Duration::from_secs(29);
+    admin.tick(&mut world.io());
+    assert!(!world.fabric.disconnected, "the next queue has as long as the last one");
+    assert!(world.ask(&mut own, &read(), &[]).status.is_success());
+    admin.tick(&mut world.io());
+    world.now += Duration::from_secs(6);
+    admin.tick(&mut world.io());
+    assert!(!world.fabric.disconnected, "what is read keeps alive");
+    world.flush_and_go(&mut own);
+    own.finish(&mut world.io());
+    world.fabric.disconnected = false;
+
+    let mut stranger = connect(&mut world, 1, 1);
+    assert!(say(&mut world, &mut stranger, &negotiate()).is_success());
+    assert!(refused(world.ask(&mut stranger, &read(), &[]).status));
+    listen(&mut world, &mut stranger);
+    admin.tick(&mut world.io());
+    assert!(!world.fabric.disconnected);
+    world.now += Duration::from_secs(1);
+    admin.tick(&mut world.io());
+    assert!(world.fabric.disconnected, "7 s after the last command of the host");
+    end_both(world, stranger, admin, others);
 }
 
 #[test]

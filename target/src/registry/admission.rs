@@ -194,7 +194,13 @@ impl Registry {
     /// proved itself before, and this one must close.
     #[must_use]
     pub fn io_proved(&self, association: &Association, qid: u16) -> bool {
-        self.lock().associations.get_mut(&association.id).is_some_and(|entry| entry.take(qid))
+        let mut book = self.lock();
+        let is_its_own =
+            book.associations.get_mut(&association.id).is_some_and(|entry| entry.take(qid));
+        if is_its_own {
+            association.note_proof();
+        }
+        is_its_own
     }
 
     /// A host has proved itself, and so what its subsystem says of hosts that come twice applies
@@ -206,6 +212,7 @@ impl Registry {
                 return;
             }
             association.set_proved();
+            association.note_proof();
             let Some(subsystem) = book.subsystems.get(&association.subsystem) else { return };
             let others: Vec<_> = book.duplicates(association).collect();
             match subsystem.offer.duplicates {
