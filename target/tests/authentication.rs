@@ -23,6 +23,7 @@ use nvmfd::auth::{Exchange, Keyring, Task};
 use nvmfd::config::{AuthenticationConfig, DuplicateHosts, HostConfig, Offer};
 use nvmfd::mailbox::{Mail, mailbox};
 use nvmfd::queue::Queue;
+use nvmfd::recall::Recall;
 use nvmfd::registry::{Registry, Visit};
 use nvmfd::reservation::keeper::Word;
 use nvmfd::reservation::{Fence, Fenced};
@@ -136,6 +137,29 @@ fn a_queue_that_fails_to_prove_itself_again_closes() {
     queue.tick(&mut world.io());
     assert!(world.fabric.disconnected, "and then no more connection");
     end_both(world, queue, admin, posted);
+}
+
+/// Whoever knows the names of a host answers for none of its commands, and writes none of its logs.
+#[test]
+fn an_abort_command_means_no_command_of_a_queue_that_is_not_proved() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    let (mut stranger, admin, posted) = io_queue(&mut world);
+    let message = negotiate();
+    world.memory[AT..AT + message.len()].copy_from_slice(&message);
+    let len = message.len() as u32;
+    let sqe =
+        Authentication::new(len).emit(FabricsType::AUTHENTICATION_SEND, keyed(AT as u64, len));
+    world.send(&mut stranger, &sqe.with_cid(0x33), &[]);
+    let (home, _inbox) = mailbox().unwrap();
+    let (recall, errand) = Recall::new(admin.association().unwrap().id, 1, 0x33, home);
+    stranger.on_errand(&errand, &mut world.io());
+    drop(errand);
+    assert_eq!(recall.outcome(), Some(false), "it goes on, wherever the host has it");
+    world.run(&mut stranger);
+    assert!(world.completions.pop().unwrap().status.is_success());
+    assert!(refused(world.ask(&mut stranger, &read(), &[]).status));
+    assert_eq!(admin.association().unwrap().errors().0, 0);
+    end_both(world, stranger, admin, posted);
 }
 
 /// Whoever knows the names of a host takes nothing that it needs.

@@ -29,7 +29,9 @@ impl Queue {
     /// An Abort command of the association looks for its command.
     pub fn on_errand(&mut self, errand: &Errand, io: &mut Io<'_>) {
         let Some(association) = self.association() else { return };
-        if self.link != Link::Open || !errand.is_for(association.id, self.request.qid) {
+        // Anybody can claim a queue of this number, and would answer for the host's own.
+        let is_its_own = self.link == Link::Open && self.is_admitted();
+        if !is_its_own || !errand.is_for(association.id, self.request.qid) {
             return;
         }
         let named = self.slots.iter().position(|entry| {

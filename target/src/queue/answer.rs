@@ -111,6 +111,10 @@ impl Queue {
 
     pub(super) fn log_error(&mut self, slot: u16, status: Status) -> Status {
         let sqe = self.slots[usize::from(slot)].sqe;
+        if !self.is_admitted() {
+            // The log is of a host that somebody else only claims to be.
+            return status;
+        }
         if sqe.is_fabrics() {
             // Asking for properties that are not there is no error worth a place in the log, and
             // a status with More set is not what `nvme show-regs` takes for "not there".
