@@ -198,6 +198,56 @@ fn a_queue_id_is_whose_proof_comes_first() {
     world.end(admin);
 }
 
+/// A queue proves itself to a controller that has been reset since it connected.
+#[test]
+fn a_proof_that_was_begun_before_a_reset_is_too_late() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    let (mut queue, mut admin, mut others) = io_queue(&mut world);
+    assert!(say(&mut world, &mut queue, &negotiate()).is_success());
+    let challenge = listen(&mut world, &mut queue);
+    swap(&mut world, &mut others);
+    let disable = PropertySet::new(Property::CC, 0x0046_0000).emit();
+    assert!(world.ask(&mut admin, &disable, &[]).status.is_success());
+    enable(&mut world, &mut admin);
+    swap(&mut world, &mut others);
+    // Its reactor has not looked yet.
+    let message = reply(&challenge);
+    world.memory[AT..AT + message.len()].copy_from_slice(&message);
+    let (len, at) = (message.len() as u32, AT as u64);
+    let send = Authentication::new(len).emit(FabricsType::AUTHENTICATION_SEND, keyed(at, len));
+    let receive =
+        Authentication::new(4096).emit(FabricsType::AUTHENTICATION_RECEIVE, keyed(at, 4096));
+    for sqe in [send, receive] {
+        world.send(&mut queue, &sqe, &[]);
+        while world.fabric_step(&mut queue) {}
+        assert!(world.completions.pop().unwrap().status.is_success());
+    }
+    assert!(!queue.is_admitted());
+    assert_eq!(admin.association().unwrap().io_queues(), 0, "nothing keeps the next one out");
+    assert_eq!(world.registry.why.list(None)[0].why.cause, Cause::UnknownController);
+    assert!(is_closing(&mut world, &mut queue));
+    end_both(world, queue, admin, others);
+}
+
+/// .. or that is gone, as another reactor has found.
+#[test]
+fn a_proof_for_a_controller_that_is_gone_finds_none() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+    let association = Arc::clone(admin.association().unwrap());
+    authenticate(&mut world, &mut admin);
+    let prove = |qid, epoch| world.registry.io_proved(&association, qid, epoch);
+    let causes = |qid, epoch| prove(qid, epoch).map_err(|refusal| refusal.cause);
+    assert_eq!((causes(1, 0), causes(2, 0)), (Ok(()), Ok(())));
+    assert_eq!(causes(1, 0), Err(Cause::QueueInUse));
+    assert_eq!(causes(3, 1), Err(Cause::UnknownController), "of another time");
+    association.close();
+    assert_eq!(causes(1, 0), Err(Cause::UnknownController), "it is going");
+    world.registry.admin_closed(&association);
+    assert_eq!(causes(1, 0), Err(Cause::UnknownController), "it is gone");
+    world.end(admin);
+}
+
 /// The thread that computes has enough to do: that is not the host's fault.
 #[test]
 fn a_host_waits_until_there_is_room_for_its_arithmetic() {

@@ -156,14 +156,14 @@ impl Queue {
                 io.registry.proved(&controller.association);
                 info!(%remote, %host, "host authenticated");
             }
-            Serves::Io { association, .. } => {
-                if io.registry.io_proved(association, self.request.qid) {
-                    proof.admit();
-                } else {
-                    // With the next tick: there may be an answer under way.
-                    proof.turn_away(io.now);
-                    let status = Status::COMMAND_SEQUENCE_ERROR.with_dnr();
-                    self.explain(Cause::QueueInUse, status.to_string(), io);
+            Serves::Io { association, epoch, .. } => {
+                match io.registry.io_proved(association, self.request.qid, *epoch) {
+                    Ok(()) => proof.admit(),
+                    Err(fabrics::Refusal { status, cause, .. }) => {
+                        // With the next tick: there may be an answer under way.
+                        proof.turn_away(io.now);
+                        self.explain(cause, status.to_string(), io);
+                    }
                 }
             }
             Serves::Nothing { .. } => {}

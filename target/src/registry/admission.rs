@@ -158,11 +158,7 @@ impl Registry {
                 && a.host == host
                 && !a.is_closed()
         };
-        let entry = book
-            .associations
-            .values_mut()
-            .find(known)
-            .ok_or(Refusal::parameter(Cause::UnknownController, InvalidParameter::CNTLID))?;
+        let entry = book.associations.values_mut().find(known).ok_or_else(unknown_controller)?;
         if entry.association.host_id != data.hostid {
             return Err(Refusal::parameter(Cause::OtherHostId, InvalidParameter::HOSTID));
         }
@@ -182,25 +178,34 @@ impl Registry {
             false => entry.take(connect.qid),
         };
         if !is_free {
-            let status = Status::COMMAND_SEQUENCE_ERROR.with_dnr();
-            return Err(Refusal::new(Cause::QueueInUse, status));
+            return Err(queue_in_use());
         }
         let (association, authenticate) = (Arc::clone(&entry.association), entry.authenticate);
         let (subsystem, limits) = (entry.view.clone(), entry.limits);
         Ok(Admission { association, name, subsystem, limits, authenticate, epoch })
     }
 
-    /// A host has proved itself on an I/O queue, which has its id from now on. False: another one had
-    /// proved itself before, and this one must close.
-    #[must_use]
-    pub fn io_proved(&self, association: &Association, qid: u16) -> bool {
+    /// A host has proved itself on an I/O queue, which has its id from now on; `epoch`: the resets
+    /// before its Connect.
+    ///
+    /// # Errors
+    /// The queue must close: another one had proved itself before, or its controller was reset or is
+    /// gone.
+    pub fn io_proved(
+        &self,
+        association: &Association,
+        qid: u16,
+        epoch: u16,
+    ) -> Result<(), Refusal> {
         let mut book = self.lock();
-        let is_its_own =
-            book.associations.get_mut(&association.id).is_some_and(|entry| entry.take(qid));
-        if is_its_own {
-            association.note_proof();
+        let entry = book.associations.get_mut(&association.id);
+        let is_there = !association.is_closed() && association.epoch() == epoch;
+        let Some(entry) = entry.filter(|_| is_there) else { return Err(unknown_controller()) };
+        if !entry.take(qid) {
+            return Err(queue_in_use());
         }
-        is_its_own
+        association.note_proof();
+        Ok(())
     }
 
     /// A host has proved itself, and so what its subsystem says of hosts that come twice applies
@@ -437,6 +442,16 @@ impl Book {
         *last = found;
         Ok(found)
     }
+}
+
+/// An I/O queue has no controller.
+fn unknown_controller() -> Refusal {
+    Refusal::parameter(Cause::UnknownController, InvalidParameter::CNTLID)
+}
+
+/// An I/O queue has an id that another one has.
+fn queue_in_use() -> Refusal {
+    Refusal::new(Cause::QueueInUse, Status::COMMAND_SEQUENCE_ERROR.with_dnr())
 }
 
 /// The two names of Connect data, each with its own refusal.
