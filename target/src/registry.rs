@@ -3,6 +3,7 @@
 //! on I/O.
 
 mod admission;
+mod claims;
 mod discovery;
 mod leave;
 mod view;
@@ -35,6 +36,7 @@ use crate::wait::Awaited;
 use crate::why::{Book as WhyBook, Cause};
 
 pub use admission::{Admission, Visit};
+use claims::Claims;
 pub use view::Controller;
 
 /// The shared book of the target.
@@ -95,6 +97,7 @@ struct Book {
     last_cntlids: BTreeMap<Nqn, u16>,
     keyring: Arc<Keyring>,
     throttle: Throttle,
+    claims: Claims,
     /// The sequence number of the last challenge.
     seqnum: u32,
 }
@@ -113,6 +116,8 @@ struct Entry {
     source: IpAddr,
     /// When it was admitted.
     since: Instant,
+    /// Since when hosts at its address have claimed names without proving any.
+    claimed: Instant,
     /// Until when receives are kept for the I/O queues that it has not opened yet.
     kept_until: Instant,
 }

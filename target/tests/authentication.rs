@@ -540,6 +540,37 @@ fn a_claim_makes_room_also_where_there_is_none_at_all() {
     assert!(admit("192.0.2.2", 60_000).is_err(), "who is proved makes no room");
 }
 
+/// The ids of a subsystem may be few, where several targets share one.
+#[test]
+fn claims_do_not_use_up_the_controller_ids_again_and_again() {
+    let (world, _folder) = world(GroupId::NULL);
+    let offer = Arc::new(Offer { cntlids: 7..=8, ..Offer::default() });
+    world.registry.publish(Arc::new(Subsystem { offer, ..support::subsystem() }));
+    let admit = |source: &str, after_ms| {
+        let (local, source) = ("192.0.2.9:4420".parse().unwrap(), source.parse().unwrap());
+        let now = world.now + Duration::from_millis(after_ms);
+        let visit = Visit { local, source, limits: support::LIMITS, now };
+        let admission = world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
+        admission.map(|admission| admission.association)
+    };
+    let claims = [0, 1].map(|ms| admit("192.0.2.66", ms).unwrap());
+    assert_eq!(claims.each_ref().map(|claim| claim.cntlid), [7, 8]);
+    assert_eq!(admit("192.0.2.66", 2).unwrap_err().cause, Cause::NoControllerId);
+    let first = admit("192.0.2.1", 3).unwrap();
+    assert_eq!((claims[0].ended_for(), first.cntlid), (Some(Cause::TooManyClaims), 7));
+    world.registry.proved(&first);
+    world.registry.admin_closed(&claims[0]);
+    // The other one leaves and comes again before its time is over.
+    world.registry.admin_closed(&claims[1]);
+    let claim = admit("192.0.2.66", 4_999).unwrap();
+    assert_eq!(admit("192.0.2.2", 4_999).unwrap_err().cause, Cause::NoControllerId);
+    let second = admit("192.0.2.2", 5_000).unwrap();
+    assert_eq!((claim.ended_for(), second.cntlid), (Some(Cause::TooManyClaims), 8));
+    world.registry.proved(&second);
+    assert!(!first.is_closed() && !second.is_closed());
+    assert!(admit("192.0.2.3", 60_000).is_err(), "who is proved makes no room");
+}
+
 /// Two reactors find at one moment that the host of two controllers has proved itself.
 #[test]
 fn of_two_proofs_at_one_moment_one_stays() {

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -67,6 +68,15 @@ struct Room {
     displaced: Vec<Arc<Association>>,
 }
 
+/// How many associations there may be of some kind.
+struct Limit {
+    most: usize,
+    /// So many of them of hosts that have yet to prove themselves.
+    claims: usize,
+    /// Why there is no room.
+    full: Cause,
+}
+
 /// Who asks for an association.
 struct Newcomer {
     source: IpAddr,
@@ -107,11 +117,15 @@ impl Registry {
         // Promise no more I/O queues than there is memory for; the host takes what it gets.
         let room = self.room(&book, limits.queue_depth, visit.now);
         limits.io_queues = room.clamp(1, limits.io_queues);
-        association.cntlid = book.free_cntlid(&subnqn, cntlids)?;
+        association.cntlid = book.free_cntlid(&subnqn, cntlids, &room_made.displaced)?;
         let association = Arc::new(association);
         // No queue of its own can ask before this is set, and every later change finds it.
         // It may be granted to delete what it does not see, so that counts as well.
         whole.iter().for_each(|subsystem| bar(&association, &subsystem.namespaces));
+        let claimed = match authenticate {
+            true => book.claims.note(visit.source, visit.now),
+            false => visit.now,
+        };
         let entry = Entry {
             association: Arc::clone(&association),
             qids: BTreeSet::new(),
@@ -120,6 +134,7 @@ impl Registry {
             limits,
             source: visit.source,
             since: visit.now,
+            claimed,
             kept_until: visit.now + KEPT,
         };
         let Room { replaced, displaced } = room_made;
@@ -212,9 +227,12 @@ impl Registry {
     /// now: a mere claim ends nobody's association.
     pub fn proved(&self, association: &Association) {
         let closed = {
-            let book = self.lock();
+            let mut book = self.lock();
             if association.is_closed() {
                 return;
+            }
+            if let Some(source) = book.associations.get(&association.id).map(|e| e.source) {
+                book.claims.forget(source);
             }
             association.set_proved();
             association.note_proof();
@@ -261,7 +279,28 @@ impl Registry {
     }
 }
 
+impl Limit {
+    /// So many, and half as many claims.
+    fn to(most: usize, full: Cause) -> Limit {
+        Limit { most, claims: most.div_ceil(2), full }
+    }
+
+    /// Those of a subsystem.
+    fn of(subsystem: &Subsystem) -> impl Iterator<Item = Limit> {
+        let own = subsystem.offer.controllers;
+        let own = own.map(|most| Limit::to(most.into(), Cause::SubsystemFull));
+        let ids = subsystem.offer.cntlids.len();
+        let ids = Limit { most: ids, claims: usize::MAX, full: Cause::NoControllerId };
+        own.into_iter().chain([ids])
+    }
+}
+
 impl Entry {
+    /// Its host has yet to prove itself.
+    fn is_claim(&self) -> bool {
+        self.authenticate && !self.association.is_proved()
+    }
+
     /// An I/O queue has this id from now on, unless another one has it.
     fn take(&mut self, qid: u16) -> bool {
         let is_free = self.qids.insert(qid);
@@ -347,20 +386,22 @@ impl Book {
         let stays = |e: &&Entry| !replaced.iter().any(|old| old.id == e.association.id);
         // Discovery controllers have a budget of their own: they must not keep disks away.
         let alike = |e: &&Entry| e.view.is_none() == subsystem.is_none() && stays(e);
-        let mut displaced = Vec::new();
-        let own = subsystem.and_then(|s| Some((s.nqn, usize::from(s.offer.controllers?))));
-        if let Some((nqn, most)) = own {
-            let of = |e: &&Entry| stays(e) && e.association.subsystem == nqn;
-            displaced.extend(self.make_room(of, most, Cause::SubsystemFull, newcomer)?);
+        let mut displaced: Vec<Arc<Association>> = Vec::new();
+        for limit in subsystem.iter().flat_map(|s| Limit::of(s)) {
+            let goes = |e: &&Entry| displaced.iter().any(|old| old.id == e.association.id);
+            let of = |e: &&Entry| e.association.subsystem == new.subsystem && stays(e) && !goes(e);
+            let more = self.make_room(of, &limit, newcomer)?;
+            displaced.extend(more);
         }
         let goes = |e: &&Entry| displaced.iter().any(|old| old.id == e.association.id);
         let rest = |e: &&Entry| alike(e) && !goes(e);
-        let more = self.make_room(rest, controllers, Cause::TooManyControllers, newcomer)?;
+        let all = Limit::to(controllers, Cause::TooManyControllers);
+        let more = self.make_room(rest, &all, newcomer)?;
         displaced.extend(more);
         Ok(Room { replaced, displaced })
     }
 
-    /// There may be so many associations among `of`, and half as many whose hosts have yet to prove
+    /// There may be so many associations among `of`, and so many whose hosts have yet to prove
     /// themselves. Where there are, one of those makes room, as whoever only claims a name keeps
     /// nobody away: the oldest of the address with the most of them. Not one that may be about to
     /// succeed, unless its address has two more than that of the newcomer: hosts that come together
@@ -368,16 +409,15 @@ impl Book {
     fn make_room(
         &self,
         of: impl Fn(&&Entry) -> bool,
-        most: usize,
-        full: Cause,
+        limit: &Limit,
         newcomer: &Newcomer,
     ) -> Result<Option<Arc<Association>>, Refusal> {
+        let Limit { most, claims: most_claims, full } = *limit;
         // Who has been ended is gone in a moment.
         let live = self.associations.values().filter(|e| of(e) && !e.association.is_closed());
-        let is_claim = |e: &&Entry| e.authenticate && !e.association.is_proved();
-        let claims: Vec<&Entry> = live.clone().filter(is_claim).collect();
+        let claims: Vec<&Entry> = live.clone().filter(|e| e.is_claim()).collect();
         let is_full = live.count() >= most;
-        let is_crowded = newcomer.authenticate && claims.len() >= most.div_ceil(2);
+        let is_crowded = newcomer.authenticate && claims.len() >= most_claims;
         if !is_full && !is_crowded {
             return Ok(None);
         }
@@ -388,7 +428,7 @@ impl Book {
         let count_of = |source| counts.get(&source).copied().unwrap_or(0);
         let own = count_of(newcomer.source);
         let may_go = |e: &&&Entry| {
-            let is_slow = newcomer.now.saturating_duration_since(e.since) >= PROOF;
+            let is_slow = newcomer.now.saturating_duration_since(e.claimed) >= PROOF;
             count_of(e.source) > own + 1 || is_slow && count_of(e.source) >= own
         };
         let goes = claims.iter().filter(may_go);
@@ -404,7 +444,7 @@ impl Book {
         let (host, subsystem, local) = (new.host, new.subsystem, new.local);
         let (host_id, id) = (new.host_id, new.id);
         let entries = self.associations.values();
-        let settled = entries.filter(|e| !e.authenticate || e.association.is_proved());
+        let settled = entries.filter(|e| !e.is_claim());
         settled.map(|e| &e.association).filter(move |a| {
             a.id != id
                 && a.host == host
@@ -427,14 +467,21 @@ impl Book {
     }
 
     /// A controller id that no live controller of the subsystem has; old ones are not reused soon.
+    /// That of a claim is free with its end: nothing has ever run under it. `displaced` are about to
+    /// end.
     fn free_cntlid(
         &mut self,
         subnqn: &Nqn,
-        range: std::ops::RangeInclusive<u16>,
+        range: RangeInclusive<u16>,
+        displaced: &[Arc<Association>],
     ) -> Result<u16, Refusal> {
-        let live = self.associations.values().map(|e| &e.association);
-        let taken: BTreeSet<u16> =
-            live.filter(|a| a.subsystem == *subnqn).map(|a| a.cntlid).collect();
+        let has_one = |e: &&Entry| {
+            let a = &e.association;
+            let ends = a.is_closed() || displaced.iter().any(|old| old.id == a.id);
+            a.subsystem == *subnqn && !(ends && e.is_claim())
+        };
+        let live = self.associations.values().filter(has_one);
+        let taken: BTreeSet<u16> = live.map(|e| e.association.cntlid).collect();
         let last = self.last_cntlids.entry(*subnqn).or_insert(*range.end());
         let after = range.clone().filter(|id| *id > *last);
         let free = after.chain(range.clone()).find(|id| !taken.contains(id));
