@@ -46,8 +46,8 @@ const MOST_ATTEMPTS: u8 = 3;
 enum Stage {
     /// Nothing is under way; a Negotiate may come.
     Idle,
-    /// A job is under way.
-    Working,
+    /// A job is under way, or waits for others.
+    Working { since: Instant },
     /// The challenge may be fetched.
     Challenge(Box<Round>),
     /// A Reply is due.
@@ -104,10 +104,17 @@ impl Exchange {
         self.admitted = true;
     }
 
-    /// The queue is not let in although its host has proved itself: it closes.
+    /// The queue is not let in, whatever its host has proved: it closes.
     pub fn turn_away(&mut self, now: Instant) {
+        self.excuse();
         self.authenticated = false;
+        self.stage = Stage::Idle;
         self.deadline = Some(now);
+    }
+
+    /// What is not finished is not the host's failure.
+    pub fn excuse(&mut self) {
+        self.attempts = 0;
     }
 
     /// Whether it was ever let in.
@@ -125,13 +132,13 @@ impl Exchange {
     /// Whether a job is under way.
     #[must_use]
     pub fn is_working(&self) -> bool {
-        matches!(self.stage, Stage::Working)
+        matches!(self.stage, Stage::Working { .. })
     }
 
-    /// Whether the queue must close: the exchange took too long, or has failed.
+    /// Whether the queue must close: the host took too long, or the exchange has failed.
     #[must_use]
     pub fn is_overdue(&self, now: Instant) -> bool {
-        self.deadline.is_some_and(|deadline| now >= deadline)
+        !self.is_working() && self.deadline.is_some_and(|deadline| now >= deadline)
     }
 
     /// Whether an exchange was begun that has neither succeeded nor failed: it may have cost us
@@ -170,7 +177,7 @@ impl Exchange {
         match result {
             Ok(job) => {
                 if job.is_some() {
-                    self.stage = Stage::Working;
+                    self.stage = Stage::Working { since: now };
                 }
                 job
             }
@@ -183,9 +190,10 @@ impl Exchange {
 
     /// A job has been done.
     pub fn on_worked(&mut self, worked: Worked, now: Instant) {
-        if !self.is_working() {
-            return;
-        }
+        let Stage::Working { since } = self.stage else { return };
+        // The time was ours.
+        let took = now.saturating_duration_since(since);
+        self.deadline = self.deadline.map(|deadline| deadline + took);
         match worked {
             Worked::Challenge(round) => self.stage = Stage::Challenge(round),
             Worked::Verdict { t_id, digest_bytes, response: Ok(response) } => {

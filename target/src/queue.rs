@@ -50,7 +50,7 @@ use rdma::{Buf, Completion, Fabric, Fault, Incoming, Pool, Qp, QpLimits};
 use tracing::{debug, warn};
 
 use crate::association::Association;
-use crate::auth::{Exchange, Task};
+use crate::auth::Exchange;
 use crate::command::{Plan, Source};
 use crate::controller::{Controller, Limits};
 use crate::disk::{Disk, Done};
@@ -137,8 +137,6 @@ pub struct Queue {
     proof: Option<Box<Exchange>>,
     /// The number of an authentication task that is under way, and the slot that waits for it.
     task: Option<(u64, u16)>,
-    /// That task, until there is room for it.
-    unsent: Option<Box<Task>>,
     link: Link,
     /// Its operations have been asked back from disks, because the connection is over.
     recalled: bool,
@@ -216,7 +214,6 @@ impl Queue {
             opened: io.now,
             proof: None,
             task: None,
-            unsent: None,
             link: Link::Open,
             recalled: false,
             explained: false,
@@ -431,7 +428,6 @@ impl Queue {
     pub fn tick(&mut self, io: &mut Io<'_>) {
         self.hand_in(io.now);
         self.serve_turns(io);
-        self.offer_job(io);
         if self.link != Link::Open && !std::mem::replace(&mut self.recalled, true) {
             self.recall_all(io);
         }

@@ -21,7 +21,7 @@ use nvme::property::Property;
 use nvme::{AdminOpcode, IoOpcode, Sgl, Sqe, Status};
 use nvmfd::auth::{Exchange, Keyring, Task};
 use nvmfd::config::{AuthenticationConfig, DuplicateHosts, HostConfig, Offer};
-use nvmfd::mailbox::{Mail, mailbox};
+use nvmfd::mailbox::{Mail, Mailbox, Sender, mailbox};
 use nvmfd::queue::Queue;
 use nvmfd::recall::Recall;
 use nvmfd::registry::{Registry, Visit};
@@ -31,7 +31,7 @@ use nvmfd::subsystem::Subsystem;
 use nvmfd::why::Cause;
 use proptest::prelude::*;
 use rdma::{Tag, Work};
-use tempfile::tempdir;
+use tempfile::{TempDir, tempdir};
 
 use proof::{AT, HOST, SECRET, authenticate, connect, listen, negotiate, reply, say, world};
 use support::{World, connect_data, end_both, keyed};
@@ -248,40 +248,120 @@ fn a_proof_for_a_controller_that_is_gone_finds_none() {
     world.end(admin);
 }
 
-/// The thread that computes has enough to do: that is not the host's fault.
-#[test]
-fn a_host_waits_until_there_is_room_for_its_arithmetic() {
-    let (sender, mail) = mailbox().unwrap();
+/// The thread that computes is busy until the mailbox is read that it writes to.
+struct Busy {
+    to: Sender,
+    inbox: Mailbox,
+}
+
+impl Busy {
+    fn new(world: &World) -> Busy {
+        let (to, inbox) = mailbox().unwrap();
+        while to.try_send(Mail::DiscoveryChanged).is_ok() {}
+        let busy = Busy { to, inbox };
+        assert!(world.registry.worker.give(busy.task(world, busy.to.clone(), 0)));
+        busy
+    }
+
+    /// A task of somebody else.
+    fn task(&self, world: &World, to: Sender, key: u32) -> Task {
+        let (host, subsystem) = (HOST.parse().unwrap(), support::subsystem().nqn);
+        let start = || world.registry.start_exchange(&host);
+        let mut exchange = Exchange::new(host, subsystem, world.now);
+        let job = exchange.on_message(&negotiate(), start, world.now).unwrap();
+        Task { job, to, key, ticket: u64::MAX }
+    }
+
+    fn ends(self) {
+        while self.inbox.take().is_some() {}
+    }
+}
+
+/// A world with both groups, and what comes to its reactor.
+fn heavy_world() -> (World, Mailbox, TempDir) {
+    let (sender, inbox) = mailbox().unwrap();
     let registry = Registry::new(vec![sender], 8, 70);
     registry.publish(Arc::new(support::subsystem()));
-    let mut world = World::of(Arc::new(registry), 0);
-    let _folder = proof::give_key(&world, vec![GroupId::FFDHE2048]);
-    let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
-    let mut message = [0; 72];
-    let offer = Negotiate::new(5, &[HashId::SHA256], &[GroupId::FFDHE2048]);
-    offer.emit(&mut message).unwrap();
-    let (host, subsystem) = (HOST.parse().unwrap(), support::subsystem().nqn);
-    let (to, _elsewhere) = mailbox().unwrap();
-    let others = || {
-        let start = || world.registry.start_exchange(&host);
-        let job = Exchange::new(host, subsystem, world.now).on_message(&message, start, world.now);
-        Box::new(Task { job: job.unwrap(), to: to.clone(), key: 0, ticket: u64::MAX })
-    };
-    while world.registry.worker.give(others()).is_ok() {}
-    send_heavy(&mut world, &mut admin);
+    let world = World::of(Arc::new(registry), 0);
+    let folder = proof::give_key(&world, vec![GroupId::NULL, GroupId::FFDHE2048]);
+    (world, inbox, folder)
+}
+
+/// The next task of the reactor that is done: its queue.
+fn done(inbox: &Mailbox, admin: &mut Queue, world: &mut World) -> u32 {
     loop {
-        admin.tick(&mut world.io());
-        if let Some(Mail::Authenticated { ticket, worked, .. }) = mail.take() {
-            admin.on_worked(ticket, worked, &mut world.io());
-            break;
+        match inbox.take() {
+            Some(Mail::Authenticated { key, ticket, worked }) => {
+                admin.on_worked(ticket, worked, &mut world.io());
+                return key;
+            }
+            Some(_) => {}
+            None => std::thread::yield_now(),
         }
-        std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// However many there are: none passes another one.
+#[test]
+fn what_takes_long_to_compute_is_done_in_the_order_in_which_it_came() {
+    let (mut world, inbox, _folder) = heavy_world();
+    let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+    let busy = Busy::new(&world);
+    let elsewhere = mailbox().unwrap();
+    for _ in 0..100 {
+        assert!(world.registry.worker.give(busy.task(&world, elsewhere.0.clone(), 0)));
+    }
+    send_heavy(&mut world, &mut admin);
+    let home = world.registry.reactor(0).clone();
+    assert!(world.registry.worker.give(busy.task(&world, home, 9)));
+    busy.ends();
+    let order = [0, 0].map(|_| done(&inbox, &mut admin, &mut world));
+    assert_eq!(order, [world.key, 9]);
     world.run(&mut admin);
     assert!(world.completions.pop().unwrap().status.is_success());
     let challenge = listen(&mut world, &mut admin);
     assert!(nvme::auth::Challenge::parse(&challenge).is_ok());
     world.end(admin);
+}
+
+/// The time in our line is ours.
+#[test]
+fn a_host_that_waits_for_our_arithmetic_is_not_late() {
+    let (mut world, inbox, _folder) = heavy_world();
+    let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+    world.now += Duration::from_secs(20);
+    let busy = Busy::new(&world);
+    send_heavy(&mut world, &mut admin);
+    world.now += Duration::from_secs(60);
+    assert!(!is_closing(&mut world, &mut admin));
+    busy.ends();
+    done(&inbox, &mut admin, &mut world);
+    world.run(&mut admin);
+    assert!(world.completions.pop().unwrap().status.is_success());
+    world.now += Duration::from_secs(9);
+    assert!(!is_closing(&mut world, &mut admin));
+    world.now += Duration::from_secs(1);
+    assert!(is_closing(&mut world, &mut admin), "now it has had its 30 s");
+    world.end(admin);
+}
+
+/// .. and so is who leaves because of it, or has to.
+#[test]
+fn who_has_to_wait_or_to_make_room_has_not_failed() {
+    let (mut world, _inbox, _folder) = heavy_world();
+    let busy = Busy::new(&world);
+    for number in 0..20 {
+        let mut queue = connect(&mut world, 0, CNTLID_DYNAMIC);
+        send_heavy(&mut world, &mut queue);
+        if number % 2 == 0 {
+            queue.displace(&mut world.io());
+        }
+        world.flush_and_go(&mut queue);
+        queue.finish(&mut world.io());
+    }
+    let (host, from) = (HOST.parse().unwrap(), "192.0.2.1".parse().unwrap());
+    assert!(!world.registry.is_throttled(from, &host, world.now));
+    busy.ends();
 }
 
 #[test]

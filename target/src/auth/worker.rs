@@ -1,16 +1,15 @@
-//! The thread that does the arithmetic of authentication. It starts with the first job, and ends
-//! with the target.
+//! The thread that does the arithmetic of authentication, and the line before it. It starts with
+//! the first job, and ends with the target.
+//!
+//! The line has no end of its own: a queue has one job at most, and takes it back when it closes.
 
-use std::sync::OnceLock;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tracing::warn;
 
 use super::{Job, Worked};
 use crate::mailbox::{Mail, Sender};
-
-/// Jobs that may wait. A queue has at most one, each takes some tens of milliseconds at most.
-const CAPACITY: usize = 64;
 
 /// A job of a queue, and who wants to know.
 #[derive(Debug)]
@@ -28,39 +27,78 @@ pub struct Task {
 /// The way to the thread.
 #[derive(Debug, Default)]
 pub struct Worker {
-    tasks: OnceLock<Option<SyncSender<Box<Task>>>>,
+    line: Arc<Line>,
+    has_thread: OnceLock<bool>,
+}
+
+/// Tasks in the order in which they came.
+#[derive(Debug, Default)]
+struct Line {
+    waiting: Mutex<Waiting>,
+    bell: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    tasks: VecDeque<Task>,
+    /// The target ends.
+    over: bool,
 }
 
 impl Worker {
-    /// Hands a task over; never waits.
-    ///
-    /// # Errors
-    /// The task, when there is no room just now, or no thread to be had.
-    pub fn give(&self, task: Box<Task>) -> Result<(), Box<Task>> {
-        match self.tasks.get_or_init(start) {
-            None => Err(task),
-            Some(tasks) => tasks.try_send(task).map_err(|error| match error {
-                TrySendError::Full(task) | TrySendError::Disconnected(task) => task,
-            }),
+    /// Hands a task over; false when there is no thread to be had.
+    #[must_use]
+    pub fn give(&self, task: Task) -> bool {
+        let has_thread = *self.has_thread.get_or_init(|| start(&self.line));
+        if has_thread {
+            self.line.lock().tasks.push_back(task);
+            self.line.bell.notify_one();
         }
+        has_thread
+    }
+
+    /// Takes a task back; false when it has begun, or is done.
+    pub fn take_back(&self, ticket: u64) -> bool {
+        let mut waiting = self.line.lock();
+        let at = waiting.tasks.iter().position(|task| task.ticket == ticket);
+        at.and_then(|at| waiting.tasks.remove(at)).is_some()
     }
 }
 
-fn start() -> Option<SyncSender<Box<Task>>> {
-    let (tasks, inbox) = sync_channel(CAPACITY);
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.line.lock().over = true;
+        self.line.bell.notify_one();
+    }
+}
+
+impl Line {
+    /// The next task, when there is one; none at the end of the target.
+    fn next(&self) -> Option<Task> {
+        let idle = |waiting: &mut Waiting| waiting.tasks.is_empty() && !waiting.over;
+        let waiting = self.bell.wait_while(self.lock(), idle);
+        let mut waiting = waiting.unwrap_or_else(PoisonError::into_inner);
+        if waiting.over { None } else { waiting.tasks.pop_front() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether there is a thread now.
+fn start(line: &Arc<Line>) -> bool {
+    let line = Arc::clone(line);
     let thread = std::thread::Builder::new().name("authentication".to_owned());
-    match thread.spawn(move || work(&inbox)) {
-        Ok(_) => Some(tasks),
-        Err(error) => {
-            warn!(%error, "no thread for authentication: hosts that need one are refused");
-            None
-        }
+    let started = thread.spawn(move || work(&line));
+    if let Err(error) = &started {
+        warn!(%error, "no thread for authentication: hosts that need one are refused");
     }
+    started.is_ok()
 }
 
-fn work(inbox: &Receiver<Box<Task>>) {
-    while let Ok(task) = inbox.recv() {
-        let Task { job, to, key, ticket } = *task;
+fn work(line: &Line) {
+    while let Some(Task { job, to, key, ticket }) = line.next() {
         let worked: Worked = job.run();
         // A reactor that has ended wants nothing any more.
         let _ = to.send(Mail::Authenticated { key, ticket, worked });

@@ -105,15 +105,34 @@ impl Queue {
         let to = io.registry.reactor(io.reactor).clone();
         self.task = Some((ticket, slot));
         self.slot(slot).state = State::Waiting;
-        let task = Box::new(Task { job, to, key: self.key, ticket });
-        self.unsent = io.registry.worker.give(task).err();
+        let given = io.registry.worker.give(Task { job, to, key: self.key, ticket });
+        if let (false, Some(proof)) = (given, &mut self.proof) {
+            proof.turn_away(io.now);
+        }
     }
 
-    /// A job that there was no room for is offered again. The host waits: it has done nothing wrong.
-    pub(super) fn offer_job(&mut self, io: &Io<'_>) {
-        if let Some(task) = self.unsent.take().filter(|_| self.link == Link::Open) {
-            self.unsent = io.registry.worker.give(task).err();
+    /// The queue closes: nobody waits for its job any more. What has cost us nothing by then is no
+    /// failure of its host, who may have waited for long.
+    pub(super) fn drop_job(&mut self, io: &Io<'_>) {
+        if let Some((ticket, _)) = self.task.take()
+            && io.registry.worker.take_back(ticket)
+            && let Some(proof) = &mut self.proof
+        {
+            proof.excuse();
         }
+    }
+
+    /// Whether its host has begun to prove itself and has left it at that: not where we have ended
+    /// the queue for something else.
+    pub(super) fn was_left_unfinished(&self) -> bool {
+        let is_ended = match &self.serves {
+            Serves::Nothing { .. } => false,
+            Serves::Admin(controller) => controller.association.ended_for().is_some(),
+            Serves::Io { association, epoch, .. } => {
+                association.is_closed() || association.epoch() != *epoch
+            }
+        };
+        !is_ended && self.proof.as_ref().is_some_and(|proof| proof.is_unfinished())
     }
 
     /// Whether a command comes on an I/O queue whose host had proved itself and then has not. It gets

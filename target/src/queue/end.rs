@@ -65,10 +65,7 @@ impl Queue {
         } else {
             io.waiters.close(self.depth());
         }
-        // Who had to make room has not failed.
-        let ended_for = self.association().and_then(|association| association.ended_for());
-        let had_time = ended_for != Some(Cause::TooManyClaims);
-        if let Some(proof) = self.proof.as_ref().filter(|proof| had_time && proof.is_unfinished()) {
+        if let Some(proof) = self.proof.as_ref().filter(|_| self.was_left_unfinished()) {
             io.registry.note_failed_proof(self.remote.ip(), *proof.host(), io.now);
         }
         self.hand_in(io.now);
@@ -91,6 +88,7 @@ impl Queue {
 
     /// This queue is closing: nobody waits for its commands any more, and the association learns it.
     fn leave(&mut self, io: &mut Io<'_>) {
+        self.drop_job(io);
         let now = io.now;
         io.waiters.forget(self.key, |slot, booking| self.give_back(slot, booking, now));
         if let Some(share) = self.share {
