@@ -87,7 +87,8 @@ pub struct Change {
 #[derive(Debug, Default)]
 struct Book {
     subsystems: BTreeMap<Nqn, Arc<Subsystem>>,
-    listeners: Vec<ListenerConfig>,
+    /// Where hosts can come. None before anybody has said so: then nobody asks.
+    listeners: Option<Vec<ListenerConfig>>,
     discovery: DiscoveryConfig,
     generation: u64,
     /// The target is about to stop: discovery tells of no subsystem.
@@ -460,9 +461,14 @@ impl Registry {
 }
 
 impl Book {
+    /// Where hosts can come.
+    fn listeners(&self) -> &[ListenerConfig] {
+        self.listeners.as_deref().unwrap_or_default()
+    }
+
     /// The listener by which a host came that reached us at `local`.
-    fn listener(&self, local: SocketAddr) -> Option<u16> {
-        ListenerConfig::of(&self.listeners, local).map(|listener| listener.id)
+    fn listener(&self, local: SocketAddr) -> Option<&ListenerConfig> {
+        ListenerConfig::of(self.listeners(), local)
     }
 
     /// Writes down what has changed; whether discovery may tell of it.
@@ -473,7 +479,7 @@ impl Book {
             let ports = |all: &[ListenerConfig]| -> Vec<_> {
                 all.iter().map(|listener| (listener.id, listener.address)).collect()
             };
-            told |= ports(&self.listeners) != ports(listeners);
+            told |= ports(self.listeners()) != ports(listeners);
             let gone = if change.lost { Cause::DeviceGone } else { Cause::ListenerRemoved };
             self.move_paths(listeners, gone);
         }
@@ -504,11 +510,11 @@ impl Book {
             let a = &entry.association;
             match ListenerConfig::of(listeners, a.local) {
                 Some(listener) => a.reach.set(&listener.ana),
-                None if ListenerConfig::of(&self.listeners, a.local).is_some() => a.end(gone),
+                None if self.listener(a.local).is_some() => a.end(gone),
                 None => {}
             }
         }
-        self.listeners = listeners.to_vec();
+        self.listeners = Some(listeners.to_vec());
     }
 
     /// Brings associations up to date. The new subsystems that they use are added to `in_use`.
@@ -516,11 +522,12 @@ impl Book {
         let changed: BTreeMap<Nqn, _> = change.subsystems.iter().map(|s| (s.nqn, s)).collect();
         // All controllers of one host share what it sees.
         let mut views: BTreeMap<(Nqn, Nqn), Arc<Subsystem>> = BTreeMap::new();
+        let listeners = self.listeners.as_deref().unwrap_or_default();
         for entry in self.associations.values_mut() {
             let a = &entry.association;
             let Some(old) = &entry.view else { continue };
             let new = changed.get(&a.subsystem).copied();
-            let at = ListenerConfig::of(&self.listeners, a.local).map(|listener| listener.id);
+            let at = ListenerConfig::of(listeners, a.local).map(|listener| listener.id);
             let current = new.unwrap_or(old);
             if change.gone.contains(&a.subsystem) {
                 a.end(Cause::SubsystemRemoved);

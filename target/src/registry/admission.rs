@@ -17,7 +17,6 @@ use super::{Book, DuplicateHosts, Entry, Registry, bar};
 use crate::association::{Association, next_id};
 use crate::auth::Demand;
 use crate::command::fabrics::Refusal;
-use crate::config::ListenerConfig;
 use crate::controller::Limits;
 use crate::subsystem::Subsystem;
 use crate::why::Cause;
@@ -100,7 +99,7 @@ impl Registry {
         let subnqn = book.canonical(name);
         let subsystem = book.exposed(&subnqn, &host, visit.local)?;
         let authenticate = book.demand(&host, &subnqn)?;
-        let listener = ListenerConfig::of(&book.listeners, visit.local);
+        let listener = book.listener(visit.local);
         let states = listener.map(|listener| listener.ana).unwrap_or_default();
         let association = Association::new(next_id(), 0, subnqn, host, data.hostid);
         let mut association = association.via(visit.local, &states);
@@ -335,6 +334,12 @@ impl Book {
         host: &Nqn,
         local: SocketAddr,
     ) -> Result<Option<&Arc<Subsystem>>, Refusal> {
+        let listener = self.listener(local);
+        if self.listeners.is_some() && listener.is_none() {
+            // It is just going, or coming back: who is told never to come again by a fault of the
+            // moment gives its path up for good. Who was let in would not be ended with it.
+            return Err(Refusal::busy(Cause::NotOffered));
+        }
         if *subnqn == Nqn::DISCOVERY {
             return Ok(None);
         }
@@ -342,14 +347,8 @@ impl Book {
         let unknown = |cause| Refusal::parameter(cause, InvalidParameter::SUBNQN);
         let subsystem = self.subsystems.get(subnqn);
         let subsystem = subsystem.ok_or_else(|| unknown(Cause::UnknownSubsystem))?;
-        let listener = self.listener(local);
-        if !subsystem.offer.is_at(listener) {
-            // A listener that is just going, or coming back, is not known: who is told never to come
-            // again by a fault of the moment gives its path up for good.
-            return Err(match listener {
-                Some(_) => unknown(Cause::NotOffered),
-                None => Refusal::busy(Cause::NotOffered),
-            });
+        if !subsystem.offer.is_at(listener.map(|listener| listener.id)) {
+            return Err(unknown(Cause::NotOffered));
         }
         match subsystem.admits(host) {
             true => Ok(Some(subsystem)),

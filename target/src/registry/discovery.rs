@@ -16,7 +16,7 @@ impl Registry {
     pub fn discovery(&self, host: &Nqn, local: SocketAddr) -> (u64, Vec<Record>) {
         let book = self.lock();
         let mut records = Vec::new();
-        for listener in &book.listeners {
+        for listener in book.listeners() {
             let Some(address) = reachable(listener.address, local) else { continue };
             if book.discovery.by_listener && address != local {
                 continue;

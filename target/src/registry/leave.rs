@@ -22,7 +22,7 @@ impl Registry {
                 ana: AnaStates::all(AnaState::INACCESSIBLE),
                 ..*listener
             };
-            let listeners: Vec<_> = book.listeners.iter().map(leaving).collect();
+            let listeners: Vec<_> = book.listeners().iter().map(leaving).collect();
             book.move_paths(&listeners, Cause::ListenerRemoved);
             book.leaving = true;
             book.generation += 1;

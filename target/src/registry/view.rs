@@ -43,7 +43,7 @@ impl Registry {
     /// The addresses of listeners, without those that are awaited.
     #[must_use]
     pub fn addresses(&self) -> Vec<SocketAddr> {
-        self.lock().listeners.iter().map(|listener| listener.address).collect()
+        self.lock().listeners().iter().map(|listener| listener.address).collect()
     }
 }
 
