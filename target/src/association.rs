@@ -43,6 +43,8 @@ pub struct Association {
     closed: AtomicBool,
     /// Why others have ended it, as the place in [`Cause::ALL`] plus one; 0: they have not.
     ended_for: AtomicU8,
+    /// Its own host has brought its end about.
+    blamed: AtomicBool,
     /// Counts controller resets; an I/O queue of an earlier count must close.
     epoch: AtomicU16,
     /// The host has proved itself on the admin queue, where it must.
@@ -87,6 +89,7 @@ impl Association {
             ready: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             ended_for: AtomicU8::new(0),
+            blamed: AtomicBool::new(false),
             epoch: AtomicU16::new(0),
             proved: AtomicBool::new(false),
             retry_delays: AtomicBool::new(false),
@@ -163,6 +166,16 @@ impl Association {
     pub fn ended_for(&self) -> Option<Cause> {
         let number = self.ended_for.load(Ordering::Relaxed).checked_sub(1)?;
         Cause::ALL.get(usize::from(number)).copied()
+    }
+
+    /// Its own host brings its end about; before that.
+    pub fn blame(&self) {
+        self.blamed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether its own host has brought its end about.
+    pub fn is_blamed(&self) -> bool {
+        self.blamed.load(Ordering::Relaxed)
     }
 
     /// How many controller resets there were.

@@ -544,6 +544,53 @@ fn who_begins_and_leaves_again_and_again_is_refused_for_a_while() {
     assert!(world.registry.is_throttled(from, &host, world.now));
 }
 
+/// A failure counts also when it cannot even be told.
+#[test]
+fn who_fails_and_does_not_listen_is_refused_for_a_while() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    for _ in 0..8 {
+        let mut queue = connect(&mut world, 0, CNTLID_DYNAMIC);
+        let kind = FabricsType::AUTHENTICATION_RECEIVE;
+        let status =
+            world.ask(&mut queue, &Authentication::new(4).emit(kind, keyed(0, 4)), &[]).status;
+        assert!(status.is(Status::INVALID_FIELD), "{status}");
+        world.flush_and_go(&mut queue);
+        queue.finish(&mut world.io());
+    }
+    let (host, from) = (HOST.parse().unwrap(), "192.0.2.1".parse().unwrap());
+    assert!(world.registry.is_throttled(from, &host, world.now));
+    assert_eq!(world.registry.why.list(None)[0].why.cause, Cause::BadAuthentication);
+}
+
+/// Who begins, and makes room for its own next beginning.
+#[test]
+fn who_displaces_itself_again_and_again_is_refused_for_a_while() {
+    for (other, throttled) in [("192.0.2.1", true), ("192.0.2.9", false)] {
+        let (mut world, _folder) = world(GroupId::NULL);
+        let offer = Arc::new(Offer { controllers: Some(2), ..Offer::default() });
+        world.registry.publish(Arc::new(Subsystem { offer, ..support::subsystem() }));
+        for time in 0..8 {
+            let mut queue = connect(&mut world, 0, CNTLID_DYNAMIC);
+            assert!(say(&mut world, &mut queue, &negotiate()).is_success());
+            if time == 0 {
+                world.now += Duration::from_secs(5);
+            }
+            let (local, source) = ("192.0.2.1:4420".parse().unwrap(), other.parse().unwrap());
+            let visit = Visit { local, source, limits: support::LIMITS, now: world.now };
+            let next = world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
+            let next = next.unwrap().association;
+            let ended_for = queue.association().unwrap().ended_for();
+            assert_eq!(ended_for, Some(Cause::TooManyClaims));
+            assert!(is_closing(&mut world, &mut queue));
+            world.flush_and_go(&mut queue);
+            queue.finish(&mut world.io());
+            world.registry.admin_closed(&next);
+        }
+        let (host, from) = (HOST.parse().unwrap(), "192.0.2.1".parse().unwrap());
+        assert_eq!(world.registry.is_throttled(from, &host, world.now), throttled);
+    }
+}
+
 #[test]
 fn mere_claims_take_half_of_the_controllers_at_most() {
     let (world, _folder) = world(GroupId::NULL);

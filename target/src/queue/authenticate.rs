@@ -70,9 +70,10 @@ impl Queue {
         let Some(proof) = &mut self.proof else { return Err(Status::INVALID_OPCODE.with_dnr()) };
         let before = proof.is_authenticated();
         let mut message = [0; MESSAGE_MAX_BYTES];
-        let len = proof.fetch(to.len, &mut message, io.now)?;
-        let page = message[..len].to_vec();
+        let fetched = proof.fetch(to.len, &mut message, io.now);
+        // Also where it failed just now, and even that does not fit where the host wants it.
         self.note_proof(before, false, io);
+        let page = message[..fetched?].to_vec();
         Ok(Plan::Give { page, to })
     }
 
@@ -127,7 +128,11 @@ impl Queue {
     pub(super) fn was_left_unfinished(&self) -> bool {
         let is_ended = match &self.serves {
             Serves::Nothing { .. } => false,
-            Serves::Admin(controller) => controller.association.ended_for().is_some(),
+            // Who makes room for its own next claim has all the same.
+            Serves::Admin(controller) => {
+                let association = &controller.association;
+                association.ended_for().is_some() && !association.is_blamed()
+            }
             Serves::Io { association, epoch, .. } => {
                 association.is_closed() || association.epoch() != *epoch
             }

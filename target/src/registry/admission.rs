@@ -140,7 +140,13 @@ impl Registry {
         if !authenticate {
             replaced.iter().for_each(|old| old.end(Cause::Replaced));
         }
-        displaced.iter().for_each(|old| old.end(Cause::TooManyClaims));
+        for old in &displaced {
+            let source = book.associations.get(&old.id).map(|entry| entry.source);
+            if source == Some(visit.source) {
+                old.blame();
+            }
+            old.end(Cause::TooManyClaims);
+        }
         if !replaced.is_empty() || !displaced.is_empty() {
             self.wake_reactors();
         }
