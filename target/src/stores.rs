@@ -6,6 +6,7 @@ mod looks;
 mod marked;
 mod next;
 mod opening;
+mod settled;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -18,6 +19,7 @@ use uuid::Uuid;
 
 use self::attempt::Attempt;
 use self::marked::Marked;
+use self::settled::Settled;
 use crate::absent;
 use crate::config::{LimitConfig, Missing, NamespaceConfig, NamespaceKind, SubsystemConfig};
 use crate::disk::BackingId;
@@ -92,6 +94,9 @@ pub struct Stores {
     opening: Arc<Opening>,
     /// Their marks, and those of stores that have gone while somebody has them.
     marked: Arc<Marked>,
+    /// The same of what hosts have settled.
+    reservations: Arc<Settled<Reservation>>,
+    protections: Arc<Settled<Protection>>,
     /// How long what may pass is tried again at a start.
     linger: Option<Duration>,
     /// What was made for them, and goes again if they are not adopted.
@@ -231,14 +236,18 @@ impl Stores {
 
     fn reservation(&self, key: (Nqn, u32), uuid: Uuid) -> Result<Arc<Reservation>, String> {
         match &self.state_directory {
-            Some(folder) => Reservation::kept(key.0, key.1, folder, uuid.into_bytes()),
+            Some(folder) => self
+                .reservations
+                .get(uuid, key, || Reservation::kept(key.0, key.1, folder, uuid.into_bytes())),
             None => Ok(Reservation::volatile(key.0, key.1)),
         }
     }
 
     fn protection(&self, key: (Nqn, u32), uuid: Uuid) -> Result<Arc<Protection>, String> {
         match &self.state_directory {
-            Some(folder) => Protection::kept(key.0, key.1, folder, uuid.into_bytes()),
+            Some(folder) => self
+                .protections
+                .get(uuid, key, || Protection::kept(key.0, key.1, folder, uuid.into_bytes())),
             None => Ok(Protection::none(key.0, key.1)),
         }
     }
@@ -304,6 +313,8 @@ impl Stores {
         let Some(folder) = &self.state_directory else { return };
         for uuid in gone {
             self.marked.forget(*uuid);
+            self.reservations.forget(*uuid);
+            self.protections.forget(*uuid);
             for kind in ["reservation", "protection", "uncorrectable", "format"] {
                 // What stays is of no namespace: nobody will ask for it.
                 let _ = kept::remove(folder, &format!("{uuid}.{kind}"));
@@ -457,9 +468,12 @@ fn backing_config(namespace: &NamespaceConfig) -> BackingConfig {
 #[cfg(test)]
 mod tests {
     use nvme::Status;
+    use nvme::feature::WriteProtectState;
 
     use super::*;
     use crate::disk::Fault;
+    use crate::reservation::Barred;
+    use crate::reservation::tests::reserve;
     use crate::uncorrectable::Change;
 
     pub(super) fn subsystem(nsids: &[u32], size: u64) -> SubsystemConfig {
@@ -841,6 +855,27 @@ mod tests {
         again.forget_kept(&[config.namespaces[0].uuid]);
         assert_eq!(kept.change(&mark(0)), Err(Status::INTERNAL_ERROR));
         assert!(std::fs::read_dir(&state).unwrap().next().is_none());
+    }
+
+    /// The same of what hosts have settled: an order of before is with the keeper.
+    #[test]
+    fn a_namespace_that_comes_back_has_what_orders_of_before_settle() {
+        let (_folder, state, config) = one_with_state();
+        let place = (config.nqn, 1);
+        let uuid = config.namespaces[0].uuid;
+        let stores = Stores::new(Some(state), 0);
+        let guards = |stores: &Stores| stores.guards(place, uuid).unwrap();
+        let (protection, reservation) = guards(&stores);
+        let again = stores.next(&[]).unwrap();
+        let (protected_now, reserved_now) = guards(&again);
+        reserve(&reservation, [1; 16]);
+        protection.change(WriteProtectState::PROTECTED).unwrap();
+        assert!(protected_now.is_on() && reserved_now.barred(&[2; 16]).has(Barred::WRITE));
+        let other = again.guards((config.nqn, 2), uuid).unwrap();
+        assert!(!Arc::ptr_eq(&other.1, &reservation), "another namespace");
+        again.forget_kept(&[uuid]);
+        let (unprotected, free) = guards(&stores);
+        assert!(!unprotected.is_on() && free.barred(&[2; 16]) == Barred(0), "one made anew");
     }
 
     /// The blocks of another store are other blocks, also under the same UUID.

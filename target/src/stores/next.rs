@@ -69,6 +69,8 @@ impl Stores {
             news: Vec::new(),
             opening: Arc::clone(&self.opening),
             marked: Arc::clone(&self.marked),
+            reservations: Arc::clone(&self.reservations),
+            protections: Arc::clone(&self.protections),
             linger: self.linger,
             attempt: Attempt::default(),
         };
