@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
+use std::io::ErrorKind::{self, NotADirectory, NotFound};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -30,7 +30,7 @@ pub(super) enum Same {
     File(u64, u64),
     /// What is to be made, or is in the way of it: no regular file and no block device.
     New(PathBuf),
-    /// The system does not say: it may be there.
+    /// The system does not say, or not us: it may be there.
     Unknown(PathBuf),
 }
 
@@ -42,6 +42,14 @@ impl Seen {
 }
 
 impl Same {
+    /// At a path there is no store, or not that the system says.
+    fn of_nothing(path: PathBuf, error: Option<ErrorKind>) -> Same {
+        match error {
+            None | Some(NotFound | NotADirectory) => Same::New(path),
+            Some(_) => Same::Unknown(path),
+        }
+    }
+
     /// As [`Seen::is_there`].
     pub(super) fn is_there(&self) -> bool {
         !matches!(self, Same::New(_))
@@ -82,14 +90,28 @@ fn seen(path: PathBuf) -> Seen {
         Ok(meta) if meta.is_file() => Same::File(meta.dev(), meta.ino()),
         found_as => {
             let path = found.clone().unwrap_or_else(|| path.clone());
-            match found_as.map_err(|error| error.kind()) {
-                Ok(_) | Err(NotFound | NotADirectory | PermissionDenied) => Same::New(path),
-                Err(_) => Same::Unknown(path),
-            }
+            Same::of_nothing(path, found_as.err().map(|error| error.kind()))
         }
     };
     // Links of devices are left as they are: they last, and what they lead to has another name with
     // every start.
     let lasting = found.filter(|found| !found.starts_with("/dev")).unwrap_or(path);
     Seen { lasting, same }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What may be there is never made.
+    #[test]
+    fn only_what_is_surely_not_there_is_to_be_made() {
+        let is_there = |error| Same::of_nothing(PathBuf::from("/disk"), error).is_there();
+        for error in [None, Some(NotFound), Some(NotADirectory)] {
+            assert!(!is_there(error), "{error:?}");
+        }
+        for error in [ErrorKind::PermissionDenied, ErrorKind::TimedOut, ErrorKind::Other] {
+            assert!(is_there(Some(error)), "{error:?}");
+        }
+    }
 }
