@@ -32,6 +32,8 @@ pub use keyring::{Demand, Keyring, Keys, Policy, Reader, read_secret};
 pub use throttle::Throttle;
 pub use worker::{Task, Worker};
 
+use crate::why::Cause;
+
 /// How long an exchange may take, from Connect or from a later Negotiate to its end.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
@@ -75,6 +77,8 @@ pub struct Exchange {
     deadline: Option<Instant>,
     /// A failure that nobody has noted yet.
     news: Option<Failure>,
+    /// What a person may know of it, where the message to the host has no word for it.
+    cause: Option<Cause>,
 }
 
 impl Exchange {
@@ -90,6 +94,7 @@ impl Exchange {
             attempts: 0,
             deadline: Some(now + DEADLINE),
             news: None,
+            cause: None,
         }
     }
 
@@ -152,6 +157,12 @@ impl Exchange {
     /// A failure since the last call, to be noted.
     pub fn take_failure(&mut self) -> Option<Failure> {
         self.news.take()
+    }
+
+    /// Why it has failed, where that is more than the failure says.
+    #[must_use]
+    pub fn cause(&self) -> Option<Cause> {
+        self.cause
     }
 
     /// A message of the host, exactly as long as it was sent. `start` gives what a new exchange
@@ -270,11 +281,15 @@ impl Exchange {
             return Err(Failure::CHANNEL_MISMATCH);
         }
         if self.attempts >= MOST_ATTEMPTS {
+            self.cause = Some(Cause::BadAuthentication);
             return Err(Failure::FAILED);
         }
         self.attempts += 1;
         self.deadline.get_or_insert(now + DEADLINE);
-        let start = start().ok_or(Failure::FAILED)?;
+        let Some(start) = start() else {
+            self.cause = Some(Cause::NoKey);
+            return Err(Failure::FAILED);
+        };
         let round = Round::new(&offer, start, self.host, self.subsystem)?;
         Ok(Some(Job::Challenge(Box::new(round))))
     }
@@ -285,6 +300,9 @@ impl Exchange {
             return Err(Failure::INCORRECT_PAYLOAD);
         }
         let reply = Reply::parse(bytes)?;
+        if reply.challenge.is_some() && !round.has_controller_key() {
+            self.cause = Some(Cause::NoControllerKey);
+        }
         round.check(&reply)?;
         // Used once, whatever comes of it: a second Reply finds no challenge.
         match std::mem::replace(&mut self.stage, Stage::Idle) {

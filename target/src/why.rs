@@ -214,9 +214,14 @@ causes! {
         "authentication failed: the host does not accept the target's proof",
         "give host and target the same controller secret: nvme connect -C, and the \
          dhchap_ctrl_key_file of the [[host]]";
+    NoControllerKey, "no-controller-key", Authentication,
+        "authentication failed: the host wants the target to prove itself, and there is no secret for that",
+        "add a dhchap_ctrl_key_file to the [[host]] and reload, or have the host ask for no proof \
+         (nvme connect without -C)";
     NoCommonAlgorithm, "no-common-algorithm", Authentication,
-        "authentication failed: host and target have no hash or group in common",
-        "add one that the host has to authentication.hashes or authentication.groups and reload";
+        "authentication failed: host and target have no hash or group in common that both can use",
+        "add one that the host has to authentication.hashes or authentication.groups, and take out \
+         what the host only offers (see its kernel log); then reload";
     BadAuthentication, "bad-authentication", Authentication,
         "authentication failed: the host does not keep to the protocol",
         "update the host's driver, or look whether somebody tries to get in";
@@ -305,9 +310,10 @@ impl Cause {
     #[must_use]
     pub fn of_exchange(failure: Failure, by_host: bool) -> Cause {
         match failure {
-            _ if by_host => Cause::TargetNotTrusted,
-            Failure::FAILED => Cause::WrongSecret,
+            // Linux finds only then that it has no code for what it offers.
             Failure::HASH_UNUSABLE | Failure::GROUP_UNUSABLE => Cause::NoCommonAlgorithm,
+            Failure::FAILED if by_host => Cause::TargetNotTrusted,
+            Failure::FAILED => Cause::WrongSecret,
             _ => Cause::BadAuthentication,
         }
     }

@@ -13,7 +13,7 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nvme::auth::{Challenge, Failure, GroupId, Notice};
+use nvme::auth::{Challenge, Failure, GroupId, Notice, Reply};
 use nvme::fabrics::{CNTLID_DYNAMIC, Connect, ConnectData, PropertySet};
 use nvme::nqn::NqnField;
 use nvme::property::Property;
@@ -91,7 +91,8 @@ fn provoke(cause: Cause) -> Vec<Record> {
 
         Cause::Throttled => throttled(),
         Cause::WrongSecret => wrong_secret(),
-        Cause::TargetNotTrusted => target_not_trusted(),
+        Cause::TargetNotTrusted => told_by_the_host(Failure::FAILED),
+        Cause::NoControllerKey => no_controller_key(),
         Cause::NoCommonAlgorithm => exchange(GroupId::FFDHE2048, &proof::negotiate()),
         Cause::BadAuthentication => exchange(GroupId::NULL, &[0xFF; 72]),
         Cause::LateAuthentication => late_authentication(),
@@ -391,14 +392,47 @@ fn wrong_secret() -> Vec<Record> {
     end_failed(world, queue)
 }
 
-fn target_not_trusted() -> Vec<Record> {
+/// The secret is right, and there is none for what the host wants besides.
+fn no_controller_key() -> Vec<Record> {
+    let (mut world, _folder) = proof::world(GroupId::NULL);
+    let mut queue = proof::connect(&mut world, 0, CNTLID_DYNAMIC);
+    assert!(proof::say(&mut world, &mut queue, &proof::negotiate()).is_success());
+    let right = proof::reply(&proof::listen(&mut world, &mut queue));
+    let both = Reply { challenge: Some(&[9; 32]), ..Reply::parse(&right).unwrap() };
+    let mut message = [0; 16 + 64];
+    both.emit(&mut message).unwrap();
+    assert!(proof::say(&mut world, &mut queue, &message).is_success());
+    end_failed(world, queue)
+}
+
+/// What a host says of us is told as it means it.
+#[test]
+fn a_failure_that_the_host_tells_of_is_not_always_the_targets_secret() {
+    let cause = |failure| told_by_the_host(failure)[0].why.cause;
+    for failure in [Failure::HASH_UNUSABLE, Failure::GROUP_UNUSABLE] {
+        assert_eq!(cause(failure), Cause::NoCommonAlgorithm);
+    }
+    assert_eq!(cause(Failure::INCORRECT_PAYLOAD), Cause::BadAuthentication);
+}
+
+/// The key of a host is taken away between its Connect and its first message.
+#[test]
+fn a_host_whose_key_has_gone_has_not_given_a_wrong_one() {
+    let (mut world, _folder) = proof::world(GroupId::NULL);
+    let mut queue = proof::connect(&mut world, 0, CNTLID_DYNAMIC);
+    world.registry.set_keyring(Keyring::default());
+    assert!(proof::say(&mut world, &mut queue, &proof::negotiate()).is_success());
+    assert_eq!(end_failed(world, queue)[0].why.cause, Cause::NoKey);
+}
+
+fn told_by_the_host(failure: Failure) -> Vec<Record> {
     let (mut world, _folder) = proof::world(GroupId::NULL);
     let mut queue = proof::connect(&mut world, 0, CNTLID_DYNAMIC);
     assert!(proof::say(&mut world, &mut queue, &proof::negotiate()).is_success());
     let challenge = proof::listen(&mut world, &mut queue);
     let t_id = Challenge::parse(&challenge).unwrap().t_id;
     let mut message = [0; 8];
-    Notice::Failure2(Failure::FAILED).emit(t_id, &mut message).unwrap();
+    Notice::Failure2(failure).emit(t_id, &mut message).unwrap();
     assert!(proof::say(&mut world, &mut queue, &message).is_success());
     end_failed(world, queue)
 }

@@ -85,6 +85,12 @@ impl Round {
         }
     }
 
+    /// Whether there is a secret to prove ourselves with.
+    #[must_use]
+    pub fn has_controller_key(&self) -> bool {
+        self.keys.controller.is_some()
+    }
+
     /// Looks at all of a Reply but its proof.
     ///
     /// # Errors
@@ -96,7 +102,7 @@ impl Round {
             return Err(Failure::INCORRECT_PAYLOAD);
         }
         let Some(challenge) = reply.challenge else { return Ok(()) };
-        match self.keys.controller.is_none() || self.challenge.is(challenge) {
+        match !self.has_controller_key() || self.challenge.is(challenge) {
             true => Err(Failure::FAILED),
             false => Ok(()),
         }

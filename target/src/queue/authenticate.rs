@@ -169,7 +169,8 @@ impl Queue {
         let host = *proof.host();
         if let Some(why) = proof.take_failure() {
             io.registry.note_failed_proof(remote.ip(), host, io.now);
-            self.explain(Cause::of_exchange(why, by_host), why.to_string(), io);
+            let cause = proof.cause().unwrap_or(Cause::of_exchange(why, by_host));
+            self.explain(cause, why.to_string(), io);
             return;
         }
         if before || !proof.is_authenticated() {
