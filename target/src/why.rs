@@ -265,6 +265,9 @@ causes! {
         "the host reset its controller",
         "nothing if somebody ordered it (nvme reset); else see the host's kernel log for what \
          timed out";
+    SharedHostId, "shared-host-id", Running,
+        "two hosts with different names have one host identifier: reservations take them for one",
+        "give each host an /etc/nvme/hostid of its own (uuidgen makes one) and connect both again";
     BadSettings, "bad-settings", Running,
         "the host enabled its controller with settings that it does not have (CSTS.CFS)",
         "update the host's driver; this target has 64-byte commands, 16-byte completions and 4 KiB \

@@ -108,6 +108,7 @@ fn provoke(cause: Cause) -> Vec<Record> {
         Cause::DeviceGone => running(|world, queue| gone(world, queue, Reason::Device)),
         Cause::HostLeft => running(|world, queue| gone(world, queue, Reason::Peer)),
         Cause::HostReset => running(|world, queue| set_cc(world, queue, 0)),
+        Cause::SharedHostId => shared_host_id(),
         Cause::BadSettings => bad_settings(),
         Cause::ShortCapsule => running(|world, queue| {
             assert!(world.deliver(queue, &[0; 10]));
@@ -460,6 +461,26 @@ fn running(happen: impl FnOnce(&mut World, &mut Queue)) -> Vec<Record> {
     assert_eq!(world.registry.why.list(None), []);
     happen(&mut world, &mut queue);
     the_only(&world.registry.why)
+}
+
+/// A second host has the identifier of the first, as that of a copied machine.
+fn shared_host_id() -> Vec<Record> {
+    let mut world = World::new();
+    let (first, _) = admin(&mut world);
+    let other = |name: &str| ConnectData {
+        hostnqn_field: (&name.parse::<Nqn>().unwrap()).into(),
+        ..connect_data(CNTLID_DYNAMIC)
+    };
+    let ask = || Connect { sqsize_z: 15, ..Connect::default() };
+    let own_id = ConnectData { hostid: [6; 16], ..other("nqn.2026-11.host:third") };
+    for data in [connect_data(CNTLID_DYNAMIC), own_id] {
+        assert!(connect(&mut world, ask(), &data).1);
+        assert_eq!(world.registry.why.list(None), [], "nothing is wrong with {data:?}");
+    }
+    assert!(connect(&mut world, ask(), &other("nqn.2026-11.host:copy")).1);
+    let records = the_only(&world.registry.why);
+    assert!(records[0].why.detail.ends_with(first.association().unwrap().host.as_str()));
+    records
 }
 
 fn gone(world: &mut World, queue: &mut Queue, reason: Reason) {

@@ -180,6 +180,7 @@ impl Queue {
             Serves::Admin(controller) => {
                 io.registry.proved(&controller.association);
                 info!(%remote, %host, "host authenticated");
+                self.tell_twin(io);
             }
             Serves::Io { association, epoch, .. } => {
                 match io.registry.io_proved(association, self.request.qid, *epoch) {

@@ -106,6 +106,18 @@ impl Queue {
         }
     }
 
+    /// Tells of another host that cannot be told from this one. It is let in: who is in doubt may be
+    /// the host of before under another name.
+    pub(super) fn tell_twin(&self, io: &mut Io<'_>) {
+        let Serves::Admin(controller) = &self.serves else { return };
+        if controller.is_discovery() {
+            return;
+        }
+        if let Some(other) = io.registry.twin(&controller.association) {
+            self.tell(Cause::SharedHostId, format!("the other one is {other}").into(), io);
+        }
+    }
+
     pub(super) fn admit(
         &mut self,
         connect: &Connect,
@@ -142,6 +154,9 @@ impl Queue {
             self.limits = limits;
             let controller = Controller::new(association, role, limits, local, kato, io.now);
             self.serves = Serves::Admin(Box::new(controller));
+            if self.proof.is_none() {
+                self.tell_twin(io);
+            }
             return Ok(cntlid);
         }
         let admission = io.registry.connect_io(connect, data, &visit)?;

@@ -259,6 +259,21 @@ impl Registry {
         }
     }
 
+    /// Another host, by name, that uses the same subsystem with the same host identifier, by which
+    /// reservations know it.
+    #[must_use]
+    pub fn twin(&self, association: &Association) -> Option<Nqn> {
+        let is_twin = |a: &Association| {
+            a.host != association.host
+                && a.host_id == association.host_id
+                && a.subsystem == association.subsystem
+        };
+        let book = self.lock();
+        let settled = book.associations.values().filter(|e| e.view.is_some() && !e.is_claim());
+        let mut hosts = settled.map(|e| &e.association).filter(|a| is_twin(a) && !a.is_closed());
+        hosts.next().map(|a| a.host)
+    }
+
     /// Receives of the I/O queues that the controllers of an address were promised and have not
     /// opened.
     #[must_use]
