@@ -2,6 +2,8 @@
 //! file system is not mounted. Boot brings them late; whoever waits for them must neither give up
 //! nor make a file in the place of one that is about to appear.
 
+mod mounts;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::ErrorKind;
@@ -9,6 +11,8 @@ use std::net::{IpAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 
 use crate::config::{NamespaceConfig, NamespaceKind};
+use crate::managed::RECORD;
+use mounts::{Mount, unmounted};
 
 /// In the state directory: the paths of files that were served, one a line. Such a file is never
 /// made again.
@@ -60,22 +64,38 @@ pub(crate) fn store(namespace: &NamespaceConfig, served: &BTreeSet<PathBuf>) -> 
     })
 }
 
-/// Why a folder of files that the daemon makes is not there yet: it, or its file system, is missing.
+/// Why the folder of the namespaces that hosts make is not there yet: it, or its file system, is
+/// missing. Of one that is mounted by hand only the record tells that it may be used as it is.
 pub(crate) fn folder(path: &Path) -> Option<String> {
+    folder_below(path, expected(path))
+}
+
+fn folder_below(path: &Path, unmounted: Option<Mount>) -> Option<String> {
     let shown = path.display();
     let is_missing = !fs::metadata(path).is_ok_and(|found| found.is_dir());
-    match expected(path) {
-        Some(Mount { point, is_automatic }) if is_missing || is_automatic => {
+    match unmounted {
+        Some(Mount { point, is_automatic })
+            if is_missing || is_automatic || !path.join(RECORD).exists() =>
+        {
             Some(format!("{shown}: {} is not mounted yet", point.display()))
         }
         _ => is_missing.then(|| format!("there is no folder {shown} yet")),
     }
 }
 
-/// The file system of a path that should be mounted and is not.
+/// The file system of a path that should be mounted and is not. Links on the way may lead into
+/// another one.
 fn expected(path: &Path) -> Option<Mount> {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
-    unmounted(path, &read("/etc/fstab"), &read("/proc/self/mountinfo"))
+    let (fstab, mountinfo) = (read("/etc/fstab"), read("/proc/self/mountinfo"));
+    let unmounted = |path: &Path| unmounted(path, &fstab, &mountinfo);
+    unmounted(path).or_else(|| unmounted(&real(path)?))
+}
+
+/// Where a path leads, through all links; its last part may be missing.
+fn real(path: &Path) -> Option<PathBuf> {
+    let in_folder = || Some(fs::canonicalize(path.parent()?).ok()?.join(path.file_name()?));
+    fs::canonicalize(path).ok().or_else(in_folder)
 }
 
 /// The files that were served before, as a state directory has them.
@@ -95,36 +115,6 @@ pub(crate) fn remember(folder: &Path, paths: &BTreeSet<PathBuf>) -> std::io::Res
     let lines = paths.iter().filter_map(|path| path.to_str()).filter(|text| !text.contains('\n'));
     let text: String = lines.map(|line| format!("{line}\n")).collect();
     crate::kept::write(folder, SERVED, text.as_bytes())
-}
-
-/// A file system that should be mounted.
-#[derive(PartialEq, Eq, Debug)]
-struct Mount {
-    point: PathBuf,
-    /// At boot, without anybody asking.
-    is_automatic: bool,
-}
-
-/// The file system of `fstab` that a path belongs to, if that is not mounted.
-fn unmounted(path: &Path, fstab: &str, mountinfo: &str) -> Option<Mount> {
-    let entries = fstab.lines().map(str::trim).filter(|line| !line.starts_with('#'));
-    let mounts = entries.filter_map(|line| {
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        let [_, point, _, options, ..] = fields[..] else { return None };
-        let is_automatic = !options.split(',').any(|option| option == "noauto");
-        let point = PathBuf::from(unescaped(point));
-        (point.is_absolute() && path.starts_with(&point)).then_some(Mount { point, is_automatic })
-    });
-    let mount = mounts.max_by_key(|mount| mount.point.components().count())?;
-    let mounted = mountinfo.lines().filter_map(|line| line.split(' ').nth(4)).map(unescaped);
-    let is_mounted = { mounted }.any(|point| Path::new(&point) == mount.point);
-    (!is_mounted && mount.point != Path::new("/")).then_some(mount)
-}
-
-/// What fstab and mountinfo write as three octal digits.
-fn unescaped(text: &str) -> String {
-    let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
-    escapes.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
 }
 
 #[cfg(test)]
@@ -165,21 +155,31 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_that_is_not_mounted_is_known_from_fstab() {
-        let fstab = "# comment\nUUID=1 / ext4 defaults 0 1\nUUID=2 /srv/my\\040disks xfs defaults \
-                     0 2\nUUID=3 /srv ext4 noauto,ro 0 2\nUUID=4 none swap sw 0 0\n";
-        let info = |points: &[&str]| -> String {
-            let line = |point| format!("36 35 98:0 / {point} rw shared:1 - ext4 /dev/sda rw\n");
-            points.iter().map(line).collect()
-        };
-        let why = |path: &str, points: &[&str]| unmounted(Path::new(path), fstab, &info(points));
-        assert_eq!(why("/var/lib/a.img", &["/"]), None);
-        let mount = |point: &str, is_automatic| Mount { point: point.into(), is_automatic };
-        let deep = "/srv/my disks/a.img";
-        assert_eq!(why(deep, &["/", "/srv"]), Some(mount("/srv/my disks", true)));
-        assert_eq!(why(deep, &["/", "/srv/my\\040disks"]), None);
-        assert_eq!(why("/srv/b.img", &["/"]), Some(mount("/srv", false)));
-        assert_eq!(why("/srvb/b.img", &["/"]), None);
+    fn a_folder_without_its_file_system_is_used_only_as_it_was() {
+        let folder = tempdir().unwrap();
+        let path = folder.path();
+        let below =
+            |is_automatic| folder_below(path, Some(Mount { point: "/srv".into(), is_automatic }));
+        assert_eq!(folder_below(path, None), None);
+        for is_automatic in [true, false] {
+            assert!(below(is_automatic).unwrap().contains("/srv is not mounted yet"));
+        }
+        fs::write(path.join(RECORD), "").unwrap();
+        assert!(below(true).is_some());
+        assert_eq!(below(false), None);
+        let gone = folder_below(&path.join("gone"), None).unwrap();
+        assert!(gone.contains("there is no folder"), "{gone}");
+    }
+
+    #[test]
+    fn links_are_followed_to_what_may_be_missing() {
+        let folder = tempdir().unwrap();
+        let path = fs::canonicalize(folder.path()).unwrap();
+        fs::create_dir(path.join("disks")).unwrap();
+        std::os::unix::fs::symlink("disks", path.join("link")).unwrap();
+        assert_eq!(real(&path.join("link/a.img")), Some(path.join("disks/a.img")));
+        assert_eq!(real(&path.join("link")), Some(path.join("disks")));
+        assert_eq!(real(&path.join("no/a.img")), None);
     }
 
     #[test]

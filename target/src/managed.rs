@@ -40,7 +40,7 @@ pub use undertaking::{Situation, Step, Undertaking};
 pub const HOSTS_MAX: usize = 256;
 
 /// The record, in the folder of a catalog.
-const RECORD: &str = "namespaces";
+pub(crate) const RECORD: &str = "namespaces";
 
 /// What the hosts of a subsystem that manage its namespaces see besides: an immutable part of its
 /// snapshot.

@@ -65,25 +65,26 @@ fn seen(
     missing: Missing,
     open: Option<(Identity, BTreeSet<PathBuf>)>,
 ) -> Look {
-    let missing = match missing {
-        Missing::Wait => absent::folder(folder),
-        Missing::Fail => None,
-    };
+    let may_wait = missing == Missing::Wait;
+    let missing = absent::folder(folder);
     let there = |images: BTreeSet<PathBuf>| images.into_iter().filter(|i| i.exists()).collect();
+    let none = |found| Look { found, images: BTreeSet::new() };
     match (open, missing) {
-        (Some((_, images)), Some(why)) => {
+        (Some((_, images)), Some(why)) if may_wait => {
             Look { found: Found::Missing(why), images: there(images) }
         }
-        (Some((identity, images)), None) if identity.is_at(folder).is_ok() => {
+        (Some((identity, images)), _) if identity.is_at(folder).is_ok() => {
             Look { found: Found::AsBefore, images: there(images) }
         }
-        (None, Some(why)) => Look { found: Found::Missing(why), images: BTreeSet::new() },
+        (_, Some(why)) if may_wait => none(Found::Missing(why)),
+        // What is there in its place is somebody else's.
+        (_, Some(why)) => none(Found::Unusable(why)),
         (_, None) => match Catalog::open(folder, nqn) {
             Ok((catalog, lines)) => {
                 let images = there(images(&catalog));
                 Look { found: Found::Opened(Box::new(catalog), lines), images }
             }
-            Err(why) => Look { found: Found::Unusable(why), images: BTreeSet::new() },
+            Err(why) => none(Found::Unusable(why)),
         },
     }
 }
