@@ -104,6 +104,16 @@ pub struct Config {
     pub stop: StopConfig,
 }
 
+/// What the daemon with this configuration file would be told to keep its state in, as far as
+/// somebody else can tell: the package's unit has its own folders.
+pub(crate) fn given_state_directory(file: &Path) -> Option<OsString> {
+    let own = std::env::var_os("STATE_DIRECTORY");
+    let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
+    let is_units = file.parent() == Some(Path::new("/etc/nvmfd"));
+    let units = || Path::new("/var/lib/nvmfd").is_dir().then(|| "/var/lib/nvmfd".into());
+    own.or_else(|| is_units.then(units).flatten())
+}
+
 /// Which fabric provider moves the data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Provider {
@@ -324,6 +334,13 @@ pub struct NamespaceConfig {
     pub fault: Fault,
 }
 
+impl NamespaceConfig {
+    /// What hosts do to it must outlast the daemon: it is served with a `state_directory` only.
+    pub(crate) fn needs_state(&self) -> bool {
+        self.write_uncorrectable && matches!(self.kind, NamespaceKind::File { .. })
+    }
+}
+
 /// Where the blocks of a namespace are.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
@@ -373,7 +390,7 @@ impl Config {
     /// A file cannot be read, or every mistake in the texts.
     pub fn load(path: &Path) -> Result<Self, ConfigErrors> {
         let config = Self::of(&Sources::read(path)?)?;
-        Ok(config.or_state_directory(std::env::var_os("STATE_DIRECTORY")))
+        Ok(config.or_state_directory(given_state_directory(path)))
     }
 
     /// With the folder that the service manager has made for us, where the text names none. It may

@@ -509,6 +509,23 @@ mod tests {
     }
 
     #[test]
+    fn unreadable_blocks_of_files_need_a_place_to_be_remembered() {
+        let folder = crate::disk::tests::folder();
+        let mut config = subsystem(&[1], 1 << 20);
+        config.namespaces[0].write_uncorrectable = true;
+        let first = Stores::default().next(&[config.clone()]);
+        assert!(first.is_ok(), "they end with what they are of");
+        let (path, size) = (folder.path().join("disk"), Some(1 << 20));
+        config.namespaces[0].kind = NamespaceKind::File { path: path.clone(), size };
+        let why = Stores::default().next(&[config.clone()]).unwrap_err();
+        assert!(why.contains("`state_directory`, and there is none"), "{why}");
+        assert!(!path.exists(), "nothing was made");
+        let state = folder.path().join("state");
+        std::fs::create_dir(&state).unwrap();
+        assert!(Stores::new(Some(state), 1).next(&[config]).is_ok());
+    }
+
+    #[test]
     fn the_number_of_a_store_that_went_is_not_given_to_the_next() {
         let first = Stores::default().next(&[subsystem(&[1, 2], 1 << 20)]).unwrap();
         assert_eq!(ids(&first), [0, 1]);

@@ -74,11 +74,11 @@ pub(super) fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config 
     if tables.is_empty() {
         report.absent("there is no subsystem", "add [[subsystem]] with an `nqn`");
     }
-    let state_directory = state_directory(&mut section, report);
     let names = quotas.iter().map(|quota| quota.name.clone()).collect();
-    let scene = Scene { limits, listeners, names, keeps_state: state_directory.is_some() };
+    let scene = Scene { limits, listeners, names };
     let subsystems =
         tables.into_iter().filter_map(|each| subsystem(each, &scene, &mut seen, report)).collect();
+    let state_directory = state_directory(&mut section, report);
     let discovery = discovery(&mut section, &seen.nqns, report);
 
     let capture = capture(&mut section, report);
@@ -311,8 +311,6 @@ struct Scene {
     listeners: Vec<At<ListenerConfig>>,
     /// Names of `[[limit]]`.
     names: Vec<String>,
-    /// There is a `state_directory`.
-    keeps_state: bool,
 }
 
 /// Names that may occur only once, with the place of the first.
@@ -478,7 +476,8 @@ fn namespace(
     let ana_group = bounded(&mut section, "ana_group", 1..ANA_GROUPS, 1, report);
     let flag = section.take("allow_format", "true or false", report);
     let allow_format = flag.is_some_and(|flag| flag.value);
-    let write_uncorrectable = write_uncorrectable(&mut section, &kind, scene, report);
+    let flag = section.take::<bool>("write_uncorrectable", "true or false", report);
+    let write_uncorrectable = flag.is_some_and(|flag| flag.value);
     let (limit, shared_limit) = super::limit::of_namespace(&mut section, &scene.names, report);
     let fault = fault(&mut section, report);
     section.end(report);
@@ -500,22 +499,6 @@ fn namespace(
         shared_limit,
         fault,
     })
-}
-
-/// Whether hosts may make blocks unreadable. What they make so in a file has to stay so.
-fn write_uncorrectable(
-    section: &mut Section<'_>,
-    kind: &Option<NamespaceKind>,
-    scene: &Scene,
-    report: &mut Report<'_>,
-) -> bool {
-    let flag = section.take::<bool>("write_uncorrectable", "true or false", report);
-    let Some(At { span, .. }) = flag.filter(|flag| flag.value) else { return false };
-    if matches!(kind, Some(NamespaceKind::File { .. })) && !scene.keeps_state {
-        let what = "unreadable blocks are remembered in the `state_directory`, and there is none";
-        report.add(&span, what, "add `state_directory = \"/var/lib/nvmfd\"` at the top");
-    }
-    true
 }
 
 /// What the store is told to do wrong.

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use crate::absent;
 use crate::auth::{Keyring, Reader};
-use crate::config::{Config, Missing, NamespaceConfig, NamespaceKind, Size, Sources};
+use crate::config::{
+    Config, Missing, NamespaceConfig, NamespaceKind, Size, Sources, given_state_directory,
+};
 use crate::stores::Opening;
 use nix::unistd::Group;
 use nvme::Nqn;
@@ -23,9 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub fn check(file: &Path) -> bool {
     let read = Sources::read(file).and_then(|sources| Ok((Config::of(&sources)?, sources)));
     let (config, sources) = match read {
-        Ok((config, sources)) => {
-            (config.or_state_directory(std::env::var_os("STATE_DIRECTORY")), sources)
-        }
+        Ok((config, sources)) => (config.or_state_directory(given_state_directory(file)), sources),
         Err(errors) => {
             super::log_mistakes(&errors);
             return false;
@@ -40,6 +40,12 @@ pub fn check(file: &Path) -> bool {
     {
         error!("state_directory {} is no folder that can be used: make it", folder.display());
         good = false;
+    }
+    let namespaces = config.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
+    if config.state_directory.is_none() && { namespaces }.any(NamespaceConfig::needs_state) {
+        warn!(
+            "`write_uncorrectable` needs a `state_directory`: from systemd, or named in the file"
+        );
     }
     for at in config.addresses() {
         if let Some(why) = absent::address(at.ip()) {

@@ -54,6 +54,16 @@ impl Stores {
         due: &[Place],
         look_at_served: bool,
     ) -> Result<Stores, String> {
+        if self.state_directory.is_none()
+            && let Some((subsystem, namespace)) =
+                namespaces(subsystems).find(|(_, namespace)| namespace.needs_state())
+        {
+            return Err(format!(
+                "{}: what `write_uncorrectable` makes unreadable is remembered in the \
+                 `state_directory`, and there is none: name one in the configuration",
+                place((subsystem.nqn, namespace.nsid))
+            ));
+        }
         let mut served = self.served();
         served.extend(self.awaited.iter().filter_map(Awaited::seen).map(Path::to_owned));
         let names = self.state_directory.as_deref().map(Names::load).transpose()?;
