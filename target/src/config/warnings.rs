@@ -1,5 +1,7 @@
 //! What a configuration may say and hardly means.
 
+use std::path::Path;
+
 use nvme::log::AnaState;
 
 use super::{AuthenticationConfig, CaptureConfig, Config, NamespaceConfig, NamespaceKind};
@@ -75,6 +77,17 @@ impl Config {
                 }
             }
             for namespace in &subsystem.namespaces {
+                if let NamespaceKind::File { path, .. } = &namespace.kind
+                    && is_fleeting(path)
+                {
+                    warnings.push(format!(
+                        "namespace {} of {nqn}: {} is another disk when disks come in another \
+                         order: name it by /dev/disk/by-id (and write its `uuid` down, as hosts \
+                         know it, if it has none)",
+                        namespace.nsid,
+                        path.display()
+                    ));
+                }
                 if matches!(namespace.kind, NamespaceKind::Ram { .. }) {
                     warnings.push(format!(
                         "namespace {} of {nqn} is in memory: its data end with the daemon",
@@ -84,5 +97,43 @@ impl Config {
             }
         }
         warnings
+    }
+}
+
+/// Whether a path is the name that the kernel gives to a disk in the order in which it finds them.
+fn is_fleeting(path: &Path) -> bool {
+    let name = path.strip_prefix("/dev").ok().and_then(Path::to_str).unwrap_or_default();
+    let by_letter = ["sd", "vd", "xvd", "hd"];
+    let by_number = ["nvme", "dm-", "mmcblk", "loop", "rbd", "zd"];
+    let follows = |prefixes: &[&str], is_next: fn(&char) -> bool| {
+        let rest = prefixes.iter().find_map(|prefix| name.strip_prefix(prefix));
+        rest.is_some_and(|rest| rest.chars().next().as_ref().is_some_and(is_next))
+    };
+    let is_plain = !name.contains('/');
+    is_plain
+        && (follows(&by_letter, char::is_ascii_lowercase)
+            || follows(&by_number, char::is_ascii_digit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_the_kernel_gives_by_order_are_warned_of() {
+        for name in ["sda", "sdab3", "vdb", "nvme0n1", "nvme1n1p2", "dm-3", "loop0"] {
+            assert!(is_fleeting(&Path::new("/dev").join(name)), "{name}");
+        }
+        let lasting = "disk/by-id/wwn-0x5000 mapper/vg-lv vg/sda md0 data nvme-fabrics sd";
+        for name in lasting.split(' ') {
+            assert!(!is_fleeting(&Path::new("/dev").join(name)), "{name}");
+        }
+        assert!(!is_fleeting(Path::new("/srv/sda")));
+        let text = "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \
+                    \"nqn.2026-11.io.nvmfd:d\"\nallow_any_host = true\n\
+                    [[subsystem.namespace]]\nnsid = 1\npath = \"/dev/sdb\"\n";
+        let warnings = |text: &str| Config::parse(text).unwrap().warnings();
+        assert!(warnings(text)[0].contains("/dev/disk/by-id"));
+        assert!(warnings(&text.replace("sdb", "disk/by-id/x")).is_empty());
     }
 }
