@@ -480,12 +480,18 @@ fn file_system(dev: u64) -> Option<String> {
 /// What was tried, what the system said, what to do.
 fn failed(tried: &str, error: &io::Error) -> OpenError {
     let remedy = match error.raw_os_error().unwrap_or(0) {
-        libc::EACCES | libc::EPERM => {
-            "run nvmfd as a user who may use it, change its permissions, or set read_only = true \
-             if only writing is denied"
+        libc::EACCES => "give the user of nvmfd the right to it and to the folders above it",
+        // Of a device, what keeps it away is no permission of the device itself.
+        libc::EPERM => {
+            "a unit or container lets nvmfd have the devices only that it names, and that were \
+             there when it was started: name it (systemd: DeviceAllow=), and restart nvmfd. A file \
+             may be immutable (lsattr)"
         }
         libc::ENOENT | libc::ENOTDIR => "create the directory first, or correct the path",
-        libc::EROFS => "set read_only = true, or choose a writable file system",
+        libc::EROFS => {
+            "where the file system itself can be written, the unit forbids it: name the folder \
+             (systemd: ReadWritePaths=), and restart nvmfd"
+        }
         libc::EBUSY => "it is mounted or in use elsewhere: unmount it or choose another",
         libc::ETXTBSY => "it is in use as a program or for swapping: choose another",
         libc::ENOSPC | libc::EDQUOT => "free space on the file system, or choose another",

@@ -112,7 +112,7 @@ fn direct(place: &str, path: &Path, tried: io::Result<()>) -> Finding {
         Some(libc::EACCES | libc::EPERM) => {
             "give the user of nvmfd the right to it (this was tried as the user who runs this)"
         }
-        Some(libc::EROFS) => "mount it for writing, or set read_only = true",
+        Some(libc::EROFS) => "its file system is mounted read-only: mount it for writing",
         Some(libc::ENXIO | libc::ENODEV) => "there is no device behind it: attach it",
         _ => "see the kernel log",
     };
