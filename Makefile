@@ -155,8 +155,11 @@ install: ## Install what `make build` has built: make install PREFIX=/usr/local 
 	done
 	install -D -m 644 configs/sysusers.conf $(DESTDIR)$(SYSTEMD)/sysusers.d/nvmfd.conf
 	install -D -m 644 configs/tmpfiles.conf $(DESTDIR)$(SYSTEMD)/tmpfiles.d/nvmfd.conf
-	install -D -m 644 -t $(DOC) README.md docs/support.md
-	install -D -m 644 -t $(DOC)/examples configs/nvmfd.toml configs/notify-reload.conf
+	install -D -m 644 -t $(DOC) README.md
+	install -D -m 644 -t $(DOC)/docs docs/support.md docs/why.md
+	install -D -m 644 -t $(DOC)/docs/src docs/src/*
+	install -D -m 644 -t $(DOC)/examples configs/nvmfd.toml configs/notify-reload.conf \
+	  configs/prometheus-alerts.yml configs/grafana-dashboard.json
 	install -D -m 644 -t $(DOC)/examples/fio configs/fio/*
 	for program in $(PROGRAMS); do "$$program" install-files $(DESTDIR)$(PREFIX)/share; done
 
