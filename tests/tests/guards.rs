@@ -195,3 +195,70 @@ fn no_alert_takes_a_limit_for_a_lack_of_buffers() {
     let read: String = lines.collect();
     assert!(read.contains("nvmfd_waiters") && !read.contains("stage="), "{read}");
 }
+
+/// Files of the book, and what else leads there.
+fn pages() -> Vec<String> {
+    let folder = fs::read_dir(root().join("docs/src")).expect("the book");
+    let names = folder.map(|entry| entry.expect("an entry").file_name());
+    let pages = names.filter_map(|name| name.into_string().ok().filter(|n| n.ends_with(".md")));
+    pages.map(|name| format!("docs/src/{name}")).collect()
+}
+
+/// Where the links of a text of Markdown lead.
+fn links(markdown: &str) -> impl Iterator<Item = &str> {
+    markdown.split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0))
+}
+
+/// The heading that a link means, as the book names it.
+fn has_heading(markdown: &str, anchor: &str) -> bool {
+    let headings = markdown.lines().filter(|line| line.starts_with('#'));
+    let named = |line: &str| -> String {
+        let kept = |c: &char| c.is_alphanumeric() || " -_".contains(*c);
+        let title = line.trim_start_matches('#').trim().to_lowercase();
+        title.chars().filter(kept).collect::<String>().replace(' ', "-")
+    };
+    { headings }.any(|line| named(line) == anchor)
+}
+
+#[test]
+fn links_of_the_documents_lead_somewhere() {
+    let summary = text("docs/src/SUMMARY.md");
+    let others = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"];
+    for page in pages().into_iter().chain(others.map(str::to_owned)) {
+        let markdown = text(&page);
+        let folder = root().join(&page).parent().expect("a folder").to_owned();
+        for link in links(&markdown).filter(|link| !link.contains("://")) {
+            let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let file = if path.is_empty() { root().join(&page) } else { folder.join(path) };
+            let found = fs::read_to_string(&file).unwrap_or_default();
+            assert!(file.exists(), "{page}: {link}");
+            assert!(anchor.is_empty() || has_heading(&found, anchor), "{page}: {link}");
+        }
+        let name = page.strip_prefix("docs/src/").filter(|name| *name != "SUMMARY.md");
+        let is_told = name.is_none_or(|name| links(&summary).any(|link| link == name));
+        assert!(is_told, "{page} is not in the book's summary");
+    }
+}
+
+#[test]
+fn what_alerts_and_dashboard_ask_for_is_told() {
+    let told = text("target/src/observe/metrics.rs");
+    for file in ["configs/prometheus-alerts.yml", "configs/grafana-dashboard.json"] {
+        let asked = text(file);
+        let metrics: Vec<&str> = words(&asked).filter(|word| word.starts_with("nvmfd_")).collect();
+        assert!(metrics.len() > 5, "{file}");
+        for metric in metrics {
+            let parts = ["_total", "_bucket", "_sum", "_count"];
+            let name = parts.iter().find_map(|part| metric.strip_suffix(part)).unwrap_or(metric);
+            assert!(told.contains(&format!("\"{name}\"")), "{file}: {metric}");
+        }
+    }
+    // What the alerts call causes are some.
+    let (alerts, causes) = (text("configs/prometheus-alerts.yml"), text("docs/why.md"));
+    for each in alerts.split("cause=~").skip(1) {
+        let names = each.split('"').nth(1).expect("names in quotes").split('|');
+        for name in names {
+            assert!(causes.contains(&format!("| `{name}` |")), "{name}");
+        }
+    }
+}

@@ -99,7 +99,7 @@ pub struct Reactor {
     pub waiters: u64,
     /// Commands that were slow, as `[observe] slow_ms` has it.
     pub slow: u64,
-    /// Connection requests and hosts refused, by cause.
+    /// Hosts refused or lost, by cause.
     pub refusals: Vec<Count>,
     /// What became of datagrams (provider `soft`).
     pub datagrams: Vec<Count>,

@@ -204,7 +204,7 @@ fn reactors(stats: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let mut one = metric.encode_family(&labels)?;
         one.encode_counter::<NoLabelSet, f64, f64>(&seconds(reactor.busy_ns), None)?;
     }
-    let (name, help) = ("nvmfd_refusals", "Connection requests and hosts refused, by cause");
+    let (name, help) = ("nvmfd_refusals", "Hosts refused or lost, by cause");
     named(encoder, (name, help, "cause"), stats, |reactor| &reactor.refusals)?;
     let (name, help) = ("nvmfd_soft_datagrams", "Datagrams of the provider soft, by their fate");
     named(encoder, (name, help, "fate"), stats, |reactor| &reactor.datagrams)?;
