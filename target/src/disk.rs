@@ -122,6 +122,15 @@ pub struct Done {
     pub outcome: Result<(), Status>,
 }
 
+/// A wish to have an operation back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Wish {
+    /// The operation's tag.
+    pub of: Tag,
+    /// Its own.
+    pub tag: Tag,
+}
+
 /// **Seam 2.** Where namespaces keep their blocks, driven by one thread, in batches.
 ///
 /// `submit` never fails and never loses a buffer: each operation comes home in exactly one
@@ -134,4 +143,9 @@ pub trait Disk {
     /// with success when the operation comes home with Command Abort Requested, else when it is not
     /// there or will come home as if nobody had asked. In which order the two come home is open.
     fn recall(&mut self, tag: Tag, of: Tag);
+
+    /// The same for many, each other than the others, by the tags of operations in ascending order.
+    fn recall_all(&mut self, wishes: &[Wish]) {
+        wishes.iter().for_each(|wish| self.recall(wish.tag, wish.of));
+    }
 }

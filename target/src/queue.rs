@@ -138,8 +138,6 @@ pub struct Queue {
     /// The number of an authentication task that is under way, and the slot that waits for it.
     task: Option<(u64, u16)>,
     link: Link,
-    /// Its operations have been asked back from disks, because the connection is over.
-    recalled: bool,
     /// Why it was refused or ends has been told.
     explained: bool,
     /// What it was when its work came back although nobody here had ended it.
@@ -215,7 +213,6 @@ impl Queue {
             proof: None,
             task: None,
             link: Link::Open,
-            recalled: false,
             explained: false,
             leaving: None,
             leaver: None,
@@ -428,9 +425,6 @@ impl Queue {
     pub fn tick(&mut self, io: &mut Io<'_>) {
         self.hand_in(io.now);
         self.serve_turns(io);
-        if self.link != Link::Open && !std::mem::replace(&mut self.recalled, true) {
-            self.recall_all(io);
-        }
         let admitted = self.is_admitted();
         // What only follows from something else has no cause.
         let end = match &mut self.serves {

@@ -5,6 +5,7 @@ use nvme::Status;
 
 use super::{Io, Link, Queue, Serves, State};
 use crate::command::Plan;
+use crate::disk::Wish;
 use crate::recall::Errand;
 
 /// Marks the tag of a disk's answer to the wish to have an operation back.
@@ -73,17 +74,19 @@ impl Queue {
         tag & RECALL != 0
     }
 
-    /// The connection has been over for a moment, and what disks still have they may keep for as long
-    /// as they hang: whatever they have not begun comes back, and with it its buffers.
+    /// The connection is over: whatever disks have not begun comes back, before they begin it, and with
+    /// it its buffers. They may hang, and keep the rest for as long.
     pub(super) fn recall_all(&mut self, io: &mut Io<'_>) {
-        for slot in 0..self.slots.len() as u16 {
-            if self.at_disk == 0 {
-                return;
-            }
-            let entry = &self.slots[usize::from(slot)];
-            if entry.state == State::AtDisk && is_recallable(&entry.plan) && !entry.recalling {
-                self.ask_back(slot, io);
-            }
+        if self.at_disk == 0 {
+            return;
+        }
+        let slots = (0u16..).zip(&self.slots).filter(|(_, entry)| {
+            entry.state == State::AtDisk && is_recallable(&entry.plan) && !entry.recalling
+        });
+        let slots: Vec<u16> = slots.map(|(slot, _)| slot).collect();
+        let wishes: Vec<Wish> = slots.into_iter().map(|slot| self.wish(slot)).collect();
+        if !wishes.is_empty() {
+            io.disk.recall_all(&wishes);
         }
     }
 
@@ -94,7 +97,7 @@ impl Queue {
             return;
         }
         // Of several Abort commands for one command, each is told what becomes of it.
-        let wish = || errand.clone();
+        let copy = || errand.clone();
         let is_wanted = entry.rare().is_some_and(|rare| !rare.errands.is_empty());
         match (entry.state, &entry.plan) {
             (State::Waiting, Plan::Abort { .. } | Plan::Disconnect | Plan::Reply(_)) => {}
@@ -104,27 +107,28 @@ impl Queue {
                 {
                     controller.events.unpark(slot);
                 }
-                entry.make_rare().errands.push(wish());
+                entry.make_rare().errands.push(copy());
                 self.leave_line(slot, io);
                 self.answer(slot, Err(Status::ABORT_REQUESTED), io);
             }
-            (State::Pulling, _) => entry.make_rare().errands.push(wish()),
+            (State::Pulling, _) => entry.make_rare().errands.push(copy()),
             // The disk has been asked already, or has given the piece back that was under way.
-            (State::AtDisk, _) if is_wanted => entry.make_rare().errands.push(wish()),
+            (State::AtDisk, _) if is_wanted => entry.make_rare().errands.push(copy()),
             (State::AtDisk, plan) if is_recallable(plan) && !entry.recalling => {
-                entry.make_rare().errands.push(wish());
-                self.ask_back(slot, io);
+                entry.make_rare().errands.push(copy());
+                let Wish { of, tag } = self.wish(slot);
+                io.disk.recall(tag, of);
             }
             _ => {}
         }
     }
 
-    /// Asks the disk for an operation.
-    fn ask_back(&mut self, slot: u16, io: &mut Io<'_>) {
-        let tag = self.tag(slot);
+    /// A wish to have an operation back, which goes to the disk now.
+    fn wish(&mut self, slot: u16) -> Wish {
+        let of = self.tag(slot);
         self.slot(slot).recalling = true;
         self.at_disk += 1;
-        io.disk.recall(tag | RECALL, tag);
+        Wish { of, tag: of | RECALL }
     }
 }
 

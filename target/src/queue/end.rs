@@ -23,7 +23,8 @@ impl Queue {
                 self.release(slot, io);
             }
         }
-        self.forget_turns(io);
+        self.leave_turns(io);
+        self.recall_all(io);
     }
 
     /// The queue pair is gone, and all fabric work is home.
@@ -32,7 +33,8 @@ impl Queue {
         if self.link == Link::Open {
             self.link = Link::Closing;
             self.leave(io);
-            self.forget_turns(io);
+            self.leave_turns(io);
+            self.recall_all(io);
         }
         self.link = Link::Gone;
         self.drop_backlog(io);

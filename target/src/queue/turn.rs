@@ -14,10 +14,10 @@ pub(super) enum Turn {
     /// It changes none, or there is none.
     #[default]
     None,
-    /// It changes blocks, and nobody wanted to know.
-    Unclaimed,
+    /// It changes blocks, by byte offset and length, and nobody wanted to know.
+    Unclaimed(u64, u64),
     /// The same, and a fused command waits until it is home.
-    Awaited,
+    Awaited(u64, u64),
     /// It has claimed them, by this ticket.
     Claimed(u64),
 }
@@ -37,9 +37,9 @@ impl Queue {
         };
         let entry = self.slot(slot);
         let claimed = matches!(entry.turn, Turn::Claimed(_));
-        if claimed || (alone.is_none() && !io.registry.exclusion.is_watching()) {
+        if claimed || (alone.is_none() && !io.registry.exclusion.is_watching(backing)) {
             if !claimed {
-                entry.turn = Turn::Unclaimed;
+                entry.turn = Turn::Unclaimed(at, len);
             }
             return self.pass_on(slot, backing, op, io);
         }
@@ -99,8 +99,9 @@ impl Queue {
         }
     }
 
-    /// The connection is over: what was held back never begins.
-    pub(super) fn forget_turns(&mut self, io: &mut Io<'_>) {
+    /// The connection is over: what was held back never begins, and what a disk has keeps its blocks
+    /// from later changes until it is home.
+    pub(super) fn leave_turns(&mut self, io: &mut Io<'_>) {
         for slot in 0..self.slots.len() as u16 {
             if self.held_back > 0
                 && let Some(rare) = self.slot(slot).rare_mut()
@@ -112,7 +113,26 @@ impl Queue {
                     io.pool.give(buf);
                 }
                 self.release(slot, io);
+            } else {
+                self.leave_turn(slot, io);
             }
+        }
+    }
+
+    fn leave_turn(&mut self, slot: u16, io: &mut Io<'_>) {
+        let exclusion = &io.registry.exclusion;
+        let entry = self.slot(slot);
+        let (at, len) = match entry.turn {
+            Turn::None => return,
+            Turn::Claimed(ticket) => return exclusion.leave_claimed(ticket),
+            Turn::Unclaimed(at, len) | Turn::Awaited(at, len) => (at, len),
+        };
+        let Some(backing) = entry.plan.backing() else { return };
+        let claim = Claim { backing, at, len, alone: false, reactor: io.reactor };
+        let ticket = exclusion.leave(claim);
+        if let Turn::Awaited(..) = std::mem::replace(&mut entry.turn, Turn::Claimed(ticket)) {
+            // The fused command waits for its blocks from now on, where they are the same.
+            exclusion.settled();
         }
     }
 
@@ -129,8 +149,8 @@ impl Queue {
     #[inline]
     pub(super) fn drop_turn(&mut self, slot: u16, io: &mut Io<'_>) {
         match std::mem::take(&mut self.slot(slot).turn) {
-            Turn::None | Turn::Unclaimed => {}
-            Turn::Awaited => io.registry.exclusion.settled(),
+            Turn::None | Turn::Unclaimed(..) => {}
+            Turn::Awaited(..) => io.registry.exclusion.settled(),
             Turn::Claimed(ticket) => io.registry.exclusion.give_up(ticket),
         }
     }
@@ -138,9 +158,11 @@ impl Queue {
     /// A fused command waits for all changes under way: how many there are here.
     pub fn note_unclaimed(&mut self) -> u32 {
         let mut count = 0;
-        for entry in self.slots.iter_mut().filter(|entry| entry.turn == Turn::Unclaimed) {
-            entry.turn = Turn::Awaited;
-            count += 1;
+        for entry in &mut self.slots {
+            if let Turn::Unclaimed(at, len) = entry.turn {
+                entry.turn = Turn::Awaited(at, len);
+                count += 1;
+            }
         }
         count
     }
