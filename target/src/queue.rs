@@ -364,11 +364,6 @@ impl Queue {
         self.end_turn(slot, io);
         let open = self.link == Link::Open;
         let step = self.slot(slot).step;
-        if let Some(store) = self.store(slot).filter(|_| self.gives_capsule(slot))
-            && done.buf.is_some()
-        {
-            io.waiters.return_receive(store);
-        }
         let entry = self.slot(slot);
         match (&entry.plan, done.buf) {
             (_, None) => {}
@@ -490,6 +485,7 @@ impl Queue {
     /// Gives back all that a command holds, without an answer.
     fn release(&mut self, slot: u16, io: &mut Io<'_>) {
         self.drop_turn(slot, io);
+        self.return_receive(slot, io);
         let entry = self.slot(slot);
         (entry.mate, entry.doomed) = (None, false);
         if let Some(rare) = entry.rare_mut() {

@@ -334,18 +334,14 @@ impl Waiters {
             })
     }
 
-    /// Whether a store may get the receive of a command, of so many that there are.
+    /// Lets the receive of a command go to the disk of a store, of so many receives that there are;
+    /// or not.
     #[must_use]
-    pub fn may_have_receive(&self, store: Store, receives: u32) -> bool {
-        self.stores.may_have_receive(store, receives)
+    pub fn keep_receive(&mut self, store: Store, receives: u32) -> bool {
+        self.stores.keep_receive(store, receives)
     }
 
-    /// A receive goes to the disk of this store.
-    pub fn keep_receive(&mut self, store: Store) {
-        self.stores.keep_receive(store);
-    }
-
-    /// It is home, whether its connection is still there or not.
+    /// It is home, whether its connection is still there or not; or it has not gone.
     pub fn return_receive(&mut self, store: Store) {
         self.stores.return_receive(store);
     }
@@ -815,20 +811,18 @@ mod tests {
         let mut held = Vec::new();
         for store in &stores {
             let mut own = 0;
-            while waiters.may_have_receive(*store, 100) {
-                waiters.keep_receive(*store);
+            while waiters.keep_receive(*store, 100) {
                 own += 1;
             }
             held.push(own);
         }
         assert_eq!(held, [25, 25, 0, 0]);
-        waiters.return_receive(stores[0]);
-        assert!(
-            stores
-                .iter()
-                .enumerate()
-                .all(|(at, it)| { waiters.may_have_receive(*it, 100) == (at != 1) })
-        );
+        for at in [0, 2, 3] {
+            waiters.return_receive(stores[0]);
+            assert!(!waiters.keep_receive(stores[1], 100));
+            assert!(waiters.keep_receive(stores[at], 100), "one more of all");
+            assert!(!waiters.keep_receive(stores[0], 100));
+        }
     }
 
     /// No large buffer is free, and what is held for the store endangers nobody.

@@ -52,6 +52,7 @@ impl Queue {
         let (qp, qid, head) = (self.qp, self.request.qid, self.head);
         self.unclaim(self.slots[usize::from(slot)].sqe.cid);
         self.drop_turn(slot, io);
+        self.return_receive(slot, io);
         let entry = self.slot(slot);
         entry.state = State::Replying;
         entry.status = status;

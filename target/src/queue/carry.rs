@@ -155,24 +155,37 @@ impl Queue {
         }
     }
 
-    /// Whether the receive of a command goes to the disk.
-    pub(super) fn gives_capsule(&self, slot: u16) -> bool {
-        // What does not begin on a page is copied, and the receive stays.
-        let entry = &self.slots[usize::from(slot)];
-        matches!(entry.plan, Plan::Store { from: Source::Capsule { .. }, .. }) && total(entry) == 0
+    /// Decides about the receive of a command that stands in line, and of the other half that it
+    /// stands there for.
+    #[inline]
+    pub(super) fn spare_receives(&mut self, slot: u16, io: &mut Io<'_>) {
+        self.spare_receive(slot, io);
+        if let Some(mate) = self.slot(slot).mate {
+            self.spare_receive(mate, io);
+        }
     }
 
-    /// Has the data of a command copied when its store has enough receives: a disk that hangs keeps
-    /// what it has, and others shall be able to connect.
-    pub(super) fn spare_receive(&mut self, slot: u16, io: &Io<'_>) {
-        let mate = self.slots[usize::from(slot)].mate;
-        for slot in [Some(slot), mate].into_iter().flatten() {
-            if self.gives_capsule(slot)
-                && let Some(store) = self.store(slot)
-                && !io.waiters.may_have_receive(store, io.pool.plan().receives)
-            {
-                self.slot(slot).copies = true;
-            }
+    /// Lets the receive of a command go to the disk, or has its data copied when its store has enough
+    /// receives: a disk that hangs keeps what it has, and others shall be able to connect. It counts
+    /// from now on: many may be let pass before the first of them is at the disk.
+    fn spare_receive(&mut self, slot: u16, io: &mut Io<'_>) {
+        let entry = self.slot(slot);
+        // What does not begin on a page is copied in any case.
+        let Plan::Store { from: Source::Capsule { .. }, backing, .. } = entry.plan else { return };
+        if total(entry) == 0 && !entry.gives_receive {
+            let (store, receives) = (Store::of(backing), io.pool.plan().receives);
+            entry.gives_receive = io.waiters.keep_receive(store, receives);
+            entry.copies = !entry.gives_receive;
+        }
+    }
+
+    /// The receive of a command, if it was let go to the disk, is home or never goes.
+    #[inline]
+    pub(super) fn return_receive(&mut self, slot: u16, io: &mut Io<'_>) {
+        if std::mem::take(&mut self.slot(slot).gives_receive)
+            && let Some(store) = self.store(slot)
+        {
+            io.waiters.return_receive(store);
         }
     }
 

@@ -48,7 +48,7 @@ impl Queue {
             // The disk may keep its part for long, and its host comes again meanwhile, and again.
             let has_capsule = entry.capsule.is_some();
             entry.take_buffers().for_each(|buf| io.pool.give(buf));
-            if !has_capsule && self.gives_capsule(slot) {
+            if !has_capsule && entry.gives_receive {
                 self.receives += 1;
             }
         }

@@ -85,7 +85,7 @@ impl Queue {
 
     /// Stands in line for buffers.
     fn stand_in_line(&mut self, slot: u16, io: &mut Io<'_>) {
-        self.spare_receive(slot, io);
+        self.spare_receives(slot, io);
         // What needs no buffer takes none from those who wait.
         let may_try =
             self.wanted_bytes(slot) == 0 || io.waiters.may_try(self.share, self.store(slot));

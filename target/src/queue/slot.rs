@@ -52,6 +52,8 @@ pub(super) struct Slot {
     pub(super) recalling: bool,
     /// Its in-capsule data go to the disk in a buffer of their own.
     pub(super) copies: bool,
+    /// They go in the receive in which they came, which is counted among those that its store has.
+    pub(super) gives_receive: bool,
     /// What it was answered.
     pub(super) status: Status,
     /// The slot of the other half of a fused command.
@@ -116,6 +118,7 @@ impl Slot {
             doomed: false,
             recalling: false,
             copies: false,
+            gives_receive: false,
             status: Status::SUCCESS,
             mate: None,
             charged_bytes: 0,

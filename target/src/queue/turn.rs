@@ -6,7 +6,6 @@ use crate::command::Plan;
 use crate::disk::{BackingId, Op};
 use crate::exclusion::Claim;
 use crate::observe::Stage;
-use crate::waiters::Store;
 
 /// How an operation at a disk stands with the others that change blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -62,19 +61,11 @@ impl Queue {
     }
 
     fn pass_on(&mut self, slot: u16, backing: BackingId, op: Op, io: &mut Io<'_>) {
-        self.note_receive(slot, backing, &op, io);
         let entry = self.slot(slot);
         entry.state = State::AtDisk;
         entry.clock.enter(Stage::Disk, io.now_ns);
         self.at_disk += 1;
         io.disk.submit(backing, self.tag(slot), op);
-    }
-
-    /// A receive goes to the disk, if that is what the operation has.
-    fn note_receive(&self, slot: u16, backing: BackingId, op: &Op, io: &mut Io<'_>) {
-        if matches!(op, Op::Write { .. }) && self.gives_capsule(slot) {
-            io.waiters.keep_receive(Store::of(backing));
-        }
     }
 
     /// Submits what was held back and has its turn now.
@@ -93,7 +84,6 @@ impl Queue {
             {
                 entry.clock.enter(Stage::Disk, io.now_ns);
                 self.held_back -= 1;
-                self.note_receive(slot, backing, &op, io);
                 io.disk.submit(backing, tag, op);
             }
         }

@@ -45,7 +45,7 @@ impl Store {
 pub(super) struct Stores {
     /// Bytes of data buffers that commands hold, by store.
     held_bytes: Box<[u64]>,
-    /// Receives that are at disks, by store.
+    /// Receives that are at disks or on their way there, by store.
     receives: Box<[u32]>,
     /// The same, of all.
     all_receives: u32,
@@ -75,24 +75,22 @@ impl Stores {
         *held = held.saturating_sub(bytes.into());
     }
 
-    /// A receive goes to the disk.
-    pub(super) fn keep_receive(&mut self, store: Store) {
-        self.receives[store.index()] += 1;
-        self.all_receives += 1;
+    /// Lets a receive go to the disk, of so many that there are, or not.
+    #[inline]
+    pub(super) fn keep_receive(&mut self, store: Store, receives: u32) -> bool {
+        let kept = &mut self.receives[store.index()];
+        let is_let =
+            *kept < receives / RECEIVES_FOR_ONE && self.all_receives < receives / RECEIVES_FOR_ALL;
+        *kept += u32::from(is_let);
+        self.all_receives += u32::from(is_let);
+        is_let
     }
 
-    /// It is home.
+    /// It is home, or has not gone.
     pub(super) fn return_receive(&mut self, store: Store) {
         let kept = &mut self.receives[store.index()];
         *kept = kept.saturating_sub(1);
         self.all_receives = self.all_receives.saturating_sub(1);
-    }
-
-    /// Whether a store may get a receive, of so many that there are.
-    #[inline]
-    pub(super) fn may_have_receive(&self, store: Store, receives: u32) -> bool {
-        self.receives[store.index()] < receives / RECEIVES_FOR_ONE
-            && self.all_receives < receives / RECEIVES_FOR_ALL
     }
 
     /// Whether a share, whose commands hold `own_bytes` for a store, may take more for it.

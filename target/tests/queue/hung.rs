@@ -349,6 +349,55 @@ fn hosts_that_give_up_together_leave_receives_to_others() {
     hosts.finish();
 }
 
+/// What waits for others to be done with its blocks has not gone to the disk, and counts: many begin
+/// together.
+#[test]
+fn receives_that_wait_for_their_turn_are_counted() {
+    let mut hosts = Hosts::new();
+    let all = hosts.world.pool.plan().receives;
+    let first = hosts.connect(true);
+    for (opcode, fuse) in [(IoOpcode::COMPARE, 1), (IoOpcode::WRITE, 2)] {
+        let sqe = small(opcode, 0, fuse.into());
+        let sqe = sqe.with_flags(sqe.flags.with_fuse(fuse));
+        hosts.with(first, |world, queue| world.send(queue, &sqe, &[0; 4096]));
+    }
+    hosts.look(first);
+    assert_eq!(hosts.at_disk(first), 1);
+    let keys: Vec<u32> = (0..20).map(|_| hosts.connect(true)).collect();
+    for key in &keys {
+        (0..15).for_each(|cid| hosts.write_block(*key, cid, 0, 0xAB));
+        assert_eq!(hosts.at_disk(*key), 0, "the block is another one's");
+    }
+    assert!(hosts.end_one(first) && hosts.end_one(first));
+    keys.iter().for_each(|key| hosts.look(*key));
+    assert!(keys.iter().all(|key| hosts.at_disk(*key) > 0));
+    keys.iter().for_each(|key| hosts.give_up(*key));
+    assert_eq!(hosts.kept_receives(), all / 4 - 1, "the first host had one");
+    hosts.finish();
+}
+
+/// What waits in that way and never begins, counts no more when it is over.
+#[test]
+fn receives_that_have_not_gone_to_the_disk_are_free_when_their_host_gives_up() {
+    let mut hosts = Hosts::new();
+    let all = hosts.world.pool.plan().receives;
+    let first = hosts.connect(true);
+    hosts.write_block(first, 0, 0, 0xAA);
+    hosts.give_up(first);
+    for _ in 0..all / 4 / 16 * 2 {
+        let key = hosts.connect(true);
+        (0..16).for_each(|cid| hosts.write_block(key, cid, 0, 0xAB));
+        assert_eq!(hosts.at_disk(key), 0);
+        hosts.give_up(key);
+    }
+    assert_eq!(hosts.kept_receives(), 1);
+    let key = hosts.connect(true);
+    (0..16).for_each(|cid| hosts.write(key, cid));
+    hosts.give_up(key);
+    assert_eq!(hosts.kept_receives(), 17, "none of them was copied");
+    hosts.finish();
+}
+
 /// A host has no answer to a write, gives up, comes again, writes the same, is answered, and writes the
 /// next. The disk must not come with the first one then.
 #[test]
