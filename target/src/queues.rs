@@ -551,7 +551,7 @@ impl Queues {
 /// Has a part of the pool set aside for who has been waited for in vain, so that what is taken of
 /// it comes together.
 pub fn clear(waiters: &mut Waiters, pool: &mut Pool, now: Instant) {
-    match waiters.claim(now) {
+    match waiters.claim(now, || room(pool, now)) {
         Claim::None => pool.put_back(),
         Claim::Stay => {}
         Claim::First(bytes) => {

@@ -27,12 +27,13 @@ mod claims;
 mod stores;
 
 use std::collections::VecDeque;
+use std::iter::once;
 use std::time::Instant;
 
 use crate::qos::Booking;
 use crate::qos::tolls::Tolls;
 pub use claims::Claim;
-use claims::Claims;
+use claims::{Claimant, Claims};
 pub use stores::Store;
 use stores::Stores;
 
@@ -67,6 +68,8 @@ pub struct Waiter {
 pub struct Room {
     /// Bytes that are free for I/O commands.
     pub free_bytes: u64,
+    /// The same, with those that are set aside.
+    pub all_free_bytes: u64,
     /// Bytes of the largest free block, or of several of the largest size.
     pub whole_bytes: u64,
     /// The same of what is set aside for the one that [`Waiters::claim`] names.
@@ -396,21 +399,48 @@ impl Waiters {
         self.tolls.remove(key, slot)
     }
 
-    /// What shall be set aside for who has been waited for in vain.
-    pub fn claim(&mut self, now: Instant) -> Claim {
-        let Waiters { claims, claiming, admin, shares, .. } = self;
-        claims.look(now, *claiming > 0, |last| {
-            let admin = admin.iter().find(|it| it.claims).map(|it| (None, *it));
-            let count = shares.len();
-            let from = last.map_or(0, |last| last as usize + 1);
-            let mut numbers = (from..from + count).map(|number| number % count);
-            admin.or_else(|| {
-                numbers.find_map(|number| {
-                    let waiter = shares[number].line.iter().find(|it| it.claims)?;
-                    Some((Some(number as u32), *waiter))
-                })
-            })
+    /// What shall be set aside for who has been waited for in vain. Who would not be let have it,
+    /// because its host or its store holds too much, has no claim: a store that hangs would keep
+    /// that part from others as well.
+    pub fn claim(&mut self, now: Instant, room: impl Fn() -> Room) -> Claim {
+        if let Some((Some(share), waiter)) = self.claims.unserved(now)
+            && !self.would_allow(share, &waiter, &room())
+        {
+            self.claims.give_up();
+        }
+        let is_wanted = self.claiming > 0 && self.claims.is_vacant();
+        let next = if is_wanted { self.next_claimant(&room()) } else { None };
+        self.claims.look(now, next)
+    }
+
+    /// An admin command that claims, or one of the next share behind the last that would be let have
+    /// buffers.
+    fn next_claimant(&self, room: &Room) -> Option<Claimant> {
+        if let Some(waiter) = self.admin.iter().find(|it| it.claims) {
+            return Some((None, *waiter));
+        }
+        let last = self.claims.last_share();
+        let count = self.shares.len();
+        let from = last.map_or(0, |last| last as usize + 1);
+        let mut numbers = (from..from + count).map(|number| number % count);
+        numbers.find_map(|number| {
+            let (share, number) = (&self.shares[number], number as u32);
+            let mut claiming = share.line.iter().filter(|it| it.claims);
+            let first = claiming.next()?;
+            // Where all are for one store, no other fares better.
+            let others = claiming.take_while(|_| share.mixed);
+            let mut all = once(first).chain(others);
+            let waiter = all.find(|waiter| self.would_allow(number, waiter, room))?;
+            Some((Some(number), *waiter))
         })
+    }
+
+    /// Whether a command would be let have buffers, of all that are free.
+    fn would_allow(&self, share: u32, waiter: &Waiter, room: &Room) -> bool {
+        let Waiter { lane, store, wanted_bytes, .. } = *waiter;
+        let (free_bytes, largest_bytes) = (room.all_free_bytes, room.largest_bytes);
+        let wanted_bytes = wanted_bytes.into();
+        self.allows(share, &Wish { lane, store, wanted_bytes, free_bytes, largest_bytes })
     }
 
     /// The command whose turn it is, out of its line, of those whose namespaces and stores do not
@@ -432,7 +462,7 @@ impl Waiters {
             let Waiter { key, slot, .. } = waiter;
             Turn { key, slot, aside, share, waiter }
         };
-        if let Some((share, (key, slot))) = self.claims.ready(room) {
+        if let Some((share, Waiter { key, slot, .. })) = self.claims.ready(room) {
             let line = match share {
                 None => Some(&mut self.admin),
                 Some(number) => self.shares.get_mut(number as usize).map(|share| &mut share.line),
@@ -497,8 +527,8 @@ impl Waiters {
             match is_let {
                 true if !it.claims || room.has(it, false) => return Some(at),
                 true => {}
-                // All are for this store, and it may hang for long.
-                false if it.lane.is_none() && !share.mixed => return None,
+                // All are for this namespace and this store, and that may hang for long.
+                false if !share.mixed => return None,
                 false => closed |= bit,
             }
         }
@@ -623,7 +653,14 @@ mod tests {
 
     /// So much is free, in one piece.
     fn room(free_bytes: u64) -> Room {
-        Room { free_bytes, whole_bytes: free_bytes, aside_bytes: 0, largest_bytes: 1, now: now() }
+        Room {
+            free_bytes,
+            all_free_bytes: free_bytes,
+            whole_bytes: free_bytes,
+            aside_bytes: 0,
+            largest_bytes: 1,
+            now: now(),
+        }
     }
 
     /// Always the same.
@@ -846,13 +883,19 @@ mod tests {
     /// They may be thousands, and there is a turn every few microseconds.
     #[test]
     fn of_those_who_wait_for_one_closed_store_only_the_first_is_looked_at() {
+        looked_at(None);
+        // The same where the host has other namespaces, of which nobody waits.
+        looked_at(Some(Lane::of(1)));
+    }
+
+    fn looked_at(lane: Option<Lane>) {
         let (mut waiters, a, b) = waiters();
         let hung = Some(Store::of(BackingId(3)));
         let well = Some(Store::of(BackingId(4)));
         waiters.charge(b, Lane::of(1), hung, 60);
         waiters.abandon(b);
         for slot in 0..1000 {
-            waiters.push(Some(a), Waiter { store: hung, ..waiter(1, slot) }, None);
+            waiters.push(Some(a), Waiter { lane, store: hung, ..waiter(1, slot) }, None);
         }
         waiters.charge(a, Lane::of(1), hung, 1);
         let look = |waiters: &mut Waiters| {
@@ -935,7 +978,7 @@ mod tests {
         waiters.push(Some(b), waiter(2, 0), None);
         let turn = waiters.next_turn(&room).unwrap();
         assert!(!waiters.settle(turn, Take::Short, room.now), "others wait for it");
-        assert!(!waiters.may_try(Some(b), None) && waiters.claim(room.now) == Claim::None);
+        assert!(!waiters.may_try(Some(b), None) && waiters.claim(room.now, || room) == Claim::None);
         room.now += Duration::from_secs(1);
         let turn = waiters.next_turn(&room).unwrap();
         assert_eq!((turn.slot, waiters.settle(turn, Take::Short, room.now)), (0, true));
@@ -953,16 +996,51 @@ mod tests {
         assert_eq!(waiters.next_turn(&room), None);
         // Of what is set aside, first the one and then the other.
         for (key, aside_bytes) in [(1, 8), (2, 16)] {
-            assert_eq!(waiters.claim(room.now), Claim::First(8));
-            assert_eq!(waiters.claim(room.now), Claim::Stay);
+            assert_eq!(waiters.claim(room.now, || room), Claim::First(8));
+            assert_eq!(waiters.claim(room.now, || room), Claim::Stay);
             assert_eq!(waiters.next_turn(&Room { aside_bytes: 7, ..room }), None);
             let turn = waiters.next_turn(&Room { aside_bytes, ..room }).unwrap();
             assert_eq!((turn.key, turn.aside), (key, true));
             assert!(waiters.settle(turn, Take::Done, room.now));
         }
-        assert_eq!(waiters.claim(room.now), Claim::None);
+        assert_eq!(waiters.claim(room.now, || room), Claim::None);
         assert!(waiters.is_empty() && waiters.next_turn(&room).is_none());
         assert!(waiters.turns.is_empty());
+    }
+
+    /// It would have the part to itself again and again, and could not use it.
+    #[test]
+    fn nothing_is_set_aside_for_a_store_that_holds_too_much() {
+        let (mut waiters, a, b) = waiters();
+        let (hung, well) = (Some(Store::of(BackingId(3))), Some(Store::of(BackingId(4))));
+        let room = Room { whole_bytes: 4, ..room(40) };
+        let large = Waiter { wanted_bytes: 8, block_bytes: 8, claims: true, ..waiter(1, 0) };
+        waiters.charge(b, Lane::of(1), hung, 60);
+        waiters.abandon(b);
+        waiters.charge(a, Lane::of(1), hung, 1);
+        let claimant = |waiters: &mut Waiters, after_ms| {
+            let later = room.now + Duration::from_millis(after_ms);
+            let claim = waiters.claim(later, || room);
+            (claim, waiters.claims.unserved(later + Duration::from_secs(60)).map(|it| it.1.slot))
+        };
+        for slot in 0..3 {
+            waiters.push(Some(a), Waiter { slot, store: hung, ..large }, None);
+        }
+        assert_eq!(claimant(&mut waiters, 0), (Claim::None, None));
+        waiters.push(Some(a), Waiter { slot: 3, store: well, ..large }, None);
+        assert_eq!(claimant(&mut waiters, 0), (Claim::First(8), Some(3)));
+        // Its own store hangs as well, meanwhile: it keeps the part until its turn is over.
+        waiters.charge(a, Lane::of(1), well, 1);
+        waiters.charge(b, Lane::of(1), well, 60);
+        assert_eq!(claimant(&mut waiters, 100), (Claim::Stay, Some(3)));
+        assert_eq!(claimant(&mut waiters, 1000), (Claim::None, None));
+        // The first disk is back.
+        waiters.discharge(b, Lane::of(1), hung, 60);
+        assert_eq!(claimant(&mut waiters, 1000), (Claim::First(8), Some(0)));
+        // An admin command is for no store.
+        waiters.remove(1, 0);
+        waiters.push(None, Waiter { slot: 4, ..large }, None);
+        assert_eq!(claimant(&mut waiters, 1000), (Claim::First(8), Some(4)));
     }
 
     #[test]
@@ -973,18 +1051,19 @@ mod tests {
         for (share, slot) in [(Some(a), 0), (Some(a), 1), (None, 2)] {
             waiters.push(share, Waiter { slot, claims: true, ..large }, None);
         }
-        assert_eq!(waiters.claim(room.now), Claim::First(8));
-        assert_eq!(waiters.claim(room.now + Duration::from_secs(1)), Claim::Next(8), "a turn each");
+        assert_eq!(waiters.claim(room.now, || room), Claim::First(8));
+        let later = room.now + Duration::from_secs(1);
+        assert_eq!(waiters.claim(later, || room), Claim::Next(8), "a turn each");
         assert_eq!(waiters.next_turn(&room), None);
         waiters.remove(1, 2);
-        assert_eq!(waiters.claim(room.now), Claim::First(8), "for another one");
+        assert_eq!(waiters.claim(room.now, || room), Claim::First(8), "for another one");
         let roomy = Room { whole_bytes: 8, ..room };
         for slot in [0, 1] {
             let turn = waiters.next_turn(&roomy).unwrap();
             assert_eq!((turn.slot, turn.aside), (slot, false));
             assert!(waiters.settle(turn, Take::Done, room.now));
         }
-        assert_eq!(waiters.claim(room.now), Claim::None);
+        assert_eq!(waiters.claim(room.now, || room), Claim::None);
         assert!(waiters.is_empty());
     }
 }

@@ -29,7 +29,9 @@ pub fn free_for_io(pool: &Pool) -> u64 {
 pub fn room(pool: &Pool, now: Instant) -> Room {
     let (whole_bytes, aside_bytes) = pool.whole_bytes();
     let largest_bytes = pool.plan().largest_bytes.into();
-    Room { free_bytes: free_for_io(pool), whole_bytes, aside_bytes, largest_bytes, now }
+    let all_free_bytes = pool.free().2.saturating_sub(DATA_FOR_ADMIN_BYTES);
+    let free_bytes = free_for_io(pool);
+    Room { free_bytes, all_free_bytes, whole_bytes, aside_bytes, largest_bytes, now }
 }
 
 impl Queue {

@@ -32,8 +32,8 @@ pub enum Claim {
     Next(u64),
 }
 
-/// Whose it is: a share (none: an admin command), and the queue and slot.
-type Name = (Option<u32>, (u32, u16));
+/// A command that claims, and the share that it waits for; none: an admin command.
+pub(super) type Claimant = (Option<u32>, Waiter);
 
 #[derive(Debug, Default)]
 pub(super) struct Claims {
@@ -41,8 +41,8 @@ pub(super) struct Claims {
     held_until: Option<Instant>,
     /// Nobody is waited for until then.
     none_until: Option<Instant>,
-    /// For whom something is set aside, and the bytes of it.
-    claimant: Option<(Name, u32)>,
+    /// For whom something is set aside.
+    claimant: Option<Claimant>,
     /// Until when that part is.
     aside_until: Option<Instant>,
     /// How long a part is, of late.
@@ -85,41 +85,50 @@ impl Claims {
     }
 
     pub(super) fn retain(&mut self, keep: impl Fn((u32, u16)) -> bool) {
-        self.claimant = self.claimant.filter(|((_, name), _)| keep(*name));
+        self.claimant = self.claimant.filter(|(_, waiter)| keep((waiter.key, waiter.slot)));
     }
 
     /// The one for whom something is set aside, when that suffices.
-    pub(super) fn ready(&self, room: &Room) -> Option<Name> {
-        let enough = |(_, bytes): &(Name, u32)| u64::from(*bytes) <= room.aside_bytes;
-        self.claimant.filter(enough).map(|(name, _)| name)
+    pub(super) fn ready(&self, room: &Room) -> Option<Claimant> {
+        self.claimant.filter(|(_, waiter)| u64::from(waiter.block_bytes) <= room.aside_bytes)
     }
 
-    /// Looks whose claim it is, and whether another part of the pool has its turn. `any`: somebody
-    /// claims; `next` says who is next behind a share.
-    pub(super) fn look(
-        &mut self,
-        now: Instant,
-        any: bool,
-        next: impl FnOnce(Option<u32>) -> Option<(Option<u32>, Waiter)>,
-    ) -> Claim {
+    /// The one for whom something has been set aside for long enough, in vain.
+    pub(super) fn unserved(&self, now: Instant) -> Option<Claimant> {
+        self.claimant.filter(|_| self.aside_until.is_none_or(|until| now >= until))
+    }
+
+    /// Whether nothing is set aside for anybody.
+    pub(super) fn is_vacant(&self) -> bool {
+        self.claimant.is_none()
+    }
+
+    /// The share that had the last claimant.
+    pub(super) fn last_share(&self) -> Option<u32> {
+        self.last
+    }
+
+    /// Looks whether another part of the pool has its turn; `next` claims if nobody does.
+    pub(super) fn look(&mut self, now: Instant, next: Option<Claimant>) -> Claim {
         let is_new = self.claimant.is_none();
         if is_new {
-            let Some((share, waiter)) = any.then(|| next(self.last)).flatten() else {
+            let Some((share, waiter)) = next else {
                 (self.aside_until, self.patience) = (None, ASIDE);
                 return Claim::None;
             };
-            self.claimant = Some(((share, (waiter.key, waiter.slot)), waiter.block_bytes));
+            self.claimant = Some((share, waiter));
             self.last = share.or(self.last);
         }
-        let Some((_, bytes)) = self.claimant else { return Claim::None };
+        let Some((_, waiter)) = self.claimant else { return Claim::None };
+        let bytes = waiter.block_bytes.into();
         let goes_on = self.aside_until.is_some_and(|until| now < until);
         if goes_on && !is_new {
             return Claim::Stay;
         }
         self.aside_until = Some(now + self.patience.max(ASIDE));
         match is_new {
-            true => Claim::First(bytes.into()),
-            false => Claim::Next(bytes.into()),
+            true => Claim::First(bytes),
+            false => Claim::Next(bytes),
         }
     }
 
