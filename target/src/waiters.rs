@@ -360,7 +360,16 @@ impl Waiters {
         }
     }
 
-    /// A command that had taken so many bytes is over.
+    /// A command that has taken so many bytes needs its store no more: what it still holds is on its
+    /// way to the host.
+    pub fn discharge_store(&mut self, share: u32, store: Store, bytes: u32) {
+        let Some(share) = self.shares.get_mut(share as usize) else { return };
+        let held = &mut share.by_store[store.index() % LANES];
+        *held = held.saturating_sub(bytes.into());
+        self.stores.discharge(store, bytes);
+    }
+
+    /// A command that had taken so many bytes is over; `store`: and needed that until now.
     pub fn discharge(&mut self, share: u32, lane: Lane, store: Option<Store>, bytes: u32) {
         let Some(share) = self.shares.get_mut(share as usize) else { return };
         let less = |held: &mut u64| *held = held.saturating_sub(bytes.into());

@@ -29,11 +29,11 @@ impl Queue {
     /// Pushes the slot's data to the host and answers right behind: on a reliable connection the
     /// response cannot overtake the data.
     pub(super) fn push_and_answer(&mut self, slot: u16, to: Remote, io: &mut Io<'_>) {
-        let entry = self.slot(slot);
-        if !entry.is_scattered() {
+        if !self.slot(slot).is_scattered() {
             return self.respond(slot, Status::SUCCESS, 0, Some(to), io);
         }
-        entry.make_rare().pieces.begin(to.len);
+        self.leave_store(slot, io);
+        self.slot(slot).make_rare().pieces.begin(to.len);
         self.push_piece(slot, io);
     }
 
@@ -53,6 +53,7 @@ impl Queue {
         self.unclaim(self.slots[usize::from(slot)].sqe.cid);
         self.drop_turn(slot, io);
         self.return_receive(slot, io);
+        self.leave_store(slot, io);
         let entry = self.slot(slot);
         entry.state = State::Replying;
         entry.status = status;

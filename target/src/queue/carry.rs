@@ -191,6 +191,17 @@ impl Queue {
         }
     }
 
+    /// A command is done with its store: a host that takes no data keeps nothing from those that use
+    /// it as well.
+    #[inline]
+    pub(super) fn leave_store(&mut self, slot: u16, io: &mut Io<'_>) {
+        let share = self.share;
+        let entry = self.slot(slot);
+        if let (Some(share), Some(store)) = (share, entry.store.take()) {
+            io.waiters.discharge_store(share, store, entry.charged_bytes);
+        }
+    }
+
     /// The store that a command is for.
     pub(super) fn store(&self, slot: u16) -> Option<Store> {
         self.slots[usize::from(slot)].plan.backing().map(Store::of)

@@ -60,7 +60,7 @@ pub(super) struct Slot {
     pub(super) mate: Option<u16>,
     /// Bytes of data buffers that were taken for it.
     pub(super) charged_bytes: u32,
-    /// The store that they were taken for.
+    /// The store that they were taken for, until it has done what it should.
     pub(super) store: Option<Store>,
     /// The key to invalidate with the response.
     pub(super) invalidate: Option<u32>,

@@ -140,6 +140,14 @@ impl Hosts {
         true
     }
 
+    /// The disk ends an operation of this host, which takes nothing of what is sent to it.
+    fn load_one(&mut self, key: u32) -> bool {
+        let at = self.world.disk.waiting.iter().position(|(tag, _)| (tag >> 32) as u32 == key);
+        let Some(taken) = at.and_then(|at| self.world.disk.waiting.remove(at)) else { return false };
+        self.world.disk.waiting.push_front(taken);
+        self.with(key, |world, queue| world.disk_step(queue))
+    }
+
     /// Operations that disks have of a host.
     fn at_disk(&self, key: u32) -> usize {
         self.world.disk.waiting.iter().filter(|(tag, _)| (tag >> 32) as u32 == key).count()
@@ -269,6 +277,23 @@ fn a_path_that_goes_quiet_keeps_no_buffers_from_others_to_its_store() {
     hosts.world.completions.clear();
     // Its data come after all.
     hosts.with(quiet, |world, queue| while world.fabric_step(queue) {});
+    hosts.finish();
+}
+
+/// Data that are on their way to hosts, are held for nobody's store: two hosts have lost their power.
+#[test]
+fn hosts_that_take_no_data_leave_buffers_to_others_of_their_store() {
+    let mut hosts = Hosts::new();
+    let quiet = [hosts.connect(true), hosts.connect(true)];
+    for key in quiet {
+        (0..4).for_each(|cid| hosts.send(key, &large(IoOpcode::READ, cid)));
+        (0..4).for_each(|_| assert!(hosts.load_one(key)));
+    }
+    assert_eq!((hosts.free(), quiet.map(|key| hosts.at_disk(key))), (8, [0, 0]));
+    let third = hosts.connect(true);
+    hosts.goes_on(third);
+    (0..3).for_each(|cid| hosts.send(third, &large(IoOpcode::READ, 100 + cid)));
+    assert_eq!(hosts.at_disk(third), 3);
     hosts.finish();
 }
 
