@@ -112,6 +112,10 @@ impl Queue {
                 self.answer(slot, Err(Status::ABORT_REQUESTED), io);
             }
             (State::Pulling, _) => entry.make_rare().errands.push(copy()),
+            (State::AtDisk, _) if entry.is_held_back() => {
+                entry.make_rare().errands.push(copy());
+                self.end_held_back(slot, Status::ABORT_REQUESTED, io);
+            }
             // The disk has been asked already, or has given the piece back that was under way.
             (State::AtDisk, _) if is_wanted => entry.make_rare().errands.push(copy()),
             (State::AtDisk, plan) if is_recallable(plan) && !entry.recalling => {

@@ -16,6 +16,7 @@ impl Queue {
                 self.leave_line(slot, io);
                 self.answer(slot, Err(Status::ABORTED_SQ_DELETION), io);
             }
+            self.end_held_back(slot, Status::ABORTED_SQ_DELETION, io);
         }
         // Whatever came behind it is not looked at.
         self.drop_backlog(io);

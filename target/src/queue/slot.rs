@@ -169,6 +169,11 @@ impl Slot {
         &mut self.rare
     }
 
+    /// Whether it waits for its turn to go to the disk.
+    pub(super) fn is_held_back(&self) -> bool {
+        self.rare().is_some_and(|rare| rare.held_back.is_some())
+    }
+
     /// Whether the host has its data in several places.
     #[inline]
     pub(super) fn is_scattered(&self) -> bool {

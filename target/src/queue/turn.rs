@@ -1,9 +1,11 @@
 //! Operations that change blocks, and those who must not be disturbed meanwhile
 //! ([`crate::exclusion`]).
 
+use nvme::Status;
+
 use super::{Io, Link, Queue, State};
 use crate::command::Plan;
-use crate::disk::{BackingId, Op};
+use crate::disk::{BackingId, Done, Op};
 use crate::exclusion::Claim;
 use crate::observe::Stage;
 
@@ -87,6 +89,18 @@ impl Queue {
                 io.disk.submit(backing, tag, op);
             }
         }
+    }
+
+    /// Ends a command that is held back, and has done nothing yet; whether it was. What it waits for
+    /// may take as long as a disk hangs.
+    pub(super) fn end_held_back(&mut self, slot: u16, status: Status, io: &mut Io<'_>) -> bool {
+        let rare = self.slot(slot).rare_mut();
+        let Some((_, op)) = rare.and_then(|rare| rare.held_back.take()) else { return false };
+        self.held_back -= 1;
+        // As if the disk gave it back.
+        let done = Done { tag: self.tag(slot), buf: op.into_buf(), outcome: Err(status) };
+        self.on_disk(slot, done, io);
+        true
     }
 
     /// The connection is over: what was held back never begins, and what a disk has keeps its blocks

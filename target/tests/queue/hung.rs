@@ -4,11 +4,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::mem::{replace, take};
 use std::sync::Arc;
 
+use nvme::fabrics::Disconnect;
 use nvme::{IoOpcode, Sgl, Sqe};
 use nvmfd::disk::BackingId;
 use nvmfd::mailbox::mailbox;
 use nvmfd::queue::{DATA_FOR_ADMIN_BYTES, Queue, free_for_io, room};
 use nvmfd::queues::clear;
+use nvmfd::recall::Recall;
 use nvmfd::registry::Registry;
 use nvmfd::subsystem::{Namespace, Subsystem};
 use rdma::{Pool, PoolPlan, Tag, Work};
@@ -466,6 +468,34 @@ fn an_old_write_does_not_land_on_what_its_host_has_written_since() {
     let before = hosts.world.disk.waiting.len();
     hosts.write_block(new, 9, 5, 0x55);
     assert_eq!(hosts.world.disk.waiting.len(), before + 1);
+    hosts.finish();
+}
+
+/// What waits for an old write has done nothing: its host can have it back, and delete its queue.
+#[test]
+fn who_waits_for_an_old_write_can_be_aborted() {
+    let mut hosts = Hosts::new();
+    let old = hosts.connect(true);
+    hosts.write_block(old, 0, 5, 0x11);
+    hosts.give_up(old);
+    let new = hosts.connect(true);
+    (0..2).for_each(|cid| hosts.write_block(new, cid, 5, 0x22));
+    let sender = mailbox().unwrap().0;
+    let recall = hosts.with(new, |world, queue| {
+        let association = queue.association().unwrap().id;
+        let (recall, errand) = Recall::new(association, 1, 0, sender);
+        queue.on_errand(&errand, &mut world.io());
+        recall
+    });
+    assert_eq!(recall.outcome(), Some(true));
+    let disconnect = Disconnect::default().emit().with_cid(2);
+    hosts.send(new, &disconnect);
+    hosts.with(new, |world, queue| while world.fabric_step(queue) {});
+    let answers: Vec<_> =
+        hosts.world.completions.drain(..).map(|it| (it.cid, it.status.code())).collect();
+    assert_eq!(answers, [(0, 0x007), (1, 0x008), (2, 0)]);
+    assert!(hosts.end_one(old));
+    assert_eq!(hosts.block(5), Some(0x11), "they were aborted");
     hosts.finish();
 }
 
