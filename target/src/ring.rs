@@ -61,7 +61,7 @@ use crate::disk::flight::{Flight, Step, ZEROS_BYTES};
 use crate::disk::recall::Recalls;
 use crate::disk::setup::{LADDER, allow_workers, register_files, set_up};
 use crate::disk::watch::{Watches, Wish};
-use crate::disk::{Backing, BackingId, Disk, Done, Kind, Op};
+use crate::disk::{self, Backing, BackingId, Disk, Done, Kind, Op};
 
 /// What one io_uring can have under way.
 const MAX_OPS: u32 = 32768;
@@ -457,27 +457,12 @@ impl Disk for Ring {
         self.queue.push_back(flight);
     }
 
-    /// What the kernel does not have (any more) comes back for sure. Of the rest the kernel gives
-    /// back what waits for one of its workers; what is at a device stays there.
     fn recall(&mut self, tag: Tag, of: Tag) {
-        let aborted = Err(Status::ABORT_REQUESTED);
-        let is_it = |flight: &Option<Flight>| flight.as_ref().is_some_and(|f| f.tag() == of);
-        let landed = if let Some(flight) = self.take_waiting(of) {
-            Some(self.dismiss(flight, aborted))
-        } else if let Some(slot) = self.flights.iter().position(is_it) {
-            let slot = slot as u32;
-            if let Some(at) = self.again.iter().position(|other| *other == slot) {
-                self.again.remove(at);
-            } else if !self.leaves_sync(slot) {
-                return self.recalls.push(tag, of, slot);
-            }
-            self.land(slot, aborted)
-        } else {
-            None
-        };
-        let outcome = if landed.is_some() { Ok(()) } else { Err(Status::INTERNAL_ERROR) };
-        self.ready.extend(landed);
-        self.ready.push_back(Done { tag, buf: None, outcome });
+        self.take_back(&[disk::Wish { of, tag }]);
+    }
+
+    fn recall_all(&mut self, wishes: &[disk::Wish]) {
+        self.take_back(wishes);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Wishes to have operations back that the kernel has to be asked, as a state machine without I/O.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use rdma::Tag;
 
@@ -10,6 +10,8 @@ use rdma::Tag;
 pub(crate) struct Recalls {
     /// By the indexes under which the kernel knows them; empty when there are none.
     entries: Vec<Option<Recall>>,
+    /// The indexes of those operations whose wishes have no answer yet.
+    by_operation: HashMap<Tag, usize>,
     /// Indexes of those entries that are vacant.
     vacant: Vec<usize>,
     /// Indexes of those that the kernel is to be asked for.
@@ -38,6 +40,7 @@ impl Recalls {
             Some(entry) => *entry = recall,
             None => self.entries.push(recall),
         }
+        self.by_operation.insert(of, index);
         self.unasked.push_back(index);
     }
 
@@ -54,13 +57,16 @@ impl Recalls {
 
     /// An operation has come home, aborted: its wish is granted, whatever the kernel says later.
     pub(crate) fn came_home_aborted(&mut self, of: Tag) {
-        let mine = self.entries.iter_mut().flatten().filter(|recall| recall.of == of);
-        mine.for_each(|recall| recall.aborted = true);
+        let Some(index) = self.by_operation.get(&of) else { return };
+        if let Some(Some(recall)) = self.entries.get_mut(*index) {
+            recall.aborted = true;
+        }
     }
 
     /// It has an answer, after it was asked for.
     pub(crate) fn answered(&mut self, index: usize) -> Option<Recall> {
         let recall = self.entries.get_mut(index)?.take()?;
+        self.by_operation.remove(&recall.of);
         self.vacant.push(index);
         if self.len() == 0 {
             self.entries.clear();
@@ -74,7 +80,7 @@ impl Recalls {
         self.entries.len() - self.vacant.len()
     }
 
-    /// Places that are looked through when an operation comes home aborted.
+    /// Places that are kept.
     #[cfg(test)]
     pub(crate) fn places(&self) -> usize {
         self.entries.len()

@@ -3,11 +3,12 @@
 use std::mem::take;
 
 use nvme::status::Status;
+use rdma::Tag;
 
 use super::{NOBODY, RECALL, Ring, WATCH};
-use crate::disk::Done;
 use crate::disk::flight::Flight;
 use crate::disk::recall::Recall;
+use crate::disk::{Done, Wish};
 
 impl Ring {
     /// Takes one answer of the kernel: `user_data` says to what.
@@ -66,6 +67,40 @@ impl Ring {
             }
             Some(outcome) => done.extend(self.land(slot as u32, outcome)),
         }
+    }
+
+    /// What the kernel does not have (any more) comes back for sure. Of the rest the kernel gives
+    /// back what waits for one of its workers; what is at a device stays there. Hosts of a store that
+    /// hangs give up together, with thousands of operations: so those of a queue are looked for at
+    /// once, in as many steps as there are operations.
+    pub(super) fn take_back(&mut self, wishes: &[Wish]) {
+        let aborted = Err(Status::ABORT_REQUESTED);
+        let mut left: Vec<Option<Wish>> = wishes.iter().copied().map(Some).collect();
+        let at = |of: Tag| wishes.binary_search_by_key(&of, |wish| wish.of).ok();
+        let answer = |Wish { tag, .. }: Wish, outcome| Done { tag, buf: None, outcome };
+        for flight in self.take_waiting(|of| at(of).is_some()) {
+            let wish = at(flight.tag()).and_then(|at| left[at].take());
+            let done = self.dismiss(flight, aborted);
+            self.ready.push_back(done);
+            self.ready.extend(wish.map(|wish| answer(wish, Ok(()))));
+        }
+        let in_slots = (0u32..).zip(&self.flights).filter_map(|(slot, flight)| {
+            let wish = left[at(flight.as_ref()?.tag())?].take()?;
+            Some((slot, wish))
+        });
+        for (slot, wish) in in_slots.collect::<Vec<_>>() {
+            if let Some(at) = self.again.iter().position(|other| *other == slot) {
+                self.again.remove(at);
+            } else if !self.leaves_sync(slot) {
+                self.recalls.push(wish.tag, wish.of, slot);
+                continue;
+            }
+            let done = self.land(slot, aborted);
+            self.ready.extend(done);
+            self.ready.push_back(answer(wish, Ok(())));
+        }
+        let unknown = left.into_iter().flatten();
+        self.ready.extend(unknown.map(|wish| answer(wish, Err(Status::INTERNAL_ERROR))));
     }
 
     /// Ends a flight and frees its slot; also those that share its synchronisation.

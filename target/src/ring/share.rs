@@ -5,6 +5,8 @@
 //! worker waits in one line, whatever store it is for. So the kernel has as many operations of a store
 //! as leave workers to others; the rest is parked with the store, in order of arrival.
 
+use std::iter::once;
+
 use rdma::Tag;
 
 use super::Ring;
@@ -56,15 +58,20 @@ impl Ring {
         }
     }
 
-    /// Takes out a flight that is in no slot yet.
-    pub(super) fn take_waiting(&mut self, of: Tag) -> Option<Flight> {
+    /// Takes out flights that are in no slot yet.
+    pub(super) fn take_waiting(&mut self, is_wanted: impl Fn(Tag) -> bool) -> Vec<Flight> {
+        let mut taken = Vec::new();
         let parked = self.attachments.iter_mut().flatten().map(|it| &mut it.parked);
-        for line in std::iter::once(&mut self.queue).chain(parked) {
-            if let Some(at) = line.iter().position(|flight| flight.tag() == of) {
-                return line.remove(at);
+        for line in once(&mut self.queue).chain(parked) {
+            for _ in 0..line.len() {
+                let Some(flight) = line.pop_front() else { break };
+                match is_wanted(flight.tag()) {
+                    true => taken.push(flight),
+                    false => line.push_back(flight),
+                }
             }
         }
-        None
+        taken
     }
 
     /// Has what is parked with a store looked at.

@@ -383,11 +383,14 @@ fn what_was_asked_back_leaves_nothing_behind() {
         Disk::submit(&mut bench.ring, STORE, tag, Op::Read { into, at: 0 });
     }
     bench.ring.submit();
-    (0..500).for_each(|tag| bench.ring.recall(WISH | tag, tag));
-    let done = bench.await_done(1000);
+    // One of them is not there.
+    let wishes: Vec<_> = (0..501).map(|of| disk::Wish { of, tag: WISH | of }).collect();
+    bench.ring.recall_all(&wishes);
+    let done = bench.await_done(1001);
     let granted = done.iter().filter(|done| done.tag & WISH != 0 && done.outcome.is_ok()).count();
     let aborted = done.iter().filter(|done| done.outcome == Err(Status::ABORT_REQUESTED)).count();
     assert_eq!((granted, aborted), (500, 500));
+    assert!(done.iter().any(|it| (it.tag, it.outcome.is_ok()) == (WISH | 500, false)));
     assert_eq!((bench.ring.recalls.len(), bench.ring.recalls.places()), (0, 0));
     done.into_iter().filter_map(|done| done.buf).for_each(|buf| bench.pool.give(buf));
     assert!(bench.pool.is_full() && bench.ring.in_flight() == 0);
@@ -963,9 +966,8 @@ fn no_store_has_all_slots_beside_another() {
     let alone = Some(u64::from(share::of_one(1)) - 1);
     assert_eq!(in_slots(&bench), alone);
     bench.ring.attach(BackingId(0), other).unwrap();
-    for (wish, of) in [(2000, MANY - 1), (2001, 5), (2002, MANY - 2)] {
-        bench.ring.recall(wish, of);
-    }
+    let wishes = [(2001, 5), (2002, MANY - 2), (2000, MANY - 1)];
+    bench.ring.recall_all(&wishes.map(|(tag, of)| disk::Wish { of, tag }));
     bench.ring.submit();
     let tags: Vec<Tag> = bench.await_done(6).iter().map(|done| done.tag).collect();
     assert!([5, 998, 999, 2000, 2001, 2002].iter().all(|tag| tags.contains(tag)), "{tags:?}");
