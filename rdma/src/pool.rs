@@ -43,6 +43,7 @@ pub const CELL_BYTES: u32 = 64;
 
 /// Bytes that a data buffer of `len` bytes takes of its pool: a power of two of pages. For lengths
 /// that a pool has, up to 2 GiB.
+#[inline]
 #[must_use]
 pub fn capacity_for(len: u32) -> u32 {
     PAGE_BYTES.saturating_mul(len.div_ceil(PAGE_BYTES).next_power_of_two())

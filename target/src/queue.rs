@@ -18,6 +18,7 @@
 mod abort;
 mod answer;
 mod authenticate;
+mod buffers;
 mod capsule;
 mod carry;
 mod connect;
@@ -61,7 +62,7 @@ use crate::subsystem::Subsystem;
 use crate::usage::Tally;
 use crate::waiters::{Lane, Take, Waiters};
 use crate::why::{Cause, Why};
-pub use carry::{DATA_FOR_ADMIN_BYTES, free_for_io, room};
+pub use buffers::{DATA_FOR_ADMIN_BYTES, free_for_io, room};
 pub use connect::RECEIVES_FOR_ADMIN;
 use fused::Half;
 use mark::Mend;
@@ -407,7 +408,7 @@ impl Queue {
         if self.waits_for_half(slot) {
             return Take::Done;
         }
-        match self.take_buffers(slot, aside, io) {
+        match self.take_buffers(slot, self.want(slot), aside, io) {
             Take::Done => self.proceed(slot, io),
             // It leaves the line: it waits for its own queue.
             Take::Over if self.share.is_none() => self.put_off(slot, io),

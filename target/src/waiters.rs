@@ -24,6 +24,7 @@
 //! enough.
 
 mod claims;
+mod share;
 mod stores;
 
 use std::collections::VecDeque;
@@ -34,11 +35,9 @@ use crate::qos::Booking;
 use crate::qos::tolls::Tolls;
 pub use claims::Claim;
 use claims::{Claimant, Claims};
+use share::Share;
 pub use stores::Store;
 use stores::Stores;
-
-/// An association may hold this many times the bytes that are free.
-const TIMES_FREE: u64 = 4;
 
 /// Namespaces of an association that are counted apart, by their ids, and stores likewise; of more,
 /// some share a count.
@@ -143,82 +142,6 @@ pub enum Take {
     Over,
 }
 
-/// What one association has on this reactor.
-#[derive(Debug)]
-struct Share {
-    /// Whose it is ([`crate::association::Association::id`]); none: nobody's.
-    owner: Option<u64>,
-    /// Its queues here.
-    queues: u32,
-    /// Those whose connections have not been closed.
-    open: u32,
-    /// How many of their commands can wait at once.
-    room: usize,
-    /// Bytes of data buffers that its commands hold, wherever these are.
-    held_bytes: u64,
-    /// The same by namespace.
-    by_lane: [u64; LANES],
-    /// The same by store.
-    by_store: [u64; LANES],
-    line: VecDeque<Waiter>,
-    /// Not all of them wait for one store. May be true for longer than it is so.
-    mixed: bool,
-}
-
-impl Default for Share {
-    fn default() -> Share {
-        let (owner, line) = (None, VecDeque::new());
-        let (by_lane, by_store) = ([0; LANES], [0; LANES]);
-        Share {
-            owner,
-            queues: 0,
-            open: 0,
-            room: 0,
-            held_bytes: 0,
-            by_lane,
-            by_store,
-            line,
-            mixed: false,
-        }
-    }
-}
-
-impl Share {
-    /// One more stands in line.
-    fn stand(&mut self, waiter: Waiter, in_front: bool) {
-        let unlike = |it: &Waiter| (it.lane, it.store) != (waiter.lane, waiter.store);
-        self.mixed = self.line.front().is_some_and(|it| self.mixed || unlike(it));
-        match in_front {
-            true => self.line.push_front(waiter),
-            false => self.line.push_back(waiter),
-        }
-    }
-
-    /// Whether an association may take so many bytes more. What one of several namespaces holds
-    /// does not count: it is bounded by itself, and may be at a disk that hangs.
-    fn allows(&self, lane: Option<Lane>, wanted_bytes: u64, free_bytes: u64) -> bool {
-        let most = free_bytes.saturating_mul(TIMES_FREE);
-        let fits = |held: u64| held == 0 || held.saturating_add(wanted_bytes) <= most;
-        let held = self.held_bytes;
-        // Only who would wait looks at all its namespaces.
-        fits(held)
-            || lane.is_some_and(|_| {
-                fits(held.saturating_sub(self.by_lane.iter().copied().max().unwrap_or(0)))
-            })
-    }
-
-    /// Bytes that its commands hold for a store, or for several that share a count.
-    fn held_for(&self, store: Store) -> u64 {
-        self.by_store[store.index() % LANES]
-    }
-
-    /// Whether so many bytes more may be taken for a namespace.
-    fn lets_pass(&self, lane: Option<Lane>, wanted_bytes: u64, free_bytes: u64) -> bool {
-        let held = lane.map_or(0, |lane| self.by_lane[usize::from(lane.0)]);
-        held == 0 || held.saturating_add(wanted_bytes) <= free_bytes
-    }
-}
-
 /// The lines. Bounded by the slots of all queues: a queue that closes takes its entries out.
 #[derive(Debug, Default)]
 pub struct Waiters {
@@ -318,14 +241,30 @@ impl Waiters {
     #[must_use]
     pub fn may_try(&self, share: Option<u32>, store: Option<Store>) -> bool {
         let Some(share) = share else { return true };
-        let nobody = self.shares.get(share as usize).is_none_or(|share| share.line.is_empty());
-        let is_open = store.is_none_or(|store| !self.stores.is_closed(store));
-        !self.short && nobody && is_open && self.admin.iter().all(|waiter| waiter.claims)
+        let nobody = || self.shares.get(share as usize).is_none_or(|share| share.line.is_empty());
+        let is_open = || store.is_none_or(|store| !self.stores.is_closed(store));
+        let admin = || self.admin.is_empty() || self.admin.iter().all(|waiter| waiter.claims);
+        !self.short && nobody() && is_open() && admin()
     }
 
     /// Whether a share allows to take what a command wants.
+    #[inline]
     #[must_use]
     pub fn allows(&self, share: u32, wish: &Wish) -> bool {
+        self.has_much_free(share, wish) || self.allows_little(share, wish)
+    }
+
+    /// Whether so much is free, beside what the share holds and what is held for the store, that no
+    /// rule forbids anything: as a rule it is so.
+    #[inline]
+    fn has_much_free(&self, share: u32, wish: &Wish) -> bool {
+        let Wish { store, wanted_bytes, free_bytes, .. } = *wish;
+        let Some(share) = self.shares.get(share as usize) else { return true };
+        share.held_bytes.saturating_add(wanted_bytes) <= free_bytes
+            && store.is_none_or(|store| self.stores.holds_little(store, free_bytes))
+    }
+
+    fn allows_little(&self, share: u32, wish: &Wish) -> bool {
         let Wish { lane, store, wanted_bytes, free_bytes, largest_bytes } = *wish;
         let Some(share) = self.shares.get(share as usize) else { return true };
         let stock = (free_bytes, largest_bytes);
@@ -625,6 +564,8 @@ mod tests {
     use std::sync::LazyLock;
     use std::time::Duration;
 
+    use proptest::prelude::{prop_assert, proptest};
+
     use super::*;
     use crate::disk::BackingId;
 
@@ -887,6 +828,26 @@ mod tests {
         waiters.charge(b, Lane::of(1), store, 1 << 20);
         let enough = 4096 + (2 << 20);
         assert!(waiters.allows(a, &page(enough)) && !waiters.allows(a, &page(enough - 1)));
+    }
+
+    proptest! {
+        #[test]
+        fn where_much_is_free_no_rule_forbids_anything(
+            held in proptest::array::uniform8(0u32..50),
+            (wanted, free, largest) in (1u64..50, 0u64..400, 1u64..50),
+            (lane, store) in (0u32..3, 3u32..5),
+        ) {
+            let (mut waiters, a, b) = waiters();
+            for (at, bytes) in (0u32..).zip(held) {
+                let (share, lane) = (if at & 1 == 0 { a } else { b }, Lane::of(1 + (at >> 1 & 1)));
+                waiters.charge(share, lane, Some(Store::of(BackingId(3 + (at >> 2)))), bytes);
+            }
+            waiters.abandon(b);
+            let lane = (lane > 0).then(|| Lane::of(lane));
+            let store = Some(Store::of(BackingId(store)));
+            let wish = Wish { store, largest_bytes: largest, ..wish(lane, wanted, free) };
+            prop_assert!(!waiters.has_much_free(a, &wish) || waiters.allows_little(a, &wish));
+        }
     }
 
     /// They may be thousands, and there is a turn every few microseconds.

@@ -259,6 +259,7 @@ impl Plan {
     }
 
     /// The store that it is for, where it is one.
+    #[inline]
     #[must_use]
     pub fn backing(&self) -> Option<BackingId> {
         match self {

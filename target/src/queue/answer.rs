@@ -142,6 +142,7 @@ impl Queue {
         }
     }
 
+    #[inline(never)]
     fn answer_waiting(&mut self, io: &mut Io<'_>) {
         if let Serves::Admin(controller) = &mut self.serves
             && controller.association.reservations.take_news()

@@ -32,7 +32,7 @@ impl Queue {
         {
             // Unless it was aborted meanwhile.
             let take = match self.slot(slot).state {
-                State::Waiting => Some(self.take_buffers(slot, false, io)),
+                State::Waiting => Some(self.take_buffers(slot, self.want(slot), false, io)),
                 _ => None,
             };
             if take == Some(Take::Over) {

@@ -87,9 +87,9 @@ impl Queue {
     fn stand_in_line(&mut self, slot: u16, io: &mut Io<'_>) {
         self.spare_receives(slot, io);
         // What needs no buffer takes none from those who wait.
-        let may_try =
-            self.wanted_bytes(slot) == 0 || io.waiters.may_try(self.share, self.store(slot));
-        let tried = may_try.then(|| self.take_buffers(slot, false, io));
+        let want = self.want(slot);
+        let may_try = want.all_bytes == 0 || io.waiters.may_try(self.share, want.store);
+        let tried = may_try.then(|| self.take_buffers(slot, want, false, io));
         match tried {
             Some(Take::Done) => self.proceed(slot, io),
             Some(Take::Over) if self.share.is_none() => self.put_off(slot, io),

@@ -93,6 +93,13 @@ impl Stores {
         self.all_receives = self.all_receives.saturating_sub(1);
     }
 
+    /// Whether so little is held for a store that it may have more, whoever holds it.
+    #[inline]
+    pub(super) fn holds_little(&self, store: Store, free_bytes: u64) -> bool {
+        let held = self.held_bytes[store.index()];
+        held.saturating_mul(1 + FREE_FOR_LITTLE) <= free_bytes
+    }
+
     /// Whether a share, whose commands hold `own_bytes` for a store, may take more for it.
     ///
     /// What others hold for it may be as much as is free, and a buffer of the largest size less; of

@@ -145,7 +145,9 @@ impl Hosts {
     /// The disk ends an operation of this host, which takes nothing of what is sent to it.
     fn load_one(&mut self, key: u32) -> bool {
         let at = self.world.disk.waiting.iter().position(|(tag, _)| (tag >> 32) as u32 == key);
-        let Some(taken) = at.and_then(|at| self.world.disk.waiting.remove(at)) else { return false };
+        let Some(taken) = at.and_then(|at| self.world.disk.waiting.remove(at)) else {
+            return false;
+        };
         self.world.disk.waiting.push_front(taken);
         self.with(key, |world, queue| world.disk_step(queue))
     }
