@@ -157,6 +157,10 @@ pub(crate) struct Requester {
     finished: u64,
     /// How often the oldest packet has been sent again since the peer was heard.
     probes: u32,
+    /// The most of those, since anything was answered that was sent after them; and the end of what had
+    /// been sent by then, whose answers may be to the first sending or to the last.
+    most_probes: u32,
+    probed: u64,
     /// When what was overdue at an ordinal is lost.
     overdue: Option<(Instant, u64)>,
     /// The packet that the peer has missed last, and when.
@@ -197,6 +201,8 @@ impl Requester {
             end: None,
             finished: 0,
             probes: 0,
+            most_probes: 0,
+            probed: 0,
             overdue: None,
             missed: None,
             pause: None,
@@ -272,6 +278,8 @@ impl Requester {
     /// the others.
     fn probe(&mut self, now: Instant) {
         self.probes += 1;
+        self.most_probes = self.most_probes.max(self.probes);
+        self.probed = self.board.next();
         self.troubles.note(Trouble::Timeout);
         self.set_deadline(now);
         let una = self.board.una();

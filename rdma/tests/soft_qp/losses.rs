@@ -184,6 +184,38 @@ fn after_a_pause_a_silent_peer_is_asked_again() {
     assert_eq!(a.answers(), [(0, Opcode::ReadRequest, None)]);
 }
 
+/// One message at a time is answered after `trip`; how often each was sent.
+fn sendings(a: &mut End, messages: std::ops::Range<u32>, trip: Duration) -> Vec<usize> {
+    let mut sendings = Vec::new();
+    for number in messages {
+        let answered = a.now + trip;
+        a.send(number.into(), 64, 0);
+        let mut count = a.transmit_all().len();
+        while let Some(due) = a.qp.poll_timeout().filter(|due| *due < answered) {
+            a.elapse(due - a.now);
+            count += a.transmit_all().len();
+        }
+        a.now = answered;
+        a.respond(Opcode::Acknowledge, number, Syndrome::ACK, &[]);
+        assert_eq!(a.completions(), [(number.into(), Ok(64))]);
+        sendings.push(count);
+    }
+    sendings
+}
+
+/// What has been sent twice says nothing of how long an answer takes. So who had to be probed is given
+/// more time at the next message as well, or it would be probed at each.
+#[test]
+fn a_way_that_has_become_longer_is_learned() {
+    for selective in [false, true] {
+        let mut a = End::new(&Settings { selective, ..settings(1) });
+        let [short, long] = [100, 3000].map(Duration::from_micros);
+        assert_eq!(sendings(&mut a, 0..100, short), [1; 100]);
+        let sendings = sendings(&mut a, 100..120, long);
+        assert!(sendings[0] > 2 && sendings[2..].iter().all(|count| *count == 1), "{sendings:?}");
+    }
+}
+
 /// Other peers answer what they have executed before only when they are asked.
 #[test]
 fn a_packet_that_breaks_a_silence_asks_for_an_answer() {

@@ -175,10 +175,17 @@ impl Requester {
         self.judge(now, None);
     }
 
-    /// The peer has been heard: its time begins anew.
+    /// The peer has been heard: its time begins anew. But who has been probed, and then was sent nothing
+    /// more, may only be further away than it was, and no answer has said how far: the next wait is as
+    /// long as the longest has been.
     fn restart(&mut self, now: Instant) {
-        (self.probes, self.end, self.deadline) = (0, None, None);
-        if self.board.una() < self.board.next() && self.pause.is_none() {
+        let (una, next) = (self.board.una(), self.board.next());
+        if una > self.probed {
+            self.most_probes = 0;
+        }
+        self.probes = if una == next { self.most_probes } else { 0 };
+        (self.end, self.deadline) = (None, None);
+        if una < next && self.pause.is_none() {
             self.set_deadline(now);
         }
     }
