@@ -131,6 +131,8 @@ pub struct QueuePair {
     ack_delay: Duration,
     /// When a mere acknowledgement leaves alone.
     ack_due: Option<Instant>,
+    /// That time has come, and the acknowledgement waits for room only.
+    ack_late: bool,
     /// Something has left since there was last nothing to send.
     spoke: bool,
 }
@@ -151,6 +153,7 @@ impl QueuePair {
             selective: false,
             ack_delay: Duration::ZERO,
             ack_due: None,
+            ack_late: false,
             spoke: false,
         }
     }
@@ -277,8 +280,10 @@ impl QueuePair {
         if leaves || self.responder.unsaid() >= MOST_UNSAID {
             return false;
         }
-        let due = *self.ack_due.get_or_insert(now + self.ack_delay);
-        now < due
+        if self.ack_due.is_none() {
+            (self.ack_due, self.ack_late) = (Some(now + self.ack_delay), false);
+        }
+        self.ack_due.is_some_and(|due| now < due)
     }
 
     /// Whether an acknowledgement waits.
@@ -337,11 +342,13 @@ impl QueuePair {
     /// When [`QueuePair::handle_timeout`] wants to be called.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.requester.poll_timeout().into_iter().chain(self.ack_due).min()
+        let ack_due = self.ack_due.filter(|_| !self.ack_late);
+        self.requester.poll_timeout().into_iter().chain(ack_due).min()
     }
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Instant, io: &mut Io<'_>) {
+        self.ack_late |= self.ack_due.is_some_and(|due| due <= now);
         if let Err(failed) = self.requester.handle_timeout(now) {
             self.enter_error(Some(failed), io);
         }

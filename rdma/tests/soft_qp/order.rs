@@ -133,6 +133,22 @@ fn a_mere_acknowledgement_waits_for_company_but_not_long() {
     assert_eq!(b.answers(), [(36, Opcode::Acknowledge, ACK)]);
 }
 
+/// Its socket may have no room when it is to leave. It leaves when there is some, and nobody need look
+/// at the clock for that.
+#[test]
+fn an_acknowledgement_that_waits_for_room_has_no_time() {
+    let (mut b, delay) = patient(false);
+    let message = |b: &mut End, at| b.request(Opcode::SendOnly, at, Extended::default(), &[0; 64]);
+    for at in 0..2 {
+        message(&mut b, at);
+        assert_eq!(b.answers(), []);
+        assert_eq!(b.qp.poll_timeout(), Some(b.now + delay));
+        b.elapse(delay);
+        assert_eq!((b.qp.poll_timeout(), b.qp.is_keeping()), (None, true));
+        assert_eq!(b.answers(), [(at as i32, Opcode::Acknowledge, ACK)]);
+    }
+}
+
 #[test]
 fn one_of_our_own_kind_hears_of_several_packets_at_once() {
     let (mut b, delay) = patient(true);
