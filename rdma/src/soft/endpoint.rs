@@ -280,12 +280,15 @@ impl Endpoint {
         let (memory, events, shelf) = (&mut self.memory, &mut self.events, &mut self.shelf);
         let mut io = Io { region, memory, events, shelf, qp: Qp(number) };
         let fate = slot.qp.handle(now, packet, &mut io);
-        let waiting = slot.connection.phase == Phase::ReplySent;
+        // A fatal one has the right number as well.
+        let confirms = fate.shows_life() || fate.is_fatal();
+        let waiting = slot.connection.phase == Phase::ReplySent && confirms;
         slot.heard = if fate.shows_life() { Some(now) } else { slot.heard };
         // Its deadline is looked at when all has been said that this makes it say.
         self.mark_ready(number);
         if waiting {
-            // The peer's confirmation got lost, or overtaken: this says as much.
+            // The peer's confirmation got lost, or overtaken: this says as much, because the number
+            // of its first packet was in our reply.
             self.establish(number);
         }
         fate

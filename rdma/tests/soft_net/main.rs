@@ -15,12 +15,12 @@ use rdma::soft::cm_message::{
 use rdma::soft::connection::{ConnectRequest, code_time};
 use rdma::soft::counters::Fate;
 use rdma::soft::endpoint::{Config, Endpoint, Transmit};
-use rdma::soft::header::{Bth, Deth, Extended, GSI_QKEY, HeaderBytes};
+use rdma::soft::header::{Aeth, Bth, Deth, Extended, GSI_QKEY, HeaderBytes, Reth, Syndrome};
 use rdma::soft::icrc::{Flow, Icrc};
 use rdma::soft::mad::MadHeader;
 use rdma::soft::memory::Rights;
 use rdma::soft::opcode::Opcode;
-use rdma::soft::psn::{Psn, Qpn};
+use rdma::soft::psn::{Msn, Psn, Qpn};
 use rdma::soft::sim::{Dice, Faults, Network, Node};
 use rdma::{
     Buf, Event, Exposed, Fault, Incoming, Pool, PoolPlan, Qp, QpLimits, Reason, Remote, Work,

@@ -36,6 +36,14 @@ fn half_open_connections_are_bounded_and_shared_fairly() {
     assert!(waiting.endpoint.poll_timeout().is_some_and(|at| at > now));
 }
 
+/// Gives a packet without data from the host to the target.
+fn give(net: &mut Network, bth: Bth) {
+    let reth = Some(Reth { address: 0, key: 0, length: 0 });
+    let aeth = Some(Aeth { syndrome: Syndrome::ACK, msn: Msn::default() });
+    let ext = Extended { reth, aeth, ..Extended::default() };
+    deliver(net, &bth, HeaderBytes::emit(&bth, &ext).as_slice().to_vec());
+}
+
 /// Gives a message of connection management from the host to the target.
 fn inject(net: &mut Network, message: CmMessage) {
     let bth = Bth::new(Opcode::UdSendOnly, Qpn::GSI, Psn::new(0));
@@ -43,6 +51,11 @@ fn inject(net: &mut Network, message: CmMessage) {
     let header = HeaderBytes::emit(&bth, &Extended { deth, ..Extended::default() });
     let mut bytes = header.as_slice().to_vec();
     bytes.extend(message.emit(MadHeader { transaction: 9, ..MadHeader::default() }));
+    deliver(net, &bth, bytes);
+}
+
+/// The same, of a datagram that lacks its CRC.
+fn deliver(net: &mut Network, bth: &Bth, mut bytes: Vec<u8>) {
     let flow = Flow {
         source: SocketAddr::new(net.node(0).address, 4791),
         destination: SocketAddr::new(net.node(1).address, 4791),
@@ -165,6 +178,30 @@ fn a_repeated_request_gets_the_same_reply_and_the_type_of_service_is_the_peers()
     let node = net.node(1);
     let transmit = node.endpoint.poll_transmit(now, node.pool.region()).unwrap();
     assert_eq!(transmit.tos, 0x68);
+}
+
+/// The number of a queue pair may be guessed, with patience; that of its first packet as well cannot.
+#[test]
+fn only_who_has_our_reply_can_confirm_a_connection() {
+    for first in [Opcode::SendOnly, Opcode::WriteOnly] {
+        let mut net = plain(false);
+        connect(&mut net, &[]);
+        let asked = incoming(&mut net);
+        let now = net.now();
+        let target = net.node(1).endpoint.open(asked, LIMITS).unwrap();
+        net.node(1).endpoint.accept(now, target, &[]);
+        let Some(CmMessage::Reply(reply)) = message(&mut net, 1) else { panic!() };
+        let guess = |opcode, ahead| Bth::new(opcode, reply.qpn, reply.starting_psn.add(ahead));
+        let behind = 0u32.wrapping_sub(1000);
+        for guess in [guess(Opcode::Acknowledge, 0), guess(Opcode::SendOnly, behind)] {
+            give(&mut net, guess);
+            assert!(net.node(1).events().is_empty(), "{guess:?}");
+        }
+        give(&mut net, guess(first, 0));
+        let events = net.node(1).events();
+        let up = |event: &Event| matches!(event, Event::Established(qp) if *qp == target);
+        assert!(events.iter().any(up), "{events:?}");
+    }
 }
 
 /// Who does not know both names of a connection, and its queue pair, cannot end it.
