@@ -23,6 +23,7 @@ use super::icrc::{Beginnings, Flow, train_identification};
 use super::train::{Item, MOST_BYTES, MOST_GATHERED, Trains, Way};
 use crate::{FabricError, Region};
 pub(crate) use group::Shared;
+use group::Stray;
 pub(super) use option::steered;
 use path::{beside, is_due, leaves, payload_bytes, route};
 use singles::Singles;
@@ -71,6 +72,8 @@ pub(super) struct Udp {
     scratch: Vec<u8>,
     /// Of the train that has come, what is for each of the other fabrics.
     strays: Vec<Vec<u8>>,
+    /// What they have brought for this one, taken last.
+    brought: VecDeque<Stray>,
     /// What the endpoint wants to send now, and how it goes into trains.
     gathered: Vec<Transmit>,
     items: Vec<Item>,
@@ -112,6 +115,7 @@ impl Udp {
             retired: Vec::new(),
             epoll,
             scratch: vec![0; DATAGRAM_BYTES],
+            brought: VecDeque::new(),
             gathered: Vec::with_capacity(MOST_GATHERED),
             items: Vec::with_capacity(MOST_GATHERED),
             trains: Trains::new(),
@@ -365,13 +369,14 @@ impl Udp {
         Some(owner as usize)
     }
 
+    /// What comes meanwhile waits for the next poll, so that nobody who has others bring more than can
+    /// be dealt with keeps us from everything else.
     fn receive_strays(&mut self, now: Instant, endpoint: &mut Endpoint, region: &Region) {
-        let mut used = None;
-        while let Some(stray) = self.shared.stray(self.index, used.take()) {
+        self.shared.take_strays(self.index, &mut self.brought);
+        for stray in &self.brought {
             for datagram in stray.bytes.chunks(stray.each) {
                 endpoint.handle(now, stray.from, stray.to, 0, datagram, region);
             }
-            used = Some(stray.bytes);
         }
     }
 
@@ -681,6 +686,61 @@ mod tests {
         }
         let place = told.iter().position(|local| *local == quiet);
         assert!(place.is_some_and(|place| place < 2), "{told:?}");
+    }
+
+    /// Requests to connect from `from`, as an enemy makes them who would keep a fabric busy.
+    fn requests(from: IpAddr, to: SocketAddr, count: usize) -> Vec<Vec<u8>> {
+        let mut number = 0u64;
+        let entropy = move || {
+            number += 1;
+            number.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        };
+        let mut asking = Endpoint::new(Config::default(), Box::new(entropy));
+        let (pool, now) = (pool(), Instant::now());
+        let limits = QpLimits { receives: 1, sends: 1, reads: 1 };
+        for _ in 0..count {
+            asking.connect(now, from, to, &[], limits).unwrap();
+        }
+        let mut beginnings = Beginnings::default();
+        let datagram = || {
+            let transmit = asking.poll_transmit(now, pool.region())?;
+            let (payload, mut bytes) = (asking.payload(&transmit, pool.region()), Vec::new());
+            transmit.outgoing.append(&transmit.flow, 0, payload, &mut beginnings, &mut bytes);
+            Some(bytes)
+        };
+        std::iter::from_fn(datagram).collect()
+    }
+
+    #[test]
+    fn who_is_brought_more_and_more_does_something_else_in_between() {
+        let shared = Arc::new(Shared::new(2, Options::default()).unwrap());
+        let mut udp = Udp::new(Arc::clone(&shared), 0).unwrap();
+        let [from, to]: [IpAddr; 2] = ["127.0.74.1", "127.0.74.2"].map(|ip| ip.parse().unwrap());
+        let to = SocketAddr::new(to, 4420);
+        let way = (SocketAddr::new(from, ROCE_PORT), SocketAddr::new(to.ip(), ROCE_PORT));
+        let mut left = requests(from, to, 20);
+        let mut first = left.pop().unwrap();
+        let (bring, mut number) = (Arc::clone(&shared), 0);
+        // It needs numbers for each request: another one has come by then.
+        let entropy = move || {
+            if let Some(mut next) = left.pop() {
+                bring.forward(0, way, next.len(), &mut next);
+            }
+            number += 1;
+            number
+        };
+        let config = Config { strangers: 0, ..Config::default() };
+        let mut endpoint = Endpoint::new(config, Box::new(entropy));
+        endpoint.listen(to);
+        shared.forward(0, way, first.len(), &mut first);
+        let pool = pool();
+        udp.receive(Instant::now(), &mut endpoint, pool.region(), 1);
+        assert_eq!(endpoint.counters().received, 1);
+        assert!(shared.is_called(0), "nobody would look for the others");
+        while shared.is_called(0) {
+            udp.receive(Instant::now(), &mut endpoint, pool.region(), 1);
+        }
+        assert_eq!(endpoint.counters().received, 20);
     }
 
     fn pool() -> Pool {

@@ -287,17 +287,15 @@ impl Shared {
         self.members[index as usize].called.load(Ordering::Acquire)
     }
 
-    /// The next datagrams that another fabric has brought; `used` is the buffer of the last.
-    pub(super) fn stray(&self, index: u32, used: Option<Vec<u8>>) -> Option<Stray> {
+    /// Takes what other fabrics have brought by now, in order, in place of what was taken before, whose
+    /// buffers are used again. All at once: they may go on bringing while it is dealt with.
+    pub(super) fn take_strays(&self, index: u32, taken: &mut VecDeque<Stray>) {
         let member = &self.members[index as usize];
         let mut strays = member.strays.lock().unwrap_or_else(PoisonError::into_inner);
-        strays.spare.extend(used);
-        let stray = strays.waiting.pop_front();
-        strays.bytes -= stray.as_ref().map_or(0, |stray| stray.bytes.len());
-        if stray.is_none() {
-            member.called.store(false, Ordering::Release);
-        }
-        stray
+        strays.spare.extend(taken.drain(..).map(|stray| stray.bytes));
+        std::mem::swap(&mut strays.waiting, taken);
+        strays.bytes = 0;
+        member.called.store(false, Ordering::Release);
     }
 
     /// Silences the bell: before sleep, and before the last look at what it rings for.
