@@ -10,7 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rdma::soft::Options;
-use rdma::{Completion, Event, Exposed, Fabric, Fault, Qp, Reason, Remote, Work};
+use rdma::soft::troubles::Trouble;
+use rdma::{Completion, Event, Exposed, Fabric, Fault, Qp, Reason, Remote, Wake, Work};
 use side::{LIMITS, MIB, PATIENCE, PORT, Side, address};
 
 /// Two ends in one thread, which take turns.
@@ -149,6 +150,45 @@ fn whoever_is_written_to_is_lively() {
     let buf = pair.host.fabric.conceal(exposed);
     pair.host.pool.give(buf);
     pair.leave();
+}
+
+/// An answer may lie unread behind other things, and that is not the peer's fault. An excess of those
+/// keeps no timer from ending for long.
+#[test]
+fn what_has_come_is_read_before_its_sender_is_taken_for_silent() {
+    let mut pair = Pair::new(SocketAddr::new(address(15), PORT), address(16));
+    let [at_host, at_target] = pair.qps;
+    let message = pair.host.data(64, 1);
+    pair.host.fabric.post(at_host, 9, Work::Send { from: message, invalidate: None });
+    pair.host.fabric.flush();
+    assert!(matches!(pair.target.done().work, Work::Recv(_)));
+    for _ in 0..3 {
+        let from = pair.target.data(64, 2);
+        pair.target.fabric.post(at_target, 9, Work::Send { from, invalidate: None });
+        pair.target.fabric.flush();
+    }
+    // Behind them, the acknowledgement leaves.
+    pair.target.fabric.arm(Wake::Any);
+    let timeouts = |side: &Side| {
+        let mut timeouts = 0;
+        side.fabric.troubles(&mut |_, name, count| {
+            timeouts += if name == Trouble::Timeout.name() { count } else { 0 };
+        });
+        timeouts
+    };
+    let late = Instant::now() + Duration::from_secs(1);
+    let mut told = Vec::new();
+    for (now, most) in [(late, 0), (late + Duration::from_millis(10), 1)] {
+        let mut batch = Vec::with_capacity(1);
+        pair.host.fabric.poll(now, &mut batch);
+        assert_eq!(timeouts(&pair.host), most);
+        told.append(&mut batch);
+    }
+    let mut batch = Vec::with_capacity(8);
+    pair.host.fabric.poll(late, &mut batch);
+    told.append(&mut batch);
+    let done = |event: &Event| matches!(event, Event::Done(done) if done.outcome == Ok(64));
+    assert!(told.len() == 4 && told.iter().all(done), "{told:?}");
 }
 
 /// Fifteen packets of 4096 bytes are a train; a flush begins the next one.

@@ -25,7 +25,7 @@ use super::endpoint::{Config, Endpoint, Path, ROCE_PORT};
 use super::memory::Rights;
 use super::train;
 use super::troubles::Trouble;
-use super::udp::{Shared, SocketBuffers, Udp};
+use super::udp::{Shared, SocketBuffers, Taken, Udp};
 use crate::{
     Buf, Event, Exposed, Fabric, FabricError, Incoming, Qp, QpLimits, Region, Tag, Wake, Work,
 };
@@ -35,6 +35,9 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Writes that leave together, at least, where there are more.
 const FEW: u32 = 4;
+
+/// How long timers wait until all that has come is read, at most.
+const MOST_BEHIND: Duration = Duration::from_millis(10);
 
 /// Bytes received at once that are more than the messages around data.
 const LIVELY_BYTES: usize = 4096;
@@ -130,19 +133,20 @@ impl Wire {
         }
     }
 
-    /// Hands datagrams to the endpoint; how many bytes they had, where time is not simulated.
+    /// Hands datagrams to the endpoint.
     fn receive(
         &mut self,
         now: Instant,
         endpoint: &mut Endpoint,
         region: &Region,
         events: usize,
-    ) -> usize {
+    ) -> Taken {
         match self {
             Wire::Udp(udp) => udp.receive(now, endpoint, region, events),
             Wire::Air(port, _) => {
                 port.receive(now, endpoint, region, events);
-                0
+                // Simulated time stands still until all has come.
+                Taken { bytes: 0, all: true }
             }
         }
     }
@@ -182,6 +186,8 @@ pub struct Soft {
     written: Option<(Qp, u32, u32)>,
     /// Data came with the last poll.
     lively: bool,
+    /// Since when timers wait until all that has come is read.
+    behind: Option<Instant>,
 }
 
 /// Fabrics that listen at the same addresses, one for each reactor: a request to connect comes to
@@ -260,6 +266,7 @@ impl Soft {
             posted: false,
             written: None,
             lively: false,
+            behind: None,
         }
     }
 
@@ -288,6 +295,19 @@ impl Soft {
 
     fn transmit(&mut self) {
         self.wire.transmit(self.now, &mut self.endpoint, &self.region);
+    }
+
+    /// Lets timers end that are due. What they wait for may have come, and not have been read: so not
+    /// before all has been, but for an excess that has lasted.
+    fn handle_timeout(&mut self, now: Instant, all: bool) {
+        let due = self.endpoint.poll_timeout().is_some_and(|due| due <= now);
+        if due && !all && now < *self.behind.get_or_insert(now) + MOST_BEHIND {
+            return;
+        }
+        self.behind = None;
+        if due {
+            self.endpoint.handle_timeout(now, &self.region);
+        }
     }
 
     /// Peers' accesses to exposed memory are ordinary loads and stores of the thread that drives
@@ -430,11 +450,9 @@ impl Fabric for Soft {
         self.deliver(end, batch);
         self.wire.follow(&mut self.endpoint);
         let room = end - batch.len();
-        let bytes = self.wire.receive(now, &mut self.endpoint, &self.region, room);
-        self.lively = bytes >= LIVELY_BYTES;
-        if self.endpoint.poll_timeout().is_some_and(|due| due <= now) {
-            self.endpoint.handle_timeout(now, &self.region);
-        }
+        let taken = self.wire.receive(now, &mut self.endpoint, &self.region, room);
+        self.lively = taken.bytes >= LIVELY_BYTES;
+        self.handle_timeout(now, taken.all);
         self.endpoint.follow(now);
         self.deliver(end, batch);
         // A user whom nothing was told may go to sleep now, and owes us no flush.

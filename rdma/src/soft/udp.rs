@@ -56,6 +56,14 @@ struct Retired {
     closing: bool,
 }
 
+/// What has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Taken {
+    pub(super) bytes: usize,
+    /// And nothing more had.
+    pub(super) all: bool,
+}
+
 /// The sockets of one fabric.
 #[derive(Debug)]
 pub(super) struct Udp {
@@ -303,17 +311,17 @@ impl Udp {
         self.own(from).or_else(|| self.sockets.iter().find(covers).map(|bound| &**bound))
     }
 
-    /// Hands datagrams to the endpoint, until `events` of them wait to be told, or there is none. How
-    /// many bytes they had. Goes on behind the socket where the last call has stopped, so that none
-    /// of them, however much it brings, keeps the others waiting.
+    /// Hands datagrams to the endpoint, until `events` of them wait to be told, or there is none.
+    /// Goes on behind the socket where the last call has stopped, so that none of them, however much
+    /// it brings, keeps the others waiting.
     pub(super) fn receive(
         &mut self,
         now: Instant,
         endpoint: &mut Endpoint,
         region: &Region,
         events: usize,
-    ) -> usize {
-        let mut taken = 0;
+    ) -> Taken {
+        let mut taken = Taken { bytes: 0, all: true };
         if self.shared.is_called(self.index) {
             self.receive_strays(now, endpoint, region);
         }
@@ -324,13 +332,14 @@ impl Udp {
                 if endpoint.waiting_events() >= events {
                     // One that has brought nothing yet is still the next.
                     self.turn = index + usize::from(nth > 0);
-                    return taken;
+                    return Taken { all: false, ..taken };
                 }
                 let Some(received) = self.sockets[index].receive(&mut self.scratch) else {
                     break;
                 };
                 let Received { from, to, bytes, each } = received;
-                taken += bytes;
+                taken.bytes += bytes;
+                taken.all &= nth + 1 < TAKEN_AT_ONCE;
                 for datagram in self.scratch[..bytes].chunks(each) {
                     if let Some(capture) = &self.capture {
                         let destination = SocketAddr::new(to.ip(), ROCE_PORT);
