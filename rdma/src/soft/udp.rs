@@ -96,8 +96,8 @@ pub(super) struct Udp {
     blocked: Vec<IpAddr>,
     /// Those of them whose room ends a sleep.
     watched: Vec<IpAddr>,
-    /// The last trouble with sending that was told.
-    trouble: Option<Errno>,
+    /// The kinds of trouble with sending, and when each was told last.
+    troubles: Vec<(Errno, Option<Instant>)>,
     /// When it was told last that the system believes less of a way than our link carries.
     doubted: Option<Instant>,
     /// Everything is written down there.
@@ -133,7 +133,7 @@ impl Udp {
             held: VecDeque::new(),
             blocked: Vec::new(),
             watched: Vec::new(),
-            trouble: None,
+            troubles: Vec::new(),
             doubted: None,
             capture: None,
         })
@@ -544,16 +544,24 @@ impl Udp {
         }
     }
 
-    /// A datagram that cannot be sent is lost, as others are on the way: once is worth a line.
+    /// A datagram that cannot be sent is lost, as others are on the way.
     fn note(&mut self, sent: Result<(), Errno>) {
-        match sent {
-            Ok(()) => {}
-            Err(errno) if self.trouble == Some(errno) => {}
-            Err(errno) => {
-                self.trouble = Some(errno);
-                tracing::warn!("a datagram was not sent: {}", errno.desc());
-            }
+        if let Err(errno) = sent
+            && self.is_news(errno, Instant::now())
+        {
+            tracing::warn!("a datagram was not sent: {}", errno.desc());
         }
+    }
+
+    /// Whether a trouble is worth a line: each kind by itself, as peers may fail in several ways at
+    /// once.
+    fn is_news(&mut self, errno: Errno, now: Instant) -> bool {
+        let known = self.troubles.iter().position(|(known, _)| *known == errno);
+        let at = known.unwrap_or(self.troubles.len());
+        if known.is_none() {
+            self.troubles.push((errno, None));
+        }
+        is_due(&mut self.troubles[at].1, now)
     }
 
     /// Whether a datagram waits for room in its socket.
@@ -750,6 +758,18 @@ mod tests {
             udp.receive(Instant::now(), &mut endpoint, pool.region(), 1);
         }
         assert_eq!(endpoint.counters().received, 20);
+    }
+
+    #[test]
+    fn each_kind_of_trouble_is_told_once_a_minute() {
+        let shared = Arc::new(Shared::new(1, Options::default()).unwrap());
+        let mut udp = Udp::new(shared, 0).unwrap();
+        let start = Instant::now();
+        let kinds = [Errno::ENETUNREACH, Errno::EPERM];
+        for (seconds, is_news) in [(0, true), (1, false), (59, false), (60, true), (61, false)] {
+            let now = start + Duration::from_secs(seconds);
+            assert_eq!(kinds.map(|errno| udp.is_news(errno, now)), [is_news; 2], "{seconds}");
+        }
     }
 
     fn pool() -> Pool {
