@@ -255,6 +255,14 @@ pub trait Fabric: Send {
         exposed.into_buf()
     }
 
+    /// Says that the peer of an accepted connection has been let in: it has done what the user demands
+    /// of newcomers. A provider may pass over requests from where connections keep coming up and ending
+    /// before that; so who asks for this (of the provider `soft` by its configuration) says it of every
+    /// connection, once, as soon as it is so. Unknown handles are ignored.
+    fn admit(&mut self, qp: Qp) {
+        let _ = qp;
+    }
+
     /// Ends a connection: all posted work comes home, then [`Event::Gone`]. Idempotent; unknown
     /// handles are ignored.
     fn disconnect(&mut self, qp: Qp);

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rdma::soft::capture::{Capture, Keep};
+use rdma::soft::endpoint::Config;
 use rdma::soft::{Group, Options};
 use rdma::{Fabric, FabricError, Region};
 
@@ -12,6 +13,10 @@ use crate::absent;
 use crate::config::{CaptureConfig, Provider};
 #[cfg(feature = "verbs")]
 use crate::queue::SENDS_PER_RECEIVE;
+
+/// Connections of one address that may end at once before their hosts have been let in: more than a
+/// host makes that is refused, several controllers at a time, and far less than a flood.
+const VAIN_PER_SOURCE: u32 = 64;
 
 /// A provider that was decided upon.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -94,7 +99,10 @@ impl Choice {
         Ok(match self {
             Choice::Verbs => Fabrics::Verbs,
             Choice::Soft => {
-                Fabrics::Soft(Group::new(reactors as u32, Options::default())?, capture)
+                let Options { config, .. } = Options::default();
+                let config = Config { vain_per_source: Some(VAIN_PER_SOURCE), ..config };
+                let options = Options { config, ..Options::default() };
+                Fabrics::Soft(Group::new(reactors as u32, options)?, capture)
             }
         })
     }

@@ -102,7 +102,9 @@ fn every_command_waits_for_the_proof_on_each_queue() {
         }
     }
     assert!(world.disk.backings.is_empty());
+    assert_eq!(world.fabric.admitted, 1, "its controller's admin queue");
     authenticate(&mut world, &mut queue);
+    assert_eq!(world.fabric.admitted, 2);
     assert!(world.ask(&mut queue, &read(), &[]).status.is_success());
     assert_eq!(world.disk.backings.len(), 1);
     // Again, on the live queue, with commands in between.

@@ -104,6 +104,21 @@ fn connect_enables_and_properties_answer() {
     world.end(queue);
 }
 
+/// The fabric holds connections that come to nothing against their address.
+#[test]
+fn the_fabric_hears_of_a_host_once_it_is_let_in_and_not_before() {
+    let mut world = World::new();
+    let mut queue = world.open_qid(0);
+    let unknown = Connect { sqsize_z: 15, ..Connect::default() }.emit(keyed(0, 1024));
+    assert!(!world.ask(&mut queue, &unknown, &[]).status.is_success());
+    assert_eq!(world.fabric.admitted, 0);
+    world.memory[..1024].copy_from_slice(&connect_data(CNTLID_DYNAMIC).emit());
+    assert!(world.ask(&mut queue, &unknown, &[]).status.is_success());
+    assert!(!world.ask(&mut queue, &unknown, &[]).status.is_success());
+    assert_eq!(world.fabric.admitted, 1);
+    world.end(queue);
+}
+
 #[test]
 fn no_more_queues_are_granted_than_there_is_memory_for() {
     let mut world = World::new();

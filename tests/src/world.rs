@@ -555,6 +555,7 @@ fn config(profile: &Profile, guid: u64, steer: (u32, u32)) -> Config {
         ack_delay: Duration::from_micros(50),
         exposed: 256,
         queue_pairs: 64,
+        vain_per_source: Some(64),
         steer,
         ..Config::default()
     }

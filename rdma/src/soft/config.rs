@@ -47,6 +47,11 @@ pub struct Config {
     pub half_open: usize,
     /// The same, of one address; what is more is dropped until others have come through.
     pub half_open_per_source: usize,
+    /// Connections of one address that may come up and end at once before their peers have been let
+    /// in ([`crate::Fabric::admit`]). Of who has had more, requests are passed over until time has
+    /// made up for some, sixteen a second. None: they are not counted, as for a user who lets in
+    /// everybody and never says so.
+    pub vain_per_source: Option<u32>,
     /// Half-open connections of peers that have not shown that they hear us, beyond which others
     /// must do that before anything is done for them. 0 asks everybody, `usize::MAX` nobody.
     pub strangers: usize,
@@ -81,6 +86,7 @@ impl Default for Config {
             queue_pairs: 1024,
             half_open: 256,
             half_open_per_source: 64,
+            vain_per_source: None,
             strangers: 16,
             doubts: 2048,
             patience: Duration::from_secs(10),

@@ -69,6 +69,9 @@ fates! {
     Doubted = "doubted",
     /// A request to connect from an address that has too many.
     Crowded = "crowded",
+    /// A request to connect from an address whose connections keep ending before their peers have
+    /// been let in.
+    Barred = "barred",
     /// A request to connect from a link-local IPv6 address: no answer would find the link.
     LinkLocal = "linklocal",
 }

@@ -25,7 +25,7 @@ use super::psn::{Psn, Qpn};
 use super::qp::{Io, QueuePair, Settings};
 use super::shelf::Shelf;
 use super::table::Table;
-use super::ticket::{Stage, Token};
+use super::ticket::Token;
 use super::troubles::ByAddress;
 use crate::{Event, Fault, Qp, Reason, Region, Tag, Work};
 
@@ -58,6 +58,8 @@ pub(super) struct Slot {
     pub(super) settings: Settings,
     /// What the endpoint where the request came in is told.
     pub(super) token: Option<Token>,
+    /// Its user has let the peer in.
+    pub(super) admitted: bool,
     /// When the peer was heard last.
     pub(super) heard: Option<Instant>,
     /// In the list of those that may have something to send.
@@ -542,6 +544,7 @@ impl Endpoint {
             connection,
             settings,
             token,
+            admitted: false,
             heard: None,
             ready: false,
             keeping: false,
@@ -564,7 +567,7 @@ impl Endpoint {
         }
         slot.gone = Some(reason);
         if let Some(token) = &slot.token {
-            token.set(Stage::Ended);
+            token.end(slot.connection.phase == Phase::Established && !slot.admitted);
         }
         let (memory, events, shelf) = (&mut self.memory, &mut self.events, &mut self.shelf);
         slot.qp.close(&mut Io { region, memory, events, shelf, qp: Qp(number) });

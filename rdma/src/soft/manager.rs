@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use super::cm_message::RejectReason;
 use super::connection::{ConnectRequest, Connection, Offer, Phase, is_kin, mtu_bytes};
 use super::crowd::{Crowd, Key};
+use super::debts::Debts;
 use super::endpoint::{Config, Endpoint, Path, ROCE_PORT};
 use super::mad::MAD_BYTES;
 use super::psn::{Psn, Qpn};
@@ -83,6 +84,10 @@ pub(super) struct Manager {
     pub(super) ended: Crowd<()>,
     /// Connections that came up of late at another endpoint, their requests having come to us.
     pub(super) elsewhere: Crowd<()>,
+    /// What addresses owe for connections that came up in vain, their requests having come to us.
+    pub(super) debts: Debts,
+    /// Whose request was passed over last because of that.
+    pub(super) barred: Option<IpAddr>,
     pub(super) retries: Retries,
     /// Of half-open connections whose requests users have, here or elsewhere.
     pub(super) news: News,
@@ -104,6 +109,8 @@ impl Manager {
             displaced: Vec::new(),
             ended: Crowd::new(MOST_ENDED),
             elsewhere: Crowd::new(MOST_ENDED),
+            debts: Debts::new(config.vain_per_source),
+            barred: None,
             retries: Retries::default(),
             news: News::default(),
             flood_until: None,
@@ -316,11 +323,19 @@ impl Endpoint {
     /// Takes note of what users, and other endpoints, have made of requests that came to us.
     /// Refuses what they have lost.
     pub(super) fn follow(&mut self, now: Instant) {
-        while let Some(key) = self.manager.news.next() {
+        while let Some((key, vain)) = self.manager.news.next() {
+            if vain {
+                self.manager.debts.charge(now, key.remote);
+            }
             if let Some(lost) = self.manager.follow(key, now, self.config.patience) {
                 self.tell(key.local, key.remote, lost.refusal);
             }
         }
+    }
+
+    /// An address whose requests have been passed over since this was asked last.
+    pub(super) fn take_barred(&mut self) -> Option<IpAddr> {
+        self.manager.barred.take()
     }
 
     /// Whether there may be news of a request soon, which ring no bell.
@@ -378,6 +393,13 @@ impl Endpoint {
         self.manager.retries.insert(comm, Retry::request(mad, ends, number, now));
         self.tell(from, to.ip(), mad);
         Ok(Qp(number))
+    }
+
+    /// The user has let the peer of a connection in.
+    pub fn admit(&mut self, qp: Qp) {
+        if let Some(slot) = self.live(qp) {
+            slot.admitted = true;
+        }
     }
 
     /// Ends a connection: all work comes home, then [`crate::Event::Gone`]. Unknown ones are ignored.

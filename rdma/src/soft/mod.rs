@@ -22,6 +22,7 @@ pub mod connection;
 pub mod counters;
 mod crowd;
 mod deadlines;
+mod debts;
 pub mod endpoint;
 pub mod header;
 pub mod icrc;

@@ -18,6 +18,9 @@
 //! known that somebody lives at the address, and whoever forges addresses gets no further. Where
 //! there is no more room, the oldest of whoever has the most makes some (`crowd`).
 //!
+//! Who does confirm, and then is not let in, again and again, is passed over for a while (`debts`):
+//! before anything else, as there may be tens of thousands a second.
+//!
 //! Bytes that go to a peer that has not confirmed are never more than came from it, but for one
 //! case: while there is no flood, a reply is repeated twice unasked, as it may have got lost.
 
@@ -141,7 +144,7 @@ impl Endpoint {
             return Fate::Unknown;
         };
         match self.check_request(&request) {
-            Ok(private) => self.admit(now, request, private, true),
+            Ok(private) => self.announce(now, request, private, true),
             Err(reason) => self.turn_away(&request, reason),
         }
     }
@@ -208,6 +211,10 @@ impl Endpoint {
         }
         self.follow(now);
         self.manager.expire(now);
+        if self.manager.debts.bars(now, request.from) {
+            self.manager.barred = Some(request.from);
+            return Fate::Barred;
+        }
         if self.is_repeated(&request) {
             return Fate::Repeated;
         }
@@ -236,7 +243,7 @@ impl Endpoint {
             self.doubt(now, request);
             return Fate::Doubted;
         }
-        self.admit(now, request, private, false)
+        self.announce(now, request, private, false)
     }
 
     pub(super) fn turn_away(&mut self, request: &ConnectRequest, reason: RejectReason) -> Fate {
@@ -257,7 +264,7 @@ impl Endpoint {
     }
 
     /// Lets the user know of a request.
-    fn admit(
+    fn announce(
         &mut self,
         now: Instant,
         request: ConnectRequest,
@@ -266,6 +273,9 @@ impl Endpoint {
     ) -> Fate {
         if self.manager.half_open.count_of(request.from) >= self.config.half_open_per_source {
             return Fate::Crowded;
+        }
+        if self.manager.debts.bars(now, request.from) {
+            return Fate::Barred;
         }
         let half = HalfOpen::new(&request, proven, &self.manager.news);
         let ticket = Ticket::new(request, half.token.clone());
@@ -385,10 +395,9 @@ mod tests {
     use super::super::connection::{Connection, Offer};
     use super::super::psn::{Psn, Qpn};
     use super::*;
-    use crate::{Pool, PoolPlan};
+    use crate::{Pool, PoolPlan, QpLimits};
 
-    #[test]
-    fn a_request_that_no_answer_can_reach_is_dropped() {
+    fn pool() -> Pool {
         let plan = PoolPlan {
             cells: 1,
             receives: 0,
@@ -397,35 +406,86 @@ mod tests {
             data_bytes: 0,
             largest_bytes: 4096,
         };
-        let pool = Pool::new(plan).unwrap();
+        Pool::new(plan).unwrap()
+    }
+
+    /// A request to connect, by the name that the host gives to its connection.
+    fn request(from: IpAddr, to: IpAddr, comm: u32) -> [u8; MAD_BYTES] {
+        let connection = Connection {
+            phase: Phase::RequestSent,
+            local: from,
+            remote: to,
+            local_comm: comm,
+            remote_comm: 0,
+            remote_guid: 0,
+            local_qpn: Qpn::new(17 + comm),
+            remote_qpn: Qpn::default(),
+            transaction: 1,
+            tos: 0,
+        };
+        let offer = Offer {
+            guid: 5,
+            receive_psn: Psn::default(),
+            answered_reads: 1,
+            reads: 1,
+            mtu: 1024,
+            ack_timeout: Duration::from_millis(70),
+        };
+        connection.request(&offer, 4420, 4791, b"")
+    }
+
+    #[test]
+    fn a_request_that_no_answer_can_reach_is_dropped() {
+        let pool = pool();
         let mut endpoint = Endpoint::new(Config::default(), Box::new(|| 3));
         let to: IpAddr = "fe80::1".parse().unwrap();
         endpoint.listen(SocketAddr::new(to, 4420));
         for (from, fate) in [("fe80::2", Fate::LinkLocal), ("2001:db8::2", Fate::Message)] {
-            let connection = Connection {
-                phase: Phase::RequestSent,
-                local: from.parse().unwrap(),
-                remote: to,
-                local_comm: 7,
-                remote_comm: 0,
-                remote_guid: 0,
-                local_qpn: Qpn::new(17),
-                remote_qpn: Qpn::default(),
-                transaction: 1,
-                tos: 0,
-            };
-            let offer = Offer {
-                guid: 5,
-                receive_psn: Psn::default(),
-                answered_reads: 1,
-                reads: 1,
-                mtu: 1024,
-                ack_timeout: Duration::from_millis(70),
-            };
-            let mad = connection.request(&offer, 4420, 4791, b"");
-            let now = Instant::now();
-            let got = endpoint.on_message(now, connection.local, to, &mad, pool.region());
+            let from = from.parse().unwrap();
+            let mad = request(from, to, 7);
+            let got = endpoint.on_message(Instant::now(), from, to, &mad, pool.region());
             assert_eq!(got, fate, "{from}");
         }
+    }
+
+    /// A reactor may serve what has come to another one, where the next request comes as well.
+    #[test]
+    fn what_comes_to_nothing_is_charged_where_it_was_asked_for() {
+        let (pool, now) = (pool(), Instant::now());
+        let endpoint = |index| {
+            let mut number = 0;
+            let entropy = move || {
+                number += 1;
+                number
+            };
+            let config =
+                Config { vain_per_source: Some(2), steer: (2, index), ..Config::default() };
+            Endpoint::new(config, Box::new(entropy))
+        };
+        let [mut asked, mut owner] = [0, 1].map(endpoint);
+        let [from, other, to] = [[10, 0, 0, 1], [10, 0, 0, 2], [10, 0, 0, 3]].map(IpAddr::from);
+        asked.listen(SocketAddr::new(to, 4420));
+        let ask = |asked: &mut Endpoint, from, comm| {
+            asked.on_message(now, from, to, &request(from, to, comm), pool.region())
+        };
+        let limits = QpLimits { receives: 1, sends: 1, reads: 1 };
+        for comm in 0..3 {
+            assert_eq!(ask(&mut asked, from, 2 * comm), Fate::Message);
+            let Some(Event::Incoming(incoming)) = asked.poll_event() else { panic!() };
+            let qp = owner.open(incoming, limits).unwrap();
+            owner.accept(now, qp, &[]);
+            let ready = ReadyToUse {
+                local_comm_id: 2 * comm,
+                remote_comm_id: owner.live(qp).unwrap().connection.local_comm,
+                ..ReadyToUse::zeroed()
+            };
+            let mad = CmMessage::ReadyToUse(ready).emit(MadHeader::default());
+            assert_eq!(owner.on_message(now, from, to, &mad, pool.region()), Fate::Message);
+            assert!(matches!(owner.poll_event(), Some(Event::Established(_))));
+            owner.disconnect(now, qp, pool.region());
+            assert!(matches!(owner.poll_event(), Some(Event::Gone(..))));
+        }
+        assert_eq!(ask(&mut asked, from, 6), Fate::Barred);
+        assert_eq!(ask(&mut asked, other, 8), Fate::Message);
     }
 }

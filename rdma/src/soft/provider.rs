@@ -25,7 +25,7 @@ use super::endpoint::{Config, Endpoint, Path, ROCE_PORT};
 use super::memory::Rights;
 use super::train;
 use super::troubles::Trouble;
-use super::udp::{Shared, SocketBuffers, Taken, Udp};
+use super::udp::{Shared, SocketBuffers, Taken, Udp, is_due};
 use crate::{
     Buf, Event, Exposed, Fabric, FabricError, Incoming, Qp, QpLimits, Region, Tag, Wake, Work,
 };
@@ -188,6 +188,8 @@ pub struct Soft {
     lively: bool,
     /// Since when timers wait until all that has come is read.
     behind: Option<Instant>,
+    /// When it was told last that requests are passed over.
+    told: Option<Instant>,
 }
 
 /// Fabrics that listen at the same addresses, one for each reactor: a request to connect comes to
@@ -267,6 +269,7 @@ impl Soft {
             written: None,
             lively: false,
             behind: None,
+            told: None,
         }
     }
 
@@ -307,6 +310,18 @@ impl Soft {
         self.behind = None;
         if due {
             self.endpoint.handle_timeout(now, &self.region);
+        }
+    }
+
+    /// Whose host cannot connect should find out why.
+    fn tell_barred(&mut self, now: Instant) {
+        if let Some(address) = self.endpoint.take_barred()
+            && is_due(&mut self.told, now)
+        {
+            tracing::warn!(
+                "requests to connect from {address} are passed over for some seconds: too many \
+                 connections from there have ended before a host was let in"
+            );
         }
     }
 
@@ -404,6 +419,10 @@ impl Fabric for Soft {
         self.endpoint.memory().conceal(exposed)
     }
 
+    fn admit(&mut self, qp: Qp) {
+        self.endpoint.admit(qp);
+    }
+
     fn disconnect(&mut self, qp: Qp) {
         self.endpoint.disconnect(self.now, qp, &self.region);
     }
@@ -454,6 +473,7 @@ impl Fabric for Soft {
         self.lively = taken.bytes >= LIVELY_BYTES;
         self.handle_timeout(now, taken.all);
         self.endpoint.follow(now);
+        self.tell_barred(now);
         self.deliver(end, batch);
         // A user whom nothing was told may go to sleep now, and owes us no flush.
         let waiting = self.wire.is_blocked() || self.endpoint.has_transmits();

@@ -28,29 +28,33 @@ pub(super) enum Stage {
     Ended,
 }
 
-/// Names of requests about which there is something new, so that the endpoint where they arrived
-/// need not look at all that it has. Nobody waits for its lock longer than to add or take a name,
+/// A request about which there is something new, and whether that is a connection that has come up and
+/// come to nothing.
+type Item = (Key, bool);
+
+/// Requests about which there is something new, so that the endpoint where they arrived need not look
+/// at all that it has. Nobody waits for its lock longer than to add or take a name,
 /// and nobody takes it but to set up or end a connection.
 #[derive(Clone, Default, Debug)]
-pub(super) struct News(Arc<(AtomicBool, Mutex<VecDeque<Key>>)>);
+pub(super) struct News(Arc<(AtomicBool, Mutex<VecDeque<Item>>)>);
 
 impl News {
     /// The request that has waited longest.
-    pub(super) fn next(&self) -> Option<Key> {
-        let (any, keys) = &*self.0;
+    pub(super) fn next(&self) -> Option<Item> {
+        let (any, items) = &*self.0;
         if !any.load(Ordering::Acquire) {
             return None;
         }
-        let mut keys = keys.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = keys.pop_front();
-        any.store(!keys.is_empty(), Ordering::Release);
-        key
+        let mut items = items.lock().unwrap_or_else(PoisonError::into_inner);
+        let item = items.pop_front();
+        any.store(!items.is_empty(), Ordering::Release);
+        item
     }
 
-    fn tell(&self, key: Key) {
-        let (any, keys) = &*self.0;
-        let mut keys = keys.lock().unwrap_or_else(PoisonError::into_inner);
-        keys.push_back(key);
+    fn tell(&self, item: Item) {
+        let (any, items) = &*self.0;
+        let mut items = items.lock().unwrap_or_else(PoisonError::into_inner);
+        items.push_back(item);
         any.store(true, Ordering::Release);
     }
 }
@@ -73,9 +77,18 @@ impl Token {
     }
 
     pub(super) fn set(&self, stage: Stage) {
+        self.store(stage, false);
+    }
+
+    /// The connection has ended, or never came up; `vain`: it came up, and its peer was never let in.
+    pub(super) fn end(&self, vain: bool) {
+        self.store(Stage::Ended, vain);
+    }
+
+    fn store(&self, stage: Stage, vain: bool) {
         self.0.stage.store(stage as u8, Ordering::Relaxed);
         if !matches!(stage, Stage::Asked | Stage::Opened) {
-            self.0.news.tell(self.0.key);
+            self.0.news.tell((self.0.key, vain));
         }
     }
 

@@ -3,6 +3,7 @@
 
 mod random;
 mod strangers;
+mod vain;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};

@@ -45,7 +45,7 @@ fn give(net: &mut Network, bth: Bth) {
 }
 
 /// Gives a message of connection management from the host to the target.
-fn inject(net: &mut Network, message: CmMessage) {
+pub(super) fn inject(net: &mut Network, message: CmMessage) {
     let bth = Bth::new(Opcode::UdSendOnly, Qpn::GSI, Psn::new(0));
     let deth = Some(Deth { qkey: GSI_QKEY, source: Qpn::GSI });
     let header = HeaderBytes::emit(&bth, &Extended { deth, ..Extended::default() });

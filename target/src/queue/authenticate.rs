@@ -194,6 +194,7 @@ impl Queue {
             }
             Serves::Nothing { .. } => {}
         }
+        self.welcome(io);
     }
 }
 

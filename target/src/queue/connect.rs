@@ -77,6 +77,7 @@ impl Queue {
         match outcome {
             Ok(cntlid) => {
                 self.explained = false;
+                self.welcome(io);
                 let atr = self.proof.is_some();
                 let off = connect.cattr.disable_sq_flow_control();
                 // The Connect command itself was the first entry.
@@ -91,6 +92,13 @@ impl Queue {
                 self.explain_connect(&refusal, data.as_ref(), io);
                 self.respond(slot, status, dw0.into(), None, io);
             }
+        }
+    }
+
+    /// Says to the fabric that the host is in, once it is.
+    pub(super) fn welcome(&self, io: &mut Io<'_>) {
+        if self.is_admitted() {
+            io.fabric.admit(self.qp);
         }
     }
 

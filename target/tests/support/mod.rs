@@ -37,6 +37,8 @@ pub(crate) struct Recorder {
     pub(crate) opened: Option<QpLimits>,
     pub(crate) accepted: Vec<u8>,
     pub(crate) rejected: Vec<u8>,
+    /// How often a host was let in.
+    pub(crate) admitted: u32,
     pub(crate) disconnected: bool,
 }
 
@@ -54,6 +56,9 @@ impl Fabric for Recorder {
     }
     fn reject(&mut self, _: Incoming, private_data: &[u8]) {
         self.rejected = private_data.to_vec();
+    }
+    fn admit(&mut self, _: Qp) {
+        self.admitted += 1;
     }
     fn disconnect(&mut self, _: Qp) {
         self.disconnected = true;

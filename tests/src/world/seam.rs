@@ -248,6 +248,11 @@ impl<F: Fabric> Fabric for Seam<F> {
         buf
     }
 
+    fn admit(&mut self, qp: Qp) {
+        self.note(qp, 0x35, 0, || "lets in".to_owned());
+        self.fabric.admit(qp);
+    }
+
     fn disconnect(&mut self, qp: Qp) {
         self.note(qp, 0x34, 0, || "disconnects".to_owned());
         self.fabric.disconnect(qp);

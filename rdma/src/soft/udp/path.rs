@@ -49,7 +49,7 @@ pub(super) fn leaves(from: IpAddr, to: SocketAddr, payload_bytes: u32) -> bool {
 }
 
 /// Whether it is time for a warning that came `last`; then it has come now.
-pub(super) fn is_due(last: &mut Option<Instant>, now: Instant) -> bool {
+pub(in super::super) fn is_due(last: &mut Option<Instant>, now: Instant) -> bool {
     let due = last.is_none_or(|last| now.saturating_duration_since(last) >= WARN_INTERVAL);
     if due {
         *last = Some(now);
