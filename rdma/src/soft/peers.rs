@@ -240,6 +240,11 @@ impl Endpoint {
             return Fate::Crowded;
         }
         if self.manager.strangers >= self.config.strangers {
+            // Whose questions wait for answers will hardly answer more of them.
+            if self.manager.doubts.count_of(request.from) >= self.config.half_open_per_source {
+                self.manager.note_flood(now);
+                return Fate::Crowded;
+            }
             self.doubt(now, request);
             return Fate::Doubted;
         }

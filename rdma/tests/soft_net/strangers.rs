@@ -36,6 +36,30 @@ fn half_open_connections_are_bounded_and_shared_fairly() {
     assert!(waiting.endpoint.poll_timeout().is_some_and(|at| at > now));
 }
 
+/// Each would cost a question, and room that others want.
+#[test]
+fn who_owes_many_answers_is_asked_no_more() {
+    let limits = Config { strangers: 0, half_open_per_source: 4, ..Config::default() };
+    let mut net = two(1, Faults::NONE, false, open_config(), limits);
+    connect(&mut net, &[]);
+    let asked = incoming(&mut net);
+    let request = ConnectRequest::of(&asked).unwrap().message;
+    net.node(1).endpoint.reject(asked, &[]);
+    drain(&mut net);
+    let before = net.node(1).endpoint.counters();
+    for number in 1..=10 {
+        let (local_comm_id, qpn) = (request.local_comm_id ^ number, Qpn::new(1000 + number));
+        inject(&mut net, CmMessage::Request(Request { local_comm_id, qpn, ..request }));
+    }
+    let after = net.node(1).endpoint.counters();
+    let since = |fate| after[fate] - before[fate];
+    assert_eq!((since(Fate::Doubted), since(Fate::Crowded)), (4, 6));
+    // It answers, and so is heard.
+    for _ in 0..4 {
+        incoming(&mut net);
+    }
+}
+
 /// Gives a packet without data from the host to the target.
 fn give(net: &mut Network, bth: Bth) {
     let reth = Some(Reth { address: 0, key: 0, length: 0 });
