@@ -108,10 +108,13 @@ pub struct Config {
 /// somebody else can tell: the package's unit has its own folders.
 pub(crate) fn given_state_directory(file: &Path) -> Option<OsString> {
     let own = std::env::var_os("STATE_DIRECTORY");
-    let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
-    let is_units = file.parent() == Some(Path::new("/etc/nvmfd"));
-    let units = || Path::new("/var/lib/nvmfd").is_dir().then(|| "/var/lib/nvmfd".into());
-    own.or_else(|| is_units.then(units).flatten())
+    own.or_else(|| unit_state_directory(file, Path::new("/etc/nvmfd"), "/var/lib/nvmfd"))
+}
+
+fn unit_state_directory(file: &Path, configuration: &Path, state: &str) -> Option<OsString> {
+    let file = std::path::absolute(file).ok()?;
+    let is_of_unit = file.parent() == Some(configuration) && Path::new(state).is_dir();
+    is_of_unit.then(|| state.into())
 }
 
 /// Which fabric provider moves the data.

@@ -262,3 +262,26 @@ fn what_alerts_and_dashboard_ask_for_is_told() {
         }
     }
 }
+
+#[test]
+fn purging_knows_the_files_of_the_state_directory() {
+    let postrm = text("configs/debian/postrm");
+    let (_, names) = postrm.split_once("for name in ").expect("a loop");
+    let names: Vec<&str> = names.split(';').next().expect("its list").split(' ').collect();
+    for (file, constant) in [
+        ("target/src/absent.rs", "SERVED"),
+        ("target/src/control/lock.rs", "NAME"),
+        ("target/src/declared/journal.rs", "NAME"),
+        ("target/src/ledger.rs", "NAME"),
+        ("target/src/names.rs", "FILE"),
+        ("target/src/power.rs", "NAME"),
+    ] {
+        let source = text(file);
+        let (_, rest) = source.split_once(&format!("const {constant}: &str = \"")).expect(file);
+        let (name, _) = rest.split_once('"').expect("its end");
+        assert!(names.contains(&name), "{name} of {file}");
+    }
+    for kind in ["reservation", "protection", "uncorrectable", "format", "events"] {
+        assert!(names.contains(&&*format!("\"$id.{kind}\"")), "{kind}");
+    }
+}

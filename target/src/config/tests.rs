@@ -472,6 +472,17 @@ fn hosts_may_make_blocks_unreadable_where_somebody_says() {
 }
 
 #[test]
+fn who_looks_at_the_file_of_the_unit_finds_its_state() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().to_str().unwrap();
+    let given = |file: &str, state| unit_state_directory(Path::new(file), Path::new("/a"), state);
+    assert_eq!(given("/a/nvmfd.toml", state).unwrap(), state);
+    assert_eq!(given("/b/nvmfd.toml", state), None);
+    assert_eq!(given("nvmfd.toml", state), None);
+    assert_eq!(given("/a/nvmfd.toml", "/nonexistent"), None);
+}
+
+#[test]
 fn state_is_kept_where_somebody_says() {
     let silent = Config::parse(LEAST).unwrap();
     assert_eq!(silent.state_directory, None);

@@ -549,3 +549,22 @@ impl DeviceQueue {
         self.text(limit).and_then(|text| text.parse().ok()).unwrap_or(0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_unit_denies_is_told_with_what_helps_there() {
+        let told = |errno| failed("cannot open /a", &io::Error::from_raw_os_error(errno)).sentence;
+        for (errno, remedy) in [
+            (libc::EPERM, "DeviceAllow="),
+            (libc::EROFS, "ReadWritePaths="),
+            (libc::EACCES, "the user of nvmfd"),
+        ] {
+            let sentence = told(errno);
+            // Hosts may have mounted what is on it, and are not to find it read-only.
+            assert!(sentence.contains(remedy) && !sentence.contains("read_only"), "{sentence}");
+        }
+    }
+}

@@ -51,7 +51,7 @@ pub(super) fn look(
         let open = catalogs.get(&nqn).filter(|open| open.folder() == folder);
         let open = open.map(|catalog| (catalog.identity(), images(catalog)));
         let (path, missing) = (folder.clone(), config.missing);
-        let act = move || Ok(seen(&folder, nqn, missing, open));
+        let act = move || Ok(seen(&folder, (nqn, missing), open, absent::folder(&folder)));
         (!is_awaited).then(|| (nqn, stores.begin(&path, act)))
     };
     let begun: Vec<_> = config.subsystems.iter().filter_map(begin).collect();
@@ -59,14 +59,14 @@ pub(super) fn look(
     begun.into_iter().map(|(nqn, look)| (nqn, look.by(deadline))).collect()
 }
 
+/// `open`: the catalog that is open, and its files. `missing`: why the folder is not there.
 fn seen(
     folder: &Path,
-    nqn: Nqn,
-    missing: Missing,
+    (nqn, policy): (Nqn, Missing),
     open: Option<(Identity, BTreeSet<PathBuf>)>,
+    missing: Option<String>,
 ) -> Look {
-    let may_wait = missing == Missing::Wait;
-    let missing = absent::folder(folder);
+    let may_wait = policy == Missing::Wait;
     let there = |images: BTreeSet<PathBuf>| images.into_iter().filter(|i| i.exists()).collect();
     let none = |found| Look { found, images: BTreeSet::new() };
     match (open, missing) {
@@ -122,6 +122,23 @@ mod tests {
     fn hang(stores: &Stores, folder: &Path, until: Receiver<()>) {
         let hang = move || until.recv().map_err(|_| "too late".to_owned());
         assert!(stores.begin(folder, hang).by(Instant::now()).is_err());
+    }
+
+    #[test]
+    fn no_catalog_is_opened_in_the_place_of_another_file_system() {
+        let folder = crate::disk::tests::folder();
+        let path = folder.path();
+        let nqn: Nqn = NQN.parse().unwrap();
+        let why = Some("not mounted".to_owned());
+        let find = |policy, open: &Option<_>, why: &Option<_>| {
+            seen(path, (nqn, policy), open.clone(), why.clone()).found
+        };
+        assert!(matches!(find(Missing::Wait, &None, &why), Found::Missing(_)));
+        assert!(matches!(find(Missing::Fail, &None, &why), Found::Unusable(_)));
+        let Found::Opened(catalog, _) = find(Missing::Fail, &None, &None) else { panic!("opened") };
+        let open = Some((catalog.identity(), BTreeSet::new()));
+        assert!(matches!(find(Missing::Fail, &open, &None), Found::AsBefore));
+        assert!(matches!(find(Missing::Wait, &open, &why), Found::Missing(_)));
     }
 
     #[test]
