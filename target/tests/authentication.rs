@@ -164,6 +164,24 @@ fn an_abort_command_means_no_command_of_a_queue_that_is_not_proved() {
     end_both(world, stranger, admin, posted);
 }
 
+/// What is pulled on an unproved queue is held in the name of the host.
+#[test]
+fn messages_come_one_after_the_other() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    let send =
+        Authentication::new(4096).emit(FabricsType::AUTHENTICATION_SEND, keyed(AT as u64, 4096));
+    let before = world.pool.free().2;
+    for cid in 0..4 {
+        world.send(&mut queue, &send.with_cid(cid), &[]);
+    }
+    assert_eq!(before - world.pool.free().2, 4096, "one is on its way");
+    world.run(&mut queue);
+    let answers: Vec<_> = world.completions.drain(..).map(|c| (c.cid, c.status.code())).collect();
+    assert_eq!(answers, [(1, 0x00C), (2, 0x00C), (3, 0x00C), (0, 0)]);
+    end_both(world, queue, admin, posted);
+}
+
 /// Whoever knows the names of a host takes nothing that it needs.
 #[test]
 fn a_queue_id_is_whose_proof_comes_first() {

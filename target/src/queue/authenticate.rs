@@ -55,6 +55,9 @@ impl Queue {
             return Some(Err(status));
         }
         match sqe.is_fabrics().then(|| sqe.fabrics_type()) {
+            Some(FabricsType::AUTHENTICATION_SEND) if self.hears_a_message() => {
+                Some(Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr()))
+            }
             Some(FabricsType::AUTHENTICATION_SEND) => {
                 Some(fabrics::authentication_send(sqe, received))
             }
@@ -62,6 +65,15 @@ impl Queue {
             _ if proof.is_authenticated() => None,
             _ => Some(Err(Status::AUTHENTICATION_REQUIRED.with_dnr())),
         }
+    }
+
+    /// Whether a message of the host is on its way or not answered yet. Hosts send the next one
+    /// later; somebody else would hold buffers in the host's name.
+    fn hears_a_message(&self) -> bool {
+        self.slots.iter().any(|entry| {
+            matches!(entry.plan, Plan::Authenticate { .. })
+                && matches!(entry.state, State::Waiting | State::Pulling)
+        })
     }
 
     /// The message that is due to the host, for an Authentication Receive.
