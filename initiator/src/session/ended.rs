@@ -212,7 +212,8 @@ impl fmt::Display for Ended {
             Ended::NotAuthenticated { queue, why } => write!(
                 f,
                 "the target refuses our authentication on {} ({why}): is --dhchap-secret the \
-                 secret that it has for --hostnqn?",
+                 secret that it has for --hostnqn, and has it one for --dhchap-ctrl-secret if that \
+                 is given?",
                 Name(*queue)
             ),
             Ended::Unproved { queue, why } => {
