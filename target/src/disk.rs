@@ -8,6 +8,7 @@
 //! operation back, `setup` makes the ring.
 
 mod backing;
+mod device;
 pub(crate) mod entry;
 mod erase;
 mod errno;

@@ -134,6 +134,8 @@ pub struct Backing {
     pub(super) read_only: bool,
     /// The number of its file system or device.
     pub(super) place: u64,
+    /// A device: what no other is called, where that is known.
+    pub(super) identity: Option<String>,
     /// Another store takes its place: what it still does is done for nobody.
     lost: AtomicBool,
     pub(super) volatile_cache: bool,
@@ -243,11 +245,24 @@ impl Backing {
                 self.name
             )));
         }
+        self.is_the_device(&fresh)?;
         fresh.health = Arc::clone(&self.health);
         if !fresh.allows(Space::Punch) {
             fresh.health.note_kept_space();
         }
         Ok(fresh)
+    }
+
+    /// Where a path is the kernel's own, and a device is plugged in, any other may get it.
+    pub(super) fn is_the_device(&self, fresh: &Backing) -> Result<(), OpenError> {
+        match (&self.identity, &fresh.identity) {
+            (Some(old), Some(new)) if old != new => Err(OpenError::new(format!(
+                "{} is another device now ({new}) than it was ({old}): attach that one again, or \
+                 remove the namespace, reload, add it, reload",
+                self.name
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// The same store through fresh descriptors, which remember no failure of the past. May wait
@@ -265,6 +280,7 @@ impl Backing {
         fresh.is_long(self.found_bytes());
         fresh.hold = Some(Arc::clone(hold));
         fresh.place = self.place;
+        fresh.identity.clone_from(&self.identity);
         fresh.volatile_cache = self.volatile_cache;
         fresh.geometry = self.geometry;
         fresh.smallest_block_bytes = self.smallest_block_bytes;
@@ -352,6 +368,7 @@ impl Backing {
             smallest_block_bytes: 512,
             read_only: config.read_only,
             place: 0,
+            identity: None,
             lost: AtomicBool::new(false),
             // A file's data are durable only after fdatasync, whatever the disk below has: the
             // file's own metadata (which blocks are written) is cached by the system.

@@ -12,6 +12,7 @@ use nix::sys::stat::{major, minor};
 use tracing::warn;
 
 use super::backing::{Backing, BackingConfig, Condition, Geometry, Kind, OpenError, Space};
+use super::device::Device;
 use super::made::Stamp;
 
 /// Files and devices are named by a C `off_t`.
@@ -333,7 +334,8 @@ fn finish(
     backing.smallest_block_bytes = if fine { 512 } else { config.block_size_bytes };
     backing.place = if kind == Kind::Device { meta.rdev() } else { meta.dev() };
     if kind == Kind::Device {
-        let queue = DeviceQueue::of(meta.rdev());
+        let queue = Device::of(meta.rdev());
+        backing.identity = queue.identity();
         backing.volatile_cache = queue.text("write_cache").as_deref() != Some("write through");
         backing.geometry = Geometry {
             physical_block_bytes: queue.number("physical_block_size"),
@@ -527,27 +529,6 @@ fn may_pass(error: &io::Error) -> bool {
             | libc::EBADE
             | libc::ESTALE
     )
-}
-
-/// A block device's limits in sysfs.
-struct DeviceQueue(Option<String>);
-
-impl DeviceQueue {
-    fn of(rdev: u64) -> DeviceQueue {
-        let device = format!("/sys/dev/block/{}:{}", major(rdev), minor(rdev));
-        // A partition has no queue of its own: it is its disk's, one folder up.
-        let queues = [format!("{device}/queue"), format!("{device}/../queue")];
-        DeviceQueue(queues.into_iter().find(|queue| Path::new(queue).is_dir()))
-    }
-
-    fn text(&self, limit: &str) -> Option<String> {
-        let text = fs::read_to_string(format!("{}/{limit}", self.0.as_ref()?)).ok()?;
-        Some(text.trim().to_owned())
-    }
-
-    fn number(&self, limit: &str) -> u32 {
-        self.text(limit).and_then(|text| text.parse().ok()).unwrap_or(0)
-    }
 }
 
 #[cfg(test)]

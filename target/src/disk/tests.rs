@@ -190,6 +190,25 @@ fn the_other_daemon() {
     }
 }
 
+#[test]
+fn another_device_takes_nobodys_place() {
+    let dir = folder();
+    let device = |identity: Option<&str>| {
+        let mut backing = Backing::open(&config(&dir.path().join("a"), Some(4096), 512)).unwrap();
+        backing.identity = identity.map(str::to_owned);
+        // The lock on it goes as well.
+        backing.hold = None;
+        backing
+    };
+    let served = device(Some("naa.1"));
+    for (found, fits) in [(Some("naa.1"), true), (None, true), (Some("naa.2"), false)] {
+        assert_eq!(served.is_the_device(&device(found)).is_ok(), fits, "{found:?}");
+    }
+    let refused = served.is_the_device(&device(Some("naa.2"))).unwrap_err().to_string();
+    assert_says(&refused, &["another device now (naa.2)", "than it was (naa.1)"]);
+    assert!(device(None).is_the_device(&served).is_ok(), "nobody knows");
+}
+
 struct Stage {
     pool: Pool,
     backing: Backing,
