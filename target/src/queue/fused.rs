@@ -72,12 +72,19 @@ impl Queue {
 
     fn pair(&mut self, first: u16, second: u16, plan: Result<Plan, Status>, io: &mut Io<'_>) {
         let invalid = Status::INVALID_FIELD.with_dnr();
+        let [nsid, other] = [first, second].map(|half| self.slot(half).sqe.nsid);
         let (of_first, of_second) = match (&self.slot(first).plan, &plan) {
             (
                 Plan::Compare { backing, at, from },
                 Ok(Plan::Store { backing: to, at: there, from: data, .. }),
             ) if (backing, at, from.len_bytes()) == (to, there, data.len_bytes()) => {
                 return self.start_pair(first, second, plan, io);
+            }
+            (Plan::Compare { backing, .. }, Ok(Plan::Store { backing: to, .. }))
+                if backing != to && nsid == other =>
+            {
+                // The namespace that the first half was for has gone: another one has its number now.
+                (Status::INVALID_NAMESPACE.with_dnr(), FAILED)
             }
             (_, Ok(Plan::Store { .. })) => (invalid, invalid),
             (_, Ok(_)) => (FAILED, invalid),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use nvme::copy::{Copy, CopyFlags, CopyRange};
 use nvme::sqe::{DsmRange, Flags};
 use nvme::{AdminOpcode, IoOpcode, Sgl, Sqe, Status};
-use nvmfd::disk::{Done, Op};
+use nvmfd::disk::{BackingId, Done, Op};
 use nvmfd::mailbox::mailbox;
 use nvmfd::queue::Queue;
 use nvmfd::registry::Registry;
@@ -44,6 +44,25 @@ fn answers(world: &mut World) -> Vec<(u16, u16, bool)> {
 
 fn block(world: &World) -> Vec<u8> {
     world.disk.blocks[5 * BLOCK..6 * BLOCK].to_vec()
+}
+
+/// Another namespace may have taken the number in between. The host has made no mistake.
+#[test]
+fn halves_for_two_stores_of_one_number_do_nothing() {
+    let mut world = World::new();
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    let old = block(&world);
+    world.send(&mut queue, &compare(1), &old);
+    world.run(&mut queue);
+    let mut other = subsystem();
+    other.namespaces[0].backing = BackingId(7);
+    queue.on_subsystem(&Arc::new(other), &mut world.io());
+    world.send(&mut queue, &write(2), &[0xAA; BLOCK]);
+    world.run(&mut queue);
+    let gone = Status::INVALID_NAMESPACE.code();
+    assert_eq!(answers(&mut world), [(1, gone, true), (2, FAILED, true)]);
+    assert_eq!((block(&world), world.disk.backings.len()), (old, 0));
+    end_both(world, queue, admin, posted);
 }
 
 #[test]
