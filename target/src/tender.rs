@@ -194,7 +194,8 @@ impl Tender {
     /// No thread to be had.
     pub fn start(reactors: Vec<Sender>) -> std::io::Result<Tender> {
         // Two, so that nobody has to be hired while all stores are sound.
-        let book = Mutex::new(Book { hands: 2, ..Book::default() });
+        let busy = Vec::with_capacity(MOST_HANDS);
+        let book = Mutex::new(Book { hands: 2, busy, ..Book::default() });
         let shared = Arc::new(Shared { reactors, book, bell: Condvar::new() });
         let thread = hire(&shared)?;
         hire(&shared)?;
