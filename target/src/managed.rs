@@ -16,23 +16,24 @@
 //! connection; the host that it belongs to has the namespace until it is detached, on each of its
 //! controllers.
 
+mod folder;
 mod record;
 mod undertaking;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use nvme::Nqn;
 use uuid::Uuid;
 
 use crate::config::{ManagedConfig, NamespaceConfig, NamespaceKind, SubsystemConfig};
 use crate::disk::Fault;
-use crate::kept;
 use crate::subsystem::Namespace;
 
+pub use folder::{Folder, Identity};
 pub use record::{Entry, Record};
 pub use undertaking::{Situation, Step, Undertaking};
 
@@ -94,39 +95,8 @@ impl Management {
 /// The namespaces of one subsystem that hosts made.
 #[derive(Debug)]
 pub struct Catalog {
-    folder: PathBuf,
+    folder: Arc<Folder>,
     record: Record,
-    identity: Identity,
-    /// The folder, held as long as this daemon has it.
-    _lock: File,
-}
-
-/// Which folder it is, whatever path leads there.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Identity {
-    dev: u64,
-    ino: u64,
-}
-
-impl Identity {
-    fn of(folder: &fs::Metadata) -> Identity {
-        Identity { dev: folder.dev(), ino: folder.ino() }
-    }
-
-    /// Fails when a path leads to another folder: a file system was mounted over it, or it was
-    /// replaced. The record there is not ours to overwrite. May wait for disks.
-    ///
-    /// # Errors
-    /// A sentence about that, or what the system says.
-    pub fn is_at(self, folder: &Path) -> io::Result<()> {
-        if Identity::of(&fs::metadata(folder)?) == self {
-            return Ok(());
-        }
-        let shown = folder.display();
-        Err(io::Error::other(format!(
-            "{shown} is another folder than when it was opened (was something mounted there?): reload"
-        )))
-    }
 }
 
 impl Catalog {
@@ -166,8 +136,8 @@ impl Catalog {
                 "{shown} has the namespaces of {other}: give {nqn} its own folder"
             ));
         }
-        let identity = Identity::of(&lock.metadata().map_err(failed)?);
-        let mut catalog = Catalog { folder: folder.to_owned(), record, identity, _lock: lock };
+        let own = Arc::new(Folder::new(folder, lock).map_err(failed)?);
+        let mut catalog = Catalog { folder: own, record };
         let mut lines = Vec::new();
         if let Err(error) = catalog.settle() {
             lines.push(format!("what was left half done in {shown} cannot be cleared: {error}"));
@@ -179,6 +149,12 @@ impl Catalog {
     /// Where it is.
     #[must_use]
     pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The same, for whoever works there.
+    #[must_use]
+    pub fn place(&self) -> &Arc<Folder> {
         &self.folder
     }
 
@@ -191,45 +167,22 @@ impl Catalog {
     /// The file of the namespace with this UUID.
     #[must_use]
     pub fn image(&self, uuid: Uuid) -> PathBuf {
-        self.folder.join(format!("{uuid}.img"))
+        self.folder.image(uuid)
     }
 
-    /// Which folder was opened.
-    #[must_use]
-    pub fn identity(&self) -> Identity {
-        self.identity
-    }
-
-    /// Fails when the path leads to another folder than the one that was opened.
-    ///
-    /// # Errors
-    /// A sentence about that, or what the system says.
-    pub fn is_in_place(&self) -> io::Result<()> {
-        self.identity.is_at(&self.folder)
-    }
-
-    /// Holds something else from now on, also after a power loss.
+    /// Holds something else from now on, also after a power loss. May wait for disks.
     ///
     /// # Errors
     /// What the system says; it is as before then.
     pub fn keep(&mut self, new: Record) -> io::Result<()> {
-        self.is_in_place()?;
-        if let Err(error) = kept::write(&self.folder, RECORD, &new.emit()) {
-            // The rename may have happened. What hosts are told counts, so put it back.
-            kept::write(&self.folder, RECORD, &self.record.emit())?;
-            return Err(error);
-        }
+        self.folder.keep(&new, &self.record)?;
         self.record = new;
         Ok(())
     }
 
-    /// Removes the files of these, so that a power loss does not bring them back.
-    ///
-    /// # Errors
-    /// What the system says; some may be removed.
-    pub fn remove(&self, uuids: &BTreeSet<Uuid>) -> io::Result<()> {
-        self.is_in_place()?;
-        uuids.iter().try_for_each(|uuid| kept::remove(&self.folder, &format!("{uuid}.img")))
+    /// Holds what its folder has been told to keep.
+    pub(crate) fn hold(&mut self, record: Record) {
+        self.record = record;
     }
 
     /// Removes the files that are no namespaces yet, or no longer.
@@ -238,7 +191,7 @@ impl Catalog {
         let mut last = Ok(());
         loop {
             let next = match settling.next(last.is_ok()) {
-                Step::Remove(uuids) => self.remove(&uuids),
+                Step::Remove(uuids) => self.folder.remove(&uuids),
                 Step::Keep(record) => self.keep(*record),
                 _ => return last,
             };
@@ -320,7 +273,7 @@ impl Catalog {
         let known: BTreeSet<PathBuf> =
             self.record.entries.values().map(|entry| self.image(entry.uuid)).collect();
         let mut lines = Vec::new();
-        for file in fs::read_dir(&self.folder)? {
+        for file in fs::read_dir(self.folder())? {
             let path = file?.path();
             if path.extension().is_some_and(|e| e == "img") && !known.contains(&path) {
                 lines.push(format!(

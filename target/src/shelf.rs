@@ -4,7 +4,7 @@
 
 mod folders;
 pub(crate) mod formatting;
-mod orders;
+pub(crate) mod orders;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -21,10 +21,10 @@ use crate::absent;
 use crate::config::{Config, ListenerConfig, Missing, SubsystemConfig};
 use crate::ledger::Ledger;
 use crate::mailbox::Mail;
-use crate::managed::{Absent, Allocated, Catalog, Catalogs, Management};
+use crate::managed::{Absent, Allocated, Catalog, Catalogs, Folder, Management};
 use crate::provider::owns;
 use crate::registry::{Change, Registry};
-use crate::stores::{Awaited, Awaiting, Place, Store, Stores};
+use crate::stores::{Awaited, Awaiting, Opening, Place, Store, Stores};
 use crate::subsystem::Subsystem;
 use crate::target::Fatal;
 use crate::tender::Tender;
@@ -244,7 +244,7 @@ impl Shelf {
 
     /// Has everybody see a subsystem as it is now, because its stores have changed.
     fn publish_again(&self, nqn: &Nqn) {
-        let config = self.merged().into_iter().find(|config| config.nqn == *nqn);
+        let config = self.merged(None).into_iter().find(|config| config.nqn == *nqn);
         // It may have gone meanwhile.
         let Some(config) = config.filter(|_| self.registry.subsystem(nqn).is_some()) else {
             return;
@@ -260,8 +260,9 @@ impl Shelf {
         subsystem
     }
 
-    /// What is declared, with the namespaces that hosts have made.
-    fn merged(&self) -> Vec<SubsystemConfig> {
+    /// What is declared, with the namespaces that hosts have made; also with this one, whose file was
+    /// made just now.
+    fn merged(&self, made: Option<Place>) -> Vec<SubsystemConfig> {
         let mut subsystems = self.config.subsystems.clone();
         for subsystem in &mut subsystems {
             let nqn = subsystem.nqn;
@@ -270,6 +271,7 @@ impl Shelf {
                 catalog.merge_into(subsystem, |nsid, image| {
                     self.stores.serves((nqn, nsid), image)
                         || self.stores.why_awaited(nqn, nsid).is_some()
+                        || made == Some((nqn, nsid))
                 });
             }
         }
@@ -369,6 +371,12 @@ impl Shelf {
     /// The addresses that are awaited.
     pub(crate) fn awaited_addresses(&self) -> Vec<SocketAddr> {
         self.awaited.keys().copied().collect()
+    }
+
+    /// Folders whose record is to be written again, and how to begin with that.
+    pub(crate) fn owing(&self) -> (Vec<Arc<Folder>>, Arc<Opening>) {
+        let folders = self.catalogs.values().map(Catalog::place).filter(|folder| folder.owes());
+        (folders.cloned().collect(), self.stores.opening())
     }
 
     /// The stores that are awaited.

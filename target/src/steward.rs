@@ -1,6 +1,7 @@
 //! The steward: one thread that carries out what hosts order about namespaces, one order after
 //! another. Reactors ask it and go on; it answers by mail. So nobody waits for a file, and a reload
-//! and an order never meet: whoever changes what is served holds its lock (`shelf.rs`).
+//! and an order never meet: whoever changes what is served holds its lock (`shelf.rs`). An order lets
+//! it go while it is at work in the folder of its subsystem, which may hang.
 //!
 //! Its queue needs no bound of its own: a command that was handed over keeps its slot until it is
 //! answered, so there are never more than there are slots.
@@ -10,7 +11,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use nvme::{Nqn, Status};
 use rdma::Tag;
@@ -20,7 +21,7 @@ use crate::disk::Done;
 use crate::mailbox::Mail;
 use crate::registry::Registry;
 use crate::reservation::HostId;
-use crate::shelf::{Shelf, formatting};
+use crate::shelf::{Shelf, formatting, orders};
 
 /// Namespaces that are formatted at a time; a host that wants one more is told to try again.
 const MOST_FORMATS: usize = 16;
@@ -165,8 +166,7 @@ impl Steward {
                 format(wish, &order, &pass, shelf, registry);
                 continue;
             }
-            let carried_out =
-                shelf.lock().unwrap_or_else(PoisonError::into_inner).carry_out(&order);
+            let carried_out = orders::carry_out(shelf, &order);
             let Order { made, reactor, tag, .. } = *order;
             answer(registry, reactor, tag, carried_out.map(|nsid| made.set(nsid)));
         }

@@ -23,7 +23,7 @@ use self::settled::Settled;
 use crate::absent;
 use crate::config::{LimitConfig, Missing, NamespaceConfig, NamespaceKind, SubsystemConfig};
 use crate::disk::BackingId;
-use crate::disk::{BackingConfig, BackingKind, Kind};
+use crate::disk::{Backing, BackingConfig, BackingKind, Kind};
 use crate::format::{Format, Formats};
 use crate::kept;
 use crate::names::Names;
@@ -163,6 +163,11 @@ impl Stores {
             state_directory: self.state_directory.clone(),
             opening: Arc::clone(&self.opening),
         }
+    }
+
+    /// Where what may wait for a disk or a server is begun, also while nobody has these.
+    pub(crate) fn opening(&self) -> Arc<Opening> {
+        Arc::clone(&self.opening)
     }
 
     /// Begins what may wait for a disk or a server: see [`Opening::begin`].
@@ -437,6 +442,15 @@ impl Stores {
         self.next_id = (id + 1) % BACKINGS;
         Some(BackingId(id))
     }
+}
+
+/// Makes the file of a namespace, and leaves it to whoever opens it.
+///
+/// # Errors
+/// One sentence about why that is not possible.
+pub(crate) fn make(namespace: &NamespaceConfig) -> Result<(), String> {
+    let made = Backing::open(&backing_config(namespace));
+    made.map(drop).map_err(|error| error.to_string())
 }
 
 fn namespaces(

@@ -34,7 +34,7 @@ use crate::steward::{self, Steward};
 use crate::stores::Stores;
 use crate::tender::Tender;
 use crate::view::View;
-use crate::wait::Waiting;
+use crate::wait::{Waiting, make_good};
 
 /// The daemon cannot serve: one sentence for a person.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -368,6 +368,10 @@ impl Target {
         let gone = || self.keeper.0.is_finished() && self.steward.0.is_finished();
         while !gone() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(2));
+        }
+        // Whoever has it now hangs in a disk.
+        if let Ok(shelf) = self.shelf.try_lock() {
+            make_good(shelf.owing(), deadline);
         }
     }
 

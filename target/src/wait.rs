@@ -10,11 +10,15 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
+use crate::managed::Folder;
 use crate::shelf::Shelf;
-use crate::stores::Place;
+use crate::stores::{Opening, Place};
 
 /// How often it is looked whether something has come.
 const LOOK: Duration = Duration::from_secs(1);
+
+/// How long folders may take to write their records again.
+const REPAIR: Duration = Duration::from_secs(2);
 
 /// What has come and could not be served is tried again after this long,
 const PAUSE: Duration = Duration::from_secs(1);
@@ -158,6 +162,8 @@ fn look(shelf: &Mutex<Shelf>, pauses: &mut Pauses) {
         shelf().on_address(at);
     }
     // A path may hang for as long as a server does not answer: nobody's lock is held meanwhile.
+    let owing = shelf().owing();
+    make_good(owing, Instant::now() + REPAIR);
     let awaiting = shelf().awaited_stores();
     let come = awaiting.come();
     pauses.keep(&come);
@@ -170,6 +176,22 @@ fn look(shelf: &Mutex<Shelf>, pauses: &mut Pauses) {
     // The try itself may have been long.
     let now = Instant::now();
     due.into_iter().for_each(|place| pauses.tried(place, now));
+}
+
+/// Has folders write again what they owe, until then.
+pub(crate) fn make_good((folders, opening): (Vec<Arc<Folder>>, Arc<Opening>), deadline: Instant) {
+    let begun: Vec<_> = folders
+        .into_iter()
+        .map(|folder| {
+            let path = folder.path().to_owned();
+            opening.begin(&path, move || {
+                folder.make_good();
+                Ok(())
+            })
+        })
+        .collect();
+    // It says itself what has come of it.
+    begun.into_iter().for_each(|one| drop(one.by(deadline)));
 }
 
 #[cfg(test)]

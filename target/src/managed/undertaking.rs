@@ -2,7 +2,7 @@
 //! reactors: whoever drives it takes each step and says whether that was possible. The order of the
 //! steps is what makes an order whole or not done at all, whenever the process ends or the power goes:
 //!
-//! * create: announce the file in the record, make and open it, enter the namespace in the record,
+//! * create: announce the file in the record, make it, enter the namespace in the record, open and
 //!   serve it;
 //! * delete: strike it out of the record, serve it no more, remove its file;
 //! * attach, detach: change the record, serve what that says.
@@ -24,16 +24,15 @@ pub enum Step {
     /// Keep this record, so that it outlasts a power loss. When that is not possible the one before
     /// must be what is kept.
     Keep(Box<Record>),
-    /// Make the file of this namespace, which nobody sees yet, and open it on every ring.
-    Open {
+    /// Make the file of this namespace, which nobody sees yet.
+    Make {
         /// Namespace id.
         nsid: u32,
         /// What it is.
         entry: Entry,
     },
-    /// Close what the last [`Step::Open`] has opened: it does not become a namespace.
-    Close,
-    /// Serve what the record says from now on.
+    /// Serve what the record says from now on. What was made is opened on every ring before; when
+    /// that is not possible everything is served as before.
     Serve,
     /// Remove the files of these, so that a power loss does not bring them back.
     Remove(BTreeSet<Uuid>),
@@ -158,15 +157,13 @@ fn create(
     entered.entries.insert(nsid, entry.clone());
     let failed = || vec![answer(Err(FAILED))];
     let cleared = settle(&announced, failed(), failed());
-    let mut closed = vec![surely(Step::Close)];
-    closed.extend(cleared.clone());
     let mut put_back =
         vec![Planned { step: Step::Keep(Box::new(announced.clone())), otherwise: failed() }];
-    put_back.extend(closed.clone());
+    put_back.extend(cleared.clone());
     Ok(vec![
         Planned { step: Step::Keep(Box::new(announced)), otherwise: failed() },
-        Planned { step: Step::Open { nsid, entry }, otherwise: cleared },
-        Planned { step: Step::Keep(Box::new(entered)), otherwise: closed },
+        Planned { step: Step::Make { nsid, entry }, otherwise: cleared.clone() },
+        Planned { step: Step::Keep(Box::new(entered)), otherwise: cleared },
         Planned { step: Step::Serve, otherwise: put_back },
         surely(Step::Await),
         answer(Ok(nsid)),
@@ -312,16 +309,14 @@ mod tests {
         fn take(&mut self, step: Step) {
             match step {
                 Step::Keep(record) => self.kept = *record,
-                Step::Open { entry, .. } => {
+                Step::Make { entry, .. } => {
                     assert!(self.kept.unsettled.contains(&entry.uuid), "it was announced");
                     self.files.insert(entry.uuid);
-                    self.open.insert(entry.uuid);
                 }
-                Step::Close => drop(self.open.remove(&NEW)),
                 Step::Serve => {
                     self.served = self.kept.clone();
                     let served = self.uuids();
-                    assert!(served.is_subset(&self.open), "what is served is open");
+                    assert!(served.is_subset(&self.files), "what is served has a file");
                     self.open = served;
                 }
                 Step::Remove(uuids) => {
@@ -379,7 +374,7 @@ mod tests {
     }
 
     fn always(step: &Step) -> bool {
-        matches!(step, Step::Close | Step::Forget(_) | Step::Await)
+        matches!(step, Step::Forget(_) | Step::Await)
     }
 
     #[test]

@@ -49,7 +49,7 @@ pub(super) fn look(
             config.missing == Missing::Wait && each.is_folder(&folder) && !is_due
         });
         let open = catalogs.get(&nqn).filter(|open| open.folder() == folder);
-        let open = open.map(|catalog| (catalog.identity(), images(catalog)));
+        let open = open.map(|catalog| (catalog.place().identity(), images(catalog)));
         let (path, missing) = (folder.clone(), config.missing);
         let act = move || Ok(seen(&folder, (nqn, missing), open, absent::folder(&folder)));
         (!is_awaited).then(|| (nqn, stores.begin(&path, act)))
@@ -136,7 +136,7 @@ mod tests {
         assert!(matches!(find(Missing::Wait, &None, &why), Found::Missing(_)));
         assert!(matches!(find(Missing::Fail, &None, &why), Found::Unusable(_)));
         let Found::Opened(catalog, _) = find(Missing::Fail, &None, &None) else { panic!("opened") };
-        let open = Some((catalog.identity(), BTreeSet::new()));
+        let open = Some((catalog.place().identity(), BTreeSet::new()));
         assert!(matches!(find(Missing::Fail, &open, &None), Found::AsBefore));
         assert!(matches!(find(Missing::Wait, &open, &why), Found::Missing(_)));
     }

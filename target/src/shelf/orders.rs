@@ -3,63 +3,213 @@
 //! in which order, `managed/undertaking.rs` says; here they are taken.
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::path::Path;
 use std::sync::mpsc::sync_channel;
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use nix::sys::statvfs::statvfs;
 use nvme::management::ManagementSelect;
 use nvme::persistent_event::ChangeNamespace;
 use nvme::{Nqn, Status};
 use tracing::{error, info, warn};
+use uuid::Uuid;
 
 use super::{Next, PATIENCE, Shelf};
 use crate::command::identify::SHARED;
-use crate::config::{ManagedConfig, SubsystemConfig};
+use crate::config::{ManagedConfig, NamespaceConfig, SubsystemConfig};
 use crate::disk::Health;
 use crate::format::Formats;
 use crate::history::Happening;
 use crate::mailbox::Mail;
-use crate::managed::{Catalog, Entry, Record, Situation, Step, Undertaking};
+use crate::managed::{Catalog, Entry, Folder, Record, Situation, Step, Undertaking};
 use crate::protection;
 use crate::reservation::{self, HostId};
 use crate::steward::{FAILED, Order, What};
-use crate::stores::Place;
+use crate::stores::{self, Place};
 use crate::target::Fatal;
+
+/// How long a folder may take to say how much it has free.
+const ANSWER: Duration = Duration::from_secs(10);
 
 /// A namespace that is about to go stays as it is.
 type Held = (protection::Held, reservation::Held);
 
+/// Carries out an order. Returns the id of the namespace that was made, or 0. What is done in the
+/// folder of its subsystem may take for ever: nobody has the shelf meanwhile, and others may have
+/// changed what is served by then.
+///
+/// # Errors
+/// The status to answer with; everything is as before.
+pub(crate) fn carry_out(shelf: &Mutex<Shelf>, order: &Order) -> Result<u32, Status> {
+    let nqn = order.subsystem;
+    let (folder, opening) = {
+        let shelf = lock(shelf);
+        shelf.granted(order)?;
+        let catalog = shelf.catalogs.get(&nqn).ok_or(FAILED)?;
+        (Arc::clone(catalog.place()), shelf.stores.opening())
+    };
+    // One that hangs is not even begun with.
+    let measured = opening.begin(folder.path(), {
+        let folder = Arc::clone(&folder);
+        move || Ok(free_bytes(folder.path()))
+    });
+    let free_bytes = measured.by(Instant::now() + ANSWER).map_err(|why| {
+        warn!("an order about namespaces of {nqn} is refused: {why}");
+        FAILED
+    })?;
+    let mut held = lock(shelf);
+    let (managed, subsystem) = held.granted(order)?;
+    // What is deleted cannot be told of afterwards.
+    let told = held.change_of(order);
+    let (mut undertaking, guards) = held.undertaking(order, &subsystem, &managed, free_bytes)?;
+    let mut errand = Errand { shelf, nqn, folder, guards, made: None, undoes: false };
+    let mut possible = true;
+    let made = loop {
+        match undertaking.next(possible) {
+            Step::Answer(outcome) => break outcome?,
+            step => (held, possible) = errand.take(held, step),
+        }
+    };
+    held.note(order, told, made);
+    tell(order, made);
+    Ok(made)
+}
+
+fn tell(order: &Order, made: u32) {
+    let (nqn, host) = (order.subsystem, order.host);
+    match &order.what {
+        What::Create(_) => info!(subsystem = %nqn, nsid = made, %host, "namespace created"),
+        What::Delete { nsid } => info!(subsystem = %nqn, nsid, %host, "namespace deleted"),
+        What::Attach { nsid, cntlids } => {
+            info!(subsystem = %nqn, nsid, ?cntlids, %host, "namespace attached");
+        }
+        What::Detach { nsid, cntlids } => {
+            info!(subsystem = %nqn, nsid, ?cntlids, %host, "namespace detached");
+        }
+        What::Format(_) => {}
+    }
+}
+
+/// An order on its way.
+struct Errand<'s> {
+    shelf: &'s Mutex<Shelf>,
+    nqn: Nqn,
+    /// Where its steps are taken, whatever has become of its catalog.
+    folder: Arc<Folder>,
+    /// Until none of what is deleted is there any more. Who protects or reserves one comes before
+    /// this, also while the order has waited, or learns that it goes.
+    guards: Vec<Held>,
+    /// The namespace whose file was made.
+    made: Option<(u32, Uuid)>,
+    /// It cannot be served: what was kept for it is taken back.
+    undoes: bool,
+}
+
+impl<'s> Errand<'s> {
+    /// Takes a step, which may wait for disks and reactors; false when it is not possible. The shelf
+    /// is let go as long as it waits for the folder.
+    fn take(
+        &mut self,
+        mut held: MutexGuard<'s, Shelf>,
+        step: Step,
+    ) -> (MutexGuard<'s, Shelf>, bool) {
+        match step {
+            Step::Keep(record) => return self.keep(held, *record),
+            Step::Make { nsid, entry } => {
+                let Some(catalog) = held.catalog_in(self.nqn, &self.folder) else {
+                    return (held, false);
+                };
+                let namespace = catalog.namespace(nsid, &entry);
+                drop(held);
+                let made = self.make(&namespace);
+                self.made = Some((nsid, entry.uuid));
+                return (lock(self.shelf), made);
+            }
+            Step::Remove(uuids) => {
+                drop(held);
+                let removed = self.folder.remove(&uuids);
+                if let Err(error) = &removed {
+                    let nqn = self.nqn;
+                    warn!("files that are no namespaces of {nqn} cannot be removed yet: {error}");
+                }
+                return (lock(self.shelf), removed.is_ok());
+            }
+            Step::Serve => {
+                let served = held.serve(self.nqn, self.made);
+                self.guards.clear();
+                self.undoes = !served;
+                return (held, served);
+            }
+            Step::Forget(uuids) => held.stores.forget_kept(&uuids),
+            Step::Await => held.wait_for_reactors(),
+            Step::Answer(_) => return (held, false),
+        }
+        (held, true)
+    }
+
+    fn keep(
+        &self,
+        mut held: MutexGuard<'s, Shelf>,
+        record: Record,
+    ) -> (MutexGuard<'s, Shelf>, bool) {
+        let catalog = held.catalog_in(self.nqn, &self.folder);
+        let Some(before) = catalog.map(|catalog| catalog.record().clone()) else {
+            return (held, false);
+        };
+        drop(held);
+        let kept =
+            if self.undoes { self.folder.insist(&record) } else { self.write(&record, &before) };
+        let mut held = lock(self.shelf);
+        match held.catalog_in(self.nqn, &self.folder) {
+            Some(catalog) if kept || self.undoes => catalog.hold(record),
+            Some(_) => {}
+            // A reload has taken the folder away meanwhile. Whoever finds it next finds this order not
+            // done.
+            None => {
+                drop(held);
+                self.folder.insist(&before);
+                return (lock(self.shelf), false);
+            }
+        }
+        (held, kept)
+    }
+
+    fn write(&self, record: &Record, before: &Record) -> bool {
+        let kept = self.folder.keep(record, before);
+        if let Err(error) = &kept {
+            let folder = self.folder.path().display();
+            error!("the record of managed namespaces in {folder} cannot be kept: {error}");
+        }
+        kept.is_ok()
+    }
+
+    /// Makes the file of a namespace, which the record announces.
+    fn make(&self, namespace: &NamespaceConfig) -> bool {
+        let in_place = self.folder.is_in_place().map_err(|error| error.to_string());
+        let made = in_place.and_then(|()| stores::make(namespace));
+        if let Err(why) = &made {
+            error!("a namespace of {} cannot be made: {why}", self.nqn);
+        }
+        made.is_ok()
+    }
+}
+
 impl Shelf {
-    /// Carries out an order. Returns the id of the namespace that was made, or 0.
+    /// What is granted to whoever gives an order, and its subsystem.
     ///
     /// # Errors
-    /// The status to answer with; everything is as before.
-    pub(crate) fn carry_out(&mut self, order: &Order) -> Result<u32, Status> {
-        let nqn = order.subsystem;
-        let subsystem = self.config.subsystems.iter().find(|s| s.nqn == nqn).cloned();
-        let granted = subsystem.and_then(|s| Some((s.managed.clone()?, s)));
-        // A reload may have taken it back since the order was given.
+    /// Nothing: a reload may have taken it back since.
+    fn granted(&self, order: &Order) -> Result<(ManagedConfig, SubsystemConfig), Status> {
+        let subsystem = self.config.subsystems.iter().find(|s| s.nqn == order.subsystem);
+        let granted = subsystem.and_then(|s| Some((s.managed.clone()?, s.clone())));
         let granted = granted.filter(|(managed, _)| managed.admits(&order.host));
-        let (managed, subsystem) = granted.ok_or(Status::INVALID_OPCODE.with_dnr())?;
-        // What is deleted cannot be told of afterwards.
-        let told = self.change_of(order);
-        let made = self.undertake(order, &subsystem, &managed)?;
-        self.note(order, told, made);
-        let host = order.host;
-        match &order.what {
-            What::Create(_) => info!(subsystem = %nqn, nsid = made, %host, "namespace created"),
-            What::Delete { nsid } => info!(subsystem = %nqn, nsid, %host, "namespace deleted"),
-            What::Attach { nsid, cntlids } => {
-                info!(subsystem = %nqn, nsid, ?cntlids, %host, "namespace attached");
-            }
-            What::Detach { nsid, cntlids } => {
-                info!(subsystem = %nqn, nsid, ?cntlids, %host, "namespace detached");
-            }
-            What::Format(_) => {}
-        }
-        Ok(made)
+        granted.ok_or(Status::INVALID_OPCODE.with_dnr())
+    }
+
+    /// The catalog of a subsystem, if it is the one in this folder.
+    fn catalog_in(&mut self, nqn: Nqn, folder: &Arc<Folder>) -> Option<&mut Catalog> {
+        self.catalogs.get_mut(&nqn).filter(|catalog| Arc::ptr_eq(catalog.place(), folder))
     }
 
     /// What the Persistent Event log will tell of an order, as far as that is known before.
@@ -115,19 +265,21 @@ impl Shelf {
         }
     }
 
-    /// Takes all steps of an order.
-    fn undertake(
-        &mut self,
+    /// What is to be done about an order, and what keeps others from what it deletes.
+    ///
+    /// # Errors
+    /// The status to answer with: it is not to be done.
+    fn undertaking(
+        &self,
         order: &Order,
         subsystem: &SubsystemConfig,
         managed: &ManagedConfig,
-    ) -> Result<u32, Status> {
+        free_bytes: u64,
+    ) -> Result<(Undertaking, Vec<Held>), Status> {
         let nqn = subsystem.nqn;
         let catalog = self.catalogs.get(&nqn).ok_or(FAILED)?;
         let mut random = [0; 16];
         getrandom::fill(&mut random).map_err(|_| FAILED)?;
-        // Until none of them is there any more. Who protects or reserves one comes before this, also
-        // while the order has waited, or learns that it goes.
         let held = RefCell::new(Vec::new());
         let may_go = |nsid, entry: &Entry| {
             held.borrow_mut().push(self.may_go((nqn, nsid), entry, &order.host_id)?);
@@ -137,26 +289,13 @@ impl Shelf {
             granted: managed,
             declared: &subsystem.namespaces.iter().map(|n| n.nsid).collect(),
             max_nsid: subsystem.offer.max_nsid,
-            free_bytes: free_bytes(catalog),
+            free_bytes,
             fresh: uuid::Builder::from_random_bytes(random).into_uuid(),
             controllers: &self.registry.controllers_of(&nqn),
             may_go: &may_go,
         };
-        let mut undertaking = Undertaking::new(&order.what, catalog.record(), &situation)?;
-        let (mut opened, mut possible) = (None, true);
-        loop {
-            possible = match undertaking.next(possible) {
-                Step::Answer(outcome) => return outcome,
-                step => {
-                    let serves = step == Step::Serve;
-                    let taken = self.take_step(nqn, step, &mut opened);
-                    if serves {
-                        held.borrow_mut().clear();
-                    }
-                    taken
-                }
-            };
-        }
+        let undertaking = Undertaking::new(&order.what, catalog.record(), &situation)?;
+        Ok((undertaking, held.into_inner()))
     }
 
     /// Whether a host may delete a namespace. Until what is returned is dropped nobody protects it, or
@@ -183,68 +322,9 @@ impl Shelf {
         Ok((protection.hold()?, reservation.hold(host)?))
     }
 
-    /// Takes a step, which may wait for disks and reactors; false when it is not possible. `opened`:
-    /// what is opened, and not served yet.
-    fn take_step(&mut self, nqn: Nqn, step: Step, opened: &mut Option<Next>) -> bool {
-        let catalog = self.catalogs.get_mut(&nqn);
-        match (step, catalog) {
-            (Step::Keep(record), Some(catalog)) => keep(catalog, *record),
-            (Step::Remove(uuids), Some(catalog)) => {
-                let removed = catalog.remove(&uuids);
-                if let Err(error) = &removed {
-                    warn!("files that are no namespaces of {nqn} cannot be removed yet: {error}");
-                }
-                removed.is_ok()
-            }
-            (Step::Open { nsid, entry }, Some(_)) => match self.open(nqn, nsid, &entry) {
-                Ok(next) => {
-                    *opened = Some(next);
-                    true
-                }
-                Err(why) => {
-                    error!("a namespace of {nqn} cannot be made: {why}");
-                    false
-                }
-            },
-            (Step::Close, _) => {
-                if let Some(next) = opened.take() {
-                    next.stores.without(&self.stores).for_each(|store| self.detach(store));
-                }
-                true
-            }
-            (Step::Serve, _) => self.serve(nqn, opened.take()),
-            (Step::Forget(uuids), _) => {
-                self.stores.forget_kept(&uuids);
-                true
-            }
-            (Step::Await, _) => {
-                self.wait_for_reactors();
-                true
-            }
-            (Step::Answer(_), _) | (_, None) => false,
-        }
-    }
-
-    /// Makes the file of a namespace, which the record announces, and opens it on every ring.
-    fn open(&self, nqn: Nqn, nsid: u32, entry: &Entry) -> Result<Next, Fatal> {
-        let mut subsystems = self.merged();
-        let catalog = self.catalogs.get(&nqn).ok_or(Fatal("it has no catalog".to_owned()))?;
-        if let Some(subsystem) = subsystems.iter_mut().find(|s| s.nqn == nqn) {
-            subsystem.namespaces.push(catalog.namespace(nsid, entry));
-            subsystem.offer.masks.insert(nsid, BTreeSet::new());
-        }
-        let next = Next::of_order(subsystems, &self.stores, self.config.missing)?;
-        if let Some(why) = next.stores.why_awaited(nqn, nsid) {
-            return Err(Fatal(why.to_owned()));
-        }
-        self.attach_new(&next)?;
-        Ok(next)
-    }
-
-    /// Serves what was opened; without that what the record says, in which nothing is new.
-    fn serve(&mut self, nqn: Nqn, opened: Option<Next>) -> bool {
-        let of_record = || Next::of_order(self.merged(), &self.stores, self.config.missing);
-        match opened.map_or_else(of_record, Ok) {
+    /// Serves what the record says. `made`: what of that is to be opened.
+    fn serve(&mut self, nqn: Nqn, made: Option<(u32, Uuid)>) -> bool {
+        match self.of_record(nqn, made) {
             Ok(next) => {
                 self.adopt(next, Vec::new());
                 true
@@ -254,6 +334,23 @@ impl Shelf {
                 false
             }
         }
+    }
+
+    fn of_record(&self, nqn: Nqn, made: Option<(u32, Uuid)>) -> Result<Next, Fatal> {
+        let subsystems = self.merged(made.map(|(nsid, _)| (nqn, nsid)));
+        if let Some((nsid, uuid)) = made {
+            let own = subsystems.iter().filter(|s| s.nqn == nqn).flat_map(|s| &s.namespaces);
+            // A reload may have come in between.
+            if !{ own }.any(|n| (n.nsid, n.uuid) == (nsid, uuid)) {
+                return Err(Fatal(format!("namespace {nsid} is declared by now")));
+            }
+        }
+        let next = Next::of_order(subsystems, &self.stores, self.config.missing)?;
+        if let Some(why) = made.and_then(|(nsid, _)| next.stores.why_awaited(nqn, nsid)) {
+            return Err(Fatal(why.to_owned()));
+        }
+        self.attach_new(&next)?;
+        Ok(next)
     }
 
     /// Returns when every reactor knows what has been published: what a host is told then, no
@@ -268,19 +365,14 @@ impl Shelf {
     }
 }
 
-fn keep(catalog: &mut Catalog, record: Record) -> bool {
-    let kept = catalog.keep(record);
-    if let Err(error) = &kept {
-        let folder = catalog.folder().display();
-        error!("the record of managed namespaces in {folder} cannot be kept: {error}");
-    }
-    kept.is_ok()
+/// What the file system of a folder has free, in bytes; much, where it does not say.
+fn free_bytes(folder: &Path) -> u64 {
+    let found = statvfs(folder);
+    found.map_or(u64::MAX, |found| found.blocks_available().saturating_mul(found.fragment_size()))
 }
 
-/// What the file system of a catalog has free, in bytes; much, where it does not say.
-fn free_bytes(catalog: &Catalog) -> u64 {
-    let found = statvfs(catalog.folder());
-    found.map_or(u64::MAX, |found| found.blocks_available().saturating_mul(found.fragment_size()))
+fn lock(shelf: &Mutex<Shelf>) -> MutexGuard<'_, Shelf> {
+    shelf.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tempfile::tempdir;
 
 use super::*;
 use crate::config::{Config, Missing, NamespaceConfig, NamespaceKind};
-use crate::kept::tests::{doomed, kill_before, run_killed};
+use crate::kept::tests::{doomed, hinder_before, kill_before, run_killed};
 use crate::ledger::Ledger;
 use crate::managed::{Catalogs, HOSTS_MAX};
 use crate::power::PowerMeter;
@@ -101,8 +101,19 @@ fn detach(nsid: u32, cntlids: &[u16]) -> What {
     What::Detach { nsid, cntlids: cntlids.to_vec() }
 }
 
+/// Who carries out orders has to let the shelf go in between.
+fn carry_out(shelf: &mut Shelf, order: &Order) -> Result<u32, Status> {
+    let (registry, tender) = (Arc::clone(&shelf.registry), Arc::clone(&shelf.tender));
+    let (config, ledger) = (shelf.config.clone(), Arc::clone(&shelf.ledger));
+    let none = Shelf::new(config, Stores::default(), registry, tender, ledger, false);
+    let own = Mutex::new(std::mem::replace(shelf, none));
+    let outcome = super::carry_out(&own, order);
+    *shelf = own.into_inner().unwrap();
+    outcome
+}
+
 fn ask(shelf: &mut Shelf, what: What) -> Result<u32, u16> {
-    let outcome = shelf.carry_out(&order(host(1), what));
+    let outcome = carry_out(shelf, &order(host(1), what));
     outcome.map_err(|status| {
         assert!(status.dnr(), "{status}");
         status.code()
@@ -196,7 +207,7 @@ fn the_folder_of_what_hosts_make_is_awaited() {
     let key = (NQN.parse().unwrap(), 0);
     assert_eq!(shelf.stores.awaited()[0].key(), key);
     assert!(shelf.awaited_stores().come().is_empty());
-    let refused = shelf.carry_out(&order(host(1), create(1)));
+    let refused = carry_out(&mut shelf, &order(host(1), create(1)));
     assert_eq!(refused, Err(FAILED), "nowhere to keep it");
     fs::create_dir_all(&late).unwrap();
     while shelf.awaited_stores().come() != [key] {
@@ -229,7 +240,7 @@ fn each_refusal_has_its_status_and_changes_nothing() {
         assert_eq!(ask(&mut shelf, what.clone()), outcome, "{what:?}");
     }
     for stranger in [host(3), host(9)] {
-        let status = shelf.carry_out(&order(stranger, create(1))).unwrap_err();
+        let status = carry_out(&mut shelf, &order(stranger, create(1))).unwrap_err();
         assert_eq!(status.code(), 0x001);
     }
     assert_eq!(*shelf.catalogs[&NQN.parse().unwrap()].record(), record);
@@ -301,7 +312,7 @@ fn what_cannot_be_kept_is_refused_and_leaves_nothing() {
     let folder = tempdir().unwrap();
     let mut shelf = shelf(&config(folder.path()));
     fs::create_dir(folder.path().join("namespaces")).unwrap();
-    let status = shelf.carry_out(&order(host(1), create(1))).unwrap_err();
+    let status = carry_out(&mut shelf, &order(host(1), create(1))).unwrap_err();
     assert_eq!((status.code(), status.dnr()), (0x006, false));
     assert_eq!((seen(&shelf, 1), images(folder.path()).len()), (vec![2], 0));
     fs::remove_dir(folder.path().join("namespaces")).unwrap();
@@ -399,7 +410,7 @@ fn what_is_awaited_or_protected_is_not_deleted_while_it_is_away() {
     let next = Next::open(&config, &stores, &Catalogs::new()).unwrap();
     let mut shelf = empty_shelf(&config, stores);
     shelf.adopt(next, Vec::new());
-    let refused = shelf.carry_out(&order(host(1), What::Delete { nsid: NSID_ALL }));
+    let refused = carry_out(&mut shelf, &order(host(1), What::Delete { nsid: NSID_ALL }));
     assert_eq!(refused, Err(Health::NOT_READY), "it is awaited");
     assert!(one_image.exists());
 }
@@ -417,9 +428,91 @@ fn nothing_is_ordered_in_the_folder_of_before_while_another_one_is_awaited() {
     shelf.adopt(next, Vec::new());
     assert_eq!(shelf.stores.awaited().len(), 1);
     for what in [What::Delete { nsid: NSID_ALL }, create(1)] {
-        assert_eq!(shelf.carry_out(&order(host(1), what)), Err(FAILED));
+        assert_eq!(carry_out(&mut shelf, &order(host(1), what)), Err(FAILED));
     }
     assert_eq!(images(folder.path()).len(), 1);
+}
+
+#[test]
+fn nothing_is_begun_in_a_folder_that_hangs() {
+    let folder = tempdir().unwrap();
+    let mut shelf = shelf(&config(folder.path()));
+    let (go_on, hangs) = std::sync::mpsc::channel::<()>();
+    let hang = move || hangs.recv().map_err(|_| "too late".to_owned());
+    assert!(shelf.stores.begin(folder.path(), hang).by(Instant::now()).is_err());
+    for what in [create(1), What::Delete { nsid: NSID_ALL }] {
+        assert_eq!(carry_out(&mut shelf, &order(host(1), what)), Err(FAILED));
+    }
+    drop(go_on);
+    while carry_out(&mut shelf, &order(host(1), create(1))) != Ok(1) {
+        std::thread::yield_now();
+    }
+}
+
+/// Whoever opens a pipe to write waits for a reader: so does who writes the record into one.
+#[test]
+fn who_waits_for_a_folder_keeps_nobody_from_the_shelf_and_owes_what_cannot_be_put_back() {
+    let folder = tempdir().unwrap();
+    let config = config(folder.path());
+    let shelf = Arc::new(Mutex::new(shelf(&config)));
+    let pipe = folder.path().join("namespaces.new");
+    let record = || fs::read(folder.path().join("namespaces")).ok();
+    assert_eq!(super::carry_out(&shelf, &order(host(1), create(1))), Ok(1));
+    let before = record().unwrap();
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let own = Arc::clone(&shelf);
+    let deletes = std::thread::spawn(move || {
+        super::carry_out(&own, &order(host(1), What::Delete { nsid: 1 }))
+    });
+    // Its thread sleeps in the pipe then, unless it has not begun yet.
+    std::thread::sleep(Duration::from_millis(50));
+    let mut more = config.clone();
+    let like = more.subsystems[0].namespaces[0].clone();
+    let uuid = Uuid::from_u128(9);
+    more.subsystems[0].namespaces.push(NamespaceConfig { nsid: 9, uuid, ..like });
+    let mut held = lock(&shelf);
+    let next = held.next(&more).unwrap();
+    held.attach_new(&next).unwrap();
+    held.set_config(more);
+    held.adopt(next, Vec::new());
+    assert!(held.registry.subsystem(&NQN.parse().unwrap()).unwrap().namespace(9).is_ok());
+    assert!(!deletes.is_finished(), "a reload has not waited for it");
+    drop(held);
+    // A pipe is nothing that can be synced, neither with the new record nor with the one of before.
+    let reader = fs::File::options().read(true).write(true).open(&pipe).unwrap();
+    assert_eq!(deletes.join().unwrap(), Err(FAILED));
+    drop(reader);
+    let held = lock(&shelf);
+    assert_eq!(held.owing().0.len(), 1);
+    assert_eq!(found(&held).len(), 1, "it was refused");
+    let owing = held.owing();
+    drop(held);
+    fs::remove_file(&pipe).unwrap();
+    fs::remove_file(folder.path().join("namespaces")).unwrap();
+    crate::wait::make_good(owing, Instant::now() + Duration::from_secs(60));
+    assert_eq!(lock(&shelf).owing().0.len(), 0);
+    assert_eq!(record(), Some(before), "it is there for the next start");
+}
+
+/// The server has carried out the rename, and then went away.
+#[test]
+fn a_delete_that_was_refused_is_not_carried_out_by_the_next_start() {
+    let folder = tempdir().unwrap();
+    let config = config(folder.path());
+    let mut shelf = shelf(&config);
+    assert_eq!(ask(&mut shelf, create(1)), Ok(1));
+    // Steps of a record: open, write, sync, rename, and the sync of the folder.
+    let (path, aside) = (folder.path().to_owned(), folder.path().with_extension("aside"));
+    let (from, to) = (path.clone(), aside.clone());
+    hinder_before(5, move || fs::rename(from, to).unwrap());
+    let refused = carry_out(&mut shelf, &order(host(1), What::Delete { nsid: 1 }));
+    assert_eq!((refused, found(&shelf).len()), (Err(FAILED), 1));
+    fs::rename(&aside, &path).unwrap();
+    crate::wait::make_good(shelf.owing(), Instant::now() + Duration::from_secs(60));
+    shelf.tender.stop(Instant::now() + Duration::from_secs(60));
+    drop(shelf);
+    let shelf = self::shelf(&config);
+    assert_eq!((found(&shelf).len(), images(&path).len()), (1, 1));
 }
 
 /// What hosts do in the life of the process that is killed.

@@ -153,7 +153,7 @@ impl Steward {
                     }
                 }
             }
-            Some(Step::Open { entry, .. }) if dice.per_mille(500) => {
+            Some(Step::Make { entry, .. }) if dice.per_mille(500) => {
                 folder.now.images.insert(entry.uuid.into_bytes(), image(&entry, disk));
             }
             _ => {}
@@ -208,7 +208,7 @@ impl Steward {
                 }
                 self.record = Record::clone(record);
             }
-            Step::Open { entry, .. } => {
+            Step::Make { entry, .. } => {
                 let uuid = entry.uuid.into_bytes();
                 folder.now.images.insert(uuid, image(entry, disk));
                 folder.durable = folder.now.clone();
@@ -418,7 +418,7 @@ impl Target {
 
     fn begin_step(&mut self, work: &mut Work, possible: bool, now: Instant) {
         work.step = work.undertaking.next(possible);
-        let waits = matches!(work.step, Step::Keep(_) | Step::Open { .. } | Step::Remove(_));
+        let waits = matches!(work.step, Step::Keep(_) | Step::Make { .. } | Step::Remove(_));
         work.due = if waits { now + self.steward.dice.part(STEP) } else { now };
         if work.step == Step::Await {
             for reactor in self.registry.reactors() {
@@ -438,22 +438,22 @@ impl Target {
         news: &mut Vec<News>,
     ) -> bool {
         match step {
-            Step::Open { nsid, entry } => {
+            Step::Keep(_) | Step::Make { .. } | Step::Remove(_) => {
                 self.steward.on_files(step, disk, self.plant)
-                    && self.open_one(*nsid, entry, disk).is_ok()
             }
-            Step::Keep(_) | Step::Remove(_) => self.steward.on_files(step, disk, self.plant),
             Step::Serve => {
                 let new = self.steward.record.clone();
+                for (nsid, entry) in &new.entries {
+                    let is_open = self.steward.opened.contains_key(&entry.uuid.into_bytes());
+                    if !is_open && self.open_one(*nsid, entry, disk).is_err() {
+                        return false;
+                    }
+                }
                 let old = mem::replace(&mut self.steward.served, new);
                 news.extend(changes(&old, &self.steward.served));
                 if self.is_published() {
                     self.publish(profile);
                 }
-                self.close_strangers(disk);
-                true
-            }
-            Step::Close => {
                 self.close_strangers(disk);
                 true
             }
