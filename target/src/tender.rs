@@ -220,7 +220,7 @@ impl Tender {
     }
 
     /// The operator trusts stores again whose synchronisation has failed: opens them again, and
-    /// forgives. One line each about what came of it. Takes no longer than [`ANSWER`] for all.
+    /// forgives. One line each about what came of it. Takes no longer than ten seconds for all.
     #[must_use]
     pub fn renew(&self, stores: &[Arc<Tended>]) -> Vec<String> {
         let deadline = Instant::now() + ANSWER;
