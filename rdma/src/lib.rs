@@ -34,6 +34,7 @@ pub mod event;
 pub mod exposed;
 pub mod pool;
 pub mod soft;
+pub mod source;
 pub mod spin;
 #[cfg(feature = "verbs")]
 pub mod verbs;
@@ -45,6 +46,7 @@ use std::time::Instant;
 pub use event::{Event, Incoming, Reason};
 pub use exposed::Exposed;
 pub use pool::{Buf, Pool, PoolPlan, Region};
+pub use source::Source;
 pub use spin::{Budget as SpinBudget, Spinner};
 
 /// A queue pair as its [`Fabric`] names it: valid from `open` or `connect` to `Gone`, small and

@@ -12,6 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Instant;
 
+use crate::Source;
+
 /// What makes a request to connect the same when it comes again: between the same addresses, from
 /// the same adapter, with the same name.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -23,6 +25,13 @@ pub(crate) struct Key {
     pub(crate) local: IpAddr,
 }
 
+impl Key {
+    /// Whose share the request takes of what is shared among sources.
+    pub(crate) fn source(&self) -> Source {
+        self.remote.into()
+    }
+}
+
 #[derive(Debug)]
 struct Entry<V> {
     /// Counts up with every insertion.
@@ -32,7 +41,7 @@ struct Entry<V> {
 }
 
 /// How many entries a source has, and which is the oldest: the last in this order makes room.
-type Rank = (usize, Reverse<u64>, IpAddr);
+type Rank = (usize, Reverse<u64>, Source);
 
 /// See the module.
 #[derive(Debug)]
@@ -41,8 +50,8 @@ pub(crate) struct Crowd<V> {
     /// (In boxes, because a tree moves what it has.)
     entries: BTreeMap<Key, Box<Entry<V>>>,
     /// Of each source the entries, oldest first.
-    by_source: BTreeMap<(IpAddr, u64), Key>,
-    counts: BTreeMap<IpAddr, usize>,
+    by_source: BTreeMap<(Source, u64), Key>,
+    counts: BTreeMap<Source, usize>,
     ranks: BTreeSet<Rank>,
     expiry: BTreeSet<(Instant, Key)>,
     next_age: u64,
@@ -67,7 +76,7 @@ impl<V> Crowd<V> {
     }
 
     /// How many entries are of `source`.
-    pub(crate) fn count_of(&self, source: IpAddr) -> usize {
+    pub(crate) fn count_of(&self, source: Source) -> usize {
         self.counts.get(&source).copied().unwrap_or(0)
     }
 
@@ -90,8 +99,9 @@ impl<V> Crowd<V> {
         let displaced = if self.entries.len() >= self.limit { self.displace() } else { None };
         let age = self.next_age;
         self.next_age += 1;
-        self.rerank(key.remote, |this, count| {
-            this.by_source.insert((key.remote, age), key);
+        let source = key.source();
+        self.rerank(source, |this, count| {
+            this.by_source.insert((source, age), key);
             count + 1
         });
         self.expiry.extend(until.map(|until| (until, key)));
@@ -101,8 +111,9 @@ impl<V> Crowd<V> {
 
     pub(crate) fn remove(&mut self, key: &Key) -> Option<V> {
         let entry = self.entries.remove(key)?;
-        self.rerank(key.remote, |this, count| {
-            this.by_source.remove(&(key.remote, entry.age));
+        let source = key.source();
+        self.rerank(source, |this, count| {
+            this.by_source.remove(&(source, entry.age));
             count.saturating_sub(1)
         });
         if let Some(until) = entry.until {
@@ -149,13 +160,13 @@ impl<V> Crowd<V> {
         self.remove(&key).map(|value| (key, value))
     }
 
-    fn oldest_of(&self, source: IpAddr) -> Option<(u64, Key)> {
+    fn oldest_of(&self, source: Source) -> Option<(u64, Key)> {
         let mut own = self.by_source.range((source, 0)..=(source, u64::MAX));
         own.next().map(|((_, age), key)| (*age, *key))
     }
 
     /// Changes the entries of a source, and keeps its rank right; `change` gives the new count.
-    fn rerank(&mut self, source: IpAddr, change: impl FnOnce(&mut Self, usize) -> usize) {
+    fn rerank(&mut self, source: Source, change: impl FnOnce(&mut Self, usize) -> usize) {
         let count = self.count_of(source);
         if let Some((age, _)) = self.oldest_of(source) {
             self.ranks.remove(&(count, Reverse(age), source));
@@ -198,7 +209,19 @@ mod tests {
         // Now all have one: the oldest, whosever it is.
         assert_eq!(crowd.insert(key(6, 8), 8, None), Some((key(2, 1), 1)));
         assert_eq!(crowd.insert(key(2, 9), 9, None), Some((key(4, 5), 5)));
-        assert_eq!((crowd.len(), crowd.count_of(key(3, 0).remote)), (4, 1));
+        assert_eq!((crowd.len(), crowd.count_of(key(3, 0).source())), (4, 1));
+    }
+
+    #[test]
+    fn addresses_of_one_ipv6_subnet_are_one_source() {
+        let mut crowd = Crowd::new(3);
+        let key = |remote: &str, comm| Key { remote: remote.parse().unwrap(), ..key(2, comm) };
+        crowd.insert(key("2001:db8::1", 1), 1, None);
+        crowd.insert(key("2001:db8:0:1::1", 2), 2, None);
+        crowd.insert(key("2001:db8:0:1::2", 3), 3, None);
+        assert_eq!(crowd.count_of(key("2001:db8:0:1::9", 0).source()), 2);
+        let displaced = crowd.insert(key("2001:db8::2", 4), 4, None);
+        assert_eq!(displaced.map(|(_, comm)| comm), Some(2));
     }
 
     #[test]

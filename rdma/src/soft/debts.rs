@@ -1,18 +1,19 @@
-//! What addresses owe for connections that came to nothing: that were confirmed, and ended before
+//! What sources owe for connections that came to nothing: that were confirmed, and ended before
 //! their peers had been let in.
 //!
 //! To make a queue pair and to end it costs far more than to ask for one, so who has answered and
 //! then says nothing, over and over, from a few addresses, could keep everybody else waiting. Each
-//! such connection adds to the debt of its address, and time pays it off. Who owes more than a few may
-//! gets no further ones for a while. Only what an address has confirmed is charged to it, so nobody
+//! such connection adds to the debt of its source, and time pays it off. Who owes more than a few may
+//! gets no further ones for a while. Only what a source has confirmed is charged to it, so nobody
 //! who forges it can run up its debt.
 //!
 //! A debt is the moment at which it will have been paid. Peers choose addresses, so everything is in
 //! ordered trees.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::time::{Duration, Instant};
+
+use crate::Source;
 
 /// How long it takes to pay for one: sixteen a second.
 const PRICE: Duration = Duration::from_micros(62_500);
@@ -22,38 +23,38 @@ const MOST: usize = 1024;
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Debts {
-    /// How much an address may owe; none when nobody counts.
+    /// How much a source may owe; none when nobody counts.
     credit: Option<Duration>,
-    until: BTreeMap<IpAddr, Instant>,
-    order: BTreeSet<(Instant, IpAddr)>,
+    until: BTreeMap<Source, Instant>,
+    order: BTreeSet<(Instant, Source)>,
 }
 
 impl Debts {
-    /// Each address may have so many such connections at once.
+    /// Each source may have so many such connections at once.
     pub(super) fn new(connections: Option<u32>) -> Debts {
         let credit = connections.map(|connections| PRICE.saturating_mul(connections));
         Debts { credit, until: BTreeMap::new(), order: BTreeSet::new() }
     }
 
-    /// Whether an address owes too much to be heard.
-    pub(super) fn bars(&self, now: Instant, address: IpAddr) -> bool {
-        let until = self.until.get(&address);
+    /// Whether a source owes too much to be heard.
+    pub(super) fn bars(&self, now: Instant, source: Source) -> bool {
+        let until = self.until.get(&source);
         until.zip(self.credit).is_some_and(|(until, credit)| *until > now + credit)
     }
 
-    /// Another connection of an address has come to nothing. What is owed stays below one and a half
-    /// times the credit, so that soon after a flood the address is heard again.
-    pub(super) fn charge(&mut self, now: Instant, address: IpAddr) {
+    /// Another connection of a source has come to nothing. What is owed stays below one and a half
+    /// times the credit, so that soon after a flood it is heard again.
+    pub(super) fn charge(&mut self, now: Instant, source: Source) {
         let Some(credit) = self.credit else { return };
         self.forgive(now);
-        let old = self.until.get(&address).copied();
+        let old = self.until.get(&source).copied();
         let until = old.unwrap_or(now).max(now) + PRICE;
         let until = until.min(now + credit + credit / 2);
         if let Some(old) = old {
-            self.order.remove(&(old, address));
+            self.order.remove(&(old, source));
         }
-        self.until.insert(address, until);
-        self.order.insert((until, address));
+        self.until.insert(source, until);
+        self.order.insert((until, source));
         if self.until.len() > MOST {
             self.forget_least();
         }
@@ -67,8 +68,8 @@ impl Debts {
     }
 
     fn forget_least(&mut self) {
-        if let Some((_, address)) = self.order.pop_first() {
-            self.until.remove(&address);
+        if let Some((_, source)) = self.order.pop_first() {
+            self.until.remove(&source);
         }
     }
 }
@@ -79,8 +80,8 @@ mod tests {
 
     use super::*;
 
-    fn address(number: u32) -> IpAddr {
-        IpAddr::from((10 << 24 | number).to_be_bytes())
+    fn address(number: u32) -> Source {
+        Source::V4((10 << 24 | number).into())
     }
 
     #[test]

@@ -84,7 +84,7 @@ pub(super) struct Manager {
     pub(super) ended: Crowd<()>,
     /// Connections that came up of late at another endpoint, their requests having come to us.
     pub(super) elsewhere: Crowd<()>,
-    /// What addresses owe for connections that came up in vain, their requests having come to us.
+    /// What sources owe for connections that came up in vain, their requests having come to us.
     pub(super) debts: Debts,
     /// Whose request was passed over last because of that.
     pub(super) barred: Option<IpAddr>,
@@ -325,7 +325,7 @@ impl Endpoint {
     pub(super) fn follow(&mut self, now: Instant) {
         while let Some((key, vain)) = self.manager.news.next() {
             if vain {
-                self.manager.debts.charge(now, key.remote);
+                self.manager.debts.charge(now, key.source());
             }
             if let Some(lost) = self.manager.follow(key, now, self.config.patience) {
                 self.tell(key.local, key.remote, lost.refusal);

@@ -211,7 +211,7 @@ impl Endpoint {
         }
         self.follow(now);
         self.manager.expire(now);
-        if self.manager.debts.bars(now, request.from) {
+        if self.manager.debts.bars(now, request.from.into()) {
             self.manager.barred = Some(request.from);
             return Fate::Barred;
         }
@@ -235,13 +235,15 @@ impl Endpoint {
         request: ConnectRequest,
         private: (CmaHeader, [u8; CmaHeader::USER_BYTES]),
     ) -> Fate {
-        if self.manager.half_open.count_of(request.from) >= self.config.half_open_per_source {
+        if self.manager.half_open.count_of(request.from.into()) >= self.config.half_open_per_source
+        {
             self.manager.note_flood(now);
             return Fate::Crowded;
         }
         if self.manager.strangers >= self.config.strangers {
             // Whose questions wait for answers will hardly answer more of them.
-            if self.manager.doubts.count_of(request.from) >= self.config.half_open_per_source {
+            if self.manager.doubts.count_of(request.from.into()) >= self.config.half_open_per_source
+            {
                 self.manager.note_flood(now);
                 return Fate::Crowded;
             }
@@ -276,10 +278,11 @@ impl Endpoint {
         (header, private_data): (CmaHeader, [u8; CmaHeader::USER_BYTES]),
         proven: bool,
     ) -> Fate {
-        if self.manager.half_open.count_of(request.from) >= self.config.half_open_per_source {
+        if self.manager.half_open.count_of(request.from.into()) >= self.config.half_open_per_source
+        {
             return Fate::Crowded;
         }
-        if self.manager.debts.bars(now, request.from) {
+        if self.manager.debts.bars(now, request.from.into()) {
             return Fate::Barred;
         }
         let half = HalfOpen::new(&request, proven, &self.manager.news);

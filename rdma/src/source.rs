@@ -1,0 +1,67 @@
+//! Where something comes from, as far as shares and limits go.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// What counts as one source in every limit that is set per source: an IPv4 address, or the first
+/// 64 bits of an IPv6 address.
+///
+/// Whoever has one IPv6 address usually has the 2^64 of its subnet (RFC 4291, 2.5.4; RFC 6177), and
+/// would be as many sources as it likes. Hosts of one subnet share a limit, then; so a limit that is
+/// set per source makes room for the newest rather than keep it out, wherever it can.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Source {
+    /// An IPv4 address, also one that was written as an IPv6 address (::ffff:0:0/96).
+    V4(Ipv4Addr),
+    /// The subnet of an IPv6 address.
+    V6([u8; 8]),
+}
+
+impl From<IpAddr> for Source {
+    fn from(address: IpAddr) -> Source {
+        match address.to_canonical() {
+            IpAddr::V4(v4) => Source::V4(v4),
+            IpAddr::V6(v6) => {
+                let [a, b, c, d, e, f, g, h, ..] = v6.octets();
+                Source::V6([a, b, c, d, e, f, g, h])
+            }
+        }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::V4(v4) => v4.fmt(f),
+            Source::V6(subnet) => {
+                let subnet = u128::from(u64::from_be_bytes(*subnet)) << 64;
+                write!(f, "{}/64", Ipv6Addr::from_bits(subnet))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(address: &str) -> Source {
+        Source::from(address.parse::<IpAddr>().unwrap())
+    }
+
+    #[test]
+    fn an_ipv4_address_is_a_source_and_so_is_an_ipv6_subnet() {
+        assert_ne!(source("192.0.2.1"), source("192.0.2.2"));
+        assert_eq!(source("192.0.2.1"), source("::ffff:192.0.2.1"));
+        assert_eq!(source("2001:db8:0:7::1"), source("2001:db8:0:7:ffff:ffff:ffff:ffff"));
+        assert_ne!(source("2001:db8:0:7::1"), source("2001:db8:0:8::1"));
+    }
+
+    #[test]
+    fn a_source_is_displayed_as_a_person_writes_it() {
+        assert_eq!(source("192.0.2.1").to_string(), "192.0.2.1");
+        assert_eq!(source("::ffff:192.0.2.1").to_string(), "192.0.2.1");
+        assert_eq!(source("2001:db8:0:7::1").to_string(), "2001:db8:0:7::/64");
+        assert_eq!(source("::1").to_string(), "::/64");
+    }
+}
