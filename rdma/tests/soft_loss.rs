@@ -5,14 +5,16 @@
 mod exchange;
 
 use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rdma::Fabric;
 use rdma::soft::Soft;
 use rdma::soft::counters::Fate;
 use rdma::soft::endpoint::Config;
-use rdma::soft::sim::Faults;
+use rdma::soft::sim::{Faults, Link};
 
-use exchange::air::{CLEAN, Pair};
+use exchange::air::{CLEAN, LINK, Pair};
 use exchange::{Job, Kind};
 
 const LOSS_1: Faults = Faults { loss: 10, ..CLEAN };
@@ -106,4 +108,64 @@ fn what_is_lost_is_counted_by_address_and_nothing_else_is() {
             assert_eq!((host(none), target(none)), (0, 0), "{none}");
         }
     }
+}
+
+/// How often packets are sent again, and CNP sent, while the queue of the link holds half a window
+/// and the switch marks from `marking` on.
+fn through_a_short_queue(kind: Kind, selective: bool, marking: u32) -> (u64, u64) {
+    let config = Config { selective, ..Pair::config(4096) };
+    let mut pair = Pair::new(5, job(kind), config);
+    pair.air.lock().unwrap().link = Link { waiting: 64, marking, ..LINK };
+    let sum = |pair: &Pair, name| -> u64 {
+        pair.ends().map(troubles).iter().flatten().filter(|t| t.1 == name).map(|t| t.2).sum()
+    };
+    // Nobody knows of the queue before the first window is on its way.
+    pair.exchange(CLEAN, 100);
+    let before = sum(&pair, "sent_again");
+    pair.exchange(CLEAN, 1000);
+    let (sent, received) = (sum(&pair, "cnp_sent"), sum(&pair, "cnp_received"));
+    assert!(received <= sent && sent <= received + 5, "{sent} {received}");
+    (sum(&pair, "sent_again") - before, sent)
+}
+
+#[test]
+fn a_switch_that_marks_need_not_drop() {
+    // Data of a host's read are the target's requests. (Those of a write are the host's answers,
+    // which go at the rate that the target asks for them.)
+    let (dropped, untold) = through_a_short_queue(Kind::Read, true, u32::MAX);
+    let (marked, told) = through_a_short_queue(Kind::Read, true, 16);
+    assert!(dropped > 100 && marked * 10 < dropped, "{dropped} {marked}");
+    assert!(untold == 0 && told > 0, "{untold} {told}");
+}
+
+#[test]
+fn packets_to_a_peer_that_heeds_no_marks_are_never_marked() {
+    assert_eq!(through_a_short_queue(Kind::Read, false, 0).1, 0);
+}
+
+#[test]
+fn packets_are_ecn_capable_once_those_of_the_peer_are() {
+    let config = Config { selective: false, ..Pair::config(4096) };
+    let mut pair = Pair::new(5, job(Kind::Read), config);
+    let [before, after] = [false, true].map(|host_is_capable| {
+        let (tap, capable) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let (all, some) = (Arc::clone(&tap), Arc::clone(&capable));
+        pair.air.lock().unwrap().tap = Some(Box::new(move |datagram| {
+            let from_host =
+                datagram.way.is_some_and(|way| way.0.ip() == IpAddr::from([10, 0, 0, 1]));
+            match from_host {
+                true if host_is_capable => datagram.tos |= 1,
+                true => {}
+                false => {
+                    all.fetch_add(1, Ordering::Relaxed);
+                    some.fetch_add(u64::from(datagram.tos & 3 != 0), Ordering::Relaxed);
+                }
+            }
+            true
+        }));
+        pair.exchange(CLEAN, 10);
+        (tap.load(Ordering::Relaxed), capable.load(Ordering::Relaxed))
+    });
+    assert!(before.0 > 0 && before.1 == 0, "{before:?}");
+    assert!(after.0 > 0 && after.1 == after.0, "{after:?}");
 }

@@ -9,6 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::congestion;
 use super::endpoint::{Endpoint, ROCE_PORT};
 use super::icrc::Beginnings;
 use super::udp::steered;
@@ -88,11 +89,13 @@ pub struct Link {
     pub each: Duration,
     /// How many may wait; more are lost, as from a full socket buffer.
     pub waiting: u32,
+    /// How many may wait before those that come, and are ECN-capable, are marked.
+    pub marking: u32,
 }
 
 impl Link {
     /// Takes any number at once.
-    pub const ENDLESS: Link = Link { each: Duration::ZERO, waiting: u32::MAX };
+    pub const ENDLESS: Link = Link { each: Duration::ZERO, waiting: u32::MAX, marking: u32::MAX };
 }
 
 /// A datagram under way: all that UDP carries, and from where to where.
@@ -100,6 +103,8 @@ impl Link {
 pub struct Datagram {
     /// Sender and receiver; none only in a spare one.
     pub way: Option<(SocketAddr, SocketAddr)>,
+    /// Type of service.
+    pub tos: u8,
     /// Headers, payload, CRC.
     pub bytes: Vec<u8>,
 }
@@ -264,6 +269,7 @@ impl Air {
                 continue;
             }
             datagram.way = Some((transmit.flow.source, transmit.flow.destination));
+            datagram.tos = transmit.tos;
             self.enter(now, datagram);
         }
     }
@@ -286,7 +292,7 @@ impl Air {
         };
         if self.dice.per_mille(self.faults.duplicate) {
             let mut twin = self.blank();
-            twin.way = datagram.way;
+            (twin.way, twin.tos) = (datagram.way, datagram.tos);
             twin.bytes.extend_from_slice(&datagram.bytes);
             self.launch(now, place, twin);
         }
@@ -295,7 +301,10 @@ impl Air {
 
     fn launch(&mut self, now: Instant, place: usize, mut datagram: Datagram) {
         let faults = self.faults;
-        let Some(through) = self.queue(now, place) else { return self.forget(datagram) };
+        let Some((through, long)) = self.queue(now, place) else { return self.forget(datagram) };
+        if long && congestion::is_capable(datagram.tos) {
+            datagram.tos |= congestion::MARKED;
+        }
         if self.dice.per_mille(faults.loss) {
             return self.forget(datagram);
         }
@@ -318,19 +327,21 @@ impl Air {
         self.flights.push(Reverse((arrival, self.number, place as u32, index)));
     }
 
-    /// When a datagram that enters now is through the link; none when too many wait.
-    fn queue(&mut self, now: Instant, place: usize) -> Option<Instant> {
-        let Link { each, waiting } = self.link;
+    /// When a datagram that enters now is through the link, and whether so many wait that it is
+    /// marked; none when too many do.
+    fn queue(&mut self, now: Instant, place: usize) -> Option<(Instant, bool)> {
+        let Link { each, waiting, marking } = self.link;
         if each.is_zero() {
-            return Some(now);
+            return Some((now, false));
         }
         let free = self.places[place].free.map_or(now, |free| free.max(now));
         if free - now > each.saturating_mul(waiting) {
             return None;
         }
+        let long = free - now > each.saturating_mul(marking);
         let through = free + each;
         self.places[place].free = Some(through);
-        Some(through)
+        Some((through, long))
     }
 
     /// A spare datagram with room in its buffer, perhaps.
@@ -338,6 +349,7 @@ impl Air {
         let spare = self.spare.last().map(|index| &mut self.datagrams[*index as usize]);
         let mut datagram = spare.map(std::mem::take).unwrap_or_default();
         datagram.bytes.clear();
+        datagram.tos = 0;
         datagram
     }
 
@@ -408,7 +420,7 @@ impl AirPort {
             && let Some(datagram) = air.take(self.place)
         {
             if let Some((from, to)) = datagram.way {
-                endpoint.handle(now, from, to, 0, &datagram.bytes, region);
+                endpoint.handle(now, from, to, datagram.tos, &datagram.bytes, region);
             }
             air.give(datagram);
         }

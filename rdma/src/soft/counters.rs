@@ -39,8 +39,7 @@ fates! {
     Foreign = "foreign",
     /// With a wrong CRC.
     Damaged = "damaged",
-    /// The peer says that packets of ours have met congestion (CNP). It is not heeded: ours ask the
-    /// network to drop them rather than to mark them, and the window heeds losses.
+    /// The peer says that packets of ours have met congestion (CNP): fewer are sent at once.
     Congestion = "congestion",
     /// Nothing that the queue pair takes, or takes in its state.
     Unfit = "unfit",

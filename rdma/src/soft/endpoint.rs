@@ -11,6 +11,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
+use super::congestion;
 use super::connection::{Connection, Phase, kin};
 use super::counters::{Counters, Fate};
 use super::deadlines::Deadlines;
@@ -19,7 +20,7 @@ use super::icrc::{Checker, Flow, Verdict};
 use super::mad::MAD_BYTES;
 use super::manager::Manager;
 use super::memory::Memory;
-use super::opcode::Opcode;
+use super::opcode::{Opcode, Operation};
 use super::outgoing::{Outgoing, Payload};
 use super::psn::{Psn, Qpn};
 use super::qp::{Io, QueuePair, Settings};
@@ -46,7 +47,8 @@ pub struct Transmit {
     pub flow: Flow,
     /// Its headers, and where its payload is.
     pub outgoing: Outgoing,
-    /// Type of service for the IP header: what the peer asked for, never ECN-capable.
+    /// Type of service for the IP header: what the peer asked for; ECN-capable where the peer heeds
+    /// marks.
     pub tos: u8,
     /// The queue pair; those of connection management share one as well.
     pub(super) slot: u32,
@@ -77,6 +79,14 @@ impl Slot {
     /// When its queue pair wants to be looked at: not once it has ended.
     fn deadline(&self) -> Option<Instant> {
         if self.gone.is_some() { None } else { self.qp.poll_timeout() }
+    }
+
+    /// A packet has come whose sender heeds marks, so ours may be marked as well.
+    fn on_capable(&mut self, now: Instant, tos: u8, packet: &Packet<'_>) {
+        self.connection.tos |= congestion::CAPABLE;
+        if congestion::is_marked(tos) && packet.row().operation != Operation::Congestion {
+            self.qp.on_mark(now);
+        }
     }
 }
 
@@ -246,14 +256,14 @@ impl Endpoint {
     ) {
         self.forget_sent();
         self.counters.received += 1;
-        self.counters.marked += u64::from(tos & 3 == 3);
+        self.counters.marked += u64::from(congestion::is_marked(tos));
         let flow = Flow { source: from, destination: SocketAddr::new(to.ip(), ROCE_PORT) };
         let fate = match Packet::parse(datagram) {
             Err(_) => Fate::Malformed,
             Ok(packet) if packet.bth.destination == Qpn::GSI => {
                 self.handle_management(now, &flow, &packet, datagram, region)
             }
-            Ok(packet) => self.handle_packet(now, &flow, &packet, datagram, region),
+            Ok(packet) => self.handle_packet(now, &flow, tos, &packet, datagram, region),
         };
         self.counters.count(fate);
     }
@@ -262,6 +272,7 @@ impl Endpoint {
         &mut self,
         now: Instant,
         flow: &Flow,
+        tos: u8,
         packet: &Packet<'_>,
         datagram: &[u8],
         region: &Region,
@@ -278,6 +289,9 @@ impl Endpoint {
         }
         if self.checker.check(flow, datagram) == Verdict::Wrong {
             return Fate::Damaged;
+        }
+        if congestion::is_capable(tos) {
+            slot.on_capable(now, tos, packet);
         }
         let (memory, events, shelf) = (&mut self.memory, &mut self.events, &mut self.shelf);
         let mut io = Io { region, memory, events, shelf, qp: Qp(number) };

@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use super::cm_message::RejectReason;
+use super::congestion;
 use super::connection::{ConnectRequest, Connection, Offer, Phase, is_kin, mtu_bytes};
 use super::crowd::{Crowd, Key};
 use super::debts::Debts;
@@ -244,8 +245,8 @@ impl Endpoint {
             local_qpn: self.random_qpn(),
             remote_qpn: message.qpn,
             transaction: request.transaction,
-            // Without the bits that would promise to heed congestion marks.
-            tos: message.primary_traffic_class & 0xfc,
+            tos: message.primary_traffic_class & 0xfc
+                | if settings.selective { congestion::CAPABLE } else { 0 },
         };
         let comm = connection.local_comm;
         let qp = QueuePair::new(limits.receives, limits.sends);

@@ -18,6 +18,7 @@ mod air;
 pub mod capture;
 pub mod cm_message;
 mod config;
+mod congestion;
 pub mod connection;
 pub mod counters;
 mod crowd;

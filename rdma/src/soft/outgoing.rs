@@ -19,6 +19,8 @@ pub enum Payload {
     },
     /// In exposed memory.
     Exposed(Place),
+    /// The reserved bytes of a congestion notification.
+    Reserved,
     /// A message of connection management, by its place among those not yet forgotten.
     Management(usize),
 }

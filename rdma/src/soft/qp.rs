@@ -16,6 +16,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use super::congestion::{NotificationPoint, RESERVED};
 use super::counters::Fate;
 use super::header::{Packet, RnrTimer};
 use super::memory::{Memory, Rights};
@@ -25,7 +26,7 @@ use super::psn::{Psn, Qpn};
 use super::requester::Requester;
 use super::responder::{Outcome, Responder};
 use super::shelf::Shelf;
-use super::troubles::Troubles;
+use super::troubles::{Trouble, Troubles};
 use crate::{Buf, Completion, Event, Fault, Qp, Region, Tag, Work};
 
 /// Bytes of writes after which those posted later do not pass a send: two trains.
@@ -135,6 +136,7 @@ pub struct QueuePair {
     ack_late: bool,
     /// Something has left since there was last nothing to send.
     spoke: bool,
+    notification_point: NotificationPoint,
 }
 
 impl QueuePair {
@@ -155,6 +157,7 @@ impl QueuePair {
             ack_due: None,
             ack_late: false,
             spoke: false,
+            notification_point: NotificationPoint::default(),
         }
     }
 
@@ -210,6 +213,13 @@ impl QueuePair {
         }
     }
 
+    /// A packet of the peer's has met congestion on its way.
+    pub(super) fn on_mark(&mut self, now: Instant) {
+        if matches!(self.state, State::ReadyToReceive | State::ReadyToSend) {
+            self.notification_point.on_mark(now);
+        }
+    }
+
     /// Handles a packet that has been found to be the peer's and undamaged.
     pub fn handle(&mut self, now: Instant, packet: &Packet<'_>, io: &mut Io<'_>) -> Fate {
         let row = packet.row();
@@ -231,7 +241,10 @@ impl QueuePair {
                     }
                 }
             }
-            _ if row.operation == Operation::Congestion => Fate::Congestion,
+            State::ReadyToSend if row.operation == Operation::Congestion => {
+                self.requester.on_congestion();
+                Fate::Congestion
+            }
             _ => Fate::Unfit,
         }
     }
@@ -247,6 +260,10 @@ impl QueuePair {
     fn next_transmit(&mut self, now: Instant, io: &mut Io<'_>) -> Option<Outgoing> {
         if self.state == State::Init {
             return None;
+        }
+        if let Some(notification) = self.notification_point.transmit(self.peer) {
+            self.requester.troubles.note(Trouble::CongestionSent);
+            return Some(notification);
         }
         self.commit();
         let sends = self.state == State::ReadyToSend;
@@ -323,6 +340,7 @@ impl QueuePair {
     ) -> &'a [u8] {
         match outgoing.payload() {
             Payload::None | Payload::Management(_) => &[],
+            Payload::Reserved => &RESERVED,
             Payload::Exposed(place) => memory.bytes(region, place),
             Payload::Posted { work, at } => {
                 let range = at as usize..at as usize + outgoing.payload_bytes() as usize;

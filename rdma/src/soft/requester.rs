@@ -304,6 +304,12 @@ impl Requester {
         });
     }
 
+    /// Packets have met congestion on their way to the peer.
+    pub(crate) fn on_congestion(&mut self) {
+        self.troubles.note(Trouble::CongestionReceived);
+        self.window.on_congestion(self.board.una(), self.board.next());
+    }
+
     /// Packets have been given up: they are to be sent again.
     fn after_loss(&mut self) {
         self.waited = true;

@@ -90,7 +90,8 @@ impl Network {
             let Node { endpoint, pool, .. } = &mut self.nodes[index];
             while let Some(datagram) = self.air.take(index) {
                 if let Some((from, to)) = datagram.way {
-                    endpoint.handle(self.now, from, to, 0, &datagram.bytes, pool.region());
+                    let (tos, bytes) = (datagram.tos, &datagram.bytes);
+                    endpoint.handle(self.now, from, to, tos, bytes, pool.region());
                 }
                 self.air.give(datagram);
             }

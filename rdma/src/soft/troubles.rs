@@ -42,6 +42,10 @@ troubles! {
     RefusalSent = "nak_error_sent",
     /// A peer says so.
     RefusalReceived = "nak_error_received",
+    /// A peer was told that its packets have met congestion (CNP).
+    CongestionSent = "cnp_sent",
+    /// A peer says so: fewer packets are on their way to it at once.
+    CongestionReceived = "cnp_received",
 }
 
 /// How often each has happened.

@@ -338,21 +338,21 @@ impl Udp {
                 let Some(received) = self.sockets[index].receive(&mut self.scratch) else {
                     break;
                 };
-                let Received { from, to, bytes, each } = received;
+                let Received { from, to, tos, bytes, each } = received;
                 taken.bytes += bytes;
                 taken.all &= nth + 1 < TAKEN_AT_ONCE;
                 for datagram in self.scratch[..bytes].chunks(each) {
                     if let Some(capture) = &self.capture {
                         let destination = SocketAddr::new(to.ip(), ROCE_PORT);
                         let flow = Flow { source: from, destination };
-                        capture.add(Direction::Received, &flow, 0, 0, [datagram, &[], &[]]);
+                        capture.add(Direction::Received, &flow, tos, 0, [datagram, &[], &[]]);
                     }
                     match self.elsewhere(datagram).and_then(|other| self.strays.get_mut(other)) {
                         Some(strays) => strays.extend_from_slice(datagram),
-                        None => endpoint.handle(now, from, to, 0, datagram, region),
+                        None => endpoint.handle(now, from, to, tos, datagram, region),
                     }
                 }
-                self.forward_strays(from, to, each);
+                self.forward_strays((from, to, tos), each);
             }
             self.turn = index + 1;
         }
@@ -360,10 +360,10 @@ impl Udp {
     }
 
     /// Brings datagrams to the fabrics that they are for: those of one train in one go.
-    fn forward_strays(&mut self, from: SocketAddr, to: SocketAddr, each: usize) {
+    fn forward_strays(&mut self, way: (SocketAddr, SocketAddr, u8), each: usize) {
         for (other, strays) in self.strays.iter_mut().enumerate() {
             if !strays.is_empty() {
-                self.shared.forward(other as u32, (from, to), each, strays);
+                self.shared.forward(other as u32, way, each, strays);
             }
         }
     }
@@ -385,7 +385,7 @@ impl Udp {
         self.shared.take_strays(self.index, &mut self.brought);
         for stray in &self.brought {
             for datagram in stray.bytes.chunks(stray.each) {
-                endpoint.handle(now, stray.from, stray.to, 0, datagram, region);
+                endpoint.handle(now, stray.from, stray.to, stray.tos, datagram, region);
             }
         }
     }
@@ -730,12 +730,32 @@ mod tests {
     }
 
     #[test]
+    fn the_type_of_service_of_a_datagram_is_told_with_its_congestion_mark() {
+        let options = Options::default();
+        for addresses in [["127.0.74.3", "127.0.74.4"], ["::1", "::1"]] {
+            let [from, to]: [IpAddr; 2] = addresses.map(|ip| ip.parse().unwrap());
+            let receiver = Bound::new(SocketAddr::new(to, 0), &options, None).unwrap();
+            let sender = match from == to {
+                true => &receiver,
+                false => &Bound::new(SocketAddr::new(from, 0), &options, None).unwrap(),
+            };
+            for tos in [0, 0x68, 0x6b] {
+                sender.send(Way { from, to, tos }, None, b"datagram").unwrap();
+                let mut descriptors = [PollFd::new(receiver.as_fd(), PollFlags::POLLIN)];
+                poll(&mut descriptors, PollTimeout::from(5000u16)).unwrap();
+                let received = receiver.receive(&mut [0; 64]).unwrap();
+                assert_eq!((received.from.ip(), received.tos), (from, tos));
+            }
+        }
+    }
+
+    #[test]
     fn who_is_brought_more_and_more_does_something_else_in_between() {
         let shared = Arc::new(Shared::new(2, Options::default()).unwrap());
         let mut udp = Udp::new(Arc::clone(&shared), 0).unwrap();
         let [from, to]: [IpAddr; 2] = ["127.0.74.1", "127.0.74.2"].map(|ip| ip.parse().unwrap());
         let to = SocketAddr::new(to, 4420);
-        let way = (SocketAddr::new(from, ROCE_PORT), SocketAddr::new(to.ip(), ROCE_PORT));
+        let way = (SocketAddr::new(from, ROCE_PORT), SocketAddr::new(to.ip(), ROCE_PORT), 0);
         let mut left = requests(from, to, 20);
         let mut first = left.pop().unwrap();
         let (bring, mut number) = (Arc::clone(&shared), 0);

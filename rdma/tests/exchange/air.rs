@@ -12,7 +12,8 @@ use rdma::{Fabric, Region, Wake};
 use super::{Host, Job, Role, Target};
 
 /// A microsecond for every datagram, and a queue of a thousand.
-pub(crate) const LINK: Link = Link { each: Duration::from_micros(1), waiting: 1024 };
+pub(crate) const LINK: Link =
+    Link { each: Duration::from_micros(1), waiting: 1024, marking: u32::MAX };
 
 /// A network without faults, 10 µs each way. What is held back lets eight others overtake.
 pub(crate) const CLEAN: Faults = Faults { jitter: Duration::from_micros(8), ..Faults::NONE };

@@ -5,10 +5,15 @@
 //! that sends data of a read, only the missing packet is wanted again; so each takes away one
 //! place, and the window settles near one loss a round trip. One that drops everything behind a
 //! gap makes a loss as dear as the window is large; so it becomes a quarter smaller.
+//!
+//! Where the network marks packets in place of dropping them, marks halve the window, once a round
+//! trip (RFC 3168, 5), and down to where the peer is never left without a packet.
 
 /// What losses leave of the window where a loss costs one packet, and where it costs all.
 const LEAST: u64 = 32;
 const LEAST_DEAR: u64 = 16;
+/// What marks leave of it.
+const LEAST_MARKED: u64 = 2;
 
 /// The window.
 #[derive(Debug)]
@@ -17,7 +22,7 @@ pub(super) struct Window {
     size: u64,
     /// Answers towards the next place more.
     answers: u64,
-    /// Dear losses before this packet belong to the last one that counted.
+    /// Dear losses and marks before this packet belong to the last one that counted.
     round: u64,
 }
 
@@ -62,6 +67,16 @@ impl Window {
             (self.round, self.answers) = (next, 0);
         }
     }
+
+    /// The peer has said, after the answers to all before `una`, that packets before `next` were
+    /// marked.
+    pub(super) fn on_congestion(&mut self, una: u64, next: u64) {
+        if una >= self.round {
+            let least = LEAST_MARKED.min(self.size);
+            self.size = (self.size / 2).max(least);
+            (self.round, self.answers) = (next, 0);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -83,6 +98,23 @@ mod tests {
         let mut small = Window::new(4);
         small.lose(9);
         assert_eq!(small.size(), 4);
+    }
+
+    #[test]
+    fn marks_halve_the_window_once_a_round_trip_and_rounds_without_heal() {
+        let mut window = Window::new(128);
+        window.on_congestion(5, 100);
+        window.on_congestion(99, 120);
+        assert_eq!(window.size(), 64);
+        window.on_congestion(100, 130);
+        assert_eq!(window.size(), 32);
+        (0..10).for_each(|round| window.on_congestion(130 + round, 130 + round));
+        assert_eq!(window.size(), LEAST_MARKED);
+        window.grow(LEAST_MARKED);
+        assert_eq!(window.size(), LEAST_MARKED + 1);
+        let mut one = Window::new(1);
+        one.on_congestion(0, 1);
+        assert_eq!(one.size(), 1);
     }
 
     #[test]

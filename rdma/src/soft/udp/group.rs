@@ -62,6 +62,7 @@ struct Strays {
 pub(super) struct Stray {
     pub(super) from: SocketAddr,
     pub(super) to: SocketAddr,
+    pub(super) tos: u8,
     pub(super) bytes: Vec<u8>,
     /// Bytes of each datagram; the last one may be shorter.
     pub(super) each: usize,
@@ -265,7 +266,7 @@ impl Shared {
     pub(super) fn forward(
         &self,
         index: u32,
-        (from, to): (SocketAddr, SocketAddr),
+        (from, to, tos): (SocketAddr, SocketAddr, u8),
         each: usize,
         datagrams: &mut Vec<u8>,
     ) {
@@ -274,7 +275,7 @@ impl Shared {
         if strays.bytes < MOST_STRAY_BYTES {
             strays.bytes += datagrams.len();
             let bytes = std::mem::replace(datagrams, strays.spare.pop().unwrap_or_default());
-            strays.waiting.push_back(Stray { from, to, bytes, each });
+            strays.waiting.push_back(Stray { from, to, tos, bytes, each });
             if !member.called.swap(true, Ordering::AcqRel) {
                 member.ring();
             }

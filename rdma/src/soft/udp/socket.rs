@@ -48,6 +48,8 @@ pub(super) struct Received {
     pub(super) from: SocketAddr,
     /// To which of our addresses.
     pub(super) to: SocketAddr,
+    /// Their type of service.
+    pub(super) tos: u8,
     /// Bytes of all.
     pub(super) bytes: usize,
     /// Bytes of each; the last one may be shorter.
@@ -70,10 +72,12 @@ impl Bound {
         if address.is_ipv4() {
             setsockopt(&socket, MtuDiscover, &libc::IP_PMTUDISC_PROBE)?;
             setsockopt(&socket, known::Ipv4PacketInfo, &all)?;
+            setsockopt(&socket, known::IpRecvTos, &true)?;
         } else {
             socket.set_only_v6(true)?;
             setsockopt(&socket, MtuDiscoverV6, &libc::IPV6_PMTUDISC_PROBE)?;
             setsockopt(&socket, known::Ipv6RecvPacketInfo, &all)?;
+            setsockopt(&socket, known::Ipv6RecvTClass, &true)?;
             // RoCE sends no UDP checksum; its own covers more.
             setsockopt(&socket, NoCheckV6, &true)?;
         }
@@ -123,7 +127,7 @@ impl Bound {
         let received =
             recvmsg::<SockaddrStorage>(fd, &mut parts, Some(&mut control), flags).ok()?;
         let from = socket_address(received.address.as_ref()?)?;
-        let (mut to, mut each) = (self.address, received.bytes);
+        let (mut to, mut tos, mut each) = (self.address, 0, received.bytes);
         for message in received.cmsgs().ok()? {
             match message {
                 ControlMessageOwned::Ipv4PacketInfo(info) => {
@@ -132,6 +136,8 @@ impl Bound {
                 ControlMessageOwned::Ipv6PacketInfo(info) => {
                     to = Ipv6Addr::from(info.ipi6_addr.s6_addr).into();
                 }
+                ControlMessageOwned::Ipv4Tos(class) => tos = class,
+                ControlMessageOwned::Ipv6TClass(class) => tos = class as u8,
                 ControlMessageOwned::UdpGroSegments(bytes) => {
                     each = usize::try_from(bytes).unwrap_or(each);
                 }
@@ -141,7 +147,7 @@ impl Bound {
         let to = SocketAddr::new(to, ROCE_PORT);
         // A wildcard socket that is not told where a datagram went cannot check it.
         let known = !to.ip().is_unspecified();
-        known.then_some(Received { from, to, bytes: received.bytes, each: each.max(1) })
+        known.then_some(Received { from, to, tos, bytes: received.bytes, each: each.max(1) })
     }
 
     /// Sends one datagram, or a train of such with `each` bytes.
