@@ -7,7 +7,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::mad::{MAD_BYTES, MadHeader, piece};
+use super::mad::{MAD_BYTES, MAD_HEADER_BYTES, MadHeader, piece};
 use super::psn::{Psn, Qpn};
 
 /// A value that a field can have.
@@ -148,7 +148,12 @@ macro_rules! messages {
         }
 
         /// The attributes and the places of all fields, for the test that they do not overlap.
-        #[cfg(test)]
+        /// The sender's name of the connection, which all messages have at the same place.
+pub(super) fn local_comm_id(mad: &[u8; MAD_BYTES]) -> u32 {
+    u32::from_be_bytes(piece(mad, MAD_HEADER_BYTES))
+}
+
+#[cfg(test)]
         const PLACES: &[(&str, &[(usize, usize)])] = &[
             $((stringify!($name), &[$(($byte * 8 + $bit, $width)),*]),)*
         ];

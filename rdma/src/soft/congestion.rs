@@ -6,8 +6,9 @@
 //!   of our own kind, and those whose own packets are ECN-capable, as of adapters that have it
 //!   switched on. `rdma_rxe` marks nothing, sends no CNP, and gets packets that are dropped instead.
 //! * Of a queue pair that meets marks at most one CNP leaves in [`CNP_INTERVAL`].
-//! * A CNP halves the requester's window, once a round trip ([`super::requester`]): the window grows
-//!   again by a packet a round trip, as after a loss.
+//! * A CNP halves the requester's window, once a round trip; the window grows again by a packet a
+//!   round trip, as after a loss. Who forges them has to hit the number of the queue pair (24 bits)
+//!   every round trip, and cannot make the window smaller than two packets.
 
 use std::time::{Duration, Instant};
 
@@ -36,6 +37,11 @@ pub(super) fn is_marked(tos: u8) -> bool {
 /// Whether it says that the sender heeds marks.
 pub(super) fn is_capable(tos: u8) -> bool {
     tos & ECN != 0
+}
+
+/// A type of service of packets that nobody may mark.
+pub(super) fn without(tos: u8) -> u8 {
+    tos & !ECN
 }
 
 /// Tells the sender of marked packets about them, not too often.

@@ -11,6 +11,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
+use super::cm_message::local_comm_id;
 use super::congestion;
 use super::connection::{Connection, Phase, kin};
 use super::counters::{Counters, Fate};
@@ -93,6 +94,7 @@ impl Slot {
 pub(super) struct Message {
     from: IpAddr,
     to: IpAddr,
+    tos: u8,
     mad: [u8; MAD_BYTES],
 }
 
@@ -293,6 +295,11 @@ impl Endpoint {
         if congestion::is_capable(tos) {
             slot.on_capable(now, tos, packet);
         }
+        let is_notification = packet.row().operation == Operation::Congestion;
+        if is_notification && !congestion::is_capable(slot.connection.tos) {
+            // None of our packets to it can have been marked.
+            return Fate::Unasked;
+        }
         let (memory, events, shelf) = (&mut self.memory, &mut self.events, &mut self.shelf);
         let mut io = Io { region, memory, events, shelf, qp: Qp(number) };
         let fate = slot.qp.handle(now, packet, &mut io);
@@ -354,9 +361,9 @@ impl Endpoint {
             let ext = Extended { deth, ..Extended::default() };
             let payload = Payload::Management(self.messages_sent);
             let outgoing = Outgoing::new(bth, &ext, payload, MAD_BYTES as u32);
-            let flow = self.flow(message.from, message.to);
+            let (flow, tos) = (self.flow(message.from, message.to), message.tos);
             self.messages_sent += 1;
-            return Some(Transmit { flow, outgoing, tos: 0, slot: 0 });
+            return Some(Transmit { flow, outgoing, tos, slot: 0 });
         }
         while let Some(number) = self.ready.front().copied() {
             let slot = self.slots.get_mut(number as usize).and_then(Option::as_mut);
@@ -522,10 +529,14 @@ impl Endpoint {
         }
     }
 
-    /// Queues a message of connection management.
+    /// Queues a message of connection management. One about a connection leaves in its traffic class,
+    /// so that the network does not lose it where it loses no data; no window heeds its marks.
     pub(super) fn tell(&mut self, from: IpAddr, to: IpAddr, mad: [u8; MAD_BYTES]) {
         if self.messages.len() < MOST_MESSAGES {
-            self.messages.push_back(Message { from, to, mad });
+            let number = self.by_comm.get(&local_comm_id(&mad)).copied();
+            let slot = number.and_then(|number| self.slots.get(number as usize)?.as_ref());
+            let tos = slot.map_or(0, |slot| congestion::without(slot.connection.tos));
+            self.messages.push_back(Message { from, to, tos, mad });
         }
     }
 

@@ -97,8 +97,9 @@ impl Endpoint {
                 if forged {
                     return Fate::Unknown;
                 }
-                self.on_disconnect(now, number, &message, (to, from), region);
+                // While the connection is known, whose traffic class it leaves in.
                 self.tell(to, from, left(&message, transaction));
+                self.on_disconnect(now, number, &message, (to, from), region);
                 number.map(drop)
             }
         };

@@ -201,7 +201,13 @@ fn a_repeated_request_gets_the_same_reply_and_the_type_of_service_is_the_peers()
     let now = net.now();
     let node = net.node(1);
     let transmit = node.endpoint.poll_transmit(now, node.pool.region()).unwrap();
-    assert_eq!(transmit.tos, 0x68);
+    // A peer of our own kind heeds congestion marks, but messages of connection management do not.
+    assert_eq!(transmit.tos, 0x6a);
+    node.endpoint.disconnect(now, target, node.pool.region());
+    let transmits = std::iter::from_fn(|| node.endpoint.poll_transmit(now, node.pool.region()));
+    let farewell =
+        transmits.filter(|t| t.outgoing.header()[0] == Opcode::UdSendOnly.to_wire()).last();
+    assert_eq!(farewell.unwrap().tos, 0x68);
 }
 
 /// The number of a queue pair may be guessed, with patience; that of its first packet as well cannot.

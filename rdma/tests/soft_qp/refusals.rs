@@ -208,9 +208,9 @@ fn sends_wait_for_credits() {
     assert_eq!(leave(&mut a), (2, Some(true)), "no limit any more");
 }
 
-/// It changes nothing: whoever can name a queue pair could slow it down by such packets.
+/// Whoever can name a queue pair can forge such packets, but has to do so again every round trip.
 #[test]
-fn a_notification_of_congestion_is_counted() {
+fn notifications_of_congestion_change_nothing_where_nothing_was_sent() {
     let mut a = End::new(&settings(0));
     let bth = Bth::new(Opcode::CongestionNotification, Qpn::new(3), Psn::new(0));
     let packet = Packet { bth, ext: Extended::default(), payload: &[0; 16] };

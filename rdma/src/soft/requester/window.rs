@@ -69,9 +69,9 @@ impl Window {
     }
 
     /// The peer has said, after the answers to all before `una`, that packets before `next` were
-    /// marked.
+    /// marked. It cannot mean any when none has been sent since it said so last.
     pub(super) fn on_congestion(&mut self, una: u64, next: u64) {
-        if una >= self.round {
+        if una >= self.round && next > self.round {
             let least = LEAST_MARKED.min(self.size);
             self.size = (self.size / 2).max(least);
             (self.round, self.answers) = (next, 0);
@@ -108,7 +108,9 @@ mod tests {
         assert_eq!(window.size(), 64);
         window.on_congestion(100, 130);
         assert_eq!(window.size(), 32);
-        (0..10).for_each(|round| window.on_congestion(130 + round, 130 + round));
+        (0..10).for_each(|_| window.on_congestion(130, 130));
+        assert_eq!(window.size(), 32, "nothing has been sent since");
+        (0..10).for_each(|round| window.on_congestion(131 + round, 131 + round));
         assert_eq!(window.size(), LEAST_MARKED);
         window.grow(LEAST_MARKED);
         assert_eq!(window.size(), LEAST_MARKED + 1);
