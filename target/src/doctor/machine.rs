@@ -139,7 +139,7 @@ fn soft_beside(devices: &[&str]) -> Option<Finding> {
     })
 }
 
-fn is_rxe(device: &str) -> bool {
+pub(super) fn is_rxe(device: &str) -> bool {
     // Soft devices have no parent in the device tree that is a bus's; their driver says who it is.
     let info = read(&format!("/sys/class/infiniband/{device}/node_desc"));
     info.trim_start().starts_with("rxe") || device.starts_with("rxe")

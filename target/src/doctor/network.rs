@@ -1,11 +1,12 @@
 //! The network: who has the listeners' addresses, how long packets may be, and socket buffers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 
 use nix::ifaddrs::getifaddrs;
 
-use super::machine::number;
+use super::machine::{is_rxe, names, number, read};
 use super::{Finding, may_be_soft};
 use crate::config::Config;
 
@@ -25,7 +26,56 @@ pub(super) fn examine(config: Option<&Config>) -> Vec<Finding> {
     for at in config.addresses() {
         findings.extend(listener(at, &interfaces, mtu));
     }
+    if may_be_soft(Some(config)) {
+        let adapters = roce_adapters(Path::new("/sys/class/infiniband"));
+        findings.extend(
+            config.addresses().into_iter().flat_map(|at| steered(at, &interfaces, &adapters)),
+        );
+    }
     findings
+}
+
+/// Network interfaces on which an adapter speaks RoCEv2 itself, and the RDMA device of each.
+fn roce_adapters(devices: &Path) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    let device_names = names(&devices.to_string_lossy());
+    for device in device_names.into_iter().filter(|device| !is_rxe(device)) {
+        let ports = devices.join(&device).join("ports");
+        for port in names(&ports.to_string_lossy()) {
+            let attributes = ports.join(port).join("gid_attrs");
+            for gid in names(&attributes.join("types").to_string_lossy()) {
+                let of = |what: &str| read(&attributes.join(what).join(&gid).to_string_lossy());
+                if of("types").trim() == "RoCE v2" {
+                    found.insert(of("ndevs").trim().to_owned(), device.clone());
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Adapters that speak RoCEv2 take the datagrams for its port out before any socket sees them.
+fn steered(
+    at: SocketAddr,
+    interfaces: &BTreeMap<IpAddr, String>,
+    adapters: &BTreeMap<String, String>,
+) -> Vec<Finding> {
+    let all = at.ip().is_unspecified();
+    let own = interfaces.iter().filter(|(ip, _)| all || **ip == at.ip()).map(|(_, name)| name);
+    let own: BTreeSet<&String> = own.collect();
+    let finding = |interface: &String| {
+        let device = adapters.get(interface)?;
+        Some(Finding::warning(
+            "adapter",
+            format!("{device} may take UDP port 4791 of {interface} away from \"soft\""),
+            format!(
+                "serve with provider = \"verbs\"; or switch RoCE off in the adapter (mlx5: \
+                 devlink dev param set .. name enable_roce value false cmode driverinit, then \
+                 devlink dev reload), or use an address of another interface than {interface}"
+            ),
+        ))
+    };
+    own.into_iter().filter_map(finding).collect()
 }
 
 /// The addresses of this machine, and the interfaces that have them.
@@ -157,6 +207,33 @@ mod tests {
         says(&listener(at, &alone, |_| Some(65536))[0], Warning, "but those of loopback");
         // This machine, for real.
         assert_eq!(super::interfaces().get(&IpAddr::from([127, 0, 0, 1])), Some(&"lo".to_owned()));
+    }
+
+    #[test]
+    fn an_adapter_that_speaks_roce_is_warned_of_where_a_socket_listens() {
+        let sysfs = tempfile::tempdir().unwrap();
+        let gids = [
+            ("mlx5_0", "0", "IB/RoCE v1", "eth0"),
+            ("mlx5_0", "1", "RoCE v2", "eth0"),
+            ("mlx5_1", "0", "IB/RoCE v1", "eth1"),
+            ("rxe0", "0", "RoCE v2", "eth2"),
+        ];
+        for (device, gid, kind, interface) in gids {
+            let attributes = sysfs.path().join(device).join("ports/1/gid_attrs");
+            for (what, text) in [("types", kind), ("ndevs", interface)] {
+                std::fs::create_dir_all(attributes.join(what)).unwrap();
+                std::fs::write(attributes.join(what).join(gid), format!("{text}\n")).unwrap();
+            }
+        }
+        let adapters = roce_adapters(sysfs.path());
+        assert_eq!(adapters, BTreeMap::from([("eth0".to_owned(), "mlx5_0".to_owned())]));
+        let interfaces: BTreeMap<IpAddr, String> = (0..3u8)
+            .map(|number| (IpAddr::from([192, 0, 2, number]), format!("eth{number}")))
+            .collect();
+        let of = |at: &str| steered(at.parse().unwrap(), &interfaces, &adapters);
+        says(&of("192.0.2.0:4420")[0], Warning, "mlx5_0 may take UDP port 4791 of eth0");
+        assert!(of("192.0.2.1:4420").is_empty() && of("192.0.2.2:4420").is_empty());
+        assert_eq!(of("0.0.0.0:4420").len(), 1);
     }
 
     #[test]
