@@ -23,6 +23,7 @@ before=$(objects)
 clean() { local now; now=$(objects); [ "$now" = "$before" ] || bad "objects left: $now, were $before"; }
 
 for pair in "$v4 $v4" "[$v6] $v6" "0.0.0.0 $v4" "[::] $v6"; do
+  # shellcheck disable=SC2086  # two words
   set -- $pair
   say "100 rounds from $2 to $1"
   serve "$1:7174" 1; ping_ -a "$2" -C 100 || bad "rping to $1"; served; clean

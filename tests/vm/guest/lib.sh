@@ -173,7 +173,9 @@ DMESG=$(dmesg | wc -l)
 trap at_exit EXIT
 
 here=$(dirname "${BASH_SOURCE[0]}")
-for part in link target beside; do . "$here/$part.sh"; done
+. "$here/link.sh"
+. "$here/target.sh"
+. "$here/beside.sh"
 link_names "$LINK"
 
 # ---- the host's view --------------------------------------------------------------------------------------------------

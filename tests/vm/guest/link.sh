@@ -149,7 +149,7 @@ wire_mtu() { # BYTES: of the guest's end of the link tap; the path MTU of a conn
 impaired() {
   local d
   for d in "$WIRE" in0; do
-    tc -s qdisc show dev $d | awk -v d=$d '/netem/ {n = 1} n && /Sent/ {print (d == "in0" ? "received" : "sent"), $4, "frames, dropped", $7; exit}' | tr -d ,
+    tc -s qdisc show dev "$d" | awk -v d="$d" '/netem/ {n = 1} n && /Sent/ {print (d == "in0" ? "received" : "sent"), $4, "frames, dropped", $7; exit}' | tr -d ,
   done | tr '\n' ' '
 }
 

@@ -45,7 +45,7 @@ model_begin() { # what stays: the namespaces of add_file, our host, the first li
     SPACE["$NQN $nsid"]="kept $mib $bs"
   done
   for n in 0 "${POOL[@]}"; do HOST_NAMES[n]=$(host_name "$n"); done
-  TARGET_BACK=$(target_path $BACK)
+  TARGET_BACK=$(target_path "$BACK")
   rm -f "$CONFIG"
 }
 
@@ -200,7 +200,7 @@ try_mutation() {
         file)
           COMMAND+=("$(target_path "$(path_of "$key")")")
           ;;
-        *) COMMAND+=(--kind $kind) ;;
+        *) COMMAND+=(--kind "$kind") ;;
       esac
       COMMAND+=(--size "${mib}MiB" --block-size "$bs")
       ;;
@@ -246,10 +246,10 @@ try_mutation() {
       id=$((2 + RANDOM % 3))
       if [ -n "${PORTAL[$id]:-}" ]; then
         unset "PORTAL[$id]"
-        COMMAND=(listener remove $id)
+        COMMAND=(listener remove "$id")
       else
         PORTAL[$id]="$((PORT + id)) optimized"
-        COMMAND=(listener add "$TADDR" --port $((PORT + id)) --id $id)
+        COMMAND=(listener add "$TADDR" --port $((PORT + id)) --id "$id")
       fi
       ;;
     13) # another state of a path that nobody uses
@@ -257,7 +257,7 @@ try_mutation() {
       if [ -z "${PORTAL[$id]:-}" ]; then return 1; fi
       any optimized non-optimized inaccessible persistent-loss change
       PORTAL[$id]="${PORTAL[$id]% *} $ANY"
-      COMMAND=(ana set $id "$ANY")
+      COMMAND=(ana set "$id" "$ANY")
       ;;
     *) # a subsystem comes, or goes with all that it has
       name=$NQN-$((RANDOM % 3))
@@ -303,6 +303,6 @@ mistake() {
       BROKEN=$(sed "0,/^\[\[subsystem\.namespace\]\]/s|^\[\[subsystem\.namespace\]\]|&\nnsid = 78\npath = \"$(target_path "$BACK/nothing-there")\"\n&|" <<<"$good")
       WORDS='nothing-there'
       ;;
-    11) BROKEN=$(sed 's/^missing = .*/&\nnosuchkey = 1/' <<<"$good") WORDS='nosuchkey' ;;
+    11) BROKEN=$(sed '/^missing = /a nosuchkey = 1' <<<"$good") WORDS='nosuchkey' ;;
   esac
 }

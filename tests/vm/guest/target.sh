@@ -8,16 +8,16 @@ make_backing() {
   if beside_guest; then
     # the machine's own disk, seen from both sides
     rm -rf /vm/back
-    mkdir -p $BACK && chmod 777 $BACK
+    mkdir -p "$BACK" && chmod 777 "$BACK"
     return
   fi
   modprobe -aq loop ext4 2>/dev/null
-  mkdir -p $BACK /mnt/backfile
+  mkdir -p "$BACK" /mnt/backfile
   mountpoint -q /mnt/backfile || mount -t tmpfs -o size="$(($1 + 64))M" backfile /mnt/backfile || return 1
   truncate -s "$1M" /mnt/backfile/img
   loop=$(losetup -f --show /mnt/backfile/img) || return 1
   mkfs.ext4 -q -b 4096 -E nodiscard,lazy_itable_init=0,lazy_journal_init=0 -O ^has_journal "$loop" >/dev/null 2>&1 || return 1
-  mount "$loop" $BACK
+  mount "$loop" "$BACK"
 }
 
 # make_nullblk NUMBER MIB BLOCKSIZE MEMORY(0|1): prints the device
@@ -28,7 +28,7 @@ make_nullblk() {
   echo "$2" >"$d/size"
   echo "$3" >"$d/blocksize"
   echo 2 >"$d/queue_mode"
-  echo "$(nproc)" >"$d/submit_queues"
+  nproc >"$d/submit_queues"
   echo "$4" >"$d/memory_backed"
   if [ "$4" = 1 ]; then echo 1 >"$d/discard"; fi
   echo 1 >"$d/power" || return 1
@@ -42,9 +42,9 @@ remove_backing() {
     echo 0 >"$d/power"
     rmdir "$d"
   done
-  if mountpoint -q $BACK; then
-    d=$(findmnt -no SOURCE $BACK)
-    umount $BACK || umount -l $BACK
+  if mountpoint -q "$BACK"; then
+    d=$(findmnt -no SOURCE "$BACK")
+    umount "$BACK" || umount -l "$BACK"
     losetup -d "$d" 2>/dev/null
   fi
   if mountpoint -q /mnt/backfile; then umount /mnt/backfile || umount -l /mnt/backfile; fi
@@ -217,7 +217,7 @@ gone() { [ ! -e "/proc/$1" ] || grep -q '^State:.*Z' "/proc/$1/status" 2>/dev/nu
 
 start_kernel() {
   local n nsid kind path mib bs d s=$CFG/subsystems/$NQN h
-  if [ $PROVIDER = soft ]; then say "the kernel's target has no soft transport"; return 1; fi
+  if [ "$PROVIDER" = soft ]; then say "the kernel's target has no soft transport"; return 1; fi
   modprobe -aq nvmet nvmet-rdma 2>/dev/null
   if [ ! -d "$s" ]; then
     mkdir "$s" || return 1
@@ -244,12 +244,12 @@ start_kernel() {
       done
     fi
   fi
-  if [ ! -d $CFG/ports/1 ]; then
-    mkdir $CFG/ports/1
-    echo rdma >$CFG/ports/1/addr_trtype
-    echo $ADRFAM >$CFG/ports/1/addr_adrfam
-    echo $TADDR >$CFG/ports/1/addr_traddr
-    echo $PORT >$CFG/ports/1/addr_trsvcid
+  if [ ! -d "$CFG"/ports/1 ]; then
+    mkdir "$CFG"/ports/1
+    echo rdma >"$CFG"/ports/1/addr_trtype
+    echo "$ADRFAM" >"$CFG"/ports/1/addr_adrfam
+    echo "$TADDR" >"$CFG"/ports/1/addr_traddr
+    echo "$PORT" >"$CFG"/ports/1/addr_trsvcid
   fi
   ln -s "$s" "$CFG/ports/1/subsystems/$NQN"
 }
