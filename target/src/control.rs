@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 use crate::Target;
 use crate::config::{Config, ConfigErrors};
 use crate::declared::Declared;
+use crate::target::NotServed;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -67,7 +68,12 @@ trait Serve: Sized + Send + 'static {
 
     fn pulse(&self) -> Self::Pulse;
     fn apply(&mut self, config: Config) -> Result<Vec<String>, String>;
-    fn change(&mut self, config: Config) -> Result<Vec<String>, String>;
+    /// `persist` comes when nothing else can fail any more, and before any host sees a change.
+    fn change(
+        &mut self,
+        config: Config,
+        persist: impl FnOnce() -> Result<(), String>,
+    ) -> Result<Vec<String>, NotServed>;
     /// Has hosts go elsewhere, until then.
     fn leave(&self, until: Instant);
     fn stop(self, deadline: Instant);
@@ -98,8 +104,12 @@ impl Serve for Target {
         Target::apply(self, config).map_err(|fatal| fatal.to_string())
     }
 
-    fn change(&mut self, config: Config) -> Result<Vec<String>, String> {
-        Target::change(self, config).map_err(|fatal| fatal.to_string())
+    fn change(
+        &mut self,
+        config: Config,
+        persist: impl FnOnce() -> Result<(), String>,
+    ) -> Result<Vec<String>, NotServed> {
+        Target::change(self, config, persist)
     }
 
     fn leave(&self, until: Instant) {

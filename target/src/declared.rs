@@ -21,6 +21,7 @@ use crate::api::{Change, Changes, Kept, SetAside};
 use crate::config::{Config, ConfigErrors, Mistake, Sources, digest};
 use journal::Journal;
 use meant::Found;
+use tracing::error;
 
 pub use edit::{Misfit, edit};
 
@@ -182,7 +183,16 @@ impl Declared {
     /// # Errors
     /// What the system says, or that there is no room. What was kept before, is.
     pub fn keep(&self) -> Result<(), String> {
-        self.journal().write(&self.changes)
+        self.journal().prepare(&self.changes)?.persist()
+    }
+
+    /// Does what is needed to keep the changes as far as it may fail for want of room or rights.
+    /// Those that were kept before still are.
+    ///
+    /// # Errors
+    /// What the system says, or that there is no room.
+    pub(crate) fn prepare(&self) -> Result<Prepared, String> {
+        self.journal().prepare(&self.changes).map(Prepared)
     }
 
     fn journal(&self) -> Journal<'_> {
@@ -264,6 +274,28 @@ impl Declared {
             return wrong("it names another folder as `include`");
         }
         Ok((config, sources, run))
+    }
+}
+
+/// Changes that can be kept.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Prepared(journal::Prepared);
+
+impl Prepared {
+    /// Has them outlast a power loss in the place of those `before`.
+    ///
+    /// # Errors
+    /// What the system says; those before are kept again. Where that fails as well, it is said: a
+    /// restart may find either.
+    pub(crate) fn persist(self, before: &Declared) -> Result<(), String> {
+        let Err(mut sentence) = self.0.persist() else { return Ok(()) };
+        // They may have the name already: what is refused must not be in force after a restart.
+        if let Err(worse) = before.keep() {
+            error!("a change that was refused may be in force after a restart: {worse}");
+            sentence += "; it may be in force after a restart";
+        }
+        Err(sentence)
     }
 }
 

@@ -5,7 +5,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::Lines;
 
 /// Gives `name` in `folder` this content. When it returns, it is so also after a power loss.
@@ -13,18 +13,57 @@ use std::str::Lines;
 /// # Errors
 /// What the system says. The name may then mean either content, but no mixture.
 pub(crate) fn write(folder: &Path, name: &str, content: &[u8]) -> io::Result<()> {
+    prepare(folder, name, content)?.persist()
+}
+
+/// Writes and syncs content beside `name` in `folder`: what takes room or a working disk is done
+/// then, and the name still means what it did.
+///
+/// # Errors
+/// What the system says.
+pub(crate) fn prepare(folder: &Path, name: &str, content: &[u8]) -> io::Result<Prepared> {
+    let path = folder.join(name);
     let beside = folder.join(format!("{name}.new"));
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o600);
     step();
     let mut file = options.open(&beside)?;
+    let prepared = Prepared { path, beside: Some(beside) };
     step();
     file.write_all(content)?;
     step();
     file.sync_all()?;
-    step();
-    fs::rename(&beside, folder.join(name))?;
-    sync(folder)
+    Ok(prepared)
+}
+
+/// Content of a small file that is synced beside its name. It is removed when this is dropped.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Prepared {
+    path: PathBuf,
+    /// None: it has taken the name.
+    beside: Option<PathBuf>,
+}
+
+impl Prepared {
+    /// Has the name mean it. When it returns, that is so also after a power loss.
+    ///
+    /// # Errors
+    /// What the system says. The name may then mean either content, but no mixture.
+    pub(crate) fn persist(mut self) -> io::Result<()> {
+        let Some(beside) = &self.beside else { return Ok(()) };
+        step();
+        fs::rename(beside, &self.path)?;
+        self.beside = None;
+        sync(self.path.parent().unwrap_or(Path::new("/")))
+    }
+}
+
+impl Drop for Prepared {
+    fn drop(&mut self) {
+        // What stays is written over by the next one.
+        self.beside.iter().for_each(|beside| drop(fs::remove_file(beside)));
+    }
 }
 
 /// A text whose last line is a checksum of what stands before.

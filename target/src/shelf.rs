@@ -192,6 +192,33 @@ impl Shelf {
         self.tender.renew(&failed.collect::<Vec<_>>())
     }
 
+    /// Does everything that may fail before `next` can be served, at these addresses besides. No
+    /// host is let in by a listener, or has a store, of which the registry does not know.
+    ///
+    /// # Errors
+    /// One sentence about what cannot be served; everything is as before.
+    pub(crate) fn prepare(
+        &mut self,
+        next: &Next,
+        added: &[SocketAddr],
+        missing: Missing,
+    ) -> Result<(), Fatal> {
+        self.attach_new(next)?;
+        for (index, at) in added.iter().enumerate() {
+            if let Err(fatal) = self.listen(*at, missing) {
+                self.abandon(next, &added[..index]);
+                return Err(fatal);
+            }
+        }
+        Ok(())
+    }
+
+    /// What was prepared is not served: takes it away again.
+    pub(crate) fn abandon(&mut self, next: &Next, added: &[SocketAddr]) {
+        added.iter().for_each(|at| self.unlisten(*at));
+        next.stores.without(&self.stores).for_each(|store| self.detach(store));
+    }
+
     /// Gives every ring the stores of `next` that are new; all or none.
     ///
     /// # Errors

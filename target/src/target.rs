@@ -41,6 +41,17 @@ use crate::wait::{Waiting, make_good};
 #[error("{0}")]
 pub struct Fatal(pub String);
 
+/// A change is not in force, and no host has seen anything of it.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum NotServed {
+    /// It cannot be served.
+    #[error("{0}")]
+    Unservable(#[from] Fatal),
+    /// It cannot be kept.
+    #[error("{0}")]
+    Unkept(String),
+}
+
 /// What `spin_us = "auto"` allows while no disk is at work: about the cost of waking up a sleeping
 /// CPU.
 const SPIN_AUTO: Duration = Duration::from_micros(50);
@@ -231,19 +242,37 @@ impl Target {
     /// # Errors
     /// One sentence about what cannot be served; everything is as before.
     pub fn apply(&mut self, config: Config) -> Result<Vec<String>, Fatal> {
-        self.put(config, true)
+        let mut lines =
+            self.put(config, true, || Ok(())).map_err(|not_served| match not_served {
+                NotServed::Unservable(fatal) => fatal,
+                NotServed::Unkept(sentence) => Fatal(sentence),
+            })?;
+        lines.extend(self.shelf().renew());
+        Ok(lines)
     }
 
     /// As [`Target::apply`], and stores that have failed stay so. What is new has to be there, as
-    /// somebody waits for the answer: only a start and a reload await what comes late.
+    /// somebody waits for the answer: only a start and a reload await what comes late. `persist`
+    /// has the change outlast the daemon: it comes when nothing else can fail any more, and before
+    /// any host sees a change.
     ///
     /// # Errors
-    /// One sentence about what cannot be served; everything is as before.
-    pub fn change(&mut self, config: Config) -> Result<Vec<String>, Fatal> {
-        self.put(config, false)
+    /// What cannot be served, or what `persist` says; everything is as before.
+    pub fn change(
+        &mut self,
+        config: Config,
+        persist: impl FnOnce() -> Result<(), String>,
+    ) -> Result<Vec<String>, NotServed> {
+        self.put(config, false, persist)
     }
 
-    fn put(&mut self, mut config: Config, renew: bool) -> Result<Vec<String>, Fatal> {
+    /// Prepares, persists, commits.
+    fn put(
+        &mut self,
+        mut config: Config,
+        may_wait: bool,
+        persist: impl FnOnce() -> Result<(), String>,
+    ) -> Result<Vec<String>, NotServed> {
         let mut shelf = self.shelf();
         let mut lines: Vec<String> = shelf
             .config()
@@ -254,29 +283,20 @@ impl Target {
         config.keep_fixed(shelf.config());
         let keyring = Keyring::load(&config.authentication).map_err(unusable)?;
         let next = shelf.next(&config)?;
-        let missing = if renew { config.missing } else { Missing::Fail };
-        if renew {
-            lines.extend(shelf.renew());
-        } else {
+        let missing = if may_wait { config.missing } else { Missing::Fail };
+        if !may_wait {
             shelf.awaits_no_more_in(&next)?;
         }
         lines.extend(differences(shelf.config(), &config));
-        let (old_listeners, new_listeners) = (shelf.config().addresses(), config.addresses());
-        let added: Vec<SocketAddr> =
-            new_listeners.iter().filter(|l| !old_listeners.contains(l)).copied().collect();
-        let removed: Vec<SocketAddr> =
-            old_listeners.iter().filter(|l| !new_listeners.contains(l)).copied().collect();
-        for (index, at) in added.iter().enumerate() {
-            if let Err(fatal) = shelf.listen(*at, missing) {
-                added[..index].iter().for_each(|at| shelf.unlisten(*at));
-                return Err(fatal);
-            }
+        let (was, is) = (shelf.config().addresses(), config.addresses());
+        let added: Vec<SocketAddr> = is.iter().filter(|at| !was.contains(at)).copied().collect();
+        let removed: Vec<SocketAddr> = was.iter().filter(|at| !is.contains(at)).copied().collect();
+        shelf.prepare(&next, &added, missing)?;
+        if let Err(sentence) = persist() {
+            shelf.abandon(&next, &added);
+            return Err(NotServed::Unkept(sentence));
         }
-        if let Err(fatal) = shelf.attach_new(&next) {
-            added.iter().for_each(|at| shelf.unlisten(*at));
-            return Err(fatal);
-        }
-        // From here on nothing can fail.
+        // From here on nothing can fail, and hosts see it.
         let old = shelf.set_config(config);
         lines.extend(self.registry.set_keyring(keyring));
         removed.iter().for_each(|at| shelf.unlisten(*at));
@@ -610,6 +630,7 @@ mod tests {
         let mut target = Target::start(config(folder.path())).unwrap();
         target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
         let disks = crate::disk::tests::folder();
+        let kept = || Ok(());
         let [new, old, none] = ["new", "old", "none/disk"].map(|name| disks.path().join(name));
         std::fs::write(&old, vec![0; 1 << 20]).unwrap();
         let with = |paths: &[(u32, &PathBuf)]| {
@@ -623,8 +644,8 @@ mod tests {
             }
             config
         };
-        let refused = target.change(with(&[(2, &new), (3, &old), (4, &none)])).unwrap_err();
-        assert!(refused.0.contains("there is no folder"), "{refused}");
+        let refused = target.change(with(&[(2, &new), (3, &old), (4, &none)]), kept).unwrap_err();
+        assert!(refused.to_string().contains("there is no folder"), "{refused}");
         assert_eq!((new.exists(), old.exists()), (false, true));
         // It cannot be listened at: another refusal, after everything was opened.
         let taken = std::net::UdpSocket::bind("127.99.71.3:4791").unwrap();
@@ -632,19 +653,46 @@ mod tests {
         let mut listener = elsewhere.listeners[0];
         (listener.id, listener.address) = (9, "127.99.71.3:4420".parse().unwrap());
         elsewhere.listeners.push(listener);
-        let refused = target.change(elsewhere).unwrap_err();
-        assert!(refused.0.contains("127.99.71.3"), "{refused}");
+        let refused = target.change(elsewhere, kept).unwrap_err();
+        assert!(refused.to_string().contains("127.99.71.3"), "{refused}");
         assert_eq!((new.exists(), old.exists()), (false, true));
         drop(taken);
         // What was opened for that is on its way out.
         let deadline = Instant::now() + Duration::from_secs(60);
-        while let Err(refused) = target.change(with(&[(2, &new), (3, &old)])) {
-            assert!(refused.0.contains("a lock on it is held"), "{refused}");
+        while let Err(refused) = target.change(with(&[(2, &new), (3, &old)]), kept) {
+            assert!(refused.to_string().contains("a lock on it is held"), "{refused}");
             assert!(Instant::now() < deadline, "{refused}");
             std::thread::sleep(Duration::from_millis(5));
         }
-        target.change(config(folder.path())).unwrap();
+        target.change(config(folder.path()), kept).unwrap();
         assert!(new.exists() && old.exists(), "it was served");
+        target.stop(Instant::now() + Duration::from_secs(60));
+    }
+
+    #[test]
+    fn a_reload_that_is_refused_leaves_a_failed_flush_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let disks = crate::disk::tests::folder();
+        let with_file = || {
+            let mut config = config(folder.path());
+            config.subsystems[0].namespaces[0].kind =
+                NamespaceKind::File { path: disks.path().join("1"), size: Some(1 << 20) };
+            config
+        };
+        let mut target = Target::start(with_file()).unwrap();
+        target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
+        let nqn = with_file().subsystems[0].nqn;
+        let health =
+            Arc::clone(&target.registry.subsystem(&nqn).unwrap().namespace(1).unwrap().health);
+        health.fail_sync(nvme::Status::WRITE_FAULT);
+        let _taken = std::net::UdpSocket::bind("127.99.71.4:4791").unwrap();
+        let mut elsewhere = with_file();
+        let mut listener = elsewhere.listeners[0];
+        (listener.id, listener.address) = (9, "127.99.71.4:4420".parse().unwrap());
+        elsewhere.listeners.push(listener);
+        let refused = target.apply(elsewhere).unwrap_err();
+        assert!(refused.0.contains("127.99.71.4"), "{refused}");
+        assert_eq!(health.sync_failure(), Some(nvme::Status::WRITE_FAULT));
         target.stop(Instant::now() + Duration::from_secs(60));
     }
 

@@ -1,6 +1,9 @@
 //! The management interface of a real target, with a host that is connected while things change:
 //! all in one process, over the soft fabric and real sockets.
 
+#[path = "manage/unkept.rs"]
+mod unkept;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -32,12 +35,13 @@ struct Daemon {
 impl Daemon {
     fn start(address: &str) -> Daemon {
         let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("state")).unwrap();
         let text = format!(
             "provider = \"soft\"\nstate_directory = {:?}\n[management]\nsocket = {:?}\n\
              [memory]\nreceives = 512\ndata = \"4MiB\"\n[[listener]]\naddress = \"{address}\"\n\
              [[subsystem]]\nnqn = \"{NQN}\"\nhosts = [\"{HOST}\"]\n\
              [[subsystem.namespace]]\nnsid = 1\nkind = \"ram\"\nsize = \"1MiB\"\n",
-            folder.path(),
+            folder.path().join("state"),
             folder.path().join("s")
         );
         let file = folder.path().join("nvmfd.toml");

@@ -1,5 +1,4 @@
-//! Changes that the management interface wants: all or nothing, and kept before they are
-//! acknowledged.
+//! Changes that the management interface wants: all or nothing, and kept before any host sees them.
 
 use std::time::SystemTime;
 
@@ -11,6 +10,7 @@ use super::{Serve, Served};
 use crate::api::{Changes, Outcome, SetAside, Wanted};
 use crate::declared::Declared;
 use crate::declared::difference::differences;
+use crate::target::NotServed;
 
 /// Orders that wait, at most.
 pub(super) const MOST_ORDERS: usize = 16;
@@ -74,18 +74,9 @@ impl<T: Serve> Served<T> {
         if wanted.dry_run {
             return Ok(outcome);
         }
-        let lines = self.target.change(next.config().clone()).map_err(NotMade::Unservable)?;
-        if let Err(mut sentence) = next.keep() {
-            // What nobody was told of must not stay; nor come back, where it is in the file by now.
-            if let Err(worse) = self.declared.keep() {
-                error!("a change that was refused may be in force after a restart: {worse}");
-                sentence += "; it may be in force after a restart";
-            }
-            if let Err(worse) = self.target.change(self.config.clone()) {
-                error!("a change cannot be kept, and not be taken back either: {worse}");
-            }
-            return Err(NotMade::Unkept(sentence));
-        }
+        let prepared = next.prepare().map_err(NotMade::Unkept)?;
+        let persist = || prepared.persist(&self.declared);
+        let lines = self.target.change(next.config().clone(), persist)?;
         let who = uid.map_or_else(|| "somebody".to_owned(), |uid| format!("user {uid}"));
         wanted.changes.iter().for_each(|change| info!("{who} had it changed: {change}"));
         lines.iter().for_each(|line| info!("{line}"));
@@ -126,6 +117,15 @@ impl<T: Serve> Served<T> {
             differences: differences(&self.config, next.config()),
             needs_restart: self.config.needs_restart(next.config()).iter().map(text).collect(),
             kept: next.keeps(),
+        }
+    }
+}
+
+impl From<NotServed> for NotMade {
+    fn from(not_served: NotServed) -> NotMade {
+        match not_served {
+            NotServed::Unservable(fatal) => NotMade::Unservable(fatal.to_string()),
+            NotServed::Unkept(sentence) => NotMade::Unkept(sentence),
         }
     }
 }

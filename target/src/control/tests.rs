@@ -91,8 +91,13 @@ impl Serve for Fake {
         if self.refuses { Err("no".to_owned()) } else { Ok(vec!["one change".to_owned()]) }
     }
 
-    fn change(&mut self, config: Config) -> Result<Vec<String>, String> {
-        self.apply(config)
+    fn change(
+        &mut self,
+        config: Config,
+        persist: impl FnOnce() -> Result<(), String>,
+    ) -> Result<Vec<String>, NotServed> {
+        persist().map_err(NotServed::Unkept)?;
+        self.apply(config).map_err(|sentence| NotServed::Unservable(crate::Fatal(sentence)))
     }
 
     fn leave(&self, until: Instant) {
@@ -465,40 +470,6 @@ fn a_reload_that_panics_ends_the_daemon_with_a_sentence() {
 }
 
 #[test]
-fn a_change_that_cannot_be_kept_is_taken_back() {
-    let mut stage = stage(|_| ());
-    let file = stage.folder.path().join("nvmfd.toml");
-    let state = stage.folder.path().join("state");
-    std::fs::create_dir(&state).unwrap();
-    std::fs::write(&file, format!("state_directory = {state:?}\n{TEXT}")).unwrap();
-    let declared = Declared::load(&file).unwrap();
-    (stage.served.config, stage.served.declared) = (declared.config().clone(), declared);
-    let change = |served: Served<Fake>| {
-        let wanted = crate::api::Wanted {
-            changes: vec![crate::api::Change::RemoveNamespace {
-                subsystem: "nqn.2026-11.io.nvmfd:disk1".to_owned(),
-                nsid: 1,
-            }],
-            dry_run: false,
-        };
-        let (answer, answered) = tokio::sync::oneshot::channel();
-        let order = Order { work: change::Work::Change(wanted, None), answer };
-        let served = served.carry_out(order);
-        (served, answered.blocking_recv().unwrap())
-    };
-    std::fs::remove_dir(&state).unwrap();
-    let (served, answer) = change(stage.served);
-    assert!(matches!(answer, Err(managed::NotMade::Unkept(_))), "{answer:?}");
-    assert_eq!(stage.story.count("applied"), 2, "made, and taken back");
-    assert_eq!(served.config.subsystems[0].namespaces.len(), 1);
-    std::fs::create_dir(&state).unwrap();
-    let (served, answer) = change(served);
-    assert_eq!(answer.unwrap().differences.len(), 1);
-    assert!(served.config.subsystems[0].namespaces.is_empty());
-    assert!(state.join("changes.json").exists());
-}
-
-#[test]
 fn two_daemons_never_share_a_state_directory() {
     let stage = stage(|_| ());
     let file = stage.folder.path().join("nvmfd.toml");
@@ -541,6 +512,7 @@ fn a_change_that_is_refused_is_not_in_force_after_a_restart() {
     });
     let (_, answer) = remove(served, 1);
     assert!(matches!(answer, Err(managed::NotMade::Unkept(_))), "{answer:?}");
+    assert_eq!(stage.story.count("applied"), 1, "nobody has seen it");
     let after = Declared::load(&file).unwrap();
     assert_eq!(after.changes().kept.len(), 1);
     assert_eq!(after.config().subsystems[0].namespaces.len(), 1);

@@ -325,7 +325,7 @@ fn another_configuration_as_a_whole_yields_to_what_is_written_later() {
 #[test]
 fn a_journal_that_cannot_be_read_is_never_passed_over() {
     let (folder, _) = stage(TEXT);
-    for bytes in ["", "{", "{\"form\": 2, \"kept\": [], \"set_aside\": []}"] {
+    for bytes in ["", "{", "{\"form\": 3, \"kept\": [], \"set_aside\": []}"] {
         fs::write(folder.path().join("changes.json"), bytes).unwrap();
         let errors = Declared::load_with(&folder.path().join("nvmfd.toml"), None).unwrap_err();
         assert!(errors.to_string().contains("move that file away"), "{errors}");

@@ -381,6 +381,11 @@ fn changes_of_listeners_that_an_older_version_has_kept_can_be_read() {
     let mut kept: serde_json::Value = serde_json::from_slice(&fs::read(&journal).unwrap()).unwrap();
     let was = kept["kept"][0].as_object_mut().unwrap().remove("listener");
     assert_eq!(was, Some(json!("127.0.0.7:4420")));
+    let form = kept.as_object_mut().unwrap().insert("form".to_owned(), json!(1));
+    assert_eq!(
+        (form, kept.as_object_mut().unwrap().remove("crc32").is_some()),
+        (Some(json!(2)), true)
+    );
     fs::write(&journal, kept.to_string()).unwrap();
     let found = load(&folder);
     assert_eq!(found.config().listeners.iter().map(|each| each.id).collect::<Vec<_>>(), [1, 3]);
