@@ -275,6 +275,11 @@ pub trait Fabric: Send {
     /// Hands everything queued to the device, one doorbell a queue pair.
     fn flush(&mut self);
 
+    /// How many queue pairs there may be at once, where there is a limit.
+    fn queue_pairs(&self) -> Option<u32> {
+        None
+    }
+
     /// Whether what is queued fills what leaves at once, so that whoever has much more to queue
     /// had better flush first: the peer gets something to do, and nothing is lost by it.
     fn has_enough(&self) -> bool {

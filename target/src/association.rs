@@ -31,6 +31,8 @@ pub struct Association {
     pub host_id: [u8; 16],
     /// The shortest keep alive timeout that its listener grants, in milliseconds.
     pub keep_alive_min_ms: u32,
+    /// Nobody vouches for its host: no configuration names it, and it need not prove who it is.
+    pub anonymous: bool,
     /// The address by which the host reached us.
     pub local: SocketAddr,
     /// I/O queues that Set Features 07h granted.
@@ -83,6 +85,7 @@ impl Association {
             host,
             host_id,
             keep_alive_min_ms: 0,
+            anonymous: false,
             local: (Ipv4Addr::UNSPECIFIED, 0).into(),
             granted: AtomicU16::new(0),
             io_queues: AtomicU16::new(0),

@@ -41,6 +41,13 @@ pub const KAS_100MS: u16 = 10;
 /// What a host's keep alive may be late by before we call it dead.
 const KEEP_ALIVE_MARGIN: Duration = Duration::from_secs(2);
 
+/// The longest keep alive timeout that a host may ask for, in milliseconds: a host that died keeps
+/// its memory as long as that. As long as one without keep alive may be silent; hosts use 5 s.
+pub const KEEP_ALIVE_MAX_MS: u32 = 2 * 3600 * 1000;
+
+/// The same of a discovery controller, which anybody may have; hosts use 30 s.
+pub const KEEP_ALIVE_DISCOVERY_MAX_MS: u32 = 600 * 1000;
+
 /// How long a discovery controller without keep alive may be silent.
 const DISCOVERY_IDLE: Duration = Duration::from_secs(120);
 
@@ -257,6 +264,12 @@ impl Controller {
         self.association.close();
     }
 
+    /// The longest keep alive timeout that its host may ask for, in milliseconds.
+    #[must_use]
+    pub fn keep_alive_max_ms(&self) -> u32 {
+        if self.is_discovery() { KEEP_ALIVE_DISCOVERY_MAX_MS } else { KEEP_ALIVE_MAX_MS }
+    }
+
     /// Keep alive timeout in milliseconds as granted; 0 when there is none.
     #[must_use]
     pub fn kato_ms(&self) -> u32 {
@@ -266,12 +279,10 @@ impl Controller {
     /// Sets the keep alive timeout: at least what the listener grants, rounded up to the
     /// granularity. 0 stays none.
     pub fn set_kato_ms(&mut self, kato_ms: u32, now: Instant) {
-        let step = u64::from(KAS_100MS) * 100;
-        // Rounded up, but never past what the 32 bits of the feature can say.
-        let most = u64::from(u32::MAX) / step * step;
+        let step = u32::from(KAS_100MS) * 100;
         let asked = if kato_ms == 0 { 0 } else { kato_ms.max(self.association.keep_alive_min_ms) };
-        let granted = u64::from(asked).next_multiple_of(step).min(most);
-        self.kato = Duration::from_millis(granted);
+        let granted = asked.min(self.keep_alive_max_ms()).next_multiple_of(step);
+        self.kato = Duration::from_millis(granted.into());
         self.alive_until = now + self.patience();
     }
 
@@ -508,10 +519,10 @@ mod tests {
     }
 
     #[test]
-    fn keep_alive_is_rounded_up_and_never_wraps() {
+    fn keep_alive_is_rounded_up_and_has_an_end() {
         let mut controller = controller();
         let now = Instant::now();
-        for (asked, granted) in [(0, 0), (1, 1000), (5000, 5000), (u32::MAX, 4_294_967_000)] {
+        for (asked, granted) in [(0, 0), (1, 1000), (5000, 5000), (u32::MAX, 7_200_000)] {
             controller.set_kato_ms(asked, now);
             assert_eq!(controller.kato_ms(), granted);
         }

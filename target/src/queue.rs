@@ -295,10 +295,29 @@ impl Queue {
         self.is_connected() && self.proof.as_ref().is_none_or(|proof| proof.is_authenticated())
     }
 
-    /// Since when it has been open without being admitted; none when it is, or is being closed.
+    /// Whether nobody vouches for who holds it: it is not admitted, or it is the admin queue of an
+    /// anonymous host that has no I/O queues.
     #[must_use]
-    pub fn nameless_since(&self) -> Option<Instant> {
-        (self.link == Link::Open && !self.is_admitted()).then_some(self.opened)
+    pub fn is_anonymous(&self) -> bool {
+        match &self.serves {
+            Serves::Admin(controller) if self.is_admitted() => {
+                let association = &controller.association;
+                association.anonymous && association.io_queues() == 0
+            }
+            _ => !self.is_admitted(),
+        }
+    }
+
+    /// Whether it is being closed, or its queue pair is gone.
+    #[must_use]
+    pub fn is_closing(&self) -> bool {
+        self.link != Link::Open
+    }
+
+    /// When it was opened.
+    #[must_use]
+    pub fn opened(&self) -> Instant {
+        self.opened
     }
 
     /// Whether nothing is left: the queue pair is gone and all disk work is home.

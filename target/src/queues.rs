@@ -4,13 +4,12 @@
 //! Whoever drives them has a fabric, a disk, a pool and a clock, and lends them for every step:
 //! the reactor has real ones, a simulator need not.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, VecDeque};
-use std::net::IpAddr;
+mod room;
+
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use nvme::cm;
 use rdma::{Event, Fabric, Incoming, Pool, Qp, Reason};
 use tracing::{debug, warn};
 
@@ -26,12 +25,6 @@ use crate::why::{Cause, Why};
 
 /// How often queues look at the clock.
 const TICK: Duration = Duration::from_millis(250);
-/// How often one connection makes room for another, at most: to make and end them costs much more
-/// than to ask, and others want to be served meanwhile.
-const DISPLACEMENT: Duration = Duration::from_millis(1);
-/// Requests to connect that wait for room, at most.
-const MOST_DEFERRED: usize = 64;
-
 /// What the driver lends for a step.
 pub struct Lent<'a> {
     /// The reactor's buffers.
@@ -339,7 +332,7 @@ impl Queues {
         if self.stopping {
             return self.turn_away(incoming, lent);
         }
-        if !self.make_room(incoming.remote.ip(), lent) {
+        if !self.make_room(&incoming, lent) {
             return self.defer(incoming, lent);
         }
         let vacant = self.queues.iter().position(Option::is_none);
@@ -385,98 +378,6 @@ impl Queues {
             lent.registry.count_queue(self.index, kept, false);
             self.count -= 1;
         }
-    }
-
-    /// Anybody can hold receives until the Connect deadline without a name. So connections that
-    /// have not sent their Connect, or not proved whose they are, may hold half of them for one
-    /// address, three quarters for all.
-    /// Where that is reached, the oldest of the address that has the most is closed, so that who
-    /// asks next, and goes on within a round trip, is served also amid a flood. False: not now,
-    /// because that happened just before, or what was closed has not come home yet.
-    fn make_room(&mut self, source: IpAddr, lent: &mut Lent<'_>) -> bool {
-        let receives = lent.pool.plan().receives;
-        let (mut closing, mut all, mut own) = (0, 0, 0);
-        for queue in self.queues.iter().flatten().filter(|queue| !queue.is_admitted()) {
-            let depth = u32::from(queue.depth());
-            match queue.nameless_since() {
-                None => closing += depth,
-                Some(_) => all += depth,
-            }
-            own += if queue.source() == source { depth } else { 0 };
-        }
-        if all + closing >= receives / 8 * 7 {
-            return false;
-        }
-        // What a controller there was promised, and brings up before its first Connect, is no flood.
-        let too_many = own >= receives / 2 && {
-            let promised = lent.registry.promised_receives(source, lent.now);
-            own.saturating_sub(promised) >= receives / 2
-        };
-        let crowded = match too_many {
-            true => Some(source),
-            false if all >= receives / 4 * 3 => self.crowded(),
-            false => return true,
-        };
-        if lent.now < self.next_displacement {
-            return false;
-        }
-        self.next_displacement = lent.now + DISPLACEMENT;
-        let nameless = self.queues.iter().flatten().filter(|queue| Some(queue.source()) == crowded);
-        let oldest = nameless.filter_map(|queue| Some((queue.nameless_since()?, queue.qp())));
-        let oldest = oldest.min_by_key(|(since, _)| *since).map(|(_, qp)| qp);
-        if let Some(key) = oldest.and_then(|qp| self.key(qp))
-            && let Some((queue, mut io)) = self.queue(key, lent)
-        {
-            queue.displace(&mut io);
-        }
-        true
-    }
-
-    /// Puts a request aside until there is room. Of too many, the oldest of the address that has
-    /// the most is refused.
-    fn defer(&mut self, incoming: Incoming, lent: &mut Lent<'_>) {
-        self.deferred.push_back(incoming);
-        self.next_tick = self.next_tick.min(lent.now + DISPLACEMENT);
-        if self.deferred.len() <= MOST_DEFERRED {
-            return;
-        }
-        let mut counts = BTreeMap::new();
-        for incoming in &self.deferred {
-            *counts.entry(incoming.remote.ip()).or_insert(0) += 1;
-        }
-        let most = counts.into_iter().max_by_key(|(_, count)| *count).map(|(source, _)| source);
-        let at = self.deferred.iter().position(|incoming| Some(incoming.remote.ip()) == most);
-        let Some(refused) = at.and_then(|at| self.deferred.remove(at)) else { return };
-        self.refused(Why::nameless(Cause::NoRoom, refused.remote, refused.local), lent);
-        let reject = cm::Reject::new(cm::RejectStatus::NO_RESOURCES);
-        lent.fabric.reject(refused, &reject.emit());
-    }
-
-    /// Lets those in for whom there is room now.
-    fn admit_deferred(&mut self, lent: &mut Lent<'_>) {
-        for _ in 0..self.deferred.len() {
-            let waiting = self.deferred.len();
-            let Some(incoming) = self.deferred.pop_front() else { return };
-            self.open(incoming, lent);
-            if self.deferred.len() == waiting {
-                // It is the last now, and would be the first again.
-                return self.deferred.rotate_right(1);
-            }
-        }
-    }
-
-    /// The address that has the most open connections without a name, however deep; of several the
-    /// one that has the oldest.
-    fn crowded(&self) -> Option<IpAddr> {
-        let mut held = BTreeMap::new();
-        for queue in self.queues.iter().flatten() {
-            let Some(since) = queue.nameless_since() else { continue };
-            let (count, oldest) = held.entry(queue.source()).or_insert((0, since));
-            *count += 1;
-            *oldest = since.min(*oldest);
-        }
-        let most = held.into_iter().max_by_key(|(_, (count, oldest))| (*count, Reverse(*oldest)));
-        most.map(|(source, _)| source)
     }
 
     /// Makes known how things stand.

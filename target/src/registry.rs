@@ -113,6 +113,8 @@ struct Entry {
     view: Option<Arc<Subsystem>>,
     /// What it was promised.
     limits: Limits,
+    /// I/O queues that the target and its subsystem allow it, where there is memory for them.
+    most_io_queues: u16,
     /// Where its host is.
     source: IpAddr,
     /// When it was admitted.

@@ -199,6 +199,9 @@ causes! {
     BadQueueSize, "bad-queue-size", Connect,
         "a queue longer than allowed or than its connection request said, or of one entry",
         "connect with shorter queues (nvme connect -Q), or raise limits.queue_depth";
+    KeepAliveTooLong, "keep-alive-too-long", Connect,
+        "the host asks for a keep alive timeout of more than two hours, or ten minutes for discovery",
+        "connect with a shorter one (nvme connect -k, in seconds; hosts use 5, and 30 for discovery)";
     QueueInUse, "queue-in-use", Connect,
         "the host has a queue of this number already",
         "nothing if the host was just reset: it tries again; else update its driver";
@@ -290,6 +293,11 @@ causes! {
     KeyChanged, "key-changed", Running,
         "the host must authenticate now, or has lost its key",
         "give the host its secret (nvme connect -S) and connect again";
+    Crowded, "crowded", Running,
+        "disconnected to make room: it had no I/O queues, nobody has named its host, and its address \
+         held the most of that kind",
+        "nothing for discovery: the host connects again; a host that is to stay needs its NQN among \
+         `hosts` of the subsystem";
     Replaced, "replaced", Running,
         "the host came again, and duplicate_hosts is \"replace\"",
         "nothing if it was restarted; if two machines have one host NQN and id, give each its own \

@@ -1,4 +1,4 @@
-//! The queues of a reactor in a flood of connections that never send a Connect.
+//! The queues of a reactor in a flood of connections of hosts that nobody vouches for.
 
 #[path = "support/crowd.rs"]
 mod crowd;
@@ -7,8 +7,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nvme::Text;
 use nvme::fabrics::{CNTLID_DYNAMIC, ConnectData};
+use nvme::{Nqn, Text, cm};
 use nvmfd::queues::Queues;
 use nvmfd::registry::Visit;
 use nvmfd::subsystem::Subsystem;
@@ -108,24 +108,125 @@ fn who_waits_for_room_is_not_pushed_out_by_who_asks_most() {
     world.end();
 }
 
-#[test]
-fn controllers_of_one_host_that_come_together_do_not_push_each_other_out() {
-    let mut world = World::new();
-    let name = |text: &str| text.parse::<nvme::Nqn>().unwrap();
-    let nqn = name("nqn.2026-11.io.nvmfd:queues");
+fn nqn(text: &str) -> Nqn {
+    text.parse().unwrap()
+}
+
+/// Serves a subsystem: what a host of it says with Connect.
+fn publish(world: &World, allow_any_host: bool) -> ConnectData {
+    let (subsystem, host) = (nqn("nqn.2026-11.io.nvmfd:queues"), nqn("nqn.2026-11.host:h"));
     world.registry.publish(Arc::new(Subsystem {
-        nqn,
+        nqn: subsystem,
         serial: Text::lossy("S"),
         model: Text::lossy("M"),
-        allow_any_host: true,
-        hosts: Default::default(),
+        allow_any_host,
+        hosts: if allow_any_host { Default::default() } else { [host].into() },
         offer: Arc::default(),
         namespaces: Vec::new(),
         management: None,
         host_limiters: Arc::default(),
         usage: Arc::default(),
     }));
-    let data = ConnectData::new([1; 16], CNTLID_DYNAMIC, &nqn, &name("nqn.2026-11.host:h"));
+    ConnectData::new([1; 16], CNTLID_DYNAMIC, &subsystem, &host)
+}
+
+/// A request for an admin queue of so many entries.
+fn admin(entries: u16) -> cm::Request {
+    cm::Request { hrqsize: entries, hsqsize_z: entries - 1, ..cm::Request::default() }
+}
+
+/// Who needs no name could else keep everybody out for as long as it likes.
+#[test]
+fn hosts_of_discovery_and_of_open_subsystems_leave_room_for_others() {
+    let discovery =
+        ConnectData::new([1; 16], CNTLID_DYNAMIC, &Nqn::DISCOVERY, &nqn("nqn.2026-11.host:any"));
+    for (data, entries) in [(None, 128), (None, 2), (Some(()), 128), (Some(()), 2)] {
+        let mut world = World::new();
+        world.fabric.queue_pairs = Some(16);
+        let data = data.map_or(discovery, |()| publish(&world, true));
+        for _ in 0..32 {
+            if let Some(qp) = world.ask_for(1, admin(entries), 16) {
+                world.connect(qp, &data, 600_000);
+            }
+            world.settle();
+        }
+        let other = world.ask(2).expect("a host of another address is heard");
+        assert!(world.connect(other, &data, 600_000), "{entries}");
+        world.settle();
+        let controllers = world.registry.controllers();
+        let (own, others): (Vec<_>, Vec<_>) =
+            controllers.iter().partition(|c| c.source == IpAddr::from([192, 0, 2, 2]));
+        assert_eq!(own.len(), 1);
+        assert!(!own[0].association.is_closed(), "and stays");
+        assert!(matches!(others.len(), 3..=8), "half of what there is: {}", others.len());
+        world.end();
+    }
+}
+
+/// A connection that is hardly any receives is a queue pair all the same.
+#[test]
+fn shallow_connections_of_one_address_leave_queue_pairs_for_others() {
+    let mut world = World::new();
+    world.fabric.queue_pairs = Some(16);
+    for _ in 0..64 {
+        world.ask_for(1, admin(2), 16);
+        world.settle();
+    }
+    for other in 2..6 {
+        assert!(world.ask(other).is_some(), "{other}");
+        world.settle();
+    }
+    world.end();
+}
+
+#[test]
+fn a_host_that_brings_up_what_it_was_promised_is_not_displaced_in_a_flood_of_many_addresses() {
+    let mut world = World::new();
+    let data = publish(&world, false);
+    let qp = world.ask(1).unwrap();
+    assert!(world.connect(qp, &data, 5000));
+    world.registry.controllers()[0].association.grant_queues(4);
+    let io = |qid| cm::Request { qid, hrqsize: 16, hsqsize_z: 15, ..cm::Request::default() };
+    let own: Vec<_> = (1..=4).map(|qid| world.ask_for(1, io(qid), 16).unwrap().0).collect();
+    for source in 10..34 {
+        world.ask_for(source, admin(12), 16);
+        let gone = world.settle();
+        assert!(gone.iter().all(|qp| !own.contains(qp)), "{source}: {gone:?}");
+    }
+    world.end();
+}
+
+#[test]
+fn the_addresses_of_an_ipv6_subnet_are_one_source() {
+    let mut world = World::new();
+    for host in 0..20 {
+        let source = std::net::Ipv6Addr::new(0x2001, 0xDB8, 0, 7, 0, 0, 0, host);
+        assert!(world.ask_from(source.into(), admin(32), 16).is_some());
+        world.settle();
+    }
+    assert_eq!(world.queues.count(), 4, "half of the receives");
+    world.end();
+}
+
+#[test]
+fn a_keep_alive_timeout_that_would_hold_memory_for_weeks_is_refused() {
+    let discovery =
+        ConnectData::new([1; 16], CNTLID_DYNAMIC, &Nqn::DISCOVERY, &nqn("nqn.2026-11.host:any"));
+    let mut world = World::new();
+    let open = publish(&world, true);
+    for (data, longest) in [(&discovery, 600_000), (&open, 7_200_000)] {
+        for (kato_ms, let_in) in [(u32::MAX, false), (longest + 1, false), (longest, true)] {
+            let qp = world.ask(1).unwrap();
+            assert_eq!(world.connect(qp, data, kato_ms), let_in, "{kato_ms}");
+        }
+    }
+    world.end();
+}
+
+#[test]
+fn controllers_of_one_host_that_come_together_do_not_push_each_other_out() {
+    let mut world = World::new();
+    let data = publish(&world, true);
     let at = |last| IpAddr::from([192, 0, 2, last]);
     let visit = Visit {
         local: SocketAddr::new(at(250), 4420),

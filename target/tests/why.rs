@@ -87,6 +87,7 @@ fn provoke(cause: Cause) -> Vec<Record> {
         Cause::OtherHostId => io_connect(|_, data| data.hostid = [9; 16]),
         Cause::BadQueueId => io_connect(|connect, _| connect.qid = 2),
         Cause::BadQueueSize => io_connect(|connect, _| connect.sqsize_z = 0),
+        Cause::KeepAliveTooLong => admin_connect(|connect, _| connect.kato_ms = u32::MAX),
         Cause::QueueInUse => queue_in_use(),
 
         Cause::Throttled => throttled(),
@@ -131,6 +132,7 @@ fn provoke(cause: Cause) -> Vec<Record> {
             world.registry.set_keyring(required());
             queue.tick(&mut world.io());
         }),
+        Cause::Crowded => running(|world, queue| queue.displace(&mut world.io())),
         Cause::Replaced => coming_twice(DuplicateHosts::Replace),
     }
 }

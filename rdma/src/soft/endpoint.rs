@@ -202,6 +202,11 @@ impl Endpoint {
         slot.map_or(self.config.mtu, |slot| slot.settings.mtu)
     }
 
+    /// How many queue pairs there may be.
+    pub(super) fn queue_pairs(&self) -> u32 {
+        self.config.queue_pairs
+    }
+
     /// How many events wait to be told.
     pub(super) fn waiting_events(&self) -> usize {
         self.events.len()

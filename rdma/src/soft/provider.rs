@@ -444,6 +444,10 @@ impl Fabric for Soft {
         self.transmit();
     }
 
+    fn queue_pairs(&self) -> Option<u32> {
+        Some(self.endpoint.queue_pairs())
+    }
+
     /// A train, but not of so few writes that looking around between them costs more than it brings.
     /// Of one queue pair only: with several peers each shall have as much.
     fn has_enough(&self) -> bool {

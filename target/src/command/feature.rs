@@ -20,7 +20,7 @@ use nvme::{NSID_ALL, Sqe, Status};
 
 use super::admin::Env;
 use super::{Plan, Received, destination, no_data, protect, source};
-use crate::controller::{Controller, KAS_100MS};
+use crate::controller::Controller;
 use crate::events::Event;
 use crate::reservation::Order;
 
@@ -343,10 +343,11 @@ fn decide(set: &SetFeatures, controller: &Controller) -> Result<Change, Status> 
             _ => Err(Status::INVALID_FIELD.with_dnr()),
         },
         FeatureId::KEEP_ALIVE_TIMER => {
-            // Rounding up to the granularity must not leave 32 bits.
-            let step = u32::from(KAS_100MS) * 100;
-            let longest = u32::MAX / step * step;
-            Ok(Change::KeepAliveMs(KeepAliveTimer(set.cdw11).kato_ms().min(longest)))
+            let kato_ms = KeepAliveTimer(set.cdw11).kato_ms();
+            match kato_ms <= controller.keep_alive_max_ms() {
+                true => Ok(Change::KeepAliveMs(kato_ms)),
+                false => Err(Status::KEEP_ALIVE_INVALID.with_dnr()),
+            }
         }
         // Connect has set it ("Host Identifier").
         FeatureId::HOST_IDENTIFIER => Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr()),
@@ -652,13 +653,17 @@ mod tests {
 
     #[test]
     fn keep_alive_is_rounded_and_told_as_granted() {
-        for mut controller in [nvm(), discovery_controller()] {
+        for (mut controller, longest) in [(nvm(), 7_200_000), (discovery_controller(), 600_000)] {
             for (asked, granted) in
-                [(1, 1000), (15_500, 16_000), (u32::MAX, 4_294_967_000), (0, 0), (30_000, 30_000)]
+                [(1, 1000), (15_500, 16_000), (longest, longest), (0, 0), (30_000, 30_000)]
             {
                 assert_eq!(reply(ask(set(0x0F, asked), &mut controller)), 0);
                 assert_eq!(reply(ask(get(0x0F, 0, 0), &mut controller)), granted);
             }
+            for asked in [longest + 1, u32::MAX] {
+                assert_eq!(refused(ask(set(0x0F, asked), &mut controller)), 0x01A);
+            }
+            assert_eq!(reply(ask(get(0x0F, 0, 0), &mut controller)), 30_000, "unchanged");
             assert!(!controller.expired(Instant::now()));
         }
     }

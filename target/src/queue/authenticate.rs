@@ -188,9 +188,14 @@ impl Queue {
         if before || !proof.is_authenticated() {
             return;
         }
-        match &self.serves {
+        match &mut self.serves {
             Serves::Admin(controller) => {
-                io.registry.proved(&controller.association);
+                let association = &controller.association;
+                if let Some(io_queues) = io.registry.promise_again(association, io.now) {
+                    controller.limits.io_queues = io_queues;
+                    self.limits.io_queues = io_queues;
+                }
+                io.registry.proved(association);
                 info!(%remote, %host, "host authenticated");
                 self.tell_twin(io);
             }

@@ -1,20 +1,21 @@
 //! Connect: from a connection request to a queue that serves.
 
-use nvme::Status;
 use nvme::cm;
 use nvme::fabrics::{Connect, ConnectData, ConnectResult};
+use nvme::{Nqn, Status};
 use rdma::Pool;
 use tracing::{debug, info};
 
 use super::{Head, Io, Queue, Serves, State};
 use crate::command::discovery::Service;
 use crate::command::{Plan, fabrics};
-use crate::controller::{Controller, Limits, Role};
+use crate::controller::{Controller, KEEP_ALIVE_DISCOVERY_MAX_MS, KEEP_ALIVE_MAX_MS, Limits, Role};
 use crate::registry::Visit;
 use crate::why::Cause;
 
-/// Most receives of an admin queue; hosts ask for 32.
-const ADMIN_DEPTH_MAX: u16 = 128;
+/// Most receives of an admin queue: what hosts ask for. Anybody may have one, and who asks for more
+/// is told how many there are.
+const ADMIN_DEPTH_MAX: u16 = 32;
 
 /// Receive buffers that only admin queues may take, so that I/O queues never lock a host out.
 pub const RECEIVES_FOR_ADMIN: u32 = 64;
@@ -57,6 +58,20 @@ pub(super) fn check_request(
 
 /// What a Connect command is told when another one was first.
 const LOST: Status = Status::COMMAND_SEQUENCE_ERROR.with_dnr();
+
+/// Whether a keep alive timeout is one that we bear.
+fn check_keep_alive(kato_ms: u32, data: &ConnectData, io: &Io<'_>) -> Result<(), fabrics::Refusal> {
+    let asks = |name: Nqn| name == Nqn::DISCOVERY || name == io.registry.discovery_nqn();
+    let most = match data.subnqn().is_ok_and(asks) {
+        true => KEEP_ALIVE_DISCOVERY_MAX_MS,
+        false => KEEP_ALIVE_MAX_MS,
+    };
+    if kato_ms <= most {
+        return Ok(());
+    }
+    let status = Status::KEEP_ALIVE_INVALID.with_dnr();
+    Err(fabrics::Refusal::new(Cause::KeepAliveTooLong, status))
+}
 
 impl Queue {
     pub(super) fn connect(&mut self, slot: u16, io: &mut Io<'_>) {
@@ -142,6 +157,7 @@ impl Queue {
             Visit { local: self.local, source: self.source(), limits: self.limits, now: io.now };
         if connect.qid == 0 {
             self.check_throttle(data, io)?;
+            check_keep_alive(connect.kato_ms, data, io)?;
             let admission = io.registry.connect_admin(data, &visit)?;
             self.demand(&admission, io);
             let association = admission.association;

@@ -55,7 +55,10 @@ impl Queue {
 
     /// Ends the connection so that another may have its room.
     pub fn displace(&mut self, io: &mut Io<'_>) {
-        self.explain(Cause::Displaced, "", io);
+        match self.is_admitted() {
+            true => self.explain(Cause::Crowded, "", io),
+            false => self.explain(Cause::Displaced, "", io),
+        }
         self.close(io);
     }
 

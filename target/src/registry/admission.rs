@@ -12,6 +12,7 @@ use nvme::fabrics::{
     CNTLID_DYNAMIC, CNTLID_MAX, CNTLID_STATIC, Connect, ConnectData, InvalidParameter,
 };
 use nvme::{Nqn, Status};
+use rdma::Source;
 
 use super::{Book, DuplicateHosts, Entry, Registry, bar};
 use crate::association::{Association, next_id};
@@ -65,6 +66,8 @@ struct Room {
     replaced: Vec<Arc<Association>>,
     /// Whose hosts have not proved themselves in time.
     displaced: Vec<Arc<Association>>,
+    /// Whose hosts nobody vouches for, and that have no I/O queues.
+    crowded: Vec<Arc<Association>>,
 }
 
 /// How many associations there may be of some kind.
@@ -78,7 +81,7 @@ struct Limit {
 
 /// Who asks for an association.
 struct Newcomer {
-    source: IpAddr,
+    source: Source,
     now: Instant,
     /// It has yet to prove itself.
     authenticate: bool,
@@ -104,7 +107,10 @@ impl Registry {
         let association = Association::new(next_id(), 0, subnqn, host, data.hostid);
         let mut association = association.via(visit.local, &states);
         association.keep_alive_min_ms = listener.map_or(0, |listener| listener.keep_alive_min_ms);
-        let newcomer = Newcomer { source: visit.source, now: visit.now, authenticate };
+        let is_named = subsystem.is_some_and(|subsystem| subsystem.hosts.contains(&host));
+        association.anonymous = !authenticate && !is_named;
+        let source = Source::from(visit.source);
+        let newcomer = Newcomer { source, now: visit.now, authenticate };
         let room_made = book.check_room(self.controllers, &association, subsystem, &newcomer)?;
         let cntlids = subsystem.map_or(1..=CNTLID_MAX, |s| s.offer.cntlids.clone());
         if let Some(subsystem) = subsystem {
@@ -114,15 +120,15 @@ impl Registry {
         let whole = subsystem.cloned();
         let mut limits = subsystem.map_or(visit.limits, |s| visit.limits.within(&s.offer));
         // Promise no more I/O queues than there is memory for; the host takes what it gets.
-        let room = self.room(&book, limits.queue_depth, visit.now);
-        limits.io_queues = room.clamp(1, limits.io_queues);
+        let most_io_queues = limits.io_queues;
+        limits.io_queues = self.promise(&book, limits, visit.now);
         association.cntlid = book.free_cntlid(&subnqn, cntlids, &room_made.displaced)?;
         let association = Arc::new(association);
         // No queue of its own can ask before this is set, and every later change finds it.
         // It may be granted to delete what it does not see, so that counts as well.
         whole.iter().for_each(|subsystem| bar(&association, &subsystem.namespaces));
         let claimed = match authenticate {
-            true => book.claims.note(visit.source, visit.now),
+            true => book.claims.note(source, visit.now),
             false => visit.now,
         };
         let entry = Entry {
@@ -131,23 +137,24 @@ impl Registry {
             authenticate,
             view: view.clone(),
             limits,
+            most_io_queues,
             source: visit.source,
             since: visit.now,
             claimed,
             kept_until: visit.now + KEPT,
         };
-        let Room { replaced, displaced } = room_made;
+        let Room { replaced, displaced, crowded } = room_made;
         if !authenticate {
             replaced.iter().for_each(|old| old.end(Cause::Replaced));
         }
         for old in &displaced {
-            let source = book.associations.get(&old.id).map(|entry| entry.source);
-            if source == Some(visit.source) {
+            if book.associations.get(&old.id).is_some_and(|entry| entry.source() == source) {
                 old.blame();
             }
             old.end(Cause::TooManyClaims);
         }
-        if !replaced.is_empty() || !displaced.is_empty() {
+        crowded.iter().for_each(|old| old.end(Cause::Crowded));
+        if !replaced.is_empty() || !displaced.is_empty() || !crowded.is_empty() {
             self.wake_reactors();
         }
         book.associations.insert(association.id, entry);
@@ -236,7 +243,7 @@ impl Registry {
             if association.is_closed() {
                 return;
             }
-            if let Some(source) = book.associations.get(&association.id).map(|e| e.source) {
+            if let Some(source) = book.associations.get(&association.id).map(Entry::source) {
                 book.claims.forget(source);
             }
             association.set_proved();
@@ -274,13 +281,37 @@ impl Registry {
         hosts.next().map(|a| a.host)
     }
 
-    /// Receives of the I/O queues that the controllers of an address were promised and have not
+    /// Receives of the I/O queues that the controllers of a source were promised and have not
     /// opened.
     #[must_use]
-    pub fn promised_receives(&self, source: IpAddr, now: Instant) -> u32 {
+    pub fn promised_receives(&self, source: Source, now: Instant) -> u32 {
         let book = self.lock();
-        let own = book.associations.values().filter(|entry| entry.source == source);
+        let own = book.associations.values().filter(|entry| entry.source() == source);
         own.map(|entry| entry.kept_receives(now)).sum()
+    }
+
+    /// How many I/O queues one more controller may have: no more than there is memory for; the host
+    /// takes what it gets.
+    fn promise(&self, book: &Book, limits: Limits, now: Instant) -> u16 {
+        self.room(book, limits.queue_depth, now).clamp(1, limits.io_queues)
+    }
+
+    /// How many I/O queues the controller of a host may have that is about to have proved its name.
+    /// Nothing was kept for it while it only claimed that, so it is told only now. None where it had
+    /// proved it before.
+    #[must_use]
+    pub fn promise_again(&self, association: &Association, now: Instant) -> Option<u16> {
+        let mut book = self.lock();
+        if association.is_proved() {
+            return None;
+        }
+        let entry = book.associations.get(&association.id)?;
+        let most = Limits { io_queues: entry.most_io_queues, ..entry.limits };
+        let io_queues = self.promise(&book, most, now);
+        let entry = book.associations.get_mut(&association.id)?;
+        entry.limits.io_queues = io_queues;
+        entry.kept_until = now + KEPT;
+        Some(io_queues)
     }
 
     /// How many I/O queues of `depth` entries one more controller may have: what there is memory
@@ -316,9 +347,19 @@ impl Limit {
 }
 
 impl Entry {
+    /// Where its host is, as far as shares go.
+    pub(super) fn source(&self) -> Source {
+        self.source.into()
+    }
+
     /// Its host has yet to prove itself.
     fn is_claim(&self) -> bool {
         self.authenticate && !self.association.is_proved()
+    }
+
+    /// Nobody vouches for its host, and it has no I/O queues.
+    fn is_idle_stranger(&self) -> bool {
+        self.association.anonymous && self.association.io_queues() == 0
     }
 
     /// An I/O queue has this id from now on, unless another one has it.
@@ -330,8 +371,12 @@ impl Entry {
         is_free
     }
 
-    /// Receives of the I/O queues that it was promised and has not opened.
+    /// Receives of the I/O queues that it was promised and has not opened. Nothing is kept for who
+    /// only claims to be somebody.
     fn kept_receives(&self, now: Instant) -> u32 {
+        if self.is_claim() {
+            return 0;
+        }
         if self.view.is_none() || now >= self.kept_until || self.association.is_closed() {
             return 0;
         }
@@ -406,19 +451,20 @@ impl Book {
         let stays = |e: &&Entry| !replaced.iter().any(|old| old.id == e.association.id);
         // Discovery controllers have a budget of their own: they must not keep disks away.
         let alike = |e: &&Entry| e.view.is_none() == subsystem.is_none() && stays(e);
-        let mut displaced: Vec<Arc<Association>> = Vec::new();
+        let mut going: Vec<Arc<Association>> = Vec::new();
         for limit in subsystem.iter().flat_map(|s| Limit::of(s)) {
-            let goes = |e: &&Entry| displaced.iter().any(|old| old.id == e.association.id);
+            let goes = |e: &&Entry| going.iter().any(|old| old.id == e.association.id);
             let of = |e: &&Entry| e.association.subsystem == new.subsystem && stays(e) && !goes(e);
             let more = self.make_room(of, &limit, newcomer)?;
-            displaced.extend(more);
+            going.extend(more);
         }
-        let goes = |e: &&Entry| displaced.iter().any(|old| old.id == e.association.id);
+        let goes = |e: &&Entry| going.iter().any(|old| old.id == e.association.id);
         let rest = |e: &&Entry| alike(e) && !goes(e);
         let all = Limit::to(controllers, Cause::TooManyControllers);
         let more = self.make_room(rest, &all, newcomer)?;
-        displaced.extend(more);
-        Ok(Room { replaced, displaced })
+        going.extend(more);
+        let (crowded, displaced) = going.into_iter().partition(|old| old.anonymous);
+        Ok(Room { replaced, displaced, crowded })
     }
 
     /// There may be so many associations among `of`, and so many whose hosts have yet to prove
@@ -443,19 +489,52 @@ impl Book {
         }
         let mut counts = BTreeMap::new();
         for entry in &claims {
-            *counts.entry(entry.source).or_insert(0) += 1;
+            *counts.entry(entry.source()).or_insert(0) += 1;
         }
         let count_of = |source| counts.get(&source).copied().unwrap_or(0);
         let own = count_of(newcomer.source);
         let may_go = |e: &&&Entry| {
             let is_slow = newcomer.now.saturating_duration_since(e.claimed) >= PROOF;
-            count_of(e.source) > own + 1 || is_slow && count_of(e.source) >= own
+            count_of(e.source()) > own + 1 || is_slow && count_of(e.source()) >= own
         };
         let goes = claims.iter().filter(may_go);
-        match goes.max_by_key(|e| (count_of(e.source), Reverse(e.since))) {
+        let goes = goes.max_by_key(|e| (count_of(e.source()), Reverse(e.since)));
+        // The id of another one is not free before it has ended.
+        let missed = || match full {
+            Cause::NoControllerId => None,
+            _ => self.least_missed(&of, most, newcomer),
+        };
+        match goes.copied().or_else(missed) {
             Some(entry) => Ok(Some(Arc::clone(&entry.association))),
             None => Err(Refusal::busy(if is_full { full } else { Cause::TooManyClaims })),
         }
+    }
+
+    /// Of the associations among `of` whose hosts nobody vouches for and that have no I/O queues, the
+    /// oldest of the source with the most of them; of the newcomer's own where no other has more.
+    /// Those whose I/O queues may be on their way have time for that, unless they are of another
+    /// source that has more than half of all.
+    fn least_missed(
+        &self,
+        of: impl Fn(&&Entry) -> bool,
+        most: usize,
+        newcomer: &Newcomer,
+    ) -> Option<&Entry> {
+        let live = self.associations.values().filter(|e| of(e) && !e.association.is_closed());
+        let idle: Vec<&Entry> = live.filter(|e| e.is_idle_stranger()).collect();
+        let mut counts: BTreeMap<Source, usize> = BTreeMap::new();
+        for entry in &idle {
+            *counts.entry(entry.source()).or_insert(0) += 1;
+        }
+        let rank = |source: &Source| (counts.get(source).copied(), *source == newcomer.source);
+        let source = counts.keys().max_by_key(|source| rank(source)).copied()?;
+        let is_half = counts.get(&source).is_some_and(|count| *count > most / 2);
+        let hurries = source != newcomer.source && is_half;
+        let may_go = |e: &&Entry| {
+            let has_time = e.view.is_some() && newcomer.now < e.kept_until;
+            e.source() == source && (hurries || !has_time)
+        };
+        idle.into_iter().filter(may_go).min_by_key(|e| e.since)
     }
 
     /// Other associations of the same host with the same subsystem, by the same address; not those

@@ -1,27 +1,28 @@
-//! Since when hosts at an address have claimed names without proving any. Nobody gets the time for
+//! Since when hosts of a source have claimed names without proving any. Nobody gets the time for
 //! a proof anew by coming again.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
 use std::time::{Duration, Instant};
+
+use rdma::Source;
 
 /// How long a claim is remembered that has come to nothing.
 const MEMORY: Duration = Duration::from_secs(60);
 
-/// Addresses that are remembered.
-const MOST_ADDRESSES: usize = 1024;
+/// Sources that are remembered.
+const MOST_SOURCES: usize = 1024;
 
-/// Who claims, by address: since when, and when last.
+/// Who claims, by source: since when, and when last.
 #[derive(Debug, Default)]
-pub(super) struct Claims(HashMap<IpAddr, (Instant, Instant)>);
+pub(super) struct Claims(HashMap<Source, (Instant, Instant)>);
 
 impl Claims {
-    /// A host claims a name: since when its address has done so and proved nothing.
-    pub(super) fn note(&mut self, from: IpAddr, now: Instant) -> Instant {
-        if self.0.len() >= MOST_ADDRESSES {
+    /// A host claims a name: since when its source has done so and proved nothing.
+    pub(super) fn note(&mut self, from: Source, now: Instant) -> Instant {
+        if self.0.len() >= MOST_SOURCES {
             self.0.retain(|_, (_, last)| !is_forgotten(*last, now));
         }
-        if self.0.len() >= MOST_ADDRESSES && !self.0.contains_key(&from) {
+        if self.0.len() >= MOST_SOURCES && !self.0.contains_key(&from) {
             return now;
         }
         let (first, last) = self.0.entry(from).or_insert((now, now));
@@ -32,8 +33,8 @@ impl Claims {
         *first
     }
 
-    /// A host at this address has proved itself.
-    pub(super) fn forget(&mut self, from: IpAddr) {
+    /// A host of this source has proved itself.
+    pub(super) fn forget(&mut self, from: Source) {
         self.0.remove(&from);
     }
 }
@@ -44,12 +45,15 @@ fn is_forgotten(last: Instant, now: Instant) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
     use super::*;
 
     #[test]
     fn time_runs_from_the_first_claim_until_one_is_proved_or_none_comes_for_long() {
         let (began, mut claims) = (Instant::now(), Claims::default());
-        let (here, there) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+        let source = |last| Source::V4(Ipv4Addr::new(10, 0, 0, last));
+        let (here, there) = (source(1), source(2));
         let at = |s| began + Duration::from_secs(s);
         assert_eq!(claims.note(here, at(0)), at(0));
         assert_eq!((claims.note(here, at(50)), claims.note(there, at(50))), (at(0), at(50)));
@@ -63,10 +67,10 @@ mod tests {
     fn it_does_not_grow_without_end() {
         let (now, mut claims) = (Instant::now(), Claims::default());
         for n in 0..5000u32 {
-            claims.note(IpAddr::from(n.to_be_bytes()), now);
+            claims.note(IpAddr::from(n.to_be_bytes()).into(), now);
         }
-        assert_eq!(claims.0.len(), MOST_ADDRESSES);
-        claims.note([255, 0, 0, 1].into(), now + MEMORY);
+        assert_eq!(claims.0.len(), MOST_SOURCES);
+        claims.note(Source::V4(Ipv4Addr::BROADCAST), now + MEMORY);
         assert_eq!(claims.0.len(), 1);
     }
 }

@@ -8,6 +8,7 @@ use nvme::log::AnaState;
 
 use super::*;
 use crate::ana::AnaStates;
+use crate::auth::Keys;
 use crate::command::discovery::Subtype;
 use crate::command::fabrics::Refusal;
 use crate::config::{Offer, Referral};
@@ -61,6 +62,7 @@ const TEST: &str = "nqn.2026-11.io.nvmfd:test";
 const CLOSED: &str = "nqn.2026-11.io.nvmfd:closed";
 const HOST: &str = "nqn.2026-11.host:a";
 const LOCAL: &str = "192.0.2.1:4420";
+const SECRET: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
 
 /// One more controller of a host, at the subsystem that is open to all.
 pub(crate) fn connect_host(registry: &Registry) -> Arc<Association> {
@@ -113,6 +115,66 @@ fn there_is_an_end_to_controllers_and_a_way_back() {
     );
     registry.admin_closed(&first);
     assert!(ask().is_ok());
+}
+
+/// Whoever comes from elsewhere is let in, and who has the most of what anybody can have makes room.
+#[test]
+fn controllers_of_strangers_at_one_address_keep_nobody_away() {
+    let discovery = Nqn::DISCOVERY.to_string();
+    for subsystem in [TEST, &discovery] {
+        let registry = registry();
+        let ask = |source: [u8; 4]| {
+            let visit = Visit { source: source.into(), ..visit() };
+            registry.connect_admin(&data(0xFFFF, subsystem, HOST), &visit).map(|a| a.association)
+        };
+        let strangers: Vec<_> = (0..3).map(|_| ask([192, 0, 2, 1]).unwrap()).collect();
+        let other = ask([192, 0, 2, 2]).unwrap();
+        let ended: Vec<_> = strangers.iter().map(|a| a.ended_for()).collect();
+        assert_eq!(ended, [Some(Cause::Crowded), None, None], "{subsystem}");
+        registry.admin_closed(&strangers[0]);
+        // One that has I/O queues stays, as does one that somebody has named.
+        strangers[1..].iter().for_each(|a| a.count_io_queue(true));
+        if ask([192, 0, 2, 3]).is_ok() {
+            assert!(other.is_closed() && subsystem == discovery);
+        }
+        assert!(strangers[1..].iter().all(|a| !a.is_closed()));
+    }
+    let registry = registry();
+    let friend = |source: [u8; 4]| {
+        let visit = Visit { source: source.into(), ..visit() };
+        let data = data(0xFFFF, CLOSED, "nqn.2026-11.host:friend");
+        registry.connect_admin(&data, &visit).map(|a| a.association)
+    };
+    let friends: Vec<_> = (0..3).map(|_| friend([192, 0, 2, 1]).unwrap()).collect();
+    assert!(friend([192, 0, 2, 2]).is_err() && friends.iter().all(|a| !a.is_closed()));
+}
+
+/// Else two connections every 30 seconds, of somebody who knows a name, would leave one I/O queue to
+/// every other host.
+#[test]
+fn nothing_is_kept_for_who_only_claims_a_name() {
+    let (sender, _mailbox) = crate::mailbox::mailbox().unwrap();
+    let registry = Registry::new(vec![sender], 8, 4032);
+    registry.publish(offered(Offer::default()));
+    let secret = nvme::auth::Secret::parse(SECRET).unwrap();
+    let keys = Keys { host: secret, controller: None };
+    registry.set_keyring(Keyring::new(
+        [(nqn(HOST), keys)],
+        Keyring::default().policy().as_ref().clone(),
+    ));
+    let mut visit = visit();
+    visit.limits.io_queues = 15;
+    let ask = || registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit).unwrap();
+    let claims: Vec<_> = (0..3).map(|_| ask()).collect();
+    assert!(claims.iter().all(|claim| claim.authenticate));
+    assert_eq!(registry.promised_receives(visit.source.into(), visit.now), 0);
+    let host = &claims[2].association;
+    assert_eq!(registry.promise_again(host, visit.now), Some(15));
+    registry.proved(host);
+    assert_eq!(registry.promised_receives(visit.source.into(), visit.now), 15 * 128);
+    assert_eq!(registry.promise_again(host, visit.now), None, "it proves itself once more");
+    // The next one to prove itself is told what is left by then.
+    assert_eq!(registry.promise_again(&claims[1].association, visit.now), Some(8));
 }
 
 #[test]
@@ -430,8 +492,8 @@ fn controllers_that_come_together_are_promised_what_there_is_for_both() {
     visit.limits.io_queues = 16;
     let ask = |visit: &Visit| registry.connect_admin(&data(0xFFFF, TEST, HOST), visit).unwrap();
     let (first, second) = (ask(&visit), ask(&visit));
-    assert_eq!(registry.promised_receives(visit.source, visit.now), (15 + 8) * 128);
-    assert_eq!(registry.promised_receives([192, 0, 2, 1].into(), visit.now), 0);
+    assert_eq!(registry.promised_receives(visit.source.into(), visit.now), (15 + 8) * 128);
+    assert_eq!(registry.promised_receives(IpAddr::from([192, 0, 2, 1]).into(), visit.now), 0);
     assert_eq!(first.limits.io_queues, 15, "half of the receives may be half open");
     assert_eq!(second.limits.io_queues, 8, "three quarters together");
     // The first takes fewer, so there is more for the next.

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use nvme::cm;
+use nvme::fabrics::{Connect, ConnectData};
+use nvme::{Sgl, cm};
 use nvmfd::controller::Limits;
 use nvmfd::disk::{BackingId, Disk, Op};
 use nvmfd::mailbox::{Mail, mailbox};
@@ -28,6 +29,8 @@ pub(crate) struct Recorder {
     pub(crate) rejected: u32,
     /// It has no queue pairs, and says so.
     pub(crate) is_full: bool,
+    /// It has so many queue pairs.
+    pub(crate) queue_pairs: Option<u32>,
     ending: Vec<Qp>,
 }
 
@@ -37,7 +40,8 @@ impl Fabric for Recorder {
     }
     fn unlisten(&mut self, _: SocketAddr) {}
     fn open(&mut self, _: Incoming, _: QpLimits) -> Result<Qp, FabricError> {
-        if self.is_full {
+        let all_used = self.queue_pairs.is_some_and(|most| self.posted.len() >= most as usize);
+        if self.is_full || all_used {
             return Err(FabricError("the device has no queue pairs left".to_owned()));
         }
         self.next += 1;
@@ -54,6 +58,9 @@ impl Fabric for Recorder {
         self.posted.entry(qp.0).or_default().push((tag, work));
     }
     fn flush(&mut self) {}
+    fn queue_pairs(&self) -> Option<u32> {
+        self.queue_pairs
+    }
     fn poll(&mut self, _: Instant, _: &mut Vec<Event>) {}
     fn arm(&mut self, _: Wake) -> Option<Instant> {
         None
@@ -124,13 +131,42 @@ impl World {
         self.ask_for(source, request, 16)
     }
 
+    /// The host of a connection sends Connect for an admin queue, its data in the capsule. Whether
+    /// the target has let it in.
+    pub(crate) fn connect(&mut self, qp: Qp, data: &ConnectData, kato_ms: u32) -> bool {
+        let connect = Connect { sqsize_z: 1, kato_ms, ..Connect::default() };
+        let mut capsule =
+            connect.emit(Sgl::in_capsule(0, ConnectData::BYTES as u32)).emit().to_vec();
+        capsule.extend_from_slice(&data.emit());
+        let before = self.registry.associations();
+        let posted = self.fabric.posted.get_mut(&qp.0).unwrap();
+        let at = posted.iter().position(|(_, work)| matches!(work, Work::Recv(_))).unwrap();
+        let (tag, work) = posted.remove(at);
+        let mut buf = work.into_buf();
+        self.pool.bytes_mut(&mut buf)[..capsule.len()].copy_from_slice(&capsule);
+        let (work, outcome) = (Work::Recv(buf), Ok(capsule.len() as u32));
+        let done = Completion { qp, tag, work, outcome, invalidated: None };
+        self.step(|queues, lent| queues.on_event(Event::Done(done), lent));
+        self.registry.associations() > before
+    }
+
     /// The same, with any request, of a host that answers so many reads.
     pub(crate) fn ask_for(&mut self, source: u8, request: cm::Request, reads: u8) -> Option<Qp> {
+        self.ask_from([192, 0, 2, source].into(), request, reads)
+    }
+
+    /// The same, of any address.
+    pub(crate) fn ask_from(
+        &mut self,
+        source: IpAddr,
+        request: cm::Request,
+        reads: u8,
+    ) -> Option<Qp> {
         self.now += Duration::from_millis(1);
         let before = self.fabric.next;
-        let at = |last| SocketAddr::new(IpAddr::from([192, 0, 2, last]), 4420);
-        let private = request.emit().to_vec();
-        let incoming = Incoming::detached(at(250), at(source), private, reads, Box::new(()));
+        let local = SocketAddr::from(([192, 0, 2, 250], 4420));
+        let (remote, private) = (SocketAddr::new(source, 4420), request.emit().to_vec());
+        let incoming = Incoming::detached(local, remote, private, reads, Box::new(()));
         self.step(|queues, lent| queues.on_event(Event::Incoming(incoming), lent));
         (self.fabric.next > before).then_some(Qp(before))
     }

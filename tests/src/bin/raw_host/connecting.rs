@@ -123,7 +123,7 @@ const SQSIZE: Want = Want::Parameter(44);
 const QID: Want = Want::Parameter(42);
 const SHORT: Want = Want::Refused(&[0x00F]);
 
-const ADMIN: [Edit; 28] = [
+const ADMIN: [Edit; 30] = [
     ("as a host does", |_| {}, Want::Done),
     ("1023 bytes of data", |a| a.len = 1023, SHORT),
     ("no data", |a| a.len = 0, SHORT),
@@ -155,7 +155,9 @@ const ADMIN: [Edit; 28] = [
     ),
     ("host id 0", |a| a.data.hostid = [0; 16], Want::Done),
     ("unknown attributes", |a| a.connect.cattr = ConnectAttributes(0xF8), Want::Done),
-    ("the longest keep alive", |a| a.connect.kato_ms = u32::MAX, Want::Done),
+    ("the longest keep alive", |a| a.connect.kato_ms = 7_200_000, Want::Done),
+    ("a longer keep alive", |a| a.connect.kato_ms = 7_200_001, Want::Refused(&[0x01A])),
+    ("the longest keep alive there is", |a| a.connect.kato_ms = u32::MAX, Want::Refused(&[0x01A])),
 ];
 
 pub(crate) fn connect_admin(world: &mut World) -> Outcome {

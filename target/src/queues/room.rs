@@ -1,0 +1,163 @@
+//! Room for connections whose hosts nobody vouches for: how much of a reactor they may hold, and
+//! whose is closed for the next one.
+//!
+//! Anybody can hold receives and a queue pair until the Connect deadline without a name, or for as
+//! long as it likes as a host of discovery or of a subsystem that admits any host. So what such
+//! connections hold of the room that hosts with a name leave is bounded: half for one source, three
+//! quarters for all. Where that is reached, the oldest of the source that holds the most is closed,
+//! so that who asks next, and goes on within a round trip, is served also amid a flood.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use nvme::cm;
+use rdma::{Incoming, Qp, Source};
+
+use super::{Lent, Queues};
+use crate::why::{Cause, Why};
+
+/// How often one connection makes room for another, at most: to make and end them costs much more
+/// than to ask, and others want to be served meanwhile.
+const DISPLACEMENT: Duration = Duration::from_millis(1);
+/// Requests to connect that wait for room, at most.
+const MOST_DEFERRED: usize = 64;
+
+/// What the connections of one source hold that nobody vouches for.
+struct Share {
+    held: u32,
+    /// The first of them that is open.
+    oldest: Option<(Instant, Qp)>,
+}
+
+/// What connections hold of a reactor, each counted by the resource of which it holds the larger
+/// part: its receives, or its queue pair.
+struct Census {
+    /// Receives, of which there are this many.
+    most: u32,
+    /// Of hosts that somebody vouches for.
+    named: u32,
+    /// Of the others, without those that are being closed.
+    open: u32,
+    closing: u32,
+    shares: BTreeMap<Source, Share>,
+}
+
+impl Census {
+    fn take(queues: &Queues, receives: u32, queue_pairs: Option<u32>) -> Census {
+        let least = queue_pairs.map_or(1, |most| receives.div_ceil(most.max(1)));
+        let (named, open, closing) = (0, 0, 0);
+        let mut census = Census { most: receives, named, open, closing, shares: BTreeMap::new() };
+        for queue in queues.queues.iter().flatten() {
+            let weight = u32::from(queue.depth()).max(least);
+            if !queue.is_anonymous() {
+                census.named += weight;
+                continue;
+            }
+            let share = Share { held: 0, oldest: None };
+            let share = census.shares.entry(queue.source().into()).or_insert(share);
+            share.held += weight;
+            match queue.is_closing() {
+                true => census.closing += weight,
+                false => {
+                    census.open += weight;
+                    let this = (queue.opened(), queue.qp());
+                    share.oldest = Some(share.oldest.map_or(this, |oldest| oldest.min(this)));
+                }
+            }
+        }
+        census
+    }
+
+    /// What hosts with a name leave.
+    fn left(&self) -> u32 {
+        self.most.saturating_sub(self.named)
+    }
+
+    /// What a source holds beyond what its controllers were promised: hosts bring up all their
+    /// connections before the first Connect, and those are no flood.
+    fn excess(&self, source: Source, lent: &Lent<'_>) -> u32 {
+        let held = self.shares.get(&source).map_or(0, |share| share.held);
+        match held {
+            0 => 0,
+            held => held.saturating_sub(lent.registry.promised_receives(source, lent.now)),
+        }
+    }
+
+    /// The source that holds the most, and more than it was promised; of several the one that has
+    /// the oldest.
+    fn largest(&self, lent: &Lent<'_>) -> Option<Source> {
+        let shares = self.shares.iter().filter_map(|(source, share)| {
+            let (opened, _) = share.oldest?;
+            let excess = self.excess(*source, lent);
+            (excess > 0).then_some((*source, (excess, Reverse(opened))))
+        });
+        shares.max_by_key(|(_, rank)| *rank).map(|(source, _)| source)
+    }
+}
+
+impl Queues {
+    /// Makes room for a request, if that is needed. False: not now, because that happened just
+    /// before, or what was closed has not come home yet.
+    pub(super) fn make_room(&mut self, incoming: &Incoming, lent: &mut Lent<'_>) -> bool {
+        let source = Source::from(incoming.remote.ip());
+        let queue_pairs = lent.fabric.queue_pairs();
+        let census = Census::take(self, lent.pool.plan().receives, queue_pairs);
+        let left = census.left();
+        if census.closing > 0 && census.open + census.closing >= left / 8 * 7 {
+            return false;
+        }
+        let own = census.shares.get(&source).map_or(0, |share| share.held);
+        let crowded = match own >= left / 2 && census.excess(source, lent) >= left / 2 {
+            true => Some(source),
+            false if census.open >= left / 4 * 3 => census.largest(lent),
+            false => None,
+        };
+        let share = crowded.and_then(|source| census.shares.get(&source));
+        let Some((_, oldest)) = share.and_then(|share| share.oldest) else { return true };
+        if lent.now < self.next_displacement {
+            return false;
+        }
+        self.next_displacement = lent.now + DISPLACEMENT;
+        if let Some(key) = self.key(oldest)
+            && let Some((queue, mut io)) = self.queue(key, lent)
+        {
+            queue.displace(&mut io);
+        }
+        true
+    }
+
+    /// Puts a request aside until there is room. Of too many, the oldest of the source that has the
+    /// most is refused.
+    pub(super) fn defer(&mut self, incoming: Incoming, lent: &mut Lent<'_>) {
+        self.deferred.push_back(incoming);
+        self.next_tick = self.next_tick.min(lent.now + DISPLACEMENT);
+        if self.deferred.len() <= MOST_DEFERRED {
+            return;
+        }
+        let source = |incoming: &Incoming| Source::from(incoming.remote.ip());
+        let mut counts = BTreeMap::new();
+        for incoming in &self.deferred {
+            *counts.entry(source(incoming)).or_insert(0) += 1;
+        }
+        let most = counts.into_iter().max_by_key(|(_, count)| *count).map(|(source, _)| source);
+        let at = self.deferred.iter().position(|incoming| Some(source(incoming)) == most);
+        let Some(refused) = at.and_then(|at| self.deferred.remove(at)) else { return };
+        self.refused(Why::nameless(Cause::NoRoom, refused.remote, refused.local), lent);
+        let reject = cm::Reject::new(cm::RejectStatus::NO_RESOURCES);
+        lent.fabric.reject(refused, &reject.emit());
+    }
+
+    /// Lets those in for whom there is room now.
+    pub(super) fn admit_deferred(&mut self, lent: &mut Lent<'_>) {
+        for _ in 0..self.deferred.len() {
+            let waiting = self.deferred.len();
+            let Some(incoming) = self.deferred.pop_front() else { return };
+            self.open(incoming, lent);
+            if self.deferred.len() == waiting {
+                // It is the last now, and would be the first again.
+                return self.deferred.rotate_right(1);
+            }
+        }
+    }
+}
