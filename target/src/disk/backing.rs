@@ -138,7 +138,6 @@ pub struct Backing {
     pub(super) identity: Option<String>,
     /// Another store takes its place: what it still does is done for nobody.
     lost: AtomicBool,
-    pub(super) volatile_cache: bool,
     pub(super) geometry: Geometry,
     /// Modes of fallocate that the store has refused: bits of [`Space`]. Written once or never, so
     /// relaxed does: a reactor that learns a moment later only asks the system once more.
@@ -237,8 +236,7 @@ impl Backing {
         };
         let mut fresh =
             open::open_path(path, Some(self.size_bytes()), config, Lost(self.found_bytes()))?;
-        let nature = |b: &Backing| (b.kind, b.volatile_cache);
-        if nature(&fresh) != nature(self) {
+        if fresh.kind != self.kind {
             return Err(OpenError::new(format!(
                 "{} is now of another nature than it was: remove the namespace, reload, add it, \
                  reload",
@@ -281,7 +279,6 @@ impl Backing {
         fresh.hold = Some(Arc::clone(hold));
         fresh.place = self.place;
         fresh.identity.clone_from(&self.identity);
-        fresh.volatile_cache = self.volatile_cache;
         fresh.geometry = self.geometry;
         fresh.smallest_block_bytes = self.smallest_block_bytes;
         fresh.refused = AtomicU8::new(self.refused.load(Ordering::Relaxed));
@@ -370,9 +367,6 @@ impl Backing {
             place: 0,
             identity: None,
             lost: AtomicBool::new(false),
-            // A file's data are durable only after fdatasync, whatever the disk below has: the
-            // file's own metadata (which blocks are written) is cached by the system.
-            volatile_cache: kind == Kind::File,
             geometry: Geometry::default(),
             refused: AtomicU8::new(0),
             health: Arc::default(),
@@ -432,9 +426,14 @@ impl Backing {
 
     /// Whether completed writes may be lost with the power until a Flush: what Identify shall say
     /// in VWC. False for RAM and null, where a Flush changes nothing.
+    ///
+    /// A file's own metadata (which blocks are written) is cached by the system, whatever the
+    /// device below has. A device may get a cache while it is served (another table of the device
+    /// mapper, another leg of a RAID, a setting), so what its queue says at one moment says nothing
+    /// of the next flush. The kernel leaves out what a device does not need, and knows better.
     #[must_use]
     pub fn has_volatile_cache(&self) -> bool {
-        self.volatile_cache
+        matches!(self.kind, Kind::File | Kind::Device)
     }
 
     /// Whether a Discard gives space up. When it does, the range reads as zeros afterwards; when

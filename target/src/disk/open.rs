@@ -336,7 +336,6 @@ fn finish(
     if kind == Kind::Device {
         let queue = Device::of(meta.rdev());
         backing.identity = queue.identity();
-        backing.volatile_cache = queue.text("write_cache").as_deref() != Some("write through");
         backing.geometry = Geometry {
             physical_block_bytes: queue.number("physical_block_size"),
             optimal_io_bytes: queue.number("optimal_io_size"),

@@ -840,6 +840,33 @@ fn every_operation_on_a_block_device() {
     }
 }
 
+/// A device may get a cache while it is served: what its queue said when it was opened decides
+/// nothing.
+#[test]
+#[ignore = "needs root and a loop device"]
+fn a_flush_reaches_a_device_that_was_write_through_when_it_was_opened() {
+    let mut bench = Bench::new(8);
+    let device = Loop::new(&image(&bench), 512);
+    let queue = |file: &str| Path::new("/sys/block").join(&device.0["/dev/".len()..]).join(file);
+    fs::write(queue("queue/write_cache"), "write through").unwrap();
+    let backing = open(Path::new(&device.0), Some(SIZE), 512);
+    assert!(backing.has_volatile_cache(), "so hosts flush, and their flushes are passed on");
+    bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
+    // The 16th number: flushes that the device has done.
+    let flushes = || {
+        let stat = fs::read_to_string(queue("stat")).unwrap();
+        stat.split_whitespace().nth(15).unwrap().parse::<u64>().unwrap()
+    };
+    fs::write(queue("queue/write_cache"), "write back").unwrap();
+    let before = flushes();
+    assert_eq!(bench.write(0, 512, 1, false), Ok(()));
+    assert!(backing.health().has_unsynced());
+    assert_eq!(bench.run(Op::Flush), Ok(()));
+    assert!(flushes() > before, "the device has not heard of it");
+    bench.ring.detach(STORE);
+    drop(backing);
+}
+
 /// A small ext4 on a loop device, unmounted at the end.
 struct Mount(PathBuf);
 
@@ -1051,4 +1078,57 @@ fn a_store_that_hangs_leaves_workers_to_others() {
     assert!(bench.await_done(MANY as usize).iter().all(|done| done.outcome == Ok(())));
     bench.ring.detach(STORE);
     drop((mount, device));
+}
+
+/// What the kernel is told of durability, in the entry as it is submitted: whether a write has
+/// `RWF_DSYNC`, or a synchronisation is one of data. (`rw_flags` and `fsync_flags` of
+/// `struct io_uring_sqe` are the same four bytes.)
+fn flags_told(entry: &squeue::Entry) -> (u8, u32) {
+    assert_eq!(size_of_val(entry), 64);
+    // SAFETY: an entry is 64 plain bytes: the structure that the kernel reads.
+    let bytes = unsafe { &*std::ptr::from_ref(entry).cast::<[u8; 64]>() };
+    (bytes[0], u32::from_le_bytes([bytes[28], bytes[29], bytes[30], bytes[31]]))
+}
+
+#[test]
+fn the_kernel_is_told_that_a_write_with_fua_is_durable_and_no_other() {
+    let (mut bench, _) = Bench::with_file(512);
+    for (fixed, registered) in [(true, true), (false, true), (true, false), (false, false)] {
+        bench.ring.attachments[0].as_mut().unwrap().fixed &= fixed;
+        bench.ring.memory.registered &= registered;
+        let code = if registered { opcode::WriteFixed::CODE } else { opcode::Write::CODE };
+        for (fua, flags) in [(true, libc::RWF_DSYNC), (false, 0)] {
+            let from = bench.filled(8192, 1);
+            bench.submit(Op::Write { from, at: 0, fua });
+            let slot = bench.ring.take_slot().unwrap();
+            for len in [8192, 4096] {
+                let (step, entry) = bench.ring.next_entry(slot).unwrap();
+                assert!(matches!(step, Step::Write { len: left, .. } if left == len), "{step:?}");
+                assert_eq!(flags_told(&entry), (code, flags as u32), "{fixed} {registered}");
+                // The kernel has done half of it: the rest is as durable.
+                let flight = bench.ring.flights[slot as usize].as_mut().unwrap();
+                let backing = &bench.ring.attachments[0].as_ref().unwrap().backing;
+                assert_eq!(flight.advance(4096, backing).is_some(), len == 4096);
+            }
+            let done = bench.ring.land(slot, Ok(())).unwrap();
+            bench.pool.give(done.buf.unwrap());
+        }
+        bench.ring.attachments[0].as_mut().unwrap().fixed = true;
+        bench.ring.memory.registered = true;
+    }
+}
+
+#[test]
+fn the_kernel_is_told_to_synchronise_data_by_a_flush() {
+    let (mut bench, backing) = Bench::with_file(512);
+    bench.submit(Op::Flush);
+    let slot = bench.ring.take_slot().unwrap();
+    let (step, entry) = bench.ring.next_entry(slot).unwrap();
+    assert_eq!(step, Step::Sync);
+    let datasync = io_uring::types::FsyncFlags::DATASYNC.bits();
+    assert_eq!(flags_told(&entry), (opcode::Fsync::CODE, datasync));
+    bench.ring.again.push_back(slot);
+    assert_eq!(bench.await_done(1)[0].outcome, Ok(()));
+    assert_eq!(bench.ring.stats().syncs, 1);
+    assert_eq!(backing.health().failures(), 0);
 }
