@@ -152,6 +152,29 @@ fn a_write_is_pulled_stored_and_answered_with_the_receive_posted_first() {
     end_both(world, queue, admin, posted);
 }
 
+/// On its way from the capsule, or from the host's memory.
+#[test]
+fn a_write_is_durable_when_its_host_asks_for_that_and_only_then() {
+    let mut world = World::new();
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    for (sgl, data) in [(Sgl::in_capsule(0, 4096), &[1; 4096][..]), (keyed(0, 4096), &[])] {
+        for wanted in [true, false] {
+            let write = Sqe::io(IoOpcode::WRITE, 1).with_range(2, 0).with_sgl(sgl);
+            world.send(&mut queue, &write.with_fua(wanted), data);
+            if data.is_empty() {
+                assert!(world.fabric_step(&mut queue), "pulled");
+            }
+            match world.disk.waiting.front() {
+                Some((_, Op::Write { fua, .. })) => assert_eq!(*fua, wanted),
+                other => panic!("{other:?}"),
+            }
+            world.run(&mut queue);
+            assert!(world.completions.pop().unwrap().status.is_success());
+        }
+    }
+    end_both(world, queue, admin, posted);
+}
+
 #[test]
 fn in_capsule_data_go_from_the_receive_buffer_to_the_disk_without_a_copy() {
     let mut world = World::new();

@@ -97,6 +97,27 @@ fn the_write_follows_when_the_blocks_are_alike_and_fails_when_they_are_not() {
 }
 
 #[test]
+fn the_write_of_a_pair_is_durable_when_its_host_asks_for_that_and_only_then() {
+    let mut world = World::new();
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    for wanted in [true, false] {
+        let old = block(&world);
+        world.send(&mut queue, &compare(1), &old);
+        world.send(&mut queue, &write(2).with_fua(wanted), &[0xAA; BLOCK]);
+        let asked = loop {
+            match world.disk.waiting.front() {
+                Some((_, Op::Write { fua, .. })) => break *fua,
+                _ => assert!(world.disk_step(&mut queue) || world.look(&mut queue)),
+            }
+        };
+        assert_eq!(asked, wanted);
+        world.run(&mut queue);
+        assert_eq!(answers(&mut world), [(1, 0, false), (2, 0, false)]);
+    }
+    end_both(world, queue, admin, posted);
+}
+
+#[test]
 fn halves_without_their_other_half_are_aborted() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
