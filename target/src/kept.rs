@@ -2,11 +2,13 @@
 //! folder synced. Whenever the power goes, the name means the whole old content or the whole new
 //! one.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Write};
+use std::fs::{self, OpenOptions};
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::str::Lines;
+
+use crate::durable;
 
 /// Gives `name` in `folder` this content. When it returns, it is so also after a power loss.
 ///
@@ -28,11 +30,11 @@ pub(crate) fn prepare(folder: &Path, name: &str, content: &[u8]) -> io::Result<P
     options.write(true).create(true).truncate(true).mode(0o600);
     step();
     let mut file = options.open(&beside)?;
-    let prepared = Prepared { path, beside: Some(beside) };
+    let prepared = Prepared { path, beside: Some(beside.clone()) };
     step();
-    file.write_all(content)?;
+    durable::write(&mut file, &beside, content)?;
     step();
-    file.sync_all()?;
+    durable::sync(&file, &beside)?;
     Ok(prepared)
 }
 
@@ -53,7 +55,7 @@ impl Prepared {
     pub(crate) fn persist(mut self) -> io::Result<()> {
         let Some(beside) = &self.beside else { return Ok(()) };
         step();
-        fs::rename(beside, &self.path)?;
+        durable::rename(beside, &self.path)?;
         self.beside = None;
         sync(self.path.parent().unwrap_or(Path::new("/")))
     }
@@ -95,7 +97,7 @@ pub(crate) fn unsealed<'t>(text: &'t str, first_line: &str) -> Result<Lines<'t>,
 /// What the system says.
 pub(crate) fn remove(folder: &Path, name: &str) -> io::Result<()> {
     step();
-    match fs::remove_file(folder.join(name)) {
+    match durable::remove_file(&folder.join(name)) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
         _ => {}
     }
@@ -104,7 +106,7 @@ pub(crate) fn remove(folder: &Path, name: &str) -> io::Result<()> {
 
 fn sync(folder: &Path) -> io::Result<()> {
     step();
-    File::open(folder)?.sync_all()?;
+    durable::sync_directory(folder)?;
     step();
     Ok(())
 }
@@ -126,6 +128,8 @@ pub(crate) mod tests {
     use std::{env, fs};
 
     use nix::sys::signal::{Signal, raise};
+
+    use crate::durable::tests::calls;
 
     const FOLDER: &str = "NVMFD_TEST_KILLED_FOLDER";
     const STEPS: &str = "NVMFD_TEST_KILLED_STEPS";
@@ -172,6 +176,23 @@ pub(crate) mod tests {
         let status = child.wait().unwrap();
         assert!(status.success() || status.signal() == Some(libc::SIGKILL), "{status}");
         (done, !status.success())
+    }
+
+    #[test]
+    fn what_is_kept_is_synchronised_before_it_has_its_name_and_so_is_the_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let directory = format!("sync directory {name}");
+        let (written, did) = calls(|| super::write(path, "a", b"content"));
+        written.unwrap();
+        assert_eq!(did, ["write a.new", "sync a.new", "rename to a", &directory]);
+        for removes in [true, false] {
+            let (removed, did) = calls(|| super::remove(path, "a"));
+            removed.unwrap();
+            let all = ["remove a", &directory];
+            assert_eq!(did, all[usize::from(!removes)..]);
+        }
     }
 
     /// Damages the only file of a folder in each of its bits, and cuts it off at each place: whoever

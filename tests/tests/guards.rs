@@ -111,6 +111,25 @@ fn tokio_stays_in_the_control_plane() {
     }
 }
 
+/// Of what is synchronised elsewhere no test would see that it is missing.
+#[test]
+fn the_daemon_synchronises_files_where_tests_see_it() {
+    const CALLS: [&str; 5] = ["sync_all", "sync_data", "fsync", "fdatasync", "syncfs"];
+    for (name, lines) in sources() {
+        let is_tested = name == "target/src/durable.rs" || name.ends_with("tests.rs");
+        if !name.starts_with("target/src/") || is_tested {
+            continue;
+        }
+        // Tests within a file are behind its code.
+        let is_tests = |line: &String| line.ends_with("mod tests {");
+        let code = lines.iter().take_while(|line| !is_tests(line));
+        for line in code.filter(|line| !line.contains("durable::")) {
+            let called = words(line).find(|word| CALLS.contains(word));
+            assert!(called.is_none() || line.contains("fn "), "{name}: `durable` has it: {line}");
+        }
+    }
+}
+
 #[test]
 fn unsafe_code_stays_in_three_files() {
     const FENCED: [&str; 3] = ["rdma/src/pool.rs", "rdma/src/verbs/ffi.rs", "target/src/ring.rs"];

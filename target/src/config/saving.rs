@@ -12,7 +12,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, Metadata, Permissions, TryLockError};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::{Rewritten, Sources};
+use crate::durable;
 use crate::kept::step;
 
 /// Digests of texts are names under this one.
@@ -116,7 +117,7 @@ impl Saving {
             }
             files.push(Entry { file, old: old.map(digest), new: new.map(digest) });
         }
-        sync_all(&folders)?;
+        sync_directories(&folders)?;
         let record = record(&self.file);
         let shown = |error: &dyn std::fmt::Display| cannot("write", &record, error);
         let content = Content { form: FORM, files };
@@ -126,12 +127,12 @@ impl Saving {
         // Whoever may read the files may know their names.
         put(&beside, &text, &like, Permissions::from_mode(0o644)).map_err(|error| shown(&error))?;
         step();
-        fs::rename(&beside, &record).map_err(|error| shown(&error))?;
+        durable::rename(&beside, &record).map_err(|error| shown(&error))?;
         // From here on the new texts are what is read, whatever fails.
         made.clear();
         let on =
             "what was saved is in force, but a power loss may undo it: run `nvmfctl save` again";
-        sync_all(&BTreeSet::from([parent(&record).to_owned()]))
+        sync_directories(&BTreeSet::from([parent(&record).to_owned()]))
             .map_err(|error| format!("{error}: {on}"))?;
         Ok(true)
     }
@@ -147,18 +148,19 @@ impl Saving {
             step();
             match (entry.is_old(read(file).as_deref()), new) {
                 (true, Some(_)) if entry.waits() => {
-                    fs::rename(&waiting, file).map_err(|e| failed(&e))?;
+                    durable::rename(&waiting, file).map_err(|e| failed(&e))?;
                 }
-                (true, None) => fs::remove_file(file).map_err(|e| failed(&e))?,
+                (true, None) => durable::remove_file(file).map_err(|e| failed(&e))?,
                 // It is done, or somebody has written something else.
-                _ => drop(fs::remove_file(&waiting)),
+                _ => drop(durable::remove_file(&waiting)),
             }
             folders.insert(parent(file).to_owned());
         }
-        sync_all(&folders)?;
+        sync_directories(&folders)?;
         step();
-        fs::remove_file(&begun.record).map_err(|error| cannot("remove", &begun.record, &error))?;
-        sync_all(&BTreeSet::from([parent(&begun.record).to_owned()]))?;
+        durable::remove_file(&begun.record)
+            .map_err(|error| cannot("remove", &begun.record, &error))?;
+        sync_directories(&BTreeSet::from([parent(&begun.record).to_owned()]))?;
         Ok(true)
     }
 }
@@ -247,14 +249,14 @@ fn put(file: &Path, text: &str, like: &Metadata, mode: Permissions) -> io::Resul
     step();
     let mut new = File::options().write(true).create_new(true).mode(0o600).open(file)?;
     step();
-    new.write_all(text.as_bytes())?;
+    durable::write(&mut new, file, text.as_bytes())?;
     let mine = new.metadata()?;
     if (mine.uid(), mine.gid()) != (like.uid(), like.gid()) {
         fchown(&new, Some(like.uid()), Some(like.gid()))?;
     }
     new.set_permissions(mode)?;
     step();
-    new.sync_all()
+    durable::sync(&new, file)
 }
 
 /// For the first of the files that a configuration includes. Whoever may read the folder around it
@@ -264,12 +266,12 @@ fn make_folder(folder: &Path) -> Result<(), String> {
         return Ok(());
     }
     let beside = waiting(folder);
-    let made = put_folder(&beside, parent(folder)).and_then(|()| fs::rename(&beside, folder));
+    let made = put_folder(&beside, parent(folder)).and_then(|()| durable::rename(&beside, folder));
     made.map_err(|error| {
         let _ = fs::remove_dir(&beside);
         cannot("make", folder, &error)
     })?;
-    sync_all(&BTreeSet::from([parent(folder).to_owned()]))
+    sync_directories(&BTreeSet::from([parent(folder).to_owned()]))
 }
 
 /// Makes a folder for whom another one is.
@@ -289,16 +291,15 @@ fn put_folder(folder: &Path, like: &Path) -> io::Result<()> {
     }
     new.set_permissions(Permissions::from_mode(like.mode() & 0o2775))?;
     step();
-    new.sync_all()?;
+    durable::sync(&new, folder)?;
     step();
     Ok(())
 }
 
-fn sync_all(folders: &BTreeSet<PathBuf>) -> Result<(), String> {
+fn sync_directories(folders: &BTreeSet<PathBuf>) -> Result<(), String> {
     folders.iter().try_for_each(|folder| {
         step();
-        let synced = File::open(folder).and_then(|folder| folder.sync_all());
-        synced.map_err(|error| cannot("write", folder, &error))
+        durable::sync_directory(folder).map_err(|error| cannot("write", folder, &error))
     })
 }
 
@@ -356,6 +357,7 @@ mod tests {
     use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 
     use super::*;
+    use crate::durable::tests::calls;
 
     /// A file that is another's stays so, because the daemon may read it by that; a folder may be
     /// the saver's, in the group that may read what is around it.
@@ -383,5 +385,15 @@ mod tests {
         made.unwrap();
         let more = fs::metadata(more).unwrap();
         assert_eq!((more.uid(), more.gid(), more.mode() & 0o7777), (SAVER, SAVER, 0o2775));
+    }
+
+    #[test]
+    fn a_folder_is_durable_before_anything_is_put_into_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let around = folder.path().file_name().unwrap().display().to_string();
+        let (made, calls) = calls(|| make_folder(&folder.path().join("conf.d")));
+        made.unwrap();
+        let all = ["sync conf.d.new", "rename to conf.d", &format!("sync directory {around}")];
+        assert_eq!(calls, all);
     }
 }

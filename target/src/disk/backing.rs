@@ -13,7 +13,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -27,6 +27,7 @@ use super::health::Health;
 use super::made::Stamp;
 use super::open::Was::{Expected, Lost, New};
 use super::open::{self, Hold};
+use crate::durable;
 
 /// What to open, and how.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -317,7 +318,8 @@ impl Backing {
     /// # Errors
     /// What the system says.
     pub fn synchronise(&self) -> std::io::Result<()> {
-        self.file.as_ref().map_or(Ok(()), |file| file.sync_data())
+        let name = Path::new(&self.name);
+        self.file.as_ref().map_or(Ok(()), |file| durable::sync_data(file, name))
     }
 
     /// Has descriptors ready for so many rings, so that no ring must open its own.

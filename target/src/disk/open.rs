@@ -14,6 +14,7 @@ use tracing::warn;
 use super::backing::{Backing, BackingConfig, Condition, Geometry, Kind, OpenError, Space};
 use super::device::Device;
 use super::made::Stamp;
+use crate::durable;
 
 /// Files and devices are named by a C `off_t`.
 const MAX_BYTES: u64 = i64::MAX as u64;
@@ -138,6 +139,12 @@ pub(super) fn open_path(
     }
     match inspect(&file, path, &name, (size, before), config) {
         Ok((kind, bytes, found_bytes)) => {
+            if kind == Kind::File && !created {
+                // Somebody has made it, perhaps a moment ago: as large as it is now, and under this
+                // name, it must be there after a power loss, because what is configured says so.
+                durable::sync_with_entries(&file, path)
+                    .map_err(|error| failed(&format!("cannot make {name} durable"), &error))?;
+            }
             let file = Arc::new(file);
             let hold = Hold { locked: Arc::clone(&file), _claim: claim };
             let mut backing = finish(kind, Arc::clone(&file), name, bytes, config)?;
@@ -270,8 +277,8 @@ fn create(
         })?;
     let made = file
         .set_len(size)
-        .and_then(|()| file.sync_all())
-        .and_then(|()| File::open(parent)?.sync_all());
+        .and_then(|()| durable::sync(&file, path))
+        .and_then(|()| durable::sync_directory(parent));
     made.map_err(|error| {
         let _ = fs::remove_file(path);
         failed(&format!("cannot give the new file {name} its {size} bytes"), &error)

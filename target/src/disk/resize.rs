@@ -5,10 +5,12 @@
 //! shrinks only when its configuration says a smaller size; the file may be cut afterwards.
 
 use std::io::{self, Seek, SeekFrom};
+use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use super::backing::{Backing, BackingKind, Kind, OpenError};
 use super::open::check_shape;
+use crate::durable;
 
 impl Backing {
     /// The size in bytes that it is to have now, where that is another one; `kind` is what its
@@ -31,6 +33,14 @@ impl Backing {
             && new > old
         {
             file.set_len(new).map_err(|error| self.refusal(new, &error))?;
+        }
+        if let (Kind::File, Some(hold)) = (self.kind(), &self.hold) {
+            // After a power loss it must be as long as what is configured then says. By a descriptor
+            // of its own, or it would take a failure from those that hosts rely on.
+            let file = hold.another(self.name(), true)?;
+            durable::sync(&file, Path::new(self.name())).map_err(|error| {
+                OpenError::new(format!("cannot make the size of {} durable: {error}", self.name()))
+            })?;
         }
         Ok(Some(new))
     }
@@ -90,6 +100,7 @@ mod tests {
 
     use super::super::backing::BackingConfig;
     use super::*;
+    use crate::durable::tests::calls;
 
     fn open(kind: BackingKind) -> Backing {
         let config = BackingConfig { kind, block_size_bytes: 4096, read_only: false };
@@ -126,6 +137,19 @@ mod tests {
         assert!(
             backing.next_size(&of(None)).unwrap_err().sentence.contains("whole number of blocks")
         );
+    }
+
+    /// The size is kept with the changes that nobody has saved, and a start holds the file to it.
+    #[test]
+    fn a_new_size_is_durable_before_it_is_taken_over() {
+        let folder = crate::disk::tests::folder();
+        let path = folder.path().join("disk");
+        let of = |size: Option<u64>| BackingKind::File { path: path.clone(), size };
+        let backing = open(of(Some(8192)));
+        let next = |size| calls(|| backing.next_size(&of(Some(size))).unwrap());
+        assert_eq!(next(8192), (None, vec![]));
+        File::options().write(true).open(&path).unwrap().set_len(16384).unwrap();
+        assert_eq!(next(16384), (Some(16384), vec!["sync disk".to_owned()]));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use rdma::{Buf, Pool, PoolPlan};
 
 use super::flight::{Flight, Step, ZEROS_BYTES};
 use super::*;
+use crate::durable::tests::calls;
 
 /// On the file system of the source tree, which unlike /tmp is never tmpfs, or where the
 /// environment says.
@@ -49,6 +50,17 @@ fn a_missing_file_is_created_sparse_private_and_of_its_size() {
     assert_eq!(backing.kind(), Kind::File);
     assert!(backing.has_volatile_cache() && !backing.is_read_only());
     assert_eq!(backing.name(), path.display().to_string());
+}
+
+#[test]
+fn a_file_and_its_name_are_durable_before_it_is_served() {
+    let dir = folder();
+    let (path, at) = (dir.path().join("disk.img"), dir.path().file_name().unwrap());
+    let all = ["sync disk.img".to_owned(), format!("sync directory {}", at.display())];
+    for what in ["made by us", "made by somebody else, or before"] {
+        let opened = calls(|| Backing::open(&config(&path, Some(1 << 20), 512)).unwrap());
+        assert_eq!(opened.1, all, "{what}");
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! host does it by feature 84h.
 
 use std::fs::File;
+use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
@@ -165,14 +166,7 @@ async fn durable(config: &Config, nqn: &str, namespace: &Namespace) -> Result<()
         (None, Some(managed)) => (managed.directory.clone(), true),
         _ => return Ok(()),
     };
-    let written = spawn_blocking(move || {
-        let file = File::open(&path)?;
-        match is_folder {
-            true => nix::unistd::syncfs(&file).map_err(std::io::Error::from),
-            false => file.sync_data(),
-        }
-    });
-    let failure = match written.await {
+    let failure = match spawn_blocking(move || write_back(&path, is_folder)).await {
         // Of a failure in the past the kernel tells only those who had it open then.
         Ok(Ok(())) if namespace.health.sync_failure().is_none() => return Ok(()),
         Ok(Ok(())) => "a flush has failed before".to_owned(),
@@ -181,6 +175,15 @@ async fn durable(config: &Config, nqn: &str, namespace: &Namespace) -> Result<()
     };
     let error = format!("it is protected, but what was written before may be lost: {failure}");
     Err(Refused::new(StatusCode::INTERNAL_SERVER_ERROR, error, "look at its store"))
+}
+
+/// Writes for good what is in a file, or in the file system of a directory.
+fn write_back(path: &std::path::Path, is_directory: bool) -> io::Result<()> {
+    let file = File::open(path)?;
+    match is_directory {
+        true => crate::durable::sync_file_system(&file, path),
+        false => crate::durable::sync_data(&file, path),
+    }
 }
 
 #[cfg(test)]
@@ -207,5 +210,19 @@ mod tests {
         assert!(durable());
         namespace.health.fail_sync(Status::WRITE_FAULT);
         assert!(!durable());
+    }
+
+    #[test]
+    fn what_was_written_before_is_synchronised() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk.img");
+        std::fs::write(&path, "a").unwrap();
+        let calls_of = |path, is_directory| {
+            let (written, calls) = crate::durable::tests::calls(|| write_back(path, is_directory));
+            written.unwrap();
+            calls.into_iter().map(|call| call.rsplit_once(' ').unwrap().0.to_owned()).collect()
+        };
+        let calls: [Vec<String>; 2] = [calls_of(&path, false), calls_of(folder.path(), true)];
+        assert_eq!(calls, [["sync data"], ["sync file system"]]);
     }
 }

@@ -202,6 +202,28 @@ fn what_a_person_writes_into_half_saved_files_stays() {
 }
 
 #[test]
+fn texts_are_durable_before_the_record_and_that_before_they_are_put_in_place() {
+    const RECORD: &str = "rename to nvmfd.toml.saving";
+    let (folder, declared, _) = stage_three();
+    let changed = declared.with(&[add_listener(9, 9)], AT).unwrap();
+    let new = merged(&declared.sources, changed.changes()).unwrap();
+    let saving = begin(&declared);
+    let (written, calls) = crate::durable::tests::calls(|| saving.write(&declared.sources, &new));
+    written.unwrap();
+    let directory = format!("sync directory {}", folder.path().file_name().unwrap().display());
+    let included = "sync directory conf.d";
+    let all = [
+        ["write c.toml.new", "sync c.toml.new", "write d.toml.new", "sync d.toml.new"],
+        ["write nvmfd.toml.new", "sync nvmfd.toml.new", &directory, included],
+        ["write nvmfd.toml.saving.new", "sync nvmfd.toml.saving.new", RECORD, &directory],
+        ["rename to c.toml", "rename to d.toml", "rename to nvmfd.toml", &directory],
+        [included, "remove nvmfd.toml.saving", &directory, ""],
+    ];
+    let all = all.iter().flatten().filter(|call| !call.is_empty());
+    assert!(calls.iter().eq(all), "{calls:#?}");
+}
+
+#[test]
 fn files_keep_their_modes_and_where_one_cannot_be_written_none_is() {
     use std::os::unix::fs::PermissionsExt;
     let (folder, declared, files) = stage_three();
