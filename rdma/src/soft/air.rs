@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use super::congestion;
 use super::endpoint::{Endpoint, ROCE_PORT};
-use super::icrc::Beginnings;
+use super::icrc::{Beginnings, train_identification};
+use super::train::MOST_SEGMENTS;
 use super::udp::steered;
 use crate::Region;
 
@@ -260,7 +261,9 @@ impl Air {
         while let Some(transmit) = endpoint.poll_transmit(now, region) {
             let mut datagram = self.blank();
             // As from a kernel that numbers its datagrams.
-            let identification = self.dice.roll() as u16;
+            // Some place in a train.
+            let place = self.dice.roll() as usize % MOST_SEGMENTS;
+            let identification = train_identification(place);
             let payload = endpoint.payload(&transmit, region);
             let (beginnings, into) = (&mut self.beginnings, &mut datagram.bytes);
             let flow = &transmit.flow;

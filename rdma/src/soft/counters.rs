@@ -39,6 +39,9 @@ fates! {
     Foreign = "foreign",
     /// With a wrong CRC.
     Damaged = "damaged",
+    /// With a CRC that is right only for an IPv4 identification that its sender does not use now: it is
+    /// damaged as well, or its sender has jumped.
+    Implausible = "implausible",
     /// The peer says that packets of ours have met congestion (CNP): fewer are sent at once.
     Congestion = "congestion",
     /// Nothing that the queue pair takes, or takes in its state.

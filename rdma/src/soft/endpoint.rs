@@ -9,15 +9,17 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::cm_message::local_comm_id;
 use super::congestion;
-use super::connection::{Connection, Phase, kin};
+use super::connection::{Connection, Phase, is_kin, kin};
 use super::counters::{Counters, Fate};
 use super::deadlines::Deadlines;
 use super::header::{Bth, Deth, Extended, GSI_QKEY, Packet};
 use super::icrc::{Checker, Flow, Verdict};
+use super::identification::{Judgement, Pair, Pairs, Seen};
 use super::mad::MAD_BYTES;
 use super::manager::Manager;
 use super::memory::Memory;
@@ -28,6 +30,7 @@ use super::qp::{Io, QueuePair, Settings};
 use super::shelf::Shelf;
 use super::table::Table;
 use super::ticket::Token;
+use super::train::MOST_SEGMENTS;
 use super::troubles::ByAddress;
 use crate::{Event, Fault, Qp, Reason, Region, Tag, Work};
 
@@ -65,6 +68,9 @@ pub(super) struct Slot {
     pub(super) admitted: bool,
     /// When the peer was heard last.
     pub(super) heard: Option<Instant>,
+    /// What is known of the identifications of the peer's packets, and of those of this queue pair.
+    pair: Arc<Pair>,
+    identification: Option<Seen>,
     /// In the list of those that may have something to send.
     ready: bool,
     /// In the list of those that keep an acknowledgement back, or did.
@@ -88,6 +94,16 @@ impl Slot {
         if congestion::is_marked(tos) && packet.row().operation != Operation::Congestion {
             self.qp.on_mark(now);
         }
+    }
+
+    /// Whether the peer may have sent a packet with this identification.
+    fn judge(&mut self, endpoint: u32, id: u16, now_ms: u32) -> Judgement {
+        if !is_kin(self.connection.remote_guid) {
+            return self.pair.judge(endpoint, &mut self.identification, id, now_ms);
+        }
+        // Our own kind: the place in a train.
+        let right = usize::from(id) < MOST_SEGMENTS;
+        if right { Judgement::Plausible } else { Judgement::Implausible }
     }
 }
 
@@ -127,6 +143,9 @@ pub struct Endpoint {
     /// [`Endpoint::release`].
     departed: Vec<u32>,
     checker: Checker,
+    pairs: Arc<Pairs>,
+    /// Whose identifications cannot be foretold, since this was asked last.
+    erratic: Option<IpAddr>,
     memory: Memory,
     shelf: Shelf,
     counters: Counters,
@@ -172,6 +191,8 @@ impl Endpoint {
             leaving: VecDeque::new(),
             departed: Vec::new(),
             checker: Checker::new(),
+            pairs: Arc::new(Pairs::new(config.steer.0)),
+            erratic: None,
             memory: Memory::new(config.exposed),
             shelf: Shelf::new(config.early),
             counters: Counters::default(),
@@ -179,10 +200,20 @@ impl Endpoint {
         }
     }
 
+    /// The same, as one of several at the same addresses, which share what is known of their peers.
+    pub(super) fn among(self, pairs: Arc<Pairs>) -> Endpoint {
+        Endpoint { pairs, ..self }
+    }
+
     /// What happened to datagrams so far.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.counters
+    }
+
+    /// An address whose identifications cannot be foretold, if there is one since this was asked last.
+    pub(super) fn take_erratic(&mut self) -> Option<IpAddr> {
+        self.erratic.take()
     }
 
     /// The largest path MTU that it agrees to, in bytes.
@@ -294,13 +325,26 @@ impl Endpoint {
         if !packet.bth.is_default_partition() {
             return Fate::Partition;
         }
-        if self.checker.check(flow, datagram) == Verdict::Wrong {
-            return Fate::Damaged;
+        let is_notification = packet.row().operation == Operation::Congestion;
+        match self.checker.check(flow, datagram) {
+            Verdict::Exact => {}
+            // Adapters number these otherwise, and nothing in them is lasting.
+            Verdict::Solved(_) if is_notification => {}
+            Verdict::Solved(id) => {
+                match slot.judge(self.config.steer.1, id, self.pairs.clock_ms(now)) {
+                    Judgement::Plausible => {}
+                    Judgement::Implausible => return Fate::Implausible,
+                    Judgement::Erratic => {
+                        self.erratic = Some(ends.0);
+                        return Fate::Implausible;
+                    }
+                }
+            }
+            Verdict::Wrong => return Fate::Damaged,
         }
         if congestion::is_capable(tos) {
             slot.on_capable(now, tos, packet);
         }
-        let is_notification = packet.row().operation == Operation::Congestion;
         if is_notification && !congestion::is_capable(slot.connection.tos) {
             // None of our packets to it can have been marked.
             return Fate::Unasked;
@@ -570,6 +614,8 @@ impl Endpoint {
             self.manager.index(&connection, number);
         }
         let slot = Slot {
+            pair: self.pairs.of(connection.remote, connection.local),
+            identification: None,
             qp,
             connection,
             settings,

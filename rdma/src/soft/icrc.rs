@@ -31,8 +31,9 @@
 //! degree below 16, which P, of degree 32 and not divisible by x, cannot divide).
 //! So `c ^ r` of a right packet lies in that space, and damage throws it anywhere in 32
 //! dimensions: one wrong packet in 2^16 slips through, which leaves a check as strong as TCP's.
-//! What is more, the solution *is* the identification, which a caller may compare with the one
-//! before (senders count) to get most of the other 16 bits back.
+//! But not at random: some changes of a single byte look like another identification in packets of
+//! every length. The solution *is* the identification, so it is compared with what the sender uses
+//! ([`super::identification`]), which shows these, and gives seven of the other 16 bits back.
 //!
 //! The space is kept reduced (each vector has a leading bit that no other vector has), so the
 //! check is sixteen conditional XORs; the reduced vectors are cached by length. IPv6 has no such

@@ -27,6 +27,7 @@ mod debts;
 pub mod endpoint;
 pub mod header;
 pub mod icrc;
+mod identification;
 pub mod mad;
 mod manager;
 pub mod memory;

@@ -225,7 +225,8 @@ impl Group {
         let steer = (self.0.count(), index);
         let config = Config { guid, steer, source_port: ROCE_PORT, ..self.0.options().config };
         let mut entropy = Entropy { numbers: [0; 64], left: 0 };
-        Ok(Soft::over(wire, Endpoint::new(config, Box::new(move || entropy.next())), region))
+        let endpoint = Endpoint::new(config, Box::new(move || entropy.next()));
+        Ok(Soft::over(wire, endpoint.among(self.0.pairs()), region))
     }
 }
 
@@ -313,8 +314,14 @@ impl Soft {
         }
     }
 
-    /// Whose host cannot connect should find out why.
-    fn tell_barred(&mut self, now: Instant) {
+    /// Whose host cannot connect, or sends what is checked less well, should find out why.
+    fn tell_troubles(&mut self, now: Instant) {
+        if let Some(address) = self.endpoint.take_erratic() {
+            tracing::warn!(
+                "the IPv4 identifications of packets from {address} follow no order: damaged packets \
+                 from there are found by a CRC of 16 bits only (IPv6 has no such field)"
+            );
+        }
         if let Some(address) = self.endpoint.take_barred()
             && is_due(&mut self.told, now)
         {
@@ -477,7 +484,7 @@ impl Fabric for Soft {
         self.lively = taken.bytes >= LIVELY_BYTES;
         self.handle_timeout(now, taken.all);
         self.endpoint.follow(now);
-        self.tell_barred(now);
+        self.tell_troubles(now);
         self.deliver(end, batch);
         // A user whom nothing was told may go to sleep now, and owes us no flush.
         let waiting = self.wire.is_blocked() || self.endpoint.has_transmits();

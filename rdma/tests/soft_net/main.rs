@@ -1,6 +1,7 @@
 //! Endpoints of the soft transport in a simulated network: connections come up and go, and data
 //! survive whatever the network does. Every failure names the seed that repeats it.
 
+mod identification;
 mod random;
 mod strangers;
 mod vain;

@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use super::super::identification::Pairs;
 use super::super::provider::Options;
 use super::option::Steering;
 use super::socket::{Bound, Refusal};
@@ -36,6 +37,8 @@ pub(crate) struct Shared {
     changes: AtomicU64,
     state: Mutex<State>,
     members: Vec<Member>,
+    /// What is known of the identifications of peers' packets.
+    pairs: Arc<Pairs>,
 }
 
 #[derive(Debug)]
@@ -113,7 +116,8 @@ impl Shared {
         let members = members
             .map_err(|e| FabricError(format!("no eventfd for a soft fabric: {}", e.desc())))?;
         let state = Mutex::default();
-        Ok(Shared { options, changes: AtomicU64::new(0), state, members })
+        let pairs = Arc::new(Pairs::new(count));
+        Ok(Shared { options, changes: AtomicU64::new(0), state, members, pairs })
     }
 
     /// How many fabrics there are.
@@ -123,6 +127,11 @@ impl Shared {
 
     pub(crate) fn options(&self) -> &Options {
         &self.options
+    }
+
+    /// What all of them know of peers' packets.
+    pub(crate) fn pairs(&self) -> Arc<Pairs> {
+        Arc::clone(&self.pairs)
     }
 
     /// Changes so far, so that a fabric can tell whether it has missed any.
