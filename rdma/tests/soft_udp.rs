@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rdma::soft::Options;
+use rdma::soft::endpoint::Config;
 use rdma::soft::troubles::Trouble;
 use rdma::{Completion, Event, Exposed, Fabric, Fault, Qp, Reason, Remote, Wake, Work};
 use side::{LIMITS, MIB, PATIENCE, PORT, Side, address};
@@ -24,7 +25,15 @@ struct Pair {
 
 impl Pair {
     fn new(at: SocketAddr, source: IpAddr) -> Pair {
-        let (mut host, mut target) = (Side::host(source), Side::target(at));
+        Pair::with(at, Options { source: Some(source), ..Options::default() })
+    }
+
+    /// A host with these options, and a target with the same but for the source.
+    fn with(at: SocketAddr, options: Options) -> Pair {
+        let source = options.source.unwrap();
+        let mut host = Side::new(options);
+        let mut target = Side::new(Options { source: None, ..options });
+        target.fabric.listen(at).unwrap();
         let at_host = host.fabric.connect(at, b"ask", LIMITS).unwrap();
         for tag in 0..4 {
             host.receive(at_host, tag);
@@ -104,6 +113,21 @@ impl Pair {
 #[test]
 fn messages_and_memory_move_both_ways() {
     let mut pair = Pair::new(SocketAddr::new(address(1), PORT), address(2));
+    messages_and_memory_move(&mut pair);
+    pair.leave();
+}
+
+#[test]
+fn they_do_so_from_source_ports_of_queue_pairs() {
+    let at = SocketAddr::new(address(17), PORT);
+    let config = Config { source_ports: 64, ..Options::default().config };
+    let options = Options { source: Some(address(18)), config, ..Options::default() };
+    let mut pair = Pair::with(at, options);
+    messages_and_memory_move(&mut pair);
+    pair.leave();
+}
+
+fn messages_and_memory_move(pair: &mut Pair) {
     for (number, len) in [1, 64, 4096, 4097, 100_000, MIB].into_iter().enumerate() {
         pair.send(true, len, number as u8);
         pair.send(false, len, 100 + number as u8);
@@ -126,7 +150,6 @@ fn messages_and_memory_move_both_ways() {
         pair.host.check(&written, seed + 50);
         pair.host.pool.give(written);
     }
-    pair.leave();
 }
 
 /// Data that lead to no event make it worth to look again; messages are events.

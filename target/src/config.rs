@@ -21,6 +21,7 @@ mod saving;
 mod section;
 mod shown;
 mod size;
+mod soft;
 mod sources;
 mod stop;
 mod text;
@@ -54,6 +55,7 @@ pub use saving::Saving;
 pub(crate) use saving::digest;
 pub use section::{ConfigErrors, Mistake};
 pub use size::Size;
+pub use soft::SoftConfig;
 pub use sources::{Rewritten, Source, Sources};
 pub use stop::StopConfig;
 pub(crate) use tree::tree;
@@ -100,6 +102,8 @@ pub struct Config {
     pub management: ManagementConfig,
     /// What is remembered of what the target does.
     pub observe: ObserveConfig,
+    /// How the provider `soft` sends.
+    pub soft: SoftConfig,
     /// How it takes leave of its hosts.
     pub stop: StopConfig,
 }
@@ -436,6 +440,7 @@ impl Config {
             (self.memory != next.memory, "[memory]"),
             (self.limits != next.limits, "[limits]"),
             (self.capture != next.capture, "[capture]"),
+            (self.soft != next.soft, "[soft]"),
             (self.state_directory != next.state_directory, "state_directory"),
             (self.management != next.management, "[management]"),
         ];
@@ -449,6 +454,7 @@ impl Config {
         self.memory = running.memory;
         self.limits = running.limits;
         self.capture = running.capture.clone();
+        self.soft = running.soft;
         self.state_directory = running.state_directory.clone();
         self.management = running.management.clone();
     }

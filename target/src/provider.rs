@@ -10,7 +10,7 @@ use rdma::soft::{Group, Options};
 use rdma::{Fabric, FabricError, Region};
 
 use crate::absent;
-use crate::config::{CaptureConfig, Provider};
+use crate::config::{CaptureConfig, Provider, SoftConfig};
 #[cfg(feature = "verbs")]
 use crate::queue::SENDS_PER_RECEIVE;
 
@@ -94,13 +94,16 @@ impl Choice {
     pub(crate) fn fabrics(
         self,
         reactors: usize,
+        soft: SoftConfig,
         capture: Option<Capture>,
     ) -> Result<Fabrics, FabricError> {
         Ok(match self {
             Choice::Verbs => Fabrics::Verbs,
             Choice::Soft => {
                 let Options { config, .. } = Options::default();
-                let config = Config { vain_per_source: Some(VAIN_PER_SOURCE), ..config };
+                let source_ports = soft.source_ports;
+                let config =
+                    Config { vain_per_source: Some(VAIN_PER_SOURCE), source_ports, ..config };
                 let options = Options { config, ..Options::default() };
                 Fabrics::Soft(Group::new(reactors as u32, options)?, capture)
             }

@@ -173,7 +173,7 @@ impl Target {
         info!(%provider, "fabric provider chosen: {why}");
         let capture = config.capture.as_ref().map(|c| provider::capture(provider, c)).transpose();
         let capture = capture.map_err(|error| Fatal(error.to_string()))?;
-        let fabrics = provider.fabrics(config.reactor.count(), capture);
+        let fabrics = provider.fabrics(config.reactor.count(), config.soft, capture);
         let fabrics = fabrics.map_err(|error| Fatal(error.to_string()))?;
         let keeper = keep(keeper, &registry)?;
         let reactors = Vec::new();

@@ -6,14 +6,22 @@ use std::time::Duration;
 use super::endpoint::ROCE_PORT;
 use super::header::RnrTimer;
 use super::memory::Rights;
+use super::psn::Qpn;
+
+/// The first of the UDP source ports that may be derived from queue pairs (annex A17.9.2, "UDP source
+/// port"): the range that is nobody's.
+pub const FIRST_SOURCE_PORT: u16 = 0xc000;
 
 /// What an endpoint is to be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
     /// Name of this endpoint, unique on the network and different after every start.
     pub guid: u64,
-    /// UDP source port of what we send (the destination is always [`ROCE_PORT`]).
-    pub source_port: u16,
+    /// UDP source ports that queue pairs are spread over, from [`FIRST_SOURCE_PORT`] on, so that the
+    /// network's paths and a peer's receive queues are used alike; one queue pair keeps its own. 1:
+    /// all send from [`ROCE_PORT`], so packets of several may share a train. (The destination is
+    /// always [`ROCE_PORT`], and so is the source of connection management.)
+    pub source_ports: u16,
     /// The largest path MTU that the link carries, in bytes (256 to 4096). What connect asks for,
     /// and the most that is accepted.
     pub mtu: u32,
@@ -68,12 +76,28 @@ pub struct Config {
     pub steer: (u32, u32),
 }
 
+impl Config {
+    /// The UDP source port of the packets between two queue pairs.
+    pub(super) fn source_port(&self, local: Qpn, remote: Qpn) -> u16 {
+        match self.source_ports {
+            0 | 1 => ROCE_PORT,
+            count => {
+                // Numbers may count up in any steps; the upper bits of a product depend on all of
+                // theirs (Fibonacci hashing).
+                let both = local.get().rotate_left(8) ^ remote.get();
+                let hash = both.wrapping_mul(0x9e37_79b1) >> 16;
+                FIRST_SOURCE_PORT + (hash % u32::from(count)) as u16
+            }
+        }
+    }
+}
+
 impl Default for Config {
     /// A target: nothing of its memory is open to peers.
     fn default() -> Config {
         Config {
             guid: 0,
-            source_port: ROCE_PORT,
+            source_ports: 1,
             mtu: 1024,
             window: 128,
             selective: true,
@@ -110,5 +134,27 @@ impl From<IpAddr> for Path {
     /// A path that limits nothing.
     fn from(from: IpAddr) -> Path {
         Path { from, mtu: 4096 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queue_pairs_are_spread_over_source_ports_and_keep_their_own() {
+        let one = Config::default();
+        assert_eq!(one.source_port(Qpn::new(17), Qpn::new(18)), ROCE_PORT);
+        let many = Config { source_ports: 16, ..Config::default() };
+        // As a host brings up its queues: ours are random, its own count.
+        let mut used = [0; 16];
+        for number in 0..160u32 {
+            let (local, remote) =
+                (Qpn::new(number.wrapping_mul(0x9e37_79b9)), Qpn::new(17 + number));
+            let port = many.source_port(local, remote);
+            assert_eq!(port, many.source_port(local, remote));
+            used[usize::from(port - FIRST_SOURCE_PORT)] += 1;
+        }
+        assert!(used.iter().all(|count| (1..=30).contains(count)), "{used:?}");
     }
 }

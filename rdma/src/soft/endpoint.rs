@@ -34,7 +34,7 @@ use super::train::MOST_SEGMENTS;
 use super::troubles::ByAddress;
 use crate::{Event, Fault, Qp, Reason, Region, Tag, Work};
 
-pub use super::config::{Config, Path};
+pub use super::config::{Config, FIRST_SOURCE_PORT, Path};
 
 /// The UDP port of RoCEv2, at every endpoint.
 pub const ROCE_PORT: u16 = 4791;
@@ -410,7 +410,7 @@ impl Endpoint {
             let ext = Extended { deth, ..Extended::default() };
             let payload = Payload::Management(self.messages_sent);
             let outgoing = Outgoing::new(bth, &ext, payload, MAD_BYTES as u32);
-            let (flow, tos) = (self.flow(message.from, message.to), message.tos);
+            let (flow, tos) = (flow((message.from, ROCE_PORT), message.to), message.tos);
             self.messages_sent += 1;
             return Some(Transmit { flow, outgoing, tos, slot: 0 });
         }
@@ -423,8 +423,10 @@ impl Endpoint {
                 let (memory, events, shelf) = (&mut self.memory, &mut self.events, &mut self.shelf);
                 let mut io = Io { region, memory, events, shelf, qp: Qp(number) };
                 if let Some(outgoing) = slot.qp.poll_transmit(now, &mut io) {
-                    let Connection { local, remote, tos, .. } = slot.connection;
-                    let flow = self.flow(local, remote);
+                    let Connection { local, remote, tos, local_qpn, remote_qpn, .. } =
+                        slot.connection;
+                    let port = self.config.source_port(local_qpn, remote_qpn);
+                    let flow = flow((local, port), remote);
                     return Some(Transmit { flow, outgoing, tos, slot: number });
                 }
                 // Once, when all has been said: nobody asks for it before.
@@ -666,13 +668,6 @@ impl Endpoint {
         slot.gone.is_none().then_some(slot)
     }
 
-    fn flow(&self, from: IpAddr, to: IpAddr) -> Flow {
-        Flow {
-            source: SocketAddr::new(from, self.config.source_port),
-            destination: SocketAddr::new(to, ROCE_PORT),
-        }
-    }
-
     /// Messages that have been sent need not be shown any more.
     pub(super) fn forget_sent(&mut self) {
         if self.messages_sent > 0 {
@@ -680,4 +675,8 @@ impl Endpoint {
             self.messages_sent = 0;
         }
     }
+}
+
+fn flow(from: (IpAddr, u16), to: IpAddr) -> Flow {
+    Flow { source: SocketAddr::from(from), destination: SocketAddr::new(to, ROCE_PORT) }
 }

@@ -21,7 +21,7 @@ use super::capture::Capture;
 use super::cm_message::RejectReason;
 use super::connection::{ConnectRequest, mtu_bytes};
 use super::counters::{Counters, Fate};
-use super::endpoint::{Config, Endpoint, Path, ROCE_PORT};
+use super::endpoint::{Config, Endpoint, Path};
 use super::memory::Rights;
 use super::train;
 use super::troubles::Trouble;
@@ -53,7 +53,7 @@ pub struct Options {
     pub receive_buffer_bytes: usize,
     /// Bytes of a socket's send buffer that are asked for.
     pub send_buffer_bytes: usize,
-    /// The transport. `guid` and `source_port` are chosen by the fabric.
+    /// The transport. `guid` is chosen by the fabric.
     pub config: Config,
 }
 
@@ -223,7 +223,7 @@ impl Group {
             .map_err(|e| FabricError(format!("the system gives no random numbers: {e}")))?;
         let wire = Wire::Udp(Box::new(Udp::new(Arc::clone(&self.0), index)?));
         let steer = (self.0.count(), index);
-        let config = Config { guid, steer, source_port: ROCE_PORT, ..self.0.options().config };
+        let config = Config { guid, steer, ..self.0.options().config };
         let mut entropy = Entropy { numbers: [0; 64], left: 0 };
         let endpoint = Endpoint::new(config, Box::new(move || entropy.next()));
         Ok(Soft::over(wire, endpoint.among(self.0.pairs()), region))

@@ -23,10 +23,12 @@ pub(super) fn payload_bytes(mtu: u32) -> u32 {
     packets.clamp(1, MOST_SEGMENTS) as u32 * mtu
 }
 
-/// What a train has in common: the addresses of both ends and the type of service.
+/// What a train has in common: the addresses of both ends, the source port and the type of service.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Way {
     pub(super) from: IpAddr,
+    /// Source port.
+    pub(super) port: u16,
     pub(super) to: IpAddr,
     pub(super) tos: u8,
 }
@@ -176,7 +178,7 @@ mod tests {
 
     fn item(queue: u32, bytes: usize) -> Item {
         let at = IpAddr::from([192, 0, 2, 1]);
-        Item { way: Way { from: at, to: at, tos: 0 }, queue, bytes }
+        Item { way: Way { from: at, port: 4791, to: at, tos: 0 }, queue, bytes }
     }
 
     fn trains(items: &[Item], most: usize) -> Vec<Vec<u16>> {

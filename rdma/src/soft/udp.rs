@@ -93,10 +93,10 @@ pub(super) struct Udp {
     beginnings: Beginnings,
     /// What has to leave before anything else from the same socket.
     held: VecDeque<Held>,
-    /// The sockets that have no room for it.
-    blocked: Vec<IpAddr>,
+    /// The sockets that have no room for it: address and port.
+    blocked: Vec<(IpAddr, u16)>,
     /// Those of them whose room ends a sleep.
-    watched: Vec<IpAddr>,
+    watched: Vec<(IpAddr, u16)>,
     /// The kinds of trouble with sending, and when each was told last.
     troubles: Vec<(Errno, Option<Instant>)>,
     /// When it was told last that the system believes less of a way than our link carries.
@@ -183,10 +183,15 @@ impl Udp {
 
     fn adopt(&mut self, socket: Arc<Bound>) {
         // Of this socket only what comes is watched so far.
-        self.watched.retain(|address| *address != socket.address);
+        self.watched.retain(|(address, _)| *address != socket.address);
         let event = EpollEvent::new(EpollFlags::EPOLLIN, socket.as_fd().as_raw_fd() as u64);
         if let Err(e) = self.epoll.add(&*socket, event) {
             tracing::error!("cannot watch a socket, its connections will fail: {}", e.desc());
+        }
+        for source in socket.sources() {
+            let event = EpollEvent::new(EpollFlags::empty(), source.as_raw_fd() as u64);
+            // What fails here costs a wait for room that nothing ends but the next poll.
+            let _ = self.epoll.add(source, event);
         }
         self.sockets.push(socket);
     }
@@ -207,6 +212,9 @@ impl Udp {
             };
             let socket = self.sockets.swap_remove(at);
             let _ = self.epoll.delete(&*socket);
+            for source in socket.sources() {
+                let _ = self.epoll.delete(source);
+            }
             if let Err(socket) = self.shared.give_back(self.index, socket) {
                 self.adopt(socket);
             }
@@ -416,7 +424,7 @@ impl Udp {
             let sent = send(self, held);
             let full = sent == Err(Errno::EAGAIN);
             if full {
-                self.block(held.way.from);
+                self.block(held.way);
             } else {
                 self.note(sent);
             }
@@ -429,12 +437,14 @@ impl Udp {
     /// Whether what leaves from an address has to wait for what is held.
     fn has_no_room(&self, from: IpAddr) -> bool {
         !self.blocked.is_empty()
-            && self.socket_for(from).is_some_and(|bound| self.blocked.contains(&bound.address))
+            && self.socket_for(from).is_some_and(|bound| {
+                self.blocked.iter().any(|(address, _)| *address == bound.address)
+            })
     }
 
-    fn block(&mut self, from: IpAddr) {
-        let address = self.socket_for(from).map(|bound| bound.address);
-        self.blocked.extend(address);
+    fn block(&mut self, way: Way) {
+        let address = self.socket_for(way.from).map(|bound| bound.address);
+        self.blocked.extend(address.map(|address| (address, way.port)));
     }
 
     /// Takes what the endpoint wants to send, as much as is put in order at once.
@@ -445,9 +455,10 @@ impl Udp {
             let open = |from| !self.has_no_room(from);
             let transmit = endpoint.poll_transmit_where(now, region, open);
             let Some(transmit) = transmit else { break };
-            let (from, to) = (transmit.flow.source.ip(), transmit.flow.destination.ip());
+            let (from, port) = (transmit.flow.source.ip(), transmit.flow.source.port());
+            let to = transmit.flow.destination.ip();
             let bytes = transmit.outgoing.datagram_bytes();
-            let way = Way { from, to, tos: transmit.tos };
+            let way = Way { from, port, to, tos: transmit.tos };
             self.items.push(Item { way, queue: transmit.slot, bytes });
             self.gathered.push(transmit);
         }
@@ -530,7 +541,7 @@ impl Udp {
             if sent != Err(Errno::EAGAIN) {
                 return sent;
             }
-            self.block(way.from);
+            self.block(way);
         }
         if self.held.len() < MOST_HELD {
             self.held.push_back(Held { way, each, bytes: self.train.clone() });
@@ -575,17 +586,19 @@ impl Udp {
         if self.blocked == self.watched {
             return;
         }
-        for (addresses, room) in [(&self.watched, false), (&self.blocked, true)] {
+        for (places, room) in [(&self.watched, false), (&self.blocked, true)] {
             let other = if room { &self.watched } else { &self.blocked };
-            for bound in addresses.iter().filter_map(|address| self.own(*address)) {
-                if other.contains(&bound.address) {
-                    continue;
-                }
+            for place in places.iter().filter(|place| !other.contains(place)) {
+                let (address, port) = *place;
+                let Some(bound) = self.own(address) else { continue };
+                let socket = bound.sender(port);
                 let room = if room { EpollFlags::EPOLLOUT } else { EpollFlags::empty() };
-                let flags = EpollFlags::EPOLLIN | room;
-                let mut event = EpollEvent::new(flags, bound.as_fd().as_raw_fd() as u64);
+                // Only the socket of the RoCE port is read.
+                let comes =
+                    if port == ROCE_PORT { EpollFlags::EPOLLIN } else { EpollFlags::empty() };
+                let mut event = EpollEvent::new(comes | room, socket.as_raw_fd() as u64);
                 // It can only fail for a descriptor that is not in the set; all of ours are.
-                let _ = self.epoll.modify(bound, &mut event);
+                let _ = self.epoll.modify(socket, &mut event);
             }
         }
         self.watched.clone_from(&self.blocked);
@@ -601,6 +614,8 @@ impl AsFd for Udp {
 #[cfg(test)]
 mod tests {
     use std::net::UdpSocket;
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr as UnixAddr, UnixDatagram};
     use std::time::Duration;
 
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -636,7 +651,7 @@ mod tests {
         }
         shared.news(0, |_| false).sockets.into_iter().for_each(|socket| udp.adopt(socket));
         let held = |from, number| {
-            let way = Way { from, to: b, tos: 0 };
+            let way = Way { from, port: ROCE_PORT, to: b, tos: 0 };
             Held { way, each: None, bytes: vec![number] }
         };
         udp.held.extend([held(a, 0), held(a, 1), held(b, 2), held(a, 3)]);
@@ -664,7 +679,7 @@ mod tests {
                 number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
                 number
             };
-            let config = Config { source_port: ROCE_PORT, ..Config::default() };
+            let config = Config::default();
             Endpoint::new(config, Box::new(entropy))
         };
         let udp = |options| Udp::new(Arc::new(Shared::new(1, options).unwrap()), 0).unwrap();
@@ -732,6 +747,14 @@ mod tests {
     #[test]
     fn the_type_of_service_of_a_datagram_is_told_with_its_congestion_mark() {
         let options = Options::default();
+        // Other tests of this machine use the one address that there is.
+        let lock = UnixAddr::from_abstract_name("nvmfd test of ::1").unwrap();
+        let _lock = loop {
+            match UnixDatagram::bind_addr(&lock) {
+                Ok(lock) => break lock,
+                Err(_) => std::thread::sleep(Duration::from_millis(10)),
+            }
+        };
         for addresses in [["127.0.74.3", "127.0.74.4"], ["::1", "::1"]] {
             let [from, to]: [IpAddr; 2] = addresses.map(|ip| ip.parse().unwrap());
             let receiver = Bound::new(SocketAddr::new(to, 0), &options, None).unwrap();
@@ -740,7 +763,8 @@ mod tests {
                 false => &Bound::new(SocketAddr::new(from, 0), &options, None).unwrap(),
             };
             for tos in [0, 0x68, 0x6b] {
-                sender.send(Way { from, to, tos }, None, b"datagram").unwrap();
+                let way = Way { from, port: ROCE_PORT, to, tos };
+                sender.send(way, None, b"datagram").unwrap();
                 let mut descriptors = [PollFd::new(receiver.as_fd(), PollFlags::POLLIN)];
                 poll(&mut descriptors, PollTimeout::from(5000u16)).unwrap();
                 let received = receiver.receive(&mut [0; 64]).unwrap();

@@ -6,6 +6,7 @@ mod random;
 mod strangers;
 mod vain;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -169,6 +170,43 @@ fn a_connection_comes_up_and_the_peer_leaves() {
         assert!(net.node(0).pool.is_full() && net.node(1).pool.is_full());
         assert!(net.node(0).events().is_empty() && net.node(1).events().is_empty());
     }
+}
+
+/// Source ports by destination queue pair and source address.
+type Ports = BTreeMap<(Qpn, IpAddr), BTreeSet<u16>>;
+
+/// Those of connection management leave from the port that they go to.
+#[test]
+fn packets_of_a_queue_pair_leave_from_a_source_port_of_their_own() {
+    let config = Config { source_ports: 8, ..open_config() };
+    let mut net = two(1, Faults::NONE, false, config, config);
+    let ports: Arc<Mutex<Ports>> = Arc::default();
+    let seen = Arc::clone(&ports);
+    net.air.tap = Some(Box::new(move |datagram| {
+        let destination = Qpn::from_wire(*datagram.bytes[5..].first_chunk().unwrap());
+        let (from, _) = datagram.way.unwrap();
+        seen.lock().unwrap().entry((destination, from.ip())).or_default().insert(from.port());
+        true
+    }));
+    for seed in 0..20 {
+        let (host, target) = established(&mut net);
+        let into = buf(&mut net.node(1).pool, 100, 0);
+        net.node(1).post(target, 1, Work::Recv(into));
+        let from = buf(&mut net.node(0).pool, 100, seed);
+        net.node(0).post(host, 2, Work::Send { from, invalidate: None });
+        for node in [0, 1] {
+            let mut done = wait(&mut net, node);
+            let Some(Event::Done(done)) = done.pop() else { panic!("{done:?}") };
+            assert_eq!(done.outcome, Ok(100));
+            net.node(node).pool.give(done.work.into_buf());
+        }
+    }
+    let ports = ports.lock().unwrap();
+    let (management, data): (Vec<_>, Vec<_>) = ports.iter().partition(|(to, _)| to.0 == Qpn::GSI);
+    assert!(management.iter().all(|(_, ports)| **ports == BTreeSet::from([4791])));
+    assert!(data.len() == 40 && data.iter().all(|(_, ports)| ports.len() == 1));
+    let used: BTreeSet<u16> = data.iter().flat_map(|(_, ports)| ports.iter().copied()).collect();
+    assert!(used.len() > 4 && used.iter().all(|port| (49152..49160).contains(port)), "{used:?}");
 }
 
 #[test]

@@ -14,6 +14,7 @@ const EVERY_SECTION: &str = r#"
 [[listener]]
 [capture]
 [observe]
+[soft]
 [stop]
 [[discovery.referral]]
 [[host]]

@@ -64,8 +64,8 @@ impl fmt::Display for Config {
             writeln!(f, "limit       {name}: {limit}")?;
             hosts.iter().try_for_each(|host| writeln!(f, "            host {host}"))?;
         }
-        let Config { discovery, authentication, management, observe, stop, .. } = self;
-        write!(f, "{discovery}{authentication}{management}{observe}{stop}")?;
+        let Config { discovery, authentication, management, observe, soft, stop, .. } = self;
+        write!(f, "{discovery}{authentication}{management}{observe}{soft}{stop}")?;
         if let Some(CaptureConfig { path, payload, limit_bytes }) = &self.capture {
             let what = if *payload { "all packets" } else { "all headers" };
             writeln!(

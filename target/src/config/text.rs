@@ -20,6 +20,7 @@ use super::observe::observe;
 use super::offer::{discovery, hosts, offer};
 use super::section::{At, Auto, Report, Section};
 use super::size::{SIZE_FORM, Size};
+use super::soft::soft;
 use super::sources::merged;
 use super::stop::stop;
 use super::{
@@ -86,6 +87,7 @@ pub(super) fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config 
     let management = management(&mut section, report);
     let missing = missing(&mut section, report);
     let observe = observe(&mut section, report);
+    let soft = soft(&mut section, report);
     let stop = stop(&mut section, report);
     section.end(report);
     let listeners = scene.listeners.into_iter().map(|listener| listener.value).collect();
@@ -105,6 +107,7 @@ pub(super) fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config 
         authentication,
         management,
         observe,
+        soft,
         stop,
     }
 }

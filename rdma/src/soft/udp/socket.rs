@@ -16,7 +16,7 @@ use nix::sys::socket::{
 };
 use socket2::{Domain, MsgHdr, Protocol, SockAddr, Socket, Type};
 
-use super::super::endpoint::ROCE_PORT;
+use super::super::endpoint::{FIRST_SOURCE_PORT, ROCE_PORT};
 use super::super::provider::Options;
 use super::super::train::Way;
 use super::option::{Control, MtuDiscover, MtuDiscoverV6, NoCheckV6, Steering};
@@ -41,6 +41,8 @@ pub(super) struct Bound {
     pub(super) buffers: SocketBuffers,
     /// The system cuts long datagrams into shorter ones for us.
     cuts: bool,
+    /// What sends from the ports after [`FIRST_SOURCE_PORT`]; nothing comes there.
+    sources: Vec<Socket>,
 }
 
 /// Datagrams that have come together.
@@ -104,7 +106,50 @@ impl Bound {
             // The system counts the whole pages that a datagram lies in.
             window_bytes: config.window as usize * (2 * config.mtu as usize + 256),
         };
-        Ok(Bound { socket, address, buffers, cuts })
+        let sources = match config.source_ports {
+            0 | 1 => Vec::new(),
+            count => (0..count)
+                .map(|index| {
+                    let port = FIRST_SOURCE_PORT.saturating_add(index);
+                    Bound::source(at, port, options).map_err(|e| Refusal::Source(port, e))
+                })
+                .collect::<Result<Vec<_>, _>>()?,
+        };
+        Ok(Bound { socket, address, buffers, cuts, sources })
+    }
+
+    /// Binds a socket that only sends.
+    fn source(mut at: SocketAddr, port: u16, options: &Options) -> io::Result<Socket> {
+        let socket =
+            Socket::new(Domain::for_address(at), Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
+        socket.set_cloexec(true)?;
+        // One for each fabric at this address.
+        socket.set_reuse_port(true)?;
+        if at.is_ipv4() {
+            setsockopt(&socket, MtuDiscover, &libc::IP_PMTUDISC_PROBE)?;
+        } else {
+            socket.set_only_v6(true)?;
+            setsockopt(&socket, MtuDiscoverV6, &libc::IPV6_PMTUDISC_PROBE)?;
+        }
+        let send = &options.send_buffer_bytes;
+        let _ = setsockopt(&socket, known::SndBufForce, send)
+            .or_else(|_| setsockopt(&socket, known::SndBuf, send));
+        // The least that there is: whatever comes here is nobody's, and stays unread.
+        socket.set_recv_buffer_size(0)?;
+        at.set_port(port);
+        socket.bind(&at.into())?;
+        Ok(socket)
+    }
+
+    /// The sockets that only send.
+    pub(super) fn sources(&self) -> &[Socket] {
+        &self.sources
+    }
+
+    /// The socket that sends from a port.
+    pub(super) fn sender(&self, port: u16) -> &Socket {
+        let index = port.checked_sub(FIRST_SOURCE_PORT).map(usize::from);
+        index.and_then(|index| self.sources.get(index)).unwrap_or(&self.socket)
     }
 
     /// Whether it is bound to all addresses of the version that this one has.
@@ -152,7 +197,7 @@ impl Bound {
 
     /// Sends one datagram, or a train of such with `each` bytes.
     pub(super) fn send(&self, way: Way, each: Option<u16>, bytes: &[u8]) -> Result<(), Errno> {
-        let Way { from, to, tos } = way;
+        let Way { from, port, to, tos } = way;
         let to = SocketAddr::new(to, ROCE_PORT);
         let mut control = Control::NONE;
         if let Some(bytes) = each {
@@ -167,7 +212,7 @@ impl Bound {
         let (to, bytes) = (SockAddr::from(to), [IoSlice::new(bytes)]);
         let message =
             MsgHdr::new().with_addr(&to).with_buffers(&bytes).with_control(control.as_slice());
-        let sent = self.socket.sendmsg(&message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+        let sent = self.sender(port).sendmsg(&message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
         sent.map(drop).map_err(|e| e.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
     }
 }
@@ -188,6 +233,8 @@ fn socket_address(address: &SockaddrStorage) -> Option<SocketAddr> {
 pub(super) enum Refusal {
     /// Another program of this kind has the address.
     Claimed,
+    /// A port to send from cannot be had.
+    Source(u16, io::Error),
     System(io::Error),
 }
 
@@ -205,6 +252,11 @@ impl From<Errno> for Refusal {
 
 impl Refusal {
     pub(super) fn sentence(&self, address: IpAddr) -> String {
+        if let Refusal::Source(port, e) = self {
+            return format!(
+                "cannot send from UDP port {port} at {address}: {e} (see `ss -lunp sport = :{port}`)"
+            );
+        }
         let remedy = match self {
             Refusal::Claimed => {
                 "another soft fabric has it: stop that one, or use another address".to_owned()
@@ -216,7 +268,7 @@ impl Refusal {
             Refusal::System(e) if e.kind() == ErrorKind::PermissionDenied => {
                 format!("the system forbids it ({e}): look at its security policy")
             }
-            Refusal::System(e) => e.to_string(),
+            Refusal::System(e) | Refusal::Source(_, e) => e.to_string(),
         };
         format!("cannot open UDP port {ROCE_PORT}, that of RoCEv2, at {address}: {remedy}")
     }

@@ -35,6 +35,9 @@ limit = «"1MiB" | "2MiB"»
 [observe]
 slow_ms = «10 | 11»
 
+[soft]
+source_ports = «2 | 3»
+
 [stop]
 inaccessible_ms = «20 | 21»
 

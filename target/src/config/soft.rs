@@ -1,0 +1,82 @@
+//! `[soft]`: how the provider `soft` sends.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::section::{Report, Section};
+
+/// The most UDP source ports: each is a socket of every reactor at every address.
+const MOST_SOURCE_PORTS: u16 = 64;
+
+/// How the provider `soft` sends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct SoftConfig {
+    /// UDP source ports, from 49152 on, that queue pairs are spread over, 1 to 64; 1: all packets
+    /// leave from port 4791.
+    pub source_ports: u16,
+}
+
+impl Default for SoftConfig {
+    fn default() -> SoftConfig {
+        SoftConfig { source_ports: 1 }
+    }
+}
+
+/// What differs from the default.
+impl fmt::Display for SoftConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.source_ports {
+            1 => Ok(()),
+            count => writeln!(f, "soft        sends from {count} UDP ports, from 49152 on"),
+        }
+    }
+}
+
+pub(super) fn soft(root: &mut Section<'_>, report: &mut Report<'_>) -> SoftConfig {
+    let mut soft = SoftConfig::default();
+    if !root.has("soft") {
+        return soft;
+    }
+    let mut section = root.table("soft", "[soft]", report);
+    let form = "a number of UDP ports, 1 to 64";
+    if let Some(given) = section.take::<u16>("source_ports", form, report) {
+        match given.value {
+            1..=MOST_SOURCE_PORTS => soft.source_ports = given.value,
+            count => report.add(
+                &given.span,
+                format!("`source_ports` is {count}"),
+                format!("write {form}"),
+            ),
+        }
+    }
+    section.end(report);
+    soft
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+
+    #[test]
+    fn source_ports_are_one_to_sixty_four() {
+        let read = |section: &str| {
+            let text = format!(
+                "[[listener]]\naddress = '127.0.0.1'\n[[subsystem]]\nnqn = 'nqn.2026-11.io.nvmfd:a'\n\
+                 {section}"
+            );
+            Config::parse(&text).map_err(|errors| errors.to_string())
+        };
+        let ports = |section: &str| read(section).map(|config| config.soft.source_ports);
+        assert_eq!([ports(""), ports("[soft]\n")], [Ok(1), Ok(1)]);
+        assert_eq!(ports("[soft]\nsource_ports = 64\n"), Ok(64));
+        for count in [0, 65] {
+            let error = ports(&format!("[soft]\nsource_ports = {count}\n")).unwrap_err();
+            assert!(error.contains(&format!("`source_ports` is {count}")), "{error}");
+        }
+        let (one, many) = (read("").unwrap(), read("[soft]\nsource_ports = 16\n").unwrap());
+        assert!(many.to_string().contains("sends from 16 UDP ports"), "{many}");
+        assert!(!one.to_string().contains("UDP ports"), "{one}");
+        assert_eq!(one.needs_restart(&many), ["[soft]"]);
+    }
+}
