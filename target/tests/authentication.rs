@@ -289,7 +289,8 @@ impl Busy {
         let start = || world.registry.start_exchange(&host);
         let mut exchange = Exchange::new(host, subsystem, world.now);
         let job = exchange.on_message(&negotiate(), start, world.now).unwrap();
-        Task { job, to, key, ticket: u64::MAX }
+        let source = std::net::IpAddr::from([192, 0, 2, 77]).into();
+        Task { job, source, to, key, ticket: u64::MAX }
     }
 
     fn ends(self) {
@@ -321,9 +322,9 @@ fn done(inbox: &Mailbox, admin: &mut Queue, world: &mut World) -> u32 {
     }
 }
 
-/// However many there are: none passes another one.
+/// However many there are of one source, they do not keep that of another waiting.
 #[test]
-fn what_takes_long_to_compute_is_done_in_the_order_in_which_it_came() {
+fn what_takes_long_to_compute_is_done_for_each_source_in_turn() {
     let (mut world, inbox, _folder) = heavy_world();
     let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
     let busy = Busy::new(&world);
@@ -549,6 +550,26 @@ fn who_fails_again_and_again_is_refused_for_a_while() {
     let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
     authenticate(&mut world, &mut admin);
     world.end(admin);
+}
+
+/// Each queue of a controller costs as much to prove as its first one.
+#[test]
+fn who_fails_too_often_is_refused_io_queues_as_well() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    let (mut queue, admin, _posted) = io_queue(&mut world);
+    assert!(queue.is_connected());
+    world.flush_and_go(&mut queue);
+    queue.finish(&mut world.io());
+    let (host, from) = (HOST.parse().unwrap(), "192.0.2.1".parse().unwrap());
+    for _ in 0..8 {
+        world.registry.note_failed_proof(from, host, world.now);
+    }
+    let mut queue = world.open_qid(1);
+    world.memory[..1024].copy_from_slice(&connect_data(1).emit());
+    let connect = Connect { qid: 1, sqsize_z: 15, ..Connect::default() };
+    let status = world.ask(&mut queue, &connect.emit(keyed(0, 1024)), &[]).status;
+    assert!(status.is(Status::CONNECT_CONTROLLER_BUSY) && !status.dnr(), "{status}");
+    assert!(!admin.association().unwrap().is_closed(), "what there is stays");
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use nvme::Nqn;
+use rdma::Source;
 
 /// Failures that are allowed within [`WINDOW`].
 const MOST_FAILURES: u8 = 8;
@@ -16,6 +17,9 @@ const WINDOW: Duration = Duration::from_secs(10);
 
 /// Pairs of name and address that are remembered.
 const MOST_ENTRIES: usize = 1024;
+
+/// Of these, pairs of one source: an IPv6 subnet has no end of addresses.
+const MOST_OF_SOURCE: usize = 64;
 
 /// Who has failed lately.
 #[derive(Debug, Default)]
@@ -29,7 +33,7 @@ impl Throttle {
         if self.failures.len() >= MOST_ENTRIES {
             self.failures.retain(|_, (since, _)| !is_over(*since, now));
         }
-        if self.failures.len() >= MOST_ENTRIES && !self.failures.contains_key(&(from, host)) {
+        if !self.failures.contains_key(&(from, host)) && !self.make_room(from.into()) {
             return;
         }
         let (since, count) = self.failures.entry((from, host)).or_insert((now, 0));
@@ -37,6 +41,22 @@ impl Throttle {
             (*since, *count) = (now, 0);
         }
         *count = count.saturating_add(1);
+    }
+
+    /// Makes room for one more pair of a source; false where others have it all. Of too many of one
+    /// source, the oldest goes.
+    fn make_room(&mut self, source: Source) -> bool {
+        let own = self.failures.iter().filter(|((from, _), _)| Source::from(*from) == source);
+        let (count, oldest) = own.fold((0, None), |(count, oldest), (pair, (since, _))| {
+            let oldest: Option<(Instant, _)> =
+                oldest.filter(|(first, _)| first <= since).or(Some((*since, *pair)));
+            (count + 1, oldest)
+        });
+        let is_full = self.failures.len() >= MOST_ENTRIES;
+        match oldest.filter(|_| is_full || count >= MOST_OF_SOURCE) {
+            Some((_, pair)) => self.failures.remove(&pair).is_some(),
+            None => !is_full,
+        }
     }
 
     /// Whether a host must wait.
@@ -71,6 +91,18 @@ mod tests {
         assert!(!throttle.is_closed(here, &host, later));
         throttle.note(here, host, later);
         assert!(!throttle.is_closed(here, &host, later), "the old ones no longer count");
+    }
+
+    #[test]
+    fn one_ipv6_subnet_leaves_room_for_the_failures_of_others() {
+        let (now, mut throttle) = (Instant::now(), Throttle::default());
+        let host: Nqn = "nqn.2026-11.host:a".parse().unwrap();
+        let at = |n: u16| IpAddr::from([0x2001, 0xDB8, 0, 7, 0, 0, 0, n]);
+        (0..5000).for_each(|n| throttle.note(at(n), host, now + Duration::from_millis(n.into())));
+        assert_eq!(throttle.failures.len(), MOST_OF_SOURCE);
+        assert!(throttle.failures.contains_key(&(at(4999), host)), "the latest are remembered");
+        throttle.note([10, 0, 0, 1].into(), host, now);
+        assert_eq!(throttle.failures.len(), MOST_OF_SOURCE + 1);
     }
 
     #[test]

@@ -118,7 +118,9 @@ impl Queue {
         let to = io.registry.reactor(io.reactor).clone();
         self.task = Some((ticket, slot));
         self.slot(slot).state = State::Waiting;
-        let given = io.registry.worker.give(Task { job, to, key: self.key, ticket });
+        let source = self.source().into();
+        let task = Task { job, source, to, key: self.key, ticket };
+        let given = io.registry.worker.give(task);
         if let (false, Some(proof)) = (given, &mut self.proof) {
             proof.turn_away(io.now);
         }

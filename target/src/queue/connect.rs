@@ -155,8 +155,8 @@ impl Queue {
         fabrics::check_connect(connect, promise)?;
         let visit =
             Visit { local: self.local, source: self.source(), limits: self.limits, now: io.now };
+        self.check_throttle(data, io)?;
         if connect.qid == 0 {
-            self.check_throttle(data, io)?;
             check_keep_alive(connect.kato_ms, data, io)?;
             let admission = io.registry.connect_admin(data, &visit)?;
             self.demand(&admission, io);
