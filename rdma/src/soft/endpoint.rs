@@ -44,6 +44,9 @@ const EVENTS: usize = 1024;
 /// network might.
 const MOST_MESSAGES: usize = 1024;
 
+/// Packets in a row that contradict what the first one said of fragmentation, before they are believed.
+const CONTRADICTED: u8 = 4;
+
 /// One datagram to send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Transmit {
@@ -71,6 +74,10 @@ pub(super) struct Slot {
     /// What is known of the identifications of the peer's packets, and of those of this queue pair.
     pair: Arc<Pair>,
     identification: Option<Seen>,
+    /// Whether the peer's packets may be fragmented, which no sender changes; and how many in a row
+    /// have said otherwise.
+    fragmentable: Option<bool>,
+    contradicted: u8,
     /// In the list of those that may have something to send.
     ready: bool,
     /// In the list of those that keep an acknowledgement back, or did.
@@ -94,6 +101,21 @@ impl Slot {
         if congestion::is_marked(tos) && packet.row().operation != Operation::Congestion {
             self.qp.on_mark(now);
         }
+    }
+
+    /// Whether a packet may be the peer's that may be fragmented, or may not. Our own kind forbids it;
+    /// of others the first packet says whether they do. It may have been damaged, so who contradicts it
+    /// often is believed.
+    fn may_be(&mut self, fragmentable: bool) -> bool {
+        if is_kin(self.connection.remote_guid) {
+            return !fragmentable;
+        }
+        let agrees = *self.fragmentable.get_or_insert(fragmentable) == fragmentable;
+        self.contradicted = if agrees { 0 } else { self.contradicted + 1 };
+        if self.contradicted == CONTRADICTED {
+            (self.fragmentable, self.contradicted) = (Some(fragmentable), 0);
+        }
+        self.fragmentable == Some(fragmentable)
     }
 
     /// Whether the peer may have sent a packet with this identification.
@@ -329,8 +351,11 @@ impl Endpoint {
         match self.checker.check(flow, datagram) {
             Verdict::Exact => {}
             // Adapters number these otherwise, and nothing in them is lasting.
-            Verdict::Solved(_) if is_notification => {}
-            Verdict::Solved(id) => {
+            Verdict::Solved(_) | Verdict::Fragmentable(_) if is_notification => {}
+            verdict @ (Verdict::Solved(id) | Verdict::Fragmentable(id)) => {
+                if !slot.may_be(matches!(verdict, Verdict::Fragmentable(_))) {
+                    return Fate::Implausible;
+                }
                 match slot.judge(self.config.steer.1, id, self.pairs.clock_ms(now)) {
                     Judgement::Plausible => {}
                     Judgement::Implausible => return Fate::Implausible,
@@ -618,6 +643,8 @@ impl Endpoint {
         let slot = Slot {
             pair: self.pairs.of(connection.remote, connection.local),
             identification: None,
+            fragmentable: None,
+            contradicted: 0,
             qp,
             connection,
             settings,

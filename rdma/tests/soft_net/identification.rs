@@ -12,6 +12,8 @@ struct Counting {
     victim: IpAddr,
     /// What the counter skips at some packet of these.
     jumps: Vec<u32>,
+    /// "Don't fragment" is not set, but in every so manieth packet.
+    fragmentable: Option<u32>,
 }
 
 impl Counting {
@@ -25,10 +27,24 @@ impl Counting {
         let mut icrc = Icrc::start(&flow, self.next, bytes.len(), &bth);
         icrc.update(&bytes[Bth::BYTES..end]);
         bytes[end..].copy_from_slice(&icrc.finish());
+        if self.fragmentable.is_some_and(|each| !self.passed.is_multiple_of(each)) {
+            for (byte, by) in bytes[end..].iter_mut().zip(contribution_of_df(end)) {
+                *byte ^= by;
+            }
+        }
         if self.each > 0 && self.passed.is_multiple_of(self.each) && end > 93 {
             bytes[93] ^= self.mask;
         }
     }
+}
+
+/// What "don't fragment" contributes to the CRC of a datagram of which `covered` bytes are covered.
+/// Behind it are the rest of the IP header, that of UDP, and the datagram.
+fn contribution_of_df(covered: usize) -> [u8; 4] {
+    let mut bytes = vec![0; 14 + 8 + covered];
+    let without = crc32fast::hash(&bytes);
+    bytes[0] = 0x40;
+    (crc32fast::hash(&bytes) ^ without).to_le_bytes()
 }
 
 /// Sends 600 messages of 1500 bytes from node 0 to 1, and gives how many packets were implausible
@@ -80,7 +96,15 @@ fn counting(host: Config, counting: Counting) -> (Network, (Qp, Qp)) {
 
 fn plain_counting() -> Counting {
     let victim = address(false, 2);
-    Counting { next: 65_000, passed: 0, each: 0, mask: 0x11, victim, jumps: Vec::new() }
+    Counting {
+        next: 65_000,
+        passed: 0,
+        each: 0,
+        mask: 0x11,
+        victim,
+        jumps: Vec::new(),
+        fragmentable: None,
+    }
 }
 
 /// A host that is not of our kind.
@@ -140,4 +164,18 @@ fn a_host_whose_counter_jumps_goes_on_after_a_few_lost_packets() {
     let implausible = send(&mut net, ends);
     assert!((1..=15).contains(&implausible), "{implausible}");
     assert!(net.now() - start < Duration::from_secs(2));
+}
+
+#[test]
+fn a_host_whose_packets_may_be_fragmented_loses_none() {
+    let fragmentable = Some(u32::MAX);
+    let (mut net, ends) = counting(linux(), Counting { fragmentable, ..plain_counting() });
+    assert_eq!(send(&mut net, ends), 0);
+}
+
+#[test]
+fn one_packet_that_contradicts_the_others_about_fragmentation_is_damaged() {
+    let fragmentable = Some(100);
+    let (mut net, ends) = counting(linux(), Counting { fragmentable, ..plain_counting() });
+    assert!(send(&mut net, ends) > 10);
 }
