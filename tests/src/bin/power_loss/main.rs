@@ -1,0 +1,308 @@
+//! What a power loss leaves of what was acknowledged: writes through a target whose backing store lies on
+//! `dm-log-writes`, and a look at every moment of that log. Run by `tests/vm/guest/flow-power`.
+//!
+//! What was acknowledged is marked in that log when the answer has come; so whatever lies before a mark
+//! must hold what it says.
+
+mod acks;
+mod judge;
+mod load;
+mod log;
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+use initiator::Error;
+use initiator::options::{TargetArgs, Usual};
+use initiator::random::Random;
+
+use acks::Writer;
+use judge::{BLOCK_BYTES, Floors, Layout};
+use log::{Entry, Log};
+
+#[derive(Parser)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    /// Seed of the random numbers
+    #[arg(long, global = true, default_value_t = 1)]
+    seed: u64,
+    /// The run that stamps tell
+    #[arg(long, global = true, default_value_t = 77)]
+    run: u64,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Write to a namespace, and mark what was acknowledged
+    Load(LoadArgs),
+    /// Replace files in a directory, and mark which are durable
+    Files {
+        /// Where the files are
+        #[arg(long)]
+        directory: PathBuf,
+        /// The device of dm-log-writes that is marked
+        #[arg(long)]
+        marks: String,
+        /// How many are written
+        #[arg(long, default_value_t = 50)]
+        count: u64,
+    },
+    /// Mark that something was acknowledged that has a number
+    Note {
+        /// The device of dm-log-writes that is marked
+        #[arg(long)]
+        marks: String,
+        /// Its number
+        number: u64,
+    },
+    /// Replay the log of a device that is itself the backing store, and compare after every entry
+    Replay {
+        /// The log
+        #[arg(long)]
+        log: PathBuf,
+        /// Bytes of the device
+        #[arg(long)]
+        store_bytes: u64,
+        /// A power cut before each so manieth flush; 0 for none
+        #[arg(long, default_value_t = 1)]
+        cut_every: u64,
+    },
+    /// Print the numbers of the entries that are a flush or a write with Force Unit Access
+    Marks {
+        /// The log
+        #[arg(long)]
+        log: PathBuf,
+    },
+    /// Apply entries of the log to an image, as a power cut leaves them there
+    Restore(RestoreArgs),
+    /// Compare a backing store with what had been acknowledged by then
+    Compare {
+        /// What was acknowledged, as restored
+        #[arg(long)]
+        acks: PathBuf,
+        /// The backing store, or a directory of `files`
+        #[arg(long)]
+        store: PathBuf,
+    },
+}
+
+#[derive(Args)]
+struct LoadArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    /// Namespace
+    #[arg(long, default_value_t = 1)]
+    namespace_id: u32,
+    /// Blocks of it that are used
+    #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u64).range(64..))]
+    blocks: u64,
+    /// Writes in all
+    #[arg(long, default_value_t = 500)]
+    writes: u64,
+    /// Commands outstanding
+    #[arg(long, default_value_t = 16)]
+    iodepth: usize,
+    /// Percentage of writes with Force Unit Access
+    #[arg(long, default_value_t = 20)]
+    fua: u8,
+    /// A flush after so many writes
+    #[arg(long, default_value_t = 12)]
+    flush_every: u64,
+    /// The device of dm-log-writes that is marked
+    #[arg(long)]
+    marks: String,
+}
+
+#[derive(Args)]
+struct RestoreArgs {
+    /// The log
+    #[arg(long)]
+    log: PathBuf,
+    /// The image
+    #[arg(long)]
+    image: PathBuf,
+    /// Entries that it has already
+    #[arg(long, default_value_t = 0)]
+    from: u64,
+    /// Entries that it has afterwards
+    #[arg(long)]
+    to: u64,
+    /// Where the marks up to there are written, a line each
+    #[arg(long)]
+    acks: PathBuf,
+    /// Of the entries after the last flush, each block without Force Unit Access is lost or not
+    #[arg(long)]
+    lose: bool,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(&cli) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("power_loss: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(cli: &Cli) -> Result<bool, Error> {
+    let mut random = Random::new(cli.seed);
+    match &cli.command {
+        Command::Load(args) => load(args, cli.run, &mut random),
+        Command::Files { directory, marks, count } => {
+            let marks = Writer(marks.clone());
+            let written = load::files(directory, *count, cli.run, &marks, &mut random);
+            local(directory, written)?;
+            println!("{count} files are durable");
+            Ok(true)
+        }
+        Command::Note { marks, number } => {
+            local(Path::new(marks), Writer(marks.clone()).note(*number))?;
+            Ok(true)
+        }
+        Command::Replay { log, store_bytes, cut_every } => {
+            let layout = Layout { store_bytes: *store_bytes, run: cli.run };
+            let found = Log::open(log)
+                .and_then(|mut from| judge::replay(&mut from, layout, *cut_every, &mut random));
+            let found = local(log, found)?;
+            found.told.iter().for_each(|told| println!("{told}"));
+            println!(
+                "{} entries: {} flushes and {} FUA writes replayed; {} acknowledgements of {} writes; {} \
+                 power cuts that dropped {} volatile blocks: {} lost",
+                found.entries,
+                found.flushes,
+                found.fua_writes,
+                found.acks,
+                found.acknowledged_writes,
+                found.cuts,
+                found.dropped,
+                found.lost
+            );
+            // A log without anything promised shows nothing.
+            Ok(found.lost == 0 && found.acknowledged_writes > 0)
+        }
+        Command::Marks { log } => {
+            let mut from = local(log, Log::open(log))?;
+            let mut number = 0u64;
+            while let Some(entry) = local(log, from.next_entry())? {
+                number += 1;
+                if entry.is_barrier() {
+                    println!("{number}");
+                }
+            }
+            Ok(true)
+        }
+        Command::Restore(args) => local(&args.image, restore(args, cli.run, &mut random)),
+        Command::Compare { acks, store } => {
+            let text = local(acks, std::fs::read_to_string(acks))?;
+            let mut floors = Floors::default();
+            for ack in text.lines().filter_map(acks::decode) {
+                drop(floors.raise(&ack));
+            }
+            local(store, compare(store, &floors, cli.run))
+        }
+    }
+}
+
+fn local<T>(path: &Path, result: io::Result<T>) -> Result<T, Error> {
+    result.map_err(|error| Error::Local(format!("{}: {error}", path.display())))
+}
+
+fn load(args: &LoadArgs, run: u64, random: &mut Random) -> Result<bool, Error> {
+    let acks = Writer(args.marks.clone());
+    let mut host = args.target.connect(Usual::default())?;
+    let plan = load::Plan {
+        nsid: args.namespace_id,
+        blocks: args.blocks,
+        writes: args.writes,
+        depth: args.iodepth,
+        fua: args.fua,
+        flush_every: args.flush_every,
+        run,
+    };
+    let flushes = load::run(plan, &mut host, &acks, random)?;
+    host.disconnect();
+    println!("{} writes and {flushes} flushes were answered", args.writes);
+    Ok(true)
+}
+
+fn restore(args: &RestoreArgs, run: u64, random: &mut Random) -> io::Result<bool> {
+    let image = OpenOptions::new().read(true).write(true).open(&args.image)?;
+    let mut log = Log::open(&args.log)?;
+    let (mut number, mut volatile) = (0, Vec::<Entry>::new());
+    let mut acks = String::new();
+    while number < args.to
+        && let Some(entry) = log.next_entry()?
+    {
+        number += 1;
+        if let Some(mark) = &entry.mark {
+            acks.push_str(mark);
+            acks.push('\n');
+        }
+        if number <= args.from {
+            continue;
+        }
+        let flush = entry.flush;
+        volatile.push(entry);
+        if flush || !args.lose {
+            volatile.drain(..).try_for_each(|entry| put(&image, &entry, run, |_| true))?;
+        }
+    }
+    for entry in &volatile {
+        put(&image, entry, run, |_| entry.fua || random.percent(50))?;
+    }
+    std::fs::write(&args.acks, acks)?;
+    Ok(true)
+}
+
+/// As [`judge::apply`], on a file.
+fn put(image: &File, entry: &Entry, run: u64, keeps: impl FnMut(usize) -> bool) -> io::Result<()> {
+    let len = entry.data.len().max(entry.discarded_bytes as usize);
+    if len == 0 {
+        return Ok(());
+    }
+    let start = entry.at_bytes - entry.at_bytes % BLOCK_BYTES as u64;
+    let end = (entry.at_bytes + len as u64).min(image.metadata()?.len());
+    if end <= start {
+        return Ok(());
+    }
+    let mut window = vec![0; (end - start) as usize];
+    image.read_exact_at(&mut window, start)?;
+    let entry = Entry { at_bytes: entry.at_bytes - start, ..entry.clone() };
+    judge::apply(&mut window, &entry, run, keeps);
+    image.write_all_at(&window, start)
+}
+
+fn compare(store: &Path, floors: &Floors, run: u64) -> io::Result<bool> {
+    let (mut looked, mut lost) = (0, 0);
+    let is_directory = store.is_dir();
+    let whole = if is_directory { None } else { Some(File::open(store)?) };
+    for number in floors.blocks() {
+        looked += 1;
+        let mut blocks = vec![0; BLOCK_BYTES];
+        let read = match &whole {
+            Some(file) => file.read_exact_at(&mut blocks, number * BLOCK_BYTES as u64),
+            None => std::fs::read(store.join(format!("file{number}"))).map(|bytes| blocks = bytes),
+        };
+        let wrong = match read {
+            Ok(()) if !blocks.is_empty() && blocks.len().is_multiple_of(BLOCK_BYTES) => {
+                blocks.chunks_exact(BLOCK_BYTES).find_map(|block| floors.wrong(number, block, run))
+            }
+            Ok(()) => Some(format!("{number} has {} bytes", blocks.len())),
+            Err(error) => Some(format!("{number} cannot be read: {error}")),
+        };
+        if let Some(wrong) = wrong {
+            lost += 1;
+            println!("{wrong}");
+        }
+    }
+    println!("{looked} compared, {lost} lost");
+    Ok(lost == 0)
+}
