@@ -93,6 +93,15 @@ impl Op {
         }
     }
 
+    /// Byte offset and length of what it reads or changes, if it does.
+    #[must_use]
+    pub fn range(&self) -> Option<(u64, u64)> {
+        match self {
+            Op::Read { into, at } => Some((*at, into.len().into())),
+            _ => self.changes(),
+        }
+    }
+
     /// Its buffer.
     #[must_use]
     pub fn buf(&self) -> Option<&Buf> {

@@ -384,19 +384,7 @@ impl Queue {
         self.end_turn(slot, io);
         let open = self.link == Link::Open;
         let step = self.slot(slot).step;
-        let entry = self.slot(slot);
-        match (&entry.plan, done.buf) {
-            (_, None) => {}
-            (Plan::Store { from: Source::Capsule { .. }, .. }, Some(buf))
-                if entry.capsule.is_none() =>
-            {
-                entry.capsule = Some(buf);
-            }
-            (Plan::Compare { .. } | Plan::Copy { .. }, Some(buf)) => {
-                entry.make_rare().second = Some(buf);
-            }
-            (_, Some(buf)) => entry.data = Some(buf),
-        }
+        self.put_back(slot, done.buf);
         if !open {
             return self.release(slot, io);
         }
@@ -417,6 +405,23 @@ impl Queue {
         self.slot(slot).step = step + 1;
         self.after_disk(slot, io);
         self.raise_events(io);
+    }
+
+    /// The buffer of a disk operation is the command's again.
+    fn put_back(&mut self, slot: u16, buf: Option<Buf>) {
+        let entry = self.slot(slot);
+        match (&entry.plan, buf) {
+            (_, None) => {}
+            (Plan::Store { from: Source::Capsule { .. }, .. }, Some(buf))
+                if entry.capsule.is_none() =>
+            {
+                entry.capsule = Some(buf);
+            }
+            (Plan::Compare { .. } | Plan::Copy { .. }, Some(buf)) => {
+                entry.make_rare().second = Some(buf);
+            }
+            (_, Some(buf)) => entry.data = Some(buf),
+        }
     }
 
     /// A buffer may be there for a waiting command; `aside`: also of what is set aside.

@@ -3,6 +3,8 @@
 
 #[path = "queue/abort.rs"]
 mod abort;
+#[path = "queue/begin.rs"]
+mod begin;
 #[path = "queue/copying.rs"]
 mod copying;
 #[path = "queue/fair.rs"]

@@ -33,34 +33,91 @@ pub fn plan(
 ) -> Result<Plan, Status> {
     type Rule = fn(&Sqe, &Namespace, Received) -> Result<Plan, Status>;
     sqe.check_flags()?;
-    // Each with its command group ("Command Behavior in the Presence of a Reservation").
-    let (rule, group): (Rule, Barred) = match sqe.io_opcode() {
-        IoOpcode::FLUSH => (flush, Barred::WRITE),
-        IoOpcode::WRITE => (write, Barred::WRITE),
-        IoOpcode::READ => (read, Barred::READ),
-        IoOpcode::COMPARE => (compare, Barred::READ),
-        IoOpcode::WRITE_ZEROES => (write_zeroes, Barred::WRITE),
-        IoOpcode::DATASET_MANAGEMENT => (dataset_management, Barred::WRITE),
-        IoOpcode::VERIFY => (verify, Barred::READ),
-        IoOpcode::WRITE_UNCORRECTABLE => (uncorrectable::plan, Barred::WRITE),
-        IoOpcode::COPY => (copy_blocks, Barred::ALL),
-        IoOpcode::RESERVATION_REPORT => (reservation_report, Barred(0)),
+    let rule: Rule = match sqe.io_opcode() {
+        IoOpcode::FLUSH => flush,
+        IoOpcode::WRITE => write,
+        IoOpcode::READ => read,
+        IoOpcode::COMPARE => compare,
+        IoOpcode::WRITE_ZEROES => write_zeroes,
+        IoOpcode::DATASET_MANAGEMENT => dataset_management,
+        IoOpcode::VERIFY => verify,
+        IoOpcode::WRITE_UNCORRECTABLE => uncorrectable::plan,
+        IoOpcode::COPY => copy_blocks,
+        IoOpcode::RESERVATION_REPORT => reservation_report,
         IoOpcode::RESERVATION_REGISTER
         | IoOpcode::RESERVATION_ACQUIRE
-        | IoOpcode::RESERVATION_RELEASE => (reserve, Barred(0)),
+        | IoOpcode::RESERVATION_RELEASE => reserve,
         _ => return Err(Status::INVALID_OPCODE.with_dnr()),
     };
-    let namespace = subsystem.namespace(sqe.nsid)?;
-    if namespace.formatting.is_some() {
-        return Err(Status::FORMAT_IN_PROGRESS);
-    }
-    if barred.has(group) {
-        return Err(Status::RESERVATION_CONFLICT.with_dnr());
-    }
+    let namespace = accessible(sqe, subsystem, barred)?;
     let plan = rule(sqe, namespace, received)?;
     match namespace.marks.is_empty() {
         true => Ok(plan),
         false => uncorrectable::judge(plan, namespace),
+    }
+}
+
+/// Decides whether a step of a command that was accepted may begin: it may have waited for long, and
+/// all that was checked on arrival may be otherwise by now. `range` is what the step touches, in
+/// bytes.
+///
+/// # Errors
+/// The status that the command would be answered with, were it to arrive now.
+pub fn may_begin(
+    sqe: &Sqe,
+    plan: &Plan,
+    range: Option<(u64, u64)>,
+    subsystem: &Subsystem,
+    barred: Barred,
+) -> Result<(), Status> {
+    let namespace = accessible(sqe, subsystem, barred)?;
+    let is_the_same = match plan {
+        Plan::Mark { of, .. } => Arc::ptr_eq(of, &namespace.marks),
+        plan => plan.backing() == Some(namespace.backing),
+    };
+    if !is_the_same {
+        // Another namespace has its number now.
+        return Err(Status::INVALID_NAMESPACE.with_dnr());
+    }
+    if plan.changes_blocks() {
+        writable(namespace)?;
+    }
+    let size_bytes = namespace.blocks << namespace.block_shift;
+    match range {
+        Some((at, len)) if at.checked_add(len).is_none_or(|end| end > size_bytes) => {
+            Err(Status::LBA_OUT_OF_RANGE.with_dnr())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The namespace of a command, if its host may use it so now.
+fn accessible<'a>(
+    sqe: &Sqe,
+    subsystem: &'a Subsystem,
+    barred: Barred,
+) -> Result<&'a Namespace, Status> {
+    let namespace = subsystem.namespace(sqe.nsid)?;
+    if namespace.formatting.is_some() {
+        return Err(Status::FORMAT_IN_PROGRESS);
+    }
+    match barred.has(group(sqe.io_opcode())) {
+        true => Err(Status::RESERVATION_CONFLICT.with_dnr()),
+        false => Ok(namespace),
+    }
+}
+
+/// The group of a command ("Command Behavior in the Presence of a Reservation").
+fn group(opcode: IoOpcode) -> Barred {
+    match opcode {
+        IoOpcode::READ | IoOpcode::COMPARE | IoOpcode::VERIFY => Barred::READ,
+        IoOpcode::COPY => Barred::ALL,
+        IoOpcode::FLUSH
+        | IoOpcode::WRITE
+        | IoOpcode::WRITE_ZEROES
+        | IoOpcode::DATASET_MANAGEMENT
+        | IoOpcode::WRITE_UNCORRECTABLE => Barred::WRITE,
+        _ => Barred(0),
     }
 }
 

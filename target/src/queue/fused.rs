@@ -123,7 +123,8 @@ impl Queue {
         let compares = matches!(self.slot(slot).plan, Plan::Compare { .. });
         let (first, second) = if compares { (slot, mate) } else { (mate, slot) };
         for half in [first, second] {
-            if let Some(status) = self.ends_early(half) {
+            let refused = || self.may_begin_at(half, None).err();
+            if let Some(status) = self.ends_early(half).or_else(refused) {
                 return self.answer(half, Err(status), io);
             }
         }

@@ -34,6 +34,9 @@ pub(super) enum Mend {
 impl Queue {
     /// Hands a Write Uncorrectable command to the keeper.
     pub(super) fn mark(&mut self, slot: u16, io: &mut Io<'_>) {
+        if let Err(status) = self.may_begin_at(slot, None) {
+            return self.answer(slot, Err(status), io);
+        }
         if let Plan::Mark { of, change } = &self.slots[usize::from(slot)].plan {
             let (of, change) = (Arc::clone(of), change.clone());
             self.ask_mark(slot, of, change, io);

@@ -3,8 +3,8 @@
 
 use nvme::Status;
 
-use super::{Io, Link, Queue, State};
-use crate::command::Plan;
+use super::{Io, Link, Queue, Serves, State};
+use crate::command::{Plan, io as rules};
 use crate::disk::{BackingId, Done, Op};
 use crate::exclusion::Claim;
 use crate::observe::Stage;
@@ -63,6 +63,10 @@ impl Queue {
     }
 
     fn pass_on(&mut self, slot: u16, backing: BackingId, op: Op, io: &mut Io<'_>) {
+        if let Err(status) = self.may_begin(slot, &op) {
+            self.put_back(slot, op.into_buf());
+            return self.answer(slot, Err(status), io);
+        }
         let entry = self.slot(slot);
         entry.state = State::AtDisk;
         entry.clock.enter(Stage::Disk, io.now_ns);
@@ -76,19 +80,68 @@ impl Queue {
             return;
         }
         for slot in 0..self.slots.len() as u16 {
-            let tag = self.tag(slot);
-            let entry = self.slot(slot);
-            let claimed = entry.turn;
-            if let (Turn::Claimed(ticket), Some(rare)) = (claimed, entry.rare_mut())
-                && rare.held_back.is_some()
-                && io.registry.exclusion.is_granted(ticket)
-                && let Some((backing, op)) = rare.held_back.take()
-            {
-                entry.clock.enter(Stage::Disk, io.now_ns);
-                self.held_back -= 1;
-                io.disk.submit(backing, tag, op);
+            let entry = &self.slots[usize::from(slot)];
+            let held_back = entry.rare().and_then(|rare| rare.held_back.as_ref());
+            let (Turn::Claimed(ticket), Some((_, op))) = (entry.turn, held_back) else { continue };
+            if !io.registry.exclusion.is_granted(ticket) {
+                continue;
+            }
+            let refused = self.may_begin(slot, op).err().map(|status| (slot, status));
+            match refused.or_else(|| self.mate_refused(slot)) {
+                Some((half, status)) => self.refuse_held_back(slot, half, status, io),
+                None => self.submit_held_back(slot, io),
             }
         }
+    }
+
+    fn submit_held_back(&mut self, slot: u16, io: &mut Io<'_>) {
+        let tag = self.tag(slot);
+        let entry = self.slot(slot);
+        let held_back = entry.rare_mut().and_then(|rare| rare.held_back.take());
+        if let Some((backing, op)) = held_back {
+            entry.clock.enter(Stage::Disk, io.now_ns);
+            self.held_back -= 1;
+            io.disk.submit(backing, tag, op);
+        }
+    }
+
+    /// A command whose turn has come may not begin any more, because of this half of it.
+    fn refuse_held_back(&mut self, slot: u16, half: u16, status: Status, io: &mut Io<'_>) {
+        if half == slot {
+            self.end_held_back(slot, status, io);
+            return;
+        }
+        (self.slot(slot).mate, self.slot(half).mate) = (None, None);
+        self.end_held_back(slot, Status::ABORTED_FAILED_FUSED.with_dnr(), io);
+        self.answer(half, Err(status), io);
+    }
+
+    /// Whether the other half of a fused command may not begin any more, and why.
+    pub(super) fn mate_refused(&self, slot: u16) -> Option<(u16, Status)> {
+        let mate = self.slots[usize::from(slot)].mate?;
+        let status = self.may_begin_at(mate, None).err()?;
+        Some((mate, status))
+    }
+
+    /// Whether a step of a command may begin now. What was checked when it came is checked again:
+    /// it may have waited for limits, buffers, its data or other commands, and a host that was told
+    /// of a reservation meanwhile must not find it carried out afterwards.
+    fn may_begin(&self, slot: u16, op: &Op) -> Result<(), Status> {
+        // To make durable what was done changes nothing.
+        match op {
+            Op::Flush if self.slots[usize::from(slot)].step > 0 => Ok(()),
+            op => self.may_begin_at(slot, op.range()),
+        }
+    }
+
+    /// The same of a step that touches this range of bytes.
+    pub(super) fn may_begin_at(&self, slot: u16, range: Option<(u64, u64)>) -> Result<(), Status> {
+        // An admin queue has orders for its whole subsystem.
+        let Serves::Io { association, subsystem, .. } = &self.serves else { return Ok(()) };
+        let entry = &self.slots[usize::from(slot)];
+        association.reach.check_io(&entry.sqe, subsystem)?;
+        let barred = association.reservations.barred(entry.sqe.nsid);
+        rules::may_begin(&entry.sqe, &entry.plan, range, subsystem, barred)
     }
 
     /// Ends a command that is held back, and has done nothing yet; whether it was. What it waits for
