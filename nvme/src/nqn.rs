@@ -64,6 +64,10 @@ impl Nqn {
     /// Well-known name of the discovery service: `nqn.2014-08.org.nvmexpress.discovery`.
     pub const DISCOVERY: Self = Self::literal(b"nqn.2014-08.org.nvmexpress.discovery");
 
+    /// Stands for a host that has sent no name: the one of the nil UUID, which no host is given.
+    pub const UNNAMED: Self =
+        Self::literal(b"nqn.2014-08.org.nvmexpress:uuid:00000000-0000-0000-0000-000000000000");
+
     /// What a name made from a UUID begins with.
     pub const UUID_PREFIX: &'static str = "nqn.2014-08.org.nvmexpress:uuid:";
 

@@ -490,6 +490,7 @@ impl Queue {
         entry.posted -= 1;
         if entry.posted == 0 && entry.state == State::Replying {
             self.observe(slot, io);
+            self.settle_errands(slot);
             self.set_free(slot, io);
             if self.leaver == Some(slot) {
                 // The host has its answer.

@@ -31,6 +31,8 @@ mod protection;
 mod reservations;
 #[path = "queue/scattered.rs"]
 mod scattered;
+#[path = "queue/spdk.rs"]
+mod spdk;
 #[path = "queue/stalled.rs"]
 mod stalled;
 mod support;
@@ -299,15 +301,16 @@ fn a_host_that_breaks_the_rules_is_disconnected() {
     }
     // A command id in use; free again once it is answered.
     let mut world = World::new();
-    let (mut queue, _) = admin(&mut world);
-    let get = PropertyGet::new(Property::VS).emit().with_cid(0x8001);
-    assert!(world.ask(&mut queue, &get, &[]).status.is_success());
-    world.send(&mut queue, &Sqe::admin(AdminOpcode::ASYNC_EVENT_REQUEST).with_cid(0x8001), &[]);
-    assert!(world.ask(&mut queue, &get.with_cid(0x8000), &[]).status.is_success());
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    let read = Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(0, 4096)).with_cid(0x8001);
+    assert!(world.ask(&mut queue, &read, &[]).status.is_success());
+    world.send(&mut queue, &read, &[]);
+    assert!(world.ask(&mut queue, &read.with_cid(0x8000), &[]).status.is_success());
+    world.send(&mut queue, &read, &[]);
     assert!(!world.fabric.disconnected);
-    world.send(&mut queue, &get, &[]);
+    world.send(&mut queue, &read, &[]);
     assert!(world.fabric.disconnected);
-    world.end(queue);
+    end_both(world, queue, admin, posted);
 }
 
 #[test]

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use nvme::auth::{Challenge, Failure, GroupId, Notice, Reply};
 use nvme::fabrics::{CNTLID_DYNAMIC, Connect, ConnectData, PropertySet};
+use nvme::feature::{FeatureId, SetFeatures};
 use nvme::nqn::NqnField;
 use nvme::property::Property;
 use nvme::{AdminOpcode, Nqn, Sqe, cm};
@@ -115,7 +116,9 @@ fn provoke(cause: Cause) -> Vec<Record> {
             assert!(world.deliver(queue, &[0; 10]));
         }),
         Cause::CommandIdInUse => running(|world, queue| {
-            let request = Sqe::admin(AdminOpcode::ASYNC_EVENT_REQUEST).with_cid(5);
+            // Its data are still under way.
+            let set = SetFeatures::new(FeatureId::HOST_BEHAVIOR, 0);
+            let request = set.emit(keyed(0, 512)).with_cid(5);
             world.send(queue, &request, &[]);
             world.send(queue, &request, &[]);
         }),

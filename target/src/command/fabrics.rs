@@ -26,27 +26,30 @@ pub struct Refusal {
     pub dw0: u32,
     /// Why, for the administrator: the host is told less.
     pub cause: Cause,
+    /// The host may come in, and only asks for what was there before a restart: that it asked counts
+    /// for nothing against its address.
+    pub is_late: bool,
 }
 
 impl Refusal {
     /// A status that names no field.
     #[must_use]
     pub fn new(cause: Cause, status: Status) -> Refusal {
-        Refusal { status, dw0: 0, cause }
+        Refusal { status, dw0: 0, cause, is_late: false }
     }
 
     /// Connect Invalid Parameters, naming the field.
     #[must_use]
     pub fn parameter(cause: Cause, field: InvalidParameter) -> Refusal {
         let status = Status::CONNECT_INVALID_PARAMETERS.with_dnr();
-        Refusal { status, dw0: field.dw0(), cause }
+        Refusal { status, dw0: field.dw0(), cause, is_late: false }
     }
 
     /// Connect Invalid Host.
     #[must_use]
     pub fn host(cause: Cause) -> Refusal {
         let status = Status::CONNECT_INVALID_HOST.with_dnr();
-        Refusal { status, dw0: InvalidParameter::HOSTNQN.dw0(), cause }
+        Refusal { status, dw0: InvalidParameter::HOSTNQN.dw0(), cause, is_late: false }
     }
 
     /// Connect Controller Busy. Not for good: whoever is gone makes room some time.

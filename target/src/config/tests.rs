@@ -216,6 +216,11 @@ fn each_mistake_has_its_sentence() {
         ("nqn.2026-11.io.nvmfd:disk1", "nqn.2014-08.org.nvmexpress.discovery", "the discovery"),
         ("allow_any_host = true", "allow_any_host = \"yes\"", "write true or false"),
         ("allow_any_host = true", "hosts = [\"me\"]", "not an NQN"),
+        (
+            "allow_any_host = true",
+            "hosts = [\"nqn.2014-08.org.nvmexpress:uuid:00000000-0000-0000-0000-000000000000\"]",
+            "hosts that have no name",
+        ),
         ("allow_any_host = true", "serial = \"123456789012345678901\"", "1 to 20 printable"),
         ("allow_any_host = true", "serial = \"\"", "1 to 20 printable"),
         ("allow_any_host = true", "model = \"häuslich\"", "1 to 40 printable"),

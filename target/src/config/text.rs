@@ -404,6 +404,11 @@ fn subsystem(
 
 pub(super) fn name(at: At<String>, report: &mut Report<'_>) -> Option<At<Nqn>> {
     match at.value.parse() {
+        Ok(Nqn::UNNAMED) => {
+            let what = "the NQN of the nil UUID stands for hosts that have no name";
+            report.add(&at.span, what.to_owned(), format!("write {NQN_FORM}"));
+            None
+        }
         Ok(value) => Some(At { value, span: at.span }),
         Err(error) => {
             let error: nvme::NqnError = error;

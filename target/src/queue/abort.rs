@@ -43,6 +43,16 @@ impl Queue {
         }
     }
 
+    /// The answer of a command has reached its host. If that was aborted, its Abort commands are
+    /// answered from now on: on another queue, and so on another connection, nothing else keeps their
+    /// answers from overtaking.
+    #[inline]
+    pub(super) fn settle_errands(&mut self, slot: u16) {
+        if let Some(rare) = self.slot(slot).rare_mut() {
+            rare.errands.drain(..).for_each(Errand::succeed);
+        }
+    }
+
     /// The disk has heard the wish to have an operation back.
     pub fn on_recalled(&mut self, slot: u16, outcome: Result<(), Status>, io: &mut Io<'_>) {
         self.at_disk -= 1;

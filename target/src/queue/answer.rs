@@ -10,7 +10,6 @@ use super::{Io, Link, Queue, Serves, State};
 use crate::association::ErrorRecord;
 use crate::command::location;
 use crate::observe::Stage;
-use crate::recall::Errand;
 
 impl Queue {
     /// Answers a command; a failure is logged for the host and says so (More).
@@ -65,8 +64,9 @@ impl Queue {
         if let Some(rare) = entry.rare_mut() {
             rare.mend = Mend::None;
             rare.fences.clear();
-            let aborted = status.is(Status::ABORT_REQUESTED);
-            rare.errands.drain(..).filter(|_| aborted).for_each(Errand::succeed);
+            if !status.is(Status::ABORT_REQUESTED) {
+                rare.errands.clear();
+            }
             if let Some(buf) = rare.second.take() {
                 io.pool.give(buf);
             }

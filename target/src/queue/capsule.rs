@@ -6,7 +6,7 @@ use rdma::Buf;
 
 use super::fused::Half;
 use super::mark::Mend;
-use super::{Io, Link, Queue, Serves};
+use super::{Io, Link, Queue, Serves, State};
 use crate::command::{Plan, Received, SQE_BYTES, admin, fabrics, io as rules};
 use crate::controller::Life;
 use crate::why::Cause;
@@ -47,7 +47,7 @@ impl Queue {
             self.close(io);
             return;
         }
-        if !self.claim(sqe.cid) {
+        if !self.claim(sqe.cid) && !self.drop_parked(sqe.cid, io) {
             // An answer to either would be taken for the other's.
             self.explain(Cause::CommandIdInUse, format!("{:04X}h", sqe.cid), io);
             io.pool.give(buf);
@@ -186,6 +186,25 @@ impl Queue {
                 plan
             }
         }
+    }
+
+    /// A new command has the id of an Asynchronous Event Request that waits for an event: its host
+    /// has given that up without a word, as SPDK's does before it detaches. The request is dropped
+    /// without an answer; its id stays taken, for the new command. False when there is none.
+    fn drop_parked(&mut self, cid: u16, io: &mut Io<'_>) -> bool {
+        let qp = self.qp;
+        let Serves::Admin(controller) = &mut self.serves else { return false };
+        let parked = self.slots.iter().position(|entry| {
+            entry.state == State::Waiting && entry.plan == Plan::Park && entry.sqe.cid == cid
+        });
+        let Some(slot) = parked.map(|slot| slot as u16) else { return false };
+        controller.events.unpark(slot);
+        if let Some(mut buf) = self.slot(slot).capsule.take() {
+            io.pool.rewind(&mut buf);
+            io.fabric.post(qp, 0, rdma::Work::Recv(buf));
+        }
+        self.release(slot, io);
+        true
     }
 
     /// Notes that a command id is outstanding; false when it already was.

@@ -102,7 +102,12 @@ impl Queue {
                 self.end_other_connects(io);
             }
             Err(refusal) => {
-                let fabrics::Refusal { status, dw0, .. } = refusal;
+                let fabrics::Refusal { status, dw0, is_late, .. } = refusal;
+                if is_late {
+                    // After a restart of the target a host may ask so many times over, and shall
+                    // not be kept out for that when it asks for a new controller.
+                    io.fabric.admit(self.qp);
+                }
                 debug!(remote = %self.remote, qid = connect.qid, %status, dw0, "Connect refused");
                 self.explain_connect(&refusal, data.as_ref(), io);
                 self.respond(slot, status, dw0.into(), None, io);

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use nvme::Status;
 use nvme::feature::WriteProtectState;
+use nvme::{Nqn, Status};
 
 use super::{Io, Link, Queue, Serves, State};
 use crate::command::Plan;
@@ -25,6 +25,10 @@ impl Queue {
         let Some(association) = self.association() else {
             return self.answer(slot, Err(Status::INTERNAL_ERROR), io);
         };
+        if association.host == Nqn::UNNAMED {
+            // Nobody could say later whose reservation it is.
+            return self.answer(slot, Err(Status::OPERATION_DENIED.with_dnr()), io);
+        }
         let tag = self.tag(slot);
         let ask = Ask { of, host: association.host_id, order, reactor: io.reactor, tag };
         let asked = io.registry.ask_keeper(ask);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nvme::fabrics::{
     CNTLID_DYNAMIC, CNTLID_MAX, CNTLID_STATIC, Connect, ConnectData, InvalidParameter,
 };
-use nvme::{Nqn, Status};
+use nvme::{Nqn, NqnError, Status};
 use rdma::Source;
 
 use super::{Book, DuplicateHosts, Entry, Registry, bar};
@@ -185,7 +185,10 @@ impl Registry {
                 && a.host == host
                 && !a.is_closed()
         };
-        let entry = book.associations.values_mut().find(known).ok_or_else(unknown_controller)?;
+        // Whoever need not prove anything could have come in just as well, with an admin queue.
+        let is_late = matches!(book.keyring.demand(&host, &subnqn), Demand::Nothing);
+        let unknown = || Refusal { is_late, ..unknown_controller() };
+        let entry = book.associations.values_mut().find(known).ok_or_else(unknown)?;
         if entry.association.host_id != data.hostid {
             return Err(Refusal::parameter(Cause::OtherHostId, InvalidParameter::HOSTID));
         }
@@ -605,6 +608,10 @@ fn names(data: &ConnectData) -> Result<(Nqn, Nqn), Refusal> {
     let unnamed = |cause, field| Refusal::parameter(cause, field);
     let (subnqn, host) = (data.subnqn(), data.hostnqn());
     let subnqn = subnqn.map_err(|_| unnamed(Cause::BadSubsystemName, InvalidParameter::SUBNQN))?;
-    let host = host.map_err(|_| unnamed(Cause::BadHostName, InvalidParameter::HOSTNQN))?;
+    let host = match host {
+        // SPDK's `perf` sends none. Whoever admits all hosts admits it; no list and no key can name it.
+        Err(NqnError::Empty) => Nqn::UNNAMED,
+        host => host.map_err(|_| unnamed(Cause::BadHostName, InvalidParameter::HOSTNQN))?,
+    };
     Ok((subnqn, host))
 }

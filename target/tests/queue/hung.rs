@@ -489,13 +489,13 @@ fn who_waits_for_an_old_write_can_be_aborted() {
         queue.on_errand(&errand, &mut world.io());
         recall
     });
-    assert_eq!(recall.outcome(), Some(true));
     let disconnect = Disconnect::default().emit().with_cid(2);
     hosts.send(new, &disconnect);
     hosts.with(new, |world, queue| while world.fabric_step(queue) {});
     let answers: Vec<_> =
         hosts.world.completions.drain(..).map(|it| (it.cid, it.status.code())).collect();
     assert_eq!(answers, [(0, 0x007), (1, 0x008), (2, 0)]);
+    assert_eq!(recall.outcome(), Some(true));
     assert!(hosts.end_one(old));
     assert_eq!(hosts.block(5), Some(0x11), "they were aborted");
     hosts.finish();

@@ -156,6 +156,8 @@ impl Ram {
 pub(crate) struct World {
     /// The key of the queue that is opened next, and whose turns are taken.
     pub(crate) key: u32,
+    /// The next host sends no name.
+    pub(crate) unnamed: bool,
     /// What the next host connects to.
     pub(crate) subsystem: Nqn,
     pub(crate) pool: Pool,
@@ -190,6 +192,7 @@ impl World {
     pub(crate) fn of(registry: Arc<Registry>, reactor: usize) -> World {
         World {
             key: 0,
+            unnamed: false,
             subsystem: subsystem().nqn,
             pool: Pool::new(PoolPlan {
                 cells: 512,
@@ -443,7 +446,11 @@ pub(crate) fn connect_data(cntlid: u16) -> ConnectData {
 
 /// The same for the subsystem of the world.
 fn data_of(world: &World, cntlid: u16) -> ConnectData {
-    ConnectData { subnqn_field: (&world.subsystem).into(), ..connect_data(cntlid) }
+    let data = ConnectData { subnqn_field: (&world.subsystem).into(), ..connect_data(cntlid) };
+    match world.unnamed {
+        true => ConnectData { hostnqn_field: nvme::NqnField::EMPTY, ..data },
+        false => data,
+    }
 }
 
 /// An enabled controller: its admin queue and its id.
