@@ -2,7 +2,7 @@
 //! folder synced. Whenever the power goes, the name means the whole old content or the whole new
 //! one.
 
-use std::fs::{self, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -24,27 +24,25 @@ pub(crate) fn write(folder: &Path, name: &str, content: &[u8]) -> io::Result<()>
 /// # Errors
 /// What the system says.
 pub(crate) fn prepare(folder: &Path, name: &str, content: &[u8]) -> io::Result<Prepared> {
-    let path = folder.join(name);
     let beside = folder.join(format!("{name}.new"));
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o600);
     step();
     let mut file = options.open(&beside)?;
-    let prepared = Prepared { path, beside: Some(beside.clone()) };
     step();
     durable::write(&mut file, &beside, content)?;
     step();
     durable::sync(&file, &beside)?;
-    Ok(prepared)
+    Ok(Prepared { path: folder.join(name), beside })
 }
 
-/// Content of a small file that is synced beside its name. It is removed when this is dropped.
+/// Content of a small file that is synced beside its name. What stays there is written over by the
+/// next one.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Prepared {
     path: PathBuf,
-    /// None: it has taken the name.
-    beside: Option<PathBuf>,
+    beside: PathBuf,
 }
 
 impl Prepared {
@@ -52,19 +50,10 @@ impl Prepared {
     ///
     /// # Errors
     /// What the system says. The name may then mean either content, but no mixture.
-    pub(crate) fn persist(mut self) -> io::Result<()> {
-        let Some(beside) = &self.beside else { return Ok(()) };
+    pub(crate) fn persist(self) -> io::Result<()> {
         step();
-        durable::rename(beside, &self.path)?;
-        self.beside = None;
+        durable::rename(&self.beside, &self.path)?;
         sync(self.path.parent().unwrap_or(Path::new("/")))
-    }
-}
-
-impl Drop for Prepared {
-    fn drop(&mut self) {
-        // What stays is written over by the next one.
-        self.beside.iter().for_each(|beside| drop(fs::remove_file(beside)));
     }
 }
 
