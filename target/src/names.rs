@@ -101,7 +101,10 @@ impl Names {
     /// # Errors
     /// What the system says, or that what was remembered makes no sense.
     pub(crate) fn remember(folder: &Path, mut served: BTreeMap<Uuid, String>) -> io::Result<()> {
-        let Names(before) = Names::load(folder).map_err(io::Error::other)?;
+        let Names(before) = match Names::load(folder) {
+            Err(_) if !is_any_kept(folder) => Names::default(),
+            before => before.map_err(io::Error::other)?,
+        };
         for (uuid, store) in &before {
             let is_of_use = KINDS.iter().any(|(kind, _)| is_kept(folder, *uuid, kind));
             if is_of_use && !served.contains_key(uuid) {
@@ -113,6 +116,16 @@ impl Names {
         }
         kept::write(folder, FILE, &emit(&Names(served)))
     }
+}
+
+/// Whether anything is kept that a name of before may lead to; what cannot be looked for is.
+pub(crate) fn is_any_kept(folder: &Path) -> bool {
+    let Ok(entries) = fs::read_dir(folder) else { return true };
+    let is_of_kind = |name: &Path| {
+        let end = name.extension();
+        KINDS.iter().any(|(kind, _)| end == Some(kind.as_ref()))
+    };
+    { entries }.any(|entry| entry.map_or(true, |entry| is_of_kind(Path::new(&entry.file_name()))))
 }
 
 /// What cannot be looked for counts as kept.
@@ -202,7 +215,9 @@ mod tests {
         for cut in 0..good.len() {
             fs::write(at.join(FILE), &good[..cut]).unwrap();
             assert!(Names::load(at).is_err(), "{cut} bytes of it");
+            fs::write(at.join(format!("{OLD}.protection")), "").unwrap();
             assert!(Names::remember(at, BTreeMap::new()).is_err(), "nor written over");
+            fs::remove_file(at.join(format!("{OLD}.protection"))).unwrap();
         }
     }
 }

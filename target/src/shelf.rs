@@ -85,6 +85,13 @@ impl Next {
                     awaited.push(Awaited::folder(nqn, folder, why));
                     continue;
                 }
+                (None, Found::Unusable(why))
+                    if config.missing == Missing::Wait
+                        && (stores.is_starting() || stores.awaited_folder(nqn).is_some()) =>
+                {
+                    awaited.push(Awaited::folder(nqn, folder, why).held(true));
+                    continue;
+                }
                 (_, Found::Unusable(why)) => return Err(Fatal(why)),
                 (_, Found::Opened(catalog, lines)) => {
                     lines.iter().for_each(|line| warn!("{line}"));
@@ -174,6 +181,14 @@ impl Shelf {
     /// One sentence about what cannot be served.
     pub(crate) fn next(&self, config: &Config) -> Result<Next, Fatal> {
         Next::open(config, &self.stores, &self.catalogs)
+    }
+
+    /// The same for a reload: what is held is tried again, as somebody may have mended it.
+    ///
+    /// # Errors
+    /// One sentence about what cannot be served.
+    pub(crate) fn next_by_reload(&self, config: &Config) -> Result<Next, Fatal> {
+        Next::try_those(config, &self.stores, &self.catalogs, &self.stores.held())
     }
 
     /// Whether nothing is missing in `next` that is not awaited already.
@@ -476,9 +491,16 @@ impl Shelf {
     /// Tells what is awaited.
     fn tell(&self) {
         let listeners = self.awaited.iter().map(|(at, why)| format!("listener {at}: {why}"));
-        let stores =
-            self.stores.awaited().iter().map(|each| format!("{}: {}", each.place, each.why));
-        self.registry.awaited.set(listeners.chain(stores).collect());
+        let (held, stores): (Vec<_>, Vec<_>) =
+            self.stores.awaited().iter().partition(|each| each.is_held);
+        let stores = stores.iter().map(|each| format!("{}: {}", each.place, each.why));
+        let held = held.iter().map(|each| {
+            format!(
+                "{}: {}; it is not served until that is mended and a reload",
+                each.place, each.why
+            )
+        });
+        self.registry.awaited.set(listeners.chain(stores).collect(), held.collect());
     }
 
     fn attach(&self, store: &Store) -> Result<(), Fatal> {

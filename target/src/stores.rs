@@ -99,6 +99,8 @@ pub struct Stores {
     protections: Arc<Settled<Protection>>,
     /// How long what may pass is tried again at a start.
     linger: Option<Duration>,
+    /// The daemon begins to serve: what is wrong with one store keeps no other from that.
+    is_starting: bool,
     /// What was made for them, and goes again if they are not adopted.
     attempt: Attempt,
 }
@@ -110,7 +112,8 @@ impl Stores {
     /// No stores yet, for so many rings; reservations are kept in this folder, if in any.
     #[must_use]
     pub fn new(state_directory: Option<PathBuf>, rings: usize) -> Stores {
-        Stores { state_directory, rings, linger: Some(LINGER), ..Stores::default() }
+        let (linger, is_starting) = (Some(LINGER), true);
+        Stores { state_directory, rings, linger, is_starting, ..Stores::default() }
     }
 
     /// What may pass is tried once.
@@ -177,6 +180,16 @@ impl Stores {
         act: impl FnOnce() -> Result<T, String> + Send + 'static,
     ) -> Begun<'_, T> {
         self.opening.begin(path, act)
+    }
+
+    /// Whether the daemon begins to serve with what comes next.
+    pub(crate) fn is_starting(&self) -> bool {
+        self.is_starting
+    }
+
+    /// Those of the awaited stores and folders that only a reload tries again.
+    pub(crate) fn held(&self) -> Vec<Place> {
+        self.awaited.iter().filter(|each| each.is_held).map(Awaited::key).collect()
     }
 
     /// The namespaces whose store is not there yet.

@@ -282,7 +282,7 @@ impl Target {
             .collect();
         config.keep_fixed(shelf.config());
         let keyring = Keyring::load(&config.authentication).map_err(unusable)?;
-        let next = shelf.next(&config)?;
+        let next = if may_wait { shelf.next_by_reload(&config)? } else { shelf.next(&config)? };
         let missing = if may_wait { config.missing } else { Missing::Fail };
         if !may_wait {
             shelf.awaits_no_more_in(&next)?;

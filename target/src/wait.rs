@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::managed::Folder;
 use crate::shelf::Shelf;
@@ -33,6 +33,8 @@ pub struct Awaited(Mutex<Told>);
 #[derive(Debug, Default)]
 struct Told {
     sentences: Vec<String>,
+    /// What is there and cannot be served as it is, until a reload.
+    held: Vec<String>,
     /// Why what has come could not be served, as it was last told.
     hindrance: String,
     /// Addresses that are no longer listened at, as their device is gone.
@@ -40,22 +42,27 @@ struct Told {
 }
 
 impl Awaited {
-    /// What is awaited.
+    /// What is awaited or held.
     #[must_use]
     pub fn list(&self) -> Vec<String> {
-        self.lock().sentences.clone()
+        let told = self.lock();
+        told.sentences.iter().chain(&told.held).cloned().collect()
     }
 
-    /// Sets what is awaited; what differs is logged.
-    pub fn set(&self, sentences: Vec<String>) {
+    /// Sets what is awaited, and what is held; what differs is logged.
+    pub fn set(&self, sentences: Vec<String>, held: Vec<String>) {
         let mut told = self.lock();
+        for sentence in held.iter().filter(|each| !told.held.contains(each)) {
+            error!("not served: {sentence}");
+        }
         for sentence in sentences.iter().filter(|each| !told.sentences.contains(each)) {
             warn!("waiting: {sentence}");
         }
         if sentences.is_empty() && !told.sentences.is_empty() {
             info!("everything that was awaited is there");
         }
-        *told = Told { sentences, hindrance: String::new(), lost: take(&mut told.lost) };
+        let (hindrance, lost) = (String::new(), take(&mut told.lost));
+        *told = Told { sentences, held, hindrance, lost };
     }
 
     /// This address is no longer listened at, as its device is gone.

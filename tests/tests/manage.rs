@@ -1,6 +1,8 @@
 //! The management interface of a real target, with a host that is connected while things change:
 //! all in one process, over the soft fabric and real sockets.
 
+#[path = "manage/damaged.rs"]
+mod damaged;
 #[path = "manage/unkept.rs"]
 mod unkept;
 
@@ -44,8 +46,13 @@ impl Daemon {
             folder.path().join("state"),
             folder.path().join("s")
         );
+        std::fs::write(folder.path().join("nvmfd.toml"), text).unwrap();
+        Daemon::begin(folder)
+    }
+
+    /// With the configuration and the state in a directory.
+    fn begin(folder: TempDir) -> Daemon {
         let file = folder.path().join("nvmfd.toml");
-        std::fs::write(&file, text).unwrap();
         let declared = Declared::load(&file).unwrap_or_else(|errors| panic!("{errors}"));
         let (asks, heard) = channel();
         let thread = spawn(move || run_for(declared, heard));
@@ -77,9 +84,10 @@ impl Daemon {
         assert_eq!((status, &outcome["kept"]), (200, &json!(true)), "{outcome}");
     }
 
-    fn stop(self) {
+    fn stop(self) -> TempDir {
         self.asks.send(Ask::Stop).unwrap();
         self.thread.join().expect("no panic").expect("stopped in good order");
+        self.folder
     }
 }
 

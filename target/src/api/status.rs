@@ -30,7 +30,8 @@ pub struct Status {
     pub namespaces: u32,
     /// How many controllers hosts have, those of discovery not counted.
     pub controllers: u32,
-    /// Addresses and stores that are configured and not there yet, a sentence each.
+    /// Addresses and stores that are configured and not there yet, or there and damaged, a
+    /// sentence each.
     pub pending: Vec<String>,
     /// Namespaces whose store is not well, a sentence each.
     pub degraded: Vec<String>,

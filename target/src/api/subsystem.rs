@@ -99,7 +99,7 @@ pub enum NamespaceState {
     /// A synchronisation has failed: what promises stable storage is answered with that failure,
     /// until a reload.
     SyncFailed,
-    /// It is not there yet: hosts see no such namespace.
+    /// It is not there yet, or damaged: hosts see no such namespace.
     Pending,
     /// It is gone or too short: hosts are told to come again.
     Down,

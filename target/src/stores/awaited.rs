@@ -28,6 +28,9 @@ pub struct Awaited {
     what: What,
     /// Its file was there, and could not be served: it is never made anew.
     was_there: bool,
+    /// It is there and cannot be served as it is: somebody mends it, and says so by a reload. What
+    /// is half mended is not served to hosts that had used it.
+    pub(crate) is_held: bool,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -49,12 +52,18 @@ impl Awaited {
             key,
             what: What::Store(Box::new(namespace.clone())),
             was_there: false,
+            is_held: false,
         }
     }
 
     /// The same, of a file that is there, or of one that could not be made.
     pub(super) fn there(self, was_there: bool) -> Awaited {
         Awaited { was_there, ..self }
+    }
+
+    /// The same, that only a reload tries again.
+    pub(crate) fn held(self, is_held: bool) -> Awaited {
+        Awaited { is_held, ..self }
     }
 
     /// Its file, if that was there.
@@ -77,6 +86,7 @@ impl Awaited {
             key: (nqn, FOLDER),
             what: What::Folder(folder.to_owned()),
             was_there: false,
+            is_held: false,
         }
     }
 
@@ -128,15 +138,16 @@ impl Awaiting {
     /// that hang, the first time.
     #[must_use]
     pub(crate) fn come(&self) -> Vec<Place> {
-        if self.all.is_empty() {
+        let all: Vec<_> = self.all.iter().filter(|each| !each.is_held).collect();
+        if all.is_empty() {
             return Vec::new();
         }
         let mut served = absent::served(self.state_directory.as_deref());
         served.extend(self.all.iter().filter_map(Awaited::seen).map(Path::to_owned));
         let deadline = Instant::now() + PATIENCE;
-        let looks: Vec<_> = self.all.iter().map(|each| each.look(&served, &self.opening)).collect();
+        let looks: Vec<_> = all.iter().map(|each| each.look(&served, &self.opening)).collect();
         let missing = looks.into_iter().map(|look| look.by(deadline).unwrap_or_else(Some));
-        let come = self.all.iter().zip(missing).filter(|(_, missing)| missing.is_none());
+        let come = all.iter().zip(missing).filter(|(_, missing)| missing.is_none());
         come.map(|(each, _)| each.key()).collect()
     }
 }

@@ -66,8 +66,8 @@ impl Stores {
         }
         let mut served = self.served();
         served.extend(self.awaited.iter().filter_map(Awaited::seen).map(Path::to_owned));
-        let names = self.state_directory.as_deref().map(Names::load).transpose()?;
-        let names = names.unwrap_or_default();
+        let names = self.state_directory.as_deref().map(Names::load);
+        let names = names.unwrap_or_else(|| Ok(Names::default()));
         let configured: BTreeSet<Uuid> = namespaces(subsystems).map(|(_, n)| n.uuid).collect();
         let mut next = Stores {
             by_namespace: BTreeMap::new(),
@@ -82,6 +82,7 @@ impl Stores {
             reservations: Arc::clone(&self.reservations),
             protections: Arc::clone(&self.protections),
             linger: self.linger,
+            is_starting: false,
             attempt: Attempt::default(),
         };
         let looks = self.begin_looks(subsystems, (missing, due), &served);
@@ -121,12 +122,14 @@ impl Stores {
             }
         }
         // What has come, and not as it should, holds nothing else back; nor does what may pass.
-        let awaited = |key, namespace, is_there: bool, unserved: Unserved| {
+        let awaited = |key, namespace: &NamespaceConfig, is_there: bool, unserved: Unserved| {
             let is_there = is_there || was_there(namespace);
             let Unserved { why, may_pass } = unserved;
-            let may_wait = may_pass || self.awaited_as(key, namespace).is_some();
-            match missing == Missing::Wait && may_wait {
-                true => Ok(Awaited::store(key, namespace, why).there(is_there)),
+            let is_known = self.is_starting || self.awaited_as(key, namespace).is_some();
+            let is_file = matches!(namespace.kind, NamespaceKind::File { .. });
+            let awaited = Awaited::store(key, namespace, why.clone()).there(is_there);
+            match missing == Missing::Wait && (may_pass || is_known) {
+                true => Ok(awaited.held(!may_pass && (is_there || !is_file))),
                 false => Err(format!("{}: {why}", place(key))),
             }
         };
@@ -196,14 +199,18 @@ impl Stores {
         key: Place,
         namespace: &'a NamespaceConfig,
         seen: Option<Seen>,
-        (names, configured): (&Names, &BTreeSet<Uuid>),
+        (names, configured): (&Result<Names, String>, &BTreeSet<Uuid>),
     ) -> Result<Plan<'a>, String> {
         let (path, same) = seen.map(|seen| (seen.lasting, seen.same)).unzip();
         // Without a place to keep it nothing is told by it.
         let path = path.filter(|_| self.state_directory.is_some());
         let name = (namespace.uuid, path.as_deref().map(names::of_path));
         if let (Some(folder), (uuid, Some(store))) = (&self.state_directory, &name) {
-            names.check(folder, (*uuid, configured), store)?;
+            match names {
+                Ok(names) => names.check(folder, (*uuid, configured), store)?,
+                Err(why) if names::is_any_kept(folder) => return Err(why.clone()),
+                Err(_) => {}
+            }
         }
         let format = self.format(key, namespace, path.as_deref())?;
         let config = formatted(namespace, &format);
@@ -393,7 +400,7 @@ mod tests {
             let deadline = Instant::now() + Duration::from_secs(600);
             let look = looks::begin(&stores.opening, namespace, &BTreeSet::new(), |seen| seen);
             let seen = look.by(deadline).unwrap().unwrap();
-            let names = (&Names::default(), &BTreeSet::new());
+            let names = (&Ok(Names::default()), &BTreeSet::new());
             let plan = stores.plan(key, namespace, seen, names).unwrap();
             if is_there {
                 std::fs::remove_file(&path).unwrap();

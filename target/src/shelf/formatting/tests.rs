@@ -188,7 +188,12 @@ fn a_namespace_that_gets_another_uuid_keeps_its_blocks_or_is_refused() {
     // Nor does a start overlook it, whatever the namespace is called now.
     let open = |config: &Config| {
         let stores = Stores::new(config.state_directory.clone(), 0);
-        Next::open(config, &stores, &Catalogs::new()).map(drop).map_err(|fatal| fatal.0)
+        let next = Next::open(config, &stores, &Catalogs::new()).map_err(|fatal| fatal.0)?;
+        next.stores
+            .awaited()
+            .iter()
+            .find(|each| each.is_held)
+            .map_or(Ok(()), |it| Err(it.why.clone()))
     };
     let refused = open(&with(at, 4096, THIRD)).unwrap_err();
     assert!(refused.contains("blocks of 512 bytes") && refused.contains("uuid = "), "{refused}");

@@ -1,0 +1,124 @@
+//! What is damaged at a start keeps its own namespace from being served, and nothing else.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use initiator::Host;
+use serde_json::{Value, json};
+
+use super::{Daemon, NQN, ask, host_at, range};
+
+/// With namespaces 2, 3 and 4 in files, of which 2 is protected from writes.
+fn daemon(address: &str, source: &str) -> Daemon {
+    let daemon = Daemon::start(address);
+    for nsid in 2..5 {
+        let image = daemon.folder.path().join(format!("{nsid}.img"));
+        daemon.made(json!({"change": "add_namespace", "subsystem": NQN, "nsid": nsid,
+                           "settings": {"path": image, "size": "1MiB"}}));
+    }
+    let mut host = host_at(address, source, super::nqn()).expect("a connection");
+    for nsid in 1..5 {
+        host.write(range(nsid), &block(nsid), true).expect("written");
+    }
+    host.disconnect();
+    let protect = format!("/v1/subsystems/{NQN}/namespaces/2/protection");
+    let protected = ask(&daemon.socket(), "POST", &protect, r#"{"state": "protected"}"#);
+    assert_eq!(protected.0, 200, "{}", protected.1);
+    daemon
+}
+
+fn block(nsid: u32) -> Vec<u8> {
+    vec![0x70 + nsid as u8; 4096]
+}
+
+/// The file of a state directory whose name ends so, with its content; its last line is cut off.
+fn damage(folder: &Path, end: &str) -> (PathBuf, Vec<u8>) {
+    let files = fs::read_dir(folder.join("state")).unwrap().map(|each| each.unwrap().path());
+    let file = { files }.find(|file| file.to_str().unwrap().ends_with(end)).expect("it is kept");
+    let good = fs::read(&file).unwrap();
+    fs::write(&file, &good[..good.len() - 5]).unwrap();
+    (file, good)
+}
+
+fn serves(host: &mut Host, nsids: &[u32]) {
+    for nsid in 1..5 {
+        let mut read = vec![0; 4096];
+        let served = host.read(range(nsid), &mut read).is_ok();
+        assert_eq!(served, nsids.contains(&nsid), "namespace {nsid}");
+        // That in memory is empty after a start.
+        assert!(!served || nsid == 1 || read == block(nsid), "namespace {nsid}");
+    }
+}
+
+fn states(daemon: &Daemon) -> Vec<Value> {
+    let namespaces = daemon.get("/v1/namespaces");
+    namespaces.as_array().unwrap().iter().map(|each| each["state"].clone()).collect()
+}
+
+#[test]
+fn a_damaged_record_or_a_short_image_keeps_one_namespace_from_being_served() {
+    let [at, one, two, three] = ["127.0.47.1", "127.0.47.2", "127.0.47.3", "127.0.47.4"];
+    let folder = daemon(at, one).stop();
+    let (file, good) = damage(folder.path(), ".protection");
+    let image = folder.path().join("3.img");
+    let content = fs::read(&image).unwrap();
+    fs::write(&image, &content[..1 << 19]).unwrap();
+
+    let daemon = Daemon::begin(folder);
+    let mut host = host_at(at, two, super::nqn()).expect("a connection");
+    serves(&mut host, &[1, 4]);
+    assert_eq!(states(&daemon), ["serving", "pending", "pending", "serving"]);
+    let pending = daemon.get("/v1/status")["pending"].to_string();
+    for says in ["namespace 2 of", ".protection", "namespace 3 of", "524288 bytes", "reload"] {
+        assert!(pending.contains(says), "{pending}");
+    }
+    // A change of something else has nothing to do with them.
+    daemon.made(json!({"change": "set_subsystem", "nqn": NQN, "settings": {"serial": "X"}}));
+    assert_eq!(states(&daemon)[1..3], ["pending", "pending"]);
+    // One is mended: a reload serves it, and the other one is no reason to refuse that.
+    fs::write(&image, &content).unwrap();
+    assert_eq!(ask(&daemon.socket(), "POST", "/v1/reload", "").0, 200);
+    assert_eq!(states(&daemon), ["serving", "pending", "serving", "serving"]);
+    fs::write(&file, &good).unwrap();
+    assert_eq!(ask(&daemon.socket(), "POST", "/v1/reload", "").0, 200);
+    assert_eq!(daemon.get("/v1/status")["pending"], json!([]));
+    host.disconnect();
+    let mut host = host_at(at, three, super::nqn()).expect("a connection");
+    serves(&mut host, &[1, 2, 3, 4]);
+    assert!(host.write(range(2), &block(2), false).is_err(), "it is protected");
+    host.disconnect();
+    daemon.stop();
+}
+
+#[test]
+fn a_damaged_list_of_names_keeps_files_from_being_served_while_something_is_kept() {
+    let [at, one, two, three] = ["127.0.47.5", "127.0.47.6", "127.0.47.7", "127.0.47.8"];
+    let folder = daemon(at, one).stop();
+    let (names, _) = damage(folder.path(), "/names");
+    let bad = fs::read(&names).unwrap();
+    let daemon = Daemon::begin(folder);
+    let mut host = host_at(at, two, super::nqn()).expect("a connection");
+    serves(&mut host, &[1]);
+    let pending = daemon.get("/v1/status")["pending"].to_string();
+    assert!(pending.contains("is no list of UUIDs that we wrote"), "{pending}");
+    host.disconnect();
+    let folder = daemon.stop();
+    assert_eq!(fs::read(&names).unwrap(), bad, "it is not written over");
+    // Where nothing is kept, it says nothing that anybody needs.
+    let (protection, _) = damage(folder.path(), ".protection");
+    fs::remove_file(protection).unwrap();
+    let daemon = Daemon::begin(folder);
+    let mut host = host_at(at, three, super::nqn()).expect("a connection");
+    serves(&mut host, &[1, 2, 3, 4]);
+    host.disconnect();
+    daemon.stop();
+}
+
+#[test]
+fn a_damaged_journal_of_changes_keeps_the_daemon_from_starting() {
+    let folder = daemon("127.0.47.9", "127.0.47.10").stop();
+    damage(folder.path(), "/changes.json");
+    let declared = nvmfd::declared::Declared::load(&folder.path().join("nvmfd.toml"));
+    let said = declared.unwrap_err().to_string();
+    assert!(said.contains("changes.json") && said.contains("move that file away"), "{said}");
+}
