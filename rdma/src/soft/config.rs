@@ -53,8 +53,9 @@ pub struct Config {
     /// Connections that peers have asked for and not confirmed, at most. When one more is asked
     /// for, the oldest of whoever has the most makes room.
     pub half_open: usize,
-    /// The same, of one source, and of its requests that wait for a sign of life of theirs; what is
-    /// more is dropped until others have come through.
+    /// The same, of one source: when one more is asked for, its oldest makes room. And of its requests
+    /// that wait for a sign of life of theirs; of these, what is more is dropped until others have come
+    /// through.
     pub half_open_per_source: usize,
     /// Connections of one source that may come up and end at once before their peers have been let
     /// in ([`crate::Fabric::admit`]). Of who has had more, requests are passed over until time has

@@ -80,6 +80,12 @@ impl<V> Crowd<V> {
         self.counts.get(&source).copied().unwrap_or(0)
     }
 
+    /// The oldest entry of `source`.
+    pub(crate) fn oldest(&self, source: Source) -> Option<(Key, &V)> {
+        let (_, key) = self.oldest_of(source)?;
+        Some((key, self.get(&key)?))
+    }
+
     pub(crate) fn get(&self, key: &Key) -> Option<&V> {
         self.entries.get(key).map(|entry| &entry.value)
     }

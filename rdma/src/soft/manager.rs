@@ -18,12 +18,21 @@ use super::qp::{QueuePair, Settings};
 use super::restarts::{Claim, MOST_CLAIMS};
 use super::retries::{Due, Retries, Retry};
 use super::ticket::{News, Stage, Ticket, Token};
-use crate::{FabricError, Incoming, Qp, QpLimits, Reason, Region};
+use crate::{FabricError, Incoming, Qp, QpLimits, Reason, Region, Source};
 
 /// Disconnect requests that are repeated until they are answered, at most; more are sent once.
 const MOST_FAREWELLS: usize = 1024;
 /// Connections whose end is remembered, so that a late request is not taken for a new one.
 const MOST_ENDED: usize = 1024;
+/// How long a half-open connection is left alone by those that come after it from the same source:
+/// several times what a peer in the same building takes to confirm. So no source makes more than some
+/// thousands a second.
+const UNDISTURBED: Duration = Duration::from_millis(20);
+/// Messages that go unasked to peers that have not confirmed, at most, and the time in which there is
+/// one more. They may be people who have never asked for a connection, so all of them together get no
+/// more than that.
+const MOST_UNASKED: u32 = 32;
+const UNASKED_INTERVAL: Duration = Duration::from_millis(125);
 /// How long after the last sign of a flood nothing is said to unconfirmed peers unasked.
 const FLOOD_MEMORY: Duration = Duration::from_secs(10);
 
@@ -34,6 +43,8 @@ pub(super) struct HalfOpen {
     pub(super) comm: Option<u32>,
     /// The peer has answered a message of ours: somebody is there.
     pub(super) proven: bool,
+    /// When it began here; none before its user has answered, when it came through another endpoint.
+    pub(super) since: Option<Instant>,
     /// Messages of the peer less messages to it. In a flood, nothing is sent that is not covered.
     pub(super) credit: u32,
     /// What the user does with the request.
@@ -49,6 +60,7 @@ impl HalfOpen {
         HalfOpen {
             comm: None,
             proven,
+            since: None,
             credit: 1,
             token: Token::new(request.key(), news.clone()),
             refusal: request.reject(RejectReason::CONSUMER, &[]),
@@ -94,6 +106,9 @@ pub(super) struct Manager {
     pub(super) news: News,
     /// Too many have asked of late.
     flood_until: Option<Instant>,
+    /// Messages that may still go unasked to peers that have not confirmed, and since when.
+    unasked: u32,
+    unasked_since: Option<Instant>,
 }
 
 impl Manager {
@@ -115,6 +130,8 @@ impl Manager {
             retries: Retries::default(),
             news: News::default(),
             flood_until: None,
+            unasked: MOST_UNASKED,
+            unasked_since: None,
         }
     }
 
@@ -123,6 +140,21 @@ impl Manager {
         let half = self.half_open.remove(key)?;
         self.strangers -= usize::from(!half.proven);
         Some(half)
+    }
+
+    /// Whether there is room for one more half-open connection of a source, if need be in place of its
+    /// oldest: somebody may use the source's address, and whose it is comes last.
+    pub(super) fn make_room(&mut self, now: Instant, source: Source, most: usize) -> bool {
+        if self.half_open.count_of(source) < most {
+            return true;
+        }
+        self.note_flood(now);
+        let oldest = self.half_open.oldest(source);
+        let old = |half: &HalfOpen| half.since.is_some_and(|since| since + UNDISTURBED <= now);
+        let Some((key, _)) = oldest.filter(|(_, half)| old(half)) else { return false };
+        let comm = self.forget_half_open(&key).and_then(|half| half.comm);
+        self.displaced.extend(comm);
+        true
     }
 
     /// More ask than can be served at once.
@@ -169,6 +201,18 @@ impl Manager {
         while self.ended.expire(now).is_some() {}
         while self.elsewhere.expire(now).is_some() {}
         self.flood_until = self.flood_until.filter(|until| *until > now);
+        self.allow_unasked(now);
+    }
+
+    /// Time allows for more unasked messages.
+    fn allow_unasked(&mut self, now: Instant) {
+        let since = *self.unasked_since.get_or_insert(now);
+        let passed = now.saturating_duration_since(since).as_millis();
+        let more = (passed / UNASKED_INTERVAL.as_millis()).min(MOST_UNASKED.into()) as u32;
+        if more > 0 {
+            self.unasked = (self.unasked + more).min(MOST_UNASKED);
+            self.unasked_since = Some(now);
+        }
     }
 
     /// Takes note of a live connection's peer, once it is known.
@@ -297,7 +341,13 @@ impl Endpoint {
         let mad = slot.connection.reply(&offer, private_data);
         let (ends, comm, key) =
             (slot.connection.ends(), slot.connection.local_comm, slot.connection.key());
-        self.manager.retries.insert(comm, Retry::new(mad, ends, Some(qp.0), now));
+        let retry = Retry::new(mad, ends, Some(qp.0), now);
+        // Where many are forged, whoever is there confirms at once.
+        let flooded = self.manager.flood_until.is_some();
+        self.manager.retries.insert(comm, if flooded { retry.hurried() } else { retry });
+        if let Some(half) = self.manager.half_open.get_mut(&key) {
+            half.since = half.since.or(Some(now));
+        }
         self.answer(&key, ends, mad);
         self.mark_ready(qp.0);
     }
@@ -504,13 +554,15 @@ impl Endpoint {
     }
 
     /// Sends a message to a peer that has not confirmed its connection, and so may be somebody who
-    /// has never asked for it: in a flood, only in answer to one of at least its size.
+    /// has never asked for it: in answer to one of at least its size, or otherwise few, and none in a
+    /// flood.
     pub(super) fn answer(&mut self, key: &Key, ends: (IpAddr, IpAddr), mad: [u8; MAD_BYTES]) {
-        let flooded = self.manager.flood_until.is_some();
+        let left = if self.manager.flood_until.is_some() { 0 } else { self.manager.unasked };
         if let Some(half) = self.manager.half_open.get_mut(key) {
-            if half.credit == 0 && flooded {
+            if half.credit == 0 && left == 0 {
                 return;
             }
+            self.manager.unasked -= u32::from(half.credit == 0);
             half.credit = half.credit.saturating_sub(1);
         }
         self.tell(ends.0, ends.1, mad);

@@ -16,13 +16,16 @@
 //! The question is a request to disconnect a connection that there is not. Every manager of
 //! connections answers that, without a further thought, by confirming; so after one round trip it is
 //! known that somebody lives at the address, and whoever forges addresses gets no further. Where
-//! there is no more room, the oldest of whoever has the most makes some (`crowd`).
+//! there is no more room, the oldest of whoever has the most makes some (`crowd`); and where a source
+//! has its share, its own oldest does, so that nobody who uses another's address keeps that one out.
+//! An answer says that somebody lives there, not that it has asked.
 //!
 //! Who does confirm, and then is not let in, again and again, is passed over for a while (`debts`):
 //! before anything else, as there may be tens of thousands a second.
 //!
 //! Bytes that go to a peer that has not confirmed are never more than came from it, but for one
-//! case: while there is no flood, a reply is repeated twice unasked, as it may have got lost.
+//! case: while there is no flood, a reply is repeated twice unasked, as it may have got lost; of those
+//! there are eight a second in all.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -236,11 +239,6 @@ impl Endpoint {
         request: ConnectRequest,
         private: (CmaHeader, [u8; CmaHeader::USER_BYTES]),
     ) -> Fate {
-        if self.manager.half_open.count_of(request.from.into()) >= self.config.half_open_per_source
-        {
-            self.manager.note_flood(now);
-            return Fate::Crowded;
-        }
         if self.manager.strangers >= self.config.strangers {
             // Whose questions wait for answers will hardly answer more of them.
             if self.manager.doubts.count_of(request.from.into()) >= self.config.half_open_per_source
@@ -279,14 +277,15 @@ impl Endpoint {
         (header, private_data): (CmaHeader, [u8; CmaHeader::USER_BYTES]),
         proven: bool,
     ) -> Fate {
-        if self.manager.half_open.count_of(request.from.into()) >= self.config.half_open_per_source
-        {
-            return Fate::Crowded;
-        }
-        if self.manager.debts.bars(now, request.from.into()) {
+        let source = request.from.into();
+        if self.manager.debts.bars(now, source) {
             return Fate::Barred;
         }
-        let half = HalfOpen::new(&request, proven, &self.manager.news);
+        if !self.manager.make_room(now, source, self.config.half_open_per_source) {
+            return Fate::Crowded;
+        }
+        let new = HalfOpen::new(&request, proven, &self.manager.news);
+        let half = HalfOpen { since: Some(now), ..new };
         let ticket = Ticket::new(request, half.token.clone());
         self.add_half_open(request.key(), half, Some(now + self.config.patience));
         let port = service_port(request.message.service_id).unwrap_or_default();

@@ -14,6 +14,8 @@ const SENDINGS: u8 = 3;
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 /// The wait after the last sending, before the peer is given up.
 const LAST_WAIT: Duration = Duration::from_secs(5);
+/// The same in a flood.
+const HURRIED_LAST_WAIT: Duration = Duration::from_secs(1);
 /// The same of a request. We have chosen whom to ask, so nobody makes us flood a third party. A target
 /// that stands still for a second, amid a flood that fills its socket, loses all that came meanwhile:
 /// so there is one sending more, 2.6 s after the first, in the same time overall.
@@ -59,6 +61,11 @@ impl Retry {
     ) -> Retry {
         let left = REQUEST_SENDINGS - 1;
         Retry { last_wait: REQUEST_LAST_WAIT, left, ..Retry::new(mad, ends, Some(slot), now) }
+    }
+
+    /// The same, but the peer is given up sooner.
+    pub(crate) fn hurried(self) -> Retry {
+        Retry { last_wait: HURRIED_LAST_WAIT, ..self }
     }
 
     /// A question to a connection that should answer at once: all sendings within half a second.
@@ -176,6 +183,12 @@ mod tests {
     fn a_message_goes_out_three_times_and_then_the_peer_is_given_up() {
         let start = Instant::now();
         assert_eq!(moments(retry(start), start), [200, 800, 5800]);
+    }
+
+    #[test]
+    fn in_a_flood_a_peer_is_given_up_after_the_same_sendings_but_sooner() {
+        let start = Instant::now();
+        assert_eq!(moments(retry(start).hurried(), start), [200, 800, 1800]);
     }
 
     #[test]
