@@ -826,14 +826,15 @@ fn flood(sources: u64, seconds: u64) {
     assert!(world.since.is_none_or(|since| world.now - since < Duration::from_secs(2)));
 }
 
-/// Requests with the host's own address, and with others, so many a second for eight seconds. The host
-/// lives, so it answers the questions that are meant for the forger.
+/// Requests with the host's own address, and with others, so many a second, for so long that it has
+/// had its share more than once. The host lives, so it answers the questions that are meant for the forger.
 fn flood_with_the_hosts_own_address(sources: u64, a_second: u64) {
     let mut world = Flood::new(wanted("SEED", 1));
     world.flooded = false;
     let mut dice = Dice::new(wanted("SEED", 1) ^ 3);
     let mut number = 0;
-    for tick in 1..=8 * 2000 {
+    let seconds = if a_second < 100 { 8 } else { 3 };
+    for tick in 1..=seconds * 2000 {
         while number < tick * a_second / 2000 {
             let of = number % sources;
             let other = IpAddr::from([10, 100, (of >> 8) as u8, of as u8]);
@@ -852,11 +853,11 @@ fn flood_with_the_hosts_own_address(sources: u64, a_second: u64) {
 
 #[test]
 fn a_flood_with_a_hosts_own_address_does_not_keep_that_host_out() {
-    for a_second in [15, 300, 3000] {
-        for sources in [1, 16, 250] {
-            flood_with_the_hosts_own_address(sources, a_second);
-        }
+    for sources in [1, 16, 250] {
+        flood_with_the_hosts_own_address(sources, 15);
+        flood_with_the_hosts_own_address(sources, 300);
     }
+    flood_with_the_hosts_own_address(1, 3000);
 }
 
 #[test]

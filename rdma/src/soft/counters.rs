@@ -39,6 +39,8 @@ fates! {
     Foreign = "foreign",
     /// With a wrong CRC.
     Damaged = "damaged",
+    /// From another UDP port than the packets of its queue pair come from.
+    Port = "port",
     /// With a CRC that is right only for an IPv4 identification that its sender does not use now: it is
     /// damaged as well, or its sender has jumped.
     Implausible = "implausible",

@@ -28,6 +28,7 @@ use super::outgoing::{Outgoing, Payload};
 use super::psn::{Psn, Qpn};
 use super::qp::{Io, QueuePair, Settings};
 use super::shelf::Shelf;
+use super::source_port::SourcePort;
 use super::table::Table;
 use super::ticket::Token;
 use super::train::MOST_SEGMENTS;
@@ -78,6 +79,8 @@ pub(super) struct Slot {
     /// have said otherwise.
     fragmentable: Option<bool>,
     contradicted: u8,
+    /// From which UDP port its packets come.
+    source_port: SourcePort,
     /// In the list of those that may have something to send.
     ready: bool,
     /// In the list of those that keep an acknowledgement back, or did.
@@ -118,8 +121,25 @@ impl Slot {
         self.fragmentable == Some(fragmentable)
     }
 
+    /// Whether the peer sends from this port; or else what becomes of the packet. Before that is known
+    /// nothing is kept that is not its turn.
+    fn check_port(&mut self, port: u16, packet: &Packet<'_>) -> Result<(), Fate> {
+        if !self.source_port.is_known() && self.qp.is_early(packet) {
+            return Err(Fate::Early);
+        }
+        let expected = self.qp.is_expected(packet);
+        let admitted = self.source_port.admits(port, packet.bth.psn, expected);
+        if admitted { Ok(()) } else { Err(Fate::Port) }
+    }
+
     /// Whether the peer may have sent a packet with this identification.
-    fn judge(&mut self, endpoint: u32, id: u16, now_ms: u32) -> Judgement {
+    fn judge(&mut self, endpoint: u32, verdict: Verdict, now_ms: u32) -> Judgement {
+        let fragmentable = matches!(verdict, Verdict::Fragmentable(_));
+        let id = match verdict {
+            Verdict::Solved(id) | Verdict::Fragmentable(id) if self.may_be(fragmentable) => id,
+            Verdict::Exact => return Judgement::Plausible,
+            _ => return Judgement::Implausible,
+        };
         if !is_kin(self.connection.remote_guid) {
             return self.pair.judge(endpoint, &mut self.identification, id, now_ms);
         }
@@ -347,25 +367,24 @@ impl Endpoint {
         if !packet.bth.is_default_partition() {
             return Fate::Partition;
         }
+        let verdict = self.checker.check(flow, datagram);
+        if verdict == Verdict::Wrong {
+            return Fate::Damaged;
+        }
         let is_notification = packet.row().operation == Operation::Congestion;
-        match self.checker.check(flow, datagram) {
-            Verdict::Exact => {}
-            // Adapters number these otherwise, and nothing in them is lasting.
-            Verdict::Solved(_) | Verdict::Fragmentable(_) if is_notification => {}
-            verdict @ (Verdict::Solved(id) | Verdict::Fragmentable(id)) => {
-                if !slot.may_be(matches!(verdict, Verdict::Fragmentable(_))) {
+        // Adapters send these otherwise, and nothing in them is lasting.
+        if !is_notification {
+            if let Err(fate) = slot.check_port(flow.source.port(), packet) {
+                return fate;
+            }
+            match slot.judge(self.config.steer.1, verdict, self.pairs.clock_ms(now)) {
+                Judgement::Plausible => {}
+                Judgement::Implausible => return Fate::Implausible,
+                Judgement::Erratic => {
+                    self.erratic = Some(ends.0);
                     return Fate::Implausible;
                 }
-                match slot.judge(self.config.steer.1, id, self.pairs.clock_ms(now)) {
-                    Judgement::Plausible => {}
-                    Judgement::Implausible => return Fate::Implausible,
-                    Judgement::Erratic => {
-                        self.erratic = Some(ends.0);
-                        return Fate::Implausible;
-                    }
-                }
             }
-            Verdict::Wrong => return Fate::Damaged,
         }
         if congestion::is_capable(tos) {
             slot.on_capable(now, tos, packet);
@@ -377,6 +396,9 @@ impl Endpoint {
         let (memory, events, shelf) = (&mut self.memory, &mut self.events, &mut self.shelf);
         let mut io = Io { region, memory, events, shelf, qp: Qp(number) };
         let fate = slot.qp.handle(now, packet, &mut io);
+        if matches!(fate, Fate::Executed | Fate::Answered | Fate::NotReady) {
+            slot.source_port.learn(flow.source.port());
+        }
         // A fatal one has the right number as well.
         let confirms = fate.shows_life() || fate.is_fatal();
         let waiting = slot.connection.phase == Phase::ReplySent && confirms;
@@ -645,6 +667,7 @@ impl Endpoint {
             identification: None,
             fragmentable: None,
             contradicted: 0,
+            source_port: SourcePort::default(),
             qp,
             connection,
             settings,

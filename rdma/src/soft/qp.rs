@@ -249,6 +249,19 @@ impl QueuePair {
         }
     }
 
+    /// Whether a packet is the request that is next, or a response to one that is pending.
+    pub(super) fn is_expected(&self, packet: &Packet<'_>) -> bool {
+        match packet.row().request {
+            true => self.responder.ahead(packet.bth.psn) == 0,
+            false => self.requester.is_pending(packet),
+        }
+    }
+
+    /// Whether a packet is a request that comes before its turn.
+    pub(super) fn is_early(&self, packet: &Packet<'_>) -> bool {
+        packet.row().request && self.responder.ahead(packet.bth.psn) > 0
+    }
+
     /// The next datagram to send: answers first, then requests; but a mere acknowledgement last,
     /// where it can be the short end of a train. To be called until there is none.
     pub fn poll_transmit(&mut self, now: Instant, io: &mut Io<'_>) -> Option<Outgoing> {

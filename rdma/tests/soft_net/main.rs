@@ -2,6 +2,7 @@
 //! survive whatever the network does. Every failure names the seed that repeats it.
 
 mod identification;
+mod injection;
 mod random;
 mod strangers;
 mod vain;

@@ -66,6 +66,11 @@ impl Requester {
         Ok(true)
     }
 
+    /// Whether a packet answers one that is sent and not acknowledged.
+    pub(crate) fn is_pending(&self, packet: &Packet<'_>) -> bool {
+        self.outstanding(packet).is_some()
+    }
+
     /// Which of the packets sent and not acknowledged has this number.
     fn outstanding(&self, packet: &Packet<'_>) -> Option<u64> {
         let una = self.board.una();
