@@ -9,10 +9,13 @@ MAKEFLAGS += --no-print-directory
 # Packages and guests need root; everything else does not.
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 CARGO ?= cargo
-BUILD := $(abspath $(or $(CARGO_TARGET_DIR),build))
+# Paths may hold blanks: functions that split into words (abspath, wildcard) are not for them.
+BUILD := $(shell realpath -m -- "$${CARGO_TARGET_DIR:-build}")
 NVMFD := $(BUILD)/release/nvmfd
 NVMF := $(BUILD)/release/nvmf
-GUEST := $(SUDO) env NVMFD=$(NVMFD) STORE_TESTS=$(BUILD)/store-tests
+GUEST := $(SUDO) env NVMFD="$(NVMFD)" STORE_TESTS="$(BUILD)/store-tests"
+# Tools speak English and sort by bytes, whatever the user's language is.
+export LC_ALL := C
 
 # rdma-sys reads C headers with an old bindgen, which versions of libclang above 15 break.
 ifeq ($(origin LIBCLANG_PATH),undefined)
@@ -20,8 +23,8 @@ ifeq ($(origin LIBCLANG_PATH),undefined)
 endif
 
 PACKAGES := gcc libc6-dev pkg-config libclang-14-dev libibverbs-dev librdmacm-dev
-# What tests ask besides: tshark for what is on the wire; jq and fio for measuring.
-TEST_PACKAGES := tshark jq fio util-linux iproute2
+# What tests ask besides: tshark for what is on the wire; jq and fio for measuring; scripts run under each awk.
+TEST_PACKAGES := tshark jq fio util-linux iproute2 shellcheck gawk mawk busybox
 
 # Installs those of some Debian packages that are missing.
 define install
@@ -74,11 +77,11 @@ doc: packages # The documentation builds, every link leads somewhere
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 
 native: build # Target and host on this machine, by a user without any right
-	NVMFD=$(NVMFD) NVMF=$(NVMF) tests/demo/unprivileged
+	NVMFD="$(NVMFD)" NVMF="$(NVMF)" tests/demo/unprivileged
 
 guests: build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE, iWARP and our own transport, then Debian's own kernel with two reactors
 	@program=$$($(CARGO) test -p nvmfd --lib --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\))/\1/p'); \
-	  ln -sf "$$(readlink -f "$$program")" $(BUILD)/store-tests
+	  ln -sf "$$(readlink -f "$$program")" "$(BUILD)"/store-tests
 	$(GUEST) tests/vm/guests
 
 sim: packages ## Simulate hosts, network, target and disks: make sim SEEDS=10000 SWAPS=1000000
@@ -86,26 +89,26 @@ sim: packages ## Simulate hosts, network, target and disks: make sim SEEDS=10000
 	SWAPS=$(or $(SWAPS),100000) $(CARGO) test --release -p nvmfd --test queue no_update_is_lost -- --nocapture
 
 demo: build ## Watch it: target and host on this machine, no adapter, no kernel module, no root
-	NVMFD=$(NVMFD) NVMF=$(NVMF) tests/demo/demo $(BUILD)
+	NVMFD="$(NVMFD)" NVMF="$(NVMF)" tests/demo/demo "$(BUILD)"
 
 demo-guest: build ## Watch it with a stock Linux host, in a guest
-	$(GUEST) tests/vm/vm --kind uml run env NVMFD=$(NVMFD) $(CURDIR)/tests/vm/demo
+	$(GUEST) tests/vm/vm --kind uml run env NVMFD="$(NVMFD)" "$(CURDIR)"/tests/vm/demo
 
 bench: build test-packages ## Measure the soft fabric beside what this machine could do at best
-	NVMFD=$(NVMFD) NVMF=$(NVMF) UDP_LIMITS=$(BUILD)/release/udp_limits tests/bench/run $(BUILD)
+	NVMFD="$(NVMFD)" NVMF="$(NVMF)" UDP_LIMITS="$(BUILD)"/release/udp_limits tests/bench/run "$(BUILD)"
 
 loss: build test-packages ## Measure what the soft fabric keeps of that in a bad network
-	NVMFD=$(NVMFD) NVMF=$(NVMF) RELAY=$(BUILD)/release/relay tests/bench/loss
+	NVMFD="$(NVMFD)" NVMF="$(NVMF)" RELAY="$(BUILD)"/release/relay tests/bench/loss
 
 scale: build test-packages ## Measure what a thousand subsystems or namespaces cost, and 64 hosts with 16 queues each
-	NVMFD=$(NVMFD) NVMF=$(NVMF) CROWD=$(BUILD)/release/crowd tests/bench/scale
+	NVMFD="$(NVMFD)" NVMF="$(NVMF)" CROWD="$(BUILD)"/release/crowd tests/bench/scale
 
 qos: build test-packages ## See that limits hold and are shared equally
-	NVMFD=$(NVMFD) NVMF=$(NVMF) tests/bench/qos
+	NVMFD="$(NVMFD)" NVMF="$(NVMF)" tests/bench/qos
 
 cost: build ## Count the instructions that a command costs, which are the same each time
 	@$(call install,valgrind)
-	COST=$(BUILD)/release/cost tests/bench/cost
+	COST="$(BUILD)"/release/cost tests/bench/cost
 
 bench-guests: build ## Measure it beside the kernel's target, in both kinds of guest
 	$(GUEST) tests/vm/judge --kind uml bench
@@ -116,19 +119,19 @@ SECONDS_OF_FLOOD ?= 60
 hostile: build test-packages ## Twenty million mutated packets, five million messages, and floods, in memory and on sockets: some minutes
 	PACKETS=$(PACKETS) SECONDS=$(SECONDS_OF_FLOOD) SHARE=70 $(CARGO) test --release -p rdma --no-default-features \
 	  --test soft_hostile -- --nocapture --test-threads 1
-	NVMFD=$(NVMFD) NVMF=$(NVMF) ENEMY=$(BUILD)/release/enemy FLOOD=$(SECONDS_OF_FLOOD) tests/bench/hostile
+	NVMFD="$(NVMFD)" NVMF="$(NVMF)" ENEMY="$(BUILD)"/release/enemy FLOOD=$(SECONDS_OF_FLOOD) tests/bench/hostile
 
 FUZZ := $(BUILD)/fuzz
 TARGETS ?= authentication command config datagram endpoint message page queue session
 fuzz: packages ## Let a fuzzer choose what peers send: make fuzz SECONDS=60 TARGETS="queue endpoint"
 	@$(call install,g++)
 	@$(CARGO) fuzz --version >/dev/null 2>&1 || { echo "make: first: cargo install cargo-fuzz" >&2; exit 1; }
-	SEEDS=$(FUZZ)/corpus $(CARGO) test -p tests --no-default-features --test fuzz
+	SEEDS="$(FUZZ)"/corpus $(CARGO) test -p tests --no-default-features --test fuzz
 	@for target in $(TARGETS); do (set -x; \
-	  RUSTC_BOOTSTRAP=1 $(CARGO) fuzz build --sanitizer none --target-dir $(FUZZ) $$target; \
-	  mkdir -p $(FUZZ)/corpus/$$target; \
-	  $(FUZZ)/$$(rustc -vV | sed -n 's/^host: //p')/release/$$target $(FUZZ)/corpus/$$target \
-	    -artifact_prefix=$(FUZZ)/$$target- -max_len=4096 -timeout=20 -print_final_stats=1 \
+	  RUSTC_BOOTSTRAP=1 $(CARGO) fuzz build --sanitizer none --target-dir "$(FUZZ)" $$target; \
+	  mkdir -p "$(FUZZ)"/corpus/$$target; \
+	  "$(FUZZ)"/$$(rustc -vV | sed -n 's/^host: //p')/release/$$target "$(FUZZ)"/corpus/$$target \
+	    -artifact_prefix="$(FUZZ)"/$$target- -max_len=4096 -timeout=20 -print_final_stats=1 \
 	    -max_total_time=$(or $(SECONDS),60)); \
 	done
 
@@ -136,7 +139,7 @@ fuzz: packages ## Let a fuzzer choose what peers send: make fuzz SECONDS=60 TARG
 # sanitizer sees a wrong access the first time.
 SANITIZED := RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 PROPTEST_CASES=16 \
   CARGO_PROFILE_DEV_OPT_LEVEL=1 CARGO_PROFILE_DEV_DEBUG=line-tables-only CARGO_INCREMENTAL=0 $(CARGO) test \
-  --target x86_64-unknown-linux-gnu --target-dir $(BUILD)/asan --no-default-features
+  --target x86_64-unknown-linux-gnu --target-dir "$(BUILD)"/asan --no-default-features
 asan: packages ## Pool, soft fabric, ring and queue under AddressSanitizer: most of it is the build
 	$(SANITIZED) -p rdma --lib --test soft_qp --test soft_net --test soft_udp --test soft_group --test soft_loss --test soft_wire
 	$(SANITIZED) -p nvmfd --lib --test queue
@@ -144,24 +147,24 @@ asan: packages ## Pool, soft fabric, ring and queue under AddressSanitizer: most
 PREFIX ?= /usr/local
 SYSTEMD ?= $(PREFIX)/lib
 DOC := $(DESTDIR)$(PREFIX)/share/doc/nvmfd
-PROGRAMS := $(wildcard $(addprefix $(BUILD)/release/,nvmfd nvmfctl nvmf))
+PROGRAMS := $(shell cd "$(BUILD)/release" 2>/dev/null && ls -d nvmfd nvmfctl nvmf 2>/dev/null)
 # What was built is installed as it is: root needs no compiler.
 install: ## Install what `make build` has built: make install PREFIX=/usr/local DESTDIR=
-	install -D -m 755 -t $(DESTDIR)$(PREFIX)/bin $(PROGRAMS)
-	install -d $(DESTDIR)$(SYSTEMD)/systemd/system
+	cd "$(BUILD)"/release && install -D -m 755 -t "$(DESTDIR)$(PREFIX)"/bin $(PROGRAMS)
+	install -d "$(DESTDIR)$(SYSTEMD)"/systemd/system
 	for unit in nvmfd.service nvmfd.socket; do \
-	  sed 's,/usr/bin/nvmfd,$(PREFIX)/bin/nvmfd,; s,/usr/share/doc,$(PREFIX)/share/doc,' configs/$$unit \
-	    >$(DESTDIR)$(SYSTEMD)/systemd/system/$$unit; \
+	  sed 's,/usr/bin/nvmfd,$(PREFIX)/bin/nvmfd,; s,/usr/share/doc,$(PREFIX)/share/doc,' configs/$$unit | \
+	    install -m 644 /dev/stdin "$(DESTDIR)$(SYSTEMD)"/systemd/system/$$unit; \
 	done
-	install -D -m 644 configs/sysusers.conf $(DESTDIR)$(SYSTEMD)/sysusers.d/nvmfd.conf
-	install -D -m 644 configs/tmpfiles.conf $(DESTDIR)$(SYSTEMD)/tmpfiles.d/nvmfd.conf
-	install -D -m 644 -t $(DOC) README.md
-	install -D -m 644 -t $(DOC)/docs docs/support.md docs/why.md
-	install -D -m 644 -t $(DOC)/docs/src docs/src/*
-	install -D -m 644 -t $(DOC)/examples configs/nvmfd.toml configs/notify-reload.conf \
+	install -D -m 644 configs/sysusers.conf "$(DESTDIR)$(SYSTEMD)"/sysusers.d/nvmfd.conf
+	install -D -m 644 configs/tmpfiles.conf "$(DESTDIR)$(SYSTEMD)"/tmpfiles.d/nvmfd.conf
+	install -D -m 644 -t "$(DOC)" README.md
+	install -D -m 644 -t "$(DOC)"/docs docs/support.md docs/why.md
+	install -D -m 644 -t "$(DOC)"/docs/src docs/src/*
+	install -D -m 644 -t "$(DOC)"/examples configs/nvmfd.toml configs/notify-reload.conf \
 	  configs/prometheus-alerts.yml configs/grafana-dashboard.json
-	install -D -m 644 -t $(DOC)/examples/fio configs/fio/*
-	for program in $(PROGRAMS); do "$$program" install-files $(DESTDIR)$(PREFIX)/share; done
+	install -D -m 644 -t "$(DOC)"/examples/fio configs/fio/*
+	umask 022; for program in $(PROGRAMS); do "$(BUILD)"/release/$$program install-files "$(DESTDIR)$(PREFIX)"/share; done
 
 # Packages say which commit they are of; the same commit makes the same package.
 VERSION := $(shell cargo_version=$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1); \
@@ -169,25 +172,25 @@ VERSION := $(shell cargo_version=$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.to
   echo "$$cargo_version+$$(git log -1 --format=%cd --date=format:%Y%m%d 2>/dev/null || echo 0).$$(git rev-parse --short=9 HEAD 2>/dev/null || echo source)")
 deb: packages ## A Debian package of this commit: build/nvmfd_VERSION_ARCHITECTURE.deb
 	NVMFD_VERSION=$(VERSION) $(CARGO) build --release -p nvmfd -p initiator
-	configs/debian/build $(BUILD) $(VERSION)
+	configs/debian/build "$(BUILD)" $(VERSION)
 
 rpm: packages ## The same as an RPM package, where rpmbuild is: build/nvmfd-VERSION-1.ARCHITECTURE.rpm
 	@command -v rpmbuild >/dev/null || { echo "make: first: install rpmbuild (Debian: the package rpm)" >&2; exit 1; }
 	NVMFD_VERSION=$(VERSION) $(CARGO) build --release -p nvmfd -p initiator
-	configs/rpm/build $(BUILD) $(VERSION)
+	configs/rpm/build "$(BUILD)" $(VERSION)
 
 test-package: deb ## Install, start, use, upgrade, remove and purge the package under a real systemd, in a guest
-	$(SUDO) tests/package/run $(BUILD)/nvmfd_$(VERSION)_$$(dpkg --print-architecture).deb
+	$(SUDO) tests/package/run "$(BUILD)"/nvmfd_$(VERSION)_$$(dpkg --print-architecture).deb
 
 container: build ## Build the image of the Containerfile with podman, and try it; meant for a user without root
 	@command -v podman >/dev/null && command -v jq >/dev/null || { echo "make: first: install podman and jq" >&2; exit 1; }
 	podman build -t nvmfd --build-arg NVMFD_VERSION=$(VERSION) .
-	NVMF=$(NVMF) tests/package/container nvmfd
+	NVMF="$(NVMF)" tests/package/container nvmfd
 
 sbom: ## The bill of materials, as CycloneDX: build/nvmfd.cdx.json
 	@$(call install,jq)
-	@mkdir -p $(BUILD)
-	NVMFD_VERSION=$(VERSION) configs/sbom >$(BUILD)/nvmfd.cdx.json
+	@mkdir -p "$(BUILD)"
+	NVMFD_VERSION=$(VERSION) configs/sbom >"$(BUILD)"/nvmfd.cdx.json
 
 book: ## The book as HTML, where mdbook is installed: build/book/index.html
 	@command -v mdbook >/dev/null || { echo "make: first: cargo install mdbook; or read docs/src" >&2; exit 1; }

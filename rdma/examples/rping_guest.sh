@@ -4,6 +4,8 @@
 # it replaces RDMA devices.
 #   rping_guest.sh rxe|siw SERVER [INTERFACE]
 set -u
+export LC_ALL=C
+umask 022
 kind=$1 server=$2 if=${3:-eth0} failed=0
 ulimit -l unlimited
 for old in $(rdma link | sed -n 's/^link \(.*\)\/.*/\1/p'); do rdma link del "$old"; done
