@@ -40,7 +40,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build test format lint unit doc native guests sim demo demo-guest bench loss scale qos cost bench-guests hostile fuzz asan install deb rpm test-package container sbom book vm clean
+.PHONY: help packages test-packages build test format lint unit doc native guests mutants sim demo demo-guest bench loss scale qos cost bench-guests hostile fuzz asan install deb rpm test-package container sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -52,6 +52,9 @@ packages: ## Install the Debian packages that a build needs, where they are miss
 
 test-packages: packages
 	@$(call install,$(TEST_PACKAGES))
+	@command -v promtool >/dev/null || [ -x "$(BUILD)/promtool" ] || { mkdir -p "$(BUILD)/deb" && cd "$(BUILD)/deb" && \
+	  apt-get -qq -o APT::Sandbox::User=root download prometheus && \
+	  dpkg-deb --fsys-tarfile prometheus_*.deb | tar -xO ./usr/bin/promtool >../promtool && chmod 755 ../promtool; }
 
 build: packages ## Build the daemon: build/release/nvmfd
 	$(CARGO) build --release --workspace
@@ -83,6 +86,9 @@ guests: build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE, iWARP and our o
 	@program=$$($(CARGO) test -p nvmfd --lib --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\))/\1/p'); \
 	  ln -sf "$$(readlink -f "$$program")" "$(BUILD)"/store-tests
 	$(GUEST) tests/vm/guests
+
+mutants: test-packages ## Break one line of the safety code at a time, and see that the tests notice: make mutants ONLY="soft disk::" TOGETHER=1
+	tests/mutants/run $(if $(TOGETHER),--together) $(if $(SAMPLE),--sample $(SAMPLE)) $(ONLY)
 
 sim: packages ## Simulate hosts, network, target and disks: make sim SEEDS=10000 SWAPS=1000000
 	$(CARGO) run --release -p tests --bin sim -- --seeds $(or $(SEEDS),1000)

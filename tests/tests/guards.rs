@@ -203,6 +203,21 @@ fn scripts_can_be_run_and_stop_at_the_first_failure() {
     }
 }
 
+/// `promtool` is of Debian's package `prometheus`; `make test-packages` takes it out of there, so
+/// that no server is installed.
+#[test]
+fn the_alerts_are_rules_that_prometheus_loads() {
+    let beside = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../promtool");
+    let own = beside.exists().then(|| beside.into_os_string());
+    let output = Command::new(own.unwrap_or_else(|| "promtool".into()))
+        .args(["check", "rules"])
+        .arg(root().join("configs/prometheus-alerts.yml"))
+        .output()
+        .expect("promtool is there: `make test-packages` fetches it");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+}
+
 /// Commands that a limit holds back are in the stage "wait" as well.
 #[test]
 fn no_alert_takes_a_limit_for_a_lack_of_buffers() {

@@ -56,9 +56,9 @@ pub(crate) const SAMPLES: &[Sample] = &[
     Sample {
         script: "tests/bench/loss",
         variables: &[],
-        input: "loss 1%\tread 4k\t800\t1000\nloss 1%\tread 4k\t900\t1000\nloss 1%\tread 4k\t700\t1000\nloss 5%\tread 4k\t300\t1000\n",
-        output: "loss 1%                  read 4k                                   800   80 % (70, 90)\nloss 5%                  read 4k                                   300   30 % (30, 30)\n",
-        status: 0,
+        input: "loss\t--loss 1\t800\t1000\nloss\t--loss 1\t500\t1000\nloss\t--loss 1\t550\t1000\nloss\t--loss 5\t300\t1000\n",
+        output: "loss                     --loss 1                                  550   55 % (50, 80)\nloss                     --loss 5                                  300   30 % (30, 30)\n\nloss, --loss 1: 55 %, not 60 %\n",
+        status: 1,
     },
     Sample {
         script: "tests/bench/qos",
