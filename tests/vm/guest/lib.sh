@@ -250,6 +250,18 @@ fio_start() { # NAME ARGS...: in the background
   FIO=$!
 }
 
+# Commands that have ended at the devices of the host's controllers, by the kernel's own count.
+commands_done() {
+  local stat reads writes sum=0
+  for stat in /sys/block/nvme*/stat; do
+    read -r reads _ _ _ writes _ <"$stat" && sum=$((sum + reads + writes))
+  done
+  echo "$sum"
+}
+has_done() { [ "$(commands_done)" -ge "$1" ]; } # COUNT
+# under_way [COUNT]: so many commands more have ended, which is what a load that is under way does
+under_way() { wait_for 30 has_done $(($(commands_done) + ${1:-64})); }
+
 fio_stop() { # DESCRIPTION NAME: it has run for long enough
   # once: `timeout` would pass the signal on twice, and fio's second thread gives up at the second
   kill -INT "$(pgrep -o -P "$FIO")"
