@@ -31,6 +31,8 @@ fates! {
     Message = "message",
     /// Not a packet: too short, another version, an unknown operation code.
     Malformed = "malformed",
+    /// To many hosts at once: a broadcast or multicast address.
+    Broadcast = "broadcast",
     /// Of another partition.
     Partition = "partition",
     /// For a queue pair that there is not.

@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -154,6 +154,11 @@ pub(super) struct Message {
     to: IpAddr,
     tos: u8,
     mad: [u8; MAD_BYTES],
+}
+
+/// Whether an address is that of many hosts: connections are between two.
+fn is_broadcast(address: IpAddr) -> bool {
+    address.is_multicast() || address == IpAddr::V4(Ipv4Addr::BROADCAST)
 }
 
 /// See the module.
@@ -340,6 +345,7 @@ impl Endpoint {
         let flow = Flow { source: from, destination: SocketAddr::new(to.ip(), ROCE_PORT) };
         let fate = match Packet::parse(datagram) {
             Err(_) => Fate::Malformed,
+            Ok(_) if is_broadcast(to.ip()) => Fate::Broadcast,
             Ok(packet) if packet.bth.destination == Qpn::GSI => {
                 self.handle_management(now, &flow, &packet, datagram, region)
             }

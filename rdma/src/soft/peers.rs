@@ -401,6 +401,9 @@ impl Endpoint {
 mod tests {
     use super::super::config::Config;
     use super::super::connection::{Connection, Offer};
+    use super::super::header::{Bth, Deth, Extended, GSI_QKEY, HeaderBytes, ICRC_BYTES};
+    use super::super::icrc::{Flow, Icrc};
+    use super::super::opcode::Opcode;
     use super::super::psn::{Psn, Qpn};
     use super::*;
     use crate::{Pool, PoolPlan, QpLimits};
@@ -442,6 +445,19 @@ mod tests {
         connection.request(&offer, 4420, 4791, b"")
     }
 
+    /// The datagram of a message of connection management.
+    fn datagram(flow: Flow, mad: &[u8; MAD_BYTES]) -> Vec<u8> {
+        let bth = Bth::new(Opcode::UdSendOnly, Qpn::GSI, Psn::default());
+        let deth = Some(Deth { qkey: GSI_QKEY, source: Qpn::GSI });
+        let head = HeaderBytes::emit(&bth, &Extended { deth, ..Extended::default() });
+        let mut bytes = [head.as_slice(), mad].concat();
+        let first: [u8; Bth::BYTES] = *bytes.first_chunk().unwrap();
+        let mut icrc = Icrc::start(&flow, 0, bytes.len() + ICRC_BYTES, &first);
+        icrc.update(&bytes[Bth::BYTES..]);
+        bytes.extend(icrc.finish());
+        bytes
+    }
+
     #[test]
     fn a_request_that_no_answer_can_reach_is_dropped() {
         let pool = pool();
@@ -454,6 +470,27 @@ mod tests {
             let got = endpoint.on_message(Instant::now(), from, to, &mad, pool.region());
             assert_eq!(got, fate, "{from}");
         }
+    }
+
+    /// Each of many targets would make a queue pair for it.
+    #[test]
+    fn a_request_to_everybody_is_for_nobody() {
+        let pool = pool();
+        let mut endpoint = Endpoint::new(Config::default(), Box::new(|| 3));
+        endpoint.listen("0.0.0.0:4420".parse().unwrap());
+        let from = SocketAddr::from(([10, 0, 0, 1], 4791));
+        for (to, fate) in [
+            ("10.0.0.3", Fate::Message),
+            ("255.255.255.255", Fate::Broadcast),
+            ("224.0.0.1", Fate::Broadcast),
+        ] {
+            let to = SocketAddr::new(to.parse().unwrap(), 4791);
+            let mad = request(from.ip(), to.ip(), 7);
+            let bytes = datagram(Flow { source: from, destination: to }, &mad);
+            endpoint.handle(Instant::now(), from, to, 0, &bytes, pool.region());
+            assert_eq!(endpoint.counters()[fate], 1 + u64::from(to.ip().is_multicast()), "{to}");
+        }
+        assert!(endpoint.poll_event().is_some() && endpoint.poll_event().is_none());
     }
 
     /// A reactor may serve what has come to another one, where the next request comes as well.

@@ -177,6 +177,12 @@ impl Bound {
             match message {
                 ControlMessageOwned::Ipv4PacketInfo(info) => {
                     to = Ipv4Addr::from(u32::from_be(info.ipi_addr.s_addr)).into();
+                    // Of a datagram for us alone both are the same, so this is how to tell one for
+                    // all hosts of a subnet.
+                    let ours = info.ipi_spec_dst.s_addr;
+                    if ours != 0 && ours != info.ipi_addr.s_addr {
+                        to = Ipv4Addr::BROADCAST.into();
+                    }
                 }
                 ControlMessageOwned::Ipv6PacketInfo(info) => {
                     to = Ipv6Addr::from(info.ipi6_addr.s6_addr).into();
@@ -259,7 +265,10 @@ impl Refusal {
         }
         let remedy = match self {
             Refusal::Claimed => {
-                "another soft fabric has it: stop that one, or use another address".to_owned()
+                format!(
+                    "another soft fabric has it: stop that one, or use another address (`ss -xlp | \
+                     grep 'nvmfd-rocev2 {address}'` shows which process has its name)"
+                )
             }
             Refusal::System(e) if e.kind() == ErrorKind::AddrInUse => taken(),
             Refusal::System(e) if e.kind() == ErrorKind::AddrNotAvailable => {
