@@ -40,7 +40,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build test format lint unit doc native guests mutants sim demo demo-guest bench loss scale qos cost bench-guests hostile fuzz asan install deb rpm test-package container sbom book vm clean
+.PHONY: help packages test-packages build test format lint unit doc native guests mutants sim demo demo-guest bench loss scale qos cost bench-guests hostile torture fuzz asan install deb rpm test-package container sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -126,6 +126,10 @@ hostile: build test-packages ## Twenty million mutated packets, five million mes
 	PACKETS=$(PACKETS) SECONDS=$(SECONDS_OF_FLOOD) SHARE=70 $(CARGO) test --release -p rdma --no-default-features \
 	  --test soft_hostile -- --nocapture --test-threads 1
 	NVMFD="$(NVMFD)" NVMF="$(NVMF)" ENEMY="$(BUILD)"/release/enemy FLOOD=$(SECONDS_OF_FLOOD) tests/bench/hostile
+
+HOURS ?= 2
+torture: build test-packages ## Every guarantee of docs/reliability.md at full size, then a soak: make torture HOURS=12
+	NVMFD="$(NVMFD)" tests/torture --hours $(HOURS) $(ITEMS)
 
 FUZZ := $(BUILD)/fuzz
 TARGETS ?= authentication command config datagram endpoint message page queue session
