@@ -481,8 +481,9 @@ fn life() -> Vec<Change> {
 
 /// The process that is killed: not a test by itself. Tells every change that is kept.
 #[test]
+#[ignore = "run by another test, in a process that is killed"]
 fn killed_between_two_steps() {
-    let Some((folder, steps)) = doomed() else { return };
+    let (folder, steps) = doomed();
     let mut declared = Declared::load_with(&folder.join("nvmfd.toml"), None).unwrap();
     kill_before(steps);
     for (index, change) in life().into_iter().enumerate() {

@@ -92,8 +92,9 @@ fn save(changed: &Declared) -> usize {
 
 /// The process that is killed: not a test by itself.
 #[test]
+#[ignore = "run by another test, in a process that is killed"]
 fn killed_between_two_steps_of_saving() {
-    let Some((folder, steps)) = doomed() else { return };
+    let (folder, steps) = doomed();
     let declared = Declared::load_with(&folder.join("nvmfd.toml"), None).unwrap();
     kill_before(steps);
     let saving = begin(&declared);

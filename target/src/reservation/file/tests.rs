@@ -133,8 +133,9 @@ const OWN: &str = "reservation::file::tests::killed_between_two_steps";
 
 /// Not a test by itself. Tells every order that is done.
 #[test]
+#[ignore = "run by another test, in a process that is killed"]
 fn killed_between_two_steps() {
-    let Some((folder, steps)) = doomed() else { return };
+    let (folder, steps) = doomed();
     let reservation = reservation(&folder).unwrap();
     kill_before(steps);
     for (index, (host, order)) in orders().iter().enumerate() {

@@ -429,8 +429,9 @@ fn size_after(orders: usize) -> u32 {
 
 /// Not a test by itself. Fills the namespace and formats it, and so on.
 #[test]
+#[ignore = "run by another test, in a process that is killed"]
 fn killed_between_two_steps() {
-    let Some((folder, steps)) = doomed() else { return };
+    let (folder, steps) = doomed();
     let (shelf, _) = shelf(&config(&folder, 4096, "allow_format = true\n"));
     for index in 0..ORDERS {
         fill(&folder, size_mark(size_after(index as usize)));
