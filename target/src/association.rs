@@ -47,6 +47,8 @@ pub struct Association {
     ended_for: AtomicU8,
     /// Its own host has brought its end about.
     blamed: AtomicBool,
+    /// It is to have a fatal error, which its admin queue has not told yet.
+    fatal: AtomicBool,
     /// Counts controller resets; an I/O queue of an earlier count must close.
     epoch: AtomicU16,
     /// The host has proved itself on the admin queue, where it must.
@@ -93,6 +95,7 @@ impl Association {
             closed: AtomicBool::new(false),
             ended_for: AtomicU8::new(0),
             blamed: AtomicBool::new(false),
+            fatal: AtomicBool::new(false),
             epoch: AtomicU16::new(0),
             proved: AtomicBool::new(false),
             retry_delays: AtomicBool::new(false),
@@ -179,6 +182,16 @@ impl Association {
     /// Whether its own host has brought its end about.
     pub fn is_blamed(&self) -> bool {
         self.blamed.load(Ordering::Relaxed)
+    }
+
+    /// The controller is to have a fatal error (CSTS.CFS), when its admin queue next looks.
+    pub fn order_fatal_error(&self) {
+        self.fatal.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it is to have a fatal error that has not been told yet; asked once, it is.
+    pub fn take_fatal_error(&self) -> bool {
+        self.fatal.load(Ordering::Relaxed) && self.fatal.swap(false, Ordering::Relaxed)
     }
 
     /// How many controller resets there were.

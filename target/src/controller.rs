@@ -258,6 +258,20 @@ impl Controller {
         }
     }
 
+    /// A fatal error: CSTS.CFS is set, the host is told by an event, and the I/O queues close, until
+    /// the host resets the controller ("Controller Status", "Asynchronous Event Information - Error
+    /// Status"). False where it serves nothing that could fail.
+    pub fn fail_fatally(&mut self) -> bool {
+        if self.life != Life::Ready {
+            return false;
+        }
+        self.life = Life::Failed;
+        self.association.next_epoch();
+        self.association.set_ready(false);
+        self.events.failed();
+        true
+    }
+
     /// The connection or the host is lost: nothing is served any more.
     pub fn fail(&mut self) {
         self.life = Life::Failed;

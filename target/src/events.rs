@@ -17,6 +17,8 @@ const CHANGED_MAX: usize = 1024;
 /// An event that we raise.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Event {
+    /// The controller has a fatal error: log page 01h. Before all others.
+    Fatal,
     /// Something is wrong with a store: log page 02h.
     Reliability,
     /// The namespaces have changed: log page 04h.
@@ -31,7 +33,7 @@ pub enum Event {
 
 impl Event {
     /// The bit of Asynchronous Event Configuration (and of OAES) that enables it; 0 for one that
-    /// is told always, because it has a mask of its own (feature 82h).
+    /// is told always, because it has a mask of its own (feature 82h) or none.
     #[must_use]
     pub fn enable_bit(self) -> u32 {
         match self {
@@ -40,7 +42,7 @@ impl Event {
             Event::NamespaceAttribute => 1 << 8,
             Event::Ana => 1 << 11,
             Event::DiscoveryLog => 1 << 31,
-            Event::ReservationLog => 0,
+            Event::Fatal | Event::ReservationLog => 0,
         }
     }
 
@@ -48,6 +50,7 @@ impl Event {
     #[must_use]
     pub fn dw0(self) -> u32 {
         match self {
+            Event::Fatal => AsyncEvent::PERSISTENT_INTERNAL_ERROR.0,
             Event::Reliability => AsyncEvent::SUBSYSTEM_RELIABILITY.0,
             Event::NamespaceAttribute => AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED.0,
             Event::Ana => AsyncEvent::ANA_CHANGE.0,
@@ -116,6 +119,11 @@ impl Events {
     /// Raises the event that a store is no longer as it should be.
     pub fn reliability_degraded(&mut self) {
         self.pending.insert(Event::Reliability);
+    }
+
+    /// Raises the event of a fatal error.
+    pub fn failed(&mut self) {
+        self.pending.insert(Event::Fatal);
     }
 
     /// Raises the discovery event.

@@ -445,6 +445,7 @@ impl Queue {
     pub fn tick(&mut self, io: &mut Io<'_>) {
         self.hand_in(io.now);
         self.serve_turns(io);
+        self.look_for_fatal_error(io);
         let admitted = self.is_admitted();
         // What only follows from something else has no cause.
         let end = match &mut self.serves {

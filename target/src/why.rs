@@ -281,6 +281,13 @@ causes! {
     CommandIdInUse, "command-id-in-use", Running,
         "a command id that is in use",
         "update the host's driver: two commands under one name cannot be told apart";
+    Disconnected, "disconnected", Running,
+        "an administrator had it disconnected (nvmfctl controller disconnect)",
+        "nothing: a host that wants to stay connects again by itself; to keep it out, take it from \
+         those that the subsystem admits (nvmfctl host deny)";
+    FailedOnPurpose, "failed-on-purpose", Running,
+        "an administrator had the controller fail (nvmfctl controller fail)",
+        "nothing: the host resets its controller, or connects again";
     SubsystemRemoved, "subsystem-removed", Running,
         "its subsystem was removed from the configuration",
         "disconnect it on the host (nvme disconnect -n), or add the subsystem again and reload";

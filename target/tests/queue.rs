@@ -7,6 +7,8 @@ mod abort;
 mod begin;
 #[path = "queue/copying.rs"]
 mod copying;
+#[path = "queue/failing.rs"]
+mod failing;
 #[path = "queue/fair.rs"]
 mod fair;
 #[path = "queue/formatting.rs"]

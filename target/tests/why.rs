@@ -122,6 +122,16 @@ fn provoke(cause: Cause) -> Vec<Record> {
             world.send(queue, &request, &[]);
             world.send(queue, &request, &[]);
         }),
+        Cause::Disconnected => running(|world, queue| {
+            let id = queue.association().unwrap().id;
+            assert!(world.registry.disconnect(id).is_some() && queue.is_admitted());
+            queue.tick(&mut world.io());
+        }),
+        Cause::FailedOnPurpose => running(|world, queue| {
+            let id = queue.association().unwrap().id;
+            assert!(world.registry.fail(id).is_some());
+            queue.tick(&mut world.io());
+        }),
         Cause::SubsystemRemoved => running(|world, queue| {
             world.registry.withdraw(&subsystem().nqn);
             queue.tick(&mut world.io());

@@ -177,6 +177,26 @@ fn a_connected_host_is_seen_and_lives_with_what_changes() {
     assert_eq!(daemon.get("/v1/namespaces").as_array().unwrap().len(), 1);
     one.write(range(1), &block, false).expect("as it was");
 
+    // A controller is disconnected, or fails; whoever asks for one that is not there is told so.
+    let id = |daemon: &Daemon| daemon.get("/v1/controllers")[0]["id"].clone();
+    for (what, cause) in [("disconnect", "disconnected"), ("fail", "failed-on-purpose")] {
+        let mut other = host("127.0.44.8").expect("a connection");
+        one.disconnect();
+        let order = format!("/v1/controllers/{}/{what}", id(&daemon));
+        let (status, outcome) = ask(&daemon.socket(), "POST", &order, "");
+        assert_eq!(status, 200, "{outcome}");
+        assert!(outcome["differences"][0].as_str().unwrap().contains(HOST));
+        while other.write(range(1), &block, false).is_ok() {}
+        assert!(daemon.get("/v1/why").to_string().contains(cause));
+        drop(other);
+        one = host("127.0.44.9").expect("it connects again");
+        one.write(range(1), &block, false).expect("and is served");
+        assert_eq!(
+            ask(&daemon.socket(), "POST", &format!("/v1/controllers/99999/{what}"), "").0,
+            404
+        );
+    }
+
     // Who is no longer wanted goes, and comes back when wanted again.
     daemon.made(json!({"change": "deny_host", "subsystem": NQN, "host": HOST}));
     while one.write(range(1), &block, false).is_ok() {}

@@ -119,6 +119,7 @@ fn acknowledge(lid: LogId, controller: &mut Controller) {
         LogId::CHANGED_NAMESPACES => events.acknowledge(Event::NamespaceAttribute),
         LogId::ANA => events.acknowledge(Event::Ana),
         LogId::SMART => events.acknowledge(Event::Reliability),
+        LogId::ERROR => events.acknowledge(Event::Fatal),
         LogId::DISCOVERY => events.acknowledge(Event::DiscoveryLog),
         LogId::RESERVATION_NOTIFICATION => {
             controller.association.reservations.acknowledge();

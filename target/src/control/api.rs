@@ -60,6 +60,7 @@ fn reading() -> OpenApiRouter<Managed> {
 fn changing() -> OpenApiRouter<Managed> {
     OpenApiRouter::new()
         .merge(changes::changing())
+        .merge(controllers::changing())
         .merge(log::changing())
         .merge(protection::routes())
 }

@@ -57,6 +57,9 @@ pub fn differences(old: &Config, new: &Config) -> Vec<String> {
 
 type Tree = Map<String, Value>;
 
+/// Keys of a subsystem that a host is told when it connects, and that hold until it does so again.
+const ON_CONNECT: [&str; 3] = ["queue_depth", "io_queues", "mdts"];
+
 fn subsystem(
     lines: &mut Vec<String>,
     (was, mut old): (&SubsystemConfig, Tree),
@@ -74,7 +77,13 @@ fn subsystem(
         old.remove(told);
         new.remove(told);
     }
+    let before = lines.len();
     keys(lines, nqn.as_str(), &old, &new);
+    for line in lines.iter_mut().skip(before) {
+        if ON_CONNECT.iter().any(|key| line.starts_with(&format!("~ {nqn} {key} "))) {
+            line.push_str(" (for hosts that connect from now on; others when they connect again)");
+        }
+    }
     for (was, now) in pairs((&was.namespaces, &is.namespaces), |n| n.nsid) {
         match (was, now) {
             (Some(was), None) => lines.push(format!("- {}", shown(was, is))),

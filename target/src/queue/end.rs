@@ -79,6 +79,16 @@ impl Queue {
         }
     }
 
+    /// An administrator wants the controller to fail.
+    pub(super) fn look_for_fatal_error(&mut self, io: &mut Io<'_>) {
+        let Serves::Admin(controller) = &mut self.serves else { return };
+        if controller.association.take_fatal_error() && controller.fail_fatally() {
+            // Its I/O queues close.
+            io.registry.wake_reactors();
+            self.tell(Cause::FailedOnPurpose, "".into(), io);
+        }
+    }
+
     #[cold]
     pub(super) fn end_for(&mut self, fault: Fault, io: &mut Io<'_>) {
         match Cause::of_fault(fault) {

@@ -7,6 +7,7 @@ use std::time::Instant;
 use super::{Entry, Registry};
 use crate::association::Association;
 use crate::subsystem::Subsystem;
+use crate::why::Cause;
 
 /// One controller, and so one association, as it is at a moment.
 #[derive(Clone, Debug)]
@@ -32,6 +33,27 @@ impl Registry {
         let mut all: Vec<_> = self.lock().associations.values().map(Controller::of).collect();
         all.sort_by_key(|controller| controller.association.id);
         all
+    }
+
+    /// Ends one association, by its id: its connections close, and its host may connect again.
+    /// None when there is none.
+    pub fn disconnect(&self, id: u64) -> Option<Controller> {
+        let controller = self.controller(id)?;
+        controller.association.end(Cause::Disconnected);
+        self.wake_reactors();
+        Some(controller)
+    }
+
+    /// Gives one controller a fatal error, by the id of its association. None when there is none.
+    pub fn fail(&self, id: u64) -> Option<Controller> {
+        let controller = self.controller(id)?;
+        controller.association.order_fatal_error();
+        self.wake_reactors();
+        Some(controller)
+    }
+
+    fn controller(&self, id: u64) -> Option<Controller> {
+        self.lock().associations.get(&id).map(Controller::of)
     }
 
     /// All subsystems that are served, by their names.

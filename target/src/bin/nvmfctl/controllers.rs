@@ -1,9 +1,43 @@
-//! `nvmfctl controllers`.
+//! `nvmfctl controllers` and `nvmfctl controller`.
 
-use nvmfd::api::{Controller, ControllerState};
+use clap::Subcommand;
+use hyper::Method;
+use nvmfd::api::{Controller, ControllerState, Outcome};
 
+use crate::change;
 use crate::client::Client;
 use crate::output::{Failure, Output, duration, table};
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// List who is connected
+    List,
+    /// End the connections of one controller; its host may connect again, as Linux does by itself
+    Disconnect {
+        /// Its id, the first column of `nvmfctl controllers`
+        id: u64,
+    },
+    /// Give one controller a fatal error (CSTS.CFS); its host resets it or connects again
+    Fail {
+        /// Its id, the first column of `nvmfctl controllers`
+        id: u64,
+    },
+}
+
+pub(crate) async fn change(
+    command: Command,
+    client: &Client,
+    output: Output,
+) -> Result<(), Failure> {
+    let path = match command {
+        Command::List => return run(client, output).await,
+        Command::Disconnect { id } => format!("/v1/controllers/{id}/disconnect"),
+        Command::Fail { id } => format!("/v1/controllers/{id}/fail"),
+    };
+    let done = client.send::<Outcome>(Method::POST, &path, &()).await?;
+    output.answer(&done, change::text);
+    Ok(())
+}
 
 pub(crate) async fn run(client: &Client, output: Output) -> Result<(), Failure> {
     output.answer(&client.get::<Vec<Controller>>("/v1/controllers").await?, |all| list(all));
@@ -13,6 +47,7 @@ pub(crate) async fn run(client: &Client, output: Output) -> Result<(), Failure> 
 fn list(all: &[Controller]) -> String {
     let rows = all.iter().map(|each| {
         [
+            each.id.to_string(),
             each.host.clone(),
             each.source.clone(),
             each.subsystem.clone(),
@@ -22,7 +57,7 @@ fn list(all: &[Controller]) -> String {
             state(each),
         ]
     });
-    let heads = ["HOST", "FROM", "SUBSYSTEM", "CNTLID", "QUEUES", "FOR", "STATE"];
+    let heads = ["ID", "HOST", "FROM", "SUBSYSTEM", "CNTLID", "QUEUES", "FOR", "STATE"];
     table(heads, rows, "no host is connected")
 }
 

@@ -77,6 +77,9 @@ enum Family {
     Ana(ana::Command),
     /// Who is connected
     Controllers,
+    /// Disconnect one controller, or have it fail
+    #[command(subcommand)]
+    Controller(controllers::Command),
     /// Why hosts were refused or have lost their connection, the latest first
     Why(why::Command),
     /// What stands in the way on this machine; needs no daemon
@@ -179,6 +182,7 @@ async fn run(family: Family, client: &Client, output: Output) -> Result<(), Fail
             Ok(())
         }
         Family::Controllers => controllers::run(client, output).await,
+        Family::Controller(command) => controllers::change(command, client, output).await,
         Family::Why(command) => why::run(command, client, output).await,
         Family::Doctor(command) => doctor::run(command, output),
         Family::Stats(wanted) => stats::run(wanted, client, output).await,
@@ -201,6 +205,9 @@ fn without_dry_run(family: &Family) -> Option<&'static str> {
             "to forget cannot be tried: `nvmfctl changes list` shows what is not in force, and \
              would be forgotten",
         ),
+        Family::Controller(
+            controllers::Command::Disconnect { .. } | controllers::Command::Fail { .. },
+        ) => Some("this cannot be tried: `nvmfctl controllers` shows whom it would be done to"),
         Family::Log { level: Some(_) } => {
             Some("a level cannot be tried: `nvmfctl log` shows the one of now")
         }
