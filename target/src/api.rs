@@ -12,6 +12,7 @@ mod protection;
 pub mod stats;
 mod status;
 mod subsystem;
+mod trust;
 mod why;
 
 use serde::{Deserialize, Serialize};
@@ -24,6 +25,7 @@ pub use log::Log;
 pub use protection::{Protect, WriteProtection};
 pub use status::{Listener, Status};
 pub use subsystem::{Host, Kind, Namespace, NamespaceState, Subsystem};
+pub use trust::Trust;
 pub use why::Why;
 
 /// Why a request was not fulfilled.

@@ -10,6 +10,7 @@ use nvme::{Nqn, Status};
 
 use crate::ana::{AnaStates, Reach};
 use crate::reservation::Standing;
+use crate::unflushed::Unflushed;
 use crate::usage::{Counters, Usage};
 use crate::why::Cause;
 
@@ -66,6 +67,8 @@ pub struct Association {
     pub subsystem_usage: Arc<Usage>,
     /// How it stands with reservations.
     pub reservations: Standing,
+    /// What its host has written and not flushed, by whichever controller.
+    pub unflushed: Arc<Unflushed>,
     /// Namespaces that are not what they were.
     pub changes: Changes,
     /// How well it reaches the groups of namespaces.
@@ -105,6 +108,7 @@ impl Association {
             usage: Counters::default(),
             subsystem_usage: Arc::default(),
             reservations,
+            unflushed: Arc::new(Unflushed::none()),
             changes: Changes::default(),
             reach: Reach::default(),
         }

@@ -22,10 +22,11 @@ const FILE: &str = "names";
 const FIRST_LINE: &str = "nvmfd names 1";
 
 /// What is kept by UUID, and what it is called.
-const KINDS: [(&str, &str); 3] = [
+const KINDS: [(&str, &str); 4] = [
     ("reservation", "a reservation"),
     ("protection", "write protection"),
     ("uncorrectable", "blocks that cannot be read"),
+    ("trust", "a failed flush"),
 ];
 
 /// The stores by UUID, in the words of [`of_path`].

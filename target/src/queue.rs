@@ -39,6 +39,7 @@ mod reserve;
 mod scatter;
 mod slot;
 mod turn;
+mod unflushed;
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -48,7 +49,7 @@ use std::time::{Duration, Instant};
 use nvme::cm;
 
 use rdma::{Buf, Completion, Fabric, Fault, Incoming, Pool, Qp, QpLimits};
-use tracing::{debug, warn};
+use tracing::debug;
 
 use crate::association::Association;
 use crate::auth::Exchange;
@@ -385,6 +386,7 @@ impl Queue {
         let open = self.link == Link::Open;
         let step = self.slot(slot).step;
         self.put_back(slot, done.buf);
+        self.note_unflushed(slot, done.outcome);
         if !open {
             return self.release(slot, io);
         }
@@ -395,8 +397,7 @@ impl Queue {
         if let Err(status) = done.outcome {
             let failed_shutdown = matches!(self.slot(slot).plan, Plan::ShutDown { .. });
             if failed_shutdown {
-                // The host asked for shutdown and gets it; the failure is in the log.
-                warn!(%status, "flush at shutdown failed");
+                self.on_failed_shutdown_flush(status);
             } else {
                 self.answer(slot, Err(status), io);
                 return;

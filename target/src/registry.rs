@@ -5,6 +5,7 @@
 mod admission;
 mod claims;
 mod discovery;
+mod hosts;
 mod leave;
 mod view;
 
@@ -37,6 +38,7 @@ use crate::why::{Book as WhyBook, Cause};
 
 pub use admission::{Admission, Visit};
 use claims::Claims;
+use hosts::Hosts;
 pub use view::Controller;
 
 /// The shared book of the target.
@@ -94,6 +96,7 @@ struct Book {
     /// The target is about to stop: discovery tells of no subsystem.
     leaving: bool,
     associations: HashMap<u64, Entry>,
+    hosts: Hosts,
     /// The controller id that each subsystem gave last.
     last_cntlids: BTreeMap<Nqn, u16>,
     keyring: Arc<Keyring>,
@@ -371,6 +374,17 @@ impl Registry {
             let namespaces = std::slice::from_ref(namespace);
             book.associations.values().filter(of).for_each(|e| bar(&e.association, namespaces));
         }
+    }
+
+    /// Nobody knows what hosts have written to a namespace before.
+    pub fn presume_written(&self, nqn: &Nqn, nsid: u32) {
+        self.lock().hosts.of(nqn).for_each(|host| host.presume_written(nsid));
+    }
+
+    /// The store of a namespace is about to be trusted again: the next flush of each host fails that
+    /// has written to it, and has neither flushed nor heard of the failure since.
+    pub fn report_lost_writes(&self, nqn: &Nqn, nsid: u32) {
+        self.lock().hosts.of(nqn).for_each(|host| host.on_trust(nsid));
     }
 
     /// Tells all controllers of these hosts what has become of a reservation.

@@ -201,12 +201,6 @@ impl Shelf {
         more.next().map_or(Ok(()), |each| Err(Fatal(format!("{}: {}", each.place, each.why))))
     }
 
-    /// Opens again the stores that a synchronisation has failed on; a line for each.
-    pub(crate) fn renew(&self) -> Vec<String> {
-        let failed = self.stores.with_failed_sync().map(|store| Arc::clone(&store.tended));
-        self.tender.renew(&failed.collect::<Vec<_>>())
-    }
-
     /// Does everything that may fail before `next` can be served, at these addresses besides. No
     /// host is let in by a listener, or has a store, of which the registry does not know.
     ///
@@ -278,6 +272,12 @@ impl Shelf {
         self.registry.change(Change { listeners, discovery, subsystems, gone, lost: false });
         self.registry.set_slow(Duration::from_millis(self.config.observe.slow_ms.into()));
         let old = std::mem::replace(&mut self.stores, stores);
+        // What their hosts have written before is not known any more.
+        for ((nqn, nsid), store) in self.stores.named() {
+            if old.store(nqn, nsid).is_none() && store.tended.health().sync_failure().is_some() {
+                self.registry.presume_written(&nqn, nsid);
+            }
+        }
         formatting::interrupt(old.without(&self.stores));
         old.without(&self.stores).for_each(|store| self.detach(store));
         self.tell();

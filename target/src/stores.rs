@@ -33,6 +33,7 @@ use crate::reactor::BACKINGS;
 use crate::reservation::Reservation;
 use crate::subsystem::{Namespace, Subsystem};
 use crate::tender::Tended;
+use crate::trust::{Distrust, TrustBook};
 use crate::uncorrectable::Marks;
 use crate::usage::Usage;
 
@@ -97,6 +98,8 @@ pub struct Stores {
     /// The same of what hosts have settled.
     reservations: Arc<Settled<Reservation>>,
     protections: Arc<Settled<Protection>>,
+    /// Which of them are not trusted.
+    trust: Arc<TrustBook>,
     /// How long what may pass is tried again at a start.
     linger: Option<Duration>,
     /// The daemon begins to serve: what is wrong with one store keeps no other from that.
@@ -113,7 +116,8 @@ impl Stores {
     #[must_use]
     pub fn new(state_directory: Option<PathBuf>, rings: usize) -> Stores {
         let (linger, is_starting) = (Some(LINGER), true);
-        Stores { state_directory, rings, linger, is_starting, ..Stores::default() }
+        let trust = Arc::new(TrustBook::new(state_directory.clone()));
+        Stores { state_directory, rings, linger, is_starting, trust, ..Stores::default() }
     }
 
     /// What may pass is tried once.
@@ -333,6 +337,8 @@ impl Stores {
             self.marked.forget(*uuid);
             self.reservations.forget(*uuid);
             self.protections.forget(*uuid);
+            // What stays is of no namespace.
+            let _ = self.trust.set(*uuid, Distrust::default());
             for kind in ["reservation", "protection", "uncorrectable", "format"] {
                 // What stays is of no namespace: nobody will ask for it.
                 let _ = kept::remove(folder, &format!("{uuid}.{kind}"));
@@ -375,9 +381,9 @@ impl Stores {
         }
     }
 
-    /// Those whose synchronisation has failed.
-    pub fn with_failed_sync(&self) -> impl Iterator<Item = &Store> {
-        self.by_namespace.values().filter(|store| store.tended.health().sync_failure().is_some())
+    /// All of them, with what they are of.
+    pub(crate) fn named(&self) -> impl Iterator<Item = (Place, &Store)> {
+        self.by_namespace.iter().map(|(place, store)| (*place, store))
     }
 
     /// What is here and not in `other`.

@@ -236,22 +236,18 @@ impl Target {
     }
 
     /// Changes what is served: subsystems, hosts, namespaces, listeners. All or nothing. Returns
-    /// one line for each change. Also opens again the stores that have failed to synchronise: a
-    /// reload is the word of somebody who has looked at the disks.
+    /// one line for each change.
     ///
     /// # Errors
     /// One sentence about what cannot be served; everything is as before.
     pub fn apply(&mut self, config: Config) -> Result<Vec<String>, Fatal> {
-        let mut lines =
-            self.put(config, true, || Ok(())).map_err(|not_served| match not_served {
-                NotServed::Unservable(fatal) => fatal,
-                NotServed::Unkept(sentence) => Fatal(sentence),
-            })?;
-        lines.extend(self.shelf().renew());
-        Ok(lines)
+        self.put(config, true, || Ok(())).map_err(|not_served| match not_served {
+            NotServed::Unservable(fatal) => fatal,
+            NotServed::Unkept(sentence) => Fatal(sentence),
+        })
     }
 
-    /// As [`Target::apply`], and stores that have failed stay so. What is new has to be there, as
+    /// As [`Target::apply`]. What is new has to be there, as
     /// somebody waits for the answer: only a start and a reload await what comes late. `persist`
     /// has the change outlast the daemon: it comes when nothing else can fail any more, and before
     /// any host sees a change.
@@ -318,6 +314,7 @@ impl Target {
     pub fn view(&self) -> View {
         View {
             registry: Arc::clone(&self.registry),
+            tender: Some(Arc::clone(&self.tender)),
             reactors: self.reactors.iter().map(|r| Arc::clone(&r.stats)).collect(),
             provider: self.provider.to_string(),
             pool_bytes: self.shelf().config().pool_plan().total_bytes()

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! in service ──(shortened, gone)──► down ──(sound again, or another at its path)──► in service
-//!     └── a failed synchronisation stays until the operator orders a reload ──┘
+//!     └── a failed synchronisation stays until the administrator trusts the store ──┘
 //! ```
 //!
 //! A store keeps its number while it is opened again, so commands and namespaces need not know.
@@ -15,16 +15,17 @@
 use std::mem::take;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{self, Receiver, sync_channel};
+use std::sync::mpsc::{self, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use nvme::Status;
-use tracing::{info, warn};
+use nvme::{Nqn, Status};
+use tracing::{error, info, warn};
 
 use crate::disk::{Backing, BackingConfig, BackingId, BackingKind, Condition, Health, Kind};
 use crate::mailbox::{Mail, Sender};
+use crate::trust::{Distrust, TrustRecord};
 
 /// How often it is seen to who needs a look.
 const TICK: Duration = Duration::from_millis(250);
@@ -38,6 +39,8 @@ const HURRY: Duration = Duration::from_millis(2);
 const ANSWER: Duration = Duration::from_secs(10);
 /// Threads that may hang in disks, each at a file system or device of its own.
 const MOST_HANDS: usize = 64;
+/// Stands for the file system of the state directory.
+const RECORDS: u64 = u64::MAX;
 
 /// A store in service: what its number stands for, now and after it was opened again.
 #[derive(Debug)]
@@ -52,7 +55,9 @@ pub struct Tended {
     care: Mutex<Care>,
     /// See [`Backing::place`]. (The store itself may be locked for some time.)
     whereabouts: AtomicU64,
-    /// Somebody opens it again for the operator.
+    /// Where it is kept whether it is trusted, and of which namespace it is.
+    record: Option<((Nqn, u32), TrustRecord)>,
+    /// Somebody opens it again for the administrator.
     renewing: AtomicBool,
     /// No longer served.
     retired: AtomicBool,
@@ -61,6 +66,7 @@ pub struct Tended {
 #[derive(Debug)]
 struct Care {
     next_look: Instant,
+    next_record: Instant,
     pause: Duration,
     /// Why it could not be opened again, as it was last told.
     told: String,
@@ -76,14 +82,65 @@ impl Tended {
             config,
             health: Arc::clone(backing.health()),
             whereabouts: AtomicU64::new(backing.place()),
+            record: None,
             renewing: AtomicBool::new(false),
             current: Mutex::new(Arc::new(backing)),
             care: Mutex::new(Care {
                 next_look: Instant::now() + PATROL,
+                next_record: Instant::now(),
                 pause: TICK,
                 told: String::new(),
             }),
             retired: AtomicBool::new(false),
+        }
+    }
+
+    /// The same, of this namespace, trusted or not as is kept in its record.
+    pub(crate) fn recorded(self, of: (Nqn, u32), record: TrustRecord) -> Tended {
+        if let Some(status) = record.distrust().failed_sync {
+            let why = "a flush has failed before the daemon was started or the namespace added";
+            error!(
+                "{}: {why} ({status}): every flush fails until `nvmfctl namespace trust`",
+                self.place
+            );
+            self.health.fail_sync(status);
+        }
+        Tended { record: Some((of, record)), ..self }
+    }
+
+    /// Whether nothing has failed that only the administrator may forget.
+    #[must_use]
+    pub fn is_trusted(&self) -> bool {
+        self.distrust() == Distrust::default()
+    }
+
+    fn distrust(&self) -> Distrust {
+        Distrust { failed_sync: self.health.sync_failure(), shortened: false }
+    }
+
+    /// Whether it is not trusted, and that is not kept yet.
+    fn owes_a_record(&self) -> bool {
+        let distrust = self.distrust();
+        let kept = |(_, record): &(_, TrustRecord)| record.distrust() == distrust;
+        distrust != Distrust::default() && !self.record.as_ref().is_none_or(kept)
+    }
+
+    /// Keeps that it is not trusted.
+    fn keep_record(&self) {
+        let Some((_, record)) = &self.record else { return };
+        let kept = record.set(self.distrust());
+        let told = match kept {
+            Ok(()) if record.is_durable() => return,
+            Ok(()) => "without a `state_directory` nobody knows of the failed flush after a \
+                       restart of the daemon: trust the store before that, or tell the hosts"
+                .to_owned(),
+            Err(error) => format!("its failed flush cannot be kept: {error}"),
+        };
+        let mut care = lock(&self.care);
+        care.next_record = Instant::now() + PATIENCE;
+        if care.told != told {
+            error!("{}: {told}", self.place);
+            care.told = told;
         }
     }
 
@@ -144,6 +201,10 @@ impl Tended {
         BackingConfig { block_size_bytes, ..self.config.clone() }
     }
 
+    fn is_record_due(&self, now: Instant) -> bool {
+        self.owes_a_record() && lock(&self.care).next_record <= now
+    }
+
     fn is_due(&self, now: Instant) -> bool {
         let watched = matches!(self.config.kind, BackingKind::File { .. });
         watched && lock(&self.care).next_look <= now
@@ -157,6 +218,17 @@ impl Tended {
         care.pause = if wrong { (pause * 2).min(PATIENCE) } else { TICK };
         care.next_look = Instant::now() + pause;
     }
+}
+
+/// Why a store is not trusted again.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Untrusted {
+    /// It is trusted.
+    Needless,
+    /// It does not answer.
+    Silent,
+    /// This is wrong with it.
+    Failing(String),
 }
 
 /// The threads that look after stores.
@@ -210,6 +282,9 @@ impl Tender {
     /// A store that no ring shall use any more: it is closed when the last ring has let it go.
     pub fn forget(&self, tended: &Arc<Tended>) {
         tended.retired.store(true, Ordering::Relaxed);
+        if tended.owes_a_record() {
+            tended.keep_record();
+        }
         // Behind whoever is giving it to the rings just now.
         let backing = tended.backing();
         let mut book = lock(&self.shared.book);
@@ -219,53 +294,69 @@ impl Tender {
         self.shared.bell.notify_all();
     }
 
-    /// The operator trusts stores again whose synchronisation has failed: opens them again, and
-    /// forgives. One line each about what came of it. Takes no longer than ten seconds for all.
+    /// The store of a namespace that is looked after.
     #[must_use]
-    pub fn renew(&self, stores: &[Arc<Tended>]) -> Vec<String> {
-        let deadline = Instant::now() + ANSWER;
-        let begun: Vec<_> = stores.iter().map(|tended| self.begin_renewal(tended)).collect();
-        let end = |(tended, answer): (&Arc<Tended>, Option<Receiver<_>>)| {
-            let place = &tended.place;
-            let left = deadline.saturating_duration_since(Instant::now());
-            match answer.map(|answer| answer.recv_timeout(left)) {
-                Some(Ok(Ok(()))) => {
-                    format!(
-                        "{place}: opened again after a failed flush, and flushes are served again"
-                    )
-                }
-                Some(Ok(Err(why))) => format!("{place}: its failed flush stays: {why}"),
-                _ => format!("{place}: its failed flush stays: the store does not answer"),
-            }
-        };
-        stores.iter().zip(begun).map(end).collect()
+    pub fn find(&self, subsystem: &Nqn, nsid: u32) -> Option<Arc<Tended>> {
+        let of = Some((*subsystem, nsid));
+        let book = lock(&self.shared.book);
+        let mut tended = book.tended.iter();
+        tended.find(|tended| tended.record.as_ref().map(|(of, _)| *of) == of).cloned()
     }
 
-    /// None where an earlier renewal still waits for the store.
-    fn begin_renewal(&self, tended: &Arc<Tended>) -> Option<Receiver<Result<(), String>>> {
+    /// The administrator trusts a store again whose synchronisation has failed: it is opened again
+    /// and synchronised, and `tell` is called just before flushes are served again. Takes ten
+    /// seconds at most; what comes later changes nothing.
+    ///
+    /// # Errors
+    /// Why it is not trusted.
+    pub fn trust(
+        &self,
+        tended: &Arc<Tended>,
+        tell: impl FnOnce() + Send + 'static,
+    ) -> Result<(), Untrusted> {
+        if tended.is_trusted() {
+            return Err(Untrusted::Needless);
+        }
         if tended.renewing.swap(true, Ordering::Relaxed) {
-            return None;
+            return Err(Untrusted::Silent);
         }
         let (say, said) = mpsc::channel();
         let (own, store) = (Arc::clone(&self.shared), Arc::clone(tended));
-        let spawned = std::thread::Builder::new().name("renewal".to_owned()).spawn(move || {
-            let outcome = own.renew(&store);
+        let waits = Arc::new(AtomicBool::new(true));
+        let waited = Arc::clone(&waits);
+        let spawned = std::thread::Builder::new().name("trust".to_owned()).spawn(move || {
+            // Whoever does not wait any more was told that it is not trusted.
+            let is_wanted = || waited.swap(false, Ordering::Relaxed);
+            let outcome = own.trust(&store, is_wanted, tell);
             store.renewing.store(false, Ordering::Relaxed);
-            // Whoever does not wait any more was told something else.
-            if let Err(mpsc::SendError(Ok(()))) = say.send(outcome) {
-                let place = &store.place;
-                warn!("{place}: opened again after a failed flush after all: flushes are served");
-            }
+            let _ = say.send(outcome);
         });
-        if spawned.is_err() {
+        if let Err(error) = spawned {
             tended.renewing.store(false, Ordering::Relaxed);
+            return Err(Untrusted::Failing(format!("no thread to open it: {error}")));
         }
-        spawned.is_ok().then_some(said)
+        let outcome = said.recv_timeout(ANSWER);
+        let outcome = match outcome {
+            Err(_) if waits.swap(false, Ordering::Relaxed) => return Err(Untrusted::Silent),
+            // It is decided.
+            Err(_) => said.recv().map_err(|_| Untrusted::Silent)?,
+            Ok(outcome) => outcome,
+        };
+        outcome.map_err(Untrusted::Failing)?;
+        warn!("{}: trusted again by the administrator: flushes are served", tended.place);
+        Ok(())
     }
 
     /// Ends the looking after; what hangs in a disk is left to itself.
     pub fn stop(&self, deadline: Instant) {
         let mut book = lock(&self.shared.book);
+        // What has failed a moment ago is not forgotten.
+        while book.tended.iter().any(|it| it.owes_a_record()) && Instant::now() < deadline {
+            drop(book);
+            self.shared.bell.notify_all();
+            std::thread::sleep(HURRY);
+            book = lock(&self.shared.book);
+        }
         book.stopping = true;
         // Whoever wakes last must not keep them.
         let (tended, parting) = (take(&mut book.tended), take(&mut book.parting));
@@ -282,6 +373,7 @@ impl Tender {
 #[derive(Debug)]
 enum Chore {
     Look(Arc<Tended>),
+    Record(Arc<Tended>),
     Close(Arc<Backing>),
 }
 
@@ -323,6 +415,12 @@ impl Book {
         let now = Instant::now();
         let is_free = |place: u64| !self.busy.contains(&place);
         let is_let_go = |it: &Arc<Backing>| Arc::strong_count(it) == 1;
+        let unrecorded = self.tended.iter().find(|it| it.is_record_due(now));
+        if let Some(tended) = unrecorded.filter(|_| is_free(RECORDS)) {
+            let chore = Chore::Record(Arc::clone(tended));
+            self.busy.push(RECORDS);
+            return Some((RECORDS, chore));
+        }
         let closed = self.parting.iter().position(|it| is_let_go(it) && is_free(it.place()));
         let (place, chore) = match closed {
             Some(at) => {
@@ -344,6 +442,7 @@ impl Shared {
     fn see_to(&self, chore: Chore) {
         match chore {
             Chore::Close(backing) => drop(backing),
+            Chore::Record(tended) => tended.keep_record(),
             Chore::Look(tended) => {
                 if !tended.retired.load(Ordering::Relaxed) {
                     self.look(&tended);
@@ -413,7 +512,13 @@ impl Shared {
         Ok(())
     }
 
-    fn renew(&self, tended: &Tended) -> Result<(), String> {
+    /// See [`Tender::trust`].
+    fn trust(
+        &self,
+        tended: &Tended,
+        is_wanted: impl FnOnce() -> bool,
+        tell: impl FnOnce(),
+    ) -> Result<(), String> {
         let backing = tended.backing();
         if tended.health.is_down() {
             return Err("the store is down".to_owned());
@@ -423,7 +528,17 @@ impl Shared {
             return Err("the store still fails".to_owned());
         }
         fresh.synchronise().map_err(|error| format!("it fails again: {error}"))?;
-        self.put(tended, &backing, fresh, || tended.health.forgive_sync())
+        self.put(tended, &backing, fresh, || ())?;
+        if !is_wanted() {
+            return Err("it took too long".to_owned());
+        }
+        if let Some((_, record)) = &tended.record {
+            let kept = record.set(Distrust::default());
+            kept.map_err(|error| format!("the record of its failure cannot be removed: {error}"))?;
+        }
+        tell();
+        tended.health.trust_sync();
+        Ok(())
     }
 
     /// Gives every ring a store in the place of `old`, unless another one has taken it meanwhile;

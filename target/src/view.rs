@@ -6,12 +6,15 @@ use std::time::Instant;
 
 use crate::reactor::Stats;
 use crate::registry::Registry;
+use crate::tender::Tender;
 
 /// What may be seen of a running target.
 #[derive(Clone, Debug)]
 pub struct View {
     /// Who may connect to what, and who is.
     pub registry: Arc<Registry>,
+    /// Who looks after the stores.
+    pub tender: Option<Arc<Tender>>,
     /// What each reactor counts.
     pub reactors: Vec<Arc<Stats>>,
     /// What moves the data: `verbs` or `soft`.

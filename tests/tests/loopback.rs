@@ -19,6 +19,8 @@ mod reservations;
 mod target;
 #[path = "loopback/tool.rs"]
 mod tool;
+#[path = "loopback/trust.rs"]
+mod trust;
 #[path = "loopback/waiting.rs"]
 mod waiting;
 #[path = "loopback/why.rs"]

@@ -97,7 +97,7 @@ pub enum NamespaceState {
     /// It serves.
     Serving,
     /// A synchronisation has failed: what promises stable storage is answered with that failure,
-    /// until a reload.
+    /// until `nvmfctl namespace trust`.
     SyncFailed,
     /// It is not there yet, or damaged: hosts see no such namespace.
     Pending,

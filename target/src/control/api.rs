@@ -13,6 +13,7 @@ mod protection;
 mod server;
 mod status;
 mod subsystems;
+mod trust;
 mod watch;
 mod why;
 
@@ -63,6 +64,7 @@ fn changing() -> OpenApiRouter<Managed> {
         .merge(controllers::changing())
         .merge(log::changing())
         .merge(protection::routes())
+        .merge(trust::routes())
 }
 
 /// All routes, or those that only look, with their description at `/v1/openapi.json`. That is made

@@ -480,8 +480,8 @@ impl Backing {
         if self.health.fail_sync(status) {
             tracing::error!(
                 "{}: making data durable failed ({status}); what was written since the last \
-                 successful flush may be lost, so every flush fails from now on: check the disk \
-                 and the data, then reload",
+                 successful flush may be lost, so every flush fails from now on, also after a \
+                 restart: check the disk and the data, then `nvmfctl namespace trust`",
                 self.name
             );
         }

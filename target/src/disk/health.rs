@@ -76,7 +76,7 @@ impl Health {
     /// The status that every Flush and every write with FUA gets since one of them failed.
     ///
     /// The kernel reports a failed writeback once and forgets it, so a later success would vouch
-    /// for data that are gone. Only who orders the store to be opened again (which means: has
+    /// for data that are gone. Only the administrator who says that the store is trusted again (has
     /// looked at it, or restored it) clears this.
     #[must_use]
     pub fn sync_failure(&self) -> Option<Status> {
@@ -184,9 +184,9 @@ impl Health {
         self.standing.compare_exchange_weak(expected, new, Ordering::Relaxed, Ordering::Relaxed)
     }
 
-    /// Somebody who may say so trusts the store again.
-    pub(crate) fn forgive_sync(&self) {
-        self.standing.fetch_and(DOWN | FAULT, Ordering::Relaxed);
+    /// The administrator trusts the store again.
+    pub(crate) fn trust_sync(&self) {
+        self.standing.fetch_and(!(SYNC_FAILED | 0xFFFF), Ordering::Relaxed);
     }
 
     /// The store is not there any more; true when that is news.
@@ -247,7 +247,7 @@ mod tests {
         assert!(health.set_up() && !health.set_up());
         assert_eq!(health.sync_failure(), Some(Status::WRITE_FAULT), "coming back heals nothing");
         assert!(health.is_degraded());
-        health.forgive_sync();
+        health.trust_sync();
         assert!(!health.is_degraded());
         health.set_fault(Fault::Sync);
         assert_eq!((health.fault(), health.bars(true)), (Fault::Sync, None));

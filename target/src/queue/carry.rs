@@ -214,8 +214,12 @@ impl Queue {
             }
             Plan::Flush { backing } => {
                 let backing = *backing;
+                let nsid = entry.sqe.nsid;
                 match step {
-                    0 => self.submit(slot, backing, Some(Op::Flush), io),
+                    0 => match self.begin_flush(nsid) {
+                        Ok(()) => self.submit(slot, backing, Some(Op::Flush), io),
+                        Err(status) => self.answer(slot, Err(status), io),
+                    },
                     _ => self.answer(slot, Ok(0), io),
                 }
             }
@@ -241,7 +245,14 @@ impl Queue {
                 self.copy_range(slot, job, io);
             }
             Plan::ShutDown { backings } => match backings.get(step as usize) {
-                Some(&backing) => self.submit(slot, backing, Some(Op::Flush), io),
+                Some(&backing) => match self.begin_shutdown_flush(backing) {
+                    Ok(()) => self.submit(slot, backing, Some(Op::Flush), io),
+                    Err(status) => {
+                        self.on_failed_shutdown_flush(status);
+                        self.slot(slot).step += 1;
+                        self.after_disk(slot, io);
+                    }
+                },
                 None => {
                     if let Serves::Admin(controller) = &mut self.serves {
                         controller.shut_down_complete();

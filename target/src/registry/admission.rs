@@ -122,6 +122,9 @@ impl Registry {
         // Promise no more I/O queues than there is memory for; the host takes what it gets.
         let most_io_queues = limits.io_queues;
         limits.io_queues = self.promise(&book, limits, visit.now);
+        if let Some(subsystem) = &whole {
+            association.unflushed = book.hosts.unflushed(&association, subsystem);
+        }
         association.cntlid = book.free_cntlid(&subnqn, cntlids, &room_made.displaced)?;
         let association = Arc::new(association);
         // No queue of its own can ask before this is set, and every later change finds it.

@@ -18,6 +18,7 @@ use crate::disk::{Backing, BackingConfig, BackingId, BackingKind, Made, OpenErro
 use crate::format::Format;
 use crate::names::{self, Names};
 use crate::tender::Tended;
+use crate::trust::TrustRecord;
 
 /// How often.
 const AGAIN: Duration = Duration::from_millis(50);
@@ -81,6 +82,7 @@ impl Stores {
             marked: Arc::clone(&self.marked),
             reservations: Arc::clone(&self.reservations),
             protections: Arc::clone(&self.protections),
+            trust: Arc::clone(&self.trust),
             linger: self.linger,
             is_starting: false,
             attempt: Attempt::default(),
@@ -223,7 +225,12 @@ impl Stores {
         let reservation = self.reservation(key, namespace.uuid)?;
         let protection = self.protection(key, namespace.uuid)?;
         let marks = self.marks(key, namespace.uuid, name.1.as_deref())?;
-        let tended = Arc::new(Tended::new(id, place(key), config, backing));
+        let is_file = matches!(namespace.kind, NamespaceKind::File { .. });
+        let mut tended = Tended::new(id, place(key), config, backing);
+        if is_file {
+            tended = tended.recorded(key, TrustRecord::new(&self.trust, namespace.uuid));
+        }
+        let tended = Arc::new(tended);
         let configured_block_bytes = namespace.block_size_bytes;
         Ok(Store {
             tended,

@@ -125,21 +125,29 @@ impl Bench {
         fs::rename(&other, self.path()).unwrap();
     }
 
-    fn renew(&mut self) -> String {
+    /// What comes of the administrator's trust, and whether hosts were told before.
+    fn trust(&mut self) -> (Result<(), Untrusted>, bool) {
+        let told = Arc::new(AtomicBool::new(false));
+        let tell = Arc::clone(&told);
         let (say, said) = mpsc::channel();
         let (tender, tended) = (&self.tender, Arc::clone(&self.tended));
         let (mail, ring) = (&self.mail, &mut self.ring);
-        std::thread::scope(|scope| {
-            scope.spawn(move || say.send(tender.renew(&[tended]).remove(0)));
+        let outcome = std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let health = Arc::clone(tended.health());
+                let tell = move || tell.store(health.sync_failure().is_some(), Ordering::Relaxed);
+                say.send(tender.trust(&tended, tell))
+            });
             loop {
                 if let Some(Mail::Attach(id, backing, answer)) = mail.take() {
                     let _ = answer.send(ring.attach(id, backing));
                 }
-                if let Ok(line) = said.recv_timeout(Duration::from_millis(2)) {
-                    return line;
+                if let Ok(outcome) = said.recv_timeout(Duration::from_millis(2)) {
+                    return outcome;
                 }
             }
-        })
+        });
+        (outcome, told.load(Ordering::Relaxed))
     }
 }
 
@@ -256,7 +264,7 @@ fn what_takes_the_place_of_a_lost_store_is_served_and_a_flush_tells_what_was_los
                 let lost = Err(Status::WRITE_FAULT);
                 assert_eq!((bench.flush(), bench.flush()), (lost, lost));
                 assert_eq!(bench.write(0, 0x78), Ok(()));
-                assert!(bench.renew().contains("flushes are served again"));
+                assert_eq!(bench.trust(), (Ok(()), true));
                 assert_eq!(bench.flush(), Ok(()));
                 assert_eq!(bench.read(0), Ok(0x78));
             }
@@ -265,22 +273,64 @@ fn what_takes_the_place_of_a_lost_store_is_served_and_a_flush_tells_what_was_los
 }
 
 #[test]
-fn a_failed_sync_stays_until_somebody_orders_otherwise() {
+fn a_trust_that_nobody_waits_for_any_more_forgives_nothing() {
+    let mut bench = Bench::new();
+    bench.tended.backing().fail_sync(Status::WRITE_FAULT);
+    let (shared, tended) = (Arc::clone(&bench.tender.shared), Arc::clone(&bench.tended));
+    let late = std::thread::spawn(move || shared.trust(&tended, || false, || unreachable!("told")));
+    bench.until("it has come to nothing", |_| late.is_finished());
+    assert_eq!(late.join().unwrap(), Err("it took too long".to_owned()));
+    assert_eq!(bench.flush(), Err(Status::WRITE_FAULT));
+}
+
+#[test]
+fn a_failed_sync_is_kept_and_its_record_goes_with_the_trust() {
+    let state = tempfile::tempdir().unwrap();
+    let book = || Arc::new(crate::trust::TrustBook::new(Some(state.path().to_owned())));
+    let (uuid, place) = (uuid::Uuid::from_u128(1), (crate::subsystem::tests::sample().nqn, 1));
+    let mut bench = Bench::new();
+    let recorded = |bench: &Bench| {
+        let config = bench.tended.config.clone();
+        let backing = bench.tended.backing().renewed(&config).unwrap();
+        backing.health().trust_sync();
+        let tended = Tended::new(STORE, "namespace 1".to_owned(), config, backing);
+        Arc::new(tended.recorded(place, TrustRecord::new(&book(), uuid)))
+    };
+    bench.tender.forget(&bench.tended);
+    bench.tended = recorded(&bench);
+    bench.tender.tend(Arc::clone(&bench.tended));
+    bench.tended.backing().fail_sync(Status::WRITE_FAULT);
+    bench.until("it is kept", |_| book().of(uuid).failed_sync.is_some());
+    let again = recorded(&bench);
+    assert_eq!(again.health().sync_failure(), Some(Status::WRITE_FAULT));
+    assert_eq!(bench.trust(), (Ok(()), true));
+    assert_eq!(book().of(uuid), Distrust::default());
+    let again = recorded(&bench);
+    assert_eq!((again.health().sync_failure(), bench.flush()), (None, Ok(())));
+    // One that fails just before the end, or before it is removed.
+    bench.tended.backing().fail_sync(Status::WRITE_FAULT);
+    bench.tender.forget(&bench.tended);
+    assert!(book().of(uuid).failed_sync.is_some());
+}
+
+#[test]
+fn a_failed_sync_stays_until_the_administrator_trusts_the_store() {
     let mut bench = Bench::new();
     assert_eq!(bench.write(0, 0x11), Ok(()));
     bench.tended.backing().fail_sync(Status::WRITE_FAULT);
     assert_eq!(bench.flush(), Err(Status::WRITE_FAULT));
     let before = bench.tended.backing();
-    let line = bench.renew();
-    assert!(line.starts_with("namespace 1: opened again"), "{line}");
+    assert_eq!(bench.trust(), (Ok(()), true));
+    assert_eq!(bench.trust(), (Err(Untrusted::Needless), false));
     assert!(!Arc::ptr_eq(&before, &bench.tended.backing()));
     assert_eq!((bench.flush(), bench.read(0)), (Ok(()), Ok(0x11)));
     // Not while it is down.
     bench.tended.backing().fail_sync(Status::WRITE_FAULT);
     bench.shorten();
     bench.until("it is down", |bench| bench.tended.health().is_down());
-    let line = bench.renew();
-    assert!(line.contains("its failed flush stays: the store is down"), "{line}");
+    let down = Untrusted::Failing("the store is down".to_owned());
+    assert_eq!(bench.trust(), (Err(down), false));
+    assert!(bench.tended.health().sync_failure().is_some());
 }
 
 #[test]
@@ -345,7 +395,8 @@ fn a_late_renewal_takes_no_other_store_away() {
     let mut bench = Bench::new();
     let before = bench.tended.backing();
     let late = before.renewed(&bench.tended.config).unwrap();
-    assert!(bench.renew().contains("flushes are served again"));
+    before.fail_sync(Status::WRITE_FAULT);
+    assert_eq!(bench.trust(), (Ok(()), true));
     let now = bench.tended.backing();
     let refused = bench.tender.shared.put(&bench.tended, &before, late, || unreachable!("done"));
     assert_eq!(refused, Err("it was opened again meanwhile".to_owned()));
@@ -353,14 +404,15 @@ fn a_late_renewal_takes_no_other_store_away() {
 }
 
 #[test]
-fn one_renewal_of_a_store_waits_for_it_and_no_other_store_waits() {
+fn one_trust_of_a_store_waits_for_it() {
     let mut bench = Bench::new();
-    bench.tended.renewing.store(true, Ordering::Relaxed);
-    let told = bench.tender.renew(&[Arc::clone(&bench.tended)]);
-    assert!(told[0].ends_with("the store does not answer"), "{told:?}");
-    bench.tended.renewing.store(false, Ordering::Relaxed);
-    assert!(bench.renew().contains("flushes are served again"));
-    assert!(bench.renew().contains("flushes are served again"), "as often as it is ordered");
+    for _ in 0..2 {
+        bench.tended.backing().fail_sync(Status::WRITE_FAULT);
+        bench.tended.renewing.store(true, Ordering::Relaxed);
+        assert_eq!(bench.trust(), (Err(Untrusted::Silent), false));
+        bench.tended.renewing.store(false, Ordering::Relaxed);
+        assert_eq!(bench.trust(), (Ok(()), true), "as often as it fails");
+    }
 }
 
 #[test]

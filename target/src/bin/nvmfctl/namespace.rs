@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use hyper::Method;
-use nvmfd::api::{Change, Kind, Namespace, NamespaceState, Outcome, Protect, WriteProtection};
+use nvmfd::api::{
+    Change, Kind, Namespace, NamespaceState, Outcome, Protect, Trust, WriteProtection,
+};
 use nvmfd::config::Size;
 use serde_json::Value;
 
@@ -79,6 +81,13 @@ pub(crate) enum Command {
         /// Its number there
         nsid: u32,
     },
+    /// Trust a store again whose flush has failed, after its data were checked
+    Trust {
+        /// The name of the subsystem
+        subsystem: String,
+        /// Its number there
+        nsid: u32,
+    },
     /// Serve a namespace no longer; its file or device stays
     Remove {
         /// The name of the subsystem
@@ -124,6 +133,7 @@ pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Re
         Command::Unprotect { subsystem, nsid } => {
             return protect(&subsystem, nsid, WriteProtection::None, client, output).await;
         }
+        Command::Trust { subsystem, nsid } => return trust(&subsystem, nsid, client, output).await,
         Command::Remove { subsystem, nsid } => Change::RemoveNamespace { subsystem, nsid },
     };
     change::make(vec![change], client, output).await
@@ -138,6 +148,14 @@ async fn protect(
 ) -> Result<(), Failure> {
     let path = format!("/v1/subsystems/{}/namespaces/{nsid}/protection", escaped(subsystem));
     let wanted = Protect { state, dry_run: output.dry_run };
+    let done = client.send::<Outcome>(Method::POST, &path, &wanted).await?;
+    output.answer(&done, change::text);
+    Ok(())
+}
+
+async fn trust(subsystem: &str, nsid: u32, client: &Client, output: Output) -> Result<(), Failure> {
+    let path = format!("/v1/subsystems/{}/namespaces/{nsid}/trust", escaped(subsystem));
+    let wanted = Trust { dry_run: output.dry_run };
     let done = client.send::<Outcome>(Method::POST, &path, &wanted).await?;
     output.answer(&done, change::text);
     Ok(())
@@ -180,7 +198,7 @@ fn store(namespace: &Namespace) -> String {
 fn state(namespace: &Namespace) -> String {
     let state = match namespace.state {
         NamespaceState::Serving => "serving",
-        NamespaceState::SyncFailed => "sync failed",
+        NamespaceState::SyncFailed => "sync failed (see `namespace trust`)",
         NamespaceState::Pending => "pending",
         NamespaceState::Down => "down",
         NamespaceState::Lost => "lost",

@@ -91,7 +91,9 @@ pub(super) fn degraded(managed: &Managed) -> Vec<String> {
                 sentences.push(format!("{place} is down: its store is gone or too short"));
             } else if namespace.health.sync_failure().is_some() {
                 sentences.push(format!(
-                    "{place} has failed to synchronise: look at its disk, then reload"
+                    "{place} has failed to synchronise, and every flush fails: check its disk and \
+                     the data, then `nvmfctl namespace trust {} {}`",
+                    subsystem.nqn, namespace.nsid
                 ));
             }
         }

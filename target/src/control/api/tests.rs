@@ -58,6 +58,7 @@ fn stage(management: &str) -> Stage {
     let declared = Declared::load(&file).unwrap();
     let config = declared.config().clone();
     let view = View {
+        tender: None,
         registry: Arc::new(Registry::new(Vec::new(), 4, 64)),
         reactors: Vec::new(),
         provider: "soft".to_owned(),

@@ -286,7 +286,8 @@ fn a_store_that_has_taken_the_place_of_the_erased_one_keeps_its_marks() {
         until_begun(&shelf);
         let tender = Arc::clone(&lock(&shelf).tender);
         let before = store.tended.backing();
-        println!("{:?}", tender.renew(&[Arc::clone(&store.tended)]));
+        before.fail_sync(nvme::Status::WRITE_FAULT);
+        assert_eq!(tender.trust(&store.tended, || ()), Ok(()));
         assert!(!Arc::ptr_eq(&before, &store.tended.backing()));
         store.tended.health().set_fault(crate::disk::Fault::None);
         assert_eq!(formats.join().unwrap(), Err(Health::NOT_READY.code()));

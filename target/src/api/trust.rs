@@ -1,0 +1,13 @@
+//! Stores that are to be trusted again.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// That the store of a namespace is trusted again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Trust {
+    /// Only look whether there is something to trust.
+    #[serde(default)]
+    pub dry_run: bool,
+}

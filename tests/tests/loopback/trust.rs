@@ -1,0 +1,109 @@
+//! What has failed to become durable, and who may say that the store is to be trusted again.
+
+use nvmfd::disk::{Fault, Health};
+
+use super::*;
+
+fn health(target: &TestTarget) -> std::sync::Arc<Health> {
+    let nqn = Nqn::new(SUBSYSTEM).expect("a name");
+    let subsystem = target.view().registry.subsystem(&nqn).expect("served");
+    std::sync::Arc::clone(&subsystem.namespace(1).expect("a namespace").health)
+}
+
+/// A flush fails, and the store would do better from now on.
+fn fail_a_flush(target: &TestTarget, host: &mut Host) {
+    health(target).set_fault(Fault::Sync);
+    assert!(status(host.flush(1)).is(Status::WRITE_FAULT));
+    health(target).set_fault(Fault::None);
+}
+
+#[test]
+fn a_failed_flush_outlasts_a_reload_and_a_restart() {
+    let mut target = TestTarget::start();
+    let mut host = target.connect(1);
+    host.write(FILE, &pattern(1, 4096), false).expect("written");
+    fail_a_flush(&target, &mut host);
+    target.apply("");
+    assert!(status(host.flush(1)).is(Status::WRITE_FAULT), "after a reload");
+    drop(host);
+    target.restart("");
+    let mut host = target.connect(1);
+    assert!(status(host.flush(1)).is(Status::WRITE_FAULT), "after a restart");
+    host.disconnect();
+}
+
+fn trust(target: &TestTarget) {
+    let (view, nqn) = (target.view(), Nqn::new(SUBSYSTEM).expect("a name"));
+    let tender = view.tender.expect("somebody looks after the stores");
+    let store = tender.find(&nqn, 1).expect("a store");
+    let tell = move || view.registry.report_lost_writes(&nqn, 1);
+    tender.trust(&store, tell).expect("trusted");
+}
+
+#[test]
+fn a_trust_ends_a_failed_flush_also_after_a_restart() {
+    let mut target = TestTarget::start();
+    let mut host = target.connect(1);
+    host.write(FILE, &pattern(1, 4096), false).expect("written");
+    fail_a_flush(&target, &mut host);
+    trust(&target);
+    host.flush(1).expect("it was told before");
+    fail_a_flush(&target, &mut host);
+    drop(host);
+    target.restart("");
+    trust(&target);
+    target.restart("");
+    let mut host = target.connect(1);
+    host.flush(1).expect("flushed");
+    host.disconnect();
+}
+
+/// One host hears of the failure, the other one has written what is lost and flushes later.
+#[test]
+fn a_host_that_has_written_and_was_not_told_fails_to_flush_once_after_a_trust() {
+    let target = TestTarget::start();
+    let other = |id: u8| {
+        let options = Options { hostid: [id; 16], ..target.options(1) };
+        let setup = Setup { source: None, ..target.setup() };
+        Host::connect(options, setup).expect("connected")
+    };
+    let mut teller = target.connect(1);
+    let [mut writer, mut second_path, mut flusher, mut reader] = [1, 1, 2, 3].map(other);
+    for host in [&mut writer, &mut flusher] {
+        host.write(FILE, &pattern(1, 4096), false).expect("written");
+    }
+    flusher.flush(1).expect("flushed");
+    fail_a_flush(&target, &mut teller);
+    trust(&target);
+    teller.flush(1).expect("it was told");
+    flusher.flush(1).expect("it has flushed before");
+    reader.flush(1).expect("it has written nothing");
+    assert!(status(second_path.flush(1)).is(Status::WRITE_FAULT), "by any path");
+    writer.flush(1).expect("once");
+    for host in [teller, writer, second_path, flusher, reader] {
+        host.disconnect();
+    }
+}
+
+#[test]
+fn a_host_that_was_away_is_told_when_it_comes_back() {
+    let target = TestTarget::start();
+    let other = |id: u8| {
+        let options = Options { hostid: [id; 16], ..target.options(1) };
+        let setup = Setup { source: None, ..target.setup() };
+        Host::connect(options, setup).expect("connected")
+    };
+    let (mut teller, mut writer) = (target.connect(1), other(1));
+    writer.write(FILE, &pattern(1, 4096), false).expect("written");
+    drop(writer);
+    fail_a_flush(&target, &mut teller);
+    // Another one, of which nobody knows what it has written before.
+    let mut unknown = other(2);
+    trust(&target);
+    let mut writer = other(1);
+    for host in [&mut writer, &mut unknown] {
+        assert!(status(host.flush(1)).is(Status::WRITE_FAULT));
+        host.flush(1).expect("once");
+    }
+    teller.disconnect();
+}
