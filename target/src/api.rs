@@ -24,7 +24,7 @@ pub use event::{Event, Happened};
 pub use log::Log;
 pub use protection::{Protect, WriteProtection};
 pub use status::{Listener, Status};
-pub use subsystem::{Host, Kind, Namespace, NamespaceState, Subsystem};
+pub use subsystem::{Detached, Host, Kind, Namespace, NamespaceState, Subsystem};
 pub use trust::Trust;
 pub use why::Why;
 

@@ -590,7 +590,7 @@ mod tests {
         assert_eq!(told(&mut controller), Some(0x02_0001));
         controller.events.acknowledge(Event::Reliability);
         assert_eq!(told(&mut controller), None, "no news");
-        health.trust_sync();
+        health.trust();
         assert_eq!(told(&mut controller), None, "good news are none");
         health.set_down();
         assert_eq!(told(&mut controller), Some(0x02_0001));

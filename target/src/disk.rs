@@ -30,7 +30,7 @@ pub use backing::{
 };
 pub use errno::{Doing, status_of};
 pub use fault::Fault;
-pub use health::Health;
+pub use health::{Detached, Health};
 pub(crate) use made::Made;
 
 use nvme::status::Status;

@@ -360,6 +360,7 @@ impl Target {
     pub fn stop(mut self, deadline: Instant) {
         // A host's format would keep its reactor beyond any deadline.
         self.registry.halt();
+        self.tender.tell_what_is_lost(deadline.min(Instant::now() + KEEPING));
         // It may hang in a disk: hosts and what is kept come first.
         self.waiting.iter_mut().for_each(Waiting::cease);
         for index in 0..self.reactors.len() {

@@ -6,8 +6,9 @@
 //! rest.
 //!
 //! ```text
-//! in service ──(shortened, gone)──► down ──(sound again, or another at its path)──► in service
-//!     └── a failed synchronisation stays until the administrator trusts the store ──┘
+//! in service ──(gone)──► down ──(the same is sound again)──────────────► in service
+//!     ├──(shortened, or another file is at its path)──► untrusted ──(trust)──┘
+//!     └── a failed synchronisation stays until the administrator trusts the store
 //! ```
 //!
 //! A store keeps its number while it is opened again, so commands and namespaces need not know.
@@ -23,7 +24,9 @@ use std::time::{Duration, Instant};
 use nvme::{Nqn, Status};
 use tracing::{error, info, warn};
 
-use crate::disk::{Backing, BackingConfig, BackingId, BackingKind, Condition, Health, Kind};
+use crate::disk::{
+    Backing, BackingConfig, BackingId, BackingKind, Condition, Detached, Health, Kind,
+};
 use crate::mailbox::{Mail, Sender};
 use crate::trust::{Distrust, TrustRecord};
 
@@ -105,17 +108,55 @@ impl Tended {
             );
             self.health.fail_sync(status);
         }
+        if record.distrust().shortened {
+            self.health.note_shortened();
+            let why = "its file was shortened before the daemon was started or the namespace added";
+            lock(&self.current)
+                .set_down(&format!("{why}: check it, then `nvmfctl namespace trust`"));
+        }
         Tended { record: Some((of, record)), ..self }
     }
 
-    /// Whether nothing has failed that only the administrator may forget.
+    /// Whether there is nothing that only the administrator may forget.
     #[must_use]
     pub fn is_trusted(&self) -> bool {
-        self.distrust() == Distrust::default()
+        self.health.sync_failure().is_none() && !self.health.is_untrusted()
+    }
+
+    /// Says once what keeps it from being served.
+    fn tell(&self, why: &str) {
+        let mut care = lock(&self.care);
+        if care.told != why {
+            warn!("{}: {why}", self.place);
+            why.clone_into(&mut care.told);
+        }
+    }
+
+    /// Looks whether its path still leads to it. It is served all the same: what hosts have open is
+    /// the file, not its name. But the next start would serve what is there.
+    fn look_at_path(&self, backing: &Backing) {
+        let Some(detached) = backing.detached(&self.config) else { return };
+        if !self.health.set_detached(detached) {
+            return;
+        }
+        let (place, name) = (&self.place, backing.name());
+        match detached {
+            None => info!("{place}: {name} leads to the file or device that is served again"),
+            Some(detached) => warn!("{place}: {}", detachment(backing, detached)),
+        }
+    }
+
+    /// At the end of the daemon: what is served is at no path that the next one will look at.
+    fn tell_what_is_lost(&self) {
+        let backing = self.backing();
+        if let Some(Some(detached)) = backing.detached(&self.config) {
+            error!("{}: the daemon stops while {}", self.place, detachment(&backing, detached));
+        }
     }
 
     fn distrust(&self) -> Distrust {
-        Distrust { failed_sync: self.health.sync_failure(), shortened: false }
+        let (failed_sync, shortened) = (self.health.sync_failure(), self.health.is_shortened());
+        Distrust { failed_sync, shortened }
     }
 
     /// Whether it is not trusted, and that is not kept yet.
@@ -128,7 +169,9 @@ impl Tended {
     /// Keeps that it is not trusted.
     fn keep_record(&self) {
         let Some((_, record)) = &self.record else { return };
-        let kept = record.set(self.distrust());
+        // Who is about to trust it removes the record first.
+        let is_settled = || !self.renewing.load(Ordering::Relaxed);
+        let kept = record.update(|| is_settled().then(|| self.distrust()));
         let told = match kept {
             Ok(()) if record.is_durable() => return,
             Ok(()) => "without a `state_directory` nobody knows of the failed flush after a \
@@ -202,7 +245,8 @@ impl Tended {
     }
 
     fn is_record_due(&self, now: Instant) -> bool {
-        self.owes_a_record() && lock(&self.care).next_record <= now
+        let renewing = self.renewing.load(Ordering::Relaxed);
+        self.owes_a_record() && !renewing && lock(&self.care).next_record <= now
     }
 
     fn is_due(&self, now: Instant) -> bool {
@@ -303,9 +347,9 @@ impl Tender {
         tended.find(|tended| tended.record.as_ref().map(|(of, _)| *of) == of).cloned()
     }
 
-    /// The administrator trusts a store again whose synchronisation has failed: it is opened again
-    /// and synchronised, and `tell` is called just before flushes are served again. Takes ten
-    /// seconds at most; what comes later changes nothing.
+    /// The administrator trusts a store again whose synchronisation has failed, or whose file was
+    /// shortened or replaced: what is at its path is opened and synchronised, and `tell` is called
+    /// just before it is served. What does not answer within ten seconds stays as it is.
     ///
     /// # Errors
     /// Why it is not trusted.
@@ -345,6 +389,21 @@ impl Tender {
         outcome.map_err(Untrusted::Failing)?;
         warn!("{}: trusted again by the administrator: flushes are served", tended.place);
         Ok(())
+    }
+
+    /// Tells which stores the next daemon will not find. Waits until the deadline at most.
+    pub fn tell_what_is_lost(&self, deadline: Instant) {
+        let tended = lock(&self.shared.book).tended.clone();
+        let detached = |it: &Arc<Tended>| it.health.detached().is_some();
+        let telling: Vec<_> = tended.into_iter().filter(detached).collect();
+        if telling.is_empty() {
+            return;
+        }
+        let tell = move || telling.iter().for_each(|it| it.tell_what_is_lost());
+        let thread = std::thread::Builder::new().name("telling".to_owned()).spawn(tell);
+        while thread.as_ref().is_ok_and(|it| !it.is_finished()) && Instant::now() < deadline {
+            std::thread::sleep(HURRY);
+        }
     }
 
     /// Ends the looking after; what hangs in a disk is left to itself.
@@ -457,8 +516,15 @@ impl Shared {
         let (backing, health) = (tended.backing(), &tended.health);
         let thorough = health.is_suspect() || health.is_down();
         health.clear_suspicion();
+        tended.look_at_path(&backing);
         let moved = || backing.has_moved(&tended.config);
         match backing.inspect(thorough) {
+            Condition::Sound if health.is_shortened() => {
+                return tended.tell(
+                    "is whole again, and waits for `nvmfctl namespace trust`: it was shortened \
+                     meanwhile, so what hosts find there may not be what they have written",
+                );
+            }
             Condition::Sound => {
                 if health.is_down() && owes_a_sync(&backing, health) {
                     // What a disk had in its cache may have gone while it was away.
@@ -469,11 +535,15 @@ impl Shared {
                 }
                 return;
             }
-            Condition::Shortened(bytes) => backing.set_down(&format!(
-                "ends at byte {bytes}, inside the namespace of {} bytes: it was shortened while \
-                 being served, or its device is gone; restore it",
-                backing.size_bytes()
-            )),
+            Condition::Shortened(bytes) => {
+                backing.note_shortened();
+                backing.set_down(&format!(
+                    "ends at byte {bytes}, inside the namespace of {} bytes: it was shortened \
+                     while being served, or its device is gone; {}",
+                    backing.size_bytes(),
+                    backing.remedy_of_shortened()
+                ));
+            }
             Condition::Failing(errno) if is_gone(errno) || moved() => {
                 let said = nix::errno::Errno::from_raw(errno).desc();
                 backing.set_down(&format!("is gone ({said}): attach or mount it again"));
@@ -484,72 +554,81 @@ impl Shared {
         if !health.is_down() {
             return;
         }
-        let elsewhere = backing.kind() == Kind::Device || moved();
+        let elsewhere = backing.kind() == Kind::Device || moved() && !health.is_shortened();
         if elsewhere && let Err(why) = self.replace(tended, &backing) {
-            let mut care = lock(&tended.care);
-            if care.told != why {
-                warn!("{}: {why}", tended.place);
-                care.told = why;
-            }
+            tended.tell(&why);
         }
     }
 
     /// Puts what is at the path now in the place of a store that is gone.
     fn replace(&self, tended: &Tended, gone: &Arc<Backing>) -> Result<(), String> {
-        let fresh = gone.open_again(&tended.config()).map_err(|error| error.to_string())?;
-        if owes_a_sync(gone, &tended.health) {
-            fresh.fail_sync(Status::WRITE_FAULT);
-        }
-        // What a ring takes home before it has the fresh one is owed; what it takes home later fails.
-        gone.set_lost(true);
-        self.put(tended, gone, fresh, || ()).inspect_err(|_| gone.set_lost(false))?;
-        if owes_a_sync(gone, &tended.health) {
-            tended.backing().fail_sync(Status::WRITE_FAULT);
-        }
+        let fresh = gone.open_again(&tended.config(), false).map_err(|error| error.to_string())?;
+        self.exchange(tended, gone, fresh)?;
         tended.health.clear_suspicion();
         tended.health.set_up();
         info!("{}: {} is there again and served again", tended.place, gone.name());
         Ok(())
     }
 
-    /// See [`Tender::trust`].
+    /// Puts a store in the place of one that is gone, with whatever that had not made durable.
+    fn exchange(&self, tended: &Tended, gone: &Arc<Backing>, fresh: Backing) -> Result<(), String> {
+        if owes_a_sync(gone, &tended.health) {
+            fresh.fail_sync(Status::WRITE_FAULT);
+        }
+        // What a ring takes home before it has the fresh one is owed; what it takes home later fails.
+        gone.set_lost(true);
+        self.put(tended, gone, fresh).inspect_err(|_| gone.set_lost(false))?;
+        if owes_a_sync(gone, &tended.health) {
+            tended.backing().fail_sync(Status::WRITE_FAULT);
+        }
+        Ok(())
+    }
+
+    /// See [`Tender::trust`]. What cannot be done is found out before anything changes.
     fn trust(
         &self,
         tended: &Tended,
         is_wanted: impl FnOnce() -> bool,
         tell: impl FnOnce(),
     ) -> Result<(), String> {
-        let backing = tended.backing();
-        if tended.health.is_down() {
-            return Err("the store is down".to_owned());
-        }
-        let fresh = backing.renewed(&tended.config()).map_err(|error| error.to_string())?;
-        if fresh.inspect(true) != Condition::Sound {
-            return Err("the store still fails".to_owned());
+        let old = tended.backing();
+        let elsewhere = tended.health.is_down() && old.has_moved(&tended.config);
+        let fresh = match elsewhere {
+            true => old.open_again(&tended.config(), true),
+            false => old.renewed(&tended.config()),
+        };
+        let fresh = fresh.map_err(|error| error.to_string())?;
+        match fresh.inspect(true) {
+            Condition::Sound => {}
+            Condition::Shortened(bytes) => return Err(format!("it ends at byte {bytes}")),
+            Condition::Failing(_) => return Err("it still fails".to_owned()),
         }
         fresh.synchronise().map_err(|error| format!("it fails again: {error}"))?;
-        self.put(tended, &backing, fresh, || ())?;
         if !is_wanted() {
             return Err("it took too long".to_owned());
         }
+        let distrust = tended.distrust();
         if let Some((_, record)) = &tended.record {
             let kept = record.set(Distrust::default());
-            kept.map_err(|error| format!("the record of its failure cannot be removed: {error}"))?;
+            kept.map_err(|error| format!("its record cannot be removed: {error}"))?;
         }
+        // What a ring takes home from now on has not been done where anybody looks for it.
+        old.set_lost(elsewhere);
+        self.put(tended, &old, fresh).inspect_err(|_| {
+            old.set_lost(false);
+            if let Some(Err(error)) = tended.record.as_ref().map(|(_, it)| it.set(distrust)) {
+                error!("{}: that it is not trusted cannot be kept: {error}", tended.place);
+            }
+        })?;
         tell();
-        tended.health.trust_sync();
+        tended.health.trust();
+        tended.health.clear_suspicion();
+        tended.health.set_up();
         Ok(())
     }
 
-    /// Gives every ring a store in the place of `old`, unless another one has taken it meanwhile;
-    /// `done` is before the next one can take it.
-    fn put(
-        &self,
-        tended: &Tended,
-        old: &Arc<Backing>,
-        fresh: Backing,
-        done: impl FnOnce(),
-    ) -> Result<(), String> {
+    /// Gives every ring a store in the place of `old`, unless another one has taken it meanwhile.
+    fn put(&self, tended: &Tended, old: &Arc<Backing>, fresh: Backing) -> Result<(), String> {
         fresh.prepare(self.reactors.len()).map_err(|error| error.to_string())?;
         let fresh = Arc::new(fresh);
         let mut current = lock(&tended.current);
@@ -572,7 +651,6 @@ impl Shared {
         });
         let parts = match &given {
             Ok(()) => {
-                done();
                 tended.whereabouts.store(fresh.place(), Ordering::Relaxed);
                 std::mem::replace(&mut *current, fresh)
             }
@@ -589,6 +667,20 @@ impl Shared {
         lock(&self.book).parting.push(parts);
         given
     }
+}
+
+/// What is at the path of a store instead of it.
+fn detachment(backing: &Backing, detached: Detached) -> String {
+    let (name, own_path) = (backing.name(), backing.own_path());
+    let what = match detached {
+        Detached::Removed => "was unlinked or renamed",
+        Detached::Replaced => "was replaced by another file or device",
+    };
+    format!(
+        "{name} {what} while it is served: hosts go on with the old one, which the next start \
+         will not find; before that, have hosts stop, and copy it from {own_path} or bring its \
+         path back"
+    )
 }
 
 /// Whether something was written that a host believes a flush would still save.

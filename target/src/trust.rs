@@ -127,9 +127,19 @@ impl TrustRecord {
     /// # Errors
     /// What the system says.
     pub(crate) fn set(&self, distrust: Distrust) -> io::Result<()> {
+        self.update(|| Some(distrust))
+    }
+
+    /// The same, of what is so when nobody else is at it; nothing: it stays.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn update(&self, distrust: impl FnOnce() -> Option<Distrust>) -> io::Result<()> {
         let mut kept = self.lock();
-        self.book.set(self.uuid, distrust)?;
-        *kept = distrust;
+        if let Some(distrust) = distrust() {
+            self.book.set(self.uuid, distrust)?;
+            *kept = distrust;
+        }
         Ok(())
     }
 

@@ -315,7 +315,7 @@ fn purging_knows_the_files_of_the_state_directory() {
         let (name, _) = rest.split_once('"').expect("its end");
         assert!(names.contains(&name), "{name} of {file}");
     }
-    for kind in ["reservation", "protection", "uncorrectable", "format", "events"] {
+    for kind in ["reservation", "protection", "uncorrectable", "format", "trust", "events"] {
         assert!(names.contains(&&*format!("\"$id.{kind}\"")), "{kind}");
     }
 }

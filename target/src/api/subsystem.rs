@@ -72,6 +72,9 @@ pub struct Namespace {
     pub hosts: Option<BTreeSet<String>>,
     /// How its store fares.
     pub state: NamespaceState,
+    /// What is at the path of its store instead of it, which a later start would serve; absent: it
+    /// is there.
+    pub detached: Option<Detached>,
     /// Operations that its store has failed.
     pub failures: u64,
 }
@@ -90,6 +93,16 @@ pub enum Kind {
     Managed,
 }
 
+/// What is at the path of a store that is served, if not that store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Detached {
+    /// Nothing: it was unlinked, or renamed.
+    Removed,
+    /// Another file or device.
+    Replaced,
+}
+
 /// How the store of a namespace fares.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -103,17 +116,21 @@ pub enum NamespaceState {
     Pending,
     /// It is gone or too short: hosts are told to come again.
     Down,
+    /// Its file was shortened, or it is gone and another file is at its path: hosts are told to come
+    /// again, until `nvmfctl namespace trust`.
+    Untrusted,
     /// A host has made it and its file is gone: hosts see no such namespace.
     Lost,
 }
 
 impl NamespaceState {
     /// All of them.
-    pub const ALL: [NamespaceState; 5] = [
+    pub const ALL: [NamespaceState; 6] = [
         NamespaceState::Serving,
         NamespaceState::SyncFailed,
         NamespaceState::Pending,
         NamespaceState::Down,
+        NamespaceState::Untrusted,
         NamespaceState::Lost,
     ];
 
@@ -125,6 +142,7 @@ impl NamespaceState {
             NamespaceState::SyncFailed => "sync_failed",
             NamespaceState::Pending => "pending",
             NamespaceState::Down => "down",
+            NamespaceState::Untrusted => "untrusted",
             NamespaceState::Lost => "lost",
         }
     }

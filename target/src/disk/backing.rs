@@ -23,7 +23,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nvme::status::Status;
 
 use super::errno::{Doing, status_of};
-use super::health::Health;
+use super::health::{Detached, Health};
 use super::made::Stamp;
 use super::open::Was::{Expected, Lost, New};
 use super::open::{self, Hold};
@@ -227,11 +227,12 @@ impl Backing {
 
     /// Opens what is at the path of a store now, because what was there is gone. The health stays
     /// the same. Nothing is created; nature and length must be what they were, or the length just
-    /// what is served. May wait for disks.
+    /// what is served. A file must be the same one unless the administrator has `trusted` what is
+    /// there. May wait for disks.
     ///
     /// # Errors
     /// One sentence: what was tried, what the system said, what to do.
-    pub fn open_again(&self, config: &BackingConfig) -> Result<Backing, OpenError> {
+    pub fn open_again(&self, config: &BackingConfig, trusted: bool) -> Result<Backing, OpenError> {
         let BackingKind::File { path, .. } = &config.kind else {
             return Err(OpenError::new(format!("{} cannot be opened again", self.name)));
         };
@@ -245,11 +246,27 @@ impl Backing {
             )));
         }
         self.is_the_device(&fresh)?;
+        if !trusted {
+            self.is_the_file(&fresh)?;
+        }
         fresh.health = Arc::clone(&self.health);
         if !fresh.allows(Space::Punch) {
             fresh.health.note_kept_space();
         }
         Ok(fresh)
+    }
+
+    /// Whatever has the right length may be half restored, or older.
+    fn is_the_file(&self, fresh: &Backing) -> Result<(), OpenError> {
+        let id = |backing: &Backing| backing.hold.as_ref().map(|hold| hold.id);
+        match self.kind != Kind::File || id(self) == id(fresh) {
+            true => Ok(()),
+            false => Err(OpenError::new(format!(
+                "{} is another file than the one that was served: when it has what hosts are to \
+                 find, `nvmfctl namespace trust`",
+                self.name
+            ))),
+        }
     }
 
     /// Where a path is the kernel's own, and a device is plugged in, any other may get it.
@@ -311,6 +328,21 @@ impl Backing {
             (Some(hold), BackingKind::File { path, .. }) => !hold.is_at(path),
             _ => false,
         }
+    }
+
+    /// What is at its path instead of it, if anything is amiss. None where nobody knows. May wait
+    /// for disks.
+    #[must_use]
+    pub(crate) fn detached(&self, config: &BackingConfig) -> Option<Option<Detached>> {
+        match (&self.hold, &config.kind) {
+            (Some(hold), BackingKind::File { path, .. }) => hold.detached_from(path).ok(),
+            _ => None,
+        }
+    }
+
+    /// How it can be read as long as the daemon runs, wherever its path leads.
+    pub(crate) fn own_path(&self) -> String {
+        self.hold.as_ref().map(|hold| hold.own_path()).unwrap_or_default()
     }
 
     /// Makes durable what has been written, and hears of what was lost before. Waits for the disk.
@@ -547,12 +579,29 @@ impl Backing {
     /// now on nothing reaches it, so that no write makes it long again, with zeros in between.
     pub(crate) fn fail_shortened(&self, at: u64) -> Status {
         self.health.count_failure(0);
+        self.note_shortened();
         self.set_down(&format!(
             "ends at or before byte {at}, inside the namespace of {} bytes: it was shortened while \
-             being served, or its device is gone; restore it",
-            self.size_bytes()
+             being served, or its device is gone; {}",
+            self.size_bytes(),
+            self.remedy_of_shortened()
         ));
         Health::NOT_READY
+    }
+
+    /// Of a file: whatever makes it long again, what was there is gone.
+    pub(crate) fn note_shortened(&self) {
+        if self.kind == Kind::File {
+            self.health.note_shortened();
+        }
+    }
+
+    /// What there is to be done about it.
+    pub(crate) fn remedy_of_shortened(&self) -> &'static str {
+        match self.kind {
+            Kind::File => "restore it, then `nvmfctl namespace trust`",
+            _ => "restore it",
+        }
     }
 
     /// Takes the store out of service until it is back.

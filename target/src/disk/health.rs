@@ -5,7 +5,7 @@
 //! meet; looking closer, and opening again, is the business of a thread that may wait
 //! (`tender.rs`).
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use nix::errno::Errno;
 use nvme::status::Status;
@@ -14,6 +14,8 @@ use super::fault::Fault;
 
 /// Every operation is answered with Namespace Not Ready.
 const DOWN: u32 = 1 << 17;
+/// Its file was shortened: it stays down until the administrator trusts it again.
+const SHORTENED: u32 = 1 << 18;
 /// A synchronisation has failed; bits 15:0 are the status field that it was answered with.
 const SYNC_FAILED: u32 = 1 << 16;
 
@@ -36,6 +38,18 @@ pub struct Health {
     keeps_space: AtomicBool,
     failures: AtomicU64,
     media_errors: AtomicU64,
+    /// See [`Detached`]; 0: its path leads to it.
+    detached: AtomicU8,
+}
+
+/// What is at the path of a store that is served, if not that store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Detached {
+    /// Nothing: it was unlinked, or renamed.
+    Removed = 1,
+    /// Another file or device.
+    Replaced = 2,
 }
 
 /// Two namespaces have the same health when they share it.
@@ -82,6 +96,39 @@ impl Health {
     pub fn sync_failure(&self) -> Option<Status> {
         let standing = self.standing.load(Ordering::Relaxed);
         (standing & SYNC_FAILED != 0).then(|| Status::from_field(standing as u16))
+    }
+
+    /// Whether its file was shortened since the administrator trusted it last.
+    #[must_use]
+    pub fn is_shortened(&self) -> bool {
+        self.standing.load(Ordering::Relaxed) & SHORTENED != 0
+    }
+
+    /// Whether it is down until the administrator trusts what is at its path now.
+    #[must_use]
+    pub fn is_untrusted(&self) -> bool {
+        self.is_shortened() || self.is_down() && self.detached() == Some(Detached::Replaced)
+    }
+
+    /// Its file was shortened: it is down, and does not come back by itself.
+    pub(crate) fn note_shortened(&self) {
+        self.standing.fetch_or(SHORTENED, Ordering::Relaxed);
+    }
+
+    /// What is at its path instead of it. It is served all the same.
+    #[must_use]
+    pub fn detached(&self) -> Option<Detached> {
+        match self.detached.load(Ordering::Relaxed) {
+            0 => None,
+            1 => Some(Detached::Removed),
+            _ => Some(Detached::Replaced),
+        }
+    }
+
+    /// Notes what is at its path instead of it; true when that is news.
+    pub(crate) fn set_detached(&self, detached: Option<Detached>) -> bool {
+        let new = detached.map_or(0, |detached| detached as u8);
+        self.detached.swap(new, Ordering::Relaxed) != new
     }
 
     /// Whether what hosts rely on is not as it should be: down, or a failed synchronisation.
@@ -185,8 +232,8 @@ impl Health {
     }
 
     /// The administrator trusts the store again.
-    pub(crate) fn trust_sync(&self) {
-        self.standing.fetch_and(!(SYNC_FAILED | 0xFFFF), Ordering::Relaxed);
+    pub(crate) fn trust(&self) {
+        self.standing.fetch_and(!(SYNC_FAILED | SHORTENED | 0xFFFF), Ordering::Relaxed);
     }
 
     /// The store is not there any more; true when that is news.
@@ -195,9 +242,16 @@ impl Health {
         self.standing.fetch_or(DOWN, Ordering::Relaxed) & DOWN == 0
     }
 
-    /// The store is there again; true when it was down.
+    /// The store is there again; true when it was down. One whose file was shortened stays down.
     pub(crate) fn set_up(&self) -> bool {
-        self.standing.fetch_and(!DOWN, Ordering::Relaxed) & DOWN != 0
+        let mut old = self.standing.load(Ordering::Relaxed);
+        while old & (DOWN | SHORTENED) == DOWN {
+            match self.exchange(old, old & !DOWN) {
+                Ok(_) => return true,
+                Err(now) => old = now,
+            }
+        }
+        false
     }
 
     /// Something was written that is not durable yet. A load first: the line stays shared.
@@ -247,7 +301,7 @@ mod tests {
         assert!(health.set_up() && !health.set_up());
         assert_eq!(health.sync_failure(), Some(Status::WRITE_FAULT), "coming back heals nothing");
         assert!(health.is_degraded());
-        health.trust_sync();
+        health.trust();
         assert!(!health.is_degraded());
         health.set_fault(Fault::Sync);
         assert_eq!((health.fault(), health.bars(true)), (Fault::Sync, None));
@@ -255,6 +309,22 @@ mod tests {
         assert_eq!((health.set_up(), health.fault()), (true, Fault::Sync));
         health.set_fault(Fault::None);
         assert_eq!((health.fault(), health.is_degraded()), (Fault::None, false));
+    }
+
+    #[test]
+    fn what_was_shortened_stays_down_until_it_is_trusted() {
+        let health = Health::default();
+        health.note_shortened();
+        assert!(health.set_down() && !health.set_up() && health.is_down());
+        assert!(health.is_untrusted());
+        health.trust();
+        assert!(!health.is_untrusted() && health.set_up() && !health.is_down());
+        // Another one at its path is a matter of trust only where that is to take its place.
+        assert!(health.set_detached(Some(Detached::Replaced)) && !health.is_untrusted());
+        health.set_down();
+        assert!(health.is_untrusted() && health.set_detached(Some(Detached::Removed)));
+        assert!(!health.is_untrusted() && !health.set_detached(Some(Detached::Removed)));
+        assert!(health.set_detached(None) && health.detached().is_none());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Opening files and devices, and the sentences for when that cannot be done.
 
 use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -13,6 +13,7 @@ use tracing::warn;
 
 use super::backing::{Backing, BackingConfig, Condition, Geometry, Kind, OpenError, Space};
 use super::device::Device;
+use super::health::Detached;
 use super::made::Stamp;
 use crate::durable;
 
@@ -29,6 +30,8 @@ const PAGE_BYTES: usize = 4096;
 #[derive(Debug)]
 pub(super) struct Hold {
     locked: Arc<File>,
+    /// Which file it is: device and inode.
+    pub(super) id: (u64, u64),
     _claim: Option<File>,
 }
 
@@ -70,6 +73,34 @@ impl Hold {
             }
         }
         Ok(bytes)
+    }
+
+    /// What is at a path instead of this, if it does not lead here. A device may have another node
+    /// there, as long as that stands for it.
+    ///
+    /// # Errors
+    /// Nobody knows.
+    pub(super) fn detached_from(&self, path: &Path) -> io::Result<Option<Detached>> {
+        let here = self.locked.metadata()?;
+        let is_same = |there: &Metadata| match here.file_type().is_block_device() {
+            true => there.rdev() == here.rdev() && there.file_type().is_block_device(),
+            false => (there.dev(), there.ino()) == (here.dev(), here.ino()),
+        };
+        match fs::metadata(path) {
+            Ok(there) if is_same(&there) => Ok(None),
+            Ok(_) => Ok(Some(Detached::Replaced)),
+            Err(error)
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
+                Ok(Some(Detached::Removed))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// How it can be read as long as the daemon runs, wherever its path leads.
+    pub(super) fn own_path(&self) -> String {
+        format!("/proc/{}/fd/{}", process::id(), self.locked.as_raw_fd())
     }
 
     /// Whether a path leads here. A device that came back has the number of the one that went, so
@@ -146,7 +177,11 @@ pub(super) fn open_path(
                     .map_err(|error| failed(&format!("cannot make {name} durable"), &error))?;
             }
             let file = Arc::new(file);
-            let hold = Hold { locked: Arc::clone(&file), _claim: claim };
+            let meta = file
+                .metadata()
+                .map_err(|error| failed(&format!("cannot look at {name}"), &error))?;
+            let id = (meta.dev(), meta.ino());
+            let hold = Hold { locked: Arc::clone(&file), id, _claim: claim };
             let mut backing = finish(kind, Arc::clone(&file), name, bytes, config)?;
             backing.hold = Some(Arc::new(hold));
             backing.made_as = file.metadata().ok().filter(|_| created).map(|meta| Stamp::of(&meta));

@@ -78,7 +78,8 @@ impl Collector for Scrape {
 /// there also while it is not so.
 fn namespaces(standing: &Standing, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let name = "nvmfd_namespace_state";
-    let help = "1 for the state that a namespace is in: serving, sync_failed, pending, down, lost";
+    let help = "1 for the state that a namespace is in: serving, sync_failed, pending, down, \
+                untrusted, lost";
     let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
     for namespace in &standing.namespaces {
         for state in NamespaceState::ALL {
@@ -90,6 +91,15 @@ fn namespaces(standing: &Standing, encoder: &mut DescriptorEncoder<'_>) -> fmt::
             let is = u64::from(namespace.state == state);
             metric.encode_family(&labels)?.encode_gauge(&is)?;
         }
+    }
+    let help = "Whether something else than its store is at the path of a namespace, or nothing";
+    let name = "nvmfd_namespace_detached";
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for namespace in &standing.namespaces {
+        let labels =
+            [("subsystem", namespace.subsystem.clone()), ("nsid", namespace.nsid.to_string())];
+        let is = u64::from(namespace.detached.is_some());
+        metric.encode_family(&labels)?.encode_gauge(&is)?;
     }
     let folders = "Whether the folder of the namespaces that hosts make is there";
     for (name, help, key, all) in [

@@ -125,6 +125,19 @@ impl Bench {
         fs::rename(&other, self.path()).unwrap();
     }
 
+    /// Another file takes the place of the one that is served, as a device does by itself.
+    fn replace(&mut self) {
+        self.exchange(SIZE, 0x77);
+        let (shared, tended) = (Arc::clone(&self.tender.shared), Arc::clone(&self.tended));
+        let replacing = std::thread::spawn(move || {
+            let gone = tended.backing();
+            let fresh = gone.open_again(&tended.config, true).unwrap();
+            shared.exchange(&tended, &gone, fresh)
+        });
+        self.until("it is replaced", |_| replacing.is_finished());
+        assert_eq!(replacing.join().unwrap(), Ok(()));
+    }
+
     /// What comes of the administrator's trust, and whether hosts were told before.
     fn trust(&mut self) -> (Result<(), Untrusted>, bool) {
         let told = Arc::new(AtomicBool::new(false));
@@ -135,8 +148,8 @@ impl Bench {
         let outcome = std::thread::scope(|scope| {
             scope.spawn(move || {
                 let health = Arc::clone(tended.health());
-                let tell = move || tell.store(health.sync_failure().is_some(), Ordering::Relaxed);
-                say.send(tender.trust(&tended, tell))
+                let is_bad = move || health.sync_failure().is_some() || health.is_down();
+                say.send(tender.trust(&tended, move || tell.store(is_bad(), Ordering::Relaxed)))
             });
             loop {
                 if let Some(Mail::Attach(id, backing, answer)) = mail.take() {
@@ -154,7 +167,7 @@ impl Bench {
 const NOT_READY: Result<u8, Status> = Err(Health::NOT_READY);
 
 #[test]
-fn a_file_that_was_shortened_is_noticed_without_io_and_served_again_when_it_is_whole() {
+fn a_file_that_was_shortened_is_noticed_without_io_and_waits_for_trust_when_it_is_whole() {
     let mut bench = Bench::new();
     assert_eq!(bench.write(0, 0x11), Ok(()));
     assert_eq!(bench.write(SIZE - 4096, 0x22), Ok(()));
@@ -166,8 +179,13 @@ fn a_file_that_was_shortened_is_noticed_without_io_and_served_again_when_it_is_w
     assert_eq!(bench.flush(), Err(Health::NOT_READY));
     assert_eq!(fs::metadata(bench.path()).unwrap().len(), 8192, "nothing made it long again");
     let file = OpenOptions::new().write(true).open(bench.path()).unwrap();
+    let short = bench.trust();
+    assert_eq!(short, (Err(Untrusted::Failing("it ends at byte 8192".to_owned())), false));
     file.set_len(SIZE).unwrap();
-    bench.until("it is up", |bench| !bench.tended.health().is_down());
+    bench.until("it was seen", |bench| lock(&bench.tended.care).told.contains("is whole again"));
+    assert!(bench.tended.health().is_untrusted());
+    assert_eq!((bench.read(0), bench.flush()), (NOT_READY, Err(Health::NOT_READY)));
+    assert_eq!(bench.trust(), (Ok(()), true));
     assert_eq!((bench.read(0), bench.read(SIZE - 4096)), (Ok(0x11), Ok(0)));
     assert_eq!((bench.write(0, 0x44), bench.flush()), (Ok(()), Ok(())));
     assert!(bench.pool.is_full());
@@ -181,12 +199,8 @@ fn a_store_that_comes_back_in_place_says_that_something_was_not_synchronised() {
         if unsynced {
             assert_eq!(bench.write(SIZE - 4096, 0x22), Ok(()));
         }
-        bench.shorten();
-        bench.until("it is down", |bench| bench.tended.health().is_down());
-        let file = OpenOptions::new().write(true).open(bench.path()).unwrap();
-        file.set_len(SIZE).unwrap();
+        bench.tended.backing().set_down("is gone for a while");
         bench.until("it is up", |bench| !bench.tended.health().is_down());
-        assert_eq!(bench.read(SIZE - 4096), Ok(0), "what was written is lost");
         let told = if unsynced { Err(Status::WRITE_FAULT) } else { Ok(()) };
         assert_eq!((bench.flush(), bench.flush()), (told, told));
     }
@@ -196,11 +210,8 @@ fn a_store_that_comes_back_in_place_says_that_something_was_not_synchronised() {
 fn what_comes_home_while_a_lost_store_is_replaced_is_lost_with_it() {
     let mut bench = Bench::new();
     assert_eq!((bench.write(0, 0x11), bench.flush()), (Ok(()), Ok(())));
-    bench.shorten();
-    bench.until("it is down", |bench| bench.tended.health().is_down());
     bench.late = true;
-    bench.exchange(SIZE, 0x77);
-    bench.until("it is up", |bench| !bench.tended.health().is_down());
+    bench.replace();
     assert_eq!(bench.flush(), Err(Status::WRITE_FAULT));
 }
 
@@ -215,7 +226,7 @@ fn what_a_lost_store_does_late_is_not_done() {
     bench.shorten();
     bench.until("it is down", |bench| bench.tended.health().is_down());
     bench.exchange(SIZE, 0x77);
-    bench.until("it is up", |bench| !bench.tended.health().is_down());
+    assert_eq!(bench.trust(), (Ok(()), true));
     bench.tended.health().set_fault(crate::disk::Fault::None);
     let late = loop {
         if let Some(done) = bench.turn().pop() {
@@ -232,44 +243,84 @@ fn a_flush_that_is_under_way_when_its_store_is_lost_has_made_nothing_durable() {
     let mut bench = Bench::new();
     assert_eq!(bench.write(0, 0x11), Ok(()));
     bench.tended.health().begin_sync();
-    bench.shorten();
-    bench.until("it is down", |bench| bench.tended.health().is_down());
-    bench.exchange(SIZE, 0x77);
-    bench.until("it is up", |bench| !bench.tended.health().is_down());
+    bench.replace();
     assert_eq!(bench.flush(), Err(Status::WRITE_FAULT));
 }
 
 #[test]
-fn what_takes_the_place_of_a_lost_store_is_served_and_a_flush_tells_what_was_lost() {
-    for unsynced in [false, true] {
-        let mut bench = Bench::new();
-        assert_eq!((bench.write(0, 0x11), bench.flush()), (Ok(()), Ok(())));
-        if unsynced {
-            assert_eq!(bench.write(4096, 0x12), Ok(()));
-        }
-        bench.shorten();
-        bench.until("it is down", |bench| bench.tended.health().is_down());
-        let old = bench.tended.backing();
-        // One of another size is none.
-        bench.exchange(SIZE * 2, 0x55);
-        bench.until("it was tried", |bench| !lock(&bench.tended.care).told.is_empty());
-        assert!(bench.tended.health().is_down());
-        bench.exchange(SIZE, 0x77);
-        bench.until("it is up", |bench| !bench.tended.health().is_down());
-        assert_eq!(bench.read(0), Ok(0x77));
-        assert_eq!(Arc::strong_count(&old), 2, "we and the list of those that part");
-        match unsynced {
-            false => assert_eq!(bench.flush(), Ok(())),
-            true => {
-                let lost = Err(Status::WRITE_FAULT);
-                assert_eq!((bench.flush(), bench.flush()), (lost, lost));
-                assert_eq!(bench.write(0, 0x78), Ok(()));
-                assert_eq!(bench.trust(), (Ok(()), true));
-                assert_eq!(bench.flush(), Ok(()));
-                assert_eq!(bench.read(0), Ok(0x78));
-            }
-        }
+fn what_takes_the_place_of_a_lost_file_is_served_when_it_is_trusted() {
+    let mut bench = Bench::new();
+    assert_eq!((bench.write(0, 0x11), bench.flush()), (Ok(()), Ok(())));
+    bench.shorten();
+    bench.until("it is down", |bench| bench.tended.health().is_down());
+    let old = bench.tended.backing();
+    // One of another size is none.
+    bench.exchange(SIZE * 2, 0x55);
+    let (refused, told) = bench.trust();
+    assert!(matches!(refused, Err(Untrusted::Failing(why)) if why.contains("2097152")) && !told);
+    bench.exchange(SIZE, 0x77);
+    for _ in 0..3 {
+        bench.tender.shared.look(&bench.tended);
+        assert!(bench.tended.health().is_down() && bench.tended.health().is_untrusted());
     }
+    assert_eq!((bench.read(0), bench.tended.is_trusted()), (NOT_READY, false));
+    assert_eq!(bench.trust(), (Ok(()), true));
+    assert_eq!((bench.read(0), bench.write(0, 0x78), bench.flush()), (Ok(0x77), Ok(()), Ok(())));
+    assert_eq!(Arc::strong_count(&old), 2, "we and the list of those that part");
+}
+
+#[test]
+fn no_other_file_takes_the_place_of_a_lost_one_by_itself() {
+    let bench = Bench::new();
+    let gone = bench.tended.backing();
+    bench.exchange(SIZE, 0x77);
+    let refused = gone.open_again(&bench.tended.config, false).unwrap_err().to_string();
+    assert!(
+        refused.contains("is another file") && refused.contains("namespace trust"),
+        "{refused}"
+    );
+}
+
+#[test]
+fn a_file_that_is_not_at_its_path_is_served_and_told_of_until_it_is() {
+    let mut bench = Bench::new();
+    let (path, aside) = (bench.path(), bench.dir.path().join("aside"));
+    let detached = |bench: &mut Bench, expected| {
+        bench.until("it was seen", |bench| bench.tended.health().detached() == expected);
+        assert_eq!((bench.write(0, 0x11), bench.flush()), (Ok(()), Ok(())));
+        assert!(bench.tended.is_trusted() && !bench.tended.health().is_degraded());
+    };
+    fs::rename(&path, &aside).unwrap();
+    detached(&mut bench, Some(Detached::Removed));
+    fs::write(&path, vec![0x77; SIZE as usize]).unwrap();
+    detached(&mut bench, Some(Detached::Replaced));
+    fs::rename(&aside, &path).unwrap();
+    detached(&mut bench, None);
+    std::os::unix::fs::symlink(&path, &aside).unwrap();
+    fs::remove_file(&path).unwrap();
+    detached(&mut bench, Some(Detached::Removed));
+    // What nothing else leads to can be saved.
+    let own_path = bench.tended.backing().own_path();
+    let told = detachment(&bench.tended.backing(), Detached::Removed);
+    assert!(told.contains(&own_path) && fs::read(&own_path).unwrap()[0] == 0x11, "{told}");
+}
+
+#[test]
+fn what_was_shortened_is_not_served_after_a_restart_either() {
+    let book = Arc::new(crate::trust::TrustBook::default());
+    let (uuid, place) = (uuid::Uuid::from_u128(1), (crate::subsystem::tests::sample().nqn, 1));
+    book.set(uuid, Distrust { failed_sync: None, shortened: true }).unwrap();
+    let mut bench = Bench::new();
+    bench.tender.forget(&bench.tended);
+    let config = bench.tended.config.clone();
+    let backing = bench.tended.backing().renewed(&config).unwrap();
+    let tended = Tended::new(STORE, "namespace 1".to_owned(), config, backing);
+    bench.tended = Arc::new(tended.recorded(place, TrustRecord::new(&book, uuid)));
+    bench.tender.tend(Arc::clone(&bench.tended));
+    bench.until("it was seen", |bench| lock(&bench.tended.care).told.contains("is whole again"));
+    assert_eq!(bench.read(0), NOT_READY);
+    assert_eq!(bench.trust(), (Ok(()), true));
+    assert_eq!((bench.read(0), book.of(uuid)), (Ok(0), Distrust::default()));
 }
 
 #[test]
@@ -292,7 +343,7 @@ fn a_failed_sync_is_kept_and_its_record_goes_with_the_trust() {
     let recorded = |bench: &Bench| {
         let config = bench.tended.config.clone();
         let backing = bench.tended.backing().renewed(&config).unwrap();
-        backing.health().trust_sync();
+        backing.health().trust();
         let tended = Tended::new(STORE, "namespace 1".to_owned(), config, backing);
         Arc::new(tended.recorded(place, TrustRecord::new(&book(), uuid)))
     };
@@ -328,7 +379,7 @@ fn a_failed_sync_stays_until_the_administrator_trusts_the_store() {
     bench.tended.backing().fail_sync(Status::WRITE_FAULT);
     bench.shorten();
     bench.until("it is down", |bench| bench.tended.health().is_down());
-    let down = Untrusted::Failing("the store is down".to_owned());
+    let down = Untrusted::Failing("it ends at byte 8192".to_owned());
     assert_eq!(bench.trust(), (Err(down), false));
     assert!(bench.tended.health().sync_failure().is_some());
 }
@@ -398,7 +449,7 @@ fn a_late_renewal_takes_no_other_store_away() {
     before.fail_sync(Status::WRITE_FAULT);
     assert_eq!(bench.trust(), (Ok(()), true));
     let now = bench.tended.backing();
-    let refused = bench.tender.shared.put(&bench.tended, &before, late, || unreachable!("done"));
+    let refused = bench.tender.shared.put(&bench.tended, &before, late);
     assert_eq!(refused, Err("it was opened again meanwhile".to_owned()));
     assert!(Arc::ptr_eq(&now, &bench.tended.backing()) && bench.mail.take().is_none());
 }
@@ -436,17 +487,17 @@ fn a_store_that_is_served_in_part_comes_back_as_it_was() {
         backing = backing.renewed(&config).unwrap();
         for bytes in [SIZE * 2 - 4096, SIZE * 2 + 4096, SIZE - 4096] {
             put(bytes);
-            let refused = backing.open_again(&config).unwrap_err().to_string();
+            let refused = backing.open_again(&config, true).unwrap_err().to_string();
             assert!(refused.contains(&format!("has {bytes} bytes")), "{refused}");
         }
         put(SIZE * 2);
-        backing = backing.open_again(&config).unwrap();
+        backing = backing.open_again(&config, true).unwrap();
         assert_eq!(backing.size_bytes(), SIZE);
     }
     put(SIZE);
-    backing = backing.open_again(&config).unwrap();
+    backing = backing.open_again(&config, true).unwrap();
     put(SIZE * 2);
-    assert!(backing.open_again(&config).is_err(), "now that would be another length");
+    assert!(backing.open_again(&config, true).is_err(), "now that would be another length");
 
     // Its administrator makes it longer meanwhile, and goes on serving a part.
     put(SIZE * 2);
@@ -454,14 +505,14 @@ fn a_store_that_is_served_in_part_comes_back_as_it_was() {
     fs::File::options().write(true).open(&path).unwrap().set_len(SIZE * 3).unwrap();
     assert_eq!(backing.inspect(false), Condition::Sound);
     put(SIZE * 2);
-    assert!(backing.open_again(&config).is_err(), "that is what it was before");
+    assert!(backing.open_again(&config, true).is_err(), "that is what it was before");
     put(SIZE * 3);
-    backing = backing.open_again(&config).unwrap();
+    backing = backing.open_again(&config, true).unwrap();
     // What lacks some of what is served says nothing of how long it should be.
     fs::File::options().write(true).open(&path).unwrap().set_len(SIZE / 2).unwrap();
     assert_eq!(backing.inspect(false), Condition::Shortened(SIZE / 2));
     put(SIZE * 3);
-    assert_eq!(backing.open_again(&config).unwrap().size_bytes(), SIZE);
+    assert_eq!(backing.open_again(&config, true).unwrap().size_bytes(), SIZE);
 }
 
 #[test]
@@ -479,5 +530,5 @@ fn a_store_that_has_grown_and_is_served_in_part_since_comes_back() {
     let other = dir.path().join("other");
     fs::write(&other, vec![0; SIZE as usize * 4]).unwrap();
     fs::rename(&other, &path).unwrap();
-    assert_eq!(backing.open_again(&config).unwrap().size_bytes(), SIZE * 2);
+    assert_eq!(backing.open_again(&config, true).unwrap().size_bytes(), SIZE * 2);
 }

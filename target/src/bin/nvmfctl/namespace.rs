@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Subcommand;
 use hyper::Method;
 use nvmfd::api::{
-    Change, Kind, Namespace, NamespaceState, Outcome, Protect, Trust, WriteProtection,
+    Change, Detached, Kind, Namespace, NamespaceState, Outcome, Protect, Trust, WriteProtection,
 };
 use nvmfd::config::Size;
 use serde_json::Value;
@@ -81,7 +81,8 @@ pub(crate) enum Command {
         /// Its number there
         nsid: u32,
     },
-    /// Trust a store again whose flush has failed, after its data were checked
+    /// Trust a store again whose flush has failed or whose file was shortened or replaced, after its
+    /// data were checked
     Trust {
         /// The name of the subsystem
         subsystem: String,
@@ -201,6 +202,7 @@ fn state(namespace: &Namespace) -> String {
         NamespaceState::SyncFailed => "sync failed (see `namespace trust`)",
         NamespaceState::Pending => "pending",
         NamespaceState::Down => "down",
+        NamespaceState::Untrusted => "untrusted (see `namespace trust`)",
         NamespaceState::Lost => "lost",
     };
     let flags = [
@@ -208,10 +210,15 @@ fn state(namespace: &Namespace) -> String {
         (namespace.write_protected, "write protected"),
         (namespace.hosts.is_some(), "masked"),
     ];
+    let detached = namespace.detached.map(|detached| match detached {
+        Detached::Removed => "its file was removed".to_owned(),
+        Detached::Replaced => "its file was replaced".to_owned(),
+    });
     let flags = flags.into_iter().filter(|(is, _)| *is).map(|(_, word)| word.to_owned());
     let left = namespace.format_left_percent.map(|left| format!("formatting, {left} % left"));
     let unheeded = namespace.unheeded_block_size_bytes;
     let unheeded = unheeded.map(|bytes| format!("formatted by a host, not {bytes} as configured"));
-    let all = std::iter::once(state.to_owned()).chain(flags).chain(left).chain(unheeded);
+    let all =
+        std::iter::once(state.to_owned()).chain(detached).chain(flags).chain(left).chain(unheeded);
     joined(all, "")
 }

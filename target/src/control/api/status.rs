@@ -12,6 +12,7 @@ use crate::ana::AnaStates;
 use crate::api::{Listener, Status};
 use crate::config::{Config, ListenerConfig};
 use crate::control::managed::Managed;
+use crate::disk::Detached;
 use crate::managed::Absent;
 use crate::registry::Controller;
 
@@ -87,13 +88,32 @@ pub(super) fn degraded(managed: &Managed) -> Vec<String> {
         }
         for namespace in &subsystem.namespaces {
             let place = format!("namespace {} of {}", namespace.nsid, subsystem.nqn);
-            if namespace.health.is_down() {
+            let health = &namespace.health;
+            let trust = format!("`nvmfctl namespace trust {} {}`", subsystem.nqn, namespace.nsid);
+            if health.is_untrusted() {
+                let cause = match health.is_shortened() {
+                    true => "its file was shortened",
+                    false => "another file is at the path of its own, which is gone",
+                };
+                sentences.push(format!(
+                    "{place} is down: {cause}; when its data are as hosts left them, {trust}"
+                ));
+            } else if health.is_down() {
                 sentences.push(format!("{place} is down: its store is gone or too short"));
-            } else if namespace.health.sync_failure().is_some() {
+            } else if health.sync_failure().is_some() {
                 sentences.push(format!(
                     "{place} has failed to synchronise, and every flush fails: check its disk and \
-                     the data, then `nvmfctl namespace trust {} {}`",
-                    subsystem.nqn, namespace.nsid
+                     the data, then {trust}"
+                ));
+            }
+            if let Some(detached) = health.detached().filter(|_| !health.is_down()) {
+                let what = match detached {
+                    Detached::Removed => "was unlinked or renamed",
+                    Detached::Replaced => "was replaced",
+                };
+                sentences.push(format!(
+                    "{place} is served from a file or device that {what}: the next start will not \
+                     find what hosts write; the log says how to save it"
                 ));
             }
         }

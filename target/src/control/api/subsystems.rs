@@ -12,10 +12,10 @@ use nvme::Nqn;
 use uuid::Uuid;
 
 use super::Refused;
-use crate::api::{Host, Kind, Namespace, NamespaceState, Problem, Subsystem};
+use crate::api::{Detached, Host, Kind, Namespace, NamespaceState, Problem, Subsystem};
 use crate::config::{HostConfig, Limits, NamespaceConfig, NamespaceKind, SubsystemConfig};
 use crate::control::managed::Managed;
-use crate::disk::Health;
+use crate::disk::{self, Health};
 use crate::managed::Absent;
 use crate::registry::{Controller, Registry};
 use crate::subsystem;
@@ -159,6 +159,7 @@ fn namespace(
         ana_group: config.ana_group,
         hosts: subsystem.offer.masks.get(&config.nsid).map(names),
         state: state(live.map(|n| &n.health)),
+        detached: live.and_then(|n| detached(&n.health)),
         failures: live.map_or(0, |n| n.health.failures()),
     }
 }
@@ -187,6 +188,7 @@ fn made_by_hosts<'s>(
         ana_group: n.ana_group,
         hosts: None,
         state: state(Some(&n.health)),
+        detached: detached(&n.health),
         failures: n.health.failures(),
     })
 }
@@ -215,6 +217,7 @@ fn absent<'s>(
         ana_group: entry.ana_group,
         hosts: Some(names(&entry.hosts)),
         state: if *is_awaited { NamespaceState::Pending } else { NamespaceState::Lost },
+        detached: None,
         failures: 0,
     })
 }
@@ -226,10 +229,18 @@ fn left_percent(namespace: &subsystem::Namespace) -> Option<u8> {
 fn state(health: Option<&Arc<Health>>) -> NamespaceState {
     match health {
         None => NamespaceState::Pending,
+        Some(health) if health.is_untrusted() => NamespaceState::Untrusted,
         Some(health) if health.is_down() => NamespaceState::Down,
         Some(health) if health.sync_failure().is_some() => NamespaceState::SyncFailed,
         _ => NamespaceState::Serving,
     }
+}
+
+fn detached(health: &Health) -> Option<Detached> {
+    health.detached().map(|detached| match detached {
+        disk::Detached::Removed => Detached::Removed,
+        disk::Detached::Replaced => Detached::Replaced,
+    })
 }
 
 fn names(nqns: &BTreeSet<Nqn>) -> BTreeSet<String> {

@@ -164,6 +164,7 @@ fn who_is_not_there_is_told_to_lists_and_metrics() {
     let health = |nsid| &served.namespace(nsid).unwrap().health;
     assert!(health(1).set_down());
     assert!(health(2).fail_sync(nvme::Status::WRITE_FAULT));
+    assert!(health(2).set_detached(Some(crate::disk::Detached::Replaced)));
     let [lost, awaited] = [(7, false), (3, true)].map(|(nsid, is_awaited)| {
         let entry = sample().entries.remove(&nsid).unwrap();
         Absent { nsid, entry, is_awaited }
@@ -203,10 +204,17 @@ fn who_is_not_there_is_told_to_lists_and_metrics() {
     }
     has("nvmfd_listener_up{address=\"127.0.0.1:4420\"} 1");
     has("nvmfd_listener_up{address=\"127.0.0.2:4420\"} 0");
+    for (nsid, detached) in [(1, 0), (2, 1)] {
+        let labels = format!("subsystem=\"{a}\",nsid=\"{nsid}\"");
+        has(&format!("nvmfd_namespace_detached{{{labels}}} {detached}"));
+    }
+    assert_eq!((&all[0]["detached"], &all[2]["detached"]), (&Value::Null, &"replaced".into()));
     has(&format!("nvmfd_managed_up{{subsystem=\"{b}\"}} 1"));
     let degraded = status["degraded"].as_array().unwrap();
     let tells = |word: &str| degraded.iter().any(|one| one.as_str().unwrap().contains(word));
     assert!(tells("namespace 7 of nqn.2026-11.io.nvmfd:b is lost") && !tells("namespace 3 of"));
+    assert!(tells("2 of nqn.2026-11.io.nvmfd:a is served from a file or device that was replaced"));
+    assert!(tells("`nvmfctl namespace trust nqn.2026-11.io.nvmfd:a 2`"));
 }
 
 #[test]
@@ -254,6 +262,16 @@ fn check(document: &Value, schema: &Value, value: &Value, place: &str) {
         let schema = &document["components"]["schemas"][name];
         assert!(schema.is_object(), "{place}: there is no schema {name}");
         return check(document, schema, value, &format!("{place} {name}"));
+    }
+    if let Some(either) = schema["oneOf"].as_array() {
+        // Of what may be absent: nothing, or the other one.
+        let is_nothing = |schema: &&Value| schema["type"] == "null";
+        assert!(either.len() == 2 && either.iter().any(|schema| is_nothing(&schema)), "{place}");
+        let other = either.iter().find(|schema| !is_nothing(schema));
+        return match value {
+            Value::Null => {}
+            value => check(document, other.unwrap(), value, place),
+        };
     }
     let types: Vec<&str> = match &schema["type"] {
         Value::String(one) => vec![one],

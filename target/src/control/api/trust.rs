@@ -20,8 +20,8 @@ pub(super) fn routes() -> OpenApiRouter<Managed> {
     OpenApiRouter::new().routes(routes!(trust))
 }
 
-/// Trusts the store of a namespace again whose flush has failed. Somebody has checked the data. The
-/// store is opened again and synchronised before this answers. The next flush of each host that has
+/// Trusts the store of a namespace again whose flush has failed, or whose file was shortened or
+/// replaced. Somebody has checked the data. What is at its path is opened and synchronised before this answers. The next flush of each host that has
 /// written before and has not heard of the failure still fails, once.
 #[utoipa::path(
     post,
@@ -69,7 +69,9 @@ fn refused(place: &str, why: Untrusted) -> Refused {
     match why {
         Untrusted::Needless => Refused::new(
             StatusCode::CONFLICT,
-            format!("{place} is trusted: no flush of its store has failed"),
+            format!(
+                "{place} is trusted: no flush has failed, and its file was not shortened or replaced"
+            ),
             "see `nvmfctl namespace list` for how stores are",
         ),
         Untrusted::Failing(why) => Refused::new(
