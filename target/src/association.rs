@@ -54,6 +54,8 @@ pub struct Association {
     epoch: AtomicU16,
     /// The host has proved itself on the admin queue, where it must.
     proved: AtomicBool,
+    /// The key by which its host has proved itself is no longer valid.
+    stale: AtomicBool,
     /// The host heeds the delays that statuses ask for (ACRE).
     retry_delays: AtomicBool,
     /// Some queue that may serve has received a command since the last look.
@@ -101,6 +103,7 @@ impl Association {
             fatal: AtomicBool::new(false),
             epoch: AtomicU16::new(0),
             proved: AtomicBool::new(false),
+            stale: AtomicBool::new(false),
             retry_delays: AtomicBool::new(false),
             traffic: AtomicBool::new(false),
             proof: AtomicBool::new(false),
@@ -133,6 +136,16 @@ impl Association {
         self.ready.store(ready, Ordering::Release);
     }
 
+    /// The key by which the host has proved itself is no longer valid.
+    pub fn set_stale(&self) {
+        self.stale.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the host has yet to prove itself with its new key.
+    pub fn is_stale(&self) -> bool {
+        self.stale.load(Ordering::Relaxed)
+    }
+
     /// Whether the host has proved itself; never, where it need not.
     pub fn is_proved(&self) -> bool {
         self.proved.load(Ordering::Relaxed)
@@ -141,6 +154,7 @@ impl Association {
     /// The host has proved itself.
     pub fn set_proved(&self) {
         self.proved.store(true, Ordering::Relaxed);
+        self.stale.store(false, Ordering::Relaxed);
     }
 
     /// Whether the host heeds the delays that statuses ask for.

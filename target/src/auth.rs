@@ -19,6 +19,7 @@
 
 mod job;
 mod keyring;
+mod revoked;
 mod throttle;
 mod worker;
 
@@ -29,10 +30,16 @@ use nvme::{Nqn, Status};
 
 pub use job::{Job, Round, Start, Worked};
 pub use keyring::{Demand, Keyring, Keys, Policy, Reader, read_secret};
+pub use revoked::{read as read_keyed, write as write_keyed};
 pub use throttle::Throttle;
 pub use worker::{Task, Worker};
 
 use crate::why::Cause;
+
+/// How long a host may go on that has proved itself with a key that was replaced since: the time to
+/// write the new one on the host, which then proves itself anew. Else a rotation would cost a host
+/// its connection, and one that finds the old key refused gives its path up for good.
+pub const GRACE: Duration = Duration::from_secs(300);
 
 /// How long an exchange may take, from Connect or from a later Negotiate to its end.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
@@ -71,6 +78,8 @@ pub struct Exchange {
     subsystem: Nqn,
     stage: Stage,
     authenticated: bool,
+    /// An exchange has succeeded since somebody asked.
+    succeeded: bool,
     /// The queue was let in for it.
     admitted: bool,
     attempts: u8,
@@ -90,6 +99,7 @@ impl Exchange {
             subsystem,
             stage: Stage::Idle,
             authenticated: false,
+            succeeded: false,
             admitted: false,
             attempts: 0,
             deadline: Some(now + DEADLINE),
@@ -152,6 +162,11 @@ impl Exchange {
     pub fn is_unfinished(&self) -> bool {
         let told = matches!(self.stage, Stage::Failed { .. } | Stage::Over { .. });
         self.attempts > 0 && !told
+    }
+
+    /// Whether an exchange has succeeded since the last call, the first one or a later one.
+    pub fn take_success(&mut self) -> bool {
+        std::mem::take(&mut self.succeeded)
     }
 
     /// A failure since the last call, to be noted.
@@ -325,6 +340,7 @@ impl Exchange {
 
     fn succeed(&mut self) {
         self.authenticated = true;
+        self.succeeded = true;
         self.attempts = 0;
         self.deadline = None;
     }

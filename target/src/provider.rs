@@ -13,10 +13,7 @@ use crate::absent;
 use crate::config::{CaptureConfig, Provider, SoftConfig};
 #[cfg(feature = "verbs")]
 use crate::queue::SENDS_PER_RECEIVE;
-
-/// Connections of one address that may end at once before their hosts have been let in: more than a
-/// host makes that is refused, several controllers at a time, and far less than a flood.
-const VAIN_PER_SOURCE: u32 = 64;
+use crate::queues::MOST_IN_VAIN;
 
 /// A provider that was decided upon.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -102,8 +99,7 @@ impl Choice {
             Choice::Soft => {
                 let Options { config, .. } = Options::default();
                 let source_ports = soft.source_ports;
-                let config =
-                    Config { vain_per_source: Some(VAIN_PER_SOURCE), source_ports, ..config };
+                let config = Config { vain_per_source: Some(MOST_IN_VAIN), source_ports, ..config };
                 let options = Options { config, ..Options::default() };
                 Fabrics::Soft(Group::new(reactors as u32, options)?, capture)
             }

@@ -135,6 +135,8 @@ pub struct Queue {
     remote: SocketAddr,
     serves: Serves,
     opened: Instant,
+    /// Its host has confirmed the connection, so its address is not forged.
+    confirmed: bool,
     /// Where the host must prove itself.
     proof: Option<Box<Exchange>>,
     /// The number of an authentication task that is under way, and the slot that waits for it.
@@ -212,6 +214,7 @@ impl Queue {
             remote,
             serves: Serves::Nothing { deadline: io.now + CONNECT_DEADLINE },
             opened: io.now,
+            confirmed: false,
             proof: None,
             task: None,
             link: Link::Open,
@@ -313,6 +316,18 @@ impl Queue {
     #[must_use]
     pub fn is_closing(&self) -> bool {
         self.link != Link::Open
+    }
+
+    /// Its host has confirmed the connection.
+    pub fn confirm(&mut self) {
+        self.confirmed = true;
+    }
+
+    /// Whether its host has confirmed the connection and was not let in: it came to nothing, if it
+    /// ends now.
+    #[must_use]
+    pub fn is_in_vain(&self) -> bool {
+        self.confirmed && !self.is_admitted()
     }
 
     /// When it was opened.
@@ -457,6 +472,8 @@ impl Queue {
                 } else if admitted && controller.expired(io.now) {
                     // A host that computes its proof keeps nothing alive; that has its own limit.
                     Some(Some(Cause::KeepAlive))
+                } else if controller.has_outlived_key(io.now) {
+                    Some(Some(Cause::KeyChanged))
                 } else {
                     controller.look_at_paths();
                     controller.look_at_stores();

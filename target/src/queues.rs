@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use rdma::soft::Debts;
 use rdma::{Event, Fabric, Incoming, Pool, Qp, Reason};
 use tracing::{debug, warn};
 
@@ -25,6 +26,10 @@ use crate::why::{Cause, Why};
 
 /// How often queues look at the clock.
 const TICK: Duration = Duration::from_millis(250);
+/// Connections of one source that may end at once before their hosts have been let in: more than a
+/// host makes that is refused, several controllers at a time, and far less than a flood.
+pub(crate) const MOST_IN_VAIN: u32 = 64;
+
 /// What the driver lends for a step.
 pub struct Lent<'a> {
     /// The reactor's buffers.
@@ -55,6 +60,10 @@ pub struct Queues {
     /// Requests to connect that wait until what was closed for them has come home.
     deferred: VecDeque<Incoming>,
     next_displacement: Instant,
+    /// When it was last counted how many connections are opened, and how many since.
+    opened: (Instant, u32),
+    /// What sources owe for connections that have come to nothing.
+    debts: Debts,
     next_tick: Instant,
     /// Where the clocks of commands begin.
     since: Instant,
@@ -82,6 +91,8 @@ impl Queues {
             refusals: Refusals::default(),
             deferred: VecDeque::new(),
             next_displacement: now,
+            opened: (now, 0),
+            debts: Debts::new(Some(MOST_IN_VAIN)),
             next_tick: now + TICK,
             since: now,
             time: (now, 0),
@@ -153,7 +164,12 @@ impl Queues {
                 None => lent.pool.give(done.work.into_buf()),
             },
             Event::Incoming(incoming) => self.place(incoming, lent),
-            Event::Established(qp) => debug!(qp = qp.0, "connection established"),
+            Event::Established(qp) => {
+                debug!(qp = qp.0, "connection established");
+                if let Some((queue, _)) = self.key(qp).and_then(|key| self.queue(key, lent)) {
+                    queue.confirm();
+                }
+            }
             Event::Gone(qp, reason) => self.on_gone(qp, reason, lent),
         }
         self.run.end();
@@ -332,9 +348,13 @@ impl Queues {
         if self.stopping {
             return self.turn_away(incoming, lent);
         }
-        if !self.make_room(&incoming, lent) {
+        if self.debts.bars(lent.now, incoming.remote.ip().into()) {
+            return self.refuse(incoming, lent);
+        }
+        if !self.may_open(lent.now) || !self.make_room(&incoming, lent) {
             return self.defer(incoming, lent);
         }
+        self.opened.1 += 1;
         let vacant = self.queues.iter().position(Option::is_none);
         let at = vacant.unwrap_or(self.queues.len());
         let limits = self.limits;
@@ -360,10 +380,14 @@ impl Queues {
         let Some(key) = self.by_qp.get_mut(qp.0 as usize).and_then(Option::take) else { return };
         if let Some((queue, mut io)) = self.queue(key, lent) {
             let before = queue.receives();
+            let (in_vain, source) = (queue.is_in_vain(), queue.source().into());
             queue.on_gone(reason, &mut io);
             // The others are there for the next queue, however long a disk keeps this one.
             let home = before.saturating_sub(queue.receives());
             lent.registry.count_queue(self.index, home, false);
+            if in_vain {
+                self.debts.charge(lent.now, source);
+            }
         }
         self.reap(key, lent);
     }

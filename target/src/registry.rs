@@ -244,15 +244,22 @@ impl Registry {
     }
 
     /// Replaces the secrets and the rules of authentication. Hosts that must prove themselves now
-    /// and have not had to, or no longer can, are disconnected; others prove themselves with the
-    /// new secrets next time. Returns what has changed, one line each.
-    pub fn set_keyring(&self, keyring: Keyring) -> Vec<String> {
+    /// and have not had to, or whose key is gone, are disconnected; those that have another one have
+    /// some time to prove themselves with it. Returns what has changed, one line each.
+    pub fn set_keyring(&self, mut keyring: Keyring) -> Vec<String> {
         let changes = {
             let mut book = self.lock();
+            keyring.revoke(book.keyring.known());
             let changes = keyring.differences(&book.keyring);
-            book.keyring = Arc::new(keyring);
+            let old = std::mem::replace(&mut book.keyring, Arc::new(keyring));
             for entry in book.associations.values() {
                 let a = &entry.association;
+                let is_stale = entry.authenticate && book.keyring.differs_for(&a.host, &old);
+                match book.keyring.keys(&a.host) {
+                    Some(_) if is_stale => a.set_stale(),
+                    None if is_stale => a.end(Cause::KeyChanged),
+                    _ => {}
+                }
                 match book.keyring.demand(&a.host, &a.subsystem) {
                     Demand::Proof if !entry.authenticate => a.end(Cause::KeyChanged),
                     Demand::Impossible => a.end(Cause::KeyChanged),
@@ -263,6 +270,12 @@ impl Registry {
         };
         self.wake_reactors();
         changes
+    }
+
+    /// The hosts that have or have had keys, as they are to be kept.
+    #[must_use]
+    pub fn keyed_hosts(&self) -> BTreeSet<Nqn> {
+        self.lock().keyring.known()
     }
 
     /// What a new exchange with `host` needs; none when it has no key, or there are no random

@@ -16,7 +16,7 @@ use nvme::Nqn;
 use rdma::{Pool, SpinBudget};
 use tracing::{info, warn};
 
-use crate::auth::Keyring;
+use crate::auth::{Keyring, read_keyed, write_keyed};
 use crate::config::{Config, Missing, Spin};
 use crate::controller::Limits;
 use crate::ledger::{Keeping, Ledger};
@@ -147,8 +147,11 @@ impl Target {
     /// # Errors
     /// One sentence about what keeps it from serving. Nothing is left running.
     pub fn start(config: Config) -> Result<Target, Fatal> {
-        let keyring = Keyring::load(&config.authentication).map_err(unusable)?;
+        let mut keyring = Keyring::load(&config.authentication).map_err(unusable)?;
         let folder = checked(config.state_directory.as_deref())?;
+        if let Some(folder) = &folder {
+            keyring.revoke(read_keyed(folder).map_err(Fatal)?);
+        }
         let stores = Stores::new(folder, config.reactor.count());
         let next = Next::open(&config, &stores, &Catalogs::new())?;
         let boxes: Vec<_> = (0..config.reactor.count())
@@ -169,6 +172,7 @@ impl Target {
         let registry = registry.with_steward(steward.sender());
         let registry = Arc::new(registry);
         registry.set_keyring(keyring);
+        keep_keyed(&registry, config.state_directory.as_deref()).iter().for_each(|w| warn!("{w}"));
         let (provider, why) = choose(config.provider, &config.addresses(), will_own);
         info!(%provider, "fabric provider chosen: {why}");
         let capture = config.capture.as_ref().map(|c| provider::capture(provider, c)).transpose();
@@ -295,6 +299,7 @@ impl Target {
         // From here on nothing can fail, and hosts see it.
         let old = shelf.set_config(config);
         lines.extend(self.registry.set_keyring(keyring));
+        lines.extend(keep_keyed(&self.registry, shelf.config().state_directory.as_deref()));
         removed.iter().for_each(|at| shelf.unlisten(*at));
         let kept: BTreeSet<Nqn> = shelf.config().subsystems.iter().map(|s| s.nqn).collect();
         let gone = old.subsystems.iter().map(|s| s.nqn).filter(|nqn| !kept.contains(nqn)).collect();
@@ -476,6 +481,21 @@ fn checked(folder: Option<&Path>) -> Result<Option<PathBuf>, Fatal> {
             Err(Fatal(format!("state_directory {} cannot be used: {error}", folder.display())))
         }
     }
+}
+
+/// Keeps which hosts have had keys, where there is a directory for that. A sentence where it cannot
+/// be done: then it holds until the daemon ends.
+fn keep_keyed(registry: &Registry, folder: Option<&Path>) -> Option<String> {
+    let (hosts, folder) = (registry.keyed_hosts(), folder?);
+    if read_keyed(folder).is_ok_and(|kept| kept == hosts) {
+        return None;
+    }
+    let error = write_keyed(folder, &hosts).err()?;
+    Some(format!(
+        "{} cannot be written: {error}; a host whose key is taken away is refused until the daemon \
+         ends, and not after that",
+        folder.display()
+    ))
 }
 
 /// Starts the thread that keeps the reservations.

@@ -163,8 +163,8 @@ causes! {
          there (nvme connect -q)";
     NoKey, "no-key", Connect,
         "the host must authenticate, and no key is configured for it",
-        "add a [[host]] with a dhchap_key_file for its NQN and reload, or set \
-         authentication.required = false";
+        "add a [[host]] with a dhchap_key_file for its NQN and reload; if it had a key and shall need \
+         none: nvmfctl host unkey; if no host shall need one: authentication.required = false";
     TooManyControllers, "too-many-controllers", Connect,
         "all controllers of the target are in use",
         "raise limits.controllers and restart, or disconnect hosts that need none; see who is \
@@ -298,7 +298,7 @@ causes! {
         "the listener that it came by was removed, or no longer offers the subsystem",
         "connect the host by another address, or add the listener again and reload";
     KeyChanged, "key-changed", Running,
-        "the host must authenticate now, or has lost its key",
+        "the host must authenticate now, has lost its key, or has not used its new one in time",
         "give the host its secret (nvme connect -S) and connect again";
     Crowded, "crowded", Running,
         "disconnected to make room: it had no I/O queues, nobody has named its host, and its address \

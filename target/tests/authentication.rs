@@ -19,7 +19,7 @@ use nvme::fabrics::{
 };
 use nvme::property::Property;
 use nvme::{AdminOpcode, IoOpcode, Sgl, Sqe, Status};
-use nvmfd::auth::{Exchange, Keyring, Task};
+use nvmfd::auth::{Exchange, Keyring, Keys, Task};
 use nvmfd::config::{AuthenticationConfig, DuplicateHosts, HostConfig, Offer};
 use nvmfd::mailbox::{Mail, Mailbox, Sender, mailbox};
 use nvmfd::queue::Queue;
@@ -874,6 +874,64 @@ fn keys_that_come_later_concern_those_who_are_there() {
     admin.tick(&mut world.io());
     assert!(world.fabric.disconnected, "it never proved itself");
     world.end(admin);
+}
+
+/// Another secret for the host, or none; the policy stays.
+fn replace_key(world: &World, secret: Option<&str>) {
+    let policy = nvmfd::auth::Policy::clone(&Keyring::default().policy());
+    let keys = |text| Keys { host: nvme::auth::Secret::parse(text).unwrap(), controller: None };
+    let hosts = secret.map(|text| (HOST.parse().unwrap(), keys(text)));
+    world.registry.set_keyring(Keyring::new(hosts, policy));
+}
+
+const OTHER_SECRET: &str =
+    "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8gISIjJCUmJygpKissLS4vcSEgBQ==:";
+
+#[test]
+fn a_host_whose_key_was_replaced_proves_itself_anew_in_time_or_is_disconnected() {
+    for proves in [false, true] {
+        let (mut world, _folder) = world(GroupId::NULL);
+        let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+        authenticate(&mut world, &mut admin);
+        replace_key(&world, Some(OTHER_SECRET));
+        admin.tick(&mut world.io());
+        if proves {
+            // The helper knows the first secret only.
+            replace_key(&world, Some(SECRET.trim()));
+            authenticate(&mut world, &mut admin);
+        }
+        world.now += Duration::from_secs(299);
+        admin.tick(&mut world.io());
+        assert!(!world.fabric.disconnected, "there is time to write the key on the host");
+        world.now += Duration::from_secs(1);
+        admin.tick(&mut world.io());
+        assert_eq!(world.fabric.disconnected, !proves);
+        world.end(admin);
+    }
+}
+
+#[test]
+fn who_loses_its_key_is_disconnected() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+    authenticate(&mut world, &mut admin);
+    replace_key(&world, None);
+    admin.tick(&mut world.io());
+    assert!(world.fabric.disconnected, "its key let it in");
+    world.end(admin);
+}
+
+#[test]
+fn a_name_whose_key_was_removed_is_free_for_nobody() {
+    let (world, _folder) = world(GroupId::NULL);
+    let local: std::net::SocketAddr = "192.0.2.1:4420".parse().unwrap();
+    let visit = Visit { local, source: local.ip(), limits: support::LIMITS, now: world.now };
+    // A second change, of something else, does not make it forgotten.
+    for _ in 0..2 {
+        replace_key(&world, None);
+        let refused = world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
+        assert_eq!(refused.unwrap_err().cause, Cause::NoKey);
+    }
 }
 
 /// What a host that knows no secret may try.

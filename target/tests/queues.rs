@@ -96,10 +96,10 @@ fn who_waits_for_room_is_not_pushed_out_by_who_asks_most() {
         assert_eq!(world.ask(source), Some(Qp(number)));
     }
     assert_eq!(world.ask(9), None);
-    for _ in 0..70 {
+    for _ in 0..270 {
         assert_eq!(world.ask(1), None);
     }
-    assert_eq!(world.fabric.rejected, 71 - 64);
+    assert_eq!(world.fabric.rejected, 271 - 256);
     world.settle();
     world.step(Queues::serve_waiters);
     // The first in line has been let in, and the next found no room again.
@@ -192,6 +192,46 @@ fn a_host_that_brings_up_what_it_was_promised_is_not_displaced_in_a_flood_of_man
         world.ask_for(source, admin(12), 16);
         let gone = world.settle();
         assert!(gone.iter().all(|qp| !own.contains(qp)), "{source}: {gone:?}");
+    }
+    world.end();
+}
+
+/// Whatever the fabric: on an adapter each connection costs system calls.
+#[test]
+fn who_confirms_connections_and_leaves_again_and_again_is_refused_for_a_while() {
+    let mut world = World::new();
+    let mut heard = 0;
+    while let Some(qp) = world.ask(1) {
+        world.confirm(qp);
+        world.leave(qp);
+        heard += 1;
+    }
+    assert!((65..80).contains(&heard), "{heard}");
+    assert_eq!(world.fabric.rejected, 1);
+    assert!(world.ask(2).is_some(), "another one is heard");
+    // What nobody has confirmed is charged to nobody: its address may be forged.
+    for _ in 0..200 {
+        let qp = world.ask(3).unwrap();
+        world.leave(qp);
+    }
+    world.now += Duration::from_secs(2);
+    assert!(world.ask(1).is_some(), "time has paid");
+    world.end();
+}
+
+#[test]
+fn many_requests_at_one_moment_are_opened_a_few_at_a_time() {
+    let mut world = World::new();
+    let began = world.now;
+    for source in 0..20 {
+        world.now = began;
+        world.ask_for(source, admin(2), 16);
+    }
+    assert_eq!(world.fabric.next, 8);
+    for opened in [16, 20] {
+        world.now += Duration::from_millis(1);
+        world.step(Queues::serve_waiters);
+        assert_eq!((world.fabric.next, world.fabric.rejected), (opened, 0));
     }
     world.end();
 }

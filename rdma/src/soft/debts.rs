@@ -20,9 +20,10 @@ const PRICE: Duration = Duration::from_micros(62_500);
 /// Debtors that are remembered, at most. Of more, who owes the least is forgotten.
 const MOST: usize = 1024;
 
-/// See the module.
+/// What sources owe for connections that were confirmed and came to nothing: each may have a number
+/// of those at once, and sixteen a second.
 #[derive(Debug)]
-pub(super) struct Debts {
+pub struct Debts {
     /// How much a source may owe; none when nobody counts.
     credit: Option<Duration>,
     until: BTreeMap<Source, Instant>,
@@ -31,20 +32,22 @@ pub(super) struct Debts {
 
 impl Debts {
     /// Each source may have so many such connections at once.
-    pub(super) fn new(connections: Option<u32>) -> Debts {
+    #[must_use]
+    pub fn new(connections: Option<u32>) -> Debts {
         let credit = connections.map(|connections| PRICE.saturating_mul(connections));
         Debts { credit, until: BTreeMap::new(), order: BTreeSet::new() }
     }
 
     /// Whether a source owes too much to be heard.
-    pub(super) fn bars(&self, now: Instant, source: Source) -> bool {
+    #[must_use]
+    pub fn bars(&self, now: Instant, source: Source) -> bool {
         let until = self.until.get(&source);
         until.zip(self.credit).is_some_and(|(until, credit)| *until > now + credit)
     }
 
     /// Another connection of a source has come to nothing. What is owed stays below one and a half
     /// times the credit, so that soon after a flood it is heard again.
-    pub(super) fn charge(&mut self, now: Instant, source: Source) {
+    pub fn charge(&mut self, now: Instant, source: Source) {
         let Some(credit) = self.credit else { return };
         self.forgive(now);
         let old = self.until.get(&source).copied();

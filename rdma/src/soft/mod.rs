@@ -51,5 +51,6 @@ mod train;
 pub mod troubles;
 mod udp;
 
+pub use debts::Debts;
 pub use provider::{Group, Options, Soft};
 pub use udp::SocketBuffers;

@@ -118,7 +118,7 @@ pub enum Change {
         #[schema(value_type = Object)]
         settings: Settings,
     },
-    /// A host needs to prove nothing any more.
+    /// A host needs to prove nothing any more, whether it has had a key or not.
     RemoveHost {
         /// Its name.
         nqn: String,

@@ -1,6 +1,6 @@
 //! The secrets of hosts, read from files that nobody else may read, and what may be agreed on.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -11,6 +11,7 @@ use nix::unistd::{User, geteuid};
 use nvme::Nqn;
 use nvme::auth::{GroupId, HashId, Secret};
 
+use super::GRACE;
 use crate::config::AuthenticationConfig;
 
 /// Bytes of the longest key file that is read.
@@ -52,6 +53,10 @@ pub enum Demand {
 #[derive(Debug)]
 pub struct Keyring {
     hosts: HashMap<Nqn, Arc<Keys>>,
+    /// Of whom it is said that they need no key.
+    exempt: HashSet<Nqn>,
+    /// Who had a key, and of whom nothing is said now: nobody is let in under these names.
+    revoked: BTreeSet<Nqn>,
     policy: Arc<Policy>,
     required: bool,
     discovery: bool,
@@ -61,7 +66,8 @@ impl Default for Keyring {
     fn default() -> Keyring {
         let config = AuthenticationConfig::default();
         let AuthenticationConfig { policy, required, discovery, .. } = config;
-        Keyring { hosts: HashMap::new(), policy: Arc::new(policy), required, discovery }
+        let (hosts, exempt, revoked) = Default::default();
+        Keyring { hosts, exempt, revoked, policy: Arc::new(policy), required, discovery }
     }
 }
 
@@ -92,7 +98,8 @@ impl Keyring {
         }
         let policy = Arc::new(config.policy.clone());
         let (required, discovery) = (config.required, config.discovery);
-        Ok(Keyring { hosts, policy, required, discovery })
+        let (exempt, revoked) = (config.exempt.iter().copied().collect(), BTreeSet::new());
+        Ok(Keyring { hosts, exempt, revoked, policy, required, discovery })
     }
 
     /// What is wrong with the files that the configuration names, a sentence each, and what may be,
@@ -119,8 +126,31 @@ impl Keyring {
             (_, true) if !self.discovery => Demand::Nothing,
             (true, _) => Demand::Proof,
             (false, true) => Demand::Impossible,
-            (false, false) if self.required => Demand::Impossible,
+            (false, false) if self.required || self.revoked.contains(host) => Demand::Impossible,
             (false, false) => Demand::Nothing,
+        }
+    }
+
+    /// These hosts have had keys. Whoever has none now, and of whom it is not said that it needs none,
+    /// is refused: who takes the key of a host away does not mean that anybody may use its name.
+    pub fn revoke(&mut self, hosts: impl IntoIterator<Item = Nqn>) {
+        let is_settled = |nqn: &Nqn| self.hosts.contains_key(nqn) || self.exempt.contains(nqn);
+        let revoked = hosts.into_iter().filter(|nqn| !is_settled(nqn));
+        self.revoked = std::mem::take(&mut self.revoked).into_iter().chain(revoked).collect();
+    }
+
+    /// All hosts that have or have had keys, but for those of whom it is said that they need none.
+    #[must_use]
+    pub fn known(&self) -> BTreeSet<Nqn> {
+        self.hosts.keys().chain(&self.revoked).copied().collect()
+    }
+
+    /// Whether the secret by which a host proves itself is another one than it was, or gone.
+    #[must_use]
+    pub fn differs_for(&self, host: &Nqn, old: &Keyring) -> bool {
+        match (self.hosts.get(host), old.hosts.get(host)) {
+            (Some(new), Some(old)) => !new.host.is(&old.host),
+            (new, old) => new.is_some() != old.is_some(),
         }
     }
 
@@ -155,12 +185,26 @@ impl Keyring {
         for (nqn, keys) in &self.hosts {
             match old.hosts.get(nqn) {
                 None => lines.push(format!("host {nqn} must authenticate")),
+                Some(was) if !keys.host.is(&was.host) => lines.push(format!(
+                    "the key of host {nqn} changed: what it let in is disconnected unless it \
+                     authenticates with the new one within {} s",
+                    GRACE.as_secs()
+                )),
                 Some(was) if !keys.are(was) => lines.push(format!("keys of host {nqn} changed")),
                 Some(_) => {}
             }
         }
         for nqn in old.hosts.keys().filter(|nqn| !self.hosts.contains_key(*nqn)) {
-            lines.push(format!("keys of host {nqn} removed"));
+            lines.push(match self.revoked.contains(nqn) {
+                true => format!(
+                    "the key of host {nqn} was removed: it is refused until it has one again, or \
+                     `nvmfctl host unkey` says that it needs none"
+                ),
+                false if self.required => format!("the key of host {nqn} was removed"),
+                false => format!(
+                    "host {nqn} need not authenticate any more: whoever uses its name is let in"
+                ),
+            });
         }
         let rules = |keyring: &Keyring| (keyring.required, keyring.discovery);
         if rules(self) != rules(old) || self.policy != old.policy {
@@ -382,6 +426,31 @@ mod tests {
         assert_eq!(demands(true, false), [Proof, Impossible, Nothing, Nothing]);
         assert_eq!(demands(false, true), [Proof, Nothing, Proof, Impossible]);
         assert_eq!(demands(true, true), [Proof, Impossible, Proof, Impossible]);
+    }
+
+    #[test]
+    fn a_name_whose_key_is_removed_is_refused_until_somebody_says_otherwise() {
+        let (known, disk) = ("nqn.2026-11.host:known", "nqn.2026-11.io.nvmfd:disk");
+        let [known, disk] = [known, disk].map(|name| name.parse::<Nqn>().unwrap());
+        let keys = Keys { host: Secret::parse(SECRET.trim()).unwrap(), controller: None };
+        let policy = Policy::clone(&Keyring::default().policy());
+        let old = Keyring::new([(known, keys)], policy);
+        let mut removed = Keyring::default();
+        assert_eq!(removed.demand(&known, &disk), Demand::Nothing);
+        removed.revoke(old.known());
+        assert_eq!(removed.demand(&known, &disk), Demand::Impossible);
+        assert!(removed.differences(&old)[0].contains("it is refused until"));
+        assert!(removed.differs_for(&known, &old) && !removed.differs_for(&disk, &old));
+        // It is known for as long as nothing else is said.
+        let mut later = Keyring::default();
+        later.revoke(removed.known());
+        assert_eq!(later.demand(&known, &disk), Demand::Impossible);
+        let exempt = AuthenticationConfig { exempt: vec![known], ..Default::default() };
+        let mut exempt = Keyring::load(&exempt).unwrap();
+        exempt.revoke(later.known());
+        assert_eq!(exempt.demand(&known, &disk), Demand::Nothing);
+        assert!(exempt.differences(&old)[0].contains("whoever uses its name is let in"));
+        assert!(exempt.known().is_empty());
     }
 
     #[test]

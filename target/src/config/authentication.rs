@@ -25,6 +25,9 @@ pub struct AuthenticationConfig {
     /// The hosts that have keys; no name twice.
     #[serde(skip)]
     pub hosts: Vec<HostConfig>,
+    /// The hosts of which it is said that they need none; none of those that have.
+    #[serde(skip)]
+    pub exempt: Vec<Nqn>,
 }
 
 impl Default for AuthenticationConfig {
@@ -34,7 +37,7 @@ impl Default for AuthenticationConfig {
         let groups =
             vec![GroupId::FFDHE3072, GroupId::FFDHE4096, GroupId::FFDHE2048, GroupId::NULL];
         let policy = Policy { hashes, groups };
-        Self { required: false, discovery: false, policy, hosts: Vec::new() }
+        Self { required: false, discovery: false, policy, hosts: Vec::new(), exempt: Vec::new() }
     }
 }
 
@@ -69,8 +72,19 @@ impl fmt::Display for AuthenticationConfig {
             let both = if controller_key_file.is_some() { ", and the controller's" } else { "" };
             writeln!(f, "            key of {nqn}{both}")?;
         }
+        for nqn in &self.exempt {
+            writeln!(f, "            {nqn} need not authenticate")?;
+        }
         Ok(())
     }
+}
+
+/// What a `[[host]]` says.
+enum Named {
+    /// It must prove who it is.
+    Keyed(HostConfig),
+    /// It need not, and that is meant.
+    Exempt(Nqn),
 }
 
 pub(super) fn authentication(
@@ -103,7 +117,11 @@ pub(super) fn authentication(
     section.end(report);
     let mut seen: Vec<At<Nqn>> = Vec::new();
     for table in root.tables("host", "[[host]]", report) {
-        config.hosts.extend(host(table, &mut seen, report));
+        match host(table, &mut seen, report) {
+            Some(Named::Keyed(host)) => config.hosts.push(host),
+            Some(Named::Exempt(nqn)) => config.exempt.push(nqn),
+            None => {}
+        }
     }
     config
 }
@@ -140,7 +158,7 @@ fn host(
     mut section: Section<'_>,
     seen: &mut Vec<At<Nqn>>,
     report: &mut Report<'_>,
-) -> Option<HostConfig> {
+) -> Option<Named> {
     let nqn = section.need::<String>("nqn", NQN_FORM, report);
     let nqn = nqn.and_then(|at| name(at, report));
     if let Some(At { value, span }) = &nqn {
@@ -152,7 +170,12 @@ fn host(
         seen.push(At { value: *value, span: span.clone() });
     }
     let form = "an absolute path, such as \"/etc/nvmfd/keys/host1\"";
-    let key = section.need::<PathBuf>("dhchap_key_file", form, report);
+    let authenticate = section.take::<bool>("authenticate", "true or false", report);
+    let exempt = authenticate.filter(|at| !at.value);
+    let key = match exempt {
+        Some(_) => section.take::<PathBuf>("dhchap_key_file", form, report),
+        None => section.need::<PathBuf>("dhchap_key_file", form, report),
+    };
     let controller = section.take::<PathBuf>("dhchap_ctrl_key_file", form, report);
     for At { value, span } in [&key, &controller].into_iter().flatten() {
         if !value.is_absolute() {
@@ -160,9 +183,10 @@ fn host(
         }
     }
     section.end(report);
-    Some(HostConfig {
-        nqn: nqn?.value,
-        key_file: key?.value,
-        controller_key_file: controller.map(|at| at.value),
-    })
+    let nqn = nqn?.value;
+    if exempt.is_some() {
+        return Some(Named::Exempt(nqn));
+    }
+    let controller_key_file = controller.map(|at| at.value);
+    Some(Named::Keyed(HostConfig { nqn, key_file: key?.value, controller_key_file }))
 }

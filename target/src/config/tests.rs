@@ -528,16 +528,22 @@ dhchap_ctrl_key_file = "/etc/nvmfd/keys/ours"
 [[host]]
 nqn = "nqn.2026-11.host:b"
 dhchap_key_file = "/etc/nvmfd/keys/b"
+[[host]]
+nqn = "nqn.2026-11.host:c"
+authenticate = false
 "#
     );
     let config = Config::parse(&text).unwrap();
-    let AuthenticationConfig { required, discovery, policy, hosts } = &config.authentication;
+    let AuthenticationConfig { required, discovery, policy, hosts, exempt } =
+        &config.authentication;
     assert!(*required && *discovery);
     assert_eq!(policy.hashes, [nvme::auth::HashId::SHA512]);
     assert_eq!(policy.groups, [nvme::auth::GroupId::FFDHE4096, nvme::auth::GroupId::NULL]);
     assert_eq!(hosts[0].key_file, PathBuf::from("/etc/nvmfd/keys/a"));
     assert_eq!(hosts[0].controller_key_file, Some(PathBuf::from("/etc/nvmfd/keys/ours")));
     assert_eq!((hosts.len(), &hosts[1].controller_key_file), (2, &None));
+    assert_eq!(exempt[..], ["nqn.2026-11.host:c".parse().unwrap()]);
+    assert!(config.warnings().iter().any(|each| each.contains("nqn.2026-11.host:c is refused")));
     let printed = config.to_string();
     assert!(printed.contains("authentication of all hosts: SHA-512; ffdhe4096, NULL"), "{printed}");
     assert!(printed.contains("key of nqn.2026-11.host:a, and the controller's"), "{printed}");

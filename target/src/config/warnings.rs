@@ -19,13 +19,21 @@ impl Config {
                 path.display()
             ));
         }
-        let AuthenticationConfig { required, discovery, hosts, .. } = &self.authentication;
+        let AuthenticationConfig { required, discovery, hosts, exempt, .. } = &self.authentication;
         if (*required || *discovery) && hosts.is_empty() {
             warnings.push(
                 "authentication is required and no host can: add [[host]] with a \
                  `dhchap_key_file`"
                     .to_owned(),
             );
+        }
+        for nqn in exempt {
+            warnings.push(match required {
+                true => format!(
+                    "{nqn} is refused: it has no key, and `required = true` asks every host for one"
+                ),
+                false => format!("{nqn} need not authenticate: whoever uses its name is let in"),
+            });
         }
         for listener in &self.listeners {
             if (1..=ANA_GROUPS).any(|group| listener.ana.state(group) == AnaState::CHANGE) {

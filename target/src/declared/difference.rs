@@ -9,7 +9,7 @@ use std::fmt::Display;
 
 use serde_json::{Map, Value};
 
-use crate::config::{Config, ListenerConfig, NamespaceConfig, SubsystemConfig, tree};
+use crate::config::{Config, HostConfig, ListenerConfig, NamespaceConfig, SubsystemConfig, tree};
 
 /// One sentence for each difference; none where both are the same.
 #[must_use]
@@ -44,10 +44,29 @@ pub fn differences(old: &Config, new: &Config) -> Vec<String> {
     let hosts = (&old.authentication.hosts[..], &new.authentication.hosts[..]);
     for (was, is) in pairs(hosts, |host| host.nqn) {
         match (was, is) {
+            (Some(was), None) if new.authentication.exempt.contains(&was.nqn) => {
+                lines.push(format!("- key of host {}: authenticate = false", was.nqn));
+            }
+            (None, Some(is)) if old.authentication.exempt.contains(&is.nqn) => {
+                lines.push(format!("+ key of host {}: authenticate = true", is.nqn));
+            }
             (Some(was), None) => lines.push(format!("- key of host {}", was.nqn)),
             (None, Some(is)) => lines.push(format!("+ key of host {}", is.nqn)),
             (Some(was), Some(is)) if was != is => {
                 lines.push(format!("~ key files of host {}", is.nqn));
+            }
+            _ => {}
+        }
+    }
+    let has_key = |hosts: &[HostConfig], nqn: nvme::Nqn| hosts.iter().any(|host| host.nqn == nqn);
+    let exempt = (&old.authentication.exempt[..], &new.authentication.exempt[..]);
+    for (was, is) in pairs(exempt, |nqn| *nqn) {
+        match (was, is) {
+            (Some(nqn), None) if !has_key(hosts.1, *nqn) => {
+                lines.push(format!("- authenticate = false of host {nqn}"));
+            }
+            (None, Some(nqn)) if !has_key(hosts.0, *nqn) => {
+                lines.push(format!("+ authenticate = false of host {nqn}"));
             }
             _ => {}
         }

@@ -186,19 +186,27 @@ fn make(documents: &mut [DocumentMut], change: &Change) -> Result<(), Misfit> {
         }
         Change::SetHost { nqn, settings } => {
             let is = |t: &Table| text(t, "nqn") == Some(nqn);
-            match roots.iter().any(|root| place(root, "host", is).is_some()) {
-                true => set(find(roots, "host", nqn, is)?, settings, &["nqn"]),
-                false => add(roots, "host", ("nqn", nqn.as_str().into()), settings),
+            if roots.iter().all(|root| place(root, "host", is).is_none()) {
+                return add(roots, "host", ("nqn", nqn.as_str().into()), settings);
             }
+            let host = find(roots, "host", nqn, is)?;
+            if settings.contains_key("dhchap_key_file") {
+                host.remove("authenticate");
+            }
+            set(host, settings, &["nqn"])
         }
         Change::RemoveHost { nqn } => {
-            remove(roots, "host", nqn, |t| text(t, "nqn") == Some(nqn)).map_err(|misfit| {
-                match misfit {
-                    // A host without a key may well be known to subsystems.
-                    Misfit::Missing(_) => Misfit::Missing(format!("there is no key of host {nqn}")),
-                    misfit => misfit,
-                }
-            })
+            // Without a word of it, a host that has had a key would be refused.
+            let is = |t: &Table| text(t, "nqn") == Some(nqn);
+            let exempt = Settings::from_iter([("authenticate".to_owned(), false.into())]);
+            if roots.iter().all(|root| place(root, "host", is).is_none()) {
+                return add(roots, "host", ("nqn", nqn.as_str().into()), &exempt);
+            }
+            let host = find(roots, "host", nqn, is)?;
+            for key in ["dhchap_key_file", "dhchap_ctrl_key_file"] {
+                host.remove(key);
+            }
+            set(host, &exempt, &["nqn"])
         }
         Change::Replace { .. } => Ok(()),
     }

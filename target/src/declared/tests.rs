@@ -184,7 +184,6 @@ fn what_does_not_fit_is_told_and_changes_nothing() {
     assert!(missing(&remove(2)));
     assert!(missing(&Change::RemoveSubsystem { nqn: "nqn.c".into() }));
     assert!(missing(&Change::RemoveListener { id: 2 }));
-    assert!(missing(&Change::RemoveHost { nqn: a() }));
     assert!(missing(&Change::DenyHost { subsystem: a(), host: HOST.into() }));
     assert!(missing(&Change::SetAna { listener: 9, group: None, state: "change".into() }));
     assert!(matches!(edit(TEXT, &add(1, "1MiB")), Err(Misfit::Exists(_))));
@@ -406,7 +405,10 @@ fn things_are_changed_in_the_file_in_which_they_stand() {
     let d =
         Change::AddSubsystem { nqn: "nqn.2026-11.io.nvmfd:d".into(), settings: Settings::new() };
     let last = next.with(&[d, Change::RemoveHost { nqn: HOST.to_owned() }], AT).unwrap();
-    assert!(text_of(&last, 0).contains("nvmfd:d") && !text_of(&last, 2).contains("[[host]]"));
+    assert!(text_of(&last, 0).contains("nvmfd:d"));
+    let exempt = text_of(&last, 2);
+    assert!(exempt.contains("authenticate = false") && !exempt.contains("dhchap_key_file"));
+    assert_eq!(last.config().authentication.exempt, [HOST.parse().unwrap()]);
     let twice = Change::AddSubsystem { nqn: c(), settings: Settings::new() };
     assert!(matches!(last.with(&[twice], AT), Err(Misfit::Exists(_))));
     // Listeners are numbered through all files.

@@ -181,11 +181,19 @@ impl Queue {
         let remote = self.remote;
         let Some(proof) = &mut self.proof else { return };
         let host = *proof.host();
+        let succeeded = proof.take_success();
         if let Some(why) = proof.take_failure() {
             io.registry.note_failed_proof(remote.ip(), host, io.now);
             let cause = proof.cause().unwrap_or(Cause::of_exchange(why, by_host));
             self.explain(cause, why.to_string(), io);
             return;
+        }
+        if before
+            && succeeded
+            && let Serves::Admin(controller) = &self.serves
+        {
+            // With the key of now, whatever it was let in by.
+            controller.association.set_proved();
         }
         if before || !proof.is_authenticated() {
             return;

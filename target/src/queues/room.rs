@@ -20,8 +20,11 @@ use crate::why::{Cause, Why};
 /// How often one connection makes room for another, at most: to make and end them costs much more
 /// than to ask, and others want to be served meanwhile.
 const DISPLACEMENT: Duration = Duration::from_millis(1);
+/// Connections that are opened within that time, at most: on an adapter each costs system calls, and
+/// commands of others wait meanwhile.
+const MOST_OPENED: u32 = 8;
 /// Requests to connect that wait for room, at most.
-const MOST_DEFERRED: usize = 64;
+const MOST_DEFERRED: usize = 256;
 
 /// What the connections of one source hold that nobody vouches for.
 struct Share {
@@ -127,6 +130,21 @@ impl Queues {
         true
     }
 
+    /// Whether one more connection may be opened now.
+    pub(super) fn may_open(&mut self, now: Instant) -> bool {
+        if now.saturating_duration_since(self.opened.0) >= DISPLACEMENT {
+            self.opened = (now, 0);
+        }
+        self.opened.1 < MOST_OPENED
+    }
+
+    /// Rejects a request: there is no room for it, and others need what comes free.
+    pub(super) fn refuse(&mut self, incoming: Incoming, lent: &mut Lent<'_>) {
+        self.refused(Why::nameless(Cause::NoRoom, incoming.remote, incoming.local), lent);
+        let reject = cm::Reject::new(cm::RejectStatus::NO_RESOURCES);
+        lent.fabric.reject(incoming, &reject.emit());
+    }
+
     /// Puts a request aside until there is room. Of too many, the oldest of the source that has the
     /// most is refused.
     pub(super) fn defer(&mut self, incoming: Incoming, lent: &mut Lent<'_>) {
@@ -143,9 +161,7 @@ impl Queues {
         let most = counts.into_iter().max_by_key(|(_, count)| *count).map(|(source, _)| source);
         let at = self.deferred.iter().position(|incoming| Some(source(incoming)) == most);
         let Some(refused) = at.and_then(|at| self.deferred.remove(at)) else { return };
-        self.refused(Why::nameless(Cause::NoRoom, refused.remote, refused.local), lent);
-        let reject = cm::Reject::new(cm::RejectStatus::NO_RESOURCES);
-        lent.fabric.reject(refused, &reject.emit());
+        self.refuse(refused, lent);
     }
 
     /// Lets those in for whom there is room now.

@@ -171,6 +171,17 @@ impl World {
         (self.fabric.next > before).then_some(Qp(before))
     }
 
+    /// The host of a connection confirms it.
+    pub(crate) fn confirm(&mut self, qp: Qp) {
+        self.step(|queues, lent| queues.on_event(Event::Established(qp), lent));
+    }
+
+    /// The host of a connection leaves.
+    pub(crate) fn leave(&mut self, qp: Qp) {
+        self.fabric.ending.push(qp);
+        self.settle();
+    }
+
     /// Everything of the queue pairs that were disconnected comes home; which they are.
     pub(crate) fn settle(&mut self) -> Vec<u32> {
         let ending = std::mem::take(&mut self.fabric.ending);

@@ -75,6 +75,7 @@ id = 1
 
 [[host]]
 nqn = «"nqn.2026-11.org.example:h" | "nqn.2026-11.org.example:i"»
+authenticate = «true | false»
 dhchap_key_file = «"/k" | "/l"»
 dhchap_ctrl_key_file = «"/m" | "/n"»
 
