@@ -399,3 +399,28 @@ fn no_other_code_is_an_access() {
         }
     }
 }
+
+/// A message that has begun goes on, and no other begins within it.
+#[test]
+fn no_access_begins_within_an_unfinished_write() {
+    let mut host = Prey::new(true, Rights::ALL);
+    let mut open = host.open.iter().copied();
+    let Open { key, addr, .. } = open.find(|open| open.rights == Rights::ALL).expect("one");
+    let to = |length| {
+        let reth = Some(Reth { address: addr, key, length });
+        Extended { reth, ..Extended::default() }
+    };
+    let full = [WRITTEN; MTU as usize];
+    let first = packet(Opcode::WriteFirst, 0, to(2 * MTU), &full);
+    for (opcode, length, payload) in [
+        (Opcode::WriteOnly, MTU, &full[..]),
+        (Opcode::WriteFirst, 2 * MTU, &full),
+        (Opcode::ReadRequest, MTU, &[]),
+    ] {
+        let second = packet(opcode, 1, to(length), payload);
+        let (answer, shown, lives) = host.hit(&[first.clone(), second]);
+        assert_eq!(answer, Some(Syndrome::Nak(Nak::InvalidRequest)), "{opcode:?}");
+        assert_eq!((host.changed(), shown.len(), lives), (MTU as usize, 0, false), "{opcode:?}");
+        host.refill();
+    }
+}
