@@ -5,18 +5,131 @@
 mod mounts;
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fmt::Write;
 use std::fs;
 use std::io::ErrorKind;
 use std::net::{IpAddr, UdpSocket};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use crate::config::{NamespaceConfig, NamespaceKind};
+use crate::kept::{self, Prepared};
 use crate::managed::RECORD;
 use mounts::{Mount, unmounted};
 
 /// In the state directory: the paths of files that were served, one a line. Such a file is never
 /// made again.
 const SERVED: &str = "served";
+
+const FIRST_LINE: &str = "nvmfd served 1";
+
+/// The files that were served once, as far as that is known.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Served {
+    /// These, and no other ones.
+    Known(BTreeSet<PathBuf>),
+    /// Nobody knows, for this reason: each of them may have been.
+    Unknown(String),
+}
+
+impl Served {
+    /// As a state directory has them. Without one nothing is remembered.
+    pub(crate) fn load(folder: Option<&Path>) -> Served {
+        let Some(path) = folder.map(|folder| folder.join(SERVED)) else { return Served::none() };
+        match fs::read(&path) {
+            Ok(bytes) => parse(&bytes).map_or_else(
+                || Served::Unknown(format!("{} is no list that we wrote", path.display())),
+                Served::Known,
+            ),
+            Err(error) if error.kind() == ErrorKind::NotFound => Served::none(),
+            Err(error) => Served::Unknown(format!("{} cannot be read: {error}", path.display())),
+        }
+    }
+
+    /// None was.
+    pub(crate) fn none() -> Served {
+        Served::Known(BTreeSet::new())
+    }
+
+    /// These were as well.
+    pub(crate) fn with<'p>(mut self, more: impl Iterator<Item = &'p Path>) -> Served {
+        if let Served::Known(paths) = &mut self {
+            paths.extend(more.map(Path::to_owned));
+        }
+        self
+    }
+
+    /// What is known of this one file.
+    pub(crate) fn of(&self, path: &Path) -> Served {
+        match self {
+            Served::Known(paths) => Served::Known(paths.get(path).cloned().into_iter().collect()),
+            Served::Unknown(why) => Served::Unknown(why.clone()),
+        }
+    }
+
+    /// Whether it was, or may have been.
+    pub(crate) fn contains(&self, path: &Path) -> bool {
+        match self {
+            Served::Known(paths) => paths.contains(path),
+            Served::Unknown(_) => true,
+        }
+    }
+
+    /// Has it kept from now on: synchronised beside its name, which [`Prepared::persist`] gives it;
+    /// nothing where it is kept already.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn prepare(
+        folder: &Path,
+        paths: &BTreeSet<PathBuf>,
+    ) -> std::io::Result<Option<Prepared>> {
+        if matches!(Served::load(Some(folder)), Served::Known(kept) if kept == *paths) {
+            return Ok(None);
+        }
+        kept::prepare(folder, SERVED, &emit(paths)).map(Some)
+    }
+}
+
+fn emit(paths: &BTreeSet<PathBuf>) -> Vec<u8> {
+    let lines: String = paths.iter().map(|path| escaped(path) + "\n").collect();
+    kept::sealed(&format!("{FIRST_LINE}\n{lines}")).into_bytes()
+}
+
+/// Only what [`emit`] writes is taken.
+fn parse(bytes: &[u8]) -> Option<BTreeSet<PathBuf>> {
+    let mut lines = kept::unsealed(str::from_utf8(bytes).ok()?, FIRST_LINE).ok()?;
+    let paths = lines.try_fold(BTreeSet::new(), |mut paths, line| {
+        paths.insert(unescaped(line)?);
+        Some(paths)
+    })?;
+    (emit(&paths) == bytes).then_some(paths)
+}
+
+/// Any path as a line of text: whatever is not plain is `%` and two hexadecimal digits.
+fn escaped(path: &Path) -> String {
+    let plain = |byte: u8| (byte.is_ascii_graphic() && byte != b'%') || byte == b' ';
+    let bytes = path.as_os_str().as_bytes().iter();
+    bytes.fold(String::new(), |mut text, byte| {
+        match plain(*byte) {
+            true => text.push(char::from(*byte)),
+            // Writing to a string does not fail.
+            false => drop(write!(text, "%{byte:02X}")),
+        }
+        text
+    })
+}
+
+fn unescaped(line: &str) -> Option<PathBuf> {
+    let mut parts = line.split('%');
+    let mut bytes = parts.next()?.as_bytes().to_vec();
+    for part in parts {
+        bytes.push(u8::from_str_radix(part.get(..2)?, 16).ok()?);
+        bytes.extend(&part.as_bytes()[2..]);
+    }
+    Some(OsString::from_vec(bytes).into())
+}
 
 /// Why an address cannot be listened at yet: no interface has it. Wildcards are always there.
 pub(crate) fn address(ip: IpAddr) -> Option<String> {
@@ -25,9 +138,8 @@ pub(crate) fn address(ip: IpAddr) -> Option<String> {
     missing.then(|| "no interface of this machine has the address".to_owned())
 }
 
-/// Why the store of a namespace is not there yet; nothing where it is, or may be made. `served`:
-/// the paths of files that were there once.
-pub(crate) fn store(namespace: &NamespaceConfig, served: &BTreeSet<PathBuf>) -> Option<String> {
+/// Why the store of a namespace is not there yet; nothing where it is, or may be made.
+pub(crate) fn store(namespace: &NamespaceConfig, served: &Served) -> Option<String> {
     let NamespaceKind::File { path, size } = &namespace.kind else { return None };
     let mount = expected(path);
     let shown = path.display();
@@ -56,12 +168,15 @@ pub(crate) fn store(namespace: &NamespaceConfig, served: &BTreeSet<PathBuf>) -> 
     if size.is_none() {
         return Some(format!("{shown} is not there yet, and is not made without a `size`"));
     }
-    served.contains(path).then(|| {
-        format!(
-            "{shown} was served before and is not there; it is not made anew: bring it back, or \
-             make an empty one (truncate -s SIZE {shown})"
-        )
-    })
+    let was = match served {
+        Served::Known(paths) if !paths.contains(path) => return None,
+        Served::Known(_) => "was served before".to_owned(),
+        Served::Unknown(why) => format!("may have been served before ({why})"),
+    };
+    Some(format!(
+        "{shown} {was} and is not there; it is not made anew: bring it back, or make an empty one \
+         (truncate -s SIZE {shown})"
+    ))
 }
 
 /// Why the folder of the namespaces that hosts make is not there yet: it, or its file system, is
@@ -98,25 +213,6 @@ fn real(path: &Path) -> Option<PathBuf> {
     fs::canonicalize(path).ok().or_else(in_folder)
 }
 
-/// The files that were served before, as a state directory has them.
-pub(crate) fn served(folder: Option<&Path>) -> BTreeSet<PathBuf> {
-    let text = folder.and_then(|folder| fs::read_to_string(folder.join(SERVED)).ok());
-    text.iter().flat_map(|text| text.lines()).map(PathBuf::from).collect()
-}
-
-/// Remembers which files are served. A path that is no text is not remembered.
-///
-/// # Errors
-/// What the system says.
-pub(crate) fn remember(folder: &Path, paths: &BTreeSet<PathBuf>) -> std::io::Result<()> {
-    if served(Some(folder)) == *paths {
-        return Ok(());
-    }
-    let lines = paths.iter().filter_map(|path| path.to_str()).filter(|text| !text.contains('\n'));
-    let text: String = lines.map(|line| format!("{line}\n")).collect();
-    crate::kept::write(folder, SERVED, text.as_bytes())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,7 +231,7 @@ mod tests {
     #[test]
     fn only_what_may_be_made_is_not_awaited() {
         let folder = tempdir().unwrap();
-        let (path, none) = (folder.path().join("disk.img"), BTreeSet::new());
+        let (path, none) = (folder.path().join("disk.img"), Served::none());
         let why = |path: &Path, size| store(&namespace(path, size), &none);
         assert_eq!(why(&path, Some(4096)), None, "it will be made");
         assert!(why(&path, None).unwrap().contains("not there yet, and is not made without"));
@@ -144,7 +240,7 @@ mod tests {
         assert!(why(device, Some(4096)).unwrap().contains("not there yet"));
         let read_only = NamespaceConfig { read_only: true, ..namespace(&path, Some(4096)) };
         assert!(store(&read_only, &none).is_some());
-        let served = BTreeSet::from([path.clone()]);
+        let served = Served::Known(BTreeSet::from([path.clone()]));
         assert!(store(&namespace(&path, Some(4096)), &served).unwrap().contains("truncate"));
         std::os::unix::fs::symlink("nowhere", folder.path().join("link")).unwrap();
         assert!(why(&folder.path().join("link"), Some(4096)).is_some());
@@ -190,15 +286,49 @@ mod tests {
         assert!(address([192, 0, 2, 77].into()).is_some());
     }
 
+    fn remember(folder: &Path, paths: &BTreeSet<PathBuf>) {
+        Served::prepare(folder, paths).unwrap().unwrap().persist().unwrap();
+    }
+
     #[test]
-    fn what_was_served_is_remembered() {
+    fn what_was_served_is_remembered_whatever_it_is_called() {
         let folder = tempdir().unwrap();
-        assert_eq!(served(Some(folder.path())), BTreeSet::new());
-        assert_eq!(served(None), BTreeSet::new());
-        let paths = BTreeSet::from([PathBuf::from("/a b"), PathBuf::from("/c")]);
-        remember(folder.path(), &paths).unwrap();
-        assert_eq!(served(Some(folder.path())), paths);
-        remember(folder.path(), &BTreeSet::new()).unwrap();
-        assert_eq!(served(Some(folder.path())), BTreeSet::new());
+        let load = || Served::load(Some(folder.path()));
+        assert_eq!((load(), Served::load(None)), (Served::none(), Served::none()));
+        let no_text = OsString::from_vec(vec![b'/', 0xFF, b'\n', b'%']);
+        let paths = ["/a b", "/c", "/100%41", "/über"].map(PathBuf::from).into_iter();
+        let paths: BTreeSet<PathBuf> = paths.chain([PathBuf::from(no_text)]).collect();
+        remember(folder.path(), &paths);
+        assert_eq!(load(), Served::Known(paths.clone()));
+        assert!(Served::prepare(folder.path(), &paths).unwrap().is_none(), "it is kept already");
+        remember(folder.path(), &BTreeSet::new());
+        assert_eq!(load(), Served::none());
+    }
+
+    /// Or a disk that is not mounted yet would be made anew, empty.
+    #[test]
+    fn of_a_list_that_cannot_be_read_everything_may_have_been_served() {
+        let folder = tempdir().unwrap();
+        let (list, path) = (folder.path().join(SERVED), folder.path().join("disk.img"));
+        let why = || store(&namespace(&path, Some(4096)), &Served::load(Some(folder.path())));
+        assert_eq!(why(), None, "without any it will be made");
+        remember(folder.path(), &BTreeSet::from(["/other".into()]));
+        assert_eq!(why(), None, "nor is it in this one");
+        let good = fs::read(&list).unwrap();
+        let damaged = (0..good.len()).flat_map(|at| {
+            let mut bad = good.clone();
+            bad[at] ^= 1;
+            [bad, good[..at].to_vec()]
+        });
+        // Nor is it one that only lists paths, as an older version wrote it.
+        for bad in damaged.chain([b"/other\n".to_vec(), Vec::new()]) {
+            fs::write(&list, &bad).unwrap();
+            let said = why().unwrap_or_default();
+            assert!(said.contains("may have been served before") && said.contains("truncate"));
+        }
+        fs::remove_file(&list).unwrap();
+        fs::create_dir(&list).unwrap();
+        assert!(why().unwrap().contains("cannot be read"));
+        assert!(Served::prepare(folder.path(), &BTreeSet::new()).is_ok(), "it can be made good");
     }
 }

@@ -4,7 +4,7 @@
 //!            CC.EN 0→1, good settings            CC.SHN = 01b or 10b
 //! Disabled ───────────────────────────► Ready ───────────────────────► ShuttingDown
 //!     ▲   └── bad settings ──► Failed     │                                 │ flushed
-//!     └────────── CC.EN 1→0 ──────────────┴──────── CC.EN = 0 ◄──────── ShutDown
+//!     └────────── CC.EN 1→0 ──────────────┴──────── CC.EN = 0 ◄──────── ShutDown, or Unflushed
 //! ```
 //!
 //! Source: NVMe Base Specification 2.0, "Controller Properties", "Keep Alive".
@@ -38,8 +38,9 @@ pub const RETRY_DELAYS_100MS: [u16; 3] = [10, 50, 0];
 /// Keep Alive granularity (KAS), in units of 100 ms.
 pub const KAS_100MS: u16 = 10;
 
-/// What a host's keep alive may be late by before we call it dead.
-const KEEP_ALIVE_MARGIN: Duration = Duration::from_secs(2);
+/// What a host's keep alive may be late by before we call it dead. Traffic is seen up to a tick
+/// later than it came, and so is the end of the time: with two ticks of 250 ms it is a second at most.
+const KEEP_ALIVE_MARGIN: Duration = Duration::from_millis(400);
 
 /// The longest keep alive timeout that a host may ask for, in milliseconds: a host that died keeps
 /// its memory as long as that. As long as one without keep alive may be silent; hosts use 5 s.
@@ -106,6 +107,9 @@ pub enum Life {
     ShuttingDown,
     /// CSTS.SHST = 10b.
     ShutDown,
+    /// CSTS.CFS, and CSTS.SHST = 01b for ever: a flush of the shutdown has failed. A host that read
+    /// "complete" would take what it has written for durable. Ends with a reset.
+    Unflushed,
 }
 
 /// The controller of one association.
@@ -210,13 +214,13 @@ impl Controller {
     pub fn csts(&self) -> Csts {
         let draining = self.life == Life::Disabled && self.association.io_queues() > 0;
         let shst = match self.life {
-            Life::ShuttingDown => ShutdownStatus::Occurring,
+            Life::ShuttingDown | Life::Unflushed => ShutdownStatus::Occurring,
             Life::ShutDown => ShutdownStatus::Complete,
             _ => ShutdownStatus::Normal,
         };
         Csts(0)
             .with_rdy(self.life == Life::Ready || draining)
-            .with_cfs(self.life == Life::Failed)
+            .with_cfs(matches!(self.life, Life::Failed | Life::Unflushed))
             .with_shst(shst)
     }
 
@@ -254,10 +258,10 @@ impl Controller {
         Ok(self.configure(Cc(value as u32)))
     }
 
-    /// What was asked of the stores for a shutdown is done.
-    pub fn shut_down_complete(&mut self) {
+    /// What was asked of the stores for a shutdown is done; `durable`: all of it has succeeded.
+    pub fn shut_down_complete(&mut self, durable: bool) {
         if self.life == Life::ShuttingDown {
-            self.life = Life::ShutDown;
+            self.life = if durable { Life::ShutDown } else { Life::Unflushed };
         }
     }
 
@@ -412,7 +416,7 @@ impl Controller {
             Life::Disabled | Life::Ready if wanted => {
                 self.life = Life::ShuttingDown;
                 self.association.set_ready(false);
-                return Plan::ShutDown { backings: self.backings() };
+                return Plan::ShutDown { backings: self.backings(), durable: true };
             }
             _ => {}
         }
@@ -533,10 +537,10 @@ mod tests {
         for value in [EN | 1 << 14, EN | 2 << 14] {
             let mut controller = controller();
             set(&mut controller, EN);
-            let Plan::ShutDown { backings } = set(&mut controller, value) else { panic!() };
+            let Plan::ShutDown { backings, .. } = set(&mut controller, value) else { panic!() };
             assert_eq!(backings, [0, 1, 6].map(BackingId));
             assert_eq!(csts(&controller) & 0xC, 4, "occurring");
-            controller.shut_down_complete();
+            controller.shut_down_complete(true);
             assert_eq!(csts(&controller) & 0xC, 8, "complete");
             assert!(!controller.association.is_ready());
             set(&mut controller, EN);

@@ -410,13 +410,10 @@ impl Queue {
             return;
         }
         if let Err(status) = done.outcome {
-            let failed_shutdown = matches!(self.slot(slot).plan, Plan::ShutDown { .. });
-            if failed_shutdown {
-                self.on_failed_shutdown_flush(status);
-            } else {
-                self.answer(slot, Err(status), io);
-                return;
+            if !matches!(self.slot(slot).plan, Plan::ShutDown { .. }) {
+                return self.answer(slot, Err(status), io);
             }
+            self.on_failed_shutdown_flush(slot, status, io);
         }
         self.slot(slot).step = step + 1;
         self.after_disk(slot, io);

@@ -24,7 +24,7 @@ use crate::mailbox::Mail;
 use crate::managed::{Absent, Allocated, Catalog, Catalogs, Folder, Management};
 use crate::provider::owns;
 use crate::registry::{Change, Registry};
-use crate::stores::{Awaited, Awaiting, Opening, Place, Store, Stores};
+use crate::stores::{Awaited, Awaiting, Memory, Opening, Place, Store, Stores};
 use crate::subsystem::Subsystem;
 use crate::target::Fatal;
 use crate::tender::Tender;
@@ -211,7 +211,8 @@ impl Shelf {
         next: &Next,
         added: &[SocketAddr],
         missing: Missing,
-    ) -> Result<(), Fatal> {
+    ) -> Result<Memory, Fatal> {
+        let memory = next.stores.prepare_memory(&next.subsystems).map_err(Fatal)?;
         self.attach_new(next)?;
         for (index, at) in added.iter().enumerate() {
             if let Err(fatal) = self.listen(*at, missing) {
@@ -219,7 +220,7 @@ impl Shelf {
                 return Err(fatal);
             }
         }
-        Ok(())
+        Ok(memory)
     }
 
     /// What was prepared is not served: takes it away again.
@@ -282,6 +283,14 @@ impl Shelf {
         old.without(&self.stores).for_each(|store| self.detach(store));
         self.tell();
         lines
+    }
+
+    /// Remembers what is served, where that has failed before.
+    pub(crate) fn remember_again(&mut self) {
+        if self.stores.owes_memory() {
+            let subsystems = self.merged(None);
+            self.stores.remember(&subsystems);
+        }
     }
 
     /// Has everybody see a subsystem as it is now, because its stores have changed.
@@ -451,8 +460,9 @@ impl Shelf {
                     && next.stores.without(&self.stores).next().is_none() =>
             {
                 // Some may have been there, and could not be served.
-                next.stores.remember(&next.subsystems);
-                self.stores.await_as(next.stores);
+                let Next { subsystems, stores, .. } = next;
+                self.stores.await_as(stores);
+                self.stores.remember(&subsystems);
                 self.tell();
             }
             Ok(next) => {

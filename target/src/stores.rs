@@ -8,24 +8,24 @@ mod next;
 mod opening;
 mod settled;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use nvme::{Nqn, Text};
-use tracing::warn;
+use tracing::{error, info, warn};
 use uuid::Uuid;
 
 use self::attempt::Attempt;
 use self::marked::Marked;
 use self::settled::Settled;
-use crate::absent;
+use crate::absent::Served;
 use crate::config::{LimitConfig, Missing, NamespaceConfig, NamespaceKind, SubsystemConfig};
 use crate::disk::BackingId;
 use crate::disk::{Backing, BackingConfig, BackingKind, Kind};
 use crate::format::{Format, Formats};
-use crate::kept;
+use crate::kept::{self, Prepared};
 use crate::names::Names;
 use crate::protection::Protection;
 use crate::qos::Limiters;
@@ -106,6 +106,23 @@ pub struct Stores {
     is_starting: bool,
     /// What was made for them, and goes again if they are not adopted.
     attempt: Attempt,
+    /// What is served could not be remembered.
+    owes_memory: bool,
+}
+
+/// What is to be remembered of the files that are served, as soon as they are.
+#[derive(Debug, Default)]
+#[must_use]
+pub(crate) struct Memory(Option<Prepared>);
+
+impl Memory {
+    /// Has it remembered, also after a power loss.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn persist(self) -> std::io::Result<()> {
+        self.0.map_or(Ok(()), Prepared::persist)
+    }
 }
 
 /// A namespace: its subsystem and its id.
@@ -225,15 +242,17 @@ impl Stores {
     }
 
     /// Files that were served before, as far as that is remembered.
-    #[must_use]
-    pub fn served(&self) -> BTreeSet<PathBuf> {
-        absent::served(self.state_directory.as_deref())
+    fn served(&self) -> Served {
+        Served::load(self.state_directory.as_deref())
     }
 
-    /// Remembers which files are served, so that none of them is ever made anew. Those that are
-    /// awaited stay remembered.
-    pub fn remember(&self, subsystems: &[SubsystemConfig]) {
-        let Some(folder) = &self.state_directory else { return };
+    /// Prepares to remember which files are served, so that none of them is ever made anew. Those
+    /// that are awaited stay remembered.
+    ///
+    /// # Errors
+    /// One sentence: it cannot be remembered.
+    pub(crate) fn prepare_memory(&self, subsystems: &[SubsystemConfig]) -> Result<Memory, String> {
+        let Some(folder) = &self.state_directory else { return Ok(Memory::default()) };
         let before = self.served();
         let paths = namespaces(subsystems).filter_map(|(subsystem, namespace)| {
             let NamespaceKind::File { path, .. } = &namespace.kind else { return None };
@@ -241,14 +260,40 @@ impl Stores {
             let was_there = self.awaited.iter().any(|each| each.seen() == Some(path));
             (is_open || was_there || before.contains(path)).then(|| path.clone())
         });
-        if let Err(error) = absent::remember(folder, &paths.collect()) {
-            warn!("{} cannot remember which files are served: {error}", folder.display());
+        let failed =
+            |error| format!("{} cannot remember which files are served: {error}", folder.display());
+        Ok(Memory(Served::prepare(folder, &paths.collect()).map_err(failed)?))
+    }
+
+    /// Remembers what is served. Where that fails it is logged, and owed: see
+    /// [`Stores::owes_memory`].
+    pub(crate) fn remember(&mut self, subsystems: &[SubsystemConfig]) {
+        let Some(folder) = self.state_directory.clone() else { return };
+        let kept = self.prepare_memory(subsystems).and_then(|memory| {
+            let failed = |error| {
+                format!("{} cannot remember which files are served: {error}", folder.display())
+            };
+            memory.persist().map_err(failed)
+        });
+        let was_owed = std::mem::replace(&mut self.owes_memory, kept.is_err());
+        match kept {
+            Ok(()) if was_owed => info!("{} remembers what is served again", folder.display()),
+            Err(sentence) if !was_owed => error!(
+                "{sentence}; a file that is not there at the next start may be made anew, empty: \
+                 it is tried again each second"
+            ),
+            _ => {}
         }
         let named = |store: &Store| Some((store.name.0, store.name.1.clone()?));
         let named = self.by_namespace.values().filter_map(named).collect();
-        if let Err(error) = Names::remember(folder, named) {
+        if let Err(error) = Names::remember(&folder, named) {
             warn!("{} cannot remember what is served as what: {error}", folder.display());
         }
+    }
+
+    /// What is served is not remembered yet, because that has failed.
+    pub(crate) fn owes_memory(&self) -> bool {
+        self.owes_memory
     }
 
     /// What is awaited of this namespace, as it is configured now.
@@ -500,6 +545,8 @@ fn backing_config(namespace: &NamespaceConfig) -> BackingConfig {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use nvme::Status;
     use nvme::feature::WriteProtectState;
 
@@ -717,7 +764,7 @@ mod tests {
         let new = || Stores { linger: None, ..Stores::new(Some(state.clone()), 0) };
         let said = new().next(subsystems).unwrap_err();
         assert!(said.starts_with("namespace 1 of ") && said.contains("lock on it"), "{said}");
-        let stores = new().next_or_wait(subsystems, Missing::Wait, &[]).unwrap();
+        let mut stores = new().next_or_wait(subsystems, Missing::Wait, &[]).unwrap();
         assert_eq!((ids(&stores).len(), stores.awaited().len()), (1, 1));
         assert!(stores.why_awaited(config.nqn, 1).unwrap().contains("a lock on it is held"));
         // Neither while it is awaited nor by the next daemon.
@@ -801,6 +848,26 @@ mod tests {
     }
 
     #[test]
+    fn what_could_not_be_remembered_is_owed_until_it_is() {
+        let folder = crate::disk::tests::folder();
+        let (state, path) = (folder.path().join("state"), folder.path().join("disk"));
+        std::fs::create_dir(&state).unwrap();
+        let mut config = subsystem(&[1], 1 << 20);
+        config.namespaces[0].kind = NamespaceKind::File { path: path.clone(), size: Some(1 << 20) };
+        let subsystems = std::slice::from_ref(&config);
+        let mut stores = Stores::new(Some(state.clone()), 0).next(subsystems).unwrap();
+        let in_the_way = state.join("served.new");
+        std::fs::create_dir(&in_the_way).unwrap();
+        let refused = stores.prepare_memory(subsystems).unwrap_err();
+        assert!(refused.contains("cannot remember which files are served"), "{refused}");
+        stores.remember(subsystems);
+        assert!(stores.owes_memory() && !stores.served().contains(&path));
+        std::fs::remove_dir(&in_the_way).unwrap();
+        stores.remember(subsystems);
+        assert!(!stores.owes_memory() && stores.served().contains(&path));
+    }
+
+    #[test]
     fn of_two_paths_to_one_file_the_first_is_served() {
         let folder = crate::disk::tests::folder();
         let mut config = subsystem(&[1, 2], 1 << 20);
@@ -845,7 +912,7 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(5));
             }
         };
-        let stores = next(&new(), &config).unwrap();
+        let mut stores = next(&new(), &config).unwrap();
         stores.remember(std::slice::from_ref(&config));
         let refused = stores.next(std::slice::from_ref(&renamed)).map(drop).unwrap_err();
         let uuid = Uuid::from_u128(1);

@@ -291,12 +291,14 @@ impl Target {
         let (was, is) = (shelf.config().addresses(), config.addresses());
         let added: Vec<SocketAddr> = is.iter().filter(|at| !was.contains(at)).copied().collect();
         let removed: Vec<SocketAddr> = was.iter().filter(|at| !is.contains(at)).copied().collect();
-        shelf.prepare(&next, &added, missing)?;
+        let memory = shelf.prepare(&next, &added, missing)?;
         if let Err(sentence) = persist() {
             shelf.abandon(&next, &added);
             return Err(NotServed::Unkept(sentence));
         }
-        // From here on nothing can fail, and hosts see it.
+        // From here on nothing can fail, and hosts see it. (A name that is not put in place now is
+        // tried again with what is adopted.)
+        let _ = memory.persist();
         let old = shelf.set_config(config);
         lines.extend(self.registry.set_keyring(keyring));
         lines.extend(keep_keyed(&self.registry, shelf.config().state_directory.as_deref()));
@@ -684,6 +686,36 @@ mod tests {
         }
         target.change(config(folder.path()), kept).unwrap();
         assert!(new.exists() && old.exists(), "it was served");
+        target.stop(Instant::now() + Duration::from_secs(60));
+    }
+
+    /// Or the file would be made anew, empty, by a start that does not find it.
+    #[test]
+    fn a_file_that_cannot_be_remembered_is_not_served() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut target = Target::start(config(folder.path())).unwrap();
+        target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
+        let disks = crate::disk::tests::folder();
+        let path = disks.path().join("disk");
+        let with_file = || {
+            let mut config = config(folder.path());
+            config.subsystems[0].namespaces[0].kind =
+                NamespaceKind::File { path: path.clone(), size: Some(1 << 20) };
+            config.subsystems[0].namespaces[0].nsid = 2;
+            config
+        };
+        let in_the_way = folder.path().join("served.new");
+        std::fs::create_dir(&in_the_way).unwrap();
+        let persist = || panic!("it is kept before it is known that it can be served");
+        let refused = target.change(with_file(), persist).unwrap_err();
+        assert!(refused.to_string().contains("cannot remember"), "{refused}");
+        let subsystem = target.registry.subsystem(&with_file().subsystems[0].nqn).unwrap();
+        assert!(subsystem.namespace(1).is_ok() && subsystem.namespace(2).is_err());
+        assert!(!path.exists(), "what was made for it is gone");
+        std::fs::remove_dir(&in_the_way).unwrap();
+        target.change(with_file(), || Ok(())).unwrap();
+        let served = crate::absent::Served::load(Some(folder.path()));
+        assert!(served.contains(&path) && !served.contains(Path::new("/other")));
         target.stop(Instant::now() + Duration::from_secs(60));
     }
 

@@ -164,6 +164,7 @@ impl Pauses {
 fn look(shelf: &Mutex<Shelf>, pauses: &mut Pauses) {
     let shelf = || shelf.lock().unwrap_or_else(PoisonError::into_inner);
     shelf().await_lost();
+    shelf().remember_again();
     let addresses = shelf().awaited_addresses();
     for at in addresses {
         shelf().on_address(at);

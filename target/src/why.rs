@@ -268,6 +268,11 @@ causes! {
         "the host reset its controller",
         "nothing if somebody ordered it (nvme reset); else see the host's kernel log for what \
          timed out";
+    UnflushedShutdown, "unflushed-shutdown", Running,
+        "the host shut its controller down and a flush failed: what it has written may be lost, and \
+         it is told so (CSTS.CFS, never \"complete\")",
+        "see this machine's kernel log and nvmfctl namespace list, and look at that disk; what the \
+         host wrote last may have to be restored";
     SharedHostId, "shared-host-id", Running,
         "two hosts with different names have one host identifier: reservations take them for one",
         "give each host an /etc/nvme/hostid of its own (uuidgen makes one) and connect both again";

@@ -51,6 +51,7 @@ use nvme::sqe::DsmRange;
 use nvme::{AdminOpcode, Cqe, IoOpcode, Sgl, Sqe, Status, cm};
 use nvmfd::disk::{BackingId, Op};
 use nvmfd::subsystem::Namespace;
+use nvmfd::why::Cause;
 use rdma::{Completion, Qp, Work};
 
 use support::{KEY, World, admin, connect_data, end_both, io_queue, keyed, subsystem};
@@ -389,6 +390,32 @@ fn shutdown_flushes_before_it_says_complete() {
     world.end(queue);
 }
 
+/// A host that reads "complete" powers off, and takes what it has written for durable.
+#[test]
+fn a_shutdown_whose_flush_failed_is_a_fatal_status_and_never_complete() {
+    let mut world = World::new();
+    let (mut queue, _) = admin(&mut world);
+    let csts = PropertyGet::new(Property::CSTS).emit();
+    let configure = |value| PropertySet::new(Property::CC, value).emit();
+    world.disk.fail = Some(Status::WRITE_FAULT);
+    assert!(world.ask(&mut queue, &configure(0x0046_4001), &[]).status.is_success());
+    world.disk.fail = None;
+    assert_eq!(world.disk.trace.last(), Some(&"flush"));
+    assert_eq!(world.registry.why.count(Cause::UnflushedShutdown), 1);
+    // Fatal, and the shutdown occurs for ever.
+    assert_eq!(world.ask(&mut queue, &csts, &[]).result, 0b0110);
+    // Its host may keep looking, and can only reset it.
+    let alive = Sqe::admin(AdminOpcode::KEEP_ALIVE);
+    assert!(world.ask(&mut queue, &alive, &[]).status.is_success());
+    assert!(world.ask(&mut queue, &configure(0x0046_0001), &[]).status.is_success());
+    assert_eq!(world.ask(&mut queue, &csts, &[]).result, 0b0110);
+    for (value, status) in [(0x0046_0000, 0), (0x0046_0001, 1), (0x0046_4001, 0b1000)] {
+        assert!(world.ask(&mut queue, &configure(value), &[]).status.is_success());
+        assert_eq!(world.ask(&mut queue, &csts, &[]).result, status);
+    }
+    world.end(queue);
+}
+
 #[test]
 fn a_silent_host_is_given_up_and_a_busy_one_is_not() {
     let mut world = World::new();
@@ -405,6 +432,34 @@ fn a_silent_host_is_given_up_and_a_busy_one_is_not() {
     assert!(world.fabric.disconnected);
     assert_eq!(world.registry.associations(), 0);
     world.end(queue);
+}
+
+/// Whenever its last command has come between two ticks of the reactor, and by whichever queue.
+#[test]
+fn a_silent_host_is_given_up_within_a_second_of_its_timeout_and_never_before() {
+    const TICK: Duration = Duration::from_millis(250);
+    const KATO: Duration = Duration::from_secs(5);
+    for (phase_ms, is_traffic) in (0..250).step_by(50).flat_map(|ms| [(ms, true), (ms, false)]) {
+        let mut world = World::new();
+        let (mut queue, _) = admin(&mut world);
+        let begin = world.now;
+        queue.tick(&mut world.io());
+        world.now += Duration::from_millis(phase_ms);
+        if is_traffic {
+            let alive = Sqe::admin(AdminOpcode::KEEP_ALIVE);
+            assert!(world.ask(&mut queue, &alive, &[]).status.is_success());
+        }
+        let last = if is_traffic { world.now } else { begin };
+        let ticks = (1..).map(|n| begin + n * TICK);
+        let end = ticks.take(60).find(|now| {
+            world.now = *now;
+            queue.tick(&mut world.io());
+            world.fabric.disconnected
+        });
+        let silent = end.expect("it is given up") - last;
+        assert!((KATO..=KATO + Duration::from_secs(1)).contains(&silent), "{silent:?}");
+        world.end(queue);
+    }
 }
 
 #[test]

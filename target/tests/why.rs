@@ -110,6 +110,10 @@ fn provoke(cause: Cause) -> Vec<Record> {
         Cause::DeviceGone => running(|world, queue| gone(world, queue, Reason::Device)),
         Cause::HostLeft => running(|world, queue| gone(world, queue, Reason::Peer)),
         Cause::HostReset => running(|world, queue| set_cc(world, queue, 0)),
+        Cause::UnflushedShutdown => running(|world, queue| {
+            world.disk.fail = Some(nvme::Status::WRITE_FAULT);
+            set_cc(world, queue, 0x0046_4001);
+        }),
         Cause::SharedHostId => shared_host_id(),
         Cause::BadSettings => bad_settings(),
         Cause::ShortCapsule => running(|world, queue| {

@@ -112,7 +112,12 @@ impl Session {
     pub(super) fn on_shutdown(&mut self, csts: Csts, io: &mut Io<'_>) {
         match self.step {
             Step::Shutdown => self.get(Step::ShutdownStatus, Property::CSTS, io),
-            _ if csts.shst() == ShutdownStatus::Complete || csts.cfs() => self.end(io),
+            // What was written may not be durable.
+            _ if csts.cfs() => {
+                self.ended = Some(Ended::Fatal);
+                self.end(io);
+            }
+            _ if csts.shst() == ShutdownStatus::Complete => self.end(io),
             _ => self.poll_later(io),
         }
     }

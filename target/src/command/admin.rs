@@ -69,7 +69,10 @@ pub fn set_feature_with_data(
 /// host can look at its status for as long as it wants ("Keep Alive", "Controller Shutdown").
 fn check_life(opcode: AdminOpcode, life: Life) -> Result<(), Status> {
     match (life, opcode) {
-        (Life::Ready, _) | (Life::ShuttingDown | Life::ShutDown, AdminOpcode::KEEP_ALIVE) => Ok(()),
+        (Life::Ready, _)
+        | (Life::ShuttingDown | Life::ShutDown | Life::Unflushed, AdminOpcode::KEEP_ALIVE) => {
+            Ok(())
+        }
         _ => Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr()),
     }
 }
@@ -222,7 +225,7 @@ pub(crate) mod tests {
                 Life::ShutDown,
                 |c| {
                     configure(c, SIZES | 0x4001);
-                    c.shut_down_complete();
+                    c.shut_down_complete(true);
                 },
                 true,
             ),

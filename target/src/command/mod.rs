@@ -228,6 +228,8 @@ pub enum Plan {
     ShutDown {
         /// The stores, one after another.
         backings: Vec<BackingId>,
+        /// No flush has failed.
+        durable: bool,
     },
     /// Hold the command back until there is an event to tell (Asynchronous Event Request).
     Park,

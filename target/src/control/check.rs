@@ -6,7 +6,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::absent;
+use crate::absent::{self, Served};
 use crate::auth::{Keyring, Reader};
 use crate::config::{
     Config, Missing, NamespaceConfig, NamespaceKind, Size, Sources, given_state_directory,
@@ -89,7 +89,7 @@ fn look_at_all(
     config: &Config,
     opening: &Opening,
 ) -> Vec<(String, Result<Option<String>, String>)> {
-    let served = absent::served(config.state_directory.as_deref());
+    let served = Served::load(config.state_directory.as_deref());
     let missing = config.missing;
     let begin = |nqn: Nqn, namespace: &NamespaceConfig| {
         let NamespaceKind::File { path, .. } = &namespace.kind else { return None };

@@ -19,27 +19,40 @@ pub(super) struct Lock {
 }
 
 impl Lock {
-    /// Takes the folder; none where that is impossible, as in a file system that has become
-    /// read-only: a daemon that cannot write there does not write over anything either.
+    /// Takes the folder; none where its file system is read-only: nobody writes over anything there.
+    /// Whatever else keeps the lock from being taken may keep two daemons from seeing each other,
+    /// and not from writing.
     ///
     /// # Errors
-    /// One sentence: another daemon has it.
+    /// One sentence: another daemon has it, or it cannot be locked.
     pub(super) fn take(folder: &Path) -> Result<Option<Lock>, String> {
         let path = folder.join(NAME);
-        let failed = |error| warn!("{} cannot be locked: {error}", path.display());
-        let Ok(file) = open(folder, &path).map_err(failed) else { return Ok(None) };
+        let file = match open(folder, &path) {
+            Ok(file) => file,
+            Err(error) => return without(&path, &error),
+        };
         match file.try_lock() {
             Ok(()) => Ok(Some(Lock { _held: file })),
             Err(TryLockError::WouldBlock) => Err(format!(
                 "state_directory {} is in use by another nvmfd: give each its own",
                 folder.display()
             )),
-            Err(TryLockError::Error(error)) => {
-                failed(error);
-                Ok(None)
-            }
+            Err(TryLockError::Error(error)) => without(&path, &error),
         }
     }
+}
+
+/// What becomes of a start that cannot lock the folder.
+fn without(path: &Path, error: &io::Error) -> Result<Option<Lock>, String> {
+    let shown = path.display();
+    if error.kind() == io::ErrorKind::ReadOnlyFilesystem {
+        warn!("{shown} cannot be locked: {error}; what is to be kept there cannot be kept either");
+        return Ok(None);
+    }
+    Err(format!(
+        "{shown}, which keeps a second nvmfd from writing there, cannot be locked: {error}; give \
+         its folder to the user of the daemon, or name another state_directory"
+    ))
 }
 
 /// Opens the file, or makes it.
@@ -88,10 +101,23 @@ mod tests {
         assert_eq!(file, owner(folder.path()).unwrap());
     }
 
+    /// Another daemon may have it, and write.
     #[test]
-    fn a_folder_that_takes_no_file_keeps_nobody_from_serving() {
+    fn a_folder_that_cannot_be_locked_is_not_used() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join(NAME)).unwrap();
-        assert!(Lock::take(folder.path()).unwrap().is_none());
+        let sentence = Lock::take(folder.path()).unwrap_err();
+        assert!(sentence.contains("cannot be locked"), "{sentence}");
+    }
+
+    /// Nobody writes there, and who was served before is served again.
+    #[test]
+    fn only_a_read_only_file_system_needs_no_lock() {
+        let path = Path::new("/state/lock");
+        let without = |errno| without(path, &io::Error::from_raw_os_error(errno));
+        assert!(without(libc::EROFS).unwrap().is_none());
+        for errno in [libc::EACCES, libc::ENOSPC, libc::EIO, libc::ENOLCK, libc::ELOOP] {
+            assert!(without(errno).unwrap_err().contains("cannot be locked"), "{errno}");
+        }
     }
 }

@@ -244,18 +244,18 @@ impl Queue {
                 let job = *job;
                 self.copy_range(slot, job, io);
             }
-            Plan::ShutDown { backings } => match backings.get(step as usize) {
+            Plan::ShutDown { backings, durable } => match backings.get(step as usize) {
                 Some(&backing) => match self.begin_shutdown_flush(backing) {
                     Ok(()) => self.submit(slot, backing, Some(Op::Flush), io),
                     Err(status) => {
-                        self.on_failed_shutdown_flush(status);
+                        self.on_failed_shutdown_flush(slot, status, io);
                         self.slot(slot).step += 1;
                         self.after_disk(slot, io);
                     }
                 },
                 None => {
                     if let Serves::Admin(controller) = &mut self.serves {
-                        controller.shut_down_complete();
+                        controller.shut_down_complete(*durable);
                     }
                     self.answer(slot, Ok(0), io);
                 }

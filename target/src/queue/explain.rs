@@ -10,6 +10,7 @@ use tracing::{debug, info};
 use super::{Io, Link, Queue, Serves};
 use crate::command::fabrics;
 use crate::controller::Life;
+use crate::disk::BackingId;
 use crate::why::{Cause, Why};
 
 impl Queue {
@@ -32,6 +33,21 @@ impl Queue {
         let subsystem = association.map(|association| association.subsystem);
         let why = Why { host, subsystem, detail, ..self.nameless(cause) };
         io.refusals.tell(why, &io.registry.why, io.now);
+    }
+
+    /// The flush of a store has failed when its host shut the controller down.
+    pub(super) fn tell_unflushed(
+        &self,
+        backing: Option<BackingId>,
+        status: Status,
+        io: &mut Io<'_>,
+    ) {
+        let Serves::Admin(controller) = &self.serves else { return };
+        let namespaces = controller.subsystem().map_or(&[][..], |it| &it.namespaces);
+        let of = namespaces.iter().find(|namespace| Some(namespace.backing) == backing);
+        let nsid = of.map_or(0, |namespace| namespace.nsid);
+        let detail = format!("namespace {nsid}: {status}");
+        self.tell(Cause::UnflushedShutdown, detail.into(), io);
     }
 
     /// Its Connect was refused.

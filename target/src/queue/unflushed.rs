@@ -1,9 +1,8 @@
 //! What a host has written and not flushed ([`crate::unflushed`]).
 
 use nvme::Status;
-use tracing::warn;
 
-use super::{Link, Queue, Serves};
+use super::{Io, Link, Queue, Serves};
 use crate::command::Plan;
 use crate::disk::BackingId;
 use crate::subsystem::Subsystem;
@@ -20,7 +19,7 @@ impl Queue {
             | (Plan::Deallocate { .. }, Ok(())) => association.unflushed.note_write(nsid),
             (Plan::Copy { job, .. }, Ok(())) if !job.fua => association.unflushed.note_write(nsid),
             (Plan::Flush { .. }, Err(status)) => self.end_failed_flush(nsid, status),
-            (Plan::ShutDown { backings }, Err(status)) => {
+            (Plan::ShutDown { backings, .. }, Err(status)) => {
                 let backing = backings.get(entry.step as usize);
                 if let Some(nsid) = backing.and_then(|backing| self.nsid_of(*backing)) {
                     self.end_failed_flush(nsid, status);
@@ -47,9 +46,16 @@ impl Queue {
         self.nsid_of(backing).map_or(Ok(()), |nsid| self.begin_flush(nsid))
     }
 
-    /// The host asked for shutdown and gets it; the failure is in the log.
-    pub(super) fn on_failed_shutdown_flush(&mut self, status: Status) {
-        warn!(%status, "flush at shutdown failed");
+    /// One of the flushes of a shutdown has failed. The other stores are flushed all the same; the
+    /// status of the controller says that not all were.
+    pub(super) fn on_failed_shutdown_flush(&mut self, slot: u16, status: Status, io: &mut Io<'_>) {
+        let entry = self.slot(slot);
+        let step = entry.step;
+        let Plan::ShutDown { backings, durable } = &mut entry.plan else { return };
+        let backing = backings.get(step as usize).copied();
+        if std::mem::replace(durable, false) {
+            self.tell_unflushed(backing, status, io);
+        }
     }
 
     fn end_failed_flush(&self, nsid: u32, status: Status) {

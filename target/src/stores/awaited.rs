@@ -1,6 +1,5 @@
 //! What the configuration names and is not there yet.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +9,7 @@ use nvme::Nqn;
 use super::Place;
 use super::looks;
 use super::opening::{Begun, Opening};
-use crate::absent;
+use crate::absent::{self, Served};
 use crate::config::{NamespaceConfig, NamespaceKind};
 
 /// How long the look at all paths may take. What needs longer is looked at again when it has
@@ -110,11 +109,7 @@ impl Awaited {
 
     /// Begins to look why it is not there, if it is not. `served`: what
     /// [`Stores::served`](super::Stores::served) says.
-    fn look<'a>(
-        &self,
-        served: &BTreeSet<PathBuf>,
-        opening: &'a Opening,
-    ) -> Begun<'a, Option<String>> {
+    fn look<'a>(&self, served: &Served, opening: &'a Opening) -> Begun<'a, Option<String>> {
         match &self.what {
             What::Store(config) => looks::begin(opening, config, served, Result::err),
             What::Folder(folder) => {
@@ -142,8 +137,8 @@ impl Awaiting {
         if all.is_empty() {
             return Vec::new();
         }
-        let mut served = absent::served(self.state_directory.as_deref());
-        served.extend(self.all.iter().filter_map(Awaited::seen).map(Path::to_owned));
+        let served = Served::load(self.state_directory.as_deref());
+        let served = served.with(self.all.iter().filter_map(Awaited::seen));
         let deadline = Instant::now() + PATIENCE;
         let looks: Vec<_> = all.iter().map(|each| each.look(&served, &self.opening)).collect();
         let missing = looks.into_iter().map(|look| look.by(deadline).unwrap_or_else(Some));

@@ -1,13 +1,12 @@
 //! What is found out about the path of a namespace before it is opened.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::io::ErrorKind::{self, NotADirectory, NotFound};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use super::opening::{Begun, Opening};
-use crate::absent;
+use crate::absent::{self, Served};
 use crate::config::{NamespaceConfig, NamespaceKind};
 
 /// What may be opened, where it has a path; or why it is not there yet.
@@ -57,12 +56,11 @@ impl Same {
 }
 
 /// Begins to look at the path of a namespace: what is to be opened, or why it is not there yet (see
-/// [`absent::store`]), as `tell` has it. `None`: it has no path. `served`: paths of files that were
-/// there once.
+/// [`absent::store`]), as `tell` has it. `None`: it has no path.
 pub(super) fn begin<'a, T: Send + 'static>(
     opening: &'a Opening,
     namespace: &NamespaceConfig,
-    served: &BTreeSet<PathBuf>,
+    served: &Served,
     tell: impl FnOnce(Found) -> T + Send + 'static,
 ) -> Begun<'a, T> {
     let NamespaceKind::File { path, .. } = &namespace.kind else {
@@ -70,7 +68,7 @@ pub(super) fn begin<'a, T: Send + 'static>(
     };
     let own = namespace.clone();
     let path = path.clone();
-    let served: BTreeSet<PathBuf> = served.get(&path).cloned().into_iter().collect();
+    let served = served.of(&path);
     opening.begin(&path.clone(), move || {
         Ok(tell(match absent::store(&own, &served) {
             Some(why) => Err(why),

@@ -13,6 +13,7 @@ use super::looks::{self, Same, Seen};
 use super::{
     Awaited, Begun, PATIENCE, Place, Store, Stores, backing_config, formatted, namespaces,
 };
+use crate::absent::Served;
 use crate::config::{Missing, NamespaceConfig, NamespaceKind, SubsystemConfig};
 use crate::disk::{Backing, BackingConfig, BackingId, BackingKind, Made, OpenError};
 use crate::format::Format;
@@ -65,8 +66,7 @@ impl Stores {
                 place((subsystem.nqn, namespace.nsid))
             ));
         }
-        let mut served = self.served();
-        served.extend(self.awaited.iter().filter_map(Awaited::seen).map(Path::to_owned));
+        let served = self.served().with(self.awaited.iter().filter_map(Awaited::seen));
         let names = self.state_directory.as_deref().map(Names::load);
         let names = names.unwrap_or_else(|| Ok(Names::default()));
         let configured: BTreeSet<Uuid> = namespaces(subsystems).map(|(_, n)| n.uuid).collect();
@@ -86,6 +86,7 @@ impl Stores {
             linger: self.linger,
             is_starting: false,
             attempt: Attempt::default(),
+            owes_memory: false,
         };
         let looks = self.begin_looks(subsystems, (missing, due), &served);
         let sizes = if look_at_served { self.begin_sizes(subsystems) } else { Vec::new() };
@@ -169,7 +170,7 @@ impl Stores {
         &self,
         subsystems: &[SubsystemConfig],
         (missing, due): (Missing, &[Place]),
-        served: &BTreeSet<PathBuf>,
+        served: &Served,
     ) -> Vec<(Place, Begun<'_, looks::Found>)> {
         let new = namespaces(subsystems).filter_map(|(subsystem, namespace)| {
             let key = (subsystem.nqn, namespace.nsid);
@@ -405,7 +406,7 @@ mod tests {
                 std::fs::write(&path, vec![0; 1 << 20]).unwrap();
             }
             let deadline = Instant::now() + Duration::from_secs(600);
-            let look = looks::begin(&stores.opening, namespace, &BTreeSet::new(), |seen| seen);
+            let look = looks::begin(&stores.opening, namespace, &Served::none(), |seen| seen);
             let seen = look.by(deadline).unwrap().unwrap();
             let names = (&Ok(Names::default()), &BTreeSet::new());
             let plan = stores.plan(key, namespace, seen, names).unwrap();
