@@ -504,7 +504,7 @@ fn only_who_has_proved_itself_keeps_a_controller_alive() {
     assert!(!world.fabric.disconnected, "the next queue has as long as the last one");
     assert!(world.ask(&mut own, &read(), &[]).status.is_success());
     admin.tick(&mut world.io());
-    world.now += Duration::from_secs(6);
+    world.now += Duration::from_secs(5);
     admin.tick(&mut world.io());
     assert!(!world.fabric.disconnected, "what is read keeps alive");
     world.flush_and_go(&mut own);
@@ -519,7 +519,7 @@ fn only_who_has_proved_itself_keeps_a_controller_alive() {
     assert!(!world.fabric.disconnected);
     world.now += Duration::from_secs(1);
     admin.tick(&mut world.io());
-    assert!(world.fabric.disconnected, "7 s after the last command of the host");
+    assert!(world.fabric.disconnected, "6 s after the last command of the host");
     end_both(world, stranger, admin, others);
 }
 

@@ -33,7 +33,7 @@
 //! dimensions: one wrong packet in 2^16 slips through, which leaves a check as strong as TCP's.
 //! But not at random: some changes of a single byte look like another identification in packets of
 //! every length. The solution *is* the identification, so it is compared with what the sender uses
-//! ([`super::identification`]), which shows these, and gives seven of the other 16 bits back.
+//! (`identification.rs`), which shows these, and gives seven of the other 16 bits back.
 //!
 //! The space is kept reduced (each vector has a leading bit that no other vector has), so the
 //! check is sixteen conditional XORs; the reduced vectors are cached by length. IPv6 has no such

@@ -58,8 +58,9 @@ impl Queue {
         self.at_disk -= 1;
         let entry = self.slot(slot);
         entry.recalling = false;
-        if outcome.is_err() {
-            // It comes home as if nobody had asked; no Abort command need wait for that.
+        if outcome.is_err() && entry.state == State::AtDisk {
+            // It comes home as if nobody had asked; no Abort command need wait for that. (One that is
+            // being answered already was given back otherwise, and is told so.)
             if let Some(rare) = entry.rare_mut() {
                 rare.errands.clear();
             }

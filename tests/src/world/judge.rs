@@ -177,6 +177,8 @@ impl Judge {
             // Three messages of connection management in a row may get lost.
             Ended::Unreachable { .. } | Ended::SlowConnection { .. } => profile.net.loss > 0,
             Ended::Rejected { status: RejectStatus::NO_RESOURCES, .. } => profile.is_cramped(),
+            // While it brings up its queues, the oldest connection of nobody's may make room.
+            Ended::Peer { queue: 0 } => profile.is_cramped(),
             _ => false,
         };
         bad_luck || now <= self.excused_until[host]

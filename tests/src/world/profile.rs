@@ -285,7 +285,8 @@ impl Profile {
     pub fn address(&self, host: Option<usize>) -> IpAddr {
         let number = host.map_or(1, |host| host as u16 + 2);
         match self.v6 {
-            true => IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, number]),
+            // Each in a subnet of its own: addresses of one subnet are one source.
+            true => IpAddr::from([0xfd00, 0, 0, number, 0, 0, 0, 1]),
             false => IpAddr::from([10, 0, 0, number as u8]),
         }
     }

@@ -64,8 +64,11 @@ fn both_sides_prove_themselves_in_every_group_or_nothing_is_served() {
     assert!(refused.to_string().contains("is --dhchap-secret the secret"), "{refused}");
     let unproved = ended(&target, Some(SECRET), Some(SECRET));
     assert!(matches!(unproved, Ended::Unproved { queue: 0, why: Failure::FAILED }));
-    // The same target without keys: nothing that a host which wants a proof would talk to.
+    // Whose key is gone is refused until somebody says that it needs none.
     target.apply("");
+    assert!(Host::connect(target.options(1), target.setup()).is_err());
+    // The same target without keys: nothing that a host which wants a proof would talk to.
+    target.apply(&format!("[[host]]\nnqn = \"{HOST}\"\nauthenticate = false\n"));
     assert!(Host::connect(target.options(1), target.setup()).is_ok());
     let unproved = ended(&target, Some(SECRET), Some(OURS));
     let expected = Ended::Unproved { queue: 0, why: Failure::PROTOCOL_UNUSABLE };
