@@ -391,6 +391,14 @@ impl Config {
         text::read(sources)
     }
 
+    /// The same of texts that were edited: places are told in those of before.
+    ///
+    /// # Errors
+    /// Every mistake in them.
+    pub(crate) fn of_edited(sources: &Sources, before: &Sources) -> Result<Self, ConfigErrors> {
+        text::read_edited(sources, before)
+    }
+
     /// Reads a configuration from a file, and from those that it includes.
     ///
     /// # Errors

@@ -18,6 +18,7 @@ mod signals;
 
 use std::cell::Cell;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
@@ -237,7 +238,7 @@ impl<T: Serve> Served<T> {
     /// Reads the configuration again and logs what has come of it. Waits for disks.
     fn reload(mut self) -> Self {
         let renewed = self.renew();
-        self.refused = renewed.is_err();
+        self.note_reload(renewed.is_err());
         match renewed {
             Ok(changes) => {
                 changes.iter().for_each(|change| info!("{change}"));
@@ -274,6 +275,12 @@ impl<T: Serve> Served<T> {
         Ok(changes)
     }
 
+    /// What has become of the last reload.
+    fn note_reload(&mut self, refused: bool) {
+        self.refused = refused;
+        self.shown.borrow().reload_refused.store(refused, Ordering::Relaxed);
+    }
+
     /// From now on that is what is served, and shown.
     fn adopt(&mut self, next: Declared) {
         let mut config = next.config().clone();
@@ -282,7 +289,9 @@ impl<T: Serve> Served<T> {
         self.config = config;
         self.declared = next;
         let (config, declared) = (self.config.clone(), self.declared.clone());
-        self.shown.send_replace(Arc::new(Running { config, declared, needs_restart }));
+        let reload_refused = Arc::clone(&self.shown.borrow().reload_refused);
+        let running = Running { config, declared, needs_restart, reload_refused };
+        self.shown.send_replace(Arc::new(running));
         self.announcer.update(&self.config);
     }
 }
@@ -504,7 +513,7 @@ fn status(config: &Config) -> String {
         "{}, {} on {}",
         plural(config.subsystems.len(), "subsystem"),
         plural(namespaces, "namespace"),
-        listeners.join(", ")
+        if listeners.is_empty() { "no address".to_owned() } else { listeners.join(", ") }
     )
 }
 

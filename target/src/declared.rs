@@ -50,7 +50,24 @@ impl Declared {
         Declared::load_with(file, std::env::var_os("STATE_DIRECTORY"))
     }
 
-    fn load_with(file: &Path, given: Option<OsString>) -> Result<Declared, ConfigErrors> {
+    /// What the files alone say.
+    pub(crate) fn without_changes(
+        file: &Path,
+        given: Option<OsString>,
+    ) -> Result<Declared, ConfigErrors> {
+        Declared::read(file, given)
+    }
+
+    /// Whether this user may not read the changes.
+    pub(crate) fn are_changes_denied(&self) -> bool {
+        self.journal().is_denied()
+    }
+
+    /// As [`Declared::load`], where the service manager would give this as state directory.
+    pub(crate) fn load_with(
+        file: &Path,
+        given: Option<OsString>,
+    ) -> Result<Declared, ConfigErrors> {
         let mut declared = Declared::read(file, given)?;
         let found = declared.journal().read().map_err(|error| {
             mistake(
@@ -158,7 +175,10 @@ impl Declared {
                 next.changes.kept.clear();
             }
         }
-        next.config = next.parse(&next.sources)?;
+        let replaces = |change: &Change| matches!(change, Change::Replace { .. });
+        // Who gives the texts sees them.
+        let seen = if more.iter().any(replaces) { &next.sources } else { &self.read };
+        next.config = next.parse(&next.sources, seen)?;
         if next.config.state_directory != self.config.state_directory {
             let what = "`state_directory` cannot be changed while the daemon serves";
             return Err(Misfit::Wrong(format!("{what}: write it into the file, and restart")));
@@ -199,8 +219,10 @@ impl Declared {
         Journal::new(self.config.state_directory.as_deref())
     }
 
-    fn parse(&self, sources: &Sources) -> Result<Config, Misfit> {
-        let config = Config::of(sources).map_err(|errors| Misfit::mistakes(&errors))?;
+    /// `seen`: the texts that somebody knows, for places of mistakes.
+    fn parse(&self, sources: &Sources, seen: &Sources) -> Result<Config, Misfit> {
+        let config = Config::of_edited(sources, seen);
+        let config = config.map_err(|errors| Misfit::mistakes(&errors))?;
         Ok(config.or_state_directory(self.state_directory.clone()))
     }
 
@@ -259,7 +281,7 @@ impl Declared {
             sources = edit::again(&sources, kept, &mut found)?;
             kept.after = digest_all(&sources);
         }
-        let config = self.parse(&sources)?;
+        let config = self.parse(&sources, &self.read)?;
         let is_old = |kept: &Kept| {
             matches!(kept.change, Change::Replace { .. }) && kept.base != self.base(&kept.change)
         };
@@ -309,7 +331,7 @@ pub fn merged(sources: &Sources, changes: &Changes) -> Result<Sources, Misfit> {
     for mut kept in unsaved(&digest_all(sources), changes.kept.clone()) {
         merged = edit::again(&merged, &mut kept, &mut found)?;
     }
-    Config::of(&merged).map_err(|errors| Misfit::mistakes(&errors))?;
+    Config::of_edited(&merged, sources).map_err(|errors| Misfit::mistakes(&errors))?;
     Ok(merged)
 }
 

@@ -43,6 +43,10 @@ pub(crate) fn choose(
     match provider {
         Provider::Verbs => (Choice::Verbs, "the configuration says so".to_owned()),
         Provider::Soft => (Choice::Soft, "the configuration says so".to_owned()),
+        // Whatever is added later is one of this machine.
+        Provider::Auto if listeners.is_empty() => {
+            choose(provider, &[SocketAddr::from(([0, 0, 0, 0], 0))], owns)
+        }
         Provider::Auto => match listeners.iter().find(|at| !owns(at)) {
             None => (Choice::Verbs, "RDMA devices have the listeners' addresses".to_owned()),
             Some(at) if at.ip().is_unspecified() => {

@@ -307,3 +307,32 @@ fn an_apply_is_all_or_nothing() {
     asks.send(Ask::Stop).unwrap();
     thread.join().expect("no panic").expect("stopped in good order");
 }
+
+#[test]
+fn the_last_listener_and_the_last_subsystem_are_removed_and_others_added() {
+    let at = "127.0.44.8";
+    let daemon = Daemon::start(at);
+    let host = host_at(at, "127.0.44.9", nqn()).expect("a connection");
+    daemon.made(json!({"change": "remove_subsystem", "nqn": NQN}));
+    daemon.made(json!({"change": "remove_listener", "id": 1}));
+    drop(host);
+    let none = |daemon: &Daemon| {
+        assert_eq!(daemon.get("/v1/listeners"), json!([]));
+        assert_eq!(daemon.get("/v1/status")["subsystems"], 0);
+        assert_eq!(ask(&daemon.socket(), "POST", "/v1/reload", "").0, 200);
+    };
+    none(&daemon);
+    let daemon = Daemon::begin(daemon.stop());
+    none(&daemon);
+    // From nothing, one after the other.
+    daemon.made(json!({"change": "add_listener", "id": 7, "settings": {"address": at}}));
+    daemon.made(json!({"change": "add_subsystem", "nqn": NQN}));
+    daemon.made(json!({"change": "add_namespace", "subsystem": NQN, "nsid": 1,
+                       "settings": {"kind": "ram", "size": "1MiB"}}));
+    assert!(host_at(at, "127.0.44.10", nqn()).is_err(), "it is not allowed yet");
+    daemon.made(json!({"change": "allow_host", "subsystem": NQN, "host": HOST}));
+    let mut host = host_at(at, "127.0.44.11", nqn()).expect("a connection");
+    host.write(range(1), &[0x11; 4096], false).expect("served");
+    host.disconnect();
+    daemon.stop();
+}

@@ -74,6 +74,8 @@ impl std::error::Error for ConfigErrors {}
 /// them.
 pub(super) struct Report<'t> {
     sources: Vec<(usize, &'t Source)>,
+    /// What somebody sees of each: they may have been edited since.
+    seen: Vec<&'t str>,
     found: Vec<(usize, Mistake)>,
     /// By title of a section, the keys that were asked for.
     pub(super) known: BTreeMap<&'static str, BTreeSet<&'static str>>,
@@ -88,7 +90,32 @@ impl<'t> Report<'t> {
             // Also the end of a text is a place of its own.
             base += source.text.len() + 1;
         }
-        Self { sources: all, found: Vec::new(), known: BTreeMap::new() }
+        let seen = all.iter().map(|(_, source)| source.text.as_str()).collect();
+        Self { sources: all, seen, found: Vec::new(), known: BTreeMap::new() }
+    }
+
+    /// The same for texts that were edited: places are told in those of before, which somebody sees.
+    pub(super) fn of_edited(sources: &'t Sources, before: &'t Sources) -> Self {
+        let mut report = Self::new(sources);
+        for (seen, (_, source)) in report.seen.iter_mut().zip(&report.sources) {
+            let old = before.iter().find(|old| old.file == source.file);
+            *seen = old.map_or("", |old| old.text.as_str());
+        }
+        report
+    }
+
+    /// The line of a text as somebody sees it; or what it says, where that is not seen.
+    fn line(&self, index: usize, line: usize) -> Result<usize, &'t str> {
+        let (text, seen) = (self.sources[index].1.text.as_str(), self.seen[index]);
+        if text.lines().take(line).eq(seen.lines().take(line)) {
+            return Ok(line);
+        }
+        let said = text.lines().nth(line.saturating_sub(1)).unwrap_or_default();
+        let mut same = seen.lines().enumerate().filter(|(_, other)| *other == said);
+        match (same.next(), same.next()) {
+            (Some((at, _)), None) => Ok(at + 1),
+            _ => Err(said.trim()),
+        }
     }
 
     /// The place where a text begins.
@@ -103,23 +130,25 @@ impl<'t> Report<'t> {
         what: impl Into<String>,
         remedy: impl Into<String>,
     ) {
-        let (index, place) = self.place(span.start);
-        let file = if index == 0 { None } else { self.sources[index].1.file.clone() };
-        let (what, remedy) = (what.into(), remedy.into());
-        self.found.push((span.start, Mistake { file, place: Some(place), what, remedy }));
-    }
-
-    /// Notes that something is missing from the text as a whole.
-    pub(super) fn absent(&mut self, what: &str, remedy: &str) {
-        let (what, remedy) = (what.to_owned(), remedy.to_owned());
-        let mistake = Mistake { file: None, place: None, what, remedy };
-        self.found.push((usize::MAX, mistake));
+        let (index, (line, column)) = self.place(span.start);
+        let (mut what, remedy) = (what.into(), remedy.into());
+        let line = self.line(index, line);
+        if let Err(said) = line {
+            what += &format!(" (`{}`)", one_line(said));
+        }
+        let place = line.ok().map(|line| (line, column));
+        let file = self.sources[index].1.file.clone().filter(|_| index > 0 && place.is_some());
+        self.found.push((span.start, Mistake { file, place, what, remedy }));
     }
 
     /// Where another thing is, for a mistake at `from`: the line alone, if that is in the same text.
     pub(super) fn shown(&self, other: &Range<usize>, from: &Range<usize>) -> String {
         let ((index, (line, column)), (here, _)) =
             (self.place(other.start), self.place(from.start));
+        let line = match self.line(index, line) {
+            Ok(line) => line,
+            Err(said) => return format!("`{}`", one_line(said)),
+        };
         match &self.sources[index].1.file {
             Some(file) if index != here => {
                 format!("{}, line {line}, column {column}", file.display())

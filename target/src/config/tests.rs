@@ -211,7 +211,6 @@ fn each_mistake_has_its_sentence() {
             "10.0.0.1:4420 overlaps with 0.0.0.0:4420 of line 2",
         ),
         ("[[listener]]", "[listener]", "`listener` is not a list of sections"),
-        ("[[listener]]\naddress = \"0.0.0.0\"\n", "", "there is no listener"),
         ("nqn = \"nqn.2026-11.io.nvmfd:disk1\"", "", "[[subsystem]] has no `nqn`"),
         ("nqn.2026-11.io.nvmfd:disk1", "nqn.2014-08.org.nvmexpress.discovery", "the discovery"),
         ("allow_any_host = true", "allow_any_host = \"yes\"", "write true or false"),
@@ -267,11 +266,13 @@ fn a_broken_text_is_reported_without_follow_up_mistakes() {
 }
 
 #[test]
-fn an_empty_text_says_what_is_missing() {
-    let found = mistakes("");
-    assert_eq!(found.len(), 2);
-    assert!(found[0].starts_with("there is no listener: add [[listener]]"));
-    assert!(found[1].starts_with("there is no subsystem: add [[subsystem]]"));
+fn an_empty_text_is_a_target_to_be_set_up_and_warned_of() {
+    let config = Config::parse("").unwrap();
+    assert_eq!((config.listeners.len(), config.subsystems.len()), (0, 0));
+    let found = config.warnings();
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert!(found[0].starts_with("there is no listener") && found[0].contains("[[listener]]"));
+    assert!(found[1].starts_with("there is no subsystem") && found[1].contains("[[subsystem]]"));
 }
 
 #[test]

@@ -42,7 +42,15 @@ pub(super) const NQN_FORM: &str = "a name such as \"nqn.2026-11.org.example:disk
 
 /// Reads all texts of a configuration.
 pub(super) fn read(sources: &Sources) -> Result<Config, ConfigErrors> {
-    let mut report = Report::new(sources);
+    read_with(sources, Report::new(sources))
+}
+
+/// The same of texts that were edited: see [`Report::of_edited`].
+pub(super) fn read_edited(sources: &Sources, before: &Sources) -> Result<Config, ConfigErrors> {
+    read_with(sources, Report::of_edited(sources, before))
+}
+
+fn read_with<'t>(sources: &'t Sources, mut report: Report<'t>) -> Result<Config, ConfigErrors> {
     let table = merged(sources, &mut report);
     if !report.is_empty() {
         // What a broken text means is anybody's guess: no follow-up mistakes.
@@ -61,20 +69,13 @@ pub(super) fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config 
     let memory = memory(section.table("memory", "[memory]", report), &limits, report);
 
     let mut listeners: Vec<At<ListenerConfig>> = Vec::new();
-    let tables = section.tables("listener", "[[listener]]", report);
-    if tables.is_empty() {
-        report.absent("there is no listener", "add [[listener]] with `address = \"0.0.0.0\"`");
-    }
-    for table in tables {
+    for table in section.tables("listener", "[[listener]]", report) {
         listener(table, &mut listeners, report);
     }
 
     let quotas = super::limit::limits(&mut section, report);
     let mut seen = Seen::default();
     let tables = section.tables("subsystem", "[[subsystem]]", report);
-    if tables.is_empty() {
-        report.absent("there is no subsystem", "add [[subsystem]] with an `nqn`");
-    }
     let names = quotas.iter().map(|quota| quota.name.clone()).collect();
     let scene = Scene { limits, listeners, names };
     let subsystems =

@@ -13,6 +13,17 @@ impl Config {
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
+        for (is_none, what, section, command) in [
+            (self.listeners.is_empty(), "listener", "[[listener]]", "nvmfctl listener add"),
+            (self.subsystems.is_empty(), "subsystem", "[[subsystem]]", "nvmfctl subsystem add"),
+        ] {
+            if is_none {
+                warnings.push(format!(
+                    "there is no {what}, so no host can connect: add {section}, or `{command}` while \
+                     the daemon serves"
+                ));
+            }
+        }
         if let Some(CaptureConfig { path, payload: true, .. }) = &self.capture {
             warnings.push(format!(
                 "{} will hold what hosts read and write: see who may read it",

@@ -87,7 +87,7 @@ impl<T: Serve> Served<T> {
     fn reload_in_words(&mut self) -> Answer {
         let before = self.declared.clone();
         let renewed = self.renew();
-        self.refused = renewed.is_err();
+        self.note_reload(renewed.is_err());
         match renewed {
             Ok(changes) => {
                 changes.iter().for_each(|change| info!("{change}"));

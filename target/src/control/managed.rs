@@ -1,6 +1,7 @@
 //! `Managed`: the running target in the hands of whoever asks or changes it from outside.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -18,13 +19,15 @@ pub(crate) struct Running {
     pub(crate) declared: Declared,
     /// Sections that say something else by now and wait for a restart.
     pub(crate) needs_restart: Vec<&'static str>,
+    /// The last reload was refused: what the files say is not what is served.
+    pub(crate) reload_refused: Arc<AtomicBool>,
 }
 
 impl Running {
     /// At the start: everything is in force.
     pub(super) fn new(declared: Declared) -> Running {
         let config = declared.config().clone();
-        Running { config, declared, needs_restart: Vec::new() }
+        Running { config, declared, needs_restart: Vec::new(), reload_refused: Arc::default() }
     }
 }
 

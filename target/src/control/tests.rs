@@ -520,7 +520,11 @@ fn a_change_that_is_refused_is_not_in_force_after_a_restart() {
 fn whichever_way_a_reload_is_asked_for_the_status_tells_what_became_of_the_last() {
     let stage = stage(|_| ());
     let file = stage.folder.path().join("nvmfd.toml");
-    let told = |served: &Served<Fake>| served.status().contains("the last reload was refused");
+    let told = |served: &Served<Fake>| {
+        let told = served.status().contains("the last reload was refused");
+        assert_eq!(served.shown.borrow().reload_refused.load(Ordering::Relaxed), told);
+        told
+    };
     let order = |served: Served<Fake>| {
         let (answer, answered) = tokio::sync::oneshot::channel();
         let served = served.carry_out(Order { work: change::Work::Reload, answer });

@@ -28,9 +28,16 @@ pub enum Misfit {
 }
 
 impl Misfit {
-    /// Every mistake of a text, in one sentence. Their places are in a text that nobody has seen.
+    /// Every mistake of a text, in one sentence, with the places that there are.
     pub(super) fn mistakes(errors: &ConfigErrors) -> Misfit {
-        let each = errors.mistakes.iter().map(|m| format!("{}: {}", m.what, m.remedy));
+        let each = errors.mistakes.iter().map(|mistake| {
+            let file = mistake.file.as_ref().or(errors.file.as_ref());
+            let file = file.filter(|_| mistake.place.is_some());
+            file.map_or_else(
+                || mistake.to_string(),
+                |file| format!("{}: {mistake}", file.display()),
+            )
+        });
         Misfit::Wrong(each.collect::<Vec<_>>().join("; "))
     }
 }

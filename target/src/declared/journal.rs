@@ -41,6 +41,12 @@ impl<'d> Journal<'d> {
         Journal { folder }
     }
 
+    /// Whether this user may not read it.
+    pub(super) fn is_denied(&self) -> bool {
+        let found = self.folder.map(|folder| fs::File::open(folder.join(NAME)));
+        matches!(found, Some(Err(error)) if error.kind() == ErrorKind::PermissionDenied)
+    }
+
     /// What was kept.
     pub(super) fn read(&self) -> Result<Changes, String> {
         let Some(folder) = self.folder else { return Ok(Changes::default()) };

@@ -526,3 +526,33 @@ fn a_process_killed_anywhere_loses_no_kept_change_and_leaves_no_half() {
     println!("{kills} kills: {before} found the state before, {after} the state after");
     assert!(kills >= 50 && before > 0 && after > 0, "{kills} kills, {before} + {after}");
 }
+
+#[test]
+fn places_of_mistakes_are_in_the_file_that_somebody_sees() {
+    const UUID: &str = "00000000-0000-4000-8000-000000000001";
+    let disk = format!(
+        "allow_any_host = true\n[[subsystem.namespace]]\nnsid = 1\nkind = \"null\"\nsize = \
+         \"1GiB\"\nuuid = \"{UUID}\"\n"
+    );
+    let (folder, declared) = stage(&TEXT.replace("allow_any_host = true", &disk));
+    let file = folder.path().join("nvmfd.toml");
+    let text = fs::read_to_string(&file).unwrap();
+    let line = 1 + text.lines().position(|line| line.contains(UUID)).unwrap();
+    // The lines behind that of the file have others in what is in force.
+    let serial = settings(json!({"serial": "X", "model": "Y"}));
+    let next = declared.with(&[Change::SetSubsystem { nqn: A.to_owned(), settings: serial }], AT);
+    let next = next.unwrap();
+    let same = settings(json!({"kind": "null", "size": "1MiB", "uuid": UUID}));
+    let same = Change::AddNamespace { subsystem: A.to_owned(), nsid: 5, settings: same };
+    let said = next.with(&[same], AT).unwrap_err().to_string();
+    assert!(said.contains(&format!("line {line}")), "{said}");
+    assert_eq!(said.matches("line ").count(), 1, "the other one is no line of it: {said}");
+    // What is nowhere in the file is told as it is.
+    let any = settings(json!({"allow_any_host": "perhaps"}));
+    let any = Change::SetSubsystem { nqn: A.to_owned(), settings: any };
+    let said = next.with(&[any], AT).unwrap_err().to_string();
+    assert!(said.contains("(`allow_any_host = \"perhaps\"`)"), "{said}");
+    // Who gives a text knows its lines.
+    let said = next.with(&[replace("colour = 1\n".to_owned())], AT).unwrap_err().to_string();
+    assert!(said.contains("line 1, column 1: unknown key `colour`"), "{said}");
+}

@@ -37,6 +37,8 @@ const BOUNDS_NS: [u64; 12] = [
 /// Who is there of what is configured, and of what hosts have made.
 #[derive(Debug, Default)]
 pub struct Standing {
+    /// The last reload was refused.
+    pub reload_refused: bool,
     /// Namespaces.
     pub namespaces: Vec<Namespace>,
     /// Addresses of listeners, and whether they are listened at.
@@ -67,6 +69,10 @@ impl Collector for Scrape {
         encoder
             .encode_descriptor("nvmfd_uptime_seconds", uptime, None, MetricType::Gauge)?
             .encode_gauge(&(seconds(stats.at_us.saturating_mul(1000))))?;
+        let refused = "1 if the last reload was refused: the files say what is not served";
+        encoder
+            .encode_descriptor("nvmfd_reload_refused", refused, None, MetricType::Gauge)?
+            .encode_gauge(&u64::from(standing.reload_refused))?;
         namespaces(standing, &mut encoder)?;
         commands(stats, &mut encoder)?;
         latencies(stats, &mut encoder)?;

@@ -1,5 +1,7 @@
 //! `/v1/stats`, `/v1/slow`, `/metrics`.
 
+use std::sync::atomic::Ordering;
+
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -47,6 +49,7 @@ fn standing(managed: &Managed) -> Standing {
     let is_there = |nqn| registry.subsystem(nqn).is_some_and(|s| s.management.is_some());
     let subsystems = running.config.subsystems.iter();
     Standing {
+        reload_refused: running.reload_refused.load(Ordering::Relaxed),
         namespaces: all_namespaces(managed),
         listeners: (running.config.addresses().into_iter())
             .map(|at| (at.to_string(), listened.contains(&at)))

@@ -202,6 +202,7 @@ fn who_is_not_there_is_told_to_lists_and_metrics() {
             has(&format!("nvmfd_namespace_state{{{labels}}} {}", u8::from(other == state)));
         }
     }
+    has("nvmfd_reload_refused 0");
     has("nvmfd_listener_up{address=\"127.0.0.1:4420\"} 1");
     has("nvmfd_listener_up{address=\"127.0.0.2:4420\"} 0");
     for (nsid, detached) in [(1, 0), (2, 1)] {
