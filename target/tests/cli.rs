@@ -67,7 +67,7 @@ fn mistakes_are_all_printed_and_fail() {
         let (code, out, err) = nvmfd(arguments);
         assert_eq!(code, Some(1));
         assert_eq!(out, "");
-        assert_eq!(err.lines().count(), 4, "{err}");
+        assert_eq!(err.lines().count(), 2, "{err}");
         assert!(err.contains(&format!("{file}: line 2, column 1: unknown key `colour`")), "{err}");
         assert!(!err.contains('\x1b'), "no colours in a pipe: {err:?}");
     }
@@ -98,6 +98,52 @@ fn a_state_directory_that_is_not_there_is_a_mistake() {
     assert!(err.contains("missing is no folder that can be used: make it"), "{err}");
     let (code, _, err) = with(&file);
     assert!(code == Some(1) && err.contains("is no folder"), "{err}");
+}
+
+/// A start serves what was changed since, and heeds what hosts rely on.
+#[test]
+fn a_check_knows_what_a_start_knows() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("1.img"), vec![0; 1 << 20]).unwrap();
+    let check = |management: &str, uuid: &str, size: &str| {
+        let text = format!(
+            "state_directory = {:?}\n[management]\n{management}\n[[listener]]\naddress = \
+             \"127.0.0.1\"\n[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:a\"\nallow_any_host = \
+             true\n[[subsystem.namespace]]\nnsid = 1\npath = {:?}\nuuid = \
+             \"00000000-0000-4000-8000-{uuid}\"\nsize = {size}\n",
+            folder.path(),
+            at("1.img")
+        );
+        fs::write(at("nvmfd.toml"), text).unwrap();
+        let (code, _, err) = nvmfd(&["check", at("nvmfd.toml").to_str().unwrap()]);
+        (code, err)
+    };
+    let (one, other, size) = ("000000000001", "000000000002", "1048576");
+    assert_eq!(check("", one, size).0, Some(0));
+    let (code, err) = check("group = \"nvmfd-no-such-group\"", one, size);
+    assert!(code == Some(1) && err.contains("no group \"nvmfd-no-such-group\""), "{err}");
+    let (code, err) = check("", one, "2097152");
+    assert!(code == Some(1) && err.contains("has 1048576 bytes"), "{err}");
+    let (code, err) = check("", one, "524288");
+    assert!(code == Some(0) && err.contains("524288 of them would be served"), "{err}");
+
+    // What a host relies on is damaged.
+    let record = at(&format!("00000000-0000-4000-8000-{one}.protection"));
+    fs::write(&record, "nonsense").unwrap();
+    let (code, err) = check("", one, size);
+    assert!(code == Some(1) && err.contains(".protection"), "{err}");
+    fs::remove_file(record).unwrap();
+    // The path was served under another UUID, of which the list of names cannot tell.
+    fs::write(at("names"), "nonsense").unwrap();
+    assert_eq!(check("", other, size).0, Some(0), "nothing is kept");
+    fs::write(at(&format!("00000000-0000-4000-8000-{one}.reservation")), "").unwrap();
+    let (code, err) = check("", other, size);
+    assert!(code == Some(1) && err.contains("no list of UUIDs"), "{err}");
+    fs::remove_file(at("names")).unwrap();
+    fs::write(at("changes.json"), "nonsense").unwrap();
+    let (code, err) = check("", other, size);
+    assert!(code == Some(1) && err.contains("changes that were made before"), "{err}");
 }
 
 #[test]

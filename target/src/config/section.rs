@@ -111,9 +111,10 @@ impl<'t> Report<'t> {
             return Ok(line);
         }
         let said = text.lines().nth(line.saturating_sub(1)).unwrap_or_default();
-        let mut same = seen.lines().enumerate().filter(|(_, other)| *other == said);
-        match (same.next(), same.next()) {
-            (Some((at, _)), None) => Ok(at + 1),
+        let same = |text: &'t str| text.lines().enumerate().filter(move |(_, it)| *it == said);
+        // One of several lines that say the same may be any of them.
+        match (same(seen).next(), same(seen).count(), same(text).count()) {
+            (Some((at, _)), 1, 1) => Ok(at + 1),
             _ => Err(said.trim()),
         }
     }

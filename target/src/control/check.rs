@@ -1,7 +1,7 @@
 //! `nvmfd check`: the dry run. Reads a configuration and looks at the files that it names.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, ErrorKind, Write};
+use std::fs::{self, OpenOptions, TryLockError};
+use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,12 +9,15 @@ use std::time::{Duration, Instant};
 use crate::absent::{self, Served};
 use crate::auth::{Keyring, Reader};
 use crate::config::{
-    Config, Missing, NamespaceConfig, NamespaceKind, Size, Sources, given_state_directory,
+    Config, ConfigErrors, Missing, NamespaceConfig, NamespaceKind, Size, given_state_directory,
 };
-use crate::stores::Opening;
+use crate::declared::Declared;
+use crate::stores::{Opening, Stores};
 use nix::unistd::Group;
 use nvme::Nqn;
 use tracing::{error, warn};
+
+use super::lock::Lock;
 
 /// How long the look at all disks may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -23,18 +26,18 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// are logged. Says whether the daemon could serve it.
 #[must_use]
 pub fn check(file: &Path) -> bool {
-    let read = Sources::read(file).and_then(|sources| Ok((Config::of(&sources)?, sources)));
-    let (config, sources) = match read {
-        Ok((config, sources)) => (config.or_state_directory(given_state_directory(file)), sources),
+    let (declared, mut good) = match declared(file) {
+        Ok(found) => found,
         Err(errors) => {
             super::log_mistakes(&errors);
             return false;
         }
     };
-    for warning in sources.warnings().into_iter().chain(config.warnings()) {
+    let config = declared.config();
+    super::change::tell(declared.changes());
+    for warning in declared.warnings() {
         warn!("{warning}");
     }
-    let mut good = true;
     if let Some(folder) = &config.state_directory
         && !fs::metadata(folder).is_ok_and(|found| found.is_dir())
     {
@@ -58,7 +61,9 @@ pub fn check(file: &Path) -> bool {
             }
         }
     }
-    for (place, seen) in look_at_all(&config, &Opening::default()) {
+    // Who has the directory has its files and devices too.
+    let is_served = config.state_directory.as_deref().is_some_and(Lock::is_held);
+    for (place, seen) in look_at_all(config, &Opening::default(), is_served) {
         match seen {
             Ok(None) => {}
             Ok(Some(why)) => warn!("{place}: {why}: it would be awaited"),
@@ -68,10 +73,20 @@ pub fn check(file: &Path) -> bool {
             }
         }
     }
+    let folder = config.state_directory.clone().filter(|folder| folder.is_dir());
+    for ((nqn, nsid), why) in Stores::new(folder, 0).hindered(&config.subsystems) {
+        error!("{nqn}, namespace {nsid}: {why}");
+        good = false;
+    }
     if let Some(name) = &config.management.group
+        && config.management.enabled
         && !Group::from_name(name).is_ok_and(|group| group.is_some())
     {
-        warn!("`group` in [management]: there is no group {name:?} on this machine");
+        error!(
+            "`group` in [management]: there is no group {name:?} on this machine: make it, or name \
+             another one"
+        );
+        good = false;
     }
     let reader = Reader::of(config.state_directory.as_deref());
     let (mistakes, doubts) = Keyring::examine(&config.authentication, reader);
@@ -83,11 +98,30 @@ pub fn check(file: &Path) -> bool {
     good
 }
 
+/// What a start would serve: the file, and the changes that were made since. Whether all of it was
+/// found.
+fn declared(file: &Path) -> Result<(Declared, bool), ConfigErrors> {
+    let given = given_state_directory(file);
+    let alone = Declared::without_changes(file, given.clone())?;
+    match Declared::load_with(file, given) {
+        Ok(declared) => Ok((declared, true)),
+        Err(errors) if alone.are_changes_denied() => {
+            warn!("{errors}: check as root, or as the user who runs the daemon");
+            Ok((alone, true))
+        }
+        Err(errors) => {
+            super::log_mistakes(&errors);
+            Ok((alone, false))
+        }
+    }
+}
+
 /// Whether each namespace can be served, or why it would be awaited. All are looked at together:
-/// what hangs keeps nobody for longer than [`PATIENCE`].
+/// what hangs keeps nobody for longer than [`PATIENCE`]. `is_served`: a daemon has them locked.
 fn look_at_all(
     config: &Config,
     opening: &Opening,
+    is_served: bool,
 ) -> Vec<(String, Result<Option<String>, String>)> {
     let served = Served::load(config.state_directory.as_deref());
     let missing = config.missing;
@@ -97,7 +131,7 @@ fn look_at_all(
         let (own, served) = (namespace.clone(), served.clone());
         let look = opening.begin(path, move || {
             let why = absent::store(&own, &served).filter(|_| missing == Missing::Wait);
-            why.map_or_else(|| look(&own).map(|()| None), |why| Ok(Some(why)))
+            why.map_or_else(|| look(&own, is_served), |why| Ok(Some(why)))
         });
         Some((place, path.clone(), look))
     };
@@ -115,31 +149,42 @@ fn look_at_all(
     seen.collect()
 }
 
-/// Can the file of a namespace be served? Changes nothing.
-fn look(namespace: &NamespaceConfig) -> Result<(), String> {
-    let NamespaceKind::File { path, size } = &namespace.kind else { return Ok(()) };
+/// Can the file of a namespace be served, or why would it be awaited? Changes nothing.
+fn look(namespace: &NamespaceConfig, is_served: bool) -> Result<Option<String>, String> {
+    let NamespaceKind::File { path, size } = &namespace.kind else { return Ok(None) };
     let shown = path.display();
     let kind = match fs::metadata(path) {
         Ok(metadata) => metadata,
-        Err(error) if error.kind() == ErrorKind::NotFound => return absent(namespace, path, *size),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            return absent(namespace, path, *size).map(|()| None);
+        }
         Err(error) => return Err(format!("{shown} cannot be reached: {}", told(&error))),
     };
-    let block = u64::from(namespace.block_size_bytes);
-    if kind.file_type().is_file() {
-        let len = kind.len();
-        if size.is_none() && (len < block || !len.is_multiple_of(block)) {
-            return Err(format!(
-                "{shown} has {len} bytes, which is not a number of whole blocks of {block}: \
-                 give a `size`"
-            ));
-        }
-    } else if !kind.file_type().is_block_device() {
+    if !kind.file_type().is_file() && !kind.file_type().is_block_device() {
         return Err(format!("{shown} is neither a file nor a block device: name another `path`"));
     }
     let open = OpenOptions::new().read(true).write(!namespace.read_only).open(path);
-    match open {
-        Ok(_) => Ok(()),
-        Err(error) => Err(format!("{shown} cannot be opened: {}", told(&error))),
+    let mut open = open.map_err(|error| format!("{shown} cannot be opened: {}", told(&error)))?;
+    let found = open.seek(SeekFrom::End(0)).map_err(|error| format!("{shown}: {error}"))?;
+    let block = u64::from(namespace.block_size_bytes);
+    match size {
+        None if found < block || !found.is_multiple_of(block) => Err(format!(
+            "{shown} has {found} bytes, which is not a number of whole blocks of {block}: give a \
+             `size`"
+        )),
+        Some(size) if *size > found => Err(format!(
+            "{shown} has {found} bytes and `size` is {}: make it larger (truncate -s, lvextend), or \
+             write `size = {found}`",
+            Size(*size)
+        )),
+        size => {
+            if let Some(size) = size.filter(|size| *size < found) {
+                warn!("{shown} has {found} bytes, and {size} of them would be served");
+            }
+            let is_locked =
+                !is_served && matches!(open.try_lock_shared(), Err(TryLockError::WouldBlock));
+            Ok(is_locked.then(|| format!("{shown} is in use by somebody: a lock on it is held")))
+        }
     }
 }
 
@@ -218,7 +263,7 @@ mod tests {
         let hang = move || hangs.recv().map_err(|_| "too late".to_owned());
         assert!(opening.begin(&hanging, hang).by(Instant::now()).is_err());
         let told = |config: &Config| -> Vec<_> {
-            look_at_all(config, &opening).into_iter().map(|(_, seen)| seen).collect()
+            look_at_all(config, &opening, false).into_iter().map(|(_, seen)| seen).collect()
         };
         let found = told(&config);
         assert_eq!(found[0], Ok(None));
@@ -235,6 +280,7 @@ mod tests {
     fn files_are_looked_at() {
         let folder = tempdir().unwrap();
         let path = folder.path().join("disk.img");
+        let look = |namespace: &NamespaceConfig| look(namespace, false);
         assert!(look(&namespace(&path, Some(8192))).is_ok());
         assert!(!path.exists(), "a check makes nothing");
         let says = |namespace: &NamespaceConfig| look(namespace).unwrap_err();
@@ -246,9 +292,16 @@ mod tests {
 
         fs::write(&path, [0; 5000]).unwrap();
         assert!(says(&namespace(&path, None)).contains("5000 bytes"));
-        assert!(look(&namespace(&path, Some(8192))).is_ok());
+        assert!(says(&namespace(&path, Some(8192))).contains("write `size = 5000`"));
         fs::write(&path, [0; 8192]).unwrap();
-        assert!(look(&namespace(&path, None)).is_ok());
+        assert_eq!(look(&namespace(&path, None)), Ok(None));
+        assert_eq!(look(&namespace(&path, Some(4096))), Ok(None), "with a warning");
+        let other = fs::File::open(&path).unwrap();
+        other.lock().unwrap();
+        let awaited = look(&namespace(&path, None)).unwrap().unwrap();
+        assert!(awaited.contains("a lock on it is held"), "{awaited}");
+        assert_eq!(super::look(&namespace(&path, None), true), Ok(None), "the daemon's own");
+        other.unlock().unwrap();
         assert!(says(&namespace(&path.join("x"), None)).contains("cannot be reached"));
     }
 }

@@ -19,6 +19,12 @@ pub(super) struct Lock {
 }
 
 impl Lock {
+    /// Whether a daemon has the folder, as far as that can be seen. Keeps none out.
+    pub(super) fn is_held(folder: &Path) -> bool {
+        let file = File::open(folder.join(NAME));
+        file.is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+    }
+
     /// Takes the folder; none where its file system is read-only: nobody writes over anything there.
     /// Whatever else keeps the lock from being taken may keep two daemons from seeing each other,
     /// and not from writing.

@@ -165,6 +165,30 @@ impl Stores {
         Ok(next)
     }
 
+    /// What keeps namespaces from being served that are there: records of what hosts rely on that are
+    /// damaged, or that are kept under another UUID. Opens and changes nothing.
+    pub(crate) fn hindered(&self, subsystems: &[SubsystemConfig]) -> Vec<(Place, String)> {
+        let names = self.state_directory.as_deref().map(Names::load);
+        let names = names.unwrap_or_else(|| Ok(Names::default()));
+        let configured: BTreeSet<Uuid> = namespaces(subsystems).map(|(_, n)| n.uuid).collect();
+        let looks = self.begin_looks(subsystems, (Missing::Fail, &[]), &Served::none());
+        let deadline = Instant::now() + PATIENCE;
+        let mut looks: BTreeMap<Place, _> =
+            looks.into_iter().map(|(key, look)| (key, look.by(deadline))).collect();
+        let hindered = namespaces(subsystems).filter_map(|(subsystem, namespace)| {
+            let key = (subsystem.nqn, namespace.nsid);
+            // What is not there is told by whoever looks for that.
+            let Ok(Ok(seen)) = looks.remove(&key)? else { return None };
+            let plan = self.plan(key, namespace, seen, (&names, &configured));
+            let kept = plan.and_then(|plan| {
+                self.guards(key, namespace.uuid)?;
+                self.marks(key, namespace.uuid, plan.name.1.as_deref()).map(drop)
+            });
+            kept.err().map(|why| (key, why))
+        });
+        hindered.collect()
+    }
+
     /// Begins to look at all paths that are new, or due.
     fn begin_looks(
         &self,
