@@ -71,7 +71,12 @@ fn run(job: &Job) -> Result<(), Box<dyn std::error::Error>> {
         path => BackingKind::File { path: PathBuf::from(path), size: None },
     };
     let memory = matches!(kind, BackingKind::Ram { .. });
-    let config = BackingConfig { kind, block_size_bytes: 4096, read_only: !job.write && !memory };
+    let config = BackingConfig {
+        kind,
+        block_size_bytes: 4096,
+        read_only: !job.write && !memory,
+        shared: false,
+    };
     let backing = Arc::new(Backing::open(&config)?);
     let units = backing.size_bytes() / u64::from(job.bytes);
     if units == 0 {

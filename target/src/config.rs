@@ -324,6 +324,8 @@ pub struct NamespaceConfig {
     pub eui64: Option<[u8; 8]>,
     /// Hosts may not write.
     pub read_only: bool,
+    /// Other daemons serve its file or device as well: hosts get nothing of what they do not share.
+    pub shared: bool,
     /// Its ANA group: 1 to [`crate::ana::ANA_GROUPS`].
     pub ana_group: u32,
     /// Hosts may erase all of it (Format NVM).

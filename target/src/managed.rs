@@ -232,8 +232,7 @@ impl Catalog {
             write_uncorrectable: false,
             limit: Default::default(),
             shared_limit: None,
-            fault: Fault::None,
-        }
+            fault: Fault::None, shared: false }
     }
 
     /// Sentences about its namespaces that `config` does not let be served.

@@ -32,6 +32,8 @@ pub struct Reservation {
     pub subsystem: Nqn,
     /// The namespace in it.
     pub nsid: u32,
+    /// Hosts can have one.
+    is_supported: bool,
     file: Option<StateFile>,
     state: Mutex<State>,
     /// For whom everything is erased that could be reserved here: nothing bars it meanwhile.
@@ -43,7 +45,22 @@ impl Reservation {
     #[must_use]
     pub fn volatile(subsystem: Nqn, nsid: u32) -> Arc<Reservation> {
         let (state, held) = (Mutex::default(), Mutex::default());
-        Arc::new(Reservation { subsystem, nsid, file: None, state, held })
+        let is_supported = true;
+        Arc::new(Reservation { subsystem, nsid, is_supported, file: None, state, held })
+    }
+
+    /// None: other daemons serve the same blocks, and would not heed it.
+    #[must_use]
+    pub fn none(subsystem: Nqn, nsid: u32) -> Arc<Reservation> {
+        let (state, held) = (Mutex::default(), Mutex::default());
+        let is_supported = false;
+        Arc::new(Reservation { subsystem, nsid, is_supported, file: None, state, held })
+    }
+
+    /// Whether hosts can have one.
+    #[must_use]
+    pub fn is_supported(&self) -> bool {
+        self.is_supported
     }
 
     /// One that can be kept in `folder`, under the UUID of its namespace; as it was left there.
@@ -58,13 +75,17 @@ impl Reservation {
     ) -> Result<Arc<Reservation>, String> {
         let file = StateFile::new(folder, uuid);
         let (state, held) = (Mutex::new(file.load()?), Mutex::default());
-        Ok(Arc::new(Reservation { subsystem, nsid, file: Some(file), state, held }))
+        let (is_supported, file) = (true, Some(file));
+        Ok(Arc::new(Reservation { subsystem, nsid, is_supported, file, state, held }))
     }
 
     /// What the namespace can do (RESCAP).
     #[must_use]
     pub fn rescap(&self) -> Rescap {
-        Rescap::VOLATILE.with_ptpl(self.file.is_some())
+        match self.is_supported {
+            true => Rescap::VOLATILE.with_ptpl(self.file.is_some()),
+            false => Rescap(0),
+        }
     }
 
     /// The state as it is now.

@@ -301,6 +301,28 @@ impl Stores {
         self.awaited.iter().find(|each| each.is_for(key, namespace))
     }
 
+    fn reservation_of(
+        &self,
+        key: Place,
+        namespace: &NamespaceConfig,
+    ) -> Result<Arc<Reservation>, String> {
+        match namespace.shared {
+            true => Ok(Reservation::none(key.0, key.1)),
+            false => self.reservation(key, namespace.uuid),
+        }
+    }
+
+    fn protection_of(
+        &self,
+        key: Place,
+        namespace: &NamespaceConfig,
+    ) -> Result<Arc<Protection>, String> {
+        match namespace.shared {
+            true => Ok(Protection::none(key.0, key.1)),
+            false => self.protection(key, namespace.uuid),
+        }
+    }
+
     fn reservation(&self, key: (Nqn, u32), uuid: Uuid) -> Result<Arc<Reservation>, String> {
         match &self.state_directory {
             Some(folder) => self
@@ -539,8 +561,7 @@ fn backing_config(namespace: &NamespaceConfig) -> BackingConfig {
     BackingConfig {
         kind,
         block_size_bytes: namespace.block_size_bytes,
-        read_only: namespace.read_only,
-    }
+        read_only: namespace.read_only, shared: namespace.shared }
 }
 
 #[cfg(test)]
@@ -570,8 +591,7 @@ mod tests {
             limit: Default::default(),
             shared_limit: None,
             ana_group: 1,
-            fault: Fault::None,
-        };
+            fault: Fault::None, shared: false };
         SubsystemConfig {
             nqn: "nqn.2026-11.io.nvmfd:test".parse().unwrap(),
             allow_any_host: true,

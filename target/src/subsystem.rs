@@ -69,6 +69,13 @@ impl Namespace {
         self.read_only || self.protection.is_on()
     }
 
+    /// Whether other daemons serve its blocks as well: then what this one could promise of them to
+    /// one host against others is not offered.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        !self.reservation.is_supported()
+    }
+
     /// Bytes of a logical block.
     #[must_use]
     pub fn block_bytes(&self) -> u32 {

@@ -209,8 +209,8 @@ impl Tended {
             _ => false,
         };
         let block_size_bytes = lock(&self.current).block_size_bytes();
-        let rest = (block_size_bytes, self.config.read_only);
-        same && rest == (config.block_size_bytes, config.read_only)
+        let rest = (block_size_bytes, self.config.read_only, self.config.shared);
+        same && rest == (config.block_size_bytes, config.read_only, config.shared)
     }
 
     /// Whether it is this file.

@@ -310,9 +310,9 @@ fn an_apply_is_all_or_nothing() {
 
 #[test]
 fn the_last_listener_and_the_last_subsystem_are_removed_and_others_added() {
-    let at = "127.0.44.8";
+    let at = "127.0.44.20";
     let daemon = Daemon::start(at);
-    let host = host_at(at, "127.0.44.9", nqn()).expect("a connection");
+    let host = host_at(at, "127.0.44.21", nqn()).expect("a connection");
     daemon.made(json!({"change": "remove_subsystem", "nqn": NQN}));
     daemon.made(json!({"change": "remove_listener", "id": 1}));
     drop(host);
@@ -329,9 +329,9 @@ fn the_last_listener_and_the_last_subsystem_are_removed_and_others_added() {
     daemon.made(json!({"change": "add_subsystem", "nqn": NQN}));
     daemon.made(json!({"change": "add_namespace", "subsystem": NQN, "nsid": 1,
                        "settings": {"kind": "ram", "size": "1MiB"}}));
-    assert!(host_at(at, "127.0.44.10", nqn()).is_err(), "it is not allowed yet");
+    assert!(host_at(at, "127.0.44.22", nqn()).is_err(), "it is not allowed yet");
     daemon.made(json!({"change": "allow_host", "subsystem": NQN, "host": HOST}));
-    let mut host = host_at(at, "127.0.44.11", nqn()).expect("a connection");
+    let mut host = host_at(at, "127.0.44.23", nqn()).expect("a connection");
     host.write(range(1), &[0x11; 4096], false).expect("served");
     host.disconnect();
     daemon.stop();

@@ -19,10 +19,11 @@ pub(crate) const MIB: u32 = 1 << 20;
 /// A test that waits longer has failed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// An address of 127.0.0.0/8 that no other test, in this process or another, has.
+/// An address of 127.192.0.0/10 that no other test, in this process or another, has: the tests of
+/// daemons use those below.
 pub(crate) fn address(test: u8) -> IpAddr {
     let [.., high, low] = std::process::id().to_be_bytes();
-    Ipv4Addr::new(127, high | 1, low, test).into()
+    Ipv4Addr::new(127, 192 | high & 63, low, test).into()
 }
 
 /// One end.

@@ -206,6 +206,9 @@ fn copy_blocks(sqe: &Sqe, namespace: &Namespace, received: Received) -> Result<P
 /// Register, Acquire, Release: the keeper decides. Linux gives 16 bytes also where 8 are needed.
 fn reserve(sqe: &Sqe, namespace: &Namespace, received: Received) -> Result<Plan, Status> {
     let invalid = Status::INVALID_OPCODE.with_dnr();
+    if namespace.is_shared() {
+        return Err(invalid);
+    }
     let len = Order::data_bytes(sqe.io_opcode()).ok_or(invalid)?;
     let from = source(sqe, received, len, false)?;
     Ok(Plan::Reserve { of: Arc::clone(&namespace.reservation), from })
@@ -218,6 +221,9 @@ fn reservation_report(
     namespace: &Namespace,
     received: Received,
 ) -> Result<Plan, Status> {
+    if namespace.is_shared() {
+        return Err(Status::INVALID_OPCODE.with_dnr());
+    }
     let report = Report::parse(sqe);
     if !report.extended {
         return Err(Status::HOST_ID_INCONSISTENT.with_dnr());
@@ -250,6 +256,7 @@ mod tests {
     use crate::disk::BackingId;
     use crate::protection::Protection;
     use crate::reservation::State;
+    use crate::reservation::Reservation;
     use crate::subsystem::tests::sample;
     use nvme::Sgl;
     use nvme::feature::WriteProtectState;
@@ -490,6 +497,27 @@ mod tests {
         let sqe = Sqe::io(IoOpcode(0x0F), 1);
         let status = plan(&sqe, &sample(), Barred::ALL, RECEIVED).unwrap_err();
         assert!(status.is(Status::INVALID_OPCODE));
+    }
+
+    /// Another daemon serves its blocks, and would know nothing of it.
+    #[test]
+    fn a_shared_namespace_has_no_reservations() {
+        let mut subsystem = sample();
+        let namespace = &mut subsystem.namespaces[0];
+        namespace.reservation = Reservation::none(subsystem.nqn, namespace.nsid);
+        assert_eq!((namespace.is_shared(), namespace.reservation.rescap().0), (true, 0));
+        let report = Report { numd_z: 1023, extended: true };
+        for sqe in [
+            Register(0).emit(1, keyed(16)),
+            Acquire(0).emit(1, keyed(16)),
+            Release(0).emit(1, keyed(8)),
+            report.emit(1, keyed(4096)),
+        ] {
+            let refused = plan(&sqe, &subsystem, Barred(0), RECEIVED);
+            assert_eq!(refused, Err(Status::INVALID_OPCODE.with_dnr()));
+        }
+        let read = Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(4096));
+        assert!(plan(&read, &subsystem, Barred(0), RECEIVED).is_ok());
     }
 
     #[test]

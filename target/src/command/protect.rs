@@ -44,6 +44,9 @@ pub(super) fn set(set: &SetFeatures, controller: &Controller) -> Result<Plan, St
     // All or none.
     for namespace in namespaces {
         controller.association.reach.check(namespace.ana_group)?;
+        if namespace.is_shared() {
+            return Err(Status::INVALID_FIELD.with_dnr());
+        }
         if namespace.formatting.is_some() {
             return Err(Status::FORMAT_IN_PROGRESS);
         }
@@ -86,6 +89,7 @@ mod tests {
     use crate::command::admin::tests::{ask, nvm, refused};
     use crate::controller::Role;
     use crate::disk::BackingId;
+    use crate::reservation::Reservation;
 
     const FID: FeatureId = FeatureId::NAMESPACE_WRITE_PROTECT;
 
@@ -148,6 +152,19 @@ mod tests {
         assert_eq!(refused(ask(set(0, 1), &mut controller)), 0x00B);
         let save = SetFeatures { save: true, nsid: 1, ..SetFeatures::new(FID, 1) };
         assert_eq!(refused(ask(save.emit(Sgl::NONE), &mut controller)), 0x10D);
+    }
+
+    #[test]
+    fn a_shared_namespace_is_not_protected() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut controller = protecting(folder.path());
+        let Role::Nvm(subsystem) = &mut controller.role else { panic!() };
+        let subsystem = Arc::make_mut(subsystem);
+        subsystem.namespaces[0].protection = Protection::none(subsystem.nqn, 1);
+        subsystem.namespaces[0].reservation = Reservation::none(subsystem.nqn, 1);
+        assert_eq!(refused(ask(set(1, 1), &mut controller)), 0x002);
+        assert_eq!(refused(ask(set(NSID_ALL, 1), &mut controller)), 0x002, "none of them");
+        assert!(matches!(ask(set(2, 1), &mut controller), Ok(Plan::Protect { .. })));
     }
 
     #[test]

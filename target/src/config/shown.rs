@@ -106,6 +106,9 @@ impl fmt::Display for NamespaceConfig {
         if self.allow_format {
             f.write_str("hosts may format it, ")?;
         }
+        if self.shared {
+            f.write_str("shared with other daemons, ")?;
+        }
         if self.write_uncorrectable {
             f.write_str("hosts may make blocks unreadable, ")?;
         }

@@ -675,3 +675,14 @@ fn mistakes_about_what_is_offered_are_told() {
     let warnings = Config::parse(&masked).unwrap().warnings();
     assert!(warnings[0].contains("shown to nqn.2026-11.host:b, which may not"), "{warnings:?}");
 }
+
+#[test]
+fn what_only_one_daemon_would_know_of_is_not_shared() {
+    let config = Config::parse(&format!("{LEAST}shared = true\n")).unwrap();
+    assert!(config.subsystems[0].namespaces[0].shared);
+    assert!(!Config::parse(LEAST).unwrap().subsystems[0].namespaces[0].shared);
+    for key in ["write_uncorrectable", "allow_format"] {
+        let said = mistakes(&format!("{LEAST}shared = true\n{key} = true\n")).join("\n");
+        assert!(said.contains(&format!("no other daemon would know of `{key}`")), "{said}");
+    }
+}

@@ -487,6 +487,21 @@ fn namespace(
     let allow_format = flag.is_some_and(|flag| flag.value);
     let flag = section.take::<bool>("write_uncorrectable", "true or false", report);
     let write_uncorrectable = flag.is_some_and(|flag| flag.value);
+    let shared = section.take::<bool>("shared", "true or false", report).filter(|at| at.value);
+    if let Some(At { span, .. }) = &shared {
+        let other = if write_uncorrectable {
+            Some("`write_uncorrectable`")
+        } else if allow_format {
+            Some("`allow_format`")
+        } else {
+            matches!(kind, Some(NamespaceKind::Ram { .. } | NamespaceKind::Null { .. }))
+                .then_some("its kind")
+        };
+        if let Some(other) = other {
+            let what = format!("no other daemon would know of {other}");
+            report.add(span, what, "remove one of the two");
+        }
+    }
     let (limit, shared_limit) = super::limit::of_namespace(&mut section, &scene.names, report);
     let fault = fault(&mut section, report);
     section.end(report);
@@ -506,8 +521,7 @@ fn namespace(
         write_uncorrectable,
         limit,
         shared_limit,
-        fault,
-    })
+        fault, shared: shared.is_some() })
 }
 
 /// What the store is told to do wrong.

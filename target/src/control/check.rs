@@ -234,8 +234,7 @@ mod tests {
             limit: Default::default(),
             shared_limit: None,
             ana_group: 1,
-            fault: crate::disk::Fault::None,
-        }
+            fault: crate::disk::Fault::None, shared: false }
     }
 
     #[test]

@@ -38,6 +38,8 @@ pub struct BackingConfig {
     pub block_size_bytes: u32,
     /// Refuse everything that changes data; the store is opened for reading only.
     pub read_only: bool,
+    /// Other daemons may serve it as well, if they say so too.
+    pub shared: bool,
 }
 
 /// Which store, and where it is.
@@ -375,7 +377,7 @@ impl Backing {
         let name = format!("simulated ({size_bytes} bytes)");
         open::check_shape(&name, size_bytes, block_size_bytes)?;
         let kind = BackingKind::Null { size: size_bytes };
-        let config = BackingConfig { kind, block_size_bytes, read_only: false };
+        let config = BackingConfig { kind, block_size_bytes, read_only: false, shared: false };
         Ok(Backing::assemble(Kind::File, None, name, size_bytes, &config))
     }
 

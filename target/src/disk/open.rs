@@ -161,7 +161,7 @@ pub(super) fn open_path(
         }
         Err(error) => return Err(failed(&format!("cannot look at {name}"), &error)),
     };
-    lock(&file, &name, config.read_only)?;
+    lock(&file, &name, config)?;
     // Who had the lock may have removed it, or somebody has put another one there.
     let is_there = fs::metadata(path).is_ok_and(|there| is_same(&there, &file));
     if !is_there {
@@ -402,9 +402,11 @@ fn finish(
     Ok(backing)
 }
 
-/// One daemon a store: a lock that ends with the descriptor. Readers share it.
-fn lock(file: &File, name: &str, read_only: bool) -> Result<(), OpenError> {
-    let locked = if read_only { file.try_lock_shared() } else { file.try_lock() };
+/// One daemon a store: a lock that ends with the descriptor. Readers share it, and those that are
+/// told that others serve it as well.
+fn lock(file: &File, name: &str, config: &BackingConfig) -> Result<(), OpenError> {
+    let BackingConfig { read_only, shared, .. } = *config;
+    let locked = if read_only || shared { file.try_lock_shared() } else { file.try_lock() };
     match locked {
         Ok(()) => Ok(()),
         Err(TryLockError::WouldBlock) => {
@@ -412,7 +414,8 @@ fn lock(file: &File, name: &str, read_only: bool) -> Result<(), OpenError> {
                 lock_holder(file).map_or_else(String::new, |pid| format!(" (process {pid})"));
             let sentence = format!(
                 "{name} is in use by another nvmfd{holder}, or by another namespace of this one: \
-                 a lock on it is held; serve it from one place only"
+                 a lock on it is held; serve it from one place only, or say `shared = true` at \
+                 each"
             );
             Err(OpenError { sentence, may_pass: true })
         }

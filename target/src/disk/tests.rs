@@ -24,8 +24,7 @@ fn config(path: &Path, size: Option<u64>, block: u32) -> BackingConfig {
     BackingConfig {
         kind: BackingKind::File { path: path.to_owned(), size },
         block_size_bytes: block,
-        read_only: false,
-    }
+        read_only: false, shared: false }
 }
 
 fn refusal(config: &BackingConfig) -> String {
@@ -91,7 +90,7 @@ fn sizes_that_do_not_fit_are_refused() {
         assert_says(&refusal(&config(&path, Some(size), block)), parts);
         assert!(!path.exists(), "{size} left a file behind");
         for kind in [BackingKind::Ram { size }, BackingKind::Null { size }] {
-            let memory = BackingConfig { kind, block_size_bytes: block, read_only: false };
+            let memory = BackingConfig { kind, block_size_bytes: block, read_only: false, shared: false };
             assert!(Backing::open(&memory).is_err());
         }
     }
@@ -457,4 +456,20 @@ fn what_is_under_way_beyond_a_new_end_is_out_of_range() {
     let mut cut = stage.read(0, 512);
     assert!(!matches!(cut.advance(0, &stage.backing), None | Some(Ok(()))));
     assert!(cut.advance(0, &stage.backing) != outside);
+}
+
+#[test]
+fn a_store_is_shared_only_by_those_that_are_told_so() {
+    let folder = folder();
+    let kind = BackingKind::File { path: folder.path().join("disk"), size: Some(1 << 20) };
+    let alone = BackingConfig { kind, block_size_bytes: 4096, read_only: false, shared: false };
+    let shared = BackingConfig { shared: true, ..alone.clone() };
+    let first = Backing::open(&shared).unwrap();
+    let second = Backing::open(&shared).unwrap();
+    let refused = Backing::open(&alone).unwrap_err();
+    assert!(refused.may_pass && refused.sentence.contains("`shared = true`"), "{refused}");
+    drop((first, second));
+    let alone = Backing::open(&alone).unwrap();
+    assert!(Backing::open(&shared).is_err());
+    drop(alone);
 }

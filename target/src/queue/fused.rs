@@ -14,6 +14,7 @@ use super::{Io, Queue, Serves, State};
 use crate::command::Plan;
 use crate::disk::Op;
 use crate::observe::Stage;
+use crate::subsystem::Namespace;
 
 /// What has become of the first half of a fused command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -31,6 +32,15 @@ pub(super) enum Half {
 const FAILED: Status = Status::ABORTED_FAILED_FUSED.with_dnr();
 
 impl Queue {
+    /// Nobody but this daemon changes the blocks between the halves.
+    fn may_fuse(&self, sqe: &Sqe) -> Result<(), Status> {
+        let Serves::Io { subsystem, .. } = &self.serves else { return Ok(()) };
+        match subsystem.namespace(sqe.nsid).is_ok_and(Namespace::is_shared) {
+            true => Err(Status::INVALID_FIELD.with_dnr()),
+            false => Ok(()),
+        }
+    }
+
     /// A command that is half of a fused one, or comes behind a first half.
     pub(super) fn on_half(&mut self, slot: u16, sqe: &Sqe, tail_bytes: u32, io: &mut Io<'_>) {
         let half = std::mem::take(&mut self.half);
@@ -44,7 +54,8 @@ impl Queue {
         let alone = sqe.with_flags(sqe.flags.with_fuse(0));
         match (fuse, half) {
             (Flags::FUSED_FIRST, _) => {
-                match self.decide(slot, &alone, tail_bytes, io).and_then(|plan| first(sqe, plan)) {
+                let plan = self.decide(slot, &alone, tail_bytes, io);
+                match plan.and_then(|plan| self.may_fuse(sqe).and_then(|()| first(sqe, plan))) {
                     Ok(plan) => {
                         self.slot(slot).plan = plan;
                         self.half = Half::Held(slot);

@@ -57,7 +57,7 @@ impl Bench {
 
     fn with_kind(kind: BackingKind) -> (Bench, Arc<Backing>) {
         let mut bench = Bench::new(8);
-        let config = BackingConfig { kind, block_size_bytes: 512, read_only: false };
+        let config = BackingConfig { kind, block_size_bytes: 512, read_only: false, shared: false };
         let backing = Arc::new(Backing::open(&config).unwrap());
         bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
         (bench, backing)
@@ -114,7 +114,7 @@ impl Bench {
 
 fn open(path: &Path, size: Option<u64>, block: u32) -> Arc<Backing> {
     let kind = BackingKind::File { path: path.to_owned(), size };
-    let config = BackingConfig { kind, block_size_bytes: block, read_only: false };
+    let config = BackingConfig { kind, block_size_bytes: block, read_only: false, shared: false };
     Arc::new(Backing::open(&config).unwrap())
 }
 
@@ -402,7 +402,7 @@ fn a_read_only_store_refuses_every_change() {
     bench.ring.detach(STORE);
     drop(backing);
     let kind = BackingKind::File { path: bench.path("disk.img"), size: None };
-    let config = BackingConfig { kind, block_size_bytes: 512, read_only: true };
+    let config = BackingConfig { kind, block_size_bytes: 512, read_only: true, shared: false };
     let backing = Arc::new(Backing::open(&config).unwrap());
     bench.ring.attach(STORE, backing).unwrap();
     let denied = Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
@@ -821,7 +821,7 @@ fn every_operation_on_a_block_device() {
         assert_eq!((backing.health().failures(), bench.ring.stats().plain), (0, 0));
         // Served once only, and not beside a mount.
         let kind = BackingKind::File { path: PathBuf::from(&device.0), size: None };
-        let config = BackingConfig { kind, block_size_bytes: block, read_only: false };
+        let config = BackingConfig { kind, block_size_bytes: block, read_only: false, shared: false };
         let refusal = Backing::open(&config).unwrap_err().to_string();
         assert!(refusal.contains("in use"), "{refusal}");
         bench.ring.detach(STORE);

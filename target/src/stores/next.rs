@@ -247,8 +247,8 @@ impl Stores {
     /// Makes of a store that has been opened what a namespace needs.
     fn make(&self, id: BackingId, plan: Plan<'_>, backing: Backing) -> Result<Store, String> {
         let Plan { key, namespace, name, format, config, .. } = plan;
-        let reservation = self.reservation(key, namespace.uuid)?;
-        let protection = self.protection(key, namespace.uuid)?;
+        let reservation = self.reservation_of(key, namespace)?;
+        let protection = self.protection_of(key, namespace)?;
         let marks = self.marks(key, namespace.uuid, name.1.as_deref())?;
         let is_file = matches!(namespace.kind, NamespaceKind::File { .. });
         let mut tended = Tended::new(id, place(key), config, backing);

@@ -11,6 +11,7 @@ use nvmfd::disk::{BackingId, Done, Op};
 use nvmfd::mailbox::mailbox;
 use nvmfd::queue::Queue;
 use nvmfd::registry::Registry;
+use nvmfd::reservation::Reservation;
 use rdma::{Tag, Work};
 
 use crate::support::{World, end_both, io_queue, keyed, subsystem};
@@ -62,6 +63,24 @@ fn halves_for_two_stores_of_one_number_do_nothing() {
     let gone = Status::INVALID_NAMESPACE.code();
     assert_eq!(answers(&mut world), [(1, gone, true), (2, FAILED, true)]);
     assert_eq!((block(&world), world.disk.backings.len()), (old, 0));
+    end_both(world, queue, admin, posted);
+}
+
+/// Another daemon may change the blocks between the halves.
+#[test]
+fn a_shared_namespace_takes_no_fused_command() {
+    let mut world = World::new();
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    let mut shared = subsystem();
+    shared.namespaces[0].reservation = Reservation::none(shared.nqn, 1);
+    queue.on_subsystem(&Arc::new(shared), &mut world.io());
+    let old = block(&world);
+    world.send(&mut queue, &compare(1), &old);
+    world.send(&mut queue, &write(2), &[0xAA; BLOCK]);
+    world.run(&mut queue);
+    let refused = Status::INVALID_FIELD.code();
+    assert_eq!(answers(&mut world), [(1, refused, true), (2, FAILED, true)]);
+    assert_eq!(block(&world), old);
     end_both(world, queue, admin, posted);
 }
 

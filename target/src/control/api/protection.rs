@@ -66,6 +66,11 @@ async fn protect(
         let remedy = "to allow writes: `nvmfctl namespace set NQN NSID read_only=false`";
         return Err(Refused::new(StatusCode::UNPROCESSABLE_ENTITY, error, remedy));
     }
+    if namespace.is_shared() {
+        let error = "other daemons serve it as well (`shared = true`) and would not know of it";
+        let remedy = "set `read_only = true` at each of them";
+        return Err(Refused::new(StatusCode::UNPROCESSABLE_ENTITY, error, remedy));
+    }
     if !protection.is_supported() {
         let error = "write protection is kept in the `state_directory`, and there is none";
         let remedy = "add one to the configuration and restart, or set `read_only = true`";
