@@ -232,7 +232,9 @@ impl Catalog {
             write_uncorrectable: false,
             limit: Default::default(),
             shared_limit: None,
-            fault: Fault::None, shared: false }
+            fault: Fault::None,
+            shared: false,
+        }
     }
 
     /// Sentences about its namespaces that `config` does not let be served.

@@ -561,7 +561,9 @@ fn backing_config(namespace: &NamespaceConfig) -> BackingConfig {
     BackingConfig {
         kind,
         block_size_bytes: namespace.block_size_bytes,
-        read_only: namespace.read_only, shared: namespace.shared }
+        read_only: namespace.read_only,
+        shared: namespace.shared,
+    }
 }
 
 #[cfg(test)]
@@ -591,7 +593,9 @@ mod tests {
             limit: Default::default(),
             shared_limit: None,
             ana_group: 1,
-            fault: Fault::None, shared: false };
+            fault: Fault::None,
+            shared: false,
+        };
         SubsystemConfig {
             nqn: "nqn.2026-11.io.nvmfd:test".parse().unwrap(),
             allow_any_host: true,

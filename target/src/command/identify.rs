@@ -474,7 +474,8 @@ mod tests {
     #[test]
     fn what_is_deallocated_is_said_to_read_as_zeros_only_where_it_does() {
         let backing = BackingKind::Ram { size: 1 << 20 };
-        let config = BackingConfig { kind: backing, block_size_bytes: 512, read_only: false, shared: false };
+        let config =
+            BackingConfig { kind: backing, block_size_bytes: 512, read_only: false, shared: false };
         let backing = Backing::open(&config).unwrap();
         let mut controller = nvm();
         let Role::Nvm(subsystem) = &mut controller.role else { panic!() };

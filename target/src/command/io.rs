@@ -255,8 +255,8 @@ mod tests {
     use crate::command::Source;
     use crate::disk::BackingId;
     use crate::protection::Protection;
-    use crate::reservation::State;
     use crate::reservation::Reservation;
+    use crate::reservation::State;
     use crate::subsystem::tests::sample;
     use nvme::Sgl;
     use nvme::feature::WriteProtectState;

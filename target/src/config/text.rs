@@ -521,7 +521,9 @@ fn namespace(
         write_uncorrectable,
         limit,
         shared_limit,
-        fault, shared: shared.is_some() })
+        fault,
+        shared: shared.is_some(),
+    })
 }
 
 /// What the store is told to do wrong.

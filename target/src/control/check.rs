@@ -234,7 +234,9 @@ mod tests {
             limit: Default::default(),
             shared_limit: None,
             ana_group: 1,
-            fault: crate::disk::Fault::None, shared: false }
+            fault: crate::disk::Fault::None,
+            shared: false,
+        }
     }
 
     #[test]

@@ -194,7 +194,8 @@ mod tests {
     use super::*;
 
     fn open(kind: BackingKind, block_size_bytes: u32) -> Backing {
-        Backing::open(&BackingConfig { kind, block_size_bytes, read_only: false, shared: false }).unwrap()
+        Backing::open(&BackingConfig { kind, block_size_bytes, read_only: false, shared: false })
+            .unwrap()
     }
 
     #[test]

@@ -79,7 +79,8 @@ mod tests {
 
     fn made(path: &Path) -> (Backing, Option<Made>) {
         let kind = BackingKind::File { path: path.to_owned(), size: Some(1 << 20) };
-        let config = BackingConfig { kind, block_size_bytes: 4096, read_only: false, shared: false };
+        let config =
+            BackingConfig { kind, block_size_bytes: 4096, read_only: false, shared: false };
         let backing = Backing::open(&config).unwrap();
         let made = Made::by_opening(&backing, &config);
         (backing, made)

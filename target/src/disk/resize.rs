@@ -103,7 +103,8 @@ mod tests {
     use crate::durable::tests::calls;
 
     fn open(kind: BackingKind) -> Backing {
-        let config = BackingConfig { kind, block_size_bytes: 4096, read_only: false, shared: false };
+        let config =
+            BackingConfig { kind, block_size_bytes: 4096, read_only: false, shared: false };
         Backing::open(&config).unwrap()
     }
 

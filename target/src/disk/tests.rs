@@ -24,7 +24,9 @@ fn config(path: &Path, size: Option<u64>, block: u32) -> BackingConfig {
     BackingConfig {
         kind: BackingKind::File { path: path.to_owned(), size },
         block_size_bytes: block,
-        read_only: false, shared: false }
+        read_only: false,
+        shared: false,
+    }
 }
 
 fn refusal(config: &BackingConfig) -> String {
@@ -90,7 +92,8 @@ fn sizes_that_do_not_fit_are_refused() {
         assert_says(&refusal(&config(&path, Some(size), block)), parts);
         assert!(!path.exists(), "{size} left a file behind");
         for kind in [BackingKind::Ram { size }, BackingKind::Null { size }] {
-            let memory = BackingConfig { kind, block_size_bytes: block, read_only: false, shared: false };
+            let memory =
+                BackingConfig { kind, block_size_bytes: block, read_only: false, shared: false };
             assert!(Backing::open(&memory).is_err());
         }
     }

@@ -821,7 +821,8 @@ fn every_operation_on_a_block_device() {
         assert_eq!((backing.health().failures(), bench.ring.stats().plain), (0, 0));
         // Served once only, and not beside a mount.
         let kind = BackingKind::File { path: PathBuf::from(&device.0), size: None };
-        let config = BackingConfig { kind, block_size_bytes: block, read_only: false, shared: false };
+        let config =
+            BackingConfig { kind, block_size_bytes: block, read_only: false, shared: false };
         let refusal = Backing::open(&config).unwrap_err().to_string();
         assert!(refusal.contains("in use"), "{refusal}");
         bench.ring.detach(STORE);

@@ -43,7 +43,9 @@ impl Bench {
         let config = BackingConfig {
             kind: BackingKind::File { path: dir.path().join("disk.img"), size: Some(SIZE) },
             block_size_bytes: 512,
-            read_only: false, shared: false };
+            read_only: false,
+            shared: false,
+        };
         let backing = Backing::open(&config).unwrap();
         let tended = Arc::new(Tended::new(STORE, "namespace 1".to_owned(), config, backing));
         ring.attach(STORE, tended.backing()).unwrap();
@@ -402,7 +404,9 @@ fn a_store_that_is_forgotten_is_closed_when_the_ring_lets_it_go() {
     let config = BackingConfig {
         kind: BackingKind::File { path: bench.path(), size: None },
         block_size_bytes: 512,
-        read_only: false, shared: false };
+        read_only: false,
+        shared: false,
+    };
     assert!(Backing::open(&config).is_ok());
 }
 
@@ -471,7 +475,9 @@ fn a_store_that_is_served_in_part_comes_back_as_it_was() {
     let config = BackingConfig {
         kind: BackingKind::File { path: path.clone(), size: Some(SIZE) },
         block_size_bytes: 512,
-        read_only: false, shared: false };
+        read_only: false,
+        shared: false,
+    };
     let put = |bytes: u64| {
         let other = dir.path().join("other");
         fs::write(&other, vec![0; bytes as usize]).unwrap();
@@ -517,7 +523,8 @@ fn a_store_that_has_grown_and_is_served_in_part_since_comes_back() {
     let dir = crate::disk::tests::folder();
     let path = dir.path().join("disk.img");
     let of = |size: u64| BackingKind::File { path: path.clone(), size: Some(size) };
-    let config = BackingConfig { kind: of(SIZE), block_size_bytes: 512, read_only: false, shared: false };
+    let config =
+        BackingConfig { kind: of(SIZE), block_size_bytes: 512, read_only: false, shared: false };
     let backing = Backing::open(&config).unwrap();
     fs::File::options().write(true).open(&path).unwrap().set_len(SIZE * 4).unwrap();
     for size in [SIZE * 4, SIZE * 2] {

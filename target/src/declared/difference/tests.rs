@@ -130,6 +130,7 @@ shared = "gold"
 [[subsystem.namespace]]
 nsid = 3
 path = «"/srv/c" | "/srv/d"»
+shared = «false | true»
 limit = { shared = «"gold" | "silver"» }
 "#;
 
@@ -157,8 +158,8 @@ fn places() -> Vec<(String, String)> {
             title = line.to_owned();
         }
         if line.contains('«') {
+            let in_limit = line.starts_with("limit = {");
             let line = line.replace("limit = { shared", "shared");
-            let in_limit = line.starts_with("shared");
             let title = if in_limit { "[subsystem.namespace.limit]" } else { &title };
             let key = line.split(' ').next().unwrap_or_default();
             places.push((title.to_owned(), key.to_owned()));
