@@ -1,10 +1,10 @@
 //! From which UDP port the packets of a queue pair come.
 //!
 //! Senders keep to one for each queue pair, so that the network keeps its packets in order: `rdma_rxe`
-//! takes it from the number of its queue pair, adapters from that or a flow label, our own kind always
-//! uses 4791 (annex A17; `rdma_get_udp_sport`). So it is learned from the first packet that shows that
-//! its sender knows the connection, and others are dropped: whoever does not see a connection has one
-//! number more to guess.
+//! takes it from the number of its queue pair, adapters from that or a flow label, our own kind uses
+//! 4791 or one derived from both numbers (annex A17; `rdma_get_udp_sport`). So it is learned from the
+//! first packet that shows that its sender knows the connection, and others are dropped: whoever does
+//! not see a connection has one number more to guess.
 //!
 //! A sender may be given another port while it is connected (`mlx5dv_modify_qp_udp_sport`). So another
 //! one is believed after [`AGREED`] packets from it without one from the old port in between, each of
