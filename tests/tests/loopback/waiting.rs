@@ -38,7 +38,8 @@ fn a_store_that_comes_late_is_awaited_and_never_made_in_the_wrong_place() {
     fs::create_dir(folder.join("mount")).expect("the folder");
     until("the namespace is served", || target.awaited().is_empty());
     assert_eq!(fs::metadata(late(&folder)).expect("made").len(), 1 << 20);
-    assert_eq!(host.namespaces(0, None).expect("listed"), [1, 2, 3]);
+    // The host's reactor applies it a moment after the registry.
+    until("the host sees it", || host.namespaces(0, None).expect("listed") == [1, 2, 3]);
     host.disconnect();
 
     // Its file system is not there at the next start: what was served is not made anew, even
@@ -51,7 +52,7 @@ fn a_store_that_comes_late_is_awaited_and_never_made_in_the_wrong_place() {
     fs::rename(folder.join("elsewhere"), late(&folder)).expect("moved back");
     until("the namespace is served again", || target.awaited().is_empty());
     let mut host = target.connect(1);
-    assert_eq!(host.namespaces(0, None).expect("listed"), [1, 2, 3]);
+    until("the host sees it again", || host.namespaces(0, None).expect("listed") == [1, 2, 3]);
     host.disconnect();
 }
 
