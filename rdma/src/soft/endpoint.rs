@@ -14,12 +14,12 @@ use std::time::Instant;
 
 use super::cm_message::local_comm_id;
 use super::congestion;
-use super::connection::{Connection, Phase, is_kin, kin};
+use super::connection::{Connection, Phase, kin};
 use super::counters::{Counters, Fate};
 use super::deadlines::Deadlines;
 use super::header::{Bth, Deth, Extended, GSI_QKEY, Packet};
 use super::icrc::{Checker, Flow, Verdict};
-use super::identification::{Judgement, Pair, Pairs, Seen};
+use super::identification::{Judgement, Pairs};
 use super::mad::MAD_BYTES;
 use super::manager::Manager;
 use super::memory::Memory;
@@ -28,10 +28,9 @@ use super::outgoing::{Outgoing, Payload};
 use super::psn::{Psn, Qpn};
 use super::qp::{Io, QueuePair, Settings};
 use super::shelf::Shelf;
-use super::source_port::SourcePort;
+use super::slot::Slot;
 use super::table::Table;
 use super::ticket::Token;
-use super::train::MOST_SEGMENTS;
 use super::troubles::ByAddress;
 use crate::{Event, Fault, Qp, Reason, Region, Tag, Work};
 
@@ -45,9 +44,6 @@ const EVENTS: usize = 1024;
 /// network might.
 const MOST_MESSAGES: usize = 1024;
 
-/// Packets in a row that contradict what the first one said of fragmentation, before they are believed.
-const CONTRADICTED: u8 = 4;
-
 /// One datagram to send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Transmit {
@@ -60,93 +56,6 @@ pub struct Transmit {
     pub tos: u8,
     /// The queue pair; those of connection management share one as well.
     pub(super) slot: u32,
-}
-
-pub(super) struct Slot {
-    pub(super) qp: QueuePair,
-    pub(super) connection: Connection,
-    pub(super) settings: Settings,
-    /// What the endpoint where the request came in is told.
-    pub(super) token: Option<Token>,
-    /// Its user has let the peer in.
-    pub(super) admitted: bool,
-    /// When the peer was heard last.
-    pub(super) heard: Option<Instant>,
-    /// What is known of the identifications of the peer's packets, and of those of this queue pair.
-    pair: Arc<Pair>,
-    identification: Option<Seen>,
-    /// Whether the peer's packets may be fragmented, which no sender changes; and how many in a row
-    /// have said otherwise.
-    fragmentable: Option<bool>,
-    contradicted: u8,
-    /// From which UDP port its packets come.
-    source_port: SourcePort,
-    /// In the list of those that may have something to send.
-    ready: bool,
-    /// In the list of those that keep an acknowledgement back, or did.
-    keeping: bool,
-    /// It has ended, and the driver has not been told.
-    gone: Option<Reason>,
-    /// How many events there were in all when the last about it came, as far as that matters:
-    /// once it has ended.
-    last_event: u64,
-}
-
-impl Slot {
-    /// When its queue pair wants to be looked at: not once it has ended.
-    fn deadline(&self) -> Option<Instant> {
-        if self.gone.is_some() { None } else { self.qp.poll_timeout() }
-    }
-
-    /// A packet has come whose sender heeds marks, so ours may be marked as well.
-    fn on_capable(&mut self, now: Instant, tos: u8, packet: &Packet<'_>) {
-        self.connection.tos |= congestion::CAPABLE;
-        if congestion::is_marked(tos) && packet.row().operation != Operation::Congestion {
-            self.qp.on_mark(now);
-        }
-    }
-
-    /// Whether a packet may be the peer's that may be fragmented, or may not. Our own kind forbids it;
-    /// of others the first packet says whether they do. It may have been damaged, so who contradicts it
-    /// often is believed.
-    fn may_be(&mut self, fragmentable: bool) -> bool {
-        if is_kin(self.connection.remote_guid) {
-            return !fragmentable;
-        }
-        let agrees = *self.fragmentable.get_or_insert(fragmentable) == fragmentable;
-        self.contradicted = if agrees { 0 } else { self.contradicted + 1 };
-        if self.contradicted == CONTRADICTED {
-            (self.fragmentable, self.contradicted) = (Some(fragmentable), 0);
-        }
-        self.fragmentable == Some(fragmentable)
-    }
-
-    /// Whether the peer sends from this port; or else what becomes of the packet. Before that is known
-    /// nothing is kept that is not its turn.
-    fn check_port(&mut self, port: u16, packet: &Packet<'_>) -> Result<(), Fate> {
-        if !self.source_port.is_known() && self.qp.is_early(packet) {
-            return Err(Fate::Early);
-        }
-        let expected = self.qp.is_expected(packet);
-        let admitted = self.source_port.admits(port, packet.bth.psn, expected);
-        if admitted { Ok(()) } else { Err(Fate::Port) }
-    }
-
-    /// Whether the peer may have sent a packet with this identification.
-    fn judge(&mut self, endpoint: u32, verdict: Verdict, now_ms: u32) -> Judgement {
-        let fragmentable = matches!(verdict, Verdict::Fragmentable(_));
-        let id = match verdict {
-            Verdict::Solved(id) | Verdict::Fragmentable(id) if self.may_be(fragmentable) => id,
-            Verdict::Exact => return Judgement::Plausible,
-            _ => return Judgement::Implausible,
-        };
-        if !is_kin(self.connection.remote_guid) {
-            return self.pair.judge(endpoint, &mut self.identification, id, now_ms);
-        }
-        // Our own kind: the place in a train.
-        let right = usize::from(id) < MOST_SEGMENTS;
-        if right { Judgement::Plausible } else { Judgement::Implausible }
-    }
 }
 
 pub(super) struct Message {
@@ -668,24 +577,8 @@ impl Endpoint {
         if connection.phase == Phase::Opened {
             self.manager.index(&connection, number);
         }
-        let slot = Slot {
-            pair: self.pairs.of(connection.remote, connection.local),
-            identification: None,
-            fragmentable: None,
-            contradicted: 0,
-            source_port: SourcePort::default(),
-            qp,
-            connection,
-            settings,
-            token,
-            admitted: false,
-            heard: None,
-            ready: false,
-            keeping: false,
-            gone: None,
-            last_event: 0,
-        };
-        self.slots[number as usize] = Some(slot);
+        let pair = self.pairs.of(connection.remote, connection.local);
+        self.slots[number as usize] = Some(Slot::new(qp, connection, settings, token, pair));
         // Each is listed once: no later push allocates.
         self.keeping.reserve(self.slots.len() - self.keeping.len());
         Some(number)

@@ -44,6 +44,7 @@ mod restarts;
 mod retries;
 pub mod shelf;
 pub mod sim;
+mod slot;
 mod source_port;
 mod table;
 mod ticket;

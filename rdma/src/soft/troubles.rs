@@ -3,8 +3,9 @@
 
 use std::net::IpAddr;
 
-use super::endpoint::{Endpoint, Slot};
+use super::endpoint::Endpoint;
 use super::header::{Nak, Syndrome};
+use super::slot::Slot;
 
 macro_rules! troubles {
     ($($(#[$about:meta])* $trouble:ident = $name:literal,)*) => {
