@@ -110,6 +110,31 @@ fn what_is_lost_is_counted_by_address_and_nothing_else_is() {
     }
 }
 
+#[test]
+fn a_device_that_renumbers_the_segments_of_trains_is_found_out_and_sent_single_packets() {
+    for kind in [Kind::Read, Kind::Write] {
+        for mtu in [1024, 4096] {
+            // (Our own kind does not see what a device has done.)
+            let config = Config { selective: false, ..Pair::config(mtu) };
+            let took = |renumbers| {
+                let mut pair = Pair::new(7, job(kind), config);
+                pair.air.lock().unwrap().renumbers = renumbers;
+                let times = [200, 200].map(|count| pair.exchange(CLEAN, count).as_secs_f64());
+                let told = pair.ends().map(troubles).concat();
+                (times, told.iter().filter(|t| t.1 == "trains_ended" && t.2 > 0).count())
+            };
+            let ([first, second], told) = took(false);
+            assert_eq!(told, 0, "{kind:?} at {mtu}");
+            let ([finding, after], told) = took(true);
+            assert!(told > 0, "{kind:?} at {mtu}");
+            // Six round trips or timeouts. Then the link is the same, and a packet the same for it in a
+            // train or not.
+            assert!(finding < first + 0.05, "{kind:?} at {mtu}: {finding} s, not {first} s");
+            assert!(after < second * 1.1, "{kind:?} at {mtu}: {after} s, not {second} s");
+        }
+    }
+}
+
 /// How often packets are sent again, and CNP sent, while the queue of the link holds half a window
 /// and the switch marks from `marking` on.
 fn through_a_short_queue(kind: Kind, selective: bool, marking: u32) -> (u64, u64) {

@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::congestion;
-use super::endpoint::{Endpoint, ROCE_PORT};
+use super::endpoint::{Endpoint, ROCE_PORT, Transmit};
 use super::icrc::{Beginnings, train_identification};
-use super::train::MOST_SEGMENTS;
+use super::train::{Item, MOST_GATHERED, MOST_SEGMENTS, Trains};
 use super::udp::steered;
 use crate::Region;
 
@@ -136,6 +136,9 @@ pub struct Air {
     pub link: Link,
     /// Sees each datagram that enters.
     pub tap: Option<Tap>,
+    /// Trains are sent, and the sending device gives all segments of one the same identification, so
+    /// that receivers which see it (adapters, `rdma_rxe`) find the CRC of all but the first wrong.
+    pub renumbers: bool,
     dice: Dice,
     places: Vec<Place>,
     /// Pairs that do not hear each other until then.
@@ -166,6 +169,7 @@ impl Air {
             faults,
             link: Link::ENDLESS,
             tap: None,
+            renumbers: false,
             dice: Dice::new(seed),
             places: Vec::new(),
             cuts: Vec::new(),
@@ -258,6 +262,9 @@ impl Air {
 
     /// Sends what an endpoint has to say.
     pub fn transmit(&mut self, now: Instant, endpoint: &mut Endpoint, region: &Region) {
+        if self.renumbers {
+            return self.transmit_renumbered(now, endpoint, region);
+        }
         while let Some(transmit) = endpoint.poll_transmit(now, region) {
             let mut datagram = self.blank();
             // As from a kernel that numbers its datagrams.
@@ -274,6 +281,38 @@ impl Air {
             datagram.way = Some((transmit.flow.source, transmit.flow.destination));
             datagram.tos = transmit.tos;
             self.enter(now, datagram);
+        }
+    }
+
+    /// The same, in trains, and through a device that renumbers their segments.
+    fn transmit_renumbered(&mut self, now: Instant, endpoint: &mut Endpoint, region: &Region) {
+        let next = || endpoint.poll_transmit(now, region);
+        let transmits: Vec<Transmit> = std::iter::from_fn(next).take(MOST_GATHERED).collect();
+        let items: Vec<Item> = transmits.iter().map(Item::of).collect();
+        let mut trains = Trains::new();
+        trains.make(&items, usize::MAX);
+        for train in trains.iter() {
+            let longest = endpoint.longest_train(&transmits[usize::from(train[0])]);
+            for (place, index) in train.chunks(longest).flat_map(|part| part.iter().enumerate()) {
+                let transmit = &transmits[usize::from(*index)];
+                let (mut datagram, flow) = (self.blank(), &transmit.flow);
+                let payload = endpoint.payload(transmit, region);
+                let identification = train_identification(place);
+                let (beginnings, into) = (&mut self.beginnings, &mut datagram.bytes);
+                let whole =
+                    transmit.outgoing.append(flow, identification, payload, beginnings, into);
+                datagram.way = Some((flow.source, flow.destination));
+                datagram.tos = transmit.tos;
+                endpoint.depart(transmit, place);
+                if whole && identification == train_identification(0) {
+                    self.enter(now, datagram);
+                } else {
+                    self.forget(datagram);
+                }
+            }
+        }
+        if !transmits.is_empty() {
+            self.transmit_renumbered(now, endpoint, region);
         }
     }
 

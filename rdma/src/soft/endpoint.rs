@@ -102,6 +102,8 @@ pub struct Endpoint {
     pairs: Arc<Pairs>,
     /// Whose identifications cannot be foretold, since this was asked last.
     erratic: Option<IpAddr>,
+    /// From and to where there are no trains any more, since this was asked last.
+    without_trains: Option<(IpAddr, IpAddr)>,
     memory: Memory,
     shelf: Shelf,
     counters: Counters,
@@ -149,6 +151,7 @@ impl Endpoint {
             checker: Checker::new(),
             pairs: Arc::new(Pairs::new(config.steer.0)),
             erratic: None,
+            without_trains: None,
             memory: Memory::new(config.exposed),
             shelf: Shelf::new(config.early),
             counters: Counters::default(),
@@ -170,6 +173,35 @@ impl Endpoint {
     /// An address whose identifications cannot be foretold, if there is one since this was asked last.
     pub(super) fn take_erratic(&mut self) -> Option<IpAddr> {
         self.erratic.take()
+    }
+
+    /// From and to where packets do not leave in trains any more, if there is such a path since this
+    /// was asked last.
+    pub(super) fn take_without_trains(&mut self) -> Option<(IpAddr, IpAddr)> {
+        self.without_trains.take()
+    }
+
+    /// How many datagrams may leave together with one, at most.
+    pub(super) fn longest_train(&self, transmit: &Transmit) -> usize {
+        let (from, to) = (transmit.flow.source.ip(), transmit.flow.destination.ip());
+        let takes = match transmit.outgoing.payload() {
+            Payload::Management(_) => {
+                self.pairs.known(to, from).is_none_or(|pair| pair.segments.are_kept())
+            }
+            _ => {
+                let slot = self.slots.get(transmit.slot as usize).and_then(Option::as_ref);
+                slot.is_none_or(Slot::takes_trains)
+            }
+        };
+        if takes { usize::MAX } else { 1 }
+    }
+
+    /// A datagram leaves at this place of its train.
+    pub(super) fn depart(&mut self, transmit: &Transmit, place: usize) {
+        let slot = self.slots.get_mut(transmit.slot as usize).and_then(Option::as_mut);
+        if let Some(slot) = slot {
+            slot.depart(&transmit.outgoing, place);
+        }
     }
 
     /// The largest path MTU that it agrees to, in bytes.
@@ -310,7 +342,11 @@ impl Endpoint {
         }
         let (memory, events, shelf) = (&mut self.memory, &mut self.events, &mut self.shelf);
         let mut io = Io { region, memory, events, shelf, qp: Qp(number) };
+        let executed = slot.executed();
         let fate = slot.qp.handle(now, packet, &mut io);
+        if slot.note_arrivals(executed, Some(packet)) {
+            self.without_trains = Some((ends.1, ends.0));
+        }
         if matches!(fate, Fate::Executed | Fate::Answered | Fate::NotReady) {
             slot.source_port.learn(flow.source.port());
         }
@@ -526,6 +562,9 @@ impl Endpoint {
             let (memory, events, shelf) = (&mut self.memory, &mut self.events, &mut self.shelf);
             let mut io = Io { region, memory, events, shelf, qp: Qp(number) };
             slot.qp.handle_timeout(now, &mut io);
+            if slot.note_arrivals(slot.executed(), None) {
+                self.without_trains = Some((slot.connection.local, slot.connection.remote));
+            }
             self.deadlines.set(number, slot.deadline());
             self.mark_ready(number);
         }

@@ -36,6 +36,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
+use super::segments::Segments;
+
 /// How much further a sender may have counted, beside the ticks of its clock. Less than 231, the least
 /// that any known change of one byte puts between an identification and what it seems to be: that of
 /// byte 2229 of the longest packets by F9h, which makes it another one by 7F19h. Those of byte 93, in
@@ -120,6 +122,8 @@ pub(super) struct Pair {
     /// The latest that any endpoint has seen.
     latest: AtomicU64,
     views: Box<[View]>,
+    /// Whether packets to it may leave in trains.
+    pub(super) segments: Segments,
 }
 
 impl Pair {
@@ -131,7 +135,7 @@ impl Pair {
             weight: AtomicU32::new(PROBATION),
         };
         let views = (0..endpoints.max(1)).map(|_| view()).collect();
-        Pair { latest: AtomicU64::new(0), views }
+        Pair { latest: AtomicU64::new(0), views, segments: Segments::default() }
     }
 
     /// Judges a packet that has come to this endpoint, for a queue pair of which `own` was the last.
@@ -274,6 +278,12 @@ impl Pairs {
         let pair = Arc::new(Pair::new(self.endpoints));
         known.pairs.insert((from, to), Arc::downgrade(&pair));
         pair
+    }
+
+    /// The pair of connections that there are.
+    pub(super) fn known(&self, from: IpAddr, to: IpAddr) -> Option<Arc<Pair>> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.pairs.get(&(from, to)).and_then(Weak::upgrade)
     }
 
     /// Milliseconds on the clock of all pairs. It comes round after 49 days; who has been silent for

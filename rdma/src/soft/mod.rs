@@ -42,6 +42,7 @@ mod requester;
 mod responder;
 mod restarts;
 mod retries;
+mod segments;
 pub mod shelf;
 pub mod sim;
 mod slot;

@@ -322,6 +322,15 @@ impl Soft {
                  from there are found by a CRC of 16 bits only (IPv6 has no such field)"
             );
         }
+        if let Some((from, to)) = self.endpoint.take_without_trains() {
+            let device = device(from).unwrap_or_else(|| "DEV".to_owned());
+            tracing::warn!(
+                "of packets that leave for {to} together only the first arrives: {device}, or a device \
+                 behind it, numbers the segments of UDP otherwise than the kernel. They leave one by \
+                 one as long as there are connections to {to}, which costs CPU time; `ethtool -K \
+                 {device} tx-udp-segmentation off` mends it"
+            );
+        }
         if let Some(address) = self.endpoint.take_barred()
             && is_due(&mut self.told, now)
         {
@@ -359,6 +368,15 @@ impl AsFd for Soft {
             Wire::Air(_, epoll) => epoll.0.as_fd(),
         }
     }
+}
+
+/// The network interface that has an address.
+fn device(address: IpAddr) -> Option<String> {
+    let has = |each: &nix::ifaddrs::InterfaceAddress| {
+        let own = each.address.as_ref().and_then(|own| own.as_sockaddr_in());
+        own.is_some_and(|own| IpAddr::V4(own.ip()) == address)
+    };
+    nix::ifaddrs::getifaddrs().ok()?.find(has).map(|each| each.interface_name)
 }
 
 impl Fabric for Soft {

@@ -262,6 +262,26 @@ impl QueuePair {
         packet.row().request && self.responder.ahead(packet.bth.psn) > 0
     }
 
+    /// Whether a packet is a request that has been executed.
+    pub(super) fn is_late(&self, packet: &Packet<'_>) -> bool {
+        packet.row().request && self.responder.ahead(packet.bth.psn) < 0
+    }
+
+    /// How many packets of requests the peer has executed.
+    pub(super) fn executed(&self) -> u64 {
+        self.requester.executed()
+    }
+
+    /// Which one is next, and whether it is known to be lost.
+    pub(super) fn next_to_execute(&self) -> (Psn, bool) {
+        self.requester.next_to_execute()
+    }
+
+    /// Packets to the peer do not leave in trains any more.
+    pub(super) fn note_trains_ended(&mut self) {
+        self.requester.troubles.note(Trouble::TrainsEnded);
+    }
+
     /// The next datagram to send: answers first, then requests; but a mere acknowledgement last,
     /// where it can be the short end of a train. To be called until there is none.
     pub fn poll_transmit(&mut self, now: Instant, io: &mut Io<'_>) -> Option<Outgoing> {

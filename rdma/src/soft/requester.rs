@@ -246,6 +246,17 @@ impl Requester {
         self.start.add(at as u32)
     }
 
+    /// How many packets the peer has executed.
+    pub(crate) fn executed(&self) -> u64 {
+        self.board.executed()
+    }
+
+    /// Which one is next, and whether it is known to be lost.
+    pub(crate) fn next_to_execute(&self) -> (Psn, bool) {
+        let next = self.board.executed();
+        (self.psn(next), next < self.board.next() && self.board.is_lost(next))
+    }
+
     /// When [`Requester::handle_timeout`] wants to be called.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let overdue = self.overdue.map(|(until, _)| until);

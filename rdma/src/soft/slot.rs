@@ -7,11 +7,13 @@ use std::time::Instant;
 use super::congestion;
 use super::connection::{Connection, is_kin};
 use super::counters::Fate;
-use super::header::Packet;
+use super::header::{Bth, Packet};
 use super::icrc::Verdict;
 use super::identification::{Judgement, Pair, Seen};
 use super::opcode::Operation;
+use super::outgoing::Outgoing;
 use super::qp::{QueuePair, Settings};
+use super::segments::Places;
 use super::source_port::SourcePort;
 use super::ticket::Token;
 use super::train::MOST_SEGMENTS;
@@ -38,6 +40,9 @@ pub(super) struct Slot {
     /// have said otherwise.
     fragmentable: Option<bool>,
     contradicted: u8,
+    /// How our requests, and our data of reads, have left: where it depends on that whether they come.
+    requests: Option<Box<Places>>,
+    responses: Option<Box<Places>>,
     /// From which UDP port its packets come.
     pub(super) source_port: SourcePort,
     /// In the list of those that may have something to send.
@@ -71,12 +76,68 @@ impl Slot {
             identification: None,
             fragmentable: None,
             contradicted: 0,
+            requests: None,
+            responses: None,
             source_port: SourcePort::default(),
             ready: false,
             keeping: false,
             gone: None,
             last_event: 0,
         }
+    }
+
+    /// Whether the peer sees identifications, on which the CRC of what it gets depends.
+    fn is_particular(&self) -> bool {
+        self.connection.remote.is_ipv4() && !is_kin(self.connection.remote_guid)
+    }
+
+    /// A packet leaves at this place of its train.
+    pub(super) fn depart(&mut self, outgoing: &Outgoing, place: usize) {
+        if !self.is_particular() {
+            return;
+        }
+        let Some(bth) = outgoing.header().first_chunk().and_then(|b| Bth::parse(b).ok()) else {
+            return;
+        };
+        let row = bth.opcode.row();
+        let places = match row.operation {
+            _ if row.request => &mut self.requests,
+            Operation::ReadResponse => &mut self.responses,
+            _ => return,
+        };
+        places.get_or_insert_default().depart(bth.psn, place);
+    }
+
+    /// Requests that the peer has executed.
+    pub(super) fn executed(&self) -> u64 {
+        self.qp.executed()
+    }
+
+    /// Something was heard of the peer, or nothing for too long: it may have said what has come of our
+    /// packets. `before`: what it had executed. True when there are no trains to it from now on.
+    pub(super) fn note_arrivals(&mut self, before: u64, packet: Option<&Packet<'_>>) -> bool {
+        let mut ended = false;
+        if let Some(places) = &mut self.requests {
+            let (end, lacks) = self.qp.next_to_execute();
+            let new = self.qp.executed().saturating_sub(before).min(u64::from(u32::MAX));
+            ended |= self.pair.segments.note(places.arrive(end, new as u32, lacks));
+        }
+        // Who asks again for data has all before them.
+        let again = |packet: &&Packet<'_>| {
+            packet.row().operation == Operation::ReadRequest && self.qp.is_late(packet)
+        };
+        if let Some((places, packet)) = self.responses.as_mut().zip(packet.filter(again)) {
+            ended |= self.pair.segments.note(places.arrive(packet.bth.psn, u32::MAX, true));
+        }
+        if ended {
+            self.qp.note_trains_ended();
+        }
+        ended
+    }
+
+    /// Whether packets to the peer may leave in trains.
+    pub(super) fn takes_trains(&self) -> bool {
+        self.pair.segments.are_kept()
     }
 
     /// When its queue pair wants to be looked at: not once it has ended.

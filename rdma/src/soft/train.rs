@@ -7,6 +7,8 @@
 
 use std::net::IpAddr;
 
+use super::endpoint::Transmit;
+
 /// Datagrams that are put in order together, at most.
 pub(super) const MOST_GATHERED: usize = 256;
 /// Datagrams of one train, at most: what the kernel takes (`UDP_MAX_SEGMENTS`, before 6.9).
@@ -41,6 +43,15 @@ pub(super) struct Item {
     pub(super) queue: u32,
     /// Length of the datagram.
     pub(super) bytes: usize,
+}
+
+impl Item {
+    /// A datagram that an endpoint wants to send.
+    pub(super) fn of(transmit: &Transmit) -> Item {
+        let (from, to) = (transmit.flow.source, transmit.flow.destination.ip());
+        let way = Way { from: from.ip(), port: from.port(), to, tos: transmit.tos };
+        Item { way, queue: transmit.slot, bytes: transmit.outgoing.datagram_bytes() }
+    }
 }
 
 /// Puts datagrams in the order of trains. It keeps its memory between uses.

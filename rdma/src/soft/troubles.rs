@@ -47,6 +47,8 @@ troubles! {
     CongestionSent = "cnp_sent",
     /// A peer says so: fewer packets are on their way to it at once.
     CongestionReceived = "cnp_received",
+    /// Packets to a peer do not leave in trains any more: of each only the first has come.
+    TrainsEnded = "trains_ended",
 }
 
 /// How often each has happened.

@@ -455,22 +455,19 @@ impl Udp {
             let open = |from| !self.has_no_room(from);
             let transmit = endpoint.poll_transmit_where(now, region, open);
             let Some(transmit) = transmit else { break };
-            let (from, port) = (transmit.flow.source.ip(), transmit.flow.source.port());
-            let to = transmit.flow.destination.ip();
-            let bytes = transmit.outgoing.datagram_bytes();
-            let way = Way { from, port, to, tos: transmit.tos };
-            self.items.push(Item { way, queue: transmit.slot, bytes });
+            self.items.push(Item::of(&transmit));
             self.gathered.push(transmit);
         }
         !self.gathered.is_empty()
     }
 
     /// Sends a train, or its datagrams one by one where there are no trains.
-    fn depart(&mut self, now: Instant, train: &[u16], endpoint: &Endpoint, region: &Region) {
+    fn depart(&mut self, now: Instant, train: &[u16], endpoint: &mut Endpoint, region: &Region) {
         let Some(first) = train.first() else { return };
         let way = self.items[usize::from(*first)].way;
         let longest = self.socket_for(way.from).map_or(1, Bound::longest_train);
         let longest = longest.min(self.singles.longest_train(now, way.from));
+        let longest = longest.min(endpoint.longest_train(&self.gathered[usize::from(*first)]));
         for part in train.chunks(longest) {
             let sent = self.send_train(way, part, endpoint, region);
             if part.len() > 1 && matches!(sent, Err(Errno::EIO | Errno::EINVAL)) {
@@ -488,7 +485,7 @@ impl Udp {
         &mut self,
         way: Way,
         train: &[u16],
-        endpoint: &Endpoint,
+        endpoint: &mut Endpoint,
         region: &Region,
     ) -> bool {
         let mut left = true;
@@ -510,7 +507,7 @@ impl Udp {
         &mut self,
         way: Way,
         train: &[u16],
-        endpoint: &Endpoint,
+        endpoint: &mut Endpoint,
         region: &Region,
     ) -> Result<(), Errno> {
         self.train.clear();
@@ -530,6 +527,7 @@ impl Udp {
                 let datagram = [&self.train[begin..], &[], &[]];
                 capture.add(Direction::Sent, flow, way.tos, identification, datagram);
             }
+            endpoint.depart(transmit, count);
             count += 1;
         }
         if count == 0 {

@@ -7,6 +7,7 @@ use std::path::Path;
 use nix::ifaddrs::getifaddrs;
 
 use super::machine::{is_rxe, names, number, read};
+use super::ports::said;
 use super::{Finding, may_be_soft};
 use crate::config::Config;
 
@@ -27,6 +28,12 @@ pub(super) fn examine(config: Option<&Config>) -> Vec<Finding> {
         findings.extend(listener(at, &interfaces, mtu));
     }
     if may_be_soft(Some(config)) {
+        let all = |at: &SocketAddr| at.ip().is_unspecified();
+        let addresses = config.addresses();
+        let used = |ip: &IpAddr| addresses.iter().any(|at| all(at) || at.ip() == *ip);
+        let own = interfaces.iter().filter(|(ip, _)| ip.is_ipv4() && !ip.is_loopback() && used(ip));
+        let names: BTreeSet<&String> = own.map(|(_, name)| name).collect();
+        findings.extend(names.into_iter().map(|name| trains(name, said("ethtool", &["-k", name]))));
         let adapters = roce_adapters(Path::new("/sys/class/infiniband"));
         findings.extend(
             config.addresses().into_iter().flat_map(|at| steered(at, &interfaces, &adapters)),
@@ -91,6 +98,32 @@ fn interfaces() -> BTreeMap<IpAddr, String> {
 
 fn mtu(interface: &str) -> Option<u32> {
     number(&format!("/sys/class/net/{interface}/mtu"))?.try_into().ok()
+}
+
+/// Whether an interface cuts trains of datagrams itself: `features` is what `ethtool -k` prints. Those
+/// that number the segments otherwise than the kernel cannot be told from here.
+fn trains(interface: &str, features: Option<String>) -> Finding {
+    let check = "segments";
+    let state = features.as_deref().and_then(|text| {
+        let line = text.lines().find_map(|line| line.trim().strip_prefix("tx-udp-segmentation:"));
+        line.map(str::trim)
+    });
+    Finding::ok(
+        check,
+        match state {
+            Some(state) if state.starts_with("on") => format!(
+                "{interface} segments UDP itself (tx-udp-segmentation: {state}); should the log of \
+                 nvmfd say that of packets that leave together only the first arrives: ethtool -K \
+                 {interface} tx-udp-segmentation off"
+            ),
+            Some(state) => {
+                format!("the kernel segments UDP for {interface} (tx-udp-segmentation: {state})")
+            }
+            None => format!(
+                "whether {interface} segments UDP itself cannot be seen (ethtool -k {interface})"
+            ),
+        },
+    )
 }
 
 fn buffers(rmem_max: Option<u64>) -> Finding {
@@ -187,6 +220,20 @@ mod tests {
         says(&buffers(Some(4 << 20)), Fine, "4096 KiB");
         says(&buffers(Some(212_992)), Warning, "208 KiB");
         says(&buffers(None), Warning, "cannot be seen");
+    }
+
+    #[test]
+    fn the_state_of_udp_segmentation_is_shown() {
+        let of = |state: &str| {
+            let text = format!(
+                "Features for eth0:\ntx-checksumming: on\n\ttx-udp-segmentation: {state}\n"
+            );
+            trains("eth0", Some(text))
+        };
+        says(&of("on"), Fine, "ethtool -K eth0 tx-udp-segmentation off");
+        says(&of("off"), Fine, "the kernel segments UDP for eth0");
+        says(&of("off [fixed]"), Fine, "off [fixed]");
+        says(&trains("eth0", None), Fine, "cannot be seen");
     }
 
     #[test]

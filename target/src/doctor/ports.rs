@@ -129,7 +129,7 @@ fn kernel_target(listeners: &[SocketAddr], ports: &[(String, String, String)]) -
 }
 
 /// What a program prints; nothing where there is none, or it fails.
-fn said(program: &str, args: &[&str]) -> Option<String> {
+pub(super) fn said(program: &str, args: &[&str]) -> Option<String> {
     let output = Command::new(program).args(args).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
