@@ -2,6 +2,7 @@
 //! at or connected from, watched by one epoll instance.
 
 mod group;
+mod neighbours;
 mod option;
 mod path;
 mod singles;

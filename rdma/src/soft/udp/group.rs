@@ -4,16 +4,11 @@
 //! in the order of binding. So all sockets of an address are bound at once, by whoever first wants
 //! it, and closed at once, when nobody uses any of them; each fabric fetches its own.
 //!
-//! What otherwise keeps two groups off one address is a socket of another family, bound to a name
-//! made of that address: the kernel lets nobody else have it, in this network namespace, until we
-//! end.
+//! What keeps two groups off one address: `neighbours.rs`.
 
 use std::collections::VecDeque;
-use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr as UnixAddr, UnixDatagram};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -21,6 +16,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::super::identification::Pairs;
 use super::super::provider::Options;
+use super::neighbours::refuse_another;
 use super::option::Steering;
 use super::socket::{Bound, Refusal};
 use crate::FabricError;
@@ -91,8 +87,6 @@ struct Address {
     closing: bool,
     /// Somebody connects from it: it stays.
     stays: bool,
-    /// Keeps others off the address.
-    _claim: UnixDatagram,
 }
 
 /// What has changed for one fabric.
@@ -183,24 +177,18 @@ impl Shared {
             return Ok(());
         }
         let bind = || -> Result<Address, Refusal> {
-            let claim = claim(ip).map_err(|_| Refusal::Claimed)?;
+            refuse_another(ip, &[])?;
             let steering = Steering::new(self.count());
             let several = self.count() > 1;
             let bound = (0..self.count()).map(|index| {
                 let first = (several && index == 0).then_some(&steering);
                 Bound::new(at, &self.options, first).map(Arc::new)
             });
-            let sockets: Result<Vec<_>, _> = bound.collect();
+            let sockets: Vec<_> = bound.collect::<Result<_, _>>()?;
+            refuse_another(ip, &sockets)?;
             let none = vec![false; self.members.len()];
-            Ok(Address {
-                ip,
-                sockets: sockets?,
-                fetched: none.clone(),
-                idle: none,
-                closing: false,
-                stays,
-                _claim: claim,
-            })
+            let (fetched, idle) = (none.clone(), none);
+            Ok(Address { ip, sockets, fetched, idle, closing: false, stays })
         };
         let address = bind().map_err(|refusal| FabricError(refusal.sentence(ip)))?;
         self.report(&address);
@@ -357,9 +345,4 @@ impl Address {
     fn is_wanted(&self, listeners: &[SocketAddr]) -> bool {
         self.stays || listeners.iter().any(|listener| listener.ip() == self.ip)
     }
-}
-
-/// A name that only one group can have at a time.
-fn claim(address: IpAddr) -> io::Result<UnixDatagram> {
-    UnixDatagram::bind_addr(&UnixAddr::from_abstract_name(format!("nvmfd-rocev2 {address}"))?)
 }

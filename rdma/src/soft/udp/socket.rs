@@ -237,8 +237,6 @@ fn socket_address(address: &SockaddrStorage) -> Option<SocketAddr> {
 /// Why a socket could not be had.
 #[derive(Debug)]
 pub(super) enum Refusal {
-    /// Another program of this kind has the address.
-    Claimed,
     /// A port to send from cannot be had.
     Source(u16, io::Error),
     System(io::Error),
@@ -264,12 +262,6 @@ impl Refusal {
             );
         }
         let remedy = match self {
-            Refusal::Claimed => {
-                format!(
-                    "another soft fabric has it: stop that one, or use another address (`ss -xlp | \
-                     grep 'nvmfd-rocev2 {address}'` shows which process has its name)"
-                )
-            }
             Refusal::System(e) if e.kind() == ErrorKind::AddrInUse => taken(),
             Refusal::System(e) if e.kind() == ErrorKind::AddrNotAvailable => {
                 "this machine does not have that address (see `ip address`)".to_owned()
@@ -300,7 +292,7 @@ fn taken() -> String {
              {elsewhere}"
         ),
         None => format!(
-            "another program has it (see `ss -lunp sport = :{ROCE_PORT}`): stop it, use another \
+            "another program has it, or another soft fabric (see `ss -lunp sport = :{ROCE_PORT}`): stop it, use another \
              address, {elsewhere}"
         ),
     }
