@@ -1,13 +1,14 @@
 //! The disk seam: what a queue asks of the backing store of a namespace.
 //!
-//! `backing` is an opened store, `open` how it gets opened, `resize` how it gets another size,
-//! `made` one that is not served after all, `erase` other blocks, `health` how it fares, `errno` what failures are called. What the ring is
-//! made of and needs no unsafe code is here as well: `flight` is the life of one operation as a
+//! `backing` is an opened store, `open` how it gets opened, `below` what it lies on, `resize` how it
+//! gets another size, `made` one that is not served after all, `erase` other blocks, `health` how it
+//! fares, `errno` what failures are called. What the ring is made of and needs no unsafe code is here as well: `flight` is the life of one operation as a
 //! state machine without I/O, `entry` says it in the kernel's terms, `syncs` whose synchronisation
 //! is under way, `watch` keeps the descriptors that end a sleep, `recall` the wishes to have an
 //! operation back, `setup` makes the ring.
 
 mod backing;
+mod below;
 mod device;
 pub(crate) mod entry;
 mod erase;
@@ -28,6 +29,8 @@ pub(crate) mod watch;
 pub use backing::{
     Backing, BackingConfig, BackingKind, Condition, Geometry, Kind, OpenError, Space,
 };
+pub use below::Below;
+pub(crate) use below::Torn;
 pub use errno::{Doing, status_of};
 pub use fault::Fault;
 pub use health::{Detached, Health};

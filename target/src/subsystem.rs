@@ -82,6 +82,12 @@ impl Namespace {
         1 << self.block_shift
     }
 
+    /// What is written whole or not at all when the power fails, where that is known.
+    #[must_use]
+    pub fn power_fail_atomic_bytes(&self) -> Option<u32> {
+        Some(self.geometry.power_fail_atomic_bytes).filter(|bytes| *bytes > 0)
+    }
+
     /// Where its blocks are, without its names: what a command may carry along, so that a reload
     /// which puts another store under the same id cannot lead it there.
     #[must_use]

@@ -19,6 +19,7 @@ use tracing::{info, warn};
 use crate::auth::{Keyring, read_keyed, write_keyed};
 use crate::config::{Config, Missing, Spin};
 use crate::controller::Limits;
+use crate::disk::Torn;
 use crate::ledger::{Keeping, Ledger};
 use crate::mailbox::{Mail, mailbox};
 use crate::managed::Catalogs;
@@ -340,7 +341,7 @@ impl Target {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         format!(
             "{} reactor(s), pool {:.1} MiB = {count} x ({} cells x 64 B + {} receives x {} B + data \
-             {:.1} MiB); {} subsystem(s) at {}\n{}",
+             {:.1} MiB); {} subsystem(s) at {}\n{}{}",
             count,
             mib(plan.total_bytes() * count),
             plan.cells,
@@ -350,7 +351,19 @@ impl Target {
             config.subsystems.len(),
             config.addresses().iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
             sizing::sentence(config),
+            self.torn().map_or_else(String::new, |sentence| format!("\n{sentence}")),
         )
+    }
+
+    /// Which blocks a power failure may leave half written, if any.
+    fn torn(&self) -> Option<String> {
+        let subsystems = self.registry.subsystems();
+        let all = subsystems.iter().flat_map(|s| s.namespaces.iter().map(move |n| (s.nqn, n)));
+        let torn = all.filter(|(_, n)| !n.read_only).filter_map(|(nqn, n)| {
+            let place = format!("namespace {} of {nqn}", n.nsid);
+            Torn::of(place, n.block_bytes(), n.power_fail_atomic_bytes())
+        });
+        Torn::sentence(&torn.collect::<Vec<_>>())
     }
 
     /// Tells hosts that they reach nothing here any more, and gives them until then to go on by

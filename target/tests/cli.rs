@@ -146,6 +146,38 @@ fn a_check_knows_what_a_start_knows() {
     assert!(code == Some(1) && err.contains("changes that were made before"), "{err}");
 }
 
+/// What is written there does not outlast the machine, or not as whole blocks.
+#[test]
+fn a_check_says_what_files_lie_on() {
+    let folders = [Path::new("/dev/shm"), Path::new(env!("CARGO_MANIFEST_DIR"))];
+    let [memory, disk] = folders.map(|at| tempfile::tempdir_in(at).unwrap());
+    let file = disk.path().join("nvmfd.toml");
+    let check = |folder: &Path, block: u32| {
+        let text = format!(
+            "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \
+             \"nqn.2026-11.io.nvmfd:a\"\nallow_any_host = true\n[[subsystem.namespace]]\nnsid = 1\n\
+             path = {:?}\nsize = \"1MiB\"\nblock_size = {block}\n",
+            folder.join("disk.img")
+        );
+        fs::write(&file, text).unwrap();
+        let (code, _, err) = nvmfd(&["check", file.to_str().unwrap()]);
+        assert_eq!(code, Some(0), "{err}");
+        err
+    };
+    // What is missing below /dev is awaited, as a device is.
+    fs::write(memory.path().join("disk.img"), vec![0; 1 << 20]).unwrap();
+    let (is_volatile, is_torn) = ("is in memory", "half old and half new");
+    let err = check(memory.path(), 4096);
+    assert!(err.contains(is_volatile) && !err.contains(is_torn), "{err}");
+    let below = nvmfd::disk::Below::of(&fs::File::open(disk.path()).unwrap());
+    let whole = below.power_fail_atomic_bytes.unwrap_or(4096);
+    for block in [512, 4096] {
+        let err = check(disk.path(), block);
+        assert_eq!(err.contains(is_torn), whole < block, "{whole} bytes are whole: {err}");
+        assert_eq!(err.contains(is_volatile), below.volatile.is_some(), "{err}");
+    }
+}
+
 #[test]
 fn the_journal_gets_priorities_and_nothing_else_does() {
     let folder = tempfile::tempdir().unwrap();

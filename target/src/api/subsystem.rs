@@ -49,6 +49,9 @@ pub struct Namespace {
     pub size_bytes: u64,
     /// Bytes of a logical block, as it is.
     pub block_size_bytes: u32,
+    /// Bytes that file system and device below write whole or not at all when the power fails;
+    /// absent: nobody knows, or nothing outlasts that. A logical block that is larger may be torn.
+    pub power_fail_atomic_bytes: Option<u32>,
     /// Bytes of a logical block that the configuration says and nobody heeds, because a host has
     /// formatted it to others.
     pub unheeded_block_size_bytes: Option<u32>,

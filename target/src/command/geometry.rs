@@ -50,6 +50,7 @@ mod tests {
             optimal_io_bytes: 512 << 10,
             discard_granularity_bytes: 8192,
             boundary_bytes: 64 << 10,
+            ..Geometry::default()
         };
         assert_eq!(told(disk, 9), (true, [7, 7, 15, 15, 1023, 128]));
         assert_eq!(told(disk, 12), (true, [0, 0, 1, 1, 127, 16]));
@@ -64,6 +65,7 @@ mod tests {
             optimal_io_bytes: 4097,
             discard_granularity_bytes: 1 << 31,
             boundary_bytes: 1 << 30,
+            ..Geometry::default()
         };
         assert_eq!(told(odd, 12), (false, [0; 6]));
         let some = Geometry { physical_block_bytes: 4096, ..odd };

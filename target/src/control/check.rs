@@ -1,6 +1,6 @@
 //! `nvmfd check`: the dry run. Reads a configuration and looks at the files that it names.
 
-use std::fs::{self, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
@@ -12,6 +12,7 @@ use crate::config::{
     Config, ConfigErrors, Missing, NamespaceConfig, NamespaceKind, Size, given_state_directory,
 };
 use crate::declared::Declared;
+use crate::disk::{Below, Torn};
 use crate::stores::{Opening, Stores};
 use nix::unistd::Group;
 use nvme::Nqn;
@@ -63,7 +64,14 @@ pub fn check(file: &Path) -> bool {
     }
     // Who has the directory has its files and devices too.
     let is_served = config.state_directory.as_deref().is_some_and(Lock::is_held);
-    for (place, seen) in look_at_all(config, &Opening::default(), is_served) {
+    let mut torn = Vec::new();
+    for Look { place, seen, below, block_bytes } in
+        look_at_all(config, &Opening::default(), is_served)
+    {
+        if let Some(why) = below.volatile {
+            warn!("{place}: {why}");
+        }
+        torn.extend(Torn::of(place.clone(), block_bytes, below.power_fail_atomic_bytes));
         match seen {
             Ok(None) => {}
             Ok(Some(why)) => warn!("{place}: {why}: it would be awaited"),
@@ -72,6 +80,9 @@ pub fn check(file: &Path) -> bool {
                 good = false;
             }
         }
+    }
+    if let Some(sentence) = Torn::sentence(&torn) {
+        warn!("{sentence}");
     }
     let folder = config.state_directory.clone().filter(|folder| folder.is_dir());
     for ((nqn, nsid), why) in Stores::new(folder, 0).hindered(&config.subsystems) {
@@ -116,13 +127,19 @@ fn declared(file: &Path) -> Result<(Declared, bool), ConfigErrors> {
     }
 }
 
+/// What a look at a namespace has shown.
+struct Look {
+    /// What it is called, to people.
+    place: String,
+    /// It can be served, or why it would be awaited.
+    seen: Result<Option<String>, String>,
+    below: Below,
+    block_bytes: u32,
+}
+
 /// Whether each namespace can be served, or why it would be awaited. All are looked at together:
 /// what hangs keeps nobody for longer than [`PATIENCE`]. `is_served`: a daemon has them locked.
-fn look_at_all(
-    config: &Config,
-    opening: &Opening,
-    is_served: bool,
-) -> Vec<(String, Result<Option<String>, String>)> {
+fn look_at_all(config: &Config, opening: &Opening, is_served: bool) -> Vec<Look> {
     let served = Served::load(config.state_directory.as_deref());
     let missing = config.missing;
     let begin = |nqn: Nqn, namespace: &NamespaceConfig| {
@@ -131,9 +148,12 @@ fn look_at_all(
         let (own, served) = (namespace.clone(), served.clone());
         let look = opening.begin(path, move || {
             let why = absent::store(&own, &served).filter(|_| missing == Missing::Wait);
-            why.map_or_else(|| look(&own, is_served), |why| Ok(Some(why)))
+            match why {
+                Some(why) => Ok((Some(why), Below::default())),
+                None => look(&own, is_served).map(|awaited| (awaited, below(&own))),
+            }
         });
-        Some((place, path.clone(), look))
+        Some((place, path.clone(), namespace.block_size_bytes, look))
     };
     let subsystems = config.subsystems.iter();
     let looks: Vec<_> = subsystems
@@ -141,12 +161,27 @@ fn look_at_all(
         .filter_map(|(nqn, namespace)| begin(nqn, namespace))
         .collect();
     let deadline = Instant::now() + PATIENCE;
-    let seen = looks.into_iter().map(|(place, path, look)| {
+    let seen = looks.into_iter().map(|(place, path, block_bytes, look)| {
         let outcome = look.by(deadline);
         let hangs = outcome.is_err() && opening.hangs_at(&path) && missing == Missing::Wait;
-        (place, if hangs { Ok(outcome.err()) } else { outcome })
+        let (seen, below) = match outcome {
+            Err(why) if hangs => (Ok(Some(why)), Below::default()),
+            Err(why) => (Err(why), Below::default()),
+            Ok((awaited, below)) => (Ok(awaited), below),
+        };
+        Look { place, seen, below, block_bytes }
     });
     seen.collect()
+}
+
+/// What the file or device of a namespace lies on, or will; nothing that matters where hosts may not
+/// write.
+fn below(namespace: &NamespaceConfig) -> Below {
+    let NamespaceKind::File { path, .. } = &namespace.kind else { return Below::default() };
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let opened = File::open(path).or_else(|_| File::open(folder.unwrap_or(Path::new("."))));
+    let opened = opened.ok().filter(|_| !namespace.read_only);
+    opened.map_or_else(Below::default, |file| Below::of(&file))
 }
 
 /// Can the file of a namespace be served, or why would it be awaited? Changes nothing.
@@ -264,7 +299,7 @@ mod tests {
         let hang = move || hangs.recv().map_err(|_| "too late".to_owned());
         assert!(opening.begin(&hanging, hang).by(Instant::now()).is_err());
         let told = |config: &Config| -> Vec<_> {
-            look_at_all(config, &opening, false).into_iter().map(|(_, seen)| seen).collect()
+            look_at_all(config, &opening, false).into_iter().map(|look| look.seen).collect()
         };
         let found = told(&config);
         assert_eq!(found[0], Ok(None));
@@ -275,6 +310,20 @@ mod tests {
         assert_eq!(found[0], Ok(None));
         assert!(found[1].as_ref().unwrap_err().contains("does not answer"));
         assert!(found[2].as_ref().unwrap_err().contains("does not exist"));
+    }
+
+    #[test]
+    fn what_a_file_lies_on_is_known_also_before_it_is_made_and_no_matter_where_nobody_writes() {
+        let memory = Path::new("/dev/shm");
+        let folder = tempfile::tempdir_in(memory).unwrap();
+        let path = folder.path().join("disk.img");
+        let is_volatile = |namespace: &NamespaceConfig| below(namespace).volatile.is_some();
+        assert!(is_volatile(&namespace(&path, Some(8192))));
+        fs::write(&path, [0; 8192]).unwrap();
+        assert!(is_volatile(&namespace(&path, None)));
+        assert!(!is_volatile(&NamespaceConfig { read_only: true, ..namespace(&path, None) }));
+        let disk = crate::disk::tests::folder();
+        assert!(!is_volatile(&namespace(&disk.path().join("a"), Some(8192))));
     }
 
     #[test]

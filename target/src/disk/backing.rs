@@ -108,6 +108,8 @@ pub struct Geometry {
     pub discard_granularity_bytes: u32,
     /// Transfers that cross a multiple of this are slower: stripes of a RAID.
     pub boundary_bytes: u32,
+    /// What is written whole or not at all when the power fails: see [`super::Below`].
+    pub power_fail_atomic_bytes: u32,
 }
 
 /// An opened store: what every reactor's ring operates on, through an `Arc`.

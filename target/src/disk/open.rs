@@ -12,6 +12,7 @@ use nix::sys::stat::{major, minor};
 use tracing::warn;
 
 use super::backing::{Backing, BackingConfig, Condition, Geometry, Kind, OpenError, Space};
+use super::below::Below;
 use super::device::Device;
 use super::health::Detached;
 use super::made::Stamp;
@@ -370,6 +371,7 @@ fn finish(
 ) -> Result<Backing, OpenError> {
     let meta =
         file.metadata().map_err(|error| failed(&format!("cannot look at {name}"), &error))?;
+    let below = Below::of(&file);
     // Half of a block that can be read: then so can the other.
     let fine = config.block_size_bytes == 512 || read_block(&file, 0, 512).is_ok();
     let mut backing = Backing::assemble(kind, Some(file), name, bytes, config);
@@ -383,6 +385,7 @@ fn finish(
             optimal_io_bytes: queue.number("optimal_io_size"),
             discard_granularity_bytes: queue.number("discard_granularity"),
             boundary_bytes: queue.number("chunk_sectors").saturating_mul(512),
+            ..Geometry::default()
         };
         // Without this limit the kernel refuses to punch into a device (it never falls back to
         // writing zeros for that).
@@ -393,11 +396,14 @@ fn finish(
         let block = u32::try_from(meta.blksize()).unwrap_or(0);
         backing.geometry = Geometry {
             physical_block_bytes: block,
-            optimal_io_bytes: 0,
             discard_granularity_bytes: block,
-            boundary_bytes: 0,
+            ..Geometry::default()
         };
         backing.probe_punch(meta.len());
+    }
+    backing.geometry.power_fail_atomic_bytes = below.power_fail_atomic_bytes.unwrap_or(0);
+    if let Some(why) = below.volatile.filter(|_| !config.read_only) {
+        warn!("{} {why}", backing.name);
     }
     Ok(backing)
 }

@@ -146,6 +146,7 @@ fn namespace(
         path,
         size_bytes: live.map_or(declared_bytes, |n| n.blocks << n.block_shift),
         block_size_bytes: live.map_or(config.block_size_bytes, subsystem::Namespace::block_bytes),
+        power_fail_atomic_bytes: live.and_then(subsystem::Namespace::power_fail_atomic_bytes),
         unheeded_block_size_bytes: live
             .is_some_and(|n| n.block_bytes() != config.block_size_bytes)
             .then_some(config.block_size_bytes),
@@ -177,6 +178,7 @@ fn made_by_hosts<'s>(
         path: None,
         size_bytes: n.blocks << n.block_shift,
         block_size_bytes: n.block_bytes(),
+        power_fail_atomic_bytes: n.power_fail_atomic_bytes(),
         unheeded_block_size_bytes: None,
         format_left_percent: left_percent(n),
         uuid: Uuid::from_bytes(n.uuid).to_string(),
@@ -206,6 +208,7 @@ fn absent<'s>(
         path: None,
         size_bytes: entry.bytes,
         block_size_bytes: entry.block_size_bytes,
+        power_fail_atomic_bytes: None,
         unheeded_block_size_bytes: None,
         format_left_percent: None,
         uuid: entry.uuid.to_string(),

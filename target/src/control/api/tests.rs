@@ -160,7 +160,9 @@ fn who_is_not_there_is_told_to_lists_and_metrics() {
     (more.nsid, more.uuid) = (2, uuid::Uuid::max());
     configs[0].namespaces.push(more);
     let stores = Stores::default().next(&configs).unwrap();
-    let [served, mut made] = [0, 1].map(|at| stores.subsystem(&configs[at], Arc::default()));
+    let [mut served, mut made] = [0, 1].map(|at| stores.subsystem(&configs[at], Arc::default()));
+    served.namespaces[0].geometry.power_fail_atomic_bytes = 512;
+    served.namespaces[1].geometry.power_fail_atomic_bytes = 0;
     let health = |nsid| &served.namespace(nsid).unwrap().health;
     assert!(health(1).set_down());
     assert!(health(2).fail_sync(nvme::Status::WRITE_FAULT));
@@ -209,6 +211,8 @@ fn who_is_not_there_is_told_to_lists_and_metrics() {
         let labels = format!("subsystem=\"{a}\",nsid=\"{nsid}\"");
         has(&format!("nvmfd_namespace_detached{{{labels}}} {detached}"));
     }
+    let whole = [0, 2].map(|at| &all[at]["power_fail_atomic_bytes"]);
+    assert_eq!(whole, [&512.into(), &Value::Null]);
     assert_eq!((&all[0]["detached"], &all[2]["detached"]), (&Value::Null, &"replaced".into()));
     has(&format!("nvmfd_managed_up{{subsystem=\"{b}\"}} 1"));
     let degraded = status["degraded"].as_array().unwrap();
