@@ -23,9 +23,12 @@ mod revoked;
 mod throttle;
 mod worker;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nvme::auth::{Digest, Failure, Kind, MESSAGE_MAX_BYTES, Negotiate, Notice, Reply, Success1};
+use nvme::auth::{
+    Digest, Failure, GroupId, HashId, Kind, MESSAGE_MAX_BYTES, Negotiate, Notice, Reply, Success1,
+};
 use nvme::{Nqn, Status};
 
 pub use job::{Job, Round, Start, Worked};
@@ -88,6 +91,10 @@ pub struct Exchange {
     news: Option<Failure>,
     /// What a person may know of it, where the message to the host has no word for it.
     cause: Option<Cause>,
+    /// What else there is to say of it.
+    detail: Option<String>,
+    /// What the last exchange has agreed on.
+    agreed: Option<(HashId, GroupId)>,
 }
 
 impl Exchange {
@@ -105,6 +112,8 @@ impl Exchange {
             deadline: Some(now + DEADLINE),
             news: None,
             cause: None,
+            detail: None,
+            agreed: None,
         }
     }
 
@@ -178,6 +187,17 @@ impl Exchange {
     #[must_use]
     pub fn cause(&self) -> Option<Cause> {
         self.cause
+    }
+
+    /// What there is to say of it besides: names of what was offered and what is allowed.
+    pub fn take_detail(&mut self) -> Option<String> {
+        self.detail.take()
+    }
+
+    /// The hash and the group of the last exchange.
+    #[must_use]
+    pub fn agreed(&self) -> Option<(HashId, GroupId)> {
+        self.agreed
     }
 
     /// A message of the host, exactly as long as it was sent. `start` gives what a new exchange
@@ -305,7 +325,11 @@ impl Exchange {
             self.cause = Some(Cause::NoKey);
             return Err(Failure::FAILED);
         };
-        let round = Round::new(&offer, start, self.host, self.subsystem)?;
+        let policy = Arc::clone(&start.policy);
+        let round = Round::new(&offer, start, self.host, self.subsystem).inspect_err(|why| {
+            self.detail = policy.lacks(&offer, *why);
+        })?;
+        self.agreed = Some(round.agreed());
         Ok(Some(Job::Challenge(Box::new(round))))
     }
 

@@ -42,6 +42,7 @@ use crate::disk::Fault;
 use crate::qos::Limit;
 
 pub use authentication::{AuthenticationConfig, HostConfig};
+pub(crate) use authentication::{group_name, hash_name};
 pub use keys::known_keys;
 pub use limit::LimitConfig;
 pub use listener::ListenerConfig;

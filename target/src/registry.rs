@@ -291,7 +291,7 @@ impl Registry {
         let keys = book.keyring.keys(host)?;
         let last = if book.seqnum == 0 { first } else { book.seqnum };
         book.seqnum = last.wrapping_add(1).max(1);
-        let (policy, seqnum) = (book.keyring.policy(), book.seqnum);
+        let (policy, seqnum) = (book.keyring.policy_of(host), book.seqnum);
         Some(Start {
             keys,
             policy,

@@ -223,8 +223,8 @@ causes! {
          (nvme connect without -C)";
     NoCommonAlgorithm, "no-common-algorithm", Authentication,
         "authentication failed: host and target have no hash or group in common that both can use",
-        "add one that the host has to authentication.hashes or authentication.groups, and take out \
-         what the host only offers (see its kernel log); then reload";
+        "add one that the host has to `hashes` or `groups` of its [[host]] or of [authentication] \
+         (nvmfctl host set), and take out what the host only offers (see its kernel log)";
     BadAuthentication, "bad-authentication", Authentication,
         "authentication failed: the host does not keep to the protocol",
         "update the host's driver, or look whether somebody tries to get in";

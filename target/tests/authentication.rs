@@ -13,7 +13,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use nvme::auth::{GroupId, HashId, Negotiate, Notice, Reply};
+use nvme::auth::{Failure, GroupId, HashId, Negotiate, Notice, Reply};
 use nvme::fabrics::{
     Authentication, CNTLID_DYNAMIC, Connect, FabricsType, PropertyGet, PropertySet,
 };
@@ -868,7 +868,8 @@ fn keys_that_come_later_concern_those_who_are_there() {
     let key_file = folder.path().join("key");
     write(&key_file, SECRET).unwrap();
     set_permissions(&key_file, Permissions::from_mode(0o600)).unwrap();
-    let hosts = vec![HostConfig { nqn, key_file, controller_key_file: None }];
+    let hosts =
+        vec![HostConfig { nqn, key_file, controller_key_file: None, hashes: None, groups: None }];
     let config = AuthenticationConfig { hosts, ..AuthenticationConfig::default() };
     world.registry.set_keyring(Keyring::load(&config).unwrap());
     admin.tick(&mut world.io());
@@ -1007,4 +1008,46 @@ proptest! {
         prop_assert!(world.disk.blocks == before);
         end_both(world, queue, admin, posted);
     }
+}
+
+#[test]
+fn a_host_that_offers_nothing_of_what_it_may_use_is_told_so_with_its_own_failure() {
+    let allow = |world: &World, folder: &TempDir, hashes: &[HashId], groups: &[GroupId]| {
+        let host = HostConfig {
+            nqn: HOST.parse().unwrap(),
+            key_file: folder.path().join("key"),
+            controller_key_file: None,
+            hashes: Some(hashes.to_vec()),
+            groups: Some(groups.to_vec()),
+        };
+        let config = AuthenticationConfig { hosts: vec![host], ..Default::default() };
+        world.registry.set_keyring(Keyring::load(&config).unwrap());
+    };
+    let null = [GroupId::NULL];
+    for (hashes, groups, why) in [
+        (&[HashId::SHA384][..], &null[..], Failure::HASH_UNUSABLE),
+        (&[HashId::SHA256], &[GroupId::FFDHE2048], Failure::GROUP_UNUSABLE),
+    ] {
+        let (mut world, folder) = world(GroupId::NULL);
+        allow(&world, &folder, hashes, groups);
+        let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+        assert!(say(&mut world, &mut admin, &negotiate()).is_success());
+        let told = Notice::parse(&listen(&mut world, &mut admin));
+        assert!(matches!(&told, Ok(Notice::Failure1(failure)) if *failure == why), "{told:?}");
+        assert!(!admin.is_admitted());
+        world.end(admin);
+    }
+    // A session that is there stays when its hash is no longer allowed, until it proves itself anew.
+    let (mut world, folder) = world(GroupId::NULL);
+    allow(&world, &folder, &[HashId::SHA256], &null);
+    let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+    authenticate(&mut world, &mut admin);
+    allow(&world, &folder, &[HashId::SHA512], &null);
+    world.now += Duration::from_secs(1);
+    admin.tick(&mut world.io());
+    assert!(admin.is_admitted() && !world.fabric.disconnected);
+    assert!(say(&mut world, &mut admin, &negotiate()).is_success());
+    let told = Notice::parse(&listen(&mut world, &mut admin));
+    assert!(matches!(told, Ok(Notice::Failure1(Failure::HASH_UNUSABLE))), "{told:?}");
+    world.end(admin);
 }

@@ -3,8 +3,8 @@
 //! The arithmetic of the large groups runs here and now: nobody else waits for this thread.
 
 use nvme::auth::{
-    Challenge, Digest, Failure, GroupId, HashId, Kind, MESSAGE_MAX_BYTES, Negotiate, Notice,
-    PrivateKey, Reply, Success1, Transaction, augment,
+    Challenge, Digest, Failure, GroupId, Kind, MESSAGE_MAX_BYTES, Negotiate, Notice, PrivateKey,
+    Reply, Success1, Transaction, augment,
 };
 use nvme::fabrics::{Authentication, FabricsType};
 use nvme::{PAGE_BYTES, Sgl};
@@ -131,7 +131,7 @@ impl Session {
         let Some(proof) = Proof::new() else {
             return self.die(Ended::NotAuthenticated { queue: qid, why: Failure::FAILED }, io);
         };
-        let offer = Negotiate::new(proof.t_id, &HashId::ALL, &GroupId::ALL);
+        let offer = Negotiate::new(proof.t_id, &self.options.hashes, &self.options.groups);
         self.proof = Some(Box::new(proof));
         let mut message = [0; MESSAGE_MAX_BYTES];
         let len = offer.emit(&mut message).unwrap_or_default();

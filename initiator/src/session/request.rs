@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use nvme::auth::Secret;
+use nvme::auth::{GroupId, HashId, Secret};
 use nvme::{Nqn, PAGE_BYTES, Sqe, Status};
 use rdma::{Buf, Exposed, Fabric, Pool, PoolPlan};
 
@@ -50,6 +50,10 @@ pub struct Options {
     pub secret: Option<Secret>,
     /// By which the target must prove who it is; without it, it need not.
     pub controller_secret: Option<Secret>,
+    /// Hashes that we offer to authenticate with, best first.
+    pub hashes: Vec<HashId>,
+    /// DH groups that we offer, best first.
+    pub groups: Vec<GroupId>,
 }
 
 impl Options {
@@ -69,6 +73,8 @@ impl Options {
             command_timeout: Duration::from_secs(30),
             secret: None,
             controller_secret: None,
+            hashes: HashId::ALL.to_vec(),
+            groups: GroupId::ALL.to_vec(),
         }
     }
 

@@ -110,7 +110,7 @@ pub enum Change {
         /// The name of the host.
         host: String,
     },
-    /// A host must prove who it is, with keys from files; or other files.
+    /// A host must prove who it is, with keys from files; or other files, hashes or DH groups.
     SetHost {
         /// The name of the host.
         nqn: String,

@@ -160,6 +160,12 @@ pub struct Host {
     pub subsystems: BTreeSet<String>,
     /// It has a key, and so must prove who it is.
     pub has_key: bool,
+    /// With a key: the hashes that it may use to authenticate, best first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hashes: Vec<String>,
+    /// With a key: the DH groups that it may use to authenticate, best first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<String>,
     /// Controllers that it has now, those of discovery not counted.
     pub controllers: u32,
 }

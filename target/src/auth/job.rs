@@ -72,6 +72,12 @@ impl Round {
         })
     }
 
+    /// The hash and the group.
+    #[must_use]
+    pub fn agreed(&self) -> (HashId, GroupId) {
+        (self.hash, self.group)
+    }
+
     /// The message.
     #[must_use]
     pub fn challenge(&self) -> Challenge<'_> {

@@ -1,6 +1,7 @@
 //! The secrets of hosts, read from files that nobody else may read, and what may be agreed on.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -9,7 +10,7 @@ use std::sync::Arc;
 
 use nix::unistd::{User, geteuid};
 use nvme::Nqn;
-use nvme::auth::{GroupId, HashId, Secret};
+use nvme::auth::{Failure, GroupId, HashId, Negotiate, Secret};
 
 use super::GRACE;
 use crate::config::AuthenticationConfig;
@@ -38,6 +39,31 @@ pub struct Policy {
     pub groups: Vec<GroupId>,
 }
 
+impl Policy {
+    /// What a host offers and what is allowed, where that is why its offer has failed.
+    pub(super) fn lacks(&self, offer: &Negotiate, why: Failure) -> Option<String> {
+        let (kind, offered, allowed) = match why {
+            Failure::HASH_UNUSABLE => ("hashes", listed(offer.hashes()), listed(&self.hashes)),
+            Failure::GROUP_UNUSABLE => ("groups", listed(offer.groups()), listed(&self.groups)),
+            _ => return None,
+        };
+        Some(format!("of {kind} it offers {offered}, and it may use {allowed}"))
+    }
+}
+
+/// `sha256, sha384 with ffdhe3072, null`.
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} with {}", listed(&self.hashes), listed(&self.groups))
+    }
+}
+
+/// Names, with commas between them.
+fn listed<T: fmt::Display>(all: impl IntoIterator<Item = T>) -> String {
+    let all: Vec<String> = all.into_iter().map(|each| each.to_string()).collect();
+    all.join(", ")
+}
+
 /// Whether a host must prove itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Demand {
@@ -57,7 +83,10 @@ pub struct Keyring {
     exempt: HashSet<Nqn>,
     /// Who had a key, and of whom nothing is said now: nobody is let in under these names.
     revoked: BTreeSet<Nqn>,
+    /// What may be agreed on with every host that has nothing of its own.
     policy: Arc<Policy>,
+    /// What may be agreed on with each of the others.
+    policies: HashMap<Nqn, Arc<Policy>>,
     required: bool,
     discovery: bool,
 }
@@ -66,8 +95,9 @@ impl Default for Keyring {
     fn default() -> Keyring {
         let config = AuthenticationConfig::default();
         let AuthenticationConfig { policy, required, discovery, .. } = config;
-        let (hosts, exempt, revoked) = Default::default();
-        Keyring { hosts, exempt, revoked, policy: Arc::new(policy), required, discovery }
+        let (hosts, exempt, revoked, policies) = Default::default();
+        let policy = Arc::new(policy);
+        Keyring { hosts, exempt, revoked, policy, policies, required, discovery }
     }
 }
 
@@ -98,8 +128,10 @@ impl Keyring {
         }
         let policy = Arc::new(config.policy.clone());
         let (required, discovery) = (config.required, config.discovery);
+        let own = config.hosts.iter().filter(|host| host.has_own_policy());
+        let policies = own.map(|host| (host.nqn, Arc::new(host.policy(&policy)))).collect();
         let (exempt, revoked) = (config.exempt.iter().copied().collect(), BTreeSet::new());
-        Ok(Keyring { hosts, exempt, revoked, policy, required, discovery })
+        Ok(Keyring { hosts, exempt, revoked, policy, policies, required, discovery })
     }
 
     /// What is wrong with the files that the configuration names, a sentence each, and what may be,
@@ -160,10 +192,16 @@ impl Keyring {
         self.hosts.get(host).cloned()
     }
 
-    /// What may be agreed on.
+    /// What may be agreed on with a host that has nothing of its own.
     #[must_use]
     pub fn policy(&self) -> Arc<Policy> {
         Arc::clone(&self.policy)
+    }
+
+    /// What may be agreed on with this host.
+    #[must_use]
+    pub fn policy_of(&self, host: &Nqn) -> Arc<Policy> {
+        Arc::clone(self.policies.get(host).unwrap_or(&self.policy))
     }
 
     /// How many hosts have keys.
@@ -207,7 +245,7 @@ impl Keyring {
             });
         }
         let rules = |keyring: &Keyring| (keyring.required, keyring.discovery);
-        if rules(self) != rules(old) || self.policy != old.policy {
+        if rules(self) != rules(old) {
             lines.push("the rules of authentication changed".to_owned());
         }
         lines.sort();
@@ -389,6 +427,8 @@ mod tests {
             nqn: "nqn.2026-11.host:a".parse().unwrap(),
             key_file: path.clone(),
             controller_key_file: None,
+            hashes: None,
+            groups: None,
         };
         let config = AuthenticationConfig { hosts: vec![host], ..Default::default() };
         let found = || Keyring::examine(&config, reader);
@@ -409,7 +449,13 @@ mod tests {
         let other: Nqn = "nqn.2026-11.host:other".parse().unwrap();
         let disk: Nqn = "nqn.2026-11.io.nvmfd:disk".parse().unwrap();
         let demands = |required, discovery| {
-            let host = HostConfig { nqn: known, key_file: path.clone(), controller_key_file: None };
+            let host = HostConfig {
+                nqn: known,
+                key_file: path.clone(),
+                controller_key_file: None,
+                hashes: None,
+                groups: None,
+            };
             let config = AuthenticationConfig {
                 required,
                 discovery,
@@ -461,6 +507,8 @@ mod tests {
                 nqn: "nqn.2026-11.host:a".parse().unwrap(),
                 key_file: file("a"),
                 controller_key_file: Some(file("b")),
+                hashes: None,
+                groups: None,
             }],
             ..AuthenticationConfig::default()
         };

@@ -50,6 +50,28 @@ pub struct HostConfig {
     pub key_file: PathBuf,
     /// The file of the secret by which controllers prove themselves to it: absolute path.
     pub controller_key_file: Option<PathBuf>,
+    /// Hashes that may be agreed on with it, best first; none: those of all hosts.
+    pub hashes: Option<Vec<HashId>>,
+    /// Groups that may be agreed on with it, best first; none: those of all hosts.
+    pub groups: Option<Vec<GroupId>>,
+}
+
+impl HostConfig {
+    /// Whether something else may be agreed on with it than with all hosts.
+    #[must_use]
+    pub fn has_own_policy(&self) -> bool {
+        self.hashes.is_some() || self.groups.is_some()
+    }
+
+    /// What may be agreed on with it, where `all` is what may be with hosts that say nothing.
+    #[must_use]
+    pub fn policy(&self, all: &Policy) -> Policy {
+        let (hashes, groups) = (self.hashes.clone(), self.groups.clone());
+        Policy {
+            hashes: hashes.unwrap_or_else(|| all.hashes.clone()),
+            groups: groups.unwrap_or_else(|| all.groups.clone()),
+        }
+    }
 }
 
 /// Nothing where nobody has to prove anything.
@@ -58,25 +80,51 @@ impl fmt::Display for AuthenticationConfig {
         if *self == Self::default() {
             return Ok(());
         }
-        let Policy { hashes, groups } = &self.policy;
-        let hashes: Vec<String> = hashes.iter().map(ToString::to_string).collect();
-        let groups: Vec<String> = groups.iter().map(ToString::to_string).collect();
         let who = match (self.required, self.discovery) {
             (false, false) => "hosts with a key",
             (false, true) => "hosts with a key, and all for discovery",
             (true, false) => "all hosts, but not for discovery",
             (true, true) => "all hosts",
         };
-        writeln!(f, "authentication of {who}: {}; {}", hashes.join(", "), groups.join(", "))?;
-        for HostConfig { nqn, controller_key_file, .. } in &self.hosts {
+        writeln!(f, "authentication of {who}: {}", self.policy)?;
+        for host in &self.hosts {
+            let HostConfig { nqn, controller_key_file, .. } = host;
             let both = if controller_key_file.is_some() { ", and the controller's" } else { "" };
-            writeln!(f, "            key of {nqn}{both}")?;
+            write!(f, "            key of {nqn}{both}")?;
+            match host.has_own_policy() {
+                true => writeln!(f, ": {}", host.policy(&self.policy))?,
+                false => writeln!(f)?,
+            }
         }
         for nqn in &self.exempt {
             writeln!(f, "            {nqn} need not authenticate")?;
         }
         Ok(())
     }
+}
+
+/// The hashes by their names here.
+const HASHES: [(&str, HashId); 3] =
+    [("sha256", HashId::SHA256), ("sha384", HashId::SHA384), ("sha512", HashId::SHA512)];
+
+/// The groups by their names here.
+const GROUPS: [(&str, GroupId); 6] = [
+    ("null", GroupId::NULL),
+    ("ffdhe2048", GroupId::FFDHE2048),
+    ("ffdhe3072", GroupId::FFDHE3072),
+    ("ffdhe4096", GroupId::FFDHE4096),
+    ("ffdhe6144", GroupId::FFDHE6144),
+    ("ffdhe8192", GroupId::FFDHE8192),
+];
+
+/// What the text calls a hash.
+pub(crate) fn hash_name(hash: HashId) -> &'static str {
+    HASHES.iter().find(|(_, known)| *known == hash).map_or("unknown", |(name, _)| name)
+}
+
+/// What the text calls a group.
+pub(crate) fn group_name(group: GroupId) -> &'static str {
+    GROUPS.iter().find(|(_, known)| *known == group).map_or("unknown", |(name, _)| name)
 }
 
 /// What a `[[host]]` says.
@@ -98,20 +146,10 @@ pub(super) fn authentication(
     };
     config.required = flag("required", report);
     config.discovery = flag("discovery", report);
-    let hashes =
-        [("sha256", HashId::SHA256), ("sha384", HashId::SHA384), ("sha512", HashId::SHA512)];
-    if let Some(chosen) = choice(&mut section, "hashes", &hashes, report) {
+    if let Some(chosen) = choice(&mut section, "hashes", &HASHES, report) {
         config.policy.hashes = chosen;
     }
-    let groups = [
-        ("null", GroupId::NULL),
-        ("ffdhe2048", GroupId::FFDHE2048),
-        ("ffdhe3072", GroupId::FFDHE3072),
-        ("ffdhe4096", GroupId::FFDHE4096),
-        ("ffdhe6144", GroupId::FFDHE6144),
-        ("ffdhe8192", GroupId::FFDHE8192),
-    ];
-    if let Some(chosen) = choice(&mut section, "groups", &groups, report) {
+    if let Some(chosen) = choice(&mut section, "groups", &GROUPS, report) {
         config.policy.groups = chosen;
     }
     section.end(report);
@@ -182,11 +220,14 @@ fn host(
             report.add(span, "the path is not absolute", format!("write {form}"));
         }
     }
+    let hashes = choice(&mut section, "hashes", &HASHES, report);
+    let groups = choice(&mut section, "groups", &GROUPS, report);
     section.end(report);
     let nqn = nqn?.value;
     if exempt.is_some() {
         return Some(Named::Exempt(nqn));
     }
     let controller_key_file = controller.map(|at| at.value);
-    Some(Named::Keyed(HostConfig { nqn, key_file: key?.value, controller_key_file }))
+    let key_file = key?.value;
+    Some(Named::Keyed(HostConfig { nqn, key_file, controller_key_file, hashes, groups }))
 }

@@ -529,6 +529,7 @@ dhchap_ctrl_key_file = "/etc/nvmfd/keys/ours"
 [[host]]
 nqn = "nqn.2026-11.host:b"
 dhchap_key_file = "/etc/nvmfd/keys/b"
+hashes = ["sha384"]
 [[host]]
 nqn = "nqn.2026-11.host:c"
 authenticate = false
@@ -543,11 +544,20 @@ authenticate = false
     assert_eq!(hosts[0].key_file, PathBuf::from("/etc/nvmfd/keys/a"));
     assert_eq!(hosts[0].controller_key_file, Some(PathBuf::from("/etc/nvmfd/keys/ours")));
     assert_eq!((hosts.len(), &hosts[1].controller_key_file), (2, &None));
+    assert!(!hosts[0].has_own_policy() && hosts[0].policy(policy) == *policy);
+    let own = hosts[1].policy(policy);
+    assert_eq!(own.hashes, [nvme::auth::HashId::SHA384]);
+    assert_eq!(own.groups, policy.groups, "of which it says nothing");
     assert_eq!(exempt[..], ["nqn.2026-11.host:c".parse().unwrap()]);
     assert!(config.warnings().iter().any(|each| each.contains("nqn.2026-11.host:c is refused")));
     let printed = config.to_string();
-    assert!(printed.contains("authentication of all hosts: SHA-512; ffdhe4096, NULL"), "{printed}");
-    assert!(printed.contains("key of nqn.2026-11.host:a, and the controller's"), "{printed}");
+    assert!(
+        printed.contains("authentication of all hosts: SHA-512 with ffdhe4096, NULL"),
+        "{printed}"
+    );
+    assert!(printed.contains("key of nqn.2026-11.host:a, and the controller's\n"), "{printed}");
+    let own = "key of nqn.2026-11.host:b: SHA-384 with ffdhe4096, NULL\n";
+    assert!(printed.contains(own), "{printed}");
 }
 
 #[test]
@@ -559,6 +569,8 @@ fn mistakes_about_authentication_are_told() {
     assert!(says("[authentication]\nrequire = true").contains("did you mean `required`?"));
     assert!(says("[[host]]\nnqn = \"nqn.2026-11.host:a\"").contains("no `dhchap_key_file`"));
     let host = "[[host]]\nnqn = \"nqn.2026-11.host:a\"\ndhchap_key_file = \"a\"\n";
+    let unknown = says(&format!("{host}hashes = [\"md5\"]\ngroups = []"));
+    assert!(unknown.contains("lists \"md5\"") && unknown.contains("`groups` is empty"));
     let twice = says(&format!("{host}{host}"));
     assert!(twice.contains("not absolute") && twice.contains("was there before"), "{twice}");
     let lonely = format!("{LEAST}\n[authentication]\nrequired = true");

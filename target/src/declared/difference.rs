@@ -40,7 +40,13 @@ pub fn differences(old: &Config, new: &Config) -> Vec<String> {
             _ => {}
         }
     }
+    let before = lines.len();
     keys(&mut lines, "", &was, &is);
+    for line in lines.iter_mut().skip(before) {
+        if ON_PROOF.iter().any(|key| line.starts_with(key)) {
+            line.push_str(NEXT);
+        }
+    }
     let hosts = (&old.authentication.hosts[..], &new.authentication.hosts[..]);
     for (was, is) in pairs(hosts, |host| host.nqn) {
         match (was, is) {
@@ -52,8 +58,16 @@ pub fn differences(old: &Config, new: &Config) -> Vec<String> {
             }
             (Some(was), None) => lines.push(format!("- key of host {}", was.nqn)),
             (None, Some(is)) => lines.push(format!("+ key of host {}", is.nqn)),
-            (Some(was), Some(is)) if was != is => {
-                lines.push(format!("~ key files of host {}", is.nqn));
+            (Some(was), Some(is)) => {
+                let files =
+                    |host: &HostConfig| (host.key_file.clone(), host.controller_key_file.clone());
+                if files(was) != files(is) {
+                    lines.push(format!("~ key files of host {}", is.nqn));
+                }
+                if (&was.hashes, &was.groups) != (&is.hashes, &is.groups) {
+                    let policy = is.policy(&new.authentication.policy);
+                    lines.push(format!("~ host {} may use {policy}{NEXT}", is.nqn));
+                }
             }
             _ => {}
         }
@@ -73,6 +87,12 @@ pub fn differences(old: &Config, new: &Config) -> Vec<String> {
     }
     lines
 }
+
+/// What may be agreed on; whatever was agreed on before was allowed then.
+const ON_PROOF: [&str; 2] = ["~ authentication hashes ", "~ authentication groups "];
+
+/// From when on that holds.
+const NEXT: &str = " (from the next authentication on)";
 
 type Tree = Map<String, Value>;
 

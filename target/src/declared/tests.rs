@@ -151,6 +151,17 @@ fn every_change_does_what_it_says_and_leaves_the_rest_as_it_was() {
             },
             "+ key of host",
         ),
+        (
+            Change::SetHost {
+                nqn: named(HOST),
+                settings: settings(json!({"hashes": ["sha384"], "groups": ["null"]})),
+            },
+            "may use SHA-384 with NULL (from the next authentication on)",
+        ),
+        (
+            Change::SetHost { nqn: named(HOST), settings: settings(json!({"hashes": null})) },
+            "may use SHA-256, SHA-384, SHA-512 with NULL (from",
+        ),
         (Change::RemoveHost { nqn: named(HOST) }, "- key of host"),
         (Change::RemoveSubsystem { nqn: named(b) }, "- subsystem nqn.2026-11.io.nvmfd:b"),
         (

@@ -245,6 +245,8 @@ mod tests {
             nqn,
             key_file: key_file.clone(),
             controller_key_file: None,
+            hashes: None,
+            groups: None,
         }];
         let config = crate::config::AuthenticationConfig { hosts, ..Default::default() };
         for (mode, level) in [(0o600, Fine), (0o644, Problem)] {

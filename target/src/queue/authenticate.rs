@@ -185,7 +185,11 @@ impl Queue {
         if let Some(why) = proof.take_failure() {
             io.registry.note_failed_proof(remote.ip(), host, io.now);
             let cause = proof.cause().unwrap_or(Cause::of_exchange(why, by_host));
-            self.explain(cause, why.to_string(), io);
+            let detail = match proof.take_detail() {
+                Some(detail) => format!("{why}: {detail}"),
+                None => why.to_string(),
+            };
+            self.explain(cause, detail, io);
             return;
         }
         if before
@@ -206,7 +210,9 @@ impl Queue {
                     self.limits.io_queues = io_queues;
                 }
                 io.registry.proved(association);
-                info!(%remote, %host, "host authenticated");
+                if let Some((hash, group)) = proof.agreed() {
+                    info!(%remote, %host, %hash, %group, "host authenticated");
+                }
                 self.tell_twin(io);
             }
             Serves::Io { association, epoch, .. } => {

@@ -42,7 +42,13 @@ pub(crate) fn give_key(world: &World, groups: Vec<GroupId>) -> TempDir {
     let nqn: Nqn = HOST.parse().unwrap();
     let config = AuthenticationConfig {
         policy: Policy { hashes: vec![HashId::SHA256], groups },
-        hosts: vec![HostConfig { nqn, key_file, controller_key_file: None }],
+        hosts: vec![HostConfig {
+            nqn,
+            key_file,
+            controller_key_file: None,
+            hashes: None,
+            groups: None,
+        }],
         ..AuthenticationConfig::default()
     };
     let changes = world.registry.set_keyring(Keyring::load(&config).unwrap());

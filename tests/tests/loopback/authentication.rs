@@ -6,7 +6,8 @@ use std::path::Path;
 use std::thread;
 
 use initiator::{Error, Host, Options, Setup};
-use nvme::auth::{Failure, Secret};
+use nvme::auth::{Failure, GroupId, HashId, Secret};
+use nvmfd::why::Cause;
 
 use super::Ended;
 use super::target::{HOST, TestTarget};
@@ -73,6 +74,59 @@ fn both_sides_prove_themselves_in_every_group_or_nothing_is_served() {
     let unproved = ended(&target, Some(SECRET), Some(OURS));
     let expected = Ended::Unproved { queue: 0, why: Failure::PROTOCOL_UNUSABLE };
     assert_eq!(unproved.to_string(), expected.to_string());
+}
+
+#[test]
+fn each_host_may_use_the_hashes_and_groups_that_are_allowed_for_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let text =
+        |own: &str| rules(folder.path(), "hashes = [\"sha256\"]\ngroups = [\"null\"]") + own + "\n";
+    let mut target =
+        TestTarget::start_with(&text("hashes = [\"sha384\"]\ngroups = [\"ffdhe2048\"]"));
+    // The host that stays connected has the usual address.
+    let elsewhere = |target: &TestTarget, options: Options| {
+        let source = target.address().trim_end_matches('1').to_owned() + "10";
+        let source = Some(source.parse().expect("an address"));
+        Host::connect(options, Setup { source, ..target.setup() })
+    };
+    let offering = |target: &TestTarget, hashes: &[HashId], groups: &[GroupId]| {
+        let (hashes, groups) = (hashes.to_vec(), groups.to_vec());
+        elsewhere(target, Options { hashes, groups, ..options(target, Some(SECRET), None) })
+    };
+    let refused = |host: Result<Host, Error>| match host {
+        Err(Error::Ended(Ended::NotAuthenticated { queue: 0, why })) => why,
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("connected"),
+    };
+    let all = GroupId::ALL;
+    let why = refused(offering(&target, &[HashId::SHA256, HashId::SHA512], &all));
+    assert_eq!(why, Failure::HASH_UNUSABLE);
+    let said = target.told(Cause::NoCommonAlgorithm);
+    let expected = "(hash function not usable: of hashes it offers SHA-256, SHA-512, and it may \
+                    use SHA-384)";
+    assert!(said.iter().any(|line| line.contains(expected)), "{said:?}");
+    let why = refused(offering(&target, &HashId::ALL, &[GroupId::NULL, GroupId::FFDHE3072]));
+    assert_eq!(why, Failure::GROUP_UNUSABLE);
+    let said = target.told(Cause::NoCommonAlgorithm);
+    let expected = "of groups it offers NULL, ffdhe3072, and it may use ffdhe2048";
+    assert!(said.iter().any(|line| line.contains(expected)), "{said:?}");
+    let allowed = Options {
+        hashes: vec![HashId::SHA384],
+        groups: vec![GroupId::FFDHE2048],
+        ..options(&target, Some(SECRET), None)
+    };
+    let mut host = Host::connect(allowed, target.setup()).expect("allowed");
+    // A change concerns the next authentication, and no session.
+    target.apply(&text("hashes = [\"sha512\"]"));
+    let mut block = vec![0; 4096];
+    host.read(super::FILE, &mut block).expect("read");
+    host.disconnect();
+    let why = refused(offering(&target, &[HashId::SHA384], &all));
+    assert_eq!(why, Failure::HASH_UNUSABLE);
+    offering(&target, &[HashId::SHA512], &[GroupId::NULL]).expect("connected").disconnect();
+    // A host that has nothing of its own may use what all may.
+    target.apply(&text(""));
+    offering(&target, &[HashId::SHA256], &[GroupId::NULL]).expect("connected").disconnect();
 }
 
 #[test]

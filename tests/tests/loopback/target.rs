@@ -118,6 +118,13 @@ block_size = 512
         self.target = Some(Target::start(self.config(more)).expect("the target starts again"));
     }
 
+    /// What is said of each time that this happened.
+    pub(crate) fn told(&self, cause: Cause) -> Vec<String> {
+        let records = self.target.as_ref().expect("running").view().registry.why.list(None);
+        let of = records.iter().filter(|record| record.why.cause == cause);
+        of.map(|record| record.why.to_string()).collect()
+    }
+
     /// What is configured and not there yet.
     pub(crate) fn awaited(&self) -> Vec<String> {
         self.target.as_ref().expect("running").pulse().awaited()

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use clap::Subcommand;
+use clap::{ArgGroup, Args, Subcommand};
 use nvmfd::api::{Change, Host, Settings};
+use serde_json::Value;
 
 use crate::change;
 use crate::client::Client;
@@ -38,12 +39,48 @@ pub(crate) enum Command {
         /// The file of the secret by which the target proves itself to it, likewise
         #[arg(long, value_name = "FILE")]
         controller: Option<PathBuf>,
+        #[command(flatten)]
+        policy: Policy,
+    },
+    /// Change which hashes and DH groups a host with a key may use, from its next authentication on
+    #[command(group(ArgGroup::new("algorithms").args(["hashes", "groups"]).required(true)
+        .multiple(true)))]
+    Set {
+        /// The name of the host
+        host: String,
+        #[command(flatten)]
+        policy: Policy,
     },
     /// Take the key of a host away: it needs to prove nothing
     Unkey {
         /// The name of the host
         host: String,
     },
+}
+
+/// What may be agreed on with one host.
+#[derive(Args)]
+pub(crate) struct Policy {
+    /// Its hashes, best first, such as sha384,sha512; `default`: those of [authentication]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    hashes: Vec<String>,
+    /// Its DH groups, best first, such as ffdhe4096,ffdhe3072; `default`: those of
+    /// [authentication]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    groups: Vec<String>,
+}
+
+impl Policy {
+    fn put(self, settings: &mut Settings) {
+        for (key, names) in [("hashes", self.hashes), ("groups", self.groups)] {
+            let value = match &names[..] {
+                [] => continue,
+                [name] if name == "default" => Value::Null,
+                _ => names.into(),
+            };
+            settings.insert(key.to_owned(), value);
+        }
+    }
 }
 
 pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Result<(), Failure> {
@@ -54,12 +91,18 @@ pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Re
         }
         Command::Allow { subsystem, host } => Change::AllowHost { subsystem, host },
         Command::Deny { subsystem, host } => Change::DenyHost { subsystem, host },
-        Command::Key { host, file, controller } => {
+        Command::Key { host, file, controller, policy } => {
             let mut settings = Settings::new();
             settings.insert("dhchap_key_file".to_owned(), absolute(&file)?);
             if let Some(file) = controller {
                 settings.insert("dhchap_ctrl_key_file".to_owned(), absolute(&file)?);
             }
+            policy.put(&mut settings);
+            Change::SetHost { nqn: host, settings }
+        }
+        Command::Set { host, policy } => {
+            let mut settings = Settings::new();
+            policy.put(&mut settings);
             Change::SetHost { nqn: host, settings }
         }
         Command::Unkey { host } => Change::RemoveHost { nqn: host },
@@ -72,10 +115,12 @@ fn list(all: &[Host]) -> String {
         [
             each.nqn.clone(),
             if each.has_key { "must prove itself" } else { "none" }.to_owned(),
+            joined(&each.hashes, "-"),
+            joined(&each.groups, "-"),
             each.controllers.to_string(),
             joined(&each.subsystems, "-"),
         ]
     });
     let empty = "the configuration names no host: see `allow_any_host` of each subsystem";
-    table(["HOST", "KEY", "CONTROLLERS", "MAY USE"], rows, empty)
+    table(["HOST", "KEY", "HASHES", "DH GROUPS", "CONTROLLERS", "MAY USE"], rows, empty)
 }

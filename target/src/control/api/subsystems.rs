@@ -13,7 +13,11 @@ use uuid::Uuid;
 
 use super::Refused;
 use crate::api::{Detached, Host, Kind, Namespace, NamespaceState, Problem, Subsystem};
-use crate::config::{HostConfig, Limits, NamespaceConfig, NamespaceKind, SubsystemConfig};
+use crate::auth::Policy;
+use crate::config::{
+    AuthenticationConfig, Limits, NamespaceConfig, NamespaceKind, SubsystemConfig, group_name,
+    hash_name,
+};
 use crate::control::managed::Managed;
 use crate::disk::{self, Health};
 use crate::managed::Absent;
@@ -68,6 +72,8 @@ async fn hosts(State(managed): State<Managed>) -> Json<Vec<Host>> {
         nqn: nqn.to_string(),
         subsystems: BTreeSet::new(),
         has_key: false,
+        hashes: Vec::new(),
+        groups: Vec::new(),
         controllers: (controllers.iter())
             .filter(|c| !c.discovery && c.association.host == *nqn)
             .count() as u32,
@@ -78,8 +84,13 @@ async fn hosts(State(managed): State<Managed>) -> Json<Vec<Host>> {
             entry.subsystems.insert(subsystem.nqn.to_string());
         }
     }
-    for HostConfig { nqn, .. } in &running.config.authentication.hosts {
-        found.entry(*nqn).or_insert_with(|| host(nqn)).has_key = true;
+    let AuthenticationConfig { hosts, policy, .. } = &running.config.authentication;
+    for keyed in hosts {
+        let entry = found.entry(keyed.nqn).or_insert_with(|| host(&keyed.nqn));
+        let Policy { hashes, groups } = keyed.policy(policy);
+        entry.has_key = true;
+        entry.hashes = hashes.iter().map(|hash| hash_name(*hash).to_owned()).collect();
+        entry.groups = groups.iter().map(|group| group_name(*group).to_owned()).collect();
     }
     Json(found.into_values().collect())
 }

@@ -78,6 +78,8 @@ nqn = «"nqn.2026-11.org.example:h" | "nqn.2026-11.org.example:i"»
 authenticate = «true | false»
 dhchap_key_file = «"/k" | "/l"»
 dhchap_ctrl_key_file = «"/m" | "/n"»
+hashes = «["sha256"] | ["sha384"]»
+groups = «["null"] | ["ffdhe2048"]»
 
 [[limit]]
 name = «"gold" | "lead"»
