@@ -31,19 +31,20 @@
 //! slot of the kernel's table of files is given to a new backing only after that, so an operation
 //! that a kernel worker picks up late never meets another namespace's file.
 //!
-//! What needs none of that is in files of its own: `ring/files.rs`, which backings there are,
+//! What needs none of that is in files of its own: `ring/flights.rs`, what is under way, as a state
+//! machine without I/O, with its parts: `ring/files.rs`, which backings there are,
 //! `ring/share.rs`, how much one of them may have, `ring/syncs.rs`, who synchronises it, and
 //! `ring/home.rs`, what becomes of the kernel's answers. A test sees that it stays so.
 #![expect(unsafe_code, reason = "entries for the kernel name memory and files by number")]
 
 mod files;
+pub mod flights;
 mod home;
 mod share;
 mod syncs;
 #[cfg(test)]
 mod tests;
 
-use std::collections::VecDeque;
 use std::io;
 use std::marker::PhantomData;
 use std::os::fd::RawFd;
@@ -55,13 +56,13 @@ use io_uring::{IoUring, opcode, squeue};
 use nvme::status::Status;
 use rdma::{Buf, Pool, PoolPlan, Region, Tag};
 
-use crate::disk::entry::{Attachment, CHUNK_SHIFT, Memory, Place, entry_for, pause_entry};
-use crate::disk::fault::Verdict;
+use crate::disk::entry::{CHUNK_SHIFT, Memory, Place, entry_for, pause_entry};
 use crate::disk::flight::{Flight, Step, ZEROS_BYTES};
-use crate::disk::recall::Recalls;
 use crate::disk::setup::{LADDER, allow_workers, register_files, set_up};
 use crate::disk::watch::{Watches, Wish};
 use crate::disk::{self, Backing, BackingId, Disk, Done, Kind, Op};
+
+use flights::{Ask, Flights};
 
 /// What one io_uring can have under way.
 const MAX_OPS: u32 = 32768;
@@ -109,30 +110,10 @@ pub struct RingStats {
 pub struct Ring {
     io: IoUring,
     memory: Memory,
-    attachments: Vec<Option<Attachment>>,
-    /// By [`BackingId`]: index into `attachments`.
-    by_id: Vec<Option<u32>>,
     /// Slots in the kernel's table of files.
     files: u32,
-    flights: Vec<Option<Flight>>,
-    free: Vec<u32>,
-    /// Not yet in a slot.
-    queue: VecDeque<Flight>,
-    /// In a slot, and to be given to the kernel (again).
-    again: VecDeque<u32>,
-    /// Scratch: slots that come home with another one.
-    followers: Vec<u32>,
-    /// Home without the kernel's help.
-    ready: VecDeque<Done>,
+    flights: Flights,
     watches: Watches,
-    recalls: Recalls,
-    in_kernel: usize,
-    /// Flights: in the queue, parked with their store, or in a slot.
-    under_way: usize,
-    /// How much of one store the kernel may have.
-    share: u32,
-    /// Attachments, by index, with whom something is parked that may have a slot now.
-    resumed: Vec<u32>,
     stats: RingStats,
     complaints: u64,
     /// The kernel accepts entries from the creating thread only.
@@ -162,7 +143,6 @@ impl Ring {
         let registered = register_region(&io, &region)?;
         allow_workers(&io);
         let files = register_files(&io, limits.backings);
-        let ops = limits.ops.clamp(1, MAX_OPS);
         let zeros = Pool::new(PoolPlan {
             cells: 0,
             receives: 0,
@@ -173,29 +153,51 @@ impl Ring {
         })?
         .region()
         .clone();
-        let room = ops as usize;
         Ok(Ring {
             io,
             memory: Memory { region, zeros, registered },
-            attachments: Vec::with_capacity(limits.backings as usize),
-            by_id: vec![None; limits.backings as usize],
             files,
-            flights: (0..ops).map(|_| None).collect(),
-            free: (0..ops).rev().collect(),
-            queue: VecDeque::with_capacity(room),
-            again: VecDeque::with_capacity(room),
-            followers: Vec::new(),
-            ready: VecDeque::with_capacity(room),
+            flights: Flights::new(limits),
             watches: Watches::default(),
-            recalls: Recalls::default(),
-            in_kernel: 0,
-            under_way: 0,
-            share: share::of_one(0),
-            resumed: Vec::new(),
             stats: RingStats::default(),
             complaints: 0,
             _not_send: PhantomData,
         })
+    }
+
+    /// Makes a backing known under `id`; one that had this id before is detached.
+    ///
+    /// # Errors
+    /// The id is not below [`RingLimits::backings`].
+    pub fn attach(&mut self, id: BackingId, backing: Arc<Backing>) -> io::Result<()> {
+        self.detach(id);
+        let fixed = match backing.fd() {
+            Some(fd) if id.0 < self.files && self.flights.is_file_vacant(id) => {
+                self.io.submitter().register_files_update(id.0, &[fd]).is_ok()
+            }
+            _ => false,
+        };
+        if self.flights.attach(id, backing, fixed) {
+            return Ok(());
+        }
+        let text = format!("backing {} is beyond this ring's table", id.0);
+        Err(io::Error::new(io::ErrorKind::InvalidInput, text))
+    }
+
+    /// Takes a backing out. New operations on `id` come home as Invalid Namespace; those under way
+    /// complete normally, and the ring lets the backing go with the last of them.
+    pub fn detach(&mut self, id: BackingId) {
+        self.flights.detach(id);
+        self.vacate();
+    }
+
+    /// Has the kernel let those files go whose backings are.
+    fn vacate(&mut self) {
+        while let Some(id) = self.flights.next_vacated() {
+            if let Err(error) = self.io.submitter().register_files_update(id, &[-1]) {
+                tracing::warn!("the ring keeps the file of backing {id} open: {error}");
+            }
+        }
     }
 
     /// Has the readiness (for reading) of `fd` end the next sleeps and be reported by
@@ -224,8 +226,7 @@ impl Ring {
     pub fn sleep(&mut self, until: Option<Instant>, now: Instant) {
         self.fill();
         let patience = until.map(|until| until.saturating_duration_since(now));
-        let work_left = !self.ready.is_empty() || !self.again.is_empty();
-        if !work_left && patience != Some(Duration::ZERO) {
+        if !self.flights.has_work() && patience != Some(Duration::ZERO) {
             self.enter(1, patience);
         } else if !self.io.submission().is_empty() {
             self.enter(0, None);
@@ -235,7 +236,7 @@ impl Ring {
     /// Appends what has come home to `done` and the tokens of what has become readable to `woken`.
     /// Does not block. Reserve room for all slots in both once, and no call allocates.
     pub fn reap(&mut self, done: &mut Vec<Done>, woken: &mut Vec<u32>) {
-        done.extend(self.ready.drain(..));
+        done.extend(self.flights.take_ready());
         let submission = self.io.submission();
         let (deferred, overflown) = (submission.taskrun(), submission.cq_overflow());
         drop(submission);
@@ -253,21 +254,39 @@ impl Ring {
                 self.on_completion(user_data, answer, done, woken);
             }
             if count < batch.len() {
-                return;
+                return self.vacate();
             }
+        }
+    }
+
+    /// Takes one answer of the kernel: `user_data` says to what.
+    fn on_completion(
+        &mut self,
+        user_data: u64,
+        answer: i32,
+        done: &mut Vec<Done>,
+        woken: &mut Vec<u32>,
+    ) {
+        if user_data == NOBODY {
+        } else if user_data & WATCH != 0 {
+            woken.extend(self.watches.on_completion((user_data & !WATCH) as usize));
+        } else if user_data & RECALL != 0 {
+            self.flights.recall_answered((user_data & !RECALL) as usize, answer, done);
+        } else if let Ok(slot) = u32::try_from(user_data) {
+            self.flights.answered(slot, answer, done);
         }
     }
 
     /// Operations submitted and not yet handed back.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.under_way + self.ready.len() + self.recalls.len()
+        self.flights.in_flight()
     }
 
     /// What it has done so far.
     #[must_use]
     pub fn stats(&self) -> RingStats {
-        self.stats
+        RingStats { again: self.flights.repeated, ..self.stats }
     }
 
     /// Writes entries for all that is to be done, as long as there is room.
@@ -287,103 +306,47 @@ impl Ring {
             }
             self.watches.granted(index);
         }
-        // Before any operation: a slot must not have become another one's.
-        while let Some((index, recall)) = self.recalls.wish() {
-            let flight = self.flights[recall.slot as usize].as_ref();
-            if flight.is_none_or(|flight| flight.tag() != recall.of) {
-                self.recalls.asked();
-                let (home, outcome) = (self.recalls.answered(index), Err(Status::INTERNAL_ERROR));
-                self.ready.extend(home.map(|it| Done { tag: it.tag, buf: None, outcome }));
-                continue;
-            }
-            let entry = opcode::AsyncCancel::new(recall.slot.into()).build();
+        while let Some((index, slot)) = self.flights.next_recall() {
+            let entry = opcode::AsyncCancel::new(slot.into()).build();
             let entry = entry.user_data(RECALL | index as u64);
             // SAFETY: the entry names no memory.
             if !unsafe { self.push(&entry) } {
                 return;
             }
-            self.recalls.asked();
+            self.flights.recall_asked();
         }
-        while let Some(slot) = self.again.pop_front() {
-            if !self.issue(slot) {
-                self.again.push_front(slot);
-                return;
+        while let Some(ask) = self.flights.next_ask() {
+            let entry = match ask {
+                Ask::Pause(_) => Some(pause_entry()),
+                Ask::Step(slot, step) => self.entry(slot, step),
+            };
+            let Some(entry) = entry else {
+                self.flights.astray(ask.slot());
+                continue;
+            };
+            let plain =
+                matches!(entry.get_opcode() as u8, opcode::Read::CODE | opcode::Write::CODE);
+            // SAFETY: the entry's memory is the flight's own Buf (checked by `locate`), the zeros, or
+            // a static; mapped while `self.memory` lives, and Drop outwaits the kernel. The Buf stays
+            // in the flight, and the flight in its slot, until this entry's completion.
+            if !unsafe { self.push(&entry.user_data(ask.slot().into())) } {
+                return self.flights.not_asked(ask);
+            }
+            self.flights.asked(ask);
+            match ask {
+                Ask::Pause(_) => {}
+                Ask::Step(_, Step::Sync) => self.stats.syncs += 1,
+                Ask::Step(_, Step::Space { .. }) => self.stats.spaces += 1,
+                Ask::Step(..) if plain => self.stats.plain += 1,
+                Ask::Step(..) => self.stats.fixed += 1,
             }
         }
-        while let Some(slot) = self.take_slot() {
-            if !self.issue(slot) {
-                self.again.push_back(slot);
-                return;
-            }
-        }
     }
 
-    /// Gives a flight's next step to the kernel; false when there is no room for it now.
-    fn issue(&mut self, slot: u32) -> bool {
-        let Some((step, entry)) = self.next_entry(slot) else {
-            tracing::error!("a buffer that is not of this ring's pool, or an operation astray");
-            let done = self.land(slot, Err(Status::INTERNAL_ERROR.with_dnr()));
-            self.ready.extend(done);
-            return true;
-        };
-        if step == Step::Sync && !self.leads_sync(slot) {
-            return true;
-        }
-        let (entry, begins) = match self.verdict(slot, step) {
-            Verdict::Go => (entry, step == Step::Sync),
-            Verdict::Wait => (pause_entry(), false),
-            Verdict::Fail(errno) => return self.fail(slot, errno),
-        };
-        let plain = matches!(entry.get_opcode() as u8, opcode::Read::CODE | opcode::Write::CODE);
-        if begins {
-            // Not before: one that waits for its turn has begun nothing yet.
-            self.begin_sync(slot);
-        }
-        // SAFETY: the entry's memory is the flight's own Buf (checked by `locate`), the zeros, or
-        // a static; mapped while `self.memory` lives, and Drop outwaits the kernel. The Buf stays in
-        // the flight, and the flight in its slot, until this entry's completion.
-        if !unsafe { self.push(&entry.user_data(u64::from(slot))) } {
-            if begins {
-                self.take_sync_back(slot);
-            }
-            return false;
-        }
-        self.in_kernel += 1;
-        match step {
-            Step::Sync => self.stats.syncs += 1,
-            Step::Space { .. } => self.stats.spaces += 1,
-            _ if plain => self.stats.plain += 1,
-            _ => self.stats.fixed += 1,
-        }
-        true
-    }
-
-    /// What becomes of a step: the kernel does it, unless the store is told to do wrong.
-    fn verdict(&mut self, slot: u32, step: Step) -> Verdict {
-        let Some(flight) = self.flights[slot as usize].as_mut() else { return Verdict::Go };
-        let attachment = self.attachments[flight.attachment as usize].as_ref();
-        attachment.map_or(Verdict::Go, |it| flight.verdict(step, &it.backing))
-    }
-
-    /// As if the kernel had failed a step.
-    fn fail(&mut self, slot: u32, errno: i32) -> bool {
-        let Some(flight) = self.flights[slot as usize].as_mut() else { return true };
-        let attachment = self.attachments[flight.attachment as usize].as_ref();
-        let outcome = attachment.and_then(|it| flight.advance(-errno, &it.backing));
-        let done = self.land(slot, outcome.unwrap_or(Err(Status::INTERNAL_ERROR.with_dnr())));
-        self.ready.extend(done);
-        true
-    }
-
-    /// A flight's next step, and the entry that says so to the kernel.
-    fn next_entry(&mut self, slot: u32) -> Option<(Step, squeue::Entry)> {
-        let flight = self.flights[slot as usize].as_mut()?;
-        let attachment = self.attachments[flight.attachment as usize].as_ref()?;
-        let step = flight.step(&attachment.backing);
-        let backing = &attachment.backing;
-        let step = backing.health().fault().cut(step, backing.block_size_bytes());
-        let entry = entry_for(step, flight.buf(), attachment, &self.memory)?;
-        Some((step, entry))
+    /// The entry that says a step to the kernel.
+    fn entry(&self, slot: u32, step: Step) -> Option<squeue::Entry> {
+        let (flight, attachment) = self.flights.parts(slot)?;
+        entry_for(step, flight.buf(), attachment, &self.memory)
     }
 
     /// Queues an entry, making room by a submission when there is none.
@@ -426,58 +389,38 @@ impl Ring {
 
 impl Disk for Ring {
     fn submit(&mut self, backing: BackingId, tag: Tag, op: Op) {
-        let index = self.by_id.get(backing.0 as usize).copied().flatten();
-        let attached = index
-            .and_then(|index| Some((index, self.attachments.get_mut(index as usize)?.as_mut()?)));
-        let Some((index, attachment)) = attached else {
-            let gone = Err(Status::INVALID_NAMESPACE.with_dnr());
-            self.ready.push_back(Flight::new(u32::MAX, tag, op).done(gone));
-            return;
-        };
-        let mut flight = Flight::new(index, tag, op);
-        if let Some(outcome) = flight.shortcut(&attachment.backing) {
-            if attachment.backing.kind() == Kind::Null
-                && flight.is_read()
-                && let Some(buf) = flight.buf()
-            {
-                clear(&self.memory, buf);
+        let Ring { flights, memory, stats, .. } = self;
+        flights.submit(backing, tag, op, |flight, backing| match backing.kind() {
+            Kind::Ram => copy_now(flight, backing, memory).inspect(|_| stats.copied += 1),
+            _ => {
+                let buf = flight.buf().filter(|_| flight.is_read());
+                buf.into_iter().for_each(|buf| clear(memory, buf));
+                None
             }
-            self.ready.push_back(flight.done(outcome));
-            return;
-        }
-        if attachment.backing.kind() == Kind::Ram
-            && let Some(outcome) = copy_now(&mut flight, &attachment.backing, &self.memory)
-        {
-            self.stats.copied += 1;
-            self.ready.push_back(flight.done(outcome));
-            return;
-        }
-        attachment.flights += 1;
-        self.under_way += 1;
-        self.queue.push_back(flight);
+        });
     }
 
     fn recall(&mut self, tag: Tag, of: Tag) {
-        self.take_back(&[disk::Wish { of, tag }]);
+        self.recall_all(&[disk::Wish { of, tag }]);
     }
 
     fn recall_all(&mut self, wishes: &[disk::Wish]) {
-        self.take_back(wishes);
+        self.flights.take_back(wishes);
+        self.vacate();
     }
 }
 
 impl Drop for Ring {
     /// Takes everything back from the kernel before the memory may go.
     fn drop(&mut self) {
-        self.queue.clear();
-        self.attachments.iter_mut().flatten().for_each(|it| it.parked.clear());
+        self.flights.begin_nothing();
         self.watches.unwatch_all();
         let (mut done, mut woken) = (Vec::new(), Vec::new());
         let deadline = Instant::now() + FAREWELL;
         loop {
-            self.again.clear();
+            self.flights.begin_nothing();
             let now = Instant::now();
-            if self.in_kernel == 0 && self.watches.is_empty() {
+            if self.flights.in_kernel() == 0 && self.watches.is_empty() {
                 return;
             }
             if now >= deadline {
@@ -488,11 +431,11 @@ impl Drop for Ring {
         }
         tracing::error!(
             "{} disk operations did not come back within {FAREWELL:?}: their memory stays taken",
-            self.in_kernel
+            self.flights.in_kernel()
         );
         std::mem::forget((Arc::clone(&self.memory.region), Arc::clone(&self.memory.zeros)));
         // Their locks stay taken as well: nobody else may serve what may still be written.
-        std::mem::forget(std::mem::take(&mut self.attachments));
+        self.flights.leak();
     }
 }
 

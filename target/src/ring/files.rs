@@ -1,35 +1,25 @@
 //! The backings that a ring knows, and their slots in the kernel's table of files.
 
 use std::collections::VecDeque;
-use std::io;
 use std::sync::Arc;
 
-use super::Ring;
+use super::flights::Flights;
 use crate::disk::entry::Attachment;
 use crate::disk::syncs::Syncs;
 use crate::disk::{Backing, BackingId};
 
-impl Ring {
-    /// Makes a backing known under `id`; one that had this id before is detached.
-    ///
-    /// # Errors
-    /// The id is not below [`super::RingLimits::backings`].
-    pub fn attach(&mut self, id: BackingId, backing: Arc<Backing>) -> io::Result<()> {
-        self.detach(id);
-        let Some(entry) = self.by_id.get_mut(id.0 as usize) else {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("backing {} is beyond this ring's table", id.0),
-            ));
-        };
-        // The slot may still belong to a predecessor on its way out; then this one goes without.
-        let taken = self.attachments.iter().flatten().any(|other| other.fixed && other.id == id.0);
-        let fixed = match backing.fd() {
-            Some(fd) if !taken && id.0 < self.files => {
-                self.io.submitter().register_files_update(id.0, &[fd]).is_ok()
-            }
-            _ => false,
-        };
+impl Flights {
+    /// Whether the slot of this number in the kernel's table of files is vacant. It may still belong
+    /// to a backing on its way out; then the next one goes without.
+    #[must_use]
+    pub fn is_file_vacant(&self, id: BackingId) -> bool {
+        !self.attachments.iter().flatten().any(|other| other.fixed && other.id == id.0)
+    }
+
+    /// Makes a backing known under `id`, which none has now: see [`Flights::detach`]. `fixed`: it has
+    /// the slot of this number in the kernel's table of files. False where the id is beyond the end.
+    pub fn attach(&mut self, id: BackingId, backing: Arc<Backing>, fixed: bool) -> bool {
+        let Some(entry) = self.by_id.get_mut(id.0 as usize) else { return false };
         let attachment = Some(Attachment {
             sync_fd: backing.sync_fd(),
             syncs: Syncs::default(),
@@ -53,11 +43,11 @@ impl Ring {
         };
         *entry = u32::try_from(index).ok();
         self.share_anew();
-        Ok(())
+        true
     }
 
     /// Takes a backing out. New operations on `id` come home as Invalid Namespace; those under way
-    /// complete normally, and the ring lets the backing go with the last of them.
+    /// complete normally, and the backing is let go with the last of them.
     pub fn detach(&mut self, id: BackingId) {
         let Some(index) = self.by_id.get_mut(id.0 as usize).and_then(Option::take) else { return };
         if let Some(attachment) = &mut self.attachments[index as usize] {
@@ -66,18 +56,17 @@ impl Ring {
         self.release(index);
     }
 
+    /// The ids of those backings that were let go and had a slot in the kernel's table of files.
+    pub fn next_vacated(&mut self) -> Option<u32> {
+        self.vacated.pop()
+    }
+
     /// Forgets a leaving attachment whose last flight is home.
     pub(super) fn release(&mut self, index: u32) {
         let entry = &mut self.attachments[index as usize];
         let Some(attachment) = entry.take_if(|it| it.leaving && it.flights == 0) else { return };
         if attachment.fixed {
-            let cleared = self.io.submitter().register_files_update(attachment.id, &[-1]);
-            if let Err(error) = cleared {
-                tracing::warn!(
-                    "{}: the ring keeps its file open: {error}",
-                    attachment.backing.name()
-                );
-            }
+            self.vacated.push(attachment.id);
         }
         self.share_anew();
     }

@@ -5,46 +5,35 @@ use std::mem::take;
 use nvme::status::Status;
 use rdma::Tag;
 
-use super::{NOBODY, RECALL, Ring, WATCH};
+use super::flights::Flights;
 use crate::disk::flight::Flight;
 use crate::disk::recall::Recall;
 use crate::disk::{Done, Wish};
 
-impl Ring {
-    /// Takes one answer of the kernel: `user_data` says to what.
-    pub(super) fn on_completion(
-        &mut self,
-        user_data: u64,
-        answer: i32,
-        done: &mut Vec<Done>,
-        woken: &mut Vec<u32>,
-    ) {
-        if user_data == NOBODY {
-            return;
+impl Flights {
+    /// Takes the kernel's answer to a wish to have an operation back, by the number of the wish.
+    pub fn recall_answered(&mut self, index: usize, answer: i32, done: &mut Vec<Done>) {
+        let recall = self.recalls.answered(index);
+        let Some(Recall { tag, of, slot, aborted }) = recall else { return };
+        let granted = answer >= 0 || aborted;
+        // Not found, or begun: it goes on.
+        if !granted
+            && let Some(flight) = self.slots[slot as usize].as_mut()
+            && flight.tag() == of
+        {
+            flight.insist();
         }
-        if user_data & WATCH != 0 {
-            woken.extend(self.watches.on_completion((user_data & !WATCH) as usize));
-            return;
-        }
-        if user_data & RECALL != 0 {
-            let recall = self.recalls.answered((user_data & !RECALL) as usize);
-            let Some(Recall { tag, of, slot, aborted }) = recall else { return };
-            let granted = answer >= 0 || aborted;
-            // Not found, or begun: it goes on.
-            if !granted
-                && let Some(flight) = self.flights[slot as usize].as_mut()
-                && flight.tag() == of
-            {
-                flight.insist();
-            }
-            let outcome = if granted { Ok(()) } else { Err(Status::INTERNAL_ERROR) };
-            return done.push(Done { tag, buf: None, outcome });
-        }
-        let slot = user_data as usize;
-        let Some(flight) = self.flights.get_mut(slot).and_then(Option::as_mut) else { return };
+        let outcome = if granted { Ok(()) } else { Err(Status::INTERNAL_ERROR) };
+        done.push(Done { tag, buf: None, outcome });
+    }
+
+    /// Takes the kernel's answer to what was asked for a slot.
+    pub fn answered(&mut self, slot: u32, answer: i32, done: &mut Vec<Done>) {
+        let flight = self.slots.get_mut(slot as usize).and_then(Option::as_mut);
+        let Some(flight) = flight else { return };
         self.in_kernel = self.in_kernel.saturating_sub(1);
         if flight.take_wait() && answer != -libc::ECANCELED {
-            return self.again.push_back(slot as u32);
+            return self.again.push_back(slot);
         }
         if answer == -libc::ECANCELED {
             self.recalls.came_home_aborted(flight.tag());
@@ -62,10 +51,10 @@ impl Ring {
         };
         match outcome {
             None => {
-                self.stats.again += 1;
-                self.again.push_back(slot as u32);
+                self.repeated += 1;
+                self.again.push_back(slot);
             }
-            Some(outcome) => done.extend(self.land(slot as u32, outcome)),
+            Some(outcome) => done.extend(self.land(slot, outcome)),
         }
     }
 
@@ -73,7 +62,7 @@ impl Ring {
     /// back what waits for one of its workers; what is at a device stays there. Hosts of a store that
     /// hangs give up together, with thousands of operations: so those of a queue are looked for at
     /// once, in as many steps as there are operations.
-    pub(super) fn take_back(&mut self, wishes: &[Wish]) {
+    pub fn take_back(&mut self, wishes: &[Wish]) {
         let aborted = Err(Status::ABORT_REQUESTED);
         let mut left: Vec<Option<Wish>> = wishes.iter().copied().map(Some).collect();
         let at = |of: Tag| wishes.binary_search_by_key(&of, |wish| wish.of).ok();
@@ -84,7 +73,7 @@ impl Ring {
             self.ready.push_back(done);
             self.ready.extend(wish.map(|wish| answer(wish, Ok(()))));
         }
-        let in_slots = (0u32..).zip(&self.flights).filter_map(|(slot, flight)| {
+        let in_slots = (0u32..).zip(&self.slots).filter_map(|(slot, flight)| {
             let wish = left[at(flight.as_ref()?.tag())?].take()?;
             Some((slot, wish))
         });
@@ -105,11 +94,11 @@ impl Ring {
 
     /// Ends a flight and frees its slot; also those that share its synchronisation.
     pub(super) fn land(&mut self, slot: u32, outcome: Result<(), Status>) -> Option<Done> {
-        let index = self.flights[slot as usize].as_ref()?.attachment;
+        let index = self.slots[slot as usize].as_ref()?.attachment;
         if let Some(attachment) = &mut self.attachments[index as usize] {
             let alone = outcome.is_err_and(|status| status.is(Status::ABORT_REQUESTED));
             let next = attachment.syncs.end(slot, alone, &mut self.followers);
-            if let Some(next) = next.and_then(|next| self.flights[next as usize].as_mut()) {
+            if let Some(next) = next.and_then(|next| self.slots[next as usize].as_mut()) {
                 next.idle = false;
                 attachment.active += 1;
             }
@@ -123,7 +112,7 @@ impl Ring {
     }
 
     fn land_one(&mut self, slot: u32, outcome: Result<(), Status>) -> Option<Done> {
-        let flight = self.flights[slot as usize].take()?;
+        let flight = self.slots[slot as usize].take()?;
         self.leave_slot(slot, &flight);
         Some(self.dismiss(flight, outcome))
     }

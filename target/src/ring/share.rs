@@ -9,7 +9,7 @@ use std::iter::once;
 
 use rdma::Tag;
 
-use super::Ring;
+use super::flights::Flights;
 use crate::disk::Kind;
 use crate::disk::entry::Attachment;
 use crate::disk::flight::Flight;
@@ -22,16 +22,15 @@ const BESIDE_OTHERS: u32 = 192;
 /// What it may have of one alone: another that comes finds workers.
 const ALONE: u32 = MOST_WORKERS - BESIDE_OTHERS;
 
-/// What the kernel may have of one of so many stores.
-pub(super) fn of_one(stores: usize) -> u32 {
-    if stores > 1 { BESIDE_OTHERS } else { ALONE }
-}
+/// The two, in this order.
+pub(super) const SHARES: [u32; 2] = [ALONE, BESIDE_OTHERS];
 
-impl Ring {
+impl Flights {
     /// Stores have come or gone.
     pub(super) fn share_anew(&mut self) {
         let has_workers = |it: &&Attachment| matches!(it.backing.kind(), Kind::File | Kind::Device);
-        self.share = of_one(self.attachments.iter().flatten().filter(has_workers).count());
+        let stores = self.attachments.iter().flatten().filter(has_workers).count();
+        self.share = self.shares[usize::from(stores > 1)];
         (0..self.attachments.len()).for_each(|index| self.resume(index as u32));
     }
 
@@ -43,7 +42,7 @@ impl Ring {
             attachment.active += 1;
         }
         self.free.pop();
-        self.flights[slot as usize] = Some(flight);
+        self.slots[slot as usize] = Some(flight);
         Some(slot)
     }
 

@@ -2,12 +2,12 @@
 
 use std::mem::take;
 
-use super::Ring;
+use super::flights::Flights;
 
-impl Ring {
+impl Flights {
     /// Whether this slot is the one to synchronise its store now; otherwise it waits for the next.
     pub(super) fn leads_sync(&mut self, slot: u32) -> bool {
-        let Some(flight) = self.flights[slot as usize].as_mut() else { return true };
+        let Some(flight) = self.slots[slot as usize].as_mut() else { return true };
         let index = flight.attachment;
         let Some(attachment) = self.attachments[index as usize].as_mut() else { return true };
         let leads = attachment.syncs.join(slot);
@@ -22,14 +22,14 @@ impl Ring {
 
     /// Whether this slot was waiting for a synchronisation of others; it does not any more.
     pub(super) fn leaves_sync(&mut self, slot: u32) -> bool {
-        let flight = self.flights[slot as usize].as_ref();
+        let flight = self.slots[slot as usize].as_ref();
         let attachment = flight.and_then(|f| self.attachments[f.attachment as usize].as_mut());
         attachment.is_some_and(|attachment| attachment.syncs.leave(slot))
     }
 
     /// What another store has taken the place of makes nothing durable.
     pub(super) fn begin_sync(&mut self, slot: u32) {
-        let Some(flight) = self.flights[slot as usize].as_mut() else { return };
+        let Some(flight) = self.slots[slot as usize].as_mut() else { return };
         let attachment = self.attachments[flight.attachment as usize].as_ref();
         if let Some(backing) = attachment.map(|it| &it.backing).filter(|it| !it.is_lost()) {
             backing.health().begin_sync();
@@ -38,7 +38,7 @@ impl Ring {
     }
 
     pub(super) fn take_sync_back(&mut self, slot: u32) {
-        let Some(flight) = self.flights[slot as usize].as_mut() else { return };
+        let Some(flight) = self.slots[slot as usize].as_mut() else { return };
         let attachment = self.attachments[flight.attachment as usize].as_ref();
         if let Some(attachment) = attachment.filter(|_| take(&mut flight.syncs)) {
             attachment.backing.health().note_write();

@@ -288,7 +288,7 @@ fn each_ring_synchronises_an_open_file_of_its_own() {
     let other = Bench::new(8);
     let mut ring = other.ring;
     ring.attach(STORE, Arc::clone(&backing)).unwrap();
-    let fd = |ring: &Ring| ring.attachments[0].as_ref().and_then(|a| a.sync_fd).unwrap();
+    let fd = |ring: &Ring| ring.flights.attachments[0].as_ref().and_then(|a| a.sync_fd).unwrap();
     let fds = [fd(&bench.ring), fd(&ring), backing.fd().unwrap()];
     assert!(fds[0] != fds[1] && fds[0] != fds[2] && fds[1] != fds[2], "{fds:?}");
 }
@@ -391,7 +391,7 @@ fn what_was_asked_back_leaves_nothing_behind() {
     let aborted = done.iter().filter(|done| done.outcome == Err(Status::ABORT_REQUESTED)).count();
     assert_eq!((granted, aborted), (500, 500));
     assert!(done.iter().any(|it| (it.tag, it.outcome.is_ok()) == (WISH | 500, false)));
-    assert_eq!((bench.ring.recalls.len(), bench.ring.recalls.places()), (0, 0));
+    assert_eq!((bench.ring.flights.recalls.len(), bench.ring.flights.recalls.places()), (0, 0));
     done.into_iter().filter_map(|done| done.buf).for_each(|buf| bench.pool.give(buf));
     assert!(bench.pool.is_full() && bench.ring.in_flight() == 0);
 }
@@ -697,7 +697,7 @@ fn every_kind_of_ring_works() {
 #[test]
 fn the_largest_ring_can_be_made() {
     let bench = Bench::new(u32::MAX);
-    assert_eq!(bench.ring.flights.len(), MAX_OPS as usize);
+    assert_eq!(bench.ring.flights.slots.len(), MAX_OPS as usize);
 }
 
 #[derive(Clone, Debug)]
@@ -975,7 +975,7 @@ fn a_full_file_system_is_capacity_exceeded() {
 #[test]
 fn no_store_has_all_slots_beside_another() {
     const MANY: u64 = 1000;
-    let share = share::of_one(2);
+    let share = share::SHARES[1];
     let mut bench = Bench::new(2048);
     let (hangs, other) = (bench.file("disk.img", 512), bench.file("other.img", 512));
     bench.ring.attach(STORE, Arc::clone(&hangs)).unwrap();
@@ -984,14 +984,14 @@ fn no_store_has_all_slots_beside_another() {
     let discard = |n: u64| Op::Discard { at: n * 512, len: 512 };
     (0..MANY).for_each(|n| Disk::submit(&mut bench.ring, STORE, n, discard(n)));
     bench.ring.submit();
-    let in_slots = |bench: &Bench| bench.ring.flights.iter().flatten().map(Flight::tag).max();
+    let in_slots = |bench: &Bench| bench.ring.flights.slots.iter().flatten().map(Flight::tag).max();
     assert_eq!(in_slots(&bench), Some(u64::from(share) - 1));
     Disk::submit(&mut bench.ring, BackingId(0), MANY, Op::Flush);
     assert_eq!(bench.await_done(1)[0].tag, MANY);
     // The other one leaves: more may begin. It comes again: no more than have begun.
     bench.ring.detach(BackingId(0));
     bench.ring.submit();
-    let alone = Some(u64::from(share::of_one(1)) - 1);
+    let alone = Some(u64::from(share::SHARES[0]) - 1);
     assert_eq!(in_slots(&bench), alone);
     bench.ring.attach(BackingId(0), other).unwrap();
     let wishes = [(2001, 5), (2002, MANY - 2), (2000, MANY - 1)];
@@ -1007,11 +1007,12 @@ fn no_store_has_all_slots_beside_another() {
     let mut home = Vec::new();
     while home.len() < MANY as usize - 3 {
         home.extend(bench.await_done(1));
-        let next = bench.ring.attachments[0].as_ref().unwrap().parked.front().map(Flight::tag);
+        let next =
+            bench.ring.flights.attachments[0].as_ref().unwrap().parked.front().map(Flight::tag);
         let latest = in_slots(&bench);
         assert!(next.is_none() || latest < next, "{latest:?} began before {next:?}");
     }
-    assert_eq!((bench.ring.in_flight(), bench.ring.resumed.len()), (0, 0));
+    assert_eq!((bench.ring.in_flight(), bench.ring.flights.resumed.len()), (0, 0));
     let beyond = Err(Status::LBA_OUT_OF_RANGE.with_dnr());
     let right = |it: &Done| it.outcome == if it.tag < 900 { Ok(()) } else { beyond };
     assert!(home.iter().all(right), "{home:?}");
@@ -1020,7 +1021,7 @@ fn no_store_has_all_slots_beside_another() {
 /// One that waits until its store is synchronised for others is not with the kernel.
 #[test]
 fn flushes_that_wait_for_others_come_back_and_hold_nobody_up() {
-    let share = u64::from(share::of_one(2));
+    let share = u64::from(share::SHARES[1]);
     let mut bench = Bench::new(2048);
     let (store, other) = (bench.file("disk.img", 512), bench.file("other.img", 512));
     bench.ring.attach(STORE, Arc::clone(&store)).unwrap();
@@ -1032,19 +1033,19 @@ fn flushes_that_wait_for_others_come_back_and_hold_nobody_up() {
     bench.ring.submit();
     // The first one hangs: the others can be had back, and what comes now begins.
     store.health().set_fault(Fault::None);
-    assert_eq!(bench.ring.attachments[0].as_ref().unwrap().active, 1);
+    assert_eq!(bench.ring.flights.attachments[0].as_ref().unwrap().active, 1);
     let into = bench.filled(512, 0xEE);
     Disk::submit(&mut bench.ring, STORE, 1000, Op::Read { into, at: 0 });
     bench.ring.submit();
-    assert!(bench.ring.attachments[0].as_ref().unwrap().parked.is_empty());
+    assert!(bench.ring.flights.attachments[0].as_ref().unwrap().parked.is_empty());
     (0..2 * share).for_each(|n| bench.ring.recall(2000 + n, 1 + n));
-    let at_once: Vec<Done> = bench.ring.ready.drain(..).collect();
+    let at_once: Vec<Done> = bench.ring.flights.ready.drain(..).collect();
     let aborted = at_once.iter().filter(|done| done.outcome == Err(Status::ABORT_REQUESTED));
     assert_eq!((at_once.len() as u64, aborted.count() as u64), (4 * share, 2 * share));
     let mut tags: Vec<Tag> = bench.await_done(2).iter().map(|done| done.tag).collect();
     tags.sort_unstable();
     assert_eq!((tags, bench.ring.in_flight()), (vec![0, 1000], 0));
-    assert_eq!(bench.ring.attachments[0].as_ref().unwrap().active, 0);
+    assert_eq!(bench.ring.flights.attachments[0].as_ref().unwrap().active, 0);
 }
 
 /// Whatever waits in the kernel's line for workers, waits for all stores.
@@ -1091,30 +1092,36 @@ fn flags_told(entry: &squeue::Entry) -> (u8, u32) {
     (bytes[0], u32::from_le_bytes([bytes[28], bytes[29], bytes[30], bytes[31]]))
 }
 
+/// What the kernel is to be asked for a slot, and how that is said.
+fn next_entry(ring: &mut Ring, slot: u32) -> (Step, squeue::Entry) {
+    let Some(Ask::Step(slot, step)) = ring.flights.ask(slot) else { panic!("nothing") };
+    (step, ring.entry(slot, step).unwrap())
+}
+
 #[test]
 fn the_kernel_is_told_that_a_write_with_fua_is_durable_and_no_other() {
     let (mut bench, _) = Bench::with_file(512);
     for (fixed, registered) in [(true, true), (false, true), (true, false), (false, false)] {
-        bench.ring.attachments[0].as_mut().unwrap().fixed &= fixed;
+        bench.ring.flights.attachments[0].as_mut().unwrap().fixed &= fixed;
         bench.ring.memory.registered &= registered;
         let code = if registered { opcode::WriteFixed::CODE } else { opcode::Write::CODE };
         for (fua, flags) in [(true, libc::RWF_DSYNC), (false, 0)] {
             let from = bench.filled(8192, 1);
             bench.submit(Op::Write { from, at: 0, fua });
-            let slot = bench.ring.take_slot().unwrap();
+            let slot = bench.ring.flights.take_slot().unwrap();
             for len in [8192, 4096] {
-                let (step, entry) = bench.ring.next_entry(slot).unwrap();
+                let (step, entry) = next_entry(&mut bench.ring, slot);
                 assert!(matches!(step, Step::Write { len: left, .. } if left == len), "{step:?}");
                 assert_eq!(flags_told(&entry), (code, flags as u32), "{fixed} {registered}");
                 // The kernel has done half of it: the rest is as durable.
-                let flight = bench.ring.flights[slot as usize].as_mut().unwrap();
-                let backing = &bench.ring.attachments[0].as_ref().unwrap().backing;
+                let flight = bench.ring.flights.slots[slot as usize].as_mut().unwrap();
+                let backing = &bench.ring.flights.attachments[0].as_ref().unwrap().backing;
                 assert_eq!(flight.advance(4096, backing).is_some(), len == 4096);
             }
-            let done = bench.ring.land(slot, Ok(())).unwrap();
+            let done = bench.ring.flights.land(slot, Ok(())).unwrap();
             bench.pool.give(done.buf.unwrap());
         }
-        bench.ring.attachments[0].as_mut().unwrap().fixed = true;
+        bench.ring.flights.attachments[0].as_mut().unwrap().fixed = true;
         bench.ring.memory.registered = true;
     }
 }
@@ -1123,12 +1130,12 @@ fn the_kernel_is_told_that_a_write_with_fua_is_durable_and_no_other() {
 fn the_kernel_is_told_to_synchronise_data_by_a_flush() {
     let (mut bench, backing) = Bench::with_file(512);
     bench.submit(Op::Flush);
-    let slot = bench.ring.take_slot().unwrap();
-    let (step, entry) = bench.ring.next_entry(slot).unwrap();
+    let slot = bench.ring.flights.take_slot().unwrap();
+    let (step, entry) = next_entry(&mut bench.ring, slot);
     assert_eq!(step, Step::Sync);
     let datasync = io_uring::types::FsyncFlags::DATASYNC.bits();
     assert_eq!(flags_told(&entry), (opcode::Fsync::CODE, datasync));
-    bench.ring.again.push_back(slot);
+    bench.ring.flights.not_asked(Ask::Step(slot, step));
     assert_eq!(bench.await_done(1)[0].outcome, Ok(()));
     assert_eq!(bench.ring.stats().syncs, 1);
     assert_eq!(backing.health().failures(), 0);
