@@ -413,7 +413,8 @@ impl World {
                 self.rouse(self.profile.reactors + host);
             }
             Timer::EndStorm => lock(&self.air).faults = self.profile.net,
-            Timer::Serve(space) if self.target.is_up() => {
+            // Not if a start has done it meanwhile.
+            Timer::Serve(space) if self.target.is_up() && !self.target.is_served(space) => {
                 self.target.serve(&self.profile, space, &mut self.disk)?;
                 self.target.publish(&self.profile);
                 self.look_at_scope();
