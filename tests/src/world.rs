@@ -51,6 +51,7 @@ use rdma::soft::sim::{Air, Dice, Faults};
 use disk::{DiskFaults, SimDisk};
 use host::Host;
 use judge::{Counts, Judge, Stage};
+use model::SECTOR_BYTES;
 use plant::Plant;
 use profile::{Mishap, Profile};
 use target::Target;
@@ -174,6 +175,12 @@ impl World {
         let seed = dice.roll();
         let mut disk = SimDisk::new(seed, profile.disk, &profile.shapes, now, Arc::clone(&trace));
         disk.forgets_flushes = setup.plant == Some(Plant::MissingFlush);
+        disk.atom_bytes = match setup.plant {
+            Some(Plant::TornBlock) => SECTOR_BYTES,
+            _ => profile.atom_bytes,
+        };
+        disk.gives_back_what_goes_on = setup.plant == Some(Plant::LateWrite);
+        disk.joins_flushes = setup.plant == Some(Plant::SharedFlush);
         disk.stale_copies = (setup.plant == Some(Plant::StaleCopy)).then_some(profile.mdts_bytes);
         let mut target = Target::new(&profile, &air)?;
         target.plant = setup.plant;

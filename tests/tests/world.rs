@@ -1,6 +1,9 @@
 //! The whole system, simulated: seeds that must run, seeds that once failed, and planted faults
 //! that must be found. `make sim` runs many more.
 
+#[path = "world/store.rs"]
+mod store;
+
 use std::time::Duration;
 
 use tests::world::keys::Proofs;
@@ -196,6 +199,17 @@ fn commands_that_go_on_while_their_namespace_is_formatted_are_found() {
 fn a_format_that_leaves_old_data_is_found() {
     let (_, why) = find(Plant::HalfFormat, 60);
     assert!(why.contains("which cannot be"), "{why}");
+}
+
+/// A world in which nobody orders anything: hosts read, write and flush, on a disk that does not fail.
+fn quiet(seed: u64, commands: u32) -> Profile {
+    let mut profile = Profile::new(seed, commands);
+    (profile.orders, profile.aborts, profile.protections, profile.departures) = (0, 0, 0, 0);
+    (profile.spoils, profile.managing, profile.copies, profile.formats) = (0, 0, 0, 0);
+    (profile.twins, profile.proofs, profile.reshapes) = (false, Proofs::None, false);
+    (profile.disk.error, profile.disk.sync_error) = (0, 0);
+    profile.mishaps.clear();
+    profile
 }
 
 /// Hosts that format again and again, and a target that is killed meanwhile.

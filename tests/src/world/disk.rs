@@ -1,23 +1,30 @@
-//! A simulated disk: it takes its time, fails, moves less than it was asked to, and forgets what
-//! was not made durable when the power goes.
+//! A simulated kernel with disks: it takes its time, answers in any order, fails, moves less than it
+//! was asked to, gives operations back or says that it has begun them, and forgets what was not made
+//! durable when the power goes.
 //!
-//! It stands where the ring stands, below [`Flight`]: short transfers, retries and fallbacks are
-//! the target's own. Stores are served as files are, with direct I/O: what was written is read
-//! back at once, and is durable after a synchronisation that began when it was complete, or by
-//! itself (RWF_DSYNC). A block is never torn; several blocks of one operation take effect at
-//! different times.
+//! It stands where io_uring stands, below [`Flights`]: which operations the kernel has, which wait,
+//! who shares a synchronisation, what becomes of a wish to have an operation back, and short
+//! transfers, retries and fallbacks are the target's own. What a reactor submits reaches the kernel at
+//! the end of its turn; what the kernel has done takes effect when it is done, and is known at the
+//! reactor's next turn.
+//!
+//! Stores are served as files are, with direct I/O: what was written is read back at once, and is
+//! durable after a synchronisation that began when it was complete, or by itself (RWF_DSYNC). Several
+//! blocks of one operation take effect at different times. A block is never torn, unless the power
+//! goes and it is larger than what the device writes all or nothing.
 
 mod store;
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::libc;
 use nvme::Status;
 use nvmfd::disk::flight::{Flight, Step};
-use nvmfd::disk::{BackingId, Disk, Done, Op, Space};
+use nvmfd::disk::{BackingId, Disk, Done, Op, Space, Wish};
+use nvmfd::ring::RingLimits;
+use nvmfd::ring::flights::{Ask, Flights};
 use rdma::soft::sim::Dice;
 use rdma::{Buf, Region, Tag};
 
@@ -64,13 +71,20 @@ const ERRORS: [i32; 11] = [
     libc::EBADMSG,
 ];
 
-/// A system call under way.
+/// How many backings there can be in a run.
+const BACKINGS: u32 = 4096;
+/// How long a pause takes that the kernel is asked for.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What the kernel was asked for and has not answered.
 #[derive(Debug)]
 struct Call {
     /// Whose it is.
     ring: usize,
-    flight: Flight,
-    step: Step,
+    slot: u32,
+    store: usize,
+    /// None for a pause.
+    step: Option<Step>,
     answer: i32,
     /// Bytes that took effect at the beginning; the rest of `effective` does so at the end.
     early: u64,
@@ -78,6 +92,26 @@ struct Call {
     since: u64,
     /// It reads what was durable.
     stale: bool,
+}
+
+/// An answer of the kernel that a ring has not taken yet.
+#[derive(Clone, Copy, Debug)]
+enum Answer {
+    /// To what was asked for a slot.
+    Slot(u32, i32),
+    /// To a wish to have an operation back.
+    Recall(usize, i32),
+}
+
+/// What is to happen at a time.
+#[derive(Debug)]
+enum Event {
+    /// The call of this number returns.
+    Return(u64),
+    /// A ring gets an answer.
+    Tell(usize, Answer),
+    /// Of a planted fault: bytes land in a store.
+    Land(usize, u64, Vec<u8>),
 }
 
 /// The stores of a target.
@@ -89,9 +123,16 @@ pub struct SimDisk {
     pub stalled_until: Instant,
     /// A planted fault: it says that it has made data durable, and has not.
     pub forgets_flushes: bool,
+    /// A planted fault: flushes that come while the kernel synchronises their store share what it
+    /// does already.
+    pub joins_flushes: bool,
+    /// A planted fault: it says that it has given a write back, and carries it out later.
+    pub gives_back_what_goes_on: bool,
     /// A planted fault: reads into buffers at least so large, and much larger than what is read,
     /// which are those of copies, find what was durable.
     pub stale_copies: Option<u32>,
+    /// Up to how many bytes it writes all or nothing, whatever becomes of the power.
+    pub atom_bytes: u32,
     /// What the target must not have done.
     pub fault: Option<String>,
     dice: Dice,
@@ -99,13 +140,16 @@ pub struct SimDisk {
     /// The memory of each reactor.
     regions: Vec<Arc<Region>>,
     stores: Vec<Store>,
-    /// Which store has which number.
-    attached: Vec<(BackingId, usize)>,
-    calls: Vec<Option<Call>>,
-    free: Vec<u32>,
-    due: BinaryHeap<Reverse<(Instant, u64, u32)>>,
+    /// Which store has, or had, which number.
+    numbers: BTreeMap<BackingId, usize>,
+    /// What each reactor's ring knows.
+    rings: Vec<Flights>,
+    calls: BTreeMap<u64, Call>,
+    due: BTreeMap<(Instant, u64), Event>,
     number: u64,
-    ready: Vec<(usize, Done)>,
+    answers: Vec<(usize, Answer)>,
+    /// Of the planted fault: the reactor, the call that they share, and the tag of each.
+    joined: Vec<(usize, u64, Tag)>,
     trace: Arc<Trace>,
 }
 
@@ -135,31 +179,51 @@ impl SimDisk {
             faults,
             stalled_until: now,
             forgets_flushes: false,
+            joins_flushes: false,
+            gives_back_what_goes_on: false,
+            joined: Vec::new(),
             stale_copies: None,
             fault: None,
             dice: Dice::new(seed),
             now,
             regions: Vec::new(),
             stores: shapes.iter().map(|(blocks, bytes)| Store::new(*blocks, *bytes)).collect(),
-            attached: Vec::new(),
-            calls: Vec::new(),
-            free: Vec::new(),
-            due: BinaryHeap::new(),
+            atom_bytes: 4096,
+            numbers: BTreeMap::new(),
+            rings: Vec::new(),
+            calls: BTreeMap::new(),
+            due: BTreeMap::new(),
             number: 0,
-            ready: Vec::new(),
+            answers: Vec::new(),
             trace,
         }
     }
 
     /// Gives the stores to reactors with this memory.
     pub fn open(&mut self, regions: Vec<Arc<Region>>) {
+        // Some have so little room that operations wait for it, some so few workers.
+        let ops = [4, 64, 1024][self.dice.below(3) as usize];
+        let share = [2, 8, 192][self.dice.below(3) as usize];
+        let ring = |_: &_| {
+            let mut ring = Flights::new(RingLimits { ops, backings: BACKINGS });
+            ring.set_shares(2 * share, share);
+            ring
+        };
+        self.rings = regions.iter().map(ring).collect();
         self.regions = regions;
     }
 
     /// Serves a store under a number.
+    ///
+    /// # Panics
+    /// When there are too many.
     pub fn attach(&mut self, id: BackingId, store: usize) {
         self.detach(id);
-        self.attached.push((id, store));
+        self.numbers.insert(id, store);
+        for ring in &mut self.rings {
+            let known = ring.attach(id, Arc::clone(&self.stores[store].backing), false);
+            assert!(known, "more than {BACKINGS} backings");
+        }
     }
 
     /// A new store, of zeros.
@@ -178,7 +242,7 @@ impl SimDisk {
 
     /// Serves nothing under this number any more. What is under way completes.
     pub fn detach(&mut self, id: BackingId) {
-        self.attached.retain(|(other, _)| *other != id);
+        self.rings.iter_mut().for_each(|ring| ring.detach(id));
     }
 
     /// It is now later.
@@ -192,9 +256,8 @@ impl SimDisk {
     /// Somebody does.
     pub fn begin_erasing(&mut self, store: usize) -> Result<(), String> {
         self.stores[store].erasing = true;
-        let of_store = |call: &&Call| call.flight.attachment as usize == store;
-        let mut calls = self.calls.iter().flatten().filter(of_store);
-        match calls.find(|call| call.step != Step::Sync) {
+        let mut calls = self.calls.values().filter(|call| call.store == store);
+        match calls.find(|call| call.step != Some(Step::Sync)) {
             Some(call) => Err(format!("store {store} is erased while it is used: {:?}", call.step)),
             None => Ok(()),
         }
@@ -235,59 +298,95 @@ impl SimDisk {
     /// When something comes home, besides what has.
     #[must_use]
     pub fn next_due(&self) -> Option<Instant> {
-        self.due.peek().map(|Reverse((due, ..))| *due)
+        self.due.keys().next().map(|(due, _)| *due)
     }
 
     /// Operations that are not home.
     #[must_use]
     pub fn under_way(&self) -> usize {
-        self.calls.len() - self.free.len() + self.ready.len()
+        self.rings.iter().map(Flights::in_flight).sum()
     }
 
-    /// Whether something has come home to a reactor, after what is due has happened.
+    /// Whether a reactor's ring has something to do, after what is due has happened.
     pub fn has_ready(&mut self, ring: usize) -> bool {
         self.run();
-        self.ready.iter().any(|(of, _)| *of == ring)
+        self.answers.iter().any(|(of, _)| *of == ring)
+            || self.rings.get(ring).is_some_and(Flights::has_work)
     }
 
     /// Appends what has come home to a reactor.
     pub fn reap(&mut self, ring: usize, done: &mut Vec<Done>) {
         self.run();
-        done.extend(self.ready.extract_if(.., |(of, _)| *of == ring).map(|(_, done)| done));
+        let (flights, calls) = (&mut self.rings[ring], &self.calls);
+        done.extend(flights.take_ready());
+        let is_home =
+            |(of, call, _): &mut (usize, u64, Tag)| *of == ring && !calls.contains_key(call);
+        for (.., tag) in self.joined.extract_if(.., is_home) {
+            done.push(Done { tag, buf: None, outcome: Ok(()) });
+        }
+        for (_, answer) in self.answers.extract_if(.., |(of, _)| *of == ring) {
+            match answer {
+                Answer::Slot(slot, answer) => flights.answered(slot, answer, done),
+                Answer::Recall(index, answer) => flights.recall_answered(index, answer, done),
+            }
+        }
+    }
+
+    /// The end of a reactor's turn: the kernel gets what its ring has to ask.
+    pub fn submit(&mut self, ring: usize) {
+        while let Some((index, slot)) = self.rings[ring].next_recall() {
+            self.rings[ring].recall_asked();
+            self.cancel(ring, index, slot);
+        }
+        while let Some(ask) = self.rings[ring].next_ask() {
+            // The queue may be full.
+            if self.dice.per_mille(5) {
+                return self.rings[ring].not_asked(ask);
+            }
+            self.rings[ring].asked(ask);
+            self.begin(ring, ask);
+        }
     }
 
     /// Lets happen what is due.
     fn run(&mut self) {
-        while let Some(Reverse((due, _, slot))) = self.due.peek().copied()
-            && due <= self.now
+        while let Some(entry) = self.due.first_entry()
+            && entry.key().0 <= self.now
         {
-            self.due.pop();
-            let home = self.finish(slot);
-            self.ready.extend(home);
+            match entry.remove() {
+                Event::Return(number) => self.finish(number),
+                Event::Tell(ring, answer) => self.answers.push((ring, answer)),
+                Event::Land(store, at, bytes) => self.stores[store].land(at, &bytes),
+            }
         }
+    }
+
+    fn after(&mut self, wait: Duration, event: Event) {
+        self.number += 1;
+        self.due.insert((self.now + wait, self.number), event);
     }
 
     /// The target is gone, and everything that it had asked for; with `power` also what was not
     /// durable, or a part of that.
     pub fn crash(&mut self, power: bool) {
-        for slot in 0..self.calls.len() as u32 {
-            let Some(call) = self.calls[slot as usize].take() else { continue };
-            let store = &mut self.stores[call.flight.attachment as usize];
+        for (number, call) in std::mem::take(&mut self.calls) {
+            let store = &mut self.stores[call.store];
+            let Some(flight) = self.rings[call.ring].flight_mut(call.slot) else { continue };
             let block = u64::from(store.block_bytes);
             for from in (call.early..call.effective).step_by(block as usize) {
                 if self.dice.per_mille(500) {
-                    store.apply(slot, &call, &self.regions[call.ring], from, from + block);
+                    let region = &self.regions[call.ring];
+                    store.apply(number, &call, (flight.buf(), region), from, from + block);
                 }
             }
         }
         for store in &mut self.stores {
-            store.crash(power, &mut self.dice);
+            store.crash(power, self.atom_bytes, &mut self.dice);
         }
-        self.attached.clear();
-        self.calls.clear();
-        self.free.clear();
+        self.rings.clear();
+        self.joined.clear();
         self.due.clear();
-        self.ready.clear();
+        self.answers.clear();
         self.regions.clear();
     }
 
@@ -298,10 +397,18 @@ impl SimDisk {
         self.stores.iter().any(|store| store.backing.sync_failure().is_some())
     }
 
-    /// Begins the next system call of a flight, in a slot or a new one.
-    fn issue(&mut self, ring: usize, mut flight: Flight, slot: Option<u32>) {
-        let store = &mut self.stores[flight.attachment as usize];
-        let step = flight.step(&store.backing);
+    /// The kernel begins with what it was asked for a slot.
+    fn begin(&mut self, ring: usize, ask: Ask) {
+        let slot = ask.slot();
+        let id = self.rings[ring].backing_id(slot);
+        let Some(&place) = id.and_then(|id| self.numbers.get(&id)) else { return };
+        let Ask::Step(_, step) = ask else {
+            let call = Call { step: None, ..Call::of(ring, slot, place) };
+            self.after(PAUSE, Event::Return(self.number + 1));
+            self.calls.insert(self.number, call);
+            return;
+        };
+        let store = &mut self.stores[place];
         let (faults, dice) = (self.faults, &mut self.dice);
         let block = u64::from(store.block_bytes);
         let (len, unable) = match step {
@@ -341,95 +448,129 @@ impl SimDisk {
         wait += self.stalled_until.saturating_duration_since(self.now);
         store.order += 1;
         let since = store.order;
+        let Some(flight) = self.rings[ring].flight_mut(slot) else { return };
         let small = |buf: &&Buf| buf.len() * 2 < buf.capacity();
         let room = flight.buf().filter(small).map_or(0, Buf::capacity);
         let stale = self.stale_copies.is_some_and(|least| room >= least);
-        let mut call = Call { ring, flight, step, answer, early, effective, since, stale };
-        let slot = slot.or_else(|| self.free.pop()).unwrap_or_else(|| {
-            self.calls.push(None);
-            self.calls.len() as u32 - 1
-        });
-        call.run(slot, store, &self.regions[ring], 0, early);
-        self.number += 1;
-        self.due.push(Reverse((self.now + wait, self.number, slot)));
+        let step = Some(step);
+        let call = Call { ring, slot, store: place, step, answer, early, effective, since, stale };
+        call.run(self.number + 1, flight, store, &self.regions[ring], 0, early);
+        self.after(wait, Event::Return(self.number + 1));
         self.trace.note([0x10, slot.into(), answer as u64], || {
-            format!(
-                "disk      call {slot} begins: {:?} on store {}",
-                call.step, call.flight.attachment
-            )
+            format!("disk      ring {ring} slot {slot} begins: {step:?} on store {place}")
         });
-        self.calls[slot as usize] = Some(call);
+        self.calls.insert(self.number, call);
     }
 
-    /// A system call returns.
-    fn finish(&mut self, slot: u32) -> Option<(usize, Done)> {
-        let mut call = self.calls[slot as usize].take()?;
-        let store = &mut self.stores[call.flight.attachment as usize];
-        let (from, to) = (call.early, call.effective);
-        call.run(slot, store, &self.regions[call.ring], from, to);
-        if !(self.forgets_flushes && call.step == Step::Sync) {
-            store.returned(slot, &call);
+    /// The kernel returns from a call.
+    fn finish(&mut self, number: u64) {
+        // It may have been cancelled.
+        let Some(call) = self.calls.remove(&number) else { return };
+        let Call { ring, slot, answer, .. } = call;
+        let store = &mut self.stores[call.store];
+        if let Some(flight) = self.rings[ring].flight_mut(slot) {
+            let (from, to) = (call.early, call.effective);
+            call.run(number, flight, store, &self.regions[ring], from, to);
         }
-        let Call { ring, mut flight, answer, .. } = call;
-        let outcome = flight.advance(answer, &store.backing);
+        if !(self.forgets_flushes && call.step == Some(Step::Sync)) {
+            store.returned(number, &call);
+        }
         self.trace.note([0x11, slot.into(), answer as u64], || {
-            let more = if outcome.is_none() { ", goes on" } else { "" };
-            format!("disk      call {slot} returns {answer}{more}")
+            format!("disk      ring {ring} slot {slot}: {answer}")
         });
-        match outcome {
-            None => {
-                self.issue(ring, flight, Some(slot));
-                None
-            }
-            Some(outcome) => {
-                self.free.push(slot);
-                Some((ring, flight.done(outcome)))
-            }
+        self.answers.push((ring, Answer::Slot(slot, answer)));
+    }
+
+    /// The kernel is asked to give back what it has of a slot. What waits for a worker it does; what
+    /// has begun goes on, or is interrupted while the kernel says so.
+    fn cancel(&mut self, ring: usize, index: usize, slot: u32) {
+        let is_it = |(_, call): &(&u64, &mut Call)| (call.ring, call.slot) == (ring, slot);
+        let found = self.calls.iter_mut().find(is_it);
+        let untouched = found.filter(|(_, call)| (call.early, call.answer < 0) == (0, false));
+        let (told, ended) = match untouched {
+            // It may be home, and the ring has not seen that yet.
+            None => ([-libc::ENOENT, -libc::EALREADY][self.dice.below(2) as usize], None),
+            Some((number, _)) => match self.dice.below(4) {
+                0 | 1 => (0, Some((*number, -libc::ECANCELED))),
+                2 => (-libc::EALREADY, None),
+                _ => {
+                    let how = [libc::ECANCELED, libc::EINTR][self.dice.below(2) as usize];
+                    (-libc::EALREADY, Some((*number, -how)))
+                }
+            },
+        };
+        if let Some((number, _)) = ended.filter(|_| self.gives_back_what_goes_on && told == 0) {
+            self.let_go_on(number);
         }
+        if let Some((number, answer)) = ended
+            && let Some(call) = self.calls.get_mut(&number)
+        {
+            (call.answer, call.effective) = (answer, 0);
+            let wait = self.dice.part(self.faults.latency);
+            self.after(wait, Event::Return(number));
+        }
+        let wait = self.dice.part(self.faults.latency);
+        self.after(wait, Event::Tell(ring, Answer::Recall(index, told)));
+    }
+}
+
+impl SimDisk {
+    /// The planted fault: a write that will be said to have been given back lands later.
+    fn let_go_on(&mut self, number: u64) {
+        let Some(call) = self.calls.get(&number) else { return };
+        let (Some(Step::Write { at, skip, len, .. }), store) = (call.step, call.store) else {
+            return;
+        };
+        let flight = self.rings[call.ring].flight_mut(call.slot);
+        let Some(buf) = flight.as_ref().and_then(|flight| flight.buf()) else { return };
+        let bytes = &self.regions[call.ring].bytes(buf)[skip as usize..][..len as usize];
+        let event = Event::Land(store, at, bytes.to_vec());
+        self.after(self.faults.stall, event);
     }
 }
 
 impl Disk for SimRing<'_> {
     fn submit(&mut self, backing: BackingId, tag: Tag, op: Op) {
         let SimRing { disk, ring } = self;
-        let Some((_, store)) = disk.attached.iter().find(|(id, _)| *id == backing) else {
-            let gone = Err(Status::INVALID_NAMESPACE.with_dnr());
-            disk.ready.push((*ring, Flight::new(u32::MAX, tag, op).done(gone)));
-            return;
-        };
-        if disk.stores[*store].erasing && !matches!(op, Op::Flush) {
+        if let Some(store) = disk.numbers.get(&backing)
+            && disk.stores[*store].erasing
+            && disk.rings[*ring].is_attached(backing)
+            && !matches!(op, Op::Flush)
+        {
             disk.fault = Some(format!("store {store} is used while it is erased: {op:?}"));
         }
-        let flight = Flight::new(*store as u32, tag, op);
-        match flight.shortcut(&disk.stores[*store].backing) {
-            Some(outcome) => disk.ready.push((*ring, flight.done(outcome))),
-            None => disk.issue(*ring, flight, None),
+        let store = disk.numbers.get(&backing);
+        let syncs = |(_, call): &(&u64, &Call)| {
+            (call.ring, Some(&call.store), call.step) == (*ring, store, Some(Step::Sync))
+        };
+        if disk.joins_flushes
+            && matches!(op, Op::Flush)
+            && let Some((call, _)) = disk.calls.iter().find(syncs)
+        {
+            return disk.joined.push((*ring, *call, tag));
         }
+        disk.rings[*ring].submit(backing, tag, op, |_, _| None);
     }
 
-    /// Gives back what has had no effect yet, sometimes.
     fn recall(&mut self, tag: Tag, of: Tag) {
-        let SimRing { disk, ring } = self;
-        let known = disk.calls.iter_mut().flatten().find(|call| {
-            (call.ring, call.flight.tag()) == (*ring, of)
-                && (call.early, call.answer < 0) == (0, false)
-        });
-        let given_back = known.filter(|_| disk.dice.per_mille(500));
-        let outcome = match given_back {
-            Some(call) => {
-                (call.answer, call.effective) = (-libc::ECANCELED, 0);
-                Ok(())
-            }
-            None => Err(Status::ABORT_REQUESTED),
-        };
-        disk.ready.push((*ring, Done { tag, buf: None, outcome }));
+        self.recall_all(&[Wish { of, tag }]);
+    }
+
+    fn recall_all(&mut self, wishes: &[Wish]) {
+        self.disk.rings[self.ring].take_back(wishes);
     }
 }
 
 impl Call {
+    /// That has done nothing, and ends well.
+    fn of(ring: usize, slot: u32, store: usize) -> Call {
+        let (answer, early, effective, since) = (0, 0, 0, 0);
+        Call { ring, slot, store, step: None, answer, early, effective, since, stale: false }
+    }
+
     /// Where it changes data.
     fn changes(&self) -> Option<(u64, u64)> {
-        match self.step {
+        match self.step? {
             Step::Write { at, len, .. } | Step::Zeros { at, len } => Some((at, len.into())),
             Step::Space { at, len, .. } => Some((at, len)),
             Step::Read { .. } | Step::Sync => None,
@@ -437,18 +578,26 @@ impl Call {
     }
 
     /// Lets bytes `from` to `to` of it take effect.
-    fn run(&mut self, slot: u32, store: &mut Store, region: &Region, from: u64, to: u64) {
+    fn run(
+        &self,
+        number: u64,
+        flight: &mut Flight,
+        store: &mut Store,
+        region: &Region,
+        from: u64,
+        to: u64,
+    ) {
         if from >= to {
             return;
         }
-        if let Step::Read { at, skip, .. } = self.step {
-            let Some(buf) = self.flight.buf_mut() else { return };
+        if let Some(Step::Read { at, skip, .. }) = self.step {
+            let Some(buf) = flight.buf_mut() else { return };
             let into = &mut region.bytes_mut(buf)[skip as usize..];
             let of = if self.stale { &store.durable } else { &store.live };
             let source = (at + from) as usize..(at + to) as usize;
             into[from as usize..to as usize].copy_from_slice(&of[source]);
         } else {
-            store.apply(slot, self, region, from, to);
+            store.apply(number, self, (flight.buf(), region), from, to);
         }
     }
 }
@@ -507,11 +656,13 @@ mod tests {
 
         fn wait(&mut self) -> Done {
             let mut done = Vec::new();
+            self.disk.submit(0);
             self.disk.reap(0, &mut done);
             while done.is_empty() {
                 self.now = self.disk.next_due().expect("something under way");
                 self.disk.advance(self.now);
                 self.disk.reap(0, &mut done);
+                self.disk.submit(0);
             }
             assert_eq!(done.len(), 1);
             done.remove(0)
@@ -595,6 +746,9 @@ mod tests {
             bench.submit(1, Op::Flush);
             bench.submit(2, Op::Write { from, at: 0, fua: false });
             let mut done = Vec::new();
+            while bench.disk.has_ready(0) {
+                bench.disk.submit(0);
+            }
             bench.disk.advance(bench.now + PERFECT.latency);
             bench.disk.reap(0, &mut done);
             assert_eq!(done.iter().map(|done| done.tag).collect::<Vec<_>>(), [1, 2]);

@@ -17,7 +17,7 @@ use super::fencing::Fencing;
 use super::formats::Formats;
 use super::keys::Proofs;
 use super::made::{Deed, Made, Outcome};
-use super::model::{Ending, Model, Span, Value};
+use super::model::{Ending, Model, SECTOR_BYTES, Span, Value};
 use super::news::News;
 use super::op::{Kind, Mistake, Op, Question};
 use super::paths::{Paths, is_of_paths};
@@ -103,6 +103,11 @@ pub struct Judge {
     /// Lost commands: until when they may take effect.
     unfenced: VecDeque<(Instant, Op)>,
     fence_after: Duration,
+    /// Lost commands that change blocks: until when the target may not know that they are.
+    unordered: VecDeque<(Instant, Op)>,
+    order_after: Duration,
+    /// Up to how many bytes the devices write all or nothing.
+    atom_bytes: u32,
     /// The next span of the sweep: namespace and block.
     sweep: (usize, u32),
     sweeping: usize,
@@ -140,6 +145,10 @@ impl Judge {
             next_id: 0,
             disk_fails: disk.error > 0 || disk.sync_error > 0,
             unfenced: VecDeque::new(),
+            // At the latest one second after the keep alive timeout.
+            unordered: VecDeque::new(),
+            order_after: granted + Duration::from_millis(1500),
+            atom_bytes: profile.atom_bytes,
             fence_after: granted
                 + Duration::from_secs(3)
                 + 4 * disk.stall
@@ -184,8 +193,15 @@ impl Judge {
         bad_luck || now <= self.excused_until[host]
     }
 
-    /// Commands of which nobody can know any more are over.
+    /// Commands of which nobody can know any more are over, and those that the target knows to be
+    /// lost come before all that begin from now on.
     pub fn fence(&mut self, now: Instant) {
+        while self.unordered.front().is_some_and(|(until, _)| *until <= now)
+            && let Some((_, op)) = self.unordered.pop_front()
+        {
+            let spans = op.changes().unwrap_or_default();
+            spans.iter().for_each(|span| self.model.order(op.id, *span));
+        }
         while self.unfenced.front().is_some_and(|(until, _)| *until <= now)
             && let Some((_, op)) = self.unfenced.pop_front()
         {
@@ -214,7 +230,8 @@ impl Judge {
 
     /// When that is.
     pub fn next_fence(&self) -> Option<Instant> {
-        self.unfenced.front().map(|(until, _)| *until)
+        let first = [self.unfenced.front(), self.unordered.front()];
+        first.into_iter().flatten().map(|(until, _)| *until).min()
     }
 
     /// Whether everything has been read once more.
@@ -282,6 +299,12 @@ impl Judge {
             self.made.lost(op.id, deed);
         }
         let order = matches!(op.kind, Kind::Order(_) | Kind::Protect(_) | Kind::Made(_));
+        // What a format still erases nobody may write meanwhile; an unreadable block is no matter of
+        // the disk.
+        let disk = !matches!(op.kind, Kind::Format { .. } | Kind::Spoil);
+        if op.changes().is_some() && disk {
+            self.unordered.push_back((now + self.order_after, op.clone()));
+        }
         if op.changes().is_some() || order {
             self.unfenced.push_back((now + self.fence_after, op));
         }
@@ -406,10 +429,8 @@ impl Judge {
                         Err(spoilt) => return Err(format!("block {lba}: {spoilt}")),
                     }
                 }
-                if let Some(torn) = found.chunks(1 << op.shift).find(|block| !is_whole(block)) {
-                    return Err(format!("a block is torn: {torn:?}"));
-                }
-                self.model.read(op.began, op.span, found.into_iter()).map_err(|v| v.0)
+                self.model.read(op.began, op.span, found.iter().copied()).map_err(|v| v.0)?;
+                self.check_whole(op, &found)
             }
             Kind::Compare(values) => {
                 let found = values.iter().copied();
@@ -441,6 +462,20 @@ impl Judge {
             Kind::Order(_) | Kind::Protect(_) | Kind::Format { .. } | Kind::Leave => Ok(()),
             Kind::Made(_) => Ok(()),
         }
+    }
+
+    /// Each block is what one command left there; but one that is larger than what its device writes
+    /// all or nothing may be torn where a power failure has left it so.
+    fn check_whole(&self, op: &Op, found: &[Value]) -> Result<(), String> {
+        let promised = self.atom_bytes >= SECTOR_BYTES << op.shift;
+        let blocks = found.chunks(1 << op.shift).zip((op.span.lba..).step_by(1 << op.shift));
+        for (block, lba) in blocks.filter(|(block, _)| !is_whole(block)) {
+            let span = Span { lba, blocks: block.len() as u32, ..op.span };
+            if promised || !self.model.is_left(span, block) {
+                return Err(format!("a block is torn: {block:?}"));
+            }
+        }
+        Ok(())
     }
 
     /// Whether a command about namespaces that hosts make, or on one, may be answered like this.

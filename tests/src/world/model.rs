@@ -9,6 +9,9 @@
 //! * A write that was refused, or whose association ended, may have taken effect or not. One that
 //!   got no answer may still do so later, until it is *fenced*: until the target is known to have
 //!   nothing of that association left.
+//! * Some time after the end of an association the target knows of it, and a change that a disk still
+//!   has is *ordered*: one that begins from then on, of the same block, takes effect after it. It may
+//!   still come late, but not after an answered write that began then.
 //! * What a read returns must have been possible at some moment of it. It then is known to have
 //!   taken effect, and to be younger than all that had taken effect before the read began.
 //! * A power failure leaves any value that a block has had since the last durable one. A write is
@@ -89,6 +92,8 @@ struct Entry {
     effect_by: Moment,
     /// Not answered and not fenced.
     open: bool,
+    /// What begins after this takes effect after it.
+    ordered: Moment,
     /// Known to be overwritten since.
     gone: Moment,
     /// An answered write is known to have replaced it since.
@@ -135,6 +140,7 @@ impl Model {
             began: 0,
             effect_by: 0,
             open: false,
+            ordered: 0,
             gone: NEVER,
             buried: NEVER,
             left: true,
@@ -198,7 +204,7 @@ impl Model {
             own.effect_by = own.effect_by.min(now);
             if let Ending::Done { fua } = ending {
                 let began = own.began;
-                for older in entries.iter_mut().filter(|older| older.effect_by < began) {
+                for older in entries.iter_mut().filter(|older| older.precedes(began)) {
                     older.gone = older.gone.min(now);
                     older.buried = if fua { 0 } else { older.buried.min(now) };
                 }
@@ -207,6 +213,24 @@ impl Model {
                 });
             }
         }
+    }
+
+    /// The target knows that the association of a lost command has ended.
+    pub fn order(&mut self, op: u32, span: Span) {
+        let now = self.begin();
+        for entries in self.blocks_mut(span) {
+            let own = entries.iter_mut().find(|entry| entry.op == op && entry.open);
+            own.into_iter().for_each(|own| own.ordered = own.ordered.min(now));
+        }
+    }
+
+    /// Whether a power failure has left all of these values, which were just read.
+    #[must_use]
+    pub fn is_left(&self, span: Span, found: &[Value]) -> bool {
+        self.blocks(span).iter().zip(found).all(|(entries, value)| {
+            let mut there = entries.iter().filter(|entry| entry.held.may_be(*value));
+            there.any(|entry| entry.left)
+        })
     }
 
     /// Nothing of a lost command is left at the target.
@@ -281,7 +305,7 @@ impl Model {
             let flushed = space.flushed;
             for entries in &mut space.blocks {
                 if power {
-                    entries.retain(|entry| entry.open || entry.buried > flushed);
+                    entries.retain(|entry| entry.buried > flushed);
                 }
                 for entry in entries.iter_mut() {
                     entry.open = false;
@@ -343,7 +367,12 @@ impl Entry {
     /// Of a command that leaves now.
     fn new(op: u32, held: Held, began: Moment) -> Entry {
         let (effect_by, gone, buried) = (NEVER, NEVER, NEVER);
-        Entry { op, held, began, effect_by, open: true, gone, buried, left: false }
+        Entry { op, held, began, effect_by, open: true, ordered: NEVER, gone, buried, left: false }
+    }
+
+    /// Whether it takes effect, if ever, before an answered write that began then.
+    fn precedes(&self, began: Moment) -> bool {
+        self.effect_by.min(self.ordered) < began
     }
 }
 
@@ -533,6 +562,34 @@ mod tests {
         model.fence(1, B);
         put(&mut model, 2);
         assert!(!read(&mut model, w(1)));
+    }
+
+    #[test]
+    fn a_lost_write_comes_before_what_began_when_the_target_knew() {
+        for ordered in [false, true] {
+            let mut model = Model::new(&[8]);
+            model.write(1, B, w(1));
+            model.wrote(1, B, Ending::Lost);
+            model.write(2, B, w(2));
+            if ordered {
+                model.order(1, B);
+            }
+            model.wrote(2, B, DONE);
+            model.write(3, B, w(3));
+            model.wrote(3, B, DONE);
+            assert!(read(&mut model, w(3)));
+            assert_eq!(read(&mut model, w(1)), !ordered, "late, and too late");
+            model.crash(true);
+            assert!(survivors(&model).contains(&w(1)), "nothing was flushed");
+        }
+        let mut model = Model::new(&[8]);
+        model.write(1, B, w(1));
+        model.order(1, B);
+        assert!(read(&mut model, Value::Zeros) && read(&mut model, w(1)), "late");
+        model.write(2, B, w(2));
+        model.wrote(2, B, Ending::Done { fua: true });
+        model.crash(true);
+        assert_eq!(survivors(&model), [w(2)]);
     }
 
     fn survivors(model: &Model) -> Vec<Value> {

@@ -49,11 +49,20 @@ pub enum Plant {
     HalfFormat,
     /// The block size that a host has chosen is forgotten by a restart.
     LostFormat,
+    /// A flush that comes while the kernel synchronises the store is answered together with the one
+    /// that had begun.
+    SharedFlush,
+    /// The kernel says that it has given a write back, which it carries out later.
+    LateWrite,
+    /// What connections leave at a disk when they are closed keeps no blocks from later writes.
+    OpenBlocks,
+    /// The device writes less at once than it says.
+    TornBlock,
 }
 
 impl Plant {
     /// All of them.
-    pub const ALL: [Plant; 18] = [
+    pub const ALL: [Plant; 22] = [
         Plant::LostAck,
         Plant::DoubleCompletion,
         Plant::MissingFlush,
@@ -72,6 +81,10 @@ impl Plant {
         Plant::LateFormat,
         Plant::HalfFormat,
         Plant::LostFormat,
+        Plant::SharedFlush,
+        Plant::LateWrite,
+        Plant::OpenBlocks,
+        Plant::TornBlock,
     ];
 
     /// Its name on the command line.
@@ -96,6 +109,10 @@ impl Plant {
             Plant::LateFormat => "late-format",
             Plant::HalfFormat => "half-format",
             Plant::LostFormat => "lost-format",
+            Plant::SharedFlush => "shared-flush",
+            Plant::LateWrite => "late-write",
+            Plant::OpenBlocks => "open-blocks",
+            Plant::TornBlock => "torn-block",
         }
     }
 

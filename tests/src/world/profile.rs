@@ -81,6 +81,8 @@ pub struct Profile {
     pub ack_timeout: Duration,
     /// Namespaces: blocks, bytes of a block.
     pub shapes: Vec<(u32, u32)>,
+    /// Up to how many bytes the devices write all or nothing, whatever becomes of the power.
+    pub atom_bytes: u32,
     /// The network.
     pub net: Faults,
     /// The network in a storm.
@@ -169,6 +171,7 @@ impl Profile {
             read_bytes: pick(dice, &[1 << 10, 8 << 10, 64 << 10]),
             ack_timeout: pick(dice, &[2_000, 10_000, 67_000].map(Duration::from_micros)),
             shapes: vec![(256, 512), (64, 4096)],
+            atom_bytes: 4096,
             net,
             storm: Faults { loss: 300, duplicate: 100, reorder: 500, ..net },
             disk: disk(dice),
@@ -235,6 +238,10 @@ impl Profile {
         // What lies beyond the end of a namespace keeps the blocks that it had.
         let resized = some(|mishap| matches!(mishap, Mishap::Resize(..)));
         profile.reshapes = profile.formats > 0 && !resized;
+        // A copy of a torn block is as torn, and hosts expect whole blocks of what they have made.
+        if (profile.copies, profile.managing) == (0, 0) {
+            profile.atom_bytes = pick(dice, &[512, 4096]);
+        }
         profile
     }
 

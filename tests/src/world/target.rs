@@ -15,6 +15,7 @@ use nvmfd::ana::AnaStates;
 use nvmfd::config::{ListenerConfig, Offer};
 use nvmfd::controller::Limits;
 use nvmfd::disk::{BackingId, Done, Geometry, Health};
+use nvmfd::exclusion::Claim;
 use nvmfd::mailbox::{Mail, Mailbox, mailbox};
 use nvmfd::protection::Protection;
 use nvmfd::queue::RECEIVES_FOR_ADMIN;
@@ -98,6 +99,8 @@ pub struct Target {
     pub steward: Steward,
     /// A planted fault of its own.
     pub plant: Option<Plant>,
+    /// Of another: the last ticket whose blocks are kept no longer.
+    opened: u64,
 }
 
 impl Target {
@@ -132,6 +135,7 @@ impl Target {
             steward: Steward::new(profile, 0),
             formatter: Formatter::default(),
             plant: None,
+            opened: 0,
         })
     }
 
@@ -206,7 +210,7 @@ impl Target {
             }
         }
         let receives = profile.receives - RECEIVES_FOR_ADMIN;
-        self.keeper = Keeper::new();
+        (self.keeper, self.opened) = (Keeper::new(), 0);
         let registry = Registry::new(senders, 16, receives).with_keeper(self.keeper.sender());
         let registry = registry.with_steward(self.steward.sender());
         self.registry = Arc::new(registry);
@@ -498,10 +502,24 @@ impl Target {
             reactor.queues.serve_waiters(&mut lent);
         }
         reactor.fabric.flush();
+        disk.submit(index);
         self.keeper.catch_up(&self.registry);
         let deadline = reactor.fabric.arm(Wake::Any);
         let tick = reactor.queues.next_tick();
+        if self.plant == Some(Plant::OpenBlocks) {
+            self.open_blocks();
+        }
         Some(deadline.map_or(tick, |deadline| deadline.min(tick)))
+    }
+
+    /// The planted fault: whatever keeps blocks keeps them no longer.
+    fn open_blocks(&mut self) {
+        let exclusion = &self.registry.exclusion;
+        let nothing =
+            Claim { backing: BackingId(0), at: u64::MAX - 1, len: 1, alone: false, reactor: 0 };
+        let (last, _) = exclusion.claim(nothing);
+        (self.opened + 1..=last).for_each(|ticket| exclusion.give_up(ticket));
+        self.opened = last;
     }
 
     /// Whether somebody has rung for a reactor.

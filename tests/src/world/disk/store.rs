@@ -6,8 +6,8 @@ use std::sync::Arc;
 use nix::libc;
 use nvmfd::disk::Backing;
 use nvmfd::disk::flight::Step;
-use rdma::Region;
 use rdma::soft::sim::Dice;
+use rdma::{Buf, Region};
 
 use super::Call;
 
@@ -18,8 +18,8 @@ struct Version {
     order: u64,
     /// When its system call returned; `MAX` before.
     done: u64,
-    /// The flight that writes it.
-    slot: u32,
+    /// The call that writes it.
+    call: u64,
     bytes: Box<[u8]>,
 }
 
@@ -64,22 +64,29 @@ impl Store {
     }
 
     /// Lets bytes `from` to `to` of a call that changes data take effect.
-    pub(super) fn apply(&mut self, slot: u32, call: &Call, region: &Region, from: u64, to: u64) {
+    pub(super) fn apply(
+        &mut self,
+        number: u64,
+        call: &Call,
+        (buf, region): (Option<&Buf>, &Region),
+        from: u64,
+        to: u64,
+    ) {
         let Some((at, _)) = call.changes() else { return };
         let block = u64::from(self.block_bytes);
         for skip in (from..to).step_by(block as usize) {
-            let bytes = match (call.step, call.flight.buf()) {
-                (Step::Write { skip: done, .. }, Some(buf)) => {
+            let bytes = match (call.step, buf) {
+                (Some(Step::Write { skip: done, .. }), Some(buf)) => {
                     Some(&region.bytes(buf)[(u64::from(done) + skip) as usize..][..block as usize])
                 }
                 _ => None,
             };
-            self.set(slot, ((at + skip) / block) as usize, bytes);
+            self.set(number, ((at + skip) / block) as usize, bytes);
         }
     }
 
     /// Gives a block new contents, or zeros.
-    fn set(&mut self, slot: u32, lba: usize, bytes: Option<&[u8]>) {
+    fn set(&mut self, call: u64, lba: usize, bytes: Option<&[u8]>) {
         let block = self.block_bytes as usize;
         let into = &mut self.live[lba * block..(lba + 1) * block];
         match bytes {
@@ -92,14 +99,25 @@ impl Store {
         if !std::mem::replace(&mut self.is_dirty[lba], true) {
             self.dirty.push(lba as u32);
         }
-        self.versions[lba].push(Version { order: self.order, done: u64::MAX, slot, bytes });
+        self.versions[lba].push(Version { order: self.order, done: u64::MAX, call, bytes });
     }
 
     /// Bytes are zeros from now on, as far as they are read.
     pub(super) fn erase(&mut self, from: u64, to: u64) {
         let block = u64::from(self.block_bytes);
         for lba in from / block..to / block {
-            self.set(u32::MAX, lba as usize, None);
+            self.set(u64::MAX, lba as usize, None);
+            if let Some(version) = self.versions[lba as usize].last_mut() {
+                version.done = self.order;
+            }
+        }
+    }
+
+    /// Bytes are there from now on, as far as they are read.
+    pub(super) fn land(&mut self, at: u64, bytes: &[u8]) {
+        let block = u64::from(self.block_bytes);
+        for (lba, bytes) in (at / block..).zip(bytes.chunks_exact(block as usize)) {
+            self.set(u64::MAX, lba as usize, Some(bytes));
             if let Some(version) = self.versions[lba as usize].last_mut() {
                 version.done = self.order;
             }
@@ -129,14 +147,15 @@ impl Store {
     }
 
     /// A system call has returned.
-    pub(super) fn returned(&mut self, slot: u32, call: &Call) {
+    pub(super) fn returned(&mut self, number: u64, call: &Call) {
         self.order += 1;
         if let Some((at, _)) = call.changes() {
             let block = u64::from(self.block_bytes);
-            let durable = matches!(call.step, Step::Write { durable: true, .. }) && call.answer > 0;
+            let durable =
+                matches!(call.step, Some(Step::Write { durable: true, .. })) && call.answer > 0;
             for lba in at / block..(at + call.effective) / block {
                 let (order, versions) = (self.order, &mut self.versions[lba as usize]);
-                let own = versions.iter_mut().position(|v| v.slot == slot && v.done == u64::MAX);
+                let own = versions.iter_mut().position(|v| v.call == number && v.done == u64::MAX);
                 let Some(own) = own else { continue };
                 versions[own].done = order;
                 if durable {
@@ -144,7 +163,7 @@ impl Store {
                 }
             }
         }
-        if call.step == Step::Sync {
+        if call.step == Some(Step::Sync) {
             if call.answer == 0 {
                 self.sync(call.since);
             } else if !matches!(-call.answer, libc::EINTR | libc::EAGAIN | libc::ECANCELED) {
@@ -177,8 +196,22 @@ impl Store {
         self.spare.extend(self.versions[lba].drain(..=index).map(|version| version.bytes));
     }
 
+    /// Each part of a block that the device writes all or nothing is what it was at some time since it
+    /// was durable.
+    fn settle(&mut self, lba: usize, atom_bytes: usize, dice: &mut Dice) {
+        let block = self.block_bytes as usize;
+        let into = &mut self.durable[lba * block..(lba + 1) * block];
+        let versions = &self.versions[lba];
+        for (atom, at) in into.chunks_mut(atom_bytes).zip((0..).step_by(atom_bytes)) {
+            let count = dice.below(versions.len() as u64 + 1) as usize;
+            if let Some(kept) = count.checked_sub(1) {
+                atom.copy_from_slice(&versions[kept].bytes[at..at + atom.len()]);
+            }
+        }
+    }
+
     /// The one who had opened it is gone; with the power what is not durable, or a part of it.
-    pub(super) fn crash(&mut self, power: bool, dice: &mut Dice) {
+    pub(super) fn crash(&mut self, power: bool, atom_bytes: u32, dice: &mut Dice) {
         self.order += 1;
         self.erasing = false;
         if power {
@@ -186,10 +219,7 @@ impl Store {
             for lba in dirty {
                 let lba = lba as usize;
                 self.is_dirty[lba] = false;
-                let count = dice.below(self.versions[lba].len() as u64 + 1) as usize;
-                if count > 0 {
-                    self.keep(lba, count - 1);
-                }
+                self.settle(lba, atom_bytes.min(self.block_bytes) as usize, dice);
                 self.spare.extend(self.versions[lba].drain(..).map(|version| version.bytes));
             }
             self.live.copy_from_slice(&self.durable);

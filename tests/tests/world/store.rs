@@ -1,0 +1,86 @@
+//! What a kernel and its disks may do to a target: answer late, in any order, or not at all, give
+//! operations back, lose what is not durable, tear what is larger than they promise to write whole.
+
+use std::time::Duration;
+
+use tests::world::plant::Plant;
+use tests::world::profile::{Mishap, Profile};
+use tests::world::{Setup, run_profile};
+
+use super::{find, quiet, setup};
+
+const SHORT: Duration = Duration::from_millis(50);
+
+/// Hosts that write the same few blocks, synchronise them again and again, and lose the power.
+fn much_flushed(seed: u64) -> Profile {
+    let mut profile = quiet(seed, 500);
+    (profile.hosts, profile.io_queues, profile.entries) = (2, 3, 16);
+    (profile.mix, profile.hot, profile.fua) = ([100, 500, 400, 0, 0, 0, 0, 0], 900, 0);
+    profile.disk.latency = Duration::from_millis(2);
+    let failure = |part: u32| (part * 60, Mishap::PowerFailure(SHORT));
+    profile.mishaps = (1..8).map(failure).collect();
+    profile
+}
+
+/// Hosts that give up what a slow disk still has, come again, and write the same few blocks.
+fn much_given_up(seed: u64) -> Profile {
+    let mut profile = quiet(seed, 500);
+    (profile.hosts, profile.hot, profile.kato_ms) = (2, 950, 1000);
+    profile.mix = [400, 600, 0, 0, 0, 0, 0, 0];
+    (profile.pause, profile.pause_for) = (200, Duration::from_secs(1));
+    (profile.disk.slow, profile.disk.stall) = (50, Duration::from_secs(15));
+    let abort = |part: u32| (part * 40, Mishap::Abort((part % 2) as usize));
+    profile.mishaps = (1..12).map(abort).collect();
+    profile
+}
+
+/// What is found of a planted fault in such worlds, and after how many seeds.
+fn find_in(world: fn(u64) -> Profile, plant: Plant, seeds: u64) -> (u64, String) {
+    for seed in 0..seeds {
+        let outcome = run_profile(Setup { plant: Some(plant), ..setup(seed, 500) }, world(seed));
+        if let Some(why) = outcome.failure {
+            return (seed + 1, why);
+        }
+    }
+    panic!("{seeds} seeds, and nobody has noticed: {}", plant.name())
+}
+
+#[test]
+fn flushes_that_come_together_keep_what_each_of_them_was_told_of() {
+    for seed in 0..4 {
+        let outcome = run_profile(setup(seed, 500), much_flushed(seed));
+        assert_eq!(outcome.failure, None, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_flush_that_shares_what_began_before_it_is_found() {
+    let (_, why) = find_in(much_flushed, Plant::SharedFlush, 20);
+    assert!(why.contains("which cannot be"), "{why}");
+}
+
+#[test]
+fn what_closed_connections_have_left_at_a_slow_disk_lands_on_nothing_later() {
+    for seed in 0..4 {
+        let outcome = run_profile(setup(seed, 500), much_given_up(seed));
+        assert_eq!(outcome.failure, None, "seed {seed}");
+    }
+}
+
+#[test]
+fn blocks_that_are_not_kept_for_what_closed_connections_have_left_are_found() {
+    let (_, why) = find_in(much_given_up, Plant::OpenBlocks, 20);
+    assert!(why.contains("which cannot be"), "{why}");
+}
+
+#[test]
+fn a_write_that_was_given_back_and_lands_later_is_found() {
+    let (_, why) = find(Plant::LateWrite, 40);
+    assert!(why.contains("which cannot be"), "{why}");
+}
+
+#[test]
+fn a_block_that_is_torn_where_it_was_promised_whole_is_found() {
+    let (_, why) = find(Plant::TornBlock, 40);
+    assert!(why.contains("a block is torn"), "{why}");
+}
