@@ -33,6 +33,7 @@ use nvme::{Nqn, Status};
 
 pub use job::{Job, Round, Start, Worked};
 pub use keyring::{Demand, Keyring, Keys, Policy, Reader, read_secret};
+pub(crate) use revoked::is_denied as is_keyed_denied;
 pub use revoked::{read as read_keyed, write as write_keyed};
 pub use throttle::Throttle;
 pub use worker::{Task, Worker};

@@ -17,6 +17,7 @@ mod management;
 mod missing;
 mod observe;
 mod offer;
+mod origin;
 mod saving;
 mod section;
 mod shown;
@@ -52,6 +53,7 @@ pub use management::{DEFAULT_SOCKET, ManagementConfig};
 pub use missing::Missing;
 pub use observe::ObserveConfig;
 pub use offer::{DiscoveryConfig, DuplicateHosts, Offer, Referral};
+pub(crate) use origin::Origins;
 pub use saving::Saving;
 pub(crate) use saving::digest;
 pub use section::{ConfigErrors, Mistake};
@@ -394,12 +396,12 @@ impl Config {
         text::read(sources)
     }
 
-    /// The same of texts that were edited: places are told in those of before.
+    /// The same of texts that were edited: places are told by where their lines come from.
     ///
     /// # Errors
     /// Every mistake in them.
-    pub(crate) fn of_edited(sources: &Sources, before: &Sources) -> Result<Self, ConfigErrors> {
-        text::read_edited(sources, before)
+    pub(crate) fn of_edited(sources: &Sources, origins: &Origins) -> Result<Self, ConfigErrors> {
+        text::read_edited(sources, origins)
     }
 
     /// Reads a configuration from a file, and from those that it includes.

@@ -18,7 +18,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use crate::api::{Change, Changes, Kept, SetAside};
-use crate::config::{Config, ConfigErrors, Mistake, Sources, digest};
+use crate::config::{Config, ConfigErrors, Mistake, Origins, Sources, digest};
 use journal::Journal;
 use meant::Found;
 use tracing::error;
@@ -36,6 +36,8 @@ pub struct Declared {
     read: Sources,
     /// The files with all kept changes.
     sources: Sources,
+    /// Where the lines of those come from.
+    origins: Origins,
     config: Config,
     changes: Changes,
     state_directory: Option<OsString>,
@@ -100,8 +102,8 @@ impl Declared {
         let config = Config::of(&sources)?.or_state_directory(given.clone());
         let changes = Changes::default();
         let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
-        let read = sources.clone();
-        Ok(Declared { file, read, sources, config, changes, state_directory: given })
+        let (read, origins) = (sources.clone(), Origins::of(&sources));
+        Ok(Declared { file, read, sources, origins, config, changes, state_directory: given })
     }
 
     /// The same files as they are now, with the changes that were made since.
@@ -169,16 +171,18 @@ impl Declared {
                 next.changes.kept.clear();
             }
             next.changes.kept.push(kept);
+            next.origins = after(&next.origins, &next.sources, &sources, change);
             next.sources = sources;
             // It is what the files say.
-            if matches!(change, Change::Replace { .. }) && next.sources == self.read {
+            if replaces(change) && next.sources == self.read {
                 next.changes.kept.clear();
+                next.origins = Origins::of(&self.read);
             }
         }
-        let replaces = |change: &Change| matches!(change, Change::Replace { .. });
-        // Who gives the texts sees them.
-        let seen = if more.iter().any(replaces) { &next.sources } else { &self.read };
-        next.config = next.parse(&next.sources, seen)?;
+        next.config = match more.iter().any(replaces) {
+            true => next.parse(&next.sources, &next.origins.known_to_giver())?,
+            false => next.parse(&next.sources, &next.origins)?,
+        };
         if next.config.state_directory != self.config.state_directory {
             let what = "`state_directory` cannot be changed while the daemon serves";
             return Err(Misfit::Wrong(format!("{what}: write it into the file, and restart")));
@@ -219,9 +223,8 @@ impl Declared {
         Journal::new(self.config.state_directory.as_deref())
     }
 
-    /// `seen`: the texts that somebody knows, for places of mistakes.
-    fn parse(&self, sources: &Sources, seen: &Sources) -> Result<Config, Misfit> {
-        let config = Config::of_edited(sources, seen);
+    fn parse(&self, sources: &Sources, origins: &Origins) -> Result<Config, Misfit> {
+        let config = Config::of_edited(sources, origins);
         let config = config.map_err(|errors| Misfit::mistakes(&errors))?;
         Ok(config.or_state_directory(self.state_directory.clone()))
     }
@@ -237,11 +240,12 @@ impl Declared {
             let together = || (2..=most).find_map(|count| self.again(&left[..count]).ok());
             let redone = self.again(&left[..1]).or_else(|misfit| together().ok_or(misfit));
             match redone {
-                Ok((config, sources, kept)) => {
+                Ok(Redone { config, sources, origins, kept }) => {
                     left.drain(..kept.len());
                     // Unless the files have it.
                     if sources != self.sources {
                         (self.config, self.sources) = (config, sources);
+                        self.origins = origins;
                         self.changes.kept.extend(kept);
                     }
                 }
@@ -273,15 +277,17 @@ impl Declared {
     }
 
     /// What comes of making these changes again, one after the other.
-    fn again(&self, run: &[Kept]) -> Result<(Config, Sources, Vec<Kept>), Misfit> {
-        let mut sources = self.sources.clone();
+    fn again(&self, run: &[Kept]) -> Result<Redone, Misfit> {
+        let (mut sources, mut origins) = (self.sources.clone(), self.origins.clone());
         let mut run = run.to_vec();
         let mut found = Found::default();
         for kept in &mut run {
-            sources = edit::again(&sources, kept, &mut found)?;
+            let next = edit::again(&sources, kept, &mut found)?;
+            origins = after(&origins, &sources, &next, &kept.change);
+            sources = next;
             kept.after = digest_all(&sources);
         }
-        let config = self.parse(&sources, &self.read)?;
+        let config = self.parse(&sources, &origins)?;
         let is_old = |kept: &Kept| {
             matches!(kept.change, Change::Replace { .. }) && kept.base != self.base(&kept.change)
         };
@@ -295,8 +301,25 @@ impl Declared {
         } else if config.include != self.config.include {
             return wrong("it names another folder as `include`");
         }
-        Ok((config, sources, run))
+        Ok(Redone { config, sources, origins, kept: run })
     }
+}
+
+/// What comes of changes that were made again.
+struct Redone {
+    config: Config,
+    sources: Sources,
+    origins: Origins,
+    kept: Vec<Kept>,
+}
+
+fn replaces(change: &Change) -> bool {
+    matches!(change, Change::Replace { .. })
+}
+
+/// Where the lines come from after a change.
+fn after(origins: &Origins, old: &Sources, new: &Sources, change: &Change) -> Origins {
+    origins.after(old, new, &change.to_string(), replaces(change))
 }
 
 /// Changes that can be kept.
@@ -326,12 +349,14 @@ impl Prepared {
 /// # Errors
 /// The first change that does not fit, or what is wrong with what comes out.
 pub fn merged(sources: &Sources, changes: &Changes) -> Result<Sources, Misfit> {
-    let mut merged = sources.clone();
+    let (mut merged, mut origins) = (sources.clone(), Origins::of(sources));
     let mut found = Found::default();
     for mut kept in unsaved(&digest_all(sources), changes.kept.clone()) {
-        merged = edit::again(&merged, &mut kept, &mut found)?;
+        let next = edit::again(&merged, &mut kept, &mut found)?;
+        origins = after(&origins, &merged, &next, &kept.change);
+        merged = next;
     }
-    Config::of_edited(&merged, sources).map_err(|errors| Misfit::mistakes(&errors))?;
+    Config::of_edited(&merged, &origins).map_err(|errors| Misfit::mistakes(&errors))?;
     Ok(merged)
 }
 

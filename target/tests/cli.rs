@@ -293,3 +293,30 @@ fn a_check_looks_at_the_key_files() {
     assert_eq!(code, Some(0), "{log}");
     assert!(printed.contains("key of nqn.2026-11.host:a") && !printed.contains("AAEC"));
 }
+
+#[test]
+fn a_check_reads_which_hosts_have_had_keys_as_a_start_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, state) = (folder.path().join("nvmfd.toml"), folder.path().join("state"));
+    fs::create_dir(&state).unwrap();
+    let text = format!(
+        "state_directory = {state:?}\n[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \
+         \"nqn.2026-11.io.nvmfd:a\"\nallow_any_host = true\n[[subsystem.namespace]]\nnsid = 1\n\
+         kind = \"null\"\nsize = 4096\n"
+    );
+    fs::write(&file, &text).unwrap();
+    let check = || nvmfd(&["check", file.to_str().unwrap()]);
+    let host = "nqn.2026-11.host:a";
+    nvmfd::auth::write_keyed(&state, &[host.parse().unwrap()].into()).unwrap();
+    let (code, _, log) = check();
+    assert_eq!(code, Some(0), "{log}");
+    assert!(log.contains(&format!("{host} is refused: it has had a key")), "{log}");
+    let exempt = format!("{text}[[host]]\nnqn = \"{host}\"\nauthenticate = false\n");
+    fs::write(&file, exempt).unwrap();
+    let (code, _, log) = check();
+    assert!(code == Some(0) && !log.contains("it has had a key"), "{log}");
+    fs::write(state.join("keyed-hosts"), "damaged").unwrap();
+    let (code, _, log) = check();
+    assert_eq!(code, Some(1), "a start is refused as well: {log}");
+    assert!(log.contains("keyed-hosts cannot be used"), "{log}");
+}

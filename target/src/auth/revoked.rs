@@ -38,6 +38,12 @@ pub fn read(folder: &Path) -> Result<BTreeSet<Nqn>, String> {
     hosts.map_err(|error| wrong(&error))
 }
 
+/// Whether this user may not read it, which says nothing about the daemon.
+pub(crate) fn is_denied(folder: &Path) -> bool {
+    let denied = ErrorKind::PermissionDenied;
+    std::fs::File::open(folder.join(NAME)).is_err_and(|error| error.kind() == denied)
+}
+
 /// Keeps which hosts have or have had keys.
 ///
 /// # Errors

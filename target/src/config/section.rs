@@ -13,7 +13,8 @@ use serde::de::{DeserializeOwned, Deserializer, Error, Visitor};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
 
-use super::{Source, Sources};
+use super::origin::Origin;
+use super::{Origins, Source, Sources};
 
 /// A value and the bytes of the text that it came from.
 #[derive(Clone, Debug)]
@@ -74,8 +75,8 @@ impl std::error::Error for ConfigErrors {}
 /// them.
 pub(super) struct Report<'t> {
     sources: Vec<(usize, &'t Source)>,
-    /// What somebody sees of each: they may have been edited since.
-    seen: Vec<&'t str>,
+    /// Where their lines come from; none: they are as their files are.
+    origins: Option<&'t Origins>,
     found: Vec<(usize, Mistake)>,
     /// By title of a section, the keys that were asked for.
     pub(super) known: BTreeMap<&'static str, BTreeSet<&'static str>>,
@@ -90,32 +91,28 @@ impl<'t> Report<'t> {
             // Also the end of a text is a place of its own.
             base += source.text.len() + 1;
         }
-        let seen = all.iter().map(|(_, source)| source.text.as_str()).collect();
-        Self { sources: all, seen, found: Vec::new(), known: BTreeMap::new() }
+        Self { sources: all, origins: None, found: Vec::new(), known: BTreeMap::new() }
     }
 
-    /// The same for texts that were edited: places are told in those of before, which somebody sees.
-    pub(super) fn of_edited(sources: &'t Sources, before: &'t Sources) -> Self {
-        let mut report = Self::new(sources);
-        for (seen, (_, source)) in report.seen.iter_mut().zip(&report.sources) {
-            let old = before.iter().find(|old| old.file == source.file);
-            *seen = old.map_or("", |old| old.text.as_str());
-        }
-        report
+    /// The same for texts that were edited: places are told by where their lines come from.
+    pub(super) fn of_edited(sources: &'t Sources, origins: &'t Origins) -> Self {
+        Self { origins: Some(origins), ..Self::new(sources) }
     }
 
-    /// The line of a text as somebody sees it; or what it says, where that is not seen.
-    fn line(&self, index: usize, line: usize) -> Result<usize, &'t str> {
-        let (text, seen) = (self.sources[index].1.text.as_str(), self.seen[index]);
-        if text.lines().take(line).eq(seen.lines().take(line)) {
-            return Ok(line);
-        }
-        let said = text.lines().nth(line.saturating_sub(1)).unwrap_or_default();
-        let same = |text: &'t str| text.lines().enumerate().filter(move |(_, it)| *it == said);
-        // One of several lines that say the same may be any of them.
-        match (same(seen).next(), same(seen).count(), same(text).count()) {
-            (Some((at, _)), 1, 1) => Ok(at + 1),
-            _ => Err(said.trim()),
+    /// The line of a text as somebody sees it; or what it says and which change has written it.
+    fn line(&self, index: usize, line: usize) -> Result<usize, String> {
+        let Source { file, text } = self.sources[index].1;
+        let Some(origins) = self.origins else { return Ok(line) };
+        let said = one_line(text.lines().nth(line.saturating_sub(1)).unwrap_or_default());
+        match origins.line(file.as_ref(), line) {
+            Some(Origin { by: None, line: Some(line) }) => Ok(line),
+            Some(Origin { by: Some(by), line: Some(line) }) => {
+                Err(format!("`{said}`, line {line} of what this change gave: {by}"))
+            }
+            Some(Origin { by: Some(by), line: None }) => {
+                Err(format!("`{said}`, written by this change: {by}"))
+            }
+            Some(Origin { by: None, line: None }) | None => Err(format!("`{said}`")),
         }
     }
 
@@ -134,8 +131,8 @@ impl<'t> Report<'t> {
         let (index, (line, column)) = self.place(span.start);
         let (mut what, remedy) = (what.into(), remedy.into());
         let line = self.line(index, line);
-        if let Err(said) = line {
-            what += &format!(" (`{}`)", one_line(said));
+        if let Err(said) = &line {
+            what += &format!(" ({said})");
         }
         let place = line.ok().map(|line| (line, column));
         let file = self.sources[index].1.file.clone().filter(|_| index > 0 && place.is_some());
@@ -148,7 +145,7 @@ impl<'t> Report<'t> {
             (self.place(other.start), self.place(from.start));
         let line = match self.line(index, line) {
             Ok(line) => line,
-            Err(said) => return format!("`{}`", one_line(said)),
+            Err(said) => return said,
         };
         match &self.sources[index].1.file {
             Some(file) if index != here => {

@@ -25,8 +25,8 @@ use super::sources::merged;
 use super::stop::stop;
 use super::{
     CaptureConfig, Config, ConfigErrors, Limits, ListenerConfig, MAX_NSID, MemoryConfig,
-    NamespaceConfig, NamespaceKind, Provider, ReactorConfig, Sources, Spin, SubsystemConfig,
-    Threads,
+    NamespaceConfig, NamespaceKind, Origins, Provider, ReactorConfig, Sources, Spin,
+    SubsystemConfig, Threads,
 };
 
 /// Receives that a reactor keeps for admin queues and for connections that are just beginning.
@@ -46,8 +46,8 @@ pub(super) fn read(sources: &Sources) -> Result<Config, ConfigErrors> {
 }
 
 /// The same of texts that were edited: see [`Report::of_edited`].
-pub(super) fn read_edited(sources: &Sources, before: &Sources) -> Result<Config, ConfigErrors> {
-    read_with(sources, Report::of_edited(sources, before))
+pub(super) fn read_edited(sources: &Sources, origins: &Origins) -> Result<Config, ConfigErrors> {
+    read_with(sources, Report::of_edited(sources, origins))
 }
 
 fn read_with<'t>(sources: &'t Sources, mut report: Report<'t>) -> Result<Config, ConfigErrors> {

@@ -7,9 +7,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::absent::{self, Served};
-use crate::auth::{Keyring, Reader};
+use crate::auth::{Keyring, Reader, is_keyed_denied, read_keyed};
 use crate::config::{
-    Config, ConfigErrors, Missing, NamespaceConfig, NamespaceKind, Size, given_state_directory,
+    AuthenticationConfig, Config, ConfigErrors, Missing, NamespaceConfig, NamespaceKind, Size,
+    given_state_directory,
 };
 use crate::declared::Declared;
 use crate::disk::{Below, Torn};
@@ -104,9 +105,36 @@ pub fn check(file: &Path) -> bool {
     doubts.iter().for_each(|doubt| warn!("{doubt}"));
     mistakes.iter().for_each(|mistake| error!("{mistake}"));
     good &= mistakes.is_empty();
+    if let Some(folder) = config.state_directory.as_deref().filter(|folder| folder.is_dir()) {
+        good &= keyed(config, folder);
+    }
     // Whoever closed stdout does not want it.
     let _ = write!(io::stdout(), "{config}");
     good
+}
+
+/// Whether the list of hosts that have had keys can be used; warns of those that are refused.
+fn keyed(config: &Config, folder: &Path) -> bool {
+    let known = match read_keyed(folder) {
+        Ok(known) => known,
+        Err(sentence) if is_keyed_denied(folder) => {
+            warn!("{sentence}: check as root, or as the user who runs the daemon");
+            return true;
+        }
+        Err(sentence) => {
+            error!("{sentence}");
+            return false;
+        }
+    };
+    let AuthenticationConfig { hosts, exempt, .. } = &config.authentication;
+    let has_word = |nqn: &Nqn| hosts.iter().any(|host| host.nqn == *nqn) || exempt.contains(nqn);
+    for nqn in known.iter().filter(|nqn| !has_word(nqn)) {
+        warn!(
+            "{nqn} is refused: it has had a key, and no [[host]] says more: give it one again, or \
+             write `authenticate = false`"
+        );
+    }
+    true
 }
 
 /// What a start would serve: the file, and the changes that were made since. Whether all of it was

@@ -545,21 +545,39 @@ fn places_of_mistakes_are_in_the_file_that_somebody_sees() {
         "allow_any_host = true\n[[subsystem.namespace]]\nnsid = 1\nkind = \"null\"\nsize = \
          \"1GiB\"\nuuid = \"{UUID}\"\n"
     );
-    let (_folder, declared) = stage(&TEXT.replace("allow_any_host = true", &disk));
+    let (folder, declared) = stage(&TEXT.replace("allow_any_host = true", &disk));
+    let text = fs::read_to_string(folder.path().join("nvmfd.toml")).unwrap();
+    let line = 1 + text.lines().position(|line| line.contains(UUID)).unwrap();
     // The lines behind that of the file have others in what is in force.
     let serial = settings(json!({"serial": "X", "model": "Y"}));
     let next = declared.with(&[Change::SetSubsystem { nqn: A.to_owned(), settings: serial }], AT);
     let next = next.unwrap();
-    let same = settings(json!({"kind": "null", "size": "1MiB", "uuid": UUID}));
-    let same = Change::AddNamespace { subsystem: A.to_owned(), nsid: 5, settings: same };
-    let said = next.with(&[same], AT).unwrap_err().to_string();
-    // Either of the two may be the one that stands there.
-    assert!(said.contains(&format!("`uuid = \"{UUID}\"`")) && !said.contains("line "), "{said}");
+    let disk = |nsid, uuid: &str| Change::AddNamespace {
+        subsystem: A.to_owned(),
+        nsid,
+        settings: settings(json!({"kind": "null", "size": "1MiB", "uuid": uuid})),
+    };
+    let said = next.with(&[disk(5, UUID)], AT).unwrap_err().to_string();
+    // Both say the same: the one is a line of the file, the other is of the change.
+    assert!(said.contains(&format!("line {line}")), "{said}");
+    assert_eq!(said.matches("line ").count(), 1, "{said}");
+    let by = |nsid| format!("written by this change: add namespace {nsid} to {A}");
+    assert!(said.contains(&by(5)), "{said}");
+    // A line of a change that was made before, and after that of the file itself.
+    let other = UUID.replace('1', "2");
+    let next = next.with(&[disk(6, &other)], AT).unwrap();
+    let said = next.with(&[disk(7, &other)], AT).unwrap_err().to_string();
+    assert!(said.contains(&by(6)) && said.contains(&by(7)) && !said.contains("line "), "{said}");
+    let kept = next.with(&[replace(text.replace(UUID, &other))], AT).unwrap();
+    let said = kept.with(&[disk(8, &other)], AT).unwrap_err().to_string();
+    let given = format!("line {line} of what this change gave: replace the configuration file");
+    assert!(said.contains(&given) && said.contains(&by(8)), "{said}");
     // What is nowhere in the file is told as it is.
     let any = settings(json!({"allow_any_host": "perhaps"}));
     let any = Change::SetSubsystem { nqn: A.to_owned(), settings: any };
     let said = next.with(&[any], AT).unwrap_err().to_string();
-    assert!(said.contains("(`allow_any_host = \"perhaps\"`)"), "{said}");
+    let by = "(`allow_any_host = \"perhaps\"`, written by this change: set allow_any_host = ";
+    assert!(said.contains(by), "{said}");
     // Who gives a text knows its lines.
     let said = next.with(&[replace("colour = 1\n".to_owned())], AT).unwrap_err().to_string();
     assert!(said.contains("line 1, column 1: unknown key `colour`"), "{said}");
