@@ -38,6 +38,9 @@ impl Node {
 pub struct Network {
     /// What is between the endpoints.
     pub air: Air,
+    /// Endpoints that are added from now on choose their numbers among the 256 highest of 24 bits: those
+    /// of packets wrap soon.
+    pub wraps: bool,
     now: Instant,
     nodes: Vec<Node>,
 }
@@ -46,7 +49,8 @@ impl Network {
     /// An empty network. Its clock begins at some time, which does not matter.
     #[must_use]
     pub fn new(seed: u64, faults: Faults) -> Network {
-        Network { air: Air::new(seed, faults), now: Instant::now(), nodes: Vec::new() }
+        let air = Air::new(seed, faults);
+        Network { air, wraps: false, now: Instant::now(), nodes: Vec::new() }
     }
 
     /// Adds an endpoint and gives its index.
@@ -56,7 +60,8 @@ impl Network {
     pub fn add(&mut self, address: IpAddr, config: Config, plan: PoolPlan) -> io::Result<usize> {
         let mut dice = Dice::new(self.air.dice().roll());
         let config = Config { guid: dice.roll(), ..config };
-        let endpoint = Endpoint::new(config, Box::new(move || dice.roll()));
+        let high = if self.wraps { 0xff_ff00 } else { 0 };
+        let endpoint = Endpoint::new(config, Box::new(move || dice.roll() | high));
         self.nodes.push(Node { address, endpoint, pool: Pool::new(plan)? });
         Ok(self.air.add(address, (1, 0)))
     }

@@ -38,7 +38,8 @@ impl Pair {
             let port = AirPort::new(&air, address, (1, 0));
             let mut dice = Dice::new(dice.roll());
             let config = Config { guid: dice.roll(), ..config };
-            let entropy = Box::new(move || dice.roll());
+            // So that the numbers of packets wrap soon.
+            let entropy = Box::new(move || dice.roll() | 0xff_ff00);
             Soft::in_air(port, config, entropy, now, Arc::clone(region)).unwrap()
         };
         let (host, target) = (Host::new(job), Target::new(job));

@@ -63,7 +63,11 @@ fn address(v6: bool, number: u8) -> IpAddr {
 
 /// A host (node 0) and a target (node 1), which listens.
 fn two(seed: u64, faults: Faults, v6: bool, host: Config, target: Config) -> Network {
-    let mut net = Network::new(seed, faults);
+    two_in(Network::new(seed, faults), v6, host, target)
+}
+
+/// The same, in a network without endpoints.
+fn two_in(mut net: Network, v6: bool, host: Config, target: Config) -> Network {
     net.add(address(v6, 1), host, plan()).unwrap();
     net.add(address(v6, 2), target, plan()).unwrap();
     net.node(1).endpoint.listen(SocketAddr::new(address(v6, 2), PORT));

@@ -89,7 +89,9 @@ fn run(seed: u64) -> Result<(), TestCaseError> {
     // Damage that IPv4 cannot see, one packet in 65536, would be a false alarm here.
     let v6 = faults.damage > 0;
     let config = Config { mtu: [256, 1024, 4096][dice.below(3) as usize], ..open_config() };
-    let mut net = two(seed, Faults::NONE, v6, config, config);
+    let mut net = Network::new(seed, Faults::NONE);
+    net.wraps = dice.below(4) > 0;
+    let mut net = two_in(net, v6, config, config);
     let (host, target) = established(&mut net);
     let qps = [host, target];
     net.air.faults = faults;

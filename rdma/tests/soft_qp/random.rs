@@ -97,10 +97,15 @@ proptest! {
         seed in 1..u64::MAX,
         bad in 0..30u8,
         selective: bool,
+        starts in [0..100u32, 0..100u32],
     ) {
         // A loss of a third both ways needs more than the usual patience.
         let patient = Settings { retries: 60, selective, ..settings(4) };
-        let (mut a, mut b) = (End::new(&patient), End::new(&patient));
+        // Both ways wrap at some time, or not at all.
+        let [send_psn, receive_psn] = starts.map(|before| Psn::new(0u32.wrapping_sub(before)));
+        let there = Settings { send_psn, receive_psn, ..patient };
+        let back = Settings { send_psn: receive_psn, receive_psn: send_psn, ..patient };
+        let (mut a, mut b) = (End::new(&there), End::new(&back));
         let mut exposed = Vec::new();
         for (tag, (from_a, verb, len)) in jobs.iter().enumerate() {
             let (tag, seed) = (tag as u64, tag as u8);
