@@ -49,6 +49,7 @@ pub mod subsystem;
 mod target;
 pub mod tender;
 mod trust;
+mod turns;
 pub mod uncorrectable;
 pub mod unflushed;
 pub mod usage;

@@ -323,6 +323,12 @@ impl Queue {
         self.confirmed = true;
     }
 
+    /// Whether its host has confirmed the connection.
+    #[must_use]
+    pub fn is_confirmed(&self) -> bool {
+        self.confirmed
+    }
+
     /// Whether its host has confirmed the connection and was not let in: it came to nothing, if it
     /// ends now.
     #[must_use]

@@ -21,6 +21,7 @@ use crate::observe::Run;
 use crate::queue::{Io, Queue, room};
 use crate::refusals::Refusals;
 use crate::registry::Registry;
+use crate::turns::Turns;
 use crate::waiters::{Claim, Take, Waiters};
 use crate::why::{Cause, Why};
 
@@ -57,8 +58,10 @@ pub struct Queues {
     waiters: Waiters,
     run: Run,
     refusals: Refusals,
-    /// Requests to connect that wait until what was closed for them has come home.
-    deferred: VecDeque<Incoming>,
+    /// Requests to connect that wait until what was closed for them has come home, and until when there
+    /// is no use in looking, unless something has come home.
+    deferred: Turns<Incoming>,
+    full_until: Option<Instant>,
     next_displacement: Instant,
     /// When it was last counted how many connections are opened, and how many since.
     opened: (Instant, u32),
@@ -89,7 +92,8 @@ impl Queues {
             waiters: Waiters::default(),
             run: Run::default(),
             refusals: Refusals::default(),
-            deferred: VecDeque::new(),
+            deferred: Turns::default(),
+            full_until: None,
             next_displacement: now,
             opened: (now, 0),
             debts: Debts::new(Some(MOST_IN_VAIN)),
@@ -168,6 +172,7 @@ impl Queues {
                 debug!(qp = qp.0, "connection established");
                 if let Some((queue, _)) = self.key(qp).and_then(|key| self.queue(key, lent)) {
                     queue.confirm();
+                    self.full_until = None;
                 }
             }
             Event::Gone(qp, reason) => self.on_gone(qp, reason, lent),
@@ -206,7 +211,7 @@ impl Queues {
     /// back.
     pub fn on_mail(&mut self, mail: Mail, lent: &mut Lent<'_>) -> Option<Mail> {
         match mail {
-            Mail::Incoming(incoming) => self.open(incoming, lent),
+            Mail::Incoming(incoming) => self.ask(incoming, lent),
             Mail::Subsystem(new) => {
                 let (now, queues) = (lent.now, &self.queues);
                 self.waiters.tolls.change(now, |key, slot, booking| {
@@ -227,7 +232,7 @@ impl Queues {
             }
             Mail::Stop => {
                 self.stopping = true;
-                while let Some(incoming) = self.deferred.pop_front() {
+                while let Some(incoming) = self.deferred.pop() {
                     self.turn_away(incoming, lent);
                 }
                 self.each(lent, Queue::close);
@@ -306,7 +311,7 @@ impl Queues {
         let index = lent.registry.place();
         let (remote, local) = (incoming.remote, incoming.local);
         if index == self.index {
-            self.open(incoming, lent);
+            self.ask(incoming, lent);
         } else if let Err(mail) = lent.registry.reactor(index).try_send(Mail::Incoming(incoming)) {
             drop(mail);
             self.refused(Why::nameless(Cause::Overloaded, remote, local), lent);
@@ -344,16 +349,27 @@ impl Queues {
         lent.fabric.reject(incoming, &[]);
     }
 
-    fn open(&mut self, incoming: Incoming, lent: &mut Lent<'_>) {
+    /// Somebody asks to connect. Where others wait already, nobody looks for room for one more.
+    fn ask(&mut self, incoming: Incoming, lent: &mut Lent<'_>) {
         if self.stopping {
             return self.turn_away(incoming, lent);
         }
         if self.debts.bars(lent.now, incoming.remote.ip().into()) {
             return self.refuse(incoming, lent);
         }
-        if !self.may_open(lent.now) || !self.make_room(&incoming, lent) {
+        if !self.deferred.is_empty() {
             return self.defer(incoming, lent);
         }
+        match self.look_for_room(&incoming, lent) {
+            Ok(()) => self.open(incoming, lent),
+            Err(until) => {
+                self.wait_for_room(until);
+                self.defer(incoming, lent);
+            }
+        }
+    }
+
+    fn open(&mut self, incoming: Incoming, lent: &mut Lent<'_>) {
         self.opened.1 += 1;
         let vacant = self.queues.iter().position(Option::is_none);
         let at = vacant.unwrap_or(self.queues.len());
@@ -401,6 +417,7 @@ impl Queues {
             queue.finish(&mut io);
             lent.registry.count_queue(self.index, kept, false);
             self.count -= 1;
+            self.full_until = None;
         }
     }
 

@@ -210,6 +210,7 @@ fn who_confirms_connections_and_leaves_again_and_again_is_refused_for_a_while() 
     assert_eq!(world.fabric.rejected, 1);
     assert!(world.ask(2).is_some(), "another one is heard");
     // What nobody has confirmed is charged to nobody: its address may be forged.
+    world.confirms = false;
     for _ in 0..200 {
         let qp = world.ask(3).unwrap();
         world.leave(qp);
@@ -233,6 +234,60 @@ fn many_requests_at_one_moment_are_opened_a_few_at_a_time() {
         world.step(Queues::serve_waiters);
         assert_eq!((world.fabric.next, world.fabric.rejected), (opened, 0));
     }
+    world.end();
+}
+
+/// All others wait while connections are counted.
+#[test]
+fn connections_are_not_counted_for_every_request_of_a_flood() {
+    let mut world = World::new();
+    for number in 0..6 {
+        world.ask(number % 16);
+    }
+    assert_eq!(world.ask(20), Some(Qp(6)), "and one is closed");
+    let (began, counted) = (world.now, world.fabric.counted.get());
+    for number in 0..2000u32 {
+        world.now = began;
+        world.ask((number % 16) as u8);
+        world.now = began;
+        world.step(Queues::serve_waiters);
+    }
+    let counted = world.fabric.counted.get() - counted;
+    assert!(counted <= 2, "{counted} times");
+    // What has come home is looked at once more, and so is the clock.
+    world.settle();
+    world.now += Duration::from_millis(1);
+    world.step(Queues::serve_waiters);
+    assert_eq!(world.fabric.next, 8);
+    // Each source has its turn: who comes last is not behind all of the flood.
+    world.now += Duration::from_millis(1);
+    let before = world.fabric.hosts.len();
+    assert_eq!(world.ask(40), None);
+    for _ in 0..100 {
+        world.now += Duration::from_millis(101);
+        world.step(Queues::serve_waiters);
+        world.settle();
+    }
+    let hosts = &world.fabric.hosts[before..before + 17];
+    assert!(hosts.contains(&[192, 0, 2, 40].into()), "{hosts:?}");
+    world.end();
+}
+
+/// A busy reactor reads late that connections are up, and only those are charged to their sources.
+#[test]
+fn a_connection_makes_room_when_it_was_confirmed_or_had_time_to_be() {
+    let mut world = World::new();
+    world.confirms = false;
+    let qps: Vec<_> = (0..4).map(|_| world.ask(1).unwrap()).collect();
+    assert_eq!((world.ask(1), world.settle().len()), (None, 0), "none has been confirmed");
+    world.confirm(qps[2]);
+    world.now += Duration::from_millis(10);
+    world.step(Queues::serve_waiters);
+    assert_eq!(world.settle(), [qps[2].0], "the one that has");
+    assert_eq!(world.ask(1), None);
+    world.now += Duration::from_millis(100);
+    world.step(Queues::serve_waiters);
+    assert_eq!(world.settle(), [qps[0].0], "the oldest had time");
     world.end();
 }
 

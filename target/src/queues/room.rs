@@ -6,6 +6,13 @@
 //! connections hold of the room that hosts with a name leave is bounded: half for one source, three
 //! quarters for all. Where that is reached, the oldest of the source that holds the most is closed,
 //! so that who asks next, and goes on within a round trip, is served also amid a flood.
+//!
+//! What a request costs beyond that is bounded as well. Connections are counted only for one request
+//! at a time: while it waits, others stand behind it in line, where each source has its turn, and
+//! nobody looks again before something has come home or a time has come. And a connection that its
+//! host has confirmed is closed before one that it has not, which has [`CONFIRMATION`] for that: only
+//! what was confirmed is charged to its source ([`rdma::soft::Debts`]), and a busy reactor would read
+//! too late that it was.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -20,6 +27,8 @@ use crate::why::{Cause, Why};
 /// How often one connection makes room for another, at most: to make and end them costs much more
 /// than to ask, and others want to be served meanwhile.
 const DISPLACEMENT: Duration = Duration::from_millis(1);
+/// How long the host of a connection has to confirm it before it may make room for another.
+const CONFIRMATION: Duration = Duration::from_millis(100);
 /// Connections that are opened within that time, at most: on an adapter each costs system calls, and
 /// commands of others wait meanwhile.
 const MOST_OPENED: u32 = 8;
@@ -29,8 +38,16 @@ const MOST_DEFERRED: usize = 256;
 /// What the connections of one source hold that nobody vouches for.
 struct Share {
     held: u32,
-    /// The first of them that is open.
-    oldest: Option<(Instant, Qp)>,
+    /// The first of them that is open: of those that are confirmed, if there is any.
+    oldest: Option<Oldest>,
+}
+
+/// Which connection makes room first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Oldest {
+    unconfirmed: bool,
+    opened: Instant,
+    qp: Qp,
 }
 
 /// What connections hold of a reactor, each counted by the resource of which it holds the larger
@@ -64,7 +81,8 @@ impl Census {
                 true => census.closing += weight,
                 false => {
                     census.open += weight;
-                    let this = (queue.opened(), queue.qp());
+                    let (unconfirmed, opened) = (!queue.is_confirmed(), queue.opened());
+                    let this = Oldest { unconfirmed, opened, qp: queue.qp() };
                     share.oldest = Some(share.oldest.map_or(this, |oldest| oldest.min(this)));
                 }
             }
@@ -91,7 +109,7 @@ impl Census {
     /// the oldest.
     fn largest(&self, lent: &Lent<'_>) -> Option<Source> {
         let shares = self.shares.iter().filter_map(|(source, share)| {
-            let (opened, _) = share.oldest?;
+            let opened = share.oldest?.opened;
             let excess = self.excess(*source, lent);
             (excess > 0).then_some((*source, (excess, Reverse(opened))))
         });
@@ -100,15 +118,25 @@ impl Census {
 }
 
 impl Queues {
-    /// Makes room for a request, if that is needed. False: not now, because that happened just
-    /// before, or what was closed has not come home yet.
-    pub(super) fn make_room(&mut self, incoming: &Incoming, lent: &mut Lent<'_>) -> bool {
+    /// Makes room for a request, if that is needed. Otherwise when to look again: not now, because that
+    /// happened just before, or what was closed has not come home yet, or may still be confirmed.
+    pub(super) fn look_for_room(
+        &mut self,
+        incoming: &Incoming,
+        lent: &mut Lent<'_>,
+    ) -> Result<(), Instant> {
+        if lent.now.saturating_duration_since(self.opened.0) >= DISPLACEMENT {
+            self.opened = (lent.now, 0);
+        }
+        if self.opened.1 >= MOST_OPENED {
+            return Err(self.opened.0 + DISPLACEMENT);
+        }
         let source = Source::from(incoming.remote.ip());
         let queue_pairs = lent.fabric.queue_pairs();
         let census = Census::take(self, lent.pool.plan().receives, queue_pairs);
         let left = census.left();
         if census.closing > 0 && census.open + census.closing >= left / 8 * 7 {
-            return false;
+            return Err(lent.now + DISPLACEMENT);
         }
         let own = census.shares.get(&source).map_or(0, |share| share.held);
         let crowded = match own >= left / 2 && census.excess(source, lent) >= left / 2 {
@@ -117,25 +145,19 @@ impl Queues {
             false => None,
         };
         let share = crowded.and_then(|source| census.shares.get(&source));
-        let Some((_, oldest)) = share.and_then(|share| share.oldest) else { return true };
-        if lent.now < self.next_displacement {
-            return false;
+        let Some(oldest) = share.and_then(|share| share.oldest) else { return Ok(()) };
+        let ripe = if oldest.unconfirmed { oldest.opened + CONFIRMATION } else { lent.now };
+        let until = self.next_displacement.max(ripe);
+        if lent.now < until {
+            return Err(until);
         }
         self.next_displacement = lent.now + DISPLACEMENT;
-        if let Some(key) = self.key(oldest)
+        if let Some(key) = self.key(oldest.qp)
             && let Some((queue, mut io)) = self.queue(key, lent)
         {
             queue.displace(&mut io);
         }
-        true
-    }
-
-    /// Whether one more connection may be opened now.
-    pub(super) fn may_open(&mut self, now: Instant) -> bool {
-        if now.saturating_duration_since(self.opened.0) >= DISPLACEMENT {
-            self.opened = (now, 0);
-        }
-        self.opened.1 < MOST_OPENED
+        Ok(())
     }
 
     /// Rejects a request: there is no room for it, and others need what comes free.
@@ -145,34 +167,43 @@ impl Queues {
         lent.fabric.reject(incoming, &reject.emit());
     }
 
-    /// Puts a request aside until there is room. Of too many, the oldest of the source that has the
-    /// most is refused.
+    /// Nobody looks for room before this, unless something has come home.
+    pub(super) fn wait_for_room(&mut self, until: Instant) {
+        self.full_until = Some(until);
+        self.next_tick = self.next_tick.min(until);
+    }
+
+    /// Puts a request aside until there is room. Of too many, the oldest of a source that has its share
+    /// is refused.
     pub(super) fn defer(&mut self, incoming: Incoming, lent: &mut Lent<'_>) {
-        self.deferred.push_back(incoming);
-        self.next_tick = self.next_tick.min(lent.now + DISPLACEMENT);
-        if self.deferred.len() <= MOST_DEFERRED {
-            return;
+        let source = Source::from(incoming.remote.ip());
+        self.deferred.push(source, incoming);
+        if self.deferred.len() > MOST_DEFERRED
+            && let Some(refused) = self.deferred.displace(source)
+        {
+            self.refuse(refused, lent);
         }
-        let source = |incoming: &Incoming| Source::from(incoming.remote.ip());
-        let mut counts = BTreeMap::new();
-        for incoming in &self.deferred {
-            *counts.entry(source(incoming)).or_insert(0) += 1;
-        }
-        let most = counts.into_iter().max_by_key(|(_, count)| *count).map(|(source, _)| source);
-        let at = self.deferred.iter().position(|incoming| Some(source(incoming)) == most);
-        let Some(refused) = at.and_then(|at| self.deferred.remove(at)) else { return };
-        self.refuse(refused, lent);
     }
 
     /// Lets those in for whom there is room now.
     pub(super) fn admit_deferred(&mut self, lent: &mut Lent<'_>) {
-        for _ in 0..self.deferred.len() {
-            let waiting = self.deferred.len();
-            let Some(incoming) = self.deferred.pop_front() else { return };
-            self.open(incoming, lent);
-            if self.deferred.len() == waiting {
-                // It is the last now, and would be the first again.
-                return self.deferred.rotate_right(1);
+        if self.deferred.is_empty() {
+            return;
+        }
+        if let Some(until) = self.full_until.filter(|until| lent.now < *until) {
+            return self.wait_for_room(until);
+        }
+        while let Some(incoming) = self.deferred.pop() {
+            if self.debts.bars(lent.now, incoming.remote.ip().into()) {
+                self.refuse(incoming, lent);
+                continue;
+            }
+            match self.look_for_room(&incoming, lent) {
+                Ok(()) => self.open(incoming, lent),
+                Err(until) => {
+                    self.deferred.put_back(incoming.remote.ip().into(), incoming);
+                    return self.wait_for_room(until);
+                }
             }
         }
     }

@@ -1,5 +1,6 @@
 //! The queues of one reactor, and connections of many hosts that come and go.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -31,6 +32,10 @@ pub(crate) struct Recorder {
     pub(crate) is_full: bool,
     /// It has so many queue pairs.
     pub(crate) queue_pairs: Option<u32>,
+    /// How often that was asked: once whenever all connections are counted.
+    pub(crate) counted: Cell<u32>,
+    /// Whom each queue pair was made for.
+    pub(crate) hosts: Vec<IpAddr>,
     ending: Vec<Qp>,
 }
 
@@ -39,11 +44,12 @@ impl Fabric for Recorder {
         Ok(())
     }
     fn unlisten(&mut self, _: SocketAddr) {}
-    fn open(&mut self, _: Incoming, _: QpLimits) -> Result<Qp, FabricError> {
+    fn open(&mut self, incoming: Incoming, _: QpLimits) -> Result<Qp, FabricError> {
         let all_used = self.queue_pairs.is_some_and(|most| self.posted.len() >= most as usize);
         if self.is_full || all_used {
             return Err(FabricError("the device has no queue pairs left".to_owned()));
         }
+        self.hosts.push(incoming.remote.ip());
         self.next += 1;
         Ok(Qp(self.next - 1))
     }
@@ -59,6 +65,7 @@ impl Fabric for Recorder {
     }
     fn flush(&mut self) {}
     fn queue_pairs(&self) -> Option<u32> {
+        self.counted.set(self.counted.get() + 1);
         self.queue_pairs
     }
     fn poll(&mut self, _: Instant, _: &mut Vec<Event>) {}
@@ -92,6 +99,8 @@ pub(crate) struct World {
     pub(crate) registry: Registry,
     pub(crate) queues: Queues,
     pub(crate) now: Instant,
+    /// Hosts confirm their connections at once.
+    pub(crate) confirms: bool,
 }
 
 impl World {
@@ -111,6 +120,7 @@ impl World {
             registry: Registry::new(vec![mailbox().unwrap().0], 8, 70),
             queues: Queues::new(0, LIMITS, now),
             now,
+            confirms: true,
         }
     }
 
@@ -168,7 +178,11 @@ impl World {
         let (remote, private) = (SocketAddr::new(source, 4420), request.emit().to_vec());
         let incoming = Incoming::detached(local, remote, private, reads, Box::new(()));
         self.step(|queues, lent| queues.on_event(Event::Incoming(incoming), lent));
-        (self.fabric.next > before).then_some(Qp(before))
+        let qp = (self.fabric.next > before).then_some(Qp(before))?;
+        if self.confirms {
+            self.confirm(qp);
+        }
+        Some(qp)
     }
 
     /// The host of a connection confirms it.
