@@ -9,6 +9,13 @@
 //! (Linux in `cm_dup_rep_handler`), and who has not is silent. The request waits meanwhile, so that a
 //! peer that did start anew need not ask again.
 //!
+//! Who forges such a request (the GUID and queue pair of a Linux host can be guessed) ends a connection
+//! only if its host is silent for all of that time: one that is paused or stalled, which connects anew
+//! when it is back, as it would after Linux's answer. And to the forged address go, of one connection,
+//! three replies in that time, however many requests there are, and a refusal for each request: at most
+//! [`MOST_CLAIMS`] wait at once. To keep the refusal to ourselves would leave a host without an answer
+//! whose old connection lives by somebody else's packets.
+//!
 //! Of several endpoints on one address only the one where the request arrives looks among its own
 //! connections. An old one at another is not found, and ends as any that has fallen silent does: by
 //! retries, or by its user's keep alive.
