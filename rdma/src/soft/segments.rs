@@ -161,6 +161,11 @@ mod tests {
         }
         // Nothing comes at all: that says nothing of trains.
         (0..50).for_each(|_| assert!(!segments.note(train(&mut places, &mut start, 0))));
+        // Nor does it when the packet that was the first of its train has come before.
+        (0..50).for_each(|_| {
+            places.depart(start.add(1), 1);
+            assert!(!segments.note(places.arrive(start.add(1), 0, true)));
+        });
         // Each is told once.
         for place in 0..2 {
             places.depart(start.add(place), place as usize);

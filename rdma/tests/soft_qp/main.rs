@@ -5,6 +5,7 @@ mod losses;
 mod order;
 mod random;
 mod refusals;
+mod wrap;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
