@@ -241,7 +241,7 @@ impl Target {
     }
 
     /// Changes what is served: subsystems, hosts, namespaces, listeners. All or nothing. Returns
-    /// one line for each change.
+    /// one line for each change, when every queue of connected hosts goes by it.
     ///
     /// # Errors
     /// One sentence about what cannot be served; everything is as before.
@@ -307,6 +307,8 @@ impl Target {
         let kept: BTreeSet<Nqn> = shelf.config().subsystems.iter().map(|s| s.nqn).collect();
         let gone = old.subsystems.iter().map(|s| s.nqn).filter(|nqn| !kept.contains(nqn)).collect();
         lines.extend(shelf.adopt(next, gone));
+        // Whoever is answered may rely on it: no queue serves a host any more as it was.
+        shelf.wait_for_reactors();
         Ok(lines)
     }
 

@@ -323,6 +323,30 @@ fn a_new_namespace_is_an_event() {
     host.disconnect();
 }
 
+/// Queues are on two reactors, and each round gives them another chance to lag behind.
+#[test]
+fn what_a_reload_changes_holds_for_every_queue_when_it_is_answered() {
+    const MORE: &str = "[[subsystem.namespace]]\nnsid = 3\nkind = \"ram\"\nsize = \"1MiB\"\n";
+    let mut target = TestTarget::start_with("[reactor]\nthreads = 2\n");
+    let mut host = target.connect(3);
+    let flush = |host: &mut Host, queue| {
+        let sqe = Sqe::io(IoOpcode::FLUSH, 3);
+        host.command(queue, "Flush", sqe, Data::None).map(drop)
+    };
+    for round in 0..200 {
+        target.apply(MORE);
+        for queue in 1..=3 {
+            flush(&mut host, queue).unwrap_or_else(|error| panic!("{round}, {queue}: {error}"));
+        }
+        target.apply("");
+        for queue in 1..=3 {
+            let refused = status(flush(&mut host, queue));
+            assert!(refused.is(Status::INVALID_NAMESPACE), "{round}, {queue}: {refused}");
+        }
+    }
+    host.disconnect();
+}
+
 #[test]
 fn hosts_on_the_machine_of_the_target_find_addresses_of_their_own() {
     let target = TestTarget::start();

@@ -355,7 +355,7 @@ impl Shelf {
 
     /// Returns when every reactor knows what has been published: what a host is told then, no
     /// queue contradicts.
-    pub(super) fn wait_for_reactors(&self) {
+    pub(crate) fn wait_for_reactors(&self) {
         for (index, reactor) in self.registry.reactors().iter().enumerate() {
             let (answer, answered) = sync_channel(1);
             if reactor.send(Mail::Caught(answer)) && answered.recv_timeout(PATIENCE).is_err() {
