@@ -39,7 +39,7 @@ impl Daemon {
     /// be in use for a moment more.
     fn start_in(folder: TempDir) -> Daemon {
         let mut said = Vec::new();
-        for _ in 0..100 {
+        for _ in 0..600 {
             let mut process = Command::new(env!("CARGO_BIN_EXE_nvmfd"))
                 .arg("--config")
                 .arg(folder.path().join("nvmfd.toml"))
@@ -410,7 +410,7 @@ fn who_watches_for_somebody_who_has_gone_ends() {
     assert_eq!(lines.next().unwrap().unwrap(), "watching");
     drop(lines);
     // Every reload is something to tell of.
-    for _ in 0..500 {
+    for _ in 0..3000 {
         daemon.says(&["reload"]);
         if let Some(status) = watch.try_wait().unwrap() {
             assert!(status.success(), "{status}");

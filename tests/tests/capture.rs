@@ -2,6 +2,7 @@
 
 mod pair;
 
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -11,6 +12,12 @@ use nvme::{IoOpcode, Sqe};
 use nvmfd::Target;
 
 const NQN: &str = "nqn.2026-11.io.nvmfd:capture";
+
+/// Whether this process, of which the target is a part, still has the file open.
+fn is_open(file: &Path) -> bool {
+    let mut open = fs::read_dir("/proc/self/fd").unwrap();
+    open.any(|each| each.and_then(|each| fs::read_link(each.path())).is_ok_and(|to| to == file))
+}
 
 /// What tshark prints for the packets that a filter lets through.
 fn tshark(file: &Path, filter: &str) -> String {
@@ -23,14 +30,14 @@ fn tshark(file: &Path, filter: &str) -> String {
 #[test]
 fn wireshark_understands_every_packet_of_a_capture() {
     let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("packets.pcapng");
+    let file = folder.path().canonicalize().unwrap().join("packets.pcapng");
     let rest = format!(
         "[[subsystem.namespace]]\nnsid = 1\nkind = 'ram'\nsize = '16MiB'\n\
          [capture]\npath = '{}'\n",
         file.display()
     );
-    let target = Target::start(pair::config("127.64.0.1", NQN, &rest)).unwrap();
-    let mut host = pair::host("127.64.0.1", "127.64.0.2", NQN);
+    let target = Target::start(pair::config("127.60.0.1", NQN, &rest)).unwrap();
+    let mut host = pair::host("127.60.0.1", "127.60.0.2", NQN);
     for opcode in [IoOpcode::WRITE, IoOpcode::READ] {
         let mut buf = host.pool().take_data(65536).unwrap();
         host.pool().bytes_mut(&mut buf).fill(0xa5);
@@ -40,17 +47,16 @@ fn wireshark_understands_every_packet_of_a_capture() {
         host.pool().give(buf);
     }
     host.disconnect();
-    target.stop(Instant::now() + Duration::from_secs(5));
+    assert!(is_open(&file));
+    target.stop(Instant::now() + Duration::from_secs(60));
 
-    // The file is complete when the last reactor has ended and the writer has seen that.
-    let mut all = String::new();
-    for _ in 0..100 {
-        all = tshark(&file, "frame");
-        if all.contains("CM: DisconnectReply") {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(50));
+    // The last reactor has ended; the file is complete when its writer has seen that.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while is_open(&file) {
+        assert!(Instant::now() < deadline, "the capture never ends");
+        std::thread::sleep(Duration::from_millis(10));
     }
+    let all = tshark(&file, "frame");
     for part in [
         "CM: ConnectRequest",
         "NVMeOF Connect",

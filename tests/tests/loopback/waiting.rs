@@ -73,7 +73,7 @@ fn a_store_that_comes_and_cannot_be_served_holds_no_other_back() {
     let awaited = target.awaited();
     assert!(awaited[0].contains("namespace 3") && awaited[0].contains("3.img"), "{awaited:?}");
     let mut host = target.connect(1);
-    assert_eq!(host.namespaces(0, None).expect("listed"), [1, 2, 4]);
+    until("the host sees it", || host.namespaces(0, None).expect("listed") == [1, 2, 4]);
     // A reload that changes something else is none of its business either.
     target.apply(&(namespace(3) + &namespace(4) + &namespace(5)));
     // Its reactor hears of it a moment later.

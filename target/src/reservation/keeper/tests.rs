@@ -65,7 +65,7 @@ impl Scene {
     }
 
     fn letter(&self) -> Mail {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             if let Some(mail) = self.mail.take() {
                 return mail;
