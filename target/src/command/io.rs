@@ -234,7 +234,7 @@ fn reservation_report(
     Ok(Plan::Give { page: namespace.reservation.report(), to })
 }
 
-pub(super) fn writable(namespace: &Namespace) -> Result<(), Status> {
+pub(crate) fn writable(namespace: &Namespace) -> Result<(), Status> {
     match namespace.is_read_only() {
         true => Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr()),
         false => Ok(()),

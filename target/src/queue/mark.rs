@@ -134,7 +134,10 @@ impl Queue {
     }
 
     fn ask_mark(&mut self, slot: u16, of: Arc<Marks>, change: Change, io: &mut Io<'_>) {
-        let mark = Mark { of, change, reactor: io.reactor, tag: self.tag(slot) };
+        let orders = matches!(change, Change::Mark { .. });
+        let by = self.association().filter(|_| orders).map(Arc::clone);
+        let nsid = self.slots[usize::from(slot)].sqe.nsid;
+        let mark = Mark { of, change, by, nsid, reactor: io.reactor, tag: self.tag(slot) };
         let asked = io.registry.ask_mark(mark);
         self.wait_for_keeper(slot, asked, io);
     }

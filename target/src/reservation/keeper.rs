@@ -15,6 +15,8 @@ use rdma::Tag;
 use tracing::{error, info};
 
 use super::{Barred, Effect, Fence, Fenced, HostId, Order, Reservation};
+use crate::association::Association;
+use crate::command::io::writable;
 use crate::disk::Done;
 use crate::mailbox::Mail;
 use crate::protection::Protection;
@@ -78,10 +80,33 @@ pub struct Mark {
     pub of: Arc<Marks>,
     /// What.
     pub change: Change,
+    /// The host that orders blocks to be unreadable, which must be allowed to still when the order
+    /// is carried out. None where they were written: nobody can take that back.
+    pub by: Option<Arc<Association>>,
+    /// The namespace.
+    pub nsid: u32,
     /// The reactor to answer.
     pub reactor: usize,
     /// What the answer is tagged with.
     pub tag: Tag,
+}
+
+impl Mark {
+    /// Whether it may be carried out now: orders before it may have barred its host, or protected
+    /// the namespace.
+    fn may_begin(&self, registry: &Registry) -> Result<(), Status> {
+        let Some(by) = &self.by else { return Ok(()) };
+        if by.reservations.barred(self.nsid).has(Barred::WRITE) {
+            return Err(Status::RESERVATION_CONFLICT.with_dnr());
+        }
+        let gone = || Status::INVALID_NAMESPACE.with_dnr();
+        let subsystem = registry.subsystem(&by.subsystem).ok_or_else(gone)?;
+        let namespace = subsystem.namespace(self.nsid)?;
+        match Arc::ptr_eq(&namespace.marks, &self.of) {
+            true => writable(namespace),
+            false => Err(gone()),
+        }
+    }
 }
 
 /// A keeper that has not begun, and the way to it.
@@ -127,8 +152,9 @@ impl Keeper {
         match word {
             Word::Ask(ask) => self.serve(ask, registry),
             Word::Protect(wish) => self.protect(wish, registry),
-            Word::Mark(Mark { of, change, reactor, tag }) => {
-                answer(registry, &Asker::Reactor(reactor, tag), of.change(&change));
+            Word::Mark(mark) => {
+                let outcome = mark.may_begin(registry).and_then(|()| mark.of.change(&mark.change));
+                answer(registry, &Asker::Reactor(mark.reactor, mark.tag), outcome);
             }
             Word::Drained(ticket) => {
                 if let Some(asker) = self.fenced.remove(&ticket) {

@@ -11,6 +11,7 @@ use nvmfd::disk::{Done, Op};
 use nvmfd::mailbox::{Mail, Mailbox, mailbox};
 use nvmfd::queue::Queue;
 use nvmfd::registry::Registry;
+use nvmfd::reservation::Barred;
 use nvmfd::reservation::keeper::Keeper;
 use nvmfd::uncorrectable::Marks;
 use rdma::{Tag, Work};
@@ -150,6 +151,32 @@ fn blocks_are_unreadable_once_that_is_kept_and_until_they_are_written() {
     assert_eq!((marks.first(0, 1 << 20), marks.first(6 << 12, 4096)), (Some(5 << 12), None));
 
     stage.good(&write.with_range(14, 1), &[]);
+    stage.end();
+}
+
+/// It was let through before its host was preempted, and comes to the keeper behind that.
+#[test]
+fn an_order_that_the_keeper_has_not_begun_is_not_carried_out_when_its_host_is_barred() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut stage = Stage::new(folder.path());
+    let association = Arc::clone(stage.queue.association().unwrap());
+    stage.send(&mark(4, 0), &[]);
+    association.reservations.set_barred(1, Barred::WRITE);
+    stage.keep();
+    let status = stage.world.completions.pop().unwrap().status;
+    assert!(status.is(Status::RESERVATION_CONFLICT) && status.dnr(), "{status}");
+    association.reservations.set_barred(1, Barred(0));
+    assert_eq!(stage.bad(), [] as [u64; 0]);
+    // Nor when the namespace is protected.
+    stage.send(&mark(4, 0), &[]);
+    let mut protected = subsystem();
+    protected.namespaces[0].read_only = true;
+    let served = stage.world.registry.subsystem(&protected.nqn).unwrap();
+    protected.namespaces[0].marks = Arc::clone(&served.namespaces[0].marks);
+    stage.world.registry.publish(Arc::new(protected));
+    stage.hear();
+    let status = stage.world.completions.pop().unwrap().status;
+    assert!(status.is(Status::NAMESPACE_WRITE_PROTECTED), "{status}");
     stage.end();
 }
 
