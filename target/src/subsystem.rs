@@ -213,6 +213,12 @@ impl Subsystem {
         self.namespaces.iter().any(|n| n.protection.is_supported())
     }
 
+    /// Whether fused commands may be served: not where other daemons serve all that there is.
+    #[must_use]
+    pub fn fuses(&self) -> bool {
+        self.namespaces.is_empty() || self.namespaces.iter().any(|n| !n.is_shared())
+    }
+
     /// Whether any namespace may be formatted by hosts.
     #[must_use]
     pub fn allows_format(&self) -> bool {

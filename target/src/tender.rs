@@ -213,6 +213,11 @@ impl Tended {
         same && rest == (config.block_size_bytes, config.read_only, config.shared)
     }
 
+    /// Whether other daemons may serve it as well.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.config.shared
+    }
+
     /// Whether it is this file.
     pub(crate) fn is_file(&self, other: &Path) -> bool {
         matches!(&self.config.kind, BackingKind::File { path, .. } if path == other)

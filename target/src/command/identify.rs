@@ -207,7 +207,7 @@ fn nvm_controller(controller: &Controller, subsystem: &Subsystem) -> IdentifyCon
             .with_verify(true)
             .with_copy(true),
         cdfs: copy::FORMATS,
-        fuses: COMPARE_AND_WRITE,
+        fuses: if subsystem.fuses() { COMPARE_AND_WRITE } else { 0 },
         // Linux reads this once a connection, and never flushes what it attaches later where it was
         // told of no cache: so there always is one, whatever is there now. (Of a namespace without
         // any, `independent_namespace` tells.)
@@ -377,6 +377,26 @@ mod tests {
         assert_eq!((found.oaes.0, found.sgls.0), (1 << 31, 0x0010_0005));
         assert_eq!((found.nn, found.cntlid, found.kas_100ms, found.icdoff_16), (0, 5, 10, 0));
         assert!(found.lpa.extended_data());
+    }
+
+    #[test]
+    fn fused_commands_are_offered_unless_all_blocks_are_served_by_others_as_well() {
+        use crate::reservation::Reservation;
+        let fuses = |shared: usize, namespaces: usize| {
+            let mut subsystem = crate::subsystem::tests::sample();
+            let nqn = subsystem.nqn;
+            subsystem.namespaces.truncate(namespaces);
+            for namespace in &mut subsystem.namespaces[..shared] {
+                namespace.reservation = Reservation::none(nqn, namespace.nsid);
+            }
+            let mut controller = nvm();
+            controller.role = Role::Nvm(Arc::new(subsystem));
+            let page: [u8; PAGE_BYTES] =
+                given(ask(command(0x01, 0), &mut controller)).try_into().unwrap();
+            IdentifyController::parse(&page).fuses
+        };
+        assert_eq!([fuses(0, 2), fuses(1, 2), fuses(0, 0)], [1; 3], "some may come");
+        assert_eq!([fuses(2, 2), fuses(1, 1)], [0; 2]);
     }
 
     #[test]

@@ -147,10 +147,10 @@ pub(super) fn open_path(
     if let Some(size) = size {
         check_shape(&name, size, config.block_size_bytes)?;
     }
-    let mut claim = None;
+    let mut claim = Ok(None);
     let (file, created) = match fs::metadata(path) {
         Ok(meta) => {
-            claim = claim_device(path, &name, &meta)?;
+            claim = claim_device(path, &meta);
             (open_existing(path, &name, &meta, config)?, false)
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound && was == Was::New => {
@@ -162,7 +162,16 @@ pub(super) fn open_path(
         }
         Err(error) => return Err(failed(&format!("cannot look at {name}"), &error)),
     };
+    // Another daemon has a claim as well. That it is one its lock tells: a mount has none.
+    let is_busy = |error: &io::Error| error.raw_os_error() == Some(libc::EBUSY);
+    let is_others = claim.as_ref().is_err_and(is_busy)
+        && shares(config)
+        && matches!(file.try_lock(), Err(TryLockError::WouldBlock));
     lock(&file, &name, config)?;
+    let claim = match claim {
+        Err(_) if is_others => None,
+        claim => claim.map_err(|error| failed(&format!("cannot claim {name}"), &error))?,
+    };
     // Who had the lock may have removed it, or somebody has put another one there.
     let is_there = fs::metadata(path).is_ok_and(|there| is_same(&there, &file));
     if !is_there {
@@ -224,12 +233,11 @@ pub(super) fn check_shape(name: &str, size: u64, block: u32) -> Result<(), OpenE
 }
 
 /// Claims a block device, so that it is neither mounted nor part of something else meanwhile.
-fn claim_device(path: &Path, name: &str, meta: &Metadata) -> Result<Option<File>, OpenError> {
+fn claim_device(path: &Path, meta: &Metadata) -> io::Result<Option<File>> {
     if !meta.file_type().is_block_device() {
         return Ok(None);
     }
-    let claim = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path);
-    claim.map(Some).map_err(|error| failed(&format!("cannot claim {name}"), &error))
+    OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path).map(Some)
 }
 
 fn open_existing(
@@ -411,8 +419,7 @@ fn finish(
 /// One daemon a store: a lock that ends with the descriptor. Readers share it, and those that are
 /// told that others serve it as well.
 fn lock(file: &File, name: &str, config: &BackingConfig) -> Result<(), OpenError> {
-    let BackingConfig { read_only, shared, .. } = *config;
-    let locked = if read_only || shared { file.try_lock_shared() } else { file.try_lock() };
+    let locked = if shares(config) { file.try_lock_shared() } else { file.try_lock() };
     match locked {
         Ok(()) => Ok(()),
         Err(TryLockError::WouldBlock) => {
@@ -430,6 +437,11 @@ fn lock(file: &File, name: &str, config: &BackingConfig) -> Result<(), OpenError
             &error,
         )),
     }
+}
+
+/// Whether others may have it as well that say the same.
+fn shares(config: &BackingConfig) -> bool {
+    config.read_only || config.shared
 }
 
 /// The process that holds the lock on this file: one that `/proc/locks` lists and that has the file

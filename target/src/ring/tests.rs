@@ -2,7 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Weak;
 
@@ -848,6 +848,31 @@ fn every_operation_on_a_block_device() {
             let refusal = Backing::open(&small).unwrap_err().to_string();
             assert!(refusal.contains("set block_size = 4096"), "{refusal}");
         }
+    }
+}
+
+#[test]
+#[ignore = "needs root and a loop device"]
+fn a_device_is_served_by_two_only_as_shared_and_never_beside_a_mount() {
+    let bench = Bench::new(8);
+    let device = Loop::new(&image(&bench), 512);
+    let kind = BackingKind::File { path: PathBuf::from(&device.0), size: None };
+    let alone = BackingConfig { kind, block_size_bytes: 512, read_only: false, shared: false };
+    let shared = BackingConfig { shared: true, ..alone.clone() };
+    let refusal = |config| Backing::open(config).unwrap_err().to_string();
+    let first = Backing::open(&alone).unwrap();
+    for second in [&alone, &shared] {
+        assert!(refusal(second).contains("in use by another nvmfd"), "{}", refusal(second));
+    }
+    drop(first);
+    let (first, second) = (Backing::open(&shared).unwrap(), Backing::open(&shared).unwrap());
+    assert!(refusal(&alone).contains("in use by another nvmfd"));
+    drop((first, second));
+    // Somebody else has claimed it who knows of no lock.
+    let mut options = OpenOptions::new();
+    let _claim = options.read(true).custom_flags(libc::O_EXCL).open(&device.0).unwrap();
+    for config in [&alone, &shared] {
+        assert!(refusal(config).contains("cannot claim"), "{}", refusal(config));
     }
 }
 

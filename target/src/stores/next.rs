@@ -377,6 +377,13 @@ fn staying(
     if !look_at_served && store.name.0 == namespace.uuid {
         return Ok((Store { resize: None, ..store.clone() }, None));
     }
+    if store.tended.is_shared() != namespace.shared {
+        return Err(format!(
+            "{place} is in use, and `shared` does not change under its hosts: what they rely on \
+             (reservations, fused commands, write protection) would end or begin unseen; remove \
+             it, reload, add it, reload (or `nvmfctl namespace remove`, and then `add`)"
+        ));
+    }
     let Some(resize) = size else {
         return Err(format!(
             "{place} is in use and cannot become another store at once: what hosts have not \
