@@ -172,6 +172,10 @@ impl Tended {
         // Who is about to trust it removes the record first.
         let is_settled = || !self.renewing.load(Ordering::Relaxed);
         let kept = record.update(|| is_settled().then(|| self.distrust()));
+        // Nobody waits for what cannot be kept.
+        if kept.is_err() || !self.owes_a_record() {
+            self.health.note_recorded();
+        }
         let told = match kept {
             Ok(()) if record.is_durable() => return,
             Ok(()) => "without a `state_directory` nobody knows of the failed flush after a \
@@ -251,7 +255,8 @@ impl Tended {
 
     fn is_record_due(&self, now: Instant) -> bool {
         let renewing = self.renewing.load(Ordering::Relaxed);
-        self.owes_a_record() && !renewing && lock(&self.care).next_record <= now
+        let is_due = self.owes_a_record() || self.health.is_unrecorded();
+        is_due && !renewing && lock(&self.care).next_record <= now
     }
 
     fn is_due(&self, now: Instant) -> bool {
@@ -292,7 +297,7 @@ pub struct Tender {
 struct Shared {
     reactors: Vec<Sender>,
     book: Mutex<Book>,
-    bell: Condvar,
+    bell: Arc<Condvar>,
 }
 
 #[derive(Debug, Default)]
@@ -317,7 +322,7 @@ impl Tender {
         // Two, so that nobody has to be hired while all stores are sound.
         let busy = Vec::with_capacity(MOST_HANDS);
         let book = Mutex::new(Book { hands: 2, busy, ..Book::default() });
-        let shared = Arc::new(Shared { reactors, book, bell: Condvar::new() });
+        let shared = Arc::new(Shared { reactors, book, bell: Arc::default() });
         let thread = hire(&shared)?;
         hire(&shared)?;
         Ok(Tender { shared, thread })
@@ -325,6 +330,9 @@ impl Tender {
 
     /// From now on looks after a store that every ring has.
     pub fn tend(&self, tended: Arc<Tended>) {
+        if tended.record.is_some() {
+            tended.health.record_by(Some(Arc::clone(&self.shared.bell)));
+        }
         lock(&self.shared.book).tended.push(tended);
     }
 
@@ -334,6 +342,7 @@ impl Tender {
         if tended.owes_a_record() {
             tended.keep_record();
         }
+        self.shared.record_no_more(tended);
         // Behind whoever is giving it to the rings just now.
         let backing = tended.backing();
         let mut book = lock(&self.shared.book);
@@ -426,6 +435,7 @@ impl Tender {
         let (tended, parting) = (take(&mut book.tended), take(&mut book.parting));
         drop(book);
         self.shared.bell.notify_all();
+        tended.iter().for_each(|tended| self.shared.record_no_more(tended));
         drop((tended, parting));
         while !self.thread.is_finished() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(2));
@@ -506,7 +516,10 @@ impl Shared {
     fn see_to(&self, chore: Chore) {
         match chore {
             Chore::Close(backing) => drop(backing),
-            Chore::Record(tended) => tended.keep_record(),
+            Chore::Record(tended) => {
+                tended.keep_record();
+                self.wake_reactors();
+            }
             Chore::Look(tended) => {
                 if !tended.retired.load(Ordering::Relaxed) {
                     self.look(&tended);
@@ -514,6 +527,16 @@ impl Shared {
                 tended.reschedule();
             }
         }
+    }
+
+    /// Nobody keeps what fails from now on, so nobody waits for that.
+    fn record_no_more(&self, tended: &Tended) {
+        tended.health.record_by(None);
+        self.wake_reactors();
+    }
+
+    fn wake_reactors(&self) {
+        self.reactors.iter().for_each(Sender::ring);
     }
 
     /// Looks at a store, and acts upon what is seen.

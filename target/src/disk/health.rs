@@ -6,6 +6,7 @@
 //! (`tender.rs`).
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use nix::errno::Errno;
 use nvme::status::Status;
@@ -16,6 +17,8 @@ use super::fault::Fault;
 const DOWN: u32 = 1 << 17;
 /// Its file was shortened: it stays down until the administrator trusts it again.
 const SHORTENED: u32 = 1 << 18;
+/// A synchronisation has failed, and that is not kept yet: nobody is told of it before.
+const UNRECORDED: u32 = 1 << 19;
 /// A synchronisation has failed; bits 15:0 are the status field that it was answered with.
 const SYNC_FAILED: u32 = 1 << 16;
 
@@ -40,6 +43,8 @@ pub struct Health {
     media_errors: AtomicU64,
     /// See [`Detached`]; 0: its path leads to it.
     detached: AtomicU8,
+    /// Rung when a synchronisation fails, for the threads that keep that. None: nobody keeps it.
+    recorders: Mutex<Option<Arc<Condvar>>>,
 }
 
 /// What is at the path of a store that is served, if not that store.
@@ -215,15 +220,47 @@ impl Health {
 
     /// Remembers a failed synchronisation; true when it is the first.
     pub(crate) fn fail_sync(&self, status: Status) -> bool {
-        let mark = SYNC_FAILED | u32::from(status.field());
+        let recorders = self.recorders();
+        let unrecorded = if recorders.is_some() { UNRECORDED } else { 0 };
+        let mark = SYNC_FAILED | unrecorded | u32::from(status.field());
         let mut old = self.standing.load(Ordering::Relaxed);
         while old & SYNC_FAILED == 0 {
             match self.exchange(old, old | mark) {
-                Ok(_) => return true,
+                Ok(_) => {
+                    recorders.iter().for_each(|bell| bell.notify_all());
+                    return true;
+                }
                 Err(now) => old = now,
             }
         }
         false
+    }
+
+    /// From now on somebody keeps that a synchronisation has failed, and is woken up for it: until
+    /// [`Health::note_recorded`] the failure is told to nobody. None: nobody does any more.
+    pub(crate) fn record_by(&self, bell: Option<Arc<Condvar>>) {
+        let mut recorders = self.recorders();
+        if bell.is_none() {
+            self.note_recorded();
+        }
+        *recorders = bell;
+    }
+
+    /// Whether a synchronisation has failed and that is not kept yet. Were it told, and the daemon
+    /// killed then, the next one would have later flushes succeed.
+    #[inline]
+    #[must_use]
+    pub(crate) fn is_unrecorded(&self) -> bool {
+        self.standing.load(Ordering::Acquire) & UNRECORDED != 0
+    }
+
+    /// It is kept, or cannot be: who waits is told.
+    pub(crate) fn note_recorded(&self) {
+        self.standing.fetch_and(!UNRECORDED, Ordering::Release);
+    }
+
+    fn recorders(&self) -> MutexGuard<'_, Option<Arc<Condvar>>> {
+        self.recorders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Says what is there when it is not, or not yet, what is expected.
@@ -233,7 +270,8 @@ impl Health {
 
     /// The administrator trusts the store again.
     pub(crate) fn trust(&self) {
-        self.standing.fetch_and(!(SYNC_FAILED | SHORTENED | 0xFFFF), Ordering::Relaxed);
+        self.standing
+            .fetch_and(!(SYNC_FAILED | UNRECORDED | SHORTENED | 0xFFFF), Ordering::Relaxed);
     }
 
     /// The store is not there any more; true when that is news.
@@ -309,6 +347,26 @@ mod tests {
         assert_eq!((health.set_up(), health.fault()), (true, Fault::Sync));
         health.set_fault(Fault::None);
         assert_eq!((health.fault(), health.is_degraded()), (Fault::None, false));
+    }
+
+    #[test]
+    fn a_failure_is_unrecorded_only_while_somebody_is_to_keep_it() {
+        let health = Health::default();
+        let failed = || {
+            health.trust();
+            assert!(health.fail_sync(Status::WRITE_FAULT));
+            health.is_unrecorded()
+        };
+        assert!(!failed(), "nobody would ever keep it");
+        health.record_by(Some(Arc::default()));
+        assert!(!health.is_unrecorded() && failed());
+        health.note_recorded();
+        assert!(!health.is_unrecorded() && health.sync_failure().is_some());
+        assert!(failed());
+        health.trust();
+        assert!(!health.is_unrecorded() && failed());
+        health.record_by(None);
+        assert!(!health.is_unrecorded() && !failed());
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! ([`super::Ring`]) and over a simulated kernel.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use nvme::status::Status;
 use rdma::Tag;
@@ -14,7 +15,7 @@ use crate::disk::entry::Attachment;
 use crate::disk::fault::Verdict;
 use crate::disk::flight::{Flight, Step};
 use crate::disk::recall::Recalls;
-use crate::disk::{Backing, BackingId, Done, Kind, Op};
+use crate::disk::{Backing, BackingId, Done, Health, Kind, Op};
 
 /// The operations of one ring, and the backings that they are for.
 pub struct Flights {
@@ -33,6 +34,9 @@ pub struct Flights {
     pub(super) followers: Vec<u32>,
     /// Home without the kernel's help.
     pub(super) ready: VecDeque<Done>,
+    /// Home, and told to nobody before it is kept that their store has failed to synchronise. Whoever
+    /// keeps that wakes the reactor.
+    pub(super) unrecorded: Vec<(Arc<Health>, Done)>,
     pub(super) recalls: Recalls,
     pub(super) in_kernel: usize,
     /// Flights: in the queue, parked with their store, or in a slot.
@@ -91,6 +95,7 @@ impl Flights {
             again: VecDeque::with_capacity(room),
             followers: Vec::new(),
             ready: VecDeque::with_capacity(room),
+            unrecorded: Vec::new(),
             recalls: Recalls::default(),
             in_kernel: 0,
             under_way: 0,
@@ -131,7 +136,9 @@ impl Flights {
             (outcome, _) => outcome,
         };
         if let Some(outcome) = outcome {
-            self.ready.push_back(flight.done(outcome));
+            let health = outcome.is_err().then(|| Arc::clone(backing.health()));
+            let done = self.hold_unrecorded(flight.done(outcome), health);
+            self.ready.extend(done);
             return;
         }
         attachment.flights += 1;
@@ -141,6 +148,9 @@ impl Flights {
 
     /// What has come home since it was last asked.
     pub fn take_ready(&mut self) -> impl Iterator<Item = Done> + '_ {
+        if !self.unrecorded.is_empty() {
+            self.release_recorded();
+        }
         self.ready.drain(..)
     }
 
@@ -153,7 +163,7 @@ impl Flights {
     /// Operations submitted and not yet handed back.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.under_way + self.ready.len() + self.recalls.len()
+        self.under_way + self.ready.len() + self.unrecorded.len() + self.recalls.len()
     }
 
     /// Entries that the kernel has, recalls not counted.

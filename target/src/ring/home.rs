@@ -1,6 +1,7 @@
 //! What comes home: the kernel's answers to flights, and flights to who has submitted them.
 
 use std::mem::take;
+use std::sync::Arc;
 
 use nvme::status::Status;
 use rdma::Tag;
@@ -8,7 +9,7 @@ use rdma::Tag;
 use super::flights::Flights;
 use crate::disk::flight::Flight;
 use crate::disk::recall::Recall;
-use crate::disk::{Done, Wish};
+use crate::disk::{Done, Health, Wish};
 
 impl Flights {
     /// Takes the kernel's answer to a wish to have an operation back, by the number of the wish.
@@ -70,7 +71,7 @@ impl Flights {
         for flight in self.take_waiting(|of| at(of).is_some()) {
             let wish = at(flight.tag()).and_then(|at| left[at].take());
             let done = self.dismiss(flight, aborted);
-            self.ready.push_back(done);
+            self.ready.extend(done);
             self.ready.extend(wish.map(|wish| answer(wish, Ok(()))));
         }
         let in_slots = (0u32..).zip(&self.slots).filter_map(|(slot, flight)| {
@@ -114,19 +115,43 @@ impl Flights {
     fn land_one(&mut self, slot: u32, outcome: Result<(), Status>) -> Option<Done> {
         let flight = self.slots[slot as usize].take()?;
         self.leave_slot(slot, &flight);
-        Some(self.dismiss(flight, outcome))
+        self.dismiss(flight, outcome)
     }
 
     /// Sends a flight home that is in no slot (any more).
-    pub(super) fn dismiss(&mut self, flight: Flight, outcome: Result<(), Status>) -> Done {
+    pub(super) fn dismiss(&mut self, flight: Flight, outcome: Result<(), Status>) -> Option<Done> {
         let index = flight.attachment;
         self.under_way = self.under_way.saturating_sub(1);
+        let attachment = self.attachments[index as usize].as_ref().filter(|_| outcome.is_err());
+        let health = attachment.map(|it| Arc::clone(it.backing.health()));
         if let Some(attachment) = &mut self.attachments[index as usize] {
             attachment.flights = attachment.flights.saturating_sub(1);
             if attachment.leaving {
                 self.release(index);
             }
         }
-        flight.done(outcome)
+        self.hold_unrecorded(flight.done(outcome), health)
+    }
+
+    /// Keeps a failed synchronisation from who has asked for it until it is kept over restarts.
+    /// `health`: of its store, where it has failed.
+    pub(super) fn hold_unrecorded(
+        &mut self,
+        done: Done,
+        health: Option<Arc<Health>>,
+    ) -> Option<Done> {
+        match health.filter(|health| health.is_unrecorded()) {
+            Some(health) if health.sync_failure() == done.outcome.err() => {
+                self.unrecorded.push((health, done));
+                None
+            }
+            _ => Some(done),
+        }
+    }
+
+    /// What has been kept over restarts comes home.
+    pub(super) fn release_recorded(&mut self) {
+        let is_recorded = |(health, _): &mut (Arc<Health>, Done)| !health.is_unrecorded();
+        self.ready.extend(self.unrecorded.extract_if(.., is_recorded).map(|(_, done)| done));
     }
 }

@@ -93,7 +93,7 @@ impl Flights {
             // The store may have failed, or become smaller, since it was submitted.
             let Some(outcome) = flight.shortcut(backing) else { return Some(flight) };
             let done = self.dismiss(flight, outcome);
-            self.ready.push_back(done);
+            self.ready.extend(done);
         }
         None
     }

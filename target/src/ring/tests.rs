@@ -852,6 +852,35 @@ fn every_operation_on_a_block_device() {
 }
 
 #[test]
+fn a_failed_sync_comes_home_when_it_is_kept_and_what_promises_nothing_at_once() {
+    let mut bench = Bench::new(8);
+    let backing = open(&image(&bench), Some(SIZE), 512);
+    bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
+    let health = backing.health();
+    health.record_by(Some(Arc::default()));
+    health.set_fault(Fault::Sync);
+    let (mut done, mut woken) = (Vec::new(), Vec::new());
+    // The first one fails, the second is barred for that.
+    for tag in [1, 2] {
+        Disk::submit(&mut bench.ring, STORE, tag, Op::Flush);
+        let until = Instant::now() + Duration::from_secs(60);
+        while !health.is_unrecorded() && Instant::now() < until {
+            bench.ring.sleep(Some(Instant::now() + Duration::from_millis(1)), Instant::now());
+            bench.ring.reap(&mut done, &mut woken);
+        }
+        bench.ring.reap(&mut done, &mut woken);
+        assert!(health.is_unrecorded() && done.is_empty());
+    }
+    assert_eq!(bench.ring.in_flight(), 2);
+    assert_eq!(bench.write(0, 4096, 1, false), Ok(()));
+    health.note_recorded();
+    bench.ring.reap(&mut done, &mut woken);
+    let failed: Vec<_> = done.iter().map(|done| (done.tag, done.outcome)).collect();
+    assert_eq!(failed, [1, 2].map(|tag| (tag, health.sync_failure().map_or(Ok(()), Err))));
+    assert_eq!(bench.ring.in_flight(), 0);
+}
+
+#[test]
 #[ignore = "needs root and a loop device"]
 fn a_device_is_served_by_two_only_as_shared_and_never_beside_a_mount() {
     let bench = Bench::new(8);

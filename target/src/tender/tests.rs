@@ -365,6 +365,33 @@ fn a_failed_sync_is_kept_and_its_record_goes_with_the_trust() {
     assert!(book().of(uuid).failed_sync.is_some());
 }
 
+/// Whoever is told, and kills the daemon then, finds it known to the next one.
+#[test]
+fn a_failed_sync_is_kept_before_anybody_is_told() {
+    let state = tempfile::tempdir().unwrap();
+    let book = Arc::new(crate::trust::TrustBook::new(Some(state.path().to_owned())));
+    let (uuid, place) = (uuid::Uuid::from_u128(1), (crate::subsystem::tests::sample().nqn, 1));
+    let mut bench = Bench::new();
+    let config = bench.tended.config.clone();
+    let backing = bench.tended.backing().renewed(&config).unwrap();
+    bench.tender.forget(&bench.tended);
+    let tended = Tended::new(STORE, "namespace 1".to_owned(), config, backing);
+    bench.tended = Arc::new(tended.recorded(place, TrustRecord::new(&book, uuid)));
+    bench.tender.tend(Arc::clone(&bench.tended));
+    bench.tended.health().set_fault(crate::disk::Fault::Sync);
+    assert_eq!(bench.flush(), Err(Status::WRITE_FAULT));
+    let kept = |at: &std::path::Path| {
+        crate::trust::TrustBook::new(Some(at.to_owned())).of(uuid).failed_sync
+    };
+    assert_eq!(kept(state.path()), Some(Status::WRITE_FAULT));
+
+    // While the directory takes nothing, the hosts of the store wait, and no longer.
+    assert_eq!(bench.trust().0, Ok(()));
+    std::fs::create_dir(state.path().join(format!("{uuid}.trust.new"))).unwrap();
+    assert_eq!(bench.flush(), Err(Status::WRITE_FAULT));
+    assert_eq!(kept(state.path()), None);
+}
+
 #[test]
 fn a_failed_sync_stays_until_the_administrator_trusts_the_store() {
     let mut bench = Bench::new();
