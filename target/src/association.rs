@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nvme::{Nqn, Status};
@@ -55,7 +55,8 @@ pub struct Association {
     /// The host has proved itself on the admin queue, where it must.
     proved: AtomicBool,
     /// The key by which its host has proved itself is no longer valid.
-    stale: AtomicBool,
+    /// How often the key of its host was replaced since it is there.
+    key_changes: AtomicU32,
     /// The host heeds the delays that statuses ask for (ACRE).
     retry_delays: AtomicBool,
     /// Some queue that may serve has received a command since the last look.
@@ -103,7 +104,7 @@ impl Association {
             fatal: AtomicBool::new(false),
             epoch: AtomicU16::new(0),
             proved: AtomicBool::new(false),
-            stale: AtomicBool::new(false),
+            key_changes: AtomicU32::new(0),
             retry_delays: AtomicBool::new(false),
             traffic: AtomicBool::new(false),
             proof: AtomicBool::new(false),
@@ -137,13 +138,14 @@ impl Association {
     }
 
     /// The key by which the host has proved itself is no longer valid.
-    pub fn set_stale(&self) {
-        self.stale.store(true, Ordering::Relaxed);
+    pub fn note_key_change(&self) {
+        self.key_changes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether the host has yet to prove itself with its new key.
-    pub fn is_stale(&self) -> bool {
-        self.stale.load(Ordering::Relaxed)
+    /// How often the key of its host was replaced: each queue has yet to prove itself with the new
+    /// one whose proof is of before.
+    pub fn key_changes(&self) -> u32 {
+        self.key_changes.load(Ordering::Relaxed)
     }
 
     /// Whether the host has proved itself; never, where it need not.
@@ -154,7 +156,6 @@ impl Association {
     /// The host has proved itself.
     pub fn set_proved(&self) {
         self.proved.store(true, Ordering::Relaxed);
-        self.stale.store(false, Ordering::Relaxed);
     }
 
     /// Whether the host heeds the delays that statuses ask for.

@@ -96,6 +96,12 @@ pub struct Exchange {
     detail: Option<String>,
     /// What the last exchange has agreed on.
     agreed: Option<(HashId, GroupId)>,
+    /// The secrets that the last exchange is about.
+    keys: Option<Arc<Keys>>,
+    /// Which of its host's keys it has proved; none: one that was replaced meanwhile.
+    proved: Option<u32>,
+    /// When its host has had time enough to prove itself with a new key.
+    key_until: Option<Instant>,
 }
 
 impl Exchange {
@@ -115,6 +121,9 @@ impl Exchange {
             cause: None,
             detail: None,
             agreed: None,
+            keys: None,
+            proved: None,
+            key_until: None,
         }
     }
 
@@ -177,6 +186,27 @@ impl Exchange {
     /// Whether an exchange has succeeded since the last call, the first one or a later one.
     pub fn take_success(&mut self) -> bool {
         std::mem::take(&mut self.succeeded)
+    }
+
+    /// The secrets that the last exchange is about: they may have been replaced since.
+    #[must_use]
+    pub fn keys(&self) -> Option<&Arc<Keys>> {
+        self.keys.as_ref()
+    }
+
+    /// The exchange that has succeeded was about the key with this number, or about none that is
+    /// still valid.
+    pub fn set_proved(&mut self, key: Option<u32>) {
+        self.proved = key;
+    }
+
+    /// Whether the host has had time to prove itself with its key of this number, and has not.
+    pub fn has_outlived_key(&mut self, key: u32, now: Instant) -> bool {
+        if !self.authenticated || self.proved == Some(key) {
+            self.key_until = None;
+            return false;
+        }
+        now >= *self.key_until.get_or_insert(now + GRACE)
     }
 
     /// A failure since the last call, to be noted.
@@ -327,6 +357,7 @@ impl Exchange {
             return Err(Failure::FAILED);
         };
         let policy = Arc::clone(&start.policy);
+        self.keys = Some(Arc::clone(&start.keys));
         let round = Round::new(&offer, start, self.host, self.subsystem).inspect_err(|why| {
             self.detail = policy.lacks(&offer, *why);
         })?;

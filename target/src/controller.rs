@@ -140,8 +140,6 @@ pub struct Controller {
     life: Life,
     kato: Duration,
     alive_until: Instant,
-    /// Until when its host may go on that has proved itself with a key of before.
-    key_until: Option<Instant>,
 }
 
 impl Controller {
@@ -170,7 +168,6 @@ impl Controller {
             life: Life::Disabled,
             kato: Duration::ZERO,
             alive_until: now,
-            key_until: None,
         };
         controller.set_kato_ms(kato_ms, now);
         controller.reset_ana();
@@ -318,15 +315,6 @@ impl Controller {
             self.alive_until = self.alive_until.max(now + self.patience().max(auth::DEADLINE));
         }
         now >= self.alive_until
-    }
-
-    /// Whether its host has had time to prove itself with its new key, and has not.
-    pub fn has_outlived_key(&mut self, now: Instant) -> bool {
-        if !self.association.is_stale() {
-            self.key_until = None;
-            return false;
-        }
-        now >= *self.key_until.get_or_insert(now + auth::GRACE)
     }
 
     /// Takes a new snapshot of the subsystem and raises the event for what differs.

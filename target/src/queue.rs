@@ -475,7 +475,11 @@ impl Queue {
                 } else if admitted && controller.expired(io.now) {
                     // A host that computes its proof keeps nothing alive; that has its own limit.
                     Some(Some(Cause::KeepAlive))
-                } else if controller.has_outlived_key(io.now) {
+                } else if authenticate::has_outlived_key(
+                    &mut self.proof,
+                    &controller.association,
+                    io.now,
+                ) {
                     Some(Some(Cause::KeyChanged))
                 } else {
                     controller.look_at_paths();
@@ -485,7 +489,11 @@ impl Queue {
             }
             Serves::Io { association, epoch, .. } => {
                 let over = association.is_closed() || association.epoch() != *epoch;
-                over.then_some(None)
+                match over {
+                    true => Some(None),
+                    false => authenticate::has_outlived_key(&mut self.proof, association, io.now)
+                        .then_some(Some(Cause::KeyChanged)),
+                }
             }
         };
         let late = || {

@@ -256,7 +256,7 @@ impl Registry {
                 let a = &entry.association;
                 let is_stale = entry.authenticate && book.keyring.differs_for(&a.host, &old);
                 match book.keyring.keys(&a.host) {
-                    Some(_) if is_stale => a.set_stale(),
+                    Some(_) if is_stale => a.note_key_change(),
                     None if is_stale => a.end(Cause::KeyChanged),
                     _ => {}
                 }

@@ -1051,3 +1051,54 @@ fn a_host_that_offers_nothing_of_what_it_may_use_is_told_so_with_its_own_failure
     assert!(matches!(told, Ok(Notice::Failure1(Failure::HASH_UNUSABLE))), "{told:?}");
     world.end(admin);
 }
+
+#[test]
+fn a_proof_with_the_key_of_before_lasts_no_longer_than_those_that_were_there() {
+    for again in [false, true] {
+        let (mut world, _folder) = world(GroupId::NULL);
+        let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+        if again {
+            authenticate(&mut world, &mut admin);
+        }
+        assert!(say(&mut world, &mut admin, &negotiate()).is_success());
+        let challenge = listen(&mut world, &mut admin);
+        // The exchange has begun with the key that is replaced now.
+        replace_key(&world, Some(OTHER_SECRET));
+        assert!(say(&mut world, &mut admin, &reply(&challenge)).is_success());
+        listen(&mut world, &mut admin);
+        assert!(admin.is_admitted());
+        admin.tick(&mut world.io());
+        world.now += Duration::from_secs(299);
+        admin.tick(&mut world.io());
+        assert!(!world.fabric.disconnected, "there is time to write the key on the host");
+        world.now += Duration::from_secs(1);
+        admin.tick(&mut world.io());
+        assert!(world.fabric.disconnected, "again: {again}");
+        world.end(admin);
+    }
+}
+
+#[test]
+fn each_queue_proves_itself_with_the_new_key_or_is_closed() {
+    for proves in [false, true] {
+        let (mut world, _folder) = world(GroupId::NULL);
+        let (mut queue, mut admin, posted) = io_queue(&mut world);
+        authenticate(&mut world, &mut queue);
+        // The helper knows one secret only: it is the new one, and two replacements ago the old one.
+        replace_key(&world, Some(OTHER_SECRET));
+        replace_key(&world, Some(SECRET));
+        queue.tick(&mut world.io());
+        if proves {
+            authenticate(&mut world, &mut queue);
+        }
+        let posted_by_queue = std::mem::replace(&mut world.fabric.posted, posted);
+        authenticate(&mut world, &mut admin);
+        let posted = std::mem::replace(&mut world.fabric.posted, posted_by_queue);
+        world.now += Duration::from_secs(301);
+        admin.tick(&mut world.io());
+        assert!(!world.fabric.disconnected, "the admin queue has the new key");
+        queue.tick(&mut world.io());
+        assert_eq!(world.fabric.disconnected, !proves);
+        end_both(world, queue, admin, posted);
+    }
+}

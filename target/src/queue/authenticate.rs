@@ -1,12 +1,14 @@
 //! Authentication: what a queue lets through before it, its messages, and who does its work.
 
+use std::time::Instant;
+
 use nvme::auth::{Kind, MESSAGE_MAX_BYTES};
 use nvme::fabrics::{ConnectData, FabricsType};
 use nvme::{Sqe, Status};
 use tracing::info;
 
 use super::{Io, Link, Queue, Serves, State};
-use crate::association::next_id;
+use crate::association::{Association, next_id};
 use crate::auth::{Exchange, Job, Task, Worked};
 use crate::command::{Plan, Received, fabrics};
 use crate::registry::Admission;
@@ -192,12 +194,15 @@ impl Queue {
             self.explain(cause, detail, io);
             return;
         }
-        if before
-            && succeeded
-            && let Serves::Admin(controller) = &self.serves
-        {
-            // With the key of now, whatever it was let in by.
-            controller.association.set_proved();
+        let association = match &self.serves {
+            Serves::Admin(controller) => Some(&controller.association),
+            Serves::Io { association, .. } => Some(association),
+            Serves::Nothing { .. } => None,
+        };
+        if let (true, Some(association), Some(keys)) = (succeeded, association, proof.keys()) {
+            // The key may have been replaced since the exchange began.
+            let number = io.registry.key_number(association, keys);
+            proof.set_proved(number);
         }
         if before || !proof.is_authenticated() {
             return;
@@ -229,6 +234,16 @@ impl Queue {
         }
         self.welcome(io);
     }
+}
+
+/// Whether the host of a queue has had time to prove itself on it with its new key, and has not.
+pub(super) fn has_outlived_key(
+    proof: &mut Option<Box<Exchange>>,
+    association: &Association,
+    now: Instant,
+) -> bool {
+    let key = association.key_changes();
+    proof.as_mut().is_some_and(|proof| proof.has_outlived_key(key, now))
 }
 
 fn is_authentication(sqe: &Sqe) -> bool {

@@ -16,7 +16,7 @@ use rdma::Source;
 
 use super::{Book, DuplicateHosts, Entry, Registry, bar};
 use crate::association::{Association, next_id};
-use crate::auth::Demand;
+use crate::auth::{Demand, Keys};
 use crate::command::fabrics::Refusal;
 use crate::controller::Limits;
 use crate::subsystem::Subsystem;
@@ -239,6 +239,15 @@ impl Registry {
         }
         association.note_proof();
         Ok(())
+    }
+
+    /// Which of the keys that an association's host has had since it is there this is, counted as
+    /// [`Association::key_changes`] does; none where it is one of before.
+    pub fn key_number(&self, association: &Association, keys: &Keys) -> Option<u32> {
+        // Nobody replaces keys meanwhile.
+        let book = self.lock();
+        let current = book.keyring.keys(&association.host)?;
+        current.host.is(&keys.host).then(|| association.key_changes())
     }
 
     /// A host has proved itself, and so what its subsystem says of hosts that come twice applies
