@@ -32,6 +32,7 @@
 
 pub mod event;
 pub mod exposed;
+pub mod limits;
 pub mod pool;
 pub mod soft;
 pub mod source;
@@ -278,6 +279,12 @@ pub trait Fabric: Send {
     /// How many queue pairs there may be at once, where there is a limit.
     fn queue_pairs(&self) -> Option<u32> {
         None
+    }
+
+    /// Whether a connection may be opened now. False: connections have taken their share of the time;
+    /// who waits asks again in a millisecond.
+    fn may_open(&self) -> bool {
+        true
     }
 
     /// Whether what is queued fills what leaves at once, so that whoever has much more to queue

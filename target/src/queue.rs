@@ -329,6 +329,12 @@ impl Queue {
         self.confirmed
     }
 
+    /// Whether its host has neither confirmed the connection nor said anything on it.
+    #[must_use]
+    pub fn is_half_open(&self) -> bool {
+        !self.confirmed && !self.is_admitted()
+    }
+
     /// Whether its host has confirmed the connection and was not let in: it came to nothing, if it
     /// ends now.
     #[must_use]

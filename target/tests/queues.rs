@@ -12,7 +12,7 @@ use nvme::{Nqn, Text, cm};
 use nvmfd::queues::Queues;
 use nvmfd::registry::Visit;
 use nvmfd::subsystem::Subsystem;
-use rdma::Qp;
+use rdma::{Qp, limits};
 
 use crowd::{LIMITS, World};
 
@@ -217,6 +217,49 @@ fn who_confirms_connections_and_leaves_again_and_again_is_refused_for_a_while() 
     }
     world.now += Duration::from_secs(2);
     assert!(world.ask(1).is_some(), "time has paid");
+    world.end();
+}
+
+/// Whoever asks from forged addresses confirms nothing, and a fabric keeps what was made for it for as
+/// long as it repeats its reply.
+#[test]
+fn connections_that_nobody_confirms_are_few_for_one_source_and_few_in_all() {
+    let mut world = World::with(4096);
+    world.confirms = false;
+    let half_open = |world: &World| world.queues.count();
+    let ask = |world: &mut World, source| {
+        // Slow enough for the oldest to have had its time.
+        world.now += Duration::from_millis(2);
+        let qp = world.ask_for(source, admin(2), 16);
+        (qp.expect("the oldest makes room"), world.settle())
+    };
+    for _ in 0..80 {
+        ask(&mut world, 1);
+    }
+    assert_eq!(half_open(&world), limits::HALF_OPEN_PER_SOURCE);
+    for source in 2..250 {
+        ask(&mut world, source);
+    }
+    assert_eq!(half_open(&world), limits::HALF_OPEN);
+    // Who confirms, and has a round trip for that, is none of them.
+    for _ in 0..8 {
+        let (qp, displaced) = ask(&mut world, 250);
+        assert!(!displaced.contains(&qp.0));
+        world.confirm(qp);
+    }
+    assert_eq!(half_open(&world), limits::HALF_OPEN + 7);
+    world.end();
+}
+
+#[test]
+fn while_connections_have_had_their_time_requests_wait() {
+    let mut world = World::new();
+    world.fabric.is_busy = true;
+    assert_eq!((world.ask(1), world.ask(2), world.fabric.rejected), (None, None, 0));
+    world.fabric.is_busy = false;
+    world.now += Duration::from_millis(1);
+    world.step(Queues::serve_waiters);
+    assert_eq!(world.fabric.next, 2);
     world.end();
 }
 

@@ -7,6 +7,7 @@ use super::endpoint::ROCE_PORT;
 use super::header::RnrTimer;
 use super::memory::Rights;
 use super::psn::Qpn;
+use crate::limits;
 
 /// The first of the UDP source ports that may be derived from queue pairs (annex A17.9.2, "UDP source
 /// port"): the range that is nobody's.
@@ -109,9 +110,9 @@ impl Default for Config {
             ack_timeout: Duration::from_millis(67),
             rnr_timer: RnrTimer::new(12),
             ack_delay: Duration::ZERO,
-            queue_pairs: 1024,
-            half_open: 256,
-            half_open_per_source: 64,
+            queue_pairs: limits::QUEUE_PAIRS,
+            half_open: limits::HALF_OPEN,
+            half_open_per_source: limits::HALF_OPEN_PER_SOURCE,
             vain_per_source: None,
             strangers: 16,
             doubts: 2048,

@@ -244,7 +244,7 @@ impl Verbs {
     }
 
     fn queue_pair(
-        &self,
+        &mut self,
         id: &Arc<CmId>,
         device: &Device,
         limits: QpLimits,
@@ -254,7 +254,9 @@ impl Verbs {
                 super::ffi::Depths { sends: limits.sends, receives: limits.receives, inline };
             QueuePair::new(id, &device.pd, &device.sent, &device.received, depths)
         };
-        make(super::INLINE_BYTES).or_else(|_| make(0))
+        let pair = make(super::INLINE_BYTES).or_else(|_| make(0))?;
+        self.counts.made += 1;
+        Ok(pair)
     }
 
     fn admit(&mut self, connection: Connection) -> Qp {
@@ -449,13 +451,19 @@ impl Verbs {
             };
             let under_way = connection.receives + connection.sends;
             if under_way + connection.owed == 0 {
-                self.closing.swap_remove(index);
-                self.finish(qp);
+                // What is left of a lost device keeps the system from taking it away.
+                if connection.is_lost() || self.allowance.allows(now) {
+                    self.closing.swap_remove(index);
+                    self.charged(|this| this.finish(qp));
+                } else {
+                    index += 1;
+                }
                 continue;
             }
             if under_way > 0 && connection.is_late(now) {
                 tracing::debug!(qp = qp.0, under_way, "flushed by destroying the queue pair");
-                connection.pair = None;
+                let pair = connection.pair.take();
+                self.destroy(pair);
                 for id in self.flights.of(qp) {
                     self.come_home(id, Err(Fault::Flushed));
                 }
@@ -465,13 +473,18 @@ impl Verbs {
         self.lingering.retain(|lingerer| lingerer.until > now);
     }
 
+    fn destroy(&mut self, pair: Option<QueuePair>) {
+        self.counts.destroyed += u64::from(pair.is_some());
+        drop(pair);
+    }
+
     /// Destroys a connection that has nothing left.
     fn finish(&mut self, qp: Qp) {
         let slot = self.connections.get_mut(qp.0 as usize);
         let Some(connection) = slot.and_then(Option::take) else { return };
         let Connection { pair, id, device, phase, .. } = connection;
         self.by_id.remove(&id.key());
-        drop(pair);
+        self.destroy(pair);
         let Phase::Closing { reason, linger, .. } = phase else { return };
         if linger && self.lingering.len() < LINGERERS {
             self.lingering.push(Lingerer { id, until: self.now + LINGER });
@@ -488,12 +501,16 @@ impl Verbs {
         let closing = self.closing.iter().filter_map(|qp| {
             let connection = self.connections.get(qp.0 as usize)?.as_ref()?;
             match connection.phase {
-                _ if connection.receives + connection.sends == 0 => Some(self.now),
+                _ if connection.receives + connection.sends == 0 => {
+                    Some(self.allowance.next().max(self.now))
+                }
                 Phase::Closing { deadline, .. } => Some(deadline),
                 _ => None,
             }
         });
-        closing.chain(self.lingering.iter().map(|lingerer| lingerer.until)).min()
+        let muted = self.muted.then(|| self.allowance.next());
+        let lingering = self.lingering.iter().map(|lingerer| lingerer.until);
+        closing.chain(lingering).chain(muted).min()
     }
 }
 
@@ -534,6 +551,11 @@ impl Connection {
         {
             let _ = pair.set_rnr_timer(super::RNR_TIMER);
         }
+    }
+
+    /// Ends because its device has gone.
+    fn is_lost(&self) -> bool {
+        matches!(self.phase, Phase::Closing { reason: Reason::Device, .. })
     }
 
     fn is_late(&self, now: Instant) -> bool {

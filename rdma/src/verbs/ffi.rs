@@ -469,6 +469,7 @@ pub(super) struct Ability {
     pub(super) iwarp: bool,
     /// Send with Invalidate.
     pub(super) invalidate: bool,
+    pub(super) queue_pairs: u32,
     pub(super) queue_entries: u32,
     pub(super) completion_entries: u32,
     /// Reads that one queue pair may have outstanding at the peer.
@@ -506,6 +507,7 @@ impl Context {
             name: name.to_string_lossy().into_owned(),
             iwarp: transport == ibv_transport_type::IBV_TRANSPORT_IWARP,
             invalidate: attr.device_cap_flags & extensions != 0 && attr.vendor_id != SIW_VENDOR,
+            queue_pairs: positive(attr.max_qp),
             queue_entries: positive(attr.max_qp_wr),
             completion_entries: positive(attr.max_cqe),
             reads: reads(attr.max_qp_init_rd_atom),

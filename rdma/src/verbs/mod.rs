@@ -17,6 +17,7 @@
 //! is asked only after `arm` (twice: before and after the sleep) and at most once a millisecond
 //! otherwise; a busy loop makes no system calls of its own.
 
+mod allowance;
 mod cm;
 mod device;
 mod ffi;
@@ -31,6 +32,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
+use allowance::{Allowance, Counts};
 pub use cm::owns;
 use cm::{Connection, Lingerer};
 use device::Device;
@@ -43,7 +45,7 @@ use table::{Flight, Table};
 
 use crate::{
     Buf, Completion, Event, Exposed, Fabric, FabricError, Fault, Incoming, Qp, QpLimits, Reason,
-    Region, Tag, Wake, Work,
+    Region, Tag, Wake, Work, limits,
 };
 
 /// Completions fetched at once.
@@ -109,6 +111,10 @@ pub struct Verbs {
     look: Look,
     looked: Instant,
     now: Instant,
+    /// The time for connections, and whether their events wait until there is more of it.
+    allowance: Allowance,
+    muted: bool,
+    counts: Counts,
 }
 
 impl std::fmt::Debug for Verbs {
@@ -163,6 +169,9 @@ impl Verbs {
             look: Look::Now,
             looked: now,
             now,
+            allowance: Allowance::new(now),
+            muted: false,
+            counts: Counts::default(),
         };
         verbs.attach_all(api)?;
         Ok(verbs)
@@ -357,7 +366,10 @@ impl Verbs {
         let Ok(count) = self.epoll.wait(&mut found, EpollTimeout::ZERO) else { return };
         for event in &found[..count] {
             match event.data() {
-                CONNECTIONS => self.poll_connections(),
+                CONNECTIONS if self.allowance.allows(self.now) => {
+                    self.charged(Self::poll_connections);
+                }
+                CONNECTIONS => self.set_muted(true),
                 fd => {
                     let device = |d: &&mut Attached| d.device.fd().as_raw_fd() as u64 == fd;
                     let Some(attached) = self.devices.iter_mut().find(device) else { continue };
@@ -453,7 +465,21 @@ impl Fabric for Verbs {
     }
 
     fn open(&mut self, incoming: Incoming, limits: QpLimits) -> Result<Qp, FabricError> {
-        self.open_connection(incoming, limits)
+        self.charged(|this| this.open_connection(incoming, limits))
+    }
+
+    fn queue_pairs(&self) -> Option<u32> {
+        let devices = self.devices.iter().filter(|d| !d.removed);
+        let least = devices.map(|d| d.device.ability.queue_pairs).min();
+        Some(least.unwrap_or(u32::MAX).min(limits::QUEUE_PAIRS))
+    }
+
+    fn may_open(&self) -> bool {
+        self.allowance.allows(self.now)
+    }
+
+    fn counters(&self, tell: &mut dyn FnMut(&'static str, u64)) {
+        self.counts.tell(tell);
     }
 
     fn defers_sends(&self) -> bool {
@@ -462,11 +488,11 @@ impl Fabric for Verbs {
 
     fn accept(&mut self, qp: Qp, private_data: &[u8]) {
         self.flush();
-        self.accept_connection(qp, private_data);
+        self.charged(|this| this.accept_connection(qp, private_data));
     }
 
     fn reject(&mut self, incoming: Incoming, private_data: &[u8]) {
-        cm::reject(incoming, private_data);
+        self.charged(|_| cm::reject(incoming, private_data));
     }
 
     fn connect(
@@ -548,6 +574,9 @@ impl Fabric for Verbs {
         let end = batch.len() + (batch.capacity() - batch.len()).max(1);
         self.deliver(end, batch);
         self.poll_devices(end, batch);
+        if self.muted && self.allowance.allows(now) {
+            self.set_muted(false);
+        }
         if self.is_time_to_look(now) && self.ready.len() < READY_MOST {
             self.look_around();
         }

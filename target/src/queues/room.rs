@@ -13,13 +13,15 @@
 //! host has confirmed is closed before one that it has not, which has [`CONFIRMATION`] for that: only
 //! what was confirmed is charged to its source ([`rdma::soft::Debts`]), and a busy reactor would read
 //! too late that it was.
+//!
+//! Of connections that nobody has confirmed there may only be so many ([`limits`]), whatever they hold.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use nvme::cm;
-use rdma::{Incoming, Qp, Source};
+use rdma::{Incoming, Qp, Source, limits};
 
 use super::{Lent, Queues};
 use crate::why::{Cause, Why};
@@ -40,6 +42,13 @@ struct Share {
     held: u32,
     /// The first of them that is open: of those that are confirmed, if there is any.
     oldest: Option<Oldest>,
+    /// How many of them nobody has confirmed, and the first of those.
+    half_open: usize,
+    oldest_half_open: Option<Oldest>,
+}
+
+impl Share {
+    const NONE: Share = Share { held: 0, oldest: None, half_open: 0, oldest_half_open: None };
 }
 
 /// Which connection makes room first.
@@ -74,8 +83,7 @@ impl Census {
                 census.named += weight;
                 continue;
             }
-            let share = Share { held: 0, oldest: None };
-            let share = census.shares.entry(queue.source().into()).or_insert(share);
+            let share = census.shares.entry(queue.source().into()).or_insert(Share::NONE);
             share.held += weight;
             match queue.is_closing() {
                 true => census.closing += weight,
@@ -83,7 +91,12 @@ impl Census {
                     census.open += weight;
                     let (unconfirmed, opened) = (!queue.is_confirmed(), queue.opened());
                     let this = Oldest { unconfirmed, opened, qp: queue.qp() };
-                    share.oldest = Some(share.oldest.map_or(this, |oldest| oldest.min(this)));
+                    let first = |oldest: Option<_>| Some(oldest.map_or(this, |at| this.min(at)));
+                    share.oldest = first(share.oldest);
+                    if queue.is_half_open() {
+                        share.half_open += 1;
+                        share.oldest_half_open = first(share.oldest_half_open);
+                    }
                 }
             }
         }
@@ -93,6 +106,21 @@ impl Census {
     /// What hosts with a name leave.
     fn left(&self) -> u32 {
         self.most.saturating_sub(self.named)
+    }
+
+    /// Which half-open connection is closed for one more of a source, where there are too many of
+    /// them, whatever the source was promised: anybody may use its address to ask.
+    fn oldest_half_open(&self, source: Source) -> Option<Oldest> {
+        let all: usize = self.shares.values().map(|share| share.half_open).sum();
+        let own = self.shares.get(&source);
+        let crowded = match own.is_some_and(|own| own.half_open >= limits::HALF_OPEN_PER_SOURCE) {
+            true => own,
+            false if all >= limits::HALF_OPEN => {
+                self.shares.values().max_by_key(|share| share.half_open)
+            }
+            false => None,
+        };
+        crowded.and_then(|share| share.oldest_half_open)
     }
 
     /// What a source holds beyond what its controllers were promised: hosts bring up all their
@@ -131,6 +159,9 @@ impl Queues {
         if self.opened.1 >= MOST_OPENED {
             return Err(self.opened.0 + DISPLACEMENT);
         }
+        if !lent.fabric.may_open() {
+            return Err(lent.now + DISPLACEMENT);
+        }
         let source = Source::from(incoming.remote.ip());
         let queue_pairs = lent.fabric.queue_pairs();
         let census = Census::take(self, lent.pool.plan().receives, queue_pairs);
@@ -145,7 +176,10 @@ impl Queues {
             false => None,
         };
         let share = crowded.and_then(|source| census.shares.get(&source));
-        let Some(oldest) = share.and_then(|share| share.oldest) else { return Ok(()) };
+        let oldest = share.and_then(|share| share.oldest);
+        let Some(oldest) = oldest.or_else(|| census.oldest_half_open(source)) else {
+            return Ok(());
+        };
         let ripe = if oldest.unconfirmed { oldest.opened + CONFIRMATION } else { lent.now };
         let until = self.next_displacement.max(ripe);
         if lent.now < until {

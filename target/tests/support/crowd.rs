@@ -30,6 +30,8 @@ pub(crate) struct Recorder {
     pub(crate) rejected: u32,
     /// It has no queue pairs, and says so.
     pub(crate) is_full: bool,
+    /// Connections have had their share of its time.
+    pub(crate) is_busy: bool,
     /// It has so many queue pairs.
     pub(crate) queue_pairs: Option<u32>,
     /// How often that was asked: once whenever all connections are counted.
@@ -68,6 +70,9 @@ impl Fabric for Recorder {
         self.counted.set(self.counted.get() + 1);
         self.queue_pairs
     }
+    fn may_open(&self) -> bool {
+        !self.is_busy
+    }
     fn poll(&mut self, _: Instant, _: &mut Vec<Event>) {}
     fn arm(&mut self, _: Wake) -> Option<Instant> {
         None
@@ -105,10 +110,15 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new() -> World {
+        World::with(RECEIVES)
+    }
+
+    /// With so many receives.
+    pub(crate) fn with(receives: u32) -> World {
         let now = Instant::now();
         let plan = PoolPlan {
-            cells: 1024,
-            receives: RECEIVES,
+            cells: 4 * receives,
+            receives,
             lead_bytes: 64,
             tail_bytes: 4096,
             data_bytes: 1 << 16,

@@ -53,7 +53,7 @@ fn layouts(c: &mut Claims) {
         ibv_pd { context }
         ibv_comp_channel { context, fd }
         ibv_device { node_type, transport_type, name }
-        ibv_device_attr { max_qp_wr, device_cap_flags, max_sge, max_cqe, max_qp_rd_atom,
+        ibv_device_attr { max_qp, max_qp_wr, device_cap_flags, max_sge, max_cqe, max_qp_rd_atom,
             max_qp_init_rd_atom, phys_port_cnt }
         ibv_context { device, ops, cmd_fd, async_fd, num_comp_vectors, abi_compat }
         ibv_context_ops { poll_cq, req_notify_cq, post_send, post_recv }

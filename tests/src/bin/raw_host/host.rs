@@ -25,6 +25,9 @@ const PLAN: PoolPlan = PoolPlan {
 const RECEIVES: u32 = 160;
 const SENDS: u32 = 160;
 
+/// Connections of a storm that are under way at once.
+const STORMERS: u32 = 16;
+
 /// RDMA Reads that the target may have at us.
 const READS: u8 = 16;
 
@@ -211,6 +214,53 @@ impl Host {
             self.fabric.disconnect(qp);
             self.ends(link, PATIENCE);
         }
+    }
+
+    /// Opens connections as fast as it can, some at a time, and leaves each as soon as it is up. How
+    /// many came up, and how many did not.
+    pub(crate) fn storm(&mut self, private_data: &[u8], limit: Duration) -> (u64, u64) {
+        let limits = QpLimits { receives: 2, sends: 2, reads: 1 };
+        let until = Instant::now() + limit;
+        let (mut live, mut up, mut in_vain) = (0, 0, 0);
+        while live > 0 || Instant::now() < until {
+            while live < STORMERS && Instant::now() < until {
+                match self.fabric.connect(self.to, private_data, limits) {
+                    Ok(_) => live += 1,
+                    Err(_) => break,
+                }
+            }
+            for event in self.happened() {
+                match event {
+                    Event::Established(qp) => {
+                        up += 1;
+                        self.fabric.disconnect(qp);
+                    }
+                    Event::Gone(_, reason) => {
+                        live -= 1;
+                        in_vain += u64::from(reason != Reason::Local);
+                    }
+                    Event::Done(done) => self.pool.give(done.work.into_buf()),
+                    Event::Incoming(_) => {}
+                }
+            }
+        }
+        (up, in_vain)
+    }
+
+    /// What has happened, or happens within a moment.
+    fn happened(&mut self) -> Vec<Event> {
+        self.fabric.flush();
+        let mut batch = Vec::with_capacity(64);
+        self.fabric.poll(Instant::now(), &mut batch);
+        if batch.is_empty() {
+            let deadline = self.fabric.arm(Wake::Any);
+            self.fabric.poll(Instant::now(), &mut batch);
+            if batch.is_empty() {
+                let soon = Instant::now() + Duration::from_millis(10);
+                self.sleep(deadline.map_or(soon, |deadline| deadline.min(soon)));
+            }
+        }
+        batch
     }
 
     /// Whether every buffer came home: at the end, after all connections have ended.

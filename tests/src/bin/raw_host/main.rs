@@ -10,6 +10,7 @@ mod world;
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use host::Host;
 use nvme::Nqn;
@@ -17,6 +18,7 @@ use world::{Names, Outcome, Tally, World};
 
 const USAGE: &str = "usage: raw_host ADDRESS:PORT SUBSYSTEM-NQN HOST-NQN OTHER-HOST-NQN \
                      [--iwarp] [--seed N] [--capsules N] [--only PART]
+                     [--storm SECONDS]
 The subsystem serves namespace 1 with blocks of 4096 bytes and namespace 2 with blocks of 512, to
 these two hosts and to no other. What is on them is lost.";
 
@@ -29,6 +31,7 @@ struct Arguments {
     seed: u64,
     capsules: u32,
     only: Option<String>,
+    storm: Option<u64>,
 }
 
 fn arguments() -> Option<Arguments> {
@@ -36,12 +39,14 @@ fn arguments() -> Option<Arguments> {
     let to = words.next()?.parse().ok()?;
     let mut nqn = || words.next()?.parse::<Nqn>().ok();
     let names = Names { subnqn: nqn()?, host: nqn()?, other: nqn()? };
-    let mut found = Arguments { to, names, iwarp: false, seed: 1, capsules: 4000, only: None };
+    let (seed, capsules, only, storm) = (1, 4000, None, None);
+    let mut found = Arguments { to, names, iwarp: false, seed, capsules, only, storm };
     while let Some(word) = words.next() {
         match word.as_str() {
             "--iwarp" => found.iwarp = true,
             "--seed" => found.seed = words.next()?.parse().ok()?,
             "--capsules" => found.capsules = words.next()?.parse().ok()?,
+            "--storm" => found.storm = Some(words.next()?.parse().ok()?),
             "--only" => found.only = Some(words.next()?),
             _ => return None,
         }
@@ -61,7 +66,7 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> bool {
-    let Arguments { to, names, iwarp, seed, capsules, only } = arguments;
+    let Arguments { to, names, iwarp, seed, capsules, only, storm } = arguments;
     let mut tally = Tally::default();
     let host = match Host::new(to) {
         Ok(host) => host,
@@ -71,6 +76,13 @@ fn run(arguments: Arguments) -> bool {
         }
     };
     let mut world = World { host, names, tally, iwarp };
+    if let Some(seconds) = storm {
+        let private_data = world.admin_attempt().request.emit();
+        let limit = Duration::from_secs(seconds);
+        let (up, in_vain) = world.host.storm(&private_data, limit);
+        println!("{up} connections came up, {in_vain} did not");
+        return world.host.is_whole();
+    }
     // The first connection also brings the window that all commands use.
     let request = world.admin_attempt().request;
     match world.open(request) {

@@ -1,0 +1,10 @@
+//! What connections may take of a fabric before their peers have shown who they are, whichever provider
+//! makes them.
+
+/// Queue pairs at once.
+pub const QUEUE_PAIRS: u32 = 1024;
+/// Connections that were asked for and are not confirmed, at once. When one more is asked for, the
+/// oldest of the source that has the most makes room.
+pub const HALF_OPEN: usize = 256;
+/// The same of one source, whose own oldest makes room.
+pub const HALF_OPEN_PER_SOURCE: usize = 64;
