@@ -86,6 +86,11 @@ impl Device {
         self.context.key()
     }
 
+    /// Whether the system has taken it away, or waits until nobody uses it.
+    pub(super) fn is_gone(&self) -> bool {
+        self.context.is_gone()
+    }
+
     /// Takes an announcement off the channel.
     pub(super) fn take_announcement(&self) -> Result<(), Errno> {
         self.channel.take()

@@ -22,9 +22,12 @@
 
 use std::ffi::{CStr, c_int, c_void};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::AsRawFd;
 use std::os::fd::{BorrowedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::ptr::{self, NonNull};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use libloading::Library;
 use nix::errno::Errno;
@@ -446,8 +449,17 @@ impl DeviceList {
     pub(super) fn contexts(self: &Arc<Self>) -> Vec<Arc<Context>> {
         // SAFETY: the array has `len` entries for as long as the list lives.
         let all = unsafe { std::slice::from_raw_parts(self.raw.as_ptr(), self.len) };
-        let handle = |raw| Arc::new(Context { raw, list: Arc::clone(self) });
-        all.iter().filter_map(|raw| NonNull::new(*raw)).map(handle).collect()
+        let mut known = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|context| context.strong_count() > 0);
+        let mut handle = |raw| {
+            let mut live = known.iter().filter_map(Weak::upgrade);
+            live.find(|context| context.raw == raw).unwrap_or_else(|| {
+                let context = Arc::new(Context::new(raw, self));
+                known.push(Arc::downgrade(&context));
+                context
+            })
+        };
+        all.iter().filter_map(|raw| NonNull::new(*raw)).map(&mut handle).collect()
     }
 }
 
@@ -479,13 +491,54 @@ pub(super) struct Ability {
     pub(super) segments: u32,
 }
 
+/// The handles of open devices. There is one for each, which all fabrics share: the last one to drop
+/// it knows that nobody has anything of the device any more.
+static CONTEXTS: Mutex<Vec<Weak<Context>>> = Mutex::new(Vec::new());
+
 /// An open device. librdmacm closes it.
 pub(super) struct Context {
     raw: NonNull<ibv_context>,
     list: Arc<DeviceList>,
+    /// Its place in sysfs, and which of all that were ever there it is. None where nobody can see it.
+    node: Option<(PathBuf, u64)>,
+}
+
+impl Drop for Context {
+    /// Before it opens another device, librdmacm closes none that has gone, and a device that cannot be
+    /// taken from its users waits until its files are closed. Of this one nothing else is left.
+    fn drop(&mut self) {
+        if !self.is_gone() {
+            return;
+        }
+        let Ok(null) = std::fs::File::open("/dev/null") else { return };
+        // SAFETY: the context is live while the list is.
+        let descriptors = unsafe { [self.raw.as_ref().cmd_fd, self.raw.as_ref().async_fd] };
+        for descriptor in descriptors {
+            // SAFETY: it touches no memory. The numbers are the context's own and stay open, now as
+            // /dev/null, so that librdmacm can close them as ever.
+            unsafe { libc::dup3(null.as_raw_fd(), descriptor, libc::O_CLOEXEC) };
+        }
+    }
 }
 
 impl Context {
+    fn new(raw: NonNull<ibv_context>, list: &Arc<DeviceList>) -> Context {
+        // SAFETY: a context's device is live as long as it; its path ends in NUL.
+        let path = unsafe { CStr::from_ptr((*raw.as_ref().device).dev_path.as_ptr()) };
+        let path = PathBuf::from(path.to_string_lossy().into_owned());
+        let node = std::fs::metadata(&path).ok().map(|found| (path, found.ino()));
+        Context { raw, list: Arc::clone(list), node }
+    }
+
+    /// Whether the system has taken it away, or waits until nobody uses it. Another one may have its
+    /// name by now.
+    pub(super) fn is_gone(&self) -> bool {
+        let node = self.node.as_ref();
+        node.is_some_and(|(path, number)| {
+            !std::fs::metadata(path).is_ok_and(|f| f.ino() == *number)
+        })
+    }
+
     pub(super) fn key(&self) -> DeviceKey {
         DeviceKey(self.raw.as_ptr() as usize)
     }

@@ -21,6 +21,7 @@ mod allowance;
 mod cm;
 mod device;
 mod ffi;
+mod removal;
 mod table;
 
 use std::collections::{HashMap, VecDeque};
@@ -114,6 +115,7 @@ pub struct Verbs {
     /// The time for connections, and whether their events wait until there is more of it.
     allowance: Allowance,
     muted: bool,
+    next_device_look: Instant,
     counts: Counts,
 }
 
@@ -171,6 +173,7 @@ impl Verbs {
             now,
             allowance: Allowance::new(now),
             muted: false,
+            next_device_look: now,
             counts: Counts::default(),
         };
         verbs.attach_all(api)?;
@@ -215,7 +218,13 @@ impl Verbs {
     /// The device of an id, opened when it is new.
     fn device(&mut self, key: DeviceKey) -> Result<Arc<Device>, FabricError> {
         if let Some(attached) = self.devices.iter().find(|d| d.device.key() == key) {
-            return Ok(Arc::clone(&attached.device));
+            return match attached.removed {
+                false => Ok(Arc::clone(&attached.device)),
+                true => {
+                    let name = &attached.device.ability.name;
+                    Err(FabricError(format!("the RDMA device {name} is being removed")))
+                }
+            };
         }
         let api = Api::get().map_err(FabricError)?;
         let list = DeviceList::new(api).map_err(|e| no_device(Some(e)))?;
@@ -574,6 +583,7 @@ impl Fabric for Verbs {
         let end = batch.len() + (batch.capacity() - batch.len()).max(1);
         self.deliver(end, batch);
         self.poll_devices(end, batch);
+        self.look_for_removed();
         if self.muted && self.allowance.allows(now) {
             self.set_muted(false);
         }

@@ -52,7 +52,7 @@ fn layouts(c: &mut Claims) {
         ibv_mr { context, pd, addr, length, lkey, rkey }
         ibv_pd { context }
         ibv_comp_channel { context, fd }
-        ibv_device { node_type, transport_type, name }
+        ibv_device { node_type, transport_type, name, dev_path }
         ibv_device_attr { max_qp, max_qp_wr, device_cap_flags, max_sge, max_cqe, max_qp_rd_atom,
             max_qp_init_rd_atom, phys_port_cnt }
         ibv_context { device, ops, cmd_fd, async_fd, num_comp_vectors, abi_compat }

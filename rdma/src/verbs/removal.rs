@@ -1,0 +1,54 @@
+//! Devices that the system takes away, and addresses that it gives to another one.
+//!
+//! Of most adapters the system takes what programs have of them, and says so. `rdma_rxe` and `siw` stay
+//! until the last program has closed them, and their removal (`rdma link delete`, an interface that
+//! goes) says nothing before that: the connection manager is told only afterwards. What is seen is that
+//! the device's node has gone from sysfs.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Verbs;
+use super::ffi::{CmId, DeviceKey, EventChannel};
+
+/// How often to look.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+impl Verbs {
+    /// Ends the connections of devices that are being taken away; each is closed after its last one.
+    pub(super) fn look_for_removed(&mut self) {
+        if self.now < self.next_device_look {
+            return;
+        }
+        self.next_device_look = self.now + INTERVAL;
+        let working = self.devices.iter().filter(|d| !d.removed);
+        let gone = working.filter(|d| d.device.is_gone()).map(|d| d.device.key());
+        for key in gone.collect::<Vec<_>>() {
+            self.lose(key);
+        }
+        self.look_for_moved();
+    }
+
+    /// Ends listeners whose address another device has by now, and has them told as deaf: a listener
+    /// stays with its device, and requests arrive at the other one.
+    fn look_for_moved(&mut self) {
+        let channel = &self.channel;
+        let moved = self.listeners.extract_if(.., |(at, listener)| {
+            let owner = (!at.ip().is_unspecified()).then(|| owner(channel, *at)).flatten();
+            owner.is_some_and(|owner| listener.device() != Some(owner))
+        });
+        for (at, _) in moved {
+            tracing::warn!(%at, "another RDMA device has the address of this listener");
+            self.deaf.push(at);
+        }
+    }
+}
+
+/// The device that has an address now.
+fn owner(channel: &Arc<EventChannel>, mut at: SocketAddr) -> Option<DeviceKey> {
+    at.set_port(0);
+    let id = CmId::new(channel).ok()?;
+    id.bind(at).ok()?;
+    id.device()
+}
