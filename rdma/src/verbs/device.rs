@@ -2,6 +2,7 @@
 //! completion queues on one channel, one for receives and one for everything else: so a sleeper
 //! can leave the completions of its responses for later.
 
+use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -156,6 +157,27 @@ fn entries_to_ask_for(work: u32, most: u32) -> u32 {
     entries.clamp(1, most.max(1))
 }
 
+/// What the libraries open to find and use a device, at the least.
+const DESCRIPTORS: usize = 8;
+
+/// Whether so few descriptors are left that no device is found: the libraries close what they have
+/// opened, and say that there is none.
+pub(super) fn too_few_descriptors() -> Option<String> {
+    let opened: Result<Vec<File>, _> = (0..DESCRIPTORS).map(|_| File::open("/dev/null")).collect();
+    let error = opened.err()?.raw_os_error();
+    (error == Some(Errno::EMFILE as i32)).then(|| {
+        let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
+        descriptors_error(limit)
+    })
+}
+
+fn descriptors_error(limit: u64) -> String {
+    format!(
+        "cannot open an RDMA device: too many open files; RLIMIT_NOFILE is {limit}: raise it \
+         (LimitNOFILE=4096 in the systemd unit, ulimit -n 4096 in a shell)"
+    )
+}
+
 fn registration_error(name: &str, bytes: usize, e: Errno) -> FabricError {
     let remedy = match e {
         Errno::ENOMEM | Errno::EPERM | Errno::EAGAIN => {
@@ -198,6 +220,15 @@ mod tests {
         assert_eq!(two, Load { receives: 256, sends: 1024 });
         let most = QpLimits { receives: u32::MAX, sends: u32::MAX, reads: 0 };
         assert_eq!(two.and(most), Load { receives: u32::MAX, sends: u32::MAX });
+    }
+
+    #[test]
+    fn too_few_descriptors_are_told_from_no_device() {
+        assert_eq!(too_few_descriptors(), None);
+        let text = descriptors_error(16);
+        for part in ["too many open files", "RLIMIT_NOFILE is 16", "LimitNOFILE="] {
+            assert!(text.contains(part), "{text}");
+        }
     }
 
     #[test]

@@ -661,6 +661,9 @@ fn window(work: &Work) -> (u64, u32) {
 }
 
 fn no_device(e: Option<Errno>) -> FabricError {
+    if let Some(why) = device::too_few_descriptors() {
+        return FabricError(why);
+    }
     let system = e.map(|e| format!(" ({})", e.desc())).unwrap_or_default();
     FabricError(format!(
         "no RDMA device{system}: `rdma link` lists them; for an adapter load its driver and \
