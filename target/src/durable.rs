@@ -3,13 +3,51 @@
 //! what is done, and in which order: a process that is killed loses nothing of what it has not
 //! synchronised, so only a record of the calls can show that one is missing.
 
+use std::cell::RefCell;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
+/// What is about to be done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step<'a> {
+    /// This content is written into a file.
+    Write(&'a Path, &'a [u8]),
+    /// A file is synchronised.
+    Sync(&'a Path),
+    /// The content of a file is synchronised.
+    SyncData(&'a Path),
+    /// A directory is synchronised.
+    SyncDirectory(&'a Path),
+    /// The file system of a path is synchronised.
+    SyncFileSystem(&'a Path),
+    /// A file or directory gets another name.
+    Rename(&'a Path, &'a Path),
+    /// A file is removed.
+    Remove(&'a Path),
+}
+
+/// Hears of each step before it is done. What it refuses is not done.
+pub type Observer = Box<dyn FnMut(Step<'_>) -> io::Result<()>>;
+
+thread_local! {
+    static OBSERVER: RefCell<Option<Observer>> = const { RefCell::new(None) };
+}
+
+/// Has this thread's steps observed, for simulations of what a power loss leaves.
+pub fn observe(observer: Option<Observer>) {
+    OBSERVER.set(observer);
+}
+
+/// A step is about to be done.
+fn ask(step: Step<'_>) -> io::Result<()> {
+    OBSERVER.with_borrow_mut(|observer| observer.as_mut().map_or(Ok(()), |it| it(step)))
+}
+
 /// Writes all of it into an open file, which is called `path`.
 pub(crate) fn write(file: &mut File, path: &Path, content: &[u8]) -> io::Result<()> {
+    ask(Step::Write(path, content))?;
     file.write_all(content)?;
     note("write", path);
     Ok(())
@@ -17,6 +55,7 @@ pub(crate) fn write(file: &mut File, path: &Path, content: &[u8]) -> io::Result<
 
 /// Makes the content and the attributes of an open file durable.
 pub(crate) fn sync(file: &File, path: &Path) -> io::Result<()> {
+    ask(Step::Sync(path))?;
     file.sync_all()?;
     note("sync", path);
     Ok(())
@@ -24,6 +63,7 @@ pub(crate) fn sync(file: &File, path: &Path) -> io::Result<()> {
 
 /// Makes the content of an open file durable, and what it takes to find that.
 pub(crate) fn sync_data(file: &File, path: &Path) -> io::Result<()> {
+    ask(Step::SyncData(path))?;
     file.sync_data()?;
     note("sync data", path);
     Ok(())
@@ -31,6 +71,7 @@ pub(crate) fn sync_data(file: &File, path: &Path) -> io::Result<()> {
 
 /// Makes the entries of a directory durable.
 pub(crate) fn sync_directory(path: &Path) -> io::Result<()> {
+    ask(Step::SyncDirectory(path))?;
     File::open(path)?.sync_all()?;
     note("sync directory", path);
     Ok(())
@@ -38,6 +79,7 @@ pub(crate) fn sync_directory(path: &Path) -> io::Result<()> {
 
 /// Makes everything durable that is in the file system of an open file or directory.
 pub(crate) fn sync_file_system(file: impl AsFd, path: &Path) -> io::Result<()> {
+    ask(Step::SyncFileSystem(path))?;
     nix::unistd::syncfs(file)?;
     note("sync file system", path);
     Ok(())
@@ -45,6 +87,7 @@ pub(crate) fn sync_file_system(file: impl AsFd, path: &Path) -> io::Result<()> {
 
 /// Gives a file or directory another name.
 pub(crate) fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    ask(Step::Rename(from, to))?;
     fs::rename(from, to)?;
     note("rename to", to);
     Ok(())
@@ -52,6 +95,7 @@ pub(crate) fn rename(from: &Path, to: &Path) -> io::Result<()> {
 
 /// Removes a file.
 pub(crate) fn remove_file(path: &Path) -> io::Result<()> {
+    ask(Step::Remove(path))?;
     fs::remove_file(path)?;
     note("remove", path);
     Ok(())
@@ -117,6 +161,25 @@ pub(crate) mod tests {
         let name = |path: &Path| path.file_name().unwrap().to_string_lossy().into_owned();
         let calls = CALLS.take().unwrap();
         (outcome, calls.iter().map(|(call, path)| format!("{call} {}", name(path))).collect())
+    }
+
+    #[test]
+    fn what_an_observer_refuses_is_not_done() {
+        let folder = tempfile::tempdir().unwrap();
+        let [a, b] = ["a", "b"].map(|name| folder.path().join(name));
+        fs::write(&a, "a").unwrap();
+        let mut file = File::options().write(true).open(&a).unwrap();
+        observe(Some(Box::new(|_| Err(ErrorKind::Interrupted.into()))));
+        let (refused, done) = calls(|| {
+            let of_file = [write(&mut file, &a, b"b"), sync(&file, &a), sync_data(&file, &a)];
+            let of_names = [rename(&a, &b), remove_file(&a), sync_directory(folder.path())];
+            let refused = of_file.into_iter().chain(of_names).all(|outcome| outcome.is_err());
+            refused && sync_file_system(&file, &a).is_err()
+        });
+        observe(None);
+        assert!(refused && done.is_empty(), "{done:?}");
+        assert_eq!((fs::read(&a).unwrap(), b.exists()), (b"a".to_vec(), false));
+        rename(&a, &b).unwrap();
     }
 
     /// A descriptor that names a file, and can do nothing with it: what does not ask the system for

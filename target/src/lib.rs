@@ -16,7 +16,7 @@ pub mod controller;
 pub mod declared;
 pub mod disk;
 pub mod doctor;
-mod durable;
+pub mod durable;
 pub mod events;
 pub mod exclusion;
 pub mod format;
