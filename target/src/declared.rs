@@ -66,10 +66,10 @@ impl Declared {
     }
 
     /// As [`Declared::load`], where the service manager would give this as state directory.
-    pub(crate) fn load_with(
-        file: &Path,
-        given: Option<OsString>,
-    ) -> Result<Declared, ConfigErrors> {
+    ///
+    /// # Errors
+    /// As [`Declared::load`].
+    pub fn load_with(file: &Path, given: Option<OsString>) -> Result<Declared, ConfigErrors> {
         let mut declared = Declared::read(file, given)?;
         let found = declared.journal().read().map_err(|error| {
             mistake(
@@ -215,7 +215,7 @@ impl Declared {
     ///
     /// # Errors
     /// What the system says, or that there is no room.
-    pub(crate) fn prepare(&self) -> Result<Prepared, String> {
+    pub fn prepare(&self) -> Result<Prepared, String> {
         self.journal().prepare(&self.changes).map(Prepared)
     }
 
@@ -325,7 +325,7 @@ fn after(origins: &Origins, old: &Sources, new: &Sources, change: &Change) -> Or
 /// Changes that can be kept.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct Prepared(journal::Prepared);
+pub struct Prepared(journal::Prepared);
 
 impl Prepared {
     /// Has them outlast a power loss in the place of those `before`.
@@ -333,7 +333,7 @@ impl Prepared {
     /// # Errors
     /// What the system says; those before are kept again. Where that fails as well, it is said: a
     /// restart may find either.
-    pub(crate) fn persist(self, before: &Declared) -> Result<(), String> {
+    pub fn persist(self, before: &Declared) -> Result<(), String> {
         let Err(mut sentence) = self.0.persist() else { return Ok(()) };
         // They may have the name already: what is refused must not be in force after a restart.
         if let Err(worse) = before.keep() {

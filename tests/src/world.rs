@@ -15,6 +15,7 @@
 //! once more, everybody leaves, and all pools are full again.
 
 pub mod aborts;
+pub mod administrator;
 mod changes;
 pub mod departures;
 pub mod disk;
@@ -48,6 +49,7 @@ use rdma::soft::endpoint::Config;
 use rdma::soft::memory::Rights;
 use rdma::soft::sim::{Air, Dice, Faults};
 
+use administrator::Administrator;
 use disk::{DiskFaults, SimDisk};
 use host::Host;
 use judge::{Counts, Judge, Stage};
@@ -114,6 +116,7 @@ struct World {
     air: Arc<Mutex<Air>>,
     disk: SimDisk,
     target: Target,
+    administrator: Administrator,
     hosts: Vec<Host>,
     judge: Judge,
     dice: Dice,
@@ -185,6 +188,9 @@ impl World {
         let mut target = Target::new(&profile, &air)?;
         target.plant = setup.plant;
         target.steward = Steward::new(&profile, setup.seed);
+        let machines = (0..profile.hosts).map(|host| profile.machine(host) + 1).max().unwrap_or(0);
+        let spaces = profile.shapes.len();
+        let administrator = Administrator::new(spaces, machines, setup.seed, setup.plant)?;
         let hosts = (0..profile.hosts)
             .map(|index| Host::new(index, &profile, &air, dice.roll(), now))
             .collect::<Result<Vec<_>, _>>()?;
@@ -195,6 +201,7 @@ impl World {
             air,
             disk,
             target,
+            administrator,
             hosts,
             judge,
             dice,
@@ -222,7 +229,11 @@ impl World {
         while !(self.judge.sent >= self.judge.commands && self.is_at_rest()) {
             self.step()?;
         }
-        self.calm_down();
+        self.administrator.calm_down();
+        while !self.target.is_up() {
+            self.step()?;
+        }
+        self.calm_down()?;
         self.judge.stage = Stage::Clear;
         self.wake_all();
         while !self.judge.fencing.last_order().1 || self.judge.formats.are_under_way() {
@@ -257,13 +268,13 @@ impl World {
     }
 
     /// All that goes wrong comes to its end.
-    fn calm_down(&mut self) {
+    fn calm_down(&mut self) -> Result<(), String> {
         self.say(|| "the world calms down".to_owned());
         self.judge.excuse(None, self.now + GRACE);
         self.next_mishap = self.profile.mishaps.len();
         for space in 0..self.profile.shapes.len() {
             self.resize(space, u32::MAX);
-            (0..self.hosts.len()).for_each(|host| self.show(space, host, true));
+            (0..self.hosts.len()).try_for_each(|host| self.show(space, host, true))?;
         }
         for path in 0..self.profile.paths {
             for space in 0..self.profile.shapes.len() {
@@ -278,6 +289,7 @@ impl World {
         self.target.steward.errors = 0;
         self.disk.faults =
             DiskFaults { error: 0, short: 0, sync_error: 0, slow: 0, ..self.disk.faults };
+        Ok(())
     }
 
     fn say(&self, line: impl FnOnce() -> String) {
@@ -406,6 +418,7 @@ impl World {
             Timer::StartTarget => {
                 let places: Vec<usize> = self.target.places().collect();
                 places.into_iter().for_each(|place| lock(&self.air).set_down(place, false));
+                self.target.set_hidden(self.administrator.start()?);
                 let (profile, disk) = (&self.profile, &mut self.disk);
                 self.target.start(profile, &mut self.dice, disk, &self.trace, self.now)?;
                 self.look_at_scope();
@@ -433,7 +446,7 @@ impl World {
             }
             Timer::Erase(space, number) => self.erase(space, number),
             Timer::Resize(space) => self.resize(space, u32::MAX),
-            Timer::Show(space, host) => self.show(space, host, true),
+            Timer::Show(space, host) => self.show(space, host, true)?,
             Timer::Reach(path, space) => self.reach(path, space, AnaState::OPTIMIZED),
             Timer::Serve(_) | Timer::Publish => {}
         }
@@ -515,7 +528,7 @@ impl World {
                 self.after(time, Timer::Resize(space));
             }
             Mishap::Hide(space, host, time) => {
-                self.show(space, host, false);
+                self.show(space, host, false)?;
                 self.after(time, Timer::Show(space, host));
             }
             Mishap::Reach(path, space, state, time) => {
@@ -542,6 +555,7 @@ impl World {
         let places: Vec<usize> = self.target.places().collect();
         places.into_iter().for_each(|place| lock(&self.air).set_down(place, true));
         self.target.crash();
+        self.administrator.crash(power);
         self.target.steward.crash(power, &mut self.disk);
         self.disk.crash(power);
         self.judge.crash(power);

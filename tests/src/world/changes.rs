@@ -1,13 +1,19 @@
 //! What the administrator changes in the world, and who is to be told of it.
 
+use std::time::Duration;
+
 use nvme::Nqn;
 use nvme::log::AnaState;
 
+use super::administrator::Kept;
 use super::host::hostnqn;
 use super::model::Moment;
 use super::news::Change;
 use super::target::formatting::News;
 use super::{Timer, World};
+
+/// When whoever was killed, or has found nobody, is there again.
+const SOON: Duration = Duration::from_millis(50);
 
 impl World {
     /// A namespace gets so many sectors, or as many as it has at most.
@@ -35,11 +41,36 @@ impl World {
         Ok(())
     }
 
-    /// A host sees a namespace from now on, or does not.
-    pub(super) fn show(&mut self, space: usize, host: usize, shown: bool) {
-        self.target.show(&self.profile, space, self.profile.machine(host), shown);
-        self.look_at_scope();
-        (0..self.profile.reactors).for_each(|reactor| self.rouse(reactor));
+    /// A host sees a namespace from now on, or does not, once that is kept. Whoever changes nothing
+    /// while the target is down comes again.
+    pub(super) fn show(&mut self, space: usize, host: usize, shown: bool) -> Result<(), String> {
+        if !self.target.is_up() {
+            if shown {
+                self.after(SOON, Timer::Show(space, host));
+            }
+            return Ok(());
+        }
+        let machine = self.profile.machine(host);
+        let early = self.administrator.commits_early();
+        let kept = self.administrator.keep(space, machine, shown)?;
+        if early || kept == Some(Kept::Yes) {
+            self.target.show(&self.profile, space, machine, shown);
+            self.look_at_scope();
+            (0..self.profile.reactors).for_each(|reactor| self.rouse(reactor));
+            self.administrator.committed();
+        }
+        let killed = match kept {
+            Some(Kept::Yes) => self.administrator.acknowledge(),
+            other => other,
+        };
+        if let Some(Kept::Killed { power }) = killed {
+            self.say(|| "in the middle of a change".to_owned());
+            self.crash_target(power, SOON);
+            if shown {
+                self.after(2 * SOON, Timer::Show(space, host));
+            }
+        }
+        Ok(())
     }
 
     /// Which namespaces there are now, and for whom.

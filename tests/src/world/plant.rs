@@ -58,11 +58,15 @@ pub enum Plant {
     OpenBlocks,
     /// The device writes less at once than it says.
     TornBlock,
+    /// To synchronise the file of a change does nothing.
+    UnsyncedChange,
+    /// Hosts see a change before it is kept.
+    EarlyCommit,
 }
 
 impl Plant {
     /// All of them.
-    pub const ALL: [Plant; 22] = [
+    pub const ALL: [Plant; 24] = [
         Plant::LostAck,
         Plant::DoubleCompletion,
         Plant::MissingFlush,
@@ -85,6 +89,8 @@ impl Plant {
         Plant::LateWrite,
         Plant::OpenBlocks,
         Plant::TornBlock,
+        Plant::UnsyncedChange,
+        Plant::EarlyCommit,
     ];
 
     /// Its name on the command line.
@@ -113,6 +119,8 @@ impl Plant {
             Plant::LateWrite => "late-write",
             Plant::OpenBlocks => "open-blocks",
             Plant::TornBlock => "torn-block",
+            Plant::UnsyncedChange => "unsynced-change",
+            Plant::EarlyCommit => "early-commit",
         }
     }
 

@@ -404,6 +404,11 @@ impl Target {
         }
     }
 
+    /// Before a start: of each namespace the machines that do not see it.
+    pub fn set_hidden(&mut self, hidden: Vec<BTreeSet<usize>>) {
+        self.hidden = hidden;
+    }
+
     /// Shows a namespace to a machine, or no longer.
     pub fn show(&mut self, profile: &Profile, space: usize, machine: usize, shown: bool) {
         let hidden = &mut self.hidden[space];

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use rdma::soft::sim::Faults;
 use tests::world::plant::Plant;
 use tests::world::profile::{Mishap, Profile};
 use tests::world::{Setup, run_profile};
@@ -14,12 +15,20 @@ const SHORT: Duration = Duration::from_millis(50);
 /// Hosts that write the same few blocks, synchronise them again and again, and lose the power.
 fn much_flushed(seed: u64) -> Profile {
     let mut profile = quiet(seed, 500);
-    (profile.hosts, profile.io_queues, profile.entries) = (2, 3, 16);
-    (profile.mix, profile.hot, profile.fua) = ([100, 500, 400, 0, 0, 0, 0, 0], 900, 0);
+    (profile.hosts, profile.reactors, profile.io_queues, profile.entries) = (2, 1, 3, 4);
+    (profile.mix, profile.hot, profile.fua) = ([200, 550, 250, 0, 0, 0, 0, 0], 900, 0);
+    (profile.pause, profile.net) = (0, Faults { delay: profile.net.delay, ..Faults::NONE });
+    // Some synchronisations take longer than many writes, and what is under way is soon answered.
     profile.disk.latency = Duration::from_millis(2);
-    let failure = |part: u32| (part * 60, Mishap::PowerFailure(SHORT));
-    profile.mishaps = (1..8).map(failure).collect();
+    (profile.disk.slow, profile.disk.stall) = (150, Duration::from_millis(60));
+    let failure = |part: u32| (part * 45, Mishap::PowerFailure(SHORT));
+    profile.mishaps = (1..11).map(failure).collect();
     profile
+}
+
+/// The same, where the device writes whole blocks.
+fn much_flushed_whole(seed: u64) -> Profile {
+    Profile { atom_bytes: 4096, ..much_flushed(seed) }
 }
 
 /// Hosts that give up what a slow disk still has, come again, and write the same few blocks.
@@ -55,7 +64,7 @@ fn flushes_that_come_together_keep_what_each_of_them_was_told_of() {
 
 #[test]
 fn a_flush_that_shares_what_began_before_it_is_found() {
-    let (_, why) = find_in(much_flushed, Plant::SharedFlush, 20);
+    let (_, why) = find_in(much_flushed, Plant::SharedFlush, 8);
     assert!(why.contains("which cannot be"), "{why}");
 }
 
@@ -81,6 +90,35 @@ fn a_write_that_was_given_back_and_lands_later_is_found() {
 
 #[test]
 fn a_block_that_is_torn_where_it_was_promised_whole_is_found() {
-    let (_, why) = find(Plant::TornBlock, 40);
+    let (_, why) = find_in(much_flushed_whole, Plant::TornBlock, 20);
     assert!(why.contains("a block is torn"), "{why}");
+}
+
+/// Namespaces that are hidden and shown again and again, and a process that is killed meanwhile.
+fn much_changed(seed: u64) -> Profile {
+    let mut profile = quiet(seed, 500);
+    profile.hosts = 2;
+    let hide = |part: u32| (part * 20, Mishap::Hide((part % 2) as usize, 0, SHORT));
+    profile.mishaps = (1..24).map(hide).collect();
+    profile
+}
+
+#[test]
+fn changes_of_the_configuration_and_crashes_leave_what_was_acknowledged() {
+    for seed in 0..12 {
+        let outcome = run_profile(setup(seed, 500), much_changed(seed));
+        assert_eq!(outcome.failure, None, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_change_whose_file_is_not_synced_is_found() {
+    let (_, why) = find_in(much_changed, Plant::UnsyncedChange, 20);
+    assert!(why.contains("cannot be read any more") || why.contains("a change is lost"), "{why}");
+}
+
+#[test]
+fn a_change_that_hosts_see_before_it_is_kept_is_found() {
+    let (_, why) = find_in(much_changed, Plant::EarlyCommit, 20);
+    assert!(why.contains("a change is lost"), "{why}");
 }
