@@ -1,6 +1,6 @@
 //! The disk seam: what a queue asks of the backing store of a namespace.
 //!
-//! `backing` is an opened store, `open` how it gets opened, `below` what it lies on, `resize` how it
+//! `backing` is an opened store, `open` how it gets opened, `below` what it lies on, `owner` which machine has it, `resize` how it
 //! gets another size, `made` one that is not served after all, `erase` other blocks, `health` how it
 //! fares, `errno` what failures are called. What the ring is made of and needs no unsafe code is here as well: `flight` is the life of one operation as a
 //! state machine without I/O, `entry` says it in the kernel's terms, `syncs` whose synchronisation
@@ -18,6 +18,7 @@ pub mod flight;
 mod health;
 mod made;
 mod open;
+mod owner;
 pub(crate) mod recall;
 mod resize;
 pub(crate) mod setup;
@@ -35,6 +36,7 @@ pub use errno::{Doing, status_of};
 pub use fault::Fault;
 pub use health::{Detached, Health};
 pub(crate) use made::Made;
+pub(crate) use owner::another_machine;
 
 use nvme::status::Status;
 use rdma::{Buf, Tag};

@@ -13,7 +13,7 @@ use crate::config::{
     given_state_directory,
 };
 use crate::declared::Declared;
-use crate::disk::{Below, Torn};
+use crate::disk::{Below, Torn, another_machine};
 use crate::stores::{Opening, Stores};
 use nix::unistd::Group;
 use nvme::Nqn;
@@ -246,7 +246,9 @@ fn look(namespace: &NamespaceConfig, is_served: bool) -> Result<Option<String>, 
             }
             let is_locked =
                 !is_served && matches!(open.try_lock_shared(), Err(TryLockError::WouldBlock));
-            Ok(is_locked.then(|| format!("{shown} is in use by somebody: a lock on it is held")))
+            let other = || another_machine(path, &open).filter(|_| !is_served);
+            let locked = format!("{shown} is in use by somebody: a lock on it is held");
+            Ok(is_locked.then_some(locked).or_else(other))
         }
     }
 }

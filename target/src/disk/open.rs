@@ -16,6 +16,7 @@ use super::below::Below;
 use super::device::Device;
 use super::health::Detached;
 use super::made::Stamp;
+use super::owner::{self, Daemon, Owner};
 use crate::durable;
 
 /// Files and devices are named by a C `off_t`.
@@ -34,6 +35,8 @@ pub(super) struct Hold {
     /// Which file it is: device and inode.
     pub(super) id: (u64, u64),
     _claim: Option<File>,
+    /// Keeps other machines out, where the lock does not.
+    owner: Option<Owner>,
 }
 
 impl Hold {
@@ -113,6 +116,8 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
+        // Whoever gets the lock next looks for the file.
+        drop(self.owner.take());
         let _ = self.locked.unlock();
     }
 }
@@ -178,6 +183,10 @@ pub(super) fn open_path(
         let sentence = format!("{name} was replaced or removed while it was opened");
         return Err(OpenError { sentence, may_pass: true });
     }
+    let owner = match owner::may_have_other_machines(&file) {
+        true => Owner::guard(path, &Daemon::this(), shares(config))?,
+        false => None,
+    };
     match inspect(&file, path, &name, (size, before), config) {
         Ok((kind, bytes, found_bytes)) => {
             if kind == Kind::File && !created {
@@ -191,7 +200,7 @@ pub(super) fn open_path(
                 .metadata()
                 .map_err(|error| failed(&format!("cannot look at {name}"), &error))?;
             let id = (meta.dev(), meta.ino());
-            let hold = Hold { locked: Arc::clone(&file), id, _claim: claim };
+            let hold = Hold { locked: Arc::clone(&file), id, _claim: claim, owner };
             let mut backing = finish(kind, Arc::clone(&file), name, bytes, config)?;
             backing.hold = Some(Arc::new(hold));
             backing.made_as = file.metadata().ok().filter(|_| created).map(|meta| Stamp::of(&meta));
