@@ -106,7 +106,9 @@ impl Backing {
         Ok(())
     }
 
-    fn make_durable(&self, stop: &impl Fn() -> bool) -> Result<(), Status> {
+    /// Makes durable what has been written; a failure is remembered as that of a host's flush is. May
+    /// wait for the disk.
+    pub(crate) fn make_durable(&self, stop: &impl Fn() -> bool) -> Result<(), Status> {
         if !matches!(self.kind, Kind::File | Kind::Device) {
             return Ok(());
         }

@@ -1,8 +1,6 @@
 //! `/v1/subsystems/{nqn}/namespaces/{nsid}/protection`: namespaces are protected from writes, as a
 //! host does it by feature 84h.
 
-use std::fs::File;
-use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
@@ -19,8 +17,8 @@ use utoipa_axum::routes;
 use super::Refused;
 use super::changes::Body;
 use crate::api::{Outcome, Problem, Protect, WriteProtection};
-use crate::config::{Config, NamespaceKind};
 use crate::control::managed::Managed;
+use crate::disk::Backing;
 use crate::reservation::keeper::{self, Asker};
 use crate::subsystem::Namespace;
 
@@ -54,7 +52,7 @@ async fn protect(
     Path((nqn, nsid)): Path<(String, u32)>,
     Body(wanted): Body<Protect>,
 ) -> Result<Json<Outcome>, Refused> {
-    let namespace = find(&managed, &nqn, nsid)?;
+    let (subsystem, namespace) = find(&managed, &nqn, nsid)?;
     if namespace.formatting.is_some() {
         return Err(formatting());
     }
@@ -90,21 +88,24 @@ async fn protect(
         }
         answered(answer, name(was)).await?;
         if is != WriteProtectState::NONE {
-            let config = managed.running();
-            durable(&config.config, &nqn, &namespace).await?;
+            let tender = managed.view().tender.as_ref();
+            if let Some(store) = tender.and_then(|it| it.find(&subsystem, nsid)) {
+                durable(store.backing()).await?;
+            }
         }
     }
     Ok(Json(Outcome { differences, needs_restart: Vec::new(), kept: true }))
 }
 
-fn find(managed: &Managed, nqn: &str, nsid: u32) -> Result<Namespace, Refused> {
+fn find(managed: &Managed, nqn: &str, nsid: u32) -> Result<(Nqn, Namespace), Refused> {
     let missing = || {
         let error = format!("there is no namespace {nsid} of {nqn:?}");
         Refused::not_found(error, "see `nvmfctl namespace list` for those that there are")
     };
     let name: Nqn = nqn.parse().map_err(|_| missing())?;
     let subsystem = managed.view().registry.subsystem(&name).ok_or_else(missing)?;
-    subsystem.namespace(nsid).cloned().map_err(|_| missing())
+    let namespace = subsystem.namespace(nsid).cloned().map_err(|_| missing())?;
+    Ok((name, namespace))
 }
 
 fn code(state: WriteProtection) -> WriteProtectState {
@@ -158,76 +159,49 @@ async fn answered(answer: Receiver<Result<(), Status>>, was: &'static str) -> Re
     }
 }
 
-/// What was written before is written for good, as a host's protection has it. A store that is no
-/// file has nothing to write.
-async fn durable(config: &Config, nqn: &str, namespace: &Namespace) -> Result<(), Refused> {
-    let Some(subsystem) = config.subsystems.iter().find(|each| each.nqn.as_str() == nqn) else {
-        return Ok(());
-    };
-    let declared = subsystem.namespaces.iter().find(|each| each.nsid == namespace.nsid);
-    let (path, is_folder) = match (declared.map(|each| &each.kind), &subsystem.managed) {
-        (Some(NamespaceKind::File { path, .. }), _) => (path.clone(), false),
-        // A host has made it, in there.
-        (None, Some(managed)) => (managed.directory.clone(), true),
-        _ => return Ok(()),
-    };
-    let failure = match spawn_blocking(move || write_back(&path, is_folder)).await {
-        // Of a failure in the past the kernel tells only those who had it open then.
-        Ok(Ok(())) if namespace.health.sync_failure().is_none() => return Ok(()),
-        Ok(Ok(())) => "a flush has failed before".to_owned(),
-        Ok(Err(error)) => error.to_string(),
+/// What was written before is written for good, as a host's protection has it. A failure counts as
+/// that of a host's flush does: it was told here, and may be told to no flush any more.
+async fn durable(backing: Arc<Backing>) -> Result<(), Refused> {
+    let failure = match spawn_blocking(move || backing.make_durable(&|| false)).await {
+        Ok(Ok(())) => return Ok(()),
+        Ok(Err(status)) => status.to_string(),
         Err(_) => "the daemon is stopping".to_owned(),
     };
     let error = format!("it is protected, but what was written before may be lost: {failure}");
     Err(Refused::new(StatusCode::INTERNAL_SERVER_ERROR, error, "look at its store"))
 }
 
-/// Writes for good what is in a file, or in the file system of a directory.
-fn write_back(path: &std::path::Path, is_directory: bool) -> io::Result<()> {
-    let file = File::open(path)?;
-    match is_directory {
-        true => crate::durable::sync_file_system(&file, path),
-        false => crate::durable::sync_data(&file, path),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stores::Stores;
+    use crate::disk::{BackingConfig, BackingKind, Fault};
+
+    fn open(path: &std::path::Path) -> Arc<Backing> {
+        let kind = BackingKind::File { path: path.to_owned(), size: Some(1 << 20) };
+        let (block_size_bytes, read_only, shared) = (4096, false, false);
+        Arc::new(
+            Backing::open(&BackingConfig { kind, block_size_bytes, read_only, shared }).unwrap(),
+        )
+    }
 
     #[test]
-    fn what_a_failed_flush_may_have_lost_is_not_called_durable() {
-        let folder = tempfile::tempdir().unwrap();
-        let nqn = "nqn.2026-11.io.nvmfd:a";
-        let text = format!(
-            "[[listener]]\naddress = \"192.0.2.1\"\n[[subsystem]]\nnqn = \"{nqn}\"\n\
-             allow_any_host = true\n[[subsystem.namespace]]\nnsid = 1\npath = {:?}\n\
-             size = \"1MiB\"\n",
-            folder.path().join("disk.img")
-        );
-        let config = Config::parse(&text).unwrap();
-        let stores = Stores::default().next(&config.subsystems).unwrap();
-        let subsystem = stores.subsystem(&config.subsystems[0], Arc::default());
-        let namespace = subsystem.namespace(1).unwrap();
+    fn what_cannot_be_written_for_good_fails_every_flush_from_then_on() {
+        let folder = crate::disk::tests::folder();
+        let backing = open(&folder.path().join("disk.img"));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let durable = || runtime.block_on(durable(&config, nqn, namespace)).is_ok();
-        assert!(durable());
-        namespace.health.fail_sync(Status::WRITE_FAULT);
+        let durable = || runtime.block_on(durable(Arc::clone(&backing))).is_ok();
+        assert!(durable() && backing.sync_failure().is_none());
+        backing.health().set_fault(Fault::Sync);
         assert!(!durable());
+        backing.health().set_fault(Fault::None);
+        assert!(backing.sync_failure().is_some() && !durable(), "nor is a later one believed");
     }
 
     #[test]
     fn what_was_written_before_is_synchronised() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("disk.img");
-        std::fs::write(&path, "a").unwrap();
-        let calls_of = |path, is_directory| {
-            let (written, calls) = crate::durable::tests::calls(|| write_back(path, is_directory));
-            written.unwrap();
-            calls.into_iter().map(|call| call.rsplit_once(' ').unwrap().0.to_owned()).collect()
-        };
-        let calls: [Vec<String>; 2] = [calls_of(&path, false), calls_of(folder.path(), true)];
-        assert_eq!(calls, [["sync data"], ["sync file system"]]);
+        let folder = crate::disk::tests::folder();
+        let backing = open(&folder.path().join("disk.img"));
+        let (written, calls) = crate::durable::tests::calls(|| backing.make_durable(&|| false));
+        assert_eq!((written, calls), (Ok(()), vec!["sync data disk.img".to_owned()]));
     }
 }
