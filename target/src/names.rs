@@ -12,9 +12,10 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
+use tracing::warn;
 use uuid::Uuid;
 
-use crate::kept;
+use crate::kept::{self, Prepared};
 
 /// In the state directory: the UUID and the store of each namespace, a line each.
 const FILE: &str = "names";
@@ -97,14 +98,23 @@ impl Names {
         Ok(())
     }
 
-    /// Remembers what is served now, beside what is not and has something kept.
+    /// Prepares to remember what is served now, beside what is not and has something kept. A list
+    /// that makes no sense stays as it is while anything is kept: it holds stores until somebody has
+    /// restored it, and nothing else.
     ///
     /// # Errors
-    /// What the system says, or that what was remembered makes no sense.
-    pub(crate) fn remember(folder: &Path, mut served: BTreeMap<Uuid, String>) -> io::Result<()> {
+    /// What the system says.
+    pub(crate) fn prepare(
+        folder: &Path,
+        mut served: BTreeMap<Uuid, String>,
+    ) -> io::Result<Option<Prepared>> {
         let Names(before) = match Names::load(folder) {
+            Ok(before) => before,
             Err(_) if !is_any_kept(folder) => Names::default(),
-            before => before.map_err(io::Error::other)?,
+            Err(why) => {
+                warn!("what is served as what is not remembered: {why}");
+                return Ok(None);
+            }
         };
         for (uuid, store) in &before {
             let is_of_use = KINDS.iter().any(|(kind, _)| is_kept(folder, *uuid, kind));
@@ -113,9 +123,9 @@ impl Names {
             }
         }
         if served == before {
-            return Ok(());
+            return Ok(None);
         }
-        kept::write(folder, FILE, &emit(&Names(served)))
+        kept::prepare(folder, FILE, &emit(&Names(served))).map(Some)
     }
 }
 
@@ -154,6 +164,10 @@ fn parse(bytes: &[u8]) -> Option<Names> {
 mod tests {
     use super::*;
 
+    fn remember(folder: &Path, served: BTreeMap<Uuid, String>) {
+        Names::prepare(folder, served).unwrap().map_or(Ok(()), Prepared::persist).unwrap();
+    }
+
     const OLD: Uuid = Uuid::from_u128(1);
     const NEW: Uuid = Uuid::from_u128(2);
 
@@ -162,7 +176,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path();
         let (one, two) = (of_path(Path::new("/srv/a\nb.img")), of_path(Path::new("/srv/two")));
-        Names::remember(at, BTreeMap::from([(OLD, one.clone())])).unwrap();
+        remember(at, BTreeMap::from([(OLD, one.clone())]));
         let check = |uuid, store: &_| {
             Names::load(at).unwrap().check(at, (uuid, &BTreeSet::from([uuid])), store)
         };
@@ -193,11 +207,11 @@ mod tests {
         for (now, after) in
             [(&[OLD, NEW][..], &[OLD, NEW][..]), (&[], &[OLD]), (&[NEW], &[OLD, NEW])]
         {
-            Names::remember(at, served(now)).unwrap();
+            remember(at, served(now));
             assert_eq!(Names::load(at).unwrap(), Names(served(after)));
         }
         fs::remove_file(at.join(format!("{OLD}.protection"))).unwrap();
-        Names::remember(at, served(&[NEW])).unwrap();
+        remember(at, served(&[NEW]));
         assert_eq!(Names::load(at).unwrap(), Names(served(&[NEW])));
     }
 
@@ -205,7 +219,7 @@ mod tests {
     fn a_list_that_says_something_else_is_not_passed_over() {
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path();
-        Names::remember(at, BTreeMap::from([(OLD, "\"/a\"".to_owned())])).unwrap();
+        remember(at, BTreeMap::from([(OLD, "\"/a\"".to_owned())]));
         let good = fs::read(at.join(FILE)).unwrap();
         for (place, bit) in (0..good.len()).flat_map(|at| (0..8).map(move |bit| (at, 1 << bit))) {
             let mut bad = good.clone();
@@ -217,7 +231,7 @@ mod tests {
             fs::write(at.join(FILE), &good[..cut]).unwrap();
             assert!(Names::load(at).is_err(), "{cut} bytes of it");
             fs::write(at.join(format!("{OLD}.protection")), "").unwrap();
-            assert!(Names::remember(at, BTreeMap::new()).is_err(), "nor written over");
+            assert!(Names::prepare(at, BTreeMap::new()).unwrap().is_none(), "nor written over");
             fs::remove_file(at.join(format!("{OLD}.protection"))).unwrap();
         }
     }

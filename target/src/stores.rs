@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nvme::{Nqn, Text};
-use tracing::{error, info, warn};
+use tracing::{error, info};
 use uuid::Uuid;
 
 use self::attempt::Attempt;
@@ -110,10 +110,11 @@ pub struct Stores {
     owes_memory: bool,
 }
 
-/// What is to be remembered of the files that are served, as soon as they are.
+/// What is to be remembered of the files that are served, and of the names of all stores, as soon as
+/// they are.
 #[derive(Debug, Default)]
 #[must_use]
-pub(crate) struct Memory(Option<Prepared>);
+pub(crate) struct Memory(Vec<Prepared>);
 
 impl Memory {
     /// Has it remembered, also after a power loss.
@@ -121,7 +122,7 @@ impl Memory {
     /// # Errors
     /// What the system says.
     pub(crate) fn persist(self) -> std::io::Result<()> {
-        self.0.map_or(Ok(()), Prepared::persist)
+        self.0.into_iter().try_for_each(Prepared::persist)
     }
 }
 
@@ -246,8 +247,8 @@ impl Stores {
         Served::load(self.state_directory.as_deref())
     }
 
-    /// Prepares to remember which files are served, so that none of them is ever made anew. Those
-    /// that are awaited stay remembered.
+    /// Prepares to remember which files are served, so that none of them is ever made anew, and as
+    /// what each store is. Those that are awaited stay remembered.
     ///
     /// # Errors
     /// One sentence: it cannot be remembered.
@@ -262,7 +263,13 @@ impl Stores {
         });
         let failed =
             |error| format!("{} cannot remember which files are served: {error}", folder.display());
-        Ok(Memory(Served::prepare(folder, &paths.collect()).map_err(failed)?))
+        let files = Served::prepare(folder, &paths.collect()).map_err(failed)?;
+        let named = |store: &Store| Some((store.name.0, store.name.1.clone()?));
+        let named = self.by_namespace.values().filter_map(named).collect();
+        let names = Names::prepare(folder, named).map_err(|error| {
+            format!("{} cannot remember what is served as what: {error}", folder.display())
+        })?;
+        Ok(Memory(files.into_iter().chain(names).collect()))
     }
 
     /// Remembers what is served. Where that fails it is logged, and owed: see
@@ -283,11 +290,6 @@ impl Stores {
                  it is tried again each second"
             ),
             _ => {}
-        }
-        let named = |store: &Store| Some((store.name.0, store.name.1.clone()?));
-        let named = self.by_namespace.values().filter_map(named).collect();
-        if let Err(error) = Names::remember(&folder, named) {
-            warn!("{} cannot remember what is served as what: {error}", folder.display());
         }
     }
 
@@ -880,15 +882,18 @@ mod tests {
         config.namespaces[0].kind = NamespaceKind::File { path: path.clone(), size: Some(1 << 20) };
         let subsystems = std::slice::from_ref(&config);
         let mut stores = Stores::new(Some(state.clone()), 0).next(subsystems).unwrap();
-        let in_the_way = state.join("served.new");
-        std::fs::create_dir(&in_the_way).unwrap();
-        let refused = stores.prepare_memory(subsystems).unwrap_err();
-        assert!(refused.contains("cannot remember which files are served"), "{refused}");
-        stores.remember(subsystems);
-        assert!(stores.owes_memory() && !stores.served().contains(&path));
-        std::fs::remove_dir(&in_the_way).unwrap();
+        for (file, what) in [("served", "which files are served"), ("names", "served as what")] {
+            let in_the_way = state.join(format!("{file}.new"));
+            std::fs::create_dir(&in_the_way).unwrap();
+            let refused = stores.prepare_memory(subsystems).unwrap_err();
+            assert!(refused.contains("cannot remember") && refused.contains(what), "{refused}");
+            stores.remember(subsystems);
+            assert!(stores.owes_memory() && !state.join(file).exists());
+            std::fs::remove_dir(&in_the_way).unwrap();
+        }
         stores.remember(subsystems);
         assert!(!stores.owes_memory() && stores.served().contains(&path));
+        assert!(Names::load(&state).unwrap() != Names::default());
     }
 
     #[test]
