@@ -231,6 +231,64 @@ fn two_hosts_swap_one_block_and_no_count_is_lost() {
     host.disconnect();
 }
 
+/// As SPDK's `fused_ordering`: eight writes of zeros, and a fused pair behind them that compares
+/// with zeros, over and over.
+#[test]
+fn a_pair_behind_writes_finds_what_was_answered_and_what_was_there_before_them() {
+    const ROUNDS: usize = 1000;
+    const WRITES: u64 = 8;
+    let target = TestTarget::start();
+    let mut host = target.connect(1);
+    let submit = |host: &mut Host, sqe: Sqe, len: u32, tag: u64| {
+        let mut buf = host.pool().take_data(len).expect("memory");
+        host.pool().bytes_mut(&mut buf).fill(0);
+        host.submit(1, Request { sqe, data: Data::Buf(buf), tag }).expect("room");
+    };
+    let half = |opcode, fuse| {
+        Sqe::io(opcode, 1).with_range(0, 0).with_flags(nvme::sqe::Flags::SGL.with_fuse(fuse))
+    };
+    let round = |host: &mut Host| -> Status {
+        for tag in 0..WRITES {
+            submit(host, Sqe::io(IoOpcode::WRITE, 1).with_range(0, 15), 16 * 4096, tag);
+        }
+        submit(host, half(IoOpcode::COMPARE, 1), 4096, WRITES);
+        submit(host, half(IoOpcode::WRITE, 2), 4096, WRITES + 1);
+        let (mut compared, mut home) = (None, 0);
+        while home < WRITES + 2 {
+            host.wait(Instant::now() + Duration::from_secs(60));
+            while let Some(done) = host.next_done() {
+                give(host, done.data);
+                let status = done.outcome.expect("answered").status;
+                if done.tag == WRITES {
+                    compared = Some(status);
+                } else if done.tag < WRITES {
+                    assert!(status.is_success(), "{status}");
+                }
+                home += 1;
+            }
+            assert!(host.session().ended().is_none());
+        }
+        compared.expect("answered")
+    };
+    let (zeros, mut found) = (vec![0; 4096], vec![0; 4096]);
+    let (dirty, mut missed) = (pattern(7, 4096), 0);
+    for _ in 0..ROUNDS / 10 {
+        host.write(FILE, &dirty, false).expect("written");
+        let status = round(&mut host);
+        assert!(status.is_success() || status.is(Status::COMPARE_FAILURE), "{status}");
+        missed += usize::from(!status.is_success());
+        host.read(FILE, &mut found).expect("read");
+        assert_eq!(found, zeros);
+    }
+    println!("overtaken in {missed} of {} rounds", ROUNDS / 10);
+    // All that may be there is zeros: whatever overtakes what, it is found.
+    for n in 0..ROUNDS {
+        let status = round(&mut host);
+        assert!(status.is_success(), "round {n}: {status}");
+    }
+    host.disconnect();
+}
+
 #[test]
 fn refused_commands_are_errors_and_nothing_else() {
     let target = TestTarget::start();
