@@ -80,6 +80,11 @@ mod tests {
             }
             assert!(port.admits(7, Psn::new(6), false));
         }
+        // What follows one another may wrap.
+        let mut wraps = port;
+        let numbers = [0xff_fffe, 0xff_ffff, 0, 1];
+        let admitted = numbers.map(|n| wraps.admits(9, Psn::new(n), n == 0xff_fffe));
+        assert_eq!(admitted, [false, false, false, true]);
         for nth in 0..100 {
             assert!(!port.admits(9 + nth % 2, Psn::new(5), true));
             assert!(!port.admits(9, Psn::new(50 + u32::from(nth) * 2), false));

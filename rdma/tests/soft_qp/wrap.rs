@@ -39,3 +39,41 @@ fn data_of_a_read_are_repeated_from_before_the_wrap_and_not_before_they_have_lef
     assert_eq!(left(&mut end), [2, 3, 4]);
     end.conceal(remote);
 }
+
+/// The last that came behind a gap was beyond the wrap, and what comes now is before it: the peer has
+/// gone back.
+#[test]
+fn a_gap_is_reported_again_when_its_peer_goes_back_over_the_wrap() {
+    let mut end = End::new(&settings(1));
+    end.shelf = Shelf::new(0);
+    let mut report = |ahead| {
+        end.request(Opcode::SendOnly, ahead, Extended::default(), &[1; 8]);
+        end.answers()
+    };
+    let complaint = [(0, Opcode::Acknowledge, nak(Nak::Sequence))];
+    assert_eq!(report(5), complaint);
+    assert_eq!(report(6), []);
+    assert_eq!(report(2), complaint, "it is the last number before the wrap");
+    assert_eq!(report(4), [], "and this is behind it");
+}
+
+/// A packet before the last read is acknowledged when it is repeated without that read.
+#[test]
+fn what_comes_before_a_read_is_acknowledged_when_it_is_repeated_alone_over_the_wrap() {
+    let mut end = End::new(&settings(1));
+    let remote = end.expose(64, 7, Rights::READ);
+    (0..5).for_each(|tag| end.recv(tag, 8));
+    for ahead in 0..5 {
+        end.request(Opcode::SendOnly, ahead, Extended::default(), &[1; 8]);
+    }
+    end.request(Opcode::ReadRequest, 5, reth(remote), &[]);
+    end.answers();
+    let mut repeat = |ahead| {
+        end.request(Opcode::SendOnly, ahead, Extended::default(), &[1; 8]);
+        end.answers().len()
+    };
+    // A peer that goes back repeats them in order, and the read after them.
+    assert_eq!([repeat(1), repeat(2), repeat(3), repeat(4)], [0; 4]);
+    assert_eq!(repeat(2), 1, "not so one that has gone back to before the wrap");
+    end.conceal(remote);
+}
