@@ -175,6 +175,13 @@ fn nothing_is_kept_for_who_only_claims_a_name() {
     assert_eq!(registry.promise_again(host, visit.now), None, "it proves itself once more");
     // The next one to prove itself is told what is left by then.
     assert_eq!(registry.promise_again(&claims[1].association, visit.now), Some(8));
+    registry.proved(&claims[1].association);
+    // What is kept is what it is told then, not what was left when it came.
+    let late = ask().association;
+    claims.iter().for_each(|claim| registry.admin_closed(&claim.association));
+    assert_eq!(registry.promise_again(&late, visit.now), Some(15));
+    registry.proved(&late);
+    assert_eq!(registry.promised_receives(visit.source.into(), visit.now), 15 * 128);
 }
 
 #[test]
