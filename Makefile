@@ -40,7 +40,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build test format lint unit doc native guests mutants sim demo demo-guest bench loss scale qos cost bench-guests hostile torture fuzz asan install deb rpm test-package container sbom book vm clean
+.PHONY: help packages test-packages build test format lint unit doc native guests mutants sim demo demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan install deb rpm test-package container sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -115,6 +115,9 @@ qos: build test-packages ## See that limits hold and are shared equally
 cost: build ## Count the instructions that a command costs, which are the same each time
 	@$(call install,valgrind)
 	COST="$(BUILD)"/release/cost tests/bench/cost
+
+structure: packages ## Measure the structure of the sources: import cycles, layers, sizes
+	@$(CARGO) run --quiet -p tests --bin structure
 
 bench-guests: build ## Measure it beside the kernel's target, in both kinds of guest
 	$(GUEST) tests/vm/judge --kind uml bench

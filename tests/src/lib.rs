@@ -1,4 +1,5 @@
 //! What no single crate can test: the whole system, simulated from one seed.
 
 pub mod fuzz;
+pub mod structure;
 pub mod world;

@@ -1,0 +1,253 @@
+//! The structure of the source tree: modules, imports, layers, and what else `make structure`
+//! prints. Read as text in the form that rustfmt gives it; no compiler is asked.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+mod code;
+pub mod graph;
+
+pub use code::Function;
+
+/// A source file of a crate.
+pub struct Module {
+    /// Relative to the checkout.
+    pub file: PathBuf,
+    /// Its place in the crate: `["queue", "turn"]`; empty for the root.
+    pub path: Vec<String>,
+    /// Production code: without comments, unit tests and what is in string literals. A line of it
+    /// for each line of the file, empty where there is none.
+    pub code: Vec<String>,
+    public: Vec<String>,
+}
+
+/// The modules of one crate, as its root declares them.
+pub struct Crate {
+    /// The root comes first.
+    pub modules: Vec<Module>,
+    by_path: BTreeMap<Vec<String>, usize>,
+    /// What `use` makes available in a module under a name, where it is not defined.
+    aliases: Vec<BTreeMap<String, Vec<String>>>,
+    uses: Vec<Vec<Vec<String>>>,
+}
+
+impl Crate {
+    /// Reads the crate whose root is `root`, a path relative to `checkout`.
+    ///
+    /// # Errors
+    /// A file that a module declaration names cannot be read.
+    pub fn read(checkout: &Path, root: &Path) -> io::Result<Crate> {
+        let mut modules = Vec::new();
+        load(checkout, root, root.parent().unwrap_or(root), Vec::new(), &mut modules)?;
+        let by_path = modules.iter().enumerate().map(|(i, m)| (m.path.clone(), i)).collect();
+        let mut aliases = Vec::new();
+        let mut uses = Vec::new();
+        for module in &modules {
+            let imports = code::imports(&module.code);
+            let named = imports.iter().filter_map(|import| {
+                let path = absolute(&module.path, &import.path)?;
+                Some((import.name.clone(), path))
+            });
+            aliases.push(named.collect());
+            let inline = code::inline_paths(&module.code);
+            let paths = imports.iter().map(|import| &import.path).chain(&inline);
+            uses.push(paths.filter_map(|path| absolute(&module.path, path)).collect());
+        }
+        Ok(Crate { modules, by_path, aliases, uses })
+    }
+
+    /// The module that defines what `path` (from the root of the crate) names, re-exports
+    /// followed.
+    fn definition(&self, path: &[String], depth: usize) -> Option<usize> {
+        let mut known = 0;
+        while known < path.len() && self.by_path.contains_key(&path[..=known]) {
+            known += 1;
+        }
+        let module = *self.by_path.get(&path[..known])?;
+        let Some(name) = path.get(known) else { return Some(module) };
+        match self.aliases[module].get(name) {
+            Some(target) if depth < 8 && target[..] != *path => {
+                let rest = target.iter().chain(&path[known + 1..]).cloned().collect::<Vec<_>>();
+                self.definition(&rest, depth + 1).or(Some(module))
+            }
+            _ => Some(module),
+        }
+    }
+
+    /// Imports between files: (from, to), as indices of `modules`, each once.
+    #[must_use]
+    pub fn imports(&self) -> BTreeSet<(usize, usize)> {
+        let mut found = BTreeSet::new();
+        for (from, paths) in self.uses.iter().enumerate() {
+            for path in paths {
+                if let Some(to) = self.definition(path, 0).filter(|&to| to != from) {
+                    found.insert((from, to));
+                }
+            }
+        }
+        found
+    }
+
+    /// Imports between top-level modules (without the root), by name.
+    #[must_use]
+    pub fn top_level(&self) -> graph::Graph {
+        let mut graph = graph::Graph::default();
+        for module in &self.modules {
+            if let [top, ..] = &module.path[..] {
+                graph.add(top);
+            }
+        }
+        for (from, to) in self.imports() {
+            let (from, to) = (&self.modules[from].path, &self.modules[to].path);
+            if let ([from, ..], [to, ..]) = (&from[..], &to[..]) {
+                graph.connect(from, to);
+            }
+        }
+        graph
+    }
+
+    /// The functions of production code.
+    pub fn functions(&self) -> impl Iterator<Item = (&Module, Function)> {
+        let all = self.modules.iter();
+        all.flat_map(|module| code::functions(&module.code).into_iter().map(move |f| (module, f)))
+    }
+
+    /// How often each name of a type is defined.
+    #[must_use]
+    pub fn type_names(&self) -> BTreeMap<String, usize> {
+        let mut names = BTreeMap::new();
+        for name in self.modules.iter().flat_map(|module| code::type_names(&module.code)) {
+            *names.entry(name).or_insert(0) += 1;
+        }
+        names
+    }
+
+    /// Files with an inherent `impl` of a type.
+    #[must_use]
+    pub fn files_with_impl(&self, name: &str) -> usize {
+        let has = |line: &String| code::inherent_impl(line) == Some(name);
+        self.modules.iter().filter(|module| module.code.iter().any(has)).count()
+    }
+
+    /// Functions of the trait `name`.
+    #[must_use]
+    pub fn trait_functions(&self, name: &str) -> usize {
+        self.modules.iter().map(|module| code::trait_functions(&module.code, name)).sum()
+    }
+
+    /// Lines of production code that have `text`.
+    #[must_use]
+    pub fn lines_with(&self, text: &str) -> usize {
+        let code = self.modules.iter().flat_map(|module| &module.code);
+        code.filter(|line| line.contains(text)).count()
+    }
+
+    /// Modules that the root offers to other crates.
+    #[must_use]
+    pub fn public_modules(&self) -> usize {
+        self.modules[0].public.len()
+    }
+}
+
+impl Module {
+    /// Lines with production code.
+    #[must_use]
+    pub fn lines(&self) -> usize {
+        self.code.iter().filter(|line| !line.trim().is_empty()).count()
+    }
+}
+
+/// `path` as written in `module`, from the root of the crate; `None` if it leads elsewhere.
+fn absolute(module: &[String], path: &[String]) -> Option<Vec<String>> {
+    let mut base = match path.first().map(String::as_str)? {
+        "crate" => Vec::new(),
+        "self" => module.to_vec(),
+        "super" => module[..module.len().checked_sub(1)?].to_vec(),
+        _ => return None,
+    };
+    let mut rest = &path[1..];
+    while rest.first().is_some_and(|part| part == "super") {
+        base.pop()?;
+        rest = &rest[1..];
+    }
+    base.extend_from_slice(rest);
+    Some(base)
+}
+
+fn load(
+    checkout: &Path,
+    file: &Path,
+    directory: &Path,
+    path: Vec<String>,
+    modules: &mut Vec<Module>,
+) -> io::Result<()> {
+    let text = fs::read_to_string(checkout.join(file))?;
+    let code = code::production(&text);
+    let declared = code::declared_modules(&code);
+    let public = declared.iter().filter(|(_, public)| *public).map(|(name, _)| name.clone());
+    let public = public.collect();
+    modules.push(Module { file: file.to_owned(), path: path.clone(), code, public });
+    for (name, _) in declared {
+        let within = path.iter().chain([&name]).cloned().collect();
+        let own = directory.join(&name);
+        let flat = directory.join(format!("{name}.rs"));
+        let file = if checkout.join(&flat).exists() { flat } else { own.join("mod.rs") };
+        load(checkout, &file, &own, within, modules)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(files: &[(&str, &str)]) -> (tempfile::TempDir, Crate) {
+        let directory = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = directory.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let read = Crate::read(directory.path(), Path::new("lib.rs")).unwrap();
+        (directory, read)
+    }
+
+    #[test]
+    fn imports_lead_to_where_a_name_is_defined() {
+        let (_directory, read) = written(&[
+            ("lib.rs", "pub mod a;\nmod b;\nmod c;\n"),
+            ("a.rs", "use crate::b::{self, Deep};\nfn f() {\n    crate::c::g();\n}\n"),
+            ("b.rs", "pub(crate) use self::inner::Deep;\nmod inner;\n"),
+            (
+                "b/inner.rs",
+                "pub(crate) struct Deep;\n#[cfg(test)]\nmod tests {\n    use crate::a;\n}\n",
+            ),
+            ("c.rs", "//! use crate::a;\npub(crate) fn g() {\n    println!(\"crate::a::x\");\n}\n"),
+        ]);
+        let file = |i: usize| read.modules[i].file.display().to_string();
+        let seen: Vec<_> = read.imports().iter().map(|&(a, b)| (file(a), file(b))).collect();
+        let expected =
+            [("a.rs", "b.rs"), ("a.rs", "b/inner.rs"), ("a.rs", "c.rs"), ("b.rs", "b/inner.rs")];
+        let expected: Vec<_> = expected.map(|(a, b)| (a.to_owned(), b.to_owned())).to_vec();
+        assert_eq!(seen, expected);
+        assert_eq!(read.public_modules(), 1);
+        assert_eq!(read.top_level().largest_cycle().len(), 1);
+    }
+
+    #[test]
+    fn names_functions_and_impls_are_counted_in_production_code_alone() {
+        let (_directory, read) = written(&[
+            ("lib.rs", "mod a;\nmod b;\n"),
+            ("a.rs", "struct Entry;\nimpl Entry {\n    fn one() {\n        two();\n    }\n}\n"),
+            (
+                "b.rs",
+                "enum Entry {}\nimpl<T> Drop for Entry<T> {\n    fn drop() {}\n}\n#[cfg(test)]\nmod tests {\n    struct Entry;\n}\n",
+            ),
+        ]);
+        assert_eq!(read.type_names()["Entry"], 2);
+        assert_eq!(read.files_with_impl("Entry"), 1);
+        let lengths: Vec<_> = read.functions().map(|(_, f)| (f.name, f.lines)).collect();
+        assert_eq!(lengths, [("one".to_owned(), 3), ("drop".to_owned(), 1)]);
+    }
+}

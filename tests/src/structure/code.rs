@@ -1,0 +1,343 @@
+//! Rust source as rustfmt leaves it, read line by line.
+
+/// A function with a body.
+pub struct Function {
+    /// Its name without a path.
+    pub name: String,
+    /// Lines from its `fn` to its closing brace, blank ones not counted.
+    pub lines: usize,
+}
+
+pub(super) struct Import {
+    pub(super) path: Vec<String>,
+    /// What the path is called here.
+    pub(super) name: String,
+}
+
+/// The lines of `text` without comments, what string and character literals hold, and items for
+/// tests only.
+pub(super) fn production(text: &str) -> Vec<String> {
+    let bare = without_literals(text);
+    let mut lines: Vec<String> = bare.lines().map(|line| line.trim_end().to_owned()).collect();
+    let mut at = 0;
+    while at < lines.len() {
+        let line = lines[at].trim_start();
+        if line.starts_with("#[cfg(test)]") || line.starts_with("#[cfg(all(test") {
+            let end = end_of_item(&lines, at + 1);
+            lines[at..=end].fill(String::new());
+            at = end;
+        }
+        at += 1;
+    }
+    lines
+}
+
+/// The last line of the item that begins at `start`, after attributes.
+fn end_of_item(lines: &[String], start: usize) -> usize {
+    let mut depth = 0_i64;
+    for (i, line) in lines.iter().enumerate().skip(start) {
+        let line = line.trim();
+        depth += line
+            .chars()
+            .map(|c| match c {
+                '{' | '(' | '[' => 1,
+                '}' | ')' | ']' => -1,
+                _ => 0,
+            })
+            .sum::<i64>();
+        if depth <= 0 && !line.starts_with("#[") && line.ends_with([';', ',', '}']) {
+            return i;
+        }
+    }
+    lines.len() - 1
+}
+
+/// Comments and literals become nothing; every line stays a line.
+fn without_literals(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let chars: Vec<char> = text.chars().collect();
+    let newlines =
+        |from: usize, to: usize| chars[from..to].iter().filter(|&&c| c == '\n').collect::<String>();
+    let mut i = 0;
+    while i < chars.len() {
+        let rest = &chars[i..];
+        let end = i + match rest {
+            ['/', '/', ..] => rest.iter().position(|&c| c == '\n').unwrap_or(rest.len()),
+            ['/', '*', ..] => block_comment(rest),
+            ['"', ..] => string(rest),
+            ['r', '"' | '#', ..] if !is_word(out.chars().last()) => raw_string(rest),
+            ['\'', '\\', ..] => 3 + rest[3..].iter().position(|&c| c == '\'').unwrap_or(0),
+            ['\'', _, '\'', ..] => 3,
+            _ => 0,
+        };
+        if end == i {
+            out.push(chars[i]);
+            i += 1;
+        } else {
+            let end = end.min(chars.len());
+            if chars[i] == '"' || chars[i] == 'r' {
+                out.push_str("\"\"");
+            }
+            out.push_str(&newlines(i, end));
+            i = end;
+        }
+    }
+    out
+}
+
+fn is_word(c: Option<char>) -> bool {
+    c.is_some_and(|c| c.is_alphanumeric() || c == '_')
+}
+
+fn block_comment(text: &[char]) -> usize {
+    let (mut depth, mut i) = (0, 0);
+    while i < text.len() {
+        match text[i..] {
+            ['/', '*', ..] => (depth, i) = (depth + 1, i + 2),
+            ['*', '/', ..] if depth == 1 => return i + 2,
+            ['*', '/', ..] => (depth, i) = (depth - 1, i + 2),
+            _ => i += 1,
+        }
+    }
+    i
+}
+
+fn string(text: &[char]) -> usize {
+    let mut i = 1;
+    while i < text.len() && text[i] != '"' {
+        i += if text[i] == '\\' { 2 } else { 1 };
+    }
+    i + 1
+}
+
+/// 0 if it is none: `r#type`.
+fn raw_string(text: &[char]) -> usize {
+    let hashes = text[1..].iter().take_while(|&&c| c == '#').count();
+    if text.get(1 + hashes) != Some(&'"') {
+        return 0;
+    }
+    let mut i = 2 + hashes;
+    while i < text.len() {
+        let closes = text[i] == '"' && text[i + 1..].iter().take(hashes).all(|&c| c == '#');
+        if closes && text.len() > i + hashes {
+            return i + 1 + hashes;
+        }
+        i += 1;
+    }
+    i
+}
+
+/// The modules that other files of the same directory hold, and whether they are `pub`.
+pub(super) fn declared_modules(code: &[String]) -> Vec<(String, bool)> {
+    let mut found = Vec::new();
+    let mut elsewhere = false;
+    for line in code {
+        elsewhere |= line.starts_with("#[path");
+        if line.is_empty() || line.starts_with("#[") {
+            continue;
+        }
+        let (line, public) = visibility(line);
+        let name = line.strip_prefix("mod ").and_then(|rest| rest.strip_suffix(';'));
+        if let Some(name) = name.filter(|_| !elsewhere) {
+            found.push((name.to_owned(), public));
+        }
+        elsewhere = false;
+    }
+    found
+}
+
+/// The line without `pub` or `pub(..)`, and whether it is `pub`.
+fn visibility(line: &str) -> (&str, bool) {
+    if let Some(rest) = line.strip_prefix("pub ") {
+        return (rest, true);
+    }
+    match line.strip_prefix("pub(").and_then(|rest| rest.split_once(") ")) {
+        Some((_, rest)) => (rest, false),
+        None => (line, false),
+    }
+}
+
+/// What `use` statements name.
+pub(super) fn imports(code: &[String]) -> Vec<Import> {
+    let mut found = Vec::new();
+    let mut i = 0;
+    while i < code.len() {
+        let first = visibility(code[i].trim_start()).0;
+        if let Some(first) = first.strip_prefix("use ") {
+            let mut statement = first.to_owned();
+            while !statement.ends_with(';') && i + 1 < code.len() {
+                i += 1;
+                statement.push_str(code[i].trim());
+            }
+            expand(&[], statement.trim_end_matches(';'), &mut found);
+        }
+        i += 1;
+    }
+    found
+}
+
+fn expand(prefix: &[String], tree: &str, found: &mut Vec<Import>) {
+    let tree = tree.trim();
+    if let Some((head, group)) = tree.split_once('{') {
+        let parts = head.split("::").map(str::trim).filter(|part| !part.is_empty());
+        let prefix = prefix.iter().cloned().chain(parts.map(str::to_owned)).collect::<Vec<_>>();
+        let group = group.strip_suffix('}').unwrap_or(group);
+        let (mut depth, mut start) = (0, 0);
+        for (i, c) in group.char_indices() {
+            match c {
+                '{' => depth += 1,
+                '}' => depth -= 1,
+                ',' if depth == 0 => {
+                    expand(&prefix, &group[start..i], found);
+                    start = i + 1;
+                }
+                _ => {}
+            }
+        }
+        expand(&prefix, &group[start..], found);
+    } else if !tree.is_empty() {
+        let (tree, alias) = tree.split_once(" as ").unwrap_or((tree, ""));
+        let parts = tree.split("::").map(|part| part.trim().to_owned());
+        let mut path: Vec<String> = prefix.iter().cloned().chain(parts).collect();
+        path.retain(|part| part != "*");
+        if path.len() > 1 && path.last().is_some_and(|part| part == "self") {
+            path.pop();
+        }
+        let last = path.last().cloned().unwrap_or_default();
+        let name = if alias.is_empty() { last } else { alias.to_owned() };
+        found.push(Import { path, name });
+    }
+}
+
+/// Paths from `crate`, `super` or `self` outside of `use`.
+pub(super) fn inline_paths(code: &[String]) -> Vec<Vec<String>> {
+    let mut found = Vec::new();
+    for line in code {
+        if visibility(line.trim_start()).0.starts_with("use ") {
+            continue;
+        }
+        for start in ["crate::", "super::", "self::"] {
+            for (i, _) in line.match_indices(start) {
+                if is_word(line[..i].chars().last()) || line[..i].ends_with("::") {
+                    continue;
+                }
+                let path = line[i..].split("::").map_while(|part| {
+                    let end = part.find(|c: char| !c.is_alphanumeric() && c != '_');
+                    let word = &part[..end.unwrap_or(part.len())];
+                    (!word.is_empty()).then(|| (word.to_owned(), end.is_some()))
+                });
+                let mut words = Vec::new();
+                for (word, ends) in path {
+                    words.push(word);
+                    if ends {
+                        break;
+                    }
+                }
+                found.push(words);
+            }
+        }
+    }
+    found
+}
+
+/// Functions that have a body, those in `impl` blocks included.
+pub(super) fn functions(code: &[String]) -> Vec<Function> {
+    let mut found = Vec::new();
+    for (i, line) in code.iter().enumerate() {
+        let mut text = visibility(line.trim_start()).0;
+        for word in ["default ", "const ", "async ", "unsafe ", "extern \"\" "] {
+            text = text.strip_prefix(word).unwrap_or(text);
+        }
+        let Some(rest) = text.strip_prefix("fn ") else { continue };
+        let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+        let last = end_of_item(code, i);
+        if code[last].trim_end().ends_with('}') {
+            let lines = code[i..=last].iter().filter(|line| !line.trim().is_empty()).count();
+            found.push(Function { name: rest[..end].to_owned(), lines });
+        }
+    }
+    found
+}
+
+/// Functions of a trait, with or without a body.
+pub(super) fn trait_functions(code: &[String], name: &str) -> usize {
+    let head = format!("trait {name}");
+    let is_head = |line: &String| {
+        let rest = visibility(line).0.strip_prefix(&head);
+        rest.is_some_and(|rest| rest.starts_with([' ', ':', '<']))
+    };
+    let Some(start) = code.iter().position(is_head) else { return 0 };
+    let own = code[start..=end_of_item(code, start)].iter();
+    own.filter(|line| line.starts_with("    fn ")).count()
+}
+
+/// Names of structures, enumerations, unions, traits and aliases.
+pub(super) fn type_names(code: &[String]) -> Vec<String> {
+    let names = code.iter().filter_map(|line| {
+        let line = visibility(line).0;
+        let line = line.strip_prefix("unsafe ").unwrap_or(line);
+        let rest = ["struct ", "enum ", "union ", "trait ", "type "]
+            .iter()
+            .find_map(|word| line.strip_prefix(word))?;
+        let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+        Some(rest[..end].to_owned())
+    });
+    names.collect()
+}
+
+/// The type of an `impl` that is not of a trait.
+pub(super) fn inherent_impl(line: &str) -> Option<&str> {
+    let rest = line.strip_prefix("impl").filter(|rest| rest.starts_with(['<', ' ']))?;
+    let rest = match rest.strip_prefix('<') {
+        Some(generics) => {
+            let mut depth = 1;
+            let end = generics.find(|c| {
+                depth += i32::from(c == '<') - i32::from(c == '>');
+                depth == 0
+            })?;
+            &generics[end + 1..]
+        }
+        None => rest,
+    };
+    if rest.contains(" for ") {
+        return None;
+    }
+    let name = rest.trim_start();
+    let end = name.find(|c: char| !c.is_alphanumeric() && c != '_' && c != ':');
+    name[..end.unwrap_or(name.len())].rsplit("::").next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comments_and_literals_are_no_code_and_lines_stay() {
+        let text = "let a = \"// {\"; // x\n/* {\n/* } */ */let b = '{';\nlet c = r#\"\"}\"#;\nfn f<'a>() {}\n";
+        let expected = ["let a = \"\";", "", "let b = ;", "let c = \"\";", "fn f<'a>() {}"];
+        assert_eq!(production(text), expected);
+    }
+
+    #[test]
+    fn items_for_tests_are_left_out() {
+        let text = "#[cfg(test)]\n#[allow(x)]\npub(crate) fn f(\n    a: u8,\n) -> u8 {\n    a\n}\nfn g() {}\n#[cfg(test)]\nmod tests;\nmod b;\n";
+        assert_eq!(production(text).concat(), "fn g() {}mod b;");
+    }
+
+    #[test]
+    fn groups_of_imports_are_expanded() {
+        let code = production("pub use crate::{\n    a::{self, B as C},\n    d::*,\n};\n");
+        let seen: Vec<_> =
+            imports(&code).into_iter().map(|i| (i.path.join("::"), i.name)).collect();
+        let expected = [("crate::a", "a"), ("crate::a::B", "C"), ("crate::d", "d")];
+        assert_eq!(seen, expected.map(|(a, b)| (a.to_owned(), b.to_owned())));
+    }
+
+    #[test]
+    fn impls_of_a_type_differ_from_those_of_a_trait() {
+        assert_eq!(inherent_impl("implicit"), None);
+        assert_eq!(inherent_impl("impl<T: A<B>> Queue<T> {"), Some("Queue"));
+        assert_eq!(inherent_impl("impl super::Queue {"), Some("Queue"));
+        assert_eq!(inherent_impl("impl Drop for Queue {"), None);
+    }
+}
