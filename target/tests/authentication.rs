@@ -332,9 +332,10 @@ fn what_takes_long_to_compute_is_done_for_each_source_in_turn() {
     for _ in 0..100 {
         assert!(world.registry.worker.give(busy.task(&world, elsewhere.0.clone(), 0)));
     }
-    send_heavy(&mut world, &mut admin);
+    // The last of the many came before the one of another source.
     let home = world.registry.reactor(0).clone();
     assert!(world.registry.worker.give(busy.task(&world, home, 9)));
+    send_heavy(&mut world, &mut admin);
     busy.ends();
     let order = [0, 0].map(|_| done(&inbox, &mut admin, &mut world));
     assert_eq!(order, [world.key, 9]);
