@@ -86,7 +86,9 @@ impl Bench {
 
     fn run(&mut self, op: Op) -> (Result<(), Status>, Option<Buf>) {
         Disk::submit(&mut self.ring, STORE, 0, op);
+        let deadline = Instant::now() + Duration::from_secs(60);
         loop {
+            assert!(Instant::now() < deadline, "it does not come home");
             if let Some(done) = self.turn().pop() {
                 return (done.outcome, done.buf);
             }
