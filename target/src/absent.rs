@@ -325,6 +325,7 @@ mod tests {
             fs::write(&list, &bad).unwrap();
             let said = why().unwrap_or_default();
             assert!(said.contains("may have been served before") && said.contains("truncate"));
+            assert!(Served::load(Some(folder.path())).contains(&path), "so it stays remembered");
         }
         fs::remove_file(&list).unwrap();
         fs::create_dir(&list).unwrap();
