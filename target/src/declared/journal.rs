@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use crate::api::{Changes, Kept, SetAside};
-use crate::kept;
+use crate::{durable, kept};
 
 /// Its name in the state directory.
 const NAME: &str = "changes.json";
@@ -56,6 +56,14 @@ impl<'d> Journal<'d> {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Changes::default()),
             Err(error) => return Err(format!("{}: {error}", path.display())),
         };
+        // Whoever was killed between giving it its name and the end of that has left a name that a
+        // power loss would take back, after hosts have seen what it says.
+        match durable::sync_directory(folder) {
+            Err(error) if error.kind() != ErrorKind::PermissionDenied => {
+                return Err(format!("{}: {error}", folder.display()));
+            }
+            _ => {}
+        }
         parse(&bytes).map_err(|error| format!("{}: {error}", path.display()))
     }
 

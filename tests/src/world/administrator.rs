@@ -117,7 +117,14 @@ impl Administrator {
     /// What must be in force is not.
     pub fn start(&mut self) -> Result<Hidden, String> {
         let file = self.folder.path().join("nvmfd.toml");
-        let declared = Declared::load_with(&file, None)
+        let mut declared = Err(String::new());
+        self.kill = None;
+        self.on_files(|| {
+            let loaded = Declared::load_with(&file, None);
+            declared = loaded.map_err(|errors| errors.to_string());
+            Ok(())
+        })?;
+        let declared = declared
             .map_err(|errors| format!("what was changed cannot be read any more: {errors}"))?;
         if let Some(aside) = declared.changes().set_aside.first() {
             return Err(format!("a change is set aside: {}", aside.why));
