@@ -72,5 +72,9 @@ mod tests {
             std::fs::write(&path, damaged).unwrap();
             assert!(read(folder.path()).unwrap_err().contains("cannot be used"));
         }
+        // Nor is what cannot be read at all.
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        assert!(read(folder.path()).unwrap_err().contains("cannot be used"));
     }
 }

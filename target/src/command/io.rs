@@ -294,6 +294,12 @@ mod tests {
         let from = Source::Host(Remote { addr: 0x1000, key: 7, len: 4096 });
         let pulled = Plan::Store { backing, at: 5 * 4096, from, fua: true };
         assert_eq!(ask(&write.with_sgl(keyed(4096))), Ok(pulled));
+
+        let zeroes = Sqe::io(IoOpcode::WRITE_ZEROES, 1).with_range(5, 0);
+        for fua in [true, false] {
+            let zero = Plan::Zero { backing, at: 5 * 4096, len: 4096, deallocate: false, fua };
+            assert_eq!(ask(&zeroes.with_fua(fua)), Ok(zero));
+        }
     }
 
     #[test]

@@ -152,6 +152,22 @@ fn controllers_of_strangers_at_one_address_keep_nobody_away() {
 /// Else two connections every 30 seconds, of somebody who knows a name, would leave one I/O queue to
 /// every other host.
 #[test]
+fn each_exchange_has_a_challenge_and_a_sequence_number_of_its_own() {
+    let (sender, _mailbox) = crate::mailbox::mailbox().unwrap();
+    let registry = Registry::new(vec![sender], 8, 4032);
+    let secret = nvme::auth::Secret::parse(SECRET).unwrap();
+    let keys = Keys { host: secret, controller: None };
+    let policy = Keyring::default().policy().as_ref().clone();
+    registry.set_keyring(Keyring::new([(nqn(HOST), keys)], policy));
+    let starts: Vec<_> = (0..4).map(|_| registry.start_exchange(&nqn(HOST)).unwrap()).collect();
+    let (mut challenges, mut numbers) = (BTreeSet::new(), BTreeSet::from([0]));
+    for start in &starts {
+        assert!(challenges.insert(start.challenge), "a challenge comes again");
+        assert!(numbers.insert(start.seqnum), "{} comes again", start.seqnum);
+    }
+}
+
+#[test]
 fn nothing_is_kept_for_who_only_claims_a_name() {
     let (sender, _mailbox) = crate::mailbox::mailbox().unwrap();
     let registry = Registry::new(vec![sender], 8, 4032);

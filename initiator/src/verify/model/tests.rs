@@ -538,6 +538,17 @@ fn a_flush_that_overtakes_a_write_is_found_after_a_crash() {
     });
 }
 
+/// What a crash leaves of writes that were not flushed is not known, but whose blocks they were is.
+#[test]
+fn a_block_that_has_landed_elsewhere_is_found_after_a_crash() {
+    plant(&[Found::Misplaced], |world, i| {
+        let _ = write_one(world, i);
+        let data = write_one(world, (i + 1) % BLOCKS);
+        world.model.crash();
+        world.disk.cache[i as usize] = data;
+    });
+}
+
 #[test]
 fn unflushed_writes_may_vanish_in_a_crash_and_only_then() {
     let mut world = World::new(3);
