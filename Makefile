@@ -40,7 +40,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build test format lint unit doc native guests mutants sim demo demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan install deb rpm test-package container sbom book vm clean
+.PHONY: help packages test-packages build test format lint unit doc native guests mutants some-mutants sim demo demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan install deb rpm test-package container sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -60,7 +60,7 @@ build: packages ## Build the daemon: build/release/nvmfd
 	$(CARGO) build --release --workspace
 	@echo "built $(NVMFD)"
 
-test: packages format lint unit doc build native guests ## Everything that has to pass before a change is merged
+test: packages format lint unit some-mutants doc build native guests ## Everything that has to pass before a change is merged
 
 format: # The code is formatted
 	$(CARGO) fmt --all --check
@@ -87,8 +87,11 @@ guests: build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE, iWARP and our o
 	  ln -sf "$$(readlink -f "$$program")" "$(BUILD)"/store-tests
 	$(GUEST) tests/vm/guests
 
-mutants: test-packages ## Break one line of the safety code at a time, and see that the tests notice: make mutants ONLY="soft disk::" TOGETHER=1
-	tests/mutants/run $(if $(TOGETHER),--together) $(if $(SAMPLE),--sample $(SAMPLE)) $(ONLY)
+mutants: test-packages ## Break one line of the safety code at a time, and see that the tests notice: make mutants ONLY="soft disk::"
+	tests/mutants/run $(if $(SAMPLE),--sample $(SAMPLE)) $(ONLY)
+
+some-mutants: # Two of them, others for each commit, of the library that `unit` has just built
+	tests/mutants/run --sample 2 "nvmfd --lib"
 
 sim: packages ## Simulate hosts, network, target and disks: make sim SEEDS=10000 SWAPS=1000000
 	$(CARGO) run --release -p tests --bin sim -- --seeds $(or $(SEEDS),1000)
