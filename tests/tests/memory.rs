@@ -1,8 +1,10 @@
 //! What connected hosts cost the target beside its pools is what the printed formula says
-//! ([`nvmfd::sizing`]): a counting allocator sees all of the target; the hosts are another process.
+//! ([`nvmfd::sizing`]), and nothing when they are gone: a counting allocator sees all of the target; the
+//! hosts are another process.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nvmfd::config::Config;
@@ -61,7 +63,7 @@ fn taken((hosts, queues, entries): Shape) -> u64 {
 
 #[test]
 fn hosts_take_what_the_formula_says() {
-    let _profiler = dhat::Profiler::builder().testing().build();
+    let _profiler = profiler();
     for shape in [(4, 1, 32), (4, 16, 32), (4, 4, 128), (4, 1, 1024)] {
         let (hosts, queues, entries) = shape;
         let is = taken(shape);
@@ -72,4 +74,55 @@ fn hosts_take_what_the_formula_says() {
             "{shape:?}: {is} bytes, and the formula says {said}"
         );
     }
+}
+
+/// What hosts leave behind fills tables and caches in the first cycles, and nothing afterwards: some
+/// rounds of four hosts that read, of which the second half may not cost what one queue does.
+#[test]
+fn hosts_that_come_and_go_leave_nothing_behind() {
+    const CYCLES: usize = 6;
+    let _profiler = profiler();
+    let text = format!(
+        "provider = 'soft'\n[[listener]]\naddress = '127.62.0.2'\n\
+         [[subsystem]]\nnqn = '{NQN}'\nallow_any_host = true\n\
+         [[subsystem.namespace]]\nnsid = 1\nkind = 'null'\nsize = '1GiB'\n\
+         [reactor]\nthreads = 2\n[limits]\nqueue_depth = 32\nio_queues = 4\n"
+    );
+    let target = Target::start(Config::parse(&text).unwrap()).unwrap();
+    let cycle = || {
+        let mut crowd = Command::new(env!("CARGO_BIN_EXE_crowd"));
+        crowd.args(["--target", "127.62.0.2:4420", "--nqn", NQN, "--seconds", "0", "--busy", "4"]);
+        crowd.args(["--hosts", "4", "--queues", "4", "--entries", "32"]);
+        let crowd = crowd.arg("--pid").arg(std::process::id().to_string()).output().unwrap();
+        assert!(crowd.status.success(), "{crowd:?}");
+    };
+    let live = || dhat::HeapStats::get().curr_bytes as u64;
+    (0..CYCLES).for_each(|_| cycle());
+    // Until its connections have been closed there is more, so this is what is left at the least.
+    let before = settled(&live);
+    (0..CYCLES).for_each(|_| cycle());
+    let patience = Instant::now() + Duration::from_secs(60);
+    let most = before + sizing::queue_bytes(32);
+    while live() > most && Instant::now() < patience {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let after = live();
+    assert!(after <= most, "{before} bytes after {CYCLES} rounds, {after} after as many more");
+    target.stop(Instant::now() + Duration::from_secs(5));
+}
+
+/// The least of some looks: what is there for a moment only is not counted.
+fn settled(live: &impl Fn() -> u64) -> u64 {
+    let looks = (0..40).map(|_| {
+        std::thread::sleep(Duration::from_millis(50));
+        live()
+    });
+    looks.min().unwrap_or_default()
+}
+
+/// There is one allocator, and one count of it: the tests take turns.
+fn profiler() -> (dhat::Profiler, MutexGuard<'static, ()>) {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    (dhat::Profiler::builder().testing().build(), turn)
 }

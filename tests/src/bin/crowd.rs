@@ -1,5 +1,7 @@
 //! Many hosts in one process, each with many queues: what they cost the target when they are
-//! idle, and whether all of them are served alike when some are busy. Run by `tests/bench/scale`.
+//! idle, and whether all of them are served alike when some are busy. It fails when a host cannot connect
+//! or is not served to the end, and when they take more memory than `nvmfd check` says. Run by
+//! `tests/bench/scale`.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -12,11 +14,15 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use initiator::{Data, Error, Host, Options, Provider, Request, Setup};
 use nvme::{IoOpcode, Nqn, Sqe};
+use nvmfd::sizing::host_bytes;
 
 /// Blocks of a read.
 const BLOCK_BYTES: u32 = 4096;
 /// Reads that a busy host has outstanding.
 const DEPTH: u16 = 4;
+/// What a target may take beside the formula: pages of its pool that are used for the first time, and
+/// what an allocator cannot give back.
+const SLACK_MIB: f64 = 16.0;
 
 #[derive(Parser)]
 struct Args {
@@ -83,6 +89,8 @@ fn run(args: &Args) -> Result<(), Error> {
         args.entries,
         (mib - before_mib) * 1024.0 / queues
     );
+    let formula = host_bytes(args.queues, args.entries) * u64::from(args.hosts);
+    let most_mib = formula as f64 / f64::from(1 << 20) + SLACK_MIB;
     let (before, start) = (cpu_ticks(args.pid)?, Instant::now());
     std::thread::sleep(Duration::from_secs(args.seconds));
     let percent = (cpu_ticks(args.pid)? - before) as f64 / start.elapsed().as_secs_f64();
@@ -103,7 +111,14 @@ fn run(args: &Args) -> Result<(), Error> {
             tails.len()
         );
     }
-    println!("target {:.1} MiB at the end", resident_mib(args.pid)?);
+    let end_mib = resident_mib(args.pid)?;
+    println!("target {end_mib:.1} MiB at the end");
+    let more_mib = mib.max(end_mib) - before_mib;
+    if more_mib > most_mib {
+        return Err(local(&format!(
+            "the hosts take {more_mib:.1} MiB, which should be at most {most_mib:.1} MiB"
+        )));
+    }
     Ok(())
 }
 
@@ -118,7 +133,7 @@ fn spawn(number: u8, args: &Args, signals: &Arc<Signals>) -> JoinHandle<Result<V
         let options = Options::new(to, nqn, hostnqn, [number + 1; 16]);
         let options = Options { io_queues, queue_entries, in_capsule: false, ..options };
         let source = Some(IpAddr::V4(Ipv4Addr::new(127, 78, 1, number + 1)));
-        let data_bytes = u64::from(DEPTH) * u64::from(BLOCK_BYTES);
+        let data_bytes = u64::from(DEPTH + 1) * u64::from(BLOCK_BYTES);
         let setup =
             Setup { provider: Provider::Soft, source, data_bytes, largest_bytes: BLOCK_BYTES };
         let host = Host::connect(options, setup);
@@ -136,6 +151,7 @@ fn spawn(number: u8, args: &Args, signals: &Arc<Signals>) -> JoinHandle<Result<V
         while !signals.end.load(Ordering::Relaxed) {
             host.wait(Instant::now() + Duration::from_millis(200));
         }
+        read_once(&mut host)?;
         host.disconnect();
         Ok(latencies)
     })
@@ -174,6 +190,26 @@ fn read(host: &mut Host, queues: u16, signals: &Signals) -> Result<Vec<u32>, Err
         }
     }
     Ok(latencies)
+}
+
+/// Reads one block: whoever has been idle all the time is still served.
+fn read_once(host: &mut Host) -> Result<(), Error> {
+    let data = Data::Exposed { memory: host.expose(BLOCK_BYTES)?, at: 0, len: BLOCK_BYTES };
+    let sqe = Sqe::io(IoOpcode::READ, 1).with_range(0, 0);
+    let request = Request { sqe, data, tag: 0 };
+    host.submit(1, request).map_err(|(_, why)| local(&format!("at the end: {why}")))?;
+    let until = Instant::now() + Duration::from_secs(60);
+    while Instant::now() < until {
+        host.wait(until);
+        if let Some(done) = host.next_done() {
+            let answer = done.outcome.map_err(|lost| local(&format!("at the end: {lost:?}")))?;
+            return match answer.status.is_success() {
+                true => Ok(()),
+                false => Err(Error::Status { what: "a read at the end", status: answer.status }),
+            };
+        }
+    }
+    Err(local("a read at the end is not answered"))
 }
 
 fn percentile(mut values: Vec<u32>, percent: usize) -> u32 {
