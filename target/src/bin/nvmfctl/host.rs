@@ -61,11 +61,11 @@ pub(crate) enum Command {
 /// What may be agreed on with one host.
 #[derive(Args)]
 pub(crate) struct Policy {
-    /// Its hashes, best first, such as sha384,sha512; `default`: those of [authentication]
+    /// Its hashes, best first, such as sha384,sha512; `default`: those of `[authentication]`
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     hashes: Vec<String>,
     /// Its DH groups, best first, such as ffdhe4096,ffdhe3072; `default`: those of
-    /// [authentication]
+    /// `[authentication]`
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     groups: Vec<String>,
 }
