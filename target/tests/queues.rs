@@ -196,6 +196,26 @@ fn a_host_that_brings_up_what_it_was_promised_is_not_displaced_in_a_flood_of_man
     world.end();
 }
 
+/// What was promised is bounded by itself. It must not use up the room of those that nobody vouches
+/// for, or hosts that start together push each other out.
+#[test]
+fn what_was_promised_takes_no_room_from_those_that_nobody_vouches_for() {
+    let mut world = World::new();
+    let data = publish(&world, false);
+    let qp = world.ask(1).unwrap();
+    assert!(world.connect(qp, &data, 5000));
+    world.registry.controllers()[0].association.grant_queues(8);
+    let io = |qid| cm::Request { qid, hrqsize: 16, hsqsize_z: 15, ..cm::Request::default() };
+    for number in 0..8 {
+        assert!(world.ask_for(1, io(number % 4 + 1), 16).is_some(), "{number}");
+    }
+    for source in 2..5 {
+        assert!(world.ask(source).is_some(), "{source}");
+        assert_eq!(world.settle(), [0; 0], "{source}");
+    }
+    world.end();
+}
+
 /// Whatever the fabric: on an adapter each connection costs system calls.
 #[test]
 fn who_confirms_connections_and_leaves_again_and_again_is_refused_for_a_while() {

@@ -40,6 +40,11 @@ const MOST_DEFERRED: usize = 256;
 /// What the connections of one source hold that nobody vouches for.
 struct Share {
     held: u32,
+    /// Of that, without those that are being closed.
+    open: u32,
+    /// What it holds beyond what its controllers were promised: hosts bring up all their
+    /// connections before the first Connect, and those are no flood.
+    excess: u32,
     /// The first of them that is open: of those that are confirmed, if there is any.
     oldest: Option<Oldest>,
     /// How many of them nobody has confirmed, and the first of those.
@@ -48,7 +53,8 @@ struct Share {
 }
 
 impl Share {
-    const NONE: Share = Share { held: 0, oldest: None, half_open: 0, oldest_half_open: None };
+    const NONE: Share =
+        Share { held: 0, open: 0, excess: 0, oldest: None, half_open: 0, oldest_half_open: None };
 }
 
 /// Which connection makes room first.
@@ -64,7 +70,8 @@ struct Oldest {
 struct Census {
     /// Receives, of which there are this many.
     most: u32,
-    /// Of hosts that somebody vouches for.
+    /// Of hosts that somebody vouches for, and of I/O queues that controllers were promised. (The
+    /// registry promises no more than half of all together.)
     named: u32,
     /// Of the others, without those that are being closed.
     open: u32,
@@ -73,7 +80,8 @@ struct Census {
 }
 
 impl Census {
-    fn take(queues: &Queues, receives: u32, queue_pairs: Option<u32>) -> Census {
+    fn take(queues: &Queues, lent: &Lent<'_>) -> Census {
+        let (receives, queue_pairs) = (lent.pool.plan().receives, lent.fabric.queue_pairs());
         let least = queue_pairs.map_or(1, |most| receives.div_ceil(most.max(1)));
         let (named, open, closing) = (0, 0, 0);
         let mut census = Census { most: receives, named, open, closing, shares: BTreeMap::new() };
@@ -88,7 +96,7 @@ impl Census {
             match queue.is_closing() {
                 true => census.closing += weight,
                 false => {
-                    census.open += weight;
+                    share.open += weight;
                     let (unconfirmed, opened) = (!queue.is_confirmed(), queue.opened());
                     let this = Oldest { unconfirmed, opened, qp: queue.qp() };
                     let first = |oldest: Option<_>| Some(oldest.map_or(this, |at| this.min(at)));
@@ -100,7 +108,20 @@ impl Census {
                 }
             }
         }
+        census.settle_promises(&lent.registry.promised_receives(lent.now));
         census
+    }
+
+    fn settle_promises(&mut self, promised: &BTreeMap<Source, u32>) {
+        let mut spare = self.most / 2;
+        for (source, share) in &mut self.shares {
+            let promised = promised.get(source).copied().unwrap_or(0);
+            share.excess = share.held.saturating_sub(promised);
+            let kept = promised.min(share.open).min(spare);
+            spare -= kept;
+            self.named += kept;
+            self.open += share.open - kept;
+        }
     }
 
     /// What hosts with a name leave.
@@ -123,23 +144,12 @@ impl Census {
         crowded.and_then(|share| share.oldest_half_open)
     }
 
-    /// What a source holds beyond what its controllers were promised: hosts bring up all their
-    /// connections before the first Connect, and those are no flood.
-    fn excess(&self, source: Source, lent: &Lent<'_>) -> u32 {
-        let held = self.shares.get(&source).map_or(0, |share| share.held);
-        match held {
-            0 => 0,
-            held => held.saturating_sub(lent.registry.promised_receives(source, lent.now)),
-        }
-    }
-
     /// The source that holds the most, and more than it was promised; of several the one that has
     /// the oldest.
-    fn largest(&self, lent: &Lent<'_>) -> Option<Source> {
+    fn largest(&self) -> Option<Source> {
         let shares = self.shares.iter().filter_map(|(source, share)| {
             let opened = share.oldest?.opened;
-            let excess = self.excess(*source, lent);
-            (excess > 0).then_some((*source, (excess, Reverse(opened))))
+            (share.excess > 0).then_some((*source, (share.excess, Reverse(opened))))
         });
         shares.max_by_key(|(_, rank)| *rank).map(|(source, _)| source)
     }
@@ -163,16 +173,15 @@ impl Queues {
             return Err(lent.now + DISPLACEMENT);
         }
         let source = Source::from(incoming.remote.ip());
-        let queue_pairs = lent.fabric.queue_pairs();
-        let census = Census::take(self, lent.pool.plan().receives, queue_pairs);
+        let census = Census::take(self, lent);
         let left = census.left();
         if census.closing > 0 && census.open + census.closing >= left / 8 * 7 {
             return Err(lent.now + DISPLACEMENT);
         }
-        let own = census.shares.get(&source).map_or(0, |share| share.held);
-        let crowded = match own >= left / 2 && census.excess(source, lent) >= left / 2 {
+        let own = census.shares.get(&source).map_or(0, |share| share.excess);
+        let crowded = match own >= left / 2 && own > 0 {
             true => Some(source),
-            false if census.open >= left / 4 * 3 => census.largest(lent),
+            false if census.open >= left / 4 * 3 => census.largest(),
             false => None,
         };
         let share = crowded.and_then(|source| census.shares.get(&source));

@@ -296,13 +296,19 @@ impl Registry {
         hosts.next().map(|a| a.host)
     }
 
-    /// Receives of the I/O queues that the controllers of a source were promised and have not
-    /// opened.
+    /// Receives of the I/O queues that the controllers of each source were promised and have not
+    /// connected. A source without any is left out.
     #[must_use]
-    pub fn promised_receives(&self, source: Source, now: Instant) -> u32 {
+    pub fn promised_receives(&self, now: Instant) -> BTreeMap<Source, u32> {
         let book = self.lock();
-        let own = book.associations.values().filter(|entry| entry.source() == source);
-        own.map(|entry| entry.kept_receives(now)).sum()
+        let mut promised = BTreeMap::new();
+        for entry in book.associations.values() {
+            let kept = entry.kept_receives(now);
+            if kept > 0 {
+                *promised.entry(entry.source()).or_insert(0) += kept;
+            }
+        }
+        promised
     }
 
     /// How many I/O queues one more controller may have: no more than there is memory for; the host
