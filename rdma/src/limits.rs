@@ -2,7 +2,7 @@
 //! makes them.
 
 /// Queue pairs at once.
-pub const QUEUE_PAIRS: u32 = 1024;
+pub const QUEUE_PAIRS: u32 = 2048;
 /// Connections that were asked for and are not confirmed, at once. When one more is asked for, the
 /// oldest of the source that has the most makes room.
 pub const HALF_OPEN: usize = 256;

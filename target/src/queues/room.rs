@@ -71,7 +71,7 @@ struct Census {
     /// Receives, of which there are this many.
     most: u32,
     /// Of hosts that somebody vouches for, and of I/O queues that controllers were promised. (The
-    /// registry promises no more than half of all together.)
+    /// registry bounds what it promises to hosts that nobody vouches for.)
     named: u32,
     /// Of the others, without those that are being closed.
     open: u32,
@@ -113,12 +113,10 @@ impl Census {
     }
 
     fn settle_promises(&mut self, promised: &BTreeMap<Source, u32>) {
-        let mut spare = self.most / 2;
         for (source, share) in &mut self.shares {
             let promised = promised.get(source).copied().unwrap_or(0);
             share.excess = share.held.saturating_sub(promised);
-            let kept = promised.min(share.open).min(spare);
-            spare -= kept;
+            let kept = promised.min(share.open);
             self.named += kept;
             self.open += share.open - kept;
         }

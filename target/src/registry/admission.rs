@@ -121,7 +121,7 @@ impl Registry {
         let mut limits = subsystem.map_or(visit.limits, |s| visit.limits.within(&s.offer));
         // Promise no more I/O queues than there is memory for; the host takes what it gets.
         let most_io_queues = limits.io_queues;
-        limits.io_queues = self.promise(&book, limits, visit.now);
+        limits.io_queues = self.promise(&book, limits, association.anonymous, visit.now);
         if let Some(subsystem) = &whole {
             association.unflushed = book.hosts.unflushed(&association, subsystem);
         }
@@ -313,8 +313,8 @@ impl Registry {
 
     /// How many I/O queues one more controller may have: no more than there is memory for; the host
     /// takes what it gets.
-    fn promise(&self, book: &Book, limits: Limits, now: Instant) -> u16 {
-        self.room(book, limits.queue_depth, now).clamp(1, limits.io_queues)
+    fn promise(&self, book: &Book, limits: Limits, anonymous: bool, now: Instant) -> u16 {
+        self.room(book, limits.queue_depth, anonymous, now).clamp(1, limits.io_queues)
     }
 
     /// How many I/O queues the controller of a host may have that is about to have proved its name.
@@ -328,7 +328,7 @@ impl Registry {
         }
         let entry = book.associations.get(&association.id)?;
         let most = Limits { io_queues: entry.most_io_queues, ..entry.limits };
-        let io_queues = self.promise(&book, most, now);
+        let io_queues = self.promise(&book, most, false, now);
         let entry = book.associations.get_mut(&association.id)?;
         entry.limits.io_queues = io_queues;
         entry.kept_until = now + KEPT;
@@ -336,18 +336,25 @@ impl Registry {
     }
 
     /// How many I/O queues of `depth` entries one more controller may have: what there is memory
-    /// for, and no more than may be half open at once together with those that others have been
-    /// promised, because hosts bring up all connections before the first Connect.
-    fn room(&self, book: &Book, depth: u16, now: Instant) -> u16 {
+    /// for beside what others were promised. Hosts that nobody vouches for are promised half each and
+    /// three quarters together, so that they cannot keep others out by connecting.
+    fn room(&self, book: &Book, depth: u16, anonymous: bool, now: Instant) -> u16 {
         let depth = u32::from(depth.max(1));
-        let kept: u32 = book.associations.values().map(|entry| entry.kept_receives(now)).sum();
-        let reactors = self.loads.len() as u32;
+        let kept = |all: bool| -> u32 {
+            let entries = book.associations.values();
+            let own = entries.filter(|entry| all || entry.association.anonymous);
+            own.map(|entry| entry.kept_receives(now)).sum()
+        };
         let left = |load: u32| self.receives.saturating_sub(load);
         let loads = self.loads.iter().map(|load| load.load(Ordering::Relaxed));
-        let queues: u32 = loads.map(|load| left(load) / depth).sum();
-        let half = self.receives / 2 / depth * reactors;
-        let most = (self.receives / 4 * 3).saturating_mul(reactors).saturating_sub(kept) / depth;
-        queues.saturating_sub(kept / depth).min(half).min(most).try_into().unwrap_or(u16::MAX)
+        let free: u32 = loads.map(|load| left(load) / depth).sum();
+        let mut queues = free.saturating_sub(kept(true) / depth);
+        if anonymous {
+            let receives = self.receives.saturating_mul(self.loads.len() as u32);
+            let left = (receives / 4 * 3).saturating_sub(kept(false));
+            queues = queues.min(receives / 2 / depth).min(left / depth);
+        }
+        queues.try_into().unwrap_or(u16::MAX)
     }
 }
 

@@ -183,25 +183,25 @@ fn nothing_is_kept_for_who_only_claims_a_name() {
         Keyring::default().policy().as_ref().clone(),
     ));
     let mut visit = visit();
-    visit.limits.io_queues = 15;
+    visit.limits.io_queues = 20;
     let ask = || registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit).unwrap();
     let claims: Vec<_> = (0..3).map(|_| ask()).collect();
     assert!(claims.iter().all(|claim| claim.authenticate));
     assert_eq!(promised(&registry, visit.source, visit.now), 0);
     let host = &claims[2].association;
-    assert_eq!(registry.promise_again(host, visit.now), Some(15));
+    assert_eq!(registry.promise_again(host, visit.now), Some(20));
     registry.proved(host);
-    assert_eq!(promised(&registry, visit.source, visit.now), 15 * 128);
+    assert_eq!(promised(&registry, visit.source, visit.now), 20 * 128);
     assert_eq!(registry.promise_again(host, visit.now), None, "it proves itself once more");
     // The next one to prove itself is told what is left by then.
-    assert_eq!(registry.promise_again(&claims[1].association, visit.now), Some(8));
+    assert_eq!(registry.promise_again(&claims[1].association, visit.now), Some(11));
     registry.proved(&claims[1].association);
     // What is kept is what it is told then, not what was left when it came.
     let late = ask().association;
     claims.iter().for_each(|claim| registry.admin_closed(&claim.association));
-    assert_eq!(registry.promise_again(&late, visit.now), Some(15));
+    assert_eq!(registry.promise_again(&late, visit.now), Some(20));
     registry.proved(&late);
-    assert_eq!(promised(&registry, visit.source, visit.now), 15 * 128);
+    assert_eq!(promised(&registry, visit.source, visit.now), 20 * 128);
 }
 
 #[test]
@@ -529,6 +529,21 @@ fn controllers_that_come_together_are_promised_what_there_is_for_both() {
     // What was promised and not taken is not kept for ever.
     visit.now += Duration::from_secs(31);
     assert_eq!(ask(&visit).limits.io_queues, 15);
+}
+
+/// After a power failure all hosts of a target that is sized for them come at the same moment.
+#[test]
+fn hosts_with_a_name_that_come_together_are_promised_all_there_is() {
+    let (sender, _mailbox) = crate::mailbox::mailbox().unwrap();
+    let registry = Registry::new(vec![sender], 8, 4 * 16 * 128);
+    let hosts = (0..4).map(|n| nqn(&format!("nqn.2026-11.host:{n}"))).collect::<BTreeSet<_>>();
+    registry.publish(Arc::new(Subsystem { hosts: hosts.clone(), ..sample() }));
+    let mut visit = visit();
+    visit.limits.io_queues = 16;
+    for host in &hosts {
+        let admitted = registry.connect_admin(&data(0xFFFF, TEST, host.as_str()), &visit).unwrap();
+        assert_eq!(admitted.limits.io_queues, 16, "{host}");
+    }
 }
 
 #[test]

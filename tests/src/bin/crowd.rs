@@ -6,7 +6,7 @@
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -57,6 +57,8 @@ struct Signals {
     connected: Barrier,
     read: Barrier,
     end: AtomicBool,
+    /// Hosts that were granted fewer I/O queues than they asked for.
+    fewer: AtomicU32,
 }
 
 fn main() -> ExitCode {
@@ -75,6 +77,7 @@ fn run(args: &Args) -> Result<(), Error> {
         connected: Barrier::new(all),
         read: Barrier::new(all),
         end: AtomicBool::new(false),
+        fewer: AtomicU32::new(0),
     });
     let (start, before_mib) = (Instant::now(), resident_mib(args.pid)?);
     let hosts: Vec<_> = (0..args.hosts).map(|number| spawn(number, args, &signals)).collect();
@@ -89,6 +92,7 @@ fn run(args: &Args) -> Result<(), Error> {
         args.entries,
         (mib - before_mib) * 1024.0 / queues
     );
+    println!("{} of them were granted fewer I/O queues", signals.fewer.load(Ordering::Relaxed));
     let formula = host_bytes(args.queues, args.entries) * u64::from(args.hosts);
     let most_mib = formula as f64 / f64::from(1 << 20) + SLACK_MIB;
     let (before, start) = (cpu_ticks(args.pid)?, Instant::now());
@@ -137,6 +141,9 @@ fn spawn(number: u8, args: &Args, signals: &Arc<Signals>) -> JoinHandle<Result<V
         let setup =
             Setup { provider: Provider::Soft, source, data_bytes, largest_bytes: BLOCK_BYTES };
         let host = Host::connect(options, setup);
+        if host.as_ref().is_ok_and(|host| host.session().io_queues() < io_queues) {
+            signals.fewer.fetch_add(1, Ordering::Relaxed);
+        }
         signals.connected.wait();
         let Ok(mut host) = host else {
             signals.read.wait();
@@ -147,6 +154,7 @@ fn spawn(number: u8, args: &Args, signals: &Arc<Signals>) -> JoinHandle<Result<V
             host.wait(idle.min(Instant::now() + Duration::from_millis(500)));
         }
         signals.read.wait();
+        let io_queues = host.session().io_queues();
         let latencies = if busy { read(&mut host, io_queues, &signals)? } else { Vec::new() };
         while !signals.end.load(Ordering::Relaxed) {
             host.wait(Instant::now() + Duration::from_millis(200));
