@@ -4,7 +4,7 @@
 //! `tests/bench/scale`.
 
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Barrier};
@@ -26,9 +26,10 @@ const SLACK_MIB: f64 = 16.0;
 
 #[derive(Parser)]
 struct Args {
-    /// Where the target listens.
+    /// Where the target listens, at a.b.c.d: the hosts are at a.b.d.1 and so on, so those of two
+    /// targets do not take each other's ports.
     #[arg(long)]
-    target: SocketAddr,
+    target: SocketAddrV4,
     /// The subsystem; namespace 1 has blocks of 4096 bytes, at least 1024 of them.
     #[arg(long)]
     nqn: Nqn,
@@ -134,9 +135,9 @@ fn spawn(number: u8, args: &Args, signals: &Arc<Signals>) -> JoinHandle<Result<V
     std::thread::spawn(move || {
         let name = format!("nqn.2026-11.io.nvmfd:crowd{number}");
         let hostnqn = Nqn::new(&name).map_err(|error| local(&error.to_string()))?;
-        let options = Options::new(to, nqn, hostnqn, [number + 1; 16]);
+        let options = Options::new(to.into(), nqn, hostnqn, [number + 1; 16]);
         let options = Options { io_queues, queue_entries, in_capsule: false, ..options };
-        let source = Some(IpAddr::V4(Ipv4Addr::new(127, 78, 1, number + 1)));
+        let source = Some(address(to, number));
         let data_bytes = u64::from(DEPTH + 1) * u64::from(BLOCK_BYTES);
         let setup =
             Setup { provider: Provider::Soft, source, data_bytes, largest_bytes: BLOCK_BYTES };
@@ -163,6 +164,11 @@ fn spawn(number: u8, args: &Args, signals: &Arc<Signals>) -> JoinHandle<Result<V
         host.disconnect();
         Ok(latencies)
     })
+}
+
+fn address(target: SocketAddrV4, number: u8) -> IpAddr {
+    let [a, b, _, d] = target.ip().octets();
+    IpAddr::V4(Ipv4Addr::new(a, b, d, number + 1))
 }
 
 /// Reads until told to end.
