@@ -582,6 +582,48 @@ fn a_number_that_changes_hands_never_mixes_stores() {
     }
 }
 
+/// The files in the kernel's table of a ring, as the kernel shows them.
+fn table_of_files(bench: &Bench) -> String {
+    let info = format!("/proc/self/fdinfo/{}", bench.ring.io.as_raw_fd());
+    fs::read_to_string(info).unwrap()
+}
+
+/// Two backings take the number of one whose operations are under way: they get no slot of the table,
+/// and the slot is not vacated when the first of them goes.
+#[test]
+fn a_slot_of_the_table_of_files_stays_with_whose_operations_are_under_way() {
+    let (mut bench, old) = Bench::with_file(512);
+    for n in 0..20u64 {
+        let from = bench.filled(4096, 0xAA);
+        bench.submit(Op::Write { from, at: n * 4096, fua: false });
+    }
+    for name in ["second.img", "third.img"] {
+        let backing = bench.file(name, 512);
+        bench.ring.attach(STORE, backing).unwrap();
+        let shown = table_of_files(&bench);
+        assert!(shown.contains("disk.img") && !shown.contains(name), "{shown}");
+    }
+    let from = bench.filled(4096, 0xCC);
+    bench.submit(Op::Write { from, at: 0, fua: false });
+    for done in bench.await_done(21) {
+        assert_eq!(done.outcome, Ok(()));
+        bench.pool.give(done.buf.unwrap());
+    }
+    drop(old);
+    let file = |name| fs::read(bench.path(name)).unwrap();
+    assert!(file("disk.img")[..20 * 4096].iter().all(|byte| *byte == 0xAA));
+    assert!(file("third.img")[..4096].iter().all(|byte| *byte == 0xCC));
+    assert!(file("second.img").iter().all(|byte| *byte == 0));
+    // The last operation has vacated it, for whoever comes next.
+    let shown = table_of_files(&bench);
+    assert!(!shown.contains("disk.img"), "{shown}");
+    let fourth = bench.file("fourth.img", 512);
+    bench.ring.attach(STORE, fourth).unwrap();
+    assert!(table_of_files(&bench).contains("fourth.img"));
+    assert_eq!(bench.write(0, 4096, 0xDD, false), Ok(()));
+    assert_eq!(bench.read(0, 4096), Ok(vec![0xDD; 4096]));
+}
+
 #[test]
 fn the_end_of_a_ring_waits_for_the_kernel() {
     let (mut bench, _) = Bench::with_file(4096);
