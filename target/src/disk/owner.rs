@@ -47,6 +47,10 @@ const OF_SEVERAL_MACHINES: [u32; 15] = [
 
 /// Whether other machines may have the file system of a file that do not see our locks.
 pub(super) fn may_have_other_machines(file: &File) -> bool {
+    #[cfg(test)]
+    if tests::is_pretended() {
+        return true;
+    }
     let kind = fstatfs(file).map(|system| system.filesystem_type().0 as u32);
     kind.is_ok_and(|kind| OF_SEVERAL_MACHINES.contains(&kind))
 }
@@ -265,9 +269,44 @@ fn unusable(path: &Path, error: &io::Error) -> OpenError {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use std::cell::Cell;
+
     use super::*;
     use crate::durable::tests::calls;
+
+    thread_local! {
+        static IS_PRETENDED: Cell<bool> = const { Cell::new(false) };
+    }
+
+    pub(super) fn is_pretended() -> bool {
+        IS_PRETENDED.get()
+    }
+
+    /// As long as this is there, every file is on a file system of several machines.
+    pub(crate) struct Pretence;
+
+    impl Drop for Pretence {
+        fn drop(&mut self) {
+            IS_PRETENDED.set(false);
+        }
+    }
+
+    pub(crate) fn pretend_several_machines() -> Pretence {
+        IS_PRETENDED.set(true);
+        Pretence
+    }
+
+    /// The file that a daemon of another machine makes when it serves an image.
+    pub(crate) fn taken_by_another_machine(image: &Path) -> Owner {
+        Owner::take(image, &storage2()).unwrap()
+    }
+
+    /// The daemon of another machine.
+    fn storage2() -> Daemon {
+        let (machine, boot) = ("f".repeat(32), "other".to_owned());
+        Daemon { machine, boot, host: "storage2".to_owned(), ..Daemon::this() }
+    }
 
     fn image() -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
@@ -285,13 +324,7 @@ mod tests {
     #[test]
     fn an_image_that_another_machine_has_is_refused_until_that_gives_it_up() {
         let (_folder, path) = image();
-        let this = Daemon::this();
-        let other = Daemon {
-            machine: "f".repeat(32),
-            boot: "other".to_owned(),
-            host: "storage2".to_owned(),
-            ..this.clone()
-        };
+        let (this, other) = (Daemon::this(), storage2());
         let (owner, calls) = calls(|| Owner::take(&path, &other).unwrap());
         let name = "disk.img.nvmfd-owner";
         assert_eq!(calls[..2], [format!("write {name}"), format!("sync {name}")]);

@@ -476,3 +476,30 @@ fn a_store_is_shared_only_by_those_that_are_told_so() {
     assert!(Backing::open(&shared).is_err());
     drop(alone);
 }
+
+#[test]
+fn an_image_on_a_file_system_of_several_machines_is_opened_by_one_of_them() {
+    use super::owner::tests::{pretend_several_machines, taken_by_another_machine};
+
+    let dir = folder();
+    let path = dir.path().join("disk.img");
+    let alone = config(&path, Some(1 << 20), 512);
+    let shared = BackingConfig { shared: true, ..alone.clone() };
+    let mark = dir.path().join("disk.img.nvmfd-owner");
+    drop(Backing::open(&alone).unwrap());
+    let _pretence = pretend_several_machines();
+    let other = taken_by_another_machine(&path);
+    for config in [&alone, &shared] {
+        let refused = Backing::open(config).unwrap_err();
+        assert!(refused.may_pass && refused.sentence.contains("storage2"), "{refused}");
+    }
+    drop(other);
+    // The lock of who was refused is given up, and this machine is told of to the others.
+    let ours = Backing::open(&alone).unwrap();
+    assert!(mark.exists());
+    drop(ours);
+    assert!(!mark.exists());
+    let ours = Backing::open(&shared).unwrap();
+    assert!(!mark.exists(), "of those that share it any machine may");
+    drop(ours);
+}
