@@ -1,14 +1,39 @@
 //! The structure of the source tree: modules, imports, layers, and what else `make structure`
 //! prints. Read as text in the form that rustfmt gives it; no compiler is asked.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 mod code;
+pub mod exceptions;
 pub mod graph;
+pub mod layers;
 
 pub use code::Function;
+
+/// Packages of the checkout, their crates by name and root. What does not exist is left out.
+const ROOTS: [(&str, &str); 10] = [
+    ("nvme", "nvme/src/lib.rs"),
+    ("rdma", "rdma/src/lib.rs"),
+    ("nvmfd-blockdev", "target/blockdev/src/lib.rs"),
+    ("nvmfd-core", "target/core/src/lib.rs"),
+    ("nvmfd", "target/src/lib.rs"),
+    ("nvmfd (main)", "target/src/main.rs"),
+    ("nvmfctl", "target/src/bin/nvmfctl/main.rs"),
+    ("initiator", "initiator/src/lib.rs"),
+    ("nvmf", "initiator/src/main.rs"),
+    ("tests", "tests/src/lib.rs"),
+];
+
+/// Every crate of the checkout with its name, those of single test programs left out.
+///
+/// # Errors
+/// A file of them cannot be read.
+pub fn crates(checkout: &Path) -> io::Result<Vec<(&'static str, Crate)>> {
+    let roots = ROOTS.iter().filter(|(_, root)| checkout.join(root).exists());
+    roots.map(|(name, root)| Ok((*name, Crate::read(checkout, Path::new(root))?))).collect()
+}
 
 /// A source file of a crate.
 pub struct Module {
@@ -29,7 +54,13 @@ pub struct Crate {
     by_path: BTreeMap<Vec<String>, usize>,
     /// What `use` makes available in a module under a name, where it is not defined.
     aliases: Vec<BTreeMap<String, Vec<String>>>,
-    uses: Vec<Vec<Vec<String>>>,
+    uses: Vec<Vec<Use>>,
+}
+
+/// Something of the crate that a module names.
+struct Use {
+    path: Vec<String>,
+    is_reexport: bool,
 }
 
 impl Crate {
@@ -40,19 +71,34 @@ impl Crate {
     pub fn read(checkout: &Path, root: &Path) -> io::Result<Crate> {
         let mut modules = Vec::new();
         load(checkout, root, root.parent().unwrap_or(root), Vec::new(), &mut modules)?;
-        let by_path = modules.iter().enumerate().map(|(i, m)| (m.path.clone(), i)).collect();
+        let by_path: BTreeMap<_, _> =
+            modules.iter().enumerate().map(|(i, module)| (module.path.clone(), i)).collect();
         let mut aliases = Vec::new();
         let mut uses = Vec::new();
         for module in &modules {
+            let is_child = |name: &String| by_path.contains_key(&within(&module.path, [name]));
+            let absolute = |path: &[String]| match path.first() {
+                Some(first) if is_child(first) => Some(within(&module.path, path)),
+                _ => absolute(&module.path, path),
+            };
             let imports = code::imports(&module.code);
-            let named = imports.iter().filter_map(|import| {
-                let path = absolute(&module.path, &import.path)?;
-                Some((import.name.clone(), path))
-            });
-            aliases.push(named.collect());
+            let named = imports
+                .iter()
+                .filter_map(|import| Some((import.name.clone(), absolute(&import.path)?)));
+            let named: BTreeMap<String, Vec<String>> = named.collect();
+            // A name that another import has brought begins a path as well.
+            let absolute = |path: &[String]| match named.get(&path[0]).filter(|_| path.len() > 1) {
+                Some(alias) => Some(within(alias, &path[1..])),
+                None => absolute(path),
+            };
             let inline = code::inline_paths(&module.code);
-            let paths = imports.iter().map(|import| &import.path).chain(&inline);
-            uses.push(paths.filter_map(|path| absolute(&module.path, path)).collect());
+            let inline = inline.iter().filter_map(|path| absolute(path));
+            let paths = imports.iter().filter_map(|import| {
+                Some(Use { path: absolute(&import.path)?, is_reexport: import.is_reexport })
+            });
+            let inline = inline.map(|path| Use { path, is_reexport: false });
+            uses.push(paths.chain(inline).collect());
+            aliases.push(named);
         }
         Ok(Crate { modules, by_path, aliases, uses })
     }
@@ -75,14 +121,15 @@ impl Crate {
         }
     }
 
-    /// Imports between files: (from, to), as indices of `modules`, each once.
+    /// Imports between files, (from, to) as indices of `modules`, and whether one is only there to
+    /// be exported again.
     #[must_use]
-    pub fn imports(&self) -> BTreeSet<(usize, usize)> {
-        let mut found = BTreeSet::new();
-        for (from, paths) in self.uses.iter().enumerate() {
-            for path in paths {
-                if let Some(to) = self.definition(path, 0).filter(|&to| to != from) {
-                    found.insert((from, to));
+    pub fn imports(&self) -> BTreeMap<(usize, usize), bool> {
+        let mut found = BTreeMap::new();
+        for (from, uses) in self.uses.iter().enumerate() {
+            for used in uses {
+                if let Some(to) = self.definition(&used.path, 0).filter(|&to| to != from) {
+                    *found.entry((from, to)).or_insert(true) &= used.is_reexport;
                 }
             }
         }
@@ -98,7 +145,7 @@ impl Crate {
                 graph.add(top);
             }
         }
-        for (from, to) in self.imports() {
+        for (from, to) in self.imports().into_keys() {
             let (from, to) = (&self.modules[from].path, &self.modules[to].path);
             if let ([from, ..], [to, ..]) = (&from[..], &to[..]) {
                 graph.connect(from, to);
@@ -117,7 +164,7 @@ impl Crate {
     #[must_use]
     pub fn type_names(&self) -> BTreeMap<String, usize> {
         let mut names = BTreeMap::new();
-        for name in self.modules.iter().flat_map(|module| code::type_names(&module.code)) {
+        for (name, _) in self.modules.iter().flat_map(|module| code::type_names(&module.code)) {
             *names.entry(name).or_insert(0) += 1;
         }
         names
@@ -158,6 +205,11 @@ impl Module {
     }
 }
 
+/// A path further down from `base`.
+fn within<'a>(base: &'a [String], rest: impl IntoIterator<Item = &'a String>) -> Vec<String> {
+    base.iter().chain(rest).cloned().collect()
+}
+
 /// `path` as written in `module`, from the root of the crate; `None` if it leads elsewhere.
 fn absolute(module: &[String], path: &[String]) -> Option<Vec<String>> {
     let mut base = match path.first().map(String::as_str)? {
@@ -189,7 +241,7 @@ fn load(
     let public = public.collect();
     modules.push(Module { file: file.to_owned(), path: path.clone(), code, public });
     for (name, _) in declared {
-        let within = path.iter().chain([&name]).cloned().collect();
+        let within = within(&path, [&name]);
         let own = directory.join(&name);
         let flat = directory.join(format!("{name}.rs"));
         let file = if checkout.join(&flat).exists() { flat } else { own.join("mod.rs") };
@@ -199,10 +251,10 @@ fn load(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn written(files: &[(&str, &str)]) -> (tempfile::TempDir, Crate) {
+    pub(super) fn written(files: &[(&str, &str)]) -> (tempfile::TempDir, Crate) {
         let directory = tempfile::tempdir().unwrap();
         for (name, text) in files {
             let path = directory.path().join(name);
@@ -226,7 +278,7 @@ mod tests {
             ("c.rs", "//! use crate::a;\npub(crate) fn g() {\n    println!(\"crate::a::x\");\n}\n"),
         ]);
         let file = |i: usize| read.modules[i].file.display().to_string();
-        let seen: Vec<_> = read.imports().iter().map(|&(a, b)| (file(a), file(b))).collect();
+        let seen: Vec<_> = read.imports().keys().map(|&(a, b)| (file(a), file(b))).collect();
         let expected =
             [("a.rs", "b.rs"), ("a.rs", "b/inner.rs"), ("a.rs", "c.rs"), ("b.rs", "b/inner.rs")];
         let expected: Vec<_> = expected.map(|(a, b)| (a.to_owned(), b.to_owned())).to_vec();

@@ -1,9 +1,11 @@
-//! Prints what can be measured of the structure of the source tree: `make structure`.
+//! Prints what can be measured of the structure of the source tree: `make structure`. With
+//! `upward`, what the list of exceptions `tests/structure/upward` has to have.
 
 use std::io;
 use std::path::Path;
 
 use tests::structure::Crate;
+use tests::structure::layers::Layers;
 
 /// Roots of the packages that are measured.
 const ROOTS: [(&str, &str); 7] = [
@@ -20,6 +22,11 @@ const FILE_LINES_MAX: usize = 600;
 
 fn main() -> io::Result<()> {
     let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    if std::env::args().nth(1).as_deref() == Some("upward") {
+        let layers = Layers::read(&checkout)?;
+        layers.upward_of_all(&checkout)?.keys().for_each(|line| println!("{line}"));
+        return Ok(());
+    }
     println!(
         "{:<13} {:>7} {:>7} {:>6} {:>6} {:>6} {:>7} {:>5} {:>6} {:>6}",
         "crate",

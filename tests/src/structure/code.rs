@@ -12,6 +12,8 @@ pub(super) struct Import {
     pub(super) path: Vec<String>,
     /// What the path is called here.
     pub(super) name: String,
+    /// Whether other modules may use that name.
+    pub(super) is_reexport: bool,
 }
 
 /// The lines of `text` without comments, what string and character literals hold, and items for
@@ -162,14 +164,17 @@ pub(super) fn imports(code: &[String]) -> Vec<Import> {
     let mut found = Vec::new();
     let mut i = 0;
     while i < code.len() {
-        let first = visibility(code[i].trim_start()).0;
-        if let Some(first) = first.strip_prefix("use ") {
-            let mut statement = first.to_owned();
+        let line = code[i].trim_start();
+        let first = visibility(line).0;
+        if let Some(mut statement) = first.strip_prefix("use ").map(str::to_owned) {
             while !statement.ends_with(';') && i + 1 < code.len() {
                 i += 1;
                 statement.push_str(code[i].trim());
             }
+            let old = found.len();
             expand(&[], statement.trim_end_matches(';'), &mut found);
+            let is_reexport = first.len() < line.len();
+            found[old..].iter_mut().for_each(|import| import.is_reexport = is_reexport);
         }
         i += 1;
     }
@@ -205,39 +210,43 @@ fn expand(prefix: &[String], tree: &str, found: &mut Vec<Import>) {
         }
         let last = path.last().cloned().unwrap_or_default();
         let name = if alias.is_empty() { last } else { alias.to_owned() };
-        found.push(Import { path, name });
+        found.push(Import { path, name, is_reexport: false });
     }
 }
 
-/// Paths from `crate`, `super` or `self` outside of `use`.
+/// Paths of two words and more outside of `use`.
 pub(super) fn inline_paths(code: &[String]) -> Vec<Vec<String>> {
     let mut found = Vec::new();
+    let mut is_use = false;
     for line in code {
-        if visibility(line.trim_start()).0.starts_with("use ") {
-            continue;
+        is_use |= visibility(line.trim_start()).0.starts_with("use ");
+        if !is_use {
+            paths_of(line, &mut found);
         }
-        for start in ["crate::", "super::", "self::"] {
-            for (i, _) in line.match_indices(start) {
-                if is_word(line[..i].chars().last()) || line[..i].ends_with("::") {
-                    continue;
-                }
-                let path = line[i..].split("::").map_while(|part| {
-                    let end = part.find(|c: char| !c.is_alphanumeric() && c != '_');
-                    let word = &part[..end.unwrap_or(part.len())];
-                    (!word.is_empty()).then(|| (word.to_owned(), end.is_some()))
-                });
-                let mut words = Vec::new();
-                for (word, ends) in path {
-                    words.push(word);
-                    if ends {
-                        break;
-                    }
-                }
-                found.push(words);
-            }
-        }
+        is_use &= !line.ends_with(';');
     }
     found
+}
+
+/// Paths of two words and more: words with `::` between them, none before the first.
+fn paths_of(line: &str, found: &mut Vec<Vec<String>>) {
+    let mut rest = line;
+    while let Some(start) = rest.find(|c| is_word(Some(c))) {
+        let is_first = !rest[..start].ends_with("::");
+        rest = &rest[start..];
+        let mut path = Vec::new();
+        loop {
+            let end = rest.find(|c| !is_word(Some(c))).unwrap_or(rest.len());
+            path.push(rest[..end].to_owned());
+            rest = &rest[end..];
+            let next = rest.strip_prefix("::").filter(|next| is_word(next.chars().next()));
+            let Some(next) = next else { break };
+            rest = next;
+        }
+        if is_first && path.len() > 1 {
+            found.push(path);
+        }
+    }
 }
 
 /// Functions that have a body, those in `impl` blocks included.
@@ -271,16 +280,17 @@ pub(super) fn trait_functions(code: &[String], name: &str) -> usize {
     own.filter(|line| line.starts_with("    fn ")).count()
 }
 
-/// Names of structures, enumerations, unions, traits and aliases.
-pub(super) fn type_names(code: &[String]) -> Vec<String> {
+/// Names of structures, enumerations, unions, traits and aliases, and whether other modules see
+/// them.
+pub(super) fn type_names(code: &[String]) -> Vec<(String, bool)> {
     let names = code.iter().filter_map(|line| {
-        let line = visibility(line).0;
-        let line = line.strip_prefix("unsafe ").unwrap_or(line);
+        let (bare, is_visible) = (visibility(line).0, line.starts_with("pub"));
+        let bare = bare.strip_prefix("unsafe ").unwrap_or(bare);
         let rest = ["struct ", "enum ", "union ", "trait ", "type "]
             .iter()
-            .find_map(|word| line.strip_prefix(word))?;
-        let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
-        Some(rest[..end].to_owned())
+            .find_map(|word| bare.strip_prefix(word))?;
+        let end = rest.find(|c| !is_word(Some(c))).unwrap_or(rest.len());
+        Some((rest[..end].to_owned(), is_visible))
     });
     names.collect()
 }
@@ -331,6 +341,14 @@ mod tests {
             imports(&code).into_iter().map(|i| (i.path.join("::"), i.name)).collect();
         let expected = [("crate::a", "a"), ("crate::a::B", "C"), ("crate::d", "d")];
         assert_eq!(seen, expected.map(|(a, b)| (a.to_owned(), b.to_owned())));
+    }
+
+    #[test]
+    fn paths_outside_of_use_are_found_whole() {
+        let text = "use a::{\n    b::C,\n};\nlet x: Vec<d::E> = ::f::g(h, self::i::<j::K>());\n";
+        let seen = inline_paths(&production(text));
+        let seen: Vec<_> = seen.into_iter().map(|path| path.join("::")).collect();
+        assert_eq!(seen, ["d::E", "self::i", "j::K"]);
     }
 
     #[test]
