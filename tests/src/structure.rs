@@ -9,6 +9,7 @@ mod code;
 pub mod exceptions;
 pub mod graph;
 pub mod layers;
+pub mod terminology;
 
 pub use code::Function;
 
@@ -44,6 +45,8 @@ pub struct Module {
     /// Production code: without comments, unit tests and what is in string literals. A line of it
     /// for each line of the file, empty where there is none.
     pub code: Vec<String>,
+    /// The same with literals, and with comments on lines that have code.
+    text: Vec<String>,
     public: Vec<String>,
 }
 
@@ -203,6 +206,38 @@ impl Module {
     pub fn lines(&self) -> usize {
         self.code.iter().filter(|line| !line.trim().is_empty()).count()
     }
+
+    /// What a thread is called that is started here; the file where it has no name.
+    #[must_use]
+    pub fn threads(&self) -> Vec<String> {
+        let text = self.text.join("\n");
+        let builders = text.split("thread::Builder::new()").skip(1).map(|rest| {
+            let name = rest.split_once(".name(").and_then(|(_, rest)| rest.split('"').nth(1));
+            name.unwrap_or("").to_owned()
+        });
+        let nameless = text.matches("thread::spawn(").map(|_| String::new());
+        let names = builders.chain(nameless);
+        let file = self.file.display().to_string();
+        names.map(|name| if name.is_empty() { file.clone() } else { name }).collect()
+    }
+
+    /// Formats of files that this module writes or reads: the line or the word that they begin
+    /// with.
+    #[must_use]
+    pub fn formats(&self) -> Vec<String> {
+        let first_lines = self.text.iter().flat_map(|line| line.split('"').skip(1).step_by(2));
+        let first_lines = first_lines.filter(|literal| {
+            let mut words = literal.split(' ');
+            let version = words.next_back().unwrap_or("");
+            let is_number = !version.is_empty() && version.bytes().all(|c| c.is_ascii_digit());
+            is_number && words.next() == Some("nvmfd") && words.next().is_some()
+        });
+        let magic = self.text.iter().filter_map(|line| {
+            let (_, rest) = line.split_once("const MAGIC: ")?;
+            rest.split('"').nth(1)
+        });
+        first_lines.chain(magic).map(str::to_owned).collect()
+    }
 }
 
 /// A path further down from `base`.
@@ -239,7 +274,10 @@ fn load(
     let declared = code::declared_modules(&code);
     let public = declared.iter().filter(|(_, public)| *public).map(|(name, _)| name.clone());
     let public = public.collect();
-    modules.push(Module { file: file.to_owned(), path: path.clone(), code, public });
+    let is_code = |line: &String| !line.trim().is_empty();
+    let whole = text.lines().zip(&code).filter(|(_, code)| is_code(code));
+    let text = whole.map(|(line, _)| line.to_owned()).collect();
+    modules.push(Module { file: file.to_owned(), path: path.clone(), code, text, public });
     for (name, _) in declared {
         let within = within(&path, [&name]);
         let own = directory.join(&name);

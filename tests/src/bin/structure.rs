@@ -1,34 +1,42 @@
 //! Prints what can be measured of the structure of the source tree: `make structure`. With
-//! `upward`, what the list of exceptions `tests/structure/upward` has to have.
+//! `upward` or `names`, what the lists of exceptions in `tests/structure` have to have.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 
-use tests::structure::Crate;
 use tests::structure::layers::Layers;
+use tests::structure::{self, Crate, terminology};
 
-/// Roots of the packages that are measured.
-const ROOTS: [(&str, &str); 7] = [
-    ("nvme", "nvme/src/lib.rs"),
-    ("rdma", "rdma/src/lib.rs"),
-    ("nvmfd", "target/src/lib.rs"),
-    ("nvmfd (main)", "target/src/main.rs"),
-    ("nvmfctl", "target/src/bin/nvmfctl/main.rs"),
-    ("initiator", "initiator/src/lib.rs"),
-    ("nvmf", "initiator/src/main.rs"),
-];
 const FUNCTION_LINES_MAX: usize = 70;
 const FILE_LINES_MAX: usize = 600;
 
 fn main() -> io::Result<()> {
     let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    if std::env::args().nth(1).as_deref() == Some("upward") {
-        let layers = Layers::read(&checkout)?;
-        layers.upward_of_all(&checkout)?.keys().for_each(|line| println!("{line}"));
-        return Ok(());
+    match std::env::args().nth(1).as_deref() {
+        None => {
+            let mut crates = structure::crates(&checkout)?;
+            table(&crates);
+            rules(&checkout, &crates)?;
+            crates.retain(|(name, _)| *name != "tests");
+            sizes(&crates);
+            lists(&crates);
+        }
+        Some("upward") => {
+            let layers = Layers::read(&checkout)?;
+            layers.upward_of_all(&checkout)?.keys().for_each(|line| println!("{line}"));
+        }
+        Some("names") => {
+            terminology::found_in_all(&checkout)?.keys().for_each(|line| println!("{line}"));
+        }
+        Some(other) => return Err(io::Error::other(format!("{other}: neither upward nor names"))),
     }
+    Ok(())
+}
+
+fn table(crates: &[(&str, Crate)]) {
     println!(
-        "{:<13} {:>7} {:>7} {:>6} {:>6} {:>6} {:>7} {:>5} {:>6} {:>6}",
+        "{:<14} {:>7} {:>7} {:>6} {:>6} {:>6} {:>7} {:>5} {:>6} {:>6}",
         "crate",
         "modules",
         "imports",
@@ -40,14 +48,10 @@ fn main() -> io::Result<()> {
         "files",
         "lines"
     );
-    let (mut lines, mut long, mut large) = (0, Vec::new(), Vec::new());
-    let (mut queue, mut threads, mut fabric) = (0, 0, 0);
-    for (name, root) in ROOTS.iter().filter(|(_, root)| checkout.join(root).exists()) {
-        let read = Crate::read(&checkout, Path::new(root))?;
+    for (name, read) in crates {
         let top = read.top_level();
-        let own: usize = read.modules.iter().map(tests::structure::Module::lines).sum();
         println!(
-            "{name:<13} {:>7} {:>7} {:>6} {:>6} {:>6} {:>7} {:>5} {:>6} {own:>6}",
+            "{name:<14} {:>7} {:>7} {:>6} {:>6} {:>6} {:>7} {:>5} {:>6} {:>6}",
             top.nodes(),
             top.edges(),
             top.largest_cycle().len(),
@@ -56,28 +60,70 @@ fn main() -> io::Result<()> {
             read.public_modules(),
             read.type_names().values().filter(|&&times| times > 1).count(),
             read.modules.len(),
+            lines(read),
         );
-        lines += own;
-        queue += read.files_with_impl("Queue") + read.files_with_impl("QueuePair");
-        threads += read.lines_with("thread::Builder::new()") + read.lines_with("thread::spawn(");
-        fabric += read.trait_functions("Fabric");
-        let functions = read.functions().filter(|(_, f)| f.lines > FUNCTION_LINES_MAX);
-        long.extend(functions.map(|(m, f)| format!("{} {} {}", m.file.display(), f.name, f.lines)));
-        let files = read.modules.iter().filter(|module| module.lines() > FILE_LINES_MAX);
-        large.extend(files.map(|module| format!("{} {}", module.file.display(), module.lines())));
     }
-    println!("\nlines of production code: {lines}");
-    println!("files with `impl Queue` or `impl QueuePair`: {queue}");
-    println!("functions of `trait Fabric`: {fabric}");
-    println!("places that start a thread: {threads}");
-    println!("functions above {FUNCTION_LINES_MAX} lines: {}", long.len());
-    long.iter().for_each(|function| println!("  {function}"));
-    println!("files above {FILE_LINES_MAX} lines without tests: {}", large.len());
-    large.iter().for_each(|file| println!("  {file}"));
     println!(
         "\nmodules: top-level ones. cycle: modules in the largest import cycle. upward: imports\n\
          between modules that have to be cut until there is no cycle. names: of types, defined\n\
-         more than once. lines: with code, without comments and unit tests."
+         more than once. lines: with code, without comments and unit tests. Below, what is counted\n\
+         is of all crates but `tests`, except where a rule holds for them all.\n"
+    );
+}
+
+fn lines(read: &Crate) -> usize {
+    read.modules.iter().map(structure::Module::lines).sum()
+}
+
+/// Exceptions from the rules that `tests/tests/layers.rs` and `terminology.rs` hold.
+fn rules(checkout: &Path, crates: &[(&str, Crate)]) -> io::Result<()> {
+    let layers = Layers::read(checkout)?;
+    let upward: Vec<_> =
+        crates.iter().map(|(name, read)| (name, layers.upward(read).len())).collect();
+    let all: usize = upward.iter().map(|(_, count)| count).sum();
+    println!("imports up or sideways by the table of layers (tests/structure/layers): {all}");
+    for (name, count) in upward.iter().filter(|(_, count)| *count > 0) {
+        println!("  {name} {count}");
+    }
+    println!("files that have not been moved: {}", layers.moves_left(checkout));
+    println!(
+        "names with words that are not allowed (tests/structure/words): {}",
+        terminology::found_in_all(checkout)?.len()
     );
     Ok(())
+}
+
+fn sizes(crates: &[(&str, Crate)]) {
+    let sum =
+        |count: &dyn Fn(&Crate) -> usize| crates.iter().map(|(_, it)| count(it)).sum::<usize>();
+    println!("lines of production code: {}", sum(&lines));
+    println!("`pub mod` in the roots of libraries: {}", sum(&Crate::public_modules));
+    println!(
+        "files with `impl Queue` or `impl QueuePair`: {}",
+        sum(&|it| it.files_with_impl("Queue") + it.files_with_impl("QueuePair"))
+    );
+    println!("functions of `trait Fabric`: {}", sum(&|it| it.trait_functions("Fabric")));
+    println!(
+        "places that start a thread: {}",
+        sum(&|it| it.lines_with("thread::Builder::new()") + it.lines_with("thread::spawn("))
+    );
+}
+
+fn lists(crates: &[(&str, Crate)]) {
+    let modules = || crates.iter().flat_map(|(_, read)| &read.modules);
+    let list = |what: &str, all: Vec<String>| {
+        println!("{what}: {}", all.len());
+        all.iter().for_each(|each| println!("  {each}"));
+    };
+    let threads: BTreeSet<_> = modules().flat_map(structure::Module::threads).collect();
+    list("kinds of threads", Vec::from_iter(threads));
+    let formats: BTreeSet<_> = modules().flat_map(structure::Module::formats).collect();
+    list("formats of files, by their first words", Vec::from_iter(formats));
+    let functions = crates.iter().flat_map(|(_, read)| read.functions());
+    let long = functions.filter(|(_, function)| function.lines > FUNCTION_LINES_MAX);
+    let long = long.map(|(m, f)| format!("{} {} {}", m.file.display(), f.name, f.lines));
+    list(&format!("functions above {FUNCTION_LINES_MAX} lines"), long.collect());
+    let large = modules().filter(|module| module.lines() > FILE_LINES_MAX);
+    let large = large.map(|module| format!("{} {}", module.file.display(), module.lines()));
+    list(&format!("files above {FILE_LINES_MAX} lines without tests"), large.collect());
 }

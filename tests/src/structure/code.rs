@@ -295,6 +295,25 @@ pub(super) fn type_names(code: &[String]) -> Vec<(String, bool)> {
     names.collect()
 }
 
+/// Variants of the enumerations of which clap makes subcommands.
+pub(super) fn subcommands(code: &[String]) -> Vec<String> {
+    let mut found = Vec::new();
+    for (i, line) in code.iter().enumerate() {
+        let derives = line.strip_prefix("#[derive(").and_then(|rest| rest.strip_suffix(")]"));
+        if !derives.is_some_and(|list| list.split(", ").any(|each| each == "Subcommand")) {
+            continue;
+        }
+        let body = &code[i..=end_of_item(code, i)];
+        found.extend(body.iter().filter_map(|line| {
+            let name =
+                line.strip_prefix("    ").filter(|rest| rest.starts_with(char::is_uppercase))?;
+            let end = name.find(|c| !is_word(Some(c))).unwrap_or(name.len());
+            Some(name[..end].to_owned())
+        }));
+    }
+    found
+}
+
 /// The type of an `impl` that is not of a trait.
 pub(super) fn inherent_impl(line: &str) -> Option<&str> {
     let rest = line.strip_prefix("impl").filter(|rest| rest.starts_with(['<', ' ']))?;
@@ -349,6 +368,12 @@ mod tests {
         let seen = inline_paths(&production(text));
         let seen: Vec<_> = seen.into_iter().map(|path| path.join("::")).collect();
         assert_eq!(seen, ["d::E", "self::i", "j::K"]);
+    }
+
+    #[test]
+    fn subcommands_are_the_variants_alone() {
+        let text = "#[derive(Subcommand, Debug)]\nenum A {\n    #[command(hide = true)]\n    Show {\n        Not: u8,\n    },\n    AddAll(Args),\n}\n#[derive(Debug)]\nenum B {\n    C,\n}\n";
+        assert_eq!(subcommands(&production(text)), ["Show", "AddAll"]);
     }
 
     #[test]
