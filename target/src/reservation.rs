@@ -13,7 +13,7 @@ pub mod keeper;
 mod standing;
 pub mod state;
 
-pub use fence::{Fence, Fenced};
+pub use fence::{Fence, Fenced, IoClass};
 pub use file::StateFile;
 pub use standing::Standing;
 pub use state::{Barred, Effect, HostId, Order, State};

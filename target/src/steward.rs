@@ -9,7 +9,6 @@
 //! A format takes as long as its store takes to be erased. Each has a thread of its own, so it keeps
 //! nobody else waiting.
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
@@ -19,6 +18,7 @@ use tracing::error;
 
 use crate::disk::Done;
 use crate::mailbox::Mail;
+use crate::ns_request::{CreatedNsid, FormatRequest, NamespaceRequest};
 use crate::registry::Registry;
 use crate::reservation::HostId;
 use crate::shelf::{Shelf, formatting, orders};
@@ -47,94 +47,14 @@ pub struct Order {
     /// By which controller.
     pub cntlid: u16,
     /// What.
-    pub what: What,
+    pub what: NamespaceRequest,
     /// Where the namespace id of what was made is left, before the answer.
-    pub made: Made,
+    pub made: CreatedNsid,
     /// The reactor to answer.
     pub reactor: usize,
     /// What the answer is tagged with.
     pub tag: Tag,
 }
-
-/// What a host wants done.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum What {
-    /// A new namespace, attached to nobody.
-    Create(Creation),
-    /// A namespace deleted, and detached before; FFFFFFFFh: all that hosts have made.
-    Delete {
-        /// Namespace id.
-        nsid: u32,
-    },
-    /// A namespace attached to the hosts of controllers.
-    Attach {
-        /// Namespace id.
-        nsid: u32,
-        /// Controller ids, ascending.
-        cntlids: Vec<u16>,
-    },
-    /// A namespace erased, with blocks of a size afterwards.
-    Format(Formatting),
-    /// A namespace detached from the hosts of controllers.
-    Detach {
-        /// Namespace id.
-        nsid: u32,
-        /// Controller ids, ascending.
-        cntlids: Vec<u16>,
-    },
-}
-
-/// How a namespace shall be formatted, and for whom.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Formatting {
-    /// Namespace id.
-    pub nsid: u32,
-    /// Bytes of a logical block afterwards: 512 or 4096.
-    pub block_size_bytes: u32,
-    /// The controller that has the command.
-    pub cntlid: u16,
-    /// Its host.
-    pub host_id: HostId,
-}
-
-/// What a namespace shall be.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Creation {
-    /// Its size: whole blocks.
-    pub bytes: u64,
-    /// Bytes of a logical block: 512 or 4096.
-    pub block_size_bytes: u32,
-    /// Its ANA group.
-    pub ana_group: u32,
-    /// Attached to one host at a time.
-    pub private: bool,
-}
-
-/// The id of a namespace that was made, once it was. Two of them are equal when they are the same
-/// one.
-#[derive(Clone, Debug, Default)]
-pub struct Made(Arc<AtomicU32>);
-
-impl Made {
-    /// The id; 0 when nothing was made.
-    #[must_use]
-    pub fn nsid(&self) -> u32 {
-        self.0.load(Ordering::Acquire)
-    }
-
-    /// Leaves the id.
-    pub fn set(&self, nsid: u32) {
-        self.0.store(nsid, Ordering::Release);
-    }
-}
-
-impl PartialEq for Made {
-    fn eq(&self, other: &Made) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-}
-
-impl Eq for Made {}
 
 /// A steward that has not begun, and the way to it.
 #[derive(Debug)]
@@ -162,7 +82,7 @@ impl Steward {
         // Whoever formats has one more of these.
         let pass = Arc::new(());
         while let Ok(Word::Order(order)) = self.words.recv() {
-            if let What::Format(wish) = order.what {
+            if let NamespaceRequest::Format(wish) = order.what {
                 format(wish, &order, &pass, shelf, registry);
                 continue;
             }
@@ -175,7 +95,7 @@ impl Steward {
 
 /// Has a thread format a namespace, and answer.
 fn format(
-    wish: Formatting,
+    wish: FormatRequest,
     order: &Order,
     pass: &Arc<()>,
     shelf: &Arc<Mutex<Shelf>>,
@@ -209,6 +129,3 @@ impl Default for Steward {
         Steward::new()
     }
 }
-
-/// The status of what could not be kept, or not be made, for a reason that the log has.
-pub(crate) const FAILED: Status = Status::INTERNAL_ERROR;

@@ -10,8 +10,8 @@ use nvme::{NSID_ALL, Sqe, Status};
 
 use super::{Plan, no_data};
 use crate::controller::Controller;
+use crate::ns_request::{CreatedNsid, FormatRequest, NamespaceRequest};
 use crate::reservation::Barred;
-use crate::steward::{Formatting, Made, What};
 use crate::subsystem::Namespace;
 
 /// Format applies to one namespace each, never to all of a subsystem (FNA bit 3), and erases without
@@ -53,8 +53,8 @@ pub(super) fn plan(sqe: &Sqe, controller: &Controller) -> Result<Plan, Status> {
     }
     no_data(sqe)?;
     let (cntlid, host_id) = (controller.association.cntlid, controller.association.host_id);
-    let wish = Formatting { nsid: sqe.nsid, block_size_bytes: 1 << shift, cntlid, host_id };
-    Ok(Plan::Order { what: What::Format(wish), made: Made::default() })
+    let wish = FormatRequest { nsid: sqe.nsid, block_size_bytes: 1 << shift, cntlid, host_id };
+    Ok(Plan::Order { what: NamespaceRequest::Format(wish), made: CreatedNsid::default() })
 }
 
 /// FPI: that it is told how far a format is, and what is left of one.
@@ -102,9 +102,9 @@ mod tests {
         (status.code(), status.dnr())
     }
 
-    fn wished(sqe: Sqe, controller: &mut Controller) -> Formatting {
+    fn wished(sqe: Sqe, controller: &mut Controller) -> FormatRequest {
         match ask(sqe, controller) {
-            Ok(Plan::Order { what: What::Format(wish), .. }) => wish,
+            Ok(Plan::Order { what: NamespaceRequest::Format(wish), .. }) => wish,
             other => panic!("{other:?}"),
         }
     }
@@ -115,7 +115,7 @@ mod tests {
             let mut controller = granted();
             let wish = wished(format(2, erase << 9), &mut controller);
             let host_id = controller.association.host_id;
-            assert_eq!(wish, Formatting { nsid: 2, block_size_bytes: 512, cntlid: 5, host_id });
+            assert_eq!(wish, FormatRequest { nsid: 2, block_size_bytes: 512, cntlid: 5, host_id });
         }
     }
 

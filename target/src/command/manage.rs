@@ -23,8 +23,8 @@ use crate::ana::ANA_GROUPS;
 use crate::controller::Controller;
 use crate::format::SHIFTS;
 use crate::managed::Management;
+use crate::ns_request::{CreateRequest, CreatedNsid, NamespaceRequest};
 use crate::reservation::Barred;
-use crate::steward::{Creation, Made, What};
 use crate::subsystem::Subsystem;
 
 /// The bit of OACS.
@@ -73,12 +73,12 @@ pub(super) fn plan(sqe: &Sqe, controller: &Controller, received: Received) -> Re
 ///
 /// # Errors
 /// The status to answer with.
-pub fn order(sqe: &Sqe, data: &[u8], controller: &Controller) -> Result<What, Status> {
+pub fn order(sqe: &Sqe, data: &[u8], controller: &Controller) -> Result<NamespaceRequest, Status> {
     // A reload may have changed what is granted while the data were under way.
     granted(controller)?;
     let data = data.first_chunk().ok_or(Status::INTERNAL_ERROR)?;
     if sqe.admin_opcode() == AdminOpcode::NAMESPACE_MANAGEMENT {
-        return creation(&NewNamespace::parse(data)).map(What::Create);
+        return creation(&NewNamespace::parse(data)).map(NamespaceRequest::Create);
     }
     let NamespaceAttachment { sel, nsid } = NamespaceAttachment::parse(sqe);
     let count = u16::from_le_bytes([data[0], data[1]]);
@@ -87,8 +87,8 @@ pub fn order(sqe: &Sqe, data: &[u8], controller: &Controller) -> Result<What, St
         return Err(Status::CONTROLLER_LIST_INVALID.with_dnr());
     }
     match sel {
-        AttachmentSelect::ATTACH => Ok(What::Attach { nsid, cntlids }),
-        _ => Ok(What::Detach { nsid, cntlids }),
+        AttachmentSelect::ATTACH => Ok(NamespaceRequest::Attach { nsid, cntlids }),
+        _ => Ok(NamespaceRequest::Detach { nsid, cntlids }),
     }
 }
 
@@ -185,7 +185,7 @@ fn delete(
             return Err(Status::RESERVATION_CONFLICT.with_dnr());
         }
     }
-    Ok(Plan::Order { what: What::Delete { nsid }, made: Made::default() })
+    Ok(Plan::Order { what: NamespaceRequest::Delete { nsid }, made: CreatedNsid::default() })
 }
 
 /// Only what hosts have made can they delete, attach and detach.
@@ -199,7 +199,7 @@ fn made_by_a_host(nsid: u32, subsystem: &Subsystem, management: &Management) -> 
 }
 
 /// What a host wants made, if it can be made at all.
-fn creation(new: &NewNamespace) -> Result<Creation, Status> {
+fn creation(new: &NewNamespace) -> Result<CreateRequest, Status> {
     let invalid = Status::INVALID_FIELD.with_dnr();
     let metadata_in_block = new.flbas >> 4 & 1 == 1;
     let format = FORMATS.get(usize::from(new.format_index())).filter(|_| !metadata_in_block);
@@ -219,7 +219,7 @@ fn creation(new: &NewNamespace) -> Result<Creation, Status> {
         return Err(Status::ANA_GROUP_INVALID.with_dnr());
     }
     let bytes = new.nsze.checked_mul(1 << shift).filter(|bytes| i64::try_from(*bytes).is_ok());
-    Ok(Creation {
+    Ok(CreateRequest {
         bytes: bytes.ok_or(Status::NAMESPACE_INSUFFICIENT_CAPACITY.with_dnr())?,
         block_size_bytes: 1 << shift,
         ana_group: new.anagrpid.max(1),
@@ -310,7 +310,7 @@ pub(super) mod tests {
             let Ok(Plan::Order { what, .. }) = ask(delete(nsid), &mut self::granted()) else {
                 panic!("{nsid}")
             };
-            assert_eq!(what, What::Delete { nsid });
+            assert_eq!(what, NamespaceRequest::Delete { nsid });
         }
     }
 
@@ -357,7 +357,12 @@ pub(super) mod tests {
         };
         let made = |block_size_bytes: u32, ana_group, private| {
             let bytes = 1024 * u64::from(block_size_bytes);
-            Ok(What::Create(Creation { bytes, block_size_bytes, ana_group, private }))
+            Ok(NamespaceRequest::Create(CreateRequest {
+                bytes,
+                block_size_bytes,
+                ana_group,
+                private,
+            }))
         };
         assert_eq!(ask(good), made(512, 1, false));
         assert_eq!(ask(NewNamespace { nmic: 0, ..good }), made(512, 1, true));
@@ -432,10 +437,10 @@ pub(super) mod tests {
         };
         let attach = attachment(AttachmentSelect::ATTACH, 7);
         let what = order(&attach, &list(&[1, 5]), &self::granted());
-        assert_eq!(what, Ok(What::Attach { nsid: 7, cntlids: vec![1, 5] }));
+        assert_eq!(what, Ok(NamespaceRequest::Attach { nsid: 7, cntlids: vec![1, 5] }));
         let detach = attachment(AttachmentSelect::DETACH, 9);
         let what = order(&detach, &list(&[5]), &self::granted());
-        assert_eq!(what, Ok(What::Detach { nsid: 9, cntlids: vec![5] }));
+        assert_eq!(what, Ok(NamespaceRequest::Detach { nsid: 9, cntlids: vec![5] }));
         let mut long = list(&[5]);
         long[..2].copy_from_slice(&2048u16.to_le_bytes());
         for data in [list(&[]), list(&[5, 5]), list(&[5, 1]), long] {

@@ -29,9 +29,9 @@ use nvme::{Sgl, Sqe, Status};
 use rdma::Remote;
 
 use crate::disk::BackingId;
+use crate::ns_request::{CreatedNsid, NamespaceRequest};
 use crate::protection::Protection;
-use crate::reservation::{Order, Reservation};
-use crate::steward::{Made, What};
+use crate::reservation::{IoClass, Order, Reservation};
 use crate::subsystem::Extent;
 use crate::uncorrectable::{Change, Marks};
 
@@ -220,9 +220,9 @@ pub enum Plan {
     /// Hand an order about namespaces to the steward.
     Order {
         /// The order.
-        what: What,
+        what: NamespaceRequest,
         /// Where it leaves the id of a new namespace, which is the answer.
-        made: Made,
+        made: CreatedNsid,
     },
     /// Flush every namespace, then tell the host that shutdown is complete.
     ShutDown {
@@ -245,19 +245,19 @@ pub enum Plan {
 }
 
 impl Plan {
-    /// Whether it does anything with blocks, or with what is known of them: what must be over
-    /// before they become other ones.
+    /// What a fence asks of it.
     #[must_use]
-    pub fn uses_blocks(&self) -> bool {
-        let looks = matches!(
-            self,
+    pub fn io_class(&self) -> IoClass {
+        match self {
+            _ if self.changes_blocks() => IoClass::Changes,
             Plan::Load { .. }
-                | Plan::Compare { .. }
-                | Plan::Verify { .. }
-                | Plan::Flush { .. }
-                | Plan::Protect { .. }
-        );
-        looks || self.changes_blocks()
+            | Plan::Compare { .. }
+            | Plan::Verify { .. }
+            | Plan::Flush { .. }
+            | Plan::Protect { .. } => IoClass::Uses,
+            Plan::Reserve { .. } | Plan::Disconnect => IoClass::Exempt,
+            _ => IoClass::Other,
+        }
     }
 
     /// The store that it is for, where it is one.

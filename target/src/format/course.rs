@@ -11,9 +11,9 @@ use std::sync::Arc;
 use nvme::Status;
 
 use super::{Format, Progress};
+use crate::ns_request::FormatRequest;
 use crate::protection::{self, Protection};
 use crate::reservation::{self, Barred, HostId, Reservation};
-use crate::steward::Formatting;
 use crate::subsystem::Namespace;
 use crate::uncorrectable::{Change, Marks};
 
@@ -41,7 +41,7 @@ impl Course {
     /// Why it cannot be formatted, or not so: that may have changed since the order was given. Format
     /// in Progress when another one has begun.
     pub fn begin(
-        wish: Formatting,
+        wish: FormatRequest,
         namespace: &Namespace,
         format: &Arc<Format>,
     ) -> Result<Course, Status> {

@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use super::{Entry, HOSTS_MAX, Record};
 use crate::config::ManagedConfig;
-use crate::steward::{Creation, FAILED, What};
+use crate::ns_request::{CreateRequest, FAILED, NamespaceRequest};
 
 /// One step.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -86,21 +86,21 @@ impl Undertaking {
     /// # Errors
     /// The status to answer with: it is not to be done.
     pub fn new(
-        what: &What,
+        what: &NamespaceRequest,
         record: &Record,
         situation: &Situation<'_>,
     ) -> Result<Undertaking, Status> {
         let plan = match what {
-            What::Create(new) => create(*new, record, situation)?,
-            What::Delete { nsid } => delete(*nsid, record, situation)?,
-            What::Attach { nsid, cntlids } => {
+            NamespaceRequest::Create(new) => create(*new, record, situation)?,
+            NamespaceRequest::Delete { nsid } => delete(*nsid, record, situation)?,
+            NamespaceRequest::Attach { nsid, cntlids } => {
                 change_hosts(*nsid, cntlids, true, record, situation)?
             }
-            What::Detach { nsid, cntlids } => {
+            NamespaceRequest::Detach { nsid, cntlids } => {
                 change_hosts(*nsid, cntlids, false, record, situation)?
             }
             // Takes long, and is nobody's who has the shelf: `formatting.rs`.
-            What::Format(_) => return Err(FAILED),
+            NamespaceRequest::Format(_) => return Err(FAILED),
         };
         Ok(Undertaking { rest: plan.into(), otherwise: Vec::new() })
     }
@@ -128,7 +128,7 @@ impl Undertaking {
 }
 
 fn create(
-    new: Creation,
+    new: CreateRequest,
     record: &Record,
     situation: &Situation<'_>,
 ) -> Result<Vec<Planned>, Status> {
@@ -285,7 +285,7 @@ mod tests {
             Bench { kept, files, open, served }
         }
 
-        fn undertaking(&self, what: &What) -> Result<Undertaking, Status> {
+        fn undertaking(&self, what: &NamespaceRequest) -> Result<Undertaking, Status> {
             let host = |n: u8| format!("nqn.2026-11.io.nvmfd:host{n}").parse().unwrap();
             let granted = ManagedConfig {
                 directory: "/m".into(),
@@ -345,19 +345,24 @@ mod tests {
         }
     }
 
-    fn orders() -> Vec<What> {
-        let new = Creation { bytes: 1 << 20, block_size_bytes: 512, ana_group: 1, private: false };
+    fn orders() -> Vec<NamespaceRequest> {
+        let new =
+            CreateRequest { bytes: 1 << 20, block_size_bytes: 512, ana_group: 1, private: false };
         vec![
-            What::Create(new),
-            What::Delete { nsid: 7 },
-            What::Delete { nsid: NSID_ALL },
-            What::Attach { nsid: 7, cntlids: vec![3] },
-            What::Detach { nsid: 7, cntlids: vec![1] },
+            NamespaceRequest::Create(new),
+            NamespaceRequest::Delete { nsid: 7 },
+            NamespaceRequest::Delete { nsid: NSID_ALL },
+            NamespaceRequest::Attach { nsid: 7, cntlids: vec![3] },
+            NamespaceRequest::Detach { nsid: 7, cntlids: vec![1] },
         ]
     }
 
     /// Takes all steps, of which the one of this number is not possible.
-    fn run(what: &What, bench: &mut Bench, failing: Option<usize>) -> (usize, Result<u32, Status>) {
+    fn run(
+        what: &NamespaceRequest,
+        bench: &mut Bench,
+        failing: Option<usize>,
+    ) -> (usize, Result<u32, Status>) {
         let mut undertaking = bench.undertaking(what).unwrap();
         let mut possible = true;
         for number in 0.. {
@@ -382,7 +387,10 @@ mod tests {
         for what in orders() {
             let mut after = Bench::new();
             let (steps, outcome) = run(&what, &mut after, None);
-            assert_eq!(outcome, Ok(if matches!(what, What::Create(_)) { 2 } else { 0 }));
+            assert_eq!(
+                outcome,
+                Ok(if matches!(what, NamespaceRequest::Create(_)) { 2 } else { 0 })
+            );
             assert_eq!((&after.open, &after.uuids()), (&after.uuids(), &after.open));
             let mut done = 0;
             for cut in 0..=steps {
@@ -428,16 +436,33 @@ mod tests {
     fn what_is_not_to_be_done_is_refused_at_once() {
         let bench = Bench::new();
         let create = |bytes| {
-            What::Create(Creation { bytes, block_size_bytes: 512, ana_group: 1, private: false })
+            NamespaceRequest::Create(CreateRequest {
+                bytes,
+                block_size_bytes: 512,
+                ana_group: 1,
+                private: false,
+            })
         };
         for (what, refused) in [
             (create((1 << 20) + 512), Status::NAMESPACE_INSUFFICIENT_CAPACITY),
-            (What::Delete { nsid: 2 }, Status::INVALID_NAMESPACE),
-            (What::Attach { nsid: 2, cntlids: vec![1] }, Status::INVALID_NAMESPACE),
-            (What::Attach { nsid: 7, cntlids: vec![1, 3] }, Status::NAMESPACE_ALREADY_ATTACHED),
-            (What::Attach { nsid: 3, cntlids: vec![1, 3] }, Status::NAMESPACE_IS_PRIVATE),
-            (What::Attach { nsid: 7, cntlids: vec![2] }, Status::CONTROLLER_LIST_INVALID),
-            (What::Detach { nsid: 7, cntlids: vec![3] }, Status::NAMESPACE_NOT_ATTACHED),
+            (NamespaceRequest::Delete { nsid: 2 }, Status::INVALID_NAMESPACE),
+            (NamespaceRequest::Attach { nsid: 2, cntlids: vec![1] }, Status::INVALID_NAMESPACE),
+            (
+                NamespaceRequest::Attach { nsid: 7, cntlids: vec![1, 3] },
+                Status::NAMESPACE_ALREADY_ATTACHED,
+            ),
+            (
+                NamespaceRequest::Attach { nsid: 3, cntlids: vec![1, 3] },
+                Status::NAMESPACE_IS_PRIVATE,
+            ),
+            (
+                NamespaceRequest::Attach { nsid: 7, cntlids: vec![2] },
+                Status::CONTROLLER_LIST_INVALID,
+            ),
+            (
+                NamespaceRequest::Detach { nsid: 7, cntlids: vec![3] },
+                Status::NAMESPACE_NOT_ATTACHED,
+            ),
         ] {
             let said = bench.undertaking(&what).map(|_| ()).unwrap_err();
             assert!(said.is(refused) && said.dnr(), "{what:?}: {said}");

@@ -4,7 +4,8 @@ use nvme::Status;
 
 use super::{Io, Queue, Serves};
 use crate::command::{Plan, manage};
-use crate::steward::{Made, Order, What};
+use crate::ns_request::{CreatedNsid, NamespaceRequest};
+use crate::steward::Order;
 
 impl Queue {
     /// The data of a Namespace Management or Attachment command are here.
@@ -17,13 +18,19 @@ impl Queue {
             _ => Err(Status::INVALID_OPCODE.with_dnr()),
         };
         match what {
-            Ok(what) => self.ask_steward(slot, what, Made::default(), io),
+            Ok(what) => self.ask_steward(slot, what, CreatedNsid::default(), io),
             Err(status) => self.answer(slot, Err(status), io),
         }
     }
 
     /// Hands an order to the steward. Its answer comes home as that of the keeper does.
-    pub(super) fn ask_steward(&mut self, slot: u16, what: What, made: Made, io: &mut Io<'_>) {
+    pub(super) fn ask_steward(
+        &mut self,
+        slot: u16,
+        what: NamespaceRequest,
+        made: CreatedNsid,
+        io: &mut Io<'_>,
+    ) {
         let Some(association) = self.association() else {
             return self.answer(slot, Err(Status::INTERNAL_ERROR), io);
         };

@@ -90,7 +90,7 @@ impl Queue {
                 State::Pulling | State::AtDisk => false,
             };
             // A fabrics command names no namespace: its type lies where others have one.
-            if entry.sqe.is_fabrics() || !fence.ends(&entry.plan, entry.sqe.nsid) {
+            if entry.sqe.is_fabrics() || !fence.ends(entry.plan.io_class(), entry.sqe.nsid) {
                 continue;
             }
             match waits && self.link == Link::Open {

@@ -2,17 +2,15 @@
 //! preempted host, still changes blocks, or still does anything with them, holds the fence, and when
 //! the last one lets go, who waits behind it goes on.
 
+use std::fmt;
 use std::sync::mpsc::Sender;
 
 use nvme::{NSID_ALL, Nqn, Status};
 
 use super::HostId;
-use super::keeper::Word;
-use crate::command::Plan;
 
 /// Which commands are to end. Reactors answer those that have not begun; those that are at the
 /// disk cannot be recalled, so their slots hold the fence until they come home.
-#[derive(Debug)]
 pub struct Fence {
     /// The subsystem.
     pub subsystem: Nqn,
@@ -20,9 +18,23 @@ pub struct Fence {
     pub nsids: Vec<u32>,
     /// Whose commands.
     pub whose: Fenced,
-    /// Drops it where nobody is told: who waits sees that.
-    _waiting: Option<Sender<()>>,
-    keeper: Option<(u64, Sender<Word>)>,
+    drained: Option<Drained>,
+}
+
+/// What is called when nobody holds a fence any more, on the thread that held it last.
+type Drained = Box<dyn FnOnce() + Send + Sync>;
+
+/// What a command does, as far as a fence asks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum IoClass {
+    /// It changes blocks, or may.
+    Changes,
+    /// It uses blocks, or what is known of them, and changes none.
+    Uses,
+    /// It has nothing to do with blocks.
+    Other,
+    /// It is a reservation command or Disconnect, which goes on also where its host was preempted.
+    Exempt,
 }
 
 /// Whose commands end.
@@ -37,24 +49,21 @@ pub enum Fenced {
 }
 
 impl Fence {
-    /// A fence that tells `keeper` of this ticket when nobody holds it any more.
+    /// A fence; `drained` is called when nobody holds it any more, and must not wait.
     #[must_use]
     pub fn new(
         subsystem: Nqn,
         nsids: Vec<u32>,
         whose: Fenced,
-        ticket: u64,
-        keeper: Sender<Word>,
+        drained: impl FnOnce() + Send + Sync + 'static,
     ) -> Fence {
-        let keeper = Some((ticket, keeper));
-        Fence { subsystem, nsids, whose, _waiting: None, keeper }
+        Fence { subsystem, nsids, whose, drained: Some(Box::new(drained)) }
     }
 
     /// A fence around a namespace that is formatted; `waiting` goes when nobody holds it any more.
     #[must_use]
     pub fn around(subsystem: Nqn, nsid: u32, waiting: Sender<()>) -> Fence {
-        let (nsids, whose) = (vec![nsid], Fenced::Users);
-        Fence { subsystem, nsids, whose, _waiting: Some(waiting), keeper: None }
+        Fence::new(subsystem, vec![nsid], Fenced::Users, move || drop(waiting))
     }
 
     /// Whether commands of a host, on the admin queue or an I/O queue, may have to end.
@@ -68,11 +77,11 @@ impl Fence {
 
     /// Whether such a command has to end.
     #[must_use]
-    pub fn ends(&self, plan: &Plan, nsid: u32) -> bool {
+    pub fn ends(&self, class: IoClass, nsid: u32) -> bool {
         let ends = match self.whose {
-            Fenced::Preempted(_) => !matches!(plan, Plan::Reserve { .. } | Plan::Disconnect),
-            Fenced::Writers => plan.changes_blocks(),
-            Fenced::Users => plan.uses_blocks(),
+            Fenced::Preempted(_) => class != IoClass::Exempt,
+            Fenced::Writers => class == IoClass::Changes,
+            Fenced::Users => matches!(class, IoClass::Changes | IoClass::Uses),
         };
         // One command may protect all namespaces.
         let all = nsid == NSID_ALL && self.whose == Fenced::Users;
@@ -92,9 +101,17 @@ impl Fence {
 
 impl Drop for Fence {
     fn drop(&mut self) {
-        if let Some((ticket, keeper)) = &self.keeper {
-            // A keeper that has ended answers nobody.
-            let _ = keeper.send(Word::Drained(*ticket));
+        if let Some(drained) = self.drained.take() {
+            drained();
         }
+    }
+}
+
+impl fmt::Debug for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Fence { subsystem, nsids, whose, drained: _ } = self;
+        let mut shown = f.debug_struct("Fence");
+        shown.field("subsystem", subsystem).field("nsids", nsids).field("whose", whose);
+        shown.finish_non_exhaustive()
     }
 }

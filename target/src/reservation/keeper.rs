@@ -223,7 +223,11 @@ impl Keeper {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         self.fenced.insert(ticket, asker);
-        Arc::new(Fence::new(subsystem, nsids, whose, ticket, self.sender.clone()))
+        let sender = self.sender.clone();
+        Arc::new(Fence::new(subsystem, nsids, whose, move || {
+            // A keeper that has ended answers nobody.
+            let _ = sender.send(Word::Drained(ticket));
+        }))
     }
 }
 

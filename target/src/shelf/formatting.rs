@@ -15,9 +15,9 @@ use super::{PATIENCE, Shelf};
 use crate::disk::{Backing, Health};
 use crate::format::course::Course;
 use crate::history::Happening;
+use crate::ns_request::FormatRequest;
 use crate::registry::Registry;
 use crate::reservation::Fence;
-use crate::steward::Formatting;
 use crate::stores::Store;
 
 /// A format that has begun.
@@ -35,12 +35,12 @@ struct Begun {
 /// The status to answer with; the block size is as before, and what was read may be gone.
 pub(crate) fn carry_out(
     nqn: Nqn,
-    wish: Formatting,
+    wish: FormatRequest,
     shelf: &Mutex<Shelf>,
     registry: &Registry,
 ) -> Result<(), Status> {
     let outcome = format(nqn, wish, shelf, registry);
-    let Formatting { nsid, block_size_bytes, cntlid, .. } = wish;
+    let FormatRequest { nsid, block_size_bytes, cntlid, .. } = wish;
     match outcome {
         Ok(()) => info!(subsystem = %nqn, nsid, block_size_bytes, "namespace formatted"),
         Err(status) => warn!(subsystem = %nqn, nsid, %status, "namespace not formatted"),
@@ -67,7 +67,7 @@ pub(super) fn interrupt<'a>(gone: impl Iterator<Item = &'a Store>) {
 
 fn format(
     nqn: Nqn,
-    wish: Formatting,
+    wish: FormatRequest,
     shelf: &Mutex<Shelf>,
     registry: &Registry,
 ) -> Result<(), Status> {
@@ -90,7 +90,12 @@ fn format(
 
 impl Shelf {
     /// Has everybody refuse I/O from now on; `waiting` goes when what came before is over.
-    fn begin(&mut self, nqn: Nqn, wish: Formatting, waiting: Sender<()>) -> Result<Begun, Status> {
+    fn begin(
+        &mut self,
+        nqn: Nqn,
+        wish: FormatRequest,
+        waiting: Sender<()>,
+    ) -> Result<Begun, Status> {
         let nsid = wish.nsid;
         let gone = Status::INVALID_NAMESPACE.with_dnr();
         let subsystem = self.registry.subsystem(&nqn).ok_or(gone)?;

@@ -23,9 +23,10 @@ use crate::format::Formats;
 use crate::history::Happening;
 use crate::mailbox::Mail;
 use crate::managed::{Catalog, Entry, Folder, Record, Situation, Step, Undertaking};
+use crate::ns_request::{FAILED, NamespaceRequest};
 use crate::protection;
 use crate::reservation::{self, HostId};
-use crate::steward::{FAILED, Order, What};
+use crate::steward::Order;
 use crate::stores::{self, Place};
 use crate::target::Fatal;
 
@@ -79,15 +80,19 @@ pub(crate) fn carry_out(shelf: &Mutex<Shelf>, order: &Order) -> Result<u32, Stat
 fn tell(order: &Order, made: u32) {
     let (nqn, host) = (order.subsystem, order.host);
     match &order.what {
-        What::Create(_) => info!(subsystem = %nqn, nsid = made, %host, "namespace created"),
-        What::Delete { nsid } => info!(subsystem = %nqn, nsid, %host, "namespace deleted"),
-        What::Attach { nsid, cntlids } => {
+        NamespaceRequest::Create(_) => {
+            info!(subsystem = %nqn, nsid = made, %host, "namespace created")
+        }
+        NamespaceRequest::Delete { nsid } => {
+            info!(subsystem = %nqn, nsid, %host, "namespace deleted")
+        }
+        NamespaceRequest::Attach { nsid, cntlids } => {
             info!(subsystem = %nqn, nsid, ?cntlids, %host, "namespace attached");
         }
-        What::Detach { nsid, cntlids } => {
+        NamespaceRequest::Detach { nsid, cntlids } => {
             info!(subsystem = %nqn, nsid, ?cntlids, %host, "namespace detached");
         }
-        What::Format(_) => {}
+        NamespaceRequest::Format(_) => {}
     }
 }
 
@@ -216,7 +221,7 @@ impl Shelf {
     fn change_of(&self, order: &Order) -> Option<ChangeNamespace> {
         let sel = |sel: ManagementSelect| u32::from(sel.0);
         match order.what {
-            What::Create(new) => {
+            NamespaceRequest::Create(new) => {
                 let shift = new.block_size_bytes.trailing_zeros() as u8;
                 let blocks = new.bytes >> shift;
                 Some(ChangeNamespace {
@@ -229,7 +234,7 @@ impl Shelf {
                     ..ChangeNamespace::default()
                 })
             }
-            What::Delete { nsid } => {
+            NamespaceRequest::Delete { nsid } => {
                 // Of all at once nothing is said but that.
                 let store = self.stores.store(order.subsystem, nsid);
                 let entry = self.catalogs.get(&order.subsystem);

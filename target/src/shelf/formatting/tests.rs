@@ -46,7 +46,7 @@ fn config_of(folder: &Path, bytes: usize, block_size: u32, more: &str) -> Config
 /// What is served without a reactor; and what was told.
 fn shelf(config: &Config) -> (Mutex<Shelf>, Vec<String>) {
     let registry = Arc::new(Registry::new(Vec::new(), 8, 0));
-    let tender = Arc::new(Tender::start(Vec::new()).unwrap());
+    let tender = Arc::new(Tender::start(Vec::<crate::mailbox::Sender>::new()).unwrap());
     let stores = Stores::new(config.state_directory.clone(), 0);
     let next = patiently(|| Next::open(config, &stores, &Catalogs::new()));
     let ledger = Arc::new(Ledger::open(None, PowerMeter::default()));
@@ -87,7 +87,7 @@ fn reload(shelf: &Mutex<Shelf>, config: Config) -> Result<Vec<String>, String> {
 
 fn format_to(shelf: &Mutex<Shelf>, block_size_bytes: u32) -> Result<(), u16> {
     let registry = Arc::clone(&lock(shelf).registry);
-    let wish = Formatting { nsid: 1, block_size_bytes, cntlid: 1, host_id: HOST_ID };
+    let wish = FormatRequest { nsid: 1, block_size_bytes, cntlid: 1, host_id: HOST_ID };
     carry_out(nqn(), wish, shelf, &registry).map_err(|status| status.code())
 }
 

@@ -14,11 +14,11 @@ use crate::config::{Config, Missing, NamespaceConfig, NamespaceKind};
 use crate::kept::tests::{doomed, hinder_before, kill_before, run_killed};
 use crate::ledger::Ledger;
 use crate::managed::{Catalogs, HOSTS_MAX};
+use crate::ns_request::{CreateRequest, CreatedNsid};
 use crate::power::PowerMeter;
 use crate::registry::Registry;
 use crate::registry::tests::visit;
 use crate::reservation::tests::{clear, reserve};
-use crate::steward::{Creation, Made};
 use crate::stores::Stores;
 use crate::tender::Tender;
 
@@ -50,7 +50,7 @@ fn shelf(config: &Config) -> Shelf {
 /// Nothing is served yet.
 fn empty_shelf(config: &Config, stores: Stores) -> Shelf {
     let registry = Arc::new(Registry::new(Vec::new(), 8, 0));
-    let tender = Arc::new(Tender::start(Vec::new()).unwrap());
+    let tender = Arc::new(Tender::start(Vec::<crate::mailbox::Sender>::new()).unwrap());
     let ledger = Arc::new(Ledger::open(None, PowerMeter::default()));
     Shelf::new(config.clone(), stores, registry, tender, ledger, false)
 }
@@ -83,22 +83,27 @@ fn patiently(open: impl Fn() -> Result<Next, Fatal>) -> Next {
     }
 }
 
-fn order(host: Nqn, what: What) -> Order {
+fn order(host: Nqn, what: NamespaceRequest) -> Order {
     let subsystem = NQN.parse().unwrap();
-    let (host_id, made) = ([1; 16], Made::default());
+    let (host_id, made) = ([1; 16], CreatedNsid::default());
     Order { subsystem, host, host_id, cntlid: 1, what, made, reactor: 0, tag: 0 }
 }
 
-fn create(mib: u64) -> What {
-    What::Create(Creation { bytes: mib * MIB, block_size_bytes: 512, ana_group: 1, private: false })
+fn create(mib: u64) -> NamespaceRequest {
+    NamespaceRequest::Create(CreateRequest {
+        bytes: mib * MIB,
+        block_size_bytes: 512,
+        ana_group: 1,
+        private: false,
+    })
 }
 
-fn attach(nsid: u32, cntlids: &[u16]) -> What {
-    What::Attach { nsid, cntlids: cntlids.to_vec() }
+fn attach(nsid: u32, cntlids: &[u16]) -> NamespaceRequest {
+    NamespaceRequest::Attach { nsid, cntlids: cntlids.to_vec() }
 }
 
-fn detach(nsid: u32, cntlids: &[u16]) -> What {
-    What::Detach { nsid, cntlids: cntlids.to_vec() }
+fn detach(nsid: u32, cntlids: &[u16]) -> NamespaceRequest {
+    NamespaceRequest::Detach { nsid, cntlids: cntlids.to_vec() }
 }
 
 /// Who carries out orders has to let the shelf go in between.
@@ -112,7 +117,7 @@ fn carry_out(shelf: &mut Shelf, order: &Order) -> Result<u32, Status> {
     outcome
 }
 
-fn ask(shelf: &mut Shelf, what: What) -> Result<u32, u16> {
+fn ask(shelf: &mut Shelf, what: NamespaceRequest) -> Result<u32, u16> {
     let outcome = carry_out(shelf, &order(host(1), what));
     outcome.map_err(|status| {
         assert!(status.dnr(), "{status}");
@@ -159,10 +164,10 @@ fn namespaces_are_made_attached_detached_and_deleted() {
     drop(shelf);
     let mut shelf = self::shelf(&config);
     assert_eq!([seen(&shelf, 1), seen(&shelf, 2)], [vec![2, 3], vec![1, 2]]);
-    assert_eq!(ask(&mut shelf, What::Delete { nsid: 3 }), Ok(0), "detached before");
+    assert_eq!(ask(&mut shelf, NamespaceRequest::Delete { nsid: 3 }), Ok(0), "detached before");
     assert_eq!((seen(&shelf, 1), images(folder.path()).len()), (vec![2], 1));
     assert_eq!(ask(&mut shelf, create(3)), Ok(3), "there is room again");
-    assert_eq!(ask(&mut shelf, What::Delete { nsid: NSID_ALL }), Ok(0));
+    assert_eq!(ask(&mut shelf, NamespaceRequest::Delete { nsid: NSID_ALL }), Ok(0));
     assert_eq!(
         (seen(&shelf, 2), images(folder.path()).len()),
         (vec![2], 0),
@@ -235,7 +240,7 @@ fn each_refusal_has_its_status_and_changes_nothing() {
         (detach(1, &[9]), Err(0x11C)),
         (attach(2, &[2]), Err(0x00B)),
         (detach(5, &[1]), Err(0x00B)),
-        (What::Delete { nsid: 2 }, Err(0x00B)),
+        (NamespaceRequest::Delete { nsid: 2 }, Err(0x00B)),
     ] {
         assert_eq!(ask(&mut shelf, what.clone()), outcome, "{what:?}");
     }
@@ -247,7 +252,7 @@ fn each_refusal_has_its_status_and_changes_nothing() {
     assert_eq!(images(folder.path()).len(), 1);
     assert_eq!(ask(&mut shelf, create(1)), Ok(3));
     assert_eq!(ask(&mut shelf, create(2)), Err(0x115), "the quota");
-    assert_eq!(ask(&mut shelf, What::Delete { nsid: 1 }), Ok(0));
+    assert_eq!(ask(&mut shelf, NamespaceRequest::Delete { nsid: 1 }), Ok(0));
     assert_eq!((ask(&mut shelf, create(1)), ask(&mut shelf, create(1))), (Ok(1), Ok(4)));
     assert_eq!(ask(&mut shelf, create(1)), Err(0x116), "as many as may be");
 }
@@ -261,7 +266,7 @@ fn what_is_protected_or_reserved_meanwhile_is_not_deleted() {
     assert_eq!([ask(&mut shelf, create(1)), ask(&mut shelf, create(1))], [Ok(1), Ok(3)]);
     let store = |shelf: &Shelf, nsid| shelf.stores.store(NQN.parse().unwrap(), nsid).cloned();
     let [one, three] = [1, 3].map(|nsid| store(&shelf, nsid).unwrap());
-    let deletes = [3, NSID_ALL].map(|nsid| What::Delete { nsid });
+    let deletes = [3, NSID_ALL].map(|nsid| NamespaceRequest::Delete { nsid });
     reserve(&three.reservation, [2; 16]);
     for delete in &deletes {
         assert_eq!(ask(&mut shelf, delete.clone()), Err(0x083), "{delete:?}");
@@ -275,7 +280,7 @@ fn what_is_protected_or_reserved_meanwhile_is_not_deleted() {
     assert_eq!(images(folder.path()).len(), 2);
     assert_eq!(one.protection.change(WriteProtectState::NONE), Ok(true));
     reserve(&one.reservation, [1; 16]);
-    assert_eq!(ask(&mut shelf, What::Delete { nsid: 1 }), Ok(0), "of whoever has it");
+    assert_eq!(ask(&mut shelf, NamespaceRequest::Delete { nsid: 1 }), Ok(0), "of whoever has it");
     assert_eq!(images(folder.path()).len(), 1);
 }
 
@@ -284,11 +289,15 @@ fn the_log_says_of_a_deleted_namespace_what_it_said_when_it_was_made() {
     let folder = tempdir().unwrap();
     let mut shelf = shelf(&config(folder.path()));
     for (private, nmic) in [(false, 1), (true, 0)] {
-        let what =
-            What::Create(Creation { bytes: MIB, block_size_bytes: 512, ana_group: 1, private });
+        let what = NamespaceRequest::Create(CreateRequest {
+            bytes: MIB,
+            block_size_bytes: 512,
+            ana_group: 1,
+            private,
+        });
         let made = shelf.change_of(&order(host(1), what.clone())).unwrap();
         let nsid = ask(&mut shelf, what).unwrap();
-        let gone = shelf.change_of(&order(host(1), What::Delete { nsid })).unwrap();
+        let gone = shelf.change_of(&order(host(1), NamespaceRequest::Delete { nsid })).unwrap();
         assert_eq!((made.nmic, gone.nmic), (nmic, nmic));
         assert_eq!(gone, ChangeNamespace { cdw10: gone.cdw10, nsid, ..made });
     }
@@ -397,9 +406,13 @@ fn what_is_awaited_or_protected_is_not_deleted_while_it_is_away() {
     fs::remove_file(&three_image).unwrap();
     let mut shelf = begin();
     for nsid in [1, NSID_ALL] {
-        assert_eq!(ask(&mut shelf, What::Delete { nsid }), Err(0x020), "{nsid}: it is protected");
+        assert_eq!(
+            ask(&mut shelf, NamespaceRequest::Delete { nsid }),
+            Err(0x020),
+            "{nsid}: it is protected"
+        );
     }
-    assert_eq!(ask(&mut shelf, What::Delete { nsid: 3 }), Ok(0), "nobody relies on it");
+    assert_eq!(ask(&mut shelf, NamespaceRequest::Delete { nsid: 3 }), Ok(0), "nobody relies on it");
     end(shelf);
 
     // It is there, and somebody else has it.
@@ -410,7 +423,8 @@ fn what_is_awaited_or_protected_is_not_deleted_while_it_is_away() {
     let next = Next::open(&config, &stores, &Catalogs::new()).unwrap();
     let mut shelf = empty_shelf(&config, stores);
     shelf.adopt(next, Vec::new());
-    let refused = carry_out(&mut shelf, &order(host(1), What::Delete { nsid: NSID_ALL }));
+    let refused =
+        carry_out(&mut shelf, &order(host(1), NamespaceRequest::Delete { nsid: NSID_ALL }));
     assert_eq!(refused, Err(Health::NOT_READY), "it is awaited");
     assert!(one_image.exists());
 }
@@ -427,7 +441,7 @@ fn nothing_is_ordered_in_the_folder_of_before_while_another_one_is_awaited() {
     shelf.set_config(new);
     shelf.adopt(next, Vec::new());
     assert_eq!(shelf.stores.awaited().len(), 1);
-    for what in [What::Delete { nsid: NSID_ALL }, create(1)] {
+    for what in [NamespaceRequest::Delete { nsid: NSID_ALL }, create(1)] {
         assert_eq!(carry_out(&mut shelf, &order(host(1), what)), Err(FAILED));
     }
     assert_eq!(images(folder.path()).len(), 1);
@@ -440,7 +454,7 @@ fn nothing_is_begun_in_a_folder_that_hangs() {
     let (go_on, hangs) = std::sync::mpsc::channel::<()>();
     let hang = move || hangs.recv().map_err(|_| "too late".to_owned());
     assert!(shelf.stores.begin(folder.path(), hang).by(Instant::now()).is_err());
-    for what in [create(1), What::Delete { nsid: NSID_ALL }] {
+    for what in [create(1), NamespaceRequest::Delete { nsid: NSID_ALL }] {
         assert_eq!(carry_out(&mut shelf, &order(host(1), what)), Err(FAILED));
     }
     drop(go_on);
@@ -462,7 +476,7 @@ fn who_waits_for_a_folder_keeps_nobody_from_the_shelf_and_owes_what_cannot_be_pu
     nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let own = Arc::clone(&shelf);
     let deletes = std::thread::spawn(move || {
-        super::carry_out(&own, &order(host(1), What::Delete { nsid: 1 }))
+        super::carry_out(&own, &order(host(1), NamespaceRequest::Delete { nsid: 1 }))
     });
     // Its thread sleeps in the pipe then, unless it has not begun yet.
     std::thread::sleep(Duration::from_millis(50));
@@ -505,7 +519,7 @@ fn a_delete_that_was_refused_is_not_carried_out_by_the_next_start() {
     let (path, aside) = (folder.path().to_owned(), folder.path().with_extension("aside"));
     let (from, to) = (path.clone(), aside.clone());
     hinder_before(5, move || fs::rename(from, to).unwrap());
-    let refused = carry_out(&mut shelf, &order(host(1), What::Delete { nsid: 1 }));
+    let refused = carry_out(&mut shelf, &order(host(1), NamespaceRequest::Delete { nsid: 1 }));
     assert_eq!((refused, found(&shelf).len()), (Err(FAILED), 1));
     fs::rename(&aside, &path).unwrap();
     crate::wait::make_good(shelf.owing(), Instant::now() + Duration::from_secs(60));
@@ -516,16 +530,16 @@ fn a_delete_that_was_refused_is_not_carried_out_by_the_next_start() {
 }
 
 /// What hosts do in the life of the process that is killed.
-fn orders() -> Vec<What> {
+fn orders() -> Vec<NamespaceRequest> {
     vec![
         create(1),
         attach(1, &[1]),
         create(2),
         attach(3, &[1, 2]),
         detach(3, &[1]),
-        What::Delete { nsid: 1 },
+        NamespaceRequest::Delete { nsid: 1 },
         create(1),
-        What::Delete { nsid: NSID_ALL },
+        NamespaceRequest::Delete { nsid: NSID_ALL },
     ]
 }
 
@@ -536,8 +550,8 @@ type Found = BTreeMap<u32, (u64, BTreeSet<Nqn>)>;
 fn a_private_namespace_is_one_of_a_host() {
     let folder = tempdir().unwrap();
     let mut shelf = shelf(&config(folder.path()));
-    let new = Creation { bytes: MIB, block_size_bytes: 512, ana_group: 1, private: true };
-    let nsid = ask(&mut shelf, What::Create(new)).unwrap();
+    let new = CreateRequest { bytes: MIB, block_size_bytes: 512, ana_group: 1, private: true };
+    let nsid = ask(&mut shelf, NamespaceRequest::Create(new)).unwrap();
     assert_eq!(ask(&mut shelf, attach(nsid, &[1, 2])), Err(0x119), "two hosts");
     assert_eq!(ask(&mut shelf, attach(nsid, &[1])), Ok(0));
     assert_eq!(ask(&mut shelf, attach(nsid, &[1])), Err(0x118));
@@ -603,7 +617,7 @@ fn a_process_killed_anywhere_leaves_the_namespaces_before_or_after_an_order() {
         assert!(catalog.record().unsettled.is_empty());
         let subsystem = shelf.registry.subsystem(&NQN.parse().unwrap()).unwrap();
         assert_eq!(subsystem.namespaces.len(), now.len() + 1, "with the one that is declared");
-        assert_eq!(ask(&mut shelf, What::Delete { nsid: NSID_ALL }), Ok(0));
+        assert_eq!(ask(&mut shelf, NamespaceRequest::Delete { nsid: NSID_ALL }), Ok(0));
     }
     println!("{kills} kills: {before} found the namespaces before, {after} those after");
     assert!(kills >= 50 && before > 0 && after > 0, "{kills} kills, {before} + {after}");

@@ -12,8 +12,9 @@ use nvmfd::disk::{BackingId, Done};
 use nvmfd::format::course::Course;
 use nvmfd::format::{Format, Formats};
 use nvmfd::mailbox::Mail;
+use nvmfd::ns_request::NamespaceRequest;
 use nvmfd::reservation::Fence;
-use nvmfd::steward::{Order, What};
+use nvmfd::steward::Order;
 use rdma::Tag;
 use tempfile::TempDir;
 
@@ -195,7 +196,9 @@ impl Target {
     }
 
     fn begin(&mut self, order: &Order, profile: &Profile) -> Result<(), Status> {
-        let What::Format(wish) = &order.what else { return Err(Status::INTERNAL_ERROR) };
+        let NamespaceRequest::Format(wish) = &order.what else {
+            return Err(Status::INTERNAL_ERROR);
+        };
         let (space, gone) = (wish.nsid as usize - 1, Status::INVALID_NAMESPACE.with_dnr());
         let subsystem = self.registry.subsystem(&subnqn()).ok_or(gone)?;
         let namespace = subsystem.namespace(wish.nsid).map_err(|_| gone)?;

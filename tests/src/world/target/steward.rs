@@ -19,9 +19,10 @@ use nvmfd::disk::{BackingId, Done, Geometry, Health};
 use nvmfd::format::Formats;
 use nvmfd::mailbox::Mail;
 use nvmfd::managed::{Allocated, Entry, Management, Record, Situation, Step, Undertaking};
+use nvmfd::ns_request::NamespaceRequest;
 use nvmfd::protection::Protection;
 use nvmfd::reservation::Reservation;
-use nvmfd::steward::{Order, What, Word};
+use nvmfd::steward::{Order, Word};
 use nvmfd::subsystem::Namespace;
 use nvmfd::uncorrectable::Marks;
 use rdma::soft::sim::Dice;
@@ -382,7 +383,7 @@ impl Target {
         let order = loop {
             let Ok(Word::Order(order)) = self.steward.words.try_recv() else { return None };
             match order.what {
-                What::Format(_) => self.order_format(*order),
+                NamespaceRequest::Format(_) => self.order_format(*order),
                 _ => break order,
             }
         };
