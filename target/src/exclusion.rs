@@ -32,11 +32,11 @@ mod spans;
 use std::array;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::disk::BackingId;
-use crate::mailbox::Sender;
 use crate::reactor::BACKINGS;
+use crate::sched::Waker;
 use spans::Spans;
 
 /// So many changes without a fused command, and changes are no longer watched.
@@ -72,7 +72,7 @@ pub struct Exclusion {
     left: [AtomicU64; (BACKINGS / u64::BITS) as usize],
     /// How often the flag of fused commands was raised.
     round: AtomicU32,
-    reactors: Vec<Sender>,
+    reactors: Vec<Arc<dyn Waker>>,
     table: Mutex<Table>,
 }
 
@@ -105,7 +105,7 @@ struct Entry {
 impl Exclusion {
     /// For these reactors; nobody has claimed anything.
     #[must_use]
-    pub fn new(reactors: Vec<Sender>) -> Exclusion {
+    pub fn new(reactors: Vec<Arc<dyn Waker>>) -> Exclusion {
         Exclusion {
             watching: AtomicU8::new(0),
             left: array::from_fn(|_| AtomicU64::new(0)),
@@ -236,7 +236,7 @@ impl Exclusion {
             table.awaited = self.reactors.len() as u64;
             self.watching.fetch_or(FUSED, Ordering::Relaxed);
             self.round.fetch_add(1, Ordering::Release);
-            self.reactors.iter().for_each(Sender::ring);
+            self.reactors.iter().for_each(|reactor| reactor.wake());
         }
     }
 
@@ -280,7 +280,7 @@ impl Exclusion {
             table.waiting.remove(ticket, &claim);
             table.entries.insert(ticket, Entry { claim, granted: true, left: false });
             if let Some(reactor) = self.reactors.get(claim.reactor) {
-                reactor.ring();
+                reactor.wake();
             }
         }
     }
@@ -339,7 +339,7 @@ mod tests {
     /// For two reactors, watched or not.
     fn exclusion(watched: bool) -> (Exclusion, [Mailbox; 2]) {
         let [(a, to_a), (b, to_b)] = [mailbox().unwrap(), mailbox().unwrap()];
-        let exclusion = Exclusion::new(vec![a, b]);
+        let exclusion = Exclusion::new(vec![a.waker(), b.waker()]);
         if watched {
             let (ticket, _) = exclusion.claim(alone(1 << 40, 0));
             exclusion.settle(0);

@@ -42,6 +42,7 @@ pub mod refusals;
 pub mod registry;
 pub mod reservation;
 pub mod ring;
+pub mod sched;
 mod shelf;
 pub mod sizing;
 pub mod steward;

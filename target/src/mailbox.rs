@@ -13,7 +13,9 @@ use crate::disk::Backing;
 use crate::disk::{BackingId, Done};
 use crate::recall::Errand;
 use crate::reservation::Fence;
+use crate::sched::Waker;
 use crate::subsystem::Subsystem;
+use crate::tender::Rings;
 
 /// Letters that may wait. A sender of the control plane waits for room; a reactor never waits.
 const CAPACITY: usize = 1024;
@@ -86,8 +88,42 @@ impl Sender {
 
     /// Wakes the reactor without a letter: something that it shares has changed.
     pub fn ring(&self) {
+        self.bell.wake();
+    }
+
+    /// What wakes the reactor, for whoever has no letters for it.
+    #[must_use]
+    pub fn waker(&self) -> Arc<dyn Waker> {
+        Arc::clone(&self.bell) as Arc<dyn Waker>
+    }
+}
+
+impl Waker for EventFd {
+    fn wake(&self) {
         // The counter cannot overflow in practice, and a full one wakes just as well.
-        let _ = self.bell.write(1);
+        let _ = self.write(1);
+    }
+}
+
+/// The rings of the reactors at the other ends.
+impl Rings for Vec<Sender> {
+    fn count(&self) -> usize {
+        self.len()
+    }
+
+    fn attach(
+        &self,
+        ring: usize,
+        id: BackingId,
+        backing: &Arc<Backing>,
+    ) -> Receiver<io::Result<()>> {
+        let (answer, answered) = sync_channel(1);
+        self[ring].send(Mail::Attach(id, Arc::clone(backing), answer));
+        answered
+    }
+
+    fn wake(&self) {
+        self.iter().for_each(Sender::ring);
     }
 }
 

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use crate::mailbox::Sender;
+use crate::sched::Waker;
 
 /// What has become of an Abort command's wish. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -22,7 +22,7 @@ struct Shared {
     /// Errands under way.
     errands: AtomicU32,
     aborted: AtomicBool,
-    home: Sender,
+    home: Arc<dyn Waker>,
 }
 
 /// On the way to a command, or kept with it.
@@ -33,7 +33,7 @@ impl Recall {
     /// A wish of an association, by its [`crate::association::Association::id`]: end the command
     /// `cid` of queue `sqid`. `home` is the reactor of its admin queue. With its first errand.
     #[must_use]
-    pub fn new(association: u64, sqid: u16, cid: u16, home: Sender) -> (Recall, Errand) {
+    pub fn new(association: u64, sqid: u16, cid: u16, home: Arc<dyn Waker>) -> (Recall, Errand) {
         let shared = Shared {
             association,
             sqid,
@@ -88,7 +88,7 @@ impl Clone for Errand {
 impl Drop for Errand {
     fn drop(&mut self) {
         self.0.errands.fetch_sub(1, Ordering::Release);
-        self.0.home.ring();
+        self.0.home.wake();
     }
 }
 
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn it_is_open_until_somebody_has_done_it_or_nobody_can() {
         let (sender, inbox) = mailbox().unwrap();
-        let (recall, errand) = Recall::new(7, 1, 9, sender.clone());
+        let (recall, errand) = Recall::new(7, 1, 9, sender.waker());
         assert!(errand.is_for(7, 1) && !errand.is_for(8, 1) && !errand.is_for(7, 2));
         assert_eq!((errand.cid(), recall.outcome()), (9, None));
         let kept = errand.clone();
@@ -110,7 +110,7 @@ mod tests {
         kept.succeed();
         assert_eq!((recall.outcome(), inbox.hush()), (Some(true), true));
 
-        let (recall, errand) = Recall::new(7, 1, 9, sender);
+        let (recall, errand) = Recall::new(7, 1, 9, sender.waker());
         drop(errand);
         assert_eq!((recall.outcome(), inbox.hush()), (Some(false), true));
     }

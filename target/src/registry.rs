@@ -136,7 +136,7 @@ impl Registry {
         let loads = reactors.iter().map(|_| AtomicU32::new(0)).collect();
         let observers = reactors.iter().map(|_| Arc::default()).collect();
         let controllers = controllers.into();
-        let exclusion = Exclusion::new(reactors.clone());
+        let exclusion = Exclusion::new(reactors.iter().map(Sender::waker).collect());
         Registry {
             book: Mutex::default(),
             reactors,
@@ -435,7 +435,7 @@ impl Registry {
         cid: u16,
         reactor: usize,
     ) -> (Recall, Errand) {
-        Recall::new(association, sqid, cid, self.reactors[reactor].clone())
+        Recall::new(association, sqid, cid, self.reactors[reactor].waker())
     }
 
     /// Sends an errand to every reactor: nobody knows here which has the queue. One whose mailbox

@@ -16,7 +16,7 @@
 use std::mem::take;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{self, sync_channel};
+use std::sync::mpsc;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -27,7 +27,6 @@ use tracing::{error, info, warn};
 use crate::disk::{
     Backing, BackingConfig, BackingId, BackingKind, Condition, Detached, Health, Kind,
 };
-use crate::mailbox::{Mail, Sender};
 use crate::trust::{Distrust, TrustRecord};
 
 /// How often it is seen to who needs a look.
@@ -285,6 +284,23 @@ pub enum Untrusted {
     Failing(String),
 }
 
+/// The rings that serve stores.
+pub trait Rings: std::fmt::Debug + Send + Sync {
+    /// How many there are.
+    fn count(&self) -> usize;
+
+    /// Has a ring serve a store by its number from now on. It says later whether it does.
+    fn attach(
+        &self,
+        ring: usize,
+        id: BackingId,
+        backing: &Arc<Backing>,
+    ) -> mpsc::Receiver<std::io::Result<()>>;
+
+    /// Wakes them all: the health of a store has changed.
+    fn wake(&self);
+}
+
 /// The threads that look after stores.
 #[derive(Debug)]
 pub struct Tender {
@@ -295,7 +311,7 @@ pub struct Tender {
 
 #[derive(Debug)]
 struct Shared {
-    reactors: Vec<Sender>,
+    rings: Box<dyn Rings>,
     book: Mutex<Book>,
     bell: Arc<Condvar>,
 }
@@ -314,15 +330,16 @@ struct Book {
 }
 
 impl Tender {
-    /// Starts to look after stores that these reactors serve.
+    /// Starts to look after stores that these rings serve.
     ///
     /// # Errors
     /// No thread to be had.
-    pub fn start(reactors: Vec<Sender>) -> std::io::Result<Tender> {
+    pub fn start(rings: impl Rings + 'static) -> std::io::Result<Tender> {
         // Two, so that nobody has to be hired while all stores are sound.
         let busy = Vec::with_capacity(MOST_HANDS);
         let book = Mutex::new(Book { hands: 2, busy, ..Book::default() });
-        let shared = Arc::new(Shared { reactors, book, bell: Arc::default() });
+        let rings = Box::new(rings);
+        let shared = Arc::new(Shared { rings, book, bell: Arc::default() });
         let thread = hire(&shared)?;
         hire(&shared)?;
         Ok(Tender { shared, thread })
@@ -518,7 +535,7 @@ impl Shared {
             Chore::Close(backing) => drop(backing),
             Chore::Record(tended) => {
                 tended.keep_record();
-                self.wake_reactors();
+                self.rings.wake();
             }
             Chore::Look(tended) => {
                 if !tended.retired.load(Ordering::Relaxed) {
@@ -532,11 +549,7 @@ impl Shared {
     /// Nobody keeps what fails from now on, so nobody waits for that.
     fn record_no_more(&self, tended: &Tended) {
         tended.health.record_by(None);
-        self.wake_reactors();
-    }
-
-    fn wake_reactors(&self) {
-        self.reactors.iter().for_each(Sender::ring);
+        self.rings.wake();
     }
 
     /// Looks at a store, and acts upon what is seen.
@@ -657,7 +670,7 @@ impl Shared {
 
     /// Gives every ring a store in the place of `old`, unless another one has taken it meanwhile.
     fn put(&self, tended: &Tended, old: &Arc<Backing>, fresh: Backing) -> Result<(), String> {
-        fresh.prepare(self.reactors.len()).map_err(|error| error.to_string())?;
+        fresh.prepare(self.rings.count()).map_err(|error| error.to_string())?;
         let fresh = Arc::new(fresh);
         let mut current = lock(&tended.current);
         // It may have got another size since the other was opened, or other blocks.
@@ -669,10 +682,9 @@ impl Shared {
         if !Arc::ptr_eq(&current, old) {
             return Err("it was opened again meanwhile".to_owned());
         }
-        let given = self.reactors.iter().try_for_each(|reactor| {
-            let (answer, answered) = sync_channel(1);
-            reactor.send(Mail::Attach(tended.id, Arc::clone(&fresh), answer));
-            match answered.recv_timeout(ANSWER) {
+        let given = (0..self.rings.count()).try_for_each(|ring| {
+            let attached = self.rings.attach(ring, tended.id, &fresh);
+            match attached.recv_timeout(ANSWER) {
                 Ok(outcome) => outcome.map_err(|error| error.to_string()),
                 Err(_) => Err("a reactor does not answer".to_owned()),
             }
@@ -684,9 +696,8 @@ impl Shared {
             }
             // Some have it, or will: all get the old one back, or nobody could open it again.
             Err(_) => {
-                for reactor in &self.reactors {
-                    let (answer, _) = sync_channel(1);
-                    reactor.send(Mail::Attach(tended.id, Arc::clone(&current), answer));
+                for ring in 0..self.rings.count() {
+                    drop(self.rings.attach(ring, tended.id, &current));
                 }
                 fresh
             }

@@ -152,7 +152,7 @@ fn an_abort_command_means_no_command_of_a_queue_that_is_not_proved() {
         Authentication::new(len).emit(FabricsType::AUTHENTICATION_SEND, keyed(AT as u64, len));
     world.send(&mut stranger, &sqe.with_cid(0x33), &[]);
     let (home, _inbox) = mailbox().unwrap();
-    let (recall, errand) = Recall::new(admin.association().unwrap().id, 1, 0x33, home);
+    let (recall, errand) = Recall::new(admin.association().unwrap().id, 1, 0x33, home.waker());
     stranger.on_errand(&errand, &mut world.io());
     drop(errand);
     assert_eq!(recall.outcome(), Some(false), "it goes on, wherever the host has it");

@@ -260,7 +260,7 @@ mod tests {
         assert!(slot.rare().is_none() && slot.rare_mut().is_none() && !slot.is_scattered());
         let (sender, _mailbox) = mailbox().unwrap();
         let (ended, _ends) = channel();
-        let (_recall, errand) = Recall::new(1, 1, 1, sender);
+        let (_recall, errand) = Recall::new(1, 1, 1, sender.waker());
         let rare = slot.make_rare();
         rare.culprit = Some(7);
         rare.second = pool.take_data(4096);

@@ -7,7 +7,7 @@ use rdma::{Buf, Pool, PoolPlan};
 
 use super::*;
 use crate::disk::{Disk, Done, Op};
-use crate::mailbox::{Mailbox, mailbox};
+use crate::mailbox::{Mail, Mailbox, mailbox};
 use crate::ring::{Ring, RingLimits};
 
 const STORE: BackingId = BackingId(2);

@@ -29,7 +29,7 @@ impl Wish {
 
     fn tell(&self, world: &mut World, queue: &mut Queue, admin: &Queue, cid: u16) -> Recall {
         let id = admin.association().unwrap().id;
-        let (recall, errand) = Recall::new(id, 1, cid, self.home.clone());
+        let (recall, errand) = Recall::new(id, 1, cid, self.home.waker());
         queue.on_errand(&errand, &mut world.io());
         recall
     }

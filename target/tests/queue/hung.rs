@@ -485,7 +485,7 @@ fn who_waits_for_an_old_write_can_be_aborted() {
     let sender = mailbox().unwrap().0;
     let recall = hosts.with(new, |world, queue| {
         let association = queue.association().unwrap().id;
-        let (recall, errand) = Recall::new(association, 1, 0, sender);
+        let (recall, errand) = Recall::new(association, 1, 0, sender.waker());
         queue.on_errand(&errand, &mut world.io());
         recall
     });

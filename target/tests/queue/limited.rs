@@ -94,7 +94,7 @@ fn a_fused_command_whose_second_half_is_aborted_waits_for_no_limit() {
         world.send(&mut queue, &half, &[]);
     }
     let (home, _inbox) = mailbox().unwrap();
-    let (recall, errand) = Recall::new(admin.association().unwrap().id, 1, 2, home);
+    let (recall, errand) = Recall::new(admin.association().unwrap().id, 1, 2, home.waker());
     queue.on_errand(&errand, &mut world.io());
     let ended = after(&mut world, &mut queue, Duration::ZERO);
     assert_eq!((ended.len(), recall.outcome()), (3, Some(true)), "{ended:?}");
@@ -120,7 +120,7 @@ fn what_does_not_begin_gives_its_time_back() {
     for _ in 0..100 {
         world.send(&mut queue, &read(1), &[]);
         let association = admin.association().unwrap().id;
-        let (recall, errand) = Recall::new(association, 1, 1, home.clone());
+        let (recall, errand) = Recall::new(association, 1, 1, home.waker());
         queue.on_errand(&errand, &mut world.io());
         assert_eq!(after(&mut world, &mut queue, Duration::ZERO), [1]);
         assert_eq!(recall.outcome(), Some(true));
