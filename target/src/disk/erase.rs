@@ -24,7 +24,8 @@ const PIECE_BYTES: (u64, u64) = (16 << 20, 128 << 20);
 const ZEROS_BYTES: usize = 1 << 20;
 /// What direct I/O may want of a buffer.
 const ALIGNMENT: usize = 4096;
-/// How long to wait until looking again, where the store is told to stall.
+/// How long to wait until looking again: at a store that is told to stall, at a record that is not
+/// kept yet.
 const STALL: Duration = Duration::from_millis(20);
 
 impl Backing {
@@ -49,9 +50,14 @@ impl Backing {
     /// # Errors
     /// The status to answer a host with: Command Interrupted when it was stopped. Part of it may be
     /// erased.
-    pub fn erase(
+    pub fn erase(&self, stop: impl Fn() -> bool, tell: impl FnMut(u64, u64)) -> Result<(), Status> {
+        let outcome = self.zero_all(&stop, tell).and_then(|()| self.sync(&stop));
+        self.hold_unrecorded(outcome, &stop)
+    }
+
+    fn zero_all(
         &self,
-        stop: impl Fn() -> bool,
+        stop: &impl Fn() -> bool,
         mut tell: impl FnMut(u64, u64),
     ) -> Result<(), Status> {
         if self.is_read_only() {
@@ -65,12 +71,12 @@ impl Backing {
         while at < total {
             kept::step();
             let len = piece.min(total - at);
-            self.zero(at, len, &stop, &mut zeros)?;
+            self.zero(at, len, stop, &mut zeros)?;
             at += len;
             tell(at, total);
         }
         kept::step();
-        self.make_durable(&stop)
+        Ok(())
     }
 
     fn zero(
@@ -109,6 +115,26 @@ impl Backing {
     /// Makes durable what has been written; a failure is remembered as that of a host's flush is. May
     /// wait for the disk.
     pub(crate) fn make_durable(&self, stop: &impl Fn() -> bool) -> Result<(), Status> {
+        self.hold_unrecorded(self.sync(stop), stop)
+    }
+
+    /// Keeps a failed synchronisation from who has asked for it until it is kept over restarts, as
+    /// rings do. Who stops does not hear of it.
+    fn hold_unrecorded(
+        &self,
+        outcome: Result<(), Status>,
+        stop: &impl Fn() -> bool,
+    ) -> Result<(), Status> {
+        while outcome.is_err() && self.health.is_unrecorded() {
+            if stop() {
+                return Err(Status::COMMAND_INTERRUPTED);
+            }
+            std::thread::sleep(STALL);
+        }
+        outcome
+    }
+
+    fn sync(&self, stop: &impl Fn() -> bool) -> Result<(), Status> {
         if !matches!(self.kind, Kind::File | Kind::Device) {
             return Ok(());
         }
@@ -190,6 +216,7 @@ fn of_system(error: &std::io::Error) -> Errno {
 mod tests {
     use std::cell::Cell;
     use std::fs;
+    use std::sync::Arc;
 
     use super::super::backing::{BackingConfig, BackingKind};
     use super::super::fault::Fault;
@@ -266,6 +293,49 @@ mod tests {
         assert_eq!(erase(Fault::Sync), Err(Status::WRITE_FAULT));
         assert_eq!(erase(Fault::None), Err(Status::WRITE_FAULT), "until it is opened again");
         assert_eq!(backing.sync_failure(), Some(Status::WRITE_FAULT));
+    }
+
+    /// Each look at whether to stop is one of somebody who waits.
+    #[test]
+    fn a_failed_synchronisation_is_told_when_it_is_kept() {
+        let folder = crate::disk::tests::folder();
+        let path = folder.path().join("disk");
+        let backing = open(BackingKind::File { path, size: Some(1 << 20) }, 4096);
+        let health = backing.health();
+        health.record_by(Some(Arc::default()));
+        let looks = Cell::new(0);
+        let keep_late = || {
+            if health.is_unrecorded() {
+                looks.set(looks.get() + 1);
+                if looks.get() == 3 {
+                    health.note_recorded();
+                }
+            }
+            false
+        };
+        let erase = || backing.erase(keep_late, |_, _| ());
+        let told = |act: &dyn Fn() -> Result<(), Status>| {
+            looks.set(0);
+            let outcome = act();
+            health.set_fault(Fault::None);
+            (outcome, looks.get())
+        };
+        let late = (Err(Status::WRITE_FAULT), 3);
+        health.set_fault(Fault::Sync);
+        assert_eq!(told(&erase), late);
+        health.trust();
+        health.set_fault(Fault::Sync);
+        assert_eq!(told(&|| backing.make_durable(&keep_late)), late);
+        // That of somebody else, which keeps everything from beginning.
+        health.trust();
+        health.fail_sync(Status::WRITE_FAULT);
+        assert_eq!(told(&erase), late);
+        // Who stops does not wait, and is not told.
+        health.trust();
+        health.set_fault(Fault::Sync);
+        let stopped = backing.erase(|| health.is_unrecorded(), |_, _| ());
+        assert_eq!(stopped, Err(Status::COMMAND_INTERRUPTED));
+        assert_eq!(health.sync_failure(), Some(Status::WRITE_FAULT));
     }
 
     #[test]

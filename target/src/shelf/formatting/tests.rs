@@ -334,6 +334,34 @@ fn a_store_that_fails_keeps_its_blocks_and_serves_again() {
     assert_eq!(shape(&shelf), (512, 128, false));
 }
 
+/// As that of a host's flush: whoever is told, and kills the daemon then, finds it known to the next.
+#[test]
+fn a_failed_sync_of_a_format_is_kept_before_it_is_told_and_ends_with_the_trust_alone() {
+    let (folder, first) = granted(4096);
+    let with = |fault: &str| {
+        config(folder.path(), 4096, &format!("allow_format = true\nfault = \"{fault}\"\n"))
+    };
+    let kept = || {
+        let mut names = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+        names.any(|path| path.extension().is_some_and(|extension| extension == "trust"))
+    };
+    reload(&first, with("sync")).unwrap();
+    assert_eq!(format_to(&first, 512), Err(0x280));
+    assert!(kept(), "it was told before");
+    reload(&first, with("none")).unwrap();
+    assert_eq!(format_to(&first, 512), Err(0x280), "a reload forgives nothing");
+    close(first);
+    let (next, _) = shelf(&with("none"));
+    assert_eq!(format_to(&next, 512), Err(0x280), "nor does a restart");
+    assert_eq!(shape(&next), (4096, 16, false));
+    let store = lock(&next).stores.store(nqn(), 1).unwrap().clone();
+    let tender = Arc::clone(&lock(&next).tender);
+    assert_eq!(tender.trust(&store.tended, || ()), Ok(()));
+    assert!(!kept());
+    assert_eq!(format_to(&next, 512), Ok(()));
+    assert_eq!(shape(&next), (512, 128, false));
+}
+
 #[test]
 fn a_reload_goes_on_meanwhile_and_everybody_sees_how_far_it_is() {
     let (folder, shelf) = granted(4096);
