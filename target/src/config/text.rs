@@ -360,8 +360,7 @@ fn subsystem(
         once(&mut seen.nqns, nqn.value, &nqn.span, words, report);
     }
 
-    let flag = section.take("allow_any_host", "true or false", report);
-    let allow_any_host = flag.is_some_and(|flag| flag.value);
+    let allow_any_host = flag(&mut section, "allow_any_host", report);
     let hosts = hosts(&mut section, report).unwrap_or_default();
     let mut offer = offer(&mut section, &scene.listeners, &scene.limits, report);
 
@@ -446,67 +445,30 @@ fn namespace(
     (scene, seen): (&Scene, &mut Seen),
     report: &mut Report<'_>,
 ) -> Option<NamespaceConfig> {
-    let form = format!("a number from 1 to {MAX_NSID}");
-    let mut nsid = section.need::<u32>("nsid", &form, report);
-    if let Some(At { value, span }) = &nsid {
-        if (1..=MAX_NSID).contains(value) {
-            let words = ("this nsid", "give each namespace of a subsystem its own `nsid`");
-            once(nsids, *value, span, words, report);
-        } else {
-            report.add(span, format!("{value} cannot be an nsid"), format!("write {form}"));
-            nsid = None;
-        }
-    }
-
-    let block = section.take::<u32>("block_size", "512 or 4096", report);
-    let block_size_bytes = match block {
-        Some(At { value, span }) if value != 512 && value != 4096 => {
-            report.add(&span, format!("blocks of {value} bytes"), "write 512 or 4096");
-            None
-        }
-        block => Some(block.map_or(4096, |block| block.value)),
-    };
-    let size = section.take::<Size>("size", SIZE_FORM, report);
-    if let (Some(size), Some(block)) = (&size, block_size_bytes) {
-        let Size(bytes) = size.value;
-        if bytes == 0 || !bytes.is_multiple_of(block.into()) {
-            let what = format!("{} is not a size of whole blocks", size.value);
-            let least = bytes.checked_next_multiple_of(block.into()).unwrap_or(bytes);
-            let remedy =
-                format!("write a multiple of {block}, such as {}", least.max(block.into()));
-            report.add(&size.span, what, remedy);
-        }
-    }
-
+    let nsid = nsid(&mut section, nsids, report);
+    let block_size_bytes = block_size(&mut section, report);
+    let size = size(&mut section, block_size_bytes, report);
     let kind = kind(&mut section, size, seen, report);
-    let flag = section.take("read_only", "true or false", report);
-    let read_only = flag.is_some_and(|flag| flag.value);
+    let read_only = flag(&mut section, "read_only", report);
     let identity = identity(&mut section, &mut seen.ids, report);
     let ana_group = bounded(&mut section, "ana_group", 1..ANA_GROUPS, 1, report);
-    let flag = section.take("allow_format", "true or false", report);
-    let allow_format = flag.is_some_and(|flag| flag.value);
-    let flag = section.take::<bool>("write_uncorrectable", "true or false", report);
-    let write_uncorrectable = flag.is_some_and(|flag| flag.value);
-    let shared = section.take::<bool>("shared", "true or false", report).filter(|at| at.value);
-    if let Some(At { span, .. }) = &shared {
-        let other = if write_uncorrectable {
-            Some("`write_uncorrectable`")
-        } else if allow_format {
-            Some("`allow_format`")
-        } else {
-            matches!(kind, Some(NamespaceKind::Ram { .. } | NamespaceKind::Null { .. }))
-                .then_some("its kind")
-        };
-        if let Some(other) = other {
-            let what = format!("no other daemon would know of {other}");
-            report.add(span, what, "remove one of the two");
-        }
-    }
+    let allow_format = flag(&mut section, "allow_format", report);
+    let write_uncorrectable = flag(&mut section, "write_uncorrectable", report);
+    let not_shared = if write_uncorrectable {
+        Some("`write_uncorrectable`")
+    } else if allow_format {
+        Some("`allow_format`")
+    } else {
+        let is_in_memory =
+            |kind| matches!(kind, &NamespaceKind::Ram { .. } | &NamespaceKind::Null { .. });
+        kind.as_ref().is_some_and(is_in_memory).then_some("its kind")
+    };
+    let shared = shared(&mut section, not_shared, report);
     let (limit, shared_limit) = super::limit::of_namespace(&mut section, &scene.names, report);
     let fault = fault(&mut section, report);
     section.end(report);
 
-    let (nsid, kind) = (nsid?.value, kind?);
+    let (nsid, kind) = (nsid?, kind?);
     let uuid = identity.uuid.unwrap_or_else(|| derived_uuid(nqn, nsid, &kind));
     Some(NamespaceConfig {
         nsid,
@@ -522,8 +484,69 @@ fn namespace(
         limit,
         shared_limit,
         fault,
-        shared: shared.is_some(),
+        shared,
     })
+}
+
+/// The nsid, which no other namespace of its subsystem may have.
+fn nsid(
+    section: &mut Section<'_>,
+    nsids: &mut Vec<At<u32>>,
+    report: &mut Report<'_>,
+) -> Option<u32> {
+    let form = format!("a number from 1 to {MAX_NSID}");
+    let At { value, span } = section.need::<u32>("nsid", &form, report)?;
+    if !(1..=MAX_NSID).contains(&value) {
+        report.add(&span, format!("{value} cannot be an nsid"), format!("write {form}"));
+        return None;
+    }
+    let words = ("this nsid", "give each namespace of a subsystem its own `nsid`");
+    once(nsids, value, &span, words, report);
+    Some(value)
+}
+
+/// Bytes of a block; none where the text says something else.
+fn block_size(section: &mut Section<'_>, report: &mut Report<'_>) -> Option<u32> {
+    match section.take::<u32>("block_size", "512 or 4096", report) {
+        Some(At { value, span }) if value != 512 && value != 4096 => {
+            report.add(&span, format!("blocks of {value} bytes"), "write 512 or 4096");
+            None
+        }
+        block => Some(block.map_or(4096, |block| block.value)),
+    }
+}
+
+/// The size, which has to be one of whole blocks.
+fn size(
+    section: &mut Section<'_>,
+    block_size_bytes: Option<u32>,
+    report: &mut Report<'_>,
+) -> Option<At<Size>> {
+    let size = section.take::<Size>("size", SIZE_FORM, report)?;
+    let Size(bytes) = size.value;
+    if let Some(block) = block_size_bytes
+        && (bytes == 0 || !bytes.is_multiple_of(block.into()))
+    {
+        let what = format!("{} is not a size of whole blocks", size.value);
+        let least = bytes.checked_next_multiple_of(block.into()).unwrap_or(bytes);
+        let remedy = format!("write a multiple of {block}, such as {}", least.max(block.into()));
+        report.add(&size.span, what, remedy);
+    }
+    Some(size)
+}
+
+fn flag(section: &mut Section<'_>, key: &'static str, report: &mut Report<'_>) -> bool {
+    section.take(key, "true or false", report).is_some_and(|flag| flag.value)
+}
+
+/// Whether several daemons serve the namespace, which `not_shared` rules out.
+fn shared(section: &mut Section<'_>, not_shared: Option<&str>, report: &mut Report<'_>) -> bool {
+    let at = section.take::<bool>("shared", "true or false", report).filter(|at| at.value);
+    if let (Some(At { span, .. }), Some(other)) = (&at, not_shared) {
+        let what = format!("no other daemon would know of {other}");
+        report.add(span, what, "remove one of the two");
+    }
+    at.is_some()
 }
 
 /// What the store is told to do wrong.
