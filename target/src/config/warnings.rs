@@ -4,7 +4,9 @@ use std::path::Path;
 
 use nvme::log::AnaState;
 
-use super::{AuthenticationConfig, CaptureConfig, Config, NamespaceConfig, NamespaceKind};
+use super::{
+    AuthenticationConfig, CaptureConfig, Config, NamespaceConfig, NamespaceKind, SubsystemConfig,
+};
 use crate::ana::{ANA_GROUPS, ANATT_S};
 use crate::disk::Fault;
 
@@ -13,39 +15,14 @@ impl Config {
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
-        for (is_none, what, section, command) in [
-            (self.listeners.is_empty(), "listener", "[[listener]]", "nvmfctl listener add"),
-            (self.subsystems.is_empty(), "subsystem", "[[subsystem]]", "nvmfctl subsystem add"),
-        ] {
-            if is_none {
-                warnings.push(format!(
-                    "there is no {what}, so no host can connect: add {section}, or `{command}` while \
-                     the daemon serves"
-                ));
-            }
-        }
+        nothing_served(self, &mut warnings);
         if let Some(CaptureConfig { path, payload: true, .. }) = &self.capture {
             warnings.push(format!(
                 "{} will hold what hosts read and write: see who may read it",
                 path.display()
             ));
         }
-        let AuthenticationConfig { required, discovery, hosts, exempt, .. } = &self.authentication;
-        if (*required || *discovery) && hosts.is_empty() {
-            warnings.push(
-                "authentication is required and no host can: add [[host]] with a \
-                 `dhchap_key_file`"
-                    .to_owned(),
-            );
-        }
-        for nqn in exempt {
-            warnings.push(match required {
-                true => format!(
-                    "{nqn} is refused: it has no key, and `required = true` asks every host for one"
-                ),
-                false => format!("{nqn} need not authenticate: whoever uses its name is let in"),
-            });
-        }
+        authentication(&self.authentication, &mut warnings);
         for listener in &self.listeners {
             if (1..=ANA_GROUPS).any(|group| listener.ana.state(group) == AnaState::CHANGE) {
                 warnings.push(format!(
@@ -56,66 +33,119 @@ impl Config {
             }
         }
         for subsystem in &self.subsystems {
-            let nqn = &subsystem.nqn;
-            for NamespaceConfig { nsid, fault, .. } in &subsystem.namespaces {
-                if *fault != Fault::None {
-                    warnings.push(format!(
-                        "namespace {nsid} of {nqn} shows the fault \"{fault}\": that is for tests"
-                    ));
-                }
-            }
-            if !subsystem.allow_any_host && subsystem.hosts.is_empty() {
-                warnings.push(format!(
-                    "no host can connect to {nqn}: list `hosts`, or set `allow_any_host = true`"
-                ));
-            }
-            if subsystem.allow_any_host && !subsystem.hosts.is_empty() {
-                warnings.push(format!(
-                    "every host can connect to {nqn}: with `allow_any_host = true` the list of \
-                     hosts says nothing"
-                ));
-            }
-            if let Some(managed) = &subsystem.managed
-                && !managed.any_host
-                && managed.hosts.is_empty()
-            {
-                warnings.push(format!(
-                    "no host may manage the namespaces of {nqn}: list `hosts` in \
-                     [subsystem.managed]"
-                ));
-            }
-            if subsystem.namespaces.is_empty() && subsystem.managed.is_none() {
-                warnings.push(format!("{nqn} has no namespace: hosts will find no disk there"));
-            }
-            for (nsid, hosts) in &subsystem.offer.masks {
-                for host in hosts.iter().filter(|host| !subsystem.admits(host)) {
-                    warnings.push(format!(
-                        "namespace {nsid} of {nqn} is shown to {host}, which may not connect: add \
-                         it to `hosts` of the subsystem"
-                    ));
-                }
-            }
-            for namespace in &subsystem.namespaces {
-                if let NamespaceKind::File { path, .. } = &namespace.kind
-                    && is_fleeting(path)
-                {
-                    warnings.push(format!(
-                        "namespace {} of {nqn}: {} is another disk when disks come in another \
-                         order: name it by /dev/disk/by-id (and write its `uuid` down, as hosts \
-                         know it, if it has none)",
-                        namespace.nsid,
-                        path.display()
-                    ));
-                }
-                if matches!(namespace.kind, NamespaceKind::Ram { .. }) {
-                    warnings.push(format!(
-                        "namespace {} of {nqn} is in memory: its data end with the daemon",
-                        namespace.nsid
-                    ));
-                }
-            }
+            faults(subsystem, &mut warnings);
+            admission(subsystem, &mut warnings);
+            visibility(subsystem, &mut warnings);
+            media(subsystem, &mut warnings);
         }
         warnings
+    }
+}
+
+/// No listener, no subsystem.
+fn nothing_served(config: &Config, warnings: &mut Vec<String>) {
+    for (is_none, what, section, command) in [
+        (config.listeners.is_empty(), "listener", "[[listener]]", "nvmfctl listener add"),
+        (config.subsystems.is_empty(), "subsystem", "[[subsystem]]", "nvmfctl subsystem add"),
+    ] {
+        if is_none {
+            warnings.push(format!(
+                "there is no {what}, so no host can connect: add {section}, or `{command}` while \
+                 the daemon serves"
+            ));
+        }
+    }
+}
+
+/// Authentication that no host can pass, and hosts without a key.
+fn authentication(config: &AuthenticationConfig, warnings: &mut Vec<String>) {
+    let AuthenticationConfig { required, discovery, hosts, exempt, .. } = config;
+    if (*required || *discovery) && hosts.is_empty() {
+        warnings.push(
+            "authentication is required and no host can: add [[host]] with a \
+             `dhchap_key_file`"
+                .to_owned(),
+        );
+    }
+    for nqn in exempt {
+        warnings.push(match required {
+            true => format!(
+                "{nqn} is refused: it has no key, and `required = true` asks every host for one"
+            ),
+            false => format!("{nqn} need not authenticate: whoever uses its name is let in"),
+        });
+    }
+}
+
+/// Faults that namespaces show on purpose.
+fn faults(subsystem: &SubsystemConfig, warnings: &mut Vec<String>) {
+    for NamespaceConfig { nsid, fault, .. } in &subsystem.namespaces {
+        if *fault != Fault::None {
+            warnings.push(format!(
+                "namespace {nsid} of {} shows the fault \"{fault}\": that is for tests",
+                subsystem.nqn
+            ));
+        }
+    }
+}
+
+/// Which hosts may connect and manage namespaces.
+fn admission(subsystem: &SubsystemConfig, warnings: &mut Vec<String>) {
+    let nqn = &subsystem.nqn;
+    if !subsystem.allow_any_host && subsystem.hosts.is_empty() {
+        warnings.push(format!(
+            "no host can connect to {nqn}: list `hosts`, or set `allow_any_host = true`"
+        ));
+    }
+    if subsystem.allow_any_host && !subsystem.hosts.is_empty() {
+        warnings.push(format!(
+            "every host can connect to {nqn}: with `allow_any_host = true` the list of \
+             hosts says nothing"
+        ));
+    }
+    if let Some(managed) = &subsystem.managed
+        && !managed.any_host
+        && managed.hosts.is_empty()
+    {
+        warnings.push(format!(
+            "no host may manage the namespaces of {nqn}: list `hosts` in \
+             [subsystem.managed]"
+        ));
+    }
+}
+
+/// Which namespaces hosts find.
+fn visibility(subsystem: &SubsystemConfig, warnings: &mut Vec<String>) {
+    let nqn = &subsystem.nqn;
+    if subsystem.namespaces.is_empty() && subsystem.managed.is_none() {
+        warnings.push(format!("{nqn} has no namespace: hosts will find no disk there"));
+    }
+    for (nsid, hosts) in &subsystem.offer.masks {
+        for host in hosts.iter().filter(|host| !subsystem.admits(host)) {
+            warnings.push(format!(
+                "namespace {nsid} of {nqn} is shown to {host}, which may not connect: add \
+                 it to `hosts` of the subsystem"
+            ));
+        }
+    }
+}
+
+/// Devices with names that change, and data that end with the daemon.
+fn media(subsystem: &SubsystemConfig, warnings: &mut Vec<String>) {
+    let nqn = &subsystem.nqn;
+    for NamespaceConfig { nsid, kind, .. } in &subsystem.namespaces {
+        match kind {
+            NamespaceKind::File { path, .. } if is_fleeting(path) => warnings.push(format!(
+                "namespace {nsid} of {nqn}: {} is another disk when disks come in another \
+                 order: name it by /dev/disk/by-id (and write its `uuid` down, as hosts \
+                 know it, if it has none)",
+                path.display()
+            )),
+            NamespaceKind::Ram { .. } => warnings.push(format!(
+                "namespace {nsid} of {nqn} is in memory: its data end with the daemon"
+            )),
+            _ => {}
+        }
     }
 }
 
