@@ -40,6 +40,19 @@ pub fn check(file: &Path) -> bool {
     for warning in declared.warnings() {
         warn!("{warning}");
     }
+    good &= state_directory(config);
+    good &= addresses(config);
+    good &= backing_stores(config);
+    good &= management_group(config);
+    good &= keys(config);
+    // Whoever closed stdout does not want it.
+    let _ = write!(io::stdout(), "{config}");
+    good
+}
+
+/// Whether the state directory is there; warns where one is needed and none is named.
+fn state_directory(config: &Config) -> bool {
+    let mut good = true;
     if let Some(folder) = &config.state_directory
         && !fs::metadata(folder).is_ok_and(|found| found.is_dir())
     {
@@ -52,6 +65,12 @@ pub fn check(file: &Path) -> bool {
             "`write_uncorrectable` needs a `state_directory`: from systemd, or named in the file"
         );
     }
+    good
+}
+
+/// Whether the addresses of listeners are there, as far as the daemon does not wait for them.
+fn addresses(config: &Config) -> bool {
+    let mut good = true;
     for at in config.addresses() {
         if let Some(why) = absent::address(at.ip()) {
             match config.missing {
@@ -63,6 +82,13 @@ pub fn check(file: &Path) -> bool {
             }
         }
     }
+    good
+}
+
+/// Whether files and devices can be opened, and nothing that is kept of them hinders it; warns of
+/// what does not survive a power loss.
+fn backing_stores(config: &Config) -> bool {
+    let mut good = true;
     // Who has the directory has its files and devices too.
     let is_served = config.state_directory.as_deref().is_some_and(Lock::is_held);
     let mut torn = Vec::new();
@@ -85,32 +111,40 @@ pub fn check(file: &Path) -> bool {
     if let Some(sentence) = Torn::sentence(&torn) {
         warn!("{sentence}");
     }
-    let folder = config.state_directory.clone().filter(|folder| folder.is_dir());
+    let folder = usable_state_directory(config).map(Path::to_path_buf);
     for ((nqn, nsid), why) in Stores::new(folder, 0).hindered(&config.subsystems) {
         error!("{nqn}, namespace {nsid}: {why}");
         good = false;
     }
-    if let Some(name) = &config.management.group
-        && config.management.enabled
-        && !Group::from_name(name).is_ok_and(|group| group.is_some())
-    {
+    good
+}
+
+fn usable_state_directory(config: &Config) -> Option<&Path> {
+    config.state_directory.as_deref().filter(|directory| directory.is_dir())
+}
+
+/// Whether the group that may use the management API is there.
+fn management_group(config: &Config) -> bool {
+    let management = &config.management;
+    let Some(name) = management.group.as_ref().filter(|_| management.enabled) else { return true };
+    let is_there = Group::from_name(name).is_ok_and(|group| group.is_some());
+    if !is_there {
         error!(
             "`group` in [management]: there is no group {name:?} on this machine: make it, or name \
              another one"
         );
-        good = false;
     }
+    is_there
+}
+
+/// Whether the keys of hosts can be used, and the list of hosts that have had one.
+fn keys(config: &Config) -> bool {
     let reader = Reader::of(config.state_directory.as_deref());
     let (mistakes, doubts) = Keyring::examine(&config.authentication, reader);
     doubts.iter().for_each(|doubt| warn!("{doubt}"));
     mistakes.iter().for_each(|mistake| error!("{mistake}"));
-    good &= mistakes.is_empty();
-    if let Some(folder) = config.state_directory.as_deref().filter(|folder| folder.is_dir()) {
-        good &= keyed(config, folder);
-    }
-    // Whoever closed stdout does not want it.
-    let _ = write!(io::stdout(), "{config}");
-    good
+    let is_list_good = usable_state_directory(config).is_none_or(|folder| keyed(config, folder));
+    mistakes.is_empty() && is_list_good
 }
 
 /// Whether the list of hosts that have had keys can be used; warns of those that are refused.
