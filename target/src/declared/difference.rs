@@ -9,7 +9,10 @@ use std::fmt::Display;
 
 use serde_json::{Map, Value};
 
-use crate::config::{Config, HostConfig, ListenerConfig, NamespaceConfig, SubsystemConfig, tree};
+use crate::config::{
+    AuthenticationConfig, Config, HostConfig, ListenerConfig, NamespaceConfig, SubsystemConfig,
+    tree,
+};
 
 /// One sentence for each difference; none where both are the same.
 #[must_use]
@@ -21,9 +24,25 @@ pub fn differences(old: &Config, new: &Config) -> Vec<String> {
     });
     let (mut was, mut is) = (members(tree(old)), members(tree(new)));
     let trees = (list(&mut was, "subsystem"), list(&mut is, "subsystem"));
-    let by_name = |subsystem: &SubsystemConfig| subsystem.nqn;
-    let both = (&old.subsystems[..], &new.subsystems[..]);
-    for (was, is) in pairs(both, by_name) {
+    subsystems(&mut lines, (&old.subsystems, &trees.0), (&new.subsystems, &trees.1));
+    let before = lines.len();
+    keys(&mut lines, "", &was, &is);
+    for line in lines.iter_mut().skip(before) {
+        if ON_PROOF.iter().any(|key| line.starts_with(key)) {
+            line.push_str(NEXT);
+        }
+    }
+    hosts_with_keys(&mut lines, &old.authentication, &new.authentication);
+    hosts_without_keys(&mut lines, &old.authentication, &new.authentication);
+    lines
+}
+
+fn subsystems(
+    lines: &mut Vec<String>,
+    (old, old_trees): (&[SubsystemConfig], &[Value]),
+    (new, new_trees): (&[SubsystemConfig], &[Value]),
+) {
+    for (was, is) in pairs((old, new), |subsystem| subsystem.nqn) {
         match (was, is) {
             (Some(was), None) => lines.push(format!("- subsystem {}", was.nqn)),
             (None, Some(is)) => {
@@ -35,25 +54,25 @@ pub fn differences(old: &Config, new: &Config) -> Vec<String> {
                     let named = |each: &&Value| each["nqn"] == is.nqn.as_str();
                     all.iter().find(named).cloned().map(members).unwrap_or_default()
                 };
-                subsystem(&mut lines, (was, of(&trees.0)), (is, of(&trees.1)));
+                subsystem(lines, (was, of(old_trees)), (is, of(new_trees)));
             }
             _ => {}
         }
     }
-    let before = lines.len();
-    keys(&mut lines, "", &was, &is);
-    for line in lines.iter_mut().skip(before) {
-        if ON_PROOF.iter().any(|key| line.starts_with(key)) {
-            line.push_str(NEXT);
-        }
-    }
-    let hosts = (&old.authentication.hosts[..], &new.authentication.hosts[..]);
-    for (was, is) in pairs(hosts, |host| host.nqn) {
+}
+
+/// Keys of hosts, and what hosts with keys may use.
+fn hosts_with_keys(
+    lines: &mut Vec<String>,
+    old: &AuthenticationConfig,
+    new: &AuthenticationConfig,
+) {
+    for (was, is) in pairs((&old.hosts, &new.hosts), |host| host.nqn) {
         match (was, is) {
-            (Some(was), None) if new.authentication.exempt.contains(&was.nqn) => {
+            (Some(was), None) if new.exempt.contains(&was.nqn) => {
                 lines.push(format!("- key of host {}: authenticate = false", was.nqn));
             }
-            (None, Some(is)) if old.authentication.exempt.contains(&is.nqn) => {
+            (None, Some(is)) if old.exempt.contains(&is.nqn) => {
                 lines.push(format!("+ key of host {}: authenticate = true", is.nqn));
             }
             (Some(was), None) => lines.push(format!("- key of host {}", was.nqn)),
@@ -65,27 +84,34 @@ pub fn differences(old: &Config, new: &Config) -> Vec<String> {
                     lines.push(format!("~ key files of host {}", is.nqn));
                 }
                 if (&was.hashes, &was.groups) != (&is.hashes, &is.groups) {
-                    let policy = is.policy(&new.authentication.policy);
+                    let policy = is.policy(&new.policy);
                     lines.push(format!("~ host {} may use {policy}{NEXT}", is.nqn));
                 }
             }
-            _ => {}
+            (None, None) => {}
         }
     }
+}
+
+/// Hosts that need not authenticate. Of those that come to have a key, or had one, the lines of
+/// their keys say so.
+fn hosts_without_keys(
+    lines: &mut Vec<String>,
+    old: &AuthenticationConfig,
+    new: &AuthenticationConfig,
+) {
     let has_key = |hosts: &[HostConfig], nqn: nvme::Nqn| hosts.iter().any(|host| host.nqn == nqn);
-    let exempt = (&old.authentication.exempt[..], &new.authentication.exempt[..]);
-    for (was, is) in pairs(exempt, |nqn| *nqn) {
+    for (was, is) in pairs((&old.exempt, &new.exempt), |nqn| *nqn) {
         match (was, is) {
-            (Some(nqn), None) if !has_key(hosts.1, *nqn) => {
+            (Some(nqn), None) if !has_key(&new.hosts, *nqn) => {
                 lines.push(format!("- authenticate = false of host {nqn}"));
             }
-            (None, Some(nqn)) if !has_key(hosts.0, *nqn) => {
+            (None, Some(nqn)) if !has_key(&old.hosts, *nqn) => {
                 lines.push(format!("+ authenticate = false of host {nqn}"));
             }
             _ => {}
         }
     }
-    lines
 }
 
 /// What may be agreed on; whatever was agreed on before was allowed then.
