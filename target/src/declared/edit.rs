@@ -176,47 +176,55 @@ fn make(documents: &mut [DocumentMut], change: &Change) -> Result<(), Misfit> {
         Change::SetAna { listener: id, group, state } => {
             set_ana(listener(roots, *id)?, *group, state)
         }
-        Change::AllowHost { subsystem: nqn, host } => {
-            let hosts = hosts(subsystem(roots, nqn)?)?;
-            if !hosts.iter().any(|each| each.as_str() == Some(host)) {
-                hosts.push(host.as_str());
-            }
-            Ok(())
-        }
-        Change::DenyHost { subsystem: nqn, host } => {
-            let hosts = hosts(subsystem(roots, nqn)?)?;
-            let Some(at) = hosts.iter().position(|each| each.as_str() == Some(host)) else {
-                return Err(Misfit::Missing(format!("{host} is no host of {nqn}")));
-            };
-            hosts.remove(at);
-            Ok(())
-        }
-        Change::SetHost { nqn, settings } => {
-            let is = |t: &Table| text(t, "nqn") == Some(nqn);
-            if roots.iter().all(|root| place(root, "host", is).is_none()) {
-                return add(roots, "host", ("nqn", nqn.as_str().into()), settings);
-            }
-            let host = find(roots, "host", nqn, is)?;
-            if settings.contains_key("dhchap_key_file") {
-                host.remove("authenticate");
-            }
-            set(host, settings, &["nqn"])
-        }
-        Change::RemoveHost { nqn } => {
-            // Without a word of it, a host that has had a key would be refused.
-            let is = |t: &Table| text(t, "nqn") == Some(nqn);
-            let exempt = Settings::from_iter([("authenticate".to_owned(), false.into())]);
-            if roots.iter().all(|root| place(root, "host", is).is_none()) {
-                return add(roots, "host", ("nqn", nqn.as_str().into()), &exempt);
-            }
-            let host = find(roots, "host", nqn, is)?;
-            for key in ["dhchap_key_file", "dhchap_ctrl_key_file"] {
-                host.remove(key);
-            }
-            set(host, &exempt, &["nqn"])
-        }
+        Change::AllowHost { subsystem: nqn, host } => allow_host(subsystem(roots, nqn)?, host),
+        Change::DenyHost { subsystem: nqn, host } => deny_host(subsystem(roots, nqn)?, nqn, host),
+        Change::SetHost { nqn, settings } => set_host(roots, nqn, settings),
+        Change::RemoveHost { nqn } => remove_host(roots, nqn),
         Change::Replace { .. } => Ok(()),
     }
+}
+
+fn allow_host(subsystem: &mut Table, host: &str) -> Result<(), Misfit> {
+    let hosts = hosts(subsystem)?;
+    if !hosts.iter().any(|each| each.as_str() == Some(host)) {
+        hosts.push(host);
+    }
+    Ok(())
+}
+
+fn deny_host(subsystem: &mut Table, nqn: &str, host: &str) -> Result<(), Misfit> {
+    let hosts = hosts(subsystem)?;
+    let Some(at) = hosts.iter().position(|each| each.as_str() == Some(host)) else {
+        return Err(Misfit::Missing(format!("{host} is no host of {nqn}")));
+    };
+    hosts.remove(at);
+    Ok(())
+}
+
+fn set_host(roots: Vec<&mut Table>, nqn: &str, settings: &Settings) -> Result<(), Misfit> {
+    let is = |t: &Table| text(t, "nqn") == Some(nqn);
+    if roots.iter().all(|root| place(root, "host", is).is_none()) {
+        return add(roots, "host", ("nqn", nqn.into()), settings);
+    }
+    let host = find(roots, "host", &nqn, is)?;
+    if settings.contains_key("dhchap_key_file") {
+        host.remove("authenticate");
+    }
+    set(host, settings, &["nqn"])
+}
+
+/// A host that has had a key would be refused if nothing were said of it any more.
+fn remove_host(roots: Vec<&mut Table>, nqn: &str) -> Result<(), Misfit> {
+    let is = |t: &Table| text(t, "nqn") == Some(nqn);
+    let exempt = Settings::from_iter([("authenticate".to_owned(), false.into())]);
+    if roots.iter().all(|root| place(root, "host", is).is_none()) {
+        return add(roots, "host", ("nqn", nqn.into()), &exempt);
+    }
+    let host = find(roots, "host", &nqn, is)?;
+    for key in ["dhchap_key_file", "dhchap_ctrl_key_file"] {
+        host.remove(key);
+    }
+    set(host, &exempt, &["nqn"])
 }
 
 fn subsystem<'t>(roots: Vec<&'t mut Table>, nqn: &str) -> Result<&'t mut Table, Misfit> {
