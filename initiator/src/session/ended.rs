@@ -187,15 +187,7 @@ impl fmt::Display for Ended {
                 to.ip(),
                 to.port()
             ),
-            Ended::Rejected { queue, status } => {
-                write!(f, "the target refused the connection of {}: {status}", Name(*queue))?;
-                match *status {
-                    RejectStatus::NO_RESOURCES => f.write_str(
-                        "; ask for fewer or smaller queues (--nr-io-queues, --queue-size)",
-                    ),
-                    _ => Ok(()),
-                }
-            }
+            Ended::Rejected { queue, status } => rejected(f, *queue, *status),
             Ended::RejectedOtherwise { queue, code } => write!(
                 f,
                 "the connection of {} was refused with code {code}: what listens there may be no \
@@ -267,6 +259,16 @@ impl fmt::Display for Violation {
                 "Connect returned controller {connect}, and Identify tells of controller {identify}"
             ),
         }
+    }
+}
+
+fn rejected(f: &mut fmt::Formatter<'_>, queue: u16, status: RejectStatus) -> fmt::Result {
+    write!(f, "the target refused the connection of {}: {status}", Name(queue))?;
+    match status {
+        RejectStatus::NO_RESOURCES => {
+            f.write_str("; ask for fewer or smaller queues (--nr-io-queues, --queue-size)")
+        }
+        _ => Ok(()),
     }
 }
 
