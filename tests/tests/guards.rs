@@ -6,6 +6,11 @@ use std::process::Command;
 
 use toml::{Table, Value};
 
+#[path = "guards/layers.rs"]
+mod layers;
+#[path = "guards/terminology.rs"]
+mod terminology;
+
 const MEMBERS: [&str; 5] = ["nvme", "rdma", "target", "initiator", "tests"];
 
 fn root() -> PathBuf {

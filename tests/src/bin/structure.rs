@@ -75,7 +75,7 @@ fn lines(read: &Crate) -> usize {
     read.modules.iter().map(structure::Module::lines).sum()
 }
 
-/// Exceptions from the rules that `tests/tests/layers.rs` and `terminology.rs` hold.
+/// Exceptions from the rules that `tests/tests/guards.rs` holds.
 fn rules(checkout: &Path, crates: &[(&str, Crate)]) -> io::Result<()> {
     let layers = Layers::read(checkout)?;
     let upward: Vec<_> =
