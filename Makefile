@@ -40,7 +40,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build test format lint unit doc native guests mutants some-mutants sim demo demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan install deb rpm test-package container sbom book vm clean
+.PHONY: help packages test-packages build test format lint unit doc native guests mutants some-mutants sim demo demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -159,6 +159,12 @@ SANITIZED := RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect
 asan: packages ## Pool, soft fabric, ring and queue under AddressSanitizer: most of it is the build
 	$(SANITIZED) -p rdma --lib --test soft_qp --test soft_net --test soft_udp --test soft_group --test soft_loss --test soft_wire
 	$(SANITIZED) -p nvmfd --lib --test queue
+
+# Needs a nightly toolchain with miri and rust-src.
+miri: packages ## What reactors share without locks, under Miri: other interleavings and weak memory for each seed
+	@$(CARGO) +nightly miri --version >/dev/null 2>&1 || { echo "make: first: rustup toolchain install nightly -c miri -c rust-src" >&2; exit 1; }
+	MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-many-seeds=0..$(or $(SEEDS),32)" $(CARGO) +nightly miri test -p nvmfd \
+	  --no-default-features --test concurrent --target-dir "$(BUILD)"/miri
 
 PREFIX ?= /usr/local
 SYSTEMD ?= $(PREFIX)/lib
