@@ -197,31 +197,12 @@ impl Queue {
                 self.answer(slot, Ok(0), io);
             }
             Plan::Compare { from, .. } => {
-                let units = u64::from(from.len_bytes() >> 9);
-                let same = match entry.rare().and_then(|rare| rare.second.as_ref()) {
-                    Some(second) => io.pool.bytes(second) == entry.bytes(io.pool),
-                    None => false,
-                };
-                let mate = entry.mate;
-                let work = self.work(slot);
-                work.reads += 1;
-                work.units_read += units;
-                match (same, mate) {
-                    (true, None) => self.answer(slot, Ok(0), io),
-                    (true, Some(second)) => self.write_behind(slot, second, io),
-                    (false, _) => self.answer(slot, Err(Status::COMPARE_FAILURE.with_dnr()), io),
-                }
+                let len = from.len_bytes();
+                self.compare(slot, len, io);
             }
             Plan::Flush { backing } => {
                 let backing = *backing;
-                let nsid = entry.sqe.nsid;
-                match step {
-                    0 => match self.begin_flush(nsid) {
-                        Ok(()) => self.submit(slot, backing, Some(Op::Flush), io),
-                        Err(status) => self.answer(slot, Err(status), io),
-                    },
-                    _ => self.answer(slot, Ok(0), io),
-                }
+                self.flush(slot, backing, io);
             }
             Plan::Zero { backing, at, len, deallocate, fua } => {
                 let (backing, fua) = (*backing, *fua);
@@ -244,22 +225,7 @@ impl Queue {
                 let job = *job;
                 self.copy_range(slot, job, io);
             }
-            Plan::ShutDown { backings, durable } => match backings.get(step as usize) {
-                Some(&backing) => match self.begin_shutdown_flush(backing) {
-                    Ok(()) => self.submit(slot, backing, Some(Op::Flush), io),
-                    Err(status) => {
-                        self.on_failed_shutdown_flush(slot, status, io);
-                        self.slot(slot).step += 1;
-                        self.after_disk(slot, io);
-                    }
-                },
-                None => {
-                    if let Serves::Admin(controller) = &mut self.serves {
-                        controller.shut_down_complete(*durable);
-                    }
-                    self.answer(slot, Ok(0), io);
-                }
-            },
+            Plan::ShutDown { .. } => self.flush_for_shutdown(slot, io),
             Plan::Reserve { .. } | Plan::Keep { .. } | Plan::Mark { .. } => {
                 self.answer(slot, Ok(0), io);
             }
@@ -273,6 +239,57 @@ impl Queue {
                 None => self.answer(slot, Ok(0), io),
             },
             _ => {}
+        }
+    }
+
+    /// Compare: the blocks are here beside the data of the host; the answer, or of a fused command
+    /// the write.
+    fn compare(&mut self, slot: u16, len_bytes: u32, io: &mut Io<'_>) {
+        let entry = &self.slots[usize::from(slot)];
+        let same = match entry.rare().and_then(|rare| rare.second.as_ref()) {
+            Some(second) => io.pool.bytes(second) == entry.bytes(io.pool),
+            None => false,
+        };
+        let mate = entry.mate;
+        let work = self.work(slot);
+        work.reads += 1;
+        work.units_read += u64::from(len_bytes >> 9);
+        match (same, mate) {
+            (true, None) => self.answer(slot, Ok(0), io),
+            (true, Some(second)) => self.write_behind(slot, second, io),
+            (false, _) => self.answer(slot, Err(Status::COMPARE_FAILURE.with_dnr()), io),
+        }
+    }
+
+    /// Flush: of the device, unless the host has to hear first that earlier writes may be lost.
+    fn flush(&mut self, slot: u16, backing: BackingId, io: &mut Io<'_>) {
+        let entry = &self.slots[usize::from(slot)];
+        if entry.step > 0 {
+            return self.answer(slot, Ok(0), io);
+        }
+        match self.begin_flush(entry.sqe.nsid) {
+            Ok(()) => self.submit(slot, backing, Some(Op::Flush), io),
+            Err(status) => self.answer(slot, Err(status), io),
+        }
+    }
+
+    /// Shutdown: the next device is flushed, or the controller has shut down.
+    fn flush_for_shutdown(&mut self, slot: u16, io: &mut Io<'_>) {
+        let entry = &self.slots[usize::from(slot)];
+        let Plan::ShutDown { backings, durable } = &entry.plan else { return };
+        let Some(&backing) = backings.get(entry.step as usize) else {
+            if let Serves::Admin(controller) = &mut self.serves {
+                controller.shut_down_complete(*durable);
+            }
+            return self.answer(slot, Ok(0), io);
+        };
+        match self.begin_shutdown_flush(backing) {
+            Ok(()) => self.submit(slot, backing, Some(Op::Flush), io),
+            Err(status) => {
+                self.on_failed_shutdown_flush(slot, status, io);
+                self.slot(slot).step += 1;
+                self.after_disk(slot, io);
+            }
         }
     }
 
