@@ -8,7 +8,7 @@ use super::fused::Half;
 use super::mark::Mend;
 use super::{Io, Link, Queue, Serves, State};
 use crate::command::{Plan, Received, SQE_BYTES, admin, fabrics, io as rules};
-use crate::controller::Life;
+use crate::controller::{Controller, Life};
 use crate::why::Cause;
 
 impl Queue {
@@ -142,37 +142,8 @@ impl Queue {
             Serves::Admin(controller) => {
                 controller.association.note_traffic();
                 let (epoch, life) = (controller.association.epoch(), controller.life());
-                let plan = match sqe.is_fabrics() {
-                    true => fabrics::admin(sqe, controller),
-                    false => {
-                        let (host, local) = (controller.association.host, controller.local);
-                        let discovery = || io.registry.discovery(&host, local);
-                        let (now, power) = (io.now, io.registry.power.at(io.now));
-                        let nqn = controller.association.subsystem;
-                        let controllers = &|| io.registry.controllers_of(&nqn);
-                        let discovery = &discovery;
-                        let env = admin::Env { slot, received, now, power, discovery, controllers };
-                        admin::plan(sqe, controller, &env)
-                    }
-                };
-                let is_reset = controller.association.epoch() != epoch;
-                let tells = match controller.life() {
-                    Life::Failed if life != Life::Failed => Some(Cause::BadSettings),
-                    _ if is_reset && !controller.is_discovery() => Some(Cause::HostReset),
-                    _ => None,
-                };
-                if is_reset {
-                    // A reset: the I/O queues close, the held requests end.
-                    io.registry.wake_reactors();
-                    let parked: Vec<u16> = controller.events.take_parked().collect();
-                    self.note_reset(io);
-                    for slot in parked {
-                        self.answer(slot, Err(Status::ABORT_REQUESTED), io);
-                    }
-                }
-                if let Some(cause) = tells {
-                    self.tell(cause, "".into(), io);
-                }
+                let plan = rule_admin(controller, slot, sqe, received, io);
+                self.follow_controller((epoch, life), io);
                 if plan.is_ok() {
                     self.note_start(sqe, io);
                 }
@@ -185,6 +156,30 @@ impl Queue {
                 }
                 plan
             }
+        }
+    }
+
+    /// An admin command has been ruled on, before which the controller had this epoch and state: it
+    /// may have reset the controller, or made it fail.
+    fn follow_controller(&mut self, (epoch, life): (u16, Life), io: &mut Io<'_>) {
+        let Serves::Admin(controller) = &mut self.serves else { return };
+        let is_reset = controller.association.epoch() != epoch;
+        let tells = match controller.life() {
+            Life::Failed if life != Life::Failed => Some(Cause::BadSettings),
+            _ if is_reset && !controller.is_discovery() => Some(Cause::HostReset),
+            _ => None,
+        };
+        if is_reset {
+            // A reset: the I/O queues close, the held requests end.
+            io.registry.wake_reactors();
+            let parked: Vec<u16> = controller.events.take_parked().collect();
+            self.note_reset(io);
+            for slot in parked {
+                self.answer(slot, Err(Status::ABORT_REQUESTED), io);
+            }
+        }
+        if let Some(cause) = tells {
+            self.tell(cause, "".into(), io);
         }
     }
 
@@ -219,4 +214,24 @@ impl Queue {
     pub(super) fn unclaim(&mut self, cid: u16) {
         self.cids[usize::from(cid >> 6)] &= !(1 << (cid & 63));
     }
+}
+
+/// What the rules say of a command for a controller.
+fn rule_admin(
+    controller: &mut Controller,
+    slot: u16,
+    sqe: &Sqe,
+    received: Received,
+    io: &Io<'_>,
+) -> Result<Plan, Status> {
+    if sqe.is_fabrics() {
+        return fabrics::admin(sqe, controller);
+    }
+    let (host, local) = (controller.association.host, controller.local);
+    let discovery = &|| io.registry.discovery(&host, local);
+    let (now, power) = (io.now, io.registry.power.at(io.now));
+    let nqn = controller.association.subsystem;
+    let controllers = &|| io.registry.controllers_of(&nqn);
+    let env = admin::Env { slot, received, now, power, discovery, controllers };
+    admin::plan(sqe, controller, &env)
 }
