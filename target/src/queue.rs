@@ -195,7 +195,6 @@ impl Queue {
                 return Err(Box::new(Why { detail: status.to_string().into(), ..why }));
             }
         };
-        let slots = depth * SLOTS_PER_RECEIVE;
         let qp_limits = QpLimits {
             receives: u32::from(depth),
             sends: u32::from(depth) * SENDS_PER_RECEIVE,
@@ -205,15 +204,43 @@ impl Queue {
             let why = Why::nameless(Cause::NoQueuePair, remote, local);
             Box::new(Why { detail: error.0.into(), ..why })
         })?;
-        let mut queue = Queue {
+        let mut queue = Queue::new(key, qp, request, depth, limits, (local, remote), io.now);
+        for _ in 0..depth * SLOTS_PER_RECEIVE {
+            let cell = io.pool.take_cell();
+            queue.slots.push(Slot::new(cell));
+        }
+        for _ in 0..depth {
+            if let Some(buf) = io.pool.take_receive() {
+                io.fabric.post(qp, 0, rdma::Work::Recv(buf));
+            }
+        }
+        io.waiters.open(depth);
+        let accept = cm::Accept { recfmt: 0, crqsize: depth };
+        io.fabric.accept(qp, &accept.emit());
+        debug!(%remote, qid = request.qid, depth, "connection accepted");
+        Ok(queue)
+    }
+
+    /// A queue without slots, before its Connect.
+    fn new(
+        key: u32,
+        qp: Qp,
+        request: cm::Request,
+        depth: u16,
+        limits: Limits,
+        (local, remote): (SocketAddr, SocketAddr),
+        now: Instant,
+    ) -> Queue {
+        let slots = depth * SLOTS_PER_RECEIVE;
+        Queue {
             key,
             qp,
             request,
             limits,
             local,
             remote,
-            serves: Serves::Nothing { deadline: io.now + CONNECT_DEADLINE },
-            opened: io.now,
+            serves: Serves::Nothing { deadline: now + CONNECT_DEADLINE },
+            opened: now,
             confirmed: false,
             proof: None,
             task: None,
@@ -235,21 +262,7 @@ impl Queue {
             backlog: VecDeque::with_capacity(depth.into()),
             put_off: VecDeque::new(),
             cids: Box::new([0; 1024]),
-        };
-        for _ in 0..slots {
-            let cell = io.pool.take_cell();
-            queue.slots.push(Slot::new(cell));
         }
-        for _ in 0..depth {
-            if let Some(buf) = io.pool.take_receive() {
-                io.fabric.post(qp, 0, rdma::Work::Recv(buf));
-            }
-        }
-        io.waiters.open(depth);
-        let accept = cm::Accept { recfmt: 0, crqsize: depth };
-        io.fabric.accept(qp, &accept.emit());
-        debug!(%remote, qid = request.qid, depth, "connection accepted");
-        Ok(queue)
     }
 
     /// The queue pair.
