@@ -576,6 +576,10 @@ fn failed(tried: &str, error: &io::Error) -> OpenError {
             "use a file system that supports locks, or a block device"
         }
         libc::EIO => "the disk reports an error: see the kernel log",
+        libc::EBADE => {
+            "another initiator has reserved the device (Persistent Reservations: `nvme resv-report`, \
+             `sg_persist -r`): have the reservation released or preempted"
+        }
         _ => "see the kernel log for more",
     };
     OpenError { sentence: format!("{tried}: {error}; {remedy}"), may_pass: may_pass(error) }
@@ -605,6 +609,12 @@ fn may_pass(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_that_another_initiator_has_reserved_is_awaited() {
+        let refused = failed("cannot read /a", &io::Error::from_raw_os_error(libc::EBADE));
+        assert!(refused.may_pass && refused.sentence.contains("has reserved"), "{refused}");
+    }
 
     #[test]
     fn what_a_unit_denies_is_told_with_what_helps_there() {
