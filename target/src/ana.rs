@@ -13,8 +13,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use nvme::log::{AnaGroup, AnaHeader, AnaState};
 use nvme::{Sqe, Status};
 
-use crate::config::MAX_NSID;
-use crate::subsystem::Subsystem;
+use crate::subsystem::{MAX_NSID, Subsystem};
 
 /// The largest group id (ANAGRPMAX), and how many groups there may be (NANAGRPID).
 pub const ANA_GROUPS: u32 = 64;

@@ -63,9 +63,6 @@ pub use sources::{Rewritten, Source, Sources};
 pub use stop::StopConfig;
 pub(crate) use tree::tree;
 
-/// The largest namespace id that can be configured.
-pub const MAX_NSID: u32 = 1024;
-
 /// What the daemon is to serve, and with what means.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Config {
@@ -308,7 +305,7 @@ impl SubsystemConfig {
 /// One namespace.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct NamespaceConfig {
-    /// Its id, from 1 to [`MAX_NSID`].
+    /// Its id, from 1 to [`MAX_NSID`](crate::subsystem::MAX_NSID).
     pub nsid: u32,
     /// Where its blocks are.
     #[serde(flatten)]

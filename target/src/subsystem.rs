@@ -16,6 +16,9 @@ use crate::reservation::Reservation;
 use crate::uncorrectable::Marks;
 use crate::usage::Usage;
 
+/// The largest namespace id that there is.
+pub const MAX_NSID: u32 = 1024;
+
 /// One namespace, as its hosts see it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Namespace {

@@ -19,7 +19,7 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use crate::config::MAX_NSID;
+use crate::subsystem::MAX_NSID;
 
 const CLEAN: u8 = 0;
 /// It has written since its last flush.

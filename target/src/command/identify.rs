@@ -15,12 +15,11 @@ use super::admin::Env;
 use super::{Plan, SQE_BYTES, copy, destination, format, geometry, manage, scatter};
 use crate::ana::{ANA_GROUPS, ANACAP, ANATT_S};
 use crate::association::ERROR_LOG_ENTRIES;
-use crate::config::MAX_NSID;
 use crate::controller::{ABORTS, Controller, KAS_100MS, RETRY_DELAYS_100MS, Role, VERSION};
 use crate::events::{Event, REQUESTS};
 use crate::history::PELS_64K;
 use crate::protection::NWPC;
-use crate::subsystem::{Namespace, Subsystem};
+use crate::subsystem::{MAX_NSID, Namespace, Subsystem};
 
 /// The highest namespace id (NN). It promises nothing: the active list says which ids exist, and
 /// one page of it holds all of them.

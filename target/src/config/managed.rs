@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use nvme::Nqn;
 use serde::{Deserialize, Serialize};
 
-use super::MAX_NSID;
+use crate::subsystem::MAX_NSID;
+
 use super::section::{At, Report, Section};
 use super::size::{SIZE_FORM, Size};
 use super::text::{bounded, name};

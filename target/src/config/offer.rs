@@ -11,11 +11,13 @@ use nvme::fabrics::CNTLID_MAX;
 use serde::Serialize;
 use toml::Spanned;
 
+use crate::subsystem::MAX_NSID;
+
 use super::section::{At, Report, Section};
 use super::size::Size;
 use super::text::{NQN_FORM, bounded, mdts, name};
 use super::tree;
-use super::{Limits, ListenerConfig, MAX_NSID};
+use super::{Limits, ListenerConfig};
 
 /// Referrals that discovery may name, at most.
 const MOST_REFERRALS: usize = 256;

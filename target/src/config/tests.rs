@@ -1,5 +1,7 @@
 use proptest::prelude::*;
 
+use crate::subsystem::MAX_NSID;
+
 use super::*;
 
 const LEAST: &str = r#"

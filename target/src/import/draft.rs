@@ -11,7 +11,8 @@ use toml_edit::Value;
 use uuid::Uuid;
 
 use crate::ana::ANA_GROUPS;
-use crate::config::{MAX_NSID, Size, overlap};
+use crate::config::{Size, overlap};
+use crate::subsystem::MAX_NSID;
 
 /// The most referrals that a configuration may have.
 const MOST_REFERRALS: usize = 256;

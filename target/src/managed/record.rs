@@ -18,8 +18,8 @@ use uuid::Uuid;
 
 use super::HOSTS_MAX;
 use crate::ana::ANA_GROUPS;
-use crate::config::MAX_NSID;
 use crate::kept;
+use crate::subsystem::MAX_NSID;
 
 const FIRST_LINE: &str = "nvmfd namespaces 1";
 

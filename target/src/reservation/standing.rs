@@ -7,8 +7,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nvme::reservation::{NotificationMask, NotificationPage, NotificationType};
 
+use crate::subsystem::MAX_NSID;
+
 use super::Barred;
-use crate::config::MAX_NSID;
 
 /// Notification pages that are kept. The log can count 255 that wait behind the first.
 const PAGES: usize = 256;
