@@ -1,14 +1,16 @@
 //! The disk seam: what a queue asks of the backing store of a namespace.
 //!
-//! `backing` is an opened store, `open` how it gets opened, `below` what it lies on, `owner` which machine has it, `resize` how it
+//! `backing` is an opened store, `block_sizes` what its blocks can be, `open` how it gets opened, `below` what it lies on, `owner` which machine has it, `resize` how it
 //! gets another size, `made` one that is not served after all, `erase` other blocks, `health` how it
-//! fares, `errno` what failures are called. What the ring is made of and needs no unsafe code is here as well: `flight` is the life of one operation as a
+//! fares, `errno` what failures are called, `crash_point` where tests kill it. What the ring is made of and needs no unsafe code is here as well: `flight` is the life of one operation as a
 //! state machine without I/O, `entry` says it in the kernel's terms, `syncs` whose synchronisation
 //! is under way, `watch` keeps the descriptors that end a sleep, `recall` the wishes to have an
 //! operation back, `setup` makes the ring.
 
 mod backing;
 mod below;
+mod block_sizes;
+pub(crate) mod crash_point;
 mod device;
 pub(crate) mod entry;
 mod erase;
@@ -32,6 +34,7 @@ pub use backing::{
 };
 pub use below::Below;
 pub(crate) use below::Torn;
+pub use block_sizes::{BlockSizes, SHIFTS};
 pub use errno::{Doing, status_of};
 pub use fault::Fault;
 pub use health::{Detached, Health};
@@ -45,6 +48,12 @@ use rdma::{Buf, Tag};
 /// index in each ring's table of registered files.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct BackingId(pub u32);
+
+impl BackingId {
+    /// Ids are below that: 1,024 subsystems, or one with 1,024 namespaces, and as many again while a
+    /// reload replaces them.
+    pub const COUNT: u32 = 4096;
+}
 
 /// One operation. Offsets and lengths are bytes, whole logical blocks, inside the namespace: the
 /// command rules have checked that before.

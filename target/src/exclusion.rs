@@ -35,7 +35,6 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::disk::BackingId;
-use crate::reactor::BACKINGS;
 use crate::sched::Waker;
 use spans::Spans;
 
@@ -69,7 +68,7 @@ pub struct Exclusion {
     /// [`FUSED`] and [`LEFT`].
     watching: AtomicU8,
     /// Stores at which closed connections have left something: a bit each.
-    left: [AtomicU64; (BACKINGS / u64::BITS) as usize],
+    left: [AtomicU64; (BackingId::COUNT / u64::BITS) as usize],
     /// How often the flag of fused commands was raised.
     round: AtomicU32,
     reactors: Vec<Arc<dyn Waker>>,
@@ -319,7 +318,7 @@ impl Claim {
 
 /// Where the bit of a store is.
 fn place_of(backing: BackingId) -> (usize, u64) {
-    let number = backing.0 % BACKINGS;
+    let number = backing.0 % BackingId::COUNT;
     ((number / u64::BITS) as usize, 1 << (number % u64::BITS))
 }
 

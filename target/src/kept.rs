@@ -8,6 +8,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::str::Lines;
 
+use crate::disk::crash_point::crash_point;
 use crate::durable;
 
 /// Gives `name` in `folder` this content. When it returns, it is so also after a power loss.
@@ -27,11 +28,11 @@ pub(crate) fn prepare(folder: &Path, name: &str, content: &[u8]) -> io::Result<P
     let beside = folder.join(format!("{name}.new"));
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o600);
-    step();
+    crash_point();
     let mut file = options.open(&beside)?;
-    step();
+    crash_point();
     durable::write(&mut file, &beside, content)?;
-    step();
+    crash_point();
     durable::sync(&file, &beside)?;
     Ok(Prepared { path: folder.join(name), beside })
 }
@@ -51,7 +52,7 @@ impl Prepared {
     /// # Errors
     /// What the system says. The name may then mean either content, but no mixture.
     pub(crate) fn persist(self) -> io::Result<()> {
-        step();
+        crash_point();
         durable::rename(&self.beside, &self.path)?;
         sync(self.path.parent().unwrap_or(Path::new("/")))
     }
@@ -85,7 +86,7 @@ pub(crate) fn unsealed<'t>(text: &'t str, first_line: &str) -> Result<Lines<'t>,
 /// # Errors
 /// What the system says.
 pub(crate) fn remove(folder: &Path, name: &str) -> io::Result<()> {
-    step();
+    crash_point();
     match durable::remove_file(&folder.join(name)) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -94,80 +95,18 @@ pub(crate) fn remove(folder: &Path, name: &str) -> io::Result<()> {
 }
 
 fn sync(folder: &Path) -> io::Result<()> {
-    step();
+    crash_point();
     durable::sync_directory(folder)?;
-    step();
+    crash_point();
     Ok(())
-}
-
-/// Between two steps: where a test kills its own process.
-pub(crate) fn step() {
-    #[cfg(test)]
-    tests::step();
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::cell::RefCell;
-    use std::io::{BufRead, BufReader};
-    use std::os::unix::process::ExitStatusExt;
-    use std::path::{Path, PathBuf};
-    use std::process::{Command, Stdio};
-    use std::sync::atomic::{AtomicU32, Ordering};
-    use std::{env, fs};
-
-    use nix::sys::signal::{Signal, raise};
+    use std::fs;
+    use std::path::Path;
 
     use crate::durable::tests::calls;
-
-    const FOLDER: &str = "NVMFD_TEST_KILLED_FOLDER";
-    const STEPS: &str = "NVMFD_TEST_KILLED_STEPS";
-
-    /// Steps that are left to live; 0: not counted.
-    static LEFT: AtomicU32 = AtomicU32::new(0);
-
-    type Hindrance = Box<dyn FnOnce()>;
-
-    thread_local! {
-        /// What is to happen in this thread, and how many steps before.
-        static NEXT: RefCell<Option<(u32, Hindrance)>> = const { RefCell::new(None) };
-    }
-
-    /// Has something happen before the step of this number in this thread, counted from 1.
-    pub(crate) fn hinder_before(step: u32, how: impl FnOnce() + 'static) {
-        NEXT.set(Some((step, Box::new(how))));
-    }
-
-    /// Has this process killed before its step of this number, counted from 1.
-    pub(crate) fn kill_before(step: u32) {
-        LEFT.store(step, Ordering::Relaxed);
-    }
-
-    /// In a process that [`run_killed`] has started: its folder, and the step before which it shall
-    /// be killed.
-    pub(crate) fn doomed() -> (PathBuf, u32) {
-        let folder = env::var_os(FOLDER).expect("run by another test");
-        let steps = env::var(STEPS).expect("run by another test");
-        (folder.into(), steps.parse().unwrap())
-    }
-
-    /// Runs the test `own` in a process that is killed before its `steps`th step. How many lines
-    /// with "done" it had printed, and whether it was killed rather than at its end.
-    pub(crate) fn run_killed(own: &str, folder: &Path, steps: u32) -> (usize, bool) {
-        let mut child = Command::new(env::current_exe().unwrap())
-            .args(["--exact", own, "--ignored", "--nocapture", "--test-threads=1"])
-            .env(FOLDER, folder)
-            .env(STEPS, steps.to_string())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        // The first comes behind the name of the test.
-        let done = lines.filter(|line| line.as_ref().unwrap().contains("done ")).count();
-        let status = child.wait().unwrap();
-        assert!(status.success() || status.signal() == Some(libc::SIGKILL), "{status}");
-        (done, !status.success())
-    }
 
     #[test]
     fn what_is_kept_is_synchronised_before_it_has_its_name_and_so_is_the_name() {
@@ -201,17 +140,6 @@ pub(crate) mod tests {
         for cut in 0..good.len() {
             fs::write(&path, &good[..cut]).unwrap();
             assert!(refused().is_some(), "{cut} bytes of it");
-        }
-    }
-
-    pub(super) fn step() {
-        if LEFT.load(Ordering::Relaxed) > 0 && LEFT.fetch_sub(1, Ordering::Relaxed) == 1 {
-            raise(Signal::SIGKILL).unwrap();
-        }
-        match NEXT.take() {
-            Some((..=1, how)) => how(),
-            Some((steps, how)) => NEXT.set(Some((steps - 1, how))),
-            None => {}
         }
     }
 }

@@ -20,7 +20,7 @@ use rdma::{Event, Fabric, Pool, SpinBudget, Spinner, Wake};
 use tracing::warn;
 
 use crate::controller::Limits;
-use crate::disk::Done;
+use crate::disk::{BackingId, Done};
 use crate::mailbox::{Mail, Mailbox};
 use crate::observe::histogram::bump;
 use crate::queues::{Lent, Queues};
@@ -29,10 +29,6 @@ use crate::ring::{Ring, RingLimits};
 
 /// Fabric events taken in one turn.
 const BATCH: usize = 256;
-
-/// Backing stores that a ring can name: 1,024 subsystems, or one with 1,024 namespaces, and as
-/// many again while a reload replaces them.
-pub const BACKINGS: u32 = 4096;
 
 const FABRIC: u32 = 0;
 const MAIL: u32 = 1;
@@ -96,7 +92,8 @@ impl Reactor {
     pub fn new(parts: Parts) -> io::Result<Reactor> {
         // A slot has at most one disk operation under way, and there is a cell for each slot.
         let ops = parts.pool.plan().cells;
-        let ring = Ring::new(parts.pool.region().clone(), RingLimits { ops, backings: BACKINGS })?;
+        let ring =
+            Ring::new(parts.pool.region().clone(), RingLimits { ops, backings: BackingId::COUNT })?;
         Ok(Reactor {
             ring,
             queues: Queues::new(parts.index, parts.limits, Instant::now()),

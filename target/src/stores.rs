@@ -22,14 +22,13 @@ use self::marked::Marked;
 use self::settled::Settled;
 use crate::absent::Served;
 use crate::config::{LimitConfig, Missing, NamespaceConfig, NamespaceKind, SubsystemConfig};
-use crate::disk::BackingId;
 use crate::disk::{Backing, BackingConfig, BackingKind, Kind};
-use crate::format::{Format, Formats};
+use crate::disk::{BackingId, BlockSizes};
+use crate::format::Format;
 use crate::kept::{self, Prepared};
 use crate::names::Names;
 use crate::protection::Protection;
 use crate::qos::Limiters;
-use crate::reactor::BACKINGS;
 use crate::reservation::Reservation;
 use crate::subsystem::{Namespace, Subsystem};
 use crate::tender::Tended;
@@ -470,7 +469,7 @@ impl Stores {
             let block_shift = backing.block_size_bytes().trailing_zeros() as u8;
             let formats = match namespace.allow_format && store.format.can_change() {
                 true => backing.formats(),
-                false => Formats::only(block_shift),
+                false => BlockSizes::only(block_shift),
             };
             Some(Namespace {
                 nsid: namespace.nsid,
@@ -525,9 +524,9 @@ impl Stores {
                 .iter()
                 .any(|s| s.by_namespace.values().any(|store| store.tended.id.0 == id))
         };
-        let mut ids = (0..BACKINGS).map(|step| (self.next_id + step) % BACKINGS);
+        let mut ids = (0..BackingId::COUNT).map(|step| (self.next_id + step) % BackingId::COUNT);
         let id = ids.find(|&id| !taken(id))?;
-        self.next_id = (id + 1) % BACKINGS;
+        self.next_id = (id + 1) % BackingId::COUNT;
         Some(BackingId(id))
     }
 }
@@ -644,9 +643,9 @@ mod tests {
 
     #[test]
     fn numbers_go_round() {
-        let mut stores = Stores { next_id: BACKINGS - 1, ..Stores::default() };
+        let mut stores = Stores { next_id: BackingId::COUNT - 1, ..Stores::default() };
         stores = stores.next(&[subsystem(&[1, 2], 1 << 20)]).unwrap();
-        assert_eq!(ids(&stores), [BACKINGS - 1, 0]);
+        assert_eq!(ids(&stores), [BackingId::COUNT - 1, 0]);
     }
 
     #[test]

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use nvme::{Nqn, Status, Text};
 
 use crate::config::Offer;
-use crate::disk::{BackingId, Geometry, Health};
-use crate::format::{Formats, Progress};
+use crate::disk::{BackingId, BlockSizes, Geometry, Health};
+use crate::format::Progress;
 use crate::managed::Management;
 use crate::protection::Protection;
 use crate::qos::Limiter;
@@ -41,7 +41,7 @@ pub struct Namespace {
     /// Hosts may format it, which erases all of it (Format NVM).
     pub allow_format: bool,
     /// What it can be formatted as; only what it is, where hosts may not.
-    pub formats: Formats,
+    pub formats: BlockSizes,
     /// How far a host is that formats it just now: there is no I/O meanwhile.
     pub formatting: Option<Arc<Progress>>,
     /// Hosts may make blocks unreadable (Write Uncorrectable).
@@ -267,7 +267,7 @@ pub(crate) mod tests {
             read_only: false,
             protection: Protection::none(nqn, nsid),
             allow_format: false,
-            formats: Formats::only(block_shift),
+            formats: BlockSizes::only(block_shift),
             formatting: None,
             write_uncorrectable: false,
             marks: Marks::volatile(),

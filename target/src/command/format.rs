@@ -78,7 +78,8 @@ mod tests {
     use super::*;
     use crate::ana::AnaStates;
     use crate::command::admin::tests::{ask, given, keyed, nvm};
-    use crate::format::{Formats, Progress};
+    use crate::disk::BlockSizes;
+    use crate::format::Progress;
     use crate::subsystem::Subsystem;
     use crate::subsystem::tests::sample;
 
@@ -123,7 +124,7 @@ mod tests {
     fn formats_are_told_and_can_be_chosen() {
         let mut controller = granted();
         let mut subsystem = Subsystem::clone(controller.subsystem().unwrap());
-        subsystem.namespaces[1].formats = Formats::those(|_| true);
+        subsystem.namespaces[1].formats = BlockSizes::those(|_| true);
         controller.replace_subsystem(Arc::new(subsystem.clone()));
         for (index, block_size_bytes) in [(0, 512), (1, 4096)] {
             let wish = wished(format(2, index), &mut controller);

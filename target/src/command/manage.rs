@@ -21,7 +21,7 @@ use super::admin::Env;
 use super::{Plan, Received, identify, no_data, source};
 use crate::ana::ANA_GROUPS;
 use crate::controller::Controller;
-use crate::format::SHIFTS;
+use crate::disk::SHIFTS;
 use crate::managed::Management;
 use crate::ns_request::{CreateRequest, CreatedNsid, NamespaceRequest};
 use crate::reservation::Barred;

@@ -20,8 +20,8 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::{Rewritten, Sources};
+use crate::disk::crash_point::crash_point;
 use crate::durable;
-use crate::kept::step;
 
 /// Digests of texts are names under this one.
 const DIGEST_SPACE: Uuid = Uuid::from_u128(0x6e0f_5f0c_7c0b_4f5e_8a61_6b65_7074_6368);
@@ -126,7 +126,7 @@ impl Saving {
         made.push(beside.clone());
         // Whoever may read the files may know their names.
         put(&beside, &text, &like, Permissions::from_mode(0o644)).map_err(|error| shown(&error))?;
-        step();
+        crash_point();
         durable::rename(&beside, &record).map_err(|error| shown(&error))?;
         // From here on the new texts are what is read, whatever fails.
         made.clear();
@@ -145,7 +145,7 @@ impl Saving {
             let Entry { file, new, .. } = entry;
             let failed = |error: &io::Error| cannot("write", file, error);
             let waiting = waiting(file);
-            step();
+            crash_point();
             match (entry.is_old(read(file).as_deref()), new) {
                 (true, Some(_)) if entry.waits() => {
                     durable::rename(&waiting, file).map_err(|e| failed(&e))?;
@@ -157,7 +157,7 @@ impl Saving {
             folders.insert(parent(file).to_owned());
         }
         sync_directories(&folders)?;
-        step();
+        crash_point();
         durable::remove_file(&begun.record)
             .map_err(|error| cannot("remove", &begun.record, &error))?;
         sync_directories(&BTreeSet::from([parent(&begun.record).to_owned()]))?;
@@ -244,18 +244,18 @@ impl Entry {
 /// Makes a file that lasts, for whom another one is.
 fn put(file: &Path, text: &str, like: &Metadata, mode: Permissions) -> io::Result<()> {
     // One that was left when the power went.
-    step();
+    crash_point();
     let _ = fs::remove_file(file);
-    step();
+    crash_point();
     let mut new = File::options().write(true).create_new(true).mode(0o600).open(file)?;
-    step();
+    crash_point();
     durable::write(&mut new, file, text.as_bytes())?;
     let mine = new.metadata()?;
     if (mine.uid(), mine.gid()) != (like.uid(), like.gid()) {
         fchown(&new, Some(like.uid()), Some(like.gid()))?;
     }
     new.set_permissions(mode)?;
-    step();
+    crash_point();
     durable::sync(&new, file)
 }
 
@@ -278,9 +278,9 @@ fn make_folder(folder: &Path) -> Result<(), String> {
 fn put_folder(folder: &Path, like: &Path) -> io::Result<()> {
     let like = fs::metadata(like)?;
     // One that was left when the power went.
-    step();
+    crash_point();
     let _ = fs::remove_dir(folder);
-    step();
+    crash_point();
     DirBuilder::new().mode(0o700).create(folder)?;
     let new = File::open(folder)?;
     let mine = new.metadata()?;
@@ -290,15 +290,15 @@ fn put_folder(folder: &Path, like: &Path) -> io::Result<()> {
             .or_else(|_| fchown(&new, None, Some(like.gid())))?;
     }
     new.set_permissions(Permissions::from_mode(like.mode() & 0o2775))?;
-    step();
+    crash_point();
     durable::sync(&new, folder)?;
-    step();
+    crash_point();
     Ok(())
 }
 
 fn sync_directories(folders: &BTreeSet<PathBuf>) -> Result<(), String> {
     folders.iter().try_for_each(|folder| {
-        step();
+        crash_point();
         durable::sync_directory(folder).map_err(|error| cannot("write", folder, &error))
     })
 }

@@ -8,7 +8,7 @@ use super::difference::differences;
 use super::*;
 use crate::api::Settings;
 use crate::config::{NamespaceKind, Saving};
-use crate::kept::tests::{doomed, hinder_before, kill_before, run_killed};
+use crate::disk::crash_point::tests::{doomed, hinder_before, kill_before, run_killed};
 
 mod replacing;
 mod saving;

@@ -11,11 +11,11 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use nvme::status::Status;
 
 use super::backing::{Backing, Kind, Space};
+use super::block_sizes::BlockSizes;
+use super::crash_point::crash_point;
 use super::errno::Doing;
 use super::fault::Verdict;
 use super::flight::Step;
-use crate::format::Formats;
-use crate::kept;
 
 /// Progress is told after each piece: a hundredth or so, within these.
 /// The larger one is what somebody waits for who wants the erasing to stop.
@@ -32,11 +32,11 @@ impl Backing {
     /// The formats that it can have: all of its blocks must be whole, and direct I/O must reach
     /// each of them.
     #[must_use]
-    pub fn formats(&self) -> Formats {
+    pub fn formats(&self) -> BlockSizes {
         let bytes = self.size_bytes();
         let can =
             |block: u32| block >= self.smallest_block_bytes && bytes.is_multiple_of(block.into());
-        Formats::those(|shift| 1 << shift == self.block_size_bytes() || can(1 << shift))
+        BlockSizes::those(|shift| 1 << shift == self.block_size_bytes() || can(1 << shift))
     }
 
     /// Has blocks of so many bytes from now on. Nothing is under way that knows other ones.
@@ -69,13 +69,13 @@ impl Backing {
         let mut zeros = Vec::new();
         let mut at = 0;
         while at < total {
-            kept::step();
+            crash_point();
             let len = piece.min(total - at);
             self.zero(at, len, stop, &mut zeros)?;
             at += len;
             tell(at, total);
         }
-        kept::step();
+        crash_point();
         Ok(())
     }
 
@@ -341,13 +341,13 @@ mod tests {
     #[test]
     fn formats_are_those_that_the_size_allows() {
         let of = |size, block| open(BackingKind::Null { size }, block).formats();
-        assert_eq!(of(4096 * 3, 4096), Formats::those(|_| true));
-        assert_eq!(of(4096 * 3, 512), Formats::those(|_| true));
-        assert_eq!(of(4096 * 3 + 512, 512), Formats::only(9));
+        assert_eq!(of(4096 * 3, 4096), BlockSizes::those(|_| true));
+        assert_eq!(of(4096 * 3, 512), BlockSizes::those(|_| true));
+        assert_eq!(of(4096 * 3 + 512, 512), BlockSizes::only(9));
         let mut coarse = open(BackingKind::Null { size: 8192 }, 4096);
         coarse.smallest_block_bytes = 4096;
-        assert_eq!(coarse.formats(), Formats::only(12));
+        assert_eq!(coarse.formats(), BlockSizes::only(12));
         coarse.reformat(512);
-        assert_eq!(coarse.formats(), Formats::those(|_| true), "what it has it can have");
+        assert_eq!(coarse.formats(), BlockSizes::those(|_| true), "what it has it can have");
     }
 }

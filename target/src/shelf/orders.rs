@@ -18,8 +18,7 @@ use uuid::Uuid;
 use super::{Next, PATIENCE, Shelf};
 use crate::command::identify::SHARED;
 use crate::config::{ManagedConfig, NamespaceConfig, SubsystemConfig};
-use crate::disk::Health;
-use crate::format::Formats;
+use crate::disk::{BlockSizes, Health};
 use crate::history::Happening;
 use crate::mailbox::Mail;
 use crate::managed::{Catalog, Entry, Folder, Record, Situation, Step, Undertaking};
@@ -228,7 +227,7 @@ impl Shelf {
                     cdw10: sel(ManagementSelect::CREATE),
                     nsze: blocks,
                     ncap: blocks,
-                    flbas: Formats::those(|_| true).index(shift),
+                    flbas: BlockSizes::those(|_| true).index(shift),
                     nmic: u8::from(!new.private) * SHARED,
                     anagrpid: new.ana_group,
                     ..ChangeNamespace::default()
@@ -241,7 +240,7 @@ impl Shelf {
                 let entry = entry.and_then(|catalog| catalog.record().entries.get(&nsid));
                 let backing = store.map(|store| store.tended.backing());
                 let blocks = backing.as_ref().map_or(0, |backing| backing.blocks());
-                let index = |shift| Formats::those(|_| true).index(shift);
+                let index = |shift| BlockSizes::those(|_| true).index(shift);
                 Some(ChangeNamespace {
                     cdw10: sel(ManagementSelect::DELETE),
                     nsze: blocks,

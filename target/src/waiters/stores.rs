@@ -6,7 +6,6 @@
 //! one, and no more: nobody else could connect. What comes in others is copied into data buffers.
 
 use crate::disk::BackingId;
-use crate::reactor::BACKINGS;
 
 /// A share may hold a buffer for a store that others have filled, as long as this many of the
 /// largest size are free: so hosts get something done at a store that has lost some operations.
@@ -32,7 +31,7 @@ impl Store {
     /// The one of this number.
     #[must_use]
     pub fn of(backing: BackingId) -> Store {
-        Store((backing.0 % BACKINGS) as u16)
+        Store((backing.0 % BackingId::COUNT) as u16)
     }
 
     pub(super) fn index(self) -> usize {
@@ -50,17 +49,18 @@ pub(super) struct Stores {
     /// The same, of all.
     all_receives: u32,
     /// Stores for which somebody waits until less is held: a bit each.
-    closed: [u64; (BACKINGS / BITS) as usize],
+    closed: [u64; (BackingId::COUNT / BITS) as usize],
 }
 
 impl Default for Stores {
     fn default() -> Stores {
-        let (held_bytes, receives) = (vec![0; BACKINGS as usize], vec![0; BACKINGS as usize]);
+        let (held_bytes, receives) =
+            (vec![0; BackingId::COUNT as usize], vec![0; BackingId::COUNT as usize]);
         Stores {
             held_bytes: held_bytes.into_boxed_slice(),
             receives: receives.into_boxed_slice(),
             all_receives: 0,
-            closed: [0; (BACKINGS / BITS) as usize],
+            closed: [0; (BackingId::COUNT / BITS) as usize],
         }
     }
 }

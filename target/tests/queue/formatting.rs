@@ -3,7 +3,8 @@
 use std::sync::{Arc, mpsc};
 
 use nvme::{IoOpcode, Sqe, Status};
-use nvmfd::format::{Formats, Progress};
+use nvmfd::disk::BlockSizes;
+use nvmfd::format::Progress;
 use nvmfd::reservation::Fence;
 
 use crate::support::{World, end_both, io_queue, keyed, subsystem};
@@ -51,7 +52,7 @@ fn what_has_not_begun_ends_and_what_is_at_a_disk_is_outwaited() {
     let mut next = subsystem();
     let namespace = &mut next.namespaces[0];
     (namespace.block_shift, namespace.blocks) = (9, namespace.blocks * 8);
-    namespace.formats = Formats::only(9);
+    namespace.formats = BlockSizes::only(9);
     world.registry.publish(Arc::new(next));
     let news = world.registry.subsystem(&subsystem().nqn).unwrap();
     queue.on_subsystem(&news, &mut world.io());

@@ -408,7 +408,7 @@ pub(crate) fn subsystem() -> Subsystem {
         read_only: false,
         protection: Protection::none(nqn, 1),
         allow_format: false,
-        formats: nvmfd::format::Formats::only(12),
+        formats: nvmfd::disk::BlockSizes::only(12),
         formatting: None,
         write_uncorrectable: false,
         marks: Marks::volatile(),

@@ -19,8 +19,7 @@ use nvme::{IoOpcode, Nqn, Sqe, Text};
 use nvmfd::ana::AnaStates;
 use nvmfd::config::{ListenerConfig, Offer};
 use nvmfd::controller::Limits;
-use nvmfd::disk::{BackingId, Disk, Done, Geometry, Op};
-use nvmfd::format::Formats;
+use nvmfd::disk::{BackingId, BlockSizes, Disk, Done, Geometry, Op};
 use nvmfd::mailbox::mailbox;
 use nvmfd::protection::Protection;
 use nvmfd::queues::{Lent, Queues};
@@ -217,7 +216,7 @@ fn subsystem() -> Subsystem {
         read_only: false,
         protection: Protection::simulated(nqn, 1),
         allow_format: false,
-        formats: Formats::only(12),
+        formats: BlockSizes::only(12),
         formatting: None,
         write_uncorrectable: false,
         marks: Marks::volatile(),

@@ -71,8 +71,6 @@ const ERRORS: [i32; 11] = [
     libc::EBADMSG,
 ];
 
-/// How many backings there can be in a run.
-const BACKINGS: u32 = 4096;
 /// How long a pause takes that the kernel is asked for.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -205,7 +203,7 @@ impl SimDisk {
         let ops = [4, 64, 1024][self.dice.below(3) as usize];
         let share = [2, 8, 192][self.dice.below(3) as usize];
         let ring = |_: &_| {
-            let mut ring = Flights::new(RingLimits { ops, backings: BACKINGS });
+            let mut ring = Flights::new(RingLimits { ops, backings: BackingId::COUNT });
             ring.set_shares(2 * share, share);
             ring
         };
@@ -222,7 +220,7 @@ impl SimDisk {
         self.numbers.insert(id, store);
         for ring in &mut self.rings {
             let known = ring.attach(id, Arc::clone(&self.stores[store].backing), false);
-            assert!(known, "more than {BACKINGS} backings");
+            assert!(known, "more than {} backings", BackingId::COUNT);
         }
     }
 

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use tempfile::tempdir;
 
 use super::*;
-use crate::kept::tests::{doomed, kill_before, run_killed};
+use crate::disk::crash_point::tests::{doomed, kill_before, run_killed};
 use crate::reservation::{Order, Reservation};
 
 const UUID: [u8; 16] = [0x11; 16];

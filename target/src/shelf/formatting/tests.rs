@@ -7,8 +7,8 @@ use tempfile::{TempDir, tempdir};
 use super::super::Next;
 use super::*;
 use crate::config::Config;
-use crate::format::Formats;
-use crate::kept::tests::{doomed, kill_before, run_killed};
+use crate::disk::BlockSizes;
+use crate::disk::crash_point::tests::{doomed, kill_before, run_killed};
 use crate::ledger::Ledger;
 use crate::managed::Catalogs;
 use crate::power::PowerMeter;
@@ -442,9 +442,9 @@ fn hosts_may_choose_where_the_choice_can_be_kept() {
         close(shelf);
         formats
     };
-    assert_eq!(formats("allow_format = true\n", true), Formats::those(|_| true));
-    assert_eq!(formats("allow_format = true\n", false), Formats::only(12));
-    assert_eq!(formats("", true), Formats::only(12));
+    assert_eq!(formats("allow_format = true\n", true), BlockSizes::those(|_| true));
+    assert_eq!(formats("allow_format = true\n", false), BlockSizes::only(12));
+    assert_eq!(formats("", true), BlockSizes::only(12));
 }
 
 /// The process that is killed.

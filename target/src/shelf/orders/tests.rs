@@ -11,7 +11,7 @@ use tempfile::tempdir;
 
 use super::*;
 use crate::config::{Config, Missing, NamespaceConfig, NamespaceKind};
-use crate::kept::tests::{doomed, hinder_before, kill_before, run_killed};
+use crate::disk::crash_point::tests::{doomed, hinder_before, kill_before, run_killed};
 use crate::ledger::Ledger;
 use crate::managed::{Catalogs, HOSTS_MAX};
 use crate::ns_request::{CreateRequest, CreatedNsid};

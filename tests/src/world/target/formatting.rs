@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel, sync_channel};
 
 use nvme::Status;
-use nvmfd::disk::{BackingId, Done};
+use nvmfd::disk::{BackingId, BlockSizes, Done};
+use nvmfd::format::Format;
 use nvmfd::format::course::Course;
-use nvmfd::format::{Format, Formats};
 use nvmfd::mailbox::Mail;
 use nvmfd::ns_request::NamespaceRequest;
 use nvmfd::reservation::Fence;
@@ -125,9 +125,9 @@ impl Target {
     }
 
     /// How a namespace may be formatted.
-    pub(super) fn formats_of(&self, profile: &Profile, space: usize) -> Formats {
+    pub(super) fn formats_of(&self, profile: &Profile, space: usize) -> BlockSizes {
         let shift = self.block_bytes(profile, space).trailing_zeros() as u8;
-        Formats::those(|each| profile.reshapes || each == shift)
+        BlockSizes::those(|each| profile.reshapes || each == shift)
     }
 
     /// A namespace goes: nobody erases it any more.

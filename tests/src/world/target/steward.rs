@@ -15,8 +15,7 @@ use std::time::{Duration, Instant};
 
 use nvme::Nqn;
 use nvmfd::config::ManagedConfig;
-use nvmfd::disk::{BackingId, Done, Geometry, Health};
-use nvmfd::format::Formats;
+use nvmfd::disk::{BackingId, BlockSizes, Done, Geometry, Health};
 use nvmfd::mailbox::Mail;
 use nvmfd::managed::{Allocated, Entry, Management, Record, Situation, Step, Undertaking};
 use nvmfd::ns_request::NamespaceRequest;
@@ -316,7 +315,7 @@ impl Target {
                 read_only: false,
                 protection: Arc::clone(protection),
                 allow_format: false,
-                formats: Formats::only(block_shift),
+                formats: BlockSizes::only(block_shift),
                 formatting: None,
                 write_uncorrectable: false,
                 marks: Arc::clone(marks),
