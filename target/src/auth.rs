@@ -19,7 +19,6 @@
 
 mod job;
 mod keyring;
-mod revoked;
 mod throttle;
 mod worker;
 
@@ -32,9 +31,7 @@ use nvme::auth::{
 use nvme::{Nqn, Status};
 
 pub use job::{Job, Round, Start, Worked};
-pub use keyring::{Demand, Keyring, Keys, Policy, Reader, read_secret};
-pub(crate) use revoked::is_denied as is_keyed_denied;
-pub use revoked::{read as read_keyed, write as write_keyed};
+pub use keyring::{Demand, Keyring, Keys, Policy, Rules};
 pub use throttle::Throttle;
 pub use worker::{Task, Worker};
 

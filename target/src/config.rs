@@ -9,6 +9,7 @@
 
 mod authentication;
 mod identity;
+mod key_files;
 mod keys;
 mod limit;
 mod listener;
@@ -44,6 +45,7 @@ use crate::qos::Limit;
 
 pub use authentication::{AuthenticationConfig, HostConfig};
 pub(crate) use authentication::{group_name, hash_name};
+pub use key_files::KeyReader;
 pub use keys::known_keys;
 pub use limit::LimitConfig;
 pub use listener::ListenerConfig;

@@ -45,6 +45,7 @@ pub mod ring;
 pub mod sched;
 mod shelf;
 pub mod sizing;
+pub mod state;
 pub mod steward;
 pub mod stores;
 pub mod subsystem;

@@ -16,7 +16,6 @@ use nvme::Nqn;
 use rdma::{Pool, SpinBudget};
 use tracing::{info, warn};
 
-use crate::auth::{Keyring, read_keyed, write_keyed};
 use crate::config::{Config, Missing, Spin};
 use crate::controller::Limits;
 use crate::disk::Torn;
@@ -31,6 +30,7 @@ use crate::registry::Registry;
 use crate::reservation::keeper::{Keeper, Word};
 use crate::shelf::{Next, PATIENCE, Shelf};
 use crate::sizing;
+use crate::state::revoked_hosts;
 use crate::steward::{self, Steward};
 use crate::stores::Stores;
 use crate::tender::Tender;
@@ -148,10 +148,10 @@ impl Target {
     /// # Errors
     /// One sentence about what keeps it from serving. Nothing is left running.
     pub fn start(config: Config) -> Result<Target, Fatal> {
-        let mut keyring = Keyring::load(&config.authentication).map_err(unusable)?;
+        let mut keyring = config.authentication.keyring().map_err(unusable)?;
         let folder = checked(config.state_directory.as_deref())?;
         if let Some(folder) = &folder {
-            keyring.revoke(read_keyed(folder).map_err(Fatal)?);
+            keyring.revoke(revoked_hosts::read(folder).map_err(Fatal)?);
         }
         let stores = Stores::new(folder, config.reactor.count());
         let next = Next::open(&config, &stores, &Catalogs::new())?;
@@ -282,7 +282,7 @@ impl Target {
             .map(|section| format!("{section} has changed and needs a restart"))
             .collect();
         config.keep_fixed(shelf.config());
-        let keyring = Keyring::load(&config.authentication).map_err(unusable)?;
+        let keyring = config.authentication.keyring().map_err(unusable)?;
         let next = if may_wait { shelf.next_by_reload(&config)? } else { shelf.next(&config)? };
         let missing = if may_wait { config.missing } else { Missing::Fail };
         if !may_wait {
@@ -504,10 +504,10 @@ fn checked(folder: Option<&Path>) -> Result<Option<PathBuf>, Fatal> {
 /// be done: then it holds until the daemon ends.
 fn keep_keyed(registry: &Registry, folder: Option<&Path>) -> Option<String> {
     let (hosts, folder) = (registry.keyed_hosts(), folder?);
-    if read_keyed(folder).is_ok_and(|kept| kept == hosts) {
+    if revoked_hosts::read(folder).is_ok_and(|kept| kept == hosts) {
         return None;
     }
-    let error = write_keyed(folder, &hosts).err()?;
+    let error = revoked_hosts::write(folder, &hosts).err()?;
     Some(format!(
         "{} cannot be written: {error}; a host whose key is taken away is refused until the daemon \
          ends, and not after that",

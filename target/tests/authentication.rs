@@ -871,7 +871,7 @@ fn keys_that_come_later_concern_those_who_are_there() {
     let hosts =
         vec![HostConfig { nqn, key_file, controller_key_file: None, hashes: None, groups: None }];
     let config = AuthenticationConfig { hosts, ..AuthenticationConfig::default() };
-    world.registry.set_keyring(Keyring::load(&config).unwrap());
+    world.registry.set_keyring(config.keyring().unwrap());
     admin.tick(&mut world.io());
     assert!(world.fabric.disconnected, "it never proved itself");
     world.end(admin);
@@ -1021,7 +1021,7 @@ fn a_host_that_offers_nothing_of_what_it_may_use_is_told_so_with_its_own_failure
             groups: Some(groups.to_vec()),
         };
         let config = AuthenticationConfig { hosts: vec![host], ..Default::default() };
-        world.registry.set_keyring(Keyring::load(&config).unwrap());
+        world.registry.set_keyring(config.keyring().unwrap());
     };
     let null = [GroupId::NULL];
     for (hashes, groups, why) in [

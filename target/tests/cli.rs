@@ -307,7 +307,7 @@ fn a_check_reads_which_hosts_have_had_keys_as_a_start_does() {
     fs::write(&file, &text).unwrap();
     let check = || nvmfd(&["check", file.to_str().unwrap()]);
     let host = "nqn.2026-11.host:a";
-    nvmfd::auth::write_keyed(&state, &[host.parse().unwrap()].into()).unwrap();
+    nvmfd::state::revoked_hosts::write(&state, &[host.parse().unwrap()].into()).unwrap();
     let (code, _, log) = check();
     assert_eq!(code, Some(0), "{log}");
     assert!(log.contains(&format!("{host} is refused: it has had a key")), "{log}");

@@ -320,7 +320,7 @@ fn host_not_allowed() -> Vec<Record> {
 /// Every host must authenticate, and none has a key.
 fn required() -> Keyring {
     let config = AuthenticationConfig { required: true, ..AuthenticationConfig::default() };
-    Keyring::load(&config).unwrap()
+    config.keyring().unwrap()
 }
 
 fn no_key() -> Vec<Record> {

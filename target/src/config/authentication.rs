@@ -13,7 +13,7 @@ use super::tree;
 use crate::auth::Policy;
 
 /// Who must prove who it is, and how.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct AuthenticationConfig {
     /// Hosts without a key are refused by every subsystem.
     pub required: bool,
@@ -28,17 +28,6 @@ pub struct AuthenticationConfig {
     /// The hosts of which it is said that they need none; none of those that have.
     #[serde(skip)]
     pub exempt: Vec<Nqn>,
-}
-
-impl Default for AuthenticationConfig {
-    fn default() -> Self {
-        let hashes = vec![HashId::SHA256, HashId::SHA384, HashId::SHA512];
-        // Not the two largest: who comes is who chooses, and for us they take ten times as long.
-        let groups =
-            vec![GroupId::FFDHE3072, GroupId::FFDHE4096, GroupId::FFDHE2048, GroupId::NULL];
-        let policy = Policy { hashes, groups };
-        Self { required: false, discovery: false, policy, hosts: Vec::new(), exempt: Vec::new() }
-    }
 }
 
 /// A host that has a key.

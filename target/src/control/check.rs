@@ -7,13 +7,13 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::absent::{self, Served};
-use crate::auth::{Keyring, Reader, is_keyed_denied, read_keyed};
 use crate::config::{
-    AuthenticationConfig, Config, ConfigErrors, Missing, NamespaceConfig, NamespaceKind, Size,
-    given_state_directory,
+    AuthenticationConfig, Config, ConfigErrors, KeyReader, Missing, NamespaceConfig, NamespaceKind,
+    Size, given_state_directory,
 };
 use crate::declared::Declared;
 use crate::disk::{Below, Torn, another_machine};
+use crate::state::revoked_hosts;
 use crate::stores::{Opening, Stores};
 use nix::unistd::Group;
 use nvme::Nqn;
@@ -139,8 +139,8 @@ fn management_group(config: &Config) -> bool {
 
 /// Whether the keys of hosts can be used, and the list of hosts that have had one.
 fn keys(config: &Config) -> bool {
-    let reader = Reader::of(config.state_directory.as_deref());
-    let (mistakes, doubts) = Keyring::examine(&config.authentication, reader);
+    let reader = KeyReader::of(config.state_directory.as_deref());
+    let (mistakes, doubts) = config.authentication.examine_keys(reader);
     doubts.iter().for_each(|doubt| warn!("{doubt}"));
     mistakes.iter().for_each(|mistake| error!("{mistake}"));
     let is_list_good = usable_state_directory(config).is_none_or(|folder| keyed(config, folder));
@@ -149,9 +149,9 @@ fn keys(config: &Config) -> bool {
 
 /// Whether the list of hosts that have had keys can be used; warns of those that are refused.
 fn keyed(config: &Config, folder: &Path) -> bool {
-    let known = match read_keyed(folder) {
+    let known = match revoked_hosts::read(folder) {
         Ok(known) => known,
-        Err(sentence) if is_keyed_denied(folder) => {
+        Err(sentence) if revoked_hosts::is_denied(folder) => {
             warn!("{sentence}: check as root, or as the user who runs the daemon");
             return true;
         }

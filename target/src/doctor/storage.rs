@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use super::Finding;
-use crate::auth::{Keyring, Reader};
-use crate::config::{Config, NamespaceKind};
+use crate::config::{Config, KeyReader, NamespaceKind};
 use crate::stores::Opening;
 
 /// How long the look at all disks may take.
@@ -22,8 +21,8 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
     }
     if !config.authentication.hosts.is_empty() {
         let keys = config.authentication.hosts.len();
-        let reader = Reader::of(config.state_directory.as_deref());
-        findings.extend(key_files(keys, Keyring::examine(&config.authentication, reader)));
+        let reader = KeyReader::of(config.state_directory.as_deref());
+        findings.extend(key_files(keys, config.authentication.examine_keys(reader)));
     }
     findings
 }
@@ -251,7 +250,7 @@ mod tests {
         let config = crate::config::AuthenticationConfig { hosts, ..Default::default() };
         for (mode, level) in [(0o600, Fine), (0o644, Problem)] {
             fs::set_permissions(&key_file, Permissions::from_mode(mode)).unwrap();
-            let findings = key_files(1, Keyring::examine(&config, Reader::This));
+            let findings = key_files(1, config.examine_keys(KeyReader::This));
             says(&findings[0], level, "key");
         }
     }

@@ -8,7 +8,7 @@ use nvme::auth::{
 };
 use nvme::fabrics::{Authentication, Connect, ConnectResult, FabricsType};
 use nvme::{Nqn, Status};
-use nvmfd::auth::{Keyring, Policy};
+use nvmfd::auth::Policy;
 use nvmfd::config::{AuthenticationConfig, HostConfig};
 use nvmfd::queue::Queue;
 use tempfile::{TempDir, tempdir};
@@ -51,7 +51,7 @@ pub(crate) fn give_key(world: &World, groups: Vec<GroupId>) -> TempDir {
         }],
         ..AuthenticationConfig::default()
     };
-    let changes = world.registry.set_keyring(Keyring::load(&config).unwrap());
+    let changes = world.registry.set_keyring(config.keyring().unwrap());
     assert!(changes.contains(&format!("host {HOST} must authenticate")), "{changes:?}");
     folder
 }

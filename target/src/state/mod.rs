@@ -1,0 +1,3 @@
+//! What outlasts the daemon.
+
+pub mod revoked_hosts;
