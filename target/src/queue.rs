@@ -58,7 +58,7 @@ use crate::controller::{Controller, Limits};
 use crate::disk::{Disk, Done};
 use crate::observe::{Rows, Run, Stage};
 use crate::refusals::Refusals;
-use crate::registry::Registry;
+use crate::registry::{Held, Registry};
 use crate::subsystem::Subsystem;
 use crate::usage::Tally;
 use crate::waiters::{Lane, Take, Waiters};
@@ -153,6 +153,8 @@ pub struct Queue {
     head: Head,
     slots: Vec<Slot>,
     receives: u16,
+    /// What the registry counts as held by a connection that is not admitted.
+    pub(crate) unadmitted: Option<Held>,
     free: Vec<u16>,
     at_disk: u16,
     /// Slots that hold an operation back; they are counted at the disk as well.
@@ -252,6 +254,7 @@ impl Queue {
             head: Head::default(),
             slots: Vec::with_capacity(slots.into()),
             receives: depth,
+            unadmitted: None,
             free: (0..slots).rev().collect(),
             at_disk: 0,
             held_back: 0,

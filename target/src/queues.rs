@@ -20,7 +20,7 @@ use crate::mailbox::Mail;
 use crate::observe::Run;
 use crate::queue::{Io, Queue, room};
 use crate::refusals::Refusals;
-use crate::registry::Registry;
+use crate::registry::{Held, Registry};
 use crate::turns::Turns;
 use crate::waiters::{Claim, Take, Waiters};
 use crate::why::{Cause, Why};
@@ -375,20 +375,22 @@ impl Queues {
         let at = vacant.unwrap_or(self.queues.len());
         let limits = self.limits;
         let (.., mut io) = self.split(lent);
-        let queue = match Queue::open(at as u32, incoming, limits, &mut io) {
+        let mut queue = match Queue::open(at as u32, incoming, limits, &mut io) {
             Ok(queue) => queue,
             Err(why) => return self.refused(*why, lent),
         };
-        let (qp, depth) = (queue.qp().0 as usize, queue.depth());
+        let qp = queue.qp().0 as usize;
         if self.by_qp.len() <= qp {
             self.by_qp.resize(qp + 1, None);
         }
         self.by_qp[qp] = Some(at as u32);
+        let held = Held { reactor: self.index, receives: queue.depth() };
+        lent.registry.queue_opened(held);
+        queue.unadmitted = Some(held);
         match vacant {
             Some(at) => self.queues[at] = Some(queue),
             None => self.queues.push(Some(queue)),
         }
-        lent.registry.count_queue(self.index, depth, true);
         self.count += 1;
     }
 
@@ -399,8 +401,10 @@ impl Queues {
             let (in_vain, source) = (queue.is_in_vain(), queue.source().into());
             queue.on_gone(reason, &mut io);
             // The others are there for the next queue, however long a disk keeps this one.
-            let home = before.saturating_sub(queue.receives());
-            lent.registry.count_queue(self.index, home, false);
+            let receives = before.saturating_sub(queue.receives());
+            let unadmitted = queue.unadmitted.take();
+            unadmitted.iter().for_each(|held| lent.registry.queue_admitted(*held));
+            lent.registry.receives_returned(Held { reactor: self.index, receives });
             if in_vain {
                 self.debts.charge(lent.now, source);
             }
@@ -412,10 +416,10 @@ impl Queues {
     fn reap(&mut self, key: u32, lent: &mut Lent<'_>) {
         let Some(entry) = self.queues.get_mut(key as usize) else { return };
         if let Some(queue) = entry.take_if(|queue| queue.is_finished()) {
-            let kept = queue.receives();
+            let receives = queue.receives();
             let (.., mut io) = self.split(lent);
             queue.finish(&mut io);
-            lent.registry.count_queue(self.index, kept, false);
+            lent.registry.receives_returned(Held { reactor: self.index, receives });
             self.count -= 1;
             self.full_until = None;
         }

@@ -36,7 +36,7 @@ use crate::subsystem::{Namespace, Subsystem};
 use crate::wait::Awaited;
 use crate::why::{Book as WhyBook, Cause};
 
-pub use admission::{Admission, Visit};
+pub use admission::{Admission, Held, Visit};
 use claims::Claims;
 use hosts::Hosts;
 pub use view::Controller;
@@ -49,6 +49,9 @@ pub struct Registry {
     observers: Vec<Arc<Observer>>,
     /// Receive buffers in use on each reactor, for placing the next queue.
     loads: Vec<AtomicU32>,
+    /// Those of them that connections hold which are not admitted yet. They give way to what was
+    /// promised, or are what was promised.
+    unadmitted: Vec<AtomicU32>,
     /// Receive buffers that I/O queues may use on each reactor.
     receives: u32,
     /// Most associations at once.
@@ -133,7 +136,8 @@ impl Registry {
     /// `receives` buffers for I/O queues on each reactor.
     #[must_use]
     pub fn new(reactors: Vec<Sender>, controllers: u16, receives: u32) -> Registry {
-        let loads = reactors.iter().map(|_| AtomicU32::new(0)).collect();
+        let counts = || reactors.iter().map(|_| AtomicU32::new(0)).collect();
+        let (loads, unadmitted) = (counts(), counts());
         let observers = reactors.iter().map(|_| Arc::default()).collect();
         let controllers = controllers.into();
         let exclusion = Exclusion::new(reactors.iter().map(Sender::waker).collect());
@@ -142,6 +146,7 @@ impl Registry {
             reactors,
             observers,
             loads,
+            unadmitted,
             receives,
             controllers,
             halting: AtomicBool::new(false),
@@ -453,12 +458,20 @@ impl Registry {
         (0..self.loads.len()).min_by_key(load).unwrap_or(0)
     }
 
-    /// Counts a queue of `depth` receives on a reactor in or out.
-    pub fn count_queue(&self, reactor: usize, depth: u16, opened: bool) {
-        match opened {
-            true => self.loads[reactor].fetch_add(depth.into(), Ordering::Relaxed),
-            false => self.loads[reactor].fetch_sub(depth.into(), Ordering::Relaxed),
-        };
+    /// Counts a queue of `depth` receives on a reactor, which is not admitted yet.
+    pub fn queue_opened(&self, held: Held) {
+        self.loads[held.reactor].fetch_add(held.receives.into(), Ordering::Relaxed);
+        self.unadmitted[held.reactor].fetch_add(held.receives.into(), Ordering::Relaxed);
+    }
+
+    /// A queue is admitted, or ends without that.
+    pub(crate) fn queue_admitted(&self, held: Held) {
+        self.unadmitted[held.reactor].fetch_sub(held.receives.into(), Ordering::Relaxed);
+    }
+
+    /// So many receives are there for the next queue.
+    pub fn receives_returned(&self, held: Held) {
+        self.loads[held.reactor].fetch_sub(held.receives.into(), Ordering::Relaxed);
     }
 
     /// A reactor's mailbox.

@@ -192,7 +192,8 @@ fn a_queue_id_is_whose_proof_comes_first() {
     authenticate(&mut world, &mut own);
     assert!(world.ask(&mut own, &read(), &[]).status.is_success());
     let local: std::net::SocketAddr = "192.0.2.1:4420".parse().unwrap();
-    let visit = Visit { local, source: local.ip(), limits: support::LIMITS, now: world.now };
+    let visit =
+        Visit { local, source: local.ip(), limits: support::LIMITS, held: None, now: world.now };
     let again = Connect { qid: 1, sqsize_z: 15, ..Connect::default() };
     let again = |world: &World| world.registry.connect_io(&again, &connect_data(1), &visit);
     let taken = again(&world).unwrap_err();
@@ -255,7 +256,7 @@ fn a_proof_for_a_controller_that_is_gone_finds_none() {
     let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
     let association = Arc::clone(admin.association().unwrap());
     authenticate(&mut world, &mut admin);
-    let prove = |qid, epoch| world.registry.io_proved(&association, qid, epoch);
+    let prove = |qid, epoch| world.registry.io_proved(&association, qid, epoch, None);
     let causes = |qid, epoch| prove(qid, epoch).map_err(|refusal| refusal.cause);
     assert_eq!((causes(1, 0), causes(2, 0)), (Ok(()), Ok(())));
     assert_eq!(causes(1, 0), Err(Cause::QueueInUse));
@@ -617,7 +618,8 @@ fn who_displaces_itself_again_and_again_is_refused_for_a_while() {
                 world.now += Duration::from_secs(5);
             }
             let (local, source) = ("192.0.2.1:4420".parse().unwrap(), other.parse().unwrap());
-            let visit = Visit { local, source, limits: support::LIMITS, now: world.now };
+            let visit =
+                Visit { local, source, limits: support::LIMITS, held: None, now: world.now };
             let next = world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
             let next = next.unwrap().association;
             let ended_for = queue.association().unwrap().ended_for();
@@ -636,7 +638,8 @@ fn who_displaces_itself_again_and_again_is_refused_for_a_while() {
 fn mere_claims_take_half_of_the_controllers_at_most() {
     let (world, _folder) = world(GroupId::NULL);
     let local: std::net::SocketAddr = "192.0.2.1:4420".parse().unwrap();
-    let visit = Visit { local, source: local.ip(), limits: support::LIMITS, now: world.now };
+    let visit =
+        Visit { local, source: local.ip(), limits: support::LIMITS, held: None, now: world.now };
     let admit = || world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
     let claims: Vec<_> = (0..4).map(|_| admit().unwrap().association).collect();
     let refusal = admit().unwrap_err();
@@ -659,7 +662,7 @@ fn the_oldest_claim_of_an_address_makes_room_for_a_host_of_another() {
         let admit = |source: &str, after_ms| {
             let (local, source) = ("192.0.2.9:4420".parse().unwrap(), source.parse().unwrap());
             let now = began + Duration::from_millis(after_ms);
-            let visit = Visit { local, source, limits: support::LIMITS, now };
+            let visit = Visit { local, source, limits: support::LIMITS, held: None, now };
             let admission = world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
             admission.map(|admission| admission.association)
         };
@@ -692,7 +695,7 @@ fn a_claim_makes_room_also_where_there_is_none_at_all() {
     let admit = |source: &str, after_ms| {
         let (local, source) = ("192.0.2.9:4420".parse().unwrap(), source.parse().unwrap());
         let now = world.now + Duration::from_millis(after_ms);
-        let visit = Visit { local, source, limits: support::LIMITS, now };
+        let visit = Visit { local, source, limits: support::LIMITS, held: None, now };
         let admission = world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
         admission.map(|admission| admission.association)
     };
@@ -717,7 +720,7 @@ fn claims_do_not_use_up_the_controller_ids_again_and_again() {
     let admit = |source: &str, after_ms| {
         let (local, source) = ("192.0.2.9:4420".parse().unwrap(), source.parse().unwrap());
         let now = world.now + Duration::from_millis(after_ms);
-        let visit = Visit { local, source, limits: support::LIMITS, now };
+        let visit = Visit { local, source, limits: support::LIMITS, held: None, now };
         let admission = world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
         admission.map(|admission| admission.association)
     };
@@ -745,7 +748,8 @@ fn of_two_proofs_at_one_moment_one_stays() {
     let (world, _folder) = world(GroupId::NULL);
     set_duplicates(&world, DuplicateHosts::Replace);
     let local: std::net::SocketAddr = "192.0.2.1:4420".parse().unwrap();
-    let visit = Visit { local, source: local.ip(), limits: support::LIMITS, now: world.now };
+    let visit =
+        Visit { local, source: local.ip(), limits: support::LIMITS, held: None, now: world.now };
     let admit = || world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
     let both = [admit().unwrap().association, admit().unwrap().association];
     both.iter().for_each(|association| association.set_proved());
@@ -926,7 +930,8 @@ fn who_loses_its_key_is_disconnected() {
 fn a_name_whose_key_was_removed_is_free_for_nobody() {
     let (world, _folder) = world(GroupId::NULL);
     let local: std::net::SocketAddr = "192.0.2.1:4420".parse().unwrap();
-    let visit = Visit { local, source: local.ip(), limits: support::LIMITS, now: world.now };
+    let visit =
+        Visit { local, source: local.ip(), limits: support::LIMITS, held: None, now: world.now };
     // A second change, of something else, does not make it forgotten.
     for _ in 0..2 {
         replace_key(&world, None);

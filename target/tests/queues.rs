@@ -392,6 +392,7 @@ fn controllers_of_one_host_that_come_together_do_not_push_each_other_out() {
         local: SocketAddr::new(at(250), 4420),
         source: at(1),
         limits: LIMITS,
+        held: None,
         now: world.now,
     };
     for _ in 0..2 {

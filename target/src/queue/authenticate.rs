@@ -221,8 +221,12 @@ impl Queue {
                 self.tell_twin(io);
             }
             Serves::Io { association, epoch, .. } => {
-                match io.registry.io_proved(association, self.request.qid, *epoch) {
-                    Ok(()) => proof.admit(),
+                let (qid, held) = (self.request.qid, self.unadmitted);
+                match io.registry.io_proved(association, qid, *epoch, held) {
+                    Ok(()) => {
+                        self.unadmitted = None;
+                        proof.admit();
+                    }
                     Err(fabrics::Refusal { status, cause, .. }) => {
                         // With the next tick: there may be an answer under way.
                         proof.turn_away(io.now);

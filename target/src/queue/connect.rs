@@ -158,12 +158,13 @@ impl Queue {
             mqes_z: self.limits.queue_depth - 1,
         };
         fabrics::check_connect(connect, promise)?;
-        let visit =
-            Visit { local: self.local, source: self.source(), limits: self.limits, now: io.now };
+        let (source, limits, held) = (self.source(), self.limits, self.unadmitted);
+        let visit = Visit { local: self.local, source, limits, held, now: io.now };
         self.check_throttle(data, io)?;
         if connect.qid == 0 {
             check_keep_alive(connect.kato_ms, data, io)?;
             let admission = io.registry.connect_admin(data, &visit)?;
+            self.unadmitted = None;
             self.demand(&admission, io);
             let association = admission.association;
             info!(
@@ -189,6 +190,9 @@ impl Queue {
             return Ok(cntlid);
         }
         let admission = io.registry.connect_io(connect, data, &visit)?;
+        if !admission.authenticate {
+            self.unadmitted = None;
+        }
         self.demand(&admission, io);
         self.limits = admission.limits;
         let (cntlid, epoch) = (admission.association.cntlid, admission.epoch);

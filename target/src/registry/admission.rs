@@ -12,7 +12,7 @@ use nvme::fabrics::{
     CNTLID_DYNAMIC, CNTLID_MAX, CNTLID_STATIC, Connect, ConnectData, InvalidParameter,
 };
 use nvme::{Nqn, NqnError, Status};
-use rdma::Source;
+use rdma::{Source, limits};
 
 use super::{Book, DuplicateHosts, Entry, Registry, bar};
 use crate::association::{Association, next_id};
@@ -39,8 +39,19 @@ pub struct Visit {
     pub source: IpAddr,
     /// What the target allows everybody.
     pub limits: Limits,
+    /// What its connection holds, as [`Registry::queue_opened`] has counted it.
+    pub held: Option<Held>,
     /// The time.
     pub now: Instant,
+}
+
+/// The receives of a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Held {
+    /// The reactor that has it.
+    pub reactor: usize,
+    /// How many.
+    pub receives: u16,
 }
 
 /// What an admitted queue is to know.
@@ -119,13 +130,15 @@ impl Registry {
         let view = subsystem.map(|s| book.view(s, &host));
         let whole = subsystem.cloned();
         let mut limits = subsystem.map_or(visit.limits, |s| visit.limits.within(&s.offer));
-        // Promise no more I/O queues than there is memory for; the host takes what it gets.
-        let most_io_queues = limits.io_queues;
-        limits.io_queues = self.promise(&book, limits, association.anonymous, visit.now);
         if let Some(subsystem) = &whole {
             association.unflushed = book.hosts.unflushed(&association, subsystem);
         }
         association.cntlid = book.free_cntlid(&subnqn, cntlids, &room_made.displaced)?;
+        // Nothing fails from here on.
+        visit.held.iter().for_each(|held| self.queue_admitted(*held));
+        // Promise no more I/O queues than there is memory for; the host takes what it gets.
+        let most_io_queues = limits.io_queues;
+        limits.io_queues = self.promise(&book, limits, association.anonymous, visit.now);
         let association = Arc::new(association);
         // No queue of its own can ask before this is set, and every later change finds it.
         // It may be granted to delete what it does not see, so that counts as well.
@@ -214,6 +227,9 @@ impl Registry {
             return Err(queue_in_use());
         }
         let (association, authenticate) = (Arc::clone(&entry.association), entry.authenticate);
+        if let (false, Some(held)) = (authenticate, visit.held) {
+            self.queue_admitted(held);
+        }
         let (subsystem, limits) = (entry.view.clone(), entry.limits);
         Ok(Admission { association, name, subsystem, limits, authenticate, epoch })
     }
@@ -229,6 +245,7 @@ impl Registry {
         association: &Association,
         qid: u16,
         epoch: u16,
+        held: Option<Held>,
     ) -> Result<(), Refusal> {
         let mut book = self.lock();
         let entry = book.associations.get_mut(&association.id);
@@ -237,6 +254,7 @@ impl Registry {
         if !entry.take(qid) {
             return Err(queue_in_use());
         }
+        held.iter().for_each(|held| self.queue_admitted(*held));
         association.note_proof();
         Ok(())
     }
@@ -335,9 +353,11 @@ impl Registry {
         Some(io_queues)
     }
 
-    /// How many I/O queues of `depth` entries one more controller may have: what there is memory
-    /// for beside what others were promised. Hosts that nobody vouches for are promised half each and
-    /// three quarters together, so that they cannot keep others out by connecting.
+    /// How many I/O queues of `depth` entries one more controller may have: what there is memory and
+    /// queue pairs for beside what others have and were promised. Hosts that nobody vouches for are
+    /// promised half each and three quarters together, so that they cannot keep others out by
+    /// connecting. Connections that are not admitted do not count: they are what was promised, or give
+    /// way to it.
     fn room(&self, book: &Book, depth: u16, anonymous: bool, now: Instant) -> u16 {
         let depth = u32::from(depth.max(1));
         let kept = |all: bool| -> u32 {
@@ -346,7 +366,11 @@ impl Registry {
             own.map(|entry| entry.kept_receives(now)).sum()
         };
         let left = |load: u32| self.receives.saturating_sub(load);
-        let loads = self.loads.iter().map(|load| load.load(Ordering::Relaxed));
+        let counts = self.loads.iter().zip(&self.unadmitted);
+        let loads = counts.map(|(load, unadmitted)| {
+            let unadmitted = unadmitted.load(Ordering::Relaxed);
+            load.load(Ordering::Relaxed).saturating_sub(unadmitted)
+        });
         let free: u32 = loads.map(|load| left(load) / depth).sum();
         let mut queues = free.saturating_sub(kept(true) / depth);
         if anonymous {
@@ -354,7 +378,9 @@ impl Registry {
             let left = (receives / 4 * 3).saturating_sub(kept(false));
             queues = queues.min(receives / 2 / depth).min(left / depth);
         }
-        queues.try_into().unwrap_or(u16::MAX)
+        let pairs = limits::QUEUE_PAIRS.saturating_mul(self.loads.len().max(1) as u32);
+        let used: u32 = book.associations.values().map(|entry| entry.queue_pairs(now)).sum();
+        queues.min(pairs.saturating_sub(used + 1)).try_into().unwrap_or(u16::MAX)
     }
 }
 
@@ -399,9 +425,19 @@ impl Entry {
         is_free
     }
 
-    /// Receives of the I/O queues that it was promised and has not opened. Nothing is kept for who
-    /// only claims to be somebody.
+    /// Receives of the I/O queues that it was promised and has not opened.
     fn kept_receives(&self, now: Instant) -> u32 {
+        u32::from(self.kept_queues(now)) * u32::from(self.limits.queue_depth)
+    }
+
+    /// Queue pairs that it has, and those of the I/O queues that it was promised.
+    fn queue_pairs(&self, now: Instant) -> u32 {
+        1 + u32::from(self.association.io_queues()) + u32::from(self.kept_queues(now))
+    }
+
+    /// I/O queues that it was promised and has not opened. Nothing is kept for who only claims to be
+    /// somebody.
+    fn kept_queues(&self, now: Instant) -> u16 {
         if self.is_claim() {
             return 0;
         }
@@ -410,8 +446,7 @@ impl Entry {
         }
         let granted = self.association.granted_queues();
         let promised = if granted == 0 { self.limits.io_queues } else { granted };
-        let missing = promised.saturating_sub(self.association.io_queues());
-        u32::from(missing) * u32::from(self.limits.queue_depth)
+        promised.saturating_sub(self.association.io_queues())
     }
 }
 

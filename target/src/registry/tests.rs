@@ -24,7 +24,7 @@ fn at(local: &str) -> Visit {
     let limits =
         Limits { queue_depth: 128, io_queues: 8, in_capsule_bytes: 4096, mdts_bytes: 1 << 20 };
     let source = [192, 0, 2, 200].into();
-    Visit { local: local.parse().unwrap(), source, limits, now: Instant::now() }
+    Visit { local: local.parse().unwrap(), source, limits, held: None, now: Instant::now() }
 }
 
 fn listener(id: u16, address: &str) -> ListenerConfig {
@@ -544,6 +544,78 @@ fn hosts_with_a_name_that_come_together_are_promised_all_there_is() {
         let admitted = registry.connect_admin(&data(0xFFFF, TEST, host.as_str()), &visit).unwrap();
         assert_eq!(admitted.limits.io_queues, 16, "{host}");
     }
+}
+
+/// The same over their connections: what is connected and not yet admitted is what was promised.
+#[test]
+fn hosts_get_all_there_is_in_whatever_order_their_queues_connect() {
+    const HOSTS: usize = 4;
+    const QUEUES: u16 = 3;
+    let (admin, io) = (32, 128);
+    let each = u32::from(admin) + u32::from(QUEUES * io);
+    let mut random = 1_u64;
+    for round in 0..200 {
+        let (sender, _mailbox) = crate::mailbox::mailbox().unwrap();
+        let registry = Registry::new(vec![sender], 8, HOSTS as u32 * each);
+        let hosts = (0..HOSTS).map(|n| nqn(&format!("nqn.2026-11.host:{n}"))).collect::<Vec<_>>();
+        let named = hosts.iter().copied().collect();
+        registry.publish(Arc::new(Subsystem { hosts: named, ..sample() }));
+        let connection = |receives| {
+            let held = Held { reactor: 0, receives };
+            registry.queue_opened(held);
+            let mut visit = Visit { held: Some(held), ..visit() };
+            visit.limits.io_queues = QUEUES;
+            visit
+        };
+        // One connection of each host at a time: its admin queue, then all I/O queues, then their
+        // Connects.
+        let mut steps = [0; HOSTS];
+        let mut admitted: [Option<Arc<Association>>; HOSTS] = Default::default();
+        let mut open: [Vec<Visit>; HOSTS] = Default::default();
+        while steps.iter().any(|step| *step < 2 + 2 * QUEUES) {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let at = (random >> 33) as usize % HOSTS;
+            let host = hosts[at].as_str();
+            match steps[at] {
+                0 => open[at].push(connection(admin)),
+                1 => {
+                    let visit = open[at].pop().unwrap();
+                    let granted = registry.connect_admin(&data(0xFFFF, TEST, host), &visit);
+                    let Admission { association, limits, .. } = granted.unwrap();
+                    assert_eq!(limits.io_queues, QUEUES, "{host} in round {round}");
+                    association.set_ready(true);
+                    association.grant_queues(QUEUES);
+                    admitted[at] = Some(association);
+                }
+                step if step < 2 + QUEUES => open[at].push(connection(io)),
+                step if step < 2 + 2 * QUEUES => {
+                    let qid = step - 1 - QUEUES;
+                    let connect = Connect { qid, sqsize_z: io - 1, ..Connect::default() };
+                    let cntlid = admitted[at].as_ref().unwrap().cntlid;
+                    let visit = open[at].pop().unwrap();
+                    registry.connect_io(&connect, &data(cntlid, TEST, host), &visit).unwrap();
+                }
+                _ => continue,
+            }
+            steps[at] += 1;
+        }
+        let late = nqn("nqn.2026-11.host:0");
+        let late = registry.connect_admin(&data(0xFFFF, TEST, late.as_str()), &connection(admin));
+        assert_eq!(late.unwrap().limits.io_queues, 1, "nothing is left");
+    }
+}
+
+/// Shallow queues need few receives, and a queue pair each.
+#[test]
+fn no_more_queues_are_promised_than_there_are_queue_pairs() {
+    let (sender, _mailbox) = crate::mailbox::mailbox().unwrap();
+    let registry = Registry::new(vec![sender], 64, u32::MAX / 2);
+    registry.publish(offered(Offer::default()));
+    let mut visit = visit();
+    visit.limits.io_queues = 100;
+    let ask = || registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit).unwrap();
+    let promised: u32 = (0..30).map(|_| 1 + u32::from(ask().limits.io_queues)).sum();
+    assert!((2000..=rdma::limits::QUEUE_PAIRS + 30).contains(&promised), "{promised}");
 }
 
 #[test]
