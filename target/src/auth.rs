@@ -20,7 +20,6 @@
 mod job;
 mod keyring;
 mod throttle;
-mod worker;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,7 +32,6 @@ use nvme::{Nqn, Status};
 pub use job::{Job, Round, Start, Worked};
 pub use keyring::{Demand, Keyring, Keys, Policy, Rules};
 pub use throttle::Throttle;
-pub use worker::{Task, Worker};
 
 use crate::why::Cause;
 

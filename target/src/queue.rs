@@ -58,7 +58,8 @@ use crate::controller::{Controller, Limits};
 use crate::disk::{Disk, Done};
 use crate::observe::{Rows, Run, Stage};
 use crate::refusals::Refusals;
-use crate::registry::{Held, Registry};
+use crate::registry::Held;
+use crate::shared::Shared;
 use crate::subsystem::Subsystem;
 use crate::usage::Tally;
 use crate::waiters::{Lane, Take, Waiters};
@@ -87,7 +88,7 @@ pub struct Io<'a> {
     /// The backing stores.
     pub disk: &'a mut dyn Disk,
     /// Who may connect.
-    pub registry: &'a Registry,
+    pub shared: &'a Shared,
     /// Who waits for buffers.
     pub waiters: &'a mut Waiters,
     /// Tells who is refused or dropped.

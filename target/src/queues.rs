@@ -20,7 +20,8 @@ use crate::mailbox::Mail;
 use crate::observe::Run;
 use crate::queue::{Io, Queue, room};
 use crate::refusals::Refusals;
-use crate::registry::{Held, Registry};
+use crate::registry::Held;
+use crate::shared::Shared;
 use crate::turns::Turns;
 use crate::waiters::{Claim, Take, Waiters};
 use crate::why::{Cause, Why};
@@ -40,7 +41,7 @@ pub struct Lent<'a> {
     /// Its stores.
     pub disk: &'a mut dyn Disk,
     /// The book of the target.
-    pub registry: &'a Registry,
+    pub shared: &'a Shared,
     /// The time of this turn.
     pub now: Instant,
 }
@@ -263,12 +264,12 @@ impl Queues {
 
     /// Looks at the clock and at what is shared with other reactors, because somebody rang.
     pub fn look(&mut self, lent: &mut Lent<'_>) {
-        let round = lent.registry.exclusion.round();
+        let round = lent.shared.range_locks.round();
         if round != self.round {
             self.round = round;
             let mut unclaimed = 0;
             self.each(lent, |queue, _| unclaimed += queue.note_unclaimed());
-            lent.registry.exclusion.settle(unclaimed);
+            lent.shared.range_locks.settle(unclaimed);
         }
         self.each(lent, Queue::tick);
     }
@@ -308,11 +309,13 @@ impl Queues {
 
     /// Serves a connection request here or hands it to the reactor with the fewest queues.
     fn place(&mut self, incoming: Incoming, lent: &mut Lent<'_>) {
-        let index = lent.registry.place();
+        let index = lent.shared.registry.place();
         let (remote, local) = (incoming.remote, incoming.local);
         if index == self.index {
             self.ask(incoming, lent);
-        } else if let Err(mail) = lent.registry.reactor(index).try_send(Mail::Incoming(incoming)) {
+        } else if let Err(mail) =
+            lent.shared.registry.reactor(index).try_send(Mail::Incoming(incoming))
+        {
             drop(mail);
             self.refused(Why::nameless(Cause::Overloaded, remote, local), lent);
         }
@@ -340,7 +343,7 @@ impl Queues {
     }
 
     fn refused(&mut self, why: Why, lent: &Lent<'_>) {
-        self.refusals.tell(why, &lent.registry.why, lent.now);
+        self.refusals.tell(why, &lent.shared.disconnects, lent.now);
     }
 
     /// Rejects a request because we are stopping.
@@ -385,7 +388,7 @@ impl Queues {
         }
         self.by_qp[qp] = Some(at as u32);
         let held = Held { reactor: self.index, receives: queue.depth() };
-        lent.registry.queue_opened(held);
+        lent.shared.registry.queue_opened(held);
         queue.unadmitted = Some(held);
         match vacant {
             Some(at) => self.queues[at] = Some(queue),
@@ -403,8 +406,8 @@ impl Queues {
             // The others are there for the next queue, however long a disk keeps this one.
             let receives = before.saturating_sub(queue.receives());
             let unadmitted = queue.unadmitted.take();
-            unadmitted.iter().for_each(|held| lent.registry.queue_admitted(*held));
-            lent.registry.receives_returned(Held { reactor: self.index, receives });
+            unadmitted.iter().for_each(|held| lent.shared.registry.queue_admitted(*held));
+            lent.shared.registry.receives_returned(Held { reactor: self.index, receives });
             if in_vain {
                 self.debts.charge(lent.now, source);
             }
@@ -419,7 +422,7 @@ impl Queues {
             let receives = queue.receives();
             let (.., mut io) = self.split(lent);
             queue.finish(&mut io);
-            lent.registry.receives_returned(Held { reactor: self.index, receives });
+            lent.shared.registry.receives_returned(Held { reactor: self.index, receives });
             self.count -= 1;
             self.full_until = None;
         }
@@ -427,7 +430,7 @@ impl Queues {
 
     /// Makes known how things stand.
     fn publish(&self, lent: &Lent<'_>) {
-        let Some(observer) = lent.registry.observer(self.index) else { return };
+        let Some(observer) = lent.shared.observer(self.index) else { return };
         let (cells, receives, data_bytes) = lent.pool.free();
         let gauges = &observer.gauges;
         gauges.cells_free.store(cells.into(), Ordering::Relaxed);
@@ -481,7 +484,7 @@ impl Queues {
             pool: lent.pool,
             fabric: lent.fabric,
             disk: lent.disk,
-            registry: lent.registry,
+            shared: lent.shared,
             waiters: &mut self.waiters,
             refusals: &mut self.refusals,
             reactor: self.index,

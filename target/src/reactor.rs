@@ -12,6 +12,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::mem::take;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
@@ -24,8 +25,8 @@ use crate::disk::{BackingId, Done};
 use crate::mailbox::{Mail, Mailbox};
 use crate::observe::histogram::bump;
 use crate::queues::{Lent, Queues};
-use crate::registry::Registry;
 use crate::ring::{Ring, RingLimits};
+use crate::shared::Shared;
 
 /// Fabric events taken in one turn.
 const BATCH: usize = 256;
@@ -60,8 +61,10 @@ pub struct Parts {
     pub fabric: Box<dyn Fabric>,
     /// Its letters.
     pub mailbox: Mailbox,
-    /// The shared book.
-    pub registry: Arc<Registry>,
+    /// What it shares with the others.
+    pub shared: Arc<Shared>,
+    /// Is told of addresses that are no longer listened at, as their device is gone.
+    pub on_lost_address: Box<dyn Fn(SocketAddr) + Send>,
     /// What it promises to hosts.
     pub limits: Limits,
     /// How long it spins before it sleeps.
@@ -158,7 +161,7 @@ impl Reactor {
             queues.serve_waiters(&mut lent);
         }
         while let Some(at) = self.parts.fabric.take_deaf() {
-            self.parts.registry.awaited.lose(at);
+            (self.parts.on_lost_address)(at);
         }
         self.parts.fabric.flush();
         self.ring.submit();
@@ -251,7 +254,7 @@ impl Reactor {
             pool: &mut self.parts.pool,
             fabric: &mut *self.parts.fabric,
             disk: &mut self.ring,
-            registry: &self.parts.registry,
+            shared: &self.parts.shared,
             now,
         };
         (&mut self.queues, lent)
@@ -272,6 +275,8 @@ mod tests {
 
     use super::*;
     use crate::mailbox::{Sender, mailbox};
+    use crate::registry::Registry;
+    use crate::worker::Workers;
 
     /// What a fabric says, and what it was given. All its queue pairs have the same handle, one
     /// after the other, as the contract allows.
@@ -338,12 +343,14 @@ mod tests {
         };
         let limits =
             Limits { queue_depth: 16, io_queues: 4, in_capsule_bytes: 4096, mdts_bytes: 1 << 16 };
+        let registry = Arc::new(Registry::new(vec![sender.clone()], 8, 70));
         let parts = Parts {
             index: 0,
             pool: Pool::new(plan).unwrap(),
             fabric: Box::new(Scripted(Arc::clone(&script))),
             mailbox,
-            registry: Arc::new(Registry::new(vec![sender.clone()], 8, 70)),
+            shared: Arc::new(Shared::new(registry, Workers::default())),
+            on_lost_address: Box::new(drop),
             limits,
             spin: SpinBudget::default(),
             stats: Arc::default(),

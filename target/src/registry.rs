@@ -12,8 +12,8 @@ mod view;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use nvme::Nqn;
 use nvme::auth::PrivateKey;
@@ -21,20 +21,14 @@ use nvme::reservation::NotificationType;
 use zeroize::Zeroizing;
 
 use crate::association::Association;
-use crate::auth::{Demand, Keyring, Start, Throttle, Worker};
+use crate::auth::{Demand, Keyring, Start, Throttle};
 use crate::config::{DiscoveryConfig, DuplicateHosts, ListenerConfig};
 use crate::controller::Limits;
-use crate::exclusion::Exclusion;
 use crate::mailbox::{Mail, Sender};
-use crate::observe::Observer;
-use crate::power::PowerMeter;
 use crate::recall::{Errand, Recall};
-use crate::reservation::keeper::{Ask, Mark, Protect, Word};
 use crate::reservation::{Fence, HostId, Reservation};
-use crate::steward;
 use crate::subsystem::{Namespace, Subsystem};
-use crate::wait::Awaited;
-use crate::why::{Book as WhyBook, Cause};
+use crate::why::Cause;
 
 pub use admission::{Admission, Held, Visit};
 use claims::Claims;
@@ -46,7 +40,6 @@ pub use view::Controller;
 pub struct Registry {
     book: Mutex<Book>,
     reactors: Vec<Sender>,
-    observers: Vec<Arc<Observer>>,
     /// Receive buffers in use on each reactor, for placing the next queue.
     loads: Vec<AtomicU32>,
     /// Those of them that connections hold which are not admitted yet. They give way to what was
@@ -58,20 +51,6 @@ pub struct Registry {
     controllers: usize,
     /// What takes long shall end.
     halting: AtomicBool,
-    /// The way to who keeps the reservations.
-    keeper: Option<mpsc::Sender<Word>>,
-    /// The way to who makes and deletes namespaces.
-    steward: Option<mpsc::Sender<steward::Word>>,
-    /// Who changes which blocks.
-    pub exclusion: Exclusion,
-    /// Who does the arithmetic of authentication.
-    pub worker: Worker,
-    /// Since when the target has power.
-    pub power: PowerMeter,
-    /// What is configured and not there yet.
-    pub awaited: Awaited,
-    /// Whom we have refused or dropped, and why.
-    pub why: WhyBook,
 }
 
 /// What is served differently from now on.
@@ -138,62 +117,16 @@ impl Registry {
     pub fn new(reactors: Vec<Sender>, controllers: u16, receives: u32) -> Registry {
         let counts = || reactors.iter().map(|_| AtomicU32::new(0)).collect();
         let (loads, unadmitted) = (counts(), counts());
-        let observers = reactors.iter().map(|_| Arc::default()).collect();
         let controllers = controllers.into();
-        let exclusion = Exclusion::new(reactors.iter().map(Sender::waker).collect());
         Registry {
             book: Mutex::default(),
             reactors,
-            observers,
             loads,
             unadmitted,
             receives,
             controllers,
             halting: AtomicBool::new(false),
-            keeper: None,
-            steward: None,
-            exclusion,
-            worker: Worker::default(),
-            power: PowerMeter::default(),
-            awaited: Awaited::default(),
-            why: WhyBook::default(),
         }
-    }
-
-    /// With who keeps the reservations. Without one, none can be changed.
-    #[must_use]
-    pub fn with_keeper(self, keeper: mpsc::Sender<Word>) -> Registry {
-        Registry { keeper: Some(keeper), ..self }
-    }
-
-    /// With who makes and deletes namespaces. Without one, hosts cannot.
-    #[must_use]
-    pub fn with_steward(self, steward: mpsc::Sender<steward::Word>) -> Registry {
-        Registry { steward: Some(steward), ..self }
-    }
-
-    /// With what is known of earlier times. Without, this is the first time that it has power.
-    #[must_use]
-    pub fn with_power(self, power: PowerMeter) -> Registry {
-        Registry { power, ..self }
-    }
-
-    /// What a reactor makes known of itself.
-    #[must_use]
-    pub fn observer(&self, reactor: usize) -> Option<&Arc<Observer>> {
-        self.observers.get(reactor)
-    }
-
-    /// Says from which time on a command is slow; zero: none is.
-    pub fn set_slow(&self, slow: Duration) {
-        let ns = slow.as_nanos().try_into().unwrap_or(u64::MAX);
-        self.observers.iter().for_each(|observer| observer.set_slow_ns(ns));
-    }
-
-    /// What all reactors make known of themselves.
-    #[must_use]
-    pub fn observers(&self) -> &[Arc<Observer>] {
-        &self.observers
     }
 
     /// An I/O queue has closed and all its work is home.
@@ -335,31 +268,6 @@ impl Registry {
         self.lock().associations.len()
     }
 
-    /// Hands an order to who keeps the reservations; false when there is nobody.
-    #[must_use]
-    pub fn ask_keeper(&self, ask: Ask) -> bool {
-        self.tell_keeper(Word::Ask(ask))
-    }
-
-    /// Hands a wish about write protection to who keeps that as well; false when there is nobody.
-    #[must_use]
-    pub fn ask_protection(&self, wish: Protect) -> bool {
-        self.tell_keeper(Word::Protect(wish))
-    }
-
-    /// Hands a change of unreadable blocks to who keeps those as well; false when there is nobody.
-    #[must_use]
-    pub fn ask_mark(&self, mark: Mark) -> bool {
-        self.tell_keeper(Word::Mark(mark))
-    }
-
-    /// Hands an order to who makes and deletes namespaces; false when there is nobody.
-    #[must_use]
-    pub fn ask_steward(&self, order: steward::Order) -> bool {
-        let word = steward::Word::Order(Box::new(order));
-        self.steward.as_ref().is_some_and(|steward| steward.send(word).is_ok())
-    }
-
     /// The live controllers of a subsystem, by ascending id, each with its host.
     #[must_use]
     pub fn controllers_of(&self, nqn: &Nqn) -> Vec<(u16, Nqn)> {
@@ -491,10 +399,6 @@ impl Registry {
         for reactor in &self.reactors {
             reactor.ring();
         }
-    }
-
-    fn tell_keeper(&self, word: Word) -> bool {
-        self.keeper.as_ref().is_some_and(|keeper| keeper.send(word).is_ok())
     }
 
     fn lock(&self) -> MutexGuard<'_, Book> {

@@ -1,15 +1,14 @@
 //! Reservations: which hosts may use a namespace, as the hosts themselves have settled it.
 //!
 //! * [`state`] decides: a pure state machine per namespace.
-//! * [`keeper`] is the thread that carries orders out, one after another. It keeps what shall
-//!   outlast a power loss ([`file`](StateFile)) before it answers, and it alone changes a state.
+//! * One worker carries orders out, one after another. It keeps what shall outlast a power loss
+//!   ([`file`](StateFile)) before it answers, and it alone changes a state.
 //! * [`standing`](Standing) is what I/O looks at: a byte per controller and namespace, one relaxed
 //!   load a command. The registry writes it when a reservation changes and when a host connects.
 //! * [`fence`](Fence) is how Preempt and Abort waits for commands that are under way.
 
 mod fence;
 mod file;
-pub mod keeper;
 mod standing;
 pub mod state;
 
@@ -23,6 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nvme::reservation::Rescap;
 use nvme::{Nqn, Status};
+use tracing::{error, info};
 
 /// The reservation of one namespace, as everybody shares it: queues report it, the keeper changes
 /// it. Two of them are equal when they are the same one.
@@ -124,6 +124,38 @@ impl Reservation {
         }
         *held = Some(*host);
         Ok(Held(Arc::clone(self)))
+    }
+
+    /// Carries out an order: decides, keeps the new state where it shall outlast a power loss, and
+    /// only then makes it the state. For one worker alone: two at once would lose one.
+    ///
+    /// # Errors
+    /// The status to answer with; the state is as before. Format in Progress when it would bar whom
+    /// it is held for.
+    pub(crate) fn carry_out(&self, host: &HostId, order: &Order) -> Result<Effect, Status> {
+        let held = self.held();
+        let old = self.state();
+        let mut new = old.clone();
+        let effect = new.apply(host, order, self.file.is_some())?;
+        if held.is_some_and(|eraser| new.barred(&eraser).has(Barred::WRITE)) {
+            return Err(Status::FORMAT_IN_PROGRESS);
+        }
+        if let Some(file) = self.file.as_ref().filter(|_| old.persists || new.persists) {
+            file.keep(&new).map_err(|failure| {
+                let path = file.path();
+                error!("the reservation in {} cannot be kept: {failure}", path.display());
+                // The rename may have happened. What hosts are told counts, so put it back.
+                if let Err(failure) = file.keep(&old) {
+                    error!("nor can the one before be put back: {failure}");
+                }
+                Status::INTERNAL_ERROR
+            })?;
+        }
+        if new.rtype != old.rtype || new.holder != old.holder {
+            info!(subsystem = %self.subsystem, nsid = self.nsid, "reservation is now {}", new.rtype);
+        }
+        *self.lock() = new;
+        Ok(effect)
     }
 
     /// Whoever changes the state has this, so it is never locked by I/O.

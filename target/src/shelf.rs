@@ -22,8 +22,10 @@ use crate::config::{Config, ListenerConfig, Missing, SubsystemConfig};
 use crate::ledger::Ledger;
 use crate::mailbox::Mail;
 use crate::managed::{Absent, Allocated, Catalog, Catalogs, Folder, Management};
+use crate::pending::Pending;
 use crate::provider::owns;
 use crate::registry::{Change, Registry};
+use crate::shared::Shared;
 use crate::stores::{Awaited, Awaiting, Memory, Opening, Place, Store, Stores};
 use crate::subsystem::Subsystem;
 use crate::target::Fatal;
@@ -142,6 +144,8 @@ pub(crate) struct Shelf {
     catalogs: Catalogs,
     stores: Stores,
     registry: Arc<Registry>,
+    shared: Arc<Shared>,
+    pending: Arc<Pending>,
     tender: Arc<Tender>,
     ledger: Arc<Ledger>,
     /// Listeners whose address is not there yet, and what is missing.
@@ -156,18 +160,33 @@ impl Shelf {
     pub(crate) fn new(
         config: Config,
         stores: Stores,
-        registry: Arc<Registry>,
+        shared: Arc<Shared>,
         tender: Arc<Tender>,
         ledger: Arc<Ledger>,
         of_devices: bool,
     ) -> Shelf {
-        let (catalogs, awaited) = (Catalogs::new(), BTreeMap::new());
-        Shelf { config, catalogs, stores, registry, tender, ledger, awaited, of_devices }
+        Shelf {
+            config,
+            catalogs: Catalogs::new(),
+            stores,
+            registry: Arc::clone(&shared.registry),
+            shared,
+            pending: Arc::default(),
+            tender,
+            ledger,
+            awaited: BTreeMap::new(),
+            of_devices,
+        }
     }
 
     /// The configuration that is served.
     pub(crate) fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// What is configured and not there yet, for whoever asks.
+    pub(crate) fn pending(&self) -> &Arc<Pending> {
+        &self.pending
     }
 
     /// Has another configuration, and returns the one before. [`Shelf::adopt`] serves it.
@@ -271,7 +290,7 @@ impl Shelf {
         let listeners = Some(self.reachable());
         let discovery = Some(self.config.discovery.clone());
         self.registry.change(Change { listeners, discovery, subsystems, gone, lost: false });
-        self.registry.set_slow(Duration::from_millis(self.config.observe.slow_ms.into()));
+        self.shared.set_slow(Duration::from_millis(self.config.observe.slow_ms.into()));
         let old = std::mem::replace(&mut self.stores, stores);
         // What their hosts have written before is not known any more.
         for ((nqn, nsid), store) in self.stores.named() {
@@ -382,7 +401,7 @@ impl Shelf {
 
     /// No longer listens at an address, or waits for it.
     pub(crate) fn unlisten(&mut self, at: SocketAddr) {
-        self.registry.awaited.forget(at);
+        self.pending.forget(at);
         if self.awaited.remove(&at).is_none() {
             self.registry.reactor(0).send(Mail::Unlisten(at));
             info!(%at, "no longer listening");
@@ -399,7 +418,7 @@ impl Shelf {
 
     /// Waits also for the addresses whose device was taken away.
     pub(crate) fn await_lost(&mut self) {
-        let lost = self.registry.awaited.take_lost();
+        let lost = self.pending.take_lost();
         let lost: Vec<_> = lost.into_iter().filter(|at| self.listens_at(at)).collect();
         if lost.is_empty() {
             return;
@@ -470,7 +489,7 @@ impl Shelf {
                     info!("{line}");
                 }
             }
-            Err(Fatal(why)) => self.registry.awaited.hinder(why),
+            Err(Fatal(why)) => self.pending.hinder(why),
         }
     }
 
@@ -510,7 +529,7 @@ impl Shelf {
                 each.place, each.why
             )
         });
-        self.registry.awaited.set(listeners.chain(stores).collect(), held.collect());
+        self.pending.set(listeners.chain(stores).collect(), held.collect());
     }
 
     fn attach(&self, store: &Store) -> Result<(), Fatal> {

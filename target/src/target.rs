@@ -22,20 +22,23 @@ use crate::disk::Torn;
 use crate::ledger::{Keeping, Ledger};
 use crate::mailbox::{Mail, mailbox};
 use crate::managed::Catalogs;
+use crate::pending::Pending;
 use crate::power::PowerBook;
 use crate::provider::{self, Choice, Fabrics, choose, will_own};
 use crate::queue::{DATA_FOR_ADMIN_BYTES, RECEIVES_FOR_ADMIN};
 use crate::reactor::{Parts, Reactor, Stats};
 use crate::registry::Registry;
-use crate::reservation::keeper::{Keeper, Word};
+use crate::shared::Shared;
 use crate::shelf::{Next, PATIENCE, Shelf};
 use crate::sizing;
 use crate::state::revoked_hosts;
-use crate::steward::{self, Steward};
 use crate::stores::Stores;
 use crate::tender::Tender;
 use crate::view::View;
 use crate::wait::{Waiting, make_good};
+use crate::worker::Workers;
+use crate::worker::ns_management::{self, Steward};
+use crate::worker::ns_state::{Keeper, Word};
 
 /// The daemon cannot serve: one sentence for a person.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -64,12 +67,14 @@ const KEEPING: Duration = Duration::from_millis(400);
 pub struct Target {
     provider: Choice,
     registry: Arc<Registry>,
+    shared: Arc<Shared>,
+    pending: Arc<Pending>,
     shelf: Arc<Mutex<Shelf>>,
     tender: Arc<Tender>,
     fabrics: Fabrics,
     reactors: Vec<Running>,
     keeper: (JoinHandle<()>, mpsc::Sender<Word>),
-    steward: (JoinHandle<()>, mpsc::Sender<steward::Word>),
+    steward: (JoinHandle<()>, mpsc::Sender<ns_management::Word>),
     power: PowerBook,
     ledger: Option<Keeping>,
     waiting: Option<Waiting>,
@@ -84,6 +89,7 @@ struct Running {
 #[derive(Debug)]
 pub struct Pulse {
     registry: Arc<Registry>,
+    pending: Arc<Pending>,
     /// Each reactor's counters, and the turns seen at the last look.
     reactors: Vec<(Arc<Stats>, u64)>,
 }
@@ -118,7 +124,7 @@ impl Pulse {
     /// What is configured and not there yet, a sentence each.
     #[must_use]
     pub fn awaited(&self) -> Vec<String> {
-        self.registry.awaited.list()
+        self.pending.list()
     }
 
     /// Whether a reactor's thread has ended before anybody asked it to.
@@ -166,12 +172,13 @@ impl Target {
         let tender = Arc::new(tender);
         let keeper = Keeper::new();
         let steward = Steward::new();
-        let registry = Registry::new(senders, config.limits.controllers, receives);
+        let registry = Arc::new(Registry::new(senders, config.limits.controllers, receives));
         let power = PowerBook::open(config.state_directory.as_deref(), Instant::now());
         let ledger = Arc::new(Ledger::open(config.state_directory.as_deref(), power.meter));
-        let registry = registry.with_keeper(keeper.sender()).with_power(power.meter);
-        let registry = registry.with_steward(steward.sender());
-        let registry = Arc::new(registry);
+        let workers = Workers::default().with_ns_state(keeper.sender());
+        let workers = workers.with_ns_management(steward.sender());
+        let shared = Shared::new(Arc::clone(&registry), workers).with_power(power.meter);
+        let shared = Arc::new(shared);
         registry.set_keyring(keyring);
         keep_keyed(&registry, config.state_directory.as_deref()).iter().for_each(|w| warn!("{w}"));
         let (provider, why) = choose(config.provider, &config.addresses(), will_own);
@@ -185,16 +192,19 @@ impl Target {
         let shelf = Shelf::new(
             config.clone(),
             stores,
-            Arc::clone(&registry),
+            Arc::clone(&shared),
             Arc::clone(&tender),
             Arc::clone(&ledger),
             provider == Choice::Verbs,
         );
+        let pending = Arc::clone(shelf.pending());
         let shelf = Arc::new(Mutex::new(shelf));
-        let steward = steward_of(steward, &shelf, &registry)?;
+        let steward = steward_of(steward, &shelf, &shared)?;
         let mut target = Target {
             provider,
             registry,
+            shared,
+            pending,
             shelf,
             tender,
             fabrics,
@@ -316,7 +326,8 @@ impl Target {
     #[must_use]
     pub fn pulse(&self) -> Pulse {
         let reactors = self.reactors.iter().map(|r| (Arc::clone(&r.stats), 0)).collect();
-        Pulse { registry: Arc::clone(&self.registry), reactors }
+        let pending = Arc::clone(&self.pending);
+        Pulse { registry: Arc::clone(&self.registry), pending, reactors }
     }
 
     /// What may be seen of it while it runs, also while it is being changed.
@@ -324,6 +335,8 @@ impl Target {
     pub fn view(&self) -> View {
         View {
             registry: Arc::clone(&self.registry),
+            shared: Arc::clone(&self.shared),
+            pending: Arc::clone(&self.pending),
             tender: Some(Arc::clone(&self.tender)),
             reactors: self.reactors.iter().map(|r| Arc::clone(&r.stats)).collect(),
             provider: self.provider.to_string(),
@@ -404,7 +417,7 @@ impl Target {
         self.waiting.into_iter().for_each(|waiting| waiting.stop(deadline));
         self.tender.stop(deadline);
         let _ = self.keeper.1.send(Word::Stop);
-        let _ = self.steward.1.send(steward::Word::Stop);
+        let _ = self.steward.1.send(ns_management::Word::Stop);
         let gone = || self.keeper.0.is_finished() && self.steward.0.is_finished();
         while !gone() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(2));
@@ -439,12 +452,14 @@ impl Target {
         let fabric = self.fabrics.make(index, pool.region().clone(), plan.receives);
         let fabric = fabric.map_err(|error| Fatal(error.to_string()))?;
         let limits = &config.limits;
+        let pending = Arc::clone(&self.pending);
         let parts = Parts {
             index,
             pool,
             fabric,
             mailbox,
-            registry: Arc::clone(&self.registry),
+            shared: Arc::clone(&self.shared),
+            on_lost_address: Box::new(move |at| pending.lose(at)),
             limits: Limits {
                 queue_depth: limits.queue_depth,
                 io_queues: limits.io_queues,
@@ -531,11 +546,11 @@ fn keep(
 fn steward_of(
     steward: Steward,
     shelf: &Arc<Mutex<Shelf>>,
-    registry: &Arc<Registry>,
-) -> Result<(JoinHandle<()>, mpsc::Sender<steward::Word>), Fatal> {
-    let (words, shelf, registry) = (steward.sender(), Arc::clone(shelf), Arc::clone(registry));
+    shared: &Arc<Shared>,
+) -> Result<(JoinHandle<()>, mpsc::Sender<ns_management::Word>), Fatal> {
+    let (words, shelf, shared) = (steward.sender(), Arc::clone(shelf), Arc::clone(shared));
     let builder = std::thread::Builder::new().name("steward".to_owned());
-    let thread = builder.spawn(move || steward.run(&shelf, &registry));
+    let thread = builder.spawn(move || steward.run(&shelf, &shared));
     let thread = thread.map_err(|e| Fatal(format!("no thread for orders of hosts: {e}")))?;
     Ok((thread, words))
 }
@@ -640,22 +655,22 @@ mod tests {
         let mut target = Target::start(config).unwrap();
         target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
         let nowhere: [String; 0] = [];
-        assert_eq!(target.registry.awaited.list(), nowhere);
-        target.registry.awaited.lose(at);
+        assert_eq!(target.pending.list(), nowhere);
+        target.pending.lose(at);
         // Whoever has no such listener any more does not wait for it.
         target.shelf().unlisten(at);
         target.shelf().await_lost();
-        assert_eq!(target.registry.awaited.list(), nowhere);
+        assert_eq!(target.pending.list(), nowhere);
         target.shelf().listen(at, Missing::Wait).unwrap();
-        target.registry.awaited.lose(at);
-        target.registry.awaited.lose("127.99.71.2:4420".parse().unwrap());
+        target.pending.lose(at);
+        target.pending.lose("127.99.71.2:4420".parse().unwrap());
         target.shelf().await_lost();
-        let awaited = target.registry.awaited.list();
+        let awaited = target.pending.list();
         assert_eq!(awaited.len(), 1, "{awaited:?}");
         assert!(awaited[0].contains("its RDMA device was removed"), "{awaited:?}");
         assert_eq!(target.shelf().awaited_addresses(), [at]);
         target.shelf().on_address(at);
-        assert_eq!(target.registry.awaited.list(), nowhere);
+        assert_eq!(target.pending.list(), nowhere);
         target.stop(Instant::now() + Duration::from_secs(60));
     }
 

@@ -4,8 +4,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::pending::Pending;
 use crate::reactor::Stats;
 use crate::registry::Registry;
+use crate::shared::Shared;
 use crate::tender::Tender;
 
 /// What may be seen of a running target.
@@ -13,6 +15,10 @@ use crate::tender::Tender;
 pub struct View {
     /// Who may connect to what, and who is.
     pub registry: Arc<Registry>,
+    /// What its poll groups share.
+    pub shared: Arc<Shared>,
+    /// What is configured and not there yet.
+    pub pending: Arc<Pending>,
     /// Who looks after the stores.
     pub tender: Option<Arc<Tender>>,
     /// What each reactor counts.

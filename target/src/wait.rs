@@ -1,14 +1,10 @@
 //! Waiting for addresses and stores that are configured and not there yet, beside what is served.
 
 use std::collections::BTreeMap;
-use std::mem::take;
-use std::net::SocketAddr;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-
-use tracing::{error, info, warn};
 
 use crate::managed::Folder;
 use crate::shelf::Shelf;
@@ -25,74 +21,6 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// and after twice as long each time, up to this.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
-
-/// What is awaited, for whoever asks: a sentence each.
-#[derive(Debug, Default)]
-pub struct Awaited(Mutex<Told>);
-
-#[derive(Debug, Default)]
-struct Told {
-    sentences: Vec<String>,
-    /// What is there and cannot be served as it is, until a reload.
-    held: Vec<String>,
-    /// Why what has come could not be served, as it was last told.
-    hindrance: String,
-    /// Addresses that are no longer listened at, as their device is gone.
-    lost: Vec<SocketAddr>,
-}
-
-impl Awaited {
-    /// What is awaited or held.
-    #[must_use]
-    pub fn list(&self) -> Vec<String> {
-        let told = self.lock();
-        told.sentences.iter().chain(&told.held).cloned().collect()
-    }
-
-    /// Sets what is awaited, and what is held; what differs is logged.
-    pub fn set(&self, sentences: Vec<String>, held: Vec<String>) {
-        let mut told = self.lock();
-        for sentence in held.iter().filter(|each| !told.held.contains(each)) {
-            error!("not served: {sentence}");
-        }
-        for sentence in sentences.iter().filter(|each| !told.sentences.contains(each)) {
-            warn!("waiting: {sentence}");
-        }
-        if sentences.is_empty() && !told.sentences.is_empty() {
-            info!("everything that was awaited is there");
-        }
-        let (hindrance, lost) = (String::new(), take(&mut told.lost));
-        *told = Told { sentences, held, hindrance, lost };
-    }
-
-    /// This address is no longer listened at, as its device is gone.
-    pub(crate) fn lose(&self, at: SocketAddr) {
-        self.lock().lost.push(at);
-    }
-
-    /// This address is no longer to be listened at.
-    pub(crate) fn forget(&self, at: SocketAddr) {
-        self.lock().lost.retain(|lost| *lost != at);
-    }
-
-    /// The addresses that were lost since this was asked last.
-    pub(crate) fn take_lost(&self) -> Vec<SocketAddr> {
-        take(&mut self.lock().lost)
-    }
-
-    /// What has come cannot be served; told once.
-    pub fn hinder(&self, why: String) {
-        let mut told = self.lock();
-        if told.hindrance != why {
-            warn!("still waiting: {why}");
-            told.hindrance = why;
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Told> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// The thread that looks whether something has come.
 pub(crate) struct Waiting {

@@ -19,13 +19,14 @@ use nvme::fabrics::{
 };
 use nvme::property::Property;
 use nvme::{AdminOpcode, IoOpcode, Sgl, Sqe, Status};
-use nvmfd::auth::{Exchange, Keyring, Keys, Task};
+use nvmfd::auth::{Exchange, Keyring, Keys};
 use nvmfd::config::{AuthenticationConfig, DuplicateHosts, HostConfig, Offer};
 use nvmfd::mailbox::{Mail, Mailbox, Sender, mailbox};
 use nvmfd::queue::Queue;
 use nvmfd::recall::Recall;
 use nvmfd::registry::{Registry, Visit};
 use nvmfd::reservation::{Fence, Fenced};
+use nvmfd::sched::offload::{AuthJob, Job};
 use nvmfd::subsystem::Subsystem;
 use nvmfd::why::Cause;
 use proptest::prelude::*;
@@ -244,7 +245,7 @@ fn a_proof_that_was_begun_before_a_reset_is_too_late() {
     }
     assert!(!queue.is_admitted());
     assert_eq!(admin.association().unwrap().io_queues(), 0, "nothing keeps the next one out");
-    assert_eq!(world.registry.why.list(None)[0].why.cause, Cause::UnknownController);
+    assert_eq!(world.shared.disconnects.list(None)[0].why.cause, Cause::UnknownController);
     assert!(is_closing(&mut world, &mut queue));
     end_both(world, queue, admin, others);
 }
@@ -279,18 +280,22 @@ impl Busy {
         let (to, inbox) = mailbox().unwrap();
         while to.try_send(Mail::DiscoveryChanged).is_ok() {}
         let busy = Busy { to, inbox };
-        assert!(world.registry.worker.give(busy.task(world, busy.to.clone(), 0)));
+        assert!(world.shared.offload.submit(busy.task(world, busy.to.clone(), 0)));
         busy
     }
 
     /// A task of somebody else.
-    fn task(&self, world: &World, to: Sender, key: u32) -> Task {
+    fn task(&self, world: &World, to: Sender, key: u32) -> Job {
         let (host, subsystem) = (HOST.parse().unwrap(), support::subsystem().nqn);
         let start = || world.registry.start_exchange(&host);
         let mut exchange = Exchange::new(host, subsystem, world.now);
         let job = exchange.on_message(&negotiate(), start, world.now).unwrap();
         let source = std::net::IpAddr::from([192, 0, 2, 77]).into();
-        Task { job, source, to, key, ticket: u64::MAX }
+        let ticket = u64::MAX;
+        let run = Box::new(move || {
+            let _ = to.send(Mail::Authenticated { key, ticket, worked: job.run() });
+        });
+        Job::Authenticate(AuthJob { source, ticket, run })
     }
 
     fn ends(self) {
@@ -303,7 +308,7 @@ fn heavy_world() -> (World, Mailbox, TempDir) {
     let (sender, inbox) = mailbox().unwrap();
     let registry = Registry::new(vec![sender], 8, 70);
     registry.publish(Arc::new(support::subsystem()));
-    let world = World::of(Arc::new(registry), 0);
+    let world = World::of(support::share(registry), 0);
     let folder = proof::give_key(&world, vec![GroupId::NULL, GroupId::FFDHE2048]);
     (world, inbox, folder)
 }
@@ -330,11 +335,11 @@ fn what_takes_long_to_compute_is_done_for_each_source_in_turn() {
     let busy = Busy::new(&world);
     let elsewhere = mailbox().unwrap();
     for _ in 0..100 {
-        assert!(world.registry.worker.give(busy.task(&world, elsewhere.0.clone(), 0)));
+        assert!(world.shared.offload.submit(busy.task(&world, elsewhere.0.clone(), 0)));
     }
     // The last of the many came before the one of another source.
     let home = world.registry.reactor(0).clone();
-    assert!(world.registry.worker.give(busy.task(&world, home, 9)));
+    assert!(world.shared.offload.submit(busy.task(&world, home, 9)));
     send_heavy(&mut world, &mut admin);
     busy.ends();
     let order = [0, 0].map(|_| done(&inbox, &mut admin, &mut world));
@@ -601,7 +606,7 @@ fn who_fails_and_does_not_listen_is_refused_for_a_while() {
     }
     let (host, from) = (HOST.parse().unwrap(), "192.0.2.1".parse().unwrap());
     assert!(world.registry.is_throttled(from, &host, world.now));
-    assert_eq!(world.registry.why.list(None)[0].why.cause, Cause::BadAuthentication);
+    assert_eq!(world.shared.disconnects.list(None)[0].why.cause, Cause::BadAuthentication);
 }
 
 /// Who begins, and makes room for its own next beginning.

@@ -401,7 +401,7 @@ fn a_shutdown_whose_flush_failed_is_a_fatal_status_and_never_complete() {
     assert!(world.ask(&mut queue, &configure(0x0046_4001), &[]).status.is_success());
     world.disk.fail = None;
     assert_eq!(world.disk.trace.last(), Some(&"flush"));
-    assert_eq!(world.registry.why.count(Cause::UnflushedShutdown), 1);
+    assert_eq!(world.shared.disconnects.count(Cause::UnflushedShutdown), 1);
     // Fatal, and the shutdown occurs for ever.
     assert_eq!(world.ask(&mut queue, &csts, &[]).result, 0b0110);
     // Its host may keep looking, and can only reset it.

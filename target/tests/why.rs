@@ -28,7 +28,7 @@ use nvmfd::subsystem::Subsystem;
 use nvmfd::why::{Book, Cause, Record, Stage};
 use rdma::{Completion, Event, Fault, Qp, Reason, Work};
 
-use support::{World, admin, connect_data, io_queue, keyed, subsystem};
+use support::{World, admin, connect_data, io_queue, keyed, share, subsystem};
 
 const HOST: &str = "nqn.2026-11.host:h";
 const GOOD: cm::Request = cm::Request { recfmt: 0, qid: 0, hrqsize: 32, hsqsize_z: 31, cntlid: 0 };
@@ -159,7 +159,7 @@ fn provoke(cause: Cause) -> Vec<Record> {
 fn request(request: cm::Request, reads: u8) -> Vec<Record> {
     let mut world = crowd::World::new();
     assert_eq!(world.ask_for(1, request, reads), None);
-    the_only(&world.registry.why)
+    the_only(&world.shared.disconnects)
 }
 
 fn no_receives() -> Vec<Record> {
@@ -168,14 +168,14 @@ fn no_receives() -> Vec<Record> {
     let taken: Vec<_> = (0..240).map(|_| world.pool.take_receive().unwrap()).collect();
     assert_eq!(world.ask(1), None);
     taken.into_iter().for_each(|buf| world.pool.give(buf));
-    the_only(&world.registry.why)
+    the_only(&world.shared.disconnects)
 }
 
 fn no_queue_pair() -> Vec<Record> {
     let mut world = crowd::World::new();
     world.fabric.is_full = true;
     assert_eq!(world.ask(1), None);
-    let records = the_only(&world.registry.why);
+    let records = the_only(&world.shared.disconnects);
     assert_eq!(records[0].why.detail, "the device has no queue pairs left");
     records
 }
@@ -188,7 +188,7 @@ fn no_room() -> Vec<Record> {
     while world.fabric.rejected == 0 {
         assert_eq!(world.ask(1), None);
     }
-    world.registry.why.list(None)
+    world.shared.disconnects.list(None)
 }
 
 fn displaced() -> Vec<Record> {
@@ -197,32 +197,33 @@ fn displaced() -> Vec<Record> {
         assert!(world.ask(1).is_some());
     }
     assert_eq!(world.settle(), [0]);
-    the_only(&world.registry.why)
+    the_only(&world.shared.disconnects)
 }
 
 fn overloaded() -> Vec<Record> {
     let mut world = crowd::World::new();
     let (first, _own): (_, Mailbox) = mailbox().unwrap();
     let (second, _full) = mailbox().unwrap();
-    world.registry = Registry::new(vec![first, second], 8, 70);
+    world.shared = share(Registry::new(vec![first, second], 8, 70));
+    world.registry = Arc::clone(&world.shared.registry);
     assert!(world.ask(1).is_some());
     while world.registry.reactor(1).try_send(Mail::DiscoveryChanged).is_ok() {}
     assert_eq!(world.ask(1), None);
-    the_only(&world.registry.why)
+    the_only(&world.shared.disconnects)
 }
 
 fn stopping() -> Vec<Record> {
     let mut world = crowd::World::new();
     world.step(|queues, lent| drop(queues.on_mail(Mail::Stop, lent)));
     assert_eq!((world.ask(1), world.fabric.rejected), (None, 1));
-    the_only(&world.registry.why)
+    the_only(&world.shared.disconnects)
 }
 
 fn gone_nameless(reason: Reason) -> Vec<Record> {
     let mut world = crowd::World::new();
     let qp = world.ask(1).unwrap();
     world.step(|queues, lent| queues.on_event(Event::Gone(qp, reason), lent));
-    the_only(&world.registry.why)
+    the_only(&world.shared.disconnects)
 }
 
 fn no_connect() -> Vec<Record> {
@@ -232,7 +233,7 @@ fn no_connect() -> Vec<Record> {
     queue.tick(&mut world.io());
     assert!(world.fabric.disconnected);
     world.flush_and_go(&mut queue);
-    the_only(&world.registry.why)
+    the_only(&world.shared.disconnects)
 }
 
 // ---- Connect
@@ -263,7 +264,7 @@ fn refused_admin(
     assert!(!accepted);
     // The host leaves, and that has no record of its own.
     world.flush_and_go(&mut queue);
-    the_only(&world.registry.why)
+    the_only(&world.shared.disconnects)
 }
 
 fn io_connect(spoil: impl FnOnce(&mut Connect, &mut ConnectData)) -> Vec<Record> {
@@ -274,7 +275,7 @@ fn io_connect(spoil: impl FnOnce(&mut Connect, &mut ConnectData)) -> Vec<Record>
     spoil(&mut ask, &mut data);
     let (_queue, accepted) = connect(&mut world, ask, &data);
     assert!(!accepted);
-    the_only(&world.registry.why)
+    the_only(&world.shared.disconnects)
 }
 
 fn first_command() -> Vec<Record> {
@@ -282,7 +283,7 @@ fn first_command() -> Vec<Record> {
     let mut queue = world.open_qid(0);
     let identify = Sqe::admin(AdminOpcode::IDENTIFY).with_sgl(keyed(0, 4096));
     assert!(!world.ask(&mut queue, &identify, &[]).status.is_success());
-    the_only(&world.registry.why)
+    the_only(&world.shared.disconnects)
 }
 
 fn bad_name(spoil: impl FnOnce(&mut ConnectData)) -> Vec<Record> {
@@ -308,7 +309,7 @@ fn offered(offer: Offer, times: u16) -> Vec<Record> {
         let (_, accepted) = connect(&mut world, ask, &connect_data(CNTLID_DYNAMIC));
         assert_eq!(accepted, time < times);
     }
-    the_only(&world.registry.why)
+    the_only(&world.shared.disconnects)
 }
 
 fn host_not_allowed() -> Vec<Record> {
@@ -332,7 +333,7 @@ fn no_key() -> Vec<Record> {
 fn too_many_controllers() -> Vec<Record> {
     let registry = Registry::new(vec![mailbox().unwrap().0], 1, 70);
     registry.publish(Arc::new(subsystem()));
-    let mut world = World::of(Arc::new(registry), 0);
+    let mut world = World::of(share(registry), 0);
     let _first = admin(&mut world);
     refused_admin(&mut world, |_, _| {})
 }
@@ -355,7 +356,7 @@ fn coming_twice(duplicates: DuplicateHosts) -> Vec<Record> {
     let ask = Connect { sqsize_z: 15, ..Connect::default() };
     connect(&mut world, ask, &connect_data(CNTLID_DYNAMIC));
     first.tick(&mut world.io());
-    the_only(&world.registry.why)
+    the_only(&world.shared.disconnects)
 }
 
 fn queue_in_use() -> Vec<Record> {
@@ -365,7 +366,7 @@ fn queue_in_use() -> Vec<Record> {
     let again = Connect { qid: 1, sqsize_z: 15, ..Connect::default() };
     let (_, accepted) = connect(&mut world, again, &connect_data(cntlid));
     assert!(!accepted);
-    the_only(&world.registry.why)
+    the_only(&world.shared.disconnects)
 }
 
 // ---- authentication
@@ -379,11 +380,11 @@ fn throttled() -> Vec<Record> {
         world.flush_and_go(&mut queue);
         queue.finish(&mut world.io());
     }
-    assert_eq!(world.registry.why.count(Cause::BadAuthentication), 8);
+    assert_eq!(world.shared.disconnects.count(Cause::BadAuthentication), 8);
     let ask = Connect { sqsize_z: 15, ..Connect::default() };
     let (_, accepted) = connect(&mut world, ask, &connect_data(CNTLID_DYNAMIC));
     assert!(!accepted);
-    world.registry.why.list(None)
+    world.shared.disconnects.list(None)
 }
 
 fn exchange(group: GroupId, first: &[u8]) -> Vec<Record> {
@@ -399,7 +400,7 @@ fn end_failed(mut world: World, mut queue: Queue) -> Vec<Record> {
     queue.tick(&mut world.io());
     assert!(world.fabric.disconnected);
     world.flush_and_go(&mut queue);
-    the_only(&world.registry.why)
+    the_only(&world.shared.disconnects)
 }
 
 fn wrong_secret() -> Vec<Record> {
@@ -468,7 +469,7 @@ fn not_authenticated() -> Vec<Record> {
     let (mut world, _folder) = proof::world(GroupId::NULL);
     let mut queue = proof::connect(&mut world, 0, CNTLID_DYNAMIC);
     world.flush_and_go(&mut queue);
-    the_only(&world.registry.why)
+    the_only(&world.shared.disconnects)
 }
 
 // ---- connected hosts
@@ -477,9 +478,9 @@ fn not_authenticated() -> Vec<Record> {
 fn running(happen: impl FnOnce(&mut World, &mut Queue)) -> Vec<Record> {
     let mut world = World::new();
     let (mut queue, _) = admin(&mut world);
-    assert_eq!(world.registry.why.list(None), []);
+    assert_eq!(world.shared.disconnects.list(None), []);
     happen(&mut world, &mut queue);
-    the_only(&world.registry.why)
+    the_only(&world.shared.disconnects)
 }
 
 /// A second host has the identifier of the first, as that of a copied machine.
@@ -494,10 +495,10 @@ fn shared_host_id() -> Vec<Record> {
     let own_id = ConnectData { hostid: [6; 16], ..other("nqn.2026-11.host:third") };
     for data in [connect_data(CNTLID_DYNAMIC), own_id] {
         assert!(connect(&mut world, ask(), &data).1);
-        assert_eq!(world.registry.why.list(None), [], "nothing is wrong with {data:?}");
+        assert_eq!(world.shared.disconnects.list(None), [], "nothing is wrong with {data:?}");
     }
     assert!(connect(&mut world, ask(), &other("nqn.2026-11.host:copy")).1);
-    let records = the_only(&world.registry.why);
+    let records = the_only(&world.shared.disconnects);
     assert!(records[0].why.detail.ends_with(first.association().unwrap().host.as_str()));
     records
 }
@@ -543,7 +544,7 @@ fn bad_settings() -> Vec<Record> {
     let (mut queue, accepted) = connect(&mut world, ask, &connect_data(CNTLID_DYNAMIC));
     assert!(accepted);
     set_cc(&mut world, &mut queue, 0x0036_0001);
-    the_only(&world.registry.why)
+    the_only(&world.shared.disconnects)
 }
 
 fn listener_removed() -> Vec<Record> {
@@ -553,7 +554,7 @@ fn listener_removed() -> Vec<Record> {
     let (mut queue, _) = admin(&mut world);
     world.registry.set_listeners(Vec::new());
     queue.tick(&mut world.io());
-    the_only(&world.registry.why)
+    the_only(&world.shared.disconnects)
 }
 
 #[test]
@@ -566,7 +567,7 @@ fn hosts_that_leave_in_good_order_leave_no_record() {
     world.fabric.posted = posted;
     set_cc(&mut world, &mut admin, 0x0046_4001);
     world.flush_and_go(&mut admin);
-    assert_eq!(world.registry.why.list(None), []);
+    assert_eq!(world.shared.disconnects.list(None), []);
 }
 
 /// The book's single record.

@@ -18,11 +18,12 @@ impl Queue {
         let Serves::Admin(controller) = &mut self.serves else {
             return self.answer(slot, Err(Status::INVALID_OPCODE.with_dnr()), io);
         };
-        let (recall, errand) = io.registry.recall(controller.association.id, sqid, cid, io.reactor);
+        let (recall, errand) =
+            io.shared.registry.recall(controller.association.id, sqid, cid, io.reactor);
         controller.aborts.push((slot, recall));
         match sqid == self.request.qid {
             true => self.on_errand(&errand, io),
-            false => io.registry.send_errand(errand),
+            false => io.shared.registry.send_errand(errand),
         }
         // Whatever is known already is answered with the events.
     }

@@ -9,9 +9,11 @@ use tracing::info;
 
 use super::{Io, Link, Queue, Serves, State};
 use crate::association::{Association, next_id};
-use crate::auth::{Exchange, Job, Task, Worked};
+use crate::auth::{Exchange, Job, Worked};
 use crate::command::{Plan, Received, fabrics};
+use crate::mailbox::Mail;
 use crate::registry::Admission;
+use crate::sched::offload::{self, AuthJob};
 use crate::why::Cause;
 
 impl Queue {
@@ -22,7 +24,7 @@ impl Queue {
         io: &Io<'_>,
     ) -> Result<(), fabrics::Refusal> {
         let Ok(host) = data.hostnqn() else { return Ok(()) };
-        if !io.registry.is_throttled(self.source(), &host, io.now) {
+        if !io.shared.registry.is_throttled(self.source(), &host, io.now) {
             return Ok(());
         }
         Err(fabrics::Refusal::busy(Cause::Throttled))
@@ -101,7 +103,7 @@ impl Queue {
         let host = *proof.host();
         let message = entry.bytes(io.pool).to_vec();
         let by_host = matches!(Kind::parse(&message), Ok((Kind::Failure2, _)));
-        let job = proof.on_message(&message, || io.registry.start_exchange(&host), io.now);
+        let job = proof.on_message(&message, || io.shared.registry.start_exchange(&host), io.now);
         let Some(job) = job else {
             self.note_proof(before, by_host, io);
             return self.answer(slot, Ok(0), io);
@@ -117,12 +119,17 @@ impl Queue {
     /// The command waits until somebody else has done the job.
     fn hand_over(&mut self, slot: u16, job: Job, io: &mut Io<'_>) {
         let ticket = next_id();
-        let to = io.registry.reactor(io.reactor).clone();
+        let (to, key) = (io.shared.registry.reactor(io.reactor).clone(), self.key);
+        let run = Box::new(move || {
+            let worked = job.run();
+            // A reactor that has ended wants nothing any more.
+            let _ = to.send(Mail::Authenticated { key, ticket, worked });
+        });
         self.task = Some((ticket, slot));
         self.slot(slot).state = State::Waiting;
         let source = self.source().into();
-        let task = Task { job, source, to, key: self.key, ticket };
-        let given = io.registry.worker.give(task);
+        let job = offload::Job::Authenticate(AuthJob { source, ticket, run });
+        let given = io.shared.offload.submit(job);
         if let (false, Some(proof)) = (given, &mut self.proof) {
             proof.turn_away(io.now);
         }
@@ -132,7 +139,7 @@ impl Queue {
     /// failure of its host, who may have waited for long.
     pub(super) fn drop_job(&mut self, io: &Io<'_>) {
         if let Some((ticket, _)) = self.task.take()
-            && io.registry.worker.take_back(ticket)
+            && io.shared.offload.cancel(ticket)
             && let Some(proof) = &mut self.proof
         {
             proof.excuse();
@@ -185,7 +192,7 @@ impl Queue {
         let host = *proof.host();
         let succeeded = proof.take_success();
         if let Some(why) = proof.take_failure() {
-            io.registry.note_failed_proof(remote.ip(), host, io.now);
+            io.shared.registry.note_failed_proof(remote.ip(), host, io.now);
             let cause = proof.cause().unwrap_or(Cause::of_exchange(why, by_host));
             let detail = match proof.take_detail() {
                 Some(detail) => format!("{why}: {detail}"),
@@ -201,7 +208,7 @@ impl Queue {
         };
         if let (true, Some(association), Some(keys)) = (succeeded, association, proof.keys()) {
             // The key may have been replaced since the exchange began.
-            let number = io.registry.key_number(association, keys);
+            let number = io.shared.registry.key_number(association, keys);
             proof.set_proved(number);
         }
         if before || !proof.is_authenticated() {
@@ -210,11 +217,11 @@ impl Queue {
         match &mut self.serves {
             Serves::Admin(controller) => {
                 let association = &controller.association;
-                if let Some(io_queues) = io.registry.promise_again(association, io.now) {
+                if let Some(io_queues) = io.shared.registry.promise_again(association, io.now) {
                     controller.limits.io_queues = io_queues;
                     self.limits.io_queues = io_queues;
                 }
-                io.registry.proved(association);
+                io.shared.registry.proved(association);
                 if let Some((hash, group)) = proof.agreed() {
                     info!(%remote, %host, %hash, %group, "host authenticated");
                 }
@@ -222,7 +229,7 @@ impl Queue {
             }
             Serves::Io { association, epoch, .. } => {
                 let (qid, held) = (self.request.qid, self.unadmitted);
-                match io.registry.io_proved(association, qid, *epoch, held) {
+                match io.shared.registry.io_proved(association, qid, *epoch, held) {
                     Ok(()) => {
                         self.unadmitted = None;
                         proof.admit();

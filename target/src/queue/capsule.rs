@@ -171,7 +171,7 @@ impl Queue {
         };
         if is_reset {
             // A reset: the I/O queues close, the held requests end.
-            io.registry.wake_reactors();
+            io.shared.registry.wake_reactors();
             let parked: Vec<u16> = controller.events.take_parked().collect();
             self.note_reset(io);
             for slot in parked {
@@ -228,10 +228,10 @@ fn rule_admin(
         return fabrics::admin(sqe, controller);
     }
     let (host, local) = (controller.association.host, controller.local);
-    let discovery = &|| io.registry.discovery(&host, local);
-    let (now, power) = (io.now, io.registry.power.at(io.now));
+    let discovery = &|| io.shared.registry.discovery(&host, local);
+    let (now, power) = (io.now, io.shared.power.at(io.now));
     let nqn = controller.association.subsystem;
-    let controllers = &|| io.registry.controllers_of(&nqn);
+    let controllers = &|| io.shared.registry.controllers_of(&nqn);
     let env = admin::Env { slot, received, now, power, discovery, controllers };
     admin::plan(sqe, controller, &env)
 }

@@ -61,7 +61,7 @@ const LOST: Status = Status::COMMAND_SEQUENCE_ERROR.with_dnr();
 
 /// Whether a keep alive timeout is one that we bear.
 fn check_keep_alive(kato_ms: u32, data: &ConnectData, io: &Io<'_>) -> Result<(), fabrics::Refusal> {
-    let asks = |name: Nqn| name == Nqn::DISCOVERY || name == io.registry.discovery_nqn();
+    let asks = |name: Nqn| name == Nqn::DISCOVERY || name == io.shared.registry.discovery_nqn();
     let most = match data.subnqn().is_ok_and(asks) {
         true => KEEP_ALIVE_DISCOVERY_MAX_MS,
         false => KEEP_ALIVE_MAX_MS,
@@ -141,7 +141,7 @@ impl Queue {
         if controller.is_discovery() {
             return;
         }
-        if let Some(other) = io.registry.twin(&controller.association) {
+        if let Some(other) = io.shared.registry.twin(&controller.association) {
             self.tell(Cause::SharedHostId, format!("the other one is {other}").into(), io);
         }
     }
@@ -163,7 +163,7 @@ impl Queue {
         self.check_throttle(data, io)?;
         if connect.qid == 0 {
             check_keep_alive(connect.kato_ms, data, io)?;
-            let admission = io.registry.connect_admin(data, &visit)?;
+            let admission = io.shared.registry.connect_admin(data, &visit)?;
             self.unadmitted = None;
             self.demand(&admission, io);
             let association = admission.association;
@@ -174,8 +174,8 @@ impl Queue {
             let role = match admission.subsystem {
                 Some(subsystem) => Role::Nvm(subsystem),
                 None => {
-                    let (_, records) = io.registry.discovery(&association.host, self.local);
-                    let service = Service::new(io.registry.discovery_nqn(), &records);
+                    let (_, records) = io.shared.registry.discovery(&association.host, self.local);
+                    let service = Service::new(io.shared.registry.discovery_nqn(), &records);
                     Role::Discovery(Box::new(service))
                 }
             };
@@ -189,7 +189,7 @@ impl Queue {
             }
             return Ok(cntlid);
         }
-        let admission = io.registry.connect_io(connect, data, &visit)?;
+        let admission = io.shared.registry.connect_io(connect, data, &visit)?;
         if !admission.authenticate {
             self.unadmitted = None;
         }

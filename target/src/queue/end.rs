@@ -68,14 +68,14 @@ impl Queue {
             io.waiters.close(self.depth());
         }
         if let Some(proof) = self.proof.as_ref().filter(|_| self.was_left_unfinished()) {
-            io.registry.note_failed_proof(self.remote.ip(), *proof.host(), io.now);
+            io.shared.registry.note_failed_proof(self.remote.ip(), *proof.host(), io.now);
         }
         self.hand_in(io.now);
         let has_id = self.proof.as_ref().is_none_or(|proof| proof.was_admitted());
         if let Serves::Io { association, .. } = &self.serves
             && has_id
         {
-            io.registry.io_closed(association, self.request.qid);
+            io.shared.registry.io_closed(association, self.request.qid);
         }
     }
 
@@ -84,7 +84,7 @@ impl Queue {
         let Serves::Admin(controller) = &mut self.serves else { return };
         if controller.association.take_fatal_error() && controller.fail_fatally() {
             // Its I/O queues close.
-            io.registry.wake_reactors();
+            io.shared.registry.wake_reactors();
             self.tell(Cause::FailedOnPurpose, "".into(), io);
         }
     }
@@ -111,7 +111,7 @@ impl Queue {
             let association = Arc::clone(&controller.association);
             info!(host = %association.host, subsystem = %association.subsystem,
                   cntlid = association.cntlid, "host disconnected");
-            io.registry.admin_closed(&association);
+            io.shared.registry.admin_closed(&association);
         }
     }
 

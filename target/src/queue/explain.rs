@@ -32,7 +32,7 @@ impl Queue {
         let host = association.map(|association| association.host);
         let subsystem = association.map(|association| association.subsystem);
         let why = Why { host, subsystem, detail, ..self.nameless(cause) };
-        io.refusals.tell(why, &io.registry.why, io.now);
+        io.refusals.tell(why, &io.shared.disconnects, io.now);
     }
 
     /// The flush of a store has failed when its host shut the controller down.
@@ -66,7 +66,7 @@ impl Queue {
         };
         let why = Why { host, subsystem, detail, ..self.nameless(*cause) };
         self.explained = true;
-        io.refusals.tell(why, &io.registry.why, io.now);
+        io.refusals.tell(why, &io.shared.disconnects, io.now);
     }
 
     /// Ends the connection so that another may have its room.

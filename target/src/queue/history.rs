@@ -29,7 +29,7 @@ impl Queue {
         let Some(subsystem) = controller.subsystem() else { return };
         let Some(history) = subsystem.usage.history() else { return };
         if let Some(happening) = happening(controller.association.cntlid) {
-            history.note(happening, &io.registry.power.at(io.now));
+            history.note(happening, &io.shared.power.at(io.now));
         }
     }
 }

@@ -5,7 +5,7 @@ use nvme::Status;
 use super::{Io, Queue, Serves};
 use crate::command::{Plan, manage};
 use crate::ns_request::{CreatedNsid, NamespaceRequest};
-use crate::steward::Order;
+use crate::sched::offload::{Job, NamespaceJob};
 
 impl Queue {
     /// The data of a Namespace Management or Attachment command are here.
@@ -34,7 +34,7 @@ impl Queue {
         let Some(association) = self.association() else {
             return self.answer(slot, Err(Status::INTERNAL_ERROR), io);
         };
-        let order = Order {
+        let job = NamespaceJob {
             subsystem: association.subsystem,
             host: association.host,
             host_id: association.host_id,
@@ -45,7 +45,6 @@ impl Queue {
             tag: self.tag(slot),
         };
         self.slot(slot).plan = Plan::Order { what, made };
-        let asked = io.registry.ask_steward(order);
-        self.wait_for_keeper(slot, asked, io);
+        self.offload(slot, Job::Namespace(Box::new(job)), io);
     }
 }

@@ -10,7 +10,7 @@ use crate::command::copy::Job;
 use crate::command::uncorrectable::UNREADABLE;
 use crate::command::{Plan, io as rules};
 use crate::disk::Op;
-use crate::reservation::keeper::Mark;
+use crate::sched::offload::{self, BadBlocksRequest};
 use crate::uncorrectable::{Change, Marks};
 
 /// What becomes of unreadable blocks that a command changes.
@@ -135,11 +135,11 @@ impl Queue {
 
     fn ask_mark(&mut self, slot: u16, of: Arc<Marks>, change: Change, io: &mut Io<'_>) {
         let orders = matches!(change, Change::Mark { .. });
-        let by = self.association().filter(|_| orders).map(Arc::clone);
+        let by = self.association().filter(|_| orders).map(|by| (by.subsystem, by.host_id));
         let nsid = self.slots[usize::from(slot)].sqe.nsid;
-        let mark = Mark { of, change, by, nsid, reactor: io.reactor, tag: self.tag(slot) };
-        let asked = io.registry.ask_mark(mark);
-        self.wait_for_keeper(slot, asked, io);
+        let (reactor, tag) = (io.reactor, self.tag(slot));
+        let request = BadBlocksRequest { of, change, by, nsid, reactor, tag };
+        self.offload(slot, offload::Job::MarkBlocks(Box::new(request)), io);
     }
 }
 

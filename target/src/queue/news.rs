@@ -13,7 +13,7 @@ impl Queue {
         // What a host sees of its own is made once, for all of its queues.
         let view = |association: &Association| match new.is_the_same_for_all() {
             true => Some(Arc::clone(new)),
-            false => io.registry.view(association),
+            false => io.shared.registry.view(association),
         };
         match &mut self.serves {
             Serves::Admin(controller) if controller.association.subsystem == new.nqn => {
@@ -37,7 +37,8 @@ impl Queue {
     pub fn on_discovery_changed(&mut self, io: &mut Io<'_>) {
         let Serves::Admin(controller) = &mut self.serves else { return };
         let Role::Discovery(service) = &mut controller.role else { return };
-        let (_, records) = io.registry.discovery(&controller.association.host, controller.local);
+        let (_, records) =
+            io.shared.registry.discovery(&controller.association.host, controller.local);
         if service.is_news(&records) {
             controller.events.discovery_changed();
             self.raise_events(io);

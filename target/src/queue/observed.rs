@@ -11,7 +11,7 @@ impl Queue {
     pub(super) fn find_rows(&mut self, io: &mut Io<'_>) {
         let Serves::Io { association, subsystem, .. } = &self.serves else { return };
         let nsids = subsystem.namespaces.iter().map(|namespace| namespace.nsid);
-        let observer = io.registry.observer(io.reactor);
+        let observer = io.shared.observer(io.reactor);
         io.run.forget();
         self.rows = observer.map(|observer| observer.rows(subsystem.nqn, association.host, nsids));
     }

@@ -9,8 +9,8 @@ use super::{Io, Link, Queue, Serves, State};
 use crate::command::Plan;
 use crate::observe::Stage;
 use crate::protection::Protection;
-use crate::reservation::keeper::{Ask, Asker, Protect};
 use crate::reservation::{Fence, Order, Reservation};
+use crate::sched::offload::{Job, ReplyTo, ReservationRequest, WriteProtectRequest};
 
 impl Queue {
     /// Hands an order to the keeper. Its answer comes home as that of a disk does: until then the
@@ -30,9 +30,9 @@ impl Queue {
             return self.answer(slot, Err(Status::OPERATION_DENIED.with_dnr()), io);
         }
         let tag = self.tag(slot);
-        let ask = Ask { of, host: association.host_id, order, reactor: io.reactor, tag };
-        let asked = io.registry.ask_keeper(ask);
-        self.wait_for_keeper(slot, asked, io);
+        let host = association.host_id;
+        let request = ReservationRequest { of, host, order, reactor: io.reactor, tag };
+        self.offload(slot, Job::Reserve(request), io);
     }
 
     /// Hands a wish about write protection to the keeper; the rest as for reservations.
@@ -43,14 +43,13 @@ impl Queue {
         state: WriteProtectState,
         io: &mut Io<'_>,
     ) {
-        let from = Asker::Reactor(io.reactor, self.tag(slot));
-        let wish = Protect { of, state, from };
-        let asked = io.registry.ask_protection(wish);
-        self.wait_for_keeper(slot, asked, io);
+        let from = ReplyTo::Reactor(io.reactor, self.tag(slot));
+        self.offload(slot, Job::Protect(WriteProtectRequest { of, state, from }), io);
     }
 
-    pub(super) fn wait_for_keeper(&mut self, slot: u16, asked: bool, io: &mut Io<'_>) {
-        match asked {
+    /// Hands a job over; its answer is a completion of the slot.
+    pub(super) fn offload(&mut self, slot: u16, job: Job, io: &mut Io<'_>) {
+        match io.shared.offload.submit(job) {
             true => {
                 self.slot(slot).state = State::AtDisk;
                 self.at_disk += 1;

@@ -38,7 +38,7 @@ impl Queue {
         };
         let entry = self.slot(slot);
         let claimed = matches!(entry.turn, Turn::Claimed(_));
-        if claimed || (alone.is_none() && !io.registry.exclusion.is_watching(backing)) {
+        if claimed || (alone.is_none() && !io.shared.range_locks.is_watching(backing)) {
             if !claimed {
                 entry.turn = Turn::Unclaimed(at, len);
             }
@@ -46,7 +46,7 @@ impl Queue {
         }
         let alone = alone.is_some();
         let claim = Claim { backing, at, len, alone, reactor: io.reactor };
-        let (ticket, granted) = io.registry.exclusion.claim(claim);
+        let (ticket, granted) = io.shared.range_locks.claim(claim);
         let entry = self.slot(slot);
         entry.turn = Turn::Claimed(ticket);
         match granted {
@@ -83,7 +83,7 @@ impl Queue {
             let entry = &self.slots[usize::from(slot)];
             let held_back = entry.rare().and_then(|rare| rare.held_back.as_ref());
             let (Turn::Claimed(ticket), Some((_, op))) = (entry.turn, held_back) else { continue };
-            if !io.registry.exclusion.is_granted(ticket) {
+            if !io.shared.range_locks.is_granted(ticket) {
                 continue;
             }
             let refused = self.may_begin(slot, op).err().map(|status| (slot, status));
@@ -177,7 +177,7 @@ impl Queue {
     }
 
     fn leave_turn(&mut self, slot: u16, io: &mut Io<'_>) {
-        let exclusion = &io.registry.exclusion;
+        let exclusion = &io.shared.range_locks;
         let entry = self.slot(slot);
         let (at, len) = match entry.turn {
             Turn::None => return,
@@ -207,8 +207,8 @@ impl Queue {
     pub(super) fn drop_turn(&mut self, slot: u16, io: &mut Io<'_>) {
         match std::mem::take(&mut self.slot(slot).turn) {
             Turn::None | Turn::Unclaimed(..) => {}
-            Turn::Awaited(..) => io.registry.exclusion.settled(),
-            Turn::Claimed(ticket) => io.registry.exclusion.give_up(ticket),
+            Turn::Awaited(..) => io.shared.range_locks.settled(),
+            Turn::Claimed(ticket) => io.shared.range_locks.give_up(ticket),
         }
     }
 

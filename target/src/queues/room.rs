@@ -108,7 +108,7 @@ impl Census {
                 }
             }
         }
-        census.settle_promises(&lent.registry.promised_receives(lent.now));
+        census.settle_promises(&lent.shared.registry.promised_receives(lent.now));
         census
     }
 

@@ -18,6 +18,7 @@ use crate::history::Happening;
 use crate::ns_request::FormatRequest;
 use crate::registry::Registry;
 use crate::reservation::Fence;
+use crate::shared::Shared;
 use crate::stores::Store;
 
 /// A format that has begun.
@@ -37,19 +38,19 @@ pub(crate) fn carry_out(
     nqn: Nqn,
     wish: FormatRequest,
     shelf: &Mutex<Shelf>,
-    registry: &Registry,
+    shared: &Shared,
 ) -> Result<(), Status> {
-    let outcome = format(nqn, wish, shelf, registry);
+    let outcome = format(nqn, wish, shelf, &shared.registry);
     let FormatRequest { nsid, block_size_bytes, cntlid, .. } = wish;
     match outcome {
         Ok(()) => info!(subsystem = %nqn, nsid, block_size_bytes, "namespace formatted"),
         Err(status) => warn!(subsystem = %nqn, nsid, %status, "namespace not formatted"),
     }
-    let subsystem = registry.subsystem(&nqn);
+    let subsystem = shared.registry.subsystem(&nqn);
     if let Some(history) = subsystem.as_ref().and_then(|subsystem| subsystem.usage.history()) {
         let status = outcome.err().unwrap_or(Status::SUCCESS);
         let happening = Happening::FormatCompletion { cntlid, nsid, status };
-        history.note(happening, &registry.power.at(Instant::now()));
+        history.note(happening, &shared.power.at(Instant::now()));
     }
     outcome
 }

@@ -25,7 +25,7 @@ use crate::managed::{Catalog, Entry, Folder, Record, Situation, Step, Undertakin
 use crate::ns_request::{FAILED, NamespaceRequest};
 use crate::protection;
 use crate::reservation::{self, HostId};
-use crate::steward::Order;
+use crate::sched::offload::NamespaceJob;
 use crate::stores::{self, Place};
 use crate::target::Fatal;
 
@@ -41,7 +41,7 @@ type Held = (protection::Held, reservation::Held);
 ///
 /// # Errors
 /// The status to answer with; everything is as before.
-pub(crate) fn carry_out(shelf: &Mutex<Shelf>, order: &Order) -> Result<u32, Status> {
+pub(crate) fn carry_out(shelf: &Mutex<Shelf>, order: &NamespaceJob) -> Result<u32, Status> {
     let nqn = order.subsystem;
     let (folder, opening) = {
         let shelf = lock(shelf);
@@ -76,7 +76,7 @@ pub(crate) fn carry_out(shelf: &Mutex<Shelf>, order: &Order) -> Result<u32, Stat
     Ok(made)
 }
 
-fn tell(order: &Order, made: u32) {
+fn tell(order: &NamespaceJob, made: u32) {
     let (nqn, host) = (order.subsystem, order.host);
     match &order.what {
         NamespaceRequest::Create(_) => {
@@ -204,7 +204,7 @@ impl Shelf {
     ///
     /// # Errors
     /// Nothing: a reload may have taken it back since.
-    fn granted(&self, order: &Order) -> Result<(ManagedConfig, SubsystemConfig), Status> {
+    fn granted(&self, order: &NamespaceJob) -> Result<(ManagedConfig, SubsystemConfig), Status> {
         let subsystem = self.config.subsystems.iter().find(|s| s.nqn == order.subsystem);
         let granted = subsystem.and_then(|s| Some((s.managed.clone()?, s.clone())));
         let granted = granted.filter(|(managed, _)| managed.admits(&order.host));
@@ -217,7 +217,7 @@ impl Shelf {
     }
 
     /// What the Persistent Event log will tell of an order, as far as that is known before.
-    fn change_of(&self, order: &Order) -> Option<ChangeNamespace> {
+    fn change_of(&self, order: &NamespaceJob) -> Option<ChangeNamespace> {
         let sel = |sel: ManagementSelect| u32::from(sel.0);
         match order.what {
             NamespaceRequest::Create(new) => {
@@ -258,14 +258,14 @@ impl Shelf {
     }
 
     /// Notes what an order has done, in the Persistent Event log.
-    fn note(&self, order: &Order, told: Option<ChangeNamespace>, made: u32) {
+    fn note(&self, order: &NamespaceJob, told: Option<ChangeNamespace>, made: u32) {
         let subsystem = self.registry.subsystem(&order.subsystem);
         let history = subsystem.as_ref().and_then(|subsystem| subsystem.usage.history());
         if let (Some(history), Some(change)) = (history, told) {
             let nsid = if made == 0 { change.nsid } else { made };
             let happening =
                 Happening::ChangeNamespace(order.cntlid, ChangeNamespace { nsid, ..change });
-            history.note(happening, &self.registry.power.at(Instant::now()));
+            history.note(happening, &self.shared.power.at(Instant::now()));
         }
     }
 
@@ -275,7 +275,7 @@ impl Shelf {
     /// The status to answer with: it is not to be done.
     fn undertaking(
         &self,
-        order: &Order,
+        order: &NamespaceJob,
         subsystem: &SubsystemConfig,
         managed: &ManagedConfig,
         free_bytes: u64,

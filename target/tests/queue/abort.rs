@@ -88,7 +88,8 @@ fn what_is_not_there_is_not_aborted() {
 fn there_is_a_limit_to_aborts() {
     let mut world = World::new();
     let (letters, inbox) = mailbox().unwrap();
-    world.registry = nvmfd::registry::Registry::new(vec![letters], 8, 70).into();
+    let registry = nvmfd::registry::Registry::new(vec![letters], 8, 70);
+    world.replace(registry, nvmfd::worker::Workers::default());
     world.registry.publish(std::sync::Arc::new(crate::support::subsystem()));
     let (mut queue, _) = admin(&mut world);
     // The errands wait in the mailbox.

@@ -19,10 +19,12 @@ use nvmfd::mailbox::mailbox;
 use nvmfd::qos::{Limit, Limiter};
 use nvmfd::queue::Queue;
 use nvmfd::registry::Registry;
-use nvmfd::reservation::keeper::{Ask, Keeper};
 use nvmfd::reservation::{Barred, Order};
+use nvmfd::sched::offload::{Job, ReservationRequest};
 use nvmfd::subsystem::Subsystem;
 use nvmfd::uncorrectable::Marks;
+use nvmfd::worker::Workers;
+use nvmfd::worker::ns_state::Keeper;
 
 use crate::scattered::scattered;
 use crate::support::{SIZE, World, end_both, io_queue, keyed, subsystem};
@@ -59,12 +61,14 @@ fn writes_that_wait_for_a_limit_are_not_carried_out_after_an_answered_preempt() 
     let mut world = World::new();
     let subsystem = limited(&world);
     let reservation = Arc::clone(&subsystem.namespaces[0].reservation);
-    world.registry = Registry::new(vec![sender], 8, 70).with_keeper(keeper.sender()).into();
+    let workers = Workers::default().with_ns_state(keeper.sender());
+    world.replace(Registry::new(vec![sender], 8, 70), workers);
     world.registry.publish(Arc::new(subsystem));
     let (mut queue, admin, posted) = io_queue(&mut world);
     let mut order = |world: &World, host, order| {
         let of = vec![Arc::clone(&reservation)];
-        assert!(world.registry.ask_keeper(Ask { of, host, order, reactor: 0, tag: 0 }));
+        let request = ReservationRequest { of, host, order, reactor: 0, tag: 0 };
+        assert!(world.shared.offload.submit(Job::Reserve(request)));
         keeper.catch_up(&world.registry);
         // The answers: none of them is for a queue of this world.
         while mail.take().is_some() {}
@@ -240,8 +244,8 @@ fn outcome(case: &Case, wait: Wait, change: Change) -> Vec<(u16, Status)> {
     old.namespaces[0].write_uncorrectable = true;
     world.registry.publish(Arc::new(old.clone()));
     let (mut queue, admin, posted) = io_queue(&mut world);
-    let exclusion = Arc::clone(&world.registry);
-    let exclusion = &exclusion.exclusion;
+    let shared = Arc::clone(&world.shared);
+    let exclusion = &shared.range_locks;
     let mut hoard = Vec::new();
     let mut ticket = None;
     match wait {

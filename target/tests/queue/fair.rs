@@ -11,7 +11,7 @@ use nvmfd::queue::Queue;
 use nvmfd::registry::Registry;
 use nvmfd::subsystem::Namespace;
 
-use crate::support::{World, end_both, io_queue, keyed, subsystem};
+use crate::support::{World, end_both, io_queue, keyed, share, subsystem};
 
 /// Bytes of each write: too many for a capsule, so they are pulled into a buffer of the pool.
 const LEN: u32 = 16 << 10;
@@ -71,7 +71,7 @@ fn two_namespaces() -> World {
     subsystem.namespaces.push(second);
     let registry = Registry::new(vec![mailbox().unwrap().0], 8, 70);
     registry.publish(Arc::new(subsystem));
-    World::of(Arc::new(registry), 0)
+    World::of(share(registry), 0)
 }
 
 fn read(nsid: u32, cid: u16) -> Sqe {

@@ -12,9 +12,10 @@ use nvmfd::mailbox::mailbox;
 use nvmfd::queue::Queue;
 use nvmfd::registry::Registry;
 use nvmfd::reservation::Reservation;
+use nvmfd::shared::Shared;
 use rdma::{Tag, Work};
 
-use crate::support::{World, end_both, io_queue, keyed, subsystem};
+use crate::support::{World, end_both, io_queue, keyed, share, subsystem};
 
 const BLOCK: usize = 4096;
 const MISSING: u16 = Status::ABORTED_MISSING_FUSED.code();
@@ -264,8 +265,8 @@ fn when_the_disk_fails_each_half_says_what_became_of_it() {
 fn whatever_dies_when_the_blocks_are_free_afterwards() {
     // Another reactor, whose fused command waits behind the first one's.
     for steps in 0..8 {
-        let registry = registry(2);
-        let [mut one, mut two] = [0, 1].map(|reactor| World::of(Arc::clone(&registry), reactor));
+        let shared = shared(2);
+        let [mut one, mut two] = [0, 1].map(|reactor| World::of(Arc::clone(&shared), reactor));
         let (mut queue, admin, posted) = io_queue(&mut one);
         let (mut other, other_admin, other_posted) = io_queue(&mut two);
         one.memory[..BLOCK].copy_from_slice(&block(&two));
@@ -286,9 +287,9 @@ fn whatever_dies_when_the_blocks_are_free_afterwards() {
         two.look(&mut other);
         end_both(one, queue, admin, posted);
         two.look(&mut other);
-        if registry.exclusion.round() > 0 && two.disk.waiting.is_empty() {
+        if shared.range_locks.round() > 0 && two.disk.waiting.is_empty() {
             // The reactor of the first has ended its queue before it has looked.
-            registry.exclusion.settle(0);
+            shared.range_locks.settle(0);
         }
         two.run(&mut other);
         assert_eq!(answers(&mut two), [(3, 0, false), (4, 0, false)], "after {steps} steps");
@@ -298,8 +299,8 @@ fn whatever_dies_when_the_blocks_are_free_afterwards() {
 
 #[test]
 fn what_is_held_back_comes_home_when_its_connection_dies() {
-    let registry = registry(2);
-    let [mut one, mut two] = [0, 1].map(|reactor| World::of(Arc::clone(&registry), reactor));
+    let shared = shared(2);
+    let [mut one, mut two] = [0, 1].map(|reactor| World::of(Arc::clone(&shared), reactor));
     let (mut queue, admin, posted) = io_queue(&mut one);
     let (mut other, other_admin, other_posted) = io_queue(&mut two);
     let old = block(&one);
@@ -323,11 +324,11 @@ fn what_is_held_back_comes_home_when_its_connection_dies() {
     end_both(one, queue, admin, posted);
 }
 
-fn registry(reactors: usize) -> Arc<Registry> {
+fn shared(reactors: usize) -> Arc<Shared> {
     let senders = (0..reactors).map(|_| mailbox().unwrap().0).collect();
     let registry = Registry::new(senders, 8, 70);
     registry.publish(Arc::new(subsystem()));
-    Arc::new(registry)
+    share(registry)
 }
 
 // ---- many hosts on one block
@@ -369,9 +370,9 @@ fn filled(value: u64) -> Vec<u8> {
 
 impl Crowd {
     fn new(hosts: usize, seed: u64) -> Crowd {
-        let registry = registry(hosts);
+        let shared = shared(hosts);
         let host = |reactor| {
-            let mut world = World::of(Arc::clone(&registry), reactor);
+            let mut world = World::of(Arc::clone(&shared), reactor);
             let (queue, admin, posted) = io_queue(&mut world);
             let (swaps, next_cid, under_way) = (BTreeMap::new(), 0, 0);
             Host { world, queue, admin: (admin, posted), swaps, next_cid, under_way }
@@ -573,7 +574,7 @@ fn no_update_is_lost_whoever_swaps_writes_or_deallocates_on_whatever_reactor() {
             crowd.turn(true);
         }
         let (swapped, missed) = (crowd.swapped, crowd.missed);
-        let rounds = crowd.hosts[0].world.registry.exclusion.round();
+        let rounds = crowd.hosts[0].world.shared.range_locks.round();
         assert!(u64::from(rounds) > swaps / 2000, "{rounds}");
         println!("{hosts} hosts: {swapped} swapped, {missed} found something else");
         assert!(swapped > swaps / 20 && missed > swaps / 20, "{swapped} {missed}");

@@ -15,7 +15,7 @@ use nvmfd::registry::Registry;
 use nvmfd::subsystem::{Namespace, Subsystem};
 use rdma::{Pool, PoolPlan, Tag, Work};
 
-use crate::support::{World, io_queue, keyed, subsystem};
+use crate::support::{World, io_queue, keyed, share, subsystem};
 
 /// The largest transfer there is here.
 const LARGE: u32 = 1 << 16;
@@ -58,7 +58,7 @@ impl Hosts {
         let registry = Registry::new(vec![mailbox().unwrap().0], 64, 1000);
         registry.publish(Arc::new(hung));
         registry.publish(Arc::new(well));
-        let mut world = World::of(Arc::new(registry), 0);
+        let mut world = World::of(share(registry), 0);
         world.pool = Pool::new(PoolPlan {
             cells: 4096,
             receives: 1024,
@@ -513,7 +513,7 @@ fn an_old_write_that_has_claimed_its_blocks_does_not_land_on_later_ones_either()
         hosts.with(new, |world, queue| world.send(queue, &sqe, &[0; 4096]));
     }
     let unclaimed = hosts.with(old, |_, queue| queue.note_unclaimed());
-    hosts.world.registry.exclusion.settle(unclaimed);
+    hosts.world.shared.range_locks.settle(unclaimed);
     hosts.write_block(old, 1, 5, 0x11);
     assert_eq!((unclaimed, hosts.at_disk(old), hosts.at_disk(new)), (1, 2, 0));
     hosts.give_up(old);

@@ -11,7 +11,7 @@ use crate::support::{World, end_both, io_queue, keyed};
 /// Nanoseconds in each stage, and in all, of the commands of a kind; how many there were, how many
 /// failed, and their bytes.
 fn counted(world: &World, kind: Kind) -> ([u64; 6], u64, [u64; 3]) {
-    let rows = world.registry.observer(0).expect("one reactor").all_rows();
+    let rows = world.shared.observer(0).expect("one reactor").all_rows();
     let tallies: Vec<_> = rows.iter().map(|row| &row.kinds[kind as usize]).collect();
     let sum = |of: &dyn Fn(usize) -> u64| (0..tallies.len()).map(of).sum::<u64>();
     let commands = sum(&|at| tallies[at].total.read().iter().sum());
@@ -73,7 +73,7 @@ fn a_read_is_loaded_pushed_and_replied_to_and_a_failure_is_one() {
     world.send(&mut queue, &Sqe::io(IoOpcode::FLUSH, 9), &[]);
     after(0, &mut world, &mut queue);
     assert_eq!(counted(&world, Kind::Flush).2, [1, 1, 0]);
-    let rows = world.registry.observer(0).unwrap().all_rows();
+    let rows = world.shared.observer(0).unwrap().all_rows();
     assert_eq!(rows[1].kinds[Kind::Flush as usize].failures.load(Ordering::Relaxed), 1);
     assert_eq!(counted(&world, Kind::Other).2, [0; 3], "Connect is none of them");
     end_both(world, queue, admin, posted);
@@ -100,7 +100,7 @@ fn who_lacks_a_buffer_waits() {
 fn the_recorder_has_what_was_slow_and_nothing_else() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
-    let observer = std::sync::Arc::clone(world.registry.observer(0).unwrap());
+    let observer = std::sync::Arc::clone(world.shared.observer(0).unwrap());
     let read = Sqe::io(IoOpcode::READ, 1).with_range(3, 0).with_sgl(keyed(0, 4096));
     let run = |ns, cid, world: &mut World, queue: &mut Queue| {
         world.send(queue, &read.with_cid(cid), &[]);
@@ -129,8 +129,8 @@ fn a_command_is_counted_when_it_was_answered_and_not_otherwise() {
     world.send(&mut queue, &read.with_cid(1), &[]);
     assert!(world.disk_step(&mut queue));
     world.send(&mut queue, &read.with_cid(2), &[]);
-    let registry = std::sync::Arc::clone(&world.registry);
+    let shared = std::sync::Arc::clone(&world.shared);
     end_both(world, queue, admin, posted);
-    let row = &registry.observer(0).unwrap().all_rows()[0];
+    let row = &shared.observer(0).unwrap().all_rows()[0];
     assert_eq!(row.kinds[0].total.read().iter().sum::<u64>(), 1);
 }

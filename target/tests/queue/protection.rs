@@ -10,7 +10,8 @@ use nvmfd::mailbox::{Mail, Mailbox, mailbox};
 use nvmfd::protection::Protection;
 use nvmfd::queue::Queue;
 use nvmfd::registry::Registry;
-use nvmfd::reservation::keeper::Keeper;
+use nvmfd::worker::Workers;
+use nvmfd::worker::ns_state::Keeper;
 
 use crate::support::{World, admin, subsystem};
 
@@ -21,8 +22,8 @@ fn world(folder: &Path) -> (World, Mailbox, Keeper, Arc<Protection>) {
     let mut subsystem = subsystem();
     let protection = Protection::kept(subsystem.nqn, 1, folder, [1; 16]).unwrap();
     subsystem.namespaces[0].protection = Arc::clone(&protection);
-    let registry = Registry::new(vec![sender], 8, 70).with_keeper(keeper.sender());
-    world.registry = Arc::new(registry);
+    let registry = Registry::new(vec![sender], 8, 70);
+    world.replace(registry, Workers::default().with_ns_state(keeper.sender()));
     world.registry.publish(Arc::new(subsystem));
     (world, mail, keeper, protection)
 }

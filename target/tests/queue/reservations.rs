@@ -9,8 +9,10 @@ use nvme::{AdminOpcode, IoOpcode, Sgl, Sqe, Status};
 use nvmfd::mailbox::{Mail, Mailbox, mailbox};
 use nvmfd::queue::Queue;
 use nvmfd::registry::Registry;
-use nvmfd::reservation::keeper::{Ask, Keeper, Word};
 use nvmfd::reservation::{Fence, Fenced, Order, Reservation};
+use nvmfd::sched::offload::{Job, ReservationRequest};
+use nvmfd::worker::Workers;
+use nvmfd::worker::ns_state::{Keeper, Word};
 
 use crate::support::{World, admin, end_both, io_queue, keyed, subsystem};
 
@@ -25,8 +27,8 @@ fn world() -> (World, Mailbox, Keeper, Arc<Reservation>) {
     let mut world = World::new();
     let subsystem = subsystem();
     let reservation = Arc::clone(&subsystem.namespaces[0].reservation);
-    let registry = Registry::new(vec![sender], 8, 70).with_keeper(keeper.sender());
-    world.registry = registry.into();
+    let registry = Registry::new(vec![sender], 8, 70);
+    world.replace(registry, Workers::default().with_ns_state(keeper.sender()));
     world.registry.publish(Arc::new(subsystem));
     (world, mail, keeper, reservation)
 }
@@ -109,7 +111,8 @@ fn what_another_host_reserves_bars_this_one() {
     ] {
         let of = vec![Arc::clone(&reservation)];
         // The answers are nobody's here: they are for a reactor that is none.
-        assert!(world.registry.ask_keeper(Ask { of, host: OTHER, order, reactor: 0, tag: 0 }));
+        let request = ReservationRequest { of, host: OTHER, order, reactor: 0, tag: 0 };
+        assert!(world.shared.offload.submit(Job::Reserve(request)));
     }
     assert!(world.ask(&mut queue, &write(), &[]).status.is_success(), "not yet");
     keep(keeper, &world.registry);

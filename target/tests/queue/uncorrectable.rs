@@ -5,18 +5,27 @@ use std::path::Path;
 use std::sync::Arc;
 
 use nvme::copy::{Copy, CopyFlags, CopyRange};
+use nvme::reservation::{
+    Acquire, AcquireKeys, Register, RegisterKeys, Release, ReleaseAction, ReleaseKey,
+    ReservationType,
+};
 use nvme::sqe::DsmRange;
 use nvme::{Cqe, IoOpcode, Sgl, Sqe, Status};
 use nvmfd::disk::{Done, Op};
 use nvmfd::mailbox::{Mail, Mailbox, mailbox};
 use nvmfd::queue::Queue;
 use nvmfd::registry::Registry;
-use nvmfd::reservation::Barred;
-use nvmfd::reservation::keeper::Keeper;
+use nvmfd::reservation::Order;
+use nvmfd::sched::offload::{Job, ReservationRequest};
 use nvmfd::uncorrectable::Marks;
+use nvmfd::worker::Workers;
+use nvmfd::worker::ns_state::Keeper;
 use rdma::{Tag, Work};
 
 use crate::support::{World, end_both, io_queue, keyed, subsystem};
+
+/// A host that is not of this world.
+const OTHER: [u8; 16] = [6; 16];
 
 /// A world whose namespace takes Write Uncorrectable, and a host in it.
 struct Stage {
@@ -36,8 +45,8 @@ impl Stage {
         let mut subsystem = subsystem();
         subsystem.namespaces[0].write_uncorrectable = true;
         subsystem.namespaces[0].marks = Marks::kept(subsystem.nqn, 1, folder, [1; 16]).unwrap();
-        let registry = Registry::new(vec![sender], 8, 70).with_keeper(keeper.sender());
-        world.registry = Arc::new(registry);
+        let registry = Registry::new(vec![sender], 8, 70);
+        world.replace(registry, Workers::default().with_ns_state(keeper.sender()));
         world.registry.publish(Arc::new(subsystem));
         let (queue, admin, posted) = io_queue(&mut world);
         while mail.take().is_some() {}
@@ -47,6 +56,22 @@ impl Stage {
     fn send(&mut self, sqe: &Sqe, data: &[u8]) {
         self.world.send(&mut self.queue, sqe, data);
         self.world.run(&mut self.queue);
+    }
+
+    /// Another host gives an order about its reservation.
+    fn order(&self, order: Order) {
+        let subsystem = self.world.registry.subsystem(&subsystem().nqn).unwrap();
+        let of = vec![Arc::clone(&subsystem.namespaces[0].reservation)];
+        let request = ReservationRequest { of, host: OTHER, order, reactor: 0, tag: 0 };
+        assert!(self.world.shared.offload.submit(Job::Reserve(request)));
+    }
+
+    /// The keeper does what it was told. So many answers come first that are nobody's here.
+    fn carry_out(&mut self, orders: usize) {
+        self.keeper.catch_up(&self.world.registry);
+        for _ in 0..orders {
+            assert!(matches!(self.mail.take(), Some(Mail::Answer(Done { outcome: Ok(()), .. }))));
+        }
     }
 
     /// The keeper keeps what it was told, and everything goes on.
@@ -159,13 +184,17 @@ fn blocks_are_unreadable_once_that_is_kept_and_until_they_are_written() {
 fn an_order_that_the_keeper_has_not_begun_is_not_carried_out_when_its_host_is_barred() {
     let folder = tempfile::tempdir().unwrap();
     let mut stage = Stage::new(folder.path());
-    let association = Arc::clone(stage.queue.association().unwrap());
+    let how = Acquire(0).with_rtype(ReservationType::WRITE_EXCLUSIVE);
+    stage.order(Order::Register(Register(0), RegisterKeys { current: 0, new: 1 }));
+    stage.order(Order::Acquire(how, AcquireKeys { current: 1, preempt: 0 }));
     stage.send(&mark(4, 0), &[]);
-    association.reservations.set_barred(1, Barred::WRITE);
+    stage.carry_out(2);
     stage.keep();
     let status = stage.world.completions.pop().unwrap().status;
     assert!(status.is(Status::RESERVATION_CONFLICT) && status.dnr(), "{status}");
-    association.reservations.set_barred(1, Barred(0));
+    let clear = Release(0).with_action(ReleaseAction::CLEAR);
+    stage.order(Order::Release(clear, ReleaseKey { current: 1 }));
+    stage.carry_out(1);
     assert_eq!(stage.bad(), [] as [u64; 0]);
     // Nor when the namespace is protected.
     stage.send(&mark(4, 0), &[]);

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nvme::fabrics::{Connect, ConnectData};
@@ -12,6 +13,8 @@ use nvmfd::disk::{BackingId, Disk, Op};
 use nvmfd::mailbox::{Mail, mailbox};
 use nvmfd::queues::{Lent, Queues};
 use nvmfd::registry::Registry;
+use nvmfd::shared::Shared;
+use nvmfd::worker::Workers;
 use rdma::{
     Completion, Event, Fabric, FabricError, Fault, Incoming, Pool, PoolPlan, Qp, QpLimits, Reason,
     Tag, Wake, Work,
@@ -101,7 +104,8 @@ impl Disk for NoDisk {
 pub(crate) struct World {
     pub(crate) pool: Pool,
     pub(crate) fabric: Recorder,
-    pub(crate) registry: Registry,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) shared: Arc<Shared>,
     pub(crate) queues: Queues,
     pub(crate) now: Instant,
     /// Hosts confirm their connections at once.
@@ -124,10 +128,13 @@ impl World {
             data_bytes: 1 << 16,
             largest_bytes: 1 << 16,
         };
+        let registry = Arc::new(Registry::new(vec![mailbox().unwrap().0], 8, 70));
+        let shared = Arc::new(Shared::new(registry, Workers::default()));
         World {
             pool: Pool::new(plan).unwrap(),
             fabric: Recorder::default(),
-            registry: Registry::new(vec![mailbox().unwrap().0], 8, 70),
+            registry: Arc::clone(&shared.registry),
+            shared,
             queues: Queues::new(0, LIMITS, now),
             now,
             confirms: true,
@@ -139,7 +146,7 @@ impl World {
             pool: &mut self.pool,
             fabric: &mut self.fabric,
             disk: &mut NoDisk,
-            registry: &self.registry,
+            shared: &self.shared,
             now: self.now,
         };
         step(&mut self.queues, &mut lent);

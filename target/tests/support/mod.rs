@@ -18,9 +18,11 @@ use nvmfd::queues::clear;
 use nvmfd::refusals::Refusals;
 use nvmfd::registry::Registry;
 use nvmfd::reservation::Reservation;
+use nvmfd::shared::Shared;
 use nvmfd::subsystem::{Namespace, Subsystem};
 use nvmfd::uncorrectable::Marks;
 use nvmfd::waiters::{Take, Waiters};
+use nvmfd::worker::Workers;
 use rdma::{
     Completion, Event, Fabric, FabricError, Fault, Incoming, Pool, PoolPlan, Qp, QpLimits, Reason,
     Remote, Tag, Work,
@@ -152,6 +154,11 @@ impl Ram {
     }
 }
 
+/// What the reactors of a registry share.
+pub(crate) fn share(registry: Registry) -> Arc<Shared> {
+    Arc::new(Shared::new(Arc::new(registry), Workers::default()))
+}
+
 /// One reactor's world around one queue at a time, and a host at the other end.
 pub(crate) struct World {
     /// The key of the queue that is opened next, and whose turns are taken.
@@ -164,6 +171,7 @@ pub(crate) struct World {
     pub(crate) fabric: Recorder,
     pub(crate) disk: Ram,
     pub(crate) registry: Arc<Registry>,
+    pub(crate) shared: Arc<Shared>,
     /// Which of the registry's reactors this is, and since when it watches changes.
     pub(crate) reactor: usize,
     round: u32,
@@ -185,11 +193,17 @@ impl World {
     pub(crate) fn new() -> World {
         let registry = Registry::new(vec![nvmfd::mailbox::mailbox().unwrap().0], 8, 70);
         registry.publish(Arc::new(subsystem()));
-        World::of(Arc::new(registry), 0)
+        World::of(share(registry), 0)
+    }
+
+    /// Another target, which hands jobs to these workers.
+    pub(crate) fn replace(&mut self, registry: Registry, workers: Workers) {
+        self.registry = Arc::new(registry);
+        self.shared = Arc::new(Shared::new(Arc::clone(&self.registry), workers));
     }
 
     /// One of several reactors.
-    pub(crate) fn of(registry: Arc<Registry>, reactor: usize) -> World {
+    pub(crate) fn of(shared: Arc<Shared>, reactor: usize) -> World {
         World {
             key: 0,
             unnamed: false,
@@ -213,7 +227,8 @@ impl World {
                 trace: Vec::new(),
                 backings: Vec::new(),
             },
-            registry,
+            registry: Arc::clone(&shared.registry),
+            shared,
             reactor,
             round: 0,
             waiters: Waiters::default(),
@@ -233,7 +248,7 @@ impl World {
             pool: &mut self.pool,
             fabric: &mut self.fabric,
             disk: &mut self.disk,
-            registry: &self.registry,
+            shared: &self.shared,
             waiters: &mut self.waiters,
             refusals: &mut self.refusals,
             reactor: self.reactor,
@@ -361,9 +376,9 @@ impl World {
     /// Looks at what is shared with other reactors; whether that has led to anything.
     pub(crate) fn look(&mut self, queue: &mut Queue) -> bool {
         let before = self.disk.waiting.len();
-        let round = self.registry.exclusion.round();
+        let round = self.shared.range_locks.round();
         if std::mem::replace(&mut self.round, round) != round {
-            self.registry.exclusion.settle(queue.note_unclaimed());
+            self.shared.range_locks.settle(queue.note_unclaimed());
         }
         queue.tick(&mut self.io());
         self.disk.waiting.len() > before

@@ -25,8 +25,10 @@ use nvmfd::protection::Protection;
 use nvmfd::queues::{Lent, Queues};
 use nvmfd::registry::Registry;
 use nvmfd::reservation::Reservation;
+use nvmfd::shared::Shared;
 use nvmfd::subsystem::{Namespace, Subsystem};
 use nvmfd::uncorrectable::Marks;
+use nvmfd::worker::Workers;
 use rdma::soft::sim::{Air, AirPort, Dice, Faults};
 use rdma::soft::{Options, Soft};
 use rdma::{Event, Fabric, Pool, PoolPlan, Tag, Wake};
@@ -72,7 +74,7 @@ struct Target {
     pool: Pool,
     disk: Quick,
     done: VecDeque<Done>,
-    registry: Registry,
+    shared: Shared,
     events: Vec<Event>,
 }
 
@@ -103,7 +105,7 @@ impl Target {
             pool,
             disk: Quick::default(),
             done: VecDeque::new(),
-            registry,
+            shared: Shared::new(Arc::new(registry), Workers::default()),
             events: Vec::with_capacity(64),
         }
     }
@@ -118,7 +120,7 @@ fn target_turn(target: &mut Target, now: Instant) {
         pool: &mut target.pool,
         fabric: &mut target.fabric,
         disk: &mut target.disk,
-        registry: &target.registry,
+        shared: &target.shared,
         now,
     };
     target.queues.on_events(&mut target.events, &mut lent);
@@ -189,7 +191,7 @@ fn main() {
         io.fabric.arm(Wake::Any);
     }
     let counted: u64 =
-        target.registry.observers().iter().flat_map(|o| o.all_rows()).fold(0, |sum, row| {
+        target.shared.observers().iter().flat_map(|o| o.all_rows()).fold(0, |sum, row| {
             let ops = row.kinds.iter();
             sum + ops.map(|tally| tally.total.read().iter().sum::<u64>()).sum::<u64>()
         });

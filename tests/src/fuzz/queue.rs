@@ -13,6 +13,7 @@ use rdma::{Completion, Fault, Qp};
 
 use super::bytes::Bytes;
 
+#[expect(dead_code, reason = "shared with tests that need more of it")]
 #[path = "../../../target/tests/support/mod.rs"]
 mod support;
 

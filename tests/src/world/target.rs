@@ -21,11 +21,13 @@ use nvmfd::protection::Protection;
 use nvmfd::queue::RECEIVES_FOR_ADMIN;
 use nvmfd::queues::{Lent, Queues};
 use nvmfd::registry::Registry;
-use nvmfd::reservation::keeper::Keeper;
 use nvmfd::reservation::{Fence, Fenced, Reservation};
+use nvmfd::shared::Shared;
 use nvmfd::subsystem::{Namespace, Subsystem};
 use nvmfd::uncorrectable::Marks;
 use nvmfd::usage::Usage;
+use nvmfd::worker::Workers;
+use nvmfd::worker::ns_state::Keeper;
 use rdma::soft::Soft;
 use rdma::soft::sim::{Air, AirPort, Dice};
 use rdma::{Event, Fabric, Pool, PoolPlan, Wake};
@@ -69,6 +71,7 @@ struct Reactor {
 pub struct Target {
     ports: Vec<AirPort>,
     registry: Arc<Registry>,
+    shared: Arc<Shared>,
     reactors: Vec<Reactor>,
     usage: Arc<Usage>,
     /// For each namespace its number at the disk, while it is served.
@@ -112,9 +115,11 @@ impl Target {
         let kept = (profile.spoils > 0).then(tempfile::tempdir).transpose();
         let count = profile.reactors as u32;
         let port = |index| AirPort::new(air, profile.address(None), (count, index));
+        let registry = Arc::new(Registry::new(Vec::new(), 0, 0));
         Ok(Target {
             ports: (0..count).map(port).collect(),
-            registry: Arc::new(Registry::new(Vec::new(), 0, 0)),
+            shared: Arc::new(Shared::new(Arc::clone(&registry), Workers::default())),
+            registry,
             reactors: Vec::new(),
             usage: Arc::default(),
             served: vec![None; profile.shapes.len()],
@@ -211,9 +216,10 @@ impl Target {
         }
         let receives = profile.receives - RECEIVES_FOR_ADMIN;
         (self.keeper, self.opened) = (Keeper::new(), 0);
-        let registry = Registry::new(senders, 16, receives).with_keeper(self.keeper.sender());
-        let registry = registry.with_steward(self.steward.sender());
-        self.registry = Arc::new(registry);
+        self.registry = Arc::new(Registry::new(senders, 16, receives));
+        let workers = Workers::default().with_ns_state(self.keeper.sender());
+        let workers = workers.with_ns_management(self.steward.sender());
+        self.shared = Arc::new(Shared::new(Arc::clone(&self.registry), workers));
         self.start_formats(profile)?;
         if let Some(keyring) = keyring(profile).filter(|_| self.plant != Some(Plant::OpenDoor)) {
             self.registry.set_keyring(keyring);
@@ -464,7 +470,7 @@ impl Target {
             pool: &mut reactor.pool,
             fabric: &mut reactor.fabric,
             disk: &mut seam,
-            registry: &self.registry,
+            shared: &self.shared,
             now,
         };
         for event in reactor.events.drain(..) {
@@ -519,7 +525,7 @@ impl Target {
 
     /// The planted fault: whatever keeps blocks keeps them no longer.
     fn open_blocks(&mut self) {
-        let exclusion = &self.registry.exclusion;
+        let exclusion = &self.shared.range_locks;
         let nothing =
             Claim { backing: BackingId(0), at: u64::MAX - 1, len: 1, alone: false, reactor: 0 };
         let (last, _) = exclusion.claim(nothing);

@@ -120,7 +120,7 @@ block_size = 512
 
     /// What is said of each time that this happened.
     pub(crate) fn told(&self, cause: Cause) -> Vec<String> {
-        let records = self.target.as_ref().expect("running").view().registry.why.list(None);
+        let records = self.target.as_ref().expect("running").view().shared.disconnects.list(None);
         let of = records.iter().filter(|record| record.why.cause == cause);
         of.map(|record| record.why.to_string()).collect()
     }
@@ -132,7 +132,7 @@ block_size = 512
 
     /// The causes for which hosts were refused or dropped, the latest first, and which hosts.
     pub(crate) fn causes(&self) -> Vec<(Cause, Option<Nqn>)> {
-        let records = self.target.as_ref().expect("running").view().registry.why.list(None);
+        let records = self.target.as_ref().expect("running").view().shared.disconnects.list(None);
         records.iter().map(|record| (record.why.cause, record.why.host)).collect()
     }
 

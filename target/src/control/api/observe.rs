@@ -29,7 +29,7 @@ async fn stats(State(managed): State<Managed>) -> Json<Stats> {
 /// The last commands that were slow, the latest first.
 #[utoipa::path(get, path = "/v1/slow", responses((status = 200, body = Vec<SlowCommand>)))]
 async fn slow(State(managed): State<Managed>) -> Json<Vec<SlowCommand>> {
-    Json(sample::slow(managed.view().registry.observers()))
+    Json(sample::slow(managed.view().shared.observers()))
 }
 
 /// Everything as OpenMetrics text, for Prometheus.
@@ -62,5 +62,5 @@ fn standing(managed: &Managed) -> Standing {
 
 fn look(managed: &Managed) -> Stats {
     let view = managed.view();
-    sample::stats(view.registry.observers(), &view.reactors, view.started)
+    sample::stats(view.shared.observers(), &view.reactors, view.started)
 }

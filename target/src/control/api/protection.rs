@@ -19,7 +19,7 @@ use super::changes::Body;
 use crate::api::{Outcome, Problem, Protect, WriteProtection};
 use crate::control::managed::Managed;
 use crate::disk::Backing;
-use crate::reservation::keeper::{self, Asker};
+use crate::sched::offload::{Job, ReplyTo, WriteProtectRequest};
 use crate::subsystem::Namespace;
 
 /// How long writes that are under way may keep somebody waiting who wants there to be no more.
@@ -82,8 +82,9 @@ async fn protect(
     }
     if !wanted.dry_run {
         let (sender, answer) = sync_channel(1);
-        let wish = keeper::Protect { of: vec![protection], state: is, from: Asker::Person(sender) };
-        if !managed.view().registry.ask_protection(wish) {
+        let (of, from) = (vec![protection], ReplyTo::Caller(sender));
+        let job = Job::Protect(WriteProtectRequest { of, state: is, from });
+        if !managed.view().shared.offload.submit(job) {
             return Err(stopping());
         }
         answered(answer, name(was)).await?;

@@ -39,7 +39,7 @@ async fn status(State(managed): State<Managed>) -> Json<Status> {
         subsystems: count(config.subsystems.len()),
         namespaces: count(config.subsystems.iter().map(|s| s.namespaces.len()).sum()),
         controllers: count(controllers.iter().filter(|c| !c.discovery).count()),
-        pending: managed.view().registry.awaited.list(),
+        pending: managed.view().pending.list(),
         degraded: degraded(&managed),
         needs_restart: running.needs_restart.iter().map(ToString::to_string).collect(),
         unsaved_changes: count(running.declared.changes().kept.len()),

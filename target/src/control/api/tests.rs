@@ -21,7 +21,9 @@ use crate::declared::Declared;
 use crate::format::Progress;
 use crate::managed::{Absent, Management, sample};
 use crate::registry::{Change, Registry};
+use crate::shared::Shared;
 use crate::stores::Stores;
+use crate::worker::Workers;
 
 const TEXT: &str = r#"
 [[listener]]
@@ -57,9 +59,12 @@ fn stage(management: &str) -> Stage {
     std::fs::write(&file, text).unwrap();
     let declared = Declared::load(&file).unwrap();
     let config = declared.config().clone();
+    let registry = Arc::new(Registry::new(Vec::new(), 4, 64));
     let view = View {
         tender: None,
-        registry: Arc::new(Registry::new(Vec::new(), 4, 64)),
+        shared: Arc::new(Shared::new(Arc::clone(&registry), Workers::default())),
+        registry,
+        pending: Arc::default(),
         reactors: Vec::new(),
         provider: "soft".to_owned(),
         pool_bytes: 1 << 20,
@@ -427,7 +432,7 @@ fn why_a_host_was_refused_is_told_of_all_and_of_one() {
     use crate::why::{Cause, Why};
     let stage = stage("");
     let (remote, local) = (([192, 0, 2, 9], 4000).into(), ([192, 0, 2, 1], 4420).into());
-    let book = &stage.managed.view().registry.why;
+    let book = &stage.managed.view().shared.disconnects;
     let now = std::time::SystemTime::now();
     book.note(Why::nameless(Cause::NoReads, remote, local), now);
     let host = Some("nqn.2026-11.org.example:h".parse().unwrap());

@@ -26,7 +26,7 @@ struct Of {
 /// Why hosts were refused or have lost their connection, the latest first.
 #[utoipa::path(get, path = "/v1/why", params(Of), responses((status = 200, body = Vec<Why>)))]
 async fn list(State(managed): State<Managed>, Query(Of { host }): Query<Of>) -> Json<Vec<Why>> {
-    let records = managed.view().registry.why.list(None);
+    let records = managed.view().shared.disconnects.list(None);
     let wanted = |record: &&Record| {
         let Some(host) = &host else { return true };
         let named = record.why.host.is_some_and(|nqn| nqn.to_string() == *host);

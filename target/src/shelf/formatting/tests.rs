@@ -19,6 +19,7 @@ use crate::subsystem::Subsystem;
 use crate::target::Fatal;
 use crate::tender::Tender;
 use crate::uncorrectable::Change;
+use crate::worker::Workers;
 
 const NQN: &str = "nqn.2026-11.io.nvmfd:a";
 const BYTES: usize = 64 << 10;
@@ -46,12 +47,12 @@ fn config_of(folder: &Path, bytes: usize, block_size: u32, more: &str) -> Config
 /// What is served without a reactor; and what was told.
 fn shelf(config: &Config) -> (Mutex<Shelf>, Vec<String>) {
     let registry = Arc::new(Registry::new(Vec::new(), 8, 0));
+    let shared = Arc::new(Shared::new(registry, Workers::default()));
     let tender = Arc::new(Tender::start(Vec::<crate::mailbox::Sender>::new()).unwrap());
     let stores = Stores::new(config.state_directory.clone(), 0);
     let next = patiently(|| Next::open(config, &stores, &Catalogs::new()));
     let ledger = Arc::new(Ledger::open(None, PowerMeter::default()));
-    let mut shelf =
-        Shelf::new(config.clone(), stores, Arc::clone(&registry), tender, ledger, false);
+    let mut shelf = Shelf::new(config.clone(), stores, shared, tender, ledger, false);
     shelf.attach_new(&next).unwrap();
     let told = shelf.adopt(next, Vec::new());
     (Mutex::new(shelf), told)
@@ -86,9 +87,9 @@ fn reload(shelf: &Mutex<Shelf>, config: Config) -> Result<Vec<String>, String> {
 }
 
 fn format_to(shelf: &Mutex<Shelf>, block_size_bytes: u32) -> Result<(), u16> {
-    let registry = Arc::clone(&lock(shelf).registry);
+    let shared = Arc::clone(&lock(shelf).shared);
     let wish = FormatRequest { nsid: 1, block_size_bytes, cntlid: 1, host_id: HOST_ID };
-    carry_out(nqn(), wish, shelf, &registry).map_err(|status| status.code())
+    carry_out(nqn(), wish, shelf, &shared).map_err(|status| status.code())
 }
 
 /// What is asked of its store from now on waits.

@@ -19,8 +19,10 @@ use crate::power::PowerMeter;
 use crate::registry::Registry;
 use crate::registry::tests::visit;
 use crate::reservation::tests::{clear, reserve};
+use crate::shared::Shared;
 use crate::stores::Stores;
 use crate::tender::Tender;
+use crate::worker::Workers;
 
 const NQN: &str = "nqn.2026-11.io.nvmfd:a";
 const MIB: u64 = 1 << 20;
@@ -50,9 +52,10 @@ fn shelf(config: &Config) -> Shelf {
 /// Nothing is served yet.
 fn empty_shelf(config: &Config, stores: Stores) -> Shelf {
     let registry = Arc::new(Registry::new(Vec::new(), 8, 0));
+    let shared = Arc::new(Shared::new(registry, Workers::default()));
     let tender = Arc::new(Tender::start(Vec::<crate::mailbox::Sender>::new()).unwrap());
     let ledger = Arc::new(Ledger::open(None, PowerMeter::default()));
-    Shelf::new(config.clone(), stores, registry, tender, ledger, false)
+    Shelf::new(config.clone(), stores, shared, tender, ledger, false)
 }
 
 /// The same, where `stores` know where to keep things.
@@ -83,10 +86,10 @@ fn patiently(open: impl Fn() -> Result<Next, Fatal>) -> Next {
     }
 }
 
-fn order(host: Nqn, what: NamespaceRequest) -> Order {
+fn order(host: Nqn, what: NamespaceRequest) -> NamespaceJob {
     let subsystem = NQN.parse().unwrap();
     let (host_id, made) = ([1; 16], CreatedNsid::default());
-    Order { subsystem, host, host_id, cntlid: 1, what, made, reactor: 0, tag: 0 }
+    NamespaceJob { subsystem, host, host_id, cntlid: 1, what, made, reactor: 0, tag: 0 }
 }
 
 fn create(mib: u64) -> NamespaceRequest {
@@ -107,10 +110,10 @@ fn detach(nsid: u32, cntlids: &[u16]) -> NamespaceRequest {
 }
 
 /// Who carries out orders has to let the shelf go in between.
-fn carry_out(shelf: &mut Shelf, order: &Order) -> Result<u32, Status> {
-    let (registry, tender) = (Arc::clone(&shelf.registry), Arc::clone(&shelf.tender));
+fn carry_out(shelf: &mut Shelf, order: &NamespaceJob) -> Result<u32, Status> {
+    let (shared, tender) = (Arc::clone(&shelf.shared), Arc::clone(&shelf.tender));
     let (config, ledger) = (shelf.config.clone(), Arc::clone(&shelf.ledger));
-    let none = Shelf::new(config, Stores::default(), registry, tender, ledger, false);
+    let none = Shelf::new(config, Stores::default(), shared, tender, ledger, false);
     let own = Mutex::new(std::mem::replace(shelf, none));
     let outcome = super::carry_out(&own, order);
     *shelf = own.into_inner().unwrap();
@@ -205,7 +208,7 @@ fn the_folder_of_what_hosts_make_is_awaited() {
     let late = folder.path().join("mount/managed");
     let config = Config { missing: Missing::Wait, ..config(&late) };
     let mut shelf = shelf(&config);
-    let awaited = |shelf: &Shelf| shelf.registry.awaited.list();
+    let awaited = |shelf: &Shelf| shelf.pending.list();
     let expected =
         format!("namespaces that hosts make of {NQN}: there is no folder {} yet", late.display());
     assert_eq!((seen(&shelf, 1), awaited(&shelf)), (vec![2], vec![expected]));

@@ -14,7 +14,7 @@ use nvmfd::format::course::Course;
 use nvmfd::mailbox::Mail;
 use nvmfd::ns_request::NamespaceRequest;
 use nvmfd::reservation::Fence;
-use nvmfd::steward::Order;
+use nvmfd::sched::offload::NamespaceJob;
 use rdma::Tag;
 use tempfile::TempDir;
 
@@ -37,7 +37,7 @@ pub(super) struct Formatter {
     /// Of each namespace.
     formats: Vec<Arc<Format>>,
     /// What hosts have ordered.
-    orders: VecDeque<Order>,
+    orders: VecDeque<NamespaceJob>,
     under_way: Vec<Option<Running>>,
     /// How many there were.
     number: u64,
@@ -139,7 +139,7 @@ impl Target {
     }
 
     /// A host has ordered a format, which does not wait for whatever else is ordered.
-    pub(super) fn order_format(&mut self, order: Order) {
+    pub(super) fn order_format(&mut self, order: NamespaceJob) {
         self.formatter.orders.push_back(order);
     }
 
@@ -195,7 +195,7 @@ impl Target {
         Ok(news)
     }
 
-    fn begin(&mut self, order: &Order, profile: &Profile) -> Result<(), Status> {
+    fn begin(&mut self, order: &NamespaceJob, profile: &Profile) -> Result<(), Status> {
         let NamespaceRequest::Format(wish) = &order.what else {
             return Err(Status::INTERNAL_ERROR);
         };

@@ -21,9 +21,10 @@ use nvmfd::managed::{Allocated, Entry, Management, Record, Situation, Step, Unde
 use nvmfd::ns_request::NamespaceRequest;
 use nvmfd::protection::Protection;
 use nvmfd::reservation::Reservation;
-use nvmfd::steward::{Order, Word};
+use nvmfd::sched::offload::NamespaceJob;
 use nvmfd::subsystem::Namespace;
 use nvmfd::uncorrectable::Marks;
+use nvmfd::worker::ns_management::Word;
 use rdma::soft::sim::Dice;
 
 use super::{Target, subnqn};
@@ -66,7 +67,7 @@ struct Opened {
 /// An order that is being carried out.
 #[derive(Debug)]
 struct Work {
-    order: Order,
+    order: NamespaceJob,
     undertaking: Undertaking,
     step: Step,
     due: Instant,
@@ -365,7 +366,7 @@ impl Target {
             let news = news.get_or_insert_with(Vec::new);
             let step = mem::replace(&mut work.step, Step::Await);
             if let Step::Answer(outcome) = step {
-                let Order { made, reactor, tag, .. } = work.order;
+                let NamespaceJob { made, reactor, tag, .. } = work.order;
                 let outcome = outcome.map(|nsid| made.set(nsid));
                 self.registry.reactor(reactor).send(Mail::Answer(Done { tag, buf: None, outcome }));
                 continue;

@@ -7,106 +7,47 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use nvme::feature::WriteProtectState;
 use nvme::{Nqn, Status};
-use rdma::Tag;
-use tracing::{error, info};
 
-use super::{Barred, Effect, Fence, Fenced, HostId, Order, Reservation};
-use crate::association::Association;
 use crate::command::io::writable;
 use crate::disk::Done;
 use crate::mailbox::Mail;
-use crate::protection::Protection;
 use crate::registry::Registry;
-use crate::uncorrectable::{Change, Marks};
+use crate::reservation::{Barred, Fence, Fenced};
+use crate::sched::offload::{BadBlocksRequest, ReplyTo, ReservationRequest, WriteProtectRequest};
 
 /// What the keeper is told.
 #[derive(Debug)]
 pub enum Word {
     /// An order of a host.
-    Ask(Ask),
+    Ask(ReservationRequest),
     /// Somebody wants namespaces protected from writes, or no longer.
-    Protect(Protect),
+    Protect(WriteProtectRequest),
     /// Blocks of a namespace become unreadable, or are readable again.
-    Mark(Mark),
+    Mark(Box<BadBlocksRequest>),
     /// The last command behind a fence is home.
     Drained(u64),
     /// No more orders will come.
     Stop,
 }
 
-/// An order of a host, and who waits for its outcome.
-#[derive(Debug)]
-pub struct Ask {
-    /// What it is about; one after another, until one fails.
-    pub of: Vec<Arc<Reservation>>,
-    /// Who orders.
-    pub host: HostId,
-    /// What.
-    pub order: Order,
-    /// The reactor to answer.
-    pub reactor: usize,
-    /// What the answer is tagged with.
-    pub tag: Tag,
-}
-
-/// A wish about write protection, and who waits for its outcome.
-#[derive(Debug)]
-pub struct Protect {
-    /// Whose; one after another, until one fails.
-    pub of: Vec<Arc<Protection>>,
-    /// The new state.
-    pub state: WriteProtectState,
-    /// Whom to answer.
-    pub from: Asker,
-}
-
-/// Who waits for an outcome.
-#[derive(Debug)]
-pub enum Asker {
-    /// A reactor, whose answer has this tag.
-    Reactor(usize, Tag),
-    /// Somebody who is no host. The channel has room for the answer.
-    Person(SyncSender<Result<(), Status>>),
-}
-
-/// A change of the blocks that cannot be read, and who waits for its outcome.
-#[derive(Debug)]
-pub struct Mark {
-    /// Whose.
-    pub of: Arc<Marks>,
-    /// What.
-    pub change: Change,
-    /// The host that orders blocks to be unreadable, which must be allowed to still when the order
-    /// is carried out. None where they were written: nobody can take that back.
-    pub by: Option<Arc<Association>>,
-    /// The namespace.
-    pub nsid: u32,
-    /// The reactor to answer.
-    pub reactor: usize,
-    /// What the answer is tagged with.
-    pub tag: Tag,
-}
-
-impl Mark {
-    /// Whether it may be carried out now: orders before it may have barred its host, or protected
-    /// the namespace.
-    fn may_begin(&self, registry: &Registry) -> Result<(), Status> {
-        let Some(by) = &self.by else { return Ok(()) };
-        if by.reservations.barred(self.nsid).has(Barred::WRITE) {
-            return Err(Status::RESERVATION_CONFLICT.with_dnr());
-        }
-        let gone = || Status::INVALID_NAMESPACE.with_dnr();
-        let subsystem = registry.subsystem(&by.subsystem).ok_or_else(gone)?;
-        let namespace = subsystem.namespace(self.nsid)?;
-        match Arc::ptr_eq(&namespace.marks, &self.of) {
-            true => writable(namespace),
-            false => Err(gone()),
-        }
+/// Whether blocks may be marked now: orders before this one may have barred its host, or protected
+/// the namespace.
+fn check_marking(request: &BadBlocksRequest, registry: &Registry) -> Result<(), Status> {
+    let Some((nqn, host)) = &request.by else { return Ok(()) };
+    let gone = || Status::INVALID_NAMESPACE.with_dnr();
+    let subsystem = registry.subsystem(nqn).ok_or_else(gone)?;
+    let namespace = subsystem.namespace(request.nsid)?;
+    if !Arc::ptr_eq(&namespace.marks, &request.of) {
+        return Err(gone());
     }
+    if namespace.reservation.barred(host).has(Barred::WRITE) {
+        return Err(Status::RESERVATION_CONFLICT.with_dnr());
+    }
+    writable(namespace)
 }
 
 /// A keeper that has not begun, and the way to it.
@@ -115,7 +56,7 @@ pub struct Keeper {
     words: Receiver<Word>,
     sender: Sender<Word>,
     /// Who waits behind which fence.
-    fenced: HashMap<u64, Asker>,
+    fenced: HashMap<u64, ReplyTo>,
     next_ticket: u64,
 }
 
@@ -153,8 +94,9 @@ impl Keeper {
             Word::Ask(ask) => self.serve(ask, registry),
             Word::Protect(wish) => self.protect(wish, registry),
             Word::Mark(mark) => {
-                let outcome = mark.may_begin(registry).and_then(|()| mark.of.change(&mark.change));
-                answer(registry, &Asker::Reactor(mark.reactor, mark.tag), outcome);
+                let outcome = check_marking(&mark, registry);
+                let outcome = outcome.and_then(|()| mark.of.change(&mark.change));
+                answer(registry, &ReplyTo::Reactor(mark.reactor, mark.tag), outcome);
             }
             Word::Drained(ticket) => {
                 if let Some(asker) = self.fenced.remove(&ticket) {
@@ -166,8 +108,8 @@ impl Keeper {
         true
     }
 
-    fn serve(&mut self, ask: Ask, registry: &Registry) {
-        let asker = Asker::Reactor(ask.reactor, ask.tag);
+    fn serve(&mut self, ask: ReservationRequest, registry: &Registry) {
+        let asker = ReplyTo::Reactor(ask.reactor, ask.tag);
         let mut fences = Vec::new();
         for reservation in &ask.of {
             match reservation.carry_out(&ask.host, &ask.order) {
@@ -194,7 +136,7 @@ impl Keeper {
 
     /// Sets the state of all, and tells everybody whose controllers have them. What is protected now
     /// is so when nothing that came before can change it any more: only then the host is told.
-    fn protect(&mut self, wish: Protect, registry: &Registry) {
+    fn protect(&mut self, wish: WriteProtectRequest, registry: &Registry) {
         for protection in &wish.of {
             match protection.change(wish.state) {
                 Ok(true) => registry.announce(&protection.subsystem, protection.nsid),
@@ -218,7 +160,7 @@ impl Keeper {
         subsystem: Nqn,
         nsids: Vec<u32>,
         whose: Fenced,
-        asker: Asker,
+        asker: ReplyTo,
     ) -> Arc<Fence> {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
@@ -237,49 +179,15 @@ impl Default for Keeper {
     }
 }
 
-impl Reservation {
-    /// Carries out an order: decides, keeps the new state where it shall outlast a power loss, and
-    /// only then makes it the state. For the keeper alone: two at once would lose one.
-    ///
-    /// # Errors
-    /// The status to answer with; the state is as before. Format in Progress when it would bar whom
-    /// it is held for.
-    pub(crate) fn carry_out(&self, host: &HostId, order: &Order) -> Result<Effect, Status> {
-        let held = self.held();
-        let old = self.state();
-        let mut new = old.clone();
-        let effect = new.apply(host, order, self.file.is_some())?;
-        if held.is_some_and(|eraser| new.barred(&eraser).has(Barred::WRITE)) {
-            return Err(Status::FORMAT_IN_PROGRESS);
-        }
-        if let Some(file) = self.file.as_ref().filter(|_| old.persists || new.persists) {
-            file.keep(&new).map_err(|failure| {
-                let path = file.path();
-                error!("the reservation in {} cannot be kept: {failure}", path.display());
-                // The rename may have happened. What hosts are told counts, so put it back.
-                if let Err(failure) = file.keep(&old) {
-                    error!("nor can the one before be put back: {failure}");
-                }
-                Status::INTERNAL_ERROR
-            })?;
-        }
-        if new.rtype != old.rtype || new.holder != old.holder {
-            info!(subsystem = %self.subsystem, nsid = self.nsid, "reservation is now {}", new.rtype);
-        }
-        *self.lock() = new;
-        Ok(effect)
-    }
-}
-
-fn answer(registry: &Registry, asker: &Asker, outcome: Result<(), Status>) {
+fn answer(registry: &Registry, asker: &ReplyTo, outcome: Result<(), Status>) {
     match asker {
         // A reactor that has ended waits for nothing.
-        Asker::Reactor(reactor, tag) => {
+        ReplyTo::Reactor(reactor, tag) => {
             let done = Done { tag: *tag, buf: None, outcome };
             let _ = registry.reactor(*reactor).send(Mail::Answer(done));
         }
         // Nor does somebody who has gone.
-        Asker::Person(sender) => drop(sender.try_send(outcome)),
+        ReplyTo::Caller(sender) => drop(sender.try_send(outcome)),
     }
 }
 

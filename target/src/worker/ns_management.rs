@@ -12,15 +12,16 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-use nvme::{Nqn, Status};
+use nvme::Status;
 use rdma::Tag;
 use tracing::error;
 
 use crate::disk::Done;
 use crate::mailbox::Mail;
-use crate::ns_request::{CreatedNsid, FormatRequest, NamespaceRequest};
+use crate::ns_request::{FormatRequest, NamespaceRequest};
 use crate::registry::Registry;
-use crate::reservation::HostId;
+use crate::sched::offload::NamespaceJob;
+use crate::shared::Shared;
 use crate::shelf::{Shelf, formatting, orders};
 
 /// Namespaces that are formatted at a time; a host that wants one more is told to try again.
@@ -30,30 +31,9 @@ const MOST_FORMATS: usize = 16;
 #[derive(Debug)]
 pub enum Word {
     /// An order of a host.
-    Order(Box<Order>),
+    Order(Box<NamespaceJob>),
     /// No more orders will come.
     Stop,
-}
-
-/// An order of a host, and who waits for its outcome.
-#[derive(Debug)]
-pub struct Order {
-    /// The subsystem.
-    pub subsystem: Nqn,
-    /// Who orders.
-    pub host: Nqn,
-    /// Its identifier, by which reservations know it.
-    pub host_id: HostId,
-    /// By which controller.
-    pub cntlid: u16,
-    /// What.
-    pub what: NamespaceRequest,
-    /// Where the namespace id of what was made is left, before the answer.
-    pub made: CreatedNsid,
-    /// The reactor to answer.
-    pub reactor: usize,
-    /// What the answer is tagged with.
-    pub tag: Tag,
 }
 
 /// A steward that has not begun, and the way to it.
@@ -78,17 +58,17 @@ impl Steward {
     }
 
     /// Serves until told to stop.
-    pub(crate) fn run(self, shelf: &Arc<Mutex<Shelf>>, registry: &Arc<Registry>) {
+    pub(crate) fn run(self, shelf: &Arc<Mutex<Shelf>>, shared: &Arc<Shared>) {
         // Whoever formats has one more of these.
         let pass = Arc::new(());
         while let Ok(Word::Order(order)) = self.words.recv() {
             if let NamespaceRequest::Format(wish) = order.what {
-                format(wish, &order, &pass, shelf, registry);
+                format(wish, &order, &pass, shelf, shared);
                 continue;
             }
             let carried_out = orders::carry_out(shelf, &order);
-            let Order { made, reactor, tag, .. } = *order;
-            answer(registry, reactor, tag, carried_out.map(|nsid| made.set(nsid)));
+            let NamespaceJob { made, reactor, tag, .. } = *order;
+            answer(&shared.registry, reactor, tag, carried_out.map(|nsid| made.set(nsid)));
         }
     }
 }
@@ -96,26 +76,26 @@ impl Steward {
 /// Has a thread format a namespace, and answer.
 fn format(
     wish: FormatRequest,
-    order: &Order,
+    order: &NamespaceJob,
     pass: &Arc<()>,
     shelf: &Arc<Mutex<Shelf>>,
-    registry: &Arc<Registry>,
+    shared: &Arc<Shared>,
 ) {
     let (nqn, reactor, tag) = (order.subsystem, order.reactor, order.tag);
     if Arc::strong_count(pass) > MOST_FORMATS {
-        return answer(registry, reactor, tag, Err(Status::COMMAND_INTERRUPTED));
+        return answer(&shared.registry, reactor, tag, Err(Status::COMMAND_INTERRUPTED));
     }
-    let (pass, shelf, own) = (Arc::clone(pass), Arc::clone(shelf), Arc::clone(registry));
+    let (pass, shelf, own) = (Arc::clone(pass), Arc::clone(shelf), Arc::clone(shared));
     let spawned = std::thread::Builder::new().name("format".to_owned()).spawn(move || {
         let outcome = formatting::carry_out(nqn, wish, &shelf, &own);
         drop(pass);
         // Who stops waits for the answer, and may want to open the stores again then.
         drop(shelf);
-        answer(&own, reactor, tag, outcome);
+        answer(&own.registry, reactor, tag, outcome);
     });
     if let Err(error) = spawned {
         error!("no thread that formats: {error}");
-        answer(registry, reactor, tag, Err(Status::COMMAND_INTERRUPTED));
+        answer(&shared.registry, reactor, tag, Err(Status::COMMAND_INTERRUPTED));
     }
 }
 

@@ -6,36 +6,19 @@
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use rdma::Source;
 use tracing::warn;
 
-use super::{Job, Worked};
-use crate::mailbox::{Mail, Sender};
+use crate::sched::offload::AuthJob;
 use crate::turns::Turns;
-
-/// A job of a queue, and who wants to know.
-#[derive(Debug)]
-pub struct Task {
-    /// The job.
-    pub job: Job,
-    /// Where its host is.
-    pub source: Source,
-    /// The reactor of the queue.
-    pub to: Sender,
-    /// The queue.
-    pub key: u32,
-    /// No other task ever had this number.
-    pub ticket: u64,
-}
 
 /// The way to the thread.
 #[derive(Debug, Default)]
-pub struct Worker {
+pub(super) struct AuthWorker {
     line: Arc<Line>,
     has_thread: OnceLock<bool>,
 }
 
-/// Tasks that wait.
+/// Jobs that wait.
 #[derive(Debug, Default)]
 struct Line {
     waiting: Mutex<Waiting>,
@@ -44,31 +27,30 @@ struct Line {
 
 #[derive(Debug, Default)]
 struct Waiting {
-    tasks: Turns<Task>,
+    jobs: Turns<AuthJob>,
     /// The target ends.
     over: bool,
 }
 
-impl Worker {
-    /// Hands a task over; false when there is no thread to be had.
-    #[must_use]
-    pub fn give(&self, task: Task) -> bool {
+impl AuthWorker {
+    /// Hands a job over; false when there is no thread to be had.
+    pub(super) fn submit(&self, job: AuthJob) -> bool {
         let has_thread = *self.has_thread.get_or_init(|| start(&self.line));
         if has_thread {
-            self.line.lock().tasks.push(task.source, task);
+            self.line.lock().jobs.push(job.source, job);
             self.line.bell.notify_one();
         }
         has_thread
     }
 
-    /// Takes a task back; false when it has begun, or is done.
-    pub fn take_back(&self, ticket: u64) -> bool {
+    /// Takes a job back; false when it has begun, or is done.
+    pub(super) fn cancel(&self, ticket: u64) -> bool {
         let mut waiting = self.line.lock();
-        waiting.tasks.remove(|task| task.ticket == ticket).is_some()
+        waiting.jobs.remove(|job| job.ticket == ticket).is_some()
     }
 }
 
-impl Drop for Worker {
+impl Drop for AuthWorker {
     fn drop(&mut self) {
         self.line.lock().over = true;
         self.line.bell.notify_one();
@@ -76,12 +58,12 @@ impl Drop for Worker {
 }
 
 impl Line {
-    /// The next task, when there is one; none at the end of the target.
-    fn next(&self) -> Option<Task> {
-        let idle = |waiting: &mut Waiting| waiting.tasks.is_empty() && !waiting.over;
+    /// The next job, when there is one; none at the end of the target.
+    fn next(&self) -> Option<AuthJob> {
+        let idle = |waiting: &mut Waiting| waiting.jobs.is_empty() && !waiting.over;
         let waiting = self.bell.wait_while(self.lock(), idle);
         let mut waiting = waiting.unwrap_or_else(PoisonError::into_inner);
-        if waiting.over { None } else { waiting.tasks.pop() }
+        if waiting.over { None } else { waiting.jobs.pop() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
@@ -101,9 +83,7 @@ fn start(line: &Arc<Line>) -> bool {
 }
 
 fn work(line: &Line) {
-    while let Some(Task { job, to, key, ticket, .. }) = line.next() {
-        let worked: Worked = job.run();
-        // A reactor that has ended wants nothing any more.
-        let _ = to.send(Mail::Authenticated { key, ticket, worked });
+    while let Some(job) = line.next() {
+        (job.run)();
     }
 }

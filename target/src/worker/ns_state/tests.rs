@@ -14,8 +14,11 @@ use super::*;
 use crate::association::Association;
 use crate::mailbox::{Mailbox, mailbox};
 use crate::registry::tests::visit;
-use crate::reservation::Barred;
+use crate::reservation::{Barred, HostId, Order, Reservation};
+use crate::sched::Offload;
+use crate::sched::offload::Job;
 use crate::subsystem::{Subsystem, tests::sample};
+use crate::worker::Workers;
 
 const A: HostId = [0xA; 16];
 const B: HostId = [0xB; 16];
@@ -23,6 +26,7 @@ const B: HostId = [0xB; 16];
 /// A keeper on its thread, a reactor that is only its mailbox, and two connected hosts.
 struct Scene {
     registry: Arc<Registry>,
+    workers: Workers,
     mail: Mailbox,
     words: mpsc::Sender<Word>,
     thread: Option<JoinHandle<()>>,
@@ -49,19 +53,21 @@ impl Scene {
         let (sender, mail) = mailbox().unwrap();
         let keeper = Keeper::new();
         let words = keeper.sender();
-        let registry = Arc::new(Registry::new(vec![sender], 8, 0).with_keeper(words.clone()));
+        let registry = Arc::new(Registry::new(vec![sender], 8, 0));
+        let workers = Workers::default().with_ns_state(words.clone());
         registry.publish(Arc::new(subsystem));
         let (a, b) = (connect(&registry, A), connect(&registry, B));
         let known = Arc::clone(&registry);
         let thread = Some(std::thread::spawn(move || keeper.run(&known)));
-        let scene = Scene { registry, mail, words, thread, reservation, a, b, folder };
+        let scene = Scene { registry, workers, mail, words, thread, reservation, a, b, folder };
         while scene.mail.take().is_some() {}
         scene
     }
 
     fn ask(&self, host: HostId, order: Order) {
         let of = vec![Arc::clone(&self.reservation)];
-        assert!(self.registry.ask_keeper(Ask { of, host, order, reactor: 0, tag: 7 }));
+        let request = ReservationRequest { of, host, order, reactor: 0, tag: 7 };
+        assert!(self.workers.submit(Job::Reserve(request)));
     }
 
     fn letter(&self) -> Mail {
@@ -178,7 +184,7 @@ fn a_reservation_that_is_not_served_any_more_bars_nobody() {
 
 #[test]
 fn without_a_keeper_nothing_is_promised() {
-    let registry = Registry::new(Vec::new(), 1, 0);
-    let order = Order::Persist(false);
-    assert!(!registry.ask_keeper(Ask { of: Vec::new(), host: A, order, reactor: 0, tag: 0 }));
+    let (of, order) = (Vec::new(), Order::Persist(false));
+    let request = ReservationRequest { of, host: A, order, reactor: 0, tag: 0 };
+    assert!(!Workers::default().submit(Job::Reserve(request)));
 }

@@ -1,0 +1,57 @@
+//! The threads that carry out what poll groups hand over, and the way to them.
+
+mod auth;
+pub mod ns_management;
+pub mod ns_state;
+
+use std::sync::mpsc::Sender;
+
+use crate::sched::Offload;
+use crate::sched::offload::Job;
+use auth::AuthWorker;
+
+/// The way to the threads. The one for authentication starts with the first job; jobs that one of
+/// the others would do are refused where there is none.
+#[derive(Debug, Default)]
+pub struct Workers {
+    ns_state: Option<Sender<ns_state::Word>>,
+    ns_management: Option<Sender<ns_management::Word>>,
+    auth: AuthWorker,
+}
+
+impl Workers {
+    /// With a worker for reservations, write protection and unreadable blocks.
+    #[must_use]
+    pub fn with_ns_state(self, worker: Sender<ns_state::Word>) -> Workers {
+        Workers { ns_state: Some(worker), ..self }
+    }
+
+    /// With a worker for requests that concern whole namespaces.
+    #[must_use]
+    pub fn with_ns_management(self, worker: Sender<ns_management::Word>) -> Workers {
+        Workers { ns_management: Some(worker), ..self }
+    }
+
+    fn tell_ns_state(&self, word: ns_state::Word) -> bool {
+        self.ns_state.as_ref().is_some_and(|worker| worker.send(word).is_ok())
+    }
+}
+
+impl Offload for Workers {
+    fn submit(&self, job: Job) -> bool {
+        match job {
+            Job::Reserve(request) => self.tell_ns_state(ns_state::Word::Ask(request)),
+            Job::Protect(request) => self.tell_ns_state(ns_state::Word::Protect(request)),
+            Job::MarkBlocks(request) => self.tell_ns_state(ns_state::Word::Mark(request)),
+            Job::Namespace(job) => {
+                let word = ns_management::Word::Order(job);
+                self.ns_management.as_ref().is_some_and(|worker| worker.send(word).is_ok())
+            }
+            Job::Authenticate(job) => self.auth.submit(job),
+        }
+    }
+
+    fn cancel(&self, ticket: u64) -> bool {
+        self.auth.cancel(ticket)
+    }
+}
