@@ -23,7 +23,6 @@ use crate::ledger::{Keeping, Ledger};
 use crate::mailbox::{Mail, mailbox};
 use crate::managed::Catalogs;
 use crate::pending::Pending;
-use crate::power::PowerBook;
 use crate::provider::{self, Choice, Fabrics, choose, will_own};
 use crate::queue::{DATA_FOR_ADMIN_BYTES, RECEIVES_FOR_ADMIN};
 use crate::reactor::{Parts, Reactor, Stats};
@@ -31,6 +30,7 @@ use crate::registry::Registry;
 use crate::shared::Shared;
 use crate::shelf::{Next, PATIENCE, Shelf};
 use crate::sizing;
+use crate::state::power::PowerLog;
 use crate::state::revoked_hosts;
 use crate::stores::Stores;
 use crate::tender::Tender;
@@ -75,7 +75,7 @@ pub struct Target {
     reactors: Vec<Running>,
     keeper: (JoinHandle<()>, mpsc::Sender<Word>),
     steward: (JoinHandle<()>, mpsc::Sender<ns_management::Word>),
-    power: PowerBook,
+    power: PowerLog,
     ledger: Option<Keeping>,
     waiting: Option<Waiting>,
 }
@@ -173,7 +173,7 @@ impl Target {
         let keeper = Keeper::new();
         let steward = Steward::new();
         let registry = Arc::new(Registry::new(senders, config.limits.controllers, receives));
-        let power = PowerBook::open(config.state_directory.as_deref(), Instant::now());
+        let power = PowerLog::open(config.state_directory.as_deref(), Instant::now());
         let ledger = Arc::new(Ledger::open(config.state_directory.as_deref(), power.meter));
         let workers = Workers::default().with_ns_state(keeper.sender());
         let workers = workers.with_ns_management(steward.sender());

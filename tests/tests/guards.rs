@@ -313,7 +313,7 @@ fn purging_knows_the_files_of_the_state_directory() {
         ("target/src/declared/journal.rs", "NAME"),
         ("target/src/ledger.rs", "NAME"),
         ("target/src/names.rs", "FILE"),
-        ("target/src/power.rs", "NAME"),
+        ("target/src/state/power.rs", "NAME"),
     ] {
         let source = text(file);
         let (_, rest) = source.split_once(&format!("const {constant}: &str = \"")).expect(file);

@@ -1,3 +1,4 @@
 //! What outlasts the daemon.
 
+pub mod power;
 pub mod revoked_hosts;
