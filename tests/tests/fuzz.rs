@@ -166,6 +166,13 @@ fn run(name: &str) {
     for (number, seed) in good.iter().enumerate() {
         assert!(target(seed), "seed {number} of {name} is refused at the door");
     }
+    // What a fuzzer has found once, by the commit that mended it.
+    let found = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    for file in fs::read_dir(found.join("fuzz/found").join(name)).into_iter().flatten() {
+        let path = file.unwrap().path();
+        println!("{}", path.display());
+        target(&fs::read(&path).unwrap());
+    }
     let from = if good.is_empty() { choices(8, 600) } else { good };
     let mut dice = Dice::new(1);
     let mut reached = 0;

@@ -543,7 +543,7 @@ impl Endpoint {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         let of_slots = self.deadlines.first().map(|(due, _)| due);
-        let of_manager = [self.manager.retries.next(), self.manager.claims.next()];
+        let of_manager = self.manager.deadlines();
         of_manager.into_iter().flatten().chain(of_slots).min()
     }
 

@@ -190,6 +190,12 @@ impl Manager {
             })
     }
 
+    /// When something has waited too long that others notice: a message is due, a request keeps its
+    /// address in use.
+    pub(super) fn deadlines(&self) -> [Option<Instant>; 4] {
+        [self.retries.next(), self.claims.next(), self.half_open.next(), self.doubts.next()]
+    }
+
     /// Forgets what has waited too long.
     pub(super) fn expire(&mut self, now: Instant) {
         while let Some((_, half)) = self.half_open.expire(now) {
