@@ -49,8 +49,8 @@ pub(super) struct HalfOpen {
     pub(super) credit: u32,
     /// What the user does with the request.
     pub(super) token: Token,
-    /// The message that refuses it.
-    pub(super) refusal: [u8; MAD_BYTES],
+    /// What is refused when the user has lost it.
+    pub(super) request: ConnectRequest,
 }
 
 impl HalfOpen {
@@ -63,7 +63,7 @@ impl HalfOpen {
             since: None,
             credit: 1,
             token: Token::new(request.key(), news.clone()),
-            refusal: request.reject(RejectReason::CONSUMER, &[]),
+            request: *request,
         }
     }
 }
@@ -385,7 +385,12 @@ impl Endpoint {
                 self.manager.debts.charge(now, key.source());
             }
             if let Some(lost) = self.manager.follow(key, now, self.config.patience) {
-                self.tell(key.local, key.remote, lost.refusal);
+                // Its user may have dropped it because it listens there no more.
+                let reason = match self.hears(&lost.request) {
+                    true => RejectReason::CONSUMER,
+                    false => RejectReason::INVALID_SERVICE,
+                };
+                self.tell(key.local, key.remote, lost.request.reject(reason, &[]));
             }
         }
     }

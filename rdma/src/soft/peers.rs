@@ -325,18 +325,23 @@ impl Endpoint {
         phase.is_some() || self.is_contested(&key) || self.manager.elsewhere.get(&key).is_some()
     }
 
+    /// Whether somebody listens where a request goes.
+    pub(super) fn hears(&self, request: &ConnectRequest) -> bool {
+        let Some(port) = service_port(request.message.service_id) else { return false };
+        self.manager.listeners.iter().any(|listener| {
+            listener.port() == port
+                && (listener.ip() == request.to
+                    || listener.ip().is_unspecified() && listener.is_ipv4() == request.to.is_ipv4())
+        })
+    }
+
     /// What a request must be like.
     pub(super) fn check_request(
         &self,
         request: &ConnectRequest,
     ) -> Result<(CmaHeader, [u8; CmaHeader::USER_BYTES]), RejectReason> {
         let message = &request.message;
-        let port = service_port(message.service_id).ok_or(RejectReason::INVALID_SERVICE)?;
-        let heard = self.manager.listeners.iter().any(|listener| {
-            listener.port() == port
-                && (listener.ip() == request.to
-                    || listener.ip().is_unspecified() && listener.is_ipv4() == request.to.is_ipv4())
-        });
+        let heard = self.hears(request);
         let private = CmaHeader::parse(&message.private_data).filter(|_| heard);
         let private = private.ok_or(RejectReason::INVALID_SERVICE)?;
         if message.transport != 0 || message.extended_transport != 0 {
@@ -469,6 +474,32 @@ mod tests {
             let mad = request(from, to, 7);
             let got = endpoint.on_message(Instant::now(), from, to, &mad, pool.region());
             assert_eq!(got, fate, "{from}");
+        }
+    }
+
+    #[test]
+    fn what_its_user_drops_is_refused_as_it_would_be_now() {
+        let (pool, now) = (pool(), Instant::now());
+        let mut number = 0;
+        let entropy = move || {
+            number += 1;
+            number
+        };
+        let mut endpoint = Endpoint::new(Config::default(), Box::new(entropy));
+        let [from, to] = [[10, 0, 0, 1], [10, 0, 0, 2]].map(IpAddr::from);
+        let at = SocketAddr::new(to, 4420);
+        endpoint.listen(at);
+        for (comm, reason) in [(7, RejectReason::CONSUMER), (8, RejectReason::INVALID_SERVICE)] {
+            endpoint.on_message(now, from, to, &request(from, to, comm), pool.region());
+            let Some(Event::Incoming(incoming)) = endpoint.poll_event() else { panic!() };
+            let asked = *ConnectRequest::of(&incoming).unwrap();
+            if comm == 8 {
+                endpoint.unlisten(at);
+            }
+            drop(incoming);
+            endpoint.follow(now);
+            let said = endpoint.poll_transmit(now, pool.region()).unwrap();
+            assert_eq!(endpoint.payload(&said, pool.region()), asked.reject(reason, &[]));
         }
     }
 
