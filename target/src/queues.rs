@@ -4,6 +4,7 @@
 //! Whoever drives them has a fabric, a disk, a pool and a clock, and lends them for every step:
 //! the reactor has real ones, a simulator need not.
 
+mod held;
 mod room;
 
 use std::collections::VecDeque;
@@ -25,6 +26,8 @@ use crate::shared::Shared;
 use crate::turns::Turns;
 use crate::waiters::{Claim, Take, Waiters};
 use crate::why::{Cause, Why};
+
+use self::held::HELD;
 
 /// How often queues look at the clock.
 const TICK: Duration = Duration::from_millis(250);
@@ -63,6 +66,8 @@ pub struct Queues {
     /// is no use in looking, unless something has come home.
     deferred: Turns<Incoming>,
     full_until: Option<Instant>,
+    /// Requests that came by a listener which is not in force yet, and how long they are held.
+    held: Turns<(Incoming, Instant)>,
     next_displacement: Instant,
     /// When it was last counted how many connections are opened, and how many since.
     opened: (Instant, u32),
@@ -95,6 +100,7 @@ impl Queues {
             refusals: Refusals::default(),
             deferred: Turns::default(),
             full_until: None,
+            held: Turns::default(),
             next_displacement: now,
             opened: (now, 0),
             debts: Debts::new(Some(MOST_IN_VAIN)),
@@ -236,6 +242,9 @@ impl Queues {
                 while let Some(incoming) = self.deferred.pop() {
                     self.turn_away(incoming, lent);
                 }
+                while let Some((incoming, _)) = self.held.pop() {
+                    self.turn_away(incoming, lent);
+                }
                 self.each(lent, Queue::close);
             }
             mail => return Some(mail),
@@ -272,6 +281,7 @@ impl Queues {
             lent.shared.range_locks.settle(unclaimed);
         }
         self.each(lent, Queue::tick);
+        self.release_held(lent);
     }
 
     /// Gives buffers to those who wait, admin commands first, then a command of each host in turn;
@@ -352,11 +362,17 @@ impl Queues {
         lent.fabric.reject(incoming, &[]);
     }
 
-    /// Somebody asks to connect. Where others wait already, nobody looks for room for one more.
+    /// Somebody asks to connect.
     fn ask(&mut self, incoming: Incoming, lent: &mut Lent<'_>) {
-        if self.stopping {
-            return self.turn_away(incoming, lent);
+        match self.stopping {
+            true => self.turn_away(incoming, lent),
+            false => self.ask_listener(incoming, lent.now + HELD, lent),
         }
+    }
+
+    /// Somebody asks to connect by a listener in force. Where others wait already, nobody looks for
+    /// room for one more.
+    fn admit(&mut self, incoming: Incoming, lent: &mut Lent<'_>) {
         if self.debts.bars(lent.now, incoming.remote.ip().into()) {
             return self.refuse(incoming, lent);
         }

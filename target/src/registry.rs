@@ -7,6 +7,7 @@ mod claims;
 mod discovery;
 mod hosts;
 mod leave;
+mod prepared;
 mod view;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -33,6 +34,7 @@ use crate::why::Cause;
 pub use admission::{Admission, Held, Visit};
 use claims::Claims;
 use hosts::Hosts;
+pub use prepared::Reached;
 pub use view::Controller;
 
 /// The shared book of the target.
@@ -73,6 +75,8 @@ struct Book {
     subsystems: BTreeMap<Nqn, Arc<Subsystem>>,
     /// Where hosts can come. None before anybody has said so: then nobody asks.
     listeners: Option<Vec<ListenerConfig>>,
+    /// Where somebody listens already, for a change that is not in force.
+    prepared: Vec<ListenerConfig>,
     discovery: DiscoveryConfig,
     generation: u64,
     /// The target is about to stop: discovery tells of no subsystem.
@@ -426,6 +430,7 @@ impl Book {
                 all.iter().map(|listener| (listener.id, listener.address)).collect()
             };
             told |= ports(self.listeners()) != ports(listeners);
+            self.settle_prepared(listeners);
             let gone = if change.lost { Cause::DeviceGone } else { Cause::ListenerRemoved };
             self.move_paths(listeners, gone);
         }

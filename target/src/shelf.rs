@@ -220,8 +220,9 @@ impl Shelf {
         more.next().map_or(Ok(()), |each| Err(Fatal(format!("{}: {}", each.place, each.why))))
     }
 
-    /// Does everything that may fail before `next` can be served, at these addresses besides. No
-    /// host is let in by a listener, or has a store, of which the registry does not know.
+    /// Does everything that may fail before `next` can be served, at these addresses besides. Who
+    /// asks to connect at one of those is held until `next` is adopted or abandoned; no host is let in
+    /// by a listener, or has a store, of which the registry does not know.
     ///
     /// # Errors
     /// One sentence about what cannot be served; everything is as before.
@@ -245,6 +246,11 @@ impl Shelf {
     /// What was prepared is not served: takes it away again.
     pub(crate) fn abandon(&mut self, next: &Next, added: &[SocketAddr]) {
         added.iter().for_each(|at| self.unlisten(*at));
+        if !added.is_empty() {
+            // Who is held hears that nobody listens when that is so.
+            self.wait_for_reactors();
+            self.registry.withdraw_listeners(added);
+        }
         next.stores.without(&self.stores).for_each(|store| self.detach(store));
     }
 
@@ -493,22 +499,29 @@ impl Shelf {
         }
     }
 
-    /// Listens at an address; or why that is not possible, and whether only because the address or
-    /// its device is not there.
+    /// Listens at an address, where hosts are held until the registry has a listener there; or why
+    /// that is not possible, and whether only because the address or its device is not there.
     fn try_listening(&self, at: SocketAddr) -> Result<(), (String, bool)> {
         if let Some(why) = absent::address(at.ip()) {
             return Err((why, true));
         }
+        self.registry.prepare_listener(at);
         let (answer, answered) = sync_channel(1);
         self.registry.reactor(0).send(Mail::Listen(at, answer));
-        match answered.recv_timeout(PATIENCE) {
+        let failed = match answered.recv_timeout(PATIENCE) {
             Ok(Ok(())) => {
                 info!(%at, "listening");
-                Ok(())
+                return Ok(());
             }
-            Ok(Err(error)) => Err((error.to_string(), self.of_devices && !owns(&at))),
-            Err(_) => Err(("reactor 0 does not answer".to_owned(), false)),
-        }
+            Ok(Err(error)) => (error.to_string(), self.of_devices && !owns(&at)),
+            Err(_) => {
+                // It may read that later.
+                self.registry.reactor(0).send(Mail::Unlisten(at));
+                ("reactor 0 does not answer".to_owned(), false)
+            }
+        };
+        self.registry.withdraw_listeners(&[at]);
+        Err(failed)
     }
 
     /// The listeners that are not awaited.

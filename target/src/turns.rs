@@ -45,6 +45,11 @@ impl<T> Turns<T> {
         self.len += 1;
     }
 
+    /// How many of a source wait.
+    pub(crate) fn count_of(&self, source: Source) -> usize {
+        self.waiting.get(&source).map_or(0, VecDeque::len)
+    }
+
     /// How many wait.
     pub(crate) fn len(&self) -> usize {
         self.len
@@ -78,8 +83,7 @@ impl<T> Turns<T> {
     /// share or more, or else of the one that has the most. So who asks without end pays for itself,
     /// and nobody walks through all sources for it.
     pub(crate) fn displace(&mut self, source: Source) -> Option<T> {
-        let count = |source| self.waiting.get(&source).map_or(0, VecDeque::len);
-        let source = match count(source) * self.next.len() >= self.len {
+        let source = match self.count_of(source) * self.next.len() >= self.len {
             true => source,
             false => *self.waiting.iter().max_by_key(|(_, items)| items.len())?.0,
         };

@@ -122,6 +122,10 @@ causes! {
         "closed before its Connect to make room for the next one",
         "look who opens connections and sends nothing; if they are hosts that start together, \
          raise memory.receives and restart";
+    NoListener, "no-listener", Request,
+        "connection request refused: no listener is in force at this address",
+        "nothing while listeners are changed; if a change was refused, or takes long, its answer and the \
+         log say why";
     Overloaded, "overloaded", Request,
         "a reactor's mailbox is full",
         "if it lasts, give the target more reactors (reactor.threads) and restart";

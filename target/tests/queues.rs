@@ -12,9 +12,85 @@ use nvme::{Nqn, Text, cm};
 use nvmfd::queues::Queues;
 use nvmfd::registry::Visit;
 use nvmfd::subsystem::Subsystem;
+use nvmfd::why::Cause;
 use rdma::{Qp, limits};
 
 use crowd::{LIMITS, World};
+
+/// Where the hosts of a [`World`] ask.
+const LOCAL: ([u8; 4], u16) = ([192, 0, 2, 250], 4420);
+
+/// One where nobody listens yet, and a change is about to.
+fn preparing() -> World {
+    let mut world = World::new();
+    world.confirms = false;
+    world.registry.set_listeners(vec![SocketAddr::from(([192, 0, 2, 249], 4420)).into()]);
+    world.registry.prepare_listener(LOCAL.into());
+    world
+}
+
+#[test]
+fn who_asks_before_a_change_is_in_force_is_held_until_it_is() {
+    let mut world = preparing();
+    assert_eq!((world.ask(1), world.ask(2)), (None, None));
+    world.step(|queues, lent| queues.look(lent));
+    assert_eq!((world.fabric.next, world.fabric.rejected), (0, 0), "nothing is decided");
+    world.registry.set_listeners(vec![SocketAddr::from(LOCAL).into()]);
+    world.step(|queues, lent| queues.look(lent));
+    assert_eq!(world.fabric.hosts, [1, 2].map(|last| IpAddr::from([192, 0, 2, last])));
+    assert_eq!(world.ask(3), Some(Qp(2)));
+    assert_eq!(world.fabric.rejected, 0);
+    world.end();
+}
+
+#[test]
+fn who_asks_before_a_change_that_is_refused_finds_nobody() {
+    let mut world = preparing();
+    world.ask(1);
+    world.registry.withdraw_listeners(&[LOCAL.into()]);
+    world.step(|queues, lent| queues.look(lent));
+    world.ask(2);
+    let causes: Vec<_> = world.shared.disconnects.list(None).iter().map(|r| r.why.cause).collect();
+    assert_eq!(causes, [Cause::NoListener; 2]);
+    // They are dropped, and the fabric by which they came knows the answer.
+    assert_eq!((world.fabric.next, world.fabric.rejected), (0, 0));
+    world.registry.set_listeners(vec![SocketAddr::from(LOCAL).into()]);
+    world.step(|queues, lent| queues.look(lent));
+    assert_eq!(world.fabric.next, 0, "they are held no longer");
+    world.end();
+}
+
+#[test]
+fn a_change_that_is_not_decided_holds_nobody_for_long() {
+    let mut world = preparing();
+    world.ask(1);
+    for (passed, held) in [(4, true), (1, false)] {
+        world.now += Duration::from_secs(passed);
+        world.step(|queues, lent| queues.look(lent));
+        assert_eq!(world.shared.disconnects.list(None).is_empty(), held, "{passed} s");
+    }
+    world.registry.set_listeners(vec![SocketAddr::from(LOCAL).into()]);
+    world.step(|queues, lent| queues.look(lent));
+    assert_eq!(world.fabric.next, 0);
+    world.end();
+}
+
+#[test]
+fn of_those_who_are_held_there_are_only_so_many() {
+    let mut world = preparing();
+    for _ in 0..limits::HALF_OPEN_PER_SOURCE + 3 {
+        world.ask(1);
+    }
+    assert_eq!(world.fabric.rejected, 3, "its own oldest make room");
+    world.ask(2);
+    assert_eq!(world.fabric.rejected, 3, "and nobody else's");
+    for source in 3..=255 {
+        world.ask(source);
+    }
+    let all = limits::HALF_OPEN_PER_SOURCE + 254 - limits::HALF_OPEN;
+    assert_eq!(world.fabric.rejected as usize, 3 + all, "then those of who has most");
+    world.end();
+}
 
 #[test]
 fn who_floods_makes_room_for_its_own_next() {

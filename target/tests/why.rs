@@ -65,6 +65,7 @@ fn provoke(cause: Cause) -> Vec<Record> {
         Cause::NoQueuePair => no_queue_pair(),
         Cause::NoRoom => no_room(),
         Cause::Displaced => displaced(),
+        Cause::NoListener => no_listener(),
         Cause::Overloaded => overloaded(),
         Cause::Stopping => stopping(),
         Cause::NotEstablished => gone_nameless(Reason::NotEstablished),
@@ -197,6 +198,13 @@ fn displaced() -> Vec<Record> {
         assert!(world.ask(1).is_some());
     }
     assert_eq!(world.settle(), [0]);
+    the_only(&world.shared.disconnects)
+}
+
+fn no_listener() -> Vec<Record> {
+    let mut world = crowd::World::new();
+    world.registry.set_listeners(Vec::new());
+    assert_eq!(world.ask(1), None);
     the_only(&world.shared.disconnects)
 }
 

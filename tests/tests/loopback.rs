@@ -5,6 +5,8 @@
 mod admin;
 #[path = "loopback/authentication.rs"]
 mod authentication;
+#[path = "loopback/changes.rs"]
+mod changes;
 #[path = "loopback/formatting.rs"]
 mod formatting;
 #[path = "loopback/judges.rs"]

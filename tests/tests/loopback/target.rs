@@ -111,6 +111,17 @@ block_size = 512
         self.target.as_mut().expect("running").apply(config).expect("applied");
     }
 
+    /// As a change by the management interface: the same, and `more`, when it is kept.
+    pub(crate) fn change(
+        &mut self,
+        more: &str,
+        persist: impl FnOnce() -> Result<(), String>,
+    ) -> Result<Vec<String>, String> {
+        let config = self.config(more);
+        let target = self.target.as_mut().expect("running");
+        target.change(config, persist).map_err(|refused| refused.to_string())
+    }
+
     /// Stops it and starts it again, over the same stores and with the same memory of before, and
     /// with `more`.
     pub(crate) fn restart(&mut self, more: &str) {
