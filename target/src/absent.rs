@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use crate::config::{NamespaceConfig, NamespaceKind};
 use crate::kept::{self, Prepared};
-use crate::managed::RECORD;
+use crate::managed::record::RECORD;
 use mounts::{Mount, unmounted};
 
 /// In the state directory: the paths of files that were served, one a line. Such a file is never

@@ -28,6 +28,7 @@ pub mod mailbox;
 pub mod managed;
 pub mod manual;
 mod names;
+pub mod ns_management;
 pub mod ns_request;
 pub mod observe;
 pub mod pending;

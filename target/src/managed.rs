@@ -17,7 +17,7 @@
 //! controllers.
 
 mod folder;
-mod record;
+pub(crate) mod record;
 mod undertaking;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,68 +29,14 @@ use std::sync::Arc;
 use nvme::Nqn;
 use uuid::Uuid;
 
-use crate::config::{ManagedConfig, NamespaceConfig, NamespaceKind, SubsystemConfig};
+use crate::config::{NamespaceConfig, NamespaceKind, SubsystemConfig};
 use crate::disk::Fault;
-use crate::subsystem::Namespace;
+use crate::ns_management::Entry;
 
 pub use folder::{Folder, Identity};
-pub use record::{Entry, Record};
+use record::RECORD;
+pub use record::Record;
 pub use undertaking::{Situation, Step, Undertaking};
-
-/// Hosts that a namespace is attached to, at most.
-pub const HOSTS_MAX: usize = 256;
-
-/// The record, in the folder of a catalog.
-pub(crate) const RECORD: &str = "namespaces";
-
-/// What the hosts of a subsystem that manage its namespaces see besides: an immutable part of its
-/// snapshot.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Management {
-    /// What is granted to whom.
-    pub config: ManagedConfig,
-    /// The namespaces that hosts made, also those that are attached nowhere, by ascending nsid.
-    pub allocated: Vec<Allocated>,
-    /// Those that are not served, by ascending nsid: nobody sees them.
-    pub absent: Vec<Absent>,
-    /// The sizes of all that hosts made together, in bytes.
-    pub used_bytes: u64,
-}
-
-/// A namespace that a host made and whose file is not there.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Absent {
-    /// Namespace id.
-    pub nsid: u32,
-    /// What it was made as.
-    pub entry: Entry,
-    /// It is served as soon as its file is there; without that, when somebody reloads.
-    pub is_awaited: bool,
-}
-
-/// A namespace that a host made.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Allocated {
-    /// The namespace.
-    pub namespace: Namespace,
-    /// The hosts that have it.
-    pub hosts: BTreeSet<Nqn>,
-}
-
-impl Management {
-    /// What is left of the quota, in bytes.
-    #[must_use]
-    pub fn left_bytes(&self) -> u64 {
-        self.config.quota_bytes.saturating_sub(self.used_bytes)
-    }
-
-    /// The namespace of this id, if hosts made it.
-    #[must_use]
-    pub fn allocated(&self, nsid: u32) -> Option<&Allocated> {
-        let at = self.allocated.binary_search_by_key(&nsid, |a| a.namespace.nsid).ok()?;
-        self.allocated.get(at)
-    }
-}
 
 /// The namespaces of one subsystem that hosts made.
 #[derive(Debug)]

@@ -10,14 +10,11 @@
 //! This is the generic cell rate algorithm (ITU-T I.371), whose numbers are theoretical arrival
 //! times.
 
-mod book;
 pub mod tolls;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-
-pub use book::Limiters;
 
 /// Nanoseconds of a second.
 const SECOND_NS: u64 = 1_000_000_000;

@@ -21,7 +21,8 @@ use crate::absent;
 use crate::config::{Config, ListenerConfig, Missing, SubsystemConfig};
 use crate::ledger::Ledger;
 use crate::mailbox::Mail;
-use crate::managed::{Absent, Allocated, Catalog, Catalogs, Folder, Management};
+use crate::managed::{Catalog, Catalogs, Folder};
+use crate::ns_management::{Allocated, Management, UnavailableNamespace};
 use crate::pending::Pending;
 use crate::provider::owns;
 use crate::registry::{Change, Registry};
@@ -371,7 +372,7 @@ impl Shelf {
         let absent = record.entries.iter().filter(|(nsid, entry)| {
             is_wanted(nsid, entry.uuid) && stores.store(config.nqn, **nsid).is_none()
         });
-        let absent = absent.map(|(&nsid, entry)| Absent {
+        let absent = absent.map(|(&nsid, entry)| UnavailableNamespace {
             nsid,
             entry: entry.clone(),
             is_awaited: stores.why_awaited(config.nqn, nsid).is_some(),
@@ -383,7 +384,7 @@ impl Shelf {
             its_own.then_some(Allocated { namespace, hosts })
         });
         Some(Arc::new(Management {
-            config: config.managed.clone()?,
+            grant: config.managed.as_ref()?.grant(),
             allocated: allocated.collect(),
             absent: absent.collect(),
             used_bytes: record.used_bytes(),

@@ -2,6 +2,7 @@
 
 mod attempt;
 mod awaited;
+mod limiters;
 mod looks;
 mod marked;
 mod next;
@@ -28,7 +29,7 @@ use crate::format::Format;
 use crate::kept::{self, Prepared};
 use crate::names::Names;
 use crate::protection::Protection;
-use crate::qos::Limiters;
+
 use crate::reservation::Reservation;
 use crate::subsystem::{Namespace, Subsystem};
 use crate::tender::Tended;
@@ -37,6 +38,7 @@ use crate::uncorrectable::Marks;
 use crate::usage::Usage;
 
 pub use awaited::{Awaited, Awaiting};
+use limiters::Limiters;
 pub(crate) use opening::{Begun, Opening};
 
 /// How long a store may take to be opened.

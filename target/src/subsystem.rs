@@ -9,7 +9,7 @@ use nvme::{Nqn, Status, Text};
 use crate::config::Offer;
 use crate::disk::{BackingId, BlockSizes, Geometry, Health};
 use crate::format::Progress;
-use crate::managed::Management;
+use crate::ns_management::Management;
 use crate::protection::Protection;
 use crate::qos::Limiter;
 use crate::reservation::Reservation;
@@ -193,7 +193,7 @@ impl Subsystem {
     #[must_use]
     pub fn seen_by(self: &Arc<Subsystem>, host: &Nqn) -> Arc<Subsystem> {
         let masks = |n: &Namespace| !self.offer.shows(n.nsid, host);
-        let may_not = |m: &Arc<Management>| !m.config.admits(host);
+        let may_not = |m: &Arc<Management>| !m.grant.admits(host);
         let strips = self.management.as_ref().is_some_and(may_not);
         if !strips && !self.namespaces.iter().any(masks) {
             return Arc::clone(self);

@@ -177,7 +177,7 @@ fn nvm_controller(controller: &Controller, subsystem: &Subsystem) -> IdentifyCon
         cntrltype: ControllerType::IO,
         oacs: if subsystem.allows_format() { format::OACS } else { 0 }
             | if subsystem.management.is_some() { manage::OACS } else { 0 },
-        tnvmcap_bytes: subsystem.management.as_ref().map_or(0, |m| m.config.quota_bytes.into()),
+        tnvmcap_bytes: subsystem.management.as_ref().map_or(0, |m| m.grant.quota_bytes.into()),
         unvmcap_bytes: subsystem.management.as_ref().map_or(0, |m| m.left_bytes().into()),
         fna: if subsystem.allows_format() { format::FNA } else { 0 },
         acl_z: (ABORTS - 1) as u8,

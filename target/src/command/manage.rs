@@ -22,7 +22,7 @@ use super::{Plan, Received, identify, no_data, source};
 use crate::ana::ANA_GROUPS;
 use crate::controller::Controller;
 use crate::disk::SHIFTS;
-use crate::managed::Management;
+use crate::ns_management::Management;
 use crate::ns_request::{CreateRequest, CreatedNsid, NamespaceRequest};
 use crate::reservation::Barred;
 use crate::subsystem::Subsystem;
@@ -237,8 +237,7 @@ pub(super) mod tests {
     use super::*;
     use crate::command::Source;
     use crate::command::admin::tests::{ask, given, keyed, nvm, refused};
-    use crate::config::ManagedConfig;
-    use crate::managed::Allocated;
+    use crate::ns_management::{Allocated, Grant};
     use crate::subsystem::tests::sample;
 
     /// 1 and 2 are declared; hosts have made 7, which is attached to this one, and 9, which is
@@ -250,19 +249,13 @@ pub(super) mod tests {
         detached.nsid = 9;
         let mut controller = nvm();
         let hosts: BTreeSet<_> = [controller.association.host].into();
-        let config = ManagedConfig {
-            directory: "/m".into(),
-            quota_bytes: 100 << 30,
-            namespaces: 1024,
-            any_host: true,
-            hosts: BTreeSet::new(),
-        };
+        let grant = Grant { quota_bytes: 100 << 30, any_host: true, hosts: BTreeSet::new() };
         let allocated = vec![
             Allocated { namespace: attached, hosts },
             Allocated { namespace: detached, hosts: BTreeSet::new() },
         ];
         let absent = Vec::new();
-        let management = Management { config, allocated, absent, used_bytes: 8 << 30 };
+        let management = Management { grant, allocated, absent, used_bytes: 8 << 30 };
         subsystem.management = Some(Arc::new(management));
         controller.replace_subsystem(Arc::new(subsystem));
         controller

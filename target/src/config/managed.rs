@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use nvme::Nqn;
 use serde::{Deserialize, Serialize};
 
+use crate::ns_management::Grant;
 use crate::subsystem::MAX_NSID;
 
 use super::section::{At, Report, Section};
@@ -39,6 +40,13 @@ impl ManagedConfig {
     #[must_use]
     pub fn admits(&self, host: &Nqn) -> bool {
         self.any_host || self.hosts.contains(host)
+    }
+
+    /// What hosts see of it.
+    #[must_use]
+    pub fn grant(&self) -> Grant {
+        let ManagedConfig { quota_bytes, any_host, hosts, .. } = self;
+        Grant { quota_bytes: *quota_bytes, any_host: *any_host, hosts: hosts.clone() }
     }
 }
 

@@ -11,7 +11,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use tracing::{error, info};
 use uuid::Uuid;
 
-use super::{RECORD, Record};
+use super::Record;
+use super::record::RECORD;
 use crate::kept;
 
 /// A folder that this daemon has.

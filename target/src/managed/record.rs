@@ -16,10 +16,13 @@ use std::fmt::Write;
 use nvme::Nqn;
 use uuid::Uuid;
 
-use super::HOSTS_MAX;
 use crate::ana::ANA_GROUPS;
 use crate::kept;
+use crate::ns_management::{Entry, HOSTS_MAX};
 use crate::subsystem::MAX_NSID;
+
+/// The record, in the folder of a catalog.
+pub(crate) const RECORD: &str = "namespaces";
 
 const FIRST_LINE: &str = "nvmfd namespaces 1";
 
@@ -32,23 +35,6 @@ pub struct Record {
     pub entries: BTreeMap<u32, Entry>,
     /// Files that are being made or removed, by UUID: no namespaces.
     pub unsettled: BTreeSet<Uuid>,
-}
-
-/// One namespace.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Entry {
-    /// Its identity, which names its file.
-    pub uuid: Uuid,
-    /// Its size in bytes: whole blocks.
-    pub bytes: u64,
-    /// Bytes of a logical block: 512 or 4096.
-    pub block_size_bytes: u32,
-    /// Its ANA group.
-    pub ana_group: u32,
-    /// Attached to one host at a time.
-    pub private: bool,
-    /// The hosts that it is attached to, at most [`HOSTS_MAX`].
-    pub hosts: BTreeSet<Nqn>,
 }
 
 impl Record {

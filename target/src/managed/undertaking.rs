@@ -14,8 +14,9 @@ use std::collections::{BTreeSet, VecDeque};
 use nvme::{NSID_ALL, Nqn, Status};
 use uuid::Uuid;
 
-use super::{Entry, HOSTS_MAX, Record};
+use super::Record;
 use crate::config::ManagedConfig;
+use crate::ns_management::{Entry, HOSTS_MAX};
 use crate::ns_request::{CreateRequest, FAILED, NamespaceRequest};
 
 /// One step.

@@ -13,7 +13,7 @@ use crate::api::{Listener, Status};
 use crate::config::{Config, ListenerConfig};
 use crate::control::managed::Managed;
 use crate::disk::Detached;
-use crate::managed::Absent;
+use crate::ns_management::UnavailableNamespace;
 use crate::registry::Controller;
 
 pub(super) fn routes() -> OpenApiRouter<Managed> {
@@ -79,7 +79,7 @@ pub(super) fn degraded(managed: &Managed) -> Vec<String> {
     let mut sentences = Vec::new();
     for subsystem in managed.view().registry.subsystems() {
         let absent = subsystem.management.iter().flat_map(|management| &management.absent);
-        for Absent { nsid, entry, .. } in absent.filter(|absent| !absent.is_awaited) {
+        for UnavailableNamespace { nsid, entry, .. } in absent.filter(|absent| !absent.is_awaited) {
             sentences.push(format!(
                 "namespace {nsid} of {} is lost: a host made it, and its file {}.img is gone: bring \
                  it back and reload, or have a host delete the namespace",

@@ -20,7 +20,7 @@ use crate::config::{
 };
 use crate::control::managed::Managed;
 use crate::disk::{self, Health};
-use crate::managed::Absent;
+use crate::ns_management::UnavailableNamespace;
 use crate::registry::{Controller, Registry};
 use crate::subsystem;
 
@@ -212,7 +212,7 @@ fn absent<'s>(
     served: &'s subsystem::Subsystem,
 ) -> impl Iterator<Item = Namespace> + 's {
     let absent = served.management.iter().flat_map(|management| &management.absent);
-    absent.map(|Absent { nsid, entry, is_awaited }| Namespace {
+    absent.map(|UnavailableNamespace { nsid, entry, is_awaited }| Namespace {
         subsystem: config.nqn.to_string(),
         nsid: *nsid,
         kind: Kind::Managed,

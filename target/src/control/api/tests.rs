@@ -19,7 +19,8 @@ use crate::config::Config;
 use crate::control::managed::Running;
 use crate::declared::Declared;
 use crate::format::Progress;
-use crate::managed::{Absent, Management, sample};
+use crate::managed::sample;
+use crate::ns_management::{Management, UnavailableNamespace};
 use crate::registry::{Change, Registry};
 use crate::shared::Shared;
 use crate::stores::Stores;
@@ -174,10 +175,10 @@ fn who_is_not_there_is_told_to_lists_and_metrics() {
     assert!(health(2).set_detached(Some(crate::disk::Detached::Replaced)));
     let [lost, awaited] = [(7, false), (3, true)].map(|(nsid, is_awaited)| {
         let entry = sample().entries.remove(&nsid).unwrap();
-        Absent { nsid, entry, is_awaited }
+        UnavailableNamespace { nsid, entry, is_awaited }
     });
     let management = Management {
-        config: managed,
+        grant: managed.grant(),
         allocated: Vec::new(),
         absent: vec![awaited, lost],
         used_bytes: 0,

@@ -17,7 +17,8 @@ use nvme::Nqn;
 use nvmfd::config::ManagedConfig;
 use nvmfd::disk::{BackingId, BlockSizes, Done, Geometry, Health};
 use nvmfd::mailbox::Mail;
-use nvmfd::managed::{Allocated, Entry, Management, Record, Situation, Step, Undertaking};
+use nvmfd::managed::{Record, Situation, Step, Undertaking};
+use nvmfd::ns_management::{Allocated, Entry, Management};
 use nvmfd::ns_request::NamespaceRequest;
 use nvmfd::protection::Protection;
 use nvmfd::reservation::Reservation;
@@ -334,7 +335,7 @@ impl Target {
 
     /// What hosts see that may manage namespaces.
     pub(super) fn management(&self) -> Option<Arc<Management>> {
-        let config = ManagedConfig::clone(self.steward.granted.as_ref()?);
+        let grant = self.steward.granted.as_ref()?.grant();
         let entries = &self.steward.served.entries;
         let allocated = self.made().into_iter().map(|namespace| {
             let entry = entries.get(&namespace.nsid);
@@ -343,7 +344,7 @@ impl Target {
         });
         let used_bytes = self.steward.served.used_bytes();
         let (allocated, absent) = (allocated.collect(), Vec::new());
-        Some(Arc::new(Management { config, allocated, absent, used_bytes }))
+        Some(Arc::new(Management { grant, allocated, absent, used_bytes }))
     }
 
     /// Carries out what hosts have ordered, as far as that goes now. Gives the namespaces that are

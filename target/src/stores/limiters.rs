@@ -7,12 +7,12 @@ use std::time::Instant;
 
 use nvme::Nqn;
 
-use super::{Limit, Limiter};
 use crate::config::{LimitConfig, SubsystemConfig};
+use crate::qos::{Limit, Limiter};
 
 /// The limiters, by what they are for.
 #[derive(Clone, Debug, Default)]
-pub struct Limiters {
+pub(super) struct Limiters {
     of_namespaces: BTreeMap<(Nqn, u32), Arc<Limiter>>,
     /// Those of `[[limit]]`.
     named: BTreeMap<String, Arc<Limiter>>,
@@ -22,7 +22,7 @@ pub struct Limiters {
 impl Limiters {
     /// Those of another configuration: what stays the same goes on counting.
     #[must_use]
-    pub fn next(&self, limits: &[LimitConfig], subsystems: &[SubsystemConfig]) -> Limiters {
+    pub(super) fn next(&self, limits: &[LimitConfig], subsystems: &[SubsystemConfig]) -> Limiters {
         let now = Instant::now();
         let mut next = Limiters::default();
         for subsystem in subsystems {
@@ -49,7 +49,12 @@ impl Limiters {
 
     /// Those of a namespace: its own, and the one of this name that it shares with others.
     #[must_use]
-    pub fn of_namespace(&self, nqn: Nqn, nsid: u32, shared: Option<&str>) -> Vec<Arc<Limiter>> {
+    pub(super) fn of_namespace(
+        &self,
+        nqn: Nqn,
+        nsid: u32,
+        shared: Option<&str>,
+    ) -> Vec<Arc<Limiter>> {
         let own = self.of_namespaces.get(&(nqn, nsid));
         let shared = shared.and_then(|name| self.named.get(name));
         own.into_iter().chain(shared).cloned().collect()
@@ -57,7 +62,7 @@ impl Limiters {
 
     /// Those of hosts.
     #[must_use]
-    pub fn of_hosts(&self) -> &Arc<BTreeMap<Nqn, Vec<Arc<Limiter>>>> {
+    pub(super) fn of_hosts(&self) -> &Arc<BTreeMap<Nqn, Vec<Arc<Limiter>>>> {
         &self.of_hosts
     }
 }
