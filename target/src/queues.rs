@@ -4,7 +4,7 @@
 //! Whoever drives them has a fabric, a disk, a pool and a clock, and lends them for every step:
 //! the reactor has real ones, a simulator need not.
 
-mod held;
+mod pending;
 mod room;
 
 use std::collections::VecDeque;
@@ -27,7 +27,7 @@ use crate::turns::Turns;
 use crate::waiters::{Claim, Take, Waiters};
 use crate::why::{Cause, Why};
 
-use self::held::HELD;
+use self::pending::DECISION_LIMIT;
 
 /// How often queues look at the clock.
 const TICK: Duration = Duration::from_millis(250);
@@ -67,7 +67,7 @@ pub struct Queues {
     deferred: Turns<Incoming>,
     full_until: Option<Instant>,
     /// Requests that came by a listener which is not in force yet, and how long they are held.
-    held: Turns<(Incoming, Instant)>,
+    pending: Turns<(Incoming, Instant)>,
     next_displacement: Instant,
     /// When it was last counted how many connections are opened, and how many since.
     opened: (Instant, u32),
@@ -100,7 +100,7 @@ impl Queues {
             refusals: Refusals::default(),
             deferred: Turns::default(),
             full_until: None,
-            held: Turns::default(),
+            pending: Turns::default(),
             next_displacement: now,
             opened: (now, 0),
             debts: Debts::new(Some(MOST_IN_VAIN)),
@@ -242,7 +242,7 @@ impl Queues {
                 while let Some(incoming) = self.deferred.pop() {
                     self.turn_away(incoming, lent);
                 }
-                while let Some((incoming, _)) = self.held.pop() {
+                while let Some((incoming, _)) = self.pending.pop() {
                     self.turn_away(incoming, lent);
                 }
                 self.each(lent, Queue::close);
@@ -281,7 +281,7 @@ impl Queues {
             lent.shared.range_locks.settle(unclaimed);
         }
         self.each(lent, Queue::tick);
-        self.release_held(lent);
+        self.release_pending(lent);
     }
 
     /// Gives buffers to those who wait, admin commands first, then a command of each host in turn;
@@ -366,7 +366,7 @@ impl Queues {
     fn ask(&mut self, incoming: Incoming, lent: &mut Lent<'_>) {
         match self.stopping {
             true => self.turn_away(incoming, lent),
-            false => self.ask_listener(incoming, lent.now + HELD, lent),
+            false => self.ask_listener(incoming, lent.now + DECISION_LIMIT, lent),
         }
     }
 

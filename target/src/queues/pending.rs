@@ -15,7 +15,7 @@ use crate::registry::Reached;
 use crate::why::{Cause, Why};
 
 /// How long a request is held. `soft` takes a request that comes again after 10 seconds for a new one.
-pub(super) const HELD: Duration = Duration::from_secs(5);
+pub(super) const DECISION_LIMIT: Duration = Duration::from_secs(5);
 
 impl Queues {
     /// Somebody asks to connect, by a listener that may not be in force. Until then the request is held.
@@ -33,9 +33,9 @@ impl Queues {
     }
 
     /// Asks anew for those that are held: something may have been decided, or time has passed.
-    pub(super) fn release_held(&mut self, lent: &mut Lent<'_>) {
-        let mut held = std::mem::take(&mut self.held);
-        while let Some((incoming, until)) = held.pop() {
+    pub(super) fn release_pending(&mut self, lent: &mut Lent<'_>) {
+        let mut pending = std::mem::take(&mut self.pending);
+        while let Some((incoming, until)) = pending.pop() {
             self.ask_listener(incoming, until, lent);
         }
     }
@@ -43,10 +43,10 @@ impl Queues {
     /// Of too many, the oldest of a source that has its share is refused.
     fn hold(&mut self, incoming: Incoming, until: Instant, lent: &mut Lent<'_>) {
         let source = Source::from(incoming.remote.ip());
-        self.held.push(source, (incoming, until));
-        let crowded = self.held.count_of(source) > limits::HALF_OPEN_PER_SOURCE
-            || self.held.len() > limits::HALF_OPEN;
-        if crowded && let Some((refused, _)) = self.held.displace(source) {
+        self.pending.push(source, (incoming, until));
+        let crowded = self.pending.count_of(source) > limits::HALF_OPEN_PER_SOURCE
+            || self.pending.len() > limits::HALF_OPEN;
+        if crowded && let Some((refused, _)) = self.pending.displace(source) {
             self.refuse(refused, lent);
         }
     }
