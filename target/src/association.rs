@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use nvme::{Nqn, Status};
 
 use crate::ana::{AnaStates, Reach};
-use crate::reservation::Standing;
+use crate::controller::Standing;
 use crate::unflushed::Unflushed;
 use crate::usage::{Counters, Usage};
 use crate::why::Cause;

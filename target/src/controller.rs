@@ -9,6 +9,10 @@
 //!
 //! Source: NVMe Base Specification 2.0, "Controller Properties", "Keep Alive".
 
+pub mod discovery;
+mod features;
+mod reservation_view;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,14 +23,16 @@ use nvme::property::{Cap, Cc, Csts, Property, Shutdown, ShutdownStatus, Vs};
 use crate::ana::AnaLog;
 use crate::association::Association;
 use crate::auth;
-use crate::command::Plan;
-use crate::command::discovery::Service;
-use crate::command::feature::Features;
 use crate::config::Offer;
 use crate::disk::BackingId;
 use crate::events::Events;
 use crate::recall::Recall;
 use crate::subsystem::{Namespace, Subsystem};
+
+use discovery::Service;
+
+pub use features::Features;
+pub use reservation_view::Standing;
 
 /// How many Abort commands a host may leave outstanding: ACL + 1.
 pub const ABORTS: usize = 4;
@@ -110,6 +116,18 @@ pub enum Life {
     /// CSTS.CFS, and CSTS.SHST = 01b for ever: a flush of the shutdown has failed. A host that read
     /// "complete" would take what it has written for durable. Ends with a reset.
     Unflushed,
+}
+
+/// What follows from a change of Controller Configuration.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum CcEffect {
+    /// Nothing more: the command is answered.
+    Done,
+    /// A shutdown has begun: flush, then tell that it is complete.
+    ShutDown {
+        /// The stores, one after another.
+        backings: Vec<BackingId>,
+    },
 }
 
 /// The controller of one association.
@@ -248,7 +266,7 @@ impl Controller {
         property: Property,
         size_bytes: Option<u32>,
         value: u64,
-    ) -> Result<Plan, Status> {
+    ) -> Result<CcEffect, Status> {
         if property != Property::CC || size_bytes != Some(4) {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
@@ -379,7 +397,7 @@ impl Controller {
         }
     }
 
-    fn configure(&mut self, new: Cc) -> Plan {
+    fn configure(&mut self, new: Cc) -> CcEffect {
         let old = std::mem::replace(&mut self.cc, new);
         if old.en() && !new.en() {
             self.life = Life::Disabled;
@@ -404,11 +422,11 @@ impl Controller {
             Life::Disabled | Life::Ready if wanted => {
                 self.life = Life::ShuttingDown;
                 self.association.set_ready(false);
-                return Plan::ShutDown { backings: self.backings(), durable: true };
+                return CcEffect::ShutDown { backings: self.backings() };
             }
             _ => {}
         }
-        Plan::Reply(0)
+        CcEffect::Done
     }
 
     fn enable(&mut self, cc: Cc) {
@@ -449,7 +467,7 @@ mod tests {
         Controller::new(association, role, limits, local, 5000, Instant::now())
     }
 
-    fn set(controller: &mut Controller, value: u64) -> Plan {
+    fn set(controller: &mut Controller, value: u64) -> CcEffect {
         controller.set_property(Property::CC, Some(4), value).unwrap()
     }
 
@@ -498,7 +516,7 @@ mod tests {
             (EN | 6 << 4, 2),  // all command sets
         ] {
             let mut controller = controller();
-            assert_eq!(set(&mut controller, value), Plan::Reply(0), "status is success");
+            assert_eq!(set(&mut controller, value), CcEffect::Done, "status is success");
             assert_eq!(csts(&controller), ready, "CC {value:#x}");
             assert_eq!(controller.association.is_ready(), ready == 1);
             set(&mut controller, 0);
@@ -525,7 +543,7 @@ mod tests {
         for value in [EN | 1 << 14, EN | 2 << 14] {
             let mut controller = controller();
             set(&mut controller, EN);
-            let Plan::ShutDown { backings, .. } = set(&mut controller, value) else { panic!() };
+            let CcEffect::ShutDown { backings } = set(&mut controller, value) else { panic!() };
             assert_eq!(backings, [0, 1, 6].map(BackingId));
             assert_eq!(csts(&controller) & 0xC, 4, "occurring");
             controller.shut_down_complete(true);

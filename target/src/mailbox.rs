@@ -12,8 +12,7 @@ use crate::auth::Worked;
 use crate::disk::Backing;
 use crate::disk::{BackingId, Done};
 use crate::recall::Errand;
-use crate::reservation::Fence;
-use crate::sched::Waker;
+use crate::sched::{Fence, Waker};
 use crate::subsystem::Subsystem;
 use crate::tender::Rings;
 

@@ -27,7 +27,8 @@ use crate::config::{DiscoveryConfig, DuplicateHosts, ListenerConfig};
 use crate::controller::Limits;
 use crate::mailbox::{Mail, Sender};
 use crate::recall::{Errand, Recall};
-use crate::reservation::{Fence, HostId, Reservation};
+use crate::reservation::{HostId, Reservation};
+use crate::sched::Fence;
 use crate::subsystem::{Namespace, Subsystem};
 use crate::why::Cause;
 

@@ -3,18 +3,14 @@
 //! * [`state`] decides: a pure state machine per namespace.
 //! * One worker carries orders out, one after another. It keeps what shall outlast a power loss
 //!   ([`file`](StateFile)) before it answers, and it alone changes a state.
-//! * [`standing`](Standing) is what I/O looks at: a byte per controller and namespace, one relaxed
-//!   load a command. The registry writes it when a reservation changes and when a host connects.
-//! * [`fence`](Fence) is how Preempt and Abort waits for commands that are under way.
+//! * [`Standing`](crate::controller::Standing) is what I/O looks at: a byte per controller and
+//!   namespace, one relaxed load a command. The registry writes it when a reservation changes and when a host connects.
+//! * A [`Fence`](crate::sched::Fence) is how Preempt and Abort waits for commands that are under way.
 
-mod fence;
 mod file;
-mod standing;
 pub mod state;
 
-pub use fence::{Fence, Fenced, IoClass};
 pub use file::StateFile;
-pub use standing::Standing;
 pub use state::{Barred, Effect, HostId, Order, State};
 
 use std::path::Path;

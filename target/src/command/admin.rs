@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use nvme::{AdminOpcode, Nqn, Sqe, Status};
 
-use super::{Plan, Received, discovery, feature, format, identify, log, manage, no_data};
-use crate::controller::{ABORTS, Controller, Life};
+use super::{Plan, Received, feature, format, identify, log, manage, no_data};
+use crate::controller::{ABORTS, Controller, Life, discovery};
 use crate::power::Power;
 
 /// What the admin queue lends to a command: everything that is not the controller's own.

@@ -11,7 +11,7 @@ use nvme::{Sqe, Status};
 use rdma::Remote;
 
 use super::{Plan, Received, Source, destination, no_data, source};
-use crate::controller::Controller;
+use crate::controller::{CcEffect, Controller};
 use crate::why::Cause;
 
 /// Bytes of Connect data.
@@ -89,7 +89,11 @@ pub fn admin(sqe: &Sqe, controller: &mut Controller) -> Result<Plan, Status> {
         }
         FabricsType::PROPERTY_SET => {
             let set = PropertySet::parse(sqe);
-            controller.set_property(set.property, set.size_bytes(), set.value)
+            let effect = controller.set_property(set.property, set.size_bytes(), set.value)?;
+            Ok(match effect {
+                CcEffect::Done => Plan::Reply(0),
+                CcEffect::ShutDown { backings } => Plan::ShutDown { backings, durable: true },
+            })
         }
         FabricsType::CONNECT => Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr()),
         FabricsType::DISCONNECT => Err(Status::INVALID_QUEUE_TYPE.with_dnr()),

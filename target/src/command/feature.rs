@@ -20,26 +20,9 @@ use nvme::{NSID_ALL, Sqe, Status};
 
 use super::admin::Env;
 use super::{Plan, Received, destination, no_data, protect, source};
-use crate::controller::Controller;
+use crate::controller::{Controller, Features};
 use crate::events::Event;
 use crate::reservation::Order;
-
-/// Feature values of one controller that live nowhere else. They return to their defaults with a
-/// controller reset.
-#[derive(Clone, Debug, Default)]
-pub struct Features {
-    write_atomicity: WriteAtomicity,
-    async_events: AsyncEventConfig,
-    host_behavior: HostBehavior,
-}
-
-impl Features {
-    /// Asynchronous Event Configuration: which events [`crate::events::Events::next`] may tell.
-    #[must_use]
-    pub fn async_event_config(&self) -> u32 {
-        self.async_events.0
-    }
-}
 
 /// What Get Features answers with.
 enum Value {

@@ -293,7 +293,7 @@ mod tests {
     use crate::command::admin::tests::{
         MDTS, RECEIVED, ask, discovery_controller, given, keyed, nvm, refused,
     };
-    use crate::command::discovery::{Record, Subtype};
+    use crate::controller::discovery::{Record, Subtype};
     use crate::usage::Work;
 
     fn command(lid: u8, lpo: u64, dwords: u32) -> Sqe {

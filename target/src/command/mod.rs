@@ -5,7 +5,6 @@
 
 pub mod admin;
 pub mod copy;
-pub mod discovery;
 pub mod fabrics;
 pub mod feature;
 mod format;
@@ -31,7 +30,8 @@ use rdma::Remote;
 use crate::disk::BackingId;
 use crate::ns_request::{CreatedNsid, NamespaceRequest};
 use crate::protection::Protection;
-use crate::reservation::{IoClass, Order, Reservation};
+use crate::reservation::{Order, Reservation};
+use crate::sched::IoClass;
 use crate::subsystem::Extent;
 use crate::uncorrectable::{Change, Marks};
 

@@ -7,8 +7,8 @@ use rdma::Pool;
 use tracing::{debug, info};
 
 use super::{Head, Io, Queue, Serves, State};
-use crate::command::discovery::Service;
 use crate::command::{Plan, fabrics};
+use crate::controller::discovery::Service;
 use crate::controller::{Controller, KEEP_ALIVE_DISCOVERY_MAX_MS, KEEP_ALIVE_MAX_MS, Limits, Role};
 use crate::registry::Visit;
 use crate::why::Cause;

@@ -9,7 +9,8 @@ use super::{Io, Link, Queue, Serves, State};
 use crate::command::Plan;
 use crate::observe::Stage;
 use crate::protection::Protection;
-use crate::reservation::{Fence, Order, Reservation};
+use crate::reservation::{Order, Reservation};
+use crate::sched::Fence;
 use crate::sched::offload::{Job, ReplyTo, ReservationRequest, WriteProtectRequest};
 
 impl Queue {

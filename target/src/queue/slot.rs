@@ -12,7 +12,7 @@ use crate::command::scatter::Pieces;
 use crate::disk::{BackingId, Op};
 use crate::observe::Clock;
 use crate::recall::Errand;
-use crate::reservation::Fence;
+use crate::sched::Fence;
 use crate::waiters::Store;
 
 /// Places for commands for each receive of a queue: as many may wait for the end of their response

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use nvme::Nqn;
 
 use super::Registry;
-use crate::command::discovery::{Record, Subtype};
+use crate::controller::discovery::{Record, Subtype};
 use crate::subsystem::Subsystem;
 
 impl Registry {

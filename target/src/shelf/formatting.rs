@@ -17,7 +17,7 @@ use crate::format::course::Course;
 use crate::history::Happening;
 use crate::ns_request::FormatRequest;
 use crate::registry::Registry;
-use crate::reservation::Fence;
+use crate::sched::Fence;
 use crate::shared::Shared;
 use crate::stores::Store;
 

@@ -16,8 +16,9 @@ use crate::command::io::writable;
 use crate::disk::Done;
 use crate::mailbox::Mail;
 use crate::registry::Registry;
-use crate::reservation::{Barred, Fence, Fenced};
+use crate::reservation::Barred;
 use crate::sched::offload::{BadBlocksRequest, ReplyTo, ReservationRequest, WriteProtectRequest};
+use crate::sched::{Fence, Fenced};
 
 /// What the keeper is told.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use std::sync::{Arc, mpsc};
 use nvme::{IoOpcode, Sqe, Status};
 use nvmfd::disk::BlockSizes;
 use nvmfd::format::Progress;
-use nvmfd::reservation::Fence;
+use nvmfd::sched::Fence;
 
 use crate::support::{World, end_both, io_queue, keyed, subsystem};
 

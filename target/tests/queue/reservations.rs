@@ -9,8 +9,9 @@ use nvme::{AdminOpcode, IoOpcode, Sgl, Sqe, Status};
 use nvmfd::mailbox::{Mail, Mailbox, mailbox};
 use nvmfd::queue::Queue;
 use nvmfd::registry::Registry;
-use nvmfd::reservation::{Fence, Fenced, Order, Reservation};
+use nvmfd::reservation::{Order, Reservation};
 use nvmfd::sched::offload::{Job, ReservationRequest};
+use nvmfd::sched::{Fence, Fenced};
 use nvmfd::worker::Workers;
 use nvmfd::worker::ns_state::{Keeper, Word};
 

@@ -13,7 +13,7 @@ use nvmfd::format::Format;
 use nvmfd::format::course::Course;
 use nvmfd::mailbox::Mail;
 use nvmfd::ns_request::NamespaceRequest;
-use nvmfd::reservation::Fence;
+use nvmfd::sched::Fence;
 use nvmfd::sched::offload::NamespaceJob;
 use rdma::Tag;
 use tempfile::TempDir;

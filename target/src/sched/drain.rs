@@ -7,7 +7,7 @@ use std::sync::mpsc::Sender;
 
 use nvme::{NSID_ALL, Nqn, Status};
 
-use super::HostId;
+use crate::reservation::HostId;
 
 /// Which commands are to end. Reactors answer those that have not begun; those that are at the
 /// disk cannot be recalled, so their slots hold the fence until they come home.

@@ -9,7 +9,7 @@ use nvme::reservation::{NotificationMask, NotificationPage, NotificationType};
 
 use crate::subsystem::MAX_NSID;
 
-use super::Barred;
+use crate::reservation::Barred;
 
 /// Notification pages that are kept. The log can count 255 that wait behind the first.
 const PAGES: usize = 256;
