@@ -42,19 +42,18 @@ use uuid::Uuid;
 
 use crate::disk::Fault;
 use crate::qos::Limit;
+use crate::subsystem::{DiscoveryConfig, ListenerConfig, Offer};
 
 pub use authentication::{AuthenticationConfig, HostConfig};
 pub(crate) use authentication::{group_name, hash_name};
 pub use key_files::KeyReader;
 pub use keys::known_keys;
 pub use limit::LimitConfig;
-pub use listener::ListenerConfig;
 pub(crate) use listener::overlap;
 pub use managed::ManagedConfig;
 pub use management::{DEFAULT_SOCKET, ManagementConfig};
 pub use missing::Missing;
 pub use observe::ObserveConfig;
-pub use offer::{DiscoveryConfig, DuplicateHosts, Offer, Referral};
 pub(crate) use origin::Origins;
 pub use saving::Saving;
 pub(crate) use saving::digest;
@@ -89,6 +88,7 @@ pub struct Config {
     #[serde(serialize_with = "tree::shown")]
     pub missing: Missing,
     /// What discovery tells besides.
+    #[serde(serialize_with = "tree::discovery")]
     pub discovery: DiscoveryConfig,
     /// Limits that hosts and namespaces share.
     #[serde(rename = "limit")]
@@ -282,7 +282,7 @@ pub struct SubsystemConfig {
     #[serde(serialize_with = "tree::each")]
     pub hosts: BTreeSet<Nqn>,
     /// Where and how it is offered.
-    #[serde(flatten)]
+    #[serde(flatten, serialize_with = "tree::offer")]
     pub offer: Offer,
     /// Serial number: 1 to 20 printable ASCII characters.
     pub serial: String,

@@ -23,11 +23,10 @@ use nvme::property::{Cap, Cc, Csts, Property, Shutdown, ShutdownStatus, Vs};
 use crate::ana::AnaLog;
 use crate::association::Association;
 use crate::auth;
-use crate::config::Offer;
 use crate::disk::BackingId;
 use crate::events::Events;
 use crate::recall::Recall;
-use crate::subsystem::{Namespace, Subsystem};
+use crate::subsystem::{Namespace, Offer, Subsystem};
 
 use discovery::Service;
 

@@ -23,13 +23,12 @@ use zeroize::Zeroizing;
 
 use crate::association::Association;
 use crate::auth::{Demand, Keyring, Start, Throttle};
-use crate::config::{DiscoveryConfig, DuplicateHosts, ListenerConfig};
 use crate::controller::Limits;
 use crate::mailbox::{Mail, Sender};
 use crate::recall::{Errand, Recall};
 use crate::reservation::{HostId, Reservation};
 use crate::sched::Fence;
-use crate::subsystem::{Namespace, Subsystem};
+use crate::subsystem::{DiscoveryConfig, DuplicateHosts, ListenerConfig, Namespace, Subsystem};
 use crate::why::Cause;
 
 pub use admission::{Admission, Held, Visit};

@@ -18,7 +18,7 @@ use tracing::{info, warn};
 
 use self::folders::{Found, Look};
 use crate::absent;
-use crate::config::{Config, ListenerConfig, Missing, SubsystemConfig};
+use crate::config::{Config, Missing, SubsystemConfig};
 use crate::ledger::Ledger;
 use crate::mailbox::Mail;
 use crate::managed::{Catalog, Catalogs, Folder};
@@ -28,7 +28,7 @@ use crate::provider::owns;
 use crate::registry::{Change, Registry};
 use crate::shared::Shared;
 use crate::stores::{Awaited, Awaiting, Memory, Opening, Place, Store, Stores};
-use crate::subsystem::Subsystem;
+use crate::subsystem::{ListenerConfig, Subsystem};
 use crate::target::Fatal;
 use crate::tender::Tender;
 

@@ -1,12 +1,14 @@
 //! What is served: subsystems and their namespaces, as an immutable snapshot that every queue of
 //! a subsystem holds. A change of configuration publishes a new snapshot; nothing is locked.
 
+mod access;
+mod listener;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use nvme::{Nqn, Status, Text};
 
-use crate::config::Offer;
 use crate::disk::{BackingId, BlockSizes, Geometry, Health};
 use crate::format::Progress;
 use crate::ns_management::Management;
@@ -15,6 +17,9 @@ use crate::qos::Limiter;
 use crate::reservation::Reservation;
 use crate::uncorrectable::Marks;
 use crate::usage::Usage;
+
+pub use access::{DiscoveryConfig, DuplicateHosts, Offer, Referral};
+pub use listener::ListenerConfig;
 
 /// The largest namespace id that there is.
 pub const MAX_NSID: u32 = 1024;

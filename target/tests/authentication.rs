@@ -20,14 +20,14 @@ use nvme::fabrics::{
 use nvme::property::Property;
 use nvme::{AdminOpcode, IoOpcode, Sgl, Sqe, Status};
 use nvmfd::auth::{Exchange, Keyring, Keys};
-use nvmfd::config::{AuthenticationConfig, DuplicateHosts, HostConfig, Offer};
+use nvmfd::config::{AuthenticationConfig, HostConfig};
 use nvmfd::mailbox::{Mail, Mailbox, Sender, mailbox};
 use nvmfd::queue::Queue;
 use nvmfd::recall::Recall;
 use nvmfd::registry::{Registry, Visit};
 use nvmfd::sched::offload::{AuthJob, Job};
 use nvmfd::sched::{Fence, Fenced};
-use nvmfd::subsystem::Subsystem;
+use nvmfd::subsystem::{DuplicateHosts, Offer, Subsystem};
 use nvmfd::why::Cause;
 use proptest::prelude::*;
 use rdma::{Tag, Work};

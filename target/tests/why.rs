@@ -20,11 +20,11 @@ use nvme::nqn::NqnField;
 use nvme::property::Property;
 use nvme::{AdminOpcode, Nqn, Sqe, cm};
 use nvmfd::auth::Keyring;
-use nvmfd::config::{AuthenticationConfig, DuplicateHosts, ListenerConfig, Offer};
+use nvmfd::config::AuthenticationConfig;
 use nvmfd::mailbox::{Mail, Mailbox, mailbox};
 use nvmfd::queue::Queue;
 use nvmfd::registry::Registry;
-use nvmfd::subsystem::Subsystem;
+use nvmfd::subsystem::{DuplicateHosts, ListenerConfig, Offer, Subsystem};
 use nvmfd::why::{Book, Cause, Record, Stage};
 use rdma::{Completion, Event, Fault, Qp, Reason, Work};
 

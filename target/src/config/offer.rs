@@ -1,182 +1,56 @@
-//! Where and to whom things are offered: listeners, what a subsystem grants its hosts, who sees
-//! which namespace, and what discovery tells besides.
+//! What the text says of where and to whom subsystems are offered, and of discovery.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::ops::RangeInclusive;
 
 use nvme::Nqn;
 use nvme::fabrics::CNTLID_MAX;
-use serde::Serialize;
 use toml::Spanned;
 
-use crate::subsystem::MAX_NSID;
+use crate::subsystem::{
+    DiscoveryConfig, DuplicateHosts, ListenerConfig, MAX_NSID, Offer, Referral,
+};
 
+use super::Limits;
 use super::section::{At, Report, Section};
 use super::size::Size;
 use super::text::{NQN_FORM, bounded, mdts, name};
-use super::tree;
-use super::{Limits, ListenerConfig};
 
 /// Referrals that discovery may name, at most.
 const MOST_REFERRALS: usize = 256;
 
-/// What becomes of a host (the same NQN and host identifier) that connects to a subsystem once
-/// more, at an address where it has a controller already.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DuplicateHosts {
-    /// It gets another controller.
-    #[default]
-    Allow,
-    /// It is refused while it has one.
-    Refuse,
-    /// It gets another one, and the one that it had ends.
-    Replace,
-}
-
-/// How a subsystem is offered, besides to whom.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct Offer {
-    /// Port identifiers of the listeners that offer it; empty: all.
-    pub listeners: BTreeSet<u16>,
-    /// Entries of an I/O queue; none: what `[limits]` says. The same for all below.
-    pub queue_depth: Option<u16>,
-    /// I/O queues of one controller.
-    pub io_queues: Option<u16>,
-    /// Data that one command may move, in bytes; 4096 times a power of two.
-    #[serde(rename = "mdts", serialize_with = "tree::some_size")]
-    pub mdts_bytes: Option<u32>,
-    /// Controllers at once.
-    pub controllers: Option<u16>,
-    /// Highest namespace id, from 1 to [`MAX_NSID`].
-    pub max_nsid: u32,
-    /// Controller ids that it gives; others belong to other targets of the same subsystem.
-    #[serde(serialize_with = "tree::range")]
-    pub cntlids: RangeInclusive<u16>,
-    /// Hosts that come twice.
-    #[serde(rename = "duplicate_hosts")]
-    pub duplicates: DuplicateHosts,
-    /// Namespaces that only some hosts see, and those hosts.
-    #[serde(flatten, serialize_with = "tree::masks")]
-    pub masks: BTreeMap<u32, BTreeSet<Nqn>>,
-}
-
-impl Default for Offer {
-    fn default() -> Self {
-        Self {
-            listeners: BTreeSet::new(),
-            queue_depth: None,
-            io_queues: None,
-            mdts_bytes: None,
-            controllers: None,
-            max_nsid: MAX_NSID,
-            cntlids: 1..=CNTLID_MAX,
-            duplicates: DuplicateHosts::default(),
-            masks: BTreeMap::new(),
-        }
-    }
-}
-
-impl Offer {
-    /// Whether the listener with this port identifier offers the subsystem; none: a listener that
-    /// is no longer there.
-    #[must_use]
-    pub fn is_at(&self, listener: Option<u16>) -> bool {
-        self.listeners.is_empty() || listener.is_some_and(|id| self.listeners.contains(&id))
-    }
-
-    /// Whether a host sees a namespace.
-    #[must_use]
-    pub fn shows(&self, nsid: u32, host: &Nqn) -> bool {
-        self.masks.get(&nsid).is_none_or(|hosts| hosts.contains(host))
-    }
-}
-
 /// What differs from the default, a line each.
-impl fmt::Display for Offer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if !self.listeners.is_empty() {
-            writeln!(f, "            at the listeners {:?}", self.listeners)?;
-        }
-        let mut limits = Vec::new();
-        limits.extend(self.queue_depth.map(|depth| format!("queue_depth {depth}")));
-        limits.extend(self.io_queues.map(|queues| format!("io_queues {queues}")));
-        limits.extend(self.mdts_bytes.map(|bytes| format!("mdts {}", Size(bytes.into()))));
-        limits.extend(self.controllers.map(|most| format!("controllers {most}")));
-        if self.max_nsid != MAX_NSID {
-            limits.push(format!("max_nsid {}", self.max_nsid));
-        }
-        if !limits.is_empty() {
-            writeln!(f, "            limits: {}", limits.join(", "))?;
-        }
-        let (first, last) = (self.cntlids.start(), self.cntlids.end());
-        if (*first, *last) != (1, CNTLID_MAX) {
-            writeln!(f, "            controller ids {first} to {last}")?;
-        }
-        match self.duplicates {
-            DuplicateHosts::Allow => {}
-            DuplicateHosts::Refuse => writeln!(f, "            a host that is there is refused")?,
-            DuplicateHosts::Replace => writeln!(f, "            a host that is there is replaced")?,
-        }
-        for (nsid, hosts) in &self.masks {
-            let hosts: Vec<&str> = hosts.iter().map(Nqn::as_str).collect();
-            let hosts = if hosts.is_empty() { "nobody".to_owned() } else { hosts.join(", ") };
-            writeln!(f, "            namespace {nsid} is seen by {hosts}")?;
-        }
-        Ok(())
+pub(super) fn show(offer: &Offer, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    if !offer.listeners.is_empty() {
+        writeln!(f, "            at the listeners {:?}", offer.listeners)?;
     }
-}
-
-/// What discovery tells besides the subsystems, and how it is called.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct DiscoveryConfig {
-    /// The name of this target's discovery subsystem: its own, or the well-known one, which is
-    /// answered to in any case.
-    #[serde(serialize_with = "tree::shown")]
-    pub nqn: Nqn,
-    /// Hosts learn only of what the listener offers that they ask.
-    pub by_listener: bool,
-    /// The network is told by multicast DNS where discovery is.
-    pub mdns: bool,
-    /// Other discovery services that hosts may ask.
-    #[serde(rename = "referral")]
-    pub referrals: Vec<Referral>,
-}
-
-impl Default for DiscoveryConfig {
-    fn default() -> Self {
-        Self { nqn: Nqn::DISCOVERY, by_listener: false, mdns: false, referrals: Vec::new() }
+    let mut limits = Vec::new();
+    limits.extend(offer.queue_depth.map(|depth| format!("queue_depth {depth}")));
+    limits.extend(offer.io_queues.map(|queues| format!("io_queues {queues}")));
+    limits.extend(offer.mdts_bytes.map(|bytes| format!("mdts {}", Size(bytes.into()))));
+    limits.extend(offer.controllers.map(|most| format!("controllers {most}")));
+    if offer.max_nsid != MAX_NSID {
+        limits.push(format!("max_nsid {}", offer.max_nsid));
     }
-}
-
-/// Another discovery service.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-pub struct Referral {
-    /// Its name.
-    #[serde(serialize_with = "tree::shown")]
-    pub nqn: Nqn,
-    /// Where it is.
-    pub address: SocketAddr,
-}
-
-impl fmt::Display for DiscoveryConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.nqn != Nqn::DISCOVERY {
-            writeln!(f, "discovery   {}", self.nqn)?;
-        }
-        if self.by_listener {
-            writeln!(f, "discovery   tells of each listener at that listener only")?;
-        }
-        if self.mdns {
-            writeln!(f, "discovery   announced by multicast DNS")?;
-        }
-        for Referral { nqn, address } in &self.referrals {
-            writeln!(f, "referral    to {nqn} at {address}")?;
-        }
-        Ok(())
+    if !limits.is_empty() {
+        writeln!(f, "            limits: {}", limits.join(", "))?;
     }
+    let (first, last) = (offer.cntlids.start(), offer.cntlids.end());
+    if (*first, *last) != (1, CNTLID_MAX) {
+        writeln!(f, "            controller ids {first} to {last}")?;
+    }
+    match offer.duplicates {
+        DuplicateHosts::Allow => {}
+        DuplicateHosts::Refuse => writeln!(f, "            a host that is there is refused")?,
+        DuplicateHosts::Replace => writeln!(f, "            a host that is there is replaced")?,
+    }
+    for (nsid, hosts) in &offer.masks {
+        let hosts: Vec<&str> = hosts.iter().map(Nqn::as_str).collect();
+        let hosts = if hosts.is_empty() { "nobody".to_owned() } else { hosts.join(", ") };
+        writeln!(f, "            namespace {nsid} is seen by {hosts}")?;
+    }
+    Ok(())
 }
 
 /// What a `[[subsystem]]` says of how it is offered, without its masks.

@@ -3,7 +3,8 @@
 use std::fmt;
 
 use super::{
-    CaptureConfig, Config, LimitConfig, NamespaceConfig, NamespaceKind, Size, Spin, SubsystemConfig,
+    CaptureConfig, Config, LimitConfig, NamespaceConfig, NamespaceKind, Size, Spin,
+    SubsystemConfig, offer,
 };
 use crate::disk::Fault;
 use crate::sizing;
@@ -89,7 +90,7 @@ impl fmt::Display for SubsystemConfig {
         for host in self.hosts.iter().filter(|_| !self.allow_any_host) {
             writeln!(f, "            host {host}")?;
         }
-        write!(f, "{}", self.offer)?;
+        offer::show(&self.offer, f)?;
         if let Some(managed) = &self.managed {
             write!(f, "{managed}")?;
         }

@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use crate::subsystem::MAX_NSID;
+use crate::subsystem::{DuplicateHosts, MAX_NSID, Referral};
 
 use super::*;
 

@@ -9,7 +9,7 @@ use nvme::Nqn;
 use crate::ana::ANA_GROUPS;
 use crate::disk::Fault;
 use crate::queue::DATA_FOR_ADMIN_BYTES;
-use crate::subsystem::MAX_NSID;
+use crate::subsystem::{ListenerConfig, MAX_NSID};
 
 use super::authentication::authentication;
 use super::identity::{SeenIds, derived_serial, derived_uuid, identity};
@@ -25,8 +25,8 @@ use super::soft::soft;
 use super::sources::merged;
 use super::stop::stop;
 use super::{
-    CaptureConfig, Config, ConfigErrors, Limits, ListenerConfig, MemoryConfig, NamespaceConfig,
-    NamespaceKind, Origins, Provider, ReactorConfig, Sources, Spin, SubsystemConfig, Threads,
+    CaptureConfig, Config, ConfigErrors, Limits, MemoryConfig, NamespaceConfig, NamespaceKind,
+    Origins, Provider, ReactorConfig, Sources, Spin, SubsystemConfig, Threads,
 };
 
 /// Receives that a reactor keeps for admin queues and for connections that are just beginning.

@@ -1,17 +1,16 @@
 //! A configuration as a tree of keys and values, named as the text names them. Two configurations
 //! are compared by their trees, so that what compares them need not know the keys.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
-use std::ops::RangeInclusive;
 
 use nvme::Nqn;
 use serde::{Serialize, Serializer};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{Config, Size};
 use crate::auth::Policy;
 use crate::qos::Limit;
+use crate::subsystem::{DiscoveryConfig, DuplicateHosts, Offer, Referral};
 
 /// The tree of a configuration. Listeners and keys of hosts are not in it: they have lines of their
 /// own.
@@ -71,11 +70,6 @@ pub(super) fn mode<S: Serializer>(mode: &u32, to: S) -> Result<S::Ok, S::Error> 
     to.collect_str(&format_args!("{mode:04o}"))
 }
 
-/// The first and the last.
-pub(super) fn range<S: Serializer>(ids: &RangeInclusive<u16>, to: S) -> Result<S::Ok, S::Error> {
-    [ids.start(), ids.end()].serialize(to)
-}
-
 /// The keys of a limit.
 pub(super) fn limit<S: Serializer>(limit: &Limit, to: S) -> Result<S::Ok, S::Error> {
     let Limit { iops, bandwidth, burst_ms } = *limit;
@@ -92,13 +86,44 @@ pub(super) fn policy<S: Serializer>(policy: &Policy, to: S) -> Result<S::Ok, S::
     to.collect_map([("hashes", hashes), ("groups", groups)])
 }
 
-/// Who sees which namespace.
-pub(super) fn masks<S: Serializer>(
-    masks: &BTreeMap<u32, BTreeSet<Nqn>>,
+/// The keys of how a subsystem is offered, and who sees which namespace.
+pub(super) fn offer<S: Serializer>(offer: &Offer, to: S) -> Result<S::Ok, S::Error> {
+    let Offer { listeners, queue_depth, io_queues, controllers, max_nsid, masks, .. } = offer;
+    let Offer { mdts_bytes, cntlids, duplicates, .. } = offer;
+    let duplicates = match duplicates {
+        DuplicateHosts::Allow => "allow",
+        DuplicateHosts::Refuse => "refuse",
+        DuplicateHosts::Replace => "replace",
+    };
+    let keys = [
+        ("listeners", json!(listeners)),
+        ("queue_depth", json!(queue_depth)),
+        ("io_queues", json!(io_queues)),
+        ("mdts", json!(mdts_bytes.map(|bytes| Size(bytes.into()).to_string()))),
+        ("controllers", json!(controllers)),
+        ("max_nsid", json!(max_nsid)),
+        ("cntlids", json!([cntlids.start(), cntlids.end()])),
+        ("duplicate_hosts", json!(duplicates)),
+    ];
+    let keys = keys.map(|(key, value)| (key.to_owned(), value));
+    let masks = masks.iter().map(|(nsid, hosts)| {
+        let hosts: Vec<&str> = hosts.iter().map(Nqn::as_str).collect();
+        (format!("`hosts` of namespace {nsid}"), json!(hosts))
+    });
+    to.collect_map(keys.into_iter().chain(masks))
+}
+
+/// The keys of discovery.
+pub(super) fn discovery<S: Serializer>(
+    discovery: &DiscoveryConfig,
     to: S,
 ) -> Result<S::Ok, S::Error> {
-    to.collect_map(masks.iter().map(|(nsid, hosts)| {
-        let hosts: Vec<&str> = hosts.iter().map(Nqn::as_str).collect();
-        (format!("`hosts` of namespace {nsid}"), hosts)
-    }))
+    let DiscoveryConfig { nqn, by_listener, mdns, referrals } = discovery;
+    let referral =
+        |Referral { nqn, address }: &Referral| json!({ "nqn": nqn.as_str(), "address": address });
+    let referrals: Vec<Value> = referrals.iter().map(referral).collect();
+    let keys = json!({
+        "nqn": nqn.as_str(), "by_listener": by_listener, "mdns": mdns, "referral": referrals,
+    });
+    keys.serialize(to)
 }

@@ -104,7 +104,7 @@ fn services(config: &Config, host: &str) -> Vec<Service> {
     if !config.discovery.mdns {
         return Vec::new();
     }
-    let service = |listener: &crate::config::ListenerConfig| {
+    let service = |listener: &crate::subsystem::ListenerConfig| {
         let ip = listener.address.ip();
         Service {
             instance: format!("{host}-{}", listener.id),

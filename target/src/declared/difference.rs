@@ -10,9 +10,9 @@ use std::fmt::Display;
 use serde_json::{Map, Value};
 
 use crate::config::{
-    AuthenticationConfig, Config, HostConfig, ListenerConfig, NamespaceConfig, SubsystemConfig,
-    tree,
+    AuthenticationConfig, Config, HostConfig, NamespaceConfig, SubsystemConfig, tree,
 };
+use crate::subsystem::ListenerConfig;
 
 /// One sentence for each difference; none where both are the same.
 #[must_use]

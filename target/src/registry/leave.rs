@@ -6,8 +6,8 @@ use nvme::log::AnaState;
 
 use super::Registry;
 use crate::ana::AnaStates;
-use crate::config::ListenerConfig;
 use crate::mailbox::Mail;
+use crate::subsystem::ListenerConfig;
 use crate::why::Cause;
 
 impl Registry {
@@ -61,8 +61,8 @@ impl Registry {
 mod tests {
     use nvme::Status;
 
-    use crate::config::ListenerConfig;
     use crate::registry::tests::{connect_host, records, registry};
+    use crate::subsystem::ListenerConfig;
 
     #[test]
     fn who_leaves_is_reached_no_more_and_disconnects_nobody() {

@@ -4,8 +4,9 @@
 
 use std::net::SocketAddr;
 
+use crate::subsystem::ListenerConfig;
+
 use super::{Book, Registry};
-use crate::config::ListenerConfig;
 
 /// What is known of the listener by which a host asks to connect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -10,11 +10,11 @@ use super::*;
 use crate::ana::AnaStates;
 use crate::auth::Keys;
 use crate::command::fabrics::Refusal;
-use crate::config::{Offer, Referral};
 use crate::controller::discovery::Subtype;
 use crate::reservation::Barred;
 use crate::reservation::tests::reserve;
 use crate::subsystem::tests::sample;
+use crate::subsystem::{Offer, Referral};
 
 pub(crate) fn visit() -> Visit {
     at("192.0.2.1:4420")

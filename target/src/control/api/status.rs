@@ -10,11 +10,12 @@ use utoipa_axum::routes;
 
 use crate::ana::AnaStates;
 use crate::api::{Listener, Status};
-use crate::config::{Config, ListenerConfig};
+use crate::config::Config;
 use crate::control::managed::Managed;
 use crate::disk::Detached;
 use crate::ns_management::UnavailableNamespace;
 use crate::registry::Controller;
+use crate::subsystem::ListenerConfig;
 
 pub(super) fn routes() -> OpenApiRouter<Managed> {
     OpenApiRouter::new().routes(routes!(status)).routes(routes!(listeners))

@@ -1,0 +1,125 @@
+//! To whom a subsystem is offered, where and how, and what discovery tells besides.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+
+use nvme::Nqn;
+use nvme::fabrics::CNTLID_MAX;
+
+use super::MAX_NSID;
+
+/// What becomes of a host (the same NQN and host identifier) that connects to a subsystem once
+/// more, at an address where it has a controller already.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum DuplicateHosts {
+    /// It gets another controller.
+    #[default]
+    Allow,
+    /// It is refused while it has one.
+    Refuse,
+    /// It gets another one, and the one that it had ends.
+    Replace,
+}
+
+/// How a subsystem is offered, besides to whom.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Offer {
+    /// Port identifiers of the listeners that offer it; empty: all.
+    pub listeners: BTreeSet<u16>,
+    /// Entries of an I/O queue; none: what `[limits]` says. The same for all below.
+    pub queue_depth: Option<u16>,
+    /// I/O queues of one controller.
+    pub io_queues: Option<u16>,
+    /// Data that one command may move, in bytes; 4096 times a power of two.
+    pub mdts_bytes: Option<u32>,
+    /// Controllers at once.
+    pub controllers: Option<u16>,
+    /// Highest namespace id, from 1 to [`MAX_NSID`].
+    pub max_nsid: u32,
+    /// Controller ids that it gives; others belong to other targets of the same subsystem.
+    pub cntlids: RangeInclusive<u16>,
+    /// Hosts that come twice.
+    pub duplicates: DuplicateHosts,
+    /// Namespaces that only some hosts see, and those hosts.
+    pub masks: BTreeMap<u32, BTreeSet<Nqn>>,
+}
+
+impl Default for Offer {
+    fn default() -> Self {
+        Self {
+            listeners: BTreeSet::new(),
+            queue_depth: None,
+            io_queues: None,
+            mdts_bytes: None,
+            controllers: None,
+            max_nsid: MAX_NSID,
+            cntlids: 1..=CNTLID_MAX,
+            duplicates: DuplicateHosts::default(),
+            masks: BTreeMap::new(),
+        }
+    }
+}
+
+impl Offer {
+    /// Whether the listener with this port identifier offers the subsystem; none: a listener that
+    /// is no longer there.
+    #[must_use]
+    pub fn is_at(&self, listener: Option<u16>) -> bool {
+        self.listeners.is_empty() || listener.is_some_and(|id| self.listeners.contains(&id))
+    }
+
+    /// Whether a host sees a namespace.
+    #[must_use]
+    pub fn shows(&self, nsid: u32, host: &Nqn) -> bool {
+        self.masks.get(&nsid).is_none_or(|hosts| hosts.contains(host))
+    }
+}
+
+/// What discovery tells besides the subsystems, and how it is called.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DiscoveryConfig {
+    /// The name of this target's discovery subsystem: its own, or the well-known one, which is
+    /// answered to in any case.
+    pub nqn: Nqn,
+    /// Hosts learn only of what the listener offers that they ask.
+    pub by_listener: bool,
+    /// The network is told by multicast DNS where discovery is.
+    pub mdns: bool,
+    /// Other discovery services that hosts may ask.
+    pub referrals: Vec<Referral>,
+}
+
+impl Default for DiscoveryConfig {
+    fn default() -> Self {
+        Self { nqn: Nqn::DISCOVERY, by_listener: false, mdns: false, referrals: Vec::new() }
+    }
+}
+
+/// Another discovery service.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Referral {
+    /// Its name.
+    pub nqn: Nqn,
+    /// Where it is.
+    pub address: SocketAddr,
+}
+
+impl fmt::Display for DiscoveryConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.nqn != Nqn::DISCOVERY {
+            writeln!(f, "discovery   {}", self.nqn)?;
+        }
+        if self.by_listener {
+            writeln!(f, "discovery   tells of each listener at that listener only")?;
+        }
+        if self.mdns {
+            writeln!(f, "discovery   announced by multicast DNS")?;
+        }
+        for Referral { nqn, address } in &self.referrals {
+            writeln!(f, "referral    to {nqn} at {address}")?;
+        }
+        Ok(())
+    }
+}
