@@ -15,6 +15,7 @@ mod limit;
 mod listener;
 mod managed;
 mod management;
+pub mod memory_estimate;
 mod missing;
 mod observe;
 mod offer;

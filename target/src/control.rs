@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use crate::Target;
 use crate::config::{Config, ConfigErrors};
 use crate::declared::Declared;
-use crate::target::NotServed;
+use crate::error::NotServed;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval, timeout};

@@ -17,6 +17,7 @@ pub mod declared;
 pub mod disk;
 pub mod doctor;
 pub mod durable;
+mod error;
 pub mod events;
 pub mod exclusion;
 pub mod format;
@@ -47,7 +48,6 @@ pub mod ring;
 pub mod sched;
 pub mod shared;
 mod shelf;
-pub mod sizing;
 pub mod state;
 pub mod stores;
 pub mod subsystem;
@@ -64,7 +64,8 @@ pub mod waiters;
 pub mod why;
 pub mod worker;
 
-pub use target::{Fatal, Pulse, Target};
+pub use error::Fatal;
+pub use target::{Pulse, Target};
 pub use view::View;
 
 /// What the programs call themselves: the version of the package, or what `NVMFD_VERSION` was while

@@ -15,6 +15,6 @@ pub mod sample;
 pub mod slow;
 
 pub use clock::{Clock, Stage};
-pub use observer::Observer;
+pub use observer::{Observer, PollStats};
 pub use rows::{Kind, Rows};
 pub use run::Run;

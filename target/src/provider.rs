@@ -9,7 +9,6 @@ use rdma::soft::endpoint::Config;
 use rdma::soft::{Group, Options};
 use rdma::{Fabric, FabricError, Region};
 
-use crate::absent;
 use crate::config::{CaptureConfig, Provider, SoftConfig};
 #[cfg(feature = "verbs")]
 use crate::queue::SENDS_PER_RECEIVE;
@@ -66,13 +65,6 @@ pub(crate) fn owns(at: &SocketAddr) -> bool {
         let _ = at;
         false
     }
-}
-
-/// The same of addresses that may come later: where the machine has an RDMA device, they will be
-/// its.
-pub(crate) fn will_own(at: &SocketAddr) -> bool {
-    let any = SocketAddr::from(([0, 0, 0, 0], at.port()));
-    owns(at) || absent::address(at.ip()).is_some() && owns(&any)
 }
 
 /// Begins the capture that the configuration wants.

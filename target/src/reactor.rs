@@ -14,7 +14,7 @@ use std::io;
 use std::mem::take;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use rdma::{Event, Fabric, Pool, SpinBudget, Spinner, Wake};
@@ -23,6 +23,7 @@ use tracing::warn;
 use crate::controller::Limits;
 use crate::disk::{BackingId, Done};
 use crate::mailbox::{Mail, Mailbox};
+use crate::observe::PollStats;
 use crate::observe::histogram::bump;
 use crate::queues::{Lent, Queues};
 use crate::ring::{Ring, RingLimits};
@@ -33,23 +34,6 @@ const BATCH: usize = 256;
 
 const FABRIC: u32 = 0;
 const MAIL: u32 = 1;
-
-/// What a reactor counts, for everyone to read.
-#[derive(Debug, Default)]
-pub struct Stats {
-    /// Turns of the loop: it lives as long as this grows.
-    pub turns: AtomicU64,
-    /// Its thread has ended.
-    pub ended: AtomicBool,
-    /// Times it slept.
-    pub sleeps: AtomicU64,
-    /// Nanoseconds in turns that had something to do.
-    pub busy_ns: AtomicU64,
-    /// Turns without anything to do, after which it looked again rather than slept.
-    pub spins: AtomicU64,
-    /// Queue pairs it serves.
-    pub queues: AtomicU64,
-}
 
 /// What a reactor is made of besides its thread.
 pub struct Parts {
@@ -70,7 +54,7 @@ pub struct Parts {
     /// How long it spins before it sleeps.
     pub spin: SpinBudget,
     /// What it counts.
-    pub stats: Arc<Stats>,
+    pub stats: Arc<PollStats>,
 }
 
 /// The reactor, on its own thread.

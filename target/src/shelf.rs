@@ -19,6 +19,7 @@ use tracing::{info, warn};
 use self::folders::{Found, Look};
 use crate::absent;
 use crate::config::{Config, Missing, SubsystemConfig};
+use crate::error::Fatal;
 use crate::ledger::Ledger;
 use crate::mailbox::Mail;
 use crate::managed::{Catalog, Catalogs, Folder};
@@ -29,7 +30,6 @@ use crate::registry::{Change, Registry};
 use crate::shared::Shared;
 use crate::stores::{Awaited, Awaiting, Memory, Opening, Place, Store, Stores};
 use crate::subsystem::{ListenerConfig, Subsystem};
-use crate::target::Fatal;
 use crate::tender::Tender;
 
 /// How long a reactor may take to answer.

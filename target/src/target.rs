@@ -16,20 +16,22 @@ use nvme::Nqn;
 use rdma::{Pool, SpinBudget};
 use tracing::{info, warn};
 
-use crate::config::{Config, Missing, Spin};
+use crate::absent;
+use crate::config::{Config, Missing, Spin, memory_estimate};
 use crate::controller::Limits;
 use crate::disk::Torn;
+use crate::error::{Fatal, NotServed};
 use crate::ledger::{Keeping, Ledger};
 use crate::mailbox::{Mail, mailbox};
 use crate::managed::Catalogs;
+use crate::observe::PollStats;
 use crate::pending::Pending;
-use crate::provider::{self, Choice, Fabrics, choose, will_own};
+use crate::provider::{self, Choice, Fabrics, choose, owns};
 use crate::queue::{DATA_FOR_ADMIN_BYTES, RECEIVES_FOR_ADMIN};
-use crate::reactor::{Parts, Reactor, Stats};
+use crate::reactor::{Parts, Reactor};
 use crate::registry::Registry;
 use crate::shared::Shared;
 use crate::shelf::{Next, PATIENCE, Shelf};
-use crate::sizing;
 use crate::state::power::PowerLog;
 use crate::state::revoked_hosts;
 use crate::stores::Stores;
@@ -39,22 +41,6 @@ use crate::wait::{Waiting, make_good};
 use crate::worker::Workers;
 use crate::worker::ns_management::{self, Steward};
 use crate::worker::ns_state::{Keeper, Word};
-
-/// The daemon cannot serve: one sentence for a person.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct Fatal(pub String);
-
-/// A change is not in force, and no host has seen anything of it.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum NotServed {
-    /// It cannot be served.
-    #[error("{0}")]
-    Unservable(#[from] Fatal),
-    /// It cannot be kept.
-    #[error("{0}")]
-    Unkept(String),
-}
 
 /// What `spin_us = "auto"` allows while no disk is at work: about the cost of waking up a sleeping
 /// CPU.
@@ -82,7 +68,7 @@ pub struct Target {
 
 struct Running {
     thread: JoinHandle<()>,
-    stats: Arc<Stats>,
+    stats: Arc<PollStats>,
 }
 
 /// Whether the reactors live; independent of who holds the [`Target`].
@@ -91,7 +77,7 @@ pub struct Pulse {
     registry: Arc<Registry>,
     pending: Arc<Pending>,
     /// Each reactor's counters, and the turns seen at the last look.
-    reactors: Vec<(Arc<Stats>, u64)>,
+    reactors: Vec<(Arc<PollStats>, u64)>,
 }
 
 impl Pulse {
@@ -115,7 +101,7 @@ impl Pulse {
         for reactor in self.registry.reactors() {
             reactor.send(Mail::Stop);
         }
-        let is_over = |(stats, _): &(Arc<Stats>, u64)| stats.ended.load(Ordering::Relaxed);
+        let is_over = |(stats, _): &(Arc<PollStats>, u64)| stats.ended.load(Ordering::Relaxed);
         while !self.reactors.iter().all(is_over) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -133,14 +119,14 @@ impl Pulse {
         if self.registry.is_leaving() {
             return None;
         }
-        let has_ended = |(stats, _): &(Arc<Stats>, u64)| stats.ended.load(Ordering::Relaxed);
+        let has_ended = |(stats, _): &(Arc<PollStats>, u64)| stats.ended.load(Ordering::Relaxed);
         let ended = self.reactors.iter().position(has_ended)?;
         Some(Fatal(format!("reactor {ended} has ended; this is a defect, please report it")))
     }
 }
 
 /// Notes the end of a reactor's thread, however it comes.
-struct Ending(Arc<Stats>);
+struct Ending(Arc<PollStats>);
 
 impl Drop for Ending {
     fn drop(&mut self) {
@@ -365,7 +351,7 @@ impl Target {
             mib(plan.data_bytes),
             config.subsystems.len(),
             config.addresses().iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
-            sizing::sentence(config),
+            memory_estimate::sentence(config),
             self.torn().map_or_else(String::new, |sentence| format!("\n{sentence}")),
         )
     }
@@ -629,6 +615,13 @@ fn differences(old: &Config, new: &Config) -> Vec<String> {
         }
     }
     lines
+}
+
+/// Whether an RDMA device has this address, or may come to have it: where the machine has one,
+/// addresses that come later will be its.
+fn will_own(at: &SocketAddr) -> bool {
+    let any = SocketAddr::from(([0, 0, 0, 0], at.port()));
+    owns(at) || absent::address(at.ip()).is_some() && owns(&any)
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::observe::PollStats;
 use crate::pending::Pending;
-use crate::reactor::Stats;
 use crate::registry::Registry;
 use crate::shared::Shared;
 use crate::tender::Tender;
@@ -22,7 +22,7 @@ pub struct View {
     /// Who looks after the stores.
     pub tender: Option<Arc<Tender>>,
     /// What each reactor counts.
-    pub reactors: Vec<Arc<Stats>>,
+    pub reactors: Vec<Arc<PollStats>>,
     /// What moves the data: `verbs` or `soft`.
     pub provider: String,
     /// Registered memory of all reactors, in bytes.

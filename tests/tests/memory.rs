@@ -1,5 +1,5 @@
 //! What connected hosts cost the target beside its pools is what the printed formula says
-//! ([`nvmfd::sizing`]), and nothing when they are gone: a counting allocator sees all of the target; the
+//! ([`nvmfd::config::memory_estimate`]), and nothing when they are gone: a counting allocator sees all of the target; the
 //! hosts are another process.
 
 use std::io::{BufRead, BufReader};
@@ -7,8 +7,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use nvmfd::Target;
 use nvmfd::config::Config;
-use nvmfd::{Target, sizing};
+use nvmfd::config::memory_estimate;
 
 #[global_allocator]
 static COUNTING: dhat::Alloc = dhat::Alloc;
@@ -67,7 +68,7 @@ fn hosts_take_what_the_formula_says() {
     for shape in [(4, 1, 32), (4, 16, 32), (4, 4, 128), (4, 1, 1024)] {
         let (hosts, queues, entries) = shape;
         let is = taken(shape);
-        let said = u64::from(hosts) * sizing::host_bytes(queues, entries);
+        let said = u64::from(hosts) * memory_estimate::host_bytes(queues, entries);
         println!("{shape:?}: {is} bytes, said {said}");
         assert!(
             is.abs_diff(said) * 20 <= said,
@@ -102,7 +103,7 @@ fn hosts_that_come_and_go_leave_nothing_behind() {
     let before = settled(&live);
     (0..CYCLES).for_each(|_| cycle());
     let patience = Instant::now() + Duration::from_secs(60);
-    let most = before + sizing::queue_bytes(32);
+    let most = before + memory_estimate::queue_bytes(32);
     while live() > most && Instant::now() < patience {
         std::thread::sleep(Duration::from_millis(50));
     }

@@ -4,10 +4,9 @@ use std::fmt;
 
 use super::{
     CaptureConfig, Config, LimitConfig, NamespaceConfig, NamespaceKind, Size, Spin,
-    SubsystemConfig, offer,
+    SubsystemConfig, memory_estimate, offer,
 };
 use crate::disk::Fault;
-use crate::sizing;
 
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -45,7 +44,7 @@ impl fmt::Display for Config {
             Size(plan.data_bytes),
             mib(total.saturating_mul(count as u64))
         )?;
-        writeln!(f, "            {}", sizing::sentence(self))?;
+        writeln!(f, "            {}", memory_estimate::sentence(self))?;
         match &self.state_directory {
             Some(path) => writeln!(f, "state       in {}", path.display())?,
             None => writeln!(

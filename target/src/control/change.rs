@@ -10,7 +10,7 @@ use super::{Serve, Served};
 use crate::api::{Changes, Outcome, SetAside, Wanted};
 use crate::declared::Declared;
 use crate::declared::difference::differences;
-use crate::target::NotServed;
+use crate::error::NotServed;
 
 /// Orders that wait, at most.
 pub(super) const MOST_ORDERS: usize = 16;

@@ -1,7 +1,7 @@
 //! What one reactor makes known of itself.
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nvme::Nqn;
@@ -15,6 +15,23 @@ const MOST_COUNTERS: usize = 64;
 
 /// And those that it keeps by address.
 const MOST_TROUBLES: usize = 256;
+
+/// What a reactor counts, for everyone to read.
+#[derive(Debug, Default)]
+pub struct PollStats {
+    /// Turns of the loop: it lives as long as this grows.
+    pub turns: AtomicU64,
+    /// Its thread has ended.
+    pub ended: AtomicBool,
+    /// Times it slept.
+    pub sleeps: AtomicU64,
+    /// Nanoseconds in turns that had something to do.
+    pub busy_ns: AtomicU64,
+    /// Turns without anything to do, after which it looked again rather than slept.
+    pub spins: AtomicU64,
+    /// Queue pairs it serves.
+    pub queues: AtomicU64,
+}
 
 /// Written by one reactor, read by whoever wants to know. The locks are taken when a queue
 /// connects, when its subsystem changes, when a command was slow, a few times a second, and by

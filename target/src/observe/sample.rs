@@ -7,12 +7,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use super::clock::Stage;
-use super::observer::Observer;
+use super::observer::{Observer, PollStats};
 use super::rows::{Kind, Tally};
 use crate::api::stats::{
     Count, Latency, Operations, Reactor, Row, SlowCommand, StageLatency, Stats, Troubles,
 };
-use crate::reactor;
 use crate::why::Cause;
 
 /// What everyone without a row of their own is called.
@@ -20,11 +19,7 @@ const OTHER: &str = "other";
 
 /// All counts of all reactors, of a target that started then.
 #[must_use]
-pub fn stats(
-    observers: &[Arc<Observer>],
-    reactors: &[Arc<reactor::Stats>],
-    started: Instant,
-) -> Stats {
+pub fn stats(observers: &[Arc<Observer>], reactors: &[Arc<PollStats>], started: Instant) -> Stats {
     let mut rows: BTreeMap<_, Vec<Operations>> = BTreeMap::new();
     for row in observers.iter().flat_map(|observer| observer.all_rows()) {
         let ops: Vec<_> = Kind::ALL
@@ -114,7 +109,7 @@ fn operations(kind: Kind, tally: &Tally) -> Operations {
     }
 }
 
-fn one(index: usize, observer: &Observer, stats: &reactor::Stats) -> Reactor {
+fn one(index: usize, observer: &Observer, stats: &PollStats) -> Reactor {
     let gauges = &observer.gauges;
     let refusals = Cause::NAMES.iter().zip(&gauges.refusals);
     Reactor {

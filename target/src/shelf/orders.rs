@@ -19,6 +19,7 @@ use super::{Next, PATIENCE, Shelf};
 use crate::command::identify::SHARED;
 use crate::config::{ManagedConfig, NamespaceConfig, SubsystemConfig};
 use crate::disk::{BlockSizes, Health};
+use crate::error::Fatal;
 use crate::history::Happening;
 use crate::mailbox::Mail;
 use crate::managed::{Catalog, Folder, Record, Situation, Step, Undertaking};
@@ -28,7 +29,6 @@ use crate::protection;
 use crate::reservation::{self, HostId};
 use crate::sched::offload::NamespaceJob;
 use crate::stores::{self, Place};
-use crate::target::Fatal;
 
 /// How long a folder may take to say how much it has free.
 const ANSWER: Duration = Duration::from_secs(10);

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use initiator::{Data, Error, Host, Options, Provider, Request, Setup};
 use nvme::{IoOpcode, Nqn, Sqe};
-use nvmfd::sizing::host_bytes;
+use nvmfd::config::memory_estimate::host_bytes;
 
 /// Blocks of a read.
 const BLOCK_BYTES: u32 = 4096;

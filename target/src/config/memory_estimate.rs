@@ -5,7 +5,7 @@
 //! when it is needed, so less is resident as long as hosts are idle. With `verbs` the memory of the
 //! adapter's library comes on top; how much that is, is its own affair.
 
-use crate::config::Config;
+use super::Config;
 
 /// Entries of an admin queue: what hosts ask for.
 const ADMIN_ENTRIES: u16 = 32;

@@ -1,0 +1,17 @@
+//! Why the daemon does not serve what it is told to.
+
+/// The daemon cannot serve: one sentence for a person.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Fatal(pub String);
+
+/// A change is not in force, and no host has seen anything of it.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum NotServed {
+    /// It cannot be served.
+    #[error("{0}")]
+    Unservable(#[from] Fatal),
+    /// It cannot be kept.
+    #[error("{0}")]
+    Unkept(String),
+}
