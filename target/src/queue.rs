@@ -58,7 +58,7 @@ use crate::controller::{Controller, Limits};
 use crate::disk::{Disk, Done};
 use crate::observe::{Rows, Run, Stage};
 use crate::refusals::Refusals;
-use crate::registry::Held;
+use crate::registry::OpenQueue;
 use crate::shared::Shared;
 use crate::subsystem::Subsystem;
 use crate::usage::Tally;
@@ -155,7 +155,7 @@ pub struct Queue {
     slots: Vec<Slot>,
     receives: u16,
     /// What the registry counts as held by a connection that is not admitted.
-    pub(crate) unadmitted: Option<Held>,
+    pub(crate) unadmitted: Option<OpenQueue>,
     free: Vec<u16>,
     at_disk: u16,
     /// Slots that hold an operation back; they are counted at the disk as well.

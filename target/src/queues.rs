@@ -21,7 +21,7 @@ use crate::mailbox::Mail;
 use crate::observe::Run;
 use crate::queue::{Io, Queue, room};
 use crate::refusals::Refusals;
-use crate::registry::Held;
+use crate::registry::OpenQueue;
 use crate::shared::Shared;
 use crate::turns::Turns;
 use crate::waiters::{Claim, Take, Waiters};
@@ -403,7 +403,7 @@ impl Queues {
             self.by_qp.resize(qp + 1, None);
         }
         self.by_qp[qp] = Some(at as u32);
-        let held = Held { reactor: self.index, receives: queue.depth() };
+        let held = OpenQueue { reactor: self.index, receives: queue.depth() };
         lent.shared.registry.queue_opened(held);
         queue.unadmitted = Some(held);
         match vacant {
@@ -423,7 +423,7 @@ impl Queues {
             let receives = before.saturating_sub(queue.receives());
             let unadmitted = queue.unadmitted.take();
             unadmitted.iter().for_each(|held| lent.shared.registry.queue_admitted(*held));
-            lent.shared.registry.receives_returned(Held { reactor: self.index, receives });
+            lent.shared.registry.receives_returned(OpenQueue { reactor: self.index, receives });
             if in_vain {
                 self.debts.charge(lent.now, source);
             }
@@ -438,7 +438,7 @@ impl Queues {
             let receives = queue.receives();
             let (.., mut io) = self.split(lent);
             queue.finish(&mut io);
-            lent.shared.registry.receives_returned(Held { reactor: self.index, receives });
+            lent.shared.registry.receives_returned(OpenQueue { reactor: self.index, receives });
             self.count -= 1;
             self.full_until = None;
         }

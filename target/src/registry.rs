@@ -31,7 +31,7 @@ use crate::sched::Fence;
 use crate::subsystem::{DiscoveryConfig, DuplicateHosts, ListenerConfig, Namespace, Subsystem};
 use crate::why::Cause;
 
-pub use admission::{Admission, Held, Visit};
+pub use admission::{Admission, OpenQueue, Visit};
 use claims::Claims;
 use hosts::Hosts;
 pub use prepared::Reached;
@@ -371,18 +371,18 @@ impl Registry {
     }
 
     /// Counts a queue of `depth` receives on a reactor, which is not admitted yet.
-    pub fn queue_opened(&self, held: Held) {
+    pub fn queue_opened(&self, held: OpenQueue) {
         self.loads[held.reactor].fetch_add(held.receives.into(), Ordering::Relaxed);
         self.unadmitted[held.reactor].fetch_add(held.receives.into(), Ordering::Relaxed);
     }
 
     /// A queue is admitted, or ends without that.
-    pub(crate) fn queue_admitted(&self, held: Held) {
+    pub(crate) fn queue_admitted(&self, held: OpenQueue) {
         self.unadmitted[held.reactor].fetch_sub(held.receives.into(), Ordering::Relaxed);
     }
 
     /// So many receives are there for the next queue.
-    pub fn receives_returned(&self, held: Held) {
+    pub fn receives_returned(&self, held: OpenQueue) {
         self.loads[held.reactor].fetch_sub(held.receives.into(), Ordering::Relaxed);
     }
 

@@ -40,14 +40,14 @@ pub struct Visit {
     /// What the target allows everybody.
     pub limits: Limits,
     /// What its connection holds, as [`Registry::queue_opened`] has counted it.
-    pub held: Option<Held>,
+    pub held: Option<OpenQueue>,
     /// The time.
     pub now: Instant,
 }
 
-/// The receives of a connection.
+/// A queue, by what it holds.
 #[derive(Clone, Copy, Debug)]
-pub struct Held {
+pub struct OpenQueue {
     /// The reactor that has it.
     pub reactor: usize,
     /// How many.
@@ -245,7 +245,7 @@ impl Registry {
         association: &Association,
         qid: u16,
         epoch: u16,
-        held: Option<Held>,
+        held: Option<OpenQueue>,
     ) -> Result<(), Refusal> {
         let mut book = self.lock();
         let entry = book.associations.get_mut(&association.id);

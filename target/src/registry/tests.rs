@@ -561,7 +561,7 @@ fn hosts_get_all_there_is_in_whatever_order_their_queues_connect() {
         let named = hosts.iter().copied().collect();
         registry.publish(Arc::new(Subsystem { hosts: named, ..sample() }));
         let connection = |receives| {
-            let held = Held { reactor: 0, receives };
+            let held = OpenQueue { reactor: 0, receives };
             registry.queue_opened(held);
             let mut visit = Visit { held: Some(held), ..visit() };
             visit.limits.io_queues = QUEUES;
