@@ -24,6 +24,7 @@ use nvme::cm;
 use rdma::{Incoming, Qp, Source, limits};
 
 use super::{Lent, Queues};
+use crate::queue::RECEIVES_FOR_ADMIN;
 use crate::why::{Cause, Why};
 
 /// How often one connection makes room for another, at most: to make and end them costs much more
@@ -77,14 +78,17 @@ struct Census {
     open: u32,
     closing: u32,
     shares: BTreeMap<Source, Share>,
+    /// Receives that controllers were promised, by source.
+    promised: BTreeMap<Source, u32>,
 }
 
 impl Census {
     fn take(queues: &Queues, lent: &Lent<'_>) -> Census {
         let (receives, queue_pairs) = (lent.pool.plan().receives, lent.fabric.queue_pairs());
         let least = queue_pairs.map_or(1, |most| receives.div_ceil(most.max(1)));
-        let (named, open, closing) = (0, 0, 0);
-        let mut census = Census { most: receives, named, open, closing, shares: BTreeMap::new() };
+        let promised = lent.shared.registry.promised_receives(lent.now);
+        let (named, open, closing, shares) = (0, 0, 0, BTreeMap::new());
+        let mut census = Census { most: receives, named, open, closing, shares, promised };
         for queue in queues.queues.iter().flatten() {
             let weight = u32::from(queue.depth()).max(least);
             if !queue.is_anonymous() {
@@ -108,18 +112,24 @@ impl Census {
                 }
             }
         }
-        census.settle_promises(&lent.shared.registry.promised_receives(lent.now));
+        census.settle_promises();
         census
     }
 
-    fn settle_promises(&mut self, promised: &BTreeMap<Source, u32>) {
+    fn settle_promises(&mut self) {
         for (source, share) in &mut self.shares {
-            let promised = promised.get(source).copied().unwrap_or(0);
+            let promised = self.promised.get(source).copied().unwrap_or(0);
             share.excess = share.held.saturating_sub(promised);
             let kept = promised.min(share.open);
             self.named += kept;
             self.open += share.open - kept;
         }
+    }
+
+    /// Whether the controllers of a source were promised more than it holds.
+    fn is_promised_more(&self, source: Source) -> bool {
+        let held = self.shares.get(&source).map_or(0, |share| share.held);
+        self.promised.get(&source).is_some_and(|promised| held < *promised)
     }
 
     /// What hosts with a name leave.
@@ -176,10 +186,15 @@ impl Queues {
         if census.closing > 0 && census.open + census.closing >= left / 8 * 7 {
             return Err(lent.now + DISPLACEMENT);
         }
+        // What was promised may be all that there is.
+        let is_short = census.is_promised_more(source) && self.is_short(lent);
+        if is_short && census.closing > 0 {
+            return Err(lent.now + DISPLACEMENT);
+        }
         let own = census.shares.get(&source).map_or(0, |share| share.excess);
         let crowded = match own >= left / 2 && own > 0 {
             true => Some(source),
-            false if census.open >= left / 4 * 3 => census.largest(),
+            false if is_short || census.open >= left / 4 * 3 => census.largest(),
             false => None,
         };
         let share = crowded.and_then(|source| census.shares.get(&source));
@@ -198,7 +213,18 @@ impl Queues {
         {
             queue.displace(&mut io);
         }
-        Ok(())
+        match is_short {
+            true => Err(self.next_displacement),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether there is no more room for an I/O queue with all the entries that it may have.
+    fn is_short(&self, lent: &Lent<'_>) -> bool {
+        let (_, receives, _) = lent.pool.free();
+        let queue_pairs = lent.fabric.queue_pairs().unwrap_or(u32::MAX);
+        receives < u32::from(self.limits.queue_depth) + RECEIVES_FOR_ADMIN
+            || self.count >= queue_pairs as usize
     }
 
     /// Rejects a request: there is no room for it, and others need what comes free.

@@ -372,7 +372,7 @@ impl Registry {
             load.load(Ordering::Relaxed).saturating_sub(unadmitted)
         });
         let free: u32 = loads.map(|load| left(load) / depth).sum();
-        let mut queues = free.saturating_sub(kept(true) / depth);
+        let mut queues = free.saturating_sub(kept(true).div_ceil(depth));
         if anonymous {
             let receives = self.receives.saturating_mul(self.loads.len() as u32);
             let left = (receives / 4 * 3).saturating_sub(kept(false));

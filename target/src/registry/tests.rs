@@ -619,6 +619,20 @@ fn no_more_queues_are_promised_than_there_are_queue_pairs() {
 }
 
 #[test]
+fn queues_of_different_depths_are_not_promised_the_same_receives() {
+    let (sender, _mailbox) = crate::mailbox::mailbox().unwrap();
+    let registry = Registry::new(vec![sender], 8, 300);
+    let hosts = [nqn(HOST)].into();
+    registry.publish(Arc::new(Subsystem { hosts, ..sample() }));
+    let ask = |queue_depth, io_queues| {
+        let limits = Limits { queue_depth, io_queues, ..visit().limits };
+        let visit = Visit { limits, ..visit() };
+        registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit).unwrap().limits.io_queues
+    };
+    assert_eq!((ask(100, 1), ask(128, 8)), (1, 1));
+}
+
+#[test]
 fn a_path_has_the_states_of_its_listener_until_that_goes() {
     let registry = registry();
     let path = |address, state| {

@@ -119,6 +119,11 @@ impl World {
 
     /// With so many receives.
     pub(crate) fn with(receives: u32) -> World {
+        World::sized(receives, 8, 70, LIMITS)
+    }
+
+    /// With so many receives, for so many controllers, whose I/O queues may have that many receives.
+    pub(crate) fn sized(receives: u32, controllers: u16, for_io: u32, limits: Limits) -> World {
         let now = Instant::now();
         let plan = PoolPlan {
             cells: 4 * receives,
@@ -128,14 +133,14 @@ impl World {
             data_bytes: 1 << 16,
             largest_bytes: 1 << 16,
         };
-        let registry = Arc::new(Registry::new(vec![mailbox().unwrap().0], 8, 70));
+        let registry = Arc::new(Registry::new(vec![mailbox().unwrap().0], controllers, for_io));
         let shared = Arc::new(Shared::new(registry, Workers::default()));
         World {
             pool: Pool::new(plan).unwrap(),
             fabric: Recorder::default(),
             registry: Arc::clone(&shared.registry),
             shared,
-            queues: Queues::new(0, LIMITS, now),
+            queues: Queues::new(0, limits, now),
             now,
             confirms: true,
         }
@@ -161,11 +166,20 @@ impl World {
     /// The host of a connection sends Connect for an admin queue, its data in the capsule. Whether
     /// the target has let it in.
     pub(crate) fn connect(&mut self, qp: Qp, data: &ConnectData, kato_ms: u32) -> bool {
-        let connect = Connect { sqsize_z: 1, kato_ms, ..Connect::default() };
+        let before = self.registry.associations();
+        self.send(qp, Connect { sqsize_z: 1, kato_ms, ..Connect::default() }, data);
+        self.registry.associations() > before
+    }
+
+    /// The host of a connection sends Connect for an I/O queue.
+    pub(crate) fn connect_io(&mut self, qp: Qp, qid: u16, data: &ConnectData) {
+        self.send(qp, Connect { qid, sqsize_z: 1, ..Connect::default() }, data);
+    }
+
+    fn send(&mut self, qp: Qp, connect: Connect, data: &ConnectData) {
         let mut capsule =
             connect.emit(Sgl::in_capsule(0, ConnectData::BYTES as u32)).emit().to_vec();
         capsule.extend_from_slice(&data.emit());
-        let before = self.registry.associations();
         let posted = self.fabric.posted.get_mut(&qp.0).unwrap();
         let at = posted.iter().position(|(_, work)| matches!(work, Work::Recv(_))).unwrap();
         let (tag, work) = posted.remove(at);
@@ -174,7 +188,6 @@ impl World {
         let (work, outcome) = (Work::Recv(buf), Ok(capsule.len() as u32));
         let done = Completion { qp, tag, work, outcome, invalidated: None };
         self.step(|queues, lent| queues.on_event(Event::Done(done), lent));
-        self.registry.associations() > before
     }
 
     /// The same, with any request, of a host that answers so many reads.
