@@ -32,8 +32,8 @@ use crate::protection::Protection;
 
 use crate::reservation::Reservation;
 use crate::subsystem::{Namespace, Subsystem};
-use crate::tender::Tended;
-use crate::trust::{Distrust, TrustBook};
+use crate::tender::{Distrust, Tended, TrustRecords};
+use crate::trust::TrustBook;
 use crate::uncorrectable::Marks;
 use crate::usage::Usage;
 

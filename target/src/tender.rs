@@ -13,6 +13,8 @@
 //!
 //! A store keeps its number while it is opened again, so commands and namespaces need not know.
 
+mod trust;
+
 use std::mem::take;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,7 +29,7 @@ use tracing::{error, info, warn};
 use crate::disk::{
     Backing, BackingConfig, BackingId, BackingKind, Condition, Detached, Health, Kind,
 };
-use crate::trust::{Distrust, TrustRecord};
+pub(crate) use trust::{Distrust, TrustRecord, TrustRecords};
 
 /// How often it is seen to who needs a look.
 const TICK: Duration = Duration::from_millis(250);

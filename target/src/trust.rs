@@ -9,30 +9,16 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nvme::Status;
 use tracing::error;
 use uuid::Uuid;
 
 use crate::kept;
+use crate::tender::{Distrust, TrustRecords};
 
 const FIRST_LINE: &str = "nvmfd trust 1";
-
-/// Why a store is not trusted; nothing: it is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Distrust {
-    /// What a failed synchronisation was answered with.
-    pub(crate) failed_sync: Option<Status>,
-    /// Its file was shortened while it was served.
-    pub(crate) shortened: bool,
-}
-
-impl Distrust {
-    fn is_nothing(self) -> bool {
-        self == Distrust::default()
-    }
-}
 
 /// Which stores are not trusted, by the UUID of their namespaces.
 #[derive(Debug, Default)]
@@ -47,14 +33,17 @@ impl TrustBook {
         TrustBook { directory, known: Mutex::default() }
     }
 
-    /// Whether it outlasts the daemon.
-    pub(crate) fn is_durable(&self) -> bool {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Uuid, Distrust>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl TrustRecords for TrustBook {
+    fn is_durable(&self) -> bool {
         self.directory.is_some()
     }
 
-    /// Why the store of a namespace is not trusted. A record that makes no sense stands for a failed
-    /// synchronisation: it was written because of something.
-    pub(crate) fn of(&self, uuid: Uuid) -> Distrust {
+    fn of(&self, uuid: Uuid) -> Distrust {
         let mut known = self.lock();
         if let Some(distrust) = known.get(&uuid) {
             return *distrust;
@@ -73,12 +62,7 @@ impl TrustBook {
         distrust
     }
 
-    /// The store of a namespace is trusted no more, or is again; also after a power loss when this
-    /// returns.
-    ///
-    /// # Errors
-    /// What the system says. A distrust is in force all the same until the daemon ends.
-    pub(crate) fn set(&self, uuid: Uuid, distrust: Distrust) -> io::Result<()> {
+    fn set(&self, uuid: Uuid, distrust: Distrust) -> io::Result<()> {
         let mut known = self.lock();
         if !distrust.is_nothing() {
             known.insert(uuid, distrust);
@@ -91,60 +75,6 @@ impl TrustBook {
         }
         known.insert(uuid, distrust);
         Ok(())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Uuid, Distrust>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Where it is kept whether one store is trusted.
-#[derive(Debug)]
-pub(crate) struct TrustRecord {
-    book: Arc<TrustBook>,
-    uuid: Uuid,
-    kept: Mutex<Distrust>,
-}
-
-impl TrustRecord {
-    /// Of the namespace with this UUID.
-    pub(crate) fn new(book: &Arc<TrustBook>, uuid: Uuid) -> TrustRecord {
-        TrustRecord { book: Arc::clone(book), uuid, kept: Mutex::new(book.of(uuid)) }
-    }
-
-    /// What is kept.
-    pub(crate) fn distrust(&self) -> Distrust {
-        *self.lock()
-    }
-
-    /// See [`TrustBook::is_durable`].
-    pub(crate) fn is_durable(&self) -> bool {
-        self.book.is_durable()
-    }
-
-    /// See [`TrustBook::set`].
-    ///
-    /// # Errors
-    /// What the system says.
-    pub(crate) fn set(&self, distrust: Distrust) -> io::Result<()> {
-        self.update(|| Some(distrust))
-    }
-
-    /// The same, of what is so when nobody else is at it; nothing: it stays.
-    ///
-    /// # Errors
-    /// What the system says.
-    pub(crate) fn update(&self, distrust: impl FnOnce() -> Option<Distrust>) -> io::Result<()> {
-        let mut kept = self.lock();
-        if let Some(distrust) = distrust() {
-            self.book.set(self.uuid, distrust)?;
-            *kept = distrust;
-        }
-        Ok(())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Distrust> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -18,8 +18,7 @@ use crate::config::{Missing, NamespaceConfig, NamespaceKind, SubsystemConfig};
 use crate::disk::{Backing, BackingConfig, BackingId, BackingKind, Made, OpenError};
 use crate::format::Format;
 use crate::names::{self, Names};
-use crate::tender::Tended;
-use crate::trust::TrustRecord;
+use crate::tender::{Tended, TrustRecord};
 
 /// How often.
 const AGAIN: Duration = Duration::from_millis(50);
