@@ -7,6 +7,10 @@
 //! home, and nobody else has a claim to its blocks, the fused command has them to itself. After
 //! many changes without a fused command the flag comes down again.
 //!
+//! A command that changes blocks which cannot be read ([`crate::uncorrectable`]) claims them like a
+//! fused one, until the marks are gone: otherwise a write from before the marks, which they hide,
+//! could be carried out behind this one's and come to light.
+//!
 //! # What closed connections have left
 //!
 //! A disk may keep a write for long, and then carry it out. A host that has given up comes again,
@@ -24,7 +28,7 @@
 //! # In which order
 //!
 //! Claims are served in the order in which they came, so nobody waits for ever; and who has one
-//! waits for nothing but its disk, so nobody waits in a circle. A claim that was granted is not
+//! waits for nothing but its disk and its marks, so nobody waits in a circle. A claim that was granted is not
 //! told by letter: the bell rings, and the reactor asks. So none can be lost.
 
 mod spans;

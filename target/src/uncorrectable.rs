@@ -4,7 +4,9 @@
 //! whether there are any. The keeper changes them, one order after another, and keeps them in a
 //! file before it answers, so they outlast a power loss as what was written does. A write takes
 //! marks away only after its data are durable, and only those that were there when it began: others
-//! may have written meanwhile and had that made unreadable, so no old data can come to light.
+//! may have written meanwhile and had that made unreadable. No other write of these blocks is under
+//! way from before its own until the marks are gone ([`crate::exclusion`]): one that is older than
+//! the marks could replace its data and be read with the marks gone. So no old data come to light.
 //!
 //! Marks are bytes of the store, not blocks, so they mean the same whatever the block size is.
 //!

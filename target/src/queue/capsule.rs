@@ -103,7 +103,7 @@ impl Queue {
         match self.rule(slot, sqe, tail_bytes, io) {
             Ok(Plan::Mend { plan, of }) => {
                 let until = of.orders();
-                self.slot(slot).make_rare().mend = Mend::Due { of, until };
+                self.slot(slot).make_rare().mend = Mend::Due { of, until, alone: false };
                 Ok(*plan)
             }
             plan => plan,

@@ -24,8 +24,10 @@ pub(super) enum Mend {
         /// Of the namespace.
         of: Arc<Marks>,
         /// How many orders to mark blocks were carried out when it began. What later ones mark
-        /// stays so: others may have written it since this command has.
+        /// stays so.
         until: u64,
+        /// It keeps others from changing its blocks until it is answered.
+        alone: bool,
     },
     /// It is done, and the keeper notes it.
     UnderWay,
@@ -47,7 +49,7 @@ impl Queue {
     #[inline]
     pub(super) fn mends(&mut self, slot: u16, io: &mut Io<'_>) -> bool {
         let entry = &self.slots[usize::from(slot)];
-        let Some(Mend::Due { of, until }) = entry.rare().map(|rare| &rare.mend) else {
+        let Some(Mend::Due { of, until, .. }) = entry.rare().map(|rare| &rare.mend) else {
             return false;
         };
         if self.link != Link::Open {
@@ -62,6 +64,33 @@ impl Queue {
         self.slot(slot).make_rare().mend = Mend::UnderWay;
         self.ask_mark(slot, of, Change::Mend { ranges: changed, until }, io);
         true
+    }
+
+    /// The bytes that a command must have to itself before it changes any, until the keeper has noted
+    /// that they can be read: from the first to the last that it changes, when some are marked. Other
+    /// changes under way may have begun before the marks and stay hidden by them. One that a disk
+    /// carried out behind this command's would come to light with the marks gone.
+    #[inline]
+    pub(super) fn mends_alone(&mut self, slot: u16, op: &Op, io: &Io<'_>) -> Option<(u64, u64)> {
+        let entry = &self.slots[usize::from(slot)];
+        let Mend::Due { of, .. } = &entry.rare()?.mend else { return None };
+        op.changes()?;
+        let changed = changed(&entry.plan, entry.bytes(io.pool));
+        changed.iter().find_map(|(at, len)| of.first(*at, *len))?;
+        let written = || changed.iter().filter(|(_, len)| *len > 0);
+        let at = written().map(|(at, _)| *at).min()?;
+        let end = written().map(|(at, len)| at.saturating_add(*len)).max()?;
+        if let Mend::Due { alone, .. } = &mut self.slot(slot).make_rare().mend {
+            *alone = true;
+        }
+        Some((at, end - at))
+    }
+
+    /// Whether a command keeps its blocks to itself between its operations.
+    #[inline]
+    pub(super) fn keeps_turn(&self, slot: u16) -> bool {
+        let rare = self.slots[usize::from(slot)].rare();
+        rare.is_some_and(|rare| matches!(rare.mend, Mend::Due { alone: true, .. }))
     }
 
     /// Whether a command waited for the keeper alone; it is answered now.

@@ -33,6 +33,7 @@ impl Queue {
         alone: Option<(u64, u64)>,
         io: &mut Io<'_>,
     ) {
+        let alone = alone.or_else(|| self.mends_alone(slot, &op, io));
         let Some((at, len)) = alone.or(op.changes()) else {
             return self.pass_on(slot, backing, op, io);
         };
@@ -194,10 +195,11 @@ impl Queue {
     }
 
     /// An operation is home: others may have its blocks. A fused command keeps them between its
-    /// halves.
+    /// halves, and one that makes blocks readable until the marks are gone.
     pub(super) fn end_turn(&mut self, slot: u16, io: &mut Io<'_>) {
-        let entry = self.slot(slot);
-        if entry.mate.is_none() || !matches!(entry.plan, Plan::Compare { .. }) {
+        let entry = &self.slots[usize::from(slot)];
+        let between = entry.mate.is_some() && matches!(entry.plan, Plan::Compare { .. });
+        if !between && !self.keeps_turn(slot) {
             self.drop_turn(slot, io);
         }
     }
