@@ -1,13 +1,15 @@
-//! One NVMe queue on one queue pair: its slots, and the five states of a command.
+//! One NVMe queue on one queue pair: its slots, and the states of a command (`State` in `slot.rs`).
 //!
 //! ```text
-//!         capsule          buffer there         data there          done
-//! Free ──────────► Waiting ───────────► Pulling ───────────► AtDisk ─────► Replying ──► Free
-//!          └── each step that a command does not need is skipped ──┘            sent
+//!         capsule          buffers there        data there            done
+//! Free ──────────► Waiting ───────────► Pulling ───────────► AtDevice ─────► Replying ──► Free
+//!          └── each step that a command does not need is skipped ──┘              sent
 //! ```
 //!
-//! * *Waiting* holds a plan that lacks a data buffer (or, for a parked Asynchronous Event Request,
-//!   an event). Buffers are handed out in order of arrival over all queues of the reactor.
+//! * *Waiting* has a reason (`WaitReason`); a command that needs nothing of what one waits
+//!   for does not stop there.
+//! * A command that a device cannot carry out alone is *Offloaded* instead of, before or after
+//!   *AtDevice*.
 //! * In-capsule data skip *Pulling*: the receive buffer itself goes to the disk.
 //! * The receive buffer is posted again before the response is sent, so a host that keeps to its
 //!   queue size always finds one.
@@ -70,7 +72,7 @@ use fused::Half;
 use mark::Mend;
 use quota::Quota;
 pub(crate) use slot::SENDS_PER_RECEIVE;
-use slot::{Head, SLOTS_PER_RECEIVE, Slot, State};
+use slot::{Head, SLOTS_PER_RECEIVE, Slot, State, WaitReason};
 
 /// How long a connection may take from its reply to its Connect command. Hosts bring up all
 /// connections of a controller before the first Connect, each round trip may take seconds.
@@ -158,7 +160,7 @@ pub struct Queue {
     pub(crate) unadmitted: Option<OpenQueue>,
     free: Vec<u16>,
     at_disk: u16,
-    /// Slots that hold an operation back; they are counted at the disk as well.
+    /// Slots that hold an operation back.
     held_back: u16,
     /// The first half of a fused command, when it was the last command.
     half: Half,
@@ -468,10 +470,8 @@ impl Queue {
 
     /// A buffer may be there for a waiting command; `aside`: also of what is set aside.
     pub fn resume(&mut self, slot: u16, aside: bool, io: &mut Io<'_>) -> Take {
-        if self.link != Link::Open || self.slot(slot).state != State::Waiting {
-            return Take::Done;
-        }
-        if self.waits_for_half(slot) {
+        if self.link != Link::Open || self.slot(slot).state() != State::Waiting(WaitReason::Buffers)
+        {
             return Take::Done;
         }
         match self.take_buffers(slot, self.want(slot), aside, io) {
@@ -541,7 +541,7 @@ impl Queue {
     fn on_posted(&mut self, slot: u16, fault: Option<Fault>, io: &mut Io<'_>) {
         let entry = self.slot(slot);
         entry.posted -= 1;
-        if entry.posted == 0 && entry.state == State::Replying {
+        if entry.posted == 0 && entry.state() == State::Replying {
             self.observe(slot, io);
             self.settle_errands(slot);
             self.set_free(slot, io);
@@ -573,7 +573,7 @@ impl Queue {
             rare.mend = Mend::None;
         }
         entry.take_buffers().for_each(|buf| io.pool.give(buf));
-        if entry.state != State::Free && entry.posted == 0 {
+        if entry.state() != State::Free && entry.posted == 0 {
             self.set_free(slot, io);
         }
     }
@@ -581,7 +581,7 @@ impl Queue {
     /// A command is over, and holds nothing any more.
     fn set_free(&mut self, slot: u16, io: &mut Io<'_>) {
         let entry = self.slot(slot);
-        entry.state = State::Free;
+        entry.enter(State::Free);
         let charged_bytes = std::mem::take(&mut entry.charged_bytes);
         let (lane, store) = (Lane::of(entry.sqe.nsid), entry.store);
         self.free.push(slot);

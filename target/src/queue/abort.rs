@@ -3,7 +3,7 @@
 
 use nvme::Status;
 
-use super::{Io, Link, Queue, Serves, State};
+use super::{Io, Link, Queue, Serves, State, WaitReason};
 use crate::command::Plan;
 use crate::disk::Wish;
 use crate::recall::Errand;
@@ -37,7 +37,7 @@ impl Queue {
             return;
         }
         let named = self.slots.iter().position(|entry| {
-            entry.sqe.cid == errand.cid() && !matches!(entry.state, State::Free | State::Replying)
+            entry.sqe.cid == errand.cid() && !matches!(entry.state(), State::Free | State::Replying)
         });
         if let Some(slot) = named {
             self.recall(slot as u16, errand, io);
@@ -59,7 +59,11 @@ impl Queue {
         self.at_disk -= 1;
         let entry = self.slot(slot);
         entry.recalling = false;
-        if outcome.is_err() && entry.state == State::AtDisk {
+        let goes_on = matches!(
+            entry.state(),
+            State::AtDevice | State::Offloaded | State::Waiting(WaitReason::RangeLock)
+        );
+        if outcome.is_err() && goes_on {
             // It comes home as if nobody had asked; no Abort command need wait for that. (One that is
             // being answered already was given back otherwise, and is told so.)
             if let Some(rare) = entry.rare_mut() {
@@ -93,7 +97,7 @@ impl Queue {
             return;
         }
         let slots = (0u16..).zip(&self.slots).filter(|(_, entry)| {
-            entry.state == State::AtDisk && is_recallable(&entry.plan) && !entry.recalling
+            entry.state() == State::AtDevice && is_recallable(&entry.plan) && !entry.recalling
         });
         let slots: Vec<u16> = slots.map(|(slot, _)| slot).collect();
         let wishes: Vec<Wish> = slots.into_iter().map(|slot| self.wish(slot)).collect();
@@ -103,17 +107,20 @@ impl Queue {
     }
 
     fn recall(&mut self, slot: u16, errand: &Errand, io: &mut Io<'_>) {
-        let waits_for_proof = self.task.is_some_and(|(_, waiting)| waiting == slot);
         let entry = &mut self.slots[usize::from(slot)];
-        if waits_for_proof {
-            return;
-        }
         // Of several Abort commands for one command, each is told what becomes of it.
         let copy = || errand.clone();
         let is_wanted = entry.rare().is_some_and(|rare| !rare.errands.is_empty());
-        match (entry.state, &entry.plan) {
-            (State::Waiting, Plan::Abort { .. } | Plan::Disconnect | Plan::Reply(_)) => {}
-            (State::Waiting, plan) => {
+        match (entry.state(), &entry.plan) {
+            (State::Waiting(WaitReason::RangeLock), _) => {
+                entry.make_rare().errands.push(copy());
+                self.end_held_back(slot, Status::ABORT_REQUESTED, io);
+            }
+            (State::Pulling | State::Waiting(WaitReason::FusedWrite), _) => {
+                entry.make_rare().errands.push(copy());
+            }
+            (State::Waiting(_), Plan::Abort { .. } | Plan::Disconnect | Plan::Reply(_)) => {}
+            (State::Waiting(_), plan) => {
                 if *plan == Plan::Park
                     && let Serves::Admin(controller) = &mut self.serves
                 {
@@ -123,14 +130,11 @@ impl Queue {
                 self.leave_line(slot, io);
                 self.answer(slot, Err(Status::ABORT_REQUESTED), io);
             }
-            (State::Pulling, _) => entry.make_rare().errands.push(copy()),
-            (State::AtDisk, _) if entry.is_held_back() => {
-                entry.make_rare().errands.push(copy());
-                self.end_held_back(slot, Status::ABORT_REQUESTED, io);
-            }
             // The disk has been asked already, or has given the piece back that was under way.
-            (State::AtDisk, _) if is_wanted => entry.make_rare().errands.push(copy()),
-            (State::AtDisk, plan) if is_recallable(plan) && !entry.recalling => {
+            (State::AtDevice | State::Offloaded, _) if is_wanted => {
+                entry.make_rare().errands.push(copy())
+            }
+            (State::AtDevice, plan) if is_recallable(plan) && !entry.recalling => {
                 entry.make_rare().errands.push(copy());
                 let Wish { of, tag } = self.wish(slot);
                 io.disk.recall(tag, of);

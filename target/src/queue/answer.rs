@@ -54,7 +54,7 @@ impl Queue {
         self.return_receive(slot, io);
         self.leave_store(slot, io);
         let entry = self.slot(slot);
-        entry.state = State::Replying;
+        entry.enter(State::Replying);
         entry.status = status;
         match push {
             Some(_) => entry.clock.enter(Stage::Push, io.now_ns),

@@ -76,7 +76,7 @@ impl Queue {
     fn hears_a_message(&self) -> bool {
         self.slots.iter().any(|entry| {
             matches!(entry.plan, Plan::Authenticate { .. })
-                && matches!(entry.state, State::Waiting | State::Pulling)
+                && !matches!(entry.state(), State::Free | State::Replying)
         })
     }
 
@@ -126,7 +126,7 @@ impl Queue {
             let _ = to.send(Mail::Authenticated { key, ticket, worked });
         });
         self.task = Some((ticket, slot));
-        self.slot(slot).state = State::Waiting;
+        self.slot(slot).enter(State::Offloaded);
         let source = self.source().into();
         let job = offload::Job::Authenticate(AuthJob { source, ticket, run });
         let given = io.shared.offload.submit(job);
@@ -137,13 +137,14 @@ impl Queue {
 
     /// The queue closes: nobody waits for its job any more. What has cost us nothing by then is no
     /// failure of its host, who may have waited for long.
-    pub(super) fn drop_job(&mut self, io: &Io<'_>) {
-        if let Some((ticket, _)) = self.task.take()
-            && io.shared.offload.cancel(ticket)
+    pub(super) fn drop_job(&mut self, io: &mut Io<'_>) {
+        let Some((ticket, slot)) = self.task.take() else { return };
+        if io.shared.offload.cancel(ticket)
             && let Some(proof) = &mut self.proof
         {
             proof.excuse();
         }
+        self.release(slot, io);
     }
 
     /// Whether its host has begun to prove itself and has left it at that: not where we have ended

@@ -6,7 +6,7 @@ use rdma::Buf;
 
 use super::fused::Half;
 use super::mark::Mend;
-use super::{Io, Link, Queue, Serves, State};
+use super::{Io, Link, Queue, Serves, State, WaitReason};
 use crate::command::{Plan, Received, SQE_BYTES, admin, fabrics, io as rules};
 use crate::controller::{Controller, Life};
 use crate::why::Cause;
@@ -190,7 +190,9 @@ impl Queue {
         let qp = self.qp;
         let Serves::Admin(controller) = &mut self.serves else { return false };
         let parked = self.slots.iter().position(|entry| {
-            entry.state == State::Waiting && entry.plan == Plan::Park && entry.sqe.cid == cid
+            entry.state() == State::Waiting(WaitReason::Event)
+                && entry.plan == Plan::Park
+                && entry.sqe.cid == cid
         });
         let Some(slot) = parked.map(|slot| slot as u16) else { return false };
         controller.events.unpark(slot);

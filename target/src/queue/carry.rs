@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use nvme::Status;
 use rdma::Buf;
 
-use super::{Io, Queue, Serves, State};
+use super::{Io, Queue, Serves, State, WaitReason};
 use crate::command::copy::Job;
 use crate::command::{Plan, SQE_BYTES, Source, admin, io as rules};
 use crate::disk::{BackingId, Op};
@@ -16,14 +16,15 @@ impl Queue {
     pub(super) fn start(&mut self, slot: u16, plan: Result<Plan, Status>, io: &mut Io<'_>) {
         match plan {
             Ok(Plan::Reply(result)) => self.answer(slot, Ok(result), io),
-            Ok(Plan::Park) => self.slot(slot).plan = Plan::Park,
-            Ok(Plan::Disconnect) => {
-                self.slot(slot).plan = Plan::Disconnect;
-                self.disconnect(slot, io);
-            }
-            Ok(Plan::Abort { sqid, cid }) => {
-                self.slot(slot).plan = Plan::Abort { sqid, cid };
-                self.abort(slot, sqid, cid, io);
+            Ok(plan @ (Plan::Park | Plan::Disconnect | Plan::Abort { .. })) => {
+                let entry = self.slot(slot);
+                entry.enter(State::Waiting(WaitReason::Event));
+                entry.plan = plan;
+                match entry.plan {
+                    Plan::Disconnect => self.disconnect(slot, io),
+                    Plan::Abort { sqid, cid } => self.abort(slot, sqid, cid, io),
+                    _ => {}
+                }
             }
             Ok(plan) => {
                 self.slot(slot).plan = plan;
@@ -62,7 +63,7 @@ impl Queue {
             | Plan::Manage { from }
             | Plan::SetFeature { from } => match *from {
                 Source::Host(remote) => {
-                    entry.state = State::Pulling;
+                    entry.enter(State::Pulling);
                     entry.clock.enter(Stage::Pull, io.now_ns);
                     if entry.is_scattered() {
                         entry.make_rare().pieces.begin(remote.len);

@@ -6,7 +6,7 @@ use nvme::{Nqn, Status};
 use rdma::Pool;
 use tracing::{debug, info};
 
-use super::{Head, Io, Queue, Serves, State};
+use super::{Head, Io, Queue, Serves};
 use crate::command::{Plan, fabrics};
 use crate::controller::discovery::Service;
 use crate::controller::{Controller, KEEP_ALIVE_DISCOVERY_MAX_MS, KEEP_ALIVE_MAX_MS, Limits, Role};
@@ -127,7 +127,7 @@ impl Queue {
     fn end_other_connects(&mut self, io: &mut Io<'_>) {
         for slot in 0..self.slots.len() as u16 {
             let entry = self.slot(slot);
-            if entry.state == State::Waiting && matches!(entry.plan, Plan::Connect { .. }) {
+            if entry.state().has_not_begun() && matches!(entry.plan, Plan::Connect { .. }) {
                 io.waiters.remove(self.key, slot);
                 self.respond(slot, LOST, 0, None, io);
             }

@@ -45,7 +45,7 @@ impl Queue {
         }
         let mut noted = 0;
         for entry in &self.slots {
-            let under_way = matches!(entry.state, State::Waiting | State::Pulling | State::AtDisk);
+            let under_way = !matches!(entry.state(), State::Free | State::Replying);
             if under_way && entry.sqe.nsid != noted && subsystem.namespace(entry.sqe.nsid).is_ok() {
                 noted = entry.sqe.nsid;
                 association.usage.note_busy(now);

@@ -3,16 +3,14 @@
 
 use nvme::Status;
 
-use super::{Io, Link, Queue, State};
+use super::{Io, Link, Queue, State, WaitReason};
 
 impl Queue {
     /// A Disconnect command begins.
     pub(super) fn disconnect(&mut self, leaver: u16, io: &mut Io<'_>) {
         self.leaver = Some(leaver);
         for slot in 0..self.slots.len() as u16 {
-            let waits = self.slot(slot).state == State::Waiting;
-            let for_proof = self.task.is_some_and(|(_, waiting)| waiting == slot);
-            if waits && slot != leaver && !for_proof {
+            if self.slot(slot).state().has_not_begun() && slot != leaver {
                 self.leave_line(slot, io);
                 self.answer(slot, Err(Status::ABORTED_SQ_DELETION), io);
             }
@@ -26,12 +24,12 @@ impl Queue {
     /// Answers a Disconnect command when every other command has been.
     pub(super) fn answer_disconnect(&mut self, io: &mut Io<'_>) {
         let Some(leaver) = self.leaver.filter(|_| self.link == Link::Open) else { return };
-        let alone = (0u16..).zip(&self.slots).all(|(slot, entry)| match entry.state {
-            state if slot == leaver => state == State::Waiting,
+        let alone = (0u16..).zip(&self.slots).all(|(slot, entry)| match entry.state() {
+            state if slot == leaver => state == State::Waiting(WaitReason::Event),
             State::Free => true,
             // Of data in several places, the response goes with the last piece.
             State::Replying => !self.has_more_pieces(slot),
-            State::Waiting | State::Pulling | State::AtDisk => false,
+            _ => false,
         });
         if alone {
             self.answer(leaver, Ok(0), io);

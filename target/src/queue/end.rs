@@ -19,7 +19,7 @@ impl Queue {
         io.fabric.disconnect(self.qp);
         self.leave(io);
         for slot in 0..self.slots.len() as u16 {
-            if self.slot(slot).state == State::Waiting {
+            if self.slot(slot).state().has_not_begun() {
                 self.release(slot, io);
             }
         }
@@ -41,7 +41,7 @@ impl Queue {
         self.receives = 0;
         for slot in 0..self.slots.len() as u16 {
             let entry = self.slot(slot);
-            if entry.state != State::AtDisk {
+            if !matches!(entry.state(), State::AtDevice | State::Offloaded) {
                 self.release(slot, io);
                 continue;
             }

@@ -10,7 +10,7 @@
 use nvme::sqe::Flags;
 use nvme::{Sqe, Status};
 
-use super::{Io, Queue, Serves, State};
+use super::{Io, Queue, Serves, State, WaitReason};
 use crate::command::Plan;
 use crate::disk::Op;
 use crate::observe::Stage;
@@ -57,7 +57,9 @@ impl Queue {
                 let plan = self.decide(slot, &alone, tail_bytes, io);
                 match plan.and_then(|plan| self.may_fuse(sqe).and_then(|()| first(sqe, plan))) {
                     Ok(plan) => {
-                        self.slot(slot).plan = plan;
+                        let entry = self.slot(slot);
+                        entry.enter(State::Waiting(WaitReason::FusedPartner));
+                        entry.plan = plan;
                         self.half = Half::Held(slot);
                     }
                     Err(status) => {
@@ -107,28 +109,24 @@ impl Queue {
 
     fn start_pair(&mut self, first: u16, second: u16, plan: Result<Plan, Status>, io: &mut Io<'_>) {
         let Ok(plan) = plan else { return };
-        self.slot(first).mate = Some(second);
+        let entry = self.slot(first);
+        entry.enter(State::Waiting(WaitReason::Buffers));
+        entry.mate = Some(second);
         let entry = self.slot(second);
+        entry.enter(State::Waiting(WaitReason::FusedPartner));
         entry.plan = plan;
         entry.mate = Some(first);
         // The first half stands in line for both.
         self.enter(first, io);
     }
 
-    /// Whether a slot that waits does so for its other half, not for a buffer.
-    pub(super) fn waits_for_half(&self, slot: u16) -> bool {
-        let entry = &self.slots[usize::from(slot)];
-        let second = entry.mate.is_some() && matches!(entry.plan, Plan::Store { .. });
-        second || self.half == Half::Held(slot)
-    }
-
     /// The data of one half are here: when those of the other are as well, it begins.
     pub(super) fn on_half_pulled(&mut self, slot: u16, mate: u16, io: &mut Io<'_>) {
         let entry = self.slot(slot);
-        entry.state = State::Pulling;
+        entry.enter(State::Pulling);
         entry.clock.enter(Stage::Wait, io.now_ns);
         let other = self.slot(mate);
-        if other.state != State::Pulling || other.posted > 0 {
+        if other.state() != State::Pulling || other.posted > 0 {
             return;
         }
         let compares = matches!(self.slot(slot).plan, Plan::Compare { .. });
@@ -151,7 +149,7 @@ impl Queue {
     /// The blocks are what the first half says. The second has them now.
     pub(super) fn write_behind(&mut self, first: u16, second: u16, io: &mut Io<'_>) {
         let entry = self.slot(first);
-        entry.state = State::Pulling;
+        entry.enter(State::Waiting(WaitReason::FusedWrite));
         let turn = std::mem::take(&mut entry.turn);
         let entry = self.slot(second);
         entry.turn = turn;
@@ -180,17 +178,19 @@ impl Queue {
         let Some(mate) = self.slot(slot).mate.take() else { return };
         let entry = self.slot(mate);
         entry.mate = None;
-        match (entry.state, entry.posted) {
+        let state = entry.state();
+        match (state, entry.posted) {
             _ if status.is_success() => {}
             (State::Pulling, 1..) => entry.doomed = true,
-            (State::Waiting | State::Pulling, _) => {
-                // The first half stands in line for both, and may be the one that is left.
-                if entry.state == State::Waiting {
-                    self.leave_line(mate, io);
-                }
+            (State::Pulling | State::Waiting(WaitReason::FusedWrite), _) => {
                 self.answer(mate, Err(FAILED), io);
             }
-            (State::Free | State::AtDisk | State::Replying, _) => {}
+            _ if state.has_not_begun() => {
+                // The first half stands in line for both, and may be the one that is left.
+                self.leave_line(mate, io);
+                self.answer(mate, Err(FAILED), io);
+            }
+            _ => {}
         }
     }
 }

@@ -1,7 +1,7 @@
 //! How much of the data buffers one queue may hold that has no share of them: an admin queue, and
 //! any queue before its Connect. Anybody may have one, and its commands come before all I/O.
 
-use super::{Io, Link, Queue, State, page};
+use super::{Io, Link, Queue, State, WaitReason, page};
 use crate::waiters::Take;
 
 /// Bytes that the commands of such a queue may hold together. One alone may hold more.
@@ -19,6 +19,7 @@ impl Queue {
     pub(super) fn put_off(&mut self, slot: u16, io: &mut Io<'_>) {
         io.waiters.behind_sent += 1;
         self.put_off.push_back(slot);
+        self.slot(slot).enter(State::Waiting(WaitReason::AdminCap));
     }
 
     /// A command is over: those that were put off try again, in their order.
@@ -31,8 +32,10 @@ impl Queue {
             && let Some(&slot) = self.put_off.front()
         {
             // Unless it was aborted meanwhile.
-            let take = match self.slot(slot).state {
-                State::Waiting => Some(self.take_buffers(slot, self.want(slot), false, io)),
+            let take = match self.slot(slot).state() {
+                State::Waiting(WaitReason::AdminCap) => {
+                    Some(self.take_buffers(slot, self.want(slot), false, io))
+                }
                 _ => None,
             };
             if take == Some(Take::Over) {
@@ -42,7 +45,10 @@ impl Queue {
             io.waiters.behind_sent -= 1;
             match take {
                 Some(Take::Done) => self.proceed(slot, io),
-                Some(_) => io.waiters.push(self.share, self.waiter(slot, io.pool), take),
+                Some(_) => {
+                    self.slot(slot).enter(State::Waiting(WaitReason::Buffers));
+                    io.waiters.push(self.share, self.waiter(slot, io.pool), take);
+                }
                 None => {}
             }
         }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Io, Link, Queue, Serves, State};
+use super::{Io, Link, Queue, Serves, State, WaitReason};
 use crate::command::Plan;
 use crate::qos::{Booking, Limiter, book_all};
 use crate::waiters::Take;
@@ -27,7 +27,9 @@ impl Queue {
 
     /// The time of a command that was limited has come.
     pub fn begin(&mut self, slot: u16, io: &mut Io<'_>) {
-        if self.link == Link::Open && self.slot(slot).state == State::Waiting {
+        let is_limited = self.slot(slot).state() == State::Waiting(WaitReason::RateLimit);
+        if self.link == Link::Open && is_limited {
+            self.slot(slot).enter(State::Waiting(WaitReason::Buffers));
             self.stand_in_line(slot, io);
         }
     }
@@ -80,6 +82,7 @@ impl Queue {
             return false;
         }
         io.waiters.tolls.push(share, (self.key, slot), nsid, booked);
+        self.slot(slot).enter(State::Waiting(WaitReason::RateLimit));
         true
     }
 

@@ -52,7 +52,7 @@ impl Queue {
     pub(super) fn offload(&mut self, slot: u16, job: Job, io: &mut Io<'_>) {
         match io.shared.offload.submit(job) {
             true => {
-                self.slot(slot).state = State::AtDisk;
+                self.slot(slot).enter(State::Offloaded);
                 self.at_disk += 1;
             }
             false => self.answer(slot, Err(Status::INTERNAL_ERROR), io),
@@ -84,11 +84,10 @@ impl Queue {
         }
         for slot in 0..self.slots.len() as u16 {
             let entry = self.slot(slot);
-            let waits = match entry.state {
-                State::Free | State::Replying => continue,
-                State::Waiting => true,
-                State::Pulling | State::AtDisk => false,
-            };
+            if matches!(entry.state(), State::Free | State::Replying) {
+                continue;
+            }
+            let waits = entry.state().has_not_begun();
             // A fabrics command names no namespace: its type lies where others have one.
             if entry.sqe.is_fabrics() || !fence.ends(entry.plan.io_class(), entry.sqe.nsid) {
                 continue;
@@ -111,7 +110,7 @@ impl Queue {
             entry.plan,
             Plan::Deallocate { .. } | Plan::Zero { .. } | Plan::Copy { .. } | Plan::Verify { .. }
         );
-        if entry.state != State::Pulling && !more_to_do {
+        if entry.state() != State::Pulling && !more_to_do {
             return None;
         }
         let wanted = entry.rare().map(|rare| (rare.fences.first(), !rare.errands.is_empty()));

@@ -72,7 +72,7 @@ impl Queue {
         match piece {
             Some((_, to)) if self.has_more_pieces(slot) => {
                 let entry = self.slot(slot);
-                entry.state = State::Replying;
+                entry.enter(State::Replying);
                 if let Some(from) = entry.data.take() {
                     entry.posted += 1;
                     io.waiters.behind_sent += 1;

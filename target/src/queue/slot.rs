@@ -23,14 +23,73 @@ pub(super) const SLOTS_PER_RECEIVE: u16 = 2;
 /// a write, and a response.
 pub(crate) const SENDS_PER_RECEIVE: u32 = 2 * SLOTS_PER_RECEIVE as u32;
 
-/// The five states.
+/// The states of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
+    /// There is none.
     Free,
-    Waiting,
+    Waiting(WaitReason),
+    /// Its data come from the host, or those of the command that it is fused with.
     Pulling,
-    AtDisk,
+    /// A device has an operation of it.
+    AtDevice,
+    /// Somebody else carries out a part of it, and tells what came of that.
+    Offloaded,
+    /// It was answered, and its data or its response are on their way to the host.
     Replying,
+}
+
+/// What a command waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum WaitReason {
+    /// The time at which its rate limits let it begin.
+    RateLimit,
+    /// Data buffers. Every command begins like this, also one that needs none.
+    Buffers,
+    /// Other commands of its queue, which hold all that a queue without a share may.
+    AdminCap,
+    /// The blocks that its operation, which it holds, is about to change.
+    RangeLock,
+    /// The second half of a fused command; or it is that, and the first waits for both.
+    FusedPartner,
+    /// Its comparison has succeeded, and the write of the second half is not over.
+    FusedWrite,
+    /// Something that the host wants to be told of.
+    Event,
+}
+
+impl State {
+    /// Whether nothing of it was begun: it can end at once.
+    pub(super) fn has_not_begun(self) -> bool {
+        use WaitReason::{AdminCap, Buffers, Event, FusedPartner, RateLimit};
+        matches!(self, State::Waiting(RateLimit | Buffers | AdminCap | FusedPartner | Event))
+    }
+
+    /// Whether a command may go from here to there. One that was answered is never carried out
+    /// again, and what somebody else still has of it is never given away.
+    fn may_become(self, to: State) -> bool {
+        use State::{AtDevice, Free, Offloaded, Pulling, Replying, Waiting};
+        use WaitReason::{
+            AdminCap, Buffers, Event, FusedPartner, FusedWrite, RangeLock, RateLimit,
+        };
+        match self {
+            Free => to == Waiting(Buffers),
+            Replying => matches!(to, Replying | Free),
+            _ if matches!(to, Replying | Free) => true,
+            Waiting(Buffers | AdminCap | FusedPartner) => {
+                matches!(to, Pulling | AtDevice | Offloaded)
+                    || matches!(to, Waiting(reason) if reason != FusedWrite)
+            }
+            Waiting(RateLimit) => to == Waiting(Buffers),
+            Waiting(RangeLock) => to == AtDevice,
+            Waiting(Event | FusedWrite) => false,
+            Pulling => matches!(to, Pulling | AtDevice | Offloaded | Waiting(RangeLock)),
+            AtDevice => {
+                matches!(to, AtDevice | Offloaded | Waiting(RangeLock | FusedWrite))
+            }
+            Offloaded => to == AtDevice,
+        }
+    }
 }
 
 /// A command, or the place for one.
@@ -41,7 +100,7 @@ pub(super) enum State {
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Slot {
-    pub(super) state: State,
+    state: State,
     /// Work requests posted and not home.
     pub(super) posted: u8,
     /// It has something that few commands have.
@@ -141,7 +200,7 @@ impl Slot {
         if std::mem::take(&mut self.is_rare) {
             self.rare.forget();
         }
-        self.state = State::Waiting;
+        self.enter(State::Waiting(WaitReason::Buffers));
         self.copies = false;
         self.clock.start(came_ns, now_ns);
         self.sqe = sqe;
@@ -149,6 +208,23 @@ impl Slot {
         self.invalidate = sqe.sgl().ok().and_then(|sgl| sgl.invalidate_key());
         self.capsule = Some(capsule);
         self.step = 0;
+    }
+
+    /// Where it stands.
+    #[inline]
+    pub(super) fn state(&self) -> State {
+        self.state
+    }
+
+    /// It goes on to this state.
+    ///
+    /// # Panics
+    /// The state does not follow from the one before: to go on could lose or overwrite data.
+    #[inline]
+    #[track_caller]
+    pub(super) fn enter(&mut self, state: State) {
+        assert!(self.state.may_become(state), "{:?} became {state:?}", self.state);
+        self.state = state;
     }
 
     /// What it has that few commands have; none: nothing of that.
@@ -167,11 +243,6 @@ impl Slot {
     pub(super) fn make_rare(&mut self) -> &mut Rare {
         self.is_rare = true;
         &mut self.rare
-    }
-
-    /// Whether it waits for its turn to go to the disk.
-    pub(super) fn is_held_back(&self) -> bool {
-        self.rare().is_some_and(|rare| rare.held_back.is_some())
     }
 
     /// Whether the host has its data in several places.
@@ -245,6 +316,41 @@ mod tests {
     }
 
     #[test]
+    fn a_command_that_was_answered_is_not_carried_out_and_a_free_slot_is_not_answered() {
+        use State::{AtDevice, Free, Offloaded, Pulling, Replying, Waiting};
+        use WaitReason::{
+            AdminCap, Buffers, Event, FusedPartner, FusedWrite, RangeLock, RateLimit,
+        };
+        let reasons = [RateLimit, Buffers, AdminCap, RangeLock, FusedPartner, FusedWrite, Event];
+        let waiting = reasons.map(Waiting);
+        let under_way = [Pulling, AtDevice, Offloaded];
+        let all = || waiting.into_iter().chain(under_way).chain([Free, Replying]);
+        for to in all() {
+            assert_eq!(Free.may_become(to), to == Waiting(Buffers), "{to:?}");
+            assert_eq!(Replying.may_become(to), matches!(to, Replying | Free), "{to:?}");
+        }
+        for from in waiting.into_iter().chain(under_way) {
+            assert!(from.may_become(Replying) && from.may_become(Free), "{from:?}");
+        }
+        // What somebody else has comes home before anything else becomes of it.
+        for from in [AtDevice, Offloaded, Waiting(RangeLock), Waiting(FusedWrite)] {
+            assert!(!from.has_not_begun(), "{from:?}");
+            assert!(!from.may_become(Pulling) && !from.may_become(Waiting(Buffers)), "{from:?}");
+        }
+        // Nothing leaves the line of a limit without its time, and an event is no operation.
+        for to in under_way {
+            assert!(!Waiting(RateLimit).may_become(to) && !Waiting(Event).may_become(to), "{to:?}");
+        }
+        assert_eq!(size_of::<State>(), 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "Free became Replying")]
+    fn a_second_answer_of_a_command_is_refused() {
+        Slot::new(None).enter(State::Replying);
+    }
+
+    #[test]
     fn nothing_of_a_rare_command_is_left_for_the_next_one() {
         let plan = PoolPlan {
             cells: 2,
@@ -272,6 +378,7 @@ mod tests {
         slot.take_buffers().for_each(|buf| pool.give(buf));
         assert!(pool.is_full());
 
+        slot.enter(State::Free);
         slot.begin(Sqe::default(), pool.take_cell().unwrap(), 0, 0);
         assert!(slot.rare().is_none());
         let fresh = Slot::new(None);

@@ -3,7 +3,7 @@
 
 use nvme::Status;
 
-use super::{Io, Link, Queue, Serves, State};
+use super::{Io, Link, Queue, Serves, State, WaitReason};
 use crate::command::{Plan, io as rules};
 use crate::disk::{BackingId, Done, Op};
 use crate::exclusion::Claim;
@@ -53,11 +53,9 @@ impl Queue {
         match granted {
             true => self.pass_on(slot, backing, op, io),
             false => {
-                // As if it were at the disk: nobody else gives the slot away.
                 entry.clock.enter(Stage::Wait, io.now_ns);
-                entry.state = State::AtDisk;
+                entry.enter(State::Waiting(WaitReason::RangeLock));
                 entry.make_rare().held_back = Some((backing, op));
-                self.at_disk += 1;
                 self.held_back += 1;
             }
         }
@@ -69,7 +67,7 @@ impl Queue {
             return self.answer(slot, Err(status), io);
         }
         let entry = self.slot(slot);
-        entry.state = State::AtDisk;
+        entry.enter(State::AtDevice);
         entry.clock.enter(Stage::Disk, io.now_ns);
         self.at_disk += 1;
         io.disk.submit(backing, self.tag(slot), op);
@@ -100,8 +98,10 @@ impl Queue {
         let entry = self.slot(slot);
         let held_back = entry.rare_mut().and_then(|rare| rare.held_back.take());
         if let Some((backing, op)) = held_back {
+            entry.enter(State::AtDevice);
             entry.clock.enter(Stage::Disk, io.now_ns);
             self.held_back -= 1;
+            self.at_disk += 1;
             io.disk.submit(backing, tag, op);
         }
     }
@@ -152,6 +152,8 @@ impl Queue {
         let Some((_, op)) = rare.and_then(|rare| rare.held_back.take()) else { return false };
         self.held_back -= 1;
         // As if the disk gave it back.
+        self.slot(slot).enter(State::AtDevice);
+        self.at_disk += 1;
         let done = Done { tag: self.tag(slot), buf: op.into_buf(), outcome: Err(status) };
         self.on_disk(slot, done, io);
         true
@@ -166,7 +168,6 @@ impl Queue {
                 && let Some((_, op)) = rare.held_back.take()
             {
                 self.held_back -= 1;
-                self.at_disk -= 1;
                 if let Some(buf) = op.into_buf() {
                     io.pool.give(buf);
                 }
