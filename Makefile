@@ -95,7 +95,7 @@ some-mutants: # Two of them, others for each commit, of the library that `unit` 
 
 sim: packages ## Simulate hosts, network, target and disks: make sim SEEDS=10000 SWAPS=1000000
 	$(CARGO) run --release -p tests --bin sim -- --seeds $(or $(SEEDS),1000)
-	SWAPS=$(or $(SWAPS),100000) $(CARGO) test --release -p nvmfd --test queue no_update_is_lost -- --nocapture
+	SWAPS=$(or $(SWAPS),100000) $(CARGO) test --release -p nvmfd --test qpair no_update_is_lost -- --nocapture
 
 demo: build ## Watch it: target and host on this machine, no adapter, no kernel module, no root
 	NVMFD="$(NVMFD)" NVMF="$(NVMF)" tests/demo/demo "$(BUILD)"
@@ -104,20 +104,20 @@ demo-guest: build ## Watch it with a stock Linux host, in a guest
 	$(GUEST) tests/vm/vm --kind uml run env NVMFD="$(NVMFD)" "$(CURDIR)"/tests/vm/demo
 
 bench: build test-packages ## Measure the soft fabric beside what this machine could do at best
-	NVMFD="$(NVMFD)" NVMF="$(NVMF)" UDP_LIMITS="$(BUILD)"/release/udp_limits tests/bench/run "$(BUILD)"
+	NVMFD="$(NVMFD)" NVMF="$(NVMF)" UDP_LIMITS="$(BUILD)"/release/udp_baseline tests/bench/run "$(BUILD)"
 
 loss: build test-packages ## Measure what the soft fabric keeps of that in a bad network
-	NVMFD="$(NVMFD)" NVMF="$(NVMF)" RELAY="$(BUILD)"/release/relay tests/bench/loss
+	NVMFD="$(NVMFD)" NVMF="$(NVMF)" RELAY="$(BUILD)"/release/lossy_relay tests/bench/loss
 
 scale: build test-packages ## Measure what a thousand subsystems or namespaces cost, and 64 hosts with 16 queues each
-	NVMFD="$(NVMFD)" NVMF="$(NVMF)" CROWD="$(BUILD)"/release/crowd tests/bench/scale
+	NVMFD="$(NVMFD)" NVMF="$(NVMF)" CROWD="$(BUILD)"/release/many_hosts tests/bench/scale
 
 qos: build test-packages ## See that limits hold and are shared equally
 	NVMFD="$(NVMFD)" NVMF="$(NVMF)" tests/bench/qos
 
 cost: build ## Count the instructions that a command costs, which are the same each time
 	@$(call install,valgrind)
-	COST="$(BUILD)"/release/cost tests/bench/cost
+	COST="$(BUILD)"/release/instruction_count tests/bench/cost
 
 structure: packages ## Measure the structure of the sources: import cycles, layers, sizes
 	@$(CARGO) run --quiet -p tests --bin structure
@@ -130,8 +130,8 @@ PACKETS ?= 20000000
 SECONDS_OF_FLOOD ?= 60
 hostile: build test-packages ## Twenty million mutated packets, five million messages, and floods, in memory and on sockets: some minutes
 	PACKETS=$(PACKETS) SECONDS=$(SECONDS_OF_FLOOD) SHARE=70 $(CARGO) test --release -p rdma --no-default-features \
-	  --test soft_hostile -- --nocapture --test-threads 1
-	NVMFD="$(NVMFD)" NVMF="$(NVMF)" ENEMY="$(BUILD)"/release/enemy FLOOD=$(SECONDS_OF_FLOOD) tests/bench/hostile
+	  --test soft_malformed -- --nocapture --test-threads 1
+	NVMFD="$(NVMFD)" NVMF="$(NVMF)" ENEMY="$(BUILD)"/release/flood FLOOD=$(SECONDS_OF_FLOOD) tests/bench/hostile
 
 HOURS ?= 2
 torture: build test-packages ## Every guarantee of docs/reliability.md at full size, then a soak: make torture HOURS=12
@@ -157,8 +157,8 @@ SANITIZED := RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect
   CARGO_PROFILE_DEV_OPT_LEVEL=1 CARGO_PROFILE_DEV_DEBUG=line-tables-only CARGO_INCREMENTAL=0 $(CARGO) test \
   --target x86_64-unknown-linux-gnu --target-dir "$(BUILD)"/asan --no-default-features
 asan: packages ## Pool, soft fabric, ring and queue under AddressSanitizer: most of it is the build
-	$(SANITIZED) -p rdma --lib --test soft_qp --test soft_net --test soft_udp --test soft_group --test soft_loss --test soft_wire
-	$(SANITIZED) -p nvmfd --lib --test queue
+	$(SANITIZED) -p rdma --lib --test soft_qp --test soft_net --test soft_udp --test soft_reuseport --test soft_loss --test soft_wire
+	$(SANITIZED) -p nvmfd --lib --test qpair
 
 # Needs a nightly toolchain with miri and rust-src.
 miri: packages ## What reactors share without locks, under Miri: other interleavings and weak memory for each seed

@@ -4,22 +4,20 @@
 //!   queues, one queue pair each, on a pool and a fabric that it borrows. It has no thread, clock
 //!   or socket, so a simulator can drive it.
 //! * [`host`] puts a pool and a fabric under a session and blocks until things are done.
-//! * [`stamp`] is what `nvmf verify` writes into every block, and `verify::model` what it then
+//! * [`crate::verify::block_stamp`] is what `nvmf verify` writes into every block, and `verify::model` what it then
 //!   expects to read. Neither knows a target.
 //! * [`options`] is the part of the command line that says which target is meant.
 
-mod addresses;
 pub mod bench;
 mod fabric;
 pub mod host;
-mod names;
+mod host_identity;
+mod interrupt;
 pub mod options;
-pub mod random;
-pub mod report;
+pub mod rng;
 pub mod session;
 mod size;
-pub mod stamp;
-mod stop;
+mod source_addresses;
 pub mod verify;
 
 pub use fabric::Provider;

@@ -11,10 +11,10 @@ use clap::{CommandFactory, Parser, Subcommand};
 use initiator::Error;
 use tracing::level_filters::LevelFilter;
 
-use cli::output::Output;
-use cli::{
-    act, blocks, discover, feature, identify, list, log, manage, manual, pages, registers,
-    reservation,
+use crate::cli::output::Output;
+use crate::cli::{
+    data_management, discover, feature, identify, list, log_page, manpages, ns_management,
+    read_write, reservation, show_regs, supported,
 };
 
 /// The version of the package, or what `NVMFD_VERSION` was while this was built.
@@ -56,53 +56,53 @@ enum Command {
     /// Namespace Identification Descriptors
     NsDescs(identify::Namespace),
     /// SMART / Health Information log
-    SmartLog(log::SmartArgs),
+    SmartLog(log_page::SmartArgs),
     /// Error Information log
-    ErrorLog(log::ErrorArgs),
+    ErrorLog(log_page::ErrorArgs),
     /// Commands Supported and Effects log
-    EffectsLog(pages::Args),
+    EffectsLog(supported::Args),
     /// Supported Log Pages log
-    SupportedLogPages(pages::Args),
+    SupportedLogPages(supported::Args),
     /// Feature Identifiers Supported and Effects log
-    FidSupportEffectsLog(pages::Args),
+    FidSupportEffectsLog(supported::Args),
     /// Any log page
-    GetLog(log::PageArgs),
+    GetLog(log_page::PageArgs),
     /// Get Features
     GetFeature(feature::GetArgs),
     /// Set Features
     SetFeature(feature::SetArgs),
     /// Read blocks
-    Read(blocks::Args),
+    Read(read_write::Args),
     /// Write blocks
-    Write(blocks::Args),
+    Write(read_write::Args),
     /// Have the controller compare blocks with given data
-    Compare(blocks::Args),
+    Compare(read_write::Args),
     /// Compare blocks and write them when they are alike, as one step
-    CompareAndWrite(blocks::FusedArgs),
+    CompareAndWrite(read_write::FusedArgs),
     /// Flush
-    Flush(act::FlushArgs),
+    Flush(data_management::FlushArgs),
     /// Write Zeroes
-    WriteZeroes(act::ZeroesArgs),
+    WriteZeroes(data_management::ZeroesArgs),
     /// Verify: have the controller read blocks and show them to nobody
-    VerifyBlocks(act::BlocksArgs),
+    VerifyBlocks(data_management::BlocksArgs),
     /// Write Uncorrectable: blocks that cannot be read until they are written again
-    WriteUncor(act::BlocksArgs),
+    WriteUncor(data_management::BlocksArgs),
     /// Dataset Management
-    Dsm(act::DsmArgs),
+    Dsm(data_management::DsmArgs),
     /// Copy blocks within a namespace
-    Copy(act::CopyArgs),
+    Copy(data_management::CopyArgs),
     /// Create a namespace
-    CreateNs(manage::CreateArgs),
+    CreateNs(ns_management::CreateArgs),
     /// Delete a namespace
-    DeleteNs(manage::DeleteArgs),
+    DeleteNs(ns_management::DeleteArgs),
     /// Attach a namespace to controllers
-    AttachNs(manage::AttachArgs),
+    AttachNs(ns_management::AttachArgs),
     /// Detach a namespace from controllers
-    DetachNs(manage::AttachArgs),
+    DetachNs(ns_management::AttachArgs),
     /// Format a namespace: all that is in it is lost
-    Format(manage::FormatArgs),
+    Format(ns_management::FormatArgs),
     /// Controller properties
-    ShowRegs(registers::Args),
+    ShowRegs(show_regs::Args),
     /// Reservation Register
     ResvRegister(reservation::RegisterArgs),
     /// Reservation Acquire
@@ -134,30 +134,30 @@ impl Command {
             Command::IdNs(args) => identify::namespace(args),
             Command::ListNs(args) => identify::list(args),
             Command::NsDescs(args) => identify::descriptors(args),
-            Command::SmartLog(args) => log::smart(args),
-            Command::ErrorLog(args) => log::errors(args),
-            Command::EffectsLog(args) => pages::effects(args),
-            Command::SupportedLogPages(args) => pages::supported(args),
-            Command::FidSupportEffectsLog(args) => pages::features(args),
-            Command::GetLog(args) => log::page(args),
+            Command::SmartLog(args) => log_page::smart(args),
+            Command::ErrorLog(args) => log_page::errors(args),
+            Command::EffectsLog(args) => supported::effects(args),
+            Command::SupportedLogPages(args) => supported::supported(args),
+            Command::FidSupportEffectsLog(args) => supported::features(args),
+            Command::GetLog(args) => log_page::page(args),
             Command::GetFeature(args) => feature::get(args),
             Command::SetFeature(args) => feature::set(args),
-            Command::Read(args) => blocks::read(args),
-            Command::Write(args) => blocks::write(args),
-            Command::Compare(args) => blocks::compare(args),
-            Command::CompareAndWrite(args) => blocks::compare_and_write(args),
-            Command::Flush(args) => act::flush(args),
-            Command::WriteZeroes(args) => act::write_zeroes(args),
-            Command::VerifyBlocks(args) => act::verify(args),
-            Command::WriteUncor(args) => act::write_uncorrectable(args),
-            Command::Dsm(args) => act::dsm(args),
-            Command::Copy(args) => act::copy(args),
-            Command::CreateNs(args) => manage::create(args),
-            Command::DeleteNs(args) => manage::delete(args),
-            Command::AttachNs(args) => manage::attach(args),
-            Command::DetachNs(args) => manage::detach(args),
-            Command::Format(args) => manage::format(args),
-            Command::ShowRegs(args) => registers::run(args),
+            Command::Read(args) => read_write::read(args),
+            Command::Write(args) => read_write::write(args),
+            Command::Compare(args) => read_write::compare(args),
+            Command::CompareAndWrite(args) => read_write::compare_and_write(args),
+            Command::Flush(args) => data_management::flush(args),
+            Command::WriteZeroes(args) => data_management::write_zeroes(args),
+            Command::VerifyBlocks(args) => data_management::verify(args),
+            Command::WriteUncor(args) => data_management::write_uncorrectable(args),
+            Command::Dsm(args) => data_management::dsm(args),
+            Command::Copy(args) => data_management::copy(args),
+            Command::CreateNs(args) => ns_management::create(args),
+            Command::DeleteNs(args) => ns_management::delete(args),
+            Command::AttachNs(args) => ns_management::attach(args),
+            Command::DetachNs(args) => ns_management::detach(args),
+            Command::Format(args) => ns_management::format(args),
+            Command::ShowRegs(args) => show_regs::run(args),
             Command::ResvRegister(args) => reservation::register(args),
             Command::ResvAcquire(args) => reservation::acquire(args),
             Command::ResvRelease(args) => reservation::release(args),
@@ -165,7 +165,7 @@ impl Command {
             Command::ResvNotifLog(args) => reservation::notification(args),
             Command::Bench(args) => return initiator::bench::run(args),
             Command::Verify(args) => return initiator::verify::run(args),
-            Command::InstallFiles { share } => manual::write(Cli::command(), "1", share)
+            Command::InstallFiles { share } => manpages::write(Cli::command(), "1", share)
                 .map_err(|error| Error::Local(format!("{}: {error}", share.display()))),
         }
         .map(|()| ExitCode::SUCCESS)
@@ -218,7 +218,7 @@ fn main() -> ExitCode {
         Err(error) => error,
     };
     if command.output().is_some_and(Output::is_json) {
-        let json = cli::document::object([("error", error.to_string().into())]);
+        let json = cli::nvme_cli_json::object([("error", error.to_string().into())]);
         // Nothing is left to be done about a failure to tell of a failure.
         let _ = cli::output::print(&format!("{json:#}\n"));
     }

@@ -11,7 +11,7 @@ use nvme::auth::Secret;
 
 use crate::fabric::Provider;
 use crate::host::Host;
-use crate::{Error, Options, Setup, names};
+use crate::{Error, Options, Setup, host_identity};
 
 /// Where help lists these options.
 const TARGET: &str = "Target";
@@ -108,7 +108,8 @@ impl TargetArgs {
     /// # Errors
     /// An option that cannot be.
     pub fn resolve_for(&self, subnqn: Nqn, usual: Usual) -> Result<(Options, Setup), Error> {
-        let (hostnqn, hostid) = names::host(self.hostnqn.as_deref(), self.hostid.as_deref())?;
+        let (hostnqn, hostid) =
+            host_identity::host(self.hostnqn.as_deref(), self.hostid.as_deref())?;
         let kato_s = if subnqn.is_discovery() { 0 } else { 5 };
         let limit = Duration::from_secs(self.timeout.into());
         let options = Options {

@@ -48,7 +48,7 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::size::*;
 
     #[test]
     fn sizes_as_fio_takes_them() {

@@ -5,7 +5,7 @@ mod support;
 
 use std::time::Duration;
 
-use initiator::random::Random;
+use initiator::rng::Random;
 use initiator::session::Violation;
 use initiator::{Answer, Data, Ended, Lost, Options, Phase, Refused, Request};
 use nvme::fabrics::{ConnectResult, FabricsType, InvalidParameter};
@@ -15,7 +15,7 @@ use nvme::property::Csts;
 use nvme::{Cqe, IoOpcode, Sgl, Sqe, Status};
 use rdma::{Fault, Reason, Work};
 
-use support::{CNTLID, Lab, controller, options};
+use crate::support::{CNTLID, Lab, controller, options};
 
 fn read(blocks: u16) -> Sqe {
     Sqe::io(IoOpcode::READ, 1).with_range(0, blocks - 1)

@@ -83,7 +83,7 @@ impl core::error::Error for RejectStatus {}
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::cm::*;
     use proptest::prelude::*;
 
     #[test]

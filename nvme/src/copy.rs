@@ -85,7 +85,7 @@ impl CopyRange {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::copy::*;
     use proptest::prelude::*;
 
     #[test]

@@ -37,7 +37,7 @@ impl Cqe {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::cqe::*;
     use proptest::prelude::*;
 
     proptest! {

@@ -320,7 +320,7 @@ const fn property_size_bytes(attrib: u8) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::fabrics::*;
     use proptest::prelude::*;
 
     #[test]

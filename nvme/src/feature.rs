@@ -399,7 +399,7 @@ impl AsyncEvent {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::feature::*;
     use proptest::prelude::*;
 
     #[test]

@@ -251,7 +251,7 @@ pub mod fabrics;
 pub mod feature;
 pub mod identify;
 pub mod log;
-pub mod management;
+pub mod namespace_management;
 pub mod nqn;
 pub mod persistent_event;
 pub mod property;
@@ -412,9 +412,9 @@ integer_bits!(u8 u16 u32);
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::cm::Request;
     use crate::log::Treq;
+    use crate::*;
     use proptest::prelude::*;
 
     #[test]

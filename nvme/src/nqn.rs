@@ -280,7 +280,7 @@ fn is_domain_form(name: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::nqn::*;
     use proptest::prelude::*;
 
     fn field(name: &[u8]) -> [u8; 256] {

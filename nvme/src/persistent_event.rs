@@ -180,7 +180,7 @@ wire! {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::persistent_event::*;
 
     #[test]
     fn the_fields_are_where_nvme_cli_reads_them() {

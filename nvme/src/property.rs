@@ -235,7 +235,7 @@ impl crate::Bits for ShutdownStatus {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::property::*;
     use proptest::prelude::*;
 
     #[test]

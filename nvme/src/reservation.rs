@@ -345,7 +345,7 @@ bits! {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::reservation::*;
     use proptest::prelude::*;
 
     #[test]

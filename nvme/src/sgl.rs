@@ -197,7 +197,7 @@ impl LastSegment {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::sgl::*;
     use proptest::prelude::*;
 
     const INVALID: Result<Sgl, Status> = Err(Status::from_field(0x8000 | 0x011 << 1));

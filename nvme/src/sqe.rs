@@ -343,7 +343,7 @@ impl DsmRange {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::sqe::*;
     use proptest::prelude::*;
 
     #[test]

@@ -304,7 +304,7 @@ codes! {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::status::*;
     use proptest::prelude::*;
 
     #[test]

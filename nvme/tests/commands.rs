@@ -2,6 +2,7 @@
 
 mod support;
 
+use crate::support::{bytes, hex, rows};
 use nvme::cm::{Accept, Request};
 use nvme::fabrics::{
     CNTLID_DYNAMIC, Connect, ConnectAttributes, ConnectData, ConnectResult, FabricsType,
@@ -13,7 +14,6 @@ use nvme::log::{GetLogPage, LogId};
 use nvme::property::{Cap, Cc, Csts, Property, Shutdown, ShutdownStatus, Vs};
 use nvme::sqe::{DsmRange, Flags};
 use nvme::{AdminOpcode, Cqe, IoOpcode, NSID_ALL, Nqn, Sgl, Sqe, Status};
-use support::{bytes, hex, rows};
 
 const COMMANDS: &str = include_str!("vectors/commands.hex");
 const COMPLETIONS: &str = include_str!("vectors/completions.hex");

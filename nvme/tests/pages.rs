@@ -2,13 +2,13 @@
 
 mod support;
 
+use crate::support::bytes;
 use nvme::feature::{AsyncEventConfig, HostBehavior, Timestamp};
 use nvme::identify::*;
 use nvme::log::*;
 use nvme::property::Vs;
 use nvme::{NSID_ALL, Nqn, PAGE_BYTES, Text};
 use proptest::prelude::*;
-use support::bytes;
 
 type Page = [u8; PAGE_BYTES];
 

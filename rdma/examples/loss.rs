@@ -5,15 +5,15 @@
 //! cargo run --release --example loss
 //! ```
 
-#[path = "../tests/exchange/mod.rs"]
+#[path = "../tests/support/exchange/mod.rs"]
 mod exchange;
 
-use rdma::soft::counters::Fate;
 use rdma::soft::endpoint::Config;
 use rdma::soft::sim::Faults;
+use rdma::soft::stats::datagrams::Fate;
 
-use exchange::air::{CLEAN, Pair};
-use exchange::{Job, Kind};
+use crate::exchange::network::{CLEAN, Pair};
+use crate::exchange::{Job, Kind};
 
 const BLOCKS: u64 = 2000;
 

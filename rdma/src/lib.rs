@@ -31,9 +31,9 @@
 //!   A `Read` gives no such promise: what depends on its data waits for its completion.
 
 pub mod event;
-pub mod exposed;
 pub mod limits;
 pub mod pool;
+pub mod remote_region;
 pub mod soft;
 pub mod source;
 pub mod spin;
@@ -45,8 +45,8 @@ use std::os::fd::RawFd;
 use std::time::Instant;
 
 pub use event::{Event, Incoming, Reason};
-pub use exposed::Exposed;
 pub use pool::{Buf, Pool, PoolPlan, Region};
+pub use remote_region::Exposed;
 pub use source::Source;
 pub use spin::{Budget as SpinBudget, Spinner};
 

@@ -43,7 +43,7 @@ impl fmt::Display for Source {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::source::*;
 
     fn source(address: &str) -> Source {
         Source::from(address.parse::<IpAddr>().unwrap())

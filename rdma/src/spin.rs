@@ -130,7 +130,7 @@ impl Spinner {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::spin::*;
 
     const STEP: Duration = Duration::from_micros(10);
 

@@ -2,6 +2,7 @@
 //! 64 KiB at depth 32 over a link that takes a microsecond for every datagram. `cargo run --release
 //! --example loss` prints what is kept; what is demanded here is well below that.
 
+#[path = "support/exchange/mod.rs"]
 mod exchange;
 
 use std::net::IpAddr;
@@ -10,12 +11,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rdma::Fabric;
 use rdma::soft::Soft;
-use rdma::soft::counters::Fate;
 use rdma::soft::endpoint::Config;
 use rdma::soft::sim::{Faults, Link};
+use rdma::soft::stats::datagrams::Fate;
 
-use exchange::air::{CLEAN, LINK, Pair};
-use exchange::{Job, Kind};
+use crate::exchange::network::{CLEAN, LINK, Pair};
+use crate::exchange::{Job, Kind};
 
 const LOSS_1: Faults = Faults { loss: 10, ..CLEAN };
 const LOSS_5: Faults = Faults { loss: 50, ..CLEAN };

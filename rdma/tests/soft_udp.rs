@@ -1,6 +1,7 @@
 //! The provider `soft` over real sockets of the loopback interface: two fabrics in one thread, and
 //! in two.
 
+#[path = "support/side/mod.rs"]
 mod side;
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -9,11 +10,11 @@ use std::os::unix::net::{SocketAddr as UnixAddr, UnixDatagram};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::side::{LIMITS, MIB, PATIENCE, PORT, Side, address};
 use rdma::soft::Options;
 use rdma::soft::endpoint::Config;
-use rdma::soft::troubles::Trouble;
+use rdma::soft::stats::link_errors::Trouble;
 use rdma::{Completion, Event, Exposed, Fabric, Fault, Qp, Reason, Remote, Wake, Work};
-use side::{LIMITS, MIB, PATIENCE, PORT, Side, address};
 
 /// Two ends in one thread, which take turns.
 struct Pair {

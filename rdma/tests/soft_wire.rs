@@ -5,12 +5,14 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
-use rdma::soft::cm_message::{CmMessage, CmaHeader, RejectReason, service_port};
-use rdma::soft::header::{Bth, GSI_QKEY, HeaderBytes, ICRC_BYTES, Nak, Packet, Syndrome, padding};
-use rdma::soft::icrc::{Checker, Flow, Icrc, Verdict};
-use rdma::soft::mad::MAD_BYTES;
-use rdma::soft::opcode::{Opcode, Operation};
-use rdma::soft::psn::{Msn, Psn, Qpn};
+use rdma::soft::cm::mad::MAD_BYTES;
+use rdma::soft::cm::message::{CmMessage, CmaHeader, RejectReason, service_port};
+use rdma::soft::wire::header::{
+    Bth, GSI_QKEY, HeaderBytes, ICRC_BYTES, Nak, Packet, Syndrome, padding,
+};
+use rdma::soft::wire::icrc::{Checker, Flow, Icrc, Verdict};
+use rdma::soft::wire::opcode::{Opcode, Operation};
+use rdma::soft::wire::psn::{Msn, Psn, Qpn};
 
 /// An IP packet that carries a RoCEv2 datagram.
 struct Ip<'a> {

@@ -8,7 +8,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nvmfd::control;
-use nvmfd::declared::Declared;
+use nvmfd::overlay::Declared;
 use tracing::level_filters::LevelFilter;
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
@@ -79,7 +79,7 @@ fn serve(file: PathBuf) -> bool {
 }
 
 fn install_files(share: &Path) -> bool {
-    let written = nvmfd::manual::write(Arguments::command(), "8", share);
+    let written = nvmfd::manpages::write(Arguments::command(), "8", share);
     if let Err(error) = &written {
         tracing::error!("files below {} cannot be written: {error}", share.display());
     }

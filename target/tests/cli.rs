@@ -169,7 +169,7 @@ fn a_check_says_what_files_lie_on() {
     let (is_volatile, is_torn) = ("is in memory", "half old and half new");
     let err = check(memory.path(), 4096);
     assert!(err.contains(is_volatile) && !err.contains(is_torn), "{err}");
-    let below = nvmfd::disk::Below::of(&fs::File::open(disk.path()).unwrap());
+    let below = nvmfd::blockdev::Below::of(&fs::File::open(disk.path()).unwrap());
     let whole = below.power_fail_atomic_bytes.unwrap_or(4096);
     for block in [512, 4096] {
         let err = check(disk.path(), block);

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nvmfd::disk::BackingId;
-use nvmfd::exclusion::{Claim, Exclusion};
-use nvmfd::mailbox::{Mailbox, mailbox};
-use nvmfd::qos::{Limit, Limiter};
+use nvmfd::blockdev::BackingId;
+use nvmfd::core::message::{Mailbox, mailbox};
+use nvmfd::core::sched::range_lock::{Claim, Exclusion};
+use nvmfd::core::subsystem::rate_limit::{Limit, Limiter};
 
 const THREADS: u64 = 3;
 /// Miri interprets: some thousand times slower.
@@ -62,7 +62,7 @@ fn what_is_given_back_is_given_back_once() {
     assert_eq!(limiter.book(now, 0).start - now, Duration::from_millis(kept));
 }
 
-/// A reactor as `queues.rs` drives it: what it has at the device, claimed or not.
+/// A reactor as `target/tests/poll_group.rs` drives it: what it has at the device, claimed or not.
 struct Reactor<'a> {
     number: usize,
     exclusion: &'a Exclusion,

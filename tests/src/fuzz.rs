@@ -5,13 +5,13 @@
 //! Each says whether the bytes got past the first look, so that the test sees that they are not
 //! refused at the door.
 
-mod authentication;
+pub mod authentication;
 mod bytes;
-mod config;
-mod endpoint;
+pub mod config;
+pub mod endpoint;
 mod nvme;
-mod queue;
-mod session;
+pub mod queue;
+pub mod session;
 mod wire;
 
 pub use self::authentication::authentication;

@@ -290,7 +290,7 @@ fn load(
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::*;
+    use crate::structure::*;
 
     pub(super) fn written(files: &[(&str, &str)]) -> (tempfile::TempDir, Crate) {
         let directory = tempfile::tempdir().unwrap();

@@ -42,7 +42,7 @@ use nvme::log::{ErrorEntry, GetLogPage, LogId, SubsystemType, changed_namespaces
 use nvme::sqe::{DsmAttributes, DsmRange};
 use nvme::{IoOpcode, Nqn, Sqe, Status};
 
-use target::{BLOCKS, SUBSYSTEM, TestTarget};
+use crate::target::{BLOCKS, SUBSYSTEM, TestTarget};
 
 const FILE: Range = Range { nsid: 1, slba: 0, block_bytes: 4096 };
 const RAM: Range = Range { nsid: 2, slba: 0, block_bytes: 512 };
@@ -53,7 +53,7 @@ fn at(range: Range, slba: u64) -> Range {
 
 /// Bytes of which no two blocks are alike.
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
-    let mut random = initiator::random::Random::new(seed);
+    let mut random = initiator::rng::Random::new(seed);
     let mut bytes: Vec<u8> = Vec::with_capacity(len + 8);
     while bytes.len() < len {
         bytes.extend(random.next().to_le_bytes());

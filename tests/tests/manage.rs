@@ -17,7 +17,7 @@ use initiator::host::Range;
 use initiator::{Host, Options, Provider, Setup};
 use nvme::Nqn;
 use nvmfd::control::{Ask, run_for};
-use nvmfd::declared::Declared;
+use nvmfd::overlay::Declared;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

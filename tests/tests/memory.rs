@@ -41,7 +41,7 @@ fn taken((hosts, queues, entries): Shape) -> u64 {
     );
     let target = Target::start(Config::parse(&text).unwrap()).unwrap();
     let before = dhat::HeapStats::get().curr_bytes;
-    let mut crowd = Command::new(env!("CARGO_BIN_EXE_crowd"));
+    let mut crowd = Command::new(env!("CARGO_BIN_EXE_many_hosts"));
     crowd.args(["--target", "127.62.0.1:4420", "--nqn", NQN, "--seconds", "3600", "--busy", "0"]);
     for (option, value) in [
         ("--pid", std::process::id()),
@@ -91,7 +91,7 @@ fn hosts_that_come_and_go_leave_nothing_behind() {
     );
     let target = Target::start(Config::parse(&text).unwrap()).unwrap();
     let cycle = || {
-        let mut crowd = Command::new(env!("CARGO_BIN_EXE_crowd"));
+        let mut crowd = Command::new(env!("CARGO_BIN_EXE_many_hosts"));
         crowd.args(["--target", "127.62.0.2:4420", "--nqn", NQN, "--seconds", "0", "--busy", "4"]);
         crowd.args(["--hosts", "4", "--queues", "4", "--entries", "32"]);
         let crowd = crowd.arg("--pid").arg(std::process::id().to_string()).output().unwrap();

@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 #[path = "shell/samples.rs"]
 mod samples;
 
-use samples::{SAMPLES, Sample};
+use crate::samples::{SAMPLES, Sample};
 
 fn root() -> PathBuf {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -1,6 +1,6 @@
 //! Which command comes next: pure, from a seed.
 
-use crate::random::Random;
+use crate::rng::Random;
 
 /// What to do, by fio's names.
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
@@ -100,7 +100,7 @@ impl Pattern {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::bench::pattern::*;
 
     #[test]
     fn a_sequence_goes_round_and_jobs_begin_apart() {

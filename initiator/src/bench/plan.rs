@@ -170,7 +170,7 @@ fn options(args: &Args, queues: u16, provider: &str, places: u64) -> Vec<(&'stat
 mod tests {
     use clap::Parser;
 
-    use super::*;
+    use crate::bench::plan::*;
 
     #[derive(Parser)]
     struct Cli {

@@ -7,7 +7,7 @@ use initiator::{Error, Host};
 use nvme::Nqn;
 use serde_json::Value;
 
-use super::document;
+use super::nvme_cli_json;
 use super::output::Output;
 
 /// Options of `nvmf discover`.
@@ -21,7 +21,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Error> {
     let log = ask(&args.target)?;
-    args.output.print(|| document::discovery(&log), || text(&log))
+    args.output.print(|| nvme_cli_json::discovery(&log), || text(&log))
 }
 
 /// What the discovery service offers; `--nqn` may name one that is not the well-known.
@@ -47,7 +47,7 @@ fn text(log: &Discovery) -> String {
     );
     for (index, entry) in log.records.iter().enumerate() {
         text += &format!("=====Discovery Log Entry {index}======\n");
-        for (key, value) in document::record(entry) {
+        for (key, value) in nvme_cli_json::record(entry) {
             let name = format!("{key}:");
             text += &match (&*key, value) {
                 ("rdma_pkey", Value::Number(pkey)) => {

@@ -11,10 +11,10 @@ use nvme::feature::{
 };
 use serde_json::Value;
 
-use super::blocks::input;
-use super::document::{hex, object};
 use super::narrow;
+use super::nvme_cli_json::{hex, object};
 use super::output::{Output, Raw, dump};
+use super::read_write::input;
 
 /// Options of `nvmf get-feature`.
 #[derive(ClapArgs, Debug)]

@@ -7,7 +7,7 @@ use nvme::identify::{Cns, Csi, Identify, IdentifyController, IdentifyNamespace};
 use serde_json::Value;
 
 use super::output::{Output, Raw};
-use super::{document, narrow};
+use super::{narrow, nvme_cli_json};
 
 /// Options of `nvmf id-ctrl`.
 #[derive(ClapArgs, Debug)]
@@ -59,7 +59,7 @@ pub(crate) fn controller(args: &Controller) -> Result<(), Error> {
     let bytes = page?;
     let page = IdentifyController::parse(&bytes);
     let text = || controller_text(&page);
-    args.output.print_or_raw(args.raw, &*bytes, || document::controller(&page), text)
+    args.output.print_or_raw(args.raw, &*bytes, || nvme_cli_json::controller(&page), text)
 }
 
 pub(crate) fn namespace(args: &Namespace) -> Result<(), Error> {
@@ -68,8 +68,9 @@ pub(crate) fn namespace(args: &Namespace) -> Result<(), Error> {
     host.disconnect();
     let bytes = page?;
     let page = IdentifyNamespace::parse(&bytes);
-    let text = || namespace_text(args.namespace_id, &page, &document::namespace(&page, &bytes));
-    args.output.print_or_raw(args.raw, &*bytes, || document::namespace(&page, &bytes), text)
+    let text =
+        || namespace_text(args.namespace_id, &page, &nvme_cli_json::namespace(&page, &bytes));
+    args.output.print_or_raw(args.raw, &*bytes, || nvme_cli_json::namespace(&page, &bytes), text)
 }
 
 pub(crate) fn list(args: &List) -> Result<(), Error> {
@@ -84,7 +85,7 @@ pub(crate) fn list(args: &List) -> Result<(), Error> {
     let text = || {
         ids.iter().enumerate().map(|(at, id)| format!("[{at:>4}]:{id:#x}\n")).collect::<String>()
     };
-    args.output.print(|| document::namespaces(&ids), text)
+    args.output.print(|| nvme_cli_json::namespaces(&ids), text)
 }
 
 pub(crate) fn descriptors(args: &Namespace) -> Result<(), Error> {
@@ -92,13 +93,13 @@ pub(crate) fn descriptors(args: &Namespace) -> Result<(), Error> {
     let page = host.identify(Identify::new(Cns::NAMESPACE_DESCRIPTORS, args.namespace_id));
     host.disconnect();
     let bytes = page?;
-    let found = document::descriptors(&bytes);
+    let found = nvme_cli_json::descriptors(&bytes);
     let text = || {
         let head = format!("NVME Namespace Identification Descriptors NS {}:\n", args.namespace_id);
         let lines = found.iter().map(|each| format!("{:<7} : {}\n", each.name, each.text));
         head + &lines.collect::<String>()
     };
-    let json = || document::namespace_descriptors(&found);
+    let json = || nvme_cli_json::namespace_descriptors(&found);
     args.output.print_or_raw(args.raw, &*bytes, json, text)
 }
 
@@ -111,7 +112,7 @@ const HEX: [&str; 28] = [
 
 fn controller_text(page: &IdentifyController) -> String {
     let mut text = "NVME Identify Controller:\n".to_owned();
-    let Value::Object(fields) = document::controller(page) else { return text };
+    let Value::Object(fields) = nvme_cli_json::controller(page) else { return text };
     for (key, value) in &fields {
         match (&**key, value) {
             ("psds", _) => {}

@@ -9,7 +9,7 @@ use nvme::log::{SubsystemType, TransportType};
 use serde_json::Value;
 
 use super::discover;
-use super::document::{object, text, trimmed};
+use super::nvme_cli_json::{object, text, trimmed};
 use super::output::{Output, bytes, table};
 
 /// Options of `nvmf list`.

@@ -133,7 +133,7 @@ pub(crate) fn bytes(count: u128) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::cli::output::*;
 
     #[test]
     fn a_dump_looks_as_that_of_nvme_cli() {

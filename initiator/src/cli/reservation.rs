@@ -12,7 +12,7 @@ use nvme::reservation::{
 use nvme::{NSID_ALL, Sgl, Sqe};
 use serde_json::Value;
 
-use super::document::{hex, object};
+use super::nvme_cli_json::{hex, object};
 use super::output::{Output, Raw};
 use super::{done, narrow, number};
 

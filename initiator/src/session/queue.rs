@@ -2,11 +2,10 @@
 
 use std::time::Instant;
 
-use nvme::cm;
-use nvme::{AdminOpcode, Cqe, IoOpcode, Sgl, Sqe};
+use nvme::{AdminOpcode, Cqe, IoOpcode, Sgl, Sqe, cm};
 use rdma::{Buf, Exposed, FabricError, Qp, QpLimits, Tag, Work};
 
-use super::ended::{Ended, Violation};
+use super::end_reason::{Ended, Violation};
 use super::request::{Answer, Data, Io, Options, Refused};
 
 /// Reads of the target that we answer at once, where the device can.

@@ -25,9 +25,9 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::register::{NEVER, Record, Registers, Seen, View};
+use super::block_history::{NEVER, Record, Registers, Seen, View};
 use super::violation::{Expected, Violation};
-use crate::stamp::{self, Stamp};
+use crate::verify::block_stamp::{self, Stamp};
 
 /// The most blocks of one model.
 pub const BLOCKS_LIMIT: u64 = 1 << 30;
@@ -37,9 +37,9 @@ pub const BLOCKS_LIMIT: u64 = 1 << 30;
 pub struct Shape {
     /// The first block.
     pub first_lba: u64,
-    /// How many: 1 to [`BLOCKS_LIMIT`], all below [`stamp::LBA_LIMIT`].
+    /// How many: 1 to [`BLOCKS_LIMIT`], all below [`block_stamp::LBA_LIMIT`].
     pub blocks: u64,
-    /// Bytes of a block: a multiple of 8, more than [`stamp::HEADER_BYTES`].
+    /// Bytes of a block: a multiple of 8, more than [`block_stamp::HEADER_BYTES`].
     pub block_bytes: u32,
     /// The run: a number that no other run has.
     pub run: u64,
@@ -124,9 +124,9 @@ impl Model {
     pub fn new(shape: Shape) -> Model {
         assert!((1..=BLOCKS_LIMIT).contains(&shape.blocks), "{} blocks", shape.blocks);
         let end = shape.first_lba.checked_add(shape.blocks);
-        assert!(end.is_some_and(|end| end <= stamp::LBA_LIMIT), "blocks beyond the last LBA");
-        let good =
-            shape.block_bytes as usize > stamp::HEADER_BYTES && shape.block_bytes.is_multiple_of(8);
+        assert!(end.is_some_and(|end| end <= block_stamp::LBA_LIMIT), "blocks beyond the last LBA");
+        let good = shape.block_bytes as usize > block_stamp::HEADER_BYTES
+            && shape.block_bytes.is_multiple_of(8);
         assert!(good, "blocks of {} bytes cannot be stamped", shape.block_bytes);
         Model {
             shape,

@@ -3,8 +3,8 @@
 
 use std::fmt;
 
-use super::register::{Seen, Standing, Value};
-use crate::stamp::{Content, Stamp};
+use super::block_history::{Seen, Standing, Value};
+use crate::verify::block_stamp::{Content, Stamp};
 
 /// Bytes that are shown from the first difference on.
 const SHOWN_BYTES: usize = 32;

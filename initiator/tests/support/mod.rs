@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use initiator::random::Random;
+use initiator::rng::Random;
 use initiator::{Data, Done, Io, Options, Phase, Request, Session};
 use nvme::fabrics::{Connect, ConnectData, ConnectResult, FabricsType, PropertyGet, PropertySet};
 use nvme::feature::{AsyncEventConfig, FeatureId, NumberOfQueues, SetFeatures};

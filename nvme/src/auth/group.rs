@@ -175,7 +175,7 @@ fn power_in<const LIMBS: usize, const WORDS: usize>(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::auth::group::*;
     use sha2::{Digest, Sha256};
 
     const GROUPS: [GroupId; 5] = [

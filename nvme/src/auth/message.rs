@@ -424,7 +424,7 @@ impl Notice {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::auth::message::*;
     use proptest::prelude::*;
 
     fn written(emit: impl FnOnce(&mut [u8]) -> Option<usize>) -> Vec<u8> {

@@ -106,7 +106,7 @@ impl core::error::Error for SecretError {}
 #[cfg(test)]
 mod tests {
     use super::super::{GroupId, PrivateKey, Transaction, augment};
-    use super::*;
+    use crate::auth::secret::*;
     use proptest::prelude::*;
 
     fn hex(bytes: &[u8]) -> String {

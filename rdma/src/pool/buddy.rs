@@ -195,7 +195,7 @@ impl Buddy {
 mod tests {
     use proptest::prelude::*;
 
-    use super::*;
+    use crate::pool::buddy::*;
 
     #[test]
     fn what_is_set_aside_comes_together_while_others_take_and_give() {

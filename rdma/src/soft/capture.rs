@@ -28,9 +28,9 @@ use pcap_file::pcapng::{PcapNgBlock, PcapNgWriter};
 use pcap_file::{DataLink, PcapError};
 use tracing::{info, warn};
 
-use super::header::{Bth, ICRC_BYTES};
-use super::icrc::Flow;
-use super::opcode::{Opcode, Operation};
+use super::wire::header::{Bth, ICRC_BYTES};
+use super::wire::icrc::Flow;
+use super::wire::opcode::{Opcode, Operation};
 
 /// Packets between the two threads, at most.
 const QUEUED: usize = 16 << 10;
@@ -291,10 +291,10 @@ mod tests {
     use nix::unistd::mkfifo;
     use pcap_file::pcapng::{Block, PcapNgReader};
 
-    use super::super::header::{Extended, padding};
-    use super::super::outgoing::{Outgoing, Payload};
-    use super::super::psn::{Psn, Qpn};
-    use super::*;
+    use super::super::wire::header::{Extended, padding};
+    use super::super::wire::psn::{Psn, Qpn};
+    use super::super::wire::tx_packet::{Outgoing, Payload};
+    use crate::soft::capture::*;
 
     fn flow(source: &str, destination: &str) -> Flow {
         let at = |ip: &str| SocketAddr::new(ip.parse().unwrap(), 4791);

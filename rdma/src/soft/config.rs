@@ -4,9 +4,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::endpoint::ROCE_PORT;
-use super::header::RnrTimer;
-use super::memory::Rights;
-use super::psn::Qpn;
+use super::qp::memory_region::Rights;
+use super::wire::header::RnrTimer;
+use super::wire::psn::Qpn;
 use crate::limits;
 
 /// The first of the UDP source ports that may be derived from queue pairs (annex A17.9.2, "UDP source
@@ -141,7 +141,7 @@ impl From<IpAddr> for Path {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::soft::config::*;
 
     #[test]
     fn queue_pairs_are_spread_over_source_ports_and_keep_their_own() {

@@ -12,26 +12,25 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::cm_message::local_comm_id;
-use super::congestion;
-use super::connection::{Connection, Phase, kin};
-use super::counters::{Counters, Fate};
-use super::deadlines::Deadlines;
-use super::header::{Bth, Deth, Extended, GSI_QKEY, Packet};
-use super::icrc::{Checker, Flow, Verdict};
-use super::identification::{Judgement, Pairs};
-use super::mad::MAD_BYTES;
-use super::manager::Manager;
-use super::memory::Memory;
-use super::opcode::{Opcode, Operation};
-use super::outgoing::{Outgoing, Payload};
-use super::psn::{Psn, Qpn};
-use super::qp::{Io, QueuePair, Settings};
-use super::shelf::Shelf;
-use super::slot::Slot;
-use super::table::Table;
-use super::ticket::Token;
-use super::troubles::ByAddress;
+use super::cm::Manager;
+use super::cm::connection::{Connection, Phase, kin};
+use super::cm::mad::MAD_BYTES;
+use super::cm::message::local_comm_id;
+use super::cm::request_handle::Token;
+use super::qp::memory_region::Memory;
+use super::qp::reorder_buffer::Shelf;
+use super::qp::{Io, QueuePair, Settings, ecn};
+use super::qp_context::Slot;
+use super::stats::datagrams::{Counters, Fate};
+use super::stats::link_errors::ByAddress;
+use super::timer_heap::Deadlines;
+use super::wire::header::{Bth, Deth, Extended, GSI_QKEY, Packet};
+use super::wire::icrc::{Checker, Flow, Verdict};
+use super::wire::ipv4_id::{Judgement, Pairs};
+use super::wire::lookup::Table;
+use super::wire::opcode::{Opcode, Operation};
+use super::wire::psn::{Psn, Qpn};
+use super::wire::tx_packet::{Outgoing, Payload};
 use crate::{Event, Fault, Qp, Reason, Region, Tag, Work};
 
 pub use super::config::{Config, FIRST_SOURCE_PORT, Path};
@@ -282,7 +281,7 @@ impl Endpoint {
     ) {
         self.forget_sent();
         self.counters.received += 1;
-        self.counters.marked += u64::from(congestion::is_marked(tos));
+        self.counters.marked += u64::from(ecn::is_marked(tos));
         let flow = Flow { source: from, destination: SocketAddr::new(to.ip(), ROCE_PORT) };
         let fate = match Packet::parse(datagram) {
             Err(_) => Fate::Malformed,
@@ -333,10 +332,10 @@ impl Endpoint {
                 }
             }
         }
-        if congestion::is_capable(tos) {
+        if ecn::is_capable(tos) {
             slot.on_capable(now, tos, packet);
         }
-        if is_notification && !congestion::is_capable(slot.connection.tos) {
+        if is_notification && !ecn::is_capable(slot.connection.tos) {
             // None of our packets to it can have been marked.
             return Fate::Unasked;
         }
@@ -587,7 +586,7 @@ impl Endpoint {
         if self.messages.len() < MOST_MESSAGES {
             let number = self.by_comm.get(&local_comm_id(&mad)).copied();
             let slot = number.and_then(|number| self.slots.get(number as usize)?.as_ref());
-            let tos = slot.map_or(0, |slot| congestion::without(slot.connection.tos));
+            let tos = slot.map_or(0, |slot| ecn::without(slot.connection.tos));
             self.messages.push_back(Message { from, to, tos, mad });
         }
     }

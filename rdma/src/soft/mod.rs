@@ -14,45 +14,19 @@
 //! Whatever comes from the wire is hostile: it is parsed with checked arithmetic into bounded
 //! memory, and nothing that it contains makes this code panic.
 
-mod air;
 pub mod capture;
-pub mod cm_message;
+pub mod cm;
 mod config;
-mod congestion;
-pub mod connection;
-pub mod counters;
-mod crowd;
-mod deadlines;
-mod debts;
 pub mod endpoint;
-pub mod header;
-pub mod icrc;
-mod identification;
-pub mod mad;
-mod manager;
-pub mod memory;
-mod numbers;
-pub mod opcode;
-pub mod outgoing;
-mod peers;
 mod provider;
-pub mod psn;
 pub mod qp;
-mod requester;
-mod responder;
-mod restarts;
-mod retries;
-mod segments;
-pub mod shelf;
+mod qp_context;
 pub mod sim;
-mod slot;
-mod source_port;
-mod table;
-mod ticket;
-mod train;
-pub mod troubles;
+pub mod stats;
+mod timer_heap;
 mod udp;
+pub mod wire;
 
-pub use debts::Debts;
+pub use cm::source_penalty::Debts;
 pub use provider::{Group, Options, Soft};
 pub use udp::SocketBuffers;

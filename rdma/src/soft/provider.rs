@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Everything that is not input or output is here or in the endpoint; the wire is UDP sockets
-//! (`udp.rs`), or simulated air (`air.rs`). Calls of the trait that bring no time use that of the
+//! (`soft/udp/mod.rs`), or simulated air (`soft/sim/network.rs`). Calls of the trait that bring no time use that of the
 //! last poll.
 
 use std::net::{IpAddr, SocketAddr};
@@ -16,16 +16,15 @@ use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags};
 
-use super::air::AirPort;
 use super::capture::Capture;
-use super::cm_message::RejectReason;
-use super::connection::{ConnectRequest, mtu_bytes};
-use super::counters::{Counters, Fate};
+use super::cm::connection::{ConnectRequest, mtu_bytes};
+use super::cm::message::RejectReason;
 use super::endpoint::{Config, Endpoint, Path};
-use super::memory::Rights;
-use super::train;
-use super::troubles::Trouble;
-use super::udp::{Shared, SocketBuffers, Taken, Udp, is_due};
+use super::qp::memory_region::Rights;
+use super::sim::network::AirPort;
+use super::stats::datagrams::{Counters, Fate};
+use super::stats::link_errors::Trouble;
+use super::udp::{Shared, SocketBuffers, Taken, Udp, is_due, train};
 use crate::{
     Buf, Event, Exposed, Fabric, FabricError, Incoming, Qp, QpLimits, Region, Tag, Wake, Work,
 };

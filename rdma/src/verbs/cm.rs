@@ -10,7 +10,7 @@ use super::device::Device;
 use super::ffi::{
     Api, CmEvent, CmId, CmKind, ConnectParam, DeviceKey, DeviceList, EventChannel, QueuePair,
 };
-use super::table::Fifo;
+use super::work_requests::Fifo;
 use super::{Load, Look, Verbs};
 use crate::{Event, FabricError, Fault, Incoming, Qp, QpLimits, Reason};
 

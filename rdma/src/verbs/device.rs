@@ -199,7 +199,7 @@ fn registration_error(name: &str, bytes: usize, e: Errno) -> FabricError {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::verbs::device::*;
 
     #[test]
     fn a_completion_queue_is_as_large_as_the_work_and_no_round_number() {

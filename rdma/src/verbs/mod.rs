@@ -17,12 +17,12 @@
 //! is asked only after `arm` (twice: before and after the sleep) and at most once a millisecond
 //! otherwise; a busy loop makes no system calls of its own.
 
-mod allowance;
 mod cm;
+mod connection_budget;
 mod device;
+mod device_removal;
 mod ffi;
-mod removal;
-mod table;
+mod work_requests;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -33,16 +33,16 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-use allowance::{Allowance, Counts};
 pub use cm::owns;
 use cm::{Connection, Lingerer};
+use connection_budget::{Allowance, Counts};
 use device::Device;
 pub use device::Load;
 use ffi::{
     Access, Api, CmId, DeviceKey, DeviceList, EventChannel, Harvest, IdKey, Mr, QueuePair,
     RecvChain, Refused, SendChain, Verb,
 };
-use table::{Flight, Table};
+use work_requests::{Flight, Table};
 
 use crate::{
     Buf, Completion, Event, Exposed, Fabric, FabricError, Fault, Incoming, Qp, QpLimits, Reason,

@@ -1,11 +1,11 @@
 //! Endpoints of the soft transport in a simulated network: connections come up and go, and data
 //! survive whatever the network does. Every failure names the seed that repeats it.
 
-mod identification;
+mod half_open;
 mod injection;
+mod ipv4_id;
 mod random;
-mod strangers;
-mod vain;
+mod source_penalty;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -13,19 +13,19 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use rdma::soft::cm_message::{
+use rdma::soft::cm::connection::{ConnectRequest, code_time};
+use rdma::soft::cm::mad::MadHeader;
+use rdma::soft::cm::message::{
     CmMessage, DisconnectRequest, ReadyToUse, Reject, RejectReason, Request,
 };
-use rdma::soft::connection::{ConnectRequest, code_time};
-use rdma::soft::counters::Fate;
 use rdma::soft::endpoint::{Config, Endpoint, Transmit};
-use rdma::soft::header::{Aeth, Bth, Deth, Extended, GSI_QKEY, HeaderBytes, Reth, Syndrome};
-use rdma::soft::icrc::{Flow, Icrc};
-use rdma::soft::mad::MadHeader;
-use rdma::soft::memory::Rights;
-use rdma::soft::opcode::Opcode;
-use rdma::soft::psn::{Msn, Psn, Qpn};
+use rdma::soft::qp::memory_region::Rights;
 use rdma::soft::sim::{Dice, Faults, Network, Node};
+use rdma::soft::stats::datagrams::Fate;
+use rdma::soft::wire::header::{Aeth, Bth, Deth, Extended, GSI_QKEY, HeaderBytes, Reth, Syndrome};
+use rdma::soft::wire::icrc::{Flow, Icrc};
+use rdma::soft::wire::opcode::Opcode;
+use rdma::soft::wire::psn::{Msn, Psn, Qpn};
 use rdma::{
     Buf, Event, Exposed, Fault, Incoming, Pool, PoolPlan, Qp, QpLimits, Reason, Remote, Work,
 };

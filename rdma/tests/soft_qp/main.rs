@@ -11,17 +11,17 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use rdma::soft::counters::Fate;
-use rdma::soft::header::{
+use rdma::soft::qp::memory_region::{Memory, Rights};
+use rdma::soft::qp::reorder_buffer::Shelf;
+use rdma::soft::qp::{Io, QueuePair, Settings, State};
+use rdma::soft::stats::datagrams::Fate;
+use rdma::soft::wire::header::{
     Aeth, AtomicEth, Bth, Credits, Deth, Extended, HeaderBytes, ICRC_BYTES, Nak, Packet, Reth,
     RnrTimer, Syndrome, padding,
 };
-use rdma::soft::icrc::{Checker, Flow, Verdict};
-use rdma::soft::memory::{Memory, Rights};
-use rdma::soft::opcode::Opcode;
-use rdma::soft::psn::{Msn, Psn, Qpn};
-use rdma::soft::qp::{Io, QueuePair, Settings, State};
-use rdma::soft::shelf::Shelf;
+use rdma::soft::wire::icrc::{Checker, Flow, Verdict};
+use rdma::soft::wire::opcode::Opcode;
+use rdma::soft::wire::psn::{Msn, Psn, Qpn};
 use rdma::{Buf, Completion, Event, Exposed, Fault, Pool, PoolPlan, Qp, Remote, Work};
 
 const MTU: u32 = 1024;

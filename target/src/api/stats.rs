@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::observe::histogram::{BUCKETS, bound_ns, bucket};
+use crate::core::stats::histogram::{BUCKETS, bound_ns, bucket};
 
 /// What the last bucket of a distribution says instead of a bound: all that is longer than 69 s is
 /// in it.
@@ -344,7 +344,7 @@ impl Reactor {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::api::stats::*;
 
     fn latency(times_ns: &[u64]) -> Latency {
         let mut counts = [0; BUCKETS];

@@ -7,10 +7,10 @@ use nvme::Nqn;
 use nvme::auth::{GroupId, HashId};
 use serde::Serialize;
 
-use super::section::{At, Report, Section};
-use super::text::{NQN_FORM, name};
-use super::tree;
-use crate::auth::Policy;
+use super::key_tree;
+use super::schema::{NQN_FORM, name};
+use super::table_reader::{At, Report, Section};
+use crate::core::auth::Policy;
 
 /// Who must prove who it is, and how.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
@@ -20,7 +20,7 @@ pub struct AuthenticationConfig {
     /// Discovery controllers ask for authentication as well.
     pub discovery: bool,
     /// What may be agreed on, best first.
-    #[serde(flatten, serialize_with = "tree::policy")]
+    #[serde(flatten, serialize_with = "key_tree::policy")]
     pub policy: Policy,
     /// The hosts that have keys; no name twice.
     #[serde(skip)]

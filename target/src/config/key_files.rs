@@ -10,7 +10,7 @@ use std::sync::Arc;
 use nix::unistd::{User, geteuid};
 use nvme::auth::Secret;
 
-use crate::auth::{Keyring, Keys, Rules};
+use crate::core::auth::{Keyring, Keys, Rules};
 
 use super::AuthenticationConfig;
 
@@ -150,8 +150,8 @@ fn unreadable(path: &Path, us: u32, error: &io::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::HostConfig;
-    use super::*;
-    use crate::auth::Demand;
+    use crate::config::key_files::*;
+    use crate::core::auth::Demand;
     use nvme::Nqn;
     use std::fs::{Permissions, set_permissions, write};
     use std::os::unix::fs::PermissionsExt;

@@ -8,10 +8,10 @@ use nvme::log::AnaState;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
 
-use super::section::{At, Report, Section};
-use super::text::bounded;
-use crate::ana::{ANA_GROUPS, ANA_STATES, AnaStates};
-use crate::subsystem::ListenerConfig;
+use super::schema::bounded;
+use super::table_reader::{At, Report, Section};
+use crate::core::subsystem::ListenerConfig;
+use crate::core::subsystem::ana::{ANA_GROUPS, ANA_STATES, AnaStates};
 
 const ANA_FORM: &str = "a state for all groups, such as \"optimized\", or one for each that is not \
                         optimized, such as { 2 = \"inaccessible\" }";
@@ -130,8 +130,8 @@ impl<'de> Deserialize<'de> for AnaText {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::config::Config;
+    use crate::config::listener::*;
 
     fn config(listeners: &str) -> Result<Config, String> {
         let text = format!(

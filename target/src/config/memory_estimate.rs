@@ -48,7 +48,7 @@ pub(crate) fn sentence(config: &Config) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::config::memory_estimate::*;
 
     #[test]
     fn the_sentence_is_the_formula() {

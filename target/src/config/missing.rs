@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::section::{At, Report, Section};
+use super::table_reader::{At, Report, Section};
 
 /// What becomes of what the configuration names and the machine does not have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -41,8 +41,8 @@ pub(super) fn missing(root: &mut Section<'_>, report: &mut Report<'_>) -> Missin
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::config::Config;
+    use crate::config::missing::*;
 
     #[test]
     fn whoever_says_nothing_waits() {

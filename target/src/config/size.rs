@@ -100,7 +100,7 @@ impl<'de> Deserialize<'de> for Size {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::config::size::*;
     use proptest::prelude::*;
 
     #[test]

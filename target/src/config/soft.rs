@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::section::{Report, Section};
+use super::table_reader::{Report, Section};
 
 /// The most UDP source ports: each is a socket of every reactor at every address.
 const MOST_SOURCE_PORTS: u16 = 64;

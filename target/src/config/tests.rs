@@ -1,8 +1,8 @@
 use proptest::prelude::*;
 
-use crate::subsystem::{DuplicateHosts, MAX_NSID, Referral};
+use crate::core::subsystem::{DuplicateHosts, MAX_NSID, Referral};
 
-use super::*;
+use crate::config::*;
 
 const LEAST: &str = r#"
 [[listener]]

@@ -5,12 +5,12 @@ use std::time::SystemTime;
 use tokio::sync::oneshot;
 use tracing::{error, info, warn};
 
-use super::managed::NotMade;
+use super::handle::NotMade;
 use super::{Serve, Served};
 use crate::api::{Changes, Outcome, SetAside, Wanted};
-use crate::declared::Declared;
-use crate::declared::difference::differences;
 use crate::error::NotServed;
+use crate::overlay::Declared;
+use crate::overlay::diff::differences;
 
 /// Orders that wait, at most.
 pub(super) const MOST_ORDERS: usize = 16;

@@ -6,20 +6,21 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::absent::{self, Served};
+use crate::blockdev::blocking::Opening;
+use crate::blockdev::{Below, Torn, another_machine};
 use crate::config::{
     AuthenticationConfig, Config, ConfigErrors, KeyReader, Missing, NamespaceConfig, NamespaceKind,
     Size, given_state_directory,
 };
-use crate::declared::Declared;
-use crate::disk::{Below, Torn, another_machine};
+use crate::overlay::Declared;
+use crate::platform::availability::{self, Served};
+use crate::provision::devices::Stores;
 use crate::state::revoked_hosts;
-use crate::stores::{Opening, Stores};
 use nix::unistd::Group;
 use nvme::Nqn;
 use tracing::{error, warn};
 
-use super::lock::Lock;
+use crate::state::lock::Lock;
 
 /// How long the look at all disks may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -72,7 +73,7 @@ fn state_directory(config: &Config) -> bool {
 fn addresses(config: &Config) -> bool {
     let mut good = true;
     for at in config.addresses() {
-        if let Some(why) = absent::address(at.ip()) {
+        if let Some(why) = availability::address(at.ip()) {
             match config.missing {
                 Missing::Wait => warn!("listener {at}: {why}: it would be awaited"),
                 Missing::Fail => {
@@ -209,7 +210,7 @@ fn look_at_all(config: &Config, opening: &Opening, is_served: bool) -> Vec<Look>
         let place = format!("{nqn}, namespace {}", namespace.nsid);
         let (own, served) = (namespace.clone(), served.clone());
         let look = opening.begin(path, move || {
-            let why = absent::store(&own, &served).filter(|_| missing == Missing::Wait);
+            let why = availability::store(&own, &served).filter(|_| missing == Missing::Wait);
             match why {
                 Some(why) => Ok((Some(why), Below::default())),
                 None => look(&own, is_served).map(|awaited| (awaited, below(&own))),
@@ -316,7 +317,7 @@ fn absent(namespace: &NamespaceConfig, path: &Path, size: Option<u64>) -> Result
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::control::check::*;
     use tempfile::tempdir;
 
     fn namespace(path: &Path, size: Option<u64>) -> NamespaceConfig {
@@ -333,7 +334,7 @@ mod tests {
             limit: Default::default(),
             shared_limit: None,
             ana_group: 1,
-            fault: crate::disk::Fault::None,
+            fault: crate::blockdev::Fault::None,
             shared: false,
         }
     }
@@ -386,7 +387,7 @@ mod tests {
         fs::write(&path, [0; 8192]).unwrap();
         assert!(is_volatile(&namespace(&path, None)));
         assert!(!is_volatile(&NamespaceConfig { read_only: true, ..namespace(&path, None) }));
-        let disk = crate::disk::tests::folder();
+        let disk = crate::blockdev::tests::folder();
         assert!(!is_volatile(&namespace(&disk.path().join("a"), Some(8192))));
     }
 

@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tempfile::TempDir;
 
-use super::*;
+use crate::control::*;
 
 const TEXT: &str = r#"
 [[listener]]
@@ -492,7 +492,7 @@ fn two_daemons_never_share_a_state_directory() {
 
 #[test]
 fn a_change_that_is_refused_is_not_in_force_after_a_restart() {
-    use crate::disk::crash_point::tests::hinder_before;
+    use crate::blockdev::crash_point::tests::hinder_before;
 
     let stage = stage(|_| ());
     let file = stage.folder.path().join("nvmfd.toml");
@@ -519,7 +519,7 @@ fn a_change_that_is_refused_is_not_in_force_after_a_restart() {
         hinder_before(1, move || std::fs::rename(&aside, &state).unwrap());
     });
     let (_, answer) = remove(served, 1);
-    assert!(matches!(answer, Err(managed::NotMade::Unkept(_))), "{answer:?}");
+    assert!(matches!(answer, Err(handle::NotMade::Unkept(_))), "{answer:?}");
     assert_eq!(stage.story.count("applied"), 1, "nobody has seen it");
     let after = Declared::load(&file).unwrap();
     assert_eq!(after.changes().kept.len(), 1);

@@ -1,7 +1,7 @@
 //! The published examples of other targets, read whole.
 
-use super::*;
 use crate::config::NamespaceKind;
+use crate::import::*;
 
 fn nothing_there(_: &Path) -> Option<u32> {
     None

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::ImportError;
-use super::draft::{Draft, Namespace, Store, Subsystem};
+use super::builder::{Draft, Namespace, Store, Subsystem};
 use super::json::{at, flag, list, number, text};
 
 /// I/O queues that the kernel's target grants when nobody says.

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::ImportError;
-use super::draft::{Draft, Limit, Namespace, Store, Subsystem};
+use super::builder::{Draft, Limit, Namespace, Store, Subsystem};
 use super::json::{at, flag, list, number, text};
 
 /// The call that limits a block device.

@@ -1,5 +1,5 @@
-use super::*;
 use crate::config::NamespaceKind;
+use crate::import::*;
 use proptest::prelude::*;
 use serde_json::Value;
 

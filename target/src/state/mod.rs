@@ -1,4 +1,11 @@
 //! What outlasts the daemon.
 
+pub(crate) mod atomic_file;
+pub(crate) mod identity;
+pub(crate) mod lock;
+pub(crate) mod namespace_state;
+pub mod ns_catalog;
 pub mod power;
 pub mod revoked_hosts;
+pub(crate) mod trust;
+pub mod usage;

@@ -22,8 +22,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tracing::warn;
 
-use crate::kept;
-use crate::power::PowerMeter;
+use crate::core::subsystem::power::PowerMeter;
+use crate::state::atomic_file;
 
 const FIRST_LINE: &str = "nvmfd power 1";
 const NAME: &str = "power";
@@ -94,12 +94,12 @@ fn emit(meter: &PowerMeter, now: Instant, on: bool) -> String {
     let text = format!(
         "{FIRST_LINE}\ncycles {cycles}\nseconds {seconds}\nunsafe {unsafe_shutdowns}\n{state}\n"
     );
-    kept::sealed(&text)
+    atomic_file::sealed(&text)
 }
 
 /// What a start finds in a file that [`emit`] wrote; none for any other.
 fn parse(text: &str, now: Instant) -> Option<PowerMeter> {
-    let mut lines = kept::unsealed(text, FIRST_LINE).ok()?;
+    let mut lines = atomic_file::unsealed(text, FIRST_LINE).ok()?;
     let mut number = |word| lines.next()?.strip_prefix(word)?.parse::<u64>().ok();
     let (cycles, seconds_before) = (number("cycles ")?, number("seconds ")?);
     let unsafe_before = number("unsafe ")?;
@@ -139,14 +139,14 @@ fn load(folder: &Path, now: Instant) -> Option<PowerMeter> {
 }
 
 fn save(folder: &Path, meter: &PowerMeter, now: Instant, on: bool) {
-    if let Err(error) = kept::write(folder, NAME, emit(meter, now, on).as_bytes()) {
+    if let Err(error) = atomic_file::write(folder, NAME, emit(meter, now, on).as_bytes()) {
         warn!("{} cannot be written: {error}", folder.join(NAME).display());
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::state::power::*;
 
     #[test]
     fn an_end_without_a_goodbye_is_counted_by_the_next_start() {

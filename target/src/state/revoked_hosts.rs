@@ -7,7 +7,7 @@ use std::path::Path;
 
 use nvme::Nqn;
 
-use crate::kept;
+use crate::state::atomic_file;
 
 /// Its name in the state directory.
 const NAME: &str = "keyed-hosts";
@@ -33,7 +33,7 @@ pub fn read(folder: &Path) -> Result<BTreeSet<Nqn>, String> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeSet::new()),
         Err(error) => return Err(wrong(&error)),
     };
-    let lines = kept::unsealed(&text, VERSION).map_err(|what| wrong(&what))?;
+    let lines = atomic_file::unsealed(&text, VERSION).map_err(|what| wrong(&what))?;
     let hosts: Result<_, _> = lines.map(str::parse::<Nqn>).collect();
     hosts.map_err(|error| wrong(&error))
 }
@@ -51,12 +51,12 @@ pub(crate) fn is_denied(folder: &Path) -> bool {
 pub fn write(folder: &Path, hosts: &BTreeSet<Nqn>) -> io::Result<()> {
     let lines: String = hosts.iter().map(|host| format!("{host}\n")).collect();
     let text = format!("{VERSION}\n{lines}");
-    kept::write(folder, NAME, kept::sealed(&text).as_bytes())
+    atomic_file::write(folder, NAME, atomic_file::sealed(&text).as_bytes())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::state::revoked_hosts::*;
 
     #[test]
     fn what_is_kept_is_found_again_and_what_is_damaged_is_not_taken_for_nothing() {

@@ -8,8 +8,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tracing::warn;
 
-use crate::sched::offload::AuthJob;
-use crate::turns::Turns;
+use crate::core::sched::fair_queue::Turns;
+use crate::core::sched::offload::AuthJob;
 
 /// The way to the thread.
 #[derive(Debug, Default)]

@@ -6,8 +6,8 @@ pub mod ns_state;
 
 use std::sync::mpsc::Sender;
 
-use crate::sched::Offload;
-use crate::sched::offload::Job;
+use crate::core::sched::Offload;
+use crate::core::sched::offload::Job;
 use auth::AuthWorker;
 
 /// The way to the threads. The one for authentication starts with the first job; jobs that one of

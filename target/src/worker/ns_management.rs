@@ -1,6 +1,6 @@
 //! The steward: one thread that carries out what hosts order about namespaces, one order after
 //! another. Reactors ask it and go on; it answers by mail. So nobody waits for a file, and a reload
-//! and an order never meet: whoever changes what is served holds its lock (`shelf.rs`). An order lets
+//! and an order never meet: whoever changes what is served holds its lock (`provision/mod.rs`). An order lets
 //! it go while it is at work in the folder of its subsystem, which may hang.
 //!
 //! Its queue needs no bound of its own: a command that was handed over keeps its slot until it is
@@ -16,13 +16,13 @@ use nvme::Status;
 use rdma::Tag;
 use tracing::error;
 
-use crate::disk::Done;
-use crate::mailbox::Mail;
-use crate::ns_request::{FormatRequest, NamespaceRequest};
-use crate::registry::Registry;
-use crate::sched::offload::NamespaceJob;
-use crate::shared::Shared;
-use crate::shelf::{Shelf, formatting, orders};
+use crate::blockdev::Done;
+use crate::core::message::Mail;
+use crate::core::registry::Registry;
+use crate::core::sched::offload::NamespaceJob;
+use crate::core::shared::Shared;
+use crate::core::subsystem::ns_request::{FormatRequest, NamespaceRequest};
+use crate::provision::{Shelf, format_task, ns_requests};
 
 /// Namespaces that are formatted at a time; a host that wants one more is told to try again.
 const MOST_FORMATS: usize = 16;
@@ -66,7 +66,7 @@ impl Steward {
                 format(wish, &order, &pass, shelf, shared);
                 continue;
             }
-            let carried_out = orders::carry_out(shelf, &order);
+            let carried_out = ns_requests::carry_out(shelf, &order);
             let NamespaceJob { made, reactor, tag, .. } = *order;
             answer(&shared.registry, reactor, tag, carried_out.map(|nsid| made.set(nsid)));
         }
@@ -87,7 +87,7 @@ fn format(
     }
     let (pass, shelf, own) = (Arc::clone(pass), Arc::clone(shelf), Arc::clone(shared));
     let spawned = std::thread::Builder::new().name("format".to_owned()).spawn(move || {
-        let outcome = formatting::carry_out(nqn, wish, &shelf, &own);
+        let outcome = format_task::carry_out(nqn, wish, &shelf, &own);
         drop(pass);
         // Who stops waits for the answer, and may want to open the stores again then.
         drop(shelf);

@@ -12,13 +12,15 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use nvme::feature::WriteProtectState;
 use nvme::{Nqn, Status};
 
-use crate::command::io::writable;
-use crate::disk::Done;
-use crate::mailbox::Mail;
-use crate::registry::Registry;
-use crate::reservation::Barred;
-use crate::sched::offload::{BadBlocksRequest, ReplyTo, ReservationRequest, WriteProtectRequest};
-use crate::sched::{Fence, Fenced};
+use crate::blockdev::Done;
+use crate::core::command::io::writable;
+use crate::core::message::Mail;
+use crate::core::registry::Registry;
+use crate::core::sched::offload::{
+    BadBlocksRequest, ReplyTo, ReservationRequest, WriteProtectRequest,
+};
+use crate::core::sched::{Fence, Fenced};
+use crate::core::subsystem::reservation::Barred;
 
 /// What the keeper is told.
 #[derive(Debug)]

@@ -9,19 +9,19 @@ use std::time::Instant;
 use nvme::fabrics::{CNTLID_DYNAMIC, Connect, ConnectData, PropertySet};
 use nvme::property::Property;
 use nvme::{AdminOpcode, Cqe, Nqn, Sgl, Sqe, Status, Text, cm};
-use nvmfd::controller::Limits;
-use nvmfd::disk::{BackingId, Disk, Done, Op};
-use nvmfd::observe::Run;
-use nvmfd::protection::Protection;
-use nvmfd::queue::{Io, Queue, room};
-use nvmfd::queues::clear;
-use nvmfd::refusals::Refusals;
-use nvmfd::registry::Registry;
-use nvmfd::reservation::Reservation;
-use nvmfd::shared::Shared;
-use nvmfd::subsystem::{Namespace, Subsystem};
-use nvmfd::uncorrectable::Marks;
-use nvmfd::waiters::{Take, Waiters};
+use nvmfd::blockdev::{BackingId, Disk, Done, Op};
+use nvmfd::core::controller::Limits;
+use nvmfd::core::diag::log_limiter::Refusals;
+use nvmfd::core::poll_group::clear;
+use nvmfd::core::qpair::{Io, Queue, room};
+use nvmfd::core::registry::Registry;
+use nvmfd::core::sched::buffers::{Take, Waiters};
+use nvmfd::core::shared::Shared;
+use nvmfd::core::stats::Run;
+use nvmfd::core::subsystem::bad_blocks::Marks;
+use nvmfd::core::subsystem::reservation::Reservation;
+use nvmfd::core::subsystem::write_protect::Protection;
+use nvmfd::core::subsystem::{Namespace, Subsystem};
 use nvmfd::worker::Workers;
 use rdma::{
     Completion, Event, Fabric, FabricError, Fault, Incoming, Pool, PoolPlan, Qp, QpLimits, Reason,
@@ -191,7 +191,7 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new() -> World {
-        let registry = Registry::new(vec![nvmfd::mailbox::mailbox().unwrap().0], 8, 70);
+        let registry = Registry::new(vec![nvmfd::core::message::mailbox().unwrap().0], 8, 70);
         registry.publish(Arc::new(subsystem()));
         World::of(share(registry), 0)
     }
@@ -417,13 +417,13 @@ pub(crate) fn subsystem() -> Subsystem {
         nsid: 1,
         backing: BackingId(0),
         health: Arc::default(),
-        geometry: nvmfd::disk::Geometry::default(),
+        geometry: nvmfd::blockdev::Geometry::default(),
         blocks: (SIZE >> 12) as u64,
         block_shift: 12,
         read_only: false,
         protection: Protection::none(nqn, 1),
         allow_format: false,
-        formats: nvmfd::disk::BlockSizes::only(12),
+        formats: nvmfd::blockdev::BlockSizes::only(12),
         formatting: None,
         write_uncorrectable: false,
         marks: Marks::volatile(),

@@ -1,4 +1,4 @@
-//! Runs seeds of the simulated world (see `tests::world`) and says which fail.
+//! Runs seeds of the simulated world (see `tests::sim`) and says which fail.
 //!
 //! ```text
 //! sim --seeds 10000                all seeds from 0 on, 1,000 commands each
@@ -10,9 +10,9 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
-use tests::world::plant::Plant;
-use tests::world::trace::Telling;
-use tests::world::{Outcome, Setup, run};
+use tests::sim::mutants::Plant;
+use tests::sim::trace::Telling;
+use tests::sim::{Outcome, Setup, run};
 
 /// Lines of a failing seed that are shown.
 const LINES: usize = 60;

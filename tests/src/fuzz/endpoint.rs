@@ -4,15 +4,15 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use rdma::soft::cm_message::{CmMessage, CmaHeader, Request, service_id};
+use rdma::soft::cm::mad::MadHeader;
+use rdma::soft::cm::message::{CmMessage, CmaHeader, Request, service_id};
 use rdma::soft::endpoint::{Config, Endpoint, ROCE_PORT};
-use rdma::soft::header::{Bth, Deth, Extended, GSI_QKEY, HeaderBytes, ICRC_BYTES, Packet};
-use rdma::soft::icrc::Flow;
-use rdma::soft::mad::MadHeader;
-use rdma::soft::memory::Rights;
-use rdma::soft::opcode::Opcode;
-use rdma::soft::psn::{Psn, Qpn};
+use rdma::soft::qp::memory_region::Rights;
 use rdma::soft::sim::Dice;
+use rdma::soft::wire::header::{Bth, Deth, Extended, GSI_QKEY, HeaderBytes, ICRC_BYTES, Packet};
+use rdma::soft::wire::icrc::Flow;
+use rdma::soft::wire::opcode::Opcode;
+use rdma::soft::wire::psn::{Psn, Qpn};
 use rdma::{Event, Exposed, Pool, PoolPlan, Qp, QpLimits, Remote, Work};
 
 use super::bytes::Bytes;

@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use nvme::sqe::Flags;
 use nvme::{AdminOpcode, IoOpcode, Sgl, Sqe, Status};
-use nvmfd::queue::Queue;
-use nvmfd::subsystem::Namespace;
+use nvmfd::core::qpair::Queue;
+use nvmfd::core::subsystem::Namespace;
 use rdma::{Completion, Fault, Qp};
 
 use super::bytes::Bytes;
 
-#[expect(dead_code, reason = "shared with tests that need more of it")]
 #[path = "../../../target/tests/support/mod.rs"]
+#[expect(dead_code, reason = "shared with tests that need more of it")]
 mod support;
 
 use support::World;

@@ -3,15 +3,15 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use initiator::random::Random;
+use initiator::rng::Random;
 use initiator::{Data, Phase, Request};
 use nvme::{IoOpcode, Sqe, Status};
 use rdma::Reason;
 
 use super::bytes::Bytes;
 
-#[expect(dead_code, reason = "the lab of the session's own tests, of which not all is used")]
 #[path = "../../../initiator/tests/support/mod.rs"]
+#[expect(dead_code, reason = "the lab of the session's own tests, of which not all is used")]
 mod support;
 
 use support::Lab;

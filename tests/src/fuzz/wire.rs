@@ -2,10 +2,10 @@
 
 use std::net::SocketAddr;
 
-use rdma::soft::cm_message::{CmMessage, CmaHeader};
-use rdma::soft::header::{Bth, HeaderBytes, ICRC_BYTES, Packet};
-use rdma::soft::icrc::{Checker, Flow, Icrc, Verdict};
-use rdma::soft::mad::MAD_BYTES;
+use rdma::soft::cm::mad::MAD_BYTES;
+use rdma::soft::cm::message::{CmMessage, CmaHeader};
+use rdma::soft::wire::header::{Bth, HeaderBytes, ICRC_BYTES, Packet};
+use rdma::soft::wire::icrc::{Checker, Flow, Icrc, Verdict};
 
 use super::bytes::Bytes;
 

@@ -338,7 +338,7 @@ pub(super) fn inherent_impl(line: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::structure::code::*;
 
     #[test]
     fn comments_and_literals_are_no_code_and_lines_stay() {

@@ -54,7 +54,7 @@ pub(super) fn lines(text: &str) -> impl Iterator<Item = &str> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::structure::exceptions::*;
 
     #[test]
     fn what_is_new_and_what_is_gone_is_told() {

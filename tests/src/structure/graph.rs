@@ -142,7 +142,7 @@ impl<'a> Search<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::structure::graph::*;
 
     fn graph(edges: &[(&str, &str)]) -> Graph {
         let mut graph = Graph::default();

@@ -136,7 +136,7 @@ fn file_of(module: &Module) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::tests::written;
-    use super::*;
+    use crate::structure::layers::*;
 
     const LAYERS: &str = "# from the top\nlib\nupper\nlower other\nlower/base\n";
 

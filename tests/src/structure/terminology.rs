@@ -181,7 +181,7 @@ fn split(name: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::super::tests::written;
-    use super::*;
+    use crate::structure::terminology::*;
 
     const LIST: &str = "# comment\nstore stores | device | backing_store\ntake | -\n";
 

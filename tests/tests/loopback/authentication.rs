@@ -7,7 +7,7 @@ use std::thread;
 
 use initiator::{Error, Host, Options, Setup};
 use nvme::auth::{Failure, GroupId, HashId, Secret};
-use nvmfd::why::Cause;
+use nvmfd::core::diag::cause::Cause;
 
 use super::Ended;
 use super::target::{HOST, TestTarget};

@@ -7,7 +7,7 @@ use initiator::host::Range;
 use nvme::Status;
 use nvme::feature::AsyncEvent;
 use nvme::identify::Csi;
-use nvme::management::{AttachmentSelect, NewNamespace};
+use nvme::namespace_management::{AttachmentSelect, NewNamespace};
 use nvme::persistent_event::{ChangeNamespace, EventType};
 
 use crate::admin::events;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use nvmfd::api::stats::{Operations, Stats};
-use nvmfd::observe::sample;
+use nvmfd::telemetry::snapshot;
 
 use super::target::{BLOCKS, HOST, SUBSYSTEM, TestTarget};
 use super::{FILE, RAM, at, pattern};
@@ -14,7 +14,7 @@ fn counted(target: &TestTarget, commands: u64) -> Stats {
     let view = target.view();
     let until = Instant::now() + Duration::from_secs(60);
     loop {
-        let stats = sample::stats(view.shared.observers(), &view.reactors, view.started);
+        let stats = snapshot::stats(view.shared.observers(), &view.reactors, view.started);
         let sum: u64 = each(&stats).map(|ops| ops.commands).sum();
         if sum >= commands || Instant::now() > until {
             return stats;
@@ -115,17 +115,17 @@ fn a_slow_disk_is_told_of() {
     host.read(FILE, &mut block).expect("read");
     host.disconnect();
     counted(&target, 1);
-    assert!(sample::slow(view.shared.observers()).is_empty());
+    assert!(snapshot::slow(view.shared.observers()).is_empty());
     // A millisecond is not much for the reading of a megabyte through real sockets; repeated until
     // one takes it.
     target.apply("[observe]\nslow_ms = 1\n");
     let mut host = target.connect(1);
     let mut much = vec![0; 16 << 20];
     let until = Instant::now() + Duration::from_secs(60);
-    while sample::slow(view.shared.observers()).is_empty() && Instant::now() < until {
+    while snapshot::slow(view.shared.observers()).is_empty() && Instant::now() < until {
         host.read(FILE, &mut much).expect("read");
     }
-    let slow = sample::slow(view.shared.observers());
+    let slow = snapshot::slow(view.shared.observers());
     let one = slow.first().expect("a slow command");
     assert_eq!((one.host.as_str(), one.nsid, one.opcode), (HOST, 1, 2));
     assert!(one.total_ns >= 1_000_000 && one.bytes > 0);

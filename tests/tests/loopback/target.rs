@@ -10,7 +10,7 @@ use initiator::{Host, Options, Provider, Setup};
 use nvme::Nqn;
 use nvmfd::Target;
 use nvmfd::config::Config;
-use nvmfd::why::Cause;
+use nvmfd::core::diag::cause::Cause;
 
 pub(crate) const SUBSYSTEM: &str = "nqn.2026-11.io.nvmfd:disk1";
 pub(crate) const HOST: &str =

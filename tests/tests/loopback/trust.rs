@@ -1,6 +1,6 @@
 //! What has failed to become durable, and who may say that the store is to be trusted again.
 
-use nvmfd::disk::{Fault, Health};
+use nvmfd::blockdev::{Fault, Health};
 
 use super::*;
 

@@ -1,7 +1,7 @@
 //! What a running target remembers of the hosts that it has refused.
 
 use initiator::{Host, Options};
-use nvmfd::why::Cause;
+use nvmfd::core::diag::cause::Cause;
 
 use crate::target::{HOST, TestTarget};
 

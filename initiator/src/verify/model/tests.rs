@@ -3,8 +3,8 @@
 
 use std::collections::HashSet;
 
-use super::*;
-use crate::random::Random;
+use crate::rng::Random;
+use crate::verify::model::*;
 use crate::verify::{Kind as Found, Standing};
 
 const BLOCK: usize = 512;

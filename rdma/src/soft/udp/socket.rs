@@ -18,8 +18,8 @@ use socket2::{Domain, MsgHdr, Protocol, SockAddr, Socket, Type};
 
 use super::super::endpoint::{FIRST_SOURCE_PORT, ROCE_PORT};
 use super::super::provider::Options;
-use super::super::train::Way;
-use super::option::{Control, MtuDiscover, MtuDiscoverV6, NoCheckV6, Steering};
+use super::super::udp::train::Way;
+use super::sockopt::{Control, MtuDiscover, MtuDiscoverV6, NoCheckV6, Steering};
 
 /// What the system has granted to a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use rdma_sys::{rdma_cm_event_type as event, rdma_t};
 
-use super::*;
+use crate::verbs::ffi::*;
 
 /// What Rust believes, and the C expression that must have the same value.
 type Claims = Vec<(String, u64)>;

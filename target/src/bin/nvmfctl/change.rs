@@ -9,7 +9,7 @@ use clap::{Args, Subcommand};
 use hyper::Method;
 use nvmfd::api::{Change, Changes, Kept, Outcome, SetAside, Settings, Status, Wanted};
 use nvmfd::config::{Config, ConfigErrors, Rewritten, Saving, Source, Sources};
-use nvmfd::declared::{Misfit, merged};
+use nvmfd::overlay::{Misfit, merged};
 use serde_json::Value;
 
 use crate::client::Client;
@@ -216,7 +216,7 @@ fn list(changes: &Changes) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::change::*;
 
     #[test]
     fn settings_are_toml_or_else_text() {

@@ -169,7 +169,7 @@ fn read<T: DeserializeOwned>(status: StatusCode, body: &[u8]) -> Result<(T, Valu
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::client::*;
 
     #[test]
     fn paths_hold_any_name() {

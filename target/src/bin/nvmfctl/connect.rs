@@ -116,7 +116,7 @@ fn quoted(word: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::connect::*;
 
     #[test]
     fn lines_are_what_nvme_cli_takes() {

@@ -8,6 +8,7 @@ mod change;
 mod client;
 mod connect;
 mod controllers;
+mod derived_stats;
 mod doctor;
 mod host;
 mod import;
@@ -15,7 +16,6 @@ mod listener;
 mod log;
 mod namespace;
 mod output;
-mod rates;
 mod stats;
 mod status;
 mod subsystem;
@@ -29,8 +29,8 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 use nvmfd::config::DEFAULT_SOCKET;
 
-use client::Client;
-use output::{Failure, Output};
+use crate::client::Client;
+use crate::output::{Failure, Output};
 
 /// Asks and changes a running nvmfd.
 ///
@@ -189,7 +189,7 @@ async fn run(family: Family, client: &Client, output: Output) -> Result<(), Fail
         Family::Slow => stats::slow(client, output).await,
         Family::Top(wanted) => top::run(wanted, client, output).await,
         Family::Import(command) => import::run(&command, output),
-        Family::InstallFiles { share } => nvmfd::manual::write(Arguments::command(), "8", &share)
+        Family::InstallFiles { share } => nvmfd::manpages::write(Arguments::command(), "8", &share)
             .map_err(|error| Failure::new(format!("files below {}: {error}", share.display()))),
     }
 }

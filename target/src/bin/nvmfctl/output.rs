@@ -92,7 +92,7 @@ fn pretty(value: &impl Serialize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::output::*;
 
     #[test]
     fn durations_are_as_people_say_them() {

@@ -8,8 +8,8 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use crate::client::Client;
+use crate::derived_stats::{Rate, Times, bytes, rates, seconds, short, time};
 use crate::output::{Failure, Output, table};
-use crate::rates::{Rate, Times, bytes, rates, seconds, short, time};
 
 /// What of the statistics.
 #[derive(Args)]
@@ -186,8 +186,8 @@ fn command_name(opcode: u8) -> String {
 mod tests {
     use nvmfd::api::stats::Count;
 
-    use super::*;
-    use crate::rates::tests::stats;
+    use crate::derived_stats::tests::stats;
+    use crate::stats::*;
 
     #[test]
     fn tables_say_who_does_how_much_and_where_it_takes_how_long() {

@@ -5,9 +5,9 @@ use std::fmt::Write;
 use nvmfd::api::Status;
 
 use crate::client::Client;
+use crate::derived_stats::bytes;
 use crate::listener;
 use crate::output::{Failure, Output, duration, joined};
-use crate::rates::bytes;
 
 pub(crate) async fn run(client: &Client, output: Output) -> Result<(), Failure> {
     output.answer(&client.get::<Status>("/v1/status").await?, text);

@@ -16,8 +16,8 @@ use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 use crate::client::Client;
+use crate::derived_stats::{Rate, by_kind, by_row, bytes, seconds, short, time, together};
 use crate::output::{Failure, Output, duration};
-use crate::rates::{Rate, by_kind, by_row, bytes, seconds, short, time, together};
 use crate::stats::{interval, look};
 
 /// Columns of the view that is printed once, where nobody says (`COLUMNS`).
@@ -244,7 +244,7 @@ fn draw_stages(frame: &mut Frame<'_>, area: Rect, kinds: &[Rate]) {
     let heads = ["OP", "IOPS", "MEAN", "P99", "WHERE THE TIME GOES"];
     let rows = kinds.iter().map(|rate| {
         let shares = rate.stages.iter().filter(|stage| stage.share >= 0.005);
-        let share = |stage: &crate::rates::Stage| {
+        let share = |stage: &crate::derived_stats::Stage| {
             let share = format!("{} {:.0} %", stage.stage, stage.share * 100.0);
             match area.width >= WIDE {
                 true => format!("{share} ({})", time(stage.latency.mean_us)),
@@ -343,8 +343,8 @@ fn color(load: f64) -> Color {
 mod tests {
     use nvmfd::api::stats::Operations;
 
-    use super::*;
-    use crate::rates::tests::stats;
+    use crate::derived_stats::tests::stats;
+    use crate::top::*;
 
     #[test]
     fn a_view_shows_hosts_latencies_stages_and_reactors() {

@@ -57,7 +57,7 @@ fn text(all: &[Why], now_s: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::why::*;
 
     #[test]
     fn a_person_reads_who_when_why_and_what_to_do() {

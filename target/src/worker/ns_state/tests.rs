@@ -10,15 +10,16 @@ use nvme::reservation::{
 use nvme::{Nqn, Status};
 use tempfile::{TempDir, tempdir};
 
-use super::*;
-use crate::association::Association;
-use crate::mailbox::{Mailbox, mailbox};
-use crate::registry::tests::visit;
-use crate::reservation::{Barred, HostId, Order, Reservation};
-use crate::sched::Offload;
-use crate::sched::offload::Job;
-use crate::subsystem::{Subsystem, tests::sample};
+use crate::core::controller::association::Association;
+use crate::core::message::{Mailbox, mailbox};
+use crate::core::registry::tests::visit;
+use crate::core::sched::Offload;
+use crate::core::sched::offload::Job;
+use crate::core::subsystem::Subsystem;
+use crate::core::subsystem::reservation::{Barred, HostId, Order, Reservation};
+use crate::core::subsystem::tests::sample;
 use crate::worker::Workers;
+use crate::worker::ns_state::*;
 
 const A: HostId = [0xA; 16];
 const B: HostId = [0xB; 16];

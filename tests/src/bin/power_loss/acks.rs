@@ -93,7 +93,7 @@ impl Writer {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::acks::*;
 
     #[test]
     fn marks_say_what_was_written_each_within_its_sector() {

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::io::{self, Read, Seek};
 
-use initiator::random::Random;
-use initiator::stamp::{Content, Stamp};
+use initiator::rng::Random;
+use initiator::verify::block_stamp::{Content, Stamp};
 
 use crate::acks::{self, Ack, Extent};
 use crate::log::{Entry, Log};
@@ -85,7 +85,7 @@ fn is_older(new: &[u8], old: &[u8], run: u64) -> bool {
 
 fn stamp(block: &[u8], run: u64) -> Option<Stamp> {
     // The magic is looked for first: most blocks of a file system have none.
-    if !block.starts_with(&initiator::stamp::MAGIC) {
+    if !block.starts_with(&initiator::verify::block_stamp::MAGIC) {
         return None;
     }
     match Stamp::read(block, run) {
@@ -250,7 +250,7 @@ pub(crate) fn replay<R: Read + Seek>(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::judge::*;
     use crate::log::tests::{A_FLUSH, A_FUA, A_MARK, NONE, log_of};
 
     const LAYOUT: Layout = Layout { store_bytes: 1 << 16, run: 7 };

@@ -7,8 +7,8 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use initiator::random::Random;
-use initiator::stamp::Stamp;
+use initiator::rng::Random;
+use initiator::verify::block_stamp::Stamp;
 use initiator::{Data, Done, Error, Host, Request};
 use nvme::{IoOpcode, Sqe};
 

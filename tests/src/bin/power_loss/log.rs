@@ -136,7 +136,7 @@ fn bad(what: &str) -> io::Error {
 pub(crate) mod tests {
     use std::io::Cursor;
 
-    use super::*;
+    use crate::log::*;
 
     /// What is logged: place in sectors, data, flags.
     pub(crate) fn log_of(entries: &[(u64, Vec<u8>, u64)]) -> Log<Cursor<Vec<u8>>> {

@@ -18,11 +18,11 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 use initiator::Error;
 use initiator::options::{TargetArgs, Usual};
-use initiator::random::Random;
+use initiator::rng::Random;
 
-use acks::Writer;
-use judge::{BLOCK_BYTES, Floors, Layout};
-use log::{Entry, Log};
+use crate::acks::Writer;
+use crate::judge::{BLOCK_BYTES, Floors, Layout};
+use crate::log::{Entry, Log};
 
 #[derive(Parser)]
 struct Cli {

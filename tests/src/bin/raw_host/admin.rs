@@ -8,7 +8,7 @@ use nvme::property::Property;
 use nvme::sqe::Flags;
 use nvme::{AdminOpcode, IoOpcode, Sgl, Sqe};
 
-use crate::world::{CC_ENABLED, Outcome, SILENCE, Want, World};
+use crate::fixture::{CC_ENABLED, Outcome, SILENCE, Want, World};
 
 pub(crate) const FIELD: Want = Want::Refused(&[0x002]);
 pub(crate) const FUSED: Want = Want::Refused(&[0x002, 0x009, 0x00A]);
@@ -255,7 +255,7 @@ pub(crate) fn commands(world: &mut World) -> Outcome {
 }
 
 /// A longer buffer is accepted, and nothing is written behind what was asked for.
-fn longer_buffer(world: &mut World, queue: &mut super::world::Queue) {
+fn longer_buffer(world: &mut World, queue: &mut super::fixture::Queue) {
     world.host.fill(0, &[0xA5; 12288]);
     let sqe = Identify::new(Cns::CONTROLLER, 0).emit(world.keyed(12288));
     let got = world.ask_sqe(queue, &sqe);
@@ -306,7 +306,7 @@ pub(crate) fn events(world: &mut World) -> Outcome {
 /// MDTS as Identify Controller says; leaves the page in the window.
 pub(crate) fn mdts_bytes(
     world: &mut World,
-    queue: &mut super::world::Queue,
+    queue: &mut super::fixture::Queue,
 ) -> Result<u32, String> {
     let sqe = Identify::new(Cns::CONTROLLER, 0).emit(world.keyed(4096));
     let got = world.ask_sqe(queue, &sqe);

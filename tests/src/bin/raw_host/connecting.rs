@@ -1,14 +1,13 @@
 //! Connection requests, commands before Connect, and Connect itself.
 
-use nvme::cm;
 use nvme::fabrics::{Connect, ConnectAttributes, FabricsType, PropertyGet, PropertySet};
 use nvme::identify::{Cns, Identify};
 use nvme::property::Property;
 use nvme::sqe::Flags;
-use nvme::{AdminOpcode, IoOpcode, Nqn, NqnField, Sqe};
+use nvme::{AdminOpcode, IoOpcode, Nqn, NqnField, Sqe, cm};
 use rdma::Reason;
 
-use crate::world::{Attempt, CC_ENABLED, Got, Outcome, Want, World};
+use crate::fixture::{Attempt, CC_ENABLED, Got, Outcome, Want, World};
 
 /// Reject reason of the InfiniBand connection manager: the application refuses.
 const CONSUMER_REJECT: i32 = 28;

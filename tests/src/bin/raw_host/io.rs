@@ -10,7 +10,7 @@ use nvme::{IoOpcode, Sgl, Sqe};
 use crate::admin::{
     FIELD, FUSED, LENGTH, NAMESPACE, OPCODE, SEGMENT, SEQUENCE, TYPE, TYPES, mdts_bytes,
 };
-use crate::world::{CC_ENABLED, Got, Outcome, Queue, Want, World, pattern};
+use crate::fixture::{CC_ENABLED, Got, Outcome, Queue, Want, World, pattern};
 
 /// The namespace with blocks of 4096 bytes, and the one with 512.
 const NSID: u32 = 1;

@@ -1,20 +1,20 @@
 //! A raw NVMe/RDMA host: not a well-behaved initiator, but one that sends whatever it likes, and
 //! checks that each answer is exactly what the documents want. One line per check.
 
-mod abuse;
 mod admin;
 mod connecting;
+mod fixture;
 mod host;
 mod io;
-mod world;
+mod malformed;
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use host::Host;
+use crate::fixture::{Names, Outcome, Tally, World};
+use crate::host::Host;
 use nvme::Nqn;
-use world::{Names, Outcome, Tally, World};
 
 const USAGE: &str = "usage: raw_host ADDRESS:PORT SUBSYSTEM-NQN HOST-NQN OTHER-HOST-NQN \
                      [--iwarp] [--seed N] [--capsules N] [--only PART]
@@ -102,7 +102,7 @@ fn run(arguments: Arguments) -> bool {
         ("admin", admin::commands),
         ("events", admin::events),
         ("io", io::commands),
-        ("framing", abuse::framing),
+        ("framing", malformed::framing),
     ];
     let wanted = |name: &str| only.as_ref().is_none_or(|only| only == name);
     for (name, part) in parts.iter().filter(|(name, _)| wanted(name)) {
@@ -112,7 +112,7 @@ fn run(arguments: Arguments) -> bool {
         });
     }
     if wanted("random") {
-        let outcome = abuse::random(&mut world, seed, capsules);
+        let outcome = malformed::random(&mut world, seed, capsules);
         world.tally.check("part random ran to its end", outcome.is_ok(), || {
             outcome.err().unwrap_or_default()
         });

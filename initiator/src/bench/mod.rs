@@ -1,0 +1,296 @@
+//! `nvmf bench`: how fast a namespace is, asked and told like `fio` does.
+//!
+//! One thread drives one association with all its queues: it takes every answer that is there,
+//! submits as much again, and rings once. When nothing has happened it looks again for a while,
+//! then sleeps. The clock is read once a turn. So a latency is exact when a turn has one answer,
+//! and otherwise too long by at most the turn.
+//!
+//! Buffers are exposed once, before the clock runs, and used again and again: no registration and
+//! no invalidation is part of the measurement. In steady state nothing is allocated.
+
+mod pattern;
+mod plan;
+pub mod report;
+mod runner;
+
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crate::interrupt::Stop;
+use crate::options::TargetArgs;
+use crate::size::{seconds, size};
+use crate::source_addresses::following;
+use crate::{Error, Host};
+use report::{Cpu, Depths, Printing, Progress, Rate, Report, Side, print};
+
+use pattern::Access;
+use plan::Plan;
+use runner::{Job, Live, Outcome};
+
+/// How often the live line is renewed.
+const TELL_EVERY: Duration = Duration::from_millis(500);
+
+/// How often to look whether the jobs have ended, when they should have.
+const SOON: Duration = Duration::from_millis(5);
+
+/// Options of `nvmf bench`: fio's names, where it has them.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Args {
+    /// Which target.
+    #[command(flatten)]
+    pub target: TargetArgs,
+    /// Namespace
+    #[arg(long, value_name = "NSID", default_value_t = 1)]
+    pub namespace_id: u32,
+    /// What to do. Everything but read and randread overwrites data
+    #[arg(long, value_enum, default_value_t = Access::Randread)]
+    pub rw: Access,
+    /// Percentage of reads in rw and randrw
+    #[arg(long, value_name = "PERCENT", default_value_t = 50,
+        value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub rwmixread: u8,
+    /// Bytes of one command
+    #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = size)]
+    pub bs: u64,
+    /// Commands under way at once, of one job over all its queues
+    #[arg(long, value_name = "COUNT", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub iodepth: u32,
+    /// How long to measure
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    pub runtime: Duration,
+    /// How long to run before that
+    #[arg(long, value_name = "SECONDS", alias = "ramp_time", default_value = "0",
+        value_parser = seconds)]
+    pub ramp_time: Duration,
+    /// Bytes of the namespace to use [default: all from the offset on]
+    #[arg(long, value_parser = size)]
+    pub size: Option<u64>,
+    /// Where in the namespace to begin
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = size)]
+    pub offset: u64,
+    /// Threads, each with an association of its own. With soft, each connects from an address of
+    /// its own: the one of --host-traddr and those that follow it
+    #[arg(long, value_name = "COUNT", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub numjobs: u32,
+    /// Seed of the random numbers: the same seed, the same order
+    #[arg(long, alias = "randseed", default_value_t = 1)]
+    pub seed: u64,
+    /// Have every write reach the medium before it is answered
+    #[arg(long)]
+    pub fua: bool,
+    /// Have the target fetch the data of small writes as well, rather than send them along
+    #[arg(long)]
+    pub no_in_capsule: bool,
+    /// How long to look for answers before sleeping, in microseconds [default: 400, as long as
+    /// they take no longer, else 100; 0 on a machine with one CPU]
+    #[arg(long, value_name = "MICROSECONDS")]
+    pub spin_us: Option<u32>,
+    /// Name of the run in the results
+    #[arg(long, default_value = "bench")]
+    pub name: String,
+    /// How it is told and printed.
+    #[command(flatten)]
+    pub printing: Printing,
+}
+
+/// Runs it.
+///
+/// # Errors
+/// A sentence for a person.
+pub fn run(args: &Args) -> Result<ExitCode, Error> {
+    let (report, failure) = measure(args)?;
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let text = match args.printing.is_json() {
+        true => report.json(since.as_millis() as u64) + "\n",
+        false => report.text(),
+    };
+    print(&text)?;
+    match failure {
+        Some(failure) => Err(failure),
+        None => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// Runs it and prints nothing but progress. What ended it before its time comes with the results
+/// up to then. Takes SIGINT and SIGTERM.
+///
+/// # Errors
+/// It did not begin: a sentence for a person.
+pub fn measure(args: &Args) -> Result<(Report, Option<Error>), Error> {
+    let begin = Instant::now();
+    let mut stop = Stop::new()?;
+    let halt = AtomicBool::new(false);
+    let progress = Progress::new(args.printing.progress, args.ramp_time + args.runtime);
+    let (plan, outcomes) = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..args.numjobs)
+            .map(|n| {
+                // What is exposed belongs to a thread, so each thread connects for itself.
+                let (ready, is_ready) = mpsc::channel();
+                let (go, begins) = mpsc::channel();
+                let halt = &halt;
+                (scope.spawn(move || work(args, n, &ready, &begins, halt)), is_ready, go)
+            })
+            .collect();
+        let mut live = Vec::new();
+        let mut plan = None;
+        for (_, is_ready, _) in &threads {
+            let (its_live, its_plan) = heard(is_ready, &mut stop)?;
+            live.push(its_live);
+            plan = Some(its_plan);
+        }
+        let start = Instant::now();
+        for (_, _, go) in &threads {
+            let _ = go.send(start);
+        }
+        let mut told = Told::default();
+        while !threads.iter().all(|(thread, ..)| thread.is_finished()) {
+            let left = (args.ramp_time + args.runtime).saturating_sub(start.elapsed());
+            if stop.wait(left.clamp(SOON, TELL_EVERY)) {
+                halt.store(true, Ordering::Relaxed);
+            }
+            told.tell(&progress, &live, start, args.ramp_time);
+        }
+        let outcomes: Result<Vec<_>, _> =
+            threads.into_iter().map(|(thread, ..)| thread.join()).collect();
+        let outcomes = outcomes.map_err(|_| panicked())?;
+        Ok((plan, outcomes.into_iter().flatten().collect::<Vec<Outcome>>()))
+    })?;
+    progress.end();
+    let options = plan.map(|plan| plan.options.clone()).unwrap_or_default();
+    Ok(sum_up(args, options, outcomes, begin.elapsed()))
+}
+
+/// Waits for a job to be ready. Who asks twice to stop is not kept waiting.
+fn heard(
+    is_ready: &mpsc::Receiver<Ready>,
+    stop: &mut Stop,
+) -> Result<(Arc<Live>, Arc<Plan>), Error> {
+    loop {
+        match is_ready.recv_timeout(SOON) {
+            Ok(ready) => return ready,
+            Err(mpsc::RecvTimeoutError::Disconnected) => return Err(panicked()),
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                let _ = stop.wait(Duration::ZERO);
+            }
+        }
+    }
+}
+
+fn panicked() -> Error {
+    Error::Local("a job has panicked".into())
+}
+
+/// What a job says when it is connected.
+type Ready = Result<(Arc<Live>, Arc<Plan>), Error>;
+
+/// The thread of job `n`: connects, waits for all others, runs.
+fn work(
+    args: &Args,
+    n: u32,
+    ready: &mpsc::Sender<Ready>,
+    begins: &mpsc::Receiver<Instant>,
+    halt: &AtomicBool,
+) -> Option<Outcome> {
+    let prepare = || {
+        let mut host = connect(args, n)?;
+        let plan = Arc::new(Plan::new(args, &mut host)?);
+        Ok((Job::new(host, Arc::clone(&plan), n)?, plan))
+    };
+    match prepare() {
+        Ok((job, plan)) => {
+            let _ = ready.send(Ok((job.live(), plan)));
+            // Without a word to begin, another job could not.
+            match begins.recv() {
+                Ok(start) => Some(job.run(start, halt)),
+                Err(_) => {
+                    job.leave();
+                    None
+                }
+            }
+        }
+        Err(error) => {
+            let _ = ready.send(Err(error));
+            None
+        }
+    }
+}
+
+/// Connects the host of job `n`.
+fn connect(args: &Args, n: u32) -> Result<Host, Error> {
+    let queues = args.target.nr_io_queues.unwrap_or(1).max(1);
+    let per_queue = args.iodepth.div_ceil(queues.into());
+    let mut target = args.target.clone();
+    target.host_traddr = following(target.host_traddr, n)?;
+    let usual = plan::usual(args, queues, per_queue)?;
+    let (mut options, mut setup) = target.resolve(usual)?;
+    options.in_capsule = !args.no_in_capsule;
+    setup.largest_bytes = setup.largest_bytes.max(plan::piece(args.bs)?);
+    Host::connect(options, setup)
+}
+
+/// What the live line has said.
+#[derive(Default)]
+struct Told {
+    at: Duration,
+    read: (u64, u64),
+    write: (u64, u64),
+}
+
+impl Told {
+    fn tell(&mut self, progress: &Progress, live: &[Arc<Live>], start: Instant, ramp: Duration) {
+        if !progress.is_seen() {
+            return;
+        }
+        let elapsed = start.elapsed();
+        let seconds = elapsed.saturating_sub(self.at).as_secs_f64();
+        if seconds < TELL_EVERY.as_secs_f64() / 2.0 {
+            return;
+        }
+        let (read, write) = Live::sum(live);
+        let rate = |now: (u64, u64), before: (u64, u64)| Rate {
+            iops: now.0.saturating_sub(before.0) as f64 / seconds,
+            bw_bytes: now.1.saturating_sub(before.1) as f64 / seconds,
+        };
+        let phase = if elapsed < ramp { "ramp" } else { "run" };
+        progress.tell(phase, elapsed, rate(read, self.read), rate(write, self.write));
+        *self = Told { at: elapsed, read, write };
+    }
+}
+
+/// Adds the jobs up.
+fn sum_up(
+    args: &Args,
+    options: Vec<(&'static str, String)>,
+    outcomes: Vec<Outcome>,
+    elapsed: Duration,
+) -> (Report, Option<Error>) {
+    let (mut read, mut write) = (Side::new(0), Side::new(0));
+    let mut depths = Depths::default();
+    let (mut runtime, mut cpu) = (Duration::ZERO, Cpu::default());
+    let mut failures = Vec::new();
+    for outcome in outcomes {
+        read.merge(&outcome.read);
+        write.merge(&outcome.write);
+        depths.merge(&outcome.depths);
+        runtime = runtime.max(outcome.measured);
+        cpu.add(&outcome.cpu);
+        failures.extend(outcome.failure);
+    }
+    let report = Report {
+        name: args.name.clone(),
+        options,
+        threads: args.numjobs,
+        runtime,
+        elapsed,
+        read,
+        write,
+        cpu,
+        depths,
+        failed: !failures.is_empty(),
+    };
+    (report, failures.into_iter().next())
+}

@@ -1,0 +1,402 @@
+//! What a benchmark has measured, told like fio tells it: as text and as the JSON of
+//! `fio --output-format=json`, so that whatever reads fio's results reads these.
+//!
+//! Latencies are from the turn in which a command was submitted to the turn in which its answer
+//! was found, so there is no part of it that fio would call submission latency: `slat` is all
+//! zeros, and `lat` is `clat`.
+
+mod fio_json;
+mod fio_text;
+mod options;
+mod progress;
+
+use std::io::{ErrorKind, Write};
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use nix::sys::resource::{Usage, UsageWho, getrusage};
+
+use crate::Error;
+
+pub use options::{Format, Printing};
+pub use progress::{How, Progress, Rate};
+
+/// Prints results. Whoever has stopped reading has what it wants.
+pub(crate) fn print(text: &str) -> Result<(), Error> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(Error::Local(format!("the results cannot be written: {error}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Latencies above this, in nanoseconds, count as this: 1000 s.
+const LONGEST_NS: u64 = 1_000_000_000_000;
+
+/// The percentiles that fio reports.
+pub const PERCENTILES: [f64; 17] = [
+    1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95,
+    99.99,
+];
+
+/// Everything about the commands of one direction. Recording allocates nothing.
+#[derive(Clone, Debug)]
+pub struct Side {
+    histogram: Histogram<u64>,
+    sum_ns: u64,
+    sum_squares: u128,
+    bytes: u64,
+    /// Of the running interval.
+    interval: (u64, u64),
+    samples: Vec<Sample>,
+}
+
+/// What was done in one interval, a second's worth of it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Sample {
+    iops: f64,
+    kib_per_s: f64,
+}
+
+/// Smallest, largest, mean and standard deviation of some numbers; zeros when there are none.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Spread {
+    /// The smallest.
+    pub min: f64,
+    /// The largest.
+    pub max: f64,
+    /// The mean.
+    pub mean: f64,
+    /// The standard deviation, of the whole population.
+    pub stddev: f64,
+    /// How many there are.
+    pub count: u64,
+}
+
+impl Side {
+    /// Nothing so far; room for `samples` intervals.
+    #[must_use]
+    pub fn new(samples: usize) -> Side {
+        let histogram = Histogram::new_with_bounds(1, LONGEST_NS, 3);
+        Side {
+            histogram: histogram.expect("the bounds are right"),
+            sum_ns: 0,
+            sum_squares: 0,
+            bytes: 0,
+            interval: (0, 0),
+            samples: Vec::with_capacity(samples),
+        }
+    }
+
+    /// One command was answered.
+    pub fn record(&mut self, latency_ns: u64, bytes: u32) {
+        let latency_ns = latency_ns.clamp(1, LONGEST_NS);
+        self.histogram.saturating_record(latency_ns);
+        self.sum_ns = self.sum_ns.saturating_add(latency_ns);
+        self.sum_squares += u128::from(latency_ns) * u128::from(latency_ns);
+        self.bytes += u64::from(bytes);
+        self.interval.0 += 1;
+        self.interval.1 += u64::from(bytes);
+    }
+
+    /// An interval has ended; further ones than there is room for are not kept.
+    pub fn sample(&mut self, length: Duration) {
+        let (ios, bytes) = std::mem::take(&mut self.interval);
+        let seconds = length.as_secs_f64();
+        if seconds > 0.0 && self.samples.len() < self.samples.capacity() {
+            let kib_per_s = bytes as f64 / 1024.0 / seconds;
+            self.samples.push(Sample { iops: ios as f64 / seconds, kib_per_s });
+        }
+    }
+
+    /// Forgets everything: the time before counts as ramp.
+    pub fn reset(&mut self) {
+        self.histogram.reset();
+        (self.sum_ns, self.sum_squares, self.bytes) = (0, 0, 0);
+        self.interval = (0, 0);
+        self.samples.clear();
+    }
+
+    /// Takes over what another thread did in the same time.
+    pub fn merge(&mut self, other: &Side) {
+        self.histogram.add(&other.histogram).expect("the same bounds");
+        self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
+        self.sum_squares += other.sum_squares;
+        self.bytes += other.bytes;
+        for (n, theirs) in other.samples.iter().enumerate() {
+            match self.samples.get_mut(n) {
+                Some(ours) => {
+                    ours.iops += theirs.iops;
+                    ours.kib_per_s += theirs.kib_per_s;
+                }
+                None => self.samples.push(*theirs),
+            }
+        }
+    }
+
+    /// Commands.
+    #[must_use]
+    pub fn ios(&self) -> u64 {
+        self.histogram.len()
+    }
+
+    /// Bytes moved.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The latency, in nanoseconds, below which `percentile` of 100 commands are. Exact to one
+    /// part in a thousand.
+    #[must_use]
+    pub fn percentile_ns(&self, percentile: f64) -> u64 {
+        match self.histogram.is_empty() {
+            true => 0,
+            false => self.histogram.value_at_percentile(percentile),
+        }
+    }
+
+    /// Latencies in nanoseconds.
+    #[must_use]
+    pub fn latency_ns(&self) -> Spread {
+        let count = self.ios();
+        if count == 0 {
+            return Spread::default();
+        }
+        let mean = self.sum_ns as f64 / count as f64;
+        // In whole numbers around a whole mean: what is subtracted may be nearly all of it.
+        let (n, sum) = (u128::from(count), u128::from(self.sum_ns));
+        let middle = sum / n;
+        let around = (self.sum_squares + n * middle * middle).saturating_sub(2 * middle * sum);
+        let variance = (around as f64 / count as f64 - (mean - middle as f64).powi(2)).max(0.0);
+        let (min, max) = (self.histogram.min() as f64, self.histogram.max() as f64);
+        Spread { min, max, mean, stddev: variance.sqrt(), count }
+    }
+
+    fn spread(&self, of: impl Fn(&Sample) -> f64) -> Spread {
+        let values = || self.samples.iter().map(&of);
+        let count = self.samples.len();
+        if count == 0 {
+            return Spread::default();
+        }
+        let mean = values().sum::<f64>() / count as f64;
+        let variance = values().map(|value| (value - mean).powi(2)).sum::<f64>() / count as f64;
+        Spread {
+            min: values().fold(f64::INFINITY, f64::min),
+            max: values().fold(0.0, f64::max),
+            mean,
+            stddev: variance.sqrt(),
+            count: count as u64,
+        }
+    }
+}
+
+/// What threads took of the machine.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Cpu {
+    /// Time in our code.
+    pub user: Duration,
+    /// Time in the kernel, on our account.
+    pub system: Duration,
+    /// Context switches.
+    pub switches: i64,
+    /// Page faults that read a disk.
+    pub major_faults: i64,
+    /// Page faults that did not.
+    pub minor_faults: i64,
+}
+
+impl Cpu {
+    /// What the calling thread has taken so far.
+    #[must_use]
+    pub fn of_thread() -> Cpu {
+        let Ok(usage) = getrusage(UsageWho::RUSAGE_THREAD) else { return Cpu::default() };
+        let time = |time: nix::sys::time::TimeVal| {
+            Duration::new(time.tv_sec().unsigned_abs(), time.tv_usec() as u32 * 1000)
+        };
+        let switches = |usage: &Usage| {
+            usage.voluntary_context_switches() + usage.involuntary_context_switches()
+        };
+        Cpu {
+            user: time(usage.user_time()),
+            system: time(usage.system_time()),
+            switches: switches(&usage),
+            major_faults: usage.major_page_faults(),
+            minor_faults: usage.minor_page_faults(),
+        }
+    }
+
+    /// Adds what another thread took.
+    pub fn add(&mut self, other: &Cpu) {
+        self.user += other.user;
+        self.system += other.system;
+        self.switches += other.switches;
+        self.major_faults += other.major_faults;
+        self.minor_faults += other.minor_faults;
+    }
+
+    /// What it took since `before`.
+    #[must_use]
+    pub fn since(&self, before: &Cpu) -> Cpu {
+        Cpu {
+            user: self.user.saturating_sub(before.user),
+            system: self.system.saturating_sub(before.system),
+            switches: self.switches - before.switches,
+            major_faults: self.major_faults - before.major_faults,
+            minor_faults: self.minor_faults - before.minor_faults,
+        }
+    }
+}
+
+/// How many commands were under way, and how many were submitted and answered at once: counted in
+/// fio's classes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Depths {
+    /// Under way when one more was submitted: 1, 2, 4, 8, 16, 32, 64 or more.
+    level: [u64; 7],
+    /// Submitted in one turn: none, up to 4, 8, 16, 32, 64, more.
+    submit: [u64; 7],
+    /// Answered in one turn, likewise.
+    complete: [u64; 7],
+}
+
+impl Depths {
+    /// A turn submitted `submitted` commands, with `before` under way, and found `completed`
+    /// answers.
+    pub fn turn(&mut self, before: u64, submitted: u64, completed: u64) {
+        if submitted > 0 {
+            // The last of them stands for all.
+            let depth = (before + submitted).max(1);
+            self.level[(depth.ilog2() as usize).min(6)] += submitted;
+            self.submit[batch_class(submitted)] += 1;
+        }
+        if completed > 0 {
+            self.complete[batch_class(completed)] += 1;
+        }
+    }
+
+    /// Adds those of another thread.
+    pub fn merge(&mut self, other: &Depths) {
+        for (ours, theirs) in [
+            (&mut self.level, &other.level),
+            (&mut self.submit, &other.submit),
+            (&mut self.complete, &other.complete),
+        ] {
+            for (ours, theirs) in ours.iter_mut().zip(theirs) {
+                *ours += theirs;
+            }
+        }
+    }
+}
+
+fn batch_class(size: u64) -> usize {
+    match size {
+        0 => 0,
+        1..=4 => 1,
+        5..=8 => 2,
+        9..=16 => 3,
+        17..=32 => 4,
+        33..=64 => 5,
+        _ => 6,
+    }
+}
+
+/// A benchmark's results.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// What it is called.
+    pub name: String,
+    /// What was asked for: fio's names, and values as fio would take them.
+    pub options: Vec<(&'static str, String)>,
+    /// Threads.
+    pub threads: u32,
+    /// How long was measured.
+    pub runtime: Duration,
+    /// How long it took with everything around it.
+    pub elapsed: Duration,
+    /// What commands to read did.
+    pub read: Side,
+    /// What commands to write did.
+    pub write: Side,
+    /// What it cost.
+    pub cpu: Cpu,
+    /// How commands were spread over time.
+    pub depths: Depths,
+    /// Whether it ended as it should. Otherwise the results are of the time before.
+    pub failed: bool,
+}
+
+impl Report {
+    fn option(&self, name: &str) -> &str {
+        let option = self.options.iter().find(|(it, _)| *it == name);
+        option.map_or("", |(_, value)| value)
+    }
+
+    fn ios(&self) -> u64 {
+        self.read.ios() + self.write.ios()
+    }
+
+    /// CPU time of this end for one command, in nanoseconds.
+    #[must_use]
+    pub fn cpu_ns_per_io(&self) -> f64 {
+        (self.cpu.user + self.cpu.system).as_nanos() as f64 / self.ios().max(1) as f64
+    }
+
+    /// How latencies are spread over fio's classes.
+    fn latency_classes(&self) -> [LatencyClass; 3] {
+        let mut classes = LatencyClass::all();
+        for side in [&self.read, &self.write] {
+            for value in side.histogram.iter_recorded() {
+                let latency_ns = side.histogram.lowest_equivalent(value.value_iterated_to());
+                let part = 100.0 * value.count_at_value() as f64 / self.ios().max(1) as f64;
+                let mut ends = classes.iter_mut().flat_map(|unit| unit.ends.iter_mut());
+                if let Some(end) = ends.find(|end| latency_ns <= end.to_ns) {
+                    end.percent += part;
+                }
+            }
+        }
+        classes
+    }
+}
+
+/// The classes of latencies that are named in one unit.
+struct LatencyClass {
+    unit: &'static str,
+    ends: Vec<LatencyEnd>,
+}
+
+/// One class: from the end of the one before it.
+struct LatencyEnd {
+    name: String,
+    to_ns: u64,
+    percent: f64,
+}
+
+impl LatencyClass {
+    fn all() -> [LatencyClass; 3] {
+        let class = |unit, unit_ns: u64| {
+            let end =
+                |&to: &u64| LatencyEnd { name: to.to_string(), to_ns: to * unit_ns, percent: 0.0 };
+            LatencyClass { unit, ends: CLASSES.iter().map(end).collect() }
+        };
+        let mut all = [class("nsec", 1), class("usec", 1000), class("msec", 1_000_000)];
+        for (name, to_ns) in [("2000", 2_000_000_000), (">=2000", u64::MAX)] {
+            all[2].ends.push(LatencyEnd { name: name.into(), to_ns, percent: 0.0 });
+        }
+        all
+    }
+}
+
+/// Upper ends of fio's classes of latencies, in each unit.
+const CLASSES: [u64; 10] = [2, 4, 10, 20, 50, 100, 250, 500, 750, 1000];
+
+/// Percent of each class.
+fn percents(counts: &[u64; 7]) -> [f64; 7] {
+    let sum: u64 = counts.iter().sum();
+    counts.map(|count| 100.0 * count as f64 / sum.max(1) as f64)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,111 @@
+//! The live line on a terminal, or lines of JSON for a program.
+
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+
+use super::fio_text::{Amount, Count};
+
+/// How progress is told.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum How {
+    /// A live line when stderr is a terminal
+    #[default]
+    Auto,
+    /// Not at all
+    Never,
+    /// Lines of JSON on stderr, two a second
+    Json,
+}
+
+/// What one direction did in one interval.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
+pub struct Rate {
+    /// Commands a second.
+    pub iops: f64,
+    /// Bytes a second.
+    pub bw_bytes: f64,
+}
+
+/// Tells how far something is.
+#[derive(Debug)]
+pub struct Progress {
+    bar: Option<ProgressBar>,
+    json: bool,
+    total: Duration,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    elapsed_ms: u64,
+    total_ms: u64,
+    phase: &'a str,
+    read: Rate,
+    write: Rate,
+}
+
+impl Progress {
+    /// For something that takes `total`.
+    #[must_use]
+    pub fn new(how: How, total: Duration) -> Progress {
+        let live = how == How::Auto && std::io::stderr().is_terminal();
+        let bar = live.then(|| {
+            let target = ProgressDrawTarget::stderr_with_hz(5);
+            let bar = ProgressBar::with_draw_target(Some(total.as_millis() as u64), target);
+            let style = ProgressStyle::with_template("{bar:24} {wide_msg}");
+            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+            bar
+        });
+        Progress { bar, json: how == How::Json, total }
+    }
+
+    /// Whether anybody looks: otherwise rates need not be worked out.
+    #[must_use]
+    pub fn is_seen(&self) -> bool {
+        self.json || self.bar.is_some()
+    }
+
+    /// What was done in the last interval.
+    pub fn tell(&self, phase: &str, elapsed: Duration, read: Rate, write: Rate) {
+        if let Some(bar) = &self.bar {
+            let mut text = format!("{phase} {:.0}/{:.0} s", elapsed.as_secs_f64(), self.total_s());
+            for (name, rate) in [("read", read), ("write", write)] {
+                if rate.iops > 0.0 {
+                    let (iops, bw) = (Count(rate.iops), Amount(rate.bw_bytes));
+                    text += &format!("  {name} {iops} IOPS {bw}/s");
+                }
+            }
+            bar.set_position(elapsed.as_millis() as u64);
+            bar.set_message(text);
+        }
+        if self.json {
+            let elapsed_ms = elapsed.as_millis() as u64;
+            let total_ms = self.total.as_millis() as u64;
+            let line = Line { elapsed_ms, total_ms, phase, read, write };
+            let line = serde_json::to_string(&line).unwrap_or_default();
+            // Nobody reads it any more: that is no reason to stop.
+            let _ = writeln!(std::io::stderr(), "{line}");
+        }
+    }
+
+    /// A line of one's own, for what has no rates.
+    pub fn say(&self, elapsed: Duration, text: String) {
+        if let Some(bar) = &self.bar {
+            bar.set_position(elapsed.as_millis() as u64);
+            bar.set_message(text);
+        }
+    }
+
+    /// The live line goes away.
+    pub fn end(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+
+    fn total_s(&self) -> f64 {
+        self.total.as_secs_f64()
+    }
+}

@@ -1,0 +1,294 @@
+//! One thread's loop: every answer that is there, as many new commands, one ring of the doorbell.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use nvme::{IoOpcode, Sqe, Status};
+use rdma::{Exposed, Spinner};
+
+use super::pattern::Pattern;
+use super::plan::Plan;
+use crate::bench::report::{Cpu, Depths, Side};
+use crate::rng::Random;
+use crate::{Answer, Data, Done, Error, Host, Refused, Request};
+
+/// Bandwidth and IOPS are sampled so often, as fio does.
+const SAMPLE_EVERY: Duration = Duration::from_millis(500);
+/// Most samples that are kept: two hours' worth.
+const SAMPLES: usize = 2 * 2 * 3600;
+
+/// What a job has done so far, for the live line.
+#[derive(Debug, Default)]
+pub(super) struct Live {
+    reads: AtomicU64,
+    read_bytes: AtomicU64,
+    writes: AtomicU64,
+    write_bytes: AtomicU64,
+}
+
+impl Live {
+    /// Commands and bytes of all jobs: read, written.
+    pub(super) fn sum(all: &[Arc<Live>]) -> ((u64, u64), (u64, u64)) {
+        let sum = |of: fn(&Live) -> &AtomicU64| {
+            all.iter().map(|live| of(live).load(Ordering::Relaxed)).sum()
+        };
+        (
+            (sum(|live| &live.reads), sum(|live| &live.read_bytes)),
+            (sum(|live| &live.writes), sum(|live| &live.write_bytes)),
+        )
+    }
+}
+
+/// What became of a job.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    pub(super) read: Side,
+    pub(super) write: Side,
+    pub(super) depths: Depths,
+    pub(super) cpu: Cpu,
+    /// How long was measured.
+    pub(super) measured: Duration,
+    /// Why it ended before its time, when it did.
+    pub(super) failure: Option<Error>,
+}
+
+/// One command's place and memory, used again and again.
+#[derive(Debug)]
+struct Slot {
+    memory: Option<Exposed>,
+    queue: u16,
+    is_read: bool,
+    /// Nanoseconds since the start.
+    since_ns: u64,
+}
+
+/// A connected job.
+pub(super) struct Job {
+    host: Host,
+    plan: Arc<Plan>,
+    pattern: Pattern,
+    slots: Vec<Slot>,
+    /// Slots without a command.
+    free: Vec<u32>,
+    /// Slots whose queue was full just now.
+    refused: Vec<u32>,
+    live: Arc<Live>,
+    outcome: Outcome,
+    /// Commands and bytes since the start: read, written. The ramp included.
+    totals: [(u64, u64); 2],
+}
+
+impl Job {
+    /// Exposes the memory of every command, filled with bytes that do not compress.
+    pub(super) fn new(mut host: Host, plan: Arc<Plan>, n: u32) -> Result<Job, Error> {
+        let mut random = Random::new(plan.seed ^ u64::from(n) << 48);
+        let mut data = vec![0; plan.bytes as usize];
+        let mut slots = Vec::with_capacity(plan.depth as usize);
+        for i in 0..plan.depth {
+            let mut memory = host.expose(plan.bytes)?;
+            for word in data.chunks_mut(8) {
+                let bytes = random.next().to_le_bytes();
+                word.copy_from_slice(&bytes[..word.len()]);
+            }
+            host.pool().copy_in(&mut memory, 0, &data);
+            let queue = 1 + (i % u32::from(plan.queues)) as u16;
+            slots.push(Slot { memory: Some(memory), queue, is_read: false, since_ns: 0 });
+        }
+        let pattern = Pattern::new(plan.rw, plan.mix, plan.places, plan.seed, n, plan.jobs);
+        Ok(Job {
+            host,
+            pattern,
+            free: (0..plan.depth).rev().collect(),
+            refused: Vec::with_capacity(plan.depth as usize),
+            slots,
+            live: Arc::default(),
+            outcome: Outcome {
+                read: Side::new(SAMPLES),
+                write: Side::new(SAMPLES),
+                depths: Depths::default(),
+                cpu: Cpu::default(),
+                measured: Duration::ZERO,
+                failure: None,
+            },
+            totals: [(0, 0); 2],
+            plan,
+        })
+    }
+
+    /// Where it tells how far it is.
+    pub(super) fn live(&self) -> Arc<Live> {
+        Arc::clone(&self.live)
+    }
+
+    /// Runs ramp and measurement, then waits for what is under way and disconnects.
+    pub(super) fn run(mut self, start: Instant, halt: &AtomicBool) -> Outcome {
+        let ramp_end = start + self.plan.ramp;
+        if !self.plan.ramp.is_zero() {
+            self.turns(start, ramp_end, halt);
+            self.outcome.read.reset();
+            self.outcome.write.reset();
+            self.outcome.depths = Depths::default();
+        }
+        let before = Cpu::of_thread();
+        let began = Instant::now();
+        let ended = self.turns(start, ramp_end + self.plan.runtime, halt);
+        self.outcome.measured = ended.saturating_duration_since(began);
+        self.outcome.cpu = Cpu::of_thread().since(&before);
+        self.drain();
+        self.explain();
+        self.host.disconnect();
+        self.outcome
+    }
+
+    /// Disconnects without having run.
+    pub(super) fn leave(self) {
+        self.host.disconnect();
+    }
+
+    /// Turns until `end`, a failure or `halt`; returns when that was.
+    fn turns(&mut self, start: Instant, end: Instant, halt: &AtomicBool) -> Instant {
+        let mut now = Instant::now();
+        let mut spinner = Spinner::new(self.plan.spin, now);
+        let mut sampled = now;
+        while now < end && self.outcome.failure.is_none() && !halt.load(Ordering::Relaxed) {
+            let before = self.under_way();
+            let submitted = self.refill(since(start, now));
+            self.host.ring();
+            let any = self.host.poll();
+            now = Instant::now();
+            let mut completed = self.collect(since(start, now));
+            if any || completed + submitted > 0 {
+                spinner.worked(now);
+            } else if spinner.goes_on(now, self.under_way() > 0) {
+                std::hint::spin_loop();
+            } else {
+                self.host.wait(end.min(sampled + SAMPLE_EVERY));
+                now = Instant::now();
+                completed = self.collect(since(start, now));
+                spinner.worked(now);
+            }
+            self.outcome.depths.turn(before, submitted, completed);
+            if completed > 0 {
+                self.publish();
+            }
+            if now >= sampled + SAMPLE_EVERY {
+                self.outcome.read.sample(now - sampled);
+                self.outcome.write.sample(now - sampled);
+                sampled = now;
+            }
+        }
+        now
+    }
+
+    fn under_way(&self) -> u64 {
+        (self.slots.len() - self.free.len()) as u64
+    }
+
+    /// Gives every free slot a command, and returns how many have one now.
+    fn refill(&mut self, now_ns: u64) -> u64 {
+        let mut submitted = 0;
+        while let Some(i) = self.free.pop() {
+            let slot = &mut self.slots[i as usize];
+            let Some(memory) = slot.memory.take() else { continue };
+            let next = self.pattern.next();
+            let opcode = if next.is_read { IoOpcode::READ } else { IoOpcode::WRITE };
+            let slba = self.plan.first_lba + next.place * u64::from(self.plan.blocks);
+            let sqe = Sqe::io(opcode, self.plan.nsid)
+                .with_range(slba, (self.plan.blocks - 1) as u16)
+                .with_fua(self.plan.fua && !next.is_read);
+            (slot.is_read, slot.since_ns) = (next.is_read, now_ns);
+            let data = Data::Exposed { memory, at: 0, len: self.plan.bytes };
+            match self.host.submit(slot.queue, Request { sqe, data, tag: u64::from(i) }) {
+                Ok(()) => submitted += 1,
+                Err((request, why)) => {
+                    slot.memory = memory_of(request.data);
+                    self.refused.push(i);
+                    if !matches!(why, Refused::Full | Refused::NoBuffer) {
+                        self.fail(why);
+                        break;
+                    }
+                }
+            }
+        }
+        self.free.append(&mut self.refused);
+        submitted
+    }
+
+    /// Takes every answer that is there.
+    fn collect(&mut self, now_ns: u64) -> u64 {
+        let mut completed = 0;
+        while let Some(Done { tag, outcome, data, .. }) = self.host.next_done() {
+            let Some(slot) = self.slots.get_mut(tag as usize) else { continue };
+            slot.memory = memory_of(data);
+            self.free.push(tag as u32);
+            completed += 1;
+            match outcome {
+                Ok(Answer { status, .. }) if status.is_success() => {
+                    let latency_ns = now_ns.saturating_sub(slot.since_ns);
+                    let (side, total) = match slot.is_read {
+                        true => (&mut self.outcome.read, &mut self.totals[0]),
+                        false => (&mut self.outcome.write, &mut self.totals[1]),
+                    };
+                    side.record(latency_ns, self.plan.bytes);
+                    total.0 += 1;
+                    total.1 += u64::from(self.plan.bytes);
+                }
+                Ok(Answer { status, .. }) => {
+                    let what = if slot.is_read { "Read" } else { "Write" };
+                    let _ = self.outcome.failure.get_or_insert(Error::Status { what, status });
+                }
+                Err(_) => self.fail(Refused::NotReady),
+            }
+        }
+        completed
+    }
+
+    fn fail(&mut self, why: Refused) {
+        let failure = match self.host.session().ended() {
+            Some(ended) => Error::Ended(ended.clone()),
+            None => Error::Local(why.to_string()),
+        };
+        let _ = self.outcome.failure.get_or_insert(failure);
+    }
+
+    /// Says what a person wants to know of a command that was refused.
+    fn explain(&mut self) {
+        let Some(Error::Status { status, .. }) = &self.outcome.failure else { return };
+        let refused = status.is(Status::FORMAT_IN_PROGRESS);
+        let (nsid, block_bytes) = (self.plan.nsid, self.plan.bytes / self.plan.blocks);
+        if let Some(why) = self.host.was_formatted(nsid, block_bytes, refused) {
+            self.outcome.failure = Some(why);
+        }
+    }
+
+    /// Waits for what is under way: the session sees to it that this ends.
+    fn drain(&mut self) {
+        let (read, write) = (self.outcome.read.clone(), self.outcome.write.clone());
+        while self.under_way() > 0 {
+            self.host.wait(Instant::now() + SAMPLE_EVERY);
+            let _ = self.collect(u64::MAX);
+        }
+        // What was answered after the end does not count.
+        (self.outcome.read, self.outcome.write) = (read, write);
+    }
+
+    fn publish(&self) {
+        let [read, write] = self.totals;
+        self.live.reads.store(read.0, Ordering::Relaxed);
+        self.live.read_bytes.store(read.1, Ordering::Relaxed);
+        self.live.writes.store(write.0, Ordering::Relaxed);
+        self.live.write_bytes.store(write.1, Ordering::Relaxed);
+    }
+}
+
+fn memory_of(data: Data) -> Option<Exposed> {
+    match data {
+        Data::Exposed { memory, .. } => Some(memory),
+        Data::None | Data::Buf(_) => None,
+    }
+}
+
+fn since(start: Instant, now: Instant) -> u64 {
+    now.saturating_duration_since(start).as_nanos() as u64
+}

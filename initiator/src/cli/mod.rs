@@ -1,0 +1,84 @@
+//! The commands of `nvmf`, one file a family. Each connects, acts and disconnects.
+
+pub(crate) mod data_management;
+pub(crate) mod discover;
+pub(crate) mod feature;
+pub(crate) mod identify;
+pub(crate) mod lba_range;
+pub(crate) mod list;
+pub(crate) mod log_page;
+#[path = "../../../target/src/manpages.rs"]
+#[expect(unreachable_pub, reason = "the daemon's library has it as well, for its own programs")]
+pub(crate) mod manpages;
+pub(crate) mod ns_management;
+pub(crate) mod nvme_cli_json;
+pub(crate) mod output;
+pub(crate) mod read_write;
+pub(crate) mod reservation;
+pub(crate) mod show_regs;
+pub(crate) mod supported;
+
+use initiator::options::{TargetArgs, Usual};
+use initiator::{Error, Host};
+use serde_json::Value;
+
+/// Connects, acts and disconnects.
+pub(crate) fn with<T>(
+    target: &TargetArgs,
+    act: impl FnOnce(&mut Host) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let mut host = target.connect(Usual::default())?;
+    let outcome = act(&mut host);
+    host.disconnect();
+    outcome
+}
+
+/// What a command without data to show says as JSON.
+pub(crate) fn done(command: &str, nsid: u32) -> Value {
+    nvme_cli_json::object([("command", command.into()), ("namespace-id", nsid.into())])
+}
+
+/// A number as nvme-cli takes it: decimal or with `0x`, and perhaps with a binary suffix (`4k`).
+pub(crate) fn number(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.strip_suffix(['k', 'K', 'm', 'M', 'g', 'G', 't', 'T']) {
+        Some(digits) if !text.starts_with("0x") => {
+            let shift = match text.as_bytes().last().map(u8::to_ascii_lowercase) {
+                Some(b'k') => 10,
+                Some(b'm') => 20,
+                Some(b'g') => 30,
+                _ => 40,
+            };
+            (digits, shift)
+        }
+        _ => (text, 0),
+    };
+    let parsed = match digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
+        Some(hex) => u64::from_str_radix(hex, 16),
+        None => digits.parse(),
+    };
+    let value = parsed.map_err(|e| e.to_string())?;
+    value.checked_mul(1 << shift).ok_or_else(|| "too large a number".to_owned())
+}
+
+/// As [`number`], for what has to fit in fewer bits.
+pub(crate) fn narrow<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
+    T::try_from(number(text)?).map_err(|_| format!("{text} is too large here"))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::cli::*;
+
+    #[test]
+    fn numbers_are_read_as_nvme_cli_does() {
+        assert_eq!(number("17"), Ok(17));
+        assert_eq!(number("0xfF"), Ok(255));
+        assert_eq!(number("4k"), Ok(4096));
+        assert_eq!(number("2M"), Ok(2 << 20));
+        assert_eq!(number("0x1000"), Ok(4096));
+        assert!(number("").is_err() && number("k").is_err() && number("-1").is_err());
+        assert!(number("99999999t").is_err(), "it overflows");
+        assert_eq!(narrow::<u8>("255"), Ok(255));
+        assert_eq!(narrow::<u8>("256"), Err("256 is too large here".into()));
+    }
+}

@@ -1,0 +1,177 @@
+//! `nvmf create-ns`, `delete-ns`, `attach-ns`, `detach-ns`, `format`.
+
+use clap::Args as ClapArgs;
+use initiator::Error;
+use initiator::options::TargetArgs;
+use nvme::NSID_ALL;
+use nvme::identify::{Csi, IdentifyNamespace};
+use nvme::namespace_management::{AttachmentSelect, NewNamespace};
+
+use super::output::Output;
+use super::{done, narrow, number, with};
+
+/// Options of `nvmf create-ns`.
+#[derive(ClapArgs, Debug)]
+pub(crate) struct CreateArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    /// Size in blocks
+    #[arg(long, value_name = "BLOCKS", value_parser = number)]
+    nsze: u64,
+    /// Capacity in blocks; without it, the size
+    #[arg(short = 'c', long, value_name = "BLOCKS", value_parser = number)]
+    ncap: Option<u64>,
+    /// Index of the format of its blocks
+    #[arg(short = 'f', long, value_name = "FLBAS", default_value = "0", value_parser = narrow::<u8>,
+        conflicts_with = "block_size")]
+    flbas: u8,
+    /// Bytes of a block, instead of its index
+    #[arg(short = 'b', long, value_name = "BYTES", value_parser = number)]
+    block_size: Option<u64>,
+    /// Protection settings
+    #[arg(short = 'd', long, value_name = "DPS", default_value = "0", value_parser = narrow::<u8>)]
+    dps: u8,
+    /// Sharing: 0 private, 1 shared
+    #[arg(short = 'm', long, value_name = "NMIC", default_value = "1", value_parser = narrow::<u8>)]
+    nmic: u8,
+    /// ANA group; 0: the controller chooses
+    #[arg(long, value_name = "GROUP", default_value = "0", value_parser = narrow::<u32>)]
+    anagrp_id: u32,
+    /// I/O command set
+    #[arg(short = 'y', long, default_value = "0", value_parser = narrow::<u8>)]
+    csi: u8,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+/// Options of `nvmf delete-ns`.
+#[derive(ClapArgs, Debug)]
+pub(crate) struct DeleteArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    /// Namespace; 0xffffffff for all that hosts have made
+    #[arg(long, value_name = "NSID", value_parser = narrow::<u32>)]
+    namespace_id: u32,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+/// Options of `nvmf attach-ns` and `nvmf detach-ns`.
+#[derive(ClapArgs, Debug)]
+pub(crate) struct AttachArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    /// Namespace
+    #[arg(long, value_name = "NSID", value_parser = narrow::<u32>)]
+    namespace_id: u32,
+    /// Controllers; without it, the one that this command gets itself
+    #[arg(short = 'c', long, value_name = "LIST", value_delimiter = ',',
+        value_parser = narrow::<u16>)]
+    controllers: Vec<u16>,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+/// Options of `nvmf format`.
+#[derive(ClapArgs, Debug)]
+pub(crate) struct FormatArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    /// Namespace
+    #[arg(long, value_name = "NSID", value_parser = narrow::<u32>)]
+    namespace_id: u32,
+    /// Index of the format of its blocks; without it, the one that it has
+    #[arg(short = 'l', long, value_name = "LBAF", value_parser = clap::value_parser!(u8).range(0..64),
+        conflicts_with = "block_size")]
+    lbaf: Option<u8>,
+    /// Bytes of a block, instead of its index
+    #[arg(short = 'b', long, value_name = "BYTES", value_parser = number)]
+    block_size: Option<u64>,
+    /// Secure erase: 0 none, 1 user data, 2 cryptographic
+    #[arg(long, default_value = "0", value_parser = clap::value_parser!(u8).range(0..=7))]
+    ses: u8,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+pub(crate) fn create(args: &CreateArgs) -> Result<(), Error> {
+    let nsid = with(&args.target, |host| {
+        let flbas = match args.block_size {
+            Some(bytes) => {
+                let index = index(&host.identify_namespace(NSID_ALL)?, bytes)?;
+                index & 0xF | (index & 0x30) << 1
+            }
+            None => args.flbas,
+        };
+        let new = NewNamespace {
+            nsze: args.nsze,
+            ncap: args.ncap.unwrap_or(args.nsze),
+            flbas,
+            dps: args.dps,
+            nmic: args.nmic,
+            anagrpid: args.anagrp_id,
+            ..NewNamespace::default()
+        };
+        host.create_namespace(&new, Csi(args.csi))
+    })?;
+    let text = || format!("create-ns: Success, created nsid:{nsid}\n");
+    args.output.print(|| done("create-ns", nsid), text)
+}
+
+pub(crate) fn delete(args: &DeleteArgs) -> Result<(), Error> {
+    let nsid = args.namespace_id;
+    with(&args.target, |host| host.delete_namespace(nsid))?;
+    let text = || format!("delete-ns: Success, deleted nsid:{nsid}\n");
+    args.output.print(|| done("delete-ns", nsid), text)
+}
+
+pub(crate) fn attach(args: &AttachArgs) -> Result<(), Error> {
+    change(args, AttachmentSelect::ATTACH, "attach-ns")
+}
+
+pub(crate) fn detach(args: &AttachArgs) -> Result<(), Error> {
+    change(args, AttachmentSelect::DETACH, "detach-ns")
+}
+
+pub(crate) fn format(args: &FormatArgs) -> Result<(), Error> {
+    let nsid = args.namespace_id;
+    with(&args.target, |host| {
+        let format = match (args.lbaf, args.block_size) {
+            (Some(lbaf), _) => lbaf,
+            (None, Some(bytes)) => index(&host.identify_namespace(nsid)?, bytes)?,
+            (None, None) => {
+                let flbas = host.identify_namespace(nsid)?.flbas;
+                flbas & 0xF | flbas >> 1 & 0x30
+            }
+        };
+        host.format(nsid, format, args.ses)
+    })?;
+    let text = || format!("Success formatting namespace:{nsid:x}\n");
+    args.output.print(|| done("format", nsid), text)
+}
+
+fn change(args: &AttachArgs, sel: AttachmentSelect, name: &str) -> Result<(), Error> {
+    let nsid = args.namespace_id;
+    with(&args.target, |host| {
+        let mut cntlids = args.controllers.clone();
+        if cntlids.is_empty() {
+            cntlids.push(host.identify_controller()?.cntlid);
+        }
+        // As the list wants them.
+        cntlids.sort_unstable();
+        host.attach_namespace(sel, nsid, &cntlids)
+    })?;
+    args.output.print(|| done(name, nsid), || format!("{name}: Success, nsid:{nsid}\n"))
+}
+
+/// The format of a page that has blocks of so many bytes and no metadata.
+fn index(page: &IdentifyNamespace, bytes: u64) -> Result<u8, Error> {
+    let formats = page.lbaf.iter().take(usize::from(page.nlbaf_z) + 1);
+    let fits = |lbads: u8| 1u64.checked_shl(lbads.into()).is_some_and(|size| size == bytes);
+    let found =
+        formats.enumerate().find(|(_, f)| f.lbads > 0 && f.metadata_bytes == 0 && fits(f.lbads));
+    match found {
+        Some((at, _)) => Ok(at as u8),
+        None => Err(Error::Local(format!("the controller has no blocks of {bytes} bytes"))),
+    }
+}

@@ -1,0 +1,333 @@
+//! A host that blocks: a pool, a fabric and one session, driven until things are done.
+//!
+//! One [`Host`] is one association. It belongs to one thread; several threads have one each.
+
+mod command;
+mod discover;
+mod ns_management;
+mod transfer;
+
+pub use command::Page;
+pub use discover::Discovery;
+pub use transfer::Range;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use nvme::Status;
+use nvme::feature::AsyncEvent;
+use rdma::{Buf, Event, Exposed, Pool, Wake};
+
+use crate::fabric::{Provider, Wire};
+use crate::session::{Done, Ended, Io, Options, Phase, Refused, Request, Session};
+
+/// Events taken from the fabric at once.
+const BATCH: usize = 256;
+/// Longest sleep: so that a mistake of ours costs a moment and not eternity.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+/// How long the end of the connections may take before they are left to the system.
+const GOODBYE: Duration = Duration::from_secs(5);
+
+/// The means of a host.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    /// Which fabric.
+    pub provider: Provider,
+    /// The address to connect from; without one the route decides.
+    pub source: Option<IpAddr>,
+    /// Bytes for data in the pool, beside what the queues need.
+    pub data_bytes: u64,
+    /// The largest piece of these, in bytes: 4096 times a power of two.
+    pub largest_bytes: u32,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Setup {
+            provider: Provider::Auto,
+            source: None,
+            data_bytes: 32 << 20,
+            largest_bytes: 1 << 20,
+        }
+    }
+}
+
+/// Why something did not work, as a sentence for a person.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Error {
+    /// The association has ended.
+    #[error("{0}")]
+    Ended(Ended),
+    /// The controller refused the command.
+    #[error("{what}: {status}{}", Advice(*status))]
+    Status {
+        /// What was tried.
+        what: &'static str,
+        /// The answer.
+        status: Status,
+    },
+    /// Anything on this side.
+    #[error("{0}")]
+    Local(String),
+    /// What was asked for cannot be: the command line, or the arguments of a call.
+    #[error("{0}")]
+    Usage(String),
+}
+
+/// A connected host.
+#[derive(Debug)]
+pub struct Host {
+    session: Session,
+    pool: Pool,
+    wire: Wire,
+    batch: Vec<Event>,
+    /// When the first of those commands was submitted that has not been sent yet.
+    submitting: Option<Instant>,
+    /// What came home while a call waited for something else.
+    others: VecDeque<Done>,
+    next_tag: u64,
+    /// The largest piece of the pool.
+    largest_bytes: u32,
+}
+
+impl Host {
+    /// Connects, and waits until requests can be sent.
+    ///
+    /// # Errors
+    /// Why that failed.
+    pub fn connect(options: Options, setup: Setup) -> Result<Host, Error> {
+        let plan = options.plan(setup.data_bytes, setup.largest_bytes);
+        let pool =
+            Pool::new(plan).map_err(|e| Error::Local(format!("no memory for the buffers: {e}")))?;
+        let wire = Wire::new(setup.provider, setup.source, options.to, pool.region())
+            .map_err(|e| Error::Local(e.to_string()))?;
+        let mut host = Host {
+            session: Session::new(options),
+            pool,
+            wire,
+            batch: Vec::with_capacity(BATCH),
+            submitting: None,
+            others: VecDeque::new(),
+            next_tag: OWN_TAGS,
+            largest_bytes: setup.largest_bytes,
+        };
+        host.with(Session::start);
+        host.drive(None, |host| host.session.phase() != Phase::Starting);
+        match host.session.phase() {
+            Phase::Ready => Ok(host),
+            _ => Err(host.why()),
+        }
+    }
+
+    /// The session, to look at.
+    #[must_use]
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// The fabric that is in use: never [`Provider::Auto`].
+    #[must_use]
+    pub fn provider(&self) -> Provider {
+        self.wire.provider()
+    }
+
+    /// The pool: buffers for `Data::Buf`, and copies from and to exposed memory.
+    pub fn pool(&mut self) -> &mut Pool {
+        &mut self.pool
+    }
+
+    /// Shuts the controller down, ends the connections and waits for that. Buffers and exposed
+    /// memory that the caller still has are lost with the host.
+    pub fn disconnect(mut self) {
+        self.with(Session::close);
+        self.leave();
+    }
+
+    /// The next event of the controller, waiting for it until then.
+    ///
+    /// # Errors
+    /// The association has ended.
+    pub fn event(&mut self, until: Instant) -> Result<Option<AsyncEvent>, Error> {
+        let mut event = None;
+        self.drive(Some(until), |host| {
+            event = host.session.next_event();
+            event.is_some() || host.session.ended().is_some()
+        });
+        match self.session.ended() {
+            Some(_) if event.is_none() => Err(self.why()),
+            _ => Ok(event),
+        }
+    }
+
+    /// Why the association ended: what is known when the last connection is gone.
+    fn why(&mut self) -> Error {
+        self.leave();
+        Error::Ended(self.session.ended().cloned().unwrap_or(Ended::Closed))
+    }
+
+    /// Waits until the connections are gone, or long enough.
+    fn leave(&mut self) {
+        let until = Instant::now() + GOODBYE;
+        self.drive(Some(until), |host| host.session.phase() == Phase::Ended);
+    }
+}
+
+/// A host that is dropped without [`Host::disconnect`] says goodbye all the same, but waits for
+/// nothing.
+impl Drop for Host {
+    fn drop(&mut self) {
+        if self.session.phase() != Phase::Ended {
+            self.with(Session::abort);
+            self.wire.fabric().flush();
+        }
+    }
+}
+
+/// Loops of one's own.
+impl Host {
+    /// As [`Session::submit`]. It leaves with the next [`ring`](Host::ring),
+    /// [`turn`](Host::turn) or [`wait`](Host::wait). Tags of the caller are below 2^63.
+    ///
+    /// # Errors
+    /// Why not; the request comes back.
+    pub fn submit(&mut self, queue: u16, request: Request) -> Result<(), (Request, Refused)> {
+        // One look at the clock for all that is submitted together.
+        let now = *self.submitting.get_or_insert_with(Instant::now);
+        let fabric = self.wire.fabric();
+        self.session.submit(queue, request, &mut Io { pool: &mut self.pool, fabric, now })
+    }
+
+    /// One turn: [`poll`](Host::poll), then [`ring`](Host::ring).
+    pub fn turn(&mut self) -> bool {
+        let any = self.poll();
+        self.ring();
+        any
+    }
+
+    /// Polls the fabric and lets the session act. Returns whether anything happened. Does not
+    /// block. A loop that polls, takes what is done, submits more and then rings has its
+    /// answers and its new commands leave together.
+    pub fn poll(&mut self) -> bool {
+        let now = Instant::now();
+        let Host { session, pool, wire, batch, .. } = self;
+        let fabric = wire.fabric();
+        fabric.poll(now, batch);
+        let any = !batch.is_empty() || fabric.is_lively();
+        let mut io = Io { pool, fabric, now };
+        for event in batch.drain(..) {
+            // Nothing else uses this fabric, and nobody connects to a host.
+            drop(session.on_event(event, &mut io));
+        }
+        session.tick(&mut io);
+        any
+    }
+
+    /// Rings the doorbells: sends what is to be sent.
+    pub fn ring(&mut self) {
+        self.submitting = None;
+        self.wire.fabric().flush();
+    }
+
+    /// Turns until something is done, the association has ended or `until` has come; sleeps
+    /// between turns.
+    pub fn wait(&mut self, until: Instant) {
+        self.drive(Some(until), |host| {
+            host.session.has_done() || host.session.ended().is_some() || !host.others.is_empty()
+        });
+    }
+
+    /// The next request that came home.
+    pub fn next_done(&mut self) -> Option<Done> {
+        self.others.pop_front().or_else(|| self.session.next_done())
+    }
+
+    /// Memory that the target may access until [`Host::conceal`], for `Data::Exposed`.
+    ///
+    /// # Errors
+    /// The pool has no such piece, or the fabric cannot expose it.
+    pub fn expose(&mut self, len: u32) -> Result<Exposed, Error> {
+        let buf = self.take(len)?;
+        let Some(qp) = self.session.qp(0) else {
+            self.pool.give(buf);
+            return Err(self.why());
+        };
+        self.wire.fabric().expose(qp, buf).map_err(|(buf, error)| {
+            self.pool.give(buf);
+            Error::Local(error.to_string())
+        })
+    }
+
+    /// Takes the access away and the memory back.
+    pub fn conceal(&mut self, memory: Exposed) {
+        let buf = self.wire.fabric().conceal(memory);
+        self.pool.give(buf);
+    }
+
+    fn take(&mut self, len: u32) -> Result<Buf, Error> {
+        self.pool.take_data(len).ok_or_else(|| {
+            Error::Local(format!("the pool has no piece of {len} bytes left for data"))
+        })
+    }
+
+    fn with<T>(&mut self, act: impl FnOnce(&mut Session, &mut Io<'_>) -> T) -> T {
+        let fabric = self.wire.fabric();
+        act(&mut self.session, &mut Io { pool: &mut self.pool, fabric, now: Instant::now() })
+    }
+
+    /// Turns and sleeps until `done` says so, or until that time.
+    fn drive(&mut self, until: Option<Instant>, mut done: impl FnMut(&mut Host) -> bool) {
+        self.ring();
+        loop {
+            let any = self.turn();
+            if done(self) || until.is_some_and(|until| Instant::now() >= until) {
+                return;
+            }
+            if any {
+                continue;
+            }
+            let wake = if self.session.waits_for_sends() { Wake::Any } else { Wake::Needed };
+            self.wire.fabric().arm(wake);
+            if self.turn() {
+                if done(self) {
+                    return;
+                }
+                continue;
+            }
+            let tick = self.with(Session::tick);
+            self.ring();
+            let now = Instant::now();
+            // Asked for only now: all that was done since the arming may have made an earlier one.
+            let due = self.wire.fabric().deadline();
+            let next = [due, tick, until, Some(now + LONGEST_SLEEP)].into_iter().flatten().min();
+            let limit = next.map_or(LONGEST_SLEEP, |next| next.saturating_duration_since(now));
+            self.wire.sleep(limit);
+        }
+    }
+}
+
+/// Tags of the host's own requests begin here.
+const OWN_TAGS: u64 = 1 << 63;
+
+/// What a person can do about a status.
+struct Advice(Status);
+
+impl fmt::Display for Advice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let status = self.0.without_dnr().with_more(false).with_crd(0);
+        let advice = match status {
+            Status::COMPARE_FAILURE => "the data on the namespace are others",
+            Status::LBA_OUT_OF_RANGE => "the namespace ends before; `nvmf id-ns` tells its size",
+            Status::INVALID_NAMESPACE => {
+                "there is no such namespace; `nvmf list-ns` tells which there are"
+            }
+            Status::NAMESPACE_WRITE_PROTECTED => "the namespace is read only",
+            Status::CAPACITY_EXCEEDED => "the store behind the namespace is full",
+            Status::INVALID_OPCODE => "the controller does not know this command",
+            Status::INVALID_LOG_PAGE => "the controller does not have this log page",
+            _ => return Ok(()),
+        };
+        write!(f, ": {advice}")
+    }
+}

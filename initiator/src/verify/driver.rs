@@ -1,0 +1,370 @@
+//! Drives clients and their model: operations out, answers in, each told to the model.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use nvme::sqe::DsmRange;
+use nvme::{IoOpcode, Sqe, Status};
+
+use super::model::{Change, Model, Op};
+use super::violation::Violation;
+use super::workload::{Action, Script};
+use crate::rng::Random;
+use crate::{Answer, Data, Done, Error, Host, Lost, Refused, Request};
+
+/// Violations that are told in full.
+const TOLD: usize = 10;
+/// A sleep of a driver that has several clients: it can sleep on one of them only.
+const NAP: Duration = Duration::from_micros(200);
+/// How often the caller is asked whether to go on.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// What the namespace does, as far as it matters here.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Namespace {
+    pub(super) nsid: u32,
+    pub(super) block_bytes: u32,
+    /// Answered writes are durable: there is no volatile write cache.
+    pub(super) durable: bool,
+    /// What was to be deallocated reads as zeros.
+    pub(super) trims_to_zeros: bool,
+}
+
+/// One association, and what it has under way.
+pub(super) struct Client {
+    pub(super) host: Host,
+    /// The blocks that it works on.
+    pub(super) range: Range<u64>,
+    flights: Vec<Option<Flight>>,
+    free: Vec<u32>,
+    /// A command that the queue had no room for, or no time.
+    stuck: Option<(u16, Request)>,
+}
+
+impl Client {
+    pub(super) fn new(host: Host, range: Range<u64>, depth: u32) -> Client {
+        let flights = (0..depth).map(|_| None).collect();
+        Client { host, range, flights, free: (0..depth).rev().collect(), stuck: None }
+    }
+
+    fn under_way(&self) -> usize {
+        self.flights.len() - self.free.len()
+    }
+}
+
+struct Flight {
+    ops: Vec<Op>,
+    what: What,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum What {
+    Read,
+    Write,
+    Zeros,
+    Deallocate,
+    Flush,
+}
+
+impl What {
+    fn name(self) -> &'static str {
+        match self {
+            What::Read => "Read",
+            What::Write => "Write",
+            What::Zeros => "Write Zeroes",
+            What::Deallocate => "Dataset Management",
+            What::Flush => "Flush",
+        }
+    }
+}
+
+/// How a leg ended.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) enum End {
+    /// The script, the time or the number of operations ran out; or the caller said so.
+    Done,
+    /// A block had a content it must not have.
+    Violation,
+    /// The target refused a command, or something on this side failed.
+    Refused(Error),
+    /// An association died. All of its operations are lost to the model.
+    Lost(Error),
+}
+
+/// Of two ends the one that explains more; the first of two alike.
+fn worse(one: Option<End>, other: Option<End>) -> Option<End> {
+    let rank = |end: &Option<End>| match end {
+        None => 0,
+        Some(End::Done) => 1,
+        Some(End::Refused(_)) => 2,
+        Some(End::Violation) => 3,
+        Some(End::Lost(_)) => 4,
+    };
+    if rank(&other) > rank(&one) { other } else { one }
+}
+
+/// Until when a leg goes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Limits {
+    pub(super) until: Option<Instant>,
+    /// Operations of this leg.
+    pub(super) ops: Option<u64>,
+    /// A flush after so many writes; 0 for none.
+    pub(super) flush_every: u32,
+    /// Go on after a violation.
+    pub(super) keep_going: bool,
+}
+
+/// The model and what is found out with it.
+pub(super) struct Verifier {
+    pub(super) model: Model,
+    pub(super) namespace: Namespace,
+    pub(super) random: Random,
+    /// The first violations.
+    pub(super) told: Vec<Violation>,
+    /// Operations submitted.
+    pub(super) ops: u64,
+    /// Writes since the last flush.
+    unflushed: u32,
+    /// From then on, nothing of a dead association lands any more.
+    pub(super) settle_at: Option<Instant>,
+    /// Commands were refused because the namespace was being formatted.
+    pub(super) formatting: bool,
+}
+
+impl Verifier {
+    pub(super) fn new(model: Model, namespace: Namespace, random: Random) -> Verifier {
+        let told = Vec::new();
+        let (ops, unflushed, settle_at) = (0, 0, None);
+        let formatting = false;
+        Verifier { model, namespace, random, told, ops, unflushed, settle_at, formatting }
+    }
+
+    /// Runs a script until it, the limits or the caller's patience end, and everything under way
+    /// is answered. `goes_on` is asked ten times a second.
+    pub(super) fn leg(
+        &mut self,
+        clients: &mut [Client],
+        script: &mut Script,
+        limits: Limits,
+        mut goes_on: impl FnMut(&Verifier) -> bool,
+    ) -> End {
+        let mut end = None;
+        let mut looked = Instant::now();
+        let last = limits.ops.map(|ops| self.ops.saturating_add(ops));
+        let mut turn = 0usize;
+        loop {
+            let now = Instant::now();
+            if now >= looked + LOOK_EVERY {
+                looked = now;
+                self.settle(now);
+                if !goes_on(self) {
+                    let _ = end.get_or_insert(End::Done);
+                }
+            }
+            let over = limits.until.is_some_and(|until| now >= until)
+                || last.is_some_and(|last| self.ops >= last);
+            if over {
+                let _ = end.get_or_insert(End::Done);
+            }
+            let mut busy = false;
+            for (n, client) in clients.iter_mut().enumerate() {
+                if end.is_none() {
+                    end = self.refill(n as u16, client, script, &limits).err();
+                }
+                let refused = self.retry(client);
+                busy |= client.host.turn();
+                let answered = self.collect(client, &limits);
+                end = [refused, answered].into_iter().fold(end, worse);
+            }
+            if clients.iter().all(|client| client.under_way() == 0)
+                && let Some(end) = end.take()
+            {
+                return end;
+            }
+            if !busy {
+                turn = (turn + 1) % clients.len();
+                let nap = if clients.len() == 1 { LOOK_EVERY } else { NAP };
+                clients[turn].host.wait(Instant::now() + nap);
+            }
+        }
+    }
+
+    fn settle(&mut self, now: Instant) {
+        if self.settle_at.is_some_and(|at| now >= at) {
+            self.settle_at = None;
+            self.model.settle();
+        }
+    }
+
+    /// Fills the free places of a client, or says why that is over.
+    fn refill(
+        &mut self,
+        n: u16,
+        client: &mut Client,
+        script: &mut Script,
+        limits: &Limits,
+    ) -> Result<(), End> {
+        while client.stuck.is_none()
+            && let Some(&slot) = client.free.last()
+        {
+            let flush = limits.flush_every > 0 && self.unflushed >= limits.flush_every;
+            let action = match flush {
+                true => Some(Action::Flush),
+                false => script.next(&client.range),
+            };
+            let Some(action) = action else { return Err(End::Done) };
+            if flush {
+                self.unflushed = 0;
+            }
+            let _ = client.free.pop();
+            self.ops += 1;
+            self.prepare(n, client, slot, action);
+            if let Some(refused) = self.retry(client) {
+                return Err(refused);
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the model, and makes the command.
+    fn prepare(&mut self, n: u16, client: &mut Client, slot: u32, action: Action) {
+        let Namespace { nsid, durable, trims_to_zeros, .. } = self.namespace;
+        let range = |lbas: &Range<u64>| (lbas.start, (lbas.end - lbas.start - 1) as u16);
+        let mut ops = Vec::with_capacity(1);
+        let (what, sqe, data) = match action {
+            Action::Read(lbas) => {
+                let (slba, nlb_z) = range(&lbas);
+                let bytes = self.bytes(&lbas);
+                ops.push(self.model.read(lbas));
+                let sqe = Sqe::io(IoOpcode::READ, nsid).with_range(slba, nlb_z);
+                (What::Read, sqe, Some(vec![0xEE; bytes]))
+            }
+            Action::Write { lbas, fua } => {
+                let (slba, nlb_z) = range(&lbas);
+                let mut bytes = vec![0; self.bytes(&lbas)];
+                let op = self.model.write(n, lbas, Change::Data, fua || durable);
+                self.model.fill(&op, &mut bytes);
+                ops.push(op);
+                let sqe = Sqe::io(IoOpcode::WRITE, nsid).with_range(slba, nlb_z).with_fua(fua);
+                (What::Write, sqe, Some(bytes))
+            }
+            Action::Zeros { lbas, deallocate } => {
+                let (slba, nlb_z) = range(&lbas);
+                ops.push(self.model.write(n, lbas, Change::Zeros, durable));
+                let sqe = Sqe::io(IoOpcode::WRITE_ZEROES, nsid);
+                (What::Zeros, sqe.with_range(slba, nlb_z).with_deac(deallocate), None)
+            }
+            Action::Deallocate(all) => {
+                let mut bytes = Vec::new();
+                for lbas in &all {
+                    let (slba, blocks) = (lbas.start, (lbas.end - lbas.start) as u32);
+                    bytes.extend(DsmRange { attributes: 0, blocks, slba }.emit());
+                    let change = Change::Deallocate { sure: trims_to_zeros };
+                    ops.push(self.model.write(n, lbas.clone(), change, durable));
+                }
+                let sqe = Sqe::deallocation(nsid, (all.len() - 1) as u8);
+                (What::Deallocate, sqe, Some(bytes))
+            }
+            Action::Flush => {
+                ops.push(self.model.flush());
+                (What::Flush, Sqe::io(IoOpcode::FLUSH, nsid), None)
+            }
+        };
+        if what != What::Read && what != What::Flush {
+            self.unflushed = self.unflushed.saturating_add(1);
+        }
+        client.flights[slot as usize] = Some(Flight { ops, what });
+        let data = match data {
+            None => Data::None,
+            Some(bytes) => match client.host.pool().take_data(bytes.len() as u32) {
+                Some(mut buf) => {
+                    client.host.pool().bytes_mut(&mut buf).copy_from_slice(&bytes);
+                    Data::Buf(buf)
+                }
+                // The pool has room for every slot, so this does not happen: a request without
+                // its data is refused, and its operations have then failed.
+                None => Data::None,
+            },
+        };
+        let queue = 1 + self.random.below(client.host.session().io_queues().into()) as u16;
+        client.stuck = Some((queue, Request { sqe, data, tag: u64::from(slot) }));
+    }
+
+    /// Submits what is to be submitted. Returns why it never will be.
+    fn retry(&mut self, client: &mut Client) -> Option<End> {
+        let (queue, request) = client.stuck.take()?;
+        let (request, why) = client.host.submit(queue, request).err()?;
+        if matches!(why, Refused::Full | Refused::NoBuffer) {
+            client.stuck = Some((queue, request));
+            return None;
+        }
+        give_back(client, request.data);
+        self.lose(client, request.tag);
+        Some(End::Refused(Error::Local(why.to_string())))
+    }
+
+    /// A command that was never sent, or never answered.
+    fn lose(&mut self, client: &mut Client, tag: u64) {
+        let flight = client.flights.get_mut(tag as usize).and_then(Option::take);
+        let Some(flight) = flight else { return };
+        client.free.push(tag as u32);
+        for op in flight.ops {
+            self.model.lost(op);
+        }
+    }
+
+    /// Takes every answer that is there, and tells the model. Returns what is wrong.
+    fn collect(&mut self, client: &mut Client, limits: &Limits) -> Option<End> {
+        let mut bad = None;
+        while let Some(Done { tag, outcome, data, .. }) = client.host.next_done() {
+            let Ok(Answer { status, .. }) = outcome.map_err(|Lost| ()) else {
+                give_back(client, data);
+                self.lose(client, tag);
+                continue;
+            };
+            let flight = client.flights.get_mut(tag as usize).and_then(Option::take);
+            let Some(Flight { ops, what }) = flight else {
+                give_back(client, data);
+                continue;
+            };
+            client.free.push(tag as u32);
+            for op in ops {
+                match (what, &data) {
+                    _ if !status.is_success() => self.model.failed(op),
+                    (What::Read, Data::Buf(buf)) => {
+                        let found = self.model.check(op, client.host.pool().bytes(buf));
+                        if !found.is_empty() && !limits.keep_going {
+                            bad = Some(End::Violation);
+                        }
+                        let room = TOLD.saturating_sub(self.told.len());
+                        self.told.extend(found.into_iter().take(room));
+                    }
+                    _ => self.model.done(op),
+                }
+            }
+            give_back(client, data);
+            if !status.is_success() {
+                self.formatting |= status.is(Status::FORMAT_IN_PROGRESS);
+                let refused = End::Refused(Error::Status { what: what.name(), status });
+                let _ = bad.get_or_insert(refused);
+            }
+        }
+        match client.host.session().ended() {
+            Some(ended) => Some(End::Lost(Error::Ended(ended.clone()))),
+            None => bad,
+        }
+    }
+
+    fn bytes(&self, lbas: &Range<u64>) -> usize {
+        ((lbas.end - lbas.start) * u64::from(self.namespace.block_bytes)) as usize
+    }
+}
+
+fn give_back(client: &mut Client, data: Data) {
+    match data {
+        Data::None => {}
+        Data::Buf(buf) => client.host.pool().give(buf),
+        Data::Exposed { memory, .. } => client.host.conceal(memory),
+    }
+}

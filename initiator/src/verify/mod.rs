@@ -1,0 +1,532 @@
+//! `nvmf verify`: does a namespace keep what it promised.
+//!
+//! Every block that is written is [stamped](block_stamp), and a [`Model`] knows what each may
+//! contain: what was acknowledged, what is under way, what is durable. Every read is checked. At
+//! the end of each round everything is read once more.
+//!
+//! When the target dies, `--reconnect` waits for it and goes on; `--state` saves the model, and
+//! `--check` compares a namespace with it at any time later.
+
+mod block_history;
+pub mod block_stamp;
+mod driver;
+pub mod model;
+pub mod model_file;
+mod outcome;
+mod violation;
+mod workload;
+
+pub use block_history::{Standing, Value};
+pub use model::{Change, Model, Op, Shape};
+pub use violation::{Difference, Expected, Kind, Violation};
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crate::bench::report::{Printing, Progress};
+use crate::interrupt::Stop;
+use crate::options::{TargetArgs, Usual};
+use crate::rng::{Random, mix};
+use crate::size::{seconds, size};
+use crate::source_addresses::following;
+use crate::{Error, Host};
+
+use driver::{Client, End, Limits, Namespace, Verifier};
+use outcome::Outcome;
+use workload::{Mix, Script};
+
+/// Pause between two attempts to reach a target that is gone.
+const KNOCK_EVERY: Duration = Duration::from_millis(250);
+
+/// Options of `nvmf verify`.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Args {
+    /// Which target.
+    #[command(flatten)]
+    pub target: TargetArgs,
+    /// Namespace. What is on it is overwritten
+    #[arg(long, value_name = "NSID", default_value_t = 1)]
+    pub namespace_id: u32,
+    /// Where in the namespace to begin
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = size)]
+    pub offset: u64,
+    /// Bytes of the namespace to use [default: all from the offset on, at most 4 GiB]
+    #[arg(long, value_parser = size)]
+    pub size: Option<u64>,
+    /// Bytes of one operation at most; pieces of all sizes are used
+    #[arg(long, value_name = "SIZE", default_value = "128k", value_parser = size)]
+    pub bs: u64,
+    /// Operations under way at once, of one client over all its queues
+    #[arg(long, value_name = "COUNT", default_value_t = 32,
+        value_parser = clap::value_parser!(u32).range(1..=4095))]
+    pub iodepth: u32,
+    /// Clients, each with an association of its own and a part of the range. With soft, each
+    /// connects from an address of its own: the one of --host-traddr and those that follow it
+    #[arg(long, value_name = "COUNT", default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub clients: u16,
+    /// All clients work on the whole range, and meet
+    #[arg(long)]
+    pub shared: bool,
+    /// How long a round takes, its final reading excluded
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    pub runtime: Duration,
+    /// Operations of a round, if these are fewer
+    #[arg(long, value_name = "COUNT")]
+    pub ops: Option<u64>,
+    /// Rounds: operations, then everything is read
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    pub rounds: u32,
+    /// Percentage of operations that read
+    #[arg(long, value_name = "PERCENT", default_value_t = 40,
+        value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub reads: u8,
+    /// Percentage of operations that write zeros
+    #[arg(long, value_name = "PERCENT", default_value_t = 5,
+        value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub zeroes: u8,
+    /// Percentage of operations that deallocate
+    #[arg(long, value_name = "PERCENT", default_value_t = 5,
+        value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub trims: u8,
+    /// Percentage of writes with Force Unit Access
+    #[arg(long, value_name = "PERCENT", default_value_t = 5,
+        value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub fua: u8,
+    /// A flush after so many writes; 0 for none
+    #[arg(long, value_name = "COUNT", default_value_t = 200)]
+    pub flush_every: u32,
+    /// Deallocated blocks must be gone, if the namespace says that such read as zeros; otherwise they
+    /// may be as before, because to deallocate is a hint
+    #[arg(long)]
+    pub trims_certain: bool,
+    /// Seed of the random numbers: the same seed, the same operations
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Keep what must be on the namespace in a file, for --check
+    #[arg(long, value_name = "FILE")]
+    pub state: Option<PathBuf>,
+    /// Write nothing: check what is on the namespace against a file of --state
+    #[arg(long, value_name = "FILE", conflicts_with = "state")]
+    pub check: Option<PathBuf>,
+    /// What a target that has died must still have
+    #[arg(long, value_enum, default_value_t = Expect::All)]
+    pub expect: Expect,
+    /// When the target goes away, try so long to reach it again, check, and go on
+    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = seconds)]
+    pub reconnect: Duration,
+    /// Do not stop at the first violation
+    #[arg(long)]
+    pub keep_going: bool,
+    /// How it is told and printed.
+    #[command(flatten)]
+    pub printing: Printing,
+}
+
+/// What must be left after the death of a target.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Expect {
+    /// Everything that was acknowledged: the process of the target ended, its machine did not
+    All,
+    /// What was flushed, or written with FUA: the machine lost its power
+    Durable,
+}
+
+/// Runs it.
+///
+/// # Errors
+/// A sentence for a person.
+pub fn run(args: &Args) -> Result<ExitCode, Error> {
+    let begin = Instant::now();
+    let about = about(args)?;
+    let mut saved = match &args.check {
+        Some(path) => Some(load(path, &about)?),
+        None => None,
+    };
+    let mut hosts = connect(args)?;
+    let namespace = namespace(args, &mut hosts[0])?;
+    let shape = match &saved {
+        Some(model) => check_shape(model.shape(), namespace.0, namespace.1)?,
+        None => shape(args, namespace.0, namespace.1)?,
+    };
+    if let (Some(model), Expect::Durable) = (&mut saved, args.expect) {
+        model.crash();
+    }
+    let model = saved.unwrap_or_else(|| Model::new(shape));
+    let mut run = Run {
+        args,
+        about,
+        verifier: Verifier::new(model, namespace.0, Random::new(args.seed)),
+        clients: Vec::new(),
+        mix: mix_of(args, &hosts[0], namespace.0),
+        sweep_blocks: piece_blocks(args, &hosts[0], namespace.0),
+        stop: Stop::new()?,
+        stopped: false,
+        progress: Progress::new(args.printing.progress, args.runtime * args.rounds),
+        begin,
+        reconnects: 0,
+        reads_everything: 0,
+    };
+    run.employ(hosts);
+    let end = match args.check {
+        Some(_) => run.sweep(),
+        None => run.rounds(),
+    };
+    run.finish(end)
+}
+
+/// A run under way.
+struct Run<'a> {
+    args: &'a Args,
+    /// What it is that is verified.
+    about: String,
+    verifier: Verifier,
+    clients: Vec<Client>,
+    mix: Mix,
+    sweep_blocks: u64,
+    stop: Stop,
+    stopped: bool,
+    progress: Progress,
+    begin: Instant,
+    reconnects: u32,
+    /// How often all of the range was read.
+    reads_everything: u32,
+}
+
+impl Run<'_> {
+    /// Gives each host its part of the range.
+    fn employ(&mut self, hosts: Vec<Host>) {
+        let Shape { first_lba, blocks, .. } = self.verifier.model.shape();
+        let (count, depth) = (hosts.len() as u64, self.args.iodepth);
+        let part = |n: u64| match self.args.shared {
+            true => first_lba..first_lba + blocks,
+            false => first_lba + blocks * n / count..first_lba + blocks * (n + 1) / count,
+        };
+        let clients = hosts.into_iter().zip(0..);
+        self.clients = clients.map(|(host, n)| Client::new(host, part(n), depth)).collect();
+    }
+
+    fn rounds(&mut self) -> End {
+        for n in 0..self.args.rounds {
+            let random = Random::new(mix(self.args.seed ^ u64::from(n) << 32));
+            let mut script = Script::Mixed(self.mix, random);
+            let limits = Limits {
+                until: Some(Instant::now() + self.args.runtime),
+                ops: self.args.ops,
+                flush_every: self.args.flush_every,
+                keep_going: self.args.keep_going,
+            };
+            let mut end = self.leg(&mut script, limits);
+            if end == End::Done {
+                end = self.sweep();
+            }
+            if end != End::Done || self.stopped {
+                return end;
+            }
+        }
+        End::Done
+    }
+
+    /// Reads everything.
+    fn sweep(&mut self) -> End {
+        let Shape { first_lba, blocks, .. } = self.verifier.model.shape();
+        let end = first_lba + blocks;
+        let mut script = Script::Sweep { next: first_lba, end, blocks: self.sweep_blocks };
+        let limits = Limits { keep_going: self.args.keep_going, ..Limits::default() };
+        let end = self.leg(&mut script, limits);
+        self.reads_everything += u32::from(end == End::Done && !self.stopped);
+        end
+    }
+
+    /// One leg, over as many deaths of the target as it takes.
+    fn leg(&mut self, script: &mut Script, limits: Limits) -> End {
+        if self.stopped {
+            return End::Done;
+        }
+        loop {
+            let end = self.one_leg(script, limits);
+            let End::Lost(why) = &end else { return end };
+            if self.stopped || self.args.reconnect.is_zero() {
+                return end;
+            }
+            self.clients.clear();
+            // Whoever loses patience now has it for later.
+            if let Err(error) = self.save() {
+                return End::Refused(error);
+            }
+            match self.knock(Instant::now() + self.args.reconnect) {
+                Some(hosts) => self.employ(hosts),
+                None => return End::Lost(why.clone()),
+            }
+            if let Some(why) = self.formatted() {
+                return End::Refused(why);
+            }
+            self.reconnects += 1;
+            // What the target still had under way lands before the keep alive timeout of the
+            // dead association, at the latest. After a loss of power nothing does.
+            match self.args.expect {
+                Expect::Durable => self.verifier.model.crash(),
+                Expect::All => {
+                    let options = self.clients[0].host.session().options();
+                    let grace = Duration::from_millis(options.kato_ms.into());
+                    self.verifier.settle_at = Some(Instant::now() + grace);
+                }
+            }
+            let Script::Mixed(..) = script else {
+                // Reading everything begins anew.
+                let Shape { first_lba, .. } = self.verifier.model.shape();
+                if let Script::Sweep { next, .. } = script {
+                    *next = first_lba;
+                }
+                continue;
+            };
+            let end = self.sweep();
+            if end != End::Done {
+                return end;
+            }
+        }
+    }
+
+    fn one_leg(&mut self, script: &mut Script, limits: Limits) -> End {
+        let Run { verifier, clients, stop, stopped, progress, begin, .. } = self;
+        verifier.leg(clients, script, limits, |verifier| {
+            let elapsed = begin.elapsed();
+            let counts = verifier.model.counts();
+            progress.say(
+                elapsed,
+                format!(
+                    "{} operations, {} blocks checked, {} violations",
+                    verifier.ops, counts.blocks_checked, counts.violations
+                ),
+            );
+            *stopped |= stop.wait(Duration::ZERO);
+            !*stopped
+        })
+    }
+
+    /// Why there is nothing left to verify: another host has formatted the namespace.
+    fn formatted(&mut self) -> Option<Error> {
+        let Namespace { nsid, block_bytes, .. } = self.verifier.namespace;
+        let host = &mut self.clients.first_mut()?.host;
+        host.was_formatted(nsid, block_bytes, self.verifier.formatting)
+    }
+
+    /// Tries to connect again.
+    fn knock(&mut self, until: Instant) -> Option<Vec<Host>> {
+        loop {
+            if let Ok(hosts) = self.stop.aside(|| connect(self.args)) {
+                return Some(hosts);
+            }
+            self.stopped |= self.stop.wait(KNOCK_EVERY);
+            if self.stopped || Instant::now() >= until {
+                return None;
+            }
+        }
+    }
+
+    /// Puts the model into the file of --state.
+    fn save(&mut self) -> Result<(), Error> {
+        let Some(path) = &self.args.state else { return Ok(()) };
+        let bytes = model_file::encode(&mut self.verifier.model, &self.about);
+        model_file::write_file(path, &bytes)
+            .map_err(|error| Error::Local(format!("{}: {error}", path.display())))
+    }
+
+    /// Disconnects, saves the state, prints, and says whether all is well.
+    fn finish(mut self, end: End) -> Result<ExitCode, Error> {
+        self.progress.end();
+        // What is found then is no corruption, and a state is of blocks that there are no more.
+        let is_bad = matches!(end, End::Refused(_)) || self.verifier.model.counts().violations > 0;
+        if let Some(why) = is_bad.then(|| self.formatted()).flatten() {
+            self.clients.drain(..).for_each(|client| client.host.disconnect());
+            return Err(why);
+        }
+        for client in self.clients.drain(..) {
+            client.host.disconnect();
+        }
+        let outcome = Outcome {
+            shape: self.verifier.model.shape(),
+            counts: self.verifier.model.counts(),
+            model_bytes: self.verifier.model.memory_bytes(),
+            ops: self.verifier.ops,
+            told: std::mem::take(&mut self.verifier.told),
+            seed: self.args.seed,
+            reconnects: self.reconnects,
+            reads_everything: self.reads_everything,
+            elapsed: self.begin.elapsed(),
+        };
+        let text = match self.args.printing.is_json() {
+            true => outcome.json(),
+            false => outcome.text(),
+        };
+        crate::bench::report::print(&text)?;
+        self.save()?;
+        match end {
+            End::Refused(why) => Err(why),
+            End::Lost(why) => Err(Error::Local(lost(&why, self.args))),
+            _ if outcome.counts.violations > 0 => Ok(ExitCode::FAILURE),
+            _ => Ok(ExitCode::SUCCESS),
+        }
+    }
+}
+
+fn lost(why: &Error, args: &Args) -> String {
+    match &args.state {
+        Some(path) => {
+            let path = path.display();
+            format!("{why}; what must be there is in {path}: use --check with it")
+        }
+        None => format!("{why}; with --state what must be there would be kept"),
+    }
+}
+
+/// One host for each client.
+fn connect(args: &Args) -> Result<Vec<Host>, Error> {
+    let host = |n: u16| {
+        let queues = args.target.nr_io_queues.unwrap_or(2).max(1);
+        let mut target = args.target.clone();
+        target.host_traddr = following(target.host_traddr, n.into())?;
+        let piece = u32::try_from(args.bs.max(4096)).ok().and_then(u32::checked_next_power_of_two);
+        let piece = piece.filter(|_| args.bs < 16 << 20).ok_or_else(|| {
+            Error::Usage(format!("--bs {}: one command moves less than 16 MiB", args.bs))
+        })?;
+        // A command may go to any queue, so each holds them all.
+        let entries = (args.iodepth + 1).max(32) as u16;
+        let data_bytes = u64::from(piece) * u64::from(args.iodepth) + (1 << 20);
+        let (options, mut setup) =
+            target.resolve(Usual { io_queues: queues, queue_entries: entries, data_bytes })?;
+        setup.largest_bytes = setup.largest_bytes.max(piece);
+        Host::connect(options, setup)
+    };
+    (0..args.clients).map(host).collect()
+}
+
+/// What is verified, in words: a saved state is for this and nothing else.
+fn about(args: &Args) -> Result<String, Error> {
+    let (options, _) = args.target.resolve(Usual::default())?;
+    Ok(format!("namespace {} of {}", args.namespace_id, options.subnqn))
+}
+
+fn load(path: &std::path::Path, about: &str) -> Result<Model, Error> {
+    let failed = |why: String| Error::Local(format!("{}: {why}", path.display()));
+    let bytes = std::fs::read(path).map_err(|error| failed(error.to_string()))?;
+    let (model, is_about) =
+        model_file::decode(&bytes).map_err(|error| failed(error.to_string()))?;
+    match is_about == about {
+        true => Ok(model),
+        false => Err(failed(format!("it is about {is_about:?}, and not about {about}"))),
+    }
+}
+
+/// The namespace, and how many blocks it has.
+fn namespace(args: &Args, host: &mut Host) -> Result<(Namespace, u64), Error> {
+    let nsid = args.namespace_id;
+    let found = host.identify_namespace(nsid)?;
+    let Some(block_bytes) = found.block_bytes().filter(|_| found.nsze > 0) else {
+        return Err(Error::Local(format!("there is no namespace {nsid}")));
+    };
+    let durable = !host.session().controller().vwc.present();
+    let trims_to_zeros = trims_to_zeros(args, found.dlfeat);
+    Ok((Namespace { nsid, block_bytes, durable, trims_to_zeros }, found.nsze))
+}
+
+/// Whether what was deallocated must read as zeros. DLFEAT speaks of blocks that are deallocated: a
+/// target may succeed and leave them as they are.
+fn trims_to_zeros(args: &Args, dlfeat: u8) -> bool {
+    args.trims_certain && dlfeat & 7 == 1
+}
+
+/// The range that was asked for.
+fn shape(args: &Args, namespace: Namespace, blocks: u64) -> Result<Shape, Error> {
+    const MOST_BYTES: u64 = 4 << 30;
+    let block = u64::from(namespace.block_bytes);
+    let wrong = |name: &str, value: u64| {
+        Err(Error::Usage(format!(
+            "--{name} {value}: the namespace has {blocks} blocks of {block} bytes; use a multiple \
+             of that inside it"
+        )))
+    };
+    let first_lba = args.offset / block;
+    if !args.offset.is_multiple_of(block) || first_lba >= blocks {
+        return wrong("offset", args.offset);
+    }
+    let left = blocks - first_lba;
+    let size = args.size.unwrap_or_else(|| left.saturating_mul(block).min(MOST_BYTES));
+    let most = left.min(model::BLOCKS_LIMIT).min(block_stamp::LBA_LIMIT - first_lba);
+    if !size.is_multiple_of(block) || size / block > most || size / block < args.clients.into() {
+        return wrong("size", size);
+    }
+    if args.bs < block {
+        return wrong("bs", args.bs);
+    }
+    Ok(Shape {
+        first_lba,
+        blocks: size / block,
+        block_bytes: namespace.block_bytes,
+        run: fresh_run(),
+    })
+}
+
+/// A number that no other run has: from the clock and the process.
+fn fresh_run() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    mix(since.as_nanos() as u64 ^ u64::from(std::process::id()) << 40)
+}
+
+/// Whether the blocks of a saved model are there.
+fn check_shape(shape: Shape, namespace: Namespace, blocks: u64) -> Result<Shape, Error> {
+    if shape.block_bytes == namespace.block_bytes && shape.first_lba + shape.blocks <= blocks {
+        return Ok(shape);
+    }
+    Err(Error::Local(format!(
+        "the saved state is of blocks of {} bytes up to {}; the namespace has {} blocks of {}",
+        shape.block_bytes,
+        shape.first_lba + shape.blocks,
+        blocks,
+        namespace.block_bytes
+    )))
+}
+
+/// Blocks of one command at most.
+fn piece_blocks(args: &Args, host: &Host, namespace: Namespace) -> u64 {
+    let bytes = args.bs.min(host.session().max_transfer_bytes().into());
+    (bytes / u64::from(namespace.block_bytes)).clamp(1, 1 << 16)
+}
+
+/// The mix that was asked for, without what the controller does not know.
+fn mix_of(args: &Args, host: &Host, namespace: Namespace) -> Mix {
+    let oncs = host.session().controller().oncs;
+    Mix {
+        reads: args.reads,
+        zeros: if oncs.write_zeroes() { args.zeroes } else { 0 },
+        trims: if oncs.dataset_management() { args.trims } else { 0 },
+        fua: args.fua,
+        blocks: (1, piece_blocks(args, host, namespace)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use crate::verify::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn a_target_may_leave_what_was_deallocated_as_it_is() {
+        let own = ["verify", "-a", "192.0.2.1", "-n", "nqn.2026-11.io.nvmfd:a"];
+        let certain = |more: &[&str], dlfeat| {
+            let line = Line::try_parse_from(own.iter().chain(more)).unwrap();
+            trims_to_zeros(&line.args, dlfeat)
+        };
+        assert!(!certain(&[], 0b1001), "a hint");
+        assert!(certain(&["--trims-certain"], 0b1001));
+        assert!(!certain(&["--trims-certain"], 0b1000));
+    }
+}

@@ -1,0 +1,381 @@
+//! The life of one connection as connection management sees it (IBTA volume 1, chapter 12), for
+//! both sides, without queue pair and without I/O: which message is to be sent, again and again
+//! until when, and what one from the peer means.
+//!
+//! ```text
+//! passive: Opened ──accept──► ReplySent ──RTU, or any packet──► Established ──► (gone)
+//! active:  RequestSent ──REP, answered by RTU──────────────────► Established ──► (gone)
+//! ```
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use super::half_open::Key;
+use super::mad::{MAD_BYTES, MadHeader};
+use super::message::{
+    CmMessage, CmaHeader, DisconnectReply, DisconnectRequest, MessageReceipt, ReadyToUse, Reject,
+    RejectReason, Reply, Request, service_id,
+};
+use crate::soft::wire::header::DEFAULT_PKEY;
+use crate::soft::wire::psn::{Psn, Qpn};
+
+/// What we tell peers of our own answers: 4.096 µs * 2^20, as Linux.
+const RESPONSE_CODE: u8 = 20;
+/// What we tell peers of our slowest acknowledgement: 4.096 µs * 2^12, 17 ms.
+const ACK_DELAY_CODE: u8 = 12;
+
+/// The first three bytes of our adapters' names, where a maker's number would be: locally
+/// administered, so nobody else's.
+const KIN: u64 = 0x0e_6e_76;
+/// Bits of a name behind those.
+const NAME_BITS: u32 = 40;
+
+/// A name of an adapter of our kind, made from a random number.
+pub(crate) const fn kin(random: u64) -> u64 {
+    KIN << NAME_BITS | random & ((1 << NAME_BITS) - 1)
+}
+
+/// Whether an adapter is of our kind, and knows what only that does.
+pub(crate) const fn is_kin(guid: u64) -> bool {
+    guid >> NAME_BITS == KIN
+}
+
+/// 4.096 µs * 2^code, the time codes of connection management (0 to 31).
+#[must_use]
+pub const fn code_time(code: u8) -> Duration {
+    Duration::from_nanos(4096 << (code & 31))
+}
+
+/// The smallest time code that is at least `time`.
+#[must_use]
+pub fn time_code(time: Duration) -> u8 {
+    (1..31).find(|code| code_time(*code) >= time).unwrap_or(31)
+}
+
+/// Bytes of a path MTU code, 1 = 256 to 5 = 4096; none for another code.
+#[must_use]
+pub const fn mtu_bytes(code: u8) -> Option<u32> {
+    match code {
+        1..=5 => Some(128 << code),
+        _ => None,
+    }
+}
+
+/// The code of the largest path MTU of at most `bytes`, at least that of 256.
+#[must_use]
+pub const fn mtu_code(bytes: u32) -> u8 {
+    let mut code = 5;
+    while code > 1 && 128 << code > bytes {
+        code -= 1;
+    }
+    code
+}
+
+/// A request to connect, complete enough to be answered by any endpoint: what
+/// [`crate::Incoming`] carries.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ConnectRequest {
+    /// The message.
+    pub message: Request,
+    /// To be echoed.
+    pub transaction: u64,
+    /// Who asks: source of the packet.
+    pub from: IpAddr,
+    /// Who was asked: destination of the packet.
+    pub to: IpAddr,
+}
+
+impl ConnectRequest {
+    /// What makes it the same request when it comes again.
+    pub(crate) fn key(&self) -> Key {
+        let Request { ca_guid: guid, local_comm_id: comm, .. } = self.message;
+        Key { remote: self.from, local: self.to, guid, comm }
+    }
+
+    /// The question whether anybody is there who asks: a request to disconnect what there is not.
+    /// Whoever manages connections answers that by a confirmation with the same `names` (and
+    /// nothing happens), so a sender is known to hear what is sent to its address. It is as long as
+    /// the request.
+    pub(crate) fn doubt(&self, names: (u32, u32)) -> [u8; MAD_BYTES] {
+        let message = DisconnectRequest {
+            local_comm_id: names.0,
+            remote_comm_id: names.1,
+            ..DisconnectRequest::zeroed()
+        };
+        emit(CmMessage::DisconnectRequest(message), self.transaction)
+    }
+
+    /// The message that asks for patience of `time`, while the user thinks.
+    pub(crate) fn wait(&self, time: Duration) -> [u8; MAD_BYTES] {
+        let message = MessageReceipt {
+            remote_comm_id: self.message.local_comm_id,
+            service_timeout: time_code(time),
+            ..MessageReceipt::zeroed()
+        };
+        emit(CmMessage::MessageReceipt(message), self.transaction)
+    }
+
+    /// The message that refuses it.
+    #[must_use]
+    pub fn reject(&self, reason: RejectReason, private_data: &[u8]) -> [u8; MAD_BYTES] {
+        let mut message =
+            Reject { remote_comm_id: self.message.local_comm_id, reason, ..Reject::zeroed() };
+        fill(&mut message.private_data, private_data);
+        emit(CmMessage::Reject(message), self.transaction)
+    }
+}
+
+/// Where in its life a connection is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Phase {
+    /// The user has the request and a queue pair, and has not answered.
+    Opened,
+    /// Our reply is out.
+    ReplySent,
+    /// Our request is out.
+    RequestSent,
+    /// Up.
+    Established,
+}
+
+/// What our side says of itself in a request or reply.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offer {
+    pub(crate) guid: u64,
+    pub(crate) receive_psn: Psn,
+    /// Reads of the peer that we answer.
+    pub(crate) answered_reads: u8,
+    /// Reads of ours that the peer answers.
+    pub(crate) reads: u8,
+    pub(crate) mtu: u32,
+    pub(crate) ack_timeout: Duration,
+}
+
+/// One connection.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) phase: Phase,
+    pub(crate) local: IpAddr,
+    pub(crate) remote: IpAddr,
+    pub(crate) local_comm: u32,
+    pub(crate) remote_comm: u32,
+    /// The peer's adapter; unknown (0) until it has replied.
+    pub(crate) remote_guid: u64,
+    pub(crate) local_qpn: Qpn,
+    pub(crate) remote_qpn: Qpn,
+    pub(crate) transaction: u64,
+    /// Type of service of our packets.
+    pub(crate) tos: u8,
+}
+
+impl Connection {
+    /// Our address and the peer's.
+    pub(crate) fn ends(&self) -> (IpAddr, IpAddr) {
+        (self.local, self.remote)
+    }
+
+    /// The request that it comes from, if it was the peer that asked.
+    pub(crate) fn key(&self) -> Key {
+        let Connection { remote, local, remote_guid: guid, remote_comm: comm, .. } = *self;
+        Key { remote, local, guid, comm }
+    }
+
+    /// The queue pair at the other end.
+    pub(crate) fn peer(&self) -> (IpAddr, u64, Qpn) {
+        (self.remote, self.remote_guid, self.remote_qpn)
+    }
+
+    /// The reply that accepts a request.
+    pub(crate) fn reply(&self, offer: &Offer, private_data: &[u8]) -> [u8; MAD_BYTES] {
+        let mut message = Reply {
+            local_comm_id: self.local_comm,
+            remote_comm_id: self.remote_comm,
+            qpn: self.local_qpn,
+            starting_psn: offer.receive_psn,
+            responder_resources: offer.answered_reads,
+            initiator_depth: offer.reads,
+            target_ack_delay: ACK_DELAY_CODE,
+            rnr_retry_count: 7,
+            ca_guid: offer.guid,
+            ..Reply::zeroed()
+        };
+        fill(&mut message.private_data, private_data);
+        emit(CmMessage::Reply(message), self.transaction)
+    }
+
+    /// The request to a listener at `port`.
+    pub(crate) fn request(
+        &self,
+        offer: &Offer,
+        port: u16,
+        source_port: u16,
+        private_data: &[u8],
+    ) -> [u8; MAD_BYTES] {
+        let mut user = [0; CmaHeader::USER_BYTES];
+        fill(&mut user, private_data);
+        let header = CmaHeader { source_port, source: self.local, destination: self.remote };
+        let message = Request {
+            local_comm_id: self.local_comm,
+            service_id: service_id(port),
+            ca_guid: offer.guid,
+            qpn: self.local_qpn,
+            responder_resources: offer.answered_reads,
+            initiator_depth: offer.reads,
+            remote_response_timeout: RESPONSE_CODE,
+            starting_psn: offer.receive_psn,
+            local_response_timeout: RESPONSE_CODE,
+            retry_count: 7,
+            pkey: DEFAULT_PKEY,
+            path_mtu: mtu_code(offer.mtu),
+            rnr_retry_count: 7,
+            max_cm_retries: 15,
+            primary_local_lid: 0xffff,
+            primary_remote_lid: 0xffff,
+            primary_local_gid: gid(self.local),
+            primary_remote_gid: gid(self.remote),
+            primary_hop_limit: 64,
+            primary_ack_timeout: time_code(offer.ack_timeout),
+            private_data: header.emit(&user),
+            ..Request::zeroed()
+        };
+        emit(CmMessage::Request(message), self.transaction)
+    }
+
+    /// The confirmation of a reply.
+    pub(crate) fn ready(&self) -> [u8; MAD_BYTES] {
+        let message = ReadyToUse {
+            local_comm_id: self.local_comm,
+            remote_comm_id: self.remote_comm,
+            ..ReadyToUse::zeroed()
+        };
+        emit(CmMessage::ReadyToUse(message), self.transaction)
+    }
+
+    /// Ends it.
+    pub(crate) fn leave(&self) -> [u8; MAD_BYTES] {
+        let message = DisconnectRequest {
+            local_comm_id: self.local_comm,
+            remote_comm_id: self.remote_comm,
+            remote_qpn: self.remote_qpn,
+            ..DisconnectRequest::zeroed()
+        };
+        emit(CmMessage::DisconnectRequest(message), self.transaction)
+    }
+
+    /// Takes back a request or reply that the peer has not answered. Linux finds the connection by
+    /// the name of our adapter, `guid`, when we had no time (the additional reject
+    /// information: IBTA volume 1, 12.6.7 "REJ", its reasons in 12.6.7.2; read in Linux by
+    /// `cm_acquire_rejected_id`).
+    pub(crate) fn give_up(&self, reason: RejectReason, guid: u64) -> [u8; MAD_BYTES] {
+        let (mut info, mut info_length) = ([0; 72], 0);
+        if reason == RejectReason::TIMEOUT {
+            info[..8].copy_from_slice(&guid.to_be_bytes());
+            info_length = 8;
+        }
+        let message = Reject {
+            info,
+            info_length,
+            local_comm_id: self.local_comm,
+            remote_comm_id: self.remote_comm,
+            message: u8::from(self.phase == Phase::RequestSent) * 2,
+            reason,
+            ..Reject::zeroed()
+        };
+        emit(CmMessage::Reject(message), self.transaction)
+    }
+
+    /// Whether a message of the peer that bears these ids is about this connection. The peer's id
+    /// is unknown while our request is out, and 0 in a refusal from nobody.
+    pub(crate) fn is_of(&self, from: IpAddr, their_comm: u32) -> bool {
+        let known = self.phase != Phase::RequestSent;
+        self.remote == from && (!known || self.remote_comm == their_comm)
+    }
+}
+
+/// Says to a peer that confirms a connection that there is none: it has had to make room, or has
+/// been given up.
+pub(crate) fn unknown(ready: &ReadyToUse, transaction: u64) -> [u8; MAD_BYTES] {
+    let message = Reject {
+        local_comm_id: ready.remote_comm_id,
+        remote_comm_id: ready.local_comm_id,
+        message: 2,
+        reason: RejectReason::INVALID_COMM_ID,
+        ..Reject::zeroed()
+    };
+    emit(CmMessage::Reject(message), transaction)
+}
+
+/// The answer to a disconnect request, which needs nothing but that request.
+pub(crate) fn left(request: &DisconnectRequest, transaction: u64) -> [u8; MAD_BYTES] {
+    let message = DisconnectReply {
+        local_comm_id: request.remote_comm_id,
+        remote_comm_id: request.local_comm_id,
+        ..DisconnectReply::zeroed()
+    };
+    emit(CmMessage::DisconnectReply(message), transaction)
+}
+
+fn emit(message: CmMessage, transaction: u64) -> [u8; MAD_BYTES] {
+    message.emit(MadHeader { transaction, ..MadHeader::default() })
+}
+
+/// Copies as much private data as there is room for.
+fn fill(room: &mut [u8], data: &[u8]) {
+    let len = data.len().min(room.len());
+    room[..len].copy_from_slice(&data[..len]);
+}
+
+fn gid(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::soft::cm::connection::*;
+
+    #[test]
+    fn names_tell_our_kind() {
+        assert!([0, 1, u64::MAX].map(kin).into_iter().all(is_kin));
+        assert!(![0, 1, u64::MAX, 0x0e6e_7500_0000_0001].into_iter().any(is_kin));
+        assert_ne!(kin(1), kin(2));
+    }
+
+    #[test]
+    fn who_has_waited_too_long_says_which_adapter_that_was() {
+        let connection = Connection {
+            phase: Phase::ReplySent,
+            local: [192, 0, 2, 20].into(),
+            remote: [192, 0, 2, 10].into(),
+            local_comm: 7,
+            remote_comm: 9,
+            remote_guid: 0,
+            local_qpn: Qpn::default(),
+            remote_qpn: Qpn::default(),
+            transaction: 0,
+            tos: 0,
+        };
+        let guid = 0x0102_0304_0506_0708;
+        let mad = connection.give_up(RejectReason::TIMEOUT, guid);
+        // Behind the 24 bytes of the header: the length in 7 bits, the reason, the information.
+        assert_eq!(mad[33..46], [8 << 1, 0, 4, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0]);
+        let mad = connection.give_up(RejectReason::CONSUMER, guid);
+        assert_eq!(mad[33..46], [0, 0, 28, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn codes_and_what_they_stand_for() {
+        assert_eq!(code_time(0), Duration::from_nanos(4096));
+        assert_eq!(code_time(14), Duration::from_nanos(67_108_864));
+        assert_eq!((time_code(code_time(17)), time_code(code_time(17) + code_time(0))), (17, 18));
+        assert_eq!(time_code(Duration::MAX), 31);
+        assert_eq!(
+            [1, 2, 3, 4, 5].map(mtu_bytes).map(Option::unwrap),
+            [256, 512, 1024, 2048, 4096]
+        );
+        assert_eq!((mtu_bytes(0), mtu_bytes(6)), (None, None));
+        assert_eq!([0, 256, 1023, 1024, 4095, 9000].map(mtu_code), [1, 1, 2, 3, 4, 5]);
+    }
+}

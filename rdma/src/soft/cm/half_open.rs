@@ -1,0 +1,275 @@
+//! Those who have asked for something and may ask no more than their share: a bounded table whose
+//! room is shared fairly among sources.
+//!
+//! When it is full, the oldest entry of the source that has the most makes room. So one source
+//! cannot keep others out, and when very many sources have one entry each, the newest are kept: an
+//! honest peer, who does what is next within a round trip, is through before the flood has come
+//! round. Keys and sources are chosen by peers, so everything is in ordered trees, which have no
+//! worst case that somebody could aim at; every operation takes a logarithmic time.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::Instant;
+
+use crate::Source;
+
+/// What makes a request to connect the same when it comes again: between the same addresses, from
+/// the same adapter, with the same name.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Key {
+    // First what differs most, as they are compared in this order.
+    pub(crate) comm: u32,
+    pub(crate) guid: u64,
+    pub(crate) remote: IpAddr,
+    pub(crate) local: IpAddr,
+}
+
+impl Key {
+    /// Whose share the request takes of what is shared among sources.
+    pub(crate) fn source(&self) -> Source {
+        self.remote.into()
+    }
+}
+
+#[derive(Debug)]
+struct Entry<V> {
+    /// Counts up with every insertion.
+    age: u64,
+    until: Option<Instant>,
+    value: V,
+}
+
+/// How many entries a source has, and which is the oldest: the last in this order makes room.
+type Rank = (usize, Reverse<u64>, Source);
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Crowd<V> {
+    limit: usize,
+    /// (In boxes, because a tree moves what it has.)
+    entries: BTreeMap<Key, Box<Entry<V>>>,
+    /// Of each source the entries, oldest first.
+    by_source: BTreeMap<(Source, u64), Key>,
+    counts: BTreeMap<Source, usize>,
+    ranks: BTreeSet<Rank>,
+    expiry: BTreeSet<(Instant, Key)>,
+    next_age: u64,
+}
+
+impl<V> Crowd<V> {
+    /// For at most `limit` entries, at least one.
+    pub(crate) fn new(limit: usize) -> Crowd<V> {
+        Crowd {
+            limit: limit.max(1),
+            entries: BTreeMap::new(),
+            by_source: BTreeMap::new(),
+            counts: BTreeMap::new(),
+            ranks: BTreeSet::new(),
+            expiry: BTreeSet::new(),
+            next_age: 0,
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// How many entries are of `source`.
+    pub(crate) fn count_of(&self, source: Source) -> usize {
+        self.counts.get(&source).copied().unwrap_or(0)
+    }
+
+    /// The oldest entry of `source`.
+    pub(crate) fn oldest(&self, source: Source) -> Option<(Key, &V)> {
+        let (_, key) = self.oldest_of(source)?;
+        Some((key, self.get(&key)?))
+    }
+
+    pub(crate) fn get(&self, key: &Key) -> Option<&V> {
+        self.entries.get(key).map(|entry| &entry.value)
+    }
+
+    pub(crate) fn get_mut(&mut self, key: &Key) -> Option<&mut V> {
+        self.entries.get_mut(key).map(|entry| &mut entry.value)
+    }
+
+    /// Adds an entry, in place of an older one of the same key. Gives who had to make room.
+    pub(crate) fn insert(
+        &mut self,
+        key: Key,
+        value: V,
+        until: Option<Instant>,
+    ) -> Option<(Key, V)> {
+        self.remove(&key);
+        let displaced = if self.entries.len() >= self.limit { self.displace() } else { None };
+        let age = self.next_age;
+        self.next_age += 1;
+        let source = key.source();
+        self.rerank(source, |this, count| {
+            this.by_source.insert((source, age), key);
+            count + 1
+        });
+        self.expiry.extend(until.map(|until| (until, key)));
+        self.entries.insert(key, Box::new(Entry { age, until, value }));
+        displaced
+    }
+
+    pub(crate) fn remove(&mut self, key: &Key) -> Option<V> {
+        let entry = self.entries.remove(key)?;
+        let source = key.source();
+        self.rerank(source, |this, count| {
+            this.by_source.remove(&(source, entry.age));
+            count.saturating_sub(1)
+        });
+        if let Some(until) = entry.until {
+            self.expiry.remove(&(until, *key));
+        }
+        Some(entry.value)
+    }
+
+    /// Whether there are entries that do not stay until they are removed.
+    pub(crate) fn has_expiring(&self) -> bool {
+        !self.expiry.is_empty()
+    }
+
+    /// Those entries.
+    pub(crate) fn expiring(&self) -> impl Iterator<Item = (Key, &V)> {
+        self.expiry.iter().filter_map(|(_, key)| Some((*key, self.get(key)?)))
+    }
+
+    /// From now on the entry stays until it is removed.
+    pub(crate) fn keep(&mut self, key: &Key) {
+        let until = self.entries.get_mut(key).and_then(|entry| entry.until.take());
+        if let Some(until) = until {
+            self.expiry.remove(&(until, *key));
+        }
+    }
+
+    /// When the next one's time is over.
+    pub(crate) fn next(&self) -> Option<Instant> {
+        self.expiry.first().map(|(until, _)| *until)
+    }
+
+    /// Removes one whose time is over.
+    pub(crate) fn expire(&mut self, now: Instant) -> Option<(Key, V)> {
+        let (until, key) = *self.expiry.first()?;
+        if until > now {
+            return None;
+        }
+        self.remove(&key).map(|value| (key, value))
+    }
+
+    fn displace(&mut self) -> Option<(Key, V)> {
+        let (.., source) = *self.ranks.last()?;
+        let (_, key) = self.oldest_of(source)?;
+        self.remove(&key).map(|value| (key, value))
+    }
+
+    fn oldest_of(&self, source: Source) -> Option<(u64, Key)> {
+        let mut own = self.by_source.range((source, 0)..=(source, u64::MAX));
+        own.next().map(|((_, age), key)| (*age, *key))
+    }
+
+    /// Changes the entries of a source, and keeps its rank right; `change` gives the new count.
+    fn rerank(&mut self, source: Source, change: impl FnOnce(&mut Self, usize) -> usize) {
+        let count = self.count_of(source);
+        if let Some((age, _)) = self.oldest_of(source) {
+            self.ranks.remove(&(count, Reverse(age), source));
+        }
+        let count = change(self, count);
+        match self.oldest_of(source) {
+            Some((age, _)) => {
+                self.ranks.insert((count, Reverse(age), source));
+                self.counts.insert(source, count);
+            }
+            None => {
+                self.counts.remove(&source);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use crate::soft::cm::half_open::*;
+
+    fn key(source: u8, comm: u32) -> Key {
+        let address = |last| IpAddr::from([10, 0, 0, last]);
+        Key { remote: address(source), local: address(1), guid: 7, comm }
+    }
+
+    #[test]
+    fn the_source_with_the_most_makes_room_and_its_oldest_first() {
+        let mut crowd = Crowd::new(4);
+        for (source, comm) in [(2, 1), (3, 2), (3, 3), (3, 4)] {
+            assert_eq!(crowd.insert(key(source, comm), comm, None), None);
+        }
+        assert_eq!(crowd.insert(key(4, 5), 5, None), Some((key(3, 2), 2)));
+        assert_eq!(crowd.insert(key(3, 6), 6, None), Some((key(3, 3), 3)), "its own");
+        assert_eq!(crowd.insert(key(5, 7), 7, None), Some((key(3, 4), 4)));
+        // Now all have one: the oldest, whosever it is.
+        assert_eq!(crowd.insert(key(6, 8), 8, None), Some((key(2, 1), 1)));
+        assert_eq!(crowd.insert(key(2, 9), 9, None), Some((key(4, 5), 5)));
+        assert_eq!((crowd.len(), crowd.count_of(key(3, 0).source())), (4, 1));
+    }
+
+    #[test]
+    fn addresses_of_one_ipv6_subnet_are_one_source() {
+        let mut crowd = Crowd::new(3);
+        let key = |remote: &str, comm| Key { remote: remote.parse().unwrap(), ..key(2, comm) };
+        crowd.insert(key("2001:db8::1", 1), 1, None);
+        crowd.insert(key("2001:db8:0:1::1", 2), 2, None);
+        crowd.insert(key("2001:db8:0:1::2", 3), 3, None);
+        assert_eq!(crowd.count_of(key("2001:db8:0:1::9", 0).source()), 2);
+        let displaced = crowd.insert(key("2001:db8::2", 4), 4, None);
+        assert_eq!(displaced.map(|(_, comm)| comm), Some(2));
+    }
+
+    #[test]
+    fn what_is_over_goes_unless_it_is_kept() {
+        let (mut crowd, now) = (Crowd::new(4), Instant::now());
+        let later = now + Duration::from_secs(1);
+        crowd.insert(key(2, 1), 'a', Some(later));
+        crowd.insert(key(2, 2), 'b', Some(now));
+        crowd.insert(key(2, 3), 'c', Some(now));
+        crowd.keep(&key(2, 2));
+        assert_eq!(crowd.expire(now), Some((key(2, 3), 'c')));
+        assert_eq!(crowd.expire(now), None);
+        crowd.insert(key(2, 1), 'd', Some(now));
+        assert_eq!(crowd.expire(later), Some((key(2, 1), 'd')));
+        assert_eq!((crowd.expire(later), crowd.get(&key(2, 2))), (None, Some(&'b')));
+    }
+
+    proptest! {
+        /// Whatever happens, it is bounded, and its five views agree.
+        #[test]
+        fn the_views_agree(
+            steps in proptest::collection::vec((0u8..4, 0u8..6, 0u32..8, 0u64..40), 0..200),
+        ) {
+            let (mut crowd, start) = (Crowd::new(9), Instant::now());
+            for (step, source, comm, time) in steps {
+                let (key, time) = (key(source, comm), start + Duration::from_secs(time));
+                match step {
+                    0 => { crowd.remove(&key); }
+                    1 => { crowd.expire(time); }
+                    _ => { crowd.insert(key, (), (step == 2).then_some(time)); }
+                }
+                prop_assert!(crowd.len() <= 9);
+                prop_assert_eq!(crowd.by_source.len(), crowd.len());
+                prop_assert_eq!(crowd.counts.values().sum::<usize>(), crowd.len());
+                prop_assert_eq!(crowd.ranks.len(), crowd.counts.len());
+                for (count, Reverse(age), source) in &crowd.ranks {
+                    prop_assert_eq!(crowd.counts.get(source), Some(count));
+                    prop_assert_eq!(crowd.oldest_of(*source).map(|(age, _)| age), Some(*age));
+                }
+                let expiring = crowd.entries.values().filter(|entry| entry.until.is_some());
+                prop_assert_eq!(crowd.expiry.len(), expiring.count());
+            }
+        }
+    }
+}

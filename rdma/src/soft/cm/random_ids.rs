@@ -1,0 +1,47 @@
+//! The numbers that an endpoint chooses at random: names of queue pairs and connections, which are
+//! steered to it as well, and where packets and transactions begin to count.
+
+use crate::soft::endpoint::Endpoint;
+use crate::soft::wire::psn::{Psn, Qpn};
+
+impl Endpoint {
+    /// An unused queue pair number that a packet filter steers to us.
+    pub(super) fn random_qpn(&mut self) -> Qpn {
+        let (endpoints, own) = self.config.steer;
+        loop {
+            let number = (self.entropy)() as u32 & 0x00ff_ffff;
+            let number = number - number % endpoints.max(1) + own;
+            // 0 and 1 have a meaning, the highest means multicast.
+            let usable = (2..0x00ff_ffff).contains(&number);
+            let qpn = Qpn::new(number);
+            if usable && !self.by_qpn.contains_key(&qpn) {
+                return qpn;
+            }
+        }
+    }
+
+    /// An unused name for a connection, which is steered to us as well.
+    pub(super) fn random_comm(&mut self) -> u32 {
+        let (endpoints, own) = self.config.steer;
+        loop {
+            let comm = (self.entropy)() as u32 >> 1;
+            let comm = comm - comm % endpoints.max(1) + own;
+            let used = self.by_comm.contains_key(&comm)
+                || self.manager.retries.get(comm).is_some()
+                || self.manager.doubts_by_name.contains_key(&comm);
+            if comm != 0 && !used {
+                return comm;
+            }
+        }
+    }
+
+    /// A first packet's number.
+    pub(super) fn random_psn(&mut self) -> Psn {
+        Psn::new((self.entropy)() as u32)
+    }
+
+    /// A number that matches answers to requests; only its being unusual matters.
+    pub(super) fn random_transaction(&mut self) -> u64 {
+        (self.entropy)()
+    }
+}

@@ -1,0 +1,567 @@
+//! Connection management of an [`Endpoint`]: what the peers' messages do. Nothing in them has been
+//! authenticated by anything but addresses and numbers that are hard to guess, so everything is
+//! bounded, and a message costs one of its own size, or none.
+//!
+//! # Floods
+//!
+//! A request to connect is cheap to make, and its sender's address easy to forge; but it costs the
+//! user a queue pair with receives. What becomes of it depends on how many connections are half
+//! open, which means asked for and not confirmed:
+//!
+//! ```text
+//! request ──┬─ few strangers ─────────────────────────► the user ──► reply ──► confirmed
+//!           └─ many: doubt, and a question ──answer──►     (each stage bounded)
+//! ```
+//!
+//! The question is a request to disconnect a connection that there is not. Every manager of
+//! connections answers that, without a further thought, by confirming; so after one round trip it is
+//! known that somebody lives at the address, and whoever forges addresses gets no further. Where
+//! there is no more room, the oldest of whoever has the most makes some (`crowd`); and where a source
+//! has its share, its own oldest does, so that nobody who uses another's address keeps that one out.
+//! An answer says that somebody lives there, not that it has asked.
+//!
+//! Who does confirm, and then is not let in, again and again, is passed over for a while (`debts`):
+//! before anything else, as there may be tens of thousands a second.
+//!
+//! Bytes that go to a peer that has not confirmed are never more than came from it, but for one
+//! case: while there is no flood, a reply is repeated twice unasked, as it may have got lost; of those
+//! there are eight a second in all.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use super::connection::{ConnectRequest, Phase, code_time, is_kin, left, mtu_bytes, unknown};
+use super::mad::{MAD_BYTES, MadHeader};
+use super::message::{
+    CmMessage, CmaHeader, DisconnectReply, DisconnectRequest, ReadyToUse, Reject, RejectReason,
+    Reply, service_port,
+};
+use super::request_handle::{Stage, Ticket};
+use super::{Doubt, HalfOpen};
+use crate::soft::endpoint::Endpoint;
+use crate::soft::qp::Settings;
+use crate::soft::stats::datagrams::Fate;
+use crate::{Event, Incoming, Qp, Reason, Region};
+
+/// How long the answer to a question is waited for.
+const DOUBT: Duration = Duration::from_secs(2);
+
+impl Endpoint {
+    /// A message of connection management has come, undamaged.
+    pub(crate) fn on_message(
+        &mut self,
+        now: Instant,
+        from: IpAddr,
+        to: IpAddr,
+        mad: &[u8; MAD_BYTES],
+        region: &Region,
+    ) -> Fate {
+        let Some((header, message)) = CmMessage::parse(mad) else { return Fate::Unknown };
+        let MadHeader { transaction, .. } = header;
+        let find = |this: &mut Endpoint, ours: u32, theirs: u32| {
+            let number = *this.by_comm.get(&ours)?;
+            let slot = this.live(Qp(number))?;
+            let right = slot.connection.local == to && slot.connection.is_of(from, theirs);
+            if right {
+                this.note_life(now, number);
+            }
+            right.then_some(number)
+        };
+        let known = match message {
+            CmMessage::Request(message) => {
+                let request = ConnectRequest { message, transaction, from, to };
+                return self.on_request(now, request);
+            }
+            CmMessage::DisconnectReply(message) => {
+                return self.on_disconnect_reply(now, from, to, &message);
+            }
+            CmMessage::Reply(message) => {
+                let number = find(self, message.remote_comm_id, message.local_comm_id);
+                number.map(|number| self.on_reply(number, &message))
+            }
+            CmMessage::ReadyToUse(message) => {
+                let number = find(self, message.remote_comm_id, message.local_comm_id);
+                self.on_ready(number, &message, (to, from), transaction);
+                number.map(drop)
+            }
+            CmMessage::Reject(message) => {
+                let number = find(self, message.remote_comm_id, message.local_comm_id);
+                number.map(|number| self.on_reject(now, number, &message, region))
+            }
+            CmMessage::MessageReceipt(message) => {
+                let number = find(self, message.remote_comm_id, message.local_comm_id);
+                let time = code_time(message.service_timeout);
+                number.map(|_| self.manager.retries.be_patient(message.remote_comm_id, now, time))
+            }
+            CmMessage::DisconnectRequest(message) => {
+                let number = find(self, message.remote_comm_id, message.local_comm_id);
+                let ours = number.and_then(|number| self.live(Qp(number)));
+                let forged = ours.is_some_and(|o| o.connection.local_qpn != message.remote_qpn);
+                if forged {
+                    return Fate::Unknown;
+                }
+                // While the connection is known, whose traffic class it leaves in.
+                self.tell(to, from, left(&message, transaction));
+                self.on_disconnect(now, number, &message, (to, from), region);
+                number.map(drop)
+            }
+        };
+        if known.is_some() { Fate::Message } else { Fate::Unknown }
+    }
+
+    /// The peer leaves. That is answered also when there is nothing to leave, because an earlier
+    /// answer may have got lost.
+    fn on_disconnect(
+        &mut self,
+        now: Instant,
+        number: Option<u32>,
+        message: &DisconnectRequest,
+        ends: (IpAddr, IpAddr),
+        region: &Region,
+    ) {
+        // Both may leave at once: then this answers ours as well.
+        self.end_farewell(message.remote_comm_id, ends);
+        if let Some(number) = number {
+            self.remove(now, number, Reason::Peer, region);
+        }
+    }
+
+    /// Our farewell has been heard; or the sender of a request has shown that it hears us.
+    fn on_disconnect_reply(
+        &mut self,
+        now: Instant,
+        from: IpAddr,
+        to: IpAddr,
+        message: &DisconnectReply,
+    ) -> Fate {
+        let names = (message.remote_comm_id, message.local_comm_id);
+        let Some(key) = self.manager.doubts_by_name.get(&names.0).copied() else {
+            let heard = self.end_farewell(names.0, (to, from));
+            return if heard { Fate::Message } else { Fate::Unknown };
+        };
+        let doubt = self.manager.doubts.get(&key);
+        if (key.remote, key.local) != (from, to) || doubt.is_none_or(|d| d.names != names) {
+            return Fate::Unknown;
+        }
+        self.manager.doubts_by_name.remove(&names.0);
+        let Some(Doubt { request, .. }) = self.manager.doubts.remove(&key) else {
+            return Fate::Unknown;
+        };
+        match self.check_request(&request) {
+            Ok(private) => self.announce(now, request, private, true),
+            Err(reason) => self.turn_away(&request, reason),
+        }
+    }
+
+    /// Ends the repetition of a farewell; false when there is none of that name to that peer.
+    fn end_farewell(&mut self, comm: u32, ends: (IpAddr, IpAddr)) -> bool {
+        let retry = self.manager.retries.get(comm);
+        let found = retry.is_some_and(|r| r.slot.is_none() && (r.local, r.remote) == ends);
+        if found {
+            self.manager.retries.remove(comm);
+        }
+        found
+    }
+
+    /// The peer refuses, or has changed its mind.
+    fn on_reject(&mut self, now: Instant, number: u32, message: &Reject, region: &Region) {
+        let reason = match self.live(Qp(number)).map(|slot| slot.connection.phase) {
+            Some(Phase::Established) => Reason::Peer,
+            Some(Phase::RequestSent) => Reason::Rejected {
+                code: i32::from(message.reason.0),
+                private_data: message.private_data.to_vec(),
+            },
+            _ => Reason::NotEstablished,
+        };
+        self.remove(now, number, reason, region);
+    }
+
+    /// A peer confirms a connection. If there is none any more, it should know.
+    fn on_ready(
+        &mut self,
+        number: Option<u32>,
+        message: &ReadyToUse,
+        ends: (IpAddr, IpAddr),
+        transaction: u64,
+    ) {
+        match number {
+            Some(number) => self.establish(number),
+            None if self.by_comm.contains_key(&message.remote_comm_id) => {}
+            None => self.tell(ends.0, ends.1, unknown(message, transaction)),
+        }
+    }
+
+    /// Our reply has arrived.
+    pub(crate) fn establish(&mut self, number: u32) {
+        let Some(slot) = self.live(Qp(number)) else { return };
+        if slot.connection.phase == Phase::ReplySent {
+            slot.connection.phase = Phase::Established;
+            slot.qp.ready_to_send();
+            if let Some(token) = &slot.token {
+                token.set(Stage::Up);
+            }
+            let (comm, key) = (slot.connection.local_comm, slot.connection.key());
+            self.manager.retries.remove(comm);
+            self.manager.forget_half_open(&key);
+            self.events.push_back(Event::Established(Qp(number)));
+            self.mark_ready(number);
+        }
+    }
+
+    /// Somebody asks to connect.
+    fn on_request(&mut self, now: Instant, request: ConnectRequest) -> Fate {
+        if matches!(request.from, IpAddr::V6(v6) if v6.is_unicast_link_local()) {
+            return Fate::LinkLocal;
+        }
+        self.follow(now);
+        self.manager.expire(now);
+        if self.manager.debts.bars(now, request.from.into()) {
+            self.manager.barred = Some(request.from);
+            return Fate::Barred;
+        }
+        if self.is_repeated(&request) {
+            return Fate::Repeated;
+        }
+        let private = match self.check_request(&request) {
+            Ok(private) => private,
+            Err(reason) => return self.turn_away(&request, reason),
+        };
+        if self.contest(now, request) {
+            return Fate::Doubted;
+        }
+        self.weigh(now, request, private)
+    }
+
+    /// Decides about a right request by how many others there are.
+    pub(super) fn weigh(
+        &mut self,
+        now: Instant,
+        request: ConnectRequest,
+        private: (CmaHeader, [u8; CmaHeader::USER_BYTES]),
+    ) -> Fate {
+        if self.manager.strangers >= self.config.strangers {
+            // Whose questions wait for answers will hardly answer more of them.
+            if self.manager.doubts.count_of(request.from.into()) >= self.config.half_open_per_source
+            {
+                self.manager.note_flood(now);
+                return Fate::Crowded;
+            }
+            self.doubt(now, request);
+            return Fate::Doubted;
+        }
+        self.announce(now, request, private, false)
+    }
+
+    pub(super) fn turn_away(&mut self, request: &ConnectRequest, reason: RejectReason) -> Fate {
+        self.tell(request.to, request.from, request.reject(reason, &[]));
+        Fate::Rejected
+    }
+
+    /// Asks whether anybody is there.
+    fn doubt(&mut self, now: Instant, request: ConnectRequest) {
+        self.manager.note_flood(now);
+        let names = (self.random_comm(), self.random_comm());
+        let (key, doubt) = (request.key(), Doubt { request, names });
+        self.manager.doubts_by_name.insert(names.0, key);
+        if let Some((_, displaced)) = self.manager.doubts.insert(key, doubt, Some(now + DOUBT)) {
+            self.manager.doubts_by_name.remove(&displaced.names.0);
+        }
+        self.tell(request.to, request.from, request.doubt(names));
+    }
+
+    /// Lets the user know of a request.
+    fn announce(
+        &mut self,
+        now: Instant,
+        request: ConnectRequest,
+        (header, private_data): (CmaHeader, [u8; CmaHeader::USER_BYTES]),
+        proven: bool,
+    ) -> Fate {
+        let source = request.from.into();
+        if self.manager.debts.bars(now, source) {
+            return Fate::Barred;
+        }
+        if !self.manager.make_room(now, source, self.config.half_open_per_source) {
+            return Fate::Crowded;
+        }
+        let new = HalfOpen::new(&request, proven, &self.manager.news);
+        let half = HalfOpen { since: Some(now), ..new };
+        let ticket = Ticket::new(request, half.token.clone());
+        self.add_half_open(request.key(), half, Some(now + self.config.patience));
+        let port = service_port(request.message.service_id).unwrap_or_default();
+        self.events.push_back(Event::Incoming(Incoming::detached(
+            SocketAddr::new(request.to, port),
+            SocketAddr::new(request.from, header.source_port),
+            private_data.to_vec(),
+            request.message.responder_resources,
+            Box::new(ticket),
+        )));
+        Fate::Message
+    }
+
+    /// The same request again: what answered it got lost, or has not been made yet.
+    fn is_repeated(&mut self, request: &ConnectRequest) -> bool {
+        let (key, ends) = (request.key(), (request.to, request.from));
+        let known = self.manager.by_request.get(&key).copied();
+        let phase = known.and_then(|n| self.live(Qp(n))).map(|slot| slot.connection.phase);
+        if phase == Some(Phase::Established) {
+            return true;
+        }
+        if let Some(half) = self.manager.half_open.get_mut(&key) {
+            half.credit = half.credit.saturating_add(1);
+            let reply = half.comm.and_then(|comm| self.manager.retries.get(comm));
+            let mad = match reply {
+                Some(reply) => reply.mad,
+                None => request.wait(self.config.patience),
+            };
+            self.answer(&key, ends, mad);
+            return true;
+        }
+        if let Some(doubt) = self.manager.doubts.get(&key) {
+            let mad = request.doubt(doubt.names);
+            self.tell(ends.0, ends.1, mad);
+            return true;
+        }
+        phase.is_some() || self.is_contested(&key) || self.manager.elsewhere.get(&key).is_some()
+    }
+
+    /// Whether somebody listens where a request goes.
+    pub(super) fn hears(&self, request: &ConnectRequest) -> bool {
+        let Some(port) = service_port(request.message.service_id) else { return false };
+        self.manager.listeners.iter().any(|listener| {
+            listener.port() == port
+                && (listener.ip() == request.to
+                    || listener.ip().is_unspecified() && listener.is_ipv4() == request.to.is_ipv4())
+        })
+    }
+
+    /// What a request must be like.
+    pub(super) fn check_request(
+        &self,
+        request: &ConnectRequest,
+    ) -> Result<(CmaHeader, [u8; CmaHeader::USER_BYTES]), RejectReason> {
+        let message = &request.message;
+        let heard = self.hears(request);
+        let private = CmaHeader::parse(&message.private_data).filter(|_| heard);
+        let private = private.ok_or(RejectReason::INVALID_SERVICE)?;
+        if message.transport != 0 || message.extended_transport != 0 {
+            return Err(RejectReason::INVALID_TRANSPORT);
+        }
+        if (private.0.source, private.0.destination) != (request.from, request.to) {
+            return Err(RejectReason::INVALID_GID);
+        }
+        if mtu_bytes(message.path_mtu).is_none_or(|mtu| mtu > self.config.mtu) {
+            return Err(RejectReason::INVALID_MTU);
+        }
+        if message.qpn.get() < 2 {
+            return Err(RejectReason::NO_QP);
+        }
+        if self.manager.ended.get(&request.key()).is_some() {
+            return Err(RejectReason::STALE);
+        }
+        Ok(private)
+    }
+
+    /// Our request has been accepted, or our confirmation of that got lost.
+    fn on_reply(&mut self, number: u32, message: &Reply) {
+        let selective = self.config.selective && is_kin(message.ca_guid);
+        let Some(slot) = self.live(Qp(number)) else { return };
+        let connection = &mut slot.connection;
+        let first = connection.phase == Phase::RequestSent;
+        if first && message.qpn.get() >= 2 {
+            connection.phase = Phase::Established;
+            connection.remote_comm = message.local_comm_id;
+            connection.remote_guid = message.ca_guid;
+            connection.remote_qpn = message.qpn;
+            slot.settings = Settings {
+                peer: message.qpn,
+                send_psn: message.starting_psn,
+                selective,
+                reads: slot.settings.reads.min(message.responder_resources).max(1),
+                rnr_retries: message.rnr_retry_count,
+                ..slot.settings
+            };
+            slot.qp.ready_to_receive(&slot.settings);
+            slot.qp.ready_to_send();
+            let (comm, peer) = (slot.connection.local_comm, slot.connection.peer());
+            self.manager.retries.remove(comm);
+            self.manager.by_peer.insert(peer, number);
+        }
+        let Some(slot) = self.live(Qp(number)) else { return };
+        let mine = slot.connection.phase == Phase::Established
+            && slot.connection.remote_comm == message.local_comm_id;
+        if mine {
+            let (local, remote) = slot.connection.ends();
+            let mad = slot.connection.ready();
+            self.tell(local, remote, mad);
+            self.mark_ready(number);
+            if first {
+                self.events.push_back(Event::Established(Qp(number)));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::connection::{Connection, Offer};
+    use crate::soft::cm::receive::*;
+    use crate::soft::config::Config;
+    use crate::soft::wire::header::{Bth, Deth, Extended, GSI_QKEY, HeaderBytes, ICRC_BYTES};
+    use crate::soft::wire::icrc::{Flow, Icrc};
+    use crate::soft::wire::opcode::Opcode;
+    use crate::soft::wire::psn::{Psn, Qpn};
+    use crate::{Pool, PoolPlan, QpLimits};
+
+    fn pool() -> Pool {
+        let plan = PoolPlan {
+            cells: 1,
+            receives: 0,
+            lead_bytes: 0,
+            tail_bytes: 0,
+            data_bytes: 0,
+            largest_bytes: 4096,
+        };
+        Pool::new(plan).unwrap()
+    }
+
+    /// A request to connect, by the name that the host gives to its connection.
+    fn request(from: IpAddr, to: IpAddr, comm: u32) -> [u8; MAD_BYTES] {
+        let connection = Connection {
+            phase: Phase::RequestSent,
+            local: from,
+            remote: to,
+            local_comm: comm,
+            remote_comm: 0,
+            remote_guid: 0,
+            local_qpn: Qpn::new(17 + comm),
+            remote_qpn: Qpn::default(),
+            transaction: 1,
+            tos: 0,
+        };
+        let offer = Offer {
+            guid: 5,
+            receive_psn: Psn::default(),
+            answered_reads: 1,
+            reads: 1,
+            mtu: 1024,
+            ack_timeout: Duration::from_millis(70),
+        };
+        connection.request(&offer, 4420, 4791, b"")
+    }
+
+    /// The datagram of a message of connection management.
+    fn datagram(flow: Flow, mad: &[u8; MAD_BYTES]) -> Vec<u8> {
+        let bth = Bth::new(Opcode::UdSendOnly, Qpn::GSI, Psn::default());
+        let deth = Some(Deth { qkey: GSI_QKEY, source: Qpn::GSI });
+        let head = HeaderBytes::emit(&bth, &Extended { deth, ..Extended::default() });
+        let mut bytes = [head.as_slice(), mad].concat();
+        let first: [u8; Bth::BYTES] = *bytes.first_chunk().unwrap();
+        let mut icrc = Icrc::start(&flow, 0, bytes.len() + ICRC_BYTES, &first);
+        icrc.update(&bytes[Bth::BYTES..]);
+        bytes.extend(icrc.finish());
+        bytes
+    }
+
+    #[test]
+    fn a_request_that_no_answer_can_reach_is_dropped() {
+        let pool = pool();
+        let mut endpoint = Endpoint::new(Config::default(), Box::new(|| 3));
+        let to: IpAddr = "fe80::1".parse().unwrap();
+        endpoint.listen(SocketAddr::new(to, 4420));
+        for (from, fate) in [("fe80::2", Fate::LinkLocal), ("2001:db8::2", Fate::Message)] {
+            let from = from.parse().unwrap();
+            let mad = request(from, to, 7);
+            let got = endpoint.on_message(Instant::now(), from, to, &mad, pool.region());
+            assert_eq!(got, fate, "{from}");
+        }
+    }
+
+    #[test]
+    fn what_its_user_drops_is_refused_as_it_would_be_now() {
+        let (pool, now) = (pool(), Instant::now());
+        let mut number = 0;
+        let entropy = move || {
+            number += 1;
+            number
+        };
+        let mut endpoint = Endpoint::new(Config::default(), Box::new(entropy));
+        let [from, to] = [[10, 0, 0, 1], [10, 0, 0, 2]].map(IpAddr::from);
+        let at = SocketAddr::new(to, 4420);
+        endpoint.listen(at);
+        for (comm, reason) in [(7, RejectReason::CONSUMER), (8, RejectReason::INVALID_SERVICE)] {
+            endpoint.on_message(now, from, to, &request(from, to, comm), pool.region());
+            let Some(Event::Incoming(incoming)) = endpoint.poll_event() else { panic!() };
+            let asked = *ConnectRequest::of(&incoming).unwrap();
+            if comm == 8 {
+                endpoint.unlisten(at);
+            }
+            drop(incoming);
+            endpoint.follow(now);
+            let said = endpoint.poll_transmit(now, pool.region()).unwrap();
+            assert_eq!(endpoint.payload(&said, pool.region()), asked.reject(reason, &[]));
+        }
+    }
+
+    /// Each of many targets would make a queue pair for it.
+    #[test]
+    fn a_request_to_everybody_is_for_nobody() {
+        let pool = pool();
+        let mut endpoint = Endpoint::new(Config::default(), Box::new(|| 3));
+        endpoint.listen("0.0.0.0:4420".parse().unwrap());
+        let from = SocketAddr::from(([10, 0, 0, 1], 4791));
+        for (to, fate) in [
+            ("10.0.0.3", Fate::Message),
+            ("255.255.255.255", Fate::Broadcast),
+            ("224.0.0.1", Fate::Broadcast),
+        ] {
+            let to = SocketAddr::new(to.parse().unwrap(), 4791);
+            let mad = request(from.ip(), to.ip(), 7);
+            let bytes = datagram(Flow { source: from, destination: to }, &mad);
+            endpoint.handle(Instant::now(), from, to, 0, &bytes, pool.region());
+            assert_eq!(endpoint.counters()[fate], 1 + u64::from(to.ip().is_multicast()), "{to}");
+        }
+        assert!(endpoint.poll_event().is_some() && endpoint.poll_event().is_none());
+    }
+
+    /// A reactor may serve what has come to another one, where the next request comes as well.
+    #[test]
+    fn what_comes_to_nothing_is_charged_where_it_was_asked_for() {
+        let (pool, now) = (pool(), Instant::now());
+        let endpoint = |index| {
+            let mut number = 0;
+            let entropy = move || {
+                number += 1;
+                number
+            };
+            let config =
+                Config { vain_per_source: Some(2), steer: (2, index), ..Config::default() };
+            Endpoint::new(config, Box::new(entropy))
+        };
+        let [mut asked, mut owner] = [0, 1].map(endpoint);
+        let [from, other, to] = [[10, 0, 0, 1], [10, 0, 0, 2], [10, 0, 0, 3]].map(IpAddr::from);
+        asked.listen(SocketAddr::new(to, 4420));
+        let ask = |asked: &mut Endpoint, from, comm| {
+            asked.on_message(now, from, to, &request(from, to, comm), pool.region())
+        };
+        let limits = QpLimits { receives: 1, sends: 1, reads: 1 };
+        for comm in 0..3 {
+            assert_eq!(ask(&mut asked, from, 2 * comm), Fate::Message);
+            let Some(Event::Incoming(incoming)) = asked.poll_event() else { panic!() };
+            let qp = owner.open(incoming, limits).unwrap();
+            owner.accept(now, qp, &[]);
+            let ready = ReadyToUse {
+                local_comm_id: 2 * comm,
+                remote_comm_id: owner.live(qp).unwrap().connection.local_comm,
+                ..ReadyToUse::zeroed()
+            };
+            let mad = CmMessage::ReadyToUse(ready).emit(MadHeader::default());
+            assert_eq!(owner.on_message(now, from, to, &mad, pool.region()), Fate::Message);
+            assert!(matches!(owner.poll_event(), Some(Event::Established(_))));
+            owner.disconnect(now, qp, pool.region());
+            assert!(matches!(owner.poll_event(), Some(Event::Gone(..))));
+        }
+        assert_eq!(ask(&mut asked, from, 6), Fate::Barred);
+        assert_eq!(ask(&mut asked, other, 8), Fate::Message);
+    }
+}

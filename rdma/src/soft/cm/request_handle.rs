@@ -1,0 +1,138 @@
+//! A request to connect in the hands of its user: the [`ConnectRequest`], and a token of what becomes
+//! of it, which it shares with the endpoint where it arrived. The user may carry the request to the
+//! endpoint of another thread and answer it there, or lose it; the latter must reject it.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::connection::ConnectRequest;
+use super::half_open::Key;
+use crate::Incoming;
+
+/// What has become of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(super) enum Stage {
+    /// The user still thinks about it.
+    Asked,
+    /// The user has lost it, and nobody has answered the peer.
+    Lost,
+    /// The peer has been refused.
+    Refused,
+    /// There is a queue pair, and perhaps a reply.
+    Opened,
+    /// The connection is up.
+    Up,
+    /// It has ended, or never came up.
+    Ended,
+}
+
+/// A request about which there is something new, and whether that is a connection that has come up and
+/// come to nothing.
+type Item = (Key, bool);
+
+/// Requests about which there is something new, so that the endpoint where they arrived need not look
+/// at all that it has. Nobody waits for its lock longer than to add or take a name,
+/// and nobody takes it but to set up or end a connection.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct News(Arc<(AtomicBool, Mutex<VecDeque<Item>>)>);
+
+impl News {
+    /// The request that has waited longest.
+    pub(super) fn next(&self) -> Option<Item> {
+        let (any, items) = &*self.0;
+        if !any.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut items = items.lock().unwrap_or_else(PoisonError::into_inner);
+        let item = items.pop_front();
+        any.store(!items.is_empty(), Ordering::Release);
+        item
+    }
+
+    fn tell(&self, item: Item) {
+        let (any, items) = &*self.0;
+        let mut items = items.lock().unwrap_or_else(PoisonError::into_inner);
+        items.push_back(item);
+        any.store(true, Ordering::Release);
+    }
+}
+
+/// What has become of a request, for both endpoints to see.
+#[derive(Clone, Debug)]
+pub(crate) struct Token(Arc<Told>);
+
+#[derive(Debug)]
+struct Told {
+    stage: AtomicU8,
+    key: Key,
+    news: News,
+}
+
+impl Token {
+    /// For a request of this name, whose endpoint listens to these news.
+    pub(super) fn new(key: Key, news: News) -> Token {
+        Token(Arc::new(Told { stage: AtomicU8::new(Stage::Asked as u8), key, news }))
+    }
+
+    pub(super) fn set(&self, stage: Stage) {
+        self.store(stage, false);
+    }
+
+    /// The connection has ended, or never came up; `vain`: it came up, and its peer was never let in.
+    pub(crate) fn end(&self, vain: bool) {
+        self.store(Stage::Ended, vain);
+    }
+
+    fn store(&self, stage: Stage, vain: bool) {
+        self.0.stage.store(stage as u8, Ordering::Relaxed);
+        if !matches!(stage, Stage::Asked | Stage::Opened) {
+            self.0.news.tell((self.0.key, vain));
+        }
+    }
+
+    pub(super) fn stage(&self) -> Stage {
+        use Stage::{Asked, Ended, Lost, Opened, Refused, Up};
+        let known = [Asked, Lost, Refused, Opened, Up];
+        let stage = self.0.stage.load(Ordering::Relaxed);
+        known.into_iter().find(|known| *known as u8 == stage).unwrap_or(Ended)
+    }
+}
+
+/// What an [`Incoming`] of this provider carries.
+#[derive(Debug)]
+pub(super) struct Ticket {
+    request: ConnectRequest,
+    token: Token,
+}
+
+impl Ticket {
+    pub(super) fn new(request: ConnectRequest, token: Token) -> Ticket {
+        Ticket { request, token }
+    }
+
+    /// Takes the request out, to answer it; none when it came through another provider.
+    pub(super) fn answer(incoming: Incoming, stage: Stage) -> Option<(ConnectRequest, Token)> {
+        let ticket = incoming.into_handle().downcast::<Ticket>().ok()?;
+        ticket.token.set(stage);
+        Some((ticket.request, ticket.token.clone()))
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        // An answered one has left this stage, and nobody else moves it out.
+        if self.token.stage() == Stage::Asked {
+            self.token.set(Stage::Lost);
+        }
+    }
+}
+
+impl ConnectRequest {
+    /// The request behind an incoming connection, if it came through this provider.
+    #[must_use]
+    pub fn of(incoming: &Incoming) -> Option<&ConnectRequest> {
+        incoming.handle.downcast_ref::<Ticket>().map(|ticket| &ticket.request)
+    }
+}

@@ -1,0 +1,105 @@
+//! Explicit congestion notification of RoCEv2 (annex A17, "RoCEv2 congestion management"; RFC 3168
+//! for the marks). A switch marks packets instead of dropping them; the receiver tells their sender
+//! by a congestion notification packet (CNP), and that one sends less.
+//!
+//! * Whoever is marked must react, so packets are ECN-capable only towards peers that take part: those
+//!   of our own kind, and those whose own packets are ECN-capable, as of adapters that have it
+//!   switched on. `rdma_rxe` marks nothing, sends no CNP, and gets packets that are dropped instead.
+//! * Of a queue pair that meets marks at most one CNP leaves in [`CNP_INTERVAL`].
+//! * A CNP halves the requester's window, once a round trip; the window grows again by a packet a
+//!   round trip, as after a loss. Who forges them has to hit the number of the queue pair (24 bits)
+//!   every round trip, and cannot make the window smaller than two packets.
+
+use std::time::{Duration, Instant};
+
+use crate::soft::wire::header::{Bth, Extended};
+use crate::soft::wire::opcode::Opcode;
+use crate::soft::wire::psn::{Psn, Qpn};
+use crate::soft::wire::tx_packet::{Outgoing, Payload};
+
+/// The two bits of the type of service that are explicit congestion notification.
+const ECN: u8 = 3;
+/// "Congestion experienced".
+pub(crate) const MARKED: u8 = 3;
+/// "ECN-capable transport", codepoint ECT(0).
+pub(crate) const CAPABLE: u8 = 2;
+/// Between two congestion notifications of one queue pair, at least; as DCQCN (Zhu and others,
+/// SIGCOMM 2015) has it.
+const CNP_INTERVAL: Duration = Duration::from_micros(50);
+/// Bytes behind the base transport header of a CNP, all 0.
+pub(super) const RESERVED: [u8; 16] = [0; 16];
+
+/// Whether a type of service says that the packet has met congestion.
+pub(crate) fn is_marked(tos: u8) -> bool {
+    tos & ECN == MARKED
+}
+
+/// Whether it says that the sender heeds marks.
+pub(crate) fn is_capable(tos: u8) -> bool {
+    tos & ECN != 0
+}
+
+/// A type of service of packets that nobody may mark.
+pub(crate) fn without(tos: u8) -> u8 {
+    tos & !ECN
+}
+
+/// Tells the sender of marked packets about them, not too often.
+#[derive(Debug, Default)]
+pub(super) struct NotificationPoint {
+    sent: Option<Instant>,
+    due: bool,
+}
+
+impl NotificationPoint {
+    /// A marked packet has come.
+    pub(super) fn on_mark(&mut self, now: Instant) {
+        if self.sent.is_none_or(|sent| now.saturating_duration_since(sent) >= CNP_INTERVAL) {
+            (self.sent, self.due) = (Some(now), true);
+        }
+    }
+
+    /// The notification that is due, to the peer's queue pair.
+    pub(super) fn transmit(&mut self, peer: Qpn) -> Option<Outgoing> {
+        std::mem::take(&mut self.due).then(|| {
+            let bth = Bth {
+                becn: true,
+                ..Bth::new(Opcode::CongestionNotification, peer, Psn::default())
+            };
+            Outgoing::new(bth, &Extended::default(), Payload::Reserved, RESERVED.len() as u32)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::soft::qp::ecn::*;
+
+    #[test]
+    fn marks_are_told_at_once_and_then_once_an_interval() {
+        let (mut point, start) = (NotificationPoint::default(), Instant::now());
+        assert_eq!(point.transmit(Qpn::new(5)), None);
+        let told = (0..1000u32).filter(|at| {
+            point.on_mark(start + Duration::from_micros(u64::from(*at)));
+            point.transmit(Qpn::new(5)).is_some()
+        });
+        assert_eq!(told.count(), 1000 / 50);
+    }
+
+    #[test]
+    fn a_notification_is_what_the_annex_says() {
+        let mut point = NotificationPoint::default();
+        point.on_mark(Instant::now());
+        let cnp = point.transmit(Qpn::new(0x123456)).unwrap();
+        // Operation code 0x81; migrated, no padding; default partition; BECN; queue pair; PSN 0.
+        let header = [0x81, 0x40, 0xff, 0xff, 0x40, 0x12, 0x34, 0x56, 0, 0, 0, 0];
+        assert_eq!(cnp.header(), header);
+        assert_eq!(cnp.datagram_bytes(), 12 + 16 + 4);
+    }
+
+    #[test]
+    fn codepoints_are_those_of_rfc_3168() {
+        assert_eq!([0x68, 0x69, 0x6a, 0x6b].map(is_marked), [false, false, false, true]);
+        assert_eq!([0x68, 0x69, 0x6a, 0x6b].map(is_capable), [false, true, true, true]);
+    }
+}

@@ -1,0 +1,337 @@
+//! Memory that peers may read and write: the buffers behind the remote keys (IBTA volume 1, 10.6
+//! "Memory Management"). A target has none; a host exposes the data buffers of its commands.
+//!
+//! A key is the number of a slot and a generation of eight bits, which changes whenever the slot
+//! is used anew, so that a key of yesterday opens nothing today.
+//!
+//! The bytes can be had in two ways, here and by the owner's copies (`Pool::copy_in`). Outside this
+//! crate both only copy, so that no reference is there while the other writes; and both happen on
+//! one thread, that of the [`Exposed`], which cannot leave it: other threads are refused here.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::pool::Window;
+use crate::{Buf, Exposed, Region};
+
+/// What a peer may do, with a queue pair or with memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rights(u8);
+
+impl Rights {
+    /// Nothing.
+    pub const NONE: Rights = Rights(0);
+    /// RDMA Read.
+    pub const READ: Rights = Rights(1);
+    /// RDMA Write.
+    pub const WRITE: Rights = Rights(2);
+    /// Compare and swap, fetch and add.
+    pub const ATOMIC: Rights = Rights(4);
+    /// Everything.
+    pub const ALL: Rights = Rights(7);
+
+    /// Both sets together.
+    #[must_use]
+    pub const fn and(self, other: Rights) -> Rights {
+        Rights(self.0 | other.0)
+    }
+
+    /// Whether all of `other` are in this set.
+    #[must_use]
+    pub const fn has(self, other: Rights) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// The key is unknown or of an earlier generation, or does not give this right to these bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("no such access to exposed memory")]
+pub struct Denied;
+
+/// Bytes of exposed memory that an access was found to be allowed to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    slot: u32,
+    at: u32,
+    len: u32,
+}
+
+#[derive(Debug)]
+struct Exposure {
+    window: Window,
+    rights: Rights,
+    /// Cleared by a peer's invalidation; the buffer waits for `conceal` all the same.
+    valid: bool,
+}
+
+#[derive(Debug)]
+struct Slot {
+    generation: u8,
+    exposure: Option<Exposure>,
+}
+
+/// The table of exposed buffers of one pool. It allocates up to its limit and never shrinks.
+#[derive(Debug)]
+pub struct Memory {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    limit: u32,
+    /// The thread where memory was exposed, while any is.
+    home: Option<Thread>,
+}
+
+/// A thread's number, which no other thread ever has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Thread(u64);
+
+impl Thread {
+    /// The one that runs this. It is asked for with every packet, so it is cheaper than what the
+    /// standard library offers.
+    fn here() -> Thread {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        thread_local!(static OWN: Cell<u64> = const { Cell::new(0) });
+        OWN.with(|own| {
+            if own.get() == 0 {
+                own.set(LAST.fetch_add(1, Ordering::Relaxed) + 1);
+            }
+            Thread(own.get())
+        })
+    }
+}
+
+/// Bits of a key that are the generation.
+const GENERATION_BITS: u32 = 8;
+/// Slots that a key can name.
+const MOST_SLOTS: u32 = 1 << (32 - GENERATION_BITS);
+
+impl Memory {
+    /// An empty table for at most `limit` buffers at once (at most 2^24).
+    #[must_use]
+    pub fn new(limit: u32) -> Memory {
+        Memory { slots: Vec::new(), free: Vec::new(), limit: limit.min(MOST_SLOTS), home: None }
+    }
+
+    /// Lets peers into the window of `buf`. Only copies of these bytes may be taken until
+    /// [`Memory::conceal`]. Takes no allocation once the table has grown.
+    ///
+    /// # Errors
+    /// The table is full; the buffer comes back.
+    ///
+    /// # Panics
+    /// When another thread has exposed memory here that is not concealed.
+    pub fn expose(&mut self, buf: Buf, rights: Rights) -> Result<Exposed, Buf> {
+        self.stay();
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None if self.slots.len() < self.limit as usize => {
+                self.slots.push(Slot { generation: 0, exposure: None });
+                self.slots.len() as u32 - 1
+            }
+            None => return Err(buf),
+        };
+        let place = &mut self.slots[slot as usize];
+        place.generation = place.generation.wrapping_add(1);
+        let key = slot << GENERATION_BITS | u32::from(place.generation);
+        let (exposed, window) = Exposed::split(buf, key);
+        place.exposure = Some(Exposure { window, rights, valid: true });
+        self.home = Some(Thread::here());
+        Ok(exposed)
+    }
+
+    /// Takes the peers' access away and gives the buffer back.
+    ///
+    /// # Panics
+    /// When it was exposed by another table, whose peers would still have access.
+    pub fn conceal(&mut self, exposed: Exposed) -> Buf {
+        let number = exposed.remote().key >> GENERATION_BITS;
+        let slot = self.slots.get_mut(number as usize);
+        let exposure = slot.and_then(|slot| slot.exposure.take());
+        let buf = exposed.join(exposure.expect("exposed by another fabric").window);
+        self.free.push(number);
+        if self.exposed() == 0 {
+            self.home = None;
+        }
+        buf
+    }
+
+    /// Whether this thread may touch what is exposed: it has exposed it, or nothing is.
+    pub(crate) fn is_home(&self) -> bool {
+        self.home.is_none_or(|home| home == Thread::here())
+    }
+
+    /// # Panics
+    /// When this is another thread than that on which memory is exposed.
+    pub(crate) fn stay(&self) {
+        assert!(self.is_home(), "moved to another thread while memory was exposed");
+    }
+
+    /// How many buffers are exposed.
+    #[must_use]
+    pub fn exposed(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Takes the peers' access away, as a peer may ask for; the buffer waits for
+    /// [`Memory::conceal`].
+    ///
+    /// # Errors
+    /// The key is not valid.
+    pub fn invalidate(&mut self, key: u32) -> Result<(), Denied> {
+        let exposure = self.slots.get_mut((key >> GENERATION_BITS) as usize).ok_or(Denied)?;
+        if u32::from(exposure.generation) != key & 0xff {
+            return Err(Denied);
+        }
+        let exposure = exposure.exposure.as_mut().filter(|e| e.valid).ok_or(Denied)?;
+        exposure.valid = false;
+        Ok(())
+    }
+
+    /// Finds `len` bytes at `address` under `key`.
+    ///
+    /// # Errors
+    /// The access is not allowed.
+    pub fn place(&self, key: u32, address: u64, len: u32, rights: Rights) -> Result<Place, Denied> {
+        let number = key >> GENERATION_BITS;
+        let slot = self.slots.get(number as usize).ok_or(Denied)?;
+        let exposure = slot.exposure.as_ref().filter(|e| e.valid).ok_or(Denied)?;
+        if u32::from(slot.generation) != key & 0xff || !exposure.rights.has(rights) {
+            return Err(Denied);
+        }
+        let at = address.checked_sub(exposure.window.offset()).ok_or(Denied)?;
+        let end = at.checked_add(u64::from(len)).ok_or(Denied)?;
+        if end > u64::from(exposure.window.len()) {
+            return Err(Denied);
+        }
+        Ok(Place { slot: number, at: at as u32, len })
+    }
+
+    /// The bytes of a place; empty when the exposure has ended since. Whoever holds them must call
+    /// nothing that may copy into exposed memory, and so nothing of a user's.
+    ///
+    /// # Panics
+    /// As [`Memory::stay`]; so does [`Memory::write`].
+    pub(crate) fn bytes<'a>(&'a self, region: &'a Region, place: Place) -> &'a [u8] {
+        self.stay();
+        let exposure = self.slots.get(place.slot as usize).and_then(|s| s.exposure.as_ref());
+        let range = place.at as usize..place.at as usize + place.len as usize;
+        exposure.and_then(|e| region.exposed(&e.window).get(range)).unwrap_or_default()
+    }
+
+    /// Writes to a place that was just found; nothing happens when `bytes` are not as many.
+    pub(crate) fn write(&mut self, region: &Region, place: Place, bytes: &[u8]) {
+        self.stay();
+        let exposure = self.slots.get_mut(place.slot as usize).and_then(|s| s.exposure.as_mut());
+        let range = place.at as usize..place.at as usize + place.len as usize;
+        if let Some(into) = exposure.and_then(|e| region.exposed_mut(&mut e.window).get_mut(range))
+            && into.len() == bytes.len()
+        {
+            into.copy_from_slice(bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::soft::qp::memory_region::*;
+    use crate::{Pool, PoolPlan, Remote};
+
+    fn pool() -> Pool {
+        Pool::new(PoolPlan {
+            cells: 4,
+            receives: 0,
+            lead_bytes: 0,
+            tail_bytes: 0,
+            data_bytes: 0,
+            largest_bytes: 4096,
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn only_the_window_with_the_right_and_the_generation_is_open() {
+        let (mut pool, mut memory) = (pool(), Memory::new(4));
+        let mut buf = pool.take_cell().unwrap();
+        buf.select(8, 16);
+        let exposed = memory.expose(buf, Rights::READ).unwrap();
+        let Remote { addr, key, len } = exposed.remote();
+        assert_eq!(len, 16);
+        assert!(memory.place(key, addr, 16, Rights::READ).is_ok());
+        assert!(memory.place(key, addr + 16, 0, Rights::READ).is_ok());
+        for (key, addr, len, rights) in [
+            (key, addr, 16, Rights::WRITE),
+            (key, addr, 17, Rights::READ),
+            (key, addr - 1, 2, Rights::READ),
+            (key, addr + 15, 2, Rights::READ),
+            (key, u64::MAX, 2, Rights::READ),
+            (key, addr, u32::MAX, Rights::READ),
+            (key ^ 1, addr, 1, Rights::READ),
+            (key + 256, addr, 1, Rights::READ),
+        ] {
+            assert_eq!(memory.place(key, addr, len, rights), Err(Denied));
+        }
+        assert_eq!(memory.exposed(), 1);
+        pool.give(memory.conceal(exposed));
+        assert_eq!(memory.exposed(), 0);
+        assert_eq!(memory.place(key, addr, 1, Rights::READ), Err(Denied));
+        let again = memory.expose(pool.take_cell().unwrap(), Rights::READ).unwrap();
+        let key_again = again.remote().key;
+        assert_eq!((key_again >> 8, key_again == key), (key >> 8, false));
+        assert_eq!(memory.place(key, addr, 1, Rights::READ), Err(Denied));
+        pool.give(memory.conceal(again));
+        assert!(pool.is_full());
+    }
+
+    #[test]
+    fn an_invalidated_buffer_is_shut_and_comes_home() {
+        let (mut pool, mut memory) = (pool(), Memory::new(1));
+        let exposed = memory.expose(pool.take_cell().unwrap(), Rights::ALL).unwrap();
+        let remote = exposed.remote();
+        let refused = memory.expose(pool.take_cell().unwrap(), Rights::ALL).unwrap_err();
+        pool.give(refused);
+        assert_eq!(memory.invalidate(remote.key ^ 1), Err(Denied));
+        assert_eq!(memory.invalidate(remote.key), Ok(()));
+        assert_eq!(memory.invalidate(remote.key), Err(Denied));
+        assert_eq!(memory.place(remote.key, remote.addr, 1, Rights::READ), Err(Denied));
+        pool.give(memory.conceal(exposed));
+        assert!(pool.is_full());
+    }
+
+    #[test]
+    fn no_other_thread_touches_what_is_exposed() {
+        let (mut pool, mut memory) = (pool(), Memory::new(2));
+        let mut buf = pool.take_cell().unwrap();
+        pool.bytes_mut(&mut buf).fill(7);
+        let exposed = memory.expose(buf, Rights::ALL).unwrap();
+        let Remote { addr, key, .. } = exposed.remote();
+        let place = memory.place(key, addr, 64, Rights::READ).unwrap();
+        assert_eq!(memory.bytes(pool.region(), place), [7; 64]);
+        let spare = pool.take_cell().unwrap();
+        let region = std::sync::Arc::clone(pool.region());
+        let elsewhere = std::thread::spawn(move || {
+            let refused = |step: &mut dyn FnMut()| {
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(step)).is_err()
+            };
+            assert!(!memory.is_home());
+            assert!(refused(&mut || assert_eq!(memory.bytes(&region, place), [7; 64])));
+            assert!(refused(&mut || memory.write(&region, place, &[8; 64])));
+            let mut spare = Some(spare);
+            assert!(refused(&mut || drop(memory.expose(spare.take().unwrap(), Rights::ALL))));
+            memory
+        });
+        let mut memory = elsewhere.join().unwrap();
+        let buf = memory.conceal(exposed);
+        assert_eq!(pool.bytes(&buf), [7; 64]);
+        // Nothing is exposed any more, so it may go where it likes.
+        assert!(std::thread::spawn(move || memory.is_home()).join().unwrap());
+        pool.give(buf);
+    }
+
+    #[test]
+    #[should_panic(expected = "exposed by another fabric")]
+    fn a_buffer_that_another_table_exposes_cannot_be_had() {
+        let (mut pool, mut memory, mut other) = (pool(), Memory::new(1), Memory::new(1));
+        let exposed = memory.expose(pool.take_cell().unwrap(), Rights::ALL).unwrap();
+        let _theirs = other.expose(pool.take_cell().unwrap(), Rights::ALL).unwrap();
+        let _ = other.conceal(exposed);
+    }
+}

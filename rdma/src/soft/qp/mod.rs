@@ -1,0 +1,426 @@
+//! A queue pair: a requester and a responder with one life (IBTA volume 1, 10.3 "Queue Pairs").
+//!
+//! ```text
+//! Init ──► ReadyToReceive ──► ReadyToSend ──► Error
+//!   └───────────┴────────────────────────────────^
+//! ```
+//!
+//! What is posted between two sendings leaves in the order writes, sends, reads: datagrams of one
+//! length side by side, for trains of them. Only a send says that the writes before it are done.
+//! It does not wait for more than `PASSING_BYTES` of other writes, so that the peer has something
+//! to do while they come.
+//!
+//! In `Init` work may be posted and waits. In `Error` all work has come home, and comes home at
+//! once when posted; only a refusal that the peer has to hear of may still leave.
+
+pub(super) mod ecn;
+pub mod memory_region;
+pub mod reorder_buffer;
+mod requester;
+mod responder;
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use super::qp::ecn::{NotificationPoint, RESERVED};
+use super::qp::memory_region::{Memory, Rights};
+use super::qp::reorder_buffer::Shelf;
+use super::qp::requester::Requester;
+use super::qp::responder::{Outcome, Responder};
+use super::stats::datagrams::Fate;
+use super::stats::link_errors::{Trouble, Troubles};
+use super::wire::header::{Packet, RnrTimer};
+use super::wire::opcode::Operation;
+use super::wire::psn::{Psn, Qpn};
+use super::wire::tx_packet::{Outgoing, Payload};
+use crate::{Buf, Completion, Event, Fault, Qp, Region, Tag, Work};
+
+/// Bytes of writes after which those posted later do not pass a send: two trains.
+const PASSING_BYTES: u32 = 128 << 10;
+/// Packets executed, of which a peer of our own kind is told when something leaves anyhow.
+const ENOUGH_UNSAID: u32 = 4;
+/// Packets executed without a word, at most: a requester asks for one no later than after a quarter
+/// of its window.
+const MOST_UNSAID: u32 = 32;
+
+/// Where in its life a queue pair is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    /// Takes work, and does nothing with it.
+    Init,
+    /// Executes the peer's requests and answers them.
+    ReadyToReceive,
+    /// Sends requests of its own as well.
+    ReadyToSend,
+    /// Dead.
+    Error,
+}
+
+/// What two ends of a connection have agreed on, and what each chooses for itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Settings {
+    /// The peer's queue pair.
+    pub peer: Qpn,
+    /// Path MTU: bytes of payload in a packet, 256 to 4096.
+    pub mtu: u32,
+    /// Number of our first request packet: the peer's choice.
+    pub send_psn: Psn,
+    /// Number of the peer's first request packet: our choice.
+    pub receive_psn: Psn,
+    /// Packets that may be unacknowledged at once.
+    pub window: u32,
+    /// Reads that may be outstanding: at most what the peer answers. 0 counts as 1.
+    pub reads: u8,
+    /// The peer is of our own kind: it keeps what comes behind a gap, and both tell each other what
+    /// they have by [`super::wire::opcode::Opcode::SelectiveAcknowledge`].
+    pub selective: bool,
+    /// Bytes asked for in one read request; longer reads are cut into several.
+    pub read_bytes: u32,
+    /// Reads and atomics of the peer that are answered at once.
+    pub answered_reads: u8,
+    /// What the peer may do with exposed memory.
+    pub rights: Rights,
+    /// Wait for an acknowledgement before sending again; it doubles with every retry, up to 64
+    /// times. None is for ever.
+    pub ack_timeout: Option<Duration>,
+    /// How often that is done without any progress; connection management knows 0 to 7.
+    pub retries: u8,
+    /// How often a peer may say that it has no receive; 7 is endless.
+    pub rnr_retries: u8,
+    /// What we ask a peer to wait when we have no receive.
+    pub rnr_timer: RnrTimer,
+    /// How long a mere acknowledgement waits for something that it can leave with.
+    pub ack_delay: Duration,
+}
+
+/// What a queue pair borrows for a step.
+#[derive(Debug)]
+pub struct Io<'a> {
+    /// The memory of all posted buffers.
+    pub region: &'a Region,
+    /// The buffers that peers may access.
+    pub memory: &'a mut Memory,
+    /// Room for packets that come too early.
+    pub shelf: &'a mut Shelf,
+    /// Where completions go.
+    pub events: &'a mut VecDeque<Event>,
+    /// The queue pair's name in its completions.
+    pub qp: Qp,
+}
+
+impl Io<'_> {
+    /// Sends work home.
+    pub(crate) fn done(&mut self, tag: Tag, work: Work, outcome: Result<u32, Fault>) {
+        let (qp, invalidated) = (self.qp, None);
+        self.events.push_back(Event::Done(Completion { qp, tag, work, outcome, invalidated }));
+    }
+
+    /// Sends a receive home with a message of `len` bytes, which may have invalidated a key.
+    pub(crate) fn received(&mut self, tag: Tag, into: Buf, len: u32, invalidated: Option<u32>) {
+        let (qp, work, outcome) = (self.qp, Work::Recv(into), Ok(len));
+        self.events.push_back(Event::Done(Completion { qp, tag, work, outcome, invalidated }));
+    }
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub struct QueuePair {
+    state: State,
+    peer: Qpn,
+    requester: Requester,
+    responder: Responder,
+    /// Posted since the last sending, without a number yet.
+    sends: VecDeque<(Tag, Work)>,
+    reads: VecDeque<(Tag, Work)>,
+    /// Bytes of the writes since then.
+    written_bytes: u32,
+    selective: bool,
+    ack_delay: Duration,
+    /// When a mere acknowledgement leaves alone.
+    ack_due: Option<Instant>,
+    /// That time has come, and the acknowledgement waits for room only.
+    ack_late: bool,
+    /// Something has left since there was last nothing to send.
+    spoke: bool,
+    notification_point: NotificationPoint,
+}
+
+impl QueuePair {
+    /// A queue pair in `Init`, with room for so many posted receives and sends, of which half are
+    /// reads at most and half are neither reads nor writes (more make it allocate).
+    #[must_use]
+    pub fn new(receives: u32, sends: u32) -> QueuePair {
+        QueuePair {
+            state: State::Init,
+            peer: Qpn::default(),
+            requester: Requester::new(sends),
+            responder: Responder::new(receives),
+            sends: VecDeque::with_capacity(sends.div_ceil(2) as usize),
+            reads: VecDeque::with_capacity(sends.div_ceil(2) as usize),
+            written_bytes: 0,
+            selective: false,
+            ack_delay: Duration::ZERO,
+            ack_due: None,
+            ack_late: false,
+            spoke: false,
+            notification_point: NotificationPoint::default(),
+        }
+    }
+
+    /// Where it is in its life.
+    #[must_use]
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// From `Init` to `ReadyToReceive`; otherwise nothing happens.
+    pub fn ready_to_receive(&mut self, settings: &Settings) {
+        if self.state == State::Init {
+            self.peer = settings.peer;
+            (self.selective, self.ack_delay) = (settings.selective, settings.ack_delay);
+            self.responder.start(settings);
+            self.requester.start(settings);
+            self.state = State::ReadyToReceive;
+        }
+    }
+
+    /// From `ReadyToReceive` to `ReadyToSend`; otherwise nothing happens.
+    pub fn ready_to_send(&mut self) {
+        if self.state == State::ReadyToReceive {
+            self.state = State::ReadyToSend;
+        }
+    }
+
+    /// Takes work. It comes home exactly once, in an event.
+    pub fn post(&mut self, tag: Tag, work: Work, io: &mut Io<'_>) {
+        match work {
+            work if self.state == State::Error => io.done(tag, work, Err(Fault::Flushed)),
+            Work::Recv(buf) => self.responder.post(tag, buf),
+            Work::Write { .. } => {
+                if !self.sends.is_empty() && self.written_bytes >= PASSING_BYTES {
+                    self.commit();
+                }
+                self.written_bytes = self.written_bytes.saturating_add(work.buf().len());
+                self.requester.post(tag, work);
+            }
+            Work::Send { .. } => self.sends.push_back((tag, work)),
+            Work::Read { .. } => self.reads.push_back((tag, work)),
+        }
+    }
+
+    /// Gives what was posted its place in the order of packets.
+    fn commit(&mut self) {
+        self.written_bytes = 0;
+        if self.sends.is_empty() && self.reads.is_empty() {
+            return;
+        }
+        for (tag, work) in self.sends.drain(..).chain(self.reads.drain(..)) {
+            self.requester.post(tag, work);
+        }
+    }
+
+    /// A packet of the peer's has met congestion on its way.
+    pub(super) fn on_mark(&mut self, now: Instant) {
+        if matches!(self.state, State::ReadyToReceive | State::ReadyToSend) {
+            self.notification_point.on_mark(now);
+        }
+    }
+
+    /// Handles a packet that has been found to be the peer's and undamaged.
+    pub fn handle(&mut self, now: Instant, packet: &Packet<'_>, io: &mut Io<'_>) -> Fate {
+        let row = packet.row();
+        match self.state {
+            State::ReadyToReceive | State::ReadyToSend if row.request => {
+                let fate = self.responder.handle(packet, io);
+                if fate.is_fatal() {
+                    self.enter_error(None, io);
+                }
+                fate
+            }
+            State::ReadyToSend if row.acknowledges => {
+                match self.requester.handle(now, packet, io) {
+                    Ok(true) => Fate::Answered,
+                    Ok(false) => Fate::Unasked,
+                    Err(failed) => {
+                        self.enter_error(Some(failed), io);
+                        Fate::Answered
+                    }
+                }
+            }
+            State::ReadyToSend if row.operation == Operation::Congestion => {
+                self.requester.on_congestion();
+                Fate::Congestion
+            }
+            _ => Fate::Unfit,
+        }
+    }
+
+    /// Whether a packet is the request that is next, or a response to one that is pending.
+    pub(super) fn is_expected(&self, packet: &Packet<'_>) -> bool {
+        match packet.row().request {
+            true => self.responder.ahead(packet.bth.psn) == 0,
+            false => self.requester.is_pending(packet),
+        }
+    }
+
+    /// Whether a packet is a request that comes before its turn.
+    pub(super) fn is_early(&self, packet: &Packet<'_>) -> bool {
+        packet.row().request && self.responder.ahead(packet.bth.psn) > 0
+    }
+
+    /// Whether a packet is a request that has been executed.
+    pub(super) fn is_late(&self, packet: &Packet<'_>) -> bool {
+        packet.row().request && self.responder.ahead(packet.bth.psn) < 0
+    }
+
+    /// How many packets of requests the peer has executed.
+    pub(super) fn executed(&self) -> u64 {
+        self.requester.executed()
+    }
+
+    /// Which one is next, and whether it is known to be lost.
+    pub(super) fn next_to_execute(&self) -> (Psn, bool) {
+        self.requester.next_to_execute()
+    }
+
+    /// Packets to the peer do not leave in trains any more.
+    pub(super) fn note_trains_ended(&mut self) {
+        self.requester.troubles.note(Trouble::TrainsEnded);
+    }
+
+    /// The next datagram to send: answers first, then requests; but a mere acknowledgement last,
+    /// where it can be the short end of a train. To be called until there is none.
+    pub fn poll_transmit(&mut self, now: Instant, io: &mut Io<'_>) -> Option<Outgoing> {
+        let outgoing = self.next_transmit(now, io);
+        self.spoke = outgoing.is_some();
+        outgoing
+    }
+
+    fn next_transmit(&mut self, now: Instant, io: &mut Io<'_>) -> Option<Outgoing> {
+        if self.state == State::Init {
+            return None;
+        }
+        if let Some(notification) = self.notification_point.transmit(self.peer) {
+            self.requester.troubles.note(Trouble::CongestionSent);
+            return Some(notification);
+        }
+        self.commit();
+        let sends = self.state == State::ReadyToSend;
+        if sends && self.responder.only_acknowledges() {
+            let request = self.requester.transmit(now, self.peer);
+            if request.is_some() || self.keeps_acknowledgement(now) {
+                return request;
+            }
+        }
+        if let Some((outgoing, outcome)) = self.responder.transmit(self.peer, io.memory) {
+            self.ack_due = None;
+            if outcome == Outcome::Dead {
+                self.enter_error(None, io);
+            }
+            return Some(outgoing);
+        }
+        if sends { self.requester.transmit(now, self.peer) } else { None }
+    }
+
+    /// Whether there is a mere acknowledgement that waits. Most requests are answered soon by a
+    /// message, and what leaves with others costs next to nothing.
+    fn keeps_acknowledgement(&mut self, now: Instant) -> bool {
+        if !self.responder.has_answers() {
+            self.ack_due = None;
+            return false;
+        }
+        // A peer of our own kind does not wait for it once it has the message. Others may: a Linux
+        // host ends a command only when its capsule has been acknowledged.
+        let enough = if self.selective { ENOUGH_UNSAID } else { 0 };
+        let leaves = self.spoke && self.responder.unsaid() >= enough;
+        if leaves || self.responder.unsaid() >= MOST_UNSAID {
+            return false;
+        }
+        if self.ack_due.is_none() {
+            (self.ack_due, self.ack_late) = (Some(now + self.ack_delay), false);
+        }
+        self.ack_due.is_some_and(|due| now < due)
+    }
+
+    /// Whether an acknowledgement waits.
+    #[must_use]
+    pub fn is_keeping(&self) -> bool {
+        self.ack_due.is_some()
+    }
+
+    /// What waits shall leave now.
+    pub fn hasten(&mut self, now: Instant) {
+        if let Some(due) = &mut self.ack_due {
+            *due = now;
+        }
+    }
+
+    /// Appends the bytes of a datagram's payload to `into`; none when it has none, or the queue pair
+    /// has been changed since it was made.
+    ///
+    /// # Panics
+    /// When they are in memory that another thread has exposed.
+    pub fn copy_payload(
+        &self,
+        outgoing: &Outgoing,
+        region: &Region,
+        memory: &Memory,
+        into: &mut Vec<u8>,
+    ) {
+        into.extend_from_slice(self.payload(outgoing, region, memory));
+    }
+
+    /// The same bytes where they lie; see [`Memory::bytes`] for what must not happen meanwhile.
+    pub(crate) fn payload<'a>(
+        &'a self,
+        outgoing: &Outgoing,
+        region: &'a Region,
+        memory: &'a Memory,
+    ) -> &'a [u8] {
+        match outgoing.payload() {
+            Payload::None | Payload::Management(_) => &[],
+            Payload::Reserved => &RESERVED,
+            Payload::Exposed(place) => memory.bytes(region, place),
+            Payload::Posted { work, at } => {
+                let range = at as usize..at as usize + outgoing.payload_bytes() as usize;
+                let buf = self.requester.buf(work);
+                buf.and_then(|buf| region.bytes(buf).get(range)).unwrap_or_default()
+            }
+        }
+    }
+
+    /// What it has met, both ways.
+    pub(super) fn troubles(&self) -> Troubles {
+        let mut all = self.requester.troubles;
+        all.add(self.responder.troubles());
+        all
+    }
+
+    /// When [`QueuePair::handle_timeout`] wants to be called.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let ack_due = self.ack_due.filter(|_| !self.ack_late);
+        self.requester.poll_timeout().into_iter().chain(ack_due).min()
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Instant, io: &mut Io<'_>) {
+        self.ack_late |= self.ack_due.is_some_and(|due| due <= now);
+        if let Err(failed) = self.requester.handle_timeout(now) {
+            self.enter_error(Some(failed), io);
+        }
+    }
+
+    /// Ends it: all work comes home.
+    pub fn close(&mut self, io: &mut Io<'_>) {
+        self.enter_error(None, io);
+    }
+
+    fn enter_error(&mut self, failed: Option<(u64, Fault)>, io: &mut Io<'_>) {
+        self.state = State::Error;
+        self.ack_due = None;
+        self.commit();
+        self.requester.flush(failed, io);
+        self.responder.flush(io);
+    }
+}

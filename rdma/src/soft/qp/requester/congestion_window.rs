@@ -1,0 +1,138 @@
+//! How many packets may be on their way at once. Losses are taken for a sign of too many, and
+//! answers let the window grow again, by one packet a round trip.
+//!
+//! What a loss costs depends on the peer. From one that keeps what came behind a gap, and from any
+//! that sends data of a read, only the missing packet is wanted again; so each takes away one
+//! place, and the window settles near one loss a round trip. One that drops everything behind a
+//! gap makes a loss as dear as the window is large; so it becomes a quarter smaller.
+//!
+//! Where the network marks packets in place of dropping them, marks halve the window, once a round
+//! trip (RFC 3168, 5), and down to where the peer is never left without a packet.
+
+/// What losses leave of the window where a loss costs one packet, and where it costs all.
+const LEAST: u64 = 32;
+const LEAST_DEAR: u64 = 16;
+/// What marks leave of it.
+const LEAST_MARKED: u64 = 2;
+
+/// The window.
+#[derive(Debug)]
+pub(super) struct Window {
+    most: u64,
+    size: u64,
+    /// Answers towards the next place more.
+    answers: u64,
+    /// Dear losses and marks before this packet belong to the last one that counted.
+    round: u64,
+}
+
+impl Window {
+    pub(super) fn new(most: u64) -> Window {
+        Window { most, size: most, answers: 0, round: 0 }
+    }
+
+    pub(super) fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Whether no loss has made it smaller of late.
+    pub(super) fn is_whole(&self) -> bool {
+        self.size == self.most
+    }
+
+    /// So many packets have been answered.
+    pub(super) fn grow(&mut self, packets: u64) {
+        self.answers += packets;
+        while self.answers >= self.size {
+            self.answers -= self.size;
+            if self.size == self.most {
+                self.answers = 0;
+                return;
+            }
+            self.size += 1;
+        }
+    }
+
+    /// So many packets were lost, and only they.
+    pub(super) fn lose(&mut self, packets: u64) {
+        let least = LEAST.min(self.size);
+        self.size = self.size.saturating_sub(packets).max(least);
+    }
+
+    /// Packet `at` was lost, when `next` was to be sent next, and all between with it.
+    pub(super) fn lose_all(&mut self, at: u64, next: u64) {
+        if at >= self.round {
+            let least = LEAST_DEAR.min(self.size);
+            self.size = (self.size * 3 / 4).max(least);
+            (self.round, self.answers) = (next, 0);
+        }
+    }
+
+    /// The peer has said, after the answers to all before `una`, that packets before `next` were
+    /// marked. It cannot mean any when none has been sent since it said so last.
+    pub(super) fn on_congestion(&mut self, una: u64, next: u64) {
+        if una >= self.round && next > self.round {
+            let least = LEAST_MARKED.min(self.size);
+            self.size = (self.size / 2).max(least);
+            (self.round, self.answers) = (next, 0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::soft::qp::requester::congestion_window::*;
+
+    #[test]
+    fn cheap_losses_take_a_place_each_and_rounds_without_heal() {
+        let mut window = Window::new(128);
+        window.lose(1);
+        window.lose(9);
+        assert_eq!(window.size(), 118);
+        window.grow(118);
+        assert_eq!(window.size(), 119);
+        window.lose(1000);
+        assert_eq!(window.size(), LEAST);
+        window.grow(1 << 20);
+        assert_eq!(window.size(), 128);
+        let mut small = Window::new(4);
+        small.lose(9);
+        assert_eq!(small.size(), 4);
+    }
+
+    #[test]
+    fn marks_halve_the_window_once_a_round_trip_and_rounds_without_heal() {
+        let mut window = Window::new(128);
+        window.on_congestion(5, 100);
+        window.on_congestion(99, 120);
+        assert_eq!(window.size(), 64);
+        window.on_congestion(100, 130);
+        assert_eq!(window.size(), 32);
+        (0..10).for_each(|_| window.on_congestion(130, 130));
+        assert_eq!(window.size(), 32, "nothing has been sent since");
+        (0..10).for_each(|round| window.on_congestion(131 + round, 131 + round));
+        assert_eq!(window.size(), LEAST_MARKED);
+        window.grow(LEAST_MARKED);
+        assert_eq!(window.size(), LEAST_MARKED + 1);
+        let mut one = Window::new(1);
+        one.on_congestion(0, 1);
+        assert_eq!(one.size(), 1);
+    }
+
+    #[test]
+    fn dear_losses_count_once_a_round() {
+        let mut window = Window::new(128);
+        window.lose_all(5, 100);
+        window.lose_all(99, 120);
+        assert_eq!(window.size(), 96);
+        window.lose_all(100, 130);
+        assert_eq!(window.size(), 72);
+        (0..10).for_each(|_| window.grow(72));
+        assert!((79..=82).contains(&window.size()), "{}", window.size());
+        (0..100).for_each(|round| window.lose_all(130 + round, 130 + round));
+        assert_eq!(window.size(), LEAST_DEAR);
+        let mut small = Window::new(4);
+        small.lose_all(0, 0);
+        assert_eq!(small.size(), 4);
+    }
+}

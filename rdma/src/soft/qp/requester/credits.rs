@@ -1,0 +1,82 @@
+//! End-to-end flow control (IBTA volume 1, 9.7.7.2): an acknowledgement may say for how many more
+//! messages the peer has receives. A send that has none of these credits waits, but for when nothing
+//! else is on its way: then it goes and finds out, as nobody has to announce new receives. Writes and
+//! reads count as messages and need no receive.
+//!
+//! Adapters do this; `rdma_rxe` reports no limit, and so do we: whoever speaks NVMe never has more
+//! messages under way than the other end has receives, and a report that is too low costs time.
+
+use crate::soft::wire::header::Credits as Code;
+use crate::soft::wire::psn::Msn;
+
+/// What the peer has reported.
+#[derive(Debug, Default)]
+pub(super) struct Credits {
+    /// Messages begun.
+    begun: u64,
+    /// So many may be, in all; any number, when there is none.
+    limit: Option<u64>,
+}
+
+impl Credits {
+    /// One more message is on its way.
+    pub(super) fn begin(&mut self) {
+        self.begun += 1;
+    }
+
+    /// Whether there is a receive for the next message.
+    pub(super) fn allow(&self) -> bool {
+        self.limit.is_none_or(|limit| self.begun < limit)
+    }
+
+    /// The peer has completed so many messages, and has room for more. Reports may be late, and
+    /// receives are not taken back, so the highest counts.
+    pub(super) fn heard(&mut self, completed: Msn, code: Code) {
+        let Some(more) = code.messages() else {
+            self.limit = None;
+            return;
+        };
+        // Of 2^24 numbers the one that is next behind what was begun.
+        let behind = (self.begun as u32).wrapping_sub(completed.get()) & 0x00ff_ffff;
+        let Some(completed) = self.begun.checked_sub(u64::from(behind)) else { return };
+        let limit = completed + u64::from(more);
+        self.limit = Some(self.limit.map_or(limit, |old| old.max(limit)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::soft::qp::requester::credits::*;
+
+    #[test]
+    fn credits_count_from_what_is_completed() {
+        let mut credits = Credits::default();
+        assert!(credits.allow(), "nothing is known");
+        (0..5).for_each(|_| credits.begin());
+        credits.heard(Msn::new(3), Code::new(2));
+        assert!(!credits.allow());
+        credits.heard(Msn::new(4), Code::new(2));
+        assert!(credits.allow());
+        credits.begin();
+        assert!(!credits.allow());
+        credits.heard(Msn::new(2), Code::new(0));
+        credits.heard(Msn::new(6), Code::new(3));
+        credits.heard(Msn::new(1), Code::new(1));
+        assert!(credits.allow(), "old reports change nothing");
+        // More than has begun, which nobody can have completed.
+        credits.heard(Msn::new(7), Code::new(30));
+        assert_eq!(credits.limit, Some(9));
+        credits.heard(Msn::new(6), Code::UNLIMITED);
+        (0..100).for_each(|_| credits.begin());
+        assert!(credits.allow());
+    }
+
+    #[test]
+    fn the_number_of_completed_messages_wraps() {
+        let mut credits = Credits { begun: (1 << 24) + 2, limit: None };
+        credits.heard(Msn::new(0x00ff_ffff), Code::new(3));
+        assert_eq!((credits.limit, credits.allow()), (Some((1 << 24) + 2), false));
+        credits.heard(Msn::new(1), Code::new(2));
+        assert_eq!((credits.limit, credits.allow()), (Some((1 << 24) + 3), true));
+    }
+}

@@ -1,0 +1,516 @@
+//! The send side of a reliable connection (IBTA volume 1, 9.7.3 and 9.7.5.1.3; 9.9.2 "Requester
+//! side error behavior"): cuts posted work into packets, keeps it until acknowledged, and sends
+//! again what got lost.
+//!
+//! # Counting
+//!
+//! Inside, packets are counted from 0 in 64 bits, so order is order and nothing wraps; packet `n`
+//! has the sequence number `start + n` on the wire. A packet gets its number when it is sent for
+//! the first time.
+//!
+//! ```text
+//! works:   | send  | write    | read (asked for in pieces)  | send |
+//!          ^ una ........................ next
+//! ```
+//!
+//! Before `una` everything is acknowledged, and done. `next` has not been sent yet. What has become
+//! of the packets in between stands on the [`Board`].
+//!
+//! # Loss
+//!
+//! * Data of a read are taken in any order, and what is missing is asked for again: but within
+//!   one piece in rising order, and only when all before have come, because `rdma_rxe` forgets
+//!   what is before the last repetition.
+//! * A peer of our own kind keeps what arrives behind a gap and says which packets it has, so
+//!   only what is missing is sent again. Any other peer drops everything behind a gap, and gets it
+//!   all again.
+//! * When nothing is heard at all, the oldest packet is sent again after a time that is learned
+//!   from the answers. That alone does not end the connection earlier: the peer has the time that
+//!   was agreed.
+//!
+//! # Choices
+//!
+//! * A write goes out as so many `WRITE Only`, each with its own address: all its packets have the
+//!   same length, as trains of segments demand, and any one can be repeated by itself.
+//! * A read goes out in pieces of [`Settings::read_bytes`], so that the answers to one request fit
+//!   the socket buffer; of a peer of our own kind, which sends trains, it is asked for in pairs of
+//!   packets, as long as nothing gets lost. A response packet's number tells its place in the buffer.
+//! * An acknowledgement is asked for where the requester would otherwise fall silent, and every
+//!   [`ACK_INTERVAL`] packets: not for every message.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use super::responder::packets_of;
+use super::{Io, Settings};
+use crate::soft::stats::link_errors::{Trouble, Troubles};
+use crate::soft::wire::header::{Bth, Extended, Reth};
+use crate::soft::wire::opcode::Opcode;
+use crate::soft::wire::psn::{Psn, Qpn};
+use crate::soft::wire::tx_packet::{Outgoing, Payload};
+use crate::{Buf, Fault, Tag, Work};
+
+use congestion_window::Window;
+use credits::Credits;
+use rtt::RoundTrip;
+use scoreboard::Board;
+
+mod ack;
+mod congestion_window;
+mod credits;
+mod rtt;
+mod scoreboard;
+
+/// Packets without a request for an acknowledgement, at most.
+const ACK_INTERVAL: u64 = 32;
+/// How often the wait for an acknowledgement doubles.
+const MOST_DOUBLINGS: u32 = 6;
+/// The code for retries without end.
+const ENDLESS: u8 = 7;
+/// Packets of a piece of a read whose answer is as long in its first packet as in its last: such
+/// answers make trains, which a middle between them would end.
+const PAIR: u64 = 2;
+/// Packets that may be unacknowledged at once, at most.
+const MOST_WINDOW: u32 = 4096;
+
+/// One posted piece of work.
+#[derive(Debug)]
+struct Item {
+    tag: Tag,
+    work: Work,
+    /// Its first packet; far away until that is sent.
+    first: u64,
+    packets: u32,
+    /// Packets that a read asks for at once.
+    piece: u64,
+}
+
+impl Item {
+    fn end(&self) -> u64 {
+        self.first.saturating_add(u64::from(self.packets))
+    }
+
+    fn is_read(&self) -> bool {
+        matches!(self.work, Work::Read { .. })
+    }
+
+    fn is_send(&self) -> bool {
+        matches!(self.work, Work::Send { .. })
+    }
+
+    /// Where packet `at` begins in the buffer, and how long it is.
+    fn segment(&self, at: u64, mtu: u32) -> (u32, u32) {
+        let offset = (at - self.first) * u64::from(mtu);
+        let left = u64::from(self.work.buf().len()).saturating_sub(offset);
+        (offset as u32, left.min(u64::from(mtu)) as u32)
+    }
+
+    /// The packets of the piece of a read that packet `at` is in. Pieces begin at multiples of
+    /// their length.
+    fn piece(&self, at: u64) -> (u64, u64) {
+        let first = at - (at - self.first) % self.piece;
+        (first, self.end().min(first + self.piece))
+    }
+}
+
+/// The send side.
+#[derive(Debug)]
+pub(crate) struct Requester {
+    start: Psn,
+    mtu: u32,
+    /// Packets of a piece of a read; and while nothing gets lost.
+    piece: u64,
+    clean_piece: u64,
+    depth: usize,
+    /// The peer keeps what arrives behind a gap.
+    selective: bool,
+    timeout: Option<Duration>,
+    /// How long the peer may be silent.
+    patience: Duration,
+    rnr_retries: u8,
+
+    works: VecDeque<Item>,
+    /// Works done before those in `works`.
+    done: u64,
+    /// Index in `works` of the item that `next` is in, and the packets of it that have been sent.
+    cursor: usize,
+    into: u64,
+    board: Board,
+    window: Window,
+    credits: Credits,
+    /// Ends of the pieces of reads that have been asked for and not come.
+    reads: VecDeque<u64>,
+    /// Packets since an acknowledgement was asked for, and the end of those for which it was.
+    silent: u64,
+    asked: u64,
+
+    trip: RoundTrip,
+    /// A packet that has been sent once, and when.
+    timed: Option<(u64, Instant)>,
+    /// Another has been lost since, so that its acknowledgement may have waited for that.
+    waited: bool,
+    /// When the oldest packet is sent again.
+    deadline: Option<Instant>,
+    /// When the peer is given up.
+    end: Option<Instant>,
+    /// How many packets were ever done when the peer was heard last.
+    finished: u64,
+    /// How often the oldest packet has been sent again since the peer was heard.
+    probes: u32,
+    /// The most of those, since anything was answered that was sent after them; and the end of what had
+    /// been sent by then, whose answers may be to the first sending or to the last.
+    most_probes: u32,
+    probed: u64,
+    /// When what was overdue at an ordinal is lost.
+    overdue: Option<(Instant, u64)>,
+    /// The packet that the peer has missed last, and when.
+    missed: Option<(u64, Instant)>,
+    /// The peer has no receive; nothing is sent before this.
+    pause: Option<Instant>,
+    rnr_left: u8,
+    /// What it has met.
+    pub(super) troubles: Troubles,
+}
+
+impl Requester {
+    pub(crate) fn new(sends: u32) -> Requester {
+        Requester {
+            start: Psn::default(),
+            mtu: 0,
+            piece: 1,
+            clean_piece: 1,
+            depth: 1,
+            selective: false,
+            timeout: None,
+            patience: Duration::ZERO,
+            rnr_retries: 0,
+            works: VecDeque::with_capacity(sends as usize),
+            done: 0,
+            cursor: 0,
+            into: 0,
+            board: Board::new(0),
+            window: Window::new(1),
+            credits: Credits::default(),
+            reads: VecDeque::new(),
+            silent: 0,
+            asked: 0,
+            trip: RoundTrip::default(),
+            timed: None,
+            waited: false,
+            deadline: None,
+            end: None,
+            finished: 0,
+            probes: 0,
+            most_probes: 0,
+            probed: 0,
+            overdue: None,
+            missed: None,
+            pause: None,
+            rnr_left: 0,
+            troubles: Troubles::default(),
+        }
+    }
+
+    /// Settles what the connection has agreed on. Work may have been posted before.
+    pub(crate) fn start(&mut self, settings: &Settings) {
+        self.start = settings.send_psn;
+        self.mtu = settings.mtu.max(1);
+        let window = u64::from(settings.window.clamp(1, MOST_WINDOW));
+        self.piece = u64::from(settings.read_bytes / self.mtu).min(window / 4).max(1);
+        // With fewer reads outstanding, small pieces would not fill the window.
+        let many = u64::from(settings.reads) * PAIR >= window / 2;
+        let pairs = settings.selective && many;
+        self.clean_piece = if pairs { self.piece.min(PAIR) } else { self.piece };
+        self.depth = usize::from(settings.reads.max(1));
+        self.selective = settings.selective;
+        for item in &mut self.works {
+            item.packets = packets_of(item.work.buf().len(), self.mtu);
+        }
+        self.board = Board::new(2 * window);
+        self.window = Window::new(window);
+        self.reads.reserve(self.depth);
+        self.timeout = settings.ack_timeout;
+        let waits = (0..=u32::from(settings.retries)).map(|n| 1 << n.min(MOST_DOUBLINGS));
+        self.patience = self.timeout.unwrap_or_default().saturating_mul(waits.sum());
+        self.rnr_retries = settings.rnr_retries;
+        self.rnr_left = self.rnr_retries;
+    }
+
+    /// Queues a send, write or read.
+    pub(crate) fn post(&mut self, tag: Tag, work: Work) {
+        let packets = packets_of(work.buf().len(), self.mtu);
+        self.works.push_back(Item { tag, work, first: u64::MAX, packets, piece: 1 });
+    }
+
+    fn psn(&self, at: u64) -> Psn {
+        self.start.add(at as u32)
+    }
+
+    /// How many packets the peer has executed.
+    pub(crate) fn executed(&self) -> u64 {
+        self.board.executed()
+    }
+
+    /// Which one is next, and whether it is known to be lost.
+    pub(crate) fn next_to_execute(&self) -> (Psn, bool) {
+        let next = self.board.executed();
+        (self.psn(next), next < self.board.next() && self.board.is_lost(next))
+    }
+
+    /// When [`Requester::handle_timeout`] wants to be called.
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        let overdue = self.overdue.map(|(until, _)| until);
+        self.pause.or_else(|| self.deadline.into_iter().chain(overdue).min())
+    }
+
+    /// A deadline may have passed.
+    pub(crate) fn handle_timeout(&mut self, now: Instant) -> Result<(), (u64, Fault)> {
+        if self.pause.is_some_and(|until| until <= now) {
+            self.pause = None;
+            // There may be nothing to send again: only data of a read to wait for.
+            if self.deadline.is_none() && self.board.una() < self.board.next() {
+                self.set_deadline(now);
+            }
+        }
+        if let Some((_, ordinal)) = self.overdue.filter(|(until, _)| *until <= now) {
+            self.overdue = None;
+            self.judge(now, Some(ordinal));
+        }
+        if self.deadline.is_some_and(|deadline| deadline <= now) {
+            if self.end.is_some_and(|end| end <= now) {
+                return Err((self.board.una(), Fault::Unreachable));
+            }
+            self.probe(now);
+        }
+        Ok(())
+    }
+
+    /// Nothing has been heard: sends the oldest packet again. Its answer tells what has become of
+    /// the others.
+    fn probe(&mut self, now: Instant) {
+        self.probes += 1;
+        self.most_probes = self.most_probes.max(self.probes);
+        self.probed = self.board.next();
+        self.troubles.note(Trouble::Timeout);
+        self.set_deadline(now);
+        let una = self.board.una();
+        let end = match self.works.front().filter(|item| item.is_read()) {
+            Some(item) => item.piece(una).1,
+            None => una + 1,
+        };
+        // The peer may have said that it keeps this packet; that it is executed got lost.
+        self.board.reopen(una);
+        self.board.lose(una..end.min(self.board.next()));
+        self.after_loss();
+    }
+
+    /// Twice as long a wait after every retry: a lost packet is noticed soon, and a peer that
+    /// stands still for seconds, as virtual machines do, is not given up.
+    fn set_deadline(&mut self, now: Instant) {
+        self.deadline = self.timeout.map(|most| {
+            let wait = self.trip.timeout(most);
+            let due = now + wait.saturating_mul(1 << self.probes.min(MOST_DOUBLINGS));
+            let end = *self.end.get_or_insert(now + self.patience);
+            due.min(end)
+        });
+    }
+
+    /// Packets have met congestion on their way to the peer.
+    pub(crate) fn on_congestion(&mut self) {
+        self.troubles.note(Trouble::CongestionReceived);
+        self.window.on_congestion(self.board.una(), self.board.next());
+    }
+
+    /// Packets have been given up: they are to be sent again.
+    fn after_loss(&mut self) {
+        self.waited = true;
+        self.timed.take_if(|(at, _)| self.board.is_lost(*at));
+    }
+
+    /// The next request to send.
+    pub(crate) fn transmit(&mut self, now: Instant, peer: Qpn) -> Option<Outgoing> {
+        if self.pause.is_some() {
+            return None;
+        }
+        let lost = if self.board.lost() > 0 { self.next_lost() } else { None };
+        let outgoing = match lost {
+            Some((index, at, packets)) => {
+                self.board.send_again(at..at + packets);
+                self.troubles.note(Trouble::SentAgain);
+                self.request(index, at, packets, peer, self.selective || self.probes > 0)
+            }
+            None => {
+                let packets = self.sendable();
+                let (index, at, piece) = (self.cursor, self.board.next(), self.fresh_piece());
+                let item = self.works.get_mut(index).filter(|_| packets > 0)?;
+                let read = item.is_read();
+                if self.into == 0 || !item.is_send() {
+                    self.credits.begin();
+                }
+                if self.into == 0 {
+                    (item.first, item.piece) = (at, piece);
+                }
+                self.into += packets;
+                self.board.send(packets, read);
+                if read {
+                    self.reads.push_back(at + packets);
+                }
+                if self.into >= u64::from(item.packets) {
+                    (self.cursor, self.into) = (self.cursor + 1, 0);
+                }
+                let asks = self.timed.is_none();
+                let outgoing = self.request(index, at, packets, peer, false);
+                if asks && self.silent == 0 {
+                    (self.timed, self.waited) = (Some((at, now)), false);
+                }
+                outgoing
+            }
+        };
+        if self.deadline.is_none() {
+            self.set_deadline(now);
+        }
+        Some(outgoing)
+    }
+
+    /// The first packets to send again: index of their work, the first, how many.
+    fn next_lost(&self) -> Option<(usize, u64, u64)> {
+        let una = self.board.una();
+        let mut at = self.board.first_lost(una)?;
+        if at != una && self.board.in_flight() >= self.window.size() {
+            return None;
+        }
+        loop {
+            let index = self.item_of(at)?;
+            let item = &self.works[index];
+            if !item.is_read() {
+                return Some((index, at, 1));
+            }
+            let (first, end) = item.piece(at);
+            if self.board.executed() <= first {
+                // The request itself may be lost: it is repeated as it was.
+                return Some((index, first, end - first));
+            }
+            if self.selective || self.board.are_done(first.max(una)..at) {
+                return Some((index, at, self.board.lost_run(at, end)));
+            }
+            at = self.board.first_lost(end)?;
+        }
+    }
+
+    /// Index of the work that a packet, which has been sent, is of.
+    fn item_of(&self, at: u64) -> Option<usize> {
+        if self.works.front().is_some_and(|item| at < item.end()) {
+            return Some(0);
+        }
+        self.works.partition_point(|item| item.first <= at).checked_sub(1)
+    }
+
+    /// How many new packets the next datagram stands for, or 0 when none may leave now.
+    fn sendable(&self) -> u64 {
+        let Some(item) = self.works.get(self.cursor) else { return 0 };
+        let room = self.board.next() - self.board.una();
+        let packets = match item.work {
+            Work::Send { .. } if self.into == 0 && room > 0 && !self.credits.allow() => return 0,
+            Work::Read { .. } if self.reads.len() >= self.depth => return 0,
+            Work::Read { .. } => {
+                let piece = if self.into == 0 { self.fresh_piece() } else { item.piece };
+                let end = (self.into / piece + 1) * piece;
+                end.min(u64::from(item.packets)) - self.into
+            }
+            _ => 1,
+        };
+        // A piece of a read may reach beyond the window, so that the next one is asked for before
+        // the last one has come.
+        let fits =
+            self.board.outstanding() < self.window.size() && room + packets <= self.board.span();
+        if fits { packets } else { 0 }
+    }
+
+    /// Packets of a piece of a read that begins now.
+    fn fresh_piece(&self) -> u64 {
+        if self.window.is_whole() { self.clean_piece } else { self.piece }
+    }
+
+    /// The datagram of some packets: one, or as many as a request to read asks for.
+    fn request(&mut self, index: usize, at: u64, packets: u64, peer: Qpn, ask: bool) -> Outgoing {
+        let (item, work) = (&self.works[index], self.done + index as u64);
+        let (offset, len) = item.segment(at, self.mtu);
+        let is_read = item.is_read();
+        let (opcode, ext) = match &item.work {
+            Work::Read { into, from } => {
+                let asked = packets * u64::from(self.mtu);
+                let length = asked.min(u64::from(into.len() - offset.min(into.len()))) as u32;
+                (Opcode::ReadRequest, memory_of(from.addr, from.key, offset, length))
+            }
+            Work::Write { to, .. } => (Opcode::WriteOnly, memory_of(to.addr, to.key, offset, len)),
+            Work::Send { invalidate, .. } => {
+                let last = at + 1 == item.end();
+                let ext = Extended { invalidate: *invalidate, ..Extended::default() };
+                (send_opcode(at == item.first, last, invalidate.is_some()), ext)
+            }
+            // Receives are the responder's; the queue pair posts none here.
+            Work::Recv(_) => (Opcode::SendOnly, Extended::default()),
+        };
+        let (payload, payload_bytes) = match is_read || len == 0 {
+            true => (Payload::None, 0),
+            false => (Payload::Posted { work, at: offset }, len),
+        };
+        let mut bth = Bth::new(opcode, peer, self.psn(at));
+        self.silent += 1;
+        if ask || is_read || self.silent >= self.interval() || self.is_last() {
+            bth.ack_request = true;
+            (self.silent, self.asked) = (0, at + packets);
+        }
+        Outgoing::new(bth, &ext, payload, payload_bytes)
+    }
+
+    /// Packets without a request for an acknowledgement, at most: a fraction of the window, so that
+    /// it opens again before it is used up.
+    fn interval(&self) -> u64 {
+        (self.window.size() / 4).clamp(1, ACK_INTERVAL)
+    }
+
+    /// Whether nothing leaves before an answer comes, and none is due.
+    fn is_last(&self) -> bool {
+        let all_sent = self.cursor >= self.works.len();
+        // One that is due may bring no new credits.
+        let due = self.asked > self.board.una() && !all_sent && self.credits.allow();
+        let lost = || self.board.lost() > 0 && self.next_lost().is_some();
+        !due && !lost() && (all_sent || self.sendable() == 0)
+    }
+
+    /// The buffer of a posted work, by the number that [`Payload::Posted`] has.
+    pub(crate) fn buf(&self, work: u64) -> Option<&Buf> {
+        let index = usize::try_from(work.checked_sub(self.done)?).ok()?;
+        self.works.get(index).map(|item| item.work.buf())
+    }
+
+    /// Gives all work back: that to which packet `at` belongs with its own fault.
+    pub(crate) fn flush(&mut self, failed: Option<(u64, Fault)>, io: &mut Io<'_>) {
+        while let Some(item) = self.works.pop_front() {
+            let own = failed.filter(|(at, _)| (item.first..item.end()).contains(at));
+            let fault = own.map_or(Fault::Flushed, |(_, fault)| fault);
+            io.done(item.tag, item.work, Err(fault));
+            self.done += 1;
+        }
+        self.reads.clear();
+        (self.cursor, self.into) = (0, 0);
+        (self.deadline, self.pause, self.overdue) = (None, None, None);
+    }
+}
+
+fn memory_of(base: u64, key: u32, offset: u32, length: u32) -> Extended {
+    let address = base.wrapping_add(u64::from(offset));
+    Extended { reth: Some(Reth { address, key, length }), ..Extended::default() }
+}
+
+fn send_opcode(first: bool, last: bool, invalidate: bool) -> Opcode {
+    match (first, last, invalidate) {
+        (true, true, false) => Opcode::SendOnly,
+        (true, true, true) => Opcode::SendOnlyInvalidate,
+        (true, false, _) => Opcode::SendFirst,
+        (false, false, _) => Opcode::SendMiddle,
+        (false, true, false) => Opcode::SendLast,
+        (false, true, true) => Opcode::SendLastInvalidate,
+    }
+}

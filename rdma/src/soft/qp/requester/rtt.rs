@@ -1,0 +1,82 @@
+//! How long an answer takes: the estimator of RFC 6298 ("Computing TCP's Retransmission Timer"),
+//! with limits that fit a machine room.
+
+use std::time::Duration;
+
+/// Added to the mean at least: what waking up may take longer than it did so far.
+const LEAST_MARGIN: Duration = Duration::from_micros(100);
+/// How long an overdue answer is waited for, at least and at most.
+const PATIENCE: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(2));
+
+/// The estimator.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct RoundTrip {
+    /// None before the first sample.
+    mean: Option<Duration>,
+    deviation: Duration,
+}
+
+impl RoundTrip {
+    /// An answer has taken this long. Of packets that were sent twice nobody knows which sending
+    /// was answered: they are no samples.
+    pub(super) fn sample(&mut self, took: Duration) {
+        let Some(mean) = self.mean else {
+            (self.mean, self.deviation) = (Some(took), took / 2);
+            return;
+        };
+        self.deviation = (self.deviation * 3 + mean.abs_diff(took)) / 4;
+        self.mean = Some((mean * 7 + took) / 8);
+    }
+
+    /// After what time without an answer the oldest packet is sent again, at most `most`: an eighth
+    /// of that before the first sample.
+    pub(super) fn timeout(&self, most: Duration) -> Duration {
+        let Some(mean) = self.mean else { return most / 8 };
+        most.min(mean + (self.deviation * 4).max(mean).max(LEAST_MARGIN))
+    }
+
+    /// How much longer a packet may take than one that was sent later, before it is lost.
+    pub(super) fn patience(&self) -> Duration {
+        let (least, most) = PATIENCE;
+        self.mean.map_or(most, |mean| (mean / 4).clamp(least, most))
+    }
+
+    /// How long a second complaint about the same packet is taken for the first.
+    pub(super) fn echo(&self) -> Duration {
+        self.mean.unwrap_or_default() / 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::soft::qp::requester::rtt::*;
+
+    const MOST: Duration = Duration::from_millis(67);
+
+    fn micros(count: u64) -> Duration {
+        Duration::from_micros(count)
+    }
+
+    #[test]
+    fn nothing_is_known_before_the_first_answer() {
+        let mut trip = RoundTrip::default();
+        assert_eq!((trip.timeout(MOST), trip.patience()), (MOST / 8, Duration::from_millis(2)));
+        trip.sample(micros(1000));
+        assert_eq!(trip.timeout(MOST), micros(3000));
+        assert_eq!((trip.patience(), trip.echo()), (micros(250), micros(500)));
+    }
+
+    #[test]
+    fn steady_answers_make_it_sharp_and_scattered_ones_careful() {
+        let mut trip = RoundTrip::default();
+        (0..100).for_each(|_| trip.sample(micros(100)));
+        assert_eq!((trip.timeout(MOST), trip.patience()), (micros(200), micros(50)));
+        for at in 0..100 {
+            trip.sample(micros(if at % 2 == 0 { 100 } else { 2100 }));
+        }
+        let careful = trip.timeout(MOST);
+        assert!(careful > micros(4000) && careful < micros(8000), "{careful:?}");
+        trip.sample(Duration::from_secs(9));
+        assert_eq!(trip.timeout(MOST), MOST, "never longer than was agreed");
+    }
+}

@@ -1,0 +1,528 @@
+//! The receive side of a reliable connection (IBTA volume 1, 9.7.4 and 9.7.5; 9.9 "Error
+//! detection and handling"). A request passes the steps that Linux's `rdma_rxe` names the same:
+//! `check_psn`, `check_op_seq`, `check_op_valid`, `check_resource`, `check_length`, `check_rkey`,
+//! `execute` (part of `check_resource` comes last, as `check_answers`).
+//!
+//! A packet that comes before one that is missing is kept, as far as there is room, and takes its
+//! turn when the gap is filled. A peer of our own kind is told at once which packets are there; any
+//! other hears of the missing one once, and sends again everything from there on.
+
+use std::collections::VecDeque;
+
+use super::memory_region::{Denied, Memory, Rights};
+use super::{Io, Settings};
+use crate::soft::stats::datagrams::Fate;
+use crate::soft::stats::link_errors::Troubles;
+use crate::soft::wire::header::{
+    MAX_MESSAGE_BYTES, Nak, Packet, Reth, RnrTimer, Syndrome, padding,
+};
+use crate::soft::wire::opcode::{Opcode, Operation};
+use crate::soft::wire::psn::{Msn, Psn, Qpn};
+use crate::soft::wire::tx_packet::Outgoing;
+use crate::{Buf, Fault, Tag, Work};
+
+use out_of_order::{Early, Verdict};
+use responses::Answers;
+pub(crate) use responses::Outcome;
+
+mod out_of_order;
+mod responses;
+
+/// Why a request is not executed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Refusal {
+    /// No receive is posted.
+    NotReady,
+    /// Refuse it, and end the connection.
+    Fatal(Nak),
+    /// The posted receive is too short; refuse, and end the connection.
+    TooLong,
+}
+
+impl From<Denied> for Refusal {
+    fn from(_: Denied) -> Refusal {
+        Refusal::Fatal(Nak::RemoteAccess)
+    }
+}
+
+/// Payload from which on a packet is not a mere message of the protocol above.
+const LONG_BYTES: usize = 256;
+
+const INVALID: Refusal = Refusal::Fatal(Nak::InvalidRequest);
+
+/// The message whose packets are coming in.
+#[derive(Debug)]
+enum Current {
+    None,
+    Send { tag: Tag, buf: Buf, filled: u32 },
+    Write { key: u32, address: u64, left: u32 },
+}
+
+/// Packets that one queue pair keeps behind a gap, at most.
+const MOST_EARLY: u32 = 1024;
+/// The same, of a peer that is not of our kind. It sends everything behind the gap again anyway, so
+/// there is only something to gain where packets were overtaken. And each number ahead of the expected
+/// one makes it easier to forge a packet: whoever does not see the connection must guess 24 bits of the
+/// queue pair, 24 of the packet, less four for sixteen that will do, and the source port (14 bits from
+/// `rdma_rxe`, or eight where its queue pairs can be guessed). That is 2^52, more than the 2^48 that
+/// the protocol by itself demands.
+const MOST_OVERTAKEN: u32 = 16;
+
+/// The receive side.
+#[derive(Debug)]
+pub(crate) struct Responder {
+    /// Packets executed since the last answer left, those with much in them several times over;
+    /// boundless when the peer has sent something again.
+    unsaid: u32,
+    expected: Psn,
+    msn: Msn,
+    mtu: u32,
+    rights: Rights,
+    rnr: RnrTimer,
+    current: Current,
+    receives: VecDeque<(Tag, Buf)>,
+    /// The expected packet has come, and found no receive. That was said; what is behind it is
+    /// kept in silence.
+    waits: bool,
+    /// A gap has been reported: the last packet that came behind it.
+    reported: Option<Psn>,
+    early: Early,
+    /// A repeated packet before a read that was not acknowledged.
+    repeated: Option<Psn>,
+    /// The last packet executed for which the peer wants an acknowledgement.
+    asked: Option<Psn>,
+    answers: Answers,
+}
+
+impl Responder {
+    pub(crate) fn new(receives: u32) -> Responder {
+        Responder {
+            unsaid: 0,
+            expected: Psn::default(),
+            msn: Msn::default(),
+            mtu: 0,
+            rights: Rights::NONE,
+            rnr: RnrTimer::new(0),
+            current: Current::None,
+            receives: VecDeque::with_capacity(receives as usize),
+            waits: false,
+            reported: None,
+            early: Early::new(0, 0, false),
+            repeated: None,
+            asked: None,
+            answers: Answers::new(0, 0),
+        }
+    }
+
+    /// Settles what the connection has agreed on.
+    pub(crate) fn start(&mut self, settings: &Settings) {
+        self.expected = settings.receive_psn;
+        self.mtu = settings.mtu;
+        self.rights = settings.rights;
+        self.rnr = settings.rnr_timer;
+        let most = match settings.selective {
+            true => settings.window.saturating_mul(2).min(MOST_EARLY),
+            false => MOST_OVERTAKEN,
+        };
+        self.early = Early::new(most, settings.mtu, settings.selective);
+        self.answers = Answers::new(settings.mtu, usize::from(settings.answered_reads));
+    }
+
+    pub(crate) fn post(&mut self, tag: Tag, buf: Buf) {
+        self.receives.push_back((tag, buf));
+    }
+
+    /// How many requests are missing before the one with this number, if any.
+    pub(crate) fn ahead(&self, psn: Psn) -> i32 {
+        psn.since(self.expected)
+    }
+
+    /// Handles a request. After a fatal one the queue pair is dead; the last answer tells the peer.
+    pub(crate) fn handle(&mut self, packet: &Packet<'_>, io: &mut Io<'_>) -> Fate {
+        let psn = packet.bth.psn;
+        match psn.since(self.expected) {
+            0 => {
+                let fate = self.take(packet, io);
+                self.catch_up(psn, fate, io)
+            }
+            ahead @ 1.. => self.keep(ahead as u32, packet, io),
+            _ => {
+                self.duplicate(packet);
+                Fate::Late
+            }
+        }
+    }
+
+    /// `check_psn`, packet from the future: something is missing.
+    fn keep(&mut self, ahead: u32, packet: &Packet<'_>, io: &mut Io<'_>) -> Fate {
+        let (verdict, tell) = self.early.keep(ahead, packet, io.shelf);
+        if self.early.is_told() {
+            if tell && !self.waits {
+                self.acknowledge(self.expected, Syndrome::Nak(Nak::Sequence));
+            }
+        } else {
+            self.report_gap(packet.bth.psn, verdict);
+        }
+        if verdict == Verdict::Kept { Fate::Kept } else { Fate::Early }
+    }
+
+    /// Other peers hear of a missing packet once; and again when they have evidently gone back
+    /// meanwhile and the packet got lost another time.
+    fn report_gap(&mut self, psn: Psn, verdict: Verdict) {
+        let repeat = match (self.reported, verdict) {
+            (None, _) => !self.waits,
+            (Some(_), Verdict::Kept) => false,
+            (Some(_), Verdict::Again) => true,
+            (Some(last), Verdict::Dropped) => psn.since(last) <= 0,
+        };
+        if repeat {
+            self.acknowledge(self.expected, Syndrome::Nak(Nak::Sequence));
+        }
+        // One that is kept may just have been overtaken; it hides nothing of what was dropped.
+        let overtaken = |last: &Psn| verdict == Verdict::Kept && psn.since(*last) < 0;
+        self.reported = Some(self.reported.filter(overtaken).unwrap_or(psn));
+    }
+
+    /// `check_psn`, packet from the past: the peer has not heard the answer.
+    fn duplicate(&mut self, packet: &Packet<'_>) {
+        match packet.row().operation {
+            Operation::Send | Operation::Write if self.early.is_told() && !self.waits => {
+                self.acknowledge(self.expected, Syndrome::Nak(Nak::Sequence));
+            }
+            Operation::Send | Operation::Write => {
+                self.unsaid = u32::MAX;
+                if !self.answers.end_with_data(self.expected) {
+                    self.acknowledge(self.expected.previous(), Syndrome::ACK);
+                } else if self.early.is_selective() || self.is_repeated_alone(packet.bth.psn) {
+                    self.acknowledge(packet.bth.psn, Syndrome::ACK);
+                }
+            }
+            Operation::Atomic => self.answers.repeat_atomic(packet.bth.psn, self.msn),
+            Operation::ReadRequest => {
+                self.repeated = None;
+                self.answers.repeat_read(packet, self.msn);
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether a packet before the last read has been repeated once more without that read. A peer
+    /// that goes back, as others do, asks for the read as well, whose data acknowledge everything.
+    /// An acknowledgement between the data and their repetition ends the connection at `rdma_rxe`.
+    fn is_repeated_alone(&mut self, psn: Psn) -> bool {
+        self.repeated.replace(psn).is_some_and(|last| psn.since(last) <= 0)
+    }
+
+    /// The expected packet, which was `from`, has met its fate; now those that waited for it do.
+    /// Gives the fate of the first, or a fatal one.
+    fn catch_up(&mut self, mut from: Psn, first: Fate, io: &mut Io<'_>) -> Fate {
+        let mut fate = first;
+        while fate == Fate::Executed && !self.early.is_empty() {
+            let passed = self.expected.since(from).unsigned_abs();
+            from = self.expected;
+            let Some(place) = self.early.pass(passed, io.shelf) else { break };
+            let bytes = io.shelf.take(place);
+            // It was a packet when it was kept.
+            if let Ok(packet) = Packet::parse(&bytes) {
+                fate = self.take(&packet, io);
+            }
+            io.shelf.give(place, bytes);
+        }
+        let asked = self.asked.take();
+        match fate {
+            _ if fate.is_fatal() => return fate,
+            Fate::Executed if self.early.is_told() => {
+                self.acknowledge(self.expected, Syndrome::Nak(Nak::Sequence));
+            }
+            Fate::Executed => {
+                if let Some(psn) = asked {
+                    self.acknowledge(psn, Syndrome::ACK);
+                }
+            }
+            _ => {}
+        }
+        first
+    }
+
+    /// Executes the expected packet, or says why not.
+    fn take(&mut self, packet: &Packet<'_>, io: &mut Io<'_>) -> Fate {
+        (self.reported, self.waits, self.repeated) = (None, false, None);
+        match self.receive(packet, io) {
+            Ok(()) => Fate::Executed,
+            Err(Refusal::NotReady) => {
+                self.waits = true;
+                self.acknowledge(packet.bth.psn, Syndrome::Rnr(self.rnr));
+                Fate::NotReady
+            }
+            Err(Refusal::Fatal(nak)) => {
+                self.answers.end(packet.bth.psn, nak, self.msn);
+                if nak == Nak::RemoteAccess { Fate::NoAccess } else { Fate::Invalid }
+            }
+            Err(Refusal::TooLong) => {
+                let receive = match std::mem::replace(&mut self.current, Current::None) {
+                    Current::Send { tag, buf, .. } => Some((tag, buf)),
+                    _ => self.receives.pop_front(),
+                };
+                if let Some((tag, buf)) = receive {
+                    io.done(tag, Work::Recv(buf), Err(Fault::Length));
+                }
+                self.answers.end(packet.bth.psn, Nak::InvalidRequest, self.msn);
+                Fate::Invalid
+            }
+        }
+    }
+
+    fn acknowledge(&mut self, psn: Psn, syndrome: Syndrome) {
+        self.answers.acknowledge(psn, syndrome, self.msn);
+    }
+
+    /// The packet that was waited for.
+    fn receive(&mut self, packet: &Packet<'_>, io: &mut Io<'_>) -> Result<(), Refusal> {
+        self.check_op_seq(packet)?;
+        self.check_op_valid(packet)?;
+        self.check_resource(packet)?;
+        self.check_length(packet)?;
+        self.check_rkey(packet, io.memory)?;
+        self.check_answers(packet)?;
+        self.execute(packet, io)
+    }
+
+    /// A message begins when none is unfinished, and goes on in its own kind.
+    fn check_op_seq(&self, packet: &Packet<'_>) -> Result<(), Refusal> {
+        let row = packet.row();
+        let right = match (&self.current, row.operation) {
+            (Current::None, _) => row.position.begins(),
+            (Current::Send { .. }, Operation::Send) => !row.position.begins(),
+            (Current::Write { .. }, Operation::Write) => !row.position.begins(),
+            _ => false,
+        };
+        if right { Ok(()) } else { Err(INVALID) }
+    }
+
+    /// The queue pair lets peers do this. (`rdma_rxe` calls it an invalid request when not; for a
+    /// target without open memory it is an access refused, whatever key and address it names.)
+    fn check_op_valid(&self, packet: &Packet<'_>) -> Result<(), Refusal> {
+        let needed = rights_for(packet.row().operation);
+        if self.rights.has(needed) { Ok(()) } else { Err(Denied.into()) }
+    }
+
+    /// There is a receive for a message.
+    fn check_resource(&self, packet: &Packet<'_>) -> Result<(), Refusal> {
+        let row = packet.row();
+        if row.takes_receive && self.receives.is_empty() {
+            return Err(Refusal::NotReady);
+        }
+        Ok(())
+    }
+
+    /// There is room for the answer of a read. The last of all checks, so that whoever has no
+    /// business with our memory hears that, and not that it asks too often.
+    fn check_answers(&self, packet: &Packet<'_>) -> Result<(), Refusal> {
+        let row = packet.row();
+        let answered = matches!(row.operation, Operation::ReadRequest | Operation::Atomic);
+        if answered && self.answers.are_busy() { Err(INVALID) } else { Ok(()) }
+    }
+
+    /// The payload is as long as its place in the message demands, and fits where it goes.
+    fn check_length(&self, packet: &Packet<'_>) -> Result<(), Refusal> {
+        let (row, len) = (packet.row(), packet.payload.len());
+        if !row.payload.allows(len, self.mtu as usize) {
+            return Err(INVALID);
+        }
+        let ends = row.position.ends();
+        let padded = packet.bth.pad == padding(len);
+        let total = packet.ext.reth.map_or(0, |reth| reth.length);
+        if !padded || total > MAX_MESSAGE_BYTES {
+            return Err(INVALID);
+        }
+        match (row.operation, &self.current) {
+            (Operation::Send, Current::Send { buf, filled, .. }) => {
+                let room = buf.len().saturating_sub(*filled) as usize;
+                if len > room { Err(Refusal::TooLong) } else { Ok(()) }
+            }
+            (Operation::Send, _) => match self.receives.front() {
+                Some((_, buf)) if len > buf.len() as usize => Err(Refusal::TooLong),
+                _ => Ok(()),
+            },
+            (Operation::Write, current) => {
+                let left = match current {
+                    Current::Write { left, .. } => *left as usize,
+                    _ => total as usize,
+                };
+                // The announced length ends with the last packet, not before and not after.
+                if if ends { len == left } else { len < left } { Ok(()) } else { Err(INVALID) }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The memory named is there for the peer; all of it, also when its packets come later.
+    fn check_rkey(&self, packet: &Packet<'_>, memory: &Memory) -> Result<(), Refusal> {
+        let needed = rights_for(packet.row().operation);
+        if let Some(reth) = packet.ext.reth.filter(|reth| reth.length > 0) {
+            memory.place(reth.key, reth.address, reth.length, needed)?;
+        }
+        if let Some(atomic) = packet.ext.atomic {
+            if !atomic.address.is_multiple_of(8) {
+                return Err(INVALID);
+            }
+            memory.place(atomic.key, atomic.address, 8, needed)?;
+        }
+        Ok(())
+    }
+
+    fn execute(&mut self, packet: &Packet<'_>, io: &mut Io<'_>) -> Result<(), Refusal> {
+        match packet.row().operation {
+            Operation::Send => self.execute_send(packet, io)?,
+            Operation::Write => self.execute_write(packet, io)?,
+            Operation::ReadRequest => self.execute_read(packet),
+            Operation::Atomic => self.execute_atomic(packet, io)?,
+            _ => return Err(INVALID),
+        }
+        Ok(())
+    }
+
+    fn execute_send(&mut self, packet: &Packet<'_>, io: &mut Io<'_>) -> Result<(), Refusal> {
+        let row = packet.row();
+        let (tag, mut buf, filled) = match std::mem::replace(&mut self.current, Current::None) {
+            Current::Send { tag, buf, filled } => (tag, buf, filled),
+            _ => self.receives.pop_front().map(|(t, b)| (t, b, 0)).ok_or(Refusal::NotReady)?,
+        };
+        let end = filled + packet.payload.len() as u32;
+        io.region.bytes_mut(&mut buf)[filled as usize..end as usize]
+            .copy_from_slice(packet.payload);
+        if row.position.ends() {
+            io.received(tag, buf, end, packet.ext.invalidate);
+            self.msn = self.msn.next();
+        } else {
+            self.current = Current::Send { tag, buf, filled: end };
+        }
+        self.executed(packet, 1);
+        // The message has been delivered; a peer that takes away what it does not have is broken.
+        match packet.ext.invalidate.map(|key| io.memory.invalidate(key)) {
+            Some(Err(Denied)) => Err(INVALID),
+            _ => Ok(()),
+        }
+    }
+
+    fn execute_write(&mut self, packet: &Packet<'_>, io: &mut Io<'_>) -> Result<(), Refusal> {
+        let row = packet.row();
+        let len = packet.payload.len() as u32;
+        let (key, address, left) = match (&self.current, packet.ext.reth) {
+            (Current::Write { key, address, left }, _) => (*key, *address, *left),
+            (_, Some(reth)) => (reth.key, reth.address, reth.length),
+            _ => return Err(INVALID),
+        };
+        if len > 0 {
+            let place = io.memory.place(key, address, len, Rights::WRITE)?;
+            io.memory.write(io.region, place, packet.payload);
+        }
+        self.current = Current::None;
+        if row.position.ends() {
+            self.msn = self.msn.next();
+            if row.takes_receive
+                && let Some((tag, buf)) = self.receives.pop_front()
+            {
+                // The fabric's vocabulary has no place for the immediate data; nobody sends any.
+                io.done(tag, Work::Recv(buf), Ok(0));
+            }
+        } else {
+            let address = address.wrapping_add(u64::from(len));
+            self.current = Current::Write { key, address, left: left.saturating_sub(len) };
+        }
+        self.executed(packet, 1);
+        Ok(())
+    }
+
+    fn execute_read(&mut self, packet: &Packet<'_>) {
+        let Some(reth) = packet.ext.reth else { return };
+        self.msn = self.msn.next();
+        self.answers.read(packet.bth.psn, reth, self.msn);
+        // The data acknowledge.
+        self.asked = None;
+        self.expected = self.expected.add(packets_of(reth.length, self.mtu));
+    }
+
+    fn execute_atomic(&mut self, packet: &Packet<'_>, io: &mut Io<'_>) -> Result<(), Refusal> {
+        let (Some(atomic), psn) = (packet.ext.atomic, packet.bth.psn) else { return Err(INVALID) };
+        let place = io.memory.place(atomic.key, atomic.address, 8, Rights::ATOMIC)?;
+        let old = io.memory.bytes(io.region, place).first_chunk().map(|b| u64::from_ne_bytes(*b));
+        let value = old.ok_or(Denied)?;
+        let new = match packet.bth.opcode {
+            Opcode::FetchAdd => value.wrapping_add(atomic.swap_add),
+            _ if value == atomic.compare => atomic.swap_add,
+            _ => value,
+        };
+        io.memory.write(io.region, place, &new.to_ne_bytes());
+        self.msn = self.msn.next();
+        let reth = Reth { address: atomic.address, key: atomic.key, length: 8 };
+        self.answers.atomic(psn, reth, self.msn, value);
+        self.asked = None;
+        self.expected = self.expected.add(1);
+        Ok(())
+    }
+
+    fn executed(&mut self, packet: &Packet<'_>, packets: u32) {
+        self.expected = self.expected.add(packets);
+        let weight = if packet.payload.len() < LONG_BYTES { 1 } else { 4 };
+        self.unsaid = self.unsaid.saturating_add(packets.saturating_mul(weight));
+        if packet.bth.ack_request {
+            self.asked = Some(packet.bth.psn);
+        }
+    }
+
+    /// The next answer to send.
+    pub(crate) fn transmit(&mut self, peer: Qpn, memory: &Memory) -> Option<(Outgoing, Outcome)> {
+        self.unsaid = 0;
+        self.answers.transmit(peer, memory, self.expected, &self.early)
+    }
+
+    /// What it has met.
+    pub(crate) fn troubles(&self) -> &Troubles {
+        &self.answers.troubles
+    }
+
+    /// Whether there is something to say.
+    pub(crate) fn has_answers(&self) -> bool {
+        !self.answers.are_none()
+    }
+
+    /// Whether all that there is to say is that requests have been executed.
+    pub(crate) fn only_acknowledges(&self) -> bool {
+        self.answers.only_acknowledge()
+    }
+
+    /// How much the peer has sent since it heard of us, in packets: long ones count four times,
+    /// and something sent again counts for everything.
+    pub(crate) fn unsaid(&self) -> u32 {
+        self.unsaid
+    }
+
+    /// Gives every receive back, the unfinished one first, and forgets all answers but a refusal.
+    pub(crate) fn flush(&mut self, io: &mut Io<'_>) {
+        if let Current::Send { tag, buf, .. } = std::mem::replace(&mut self.current, Current::None)
+        {
+            io.done(tag, Work::Recv(buf), Err(Fault::Flushed));
+        }
+        while let Some((tag, buf)) = self.receives.pop_front() {
+            io.done(tag, Work::Recv(buf), Err(Fault::Flushed));
+        }
+        self.early.clear(io.shelf);
+        self.answers.flush();
+    }
+}
+
+/// What a peer must be allowed to for an operation.
+fn rights_for(operation: Operation) -> Rights {
+    match operation {
+        Operation::Write => Rights::WRITE,
+        Operation::ReadRequest => Rights::READ,
+        Operation::Atomic => Rights::ATOMIC,
+        _ => Rights::NONE,
+    }
+}
+
+/// How many packets, hence sequence numbers, `len` bytes take: at least one.
+pub(crate) fn packets_of(len: u32, mtu: u32) -> u32 {
+    len.div_ceil(mtu.max(1)).max(1)
+}

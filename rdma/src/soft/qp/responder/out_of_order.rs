@@ -1,0 +1,192 @@
+//! Packets that have come before one that is missing. They wait for their turn on the
+//! [`Shelf`](crate::soft::shelf::Shelf); a peer of our own kind is told which there are.
+
+use std::collections::VecDeque;
+
+use crate::soft::qp::reorder_buffer::Shelf;
+use crate::soft::wire::header::Packet;
+
+/// Marks a packet that is not there.
+const NONE: u32 = u32::MAX;
+/// A peer of our own kind is told at the latest after so many early packets.
+const TELL_INTERVAL: u32 = 4;
+
+/// What becomes of an early packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Verdict {
+    /// It is kept.
+    Kept,
+    /// It has been there already: the peer, or the network, has sent it again.
+    Again,
+    /// There is no room for it.
+    Dropped,
+}
+
+/// The packets of one queue pair.
+#[derive(Debug)]
+pub(super) struct Early {
+    /// Places on the shelf, from the packet on that is missing.
+    places: VecDeque<u32>,
+    count: u32,
+    most: usize,
+    mtu: usize,
+    /// The peer is told which packets are here.
+    selective: bool,
+    /// Packets that the peer has not been told of.
+    untold: u32,
+}
+
+impl Early {
+    pub(super) fn new(most: u32, mtu: u32, selective: bool) -> Early {
+        let (most, mtu) = (most as usize, mtu as usize);
+        Early { places: VecDeque::new(), count: 0, most, mtu, selective, untold: 0 }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Whether the peer is of our own kind, and sends again only what is missing.
+    pub(super) fn is_selective(&self) -> bool {
+        self.selective
+    }
+
+    /// Whether the peer is to know what is here.
+    pub(super) fn is_told(&self) -> bool {
+        self.selective && self.count > 0
+    }
+
+    /// Keeps the packet that is `ahead` of the missing one, if it can; and whether it is time to
+    /// tell the peer what is here.
+    pub(super) fn keep(
+        &mut self,
+        ahead: u32,
+        packet: &Packet<'_>,
+        shelf: &mut Shelf,
+    ) -> (Verdict, bool) {
+        let (ahead, end) = (ahead as usize, self.places.len());
+        if self.places.get(ahead).is_some_and(|place| *place != NONE) {
+            return (Verdict::Again, packet.bth.ack_request);
+        }
+        let fits = ahead < self.most && packet.payload.len() <= self.mtu;
+        let Some(place) = fits.then(|| shelf.put(packet, self.count)).flatten() else {
+            return (Verdict::Dropped, packet.bth.ack_request);
+        };
+        self.places.resize(end.max(ahead + 1), NONE);
+        self.places[ahead] = place;
+        self.count += 1;
+        self.untold += 1;
+        let gap = ahead > end.max(1) || self.count == 1;
+        let tell = gap || packet.bth.ack_request || self.untold >= TELL_INTERVAL;
+        if tell {
+            self.untold = 0;
+        }
+        (Verdict::Kept, tell)
+    }
+
+    /// So many packets, the missing one first, are not missing any more. If the one that is now is
+    /// here, gives its place.
+    pub(super) fn pass(&mut self, packets: u32, shelf: &mut Shelf) -> Option<u32> {
+        for _ in 0..packets {
+            match self.places.pop_front() {
+                None => break,
+                Some(NONE) => {}
+                Some(place) => {
+                    // It lay among the numbers of a read, where no packet may be.
+                    shelf.drop(place);
+                    self.count -= 1;
+                }
+            }
+        }
+        let place = self.places.front_mut().filter(|place| **place != NONE)?;
+        self.count -= 1;
+        Some(std::mem::replace(place, NONE))
+    }
+
+    /// Which of the 128 packets behind the missing one are here, the next one in the lowest bit.
+    pub(super) fn held(&self) -> u128 {
+        let behind = self.places.iter().skip(1).take(128).enumerate();
+        behind.fold(0, |held, (at, place)| held | u128::from(*place != NONE) << at)
+    }
+
+    /// Forgets all.
+    pub(super) fn clear(&mut self, shelf: &mut Shelf) {
+        self.places.drain(..).filter(|place| *place != NONE).for_each(|place| shelf.drop(place));
+        self.count = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::soft::qp::responder::out_of_order::*;
+    use crate::soft::wire::header::{Bth, Extended};
+    use crate::soft::wire::opcode::Opcode;
+    use crate::soft::wire::psn::{Psn, Qpn};
+
+    fn packet(psn: u32) -> Packet<'static> {
+        let bth = Bth::new(Opcode::SendOnly, Qpn::new(5), Psn::new(psn));
+        Packet { bth, ext: Extended::default(), payload: &[7; 16] }
+    }
+
+    #[test]
+    fn packets_come_out_in_order_and_leave_their_room() {
+        let (mut early, mut shelf) = (Early::new(16, 1024, true), Shelf::new(32));
+        assert_eq!(early.keep(2, &packet(2), &mut shelf), (Verdict::Kept, true), "a gap");
+        assert_eq!(early.keep(3, &packet(3), &mut shelf), (Verdict::Kept, false));
+        assert_eq!(early.keep(3, &packet(3), &mut shelf), (Verdict::Again, false));
+        assert_eq!(early.keep(16, &packet(16), &mut shelf), (Verdict::Dropped, false), "too far");
+        assert_eq!(early.keep(5, &packet(5), &mut shelf), (Verdict::Kept, true), "one more gap");
+        assert_eq!((early.held(), shelf.len()), (0b10110, 3));
+        assert_eq!(early.pass(1, &mut shelf), None, "packet 1 is missing as well");
+        assert_eq!(early.held(), 0b1011);
+        for psn in [2, 3] {
+            let place = early.pass(1, &mut shelf).unwrap();
+            let bytes = shelf.take(place);
+            assert_eq!(Packet::parse(&bytes), Ok(packet(psn)));
+            shelf.give(place, bytes);
+        }
+        assert_eq!((early.pass(1, &mut shelf), early.is_empty()), (None, false));
+        assert!(early.pass(1, &mut shelf).is_some());
+        assert!(early.is_empty());
+        assert_eq!(early.pass(1, &mut shelf), None);
+    }
+
+    #[test]
+    fn room_is_bounded_and_comes_back() {
+        let (mut early, mut shelf) = (Early::new(16, 1024, false), Shelf::new(32));
+        for psn in 1..5 {
+            assert_eq!(early.keep(psn, &packet(psn), &mut shelf).0, Verdict::Kept);
+        }
+        assert_eq!(early.keep(5, &packet(5), &mut shelf).0, Verdict::Dropped);
+        let long = Packet { payload: &[0; 1025], ..packet(6) };
+        early.clear(&mut shelf);
+        assert!(shelf.is_empty() && early.is_empty());
+        assert_eq!(early.keep(6, &long, &mut shelf).0, Verdict::Dropped);
+        // A read of ten packets passes, with rubbish among its numbers.
+        assert_eq!(early.keep(6, &packet(6), &mut shelf).0, Verdict::Kept);
+        assert_eq!(early.pass(10, &mut shelf), None);
+        assert!(shelf.is_empty() && early.is_empty());
+    }
+
+    #[test]
+    fn nobody_takes_the_room_of_all() {
+        let mut shelf = Shelf::new(64);
+        let mut queues: Vec<_> = (0..20).map(|_| Early::new(1000, 1024, false)).collect();
+        let taken = queues.iter_mut().map(|early| {
+            let kept = |psn: &u32| early.keep(*psn, &packet(*psn), &mut shelf).0 == Verdict::Kept;
+            (1..1000).take_while(kept).count()
+        });
+        let taken: Vec<usize> = taken.collect();
+        assert_eq!(
+            taken[..11],
+            [8, 8, 8, 8, 8, 8, 8, 4, 2, 1, 1],
+            "the last ones share what is left"
+        );
+        // What one gives back is there for all.
+        queues[0].clear(&mut shelf);
+        let late = &mut queues[15];
+        assert_eq!(late.keep(1, &packet(1), &mut shelf).0, Verdict::Kept);
+        queues.iter_mut().for_each(|queue| queue.clear(&mut shelf));
+        assert!(shelf.is_empty());
+    }
+}

@@ -1,0 +1,120 @@
+//! A network of endpoints in one process, in [`Air`] that loses, repeats, delays, reorders and
+//! damages datagrams, on a clock of its own, all from one seed. The same seed and the same calls
+//! give the same run.
+
+pub(super) mod network;
+
+use std::io;
+use std::net::IpAddr;
+use std::time::Instant;
+
+use super::endpoint::{Config, Endpoint};
+pub use super::sim::network::{Air, AirPort, Datagram, Dice, Faults, Link, Tap};
+use crate::{Event, Pool, PoolPlan, Qp, Tag, Work};
+
+/// An endpoint in the network, and its memory.
+#[derive(Debug)]
+pub struct Node {
+    /// Its address.
+    pub address: IpAddr,
+    /// The endpoint. Between steps it may be used freely.
+    pub endpoint: Endpoint,
+    /// Its memory.
+    pub pool: Pool,
+}
+
+impl Node {
+    /// Posts work on a queue pair of this node.
+    pub fn post(&mut self, qp: Qp, tag: Tag, work: Work) {
+        self.endpoint.post(qp, tag, work, self.pool.region());
+    }
+
+    /// Everything that has happened here.
+    pub fn events(&mut self) -> Vec<Event> {
+        std::iter::from_fn(|| self.endpoint.poll_event()).collect()
+    }
+}
+
+/// The network.
+#[derive(Debug)]
+pub struct Network {
+    /// What is between the endpoints.
+    pub air: Air,
+    /// Endpoints that are added from now on choose their numbers among the 256 highest of 24 bits: those
+    /// of packets wrap soon.
+    pub wraps: bool,
+    now: Instant,
+    nodes: Vec<Node>,
+}
+
+impl Network {
+    /// An empty network. Its clock begins at some time, which does not matter.
+    #[must_use]
+    pub fn new(seed: u64, faults: Faults) -> Network {
+        let air = Air::new(seed, faults);
+        Network { air, wraps: false, now: Instant::now(), nodes: Vec::new() }
+    }
+
+    /// Adds an endpoint and gives its index.
+    ///
+    /// # Errors
+    /// Its memory cannot be had.
+    pub fn add(&mut self, address: IpAddr, config: Config, plan: PoolPlan) -> io::Result<usize> {
+        let mut dice = Dice::new(self.air.dice().roll());
+        let config = Config { guid: dice.roll(), ..config };
+        let high = if self.wraps { 0xff_ff00 } else { 0 };
+        let endpoint = Endpoint::new(config, Box::new(move || dice.roll() | high));
+        self.nodes.push(Node { address, endpoint, pool: Pool::new(plan)? });
+        Ok(self.air.add(address, (1, 0)))
+    }
+
+    /// The network's own time.
+    #[must_use]
+    pub fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// A node, by the index that [`Network::add`] gave.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn node(&mut self, index: usize) -> &mut Node {
+        &mut self.nodes[index]
+    }
+
+    /// Does what is next: hands all that endpoints have to say to the network, then moves the
+    /// clock to the next arrival or deadline and lets that happen. False when there is nothing to
+    /// wait for.
+    pub fn step(&mut self) -> bool {
+        self.collect();
+        let arrival = self.air.next_arrival();
+        let deadline = self.nodes.iter().filter_map(|node| node.endpoint.poll_timeout()).min();
+        let Some(next) = arrival.into_iter().chain(deadline).min() else { return false };
+        self.now = self.now.max(next);
+        if arrival == Some(next)
+            && let Some(index) = self.air.arrive(next)
+        {
+            let Node { endpoint, pool, .. } = &mut self.nodes[index];
+            while let Some(datagram) = self.air.take(index) {
+                if let Some((from, to)) = datagram.way {
+                    let (tos, bytes) = (datagram.tos, &datagram.bytes);
+                    endpoint.handle(self.now, from, to, tos, bytes, pool.region());
+                }
+                self.air.give(datagram);
+            }
+        } else {
+            for Node { endpoint, pool, .. } in &mut self.nodes {
+                endpoint.handle_timeout(self.now, pool.region());
+            }
+        }
+        self.collect();
+        true
+    }
+
+    /// Takes what all endpoints have to send.
+    fn collect(&mut self) {
+        for Node { endpoint, pool, .. } in &mut self.nodes {
+            self.air.transmit(self.now, endpoint, pool.region());
+        }
+    }
+}

@@ -1,0 +1,483 @@
+//! What is between simulated endpoints: it loses, repeats, delays, reorders, damages and withholds
+//! datagrams, all from one seed. Datagrams keep their buffers: in steady state nothing is
+//! allocated.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::Region;
+use crate::soft::endpoint::{Endpoint, ROCE_PORT, Transmit};
+use crate::soft::qp::ecn;
+use crate::soft::udp::steered;
+use crate::soft::udp::train::{Item, MOST_GATHERED, MOST_SEGMENTS, Trains};
+use crate::soft::wire::Beginnings;
+use crate::soft::wire::icrc::train_identification;
+
+/// A small generator of numbers that look random (xorshift64*, Marsaglia and Vigna). Not for
+/// anything that somebody may not guess.
+#[derive(Clone, Debug)]
+pub struct Dice(u64);
+
+impl Dice {
+    /// From a seed; every seed is as good as another.
+    #[must_use]
+    pub fn new(seed: u64) -> Dice {
+        // Zero is the one state that this generator never leaves.
+        Dice((seed ^ 0x9e37_79b9_7f4a_7c15).max(1))
+    }
+
+    /// The next number.
+    pub fn roll(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// A number below `end`, which is not 0.
+    pub fn below(&mut self, end: u64) -> u64 {
+        (self.roll() >> 16) % end.max(1)
+    }
+
+    /// True `count` times in a thousand.
+    pub fn per_mille(&mut self, count: u16) -> bool {
+        count > 0 && self.below(1000) < u64::from(count)
+    }
+
+    /// A part of a whole, all parts alike.
+    pub fn part(&mut self, whole: Duration) -> Duration {
+        Duration::from_nanos(self.below(whole.as_nanos() as u64 + 1))
+    }
+}
+
+/// What the network does to datagrams. Chances are per thousand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Faults {
+    /// Lost.
+    pub loss: u16,
+    /// Delivered twice, at different times.
+    pub duplicate: u16,
+    /// One to four bytes changed. (IPv4 endpoints see all but one of 65536; use IPv6 where that
+    /// matters.)
+    pub damage: u16,
+    /// Held back, so that later ones overtake.
+    pub reorder: u16,
+    /// How long every datagram takes.
+    pub delay: Duration,
+    /// How much longer one takes that is held back, at most.
+    pub jitter: Duration,
+}
+
+impl Faults {
+    /// A network without faults, 10 µs each way.
+    pub const NONE: Faults = Faults {
+        loss: 0,
+        duplicate: 0,
+        damage: 0,
+        reorder: 0,
+        delay: Duration::from_micros(10),
+        jitter: Duration::from_micros(200),
+    };
+}
+
+/// How fast the way to each place is. A lost datagram takes its time as well.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Link {
+    /// How long one datagram keeps the others waiting.
+    pub each: Duration,
+    /// How many may wait; more are lost, as from a full socket buffer.
+    pub waiting: u32,
+    /// How many may wait before those that come, and are ECN-capable, are marked.
+    pub marking: u32,
+}
+
+impl Link {
+    /// Takes any number at once.
+    pub const ENDLESS: Link = Link { each: Duration::ZERO, waiting: u32::MAX, marking: u32::MAX };
+}
+
+/// A datagram under way: all that UDP carries, and from where to where.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct Datagram {
+    /// Sender and receiver; none only in a spare one.
+    pub way: Option<(SocketAddr, SocketAddr)>,
+    /// Type of service.
+    pub tos: u8,
+    /// Headers, payload, CRC.
+    pub bytes: Vec<u8>,
+}
+
+/// Sees each datagram that enters, and may change it; false drops it. For planting faults that
+/// no network has.
+pub type Tap = Box<dyn FnMut(&mut Datagram) -> bool + Send>;
+
+/// Who receives at an address.
+#[derive(Debug)]
+struct Place {
+    address: IpAddr,
+    /// How many share the address, and which of them this is: see [`steered`].
+    steer: (u32, u32),
+    /// Switched off: whatever arrives is lost.
+    down: bool,
+    /// When the way there is free again.
+    free: Option<Instant>,
+    /// Arrived and not yet taken: indices of datagrams.
+    inbox: VecDeque<u32>,
+}
+
+/// The air.
+pub struct Air {
+    /// What it does to datagrams from now on.
+    pub faults: Faults,
+    /// How fast it is.
+    pub link: Link,
+    /// Sees each datagram that enters.
+    pub tap: Option<Tap>,
+    /// Trains are sent, and the sending device gives all segments of one the same identification, so
+    /// that receivers which see it (adapters, `rdma_rxe`) find the CRC of all but the first wrong.
+    pub renumbers: bool,
+    dice: Dice,
+    places: Vec<Place>,
+    /// Pairs that do not hear each other until then.
+    cuts: Vec<(IpAddr, IpAddr, Instant)>,
+    datagrams: Vec<Datagram>,
+    spare: Vec<u32>,
+    beginnings: Beginnings,
+    /// Arrival, number (which keeps the order of those that arrive at one time), place, index.
+    flights: BinaryHeap<Reverse<(Instant, u64, u32, u32)>>,
+    number: u64,
+}
+
+impl fmt::Debug for Air {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Air")
+            .field("faults", &self.faults)
+            .field("places", &self.places)
+            .field("flights", &self.flights.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Air {
+    /// Nobody in it yet.
+    #[must_use]
+    pub fn new(seed: u64, faults: Faults) -> Air {
+        Air {
+            faults,
+            link: Link::ENDLESS,
+            tap: None,
+            renumbers: false,
+            dice: Dice::new(seed),
+            places: Vec::new(),
+            cuts: Vec::new(),
+            datagrams: Vec::new(),
+            spare: Vec::new(),
+            beginnings: Beginnings::default(),
+            flights: BinaryHeap::new(),
+            number: 0,
+        }
+    }
+
+    /// Adds a place at an address and gives its index. `steer` is how many share the address, and
+    /// which of them this is: datagrams find theirs by the rule that the kernel is told for
+    /// sockets.
+    pub fn add(&mut self, address: IpAddr, steer: (u32, u32)) -> usize {
+        let inbox = VecDeque::new();
+        self.places.push(Place { address, steer, down: false, free: None, inbox });
+        self.places.len() - 1
+    }
+
+    /// The generator of everything that happens here.
+    pub fn dice(&mut self) -> &mut Dice {
+        &mut self.dice
+    }
+
+    /// Switches a place on or off. Off, it loses what has arrived.
+    pub fn set_down(&mut self, place: usize, down: bool) {
+        self.places[place].down = down;
+        if down {
+            self.spare.extend(self.places[place].inbox.drain(..));
+        }
+    }
+
+    /// Two addresses do not hear each other until then.
+    pub fn cut(&mut self, one: IpAddr, other: IpAddr, until: Instant) {
+        self.cuts.push((one, other, until));
+    }
+
+    /// Ends all cuts.
+    pub fn heal(&mut self) {
+        self.cuts.clear();
+    }
+
+    /// Loses everything that is under way.
+    pub fn lose_flights(&mut self) {
+        self.spare.extend(self.flights.drain().map(|Reverse((.., index))| index));
+    }
+
+    /// When the next datagram arrives.
+    #[must_use]
+    pub fn next_arrival(&self) -> Option<Instant> {
+        self.flights.peek().map(|Reverse((arrival, ..))| *arrival)
+    }
+
+    /// Lets the next datagram arrive, if that is not later than `now`: where.
+    pub fn arrive(&mut self, now: Instant) -> Option<usize> {
+        let Reverse((arrival, ..)) = *self.flights.peek()?;
+        if arrival > now {
+            return None;
+        }
+        let Reverse((.., place, index)) = self.flights.pop()?;
+        let place = place as usize;
+        match self.places[place].down {
+            true => self.spare.push(index),
+            false => self.places[place].inbox.push_back(index),
+        }
+        Some(place)
+    }
+
+    /// Whether a place has something to take.
+    #[must_use]
+    pub fn has_mail(&self, place: usize) -> bool {
+        !self.places[place].inbox.is_empty()
+    }
+
+    /// The next datagram that has arrived at a place; [`Air::give`] takes its buffer back.
+    pub fn take(&mut self, place: usize) -> Option<Datagram> {
+        let index = self.places[place].inbox.pop_front()?;
+        self.spare.push(index);
+        Some(std::mem::take(&mut self.datagrams[index as usize]))
+    }
+
+    /// Takes the buffer of a datagram back.
+    pub fn give(&mut self, mut datagram: Datagram) {
+        if let Some(index) = self.spare.last() {
+            datagram.bytes.clear();
+            self.datagrams[*index as usize].bytes = datagram.bytes;
+        }
+    }
+
+    /// Sends what an endpoint has to say.
+    pub fn transmit(&mut self, now: Instant, endpoint: &mut Endpoint, region: &Region) {
+        if self.renumbers {
+            return self.transmit_renumbered(now, endpoint, region);
+        }
+        while let Some(transmit) = endpoint.poll_transmit(now, region) {
+            let mut datagram = self.blank();
+            // As from a kernel that numbers its datagrams.
+            // Some place in a train.
+            let place = self.dice.roll() as usize % MOST_SEGMENTS;
+            let identification = train_identification(place);
+            let payload = endpoint.payload(&transmit, region);
+            let (beginnings, into) = (&mut self.beginnings, &mut datagram.bytes);
+            let flow = &transmit.flow;
+            if !transmit.outgoing.append(flow, identification, payload, beginnings, into) {
+                self.forget(datagram);
+                continue;
+            }
+            datagram.way = Some((transmit.flow.source, transmit.flow.destination));
+            datagram.tos = transmit.tos;
+            self.enter(now, datagram);
+        }
+    }
+
+    /// The same, in trains, and through a device that renumbers their segments.
+    fn transmit_renumbered(&mut self, now: Instant, endpoint: &mut Endpoint, region: &Region) {
+        let next = || endpoint.poll_transmit(now, region);
+        let transmits: Vec<Transmit> = std::iter::from_fn(next).take(MOST_GATHERED).collect();
+        let items: Vec<Item> = transmits.iter().map(Item::of).collect();
+        let mut trains = Trains::new();
+        trains.make(&items, usize::MAX);
+        for train in trains.iter() {
+            let longest = endpoint.longest_train(&transmits[usize::from(train[0])]);
+            for (place, index) in train.chunks(longest).flat_map(|part| part.iter().enumerate()) {
+                let transmit = &transmits[usize::from(*index)];
+                let (mut datagram, flow) = (self.blank(), &transmit.flow);
+                let payload = endpoint.payload(transmit, region);
+                let identification = train_identification(place);
+                let (beginnings, into) = (&mut self.beginnings, &mut datagram.bytes);
+                let whole =
+                    transmit.outgoing.append(flow, identification, payload, beginnings, into);
+                datagram.way = Some((flow.source, flow.destination));
+                datagram.tos = transmit.tos;
+                endpoint.depart(transmit, place);
+                if whole && identification == train_identification(0) {
+                    self.enter(now, datagram);
+                } else {
+                    self.forget(datagram);
+                }
+            }
+        }
+        if !transmits.is_empty() {
+            self.transmit_renumbered(now, endpoint, region);
+        }
+    }
+
+    /// Sends one datagram.
+    pub fn carry(&mut self, now: Instant, way: (SocketAddr, SocketAddr), parts: [&[u8]; 3]) {
+        let mut datagram = self.blank();
+        datagram.way = Some(way);
+        parts.iter().for_each(|part| datagram.bytes.extend_from_slice(part));
+        self.enter(now, datagram);
+    }
+
+    /// What happens to a datagram that enters.
+    fn enter(&mut self, now: Instant, mut datagram: Datagram) {
+        let Some(way) = datagram.way else { return self.forget(datagram) };
+        let passes = self.tap.as_mut().is_none_or(|tap| tap(&mut datagram));
+        let place = self.place(way.1, &datagram.bytes).filter(|_| passes);
+        let Some(place) = place.filter(|_| !self.is_cut(now, way)) else {
+            return self.forget(datagram);
+        };
+        if self.dice.per_mille(self.faults.duplicate) {
+            let mut twin = self.blank();
+            (twin.way, twin.tos) = (datagram.way, datagram.tos);
+            twin.bytes.extend_from_slice(&datagram.bytes);
+            self.launch(now, place, twin);
+        }
+        self.launch(now, place, datagram);
+    }
+
+    fn launch(&mut self, now: Instant, place: usize, mut datagram: Datagram) {
+        let faults = self.faults;
+        let Some((through, long)) = self.queue(now, place) else { return self.forget(datagram) };
+        if long && ecn::is_capable(datagram.tos) {
+            datagram.tos |= ecn::MARKED;
+        }
+        if self.dice.per_mille(faults.loss) {
+            return self.forget(datagram);
+        }
+        if self.dice.per_mille(faults.damage) {
+            for _ in 0..=self.dice.below(3) {
+                let at = self.dice.below(datagram.bytes.len() as u64) as usize;
+                datagram.bytes[at] ^= self.dice.below(255) as u8 + 1;
+            }
+        }
+        let mut arrival = through + faults.delay;
+        if self.dice.per_mille(faults.reorder) {
+            arrival += self.dice.part(faults.jitter);
+        }
+        let index = self.spare.pop().unwrap_or_else(|| {
+            self.datagrams.push(Datagram::default());
+            self.datagrams.len() as u32 - 1
+        });
+        self.datagrams[index as usize] = datagram;
+        self.number += 1;
+        self.flights.push(Reverse((arrival, self.number, place as u32, index)));
+    }
+
+    /// When a datagram that enters now is through the link, and whether so many wait that it is
+    /// marked; none when too many do.
+    fn queue(&mut self, now: Instant, place: usize) -> Option<(Instant, bool)> {
+        let Link { each, waiting, marking } = self.link;
+        if each.is_zero() {
+            return Some((now, false));
+        }
+        let free = self.places[place].free.map_or(now, |free| free.max(now));
+        if free - now > each.saturating_mul(waiting) {
+            return None;
+        }
+        let long = free - now > each.saturating_mul(marking);
+        let through = free + each;
+        self.places[place].free = Some(through);
+        Some((through, long))
+    }
+
+    /// A spare datagram with room in its buffer, perhaps.
+    fn blank(&mut self) -> Datagram {
+        let spare = self.spare.last().map(|index| &mut self.datagrams[*index as usize]);
+        let mut datagram = spare.map(std::mem::take).unwrap_or_default();
+        datagram.bytes.clear();
+        datagram.tos = 0;
+        datagram
+    }
+
+    fn forget(&mut self, datagram: Datagram) {
+        if self.spare.is_empty() {
+            self.spare.push(self.datagrams.len() as u32);
+            self.datagrams.push(Datagram::default());
+        }
+        self.give(datagram);
+    }
+
+    fn is_cut(&mut self, now: Instant, (from, to): (SocketAddr, SocketAddr)) -> bool {
+        self.cuts.retain(|(.., until)| *until > now);
+        let ends = (from.ip(), to.ip());
+        self.cuts.iter().any(|(a, b, _)| ends == (*a, *b) || ends == (*b, *a))
+    }
+
+    fn place(&self, to: SocketAddr, bytes: &[u8]) -> Option<usize> {
+        if to.port() != ROCE_PORT {
+            return None;
+        }
+        let here = |place: &Place| {
+            let (count, index) = place.steer;
+            place.address == to.ip() && steered(count, bytes).unwrap_or_default() == index
+        };
+        self.places.iter().position(here)
+    }
+}
+
+/// A place in air that is shared by all who are in it, on one thread.
+#[derive(Clone, Debug)]
+pub struct AirPort {
+    air: Arc<Mutex<Air>>,
+    place: usize,
+    address: IpAddr,
+}
+
+impl AirPort {
+    /// A new place; see [`Air::add`].
+    #[must_use]
+    pub fn new(air: &Arc<Mutex<Air>>, address: IpAddr, steer: (u32, u32)) -> AirPort {
+        let place = lock(air).add(address, steer);
+        AirPort { air: Arc::clone(air), place, address }
+    }
+
+    /// Its index.
+    #[must_use]
+    pub fn place(&self) -> usize {
+        self.place
+    }
+
+    /// Its address.
+    #[must_use]
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// Hands datagrams to the endpoint, until `events` of them wait to be told, or there is none.
+    pub(crate) fn receive(
+        &self,
+        now: Instant,
+        endpoint: &mut Endpoint,
+        region: &Region,
+        events: usize,
+    ) {
+        let mut air = lock(&self.air);
+        while endpoint.waiting_events() < events
+            && let Some(datagram) = air.take(self.place)
+        {
+            if let Some((from, to)) = datagram.way {
+                endpoint.handle(now, from, to, datagram.tos, &datagram.bytes, region);
+            }
+            air.give(datagram);
+        }
+    }
+
+    /// Sends what the endpoint has to say, if this place is switched on.
+    pub(crate) fn transmit(&self, now: Instant, endpoint: &mut Endpoint, region: &Region) {
+        let mut air = lock(&self.air);
+        if !air.places[self.place].down {
+            air.transmit(now, endpoint, region);
+        }
+    }
+}
+
+fn lock(air: &Mutex<Air>) -> MutexGuard<'_, Air> {
+    air.lock().unwrap_or_else(PoisonError::into_inner)
+}

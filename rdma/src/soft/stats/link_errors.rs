@@ -1,0 +1,196 @@
+//! What connections have met of losses, and of peers that were not ready. Each connection counts
+//! in plain numbers, only when there is trouble; they are added up by address when somebody asks.
+
+use std::net::IpAddr;
+
+use crate::soft::endpoint::Endpoint;
+use crate::soft::qp_context::Slot;
+use crate::soft::wire::header::{Nak, Syndrome};
+
+macro_rules! troubles {
+    ($($(#[$about:meta])* $trouble:ident = $name:literal,)*) => {
+        /// A kind of trouble.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub enum Trouble { $($(#[$about])* $trouble,)* }
+
+        impl Trouble {
+            /// All of them.
+            pub const ALL: &[Trouble] = &[$(Trouble::$trouble,)*];
+
+            /// A name for reports: lower case, with underscores.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Trouble::$trouble => $name,)* }
+            }
+        }
+    };
+}
+
+troubles! {
+    /// A packet that was sent once more: a request, or data of a read for which a peer asks again.
+    SentAgain = "sent_again",
+    /// Nothing was heard of a peer for so long that the oldest packet was sent again.
+    Timeout = "timeout",
+    /// A peer was told that packets are missing (NAK: PSN sequence error).
+    SequenceSent = "nak_sequence_sent",
+    /// A peer says so.
+    SequenceReceived = "nak_sequence_received",
+    /// A peer was told that there is no receive for its message yet (RNR NAK).
+    NotReadySent = "rnr_nak_sent",
+    /// A peer says so.
+    NotReadyReceived = "rnr_nak_received",
+    /// A peer was told why its request ends the connection (any other NAK).
+    RefusalSent = "nak_error_sent",
+    /// A peer says so.
+    RefusalReceived = "nak_error_received",
+    /// A peer was told that its packets have met congestion (CNP).
+    CongestionSent = "cnp_sent",
+    /// A peer says so: fewer packets are on their way to it at once.
+    CongestionReceived = "cnp_received",
+    /// Packets to a peer do not leave in trains any more: of each only the first has come.
+    TrainsEnded = "trains_ended",
+}
+
+/// How often each has happened.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Troubles([u64; Trouble::ALL.len()]);
+
+impl Troubles {
+    /// How often this has.
+    #[must_use]
+    pub fn of(&self, trouble: Trouble) -> u64 {
+        self.0[trouble as usize]
+    }
+
+    pub(crate) fn note(&mut self, trouble: Trouble) {
+        self.0[trouble as usize] += 1;
+    }
+
+    /// Notes an acknowledgement that is none.
+    pub(crate) fn note_sent(&mut self, syndrome: Syndrome) {
+        match syndrome {
+            Syndrome::Ack(_) | Syndrome::Reserved(_) => {}
+            Syndrome::Rnr(_) => self.note(Trouble::NotReadySent),
+            Syndrome::Nak(Nak::Sequence) => self.note(Trouble::SequenceSent),
+            Syndrome::Nak(_) => self.note(Trouble::RefusalSent),
+        }
+    }
+
+    /// The same, of one that has come.
+    pub(crate) fn note_received(&mut self, syndrome: Syndrome) {
+        match syndrome {
+            Syndrome::Ack(_) | Syndrome::Reserved(_) => {}
+            Syndrome::Rnr(_) => self.note(Trouble::NotReadyReceived),
+            Syndrome::Nak(Nak::Sequence) => self.note(Trouble::SequenceReceived),
+            Syndrome::Nak(_) => self.note(Trouble::RefusalReceived),
+        }
+    }
+
+    pub(crate) fn add(&mut self, other: &Troubles) {
+        self.0.iter_mut().zip(other.0).for_each(|(own, more)| *own += more);
+    }
+}
+
+/// Addresses of ours that are told apart; what comes beyond is of the last.
+const MOST_ADDRESSES: usize = 32;
+
+/// What connections that have ended leave behind, by their address here.
+#[derive(Debug, Default)]
+pub(crate) struct ByAddress(Vec<(IpAddr, Troubles)>);
+
+impl ByAddress {
+    /// A connection begins at this address.
+    pub(crate) fn begin(&mut self, at: IpAddr) {
+        let known = self.0.iter().any(|(own, _)| *own == at);
+        if !known && self.0.len() < MOST_ADDRESSES {
+            self.0.push((at, Troubles::default()));
+        }
+    }
+
+    /// One that has met these has ended.
+    pub(crate) fn end(&mut self, at: IpAddr, troubles: &Troubles) {
+        let place = self.place(at);
+        if let Some((_, own)) = self.0.get_mut(place) {
+            own.add(troubles);
+        }
+    }
+
+    /// All of each address, with what its `live` connections have met.
+    pub(super) fn each(
+        &self,
+        live: impl Iterator<Item = (IpAddr, Troubles)> + Clone,
+        mut tell: impl FnMut(IpAddr, &Troubles),
+    ) {
+        for (place, (at, ended)) in self.0.iter().enumerate() {
+            let mut sum = *ended;
+            live.clone()
+                .filter(|(own, _)| self.place(*own) == place)
+                .for_each(|(_, more)| sum.add(&more));
+            tell(*at, &sum);
+        }
+    }
+
+    fn place(&self, at: IpAddr) -> usize {
+        let found = self.0.iter().position(|(own, _)| *own == at);
+        found.unwrap_or(MOST_ADDRESSES - 1)
+    }
+}
+
+impl Endpoint {
+    /// What connections have met so far, by our address.
+    pub fn troubles(&self, tell: impl FnMut(IpAddr, &Troubles)) {
+        let of = |slot: &Slot| (slot.connection.local, slot.qp.troubles());
+        self.troubles.each(self.slots.iter().flatten().map(of), tell);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::soft::stats::link_errors::*;
+
+    fn address(n: u8) -> IpAddr {
+        [192, 0, 2, n].into()
+    }
+
+    fn told(all: &ByAddress, live: &[(IpAddr, Troubles)]) -> Vec<(IpAddr, u64)> {
+        let mut told = Vec::new();
+        all.each(live.iter().copied(), |at, sum| told.push((at, sum.of(Trouble::Timeout))));
+        told
+    }
+
+    #[test]
+    fn each_trouble_has_a_place_and_a_name_of_its_own() {
+        let mut troubles = Troubles::default();
+        for (at, trouble) in Trouble::ALL.iter().enumerate() {
+            assert_eq!(*trouble as usize, at);
+            troubles.note(*trouble);
+            assert_eq!(troubles.of(*trouble), 1);
+            assert!(Trouble::ALL[..at].iter().all(|other| other.name() != trouble.name()));
+        }
+    }
+
+    #[test]
+    fn what_has_ended_and_what_lives_is_told_together() {
+        let mut all = ByAddress::default();
+        all.begin(address(1));
+        all.begin(address(2));
+        all.begin(address(1));
+        let mut one = Troubles::default();
+        one.note(Trouble::Timeout);
+        all.end(address(2), &one);
+        let live = [(address(1), one), (address(2), one), (address(2), one)];
+        assert_eq!(told(&all, &live), [(address(1), 1), (address(2), 3)]);
+        assert_eq!(told(&all, &[]), [(address(1), 0), (address(2), 1)]);
+    }
+
+    #[test]
+    fn too_many_addresses_share_the_last_place() {
+        let mut all = ByAddress::default();
+        (0..40).for_each(|n| all.begin(address(n)));
+        let mut one = Troubles::default();
+        one.note(Trouble::Timeout);
+        (0..40).for_each(|n| all.end(address(n), &one));
+        let told = told(&all, &[(address(39), one)]);
+        assert_eq!((told.len(), told[0].1, told[31].1), (32, 1, 10));
+    }
+}

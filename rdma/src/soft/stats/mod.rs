@@ -1,0 +1,4 @@
+//! Counters.
+
+pub mod datagrams;
+pub mod link_errors;

@@ -1,0 +1,66 @@
+//! Where trains of datagrams are not taken: a device that does not compute checksums cannot cut
+//! them, and the system does not do it for that device either (`EIO`; some answer `EINVAL`).
+//!
+//! The same errors have other reasons as well: a datagram that has become too long for its way,
+//! say. So a refused train says nothing by itself. Only when its datagrams then leave one by one
+//! was it the train that was refused; and as devices and routes change, that is believed for a
+//! while only.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+/// How long no trains are tried where one was refused.
+const BELIEVED: Duration = Duration::from_secs(10);
+/// Addresses of ours that are remembered. There are as many as somebody talks from.
+const MOST: usize = 256;
+
+/// The addresses of ours that trains do not leave from.
+#[derive(Debug, Default)]
+pub(super) struct Singles(Vec<(IpAddr, Instant)>);
+
+impl Singles {
+    /// How many datagrams a train from there may have; 1: there are no trains.
+    pub(super) fn longest_train(&self, now: Instant, from: IpAddr) -> usize {
+        let here = |(address, until): &(IpAddr, Instant)| *address == from && now < *until;
+        if self.0.iter().any(here) { 1 } else { usize::MAX }
+    }
+
+    /// A train was refused, and its datagrams have left one by one.
+    pub(super) fn only(&mut self, now: Instant, from: IpAddr) {
+        let (until, room) = (now + BELIEVED, self.0.len() < MOST);
+        match self.0.iter_mut().find(|(address, _)| *address == from) {
+            Some((_, known)) => *known = until,
+            None if room => {
+                self.0.push((from, until));
+                tracing::info!(
+                    address = %from,
+                    "no trains of datagrams here: the device takes single ones"
+                );
+            }
+            None => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::soft::udp::gso_fallback::*;
+
+    #[test]
+    fn a_refusal_is_believed_for_a_while_and_where_it_was() {
+        let now = Instant::now();
+        let [a, b]: [IpAddr; 2] = ["192.0.2.1", "192.0.2.2"].map(|ip| ip.parse().unwrap());
+        let mut singles = Singles::default();
+        assert_eq!(singles.longest_train(now, a), usize::MAX);
+        singles.only(now, a);
+        let late = now + BELIEVED;
+        let just_before = late - Duration::from_nanos(1);
+        assert_eq!([a, b].map(|from| singles.longest_train(now, from)), [1, usize::MAX]);
+        assert_eq!(singles.longest_train(just_before, a), 1);
+        assert_eq!(singles.longest_train(late, a), usize::MAX);
+        // Refused again.
+        singles.only(late, a);
+        assert_eq!(singles.longest_train(late, a), 1);
+        assert_eq!(singles.0.len(), 1);
+    }
+}

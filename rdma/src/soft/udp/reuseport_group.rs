@@ -1,0 +1,348 @@
+//! Fabrics that share their addresses: one a reactor, each with a socket of its own on every address
+//! that any of them listens at or connects from. The kernel brings each datagram to the socket of
+//! the fabric that it is for, by a program (`soft/udp/sockopt.rs`) that answers with the number of a socket
+//! in the order of binding. So all sockets of an address are bound at once, by whoever first wants
+//! it, and closed at once, when nobody uses any of them; each fabric fetches its own.
+//!
+//! What keeps two groups off one address: `soft/udp/port_users.rs`.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::super::provider::Options;
+use super::super::wire::ipv4_id::Pairs;
+use super::port_users::refuse_another;
+use super::socket::{Bound, Refusal};
+use super::sockopt::Steering;
+use crate::FabricError;
+
+/// Bytes that came to another fabric's socket and wait to be fetched, at most (and one train more);
+/// what follows gets lost, as other datagrams do on the way.
+const MOST_STRAY_BYTES: usize = 1 << 20;
+
+/// What the fabrics share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    options: Options,
+    /// Counts the changes of `state`.
+    changes: AtomicU64,
+    state: Mutex<State>,
+    members: Vec<Member>,
+    /// What is known of the identifications of peers' packets.
+    pairs: Arc<Pairs>,
+}
+
+#[derive(Debug)]
+struct Member {
+    /// Ends the sleep of this fabric.
+    bell: EventFd,
+    /// Something was put into `strays` since they were last fetched.
+    called: AtomicBool,
+    strays: Mutex<Strays>,
+}
+
+/// Datagrams for a fabric that another one has received.
+#[derive(Default, Debug)]
+struct Strays {
+    waiting: VecDeque<Stray>,
+    /// Bytes of all that wait.
+    bytes: usize,
+    /// Used buffers.
+    spare: Vec<Vec<u8>>,
+}
+
+/// Datagrams of one way, one after the other.
+#[derive(Debug)]
+pub(super) struct Stray {
+    pub(super) from: SocketAddr,
+    pub(super) to: SocketAddr,
+    pub(super) tos: u8,
+    pub(super) bytes: Vec<u8>,
+    /// Bytes of each datagram; the last one may be shorter.
+    pub(super) each: usize,
+}
+
+#[derive(Default, Debug)]
+struct State {
+    listeners: Vec<SocketAddr>,
+    addresses: Vec<Address>,
+}
+
+/// An address that this group has.
+#[derive(Debug)]
+struct Address {
+    ip: IpAddr,
+    /// One for each fabric, in the order of binding.
+    sockets: Vec<Arc<Bound>>,
+    /// Whether each fabric has fetched its socket.
+    fetched: Vec<bool>,
+    /// Whether each fabric has said, since nobody listens here any more, that it needs none.
+    idle: Vec<bool>,
+    /// All that have fetched theirs have said so.
+    closing: bool,
+    /// Somebody connects from it: it stays.
+    stays: bool,
+}
+
+/// What has changed for one fabric.
+pub(super) struct News {
+    pub(super) listeners: Vec<SocketAddr>,
+    pub(super) sockets: Vec<Arc<Bound>>,
+    /// Addresses of its sockets where nobody listens any more, and whether it shall give the socket
+    /// back: not before nobody talks from there either, so that until then all are answered.
+    pub(super) retired: Vec<(IpAddr, bool)>,
+}
+
+impl Shared {
+    /// `count` fabrics (at least one).
+    pub(crate) fn new(count: u32, options: Options) -> Result<Shared, FabricError> {
+        let member = || -> nix::Result<Member> {
+            let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+            let bell = EventFd::from_value_and_flags(0, flags)?;
+            Ok(Member { bell, called: AtomicBool::new(false), strays: Mutex::default() })
+        };
+        let members: nix::Result<Vec<_>> = (0..count.max(1)).map(|_| member()).collect();
+        let members = members
+            .map_err(|e| FabricError(format!("no eventfd for a soft fabric: {}", e.desc())))?;
+        let state = Mutex::default();
+        let pairs = Arc::new(Pairs::new(count));
+        Ok(Shared { options, changes: AtomicU64::new(0), state, members, pairs })
+    }
+
+    /// How many fabrics there are.
+    pub(crate) fn count(&self) -> u32 {
+        self.members.len() as u32
+    }
+
+    pub(crate) fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// What all of them know of peers' packets.
+    pub(crate) fn pairs(&self) -> Arc<Pairs> {
+        Arc::clone(&self.pairs)
+    }
+
+    /// Changes so far, so that a fabric can tell whether it has missed any.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// What makes a sleeping fabric look.
+    pub(super) fn bell(&self, index: u32) -> BorrowedFd<'_> {
+        self.members[index as usize].bell.as_fd()
+    }
+
+    /// Takes part in requests to connect at an address.
+    pub(super) fn listen(&self, at: SocketAddr) -> Result<(), FabricError> {
+        let mut state = self.lock();
+        self.open(&mut state, at, false)?;
+        if !state.listeners.contains(&at) {
+            state.listeners.push(at);
+        }
+        self.announce();
+        Ok(())
+    }
+
+    pub(super) fn unlisten(&self, at: SocketAddr) {
+        let mut state = self.lock();
+        state.listeners.retain(|listener| *listener != at);
+        if let Some(address) = state.addresses.iter_mut().find(|address| address.ip == at.ip()) {
+            address.keep();
+        }
+        // Nobody would ever give back what nobody has fetched.
+        let State { listeners, addresses } = &mut *state;
+        addresses.retain(|address| address.is_wanted(listeners) || address.is_open());
+        drop(state);
+        self.announce();
+    }
+
+    /// Opens an address to connect from.
+    pub(super) fn open_source(&self, at: SocketAddr) -> Result<(), FabricError> {
+        self.open(&mut self.lock(), at, true)?;
+        self.announce();
+        Ok(())
+    }
+
+    fn open(&self, state: &mut State, at: SocketAddr, stays: bool) -> Result<(), FabricError> {
+        let ip = at.ip();
+        if let Some(address) = state.addresses.iter_mut().find(|address| address.ip == ip) {
+            address.stays |= stays;
+            address.keep();
+            return Ok(());
+        }
+        let bind = || -> Result<Address, Refusal> {
+            refuse_another(ip, &[])?;
+            let steering = Steering::new(self.count());
+            let several = self.count() > 1;
+            let bound = (0..self.count()).map(|index| {
+                let first = (several && index == 0).then_some(&steering);
+                Bound::new(at, &self.options, first).map(Arc::new)
+            });
+            let sockets: Vec<_> = bound.collect::<Result<_, _>>()?;
+            refuse_another(ip, &sockets)?;
+            let none = vec![false; self.members.len()];
+            let (fetched, idle) = (none.clone(), none);
+            Ok(Address { ip, sockets, fetched, idle, closing: false, stays })
+        };
+        let address = bind().map_err(|refusal| FabricError(refusal.sentence(ip)))?;
+        self.report(&address);
+        state.addresses.push(address);
+        Ok(())
+    }
+
+    fn report(&self, address: &Address) {
+        let Some(buffers) = address.sockets.first().map(|bound| bound.buffers) else { return };
+        let (ip, asked) = (address.ip, self.options.receive_buffer_bytes);
+        let super::SocketBuffers { receive_bytes, send_bytes, window_bytes, .. } = buffers;
+        tracing::info!(address = %ip, receive_bytes, send_bytes, "UDP port 4791 opened");
+        if receive_bytes < window_bytes {
+            tracing::warn!(
+                "the receive buffer of {ip} has {receive_bytes} bytes, but one connection may fill \
+                 {window_bytes}: packets will get lost; `sysctl -w net.core.rmem_max={asked}`"
+            );
+        }
+    }
+
+    /// What has changed for a fabric that has the sockets of these addresses.
+    pub(super) fn news(&self, index: u32, has: impl Fn(IpAddr) -> bool) -> News {
+        let mut state = self.lock();
+        let State { listeners, addresses } = &mut *state;
+        let mut sockets = Vec::new();
+        let mut retired = Vec::new();
+        for address in addresses {
+            let wanted = address.is_wanted(listeners);
+            if has(address.ip) {
+                retired.extend((!wanted).then_some((address.ip, address.closing)));
+            } else if let (true, Some(socket)) = (wanted, address.sockets.get(index as usize)) {
+                address.fetched[index as usize] = true;
+                sockets.push(Arc::clone(socket));
+            }
+        }
+        News { listeners: listeners.clone(), sockets, retired }
+    }
+
+    /// A fabric says that it does not need its socket of an address where nobody listens any more.
+    pub(super) fn resign(&self, index: u32, ip: IpAddr) {
+        let mut state = self.lock();
+        let Some(address) = state.addresses.iter_mut().find(|address| address.ip == ip) else {
+            return;
+        };
+        address.idle[index as usize] = true;
+        if address.is_idle() {
+            address.closing = true;
+            self.announce();
+        }
+    }
+
+    /// Takes back the socket of an address that is being closed; the last one closes them all. It
+    /// goes back when somebody listens again.
+    pub(super) fn give_back(&self, index: u32, socket: Arc<Bound>) -> Result<(), Arc<Bound>> {
+        let mut state = self.lock();
+        let State { listeners, addresses } = &mut *state;
+        let of_it = |address: &Address| address.ip == socket.address;
+        let Some(at) = addresses.iter().position(of_it) else { return Ok(()) };
+        if addresses[at].is_wanted(listeners) {
+            return Err(socket);
+        }
+        drop(socket);
+        addresses[at].fetched[index as usize] = false;
+        if !addresses[at].is_open() {
+            addresses.swap_remove(at);
+        }
+        Ok(())
+    }
+
+    /// Brings datagrams of one way, each of `each` bytes but the last one, to the fabric that they are
+    /// for. Leaves an empty buffer.
+    pub(super) fn forward(
+        &self,
+        index: u32,
+        (from, to, tos): (SocketAddr, SocketAddr, u8),
+        each: usize,
+        datagrams: &mut Vec<u8>,
+    ) {
+        let Some(member) = self.members.get(index as usize) else { return };
+        let mut strays = member.strays.lock().unwrap_or_else(PoisonError::into_inner);
+        if strays.bytes < MOST_STRAY_BYTES {
+            strays.bytes += datagrams.len();
+            let bytes = std::mem::replace(datagrams, strays.spare.pop().unwrap_or_default());
+            strays.waiting.push_back(Stray { from, to, tos, bytes, each });
+            if !member.called.swap(true, Ordering::AcqRel) {
+                member.ring();
+            }
+        }
+        datagrams.clear();
+    }
+
+    /// Whether others have brought datagrams.
+    pub(super) fn is_called(&self, index: u32) -> bool {
+        self.members[index as usize].called.load(Ordering::Acquire)
+    }
+
+    /// Takes what other fabrics have brought by now, in order, in place of what was taken before, whose
+    /// buffers are used again. All at once: they may go on bringing while it is dealt with.
+    pub(super) fn take_strays(&self, index: u32, taken: &mut VecDeque<Stray>) {
+        let member = &self.members[index as usize];
+        let mut strays = member.strays.lock().unwrap_or_else(PoisonError::into_inner);
+        strays.spare.extend(taken.drain(..).map(|stray| stray.bytes));
+        std::mem::swap(&mut strays.waiting, taken);
+        strays.bytes = 0;
+        member.called.store(false, Ordering::Release);
+    }
+
+    /// Silences the bell: before sleep, and before the last look at what it rings for.
+    pub(super) fn hush(&self, index: u32) {
+        if self.members.len() > 1 {
+            let _ = self.members[index as usize].bell.read();
+        }
+    }
+
+    /// Tells the others that there are changes; whoever makes them knows.
+    fn announce(&self) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        if self.members.len() > 1 {
+            self.members.iter().for_each(Member::ring);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing in there is left half done by a panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Member {
+    fn ring(&self) {
+        // It can only fail when it is ringing already.
+        let _ = self.bell.write(1);
+    }
+}
+
+impl Address {
+    /// Begins anew to ask who needs it.
+    fn keep(&mut self) {
+        self.closing = false;
+        self.idle.fill(false);
+    }
+
+    /// Whether any fabric has its socket.
+    fn is_open(&self) -> bool {
+        self.fetched.contains(&true)
+    }
+
+    /// Whether all that have theirs need it no more. The others, which slept while somebody listened,
+    /// say nothing.
+    fn is_idle(&self) -> bool {
+        self.fetched.iter().zip(&self.idle).all(|(fetched, idle)| *idle || !fetched)
+    }
+
+    fn is_wanted(&self, listeners: &[SocketAddr]) -> bool {
+        self.stays || listeners.iter().any(|listener| listener.ip() == self.ip)
+    }
+}

@@ -1,0 +1,126 @@
+//! Which way to a peer: our address, and the largest packet that goes there.
+
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::{getsockopt, setsockopt, sockopt as known};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::super::cm::mad::MAD_BYTES;
+use super::super::wire::header::{Bth, ICRC_BYTES};
+use super::sockopt::{MtuDiscover, MtuDiscoverV6, MtuV6};
+
+const UDP_HEADER_BYTES: usize = 8;
+/// Bytes before and after a payload in the longest packet with one: UDP header, BTH, RETH,
+/// immediate data and CRC.
+const OVERHEAD_BYTES: u32 =
+    UDP_HEADER_BYTES as u32 + Bth::BYTES as u32 + 16 + 4 + ICRC_BYTES as u32;
+/// A warning that anybody on the network can bring about comes no more often.
+const WARN_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Which address of ours the routes choose for a peer, and the MTU of that way as the system has it
+/// now: that of the route or the link, or less, if anybody has said so on the way.
+pub(super) fn route(source: Option<IpAddr>, to: SocketAddr) -> io::Result<(SocketAddr, u32)> {
+    let socket = towards(source, to)?;
+    let local = socket.local_addr()?.as_socket().ok_or(ErrorKind::Unsupported)?;
+    let mtu = match to {
+        SocketAddr::V4(_) => getsockopt(&socket, known::IpMtu)?,
+        SocketAddr::V6(_) => getsockopt(&socket, MtuV6)?,
+    };
+    Ok((local, u32::try_from(mtu).unwrap_or_default()))
+}
+
+/// Whether the longest packet with so much payload leaves towards a peer: whether the link carries
+/// it, whatever was said of the rest of the way. Nothing is sent: the system is given the datagram
+/// with the promise of more (`MSG_MORE`), which makes it look at the length, and wait.
+pub(super) fn leaves(from: IpAddr, to: SocketAddr, payload_bytes: u32) -> bool {
+    let ask = || -> io::Result<()> {
+        let socket = towards(Some(from), to)?;
+        // As the sockets that packets leave from.
+        match to {
+            SocketAddr::V4(_) => setsockopt(&socket, MtuDiscover, &libc::IP_PMTUDISC_PROBE)?,
+            SocketAddr::V6(_) => setsockopt(&socket, MtuDiscoverV6, &libc::IPV6_PMTUDISC_PROBE)?,
+        }
+        let datagram = vec![0; (payload_bytes + OVERHEAD_BYTES) as usize - UDP_HEADER_BYTES];
+        socket.send_with_flags(&datagram, libc::MSG_MORE).map(drop)
+    };
+    ask().is_ok()
+}
+
+/// Whether it is time for a warning that came `last`; then it has come now.
+pub(crate) fn is_due(last: &mut Option<Instant>, now: Instant) -> bool {
+    let due = last.is_none_or(|last| now.saturating_duration_since(last) >= WARN_INTERVAL);
+    if due {
+        *last = Some(now);
+    }
+    due
+}
+
+/// A socket that is connected to a peer, which sends nothing.
+fn towards(source: Option<IpAddr>, to: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(to), Type::DGRAM, Some(Protocol::UDP))?;
+    if let Some(source) = source {
+        socket.bind(&SocketAddr::new(source, 0).into())?;
+    }
+    socket.connect(&to.into())?;
+    Ok(socket)
+}
+
+/// The largest path MTU, of at most `most` bytes, whose longest packet fits a link; none when not
+/// even the smallest or a message of connection management does.
+pub(super) fn payload_bytes(link: u32, v6: bool, most: u32) -> Option<u32> {
+    let room = link.checked_sub(OVERHEAD_BYTES + if v6 { 40 } else { 20 })?;
+    let mtu = [4096, 2048, 1024, 512, 256].into_iter().find(|mtu| *mtu <= room.min(most));
+    mtu.filter(|_| room >= MAD_BYTES as u32)
+}
+
+/// Addresses of this machine other than `to`, which is one.
+pub(super) fn beside(to: IpAddr) -> Vec<IpAddr> {
+    match to {
+        IpAddr::V4(_) => {
+            let loopback = (2..=254).map(|last| Ipv4Addr::new(127, 0, 0, last).into());
+            loopback.filter(|address| *address != to).collect()
+        }
+        IpAddr::V6(_) => {
+            let list = nix::ifaddrs::getifaddrs().into_iter().flatten();
+            let own = list.filter_map(|interface| {
+                Some(IpAddr::V6(interface.address?.as_sockaddr_in6()?.ip()))
+            });
+            let local = |address: &IpAddr| matches!(address, IpAddr::V6(v6) if v6.segments()[0] & 0xffc0 == 0xfe80);
+            own.filter(|address| *address != to && !local(address)).collect()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::soft::udp::route::*;
+
+    #[test]
+    fn a_warning_comes_at_most_once_a_minute() {
+        let (mut last, start) = (None, Instant::now());
+        let due = [0, 1, 59, 60, 61, 119, 120]
+            .map(|seconds| is_due(&mut last, start + Duration::from_secs(seconds)));
+        assert_eq!(due, [true, false, false, true, false, false, true]);
+    }
+
+    #[test]
+    fn the_path_mtu_is_the_largest_that_a_link_carries() {
+        for (link, v6, most, payload) in [
+            (1500, false, 4096, Some(1024)),
+            (1500, true, 4096, Some(1024)),
+            (9000, false, 4096, Some(4096)),
+            (65536, false, 4096, Some(4096)),
+            (65536, false, 1024, Some(1024)),
+            (4159, false, 4096, Some(2048)),
+            (4160, false, 4096, Some(4096)),
+            (4160, true, 4096, Some(2048)),
+            (320, false, 4096, Some(256)),
+            (319, false, 4096, None),
+            (0, true, 4096, None),
+        ] {
+            assert_eq!(payload_bytes(link, v6, most), payload, "{link} {v6} {most}");
+        }
+    }
+}

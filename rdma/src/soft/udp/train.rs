@@ -1,0 +1,262 @@
+//! Trains: datagrams of one length, only the last one shorter, that go to the kernel in one call
+//! (`UDP_SEGMENT`, udp(7)). The price of sending is that of the call and its socket buffer, not of
+//! the bytes: a train of fifteen costs little more than a single datagram.
+//!
+//! Datagrams of several queue pairs may share a train when they take the same way; the order
+//! within a queue pair stays as it is.
+
+use std::net::IpAddr;
+
+use crate::soft::endpoint::Transmit;
+
+/// Datagrams that are put in order together, at most.
+pub(crate) const MOST_GATHERED: usize = 256;
+/// Datagrams of one train, at most: what the kernel takes (`UDP_MAX_SEGMENTS`, before 6.9).
+pub(crate) const MOST_SEGMENTS: usize = 64;
+/// Bytes of one train, at most: what an IP datagram holds.
+pub(super) const MOST_BYTES: usize = 65_507;
+
+/// Headers and CRC of a packet that writes.
+const WRITE_BYTES: usize = 32;
+
+/// Bytes that are written by one train of packets with so many bytes each.
+pub(crate) fn payload_bytes(mtu: u32) -> u32 {
+    let packets = MOST_BYTES / (mtu as usize + WRITE_BYTES);
+    packets.clamp(1, MOST_SEGMENTS) as u32 * mtu
+}
+
+/// What a train has in common: the addresses of both ends, the source port and the type of service.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Way {
+    pub(super) from: IpAddr,
+    /// Source port.
+    pub(super) port: u16,
+    pub(super) to: IpAddr,
+    pub(super) tos: u8,
+}
+
+/// A datagram that waits for its place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Item {
+    pub(super) way: Way,
+    /// Datagrams of one queue stay in order.
+    pub(super) queue: u32,
+    /// Length of the datagram.
+    pub(super) bytes: usize,
+}
+
+impl Item {
+    /// A datagram that an endpoint wants to send.
+    pub(crate) fn of(transmit: &Transmit) -> Item {
+        let (from, to) = (transmit.flow.source, transmit.flow.destination.ip());
+        let way = Way { from: from.ip(), port: from.port(), to, tos: transmit.tos };
+        Item { way, queue: transmit.slot, bytes: transmit.outgoing.datagram_bytes() }
+    }
+}
+
+/// Puts datagrams in the order of trains. It keeps its memory between uses.
+#[derive(Debug, Default)]
+pub(crate) struct Trains {
+    /// Indices of the items, train after train.
+    order: Vec<u16>,
+    /// Where each train ends in `order`.
+    ends: Vec<u16>,
+    left: Vec<u16>,
+    /// By queue: the train in which nothing more of it may ride.
+    shut: Vec<u32>,
+    train: u32,
+}
+
+impl Trains {
+    /// Memory for [`MOST_GATHERED`] items.
+    pub(crate) fn new() -> Trains {
+        Trains {
+            order: Vec::with_capacity(MOST_GATHERED),
+            ends: Vec::with_capacity(MOST_GATHERED),
+            left: Vec::with_capacity(MOST_GATHERED),
+            ..Trains::default()
+        }
+    }
+
+    /// Makes trains of these items, of at most `most` datagrams each (1: no trains).
+    pub(crate) fn make(&mut self, items: &[Item], most: usize) {
+        self.order.clear();
+        self.ends.clear();
+        self.left.clear();
+        if let Some(first) = items.first()
+            && items.iter().all(|item| (item.queue, item.way) == (first.queue, first.way))
+        {
+            self.make_of_one(items, most.min(MOST_SEGMENTS));
+            return;
+        }
+        self.left.extend(0..items.len() as u16);
+        while !self.left.is_empty() {
+            self.train = self.train.wrapping_add(1);
+            let Some(first) = self.locomotive(items) else { break };
+            self.couple(items, first, most.min(MOST_SEGMENTS));
+            self.ends.push(self.order.len() as u16);
+        }
+    }
+
+    /// The same, where all are of one queue: as they are, with as many to a train as fit.
+    fn make_of_one(&mut self, items: &[Item], most: usize) {
+        self.order.extend(0..items.len() as u16);
+        let mut start = 0;
+        while let Some(first) = items.get(start) {
+            let room = (MOST_BYTES / first.bytes.max(1)).min(most).max(1);
+            let rest = &items[start..items.len().min(start + room)];
+            let equal = rest.iter().take_while(|item| item.bytes == first.bytes).count();
+            let tail = rest.get(equal).is_some_and(|item| item.bytes < first.bytes);
+            start += equal + usize::from(tail);
+            self.ends.push(start as u16);
+        }
+    }
+
+    /// The trains, as indices of items.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &[u16]> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        starts
+            .zip(&self.ends)
+            .map(|(start, end)| &self.order[usize::from(start)..usize::from(*end)])
+    }
+
+    /// The longest of the datagrams that are first of their queues: the earliest of these.
+    fn locomotive(&mut self, items: &[Item]) -> Option<Item> {
+        let mut best: Option<Item> = None;
+        for at in 0..self.left.len() {
+            let item = items[usize::from(self.left[at])];
+            if self.is_shut(item.queue) {
+                continue;
+            }
+            self.shut(item.queue);
+            if best.is_none_or(|best| item.bytes > best.bytes) {
+                best = Some(item);
+            }
+        }
+        self.train = self.train.wrapping_add(1);
+        best
+    }
+
+    /// Takes what fits behind the first, and leaves the rest.
+    fn couple(&mut self, items: &[Item], first: Item, most: usize) {
+        let start = self.order.len();
+        let room = (MOST_BYTES / first.bytes.max(1)).min(most);
+        let mut tail = None;
+        let mut kept = 0;
+        for at in 0..self.left.len() {
+            let index = self.left[at];
+            let item = items[usize::from(index)];
+            let free = !self.is_shut(item.queue) && self.order.len() - start < room;
+            if free && item.way == first.way && item.bytes == first.bytes {
+                self.order.push(index);
+                continue;
+            }
+            if free && item.way == first.way && item.bytes < first.bytes && tail.is_none() {
+                // It may end the train; nothing of its queue comes after it.
+                tail = Some((kept, index));
+            }
+            self.shut(item.queue);
+            self.left[kept] = index;
+            kept += 1;
+        }
+        self.left.truncate(kept);
+        if let Some((at, index)) = tail
+            && self.order.len() - start < room
+        {
+            self.order.push(index);
+            self.left.remove(at);
+        }
+    }
+
+    fn is_shut(&self, queue: u32) -> bool {
+        self.shut.get(queue as usize) == Some(&self.train)
+    }
+
+    fn shut(&mut self, queue: u32) {
+        let at = queue as usize;
+        if self.shut.len() <= at {
+            self.shut.resize(at + 1, self.train.wrapping_sub(1));
+        }
+        self.shut[at] = self.train;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use crate::soft::udp::train::*;
+
+    fn item(queue: u32, bytes: usize) -> Item {
+        let at = IpAddr::from([192, 0, 2, 1]);
+        Item { way: Way { from: at, port: 4791, to: at, tos: 0 }, queue, bytes }
+    }
+
+    fn trains(items: &[Item], most: usize) -> Vec<Vec<u16>> {
+        let mut trains = Trains::new();
+        trains.make(items, most);
+        trains.iter().map(<[u16]>::to_vec).collect()
+    }
+
+    #[test]
+    fn long_ones_share_a_train_and_a_short_one_ends_it() {
+        let one = [item(0, 4128), item(0, 36), item(0, 20)];
+        assert_eq!(trains(&one, 64), [vec![0, 1], vec![2]]);
+        let two = [item(0, 4128), item(0, 36), item(1, 4128), item(1, 36), item(1, 20)];
+        assert_eq!(trains(&two, 64), [vec![0, 2, 1], vec![3, 4]]);
+        assert_eq!(trains(&two, 1), [vec![0], vec![2], vec![1], vec![3], vec![4]]);
+    }
+
+    #[test]
+    fn a_train_is_as_long_as_the_kernel_takes() {
+        let long: Vec<Item> = (0..40).map(|_| item(0, 4128)).collect();
+        assert_eq!(trains(&long, 64).iter().map(Vec::len).collect::<Vec<_>>(), [15, 15, 10]);
+        let short: Vec<Item> = (0..100).map(|_| item(0, 36)).collect();
+        assert_eq!(trains(&short, 64).iter().map(Vec::len).collect::<Vec<_>>(), [64, 36]);
+    }
+
+    #[test]
+    fn other_ways_take_other_trains() {
+        let mut items = [item(0, 100), item(1, 100), item(0, 100)];
+        items[1].way.tos = 4;
+        assert_eq!(trains(&items, 64), [vec![0, 2], vec![1]]);
+    }
+
+    proptest! {
+        /// Every datagram leaves once, those of a queue in order, and every train is one that the
+        /// kernel takes.
+        #[test]
+        fn trains_are_in_order(
+            items in proptest::collection::vec((0u32..5, 0usize..4, 0u8..2), 0..MOST_GATHERED),
+            most in 1usize..70,
+        ) {
+            let lengths = [20, 36, 80, 4128];
+            let items: Vec<Item> = items
+                .into_iter()
+                .map(|(queue, len, tos)| {
+                    let mut item = item(queue, lengths[len]);
+                    item.way.tos = tos * u8::from(queue % 2 == 0);
+                    item
+                })
+                .collect();
+            let trains = trains(&items, most);
+            let mut all: Vec<u16> = trains.concat();
+            for queue in 0..5 {
+                let of_queue: Vec<u16> =
+                    all.iter().copied().filter(|i| items[usize::from(*i)].queue == queue).collect();
+                prop_assert!(of_queue.is_sorted());
+            }
+            all.sort_unstable();
+            prop_assert_eq!(all, (0..items.len() as u16).collect::<Vec<_>>());
+            for train in trains {
+                let train: Vec<Item> = train.iter().map(|i| items[usize::from(*i)]).collect();
+                let (last, rest) = train.split_last().unwrap();
+                prop_assert!(train.len() <= most.min(MOST_SEGMENTS));
+                prop_assert!(train.iter().all(|item| item.way == train[0].way));
+                prop_assert!(rest.iter().all(|item| item.bytes == train[0].bytes));
+                prop_assert!(last.bytes <= train[0].bytes);
+                prop_assert!(train.iter().map(|item| item.bytes).sum::<usize>() <= MOST_BYTES);
+            }
+        }
+    }
+}

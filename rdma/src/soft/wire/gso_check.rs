@@ -1,0 +1,178 @@
+//! Whether the packets of a train arrive: whether the device that cuts it numbers the segments as the
+//! kernel does.
+//!
+//! The CRC covers the IPv4 identification, and the packets of a train are made for 0, 1, 2, ..
+//! ([`super::icrc::train_identification`]). A device that cuts trains itself
+//! (`tx-udp-segmentation`), or a tunnel, may give all of them the same one, or others. Adapters and
+//! `rdma_rxe` then find all packets wrong but the first, and drop them without a word: of each train
+//! one packet arrives, and everything else is sent again, as a train. (Our own kind does not see that
+//! field and solves for it, and IPv6 has none: nothing of this concerns them.)
+//!
+//! The peer's answers tell. Of each packet it is remembered whether it left as the first of its train
+//! or behind it. When one that left behind is missing, and one that left first has come meanwhile,
+//! that is a *miss*; one that left behind and has come makes up for all. After [`MISSES`] in a row
+//! there are no trains on that path any more, for as long as there are connections on it: each miss
+//! costs one round trip, or one timeout. Losses alone bring that about once in p^-6 recoveries, and
+//! what is lost by it is the price of the calls.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+
+use super::psn::Psn;
+
+/// So many misses in a row end trains.
+const MISSES: u32 = 6;
+/// Packets that are remembered: a power of two.
+const REMEMBERED: u32 = 4096;
+/// Of those before the packet that a peer lacks so many are looked at: the others may be newer ones
+/// with the same place.
+const LOOKED_AT: u32 = REMEMBERED / 4;
+
+/// How the latest packets have left, by number.
+#[derive(Debug, Default)]
+pub(crate) struct Places {
+    first: Bits,
+    behind: Bits,
+}
+
+#[derive(Debug)]
+struct Bits([u64; (REMEMBERED / 64) as usize]);
+
+impl Default for Bits {
+    fn default() -> Bits {
+        Bits([0; (REMEMBERED / 64) as usize])
+    }
+}
+
+impl Bits {
+    fn set(&mut self, psn: Psn, on: bool) {
+        let at = psn.get() % REMEMBERED;
+        let word = &mut self.0[(at / 64) as usize];
+        *word = *word & !(1 << (at % 64)) | u64::from(on) << (at % 64);
+    }
+
+    fn take(&mut self, psn: Psn) -> bool {
+        let at = psn.get() % REMEMBERED;
+        let set = self.0[(at / 64) as usize] >> (at % 64) & 1 == 1;
+        self.set(psn, false);
+        set
+    }
+}
+
+/// What has come of a path's packets, and what has not.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Arrivals {
+    /// One that left first in its train has come.
+    first: bool,
+    /// One that left behind others has.
+    behind: bool,
+    /// One that left behind others has not.
+    missing: bool,
+}
+
+impl Places {
+    /// A packet leaves at this place of its train.
+    pub(crate) fn depart(&mut self, psn: Psn, place: usize) {
+        self.first.set(psn, place == 0);
+        self.behind.set(psn, place > 0);
+    }
+
+    /// The peer has all before `end` (of which `new` are new at most), and may lack that one.
+    pub(crate) fn arrive(&mut self, end: Psn, new: u32, lacks: bool) -> Arrivals {
+        let mut arrivals = Arrivals::default();
+        let mut psn = end;
+        for _ in 0..new.min(LOOKED_AT) {
+            psn = psn.previous();
+            arrivals.first |= self.first.take(psn);
+            arrivals.behind |= self.behind.take(psn);
+        }
+        arrivals.missing = lacks && self.behind.take(end);
+        arrivals
+    }
+}
+
+/// What is known of a path. All endpoints that share it write here, and it does not matter who first.
+#[derive(Debug, Default)]
+pub(crate) struct Segments {
+    /// One that left first has come since the last miss.
+    first: AtomicBool,
+    misses: AtomicU32,
+}
+
+impl Segments {
+    /// Whether packets may leave in trains.
+    pub(crate) fn are_kept(&self) -> bool {
+        self.misses.load(Relaxed) < MISSES
+    }
+
+    /// Takes note. True when there are no trains from now on.
+    pub(crate) fn note(&self, arrivals: Arrivals) -> bool {
+        let misses = self.misses.load(Relaxed);
+        if arrivals == Arrivals::default() || misses >= MISSES {
+            return false;
+        }
+        if arrivals.behind && misses > 0 {
+            self.misses.store(0, Relaxed);
+        }
+        if arrivals.missing && (arrivals.first || self.first.load(Relaxed)) {
+            self.first.store(false, Relaxed);
+            return self.misses.fetch_add(1, Relaxed) + 1 == MISSES;
+        }
+        if arrivals.first && !self.first.load(Relaxed) {
+            self.first.store(true, Relaxed);
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::soft::wire::gso_check::*;
+
+    /// A train of four leaves, of which the peer says that it has the first `have`.
+    fn train(places: &mut Places, start: &mut Psn, have: u32) -> Arrivals {
+        for place in 0..4 {
+            places.depart(start.add(place), place as usize);
+        }
+        *start = start.add(have);
+        places.arrive(*start, have, have < 4)
+    }
+
+    #[test]
+    fn six_trains_in_a_row_of_which_only_the_first_packet_comes_are_the_last() {
+        let (mut places, segments) = (Places::default(), Segments::default());
+        let mut start = Psn::new(0xff_fff0);
+        for nth in 1..=6 {
+            assert!(segments.are_kept(), "{nth}");
+            assert_eq!(segments.note(train(&mut places, &mut start, 1)), nth == 6);
+        }
+        assert!(!segments.are_kept());
+        // For good, and told once.
+        assert!(!segments.note(train(&mut places, &mut start, 1)));
+        assert!(!segments.note(train(&mut places, &mut start, 4)) && !segments.are_kept());
+    }
+
+    #[test]
+    fn losses_end_no_trains() {
+        let (mut places, segments) = (Places::default(), Segments::default());
+        let mut start = Psn::new(5);
+        for _ in 0..20 {
+            (0..4).for_each(|_| assert!(!segments.note(train(&mut places, &mut start, 1))));
+            assert!(!segments.note(train(&mut places, &mut start, 2)), "the second has come");
+        }
+        // Nothing comes at all: that says nothing of trains.
+        (0..50).for_each(|_| assert!(!segments.note(train(&mut places, &mut start, 0))));
+        // Nor does it when the packet that was the first of its train has come before.
+        (0..50).for_each(|_| {
+            places.depart(start.add(1), 1);
+            assert!(!segments.note(places.arrive(start.add(1), 0, true)));
+        });
+        // Each is told once.
+        for place in 0..2 {
+            places.depart(start.add(place), place as usize);
+        }
+        (0..50).for_each(|_| {
+            segments.note(places.arrive(start.add(1), 1, true));
+        });
+        assert!(segments.are_kept());
+    }
+}

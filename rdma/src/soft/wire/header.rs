@@ -1,0 +1,630 @@
+//! The headers of a packet: base transport header, extended headers, padding and the invariant
+//! CRC (IBTA volume 1, chapter 9; annex A17 for RoCEv2). Parsing takes any bytes and never fails
+//! in another way than by [`Malformed`]; reserved bits are ignored on receipt and sent as zero.
+
+use std::time::Duration;
+
+use super::opcode::{Headers, Opcode, Row};
+use super::psn::{Msn, Psn, Qpn};
+
+/// The default partition key, the only one on RoCE.
+pub const DEFAULT_PKEY: u16 = 0xffff;
+/// The queue key of the general services queue pair.
+pub const GSI_QKEY: u32 = 0x8001_0000;
+/// Bytes of the invariant CRC.
+pub const ICRC_BYTES: usize = 4;
+/// Bytes of the longest headers before a payload: BTH and AtomicETH.
+pub const MAX_HEADER_BYTES: usize = Bth::BYTES + 28;
+/// The longest message, in bytes (2^31).
+pub const MAX_MESSAGE_BYTES: u32 = 1 << 31;
+
+/// Why a datagram is not a packet of ours. It is dropped without an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Malformed {
+    /// Shorter than its headers, padding and CRC.
+    #[error("shorter than its headers say")]
+    Short,
+    /// The transport version is not 0.
+    #[error("unknown transport version")]
+    Version,
+    /// The operation code is unknown.
+    #[error("unknown operation code {0:#04x}")]
+    Opcode(u8),
+    /// The padding does not fit the payload.
+    #[error("padding in a packet without payload to pad")]
+    Padding,
+}
+
+/// Base transport header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Bth {
+    /// Operation code.
+    pub opcode: Opcode,
+    /// Solicited event: the receiver may use it to notify.
+    pub solicited: bool,
+    /// Migration state, ignored on receipt. 1 (migrated) is the state of a queue pair without
+    /// automatic path migration, and what adapters send; some of them take packets with 0 through a
+    /// slow path that loses under load.
+    pub migrated: bool,
+    /// Bytes of padding after the payload, 0 to 3.
+    pub pad: u8,
+    /// Partition key.
+    pub pkey: u16,
+    /// Forward congestion notification.
+    pub fecn: bool,
+    /// Backward congestion notification.
+    pub becn: bool,
+    /// Destination queue pair.
+    pub destination: Qpn,
+    /// The requester wants an acknowledgement.
+    pub ack_request: bool,
+    /// Packet sequence number.
+    pub psn: Psn,
+}
+
+impl Bth {
+    /// Its length.
+    pub const BYTES: usize = 12;
+
+    /// A header with the default partition, in migration state "migrated", and no other flags.
+    #[must_use]
+    pub const fn new(opcode: Opcode, destination: Qpn, psn: Psn) -> Bth {
+        Bth {
+            opcode,
+            solicited: false,
+            migrated: true,
+            pad: 0,
+            pkey: DEFAULT_PKEY,
+            fecn: false,
+            becn: false,
+            destination,
+            ack_request: false,
+            psn,
+        }
+    }
+
+    /// Reads it.
+    ///
+    /// # Errors
+    /// Another transport version, or an unknown operation code.
+    pub fn parse(b: &[u8; Bth::BYTES]) -> Result<Bth, Malformed> {
+        if b[1] & 0x0f != 0 {
+            return Err(Malformed::Version);
+        }
+        Ok(Bth {
+            opcode: Opcode::from_wire(b[0]).ok_or(Malformed::Opcode(b[0]))?,
+            solicited: b[1] & 0x80 != 0,
+            migrated: b[1] & 0x40 != 0,
+            pad: b[1] >> 4 & 3,
+            pkey: u16::from_be_bytes([b[2], b[3]]),
+            fecn: b[4] & 0x80 != 0,
+            becn: b[4] & 0x40 != 0,
+            destination: Qpn::from_wire([b[5], b[6], b[7]]),
+            ack_request: b[8] & 0x80 != 0,
+            psn: Psn::from_wire([b[9], b[10], b[11]]),
+        })
+    }
+
+    /// Writes it.
+    #[must_use]
+    pub fn emit(&self) -> [u8; Bth::BYTES] {
+        let flag = |on: bool, bit: u8| if on { bit } else { 0 };
+        let pkey = self.pkey.to_be_bytes();
+        let qpn = self.destination.to_wire();
+        let psn = self.psn.to_wire();
+        [
+            self.opcode.to_wire(),
+            flag(self.solicited, 0x80) | flag(self.migrated, 0x40) | (self.pad & 3) << 4,
+            pkey[0],
+            pkey[1],
+            flag(self.fecn, 0x80) | flag(self.becn, 0x40),
+            qpn[0],
+            qpn[1],
+            qpn[2],
+            flag(self.ack_request, 0x80),
+            psn[0],
+            psn[1],
+            psn[2],
+        ]
+    }
+
+    /// Whether the partition key is that of the default partition, with at least one of the two
+    /// ends a full member (we are one).
+    #[must_use]
+    pub const fn is_default_partition(&self) -> bool {
+        self.pkey & 0x7fff == 0x7fff
+    }
+}
+
+/// RDMA extended transport header: which memory a write or read means.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Reth {
+    /// Address in terms of the owner of the memory.
+    pub address: u64,
+    /// Remote key.
+    pub key: u32,
+    /// Bytes of the whole message, at most 2^31.
+    pub length: u32,
+}
+
+/// Acknowledge extended transport header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Aeth {
+    /// What is acknowledged or refused.
+    pub syndrome: Syndrome,
+    /// Messages completed.
+    pub msn: Msn,
+}
+
+/// Datagram extended transport header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Deth {
+    /// Queue key of the destination.
+    pub qkey: u32,
+    /// Queue pair of the sender.
+    pub source: Qpn,
+}
+
+/// Atomic extended transport header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AtomicEth {
+    /// Address in terms of the owner of the memory, a multiple of 8.
+    pub address: u64,
+    /// Remote key.
+    pub key: u32,
+    /// What is swapped in, or added.
+    pub swap_add: u64,
+    /// What is compared with.
+    pub compare: u64,
+}
+
+/// The syndrome of an acknowledgement (IBTA volume 1, 9.7.5.2.1).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Syndrome {
+    /// Done; the code says how many messages the responder has receives for.
+    Ack(Credits),
+    /// No receive posted: try again after the time of the code.
+    Rnr(RnrTimer),
+    /// Refused.
+    Nak(Nak),
+    /// A value that means nothing yet; the packet is dropped.
+    Reserved(u8),
+}
+
+/// Credit code of an acknowledgement, 0 to 31. 31 means that no limit is reported; we send that,
+/// and heed others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Credits(u8);
+
+impl Credits {
+    /// No limit reported.
+    pub const UNLIMITED: Credits = Credits(31);
+
+    /// From a code; bits above the lowest five are cut off.
+    #[must_use]
+    pub const fn new(code: u8) -> Credits {
+        Credits(code & 31)
+    }
+
+    /// The code.
+    #[must_use]
+    pub const fn code(self) -> u8 {
+        self.0
+    }
+
+    /// How many messages may be sent; none when no limit is reported.
+    #[must_use]
+    pub const fn messages(self) -> Option<u32> {
+        match self.0 {
+            31 => None,
+            code @ 0..4 => Some(code as u32),
+            // From 4 on, two codes to every doubling: 2^n and 1.5 * 2^n.
+            code => Some((2 + (code as u32 & 1)) << (code / 2 - 1)),
+        }
+    }
+}
+
+/// Time code of a receiver-not-ready answer, 0 to 31.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RnrTimer(u8);
+
+impl RnrTimer {
+    /// From a code; bits above the lowest five are cut off.
+    #[must_use]
+    pub const fn new(code: u8) -> RnrTimer {
+        RnrTimer(code & 31)
+    }
+
+    /// The code.
+    #[must_use]
+    pub const fn code(self) -> u8 {
+        self.0
+    }
+
+    /// How long the requester waits: 10 µs to 655.36 ms (table 46 of the architecture).
+    #[must_use]
+    pub const fn duration(self) -> Duration {
+        let hundredths = match self.0 {
+            0 => 65536,
+            code @ 1..=3 => code as u64,
+            code => (2 + (code as u64 & 1)) << (code / 2 - 1),
+        };
+        Duration::from_micros(hundredths * 10)
+    }
+}
+
+/// Why a request is refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Nak {
+    /// A packet is missing; the only one that does not end the connection.
+    Sequence,
+    /// The request breaks a rule.
+    InvalidRequest,
+    /// The memory named is not the peer's to use.
+    RemoteAccess,
+    /// The responder failed.
+    RemoteOperation,
+    /// Invalid reliable-datagram request (not used on reliable connections).
+    InvalidRd,
+}
+
+impl Syndrome {
+    /// The acknowledgement that we send: no limit reported.
+    pub const ACK: Syndrome = Syndrome::Ack(Credits::UNLIMITED);
+
+    /// From its byte.
+    #[must_use]
+    pub const fn from_wire(byte: u8) -> Syndrome {
+        match (byte >> 5, byte & 31) {
+            (0, code) => Syndrome::Ack(Credits(code)),
+            (1, code) => Syndrome::Rnr(RnrTimer(code)),
+            (3, 0) => Syndrome::Nak(Nak::Sequence),
+            (3, 1) => Syndrome::Nak(Nak::InvalidRequest),
+            (3, 2) => Syndrome::Nak(Nak::RemoteAccess),
+            (3, 3) => Syndrome::Nak(Nak::RemoteOperation),
+            (3, 4) => Syndrome::Nak(Nak::InvalidRd),
+            _ => Syndrome::Reserved(byte),
+        }
+    }
+
+    /// Its byte.
+    #[must_use]
+    pub const fn to_wire(self) -> u8 {
+        match self {
+            Syndrome::Ack(Credits(code)) => code,
+            Syndrome::Rnr(RnrTimer(code)) => 0x20 | code,
+            Syndrome::Nak(Nak::Sequence) => 0x60,
+            Syndrome::Nak(Nak::InvalidRequest) => 0x61,
+            Syndrome::Nak(Nak::RemoteAccess) => 0x62,
+            Syndrome::Nak(Nak::RemoteOperation) => 0x63,
+            Syndrome::Nak(Nak::InvalidRd) => 0x64,
+            Syndrome::Reserved(byte) => byte,
+        }
+    }
+}
+
+/// The extended headers of one packet; which are there follows from the operation code.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Extended {
+    /// Datagram header.
+    pub deth: Option<Deth>,
+    /// Memory of a write or read.
+    pub reth: Option<Reth>,
+    /// Memory and operands of an atomic.
+    pub atomic: Option<AtomicEth>,
+    /// Acknowledgement.
+    pub aeth: Option<Aeth>,
+    /// The value before an atomic.
+    pub atomic_ack: Option<u64>,
+    /// Immediate data, as they lie on the wire.
+    pub immediate: Option<[u8; 4]>,
+    /// Key to invalidate.
+    pub invalidate: Option<u32>,
+    /// Bit `n`, counted from the lowest of the first byte, says that packet `n + 1` after that of
+    /// the base transport header is there.
+    pub held: Option<[u8; 16]>,
+}
+
+/// Takes fixed pieces off the front of a slice.
+struct Cursor<'a>(&'a [u8]);
+
+impl<'a> Cursor<'a> {
+    fn take<const N: usize>(&mut self) -> Result<&'a [u8; N], Malformed> {
+        let (head, rest) = self.0.split_first_chunk::<N>().ok_or(Malformed::Short)?;
+        self.0 = rest;
+        Ok(head)
+    }
+
+    fn u32(&mut self) -> Result<u32, Malformed> {
+        self.take().map(|b| u32::from_be_bytes(*b))
+    }
+
+    fn u64(&mut self) -> Result<u64, Malformed> {
+        self.take().map(|b| u64::from_be_bytes(*b))
+    }
+
+    /// A byte, then a 24-bit number.
+    fn byte_and_24(&mut self) -> Result<(u8, [u8; 3]), Malformed> {
+        self.take::<4>().map(|b| (b[0], [b[1], b[2], b[3]]))
+    }
+}
+
+impl Extended {
+    fn parse(row: &Row, cursor: &mut Cursor<'_>) -> Result<Extended, Malformed> {
+        let mut ext = Extended::default();
+        if row.headers.has(Headers::DETH) {
+            let qkey = cursor.u32()?;
+            ext.deth = Some(Deth { qkey, source: Qpn::from_wire(cursor.byte_and_24()?.1) });
+        }
+        if row.headers.has(Headers::RETH) {
+            let (address, key, length) = (cursor.u64()?, cursor.u32()?, cursor.u32()?);
+            ext.reth = Some(Reth { address, key, length });
+        }
+        if row.headers.has(Headers::ATOMIC) {
+            let (address, key) = (cursor.u64()?, cursor.u32()?);
+            let (swap_add, compare) = (cursor.u64()?, cursor.u64()?);
+            ext.atomic = Some(AtomicEth { address, key, swap_add, compare });
+        }
+        if row.headers.has(Headers::AETH) {
+            let (syndrome, msn) = cursor.byte_and_24()?;
+            let syndrome = Syndrome::from_wire(syndrome);
+            ext.aeth = Some(Aeth { syndrome, msn: Msn::from_wire(msn) });
+        }
+        if row.headers.has(Headers::ATOMIC_ACK) {
+            ext.atomic_ack = Some(cursor.u64()?);
+        }
+        if row.headers.has(Headers::IMMEDIATE) {
+            ext.immediate = Some(*cursor.take()?);
+        }
+        if row.headers.has(Headers::IETH) {
+            ext.invalidate = Some(cursor.u32()?);
+        }
+        if row.headers.has(Headers::HELD) {
+            ext.held = Some(*cursor.take()?);
+        }
+        Ok(ext)
+    }
+}
+
+/// The bytes before a payload: at most [`MAX_HEADER_BYTES`].
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct HeaderBytes {
+    bytes: [u8; MAX_HEADER_BYTES],
+    len: u8,
+}
+
+impl HeaderBytes {
+    /// Writes a base transport header and its extended headers. A header that the operation code
+    /// demands and `ext` lacks is left out; one that it does not have is not written.
+    #[must_use]
+    pub fn emit(bth: &Bth, ext: &Extended) -> HeaderBytes {
+        let mut out = HeaderBytes { bytes: [0; MAX_HEADER_BYTES], len: Bth::BYTES as u8 };
+        let headers = bth.opcode.row().headers;
+        out.bytes[..Bth::BYTES].copy_from_slice(&bth.emit());
+        // What nearly all packets are: requests, with the memory or the key that they mean or
+        // without.
+        if headers == Headers::NONE {
+            return out;
+        }
+        if let (Headers::RETH, Some(reth)) = (headers, ext.reth) {
+            out.bytes[12..20].copy_from_slice(&reth.address.to_be_bytes());
+            out.bytes[20..24].copy_from_slice(&reth.key.to_be_bytes());
+            out.bytes[24..28].copy_from_slice(&reth.length.to_be_bytes());
+            out.len = 28;
+            return out;
+        }
+        if let (Headers::IETH, Some(key)) = (headers, ext.invalidate) {
+            out.bytes[12..16].copy_from_slice(&key.to_be_bytes());
+            out.len = 16;
+            return out;
+        }
+        if let Some(deth) = ext.deth.filter(|_| headers.has(Headers::DETH)) {
+            out.push(&deth.qkey.to_be_bytes());
+            out.push(&deth.source.get().to_be_bytes());
+        }
+        if let Some(reth) = ext.reth.filter(|_| headers.has(Headers::RETH)) {
+            out.push(&reth.address.to_be_bytes());
+            out.push(&reth.key.to_be_bytes());
+            out.push(&reth.length.to_be_bytes());
+        }
+        if let Some(atomic) = ext.atomic.filter(|_| headers.has(Headers::ATOMIC)) {
+            out.push(&atomic.address.to_be_bytes());
+            out.push(&atomic.key.to_be_bytes());
+            out.push(&atomic.swap_add.to_be_bytes());
+            out.push(&atomic.compare.to_be_bytes());
+        }
+        if let Some(aeth) = ext.aeth.filter(|_| headers.has(Headers::AETH)) {
+            out.push(&[aeth.syndrome.to_wire()]);
+            out.push(&aeth.msn.to_wire());
+        }
+        if let Some(value) = ext.atomic_ack.filter(|_| headers.has(Headers::ATOMIC_ACK)) {
+            out.push(&value.to_be_bytes());
+        }
+        if let Some(immediate) = ext.immediate.filter(|_| headers.has(Headers::IMMEDIATE)) {
+            out.push(&immediate);
+        }
+        if let Some(key) = ext.invalidate.filter(|_| headers.has(Headers::IETH)) {
+            out.push(&key.to_be_bytes());
+        }
+        if let Some(held) = ext.held.filter(|_| headers.has(Headers::HELD)) {
+            out.push(&held);
+        }
+        out
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+
+    fn push(&mut self, bytes: &[u8]) {
+        let at = usize::from(self.len);
+        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+        self.len += bytes.len() as u8;
+    }
+}
+
+impl std::fmt::Debug for HeaderBytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:02x?}", self.as_slice())
+    }
+}
+
+/// A datagram taken apart. Its CRC has not been checked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Packet<'a> {
+    /// Base transport header.
+    pub bth: Bth,
+    /// Extended headers.
+    pub ext: Extended,
+    /// The payload, without padding.
+    pub payload: &'a [u8],
+}
+
+impl<'a> Packet<'a> {
+    /// Takes a datagram (all that UDP carries, the invariant CRC included) apart.
+    ///
+    /// # Errors
+    /// It is not a packet that this transport knows.
+    pub fn parse(datagram: &'a [u8]) -> Result<Packet<'a>, Malformed> {
+        let (body, _) = datagram.split_last_chunk::<ICRC_BYTES>().ok_or(Malformed::Short)?;
+        let mut cursor = Cursor(body);
+        let bth = Bth::parse(cursor.take()?)?;
+        let ext = Extended::parse(bth.opcode.row(), &mut cursor)?;
+        let len = cursor.0.len().checked_sub(usize::from(bth.pad)).ok_or(Malformed::Padding)?;
+        Ok(Packet { bth, ext, payload: &cursor.0[..len] })
+    }
+
+    /// The row of its operation code.
+    #[must_use]
+    pub fn row(&self) -> &'static Row {
+        self.bth.opcode.row()
+    }
+}
+
+/// Bytes of padding after a payload of `len` bytes.
+#[must_use]
+pub const fn padding(len: usize) -> u8 {
+    (len.wrapping_neg() & 3) as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::soft::wire::header::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn credit_codes_count_as_the_table_of_the_architecture() {
+        let table = [
+            0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
+            1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768,
+        ];
+        for (code, messages) in table.into_iter().enumerate() {
+            assert_eq!(Credits::new(code as u8).messages(), Some(messages), "code {code}");
+        }
+        assert_eq!(Credits::UNLIMITED.messages(), None);
+    }
+
+    #[test]
+    fn rnr_codes_wait_as_the_table_of_the_architecture() {
+        let table = [
+            65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768,
+            1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+        ];
+        for (code, hundredths) in table.into_iter().enumerate() {
+            let wait = RnrTimer::new(code as u8).duration();
+            assert_eq!(wait, Duration::from_micros(hundredths * 10), "code {code}");
+        }
+    }
+
+    #[test]
+    fn padding_fills_four() {
+        assert_eq!([0, 1, 2, 3, 4, 5].map(padding), [0, 3, 2, 1, 0, 3]);
+    }
+
+    #[test]
+    fn every_packet_of_ours_is_in_migration_state_migrated() {
+        for opcode in Opcode::all() {
+            let bytes = Bth::new(opcode, Qpn::new(17), Psn::new(0)).emit();
+            assert_eq!(bytes[1] & 0x40, 0x40, "{opcode:?}");
+        }
+    }
+
+    #[test]
+    fn padding_longer_than_the_payload_is_no_packet() {
+        let mut bth = Bth::new(Opcode::SendOnly, Qpn::new(17), Psn::new(0));
+        bth.pad = 3;
+        let mut datagram = bth.emit().to_vec();
+        datagram.extend([0; 2 + ICRC_BYTES]);
+        assert_eq!(Packet::parse(&datagram), Err(Malformed::Padding));
+        datagram.push(0);
+        assert_eq!(Packet::parse(&datagram).map(|p| p.payload.len()), Ok(0));
+    }
+
+    fn bth() -> impl Strategy<Value = Bth> {
+        let codes: Vec<Opcode> = Opcode::all().collect();
+        let code = proptest::sample::select(codes);
+        (code, any::<(bool, bool, bool, bool, bool)>(), 0u8..4, any::<u16>(), any::<[u32; 2]>())
+            .prop_map(|(opcode, flags, pad, pkey, numbers)| Bth {
+                opcode,
+                solicited: flags.0,
+                migrated: flags.1,
+                pad,
+                pkey,
+                fecn: flags.2,
+                becn: flags.3,
+                destination: Qpn::new(numbers[0]),
+                ack_request: flags.4,
+                psn: Psn::new(numbers[1]),
+            })
+    }
+
+    proptest! {
+        #[test]
+        fn every_syndrome_survives(byte: u8) {
+            prop_assert_eq!(Syndrome::from_wire(byte).to_wire(), byte);
+        }
+
+        #[test]
+        fn headers_survive_emission_and_parsing(
+            bth in bth(), n in any::<[u64; 4]>(), w in any::<[u32; 6]>(), b in any::<[u8; 4]>(),
+            payload in proptest::collection::vec(any::<u8>(), 0..64),
+        ) {
+            let headers = bth.opcode.row().headers;
+            let ext = Extended {
+                deth: headers.has(Headers::DETH)
+                    .then(|| Deth { qkey: w[0], source: Qpn::new(w[1]) }),
+                reth: headers.has(Headers::RETH)
+                    .then(|| Reth { address: n[0], key: w[2], length: w[3] }),
+                atomic: headers.has(Headers::ATOMIC)
+                    .then(|| AtomicEth { address: n[0], key: w[2], swap_add: n[1], compare: n[2] }),
+                aeth: headers.has(Headers::AETH)
+                    .then(|| Aeth { syndrome: Syndrome::from_wire(b[0]), msn: Msn::new(w[4]) }),
+                atomic_ack: headers.has(Headers::ATOMIC_ACK).then_some(n[3]),
+                immediate: headers.has(Headers::IMMEDIATE).then_some(b),
+                invalidate: headers.has(Headers::IETH).then_some(w[5]),
+                held: headers.has(Headers::HELD).then_some([b[1]; 16]),
+            };
+            let head = HeaderBytes::emit(&bth, &ext);
+            prop_assert_eq!(head.as_slice().len(), Bth::BYTES + bth.opcode.row().header_bytes);
+            let mut datagram = head.as_slice().to_vec();
+            datagram.extend(&payload);
+            datagram.extend(vec![0; usize::from(bth.pad) + ICRC_BYTES]);
+            prop_assert_eq!(Packet::parse(&datagram), Ok(Packet { bth, ext, payload: &payload }));
+            for cut in 0..head.as_slice().len() {
+                prop_assert_eq!(Packet::parse(&datagram[..cut]), Err(Malformed::Short));
+            }
+        }
+
+        #[test]
+        fn any_bytes_parse_or_fail_politely(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+            if let Ok(packet) = Packet::parse(&bytes) {
+                prop_assert!(packet.payload.len() < bytes.len());
+                let again = HeaderBytes::emit(&packet.bth, &packet.ext);
+                let rest = packet.payload.len() + usize::from(packet.bth.pad) + ICRC_BYTES;
+                prop_assert_eq!(again.as_slice().len() + rest, bytes.len());
+            }
+        }
+    }
+}

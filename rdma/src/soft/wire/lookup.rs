@@ -1,0 +1,26 @@
+//! Finding slots by their numbers on the wire.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// Slots by a number that we chose at random ourselves: nobody can make these collide, so a
+/// multiplication is hash enough, and the same every time.
+pub(crate) type Table<K> = HashMap<K, u32, BuildHasherDefault<Scatter>>;
+
+/// The hash of a number: its product with 2^64 divided by the golden ratio.
+#[derive(Default)]
+pub(crate) struct Scatter(u64);
+
+impl Hasher for Scatter {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u32(u32::from(*byte)));
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.0 = (self.0 ^ u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}

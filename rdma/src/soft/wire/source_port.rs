@@ -1,0 +1,93 @@
+//! From which UDP port the packets of a queue pair come.
+//!
+//! Senders keep to one for each queue pair, so that the network keeps its packets in order: `rdma_rxe`
+//! takes it from the number of its queue pair, adapters from that or a flow label, our own kind uses
+//! 4791 or one derived from both numbers (annex A17; `rdma_get_udp_sport`). So it is learned from the
+//! first packet that shows that its sender knows the connection, and others are dropped: whoever does
+//! not see a connection has one number more to guess.
+//!
+//! A sender may be given another port while it is connected (`mlx5dv_modify_qp_udp_sport`). So another
+//! one is believed after [`AGREED`] packets from it without one from the old port in between, each of
+//! which is just what is expected next, or the next after such. To forge these takes as many guesses at
+//! queue pair and packet number as any protocol of this kind demands, 2^48.
+
+use super::psn::Psn;
+
+/// How many packets make another port believed.
+const AGREED: u8 = 4;
+
+/// See the module.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct SourcePort {
+    known: Option<u16>,
+    /// Another one, how many packets in a row came from it, and the number of the last.
+    other: Option<(u16, u8, Psn)>,
+}
+
+impl SourcePort {
+    pub(crate) fn is_known(&self) -> bool {
+        self.known.is_some()
+    }
+
+    /// The sender of a packet from this port knows the connection.
+    pub(crate) fn learn(&mut self, port: u16) {
+        self.known = self.known.or(Some(port));
+    }
+
+    /// Whether a packet from this port may be looked at. `expected` is whether it is one that the
+    /// sender may be at.
+    pub(crate) fn admits(&mut self, port: u16, psn: Psn, expected: bool) -> bool {
+        if self.known.is_none_or(|known| known == port) {
+            self.other = None;
+            return true;
+        }
+        let run = self.other.filter(|(other, ..)| *other == port);
+        let follows = run.is_some_and(|(.., last)| psn.since(last) == 1);
+        if !expected && !follows {
+            return false;
+        }
+        let agreed = run.map_or(0, |(_, agreed, _)| agreed) + 1;
+        self.other = Some((port, agreed, psn));
+        if agreed >= AGREED {
+            *self = SourcePort { known: Some(port), other: None };
+        }
+        agreed >= AGREED
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::soft::wire::source_port::*;
+
+    #[test]
+    fn another_port_is_believed_after_four_packets_that_are_expected() {
+        let mut port = SourcePort::default();
+        assert!(port.admits(1, Psn::new(0), false) && port.admits(2, Psn::new(0), false));
+        port.learn(7);
+        port.learn(8);
+        assert!(port.is_known() && port.admits(7, Psn::new(5), false));
+        // Repeated, or one after the other.
+        for numbers in [[5, 5, 5, 5], [5, 6, 7, 8], [5, 6, 5, 6]] {
+            let mut port = port;
+            let admitted = numbers.map(|psn| port.admits(9, Psn::new(psn), psn == 5));
+            assert_eq!(admitted, [false, false, false, true]);
+            assert!(port.admits(9, Psn::new(99), false) && !port.admits(7, Psn::new(5), true));
+        }
+        // Not when the old one is heard in between, nor when others try as well.
+        for _ in 0..3 {
+            for _ in 0..3 {
+                assert!(!port.admits(9, Psn::new(5), true));
+            }
+            assert!(port.admits(7, Psn::new(6), false));
+        }
+        // What follows one another may wrap.
+        let mut wraps = port;
+        let numbers = [0xff_fffe, 0xff_ffff, 0, 1];
+        let admitted = numbers.map(|n| wraps.admits(9, Psn::new(n), n == 0xff_fffe));
+        assert_eq!(admitted, [false, false, false, true]);
+        for nth in 0..100 {
+            assert!(!port.admits(9 + nth % 2, Psn::new(5), true));
+            assert!(!port.admits(9, Psn::new(50 + u32::from(nth) * 2), false));
+        }
+    }
+}

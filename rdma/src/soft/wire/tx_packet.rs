@@ -1,0 +1,132 @@
+//! A datagram on its way out: headers, payload (which lies in the pool), and padding with the
+//! invariant CRC.
+
+use super::Beginnings;
+use super::header::{Bth, Extended, HeaderBytes, ICRC_BYTES, padding};
+use super::icrc::{Flow, Icrc};
+use crate::soft::qp::memory_region::Place;
+
+/// Where a payload lies. Valid until the next mutation of the queue pair it came from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Payload {
+    /// There is none.
+    None,
+    /// In the buffer of posted work: its number since the queue pair began, and the first byte.
+    Posted {
+        /// Number of the work.
+        work: u64,
+        /// Offset of the first byte in the buffer's window.
+        at: u32,
+    },
+    /// In exposed memory.
+    Exposed(Place),
+    /// The reserved bytes of a congestion notification.
+    Reserved,
+    /// A message of connection management, by its place among those not yet forgotten.
+    Management(usize),
+}
+
+/// One datagram, not yet sealed by its CRC, which depends on where in a train it goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Outgoing {
+    header: HeaderBytes,
+    payload: Payload,
+    payload_bytes: u32,
+}
+
+/// Padding and invariant CRC: 4 to 7 bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Trailer {
+    bytes: [u8; 3 + ICRC_BYTES],
+    len: u8,
+}
+
+impl Trailer {
+    /// The bytes.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl Outgoing {
+    /// A datagram of these headers and `payload_bytes` of payload; the pad count is filled in.
+    #[must_use]
+    pub fn new(bth: Bth, ext: &Extended, payload: Payload, payload_bytes: u32) -> Outgoing {
+        let bth = Bth { pad: padding(payload_bytes as usize), ..bth };
+        Outgoing { header: HeaderBytes::emit(&bth, ext), payload, payload_bytes }
+    }
+
+    /// The headers.
+    #[must_use]
+    pub fn header(&self) -> &[u8] {
+        self.header.as_slice()
+    }
+
+    /// Where the payload is.
+    #[must_use]
+    pub fn payload(&self) -> Payload {
+        self.payload
+    }
+
+    /// Bytes of payload, without padding.
+    #[must_use]
+    pub fn payload_bytes(&self) -> u32 {
+        self.payload_bytes
+    }
+
+    /// Bytes of the whole datagram, base transport header to CRC.
+    #[must_use]
+    pub fn datagram_bytes(&self) -> usize {
+        let payload = self.payload_bytes as usize;
+        self.header().len() + payload + usize::from(padding(payload)) + ICRC_BYTES
+    }
+
+    /// Appends the whole datagram to others of its train, for a way and an IPv4 identification (see
+    /// [`super::icrc::train_identification`]). Nothing happens when the payload has another length
+    /// than was announced: then the queue pair has been changed since.
+    pub(crate) fn append(
+        &self,
+        flow: &Flow,
+        identification: u16,
+        payload: &[u8],
+        beginnings: &mut Beginnings,
+        train: &mut Vec<u8>,
+    ) -> bool {
+        const PADDING: [u8; 3] = [0; 3];
+        let header = self.header();
+        let Some((bth, rest)) = header.split_first_chunk::<{ Bth::BYTES }>() else { return false };
+        if payload.len() != self.payload_bytes as usize {
+            return false;
+        }
+        let (mut icrc, fed) = beginnings.begin(flow, identification, self.datagram_bytes(), bth);
+        let start = train.len();
+        train.extend_from_slice(&fed);
+        train.extend_from_slice(rest);
+        train.extend_from_slice(payload);
+        train.extend_from_slice(&PADDING[..usize::from(padding(payload.len()))]);
+        // One stretch of bytes that have just been written: cheaper than piece by piece.
+        icrc.update(&train[start..]);
+        train[start..start + Bth::BYTES].copy_from_slice(bth);
+        train.extend_from_slice(&icrc.finish());
+        true
+    }
+
+    /// Computes the CRC for a way, an IPv4 identification (see
+    /// [`super::icrc::train_identification`]) and the payload's bytes.
+    #[must_use]
+    pub fn seal(&self, flow: &Flow, identification: u16, payload: &[u8]) -> Trailer {
+        let (header, pad) = (self.header(), usize::from(padding(payload.len())));
+        let mut bytes = [0; 3 + ICRC_BYTES];
+        // Every header begins with a base transport header: `new` put it there.
+        let Some((bth, rest)) = header.split_first_chunk::<{ Bth::BYTES }>() else {
+            return Trailer { bytes, len: 0 };
+        };
+        let mut icrc = Icrc::start(flow, identification, self.datagram_bytes(), bth);
+        icrc.update(rest);
+        icrc.update(payload);
+        icrc.update(&bytes[..pad]);
+        bytes[pad..pad + ICRC_BYTES].copy_from_slice(&icrc.finish());
+        Trailer { bytes, len: (pad + ICRC_BYTES) as u8 }
+    }
+}

@@ -1,0 +1,115 @@
+//! How much of its time a fabric gives to connections: to make and to destroy a queue pair are system
+//! calls, and commands to an adapter, while the data of everybody else wait. A storm of connections
+//! may have a quarter; what it asks for beyond that waits.
+
+use std::time::{Duration, Instant};
+
+use nix::sys::epoll::{EpollEvent, EpollFlags};
+
+use super::{CONNECTIONS, Verbs};
+
+/// Of so much time, connections get one part.
+const PARTS: u32 = 4;
+/// What they may take at once: several hosts with all their queues.
+const BURST: Duration = Duration::from_millis(10);
+
+/// The time that connections have taken, as the moment at which it will have been made up for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Allowance {
+    settled: Instant,
+}
+
+impl Allowance {
+    pub(super) fn new(now: Instant) -> Allowance {
+        Allowance { settled: now }
+    }
+
+    /// Connections have taken so much.
+    pub(super) fn spend(&mut self, now: Instant, taken: Duration) {
+        self.settled = self.settled.max(now) + taken * PARTS;
+    }
+
+    /// When they may take more.
+    pub(super) fn next(&self) -> Instant {
+        self.settled.checked_sub(BURST * PARTS).unwrap_or(self.settled)
+    }
+
+    /// Whether they may now.
+    pub(super) fn allows(&self, now: Instant) -> bool {
+        self.next() <= now
+    }
+}
+
+/// What has been done for connections.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Counts {
+    pub(super) made: u64,
+    pub(super) destroyed: u64,
+    nanos: u64,
+    pauses: u64,
+}
+
+impl Counts {
+    pub(super) fn tell(self, tell: &mut dyn FnMut(&'static str, u64)) {
+        let Counts { made, destroyed, nanos, pauses } = self;
+        tell("queue_pairs_created", made);
+        tell("queue_pairs_destroyed", destroyed);
+        tell("connection_microseconds", nanos / 1000);
+        tell("connection_pauses", pauses);
+    }
+}
+
+impl Verbs {
+    /// Does something for a connection, in the time that there is for that.
+    pub(super) fn charged<T>(&mut self, act: impl FnOnce(&mut Verbs) -> T) -> T {
+        let begun = Instant::now();
+        let outcome = act(self);
+        let taken = begun.elapsed();
+        self.allowance.spend(self.now, taken);
+        self.counts.nanos += taken.as_nanos() as u64;
+        outcome
+    }
+
+    /// Lets the events of connections wait in the kernel, without ending every sleep, or no longer.
+    pub(super) fn set_muted(&mut self, muted: bool) {
+        let flags = if muted { EpollFlags::empty() } else { EpollFlags::EPOLLIN };
+        let mut event = EpollEvent::new(flags, CONNECTIONS);
+        if self.epoll.modify(self.channel.fd(), &mut event).is_ok() {
+            self.muted = muted;
+            self.counts.pauses += u64::from(muted);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::verbs::connection_budget::*;
+
+    #[test]
+    fn connections_get_a_quarter_of_the_time_and_a_few_at_once() {
+        let (cost, began) = (Duration::from_millis(1), Instant::now());
+        let mut allowance = Allowance::new(began);
+        let (mut now, mut taken) = (began, 0);
+        while now < began + Duration::from_secs(10) {
+            while allowance.allows(now) {
+                allowance.spend(now, cost);
+                taken += 1;
+            }
+            if now == began {
+                assert_eq!(taken, 11, "at once");
+            }
+            now += Duration::from_micros(500);
+        }
+        assert!((2500..=2512).contains(&taken), "{taken} of 10,000 ms");
+    }
+
+    #[test]
+    fn what_took_long_is_made_up_for_and_rest_is_not_saved_up() {
+        let now = Instant::now();
+        let mut allowance = Allowance::new(now - Duration::from_secs(3600));
+        allowance.spend(now, Duration::from_millis(100));
+        assert_eq!(allowance.next(), now + Duration::from_millis(360));
+        assert!(!allowance.allows(now + Duration::from_millis(359)));
+        assert!(allowance.allows(now + Duration::from_millis(360)));
+    }
+}

@@ -1,0 +1,194 @@
+//! Posted work on its way: who posted it where, until its completion comes.
+
+use super::ffi::Mr;
+use crate::{Qp, Tag, Work};
+
+const NIL: u32 = u32::MAX;
+
+/// One piece of work that the table owns.
+pub(super) struct Flight {
+    pub(super) qp: Qp,
+    pub(super) tag: Tag,
+    pub(super) work: Work,
+    /// The registration that exists for this work alone (the sink of an iWARP Read).
+    pub(super) sink: Option<Box<Mr>>,
+}
+
+struct Slot {
+    generation: u32,
+    next: u32,
+    flight: Option<Flight>,
+}
+
+/// A slab of flights. A work request's id is the slot's index and its generation, so that a stale
+/// completion finds nothing.
+#[derive(Default)]
+pub(super) struct Table {
+    slots: Vec<Slot>,
+    free: Fifo,
+    used: usize,
+    reads: usize,
+}
+
+/// A list of slots in order of posting, threaded through the slots themselves.
+#[derive(Clone, Copy)]
+pub(super) struct Fifo {
+    head: u32,
+    tail: u32,
+}
+
+impl Default for Fifo {
+    fn default() -> Fifo {
+        Fifo { head: NIL, tail: NIL }
+    }
+}
+
+impl Table {
+    /// Makes room, so that as many flights as are `promised` need no allocation.
+    pub(super) fn reserve(&mut self, promised: usize) {
+        self.slots.reserve_exact(promised.saturating_sub(self.slots.len()));
+        while self.slots.len() < promised {
+            self.add();
+        }
+    }
+
+    /// Takes charge of a flight; it waits in `list`.
+    pub(super) fn insert(&mut self, list: &mut Fifo, flight: Flight) {
+        if self.free.head == NIL {
+            self.add();
+        }
+        let mut free = self.free;
+        if let Some(index) = self.shift(&mut free) {
+            self.reads += usize::from(matches!(flight.work, Work::Read { .. }));
+            self.slots[index as usize].flight = Some(flight);
+            self.used += 1;
+            self.append(list, index);
+        }
+        self.free = free;
+    }
+
+    /// The first of a list leaves it (not the table): its id and the flight.
+    pub(super) fn next(&mut self, list: &mut Fifo) -> Option<(u64, &mut Flight)> {
+        let index = self.shift(list)?;
+        let slot = &mut self.slots[index as usize];
+        let id = u64::from(slot.generation) << 32 | u64::from(index);
+        slot.flight.as_mut().map(|flight| (id, flight))
+    }
+
+    /// The flight of a completed work request leaves the table.
+    pub(super) fn take(&mut self, id: u64) -> Option<Flight> {
+        let (index, generation) = (id as u32, (id >> 32) as u32);
+        let slot = self.slots.get_mut(index as usize)?;
+        if slot.generation != generation {
+            return None;
+        }
+        let flight = slot.flight.take()?;
+        slot.generation = generation.wrapping_add(1);
+        self.reads -= usize::from(matches!(flight.work, Work::Read { .. }));
+        self.used -= 1;
+        let mut free = self.free;
+        self.append(&mut free, index);
+        self.free = free;
+        Some(flight)
+    }
+
+    /// Ids of everything that is under way for a queue pair. Looks at the whole table.
+    pub(super) fn of(&self, qp: Qp) -> Vec<u64> {
+        let ours = |slot: &Slot| slot.flight.as_ref().is_some_and(|flight| flight.qp == qp);
+        let id = |(i, slot): (usize, &Slot)| u64::from(slot.generation) << 32 | i as u64;
+        self.slots.iter().enumerate().filter(|(_, slot)| ours(slot)).map(id).collect()
+    }
+
+    /// Flights in the table.
+    pub(super) fn len(&self) -> usize {
+        self.used
+    }
+
+    /// Whether an RDMA Read is among them.
+    pub(super) fn has_reads(&self) -> bool {
+        self.reads > 0
+    }
+
+    fn add(&mut self) {
+        let index = self.slots.len() as u32;
+        self.slots.push(Slot { generation: 0, next: NIL, flight: None });
+        let mut free = self.free;
+        self.append(&mut free, index);
+        self.free = free;
+    }
+
+    fn append(&mut self, list: &mut Fifo, index: u32) {
+        self.slots[index as usize].next = NIL;
+        match list.tail {
+            NIL => list.head = index,
+            tail => self.slots[tail as usize].next = index,
+        }
+        list.tail = index;
+    }
+
+    fn shift(&mut self, list: &mut Fifo) -> Option<u32> {
+        let index = list.head;
+        list.head = self.slots.get(index as usize)?.next;
+        if list.head == NIL {
+            list.tail = NIL;
+        }
+        Some(index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::pool::{Pool, PoolPlan};
+    use crate::verbs::work_requests::*;
+
+    fn pool() -> Pool {
+        Pool::new(PoolPlan {
+            cells: 8,
+            receives: 0,
+            lead_bytes: 0,
+            tail_bytes: 0,
+            data_bytes: 0,
+            largest_bytes: 4096,
+        })
+        .unwrap()
+    }
+
+    fn flight(pool: &mut Pool, tag: Tag) -> Flight {
+        Flight {
+            qp: Qp(tag as u32 % 2),
+            tag,
+            work: Work::Recv(pool.take_cell().unwrap()),
+            sink: None,
+        }
+    }
+
+    #[test]
+    fn flights_leave_in_order_and_stale_ids_find_nothing() {
+        let (mut pool, mut table, mut list) = (pool(), Table::default(), Fifo::default());
+        table.reserve(2);
+        for tag in 0..5 {
+            let flight = flight(&mut pool, tag);
+            table.insert(&mut list, flight);
+        }
+        let mut ids = Vec::new();
+        while let Some((id, flight)) = table.next(&mut list) {
+            assert_eq!(flight.tag, ids.len() as u64);
+            ids.push(id);
+        }
+        assert_eq!(table.of(Qp(0)).len(), 3);
+        for id in &ids {
+            pool.give(table.take(*id).unwrap().work.into_buf());
+            assert!(table.take(*id).is_none());
+        }
+        assert!(pool.is_full());
+        assert_eq!(table.len(), 0);
+        // The slots are used again under other ids, and the table does not grow.
+        for tag in 0..5 {
+            let flight = flight(&mut pool, tag);
+            table.insert(&mut list, flight);
+        }
+        assert_eq!(table.slots.len(), 5);
+        assert!(ids.iter().all(|id| table.take(*id).is_none()));
+        assert!(table.take(u64::MAX).is_none());
+    }
+}

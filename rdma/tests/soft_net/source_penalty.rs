@@ -1,0 +1,102 @@
+//! Connections that come up and end before their peers have been let in, and what becomes of the next
+//! requests from there.
+
+use super::half_open::inject;
+use super::*;
+
+/// Connections of an address that may come to nothing at once.
+const VAIN: u32 = 8;
+
+/// A host (node 0), a target (node 1) that counts them, and another host (node 2).
+fn three() -> Network {
+    let config = Config { vain_per_source: Some(VAIN), ..Config::default() };
+    let mut net = two(1, Faults::NONE, false, open_config(), config);
+    net.add(address(false, 3), open_config(), plan()).unwrap();
+    net
+}
+
+fn ask(net: &mut Network, host: usize) -> Qp {
+    let (now, from) = (net.now(), net.node(host).address);
+    let to = SocketAddr::new(net.node(1).address, PORT);
+    net.node(host).endpoint.connect(now, from, to, &[], LIMITS).unwrap()
+}
+
+/// A connection of a host that comes up and is ended by either side, perhaps after the target has let
+/// the host in.
+fn come_and_go(net: &mut Network, host: usize, admitted: bool, by_target: bool) {
+    let at_host = ask(net, host);
+    let asked = incoming(net);
+    let now = net.now();
+    let at_target = net.node(1).endpoint.open(asked, LIMITS).unwrap();
+    net.node(1).endpoint.accept(now, at_target, &[]);
+    assert!(matches!(wait(net, host)[..], [Event::Established(_)]));
+    assert!(matches!(wait(net, 1)[..], [Event::Established(_)]));
+    if admitted {
+        net.node(1).endpoint.admit(at_target);
+    }
+    let (now, (index, qp)) = (net.now(), if by_target { (1, at_target) } else { (host, at_host) });
+    let node = net.node(index);
+    node.endpoint.disconnect(now, qp, node.pool.region());
+    for node in [host, 1] {
+        assert!(matches!(wait(net, node)[..], [Event::Gone(..)]));
+    }
+}
+
+fn barred(net: &mut Network) -> u64 {
+    net.node(1).endpoint.counters()[Fate::Barred]
+}
+
+#[test]
+fn who_comes_up_in_vain_again_and_again_is_passed_over_for_a_while() {
+    let mut net = three();
+    for count in 0..=VAIN {
+        come_and_go(&mut net, 0, false, count % 2 == 0);
+    }
+    assert_eq!(barred(&mut net), 0);
+    let start = net.now();
+    ask(&mut net, 0);
+    ask(&mut net, 2);
+    assert_eq!(incoming(&mut net).remote.ip(), address(false, 3), "another gets in");
+    assert!(net.now() - start < Duration::from_millis(1));
+    assert_eq!(barred(&mut net), 1);
+    // Nobody has told it to go away: it asks again, and time has paid for one.
+    assert_eq!(incoming(&mut net).remote.ip(), address(false, 1));
+    assert_eq!((net.now() - start).as_millis(), 200);
+}
+
+#[test]
+fn who_is_let_in_comes_and_goes_as_often_as_it_likes() {
+    let mut net = three();
+    for count in 0..10 * VAIN {
+        come_and_go(&mut net, 0, true, count % 2 == 0);
+    }
+    assert_eq!(barred(&mut net), 0);
+}
+
+/// The forger's victim answers the questions that everybody answers, and ignores our replies.
+#[test]
+fn forged_requests_bar_nobody() {
+    let mut net = three();
+    connect(&mut net, &[]);
+    let request = ConnectRequest::of(&incoming(&mut net)).unwrap().message;
+    let mut opened = 0;
+    for number in 1..=10 * VAIN {
+        let (local_comm_id, qpn) = (request.local_comm_id ^ number, Qpn::new(1000 + number));
+        inject(&mut net, CmMessage::Request(Request { local_comm_id, qpn, ..request }));
+    }
+    while net.step() {
+        let now = net.now();
+        let node = net.node(1);
+        for event in node.events() {
+            if let Event::Incoming(asked) = event {
+                let qp = node.endpoint.open(asked, LIMITS).unwrap();
+                node.endpoint.accept(now, qp, &[]);
+                opened += 1;
+            }
+        }
+        net.node(0).events();
+    }
+    assert!(opened > 2 * VAIN, "{opened}");
+    come_and_go(&mut net, 0, true, false);
+    assert_eq!(barred(&mut net), 0);
+}

@@ -1,0 +1,46 @@
+//! What the daemon and its tool say to each other: the types of the management interface, once
+//! for both. JSON, names of the fields as here; the OpenAPI document is derived from these types.
+//!
+//! One file for each area. The daemon fills them in (`control/http/`), `nvmfctl` prints them
+//! (`bin/nvmfctl/`), and neither has a type of its own for what travels.
+
+mod change;
+mod controller;
+mod disconnect;
+mod event;
+mod log_level;
+pub mod stats;
+mod status;
+mod subsystem;
+mod trust;
+mod write_protect;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+pub use change::{Change, Changes, Kept, Outcome, SetAside, Settings, UNCHANGED, Wanted};
+pub use controller::{Controller, ControllerState};
+pub use disconnect::Why;
+pub use event::{Event, Happened};
+pub use log_level::Log;
+pub use status::{Listener, Status};
+pub use subsystem::{Detached, Host, Kind, Namespace, NamespaceState, Subsystem};
+pub use trust::Trust;
+pub use write_protect::{Protect, WriteProtection};
+
+/// Why a request was not fulfilled.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Problem {
+    /// What is wrong: a sentence without its full stop.
+    pub error: String,
+    /// What to do about it.
+    pub remedy: String,
+}
+
+impl Problem {
+    /// A problem with these words.
+    #[must_use]
+    pub fn new(error: impl Into<String>, remedy: impl Into<String>) -> Problem {
+        Problem { error: error.into(), remedy: remedy.into() }
+    }
+}

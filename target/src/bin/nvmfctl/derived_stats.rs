@@ -1,0 +1,247 @@
+//! Rates and percentiles, from two looks at the counts of the daemon.
+
+use nvmfd::api::stats::{Latency, Operations, Stats};
+use serde::Serialize;
+
+/// What one host does with one namespace by one kind of command, or several of these together.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub(crate) struct Rate {
+    pub(crate) subsystem: String,
+    pub(crate) nsid: u32,
+    pub(crate) host: String,
+    pub(crate) op: String,
+    /// Commands completed, failed ones included.
+    pub(crate) commands: u64,
+    pub(crate) failures: u64,
+    pub(crate) iops: f64,
+    pub(crate) bytes_per_s: f64,
+    /// Mean number of commands under way: the sum of their times in the time (Little's law).
+    pub(crate) depth: f64,
+    pub(crate) latency: Times,
+    pub(crate) stages: Vec<Stage>,
+}
+
+/// How long commands were in a stage.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub(crate) struct Stage {
+    pub(crate) stage: String,
+    /// Of the whole time, from 0 to 1.
+    pub(crate) share: f64,
+    pub(crate) latency: Times,
+}
+
+/// A distribution in a few figures, in microseconds.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
+pub(crate) struct Times {
+    pub(crate) mean_us: f64,
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
+    pub(crate) p999_us: f64,
+}
+
+/// A rate for each row and kind of command that has any; the busiest first.
+pub(crate) fn rates(since: &Stats) -> Vec<Rate> {
+    let seconds = seconds(since);
+    let each = since.rows.iter().flat_map(|row| row.ops.iter().map(move |ops| (row, ops)));
+    let rate = |(row, ops): (&nvmfd::api::stats::Row, &Operations)| Rate {
+        subsystem: row.subsystem.clone(),
+        nsid: row.nsid,
+        host: row.host.clone(),
+        ..of(ops, seconds)
+    };
+    let mut all: Vec<Rate> = each.filter(|(_, ops)| ops.commands > 0).map(rate).collect();
+    all.sort_by(|a, b| b.iops.total_cmp(&a.iops));
+    all
+}
+
+/// All rows and kinds in one.
+pub(crate) fn together(since: &Stats) -> Rate {
+    let mut sum = Operations::none("all");
+    since.rows.iter().flat_map(|row| &row.ops).for_each(|ops| sum.add(ops));
+    of(&sum, seconds(since))
+}
+
+/// All rows, by kind.
+pub(crate) fn by_kind(since: &Stats) -> Vec<Rate> {
+    let mut sums: Vec<Operations> = Vec::new();
+    for ops in since.rows.iter().flat_map(|row| &row.ops).filter(|ops| ops.commands > 0) {
+        match sums.iter_mut().find(|sum| sum.op == ops.op) {
+            Some(sum) => sum.add(ops),
+            None => sums.push(ops.clone()),
+        }
+    }
+    sums.iter().map(|ops| of(ops, seconds(since))).collect()
+}
+
+/// All kinds, by row; the busiest first.
+pub(crate) fn by_row(since: &Stats) -> Vec<Rate> {
+    let seconds = seconds(since);
+    let rate = |row: &nvmfd::api::stats::Row| {
+        let mut sum = Operations::none("all");
+        row.ops.iter().for_each(|ops| sum.add(ops));
+        Rate {
+            subsystem: row.subsystem.clone(),
+            nsid: row.nsid,
+            host: row.host.clone(),
+            ..of(&sum, seconds)
+        }
+    };
+    let mut all: Vec<Rate> = since.rows.iter().map(rate).collect();
+    all.sort_by(|a, b| b.iops.total_cmp(&a.iops));
+    all
+}
+
+/// The time between two looks.
+#[expect(clippy::cast_precision_loss, reason = "for people")]
+pub(crate) fn seconds(since: &Stats) -> f64 {
+    (since.at_us.max(1) as f64) / 1e6
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for people")]
+fn of(ops: &Operations, seconds: f64) -> Rate {
+    let time_ns = ops.latency.time_ns as f64;
+    let stage = |stage: &nvmfd::api::stats::StageLatency| Stage {
+        stage: stage.stage.clone(),
+        share: if time_ns > 0.0 { stage.latency.time_ns as f64 / time_ns } else { 0.0 },
+        latency: times(&stage.latency),
+    };
+    Rate {
+        subsystem: String::new(),
+        nsid: 0,
+        host: String::new(),
+        op: ops.op.clone(),
+        commands: ops.commands,
+        failures: ops.failures,
+        iops: ops.commands as f64 / seconds,
+        bytes_per_s: ops.bytes as f64 / seconds,
+        depth: time_ns / 1e9 / seconds,
+        latency: times(&ops.latency),
+        stages: ops.stages.iter().map(stage).collect(),
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for people")]
+fn times(latency: &Latency) -> Times {
+    let us = |ns: Option<u64>| ns.unwrap_or(0) as f64 / 1e3;
+    Times {
+        mean_us: us(latency.mean_ns()),
+        p50_us: us(latency.percentile_ns(0.5)),
+        p99_us: us(latency.percentile_ns(0.99)),
+        p999_us: us(latency.percentile_ns(0.999)),
+    }
+}
+
+/// A count with its unit, three digits of it.
+pub(crate) fn short(count: f64) -> String {
+    scaled(count, 1000.0, &["", "k", "M", "G"])
+}
+
+/// Bytes, likewise.
+pub(crate) fn bytes(count: f64) -> String {
+    scaled(count, 1024.0, &[" B", " KiB", " MiB", " GiB", " TiB"])
+}
+
+/// A time, likewise.
+pub(crate) fn time(us: f64) -> String {
+    scaled(us, 1000.0, &[" us", " ms", " s"])
+}
+
+fn scaled(value: f64, step: f64, units: &[&str]) -> String {
+    let (mut value, mut unit) = (value, 0);
+    while value >= step * 0.9995 && unit + 1 < units.len() {
+        (value, unit) = (value / step, unit + 1);
+    }
+    let digits = match value {
+        value if value == 0.0 || value >= 99.95 => 0,
+        value if value >= 9.995 => 1,
+        _ => 2,
+    };
+    format!("{value:.digits$}{}", units[unit])
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use nvmfd::api::stats::{Count, Reactor, Row, StageLatency};
+
+    use crate::derived_stats::*;
+
+    /// Two hosts on one namespace, in two seconds.
+    pub(crate) fn stats() -> Stats {
+        let latency = |commands: u64, ns: u64| Latency {
+            time_ns: commands * ns,
+            below: vec![[
+                nvmfd::core::stats::histogram::bound_ns(nvmfd::core::stats::histogram::bucket(ns))
+                    .unwrap(),
+                commands,
+            ]],
+        };
+        let stage = |stage: &str, commands, ns| StageLatency {
+            stage: stage.to_owned(),
+            latency: latency(commands, ns),
+        };
+        let ops = |op: &str, commands: u64, ns: u64| Operations {
+            op: op.to_owned(),
+            commands,
+            failures: commands / 1000,
+            bytes: commands * 4096,
+            latency: latency(commands, ns),
+            stages: vec![stage("disk", commands, ns / 4 * 3), stage("reply", commands, ns / 4)],
+        };
+        let row = |host: &str, ops| Row {
+            subsystem: "nqn.2026-11.io.nvmfd:disk1".to_owned(),
+            nsid: 1,
+            host: host.to_owned(),
+            ops,
+        };
+        Stats {
+            at_us: 2_000_000,
+            rows: vec![
+                row("nqn.2026-11.host:slow", vec![ops("read", 2_000, 8_000_000)]),
+                row(
+                    "nqn.2026-11.host:busy",
+                    vec![ops("read", 60_000, 100_000), ops("write", 40_000, 200_000)],
+                ),
+            ],
+            reactors: vec![Reactor {
+                turns: 200_000,
+                sleeps: 500,
+                busy_ns: 1_500_000_000,
+                queues: 5,
+                data_bytes: 32 << 20,
+                data_free_bytes: 24 << 20,
+                waiters: 3,
+                refusals: vec![Count { name: "too many".to_owned(), count: 1 }],
+                ..Reactor::default()
+            }],
+        }
+    }
+
+    #[test]
+    fn rates_are_those_of_the_time_between() {
+        let all = rates(&stats());
+        assert_eq!(all.len(), 3);
+        assert_eq!((all[0].op.as_str(), all[0].iops), ("read", 30_000.0), "the busiest first");
+        assert_eq!(all[0].bytes_per_s, 30_000.0 * 4096.0);
+        assert_eq!((all[0].depth, all[0].latency.mean_us), (3.0, 100.0));
+        assert_eq!(all[0].stages[0].share, 0.75);
+        assert!((all[0].latency.p99_us / 100.0 - 1.0).abs() < 0.25);
+        let sum = together(&stats());
+        assert_eq!((sum.iops, sum.depth), (51_000.0, 15.0));
+        assert_eq!(by_row(&stats())[0].iops, 50_000.0);
+        assert_eq!(by_kind(&stats())[0].commands, 62_000);
+    }
+
+    #[test]
+    fn figures_have_three_digits_and_a_unit() {
+        for (us, says) in [
+            (0.0, "0 us"),
+            (7.25, "7.25 us"),
+            (99.96, "100 us"),
+            (999.9, "1.00 ms"),
+            (2.5e6, "2.50 s"),
+        ] {
+            assert_eq!(time(us), says);
+        }
+        assert_eq!((short(12_345.0), bytes(1_572_864.0)), ("12.3k".into(), "1.50 MiB".into()));
+    }
+}

@@ -1,0 +1,132 @@
+//! Faults that a store is told to show: what tests need and real disks seldom do when asked.
+//!
+//! They take the place of the kernel's answer and nothing else, so whatever follows from one is
+//! what follows from the real thing. Set by the key `fault` of a namespace, also by a reload.
+
+use std::fmt;
+
+use super::request::Step;
+
+/// What a store is told to do wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub enum Fault {
+    /// Nothing.
+    #[default]
+    None,
+    /// Nothing comes home until another fault, or none, is set.
+    Stall,
+    /// Everything takes a tenth of a second longer.
+    Slow,
+    /// Every operation fails with EIO.
+    Error,
+    /// What changes data finds no space: ENOSPC.
+    Full,
+    /// Synchronisations fail with EIO.
+    Sync,
+    /// Transfers move one block at a time.
+    Short,
+}
+
+/// What becomes of a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Verdict {
+    /// The kernel does it.
+    Go,
+    /// Not now: look again after a while.
+    Wait,
+    /// It fails with this errno.
+    Fail(i32),
+}
+
+impl Fault {
+    /// All of them.
+    pub const ALL: [Fault; 7] = [
+        Fault::None,
+        Fault::Stall,
+        Fault::Slow,
+        Fault::Error,
+        Fault::Full,
+        Fault::Sync,
+        Fault::Short,
+    ];
+
+    /// The fault of this number, or none.
+    pub(super) fn from_number(number: u8) -> Fault {
+        Fault::ALL.into_iter().find(|fault| *fault as u8 == number).unwrap_or_default()
+    }
+
+    /// What becomes of a step that has waited so often.
+    pub(crate) fn verdict(self, step: Step, waited: u8) -> Verdict {
+        let changes = !matches!(step, Step::Read { .. } | Step::Sync);
+        match self {
+            Fault::Stall => Verdict::Wait,
+            Fault::Slow if waited == 0 => Verdict::Wait,
+            Fault::Error => Verdict::Fail(libc::EIO),
+            Fault::Full if changes => Verdict::Fail(libc::ENOSPC),
+            Fault::Sync if step == Step::Sync => Verdict::Fail(libc::EIO),
+            Fault::None | Fault::Slow | Fault::Full | Fault::Sync | Fault::Short => Verdict::Go,
+        }
+    }
+
+    /// The step as this fault has it.
+    pub(crate) fn cut(self, step: Step, block_bytes: u32) -> Step {
+        match step {
+            Step::Read { at, skip, len } if self == Fault::Short => {
+                Step::Read { at, skip, len: len.min(block_bytes) }
+            }
+            Step::Write { at, skip, len, durable } if self == Fault::Short => {
+                Step::Write { at, skip, len: len.min(block_bytes), durable }
+            }
+            step => step,
+        }
+    }
+}
+
+/// As the configuration names it.
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Fault::None => "none",
+            Fault::Stall => "stall",
+            Fault::Slow => "slow",
+            Fault::Error => "error",
+            Fault::Full => "full",
+            Fault::Sync => "sync",
+            Fault::Short => "short",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::blockdev::fault_injection::*;
+
+    #[test]
+    fn each_fault_hits_what_it_says() {
+        let read = Step::Read { at: 0, skip: 0, len: 8192 };
+        let write = Step::Write { at: 0, skip: 0, len: 8192, durable: false };
+        let steps = [read, write, Step::Sync];
+        let (go, wait) = (Verdict::Go, Verdict::Wait);
+        let (eio, enospc) = (Verdict::Fail(libc::EIO), Verdict::Fail(libc::ENOSPC));
+        for (fault, verdicts) in Fault::ALL.into_iter().zip([
+            [go, go, go],
+            [wait, wait, wait],
+            [wait, wait, wait],
+            [eio, eio, eio],
+            [go, enospc, go],
+            [go, go, eio],
+            [go, go, go],
+        ]) {
+            assert_eq!(steps.map(|step| fault.verdict(step, 0)), verdicts, "{fault}");
+            assert_eq!(Fault::from_number(fault as u8), fault);
+        }
+        assert_eq!(Fault::Slow.verdict(read, 1), go, "once");
+        assert_eq!(Fault::Stall.verdict(read, 200), wait, "as long as it lasts");
+        assert_eq!(Fault::Short.cut(read, 512), Step::Read { at: 0, skip: 0, len: 512 });
+        assert_eq!(
+            (Fault::None.cut(write, 512), Fault::Short.cut(Step::Sync, 512)),
+            (write, Step::Sync)
+        );
+    }
+}

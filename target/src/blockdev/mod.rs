@@ -1,0 +1,174 @@
+//! The disk seam: what a queue asks of the backing store of a namespace.
+//!
+//! `backing` is an opened store, `block_sizes` what its blocks can be, `open` how it gets opened, `below` what it lies on, `owner` which machine has it, `resize` how it
+//! gets another size, `made` one that is not served after all, `erase` other blocks, `health` how it
+//! fares, `errno` what failures are called, `crash_point` where tests kill it. What the ring is made of and needs no unsafe code is here as well: `flight` is the life of one operation as a
+//! state machine without I/O, `entry` says it in the kernel's terms, `syncs` whose synchronisation
+//! is under way, `watch` keeps the descriptors that end a sleep, `recall` the wishes to have an
+//! operation back, `setup` makes the ring.
+
+mod block_sizes;
+pub(crate) mod blocking;
+pub(crate) mod crash_point;
+mod created_file;
+mod device;
+pub mod durable;
+mod erase;
+mod errno;
+pub(crate) mod fault_injection;
+mod health;
+mod media_properties;
+pub mod monitor;
+mod open;
+mod owner_file;
+pub mod request;
+mod resize;
+mod sysfs;
+#[cfg(test)]
+pub(crate) mod tests;
+pub mod uring;
+
+pub use block_sizes::{BlockSizes, SHIFTS};
+pub(crate) use created_file::Made;
+pub use device::{
+    Backing, BackingConfig, BackingKind, Condition, Geometry, Kind, OpenError, Space,
+};
+pub use errno::{Doing, status_of};
+pub use fault_injection::Fault;
+pub use health::{Detached, Health};
+pub use media_properties::Below;
+pub(crate) use media_properties::Torn;
+pub(crate) use owner_file::another_machine;
+
+use nvme::status::Status;
+use rdma::{Buf, Tag};
+
+/// Which backing store: the same small number on every reactor, chosen by the registry, and the
+/// index in each ring's table of registered files.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct BackingId(pub u32);
+
+impl BackingId {
+    /// Ids are below that: 1,024 subsystems, or one with 1,024 namespaces, and as many again while a
+    /// reload replaces them.
+    pub const COUNT: u32 = 4096;
+}
+
+/// One operation. Offsets and lengths are bytes, whole logical blocks, inside the namespace: the
+/// command rules have checked that before.
+#[derive(Debug)]
+pub enum Op {
+    /// Fills the buffer's window from `at`.
+    Read {
+        /// Where the data land.
+        into: Buf,
+        /// Byte offset.
+        at: u64,
+    },
+    /// Stores the buffer's window at `at`.
+    Write {
+        /// The data.
+        from: Buf,
+        /// Byte offset.
+        at: u64,
+        /// Complete only when the data are on stable storage.
+        fua: bool,
+    },
+    /// Makes everything completed so far durable.
+    Flush,
+    /// Gives the range up: reads return zeros or old data of this very range, as the namespace
+    /// says in DLFEAT. A hint: a store that cannot do it succeeds without acting.
+    Discard {
+        /// Byte offset.
+        at: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Makes the range read as zeros.
+    Zero {
+        /// Byte offset.
+        at: u64,
+        /// Bytes.
+        len: u64,
+        /// The space may be given up (DEAC).
+        deallocate: bool,
+    },
+}
+
+impl Op {
+    /// Byte offset and length of what it changes, if it does.
+    #[must_use]
+    pub fn changes(&self) -> Option<(u64, u64)> {
+        match self {
+            Op::Write { from, at, .. } => Some((*at, from.len().into())),
+            Op::Discard { at, len } | Op::Zero { at, len, .. } => Some((*at, *len)),
+            Op::Read { .. } | Op::Flush => None,
+        }
+    }
+
+    /// Byte offset and length of what it reads or changes, if it does.
+    #[must_use]
+    pub fn range(&self) -> Option<(u64, u64)> {
+        match self {
+            Op::Read { into, at } => Some((*at, into.len().into())),
+            _ => self.changes(),
+        }
+    }
+
+    /// Its buffer.
+    #[must_use]
+    pub fn buf(&self) -> Option<&Buf> {
+        match self {
+            Op::Read { into: buf, .. } | Op::Write { from: buf, .. } => Some(buf),
+            Op::Flush | Op::Discard { .. } | Op::Zero { .. } => None,
+        }
+    }
+
+    /// Its buffer, for keeps.
+    #[must_use]
+    pub fn into_buf(self) -> Option<Buf> {
+        match self {
+            Op::Read { into: buf, .. } | Op::Write { from: buf, .. } => Some(buf),
+            Op::Flush | Op::Discard { .. } | Op::Zero { .. } => None,
+        }
+    }
+}
+
+/// An operation, come home.
+#[derive(Debug)]
+pub struct Done {
+    /// The submitter's tag.
+    pub tag: Tag,
+    /// The buffer of a `Read` or `Write`, with its window as it was submitted.
+    pub buf: Option<Buf>,
+    /// Done, or the status to answer with.
+    pub outcome: Result<(), Status>,
+}
+
+/// A wish to have an operation back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Wish {
+    /// The operation's tag.
+    pub of: Tag,
+    /// Its own.
+    pub tag: Tag,
+}
+
+/// **Seam 2.** Where namespaces keep their blocks, driven by one thread, in batches.
+///
+/// `submit` never fails and never loses a buffer: each operation comes home in exactly one
+/// [`Done`]. Operations may complete in any order; nothing orders two of them but waiting.
+pub trait Disk {
+    /// Queues one operation. Nothing happens before the driver's next submission.
+    fn submit(&mut self, backing: BackingId, tag: Tag, op: Op);
+
+    /// Asks for the operation `of` back. The wish comes home under its own `tag`, without a buffer:
+    /// with success when the operation comes home with Command Abort Requested, else when it is not
+    /// there or will come home as if nobody had asked. In which order the two come home is open.
+    fn recall(&mut self, tag: Tag, of: Tag);
+
+    /// The same for many, each other than the others, by the tags of operations in ascending order.
+    fn recall_all(&mut self, wishes: &[Wish]) {
+        wishes.iter().for_each(|wish| self.recall(wish.tag, wish.of));
+    }
+}

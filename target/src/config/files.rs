@@ -1,0 +1,333 @@
+//! The texts that a configuration consists of: its file, and the files of the folder beside it.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::ErrorKind;
+use std::ops::Range;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::save::{Begun, parent};
+use super::table_reader::{Report, one_line};
+use super::{ConfigErrors, Mistake};
+
+/// The folder that is looked into when nobody says, beside the file.
+const INCLUDE: &str = "conf.d";
+
+/// How often files are read again that do not agree with the reading before.
+const MOST_READINGS: u32 = 8;
+
+/// A text, and the file that it is from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Source {
+    /// None: a text that is from no file.
+    pub file: Option<PathBuf>,
+    /// TOML.
+    pub text: String,
+}
+
+/// The texts of one configuration. What they say is taken together.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Sources {
+    /// The configuration file. New things are written here.
+    pub main: Source,
+    /// The files of the folder that it includes, by the order of their names.
+    pub more: Vec<Source>,
+    /// That folder; it need not be there unless the file names it. None: the texts are from no file.
+    pub folder: Option<PathBuf>,
+    /// The record of a save that was begun and not finished, where there is one. The texts are
+    /// those that it has saved.
+    pub unfinished: Option<PathBuf>,
+}
+
+/// A file that is to say something else.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rewritten<'s> {
+    /// The file, by the name that its configuration has for it.
+    pub file: &'s Path,
+    /// What it says; none: it is not there.
+    pub old: Option<&'s str>,
+    /// What it is to say; none: it is to go.
+    pub new: Option<&'s str>,
+}
+
+/// One text alone.
+impl From<&str> for Sources {
+    fn from(text: &str) -> Sources {
+        let main = Source { file: None, text: text.to_owned() };
+        Sources { main, more: Vec::new(), folder: None, unfinished: None }
+    }
+}
+
+impl Sources {
+    /// Reads a file, and those whose names end in `.toml` in the folder that it names as `include`,
+    /// else in `conf.d` beside it, if there is one. Hidden files are passed over.
+    ///
+    /// While somebody saves them, it is what they said before or what they say then.
+    ///
+    /// # Errors
+    /// A file or the folder cannot be read.
+    pub fn read(file: &Path) -> Result<Sources, ConfigErrors> {
+        settled(|| {
+            let remedy = "name a TOML file that this user may read";
+            let begun = begun(file)?;
+            let text = fs::read_to_string(file).map_err(|error| unread(file, &error, remedy))?;
+            let text = said(begun.as_ref(), file, Some(text)).unwrap_or_default();
+            Sources::once(Source { file: Some(file.to_owned()), text }, begun)
+        })
+    }
+
+    /// As [`Sources::read`], for a text that stands for the file whose name it has.
+    ///
+    /// # Errors
+    /// A file of the folder, or the folder, cannot be read.
+    pub fn around(main: Source) -> Result<Sources, ConfigErrors> {
+        settled(|| {
+            let begun = main.file.as_deref().map(begun).transpose()?.flatten();
+            Sources::once(main.clone(), begun)
+        })
+    }
+
+    fn once(main: Source, begun: Option<Begun>) -> Result<Sources, ConfigErrors> {
+        let mut more = Vec::new();
+        let folder = folder(&main)?;
+        let is_there = |folder: &&PathBuf| included(&main.text).is_some() || folder.is_dir();
+        if let Some(folder) = folder.as_ref().filter(is_there) {
+            let mut files = listed(folder).map_err(|error| unread(folder, &error, FOLDER))?;
+            files.extend(begun.iter().flat_map(|begun| begun.of_folder(folder)));
+            files.sort();
+            files.dedup();
+            for file in files {
+                let remedy = "let the user of the daemon read it, or take it away";
+                let text = match fs::read_to_string(&file) {
+                    Ok(text) => Some(text),
+                    // It may be one that is still to be put in place.
+                    Err(error) if error.kind() == ErrorKind::NotFound && begun.is_some() => None,
+                    Err(error) => return Err(unread(&file, &error, remedy)),
+                };
+                if let Some(text) = said(begun.as_ref(), &file, text) {
+                    more.push(Source { file: Some(file), text });
+                }
+            }
+        }
+        Ok(Sources { main, more, folder, unfinished: begun.map(|begun| begun.record) })
+    }
+
+    /// Reads the files of a folder as if it were included.
+    ///
+    /// # Errors
+    /// A file of the folder, or the folder, cannot be read.
+    pub fn of_folder(folder: &Path) -> Result<Vec<Source>, ConfigErrors> {
+        let mut files = listed(folder).map_err(|error| unread(folder, &error, FOLDER))?;
+        files.sort();
+        let read = |file: PathBuf| {
+            let remedy = "name a folder of TOML files that this user may read";
+            let text = fs::read_to_string(&file).map_err(|error| unread(&file, &error, remedy))?;
+            Ok(Source { file: Some(file), text })
+        };
+        files.into_iter().map(read).collect()
+    }
+
+    /// What has to be written to have `new` in the files, by their names.
+    #[must_use]
+    pub fn rewritten<'s>(&'s self, new: &'s Sources) -> Vec<Rewritten<'s>> {
+        let text = |of: &'s Sources, file: &Path| {
+            let found = of.iter().find(|source| source.file.as_deref() == Some(file));
+            found.map(|source| source.text.as_str())
+        };
+        let files: BTreeSet<&Path> =
+            self.iter().chain(new.iter()).filter_map(|source| source.file.as_deref()).collect();
+        let each = |file| Rewritten { file, old: text(self, file), new: text(new, file) };
+        files.into_iter().map(each).filter(|each| each.old != each.new).collect()
+    }
+
+    /// All of them, the main one first.
+    pub fn iter(&self) -> impl Iterator<Item = &Source> {
+        std::iter::once(&self.main).chain(&self.more)
+    }
+
+    /// As [`Sources::iter`].
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Source> {
+        std::iter::once(&mut self.main).chain(&mut self.more)
+    }
+
+    /// What is allowed but probably not meant: files that everybody may write, a sentence each.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        let unfinished = self.unfinished.iter().map(|record| {
+            let shown = record.display();
+            format!("{shown} is of a save that was interrupted: `nvmfctl save` finishes it")
+        });
+        let folder = self.more.first().and_then(|first| first.file.as_deref()?.parent());
+        let files = self.iter().filter_map(|source| source.file.as_deref()).chain(folder);
+        let everybody = |file: &&Path| {
+            fs::metadata(file).is_ok_and(|found| found.permissions().mode() & 0o002 != 0)
+        };
+        let warning = |file: &Path| {
+            let shown = file.display();
+            format!("{shown} may be written by everybody, who so decides what is served: chmod o-w")
+        };
+        unfinished.chain(files.filter(everybody).map(warning)).collect()
+    }
+}
+
+/// What the files say when nobody changes them on the way: two readings in a row agree. In a place
+/// where somebody always does, the last one.
+fn settled(read: impl Fn() -> Result<Sources, ConfigErrors>) -> Result<Sources, ConfigErrors> {
+    let mut last = read();
+    for _ in 0..MOST_READINGS {
+        let next = read();
+        if next == last {
+            break;
+        }
+        last = next;
+    }
+    last
+}
+
+fn begun(file: &Path) -> Result<Option<Begun>, ConfigErrors> {
+    Begun::beside(file).map_err(|what| {
+        let what = format!("a save was interrupted, and its record is lost: {what}");
+        let remedy = "let the user of the daemon read that file; or take it away, and see that all \
+                      files say what they should";
+        let mistake = Mistake { file: None, place: None, what, remedy: remedy.to_owned() };
+        ConfigErrors { file: None, mistakes: vec![mistake] }
+    })
+}
+
+/// What a file says, where its text may not be in place yet.
+fn said(begun: Option<&Begun>, file: &Path, text: Option<String>) -> Option<String> {
+    begun.map_or_else(|| text.clone(), |begun| begun.text(file, text.clone()))
+}
+
+const FOLDER: &str = "`include` names a folder: make it, and let the user of the daemon read it; \
+                      or take `include` out";
+
+/// The folder of more files, whether it is there or not.
+fn folder(main: &Source) -> Result<Option<PathBuf>, ConfigErrors> {
+    let Some(beside) = main.file.as_deref().map(parent) else { return Ok(None) };
+    let folder = match included(&main.text) {
+        Some(named) => beside.join(named),
+        None => return Ok(Some(beside.join(INCLUDE))),
+    };
+    // The file would be read twice.
+    if fs::canonicalize(&folder).ok() == fs::canonicalize(beside).ok() {
+        let error = std::io::Error::new(ErrorKind::InvalidInput, "it is where the file itself is");
+        return Err(unread(&folder, &error, "name a folder of its own as `include`"));
+    }
+    Ok(Some(folder))
+}
+
+/// What the text names as `include`; whether it may, is judged with everything else.
+fn included(text: &str) -> Option<String> {
+    let (table, _) = DeTable::parse_recoverable(text);
+    let value = table.get_ref().get("include")?.get_ref().as_str()?.to_owned();
+    (!value.is_empty()).then_some(value)
+}
+
+fn listed(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let file = entry?.path();
+        let hidden = file.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+        if !hidden && file.extension().is_some_and(|extension| extension == "toml") {
+            files.push(file);
+        }
+    }
+    Ok(files)
+}
+
+fn unread(file: &Path, error: &std::io::Error, remedy: &str) -> ConfigErrors {
+    let what = format!("the configuration cannot be read: {error}");
+    let mistake = Mistake { file: None, place: None, what, remedy: remedy.to_owned() };
+    ConfigErrors { file: Some(file.to_owned()), mistakes: vec![mistake] }
+}
+
+/// The tables of all texts as one. Lists of sections follow each other; whatever else is said twice
+/// is a mistake.
+pub(super) fn merged<'t>(sources: &'t Sources, report: &mut Report<'t>) -> Spanned<DeTable<'t>> {
+    let mut all = Vec::new();
+    for (index, source) in sources.iter().enumerate() {
+        let (table, errors) = DeTable::parse_recoverable(&source.text);
+        let base = report.base(index);
+        for error in errors {
+            let span = moved(error.span().unwrap_or_default(), base);
+            report.add(&span, one_line(error.message()), "this is not TOML; see https://toml.io");
+        }
+        let mut table = shifted(table.into_inner(), base);
+        if index > 0
+            && let Some((key, _)) = table.remove_entry("include")
+        {
+            let what = "`include` is for the configuration file alone";
+            report.add(&key.span(), what, "take it out here");
+        }
+        all.push(table);
+    }
+    let mut all = all.into_iter();
+    let mut merged = all.next().unwrap_or_default();
+    // What a broken text means is anybody's guess: no follow-up mistakes.
+    if report.is_empty() {
+        all.for_each(|table| merge(&mut merged, table, report));
+    }
+    Spanned::new(0..sources.main.text.len(), merged)
+}
+
+fn merge<'t>(into: &mut DeTable<'t>, from: DeTable<'t>, report: &mut Report<'_>) {
+    for (key, value) in from {
+        let name: &str = key.get_ref().as_ref();
+        let Some((first, old)) = into.get_key_value(name).map(|(k, v)| (k.span(), v.get_ref()))
+        else {
+            into.insert(key, value);
+            continue;
+        };
+        let sections = |value: &DeValue<'_>| {
+            value.as_array().is_some_and(|all| all.iter().all(|each| each.get_ref().is_table()))
+        };
+        let joins = old.is_table() && value.get_ref().is_table()
+            || sections(old) && sections(value.get_ref());
+        if !joins {
+            let first = report.shown(&first, &key.span());
+            let what = format!("`{}` is said twice, first in {first}", name.escape_debug());
+            report.add(&key.span(), what, "leave it in one of the files");
+            continue;
+        }
+        match (into.get_mut(name).map(Spanned::get_mut), value.into_inner()) {
+            (Some(DeValue::Table(old)), DeValue::Table(new)) => merge(old, new, report),
+            (Some(DeValue::Array(old)), DeValue::Array(new)) => {
+                new.into_iter().for_each(|each| old.push(each));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The same, with places counted from the begin of all texts.
+fn shifted(table: DeTable<'_>, by: usize) -> DeTable<'_> {
+    if by == 0 {
+        return table;
+    }
+    let moved_key = |key: Spanned<_>| Spanned::new(moved(key.span(), by), key.into_inner());
+    table.into_iter().map(|(key, value)| (moved_key(key), shifted_value(value, by))).collect()
+}
+
+fn shifted_value(value: Spanned<DeValue<'_>>, by: usize) -> Spanned<DeValue<'_>> {
+    let span = moved(value.span(), by);
+    let value = match value.into_inner() {
+        DeValue::Table(table) => DeValue::Table(shifted(table, by)),
+        DeValue::Array(array) => {
+            DeValue::Array(array.into_iter().map(|each| shifted_value(each, by)).collect())
+        }
+        plain => plain,
+    };
+    Spanned::new(span, value)
+}
+
+fn moved(span: Range<usize>, by: usize) -> Range<usize> {
+    span.start.saturating_add(by)..span.end.saturating_add(by)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,172 @@
+use std::fs::Permissions;
+
+use tempfile::{TempDir, tempdir};
+
+use super::super::Config;
+use crate::config::files::*;
+
+const MAIN: &str = r#"provider = "soft"
+[[listener]]
+address = "127.0.0.1"
+[limits]
+queue_depth = 64
+"#;
+
+const DISK: &str = r#"[[subsystem]]
+nqn = "nqn.2026-11.io.nvmfd:a"
+allow_any_host = true
+"#;
+
+/// A folder with these files.
+fn stage(files: &[(&str, &str)]) -> TempDir {
+    let folder = tempdir().unwrap();
+    for (name, text) in files {
+        let file = folder.path().join(name);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
+    }
+    folder
+}
+
+fn load(folder: &TempDir) -> Result<Config, String> {
+    let read = Sources::read(&folder.path().join("nvmfd.toml"));
+    let root = format!("{}/", folder.path().display());
+    let config = read.and_then(|sources| Config::of(&sources));
+    config.map_err(|errors| errors.to_string().replace(&root, ""))
+}
+
+#[test]
+fn what_all_files_say_is_taken_together_in_the_order_of_their_names() {
+    let other = DISK.replace(":a", ":b");
+    let folder = stage(&[
+        ("nvmfd.toml", MAIN),
+        ("conf.d/20-a.toml", DISK),
+        ("conf.d/10-b.toml", &format!("{other}[[listener]]\naddress = \"127.0.0.2\"\n")),
+        (
+            "conf.d/30.toml",
+            "[limits]\nio_queues = 3\n[[host]]\nnqn = \"nqn.2026-11.org.example:h\"\n\
+                            dhchap_key_file = \"/k\"\n",
+        ),
+        ("conf.d/empty.toml", ""),
+        ("conf.d/.hidden.toml", "not TOML"),
+        ("conf.d/40.toml.bak", "not TOML"),
+        ("conf.d/README", "not TOML"),
+    ]);
+    let config = load(&folder).unwrap();
+    let names: Vec<&str> = config.subsystems.iter().map(|each| each.nqn.as_str()).collect();
+    assert_eq!(names, ["nqn.2026-11.io.nvmfd:b", "nqn.2026-11.io.nvmfd:a"]);
+    assert_eq!((config.limits.queue_depth, config.limits.io_queues), (64, 3));
+    assert_eq!(config.listeners.iter().map(|each| each.id).collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(config.authentication.hosts.len(), 1);
+}
+
+#[test]
+fn the_folder_can_be_named_and_must_then_be_there() {
+    let main = format!("include = \"more/disks\"\n{MAIN}");
+    let folder =
+        stage(&[("nvmfd.toml", &main), ("more/disks/a.toml", DISK), ("conf.d/x.toml", "?")]);
+    assert_eq!(load(&folder).unwrap().subsystems.len(), 1);
+    let elsewhere = folder.path().join("more/disks");
+    fs::write(folder.path().join("nvmfd.toml"), format!("include = {elsewhere:?}\n{MAIN}"))
+        .unwrap();
+    assert_eq!(load(&folder).unwrap().subsystems.len(), 1);
+    fs::remove_file(folder.path().join("conf.d/x.toml")).unwrap();
+    let says = |include: &str, what: &str| {
+        let main = format!("include = {include}\n{MAIN}{DISK}");
+        fs::write(folder.path().join("nvmfd.toml"), main).unwrap();
+        let said = load(&folder).unwrap_err();
+        assert!(said.contains(what), "{include}: {said}");
+    };
+    says("\"none\"", "none: the configuration cannot be read: No such file");
+    says("\".\"", "it is where the file itself is: name a folder of its own");
+    says("\"\"", "nvmfd.toml: line 1, column 11: `include` names no folder");
+    says("7", "nvmfd.toml: line 1, column 11: `include`");
+    // Nobody needs one.
+    let folder = stage(&[("nvmfd.toml", &format!("{MAIN}{DISK}"))]);
+    assert_eq!(load(&folder).unwrap().subsystems.len(), 1);
+}
+
+#[test]
+fn mistakes_are_told_with_their_file_and_so_is_what_was_there_before() {
+    let twice = |more: &str, says: &[&str]| {
+        let main = format!("{MAIN}{DISK}");
+        let folder =
+            stage(&[("nvmfd.toml", &main), ("conf.d/a.toml", ""), ("conf.d/b.toml", more)]);
+        let said = load(&folder).unwrap_err();
+        let lines: Vec<&str> = said.lines().collect();
+        assert_eq!(lines.len(), says.len(), "{said}");
+        lines.iter().zip(says).for_each(|(line, says)| assert!(line.contains(says), "{said}"));
+    };
+    twice(
+        DISK,
+        &["conf.d/b.toml: line 2, column 7: this NQN is used twice, first in nvmfd.toml, \
+                   line 7, column 7: give each"],
+    );
+    twice(
+        "\nprovider = \"soft\"\n",
+        &["conf.d/b.toml: line 2, column 1: `provider` is said twice, \
+                                         first in nvmfd.toml, line 1, column 1: leave it in one"],
+    );
+    twice(
+        "limits.queue_depth = 64",
+        &["conf.d/b.toml: line 1, column 8: `queue_depth` is said \
+                                        twice, first in nvmfd.toml, line 5, column 1"],
+    );
+    twice(
+        "[[listener]]\naddress = \"127.0.0.1\"\nid = 9",
+        &["conf.d/b.toml: line 2, column 11: the listener 127.0.0.1:4420 overlaps with \
+         127.0.0.1:4420 of nvmfd.toml, line 2, column 1"],
+    );
+    twice("[[listener]]\naddress = \"127.0.0.2\"\nid = 1", &["like the one of nvmfd.toml, line 2"]);
+    twice("subsystem = 7", &["conf.d/b.toml: line 1, column 1: `subsystem` is said twice"]);
+    twice(
+        "include = \"c\"",
+        &["conf.d/b.toml: line 1, column 1: `include` is for the configuration"],
+    );
+    twice("[[subsystem]", &["conf.d/b.toml: line 1, column"]);
+    twice(
+        "[[subsystem]]\nnqn = 7\ncolour = 1",
+        &[
+            "conf.d/b.toml: line 2, column 7: `nqn`",
+            "conf.d/b.toml: line 3, column 1: unknown key `colour`",
+        ],
+    );
+    // Each file has its mistakes.
+    let folder = stage(&[("nvmfd.toml", "a = 1"), ("conf.d/b.toml", "b = 1\nc = 1")]);
+    let said = load(&folder).unwrap_err();
+    for says in
+        ["nvmfd.toml: line 1, column 1: unknown key `a`", "b.toml: line 2, column 1: unknown"]
+    {
+        assert!(said.contains(says), "{said}");
+    }
+}
+
+#[test]
+fn what_cannot_be_read_is_a_mistake_and_what_everybody_may_write_a_warning() {
+    let folder = stage(&[("nvmfd.toml", MAIN), ("conf.d/a.toml", DISK)]);
+    let file = folder.path().join("conf.d/a.toml");
+    let sources = || Sources::read(&folder.path().join("nvmfd.toml")).unwrap();
+    fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
+    fs::set_permissions(file.parent().unwrap(), Permissions::from_mode(0o755)).unwrap();
+    assert_eq!(sources().warnings(), Vec::<String>::new());
+    fs::set_permissions(&file, Permissions::from_mode(0o646)).unwrap();
+    let warnings = sources().warnings();
+    assert!(warnings.len() == 1 && warnings[0].contains("a.toml may be written by everybody"));
+    fs::set_permissions(file.parent().unwrap(), Permissions::from_mode(0o777)).unwrap();
+    assert_eq!(sources().warnings().len(), 2);
+
+    fs::write(&file, [0xFF]).unwrap();
+    let said = load(&folder).unwrap_err();
+    assert!(
+        said.contains("conf.d/a.toml: the configuration cannot be read: ")
+            && said.contains("UTF-8")
+    );
+    fs::remove_file(&file).unwrap();
+    fs::create_dir(&file).unwrap();
+    assert!(load(&folder).unwrap_err().contains("conf.d/a.toml: the configuration cannot be read"));
+    fs::remove_dir(&file).unwrap();
+    std::os::unix::fs::symlink("/nonexistent", &file).unwrap();
+    assert!(
+        load(&folder).unwrap_err().contains("let the user of the daemon read it, or take it away")
+    );
+}

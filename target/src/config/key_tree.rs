@@ -1,0 +1,129 @@
+//! A configuration as a tree of keys and values, named as the text names them. Two configurations
+//! are compared by their trees, so that what compares them need not know the keys.
+
+use std::fmt::Display;
+
+use nvme::Nqn;
+use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
+
+use super::{Config, Size};
+use crate::core::auth::Policy;
+use crate::core::subsystem::rate_limit::Limit;
+use crate::core::subsystem::{DiscoveryConfig, DuplicateHosts, Offer, Referral};
+
+/// The tree of a configuration. Listeners and keys of hosts are not in it: they have lines of their
+/// own.
+pub(crate) fn tree(config: &Config) -> Value {
+    // Every type of it becomes a value: there are no maps with keys that are none.
+    serde_json::to_value(config).unwrap_or_default()
+}
+
+/// As it prints.
+pub(super) fn shown<S: Serializer>(value: &impl Display, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(value)
+}
+
+/// A list of what prints.
+pub(super) fn each<'a, T, S>(all: &'a T, to: S) -> Result<S::Ok, S::Error>
+where
+    &'a T: IntoIterator<Item: Display>,
+    S: Serializer,
+{
+    to.collect_seq(all.into_iter().map(|each| each.to_string()))
+}
+
+/// Bytes as people write them.
+pub(super) fn size<T, S>(bytes: &T, to: S) -> Result<S::Ok, S::Error>
+where
+    T: Copy + Into<u64>,
+    S: Serializer,
+{
+    shown(&Size((*bytes).into()), to)
+}
+
+/// Bytes as people write them, where there is a number of them.
+pub(super) fn some_size<T, S>(bytes: &Option<T>, to: S) -> Result<S::Ok, S::Error>
+where
+    T: Copy + Into<u64>,
+    S: Serializer,
+{
+    bytes.map(|bytes| Size(bytes.into()).to_string()).serialize(to)
+}
+
+/// Hexadecimal digits.
+pub(super) fn hex<S: Serializer>(id: &[u8; 16], to: S) -> Result<S::Ok, S::Error> {
+    digits(id).serialize(to)
+}
+
+/// Hexadecimal digits, where there are any.
+pub(super) fn some_hex<S: Serializer>(id: &Option<[u8; 8]>, to: S) -> Result<S::Ok, S::Error> {
+    id.map(|id| digits(&id)).serialize(to)
+}
+
+fn digits(id: &[u8]) -> String {
+    id.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Permissions, as `chmod` takes them.
+pub(super) fn mode<S: Serializer>(mode: &u32, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(&format_args!("{mode:04o}"))
+}
+
+/// The keys of a limit.
+pub(super) fn limit<S: Serializer>(limit: &Limit, to: S) -> Result<S::Ok, S::Error> {
+    let Limit { iops, bandwidth, burst_ms } = *limit;
+    let bandwidth = bandwidth.map(|bytes| Size(bytes).to_string());
+    let keys = [("iops", iops.into()), ("bandwidth", bandwidth.into())];
+    to.collect_map(keys.into_iter().chain([("burst_ms", Value::from(burst_ms))]))
+}
+
+/// The keys of what may be agreed on.
+pub(super) fn policy<S: Serializer>(policy: &Policy, to: S) -> Result<S::Ok, S::Error> {
+    let Policy { hashes, groups } = policy;
+    let hashes: Vec<String> = hashes.iter().map(ToString::to_string).collect();
+    let groups: Vec<String> = groups.iter().map(ToString::to_string).collect();
+    to.collect_map([("hashes", hashes), ("groups", groups)])
+}
+
+/// The keys of how a subsystem is offered, and who sees which namespace.
+pub(super) fn offer<S: Serializer>(offer: &Offer, to: S) -> Result<S::Ok, S::Error> {
+    let Offer { listeners, queue_depth, io_queues, controllers, max_nsid, masks, .. } = offer;
+    let Offer { mdts_bytes, cntlids, duplicates, .. } = offer;
+    let duplicates = match duplicates {
+        DuplicateHosts::Allow => "allow",
+        DuplicateHosts::Refuse => "refuse",
+        DuplicateHosts::Replace => "replace",
+    };
+    let keys = [
+        ("listeners", json!(listeners)),
+        ("queue_depth", json!(queue_depth)),
+        ("io_queues", json!(io_queues)),
+        ("mdts", json!(mdts_bytes.map(|bytes| Size(bytes.into()).to_string()))),
+        ("controllers", json!(controllers)),
+        ("max_nsid", json!(max_nsid)),
+        ("cntlids", json!([cntlids.start(), cntlids.end()])),
+        ("duplicate_hosts", json!(duplicates)),
+    ];
+    let keys = keys.map(|(key, value)| (key.to_owned(), value));
+    let masks = masks.iter().map(|(nsid, hosts)| {
+        let hosts: Vec<&str> = hosts.iter().map(Nqn::as_str).collect();
+        (format!("`hosts` of namespace {nsid}"), json!(hosts))
+    });
+    to.collect_map(keys.into_iter().chain(masks))
+}
+
+/// The keys of discovery.
+pub(super) fn discovery<S: Serializer>(
+    discovery: &DiscoveryConfig,
+    to: S,
+) -> Result<S::Ok, S::Error> {
+    let DiscoveryConfig { nqn, by_listener, mdns, referrals } = discovery;
+    let referral =
+        |Referral { nqn, address }: &Referral| json!({ "nqn": nqn.as_str(), "address": address });
+    let referrals: Vec<Value> = referrals.iter().map(referral).collect();
+    let keys = json!({
+        "nqn": nqn.as_str(), "by_listener": by_listener, "mdns": mdns, "referral": referrals,
+    });
+    keys.serialize(to)
+}

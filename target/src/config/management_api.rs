@@ -1,0 +1,164 @@
+//! `[management]`: where the daemon can be asked and changed while it runs.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::key_tree;
+use super::table_reader::{At, Report, Section};
+
+/// Where the socket is when nobody says.
+pub const DEFAULT_SOCKET: &str = "/run/nvmfd/nvmfd.sock";
+
+/// What a socket's address holds (`sun_path`, with its NUL), less what its name gets while it is
+/// made.
+const MAX_PATH_BYTES: usize = 107 - ".new".len();
+
+/// Where the daemon can be asked and changed while it runs.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct ManagementConfig {
+    /// There is an interface at all.
+    pub enabled: bool,
+    /// Absolute path of its Unix socket; none: see [`ManagementConfig::path`].
+    pub socket: Option<PathBuf>,
+    /// Permissions of the socket: who may connect may change everything.
+    #[serde(serialize_with = "key_tree::mode")]
+    pub mode: u32,
+    /// The group of the socket; none: that of the daemon.
+    pub group: Option<String>,
+    /// An address of the loopback interface where everybody on this machine may read, and nobody
+    /// change.
+    pub http: Option<SocketAddr>,
+}
+
+impl Default for ManagementConfig {
+    fn default() -> Self {
+        Self { enabled: true, socket: None, mode: 0o660, group: None, http: None }
+    }
+}
+
+impl ManagementConfig {
+    /// Where the socket is: as configured, else in the folder that the service manager has made
+    /// for what runs (`$RUNTIME_DIRECTORY`; it may name several, with colons between them), else
+    /// [`DEFAULT_SOCKET`].
+    #[must_use]
+    pub fn path(&self, runtime_directory: Option<&OsStr>) -> PathBuf {
+        if let Some(path) = &self.socket {
+            return path.clone();
+        }
+        let given = runtime_directory.and_then(OsStr::to_str).and_then(|all| all.split(':').next());
+        let folder = given.map(PathBuf::from).filter(|path| path.is_absolute());
+        folder.map_or_else(|| PathBuf::from(DEFAULT_SOCKET), |folder| folder.join("nvmfd.sock"))
+    }
+}
+
+/// What differs from the default, a line each.
+impl fmt::Display for ManagementConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.enabled {
+            return writeln!(f, "management  off");
+        }
+        if *self == Self::default() {
+            return Ok(());
+        }
+        let socket = self.path(None);
+        write!(f, "management  {}, mode {:04o}", socket.display(), self.mode)?;
+        if let Some(group) = &self.group {
+            write!(f, ", group {group}")?;
+        }
+        if let Some(http) = &self.http {
+            write!(f, "; to read, also http://{http}")?;
+        }
+        writeln!(f)
+    }
+}
+
+pub(super) fn management(root: &mut Section<'_>, report: &mut Report<'_>) -> ManagementConfig {
+    let mut section = root.table("management", "[management]", report);
+    let mut config = ManagementConfig::default();
+    if let Some(enabled) = section.take("enabled", "true or false", report) {
+        config.enabled = enabled.value;
+    }
+    let form = format!("an absolute path of at most {MAX_PATH_BYTES} bytes");
+    if let Some(At { value, span }) = section.take::<PathBuf>("socket", &form, report) {
+        let bytes = value.as_os_str().as_encoded_bytes();
+        let fits = bytes.len() <= MAX_PATH_BYTES && !bytes.contains(&0);
+        if !fits || !value.is_absolute() || value.file_name().is_none() {
+            report.add(&span, format!("`socket` is {value:?}"), format!("write {form}"));
+        }
+        config.socket = Some(value);
+    }
+    let form = "permissions in quotes, such as \"0660\"";
+    if let Some(At { value, span }) = section.take::<String>("mode", form, report) {
+        let digits = value.bytes().all(|byte| byte.is_ascii_digit());
+        match u32::from_str_radix(&value, 8) {
+            Ok(mode) if digits && mode <= 0o777 => config.mode = mode,
+            _ => report.add(&span, format!("`mode` is {value:?}"), format!("write {form}")),
+        }
+    }
+    config.group = section.take("group", "the name of a group", report).map(|at| at.value);
+    let form = "an address of this machine for itself, such as \"127.0.0.1:4480\"";
+    if let Some(At { value, span }) = section.take::<SocketAddr>("http", form, report) {
+        if !value.ip().to_canonical().is_loopback() || value.port() == 0 {
+            let what = format!("`http` is {value}, and this interface is for this machine only");
+            report.add(&span, what, format!("write {form}"));
+        }
+        config.http = Some(value);
+    }
+    section.end(report);
+    config
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+    use crate::config::management_api::*;
+
+    fn config(management: &str) -> Result<Config, String> {
+        let text = format!(
+            "[[listener]]\naddress = \"::1\"\n[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:x\"\n\
+             allow_any_host = true\n[management]\n{management}\n"
+        );
+        Config::parse(&text).map_err(|errors| errors.to_string())
+    }
+
+    #[test]
+    fn it_is_as_written_or_where_the_service_manager_says() {
+        let config = config(
+            "socket = \"/run/a.sock\"\nmode = \"0600\"\ngroup = \"disk\"\nhttp = \"127.0.0.1:80\"",
+        );
+        let config = config.unwrap().management;
+        let all = "management  /run/a.sock, mode 0600, group disk; to read, also \
+                   http://127.0.0.1:80\n";
+        assert_eq!(config.to_string(), all);
+        assert_eq!(config.path(Some(OsStr::new("/run/b"))), PathBuf::from("/run/a.sock"));
+        let plain = ManagementConfig::default();
+        assert_eq!(plain.path(None), PathBuf::from(DEFAULT_SOCKET));
+        let of = |given: &str| plain.path(Some(OsStr::new(given)));
+        assert_eq!(of("/run/b:/run/c"), PathBuf::from("/run/b/nvmfd.sock"));
+        assert_eq!(of("relative"), PathBuf::from(DEFAULT_SOCKET));
+    }
+
+    #[test]
+    fn mistakes_are_told() {
+        let long = format!("socket = \"/{}\"", "a".repeat(103));
+        for (text, says) in [
+            ("socket = \"a.sock\"", "write an absolute path"),
+            (&long, "at most 103 bytes"),
+            ("mode = \"0999\"", "permissions in quotes"),
+            ("mode = \"+1\"", "permissions in quotes"),
+            ("mode = \"1777\"", "permissions in quotes"),
+            ("http = \"0.0.0.0:80\"", "for this machine only"),
+            ("http = \"192.0.2.1:80\"", "for this machine only"),
+            ("http = \"127.0.0.1:0\"", "for this machine only"),
+            ("port = 7", "unknown key `port`"),
+        ] {
+            let said = config(text).unwrap_err();
+            assert!(said.contains(says), "{text}: {said}");
+        }
+        assert!(!config("enabled = false").unwrap().management.enabled);
+    }
+}

@@ -1,0 +1,477 @@
+//! The configuration: TOML text to types that are known to be good.
+//!
+//! [`Config::parse`] finds every mistake of a text in one reading, each with its line, its column
+//! and what to write instead. What it returns needs no further checks, except those that only the
+//! running system can answer (does the file exist, is the address ours).
+//!
+//! Serial numbers and UUIDs that the text leaves out are derived from names that do not change, so
+//! a host finds the same disk after a restart and after a move to another machine.
+
+mod access;
+mod authentication;
+mod derived_ids;
+mod display;
+mod files;
+mod key_files;
+mod key_tree;
+mod known_keys;
+mod line_origin;
+mod lints;
+mod listener;
+mod management_api;
+pub mod memory_estimate;
+mod missing;
+mod ns_management;
+mod qos;
+mod save;
+mod schema;
+mod shutdown;
+mod size;
+mod soft;
+mod table_reader;
+mod telemetry;
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use nvme::Nqn;
+use serde::Serialize;
+use uuid::Uuid;
+
+use crate::blockdev::Fault;
+use crate::core::subsystem::rate_limit::Limit;
+use crate::core::subsystem::{DiscoveryConfig, ListenerConfig, Offer};
+
+pub use authentication::{AuthenticationConfig, HostConfig};
+pub(crate) use authentication::{group_name, hash_name};
+pub use files::{Rewritten, Source, Sources};
+pub use key_files::KeyReader;
+pub(crate) use key_tree::tree;
+pub use known_keys::known_keys;
+pub(crate) use line_origin::Origins;
+pub(crate) use listener::overlap;
+pub use management_api::{DEFAULT_SOCKET, ManagementConfig};
+pub use missing::Missing;
+pub use ns_management::ManagedConfig;
+pub use qos::LimitConfig;
+pub use save::Saving;
+pub(crate) use save::digest;
+pub use shutdown::StopConfig;
+pub use size::Size;
+pub use soft::SoftConfig;
+pub use table_reader::{ConfigErrors, Mistake};
+pub use telemetry::ObserveConfig;
+
+/// What the daemon is to serve, and with what means.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Config {
+    /// The folder of more files, if it is not the one that is looked into anyway.
+    pub include: Option<PathBuf>,
+    /// Which fabric provider moves the data.
+    #[serde(serialize_with = "key_tree::shown")]
+    pub provider: Provider,
+    /// The threads that do the work.
+    pub reactor: ReactorConfig,
+    /// The registered memory of each reactor.
+    pub memory: MemoryConfig,
+    /// What one host may ask for.
+    pub limits: Limits,
+    /// Where connections are accepted; at least one, no two overlap or have one id.
+    #[serde(skip)]
+    pub listeners: Vec<ListenerConfig>,
+    /// What is served; at least one, in the order of the text.
+    #[serde(rename = "subsystem")]
+    pub subsystems: Vec<SubsystemConfig>,
+    /// What becomes of addresses, devices and files that are not there.
+    #[serde(serialize_with = "key_tree::shown")]
+    pub missing: Missing,
+    /// What discovery tells besides.
+    #[serde(serialize_with = "key_tree::discovery")]
+    pub discovery: DiscoveryConfig,
+    /// Limits that hosts and namespaces share.
+    #[serde(rename = "limit")]
+    pub quotas: Vec<LimitConfig>,
+    /// Where packets are written to, if they are.
+    pub capture: Option<CaptureConfig>,
+    /// Folder of what the daemon itself must remember, such as reservations. Without one, nothing
+    /// of that outlasts it.
+    pub state_directory: Option<PathBuf>,
+    /// Who must prove who it is.
+    pub authentication: AuthenticationConfig,
+    /// Where it can be asked and changed.
+    pub management: ManagementConfig,
+    /// What is remembered of what the target does.
+    pub observe: ObserveConfig,
+    /// How the provider `soft` sends.
+    pub soft: SoftConfig,
+    /// How it takes leave of its hosts.
+    pub stop: StopConfig,
+}
+
+/// What the daemon with this configuration file would be told to keep its state in, as far as
+/// somebody else can tell: the package's unit has its own folders.
+pub(crate) fn given_state_directory(file: &Path) -> Option<OsString> {
+    let own = std::env::var_os("STATE_DIRECTORY");
+    own.or_else(|| unit_state_directory(file, Path::new("/etc/nvmfd"), "/var/lib/nvmfd"))
+}
+
+fn unit_state_directory(file: &Path, configuration: &Path, state: &str) -> Option<OsString> {
+    let file = std::path::absolute(file).ok()?;
+    let is_of_unit = file.parent() == Some(configuration) && Path::new(state).is_dir();
+    is_of_unit.then(|| state.into())
+}
+
+/// Which fabric provider moves the data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Provider {
+    /// Verbs where an RDMA device owns the listeners' addresses, else soft.
+    #[default]
+    Auto,
+    /// An RDMA device, through rdma-core.
+    Verbs,
+    /// RoCEv2 over UDP sockets.
+    Soft,
+}
+
+impl fmt::Display for Provider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Provider::Auto => "auto",
+            Provider::Verbs => "verbs",
+            Provider::Soft => "soft",
+        })
+    }
+}
+
+/// The threads that do the work.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct ReactorConfig {
+    /// How many.
+    #[serde(serialize_with = "key_tree::shown")]
+    pub threads: Threads,
+    /// The CPUs to pin them to, in order; empty: not pinned. Otherwise at least one a thread.
+    pub cpus: Vec<u32>,
+    /// How long an idle reactor looks for work before it sleeps.
+    #[serde(rename = "spin_us", serialize_with = "key_tree::shown")]
+    pub spin: Spin,
+}
+
+impl ReactorConfig {
+    /// The number of reactors on this machine. `"auto"` means one for every CPU that is listed or,
+    /// without a list, that the process may use.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        match self.threads {
+            Threads::Count(count) => usize::from(count),
+            Threads::Auto if !self.cpus.is_empty() => self.cpus.len(),
+            Threads::Auto => std::thread::available_parallelism().map_or(1, usize::from),
+        }
+    }
+}
+
+impl Default for ReactorConfig {
+    fn default() -> Self {
+        Self { threads: Threads::Count(1), cpus: Vec::new(), spin: Spin::Auto }
+    }
+}
+
+/// How many reactors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Threads {
+    /// One a CPU.
+    Auto,
+    /// This many, at least one.
+    Count(u16),
+}
+
+impl fmt::Display for Threads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Threads::Auto => f.write_str("auto"),
+            Threads::Count(count) => write!(f, "{count}"),
+        }
+    }
+}
+
+/// How long an idle reactor looks for work before it sleeps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Spin {
+    /// The reactor finds out what pays.
+    Auto,
+    /// This many microseconds; 0: it sleeps at once.
+    Micros(u32),
+}
+
+impl fmt::Display for Spin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Spin::Auto => f.write_str("auto"),
+            Spin::Micros(micros) => write!(f, "{micros}"),
+        }
+    }
+}
+
+/// The registered memory of each reactor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct MemoryConfig {
+    /// Bytes for data on their way between hosts and disks.
+    #[serde(rename = "data", serialize_with = "key_tree::size")]
+    pub data_bytes: u64,
+    /// Receive buffers. A queue holds as many as it is deep for as long as it lives.
+    pub receives: u32,
+}
+
+impl Default for MemoryConfig {
+    fn default() -> Self {
+        Self { data_bytes: 32 << 20, receives: 4096 }
+    }
+}
+
+/// A file of all packets, which the provider `soft` writes.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct CaptureConfig {
+    /// Absolute path of the file; replaced at the start.
+    pub path: PathBuf,
+    /// Also what hosts read and write, not only headers.
+    pub payload: bool,
+    /// The capture ends when the file is about this long, in bytes.
+    #[serde(rename = "limit", serialize_with = "key_tree::size")]
+    pub limit_bytes: u64,
+}
+
+/// What one host may ask for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Limits {
+    /// Entries of an I/O queue.
+    pub queue_depth: u16,
+    /// I/O queues of one controller.
+    pub io_queues: u16,
+    /// Data that a command capsule may carry, in bytes; a multiple of 4096, may be 0.
+    #[serde(rename = "in_capsule", serialize_with = "key_tree::size")]
+    pub in_capsule_bytes: u32,
+    /// Data that one command may move, in bytes; 8192 times a power of two.
+    #[serde(rename = "mdts", serialize_with = "key_tree::size")]
+    pub mdts_bytes: u32,
+    /// Controllers at once, of all subsystems together.
+    pub controllers: u16,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            queue_depth: 128,
+            io_queues: 16,
+            in_capsule_bytes: 4096,
+            mdts_bytes: 1 << 20,
+            controllers: 64,
+        }
+    }
+}
+
+/// One NVM subsystem.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct SubsystemConfig {
+    /// Its name; no other subsystem has it, and it is not the discovery name.
+    #[serde(serialize_with = "key_tree::shown")]
+    pub nqn: Nqn,
+    /// Every host may connect, and `hosts` says nothing.
+    pub allow_any_host: bool,
+    /// The hosts that may connect.
+    #[serde(serialize_with = "key_tree::each")]
+    pub hosts: BTreeSet<Nqn>,
+    /// Where and how it is offered.
+    #[serde(flatten, serialize_with = "key_tree::offer")]
+    pub offer: Offer,
+    /// Serial number: 1 to 20 printable ASCII characters.
+    pub serial: String,
+    /// Model number: 1 to 40 printable ASCII characters.
+    pub model: String,
+    /// Its namespaces, in the order of the text; no nsid twice. May be empty.
+    #[serde(rename = "namespace")]
+    pub namespaces: Vec<NamespaceConfig>,
+    /// What hosts may do that make and delete namespaces; none: nothing.
+    pub managed: Option<ManagedConfig>,
+}
+
+impl SubsystemConfig {
+    /// May this host connect? (A host's name is a claim; only a host with a key
+    /// proves it.)
+    #[must_use]
+    pub fn admits(&self, host: &Nqn) -> bool {
+        self.allow_any_host || self.hosts.contains(host)
+    }
+}
+
+/// One namespace.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct NamespaceConfig {
+    /// Its id, from 1 to [`MAX_NSID`](crate::subsystem::MAX_NSID).
+    pub nsid: u32,
+    /// Where its blocks are.
+    #[serde(flatten)]
+    pub kind: NamespaceKind,
+    /// Bytes of a logical block: 512 or 4096.
+    #[serde(rename = "block_size")]
+    pub block_size_bytes: u32,
+    /// Its identity for hosts; the same after every restart.
+    #[serde(serialize_with = "key_tree::shown")]
+    pub uuid: Uuid,
+    /// NGUID, as the wire has it; without one in the text, the bytes of the UUID.
+    #[serde(serialize_with = "key_tree::hex")]
+    pub nguid: [u8; 16],
+    /// EUI-64, as the wire has it, if it has one.
+    #[serde(serialize_with = "key_tree::some_hex")]
+    pub eui64: Option<[u8; 8]>,
+    /// Hosts may not write.
+    pub read_only: bool,
+    /// Other daemons serve its file or device as well: hosts get nothing of what they do not share.
+    pub shared: bool,
+    /// Its ANA group: 1 to [`crate::core::subsystem::ana::ANA_GROUPS`].
+    pub ana_group: u32,
+    /// Hosts may erase all of it (Format NVM).
+    pub allow_format: bool,
+    /// Hosts may make blocks unreadable (Write Uncorrectable).
+    pub write_uncorrectable: bool,
+    /// What all hosts together may do with it.
+    #[serde(serialize_with = "key_tree::limit")]
+    pub limit: Limit,
+    /// The name of a `[[limit]]` that it shares with others.
+    #[serde(rename = "shared limit")]
+    pub shared_limit: Option<String>,
+    /// What its store is told to do wrong; for tests.
+    #[serde(serialize_with = "key_tree::shown")]
+    pub fault: Fault,
+}
+
+impl NamespaceConfig {
+    /// What hosts do to it must outlast the daemon: it is served with a `state_directory` only.
+    pub(crate) fn needs_state(&self) -> bool {
+        self.write_uncorrectable && matches!(self.kind, NamespaceKind::File { .. })
+    }
+}
+
+/// Where the blocks of a namespace are.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum NamespaceKind {
+    /// In a file or on a block device.
+    File {
+        /// Absolute path, used by no other namespace.
+        path: PathBuf,
+        /// Size in bytes, whole blocks. Absent: the size that the file has.
+        #[serde(serialize_with = "key_tree::some_size")]
+        size: Option<u64>,
+    },
+    /// In memory, and gone with the daemon.
+    Ram {
+        /// Size in bytes, whole blocks.
+        #[serde(serialize_with = "key_tree::size")]
+        size: u64,
+    },
+    /// Nowhere: reads return zeros, writes are dropped. For measuring everything else.
+    Null {
+        /// Size in bytes, whole blocks.
+        #[serde(serialize_with = "key_tree::size")]
+        size: u64,
+    },
+}
+
+impl Config {
+    /// Reads a configuration from one text.
+    ///
+    /// # Errors
+    /// Every mistake in the text.
+    pub fn parse(text: &str) -> Result<Self, ConfigErrors> {
+        Self::of(&Sources::from(text))
+    }
+
+    /// Reads a configuration from its texts.
+    ///
+    /// # Errors
+    /// Every mistake in them.
+    pub fn of(sources: &Sources) -> Result<Self, ConfigErrors> {
+        schema::read(sources)
+    }
+
+    /// The same of texts that were edited: places are told by where their lines come from.
+    ///
+    /// # Errors
+    /// Every mistake in them.
+    pub(crate) fn of_edited(sources: &Sources, origins: &Origins) -> Result<Self, ConfigErrors> {
+        schema::read_edited(sources, origins)
+    }
+
+    /// Reads a configuration from a file, and from those that it includes.
+    ///
+    /// # Errors
+    /// A file cannot be read, or every mistake in the texts.
+    pub fn load(path: &Path) -> Result<Self, ConfigErrors> {
+        let config = Self::of(&Sources::read(path)?)?;
+        Ok(config.or_state_directory(given_state_directory(path)))
+    }
+
+    /// With the folder that the service manager has made for us, where the text names none. It may
+    /// name several, with colons between them; the first is meant.
+    pub(crate) fn or_state_directory(mut self, given: Option<OsString>) -> Self {
+        let first = |given: OsString| {
+            let given = given.into_string().ok()?;
+            given.split(':').next().map(PathBuf::from).filter(|path| path.is_absolute())
+        };
+        self.state_directory = self.state_directory.or_else(|| given.and_then(first));
+        self
+    }
+
+    /// The addresses of the listeners, in the order of the text.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.listeners.iter().map(|listener| listener.address).collect()
+    }
+
+    /// The plan of each reactor's pool.
+    #[must_use]
+    pub fn pool_plan(&self) -> rdma::PoolPlan {
+        rdma::PoolPlan {
+            // A queue has twice as many slots as receives: commands whose response is under way.
+            cells: self.memory.receives.saturating_mul(2),
+            receives: self.memory.receives,
+            lead_bytes: 64,
+            tail_bytes: self.limits.in_capsule_bytes,
+            data_bytes: self.memory.data_bytes,
+            largest_bytes: self.limits.mdts_bytes,
+        }
+    }
+
+    /// The sections in which `next` differs and which only a restart can change.
+    #[must_use]
+    pub fn needs_restart(&self, next: &Config) -> Vec<&'static str> {
+        let differs = [
+            (self.provider != next.provider, "provider"),
+            (self.reactor != next.reactor, "[reactor]"),
+            (self.memory != next.memory, "[memory]"),
+            (self.limits != next.limits, "[limits]"),
+            (self.capture != next.capture, "[capture]"),
+            (self.soft != next.soft, "[soft]"),
+            (self.state_directory != next.state_directory, "state_directory"),
+            (self.management != next.management, "[management]"),
+        ];
+        differs.into_iter().filter_map(|(differs, name)| differs.then_some(name)).collect()
+    }
+
+    /// Takes over from `running` what only a restart can change.
+    pub fn keep_fixed(&mut self, running: &Config) {
+        self.provider = running.provider;
+        self.reactor = running.reactor.clone();
+        self.memory = running.memory;
+        self.limits = running.limits;
+        self.capture = running.capture.clone();
+        self.soft = running.soft;
+        self.state_directory = running.state_directory.clone();
+        self.management = running.management.clone();
+    }
+}
+
+#[cfg(test)]
+mod tests;

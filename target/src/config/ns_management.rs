@@ -1,0 +1,173 @@
+//! `[subsystem.managed]`: what hosts are granted that make and delete namespaces themselves.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::PathBuf;
+
+use nvme::Nqn;
+use serde::{Deserialize, Serialize};
+
+use crate::core::subsystem::MAX_NSID;
+use crate::core::subsystem::ns_management::Grant;
+
+use super::key_tree;
+use super::schema::{bounded, name};
+use super::size::{SIZE_FORM, Size};
+use super::table_reader::{At, Report, Section};
+
+/// Namespaces that hosts may make, and which hosts.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct ManagedConfig {
+    /// Absolute path of the folder of their files and of the record of them; used by no other
+    /// subsystem.
+    pub directory: PathBuf,
+    /// The sizes of all of them together, in bytes, at most.
+    #[serde(rename = "quota", serialize_with = "key_tree::size")]
+    pub quota_bytes: u64,
+    /// How many, at most: 1 to [`MAX_NSID`].
+    pub namespaces: u32,
+    /// Every host that may connect may manage.
+    #[serde(rename = "hosts \"any\"")]
+    pub any_host: bool,
+    /// The hosts that may.
+    #[serde(serialize_with = "key_tree::each")]
+    pub hosts: BTreeSet<Nqn>,
+}
+
+impl ManagedConfig {
+    /// Whether a host may manage namespaces. (A host's name is a claim; only a host with a key
+    /// proves it.)
+    #[must_use]
+    pub fn admits(&self, host: &Nqn) -> bool {
+        self.any_host || self.hosts.contains(host)
+    }
+
+    /// What hosts see of it.
+    #[must_use]
+    pub fn grant(&self) -> Grant {
+        let ManagedConfig { quota_bytes, any_host, hosts, .. } = self;
+        Grant { quota_bytes: *quota_bytes, any_host: *any_host, hosts: hosts.clone() }
+    }
+}
+
+impl fmt::Display for ManagedConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "            hosts manage up to {} namespaces of {} together in {}",
+            self.namespaces,
+            Size(self.quota_bytes),
+            self.directory.display()
+        )?;
+        match (self.any_host, self.hosts.is_empty()) {
+            (true, _) => writeln!(f, "            any host may manage"),
+            (false, true) => writeln!(f, "            no host may manage"),
+            (false, false) => {
+                self.hosts.iter().try_for_each(|h| writeln!(f, "            {h} may manage"))
+            }
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Who {
+    Word(String),
+    List(Vec<String>),
+}
+
+/// Reads `[subsystem.managed]`, where there is one. `seen` are the folders of other subsystems.
+pub(super) fn managed(
+    subsystem: &mut Section<'_>,
+    seen: &mut Vec<At<PathBuf>>,
+    report: &mut Report<'_>,
+) -> Option<ManagedConfig> {
+    if !subsystem.has("managed") {
+        return None;
+    }
+    let mut section = subsystem.table("managed", "[subsystem.managed]", report);
+    let form = "the absolute path of a folder";
+    let directory = section.need::<PathBuf>("directory", form, report);
+    if let Some(At { value, span }) = &directory {
+        if !value.is_absolute() {
+            let what = format!("`directory` is {value:?}, which depends on a folder");
+            report.add(span, what, format!("write {form}"));
+        }
+        let words = ("this folder", "give each subsystem its own");
+        let plain = value.components().collect();
+        super::schema::once(seen, plain, span, words, report);
+    }
+    let quota = section.need::<Size>("quota", SIZE_FORM, report);
+    let namespaces = bounded(&mut section, "namespaces", 1..MAX_NSID, MAX_NSID, report);
+    let (any_host, hosts) = who(&mut section, report);
+    section.end(report);
+    Some(ManagedConfig {
+        directory: directory?.value,
+        quota_bytes: quota?.value.0,
+        namespaces,
+        any_host,
+        hosts,
+    })
+}
+
+fn who(section: &mut Section<'_>, report: &mut Report<'_>) -> (bool, BTreeSet<Nqn>) {
+    let form = "a list of host NQNs, or \"any\" for every host that may connect";
+    match section.take::<Who>("hosts", form, report) {
+        None => (false, BTreeSet::new()),
+        Some(At { value: Who::Word(word), .. }) if word == "any" => (true, BTreeSet::new()),
+        Some(At { value: Who::Word(word), span }) => {
+            report.add(&span, format!("`hosts` is {word:?}"), format!("write {form}"));
+            (false, BTreeSet::new())
+        }
+        Some(At { value: Who::List(list), span }) => {
+            let host = |value| Some(name(At { value, span: span.clone() }, report)?.value);
+            (false, list.into_iter().filter_map(host).collect())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+    use crate::config::ns_management::*;
+
+    fn read(managed: &str) -> Result<ManagedConfig, String> {
+        let text = format!(
+            "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:a\"\n\
+             [subsystem.managed]\n{managed}\n"
+        );
+        let config = Config::parse(&text).map_err(|errors| errors.to_string())?;
+        let printed = config.to_string();
+        assert!(printed.contains("hosts manage up to"), "{printed}");
+        Ok(config.subsystems[0].managed.clone().unwrap())
+    }
+
+    #[test]
+    fn nobody_may_manage_who_is_not_named() {
+        let host: Nqn = "nqn.2026-11.io.nvmfd:host".parse().unwrap();
+        let plain = "directory = \"/m\"\nquota = \"1GiB\"\n";
+        let none = read(plain).unwrap();
+        assert_eq!((none.quota_bytes, none.namespaces), (1 << 30, MAX_NSID));
+        assert!(!none.admits(&host));
+        assert!(read(&format!("{plain}hosts = \"any\"")).unwrap().admits(&host));
+        let one = read(&format!("{plain}hosts = [\"{host}\"]\nnamespaces = 3")).unwrap();
+        assert!(one.admits(&host) && one.namespaces == 3);
+        assert!(!one.admits(&"nqn.2026-11.io.nvmfd:other".parse().unwrap()));
+    }
+
+    #[test]
+    fn mistakes_are_told() {
+        for (text, told) in [
+            ("quota = \"1GiB\"", "has no `directory`"),
+            ("directory = \"/m\"", "has no `quota`"),
+            ("directory = \"m\"\nquota = 1", "depends on a folder"),
+            ("directory = \"/m\"\nquota = 1\nhosts = \"all\"", "`hosts` is \"all\""),
+            ("directory = \"/m\"\nquota = 1\nhosts = [\"x y\"]", "not an NQN"),
+            ("directory = \"/m\"\nquota = 1\nnamespaces = 0", "namespaces"),
+            ("directory = \"/m\"\nquota = 1\nqouta = 1", "did you mean `quota`?"),
+        ] {
+            let said = read(text).unwrap_err();
+            assert!(said.contains(told), "{said}");
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! Limits of operations and bytes a second: of a namespace, and those that hosts and namespaces
+//! share.
+
+use std::fmt;
+
+use nvme::Nqn;
+use serde::Serialize;
+
+use super::key_tree;
+use super::schema::{NQN_FORM, name};
+use super::size::{SIZE_FORM, Size};
+use super::table_reader::{At, Report, Section};
+use crate::core::subsystem::rate_limit::Limit;
+
+/// The longest burst.
+const MOST_BURST_MS: u32 = 10_000;
+
+/// A `[[limit]]`: what its hosts do anywhere, and what anybody does with its namespaces, is under it
+/// together.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct LimitConfig {
+    /// What namespaces call it by.
+    pub name: String,
+    /// The limit.
+    #[serde(flatten, serialize_with = "key_tree::limit")]
+    pub limit: Limit,
+    /// Its hosts.
+    #[serde(serialize_with = "key_tree::each")]
+    pub hosts: Vec<Nqn>,
+}
+
+pub(super) fn limits(root: &mut Section<'_>, report: &mut Report<'_>) -> Vec<LimitConfig> {
+    let mut limits: Vec<LimitConfig> = Vec::new();
+    let mut seen: Vec<At<String>> = Vec::new();
+    for mut section in root.tables("limit", "[[limit]]", report) {
+        let form = "a name such as \"gold\"";
+        let called = section.need::<String>("name", form, report);
+        let limit = limit(&mut section, report);
+        if limit.is_none() {
+            report.add(section.span(), "[[limit]] limits nothing", "add `iops` or `bandwidth`");
+        }
+        let mut hosts = Vec::new();
+        let form = format!("a list of host names, each {NQN_FORM}");
+        if let Some(At { value, span }) = section.take::<Vec<String>>("hosts", &form, report) {
+            let written = value.into_iter().map(|value| At { value, span: span.clone() });
+            hosts.extend(written.filter_map(|at| name(at, report)).map(|at| at.value));
+        }
+        section.end(report);
+        let Some(At { value: name, span }) = called else { continue };
+        if let Some(first) = seen.iter().find(|other| other.value == name) {
+            let first = report.shown(&first.span, &span);
+            let what = format!("there is another [[limit]] with the name {name:?}, in {first}");
+            report.add(&span, what, "give each its own `name`");
+        }
+        seen.push(At { value: name.clone(), span });
+        limits.push(LimitConfig { name, limit, hosts });
+    }
+    limits
+}
+
+/// The limit of a namespace, and the name of the one that it shares.
+pub(super) fn of_namespace(
+    section: &mut Section<'_>,
+    names: &[String],
+    report: &mut Report<'_>,
+) -> (Limit, Option<String>) {
+    if !section.has("limit") {
+        return (Limit::default(), None);
+    }
+    let mut section = section.table("limit", "[subsystem.namespace.limit]", report);
+    let own = limit(&mut section, report);
+    let form = "the `name` of a [[limit]]";
+    let shared = section.take::<String>("shared", form, report);
+    if let Some(At { value, span }) = shared.as_ref().filter(|at| !names.contains(&at.value)) {
+        report.add(span, format!("there is no [[limit]] with the name {value:?}"), form);
+    }
+    if own.is_none() && shared.is_none() {
+        let what = "[subsystem.namespace.limit] limits nothing";
+        report.add(section.span(), what, "add `iops`, `bandwidth` or `shared`");
+    }
+    section.end(report);
+    (own, shared.map(|at| at.value))
+}
+
+fn limit(section: &mut Section<'_>, report: &mut Report<'_>) -> Limit {
+    let mut limit = Limit::default();
+    let form = "a number of commands a second, at least 1";
+    match section.take::<u32>("iops", form, report) {
+        Some(At { value: 0, span }) => report.add(&span, "`iops` is 0", format!("write {form}")),
+        found => limit.iops = found.map(|at| at.value),
+    }
+    match section.take::<Size>("bandwidth", SIZE_FORM, report) {
+        Some(At { value: Size(0), span }) => {
+            report.add(&span, "`bandwidth` is 0", "write bytes a second, such as \"200MiB\"");
+        }
+        found => limit.bandwidth = found.map(|at| at.value.0),
+    }
+    let form = format!("milliseconds from 0 to {MOST_BURST_MS}");
+    match section.take::<u32>("burst_ms", &form, report) {
+        Some(At { value, .. }) if value <= MOST_BURST_MS => limit.burst_ms = value,
+        Some(At { value, span }) => {
+            report.add(&span, format!("`burst_ms` is {value}"), format!("write {form}"));
+        }
+        None => {}
+    }
+    limit
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("at most ")?;
+        if let Some(iops) = self.iops {
+            write!(f, "{iops} commands")?;
+        }
+        if let Some(bandwidth) = self.bandwidth {
+            let and = if self.iops.is_some() { " and " } else { "" };
+            write!(f, "{and}{}", Size(bandwidth))?;
+        }
+        write!(f, " a second, bursts of {} ms", self.burst_ms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+    use crate::core::subsystem::rate_limit::Limit;
+
+    const LEAST: &str = r#"
+[[listener]]
+address = "0.0.0.0"
+[[limit]]
+name = "gold"
+iops = 1000
+bandwidth = "200MiB"
+burst_ms = 50
+hosts = ["nqn.2026-11.host:a", "nqn.2026-11.host:b"]
+[[subsystem]]
+nqn = "nqn.2026-11.io.nvmfd:disk1"
+allow_any_host = true
+[[subsystem.namespace]]
+nsid = 1
+kind = "null"
+size = "1GiB"
+[subsystem.namespace.limit]
+iops = 500
+shared = "gold"
+"#;
+
+    #[test]
+    fn a_namespace_has_a_limit_of_its_own_and_shares_others() {
+        let config = Config::parse(LEAST).unwrap();
+        let gold = &config.quotas[0];
+        let limit = Limit { iops: Some(1000), bandwidth: Some(200 << 20), burst_ms: 50 };
+        assert_eq!((&*gold.name, gold.limit, gold.hosts.len()), ("gold", limit, 2));
+        let namespace = &config.subsystems[0].namespaces[0];
+        let own = Limit { iops: Some(500), ..Limit::default() };
+        assert_eq!((namespace.limit, namespace.shared_limit.as_deref()), (own, Some("gold")));
+        let text = config.to_string();
+        assert!(text.contains("at most 500 commands a second, bursts of 100 ms"), "{text}");
+        assert!(text.contains("under the limit \"gold\""), "{text}");
+    }
+
+    #[test]
+    fn every_mistake_has_a_remedy() {
+        for (from, to, said) in [
+            ("iops = 500", "iops = 0", "`iops` is 0: write a number of commands"),
+            ("\"200MiB\"", "0", "`bandwidth` is 0: write bytes a second"),
+            ("burst_ms = 50", "burst_ms = 10001", "`burst_ms` is 10001: write milliseconds"),
+            ("shared = \"gold\"", "shared = \"tin\"", "there is no [[limit]] with the name"),
+            ("iops = 500\nshared = \"gold\"", "", "limits nothing: add `iops`"),
+            ("nqn.2026-11.host:b", "b", "not an NQN"),
+            ("name = \"gold\"", "iop = 5", "[[limit]] has no `name`"),
+        ] {
+            let text = LEAST.replace(from, to);
+            assert_ne!(text, LEAST);
+            let errors = Config::parse(&text).unwrap_err().to_string();
+            assert!(errors.contains(said), "{errors}");
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! New texts for several files at once, all of them or none, whenever the power goes.
+//!
+//! ```text
+//! new texts beside the files ─► the record ─► rename, rename, .. ─► no record
+//!                                   └─ from here on the new texts are what the files say
+//! ```
+//!
+//! The record lies beside the configuration file and tells, for each file, the digest of what it
+//! said and of what it is to say. So whoever reads half renamed files knows, and reads the new text
+//! where that still waits. What somebody has written into a file since is left alone.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder, File, Metadata, Permissions, TryLockError};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::{Rewritten, Sources};
+use crate::blockdev::crash_point::crash_point;
+use crate::blockdev::durable;
+
+/// Digests of texts are names under this one.
+const DIGEST_SPACE: Uuid = Uuid::from_u128(0x6e0f_5f0c_7c0b_4f5e_8a61_6b65_7074_6368);
+
+/// What the form of the record is called.
+const FORM: u32 = 1;
+
+/// What a text is known by.
+pub(crate) fn digest(text: &str) -> String {
+    Uuid::new_v5(&DIGEST_SPACE, text.as_bytes()).to_string()
+}
+
+/// Who writes the files of a configuration. There is one at a time.
+#[derive(Debug)]
+pub struct Saving {
+    file: PathBuf,
+    finished: bool,
+    /// Held while this lives.
+    _lock: File,
+}
+
+impl Saving {
+    /// Keeps others from it, and finishes what one of them has left. `file`: the configuration
+    /// file, by the name that the daemon has for it.
+    ///
+    /// # Errors
+    /// A sentence: somebody else is at it, or a file cannot be written.
+    pub fn begin(file: &Path) -> Result<Saving, String> {
+        let folder = parent(file);
+        let lock = File::open(folder).map_err(|error| cannot("open", folder, &error))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err("somebody else is saving at this moment: try again".to_owned());
+            }
+            Err(TryLockError::Error(error)) => return Err(cannot("lock", folder, &error)),
+        }
+        let mut saving = Saving { file: file.to_owned(), finished: false, _lock: lock };
+        saving.finished = saving.finish()?;
+        Ok(saving)
+    }
+
+    /// Whether somebody had left something to finish.
+    #[must_use]
+    pub fn has_finished_another(&self) -> bool {
+        self.finished
+    }
+
+    /// Writes what differs. Files keep their owners and modes; those that are new get them from the
+    /// configuration file, and their folder from the one around it. `old`: what the files say now.
+    ///
+    /// # Errors
+    /// A sentence. Nothing has changed then, or everything has and is still to be put in place, as
+    /// the sentence says.
+    pub fn write(&self, old: &Sources, new: &Sources) -> Result<(), String> {
+        if !self.commit(old, new)? {
+            return Ok(());
+        }
+        let on = "what was saved is in force all the same, and `nvmfctl save` puts it in place";
+        self.finish().map(drop).map_err(|error| format!("{error}: {on}"))
+    }
+
+    /// Everything that can fail: from its end on the files say what is new. Whether anything is.
+    /// After an error they say what is old, or where the sentence says so, what is new.
+    pub(crate) fn commit(&self, old: &Sources, new: &Sources) -> Result<bool, String> {
+        let mut made = Vec::new();
+        let ready = self.ready(&old.rewritten(new), &mut made);
+        if ready.is_err() {
+            made.iter().for_each(|beside| drop(fs::remove_file(beside)));
+        }
+        ready
+    }
+
+    fn ready(&self, all: &[Rewritten<'_>], made: &mut Vec<PathBuf>) -> Result<bool, String> {
+        if all.is_empty() {
+            return Ok(false);
+        }
+        let like = fs::metadata(&self.file).map_err(|e| cannot("read", &self.file, &e))?;
+        let mut files = Vec::new();
+        let mut folders = BTreeSet::new();
+        for Rewritten { file, old, new } in all {
+            make_folder(parent(file))?;
+            // A link stays a link, and where it goes, what it leads to stays.
+            let found = if new.is_some() { real(file) } else { itself(file) };
+            let file = found.map_err(|error| cannot("find", file, &error))?;
+            if let Some(text) = new {
+                let beside = waiting(&file);
+                let like = fs::metadata(&file).unwrap_or_else(|_| like.clone());
+                made.push(beside.clone());
+                put(&beside, text, &like, like.permissions())
+                    .map_err(|error| cannot("write", &beside, &error))?;
+                folders.insert(parent(&file).to_owned());
+            }
+            files.push(Entry { file, old: old.map(digest), new: new.map(digest) });
+        }
+        sync_directories(&folders)?;
+        let record = record(&self.file);
+        let shown = |error: &dyn std::fmt::Display| cannot("write", &record, error);
+        let content = Content { form: FORM, files };
+        let text = serde_json::to_string_pretty(&content).map_err(|error| shown(&error))?;
+        let beside = waiting(&record);
+        made.push(beside.clone());
+        // Whoever may read the files may know their names.
+        put(&beside, &text, &like, Permissions::from_mode(0o644)).map_err(|error| shown(&error))?;
+        crash_point();
+        durable::rename(&beside, &record).map_err(|error| shown(&error))?;
+        // From here on the new texts are what is read, whatever fails.
+        made.clear();
+        let on =
+            "what was saved is in force, but a power loss may undo it: run `nvmfctl save` again";
+        sync_directories(&BTreeSet::from([parent(&record).to_owned()]))
+            .map_err(|error| format!("{error}: {on}"))?;
+        Ok(true)
+    }
+
+    /// Puts in place what waits. Whether there was a record.
+    fn finish(&self) -> Result<bool, String> {
+        let Some(begun) = Begun::beside(&self.file)? else { return Ok(false) };
+        let mut folders = BTreeSet::new();
+        for entry in &begun.files {
+            let Entry { file, new, .. } = entry;
+            let failed = |error: &io::Error| cannot("write", file, error);
+            let waiting = waiting(file);
+            crash_point();
+            match (entry.is_old(read(file).as_deref()), new) {
+                (true, Some(_)) if entry.waits() => {
+                    durable::rename(&waiting, file).map_err(|e| failed(&e))?;
+                }
+                (true, None) => durable::remove_file(file).map_err(|e| failed(&e))?,
+                // It is done, or somebody has written something else.
+                _ => drop(durable::remove_file(&waiting)),
+            }
+            folders.insert(parent(file).to_owned());
+        }
+        sync_directories(&folders)?;
+        crash_point();
+        durable::remove_file(&begun.record)
+            .map_err(|error| cannot("remove", &begun.record, &error))?;
+        sync_directories(&BTreeSet::from([parent(&begun.record).to_owned()]))?;
+        Ok(true)
+    }
+}
+
+/// New texts that are not, or not all, in place.
+#[derive(Debug)]
+pub(super) struct Begun {
+    pub(super) record: PathBuf,
+    files: Vec<Entry>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Content {
+    form: u32,
+    files: Vec<Entry>,
+}
+
+/// A file, and the digests of what it said and of what it is to say; none: it is not there.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Entry {
+    file: PathBuf,
+    old: Option<String>,
+    new: Option<String>,
+}
+
+impl Begun {
+    /// What was begun with this configuration file.
+    ///
+    /// # Errors
+    /// A sentence: the record cannot be read.
+    pub(super) fn beside(file: &Path) -> Result<Option<Begun>, String> {
+        let record = record(file);
+        let text = match fs::read_to_string(&record) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(cannot("read", &record, &error)),
+        };
+        match serde_json::from_str(&text) {
+            Ok(Content { form: FORM, files }) => Ok(Some(Begun { record, files })),
+            Ok(Content { form, .. }) => {
+                Err(cannot("read", &record, &format!("its form is {form}")))
+            }
+            Err(error) => Err(cannot("read", &record, &error)),
+        }
+    }
+
+    /// What a file says that reads like this; none: there is no such file.
+    pub(super) fn text(&self, file: &Path, text: Option<String>) -> Option<String> {
+        let named = |name: PathBuf| self.files.iter().find(|entry| entry.file == name);
+        let real = || real(file).ok().and_then(named);
+        match itself(file).ok().and_then(named).or_else(real) {
+            Some(entry) if entry.is_old(text.as_deref()) => match entry.new {
+                Some(_) if entry.waits() => read(&waiting(&entry.file)).or(text),
+                Some(_) => text,
+                None => None,
+            },
+            _ => text,
+        }
+    }
+
+    /// The files of a folder that have to do with it.
+    pub(super) fn of_folder(&self, folder: &Path) -> impl Iterator<Item = PathBuf> {
+        let real = fs::canonicalize(folder).ok();
+        let here =
+            self.files.iter().filter(move |entry| Some(parent(&entry.file)) == real.as_deref());
+        here.filter_map(|entry| Some(folder.join(entry.file.file_name()?)))
+    }
+}
+
+impl Entry {
+    fn is_old(&self, text: Option<&str>) -> bool {
+        text.map(digest) == self.old
+    }
+
+    /// The new text is beside the file.
+    fn waits(&self) -> bool {
+        self.new.is_some() && read(&waiting(&self.file)).as_deref().map(digest) == self.new
+    }
+}
+
+/// Makes a file that lasts, for whom another one is.
+fn put(file: &Path, text: &str, like: &Metadata, mode: Permissions) -> io::Result<()> {
+    // One that was left when the power went.
+    crash_point();
+    let _ = fs::remove_file(file);
+    crash_point();
+    let mut new = File::options().write(true).create_new(true).mode(0o600).open(file)?;
+    crash_point();
+    durable::write(&mut new, file, text.as_bytes())?;
+    let mine = new.metadata()?;
+    if (mine.uid(), mine.gid()) != (like.uid(), like.gid()) {
+        fchown(&new, Some(like.uid()), Some(like.gid()))?;
+    }
+    new.set_permissions(mode)?;
+    crash_point();
+    durable::sync(&new, file)
+}
+
+/// For the first of the files that a configuration includes. Whoever may read the folder around it
+/// may read it, whatever the umask; but not everybody may write it.
+fn make_folder(folder: &Path) -> Result<(), String> {
+    if folder.exists() {
+        return Ok(());
+    }
+    let beside = waiting(folder);
+    let made = put_folder(&beside, parent(folder)).and_then(|()| durable::rename(&beside, folder));
+    made.map_err(|error| {
+        let _ = fs::remove_dir(&beside);
+        cannot("make", folder, &error)
+    })?;
+    sync_directories(&BTreeSet::from([parent(folder).to_owned()]))
+}
+
+/// Makes a folder for whom another one is.
+fn put_folder(folder: &Path, like: &Path) -> io::Result<()> {
+    let like = fs::metadata(like)?;
+    // One that was left when the power went.
+    crash_point();
+    let _ = fs::remove_dir(folder);
+    crash_point();
+    DirBuilder::new().mode(0o700).create(folder)?;
+    let new = File::open(folder)?;
+    let mine = new.metadata()?;
+    if (mine.uid(), mine.gid()) != (like.uid(), like.gid()) {
+        // Who may give nothing away keeps it, in the group that may read what is around it.
+        fchown(&new, Some(like.uid()), Some(like.gid()))
+            .or_else(|_| fchown(&new, None, Some(like.gid())))?;
+    }
+    new.set_permissions(Permissions::from_mode(like.mode() & 0o2775))?;
+    crash_point();
+    durable::sync(&new, folder)?;
+    crash_point();
+    Ok(())
+}
+
+fn sync_directories(folders: &BTreeSet<PathBuf>) -> Result<(), String> {
+    folders.iter().try_for_each(|folder| {
+        crash_point();
+        durable::sync_directory(folder).map_err(|error| cannot("write", folder, &error))
+    })
+}
+
+/// Where the record of what is being saved is.
+fn record(file: &Path) -> PathBuf {
+    beside(file, ".saving")
+}
+
+/// Where the new text of a file waits.
+fn waiting(file: &Path) -> PathBuf {
+    beside(file, ".new")
+}
+
+fn beside(file: &Path, end: &str) -> PathBuf {
+    let mut name: OsString = file.file_name().unwrap_or_default().to_owned();
+    name.push(end);
+    file.with_file_name(name)
+}
+
+/// What links lead to, also for a file that is not there yet.
+fn real(file: &Path) -> io::Result<PathBuf> {
+    fs::canonicalize(file).or_else(|error| match (error.kind(), file.file_name()) {
+        (ErrorKind::NotFound, Some(name)) => Ok(fs::canonicalize(parent(file))?.join(name)),
+        _ => Err(error),
+    })
+}
+
+/// The file or link of that name, in the folder that links lead to.
+fn itself(file: &Path) -> io::Result<PathBuf> {
+    let name = file.file_name().ok_or(ErrorKind::InvalidInput)?;
+    Ok(fs::canonicalize(parent(file))?.join(name))
+}
+
+fn read(file: &Path) -> Option<String> {
+    fs::read_to_string(file).ok()
+}
+
+/// The folder that a file is in.
+pub(super) fn parent(file: &Path) -> &Path {
+    match file.parent() {
+        Some(folder) if folder.as_os_str().is_empty() => Path::new("."),
+        Some(folder) => folder,
+        None => Path::new("/"),
+    }
+}
+
+fn cannot(what: &str, file: &Path, error: &dyn std::fmt::Display) -> String {
+    format!("cannot {what} {}: {error}", file.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::chown;
+
+    use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
+
+    use crate::blockdev::durable::tests::calls;
+    use crate::config::save::*;
+
+    /// A file that is another's stays so, because the daemon may read it by that; a folder may be
+    /// the saver's, in the group that may read what is around it.
+    #[test]
+    fn who_may_give_nothing_away_replaces_no_file_of_another_and_makes_a_folder() {
+        const SAVER: u32 = 65_534;
+        let folder = tempfile::tempdir().unwrap();
+        if chown(folder.path(), None, Some(SAVER)).is_err() {
+            // Only root can be somebody else.
+            return;
+        }
+        fs::set_permissions(folder.path(), Permissions::from_mode(0o2775)).unwrap();
+        let file = folder.path().join("nvmfd.toml");
+        fs::write(&file, "").unwrap();
+        let like = fs::metadata(&file).unwrap();
+        let (beside, more) = (folder.path().join("nvmfd.toml.new"), folder.path().join("conf.d"));
+        // These two are this thread's alone.
+        setfsgid(Gid::from_raw(SAVER));
+        setfsuid(Uid::from_raw(SAVER));
+        let refused = put(&beside, "text", &like, like.permissions());
+        let made = put_folder(&more, folder.path());
+        setfsuid(Uid::from_raw(0));
+        setfsgid(Gid::from_raw(0));
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::PermissionDenied);
+        made.unwrap();
+        let more = fs::metadata(more).unwrap();
+        assert_eq!((more.uid(), more.gid(), more.mode() & 0o7777), (SAVER, SAVER, 0o2775));
+    }
+
+    #[test]
+    fn a_folder_is_durable_before_anything_is_put_into_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let around = folder.path().file_name().unwrap().display().to_string();
+        let (made, calls) = calls(|| make_folder(&folder.path().join("conf.d")));
+        made.unwrap();
+        let all = ["sync conf.d.new", "rename to conf.d", &format!("sync directory {around}")];
+        assert_eq!(calls, all);
+    }
+}

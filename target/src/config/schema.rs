@@ -1,0 +1,619 @@
+//! From the text to the checked types: every rule of the configuration is here.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use nvme::Nqn;
+
+use crate::blockdev::Fault;
+use crate::core::qpair::DATA_FOR_ADMIN_BYTES;
+use crate::core::subsystem::ana::ANA_GROUPS;
+use crate::core::subsystem::{ListenerConfig, MAX_NSID};
+
+use super::access::{discovery, hosts, offer};
+use super::authentication::authentication;
+use super::derived_ids::{SeenIds, derived_serial, derived_uuid, identity};
+use super::files::merged;
+use super::listener::listener;
+use super::management_api::management;
+use super::missing::missing;
+use super::ns_management::managed;
+use super::shutdown::stop;
+use super::size::{SIZE_FORM, Size};
+use super::soft::soft;
+use super::table_reader::{At, Auto, Report, Section};
+use super::telemetry::observe;
+use super::{
+    CaptureConfig, Config, ConfigErrors, Limits, MemoryConfig, NamespaceConfig, NamespaceKind,
+    Origins, Provider, ReactorConfig, Sources, Spin, SubsystemConfig, Threads,
+};
+
+/// Receives that a reactor keeps for admin queues and for connections that are just beginning.
+const SPARE_RECEIVES: u32 = 64;
+
+/// The largest MDTS.
+const MOST_MDTS_BYTES: u32 = 4 << 20;
+
+/// What a capture may grow to when nobody says.
+const CAPTURE_LIMIT_BYTES: u64 = 1 << 30;
+
+pub(super) const NQN_FORM: &str = "a name such as \"nqn.2026-11.org.example:disk1\"";
+
+/// Reads all texts of a configuration.
+pub(super) fn read(sources: &Sources) -> Result<Config, ConfigErrors> {
+    read_with(sources, Report::new(sources))
+}
+
+/// The same of texts that were edited: see [`Report::of_edited`].
+pub(super) fn read_edited(sources: &Sources, origins: &Origins) -> Result<Config, ConfigErrors> {
+    read_with(sources, Report::of_edited(sources, origins))
+}
+
+fn read_with<'t>(sources: &'t Sources, mut report: Report<'t>) -> Result<Config, ConfigErrors> {
+    let table = merged(sources, &mut report);
+    if !report.is_empty() {
+        // What a broken text means is anybody's guess: no follow-up mistakes.
+        return Err(report.finish());
+    }
+    let span = table.span();
+    let config = root(Section::new(table.into_inner(), span, "the file"), &mut report);
+    if report.is_empty() { Ok(config) } else { Err(report.finish()) }
+}
+
+pub(super) fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config {
+    let include = include(&mut section, report);
+    let provider = provider(&mut section, report);
+    let reactor = reactor(section.table("reactor", "[reactor]", report), report);
+    let limits = limits(section.table("limits", "[limits]", report), report);
+    let memory = memory(section.table("memory", "[memory]", report), &limits, report);
+
+    let mut listeners: Vec<At<ListenerConfig>> = Vec::new();
+    for table in section.tables("listener", "[[listener]]", report) {
+        listener(table, &mut listeners, report);
+    }
+
+    let quotas = super::qos::limits(&mut section, report);
+    let mut seen = Seen::default();
+    let tables = section.tables("subsystem", "[[subsystem]]", report);
+    let names = quotas.iter().map(|quota| quota.name.clone()).collect();
+    let scene = Scene { limits, listeners, names };
+    let subsystems =
+        tables.into_iter().filter_map(|each| subsystem(each, &scene, &mut seen, report)).collect();
+    let state_directory = state_directory(&mut section, report);
+    let discovery = discovery(&mut section, &seen.nqns, report);
+
+    let capture = capture(&mut section, report);
+    let authentication = authentication(&mut section, report);
+    let management = management(&mut section, report);
+    let missing = missing(&mut section, report);
+    let observe = observe(&mut section, report);
+    let soft = soft(&mut section, report);
+    let stop = stop(&mut section, report);
+    section.end(report);
+    let listeners = scene.listeners.into_iter().map(|listener| listener.value).collect();
+    Config {
+        include,
+        provider,
+        reactor,
+        memory,
+        limits,
+        listeners,
+        subsystems,
+        missing,
+        discovery,
+        quotas,
+        capture,
+        state_directory,
+        authentication,
+        management,
+        observe,
+        soft,
+        stop,
+    }
+}
+
+/// Which files are read is decided before (`config/files.rs`); here it is only judged.
+fn include(section: &mut Section<'_>, report: &mut Report<'_>) -> Option<PathBuf> {
+    let form = "the path of a folder, such as \"conf.d\", which is beside this file";
+    let At { value, span } = section.take::<PathBuf>("include", form, report)?;
+    if value.as_os_str().is_empty() {
+        report.add(&span, "`include` names no folder", format!("write {form}"));
+    }
+    Some(value)
+}
+
+fn provider(section: &mut Section<'_>, report: &mut Report<'_>) -> Provider {
+    let form = "\"auto\", \"verbs\" or \"soft\"";
+    let Some(At { value, span }) = section.take::<String>("provider", form, report) else {
+        return Provider::default();
+    };
+    match value.as_str() {
+        "auto" => return Provider::Auto,
+        "verbs" => return Provider::Verbs,
+        "soft" => return Provider::Soft,
+        other => {
+            report.add(&span, format!("there is no provider {other:?}"), format!("write {form}"))
+        }
+    }
+    Provider::default()
+}
+
+fn reactor(mut section: Section<'_>, report: &mut Report<'_>) -> ReactorConfig {
+    let mut reactor = ReactorConfig::default();
+    let form = "a number from 1 to 256, or \"auto\"";
+    if let Some(threads) = section.take::<Auto>("threads", form, report) {
+        match threads.value {
+            Auto::Auto => reactor.threads = Threads::Auto,
+            Auto::Number(count @ 1..=256) => reactor.threads = Threads::Count(count as u16),
+            Auto::Number(count) => report.add(
+                &threads.span,
+                format!("{count} reactors are not possible"),
+                format!("write {form}"),
+            ),
+        }
+    }
+    let form = "a list of CPU numbers, such as [2, 3]";
+    if let Some(cpus) = section.take::<Vec<u32>>("cpus", form, report) {
+        let distinct: BTreeSet<u32> = cpus.value.iter().copied().collect();
+        if distinct.len() < cpus.value.len() {
+            report.add(&cpus.span, "a CPU is listed twice", "list every CPU once");
+        }
+        if let Threads::Count(count) = reactor.threads
+            && cpus.value.len() < usize::from(count)
+        {
+            let what = format!("{} CPUs for {count} reactors", cpus.value.len());
+            report.add(&cpus.span, what, "list at least one CPU a reactor, or leave `cpus` out");
+        }
+        if cpus.value.iter().any(|cpu| *cpu >= 1024) {
+            report.add(&cpus.span, "a CPU number is 1024 or more", format!("write {form}"));
+        }
+        if cpus.value.is_empty() {
+            report.add(&cpus.span, "the list of CPUs is empty", "leave `cpus` out to pin nothing");
+        }
+        reactor.cpus = cpus.value;
+    }
+    let form = "microseconds from 0 to 1000000, or \"auto\"";
+    if let Some(spin) = section.take::<Auto>("spin_us", form, report) {
+        match spin.value {
+            Auto::Auto => reactor.spin = Spin::Auto,
+            Auto::Number(micros @ 0..=1_000_000) => reactor.spin = Spin::Micros(micros),
+            Auto::Number(micros) => report.add(
+                &spin.span,
+                format!("spinning for {micros} us is more than a second"),
+                format!("write {form}"),
+            ),
+        }
+    }
+    section.end(report);
+    reactor
+}
+
+/// A number of the section within its bounds, or its default.
+pub(super) fn bounded(
+    section: &mut Section<'_>,
+    key: &'static str,
+    bounds: Range<u32>,
+    default: u32,
+    report: &mut Report<'_>,
+) -> u32 {
+    let form = format!("a number from {} to {}", bounds.start, bounds.end);
+    match section.take::<u32>(key, &form, report) {
+        Some(At { value, .. }) if (bounds.start..=bounds.end).contains(&value) => value,
+        Some(At { value, span }) => {
+            report.add(&span, format!("`{key}` is {value}"), format!("write {form}"));
+            default
+        }
+        None => default,
+    }
+}
+
+fn limits(mut section: Section<'_>, report: &mut Report<'_>) -> Limits {
+    let defaults = Limits::default();
+    let mut small = |key, bounds, default: u16, report: &mut Report<'_>| {
+        bounded(&mut section, key, bounds, default.into(), report) as u16
+    };
+    let queue_depth = small("queue_depth", 2..1024, defaults.queue_depth, report);
+    let io_queues = small("io_queues", 1..256, defaults.io_queues, report);
+    let controllers = small("controllers", 1..4096, defaults.controllers, report);
+
+    let mut in_capsule_bytes = defaults.in_capsule_bytes;
+    let form = "0 or a multiple of \"4KiB\", at most \"64KiB\"";
+    if let Some(At { value: Size(bytes), span }) = section.take("in_capsule", form, report) {
+        match u32::try_from(bytes) {
+            Ok(bytes @ 0..=65536) if bytes.is_multiple_of(4096) => in_capsule_bytes = bytes,
+            _ => report.add(&span, format!("`in_capsule` is {bytes}"), format!("write {form}")),
+        }
+    }
+    let mdts_bytes = mdts(&mut section, MOST_MDTS_BYTES, report).unwrap_or(defaults.mdts_bytes);
+    section.end(report);
+    Limits { queue_depth, io_queues, in_capsule_bytes, mdts_bytes, controllers }
+}
+
+/// The key `mdts`, where it is, in bytes.
+pub(super) fn mdts(
+    section: &mut Section<'_>,
+    most_bytes: u32,
+    report: &mut Report<'_>,
+) -> Option<u32> {
+    // 4 KiB would be MDTS 0 on the wire, which means "no limit".
+    let form = format!("a power of two from \"8KiB\" to \"{}\"", Size(most_bytes.into()));
+    let At { value: Size(bytes), span } = section.take("mdts", &form, report)?;
+    let good = |bytes: &u32| (8192..=most_bytes).contains(bytes) && bytes.is_power_of_two();
+    let found = u32::try_from(bytes).ok().filter(good);
+    if found.is_none() {
+        report.add(&span, format!("`mdts` is {bytes}"), format!("write {form}"));
+    }
+    found
+}
+
+fn memory(mut section: Section<'_>, limits: &Limits, report: &mut Report<'_>) -> MemoryConfig {
+    let mut memory = MemoryConfig::default();
+    let floor = 2 * u64::from(limits.mdts_bytes) + DATA_FOR_ADMIN_BYTES;
+    let at = match section.take("data", SIZE_FORM, report) {
+        Some(At { value: Size(bytes), span }) => {
+            memory.data_bytes = bytes;
+            span
+        }
+        None => section.span().clone(),
+    };
+    if memory.data_bytes < floor || memory.data_bytes > 1 << 40 {
+        let what = format!("`data` is {}", Size(memory.data_bytes));
+        let remedy = format!("write at least {}, which is twice `mdts` and a reserve", Size(floor));
+        report.add(&at, what, remedy + "; at most 1TiB");
+    }
+    let form = "a number of receive buffers, at most 1048576";
+    let at = match section.take::<u32>("receives", form, report) {
+        Some(At { value, span }) => {
+            memory.receives = value;
+            span
+        }
+        None => section.span().clone(),
+    };
+    let floor = u32::from(limits.queue_depth) + SPARE_RECEIVES;
+    if memory.receives < floor || memory.receives > 1 << 20 {
+        let what = format!("`receives` is {}", memory.receives);
+        let remedy = format!(
+            "write at least {floor} (`queue_depth` and {SPARE_RECEIVES} to spare), at most 1048576"
+        );
+        report.add(&at, what, remedy);
+    }
+    section.end(report);
+    memory
+}
+
+fn capture(root: &mut Section<'_>, report: &mut Report<'_>) -> Option<CaptureConfig> {
+    if !root.has("capture") {
+        return None;
+    }
+    let mut section = root.table("capture", "[capture]", report);
+    let form = "an absolute path, such as \"/var/lib/nvmfd/packets.pcapng\"";
+    let path = section.need::<PathBuf>("path", form, report);
+    let payload = section.take("payload", "true or false", report).is_some_and(|at| at.value);
+    let limit = section.take::<Size>("limit", SIZE_FORM, report);
+    section.end(report);
+    let path = path?;
+    if !path.value.is_absolute() {
+        report.add(&path.span, "the path is not absolute", format!("write {form}"));
+    }
+    let limit_bytes = limit.map_or(CAPTURE_LIMIT_BYTES, |at| at.value.0);
+    Some(CaptureConfig { path: path.value, payload, limit_bytes })
+}
+
+fn state_directory(root: &mut Section<'_>, report: &mut Report<'_>) -> Option<PathBuf> {
+    let form = "the absolute path of a folder, such as \"/var/lib/nvmfd\"";
+    let path = root.take::<PathBuf>("state_directory", form, report)?;
+    if !path.value.is_absolute() {
+        report.add(&path.span, "the path is not absolute", format!("write {form}"));
+    }
+    Some(path.value)
+}
+
+/// What subsystems refer to.
+struct Scene {
+    limits: Limits,
+    listeners: Vec<At<ListenerConfig>>,
+    /// Names of `[[limit]]`.
+    names: Vec<String>,
+}
+
+/// Names that may occur only once, with the place of the first.
+#[derive(Default)]
+struct Seen {
+    nqns: Vec<At<Nqn>>,
+    paths: Vec<At<PathBuf>>,
+    ids: SeenIds,
+    serials: Vec<At<String>>,
+    folders: Vec<At<PathBuf>>,
+}
+
+/// Notes `value` in `seen`, or the mistake that it was there before.
+pub(super) fn once<T: PartialEq>(
+    seen: &mut Vec<At<T>>,
+    value: T,
+    span: &Range<usize>,
+    (what, remedy): (&str, &str),
+    report: &mut Report<'_>,
+) {
+    if let Some(first) = seen.iter().find(|old| old.value == value) {
+        let first = report.shown(&first.span, span);
+        report.add(span, format!("{what} is used twice, first in {first}"), remedy);
+    } else {
+        seen.push(At { value, span: span.clone() });
+    }
+}
+
+fn subsystem(
+    mut section: Section<'_>,
+    scene: &Scene,
+    seen: &mut Seen,
+    report: &mut Report<'_>,
+) -> Option<SubsystemConfig> {
+    let nqn = section.need::<String>("nqn", NQN_FORM, report);
+    let nqn = nqn.and_then(|at| name(at, report));
+    if let Some(nqn) = &nqn {
+        if nqn.value.is_discovery() {
+            let what = "this is the name of the discovery service, which every listener has";
+            report.add(&nqn.span, what, format!("write {NQN_FORM}"));
+        }
+        let words = ("this NQN", "give each [[subsystem]] its own `nqn`");
+        once(&mut seen.nqns, nqn.value, &nqn.span, words, report);
+    }
+
+    let allow_any_host = flag(&mut section, "allow_any_host", report);
+    let hosts = hosts(&mut section, report).unwrap_or_default();
+    let mut offer = offer(&mut section, &scene.listeners, &scene.limits, report);
+
+    let serial = printable(&mut section, "serial", 20, report);
+    if let Some(serial) = &serial {
+        let words = ("this serial number", "give each subsystem its own, or leave `serial` out");
+        once(&mut seen.serials, serial.value.clone(), &serial.span, words, report);
+    }
+    let model = printable(&mut section, "model", 40, report);
+
+    let mut nsids = Vec::new();
+    let mut namespaces = Vec::new();
+    for mut table in section.tables("namespace", "[[subsystem.namespace]]", report) {
+        let nqn = nqn.as_ref().map(|nqn| nqn.value);
+        let (span, seen_by) = (table.span().clone(), self::hosts(&mut table, report));
+        let Some(new) = namespace(table, nqn.as_ref(), &mut nsids, (scene, seen), report) else {
+            continue;
+        };
+        if new.nsid > offer.max_nsid {
+            let what = format!("namespace {} is beyond `max_nsid`", new.nsid);
+            report.add(&span, what, format!("write an nsid up to {}", offer.max_nsid));
+        }
+        offer.masks.extend(seen_by.map(|hosts| (new.nsid, hosts)));
+        namespaces.push(new);
+    }
+    let managed = managed(&mut section, &mut seen.folders, report);
+    section.end(report);
+
+    let nqn = nqn?.value;
+    Some(SubsystemConfig {
+        nqn,
+        allow_any_host,
+        hosts,
+        offer,
+        serial: serial.map_or_else(|| derived_serial(&nqn), |serial| serial.value),
+        model: model.map_or_else(|| "nvmfd".to_owned(), |model| model.value),
+        namespaces,
+        managed,
+    })
+}
+
+pub(super) fn name(at: At<String>, report: &mut Report<'_>) -> Option<At<Nqn>> {
+    match at.value.parse() {
+        Ok(Nqn::UNNAMED) => {
+            let what = "the NQN of the nil UUID stands for hosts that have no name";
+            report.add(&at.span, what.to_owned(), format!("write {NQN_FORM}"));
+            None
+        }
+        Ok(value) => Some(At { value, span: at.span }),
+        Err(error) => {
+            let error: nvme::NqnError = error;
+            report.add(&at.span, format!("not an NQN: {error}"), format!("write {NQN_FORM}"));
+            None
+        }
+    }
+}
+
+fn printable(
+    section: &mut Section<'_>,
+    key: &'static str,
+    longest: usize,
+    report: &mut Report<'_>,
+) -> Option<At<String>> {
+    let form = format!("1 to {longest} printable ASCII characters, no space at either end");
+    let at = section.take::<String>(key, &form, report)?;
+    let good = |text: &str| {
+        (1..=longest).contains(&text.len())
+            && text.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic())
+            && text.trim() == text
+    };
+    if good(&at.value) {
+        return Some(at);
+    }
+    report.add(&at.span, format!("`{key}` does not fit its field"), format!("write {form}"));
+    None
+}
+
+fn namespace(
+    mut section: Section<'_>,
+    nqn: Option<&Nqn>,
+    nsids: &mut Vec<At<u32>>,
+    (scene, seen): (&Scene, &mut Seen),
+    report: &mut Report<'_>,
+) -> Option<NamespaceConfig> {
+    let nsid = nsid(&mut section, nsids, report);
+    let block_size_bytes = block_size(&mut section, report);
+    let size = size(&mut section, block_size_bytes, report);
+    let kind = kind(&mut section, size, seen, report);
+    let read_only = flag(&mut section, "read_only", report);
+    let identity = identity(&mut section, &mut seen.ids, report);
+    let ana_group = bounded(&mut section, "ana_group", 1..ANA_GROUPS, 1, report);
+    let allow_format = flag(&mut section, "allow_format", report);
+    let write_uncorrectable = flag(&mut section, "write_uncorrectable", report);
+    let not_shared = if write_uncorrectable {
+        Some("`write_uncorrectable`")
+    } else if allow_format {
+        Some("`allow_format`")
+    } else {
+        let is_in_memory =
+            |kind| matches!(kind, &NamespaceKind::Ram { .. } | &NamespaceKind::Null { .. });
+        kind.as_ref().is_some_and(is_in_memory).then_some("its kind")
+    };
+    let shared = shared(&mut section, not_shared, report);
+    let (limit, shared_limit) = super::qos::of_namespace(&mut section, &scene.names, report);
+    let fault = fault(&mut section, report);
+    section.end(report);
+
+    let (nsid, kind) = (nsid?, kind?);
+    let uuid = identity.uuid.unwrap_or_else(|| derived_uuid(nqn, nsid, &kind));
+    Some(NamespaceConfig {
+        nsid,
+        kind,
+        block_size_bytes: block_size_bytes?,
+        uuid,
+        nguid: identity.nguid.unwrap_or(uuid.into_bytes()),
+        eui64: identity.eui64,
+        read_only,
+        ana_group,
+        allow_format,
+        write_uncorrectable,
+        limit,
+        shared_limit,
+        fault,
+        shared,
+    })
+}
+
+/// The nsid, which no other namespace of its subsystem may have.
+fn nsid(
+    section: &mut Section<'_>,
+    nsids: &mut Vec<At<u32>>,
+    report: &mut Report<'_>,
+) -> Option<u32> {
+    let form = format!("a number from 1 to {MAX_NSID}");
+    let At { value, span } = section.need::<u32>("nsid", &form, report)?;
+    if !(1..=MAX_NSID).contains(&value) {
+        report.add(&span, format!("{value} cannot be an nsid"), format!("write {form}"));
+        return None;
+    }
+    let words = ("this nsid", "give each namespace of a subsystem its own `nsid`");
+    once(nsids, value, &span, words, report);
+    Some(value)
+}
+
+/// Bytes of a block; none where the text says something else.
+fn block_size(section: &mut Section<'_>, report: &mut Report<'_>) -> Option<u32> {
+    match section.take::<u32>("block_size", "512 or 4096", report) {
+        Some(At { value, span }) if value != 512 && value != 4096 => {
+            report.add(&span, format!("blocks of {value} bytes"), "write 512 or 4096");
+            None
+        }
+        block => Some(block.map_or(4096, |block| block.value)),
+    }
+}
+
+/// The size, which has to be one of whole blocks.
+fn size(
+    section: &mut Section<'_>,
+    block_size_bytes: Option<u32>,
+    report: &mut Report<'_>,
+) -> Option<At<Size>> {
+    let size = section.take::<Size>("size", SIZE_FORM, report)?;
+    let Size(bytes) = size.value;
+    if let Some(block) = block_size_bytes
+        && (bytes == 0 || !bytes.is_multiple_of(block.into()))
+    {
+        let what = format!("{} is not a size of whole blocks", size.value);
+        let least = bytes.checked_next_multiple_of(block.into()).unwrap_or(bytes);
+        let remedy = format!("write a multiple of {block}, such as {}", least.max(block.into()));
+        report.add(&size.span, what, remedy);
+    }
+    Some(size)
+}
+
+fn flag(section: &mut Section<'_>, key: &'static str, report: &mut Report<'_>) -> bool {
+    section.take(key, "true or false", report).is_some_and(|flag| flag.value)
+}
+
+/// Whether several daemons serve the namespace, which `not_shared` rules out.
+fn shared(section: &mut Section<'_>, not_shared: Option<&str>, report: &mut Report<'_>) -> bool {
+    let at = section.take::<bool>("shared", "true or false", report).filter(|at| at.value);
+    if let (Some(At { span, .. }), Some(other)) = (&at, not_shared) {
+        let what = format!("no other daemon would know of {other}");
+        report.add(span, what, "remove one of the two");
+    }
+    at.is_some()
+}
+
+/// What the store is told to do wrong.
+fn fault(section: &mut Section<'_>, report: &mut Report<'_>) -> Fault {
+    let form = Fault::ALL.map(|fault| format!("\"{fault}\"")).join(", ");
+    let Some(At { value, span }) = section.take::<String>("fault", &form, report) else {
+        return Fault::None;
+    };
+    let fault = Fault::ALL.into_iter().find(|fault| fault.to_string() == value);
+    if fault.is_none() {
+        report.add(&span, format!("there is no fault {value:?}"), format!("write one of {form}"));
+    }
+    fault.unwrap_or_default()
+}
+
+fn kind(
+    section: &mut Section<'_>,
+    size: Option<At<Size>>,
+    seen: &mut Seen,
+    report: &mut Report<'_>,
+) -> Option<NamespaceKind> {
+    let form = "\"file\" (also for block devices), \"ram\" or \"null\"";
+    let kind = section.take::<String>("kind", form, report);
+    let (kind, kind_span) = match kind {
+        Some(At { value, span }) => (value, Some(span)),
+        None => ("file".to_owned(), None),
+    };
+    let size = size.map(|size| size.value.0);
+    let at = kind_span.unwrap_or_else(|| section.span().clone());
+    match kind.as_str() {
+        "file" => {
+            let form = "the absolute path of a file or block device";
+            let path = section.need::<PathBuf>("path", form, report)?;
+            let plain = plain_path(&path.value);
+            if !path.value.is_absolute() {
+                let what = format!("`path` is {:?}, which depends on a folder", path.value);
+                report.add(&path.span, what, format!("write {form}"));
+            } else if plain.file_name().is_none() || path.value.to_string_lossy().contains('\0') {
+                let what = format!("`path` is {:?}, which names no file", path.value);
+                report.add(&path.span, what, format!("write {form}"));
+            }
+            let words = ("this path", "give each namespace its own file or device");
+            once(&mut seen.paths, plain, &path.span, words, report);
+            Some(NamespaceKind::File { path: path.value, size })
+        }
+        "ram" | "null" => {
+            if let Some(path) = section.take::<PathBuf>("path", "nothing", report) {
+                let what = format!("a namespace of kind \"{kind}\" has no path");
+                report.add(&path.span, what, "remove `path`, or write `kind = \"file\"`");
+            }
+            let Some(size) = size else {
+                let what = format!("a namespace of kind \"{kind}\" needs a `size`");
+                report.add(&at, what, format!("add `size`, {SIZE_FORM}"));
+                return None;
+            };
+            let ram = kind == "ram";
+            Some(if ram { NamespaceKind::Ram { size } } else { NamespaceKind::Null { size } })
+        }
+        other => {
+            report.add(&at, format!("there is no kind {other:?}"), format!("write {form}"));
+            let _ = section.take::<PathBuf>("path", "a path", report);
+            None
+        }
+    }
+}
+
+/// Without `.` and doubled `/`. What `..` and links mean only the file system knows.
+fn plain_path(path: &Path) -> PathBuf {
+    path.components().collect()
+}

@@ -1,0 +1,72 @@
+//! `[stop]`: how the daemon takes leave of its hosts.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::table_reader::{Report, Section};
+
+/// Longest farewell, in milliseconds: the service manager waits for it.
+const MOST_MS: u32 = 30_000;
+
+/// How the daemon takes leave of its hosts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct StopConfig {
+    /// Hosts are told that all paths here are inaccessible, and have this long to go on by others
+    /// before they are disconnected, in milliseconds; 0: they are disconnected at once.
+    pub inaccessible_ms: u32,
+}
+
+/// What differs from the default.
+impl fmt::Display for StopConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.inaccessible_ms {
+            0 => Ok(()),
+            ms => writeln!(f, "stop        paths are inaccessible for {ms} ms before"),
+        }
+    }
+}
+
+pub(super) fn stop(root: &mut Section<'_>, report: &mut Report<'_>) -> StopConfig {
+    let mut stop = StopConfig::default();
+    if !root.has("stop") {
+        return stop;
+    }
+    let mut section = root.table("stop", "[stop]", report);
+    let form = "milliseconds up to 30000, or 0 to disconnect hosts at once";
+    if let Some(given) = section.take::<u32>("inaccessible_ms", form, report) {
+        match given.value {
+            0..=MOST_MS => stop.inaccessible_ms = given.value,
+            _ => report.add(&given.span, "that is more than 30 s", format!("write {form}")),
+        }
+    }
+    section.end(report);
+    stop
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+
+    fn read(section: &str) -> Result<Config, String> {
+        let text = format!(
+            "[[listener]]\naddress = '127.0.0.1'\n[[subsystem]]\nnqn = 'nqn.2026-11.io.nvmfd:a'\n\
+             {section}"
+        );
+        Config::parse(&text).map_err(|errors| errors.to_string())
+    }
+
+    #[test]
+    fn a_farewell_takes_half_a_minute_at_most_and_none_by_itself() {
+        let ms = |section| read(section).map(|config| config.stop.inaccessible_ms);
+        assert_eq!(ms(""), Ok(0));
+        assert_eq!(ms("[stop]\n"), Ok(0));
+        assert_eq!(ms("[stop]\ninaccessible_ms = 30000\n"), Ok(30_000));
+        assert!(ms("[stop]\ninaccessible_ms = 30001\n").unwrap_err().contains("30 s"));
+        assert!(ms("[stop]\ninaccessible_ms = -1\n").is_err());
+        assert!(ms("[stop]\nsoon = 1\n").unwrap_err().contains("soon"));
+        let shown = read("[stop]\ninaccessible_ms = 700\n").unwrap().to_string();
+        assert!(shown.contains("paths are inaccessible for 700 ms before"), "{shown}");
+        assert!(!read("").unwrap().to_string().contains("inaccessible"));
+    }
+}

@@ -1,0 +1,413 @@
+//! A table of the text, taken apart key by key, so that one reading finds every mistake.
+//!
+//! serde converts each value; a table as a whole is never given to serde, because that would stop
+//! at the first mistake.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::ops::Range;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, Deserializer, Error, Visitor};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue, ValueDeserializer};
+
+use super::line_origin::Origin;
+use super::{Origins, Source, Sources};
+
+/// A value and the bytes of the text that it came from.
+#[derive(Clone, Debug)]
+pub(super) struct At<T> {
+    pub(super) value: T,
+    pub(super) span: Range<usize>,
+}
+
+/// One mistake in a configuration: where, what, and what to do about it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mistake {
+    /// The file, where that is another than the one of all mistakes.
+    pub file: Option<PathBuf>,
+    /// Line and column, from 1, where the mistake belongs to a place.
+    pub place: Option<(usize, usize)>,
+    /// What is wrong.
+    pub what: String,
+    /// What to write instead.
+    pub remedy: String,
+}
+
+impl fmt::Display for Mistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some((line, column)) = self.place {
+            write!(f, "line {line}, column {column}: ")?;
+        }
+        write!(f, "{}: {}", self.what, self.remedy)
+    }
+}
+
+/// Every mistake of a configuration, in the order of the text. Prints one line per mistake.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ConfigErrors {
+    /// The configuration file, where there is one.
+    pub file: Option<PathBuf>,
+    /// At least one mistake.
+    pub mistakes: Vec<Mistake>,
+}
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (n, mistake) in self.mistakes.iter().enumerate() {
+            if n > 0 {
+                writeln!(f)?;
+            }
+            if let Some(file) = mistake.file.as_ref().or(self.file.as_ref()) {
+                write!(f, "{}: ", file.display())?;
+            }
+            write!(f, "{mistake}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConfigErrors {}
+
+/// The mistakes found so far in the texts of one configuration. Places are counted through all of
+/// them.
+pub(super) struct Report<'t> {
+    sources: Vec<(usize, &'t Source)>,
+    /// Where their lines come from; none: they are as their files are.
+    origins: Option<&'t Origins>,
+    found: Vec<(usize, Mistake)>,
+    /// By title of a section, the keys that were asked for.
+    pub(super) known: BTreeMap<&'static str, BTreeSet<&'static str>>,
+}
+
+impl<'t> Report<'t> {
+    pub(super) fn new(sources: &'t Sources) -> Self {
+        let mut base = 0;
+        let mut all = Vec::new();
+        for source in sources.iter() {
+            all.push((base, source));
+            // Also the end of a text is a place of its own.
+            base += source.text.len() + 1;
+        }
+        Self { sources: all, origins: None, found: Vec::new(), known: BTreeMap::new() }
+    }
+
+    /// The same for texts that were edited: places are told by where their lines come from.
+    pub(super) fn of_edited(sources: &'t Sources, origins: &'t Origins) -> Self {
+        Self { origins: Some(origins), ..Self::new(sources) }
+    }
+
+    /// The line of a text as somebody sees it; or what it says and which change has written it.
+    fn line(&self, index: usize, line: usize) -> Result<usize, String> {
+        let Source { file, text } = self.sources[index].1;
+        let Some(origins) = self.origins else { return Ok(line) };
+        let said = one_line(text.lines().nth(line.saturating_sub(1)).unwrap_or_default());
+        match origins.line(file.as_ref(), line) {
+            Some(Origin { by: None, line: Some(line) }) => Ok(line),
+            Some(Origin { by: Some(by), line: Some(line) }) => {
+                Err(format!("`{said}`, line {line} of what this change gave: {by}"))
+            }
+            Some(Origin { by: Some(by), line: None }) => {
+                Err(format!("`{said}`, written by this change: {by}"))
+            }
+            Some(Origin { by: None, line: None }) | None => Err(format!("`{said}`")),
+        }
+    }
+
+    /// The place where a text begins.
+    pub(super) fn base(&self, index: usize) -> usize {
+        self.sources[index].0
+    }
+
+    /// Notes a mistake at a place of the text.
+    pub(super) fn add(
+        &mut self,
+        span: &Range<usize>,
+        what: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        let (index, (line, column)) = self.place(span.start);
+        let (mut what, remedy) = (what.into(), remedy.into());
+        let line = self.line(index, line);
+        if let Err(said) = &line {
+            what += &format!(" ({said})");
+        }
+        let place = line.ok().map(|line| (line, column));
+        let file = self.sources[index].1.file.clone().filter(|_| index > 0 && place.is_some());
+        self.found.push((span.start, Mistake { file, place, what, remedy }));
+    }
+
+    /// Where another thing is, for a mistake at `from`: the line alone, if that is in the same text.
+    pub(super) fn shown(&self, other: &Range<usize>, from: &Range<usize>) -> String {
+        let ((index, (line, column)), (here, _)) =
+            (self.place(other.start), self.place(from.start));
+        let line = match self.line(index, line) {
+            Ok(line) => line,
+            Err(said) => return said,
+        };
+        match &self.sources[index].1.file {
+            Some(file) if index != here => {
+                format!("{}, line {line}, column {column}", file.display())
+            }
+            _ => format!("line {line}"),
+        }
+    }
+
+    /// Which text, and line and column of it, counted in characters from 1.
+    fn place(&self, at: usize) -> (usize, (usize, usize)) {
+        let index = self.sources.partition_point(|(base, _)| *base <= at).saturating_sub(1);
+        let (base, Source { text, .. }) = self.sources[index];
+        let before = text.get(..(at - base).min(text.len())).unwrap_or(text);
+        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        (index, (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1))
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.found.is_empty()
+    }
+
+    pub(super) fn finish(mut self) -> ConfigErrors {
+        self.found.sort_by_key(|(at, _)| *at);
+        let mistakes = self.found.into_iter().map(|(_, mistake)| mistake).collect();
+        let file = self.sources.first().and_then(|(_, main)| main.file.clone());
+        ConfigErrors { file, mistakes }
+    }
+}
+
+/// One table. Take what is known, then [`Section::end`] reports what is left.
+pub(super) struct Section<'i> {
+    table: DeTable<'i>,
+    known: Vec<&'static str>,
+    span: Range<usize>,
+    /// As written in the text: `[[subsystem]]`.
+    title: &'static str,
+}
+
+impl<'i> Section<'i> {
+    pub(super) fn new(table: DeTable<'i>, span: Range<usize>, title: &'static str) -> Self {
+        Self { table, known: Vec::new(), span, title }
+    }
+
+    /// Where the table begins.
+    pub(super) fn span(&self) -> &Range<usize> {
+        &self.span
+    }
+
+    /// Whether the text says anything for `key`.
+    pub(super) fn has(&mut self, key: &'static str) -> bool {
+        self.known.push(key);
+        self.table.contains_key(key)
+    }
+
+    fn raw(&mut self, key: &'static str) -> Option<Spanned<DeValue<'i>>> {
+        self.known.push(key);
+        self.table.remove(key)
+    }
+
+    /// The value of `key`, if it is there and is what `form` says.
+    pub(super) fn take<T: DeserializeOwned>(
+        &mut self,
+        key: &'static str,
+        form: &str,
+        report: &mut Report<'_>,
+    ) -> Option<At<T>> {
+        let value = self.raw(key)?;
+        let span = value.span();
+        match T::deserialize(ValueDeserializer::from(value)) {
+            Ok(value) => Some(At { value, span }),
+            Err(error) => {
+                let span = error.span().unwrap_or(span);
+                let what = format!("`{key}`: {}", one_line(error.message()));
+                report.add(&span, what, format!("write {form}"));
+                None
+            }
+        }
+    }
+
+    /// As [`Section::take`], and a missing key is a mistake.
+    pub(super) fn need<T: DeserializeOwned>(
+        &mut self,
+        key: &'static str,
+        form: &str,
+        report: &mut Report<'_>,
+    ) -> Option<At<T>> {
+        if !self.table.contains_key(key) {
+            let remedy = format!("add `{key} = ..`, {form}");
+            report.add(&self.span, format!("{} has no `{key}`", self.title), remedy);
+        }
+        self.take(key, form, report)
+    }
+
+    /// A table inside this one; an empty one when it is not there.
+    pub(super) fn table(
+        &mut self,
+        key: &'static str,
+        title: &'static str,
+        report: &mut Report<'_>,
+    ) -> Section<'i> {
+        let at = self.span.clone();
+        let Some(value) = self.raw(key) else {
+            return Section::new(DeTable::new(), at, title);
+        };
+        let span = value.span();
+        match value.into_inner() {
+            DeValue::Table(table) => Section::new(table, span, title),
+            other => {
+                let what = format!("`{key}` is {}", a_kind(&other));
+                report.add(&span, what, format!("write a section that begins with {title}"));
+                Section::new(DeTable::new(), span, title)
+            }
+        }
+    }
+
+    /// The tables of an array of tables; none when it is not there.
+    pub(super) fn tables(
+        &mut self,
+        key: &'static str,
+        title: &'static str,
+        report: &mut Report<'_>,
+    ) -> Vec<Section<'i>> {
+        let Some(value) = self.raw(key) else { return Vec::new() };
+        let span = value.span();
+        let remedy = format!("begin each with a line {title}");
+        let DeValue::Array(array) = value.into_inner() else {
+            report.add(&span, format!("`{key}` is not a list of sections"), remedy);
+            return Vec::new();
+        };
+        let mut tables = Vec::new();
+        for value in array {
+            let span = value.span();
+            match value.into_inner() {
+                DeValue::Table(table) => tables.push(Section::new(table, span, title)),
+                other => {
+                    let what = format!("`{key}` contains {}", a_kind(&other));
+                    report.add(&span, what, remedy.clone());
+                }
+            }
+        }
+        tables
+    }
+
+    /// Reports every key that nobody took.
+    pub(super) fn end(self, report: &mut Report<'_>) {
+        report.known.entry(self.title).or_default().extend(&self.known);
+        for (key, _) in &self.table {
+            let name: &str = key.get_ref().as_ref();
+            let closest = self.known.iter().find(|known| alike(known, name));
+            let remedy = match closest {
+                Some(known) => format!("did you mean `{known}`?"),
+                None => {
+                    let known: BTreeSet<&str> = self.known.iter().copied().collect();
+                    let known: Vec<&str> = known.into_iter().collect();
+                    format!("{} may have {}", self.title, known.join(", "))
+                }
+            };
+            report.add(&key.span(), format!("unknown key `{}`", name.escape_debug()), remedy);
+        }
+    }
+}
+
+fn a_kind(value: &DeValue<'_>) -> &'static str {
+    match value {
+        DeValue::String(_) => "a text",
+        DeValue::Integer(_) | DeValue::Float(_) => "a number",
+        DeValue::Boolean(_) => "true or false",
+        DeValue::Datetime(_) => "a date",
+        DeValue::Array(_) => "a list",
+        DeValue::Table(_) => "a section",
+    }
+}
+
+/// A message of a library, fit for one line of ours.
+pub(super) fn one_line(message: &str) -> String {
+    let words: Vec<&str> = message.split_whitespace().collect();
+    words.join(" ")
+}
+
+/// Equal but for one letter too many, too few, wrong or swapped, or for case and `-`.
+fn alike(known: &str, written: &str) -> bool {
+    let written = written.to_lowercase().replace('-', "_");
+    let (a, b) = (known.as_bytes(), written.as_bytes());
+    if a.len().abs_diff(b.len()) > 1 {
+        return false;
+    }
+    let head = a.iter().zip(b).take_while(|(a, b)| a == b).count();
+    let (a, b) = (&a[head..], &b[head..]);
+    let tail = a.iter().rev().zip(b.iter().rev()).take_while(|(a, b)| a == b).count();
+    let (a, b) = (&a[..a.len() - tail], &b[..b.len() - tail]);
+    a.len() <= 1 && b.len() <= 1 || a.len() == 2 && b.len() == 2 && a[0] == b[1] && a[1] == b[0]
+}
+
+/// A whole number, or the word `"auto"`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Auto {
+    Auto,
+    Number(u32),
+}
+
+impl<'de> Deserialize<'de> for Auto {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct AsAuto;
+        impl Visitor<'_> for AsAuto {
+            type Value = Auto;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number or \"auto\"")
+            }
+
+            fn visit_i64<E: Error>(self, value: i64) -> Result<Auto, E> {
+                u32::try_from(value)
+                    .map(Auto::Number)
+                    .map_err(|_| E::custom(format_args!("{value} is out of range")))
+            }
+
+            fn visit_u64<E: Error>(self, value: u64) -> Result<Auto, E> {
+                self.visit_i64(i64::try_from(value).unwrap_or(i64::MAX))
+            }
+
+            fn visit_str<E: Error>(self, value: &str) -> Result<Auto, E> {
+                if value == "auto" {
+                    return Ok(Auto::Auto);
+                }
+                Err(E::custom(format_args!("{value:?} is neither a number nor \"auto\"")))
+            }
+        }
+        from.deserialize_any(AsAuto)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::table_reader::*;
+
+    #[test]
+    fn a_slip_of_the_finger_is_recognised() {
+        for written in ["block_size", "block-size", "Block_Size", "blok_size", "block_siez"] {
+            assert!(alike("block_size", written), "{written}");
+        }
+        for written in ["size", "blocks", "block_count", ""] {
+            assert!(!alike("block_size", written), "{written}");
+        }
+        assert!(alike("nsid", "nsdi") && alike("nsid", "nsidd") && !alike("nsid", "nguid"));
+    }
+
+    #[test]
+    fn places_count_characters_from_one() {
+        let mut sources = Sources::from("a\nüb\n");
+        let report = Report::new(&sources);
+        assert_eq!(report.place(0), (0, (1, 1)));
+        assert_eq!(report.place(2), (0, (2, 1)));
+        assert_eq!(report.place(4), (0, (2, 2)));
+        assert_eq!(report.place(99), (0, (3, 1)));
+        let file = Some("/c.toml".into());
+        sources.more.push(Source { file, text: "\nx".to_owned() });
+        let report = Report::new(&sources);
+        assert_eq!(report.place(6), (0, (3, 1)));
+        assert_eq!(report.place(7), (1, (1, 1)));
+        assert_eq!(report.place(8), (1, (2, 1)));
+        assert_eq!(report.shown(&(8..9), &(7..8)), "line 2");
+        assert_eq!(report.shown(&(8..9), &(0..1)), "/c.toml, line 2, column 1");
+    }
+}

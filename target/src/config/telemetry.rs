@@ -1,0 +1,74 @@
+//! `[observe]`: what is remembered of what the target does.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::table_reader::{Report, Section};
+
+/// Commands that took as long are remembered when nobody says.
+const SLOW_MS: u32 = 100;
+
+/// What is remembered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct ObserveConfig {
+    /// Commands that took at least so long are remembered, in milliseconds; 0: none are.
+    pub slow_ms: u32,
+}
+
+impl Default for ObserveConfig {
+    fn default() -> Self {
+        Self { slow_ms: SLOW_MS }
+    }
+}
+
+impl fmt::Display for ObserveConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.slow_ms {
+            0 => writeln!(f, "observe     no command is remembered as slow"),
+            slow_ms => writeln!(f, "observe     commands of {slow_ms} ms are remembered as slow"),
+        }
+    }
+}
+
+pub(super) fn observe(root: &mut Section<'_>, report: &mut Report<'_>) -> ObserveConfig {
+    let mut observe = ObserveConfig::default();
+    if !root.has("observe") {
+        return observe;
+    }
+    let mut section = root.table("observe", "[observe]", report);
+    let form = "milliseconds up to 3600000, or 0 for none";
+    if let Some(slow) = section.take::<u32>("slow_ms", form, report) {
+        match slow.value {
+            0..=3_600_000 => observe.slow_ms = slow.value,
+            _ => report.add(&slow.span, "that is more than an hour", format!("write {form}")),
+        }
+    }
+    section.end(report);
+    observe
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+
+    fn slow_ms(section: &str) -> Result<u32, String> {
+        let text = format!(
+            "[[listener]]\naddress = '127.0.0.1'\n[[subsystem]]\nnqn = 'nqn.2026-11.io.nvmfd:a'\n\
+             {section}"
+        );
+        let config = Config::parse(&text).map_err(|errors| errors.to_string())?;
+        Ok(config.observe.slow_ms)
+    }
+
+    #[test]
+    fn a_threshold_is_at_most_an_hour_and_may_be_none() {
+        assert_eq!(slow_ms(""), Ok(100));
+        assert_eq!(slow_ms("[observe]\n"), Ok(100));
+        assert_eq!(slow_ms("[observe]\nslow_ms = 0\n"), Ok(0));
+        assert_eq!(slow_ms("[observe]\nslow_ms = 3600000\n"), Ok(3_600_000));
+        assert!(slow_ms("[observe]\nslow_ms = 3600001\n").unwrap_err().contains("an hour"));
+        assert!(slow_ms("[observe]\nslow_ms = 'x'\n").is_err());
+        assert!(slow_ms("[observe]\nfast_ms = 1\n").unwrap_err().contains("fast_ms"));
+    }
+}

@@ -1,0 +1,82 @@
+//! `Managed`: the running target in the hands of whoever asks or changes it from outside.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::change::{Answer, Order, Work};
+use crate::View;
+use crate::config::Config;
+use crate::overlay::{Declared, Misfit};
+
+/// What is in force.
+#[derive(Clone, Debug)]
+pub(crate) struct Running {
+    /// What is served.
+    pub(crate) config: Config,
+    /// What it comes from.
+    pub(crate) declared: Declared,
+    /// Sections that say something else by now and wait for a restart.
+    pub(crate) needs_restart: Vec<&'static str>,
+    /// The last reload was refused: what the files say is not what is served.
+    pub(crate) reload_refused: Arc<AtomicBool>,
+}
+
+impl Running {
+    /// At the start: everything is in force.
+    pub(super) fn new(declared: Declared) -> Running {
+        let config = declared.config().clone();
+        Running { config, declared, needs_restart: Vec::new(), reload_refused: Arc::default() }
+    }
+}
+
+/// Why a change was not made.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum NotMade {
+    /// It does not fit what is there.
+    Misfit(Misfit),
+    /// What comes out cannot be served.
+    Unservable(String),
+    /// It cannot be kept, and so is not in force.
+    Unkept(String),
+    /// The daemon is stopping.
+    Stopping,
+}
+
+/// The running target. Clones are the same one; looking waits for nobody.
+#[derive(Clone)]
+pub(crate) struct Managed {
+    view: Arc<View>,
+    running: watch::Receiver<Arc<Running>>,
+    orders: mpsc::Sender<Order>,
+}
+
+impl Managed {
+    pub(super) fn new(
+        view: View,
+        running: watch::Receiver<Arc<Running>>,
+        orders: mpsc::Sender<Order>,
+    ) -> Managed {
+        Managed { view: Arc::new(view), running, orders }
+    }
+
+    /// What its parts share.
+    pub(crate) fn view(&self) -> &View {
+        &self.view
+    }
+
+    /// What is in force now.
+    pub(crate) fn running(&self) -> Arc<Running> {
+        Arc::clone(&self.running.borrow())
+    }
+
+    /// Has something changed, after what others have wanted before. It goes on also when nobody
+    /// waits any more.
+    pub(crate) async fn order(&self, work: Work) -> Answer {
+        let (answer, answered) = oneshot::channel();
+        let order = Order { work, answer };
+        self.orders.send(order).await.map_err(|_| NotMade::Stopping)?;
+        answered.await.map_err(|_| NotMade::Stopping)?
+    }
+}

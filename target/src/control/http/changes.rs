@@ -1,0 +1,114 @@
+//! `/v1/changes`, `/v1/reload`: what is served is changed, and read anew.
+
+use axum::Extension;
+use axum::Json;
+use axum::body::{Bytes, to_bytes};
+use axum::extract::{FromRequest, Request, State};
+use axum::http::StatusCode;
+use serde::de::DeserializeOwned;
+use tokio::time::timeout;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::{BODY_TIME, MOST_BODY_BYTES, Refused};
+use crate::api::{Changes, Outcome, Problem, UNCHANGED, Wanted};
+use crate::control::change::{Answer, Work};
+use crate::control::handle::{Managed, NotMade};
+use crate::overlay::Misfit;
+
+/// The user at the other end of a connection, by number, where that is known.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Caller(pub(super) Option<u32>);
+
+pub(super) fn reading() -> OpenApiRouter<Managed> {
+    OpenApiRouter::new().routes(routes!(list))
+}
+
+pub(super) fn changing() -> OpenApiRouter<Managed> {
+    OpenApiRouter::new().routes(routes!(make, forget)).routes(routes!(reload))
+}
+
+/// What was changed since the configuration file was read, and is not in it.
+#[utoipa::path(get, path = "/v1/changes", responses((status = 200, body = Changes)))]
+async fn list(State(managed): State<Managed>) -> Json<Changes> {
+    Json(managed.running().declared.changes().clone())
+}
+
+/// Changes: all of them, or none. When this answers, they outlast the daemon.
+#[utoipa::path(
+    post,
+    path = "/v1/changes",
+    request_body = Wanted,
+    responses(
+        (status = 200, body = Outcome),
+        (status = 404, body = Problem, description = "what a change names is not there"),
+        (status = 409, body = Problem, description = "what a change adds is there"),
+        (status = 422, body = Problem, description = "what comes out cannot be served"),
+        (status = 507, body = Problem, description = "it cannot be kept"),
+    )
+)]
+async fn make(
+    State(managed): State<Managed>,
+    caller: Option<Extension<Caller>>,
+    Body(wanted): Body<Wanted>,
+) -> Result<Json<Outcome>, Refused> {
+    let uid = caller.and_then(|Extension(Caller(uid))| uid);
+    answer(managed.order(Work::Change(wanted, uid)).await)
+}
+
+/// Changes that do not fit any more are no longer told of.
+#[utoipa::path(delete, path = "/v1/changes", responses((status = 200, body = Outcome)))]
+async fn forget(State(managed): State<Managed>) -> Result<Json<Outcome>, Refused> {
+    answer(managed.order(Work::Forget).await)
+}
+
+/// Reads the configuration file again.
+#[utoipa::path(
+    post,
+    path = "/v1/reload",
+    responses((status = 200, body = Outcome), (status = 422, body = Problem))
+)]
+async fn reload(State(managed): State<Managed>) -> Result<Json<Outcome>, Refused> {
+    answer(managed.order(Work::Reload).await)
+}
+
+fn answer(answer: Answer) -> Result<Json<Outcome>, Refused> {
+    answer.map(Json).map_err(|not_made| match not_made {
+        NotMade::Misfit(Misfit::Missing(error)) => {
+            Refused::not_found(error, "see `nvmfctl status` and the lists for what there is")
+        }
+        NotMade::Misfit(Misfit::Exists(error)) => {
+            Refused::new(StatusCode::CONFLICT, error, "change that, or take another")
+        }
+        NotMade::Misfit(Misfit::Wrong(error)) | NotMade::Unservable(error) => {
+            Refused::new(StatusCode::UNPROCESSABLE_ENTITY, error, UNCHANGED)
+        }
+        NotMade::Unkept(error) => {
+            let remedy = "everything is as it was; make room in the state directory";
+            Refused::new(StatusCode::INSUFFICIENT_STORAGE, error, remedy)
+        }
+        NotMade::Stopping => Refused::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the daemon is stopping",
+            "ask again when it serves",
+        ),
+    })
+}
+
+/// What a request says, as a type: it must arrive in time and be no longer than allowed.
+pub(crate) struct Body<T>(pub(crate) T);
+
+impl<T: DeserializeOwned> FromRequest<Managed> for Body<T> {
+    type Rejection = Refused;
+
+    async fn from_request(request: Request, _: &Managed) -> Result<Body<T>, Refused> {
+        let bad = |status, error: String| Refused::new(status, error, "see /v1/openapi.json");
+        let bytes: Bytes = timeout(BODY_TIME, to_bytes(request.into_body(), MOST_BODY_BYTES))
+            .await
+            .map_err(|_| bad(StatusCode::REQUEST_TIMEOUT, "the request is too slow".to_owned()))?
+            .map_err(|error| bad(StatusCode::PAYLOAD_TOO_LARGE, error.to_string()))?;
+        let value = serde_json::from_slice(&bytes)
+            .map_err(|e| bad(StatusCode::BAD_REQUEST, format!("not what is expected: {e}")))?;
+        Ok(Body(value))
+    }
+}

@@ -1,0 +1,56 @@
+//! `/v1/why`.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::Json;
+use axum::extract::{Query, State};
+use serde::Deserialize;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::api::Why;
+use crate::control::handle::Managed;
+use crate::core::diag::Record;
+
+pub(super) fn routes() -> OpenApiRouter<Managed> {
+    OpenApiRouter::new().routes(routes!(list))
+}
+
+#[derive(Deserialize, IntoParams)]
+struct Of {
+    /// Only what happened to the host of this NQN, or of this address.
+    host: Option<String>,
+}
+
+/// Why hosts were refused or have lost their connection, the latest first.
+#[utoipa::path(get, path = "/v1/why", params(Of), responses((status = 200, body = Vec<Why>)))]
+async fn list(State(managed): State<Managed>, Query(Of { host }): Query<Of>) -> Json<Vec<Why>> {
+    let records = managed.view().shared.disconnects.list(None);
+    let wanted = |record: &&Record| {
+        let Some(host) = &host else { return true };
+        let named = record.why.host.is_some_and(|nqn| nqn.to_string() == *host);
+        named || record.why.remote.ip().to_string() == *host
+    };
+    Json(records.iter().filter(wanted).map(told).collect())
+}
+
+fn told(Record { why, count, first, last, number }: &Record) -> Why {
+    let seconds = |at: &SystemTime| at.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    Why {
+        number: *number,
+        cause: why.cause.name().to_owned(),
+        stage: why.cause.stage().name().to_owned(),
+        reason: why.cause.reason().to_owned(),
+        detail: why.detail.to_string(),
+        remedy: why.cause.remedy().to_owned(),
+        host: why.host.map(|nqn| nqn.to_string()),
+        remote: why.remote.to_string(),
+        local: why.local.to_string(),
+        subsystem: why.subsystem.map(|nqn| nqn.to_string()),
+        qid: why.qid,
+        count: *count,
+        first_s: seconds(first),
+        last_s: seconds(last),
+    }
+}

@@ -1,0 +1,53 @@
+//! `/v1/log`: how much is logged. Not kept: a restart logs as its command line says.
+
+use axum::Json;
+use axum::http::StatusCode;
+use tracing::info;
+use tracing::level_filters::LevelFilter;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::Refused;
+use super::changes::Body;
+use crate::api::{Log, Problem};
+use crate::control::handle::Managed;
+use crate::control::logging;
+
+pub(super) fn reading() -> OpenApiRouter<Managed> {
+    OpenApiRouter::new().routes(routes!(show))
+}
+
+pub(super) fn changing() -> OpenApiRouter<Managed> {
+    OpenApiRouter::new().routes(routes!(set))
+}
+
+/// How much is logged.
+#[utoipa::path(get, path = "/v1/log", responses((status = 200, body = Log)))]
+async fn show() -> Json<Log> {
+    Json(now())
+}
+
+/// Logs more, or less, from now on.
+#[utoipa::path(
+    put,
+    path = "/v1/log",
+    request_body = Log,
+    responses((status = 200, body = Log), (status = 422, body = Problem))
+)]
+async fn set(Body(wanted): Body<Log>) -> Result<Json<Log>, Refused> {
+    let wrong = |error: String| {
+        let remedy = "take off, error, warn, info, debug or trace";
+        Refused::new(StatusCode::UNPROCESSABLE_ENTITY, error, remedy)
+    };
+    let level = wanted.level.parse::<LevelFilter>();
+    let level = level.map_err(|_| wrong(format!("there is no level {:?}", wanted.level)))?;
+    if !logging::set_level(level) {
+        return Err(wrong("nothing is logged here".to_owned()));
+    }
+    info!("the log level is {level} now");
+    Ok(Json(now()))
+}
+
+fn now() -> Log {
+    Log { level: logging::level().unwrap_or(LevelFilter::OFF).to_string() }
+}

@@ -1,0 +1,88 @@
+//! The management interface: HTTP/1.1 with JSON on a Unix socket, and, where that is wanted, to
+//! read only on a loopback address.
+//!
+//! One file for each area has its routes and what they do. Everything is bounded: connections at
+//! once, the length of a request, and how long it may take to arrive.
+
+mod changes;
+mod controllers;
+mod disconnects;
+mod error;
+mod log_level;
+mod server;
+mod stats;
+mod status;
+mod subsystems;
+mod trust;
+mod watch;
+mod write_protect;
+
+use std::time::Duration;
+
+use axum::routing::get;
+use axum::{Extension, Json, Router};
+use utoipa::OpenApi;
+use utoipa::openapi::OpenApi as Description;
+use utoipa_axum::router::OpenApiRouter;
+
+pub(crate) use error::Refused;
+pub(super) use server::Server;
+
+use super::handle::Managed;
+
+/// The longest body of a request, in bytes.
+const MOST_BODY_BYTES: usize = 1 << 20;
+
+/// How long the body of a request may take.
+const BODY_TIME: Duration = Duration::from_secs(10);
+
+#[derive(OpenApi)]
+#[openapi(info(
+    title = "nvmfd",
+    description = "What an NVMe over RDMA target serves, and to whom.",
+    license(name = "Apache-2.0", identifier = "Apache-2.0")
+))]
+struct Document;
+
+/// Routes that only look. Each area adds its own here.
+fn reading() -> OpenApiRouter<Managed> {
+    OpenApiRouter::with_openapi(Document::openapi())
+        .merge(status::routes())
+        .merge(subsystems::routes())
+        .merge(controllers::routes())
+        .merge(disconnects::routes())
+        .merge(changes::reading())
+        .merge(stats::routes())
+        .merge(log_level::reading())
+        .merge(watch::routes())
+}
+
+/// Routes that change something: on the Unix socket only. Each area adds its own here.
+fn changing() -> OpenApiRouter<Managed> {
+    OpenApiRouter::new()
+        .merge(changes::changing())
+        .merge(controllers::changing())
+        .merge(log_level::changing())
+        .merge(write_protect::routes())
+        .merge(trust::routes())
+}
+
+/// All routes, or those that only look, with their description at `/v1/openapi.json`. That is made
+/// anew for whoever asks: it takes megabytes, and hardly anybody does.
+fn router(managed: Managed, may_change: bool) -> Router {
+    let (router, _) = routes(may_change);
+    router
+        .route("/v1/openapi.json", get(async move || Json(routes(may_change).1)))
+        .fallback(Refused::no_such_path)
+        .method_not_allowed_fallback(Refused::no_such_method)
+        .layer(Extension(watch::Room::new()))
+        .with_state(managed)
+}
+
+fn routes(may_change: bool) -> (Router<Managed>, Description) {
+    let all = if may_change { reading().merge(changing()) } else { reading() };
+    all.split_for_parts()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,254 @@
+//! Sockets and connections of the management interface.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::http::header::HOST;
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Router};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use listenfd::ListenFd;
+use nix::unistd::{Group, chown};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Semaphore;
+use tokio::task::AbortHandle;
+use tokio::time::{sleep, timeout};
+use tracing::{debug, info, warn};
+
+use super::changes::Caller;
+use super::error::Refused;
+use super::{MOST_BODY_BYTES, router};
+use crate::config::ManagementConfig;
+use crate::control::handle::Managed;
+
+/// Connections at once, of each of the two kinds.
+const MOST_CONNECTIONS: usize = 32;
+
+/// How long the head of a request may take, from the moment that one is expected.
+const HEAD_TIME: Duration = Duration::from_secs(10);
+
+/// How long a connection of the loopback address may last: anybody can make them.
+const LOOPBACK_TIME: Duration = Duration::from_secs(300);
+
+/// What a connection may keep of what it reads and writes, in bytes.
+const BUFFER_BYTES: usize = 64 << 10;
+
+/// The open interface; ends with this.
+pub(crate) struct Server {
+    tasks: Vec<AbortHandle>,
+    socket: Option<PathBuf>,
+}
+
+impl Server {
+    /// Opens what the configuration wants. A socket that nobody has asked for by name may fail:
+    /// that is a warning, and everything else goes on.
+    ///
+    /// # Errors
+    /// One sentence: a socket or an address that was asked for cannot be had.
+    pub(crate) fn open(config: &ManagementConfig, managed: &Managed) -> Result<Server, String> {
+        let mut server = Server { tasks: Vec::new(), socket: None };
+        if !config.enabled {
+            return Ok(server);
+        }
+        let path = config.path(std::env::var_os("RUNTIME_DIRECTORY").as_deref());
+        let unix = match given()? {
+            Some(listener) => Ok(listener),
+            None => bind(&path, config).inspect(|_| {
+                info!("the management interface is {}", path.display());
+                server.socket = Some(path);
+            }),
+        };
+        match unix {
+            Ok(listener) => {
+                let router = router(managed.clone(), true);
+                server.accept(move || accept_unix(listener, router));
+            }
+            Err(sentence) if config.socket.is_some() => return Err(sentence),
+            Err(sentence) => warn!(
+                "there is no management interface: {sentence}; name another path as `socket` in \
+                 [management]"
+            ),
+        }
+        if let Some(at) = config.http {
+            let listener = bind_loopback(at)?;
+            info!("the management interface can be read at http://{at}");
+            let router = router(managed.clone(), false).layer(middleware::from_fn(only_by_address));
+            server.accept(move || accept_loopback(listener, router));
+        }
+        Ok(server)
+    }
+
+    fn accept<F: Future<Output = ()> + Send + 'static>(&mut self, task: impl FnOnce() -> F) {
+        self.tasks.push(tokio::spawn(task()).abort_handle());
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+        if let Some(path) = &self.socket
+            && let Err(error) = fs::remove_file(path)
+        {
+            debug!("{} stays behind: {error}", path.display());
+        }
+    }
+}
+
+async fn accept_unix(listener: UnixListener, router: Router) {
+    let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    while let Ok(permit) = Arc::clone(&room).acquire_owned().await {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let caller = Caller(stream.peer_cred().ok().map(|peer| peer.uid()));
+                let router = router.clone().layer(Extension(caller));
+                tokio::spawn(async move {
+                    serve(stream, router).await;
+                    drop(permit);
+                });
+            }
+            Err(error) => not_accepted(&error).await,
+        }
+    }
+}
+
+async fn accept_loopback(listener: TcpListener, router: Router) {
+    let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    while let Ok(permit) = Arc::clone(&room).acquire_owned().await {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let router = router.clone();
+                tokio::spawn(async move {
+                    let _ = timeout(LOOPBACK_TIME, serve(stream, router)).await;
+                    drop(permit);
+                });
+            }
+            Err(error) => not_accepted(&error).await,
+        }
+    }
+}
+
+/// Out of descriptors, as a rule: others may give some back.
+async fn not_accepted(error: &io::Error) {
+    debug!("a management connection was not accepted: {error}");
+    sleep(Duration::from_millis(100)).await;
+}
+
+async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router) {
+    let router = router.layer(DefaultBodyLimit::max(MOST_BODY_BYTES));
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIME)
+        .max_buf_size(BUFFER_BYTES)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
+        .await;
+    if let Err(error) = served {
+        debug!("a management connection has ended: {error}");
+    }
+}
+
+/// A page of somewhere else, whose name was made to lead here, must not read what is served.
+async fn only_by_address(request: Request, next: Next) -> Response {
+    let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
+    // With a port or without.
+    let is_ours = |host: &str| {
+        let port = host.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok());
+        let at = |host: &str| host.parse().is_ok_and(|at: SocketAddr| at.ip().is_loopback());
+        at(host) || at(&format!("{host}:1")) || port.map_or(host, |(name, _)| name) == "localhost"
+    };
+    match host {
+        Some(host) if is_ours(host) => next.run(request).await,
+        _ => Refused::not_found("this is no name of the interface", "ask for it by its address")
+            .into_response(),
+    }
+}
+
+/// The socket that the service manager holds for us, where it does (`nvmfd.socket`). It outlasts
+/// this process, and its permissions are those of the unit.
+fn given() -> Result<Option<UnixListener>, String> {
+    let taken = ListenFd::from_env().take_unix_listener(0);
+    let refuse = |error: io::Error| format!("the socket of the service manager is no use: {error}");
+    let Some(listener) = taken.map_err(refuse)? else { return Ok(None) };
+    listener.set_nonblocking(true).map_err(refuse)?;
+    let at = listener.local_addr().ok();
+    let path = at.as_ref().and_then(|at| at.as_pathname()).unwrap_or(Path::new("unnamed"));
+    info!("the management interface is {}, from the service manager", path.display());
+    UnixListener::from_std(listener).map(Some).map_err(refuse)
+}
+
+fn bind_loopback(at: SocketAddr) -> Result<TcpListener, String> {
+    let refuse = |error| format!("management.http {at} cannot be had: {error}");
+    let listener = std::net::TcpListener::bind(at).map_err(refuse)?;
+    listener.set_nonblocking(true).map_err(refuse)?;
+    TcpListener::from_std(listener).map_err(refuse)
+}
+
+/// The socket with its permissions. It is made beside its name, so that there is no moment at
+/// which others could connect.
+fn bind(path: &Path, config: &ManagementConfig) -> Result<UnixListener, String> {
+    let shown = path.display();
+    let refuse = |what: &str, error: &dyn std::fmt::Display| {
+        format!("management.socket {shown} {what}: {error}")
+    };
+    clear(path)?;
+    if config.socket.is_none()
+        && let Some(folder) = path.parent()
+    {
+        let _ = fs::create_dir(folder);
+    }
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".new");
+    let beside = PathBuf::from(beside);
+    let _ = fs::remove_file(&beside);
+    let listener = UnixListener::bind(&beside).map_err(|error| refuse("cannot be made", &error))?;
+    let set = || {
+        let mut mode = config.mode;
+        if let Some(name) = &config.group {
+            let group = Group::from_name(name).ok().flatten();
+            let group = group.ok_or_else(|| refuse("has no group", &format!("{name:?}")))?;
+            // Nobody else gets in by that; root and the daemon's user still do, and may mend it.
+            if let Err(error) = chown(&beside, None, Some(group.gid)) {
+                warn!(
+                    "{}; no group may connect: the daemon must be a member of that group \
+                     (SupplementaryGroups= in a drop-in of the unit)",
+                    refuse(&format!("cannot belong to {name:?}"), &error)
+                );
+                mode &= !0o070;
+            }
+        }
+        fs::set_permissions(&beside, fs::Permissions::from_mode(mode))
+            .and_then(|()| fs::rename(&beside, path))
+            .map_err(|error| refuse("cannot be set up", &error))
+    };
+    if let Err(sentence) = set() {
+        let _ = fs::remove_file(&beside);
+        return Err(sentence);
+    }
+    Ok(listener)
+}
+
+/// Sees that a name may be taken: there is nothing, or the socket of a daemon that is gone.
+fn clear(path: &Path) -> Result<(), String> {
+    let shown = path.display();
+    match fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => {
+            Err(format!("{shown} is there and is no socket: remove it, or name another"))
+        }
+        Ok(_) if UnixStream::connect(path).is_ok() => {
+            Err(format!("another daemon has {shown}: give each a `socket` of its own"))
+        }
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(format!("{shown} cannot be looked at: {error}")),
+    }
+}

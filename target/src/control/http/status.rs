@@ -1,0 +1,123 @@
+//! `/v1/status`, `/v1/listeners`.
+
+use std::process;
+
+use axum::Json;
+use axum::extract::State;
+use nvme::log::AnaState;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::api::{Listener, Status};
+use crate::blockdev::Detached;
+use crate::config::Config;
+use crate::control::handle::Managed;
+use crate::core::registry::Controller;
+use crate::core::subsystem::ListenerConfig;
+use crate::core::subsystem::ana::AnaStates;
+use crate::core::subsystem::ns_management::UnavailableNamespace;
+
+pub(super) fn routes() -> OpenApiRouter<Managed> {
+    OpenApiRouter::new().routes(routes!(status)).routes(routes!(listeners))
+}
+
+/// What runs.
+#[utoipa::path(get, path = "/v1/status", responses((status = 200, body = Status)))]
+async fn status(State(managed): State<Managed>) -> Json<Status> {
+    let (view, running) = (managed.view(), managed.running());
+    let config = &running.config;
+    let controllers = view.registry.controllers();
+    let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+    Json(Status {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: process::id(),
+        uptime_s: view.started.elapsed().as_secs(),
+        config_file: running.declared.file().display().to_string(),
+        provider: view.provider.clone(),
+        reactors: count(view.reactors.len()),
+        pool_bytes: view.pool_bytes,
+        listeners: listed(config, &controllers),
+        subsystems: count(config.subsystems.len()),
+        namespaces: count(config.subsystems.iter().map(|s| s.namespaces.len()).sum()),
+        controllers: count(controllers.iter().filter(|c| !c.discovery).count()),
+        pending: managed.view().pending.list(),
+        degraded: degraded(&managed),
+        needs_restart: running.needs_restart.iter().map(ToString::to_string).collect(),
+        unsaved_changes: count(running.declared.changes().kept.len()),
+        set_aside_changes: count(running.declared.changes().set_aside.len()),
+        warnings: config.warnings(),
+    })
+}
+
+/// Where hosts connect.
+#[utoipa::path(get, path = "/v1/listeners", responses((status = 200, body = Vec<Listener>)))]
+async fn listeners(State(managed): State<Managed>) -> Json<Vec<Listener>> {
+    let controllers = managed.view().registry.controllers();
+    Json(listed(&managed.running().config, &controllers))
+}
+
+fn listed(config: &Config, controllers: &[Controller]) -> Vec<Listener> {
+    let by = |c: &Controller| ListenerConfig::of(&config.listeners, c.association.local);
+    let describe = |listener: &ListenerConfig| Listener {
+        id: listener.id,
+        address: listener.address.to_string(),
+        ana: (listener.ana.unlike(&AnaStates::default()))
+            .map(|(group, state)| (group, ana_name(state)))
+            .collect(),
+        keep_alive_min_ms: listener.keep_alive_min_ms,
+        controllers: (controllers.iter())
+            .filter(|c| !c.discovery && by(c).is_some_and(|its| its.id == listener.id))
+            .count() as u32,
+    };
+    config.listeners.iter().map(describe).collect()
+}
+
+fn ana_name(state: AnaState) -> String {
+    state.name().unwrap_or("reserved").to_owned()
+}
+
+pub(super) fn degraded(managed: &Managed) -> Vec<String> {
+    let mut sentences = Vec::new();
+    for subsystem in managed.view().registry.subsystems() {
+        let absent = subsystem.management.iter().flat_map(|management| &management.absent);
+        for UnavailableNamespace { nsid, entry, .. } in absent.filter(|absent| !absent.is_awaited) {
+            sentences.push(format!(
+                "namespace {nsid} of {} is lost: a host made it, and its file {}.img is gone: bring \
+                 it back and reload, or have a host delete the namespace",
+                subsystem.nqn, entry.uuid
+            ));
+        }
+        for namespace in &subsystem.namespaces {
+            let place = format!("namespace {} of {}", namespace.nsid, subsystem.nqn);
+            let health = &namespace.health;
+            let trust = format!("`nvmfctl namespace trust {} {}`", subsystem.nqn, namespace.nsid);
+            if health.is_untrusted() {
+                let cause = match health.is_shortened() {
+                    true => "its file was shortened",
+                    false => "another file is at the path of its own, which is gone",
+                };
+                sentences.push(format!(
+                    "{place} is down: {cause}; when its data are as hosts left them, {trust}"
+                ));
+            } else if health.is_down() {
+                sentences.push(format!("{place} is down: its store is gone or too short"));
+            } else if health.sync_failure().is_some() {
+                sentences.push(format!(
+                    "{place} has failed to synchronise, and every flush fails: check its disk and \
+                     the data, then {trust}"
+                ));
+            }
+            if let Some(detached) = health.detached().filter(|_| !health.is_down()) {
+                let what = match detached {
+                    Detached::Removed => "was unlinked or renamed",
+                    Detached::Replaced => "was replaced",
+                };
+                sentences.push(format!(
+                    "{place} is served from a file or device that {what}: the next start will not \
+                     find what hosts write; the log says how to save it"
+                ));
+            }
+        }
+    }
+    sentences
+}

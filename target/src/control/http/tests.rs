@@ -1,0 +1,456 @@
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::sync::{mpsc, watch};
+use tokio::task::spawn_blocking;
+
+use crate::View;
+use crate::api::NamespaceState;
+use crate::config::Config;
+use crate::control::handle::Running;
+use crate::control::http::*;
+use crate::core::registry::{Change, Registry};
+use crate::core::shared::Shared;
+use crate::core::subsystem::lba_format::Progress;
+use crate::core::subsystem::ns_management::{Management, UnavailableNamespace};
+use crate::overlay::Declared;
+use crate::provision::devices::Stores;
+use crate::state::ns_catalog::tests::sample;
+use crate::worker::Workers;
+
+const TEXT: &str = r#"
+[[listener]]
+address = "127.0.0.1"
+ana = { 2 = "inaccessible" }
+[[subsystem]]
+nqn = "nqn.2026-11.io.nvmfd:a"
+hosts = ["nqn.2026-11.org.example:h"]
+[[subsystem.namespace]]
+nsid = 1
+kind = "null"
+size = "1GiB"
+[[subsystem.namespace]]
+nsid = 3
+kind = "ram"
+size = "1MiB"
+eui64 = "0001020304050607"
+hosts = []
+"#;
+
+/// An interface of a target that has no reactor.
+struct Stage {
+    folder: TempDir,
+    config: Config,
+    managed: Managed,
+}
+
+fn stage(management: &str) -> Stage {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s");
+    let text = format!("{TEXT}[management]\nsocket = {socket:?}\n{management}");
+    let file = folder.path().join("nvmfd.toml");
+    std::fs::write(&file, text).unwrap();
+    let declared = Declared::load(&file).unwrap();
+    let config = declared.config().clone();
+    let registry = Arc::new(Registry::new(Vec::new(), 4, 64));
+    let view = View {
+        tender: None,
+        shared: Arc::new(Shared::new(Arc::clone(&registry), Workers::default())),
+        registry,
+        pending: Arc::default(),
+        reactors: Vec::new(),
+        provider: "soft".to_owned(),
+        pool_bytes: 1 << 20,
+        started: Instant::now(),
+    };
+    let running = watch::channel(Arc::new(Running::new(declared))).1;
+    // Nobody carries out orders here.
+    let managed = Managed::new(view, running, mpsc::channel(1).0);
+    Stage { folder, config, managed }
+}
+
+impl Stage {
+    fn socket(&self) -> std::path::PathBuf {
+        self.folder.path().join("s")
+    }
+
+    fn open(&self) -> Result<Server, String> {
+        Server::open(&self.config.management, &self.managed)
+    }
+
+    /// Has somebody come while the interface is open.
+    fn visit<T: Send + 'static>(&self, visitor: impl FnOnce(&Path) -> T + Send + 'static) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let _server = self.open().unwrap();
+            let socket = self.socket();
+            spawn_blocking(move || visitor(&socket)).await.unwrap()
+        })
+    }
+}
+
+fn ask(mut stream: impl Read + Write, head: &str) -> (u16, Value) {
+    write!(stream, "{head}\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").expect("an answer");
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}")))
+}
+
+/// An answer that is no JSON.
+fn text(socket: &Path, path: &str) -> String {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+fn get(socket: &Path, path: &str) -> (u16, Value) {
+    ask(UnixStream::connect(socket).unwrap(), &format!("GET {path} HTTP/1.1\r\nHost: x"))
+}
+
+#[test]
+fn every_path_is_described_and_answers_as_its_schema_says() {
+    stage("").visit(|socket| {
+        let (status, document) = get(socket, "/v1/openapi.json");
+        assert_eq!(status, 200);
+        let paths = document["paths"].as_object().unwrap();
+        let described: BTreeSet<&str> = paths.keys().map(String::as_str).collect();
+        for path in ["/v1/status", "/v1/subsystems", "/v1/hosts", "/v1/controllers"] {
+            assert!(described.contains(path), "{path} is described");
+        }
+        let mut looked_at = 0;
+        for (path, item) in paths {
+            let ok = &item["get"]["responses"]["200"]["content"]["application/json"]["schema"];
+            if ok.is_null() {
+                continue;
+            }
+            let (status, answer) = get(socket, &path.replace("{nqn}", "nqn.2026-11.io.nvmfd:a"));
+            assert_eq!(status, 200, "{path}: {answer}");
+            check(&document, ok, &answer, path);
+            looked_at += 1;
+        }
+        assert!(looked_at >= 6);
+        let (status, answer) = get(socket, "/v1/subsystems/nqn.2026-11.io.nvmfd:b");
+        let schema = &document["components"]["schemas"]["Problem"];
+        check(&document, schema, &answer, "a refusal");
+        assert_eq!(status, 404);
+    });
+}
+
+/// What is served is one thing, what is configured another one.
+#[test]
+fn who_is_not_there_is_told_to_lists_and_metrics() {
+    let folder = tempfile::tempdir().unwrap();
+    let more = format!(
+        "[[listener]]\naddress = \"127.0.0.2\"\n[[subsystem]]\nnqn = \
+         \"nqn.2026-11.io.nvmfd:b\"\nallow_any_host = true\n[subsystem.managed]\ndirectory = \
+         {:?}\nquota = \"4MiB\"\nnamespaces = 3\nhosts = [\"nqn.2026-11.org.example:h\"]\n",
+        folder.path()
+    );
+    let stage = stage(&more);
+    let mut configs = stage.config.subsystems.clone();
+    let managed = configs[1].managed.clone().unwrap();
+    let missing = configs[0].namespaces.remove(1).nsid;
+    let mut more = configs[0].namespaces[0].clone();
+    (more.nsid, more.uuid) = (2, uuid::Uuid::max());
+    configs[0].namespaces.push(more);
+    let stores = Stores::default().next(&configs).unwrap();
+    let [mut served, mut made] = [0, 1].map(|at| stores.subsystem(&configs[at], Arc::default()));
+    served.namespaces[0].geometry.power_fail_atomic_bytes = 512;
+    served.namespaces[1].geometry.power_fail_atomic_bytes = 0;
+    let health = |nsid| &served.namespace(nsid).unwrap().health;
+    assert!(health(1).set_down());
+    assert!(health(2).fail_sync(nvme::Status::WRITE_FAULT));
+    assert!(health(2).set_detached(Some(crate::blockdev::Detached::Replaced)));
+    let [lost, awaited] = [(7, false), (3, true)].map(|(nsid, is_awaited)| {
+        let entry = sample().entries.remove(&nsid).unwrap();
+        UnavailableNamespace { nsid, entry, is_awaited }
+    });
+    let management = Management {
+        grant: managed.grant(),
+        allocated: Vec::new(),
+        absent: vec![awaited, lost],
+        used_bytes: 0,
+    };
+    made.management = Some(Arc::new(management));
+    let listeners = Some(stage.config.listeners[..1].to_vec());
+    let subsystems = vec![Arc::new(served), Arc::new(made)];
+    let registry = &stage.managed.view().registry;
+    registry.change(Change { subsystems, listeners, ..Change::default() });
+    let (metrics, all, status) = stage.visit(|socket| {
+        let all = get(socket, "/v1/namespaces").1;
+        (text(socket, "/metrics"), all, get(socket, "/v1/status").1)
+    });
+    let (a, b) = ("nqn.2026-11.io.nvmfd:a", "nqn.2026-11.io.nvmfd:b");
+    let expected = [
+        (a, 1, "down"),
+        (a, missing, "pending"),
+        (a, 2, "sync_failed"),
+        (b, 3, "pending"),
+        (b, 7, "lost"),
+    ];
+    let has = |line: &str| assert!(metrics.lines().any(|own| own == line), "{line}\n{metrics}");
+    assert_eq!(all.as_array().unwrap().len(), expected.len(), "{all}");
+    for ((subsystem, nsid, state), told) in expected.into_iter().zip(all.as_array().unwrap()) {
+        let found = (&told["subsystem"], &told["nsid"], &told["state"]);
+        assert_eq!(found, (&subsystem.into(), &nsid.into(), &state.into()));
+        for other in NamespaceState::ALL.map(NamespaceState::name) {
+            let labels = format!("subsystem=\"{subsystem}\",nsid=\"{nsid}\",state=\"{other}\"");
+            has(&format!("nvmfd_namespace_state{{{labels}}} {}", u8::from(other == state)));
+        }
+    }
+    has("nvmfd_reload_refused 0");
+    has("nvmfd_listener_up{address=\"127.0.0.1:4420\"} 1");
+    has("nvmfd_listener_up{address=\"127.0.0.2:4420\"} 0");
+    for (nsid, detached) in [(1, 0), (2, 1)] {
+        let labels = format!("subsystem=\"{a}\",nsid=\"{nsid}\"");
+        has(&format!("nvmfd_namespace_detached{{{labels}}} {detached}"));
+    }
+    let whole = [0, 2].map(|at| &all[at]["power_fail_atomic_bytes"]);
+    assert_eq!(whole, [&512.into(), &Value::Null]);
+    assert_eq!((&all[0]["detached"], &all[2]["detached"]), (&Value::Null, &"replaced".into()));
+    has(&format!("nvmfd_managed_up{{subsystem=\"{b}\"}} 1"));
+    let degraded = status["degraded"].as_array().unwrap();
+    let tells = |word: &str| degraded.iter().any(|one| one.as_str().unwrap().contains(word));
+    assert!(tells("namespace 7 of nqn.2026-11.io.nvmfd:b is lost") && !tells("namespace 3 of"));
+    assert!(tells("2 of nqn.2026-11.io.nvmfd:a is served from a file or device that was replaced"));
+    assert!(tells("`nvmfctl namespace trust nqn.2026-11.io.nvmfd:a 2`"));
+}
+
+#[test]
+fn what_a_host_formats_is_not_protected_meanwhile() {
+    let stage = stage("");
+    let stores = Stores::default().next(&stage.config.subsystems).unwrap();
+    let mut subsystem = stores.subsystem(&stage.config.subsystems[0], Arc::default());
+    subsystem.namespaces[0].formatting = Some(Arc::new(Progress::none()));
+    let subsystems = vec![Arc::new(subsystem)];
+    stage.managed.view().registry.change(Change { subsystems, ..Change::default() });
+    let (status, problem) = stage.visit(|socket| {
+        let body = r#"{"state": "protected", "dry_run": true}"#;
+        let path = "/v1/subsystems/nqn.2026-11.io.nvmfd:a/namespaces/1/protection";
+        let mut stream = UnixStream::connect(socket).unwrap();
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n\
+             Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head.to_owned(), body.to_owned())
+    });
+    assert!(status.contains(" 409 ") && problem.contains("formatting"), "{status} {problem}");
+}
+
+#[test]
+fn the_judge_of_schemas_sees_what_is_wrong() {
+    let (_, document) = routes(true);
+    let document = serde_json::to_value(document).unwrap();
+    let schema = &document["components"]["schemas"]["Problem"];
+    for wrong in [r#"{"error": "a"}"#, r#"{"error": 1, "remedy": "a"}"#, "[]"] {
+        let wrong: Value = serde_json::from_str(wrong).unwrap();
+        let judged = std::panic::catch_unwind(|| check(&document, schema, &wrong, "wrong"));
+        assert!(judged.is_err(), "{wrong}");
+    }
+}
+
+/// Does a value have the shape that a schema of the document says?
+fn check(document: &Value, schema: &Value, value: &Value, place: &str) {
+    if let Some(name) = schema["$ref"].as_str() {
+        let name = name.strip_prefix("#/components/schemas/").expect("a schema of the document");
+        let schema = &document["components"]["schemas"][name];
+        assert!(schema.is_object(), "{place}: there is no schema {name}");
+        return check(document, schema, value, &format!("{place} {name}"));
+    }
+    if let Some(either) = schema["oneOf"].as_array() {
+        // Of what may be absent: nothing, or the other one.
+        let is_nothing = |schema: &&Value| schema["type"] == "null";
+        assert!(either.len() == 2 && either.iter().any(|schema| is_nothing(&schema)), "{place}");
+        let other = either.iter().find(|schema| !is_nothing(schema));
+        return match value {
+            Value::Null => {}
+            value => check(document, other.unwrap(), value, place),
+        };
+    }
+    let types: Vec<&str> = match &schema["type"] {
+        Value::String(one) => vec![one],
+        Value::Array(all) => all.iter().filter_map(Value::as_str).collect(),
+        _ => panic!("{place}: a schema without a type: {schema}"),
+    };
+    let is = |kind: &str| match kind {
+        "object" => value.is_object(),
+        "array" => value.is_array(),
+        "string" => value.is_string(),
+        "integer" => value.is_u64() || value.is_i64(),
+        "number" => value.is_number(),
+        "boolean" => value.is_boolean(),
+        "null" => value.is_null(),
+        other => panic!("{place}: type {other}"),
+    };
+    assert!(types.iter().any(|kind| is(kind)), "{place}: {value} is none of {types:?}");
+    if let Some(names) = schema["enum"].as_array() {
+        assert!(names.contains(value), "{place}: {value} is none of {names:?}");
+    }
+    for each in value.as_array().into_iter().flatten() {
+        check(document, &schema["items"], each, place);
+    }
+    for name in schema["required"].as_array().into_iter().flatten() {
+        assert!(value.get(name.as_str().unwrap()).is_some(), "{place}: {name} is missing");
+    }
+    for (name, each) in value.as_object().into_iter().flatten() {
+        let of_name = &schema["properties"][name];
+        let schema = if of_name.is_null() { &schema["additionalProperties"] } else { of_name };
+        assert!(schema.is_object(), "{place}: {name} is not described");
+        check(document, schema, each, &format!("{place} {name}"));
+    }
+}
+
+#[test]
+fn what_is_configured_is_what_is_told() {
+    stage("").visit(|socket| {
+        let (_, subsystems) = get(socket, "/v1/subsystems");
+        let namespaces = subsystems[0]["namespaces"].as_array().unwrap();
+        assert_eq!(namespaces[0]["size_bytes"], 1 << 30);
+        assert_eq!(namespaces[1]["eui64"], "0001020304050607");
+        assert_eq!(namespaces[1]["hosts"], Value::Array(Vec::new()));
+        let (_, listeners) = get(socket, "/v1/listeners");
+        assert_eq!(listeners[0]["address"], "127.0.0.1:4420");
+        assert_eq!(listeners[0]["ana"]["2"], "inaccessible");
+        let (_, hosts) = get(socket, "/v1/hosts");
+        assert_eq!(hosts[0]["nqn"], "nqn.2026-11.org.example:h");
+        assert_eq!(hosts[0]["subsystems"][0], "nqn.2026-11.io.nvmfd:a");
+    });
+}
+
+#[test]
+fn strange_requests_are_refused_in_words() {
+    stage("").visit(|socket| {
+        for (head, status) in
+            [("GET /v2 HTTP/1.1\r\nHost: x", 404), ("DELETE /v1/status HTTP/1.1\r\nHost: x", 405)]
+        {
+            let (found, problem) = ask(UnixStream::connect(socket).unwrap(), head);
+            assert_eq!(found, status, "{head}");
+            assert!(problem["remedy"].as_str().unwrap().contains("openapi"), "{problem}");
+        }
+        // What is no HTTP ends the connection, and nothing else.
+        let mut stream = UnixStream::connect(socket).unwrap();
+        stream.write_all(&[0xFF; 100_000]).ok();
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest);
+        assert_eq!(get(socket, "/v1/hosts").0, 200);
+    });
+}
+
+#[test]
+fn the_loopback_address_is_for_reading_by_its_own_name() {
+    // An address of its own, which nobody else on this machine has a reason to use.
+    stage("http = \"127.0.43.9:4480\"\n").visit(|_| {
+        let at = SocketAddr::from(([127, 0, 43, 9], 4480));
+        let get = |host: &str| {
+            let stream = TcpStream::connect(at).unwrap();
+            ask(stream, &format!("GET /v1/status HTTP/1.1\r\nHost: {host}")).0
+        };
+        for good in ["127.0.43.9:4480", "localhost", "[::1]:80"] {
+            assert_eq!(get(good), 200, "{good}");
+        }
+        for bad in ["evil.example", "localhost.evil.example:80", "192.0.2.1:80"] {
+            assert_eq!(get(bad), 404, "{bad}");
+        }
+        let (_, document) =
+            ask(TcpStream::connect(at).unwrap(), "GET /v1/openapi.json HTTP/1.1\r\nHost: [::1]");
+        for (path, item) in document["paths"].as_object().unwrap() {
+            let methods: Vec<_> = item.as_object().unwrap().keys().collect();
+            assert_eq!(methods, ["get"], "{path}");
+        }
+    });
+}
+
+#[test]
+fn a_socket_has_its_permissions_and_one_owner() {
+    let first = stage("mode = \"0600\"\n");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let _inside = runtime.enter();
+    let path = first.socket();
+    let server = first.open().unwrap();
+    let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o600);
+    assert!(first.open().err().unwrap().contains("another daemon has"));
+    drop(server);
+    assert!(!path.exists(), "it goes with its server");
+    // A daemon that was killed leaves one behind; that is no obstacle.
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    assert!(path.exists());
+    drop(first.open().unwrap());
+    std::fs::write(&path, "precious").unwrap();
+    assert!(first.open().err().unwrap().contains("is no socket"));
+    assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+
+    let second = stage("group = \"there is no such group\"\n");
+    assert!(second.open().err().unwrap().contains("has no group"));
+    let left = std::fs::read_dir(second.folder.path()).unwrap().count();
+    assert_eq!(left, 1, "nothing but the configuration");
+}
+
+#[test]
+fn a_group_that_cannot_be_given_lets_no_other_group_in() {
+    use std::os::unix::fs::MetadataExt;
+
+    let stage = stage("group = \"root\"\nmode = \"0660\"\n");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let _inside = runtime.enter();
+    let server = stage.open().unwrap();
+    let found = std::fs::metadata(stage.socket()).unwrap();
+    let ours = nix::unistd::getegid().as_raw();
+    assert!([0, ours].contains(&found.gid()), "{}", found.gid());
+    let mode = if found.gid() == 0 { 0o660 } else { 0o600 };
+    assert_eq!(found.permissions().mode() & 0o777, mode);
+    drop(server);
+}
+
+#[test]
+fn more_visitors_than_there_is_room_for_wait() {
+    stage("").visit(|socket| {
+        let idle: Vec<_> = (0..40).map(|_| UnixStream::connect(socket).unwrap()).collect();
+        drop(idle);
+        assert_eq!(get(socket, "/v1/status").0, 200);
+    });
+}
+
+#[test]
+fn why_a_host_was_refused_is_told_of_all_and_of_one() {
+    use crate::core::diag::cause::{Cause, Why};
+    let stage = stage("");
+    let (remote, local) = (([192, 0, 2, 9], 4000).into(), ([192, 0, 2, 1], 4420).into());
+    let book = &stage.managed.view().shared.disconnects;
+    let now = std::time::SystemTime::now();
+    book.note(Why::nameless(Cause::NoReads, remote, local), now);
+    let host = Some("nqn.2026-11.org.example:h".parse().unwrap());
+    let named = Why { host, ..Why::nameless(Cause::WrongSecret, remote, local) };
+    book.note(named.clone(), now);
+    book.note(named, now);
+    stage.visit(|socket| {
+        let (status, all) = get(socket, "/v1/why");
+        let causes: Vec<_> =
+            all.as_array().unwrap().iter().map(|why| why["cause"].as_str().unwrap()).collect();
+        assert_eq!((status, causes), (200, vec!["wrong-secret", "no-reads"]));
+        assert_eq!((&all[0]["count"], &all[0]["stage"]), (&2.into(), &"authentication".into()));
+        assert!(all[0]["remedy"].as_str().unwrap().contains("dhchap_key_file"));
+        let (_, of_host) = get(socket, "/v1/why?host=nqn.2026-11.org.example:h");
+        assert_eq!((of_host.as_array().unwrap().len(), &of_host[0]), (1, &all[0]));
+        let (_, of_address) = get(socket, "/v1/why?host=192.0.2.9");
+        assert_eq!(of_address.as_array().unwrap().len(), 2);
+        assert_eq!(get(socket, "/v1/why?host=nobody").1, Value::Array(Vec::new()));
+    });
+}

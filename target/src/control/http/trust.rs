@@ -1,0 +1,88 @@
+//! `/v1/subsystems/{nqn}/namespaces/{nsid}/trust`: the administrator trusts a store again.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use nvme::Nqn;
+use tokio::task::spawn_blocking;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::Refused;
+use super::changes::Body;
+use crate::api::{Outcome, Problem, Trust};
+use crate::blockdev::monitor::Untrusted;
+use crate::control::handle::Managed;
+
+pub(super) fn routes() -> OpenApiRouter<Managed> {
+    OpenApiRouter::new().routes(routes!(trust))
+}
+
+/// Trusts the store of a namespace again whose flush has failed, or whose file was shortened or
+/// replaced. Somebody has checked the data. What is at its path is opened and synchronised before this answers. The next flush of each host that has
+/// written before and has not heard of the failure still fails, once.
+#[utoipa::path(
+    post,
+    path = "/v1/subsystems/{nqn}/namespaces/{nsid}/trust",
+    params(
+        ("nqn" = String, Path, description = "the name of the subsystem"),
+        ("nsid" = u32, Path, description = "namespace id"),
+    ),
+    request_body = Trust,
+    responses(
+        (status = 200, body = Outcome),
+        (status = 404, body = Problem, description = "there is no such namespace"),
+        (status = 409, body = Problem, description = "it is trusted, or its store still fails"),
+        (status = 504, body = Problem, description = "its store does not answer"),
+    )
+)]
+async fn trust(
+    State(managed): State<Managed>,
+    Path((nqn, nsid)): Path<(String, u32)>,
+    Body(wanted): Body<Trust>,
+) -> Result<Json<Outcome>, Refused> {
+    let place = format!("namespace {nsid} of {nqn}");
+    let missing = || {
+        let error = format!("there is no {place} with a file or device");
+        Refused::not_found(error, "see `nvmfctl namespace list` for those that there are")
+    };
+    let name: Nqn = nqn.parse().map_err(|_| missing())?;
+    let tender = managed.view().tender.clone().ok_or_else(missing)?;
+    let store = tender.find(&name, nsid).ok_or_else(missing)?;
+    let differences = vec![format!("~ {place}: its store is trusted again")];
+    if wanted.dry_run && store.is_trusted() {
+        return Err(refused(&place, Untrusted::Needless));
+    }
+    if !wanted.dry_run {
+        let registry = Arc::clone(&managed.view().registry);
+        let tell = move || registry.report_lost_writes(&name, nsid);
+        let trusted = spawn_blocking(move || tender.trust(&store, tell)).await;
+        let trusted = trusted.unwrap_or(Err(Untrusted::Silent));
+        trusted.map_err(|why| refused(&place, why))?;
+    }
+    Ok(Json(Outcome { differences, needs_restart: Vec::new(), kept: true }))
+}
+
+fn refused(place: &str, why: Untrusted) -> Refused {
+    match why {
+        Untrusted::Needless => Refused::new(
+            StatusCode::CONFLICT,
+            format!(
+                "{place} is trusted: no flush has failed, and its file was not shortened or replaced"
+            ),
+            "see `nvmfctl namespace list` for how stores are",
+        ),
+        Untrusted::Failing(why) => Refused::new(
+            StatusCode::CONFLICT,
+            format!("{place} cannot be trusted: {why}"),
+            "mend the store first; the kernel's log may say more",
+        ),
+        Untrusted::Silent => Refused::new(
+            StatusCode::GATEWAY_TIMEOUT,
+            format!("{place} is not trusted: its store does not answer"),
+            "look at the store, then try again",
+        ),
+    }
+}

@@ -1,0 +1,164 @@
+//! `/v1/watch`: what happens, one JSON object a line, until whoever watches goes.
+//!
+//! Two views of the target a moment apart are compared, so nothing has to be told when it happens
+//! and a watcher costs the target nothing. A controller that comes and goes between two looks is
+//! not seen here; `/v1/why` has it when that was no good end.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, SystemTime};
+
+use axum::Extension;
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use hyper::body::Frame;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::time::{MissedTickBehavior, interval};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::Refused;
+use super::controllers::all;
+use super::status::degraded;
+use crate::api::{Controller, Event, Happened, Problem};
+use crate::control::handle::{Managed, Running};
+use crate::overlay::diff::differences;
+
+/// Watchers at once: each holds a connection.
+const MOST_WATCHERS: usize = 8;
+
+/// How long between two looks.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// Events that a slow watcher may be behind.
+const MOST_BEHIND: usize = 256;
+
+/// Room for the watchers of one socket: whoever reaches the loopback address takes none from those
+/// of the administrators.
+#[derive(Clone)]
+pub(super) struct Room(Arc<Semaphore>);
+
+impl Room {
+    pub(super) fn new() -> Room {
+        Room(Arc::new(Semaphore::new(MOST_WATCHERS)))
+    }
+}
+
+pub(super) fn routes() -> OpenApiRouter<Managed> {
+    OpenApiRouter::new().routes(routes!(watch))
+}
+
+/// What happens from now on.
+#[utoipa::path(
+    get,
+    path = "/v1/watch",
+    responses(
+        (status = 200, body = Event, content_type = "application/jsonl"),
+        (status = 503, body = Problem)
+    )
+)]
+async fn watch(
+    State(managed): State<Managed>,
+    Extension(Room(room)): Extension<Room>,
+) -> Result<Response, Refused> {
+    let permit = room.try_acquire_owned().map_err(|_| {
+        let error = format!("{MOST_WATCHERS} are watching already");
+        Refused::new(StatusCode::SERVICE_UNAVAILABLE, error, "end one of them")
+    })?;
+    let (lines, sent) = mpsc::channel(MOST_BEHIND);
+    tokio::spawn(follow(managed, lines, permit));
+    Ok(([(CONTENT_TYPE, "application/jsonl")], Body::new(Lines(sent))).into_response())
+}
+
+/// Looks again and again, until nobody takes the lines. Who is slow sees later, and no less.
+async fn follow(managed: Managed, lines: mpsc::Sender<Bytes>, _room: OwnedSemaphorePermit) {
+    let mut seen = Seen::of(&managed);
+    let mut happened = vec![Happened::Watching];
+    let mut look = interval(LOOK);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        for what in happened {
+            let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+            let event = Event { at_unix_s: since.map_or(0, |since| since.as_secs()), what };
+            let Ok(mut line) = serde_json::to_vec(&event) else { continue };
+            line.push(b'\n');
+            if lines.send(line.into()).await.is_err() {
+                return;
+            }
+        }
+        tokio::select! {
+            _ = look.tick() => {}
+            () = lines.closed() => return,
+        }
+        let now = Seen::of(&managed);
+        happened = seen.until(&now);
+        seen = now;
+    }
+}
+
+/// The body of the answer: lines as they come.
+struct Lines(mpsc::Receiver<Bytes>);
+
+impl HttpBody for Lines {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.0.poll_recv(context).map(|line| line.map(|line| Ok(Frame::data(line))))
+    }
+}
+
+/// What is watched, at a moment.
+struct Seen {
+    controllers: BTreeMap<u64, Controller>,
+    degraded: BTreeSet<String>,
+    running: Arc<Running>,
+}
+
+impl Seen {
+    fn of(managed: &Managed) -> Seen {
+        Seen {
+            controllers: all(managed).into_iter().map(|each| (each.id, each)).collect(),
+            degraded: degraded(managed).into_iter().collect(),
+            running: managed.running(),
+        }
+    }
+
+    /// What has happened between this moment and a later one.
+    fn until(&self, now: &Seen) -> Vec<Happened> {
+        let mut happened = Vec::new();
+        if !Arc::ptr_eq(&self.running, &now.running) {
+            let differences = differences(&self.running.config, &now.running.config);
+            happened.push(Happened::Changed { differences });
+        }
+        for (id, old) in &self.controllers {
+            if !now.controllers.contains_key(id) {
+                happened.push(Happened::Disconnected { controller: old.clone() });
+            }
+        }
+        for (id, new) in &now.controllers {
+            let controller = new.clone();
+            match self.controllers.get(id) {
+                None => happened.push(Happened::Connected { controller }),
+                Some(old) if old.state != new.state => {
+                    happened.push(Happened::State { controller });
+                }
+                Some(_) => {}
+            }
+        }
+        let new = now.degraded.difference(&self.degraded).cloned();
+        happened.extend(new.map(|what| Happened::Degraded { what }));
+        let old = self.degraded.difference(&now.degraded).cloned();
+        happened.extend(old.map(|what| Happened::Recovered { what }));
+        happened
+    }
+}

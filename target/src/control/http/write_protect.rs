@@ -1,0 +1,209 @@
+//! `/v1/subsystems/{nqn}/namespaces/{nsid}/protection`: namespaces are protected from writes, as a
+//! host does it by feature 84h.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use nvme::feature::WriteProtectState;
+use nvme::{Nqn, Status};
+use tokio::task::spawn_blocking;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::Refused;
+use super::changes::Body;
+use crate::api::{Outcome, Problem, Protect, WriteProtection};
+use crate::blockdev::Backing;
+use crate::control::handle::Managed;
+use crate::core::sched::offload::{Job, ReplyTo, WriteProtectRequest};
+use crate::core::subsystem::Namespace;
+
+/// How long writes that are under way may keep somebody waiting who wants there to be no more.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(super) fn routes() -> OpenApiRouter<Managed> {
+    OpenApiRouter::new().routes(routes!(protect))
+}
+
+/// Protects a namespace from writes, or no longer. When this answers, no write is under way any
+/// more, what was written before is durable, and the state outlasts the daemon.
+#[utoipa::path(
+    post,
+    path = "/v1/subsystems/{nqn}/namespaces/{nsid}/protection",
+    params(
+        ("nqn" = String, Path, description = "the name of the subsystem"),
+        ("nsid" = u32, Path, description = "namespace id"),
+    ),
+    request_body = Protect,
+    responses(
+        (status = 200, body = Outcome),
+        (status = 404, body = Problem, description = "there is no such namespace"),
+        (status = 409, body = Problem, description = "its state does not change (now)"),
+        (status = 422, body = Problem, description = "it cannot be protected"),
+        (status = 507, body = Problem, description = "it cannot be kept"),
+    )
+)]
+async fn protect(
+    State(managed): State<Managed>,
+    Path((nqn, nsid)): Path<(String, u32)>,
+    Body(wanted): Body<Protect>,
+) -> Result<Json<Outcome>, Refused> {
+    let (subsystem, namespace) = find(&managed, &nqn, nsid)?;
+    if namespace.formatting.is_some() {
+        return Err(formatting());
+    }
+    let protection = Arc::clone(&namespace.protection);
+    let (was, is) = (protection.state(), code(wanted.state));
+    let name = |state: WriteProtectState| state.name().unwrap_or_default();
+    if namespace.read_only {
+        let error = format!("namespace {nsid} of {nqn} is read only, which protects it as well");
+        let remedy = "to allow writes: `nvmfctl namespace set NQN NSID read_only=false`";
+        return Err(Refused::new(StatusCode::UNPROCESSABLE_ENTITY, error, remedy));
+    }
+    if namespace.is_shared() {
+        let error = "other daemons serve it as well (`shared = true`) and would not know of it";
+        let remedy = "set `read_only = true` at each of them";
+        return Err(Refused::new(StatusCode::UNPROCESSABLE_ENTITY, error, remedy));
+    }
+    if !protection.is_supported() {
+        let error = "write protection is kept in the `state_directory`, and there is none";
+        let remedy = "add one to the configuration and restart, or set `read_only = true`";
+        return Err(Refused::new(StatusCode::UNPROCESSABLE_ENTITY, error, remedy));
+    }
+    protection.check(is).map_err(|_| settled(name(was)))?;
+    let mut differences = Vec::new();
+    if was != is {
+        let (was, is) = (name(was), name(is));
+        differences.push(format!("~ namespace {nsid} of {nqn}: {was} becomes {is}"));
+    }
+    if !wanted.dry_run {
+        let (sender, answer) = sync_channel(1);
+        let (of, from) = (vec![protection], ReplyTo::Caller(sender));
+        let job = Job::Protect(WriteProtectRequest { of, state: is, from });
+        if !managed.view().shared.offload.submit(job) {
+            return Err(stopping());
+        }
+        answered(answer, name(was)).await?;
+        if is != WriteProtectState::NONE {
+            let tender = managed.view().tender.as_ref();
+            if let Some(store) = tender.and_then(|it| it.find(&subsystem, nsid)) {
+                durable(store.backing()).await?;
+            }
+        }
+    }
+    Ok(Json(Outcome { differences, needs_restart: Vec::new(), kept: true }))
+}
+
+fn find(managed: &Managed, nqn: &str, nsid: u32) -> Result<(Nqn, Namespace), Refused> {
+    let missing = || {
+        let error = format!("there is no namespace {nsid} of {nqn:?}");
+        Refused::not_found(error, "see `nvmfctl namespace list` for those that there are")
+    };
+    let name: Nqn = nqn.parse().map_err(|_| missing())?;
+    let subsystem = managed.view().registry.subsystem(&name).ok_or_else(missing)?;
+    let namespace = subsystem.namespace(nsid).cloned().map_err(|_| missing())?;
+    Ok((name, namespace))
+}
+
+fn code(state: WriteProtection) -> WriteProtectState {
+    match state {
+        WriteProtection::None => WriteProtectState::NONE,
+        WriteProtection::Protected => WriteProtectState::PROTECTED,
+        WriteProtection::UntilPowerCycle => WriteProtectState::UNTIL_POWER_CYCLE,
+        WriteProtection::Permanent => WriteProtectState::PERMANENT,
+    }
+}
+
+fn settled(was: &str) -> Refused {
+    let error = format!("the write protection is: {was}, and that does not change");
+    Refused::new(
+        StatusCode::CONFLICT,
+        error,
+        "only a start of the daemon ends what lasts until a power cycle",
+    )
+}
+
+fn formatting() -> Refused {
+    let error = "a host is formatting it, and what is being erased cannot be protected";
+    Refused::new(StatusCode::CONFLICT, error, "see `nvmfctl namespace list`; try again afterwards")
+}
+
+fn stopping() -> Refused {
+    let status = StatusCode::SERVICE_UNAVAILABLE;
+    Refused::new(status, "the daemon is stopping", "ask again when it serves")
+}
+
+/// Waits for the keeper, who waits for the writes that are under way.
+async fn answered(answer: Receiver<Result<(), Status>>, was: &'static str) -> Result<(), Refused> {
+    use std::sync::mpsc::RecvTimeoutError::Timeout;
+    let outcome = spawn_blocking(move || answer.recv_timeout(PATIENCE)).await;
+    match outcome {
+        Ok(Ok(Ok(()))) => Ok(()),
+        Ok(Ok(Err(status))) if status == Status::FORMAT_IN_PROGRESS => Err(formatting()),
+        // Somebody else was faster.
+        Ok(Ok(Err(status))) if status != Status::INTERNAL_ERROR => Err(settled(was)),
+        Ok(Ok(Err(_))) => {
+            let error = "the state cannot be kept in the `state_directory`; the log says why";
+            let remedy = "everything is as it was; make room there";
+            Err(Refused::new(StatusCode::INSUFFICIENT_STORAGE, error, remedy))
+        }
+        Ok(Err(Timeout)) => {
+            let error = "it is protected, but writes from before are still under way after 30 s";
+            let remedy = "see `nvmfctl namespace list` for how its store fares";
+            Err(Refused::new(StatusCode::GATEWAY_TIMEOUT, error, remedy))
+        }
+        Ok(Err(_)) | Err(_) => Err(stopping()),
+    }
+}
+
+/// What was written before is written for good, as a host's protection has it. A failure counts as
+/// that of a host's flush does: it was told here, and may be told to no flush any more.
+async fn durable(backing: Arc<Backing>) -> Result<(), Refused> {
+    let failure = match spawn_blocking(move || backing.make_durable(&|| false)).await {
+        Ok(Ok(())) => return Ok(()),
+        Ok(Err(status)) => status.to_string(),
+        Err(_) => "the daemon is stopping".to_owned(),
+    };
+    let error = format!("it is protected, but what was written before may be lost: {failure}");
+    Err(Refused::new(StatusCode::INTERNAL_SERVER_ERROR, error, "look at its store"))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::blockdev::{BackingConfig, BackingKind, Fault};
+    use crate::control::http::write_protect::*;
+
+    fn open(path: &std::path::Path) -> Arc<Backing> {
+        let kind = BackingKind::File { path: path.to_owned(), size: Some(1 << 20) };
+        let (block_size_bytes, read_only, shared) = (4096, false, false);
+        Arc::new(
+            Backing::open(&BackingConfig { kind, block_size_bytes, read_only, shared }).unwrap(),
+        )
+    }
+
+    #[test]
+    fn what_cannot_be_written_for_good_fails_every_flush_from_then_on() {
+        let folder = crate::blockdev::tests::folder();
+        let backing = open(&folder.path().join("disk.img"));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let durable = || runtime.block_on(durable(Arc::clone(&backing))).is_ok();
+        assert!(durable() && backing.sync_failure().is_none());
+        backing.health().set_fault(Fault::Sync);
+        assert!(!durable());
+        backing.health().set_fault(Fault::None);
+        assert!(backing.sync_failure().is_some() && !durable(), "nor is a later one believed");
+    }
+
+    #[test]
+    fn what_was_written_before_is_synchronised() {
+        let folder = crate::blockdev::tests::folder();
+        let backing = open(&folder.path().join("disk.img"));
+        let (written, calls) =
+            crate::blockdev::durable::tests::calls(|| backing.make_durable(&|| false));
+        assert_eq!((written, calls), (Ok(()), vec!["sync data disk.img".to_owned()]));
+    }
+}

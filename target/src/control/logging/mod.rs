@@ -1,0 +1,117 @@
+//! Logging: lines on stderr, for whoever reads there.
+//!
+//! A terminal gets the time and colours. The journal knows the time, and gets each line with its
+//! fields ([`journald`]), or, where it cannot be reached or before the daemon serves, with the level as
+//! the prefix that it understands. A file or a pipe gets plain lines.
+
+mod journald;
+
+use std::io::{IsTerminal, stderr};
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use journald::Journal;
+use nix::sys::stat::fstat;
+use tracing::level_filters::LevelFilter;
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
+use tracing_subscriber::fmt::{FmtContext, FormattedFields};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::registry::{LookupSpan, Registry};
+use tracing_subscriber::reload::{Handle, Layer};
+use tracing_subscriber::{fmt, registry};
+
+/// What changes the level while the process runs.
+static FILTER: OnceLock<Handle<LevelFilter, Registry>> = OnceLock::new();
+
+/// The daemon serves, or has served.
+static SERVING: AtomicBool = AtomicBool::new(false);
+
+/// From now on the journal gets fields.
+pub(super) fn serving() {
+    SERVING.store(true, Ordering::Relaxed);
+}
+
+/// Starts to log, once a process.
+pub fn start(level: LevelFilter) {
+    let (filter, handle) = Layer::new(level);
+    let lines = fmt::layer().with_writer(stderr);
+    let base = registry().with(filter);
+    let started = if let Some(journal) = journal() {
+        tracing::subscriber::set_global_default(base.with(journal))
+    } else if is_journal() {
+        tracing::subscriber::set_global_default(base.with(lines.event_format(ForJournal)))
+    } else if stderr().is_terminal() {
+        tracing::subscriber::set_global_default(base.with(lines.with_target(false)))
+    } else {
+        let plain = lines.with_target(false).with_ansi(false).without_time();
+        tracing::subscriber::set_global_default(base.with(plain))
+    };
+    debug_assert!(started.is_ok(), "logging is started once");
+    let _ = FILTER.set(handle);
+}
+
+/// How much is logged; none where logging was not started.
+pub(super) fn level() -> Option<LevelFilter> {
+    FILTER.get().and_then(Handle::clone_current)
+}
+
+/// Logs so much from now on; false where logging was not started.
+pub(super) fn set_level(level: LevelFilter) -> bool {
+    FILTER.get().is_some_and(|filter| filter.reload(level).is_ok())
+}
+
+/// The way to the journal, if stderr leads there and it listens: `$NVMFD_JOURNAL_SOCKET` says where,
+/// if that is not the usual place.
+fn journal() -> Option<Journal> {
+    let path = std::env::var_os("NVMFD_JOURNAL_SOCKET");
+    let path = path.map_or_else(|| PathBuf::from(journald::SOCKET), PathBuf::from);
+    is_journal().then(|| Journal::at(&path, &SERVING)).flatten()
+}
+
+/// Is stderr the very stream that the service manager connected to the journal?
+fn is_journal() -> bool {
+    let Ok(stream) = std::env::var("JOURNAL_STREAM") else { return false };
+    let Ok(stat) = fstat(stderr()) else { return false };
+    stream == format!("{}:{}", stat.st_dev, stat.st_ino)
+}
+
+/// `<priority>text`, as sd-daemon(3) has it.
+struct ForJournal;
+
+impl<S, N> FormatEvent<S, N> for ForJournal
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> std::fmt::Result {
+        write!(writer, "<{}>", priority(*event.metadata().level()))?;
+        for span in context.event_scope().into_iter().flat_map(|scope| scope.from_root()) {
+            write!(writer, "{}", span.name())?;
+            if let Some(fields) = span.extensions().get::<FormattedFields<N>>()
+                && !fields.is_empty()
+            {
+                write!(writer, "{{{fields}}}")?;
+            }
+            write!(writer, ": ")?;
+        }
+        context.field_format().format_fields(writer.by_ref(), event)?;
+        writeln!(writer)
+    }
+}
+
+/// The syslog priority of a level.
+fn priority(level: Level) -> u8 {
+    match level {
+        Level::ERROR => 3,
+        Level::WARN => 4,
+        Level::INFO => 6,
+        _ => 7,
+    }
+}

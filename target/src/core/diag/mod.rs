@@ -1,0 +1,7 @@
+//! Why hosts are refused or disconnected.
+
+pub mod cause;
+pub mod log_limiter;
+mod recent;
+
+pub use recent::{Book, Record};

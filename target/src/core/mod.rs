@@ -1,0 +1,14 @@
+//! The NVMe-oF target as state machines: without threads, files, sockets and configuration.
+
+pub mod auth;
+pub mod command;
+pub mod controller;
+pub mod diag;
+pub mod message;
+pub mod poll_group;
+pub mod qpair;
+pub mod registry;
+pub mod sched;
+pub mod shared;
+pub mod stats;
+pub mod subsystem;

@@ -1,0 +1,389 @@
+//! What a queue knows of one command, and of its submission queue.
+
+use std::sync::Arc;
+
+use nvme::{Sqe, Status};
+use rdma::{Buf, Pool};
+
+use super::bad_blocks::Mend;
+use super::range_lock::Turn;
+use crate::blockdev::{BackingId, Op};
+use crate::core::command::Plan;
+use crate::core::command::sgl::Pieces;
+use crate::core::sched::Fence;
+use crate::core::sched::abort::Errand;
+use crate::core::sched::buffers::Store;
+use crate::core::stats::Clock;
+
+/// Places for commands for each receive of a queue: as many may wait for the end of their response
+/// as are carried out.
+pub(super) const SLOTS_PER_RECEIVE: u16 = 2;
+
+/// Work requests that a queue may have posted for each receive: for each place, data of a read or
+/// a write, and a response.
+pub(crate) const SENDS_PER_RECEIVE: u32 = 2 * SLOTS_PER_RECEIVE as u32;
+
+/// The states of a command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum State {
+    /// There is none.
+    Free,
+    Waiting(WaitReason),
+    /// Its data come from the host, or those of the command that it is fused with.
+    Pulling,
+    /// A device has an operation of it.
+    AtDevice,
+    /// Somebody else carries out a part of it, and tells what came of that.
+    Offloaded,
+    /// It was answered, and its data or its response are on their way to the host.
+    Replying,
+}
+
+/// What a command waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum WaitReason {
+    /// The time at which its rate limits let it begin.
+    RateLimit,
+    /// Data buffers. Every command begins like this, also one that needs none.
+    Buffers,
+    /// Other commands of its queue, which hold all that a queue without a share may.
+    AdminCap,
+    /// The blocks that its operation, which it holds, is about to change.
+    RangeLock,
+    /// The second half of a fused command; or it is that, and the first waits for both.
+    FusedPartner,
+    /// Its comparison has succeeded, and the write of the second half is not over.
+    FusedWrite,
+    /// Something that the host wants to be told of.
+    Event,
+}
+
+impl State {
+    /// Whether nothing of it was begun: it can end at once.
+    pub(super) fn has_not_begun(self) -> bool {
+        use WaitReason::{AdminCap, Buffers, Event, FusedPartner, RateLimit};
+        matches!(self, State::Waiting(RateLimit | Buffers | AdminCap | FusedPartner | Event))
+    }
+
+    /// Whether a command may go from here to there. One that was answered is never carried out
+    /// again, and what somebody else still has of it is never given away.
+    fn may_become(self, to: State) -> bool {
+        use State::{AtDevice, Free, Offloaded, Pulling, Replying, Waiting};
+        use WaitReason::{
+            AdminCap, Buffers, Event, FusedPartner, FusedWrite, RangeLock, RateLimit,
+        };
+        match self {
+            Free => to == Waiting(Buffers),
+            Replying => matches!(to, Replying | Free),
+            _ if matches!(to, Replying | Free) => true,
+            Waiting(Buffers | AdminCap | FusedPartner) => {
+                matches!(to, Pulling | AtDevice | Offloaded)
+                    || matches!(to, Waiting(reason) if reason != FusedWrite)
+            }
+            Waiting(RateLimit) => to == Waiting(Buffers),
+            Waiting(RangeLock) => to == AtDevice,
+            Waiting(Event | FusedWrite) => false,
+            Pulling => matches!(to, Pulling | AtDevice | Offloaded | Waiting(RangeLock)),
+            AtDevice => {
+                matches!(to, AtDevice | Offloaded | Waiting(RangeLock | FusedWrite))
+            }
+            Offloaded => to == AtDevice,
+        }
+    }
+}
+
+/// A command, or the place for one.
+///
+/// The data of a batch push slots out of the fastest cache between the steps of their commands. So
+/// what belongs to one step lies together, and what few commands need is behind everything else and
+/// not looked at by the others.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Slot {
+    state: State,
+    /// Work requests posted and not home.
+    pub(super) posted: u8,
+    /// It has something that few commands have.
+    is_rare: bool,
+    /// The other half of a fused command has failed.
+    pub(super) doomed: bool,
+    /// A disk has been asked for its operation, and has not answered yet.
+    pub(super) recalling: bool,
+    /// Its in-capsule data go to the disk in a buffer of their own.
+    pub(super) copies: bool,
+    /// They go in the receive in which they came, which is counted among those that its store has.
+    pub(super) gives_receive: bool,
+    /// What it was answered.
+    pub(super) status: Status,
+    /// The slot of the other half of a fused command.
+    pub(super) mate: Option<u16>,
+    /// Bytes of data buffers that were taken for it.
+    pub(super) charged_bytes: u32,
+    /// The store that they were taken for, until it has done what it should.
+    pub(super) store: Option<Store>,
+    /// The key to invalidate with the response.
+    pub(super) invalidate: Option<u32>,
+    /// The response's cell, at home.
+    pub(super) cell: Option<Buf>,
+    /// Where its time goes.
+    pub(super) clock: Clock,
+    pub(super) sqe: Sqe,
+    /// The data on their way between host and disk.
+    pub(super) data: Option<Buf>,
+    pub(super) plan: Plan,
+    /// Progress of plans with several disk operations.
+    pub(super) step: u32,
+    /// How it stands with others who change blocks.
+    pub(super) turn: Turn,
+    /// The capsule's receive buffer, until it is posted again.
+    pub(super) capsule: Option<Buf>,
+    rare: Rare,
+}
+
+/// What few commands have.
+#[derive(Debug, Default)]
+pub(super) struct Rare {
+    /// What Compare loads to hold against the data, and what Copy copies.
+    pub(super) second: Option<Buf>,
+    /// Where the host has the data, when that is in several places.
+    pub(super) pieces: Pieces,
+    /// Preemptions that wait for this command.
+    pub(super) fences: Vec<Arc<Fence>>,
+    /// The Abort commands that want it to end.
+    pub(super) errands: Vec<Errand>,
+    /// What waits for its turn to go to the disk.
+    pub(super) held_back: Option<(BackingId, Op)>,
+    /// What becomes of unreadable blocks that it changes.
+    pub(super) mend: Mend,
+    /// The block that it failed for, where its own fields do not tell.
+    pub(super) culprit: Option<u64>,
+}
+
+/// Submission queue head as the host is told.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Head {
+    pub(super) at: u16,
+    pub(super) size: u16,
+    /// Flow control is disabled: the field says FFFFh.
+    pub(super) off: bool,
+}
+
+impl Slot {
+    pub(super) fn new(cell: Option<Buf>) -> Slot {
+        Slot {
+            state: State::Free,
+            posted: 0,
+            is_rare: false,
+            doomed: false,
+            recalling: false,
+            copies: false,
+            gives_receive: false,
+            status: Status::SUCCESS,
+            mate: None,
+            charged_bytes: 0,
+            store: None,
+            invalidate: None,
+            cell,
+            clock: Clock::default(),
+            sqe: Sqe::default(),
+            data: None,
+            plan: Plan::Reply(0),
+            step: 0,
+            turn: Turn::None,
+            capsule: None,
+            rare: Rare::default(),
+        }
+    }
+
+    /// A command begins, whose capsule came at `came_ns`.
+    pub(super) fn begin(&mut self, sqe: Sqe, capsule: Buf, came_ns: u64, now_ns: u64) {
+        if std::mem::take(&mut self.is_rare) {
+            self.rare.forget();
+        }
+        self.enter(State::Waiting(WaitReason::Buffers));
+        self.copies = false;
+        self.clock.start(came_ns, now_ns);
+        self.sqe = sqe;
+        self.plan = Plan::Reply(0);
+        self.invalidate = sqe.sgl().ok().and_then(|sgl| sgl.invalidate_key());
+        self.capsule = Some(capsule);
+        self.step = 0;
+    }
+
+    /// Where it stands.
+    #[inline]
+    pub(super) fn state(&self) -> State {
+        self.state
+    }
+
+    /// It goes on to this state.
+    ///
+    /// # Panics
+    /// The state does not follow from the one before: to go on could lose or overwrite data.
+    #[inline]
+    #[track_caller]
+    pub(super) fn enter(&mut self, state: State) {
+        assert!(self.state.may_become(state), "{:?} became {state:?}", self.state);
+        self.state = state;
+    }
+
+    /// What it has that few commands have; none: nothing of that.
+    #[inline]
+    pub(super) fn rare(&self) -> Option<&Rare> {
+        if self.is_rare { Some(&self.rare) } else { None }
+    }
+
+    /// The same, to be changed.
+    #[inline]
+    pub(super) fn rare_mut(&mut self) -> Option<&mut Rare> {
+        if self.is_rare { Some(&mut self.rare) } else { None }
+    }
+
+    /// It gets something that few commands have.
+    pub(super) fn make_rare(&mut self) -> &mut Rare {
+        self.is_rare = true;
+        &mut self.rare
+    }
+
+    /// Whether the host has its data in several places.
+    #[inline]
+    pub(super) fn is_scattered(&self) -> bool {
+        self.rare().is_some_and(|rare| !rare.pieces.is_empty())
+    }
+
+    /// Whether its data are being pushed in pieces, and the last one is still to come.
+    #[inline]
+    pub(super) fn is_in_pieces(&self) -> bool {
+        self.rare().is_some_and(|rare| rare.pieces.has_more())
+    }
+
+    /// All data buffers that it has in hand, for keeps.
+    pub(super) fn take_buffers(&mut self) -> impl Iterator<Item = Buf> + use<> {
+        let second = self.rare_mut().and_then(|rare| rare.second.take());
+        [self.capsule.take(), self.data.take(), second].into_iter().flatten()
+    }
+
+    /// The data that the host sent, wherever they lie.
+    pub(super) fn bytes<'a>(&'a self, pool: &'a Pool) -> &'a [u8] {
+        match (&self.data, &self.capsule) {
+            (Some(buf), _) | (None, Some(buf)) => pool.bytes(buf),
+            (None, None) => &[],
+        }
+    }
+}
+
+impl Rare {
+    /// Another command begins in its place. Buffers and what is held back have gone by then.
+    fn forget(&mut self) {
+        self.pieces = Pieces::default();
+        self.fences.clear();
+        self.errands.clear();
+        self.mend = Mend::None;
+        self.culprit = None;
+    }
+}
+
+impl Head {
+    pub(super) fn advance(&mut self) {
+        if self.size > 0 {
+            self.at = (self.at + 1) % self.size;
+        }
+    }
+
+    pub(super) fn field(self) -> u16 {
+        if self.off { u16::MAX } else { self.at }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+    use std::sync::mpsc::channel;
+
+    use nvme::Nqn;
+    use rdma::PoolPlan;
+
+    use crate::core::message::mailbox;
+    use crate::core::qpair::request::*;
+    use crate::core::sched::abort::Recall;
+
+    /// What every command touches fills so many cache lines; what its response needs comes first.
+    #[test]
+    fn what_few_commands_have_is_behind_what_all_have() {
+        const LINE_BYTES: usize = 64;
+        assert!(offset_of!(Slot, rare) <= 7 * LINE_BYTES, "{}", offset_of!(Slot, rare));
+        assert!(offset_of!(Slot, sqe) <= 3 * LINE_BYTES, "{}", offset_of!(Slot, sqe));
+    }
+
+    #[test]
+    fn a_command_that_was_answered_is_not_carried_out_and_a_free_slot_is_not_answered() {
+        use State::{AtDevice, Free, Offloaded, Pulling, Replying, Waiting};
+        use WaitReason::{
+            AdminCap, Buffers, Event, FusedPartner, FusedWrite, RangeLock, RateLimit,
+        };
+        let reasons = [RateLimit, Buffers, AdminCap, RangeLock, FusedPartner, FusedWrite, Event];
+        let waiting = reasons.map(Waiting);
+        let under_way = [Pulling, AtDevice, Offloaded];
+        let all = || waiting.into_iter().chain(under_way).chain([Free, Replying]);
+        for to in all() {
+            assert_eq!(Free.may_become(to), to == Waiting(Buffers), "{to:?}");
+            assert_eq!(Replying.may_become(to), matches!(to, Replying | Free), "{to:?}");
+        }
+        for from in waiting.into_iter().chain(under_way) {
+            assert!(from.may_become(Replying) && from.may_become(Free), "{from:?}");
+        }
+        // What somebody else has comes home before anything else becomes of it.
+        for from in [AtDevice, Offloaded, Waiting(RangeLock), Waiting(FusedWrite)] {
+            assert!(!from.has_not_begun(), "{from:?}");
+            assert!(!from.may_become(Pulling) && !from.may_become(Waiting(Buffers)), "{from:?}");
+        }
+        // Nothing leaves the line of a limit without its time, and an event is no operation.
+        for to in under_way {
+            assert!(!Waiting(RateLimit).may_become(to) && !Waiting(Event).may_become(to), "{to:?}");
+        }
+        assert_eq!(size_of::<State>(), 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "Free became Replying")]
+    fn a_second_answer_of_a_command_is_refused() {
+        Slot::new(None).enter(State::Replying);
+    }
+
+    #[test]
+    fn nothing_of_a_rare_command_is_left_for_the_next_one() {
+        let plan = PoolPlan {
+            cells: 2,
+            receives: 0,
+            lead_bytes: 0,
+            tail_bytes: 0,
+            data_bytes: 4096,
+            largest_bytes: 4096,
+        };
+        let mut pool = Pool::new(plan).unwrap();
+        let mut slot = Slot::new(None);
+        slot.begin(Sqe::default(), pool.take_cell().unwrap(), 0, 0);
+        assert!(slot.rare().is_none() && slot.rare_mut().is_none() && !slot.is_scattered());
+        let (sender, _mailbox) = mailbox().unwrap();
+        let (ended, _ends) = channel();
+        let (_recall, errand) = Recall::new(1, 1, 1, sender.waker());
+        let rare = slot.make_rare();
+        rare.culprit = Some(7);
+        rare.second = pool.take_data(4096);
+        rare.pieces.begin(4096);
+        rare.fences.push(Arc::new(Fence::around(Nqn::DISCOVERY, 1, ended)));
+        rare.errands.push(errand);
+        rare.mend = Mend::UnderWay;
+        assert_eq!(slot.rare().and_then(|rare| rare.culprit), Some(7));
+        slot.take_buffers().for_each(|buf| pool.give(buf));
+        assert!(pool.is_full());
+
+        slot.enter(State::Free);
+        slot.begin(Sqe::default(), pool.take_cell().unwrap(), 0, 0);
+        assert!(slot.rare().is_none());
+        let fresh = Slot::new(None);
+        assert_eq!(format!("{:?}", slot.make_rare()), format!("{:?}", fresh.rare), "every field");
+        slot.take_buffers().for_each(|buf| pool.give(buf));
+        assert!(pool.is_full());
+    }
+}

@@ -1,0 +1,117 @@
+//! How Preempt and Abort waits, write protection, and Format NVM: everybody who still works for a
+//! preempted host, still changes blocks, or still does anything with them, holds the fence, and when
+//! the last one lets go, who waits behind it goes on.
+
+use std::fmt;
+use std::sync::mpsc::Sender;
+
+use nvme::{NSID_ALL, Nqn, Status};
+
+use crate::core::subsystem::reservation::HostId;
+
+/// Which commands are to end. Reactors answer those that have not begun; those that are at the
+/// disk cannot be recalled, so their slots hold the fence until they come home.
+pub struct Fence {
+    /// The subsystem.
+    pub subsystem: Nqn,
+    /// The namespaces.
+    pub nsids: Vec<u32>,
+    /// Whose commands.
+    pub whose: Fenced,
+    drained: Option<Drained>,
+}
+
+/// What is called when nobody holds a fence any more, on the thread that held it last.
+type Drained = Box<dyn FnOnce() + Send + Sync>;
+
+/// What a command does, as far as a fence asks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum IoClass {
+    /// It changes blocks, or may.
+    Changes,
+    /// It uses blocks, or what is known of them, and changes none.
+    Uses,
+    /// It has nothing to do with blocks.
+    Other,
+    /// It is a reservation command or Disconnect, which goes on also where its host was preempted.
+    Exempt,
+}
+
+/// Whose commands end.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Fenced {
+    /// All I/O commands of hosts that were preempted.
+    Preempted(Vec<HostId>),
+    /// Everybody's that change blocks: the namespaces are write protected.
+    Writers,
+    /// Everybody's that do anything with blocks: the namespaces are formatted.
+    Users,
+}
+
+impl Fence {
+    /// A fence; `drained` is called when nobody holds it any more, and must not wait.
+    #[must_use]
+    pub fn new(
+        subsystem: Nqn,
+        nsids: Vec<u32>,
+        whose: Fenced,
+        drained: impl FnOnce() + Send + Sync + 'static,
+    ) -> Fence {
+        Fence { subsystem, nsids, whose, drained: Some(Box::new(drained)) }
+    }
+
+    /// A fence around a namespace that is formatted; `waiting` goes when nobody holds it any more.
+    #[must_use]
+    pub fn around(subsystem: Nqn, nsid: u32, waiting: Sender<()>) -> Fence {
+        Fence::new(subsystem, vec![nsid], Fenced::Users, move || drop(waiting))
+    }
+
+    /// Whether commands of a host, on the admin queue or an I/O queue, may have to end.
+    #[must_use]
+    pub fn concerns(&self, host: &HostId, is_admin: bool) -> bool {
+        match &self.whose {
+            Fenced::Preempted(hosts) => !is_admin && hosts.contains(host),
+            Fenced::Writers | Fenced::Users => true,
+        }
+    }
+
+    /// Whether such a command has to end.
+    #[must_use]
+    pub fn ends(&self, class: IoClass, nsid: u32) -> bool {
+        let ends = match self.whose {
+            Fenced::Preempted(_) => class != IoClass::Exempt,
+            Fenced::Writers => class == IoClass::Changes,
+            Fenced::Users => matches!(class, IoClass::Changes | IoClass::Uses),
+        };
+        // One command may protect all namespaces.
+        let all = nsid == NSID_ALL && self.whose == Fenced::Users;
+        ends && (all || self.nsids.contains(&nsid))
+    }
+
+    /// What commands are told that end.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        match self.whose {
+            Fenced::Preempted(_) => Status::ABORTED_PREEMPT.with_dnr(),
+            Fenced::Writers => Status::NAMESPACE_WRITE_PROTECTED.with_dnr(),
+            Fenced::Users => Status::FORMAT_IN_PROGRESS,
+        }
+    }
+}
+
+impl Drop for Fence {
+    fn drop(&mut self) {
+        if let Some(drained) = self.drained.take() {
+            drained();
+        }
+    }
+}
+
+impl fmt::Debug for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Fence { subsystem, nsids, whose, drained: _ } = self;
+        let mut shown = f.debug_struct("Fence");
+        shown.field("subsystem", subsystem).field("nsids", nsids).field("whose", whose);
+        shown.finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,15 @@
+//! What decides when a command goes on, and who is asked to carry it out.
+
+pub mod abort;
+pub mod buffers;
+mod drain;
+pub(crate) mod fair_queue;
+mod interval_index;
+pub mod offload;
+pub mod range_lock;
+pub mod rate_queue;
+mod waker;
+
+pub use drain::{Fence, Fenced, IoClass};
+pub use offload::Offload;
+pub use waker::Waker;

@@ -1,0 +1,68 @@
+//! What the poll groups of a target share.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::core::diag::Book;
+use crate::core::message::Sender;
+use crate::core::registry::Registry;
+use crate::core::sched::Offload;
+use crate::core::sched::range_lock::Exclusion;
+use crate::core::stats::Observer;
+use crate::core::subsystem::power::PowerMeter;
+
+/// What the poll groups of a target share.
+#[derive(Debug)]
+pub struct Shared {
+    /// Subsystems, listeners, hosts and controllers.
+    pub registry: Arc<Registry>,
+    /// Which command changes which blocks.
+    pub range_locks: Exclusion,
+    /// Who carries out what may wait.
+    pub offload: Arc<dyn Offload>,
+    /// Since when the target has power.
+    pub power: PowerMeter,
+    /// The hosts that were refused or disconnected, and why.
+    pub disconnects: Book,
+    stats: Vec<Arc<Observer>>,
+}
+
+impl Shared {
+    /// What the reactors of a registry share. This is the first time that the target has power.
+    #[must_use]
+    pub fn new(registry: Arc<Registry>, offload: impl Offload + 'static) -> Shared {
+        let reactors = registry.reactors();
+        Shared {
+            range_locks: Exclusion::new(reactors.iter().map(Sender::waker).collect()),
+            stats: reactors.iter().map(|_| Arc::default()).collect(),
+            offload: Arc::new(offload),
+            power: PowerMeter::default(),
+            disconnects: Book::default(),
+            registry,
+        }
+    }
+
+    /// With what is known of earlier times.
+    #[must_use]
+    pub fn with_power(self, power: PowerMeter) -> Shared {
+        Shared { power, ..self }
+    }
+
+    /// What a reactor counts.
+    #[must_use]
+    pub fn observer(&self, reactor: usize) -> Option<&Arc<Observer>> {
+        self.stats.get(reactor)
+    }
+
+    /// What all reactors count.
+    #[must_use]
+    pub fn observers(&self) -> &[Arc<Observer>] {
+        &self.stats
+    }
+
+    /// Sets from which time on a command is slow; zero: none is.
+    pub fn set_slow(&self, slow: Duration) {
+        let ns = slow.as_nanos().try_into().unwrap_or(u64::MAX);
+        self.stats.iter().for_each(|observer| observer.set_slow_ns(ns));
+    }
+}

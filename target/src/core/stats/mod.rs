@@ -1,0 +1,18 @@
+//! How the target does: counts and latencies by namespace, host and kind of command, broken down
+//! by stage; the commands that were slow; how busy each reactor is.
+//!
+//! Always on, in memory that is bounded ([`io_stats::MOST_ROWS`] a reactor). A reactor writes what it
+//! alone writes, with plain loads and stores; whoever wants to know reads ([`crate::telemetry::snapshot`]). No clock is
+//! read for it: the marks are the times of the reactor's turns ([`stage_timer`] says what that means).
+
+pub mod batch;
+pub mod histogram;
+pub mod io_stats;
+pub mod reactor_stats;
+pub mod slow_log;
+pub mod stage_timer;
+
+pub use batch::Run;
+pub use io_stats::{Kind, Rows};
+pub use reactor_stats::{Observer, PollStats};
+pub use stage_timer::{Clock, Stage};

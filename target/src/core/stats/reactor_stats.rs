@@ -1,0 +1,160 @@
+//! What one reactor makes known of itself.
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nvme::Nqn;
+
+use super::io_stats::{Book, Row, Rows};
+use super::slow_log::{Recorder, SlowCommand};
+use crate::core::diag::log_limiter::Totals;
+
+/// Counters that a fabric may have.
+const MOST_COUNTERS: usize = 64;
+
+/// And those that it keeps by address.
+const MOST_TROUBLES: usize = 256;
+
+/// What a reactor counts, for everyone to read.
+#[derive(Debug, Default)]
+pub struct PollStats {
+    /// Turns of the loop: it lives as long as this grows.
+    pub turns: AtomicU64,
+    /// Its thread has ended.
+    pub ended: AtomicBool,
+    /// Times it slept.
+    pub sleeps: AtomicU64,
+    /// Nanoseconds in turns that had something to do.
+    pub busy_ns: AtomicU64,
+    /// Turns without anything to do, after which it looked again rather than slept.
+    pub spins: AtomicU64,
+    /// Queue pairs it serves.
+    pub queues: AtomicU64,
+}
+
+/// Written by one reactor, read by whoever wants to know. The locks are taken when a queue
+/// connects, when its subsystem changes, when a command was slow, a few times a second, and by
+/// readers, who only copy pointers.
+#[derive(Debug)]
+pub struct Observer {
+    book: Mutex<Book>,
+    slow: Mutex<Recorder>,
+    /// From how many nanoseconds on a command is slow; none is as slow as `u64::MAX`.
+    slow_ns: AtomicU64,
+    fabric: Mutex<Vec<(&'static str, u64)>>,
+    troubles: Mutex<Vec<(IpAddr, &'static str, u64)>>,
+    /// As of the last look, a few times a second.
+    pub gauges: Gauges,
+}
+
+/// How a reactor stands.
+#[derive(Debug, Default)]
+pub struct Gauges {
+    /// Free cells of the pool.
+    pub cells_free: AtomicU64,
+    /// Free receive buffers.
+    pub receives_free: AtomicU64,
+    /// Free bytes for data.
+    pub data_free_bytes: AtomicU64,
+    /// Bytes for data, free or not.
+    pub data_bytes: AtomicU64,
+    /// Commands that wait for data buffers.
+    pub waiters: AtomicU64,
+    /// Hosts refused or dropped, by cause.
+    pub refusals: Totals,
+}
+
+impl Default for Observer {
+    fn default() -> Observer {
+        Observer {
+            book: Mutex::default(),
+            slow: Mutex::default(),
+            slow_ns: AtomicU64::new(u64::MAX),
+            fabric: Mutex::new(Vec::with_capacity(MOST_COUNTERS)),
+            troubles: Mutex::new(Vec::with_capacity(MOST_TROUBLES)),
+            gauges: Gauges::default(),
+        }
+    }
+}
+
+impl Observer {
+    /// The rows of a host for these namespaces. Called by the reactor that this is of.
+    pub fn rows(
+        self: &Arc<Self>,
+        subsystem: Nqn,
+        host: Nqn,
+        nsids: impl Iterator<Item = u32>,
+    ) -> Rows {
+        lock(&self.book).rows(self, subsystem, host, nsids)
+    }
+
+    /// Every row, the one of all others last.
+    #[must_use]
+    pub fn all_rows(&self) -> Vec<Arc<Row>> {
+        lock(&self.book).all()
+    }
+
+    /// Says from how many nanoseconds on a command is slow; 0: none is.
+    pub fn set_slow_ns(&self, ns: u64) {
+        let least_ns = if ns == 0 { u64::MAX } else { ns };
+        self.slow_ns.store(least_ns, Ordering::Relaxed);
+    }
+
+    /// Whether a command that took so long is to be noted.
+    #[inline]
+    #[must_use]
+    pub fn is_slow(&self, total_ns: u64) -> bool {
+        total_ns >= self.slow_ns.load(Ordering::Relaxed)
+    }
+
+    /// Notes a slow command.
+    #[cold]
+    pub fn note_slow(&self, command: SlowCommand) {
+        lock(&self.slow).note(command);
+    }
+
+    /// The last slow commands, oldest first, and how many there were in all.
+    #[must_use]
+    pub fn slow(&self) -> (Vec<SlowCommand>, u64) {
+        lock(&self.slow).read()
+    }
+
+    /// Takes over the counters of the fabric.
+    pub fn set_fabric(&self, tell: impl FnOnce(&mut dyn FnMut(&'static str, u64))) {
+        let mut counters = lock(&self.fabric);
+        counters.clear();
+        tell(&mut |name, count| {
+            if counters.len() < MOST_COUNTERS {
+                counters.push((name, count));
+            }
+        });
+    }
+
+    /// Takes over what its connections have met, by the address here.
+    pub fn set_troubles(&self, tell: impl FnOnce(&mut dyn FnMut(IpAddr, &'static str, u64))) {
+        let mut troubles = lock(&self.troubles);
+        troubles.clear();
+        tell(&mut |at, name, count| {
+            if troubles.len() < MOST_TROUBLES {
+                troubles.push((at, name, count));
+            }
+        });
+    }
+
+    /// The same, as of the last look.
+    #[must_use]
+    pub fn troubles(&self) -> Vec<(IpAddr, &'static str, u64)> {
+        lock(&self.troubles).clone()
+    }
+
+    /// The counters of the fabric, as of the last look.
+    #[must_use]
+    pub fn fabric(&self) -> Vec<(&'static str, u64)> {
+        lock(&self.fabric).clone()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

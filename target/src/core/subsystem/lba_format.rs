@@ -1,0 +1,455 @@
+//! The logical blocks of a namespace, as hosts have formatted it (Format NVM).
+//!
+//! The configuration says how large they are at first. Once a host has chosen another size, that
+//! one holds, until a host chooses again: it is kept in a file, written and synced before the host
+//! has its answer. What the configuration says is not heeded any more, because data of one size
+//! must not be read as data of another.
+//!
+//! ```text
+//! begin: published, I/O is refused ─► what is under way is home ─► erased, durably ─► kept
+//!     ─► published with the new size, on every reactor ─► answered
+//! ```
+//!
+//! A daemon that is killed finds the old size, with data or zeros, or the new size with zeros. So
+//! does one that is stopped, or that the namespace is taken from meanwhile: the erasing ends.
+//!
+//! Source: NVMe Base Specification 2.0, "Format NVM command"; NVM Command Set Specification 1.0,
+//! "LBA Format Data Structure".
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use nvme::{Nqn, Status};
+use tracing::{error, info};
+
+use crate::blockdev::SHIFTS;
+use crate::state::atomic_file;
+
+/// The first version did not say of which store.
+const FIRST_LINES: [&str; 2] = ["nvmfd format 1", "nvmfd format 2"];
+
+/// How far a format is, and whether it shall go on. Two of them are equal when they are the same
+/// one.
+#[derive(Debug)]
+pub struct Progress {
+    left_percent: AtomicU8,
+    stopped: AtomicBool,
+    /// Somebody erases.
+    busy: Mutex<bool>,
+    idle: Condvar,
+}
+
+impl Progress {
+    /// Nothing is done.
+    #[must_use]
+    pub fn none() -> Progress {
+        Progress {
+            left_percent: AtomicU8::new(100),
+            stopped: AtomicBool::new(false),
+            busy: Mutex::new(false),
+            idle: Condvar::new(),
+        }
+    }
+
+    /// So many bytes are done, of so many.
+    pub fn set(&self, done: u64, of: u64) {
+        let left = u128::from(of.saturating_sub(done)) * 100;
+        // Until all is done something is left.
+        let percent = left.div_ceil(u128::from(of.max(1))).clamp(1, 100);
+        self.left_percent.store(percent as u8, Ordering::Relaxed);
+    }
+
+    /// Percent that are left, 1 to 100.
+    #[must_use]
+    pub fn left_percent(&self) -> u8 {
+        self.left_percent.load(Ordering::Relaxed)
+    }
+
+    /// Nothing more shall be erased.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether nothing more shall be erased.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    /// Somebody erases, until this is dropped.
+    pub fn erasing(&self) -> Erasing<'_> {
+        *self.busy() = true;
+        Erasing(self)
+    }
+
+    /// Waits until nobody erases, no longer than until then. Whether that is so: after
+    /// [`Progress::stop`] it stays so.
+    #[must_use]
+    pub fn wait_until_idle(&self, deadline: Instant) -> bool {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let waited = self.idle.wait_timeout_while(self.busy(), left, |busy| *busy);
+        let (busy, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        !*busy
+    }
+
+    fn busy(&self) -> MutexGuard<'_, bool> {
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Somebody erases.
+#[derive(Debug)]
+pub struct Erasing<'a>(&'a Progress);
+
+impl Drop for Erasing<'_> {
+    fn drop(&mut self) {
+        *self.0.busy() = false;
+        self.0.idle.notify_all();
+    }
+}
+
+impl PartialEq for Progress {
+    fn eq(&self, other: &Progress) -> bool {
+        std::ptr::eq(self, other)
+    }
+}
+
+impl Eq for Progress {}
+
+/// What hosts have formatted a namespace to, and whether one is about it. For who changes what is
+/// served; what I/O looks at is in the snapshot.
+#[derive(Debug)]
+pub struct Format {
+    subsystem: Nqn,
+    nsid: u32,
+    kept: Kept,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    block_size_bytes: Option<u32>,
+    under_way: Option<Arc<Progress>>,
+}
+
+/// Where the size is kept.
+#[derive(Debug)]
+enum Kept {
+    /// Nowhere: it cannot change.
+    Nowhere,
+    /// As long as the store itself, which is memory.
+    Memory,
+    /// In this file of this folder; and which store it is about.
+    File { folder: PathBuf, name: String, store: String },
+}
+
+impl Format {
+    /// One that cannot change the size, because there is no place to keep it.
+    #[must_use]
+    pub fn fixed(subsystem: Nqn, nsid: u32) -> Arc<Format> {
+        Arc::new(Format { subsystem, nsid, kept: Kept::Nowhere, state: Mutex::default() })
+    }
+
+    /// One that ends with the daemon, as the blocks of a store in memory do.
+    #[must_use]
+    pub fn volatile(subsystem: Nqn, nsid: u32) -> Arc<Format> {
+        Arc::new(Format { subsystem, nsid, kept: Kept::Memory, state: Mutex::default() })
+    }
+
+    /// One that is kept in `folder`, under the UUID of its namespace; as it was left there. `store`
+    /// is the path of the data; `configured_bytes`, the size of blocks that nobody has formatted.
+    ///
+    /// # Errors
+    /// One sentence about a file that cannot be read or makes no sense, or about one of another
+    /// UUID for this very store. Such a file is never passed over: the data would be read as blocks of
+    /// another size.
+    pub fn kept(
+        subsystem: Nqn,
+        nsid: u32,
+        folder: &Path,
+        uuid: [u8; 16],
+        store: &Path,
+        configured_bytes: u32,
+    ) -> Result<Arc<Format>, String> {
+        let name = file_name(uuid);
+        let store = format!("{store:?}");
+        let block_size_bytes = load(&folder.join(&name))?.map(|(size, _)| size);
+        if block_size_bytes.is_none() {
+            not_of_another_name(folder, &name, &store, configured_bytes)?;
+        }
+        let kept = Kept::File { folder: folder.to_owned(), name, store };
+        let state = Mutex::new(State { block_size_bytes, under_way: None });
+        Ok(Arc::new(Format { subsystem, nsid, kept, state }))
+    }
+
+    /// Whether a host can choose another block size.
+    #[must_use]
+    pub fn can_change(&self) -> bool {
+        !matches!(self.kept, Kept::Nowhere)
+    }
+
+    /// Bytes of a block, if a host has chosen.
+    #[must_use]
+    pub fn block_size_bytes(&self) -> Option<u32> {
+        self.lock().block_size_bytes
+    }
+
+    /// How far a host is with it, if one is about it.
+    #[must_use]
+    pub fn under_way(&self) -> Option<Arc<Progress>> {
+        self.lock().under_way.clone()
+    }
+
+    /// A host begins.
+    ///
+    /// # Errors
+    /// Format in Progress: another one has begun.
+    pub fn begin(&self) -> Result<Arc<Progress>, Status> {
+        let mut state = self.lock();
+        if state.under_way.is_some() {
+            return Err(Status::FORMAT_IN_PROGRESS);
+        }
+        Ok(Arc::clone(state.under_way.insert(Arc::new(Progress::none()))))
+    }
+
+    /// It is over, whatever has come of it.
+    pub fn end(&self) {
+        self.lock().under_way = None;
+    }
+
+    /// Has blocks of so many bytes from now on: keeps that, and only then makes it so.
+    ///
+    /// # Errors
+    /// Internal Error when it cannot be kept, and is as before.
+    pub fn choose(&self, block_size_bytes: u32) -> Result<(), Status> {
+        let old = self.block_size_bytes();
+        if let Kept::File { folder, name, store } = &self.kept
+            && let Err(failure) = keep(folder, name, store, Some(block_size_bytes))
+        {
+            let path = folder.join(name);
+            error!("the block size in {} cannot be kept: {failure}", path.display());
+            // The rename may have happened. What hosts are told counts, so put it back.
+            if let Err(failure) = keep(folder, name, store, old) {
+                error!("nor can the one before be put back: {failure}");
+            }
+            return Err(Status::INTERNAL_ERROR);
+        }
+        self.lock().block_size_bytes = Some(block_size_bytes);
+        info!(
+            subsystem = %self.subsystem, nsid = self.nsid,
+            "a host has formatted it to blocks of {block_size_bytes} bytes"
+        );
+        Ok(())
+    }
+
+    /// A sentence for who reads a configuration that says another block size than a host has
+    /// chosen.
+    #[must_use]
+    pub fn told(&self, configured_bytes: u32) -> Option<String> {
+        let chosen = self.block_size_bytes().filter(|chosen| *chosen != configured_bytes)?;
+        let remedy = match &self.kept {
+            Kept::File { folder, name, .. } => format!(
+                "; to have the other, let a host format it again (or stop the daemon and remove \
+                 {}, if no data there are needed)",
+                folder.join(name).display()
+            ),
+            _ => String::new(),
+        };
+        Some(format!(
+            "namespace {} of {} has blocks of {chosen} bytes, as a host has formatted it; the \
+             `block_size` of {configured_bytes} in the configuration is not heeded{remedy}",
+            self.nsid, self.subsystem
+        ))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn file_name(uuid: [u8; 16]) -> String {
+    format!("{}.format", uuid::Uuid::from_bytes(uuid))
+}
+
+/// Refuses a namespace whose store a host has formatted when the namespace had another UUID, which
+/// changes with the name of its subsystem where none is configured.
+fn not_of_another_name(
+    folder: &Path,
+    name: &str,
+    store: &str,
+    configured_bytes: u32,
+) -> Result<(), String> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Ok(()) };
+    for entry in entries.flatten() {
+        let found = entry.file_name().to_string_lossy().into_owned();
+        if found == name || !found.ends_with(".format") {
+            continue;
+        }
+        // What makes no sense holds back its own namespace only.
+        let Ok(Some((size, Some(of)))) = load(&entry.path()) else { continue };
+        if of == store && size != configured_bytes {
+            return Err(format!("{store} {}", other_name(folder, &found, name, size)));
+        }
+    }
+    Ok(())
+}
+
+fn other_name(folder: &Path, old: &str, new: &str, size: u32) -> String {
+    let uuid = old.trim_end_matches(".format");
+    format!(
+        "has blocks of {size} bytes, as a host has formatted it, which is kept in {} and not found \
+         under another UUID: write `uuid = \"{uuid}\"` for its namespace, or stop the daemon and \
+         rename that file to {new} (or remove it, if no data there are needed)",
+        folder.join(old).display()
+    )
+}
+
+/// What a start of the daemon finds: the size, and of which store, if that is said.
+fn load(path: &Path) -> Result<Option<(u32, Option<String>)>, String> {
+    let shown = path.display();
+    match std::fs::read(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(format!("the block size in {shown} cannot be read: {error}")),
+        Ok(bytes) => parse(&bytes).map(Some).ok_or_else(|| {
+            format!(
+                "{shown} says nothing of a block size that we wrote: restore it, or remove it \
+                     if the namespace was never formatted to another block size than configured"
+            )
+        }),
+    }
+}
+
+fn keep(folder: &Path, name: &str, store: &str, size: Option<u32>) -> std::io::Result<()> {
+    match size {
+        Some(size) => atomic_file::write(folder, name, emit(size, store).as_bytes()),
+        None => atomic_file::remove(folder, name),
+    }
+}
+
+fn parse(bytes: &[u8]) -> Option<(u32, Option<String>)> {
+    let text = str::from_utf8(bytes).ok()?;
+    let [first, second] = FIRST_LINES.map(|line| atomic_file::unsealed(text, line).ok());
+    let says_store = second.is_some();
+    let mut lines = second.or(first)?;
+    let size = lines.next()?.strip_prefix("block_size ")?;
+    let size = SHIFTS.map(|shift| 1 << shift).into_iter().find(|s| s.to_string() == size)?;
+    let store = match says_store {
+        true => Some(lines.next()?.strip_prefix("store ")?.to_owned()),
+        false => None,
+    };
+    lines.next().is_none().then_some((size, store))
+}
+
+/// `store` is in quotes and has no line end.
+fn emit(block_size_bytes: u32, store: &str) -> String {
+    let [_, first] = FIRST_LINES;
+    atomic_file::sealed(&format!("{first}\nblock_size {block_size_bytes}\nstore {store}\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crate::core::subsystem::lba_format::*;
+
+    fn made(folder: &Path) -> Result<Arc<Format>, String> {
+        let nqn = "nqn.2026-11.io.nvmfd:test".parse().unwrap();
+        Format::kept(nqn, 1, folder, [7; 16], Path::new(STORE), 4096)
+    }
+
+    const STORE: &str = "/srv/one\n.img";
+
+    #[test]
+    fn something_is_left_until_all_is_done() {
+        let progress = Progress::none();
+        for (done, of, left) in
+            [(0, 1000, 100), (1, 1000, 100), (990, 1000, 1), (1000, 1000, 1), (0, 0, 1)]
+        {
+            progress.set(done, of);
+            assert_eq!(progress.left_percent(), left, "{done} of {of}");
+        }
+        progress.set(u64::MAX / 2, u64::MAX);
+        assert_eq!(progress.left_percent(), 51);
+    }
+
+    #[test]
+    fn who_has_stopped_it_can_wait_for_the_end_of_the_erasing() {
+        let progress = Progress::none();
+        let (now, later) = (Instant::now(), Instant::now() + Duration::from_secs(600));
+        assert!(progress.wait_until_idle(now), "nobody has begun");
+        let erasing = progress.erasing();
+        progress.stop();
+        assert!(progress.is_stopped() && !progress.wait_until_idle(now));
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| progress.wait_until_idle(later));
+            drop(erasing);
+            assert!(waits.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn a_size_outlasts_the_daemon_and_one_host_formats_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let format = made(folder.path()).unwrap();
+        assert_eq!((format.block_size_bytes(), format.told(4096)), (None, None));
+        let progress = format.begin().unwrap();
+        assert_eq!(format.begin(), Err(Status::FORMAT_IN_PROGRESS));
+        assert_eq!(format.under_way(), Some(progress));
+        format.choose(512).unwrap();
+        format.end();
+        assert!(format.begin().is_ok());
+        let again = made(folder.path()).unwrap();
+        assert_eq!((again.block_size_bytes(), again.under_way()), (Some(512), None));
+        assert_eq!(again.told(512), None);
+        let told = again.told(4096).unwrap();
+        assert!(told.contains("blocks of 512 bytes") && told.contains(".format"), "{told}");
+        again.choose(4096).unwrap();
+        assert_eq!(made(folder.path()).unwrap().block_size_bytes(), Some(4096));
+    }
+
+    #[test]
+    fn what_is_kept_under_another_uuid_is_not_passed_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let nqn = "nqn.2026-11.io.nvmfd:test".parse().unwrap();
+        let other = |store: &str, bytes| {
+            let made = Format::kept(nqn, 1, folder.path(), [8; 16], Path::new(store), bytes);
+            made.map(|format| format.block_size_bytes())
+        };
+        let format = made(folder.path()).unwrap();
+        assert_eq!(other(STORE, 4096), Ok(None));
+        format.choose(512).unwrap();
+        let (old, new) = (file_name([7; 16]), file_name([8; 16]));
+        let why = other(STORE, 4096).unwrap_err();
+        assert!(why.contains("512") && why.contains(&old) && why.contains(&new), "{why}");
+        assert_eq!(other("/srv/two.img", 4096), Ok(None), "another store");
+        assert_eq!(other(STORE, 512), Ok(None), "as it is anyway");
+        std::fs::rename(folder.path().join(&old), folder.path().join(&new)).unwrap();
+        assert_eq!(other(STORE, 4096), Ok(Some(512)), "as the remedy says");
+        // The first version said of no store.
+        let sealed = atomic_file::sealed("nvmfd format 1\nblock_size 512\n");
+        std::fs::write(folder.path().join(&new), sealed).unwrap();
+        assert_eq!(other(STORE, 4096), Ok(Some(512)));
+        assert_eq!(made(folder.path()).unwrap().block_size_bytes(), None);
+    }
+
+    #[test]
+    fn what_cannot_be_kept_is_not_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let format = made(folder.path()).unwrap();
+        std::fs::remove_dir(folder.path()).unwrap();
+        assert_eq!(format.choose(512), Err(Status::INTERNAL_ERROR));
+        assert_eq!(format.block_size_bytes(), None);
+        std::fs::create_dir(folder.path()).unwrap();
+        assert_eq!(format.choose(512), Ok(()));
+    }
+
+    #[test]
+    fn a_file_that_says_something_else_is_not_passed_over() {
+        let folder = tempfile::tempdir().unwrap();
+        made(folder.path()).unwrap().choose(4096).unwrap();
+        crate::state::atomic_file::tests::damage(folder.path(), || made(folder.path()).err());
+    }
+}

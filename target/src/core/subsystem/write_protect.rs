@@ -1,0 +1,323 @@
+//! Write protection of namespaces, as hosts set it (feature 84h).
+//!
+//! All controllers of a subsystem share the state of a namespace, one byte that I/O looks at. The
+//! keeper changes it, one order after another, and keeps it in a file before it answers. A power
+//! cycle is a start of the daemon: what is protected until then is not, afterwards. Without a
+//! folder to keep it in there is no such feature, because "permanent" would be untrue.
+//!
+//! ```text
+//! No Write Protect ◄──► Write Protect
+//!         │                   │
+//!         └────────┬──────────┘──► Permanent Write Protect          (never changes)
+//!                  └─────────────► Write Protect Until Power Cycle  (changes with a start)
+//! ```
+//!
+//! Source: NVMe Base Specification 2.0, "Namespace Write Protection" and "Namespace Write
+//! Protection Config (Feature Identifier 84h)".
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nvme::feature::WriteProtectState;
+use nvme::{Nqn, Status};
+use tracing::{error, info};
+
+use crate::state::atomic_file;
+
+/// NWPC: all four states, where there is a folder to keep them in.
+pub const NWPC: u8 = 0b111;
+
+const FIRST_LINE: &str = "nvmfd write protection 1";
+
+/// The write protection of one namespace, as everybody shares it. Two of them are equal when they
+/// are the same one.
+#[derive(Debug)]
+pub struct Protection {
+    /// The subsystem.
+    pub subsystem: Nqn,
+    /// The namespace in it.
+    pub nsid: u32,
+    state: AtomicU8,
+    /// Somebody changes everything that is protected here: the state stays.
+    held: Mutex<bool>,
+    kept: Kept,
+}
+
+/// Where a state is kept.
+#[derive(Debug)]
+enum Kept {
+    /// Nowhere: there is only one.
+    Nowhere,
+    /// In memory alone.
+    Memory,
+    /// In this file of this folder.
+    File(PathBuf, String),
+}
+
+impl Protection {
+    /// One that no host can change, because it is kept nowhere.
+    #[must_use]
+    pub fn none(subsystem: Nqn, nsid: u32) -> Arc<Protection> {
+        let state = AtomicU8::new(WriteProtectState::NONE.0);
+        Arc::new(Protection { subsystem, nsid, state, held: Mutex::default(), kept: Kept::Nowhere })
+    }
+
+    /// One that lasts as long as whoever has it, for a simulated target.
+    #[must_use]
+    pub fn simulated(subsystem: Nqn, nsid: u32) -> Arc<Protection> {
+        let state = AtomicU8::new(WriteProtectState::NONE.0);
+        Arc::new(Protection { subsystem, nsid, state, held: Mutex::default(), kept: Kept::Memory })
+    }
+
+    /// One that is kept in `folder`, under the UUID of its namespace; as it was left there.
+    ///
+    /// # Errors
+    /// One sentence about a file that cannot be read or makes no sense. Such a file is never passed
+    /// over: somebody may rely on what it said.
+    pub fn kept(
+        subsystem: Nqn,
+        nsid: u32,
+        folder: &Path,
+        uuid: [u8; 16],
+    ) -> Result<Arc<Protection>, String> {
+        let name = format!("{}.protection", uuid::Uuid::from_bytes(uuid));
+        let state = AtomicU8::new(load(&folder.join(&name))?.0);
+        let kept = Kept::File(folder.to_owned(), name);
+        Ok(Arc::new(Protection { subsystem, nsid, state, held: Mutex::default(), kept }))
+    }
+
+    /// Whether hosts can change it.
+    #[must_use]
+    pub fn is_supported(&self) -> bool {
+        !matches!(self.kept, Kept::Nowhere)
+    }
+
+    /// The state as it is now.
+    #[must_use]
+    pub fn state(&self) -> WriteProtectState {
+        WriteProtectState(self.state.load(Ordering::Acquire))
+    }
+
+    /// Whether writes are refused.
+    #[inline]
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.state.load(Ordering::Relaxed) != WriteProtectState::NONE.0
+    }
+
+    /// Whether a host may set this state now.
+    ///
+    /// # Errors
+    /// Invalid Field for a state that there is not; Feature Not Changeable for any but the one that
+    /// it has, when that is permanent or lasts until a power cycle.
+    pub fn check(&self, new: WriteProtectState) -> Result<(), Status> {
+        let old = self.state();
+        match old {
+            _ if new.name().is_none() => Err(Status::INVALID_FIELD.with_dnr()),
+            WriteProtectState::NONE | WriteProtectState::PROTECTED => Ok(()),
+            _ if new == old => Ok(()),
+            _ => Err(Status::FEATURE_NOT_CHANGEABLE.with_dnr()),
+        }
+    }
+
+    /// Sets a state: keeps it, and only then makes it the state. For the keeper alone. True when it
+    /// is another one now.
+    ///
+    /// # Errors
+    /// As [`Protection::check`]; Format in Progress while it is held; Internal Error when it cannot
+    /// be kept, and is as before.
+    pub fn change(&self, new: WriteProtectState) -> Result<bool, Status> {
+        self.check(new)?;
+        let old = self.state();
+        if old == new || !self.is_supported() {
+            return Ok(false);
+        }
+        let held = self.held();
+        if *held {
+            return Err(Status::FORMAT_IN_PROGRESS);
+        }
+        if let Kept::File(folder, name) = &self.kept
+            && let Err(failure) = keep(folder, name, new)
+        {
+            let path = folder.join(name);
+            error!("write protection in {} cannot be kept: {failure}", path.display());
+            // The rename may have happened. What hosts are told counts, so put it back.
+            if let Err(failure) = keep(folder, name, old) {
+                error!("nor can the one before be put back: {failure}");
+            }
+            return Err(Status::INTERNAL_ERROR);
+        }
+        self.state.store(new.0, Ordering::Release);
+        drop(held);
+        let name = new.name().unwrap_or_default();
+        info!(subsystem = %self.subsystem, nsid = self.nsid, "write protection is now: {name}");
+        Ok(true)
+    }
+
+    /// Everything is erased that could be protected: the state stays as it is until what is
+    /// returned is dropped. For one at a time.
+    ///
+    /// # Errors
+    /// Namespace is Write Protected.
+    pub fn hold(self: &Arc<Self>) -> Result<Held, Status> {
+        let mut held = self.held();
+        if self.is_on() {
+            return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
+        }
+        *held = true;
+        Ok(Held(Arc::clone(self)))
+    }
+
+    fn held(&self) -> MutexGuard<'_, bool> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A state that stays as it is.
+#[derive(Debug)]
+pub struct Held(Arc<Protection>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        *self.0.held() = false;
+    }
+}
+
+impl PartialEq for Protection {
+    fn eq(&self, other: &Protection) -> bool {
+        std::ptr::eq(self, other)
+    }
+}
+
+impl Eq for Protection {}
+
+/// What a start of the daemon finds.
+fn load(path: &Path) -> Result<WriteProtectState, String> {
+    let shown = path.display();
+    match std::fs::read(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(WriteProtectState::NONE),
+        Err(error) => Err(format!("the write protection in {shown} cannot be read: {error}")),
+        Ok(bytes) => [WriteProtectState::PROTECTED, WriteProtectState::PERMANENT]
+            .into_iter()
+            .find(|state| emit(*state) == bytes)
+            .ok_or_else(|| {
+                format!(
+                    "{shown} says nothing of write protection that we wrote: restore it, or remove \
+                     it if the namespace may be written again"
+                )
+            }),
+    }
+}
+
+/// What outlasts a start is in the file; otherwise there is none.
+fn keep(folder: &Path, name: &str, state: WriteProtectState) -> std::io::Result<()> {
+    match state {
+        WriteProtectState::PROTECTED | WriteProtectState::PERMANENT => {
+            atomic_file::write(folder, name, &emit(state))
+        }
+        _ => atomic_file::remove(folder, name),
+    }
+}
+
+fn emit(state: WriteProtectState) -> Vec<u8> {
+    atomic_file::sealed(&format!("{FIRST_LINE}\nstate {}\n", state.0)).into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::core::subsystem::write_protect::*;
+
+    const STATES: [WriteProtectState; 4] = [
+        WriteProtectState::NONE,
+        WriteProtectState::PROTECTED,
+        WriteProtectState::UNTIL_POWER_CYCLE,
+        WriteProtectState::PERMANENT,
+    ];
+
+    fn made(folder: &Path) -> Result<Arc<Protection>, String> {
+        let nqn = "nqn.2026-11.io.nvmfd:test".parse().unwrap();
+        Protection::kept(nqn, 1, folder, [7; 16])
+    }
+
+    #[test]
+    fn states_change_as_the_documents_say_and_outlast_what_they_should() {
+        let refused = Err(Status::FEATURE_NOT_CHANGEABLE.with_dnr());
+        for from in STATES {
+            for to in STATES {
+                let folder = tempfile::tempdir().unwrap();
+                let protection = made(folder.path()).unwrap();
+                assert_eq!(protection.change(from), Ok(from.0 != 0));
+                let expected = match (from.0, to.0) {
+                    (0 | 1, _) => Ok(from != to),
+                    (2 | 3, _) if from == to => Ok(false),
+                    _ => refused,
+                };
+                assert_eq!(protection.change(to), expected, "{from} to {to}");
+                let now = if expected.is_ok() { to } else { from };
+                assert_eq!((protection.state(), protection.is_on()), (now, now.0 != 0));
+                // A start of the daemon is a power cycle.
+                let later = if now.0 == 2 { 0 } else { now.0 };
+                assert_eq!(made(folder.path()).unwrap().state().0, later, "{from} to {to}");
+            }
+        }
+    }
+
+    #[test]
+    fn states_that_are_none_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let protection = made(folder.path()).unwrap();
+        for state in 4..8 {
+            let refused = protection.change(WriteProtectState(state));
+            assert_eq!(refused, Err(Status::INVALID_FIELD.with_dnr()));
+        }
+    }
+
+    #[test]
+    fn what_is_erased_is_not_protected_and_what_is_protected_is_not_erased() {
+        let folder = tempfile::tempdir().unwrap();
+        let protection = made(folder.path()).unwrap();
+        let held = protection.hold().unwrap();
+        for state in &STATES[1..] {
+            assert_eq!(protection.change(*state), Err(Status::FORMAT_IN_PROGRESS));
+        }
+        assert!(!protection.is_on());
+        drop(held);
+        assert_eq!(protection.change(WriteProtectState::PROTECTED), Ok(true));
+        let refused = protection.hold().map(drop);
+        assert_eq!(refused, Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr()));
+        assert_eq!(protection.change(WriteProtectState::NONE), Ok(true));
+    }
+
+    #[test]
+    fn what_cannot_be_kept_is_not_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let protection = made(folder.path()).unwrap();
+        std::fs::remove_dir(folder.path()).unwrap();
+        let failed = protection.change(WriteProtectState::PERMANENT);
+        assert_eq!(failed, Err(Status::INTERNAL_ERROR));
+        assert!(!protection.is_on());
+        std::fs::create_dir(folder.path()).unwrap();
+        assert_eq!(protection.change(WriteProtectState::PROTECTED), Ok(true));
+    }
+
+    #[test]
+    fn a_file_that_says_something_else_is_not_passed_over() {
+        let folder = tempfile::tempdir().unwrap();
+        made(folder.path()).unwrap().change(WriteProtectState::PROTECTED).unwrap();
+        let path = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+        let good = std::fs::read(&path).unwrap();
+        for (at, bit) in (0..good.len()).flat_map(|at| (0..8).map(move |bit| (at, 1 << bit))) {
+            let mut bad = good.clone();
+            bad[at] ^= bit;
+            std::fs::write(&path, bad).unwrap();
+            let said = made(folder.path()).unwrap_err();
+            assert!(said.contains("restore it, or remove it"), "{said}");
+        }
+        for cut in 0..good.len() {
+            std::fs::write(&path, &good[..cut]).unwrap();
+            assert!(made(folder.path()).is_err(), "{cut} bytes of it");
+        }
+    }
+}

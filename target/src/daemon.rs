@@ -1,0 +1,795 @@
+//! The running target: reactors on their threads, and what the control plane may ask of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{self, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+use nvme::Nqn;
+use rdma::{Pool, SpinBudget};
+use tracing::{info, warn};
+
+use crate::blockdev::Torn;
+use crate::blockdev::monitor::Tender;
+use crate::config::{Config, Missing, Spin, memory_estimate};
+use crate::core::controller::Limits;
+use crate::core::message::{Mail, mailbox};
+use crate::core::qpair::{DATA_FOR_ADMIN_BYTES, RECEIVES_FOR_ADMIN};
+use crate::core::registry::Registry;
+use crate::core::shared::Shared;
+use crate::core::stats::PollStats;
+use crate::error::{Fatal, NotServed};
+use crate::platform::availability;
+use crate::provision::devices::Stores;
+use crate::provision::ns_catalog::Catalogs;
+use crate::provision::retry::{Waiting, make_good};
+use crate::provision::{Next, PATIENCE, Shelf};
+use crate::reactor::fabric::{self, Choice, Fabrics, choose, owns};
+use crate::reactor::{Parts, Reactor};
+use crate::state::power::PowerLog;
+use crate::state::revoked_hosts;
+use crate::state::usage::{Keeping, Ledger};
+use crate::telemetry::pending::Pending;
+use crate::telemetry::view::View;
+use crate::worker::Workers;
+use crate::worker::ns_management::{self, Steward};
+use crate::worker::ns_state::{Keeper, Word};
+
+/// What `spin_us = "auto"` allows while no disk is at work: about the cost of waking up a sleeping
+/// CPU.
+const SPIN_AUTO: Duration = Duration::from_micros(50);
+
+/// What is kept over restarts has this long in a stop, also when hosts or disks have used it up.
+const KEEPING: Duration = Duration::from_millis(400);
+
+/// A running target.
+pub struct Target {
+    provider: Choice,
+    registry: Arc<Registry>,
+    shared: Arc<Shared>,
+    pending: Arc<Pending>,
+    shelf: Arc<Mutex<Shelf>>,
+    tender: Arc<Tender>,
+    fabrics: Fabrics,
+    reactors: Vec<Running>,
+    keeper: (JoinHandle<()>, mpsc::Sender<Word>),
+    steward: (JoinHandle<()>, mpsc::Sender<ns_management::Word>),
+    power: PowerLog,
+    ledger: Option<Keeping>,
+    waiting: Option<Waiting>,
+}
+
+struct Running {
+    thread: JoinHandle<()>,
+    stats: Arc<PollStats>,
+}
+
+/// Whether the reactors live; independent of who holds the [`Target`].
+#[derive(Debug)]
+pub struct Pulse {
+    registry: Arc<Registry>,
+    pending: Arc<Pending>,
+    /// Each reactor's counters, and the turns seen at the last look.
+    reactors: Vec<(Arc<PollStats>, u64)>,
+}
+
+impl Pulse {
+    /// Whether every reactor has turned since the last call. Rings them all, so that the next
+    /// call has something to see also when they sleep.
+    pub fn alive(&mut self) -> bool {
+        let mut alive = true;
+        for (stats, seen_turns) in &mut self.reactors {
+            let turns = stats.turns.load(Ordering::Relaxed);
+            alive &= turns != *seen_turns && !stats.ended.load(Ordering::Relaxed);
+            *seen_turns = turns;
+        }
+        self.registry.wake_reactors();
+        alive
+    }
+
+    /// Disconnects every host and ends the reactors when what is at the disks has finished, whoever
+    /// has the target; gives up at the deadline. The rest of a stop is left out.
+    pub fn part(&self, deadline: Instant) {
+        self.registry.leave();
+        for reactor in self.registry.reactors() {
+            reactor.send(Mail::Stop);
+        }
+        let is_over = |(stats, _): &(Arc<PollStats>, u64)| stats.ended.load(Ordering::Relaxed);
+        while !self.reactors.iter().all(is_over) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// What is configured and not there yet, a sentence each.
+    #[must_use]
+    pub fn awaited(&self) -> Vec<String> {
+        self.pending.list()
+    }
+
+    /// Whether a reactor's thread has ended before anybody asked it to.
+    #[must_use]
+    pub fn failed(&self) -> Option<Fatal> {
+        if self.registry.is_leaving() {
+            return None;
+        }
+        let has_ended = |(stats, _): &(Arc<PollStats>, u64)| stats.ended.load(Ordering::Relaxed);
+        let ended = self.reactors.iter().position(has_ended)?;
+        Some(Fatal(format!("reactor {ended} has ended; this is a defect, please report it")))
+    }
+}
+
+/// Notes the end of a reactor's thread, however it comes.
+struct Ending(Arc<PollStats>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.ended.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Target {
+    /// Starts the reactors, opens every store and listens.
+    ///
+    /// # Errors
+    /// One sentence about what keeps it from serving. Nothing is left running.
+    pub fn start(config: Config) -> Result<Target, Fatal> {
+        let mut keyring = config.authentication.keyring().map_err(unusable)?;
+        let folder = checked(config.state_directory.as_deref())?;
+        if let Some(folder) = &folder {
+            keyring.revoke(revoked_hosts::read(folder).map_err(Fatal)?);
+        }
+        let stores = Stores::new(folder, config.reactor.count());
+        let next = Next::open(&config, &stores, &Catalogs::new())?;
+        let boxes: Vec<_> = (0..config.reactor.count())
+            .map(|_| mailbox())
+            .collect::<io::Result<_>>()
+            .map_err(|error| Fatal(format!("no eventfd for a reactor: {error}")))?;
+        let senders: Vec<_> = boxes.iter().map(|(sender, _)| sender.clone()).collect();
+        let receives = config.memory.receives.saturating_sub(RECEIVES_FOR_ADMIN);
+        let tender = Tender::start(senders.clone());
+        let tender = tender.map_err(|error| Fatal(format!("no thread for stores: {error}")))?;
+        let tender = Arc::new(tender);
+        let keeper = Keeper::new();
+        let steward = Steward::new();
+        let registry = Arc::new(Registry::new(senders, config.limits.controllers, receives));
+        let power = PowerLog::open(config.state_directory.as_deref(), Instant::now());
+        let ledger = Arc::new(Ledger::open(config.state_directory.as_deref(), power.meter));
+        let workers = Workers::default().with_ns_state(keeper.sender());
+        let workers = workers.with_ns_management(steward.sender());
+        let shared = Shared::new(Arc::clone(&registry), workers).with_power(power.meter);
+        let shared = Arc::new(shared);
+        registry.set_keyring(keyring);
+        keep_keyed(&registry, config.state_directory.as_deref()).iter().for_each(|w| warn!("{w}"));
+        let (provider, why) = choose(config.provider, &config.addresses(), will_own);
+        info!(%provider, "fabric provider chosen: {why}");
+        let capture = config.capture.as_ref().map(|c| fabric::capture(provider, c)).transpose();
+        let capture = capture.map_err(|error| Fatal(error.to_string()))?;
+        let fabrics = provider.fabrics(config.reactor.count(), config.soft, capture);
+        let fabrics = fabrics.map_err(|error| Fatal(error.to_string()))?;
+        let keeper = keep(keeper, &registry)?;
+        let reactors = Vec::new();
+        let shelf = Shelf::new(
+            config.clone(),
+            stores,
+            Arc::clone(&shared),
+            Arc::clone(&tender),
+            Arc::clone(&ledger),
+            provider == Choice::Verbs,
+        );
+        let pending = Arc::clone(shelf.pending());
+        let shelf = Arc::new(Mutex::new(shelf));
+        let steward = steward_of(steward, &shelf, &shared)?;
+        let mut target = Target {
+            provider,
+            registry,
+            shared,
+            pending,
+            shelf,
+            tender,
+            fabrics,
+            reactors,
+            keeper,
+            steward,
+            power,
+            ledger: None,
+            waiting: None,
+        };
+        let started = boxes
+            .into_iter()
+            .enumerate()
+            .try_for_each(|(index, (_, mailbox))| target.spawn(&config, index, mailbox))
+            .and_then(|()| {
+                let mut shelf = target.shelf();
+                shelf.attach_new(&next)?;
+                shelf.adopt(next, Vec::new()).iter().for_each(|line| info!("{line}"));
+                Ok(())
+            })
+            .and_then(|()| {
+                let mut shelf = target.shelf();
+                config.addresses().iter().try_for_each(|at| shelf.listen(*at, config.missing))?;
+                shelf.publish();
+                Ok(())
+            })
+            .and_then(|()| {
+                let waiting = Waiting::start(Arc::clone(&target.shelf));
+                let no_thread = |error| Fatal(format!("no thread that waits: {error}"));
+                target.waiting = Some(waiting.map_err(no_thread)?);
+                Ok(())
+            });
+        match started {
+            Ok(()) => {
+                target.power.begin(Instant::now());
+                target.ledger = ledger.keep();
+                Ok(target)
+            }
+            Err(fatal) => {
+                target.stop(Instant::now() + Duration::from_secs(5));
+                Err(fatal)
+            }
+        }
+    }
+
+    /// Changes what is served: subsystems, hosts, namespaces, listeners. All or nothing. Returns
+    /// one line for each change, when every queue of connected hosts goes by it.
+    ///
+    /// # Errors
+    /// One sentence about what cannot be served; everything is as before.
+    pub fn apply(&mut self, config: Config) -> Result<Vec<String>, Fatal> {
+        self.put(config, true, || Ok(())).map_err(|not_served| match not_served {
+            NotServed::Unservable(fatal) => fatal,
+            NotServed::Unkept(sentence) => Fatal(sentence),
+        })
+    }
+
+    /// As [`Target::apply`]. What is new has to be there, as
+    /// somebody waits for the answer: only a start and a reload await what comes late. `persist`
+    /// has the change outlast the daemon: it comes when nothing else can fail any more, and before
+    /// any host sees a change.
+    ///
+    /// # Errors
+    /// What cannot be served, or what `persist` says; everything is as before.
+    pub fn change(
+        &mut self,
+        config: Config,
+        persist: impl FnOnce() -> Result<(), String>,
+    ) -> Result<Vec<String>, NotServed> {
+        self.put(config, false, persist)
+    }
+
+    /// Prepares, persists, commits.
+    fn put(
+        &mut self,
+        mut config: Config,
+        may_wait: bool,
+        persist: impl FnOnce() -> Result<(), String>,
+    ) -> Result<Vec<String>, NotServed> {
+        let mut shelf = self.shelf();
+        let mut lines: Vec<String> = shelf
+            .config()
+            .needs_restart(&config)
+            .into_iter()
+            .map(|section| format!("{section} has changed and needs a restart"))
+            .collect();
+        config.keep_fixed(shelf.config());
+        let keyring = config.authentication.keyring().map_err(unusable)?;
+        let next = if may_wait { shelf.next_by_reload(&config)? } else { shelf.next(&config)? };
+        let missing = if may_wait { config.missing } else { Missing::Fail };
+        if !may_wait {
+            shelf.awaits_no_more_in(&next)?;
+        }
+        lines.extend(differences(shelf.config(), &config));
+        let (was, is) = (shelf.config().addresses(), config.addresses());
+        let added: Vec<SocketAddr> = is.iter().filter(|at| !was.contains(at)).copied().collect();
+        let removed: Vec<SocketAddr> = was.iter().filter(|at| !is.contains(at)).copied().collect();
+        let memory = shelf.prepare(&next, &added, missing)?;
+        if let Err(sentence) = persist() {
+            shelf.abandon(&next, &added);
+            return Err(NotServed::Unkept(sentence));
+        }
+        // From here on nothing can fail, and hosts see it. (A name that is not put in place now is
+        // tried again with what is adopted.)
+        let _ = memory.persist();
+        let old = shelf.set_config(config);
+        lines.extend(self.registry.set_keyring(keyring));
+        lines.extend(keep_keyed(&self.registry, shelf.config().state_directory.as_deref()));
+        removed.iter().for_each(|at| shelf.unlisten(*at));
+        let kept: BTreeSet<Nqn> = shelf.config().subsystems.iter().map(|s| s.nqn).collect();
+        let gone = old.subsystems.iter().map(|s| s.nqn).filter(|nqn| !kept.contains(nqn)).collect();
+        lines.extend(shelf.adopt(next, gone));
+        // Whoever is answered may rely on it: no queue serves a host any more as it was.
+        shelf.wait_for_reactors();
+        Ok(lines)
+    }
+
+    /// A way to tell whether the target lives, also while it is being changed.
+    #[must_use]
+    pub fn pulse(&self) -> Pulse {
+        let reactors = self.reactors.iter().map(|r| (Arc::clone(&r.stats), 0)).collect();
+        let pending = Arc::clone(&self.pending);
+        Pulse { registry: Arc::clone(&self.registry), pending, reactors }
+    }
+
+    /// What may be seen of it while it runs, also while it is being changed.
+    #[must_use]
+    pub fn view(&self) -> View {
+        View {
+            registry: Arc::clone(&self.registry),
+            shared: Arc::clone(&self.shared),
+            pending: Arc::clone(&self.pending),
+            tender: Some(Arc::clone(&self.tender)),
+            reactors: self.reactors.iter().map(|r| Arc::clone(&r.stats)).collect(),
+            provider: self.provider.to_string(),
+            pool_bytes: self.shelf().config().pool_plan().total_bytes()
+                * self.reactors.len() as u64,
+            started: Instant::now(),
+        }
+    }
+
+    /// What runs, for a person: listeners, subsystems, and the memory formula.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let shelf = self.shelf();
+        let config = shelf.config();
+        let plan = config.pool_plan();
+        let count = self.reactors.len() as u64;
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        format!(
+            "{} reactor(s), pool {:.1} MiB = {count} x ({} cells x 64 B + {} receives x {} B + data \
+             {:.1} MiB); {} subsystem(s) at {}\n{}{}",
+            count,
+            mib(plan.total_bytes() * count),
+            plan.cells,
+            plan.receives,
+            plan.receive_bytes(),
+            mib(plan.data_bytes),
+            config.subsystems.len(),
+            config.addresses().iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+            memory_estimate::sentence(config),
+            self.torn().map_or_else(String::new, |sentence| format!("\n{sentence}")),
+        )
+    }
+
+    /// Which blocks a power failure may leave half written, if any.
+    fn torn(&self) -> Option<String> {
+        let subsystems = self.registry.subsystems();
+        let all = subsystems.iter().flat_map(|s| s.namespaces.iter().map(move |n| (s.nqn, n)));
+        let torn = all.filter(|(_, n)| !n.read_only).filter_map(|(nqn, n)| {
+            let place = format!("namespace {} of {nqn}", n.nsid);
+            Torn::of(place, n.block_bytes(), n.power_fail_atomic_bytes())
+        });
+        Torn::sentence(&torn.collect::<Vec<_>>())
+    }
+
+    /// Tells hosts that they reach nothing here any more, and gives them until then to go on by
+    /// other paths; less where there is none. Nothing but [`Target::stop`] may follow.
+    pub fn leave(&self, until: Instant) {
+        self.registry.leave();
+        while self.registry.has_hosts() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Disconnects every host, lets what is at the disks finish, and ends the reactors; gives up
+    /// at the deadline, or 400 ms later for what is kept over restarts.
+    pub fn stop(mut self, deadline: Instant) {
+        // A host's format would keep its reactor beyond any deadline.
+        self.registry.halt();
+        self.tender.tell_what_is_lost(deadline.min(Instant::now() + KEEPING));
+        // It may hang in a disk: hosts and what is kept come first.
+        self.waiting.iter_mut().for_each(Waiting::cease);
+        for index in 0..self.reactors.len() {
+            self.registry.reactor(index).send(Mail::Stop);
+        }
+        for (index, running) in self.reactors.into_iter().enumerate() {
+            while !running.thread.is_finished() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            if running.thread.is_finished() {
+                let _ = running.thread.join();
+            } else {
+                warn!(reactor = index, "did not stop in time");
+            }
+        }
+        let kept = deadline.max(Instant::now() + KEEPING);
+        self.ledger.into_iter().for_each(|ledger| ledger.close(kept));
+        self.power.close(kept);
+        self.waiting.into_iter().for_each(|waiting| waiting.stop(deadline));
+        self.tender.stop(deadline);
+        let _ = self.keeper.1.send(Word::Stop);
+        let _ = self.steward.1.send(ns_management::Word::Stop);
+        let gone = || self.keeper.0.is_finished() && self.steward.0.is_finished();
+        while !gone() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        // Whoever has it now hangs in a disk.
+        if let Ok(shelf) = self.shelf.try_lock() {
+            make_good(shelf.owing(), deadline);
+        }
+    }
+
+    /// What is served, for whoever changes it.
+    fn shelf(&self) -> MutexGuard<'_, Shelf> {
+        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn spawn(
+        &mut self,
+        config: &Config,
+        index: usize,
+        mailbox: crate::core::message::Mailbox,
+    ) -> Result<(), Fatal> {
+        let plan = config.pool_plan();
+        let least = u64::from(plan.largest_bytes) * 2 + DATA_FOR_ADMIN_BYTES;
+        if plan.data_bytes < least {
+            return Err(Fatal(format!(
+                "memory.data is {} bytes, but two transfers of mdts and a reserve need {least}",
+                plan.data_bytes
+            )));
+        }
+        let pool =
+            Pool::new(plan).map_err(|error| Fatal(format!("no memory for a pool: {error}")))?;
+        let fabric = self.fabrics.make(index, pool.region().clone(), plan.receives);
+        let fabric = fabric.map_err(|error| Fatal(error.to_string()))?;
+        let limits = &config.limits;
+        let pending = Arc::clone(&self.pending);
+        let parts = Parts {
+            index,
+            pool,
+            fabric,
+            mailbox,
+            shared: Arc::clone(&self.shared),
+            on_lost_address: Box::new(move |at| pending.lose(at)),
+            limits: Limits {
+                queue_depth: limits.queue_depth,
+                io_queues: limits.io_queues,
+                in_capsule_bytes: limits.in_capsule_bytes,
+                mdts_bytes: limits.mdts_bytes,
+            },
+            spin: match config.reactor.spin {
+                Spin::Auto => SpinBudget::auto(SPIN_AUTO),
+                Spin::Micros(micros) => SpinBudget::of(Duration::from_micros(micros.into())),
+            },
+            stats: Arc::default(),
+        };
+        let stats = Arc::clone(&parts.stats);
+        let ending = Ending(Arc::clone(&stats));
+        let cpu = config.reactor.cpus.get(index).copied();
+        let (ready, is_ready) = sync_channel(1);
+        let thread = std::thread::Builder::new()
+            .name(format!("reactor-{index}"))
+            .spawn(move || {
+                let _ending = ending;
+                pin(cpu);
+                match Reactor::new(parts) {
+                    Ok(reactor) => {
+                        let _ = ready.send(Ok(()));
+                        reactor.run();
+                    }
+                    Err(error) => {
+                        let _ = ready.send(Err(Fatal(format!("no io_uring: {error}"))));
+                    }
+                }
+            })
+            .map_err(|error| Fatal(format!("no thread for a reactor: {error}")))?;
+        match is_ready.recv_timeout(PATIENCE) {
+            Ok(Ok(())) => {
+                self.reactors.push(Running { thread, stats });
+                Ok(())
+            }
+            Ok(Err(fatal)) => Err(fatal),
+            Err(_) => Err(Fatal(format!("reactor {index} did not start"))),
+        }
+    }
+}
+
+/// The folder for what the daemon remembers, if there is one that can be used.
+fn checked(folder: Option<&Path>) -> Result<Option<PathBuf>, Fatal> {
+    let Some(folder) = folder else { return Ok(None) };
+    match std::fs::metadata(folder) {
+        Ok(found) if found.is_dir() => Ok(Some(folder.to_owned())),
+        Ok(_) => Err(Fatal(format!("state_directory {} is no folder", folder.display()))),
+        Err(error) => {
+            Err(Fatal(format!("state_directory {} cannot be used: {error}", folder.display())))
+        }
+    }
+}
+
+/// Keeps which hosts have had keys, where there is a directory for that. A sentence where it cannot
+/// be done: then it holds until the daemon ends.
+fn keep_keyed(registry: &Registry, folder: Option<&Path>) -> Option<String> {
+    let (hosts, folder) = (registry.keyed_hosts(), folder?);
+    if revoked_hosts::read(folder).is_ok_and(|kept| kept == hosts) {
+        return None;
+    }
+    let error = revoked_hosts::write(folder, &hosts).err()?;
+    Some(format!(
+        "{} cannot be written: {error}; a host whose key is taken away is refused until the daemon \
+         ends, and not after that",
+        folder.display()
+    ))
+}
+
+/// Starts the thread that keeps the reservations.
+fn keep(
+    keeper: Keeper,
+    registry: &Arc<Registry>,
+) -> Result<(JoinHandle<()>, mpsc::Sender<Word>), Fatal> {
+    let (words, registry) = (keeper.sender(), Arc::clone(registry));
+    let builder = std::thread::Builder::new().name("keeper".to_owned());
+    let thread = builder.spawn(move || keeper.run(&registry));
+    let thread = thread.map_err(|e| Fatal(format!("no thread for reservations: {e}")))?;
+    Ok((thread, words))
+}
+
+/// Starts the thread that carries out orders about namespaces.
+fn steward_of(
+    steward: Steward,
+    shelf: &Arc<Mutex<Shelf>>,
+    shared: &Arc<Shared>,
+) -> Result<(JoinHandle<()>, mpsc::Sender<ns_management::Word>), Fatal> {
+    let (words, shelf, shared) = (steward.sender(), Arc::clone(shelf), Arc::clone(shared));
+    let builder = std::thread::Builder::new().name("steward".to_owned());
+    let thread = builder.spawn(move || steward.run(&shelf, &shared));
+    let thread = thread.map_err(|e| Fatal(format!("no thread for orders of hosts: {e}")))?;
+    Ok((thread, words))
+}
+
+/// Key files that cannot be used, as one sentence.
+fn unusable(mistakes: Vec<String>) -> Fatal {
+    Fatal(mistakes.join("; "))
+}
+
+fn pin(cpu: Option<u32>) {
+    let Some(cpu) = cpu else { return };
+    let mut set = CpuSet::new();
+    let pinned = set.set(cpu as usize).and_then(|()| sched_setaffinity(Pid::from_raw(0), &set));
+    if let Err(error) = pinned {
+        warn!(cpu, %error, "cannot pin a reactor to its CPU");
+    }
+}
+
+/// What a reload changes, one line each.
+fn differences(old: &Config, new: &Config) -> Vec<String> {
+    let mut lines = Vec::new();
+    for is in &new.listeners {
+        let Some(was) = old.listeners.iter().find(|was| was.address == is.address) else {
+            continue;
+        };
+        match is.ana.to_string() {
+            _ if is.ana == was.ana => {}
+            states if states.is_empty() => lines.push(format!("{is}: all groups optimized")),
+            states => lines.push(format!("{}: {states}", is.address)),
+        }
+    }
+    if old.quotas != new.quotas {
+        lines.push("limits that hosts and namespaces share have changed".to_owned());
+    }
+    let find = |config: &'_ Config, nqn: &Nqn| config.subsystems.iter().position(|s| s.nqn == *nqn);
+    let ports = |config: &Config| -> BTreeMap<SocketAddr, u16> {
+        config.listeners.iter().map(|listener| (listener.address, listener.id)).collect()
+    };
+    if ports(old) != ports(new) {
+        let now: Vec<String> =
+            new.listeners.iter().map(|l| format!("{} (id {})", l.address, l.id)).collect();
+        lines.push(format!("listeners are now {}", now.join(", ")));
+    }
+    if old.discovery != new.discovery {
+        lines.push("what discovery tells has changed".to_owned());
+    }
+    for was in &old.subsystems {
+        if find(new, &was.nqn).is_none() {
+            lines.push(format!("subsystem {} removed", was.nqn));
+        }
+    }
+    for is in &new.subsystems {
+        let Some(was) = find(old, &is.nqn).map(|at| &old.subsystems[at]) else {
+            lines.push(format!("subsystem {} added", is.nqn));
+            continue;
+        };
+        if (was.allow_any_host, &was.hosts) != (is.allow_any_host, &is.hosts) {
+            lines.push(format!("hosts of {} changed", is.nqn));
+        }
+        if was.offer != is.offer {
+            lines.push(format!("what {} offers has changed", is.nqn));
+        }
+        for n in &was.namespaces {
+            if !is.namespaces.iter().any(|m| m.nsid == n.nsid) {
+                lines.push(format!("namespace {} of {} removed", n.nsid, is.nqn));
+            }
+        }
+        for n in &is.namespaces {
+            match was.namespaces.iter().find(|m| m.nsid == n.nsid) {
+                None => lines.push(format!("namespace {} of {} added", n.nsid, is.nqn)),
+                Some(m) if m != n => {
+                    lines.push(format!("namespace {} of {} changed", n.nsid, is.nqn));
+                }
+                Some(_) => {}
+            }
+        }
+    }
+    lines
+}
+
+/// Whether an RDMA device has this address, or may come to have it: where the machine has one,
+/// addresses that come later will be its.
+fn will_own(at: &SocketAddr) -> bool {
+    let any = SocketAddr::from(([0, 0, 0, 0], at.port()));
+    owns(at) || availability::address(at.ip()).is_some() && owns(&any)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::NamespaceKind;
+    use crate::daemon::*;
+
+    /// A target that listens nowhere: its address is one of documentation.
+    fn config(folder: &Path) -> Config {
+        let text = format!(
+            "provider = \"soft\"\nstate_directory = {folder:?}\n[[listener]]\naddress = \
+             \"192.0.2.1\"\n[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:a\"\nallow_any_host = \
+             true\n[[subsystem.namespace]]\nnsid = 1\nkind = \"null\"\nsize = \"1MiB\"\n"
+        );
+        Config::parse(&text).unwrap()
+    }
+
+    #[test]
+    fn an_address_whose_device_was_taken_away_is_awaited_and_listened_at_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let at: SocketAddr = "127.99.71.1:4420".parse().unwrap();
+        let mut config = config(folder.path());
+        config.listeners[0].address = at;
+        let mut target = Target::start(config).unwrap();
+        target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
+        let nowhere: [String; 0] = [];
+        assert_eq!(target.pending.list(), nowhere);
+        target.pending.lose(at);
+        // Whoever has no such listener any more does not wait for it.
+        target.shelf().unlisten(at);
+        target.shelf().await_lost();
+        assert_eq!(target.pending.list(), nowhere);
+        target.shelf().listen(at, Missing::Wait).unwrap();
+        target.pending.lose(at);
+        target.pending.lose("127.99.71.2:4420".parse().unwrap());
+        target.shelf().await_lost();
+        let awaited = target.pending.list();
+        assert_eq!(awaited.len(), 1, "{awaited:?}");
+        assert!(awaited[0].contains("its RDMA device was removed"), "{awaited:?}");
+        assert_eq!(target.shelf().awaited_addresses(), [at]);
+        target.shelf().on_address(at);
+        assert_eq!(target.pending.list(), nowhere);
+        target.stop(Instant::now() + Duration::from_secs(60));
+    }
+
+    #[test]
+    fn a_change_that_is_refused_takes_away_what_it_has_made_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut target = Target::start(config(folder.path())).unwrap();
+        target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
+        let disks = crate::blockdev::tests::folder();
+        let kept = || Ok(());
+        let [new, old, none] = ["new", "old", "none/disk"].map(|name| disks.path().join(name));
+        std::fs::write(&old, vec![0; 1 << 20]).unwrap();
+        let with = |paths: &[(u32, &PathBuf)]| {
+            let mut config = config(folder.path());
+            for &(nsid, path) in paths {
+                let mut namespace = config.subsystems[0].namespaces[0].clone();
+                (namespace.nsid, namespace.uuid) = (nsid, uuid::Uuid::from_u128(nsid.into()));
+                let size = Some(1 << 20);
+                namespace.kind = NamespaceKind::File { path: path.clone(), size };
+                config.subsystems[0].namespaces.push(namespace);
+            }
+            config
+        };
+        let refused = target.change(with(&[(2, &new), (3, &old), (4, &none)]), kept).unwrap_err();
+        assert!(refused.to_string().contains("there is no folder"), "{refused}");
+        assert_eq!((new.exists(), old.exists()), (false, true));
+        // It cannot be listened at: another refusal, after everything was opened.
+        let taken = std::net::UdpSocket::bind("127.99.71.3:4791").unwrap();
+        let mut elsewhere = with(&[(2, &new), (3, &old)]);
+        let mut listener = elsewhere.listeners[0];
+        (listener.id, listener.address) = (9, "127.99.71.3:4420".parse().unwrap());
+        elsewhere.listeners.push(listener);
+        let refused = target.change(elsewhere, kept).unwrap_err();
+        assert!(refused.to_string().contains("127.99.71.3"), "{refused}");
+        assert_eq!((new.exists(), old.exists()), (false, true));
+        drop(taken);
+        // What was opened for that is on its way out.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while let Err(refused) = target.change(with(&[(2, &new), (3, &old)]), kept) {
+            assert!(refused.to_string().contains("a lock on it is held"), "{refused}");
+            assert!(Instant::now() < deadline, "{refused}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        target.change(config(folder.path()), kept).unwrap();
+        assert!(new.exists() && old.exists(), "it was served");
+        target.stop(Instant::now() + Duration::from_secs(60));
+    }
+
+    /// Or the file would be made anew, empty, by a start that does not find it.
+    #[test]
+    fn a_file_that_cannot_be_remembered_is_not_served() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut target = Target::start(config(folder.path())).unwrap();
+        target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
+        let disks = crate::blockdev::tests::folder();
+        let path = disks.path().join("disk");
+        let with_file = || {
+            let mut config = config(folder.path());
+            config.subsystems[0].namespaces[0].kind =
+                NamespaceKind::File { path: path.clone(), size: Some(1 << 20) };
+            config.subsystems[0].namespaces[0].nsid = 2;
+            config
+        };
+        let in_the_way = folder.path().join("served.new");
+        std::fs::create_dir(&in_the_way).unwrap();
+        let persist = || panic!("it is kept before it is known that it can be served");
+        let refused = target.change(with_file(), persist).unwrap_err();
+        assert!(refused.to_string().contains("cannot remember"), "{refused}");
+        let subsystem = target.registry.subsystem(&with_file().subsystems[0].nqn).unwrap();
+        assert!(subsystem.namespace(1).is_ok() && subsystem.namespace(2).is_err());
+        assert!(!path.exists(), "what was made for it is gone");
+        std::fs::remove_dir(&in_the_way).unwrap();
+        target.change(with_file(), || Ok(())).unwrap();
+        let served = crate::platform::availability::Served::load(Some(folder.path()));
+        assert!(served.contains(&path) && !served.contains(Path::new("/other")));
+        target.stop(Instant::now() + Duration::from_secs(60));
+    }
+
+    #[test]
+    fn a_reload_that_is_refused_leaves_a_failed_flush_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let disks = crate::blockdev::tests::folder();
+        let with_file = || {
+            let mut config = config(folder.path());
+            config.subsystems[0].namespaces[0].kind =
+                NamespaceKind::File { path: disks.path().join("1"), size: Some(1 << 20) };
+            config
+        };
+        let mut target = Target::start(with_file()).unwrap();
+        target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
+        let nqn = with_file().subsystems[0].nqn;
+        let health =
+            Arc::clone(&target.registry.subsystem(&nqn).unwrap().namespace(1).unwrap().health);
+        health.fail_sync(nvme::Status::WRITE_FAULT);
+        let _taken = std::net::UdpSocket::bind("127.99.71.4:4791").unwrap();
+        let mut elsewhere = with_file();
+        let mut listener = elsewhere.listeners[0];
+        (listener.id, listener.address) = (9, "127.99.71.4:4420".parse().unwrap());
+        elsewhere.listeners.push(listener);
+        let refused = target.apply(elsewhere).unwrap_err();
+        assert!(refused.0.contains("127.99.71.4"), "{refused}");
+        assert_eq!(health.sync_failure(), Some(nvme::Status::WRITE_FAULT));
+        target.stop(Instant::now() + Duration::from_secs(60));
+    }
+
+    #[test]
+    fn who_waits_for_a_disk_that_hangs_keeps_no_host_and_nothing_that_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut target = Target::start(config(folder.path())).unwrap();
+        target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
+        let stats: Vec<_> = target.reactors.iter().map(|each| Arc::clone(&each.stats)).collect();
+        let (say, said) = mpsc::channel();
+        let (power, usage) = (folder.path().join("power"), folder.path().join("usage"));
+        let at_work = std::fs::read(&power).unwrap();
+        let is_kept = move || usage.exists() && std::fs::read(&power).unwrap() != at_work;
+        target.waiting = Some(Waiting::at(move || {
+            // Comes back when the rest has stopped, or after long.
+            let hopeless = Instant::now() + Duration::from_secs(30);
+            let has_stopped =
+                || is_kept() && stats.iter().all(|each| each.ended.load(Ordering::Relaxed));
+            while !has_stopped() && Instant::now() < hopeless {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            let _ = say.send(has_stopped());
+        }));
+        target.stop(Instant::now() + Duration::from_secs(60));
+        assert_eq!(said.recv(), Ok(true), "hosts and what is kept come first");
+    }
+}

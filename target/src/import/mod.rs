@@ -1,0 +1,94 @@
+//! The saved configuration of another target, as a configuration of ours.
+//!
+//! Pure functions: JSON text in, TOML text out, and a list of what has no counterpart here, which
+//! also ends the text as comments. What comes out is read by [`Config::parse`] before it is
+//! returned, so it has no mistakes; whether files and addresses exist, only the machine can tell.
+//!
+//! What hosts know a disk by (NQN, serial number, model, nsid, UUID, NGUID, EUI64) is carried over,
+//! so they find the same disks. Blocks must keep their size as well, or a host finds other
+//! contents; where the saved file does not say it, the caller's `look` does.
+
+mod builder;
+mod json;
+pub mod nvmet;
+pub mod spdk;
+
+use std::path::Path;
+
+use thiserror::Error;
+
+use crate::config::{Config, ConfigErrors};
+use builder::Draft;
+
+/// A configuration that came from another target.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Imported {
+    /// The text of an `nvmfd.toml`, without mistakes. Ends with `remarks` as comments.
+    pub text: String,
+    /// What does not map and why, one sentence each, without control characters.
+    pub remarks: Vec<String>,
+}
+
+/// Why there is no configuration to return.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum ImportError {
+    /// The text is not JSON; what the parser says.
+    #[error("this is not JSON: {0}")]
+    NotJson(String),
+    /// JSON, but not what the other target saves.
+    #[error("{0}")]
+    NotThis(&'static str),
+    /// Nothing of it can be served here; the remarks say why.
+    #[error("nothing of it can be served here: {}", .0.join("; "))]
+    Nothing(Vec<String>),
+    /// A bug of ours: the result has mistakes.
+    #[error("the result has mistakes, which is a bug: {errors}")]
+    Mistakes {
+        /// The mistakes.
+        errors: ConfigErrors,
+        /// The text that has them.
+        text: String,
+    },
+}
+
+/// What nvmetcli saves (`nvmetcli save FILE`): the kernel's target.
+///
+/// `look` tells the logical block size, in bytes, of the block device at a path, if there is one.
+///
+/// # Errors
+/// The text is no such file, or names nothing that can be served here.
+pub fn nvmet(text: &str, look: impl Fn(&Path) -> Option<u32>) -> Result<Imported, ImportError> {
+    let mut draft = Draft::default();
+    nvmet::read(&parse(text)?, &look, &mut draft)?;
+    finish(draft, "the kernel's target (nvmetcli)")
+}
+
+/// What SPDK saves (`rpc.py save_config`), or is started with (`--json`).
+///
+/// `look` tells the logical block size, in bytes, of the block device at a path, if there is one.
+///
+/// # Errors
+/// The text is no such file, or names nothing that can be served here.
+pub fn spdk(text: &str, look: impl Fn(&Path) -> Option<u32>) -> Result<Imported, ImportError> {
+    let mut draft = Draft::default();
+    spdk::read(&parse(text)?, &look, &mut draft)?;
+    finish(draft, "SPDK")
+}
+
+fn parse(text: &str) -> Result<serde_json::Value, ImportError> {
+    serde_json::from_str(text).map_err(|error| ImportError::NotJson(error.to_string()))
+}
+
+fn finish(draft: Draft, source: &str) -> Result<Imported, ImportError> {
+    let (text, remarks) = draft.finish(source);
+    let Some(text) = text else { return Err(ImportError::Nothing(remarks)) };
+    match Config::parse(&text) {
+        Ok(_) => Ok(Imported { text, remarks }),
+        Err(errors) => Err(ImportError::Mistakes { errors, text }),
+    }
+}
+
+#[cfg(test)]
+mod examples;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,65 @@
+//! Manual pages and shell completions of a program, from its own command line.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use clap::Command;
+use clap_complete::aot::{Bash, Fish, Generator, Zsh, generate_to};
+use clap_mangen::Man;
+
+/// Writes the pages of `command` and of its commands, for a section of the manual, and completions
+/// for bash, zsh and fish, into the places that they have below a folder such as `/usr/share`.
+///
+/// # Errors
+/// A folder or file cannot be made or written.
+pub fn write(command: Command, section: &str, share: &Path) -> io::Result<()> {
+    let name = command.get_name().to_owned();
+    let mut command = command.disable_help_subcommand(true);
+    command.build();
+    let folder = share.join("man").join(format!("man{section}"));
+    fs::create_dir_all(&folder)?;
+    pages(&command, section, &folder)?;
+    complete(Bash, &mut command, &name, &share.join("bash-completion/completions"))?;
+    // bash-completion looks for the plain name.
+    let folder = share.join("bash-completion/completions");
+    fs::rename(folder.join(format!("{name}.bash")), folder.join(&name))?;
+    complete(Zsh, &mut command, &name, &share.join("zsh/vendor-completions"))?;
+    complete(Fish, &mut command, &name, &share.join("fish/vendor_completions.d"))
+}
+
+fn pages(command: &Command, section: &str, folder: &Path) -> io::Result<()> {
+    for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set()) {
+        pages(inner, section, folder)?;
+    }
+    let page = Man::new(command.clone()).section(section).manual("nvmfd");
+    page.generate_to(folder).map(drop)
+}
+
+fn complete(shell: impl Generator, command: &mut Command, name: &str, to: &Path) -> io::Result<()> {
+    fs::create_dir_all(to)?;
+    generate_to(shell, command, name, to).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::manpages::*;
+
+    #[test]
+    fn every_command_has_a_page_and_every_shell_its_words() {
+        let command = Command::new("prog")
+            .version("1")
+            .subcommand(Command::new("shown").about("does it").subcommand(Command::new("deep")))
+            .subcommand(Command::new("hidden").hide(true));
+        let share = tempfile::tempdir().unwrap();
+        write(command, "8", share.path()).unwrap();
+        let read = |path: &str| fs::read_to_string(share.path().join(path)).unwrap();
+        assert!(read("man/man8/prog.8").contains(".TH prog 8"));
+        assert!(read("man/man8/prog-shown.8").contains("does it"));
+        assert!(read("man/man8/prog-shown-deep.8").contains(".SH SYNOPSIS"));
+        assert_eq!(fs::read_dir(share.path().join("man/man8")).unwrap().count(), 3);
+        assert!(read("bash-completion/completions/prog").contains("shown"));
+        assert!(read("zsh/vendor-completions/_prog").contains("#compdef prog"));
+        assert!(read("fish/vendor_completions.d/prog.fish").contains("shown"));
+    }
+}

@@ -1,0 +1,187 @@
+//! The file of kept changes: the whole of it is written anew for each, so that whenever the power
+//! goes it is as before or as after.
+
+use std::fmt::Display;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::api::{Changes, Kept, SetAside};
+use crate::blockdev::durable;
+use crate::state::atomic_file;
+
+/// Its name in the state directory.
+const NAME: &str = "changes.json";
+
+/// What its form is called.
+const FORM: u32 = 2;
+/// The one before it: without a checksum.
+const OLD_FORM: u32 = 1;
+
+/// The longest file, in bytes.
+const MOST_BYTES: usize = 1 << 20;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Content {
+    form: u32,
+    crc32: Option<String>,
+    kept: Vec<Kept>,
+    set_aside: Vec<SetAside>,
+}
+
+/// Where changes are kept, if anywhere.
+pub(super) struct Journal<'d> {
+    folder: Option<&'d Path>,
+}
+
+impl<'d> Journal<'d> {
+    pub(super) fn new(folder: Option<&'d Path>) -> Journal<'d> {
+        Journal { folder }
+    }
+
+    /// Whether this user may not read it.
+    pub(super) fn is_denied(&self) -> bool {
+        let found = self.folder.map(|folder| fs::File::open(folder.join(NAME)));
+        matches!(found, Some(Err(error)) if error.kind() == ErrorKind::PermissionDenied)
+    }
+
+    /// What was kept.
+    pub(super) fn read(&self) -> Result<Changes, String> {
+        let Some(folder) = self.folder else { return Ok(Changes::default()) };
+        let path = folder.join(NAME);
+        let bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Changes::default()),
+            Err(error) => return Err(format!("{}: {error}", path.display())),
+        };
+        // Whoever was killed between giving it its name and the end of that has left a name that a
+        // power loss would take back, after hosts have seen what it says.
+        match durable::sync_directory(folder) {
+            Err(error) if error.kind() != ErrorKind::PermissionDenied => {
+                return Err(format!("{}: {error}", folder.display()));
+            }
+            _ => {}
+        }
+        parse(&bytes).map_err(|error| format!("{}: {error}", path.display()))
+    }
+
+    /// Writes and syncs changes beside those that are kept.
+    pub(super) fn prepare(&self, changes: &Changes) -> Result<Prepared, String> {
+        let Some(folder) = self.folder else { return Ok(Prepared(None)) };
+        let path = folder.join(NAME);
+        if *changes == Changes::default() {
+            let next = if path.exists() { Next::Removal } else { return Ok(Prepared(None)) };
+            return Ok(Prepared(Some((path, next))));
+        }
+        let bytes = emit(changes).map_err(|error| failed(&path, &error))?;
+        if bytes.len() > MOST_BYTES {
+            return Err("there are too many changes that no file has: `nvmfctl save`".to_owned());
+        }
+        let file =
+            atomic_file::prepare(folder, NAME, &bytes).map_err(|error| failed(&path, &error))?;
+        Ok(Prepared(Some((path, Next::File(file)))))
+    }
+}
+
+/// Changes that are synced, and not those that are kept yet; none where they are kept nowhere, or
+/// as they are.
+#[derive(Debug)]
+pub(super) struct Prepared(Option<(PathBuf, Next)>);
+
+#[derive(Debug)]
+enum Next {
+    File(atomic_file::Prepared),
+    /// There are none any more.
+    Removal,
+}
+
+impl Prepared {
+    /// Has them kept.
+    pub(super) fn persist(self) -> Result<(), String> {
+        let Some((path, next)) = self.0 else { return Ok(()) };
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        let persisted = match next {
+            Next::File(file) => file.persist(),
+            Next::Removal => atomic_file::remove(folder, NAME),
+        };
+        persisted.map_err(|error| failed(&path, &error))
+    }
+}
+
+fn failed(path: &Path, error: &dyn Display) -> String {
+    format!("{} cannot be written: {error}", path.display())
+}
+
+/// A JSON text whose first line has the checksum of all that follows.
+fn emit(changes: &Changes) -> serde_json::Result<Vec<u8>> {
+    let changes = serde_json::to_string_pretty(changes)?;
+    let rest = changes.strip_prefix("{\n").unwrap_or_default();
+    Ok(format!("{}\n{rest}\n", first_line(rest)).into_bytes())
+}
+
+fn first_line(rest: &str) -> String {
+    let crc32 = crc32fast::hash(rest.as_bytes());
+    format!("{{\"form\": {FORM}, \"crc32\": \"{crc32:08x}\",")
+}
+
+/// What [`emit`] has written, or an older version without a checksum.
+fn parse(bytes: &[u8]) -> Result<Changes, String> {
+    let text = str::from_utf8(bytes).map_err(|error| error.to_string())?;
+    let Content { form, crc32, kept, set_aside } =
+        serde_json::from_str(text).map_err(|error| error.to_string())?;
+    match form {
+        FORM => {
+            let parts = text
+                .split_once('\n')
+                .and_then(|(first, rest)| Some((first, rest.strip_suffix('\n')?)));
+            match parts {
+                Some((first, rest)) if first == first_line(rest) => Ok(Changes { kept, set_aside }),
+                _ => Err("its checksum is wrong".to_owned()),
+            }
+        }
+        OLD_FORM if crc32.is_none() => Ok(Changes { kept, set_aside }),
+        _ => Err(format!("it has form {form}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::api::Change;
+    use crate::overlay::change_log::*;
+
+    fn changes() -> Changes {
+        let change = Change::RemoveListener { id: 1 };
+        let (base, after) = ("a".to_owned(), "b".to_owned());
+        let (listener, offered_at) = (None, Vec::new());
+        let kept = Kept { at_unix_s: 7, uid: None, change, listener, offered_at, base, after };
+        let set_aside = SetAside { kept: kept.clone(), why: "it\ndoes not fit".to_owned() };
+        Changes { kept: vec![kept], set_aside: vec![set_aside] }
+    }
+
+    #[test]
+    fn damaged_changes_are_never_taken_for_others_or_for_none() {
+        let good = emit(&changes()).unwrap();
+        assert_eq!(parse(&good), Ok(changes()));
+        serde_json::from_slice::<serde_json::Value>(&good).expect("it is JSON");
+        for (at, bit) in (0..good.len()).flat_map(|at| (0..8).map(move |bit| (at, 1 << bit))) {
+            let mut bad = good.clone();
+            bad[at] ^= bit;
+            assert!(parse(&bad).is_err(), "byte {at}, {bit:#x}");
+        }
+        for cut in 0..good.len() {
+            assert!(parse(&good[..cut]).is_err(), "{cut} bytes of it");
+        }
+    }
+
+    #[test]
+    fn what_a_version_without_checksums_has_kept_can_be_read() {
+        let Changes { kept, set_aside } = changes();
+        let mut old = serde_json::json!({"form": 1, "kept": kept, "set_aside": set_aside});
+        assert_eq!(parse(old.to_string().as_bytes()), Ok(changes()));
+        old["crc32"] = serde_json::json!("00000000");
+        assert!(parse(old.to_string().as_bytes()).is_err(), "it is none of that version");
+    }
+}

@@ -1,0 +1,389 @@
+//! What the operator has declared: the configuration file, and the changes that were made since
+//! while the daemon served.
+//!
+//! ```text
+//! nvmfd.toml, conf.d ──(kept changes, in order)──► the texts ──(the rules)──► what is served
+//! ```
+//!
+//! A change is an edit of the text. So there is one set of rules and of mistakes, comments survive,
+//! and `nvmfctl save` only has to write the text. Changes are kept in a file of the state directory
+//! before they are acknowledged.
+
+mod change_log;
+pub mod diff;
+mod edit;
+mod listener_refs;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use crate::api::{Change, Changes, Kept, SetAside};
+use crate::config::{Config, ConfigErrors, Mistake, Origins, Sources, digest};
+use change_log::Journal;
+use listener_refs::Found;
+use tracing::error;
+
+pub use edit::{Misfit, edit};
+
+/// The longest text of a configuration that is taken, in bytes.
+pub const MOST_TEXT_BYTES: usize = 512 << 10;
+
+/// The texts that are in force, and where they come from.
+#[derive(Clone, Debug)]
+pub struct Declared {
+    file: PathBuf,
+    /// What the files said.
+    read: Sources,
+    /// The files with all kept changes.
+    sources: Sources,
+    /// Where the lines of those come from.
+    origins: Origins,
+    config: Config,
+    changes: Changes,
+    state_directory: Option<OsString>,
+}
+
+impl Declared {
+    /// Reads the file, and the changes that were made since.
+    ///
+    /// # Errors
+    /// Every mistake of the file; or the changes cannot be read.
+    pub fn load(file: &Path) -> Result<Declared, ConfigErrors> {
+        Declared::load_with(file, std::env::var_os("STATE_DIRECTORY"))
+    }
+
+    /// What the files alone say.
+    pub(crate) fn without_changes(
+        file: &Path,
+        given: Option<OsString>,
+    ) -> Result<Declared, ConfigErrors> {
+        Declared::read(file, given)
+    }
+
+    /// Whether this user may not read the changes.
+    pub(crate) fn are_changes_denied(&self) -> bool {
+        self.journal().is_denied()
+    }
+
+    /// As [`Declared::load`], where the service manager would give this as state directory.
+    ///
+    /// # Errors
+    /// As [`Declared::load`].
+    pub fn load_with(file: &Path, given: Option<OsString>) -> Result<Declared, ConfigErrors> {
+        let mut declared = Declared::read(file, given)?;
+        let found = declared.journal().read().map_err(|error| {
+            mistake(
+                format!("the changes that were made before cannot be read: {error}"),
+                "move that file away to start with the configuration file alone",
+            )
+        })?;
+        declared.replay(found);
+        Ok(declared)
+    }
+
+    /// Reads the same once more, also the changes.
+    ///
+    /// # Errors
+    /// As [`Declared::load`]; or the files name another `state_directory` by now.
+    pub(crate) fn reread(&self) -> Result<Declared, ConfigErrors> {
+        let next = Declared::load_with(&self.file, self.state_directory.clone())?;
+        if next.config.state_directory != self.config.state_directory {
+            return Err(mistake(
+                "`state_directory` has changed while the files were read".to_owned(),
+                "start again",
+            ));
+        }
+        Ok(next)
+    }
+
+    /// What the files alone say.
+    fn read(file: &Path, given: Option<OsString>) -> Result<Declared, ConfigErrors> {
+        let sources = Sources::read(file)?;
+        let config = Config::of(&sources)?.or_state_directory(given.clone());
+        let changes = Changes::default();
+        let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
+        let (read, origins) = (sources.clone(), Origins::of(&sources));
+        Ok(Declared { file, read, sources, origins, config, changes, state_directory: given })
+    }
+
+    /// The same files as they are now, with the changes that were made since.
+    ///
+    /// # Errors
+    /// Every mistake of the file.
+    pub fn reload(&self) -> Result<Declared, ConfigErrors> {
+        let mut next = Declared::read(&self.file, self.state_directory.clone())?;
+        next.replay(self.changes.clone());
+        Ok(next)
+    }
+
+    /// The configuration file.
+    #[must_use]
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// What it comes to.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// What is allowed but probably not meant, one sentence each.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = self.sources.warnings();
+        warnings.extend(self.config.warnings());
+        warnings
+    }
+
+    /// What differs from the file.
+    #[must_use]
+    pub fn changes(&self) -> &Changes {
+        &self.changes
+    }
+
+    /// Whether changes outlast the daemon.
+    #[must_use]
+    pub fn keeps(&self) -> bool {
+        self.config.state_directory.is_some()
+    }
+
+    /// The same with more changes, in order; nothing is written yet. `origin`: when, in seconds
+    /// since 1970, and who.
+    ///
+    /// # Errors
+    /// The first change that does not fit, or what is wrong with what comes out.
+    pub fn with(&self, more: &[Change], origin: (u64, Option<u32>)) -> Result<Declared, Misfit> {
+        let mut next = self.clone();
+        for change in more {
+            let sources = edit(&next.sources, change)?;
+            let (listener, offered_at) = listener_refs::meant(&next.sources, change);
+            let kept = Kept {
+                at_unix_s: origin.0,
+                uid: origin.1,
+                change: change.clone(),
+                listener,
+                offered_at,
+                base: self.base(change),
+                after: digest_all(&sources),
+            };
+            if self.replaces_all(change, &next.sources) {
+                next.changes.kept.clear();
+            }
+            next.changes.kept.push(kept);
+            next.origins = after(&next.origins, &next.sources, &sources, change);
+            next.sources = sources;
+            // It is what the files say.
+            if replaces(change) && next.sources == self.read {
+                next.changes.kept.clear();
+                next.origins = Origins::of(&self.read);
+            }
+        }
+        next.config = match more.iter().any(replaces) {
+            true => next.parse(&next.sources, &next.origins.known_to_giver())?,
+            false => next.parse(&next.sources, &next.origins)?,
+        };
+        if next.config.state_directory != self.config.state_directory {
+            let what = "`state_directory` cannot be changed while the daemon serves";
+            return Err(Misfit::Wrong(format!("{what}: write it into the file, and restart")));
+        }
+        if next.config.include != self.config.include {
+            let what = "`include` names files to read, which is done at a reload";
+            return Err(Misfit::Wrong(format!("{what}: write it into the file, and reload")));
+        }
+        Ok(next)
+    }
+
+    /// The same, without the changes that do not fit any more.
+    #[must_use]
+    pub fn without_set_aside(&self) -> Declared {
+        let mut next = self.clone();
+        next.changes.set_aside.clear();
+        next
+    }
+
+    /// Has the changes outlast a power loss, where there is a state directory.
+    ///
+    /// # Errors
+    /// What the system says, or that there is no room. What was kept before, is.
+    pub fn keep(&self) -> Result<(), String> {
+        self.journal().prepare(&self.changes)?.persist()
+    }
+
+    /// Does what is needed to keep the changes as far as it may fail for want of room or rights.
+    /// Those that were kept before still are.
+    ///
+    /// # Errors
+    /// What the system says, or that there is no room.
+    pub fn prepare(&self) -> Result<Prepared, String> {
+        self.journal().prepare(&self.changes).map(Prepared)
+    }
+
+    fn journal(&self) -> Journal<'_> {
+        Journal::new(self.config.state_directory.as_deref())
+    }
+
+    fn parse(&self, sources: &Sources, origins: &Origins) -> Result<Config, Misfit> {
+        let config = Config::of_edited(sources, origins);
+        let config = config.map_err(|errors| Misfit::mistakes(&errors))?;
+        Ok(config.or_state_directory(self.state_directory.clone()))
+    }
+
+    /// Makes the changes again that the files do not have yet. Of those that were made at once, one
+    /// alone may be no configuration: then the next ones are made with it.
+    fn replay(&mut self, found: Changes) {
+        self.changes.set_aside = found.set_aside;
+        let mut left: Vec<Kept> = unsaved(&digest_all(&self.read), found.kept).collect();
+        while let Some(first) = left.first() {
+            let at_once = |kept: &&Kept| (kept.at_unix_s, kept.uid) == (first.at_unix_s, first.uid);
+            let most = left.iter().take_while(at_once).count();
+            let together = || (2..=most).find_map(|count| self.again(&left[..count]).ok());
+            let redone = self.again(&left[..1]).or_else(|misfit| together().ok_or(misfit));
+            match redone {
+                Ok(Redone { config, sources, origins, kept }) => {
+                    left.drain(..kept.len());
+                    // Unless the files have it.
+                    if sources != self.sources {
+                        (self.config, self.sources) = (config, sources);
+                        self.origins = origins;
+                        self.changes.kept.extend(kept);
+                    }
+                }
+                Err(misfit) => {
+                    let (kept, why) = (left.remove(0), misfit.to_string());
+                    self.changes.set_aside.push(SetAside { kept, why });
+                }
+            }
+        }
+    }
+
+    /// The digest of what the files said that a change replaces.
+    fn base(&self, change: &Change) -> String {
+        let mut replaced = self.read.clone();
+        if let Change::Replace { text: None, .. } = change {
+            replaced.main.text.clear();
+        }
+        match change {
+            Change::Replace { files: Some(_), .. } => digest_all(&replaced),
+            _ => digest(&self.read.main.text),
+        }
+    }
+
+    /// Whether nothing of the changes before it is left: those in files that stay are.
+    fn replaces_all(&self, change: &Change, before: &Sources) -> bool {
+        let Change::Replace { text, files } = change else { return false };
+        (text.is_some() || before.main == self.read.main)
+            && (files.is_some() || before.more == self.read.more)
+    }
+
+    /// What comes of making these changes again, one after the other.
+    fn again(&self, run: &[Kept]) -> Result<Redone, Misfit> {
+        let (mut sources, mut origins) = (self.sources.clone(), self.origins.clone());
+        let mut run = run.to_vec();
+        let mut found = Found::default();
+        for kept in &mut run {
+            let next = edit::again(&sources, kept, &mut found)?;
+            origins = after(&origins, &sources, &next, &kept.change);
+            sources = next;
+            kept.after = digest_all(&sources);
+        }
+        let config = self.parse(&sources, &origins)?;
+        let is_old = |kept: &Kept| {
+            matches!(kept.change, Change::Replace { .. }) && kept.base != self.base(&kept.change)
+        };
+        let wrong = |what: &str| Err(Misfit::Wrong(what.to_owned()));
+        if sources == self.sources {
+            // Whatever else is so, nothing is to be changed.
+        } else if run.iter().any(is_old) {
+            return wrong("what it replaced was changed after that");
+        } else if config.state_directory != self.config.state_directory {
+            return wrong("it names another `state_directory`");
+        } else if config.include != self.config.include {
+            return wrong("it names another folder as `include`");
+        }
+        Ok(Redone { config, sources, origins, kept: run })
+    }
+}
+
+/// What comes of changes that were made again.
+struct Redone {
+    config: Config,
+    sources: Sources,
+    origins: Origins,
+    kept: Vec<Kept>,
+}
+
+fn replaces(change: &Change) -> bool {
+    matches!(change, Change::Replace { .. })
+}
+
+/// Where the lines come from after a change.
+fn after(origins: &Origins, old: &Sources, new: &Sources, change: &Change) -> Origins {
+    origins.after(old, new, &change.to_string(), replaces(change))
+}
+
+/// Changes that can be kept.
+#[derive(Debug)]
+#[must_use]
+pub struct Prepared(change_log::Prepared);
+
+impl Prepared {
+    /// Has them outlast a power loss in the place of those `before`.
+    ///
+    /// # Errors
+    /// What the system says; those before are kept again. Where that fails as well, it is said: a
+    /// restart may find either.
+    pub fn persist(self, before: &Declared) -> Result<(), String> {
+        let Err(mut sentence) = self.0.persist() else { return Ok(()) };
+        // They may have the name already: what is refused must not be in force after a restart.
+        if let Err(worse) = before.keep() {
+            error!("a change that was refused may be in force after a restart: {worse}");
+            sentence += "; it may be in force after a restart";
+        }
+        Err(sentence)
+    }
+}
+
+/// The texts of configuration files with all kept changes.
+///
+/// # Errors
+/// The first change that does not fit, or what is wrong with what comes out.
+pub fn merged(sources: &Sources, changes: &Changes) -> Result<Sources, Misfit> {
+    let (mut merged, mut origins) = (sources.clone(), Origins::of(sources));
+    let mut found = Found::default();
+    for mut kept in unsaved(&digest_all(sources), changes.kept.clone()) {
+        let next = edit::again(&merged, &mut kept, &mut found)?;
+        origins = after(&origins, &merged, &next, &kept.change);
+        merged = next;
+    }
+    Config::of_edited(&merged, &origins).map_err(|errors| Misfit::mistakes(&errors))?;
+    Ok(merged)
+}
+
+/// The changes that the files do not have: they are what they were after one of them when somebody
+/// has saved it.
+fn unsaved(read: &str, kept: Vec<Kept>) -> impl Iterator<Item = Kept> + use<> {
+    let held = kept.iter().rposition(|kept| kept.after == read);
+    kept.into_iter().skip(held.map_or(0, |at| at + 1))
+}
+
+/// What several are known by, with their names; one alone as by [`digest`].
+fn digest_all(sources: &Sources) -> String {
+    if sources.more.is_empty() {
+        return digest(&sources.main.text);
+    }
+    let mut all = digest(&sources.main.text);
+    for source in &sources.more {
+        let name = source.file.as_deref().and_then(Path::file_name).unwrap_or_default();
+        all = format!("{all} {name:?} {}", digest(&source.text));
+    }
+    digest(&all)
+}
+
+fn mistake(what: String, remedy: &str) -> ConfigErrors {
+    let mistake = Mistake { file: None, place: None, what, remedy: remedy.to_owned() };
+    ConfigErrors { file: None, mistakes: vec![mistake] }
+}
+
+#[cfg(test)]
+mod tests;

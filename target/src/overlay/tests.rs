@@ -1,0 +1,584 @@
+use std::fs;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use tempfile::{TempDir, tempdir};
+
+use super::diff::differences;
+use crate::api::Settings;
+use crate::blockdev::crash_point::tests::{doomed, hinder_before, kill_before, run_killed};
+use crate::config::{NamespaceKind, Saving};
+use crate::overlay::*;
+
+mod replacing;
+mod saving;
+
+const A: &str = "nqn.2026-11.io.nvmfd:a";
+const HOST: &str = "nqn.2026-11.org.example:h";
+
+/// What a person wrote.
+const TEXT: &str = r#"# our disks
+provider = "soft"     # no adapter yet
+
+[[listener]]
+address = "127.0.0.1" # only us
+
+# the first
+[[subsystem]]
+nqn = "nqn.2026-11.io.nvmfd:a"
+hosts = [ "nqn.2026-11.org.example:g" ] # who may
+  [[subsystem.namespace]]
+  nsid = 1
+  kind = "null"
+  size = "1GiB"       # for now
+
+[[subsystem]]
+nqn = "nqn.2026-11.io.nvmfd:b"
+allow_any_host = true
+
+[limits]
+queue_depth = 64
+"#;
+
+fn settings(value: serde_json::Value) -> Settings {
+    serde_json::from_value(value).unwrap()
+}
+
+fn add(nsid: u32, size: &str) -> Change {
+    let settings = settings(json!({"kind": "null", "size": size}));
+    Change::AddNamespace { subsystem: A.to_owned(), nsid, settings }
+}
+
+fn remove(nsid: u32) -> Change {
+    Change::RemoveNamespace { subsystem: A.to_owned(), nsid }
+}
+
+fn replace(text: String) -> Change {
+    Change::Replace { text: Some(text), files: None }
+}
+
+/// A file, and a state directory beside it.
+fn stage(text: &str) -> (TempDir, Declared) {
+    let folder = tempdir().unwrap();
+    write(&folder, text);
+    let declared = load(&folder);
+    (folder, declared)
+}
+
+fn write(folder: &TempDir, text: &str) {
+    let state = format!("state_directory = {:?}\n{text}", folder.path());
+    fs::write(folder.path().join("nvmfd.toml"), state).unwrap();
+}
+
+fn load(folder: &TempDir) -> Declared {
+    Declared::load_with(&folder.path().join("nvmfd.toml"), None).unwrap()
+}
+
+/// A process that another test starts may hold the lock as well, until it runs its own program.
+fn begin(declared: &Declared) -> Saving {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        match Saving::begin(declared.file()) {
+            Err(said) if said.contains("somebody else is saving") && Instant::now() < deadline => {
+                std::thread::yield_now();
+            }
+            begun => return begun.unwrap(),
+        }
+    }
+}
+
+/// A change of one text.
+fn edit(text: &str, change: &Change) -> Result<String, Misfit> {
+    super::edit(&Sources::from(text), change).map(|sources| sources.main.text)
+}
+
+fn nsids(declared: &Declared) -> Vec<u32> {
+    declared.config().subsystems[0].namespaces.iter().map(|n| n.nsid).collect()
+}
+
+const AT: (u64, Option<u32>) = (1_700_000_000, Some(0));
+
+#[test]
+fn every_change_does_what_it_says_and_leaves_the_rest_as_it_was() {
+    let mut text = TEXT.to_owned();
+    let b = "nqn.2026-11.io.nvmfd:b";
+    let named = |nqn: &str| nqn.to_owned();
+    let changes = [
+        (add(2, "2GiB"), "+ namespace 2: null of 2GiB"),
+        (
+            Change::SetNamespace {
+                subsystem: named(A),
+                nsid: 1,
+                settings: settings(json!({"size": "3GiB", "ana_group": 2})),
+            },
+            "~ namespace 1: null of 3GiB",
+        ),
+        (remove(2), "- namespace 2: null of 2GiB"),
+        (Change::AllowHost { subsystem: named(A), host: named(HOST) }, "+ host nqn.2026-11.org"),
+        (
+            Change::DenyHost { subsystem: named(A), host: "nqn.2026-11.org.example:g".into() },
+            "- host nqn.2026-11.org.example:g",
+        ),
+        (
+            Change::SetSubsystem { nqn: named(b), settings: settings(json!({"queue_depth": 8})) },
+            "b queue_depth none becomes 8",
+        ),
+        (
+            Change::AddListener { id: 7, settings: settings(json!({"address": "127.0.0.2"})) },
+            "+ listener 127.0.0.2:4420 (id 7)",
+        ),
+        (
+            Change::SetAna { listener: 1, group: Some(2), state: "inaccessible".into() },
+            "becomes 127.0.0.1:4420 (id 1), group 2 inaccessible",
+        ),
+        (
+            Change::SetAna { listener: 7, group: None, state: "non-optimized".into() },
+            "becomes 127.0.0.2:4420 (id 7), all groups non-optimized",
+        ),
+        (
+            Change::SetAna { listener: 7, group: Some(3), state: "optimized".into() },
+            "becomes 127.0.0.2:4420 (id 7), group 1 non-optimized, group 2 non-optimized, group 4",
+        ),
+        (
+            Change::SetListener { id: 7, settings: settings(json!({"keep_alive_min_ms": 9})) },
+            "keep alive of at least 9 ms",
+        ),
+        (Change::RemoveListener { id: 1 }, "- listener 127.0.0.1:4420 (id 1)"),
+        (
+            Change::SetHost {
+                nqn: named(HOST),
+                settings: settings(json!({"dhchap_key_file": "/k"})),
+            },
+            "+ key of host",
+        ),
+        (
+            Change::SetHost {
+                nqn: named(HOST),
+                settings: settings(json!({"hashes": ["sha384"], "groups": ["null"]})),
+            },
+            "may use SHA-384 with NULL (from the next authentication on)",
+        ),
+        (
+            Change::SetHost { nqn: named(HOST), settings: settings(json!({"hashes": null})) },
+            "may use SHA-256, SHA-384, SHA-512 with NULL (from",
+        ),
+        (Change::RemoveHost { nqn: named(HOST) }, "- key of host"),
+        (Change::RemoveSubsystem { nqn: named(b) }, "- subsystem nqn.2026-11.io.nvmfd:b"),
+        (
+            Change::AddSubsystem {
+                nqn: named(b),
+                settings: settings(json!({"hosts": [HOST], "serial": "7"})),
+            },
+            "+ subsystem nqn.2026-11.io.nvmfd:b",
+        ),
+    ];
+    for (change, says) in &changes {
+        let next = edit(&text, change).unwrap_or_else(|misfit| panic!("{change}: {misfit}"));
+        let old = Config::parse(&text).unwrap();
+        let new =
+            Config::parse(&next).unwrap_or_else(|errors| panic!("{change}: {errors}\n{next}"));
+        let lines = differences(&old, &new);
+        assert_eq!(lines.len(), 1, "{change}: {lines:?}\n{next}");
+        assert!(lines[0].contains(says), "{change}: {lines:?}");
+        assert_eq!(differences(&new, &new), Vec::<String>::new());
+        text = next;
+    }
+    for kept in ["# our disks", "# no adapter yet", "# the first", "# who may", "[limits]\nqueue"] {
+        assert!(text.contains(kept), "{kept} is still there:\n{text}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_told_and_changes_nothing() {
+    let missing = |change: &Change| matches!(edit(TEXT, change), Err(Misfit::Missing(_)));
+    let a = || A.to_owned();
+    assert!(missing(&remove(2)));
+    assert!(missing(&Change::RemoveSubsystem { nqn: "nqn.c".into() }));
+    assert!(missing(&Change::RemoveListener { id: 2 }));
+    assert!(missing(&Change::DenyHost { subsystem: a(), host: HOST.into() }));
+    assert!(missing(&Change::SetAna { listener: 9, group: None, state: "change".into() }));
+    assert!(matches!(edit(TEXT, &add(1, "1MiB")), Err(Misfit::Exists(_))));
+    let listener = Change::AddListener { id: 1, settings: Settings::new() };
+    assert!(matches!(edit(TEXT, &listener), Err(Misfit::Exists(_))));
+    let rename =
+        Change::SetSubsystem { nqn: a(), settings: settings(json!({"nqn": "nqn.2026-11.x:y"})) };
+    assert!(matches!(edit(TEXT, &rename), Err(Misfit::Wrong(_))));
+    let long = replace(" ".repeat(MOST_TEXT_BYTES + 1));
+    assert!(matches!(edit(TEXT, &long), Err(Misfit::Wrong(_))));
+
+    let (_folder, declared) = stage(TEXT);
+    let says =
+        |change: Change| declared.with(&[add(5, "1MiB"), change], AT).unwrap_err().to_string();
+    assert!(says(add(6, "5 apples")).contains("`size`"));
+    let unknown = settings(json!({"colour": 1}));
+    let said = says(Change::SetSubsystem { nqn: a(), settings: unknown });
+    assert!(said.contains("unknown key `colour`"), "{said}");
+    let elsewhere = format!("state_directory = \"/elsewhere\"\n{TEXT}");
+    assert!(says(replace(elsewhere)).contains("cannot be changed while"));
+    assert_eq!(nsids(&declared), [1]);
+}
+
+#[test]
+fn sections_that_are_written_inline_can_be_changed_as_well() {
+    let text = "listener = [{ address = \"::1\" }]\nsubsystem = [{ nqn = \"nqn.2026-11.io.nvmfd:a\", \
+                allow_any_host = true, namespace = [{ nsid = 1, kind = \"null\", size = \"1MiB\" }] }]\n";
+    let mut text = text.to_owned();
+    for change in [add(2, "2MiB"), remove(1)] {
+        text = edit(&text, &change).unwrap();
+    }
+    let config = Config::parse(&text).unwrap_or_else(|errors| panic!("{errors}\n{text}"));
+    let namespaces = &config.subsystems[0].namespaces;
+    assert_eq!((namespaces.len(), namespaces[0].nsid), (1, 2));
+    assert_eq!(namespaces[0].kind, NamespaceKind::Null { size: 2 << 20 });
+}
+
+#[test]
+fn numbers_of_listeners_outlast_the_going_of_others() {
+    let text = format!("{TEXT}[[listener]]\naddress = \"127.0.0.3\"\n");
+    let text = edit(&text, &Change::RemoveListener { id: 1 }).unwrap();
+    let config = Config::parse(&text).unwrap();
+    assert_eq!((config.listeners.len(), config.listeners[0].id), (1, 2));
+}
+
+#[test]
+fn changes_are_there_after_a_restart_until_they_are_saved() {
+    let (folder, declared) = stage(TEXT);
+    let journal = folder.path().join("changes.json");
+    let next = declared.with(&[add(2, "2GiB"), add(3, "3GiB")], AT).unwrap();
+    next.keep().unwrap();
+    let next = next.with(&[remove(2)], AT).unwrap();
+    next.keep().unwrap();
+    let found = load(&folder);
+    assert_eq!((found.config(), found.changes()), (next.config(), next.changes()));
+    assert_eq!(nsids(&found), [1, 3]);
+
+    // Saved, and killed before the changes are forgotten.
+    let file = folder.path().join("nvmfd.toml");
+    let saved = merged(&Sources::read(&file).unwrap(), found.changes()).unwrap();
+    fs::write(&file, &saved.main.text).unwrap();
+    let saved = load(&folder);
+    assert_eq!(saved.changes(), &Changes::default());
+    assert_eq!(saved.config(), next.config());
+    // Another change came in between.
+    let more = next.with(&[add(4, "4GiB")], AT).unwrap();
+    more.keep().unwrap();
+    let found = load(&folder);
+    assert_eq!((nsids(&found), found.changes().kept.len()), (vec![1, 3, 4], 1));
+    saved.keep().unwrap();
+    assert!(!journal.exists());
+}
+
+#[test]
+fn changes_that_a_person_has_made_impossible_are_set_aside_and_told() {
+    let (folder, declared) = stage(TEXT);
+    declared.with(&[add(2, "2GiB"), add(3, "3GiB"), remove(1)], AT).unwrap().keep().unwrap();
+    let by_hand = "[[subsystem.namespace]]\nnsid = 2\nkind = \"null\"\nsize = \"9GiB\"\n\n[[subsystem]]\n\
+                   nqn = \"nqn.2026-11.io.nvmfd:b\"";
+    let text = TEXT.replace("[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:b\"", by_hand);
+    write(&folder, &text);
+    let found = load(&folder);
+    assert_eq!(nsids(&found), [2, 3]);
+    let aside = &found.changes().set_aside;
+    assert_eq!((aside.len(), &aside[0].kept.change), (1, &add(2, "2GiB")));
+    assert!(aside[0].why.contains("namespace 2 already"), "{}", aside[0].why);
+    // It is not lost, until somebody says so.
+    found.keep().unwrap();
+    assert_eq!(load(&folder).changes(), found.changes());
+    found.without_set_aside().keep().unwrap();
+    assert!(load(&folder).changes().set_aside.is_empty());
+    // The same by hand as was changed, is no contradiction.
+    let same = by_hand.replace("9GiB", "2GiB");
+    let again = TEXT.replace("[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:b\"", &same);
+    declared.with(&[add(2, "2GiB")], AT).unwrap().keep().unwrap();
+    write(&folder, &again);
+    let found = load(&folder);
+    assert!(found.changes().set_aside.is_empty(), "{:?}", found.changes());
+    assert_eq!(nsids(&found), [1, 2]);
+}
+
+#[test]
+fn changes_that_were_made_at_once_outlast_a_restart_where_none_could_be_alone() {
+    let text = TEXT.replace("allow_any_host = true", "allow_any_host = true\nlisteners = [1]");
+    let (folder, declared) = stage(&text);
+    let address = settings(json!({"address": "127.0.0.9"}));
+    let moved =
+        [Change::RemoveListener { id: 1 }, Change::AddListener { id: 1, settings: address }];
+    assert!(declared.with(&moved[..1], AT).is_err() && declared.with(&moved[1..], AT).is_err());
+    let before = declared.with(&[add(2, "2GiB")], AT).unwrap();
+    let next = before.with(&moved, AT).unwrap().with(&[add(3, "3GiB")], AT).unwrap();
+    next.keep().unwrap();
+    let found = load(&folder);
+    assert_eq!((found.config(), found.changes()), (next.config(), next.changes()));
+    assert_eq!(found.config().listeners[0].address.ip().to_string(), "127.0.0.9");
+    // Of what no longer fits, each is set aside, and the others are made.
+    write(&folder, &text.replace("127.0.0.1", "127.0.0.5"));
+    let found = load(&folder);
+    assert_eq!(nsids(&found), [1, 2, 3]);
+    let aside: Vec<_> = found.changes().set_aside.iter().map(|aside| &aside.kept.change).collect();
+    assert_eq!(aside, [&moved[0], &moved[1]], "{:?}", found.changes().set_aside);
+}
+
+#[test]
+fn another_configuration_as_a_whole_yields_to_what_is_written_later() {
+    let (folder, declared) = stage(TEXT);
+    let state = format!("state_directory = {:?}\n", folder.path());
+    let other = state + &TEXT.replace("nsid = 1", "nsid = 9");
+    let next = declared.with(&[add(2, "2GiB"), replace(other)], AT).unwrap();
+    next.keep().unwrap();
+    assert_eq!((nsids(&load(&folder)), next.changes().kept.len()), (vec![9], 1));
+    write(&folder, &TEXT.replace("nsid = 1", "nsid = 4"));
+    let found = load(&folder);
+    assert_eq!(nsids(&found), [4]);
+    assert!(found.changes().set_aside[0].why.contains("what it replaced was changed"));
+}
+
+#[test]
+fn a_journal_that_cannot_be_read_is_never_passed_over() {
+    let (folder, _) = stage(TEXT);
+    for bytes in ["", "{", "{\"form\": 3, \"kept\": [], \"set_aside\": []}"] {
+        fs::write(folder.path().join("changes.json"), bytes).unwrap();
+        let errors = Declared::load_with(&folder.path().join("nvmfd.toml"), None).unwrap_err();
+        assert!(errors.to_string().contains("move that file away"), "{errors}");
+    }
+}
+
+#[test]
+fn what_cannot_be_kept_is_an_error() {
+    let (folder, declared) = stage(TEXT);
+    let next = declared.with(&[add(2, "1MiB")], AT).unwrap();
+    drop(folder);
+    assert!(next.keep().unwrap_err().contains("cannot be written"));
+    // Without a state directory there is nothing to fail, and nothing to last.
+    let text = TEXT.replace("nsid = 1", "nsid = 8");
+    let folder = tempdir().unwrap();
+    fs::write(folder.path().join("nvmfd.toml"), text).unwrap();
+    let next = load(&folder).with(&[add(2, "1MiB")], AT).unwrap();
+    next.keep().unwrap();
+    assert!(!next.keeps());
+    assert_eq!(nsids(&load(&folder)), [8]);
+}
+
+const C: &str = "nqn.2026-11.io.nvmfd:c";
+
+/// More of the configuration, in a file of its own.
+const MORE: &str = r#"# theirs
+[[listener]]
+address = "127.0.0.7"
+
+[[subsystem]]
+nqn = "nqn.2026-11.io.nvmfd:c"  # a guest
+hosts = []
+
+[[host]]
+nqn = "nqn.2026-11.org.example:h"
+dhchap_key_file = "/k"
+"#;
+
+/// As [`stage`], with more in `conf.d`.
+fn stage_more() -> (TempDir, Declared) {
+    let (folder, _) = stage(TEXT);
+    fs::create_dir(folder.path().join("conf.d")).unwrap();
+    fs::write(folder.path().join("conf.d/0.toml"), "# nothing yet\n").unwrap();
+    fs::write(folder.path().join("conf.d/more.toml"), MORE).unwrap();
+    let declared = load(&folder);
+    (folder, declared)
+}
+
+#[test]
+fn things_are_changed_in_the_file_in_which_they_stand() {
+    let (folder, declared) = stage_more();
+    let c = || C.to_owned();
+    let null = settings(json!({"kind": "null", "size": "1MiB"}));
+    let text_of = |declared: &Declared, file: usize| {
+        declared.sources.iter().nth(file).map(|source| source.text.clone()).unwrap()
+    };
+    let main = text_of(&declared, 0);
+    let there = [
+        Change::AddNamespace { subsystem: c(), nsid: 1, settings: null.clone() },
+        Change::AllowHost { subsystem: c(), host: HOST.to_owned() },
+        Change::SetSubsystem { nqn: c(), settings: settings(json!({"model": "m"})) },
+        Change::SetAna { listener: 2, group: None, state: "change".to_owned() },
+        Change::SetHost {
+            nqn: HOST.to_owned(),
+            settings: settings(json!({"dhchap_key_file": "/l"})),
+        },
+    ];
+    let next = declared.with(&there, AT).unwrap();
+    assert_eq!(text_of(&next, 0), main, "the configuration file has nothing to do with that");
+    assert_eq!(text_of(&next, 1), "# nothing yet\n");
+    let more = text_of(&next, 2);
+    for has in ["# theirs", "# a guest", "nsid = 1", "model = \"m\"", "ana = \"change\"", "/l"] {
+        assert!(more.contains(has), "{has}: {more}");
+    }
+    assert_eq!(next.config().subsystems[2].namespaces.len(), 1);
+
+    // What is new goes into the configuration file; what is there is there, wherever it stands.
+    let d =
+        Change::AddSubsystem { nqn: "nqn.2026-11.io.nvmfd:d".into(), settings: Settings::new() };
+    let last = next.with(&[d, Change::RemoveHost { nqn: HOST.to_owned() }], AT).unwrap();
+    assert!(text_of(&last, 0).contains("nvmfd:d"));
+    let exempt = text_of(&last, 2);
+    assert!(exempt.contains("authenticate = false") && !exempt.contains("dhchap_key_file"));
+    assert_eq!(last.config().authentication.exempt, [HOST.parse().unwrap()]);
+    let twice = Change::AddSubsystem { nqn: c(), settings: Settings::new() };
+    assert!(matches!(last.with(&[twice], AT), Err(Misfit::Exists(_))));
+    // Listeners are numbered through all files.
+    let gone = last.with(&[Change::RemoveListener { id: 1 }], AT).unwrap();
+    assert_eq!(gone.config().listeners.iter().map(|each| each.id).collect::<Vec<_>>(), [2]);
+    assert!(text_of(&gone, 2).contains("id = 2"));
+
+    // It is there after a restart, and each file can be saved.
+    gone.keep().unwrap();
+    let found = load(&folder);
+    assert_eq!((found.config(), found.changes()), (gone.config(), gone.changes()));
+    let file = folder.path().join("nvmfd.toml");
+    let saved = merged(&Sources::read(&file).unwrap(), found.changes()).unwrap();
+    for source in saved.iter() {
+        fs::write(source.file.as_ref().unwrap(), &source.text).unwrap();
+    }
+    let found = load(&folder);
+    assert_eq!((found.config(), found.changes()), (gone.config(), &Changes::default()));
+}
+
+#[test]
+fn changes_outlast_what_others_do_in_their_files() {
+    let (folder, declared) = stage_more();
+    let state = format!("state_directory = {:?}\n", folder.path());
+    let other = state.clone() + &TEXT.replace("nsid = 1", "nsid = 9");
+    let next = declared.with(&[replace(other), add(2, "1MiB")], AT).unwrap();
+    assert_eq!((nsids(&next), next.config().subsystems.len()), (vec![9, 2], 3));
+    next.keep().unwrap();
+    // Somebody brings a file, another goes: the file that was replaced is as it was.
+    let more = folder.path().join("conf.d/more.toml");
+    fs::write(folder.path().join("conf.d/new.toml"), MORE.replace(":c", ":d")).unwrap();
+    fs::remove_file(&more).unwrap();
+    let found = next.reload().unwrap();
+    assert_eq!((nsids(&found), found.changes().set_aside.len()), (vec![9, 2], 0));
+    assert_eq!(found.config().subsystems[2].nqn.as_str(), "nqn.2026-11.io.nvmfd:d");
+    // What stood in a file that is gone cannot be changed any more.
+    let lost = Change::AllowHost { subsystem: C.to_owned(), host: HOST.to_owned() };
+    fs::write(&more, MORE.replace("127.0.0.7", "127.0.0.8").replace("example:h", "example:i"))
+        .unwrap();
+    let next = found.reload().unwrap().with(std::slice::from_ref(&lost), AT).unwrap();
+    fs::remove_file(&more).unwrap();
+    let found = next.reload().unwrap();
+    assert_eq!(found.changes().set_aside[0].kept.change, lost);
+    // A mistake in any of the files refuses the reload.
+    fs::write(&more, "colour = 1").unwrap();
+    let said = next.reload().unwrap_err().to_string();
+    assert!(said.contains("conf.d/more.toml: line 1, column 1: unknown key `colour`"), "{said}");
+
+    // A listener is the one that it was, also when another one has its number.
+    let (folder, declared) = stage_more();
+    let gone = declared.with(&[Change::RemoveListener { id: 2 }], AT).unwrap();
+    let other = "[[listener]]\naddress = \"127.0.0.6\"\n";
+    fs::write(folder.path().join("conf.d/1.toml"), other).unwrap();
+    let found = gone.reload().unwrap();
+    let serving = found.config().listeners.iter().map(|each| each.address.to_string());
+    assert_eq!(serving.collect::<Vec<_>>(), ["127.0.0.1:4420", "127.0.0.6:4420"]);
+
+    let (folder, declared) = stage_more();
+    let text = format!("include = \"d\"\nstate_directory = {:?}\n{TEXT}", folder.path());
+    let refused = declared.with(&[replace(text)], AT).unwrap_err();
+    assert!(refused.to_string().contains("write it into the file, and reload"), "{refused}");
+}
+
+/// The changes in the life of the process that is killed.
+fn life() -> Vec<Change> {
+    let mut life: Vec<Change> = (2..8).map(|nsid| add(nsid, "1MiB")).collect();
+    life.extend((2..6).map(remove));
+    life.push(Change::AllowHost { subsystem: A.to_owned(), host: HOST.to_owned() });
+    life.push(Change::DenyHost { subsystem: A.to_owned(), host: HOST.to_owned() });
+    life
+}
+
+/// The process that is killed: not a test by itself. Tells every change that is kept.
+#[test]
+#[ignore = "run by another test, in a process that is killed"]
+fn killed_between_two_steps() {
+    let (folder, steps) = doomed();
+    let mut declared = Declared::load_with(&folder.join("nvmfd.toml"), None).unwrap();
+    kill_before(steps);
+    for (index, change) in life().into_iter().enumerate() {
+        declared = declared.with(&[change], AT).unwrap();
+        declared.keep().unwrap();
+        println!("done {index}");
+    }
+}
+
+#[test]
+fn a_process_killed_anywhere_loses_no_kept_change_and_leaves_no_half() {
+    let (folder, declared) = stage(TEXT);
+    let mut states = vec![declared.config().clone()];
+    let mut last = declared;
+    for change in life() {
+        last = last.with(&[change], AT).unwrap();
+        states.push(last.config().clone());
+    }
+    let journal = folder.path().join("changes.json");
+    let (mut kills, mut before, mut after) = (0, 0, 0);
+    for steps in 1.. {
+        let _ = fs::remove_file(&journal);
+        let own = "overlay::tests::killed_between_two_steps";
+        let (done, killed) = run_killed(own, folder.path(), steps);
+        if !killed {
+            assert_eq!(done, life().len());
+            break;
+        }
+        kills += 1;
+        let found = load(&folder);
+        assert!(found.changes().set_aside.is_empty());
+        match (*found.config() == states[done], *found.config() == states[done + 1]) {
+            (true, _) => before += 1,
+            (_, true) => after += 1,
+            _ => panic!("killed at step {steps}, after {done} changes: {:?}", found.changes()),
+        }
+    }
+    println!("{kills} kills: {before} found the state before, {after} the state after");
+    assert!(kills >= 50 && before > 0 && after > 0, "{kills} kills, {before} + {after}");
+}
+
+#[test]
+fn places_of_mistakes_are_in_the_file_that_somebody_sees() {
+    const UUID: &str = "00000000-0000-4000-8000-000000000001";
+    let disk = format!(
+        "allow_any_host = true\n[[subsystem.namespace]]\nnsid = 1\nkind = \"null\"\nsize = \
+         \"1GiB\"\nuuid = \"{UUID}\"\n"
+    );
+    let (folder, declared) = stage(&TEXT.replace("allow_any_host = true", &disk));
+    let text = fs::read_to_string(folder.path().join("nvmfd.toml")).unwrap();
+    let line = 1 + text.lines().position(|line| line.contains(UUID)).unwrap();
+    // The lines behind that of the file have others in what is in force.
+    let serial = settings(json!({"serial": "X", "model": "Y"}));
+    let next = declared.with(&[Change::SetSubsystem { nqn: A.to_owned(), settings: serial }], AT);
+    let next = next.unwrap();
+    let disk = |nsid, uuid: &str| Change::AddNamespace {
+        subsystem: A.to_owned(),
+        nsid,
+        settings: settings(json!({"kind": "null", "size": "1MiB", "uuid": uuid})),
+    };
+    let said = next.with(&[disk(5, UUID)], AT).unwrap_err().to_string();
+    // Both say the same: the one is a line of the file, the other is of the change.
+    assert!(said.contains(&format!("line {line}")), "{said}");
+    assert_eq!(said.matches("line ").count(), 1, "{said}");
+    let by = |nsid| format!("written by this change: add namespace {nsid} to {A}");
+    assert!(said.contains(&by(5)), "{said}");
+    // A line of a change that was made before, and after that of the file itself.
+    let other = UUID.replace('1', "2");
+    let next = next.with(&[disk(6, &other)], AT).unwrap();
+    let said = next.with(&[disk(7, &other)], AT).unwrap_err().to_string();
+    assert!(said.contains(&by(6)) && said.contains(&by(7)) && !said.contains("line "), "{said}");
+    let kept = next.with(&[replace(text.replace(UUID, &other))], AT).unwrap();
+    let said = kept.with(&[disk(8, &other)], AT).unwrap_err().to_string();
+    let given = format!("line {line} of what this change gave: replace the configuration file");
+    assert!(said.contains(&given) && said.contains(&by(8)), "{said}");
+    // What is nowhere in the file is told as it is.
+    let any = settings(json!({"allow_any_host": "perhaps"}));
+    let any = Change::SetSubsystem { nqn: A.to_owned(), settings: any };
+    let said = next.with(&[any], AT).unwrap_err().to_string();
+    let by = "(`allow_any_host = \"perhaps\"`, written by this change: set allow_any_host = ";
+    assert!(said.contains(by), "{said}");
+    // Who gives a text knows its lines.
+    let said = next.with(&[replace("colour = 1\n".to_owned())], AT).unwrap_err().to_string();
+    assert!(said.contains("line 1, column 1: unknown key `colour`"), "{said}");
+}

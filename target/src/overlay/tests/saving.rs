@@ -1,0 +1,416 @@
+//! Files that are written one after the other, with the power going in between.
+
+use std::path::{Path, PathBuf};
+
+use crate::config::{Rewritten, Saving, Source};
+use crate::overlay::tests::*;
+
+const D: &str = "nqn.2026-11.io.nvmfd:d";
+
+/// A configuration in three files, none of which numbers its listeners.
+pub(super) fn stage_three() -> (TempDir, Declared, Vec<(PathBuf, String)>) {
+    let (folder, _) = stage(TEXT);
+    fs::create_dir(folder.path().join("conf.d")).unwrap();
+    let text = |at: u8, nqn: &str| {
+        format!("[[listener]]\naddress = \"127.0.0.{at}\"\n[[subsystem]]\nnqn = \"{nqn}\"\n")
+    };
+    fs::write(folder.path().join("conf.d/c.toml"), text(7, C)).unwrap();
+    fs::write(folder.path().join("conf.d/d.toml"), text(8, D)).unwrap();
+    let declared = load(&folder);
+    let named = |source: &Source| (source.file.clone().unwrap(), source.text.clone());
+    let files = declared.sources.iter().map(named).collect();
+    (folder, declared, files)
+}
+
+fn add_listener(id: u16, at: u8) -> Change {
+    let settings = settings(json!({"address": format!("127.0.0.{at}")}));
+    Change::AddListener { id, settings }
+}
+
+fn offer(nqn: &str, listeners: &[u16]) -> Change {
+    let settings = settings(json!({"listeners": listeners}));
+    Change::SetSubsystem { nqn: nqn.to_owned(), settings }
+}
+
+/// The addresses of two listeners, each other's. Neither can be first.
+fn swapped() -> [Change; 2] {
+    [(2, 8), (3, 7)].map(|(id, last)| {
+        let settings = settings(json!({"address": format!("127.0.0.{last}")}));
+        Change::SetListener { id, settings }
+    })
+}
+
+fn beside(file: &Path, end: &str) -> PathBuf {
+    file.with_file_name(format!("{}{end}", file.file_name().unwrap().display()))
+}
+
+/// What is there that is no file of the configuration.
+fn left(folder: &Path) -> Vec<PathBuf> {
+    let folders = [folder.to_owned(), folder.join("conf.d")];
+    let entries = folders.iter().flat_map(|folder| fs::read_dir(folder).unwrap());
+    let files = entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_file());
+    files.filter(|file| file.extension().is_none_or(|end| end != "toml")).collect()
+}
+
+/// Saves what was changed, and starts as after a power loss with each of the files in place or
+/// not. How many they were.
+fn save(changed: &Declared) -> usize {
+    let old = Sources::read(changed.file()).unwrap();
+    let new = merged(&old, changed.changes()).unwrap();
+    let saving = begin(changed);
+    if !saving.commit(&old, &new).unwrap() {
+        return 0;
+    }
+    drop(saving);
+    let pairs = || old.iter().zip(new.iter()).filter(|(old, new)| old != new);
+    let count = pairs().count();
+    for mix in 0..1 << count {
+        for (at, (old, new)) in pairs().enumerate() {
+            let file = new.file.as_ref().unwrap();
+            if mix & 1 << at == 0 {
+                fs::write(file, &old.text).unwrap();
+                fs::write(beside(file, ".new"), &new.text).unwrap();
+            } else {
+                fs::write(file, &new.text).unwrap();
+                let _ = fs::remove_file(beside(file, ".new"));
+            }
+        }
+        let found = changed.reload().unwrap_or_else(|errors| {
+            panic!("{errors}with {mix:b} of {:?} in place", changed.changes())
+        });
+        assert_eq!(found.config(), changed.config(), "{mix:b} of {:?}", changed.changes());
+        assert_eq!(found.changes(), &Changes::default());
+        assert!(found.warnings().iter().any(|each| each.contains("`nvmfctl save` finishes it")));
+    }
+    assert!(begin(changed).has_finished_another());
+    let written: Vec<_> =
+        new.iter().map(|s| fs::read_to_string(s.file.as_ref().unwrap())).collect();
+    written.into_iter().zip(new.iter()).for_each(|(is, new)| assert_eq!(is.unwrap(), new.text));
+    assert_eq!(changed.reload().unwrap().changes(), &Changes::default());
+    count
+}
+
+/// The process that is killed: not a test by itself.
+#[test]
+#[ignore = "run by another test, in a process that is killed"]
+fn killed_between_two_steps_of_saving() {
+    let (folder, steps) = doomed();
+    let declared = Declared::load_with(&folder.join("nvmfd.toml"), None).unwrap();
+    kill_before(steps);
+    let saving = begin(&declared);
+    let old = Sources::read(declared.file()).unwrap();
+    saving.write(&old, &merged(&old, declared.changes()).unwrap()).unwrap();
+    println!("done 0");
+}
+
+/// Saves what was changed, killed before each step, and starts again.
+pub(super) fn kill_saving(changed: &Declared) {
+    let old = Sources::read(changed.file()).unwrap();
+    let new = merged(&old, changed.changes()).unwrap();
+    let declared = Config::of(&old).unwrap();
+    let folder = changed.file().parent().unwrap();
+    let (conf_d, journal) = (folder.join("conf.d"), folder.join("changes.json"));
+    let had_folder = conf_d.is_dir();
+    let load = || Declared::load_with(changed.file(), None).unwrap();
+    let (mut before, mut after, mut halves) = (0, 0, 0);
+    for steps in 1.. {
+        let _ = fs::remove_dir_all(&conf_d);
+        if had_folder {
+            fs::create_dir(&conf_d).unwrap();
+        }
+        for Source { file, text } in old.iter() {
+            fs::write(file.as_ref().unwrap(), text).unwrap();
+        }
+        changed.keep().unwrap();
+        let own = "overlay::tests::saving::killed_between_two_steps_of_saving";
+        let (done, killed) = run_killed(own, folder, steps);
+        if !killed {
+            assert_eq!((done, Sources::read(changed.file()).unwrap()), (1, new));
+            break;
+        }
+        let rewritten = old.rewritten(&new);
+        let is_new =
+            |each: &&Rewritten<'_>| fs::read_to_string(each.file).ok().as_deref() == each.new;
+        let in_place = rewritten.iter().filter(is_new).count();
+        halves += usize::from(in_place > 0 && in_place < rewritten.len());
+        let found = load();
+        assert_eq!(found.config(), changed.config(), "killed before step {steps}");
+        assert!(found.changes().set_aside.is_empty());
+        // Also where nothing is known of the changes.
+        fs::remove_file(&journal).unwrap();
+        let found = Config::of(&Sources::read(changed.file()).unwrap()).unwrap();
+        match (found == declared, found == Config::of(&new).unwrap()) {
+            (true, _) => before += 1,
+            (_, true) => after += 1,
+            _ => panic!("killed before step {steps}: {found:?}"),
+        }
+        // Once more, and it is done.
+        changed.keep().unwrap();
+        let saving = begin(changed);
+        let read = Sources::read(changed.file()).unwrap();
+        saving.write(&read, &merged(&read, load().changes()).unwrap()).unwrap();
+        assert_eq!(Sources::read(changed.file()).unwrap(), new);
+        assert_eq!(load().changes(), &Changes::default());
+        assert!(left(folder).iter().eq([&journal]), "killed before step {steps}");
+    }
+    println!("{before} before, {after} after, {halves} with some files in place");
+    assert!(before > 5 && after > 5 && halves > 0, "{before}, {after}, {halves}");
+}
+
+#[test]
+fn a_save_killed_anywhere_has_saved_all_or_nothing() {
+    let (_folder, declared, _) = stage_three();
+    kill_saving(&declared.with(&swapped(), AT).unwrap());
+}
+
+#[test]
+fn what_a_person_writes_into_half_saved_files_stays() {
+    let (folder, declared, files) = stage_three();
+    let changed = declared.with(&swapped(), AT).unwrap();
+    let commit = || {
+        let saving = begin(&declared);
+        let new = merged(&declared.sources, changed.changes()).unwrap();
+        assert!(saving.commit(&declared.sources, &new).unwrap());
+    };
+    commit();
+    // Nobody else may at the same time.
+    let first = begin(&declared);
+    assert!(Saving::begin(declared.file()).unwrap_err().contains("somebody else is saving"));
+    drop(first);
+    files.iter().for_each(|(file, text)| fs::write(file, text).unwrap());
+    commit();
+    let by_hand = files[1].1.replace("127.0.0.7", "127.0.0.9");
+    fs::write(&files[1].0, &by_hand).unwrap();
+    let serving = |declared: &Declared| -> Vec<String> {
+        declared.config().listeners.iter().map(|each| each.address.ip().to_string()).collect()
+    };
+    let says = ["127.0.0.1", "127.0.0.9", "127.0.0.7"];
+    assert_eq!(serving(&load(&folder)), says);
+    assert!(begin(&declared).has_finished_another());
+    assert_eq!(
+        (serving(&load(&folder)), left(folder.path())),
+        (says.map(String::from).into(), vec![])
+    );
+    assert_eq!(fs::read_to_string(&files[1].0).unwrap(), by_hand);
+    // A record that nobody can read is not passed over.
+    let record = folder.path().join("nvmfd.toml.saving");
+    for text in ["", "{}", "{\"form\": 2, \"files\": []}"] {
+        fs::write(&record, text).unwrap();
+        let said = Declared::load_with(declared.file(), None).unwrap_err().to_string();
+        assert!(said.contains("its record is lost: cannot read"), "{said}");
+        assert!(Saving::begin(declared.file()).is_err());
+    }
+}
+
+#[test]
+fn texts_are_durable_before_the_record_and_that_before_they_are_put_in_place() {
+    const RECORD: &str = "rename to nvmfd.toml.saving";
+    let (folder, declared, _) = stage_three();
+    let changed = declared.with(&[add_listener(9, 9)], AT).unwrap();
+    let new = merged(&declared.sources, changed.changes()).unwrap();
+    let saving = begin(&declared);
+    let (written, calls) =
+        crate::blockdev::durable::tests::calls(|| saving.write(&declared.sources, &new));
+    written.unwrap();
+    let directory = format!("sync directory {}", folder.path().file_name().unwrap().display());
+    let included = "sync directory conf.d";
+    let all = [
+        ["write c.toml.new", "sync c.toml.new", "write d.toml.new", "sync d.toml.new"],
+        ["write nvmfd.toml.new", "sync nvmfd.toml.new", &directory, included],
+        ["write nvmfd.toml.saving.new", "sync nvmfd.toml.saving.new", RECORD, &directory],
+        ["rename to c.toml", "rename to d.toml", "rename to nvmfd.toml", &directory],
+        [included, "remove nvmfd.toml.saving", &directory, ""],
+    ];
+    let all = all.iter().flatten().filter(|call| !call.is_empty());
+    assert!(calls.iter().eq(all), "{calls:#?}");
+}
+
+#[test]
+fn files_keep_their_modes_and_where_one_cannot_be_written_none_is() {
+    use std::os::unix::fs::PermissionsExt;
+    let (folder, declared, files) = stage_three();
+    let changed = declared.with(&swapped(), AT).unwrap();
+    let new = merged(&declared.sources, changed.changes()).unwrap();
+    let last = &files[2].0;
+    fs::set_permissions(last, fs::Permissions::from_mode(0o640)).unwrap();
+    // In the way of a new text, and of the record.
+    for way in [beside(last, ".new"), folder.path().join("nvmfd.toml.saving.new")] {
+        fs::create_dir(&way).unwrap();
+        let saving = begin(&declared);
+        let said = saving.write(&declared.sources, &new).unwrap_err();
+        assert!(said.contains("cannot write") && !said.contains("in force"), "{said}");
+        files.iter().for_each(|(file, old)| assert_eq!(fs::read_to_string(file).unwrap(), *old));
+        assert!(left(folder.path()).is_empty(), "nothing is left behind");
+        fs::remove_dir(&way).unwrap();
+    }
+    let link = folder.path().join("conf.d/c.toml");
+    let elsewhere = folder.path().join("elsewhere");
+    fs::rename(&link, &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, &link).unwrap();
+    begin(&declared).write(&declared.sources, &new).unwrap();
+    assert_eq!(Sources::read(declared.file()).unwrap(), new);
+    assert_eq!(fs::metadata(last).unwrap().permissions().mode() & 0o777, 0o640);
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink(), "a link stays a link");
+}
+
+#[test]
+fn whatever_was_changed_half_saved_files_say_all_of_it() {
+    let (_folder, declared, files) = stage_three();
+    let c = || C.to_owned();
+    let all = [
+        add_listener(4, 9),
+        add_listener(5, 7),
+        Change::RemoveListener { id: 1 },
+        Change::RemoveListener { id: 2 },
+        Change::SetAna { listener: 3, group: None, state: "change".to_owned() },
+        Change::RemoveSubsystem { nqn: c() },
+        Change::AddSubsystem { nqn: c(), settings: Settings::new() },
+        offer(C, &[4]),
+        offer(D, &[2, 3]),
+        offer(A, &[3]),
+    ];
+    let (mut saved, mut several) = (0, 0);
+    let mut lives = vec![(declared, 0)];
+    while let Some((changed, depth)) = lives.pop() {
+        if depth > 0 {
+            files.iter().for_each(|(file, text)| fs::write(file, text).unwrap());
+            saved += 1;
+            several += usize::from(save(&changed) > 1);
+            files.iter().for_each(|(file, text)| fs::write(file, text).unwrap());
+        }
+        if depth < 2 {
+            let next =
+                all.iter().filter_map(|one| changed.with(std::slice::from_ref(one), AT).ok());
+            lives.extend(next.map(|next| (next, depth + 1)));
+        }
+    }
+    println!("{saved} saved, {several} of them in several steps");
+    assert!(several > 20, "{several} of {saved}");
+}
+
+#[test]
+fn a_listener_that_was_changed_is_still_the_one_when_others_come() {
+    let at = |id: u16, last: u8| format!("127.0.0.{last}:4420 (id {id})");
+    let serving = |declared: &Declared| -> Vec<String> {
+        declared.config().listeners.iter().map(ToString::to_string).collect()
+    };
+    // What was taken away stays away, and who is new serves.
+    let (folder, declared, _) = stage_three();
+    let gone = declared.with(&[Change::RemoveListener { id: 2 }], AT).unwrap();
+    gone.keep().unwrap();
+    come(&folder);
+    for found in [load(&folder), gone.reload().unwrap()] {
+        assert_eq!(serving(&found), [at(1, 1), at(2, 6), at(4, 8)]);
+        assert!(found.changes().set_aside.is_empty());
+    }
+    save(&load(&folder));
+
+    // Also when it was changed more than once, and its address with it.
+    let (folder, declared, _) = stage_three();
+    let moved = Change::SetListener { id: 2, settings: settings(json!({"port": 4421})) };
+    let ana = Change::SetAna { listener: 2, group: None, state: "change".to_owned() };
+    let next = declared.with(&[moved, ana], AT).unwrap();
+    next.keep().unwrap();
+    come(&folder);
+    let found = load(&folder);
+    let changed = "127.0.0.7:4421 (id 3), all groups change".to_owned();
+    assert_eq!(serving(&found), [at(1, 1), at(2, 6), changed, at(4, 8)]);
+    fs::remove_file(folder.path().join("conf.d/a.toml")).unwrap();
+    assert_eq!(found.reload().unwrap().config(), next.config());
+    // The files have it by now.
+    let text = fs::read_to_string(folder.path().join("conf.d/c.toml")).unwrap();
+    let by_hand = text.replace("[[sub", "port = 4421\nana = \"change\"\n[[sub");
+    fs::write(folder.path().join("conf.d/c.toml"), by_hand).unwrap();
+    assert_eq!(load(&folder).changes(), &Changes::default());
+
+    // When it is gone, the one that has its number has nothing to do with that.
+    come(&folder);
+    fs::remove_file(folder.path().join("conf.d/c.toml")).unwrap();
+    let found = load(&folder);
+    assert_eq!(serving(&found), [at(1, 1), at(2, 6), at(3, 8)]);
+    let [moved, ana] = &found.changes().set_aside[..] else { panic!("{:?}", found.changes()) };
+    let why = "listener 2 was 127.0.0.7:4420 when that was changed, and is 127.0.0.6:4420 now";
+    assert_eq!(moved.why, why);
+    assert_eq!(ana.why, why.replace("7:4420", "7:4421"));
+}
+
+/// Somebody brings a listener whose place is before most others.
+fn come(folder: &TempDir) {
+    let text = "[[listener]]\naddress = \"127.0.0.6\"\n";
+    fs::write(folder.path().join("conf.d/a.toml"), text).unwrap();
+}
+
+/// Where a subsystem is offered, as the last numbers of the addresses.
+fn offered(declared: &Declared, nqn: &str) -> Vec<String> {
+    let config = declared.config();
+    let subsystem = config.subsystems.iter().find(|each| each.nqn.as_str() == nqn).unwrap();
+    let listeners = config.listeners.iter().filter(|l| subsystem.offer.listeners.contains(&l.id));
+    listeners.map(|listener| listener.address.to_string()).collect()
+}
+
+#[test]
+fn a_subsystem_is_offered_at_the_listeners_that_were_meant_when_others_come() {
+    let (folder, declared, files) = stage_three();
+    let b = "nqn.2026-11.io.nvmfd:new";
+    let listed = settings(json!({"listeners": [3], "allow_any_host": true}));
+    let added = Change::AddSubsystem { nqn: b.to_owned(), settings: listed };
+    let next = declared.with(&[offer(D, &[2, 3]), added], AT).unwrap();
+    next.keep().unwrap();
+    come(&folder);
+    for found in [load(&folder), next.reload().unwrap()] {
+        assert_eq!(offered(&found, D), ["127.0.0.7:4420", "127.0.0.8:4420"]);
+        assert_eq!(offered(&found, b), ["127.0.0.8:4420"]);
+        assert!(found.changes().set_aside.is_empty());
+        // Kept anew, it is the same.
+        found.keep().unwrap();
+        assert_eq!(load(&folder).config(), found.config());
+    }
+    // What the files have by now is no change any more.
+    for Source { file, text } in load(&folder).sources.iter() {
+        fs::write(file.as_ref().unwrap(), text).unwrap();
+    }
+    assert_eq!(load(&folder).changes(), &Changes::default());
+
+    // One that is gone is not another one that has its number.
+    files.iter().for_each(|(file, text)| fs::write(file, text).unwrap());
+    next.keep().unwrap();
+    fs::remove_file(folder.path().join("conf.d/c.toml")).unwrap();
+    let found = load(&folder);
+    assert_eq!(offered(&found, D), [""; 0]);
+    assert_eq!(offered(&found, b), ["127.0.0.8:4420"]);
+    let [aside] = &found.changes().set_aside[..] else { panic!("{:?}", found.changes()) };
+    let why = "listener 2 was 127.0.0.7:4420 when that was changed, and is 127.0.0.6:4420 now";
+    assert_eq!((&aside.kept.change, aside.why.as_str()), (&offer(D, &[2, 3]), why));
+}
+
+#[test]
+fn listeners_that_were_changed_at_once_are_the_same_when_others_come() {
+    let (folder, declared, _) = stage_three();
+    let next = declared.with(&swapped(), AT).unwrap();
+    next.keep().unwrap();
+    come(&folder);
+    let found = load(&folder);
+    assert!(found.changes().set_aside.is_empty(), "{:?}", found.changes());
+    let serving = found.config().listeners.iter().map(|l| l.address.ip().to_string());
+    let says = ["127.0.0.1", "127.0.0.6", "127.0.0.8", "127.0.0.7"];
+    assert_eq!(serving.collect::<Vec<_>>(), says);
+    save(&found);
+}
+
+#[test]
+fn changes_of_listeners_that_an_older_version_has_kept_can_be_read() {
+    let (folder, declared, _) = stage_three();
+    declared.with(&[Change::RemoveListener { id: 2 }], AT).unwrap().keep().unwrap();
+    let journal = folder.path().join("changes.json");
+    let mut kept: serde_json::Value = serde_json::from_slice(&fs::read(&journal).unwrap()).unwrap();
+    let was = kept["kept"][0].as_object_mut().unwrap().remove("listener");
+    assert_eq!(was, Some(json!("127.0.0.7:4420")));
+    let form = kept.as_object_mut().unwrap().insert("form".to_owned(), json!(1));
+    assert_eq!(
+        (form, kept.as_object_mut().unwrap().remove("crc32").is_some()),
+        (Some(json!(2)), true)
+    );
+    fs::write(&journal, kept.to_string()).unwrap();
+    let found = load(&folder);
+    assert_eq!(found.config().listeners.iter().map(|each| each.id).collect::<Vec<_>>(), [1, 3]);
+}

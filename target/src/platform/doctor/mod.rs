@@ -1,0 +1,139 @@
+//! What stands in the way of a target on this machine: looked for before somebody has to ask.
+//!
+//! Each family of checks is a file of its own. What a check reads and what it makes of that are
+//! two functions, so that every finding can be provoked without a machine that has it.
+
+mod hosts;
+mod machine;
+mod network;
+mod ports;
+mod storage;
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::config::{Config, Provider};
+
+/// How bad a finding is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// As it should be.
+    Ok,
+    /// It may not do what somebody expects, or could not be seen.
+    Warning,
+    /// It keeps the target, or a host, from working.
+    Problem,
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Level::Ok => "ok",
+            Level::Warning => "warning",
+            Level::Problem => "problem",
+        })
+    }
+}
+
+/// What a check has found.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Finding {
+    /// What was looked at: a short name that stays the same.
+    pub check: &'static str,
+    /// How bad it is.
+    pub level: Level,
+    /// What was found.
+    pub sentence: String,
+    /// What to do about it; empty where nothing need be done.
+    pub remedy: String,
+}
+
+impl Finding {
+    fn ok(check: &'static str, sentence: impl Into<String>) -> Finding {
+        let (sentence, remedy) = (sentence.into(), String::new());
+        Finding { check, level: Level::Ok, sentence, remedy }
+    }
+
+    fn warning(
+        check: &'static str,
+        sentence: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Finding {
+        let (sentence, remedy) = (sentence.into(), remedy.into());
+        Finding { check, level: Level::Warning, sentence, remedy }
+    }
+
+    fn problem(
+        check: &'static str,
+        sentence: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Finding {
+        Finding { level: Level::Problem, ..Finding::warning(check, sentence, remedy) }
+    }
+}
+
+/// One line, or two with a remedy.
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:<8} {:<12} {}", self.level, self.check, self.sentence)?;
+        match self.remedy.is_empty() {
+            true => Ok(()),
+            false => write!(f, "\n{:22}-> {}", "", self.remedy),
+        }
+    }
+}
+
+/// Looks at this machine, and at what a configuration needs of it. Serves nothing, changes
+/// nothing; makes and removes a file where it has to be tried whether one can be made.
+#[must_use]
+pub fn examine(config: Option<&Config>) -> Vec<Finding> {
+    let mut findings = machine::examine(config);
+    findings.extend(ports::examine(config));
+    findings.extend(network::examine(config));
+    if let Some(config) = config {
+        findings.extend(storage::examine(config));
+        findings.extend(hosts::examine(config));
+    }
+    findings
+}
+
+/// The worst of them; fine when there are none.
+#[must_use]
+pub fn worst(findings: &[Finding]) -> Level {
+    findings.iter().map(|finding| finding.level).max().unwrap_or(Level::Ok)
+}
+
+/// Whether a configuration may be served by the provider `soft`.
+fn may_be_soft(config: Option<&Config>) -> bool {
+    config.is_none_or(|config| config.provider != Provider::Verbs)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use crate::platform::doctor::*;
+
+    /// Asserts the level, that a remedy is there exactly where it is needed, and that the sentence
+    /// has these words.
+    #[track_caller]
+    pub(crate) fn says(finding: &Finding, level: Level, words: &str) {
+        assert_eq!(finding.level, level, "{finding}");
+        assert_eq!(finding.remedy.is_empty(), level == Level::Ok, "{finding}");
+        assert!(finding.sentence.contains(words), "{finding}");
+    }
+
+    #[test]
+    fn this_very_machine_can_be_examined() {
+        let text = "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:d\"\n\
+                    allow_any_host = true\n[[subsystem.namespace]]\nnsid = 1\nkind = \"ram\"\nsize = \"1MiB\"\n";
+        let config = Config::parse(text).unwrap();
+        let (without, with) = (examine(None), examine(Some(&config)));
+        assert!(without.len() >= 5 && with.len() > without.len(), "{with:?}");
+        for finding in with.iter().chain(&without) {
+            assert!(!finding.sentence.is_empty() && !finding.sentence.ends_with('.'), "{finding}");
+            assert_eq!(finding.remedy.is_empty(), finding.level == Level::Ok, "{finding}");
+        }
+        assert_eq!(worst(&[]), Level::Ok);
+    }
+}

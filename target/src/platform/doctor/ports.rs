@@ -1,0 +1,254 @@
+//! The ports: who has UDP 4791, whether the kernel's target listens, and what a firewall lets pass.
+
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::process::Command;
+
+use super::machine::{names, read};
+use super::{Finding, may_be_soft};
+use crate::config::Config;
+
+/// UDP port of RoCEv2.
+const ROCE: u16 = 4791;
+
+pub(super) fn examine(config: Option<&Config>) -> Vec<Finding> {
+    let any = || vec![SocketAddr::from(([0, 0, 0, 0], 4420))];
+    let listeners = config.map_or_else(any, Config::addresses);
+    let mut findings = Vec::new();
+    if may_be_soft(config) {
+        let refused = listeners.iter().find_map(|at| {
+            let at = SocketAddr::new(at.ip(), ROCE);
+            UdpSocket::bind(at).err().filter(is_in_use).map(|_| at)
+        });
+        findings.push(roce_port(refused, refused.and_then(|_| holder(ROCE))));
+    }
+    let configfs = "/sys/kernel/config/nvmet/ports";
+    let ports = names(configfs).into_iter().map(|port| {
+        let text = |what| read(&format!("{configfs}/{port}/addr_{what}")).trim().to_owned();
+        (text("trtype"), text("traddr"), text("trsvcid"))
+    });
+    findings.push(kernel_target(&listeners, &ports.collect::<Vec<_>>()));
+    findings.push(match nix::unistd::geteuid().is_root() {
+        true => firewall(said("nft", &["list", "ruleset"]), said("iptables", &["-S", "INPUT"])),
+        false => Finding::warning(
+            "firewall",
+            "only root can see the firewall's rules",
+            "run this as root, or make sure that UDP port 4791 may come in",
+        ),
+    });
+    findings
+}
+
+fn is_in_use(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::AddrInUse
+}
+
+/// Who has a socket on the port.
+#[derive(PartialEq, Eq, Debug)]
+enum Holder {
+    Kernel,
+    Process(u32, String),
+}
+
+fn roce_port(refused: Option<SocketAddr>, holder: Option<Holder>) -> Finding {
+    let check = "port 4791";
+    let Some(at) = refused else { return Finding::ok(check, "UDP port 4791 is free") };
+    match holder {
+        Some(Holder::Process(pid, name)) if name == "nvmfd" => {
+            Finding::ok(check, format!("UDP port 4791 is nvmfd's (process {pid})"))
+        }
+        Some(Holder::Process(pid, name)) => Finding::problem(
+            check,
+            format!("{at} is in use by {name} (process {pid})"),
+            format!("stop it, or have it use another address: see systemctl status {pid}"),
+        ),
+        Some(Holder::Kernel) => Finding::problem(
+            check,
+            format!("{at} is in use by the kernel: rdma_rxe has a device"),
+            "remove it to serve with \"soft\" (rdma link; rdma link delete NAME), or serve with \
+             provider = \"verbs\" on its address",
+        ),
+        None => Finding::problem(
+            check,
+            format!("{at} is in use, and by whom cannot be seen"),
+            "look as root: ss -lunp sport = :4791; a device of rdma_rxe holds it as well",
+        ),
+    }
+}
+
+/// The holder of a UDP port, as far as it can be seen.
+fn holder(port: u16) -> Option<Holder> {
+    let tables = ["/proc/net/udp", "/proc/net/udp6"];
+    let inode = tables.iter().find_map(|path| inode(&read(path), port))?;
+    if inode == 0 {
+        return Some(Holder::Kernel);
+    }
+    let link = format!("socket:[{inode}]");
+    let pids = names("/proc").into_iter().filter_map(|name| name.parse::<u32>().ok());
+    pids.into_iter().find_map(|pid| {
+        let fds = fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
+        let has = fds.flatten().any(|fd| {
+            fs::read_link(fd.path()).is_ok_and(|target| target.as_os_str() == link.as_str())
+        });
+        has.then(|| Holder::Process(pid, read(&format!("/proc/{pid}/comm")).trim().to_owned()))
+    })
+}
+
+/// The inode of a socket on a port in a table of `/proc/net`; 0: the kernel's own.
+/// ` 12: 00000000:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000  0  0 12345 2 ..`
+fn inode(table: &str, port: u16) -> Option<u64> {
+    let port = format!(":{port:04X}");
+    let row = table
+        .lines()
+        .find(|row| row.split_whitespace().nth(1).is_some_and(|local| local.ends_with(&port)))?;
+    row.split_whitespace().nth(9)?.parse().ok()
+}
+
+/// `ports`: of the kernel's target, transport, address and service.
+fn kernel_target(listeners: &[SocketAddr], ports: &[(String, String, String)]) -> Finding {
+    let check = "nvmet";
+    let same = |(trtype, traddr, trsvcid): &&(String, String, String)| {
+        trtype == "rdma"
+            && listeners.iter().any(|at| {
+                let ip = traddr.parse().ok();
+                let meets = ip == Some(at.ip())
+                    || at.ip().is_unspecified()
+                    || ip.is_some_and(|ip: std::net::IpAddr| ip.is_unspecified());
+                meets && trsvcid.parse() == Ok(at.port())
+            })
+    };
+    match ports.iter().find(same) {
+        Some((_, traddr, trsvcid)) => Finding::problem(
+            check,
+            format!("the kernel's own target (nvmet) listens at {traddr}:{trsvcid}"),
+            "take its port away (nvmetcli clear), or listen at another address or port",
+        ),
+        None => Finding::ok(check, "the kernel's own target (nvmet) is not in the way"),
+    }
+}
+
+/// What a program prints; nothing where there is none, or it fails.
+pub(super) fn said(program: &str, args: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(args).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// `nft`: all rules; `iptables`: those of its chain INPUT.
+fn firewall(nft: Option<String>, iptables: Option<String>) -> Finding {
+    let check = "firewall";
+    if nft.is_none() && iptables.is_none() {
+        return Finding::ok(check, "there is neither nft nor iptables: no rules of theirs");
+    }
+    let texts = [nft.unwrap_or_default(), iptables.unwrap_or_default()];
+    let lines: Vec<&str> = texts.iter().flat_map(|text| text.lines()).map(str::trim).collect();
+    let input = |line: &&&str| line.contains("hook input") || line.starts_with("-P INPUT");
+    let drops = lines.iter().filter(input).any(|line| {
+        line.contains("policy drop") || line.contains("INPUT DROP") || line.contains("INPUT REJECT")
+    });
+    let refuses = lines.iter().any(|line| {
+        let verdict = ["drop", "reject", "-j DROP", "-j REJECT"];
+        let rule = !line.contains("hook ") && !line.starts_with("-P ");
+        rule && verdict
+            .iter()
+            .any(|word| line.ends_with(word) || line.contains(&format!("{word} ")))
+    });
+    let allows = lines
+        .iter()
+        .any(|line| line.contains("4791") && (line.contains("accept") || line.contains("ACCEPT")));
+    match (allows, drops, refuses) {
+        (true, ..) => Finding::ok(check, "a rule lets UDP port 4791 in"),
+        (false, false, false) => Finding::ok(check, "no rule keeps anything out"),
+        (false, true, _) => Finding::problem(
+            check,
+            "what no rule lets in is dropped, and no rule names UDP port 4791",
+            "let it in: nft add rule inet filter input udp dport 4791 accept",
+        ),
+        (false, false, true) => Finding::warning(
+            check,
+            "some rules drop packets, and none names UDP port 4791",
+            "make sure that it may come in: nft add rule inet filter input udp dport 4791 accept",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Level::{Ok as Fine, Problem, Warning};
+    use super::super::tests::says;
+    use crate::platform::doctor::ports::*;
+
+    #[test]
+    fn who_has_the_port_is_told() {
+        let at = Some("192.0.2.1:4791".parse().unwrap());
+        says(&roce_port(None, None), Fine, "free");
+        let process = |name: &str| Some(Holder::Process(77, name.to_owned()));
+        says(&roce_port(at, process("nvmfd")), Fine, "nvmfd's (process 77)");
+        says(&roce_port(at, process("other")), Problem, "other (process 77)");
+        says(&roce_port(at, Some(Holder::Kernel)), Problem, "rdma_rxe");
+        says(&roce_port(at, None), Problem, "cannot be seen");
+    }
+
+    #[test]
+    fn the_tables_of_the_kernel_are_read() {
+        let head =
+            "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n";
+        let row = |port, inode| {
+            format!(
+                " 12: 0100007F:{port} 00000000:0000 07 00000000:00000000 00:00000000 00000000     0 \
+                 0 {inode} 2 0000000000000000 0\n"
+            )
+        };
+        assert_eq!(
+            inode(&format!("{head}{}{}", row("0035", 9), row("12B7", 4711)), ROCE),
+            Some(4711)
+        );
+        assert_eq!(inode(&format!("{head}{}", row("12B7", 0)), ROCE), Some(0));
+        assert_eq!(inode(&format!("{head}{}", row("0035", 9)), ROCE), None);
+    }
+
+    /// A real socket, of this very process.
+    #[test]
+    fn a_port_in_use_is_seen() {
+        let held = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let at = held.local_addr().unwrap();
+        assert!(is_in_use(&UdpSocket::bind(at).unwrap_err()));
+        let Some(Holder::Process(pid, name)) = holder(at.port()) else { panic!("nobody has it") };
+        assert_eq!((pid, name.is_empty()), (std::process::id(), false));
+    }
+
+    #[test]
+    fn the_kernels_target_at_the_same_place_is_a_problem() {
+        let port = |trtype: &str, traddr: &str, trsvcid: &str| {
+            vec![(trtype.to_owned(), traddr.to_owned(), trsvcid.to_owned())]
+        };
+        let listeners: Vec<SocketAddr> = vec!["192.0.2.1:4420".parse().unwrap()];
+        let of = |ports: &[(String, String, String)]| kernel_target(&listeners, ports);
+        says(&of(&[]), Fine, "not in the way");
+        says(&of(&port("rdma", "192.0.2.1", "4420")), Problem, "192.0.2.1:4420");
+        says(&of(&port("rdma", "0.0.0.0", "4420")), Problem, "nvmet");
+        for other in [port("tcp", "192.0.2.1", "4420"), port("rdma", "192.0.2.1", "4421")] {
+            says(&of(&other), Fine, "not in the way");
+        }
+    }
+
+    #[test]
+    fn rules_are_read_for_what_they_do_to_the_port() {
+        let nft = |text: &str| firewall(Some(text.to_owned()), None);
+        let chain = "type filter hook input priority filter; policy";
+        says(&nft(""), Fine, "no rule keeps");
+        says(&nft(&format!("{chain} accept;\n")), Fine, "no rule keeps");
+        says(&nft(&format!("{chain} drop;\ntcp dport 22 accept\n")), Problem, "no rule names");
+        says(&nft(&format!("{chain} drop;\nudp dport 4791 accept\n")), Fine, "lets UDP port 4791");
+        says(&nft(&format!("{chain} accept;\nip saddr 192.0.2.9 drop\n")), Warning, "none names");
+        let iptables = |text: &str| firewall(None, Some(text.to_owned()));
+        says(
+            &iptables("-P INPUT DROP\n-A INPUT -p tcp --dport 22 -j ACCEPT\n"),
+            Problem,
+            "dropped",
+        );
+        says(&iptables("-P INPUT ACCEPT\n"), Fine, "no rule keeps");
+        says(&iptables("-P INPUT DROP\n-A INPUT -p udp --dport 4791 -j ACCEPT\n"), Fine, "4791");
+        says(&firewall(None, None), Fine, "neither");
+    }
+}

@@ -1,0 +1,257 @@
+//! Where data and what the daemon remembers are kept: direct I/O, the state folder, key files.
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use super::Finding;
+use crate::blockdev::blocking::Opening;
+use crate::config::{Config, KeyReader, NamespaceKind};
+
+/// How long the look at all disks may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+pub(super) fn examine(config: &Config) -> Vec<Finding> {
+    let mut findings = stores(config, &Opening::default());
+    if let Some(folder) = &config.state_directory {
+        findings.push(state(folder, try_writing(folder)));
+    }
+    if !config.authentication.hosts.is_empty() {
+        let keys = config.authentication.hosts.len();
+        let reader = KeyReader::of(config.state_directory.as_deref());
+        findings.extend(key_files(keys, config.authentication.examine_keys(reader)));
+    }
+    findings
+}
+
+/// All at once: what hangs keeps nobody for longer than [`PATIENCE`].
+fn stores(config: &Config, opening: &Opening) -> Vec<Finding> {
+    let mut looks = Vec::new();
+    for subsystem in &config.subsystems {
+        for namespace in &subsystem.namespaces {
+            let NamespaceKind::File { path, size } = &namespace.kind else { continue };
+            let place = format!("namespace {} of {}", namespace.nsid, subsystem.nqn);
+            let read_only = namespace.read_only;
+            let made = size.is_some() && !read_only;
+            let (of, own) = (place.clone(), path.clone());
+            let look = opening.begin(path, move || {
+                Ok(match made || own.exists() {
+                    true => direct(&of, &own, try_direct(&own)),
+                    false => absent(&of, &own, read_only),
+                })
+            });
+            looks.push((place, look));
+        }
+    }
+    let deadline = Instant::now() + PATIENCE;
+    let remedy = "the kernel log may say what hangs";
+    let silent = |place, why| Finding::problem("storage", format!("{place}: {why}"), remedy);
+    let looks = looks.into_iter();
+    looks.map(|(place, look)| look.by(deadline).unwrap_or_else(|why| silent(place, why))).collect()
+}
+
+/// Opens what is there for direct I/O, or makes and removes a file beside where it will be.
+fn try_direct(path: &Path) -> io::Result<()> {
+    let open = |path: &Path, make: bool| {
+        let mut options = OpenOptions::new();
+        options.read(true).write(make).create_new(make).mode(0o600);
+        options.custom_flags(libc::O_DIRECT | libc::O_NONBLOCK).open(path).map(drop)
+    };
+    match open(path, false) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !path.starts_with("/dev") => {
+            let folder = path.parent().unwrap_or(path);
+            trial(folder, |probe| open(probe, true))
+        }
+        outcome => outcome,
+    }
+}
+
+fn try_writing(folder: &Path) -> io::Result<()> {
+    trial(folder, |probe| OpenOptions::new().write(true).create_new(true).open(probe).map(drop))
+}
+
+/// Has a file of a name that is nobody's made in a folder, and removes it. Others may be tried in
+/// the same folder meanwhile.
+fn trial(folder: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+    static TRIALS: AtomicU32 = AtomicU32::new(0);
+    let number = TRIALS.fetch_add(1, Ordering::Relaxed);
+    let probe = folder.join(format!(".nvmfd-doctor-{}-{number}", std::process::id()));
+    let made = make(&probe);
+    // Some file systems make the file first and refuse direct I/O afterwards.
+    let _ = fs::remove_file(&probe);
+    made
+}
+
+/// What is not there, and will not be made.
+fn absent(place: &str, path: &Path, read_only: bool) -> Finding {
+    let remedy = match read_only || path.starts_with("/dev") {
+        true => "correct the path, or attach the device or mount the file system",
+        false => "correct the path, or give a `size`: it will be made",
+    };
+    Finding::problem("storage", format!("{place}: {} is not there", path.display()), remedy)
+}
+
+fn direct(place: &str, path: &Path, tried: io::Result<()>) -> Finding {
+    let check = "storage";
+    let shown = path.display();
+    let Err(error) = tried else {
+        return Finding::ok(check, format!("{place}: {shown} bears direct I/O"));
+    };
+    let sentence = format!("{place}: {shown}: {error}");
+    let remedy = match error.raw_os_error() {
+        Some(libc::EINVAL | libc::EOPNOTSUPP) => {
+            "its file system has no direct I/O (O_DIRECT): use ext4, XFS or btrfs, or a block device"
+        }
+        Some(libc::ENOENT | libc::ENOTDIR) => {
+            "make the folder, attach the device or mount the file system; or correct the path"
+        }
+        Some(libc::EACCES | libc::EPERM) => {
+            "give the user of nvmfd the right to it (this was tried as the user who runs this)"
+        }
+        Some(libc::EROFS) => "its file system is mounted read-only: mount it for writing",
+        Some(libc::ENXIO | libc::ENODEV) => "there is no device behind it: attach it",
+        _ => "see the kernel log",
+    };
+    Finding::problem(check, sentence, remedy)
+}
+
+fn state(folder: &Path, tried: io::Result<()>) -> Finding {
+    let check = "state";
+    let shown = folder.display();
+    let Err(error) = tried else {
+        return Finding::ok(check, format!("state_directory {shown} can be written"));
+    };
+    let sentence = format!("state_directory {shown} cannot be written: {error}");
+    let remedy = match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+            format!("make it: install -d -m 700 {shown}")
+        }
+        io::ErrorKind::StorageFull => format!("free space below {shown}"),
+        _ => format!("give it to the user of nvmfd: chown USER {shown}"),
+    };
+    Finding::problem(check, sentence, remedy)
+}
+
+/// What is wrong, or may be, with some of so many key files.
+fn key_files(keys: usize, (mistakes, doubts): (Vec<String>, Vec<String>)) -> Vec<Finding> {
+    let check = "keys";
+    if mistakes.is_empty() && doubts.is_empty() {
+        return vec![Finding::ok(check, format!("the key files of {keys} host(s) are in order"))];
+    }
+    let remedy = "nobody but their owner, the user of nvmfd, may use them (chmod 600), and they \
+                  hold what `nvme gen-dhchap-key` prints";
+    let problems = mistakes.into_iter().map(|mistake| Finding::problem(check, mistake, remedy));
+    problems.chain(doubts.into_iter().map(|doubt| Finding::warning(check, doubt, remedy))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Level::{Ok as Fine, Problem};
+    use super::super::tests::says;
+    use crate::platform::doctor::storage::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn direct_io_is_tried_on_real_files() {
+        let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+        let path = folder.path().join("disk.img");
+        says(&direct("namespace 1", &path, try_direct(&path)), Fine, "bears direct I/O");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
+        fs::write(&path, [0; 4096]).unwrap();
+        says(&direct("namespace 1", &path, try_direct(&path)), Fine, "bears direct I/O");
+        let below = path.join("x");
+        says(&direct("namespace 1", &below, try_direct(&below)), Problem, "disk.img/x");
+        let nowhere = folder.path().join("no/disk.img");
+        says(&direct("namespace 1", &nowhere, try_direct(&nowhere)), Problem, "no/disk.img");
+        let device = Path::new("/dev/nvmfd-no-such-device");
+        says(&direct("namespace 1", device, try_direct(device)), Problem, "no-such-device");
+        assert!(!device.exists(), "nothing is made among the devices");
+        // procfs has no direct I/O.
+        let other = Path::new("/proc/version");
+        let finding = direct("namespace 1", other, try_direct(other));
+        says(&finding, Problem, "/proc/version");
+        assert!(finding.remedy.contains("O_DIRECT"), "{finding}");
+        for errno in [libc::EACCES, libc::EROFS, libc::ENXIO, libc::EIO] {
+            let failed = Err(io::Error::from_raw_os_error(errno));
+            says(&direct("namespace 1", &path, failed), Problem, "disk.img");
+        }
+    }
+
+    #[test]
+    fn a_path_that_hangs_is_a_problem_and_the_others_are_told_of() {
+        let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+        let (good, hanging) = (folder.path().join("good"), folder.path().join("hanging"));
+        fs::write(&good, [0; 4096]).unwrap();
+        let text = format!(
+            "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \
+             \"nqn.2026-11.io.nvmfd:a\"\n[[subsystem.namespace]]\nnsid = 1\npath = \
+             {hanging:?}\n[[subsystem.namespace]]\nnsid = 2\npath = {good:?}\n"
+        );
+        let config = Config::parse(&text).unwrap();
+        let (opening, (_go_on, hangs)) = (Opening::default(), std::sync::mpsc::channel::<()>());
+        let hang = move || hangs.recv().map_err(|_| "too late".to_owned());
+        assert!(opening.begin(&hanging, hang).by(Instant::now()).is_err());
+        let findings = stores(&config, &opening);
+        says(&findings[0], Problem, "hanging does not answer");
+        says(&findings[1], Fine, "bears direct I/O");
+    }
+
+    #[test]
+    fn files_that_are_to_be_made_in_one_folder_are_tried_at_once() {
+        let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+        let made = |number: u32| {
+            trial(folder.path(), |probe| {
+                OpenOptions::new().write(true).create_new(true).open(probe)?;
+                // The next one while this one is there.
+                if number > 0 {
+                    trial(folder.path(), |probe| fs::File::create_new(probe).map(drop))
+                } else {
+                    Ok(())
+                }
+            })
+        };
+        made(0).unwrap();
+        made(1).unwrap();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
+    }
+
+    #[test]
+    fn the_state_folder_is_tried() {
+        let folder = tempfile::tempdir().unwrap();
+        says(&state(folder.path(), try_writing(folder.path())), Fine, "can be written");
+        let missing = folder.path().join("missing");
+        let finding = state(&missing, try_writing(&missing));
+        says(&finding, Problem, "cannot be written");
+        assert!(finding.remedy.contains("install -d"), "{finding}");
+        for errno in [libc::EACCES, libc::ENOSPC, libc::EROFS] {
+            let failed = Err(io::Error::from_raw_os_error(errno));
+            says(&state(folder.path(), failed), Problem, "cannot be written");
+        }
+    }
+
+    #[test]
+    fn key_files_that_others_may_read_are_problems() {
+        let folder = tempfile::tempdir().unwrap();
+        let key_file = folder.path().join("key");
+        let secret = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+        fs::write(&key_file, secret).unwrap();
+        let nqn = "nqn.2026-11.host:h".parse().unwrap();
+        let hosts = vec![crate::config::HostConfig {
+            nqn,
+            key_file: key_file.clone(),
+            controller_key_file: None,
+            hashes: None,
+            groups: None,
+        }];
+        let config = crate::config::AuthenticationConfig { hosts, ..Default::default() };
+        for (mode, level) in [(0o600, Fine), (0o644, Problem)] {
+            fs::set_permissions(&key_file, Permissions::from_mode(mode)).unwrap();
+            let findings = key_files(1, config.examine_keys(KeyReader::This));
+            says(&findings[0], level, "key");
+        }
+    }
+}

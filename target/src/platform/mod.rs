@@ -1,0 +1,5 @@
+//! What the machine has and lacks.
+
+pub(crate) mod availability;
+pub mod doctor;
+mod mounts;

@@ -1,0 +1,238 @@
+//! The file systems of `/etc/fstab`, and whether they are mounted where it says.
+
+use std::path::{Path, PathBuf};
+
+/// A file system that should be mounted.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) struct Mount {
+    pub(super) point: PathBuf,
+    /// At boot, without anybody asking.
+    pub(super) is_automatic: bool,
+}
+
+/// The file system of `fstab` that a path belongs to, if that is not mounted.
+pub(super) fn unmounted(path: &Path, fstab: &str, mountinfo: &str) -> Option<Mount> {
+    let entries = fstab.lines().filter_map(Entry::parse);
+    let entry = entries
+        .filter(|entry| path.starts_with(&entry.point) && entry.point != Path::new("/"))
+        .max_by_key(|entry| entry.point.components().count())?;
+    let lines: Vec<Line> = mountinfo.lines().filter_map(Line::parse).collect();
+    let is_automatic = !entry.options.split(',').any(|option| option == "noauto");
+    (!entry.is_mounted(&lines)).then_some(Mount { point: entry.point, is_automatic })
+}
+
+/// `UUID=1 /point ext4 defaults 0 2`.
+struct Entry<'t> {
+    source: String,
+    point: PathBuf,
+    options: &'t str,
+}
+
+impl Entry<'_> {
+    fn parse(line: &str) -> Option<Entry<'_>> {
+        let line = line.trim();
+        let mut fields = line.split_whitespace().filter(|_| !line.starts_with('#'));
+        let [source, point, _, options] = [(); 4].map(|()| fields.next());
+        let (source, point) = (unescaped(source?), unescaped(point?));
+        // What is bound onto itself is there anyway.
+        let is_place = point.starts_with('/') && source != point;
+        is_place.then_some(Entry { source, point: point.into(), options: options? })
+    }
+
+    /// Whether what is seen at its point is more than what the file system around it has there.
+    /// Whoever starts a service with `ReadWritePaths=` binds a folder that is no mount point onto
+    /// itself: then there is a mount, and yet nothing is mounted.
+    fn is_mounted(&self, lines: &[Line<'_>]) -> bool {
+        let Some(mut seen) = visible(&self.point, lines) else {
+            // The root is no mount of its own: the list begins somewhere below.
+            return lines.iter().any(|line| line.point == self.point);
+        };
+        for _ in lines {
+            if seen.point != self.point {
+                return false;
+            }
+            let around = lines.iter().find(|line| line.id == seen.parent);
+            match around.filter(|around| seen.is_place_in(around)) {
+                Some(around) if !self.names(seen) => seen = around,
+                _ => return true,
+            }
+        }
+        false
+    }
+
+    /// Whether this very entry was mounted where it is seen anyway, as a subvolume of btrfs or an
+    /// export of NFS within another may be.
+    fn names(&self, line: &Line<'_>) -> bool {
+        let plain = |option: &str| option.replacen("subvol=/", "subvol=", 1);
+        let has = |wanted: &str| line.options.split(',').any(|own| plain(own) == plain(wanted));
+        let is_subvolume = |option: &&str| option.starts_with("subvol");
+        let mut subvolumes = self.options.split(',').filter(is_subvolume).peekable();
+        match subvolumes.peek() {
+            Some(_) => subvolumes.all(has),
+            None => line.source == self.source,
+        }
+    }
+}
+
+/// A line of mountinfo: `36 35 98:0 /root /point rw shared:1 - ext4 /dev/sda rw,errors=continue`.
+struct Line<'t> {
+    id: &'t str,
+    parent: &'t str,
+    device: &'t str,
+    /// Which folder of the file system it shows.
+    root: PathBuf,
+    point: PathBuf,
+    source: String,
+    /// Of the file system, whoever mounts it.
+    options: &'t str,
+}
+
+impl Line<'_> {
+    fn parse(line: &str) -> Option<Line<'_>> {
+        let (mount, system) = line.split_once(" - ")?;
+        let mut fields = mount.split(' ');
+        let [id, parent, device, root, point] = [(); 5].map(|()| fields.next());
+        let mut system = system.split(' ').skip(1);
+        Some(Line {
+            id: id?,
+            parent: parent?,
+            device: device?,
+            root: unescaped(root?).into(),
+            point: unescaped(point?).into(),
+            source: unescaped(system.next()?),
+            options: system.next()?,
+        })
+    }
+
+    /// Whether it shows what the mount around it has at its point anyway.
+    fn is_place_in(&self, around: &Line<'_>) -> bool {
+        let below = self.point.strip_prefix(&around.point);
+        let is_same = below.is_ok_and(|below| around.root.join(below) == self.root);
+        is_same && self.device == around.device && self.id != around.id
+    }
+}
+
+/// The mount that a path leads into, as the kernel goes: from the root on, and at each folder
+/// into what is mounted over it.
+fn visible<'l, 't>(path: &Path, lines: &'l [Line<'t>]) -> Option<&'l Line<'t>> {
+    let is_lowest = |line: &&Line| lines.iter().all(|o| o.id == line.id || o.id != line.parent);
+    let mut at = lines.iter().filter(is_lowest).find(|line| line.point == Path::new("/"))?;
+    let folders: Vec<&Path> = path.ancestors().collect();
+    for folder in folders.into_iter().rev() {
+        // One may be over another, but no more than there are.
+        for _ in lines {
+            let is_over = |line: &&Line| line.parent == at.id && line.point == folder;
+            match lines.iter().filter(|line| line.id != at.id).find(is_over) {
+                Some(over) => at = over,
+                None => break,
+            }
+        }
+    }
+    Some(at)
+}
+
+/// What fstab and mountinfo write as three octal digits.
+fn unescaped(text: &str) -> String {
+    let escapes =
+        [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\043", "#"), ("\\134", "\\")];
+    escapes.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::platform::mounts::*;
+
+    /// What a daemon sees that has a root file system, and nothing else.
+    const ROOT: &str = "44 43 254:0 / / rw,relatime - ext4 /dev/vda rw,discard\n\
+                        46 44 0:21 / /proc rw,relatime - proc proc rw\n";
+
+    fn is_mounted(path: &str, fstab: &str, lines: &str) -> bool {
+        unmounted(Path::new(path), fstab, &format!("{ROOT}{lines}")).is_none()
+    }
+
+    #[test]
+    fn a_file_system_that_is_not_mounted_is_known_from_fstab() {
+        let fstab = "# comment\nUUID=1 / ext4 defaults 0 1\nUUID=2 /srv/my\\040disks xfs defaults \
+                     0 2\nUUID=3 /srv ext4 noauto,ro 0 2\nUUID=4 none swap sw 0 0\n";
+        let srv = "60 44 98:0 / /srv rw shared:1 - ext4 /dev/sda rw\n";
+        let both = format!("{srv}61 60 98:1 / /srv/my\\040disks rw - xfs /dev/sdb rw\n");
+        let why =
+            |path: &str, more: &str| unmounted(Path::new(path), fstab, &format!("{ROOT}{more}"));
+        assert_eq!(why("/var/lib/a.img", ""), None);
+        let mount = |point: &str, is_automatic| Mount { point: point.into(), is_automatic };
+        let deep = "/srv/my disks/a.img";
+        assert_eq!(why(deep, srv), Some(mount("/srv/my disks", true)));
+        assert_eq!(why(deep, &both), None);
+        assert_eq!(why("/srv/b.img", ""), Some(mount("/srv", false)));
+        assert_eq!(why("/srvb/b.img", ""), None);
+        // Mounted, and then something else over the folder above: it is not seen any more.
+        let hidden = format!("{both}62 60 98:2 / /srv rw - ext4 /dev/sdc rw\n");
+        assert_eq!(why(deep, &hidden), Some(mount("/srv/my disks", true)));
+        // A process whose root is a plain folder sees mounts below it alone.
+        let below = "61 60 98:1 / /srv/my\\040disks rw - xfs /dev/sdb rw\n";
+        assert_eq!(unmounted(Path::new(deep), fstab, below), None);
+    }
+
+    /// The lines are those of Linux 6.x, of `mount --bind` in mount namespaces that are slaves.
+    #[test]
+    fn a_folder_that_is_bound_onto_itself_is_not_mounted() {
+        let fstab = "UUID=2 /srv/disks ext4 nofail 0 2\n";
+        let own = "89 44 254:0 /srv/disks /srv/disks rw,relatime master:2 - ext4 /dev/vda rw\n";
+        assert!(!is_mounted("/srv/disks/a.img", fstab, own));
+        assert!(!is_mounted("/srv/disks", fstab, own));
+        // Twice, and within a folder that is bound onto itself.
+        let twice = format!("{own}90 89 254:0 /srv/disks /srv/disks rw - ext4 /dev/vda rw\n");
+        assert!(!is_mounted("/srv/disks", fstab, &twice));
+        let above = "88 44 254:0 /srv /srv rw,relatime master:2 - ext4 /dev/vda rw\n\
+                     89 88 254:0 /srv/disks /srv/disks rw,relatime - ext4 /dev/vda rw\n";
+        assert!(!is_mounted("/srv/disks", fstab, above));
+        // What is mounted late comes below and above that.
+        let late = "89 91 254:0 /srv/disks /srv/disks rw,relatime master:2 - ext4 /dev/vda rw\n\
+                    91 44 8:1 / /srv/disks rw,relatime master:3 - ext4 /dev/sda1 rw\n\
+                    92 89 8:1 / /srv/disks rw,relatime master:3 - ext4 /dev/sda1 rw\n";
+        assert!(is_mounted("/srv/disks/a.img", fstab, late));
+        // What was mounted before, and then bound onto itself, is.
+        let before = "91 44 8:1 / /srv/disks rw,relatime - ext4 /dev/sda1 rw\n\
+                      92 91 8:1 / /srv/disks rw,relatime - ext4 /dev/sda1 rw\n";
+        assert!(is_mounted("/srv/disks/a.img", fstab, before));
+        // One that only waits for somebody to look.
+        let asked = "91 44 0:40 / /srv/disks rw,relatime - autofs systemd-1 rw,fd=52\n";
+        assert!(is_mounted("/srv/disks/a.img", fstab, asked));
+    }
+
+    #[test]
+    fn a_folder_of_another_place_is_mounted_though_the_file_system_is_the_same() {
+        // Bound on purpose.
+        let fstab = "/data/disks /srv/disks none bind 0 0\n";
+        let bound = "89 44 254:0 /data/disks /srv/disks rw,relatime - ext4 /dev/vda rw\n";
+        assert!(is_mounted("/srv/disks/a.img", fstab, bound));
+        let own = "89 44 254:0 /srv/disks /srv/disks rw,relatime - ext4 /dev/vda rw\n";
+        assert!(!is_mounted("/srv/disks/a.img", fstab, own));
+        assert!(is_mounted("/srv/disks/a.img", "/srv/disks /srv/disks none bind 0 0\n", own));
+        assert!(is_mounted("/srv/disks/a.img", "/srv/disks /srv/disks none bind 0 0\n", ""));
+    }
+
+    #[test]
+    fn subvolumes_and_exports_are_mounted_also_where_they_are_seen_anyway() {
+        let other = "UUID=1 /srv/disks btrfs subvol=@disks 0 0\n";
+        let at = |root: &str, options: &str| {
+            format!("89 44 254:0 {root} /srv/disks rw - btrfs /dev/vda rw,{options}\n")
+        };
+        let path = "/srv/disks/a.img";
+        assert!(is_mounted(path, other, &at("/@disks", "subvolid=257,subvol=/@disks")));
+        assert!(!is_mounted(path, other, &at("/srv/disks", "subvolid=5,subvol=/")));
+        let natural = at("/srv/disks", "subvolid=258,subvol=/srv/disks");
+        for options in ["subvol=srv/disks", "subvol=/srv/disks", "noatime,subvolid=258"] {
+            let fstab = format!("UUID=1 /srv/disks btrfs {options} 0 0\n");
+            assert!(is_mounted(path, &fstab, &natural), "{options}");
+            let plain = at("/srv/disks", "subvolid=5,subvol=/");
+            assert!(!is_mounted(path, &fstab, &plain), "{options}");
+        }
+        let fstab = "nas:/all /nfs nfs defaults 0 0\nnas:/all/disks /nfs/disks nfs nofail 0 0\n";
+        let all = "89 44 0:50 / /nfs rw - nfs4 nas:/all rw,vers=4.2\n";
+        let disks = format!("{all}90 89 0:50 /disks /nfs/disks rw - nfs4 nas:/all/disks rw\n");
+        assert!(is_mounted("/nfs/disks/a.img", fstab, &disks));
+        let bound = format!("{all}90 89 0:50 /disks /nfs/disks rw - nfs4 nas:/all rw\n");
+        assert!(!is_mounted("/nfs/disks/a.img", fstab, &bound));
+    }
+}

@@ -1,0 +1,1061 @@
+//! The opened backing stores and the subsystems made of them: what a configuration becomes.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nvme::{Nqn, Text};
+use tracing::{error, info};
+use uuid::Uuid;
+
+use super::interned::Settled;
+use super::interned_bad_blocks::Marked;
+use super::rollback::Attempt;
+use crate::blockdev::{Backing, BackingConfig, BackingId, BackingKind, BlockSizes, Kind};
+use crate::config::{LimitConfig, Missing, NamespaceConfig, NamespaceKind, SubsystemConfig};
+use crate::core::subsystem::lba_format::Format;
+use crate::core::subsystem::write_protect::Protection;
+use crate::platform::availability::Served;
+use crate::state::atomic_file::{self, Prepared};
+use crate::state::identity::Names;
+
+use crate::blockdev::monitor::{Distrust, Tended, TrustRecords};
+use crate::core::subsystem::bad_blocks::Marks;
+use crate::core::subsystem::reservation::Reservation;
+use crate::core::subsystem::usage::Usage;
+use crate::core::subsystem::{Namespace, Subsystem};
+use crate::state::trust::TrustBook;
+
+use super::limiters::Limiters;
+use super::pending::{Awaited, Awaiting};
+use crate::blockdev::blocking::{Begun, Opening};
+
+/// How long a store may take to be opened.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long a start tries again to open what may pass. The daemon before this one may have been
+/// killed a moment ago, and its ring still hold locks: a host that comes back meanwhile and does not
+/// find its namespace would give it up.
+const LINGER: Duration = Duration::from_secs(8);
+
+/// An opened store and what it was opened for.
+#[derive(Clone, Debug)]
+pub struct Store {
+    /// The store, and its number on every ring.
+    pub tended: Arc<Tended>,
+    /// Which hosts may use it.
+    pub reservation: Arc<Reservation>,
+    /// Whether hosts have it protected from writes.
+    pub protection: Arc<Protection>,
+    /// The blocks that hosts have made unreadable.
+    pub marks: Arc<Marks>,
+    /// What hosts have formatted it to.
+    pub format: Arc<Format>,
+    /// The UUID that it is served under, and what it is called there, where it is a file or device.
+    pub(super) name: (Uuid, Option<String>),
+    /// Bytes of a block, as the configuration has it.
+    pub(super) configured_block_bytes: u32,
+    /// The size in bytes that it gets when it is adopted, where that is another one.
+    pub(super) resize: Option<u64>,
+}
+
+impl Store {
+    /// The UUID that it is served under.
+    pub(crate) fn uuid(&self) -> Uuid {
+        self.name.0
+    }
+}
+
+/// The stores of a configuration, by subsystem and namespace id.
+#[derive(Clone, Debug, Default)]
+pub struct Stores {
+    pub(super) by_namespace: BTreeMap<(Nqn, u32), Store>,
+    pub(super) next_id: u32,
+    /// How many rings use them.
+    pub(super) rings: usize,
+    /// Where reservations are kept that shall outlast a power loss.
+    pub(super) state_directory: Option<PathBuf>,
+    /// What limits them, and hosts.
+    pub(super) limiters: Limiters,
+    /// Namespaces whose store is not there yet.
+    pub(super) awaited: Vec<Awaited>,
+    /// What is to be told about them when they are adopted.
+    pub(super) news: Vec<String>,
+    /// What still hangs, of all stores that were ever made of these.
+    pub(super) opening: Arc<Opening>,
+    /// Their marks, and those of stores that have gone while somebody has them.
+    pub(super) marked: Arc<Marked>,
+    /// The same of what hosts have settled.
+    pub(super) reservations: Arc<Settled<Reservation>>,
+    pub(super) protections: Arc<Settled<Protection>>,
+    /// Which of them are not trusted.
+    pub(super) trust: Arc<TrustBook>,
+    /// How long what may pass is tried again at a start.
+    pub(super) linger: Option<Duration>,
+    /// The daemon begins to serve: what is wrong with one store keeps no other from that.
+    pub(super) is_starting: bool,
+    /// What was made for them, and goes again if they are not adopted.
+    pub(super) attempt: Attempt,
+    /// What is served could not be remembered.
+    pub(super) owes_memory: bool,
+}
+
+/// What is to be remembered of the files that are served, and of the names of all stores, as soon as
+/// they are.
+#[derive(Debug, Default)]
+#[must_use]
+pub(crate) struct Memory(Vec<Prepared>);
+
+impl Memory {
+    /// Has it remembered, also after a power loss.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn persist(self) -> std::io::Result<()> {
+        self.0.into_iter().try_for_each(Prepared::persist)
+    }
+}
+
+/// A namespace: its subsystem and its id.
+pub(crate) type Place = (Nqn, u32);
+
+impl Stores {
+    /// No stores yet, for so many rings; reservations are kept in this folder, if in any.
+    #[must_use]
+    pub fn new(state_directory: Option<PathBuf>, rings: usize) -> Stores {
+        let (linger, is_starting) = (Some(LINGER), true);
+        let trust = Arc::new(TrustBook::new(state_directory.clone()));
+        Stores { state_directory, rings, linger, is_starting, trust, ..Stores::default() }
+    }
+
+    /// What may pass is tried once.
+    #[cfg(test)]
+    pub(crate) fn without_linger(self) -> Stores {
+        Stores { linger: None, ..self }
+    }
+
+    /// Opens what `subsystems` need and keeps from `self` what stays the same. Nothing that is
+    /// open now is closed: whoever drops the old `Stores` does that.
+    ///
+    /// # Errors
+    /// One sentence about the first store that cannot be served.
+    pub fn next(&self, subsystems: &[SubsystemConfig]) -> Result<Stores, String> {
+        self.next_or_wait(subsystems, Missing::Fail, &[])
+    }
+
+    /// The same, where what is missing may be awaited. What is awaited already stays so, and is not
+    /// even looked at: that may take long, and is for whoever waits for it. Only what is `due` is
+    /// opened.
+    ///
+    /// # Errors
+    /// One sentence about the first store that cannot be served, and is not awaited either.
+    pub fn next_or_wait(
+        &self,
+        subsystems: &[SubsystemConfig],
+        missing: Missing,
+        due: &[Place],
+    ) -> Result<Stores, String> {
+        self.next_as(subsystems, missing, due, true)
+    }
+
+    /// The same for an order of a host, which is about one namespace: no other store that is served
+    /// is looked at, so none that fails or hangs stands in its way.
+    ///
+    /// # Errors
+    /// One sentence about the first new store that cannot be served, and is not awaited either.
+    pub fn next_for_order(
+        &self,
+        subsystems: &[SubsystemConfig],
+        missing: Missing,
+    ) -> Result<Stores, String> {
+        self.next_as(subsystems, missing, &[], false)
+    }
+
+    /// Whether what is awaited has come, for whoever looks without keeping anybody waiting.
+    pub(crate) fn awaiting(&self) -> Awaiting {
+        Awaiting {
+            all: self.awaited.clone(),
+            state_directory: self.state_directory.clone(),
+            opening: Arc::clone(&self.opening),
+        }
+    }
+
+    /// Where what may wait for a disk or a server is begun, also while nobody has these.
+    pub(crate) fn opening(&self) -> Arc<Opening> {
+        Arc::clone(&self.opening)
+    }
+
+    /// Begins what may wait for a disk or a server: see [`Opening::begin`].
+    pub(crate) fn begin<T: Send + 'static>(
+        &self,
+        path: &Path,
+        act: impl FnOnce() -> Result<T, String> + Send + 'static,
+    ) -> Begun<'_, T> {
+        self.opening.begin(path, act)
+    }
+
+    /// Whether the daemon begins to serve with what comes next.
+    pub(crate) fn is_starting(&self) -> bool {
+        self.is_starting
+    }
+
+    /// Those of the awaited stores and folders that only a reload tries again.
+    pub(crate) fn held(&self) -> Vec<Place> {
+        self.awaited.iter().filter(|each| each.is_held).map(Awaited::key).collect()
+    }
+
+    /// The namespaces whose store is not there yet.
+    #[must_use]
+    pub fn awaited(&self) -> &[Awaited] {
+        &self.awaited
+    }
+
+    /// Takes over what another look has found of what is awaited.
+    pub fn await_as(&mut self, other: Stores) {
+        self.awaited = other.awaited;
+    }
+
+    /// Awaits the folder of namespaces that hosts make as well.
+    pub(crate) fn await_folder(&mut self, folder: Awaited) {
+        self.awaited.push(folder);
+    }
+
+    /// The folder of the namespaces that hosts make of a subsystem, if it is awaited.
+    pub(crate) fn awaited_folder(&self, nqn: Nqn) -> Option<&Awaited> {
+        self.awaited.iter().find(|each| each.is_folder_of(nqn))
+    }
+
+    /// Why a namespace is awaited, if it is.
+    #[must_use]
+    pub fn why_awaited(&self, nqn: Nqn, nsid: u32) -> Option<&str> {
+        let awaited = self.awaited.iter().find(|each| each.key() == (nqn, nsid));
+        awaited.map(|each| each.why.as_str())
+    }
+
+    /// Files that were served before, as far as that is remembered.
+    pub(super) fn served(&self) -> Served {
+        Served::load(self.state_directory.as_deref())
+    }
+
+    /// Prepares to remember which files are served, so that none of them is ever made anew, and as
+    /// what each store is. Those that are awaited stay remembered.
+    ///
+    /// # Errors
+    /// One sentence: it cannot be remembered.
+    pub(crate) fn prepare_memory(&self, subsystems: &[SubsystemConfig]) -> Result<Memory, String> {
+        let Some(folder) = &self.state_directory else { return Ok(Memory::default()) };
+        let before = self.served();
+        let paths = namespaces(subsystems).filter_map(|(subsystem, namespace)| {
+            let NamespaceKind::File { path, .. } = &namespace.kind else { return None };
+            let is_open = self.by_namespace.contains_key(&(subsystem.nqn, namespace.nsid));
+            let was_there = self.awaited.iter().any(|each| each.seen() == Some(path));
+            (is_open || was_there || before.contains(path)).then(|| path.clone())
+        });
+        let failed =
+            |error| format!("{} cannot remember which files are served: {error}", folder.display());
+        let files = Served::prepare(folder, &paths.collect()).map_err(failed)?;
+        let named = |store: &Store| Some((store.name.0, store.name.1.clone()?));
+        let named = self.by_namespace.values().filter_map(named).collect();
+        let names = Names::prepare(folder, named).map_err(|error| {
+            format!("{} cannot remember what is served as what: {error}", folder.display())
+        })?;
+        Ok(Memory(files.into_iter().chain(names).collect()))
+    }
+
+    /// Remembers what is served. Where that fails it is logged, and owed: see
+    /// [`Stores::owes_memory`].
+    pub(crate) fn remember(&mut self, subsystems: &[SubsystemConfig]) {
+        let Some(folder) = self.state_directory.clone() else { return };
+        let kept = self.prepare_memory(subsystems).and_then(|memory| {
+            let failed = |error| {
+                format!("{} cannot remember which files are served: {error}", folder.display())
+            };
+            memory.persist().map_err(failed)
+        });
+        let was_owed = std::mem::replace(&mut self.owes_memory, kept.is_err());
+        match kept {
+            Ok(()) if was_owed => info!("{} remembers what is served again", folder.display()),
+            Err(sentence) if !was_owed => error!(
+                "{sentence}; a file that is not there at the next start may be made anew, empty: \
+                 it is tried again each second"
+            ),
+            _ => {}
+        }
+    }
+
+    /// What is served is not remembered yet, because that has failed.
+    pub(crate) fn owes_memory(&self) -> bool {
+        self.owes_memory
+    }
+
+    /// What is awaited of this namespace, as it is configured now.
+    pub(super) fn awaited_as(&self, key: Place, namespace: &NamespaceConfig) -> Option<&Awaited> {
+        self.awaited.iter().find(|each| each.is_for(key, namespace))
+    }
+
+    pub(super) fn reservation_of(
+        &self,
+        key: Place,
+        namespace: &NamespaceConfig,
+    ) -> Result<Arc<Reservation>, String> {
+        match namespace.shared {
+            true => Ok(Reservation::none(key.0, key.1)),
+            false => self.reservation(key, namespace.uuid),
+        }
+    }
+
+    pub(super) fn protection_of(
+        &self,
+        key: Place,
+        namespace: &NamespaceConfig,
+    ) -> Result<Arc<Protection>, String> {
+        match namespace.shared {
+            true => Ok(Protection::none(key.0, key.1)),
+            false => self.protection(key, namespace.uuid),
+        }
+    }
+
+    fn reservation(&self, key: (Nqn, u32), uuid: Uuid) -> Result<Arc<Reservation>, String> {
+        match &self.state_directory {
+            Some(folder) => self
+                .reservations
+                .get(uuid, key, || Reservation::kept(key.0, key.1, folder, uuid.into_bytes())),
+            None => Ok(Reservation::volatile(key.0, key.1)),
+        }
+    }
+
+    fn protection(&self, key: (Nqn, u32), uuid: Uuid) -> Result<Arc<Protection>, String> {
+        match &self.state_directory {
+            Some(folder) => self
+                .protections
+                .get(uuid, key, || Protection::kept(key.0, key.1, folder, uuid.into_bytes())),
+            None => Ok(Protection::none(key.0, key.1)),
+        }
+    }
+
+    /// What is kept of who protects and reserves a namespace that is not open, by its UUID.
+    ///
+    /// # Errors
+    /// One sentence: what is kept cannot be used.
+    pub(crate) fn guards(
+        &self,
+        key: Place,
+        uuid: Uuid,
+    ) -> Result<(Arc<Protection>, Arc<Reservation>), String> {
+        Ok((self.protection(key, uuid)?, self.reservation(key, uuid)?))
+    }
+
+    /// What a store in memory loses with the daemon needs no marks afterwards. `store`: what a file
+    /// or device is called for good.
+    pub(super) fn marks(
+        &self,
+        key: Place,
+        uuid: Uuid,
+        store: Option<&str>,
+    ) -> Result<Arc<Marks>, String> {
+        match (&self.state_directory, store) {
+            (Some(folder), Some(store)) => {
+                let load = || Marks::kept(key.0, key.1, folder, uuid.into_bytes());
+                let served = self.by_namespace.values();
+                let is_served =
+                    |marks: &Arc<Marks>| { served }.any(|store| Arc::ptr_eq(&store.marks, marks));
+                self.marked.get(uuid, store, is_served, load)
+            }
+            _ => Ok(Marks::volatile()),
+        }
+    }
+
+    /// Without a place to keep it the blocks of a file or a device stay as large as they are.
+    /// `path`: which it is known by for good.
+    pub(super) fn format(
+        &self,
+        key: (Nqn, u32),
+        namespace: &NamespaceConfig,
+        path: Option<&Path>,
+    ) -> Result<Arc<Format>, String> {
+        match (&self.state_directory, &namespace.kind, path) {
+            (Some(folder), NamespaceKind::File { .. }, Some(path)) => {
+                let (uuid, bytes) = (namespace.uuid.into_bytes(), namespace.block_size_bytes);
+                Format::kept(key.0, key.1, folder, uuid, path, bytes)
+            }
+            (_, NamespaceKind::File { .. }, _) => Ok(Format::fixed(key.0, key.1)),
+            _ => Ok(Format::volatile(key.0, key.1)),
+        }
+    }
+
+    /// The store of a namespace.
+    #[must_use]
+    pub fn store(&self, nqn: Nqn, nsid: u32) -> Option<&Store> {
+        self.by_namespace.get(&(nqn, nsid))
+    }
+
+    /// Whether a namespace is served from this file.
+    pub(crate) fn serves(&self, key: Place, file: &Path) -> bool {
+        self.by_namespace.get(&key).is_some_and(|store| store.tended.is_file(file))
+    }
+
+    /// Forgets what is kept of namespaces that are no more, by UUID.
+    pub fn forget_kept(&self, gone: &[Uuid]) {
+        let Some(folder) = &self.state_directory else { return };
+        for uuid in gone {
+            self.marked.forget(*uuid);
+            self.reservations.forget(*uuid);
+            self.protections.forget(*uuid);
+            // What stays is of no namespace.
+            let _ = self.trust.set(*uuid, Distrust::default());
+            for kind in ["reservation", "protection", "uncorrectable", "format"] {
+                // What stays is of no namespace: nobody will ask for it.
+                let _ = atomic_file::remove(folder, &format!("{uuid}.{kind}"));
+            }
+        }
+    }
+
+    /// They are served from here on: what was made for them stays.
+    pub fn keep(&self) {
+        self.attempt.keep();
+    }
+
+    /// Gives the stores their new sizes. Returns one line for each that has one, and for each whose
+    /// configuration is not heeded.
+    pub fn resize(&mut self) -> Vec<String> {
+        let mut lines = std::mem::take(&mut self.news);
+        for ((nqn, nsid), store) in &mut self.by_namespace {
+            let Some(bytes) = store.resize.take() else { continue };
+            let old = store.tended.resize(bytes);
+            let mut line = format!("namespace {nsid} of {nqn} has {bytes} bytes now, {old} before");
+            if bytes < old && store.tended.backing().kind() == Kind::File {
+                line += "; its file is as long as before";
+            }
+            lines.push(line);
+        }
+        lines
+    }
+
+    /// Limits what is done as a configuration says; what is limited as before goes on counting.
+    pub fn limit(&mut self, quotas: &[LimitConfig], subsystems: &[SubsystemConfig]) {
+        self.limiters = self.limiters.next(quotas, subsystems);
+    }
+
+    /// Has each store do wrong what the configuration tells it to.
+    pub fn set_faults(&self, subsystems: &[SubsystemConfig]) {
+        for (subsystem, namespace) in namespaces(subsystems) {
+            if let Some(store) = self.by_namespace.get(&(subsystem.nqn, namespace.nsid)) {
+                store.tended.health().set_fault(namespace.fault);
+            }
+        }
+    }
+
+    /// All of them, with what they are of.
+    pub(crate) fn named(&self) -> impl Iterator<Item = (Place, &Store)> {
+        self.by_namespace.iter().map(|(place, store)| (*place, store))
+    }
+
+    /// What is here and not in `other`.
+    pub fn without<'a>(&'a self, other: &'a Stores) -> impl Iterator<Item = &'a Store> {
+        let ids = |stores: &Stores, id| stores.by_namespace.values().any(|s| s.tended.id == id);
+        self.by_namespace.values().filter(move |store| !ids(other, store.tended.id))
+    }
+
+    /// The snapshot of a subsystem, counting on with `usage`.
+    #[must_use]
+    pub fn subsystem(&self, config: &SubsystemConfig, usage: Arc<Usage>) -> Subsystem {
+        let namespace = |namespace: &NamespaceConfig| {
+            let store = self.by_namespace.get(&(config.nqn, namespace.nsid))?;
+            let backing = store.tended.backing();
+            let block_shift = backing.block_size_bytes().trailing_zeros() as u8;
+            let formats = match namespace.allow_format && store.format.can_change() {
+                true => backing.formats(),
+                false => BlockSizes::only(block_shift),
+            };
+            Some(Namespace {
+                nsid: namespace.nsid,
+                backing: store.tended.id,
+                health: Arc::clone(store.tended.health()),
+                geometry: backing.geometry(),
+                blocks: backing.blocks(),
+                block_shift,
+                read_only: namespace.read_only,
+                protection: Arc::clone(&store.protection),
+                allow_format: namespace.allow_format,
+                formats,
+                formatting: store.format.under_way(),
+                write_uncorrectable: namespace.write_uncorrectable,
+                marks: Arc::clone(&store.marks),
+                limiters: self.limiters.of_namespace(
+                    config.nqn,
+                    namespace.nsid,
+                    namespace.shared_limit.as_deref(),
+                ),
+                ana_group: namespace.ana_group,
+                volatile_cache: backing.has_volatile_cache(),
+                uuid: namespace.uuid.into_bytes(),
+                nguid: namespace.nguid,
+                eui64: namespace.eui64,
+                reservation: Arc::clone(&store.reservation),
+            })
+        };
+        let mut namespaces: Vec<Namespace> =
+            config.namespaces.iter().filter_map(namespace).collect();
+        namespaces.sort_by_key(|n| n.nsid);
+        usage.prepare(namespaces.iter().map(|n| (n.nsid, Arc::clone(&n.health))));
+        Subsystem {
+            nqn: config.nqn,
+            serial: Text::lossy(&config.serial),
+            model: Text::lossy(&config.model),
+            allow_any_host: config.allow_any_host,
+            hosts: config.hosts.clone(),
+            offer: Arc::new(config.offer.clone()),
+            namespaces,
+            management: None,
+            host_limiters: Arc::clone(self.limiters.of_hosts()),
+            usage,
+        }
+    }
+
+    /// The next number that no store has. Numbers go round, so that one comes again only after all
+    /// others: a command may still be under way to the store that had it.
+    pub(super) fn fresh_id(&mut self, old: &Stores) -> Option<BackingId> {
+        let taken = |id| {
+            [&*old, &*self]
+                .iter()
+                .any(|s| s.by_namespace.values().any(|store| store.tended.id.0 == id))
+        };
+        let mut ids = (0..BackingId::COUNT).map(|step| (self.next_id + step) % BackingId::COUNT);
+        let id = ids.find(|&id| !taken(id))?;
+        self.next_id = (id + 1) % BackingId::COUNT;
+        Some(BackingId(id))
+    }
+}
+
+/// Makes the file of a namespace, and leaves it to whoever opens it.
+///
+/// # Errors
+/// One sentence about why that is not possible.
+pub(crate) fn make(namespace: &NamespaceConfig) -> Result<(), String> {
+    let made = Backing::open(&backing_config(namespace));
+    made.map(drop).map_err(|error| error.to_string())
+}
+
+pub(super) fn namespaces(
+    subsystems: &[SubsystemConfig],
+) -> impl Iterator<Item = (&SubsystemConfig, &NamespaceConfig)> {
+    subsystems.iter().flat_map(|s| s.namespaces.iter().map(move |n| (s, n)))
+}
+
+/// With the blocks that a host has chosen, whatever the configuration says.
+pub(super) fn formatted(namespace: &NamespaceConfig, format: &Format) -> BackingConfig {
+    let config = backing_config(namespace);
+    let chosen = format.block_size_bytes();
+    BackingConfig { block_size_bytes: chosen.unwrap_or(config.block_size_bytes), ..config }
+}
+
+pub(super) fn backing_config(namespace: &NamespaceConfig) -> BackingConfig {
+    let kind = match &namespace.kind {
+        NamespaceKind::File { path, size } => BackingKind::File { path: path.clone(), size: *size },
+        NamespaceKind::Ram { size } => BackingKind::Ram { size: *size },
+        NamespaceKind::Null { size } => BackingKind::Null { size: *size },
+    };
+    BackingConfig {
+        kind,
+        block_size_bytes: namespace.block_size_bytes,
+        read_only: namespace.read_only,
+        shared: namespace.shared,
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::collections::BTreeSet;
+
+    use nvme::Status;
+    use nvme::feature::WriteProtectState;
+
+    use crate::blockdev::Fault;
+    use crate::core::subsystem::bad_blocks::Change;
+    use crate::core::subsystem::reservation::Barred;
+    use crate::core::subsystem::reservation::tests::reserve;
+    use crate::provision::devices::*;
+
+    pub(crate) fn subsystem(nsids: &[u32], size: u64) -> SubsystemConfig {
+        let namespace = |&nsid: &u32| NamespaceConfig {
+            nsid,
+            kind: NamespaceKind::Null { size },
+            block_size_bytes: 4096,
+            uuid: Uuid::from_u128(nsid.into()),
+            nguid: [nsid as u8; 16],
+            eui64: None,
+            read_only: false,
+            allow_format: false,
+            write_uncorrectable: false,
+            limit: Default::default(),
+            shared_limit: None,
+            ana_group: 1,
+            fault: Fault::None,
+            shared: false,
+        };
+        SubsystemConfig {
+            nqn: "nqn.2026-11.io.nvmfd:test".parse().unwrap(),
+            allow_any_host: true,
+            hosts: BTreeSet::new(),
+            offer: Default::default(),
+            serial: "S".to_owned(),
+            model: "M".to_owned(),
+            namespaces: nsids.iter().map(namespace).collect(),
+            managed: None,
+        }
+    }
+
+    fn ids(stores: &Stores) -> Vec<u32> {
+        stores.by_namespace.values().map(|store| store.tended.id.0).collect()
+    }
+
+    #[test]
+    fn unreadable_blocks_of_files_need_a_place_to_be_remembered() {
+        let folder = crate::blockdev::tests::folder();
+        let mut config = subsystem(&[1], 1 << 20);
+        config.namespaces[0].write_uncorrectable = true;
+        let first = Stores::default().next(&[config.clone()]);
+        assert!(first.is_ok(), "they end with what they are of");
+        let (path, size) = (folder.path().join("disk"), Some(1 << 20));
+        config.namespaces[0].kind = NamespaceKind::File { path: path.clone(), size };
+        let why = Stores::default().next(&[config.clone()]).unwrap_err();
+        assert!(why.contains("`state_directory`, and there is none"), "{why}");
+        assert!(!path.exists(), "nothing was made");
+        let state = folder.path().join("state");
+        std::fs::create_dir(&state).unwrap();
+        assert!(Stores::new(Some(state), 1).next(&[config]).is_ok());
+    }
+
+    #[test]
+    fn the_number_of_a_store_that_went_is_not_given_to_the_next() {
+        let first = Stores::default().next(&[subsystem(&[1, 2], 1 << 20)]).unwrap();
+        assert_eq!(ids(&first), [0, 1]);
+        let second = first.next(&[subsystem(&[1], 1 << 20)]).unwrap();
+        let third = second.next(&[subsystem(&[1, 3], 1 << 20)]).unwrap();
+        assert_eq!(ids(&third), [0, 2], "a command for the old 1 may still be under way");
+        assert_eq!(second.without(&third).count(), 0);
+        assert_eq!(first.without(&second).map(|s| s.tended.id.0).collect::<Vec<_>>(), [1]);
+    }
+
+    #[test]
+    fn numbers_go_round() {
+        let mut stores = Stores { next_id: BackingId::COUNT - 1, ..Stores::default() };
+        stores = stores.next(&[subsystem(&[1, 2], 1 << 20)]).unwrap();
+        assert_eq!(ids(&stores), [BackingId::COUNT - 1, 0]);
+    }
+
+    #[test]
+    fn a_namespace_does_not_become_another_store_under_its_hosts() {
+        let stores = Stores::default().next(&[subsystem(&[1], 1 << 20)]).unwrap();
+        let mut other = subsystem(&[1], 1 << 20);
+        other.namespaces[0].kind = NamespaceKind::Ram { size: 1 << 20 };
+        let refusal = stores.next(std::slice::from_ref(&other)).unwrap_err();
+        assert!(refusal.contains("remove it, reload, add it"), "{refusal}");
+        assert!(stores.next(&[]).unwrap().next(&[other]).is_ok());
+    }
+
+    #[test]
+    fn an_order_makes_no_new_namespace_of_the_store_of_an_old_one() {
+        let stores = Stores::default().next(&[subsystem(&[1], 1 << 20)]).unwrap();
+        let mut other = subsystem(&[1], 1 << 20);
+        assert!(stores.next_for_order(std::slice::from_ref(&other), Missing::Wait).is_ok());
+        other.namespaces[0].uuid = Uuid::from_u128(9);
+        let refusal = stores.next_for_order(&[other], Missing::Wait).unwrap_err();
+        assert!(refusal.contains("remove it, reload, add it"), "{refusal}");
+    }
+
+    #[test]
+    fn a_namespace_gets_another_size_and_stays_the_same_store() {
+        let stores = Stores::default().next(&[subsystem(&[1, 2], 1 << 20)]).unwrap();
+        let config = subsystem(&[1, 2], 1 << 21);
+        let mut next = stores.next(std::slice::from_ref(&config)).unwrap();
+        assert_eq!(next.subsystem(&config, Arc::default()).namespaces[0].blocks, 256, "not yet");
+        let lines = next.resize();
+        let expected =
+            "namespace 1 of nqn.2026-11.io.nvmfd:test has 2097152 bytes now, 1048576 before";
+        assert_eq!((lines.len(), &*lines[0]), (2, expected));
+        assert_eq!(next.subsystem(&config, Arc::default()).namespaces[1].blocks, 512);
+        assert_eq!((ids(&next), next.without(&stores).count()), (vec![0, 1], 0));
+        assert!(next.resize().is_empty());
+    }
+
+    #[test]
+    fn what_is_awaited_is_opened_by_whoever_waits_for_it_and_by_nobody_else() {
+        let folder = crate::blockdev::tests::folder();
+        let path = folder.path().join("mount/disk.img");
+        let mut config = subsystem(&[1], 1 << 20);
+        config.namespaces[0].kind = NamespaceKind::File { path: path.clone(), size: None };
+        let key = (config.nqn, 1);
+        let subsystems = std::slice::from_ref(&config);
+        let next = |stores: &Stores, due: &[Place]| {
+            stores.next_or_wait(subsystems, Missing::Wait, due).unwrap()
+        };
+        let stores = next(&Stores::default(), &[]);
+        assert_eq!(stores.awaited().len(), 1);
+        std::fs::create_dir(folder.path().join("mount")).unwrap();
+        std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+        let carried = next(&stores, &[]);
+        assert_eq!((carried.awaited(), ids(&carried)), (stores.awaited(), vec![]));
+        let other = next(&carried, &[(config.nqn, 2)]);
+        assert_eq!((other.awaited().len(), ids(&other).len()), (1, 0));
+        let opened = next(&other, &[key]);
+        assert_eq!((opened.awaited().len(), ids(&opened)), (0, vec![0]));
+        drop(opened);
+        // Who does not want to wait gets it, or hears why not.
+        assert_eq!(ids(&carried.next(subsystems).unwrap()), [0]);
+    }
+
+    #[test]
+    fn a_path_that_hangs_holds_up_nobody_who_looks_for_others() {
+        use std::sync::mpsc::channel;
+
+        let folder = crate::blockdev::tests::folder();
+        let paths = ["one", "two"].map(|name| folder.path().join(name));
+        let mut config = subsystem(&[1, 2], 1 << 20);
+        for (namespace, path) in config.namespaces.iter_mut().zip(&paths) {
+            namespace.kind = NamespaceKind::File { path: path.clone(), size: None };
+        }
+        let subsystems = std::slice::from_ref(&config);
+        let keys = [1, 2].map(|nsid| (config.nqn, nsid));
+        let stores = Stores::default().next_or_wait(subsystems, Missing::Wait, &[]).unwrap();
+        assert_eq!((stores.awaited().len(), stores.awaiting().come()), (2, vec![]));
+        paths.iter().for_each(|path| std::fs::write(path, vec![0; 1 << 20]).unwrap());
+        // A look that takes too long on a busy machine is not the last one.
+        let until_come = |keys: &[Place]| {
+            while stores.awaiting().come() != keys {
+                std::thread::yield_now();
+            }
+        };
+        until_come(&keys);
+        let (go_on, hangs) = channel::<()>();
+        let hang = move || hangs.recv().map_err(|_| "too late".to_owned());
+        assert!(stores.opening.within(Duration::from_millis(1), &paths[0], hang).is_err());
+        until_come(&keys[1..]);
+        // Whoever has it opened hears that, and does not wait either.
+        let fresh = Stores { awaited: Vec::new(), ..stores.clone() };
+        let next = fresh.next_or_wait(subsystems, Missing::Wait, &[]).unwrap();
+        assert!(next.why_awaited(config.nqn, 1).unwrap().contains("does not answer"));
+        assert_eq!(ids(&next), [0]);
+        drop(next);
+        let said = fresh.next(subsystems).unwrap_err();
+        assert!(said.starts_with("namespace 1 of ") && said.contains("does not answer"), "{said}");
+        drop(go_on);
+        until_come(&keys);
+    }
+
+    /// Each thing that may hang waits for the others to be begun: one after the other they would all
+    /// be given up.
+    #[test]
+    fn all_paths_are_looked_at_and_opened_and_measured_at_once() {
+        let folder = crate::blockdev::tests::folder();
+        let mut config = subsystem(&[1, 2, 3], 1 << 20);
+        for namespace in &mut config.namespaces {
+            let path = folder.path().join(namespace.nsid.to_string());
+            std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+            namespace.kind = NamespaceKind::File { path, size: None };
+        }
+        let subsystems = std::slice::from_ref(&config);
+        let stores = Stores::default();
+        *stores.opening.meet.lock().unwrap() = Some(Arc::new(std::sync::Barrier::new(3)));
+        let mut next = stores.next_or_wait(subsystems, Missing::Wait, &[]).unwrap();
+        assert_eq!((ids(&next), next.awaited().len()), (vec![0, 1, 2], 0));
+        for namespace in &config.namespaces {
+            let NamespaceKind::File { path, .. } = &namespace.kind else { continue };
+            std::fs::File::options().append(true).open(path).unwrap().set_len(1 << 21).unwrap();
+        }
+        next = next.next(subsystems).unwrap();
+        assert_eq!(next.resize().len(), 3);
+    }
+
+    #[test]
+    fn what_may_pass_is_awaited_from_the_start_and_never_made_anew() {
+        let folder = crate::blockdev::tests::folder();
+        let state = folder.path().join("state");
+        std::fs::create_dir(&state).unwrap();
+        let mut config = subsystem(&[1, 2], 1 << 20);
+        let path = |nsid: u32| folder.path().join(nsid.to_string());
+        for namespace in &mut config.namespaces {
+            let path = path(namespace.nsid);
+            std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+            namespace.kind = NamespaceKind::File { path, size: Some(1 << 20) };
+        }
+        let subsystems = std::slice::from_ref(&config);
+        let other = std::fs::File::open(path(1)).unwrap();
+        other.lock().unwrap();
+        let new = || Stores { linger: None, ..Stores::new(Some(state.clone()), 0) };
+        let said = new().next(subsystems).unwrap_err();
+        assert!(said.starts_with("namespace 1 of ") && said.contains("lock on it"), "{said}");
+        let mut stores = new().next_or_wait(subsystems, Missing::Wait, &[]).unwrap();
+        assert_eq!((ids(&stores).len(), stores.awaited().len()), (1, 1));
+        assert!(stores.why_awaited(config.nqn, 1).unwrap().contains("a lock on it is held"));
+        // Neither while it is awaited nor by the next daemon.
+        stores.remember(subsystems);
+        std::fs::rename(path(1), folder.path().join("aside")).unwrap();
+        let due = [(config.nqn, 1)];
+        assert_eq!(stores.awaiting().come(), []);
+        let next = stores.next_or_wait(subsystems, Missing::Wait, &due).unwrap();
+        assert!(next.why_awaited(config.nqn, 1).unwrap().contains("is not made anew"));
+        let without = config.namespaces[..1].to_vec();
+        let alone = [SubsystemConfig { namespaces: without, ..config.clone() }];
+        let fresh = new().next_or_wait(&alone, Missing::Wait, &[]).unwrap();
+        assert!(fresh.why_awaited(config.nqn, 1).unwrap().contains("is not made anew"));
+        std::fs::rename(folder.path().join("aside"), path(1)).unwrap();
+        other.unlock().unwrap();
+        let last = next.next_or_wait(subsystems, Missing::Wait, &due).unwrap();
+        assert_eq!((ids(&last).len(), last.awaited().len()), (2, 0));
+    }
+
+    #[test]
+    fn what_was_there_is_not_made_anew_without_a_folder_to_remember_it_in() {
+        let folder = crate::blockdev::tests::folder();
+        let (path, aside) = (folder.path().join("1"), folder.path().join("aside"));
+        let mut config = subsystem(&[1], 1 << 20);
+        std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+        config.namespaces[0].kind = NamespaceKind::File { path: path.clone(), size: Some(1 << 20) };
+        let subsystems = std::slice::from_ref(&config);
+        let other = std::fs::File::open(&path).unwrap();
+        other.lock().unwrap();
+        let first = Stores { linger: None, ..Stores::new(None, 0) };
+        let mut stores = first.next_or_wait(subsystems, Missing::Wait, &[]).unwrap();
+        assert_eq!(stores.awaited().len(), 1);
+        std::fs::rename(&path, &aside).unwrap();
+        // However often it is looked for, and what else of it is changed meanwhile.
+        let mut changed = config.clone();
+        changed.namespaces[0].read_only = true;
+        for config in [&config, &changed, &config, &config] {
+            let due = [(config.nqn, 1)];
+            let subsystems = std::slice::from_ref(config);
+            stores = stores.next_or_wait(subsystems, Missing::Wait, &due).unwrap();
+            assert_eq!((stores.awaited().len(), path.exists()), (1, false));
+            assert_eq!(stores.awaiting().come(), []);
+        }
+        std::fs::rename(&aside, &path).unwrap();
+        other.unlock().unwrap();
+        let last = stores.next_or_wait(subsystems, Missing::Wait, &[(config.nqn, 1)]).unwrap();
+        assert_eq!((ids(&last).len(), last.awaited().len()), (1, 0));
+    }
+
+    #[test]
+    fn a_store_that_cannot_be_measured_stands_in_the_way_of_no_other_change() {
+        let folder = crate::blockdev::tests::folder();
+        let path = folder.path().join("disk");
+        std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+        let mut config = subsystem(&[1], 1 << 20);
+        let of = |size| NamespaceKind::File { path: path.clone(), size };
+        config.namespaces[0].kind = of(None);
+        let stores = Stores::default().next(std::slice::from_ref(&config)).unwrap();
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        file.set_len((1 << 20) + 100).unwrap();
+        let mut next = stores.next(std::slice::from_ref(&config)).unwrap();
+        let lines = next.resize();
+        assert_eq!(lines.len(), 1);
+        assert!(lines[0].contains("keeps its size") && lines[0].contains("whole number of blocks"));
+        let backing = next.store(config.nqn, 1).unwrap().tended.backing();
+        assert_eq!(backing.size_bytes(), 1 << 20);
+        // Who asks for a size gets it, or hears why not.
+        config.namespaces[0].kind = of(Some(1 << 21));
+        assert!(stores.next(&[config]).unwrap_err().contains("the configuration says"));
+    }
+
+    #[test]
+    fn what_is_wrong_in_itself_is_not_awaited() {
+        let folder = crate::blockdev::tests::folder();
+        let mut config = subsystem(&[1], 1 << 20);
+        let path = folder.path().join("disk");
+        std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+        config.namespaces[0].kind = NamespaceKind::File { path, size: Some(1 << 21) };
+        let start = Stores::default().next_or_wait(&[config], Missing::Wait, &[]);
+        assert!(start.unwrap_err().contains("but the configuration says 2097152"));
+    }
+
+    #[test]
+    fn what_could_not_be_remembered_is_owed_until_it_is() {
+        let folder = crate::blockdev::tests::folder();
+        let (state, path) = (folder.path().join("state"), folder.path().join("disk"));
+        std::fs::create_dir(&state).unwrap();
+        let mut config = subsystem(&[1], 1 << 20);
+        config.namespaces[0].kind = NamespaceKind::File { path: path.clone(), size: Some(1 << 20) };
+        let subsystems = std::slice::from_ref(&config);
+        let mut stores = Stores::new(Some(state.clone()), 0).next(subsystems).unwrap();
+        for (file, what) in [("served", "which files are served"), ("names", "served as what")] {
+            let in_the_way = state.join(format!("{file}.new"));
+            std::fs::create_dir(&in_the_way).unwrap();
+            let refused = stores.prepare_memory(subsystems).unwrap_err();
+            assert!(refused.contains("cannot remember") && refused.contains(what), "{refused}");
+            stores.remember(subsystems);
+            assert!(stores.owes_memory() && !state.join(file).exists());
+            std::fs::remove_dir(&in_the_way).unwrap();
+        }
+        stores.remember(subsystems);
+        assert!(!stores.owes_memory() && stores.served().contains(&path));
+        assert!(Names::load(&state).unwrap() != Names::default());
+    }
+
+    #[test]
+    fn of_two_paths_to_one_file_the_first_is_served() {
+        let folder = crate::blockdev::tests::folder();
+        let mut config = subsystem(&[1, 2], 1 << 20);
+        let path = |nsid| folder.path().join(format!("{nsid}"));
+        std::fs::write(path(1), vec![0; 1 << 20]).unwrap();
+        std::fs::hard_link(path(1), path(2)).unwrap();
+        for namespace in &mut config.namespaces {
+            namespace.kind = NamespaceKind::File { path: path(namespace.nsid), size: None };
+        }
+        let said = Stores::default().next(std::slice::from_ref(&config)).unwrap_err();
+        assert!(
+            said.starts_with("namespace 2 of ") && said.contains("lock on it is held"),
+            "{said}"
+        );
+    }
+
+    /// A folder for what is to be kept, and a namespace of 1 MiB with a file.
+    fn one_with_state() -> (tempfile::TempDir, PathBuf, SubsystemConfig) {
+        let folder = crate::blockdev::tests::folder();
+        let state = folder.path().join("state");
+        std::fs::create_dir(&state).unwrap();
+        let mut config = subsystem(&[1], 1 << 20);
+        let path = folder.path().join("disk.img");
+        std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+        config.namespaces[0].kind = NamespaceKind::File { path, size: None };
+        (folder, state, config)
+    }
+
+    #[test]
+    fn a_namespace_that_is_in_use_keeps_its_uuid_and_a_start_finds_what_is_kept() {
+        let (_folder, state, config) = one_with_state();
+        let mut renamed = config.clone();
+        renamed.namespaces[0].uuid = Uuid::from_u128(7);
+        let new = || Stores::new(Some(state.clone()), 0);
+        let next = |stores: &Stores, config: &SubsystemConfig| {
+            // What was closed a moment ago may still be on its way out.
+            loop {
+                match stores.next(std::slice::from_ref(config)) {
+                    Err(why) if why.contains("a lock on it is held") => {}
+                    done => return done,
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
+        let mut stores = next(&new(), &config).unwrap();
+        stores.remember(std::slice::from_ref(&config));
+        let refused = stores.next(std::slice::from_ref(&renamed)).map(drop).unwrap_err();
+        let uuid = Uuid::from_u128(1);
+        assert!(refused.contains(&format!("uuid = \"{uuid}\"")), "{refused}");
+        let store = stores.store(config.nqn, 1).unwrap();
+        store.protection.change(nvme::feature::WriteProtectState::PERMANENT).unwrap();
+        drop(stores);
+        let refused = next(&new(), &renamed).map(drop).unwrap_err();
+        assert!(refused.contains("write protection") && refused.contains("uuid = "), "{refused}");
+        let again = next(&new(), &config).unwrap();
+        assert!(again.store(config.nqn, 1).unwrap().protection.is_on());
+        drop(again);
+        let file = |uuid: Uuid| state.join(format!("{uuid}.protection"));
+        std::fs::rename(file(uuid), file(Uuid::from_u128(7))).unwrap();
+        let third = next(&new(), &renamed).unwrap();
+        assert!(third.store(config.nqn, 1).unwrap().protection.is_on(), "as the remedy says");
+    }
+
+    /// A command of before is at its disk, or its order with the keeper, when its namespace goes and
+    /// comes back: what becomes of marks then is so for everybody, and in the file.
+    #[test]
+    fn a_namespace_that_comes_back_has_the_marks_that_a_command_of_before_changes() {
+        let (_folder, state, config) = one_with_state();
+        let next = |stores: &Stores, config: &[SubsystemConfig]| loop {
+            match stores.next(config) {
+                Err(why) if why.contains("a lock on it is held") => {}
+                done => return done.unwrap(),
+            }
+            // What was closed a moment ago may still be on its way out.
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let marks = |stores: &Stores| Arc::clone(&stores.store(config.nqn, 1).unwrap().marks);
+        let mark = |at| Change::Mark { at, len: 4096, most_bytes: 1 << 20 };
+        let first = |marks: &Marks| marks.first(0, 1 << 20);
+
+        let stores = next(&Stores::new(Some(state.clone()), 0), std::slice::from_ref(&config));
+        let before = marks(&stores);
+        before.change(&mark(0)).unwrap();
+        let until = before.orders();
+        let away = next(&stores, &[]);
+        drop(stores);
+        let back = next(&away, std::slice::from_ref(&config));
+        let now = marks(&back);
+        assert_eq!(first(&now), Some(0));
+        // Others mark blocks, and then the orders of before are carried out.
+        now.change(&mark(8192)).unwrap();
+        before.change(&Change::Mend { ranges: vec![(0, 1 << 20)], until }).unwrap();
+        assert_eq!(first(&now), Some(8192), "it was written, and the other was not");
+        before.change(&mark(4096)).unwrap();
+        assert_eq!(first(&now), Some(4096));
+        drop((before, now, back, away));
+        let again = next(&Stores::new(Some(state.clone()), 0), std::slice::from_ref(&config));
+        let kept = marks(&again);
+        assert_eq!(first(&kept), Some(4096), "as the file has it");
+
+        // Of a namespace that is no more nothing is kept, whatever comes late.
+        again.forget_kept(&[config.namespaces[0].uuid]);
+        assert_eq!(kept.change(&mark(0)), Err(Status::INTERNAL_ERROR));
+        assert!(std::fs::read_dir(&state).unwrap().next().is_none());
+    }
+
+    /// The same of what hosts have settled: an order of before is with the keeper.
+    #[test]
+    fn a_namespace_that_comes_back_has_what_orders_of_before_settle() {
+        let (_folder, state, config) = one_with_state();
+        let place = (config.nqn, 1);
+        let uuid = config.namespaces[0].uuid;
+        let stores = Stores::new(Some(state), 0);
+        let guards = |stores: &Stores| stores.guards(place, uuid).unwrap();
+        let (protection, reservation) = guards(&stores);
+        let again = stores.next(&[]).unwrap();
+        let (protected_now, reserved_now) = guards(&again);
+        reserve(&reservation, [1; 16]);
+        protection.change(WriteProtectState::PROTECTED).unwrap();
+        assert!(protected_now.is_on() && reserved_now.barred(&[2; 16]).has(Barred::WRITE));
+        let other = again.guards((config.nqn, 2), uuid).unwrap();
+        assert!(!Arc::ptr_eq(&other.1, &reservation), "another namespace");
+        again.forget_kept(&[uuid]);
+        let (unprotected, free) = guards(&stores);
+        assert!(!unprotected.is_on() && free.barred(&[2; 16]) == Barred(0), "one made anew");
+    }
+
+    /// The blocks of another store are other blocks, also under the same UUID.
+    #[test]
+    fn marks_of_one_store_do_not_become_those_of_another() {
+        let marked = Marked::default();
+        let load = || Ok(Marks::volatile());
+        let uuid = Uuid::from_u128(1);
+        let get = |store| marked.get(uuid, store, |_| false, load).unwrap();
+        let one = get("one");
+        assert!(Arc::ptr_eq(&one, &get("one")));
+        let other = get("other");
+        let mark = Change::Mark { at: 0, len: 512, most_bytes: 512 };
+        assert_eq!((one.change(&mark), other.change(&mark)), (Err(Status::INTERNAL_ERROR), Ok(())));
+        assert!(!Arc::ptr_eq(&one, &other));
+        drop(other);
+        assert!(get("other").is_empty(), "nobody had it");
+    }
+
+    /// Whatever is refused leaves everything as it was.
+    #[test]
+    fn a_store_that_would_take_the_uuid_of_another_leaves_its_marks_alone() {
+        let folder = crate::blockdev::tests::folder();
+        let state = folder.path().join("state");
+        std::fs::create_dir(&state).unwrap();
+        let of = |nsid: u32| {
+            let path = folder.path().join(nsid.to_string());
+            std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+            let mut config = subsystem(&[nsid], 1 << 20);
+            config.namespaces[0].kind = NamespaceKind::File { path, size: None };
+            config.namespaces[0].uuid = Uuid::from_u128(1);
+            config
+        };
+        let (one, two) = (of(1), of(2));
+        let stores = Stores::new(Some(state), 0).next(std::slice::from_ref(&one)).unwrap();
+        let refused = stores.next(std::slice::from_ref(&two)).map(drop).unwrap_err();
+        assert!(refused.contains("is in use as 00000000-"), "{refused}");
+        let mark = Change::Mark { at: 0, len: 4096, most_bytes: 1 << 20 };
+        assert_eq!(stores.store(one.nqn, 1).unwrap().marks.change(&mark), Ok(()));
+    }
+}

@@ -1,0 +1,453 @@
+//! From the stores of one configuration to those of the next: what stays, what is looked at, and
+//! what is opened.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+
+use super::Awaited;
+use super::devices::{PATIENCE, Place, Store, Stores, backing_config, formatted, namespaces};
+use super::probe::{self, Same, Seen};
+use super::rollback::Attempt;
+use crate::blockdev::blocking::Begun;
+use crate::blockdev::monitor::{Tended, TrustRecord};
+use crate::blockdev::{Backing, BackingConfig, BackingId, BackingKind, Made, OpenError};
+use crate::config::{Missing, NamespaceConfig, NamespaceKind, SubsystemConfig};
+use crate::core::subsystem::lba_format::Format;
+use crate::platform::availability::Served;
+use crate::state::identity::{self, Names};
+
+/// How often.
+const AGAIN: Duration = Duration::from_millis(50);
+
+/// Why a store cannot be served.
+struct Unserved {
+    why: String,
+    /// Waiting may help: see [`OpenError::may_pass`].
+    may_pass: bool,
+}
+
+impl From<String> for Unserved {
+    fn from(why: String) -> Unserved {
+        Unserved { why, may_pass: false }
+    }
+}
+
+/// A store that is about to be opened.
+struct Plan<'a> {
+    key: Place,
+    namespace: &'a NamespaceConfig,
+    /// The UUID that it is served under, and what it is called there.
+    name: (Uuid, Option<String>),
+    format: Arc<Format>,
+    config: BackingConfig,
+    same: Option<Same>,
+}
+
+impl Stores {
+    pub(super) fn next_as(
+        &self,
+        subsystems: &[SubsystemConfig],
+        missing: Missing,
+        due: &[Place],
+        look_at_served: bool,
+    ) -> Result<Stores, String> {
+        if self.state_directory.is_none()
+            && let Some((subsystem, namespace)) =
+                namespaces(subsystems).find(|(_, namespace)| namespace.needs_state())
+        {
+            return Err(format!(
+                "{}: what `write_uncorrectable` makes unreadable is remembered in the \
+                 `state_directory`, and there is none: name one in the configuration",
+                place((subsystem.nqn, namespace.nsid))
+            ));
+        }
+        let served = self.served().with(self.awaited.iter().filter_map(Awaited::seen));
+        let names = self.state_directory.as_deref().map(Names::load);
+        let names = names.unwrap_or_else(|| Ok(Names::default()));
+        let configured: BTreeSet<Uuid> = namespaces(subsystems).map(|(_, n)| n.uuid).collect();
+        let mut next = Stores {
+            by_namespace: BTreeMap::new(),
+            next_id: self.next_id,
+            rings: self.rings,
+            state_directory: self.state_directory.clone(),
+            limiters: self.limiters.clone(),
+            awaited: Vec::new(),
+            news: Vec::new(),
+            opening: Arc::clone(&self.opening),
+            marked: Arc::clone(&self.marked),
+            reservations: Arc::clone(&self.reservations),
+            protections: Arc::clone(&self.protections),
+            trust: Arc::clone(&self.trust),
+            linger: self.linger,
+            is_starting: false,
+            attempt: Attempt::default(),
+            owes_memory: false,
+        };
+        let looks = self.begin_looks(subsystems, (missing, due), &served);
+        let sizes = if look_at_served { self.begin_sizes(subsystems) } else { Vec::new() };
+        let deadline = Instant::now() + PATIENCE;
+        let mut looks: BTreeMap<Place, _> =
+            looks.into_iter().map(|(key, look)| (key, look.by(deadline))).collect();
+        let sizes: BTreeMap<Place, _> =
+            sizes.into_iter().map(|(key, size)| (key, size.by(deadline))).collect();
+        // What was there once is never made anew, however often it is looked for.
+        let was_there = |namespace: &NamespaceConfig| matches!(&namespace.kind, NamespaceKind::File { path, .. } if served.contains(path));
+        // Nothing is opened, or even made, before it is sure that what is served may stay.
+        let mut coming = Vec::new();
+        for (subsystem, namespace) in namespaces(subsystems) {
+            let key = (subsystem.nqn, namespace.nsid);
+            if let Some(store) = self.by_namespace.get(&key) {
+                let size = sizes.get(&key).cloned();
+                let (store, news) = staying(key, store, namespace, size, look_at_served)?;
+                next.news.extend(news);
+                if store.configured_block_bytes != namespace.block_size_bytes {
+                    next.news.extend(store.format.told(namespace.block_size_bytes));
+                }
+                let configured_block_bytes = namespace.block_size_bytes;
+                next.by_namespace.insert(key, Store { configured_block_bytes, ..store });
+                continue;
+            }
+            match looks.remove(&key).map(|look| look.and_then(|seen| seen)) {
+                Some(Ok(seen)) => coming.push((key, namespace, seen)),
+                Some(Err(why)) if missing == Missing::Fail => {
+                    return Err(format!("{}: {why}", place(key)));
+                }
+                Some(Err(why)) => {
+                    let awaited = Awaited::store(key, namespace, why);
+                    next.awaited.push(awaited.there(was_there(namespace)));
+                }
+                None => next.awaited.extend(self.awaited_as(key, namespace).cloned()),
+            }
+        }
+        // What has come, and not as it should, holds nothing else back; nor does what may pass.
+        let awaited = |key, namespace: &NamespaceConfig, is_there: bool, unserved: Unserved| {
+            let is_there = is_there || was_there(namespace);
+            let Unserved { why, may_pass } = unserved;
+            let is_known = self.is_starting || self.awaited_as(key, namespace).is_some();
+            let is_file = matches!(namespace.kind, NamespaceKind::File { .. });
+            let awaited = Awaited::store(key, namespace, why.clone()).there(is_there);
+            match missing == Missing::Wait && (may_pass || is_known) {
+                true => Ok(awaited.held(!may_pass && (is_there || !is_file))),
+                false => Err(format!("{}: {why}", place(key))),
+            }
+        };
+        let mut planned = Vec::new();
+        for (key, namespace, seen) in coming {
+            let is_there = seen.as_ref().is_some_and(Seen::is_there);
+            match self.plan(key, namespace, seen, (&names, &configured)) {
+                Ok(plan) => planned.push(plan),
+                Err(why) => {
+                    next.awaited.push(awaited(key, namespace, is_there, why.into())?);
+                }
+            }
+        }
+        let opened = self.open(&planned, missing, &next.attempt);
+        for (plan, backing) in planned.into_iter().zip(opened) {
+            let (key, namespace) = (plan.key, plan.namespace);
+            let id = next.fresh_id(self).ok_or("too many namespaces")?;
+            let is_there = plan.same.as_ref().is_some_and(Same::is_there);
+            let made = backing.and_then(|backing| Ok(self.make(id, plan, backing)?));
+            match made {
+                Ok(store) => {
+                    next.news.extend(store.format.told(namespace.block_size_bytes));
+                    next.by_namespace.insert(key, store);
+                }
+                Err(unserved) => {
+                    next.awaited.push(awaited(key, namespace, is_there, unserved)?);
+                }
+            }
+        }
+        Ok(next)
+    }
+
+    /// What keeps namespaces from being served that are there: records of what hosts rely on that are
+    /// damaged, or that are kept under another UUID. Opens and changes nothing.
+    pub(crate) fn hindered(&self, subsystems: &[SubsystemConfig]) -> Vec<(Place, String)> {
+        let names = self.state_directory.as_deref().map(Names::load);
+        let names = names.unwrap_or_else(|| Ok(Names::default()));
+        let configured: BTreeSet<Uuid> = namespaces(subsystems).map(|(_, n)| n.uuid).collect();
+        let looks = self.begin_looks(subsystems, (Missing::Fail, &[]), &Served::none());
+        let deadline = Instant::now() + PATIENCE;
+        let mut looks: BTreeMap<Place, _> =
+            looks.into_iter().map(|(key, look)| (key, look.by(deadline))).collect();
+        let hindered = namespaces(subsystems).filter_map(|(subsystem, namespace)| {
+            let key = (subsystem.nqn, namespace.nsid);
+            // What is not there is told by whoever looks for that.
+            let Ok(Ok(seen)) = looks.remove(&key)? else { return None };
+            let plan = self.plan(key, namespace, seen, (&names, &configured));
+            let kept = plan.and_then(|plan| {
+                self.guards(key, namespace.uuid)?;
+                self.marks(key, namespace.uuid, plan.name.1.as_deref()).map(drop)
+            });
+            kept.err().map(|why| (key, why))
+        });
+        hindered.collect()
+    }
+
+    /// Begins to look at all paths that are new, or due.
+    fn begin_looks(
+        &self,
+        subsystems: &[SubsystemConfig],
+        (missing, due): (Missing, &[Place]),
+        served: &Served,
+    ) -> Vec<(Place, Begun<'_, probe::Found>)> {
+        let new = namespaces(subsystems).filter_map(|(subsystem, namespace)| {
+            let key = (subsystem.nqn, namespace.nsid);
+            let stays_awaited = missing == Missing::Wait
+                && !due.contains(&key)
+                && self.awaited_as(key, namespace).is_some();
+            let is_new = !self.by_namespace.contains_key(&key) && !stays_awaited;
+            is_new.then(|| (key, probe::begin(&self.opening, namespace, served, |seen| seen)))
+        });
+        new.collect()
+    }
+
+    /// Begins to find out which size each store that stays is to have now, where that is another
+    /// one.
+    fn begin_sizes(&self, subsystems: &[SubsystemConfig]) -> Vec<(Place, Begun<'_, Option<u64>>)> {
+        let stays = namespaces(subsystems).filter_map(|(subsystem, namespace)| {
+            let key = (subsystem.nqn, namespace.nsid);
+            let store = self.by_namespace.get(&key)?;
+            let is_same = store.tended.is_as(&formatted(namespace, &store.format));
+            let kind = backing_config(namespace).kind;
+            is_same.then(|| (key, self.next_size(&store.tended.backing(), kind)))
+        });
+        stays.collect()
+    }
+
+    /// What a namespace needs, before anything of it is opened. `seen`: where it has a path.
+    fn plan<'a>(
+        &self,
+        key: Place,
+        namespace: &'a NamespaceConfig,
+        seen: Option<Seen>,
+        (names, configured): (&Result<Names, String>, &BTreeSet<Uuid>),
+    ) -> Result<Plan<'a>, String> {
+        let (path, same) = seen.map(|seen| (seen.lasting, seen.same)).unzip();
+        // Without a place to keep it nothing is told by it.
+        let path = path.filter(|_| self.state_directory.is_some());
+        let name = (namespace.uuid, path.as_deref().map(identity::of_path));
+        if let (Some(folder), (uuid, Some(store))) = (&self.state_directory, &name) {
+            match names {
+                Ok(names) => names.check(folder, (*uuid, configured), store)?,
+                Err(why) if identity::is_any_kept(folder) => return Err(why.clone()),
+                Err(_) => {}
+            }
+        }
+        let format = self.format(key, namespace, path.as_deref())?;
+        let config = formatted(namespace, &format);
+        Ok(Plan { key, namespace, name, format, config, same })
+    }
+
+    /// Makes of a store that has been opened what a namespace needs.
+    fn make(&self, id: BackingId, plan: Plan<'_>, backing: Backing) -> Result<Store, String> {
+        let Plan { key, namespace, name, format, config, .. } = plan;
+        let reservation = self.reservation_of(key, namespace)?;
+        let protection = self.protection_of(key, namespace)?;
+        let marks = self.marks(key, namespace.uuid, name.1.as_deref())?;
+        let is_file = matches!(namespace.kind, NamespaceKind::File { .. });
+        let mut tended = Tended::new(id, place(key), config, backing);
+        if is_file {
+            tended = tended.recorded(key, TrustRecord::new(&self.trust, namespace.uuid));
+        }
+        let tended = Arc::new(tended);
+        let configured_block_bytes = namespace.block_size_bytes;
+        Ok(Store {
+            tended,
+            reservation,
+            protection,
+            marks,
+            format,
+            name,
+            configured_block_bytes,
+            resize: None,
+        })
+    }
+
+    /// Opens stores, and waits for all of them no longer than a person would. What is made for that
+    /// goes with the attempt.
+    fn open(
+        &self,
+        plans: &[Plan<'_>],
+        missing: Missing,
+        attempt: &Attempt,
+    ) -> Vec<Result<Backing, Unserved>> {
+        let is_start = self.by_namespace.is_empty() && self.awaited.is_empty();
+        let linger = self.linger.filter(|_| is_start && missing == Missing::Wait);
+        let mut taken = BTreeSet::new();
+        // Of two that lead to the same the first is opened, always, and the other one then.
+        let mut is_first = |same: &Option<Same>| match same {
+            Some(same) => taken.insert(same.clone()),
+            None => true,
+        };
+        let begun: Vec<_> = plans
+            .iter()
+            .map(|plan| is_first(&plan.same).then(|| self.begin_opening(plan, linger)))
+            .collect();
+        let deadline = Instant::now() + PATIENCE;
+        let opened: Vec<_> =
+            begun.into_iter().map(|begun| begun.map(|begun| begun.by(deadline))).collect();
+        // The lock that we hold ourselves does not pass.
+        let second = |plan: &Plan<'_>| self.begin_opening(plan, None).by(Instant::now() + PATIENCE);
+        let all = plans.iter().zip(opened);
+        all.map(|(plan, opened)| match opened.unwrap_or_else(|| second(plan)) {
+            Ok(Ok((backing, made))) => {
+                made.into_iter().for_each(|made| attempt.add(made));
+                Ok(backing)
+            }
+            Ok(Err(OpenError { sentence: why, may_pass })) => Err(Unserved { why, may_pass }),
+            // It does not answer.
+            Err(why) => Err(Unserved { why, may_pass: true }),
+        })
+        .collect()
+    }
+
+    /// Tries again for so long, where that may help. What was there when it was looked for is not
+    /// made.
+    fn begin_opening(
+        &self,
+        plan: &Plan<'_>,
+        linger: Option<Duration>,
+    ) -> Begun<'_, Result<(Backing, Option<Made>), OpenError>> {
+        let (config, rings) = (&plan.config, self.rings);
+        let may_make = plan.same.as_ref().is_none_or(|same| !same.is_there());
+        let until = linger.map(|linger| Instant::now() + linger);
+        let open = move |config: &BackingConfig| loop {
+            let opened = Backing::open_or_make(config, may_make).and_then(|backing| {
+                // Whoever does not wait any more has not asked for it.
+                let made = Made::by_opening(&backing, config);
+                backing.prepare(rings)?;
+                Ok((backing, made))
+            });
+            match opened {
+                Err(error)
+                    if error.may_pass && until.is_some_and(|until| Instant::now() < until) =>
+                {
+                    std::thread::sleep(AGAIN);
+                }
+                opened => return opened,
+            }
+        };
+        match &config.kind {
+            BackingKind::File { path, .. } => {
+                let own = config.clone();
+                self.opening.begin(path, move || Ok(open(&own)))
+            }
+            _ => self.opening.over(Path::new(""), Ok(open(config))),
+        }
+    }
+
+    /// The size that a store is to have now, where that is another one.
+    fn next_size(&self, backing: &Arc<Backing>, kind: BackingKind) -> Begun<'_, Option<u64>> {
+        let own = Arc::clone(backing);
+        let path = match &kind {
+            BackingKind::File { path, .. } => path.clone(),
+            _ => PathBuf::new(),
+        };
+        let is_as_it_was = matches!(&kind, BackingKind::File { size, .. }
+            if *size == Some(backing.size_bytes()));
+        let next_size = move || own.next_size(&kind).map_err(|error| error.to_string());
+        match path.as_os_str().is_empty() {
+            _ if is_as_it_was => self.opening.over(&path, Ok(None)),
+            true => self.opening.over(&path, next_size()),
+            false => self.opening.begin(&path.clone(), next_size),
+        }
+    }
+}
+
+/// A store that stays what it is. `size`: the one that it is to have now, where that is another
+/// one; nothing where it is another store. Without `look_at_served` one is not even asked for. With
+/// it comes what somebody should know.
+///
+/// # Errors
+/// One sentence about what cannot be changed.
+fn staying(
+    key: Place,
+    store: &Store,
+    namespace: &NamespaceConfig,
+    size: Option<Result<Option<u64>, String>>,
+    look_at_served: bool,
+) -> Result<(Store, Option<String>), String> {
+    let place = place(key);
+    if !look_at_served && store.name.0 == namespace.uuid {
+        return Ok((Store { resize: None, ..store.clone() }, None));
+    }
+    if store.tended.is_shared() != namespace.shared {
+        return Err(format!(
+            "{place} is in use, and `shared` does not change under its hosts: what they rely on \
+             (reservations, fused commands, write protection) would end or begin unseen; remove \
+             it, reload, add it, reload (or `nvmfctl namespace remove`, and then `add`)"
+        ));
+    }
+    let Some(resize) = size else {
+        return Err(format!(
+            "{place} is in use and cannot become another store at once: what hosts have not \
+             written yet would land there; remove it, reload, add it, reload (or `nvmfctl \
+             namespace remove`, and then `add`)"
+        ));
+    };
+    let is_open_ended = matches!(namespace.kind, NamespaceKind::File { size: None, .. });
+    let (resize, news) = match resize {
+        Ok(resize) => (resize, None),
+        // Nobody has asked for another size: whatever is wrong with it, others are in no way of it.
+        Err(why) if is_open_ended => (None, Some(format!("{place} keeps its size: {why}"))),
+        Err(why) => return Err(format!("{place}: {why}")),
+    };
+    if resize.is_some() && store.format.under_way().is_some() {
+        return Err(format!(
+            "{place} is being formatted by a host and cannot get another size meanwhile: try again \
+             when that is done"
+        ));
+    }
+    let (uuid, _) = store.name;
+    if uuid != namespace.uuid {
+        return Err(format!(
+            "{place} is in use as {uuid}, and hosts know it by that: write `uuid = \"{uuid}\"`, or \
+             remove it, reload, add it, reload"
+        ));
+    }
+    Ok((Store { resize, ..store.clone() }, news))
+}
+
+/// What a namespace is called, to people.
+fn place((nqn, nsid): Place) -> String {
+    format!("namespace {nsid} of {nqn}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::devices::tests::subsystem;
+    use crate::provision::diff::*;
+
+    #[test]
+    fn what_was_there_when_it_was_looked_for_is_not_made_when_it_is_opened() {
+        let folder = crate::blockdev::tests::folder();
+        let path = folder.path().join("1");
+        let mut config = subsystem(&[1], 1 << 20);
+        config.namespaces[0].kind = NamespaceKind::File { path: path.clone(), size: Some(1 << 20) };
+        let (key, namespace) = ((config.nqn, 1), &config.namespaces[0]);
+        let stores = Stores { linger: None, ..Stores::new(None, 0) };
+        let open = |is_there: bool| {
+            if is_there {
+                std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+            }
+            let deadline = Instant::now() + Duration::from_secs(600);
+            let look = probe::begin(&stores.opening, namespace, &Served::none(), |seen| seen);
+            let seen = look.by(deadline).unwrap().unwrap();
+            let names = (&Ok(Names::default()), &BTreeSet::new());
+            let plan = stores.plan(key, namespace, seen, names).unwrap();
+            if is_there {
+                std::fs::remove_file(&path).unwrap();
+            }
+            stores.open(&[plan], Missing::Wait, &stores.attempt).remove(0)
+        };
+        let unserved = open(true).err().unwrap();
+        assert!(unserved.why.contains("was there a moment ago") && unserved.may_pass);
+        assert!(!path.exists());
+        assert!(open(false).is_ok() && path.exists());
+    }
+}

@@ -1,0 +1,150 @@
+//! A host formats a namespace: no I/O from the moment it begins, everything erased, and perhaps
+//! blocks of another size afterwards. See [`crate::core::subsystem::lba_format`] for the steps and what a kill leaves;
+//! this is the thread that waits and erases between them.
+//!
+//! The shelf is locked at both ends only: a reload goes on while a store is erased.
+
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use nvme::{Nqn, Status};
+use tracing::{error, info, warn};
+
+use super::{PATIENCE, Shelf};
+use crate::blockdev::{Backing, Health};
+use crate::core::registry::Registry;
+use crate::core::sched::Fence;
+use crate::core::shared::Shared;
+use crate::core::subsystem::event_log::Happening;
+use crate::core::subsystem::format_job::Course;
+use crate::core::subsystem::ns_request::FormatRequest;
+use crate::provision::devices::Store;
+
+/// A format that has begun.
+struct Begun {
+    store: Store,
+    /// What is erased; not what may take its place meanwhile.
+    backing: Arc<Backing>,
+    bytes: u64,
+    course: Course,
+}
+
+/// Formats a namespace; returns when that has come to its end on every reactor. May take long.
+///
+/// # Errors
+/// The status to answer with; the block size is as before, and what was read may be gone.
+pub(crate) fn carry_out(
+    nqn: Nqn,
+    wish: FormatRequest,
+    shelf: &Mutex<Shelf>,
+    shared: &Shared,
+) -> Result<(), Status> {
+    let outcome = format(nqn, wish, shelf, &shared.registry);
+    let FormatRequest { nsid, block_size_bytes, cntlid, .. } = wish;
+    match outcome {
+        Ok(()) => info!(subsystem = %nqn, nsid, block_size_bytes, "namespace formatted"),
+        Err(status) => warn!(subsystem = %nqn, nsid, %status, "namespace not formatted"),
+    }
+    let subsystem = shared.registry.subsystem(&nqn);
+    if let Some(history) = subsystem.as_ref().and_then(|subsystem| subsystem.usage.history()) {
+        let status = outcome.err().unwrap_or(Status::SUCCESS);
+        let happening = Happening::FormatCompletion { cntlid, nsid, status };
+        history.note(happening, &shared.power.at(Instant::now()));
+    }
+    outcome
+}
+
+/// Has formats of stores that go end before anybody hears that these are gone: their owner may do
+/// with them as he likes then. Waits no longer than [`PATIENCE`] for disks that hang.
+pub(super) fn interrupt<'a>(gone: impl Iterator<Item = &'a Store>) {
+    let under_way: Vec<_> = gone.filter_map(|store| store.format.under_way()).collect();
+    under_way.iter().for_each(|progress| progress.stop());
+    let deadline = Instant::now() + PATIENCE;
+    if !under_way.iter().all(|progress| progress.wait_until_idle(deadline)) {
+        warn!("a store that is no longer served is still being erased: its disk does not answer");
+    }
+}
+
+fn format(
+    nqn: Nqn,
+    wish: FormatRequest,
+    shelf: &Mutex<Shelf>,
+    registry: &Registry,
+) -> Result<(), Status> {
+    let (waiting, drained) = channel();
+    let mut begun = lock(shelf).begin(nqn, wish, waiting)?;
+    // Nobody says anything: it ends when the last one who does anything with blocks lets go.
+    let _ = drained.recv();
+    let erased = begun.course.hold().and_then(|()| {
+        let progress = &**begun.course.progress();
+        let _erasing = progress.erasing();
+        let stop = || progress.is_stopped() || registry.is_halting();
+        begun.backing.erase(stop, |done, of| progress.set(done, of))
+    });
+    let mut shelf = lock(shelf);
+    let outcome = shelf.finish(nqn, wish.nsid, begun, erased);
+    shelf.publish_again(&nqn);
+    shelf.wait_for_reactors();
+    outcome
+}
+
+impl Shelf {
+    /// Has everybody refuse I/O from now on; `waiting` goes when what came before is over.
+    fn begin(
+        &mut self,
+        nqn: Nqn,
+        wish: FormatRequest,
+        waiting: Sender<()>,
+    ) -> Result<Begun, Status> {
+        let nsid = wish.nsid;
+        let gone = Status::INVALID_NAMESPACE.with_dnr();
+        let subsystem = self.registry.subsystem(&nqn).ok_or(gone)?;
+        let store = self.stores.store(nqn, nsid).ok_or(gone)?.clone();
+        // A reload may have changed all of this since the order was given. What belongs to nobody
+        // just now, of those that hosts have made, is in no snapshot but theirs.
+        let made = subsystem.management.as_ref().and_then(|m| m.allocated(nsid));
+        let served = subsystem.namespace(nsid).ok().or(made.map(|made| &made.namespace));
+        let namespace = served.ok_or(gone)?;
+        let course = Course::begin(wish, namespace, &store.format)?;
+        info!(subsystem = %nqn, nsid, "a host begins to format it");
+        self.publish_again(&nqn);
+        // Behind the news: whatever comes after it is refused.
+        self.registry.fence(&Arc::new(Fence::around(nqn, nsid, waiting)));
+        let backing = store.tended.backing();
+        let bytes = backing.size_bytes();
+        Ok(Begun { store, backing, bytes, course })
+    }
+
+    /// If everything is erased, blocks have the size that was wished for, once that is kept.
+    fn finish(
+        &mut self,
+        nqn: Nqn,
+        nsid: u32,
+        begun: Begun,
+        erased: Result<(), Status>,
+    ) -> Result<(), Status> {
+        let Begun { store, backing, bytes, course } = begun;
+        let is_it = |other: &Store| Arc::ptr_eq(&other.tended, &store.tended);
+        let gone = !self.stores.store(nqn, nsid).is_some_and(is_it);
+        let erased = if gone { Err(Status::INVALID_NAMESPACE.with_dnr()) } else { erased };
+        course.finish(erased, |block_size_bytes| {
+            let same = backing.size_bytes() == bytes;
+            if same && store.tended.reformat(&backing, block_size_bytes) {
+                return Ok(());
+            }
+            error!(
+                subsystem = %nqn, nsid,
+                "its store is not the one any more that was erased: format it again"
+            );
+            Err(Health::NOT_READY)
+        })
+    }
+}
+
+fn lock(shelf: &Mutex<Shelf>) -> MutexGuard<'_, Shelf> {
+    shelf.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

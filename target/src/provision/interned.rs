@@ -1,0 +1,55 @@
+//! What hosts have settled about namespaces and what is kept of it: one object for each UUID, for as
+//! long as anybody has it.
+//!
+//! A namespace may be removed and added again while an order of before is with the keeper. With two
+//! objects for one file that order would be granted and kept, and unknown to all that come after it,
+//! the next of which would overwrite it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use uuid::Uuid;
+
+use super::devices::Place;
+
+/// Those that somebody has, of one kind, each with the namespace that it is of.
+#[derive(Debug)]
+pub(super) struct Settled<T>(Mutex<BTreeMap<Uuid, (Place, Weak<T>)>>);
+
+impl<T> Default for Settled<T> {
+    fn default() -> Settled<T> {
+        Settled(Mutex::default())
+    }
+}
+
+impl<T> Settled<T> {
+    /// The one of this UUID: what somebody has for this namespace, else what `load` gives.
+    ///
+    /// # Errors
+    /// As `load`.
+    pub(super) fn get(
+        &self,
+        uuid: Uuid,
+        place: Place,
+        load: impl FnOnce() -> Result<Arc<T>, String>,
+    ) -> Result<Arc<T>, String> {
+        let mut known = self.lock();
+        known.retain(|_, (_, one)| one.strong_count() > 0);
+        let old = known.get(&uuid).filter(|(of, _)| *of == place);
+        if let Some(old) = old.and_then(|(_, one)| one.upgrade()) {
+            return Ok(old);
+        }
+        let new = load()?;
+        known.insert(uuid, (place, Arc::downgrade(&new)));
+        Ok(new)
+    }
+
+    /// Nothing is kept under this UUID any more.
+    pub(super) fn forget(&self, uuid: Uuid) {
+        self.lock().remove(&uuid);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Uuid, (Place, Weak<T>)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,63 @@
+//! The blocks that hosts have made unreadable, as objects: one for each UUID, for as long as anybody
+//! has it.
+//!
+//! A namespace may be removed and added again while a command of before is at its disk, or its order
+//! with the keeper. Two objects for one file would each keep what it knows, and undo the other's: a
+//! mark would be lost, and old data could be read, or it would stay on what was written since.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use uuid::Uuid;
+
+use crate::core::subsystem::bad_blocks::Marks;
+
+/// All that somebody has, by UUID, each with what its store is called.
+#[derive(Debug, Default)]
+pub(super) struct Marked(Mutex<BTreeMap<Uuid, (String, Weak<Marks>)>>);
+
+impl Marked {
+    /// The marks of this UUID: those that somebody has, if they are of the same store, else new
+    /// ones. Blocks of another store are other blocks: its marks have ended then, unless it
+    /// `is_served`.
+    ///
+    /// # Errors
+    /// As `load`, or one sentence: another store is served under this UUID. Whatever is about to
+    /// take its place may be refused yet.
+    pub(super) fn get(
+        &self,
+        uuid: Uuid,
+        store: &str,
+        is_served: impl FnOnce(&Arc<Marks>) -> bool,
+        load: impl FnOnce() -> Result<Arc<Marks>, String>,
+    ) -> Result<Arc<Marks>, String> {
+        let mut known = self.lock();
+        known.retain(|_, (_, marks)| marks.strong_count() > 0);
+        let old = known.get(&uuid).and_then(|(of, marks)| Some((of, marks.upgrade()?)));
+        match old {
+            Some((of, marks)) if of == store => return Ok(marks),
+            Some((of, marks)) if is_served(&marks) => {
+                return Err(format!(
+                    "{of} is in use as {uuid}: remove its namespace, reload, add this one, reload"
+                ));
+            }
+            Some((_, marks)) => marks.end(),
+            None => {}
+        }
+        let marks = load()?;
+        known.insert(uuid, (store.to_owned(), Arc::downgrade(&marks)));
+        Ok(marks)
+    }
+
+    /// Nothing is kept under this UUID any more, whoever still has its marks.
+    pub(super) fn forget(&self, uuid: Uuid) {
+        let gone = self.lock().remove(&uuid);
+        if let Some(marks) = gone.and_then(|(_, marks)| marks.upgrade()) {
+            marks.end();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Uuid, (String, Weak<Marks>)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,589 @@
+//! What is served right now: the configuration, the namespaces that hosts have made besides, and
+//! the opened stores of all; and how they become what the reactors have. Whoever changes it holds
+//! its lock and may wait for disks and reactors; reactors never do.
+
+pub mod devices;
+mod diff;
+pub(crate) mod format_task;
+mod interned;
+mod interned_bad_blocks;
+mod limiters;
+pub mod ns_catalog;
+mod ns_directory;
+mod ns_directory_probe;
+mod ns_request_plan;
+pub(crate) mod ns_requests;
+mod pending;
+mod probe;
+pub(crate) mod retry;
+mod rollback;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::time::Duration;
+
+use nvme::Nqn;
+use tracing::{info, warn};
+
+use self::ns_directory_probe::{Found, Look};
+use crate::blockdev::blocking::Opening;
+use crate::blockdev::monitor::Tender;
+use crate::config::{Config, Missing, SubsystemConfig};
+use crate::core::message::Mail;
+use crate::core::registry::{Change, Registry};
+use crate::core::shared::Shared;
+use crate::core::subsystem::ns_management::{Allocated, Management, UnavailableNamespace};
+use crate::core::subsystem::{ListenerConfig, Subsystem};
+use crate::error::Fatal;
+use crate::platform::availability;
+use crate::reactor::fabric::owns;
+use crate::state::usage::Ledger;
+use crate::telemetry::pending::Pending;
+use devices::{Memory, Place, Store, Stores};
+use ns_catalog::{Catalog, Catalogs};
+
+pub use ns_directory::{Folder, Identity};
+pub use ns_request_plan::{Situation, Step, Undertaking};
+pub use pending::{Awaited, Awaiting};
+
+/// How long a reactor may take to answer.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What shall be served instead: opened, and not yet in use.
+pub(crate) struct Next {
+    /// With the namespaces that hosts have made.
+    subsystems: Vec<SubsystemConfig>,
+    stores: Stores,
+    /// Catalogs that were not open before.
+    catalogs: Vec<(Nqn, Catalog)>,
+}
+
+impl Next {
+    /// Opens what a configuration needs besides what is open.
+    ///
+    /// # Errors
+    /// One sentence about what cannot be served.
+    pub(crate) fn open(
+        config: &Config,
+        stores: &Stores,
+        catalogs: &Catalogs,
+    ) -> Result<Next, Fatal> {
+        Next::try_those(config, stores, catalogs, &[])
+    }
+
+    /// The same, where those of the awaited stores are tried as well.
+    fn try_those(
+        config: &Config,
+        stores: &Stores,
+        catalogs: &Catalogs,
+        due: &[Place],
+    ) -> Result<Next, Fatal> {
+        let (mut opened, mut awaited) = (Vec::new(), Vec::new());
+        let mut subsystems = config.subsystems.clone();
+        let mut looks = ns_directory_probe::look(config, stores, catalogs, due);
+        for subsystem in &mut subsystems {
+            let (nqn, Some(managed)) = (subsystem.nqn, &subsystem.managed) else { continue };
+            let folder = &managed.directory;
+            let Some(look) = looks.remove(&nqn) else {
+                awaited.extend(stores.awaited_folder(nqn).cloned());
+                continue;
+            };
+            let (found, images) = match look {
+                Ok(Look { found, images }) => (found, Some(images)),
+                Err(why) if config.missing == Missing::Wait => (Found::Missing(why), None),
+                Err(why) => (Found::Unusable(why), None),
+            };
+            let open = catalogs.get(&nqn).filter(|open| open.folder() == folder);
+            let catalog = match (open, found) {
+                // What is open is served, also when its file system went out of sight.
+                (Some(open), Found::AsBefore | Found::Missing(_)) => open,
+                (Some(open), Found::Unusable(_)) if images.is_none() => open,
+                (_, Found::Missing(why)) => {
+                    awaited.push(Awaited::folder(nqn, folder, why));
+                    continue;
+                }
+                (None, Found::Unusable(why))
+                    if config.missing == Missing::Wait
+                        && (stores.is_starting() || stores.awaited_folder(nqn).is_some()) =>
+                {
+                    awaited.push(Awaited::folder(nqn, folder, why).held(true));
+                    continue;
+                }
+                (_, Found::Unusable(why)) => return Err(Fatal(why)),
+                (_, Found::Opened(catalog, lines)) => {
+                    lines.iter().for_each(|line| warn!("{line}"));
+                    opened.push((nqn, *catalog));
+                    let Some((_, catalog)) = opened.last() else { continue };
+                    catalog
+                }
+                (None, Found::AsBefore) => continue,
+            };
+            // Where nobody answers, what was there is there.
+            let is_there = |nsid, image: &Path| {
+                stores.serves((nqn, nsid), image)
+                    || match &images {
+                        Some(images) => images.contains(image),
+                        None => stores.why_awaited(nqn, nsid).is_some(),
+                    }
+            };
+            if images.is_some() {
+                catalog.eclipsed(subsystem, is_there).for_each(|line| warn!("{line}"));
+            }
+            catalog.merge_into(subsystem, is_there);
+        }
+        let stores = stores.next_or_wait(&subsystems, config.missing, due).map_err(Fatal)?;
+        let mut next = Next { subsystems, stores, catalogs: opened };
+        awaited.into_iter().for_each(|folder| next.stores.await_folder(folder));
+        next.stores.limit(&config.quotas, &next.subsystems);
+        Ok(next)
+    }
+
+    /// Opens what an order of a host adds to subsystems.
+    fn of_order(
+        subsystems: Vec<SubsystemConfig>,
+        stores: &Stores,
+        missing: Missing,
+    ) -> Result<Next, Fatal> {
+        let mut next = stores.next_for_order(&subsystems, missing).map_err(Fatal)?;
+        let folders = subsystems.iter().filter_map(|s| stores.awaited_folder(s.nqn).cloned());
+        folders.for_each(|folder| next.await_folder(folder));
+        let stores = next;
+        Ok(Next { subsystems, stores, catalogs: Vec::new() })
+    }
+}
+
+/// What is served.
+pub(crate) struct Shelf {
+    /// As its file declares it.
+    config: Config,
+    catalogs: Catalogs,
+    stores: Stores,
+    registry: Arc<Registry>,
+    shared: Arc<Shared>,
+    pending: Arc<Pending>,
+    tender: Arc<Tender>,
+    ledger: Arc<Ledger>,
+    /// Listeners whose address is not there yet, and what is missing.
+    awaited: BTreeMap<SocketAddr, String>,
+    /// The addresses must be of RDMA devices.
+    of_devices: bool,
+}
+
+impl Shelf {
+    /// Nothing is served yet; `stores` knows where to keep things, and has none. `of_devices`: the
+    /// addresses of listeners must be those of RDMA devices.
+    pub(crate) fn new(
+        config: Config,
+        stores: Stores,
+        shared: Arc<Shared>,
+        tender: Arc<Tender>,
+        ledger: Arc<Ledger>,
+        of_devices: bool,
+    ) -> Shelf {
+        Shelf {
+            config,
+            catalogs: Catalogs::new(),
+            stores,
+            registry: Arc::clone(&shared.registry),
+            shared,
+            pending: Arc::default(),
+            tender,
+            ledger,
+            awaited: BTreeMap::new(),
+            of_devices,
+        }
+    }
+
+    /// The configuration that is served.
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// What is configured and not there yet, for whoever asks.
+    pub(crate) fn pending(&self) -> &Arc<Pending> {
+        &self.pending
+    }
+
+    /// Has another configuration, and returns the one before. [`Shelf::adopt`] serves it.
+    pub(crate) fn set_config(&mut self, config: Config) -> Config {
+        std::mem::replace(&mut self.config, config)
+    }
+
+    /// Opens what a configuration needs besides what is open.
+    ///
+    /// # Errors
+    /// One sentence about what cannot be served.
+    pub(crate) fn next(&self, config: &Config) -> Result<Next, Fatal> {
+        Next::open(config, &self.stores, &self.catalogs)
+    }
+
+    /// The same for a reload: what is held is tried again, as somebody may have mended it.
+    ///
+    /// # Errors
+    /// One sentence about what cannot be served.
+    pub(crate) fn next_by_reload(&self, config: &Config) -> Result<Next, Fatal> {
+        Next::try_those(config, &self.stores, &self.catalogs, &self.stores.held())
+    }
+
+    /// Whether nothing is missing in `next` that is not awaited already.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub(crate) fn awaits_no_more_in(&self, next: &Next) -> Result<(), Fatal> {
+        let awaited = self.stores.awaited();
+        let mut more = next.stores.awaited().iter().filter(|each| !awaited.contains(each));
+        more.next().map_or(Ok(()), |each| Err(Fatal(format!("{}: {}", each.place, each.why))))
+    }
+
+    /// Does everything that may fail before `next` can be served, at these addresses besides. Who
+    /// asks to connect at one of those is held until `next` is adopted or abandoned; no host is let in
+    /// by a listener, or has a store, of which the registry does not know.
+    ///
+    /// # Errors
+    /// One sentence about what cannot be served; everything is as before.
+    pub(crate) fn prepare(
+        &mut self,
+        next: &Next,
+        added: &[SocketAddr],
+        missing: Missing,
+    ) -> Result<Memory, Fatal> {
+        let memory = next.stores.prepare_memory(&next.subsystems).map_err(Fatal)?;
+        self.attach_new(next)?;
+        for (index, at) in added.iter().enumerate() {
+            if let Err(fatal) = self.listen(*at, missing) {
+                self.abandon(next, &added[..index]);
+                return Err(fatal);
+            }
+        }
+        Ok(memory)
+    }
+
+    /// What was prepared is not served: takes it away again.
+    pub(crate) fn abandon(&mut self, next: &Next, added: &[SocketAddr]) {
+        added.iter().for_each(|at| self.unlisten(*at));
+        if !added.is_empty() {
+            // Who is held hears that nobody listens when that is so.
+            self.wait_for_reactors();
+            self.registry.withdraw_listeners(added);
+        }
+        next.stores.without(&self.stores).for_each(|store| self.detach(store));
+    }
+
+    /// Gives every ring the stores of `next` that are new; all or none.
+    ///
+    /// # Errors
+    /// One sentence about the store that a ring does not take.
+    pub(crate) fn attach_new(&self, next: &Next) -> Result<(), Fatal> {
+        let added: Vec<_> = next.stores.without(&self.stores).collect();
+        for (index, store) in added.iter().enumerate() {
+            if let Err(fatal) = self.attach(store) {
+                added[..=index].iter().for_each(|store| self.detach(store));
+                return Err(fatal);
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts `next` to use and publishes it. Hosts of what is gone are disconnected before its stores
+    /// go. Returns one line for each store that has another size now.
+    pub(crate) fn adopt(&mut self, next: Next, gone: Vec<Nqn>) -> Vec<String> {
+        let Next { subsystems: configs, mut stores, catalogs } = next;
+        let folder =
+            |nqn: &Nqn| Some(&configs.iter().find(|s| s.nqn == *nqn)?.managed.as_ref()?.directory);
+        // Where another folder is awaited, nobody orders anything in the one before.
+        self.catalogs.retain(|nqn, open| folder(nqn).is_some_and(|folder| folder == open.folder()));
+        self.catalogs.extend(catalogs);
+        stores.keep();
+        let lines = stores.resize();
+        stores.set_faults(&configs);
+        let mut subsystems = Vec::new();
+        for config in &configs {
+            let running = self.registry.subsystem(&config.nqn);
+            if running.is_none() {
+                self.ledger.switched_on(&config.nqn);
+            }
+            let subsystem = self.made(&stores, config);
+            if running.is_none_or(|running| *running != subsystem) {
+                subsystems.push(Arc::new(subsystem));
+            }
+        }
+        stores.remember(&configs);
+        let listeners = Some(self.reachable());
+        let discovery = Some(self.config.discovery.clone());
+        self.registry.change(Change { listeners, discovery, subsystems, gone, lost: false });
+        self.shared.set_slow(Duration::from_millis(self.config.observe.slow_ms.into()));
+        let old = std::mem::replace(&mut self.stores, stores);
+        // What their hosts have written before is not known any more.
+        for ((nqn, nsid), store) in self.stores.named() {
+            if old.store(nqn, nsid).is_none() && store.tended.health().sync_failure().is_some() {
+                self.registry.presume_written(&nqn, nsid);
+            }
+        }
+        format_task::interrupt(old.without(&self.stores));
+        old.without(&self.stores).for_each(|store| self.detach(store));
+        self.tell();
+        lines
+    }
+
+    /// Remembers what is served, where that has failed before.
+    pub(crate) fn remember_again(&mut self) {
+        if self.stores.owes_memory() {
+            let subsystems = self.merged(None);
+            self.stores.remember(&subsystems);
+        }
+    }
+
+    /// Has everybody see a subsystem as it is now, because its stores have changed.
+    fn publish_again(&self, nqn: &Nqn) {
+        let config = self.merged(None).into_iter().find(|config| config.nqn == *nqn);
+        // It may have gone meanwhile.
+        let Some(config) = config.filter(|_| self.registry.subsystem(nqn).is_some()) else {
+            return;
+        };
+        let subsystems = vec![Arc::new(self.made(&self.stores, &config))];
+        self.registry.change(Change { subsystems, ..Change::default() });
+    }
+
+    /// The snapshot of a subsystem.
+    fn made(&self, stores: &Stores, config: &SubsystemConfig) -> Subsystem {
+        let mut subsystem = stores.subsystem(config, self.ledger.usage(&config.nqn));
+        subsystem.management = self.management(stores, config, &subsystem);
+        subsystem
+    }
+
+    /// What is declared, with the namespaces that hosts have made; also with this one, whose file was
+    /// made just now.
+    fn merged(&self, made: Option<Place>) -> Vec<SubsystemConfig> {
+        let mut subsystems = self.config.subsystems.clone();
+        for subsystem in &mut subsystems {
+            let nqn = subsystem.nqn;
+            if let Some(catalog) = self.catalogs.get(&nqn) {
+                // What was there when it was last looked: to look again may take for ever.
+                catalog.merge_into(subsystem, |nsid, image| {
+                    self.stores.serves((nqn, nsid), image)
+                        || self.stores.why_awaited(nqn, nsid).is_some()
+                        || made == Some((nqn, nsid))
+                });
+            }
+        }
+        subsystems
+    }
+
+    /// What hosts see that may manage the namespaces of a subsystem.
+    fn management(
+        &self,
+        stores: &Stores,
+        config: &SubsystemConfig,
+        made: &Subsystem,
+    ) -> Option<Arc<Management>> {
+        let record = self.catalogs.get(&config.nqn)?.record();
+        // What is declared under the same id, or is beyond the highest one, is not served because
+        // somebody has said so.
+        let is_wanted = |nsid: &u32, uuid| {
+            let mut same_id = config.namespaces.iter().filter(|n| n.nsid == *nsid);
+            *nsid <= config.offer.max_nsid && same_id.all(|n| n.uuid == uuid)
+        };
+        let absent = record.entries.iter().filter(|(nsid, entry)| {
+            is_wanted(nsid, entry.uuid) && stores.store(config.nqn, **nsid).is_none()
+        });
+        let absent = absent.map(|(&nsid, entry)| UnavailableNamespace {
+            nsid,
+            entry: entry.clone(),
+            is_awaited: stores.why_awaited(config.nqn, nsid).is_some(),
+        });
+        let allocated = record.entries.iter().filter_map(|(&nsid, entry)| {
+            let namespace = made.namespace(nsid).ok()?;
+            let its_own = namespace.uuid == entry.uuid.into_bytes();
+            let (namespace, hosts) = (namespace.clone(), entry.hosts.clone());
+            its_own.then_some(Allocated { namespace, hosts })
+        });
+        Some(Arc::new(Management {
+            grant: config.managed.as_ref()?.grant(),
+            allocated: allocated.collect(),
+            absent: absent.collect(),
+            used_bytes: record.used_bytes(),
+        }))
+    }
+
+    /// Listens at an address, or waits for it to be there.
+    ///
+    /// # Errors
+    /// One sentence about why that is not possible.
+    pub(crate) fn listen(&mut self, at: SocketAddr, missing: Missing) -> Result<(), Fatal> {
+        let outcome = self.try_listening(at);
+        match outcome {
+            Err((why, true)) if missing == Missing::Wait => {
+                self.awaited.insert(at, why);
+                Ok(())
+            }
+            other => other.map_err(|(why, _)| Fatal(format!("listener {at}: {why}"))),
+        }
+    }
+
+    /// No longer listens at an address, or waits for it.
+    pub(crate) fn unlisten(&mut self, at: SocketAddr) {
+        self.pending.forget(at);
+        if self.awaited.remove(&at).is_none() {
+            self.registry.reactor(0).send(Mail::Unlisten(at));
+            info!(%at, "no longer listening");
+        }
+    }
+
+    /// Has hosts told of those listeners only that they can reach, and whoever asks of what is
+    /// awaited.
+    pub(crate) fn publish(&mut self) {
+        let listeners = Some(self.reachable());
+        self.registry.change(Change { listeners, ..Change::default() });
+        self.tell();
+    }
+
+    /// Waits also for the addresses whose device was taken away.
+    pub(crate) fn await_lost(&mut self) {
+        let lost = self.pending.take_lost();
+        let lost: Vec<_> = lost.into_iter().filter(|at| self.listens_at(at)).collect();
+        if lost.is_empty() {
+            return;
+        }
+        let why = "its RDMA device was removed; it is listened at again when that is back";
+        for at in lost {
+            // Whatever has become of it meanwhile: from here on it is awaited.
+            self.registry.reactor(0).send(Mail::Unlisten(at));
+            self.awaited.insert(at, why.to_owned());
+        }
+        let listeners = Some(self.reachable());
+        self.registry.change(Change { listeners, lost: true, ..Change::default() });
+        self.tell();
+    }
+
+    fn listens_at(&self, at: &SocketAddr) -> bool {
+        self.config.listeners.iter().any(|each| each.address == *at)
+    }
+
+    /// The addresses that are awaited.
+    pub(crate) fn awaited_addresses(&self) -> Vec<SocketAddr> {
+        self.awaited.keys().copied().collect()
+    }
+
+    /// Folders whose record is to be written again, and how to begin with that.
+    pub(crate) fn owing(&self) -> (Vec<Arc<Folder>>, Arc<Opening>) {
+        let folders = self.catalogs.values().map(Catalog::place).filter(|folder| folder.owes());
+        (folders.cloned().collect(), self.stores.opening())
+    }
+
+    /// The stores that are awaited.
+    pub(crate) fn awaited_stores(&self) -> Awaiting {
+        self.stores.awaiting()
+    }
+
+    /// Listens at an awaited address, if it is there now.
+    pub(crate) fn on_address(&mut self, at: SocketAddr) {
+        if !self.awaited.contains_key(&at) {
+            return;
+        }
+        match self.try_listening(at) {
+            Ok(()) => drop(self.awaited.remove(&at)),
+            Err((why, _)) => drop(self.awaited.insert(at, why)),
+        }
+        self.publish();
+    }
+
+    /// Opens those of the awaited stores, which are there now.
+    pub(crate) fn on_stores(&mut self, due: &[Place]) {
+        let next = Next::try_those(&self.config, &self.stores, &self.catalogs, due);
+        let next = next.and_then(|next| {
+            self.attach_new(&next)?;
+            Ok(next)
+        });
+        match next {
+            Ok(next)
+                if next.catalogs.is_empty()
+                    && next.stores.without(&self.stores).next().is_none() =>
+            {
+                // Some may have been there, and could not be served.
+                let Next { subsystems, stores, .. } = next;
+                self.stores.await_as(stores);
+                self.stores.remember(&subsystems);
+                self.tell();
+            }
+            Ok(next) => {
+                for line in self.adopt(next, Vec::new()) {
+                    info!("{line}");
+                }
+            }
+            Err(Fatal(why)) => self.pending.hinder(why),
+        }
+    }
+
+    /// Listens at an address, where hosts are held until the registry has a listener there; or why
+    /// that is not possible, and whether only because the address or its device is not there.
+    fn try_listening(&self, at: SocketAddr) -> Result<(), (String, bool)> {
+        if let Some(why) = availability::address(at.ip()) {
+            return Err((why, true));
+        }
+        self.registry.prepare_listener(at);
+        let (answer, answered) = sync_channel(1);
+        self.registry.reactor(0).send(Mail::Listen(at, answer));
+        let failed = match answered.recv_timeout(PATIENCE) {
+            Ok(Ok(())) => {
+                info!(%at, "listening");
+                return Ok(());
+            }
+            Ok(Err(error)) => (error.to_string(), self.of_devices && !owns(&at)),
+            Err(_) => {
+                // It may read that later.
+                self.registry.reactor(0).send(Mail::Unlisten(at));
+                ("reactor 0 does not answer".to_owned(), false)
+            }
+        };
+        self.registry.withdraw_listeners(&[at]);
+        Err(failed)
+    }
+
+    /// The listeners that are not awaited.
+    fn reachable(&self) -> Vec<ListenerConfig> {
+        let listeners = self.config.listeners.iter();
+        listeners.filter(|each| !self.awaited.contains_key(&each.address)).cloned().collect()
+    }
+
+    /// Tells what is awaited.
+    fn tell(&self) {
+        let listeners = self.awaited.iter().map(|(at, why)| format!("listener {at}: {why}"));
+        let (held, stores): (Vec<_>, Vec<_>) =
+            self.stores.awaited().iter().partition(|each| each.is_held);
+        let stores = stores.iter().map(|each| format!("{}: {}", each.place, each.why));
+        let held = held.iter().map(|each| {
+            format!(
+                "{}: {}; it is not served until that is mended and a reload",
+                each.place, each.why
+            )
+        });
+        self.pending.set(listeners.chain(stores).collect(), held.collect());
+    }
+
+    fn attach(&self, store: &Store) -> Result<(), Fatal> {
+        let (id, backing) = (store.tended.id, store.tended.backing());
+        let name = backing.name();
+        for (index, reactor) in self.registry.reactors().iter().enumerate() {
+            let (answer, answered) = sync_channel(1);
+            reactor.send(Mail::Attach(id, Arc::clone(&backing), answer));
+            match answered.recv_timeout(PATIENCE) {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => return Err(Fatal(format!("{name} cannot be served: {error}"))),
+                Err(_) => return Err(Fatal(format!("reactor {index} does not answer"))),
+            }
+        }
+        info!(store = name, blocks = backing.blocks(), "store opened");
+        self.tender.tend(Arc::clone(&store.tended));
+        Ok(())
+    }
+
+    fn detach(&self, store: &Store) {
+        self.tender.forget(&store.tended);
+        for reactor in self.registry.reactors() {
+            reactor.send(Mail::Detach(store.tended.id));
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Namespaces that hosts make: a layer over the configuration.
+//!
+//! A [`Catalog`] holds those of one subsystem. It keeps its record in the folder that the
+//! configuration grants, beside the files of the namespaces, which are sparse and named by UUID.
+//! What is answered to a host is in the record before, and the record is changed as `state/atomic_file.rs`
+//! changes files, so a daemon that is killed leaves the state before an order or the one after:
+//!
+//! * a file is made after the record says that it is being made, and is a namespace only once the
+//!   record says so;
+//! * a namespace that is deleted is none once the record says that its file is being removed.
+//!
+//! What is left half made or half removed goes when the catalog is opened next. No other file in
+//! the folder is ever touched.
+//!
+//! A namespace is attached to hosts: Namespace Attachment names a controller, which ends with its
+//! connection; the host that it belongs to has the namespace until it is detached, on each of its
+//! controllers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File, TryLockError};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use nvme::Nqn;
+use uuid::Uuid;
+
+use crate::blockdev::Fault;
+use crate::config::{NamespaceConfig, NamespaceKind, SubsystemConfig};
+use crate::core::subsystem::ns_management::Entry;
+
+use super::ns_directory::Folder;
+use super::ns_request_plan::{Step, Undertaking};
+use crate::state::ns_catalog::{RECORD, Record};
+
+/// The namespaces of one subsystem that hosts made.
+#[derive(Debug)]
+pub struct Catalog {
+    folder: Arc<Folder>,
+    record: Record,
+}
+
+impl Catalog {
+    /// Opens the one in `folder`, which is there, and clears away what was left half done. With it
+    /// come sentences about what somebody should look at.
+    ///
+    /// # Errors
+    /// One sentence: the folder cannot be used, or its record makes no sense. Such a record is
+    /// never passed over.
+    pub fn open(folder: &Path, nqn: Nqn) -> Result<(Catalog, Vec<String>), String> {
+        let shown = folder.display();
+        let failed = |error: io::Error| {
+            format!("the folder {shown} of managed namespaces cannot be used: {error}; make it")
+        };
+        let lock = File::open(folder).map_err(failed)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(format!(
+                    "{shown} is in use by another nvmfd: give each its own folder"
+                ));
+            }
+            Err(TryLockError::Error(error)) => return Err(failed(error)),
+        }
+        let record = match fs::read(folder.join(RECORD)) {
+            Ok(bytes) => Record::parse(&bytes).map_err(|what| {
+                format!(
+                    "{shown}/{RECORD} is no record of namespaces that we wrote: {what}; restore it"
+                )
+            })?,
+            Err(error) if error.kind() == ErrorKind::NotFound => Record::new(nqn),
+            Err(error) => return Err(failed(error)),
+        };
+        if record.subsystem != nqn {
+            let other = record.subsystem;
+            return Err(format!(
+                "{shown} has the namespaces of {other}: give {nqn} its own folder"
+            ));
+        }
+        let own = Arc::new(Folder::new(folder, lock).map_err(failed)?);
+        let mut catalog = Catalog { folder: own, record };
+        let mut lines = Vec::new();
+        if let Err(error) = catalog.settle() {
+            lines.push(format!("what was left half done in {shown} cannot be cleared: {error}"));
+        }
+        lines.extend(catalog.oddities().map_err(failed)?);
+        Ok((catalog, lines))
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The same, for whoever works there.
+    #[must_use]
+    pub fn place(&self) -> &Arc<Folder> {
+        &self.folder
+    }
+
+    /// What it holds.
+    #[must_use]
+    pub fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// The file of the namespace with this UUID.
+    #[must_use]
+    pub fn image(&self, uuid: Uuid) -> PathBuf {
+        self.folder.image(uuid)
+    }
+
+    /// Holds something else from now on, also after a power loss. May wait for disks.
+    ///
+    /// # Errors
+    /// What the system says; it is as before then.
+    pub fn keep(&mut self, new: Record) -> io::Result<()> {
+        self.folder.keep(&new, &self.record)?;
+        self.record = new;
+        Ok(())
+    }
+
+    /// Holds what its folder has been told to keep.
+    pub(crate) fn hold(&mut self, record: Record) {
+        self.record = record;
+    }
+
+    /// Removes the files that are no namespaces yet, or no longer.
+    fn settle(&mut self) -> io::Result<()> {
+        let mut settling = Undertaking::settling(&self.record);
+        let mut last = Ok(());
+        loop {
+            let next = match settling.next(last.is_ok()) {
+                Step::Remove(uuids) => self.folder.remove(&uuids),
+                Step::Keep(record) => self.keep(*record),
+                _ => return last,
+            };
+            last = last.and(next);
+        }
+    }
+
+    /// Adds its namespaces to those that a subsystem declares. What is declared wins. Only those
+    /// come in whose file (after the id) `is_there`.
+    pub fn merge_into(&self, config: &mut SubsystemConfig, is_there: impl Fn(u32, &Path) -> bool) {
+        for (&nsid, entry) in &self.record.entries {
+            let declared = config.namespaces.iter().any(|n| n.nsid == nsid);
+            if declared || nsid > config.offer.max_nsid {
+                continue;
+            }
+            let image = self.image(entry.uuid);
+            if !is_there(nsid, &image) {
+                continue;
+            }
+            config.namespaces.push(self.namespace(nsid, entry));
+            config.offer.masks.insert(nsid, entry.hosts.clone());
+        }
+    }
+
+    /// How a namespace would be configured.
+    #[must_use]
+    pub fn namespace(&self, nsid: u32, entry: &Entry) -> NamespaceConfig {
+        NamespaceConfig {
+            nsid,
+            kind: NamespaceKind::File { path: self.image(entry.uuid), size: Some(entry.bytes) },
+            block_size_bytes: entry.block_size_bytes,
+            uuid: entry.uuid,
+            nguid: entry.uuid.into_bytes(),
+            eui64: None,
+            read_only: false,
+            ana_group: entry.ana_group,
+            allow_format: true,
+            write_uncorrectable: false,
+            limit: Default::default(),
+            shared_limit: None,
+            fault: Fault::None,
+            shared: false,
+        }
+    }
+
+    /// Sentences about its namespaces that `config` does not let be served.
+    pub fn eclipsed<'a>(
+        &'a self,
+        config: &'a SubsystemConfig,
+        is_there: impl Fn(u32, &Path) -> bool + 'a,
+    ) -> impl Iterator<Item = String> + 'a {
+        let nqn = config.nqn;
+        self.record.entries.iter().filter_map(move |(&nsid, entry)| {
+            let image = self.image(entry.uuid);
+            let shown = image.display();
+            if config.namespaces.iter().any(|n| n.nsid == nsid) {
+                Some(format!(
+                    "namespace {nsid} of {nqn} was made by a host, in {shown}, and is declared as \
+                     well: what is declared is served; give that another nsid"
+                ))
+            } else if nsid > config.offer.max_nsid {
+                Some(format!(
+                    "namespace {nsid} of {nqn} was made by a host, in {shown}, and is beyond \
+                     `max_nsid`: it is not served"
+                ))
+            } else {
+                (!is_there(nsid, &image)).then(|| {
+                    format!(
+                        "namespace {nsid} of {nqn} was made by a host and its file {shown} is gone: \
+                         it is not served; restore the file and reload, or have a host delete the \
+                         namespace"
+                    )
+                })
+            }
+        })
+    }
+
+    /// Files that look like namespaces and are none.
+    fn oddities(&self) -> io::Result<Vec<String>> {
+        let known: BTreeSet<PathBuf> =
+            self.record.entries.values().map(|entry| self.image(entry.uuid)).collect();
+        let mut lines = Vec::new();
+        for file in fs::read_dir(self.folder())? {
+            let path = file?.path();
+            if path.extension().is_some_and(|e| e == "img") && !known.contains(&path) {
+                lines.push(format!(
+                    "{} belongs to no namespace that a host made: it is left alone",
+                    path.display()
+                ));
+            }
+        }
+        Ok(lines)
+    }
+}
+
+/// Catalogs by subsystem.
+pub type Catalogs = BTreeMap<Nqn, Catalog>;
+
+#[cfg(test)]
+mod tests;

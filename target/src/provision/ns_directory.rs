@@ -1,0 +1,166 @@
+//! The folder of a catalog. What is done in it may wait for its disk or server for ever: whoever does
+//! it keeps nobody waiting, and has no lock but the one that keeps two from doing it at once.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+use tracing::{error, info};
+use uuid::Uuid;
+
+use crate::state::atomic_file;
+use crate::state::ns_catalog::{RECORD, Record};
+
+/// A folder that this daemon has.
+#[derive(Debug)]
+pub struct Folder {
+    path: PathBuf,
+    identity: Identity,
+    /// The record that it should have and may not have.
+    owed: Mutex<Option<Record>>,
+    /// The folder, held as long as this daemon has it.
+    _lock: File,
+}
+
+/// Which folder it is, whatever path leads there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Identity {
+    dev: u64,
+    ino: u64,
+}
+
+impl Identity {
+    fn of(folder: &fs::Metadata) -> Identity {
+        Identity { dev: folder.dev(), ino: folder.ino() }
+    }
+
+    /// Fails when a path leads to another folder: a file system was mounted over it, or it was
+    /// replaced. The record there is not ours to overwrite. May wait for disks.
+    ///
+    /// # Errors
+    /// A sentence about that, or what the system says.
+    pub fn is_at(self, folder: &Path) -> io::Result<()> {
+        if Identity::of(&fs::metadata(folder)?) == self {
+            return Ok(());
+        }
+        let shown = folder.display();
+        Err(io::Error::other(format!(
+            "{shown} is another folder than when it was opened (was something mounted there?): reload"
+        )))
+    }
+}
+
+impl Folder {
+    /// The one at a path, which was opened and locked.
+    pub(super) fn new(path: &Path, lock: File) -> io::Result<Folder> {
+        let identity = Identity::of(&lock.metadata()?);
+        Ok(Folder { path: path.to_owned(), identity, owed: Mutex::default(), _lock: lock })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Which it is.
+    #[must_use]
+    pub fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// The file of the namespace with this UUID.
+    #[must_use]
+    pub fn image(&self, uuid: Uuid) -> PathBuf {
+        self.path.join(format!("{uuid}.img"))
+    }
+
+    /// Has another record from now on, also after a power loss.
+    ///
+    /// # Errors
+    /// What the system says: it has the one of before, or owes that.
+    pub fn keep(&self, new: &Record, before: &Record) -> io::Result<()> {
+        let mut owed = self.lock();
+        self.is_in_place()?;
+        let kept = atomic_file::write(&self.path, RECORD, &new.emit());
+        match kept {
+            Ok(()) => *owed = None,
+            // The rename may have happened. What hosts are told counts, so put it back.
+            Err(_) => self.put_back(&mut owed, before),
+        }
+        kept
+    }
+
+    /// Whatever it has, it is this record that counts. False where that is owed.
+    pub fn insist(&self, record: &Record) -> bool {
+        let mut owed = self.lock();
+        self.put_back(&mut owed, record);
+        owed.is_none()
+    }
+
+    /// Whether it owes a record. Does not wait for who is at work in it.
+    #[must_use]
+    pub fn owes(&self) -> bool {
+        match self.owed.try_lock() {
+            Ok(owed) => owed.is_some(),
+            Err(TryLockError::Poisoned(owed)) => owed.into_inner().is_some(),
+            Err(TryLockError::WouldBlock) => false,
+        }
+    }
+
+    /// Writes the record that it owes, if it does.
+    pub fn make_good(&self) {
+        let mut owed = self.lock();
+        if let Some(record) = owed.clone() {
+            self.put_back(&mut owed, &record);
+        }
+    }
+
+    /// Removes the files of these, so that a power loss does not bring them back.
+    ///
+    /// # Errors
+    /// What the system says; some may be removed.
+    pub fn remove(&self, uuids: &BTreeSet<Uuid>) -> io::Result<()> {
+        let _owed = self.lock();
+        self.is_in_place()?;
+        uuids.iter().try_for_each(|uuid| atomic_file::remove(&self.path, &format!("{uuid}.img")))
+    }
+
+    /// Fails when its path leads to another one than the one that was opened.
+    ///
+    /// # Errors
+    /// A sentence about that, or what the system says.
+    pub fn is_in_place(&self) -> io::Result<()> {
+        self.identity.is_at(&self.path)
+    }
+
+    fn put_back(&self, owed: &mut Option<Record>, record: &Record) {
+        let shown = self.path.display();
+        let kept = self
+            .is_in_place()
+            .and_then(|()| atomic_file::write(&self.path, RECORD, &record.emit()));
+        match kept {
+            Ok(()) => {
+                if owed.take().is_some() {
+                    info!("{shown}/{RECORD} says what hosts were told again");
+                }
+            }
+            Err(error) => {
+                if owed.is_none() {
+                    error!(
+                        "{shown}/{RECORD} may say something else than hosts were told, and a start \
+                         would go by it: {error}; it is written again as soon as that is possible"
+                    );
+                }
+                *owed = Some(record.clone());
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Record>> {
+        self.owed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,191 @@
+//! The folders of the namespaces that hosts make: looked at all at once, and no longer than a
+//! person would wait. The server that one is on may be away for as long as it likes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use nvme::Nqn;
+
+use crate::config::{Config, Missing, SubsystemConfig};
+use crate::platform::availability;
+use crate::provision::Identity;
+use crate::provision::devices::{Place, Stores};
+use crate::provision::ns_catalog::{Catalog, Catalogs};
+
+/// How long the look at all folders may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What was found in a folder.
+pub(super) struct Look {
+    pub(super) found: Found,
+    /// Files of namespaces that are there.
+    pub(super) images: BTreeSet<PathBuf>,
+}
+
+/// What a folder is now.
+pub(super) enum Found {
+    /// The one that is open.
+    AsBefore,
+    /// Not there yet, and why.
+    Missing(String),
+    /// Just opened, and what somebody should look at.
+    Opened(Box<Catalog>, Vec<String>),
+    /// Not to be used, and why.
+    Unusable(String),
+}
+
+/// Looks at the folder of each subsystem of a configuration that is not awaited already, or is due;
+/// opens those that are not open. An error: the folder does not answer.
+pub(super) fn look(
+    config: &Config,
+    stores: &Stores,
+    catalogs: &Catalogs,
+    due: &[Place],
+) -> BTreeMap<Nqn, Result<Look, String>> {
+    let begin = |subsystem: &SubsystemConfig| {
+        let (nqn, folder) = (subsystem.nqn, subsystem.managed.as_ref()?.directory.clone());
+        let is_awaited = stores.awaited_folder(nqn).is_some_and(|each| {
+            let is_due = due.contains(&each.key());
+            config.missing == Missing::Wait && each.is_folder(&folder) && !is_due
+        });
+        let open = catalogs.get(&nqn).filter(|open| open.folder() == folder);
+        let open = open.map(|catalog| (catalog.place().identity(), images(catalog)));
+        let (path, missing) = (folder.clone(), config.missing);
+        let act = move || Ok(seen(&folder, (nqn, missing), open, availability::folder(&folder)));
+        (!is_awaited).then(|| (nqn, stores.begin(&path, act)))
+    };
+    let begun: Vec<_> = config.subsystems.iter().filter_map(begin).collect();
+    let deadline = Instant::now() + PATIENCE;
+    begun.into_iter().map(|(nqn, look)| (nqn, look.by(deadline))).collect()
+}
+
+/// `open`: the catalog that is open, and its files. `missing`: why the folder is not there.
+fn seen(
+    folder: &Path,
+    (nqn, policy): (Nqn, Missing),
+    open: Option<(Identity, BTreeSet<PathBuf>)>,
+    missing: Option<String>,
+) -> Look {
+    let may_wait = policy == Missing::Wait;
+    let there = |images: BTreeSet<PathBuf>| images.into_iter().filter(|i| i.exists()).collect();
+    let none = |found| Look { found, images: BTreeSet::new() };
+    match (open, missing) {
+        (Some((_, images)), Some(why)) if may_wait => {
+            Look { found: Found::Missing(why), images: there(images) }
+        }
+        (Some((identity, images)), _) if identity.is_at(folder).is_ok() => {
+            Look { found: Found::AsBefore, images: there(images) }
+        }
+        (_, Some(why)) if may_wait => none(Found::Missing(why)),
+        // What is there in its place is somebody else's.
+        (_, Some(why)) => none(Found::Unusable(why)),
+        (_, None) => match Catalog::open(folder, nqn) {
+            Ok((catalog, lines)) => {
+                let images = there(images(&catalog));
+                Look { found: Found::Opened(Box::new(catalog), lines), images }
+            }
+            Err(why) => none(Found::Unusable(why)),
+        },
+    }
+}
+
+/// The files that the namespaces of a catalog should have.
+fn images(catalog: &Catalog) -> BTreeSet<PathBuf> {
+    catalog.record().entries.values().map(|entry| catalog.image(entry.uuid)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::sync::mpsc::{Receiver, channel};
+
+    use super::super::Next;
+    use crate::provision::ns_directory_probe::*;
+    use crate::state::ns_catalog::tests::sample;
+
+    const NQN: &str = "nqn.2026-11.io.nvmfd:a";
+
+    /// A subsystem with namespace 2 in a file, whose hosts may make more in a folder.
+    fn config(folder: &Path) -> Config {
+        let text = format!(
+            "[[listener]]\naddress = \"192.0.2.1\"\n[[subsystem]]\nnqn = \"{NQN}\"\n\
+             allow_any_host = true\n[[subsystem.namespace]]\nnsid = 2\npath = {:?}\n\
+             size = \"1MiB\"\n[subsystem.managed]\ndirectory = {:?}\nquota = \"4MiB\"\n\
+             namespaces = 3\nhosts = [\"nqn.2026-11.io.nvmfd:host\"]\n",
+            folder.join("disk"),
+            folder.join("managed"),
+        );
+        Config::parse(&text).unwrap()
+    }
+
+    /// Has whatever is done in the folder hang until the other end is dropped.
+    fn hang(stores: &Stores, folder: &Path, until: Receiver<()>) {
+        let hang = move || until.recv().map_err(|_| "too late".to_owned());
+        assert!(stores.begin(folder, hang).by(Instant::now()).is_err());
+    }
+
+    #[test]
+    fn no_catalog_is_opened_in_the_place_of_another_file_system() {
+        let folder = crate::blockdev::tests::folder();
+        let path = folder.path();
+        let nqn: Nqn = NQN.parse().unwrap();
+        let why = Some("not mounted".to_owned());
+        let find = |policy, open: &Option<_>, why: &Option<_>| {
+            seen(path, (nqn, policy), open.clone(), why.clone()).found
+        };
+        assert!(matches!(find(Missing::Wait, &None, &why), Found::Missing(_)));
+        assert!(matches!(find(Missing::Fail, &None, &why), Found::Unusable(_)));
+        let Found::Opened(catalog, _) = find(Missing::Fail, &None, &None) else { panic!("opened") };
+        let open = Some((catalog.place().identity(), BTreeSet::new()));
+        assert!(matches!(find(Missing::Fail, &open, &None), Found::AsBefore));
+        assert!(matches!(find(Missing::Wait, &open, &why), Found::Missing(_)));
+    }
+
+    #[test]
+    fn a_folder_that_hangs_is_awaited_and_the_rest_served() {
+        let folder = crate::blockdev::tests::folder();
+        let managed = folder.path().join("managed");
+        fs::create_dir(&managed).unwrap();
+        let (_go_on, hangs) = channel();
+        let (stores, mut config) = (Stores::default(), config(folder.path()));
+        hang(&stores, &managed, hangs);
+        let next = Next::open(&config, &stores, &Catalogs::new()).unwrap();
+        let awaited = next.stores.awaited();
+        assert_eq!((awaited.len(), next.catalogs.len()), (1, 0));
+        assert!(awaited[0].why.contains("does not answer"), "{}", awaited[0].why);
+        assert!(next.stores.store(NQN.parse().unwrap(), 2).is_some());
+        drop(next);
+        config.missing = Missing::Fail;
+        let refused = Next::open(&config, &stores, &Catalogs::new()).map(drop).unwrap_err();
+        assert!(refused.0.contains("does not answer"), "{refused}");
+    }
+
+    #[test]
+    fn an_open_folder_that_hangs_is_served_as_it_was() {
+        let folder = crate::blockdev::tests::folder();
+        let managed = folder.path().join("managed");
+        fs::create_dir(&managed).unwrap();
+        let nqn: Nqn = NQN.parse().unwrap();
+        let (mut catalog, _) = Catalog::open(&managed, nqn).unwrap();
+        catalog.keep(sample()).unwrap();
+        for image in images(&catalog) {
+            fs::write(image, vec![0; 1 << 20]).unwrap();
+        }
+        drop(catalog);
+        let (config, stores) = (config(folder.path()), Stores::default());
+        let first = Next::open(&config, &stores, &Catalogs::new()).unwrap();
+        let made = |next: &Next| next.subsystems[0].namespaces.len();
+        assert_eq!((made(&first), first.catalogs.len()), (1 + sample().entries.len(), 1));
+        let catalogs: Catalogs = first.catalogs.into_iter().collect();
+        for missing in [Missing::Wait, Missing::Fail] {
+            let (_go_on, hangs) = channel();
+            hang(&first.stores, &managed, hangs);
+            let config = Config { missing, ..config.clone() };
+            let next = Next::open(&config, &first.stores, &catalogs).unwrap();
+            assert_eq!((made(&next), next.catalogs.len()), (1 + sample().entries.len(), 0));
+            assert_eq!(next.stores.awaited().len(), 0);
+            assert_eq!(next.stores.without(&first.stores).count(), 0);
+        }
+    }
+}

@@ -1,0 +1,472 @@
+//! What is to be done about an order, step by step, as a state machine without files, disks and
+//! reactors: whoever drives it takes each step and says whether that was possible. The order of the
+//! steps is what makes an order whole or not done at all, whenever the process ends or the power goes:
+//!
+//! * create: announce the file in the record, make it, enter the namespace in the record, open and
+//!   serve it;
+//! * delete: strike it out of the record, serve it no more, remove its file;
+//! * attach, detach: change the record, serve what that says.
+//!
+//! The answer comes last, when every reactor knows.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use nvme::{NSID_ALL, Nqn, Status};
+use uuid::Uuid;
+
+use crate::config::ManagedConfig;
+use crate::core::subsystem::ns_management::{Entry, HOSTS_MAX};
+use crate::core::subsystem::ns_request::{CreateRequest, FAILED, NamespaceRequest};
+use crate::state::ns_catalog::Record;
+
+/// One step.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Keep this record, so that it outlasts a power loss. When that is not possible the one before
+    /// must be what is kept.
+    Keep(Box<Record>),
+    /// Make the file of this namespace, which nobody sees yet.
+    Make {
+        /// Namespace id.
+        nsid: u32,
+        /// What it is.
+        entry: Entry,
+    },
+    /// Serve what the record says from now on. What was made is opened on every ring before; when
+    /// that is not possible everything is served as before.
+    Serve,
+    /// Remove the files of these, so that a power loss does not bring them back.
+    Remove(BTreeSet<Uuid>),
+    /// Forget what is kept of these elsewhere.
+    Forget(Vec<Uuid>),
+    /// Wait until every reactor knows what is served.
+    Await,
+    /// Answer: the id of the namespace that was made, or 0; or with what status it is refused. The
+    /// last step.
+    Answer(Result<u32, Status>),
+}
+
+/// What an order finds, besides the record.
+#[derive(Clone, Copy)]
+pub struct Situation<'a> {
+    /// What is granted.
+    pub granted: &'a ManagedConfig,
+    /// The ids of namespaces that are declared.
+    pub declared: &'a BTreeSet<u32>,
+    /// The highest id.
+    pub max_nsid: u32,
+    /// What the file system has free, in bytes.
+    pub free_bytes: u64,
+    /// A UUID that nothing has.
+    pub fresh: Uuid,
+    /// The controllers that there are, and their hosts.
+    pub controllers: &'a [(u16, Nqn)],
+    /// Whether this namespace may be deleted, or the status to answer with: asked of each that would
+    /// be, before anything is done.
+    pub may_go: &'a dyn Fn(u32, &Entry) -> Result<(), Status>,
+}
+
+/// An order on its way: what is still to be done.
+#[derive(Debug)]
+pub struct Undertaking {
+    rest: VecDeque<Planned>,
+    /// Instead of the rest, if the last step was not possible.
+    otherwise: Vec<Planned>,
+}
+
+/// A step, and what follows when it is not possible.
+#[derive(Clone, Debug)]
+struct Planned {
+    step: Step,
+    otherwise: Vec<Planned>,
+}
+
+impl Undertaking {
+    /// What is to be done about an order.
+    ///
+    /// # Errors
+    /// The status to answer with: it is not to be done.
+    pub fn new(
+        what: &NamespaceRequest,
+        record: &Record,
+        situation: &Situation<'_>,
+    ) -> Result<Undertaking, Status> {
+        let plan = match what {
+            NamespaceRequest::Create(new) => create(*new, record, situation)?,
+            NamespaceRequest::Delete { nsid } => delete(*nsid, record, situation)?,
+            NamespaceRequest::Attach { nsid, cntlids } => {
+                change_hosts(*nsid, cntlids, true, record, situation)?
+            }
+            NamespaceRequest::Detach { nsid, cntlids } => {
+                change_hosts(*nsid, cntlids, false, record, situation)?
+            }
+            // Takes long, and is nobody's who has the shelf: `provision/format_task.rs`.
+            NamespaceRequest::Format(_) => return Err(FAILED),
+        };
+        Ok(Undertaking { rest: plan.into(), otherwise: Vec::new() })
+    }
+
+    /// Clears away what was left half done.
+    #[must_use]
+    pub fn settling(record: &Record) -> Undertaking {
+        let then = match record.unsettled.is_empty() {
+            true => vec![answer(Ok(0))],
+            false => settle(record, vec![answer(Ok(0))], vec![answer(Err(FAILED))]),
+        };
+        Undertaking { rest: then.into(), otherwise: Vec::new() }
+    }
+
+    /// The next step; `possible`: whether the last one was, true at the beginning.
+    pub fn next(&mut self, possible: bool) -> Step {
+        let otherwise = std::mem::take(&mut self.otherwise);
+        if !possible {
+            self.rest = otherwise.into();
+        }
+        let next = self.rest.pop_front().unwrap_or_else(|| answer(Err(FAILED)));
+        self.otherwise = next.otherwise;
+        next.step
+    }
+}
+
+fn create(
+    new: CreateRequest,
+    record: &Record,
+    situation: &Situation<'_>,
+) -> Result<Vec<Planned>, Status> {
+    let Situation { granted, declared, max_nsid, free_bytes, fresh, .. } = *situation;
+    if record.entries.len() >= granted.namespaces as usize {
+        return Err(Status::NAMESPACE_ID_UNAVAILABLE.with_dnr());
+    }
+    let left_bytes = granted.quota_bytes.saturating_sub(record.used_bytes());
+    if new.bytes > left_bytes.min(free_bytes) {
+        return Err(Status::NAMESPACE_INSUFFICIENT_CAPACITY.with_dnr());
+    }
+    let is_free = |id: &u32| !declared.contains(id) && !record.entries.contains_key(id);
+    let nsid = (1..=max_nsid).find(is_free);
+    let nsid = nsid.ok_or(Status::NAMESPACE_ID_UNAVAILABLE.with_dnr())?;
+    let entry = Entry {
+        uuid: fresh,
+        bytes: new.bytes,
+        block_size_bytes: new.block_size_bytes,
+        ana_group: new.ana_group,
+        private: new.private,
+        hosts: BTreeSet::new(),
+    };
+    let mut announced = record.clone();
+    announced.unsettled.insert(fresh);
+    let mut entered = record.clone();
+    entered.entries.insert(nsid, entry.clone());
+    let failed = || vec![answer(Err(FAILED))];
+    let cleared = settle(&announced, failed(), failed());
+    let mut put_back =
+        vec![Planned { step: Step::Keep(Box::new(announced.clone())), otherwise: failed() }];
+    put_back.extend(cleared.clone());
+    Ok(vec![
+        Planned { step: Step::Keep(Box::new(announced)), otherwise: failed() },
+        Planned { step: Step::Make { nsid, entry }, otherwise: cleared.clone() },
+        Planned { step: Step::Keep(Box::new(entered)), otherwise: cleared },
+        Planned { step: Step::Serve, otherwise: put_back },
+        surely(Step::Await),
+        answer(Ok(nsid)),
+    ])
+}
+
+fn delete(nsid: u32, record: &Record, situation: &Situation<'_>) -> Result<Vec<Planned>, Status> {
+    let goes = |id: &u32| nsid == NSID_ALL || *id == nsid;
+    let gone: Vec<Uuid> =
+        record.entries.iter().filter(|(id, _)| goes(id)).map(|(_, e)| e.uuid).collect();
+    if gone.is_empty() && nsid != NSID_ALL {
+        return Err(Status::INVALID_NAMESPACE.with_dnr());
+    }
+    let mut going = record.entries.iter().filter(|(id, _)| goes(id));
+    going.try_for_each(|(id, entry)| (situation.may_go)(*id, entry))?;
+    let mut struck = record.clone();
+    struck.entries.retain(|id, _| !goes(id));
+    struck.unsettled.extend(&gone);
+    // It is none any more, whatever becomes of its file.
+    let end = vec![surely(Step::Forget(gone)), surely(Step::Await), answer(Ok(0))];
+    let then = match struck.unsettled.is_empty() {
+        true => end,
+        false => settle(&struck, end.clone(), end),
+    };
+    Ok(changed(record, struck, then))
+}
+
+/// Attaches a namespace to the hosts of controllers, or detaches it: all or none.
+fn change_hosts(
+    nsid: u32,
+    cntlids: &[u16],
+    attach: bool,
+    record: &Record,
+    situation: &Situation<'_>,
+) -> Result<Vec<Planned>, Status> {
+    let live = situation.controllers;
+    let host_of = |id: &u16| live.iter().find(|(cntlid, _)| cntlid == id).map(|(_, h)| *h);
+    let hosts: Option<BTreeSet<Nqn>> = cntlids.iter().map(host_of).collect();
+    let hosts = hosts.ok_or(Status::CONTROLLER_LIST_INVALID.with_dnr())?;
+    let mut new = record.clone();
+    let entry = new.entries.get_mut(&nsid);
+    let entry = entry.ok_or(Status::INVALID_NAMESPACE.with_dnr())?;
+    match attach {
+        true if !entry.hosts.is_disjoint(&hosts) => {
+            return Err(Status::NAMESPACE_ALREADY_ATTACHED.with_dnr());
+        }
+        true if entry.private && entry.hosts.len() + hosts.len() > 1 => {
+            return Err(Status::NAMESPACE_IS_PRIVATE.with_dnr());
+        }
+        true => entry.hosts.extend(&hosts),
+        false if !entry.hosts.is_superset(&hosts) => {
+            return Err(Status::NAMESPACE_NOT_ATTACHED.with_dnr());
+        }
+        false => entry.hosts.retain(|host| !hosts.contains(host)),
+    }
+    if entry.hosts.len() > HOSTS_MAX {
+        return Err(Status::ATTACHMENT_LIMIT_EXCEEDED.with_dnr());
+    }
+    Ok(changed(record, new, vec![surely(Step::Await), answer(Ok(0))]))
+}
+
+/// Keeps a record and serves what it says, where nothing in it is new; then the rest.
+fn changed(before: &Record, new: Record, then: Vec<Planned>) -> Vec<Planned> {
+    let failed = vec![answer(Err(FAILED))];
+    let mut put_back =
+        vec![Planned { step: Step::Keep(Box::new(before.clone())), otherwise: failed.clone() }];
+    put_back.extend(failed.clone());
+    let mut plan = vec![
+        Planned { step: Step::Keep(Box::new(new)), otherwise: failed },
+        Planned { step: Step::Serve, otherwise: put_back },
+    ];
+    plan.extend(then);
+    plan
+}
+
+/// Removes the files that are no namespaces yet, or no longer, and strikes them out of the record.
+/// What is left is tried again when the catalog is opened, or with the next order.
+fn settle(record: &Record, then: Vec<Planned>, otherwise: Vec<Planned>) -> Vec<Planned> {
+    let gone = record.unsettled.clone();
+    let settled = Record { unsettled: BTreeSet::new(), ..record.clone() };
+    let mut plan = vec![
+        Planned { step: Step::Remove(gone), otherwise: otherwise.clone() },
+        Planned { step: Step::Keep(Box::new(settled)), otherwise },
+    ];
+    plan.extend(then);
+    plan
+}
+
+/// A step that is always possible.
+fn surely(step: Step) -> Planned {
+    Planned { step, otherwise: Vec::new() }
+}
+
+fn answer(outcome: Result<u32, Status>) -> Planned {
+    surely(Step::Answer(outcome))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::provision::ns_request_plan::*;
+    use crate::state::ns_catalog::tests::sample;
+
+    const NEW: Uuid = Uuid::from_bytes([0x42; 16]);
+
+    /// A folder, and what is open of it.
+    #[derive(Clone, Debug)]
+    struct Bench {
+        kept: Record,
+        files: BTreeSet<Uuid>,
+        open: BTreeSet<Uuid>,
+        served: Record,
+    }
+
+    impl Bench {
+        fn new() -> Bench {
+            let (kept, served) = (sample(), sample());
+            let open: BTreeSet<Uuid> = kept.entries.values().map(|entry| entry.uuid).collect();
+            let files = open.iter().chain(&kept.unsettled).copied().collect();
+            Bench { kept, files, open, served }
+        }
+
+        fn undertaking(&self, what: &NamespaceRequest) -> Result<Undertaking, Status> {
+            let host = |n: u8| format!("nqn.2026-11.io.nvmfd:host{n}").parse().unwrap();
+            let granted = ManagedConfig {
+                directory: "/m".into(),
+                quota_bytes: 3 << 20,
+                namespaces: 3,
+                any_host: true,
+                hosts: BTreeSet::new(),
+            };
+            let situation = Situation {
+                granted: &granted,
+                declared: &[1].into(),
+                max_nsid: 8,
+                free_bytes: 1 << 30,
+                fresh: NEW,
+                controllers: &[(1, host(1)), (3, host(3))],
+                may_go: &|_, _| Ok(()),
+            };
+            Undertaking::new(what, &self.kept, &situation)
+        }
+
+        fn take(&mut self, step: Step) {
+            match step {
+                Step::Keep(record) => self.kept = *record,
+                Step::Make { entry, .. } => {
+                    assert!(self.kept.unsettled.contains(&entry.uuid), "it was announced");
+                    self.files.insert(entry.uuid);
+                }
+                Step::Serve => {
+                    self.served = self.kept.clone();
+                    let served = self.uuids();
+                    assert!(served.is_subset(&self.files), "what is served has a file");
+                    self.open = served;
+                }
+                Step::Remove(uuids) => {
+                    assert!(uuids.is_disjoint(&self.open), "nobody uses it");
+                    self.files.retain(|uuid| !uuids.contains(uuid));
+                }
+                Step::Forget(_) | Step::Await | Step::Answer(_) => {}
+            }
+        }
+
+        fn uuids(&self) -> BTreeSet<Uuid> {
+            self.kept.entries.values().map(|entry| entry.uuid).collect()
+        }
+
+        /// Ends here, and starts again.
+        fn restart(&mut self) {
+            self.open = self.uuids();
+            let mut settling = Undertaking::settling(&self.kept);
+            loop {
+                match settling.next(true) {
+                    Step::Answer(outcome) => break assert_eq!(outcome, Ok(0)),
+                    step => self.take(step),
+                }
+            }
+            assert_eq!((&self.files, self.kept.unsettled.len()), (&self.uuids(), 0));
+        }
+    }
+
+    fn orders() -> Vec<NamespaceRequest> {
+        let new =
+            CreateRequest { bytes: 1 << 20, block_size_bytes: 512, ana_group: 1, private: false };
+        vec![
+            NamespaceRequest::Create(new),
+            NamespaceRequest::Delete { nsid: 7 },
+            NamespaceRequest::Delete { nsid: NSID_ALL },
+            NamespaceRequest::Attach { nsid: 7, cntlids: vec![3] },
+            NamespaceRequest::Detach { nsid: 7, cntlids: vec![1] },
+        ]
+    }
+
+    /// Takes all steps, of which the one of this number is not possible.
+    fn run(
+        what: &NamespaceRequest,
+        bench: &mut Bench,
+        failing: Option<usize>,
+    ) -> (usize, Result<u32, Status>) {
+        let mut undertaking = bench.undertaking(what).unwrap();
+        let mut possible = true;
+        for number in 0.. {
+            let step = undertaking.next(possible);
+            if let Step::Answer(outcome) = step {
+                return (number, outcome);
+            }
+            possible = failing != Some(number) || always(&step);
+            if possible {
+                bench.take(step);
+            }
+        }
+        unreachable!()
+    }
+
+    fn always(step: &Step) -> bool {
+        matches!(step, Step::Forget(_) | Step::Await)
+    }
+
+    #[test]
+    fn an_order_that_ends_between_two_steps_is_whole_or_not_done() {
+        for what in orders() {
+            let mut after = Bench::new();
+            let (steps, outcome) = run(&what, &mut after, None);
+            assert_eq!(
+                outcome,
+                Ok(if matches!(what, NamespaceRequest::Create(_)) { 2 } else { 0 })
+            );
+            assert_eq!((&after.open, &after.uuids()), (&after.uuids(), &after.open));
+            let mut done = 0;
+            for cut in 0..=steps {
+                let mut bench = Bench::new();
+                let before = bench.kept.entries.clone();
+                let mut undertaking = bench.undertaking(&what).unwrap();
+                for _ in 0..cut {
+                    bench.take(undertaking.next(true));
+                }
+                let was_seen = bench.served.entries != before;
+                bench.restart();
+                let is_done = bench.kept.entries == after.kept.entries;
+                assert!(is_done || bench.kept.entries == before, "{what:?} at {cut}");
+                assert!(is_done || !was_seen, "{what:?} at {cut}: seen, and undone");
+                done += usize::from(is_done);
+            }
+            assert!(done > 0 && done <= steps, "{what:?}: {done} of {steps}");
+        }
+    }
+
+    #[test]
+    fn an_order_of_which_a_step_is_not_possible_is_refused_or_whole() {
+        for what in orders() {
+            let mut after = Bench::new();
+            let (steps, _) = run(&what, &mut after, None);
+            let mut refused = 0;
+            for failing in 0..steps {
+                let mut bench = Bench::new();
+                let before = bench.kept.entries.clone();
+                let (_, outcome) = run(&what, &mut bench, Some(failing));
+                let expected = if outcome.is_ok() { &after.kept.entries } else { &before };
+                assert_eq!(&bench.kept.entries, expected, "{what:?} without step {failing}");
+                assert_eq!(bench.open, bench.uuids(), "{what:?} without step {failing}");
+                refused += usize::from(outcome.is_err());
+                bench.restart();
+                assert_eq!(&bench.kept.entries, expected, "{what:?} without step {failing}");
+            }
+            assert!(refused > 0, "{what:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_to_be_done_is_refused_at_once() {
+        let bench = Bench::new();
+        let create = |bytes| {
+            NamespaceRequest::Create(CreateRequest {
+                bytes,
+                block_size_bytes: 512,
+                ana_group: 1,
+                private: false,
+            })
+        };
+        for (what, refused) in [
+            (create((1 << 20) + 512), Status::NAMESPACE_INSUFFICIENT_CAPACITY),
+            (NamespaceRequest::Delete { nsid: 2 }, Status::INVALID_NAMESPACE),
+            (NamespaceRequest::Attach { nsid: 2, cntlids: vec![1] }, Status::INVALID_NAMESPACE),
+            (
+                NamespaceRequest::Attach { nsid: 7, cntlids: vec![1, 3] },
+                Status::NAMESPACE_ALREADY_ATTACHED,
+            ),
+            (
+                NamespaceRequest::Attach { nsid: 3, cntlids: vec![1, 3] },
+                Status::NAMESPACE_IS_PRIVATE,
+            ),
+            (
+                NamespaceRequest::Attach { nsid: 7, cntlids: vec![2] },
+                Status::CONTROLLER_LIST_INVALID,
+            ),
+            (
+                NamespaceRequest::Detach { nsid: 7, cntlids: vec![3] },
+                Status::NAMESPACE_NOT_ATTACHED,
+            ),
+        ] {
+            let said = bench.undertaking(&what).map(|_| ()).unwrap_err();
+            assert!(said.is(refused) && said.dnr(), "{what:?}: {said}");
+        }
+    }
+}

@@ -1,0 +1,386 @@
+//! What hosts order that manage namespaces, carried out on what is served. Each order is in the
+//! record of its catalog, and known to all reactors, before it is answered. Which steps that takes, and
+//! in which order, `provision/ns_request_plan.rs` says; here they are taken.
+
+use std::cell::RefCell;
+use std::path::Path;
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::sys::statvfs::statvfs;
+use nvme::namespace_management::ManagementSelect;
+use nvme::persistent_event::ChangeNamespace;
+use nvme::{Nqn, Status};
+use tracing::{error, info, warn};
+use uuid::Uuid;
+
+use super::{Next, PATIENCE, Shelf};
+use crate::blockdev::{BlockSizes, Health};
+use crate::config::{ManagedConfig, NamespaceConfig, SubsystemConfig};
+use crate::core::command::identify::SHARED;
+use crate::core::message::Mail;
+use crate::core::sched::offload::NamespaceJob;
+use crate::core::subsystem::event_log::Happening;
+use crate::core::subsystem::ns_management::Entry;
+use crate::core::subsystem::ns_request::{FAILED, NamespaceRequest};
+use crate::core::subsystem::reservation::{self, HostId};
+use crate::core::subsystem::write_protect;
+use crate::error::Fatal;
+use crate::provision::devices::{self, Place};
+use crate::provision::ns_catalog::Catalog;
+use crate::provision::{Folder, Situation, Step, Undertaking};
+use crate::state::ns_catalog::Record;
+
+/// How long a folder may take to say how much it has free.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// A namespace that is about to go stays as it is.
+type Held = (write_protect::Held, reservation::Held);
+
+/// Carries out an order. Returns the id of the namespace that was made, or 0. What is done in the
+/// folder of its subsystem may take for ever: nobody has the shelf meanwhile, and others may have
+/// changed what is served by then.
+///
+/// # Errors
+/// The status to answer with; everything is as before.
+pub(crate) fn carry_out(shelf: &Mutex<Shelf>, order: &NamespaceJob) -> Result<u32, Status> {
+    let nqn = order.subsystem;
+    let (folder, opening) = {
+        let shelf = lock(shelf);
+        shelf.granted(order)?;
+        let catalog = shelf.catalogs.get(&nqn).ok_or(FAILED)?;
+        (Arc::clone(catalog.place()), shelf.stores.opening())
+    };
+    // One that hangs is not even begun with.
+    let measured = opening.begin(folder.path(), {
+        let folder = Arc::clone(&folder);
+        move || Ok(free_bytes(folder.path()))
+    });
+    let free_bytes = measured.by(Instant::now() + ANSWER).map_err(|why| {
+        warn!("an order about namespaces of {nqn} is refused: {why}");
+        FAILED
+    })?;
+    let mut held = lock(shelf);
+    let (managed, subsystem) = held.granted(order)?;
+    // What is deleted cannot be told of afterwards.
+    let told = held.change_of(order);
+    let (mut undertaking, guards) = held.undertaking(order, &subsystem, &managed, free_bytes)?;
+    let mut errand = Errand { shelf, nqn, folder, guards, made: None, undoes: false };
+    let mut possible = true;
+    let made = loop {
+        match undertaking.next(possible) {
+            Step::Answer(outcome) => break outcome?,
+            step => (held, possible) = errand.take(held, step),
+        }
+    };
+    held.note(order, told, made);
+    tell(order, made);
+    Ok(made)
+}
+
+fn tell(order: &NamespaceJob, made: u32) {
+    let (nqn, host) = (order.subsystem, order.host);
+    match &order.what {
+        NamespaceRequest::Create(_) => {
+            info!(subsystem = %nqn, nsid = made, %host, "namespace created")
+        }
+        NamespaceRequest::Delete { nsid } => {
+            info!(subsystem = %nqn, nsid, %host, "namespace deleted")
+        }
+        NamespaceRequest::Attach { nsid, cntlids } => {
+            info!(subsystem = %nqn, nsid, ?cntlids, %host, "namespace attached");
+        }
+        NamespaceRequest::Detach { nsid, cntlids } => {
+            info!(subsystem = %nqn, nsid, ?cntlids, %host, "namespace detached");
+        }
+        NamespaceRequest::Format(_) => {}
+    }
+}
+
+/// An order on its way.
+struct Errand<'s> {
+    shelf: &'s Mutex<Shelf>,
+    nqn: Nqn,
+    /// Where its steps are taken, whatever has become of its catalog.
+    folder: Arc<Folder>,
+    /// Until none of what is deleted is there any more. Who protects or reserves one comes before
+    /// this, also while the order has waited, or learns that it goes.
+    guards: Vec<Held>,
+    /// The namespace whose file was made.
+    made: Option<(u32, Uuid)>,
+    /// It cannot be served: what was kept for it is taken back.
+    undoes: bool,
+}
+
+impl<'s> Errand<'s> {
+    /// Takes a step, which may wait for disks and reactors; false when it is not possible. The shelf
+    /// is let go as long as it waits for the folder.
+    fn take(
+        &mut self,
+        mut held: MutexGuard<'s, Shelf>,
+        step: Step,
+    ) -> (MutexGuard<'s, Shelf>, bool) {
+        match step {
+            Step::Keep(record) => return self.keep(held, *record),
+            Step::Make { nsid, entry } => {
+                let Some(catalog) = held.catalog_in(self.nqn, &self.folder) else {
+                    return (held, false);
+                };
+                let namespace = catalog.namespace(nsid, &entry);
+                drop(held);
+                let made = self.make(&namespace);
+                self.made = Some((nsid, entry.uuid));
+                return (lock(self.shelf), made);
+            }
+            Step::Remove(uuids) => {
+                drop(held);
+                let removed = self.folder.remove(&uuids);
+                if let Err(error) = &removed {
+                    let nqn = self.nqn;
+                    warn!("files that are no namespaces of {nqn} cannot be removed yet: {error}");
+                }
+                return (lock(self.shelf), removed.is_ok());
+            }
+            Step::Serve => {
+                let served = held.serve(self.nqn, self.made);
+                self.guards.clear();
+                self.undoes = !served;
+                return (held, served);
+            }
+            Step::Forget(uuids) => held.stores.forget_kept(&uuids),
+            Step::Await => held.wait_for_reactors(),
+            Step::Answer(_) => return (held, false),
+        }
+        (held, true)
+    }
+
+    fn keep(
+        &self,
+        mut held: MutexGuard<'s, Shelf>,
+        record: Record,
+    ) -> (MutexGuard<'s, Shelf>, bool) {
+        let catalog = held.catalog_in(self.nqn, &self.folder);
+        let Some(before) = catalog.map(|catalog| catalog.record().clone()) else {
+            return (held, false);
+        };
+        drop(held);
+        let kept =
+            if self.undoes { self.folder.insist(&record) } else { self.write(&record, &before) };
+        let mut held = lock(self.shelf);
+        match held.catalog_in(self.nqn, &self.folder) {
+            Some(catalog) if kept || self.undoes => catalog.hold(record),
+            Some(_) => {}
+            // A reload has taken the folder away meanwhile. Whoever finds it next finds this order not
+            // done.
+            None => {
+                drop(held);
+                self.folder.insist(&before);
+                return (lock(self.shelf), false);
+            }
+        }
+        (held, kept)
+    }
+
+    fn write(&self, record: &Record, before: &Record) -> bool {
+        let kept = self.folder.keep(record, before);
+        if let Err(error) = &kept {
+            let folder = self.folder.path().display();
+            error!("the record of managed namespaces in {folder} cannot be kept: {error}");
+        }
+        kept.is_ok()
+    }
+
+    /// Makes the file of a namespace, which the record announces.
+    fn make(&self, namespace: &NamespaceConfig) -> bool {
+        let in_place = self.folder.is_in_place().map_err(|error| error.to_string());
+        let made = in_place.and_then(|()| devices::make(namespace));
+        if let Err(why) = &made {
+            error!("a namespace of {} cannot be made: {why}", self.nqn);
+        }
+        made.is_ok()
+    }
+}
+
+impl Shelf {
+    /// What is granted to whoever gives an order, and its subsystem.
+    ///
+    /// # Errors
+    /// Nothing: a reload may have taken it back since.
+    fn granted(&self, order: &NamespaceJob) -> Result<(ManagedConfig, SubsystemConfig), Status> {
+        let subsystem = self.config.subsystems.iter().find(|s| s.nqn == order.subsystem);
+        let granted = subsystem.and_then(|s| Some((s.managed.clone()?, s.clone())));
+        let granted = granted.filter(|(managed, _)| managed.admits(&order.host));
+        granted.ok_or(Status::INVALID_OPCODE.with_dnr())
+    }
+
+    /// The catalog of a subsystem, if it is the one in this folder.
+    fn catalog_in(&mut self, nqn: Nqn, folder: &Arc<Folder>) -> Option<&mut Catalog> {
+        self.catalogs.get_mut(&nqn).filter(|catalog| Arc::ptr_eq(catalog.place(), folder))
+    }
+
+    /// What the Persistent Event log will tell of an order, as far as that is known before.
+    fn change_of(&self, order: &NamespaceJob) -> Option<ChangeNamespace> {
+        let sel = |sel: ManagementSelect| u32::from(sel.0);
+        match order.what {
+            NamespaceRequest::Create(new) => {
+                let shift = new.block_size_bytes.trailing_zeros() as u8;
+                let blocks = new.bytes >> shift;
+                Some(ChangeNamespace {
+                    cdw10: sel(ManagementSelect::CREATE),
+                    nsze: blocks,
+                    ncap: blocks,
+                    flbas: BlockSizes::those(|_| true).index(shift),
+                    nmic: u8::from(!new.private) * SHARED,
+                    anagrpid: new.ana_group,
+                    ..ChangeNamespace::default()
+                })
+            }
+            NamespaceRequest::Delete { nsid } => {
+                // Of all at once nothing is said but that.
+                let store = self.stores.store(order.subsystem, nsid);
+                let entry = self.catalogs.get(&order.subsystem);
+                let entry = entry.and_then(|catalog| catalog.record().entries.get(&nsid));
+                let backing = store.map(|store| store.tended.backing());
+                let blocks = backing.as_ref().map_or(0, |backing| backing.blocks());
+                let index = |shift| BlockSizes::those(|_| true).index(shift);
+                Some(ChangeNamespace {
+                    cdw10: sel(ManagementSelect::DELETE),
+                    nsze: blocks,
+                    ncap: blocks,
+                    flbas: backing
+                        .map_or(0, |b| index(b.block_size_bytes().trailing_zeros() as u8)),
+                    nmic: entry.map_or(0, |entry| u8::from(!entry.private) * SHARED),
+                    anagrpid: entry.map_or(0, |entry| entry.ana_group),
+                    nsid,
+                    ..ChangeNamespace::default()
+                })
+            }
+            _ => None,
+        }
+    }
+
+    /// Notes what an order has done, in the Persistent Event log.
+    fn note(&self, order: &NamespaceJob, told: Option<ChangeNamespace>, made: u32) {
+        let subsystem = self.registry.subsystem(&order.subsystem);
+        let history = subsystem.as_ref().and_then(|subsystem| subsystem.usage.history());
+        if let (Some(history), Some(change)) = (history, told) {
+            let nsid = if made == 0 { change.nsid } else { made };
+            let happening =
+                Happening::ChangeNamespace(order.cntlid, ChangeNamespace { nsid, ..change });
+            history.note(happening, &self.shared.power.at(Instant::now()));
+        }
+    }
+
+    /// What is to be done about an order, and what keeps others from what it deletes.
+    ///
+    /// # Errors
+    /// The status to answer with: it is not to be done.
+    fn undertaking(
+        &self,
+        order: &NamespaceJob,
+        subsystem: &SubsystemConfig,
+        managed: &ManagedConfig,
+        free_bytes: u64,
+    ) -> Result<(Undertaking, Vec<Held>), Status> {
+        let nqn = subsystem.nqn;
+        let catalog = self.catalogs.get(&nqn).ok_or(FAILED)?;
+        let mut random = [0; 16];
+        getrandom::fill(&mut random).map_err(|_| FAILED)?;
+        let held = RefCell::new(Vec::new());
+        let may_go = |nsid, entry: &Entry| {
+            held.borrow_mut().push(self.may_go((nqn, nsid), entry, &order.host_id)?);
+            Ok(())
+        };
+        let situation = Situation {
+            granted: managed,
+            declared: &subsystem.namespaces.iter().map(|n| n.nsid).collect(),
+            max_nsid: subsystem.offer.max_nsid,
+            free_bytes,
+            fresh: uuid::Builder::from_random_bytes(random).into_uuid(),
+            controllers: &self.registry.controllers_of(&nqn),
+            may_go: &may_go,
+        };
+        let undertaking = Undertaking::new(&order.what, catalog.record(), &situation)?;
+        Ok((undertaking, held.into_inner()))
+    }
+
+    /// Whether a host may delete a namespace. Until what is returned is dropped nobody protects it, or
+    /// reserves it against that host.
+    ///
+    /// # Errors
+    /// Somebody has, or it cannot be told.
+    fn may_go(&self, place: Place, entry: &Entry, host: &HostId) -> Result<Held, Status> {
+        let (nqn, nsid) = place;
+        // What is declared under the same id is another one.
+        let served = self.stores.store(nqn, nsid).filter(|store| store.uuid() == entry.uuid);
+        if served.is_some_and(|store| store.format.under_way().is_some()) {
+            return Err(Status::FORMAT_IN_PROGRESS);
+        }
+        let (protection, reservation) = match served {
+            Some(store) => (Arc::clone(&store.protection), Arc::clone(&store.reservation)),
+            // Its file may be there in a moment, and with it who relies on it.
+            None if self.stores.why_awaited(nqn, nsid).is_some() => return Err(Health::NOT_READY),
+            None => self.stores.guards(place, entry.uuid).map_err(|why| {
+                error!("namespace {nsid} of {nqn} is not deleted: {why}");
+                FAILED
+            })?,
+        };
+        Ok((protection.hold()?, reservation.hold(host)?))
+    }
+
+    /// Serves what the record says. `made`: what of that is to be opened.
+    fn serve(&mut self, nqn: Nqn, made: Option<(u32, Uuid)>) -> bool {
+        match self.of_record(nqn, made) {
+            Ok(next) => {
+                self.adopt(next, Vec::new());
+                true
+            }
+            Err(why) => {
+                error!("an order about namespaces of {nqn} cannot be carried out: {why}");
+                false
+            }
+        }
+    }
+
+    fn of_record(&self, nqn: Nqn, made: Option<(u32, Uuid)>) -> Result<Next, Fatal> {
+        let subsystems = self.merged(made.map(|(nsid, _)| (nqn, nsid)));
+        if let Some((nsid, uuid)) = made {
+            let own = subsystems.iter().filter(|s| s.nqn == nqn).flat_map(|s| &s.namespaces);
+            // A reload may have come in between.
+            if !{ own }.any(|n| (n.nsid, n.uuid) == (nsid, uuid)) {
+                return Err(Fatal(format!("namespace {nsid} is declared by now")));
+            }
+        }
+        let next = Next::of_order(subsystems, &self.stores, self.config.missing)?;
+        if let Some(why) = made.and_then(|(nsid, _)| next.stores.why_awaited(nqn, nsid)) {
+            return Err(Fatal(why.to_owned()));
+        }
+        self.attach_new(&next)?;
+        Ok(next)
+    }
+
+    /// Returns when every reactor knows what has been published: what a host is told then, no
+    /// queue contradicts.
+    pub(crate) fn wait_for_reactors(&self) {
+        for (index, reactor) in self.registry.reactors().iter().enumerate() {
+            let (answer, answered) = sync_channel(1);
+            if reactor.send(Mail::Caught(answer)) && answered.recv_timeout(PATIENCE).is_err() {
+                warn!(reactor = index, "does not answer");
+            }
+        }
+    }
+}
+
+/// What the file system of a folder has free, in bytes; much, where it does not say.
+fn free_bytes(folder: &Path) -> u64 {
+    let found = statvfs(folder);
+    found.map_or(u64::MAX, |found| found.blocks_available().saturating_mul(found.fragment_size()))
+}
+
+fn lock(shelf: &Mutex<Shelf>) -> MutexGuard<'_, Shelf> {
+    shelf.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

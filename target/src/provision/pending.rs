@@ -1,0 +1,148 @@
+//! What the configuration names and is not there yet.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nvme::Nqn;
+
+use super::devices::Place;
+use super::probe;
+use crate::blockdev::blocking::{Begun, Opening};
+use crate::config::{NamespaceConfig, NamespaceKind};
+use crate::platform::availability::{self, Served};
+
+/// How long the look at all paths may take. What needs longer is looked at again when it has
+/// answered.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A namespace whose store is not there yet, or the folder of those that hosts make.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Awaited {
+    /// What it is of, for people.
+    pub place: String,
+    /// What is awaited, as a sentence.
+    pub why: String,
+    key: Place,
+    what: What,
+    /// Its file was there, and could not be served: it is never made anew.
+    was_there: bool,
+    /// It is there and cannot be served as it is: somebody mends it, and says so by a reload. What
+    /// is half mended is not served to hosts that had used it.
+    pub(crate) is_held: bool,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum What {
+    Store(Box<NamespaceConfig>),
+    Folder(PathBuf),
+}
+
+/// No namespace has this id: it stands for the folder of those that hosts make.
+const FOLDER: u32 = 0;
+
+impl Awaited {
+    /// The store of a namespace.
+    pub(super) fn store(key: Place, namespace: &NamespaceConfig, why: String) -> Awaited {
+        let place = format!("namespace {} of {}", key.1, key.0);
+        Awaited {
+            place,
+            why,
+            key,
+            what: What::Store(Box::new(namespace.clone())),
+            was_there: false,
+            is_held: false,
+        }
+    }
+
+    /// The same, of a file that is there, or of one that could not be made.
+    pub(super) fn there(self, was_there: bool) -> Awaited {
+        Awaited { was_there, ..self }
+    }
+
+    /// The same, that only a reload tries again.
+    pub(crate) fn held(self, is_held: bool) -> Awaited {
+        Awaited { is_held, ..self }
+    }
+
+    /// Its file, if that was there.
+    pub(super) fn seen(&self) -> Option<&Path> {
+        match &self.what {
+            What::Store(config) if self.was_there => match &config.kind {
+                NamespaceKind::File { path, .. } => Some(path),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// The folder of the namespaces that hosts make of a subsystem.
+    pub(crate) fn folder(nqn: Nqn, folder: &Path, why: String) -> Awaited {
+        let place = format!("namespaces that hosts make of {nqn}");
+        Awaited {
+            place,
+            why,
+            key: (nqn, FOLDER),
+            what: What::Folder(folder.to_owned()),
+            was_there: false,
+            is_held: false,
+        }
+    }
+
+    /// Which namespace; one of no namespace stands for the folder of a subsystem.
+    pub(crate) fn key(&self) -> Place {
+        self.key
+    }
+
+    pub(super) fn is_for(&self, key: Place, namespace: &NamespaceConfig) -> bool {
+        self.key == key && matches!(&self.what, What::Store(config) if **config == *namespace)
+    }
+
+    pub(super) fn is_folder_of(&self, nqn: Nqn) -> bool {
+        self.key == (nqn, FOLDER)
+    }
+
+    /// Whether it is this folder.
+    pub(crate) fn is_folder(&self, folder: &Path) -> bool {
+        matches!(&self.what, What::Folder(own) if own == folder)
+    }
+
+    /// Begins to look why it is not there, if it is not. `served`: what
+    /// [`Stores::served`](super::Stores::served) says.
+    fn look<'a>(&self, served: &Served, opening: &'a Opening) -> Begun<'a, Option<String>> {
+        match &self.what {
+            What::Store(config) => probe::begin(opening, config, served, Result::err),
+            What::Folder(folder) => {
+                let own = folder.clone();
+                opening.begin(folder, move || Ok(availability::folder(&own)))
+            }
+        }
+    }
+}
+
+/// What is awaited, and how it is looked for.
+#[derive(Debug)]
+pub struct Awaiting {
+    pub(super) all: Vec<Awaited>,
+    pub(super) state_directory: Option<PathBuf>,
+    pub(super) opening: Arc<Opening>,
+}
+
+impl Awaiting {
+    /// Those that are there by now, or at least no longer missing as they were. May wait for paths
+    /// that hang, the first time.
+    #[must_use]
+    pub(crate) fn come(&self) -> Vec<Place> {
+        let all: Vec<_> = self.all.iter().filter(|each| !each.is_held).collect();
+        if all.is_empty() {
+            return Vec::new();
+        }
+        let served = Served::load(self.state_directory.as_deref());
+        let served = served.with(self.all.iter().filter_map(Awaited::seen));
+        let deadline = Instant::now() + PATIENCE;
+        let looks: Vec<_> = all.iter().map(|each| each.look(&served, &self.opening)).collect();
+        let missing = looks.into_iter().map(|look| look.by(deadline).unwrap_or_else(Some));
+        let come = all.iter().zip(missing).filter(|(_, missing)| missing.is_none());
+        come.map(|(each, _)| each.key()).collect()
+    }
+}

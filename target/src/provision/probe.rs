@@ -1,0 +1,115 @@
+//! What is found out about the path of a namespace before it is opened.
+
+use std::fs;
+use std::io::ErrorKind::{self, NotADirectory, NotFound};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use crate::blockdev::blocking::{Begun, Opening};
+use crate::config::{NamespaceConfig, NamespaceKind};
+use crate::platform::availability::{self, Served};
+
+/// What may be opened, where it has a path; or why it is not there yet.
+pub(super) type Found = Result<Option<Seen>, String>;
+
+/// What may be opened.
+#[derive(Debug)]
+pub(super) struct Seen {
+    /// The path that the file or device is known by for good.
+    pub(super) lasting: PathBuf,
+    /// What the path leads to.
+    pub(super) same: Same,
+}
+
+/// Two paths that lead to the same lead to equal ones of these.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Same {
+    Device(u64),
+    /// On which device, and its inode there.
+    File(u64, u64),
+    /// What is to be made, or is in the way of it: no regular file and no block device.
+    New(PathBuf),
+    /// The system does not say, or not us: it may be there.
+    Unknown(PathBuf),
+}
+
+impl Seen {
+    /// It is there already, and not about to be made.
+    pub(super) fn is_there(&self) -> bool {
+        self.same.is_there()
+    }
+}
+
+impl Same {
+    /// At a path there is no store, or not that the system says.
+    fn of_nothing(path: PathBuf, error: Option<ErrorKind>) -> Same {
+        match error {
+            None | Some(NotFound | NotADirectory) => Same::New(path),
+            Some(_) => Same::Unknown(path),
+        }
+    }
+
+    /// As [`Seen::is_there`].
+    pub(super) fn is_there(&self) -> bool {
+        !matches!(self, Same::New(_))
+    }
+}
+
+/// Begins to look at the path of a namespace: what is to be opened, or why it is not there yet (see
+/// [`availability::store`]), as `tell` has it. `None`: it has no path.
+pub(super) fn begin<'a, T: Send + 'static>(
+    opening: &'a Opening,
+    namespace: &NamespaceConfig,
+    served: &Served,
+    tell: impl FnOnce(Found) -> T + Send + 'static,
+) -> Begun<'a, T> {
+    let NamespaceKind::File { path, .. } = &namespace.kind else {
+        return opening.over(Path::new(""), Ok(tell(Ok(None))));
+    };
+    let own = namespace.clone();
+    let path = path.clone();
+    let served = served.of(&path);
+    opening.begin(&path.clone(), move || {
+        Ok(tell(match availability::store(&own, &served) {
+            Some(why) => Err(why),
+            None => Ok(Some(seen(path))),
+        }))
+    })
+}
+
+fn seen(path: PathBuf) -> Seen {
+    let in_folder = || {
+        let folder = fs::canonicalize(path.parent()?).ok()?;
+        Some(folder.join(path.file_name()?))
+    };
+    let found = fs::canonicalize(&path).ok().or_else(in_folder);
+    let same = match fs::metadata(&path) {
+        Ok(meta) if meta.file_type().is_block_device() => Same::Device(meta.rdev()),
+        Ok(meta) if meta.is_file() => Same::File(meta.dev(), meta.ino()),
+        found_as => {
+            let path = found.clone().unwrap_or_else(|| path.clone());
+            Same::of_nothing(path, found_as.err().map(|error| error.kind()))
+        }
+    };
+    // Links of devices are left as they are: they last, and what they lead to has another name with
+    // every start.
+    let lasting = found.filter(|found| !found.starts_with("/dev")).unwrap_or(path);
+    Seen { lasting, same }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::provision::probe::*;
+
+    /// What may be there is never made.
+    #[test]
+    fn only_what_is_surely_not_there_is_to_be_made() {
+        let is_there = |error| Same::of_nothing(PathBuf::from("/disk"), error).is_there();
+        for error in [None, Some(NotFound), Some(NotADirectory)] {
+            assert!(!is_there(error), "{error:?}");
+        }
+        for error in [ErrorKind::PermissionDenied, ErrorKind::TimedOut, ErrorKind::Other] {
+            assert!(is_there(Some(error)), "{error:?}");
+        }
+    }
+}

@@ -1,0 +1,464 @@
+//! The reactor: one pinned thread that owns a ring, a fabric, a pool and the queues placed on it
+//! (`poll_group/mod.rs`, which does without the thread).
+//!
+//! One turn: reap the ring, poll the fabric, step the queues, serve who waits for buffers, flush
+//! the fabric and submit to the ring. When nothing happened it spins for a budget, then sleeps in
+//! the ring: disk completions, the fabric's descriptor, the mailbox and the next deadline all end
+//! that sleep.
+//!
+//! A turn answers no more than the fabric sends at once. So the host has something to do while we do
+//! the rest, and what comes meanwhile fills the next sending.
+
+pub(crate) mod fabric;
+
+use std::collections::VecDeque;
+use std::io;
+use std::mem::take;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use rdma::{Event, Fabric, Pool, SpinBudget, Spinner, Wake};
+use tracing::warn;
+
+use crate::blockdev::uring::{Ring, RingLimits};
+use crate::blockdev::{BackingId, Done};
+use crate::core::controller::Limits;
+use crate::core::message::{Mail, Mailbox};
+use crate::core::poll_group::{Lent, Queues};
+use crate::core::shared::Shared;
+use crate::core::stats::PollStats;
+use crate::core::stats::histogram::bump;
+
+/// Fabric events taken in one turn.
+const BATCH: usize = 256;
+
+const FABRIC: u32 = 0;
+const MAIL: u32 = 1;
+
+/// What a reactor is made of besides its thread.
+pub struct Parts {
+    /// Its index among the reactors.
+    pub index: usize,
+    /// Its buffers.
+    pub pool: Pool,
+    /// Its connections.
+    pub fabric: Box<dyn Fabric>,
+    /// Its letters.
+    pub mailbox: Mailbox,
+    /// What it shares with the others.
+    pub shared: Arc<Shared>,
+    /// Is told of addresses that are no longer listened at, as their device is gone.
+    pub on_lost_address: Box<dyn Fn(SocketAddr) + Send>,
+    /// What it promises to hosts.
+    pub limits: Limits,
+    /// How long it spins before it sleeps.
+    pub spin: SpinBudget,
+    /// What it counts.
+    pub stats: Arc<PollStats>,
+}
+
+/// The reactor, on its own thread.
+pub struct Reactor {
+    parts: Parts,
+    ring: Ring,
+    queues: Queues,
+    events: Vec<Event>,
+    reaped: Vec<Done>,
+    /// Reaped, and not yet dealt with.
+    done: VecDeque<Done>,
+    /// Some of these were too many for the last turn.
+    left: bool,
+    woken: Vec<u32>,
+}
+
+impl Reactor {
+    /// Makes the ring; must run on the reactor's thread.
+    ///
+    /// # Errors
+    /// No ring to be had; the text says what to do.
+    pub fn new(parts: Parts) -> io::Result<Reactor> {
+        // A slot has at most one disk operation under way, and there is a cell for each slot.
+        let ops = parts.pool.plan().cells;
+        let ring =
+            Ring::new(parts.pool.region().clone(), RingLimits { ops, backings: BackingId::COUNT })?;
+        Ok(Reactor {
+            ring,
+            queues: Queues::new(parts.index, parts.limits, Instant::now()),
+            events: Vec::with_capacity(BATCH),
+            reaped: Vec::with_capacity(ops as usize),
+            done: VecDeque::with_capacity(ops as usize),
+            left: false,
+            woken: Vec::with_capacity(8),
+            parts,
+        })
+    }
+
+    /// Turns until told to stop and everything is home.
+    pub fn run(mut self) {
+        let mut spinner = Spinner::new(self.parts.spin, Instant::now());
+        // The last turn, if it had something to do: it ends where the next begins.
+        let mut worked: Option<Instant> = None;
+        while !(self.queues.is_stopping() && self.is_idle()) {
+            let now = Instant::now();
+            if let Some(began) = worked.take() {
+                bump(&self.parts.stats.busy_ns, (now - began).as_nanos() as u64);
+            }
+            if self.turn(now) {
+                spinner.worked(now);
+                worked = Some(now);
+            } else if spinner.goes_on(now, self.ring.in_flight() > 0) {
+                bump(&self.parts.stats.spins, 1);
+                std::hint::spin_loop();
+            } else {
+                self.sleep(now);
+            }
+        }
+        if !self.parts.pool.is_full() {
+            warn!(free = ?self.parts.pool.free(), "buffers are missing at the end: please report");
+        }
+    }
+
+    /// One turn; true when anything happened.
+    fn turn(&mut self, now: Instant) -> bool {
+        bump(&self.parts.stats.turns, 1);
+        self.ring.watch(self.parts.mailbox.fd(), MAIL);
+        self.ring.reap(&mut self.reaped, &mut self.woken);
+        if self.events.is_empty() {
+            self.parts.fabric.poll(now, &mut self.events);
+        }
+        // What was too little to be sent by itself waits once for what hosts have just asked for.
+        let wait = take(&mut self.left) && self.reaped.is_empty() && !self.events.is_empty();
+        self.done.extend(self.reaped.drain(..));
+        let mut worked = !(self.done.is_empty() && self.woken.is_empty());
+        worked |= !self.events.is_empty() || self.parts.fabric.is_lively();
+        worked |= self.hear(now);
+        if !wait {
+            self.answer(now);
+        }
+        // After the events: what they tell of a queue pair comes before what letters do with it.
+        if self.woken.contains(&MAIL) {
+            self.read_mail(now);
+        }
+        self.woken.clear();
+        if worked {
+            let (queues, mut lent) = self.split(now);
+            queues.serve_waiters(&mut lent);
+        }
+        while let Some(at) = self.parts.fabric.take_deaf() {
+            (self.parts.on_lost_address)(at);
+        }
+        self.parts.fabric.flush();
+        self.ring.submit();
+        self.parts.stats.queues.store(self.queues.count() as u64, Ordering::Relaxed);
+        worked
+    }
+
+    /// Steps the queues with what has come from hosts; true when the clock let something begin.
+    fn hear(&mut self, now: Instant) -> bool {
+        let mut events = take(&mut self.events);
+        let (queues, mut lent) = self.split(now);
+        queues.on_events(&mut events, &mut lent);
+        let begun = queues.tick(&mut lent);
+        self.events = events;
+        begun
+    }
+
+    /// Steps the queues with what has come from the disks, until there is enough to send.
+    fn answer(&mut self, now: Instant) {
+        let mut done = take(&mut self.done);
+        let (queues, mut lent) = self.split(now);
+        queues.on_disks(&mut done, &mut lent);
+        (self.left, self.done) = (!done.is_empty(), done);
+    }
+
+    fn sleep(&mut self, now: Instant) {
+        let Some(until) = self.prepare_sleep(now) else { return };
+        self.ring.watch(self.parts.fabric.fd(), FABRIC);
+        self.parts.stats.sleeps.fetch_add(1, Ordering::Relaxed);
+        self.ring.sleep(Some(until), now);
+    }
+
+    /// Until when to sleep; not at all when something has just come.
+    fn prepare_sleep(&mut self, now: Instant) -> Option<Instant> {
+        // Somebody may wait for a push or a response to come home; otherwise what was sent is reaped
+        // later.
+        let needed = self.queues.nobody_waits() && !self.queues.is_stopping();
+        let wake = if needed { Wake::Needed } else { Wake::Any };
+        if needed && self.parts.fabric.defers_sends() {
+            self.queues.nap(now);
+        }
+        self.parts.fabric.arm(wake);
+        // What came in between arming and here would not wake us.
+        self.parts.fabric.poll(now, &mut self.events);
+        if !self.events.is_empty() {
+            return None;
+        }
+        let tick = self.queues.next_tick();
+        // Asked for only now: the poll may have brought an earlier one.
+        Some(self.parts.fabric.deadline().map_or(tick, |deadline| deadline.min(tick)))
+    }
+
+    fn read_mail(&mut self, now: Instant) {
+        self.parts.mailbox.hush();
+        while let Some(mail) = self.parts.mailbox.take() {
+            let (queues, mut lent) = self.split(now);
+            let Some(mail) = queues.on_mail(mail, &mut lent) else { continue };
+            match mail {
+                Mail::Attach(id, backing, answer) => {
+                    let _ = answer.send(self.ring.attach(id, backing));
+                }
+                Mail::Detach(id) => self.ring.detach(id),
+                Mail::Caught(answer) => drop(answer.send(())),
+                Mail::Listen(at, answer) => {
+                    let _ = answer.send(self.parts.fabric.listen(at));
+                }
+                Mail::Unlisten(at) => self.parts.fabric.unlisten(at),
+                // Those were for the queues.
+                Mail::Incoming(_)
+                | Mail::Subsystem(_)
+                | Mail::DiscoveryChanged
+                | Mail::Answer(_)
+                | Mail::Fence(_)
+                | Mail::Errand(_)
+                | Mail::Authenticated { .. }
+                | Mail::Stop => {}
+            }
+        }
+        // Somebody may have rung without a letter: look at what is shared.
+        let (queues, mut lent) = self.split(now);
+        queues.look(&mut lent);
+    }
+
+    fn is_idle(&self) -> bool {
+        self.queues.count() == 0 && self.ring.in_flight() == 0
+    }
+
+    fn split(&mut self, now: Instant) -> (&mut Queues, Lent<'_>) {
+        let lent = Lent {
+            pool: &mut self.parts.pool,
+            fabric: &mut *self.parts.fabric,
+            disk: &mut self.ring,
+            shared: &self.parts.shared,
+            now,
+        };
+        (&mut self.queues, lent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::net::SocketAddr;
+    use std::sync::Mutex;
+    use std::time::Duration;
+
+    use nvme::cm;
+    use rdma::{
+        Completion, FabricError, Fault, Incoming, PoolPlan, Qp, QpLimits, Reason, Tag, Work,
+    };
+
+    use crate::core::message::{Sender, mailbox};
+    use crate::core::registry::Registry;
+    use crate::reactor::*;
+    use crate::worker::Workers;
+
+    /// What a fabric says, and what it was given. All its queue pairs have the same handle, one
+    /// after the other, as the contract allows.
+    #[derive(Default)]
+    struct Script {
+        posted: VecDeque<(Tag, Work)>,
+        opened: u32,
+        /// The deadline that the next poll brings.
+        next_deadline: Option<Instant>,
+        deadline: Option<Instant>,
+        /// What the last sleep was to be woken by.
+        wake: Option<Wake>,
+        /// What it says when asked whether it has enough; after that: no.
+        enough: VecDeque<bool>,
+    }
+
+    struct Scripted(Arc<Mutex<Script>>);
+
+    impl Fabric for Scripted {
+        fn listen(&mut self, _: SocketAddr) -> Result<(), FabricError> {
+            Ok(())
+        }
+        fn unlisten(&mut self, _: SocketAddr) {}
+        fn open(&mut self, _: Incoming, _: QpLimits) -> Result<Qp, FabricError> {
+            self.0.lock().unwrap().opened += 1;
+            Ok(Qp(0))
+        }
+        fn accept(&mut self, _: Qp, _: &[u8]) {}
+        fn reject(&mut self, _: Incoming, _: &[u8]) {}
+        fn disconnect(&mut self, _: Qp) {}
+        fn post(&mut self, _: Qp, tag: Tag, work: Work) {
+            self.0.lock().unwrap().posted.push_back((tag, work));
+        }
+        fn flush(&mut self) {}
+        fn has_enough(&self) -> bool {
+            self.0.lock().unwrap().enough.pop_front().unwrap_or(false)
+        }
+        fn poll(&mut self, _: Instant, _: &mut Vec<Event>) {
+            let mut script = self.0.lock().unwrap();
+            script.deadline = script.next_deadline;
+        }
+        fn arm(&mut self, wake: Wake) -> Option<Instant> {
+            self.0.lock().unwrap().wake = Some(wake);
+            self.deadline()
+        }
+        fn deadline(&self) -> Option<Instant> {
+            self.0.lock().unwrap().deadline
+        }
+        fn fd(&self) -> i32 {
+            -1
+        }
+    }
+
+    fn reactor() -> (Reactor, Sender, Arc<Mutex<Script>>) {
+        let (sender, mailbox) = mailbox().unwrap();
+        let script = Arc::new(Mutex::new(Script::default()));
+        let plan = PoolPlan {
+            cells: 512,
+            receives: 256,
+            lead_bytes: 64,
+            tail_bytes: 4096,
+            data_bytes: 1 << 19,
+            largest_bytes: 1 << 16,
+        };
+        let limits =
+            Limits { queue_depth: 16, io_queues: 4, in_capsule_bytes: 4096, mdts_bytes: 1 << 16 };
+        let registry = Arc::new(Registry::new(vec![sender.clone()], 8, 70));
+        let parts = Parts {
+            index: 0,
+            pool: Pool::new(plan).unwrap(),
+            fabric: Box::new(Scripted(Arc::clone(&script))),
+            mailbox,
+            shared: Arc::new(Shared::new(registry, Workers::default())),
+            on_lost_address: Box::new(drop),
+            limits,
+            spin: SpinBudget::default(),
+            stats: Arc::default(),
+        };
+        (Reactor::new(parts).unwrap(), sender, script)
+    }
+
+    fn incoming() -> Incoming {
+        let request = cm::Request { qid: 0, hrqsize: 32, hsqsize_z: 31, ..cm::Request::default() };
+        let at: SocketAddr = "192.0.2.1:4420".parse().unwrap();
+        Incoming::detached(at, at, request.emit().to_vec(), 16, Box::new(()))
+    }
+
+    /// What a fabric tells of a queue pair that ends.
+    fn end(script: &Mutex<Script>) -> Vec<Event> {
+        let home = |(tag, work)| {
+            let (qp, outcome) = (Qp(0), Err(Fault::Flushed));
+            Event::Done(Completion { qp, tag, work, outcome, invalidated: None })
+        };
+        let done = script.lock().unwrap().posted.drain(..).map(home).collect::<Vec<_>>();
+        done.into_iter().chain([Event::Gone(Qp(0), Reason::Peer)]).collect()
+    }
+
+    #[test]
+    fn a_sleep_ends_at_the_deadline_that_the_last_poll_has_brought() {
+        let (mut reactor, _sender, script) = reactor();
+        let now = Instant::now();
+        let tick = reactor.queues.next_tick();
+        assert_eq!(reactor.prepare_sleep(now), Some(tick), "no deadline");
+        let due = now + Duration::from_millis(3);
+        script.lock().unwrap().next_deadline = Some(due);
+        assert_eq!(reactor.prepare_sleep(now), Some(due), "not there yet when it was armed");
+        script.lock().unwrap().next_deadline = Some(tick + Duration::from_secs(1));
+        assert_eq!(reactor.prepare_sleep(now), Some(tick), "the queues have one as well");
+    }
+
+    /// The handle of a queue pair that has gone is used again, for a request in a letter. What is
+    /// told of the old one must not be taken for the new one's.
+    #[test]
+    fn events_come_before_letters() {
+        let (mut reactor, sender, script) = reactor();
+        let now = Instant::now();
+        reactor.events.push(Event::Incoming(incoming()));
+        reactor.turn(now);
+        assert_eq!((reactor.queues.count(), script.lock().unwrap().opened), (1, 1));
+
+        assert!(sender.send(Mail::Incoming(incoming())));
+        reactor.events = end(&script);
+        reactor.woken.push(MAIL);
+        reactor.turn(now);
+        assert_eq!((reactor.queues.count(), script.lock().unwrap().opened), (1, 2));
+
+        reactor.events = end(&script);
+        reactor.turn(now);
+        assert_eq!((reactor.queues.count(), reactor.parts.pool.is_full()), (0, true));
+    }
+
+    /// A slot is free again when its response is home. Who waits for one must not wait for the next
+    /// look at the clock.
+    #[test]
+    fn a_capsule_that_waits_for_a_slot_is_woken_by_responses() {
+        let (mut reactor, _sender, script) = reactor();
+        let now = Instant::now();
+        let wake = |reactor: &mut Reactor| {
+            reactor.prepare_sleep(now);
+            script.lock().unwrap().wake.take().unwrap()
+        };
+        reactor.events.push(Event::Incoming(incoming()));
+        reactor.turn(now);
+        let take = |receives: bool| {
+            let mut script = script.lock().unwrap();
+            let is_wanted = |(_, work): &(Tag, Work)| matches!(work, Work::Recv(_)) == receives;
+            let at = script.posted.iter().position(is_wanted)?;
+            script.posted.remove(at)
+        };
+        // No Connect has come, so each capsule is refused, and the refusals are not home.
+        let mut cid = 0u16;
+        while wake(&mut reactor) == Wake::Needed {
+            let (tag, work) = take(true).expect("a receive is posted again with each response");
+            let mut buf = work.into_buf();
+            let sqe = nvme::Sqe::admin(nvme::AdminOpcode::IDENTIFY).with_cid(cid);
+            reactor.parts.pool.bytes_mut(&mut buf)[..64].copy_from_slice(&sqe.emit());
+            let (work, outcome) = (Work::Recv(buf), Ok(64));
+            let done = Completion { qp: Qp(0), tag, work, outcome, invalidated: None };
+            reactor.events.push(Event::Done(done));
+            reactor.turn(now);
+            cid += 1;
+        }
+        assert_eq!(cid, 32 * 2 + 1, "there are two slots for each receive");
+        let (tag, work) = take(false).unwrap();
+        let done = Completion { qp: Qp(0), tag, work, outcome: Ok(16), invalidated: None };
+        reactor.events.push(Event::Done(done));
+        reactor.turn(now);
+        assert_eq!(wake(&mut reactor), Wake::Needed, "nobody waits any more");
+        reactor.events = end(&script);
+        reactor.turn(now);
+        assert!(reactor.parts.pool.is_full());
+    }
+
+    /// What is too much for one turn comes first in the next, or in the one after that when hosts
+    /// have said something: never later.
+    #[test]
+    fn a_turn_answers_until_there_is_enough_to_send() {
+        let (mut reactor, _sender, script) = reactor();
+        let now = Instant::now();
+        let left = |reactor: &Reactor| reactor.done.iter().map(|done| done.tag).collect::<Vec<_>>();
+        // Of no queue, as if that had gone.
+        let done = |tag| Done { tag, buf: None, outcome: Ok(()) };
+        reactor.reaped.extend([1, 2, 3, 4].map(done));
+        script.lock().unwrap().enough.extend([false, false, true]);
+        assert!(reactor.turn(now));
+        assert_eq!(left(&reactor), [3, 4]);
+
+        script.lock().unwrap().enough.extend([false, true]);
+        assert!(reactor.turn(now));
+        assert_eq!(left(&reactor), [4], "nobody has said anything: no reason to wait");
+
+        for waits in [vec![4], vec![]] {
+            reactor.events.push(Event::Established(Qp(9)));
+            assert!(reactor.turn(now));
+            assert_eq!(left(&reactor), waits);
+        }
+        assert!(!reactor.turn(now));
+    }
+}

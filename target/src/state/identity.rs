@@ -1,0 +1,238 @@
+//! Under which UUID each store is served. What hosts rely on (reservations, write protection,
+//! blocks made unreadable) is kept by UUID, and the UUID may be another one with the next
+//! configuration: by its key, or because of a new name of the subsystem or a new spelling of the
+//! path, where there is no such key. What was kept would then vanish without a word, so a store is
+//! not served under another UUID as long as something is kept under the first.
+//!
+//! The block size that a host has chosen has a rule of its own ([`crate::core::subsystem::lba_format`]): its file says
+//! of which store it is, and what is configured may be the same.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::Path;
+
+use tracing::warn;
+use uuid::Uuid;
+
+use crate::state::atomic_file::{self, Prepared};
+
+/// In the state directory: the UUID and the store of each namespace, a line each.
+const FILE: &str = "names";
+
+const FIRST_LINE: &str = "nvmfd names 1";
+
+/// What is kept by UUID, and what it is called.
+const KINDS: [(&str, &str); 4] = [
+    ("reservation", "a reservation"),
+    ("protection", "write protection"),
+    ("uncorrectable", "blocks that cannot be read"),
+    ("trust", "a failed flush"),
+];
+
+/// The stores by UUID, in the words of [`of_path`].
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Names(BTreeMap<Uuid, String>);
+
+/// What a store is called here: its path in quotes, which has no line end then.
+pub(crate) fn of_path(path: &Path) -> String {
+    format!("{path:?}")
+}
+
+impl Names {
+    /// As the daemon has left them.
+    ///
+    /// # Errors
+    /// One sentence about a file that cannot be read or makes no sense. It is not passed over:
+    /// somebody may rely on what is kept under another name.
+    pub(crate) fn load(folder: &Path) -> Result<Names, String> {
+        let path = folder.join(FILE);
+        let shown = path.display();
+        match fs::read(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Names::default()),
+            Err(error) => Err(format!("the names in {shown} cannot be read: {error}")),
+            Ok(bytes) => parse(&bytes).ok_or_else(|| {
+                format!(
+                    "{shown} is no list of UUIDs that we wrote: restore it, or remove it if no \
+                     namespace has got another UUID since"
+                )
+            }),
+        }
+    }
+
+    /// Whether a store may be served under this UUID; `configured`: those of all namespaces.
+    ///
+    /// # Errors
+    /// One sentence: something is kept for it under another UUID.
+    pub(crate) fn check(
+        &self,
+        folder: &Path,
+        (uuid, configured): (Uuid, &BTreeSet<Uuid>),
+        store: &str,
+    ) -> Result<(), String> {
+        let others = self.0.iter().filter(|(other, of)| **other != uuid && *of == store);
+        for (other, _) in others {
+            let kinds = KINDS.iter().filter(|(kind, _)| is_kept(folder, *other, kind));
+            let (files, things): (Vec<_>, Vec<_>) =
+                kinds.map(|(kind, thing)| (format!("{other}.{kind}"), *thing)).unzip();
+            if files.is_empty() {
+                continue;
+            }
+            if configured.contains(other) {
+                return Err(format!(
+                    "{store} was served as {other}, which is another namespace now, and hosts rely \
+                     on what is kept under that UUID ({}): if their store is elsewhere now, start \
+                     once without this namespace; if not, exchange the two `uuid`",
+                    things.join(", ")
+                ));
+            }
+            return Err(format!(
+                "{store} was served as {other}, and hosts rely on what is kept under that UUID \
+                 ({}): write `uuid = \"{other}\"` for its namespace, or stop the daemon and rename \
+                 {} in {} to begin with {uuid} (or remove what no host relies on any more)",
+                things.join(", "),
+                files.join(", "),
+                folder.display()
+            ));
+        }
+        Ok(())
+    }
+
+    /// Prepares to remember what is served now, beside what is not and has something kept. A list
+    /// that makes no sense stays as it is while anything is kept: it holds stores until somebody has
+    /// restored it, and nothing else.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn prepare(
+        folder: &Path,
+        mut served: BTreeMap<Uuid, String>,
+    ) -> io::Result<Option<Prepared>> {
+        let Names(before) = match Names::load(folder) {
+            Ok(before) => before,
+            Err(_) if !is_any_kept(folder) => Names::default(),
+            Err(why) => {
+                warn!("what is served as what is not remembered: {why}");
+                return Ok(None);
+            }
+        };
+        for (uuid, store) in &before {
+            let is_of_use = KINDS.iter().any(|(kind, _)| is_kept(folder, *uuid, kind));
+            if is_of_use && !served.contains_key(uuid) {
+                served.insert(*uuid, store.clone());
+            }
+        }
+        if served == before {
+            return Ok(None);
+        }
+        atomic_file::prepare(folder, FILE, &emit(&Names(served))).map(Some)
+    }
+}
+
+/// Whether anything is kept that a name of before may lead to; what cannot be looked for is.
+pub(crate) fn is_any_kept(folder: &Path) -> bool {
+    let Ok(entries) = fs::read_dir(folder) else { return true };
+    let is_of_kind = |name: &Path| {
+        let end = name.extension();
+        KINDS.iter().any(|(kind, _)| end == Some(kind.as_ref()))
+    };
+    { entries }.any(|entry| entry.map_or(true, |entry| is_of_kind(Path::new(&entry.file_name()))))
+}
+
+/// What cannot be looked for counts as kept.
+fn is_kept(folder: &Path, uuid: Uuid, kind: &str) -> bool {
+    fs::exists(folder.join(format!("{uuid}.{kind}"))).unwrap_or(true)
+}
+
+fn emit(names: &Names) -> Vec<u8> {
+    let lines = names.0.iter().map(|(uuid, store)| format!("{uuid} {store}\n"));
+    atomic_file::sealed(&format!("{FIRST_LINE}\n{}", lines.collect::<String>())).into_bytes()
+}
+
+/// Only what [`emit`] writes is taken.
+fn parse(bytes: &[u8]) -> Option<Names> {
+    let lines = atomic_file::unsealed(str::from_utf8(bytes).ok()?, FIRST_LINE).ok()?;
+    let mut names = Names::default();
+    for line in lines {
+        let (uuid, store) = line.split_once(' ')?;
+        names.0.insert(uuid.parse().ok()?, store.to_owned());
+    }
+    (emit(&names) == bytes).then_some(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::state::identity::*;
+
+    fn remember(folder: &Path, served: BTreeMap<Uuid, String>) {
+        Names::prepare(folder, served).unwrap().map_or(Ok(()), Prepared::persist).unwrap();
+    }
+
+    const OLD: Uuid = Uuid::from_u128(1);
+    const NEW: Uuid = Uuid::from_u128(2);
+
+    #[test]
+    fn a_store_is_not_served_under_another_uuid_while_something_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path();
+        let (one, two) = (of_path(Path::new("/srv/a\nb.img")), of_path(Path::new("/srv/two")));
+        remember(at, BTreeMap::from([(OLD, one.clone())]));
+        let check = |uuid, store: &_| {
+            Names::load(at).unwrap().check(at, (uuid, &BTreeSet::from([uuid])), store)
+        };
+        assert_eq!((check(OLD, &one), check(NEW, &one)), (Ok(()), Ok(())));
+        for (kind, thing) in KINDS {
+            let file = at.join(format!("{OLD}.{kind}"));
+            fs::write(&file, "").unwrap();
+            let why = check(NEW, &one).unwrap_err();
+            let parts = [thing, &*format!("uuid = \"{OLD}\""), &*format!("{OLD}.{kind}")];
+            assert!(parts.iter().all(|part| why.contains(part)), "{why}");
+            assert_eq!((check(OLD, &one), check(NEW, &two)), (Ok(()), Ok(())));
+            let both = BTreeSet::from([OLD, NEW]);
+            let why = Names::load(at).unwrap().check(at, (NEW, &both), &one).unwrap_err();
+            assert!(why.contains("start once without") && !why.contains("rename"), "{why}");
+            // As the remedy says.
+            fs::rename(file, at.join(format!("{NEW}.{kind}"))).unwrap();
+            assert_eq!(check(NEW, &one), Ok(()));
+        }
+    }
+
+    #[test]
+    fn what_is_served_no_more_is_remembered_while_something_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path();
+        let served =
+            |uuids: &[Uuid]| uuids.iter().map(|uuid| (*uuid, "\"/a\"".to_owned())).collect();
+        fs::write(at.join(format!("{OLD}.protection")), "").unwrap();
+        for (now, after) in
+            [(&[OLD, NEW][..], &[OLD, NEW][..]), (&[], &[OLD]), (&[NEW], &[OLD, NEW])]
+        {
+            remember(at, served(now));
+            assert_eq!(Names::load(at).unwrap(), Names(served(after)));
+        }
+        fs::remove_file(at.join(format!("{OLD}.protection"))).unwrap();
+        remember(at, served(&[NEW]));
+        assert_eq!(Names::load(at).unwrap(), Names(served(&[NEW])));
+    }
+
+    #[test]
+    fn a_list_that_says_something_else_is_not_passed_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path();
+        remember(at, BTreeMap::from([(OLD, "\"/a\"".to_owned())]));
+        let good = fs::read(at.join(FILE)).unwrap();
+        for (place, bit) in (0..good.len()).flat_map(|at| (0..8).map(move |bit| (at, 1 << bit))) {
+            let mut bad = good.clone();
+            bad[place] ^= bit;
+            fs::write(at.join(FILE), bad).unwrap();
+            assert!(Names::load(at).unwrap_err().contains("restore it, or remove it"));
+        }
+        for cut in 0..good.len() {
+            fs::write(at.join(FILE), &good[..cut]).unwrap();
+            assert!(Names::load(at).is_err(), "{cut} bytes of it");
+            fs::write(at.join(format!("{OLD}.protection")), "").unwrap();
+            assert!(Names::prepare(at, BTreeMap::new()).unwrap().is_none(), "nor written over");
+            fs::remove_file(at.join(format!("{OLD}.protection"))).unwrap();
+        }
+    }
+}

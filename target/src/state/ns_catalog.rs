@@ -1,0 +1,225 @@
+//! What the record of managed namespaces says, and how it is written. The text is for people as
+//! well:
+//!
+//! ```text
+//! nvmfd namespaces 1
+//! subsystem nqn.2026-11.io.nvmfd:disk1
+//! namespace 3 6f1c5d1e-.. bytes 1073741824 block 4096 group 1
+//! host 3 nqn.2014-08.org.nvmexpress:uuid:..
+//! unsettled 0b7e..
+//! crc32 5f3a9c01
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+use nvme::Nqn;
+use uuid::Uuid;
+
+use crate::core::subsystem::MAX_NSID;
+use crate::core::subsystem::ana::ANA_GROUPS;
+use crate::core::subsystem::ns_management::{Entry, HOSTS_MAX};
+use crate::state::atomic_file;
+
+/// The record, in the folder of a catalog.
+pub(crate) const RECORD: &str = "namespaces";
+
+const FIRST_LINE: &str = "nvmfd namespaces 1";
+
+/// The namespaces of one subsystem that hosts made.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Record {
+    /// The subsystem.
+    pub subsystem: Nqn,
+    /// Its namespaces, by id.
+    pub entries: BTreeMap<u32, Entry>,
+    /// Files that are being made or removed, by UUID: no namespaces.
+    pub unsettled: BTreeSet<Uuid>,
+}
+
+impl Record {
+    /// Of a subsystem, with nothing in it.
+    #[must_use]
+    pub fn new(subsystem: Nqn) -> Record {
+        Record { subsystem, entries: BTreeMap::new(), unsettled: BTreeSet::new() }
+    }
+
+    /// The sizes of all namespaces together, in bytes.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        self.entries.values().fold(0, |sum, entry| sum.saturating_add(entry.bytes))
+    }
+
+    /// The text.
+    #[must_use]
+    pub fn emit(&self) -> Vec<u8> {
+        let mut text = format!("{FIRST_LINE}\nsubsystem {}\n", self.subsystem);
+        for (nsid, entry) in &self.entries {
+            let Entry { uuid, bytes, block_size_bytes, ana_group, private, hosts } = entry;
+            let _ = writeln!(
+                text,
+                "namespace {nsid} {uuid} bytes {bytes} block {block_size_bytes} group {ana_group}"
+            );
+            if *private {
+                let _ = writeln!(text, "private {nsid}");
+            }
+            for host in hosts {
+                let _ = writeln!(text, "host {nsid} {host}");
+            }
+        }
+        for uuid in &self.unsettled {
+            let _ = writeln!(text, "unsettled {uuid}");
+        }
+        atomic_file::sealed(&text).into_bytes()
+    }
+
+    /// Reads what [`Record::emit`] writes, and nothing else.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse(bytes: &[u8]) -> Result<Record, &'static str> {
+        let text = str::from_utf8(bytes).map_err(|_| "it is not text")?;
+        let mut lines = atomic_file::unsealed(text, FIRST_LINE)?;
+        let first = lines.next().and_then(|line| line.strip_prefix("subsystem "));
+        let subsystem = first.and_then(|name| name.parse().ok()).ok_or("it names no subsystem")?;
+        let mut record = Record::new(subsystem);
+        for line in lines {
+            record.take(line).ok_or("a line of it is not known")?;
+        }
+        match record.is_possible() && record.emit() == bytes {
+            true => Ok(record),
+            false => Err("it contradicts itself"),
+        }
+    }
+
+    fn take(&mut self, line: &str) -> Option<()> {
+        let (word, rest) = line.split_once(' ')?;
+        match word {
+            "namespace" => {
+                let mut words = rest.split(' ');
+                let nsid = words.next()?.parse().ok()?;
+                let uuid = words.next()?.parse().ok()?;
+                let mut number = || words.nth(1)?.parse::<u64>().ok();
+                let (bytes, block, group) = (number()?, number()?, number()?);
+                let block_size_bytes = block.try_into().ok()?;
+                let ana_group = group.try_into().ok()?;
+                let hosts = BTreeSet::new();
+                let private = false;
+                let entry = Entry { uuid, bytes, block_size_bytes, ana_group, private, hosts };
+                self.entries.insert(nsid, entry);
+            }
+            "host" => {
+                let (nsid, host) = rest.split_once(' ')?;
+                let entry = self.entries.get_mut(&nsid.parse().ok()?)?;
+                entry.hosts.insert(host.parse().ok()?);
+            }
+            "private" => self.entries.get_mut(&rest.parse().ok()?)?.private = true,
+            "unsettled" => drop(self.unsettled.insert(rest.parse().ok()?)),
+            _ => return None,
+        }
+        Some(())
+    }
+
+    /// What could not come about by orders is not served, whoever wrote it.
+    fn is_possible(&self) -> bool {
+        let sound = |(nsid, entry): (&u32, &Entry)| {
+            (1..=MAX_NSID).contains(nsid)
+                && matches!(entry.block_size_bytes, 512 | 4096)
+                && entry.bytes > 0
+                && entry.bytes.is_multiple_of(entry.block_size_bytes.into())
+                && i64::try_from(entry.bytes).is_ok()
+                && (1..=ANA_GROUPS).contains(&entry.ana_group)
+                && entry.hosts.len() <= if entry.private { 1 } else { HOSTS_MAX }
+                && !self.unsettled.contains(&entry.uuid)
+        };
+        let uuids: BTreeSet<Uuid> = self.entries.values().map(|entry| entry.uuid).collect();
+        uuids.len() == self.entries.len() && self.entries.iter().all(sound)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use proptest::prelude::*;
+
+    use crate::state::ns_catalog::*;
+
+    pub(crate) fn sample() -> Record {
+        let host = |n: u8| format!("nqn.2026-11.io.nvmfd:host{n}").parse().unwrap();
+        let entry = |n: u8, hosts: &[u8]| Entry {
+            uuid: Uuid::from_bytes([n; 16]),
+            bytes: 1 << 20,
+            block_size_bytes: 512,
+            ana_group: 1,
+            private: n == 3,
+            hosts: hosts.iter().map(|n| host(*n)).collect(),
+        };
+        Record {
+            subsystem: "nqn.2026-11.io.nvmfd:a".parse().unwrap(),
+            entries: [(3, entry(3, &[])), (7, entry(7, &[1, 2]))].into(),
+            unsettled: [Uuid::from_bytes([9; 16])].into(),
+        }
+    }
+
+    #[test]
+    fn the_text_is_as_documented() {
+        let text = String::from_utf8(sample().emit()).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        let uuid = "03030303-0303-0303-0303-030303030303";
+        assert_eq!(lines[..2], ["nvmfd namespaces 1", "subsystem nqn.2026-11.io.nvmfd:a"]);
+        assert_eq!(lines[2], format!("namespace 3 {uuid} bytes 1048576 block 512 group 1"));
+        assert_eq!(lines[3], "private 3");
+        assert_eq!(lines[5], "host 7 nqn.2026-11.io.nvmfd:host1");
+        assert_eq!(lines.len(), 9);
+        assert_eq!(Record::parse(text.as_bytes()), Ok(sample()));
+    }
+
+    #[test]
+    fn a_damaged_record_is_never_taken_for_another() {
+        let good = sample().emit();
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 1;
+            assert!(Record::parse(&bad).is_err(), "byte {at}");
+            assert!(Record::parse(&good[..at]).is_err(), "cut at {at}");
+        }
+    }
+
+    #[test]
+    fn what_no_order_could_bring_about_is_refused() {
+        let change = |change: fn(&mut Record)| {
+            let mut record = sample();
+            change(&mut record);
+            Record::parse(&record.emit())
+        };
+        let contradiction = Err("it contradicts itself");
+        let changes: [fn(&mut Record); 8] = [
+            |r| r.entries.get_mut(&7).unwrap().private = true,
+            |r| r.entries.get_mut(&3).unwrap().bytes = 0,
+            |r| r.entries.get_mut(&3).unwrap().bytes = 513,
+            |r| r.entries.get_mut(&3).unwrap().bytes = 1 << 63,
+            |r| r.entries.get_mut(&3).unwrap().block_size_bytes = 1024,
+            |r| r.entries.get_mut(&3).unwrap().ana_group = 0,
+            |r| r.entries.get_mut(&3).unwrap().uuid = Uuid::from_bytes([7; 16]),
+            |r| r.unsettled = [Uuid::from_bytes([3; 16])].into(),
+        ];
+        for (n, bad) in changes.into_iter().enumerate() {
+            assert_eq!(change(bad), contradiction, "change {n}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(bytes: Vec<u8>) {
+            let _ = Record::parse(&bytes);
+        }
+
+        #[test]
+        fn no_text_panics(
+            lines in "((namespace|host|private|unsettled) [0-9a-f -]{0,60}\n){0,5}"
+        ) {
+            let text = format!("{FIRST_LINE}\nsubsystem nqn.2026-11.io.nvmfd:a\n{lines}");
+            let text = atomic_file::sealed(&text);
+            let _ = Record::parse(text.as_bytes());
+        }
+    }
+}

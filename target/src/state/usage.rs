@@ -1,0 +1,399 @@
+//! What hosts have done with each subsystem, and what has happened to it, over restarts of the
+//! daemon: the numbers of the SMART log that are of a life, and the log of persistent events.
+//!
+//! The numbers are one file in the `state_directory`, written beside its name, synced and renamed,
+//! once a minute while they change, and at the end. So a crash forgets at most the last minute.
+//! What was done with a subsystem that is gone is kept for the case that it comes again. Without a
+//! `state_directory` a life is that of the daemon.
+//!
+//! ```text
+//! nvmfd usage 1
+//! subsystem 3 240 1000 500 8000 4000 0 nqn.2026-11.io.nvmfd:disk1
+//! namespace 1 240 1000 500 8000 4000 0
+//! crc32 5f3a9c01
+//! ```
+//!
+//! The numbers of a subsystem are: errors, quarters of a second with commands under way, reads,
+//! writes, 512-byte units read and written, media errors. Its namespaces follow, with their id in
+//! the place of the errors.
+//!
+//! The thread that writes this file writes those of the persistent events as well (`history`).
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::str::SplitN;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use nvme::{Nqn, Text};
+use tracing::warn;
+
+use crate::core::command::identify::FIRMWARE;
+use crate::core::command::log_page;
+use crate::core::subsystem::event_log::{Happening, History, NO_CONTROLLER};
+use crate::core::subsystem::power::{Power, PowerMeter};
+use crate::core::subsystem::usage::{Account, Usage, Work};
+use crate::state::atomic_file;
+
+const FIRST_LINE: &str = "nvmfd usage 1";
+const NAME: &str = "usage";
+/// Longer files are not ours: a thousand subsystems with a hundred namespaces each take less.
+const BYTES_MAX: u64 = 16 << 20;
+/// How much of what hosts did a crash may lose.
+const SAVE_EVERY: Duration = Duration::from_secs(60);
+/// How often events are written at most, however many hosts make.
+const EVENTS_APART: Duration = Duration::from_secs(1);
+/// How often the SMART log is noted as an event, besides at the start and at the end.
+const SNAPSHOT_EVERY: Duration = Duration::from_secs(24 * 3600);
+
+type Usages = BTreeMap<Nqn, Arc<Usage>>;
+
+/// Errors, the whole, and each namespace, as the file has them.
+type Accounts = BTreeMap<Nqn, (u64, Account, Vec<(u32, Account)>)>;
+
+/// The numbers of all subsystems, and what has happened to them.
+#[derive(Debug)]
+pub struct Ledger {
+    usages: Mutex<Usages>,
+    folder: Option<PathBuf>,
+    power: PowerMeter,
+    /// Wakes who writes.
+    wake: SyncSender<()>,
+    woken: Mutex<Option<Receiver<()>>>,
+    stopping: AtomicBool,
+}
+
+/// The thread that writes the files.
+#[derive(Debug)]
+pub struct Keeping {
+    ledger: Arc<Ledger>,
+    thread: JoinHandle<()>,
+}
+
+impl Ledger {
+    /// Reads what is in `folder`. Without a folder nothing is kept.
+    ///
+    /// A file that cannot be read, or makes no sense, is passed over with a warning: no data depend
+    /// on these numbers.
+    #[must_use]
+    pub fn open(folder: Option<&Path>, power: PowerMeter) -> Ledger {
+        let (wake, woken) = sync_channel(1);
+        let empty = Ledger {
+            usages: Mutex::default(),
+            folder: folder.map(Path::to_owned),
+            power,
+            wake,
+            woken: Mutex::new(Some(woken)),
+            stopping: AtomicBool::new(false),
+        };
+        for (nqn, (errors, whole, namespaces)) in folder.map(load).unwrap_or_default() {
+            empty.usage(&nqn).carry(errors, &whole, &namespaces);
+        }
+        empty
+    }
+
+    /// What hosts have done with a subsystem, counting on from what was kept.
+    #[must_use]
+    pub fn usage(&self, subsystem: &Nqn) -> Arc<Usage> {
+        Arc::clone(self.lock().entry(*subsystem).or_insert_with(|| {
+            let Some(folder) = &self.folder else { return Arc::default() };
+            Arc::new(Usage::kept(History::open(folder, *subsystem, self.wake.clone())))
+        }))
+    }
+
+    /// A subsystem is served from now on, and was not before: it has been switched on.
+    pub fn switched_on(&self, subsystem: &Nqn) {
+        let (usage, power) = (self.usage(subsystem), self.power.at(Instant::now()));
+        if let Some(history) = usage.history() {
+            let (firmware, cntlid) = (Text::lossy(FIRMWARE), NO_CONTROLLER);
+            history.note(Happening::PowerOnOrReset { firmware, cntlid }, &power);
+            snapshot(&usage, power);
+        }
+    }
+
+    /// Keeps all of it from now on, since the target has started; none without a folder.
+    #[must_use]
+    pub fn keep(self: Arc<Ledger>) -> Option<Keeping> {
+        let folder = self.folder.clone()?;
+        let woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let ledger = Arc::clone(&self);
+        let work = move || ledger.run(&folder, &woken);
+        match std::thread::Builder::new().name("ledger".to_owned()).spawn(work) {
+            Ok(thread) => Some(Keeping { ledger: self, thread }),
+            Err(error) => {
+                warn!("no thread to keep what hosts have done: {error}");
+                None
+            }
+        }
+    }
+
+    fn run(&self, folder: &Path, woken: &Receiver<()>) {
+        let start = Instant::now();
+        let (mut usage_due, mut snapshot_due) = (start + SAVE_EVERY, start + SNAPSHOT_EVERY);
+        // What has happened so far has rung.
+        let (mut events_due, mut news) = (start, false);
+        let mut kept = String::new();
+        loop {
+            let due = if news { events_due.min(usage_due) } else { usage_due };
+            let rung = woken.recv_timeout(due.saturating_duration_since(Instant::now()));
+            news |= rung.is_ok();
+            let now = Instant::now();
+            // Acquire: what was done before the stop is seen.
+            let stopping = self.stopping.load(Ordering::Acquire);
+            let late = stopping || now >= usage_due;
+            if stopping || now >= snapshot_due {
+                snapshot_due = now + SNAPSHOT_EVERY;
+                self.lock().values().for_each(|usage| snapshot(usage, self.power.at(now)));
+            }
+            if late || news && now >= events_due {
+                news = false;
+                events_due = now + EVENTS_APART;
+                let usages: Vec<_> = self.lock().values().cloned().collect();
+                usages.iter().filter_map(|usage| usage.history()).for_each(History::save);
+            }
+            if late {
+                usage_due = now + SAVE_EVERY;
+                let text = emit(&self.lock());
+                if text != kept && save(folder, &text) {
+                    kept = text;
+                }
+            }
+            if stopping {
+                return;
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Usages> {
+        self.usages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Keeping {
+    /// Keeps everything as it is now, for the last time; gives up at the deadline.
+    pub fn close(self, deadline: Instant) {
+        self.ledger.stopping.store(true, Ordering::Release);
+        // When it has been woken already, it sees this as well.
+        let _ = self.ledger.wake.try_send(());
+        while !self.thread.is_finished() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// Notes the SMART log of a subsystem as it is now.
+fn snapshot(usage: &Usage, power: Power) {
+    if let Some(history) = usage.history() {
+        let smart = log_page::health(&usage.whole, usage.errors(), usage.is_degraded(), power);
+        history.note(Happening::Smart(&smart), &power);
+    }
+}
+
+fn load(folder: &Path) -> Accounts {
+    let path = folder.join(NAME);
+    let read = fs::metadata(&path).and_then(|found| match found.len() > BYTES_MAX {
+        true => Err(io::Error::other("it is too long")),
+        false => fs::read_to_string(&path),
+    });
+    let usages = match read {
+        Ok(text) => parse(&text),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Accounts::new(),
+        Err(error) => {
+            warn!("{} cannot be read, counting anew: {error}", path.display());
+            return Accounts::new();
+        }
+    };
+    usages.unwrap_or_else(|| {
+        warn!("{} makes no sense, counting anew", path.display());
+        Accounts::new()
+    })
+}
+
+fn save(folder: &Path, text: &str) -> bool {
+    let written = match text.len() as u64 > BYTES_MAX {
+        true => Err(io::Error::other("there are too many namespaces for it")),
+        false => atomic_file::write(folder, NAME, text.as_bytes()),
+    };
+    if let Err(error) = &written {
+        warn!("{} cannot be written: {error}", folder.join(NAME).display());
+    }
+    written.is_ok()
+}
+
+fn emit(usages: &Usages) -> String {
+    let mut text = format!("{FIRST_LINE}\n");
+    for (nqn, usage) in usages {
+        let (errors, whole, namespaces) = usage.accounts();
+        if errors == 0 && whole == Account::default() && namespaces.is_empty() {
+            continue;
+        }
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "subsystem {errors} {} {nqn}", numbers(&whole));
+        for (nsid, account) in namespaces {
+            let _ = writeln!(text, "namespace {nsid} {}", numbers(&account));
+        }
+    }
+    atomic_file::sealed(&text)
+}
+
+fn numbers(account: &Account) -> String {
+    let Account { work, busy_grains } = account;
+    let Work { reads, writes, units_read, units_written, media_errors } = work;
+    format!("{busy_grains} {reads} {writes} {units_read} {units_written} {media_errors}")
+}
+
+/// What is in a file that [`emit`] wrote; none for any other.
+fn parse(text: &str) -> Option<Accounts> {
+    let mut lines = atomic_file::unsealed(text, FIRST_LINE).ok()?.peekable();
+    let mut accounts = Accounts::new();
+    while let Some(line) = lines.next() {
+        let mut words = line.strip_prefix("subsystem ")?.splitn(8, ' ');
+        let (errors, whole) = entry(&mut words)?;
+        let nqn = words.next()?.parse().ok()?;
+        let mut namespaces = Vec::new();
+        while let Some(line) = lines.next_if(|line| line.starts_with("namespace ")) {
+            let mut words = line.strip_prefix("namespace ")?.splitn(7, ' ');
+            let (nsid, account) = entry(&mut words)?;
+            namespaces.push((u32::try_from(nsid).ok()?, account));
+        }
+        accounts.insert(nqn, (errors, whole, namespaces));
+    }
+    Some(accounts)
+}
+
+fn entry(words: &mut SplitN<'_, char>) -> Option<(u64, Account)> {
+    let mut number = || words.next()?.parse::<u64>().ok();
+    let (first, busy_grains) = (number()?, number()?);
+    let work = Work {
+        reads: number()?,
+        writes: number()?,
+        units_read: number()?,
+        units_written: number()?,
+        media_errors: number()?,
+    };
+    Some((first, Account { work, busy_grains }))
+}
+
+#[cfg(test)]
+mod tests {
+    use nvme::persistent_event::PersistentEventHeader;
+
+    use crate::core::subsystem::event_log::About;
+    use crate::state::usage::*;
+
+    fn work(reads: u64) -> Work {
+        Work { reads, writes: 2, units_read: reads * 8, units_written: 16, media_errors: 1 }
+    }
+
+    fn nqn(name: &str) -> Nqn {
+        format!("nqn.2026-11.io.nvmfd:{name}").parse().unwrap()
+    }
+
+    fn started(folder: &Path) -> (Arc<Ledger>, Keeping) {
+        let ledger = Arc::new(Ledger::open(Some(folder), PowerMeter::default()));
+        let keeping = Arc::clone(&ledger).keep().unwrap();
+        (ledger, keeping)
+    }
+
+    fn stopped(keeping: Keeping) {
+        keeping.close(Instant::now() + Duration::from_secs(60));
+    }
+
+    #[test]
+    fn a_life_goes_on_over_restarts_also_of_subsystems_that_were_gone_meanwhile() {
+        let folder = tempfile::tempdir().unwrap();
+        let now = Instant::now();
+        let [a, b] = ["a", "b"].map(nqn);
+        let (first, keeping) = started(folder.path());
+        let usage = first.usage(&a);
+        usage.add(1, &work(10));
+        usage.add(7, &work(100));
+        usage.note_busy(7, now);
+        assert_eq!([usage.count_error(), usage.count_error()], [1, 2]);
+        first.usage(&b).add(1, &work(5));
+        stopped(keeping);
+
+        let (second, keeping) = started(folder.path());
+        let usage = second.usage(&a);
+        assert_eq!(usage.whole.total().reads, 110);
+        assert_eq!((usage.of(1).total(), usage.of(7).total()), (work(10), work(100)));
+        assert_eq!(usage.whole.busy(), Duration::from_millis(250));
+        assert_eq!(usage.count_error(), 3, "no number comes twice");
+        usage.add(7, &work(1));
+        // A start that fails keeps nothing, and forgets nothing.
+        drop(Ledger::open(Some(folder.path()), PowerMeter::default()));
+        stopped(keeping);
+
+        let third = Ledger::open(Some(folder.path()), PowerMeter::default());
+        assert_eq!(third.usage(&a).of(7).total().reads, 101);
+        assert_eq!(third.usage(&b).whole.total(), work(5), "nobody asked for it meanwhile");
+        assert_eq!(third.usage(&nqn("c")).whole.total(), Work::default());
+        assert!(Arc::ptr_eq(&third.usage(&a), &third.usage(&a)));
+    }
+
+    #[test]
+    fn damaged_files_are_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(NAME);
+        let (ledger, keeping) = started(folder.path());
+        ledger.usage(&nqn("a")).add(3, &work(u64::MAX / 8));
+        stopped(keeping);
+        let good = fs::read_to_string(&path).unwrap();
+        assert_eq!(parse(&good).unwrap().len(), 1);
+        for cut in 0..good.len() {
+            assert!(parse(&good[..cut]).is_none(), "{cut}");
+        }
+        let sealed = atomic_file::sealed;
+        let bodies = [
+            "",
+            "nvmfd usage 2\n",
+            "nvmfd usage 1\nnamespace 1 0 0 0 0 0 0\n",
+            "nvmfd usage 1\nsubsystem 0 0 0 0 0 0 0 not a name\n",
+            "nvmfd usage 1\nsubsystem 0 0 0 0 0 0 nqn.2026-11.io.nvmfd:a\n",
+            "nvmfd usage 1\nsubsystem 0 0 0 0 0 0 0 nqn.2026-11.io.nvmfd:a\nnamespace 4294967296 0 0 0 0 0 0\n",
+        ];
+        for bad in bodies.map(sealed).into_iter().chain(["x".to_owned()]) {
+            assert!(parse(&bad).is_none(), "{bad:?}");
+            fs::write(&path, bad).unwrap();
+            let ledger = Ledger::open(Some(folder.path()), PowerMeter::default());
+            assert_eq!(ledger.usage(&nqn("a")).whole.total(), Work::default());
+        }
+    }
+
+    #[test]
+    fn without_a_folder_a_life_is_that_of_the_daemon() {
+        let ledger = Arc::new(Ledger::open(None, PowerMeter::default()));
+        ledger.usage(&nqn("a")).add(1, &work(1));
+        assert_eq!(ledger.usage(&nqn("a")).whole.total(), work(1));
+        ledger.switched_on(&nqn("a"));
+        assert!(ledger.usage(&nqn("a")).history().is_none());
+        assert!(ledger.keep().is_none());
+    }
+
+    #[test]
+    fn starts_and_ends_are_events_that_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let about = About { nqn: nqn("a"), serial: Text::lossy("S"), model: Text::lossy("M") };
+        let told = |ledger: &Ledger| {
+            let usage = ledger.usage(&nqn("a"));
+            let page = usage.history().unwrap().report(&about, &Power::default());
+            PersistentEventHeader::parse(page.first_chunk().unwrap()).events
+        };
+        for starts in 0..3 {
+            let (ledger, keeping) = started(folder.path());
+            assert_eq!(told(&ledger), 3 * starts, "a start and two snapshots each");
+            ledger.switched_on(&nqn("a"));
+            assert_eq!(told(&ledger), 3 * starts + 2);
+            stopped(keeping);
+        }
+        // A start that fails is none.
+        Ledger::open(Some(folder.path()), PowerMeter::default()).switched_on(&nqn("a"));
+        assert_eq!(told(&started(folder.path()).0), 9);
+    }
+}

@@ -1,0 +1,370 @@
+//! Everything of a look as OpenMetrics text, for Prometheus and its kin. Computed when somebody
+//! asks.
+//!
+//! Series are bounded: a namespace has as many as there are states, rows are ([`crate::core::stats::io_stats::MOST_ROWS`] a reactor), each has at most four kinds
+//! of commands, and the buckets of a latency are one to each power of four.
+
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+
+use crate::api::stats::{Count, Latency, Operations, Reactor, Row, Stats};
+use crate::api::{Namespace, NamespaceState};
+
+/// What the text is, for HTTP.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Bounds of the buckets that are told, in nanoseconds: from 16 us to 69 s.
+const BOUNDS_NS: [u64; 12] = [
+    1 << 14,
+    1 << 16,
+    1 << 18,
+    1 << 20,
+    1 << 22,
+    1 << 24,
+    1 << 26,
+    1 << 28,
+    1 << 30,
+    1 << 32,
+    1 << 34,
+    1 << 36,
+];
+
+/// Who is there of what is configured, and of what hosts have made.
+#[derive(Debug, Default)]
+pub struct Standing {
+    /// The last reload was refused.
+    pub reload_refused: bool,
+    /// Namespaces.
+    pub namespaces: Vec<Namespace>,
+    /// Addresses of listeners, and whether they are listened at.
+    pub listeners: Vec<(String, bool)>,
+    /// Subsystems whose hosts may make namespaces, and whether the folder of those is there.
+    pub folders: Vec<(String, bool)>,
+}
+
+/// The text.
+///
+/// # Errors
+/// A name cannot be written; none is known.
+pub fn text(stats: Stats, standing: Standing) -> Result<String, fmt::Error> {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Scrape(stats, standing)));
+    let mut text = String::new();
+    encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+#[derive(Debug)]
+struct Scrape(Stats, Standing);
+
+impl Collector for Scrape {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let Scrape(stats, standing) = self;
+        let uptime = "Seconds since the daemon started";
+        encoder
+            .encode_descriptor("nvmfd_uptime_seconds", uptime, None, MetricType::Gauge)?
+            .encode_gauge(&(seconds(stats.at_us.saturating_mul(1000))))?;
+        let refused = "1 if the last reload was refused: the files say what is not served";
+        encoder
+            .encode_descriptor("nvmfd_reload_refused", refused, None, MetricType::Gauge)?
+            .encode_gauge(&u64::from(standing.reload_refused))?;
+        namespaces(standing, &mut encoder)?;
+        commands(stats, &mut encoder)?;
+        latencies(stats, &mut encoder)?;
+        reactors(stats, &mut encoder)
+    }
+}
+
+/// A state is told as one series for each that there is, of which one is 1: so what is asked for is
+/// there also while it is not so.
+fn namespaces(standing: &Standing, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let name = "nvmfd_namespace_state";
+    let help = "1 for the state that a namespace is in: serving, sync_failed, pending, down, \
+                untrusted, lost";
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for namespace in &standing.namespaces {
+        for state in NamespaceState::ALL {
+            let labels = [
+                ("subsystem", namespace.subsystem.clone()),
+                ("nsid", namespace.nsid.to_string()),
+                ("state", state.name().to_owned()),
+            ];
+            let is = u64::from(namespace.state == state);
+            metric.encode_family(&labels)?.encode_gauge(&is)?;
+        }
+    }
+    let help = "Whether something else than its store is at the path of a namespace, or nothing";
+    let name = "nvmfd_namespace_detached";
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for namespace in &standing.namespaces {
+        let labels =
+            [("subsystem", namespace.subsystem.clone()), ("nsid", namespace.nsid.to_string())];
+        let is = u64::from(namespace.detached.is_some());
+        metric.encode_family(&labels)?.encode_gauge(&is)?;
+    }
+    let folders = "Whether the folder of the namespaces that hosts make is there";
+    for (name, help, key, all) in [
+        ("nvmfd_listener_up", "Whether a listener listens", "address", &standing.listeners),
+        ("nvmfd_managed_up", folders, "subsystem", &standing.folders),
+    ] {
+        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (one, is_up) in all {
+            metric.encode_family(&[(key, one.clone())])?.encode_gauge(&u64::from(*is_up))?;
+        }
+    }
+    Ok(())
+}
+
+/// A count of one kind of commands.
+type Of = fn(&Operations) -> u64;
+
+fn commands(stats: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let counters: [(&str, &str, Of); 3] = [
+        ("nvmfd_commands", "Commands completed", |ops| ops.commands),
+        ("nvmfd_command_failures", "Commands that failed", |ops| ops.failures),
+        ("nvmfd_bytes", "Bytes read or written by commands", |ops| ops.bytes),
+    ];
+    for (name, help, of) in counters {
+        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (row, ops) in each(stats) {
+            count(metric.encode_family(&labels(row, ops))?, of(ops))?;
+        }
+    }
+    Ok(())
+}
+
+fn latencies(stats: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let help = "Time from the capsule to the acknowledged response";
+    let name = "nvmfd_latency_seconds";
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+    for (row, ops) in each(stats) {
+        histogram(metric.encode_family(&labels(row, ops))?, &ops.latency)?;
+    }
+    let help = "Time of commands in each stage: receive, wait, pull, disk, push, reply";
+    let name = "nvmfd_stage_seconds";
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    for (row, ops) in each(stats) {
+        let [subsystem, nsid, host, op] = labels(row, ops);
+        for stage in &ops.stages {
+            let labels = [
+                subsystem.clone(),
+                nsid.clone(),
+                host.clone(),
+                op.clone(),
+                ("stage", stage.stage.clone()),
+            ];
+            let mut one = metric.encode_family(&labels)?;
+            one.encode_counter::<NoLabelSet, f64, f64>(&seconds(stage.latency.time_ns), None)?;
+        }
+    }
+    // By namespace and host this would be six times as many series: told of all together.
+    let help = "Time of commands in each stage, of all namespaces and hosts";
+    let name = "nvmfd_stage_latency_seconds";
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+    let mut sums: Vec<Operations> = Vec::new();
+    for (_, ops) in each(stats) {
+        match sums.iter_mut().find(|sum| sum.op == ops.op) {
+            Some(sum) => sum.add(ops),
+            None => sums.push(ops.clone()),
+        }
+    }
+    for ops in &sums {
+        for stage in &ops.stages {
+            let labels = [("op", ops.op.clone()), ("stage", stage.stage.clone())];
+            histogram(metric.encode_family(&labels)?, &stage.latency)?;
+        }
+    }
+    Ok(())
+}
+
+/// A figure of a reactor: its name, what it is, the value.
+type Figure = (&'static str, &'static str, fn(&Reactor) -> u64);
+
+fn reactors(stats: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let counters: [Figure; 4] = [
+        ("nvmfd_reactor_turns", "Turns of a reactor's loop", |r| r.turns),
+        ("nvmfd_reactor_spins", "Turns without work after which it looked again", |r| r.spins),
+        ("nvmfd_reactor_sleeps", "Times that a reactor slept", |r| r.sleeps),
+        ("nvmfd_slow_commands", "Commands that took as long as [observe] slow_ms", |r| r.slow),
+    ];
+    let gauges: [Figure; 6] = [
+        ("nvmfd_reactor_queues", "Queue pairs that a reactor serves", |r| r.queues),
+        ("nvmfd_pool_cells_free", "Free cells for responses", |r| r.cells_free),
+        ("nvmfd_pool_receives_free", "Free receive buffers", |r| r.receives_free),
+        ("nvmfd_pool_data_free_bytes", "Free bytes for data", |r| r.data_free_bytes),
+        ("nvmfd_pool_data_bytes", "Bytes for data", |r| r.data_bytes),
+        ("nvmfd_waiters", "Commands that wait for data buffers", |r| r.waiters),
+    ];
+    for (name, help, of) in counters {
+        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for reactor in &stats.reactors {
+            count(metric.encode_family(&[number(reactor)])?, of(reactor))?;
+        }
+    }
+    for (name, help, of) in gauges {
+        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for reactor in &stats.reactors {
+            metric.encode_family(&[number(reactor)])?.encode_gauge(&of(reactor))?;
+        }
+    }
+    let name = "nvmfd_reactor_busy_seconds";
+    let help = "Time of a reactor in turns that had something to do";
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    for reactor in &stats.reactors {
+        let labels = [number(reactor)];
+        let mut one = metric.encode_family(&labels)?;
+        one.encode_counter::<NoLabelSet, f64, f64>(&seconds(reactor.busy_ns), None)?;
+    }
+    let (name, help) = ("nvmfd_refusals", "Hosts refused or lost, by cause");
+    named(encoder, (name, help, "cause"), stats, |reactor| &reactor.refusals)?;
+    let (name, help) = ("nvmfd_soft_datagrams", "Datagrams of the provider soft, by their fate");
+    named(encoder, (name, help, "fate"), stats, |reactor| &reactor.datagrams)?;
+    troubles(stats, encoder)
+}
+
+fn troubles(stats: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let name = "nvmfd_soft_troubles";
+    let help = "Packets sent again, timeouts, NAK and RNR NAK of the provider soft, by address";
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    for reactor in &stats.reactors {
+        for at in &reactor.troubles {
+            for one in &at.counts {
+                let labels = [
+                    number(reactor),
+                    ("address", at.address.clone()),
+                    ("trouble", one.name.clone()),
+                ];
+                count(metric.encode_family(&labels)?, one.count)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn named(
+    encoder: &mut DescriptorEncoder<'_>,
+    (name, help, key): (&'static str, &str, &'static str),
+    stats: &Stats,
+    of: fn(&Reactor) -> &Vec<Count>,
+) -> fmt::Result {
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    for reactor in &stats.reactors {
+        for one in of(reactor) {
+            let labels = [number(reactor), (key, one.name.clone())];
+            count(metric.encode_family(&labels)?, one.count)?;
+        }
+    }
+    Ok(())
+}
+
+fn each(stats: &Stats) -> impl Iterator<Item = (&Row, &Operations)> {
+    stats.rows.iter().flat_map(|row| row.ops.iter().map(move |ops| (row, ops)))
+}
+
+fn labels(row: &Row, ops: &Operations) -> [(&'static str, String); 4] {
+    [
+        ("subsystem", row.subsystem.clone()),
+        ("nsid", row.nsid.to_string()),
+        ("host", row.host.clone()),
+        ("op", ops.op.clone()),
+    ]
+}
+
+fn number(reactor: &Reactor) -> (&'static str, String) {
+    ("reactor", reactor.index.to_string())
+}
+
+fn count(mut metric: MetricEncoder<'_>, count: u64) -> fmt::Result {
+    metric.encode_counter::<NoLabelSet, u64, f64>(&count, None)
+}
+
+fn histogram(mut metric: MetricEncoder<'_>, latency: &Latency) -> fmt::Result {
+    let mut from = 0;
+    let mut buckets: Vec<(f64, u64)> = Vec::with_capacity(BOUNDS_NS.len() + 1);
+    for bound in BOUNDS_NS.into_iter().chain([u64::MAX]) {
+        let within = latency.below.iter().filter(|[b, _]| *b > from && *b <= bound);
+        let le = if bound == u64::MAX { f64::INFINITY } else { seconds(bound) };
+        buckets.push((le, within.map(|[_, n]| n).sum()));
+        from = bound;
+    }
+    let (sum, count) = (seconds(latency.time_ns), latency.commands());
+    metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "2^53 ns are a hundred days of one command")]
+fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::api::stats::{StageLatency, Troubles};
+    use crate::telemetry::prometheus::*;
+
+    fn stats() -> Stats {
+        let latency =
+            Latency { time_ns: 3_000_000, below: vec![[14_336, 1], [163_840, 2], [1 << 40, 1]] };
+        let stages = vec![StageLatency { stage: "disk".to_owned(), latency: latency.clone() }];
+        let read = Operations {
+            op: "read".to_owned(),
+            commands: 4,
+            failures: 1,
+            bytes: 12288,
+            latency,
+            stages,
+        };
+        Stats {
+            at_us: 2_500_000,
+            rows: vec![Row {
+                subsystem: "nqn.2026-11.io.nvmfd:disk1".to_owned(),
+                nsid: 1,
+                host: "nqn.a\"b\\c".to_owned(),
+                ops: vec![read],
+            }],
+            reactors: vec![Reactor {
+                busy_ns: 500_000_000,
+                data_free_bytes: 7,
+                refusals: vec![Count { name: "too many".to_owned(), count: 3 }],
+                troubles: vec![Troubles {
+                    address: "192.0.2.1".to_owned(),
+                    counts: vec![Count { name: "sent_again".to_owned(), count: 5 }],
+                }],
+                ..Reactor::default()
+            }],
+        }
+    }
+
+    #[test]
+    fn the_text_says_what_was_counted() {
+        let text = text(stats(), Standing::default()).unwrap();
+        let of = "subsystem=\"nqn.2026-11.io.nvmfd:disk1\",nsid=\"1\",host=\"nqn.a\\\"b\\\\c\",op=\"read\"";
+        for line in [
+            "# TYPE nvmfd_commands counter".to_owned(),
+            "nvmfd_uptime_seconds 2.5".to_owned(),
+            format!("nvmfd_commands_total{{{of}}} 4"),
+            format!("nvmfd_command_failures_total{{{of}}} 1"),
+            format!("nvmfd_bytes_total{{{of}}} 12288"),
+            format!("nvmfd_latency_seconds_sum{{{of}}} 0.003"),
+            format!("nvmfd_latency_seconds_count{{{of}}} 4"),
+            format!("nvmfd_latency_seconds_bucket{{le=\"0.000016384\",{of}}} 1"),
+            format!("nvmfd_latency_seconds_bucket{{le=\"0.000262144\",{of}}} 3"),
+            format!("nvmfd_latency_seconds_bucket{{le=\"68.719476736\",{of}}} 3"),
+            format!("nvmfd_latency_seconds_bucket{{le=\"+Inf\",{of}}} 4"),
+            format!("nvmfd_stage_seconds_total{{{of},stage=\"disk\"}} 0.003"),
+            "nvmfd_stage_latency_seconds_count{op=\"read\",stage=\"disk\"} 4".to_owned(),
+            "nvmfd_reactor_busy_seconds_total{reactor=\"0\"} 0.5".to_owned(),
+            "nvmfd_pool_data_free_bytes{reactor=\"0\"} 7".to_owned(),
+            "nvmfd_soft_troubles_total{reactor=\"0\",address=\"192.0.2.1\",trouble=\"sent_again\"} 5"
+                .to_owned(),
+            "nvmfd_refusals_total{reactor=\"0\",cause=\"too many\"} 3".to_owned(),
+        ] {
+            assert!(text.lines().any(|own| own == line), "{line}\n{text}");
+        }
+        assert!(text.ends_with("# EOF\n"));
+    }
+}

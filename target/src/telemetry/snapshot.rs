@@ -1,0 +1,148 @@
+//! A look at everything that the reactors make known, put together for whoever asks. Not on the
+//! reactors' threads; it takes their locks for as long as it takes to copy pointers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use crate::api::stats::{
+    Count, Latency, Operations, Reactor, Row, SlowCommand, StageLatency, Stats, Troubles,
+};
+use crate::core::diag::cause::Cause;
+use crate::core::stats::io_stats::{Kind, Tally};
+use crate::core::stats::reactor_stats::{Observer, PollStats};
+use crate::core::stats::stage_timer::Stage;
+
+/// What everyone without a row of their own is called.
+const OTHER: &str = "other";
+
+/// All counts of all reactors, of a target that started then.
+#[must_use]
+pub fn stats(observers: &[Arc<Observer>], reactors: &[Arc<PollStats>], started: Instant) -> Stats {
+    let mut rows: BTreeMap<_, Vec<Operations>> = BTreeMap::new();
+    for row in observers.iter().flat_map(|observer| observer.all_rows()) {
+        let ops: Vec<_> = Kind::ALL
+            .iter()
+            .map(|kind| operations(*kind, &row.kinds[*kind as usize]))
+            .filter(|ops| ops.commands > 0)
+            .collect();
+        if row.pair.is_none() && ops.is_empty() {
+            continue;
+        }
+        let sums = rows.entry(row.pair).or_default();
+        for ops in ops {
+            match sums.iter_mut().find(|own| own.op == ops.op) {
+                Some(own) => own.add(&ops),
+                None => sums.push(ops),
+            }
+        }
+    }
+    let row = |(pair, ops): (Option<crate::core::stats::io_stats::Pair>, _)| match pair {
+        Some(pair) => Row {
+            subsystem: pair.subsystem.to_string(),
+            nsid: pair.nsid,
+            host: pair.host.to_string(),
+            ops,
+        },
+        None => Row { subsystem: OTHER.to_owned(), nsid: 0, host: OTHER.to_owned(), ops },
+    };
+    let each = observers.iter().zip(reactors).enumerate();
+    Stats {
+        at_us: started.elapsed().as_micros().try_into().unwrap_or(u64::MAX),
+        rows: rows.into_iter().map(row).collect(),
+        reactors: each.map(|(index, (observer, stats))| one(index, observer, stats)).collect(),
+    }
+}
+
+/// The slow commands that are remembered, the latest first.
+#[must_use]
+pub fn slow(observers: &[Arc<Observer>]) -> Vec<SlowCommand> {
+    let (now, today) = (Instant::now(), SystemTime::now());
+    let today = today.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let mut all = Vec::new();
+    for (index, observer) in observers.iter().enumerate() {
+        all.extend(observer.slow().0.into_iter().map(|command| (index as u32, command)));
+    }
+    all.sort_by_key(|(_, command)| std::cmp::Reverse(command.at));
+    let describe = |(reactor, command): (u32, crate::core::stats::slow_log::SlowCommand)| {
+        let ago = now.saturating_duration_since(command.at);
+        let stages = Stage::ALL.iter().zip(command.stages_ns);
+        SlowCommand {
+            at_ms: today.saturating_sub(ago).as_millis().try_into().unwrap_or(u64::MAX),
+            reactor,
+            subsystem: command.subsystem.to_string(),
+            host: command.host.to_string(),
+            qid: command.qid,
+            cid: command.cid,
+            opcode: command.opcode,
+            nsid: command.nsid,
+            slba: command.slba,
+            bytes: command.bytes,
+            status: command.status.to_string(),
+            total_ns: command.total_ns,
+            stages_ns: stages.map(|(stage, ns)| count(stage.name(), ns)).collect(),
+        }
+    };
+    all.into_iter().map(describe).collect()
+}
+
+fn operations(kind: Kind, tally: &Tally) -> Operations {
+    // The distribution is read once, so that its count and that of each stage are one; and so is the
+    // time in each stage, so that they add up.
+    let total = tally.total.read();
+    let commands = total.iter().sum();
+    let mut total_ns = 0_u64;
+    let stage = |stage: &Stage| {
+        let (time_ns, counts) = tally.stage(*stage, commands);
+        total_ns = total_ns.wrapping_add(time_ns);
+        StageLatency { stage: stage.name().to_owned(), latency: Latency::new(time_ns, &counts) }
+    };
+    let stages = Stage::ALL.iter().map(stage).collect();
+    Operations {
+        op: kind.name().to_owned(),
+        commands,
+        failures: tally.failures.load(Ordering::Relaxed),
+        bytes: tally.bytes.load(Ordering::Relaxed),
+        latency: Latency::new(total_ns, &total),
+        stages,
+    }
+}
+
+fn one(index: usize, observer: &Observer, stats: &PollStats) -> Reactor {
+    let gauges = &observer.gauges;
+    let refusals = Cause::NAMES.iter().zip(&gauges.refusals);
+    Reactor {
+        index: index as u32,
+        turns: stats.turns.load(Ordering::Relaxed),
+        spins: stats.spins.load(Ordering::Relaxed),
+        sleeps: stats.sleeps.load(Ordering::Relaxed),
+        busy_ns: stats.busy_ns.load(Ordering::Relaxed),
+        queues: stats.queues.load(Ordering::Relaxed),
+        cells_free: gauges.cells_free.load(Ordering::Relaxed),
+        receives_free: gauges.receives_free.load(Ordering::Relaxed),
+        data_free_bytes: gauges.data_free_bytes.load(Ordering::Relaxed),
+        data_bytes: gauges.data_bytes.load(Ordering::Relaxed),
+        waiters: gauges.waiters.load(Ordering::Relaxed),
+        slow: observer.slow().1,
+        refusals: refusals.map(|(name, n)| count(name, n.load(Ordering::Relaxed))).collect(),
+        datagrams: observer.fabric().into_iter().map(|(name, n)| count(name, n)).collect(),
+        troubles: troubles(observer),
+    }
+}
+
+fn troubles(observer: &Observer) -> Vec<Troubles> {
+    let mut all: Vec<Troubles> = Vec::new();
+    for (at, name, n) in observer.troubles() {
+        let address = at.to_string();
+        match all.last_mut().filter(|last| last.address == address) {
+            Some(last) => last.counts.push(count(name, n)),
+            None => all.push(Troubles { address, counts: vec![count(name, n)] }),
+        }
+    }
+    all
+}
+
+fn count(name: &str, count: u64) -> Count {
+    Count { name: name.to_owned(), count }
+}

@@ -1,0 +1,1115 @@
+//! Queues whose host must prove itself: whatever comes before the proof, and in whatever order,
+//! nothing but authentication is carried out.
+
+#[expect(dead_code, reason = "shared with tests that need more of it")]
+mod support;
+
+#[path = "support/auth.rs"]
+mod auth;
+
+use std::collections::VecDeque;
+use std::fs::{Permissions, set_permissions, write};
+use std::os::unix::fs::PermissionsExt;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use nvme::auth::{Failure, GroupId, HashId, Negotiate, Notice, Reply};
+use nvme::fabrics::{
+    Authentication, CNTLID_DYNAMIC, Connect, FabricsType, PropertyGet, PropertySet,
+};
+use nvme::property::Property;
+use nvme::{AdminOpcode, IoOpcode, Sgl, Sqe, Status};
+use nvmfd::config::{AuthenticationConfig, HostConfig};
+use nvmfd::core::auth::exchange::Exchange;
+use nvmfd::core::auth::{Keyring, Keys};
+use nvmfd::core::diag::cause::Cause;
+use nvmfd::core::message::{Mail, Mailbox, Sender, mailbox};
+use nvmfd::core::qpair::Queue;
+use nvmfd::core::registry::{Registry, Visit};
+use nvmfd::core::sched::abort::Recall;
+use nvmfd::core::sched::offload::{AuthJob, Job};
+use nvmfd::core::sched::{Fence, Fenced};
+use nvmfd::core::subsystem::{DuplicateHosts, Offer, Subsystem};
+use proptest::prelude::*;
+use rdma::{Tag, Work};
+use tempfile::{TempDir, tempdir};
+
+use crate::auth::{AT, HOST, SECRET, authenticate, connect, listen, negotiate, reply, say, world};
+use crate::support::{World, connect_data, end_both, keyed};
+
+/// An unauthenticated I/O queue of an enabled controller, which has proved itself.
+fn io_queue(world: &mut World) -> (Queue, Queue, VecDeque<(Tag, Work)>) {
+    let mut admin = connect(world, 0, CNTLID_DYNAMIC);
+    authenticate(world, &mut admin);
+    enable(world, &mut admin);
+    let posted = std::mem::take(&mut world.fabric.posted);
+    let cntlid = 1;
+    (connect(world, 1, cntlid), admin, posted)
+}
+
+fn enable(world: &mut World, admin: &mut Queue) {
+    let enable = PropertySet::new(Property::CC, 0x0046_0001).emit();
+    assert!(world.ask(admin, &enable, &[]).status.is_success());
+    let queues = Sqe { cdw10: 7, cdw11: 0x3_0003, ..Sqe::admin(AdminOpcode::SET_FEATURES) };
+    assert!(world.ask(admin, &queues, &[]).status.is_success());
+}
+
+/// Sends a message whose answer takes long to compute.
+fn send_heavy(world: &mut World, queue: &mut Queue) {
+    let mut message = [0; 72];
+    let offer = Negotiate::new(5, &[HashId::SHA256], &[GroupId::FFDHE2048]);
+    offer.emit(&mut message).unwrap();
+    world.memory[AT..AT + 72].copy_from_slice(&message);
+    let sqe = Authentication::new(72).emit(FabricsType::AUTHENTICATION_SEND, keyed(AT as u64, 72));
+    world.send(queue, &sqe, &[]);
+    world.run(queue);
+    assert!(world.completions.is_empty(), "the answer waits for the arithmetic");
+}
+
+fn read() -> Sqe {
+    Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(0, 4096))
+}
+
+fn refused(status: Status) -> bool {
+    status.is(Status::AUTHENTICATION_REQUIRED) && status.dnr()
+}
+
+#[test]
+fn every_command_waits_for_the_proof_on_each_queue() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+    for opcode in 0..=255 {
+        let sqe = Sqe { opcode, ..read() };
+        if !sqe.is_fabrics() {
+            assert!(refused(world.ask(&mut admin, &sqe, &[]).status), "opcode {opcode:02x}");
+        }
+    }
+    for kind in (0..=255).map(FabricsType) {
+        let authentication =
+            [FabricsType::AUTHENTICATION_SEND, FabricsType::AUTHENTICATION_RECEIVE];
+        if !authentication.contains(&kind) {
+            let status = world.ask(&mut admin, &Sqe::fabrics(kind), &[]).status;
+            assert!(refused(status), "{kind}");
+        }
+    }
+    world.end(admin);
+
+    let (mut world, _folder) = crate::world(GroupId::NULL);
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    for opcode in 0..=255 {
+        let sqe = Sqe { opcode, ..read() };
+        if !sqe.is_fabrics() {
+            assert!(refused(world.ask(&mut queue, &sqe, &[]).status), "opcode {opcode:02x}");
+        }
+    }
+    assert!(world.disk.backings.is_empty());
+    assert_eq!(world.fabric.admitted, 1, "its controller's admin queue");
+    authenticate(&mut world, &mut queue);
+    assert_eq!(world.fabric.admitted, 2);
+    assert!(world.ask(&mut queue, &read(), &[]).status.is_success());
+    assert_eq!(world.disk.backings.len(), 1);
+    // Again, on the live queue, with commands in between.
+    assert!(say(&mut world, &mut queue, &negotiate()).is_success());
+    assert!(world.ask(&mut queue, &read(), &[]).status.is_success());
+    let challenge = listen(&mut world, &mut queue);
+    assert!(world.ask(&mut queue, &read(), &[]).status.is_success());
+    // It fails: no more commands.
+    let mut wrong = reply(&challenge);
+    wrong[16] ^= 1;
+    assert!(say(&mut world, &mut queue, &wrong).is_success());
+    assert!(matches!(Notice::parse(&listen(&mut world, &mut queue)), Ok(Notice::Failure1(_))));
+    assert!(!world.fabric.disconnected);
+    // An answer to what the host has under way would end in its file system.
+    world.send(&mut queue, &read(), &[]);
+    world.run(&mut queue);
+    assert!(world.completions.is_empty() && world.fabric.disconnected, "{:?}", world.completions);
+    assert_eq!(world.disk.backings.len(), 3);
+    end_both(world, queue, admin, posted);
+}
+
+#[test]
+fn a_queue_that_fails_to_prove_itself_again_closes() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    authenticate(&mut world, &mut queue);
+    assert!(say(&mut world, &mut queue, &[0xFF; 72]).is_success());
+    assert!(!queue.is_admitted());
+    queue.tick(&mut world.io());
+    assert!(!world.fabric.disconnected, "it may learn why");
+    world.now += Duration::from_secs(3);
+    queue.tick(&mut world.io());
+    assert!(world.fabric.disconnected, "and then no more connection");
+    end_both(world, queue, admin, posted);
+}
+
+/// Whoever knows the names of a host answers for none of its commands, and writes none of its logs.
+#[test]
+fn an_abort_command_means_no_command_of_a_queue_that_is_not_proved() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    let (mut stranger, admin, posted) = io_queue(&mut world);
+    let message = negotiate();
+    world.memory[AT..AT + message.len()].copy_from_slice(&message);
+    let len = message.len() as u32;
+    let sqe =
+        Authentication::new(len).emit(FabricsType::AUTHENTICATION_SEND, keyed(AT as u64, len));
+    world.send(&mut stranger, &sqe.with_cid(0x33), &[]);
+    let (home, _inbox) = mailbox().unwrap();
+    let (recall, errand) = Recall::new(admin.association().unwrap().id, 1, 0x33, home.waker());
+    stranger.on_errand(&errand, &mut world.io());
+    drop(errand);
+    assert_eq!(recall.outcome(), Some(false), "it goes on, wherever the host has it");
+    world.run(&mut stranger);
+    assert!(world.completions.pop().unwrap().status.is_success());
+    assert!(refused(world.ask(&mut stranger, &read(), &[]).status));
+    assert_eq!(admin.association().unwrap().errors().0, 0);
+    end_both(world, stranger, admin, posted);
+}
+
+/// What is pulled on an unproved queue is held in the name of the host.
+#[test]
+fn messages_come_one_after_the_other() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    let send =
+        Authentication::new(4096).emit(FabricsType::AUTHENTICATION_SEND, keyed(AT as u64, 4096));
+    let before = world.pool.free().2;
+    for cid in 0..4 {
+        world.send(&mut queue, &send.with_cid(cid), &[]);
+    }
+    assert_eq!(before - world.pool.free().2, 4096, "one is on its way");
+    world.run(&mut queue);
+    let answers: Vec<_> = world.completions.drain(..).map(|c| (c.cid, c.status.code())).collect();
+    assert_eq!(answers, [(1, 0x00C), (2, 0x00C), (3, 0x00C), (0, 0)]);
+    end_both(world, queue, admin, posted);
+}
+
+/// Whoever knows the names of a host takes nothing that it needs.
+#[test]
+fn a_queue_id_is_whose_proof_comes_first() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    let (mut stranger, admin, posted) = io_queue(&mut world);
+    let mut others = VecDeque::new();
+    swap(&mut world, &mut others);
+    let mut own = connect(&mut world, 1, 1);
+    authenticate(&mut world, &mut own);
+    assert!(world.ask(&mut own, &read(), &[]).status.is_success());
+    let local: std::net::SocketAddr = "192.0.2.1:4420".parse().unwrap();
+    let visit =
+        Visit { local, source: local.ip(), limits: support::LIMITS, held: None, now: world.now };
+    let again = Connect { qid: 1, sqsize_z: 15, ..Connect::default() };
+    let again = |world: &World| world.registry.connect_io(&again, &connect_data(1), &visit);
+    let taken = again(&world).unwrap_err();
+    assert!(taken.status.is(Status::COMMAND_SEQUENCE_ERROR), "{}", taken.status);
+    // A second proof is too late, whoever has it.
+    swap(&mut world, &mut others);
+    assert!(say(&mut world, &mut stranger, &negotiate()).is_success());
+    let challenge = listen(&mut world, &mut stranger);
+    assert!(say(&mut world, &mut stranger, &reply(&challenge)).is_success());
+    listen(&mut world, &mut stranger);
+    assert!(!stranger.is_admitted() && is_closing(&mut world, &mut stranger));
+    world.flush_and_go(&mut stranger);
+    stranger.finish(&mut world.io());
+    assert!(again(&world).is_err(), "who was turned away gives nothing back");
+    swap(&mut world, &mut others);
+    assert!(!is_closing(&mut world, &mut own));
+    assert!(world.ask(&mut own, &read(), &[]).status.is_success());
+    world.flush_and_go(&mut own);
+    own.finish(&mut world.io());
+    assert!(again(&world).is_ok(), "now there is nobody");
+    world.fabric.posted = posted;
+    world.end(admin);
+}
+
+/// A queue proves itself to a controller that has been reset since it connected.
+#[test]
+fn a_proof_that_was_begun_before_a_reset_is_too_late() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    let (mut queue, mut admin, mut others) = io_queue(&mut world);
+    assert!(say(&mut world, &mut queue, &negotiate()).is_success());
+    let challenge = listen(&mut world, &mut queue);
+    swap(&mut world, &mut others);
+    let disable = PropertySet::new(Property::CC, 0x0046_0000).emit();
+    assert!(world.ask(&mut admin, &disable, &[]).status.is_success());
+    enable(&mut world, &mut admin);
+    swap(&mut world, &mut others);
+    // Its reactor has not looked yet.
+    let message = reply(&challenge);
+    world.memory[AT..AT + message.len()].copy_from_slice(&message);
+    let (len, at) = (message.len() as u32, AT as u64);
+    let send = Authentication::new(len).emit(FabricsType::AUTHENTICATION_SEND, keyed(at, len));
+    let receive =
+        Authentication::new(4096).emit(FabricsType::AUTHENTICATION_RECEIVE, keyed(at, 4096));
+    for sqe in [send, receive] {
+        world.send(&mut queue, &sqe, &[]);
+        while world.fabric_step(&mut queue) {}
+        assert!(world.completions.pop().unwrap().status.is_success());
+    }
+    assert!(!queue.is_admitted());
+    assert_eq!(admin.association().unwrap().io_queues(), 0, "nothing keeps the next one out");
+    assert_eq!(world.shared.disconnects.list(None)[0].why.cause, Cause::UnknownController);
+    assert!(is_closing(&mut world, &mut queue));
+    end_both(world, queue, admin, others);
+}
+
+/// .. or that is gone, as another reactor has found.
+#[test]
+fn a_proof_for_a_controller_that_is_gone_finds_none() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+    let association = Arc::clone(admin.association().unwrap());
+    authenticate(&mut world, &mut admin);
+    let prove = |qid, epoch| world.registry.io_proved(&association, qid, epoch, None);
+    let causes = |qid, epoch| prove(qid, epoch).map_err(|refusal| refusal.cause);
+    assert_eq!((causes(1, 0), causes(2, 0)), (Ok(()), Ok(())));
+    assert_eq!(causes(1, 0), Err(Cause::QueueInUse));
+    assert_eq!(causes(3, 1), Err(Cause::UnknownController), "of another time");
+    association.close();
+    assert_eq!(causes(1, 0), Err(Cause::UnknownController), "it is going");
+    world.registry.admin_closed(&association);
+    assert_eq!(causes(1, 0), Err(Cause::UnknownController), "it is gone");
+    world.end(admin);
+}
+
+/// The thread that computes is busy until the mailbox is read that it writes to.
+struct Busy {
+    to: Sender,
+    inbox: Mailbox,
+}
+
+impl Busy {
+    fn new(world: &World) -> Busy {
+        let (to, inbox) = mailbox().unwrap();
+        while to.try_send(Mail::DiscoveryChanged).is_ok() {}
+        let busy = Busy { to, inbox };
+        assert!(world.shared.offload.submit(busy.task(world, busy.to.clone(), 0)));
+        busy
+    }
+
+    /// A task of somebody else.
+    fn task(&self, world: &World, to: Sender, key: u32) -> Job {
+        let (host, subsystem) = (HOST.parse().unwrap(), support::subsystem().nqn);
+        let start = || world.registry.start_exchange(&host);
+        let mut exchange = Exchange::new(host, subsystem, world.now);
+        let job = exchange.on_message(&negotiate(), start, world.now).unwrap();
+        let source = std::net::IpAddr::from([192, 0, 2, 77]).into();
+        let ticket = u64::MAX;
+        let run = Box::new(move || {
+            let _ = to.send(Mail::Authenticated { key, ticket, worked: job.run() });
+        });
+        Job::Authenticate(AuthJob { source, ticket, run })
+    }
+
+    fn ends(self) {
+        while self.inbox.take().is_some() {}
+    }
+}
+
+/// A world with both groups, and what comes to its reactor.
+fn heavy_world() -> (World, Mailbox, TempDir) {
+    let (sender, inbox) = mailbox().unwrap();
+    let registry = Registry::new(vec![sender], 8, 70);
+    registry.publish(Arc::new(support::subsystem()));
+    let world = World::of(support::share(registry), 0);
+    let folder = auth::give_key(&world, vec![GroupId::NULL, GroupId::FFDHE2048]);
+    (world, inbox, folder)
+}
+
+/// The next task of the reactor that is done: its queue.
+fn done(inbox: &Mailbox, admin: &mut Queue, world: &mut World) -> u32 {
+    loop {
+        match inbox.take() {
+            Some(Mail::Authenticated { key, ticket, worked }) => {
+                admin.on_worked(ticket, worked, &mut world.io());
+                return key;
+            }
+            Some(_) => {}
+            None => std::thread::yield_now(),
+        }
+    }
+}
+
+/// However many there are of one source, they do not keep that of another waiting.
+#[test]
+fn what_takes_long_to_compute_is_done_for_each_source_in_turn() {
+    let (mut world, inbox, _folder) = heavy_world();
+    let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+    let busy = Busy::new(&world);
+    let elsewhere = mailbox().unwrap();
+    for _ in 0..100 {
+        assert!(world.shared.offload.submit(busy.task(&world, elsewhere.0.clone(), 0)));
+    }
+    // The last of the many came before the one of another source.
+    let home = world.registry.reactor(0).clone();
+    assert!(world.shared.offload.submit(busy.task(&world, home, 9)));
+    send_heavy(&mut world, &mut admin);
+    busy.ends();
+    let order = [0, 0].map(|_| done(&inbox, &mut admin, &mut world));
+    assert_eq!(order, [world.key, 9]);
+    world.run(&mut admin);
+    assert!(world.completions.pop().unwrap().status.is_success());
+    let challenge = listen(&mut world, &mut admin);
+    assert!(nvme::auth::Challenge::parse(&challenge).is_ok());
+    world.end(admin);
+}
+
+/// The time in our line is ours.
+#[test]
+fn a_host_that_waits_for_our_arithmetic_is_not_late() {
+    let (mut world, inbox, _folder) = heavy_world();
+    let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+    world.now += Duration::from_secs(20);
+    let busy = Busy::new(&world);
+    send_heavy(&mut world, &mut admin);
+    world.now += Duration::from_secs(60);
+    assert!(!is_closing(&mut world, &mut admin));
+    busy.ends();
+    done(&inbox, &mut admin, &mut world);
+    world.run(&mut admin);
+    assert!(world.completions.pop().unwrap().status.is_success());
+    world.now += Duration::from_secs(9);
+    assert!(!is_closing(&mut world, &mut admin));
+    world.now += Duration::from_secs(1);
+    assert!(is_closing(&mut world, &mut admin), "now it has had its 30 s");
+    world.end(admin);
+}
+
+/// .. and so is who leaves because of it, or has to.
+#[test]
+fn who_has_to_wait_or_to_make_room_has_not_failed() {
+    let (mut world, _inbox, _folder) = heavy_world();
+    let busy = Busy::new(&world);
+    for number in 0..20 {
+        let mut queue = connect(&mut world, 0, CNTLID_DYNAMIC);
+        send_heavy(&mut world, &mut queue);
+        if number % 2 == 0 {
+            queue.displace(&mut world.io());
+        }
+        world.flush_and_go(&mut queue);
+        queue.finish(&mut world.io());
+    }
+    let (host, from) = (HOST.parse().unwrap(), "192.0.2.1".parse().unwrap());
+    assert!(!world.registry.is_throttled(from, &host, world.now));
+    busy.ends();
+}
+
+#[test]
+fn an_io_queue_finds_no_controller_before_the_admin_queue_has_proved_itself() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    let admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+    let posted = std::mem::take(&mut world.fabric.posted);
+    let mut queue = world.open_qid(1);
+    world.memory[..1024].copy_from_slice(&connect_data(1).emit());
+    let connect = Connect { qid: 1, sqsize_z: 15, ..Connect::default() };
+    let cqe = world.ask(&mut queue, &connect.emit(keyed(0, 1024)), &[]);
+    assert!(cqe.status.is(Status::CONNECT_INVALID_PARAMETERS));
+    assert!(!queue.is_connected());
+    end_both(world, queue, admin, posted);
+}
+
+#[test]
+fn authentication_commands_that_are_none_are_refused_without_a_trace() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+    let good = Authentication::new(72);
+    let bad = [
+        Authentication { secp: 0xEA, ..good },
+        Authentication { spsp0: 0, ..good },
+        Authentication { spsp1: 2, ..good },
+        Authentication { len_bytes: 0, ..good },
+    ];
+    for kind in [FabricsType::AUTHENTICATION_SEND, FabricsType::AUTHENTICATION_RECEIVE] {
+        for fields in bad {
+            let status = world.ask(&mut admin, &fields.emit(kind, keyed(0, 72)), &[]).status;
+            assert!(status.is(Status::INVALID_FIELD) && status.dnr(), "{fields:?}");
+        }
+        // The data are not as long as the command says.
+        let status = world.ask(&mut admin, &good.emit(kind, keyed(0, 71)), &[]).status;
+        assert!(status.is(Status::DATA_SGL_LENGTH_INVALID) && status.dnr());
+    }
+    for len in [4097, 1 << 20, u32::MAX] {
+        let sqe = Authentication::new(len)
+            .emit(FabricsType::AUTHENTICATION_SEND, keyed(0, len.min(1 << 20)));
+        let status = world.ask(&mut admin, &sqe, &[]).status;
+        assert!(status.is(Status::INVALID_FIELD) && status.dnr());
+    }
+    // In the capsule, but not received.
+    let sqe = good.emit(FabricsType::AUTHENTICATION_SEND, Sgl::in_capsule(0, 72));
+    assert!(world.ask(&mut admin, &sqe, &[]).status.is(Status::DATA_SGL_LENGTH_INVALID));
+    authenticate(&mut world, &mut admin);
+    let cap = PropertyGet::new(Property::CAP).emit();
+    assert!(world.ask(&mut admin, &cap, &[]).status.is_success());
+    world.end(admin);
+}
+
+#[test]
+fn half_done_is_not_done_and_does_not_last() {
+    for messages in 0..3 {
+        let (mut world, _folder) = world(GroupId::NULL);
+        let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+        if messages > 0 {
+            assert!(say(&mut world, &mut admin, &negotiate()).is_success());
+        }
+        if messages > 1 {
+            let challenge = listen(&mut world, &mut admin);
+            assert!(say(&mut world, &mut admin, &reply(&challenge)).is_success());
+        }
+        let cap = PropertyGet::new(Property::CAP).emit();
+        assert!(refused(world.ask(&mut admin, &cap, &[]).status), "Success1 is not fetched yet");
+        world.now += Duration::from_secs(29);
+        admin.tick(&mut world.io());
+        assert!(!world.fabric.disconnected);
+        world.now += Duration::from_secs(1);
+        admin.tick(&mut world.io());
+        assert!(world.fabric.disconnected);
+        world.end(admin);
+    }
+}
+
+/// A guest's 6.12 host needed more than the keep alive timeout for its share of ffdhe8192.
+#[test]
+fn a_host_that_computes_for_long_is_not_taken_for_dead() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    let mut admin = world.open_qid(0);
+    world.memory[..1024].copy_from_slice(&connect_data(CNTLID_DYNAMIC).emit());
+    let connect = Connect { sqsize_z: 15, kato_ms: 5000, ..Connect::default() };
+    assert!(world.ask(&mut admin, &connect.emit(keyed(0, 1024)), &[]).status.is_success());
+    assert!(say(&mut world, &mut admin, &negotiate()).is_success());
+    let challenge = listen(&mut world, &mut admin);
+    world.now += Duration::from_secs(20);
+    admin.tick(&mut world.io());
+    assert!(say(&mut world, &mut admin, &reply(&challenge)).is_success());
+    listen(&mut world, &mut admin);
+    admin.tick(&mut world.io());
+    assert!(!world.fabric.disconnected && admin.is_admitted());
+    world.now += Duration::from_secs(29);
+    admin.tick(&mut world.io());
+    assert!(!world.fabric.disconnected, "it may compute for its next queue");
+    world.now += Duration::from_secs(1);
+    admin.tick(&mut world.io());
+    assert!(world.fabric.disconnected, "from now on it must keep alive");
+    world.end(admin);
+}
+
+/// A host is dead, and somebody who knows its names has connections to its controller.
+#[test]
+fn only_who_has_proved_itself_keeps_a_controller_alive() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    let mut admin = world.open_qid(0);
+    world.memory[..1024].copy_from_slice(&connect_data(CNTLID_DYNAMIC).emit());
+    let ask = Connect { sqsize_z: 15, kato_ms: 5000, ..Connect::default() };
+    assert!(world.ask(&mut admin, &ask.emit(keyed(0, 1024)), &[]).status.is_success());
+    authenticate(&mut world, &mut admin);
+    enable(&mut world, &mut admin);
+    let mut others = VecDeque::new();
+    swap(&mut world, &mut others);
+    let mut own = connect(&mut world, 1, 1);
+    world.now += Duration::from_secs(29);
+    authenticate(&mut world, &mut own);
+    admin.tick(&mut world.io());
+    world.now += Duration::from_secs(29);
+    admin.tick(&mut world.io());
+    assert!(!world.fabric.disconnected, "the next queue has as long as the last one");
+    assert!(world.ask(&mut own, &read(), &[]).status.is_success());
+    admin.tick(&mut world.io());
+    world.now += Duration::from_secs(5);
+    admin.tick(&mut world.io());
+    assert!(!world.fabric.disconnected, "what is read keeps alive");
+    world.flush_and_go(&mut own);
+    own.finish(&mut world.io());
+    world.fabric.disconnected = false;
+
+    let mut stranger = connect(&mut world, 1, 1);
+    assert!(say(&mut world, &mut stranger, &negotiate()).is_success());
+    assert!(refused(world.ask(&mut stranger, &read(), &[]).status));
+    listen(&mut world, &mut stranger);
+    admin.tick(&mut world.io());
+    assert!(!world.fabric.disconnected);
+    world.now += Duration::from_secs(1);
+    admin.tick(&mut world.io());
+    assert!(world.fabric.disconnected, "6 s after the last command of the host");
+    end_both(world, stranger, admin, others);
+}
+
+#[test]
+fn who_fails_again_and_again_is_refused_for_a_while() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    let mut busy = 0;
+    for _ in 0..12 {
+        let mut queue = world.open_qid(0);
+        world.memory[..1024].copy_from_slice(&connect_data(CNTLID_DYNAMIC).emit());
+        let connect = Connect { sqsize_z: 15, ..Connect::default() };
+        let cqe = world.ask(&mut queue, &connect.emit(keyed(0, 1024)), &[]);
+        match cqe.status.is_success() {
+            true => {
+                assert!(say(&mut world, &mut queue, &[0xFF; 72]).is_success());
+                assert!(Notice::parse(&listen(&mut world, &mut queue)).is_ok());
+            }
+            false => {
+                assert!(cqe.status.is(Status::CONNECT_CONTROLLER_BUSY) && !cqe.status.dnr());
+                busy += 1;
+            }
+        }
+        world.flush_and_go(&mut queue);
+        queue.finish(&mut world.io());
+    }
+    assert_eq!(busy, 4);
+    world.now += Duration::from_secs(10);
+    let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+    authenticate(&mut world, &mut admin);
+    world.end(admin);
+}
+
+/// Each queue of a controller costs as much to prove as its first one.
+#[test]
+fn who_fails_too_often_is_refused_io_queues_as_well() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    let (mut queue, admin, _posted) = io_queue(&mut world);
+    assert!(queue.is_connected());
+    world.flush_and_go(&mut queue);
+    queue.finish(&mut world.io());
+    let (host, from) = (HOST.parse().unwrap(), "192.0.2.1".parse().unwrap());
+    for _ in 0..8 {
+        world.registry.note_failed_proof(from, host, world.now);
+    }
+    let mut queue = world.open_qid(1);
+    world.memory[..1024].copy_from_slice(&connect_data(1).emit());
+    let connect = Connect { qid: 1, sqsize_z: 15, ..Connect::default() };
+    let status = world.ask(&mut queue, &connect.emit(keyed(0, 1024)), &[]).status;
+    assert!(status.is(Status::CONNECT_CONTROLLER_BUSY) && !status.dnr(), "{status}");
+    assert!(!admin.association().unwrap().is_closed(), "what there is stays");
+}
+
+#[test]
+fn who_begins_and_leaves_again_and_again_is_refused_for_a_while() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    for _ in 0..8 {
+        let mut queue = connect(&mut world, 0, CNTLID_DYNAMIC);
+        assert!(say(&mut world, &mut queue, &negotiate()).is_success());
+        world.flush_and_go(&mut queue);
+        queue.finish(&mut world.io());
+    }
+    let (host, from) = (HOST.parse().unwrap(), "192.0.2.1".parse().unwrap());
+    assert!(world.registry.is_throttled(from, &host, world.now));
+}
+
+/// A failure counts also when it cannot even be told.
+#[test]
+fn who_fails_and_does_not_listen_is_refused_for_a_while() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    for _ in 0..8 {
+        let mut queue = connect(&mut world, 0, CNTLID_DYNAMIC);
+        let kind = FabricsType::AUTHENTICATION_RECEIVE;
+        let status =
+            world.ask(&mut queue, &Authentication::new(4).emit(kind, keyed(0, 4)), &[]).status;
+        assert!(status.is(Status::INVALID_FIELD), "{status}");
+        world.flush_and_go(&mut queue);
+        queue.finish(&mut world.io());
+    }
+    let (host, from) = (HOST.parse().unwrap(), "192.0.2.1".parse().unwrap());
+    assert!(world.registry.is_throttled(from, &host, world.now));
+    assert_eq!(world.shared.disconnects.list(None)[0].why.cause, Cause::BadAuthentication);
+}
+
+/// Who begins, and makes room for its own next beginning.
+#[test]
+fn who_displaces_itself_again_and_again_is_refused_for_a_while() {
+    for (other, throttled) in [("192.0.2.1", true), ("192.0.2.9", false)] {
+        let (mut world, _folder) = world(GroupId::NULL);
+        let offer = Arc::new(Offer { controllers: Some(2), ..Offer::default() });
+        world.registry.publish(Arc::new(Subsystem { offer, ..support::subsystem() }));
+        for time in 0..8 {
+            let mut queue = connect(&mut world, 0, CNTLID_DYNAMIC);
+            assert!(say(&mut world, &mut queue, &negotiate()).is_success());
+            if time == 0 {
+                world.now += Duration::from_secs(5);
+            }
+            let (local, source) = ("192.0.2.1:4420".parse().unwrap(), other.parse().unwrap());
+            let visit =
+                Visit { local, source, limits: support::LIMITS, held: None, now: world.now };
+            let next = world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
+            let next = next.unwrap().association;
+            let ended_for = queue.association().unwrap().ended_for();
+            assert_eq!(ended_for, Some(Cause::TooManyClaims));
+            assert!(is_closing(&mut world, &mut queue));
+            world.flush_and_go(&mut queue);
+            queue.finish(&mut world.io());
+            world.registry.admin_closed(&next);
+        }
+        let (host, from) = (HOST.parse().unwrap(), "192.0.2.1".parse().unwrap());
+        assert_eq!(world.registry.is_throttled(from, &host, world.now), throttled);
+    }
+}
+
+#[test]
+fn mere_claims_take_half_of_the_controllers_at_most() {
+    let (world, _folder) = world(GroupId::NULL);
+    let local: std::net::SocketAddr = "192.0.2.1:4420".parse().unwrap();
+    let visit =
+        Visit { local, source: local.ip(), limits: support::LIMITS, held: None, now: world.now };
+    let admit = || world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
+    let claims: Vec<_> = (0..4).map(|_| admit().unwrap().association).collect();
+    let refusal = admit().unwrap_err();
+    assert!(refusal.status.is(Status::CONNECT_CONTROLLER_BUSY) && !refusal.status.dnr());
+    claims[0].set_proved();
+    assert!(admit().is_ok());
+    assert!(admit().is_err());
+    world.registry.admin_closed(&claims[1]);
+    assert!(admit().is_ok());
+}
+
+/// Whoever only claims names keeps nobody away who comes from elsewhere.
+#[test]
+fn the_oldest_claim_of_an_address_makes_room_for_a_host_of_another() {
+    for controllers in [None, Some(2)] {
+        let (world, _folder) = world(GroupId::NULL);
+        let offer = Arc::new(Offer { controllers, ..Offer::default() });
+        world.registry.publish(Arc::new(Subsystem { offer, ..support::subsystem() }));
+        let began = world.now;
+        let admit = |source: &str, after_ms| {
+            let (local, source) = ("192.0.2.9:4420".parse().unwrap(), source.parse().unwrap());
+            let now = began + Duration::from_millis(after_ms);
+            let visit = Visit { local, source, limits: support::LIMITS, held: None, now };
+            let admission = world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
+            admission.map(|admission| admission.association)
+        };
+        let half = controllers.map_or(4, |_| 1);
+        let claims: Vec<_> = (0..half).map(|n| admit("192.0.2.66", 10 - n).unwrap()).collect();
+        assert!(admit("192.0.2.66", 11).is_err(), "its own are its own affair");
+        assert!(claims.iter().all(|claim| !claim.is_closed()));
+        // One that is alone of its address may be about to prove itself.
+        let at_ms = if controllers.is_some() {
+            assert!(admit("192.0.2.1", 12).is_err() && !claims[0].is_closed());
+            5_010
+        } else {
+            12
+        };
+        let host = admit("192.0.2.1", at_ms).unwrap();
+        let gone: Vec<_> = claims.iter().map(|claim| claim.ended_for()).collect();
+        let mut expected = vec![None; claims.len()];
+        *expected.last_mut().unwrap() = Some(Cause::TooManyClaims);
+        assert_eq!(gone, expected, "the oldest");
+        assert!(!host.is_closed());
+    }
+}
+
+/// A subsystem that is full of others' claims has room for a host that comes to prove itself.
+#[test]
+fn a_claim_makes_room_also_where_there_is_none_at_all() {
+    let (world, _folder) = world(GroupId::NULL);
+    let offer = Arc::new(Offer { controllers: Some(2), ..Offer::default() });
+    world.registry.publish(Arc::new(Subsystem { offer, ..support::subsystem() }));
+    let admit = |source: &str, after_ms| {
+        let (local, source) = ("192.0.2.9:4420".parse().unwrap(), source.parse().unwrap());
+        let now = world.now + Duration::from_millis(after_ms);
+        let visit = Visit { local, source, limits: support::LIMITS, held: None, now };
+        let admission = world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
+        admission.map(|admission| admission.association)
+    };
+    let first = admit("192.0.2.1", 0).unwrap();
+    world.registry.proved(&first);
+    let claim = admit("192.0.2.66", 1).unwrap();
+    let full = admit("192.0.2.1", 2).unwrap_err();
+    assert_eq!(full.cause, Cause::SubsystemFull);
+    let second = admit("192.0.2.1", 5_001).unwrap();
+    assert_eq!(claim.ended_for(), Some(Cause::TooManyClaims));
+    assert!(!first.is_closed() && !second.is_closed());
+    world.registry.proved(&second);
+    assert!(admit("192.0.2.2", 60_000).is_err(), "who is proved makes no room");
+}
+
+/// The ids of a subsystem may be few, where several targets share one.
+#[test]
+fn claims_do_not_use_up_the_controller_ids_again_and_again() {
+    let (world, _folder) = world(GroupId::NULL);
+    let offer = Arc::new(Offer { cntlids: 7..=8, ..Offer::default() });
+    world.registry.publish(Arc::new(Subsystem { offer, ..support::subsystem() }));
+    let admit = |source: &str, after_ms| {
+        let (local, source) = ("192.0.2.9:4420".parse().unwrap(), source.parse().unwrap());
+        let now = world.now + Duration::from_millis(after_ms);
+        let visit = Visit { local, source, limits: support::LIMITS, held: None, now };
+        let admission = world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
+        admission.map(|admission| admission.association)
+    };
+    let claims = [0, 1].map(|ms| admit("192.0.2.66", ms).unwrap());
+    assert_eq!(claims.each_ref().map(|claim| claim.cntlid), [7, 8]);
+    assert_eq!(admit("192.0.2.66", 2).unwrap_err().cause, Cause::NoControllerId);
+    let first = admit("192.0.2.1", 3).unwrap();
+    assert_eq!((claims[0].ended_for(), first.cntlid), (Some(Cause::TooManyClaims), 7));
+    world.registry.proved(&first);
+    world.registry.admin_closed(&claims[0]);
+    // The other one leaves and comes again before its time is over.
+    world.registry.admin_closed(&claims[1]);
+    let claim = admit("192.0.2.66", 4_999).unwrap();
+    assert_eq!(admit("192.0.2.2", 4_999).unwrap_err().cause, Cause::NoControllerId);
+    let second = admit("192.0.2.2", 5_000).unwrap();
+    assert_eq!((claim.ended_for(), second.cntlid), (Some(Cause::TooManyClaims), 8));
+    world.registry.proved(&second);
+    assert!(!first.is_closed() && !second.is_closed());
+    assert!(admit("192.0.2.3", 60_000).is_err(), "who is proved makes no room");
+}
+
+/// Two reactors find at one moment that the host of two controllers has proved itself.
+#[test]
+fn of_two_proofs_at_one_moment_one_stays() {
+    let (world, _folder) = world(GroupId::NULL);
+    set_duplicates(&world, DuplicateHosts::Replace);
+    let local: std::net::SocketAddr = "192.0.2.1:4420".parse().unwrap();
+    let visit =
+        Visit { local, source: local.ip(), limits: support::LIMITS, held: None, now: world.now };
+    let admit = || world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
+    let both = [admit().unwrap().association, admit().unwrap().association];
+    both.iter().for_each(|association| association.set_proved());
+    both.iter().for_each(|association| world.registry.proved(association));
+    assert_eq!(both.map(|association| association.is_closed()), [false, true]);
+}
+
+/// Has the subsystem treat hosts that come twice in this way.
+fn set_duplicates(world: &World, duplicates: DuplicateHosts) {
+    let offer = Arc::new(Offer { duplicates, ..Offer::default() });
+    world.registry.publish(Arc::new(Subsystem { offer, ..support::subsystem() }));
+}
+
+/// Puts one admin queue aside and takes up another.
+fn swap(world: &mut World, posted: &mut VecDeque<(Tag, Work)>) {
+    std::mem::swap(&mut world.fabric.posted, posted);
+    world.fabric.disconnected = false;
+}
+
+/// Whether a queue is being closed.
+fn is_closing(world: &mut World, queue: &mut Queue) -> bool {
+    queue.tick(&mut world.io());
+    std::mem::take(&mut world.fabric.disconnected)
+}
+
+#[test]
+fn a_host_that_comes_twice_replaces_itself_only_when_it_has_proved_itself() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    set_duplicates(&world, DuplicateHosts::Replace);
+    let mut first = connect(&mut world, 0, CNTLID_DYNAMIC);
+    authenticate(&mut world, &mut first);
+    // An impostor gets a controller, because it is only a claim, and cannot prove it.
+    let mut others = VecDeque::new();
+    swap(&mut world, &mut others);
+    let mut impostor = connect(&mut world, 0, CNTLID_DYNAMIC);
+    assert!(say(&mut world, &mut impostor, &negotiate()).is_success());
+    let challenge = listen(&mut world, &mut impostor);
+    let mut wrong = reply(&challenge);
+    wrong[20] ^= 1;
+    say(&mut world, &mut impostor, &wrong);
+    assert!(!impostor.is_admitted());
+    world.flush_and_go(&mut impostor);
+    impostor.finish(&mut world.io());
+    world.fabric.disconnected = false;
+    assert!(!is_closing(&mut world, &mut first), "a claim ends nobody");
+
+    let mut second = connect(&mut world, 0, CNTLID_DYNAMIC);
+    assert!(!is_closing(&mut world, &mut first), "still a claim");
+    authenticate(&mut world, &mut second);
+    assert!(!is_closing(&mut world, &mut second), "the one that came last stays");
+    assert!(is_closing(&mut world, &mut first), "and the one of before ends");
+    end_both(world, second, first, others);
+}
+
+#[test]
+fn of_two_claims_the_one_that_is_proved_first_stays_where_hosts_may_not_come_twice() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    set_duplicates(&world, DuplicateHosts::Refuse);
+    let mut first = connect(&mut world, 0, CNTLID_DYNAMIC);
+    let mut others = VecDeque::new();
+    swap(&mut world, &mut others);
+    // As long as nobody has proved anything, claims are in nobody's way.
+    let mut second = connect(&mut world, 0, CNTLID_DYNAMIC);
+    authenticate(&mut world, &mut second);
+    swap(&mut world, &mut others);
+    authenticate(&mut world, &mut first);
+    assert!(is_closing(&mut world, &mut first), "it was too late");
+    swap(&mut world, &mut others);
+    assert!(!is_closing(&mut world, &mut second));
+    // From now on the name alone is refused, and may be tried again.
+    swap(&mut world, &mut others);
+    let mut third = world.open_qid(0);
+    world.memory[..1024].copy_from_slice(&connect_data(CNTLID_DYNAMIC).emit());
+    let connect = Connect { sqsize_z: 15, ..Connect::default() };
+    let status = world.ask(&mut third, &connect.emit(keyed(0, 1024)), &[]).status;
+    assert!(status.is(Status::CONNECT_CONTROLLER_BUSY) && !status.dnr(), "{status}");
+    world.flush_and_go(&mut third);
+    third.finish(&mut world.io());
+    world.flush_and_go(&mut first);
+    first.finish(&mut world.io());
+    swap(&mut world, &mut others);
+    world.end(second);
+}
+
+#[test]
+fn a_queue_that_dies_while_its_proof_is_worked_on_leaves_nothing_behind() {
+    let (mut world, _folder) = world(GroupId::FFDHE2048);
+    let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+    send_heavy(&mut world, &mut admin);
+    // Another one before that: the exchange fails, the queue goes on.
+    let cap = PropertyGet::new(Property::CAP).emit().with_cid(9);
+    assert!(refused(world.ask(&mut admin, &cap, &[]).status));
+    world.end(admin);
+}
+
+/// The type of a fabrics command lies where others have their namespace: 5, or 0105h with reserved
+/// bytes, is none. Ended twice, its slot would answer another command.
+#[test]
+fn a_preempted_host_is_still_told_what_became_of_its_proof() {
+    let (mut world, _folder) = auth::world_with(vec![GroupId::NULL, GroupId::FFDHE2048]);
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    send_heavy(&mut world, &mut queue);
+    let (keeper, words) = mpsc::channel();
+    let hosts = Fenced::Preempted(vec![connect_data(1).hostid]);
+    let subsystem = support::subsystem().nqn;
+    let fence = Arc::new(Fence::new(subsystem, vec![5], hosts, move || keeper.send(()).unwrap()));
+    queue.on_fence(&fence, &mut world.io());
+    drop(fence);
+    assert!(words.try_recv().is_ok(), "nothing holds it");
+    world.run(&mut queue);
+    assert!(world.completions.is_empty(), "the arithmetic goes on");
+    end_both(world, queue, admin, posted);
+}
+
+#[test]
+fn keys_that_come_later_concern_those_who_are_there() {
+    let mut world = World::new();
+    let (mut admin, _) = support::admin(&mut world);
+    let (folder, nqn) = (tempdir().unwrap(), HOST.parse().unwrap());
+    let key_file = folder.path().join("key");
+    write(&key_file, SECRET).unwrap();
+    set_permissions(&key_file, Permissions::from_mode(0o600)).unwrap();
+    let hosts =
+        vec![HostConfig { nqn, key_file, controller_key_file: None, hashes: None, groups: None }];
+    let config = AuthenticationConfig { hosts, ..AuthenticationConfig::default() };
+    world.registry.set_keyring(config.keyring().unwrap());
+    admin.tick(&mut world.io());
+    assert!(world.fabric.disconnected, "it never proved itself");
+    world.end(admin);
+}
+
+/// Another secret for the host, or none; the policy stays.
+fn replace_key(world: &World, secret: Option<&str>) {
+    let policy = nvmfd::core::auth::Policy::clone(&Keyring::default().policy());
+    let keys = |text| Keys { host: nvme::auth::Secret::parse(text).unwrap(), controller: None };
+    let hosts = secret.map(|text| (HOST.parse().unwrap(), keys(text)));
+    world.registry.set_keyring(Keyring::new(hosts, policy));
+}
+
+const OTHER_SECRET: &str =
+    "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8gISIjJCUmJygpKissLS4vcSEgBQ==:";
+
+#[test]
+fn a_host_whose_key_was_replaced_proves_itself_anew_in_time_or_is_disconnected() {
+    for proves in [false, true] {
+        let (mut world, _folder) = world(GroupId::NULL);
+        let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+        authenticate(&mut world, &mut admin);
+        replace_key(&world, Some(OTHER_SECRET));
+        admin.tick(&mut world.io());
+        if proves {
+            // The helper knows the first secret only.
+            replace_key(&world, Some(SECRET.trim()));
+            authenticate(&mut world, &mut admin);
+        }
+        world.now += Duration::from_secs(299);
+        admin.tick(&mut world.io());
+        assert!(!world.fabric.disconnected, "there is time to write the key on the host");
+        world.now += Duration::from_secs(1);
+        admin.tick(&mut world.io());
+        assert_eq!(world.fabric.disconnected, !proves);
+        world.end(admin);
+    }
+}
+
+#[test]
+fn who_loses_its_key_is_disconnected() {
+    let (mut world, _folder) = world(GroupId::NULL);
+    let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+    authenticate(&mut world, &mut admin);
+    replace_key(&world, None);
+    admin.tick(&mut world.io());
+    assert!(world.fabric.disconnected, "its key let it in");
+    world.end(admin);
+}
+
+#[test]
+fn a_name_whose_key_was_removed_is_free_for_nobody() {
+    let (world, _folder) = world(GroupId::NULL);
+    let local: std::net::SocketAddr = "192.0.2.1:4420".parse().unwrap();
+    let visit =
+        Visit { local, source: local.ip(), limits: support::LIMITS, held: None, now: world.now };
+    // A second change, of something else, does not make it forgotten.
+    for _ in 0..2 {
+        replace_key(&world, None);
+        let refused = world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
+        assert_eq!(refused.unwrap_err().cause, Cause::NoKey);
+    }
+}
+
+/// What a host that knows no secret may try.
+#[derive(Clone, Debug)]
+enum Step {
+    Command(Vec<u8>),
+    Io(u8, u64),
+    Say(Vec<u8>),
+    Negotiate,
+    Reply(Vec<u8>),
+    Success2,
+    Listen,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        2 => prop::collection::vec(any::<u8>(), 64).prop_map(Step::Command),
+        4 => (0u8..32, 0u64..8).prop_map(|(opcode, slba)| Step::Io(opcode, slba)),
+        1 => prop::collection::vec(any::<u8>(), 1..200).prop_map(Step::Say),
+        2 => Just(Step::Negotiate),
+        2 => prop::collection::vec(any::<u8>(), 32).prop_map(Step::Reply),
+        1 => Just(Step::Success2),
+        2 => Just(Step::Listen),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    /// No I/O command ever runs on an unauthenticated queue, whatever else comes before or after.
+    #[test]
+    fn no_io_command_ever_runs_unauthenticated(steps in prop::collection::vec(step(), 1..30)) {
+        let (mut world, _folder) = world(GroupId::NULL);
+        let (mut queue, admin, posted) = io_queue(&mut world);
+        let before = world.disk.blocks.clone();
+        for step in steps {
+            if world.fabric.disconnected {
+                break;
+            }
+            match step {
+                Step::Command(bytes) => {
+                    let mut sqe = Sqe::parse(bytes.first_chunk().unwrap());
+                    sqe.opcode = if sqe.is_fabrics() { 1 } else { sqe.opcode };
+                    let status = world.ask(&mut queue, &sqe, &[]).status;
+                    prop_assert!(!status.is_success());
+                }
+                Step::Io(opcode, slba) => {
+                    let sqe = Sqe { opcode, cdw10: slba as u32, ..read() };
+                    prop_assert!(refused(world.ask(&mut queue, &sqe, &[]).status));
+                }
+                Step::Say(bytes) => prop_assert!(say(&mut world, &mut queue, &bytes).is_success()),
+                Step::Negotiate => {
+                    prop_assert!(say(&mut world, &mut queue, &negotiate()).is_success());
+                }
+                Step::Reply(response) => {
+                    let (t_id, response) = (5, &response[..]);
+                    let reply = Reply { t_id, response, challenge: None, seqnum: 0, value: &[] };
+                    let mut message = [0; 80];
+                    reply.emit(&mut message).unwrap();
+                    prop_assert!(say(&mut world, &mut queue, &message).is_success());
+                }
+                Step::Success2 => {
+                    let mut message = [0; 16];
+                    Notice::Success2.emit(5, &mut message).unwrap();
+                    prop_assert!(say(&mut world, &mut queue, &message).is_success());
+                }
+                Step::Listen => {
+                    listen(&mut world, &mut queue);
+                }
+            }
+            prop_assert!(!queue.is_admitted());
+            prop_assert!(world.disk.backings.is_empty());
+        }
+        prop_assert!(world.disk.blocks == before);
+        end_both(world, queue, admin, posted);
+    }
+}
+
+#[test]
+fn a_host_that_offers_nothing_of_what_it_may_use_is_told_so_with_its_own_failure() {
+    let allow = |world: &World, folder: &TempDir, hashes: &[HashId], groups: &[GroupId]| {
+        let host = HostConfig {
+            nqn: HOST.parse().unwrap(),
+            key_file: folder.path().join("key"),
+            controller_key_file: None,
+            hashes: Some(hashes.to_vec()),
+            groups: Some(groups.to_vec()),
+        };
+        let config = AuthenticationConfig { hosts: vec![host], ..Default::default() };
+        world.registry.set_keyring(config.keyring().unwrap());
+    };
+    let null = [GroupId::NULL];
+    for (hashes, groups, why) in [
+        (&[HashId::SHA384][..], &null[..], Failure::HASH_UNUSABLE),
+        (&[HashId::SHA256], &[GroupId::FFDHE2048], Failure::GROUP_UNUSABLE),
+    ] {
+        let (mut world, folder) = world(GroupId::NULL);
+        allow(&world, &folder, hashes, groups);
+        let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+        assert!(say(&mut world, &mut admin, &negotiate()).is_success());
+        let told = Notice::parse(&listen(&mut world, &mut admin));
+        assert!(matches!(&told, Ok(Notice::Failure1(failure)) if *failure == why), "{told:?}");
+        assert!(!admin.is_admitted());
+        world.end(admin);
+    }
+    // A session that is there stays when its hash is no longer allowed, until it proves itself anew.
+    let (mut world, folder) = world(GroupId::NULL);
+    allow(&world, &folder, &[HashId::SHA256], &null);
+    let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+    authenticate(&mut world, &mut admin);
+    allow(&world, &folder, &[HashId::SHA512], &null);
+    world.now += Duration::from_secs(1);
+    admin.tick(&mut world.io());
+    assert!(admin.is_admitted() && !world.fabric.disconnected);
+    assert!(say(&mut world, &mut admin, &negotiate()).is_success());
+    let told = Notice::parse(&listen(&mut world, &mut admin));
+    assert!(matches!(told, Ok(Notice::Failure1(Failure::HASH_UNUSABLE))), "{told:?}");
+    world.end(admin);
+}
+
+#[test]
+fn a_proof_with_the_key_of_before_lasts_no_longer_than_those_that_were_there() {
+    for again in [false, true] {
+        let (mut world, _folder) = world(GroupId::NULL);
+        let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+        if again {
+            authenticate(&mut world, &mut admin);
+        }
+        assert!(say(&mut world, &mut admin, &negotiate()).is_success());
+        let challenge = listen(&mut world, &mut admin);
+        // The exchange has begun with the key that is replaced now.
+        replace_key(&world, Some(OTHER_SECRET));
+        assert!(say(&mut world, &mut admin, &reply(&challenge)).is_success());
+        listen(&mut world, &mut admin);
+        assert!(admin.is_admitted());
+        admin.tick(&mut world.io());
+        world.now += Duration::from_secs(299);
+        admin.tick(&mut world.io());
+        assert!(!world.fabric.disconnected, "there is time to write the key on the host");
+        world.now += Duration::from_secs(1);
+        admin.tick(&mut world.io());
+        assert!(world.fabric.disconnected, "again: {again}");
+        world.end(admin);
+    }
+}
+
+#[test]
+fn each_queue_proves_itself_with_the_new_key_or_is_closed() {
+    for proves in [false, true] {
+        let (mut world, _folder) = world(GroupId::NULL);
+        let (mut queue, mut admin, posted) = io_queue(&mut world);
+        authenticate(&mut world, &mut queue);
+        // The helper knows one secret only: it is the new one, and two replacements ago the old one.
+        replace_key(&world, Some(OTHER_SECRET));
+        replace_key(&world, Some(SECRET));
+        queue.tick(&mut world.io());
+        if proves {
+            authenticate(&mut world, &mut queue);
+        }
+        let posted_by_queue = std::mem::replace(&mut world.fabric.posted, posted);
+        authenticate(&mut world, &mut admin);
+        let posted = std::mem::replace(&mut world.fabric.posted, posted_by_queue);
+        world.now += Duration::from_secs(301);
+        admin.tick(&mut world.io());
+        assert!(!world.fabric.disconnected, "the admin queue has the new key");
+        queue.tick(&mut world.io());
+        assert_eq!(world.fabric.disconnected, !proves);
+        end_both(world, queue, admin, posted);
+    }
+}

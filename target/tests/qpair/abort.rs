@@ -1,0 +1,293 @@
+//! Abort: what ends at its host's wish, what goes on, and that the answer says which.
+
+use nvme::sqe::{DsmRange, Flags};
+use nvme::{AdminOpcode, IoOpcode, Sgl, Sqe, Status};
+use nvmfd::core::message::{Mailbox, Sender, mailbox};
+use nvmfd::core::qpair::Queue;
+use nvmfd::core::sched::abort::Recall;
+
+use crate::support::{World, admin, end_both, io_queue, keyed};
+
+const CID: u16 = 0x33;
+
+fn abort(sqid: u16, cid: u16) -> Sqe {
+    let cdw10 = u32::from(sqid) | u32::from(cid) << 16;
+    Sqe { cdw10, ..Sqe::admin(AdminOpcode::ABORT).with_cid(0x70) }
+}
+
+/// The wish of an Abort command on another reactor, as its mail brings it to an I/O queue.
+struct Wish {
+    home: Sender,
+    _inbox: Mailbox,
+}
+
+impl Wish {
+    fn new() -> Wish {
+        let (home, inbox) = mailbox().unwrap();
+        Wish { home, _inbox: inbox }
+    }
+
+    fn tell(&self, world: &mut World, queue: &mut Queue, admin: &Queue, cid: u16) -> Recall {
+        let id = admin.association().unwrap().id;
+        let (recall, errand) = Recall::new(id, 1, cid, self.home.waker());
+        queue.on_errand(&errand, &mut world.io());
+        recall
+    }
+}
+
+/// What came of the command, and what the Abort command says.
+fn ends(world: &mut World, queue: &mut Queue, recall: &Recall) -> (u16, bool) {
+    world.run(queue);
+    let cqe = world.completions.pop().expect("an answer");
+    assert_eq!((cqe.cid, world.completions.len()), (CID, 0));
+    (cqe.status.code(), recall.outcome().expect("settled"))
+}
+
+fn read() -> Sqe {
+    Sqe::io(IoOpcode::READ, 1).with_range(1, 0).with_sgl(keyed(0, 4096)).with_cid(CID)
+}
+
+fn write() -> Sqe {
+    Sqe { opcode: IoOpcode::WRITE.0, ..read() }
+}
+
+#[test]
+fn an_event_request_ends_at_once_and_its_place_is_free() {
+    let mut world = World::new();
+    let (mut queue, _) = admin(&mut world);
+    let event = Sqe::admin(AdminOpcode::ASYNC_EVENT_REQUEST);
+    for cid in 1..=4 {
+        world.send(&mut queue, &event.with_cid(cid), &[]);
+    }
+    world.send(&mut queue, &abort(0, 2), &[]);
+    world.run(&mut queue);
+    let answers: Vec<_> =
+        world.completions.drain(..).map(|c| (c.cid, c.status.code(), c.dw0())).collect();
+    assert_eq!(answers, [(2, 0x007, 0), (0x70, 0, 0)], "the command's own answer comes first");
+    world.send(&mut queue, &event.with_cid(2), &[]);
+    world.run(&mut queue);
+    assert!(world.completions.is_empty(), "one more waits");
+    assert_eq!(world.ask(&mut queue, &event.with_cid(5), &[]).status.code(), 0x105);
+    world.end(queue);
+}
+
+#[test]
+fn what_is_not_there_is_not_aborted() {
+    let mut world = World::new();
+    let (mut queue, _) = admin(&mut world);
+    // No such command, an Abort command (this one), no such queue.
+    for named in [abort(0, 9), abort(0, 0x70), abort(3, 9), abort(u16::MAX, 0)] {
+        let cqe = world.ask(&mut queue, &named, &[]);
+        assert!(cqe.status.is_success());
+        assert_eq!((cqe.cid, cqe.dw0()), (0x70, 1), "{named:?}");
+    }
+    world.end(queue);
+}
+
+#[test]
+fn there_is_a_limit_to_aborts() {
+    let mut world = World::new();
+    let (letters, inbox) = mailbox().unwrap();
+    let registry = nvmfd::core::registry::Registry::new(vec![letters], 8, 70);
+    world.replace(registry, nvmfd::worker::Workers::default());
+    world.registry.publish(std::sync::Arc::new(crate::support::subsystem()));
+    let (mut queue, _) = admin(&mut world);
+    // The errands wait in the mailbox.
+    for cid in 1..=4 {
+        world.send(&mut queue, &abort(1, 9).with_cid(cid), &[]);
+    }
+    assert_eq!(world.ask(&mut queue, &abort(1, 9).with_cid(5), &[]).status.code(), 0x103);
+    assert!(world.completions.is_empty());
+    while let Some(mail) = inbox.take() {
+        drop(mail);
+    }
+    queue.tick(&mut world.io());
+    world.run(&mut queue);
+    let told: Vec<_> = world.completions.drain(..).map(|c| (c.cid, c.dw0())).collect();
+    assert_eq!(told, [1, 2, 3, 4].map(|cid| (cid, 1)), "in order; nobody had the queue");
+    assert_eq!(world.ask(&mut queue, &abort(0, 9), &[]).dw0(), 1, "there is room again");
+    world.end(queue);
+}
+
+#[test]
+fn a_disk_gives_back_or_not_and_the_answer_tells() {
+    let wish = Wish::new();
+    for (gives_back, expected) in [(true, (0x007, true)), (false, (0x000, false))] {
+        let flush = Sqe::io(IoOpcode::FLUSH, 1).with_cid(CID);
+        let zeroes = Sqe::io(IoOpcode::WRITE_ZEROES, 1).with_range(1, 0).with_cid(CID);
+        for sqe in [read(), write(), flush, zeroes] {
+            let mut world = World::new();
+            world.disk.gives_back = gives_back;
+            let (mut queue, admin, posted) = io_queue(&mut world);
+            world.send(&mut queue, &sqe, &[]);
+            while world.disk.waiting.is_empty() {
+                assert!(world.fabric_step(&mut queue));
+            }
+            let recall = wish.tell(&mut world, &mut queue, &admin, CID);
+            assert_eq!(recall.outcome(), None, "the disk has not answered");
+            let found = ends(&mut world, &mut queue, &recall);
+            assert_eq!(found, expected, "{sqe:?}");
+            end_both(world, queue, admin, posted);
+        }
+    }
+}
+
+#[test]
+fn an_operation_that_goes_on_keeps_nobody_waiting() {
+    let wish = Wish::new();
+    let mut world = World::new();
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    world.send(&mut queue, &read(), &[]);
+    let recall = wish.tell(&mut world, &mut queue, &admin, CID);
+    assert!(world.disk_step(&mut queue), "the disk will not give it back");
+    assert_eq!((recall.outcome(), world.disk.waiting.len()), (Some(false), 1));
+    assert_eq!(ends(&mut world, &mut queue, &recall), (0, false));
+    end_both(world, queue, admin, posted);
+}
+
+#[test]
+fn several_wishes_for_one_command_are_all_told_what_became_of_it() {
+    let wish = Wish::new();
+    for (gives_back, expected) in [(true, (0x007, true)), (false, (0x000, false))] {
+        for sqe in [read(), write()] {
+            // When the later wishes come: all the way from the capsule to the disk.
+            for steps in 0..3 {
+                let mut world = World::new();
+                world.disk.gives_back = gives_back;
+                let (mut queue, admin, posted) = io_queue(&mut world);
+                world.memory[..4096].fill(0xAB);
+                world.send(&mut queue, &sqe, &[]);
+                let first = wish.tell(&mut world, &mut queue, &admin, CID);
+                for _ in 0..steps {
+                    world.fabric_step(&mut queue);
+                }
+                let more = [(); 3].map(|()| wish.tell(&mut world, &mut queue, &admin, CID));
+                let found = ends(&mut world, &mut queue, &first);
+                // What is pulled does not need the disk to be given back.
+                let pulled = sqe.opcode == write().opcode;
+                assert!(found == expected || pulled && found == (0x007, true), "{found:?}");
+                for later in more {
+                    let told = later.outcome().expect("settled");
+                    assert!(!told || found.1, "{steps}: told that it was aborted, and it was not");
+                    // Once its answer is on the way, it is no longer there to be aborted.
+                    assert!(told == found.1 || pulled && steps > 0, "{steps}: {told} {found:?}");
+                }
+                end_both(world, queue, admin, posted);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_pulled_does_not_get_to_the_disk() {
+    let wish = Wish::new();
+    let mut world = World::new();
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    let before = world.disk.blocks.clone();
+    world.memory[..4096].fill(0xAB);
+    world.send(&mut queue, &write(), &[]);
+    let recall = wish.tell(&mut world, &mut queue, &admin, CID);
+    assert_eq!(ends(&mut world, &mut queue, &recall), (0x007, true));
+    assert!(world.disk.blocks == before && world.disk.trace.is_empty());
+    end_both(world, queue, admin, posted);
+}
+
+#[test]
+fn what_waits_for_a_buffer_leaves_the_line() {
+    let wish = Wish::new();
+    let mut world = World::new();
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    for cid in 0..8 {
+        let read = Sqe::io(IoOpcode::READ, 1).with_range(0, 15).with_sgl(keyed(0, 1 << 16));
+        world.send(&mut queue, &read.with_cid(cid), &[]);
+    }
+    assert_eq!((world.disk.waiting.len(), world.waiters.len()), (4, 4));
+    let recall = wish.tell(&mut world, &mut queue, &admin, 6);
+    assert_eq!((recall.outcome(), world.waiters.len()), (None, 3));
+    assert!(world.fabric_step(&mut queue));
+    assert_eq!(recall.outcome(), Some(true));
+    let cqe = world.completions.pop().unwrap();
+    assert_eq!((cqe.cid, cqe.status), (6, Status::ABORT_REQUESTED.with_more(true)));
+    world.run(&mut queue);
+    let order: Vec<u16> = world.completions.drain(..).map(|c| c.cid).collect();
+    assert_eq!(order, [0, 1, 2, 3, 4, 5, 7]);
+    end_both(world, queue, admin, posted);
+}
+
+#[test]
+fn with_the_second_half_of_a_fused_command_the_first_leaves_the_line() {
+    let wish = Wish::new();
+    let mut world = World::new();
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    for cid in 0..8 {
+        let read = Sqe::io(IoOpcode::READ, 1).with_range(0, 15).with_sgl(keyed(0, 1 << 16));
+        world.send(&mut queue, &read.with_cid(cid), &[]);
+    }
+    assert_eq!(world.waiters.len(), 4);
+    for aborted in [21, 20] {
+        for (cid, opcode, fuse) in [
+            (20, IoOpcode::COMPARE, Flags::FUSED_FIRST),
+            (21, IoOpcode::WRITE, Flags::FUSED_SECOND),
+        ] {
+            let flags = Flags::SGL.with_fuse(fuse);
+            let half = Sqe { opcode: opcode.0, ..read() }.with_flags(flags).with_cid(cid);
+            world.send(&mut queue, &half, &[]);
+        }
+        assert_eq!(world.waiters.len(), 5, "the first half stands in line for both");
+        let recall = wish.tell(&mut world, &mut queue, &admin, aborted);
+        assert_eq!((recall.outcome(), world.waiters.len()), (None, 4));
+        while world.fabric_step(&mut queue) {}
+        assert_eq!(recall.outcome(), Some(true));
+        let mut ended: Vec<_> =
+            world.completions.drain(..).map(|c| (c.cid, c.status.code())).collect();
+        ended.sort_unstable();
+        let code = |cid| match cid == aborted {
+            true => Status::ABORT_REQUESTED.code(),
+            false => Status::ABORTED_FAILED_FUSED.code(),
+        };
+        assert_eq!(ended, [(20, code(20)), (21, code(21))]);
+    }
+    world.run(&mut queue);
+    let order: Vec<u16> = world.completions.drain(..).map(|c| c.cid).collect();
+    assert_eq!(order, (0..8).collect::<Vec<_>>());
+    end_both(world, queue, admin, posted);
+}
+
+#[test]
+fn the_ranges_that_are_left_stay_as_they_are() {
+    let wish = Wish::new();
+    let mut world = World::new();
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    let mut data = vec![0; 4096];
+    for (i, slba) in [2, 4, 6].into_iter().enumerate() {
+        data[i * 16..][..16].copy_from_slice(&DsmRange { attributes: 0, blocks: 1, slba }.emit());
+    }
+    let dsm = Sqe::deallocation(1, 2).with_sgl(Sgl::in_capsule(0, 4096)).with_cid(CID);
+    world.send(&mut queue, &dsm, &data);
+    // The wish meets the operation on its way home: the disk has not heard of it yet.
+    let recall = wish.tell(&mut world, &mut queue, &admin, CID);
+    let done = world.disk.perform(&world.pool).unwrap();
+    queue.on_disk(done.tag as u16, done, &mut world.io());
+    assert_eq!(ends(&mut world, &mut queue, &recall), (0x007, true));
+    let kept: Vec<_> = [2, 4, 6].map(|lba| world.disk.blocks[lba << 12] != 0).to_vec();
+    assert_eq!(kept, [false, true, true]);
+    end_both(world, queue, admin, posted);
+}
+
+#[test]
+fn a_connection_that_ends_settles_its_wishes() {
+    let wish = Wish::new();
+    let mut world = World::new();
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    world.send(&mut queue, &read(), &[]);
+    let recall = wish.tell(&mut world, &mut queue, &admin, CID);
+    queue.close(&mut world.io());
+    world.flush_and_go(&mut queue);
+    let done = world.disk.perform(&world.pool).unwrap();
+    queue.on_disk(done.tag as u16, done, &mut world.io());
+    assert_eq!(recall.outcome(), Some(false), "nobody is told of the command any more");
+    assert!(!queue.is_finished(), "the disk still owes the answer to the wish");
+    assert!(world.disk_step(&mut queue) && queue.is_finished());
+    assert!(world.disk.waiting.is_empty());
+    end_both(world, queue, admin, posted);
+}

@@ -1,0 +1,415 @@
+//! Write Uncorrectable as a queue serves it, with a keeper that the test drives.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::Arc;
+
+use nvme::copy::{Copy, CopyFlags, CopyRange};
+use nvme::reservation::{
+    Acquire, AcquireKeys, Register, RegisterKeys, Release, ReleaseAction, ReleaseKey,
+    ReservationType,
+};
+use nvme::sqe::DsmRange;
+use nvme::{Cqe, IoOpcode, Sgl, Sqe, Status};
+use nvmfd::blockdev::{Done, Op};
+use nvmfd::core::message::{Mail, Mailbox, mailbox};
+use nvmfd::core::qpair::Queue;
+use nvmfd::core::registry::Registry;
+use nvmfd::core::sched::offload::{Job, ReservationRequest};
+use nvmfd::core::subsystem::bad_blocks::Marks;
+use nvmfd::core::subsystem::reservation::Order;
+use nvmfd::worker::Workers;
+use nvmfd::worker::ns_state::Keeper;
+use rdma::{Tag, Work};
+
+use crate::support::{World, end_both, io_queue, keyed, subsystem};
+
+/// A host that is not of this world.
+const OTHER: [u8; 16] = [6; 16];
+
+/// A world whose namespace takes Write Uncorrectable, and a host in it.
+struct Stage {
+    world: World,
+    mail: Mailbox,
+    keeper: Keeper,
+    queue: Queue,
+    admin: Queue,
+    posted: VecDeque<(Tag, Work)>,
+}
+
+impl Stage {
+    fn new(folder: &Path) -> Stage {
+        let (sender, mail) = mailbox().unwrap();
+        let keeper = Keeper::new();
+        let mut world = World::new();
+        let mut subsystem = subsystem();
+        subsystem.namespaces[0].write_uncorrectable = true;
+        subsystem.namespaces[0].marks = Marks::kept(subsystem.nqn, 1, folder, [1; 16]).unwrap();
+        let registry = Registry::new(vec![sender], 8, 70);
+        world.replace(registry, Workers::default().with_ns_state(keeper.sender()));
+        world.registry.publish(Arc::new(subsystem));
+        let (queue, admin, posted) = io_queue(&mut world);
+        while mail.take().is_some() {}
+        Stage { world, mail, keeper, queue, admin, posted }
+    }
+
+    fn send(&mut self, sqe: &Sqe, data: &[u8]) {
+        self.world.send(&mut self.queue, sqe, data);
+        self.world.run(&mut self.queue);
+    }
+
+    /// Another host gives an order about its reservation.
+    fn order(&self, order: Order) {
+        let subsystem = self.world.registry.subsystem(&subsystem().nqn).unwrap();
+        let of = vec![Arc::clone(&subsystem.namespaces[0].reservation)];
+        let request = ReservationRequest { of, host: OTHER, order, reactor: 0, tag: 0 };
+        assert!(self.world.shared.offload.submit(Job::Reserve(request)));
+    }
+
+    /// The keeper does what it was told. So many answers come first that are nobody's here.
+    fn carry_out(&mut self, orders: usize) {
+        self.keeper.catch_up(&self.world.registry);
+        for _ in 0..orders {
+            assert!(matches!(self.mail.take(), Some(Mail::Answer(Done { outcome: Ok(()), .. }))));
+        }
+    }
+
+    /// The keeper keeps what it was told, and everything goes on.
+    fn keep(&mut self) {
+        self.hear();
+        self.world.run(&mut self.queue);
+    }
+
+    /// The keeper keeps what it was told; the disk does nothing.
+    fn hear(&mut self) {
+        self.hear_keeper();
+        while self.world.fabric_step(&mut self.queue) {}
+    }
+
+    /// The same; the fabric does nothing either.
+    fn hear_keeper(&mut self) {
+        self.keeper.catch_up(&self.world.registry);
+        while let Some(letter) = self.mail.take() {
+            if let Mail::Answer(done) = letter {
+                self.queue.on_disk(done.tag as u16, done, &mut self.world.io());
+            }
+        }
+    }
+
+    /// Sends a command whose change of blocks has happened, and nobody has been told.
+    fn change(&mut self, sqe: &Sqe, data: &[u8]) -> Done {
+        self.world.send(&mut self.queue, sqe, data);
+        while self.world.fabric_step(&mut self.queue) {}
+        self.world.look(&mut self.queue);
+        while !matches!(self.world.disk.waiting[0].1, Op::Write { .. } | Op::Zero { .. }) {
+            assert!(self.world.disk_step(&mut self.queue));
+            self.world.look(&mut self.queue);
+        }
+        self.world.disk.perform(&self.world.pool).unwrap()
+    }
+
+    fn ask(&mut self, sqe: &Sqe, data: &[u8]) -> Cqe {
+        self.send(sqe, data);
+        self.keep();
+        self.world.completions.pop().expect("an answer")
+    }
+
+    fn good(&mut self, sqe: &Sqe, data: &[u8]) {
+        let cqe = self.ask(sqe, data);
+        assert!(cqe.status.is_success(), "{}", cqe.status);
+    }
+
+    /// Which blocks of the first 16 cannot be read.
+    fn bad(&mut self) -> Vec<u64> {
+        let read = Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(0, 4096));
+        let mut bad = Vec::new();
+        for slba in 0..16 {
+            let status = self.ask(&read.with_range(slba, 0), &[]).status;
+            if status.is(Status::UNRECOVERED_READ_ERROR) {
+                assert!(status.dnr());
+                bad.push(slba);
+            } else {
+                assert!(status.is_success(), "{status}");
+            }
+        }
+        bad
+    }
+
+    /// Who was answered, all with success.
+    fn answered(&mut self) -> Vec<u16> {
+        let answers = self.world.completions.drain(..);
+        answers.filter(|cqe| cqe.status.is_success()).map(|cqe| cqe.cid).collect()
+    }
+
+    /// What a block contains, if it can be read just now.
+    fn read(&mut self, slba: u64) -> Option<u8> {
+        let read = Sqe::io(IoOpcode::READ, 1).with_range(slba, 0).with_sgl(keyed(8192, 4096));
+        let status = self.world.ask(&mut self.queue, &read.with_cid(9), &[]).status;
+        assert!(status.is_success() || status.is(Status::UNRECOVERED_READ_ERROR), "{status}");
+        status.is_success().then(|| self.world.memory[8192])
+    }
+
+    fn end(self) {
+        end_both(self.world, self.queue, self.admin, self.posted);
+    }
+}
+
+fn write(slba: u64) -> Sqe {
+    Sqe::io(IoOpcode::WRITE, 1).with_range(slba, 0).with_sgl(keyed(0, 4096))
+}
+
+fn zeroes(slba: u64) -> Sqe {
+    Sqe::io(IoOpcode::WRITE_ZEROES, 1).with_range(slba, 0)
+}
+
+fn mark(slba: u64, nlb_z: u16) -> Sqe {
+    Sqe::io(IoOpcode::WRITE_UNCORRECTABLE, 1).with_range(slba, nlb_z)
+}
+
+#[test]
+fn blocks_are_unreadable_once_that_is_kept_and_until_they_are_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut stage = Stage::new(folder.path());
+    stage.send(&mark(4, 7), &[]);
+    assert!(stage.world.completions.is_empty(), "nobody has kept it yet");
+    stage.keep();
+    assert!(stage.world.completions.pop().unwrap().status.is_success());
+    assert_eq!(stage.bad(), [4, 5, 6, 7, 8, 9, 10, 11]);
+
+    // Written, durably; the answer comes when that is kept as well.
+    let write = Sqe::io(IoOpcode::WRITE, 1).with_range(3, 1).with_sgl(keyed(0, 8192));
+    stage.world.memory[..8192].fill(0xAB);
+    stage.world.send(&mut stage.queue, &write, &[]);
+    assert!(stage.world.fabric_step(&mut stage.queue), "pulled");
+    stage.world.look(&mut stage.queue);
+    let durable =
+        matches!(stage.world.disk.waiting.front(), Some((_, Op::Write { fua: true, .. })));
+    assert!(durable, "or a power loss would bring old data back");
+    stage.world.run(&mut stage.queue);
+    assert!(stage.world.completions.is_empty());
+    stage.keep();
+    assert!(stage.world.completions.pop().unwrap().status.is_success());
+    stage.good(&Sqe::io(IoOpcode::WRITE_ZEROES, 1).with_range(6, 0), &[]);
+    let range = DsmRange { attributes: 0, blocks: 2, slba: 8 }.emit();
+    stage.world.disk.trace.clear();
+    let deallocation = Sqe::deallocation(1, 0).with_sgl(Sgl::in_capsule(0, 16));
+    stage.world.send(&mut stage.queue, &deallocation, &range);
+    let zeroed = matches!(stage.world.disk.waiting.front(), Some((_, Op::Zero { .. })));
+    assert!(zeroed, "a store that gives up nothing would bring old data back");
+    stage.world.run(&mut stage.queue);
+    stage.keep();
+    assert!(stage.world.completions.pop().unwrap().status.is_success());
+    assert_eq!(stage.world.disk.trace, ["zero", "flush"]);
+    assert_eq!(stage.bad(), [5, 7, 10, 11]);
+    let nqn = subsystem().nqn;
+    let marks = Marks::kept(nqn, 1, folder.path(), [1; 16]).unwrap();
+    assert_eq!((marks.first(0, 1 << 20), marks.first(6 << 12, 4096)), (Some(5 << 12), None));
+
+    stage.good(&write.with_range(14, 1), &[]);
+    stage.end();
+}
+
+/// It was let through before its host was preempted, and comes to the keeper behind that.
+#[test]
+fn an_order_that_the_keeper_has_not_begun_is_not_carried_out_when_its_host_is_barred() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut stage = Stage::new(folder.path());
+    let how = Acquire(0).with_rtype(ReservationType::WRITE_EXCLUSIVE);
+    stage.order(Order::Register(Register(0), RegisterKeys { current: 0, new: 1 }));
+    stage.order(Order::Acquire(how, AcquireKeys { current: 1, preempt: 0 }));
+    stage.send(&mark(4, 0), &[]);
+    stage.carry_out(2);
+    stage.keep();
+    let status = stage.world.completions.pop().unwrap().status;
+    assert!(status.is(Status::RESERVATION_CONFLICT) && status.dnr(), "{status}");
+    let clear = Release(0).with_action(ReleaseAction::CLEAR);
+    stage.order(Order::Release(clear, ReleaseKey { current: 1 }));
+    stage.carry_out(1);
+    assert_eq!(stage.bad(), [] as [u64; 0]);
+    // Nor when the namespace is protected.
+    stage.send(&mark(4, 0), &[]);
+    let mut protected = subsystem();
+    protected.namespaces[0].read_only = true;
+    let served = stage.world.registry.subsystem(&protected.nqn).unwrap();
+    protected.namespaces[0].marks = Arc::clone(&served.namespaces[0].marks);
+    stage.world.registry.publish(Arc::new(protected));
+    stage.hear();
+    let status = stage.world.completions.pop().unwrap().status;
+    assert!(status.is(Status::NAMESPACE_WRITE_PROTECTED), "{status}");
+    stage.end();
+}
+
+#[test]
+fn compare_verify_and_copy_do_not_read_them_and_copy_may_write_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut stage = Stage::new(folder.path());
+    stage.good(&mark(8, 1), &[]);
+    let unread = Status::UNRECOVERED_READ_ERROR;
+    let compare = Sqe::io(IoOpcode::COMPARE, 1).with_range(7, 1).with_sgl(keyed(0, 8192));
+    assert!(stage.ask(&compare, &[]).status.is(unread));
+    assert!(stage.ask(&Sqe::io(IoOpcode::VERIFY, 1).with_range(0, 15), &[]).status.is(unread));
+    let copy = |sdlba| {
+        let flags = CopyFlags(0).with_nr_z(1);
+        Copy { sdlba, flags }.emit(1, Sgl::in_capsule(0, 64))
+    };
+    let ranges = |slba| {
+        [CopyRange { slba: 1, nlb_z: 0 }, CopyRange { slba, nlb_z: 1 }]
+            .iter()
+            .flat_map(CopyRange::emit)
+            .collect::<Vec<u8>>()
+    };
+    stage.world.disk.trace.clear();
+    assert!(stage.ask(&copy(20), &ranges(7)).status.is(unread));
+    assert!(stage.world.disk.trace.is_empty(), "nothing was loaded");
+    let association = stage.queue.association().unwrap();
+    let (_, errors) = association.errors();
+    let told: Vec<u64> = errors.iter().map(|(_, error)| error.slba).collect();
+    assert_eq!(told, [8; 3], "the block itself");
+
+    stage.good(&copy(7), &ranges(2));
+    assert!(stage.bad().is_empty(), "they were copied over");
+    stage.good(&mark(8, 1), &[]);
+    stage.good(&copy(40), &ranges(2));
+    assert_eq!(stage.bad(), [8, 9]);
+    stage.end();
+}
+
+#[test]
+fn what_is_marked_while_it_is_deallocated_stays_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut stage = Stage::new(folder.path());
+    stage.good(&mark(0, 0), &[]);
+    let range = DsmRange { attributes: 0, blocks: 2, slba: 8 }.emit();
+    let deallocation = Sqe::deallocation(1, 0).with_sgl(Sgl::in_capsule(0, 16)).with_cid(5);
+    stage.world.send(&mut stage.queue, &deallocation, &range);
+    let discards = |stage: &Stage| matches!(stage.world.disk.waiting[0].1, Op::Discard { .. });
+    assert!(discards(&stage), "nothing there is unreadable, and the store may do nothing");
+    stage.world.send(&mut stage.queue, &mark(9, 0).with_cid(1), &[]);
+    stage.hear();
+    let cqe = stage.world.completions.pop().unwrap();
+    assert!((cqe.cid, cqe.status.is_success()) == (1, true) && discards(&stage));
+    stage.world.run(&mut stage.queue);
+    stage.keep();
+    let cqe = stage.world.completions.pop().unwrap();
+    assert_eq!((cqe.cid, cqe.status.is_success()), (5, true));
+    assert_eq!(stage.bad(), [0, 9], "what was there before would be read again");
+    stage.end();
+}
+
+#[test]
+fn what_is_marked_while_it_is_changed_stays_unreadable() {
+    let write = Sqe::io(IoOpcode::WRITE, 1).with_range(8, 0).with_sgl(keyed(0, 4096));
+    let copy = Copy { sdlba: 8, flags: CopyFlags(0) }.emit(1, Sgl::in_capsule(0, 32));
+    let from = CopyRange { slba: 2, nlb_z: 0 }.emit();
+    let range = DsmRange { attributes: 0, blocks: 2, slba: 8 }.emit();
+    let deallocation = Sqe::deallocation(1, 0).with_sgl(Sgl::in_capsule(0, 16));
+    let zeroes = Sqe::io(IoOpcode::WRITE_ZEROES, 1).with_range(8, 0);
+    let changes: [(Sqe, &[u8]); 4] =
+        [(write, &[]), (zeroes, &[]), (copy, &from), (deallocation, &range)];
+    for (change, data) in changes {
+        let folder = tempfile::tempdir().unwrap();
+        let mut stage = Stage::new(folder.path());
+        stage.good(&mark(0, 0), &[]);
+        stage.good(&mark(8, 0), &[]);
+        let done = stage.change(&change.with_cid(5), data);
+        stage.good(&mark(8, 0), &[]);
+        stage.queue.on_disk(done.tag as u16, done, &mut stage.world.io());
+        stage.world.run(&mut stage.queue);
+        stage.keep();
+        let cqe = stage.world.completions.pop().unwrap();
+        assert_eq!((cqe.cid, cqe.status.is_success()), (5, true));
+        assert_eq!(stage.bad(), [0, 8], "opcode {:02X}h", change.opcode);
+        stage.good(&change.with_cid(6), data);
+        assert_eq!(stage.bad(), [0]);
+        stage.end();
+    }
+}
+
+/// The block cannot be read once the write and the marks are answered, so the marks are behind the
+/// write, and only what the zeroes have left may be read when the marks are gone.
+#[test]
+fn what_marks_have_hidden_does_not_come_to_light_behind_the_change_that_takes_them_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut stage = Stage::new(folder.path());
+    stage.world.memory[..4096].fill(0xAB);
+    stage.world.send(&mut stage.queue, &write(4).with_cid(1), &[]);
+    assert!(stage.world.fabric_step(&mut stage.queue), "the disk has the write");
+    stage.world.send(&mut stage.queue, &mark(4, 0).with_cid(2), &[]);
+    stage.hear();
+    stage.world.send(&mut stage.queue, &zeroes(4).with_cid(3), &[]);
+    stage.world.look(&mut stage.queue);
+    // A disk takes what it has in whatever order it likes.
+    stage.world.disk.waiting.make_contiguous().reverse();
+    stage.world.run(&mut stage.queue);
+    assert_eq!(stage.answered(), [2, 1]);
+    assert_eq!(stage.read(4), None);
+    stage.keep();
+    assert_eq!(stage.answered(), [3]);
+    assert_eq!(stage.read(4), Some(0), "what was hidden");
+    stage.end();
+}
+
+#[test]
+fn a_write_from_before_the_marks_waits_until_they_are_gone_when_they_are_taken_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut stage = Stage::new(folder.path());
+    stage.world.memory[..4096].fill(0xAB);
+    stage.world.send(&mut stage.queue, &write(4).with_cid(1), &[]);
+    stage.world.send(&mut stage.queue, &mark(4, 0).with_cid(2), &[]);
+    stage.hear_keeper();
+    stage.world.send(&mut stage.queue, &zeroes(4).with_cid(3), &[]);
+    stage.world.look(&mut stage.queue);
+    while stage.world.disk_step(&mut stage.queue) {}
+    // The zeroes are durable, and the keeper has not noted that. Now the data of the write come.
+    stage.world.run(&mut stage.queue);
+    assert_eq!(stage.answered(), [2]);
+    assert_eq!(stage.read(4), None);
+    stage.keep();
+    assert_eq!(stage.answered(), [3, 1]);
+    assert_eq!(stage.read(4), Some(0xAB));
+    stage.end();
+}
+
+#[test]
+fn what_fails_mends_nothing_and_what_cannot_be_kept_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut stage = Stage::new(folder.path());
+    stage.good(&mark(4, 0), &[]);
+    let write = Sqe::io(IoOpcode::WRITE, 1).with_range(4, 0).with_sgl(keyed(0, 4096));
+    stage.world.disk.fail = Some(Status::WRITE_FAULT);
+    assert!(stage.ask(&write, &[]).status.is(Status::WRITE_FAULT));
+    stage.world.disk.fail = None;
+    assert_eq!(stage.bad(), [4]);
+    std::fs::remove_dir_all(folder.path()).unwrap();
+    assert!(stage.ask(&write, &[]).status.is(Status::INTERNAL_ERROR));
+    assert!(stage.ask(&mark(5, 0), &[]).status.is(Status::INTERNAL_ERROR));
+    assert_eq!(stage.bad(), [4]);
+    std::fs::create_dir(folder.path()).unwrap();
+    stage.good(&write, &[]);
+    assert!(stage.bad().is_empty());
+    stage.end();
+}
+
+#[test]
+fn a_connection_that_dies_while_the_keeper_works_gives_everything_back() {
+    for steps in 0..4 {
+        let folder = tempfile::tempdir().unwrap();
+        let mut stage = Stage::new(folder.path());
+        stage.good(&mark(4, 0), &[]);
+        let write = Sqe::io(IoOpcode::WRITE, 1).with_range(4, 0).with_sgl(keyed(0, 4096));
+        stage.world.send(&mut stage.queue, &write, &[]);
+        stage.world.send(&mut stage.queue, &mark(6, 0).with_cid(1), &[]);
+        for _ in 0..steps {
+            let _ = stage.world.fabric_step(&mut stage.queue);
+            let _ = stage.world.disk_step(&mut stage.queue);
+        }
+        stage.world.flush_and_go(&mut stage.queue);
+        while stage.world.disk_step(&mut stage.queue) {}
+        stage.keep();
+        let Stage { mut world, queue, admin, posted, .. } = stage;
+        assert!(queue.is_finished());
+        queue.finish(&mut world.io());
+        world.fabric.posted = posted;
+        world.end(admin);
+    }
+}

@@ -1,0 +1,136 @@
+//! Where the time of a command goes, and that every command is counted once.
+
+use std::sync::atomic::Ordering;
+
+use nvme::{IoOpcode, Sgl, Sqe};
+use nvmfd::core::qpair::Queue;
+use nvmfd::core::stats::{Kind, Stage};
+
+use crate::support::{World, end_both, io_queue, keyed};
+
+/// Nanoseconds in each stage, and in all, of the commands of a kind; how many there were, how many
+/// failed, and their bytes.
+fn counted(world: &World, kind: Kind) -> ([u64; 6], u64, [u64; 3]) {
+    let rows = world.shared.observer(0).expect("one reactor").all_rows();
+    let tallies: Vec<_> = rows.iter().map(|row| &row.kinds[kind as usize]).collect();
+    let sum = |of: &dyn Fn(usize) -> u64| (0..tallies.len()).map(of).sum::<u64>();
+    let commands = sum(&|at| tallies[at].total.read().iter().sum());
+    let stages = Stage::ALL.map(|stage| {
+        let counts = sum(&|at| {
+            let commands = tallies[at].total.read().iter().sum();
+            tallies[at].stage(stage, commands).1.iter().sum()
+        });
+        assert_eq!(counts, commands, "each stage tells of every command: {}", stage.name());
+        sum(&|at| tallies[at].stage(stage, 0).0)
+    });
+    let total = stages.iter().sum::<u64>();
+    let failures = sum(&|at| tallies[at].failures.load(Ordering::Relaxed));
+    let bytes = sum(&|at| tallies[at].bytes.load(Ordering::Relaxed));
+    (stages, total, [commands, failures, bytes])
+}
+
+/// Lets time pass, then one thing happen.
+fn after(ns: u64, world: &mut World, queue: &mut Queue) {
+    world.now_ns += ns;
+    world.serve_waiters(queue);
+    assert!(world.fabric_step(queue) || world.disk_step(queue));
+}
+
+#[test]
+fn a_write_is_pulled_stored_and_replied_to_and_its_time_is_there() {
+    let mut world = World::new();
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    let write = Sqe::io(IoOpcode::WRITE, 1).with_range(2, 1).with_sgl(keyed(0, 8192));
+    world.send(&mut queue, &write, &[]);
+    [10_000, 200_000, 3_000].iter().for_each(|ns| after(*ns, &mut world, &mut queue));
+    let expected = ([0, 0, 10_000, 200_000, 0, 3_000], 213_000, [1, 0, 8192]);
+    assert_eq!(counted(&world, Kind::Write), expected);
+    // In the capsule: nothing is pulled.
+    let write = Sqe::io(IoOpcode::WRITE, 1).with_range(1, 0).with_sgl(Sgl::in_capsule(0, 4096));
+    world.send(&mut queue, &write, &[0; 4096]);
+    [40_000, 5_000].iter().for_each(|ns| after(*ns, &mut world, &mut queue));
+    let expected = ([0, 0, 10_000, 240_000, 0, 8_000], 258_000, [2, 0, 12288]);
+    assert_eq!(counted(&world, Kind::Write), expected);
+    assert_eq!(counted(&world, Kind::Read).2, [0; 3]);
+    end_both(world, queue, admin, posted);
+}
+
+#[test]
+fn a_read_is_loaded_pushed_and_replied_to_and_a_failure_is_one() {
+    let mut world = World::new();
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    let read = Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(0, 4096));
+    world.send(&mut queue, &read.with_range(0, 0), &[]);
+    [70_000, 8_000, 1_000].iter().for_each(|ns| after(*ns, &mut world, &mut queue));
+    let good = ([0, 0, 0, 70_000, 8_000, 1_000], 79_000, [1, 0, 4096]);
+    assert_eq!(counted(&world, Kind::Read), good);
+    // Behind the end: answered at once.
+    world.send(&mut queue, &read.with_range(1 << 40, 0), &[]);
+    after(500, &mut world, &mut queue);
+    let both = ([0, 0, 0, 70_000, 8_000, 1_500], 79_500, [2, 1, 4096]);
+    assert_eq!(counted(&world, Kind::Read), both);
+    // Of a namespace that there is not: with the others.
+    world.send(&mut queue, &Sqe::io(IoOpcode::FLUSH, 9), &[]);
+    after(0, &mut world, &mut queue);
+    assert_eq!(counted(&world, Kind::Flush).2, [1, 1, 0]);
+    let rows = world.shared.observer(0).unwrap().all_rows();
+    assert_eq!(rows[1].kinds[Kind::Flush as usize].failures.load(Ordering::Relaxed), 1);
+    assert_eq!(counted(&world, Kind::Other).2, [0; 3], "Connect is none of them");
+    end_both(world, queue, admin, posted);
+}
+
+#[test]
+fn who_lacks_a_buffer_waits() {
+    let mut world = World::new();
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    for cid in 0..6 {
+        let read = Sqe::io(IoOpcode::READ, 1).with_range(0, 15).with_sgl(keyed(0, 1 << 16));
+        world.send(&mut queue, &read.with_cid(cid), &[]);
+    }
+    assert!(!world.waiters.is_empty());
+    world.now_ns += 1_000_000;
+    world.run(&mut queue);
+    let ([receive, wait, pull, disk, push, reply], _, [commands, ..]) = counted(&world, Kind::Read);
+    assert_eq!((receive, pull, push, reply, commands), (0, 0, 0, 0, 6));
+    assert!(wait >= 2_000_000 && wait + disk == 6_000_000, "{wait} {disk}");
+    end_both(world, queue, admin, posted);
+}
+
+#[test]
+fn the_recorder_has_what_was_slow_and_nothing_else() {
+    let mut world = World::new();
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    let observer = std::sync::Arc::clone(world.shared.observer(0).unwrap());
+    let read = Sqe::io(IoOpcode::READ, 1).with_range(3, 0).with_sgl(keyed(0, 4096));
+    let run = |ns, cid, world: &mut World, queue: &mut Queue| {
+        world.send(queue, &read.with_cid(cid), &[]);
+        [ns, 0, 0].iter().for_each(|ns| after(*ns, world, queue));
+    };
+    run(9_000_000_000, 1, &mut world, &mut queue);
+    assert_eq!(observer.slow().1, 0, "not asked for");
+    observer.set_slow_ns(100_000_000);
+    run(99_999_999, 2, &mut world, &mut queue);
+    run(100_000_000, 3, &mut world, &mut queue);
+    let (slow, count) = observer.slow();
+    assert_eq!((slow.len(), count), (1, 1));
+    let one = slow[0];
+    assert_eq!((one.cid, one.qid, one.nsid, one.slba, one.bytes), (3, 1, 1, 3, 4096));
+    assert_eq!((one.total_ns, one.stages_ns[Stage::Disk as usize]), (100_000_000, 100_000_000));
+    assert_eq!(one.host.to_string(), "nqn.2026-11.host:h");
+    end_both(world, queue, admin, posted);
+}
+
+/// A host may have its answer, and have ended the connection without an acknowledgement.
+#[test]
+fn a_command_is_counted_when_it_was_answered_and_not_otherwise() {
+    let mut world = World::new();
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    let read = Sqe::io(IoOpcode::READ, 1).with_range(3, 0).with_sgl(keyed(0, 4096));
+    world.send(&mut queue, &read.with_cid(1), &[]);
+    assert!(world.disk_step(&mut queue));
+    world.send(&mut queue, &read.with_cid(2), &[]);
+    let shared = std::sync::Arc::clone(&world.shared);
+    end_both(world, queue, admin, posted);
+    let row = &shared.observer(0).unwrap().all_rows()[0];
+    assert_eq!(row.kinds[0].total.read().iter().sum::<u64>(), 1);
+}

@@ -1,0 +1,355 @@
+//! The administrator, who has the daemon show a namespace to some machines or hide it, and what is
+//! kept of that. Texts, edits, the journal and its steps are the target's own (`nvmfd::overlay`), on
+//! a real directory. Before each step the process may be killed; below it is a file system that may
+//! forget what was not synchronised when the power goes.
+//!
+//! After every start that is in force which was acknowledged, or which hosts may have seen. What was
+//! under way is there wholly or not at all.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nvmfd::api::{Change, Settings};
+use nvmfd::blockdev::durable::{Step, observe};
+use nvmfd::overlay::Declared;
+use rdma::soft::sim::Dice;
+use tempfile::TempDir;
+
+use super::host::hostnqn;
+use super::mutants::Plant;
+use super::target::SUBNQN;
+
+/// The changes of one change: written, synced, renamed, the directory synced, committed,
+/// acknowledged.
+const STEPS: u64 = 6;
+/// In a thousand changes those during which the process is killed.
+const KILLS: u16 = 250;
+/// The file of changes.
+const NAME: &str = "changes.json";
+
+/// Of each namespace the machines that do not see it.
+pub type Hidden = Vec<BTreeSet<usize>>;
+
+/// What has become of a change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kept {
+    /// It outlasts everything: it can be committed.
+    Yes,
+    /// The process was killed, or with it the power.
+    Killed {
+        /// The power is gone as well.
+        power: bool,
+    },
+}
+
+/// See the module.
+pub struct Administrator {
+    folder: TempDir,
+    /// None while the target is down.
+    declared: Option<Declared>,
+    files: Arc<Mutex<Files>>,
+    dice: Dice,
+    machines: usize,
+    /// What must be in force after a start.
+    hidden: Hidden,
+    /// What may be.
+    under_way: Option<Hidden>,
+    /// Before which step of the change under way the process is killed.
+    kill: Option<u64>,
+    /// Changes so far.
+    count: u64,
+    /// Nobody kills the process any more.
+    spared: bool,
+    plant: Option<Plant>,
+}
+
+impl Administrator {
+    /// Of a target with so many namespaces, and so many machines that may see them.
+    ///
+    /// # Errors
+    /// There is no place for its files.
+    pub fn new(
+        spaces: usize,
+        machines: usize,
+        seed: u64,
+        plant: Option<Plant>,
+    ) -> Result<Administrator, String> {
+        let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
+        let mut text = format!(
+            "provider = \"soft\"\nstate_directory = {:?}\n[[listener]]\naddress = \"127.0.0.1\"\n\
+             [[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n",
+            folder.path()
+        );
+        for nsid in 1..=spaces {
+            text += "[[subsystem.namespace]]\nkind = \"null\"\nsize = \"1MiB\"\n";
+            text += &format!("nsid = {nsid}\n");
+        }
+        let file = folder.path().join("nvmfd.toml");
+        fs::write(file, text).map_err(|error| error.to_string())?;
+        let forgets = plant == Some(Plant::UnsyncedChange);
+        let files = Files { forgets, dice: Dice::new(seed ^ 0xf11e), ..Files::default() };
+        Ok(Administrator {
+            folder,
+            declared: None,
+            files: Arc::new(Mutex::new(files)),
+            dice: Dice::new(seed ^ 0xad31),
+            machines,
+            hidden: vec![BTreeSet::new(); spaces],
+            under_way: None,
+            kill: None,
+            count: 0,
+            spared: false,
+            plant,
+        })
+    }
+
+    /// Kills nobody any more.
+    pub fn calm_down(&mut self) {
+        self.spared = true;
+    }
+
+    /// The target starts: what is in force.
+    ///
+    /// # Errors
+    /// What must be in force is not.
+    pub fn start(&mut self) -> Result<Hidden, String> {
+        let file = self.folder.path().join("nvmfd.toml");
+        let mut declared = Err(String::new());
+        self.kill = None;
+        self.on_files(|| {
+            let loaded = Declared::load_with(&file, None);
+            declared = loaded.map_err(|errors| errors.to_string());
+            Ok(())
+        })?;
+        let declared = declared
+            .map_err(|errors| format!("what was changed cannot be read any more: {errors}"))?;
+        if let Some(aside) = declared.changes().set_aside.first() {
+            return Err(format!("a change is set aside: {}", aside.why));
+        }
+        let masks = declared.config().subsystems.first().map(|it| &it.offer.masks);
+        let hidden = |space: usize| {
+            let mask = masks.and_then(|masks| masks.get(&(space as u32 + 1)));
+            let sees = |machine: &usize| mask.is_none_or(|mask| mask.contains(&hostnqn(*machine)));
+            (0..self.machines).filter(|machine| !sees(machine)).collect()
+        };
+        let found: Hidden = (0..self.hidden.len()).map(hidden).collect();
+        let under_way = self.under_way.take();
+        if found != self.hidden && under_way.as_ref() != Some(&found) {
+            return Err(format!(
+                "a change is lost or there by half: after a start {found:?} do not see the \
+                 namespaces, and before it {:?}, with {under_way:?} under way",
+                self.hidden
+            ));
+        }
+        self.hidden.clone_from(&found);
+        self.declared = Some(declared);
+        Ok(found)
+    }
+
+    /// Whether hosts see a change before it is kept: a planted fault.
+    pub fn commits_early(&self) -> bool {
+        self.plant == Some(Plant::EarlyCommit)
+    }
+
+    /// Wants a namespace shown to a machine, or hidden from it; has that kept. None: it is so.
+    ///
+    /// # Errors
+    /// It is refused, which nothing explains.
+    pub fn keep(
+        &mut self,
+        space: usize,
+        machine: usize,
+        shown: bool,
+    ) -> Result<Option<Kept>, String> {
+        let mut hidden = self.under_way.take().unwrap_or_else(|| self.hidden.clone());
+        let news = match shown {
+            true => hidden[space].remove(&machine),
+            false => hidden[space].insert(machine),
+        };
+        let Some(declared) = self.declared.as_ref().filter(|_| news) else { return Ok(None) };
+        let sees = (0..self.machines).filter(|machine| !hidden[space].contains(machine));
+        let hosts: Vec<String> = sees.map(|machine| hostnqn(machine).to_string()).collect();
+        let settings = Settings::from([("hosts".to_owned(), hosts.into())]);
+        let (subsystem, nsid) = (SUBNQN.to_owned(), space as u32 + 1);
+        let change = Change::SetNamespace { subsystem, nsid, settings };
+        self.count += 1;
+        let next = declared.with(&[change], (self.count, None));
+        let next = next.map_err(|misfit| format!("a change is refused: {misfit}"))?;
+        self.under_way = Some(hidden);
+        let killed = !self.spared && self.dice.per_mille(KILLS);
+        self.kill = killed.then(|| 1 + self.dice.below(STEPS));
+        let outcome = self.on_files(|| next.prepare()?.persist(declared));
+        match outcome {
+            _ if lock(&self.files).dead.is_some() => Ok(Some(self.die())),
+            Err(why) => Err(format!("a change cannot be kept: {why}")),
+            Ok(()) => {
+                self.declared = Some(next);
+                Ok(Some(if self.kill == Some(STEPS - 1) { self.die() } else { Kept::Yes }))
+            }
+        }
+    }
+
+    /// Hosts may have seen the change under way.
+    pub fn committed(&mut self) {
+        if let Some(hidden) = &self.under_way {
+            self.hidden.clone_from(hidden);
+        }
+    }
+
+    /// The change is acknowledged, unless the process is killed before.
+    pub fn acknowledge(&mut self) -> Option<Kept> {
+        self.under_way = None;
+        (self.kill.take() == Some(STEPS)).then(|| self.die())
+    }
+
+    fn die(&mut self) -> Kept {
+        self.kill = None;
+        Kept::Killed { power: self.dice.per_mille(500) }
+    }
+
+    /// The target has gone down, with `power` also its disks.
+    pub fn crash(&mut self, power: bool) {
+        self.declared = None;
+        lock(&self.files).crash(self.folder.path(), power);
+    }
+
+    /// Does something on the files, of which this file system knows, and where the process may end.
+    fn on_files(&self, what: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+        let (files, folder) = (Arc::clone(&self.files), self.folder.path().to_owned());
+        lock(&files).kill = self.kill;
+        observe(Some(Box::new(move |step| lock(&files).observe(step, &folder))));
+        let outcome = what();
+        observe(None);
+        outcome
+    }
+}
+
+/// Content, and whether it is synced.
+type Content = (Vec<u8>, bool);
+
+/// What the file system knows of the files of the directory, but their contents as they are now.
+#[derive(Debug)]
+struct Files {
+    /// As they are without power.
+    durable: BTreeMap<PathBuf, Content>,
+    /// Names that were given or taken since the directory was synced, in order.
+    pending: Vec<(PathBuf, Option<Content>)>,
+    /// Files whose content is synced.
+    synced: BTreeSet<PathBuf>,
+    /// Steps until the process is killed.
+    kill: Option<u64>,
+    /// As they were when it was.
+    dead: Option<BTreeMap<PathBuf, Vec<u8>>>,
+    /// A planted fault: to synchronise a file does nothing.
+    forgets: bool,
+    dice: Dice,
+}
+
+impl Default for Files {
+    fn default() -> Files {
+        Files {
+            durable: BTreeMap::new(),
+            pending: Vec::new(),
+            synced: BTreeSet::new(),
+            kill: None,
+            dead: None,
+            forgets: false,
+            dice: Dice::new(0),
+        }
+    }
+}
+
+impl Files {
+    /// Before a step.
+    fn observe(&mut self, step: Step<'_>, folder: &Path) -> io::Result<()> {
+        let killed = || Err(io::Error::other("the process was killed"));
+        if self.dead.is_some() {
+            return killed();
+        }
+        if self.kill == Some(1) {
+            let mut files = files_in(folder);
+            if let Step::Write(path, bytes) = step {
+                files.insert(path.to_owned(), self.part(bytes));
+            }
+            self.dead = Some(files);
+            return killed();
+        }
+        self.kill = self.kill.map(|steps| steps - 1);
+        match step {
+            Step::Write(path, _) => {
+                self.synced.remove(path);
+            }
+            Step::Sync(path) | Step::SyncData(path) if !self.forgets => {
+                self.synced.insert(path.to_owned());
+            }
+            Step::Rename(from, to) => {
+                let content = (fs::read(from)?, self.synced.remove(from));
+                self.pending.push((to.to_owned(), Some(content)));
+            }
+            Step::Remove(path) => self.pending.push((path.to_owned(), None)),
+            Step::SyncDirectory(_) | Step::SyncFileSystem(_) => {
+                (0..self.pending.len()).for_each(|_| self.settle());
+            }
+            Step::Sync(_) | Step::SyncData(_) => {}
+        }
+        Ok(())
+    }
+
+    /// The first of the names that are pending is durable.
+    fn settle(&mut self) {
+        match self.pending.remove(0) {
+            (path, Some(content)) => self.durable.insert(path, content),
+            (path, None) => self.durable.remove(&path),
+        };
+    }
+
+    /// The process is gone; with `power` also what is not durable, or a part of that.
+    fn crash(&mut self, folder: &Path, power: bool) {
+        let dead = self.dead.take();
+        let mut files = dead.unwrap_or_else(|| files_in(folder));
+        if power {
+            let count = self.dice.below(self.pending.len() as u64 + 1);
+            (0..count).for_each(|_| self.settle());
+            self.pending.clear();
+            let beside = files.into_iter().filter(|(path, _)| !path.ends_with(NAME));
+            files = beside.map(|(path, bytes)| (path, self.part(&bytes))).collect();
+            for (path, (bytes, synced)) in std::mem::take(&mut self.durable) {
+                let bytes = if synced { bytes } else { self.part(&bytes) };
+                self.durable.insert(path.clone(), (bytes.clone(), true));
+                files.insert(path, bytes);
+            }
+        }
+        for path in files_in(folder).into_keys().filter(|path| !files.contains_key(path)) {
+            let _ = fs::remove_file(path);
+        }
+        for (path, bytes) in files {
+            let _ = fs::write(path, bytes);
+        }
+        self.synced.clear();
+    }
+
+    /// What has reached a file of what was written into it.
+    fn part(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let len = self.dice.below(bytes.len() as u64 + 1);
+        bytes[..len as usize].to_vec()
+    }
+}
+
+/// The files of changes in a directory, and those beside them.
+fn files_in(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let of_changes = |path: &PathBuf| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(NAME))
+    };
+    entries
+        .filter(of_changes)
+        .filter_map(|path| Some((path.clone(), fs::read(path).ok()?)))
+        .collect()
+}
+
+fn lock(files: &Mutex<Files>) -> MutexGuard<'_, Files> {
+    files.lock().unwrap_or_else(PoisonError::into_inner)
+}

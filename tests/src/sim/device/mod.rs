@@ -1,0 +1,783 @@
+//! A simulated kernel with disks: it takes its time, answers in any order, fails, moves less than it
+//! was asked to, gives operations back or says that it has begun them, and forgets what was not made
+//! durable when the power goes.
+//!
+//! It stands where io_uring stands, below [`Flights`]: which operations the kernel has, which wait,
+//! who shares a synchronisation, what becomes of a wish to have an operation back, and short
+//! transfers, retries and fallbacks are the target's own. What a reactor submits reaches the kernel at
+//! the end of its turn; what the kernel has done takes effect when it is done, and is known at the
+//! reactor's next turn.
+//!
+//! Stores are served as files are, with direct I/O: what was written is read back at once, and is
+//! durable after a synchronisation that began when it was complete, or by itself (RWF_DSYNC). Several
+//! blocks of one operation take effect at different times. A block is never torn, unless the power
+//! goes and it is larger than what the device writes all or nothing.
+
+mod media;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::libc;
+use nvme::Status;
+use nvmfd::blockdev::request::{Flight, Step};
+use nvmfd::blockdev::uring::RingLimits;
+use nvmfd::blockdev::uring::pending::{Ask, Flights};
+use nvmfd::blockdev::{BackingId, Disk, Done, Op, Space, Wish};
+use rdma::soft::sim::Dice;
+use rdma::{Buf, Region, Tag};
+
+use self::media::Store;
+use super::oracle::blocks::SECTOR_BYTES;
+use super::trace::Trace;
+
+/// What a disk does wrong. Chances are per thousand system calls.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DiskFaults {
+    /// Fails.
+    pub error: u16,
+    /// Moves a part.
+    pub short: u16,
+    /// A synchronisation fails.
+    pub sync_error: u16,
+    /// Takes as long as `stall`.
+    pub slow: u16,
+    /// How long everything takes.
+    pub latency: Duration,
+    /// How much longer it may take.
+    pub jitter: Duration,
+    /// How long it takes when it is slow, at most.
+    pub stall: Duration,
+    /// The store can give space up.
+    pub punch: bool,
+    /// The store can zero a range in place.
+    pub zero_range: bool,
+}
+
+/// Of each kind that ends in another answer, but those after which a store is no longer served, or
+/// that say what hosts may say as well.
+const ERRORS: [i32; 11] = [
+    libc::EIO,
+    libc::ENOSPC,
+    libc::EINTR,
+    libc::EAGAIN,
+    libc::ENOMEM,
+    libc::ENODATA,
+    libc::EILSEQ,
+    libc::EDQUOT,
+    libc::EFBIG,
+    libc::EINVAL,
+    libc::EBADMSG,
+];
+
+/// How long a pause takes that the kernel is asked for.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What the kernel was asked for and has not answered.
+#[derive(Debug)]
+struct Call {
+    /// Whose it is.
+    ring: usize,
+    slot: u32,
+    store: usize,
+    /// None for a pause.
+    step: Option<Step>,
+    answer: i32,
+    /// Bytes that took effect at the beginning; the rest of `effective` does so at the end.
+    early: u64,
+    effective: u64,
+    since: u64,
+    /// It reads what was durable.
+    stale: bool,
+}
+
+/// An answer of the kernel that a ring has not taken yet.
+#[derive(Clone, Copy, Debug)]
+enum Answer {
+    /// To what was asked for a slot.
+    Slot(u32, i32),
+    /// To a wish to have an operation back.
+    Recall(usize, i32),
+}
+
+/// What is to happen at a time.
+#[derive(Debug)]
+enum Event {
+    /// The call of this number returns.
+    Return(u64),
+    /// A ring gets an answer.
+    Tell(usize, Answer),
+    /// Of a planted fault: bytes land in a store.
+    Land(usize, u64, Vec<u8>),
+}
+
+/// The stores of a target.
+#[derive(Debug)]
+pub struct SimDisk {
+    /// What it does wrong from now on.
+    pub faults: DiskFaults,
+    /// What is asked for before then takes at least until then.
+    pub stalled_until: Instant,
+    /// A planted fault: it says that it has made data durable, and has not.
+    pub forgets_flushes: bool,
+    /// A planted fault: flushes that come while the kernel synchronises their store share what it
+    /// does already.
+    pub joins_flushes: bool,
+    /// A planted fault: it says that it has given a write back, and carries it out later.
+    pub gives_back_what_goes_on: bool,
+    /// A planted fault: reads into buffers at least so large, and much larger than what is read,
+    /// which are those of copies, find what was durable.
+    pub stale_copies: Option<u32>,
+    /// Up to how many bytes it writes all or nothing, whatever becomes of the power.
+    pub atom_bytes: u32,
+    /// What the target must not have done.
+    pub fault: Option<String>,
+    dice: Dice,
+    now: Instant,
+    /// The memory of each reactor.
+    regions: Vec<Arc<Region>>,
+    stores: Vec<Store>,
+    /// Which store has, or had, which number.
+    numbers: BTreeMap<BackingId, usize>,
+    /// What each reactor's ring knows.
+    rings: Vec<Flights>,
+    calls: BTreeMap<u64, Call>,
+    due: BTreeMap<(Instant, u64), Event>,
+    number: u64,
+    answers: Vec<(usize, Answer)>,
+    /// Of the planted fault: the reactor, the call that they share, and the tag of each.
+    joined: Vec<(usize, u64, Tag)>,
+    trace: Arc<Trace>,
+}
+
+/// What one reactor sees of the stores.
+#[derive(Debug)]
+pub struct SimRing<'a> {
+    /// The stores.
+    pub disk: &'a mut SimDisk,
+    /// The reactor.
+    pub ring: usize,
+}
+
+impl SimDisk {
+    /// Disks of these sizes, in blocks and bytes of a block, all zeros.
+    ///
+    /// # Panics
+    /// When a size makes no sense.
+    #[must_use]
+    pub fn new(
+        seed: u64,
+        faults: DiskFaults,
+        shapes: &[(u32, u32)],
+        now: Instant,
+        trace: Arc<Trace>,
+    ) -> SimDisk {
+        SimDisk {
+            faults,
+            stalled_until: now,
+            forgets_flushes: false,
+            joins_flushes: false,
+            gives_back_what_goes_on: false,
+            joined: Vec::new(),
+            stale_copies: None,
+            fault: None,
+            dice: Dice::new(seed),
+            now,
+            regions: Vec::new(),
+            stores: shapes.iter().map(|(blocks, bytes)| Store::new(*blocks, *bytes)).collect(),
+            atom_bytes: 4096,
+            numbers: BTreeMap::new(),
+            rings: Vec::new(),
+            calls: BTreeMap::new(),
+            due: BTreeMap::new(),
+            number: 0,
+            answers: Vec::new(),
+            trace,
+        }
+    }
+
+    /// Gives the stores to reactors with this memory.
+    pub fn open(&mut self, regions: Vec<Arc<Region>>) {
+        // Some have so little room that operations wait for it, some so few workers.
+        let ops = [4, 64, 1024][self.dice.below(3) as usize];
+        let share = [2, 8, 192][self.dice.below(3) as usize];
+        let ring = |_: &_| {
+            let mut ring = Flights::new(RingLimits { ops, backings: BackingId::COUNT });
+            ring.set_shares(2 * share, share);
+            ring
+        };
+        self.rings = regions.iter().map(ring).collect();
+        self.regions = regions;
+    }
+
+    /// Serves a store under a number.
+    ///
+    /// # Panics
+    /// When there are too many.
+    pub fn attach(&mut self, id: BackingId, store: usize) {
+        self.detach(id);
+        self.numbers.insert(id, store);
+        for ring in &mut self.rings {
+            let known = ring.attach(id, Arc::clone(&self.stores[store].backing), false);
+            assert!(known, "more than {} backings", BackingId::COUNT);
+        }
+    }
+
+    /// A new store, of zeros.
+    ///
+    /// # Panics
+    /// When its size makes no sense.
+    pub fn add_store(&mut self, blocks: u32, block_bytes: u32) -> usize {
+        self.stores.push(Store::new(blocks, block_bytes));
+        self.stores.len() - 1
+    }
+
+    /// Gives a store another size, at most the one that it was made with.
+    pub fn resize(&mut self, store: usize, sectors: u32) {
+        self.stores[store].backing.resize(u64::from(sectors) * u64::from(SECTOR_BYTES));
+    }
+
+    /// Serves nothing under this number any more. What is under way completes.
+    pub fn detach(&mut self, id: BackingId) {
+        self.rings.iter_mut().for_each(|ring| ring.detach(id));
+    }
+
+    /// It is now later.
+    pub fn advance(&mut self, now: Instant) {
+        self.now = now;
+    }
+
+    /// Somebody erases a store from now on, whose blocks nobody else may use meanwhile.
+    ///
+    /// # Errors
+    /// Somebody does.
+    pub fn begin_erasing(&mut self, store: usize) -> Result<(), String> {
+        self.stores[store].erasing = true;
+        let mut calls = self.calls.values().filter(|call| call.store == store);
+        match calls.find(|call| call.step != Some(Step::Sync)) {
+            Some(call) => Err(format!("store {store} is erased while it is used: {:?}", call.step)),
+            None => Ok(()),
+        }
+    }
+
+    /// Bytes of a store read as zeros.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn erase(&mut self, store: usize, from: u64, to: u64) -> Result<(), Status> {
+        if self.dice.per_mille(self.faults.error) {
+            return Err(Status::WRITE_FAULT);
+        }
+        self.stores[store].erase(from, to);
+        Ok(())
+    }
+
+    /// All of a store is durable.
+    ///
+    /// # Errors
+    /// A synchronisation has failed before.
+    pub fn make_durable(&mut self, store: usize) -> Result<(), Status> {
+        self.stores[store].backing.sync_failure().map_or(Ok(()), Err)?;
+        self.stores[store].make_durable();
+        Ok(())
+    }
+
+    /// A store has blocks of so many bytes from now on.
+    pub fn reformat(&mut self, store: usize, block_bytes: u32) {
+        self.stores[store].reformat(block_bytes);
+    }
+
+    /// Nobody erases a store any more.
+    pub fn end_erasing(&mut self, store: usize) {
+        self.stores[store].erasing = false;
+    }
+
+    /// When something comes home, besides what has.
+    #[must_use]
+    pub fn next_due(&self) -> Option<Instant> {
+        self.due.keys().next().map(|(due, _)| *due)
+    }
+
+    /// Operations that are not home.
+    #[must_use]
+    pub fn under_way(&self) -> usize {
+        self.rings.iter().map(Flights::in_flight).sum()
+    }
+
+    /// Whether a reactor's ring has something to do, after what is due has happened.
+    pub fn has_ready(&mut self, ring: usize) -> bool {
+        self.run();
+        self.answers.iter().any(|(of, _)| *of == ring)
+            || self.rings.get(ring).is_some_and(Flights::has_work)
+    }
+
+    /// Appends what has come home to a reactor.
+    pub fn reap(&mut self, ring: usize, done: &mut Vec<Done>) {
+        self.run();
+        let (flights, calls) = (&mut self.rings[ring], &self.calls);
+        done.extend(flights.take_ready());
+        let is_home =
+            |(of, call, _): &mut (usize, u64, Tag)| *of == ring && !calls.contains_key(call);
+        for (.., tag) in self.joined.extract_if(.., is_home) {
+            done.push(Done { tag, buf: None, outcome: Ok(()) });
+        }
+        for (_, answer) in self.answers.extract_if(.., |(of, _)| *of == ring) {
+            match answer {
+                Answer::Slot(slot, answer) => flights.answered(slot, answer, done),
+                Answer::Recall(index, answer) => flights.recall_answered(index, answer, done),
+            }
+        }
+    }
+
+    /// The end of a reactor's turn: the kernel gets what its ring has to ask.
+    pub fn submit(&mut self, ring: usize) {
+        while let Some((index, slot)) = self.rings[ring].next_recall() {
+            self.rings[ring].recall_asked();
+            self.cancel(ring, index, slot);
+        }
+        while let Some(ask) = self.rings[ring].next_ask() {
+            // The queue may be full.
+            if self.dice.per_mille(5) {
+                return self.rings[ring].not_asked(ask);
+            }
+            self.rings[ring].asked(ask);
+            self.begin(ring, ask);
+        }
+    }
+
+    /// Lets happen what is due.
+    fn run(&mut self) {
+        while let Some(entry) = self.due.first_entry()
+            && entry.key().0 <= self.now
+        {
+            match entry.remove() {
+                Event::Return(number) => self.finish(number),
+                Event::Tell(ring, answer) => self.answers.push((ring, answer)),
+                Event::Land(store, at, bytes) => self.stores[store].land(at, &bytes),
+            }
+        }
+    }
+
+    fn after(&mut self, wait: Duration, event: Event) {
+        self.number += 1;
+        self.due.insert((self.now + wait, self.number), event);
+    }
+
+    /// The target is gone, and everything that it had asked for; with `power` also what was not
+    /// durable, or a part of that.
+    pub fn crash(&mut self, power: bool) {
+        for (number, call) in std::mem::take(&mut self.calls) {
+            let store = &mut self.stores[call.store];
+            let Some(flight) = self.rings[call.ring].flight_mut(call.slot) else { continue };
+            let block = u64::from(store.block_bytes);
+            for from in (call.early..call.effective).step_by(block as usize) {
+                if self.dice.per_mille(500) {
+                    let region = &self.regions[call.ring];
+                    store.apply(number, &call, (flight.buf(), region), from, from + block);
+                }
+            }
+        }
+        for store in &mut self.stores {
+            store.crash(power, self.atom_bytes, &mut self.dice);
+        }
+        self.rings.clear();
+        self.joined.clear();
+        self.due.clear();
+        self.answers.clear();
+        self.regions.clear();
+    }
+
+    /// Whether a store failed to make data durable: it is in no better state than one that has
+    /// lost its power.
+    #[must_use]
+    pub fn is_doomed(&self) -> bool {
+        self.stores.iter().any(|store| store.backing.sync_failure().is_some())
+    }
+
+    /// The kernel begins with what it was asked for a slot.
+    fn begin(&mut self, ring: usize, ask: Ask) {
+        let slot = ask.slot();
+        let id = self.rings[ring].backing_id(slot);
+        let Some(&place) = id.and_then(|id| self.numbers.get(&id)) else { return };
+        let Ask::Step(_, step) = ask else {
+            let call = Call { step: None, ..Call::of(ring, slot, place) };
+            self.after(PAUSE, Event::Return(self.number + 1));
+            self.calls.insert(self.number, call);
+            return;
+        };
+        let store = &mut self.stores[place];
+        let (faults, dice) = (self.faults, &mut self.dice);
+        let block = u64::from(store.block_bytes);
+        let (len, unable) = match step {
+            Step::Read { len, .. } | Step::Write { len, .. } | Step::Zeros { len, .. } => {
+                (u64::from(len), false)
+            }
+            Step::Space { how: Space::Punch, len, .. } => (len, !faults.punch),
+            Step::Space { how: Space::ZeroRange, len, .. } => (len, !faults.zero_range),
+            Step::Sync => (0, false),
+        };
+        let chance = if step == Step::Sync { faults.sync_error } else { faults.error };
+        let blocks = len / block;
+        let (answer, effective) = if unable {
+            (-libc::EOPNOTSUPP, 0)
+        } else if dice.per_mille(chance) {
+            let error = ERRORS[dice.below(ERRORS.len() as u64) as usize];
+            // What can be tried again has not begun. What has failed may have done a part.
+            let begun = !matches!(error, libc::EINTR | libc::EAGAIN);
+            (-error, if begun { dice.below(blocks + 1) * block } else { 0 })
+        } else if matches!(step, Step::Space { .. } | Step::Sync) {
+            (0, len)
+        } else if blocks > 1 && dice.per_mille(faults.short) {
+            let some = (1 + dice.below(blocks - 1)) * block;
+            (some as i32, some)
+        } else {
+            (len as i32, len)
+        };
+        let early = match dice.below(3) {
+            0 => 0,
+            1 => effective,
+            _ => dice.below(effective / block + 1) * block,
+        };
+        let mut wait = faults.latency + dice.part(faults.jitter);
+        if dice.per_mille(faults.slow) {
+            wait += dice.part(faults.stall);
+        }
+        wait += self.stalled_until.saturating_duration_since(self.now);
+        store.order += 1;
+        let since = store.order;
+        let Some(flight) = self.rings[ring].flight_mut(slot) else { return };
+        let small = |buf: &&Buf| buf.len() * 2 < buf.capacity();
+        let room = flight.buf().filter(small).map_or(0, Buf::capacity);
+        let stale = self.stale_copies.is_some_and(|least| room >= least);
+        let step = Some(step);
+        let call = Call { ring, slot, store: place, step, answer, early, effective, since, stale };
+        call.run(self.number + 1, flight, store, &self.regions[ring], 0, early);
+        self.after(wait, Event::Return(self.number + 1));
+        self.trace.note([0x10, slot.into(), answer as u64], || {
+            format!("disk      ring {ring} slot {slot} begins: {step:?} on store {place}")
+        });
+        self.calls.insert(self.number, call);
+    }
+
+    /// The kernel returns from a call.
+    fn finish(&mut self, number: u64) {
+        // It may have been cancelled.
+        let Some(call) = self.calls.remove(&number) else { return };
+        let Call { ring, slot, answer, .. } = call;
+        let store = &mut self.stores[call.store];
+        if let Some(flight) = self.rings[ring].flight_mut(slot) {
+            let (from, to) = (call.early, call.effective);
+            call.run(number, flight, store, &self.regions[ring], from, to);
+        }
+        if !(self.forgets_flushes && call.step == Some(Step::Sync)) {
+            store.returned(number, &call);
+        }
+        self.trace.note([0x11, slot.into(), answer as u64], || {
+            format!("disk      ring {ring} slot {slot}: {answer}")
+        });
+        self.answers.push((ring, Answer::Slot(slot, answer)));
+    }
+
+    /// The kernel is asked to give back what it has of a slot. What waits for a worker it does; what
+    /// has begun goes on, or is interrupted while the kernel says so.
+    fn cancel(&mut self, ring: usize, index: usize, slot: u32) {
+        let is_it = |(_, call): &(&u64, &mut Call)| (call.ring, call.slot) == (ring, slot);
+        let found = self.calls.iter_mut().find(is_it);
+        let untouched = found.filter(|(_, call)| (call.early, call.answer < 0) == (0, false));
+        let (told, ended) = match untouched {
+            // It may be home, and the ring has not seen that yet.
+            None => ([-libc::ENOENT, -libc::EALREADY][self.dice.below(2) as usize], None),
+            Some((number, _)) => match self.dice.below(4) {
+                0 | 1 => (0, Some((*number, -libc::ECANCELED))),
+                2 => (-libc::EALREADY, None),
+                _ => {
+                    let how = [libc::ECANCELED, libc::EINTR][self.dice.below(2) as usize];
+                    (-libc::EALREADY, Some((*number, -how)))
+                }
+            },
+        };
+        if let Some((number, _)) = ended.filter(|_| self.gives_back_what_goes_on && told == 0) {
+            self.let_go_on(number);
+        }
+        if let Some((number, answer)) = ended
+            && let Some(call) = self.calls.get_mut(&number)
+        {
+            (call.answer, call.effective) = (answer, 0);
+            let wait = self.dice.part(self.faults.latency);
+            self.after(wait, Event::Return(number));
+        }
+        let wait = self.dice.part(self.faults.latency);
+        self.after(wait, Event::Tell(ring, Answer::Recall(index, told)));
+    }
+}
+
+impl SimDisk {
+    /// The planted fault: a write that will be said to have been given back lands later.
+    fn let_go_on(&mut self, number: u64) {
+        let Some(call) = self.calls.get(&number) else { return };
+        let (Some(Step::Write { at, skip, len, .. }), store) = (call.step, call.store) else {
+            return;
+        };
+        let flight = self.rings[call.ring].flight_mut(call.slot);
+        let Some(buf) = flight.as_ref().and_then(|flight| flight.buf()) else { return };
+        let bytes = &self.regions[call.ring].bytes(buf)[skip as usize..][..len as usize];
+        let event = Event::Land(store, at, bytes.to_vec());
+        self.after(self.faults.stall, event);
+    }
+}
+
+impl Disk for SimRing<'_> {
+    fn submit(&mut self, backing: BackingId, tag: Tag, op: Op) {
+        let SimRing { disk, ring } = self;
+        if let Some(store) = disk.numbers.get(&backing)
+            && disk.stores[*store].erasing
+            && disk.rings[*ring].is_attached(backing)
+            && !matches!(op, Op::Flush)
+        {
+            disk.fault = Some(format!("store {store} is used while it is erased: {op:?}"));
+        }
+        let store = disk.numbers.get(&backing);
+        let syncs = |(_, call): &(&u64, &Call)| {
+            (call.ring, Some(&call.store), call.step) == (*ring, store, Some(Step::Sync))
+        };
+        if disk.joins_flushes
+            && matches!(op, Op::Flush)
+            && let Some((call, _)) = disk.calls.iter().find(syncs)
+        {
+            return disk.joined.push((*ring, *call, tag));
+        }
+        disk.rings[*ring].submit(backing, tag, op, |_, _| None);
+    }
+
+    fn recall(&mut self, tag: Tag, of: Tag) {
+        self.recall_all(&[Wish { of, tag }]);
+    }
+
+    fn recall_all(&mut self, wishes: &[Wish]) {
+        self.disk.rings[self.ring].take_back(wishes);
+    }
+}
+
+impl Call {
+    /// That has done nothing, and ends well.
+    fn of(ring: usize, slot: u32, store: usize) -> Call {
+        let (answer, early, effective, since) = (0, 0, 0, 0);
+        Call { ring, slot, store, step: None, answer, early, effective, since, stale: false }
+    }
+
+    /// Where it changes data.
+    fn changes(&self) -> Option<(u64, u64)> {
+        match self.step? {
+            Step::Write { at, len, .. } | Step::Zeros { at, len } => Some((at, len.into())),
+            Step::Space { at, len, .. } => Some((at, len)),
+            Step::Read { .. } | Step::Sync => None,
+        }
+    }
+
+    /// Lets bytes `from` to `to` of it take effect.
+    fn run(
+        &self,
+        number: u64,
+        flight: &mut Flight,
+        store: &mut Store,
+        region: &Region,
+        from: u64,
+        to: u64,
+    ) {
+        if from >= to {
+            return;
+        }
+        if let Some(Step::Read { at, skip, .. }) = self.step {
+            let Some(buf) = flight.buf_mut() else { return };
+            let into = &mut region.bytes_mut(buf)[skip as usize..];
+            let of = if self.stale { &store.durable } else { &store.live };
+            let source = (at + from) as usize..(at + to) as usize;
+            into[from as usize..to as usize].copy_from_slice(&of[source]);
+        } else {
+            store.apply(number, self, (flight.buf(), region), from, to);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::sim::device::*;
+    use rdma::{Pool, PoolPlan};
+
+    const PERFECT: DiskFaults = DiskFaults {
+        error: 0,
+        short: 0,
+        sync_error: 0,
+        slow: 0,
+        latency: Duration::from_micros(50),
+        jitter: Duration::ZERO,
+        stall: Duration::ZERO,
+        punch: true,
+        zero_range: true,
+    };
+    const ID: BackingId = BackingId(7);
+
+    struct Bench {
+        pool: Pool,
+        disk: SimDisk,
+        now: Instant,
+    }
+
+    fn bench(seed: u64, faults: DiskFaults) -> Bench {
+        let plan = PoolPlan {
+            cells: 0,
+            receives: 0,
+            lead_bytes: 0,
+            tail_bytes: 0,
+            data_bytes: 1 << 20,
+            largest_bytes: 1 << 16,
+        };
+        let (pool, now) = (Pool::new(plan).unwrap(), Instant::now());
+        let trace = Arc::new(Trace::new(super::super::trace::Telling::Nothing, now));
+        let mut disk = SimDisk::new(seed, faults, &[(64, 512)], now, trace);
+        disk.open(vec![pool.region().clone()]);
+        disk.attach(ID, 0);
+        Bench { pool, disk, now }
+    }
+
+    impl Bench {
+        fn buf(&mut self, blocks: u32, byte: u8) -> Buf {
+            let mut buf = self.pool.take_data(blocks * 512).unwrap();
+            self.pool.bytes_mut(&mut buf).fill(byte);
+            buf
+        }
+
+        fn submit(&mut self, tag: Tag, op: Op) {
+            SimRing { disk: &mut self.disk, ring: 0 }.submit(ID, tag, op);
+        }
+
+        fn wait(&mut self) -> Done {
+            let mut done = Vec::new();
+            while done.is_empty() {
+                self.disk.submit(0);
+                if !self.disk.has_ready(0) {
+                    self.now = self.disk.next_due().expect("something under way");
+                    self.disk.advance(self.now);
+                }
+                self.disk.reap(0, &mut done);
+            }
+            assert_eq!(done.len(), 1);
+            done.remove(0)
+        }
+
+        fn ask(&mut self, op: Op) -> Result<(), Status> {
+            self.submit(5, op);
+            let done = self.wait();
+            assert_eq!(done.tag, 5);
+            done.buf.into_iter().for_each(|buf| self.pool.give(buf));
+            done.outcome
+        }
+
+        fn write(&mut self, lba: u64, blocks: u32, byte: u8, fua: bool) {
+            let from = self.buf(blocks, byte);
+            assert_eq!(self.ask(Op::Write { from, at: lba * 512, fua }), Ok(()));
+        }
+
+        /// The first byte of each of so many blocks from the first on.
+        fn read(&mut self, blocks: u32) -> Vec<u8> {
+            let into = self.buf(blocks, 0xee);
+            self.submit(0, Op::Read { into, at: 0 });
+            let done = self.wait();
+            assert_eq!(done.outcome, Ok(()));
+            let buf = done.buf.unwrap();
+            let bytes = self.pool.bytes(&buf).chunks(512).map(|block| block[0]).collect();
+            self.pool.give(buf);
+            bytes
+        }
+
+        fn crash(&mut self, power: bool) {
+            self.disk.crash(power);
+            self.disk.open(vec![self.pool.region().clone()]);
+            self.disk.attach(ID, 0);
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_in_parts_and_after_failures_that_pass() {
+        for seed in 0..50 {
+            let faults = DiskFaults { short: 800, ..PERFECT };
+            let mut bench = bench(seed, faults);
+            bench.write(1, 16, 7, false);
+            bench.write(3, 2, 8, true);
+            assert_eq!(bench.ask(Op::Zero { at: 2048, len: 512, deallocate: false }), Ok(()));
+            assert_eq!(bench.ask(Op::Discard { at: 2560, len: 512 }), Ok(()));
+            assert_eq!(bench.read(7), [0, 7, 7, 8, 0, 0, 7]);
+            assert!(bench.pool.is_full());
+        }
+    }
+
+    #[test]
+    fn without_power_what_is_durable_stays_and_the_rest_may() {
+        let (mut lost, mut kept) = (0, 0);
+        for seed in 0..50 {
+            let mut bench = bench(seed, PERFECT);
+            bench.write(0, 4, 1, false);
+            assert_eq!(bench.ask(Op::Flush), Ok(()));
+            bench.write(1, 1, 2, true);
+            bench.write(2, 2, 3, false);
+            bench.crash(false);
+            assert_eq!(bench.read(4), [1, 2, 3, 3], "the power was there");
+            bench.crash(true);
+            let read = bench.read(4);
+            assert_eq!(read[..2], [1, 2]);
+            assert!(read[2..].iter().all(|byte| [1, 3].contains(byte)), "{read:?}");
+            lost += read[2..].iter().filter(|byte| **byte == 1).count();
+            kept += read[2..].iter().filter(|byte| **byte == 3).count();
+            bench.crash(true);
+            assert_eq!(bench.read(4), read, "once is enough");
+        }
+        assert!(lost > 10 && kept > 10, "{lost} lost, {kept} kept");
+    }
+
+    #[test]
+    fn a_flush_answers_for_what_was_complete_before_it() {
+        let mut lost = 0;
+        for seed in 0..50 {
+            let mut bench = bench(seed, PERFECT);
+            let from = bench.buf(1, 1);
+            bench.submit(1, Op::Flush);
+            bench.submit(2, Op::Write { from, at: 0, fua: false });
+            let mut done = Vec::new();
+            // Once more where there was no room.
+            (0..3).for_each(|_| bench.disk.submit(0));
+            bench.disk.advance(bench.now + PERFECT.latency);
+            bench.disk.reap(0, &mut done);
+            assert_eq!(done.iter().map(|done| done.tag).collect::<Vec<_>>(), [1, 2]);
+            done.into_iter().filter_map(|done| done.buf).for_each(|buf| bench.pool.give(buf));
+            bench.crash(true);
+            lost += usize::from(bench.read(1) == [0]);
+        }
+        assert!(lost > 10, "{lost}");
+    }
+
+    #[test]
+    fn a_failed_flush_dooms_what_it_was_for() {
+        let faults = DiskFaults { sync_error: 1000, ..PERFECT };
+        let mut failed = 0;
+        for seed in 0..50 {
+            let mut bench = bench(seed, faults);
+            bench.write(0, 1, 1, false);
+            assert!(bench.ask(Op::Flush).is_err());
+            bench.disk.faults = PERFECT;
+            if bench.disk.is_doomed() {
+                failed += 1;
+                assert!(bench.ask(Op::Flush).is_err(), "it sticks");
+            }
+        }
+        assert!(failed > 25);
+    }
+
+    #[test]
+    fn a_store_that_was_taken_away_says_so() {
+        let mut bench = bench(1, PERFECT);
+        bench.disk.detach(ID);
+        let outcome = bench.ask(Op::Flush);
+        assert!(outcome.unwrap_err().is(Status::INVALID_NAMESPACE));
+    }
+}

@@ -1,0 +1,353 @@
+//! The seam between a state machine and its provider, watched: each buffer that crosses it is
+//! entered in a ledger, so that one which is in two hands shows at once, and each crossing is a
+//! line of the trace.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use nvme::{Cqe, Sqe};
+use nvmfd::blockdev::{BackingId, Disk, Done, Op};
+use rdma::{
+    Buf, Completion, Event, Exposed, Fabric, FabricError, Incoming, PoolPlan, Qp, QpLimits, Region,
+    Tag, Wake, Work,
+};
+
+use super::trace::Trace;
+
+/// The smallest buffer.
+const GRAIN_BYTES: u64 = 64;
+
+/// Which buffers of one pool are in other hands.
+#[derive(Debug)]
+pub struct Ledger {
+    grains: Vec<bool>,
+    bytes: u64,
+    fault: Option<String>,
+}
+
+impl Ledger {
+    /// For a pool.
+    #[must_use]
+    pub fn new(plan: &PoolPlan) -> Ledger {
+        let grains = plan.total_bytes() / GRAIN_BYTES;
+        Ledger { grains: vec![false; grains as usize], bytes: 0, fault: None }
+    }
+
+    /// Bytes of all buffers that are in other hands.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// What was found wrong, if anything.
+    #[must_use]
+    pub fn fault(&self) -> Option<&str> {
+        self.fault.as_deref()
+    }
+
+    fn range(buf: &Buf) -> std::ops::Range<usize> {
+        let base = buf.offset() - u64::from(buf.start());
+        let end = base + u64::from(buf.capacity());
+        (base / GRAIN_BYTES) as usize..(end / GRAIN_BYTES) as usize
+    }
+
+    /// A buffer is given away.
+    fn leaves(&mut self, buf: &Buf, to: &str) {
+        let grains = &mut self.grains[Ledger::range(buf)];
+        if grains.contains(&true) {
+            let text = format!("a buffer is given to the {to} that somebody else has: {buf:?}");
+            self.fault.get_or_insert(text);
+        }
+        grains.fill(true);
+        self.bytes += u64::from(buf.capacity());
+    }
+
+    /// A buffer comes back.
+    fn returns(&mut self, buf: &Buf, from: &str) {
+        let grains = &mut self.grains[Ledger::range(buf)];
+        if grains.contains(&false) {
+            let text = format!("the {from} gives a buffer that it does not have: {buf:?}");
+            self.fault.get_or_insert(text);
+        }
+        grains.fill(false);
+        self.bytes = self.bytes.saturating_sub(u64::from(buf.capacity()));
+    }
+}
+
+/// A ledger in several hands on one thread.
+pub type SharedLedger = Arc<Mutex<Ledger>>;
+
+/// Locks a ledger.
+pub fn lock(ledger: &SharedLedger) -> MutexGuard<'_, Ledger> {
+    ledger.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Answers that are sent twice, as a planted fault.
+#[derive(Debug)]
+pub struct Echo {
+    /// Responses until then.
+    pub after: u32,
+    /// A buffer for the second one.
+    pub spare: Option<Buf>,
+}
+
+const ECHO: Tag = Tag::MAX;
+
+/// A watched fabric.
+pub struct Seam<F> {
+    /// The fabric itself.
+    pub fabric: F,
+    /// A planted fault.
+    pub echo: Option<Echo>,
+    /// For lines: who this is, and a number for it.
+    name: &'static str,
+    number: u64,
+    region: Arc<Region>,
+    ledger: SharedLedger,
+    trace: Arc<Trace>,
+}
+
+impl<F: Fabric> Seam<F> {
+    /// Watches a fabric whose buffers are those of `region`.
+    pub fn new(
+        fabric: F,
+        (name, number): (&'static str, u64),
+        region: Arc<Region>,
+        ledger: SharedLedger,
+        trace: Arc<Trace>,
+    ) -> Seam<F> {
+        Seam { fabric, echo: None, name, number, region, ledger, trace }
+    }
+
+    fn note(&self, qp: Qp, what: u64, more: u64, line: impl FnOnce() -> String) {
+        let words = [self.number << 8 | what, u64::from(qp.0), more];
+        self.trace
+            .note(words, || format!("{:6} {} qp {:2} {}", self.name, self.number, qp.0, line()));
+    }
+
+    /// What a message says.
+    fn message(&self, buf: &Buf, len: u32) -> String {
+        let bytes = self.region.bytes(buf);
+        match (len, bytes.first_chunk(), bytes.first_chunk()) {
+            (16, Some(bytes), _) => {
+                let Cqe { cid, status, result, .. } = Cqe::parse(bytes);
+                format!("answer to {cid:04x}: {status}, {result:#x}")
+            }
+            (64.., _, Some(bytes)) => {
+                let sqe = Sqe::parse(bytes);
+                let (cid, opcode, nsid) = (sqe.cid, sqe.opcode, sqe.nsid);
+                let words = [sqe.cdw10, sqe.cdw11, sqe.cdw12];
+                format!("command {cid:04x}: opcode {opcode:02x}, namespace {nsid}, {words:x?}")
+            }
+            _ => format!("a message of {len} bytes"),
+        }
+    }
+
+    /// Sends the same answer once more, when it is time.
+    fn echo(&mut self, qp: Qp, from: &Buf) {
+        let Some(echo) = &mut self.echo else { return };
+        if from.len() != Cqe::BYTES as u32 {
+            return;
+        }
+        echo.after = echo.after.saturating_sub(1);
+        if echo.after == 0
+            && let Some(mut spare) = echo.spare.take()
+        {
+            spare.select(0, from.len());
+            self.region.bytes_mut(&mut spare).copy_from_slice(self.region.bytes(from));
+            self.fabric.post(qp, ECHO, Work::Send { from: spare, invalidate: None });
+        }
+    }
+
+    fn on_done(&mut self, done: &Completion) {
+        lock(&self.ledger).returns(done.work.buf(), "fabric");
+        let outcome = done.outcome.map_or(u64::MAX, u64::from);
+        let kind = match &done.work {
+            Work::Recv(_) => 1,
+            Work::Send { .. } => 2,
+            Work::Read { .. } => 3,
+            Work::Write { .. } => 4,
+        };
+        self.note(done.qp, 0x20 | kind, outcome, || match (&done.work, done.outcome) {
+            (Work::Recv(buf), Ok(len)) => format!("receives {}", self.message(buf, len)),
+            (Work::Recv(_), Err(fault)) => format!("a receive comes home: {fault}"),
+            (Work::Send { .. }, Ok(_)) => "sent".to_owned(),
+            (Work::Read { .. }, Ok(len)) => format!("{len} bytes pulled"),
+            (Work::Write { .. }, Ok(len)) => format!("{len} bytes pushed"),
+            (_, Err(fault)) => format!("work comes home: {fault}"),
+        });
+    }
+}
+
+impl<F: Fabric> Fabric for Seam<F> {
+    fn listen(&mut self, at: SocketAddr) -> Result<(), FabricError> {
+        self.fabric.listen(at)
+    }
+
+    fn unlisten(&mut self, at: SocketAddr) {
+        self.fabric.unlisten(at);
+    }
+
+    fn open(&mut self, incoming: Incoming, limits: QpLimits) -> Result<Qp, FabricError> {
+        let qp = self.fabric.open(incoming, limits)?;
+        self.note(qp, 0x30, 0, || "opens".to_owned());
+        Ok(qp)
+    }
+
+    fn accept(&mut self, qp: Qp, private_data: &[u8]) {
+        self.note(qp, 0x31, 0, || "accepts".to_owned());
+        self.fabric.accept(qp, private_data);
+    }
+
+    fn reject(&mut self, incoming: Incoming, private_data: &[u8]) {
+        self.note(Qp(u32::MAX), 0x32, 0, || format!("rejects {}", incoming.remote));
+        self.fabric.reject(incoming, private_data);
+    }
+
+    fn connect(
+        &mut self,
+        to: SocketAddr,
+        private_data: &[u8],
+        limits: QpLimits,
+    ) -> Result<Qp, FabricError> {
+        let qp = self.fabric.connect(to, private_data, limits)?;
+        self.note(qp, 0x33, 0, || format!("asks {to} for a connection"));
+        Ok(qp)
+    }
+
+    fn expose(&mut self, qp: Qp, buf: Buf) -> Result<Exposed, (Buf, FabricError)> {
+        lock(&self.ledger).leaves(&buf, "fabric, exposed");
+        let exposed = self.fabric.expose(qp, buf);
+        if let Err((buf, _)) = &exposed {
+            lock(&self.ledger).returns(buf, "fabric");
+        }
+        exposed
+    }
+
+    fn defers_sends(&self) -> bool {
+        self.fabric.defers_sends()
+    }
+
+    fn counters(&self, tell: &mut dyn FnMut(&'static str, u64)) {
+        self.fabric.counters(tell);
+    }
+
+    fn troubles(&self, tell: &mut dyn FnMut(IpAddr, &'static str, u64)) {
+        self.fabric.troubles(tell);
+    }
+
+    fn short_message_bytes(&self, qp: Qp) -> u32 {
+        self.fabric.short_message_bytes(qp)
+    }
+
+    fn conceal(&mut self, exposed: Exposed) -> Buf {
+        let buf = self.fabric.conceal(exposed);
+        lock(&self.ledger).returns(&buf, "fabric, exposed");
+        buf
+    }
+
+    fn admit(&mut self, qp: Qp) {
+        self.note(qp, 0x35, 0, || "lets in".to_owned());
+        self.fabric.admit(qp);
+    }
+
+    fn disconnect(&mut self, qp: Qp) {
+        self.note(qp, 0x34, 0, || "disconnects".to_owned());
+        self.fabric.disconnect(qp);
+    }
+
+    fn post(&mut self, qp: Qp, tag: Tag, work: Work) {
+        lock(&self.ledger).leaves(work.buf(), "fabric");
+        match &work {
+            Work::Recv(_) => {}
+            Work::Send { from, .. } => {
+                let len = from.len();
+                self.note(qp, 0x42, len.into(), || format!("sends {}", self.message(from, len)));
+                self.echo(qp, from);
+            }
+            Work::Read { into, from } => {
+                self.note(qp, 0x43, into.len().into(), || format!("pulls {from:x?}"));
+            }
+            Work::Write { from, to } => {
+                self.note(qp, 0x44, from.len().into(), || format!("pushes {to:x?}"));
+            }
+        }
+        self.fabric.post(qp, tag, work);
+    }
+
+    fn flush(&mut self) {
+        self.fabric.flush();
+    }
+
+    fn poll(&mut self, now: Instant, batch: &mut Vec<Event>) {
+        let before = batch.len();
+        self.fabric.poll(now, batch);
+        if let Some(echo) = &mut self.echo {
+            // The echo's own buffer waits for the end.
+            let of_echo = |event: &mut Event| matches!(event, Event::Done(d) if d.tag == ECHO);
+            for event in batch.extract_if(before.., of_echo) {
+                if let Event::Done(done) = event {
+                    *echo = Echo { after: u32::MAX, spare: Some(done.work.into_buf()) };
+                }
+            }
+        }
+        for event in &batch[before..] {
+            match event {
+                Event::Done(done) => self.on_done(done),
+                Event::Established(qp) => self.note(*qp, 0x50, 0, || "is up".to_owned()),
+                Event::Gone(qp, reason) => {
+                    self.note(*qp, 0x51, 0, || format!("is gone: {reason:?}"));
+                }
+                Event::Incoming(incoming) => {
+                    let line = || format!("is asked for a connection by {}", incoming.remote);
+                    self.note(Qp(u32::MAX), 0x52, 0, line);
+                }
+            }
+        }
+    }
+
+    fn arm(&mut self, wake: Wake) -> Option<Instant> {
+        self.fabric.arm(wake)
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.fabric.deadline()
+    }
+
+    fn fd(&self) -> RawFd {
+        self.fabric.fd()
+    }
+}
+
+/// A watched disk.
+pub struct DiskSeam<'a, D> {
+    /// The disk itself.
+    pub disk: D,
+    /// Of the pool whose buffers cross it.
+    pub ledger: &'a SharedLedger,
+}
+
+impl<D: Disk> Disk for DiskSeam<'_, D> {
+    fn submit(&mut self, backing: BackingId, tag: Tag, op: Op) {
+        if let Op::Read { into: buf, .. } | Op::Write { from: buf, .. } = &op {
+            lock(self.ledger).leaves(buf, "disk");
+        }
+        self.disk.submit(backing, tag, op);
+    }
+
+    fn recall(&mut self, tag: Tag, of: Tag) {
+        self.disk.recall(tag, of);
+    }
+}
+
+impl<D> DiskSeam<'_, D> {
+    /// What comes home from the disk.
+    pub fn returned(ledger: &SharedLedger, done: &[Done]) {
+        let mut ledger = lock(ledger);
+        done.iter()
+            .filter_map(|done| done.buf.as_ref())
+            .for_each(|buf| ledger.returns(buf, "disk"));
+    }
+}

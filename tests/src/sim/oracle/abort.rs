@@ -1,0 +1,232 @@
+//! Abort, as hosts see it: what they wish, what they are told, and what becomes of the commands that
+//! they name. Written from the documents, and from outside.
+//!
+//! * An Abort command is answered, once (that is the session's to see), and says whether the command
+//!   that it names was aborted. It tells the truth: when it says so, such a command ends with Command
+//!   Abort Requested, before or after; when it says no, that Abort is no reason for such an end.
+//! * No command ends so that nobody has named.
+//!
+//! A command id is used again, and Abort travels on another queue than the command. So what an Abort
+//! may have met is every command that was under way with that id at some time while the Abort was.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rdma::soft::sim::Dice;
+
+/// A command that an Abort may have met.
+#[derive(Debug)]
+struct Named {
+    op: u32,
+    /// Whether it has ended, and if so, aborted.
+    ended: Option<bool>,
+}
+
+#[derive(Debug)]
+struct Wish {
+    /// The Abort command itself.
+    op: u32,
+    host: usize,
+    queue: u16,
+    cid: u16,
+    named: Vec<Named>,
+    /// Whether it has been answered, and if so, with "aborted".
+    answer: Option<bool>,
+}
+
+/// All that is known of Abort commands.
+#[derive(Debug)]
+pub struct Aborts {
+    /// In a thousand commands those that are Aborts.
+    chance: u16,
+    /// Commands under way: host, queue, command id.
+    open: BTreeMap<u32, (usize, u16, u16)>,
+    wishes: Vec<Wish>,
+}
+
+impl Aborts {
+    /// With so many Aborts in a thousand commands.
+    #[must_use]
+    pub fn new(chance: u16) -> Aborts {
+        Aborts { chance, open: BTreeMap::new(), wishes: Vec::new() }
+    }
+
+    /// Whether any command may end aborted.
+    #[must_use]
+    pub fn are_there(&self) -> bool {
+        self.chance > 0
+    }
+
+    /// What a host aborts now, if anything: a queue and a command id on it, which need not be there.
+    pub fn next_wish(&self, host: usize, dice: &mut Dice) -> Option<(u16, u16)> {
+        if !dice.per_mille(self.chance) {
+            return None;
+        }
+        if dice.per_mille(50) {
+            return Some((1 + dice.below(9) as u16, 0xF00));
+        }
+        let own = self.open.values().filter(|(of, ..)| *of == host);
+        let count = own.clone().count() as u64;
+        // The latest has most probably not begun.
+        let skip = if dice.per_mille(400) { count.saturating_sub(1) } else { dice.below(count) };
+        own.map(|(_, queue, cid)| (*queue, *cid)).nth(skip as usize)
+    }
+
+    /// A command leaves. `names` is what it wants to have aborted.
+    pub fn leaves(&mut self, op: u32, at: (usize, u16, u16), names: Option<(u16, u16)>) {
+        let (host, queue, cid) = at;
+        if self.chance == 0 {
+            return;
+        }
+        let meets = |wish: &&mut Wish| {
+            wish.answer.is_none() && (wish.host, wish.queue, wish.cid) == (host, queue, cid)
+        };
+        let met = self.wishes.iter_mut().filter(meets);
+        met.for_each(|wish| wish.named.push(Named { op, ended: None }));
+        if let Some((queue, cid)) = names {
+            let named = self.open.iter().filter(|(_, at)| **at == (host, queue, cid));
+            let named = named.map(|(op, _)| Named { op: *op, ended: None }).collect();
+            self.wishes.push(Wish { op, host, queue, cid, named, answer: None });
+        }
+        self.open.insert(op, at);
+    }
+
+    /// A command was answered: whether as aborted, and if it was an Abort, whether that says that it
+    /// has aborted.
+    ///
+    /// # Errors
+    /// That cannot be.
+    pub fn answered(&mut self, op: u32, aborted: bool, says: Option<bool>) -> Result<(), String> {
+        let Some((host, ..)) = self.open.remove(&op) else { return Ok(()) };
+        for wish in self.wishes.iter_mut().filter(|wish| wish.host == host) {
+            if wish.op == op {
+                wish.answer = Some(says == Some(true));
+            }
+            for named in wish.named.iter_mut().filter(|named| named.op == op) {
+                named.ended = Some(aborted);
+            }
+        }
+        let verdict = self.check(host);
+        if aborted && !self.wishes.iter().any(|wish| wish.names(op)) {
+            return Err("it was aborted, and no Abort has named it".to_owned());
+        }
+        self.tidy();
+        verdict
+    }
+
+    /// The association of a host is gone, and nobody is told anything more of it.
+    pub fn forget(&mut self, host: usize) {
+        self.open.retain(|_, (of, ..)| *of != host);
+        self.wishes.retain(|wish| wish.host != host);
+    }
+
+    /// Forgets wishes of which all is known, and that explain the end of no command for others.
+    fn tidy(&mut self) {
+        let open = self.wishes.iter().filter(|wish| !wish.is_over());
+        let asked: BTreeSet<u32> =
+            open.flat_map(|w| w.named.iter().map(|named| named.op)).collect();
+        self.wishes.retain(|wish| {
+            !wish.is_over() || wish.named.iter().any(|named| asked.contains(&named.op))
+        });
+    }
+
+    fn check(&self, host: usize) -> Result<(), String> {
+        for wish in self.wishes.iter().filter(|wish| wish.host == host) {
+            let ends = |how| wish.named.iter().any(|named| named.ended == how);
+            if wish.answer == Some(true) && !ends(None) && !ends(Some(true)) {
+                return Err(format!(
+                    "Abort of command {:04x} on queue {} says that it was aborted, and it was not",
+                    wish.cid, wish.queue
+                ));
+            }
+            let aborted = wish.named.iter().filter(|named| named.ended == Some(true));
+            for named in aborted {
+                let by = |other: &Wish| other.names(named.op) && other.answer != Some(false);
+                if !self.wishes.iter().any(by) {
+                    return Err(format!(
+                        "Abort of command {:04x} on queue {} says that it was not aborted, and it \
+                         was",
+                        wish.cid, wish.queue
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Wish {
+    fn is_over(&self) -> bool {
+        self.answer.is_some() && self.named.iter().all(|named| named.ended.is_some())
+    }
+
+    fn names(&self, op: u32) -> bool {
+        self.named.iter().any(|named| named.op == op)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::sim::oracle::abort::*;
+
+    const AT: (usize, u16, u16) = (0, 1, 7);
+    const ADMIN: (usize, u16, u16) = (0, 0, 3);
+
+    fn wish() -> Aborts {
+        let mut aborts = Aborts::new(10);
+        aborts.leaves(1, AT, None);
+        aborts.leaves(2, ADMIN, Some((1, 7)));
+        aborts
+    }
+
+    #[test]
+    fn what_an_abort_says_is_what_has_happened() {
+        for abort_first in [true, false] {
+            for (aborted, says) in [(true, true), (true, false), (false, true), (false, false)] {
+                let mut aborts = wish();
+                let first = match abort_first {
+                    true => aborts.answered(2, false, Some(says)),
+                    false => aborts.answered(1, aborted, None),
+                };
+                let second = match abort_first {
+                    true => aborts.answered(1, aborted, None),
+                    false => aborts.answered(2, false, Some(says)),
+                };
+                assert!(first.is_ok());
+                assert_eq!(second.is_ok(), aborted == says, "{abort_first} {aborted} {says}");
+                assert!(aborts.wishes.is_empty(), "all is known");
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_ends_aborted_that_nobody_has_named() {
+        let mut aborts = wish();
+        aborts.leaves(3, (0, 2, 7), None);
+        assert!(aborts.answered(3, true, None).is_err());
+    }
+
+    #[test]
+    fn an_abort_of_what_is_not_there_cannot_have_succeeded() {
+        let mut aborts = Aborts::new(10);
+        aborts.leaves(2, ADMIN, Some((1, 7)));
+        assert!(aborts.answered(2, false, Some(true)).is_err());
+    }
+
+    #[test]
+    fn a_later_command_of_the_same_id_may_be_what_it_meets() {
+        let mut aborts = wish();
+        aborts.answered(1, false, None).unwrap();
+        aborts.leaves(3, AT, None);
+        aborts.answered(2, false, Some(true)).unwrap();
+        assert!(aborts.answered(3, false, None).is_err());
+    }
+
+    #[test]
+    fn of_two_one_is_enough_and_both_cannot_deny() {
+        let mut aborts = wish();
+        aborts.leaves(4, (0, 0, 4), Some((1, 7)));
+        aborts.answered(1, true, None).unwrap();
+        aborts.answered(2, false, Some(false)).unwrap();
+        assert!(aborts.answered(4, false, Some(false)).is_err());
+    }
+}

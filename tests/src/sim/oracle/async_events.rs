@@ -1,0 +1,120 @@
+//! What hosts are to be told, and whether they were: each change is an event, and behind the event
+//! a log that says what has changed. No change is lost, however many come at once.
+
+use std::time::{Duration, Instant};
+
+use nvme::log::LogId;
+
+use super::blocks::Moment;
+
+/// How long it may take. A host whose association ends meanwhile looks at everything anew.
+const PATIENCE: Duration = Duration::from_secs(100);
+
+/// Something that has changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// This namespace, by its id.
+    Namespace(u32),
+    /// The state of some group of namespaces on the host's path.
+    Path,
+}
+
+#[derive(Debug)]
+struct Owed {
+    host: usize,
+    what: Change,
+    since: Moment,
+    until: Instant,
+}
+
+/// All that hosts are to be told.
+#[derive(Debug, Default)]
+pub struct News {
+    owed: Vec<Owed>,
+    /// For each host the logs that events have named, to be read.
+    logs: Vec<Vec<LogId>>,
+}
+
+impl News {
+    /// For so many hosts.
+    #[must_use]
+    pub fn new(hosts: usize) -> News {
+        News { owed: Vec::new(), logs: vec![Vec::new(); hosts] }
+    }
+
+    /// A host that is connected shall hear of a change.
+    pub fn owe(&mut self, host: usize, what: Change, since: Moment, now: Instant) {
+        self.owed.push(Owed { host, what, since, until: now + PATIENCE });
+    }
+
+    /// A host was told of an event, or could not read its log.
+    pub fn is_to_read(&mut self, host: usize, log: LogId) {
+        self.logs[host].push(log);
+    }
+
+    /// The log that a host reads next.
+    pub fn next_log(&mut self, host: usize) -> Option<LogId> {
+        self.logs[host].pop()
+    }
+
+    /// A host has read the list of changed namespaces; gives them.
+    pub fn read_changed(&mut self, host: usize, page: &[u8]) -> Vec<u32> {
+        let nsids = page.chunks_exact(4).map(|nsid| nsid.try_into().map_or(0, u32::from_le_bytes));
+        let nsids: Vec<u32> = nsids.take_while(|nsid| *nsid != 0).collect();
+        self.owed.retain(|owed| match owed.what {
+            Change::Namespace(nsid) => owed.host != host || !nsids.contains(&nsid),
+            Change::Path => true,
+        });
+        nsids
+    }
+
+    /// A host has read the states of its path, which it asked for at `began`.
+    pub fn read_path(&mut self, host: usize, began: Moment) {
+        self.owed
+            .retain(|owed| owed.host != host || owed.what != Change::Path || owed.since >= began);
+    }
+
+    /// A host sees other namespaces: the states that it was to be told may be of none of them.
+    pub fn forget_path(&mut self, host: usize) {
+        self.owed.retain(|owed| owed.host != host || owed.what != Change::Path);
+    }
+
+    /// The association of a host has ended.
+    pub fn forget(&mut self, host: usize) {
+        self.owed.retain(|owed| owed.host != host);
+        self.logs[host].clear();
+    }
+
+    /// What somebody should have been told by now.
+    #[must_use]
+    pub fn overdue(&self, now: Instant) -> Option<String> {
+        let late = self.owed.iter().find(|owed| owed.until < now)?;
+        Some(format!("host {} was never told of a change: {:?}", late.host, late.what))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::sim::oracle::async_events::*;
+
+    #[test]
+    fn a_change_is_told_by_the_log_and_not_by_another() {
+        let (start, mut news) = (Instant::now(), News::new(2));
+        let late = start + PATIENCE * 2;
+        news.owe(1, Change::Namespace(2), 10, start);
+        news.read_changed(1, &[1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0]);
+        news.read_changed(0, &[2, 0, 0, 0]);
+        assert!(news.overdue(start).is_none());
+        assert!(news.overdue(late).unwrap().contains("host 1"), "the list ends with a zero");
+        news.read_changed(1, &[2, 0, 0, 0]);
+        assert_eq!(news.overdue(late), None);
+        news.owe(0, Change::Path, 10, start);
+        news.read_path(0, 9);
+        assert!(news.overdue(late).is_some(), "asked before");
+        news.read_path(0, 11);
+        assert_eq!(news.overdue(late), None);
+        news.owe(0, Change::Path, 10, start);
+        news.forget(0);
+        assert_eq!(news.overdue(late), None);
+    }
+}

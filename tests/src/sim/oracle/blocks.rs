@@ -1,0 +1,684 @@
+//! What may be read: every block is a register, seen from the hosts alone. Nothing here knows how
+//! the target works.
+//!
+//! A write takes effect at one moment between its command and its answer; so does the look of a
+//! read. Nobody sees these moments, but what hosts do see bounds them, and so the values that a
+//! block may have. A value that was written is unique (see `sim/block_stamp.rs`), which makes this simple:
+//!
+//! * An answered write leaves no value that had taken effect before the write began.
+//! * A write that was refused, or whose association ended, may have taken effect or not. One that
+//!   got no answer may still do so later, until it is *fenced*: until the target is known to have
+//!   nothing of that association left.
+//! * Some time after the end of an association the target knows of it, and a change that a disk still
+//!   has is *ordered*: one that begins from then on, of the same block, takes effect after it. It may
+//!   still come late, but not after an answered write that began then.
+//! * What a read returns must have been possible at some moment of it. It then is known to have
+//!   taken effect, and to be younger than all that had taken effect before the read began.
+//! * A power failure leaves any value that a block has had since the last durable one. A write is
+//!   durable when it was answered with FUA, or answered before a flush began that succeeded.
+//!
+//! Deallocated blocks may read as zeros or as before. Zeros are not unique; a read of zeros is
+//! held to the least that they prove.
+//!
+//! A block that was made unreadable has a value as well, which no read brings, and which is as
+//! durable as its command says. What a copy leaves is one of the values that its source had at some
+//! moment between its command and its answer; a read settles which.
+
+use super::copy;
+use std::fmt::Write as _;
+
+/// Counts what hosts see: a command leaving, an answer arriving. No two are at once.
+pub type Moment = u64;
+
+pub(super) const NEVER: Moment = Moment::MAX;
+
+/// What a block may contain.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Value {
+    /// As at the beginning, or deallocated, or zeroed.
+    Zeros,
+    /// It cannot be read: Write Uncorrectable.
+    Unreadable,
+    /// What this write left.
+    Write(u32),
+    /// What this write left in another block, and was copied from there.
+    Moved(u32, u32),
+}
+
+/// The blocks of the model, and of all spans: those of hosts have one or eight of them, and may get
+/// another size.
+pub const SECTOR_BYTES: u32 = 512;
+
+/// Blocks of a namespace, of [`SECTOR_BYTES`] each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Span {
+    /// Index of the namespace.
+    pub space: usize,
+    /// First block.
+    pub lba: u32,
+    /// How many.
+    pub blocks: u32,
+}
+
+/// How a write came home.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ending {
+    /// Answered with success. Durable if it asked for that.
+    Done {
+        /// It asked for Force Unit Access.
+        fua: bool,
+    },
+    /// Refused, or only a hint: it is over and may have changed some blocks.
+    Doubtful,
+    /// Its association has ended.
+    Lost,
+}
+
+/// Data that cannot be.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Violation(pub String);
+
+/// One value that a block has, had, or may get.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    /// The command that writes it; 0 for what was there before.
+    pub(super) op: u32,
+    pub(super) held: Held,
+    pub(super) began: Moment,
+    /// It has taken effect by then, if ever. `NEVER` while it may do so in future.
+    pub(super) effect_by: Moment,
+    /// Not answered and not fenced.
+    pub(super) open: bool,
+    /// What begins after this takes effect after it.
+    pub(super) ordered: Moment,
+    /// Known to be overwritten since.
+    pub(super) gone: Moment,
+    /// An answered write is known to have replaced it since.
+    pub(super) buried: Moment,
+    /// One of the values that a power failure left to choose from: exactly one of them is true.
+    pub(super) left: bool,
+}
+
+/// What an entry says of the value.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Held {
+    One(Value),
+    /// One of these: it was copied.
+    Any(Vec<Value>),
+}
+
+#[derive(Debug)]
+pub(super) struct Space {
+    pub(super) blocks: Vec<Vec<Entry>>,
+    /// Everything answered before this is durable.
+    flushed: Moment,
+}
+
+/// All blocks of all namespaces.
+#[derive(Debug)]
+pub struct Model {
+    pub(super) spaces: Vec<Space>,
+    now: Moment,
+    /// When the target last went down: commands from before prove nothing any more.
+    crashed: Moment,
+    /// Reads under way.
+    reads: Vec<Moment>,
+    /// Copies that may still take effect.
+    pub(super) copies: Vec<copy::Copying>,
+}
+
+impl Model {
+    /// Namespaces of so many blocks, all zeros.
+    #[must_use]
+    pub fn new(blocks: &[u32]) -> Model {
+        let zeros = Entry {
+            op: 0,
+            held: Held::One(Value::Zeros),
+            began: 0,
+            effect_by: 0,
+            open: false,
+            ordered: 0,
+            gone: NEVER,
+            buried: NEVER,
+            left: true,
+        };
+        let space =
+            |count: &u32| Space { blocks: vec![vec![zeros.clone()]; *count as usize], flushed: 0 };
+        let spaces = blocks.iter().map(space).collect();
+        Model { spaces, now: 1, crashed: 0, reads: Vec::new(), copies: Vec::new() }
+    }
+
+    /// A command that writes nothing leaves now.
+    pub fn begin(&mut self) -> Moment {
+        self.now += 1;
+        self.now
+    }
+
+    /// How many commands may still change one of these blocks, at most.
+    #[must_use]
+    pub fn crowd(&self, span: Span) -> usize {
+        let open = |entries: &Vec<Entry>| entries.iter().filter(|entry| entry.open).count();
+        self.blocks(span).iter().map(open).max().unwrap_or(0)
+    }
+
+    /// What these blocks contain, as far as one can guess.
+    #[must_use]
+    pub fn guess(&self, span: Span) -> Vec<Value> {
+        let last = |entries: &Vec<Entry>| {
+            let mut over = entries.iter().filter(|entry| !entry.open && entry.gone == NEVER);
+            over.next_back().and_then(|entry| entry.held.first()).unwrap_or(Value::Zeros)
+        };
+        self.blocks(span).iter().map(last).collect()
+    }
+
+    /// A command leaves that makes these blocks `value`. `op` is not 0 and no other's.
+    pub fn write(&mut self, op: u32, span: Span, value: Value) -> Moment {
+        let began = self.begin();
+        for entries in self.blocks_mut(span) {
+            entries.push(Entry::new(op, Held::One(value), began));
+        }
+        for lba in span.lba..span.lba + span.blocks {
+            self.spread(span.space, lba, &[value]);
+        }
+        began
+    }
+
+    /// Such a command has come home.
+    pub fn wrote(&mut self, op: u32, span: Span, ending: Ending) {
+        let now = self.begin();
+        if ending == Ending::Lost {
+            return;
+        }
+        self.end_copy(op);
+        let oldest = self.reads.iter().copied().min().unwrap_or(NEVER);
+        let flushed = self.spaces[span.space].flushed;
+        for entries in self.blocks_mut(span) {
+            let Some(own) = entries.iter_mut().find(|entry| entry.op == op && entry.open) else {
+                // The target has gone down since it wrote this.
+                continue;
+            };
+            own.open = false;
+            own.effect_by = own.effect_by.min(now);
+            if let Ending::Done { fua } = ending {
+                let began = own.began;
+                for older in entries.iter_mut().filter(|older| older.precedes(began)) {
+                    older.gone = older.gone.min(now);
+                    older.buried = if fua { 0 } else { older.buried.min(now) };
+                }
+                entries.retain(|e| {
+                    e.open || e.gone == NEVER || e.gone >= oldest || e.buried > flushed
+                });
+            }
+        }
+    }
+
+    /// The target knows that the association of a lost command has ended.
+    pub fn order(&mut self, op: u32, span: Span) {
+        let now = self.begin();
+        for entries in self.blocks_mut(span) {
+            let own = entries.iter_mut().find(|entry| entry.op == op && entry.open);
+            own.into_iter().for_each(|own| own.ordered = own.ordered.min(now));
+        }
+    }
+
+    /// Whether a power failure has left all of these values, which were just read.
+    #[must_use]
+    pub fn is_left(&self, span: Span, found: &[Value]) -> bool {
+        self.blocks(span).iter().zip(found).all(|(entries, value)| {
+            let mut there = entries.iter().filter(|entry| entry.held.may_be(*value));
+            there.any(|entry| entry.left)
+        })
+    }
+
+    /// Nothing of a lost command is left at the target.
+    pub fn fence(&mut self, op: u32, span: Span) {
+        let now = self.begin();
+        self.end_copy(op);
+        for entries in self.blocks_mut(span) {
+            if let Some(own) = entries.iter_mut().find(|entry| entry.op == op && entry.open) {
+                own.open = false;
+                own.effect_by = own.effect_by.min(now);
+            }
+        }
+    }
+
+    /// A read leaves.
+    pub fn begin_read(&mut self) -> Moment {
+        let began = self.begin();
+        self.reads.push(began);
+        began
+    }
+
+    /// A read has come home without data.
+    pub fn forget_read(&mut self, began: Moment) {
+        self.reads.retain(|read| *read != began);
+    }
+
+    /// A read that left at `began` found these values, one for each block of the span.
+    ///
+    /// # Errors
+    /// One of them was not possible.
+    pub fn read(
+        &mut self,
+        began: Moment,
+        span: Span,
+        found: impl Iterator<Item = Value>,
+    ) -> Result<(), Violation> {
+        let now = self.begin();
+        self.forget_read(began);
+        if began < self.crashed {
+            return Ok(());
+        }
+        for ((entries, lba), value) in self.blocks_mut(span).iter_mut().zip(span.lba..).zip(found) {
+            if !look(entries, began, now, value) {
+                let nsid = span.space + 1;
+                let mut text = format!(
+                    "a read of namespace {nsid} between {began} and {now} found in block {lba} \
+                     {}, which cannot be; known of the block:",
+                    name(value)
+                );
+                entries.iter().for_each(|entry| describe(entry, &mut text));
+                return Err(Violation(text));
+            }
+        }
+        Ok(())
+    }
+
+    /// A flush that left at `began` was answered with success.
+    pub fn flushed(&mut self, began: Moment, space: usize) {
+        self.begin();
+        if began >= self.crashed {
+            self.spaces[space].flushed = self.spaces[space].flushed.max(began);
+        }
+    }
+
+    /// The target has gone down; nothing that it had not done will be done. With `power` all that
+    /// is not durable may be lost.
+    pub fn crash(&mut self, power: bool) {
+        let now = self.begin();
+        self.crashed = now;
+        self.copies.clear();
+        for space in &mut self.spaces {
+            let flushed = space.flushed;
+            for entries in &mut space.blocks {
+                if power {
+                    entries.retain(|entry| entry.buried > flushed);
+                }
+                for entry in entries.iter_mut() {
+                    entry.open = false;
+                    entry.effect_by = entry.effect_by.min(now);
+                    if power {
+                        (entry.effect_by, entry.left) = (now, true);
+                        (entry.gone, entry.buried) = (NEVER, NEVER);
+                    }
+                }
+                if power {
+                    let mut zeros = 0;
+                    entries.retain(|entry| {
+                        let is_zeros = entry.held == Held::One(Value::Zeros);
+                        zeros += usize::from(is_zeros);
+                        !is_zeros || zeros == 1
+                    });
+                }
+            }
+        }
+    }
+
+    /// A command that left at `began` was told that a block of these cannot be read.
+    ///
+    /// # Errors
+    /// All of them could be, all the time.
+    pub fn unreadable(&mut self, began: Moment, spans: &[Span]) -> Result<(), Violation> {
+        let now = self.begin();
+        self.forget_read(began);
+        if began < self.crashed {
+            return Ok(());
+        }
+        let fits = |e: &Entry| e.held == Held::One(Value::Unreadable) && e.gone >= began;
+        let mut places = Vec::new();
+        for span in spans {
+            let lbas = (span.lba..).zip(self.blocks(*span));
+            let some = lbas.filter(|(_, entries)| entries.iter().any(fits));
+            places.extend(some.map(|(lba, _)| Span { lba, blocks: 1, ..*span }));
+        }
+        match places[..] {
+            [] => Err(Violation("it was told of an unreadable block, and there was none".into())),
+            [place] => {
+                look(&mut self.blocks_mut(place)[0], began, now, Value::Unreadable);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn blocks(&self, span: Span) -> &[Vec<Entry>] {
+        &self.spaces[span.space].blocks[span.lba as usize..(span.lba + span.blocks) as usize]
+    }
+
+    pub(super) fn blocks_mut(&mut self, span: Span) -> &mut [Vec<Entry>] {
+        &mut self.spaces[span.space].blocks[span.lba as usize..(span.lba + span.blocks) as usize]
+    }
+}
+
+impl Entry {
+    /// Of a command that leaves now.
+    pub(super) fn new(op: u32, held: Held, began: Moment) -> Entry {
+        let (effect_by, gone, buried) = (NEVER, NEVER, NEVER);
+        Entry { op, held, began, effect_by, open: true, ordered: NEVER, gone, buried, left: false }
+    }
+
+    /// Whether it takes effect, if ever, before an answered write that began then.
+    fn precedes(&self, began: Moment) -> bool {
+        self.effect_by.min(self.ordered) < began
+    }
+}
+
+impl Held {
+    fn may_be(&self, value: Value) -> bool {
+        match self {
+            Held::One(one) => *one == value,
+            Held::Any(some) => some.contains(&value),
+        }
+    }
+
+    fn first(&self) -> Option<Value> {
+        match self {
+            Held::One(one) => Some(*one),
+            Held::Any(some) => some.first().copied(),
+        }
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Held::One(one) => name(*one),
+            Held::Any(some) => {
+                let names: Vec<String> = some.iter().map(|value| name(*value)).collect();
+                format!("one of [{}]", names.join(", "))
+            }
+        }
+    }
+}
+
+/// Takes a value that was read; false when it was not possible.
+fn look(entries: &mut [Entry], began: Moment, now: Moment, value: Value) -> bool {
+    let fits = |entry: &Entry| entry.held.may_be(value) && entry.gone >= began;
+    let mut matching = entries.iter().enumerate().filter(|(_, entry)| fits(entry));
+    let Some((at, _)) = matching.next() else { return false };
+    if matching.next().is_some() {
+        // Zeros of several: only what is no zeros, and was there before, is known to be older.
+        for entry in entries.iter_mut().filter(|e| !e.held.may_be(value) && e.effect_by < began) {
+            entry.gone = entry.gone.min(now);
+        }
+        return true;
+    }
+    let found = &mut entries[at];
+    found.held = Held::One(value);
+    if found.effect_by == NEVER {
+        found.effect_by = now;
+        let own = found.began;
+        for older in entries.iter_mut().filter(|older| older.effect_by < own) {
+            older.gone = older.gone.min(now);
+        }
+    }
+    let left = entries[at].left;
+    for (_, other) in entries.iter_mut().enumerate().filter(|(other, _)| *other != at) {
+        if other.effect_by < began {
+            other.gone = other.gone.min(now);
+        }
+        if left && other.left {
+            (other.gone, other.buried) = (other.gone.min(now), 0);
+        }
+    }
+    true
+}
+
+fn name(value: Value) -> String {
+    match value {
+        Value::Zeros => "zeros".to_owned(),
+        Value::Unreadable => "nothing that can be read".to_owned(),
+        Value::Write(write) => format!("what write {write} left"),
+        Value::Moved(write, lba) => format!("what write {write} left in block {lba}"),
+    }
+}
+
+fn describe(entry: &Entry, text: &mut String) {
+    let moment = |at: Moment| if at == NEVER { "?".to_owned() } else { at.to_string() };
+    let _ = write!(
+        text,
+        "\n    {:24} by command {:5}: began {}, in effect by {}, replaced by {}, for good by {}{}{}",
+        entry.held.name(),
+        entry.op,
+        entry.began,
+        moment(entry.effect_by),
+        moment(entry.gone),
+        moment(entry.buried),
+        if entry.open { ", open" } else { "" },
+        if entry.left { ", left by a power failure" } else { "" },
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::sim::oracle::blocks::*;
+
+    const B: Span = Span { space: 0, lba: 3, blocks: 1 };
+    const DONE: Ending = Ending::Done { fua: false };
+
+    fn read(model: &mut Model, value: Value) -> bool {
+        let began = model.begin_read();
+        model.read(began, B, std::iter::once(value)).is_ok()
+    }
+
+    fn w(op: u32) -> Value {
+        Value::Write(op)
+    }
+
+    fn put(model: &mut Model, op: u32) {
+        model.write(op, B, w(op));
+        model.wrote(op, B, DONE);
+    }
+
+    #[test]
+    fn the_last_answered_write_is_read_and_nothing_before_it() {
+        let mut model = Model::new(&[8]);
+        assert!(read(&mut model, Value::Zeros) && !read(&mut model, w(1)));
+        put(&mut model, 1);
+        assert!(read(&mut model, w(1)) && !read(&mut model, Value::Zeros));
+        put(&mut model, 2);
+        assert!(!read(&mut model, w(1)) && read(&mut model, w(2)));
+    }
+
+    #[test]
+    fn of_two_writes_at_once_either_may_be_last_and_a_read_settles_it() {
+        for last in [1, 2] {
+            let mut model = Model::new(&[8]);
+            model.write(1, B, w(1));
+            model.write(2, B, w(2));
+            model.wrote(1, B, DONE);
+            model.wrote(2, B, DONE);
+            assert!(!read(&mut model, Value::Zeros));
+            assert!(read(&mut model, w(last)));
+            assert!(!read(&mut model, w(3 - last)), "it was older");
+            assert!(read(&mut model, w(last)));
+        }
+    }
+
+    #[test]
+    fn a_read_during_a_write_may_see_both_but_not_new_and_then_old() {
+        let mut model = Model::new(&[8]);
+        put(&mut model, 1);
+        model.write(2, B, w(2));
+        assert!(read(&mut model, w(1)) && read(&mut model, w(2)));
+        assert!(!read(&mut model, w(1)), "the new value has been seen");
+        model.wrote(2, B, DONE);
+        assert!(read(&mut model, w(2)));
+    }
+
+    #[test]
+    fn a_long_read_may_see_what_was_overwritten_meanwhile() {
+        let mut model = Model::new(&[8]);
+        put(&mut model, 1);
+        let (a, b) = (model.begin_read(), model.begin_read());
+        put(&mut model, 2);
+        put(&mut model, 3);
+        let late = model.begin_read();
+        for (began, value, possible) in
+            [(a, w(1), true), (b, w(2), true), (late, w(2), false), (late, w(3), true)]
+        {
+            assert_eq!(model.read(began, B, std::iter::once(value)).is_ok(), possible, "{value:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_refused_may_be_there_or_not() {
+        let mut model = Model::new(&[8]);
+        model.write(1, B, w(1));
+        model.wrote(1, B, Ending::Doubtful);
+        let mut other = Model::new(&[8]);
+        other.write(1, B, w(1));
+        other.wrote(1, B, Ending::Doubtful);
+        assert!(read(&mut model, Value::Zeros) && !read(&mut model, w(1)), "and it stays so");
+        assert!(read(&mut other, w(1)) && !read(&mut other, Value::Zeros));
+        put(&mut other, 2);
+        assert!(!read(&mut other, w(1)));
+    }
+
+    #[test]
+    fn a_lost_write_may_come_late_until_it_is_fenced() {
+        let mut model = Model::new(&[8]);
+        model.write(1, B, w(1));
+        model.wrote(1, B, Ending::Lost);
+        put(&mut model, 2);
+        assert!(read(&mut model, w(2)));
+        assert!(read(&mut model, w(1)), "late");
+        assert!(!read(&mut model, w(2)), "but once");
+
+        let mut model = Model::new(&[8]);
+        model.write(1, B, w(1));
+        model.wrote(1, B, Ending::Lost);
+        model.fence(1, B);
+        put(&mut model, 2);
+        assert!(!read(&mut model, w(1)));
+    }
+
+    #[test]
+    fn a_lost_write_comes_before_what_began_when_the_target_knew() {
+        for ordered in [false, true] {
+            let mut model = Model::new(&[8]);
+            model.write(1, B, w(1));
+            model.wrote(1, B, Ending::Lost);
+            model.write(2, B, w(2));
+            if ordered {
+                model.order(1, B);
+            }
+            model.wrote(2, B, DONE);
+            model.write(3, B, w(3));
+            model.wrote(3, B, DONE);
+            assert!(read(&mut model, w(3)));
+            assert_eq!(read(&mut model, w(1)), !ordered, "late, and too late");
+            model.crash(true);
+            assert!(survivors(&model).contains(&w(1)), "nothing was flushed");
+        }
+        let mut model = Model::new(&[8]);
+        model.write(1, B, w(1));
+        model.order(1, B);
+        assert!(read(&mut model, Value::Zeros) && read(&mut model, w(1)), "late");
+        model.write(2, B, w(2));
+        model.wrote(2, B, Ending::Done { fua: true });
+        model.crash(true);
+        assert_eq!(survivors(&model), [w(2)]);
+    }
+
+    fn survivors(model: &Model) -> Vec<Value> {
+        model.spaces[0].blocks[3].iter().filter_map(|entry| entry.held.first()).collect()
+    }
+
+    #[test]
+    fn a_power_failure_leaves_what_is_durable_or_younger() {
+        let mut model = Model::new(&[8]);
+        for op in 1..=2 {
+            put(&mut model, op);
+        }
+        let flush = model.begin();
+        put(&mut model, 3);
+        model.flushed(flush, 0);
+        model.write(4, B, w(4));
+        model.crash(true);
+        assert_eq!(survivors(&model), [w(2), w(3), w(4)], "3 was answered after the flush began");
+        model.wrote(4, B, DONE);
+        assert!(read(&mut model, w(2)) && !read(&mut model, w(3)) && !read(&mut model, w(4)));
+        model.crash(true);
+        assert_eq!(survivors(&model), [w(2)], "what was read after a failure stays");
+    }
+
+    #[test]
+    fn an_answer_with_fua_is_durable_by_itself() {
+        let mut model = Model::new(&[8]);
+        put(&mut model, 1);
+        model.write(2, B, w(2));
+        model.write(3, B, w(3));
+        model.wrote(2, B, Ending::Done { fua: true });
+        model.wrote(3, B, DONE);
+        model.crash(true);
+        assert_eq!(survivors(&model), [w(2), w(3)]);
+    }
+
+    #[test]
+    fn a_killed_target_loses_nothing_that_was_answered() {
+        let mut model = Model::new(&[8]);
+        put(&mut model, 1);
+        put(&mut model, 2);
+        model.write(3, B, w(3));
+        model.crash(false);
+        assert!(!read(&mut model, w(1)));
+        assert!(read(&mut model, w(2)) && !read(&mut model, w(3)), "not done then, never done");
+        model.crash(true);
+        assert_eq!(survivors(&model)[0], Value::Zeros, "nothing was flushed");
+    }
+
+    #[test]
+    fn deallocated_blocks_are_zeros_or_as_before() {
+        for zeros in [false, true] {
+            let mut model = Model::new(&[8]);
+            put(&mut model, 1);
+            model.write(2, B, Value::Zeros);
+            model.wrote(2, B, Ending::Doubtful);
+            let (is, is_not) = if zeros { (Value::Zeros, w(1)) } else { (w(1), Value::Zeros) };
+            assert!(read(&mut model, is) && !read(&mut model, is_not));
+        }
+    }
+
+    #[test]
+    fn an_unreadable_block_stays_so_until_it_is_written_and_the_power_changes_nothing() {
+        let bad = Value::Unreadable;
+        let told = |model: &mut Model| {
+            let began = model.begin_read();
+            model.unreadable(began, &[Span { lba: 2, blocks: 3, ..B }]).is_ok()
+        };
+        let mut model = Model::new(&[8]);
+        put(&mut model, 1);
+        assert!(!told(&mut model), "nothing is");
+        model.write(2, B, bad);
+        assert!(read(&mut model, w(1)), "not yet");
+        model.wrote(2, B, Ending::Done { fua: true });
+        assert!(told(&mut model) && !read(&mut model, w(1)) && !read(&mut model, Value::Zeros));
+        for power in [false, true] {
+            model.crash(power);
+            assert!(told(&mut model) && !read(&mut model, w(1)), "{power}");
+        }
+        put(&mut model, 3);
+        assert!(!told(&mut model) && read(&mut model, w(3)));
+    }
+
+    #[test]
+    fn what_nobody_can_see_any_more_is_forgotten() {
+        let mut model = Model::new(&[8]);
+        for op in 1..100 {
+            put(&mut model, op);
+            let flush = model.begin();
+            model.flushed(flush, 0);
+        }
+        assert!(survivors(&model).len() <= 3, "{:?}", survivors(&model));
+    }
+}

@@ -1,0 +1,114 @@
+//! Queues that hosts delete alone (Disconnect), as they see it: the answer to that command is the
+//! last one on its queue. What was sent there before is answered before, and may be answered with
+//! Command Aborted due to SQ Deletion; nothing else is. Written from the documents, and from outside.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use nvme::Status;
+
+/// What is known of queues that go.
+#[derive(Debug)]
+pub struct Departures {
+    /// In a thousand commands those that delete a queue.
+    chance: u16,
+    /// Commands under way, and the queue of a host that each is on.
+    open: BTreeMap<u32, (usize, u16)>,
+    /// Queues that a host has asked to have deleted, while it has this association.
+    leaving: BTreeSet<(usize, u16)>,
+}
+
+impl Departures {
+    /// With so many of them in a thousand commands.
+    #[must_use]
+    pub fn new(chance: u16) -> Departures {
+        Departures { chance, open: BTreeMap::new(), leaving: BTreeSet::new() }
+    }
+
+    /// In a thousand commands those that delete a queue.
+    #[must_use]
+    pub fn chance(&self) -> u16 {
+        self.chance
+    }
+
+    /// A command leaves on a queue of a host; perhaps one that deletes the queue.
+    pub fn leaves(&mut self, op: u32, at: (usize, u16), deletes: bool) {
+        if self.chance > 0 {
+            self.open.insert(op, at);
+        }
+        if deletes {
+            self.leaving.insert(at);
+        }
+    }
+
+    /// A command was answered.
+    ///
+    /// # Errors
+    /// That cannot be.
+    pub fn answered(&mut self, op: u32, deletes: bool, status: Status) -> Result<(), String> {
+        let Some(at) = self.open.remove(&op) else { return Ok(()) };
+        if status.is(Status::ABORTED_SQ_DELETION) && !self.leaving.contains(&at) {
+            return Err("nobody deletes its queue".to_owned());
+        }
+        if !deletes {
+            return Ok(());
+        }
+        if !status.is_success() {
+            self.leaving.remove(&at);
+            return Ok(());
+        }
+        match self.open.iter().find(|(_, of)| **of == at) {
+            Some((other, _)) => Err(format!("it was answered before command {other} of its queue")),
+            None => Ok(()),
+        }
+    }
+
+    /// A command comes home without an answer.
+    pub fn lost(&mut self, op: u32) {
+        self.open.remove(&op);
+    }
+
+    /// The association of a host has ended.
+    pub fn forget(&mut self, host: usize) {
+        self.open.retain(|_, (of, _)| *of != host);
+        self.leaving.retain(|(of, _)| *of != host);
+    }
+
+    /// Whether this may be why a command is refused; [`Departures::answered`] says more.
+    #[must_use]
+    pub fn excuses(&self, status: Status) -> bool {
+        self.chance > 0 && status.is(Status::ABORTED_SQ_DELETION)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::sim::oracle::disconnect::*;
+
+    #[test]
+    fn the_answer_to_disconnect_is_the_last_one_of_its_queue() {
+        for other in [1, 2] {
+            let mut departures = Departures::new(5);
+            departures.leaves(1, (0, other), false);
+            departures.leaves(2, (0, 1), true);
+            let verdict = departures.answered(2, true, Status::SUCCESS);
+            assert_eq!(verdict.is_err(), other == 1);
+        }
+    }
+
+    #[test]
+    fn only_what_is_on_a_queue_that_goes_is_aborted_for_it() {
+        let aborted = Status::ABORTED_SQ_DELETION;
+        let mut departures = Departures::new(5);
+        for (op, queue) in [(1, 1), (2, 1), (3, 2)] {
+            departures.leaves(op, (0, queue), false);
+        }
+        assert!(departures.answered(2, false, aborted).is_err());
+        departures.leaves(4, (0, 1), true);
+        assert_eq!(departures.answered(1, false, aborted), Ok(()));
+        assert!(departures.answered(3, false, aborted).is_err());
+        assert_eq!(departures.answered(4, true, Status::SUCCESS), Ok(()));
+        departures.forget(0);
+        departures.leaves(5, (0, 1), false);
+        assert!(departures.answered(5, false, aborted).is_err(), "another association");
+    }
+}

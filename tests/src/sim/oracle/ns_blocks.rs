@@ -1,0 +1,64 @@
+//! What the blocks of namespaces may hold that hosts have made: zeros at first, then what was
+//! written, always durably. Nothing of another namespace, above all not of one that had the same id.
+
+use std::collections::BTreeMap;
+
+use crate::sim::oracle::blocks::{Moment, Value};
+
+/// A write of a block.
+#[derive(Debug)]
+struct Wrote {
+    op: u32,
+    began: Moment,
+    /// Nothing of it is under way any more since.
+    ended: Option<Moment>,
+    /// It was answered with success, and went nowhere else.
+    surely: bool,
+}
+
+/// All blocks, by the command that made the namespace.
+#[derive(Debug, Default)]
+pub(super) struct Blocks(BTreeMap<(u32, u32), Vec<Wrote>>);
+
+impl Blocks {
+    /// A write that left at `began` may reach this block.
+    pub(super) fn may_reach(&mut self, (birth, lba): (u32, u32), op: u32, began: Moment) {
+        let writes = self.0.entry((birth, lba)).or_default();
+        if !writes.iter().any(|wrote| wrote.op == op) {
+            writes.push(Wrote { op, began, ended: None, surely: false });
+        }
+    }
+
+    /// A write is over; `surely`: it was answered with success, and this was the only place.
+    pub(super) fn ended(&mut self, op: u32, lba: u32, surely: bool, now: Moment) {
+        let places = self.0.iter_mut().filter(|((_, own), _)| *own == lba);
+        for wrote in places.flat_map(|(_, writes)| writes).filter(|wrote| wrote.op == op) {
+            (wrote.ended, wrote.surely) = (wrote.ended.or(Some(now)), surely);
+        }
+    }
+
+    /// The target has gone down: nothing is under way any more.
+    pub(super) fn crash(&mut self, now: Moment) {
+        for wrote in self.0.values_mut().flatten() {
+            wrote.ended = wrote.ended.or(Some(now));
+        }
+    }
+
+    /// Whether a read that left at `began` may have found this.
+    pub(super) fn may_be(&self, birth: u32, lba: u32, value: Value, began: Moment) -> bool {
+        let writes = self.0.get(&(birth, lba)).map(Vec::as_slice).unwrap_or_default();
+        let ended = match value {
+            Value::Zeros => Some(0),
+            Value::Write(op) => match writes.iter().find(|wrote| wrote.op == op) {
+                Some(wrote) => wrote.ended,
+                None => return false,
+            },
+            _ => return false,
+        };
+        let is_replaced = |by: &Wrote| {
+            let before = by.surely && by.ended.is_some_and(|end| end < began);
+            before && ended.is_some_and(|ended| ended < by.began)
+        };
+        !writes.iter().any(is_replaced)
+    }
+}

@@ -1,0 +1,418 @@
+//! Who may use a namespace, as the hosts' own orders have settled it: written from the documents,
+//! and from outside. It knows nothing of how the target keeps reservations.
+//!
+//! Hosts give one order at a time for each namespace, so its outcome is certain. A command that
+//! neither began before the last order was answered, nor was under way when the next one left, saw
+//! one state, and must be refused or not as that state has it. Once Preempt and Abort has been
+//! answered, no command of the preempted host that began before may still change a block.
+
+use std::collections::BTreeMap;
+
+use nvme::Status;
+use nvme::reservation::ReservationType;
+use rdma::soft::sim::Dice;
+
+use super::blocks::{Moment, Span};
+use crate::sim::workload::command::{Kind, Op};
+use crate::sim::workload::reservation::Order;
+
+/// A reservation and its registrants.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+struct State {
+    registrants: Vec<bool>,
+    /// The type, and who holds it. All registrants hold types 5 and 6.
+    held: Option<(ReservationType, usize)>,
+}
+
+/// What is known of a namespace.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Known {
+    All(State),
+    /// Only that this host is a registrant.
+    Registrant(usize),
+    /// An order went without an answer.
+    Nothing,
+}
+
+#[derive(Debug)]
+struct Book {
+    known: Known,
+    /// The order under way, and who gave it.
+    order: Option<(u32, usize, Order)>,
+    /// The last one was answered then.
+    settled: Moment,
+    /// Changes under way of a host that was preempted: nobody gives an order before they are over,
+    /// because they may still arrive, and must find themselves barred.
+    preempted: Vec<u32>,
+    /// For each host when the last preemption of it ended; `MAX` while it is under way.
+    preempted_at: Vec<Moment>,
+}
+
+/// What is known of all namespaces.
+#[derive(Debug)]
+pub struct Fencing {
+    books: Vec<Book>,
+    hosts: usize,
+    /// In a thousand commands those that are orders; 0: there are none.
+    chance: u16,
+    /// Commands under way that change blocks: whose, and which.
+    open: BTreeMap<u32, (usize, Vec<Span>)>,
+}
+
+impl Fencing {
+    /// For so many namespaces and hosts, all unreserved.
+    #[must_use]
+    pub fn new(spaces: usize, hosts: usize, chance: u16) -> Fencing {
+        let book = || Book {
+            known: Known::All(State { registrants: vec![false; hosts], held: None }),
+            order: None,
+            settled: 0,
+            preempted: Vec::new(),
+            preempted_at: vec![0; hosts],
+        };
+        let books = (0..spaces).map(|_| book()).collect();
+        Fencing { books, hosts, chance, open: BTreeMap::new() }
+    }
+
+    /// The order that a host gives now instead of another command, if it does.
+    pub fn next_order(&self, space: usize, host: usize, dice: &mut Dice) -> Option<Order> {
+        // Who is barred does something about it, instead of being refused again and again.
+        let chance = self.chance * if self.is_barred(space, host) { 10 } else { 1 };
+        if self.chance == 0 || !dice.per_mille(chance) || !self.is_free(space) {
+            return None;
+        }
+        let rtype = ReservationType::ALL[dice.below(6) as usize];
+        let state = match &self.books[space].known {
+            Known::All(state) => state,
+            Known::Registrant(known) if *known == host => return Some(Order::Clear),
+            Known::Registrant(_) | Known::Nothing => return Some(Order::Register),
+        };
+        if !state.registrants[host] && !dice.per_mille(100) {
+            return Some(Order::Register);
+        }
+        let victim = (host + 1 + dice.below(self.hosts.max(2) as u64 - 1) as usize) % self.hosts;
+        let held = state.held.map_or(rtype, |(held, _)| held);
+        Some(match dice.below(10) {
+            0 => Order::Unregister,
+            1..=3 => Order::Acquire(rtype),
+            4..=7 if victim != host => Order::Preempt(victim, rtype),
+            8 => Order::Release(if dice.per_mille(800) { held } else { rtype }),
+            9 if dice.per_mille(300) => Order::Clear,
+            _ => Order::Register,
+        })
+    }
+
+    /// Whether a host had better not write, as far as is known.
+    pub fn is_barred(&self, space: usize, host: usize) -> bool {
+        match &self.books[space].known {
+            Known::All(state) => state.bars(host, true),
+            Known::Registrant(_) | Known::Nothing => true,
+        }
+    }
+
+    /// The order with which host 0 makes sure, in the end, that nothing is reserved; and whether
+    /// there is none left to give.
+    pub fn last_order(&self) -> (Option<(usize, Order)>, bool) {
+        let unsure = |book: &Book| match &book.known {
+            Known::All(state) if state.held.is_none() => book.order.is_some(),
+            _ => true,
+        };
+        let Some(space) = self.books.iter().position(unsure) else { return (None, true) };
+        let order = match &self.books[space].known {
+            Known::All(state) if state.registrants[0] => Order::Clear,
+            Known::Registrant(0) => Order::Clear,
+            _ => Order::Register,
+        };
+        (self.is_free(space).then_some((space, order)), false)
+    }
+
+    /// A command leaves.
+    pub fn leaves(&mut self, op: &Op) {
+        if let (Some(spans), true) = (op.changes(), self.chance > 0 && !op.is_admin()) {
+            self.open.insert(op.id, (op.host, spans.to_vec()));
+        }
+        if let Kind::Order(order) = op.kind {
+            let book = &mut self.books[op.span.space];
+            book.order = Some((op.id, op.host, order));
+            if let Order::Preempt(victim, _) = order {
+                book.preempted_at[victim] = Moment::MAX;
+            }
+        }
+    }
+
+    /// A command is over: answered, or so long lost that nothing can be left of it.
+    pub fn is_over(&mut self, op: &Op, now: Moment) {
+        self.open.remove(&op.id);
+        for book in &mut self.books {
+            book.preempted.retain(|id| *id != op.id);
+        }
+        let book = &mut self.books[op.span.space];
+        if let Some((id, _, order)) = book.order
+            && id == op.id
+        {
+            (book.order, book.known, book.settled) = (None, Known::Nothing, now);
+            if let Order::Preempt(victim, _) = order {
+                book.preempted_at[victim] = now;
+            }
+        }
+    }
+
+    /// The target has gone down, and with it all reservations.
+    pub fn crash(&mut self, now: Moment) {
+        self.open.clear();
+        for book in &mut self.books {
+            let registrants = vec![false; self.hosts];
+            book.known = Known::All(State { registrants, held: None });
+            (book.order, book.settled) = (None, now);
+            book.preempted.clear();
+            for at in &mut book.preempted_at {
+                *at = (*at).min(now);
+            }
+        }
+    }
+
+    /// An order was answered. Gives the changes that from now on have happened or never will.
+    ///
+    /// # Errors
+    /// The answer cannot be.
+    pub fn answered(
+        &mut self,
+        op: &Op,
+        status: Status,
+        now: Moment,
+    ) -> Result<Vec<(u32, Span)>, String> {
+        let book = &mut self.books[op.span.space];
+        let Some((id, host, order)) = book.order.filter(|(id, ..)| *id == op.id) else {
+            // It was given to a target that has gone down since.
+            return Ok(Vec::new());
+        };
+        let known = book.known.clone();
+        self.is_over(op, now);
+        let book = &mut self.books[op.span.space];
+        let known = match known {
+            Known::All(state) => {
+                let mut after = state.clone();
+                let expected = after.apply(host, order);
+                if !status.is_success() && !is_of_orders(status) {
+                    book.known = Known::All(state);
+                    return Ok(Vec::new());
+                }
+                if !status.is(expected) {
+                    return Err(format!("it was answered with {status}, for {state:?}"));
+                }
+                Known::All(if expected.is_success() { after } else { state })
+            }
+            Known::Registrant(by) if status.is_success() => match order {
+                Order::Clear => {
+                    Known::All(State { registrants: vec![false; self.hosts], held: None })
+                }
+                Order::Register => Known::Registrant(host),
+                _ => Known::Registrant(by),
+            },
+            _ if status.is_success() && order == Order::Register => Known::Registrant(host),
+            // That one could always be carried out.
+            other if order == Order::Register || order == Order::Clear => {
+                match is_of_orders(status) {
+                    true => return Err(format!("it was answered with {status}, for {other:?}")),
+                    false => other,
+                }
+            }
+            other => other,
+        };
+        book.known = known;
+        let Order::Preempt(victim, _) = order else { return Ok(Vec::new()) };
+        let Known::All(state) = &book.known else { return Ok(Vec::new()) };
+        if !status.is_success() || !state.bars(victim, true) {
+            return Ok(Vec::new());
+        }
+        let of_victim = self.open.iter().filter(|(_, (host, _))| *host == victim);
+        let spans = of_victim.flat_map(|(id, (_, spans))| spans.iter().map(|span| (*id, *span)));
+        let ended: Vec<_> = spans.filter(|(_, span)| span.space == op.span.space).collect();
+        debug_assert!(ended.iter().all(|(other, _)| *other != id));
+        book.preempted = ended.iter().map(|(id, _)| *id).collect();
+        Ok(ended)
+    }
+
+    /// Whether a command on blocks may be answered like this, as far as reservations go.
+    pub fn check(&self, op: &Op, status: Status) -> Result<(), String> {
+        let host = op.host;
+        let writes = match op.kind {
+            Kind::Read | Kind::Compare(_) => false,
+            Kind::Flush => true,
+            _ if op.changes().is_some() => true,
+            _ => return Ok(()),
+        };
+        let book = &self.books[op.span.space];
+        let refused = status.is(Status::RESERVATION_CONFLICT);
+        if status.is(Status::ABORTED_PREEMPT) {
+            return match book.preempted_at[host] >= op.began {
+                true => Ok(()),
+                false => Err("it was aborted, and nobody has preempted its host".to_owned()),
+            };
+        }
+        let (Known::All(state), None) = (&book.known, book.order) else { return Ok(()) };
+        if book.settled >= op.began {
+            return Ok(());
+        }
+        match (state.bars(host, writes), refused, status.is_success()) {
+            (true, _, true) => Err(format!("it was carried out, but must not be: {state:?}")),
+            (false, true, _) => Err(format!("it was refused, but must not be: {state:?}")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether reservations may be why a command is refused.
+    pub fn excuses(&self, status: Status) -> bool {
+        let of_reservations = [Status::RESERVATION_CONFLICT, Status::ABORTED_PREEMPT];
+        self.chance > 0 && of_reservations.iter().any(|of| status.is(*of))
+    }
+
+    fn is_free(&self, space: usize) -> bool {
+        let book = &self.books[space];
+        book.order.is_none() && book.preempted.is_empty()
+    }
+}
+
+/// The statuses with which an order is refused for what it wants.
+fn is_of_orders(status: Status) -> bool {
+    status.is(Status::RESERVATION_CONFLICT) || status.is(Status::INVALID_FIELD)
+}
+
+impl State {
+    fn is_held_by(&self, host: usize) -> bool {
+        match self.held {
+            Some((rtype, holder)) => {
+                holder == host || (rtype.is_held_by_all() && self.registrants[host])
+            }
+            None => false,
+        }
+    }
+
+    /// Whether a host must not read, or write.
+    fn bars(&self, host: usize, writes: bool) -> bool {
+        let Some((rtype, holder)) = self.held else { return false };
+        let admitted = match rtype.0 {
+            1 | 2 => holder == host,
+            3 | 4 => holder == host || self.registrants[host],
+            _ => self.registrants[host],
+        };
+        !admitted && (writes || matches!(rtype.0, 2 | 4 | 6))
+    }
+
+    /// Carries out an order; gives its status.
+    fn apply(&mut self, host: usize, order: Order) -> Status {
+        if order != Order::Register && !self.registrants[host] {
+            return Status::RESERVATION_CONFLICT;
+        }
+        match order {
+            Order::Register => self.registrants[host] = true,
+            Order::Unregister => {
+                self.registrants[host] = false;
+                self.leave(host);
+            }
+            Order::Acquire(rtype) => match self.held {
+                None => self.held = Some((rtype, host)),
+                Some((held, _)) if held == rtype && self.is_held_by(host) => {}
+                Some(_) => return Status::RESERVATION_CONFLICT,
+            },
+            Order::Preempt(victim, _) if !self.registrants[victim] => {
+                return Status::RESERVATION_CONFLICT;
+            }
+            Order::Preempt(victim, rtype) => {
+                self.registrants[victim] = false;
+                if let Some((held, holder)) = self.held
+                    && !held.is_held_by_all()
+                    && holder == victim
+                {
+                    self.held = Some((rtype, host));
+                }
+            }
+            Order::Release(_) if !self.is_held_by(host) => {}
+            Order::Release(rtype) if self.held.is_some_and(|(held, _)| held == rtype) => {
+                self.held = None;
+            }
+            Order::Release(_) => return Status::INVALID_FIELD,
+            Order::Clear => {
+                self.registrants.fill(false);
+                self.held = None;
+            }
+        }
+        Status::SUCCESS
+    }
+
+    /// A host is no registrant any more: what it alone held is free.
+    fn leave(&mut self, host: usize) {
+        let Some((rtype, holder)) = self.held else { return };
+        let gone = match rtype.is_held_by_all() {
+            true => self.registrants.iter().all(|registrant| !registrant),
+            false => holder == host,
+        };
+        if gone {
+            self.held = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::sim::oracle::reservation::*;
+
+    const SPAN: Span = Span { space: 0, lba: 0, blocks: 1 };
+    const CONFLICT: Status = Status::RESERVATION_CONFLICT;
+
+    fn op(host: usize, id: u32, began: Moment, kind: Kind) -> Op {
+        Op { kind, host, id, span: SPAN, began, half: 0, shift: 0 }
+    }
+
+    /// Two hosts. Gives an order its status.
+    fn order(fencing: &mut Fencing, host: usize, at: Moment, order: Order, status: Status) {
+        let order = op(host, at as u32, at, Kind::Order(order));
+        fencing.leaves(&order);
+        fencing.answered(&order, status, at + 1).unwrap();
+    }
+
+    #[test]
+    fn who_is_barred_must_be_refused_and_nobody_else() {
+        let mut fencing = Fencing::new(1, 2, 10);
+        let rtype = ReservationType::ALL[0];
+        order(&mut fencing, 0, 10, Order::Register, Status::SUCCESS);
+        order(&mut fencing, 0, 20, Order::Acquire(rtype), Status::SUCCESS);
+        let check = |fencing: &Fencing, host, began, status| {
+            fencing.check(&op(host, 99, began, Kind::Write { fua: false }), status).is_ok()
+        };
+        assert!(check(&fencing, 1, 30, CONFLICT) && !check(&fencing, 1, 30, Status::SUCCESS));
+        assert!(check(&fencing, 0, 30, Status::SUCCESS) && !check(&fencing, 0, 30, CONFLICT));
+        assert!(check(&fencing, 1, 15, Status::SUCCESS), "it may have been there before");
+        assert!(fencing.check(&op(1, 99, 30, Kind::Read), Status::SUCCESS).is_ok());
+        assert!(!check(&fencing, 1, 30, Status::ABORTED_PREEMPT), "nobody was preempted");
+        fencing.leaves(&op(0, 40, 40, Kind::Order(Order::Release(rtype))));
+        assert!(check(&fencing, 1, 30, Status::SUCCESS), "an order is under way");
+    }
+
+    #[test]
+    fn orders_have_one_right_answer() {
+        let mut fencing = Fencing::new(1, 2, 10);
+        let wrong = op(1, 5, 5, Kind::Order(Order::Clear));
+        fencing.leaves(&wrong);
+        assert!(fencing.answered(&wrong, Status::SUCCESS, 6).is_err(), "it is no registrant");
+    }
+
+    #[test]
+    fn what_a_preempted_host_has_under_way_ends_with_the_answer() {
+        let mut fencing = Fencing::new(1, 2, 10);
+        let rtype = ReservationType::ALL[0];
+        for (host, at) in [(0, 10), (1, 12)] {
+            order(&mut fencing, host, at, Order::Register, Status::SUCCESS);
+        }
+        order(&mut fencing, 1, 14, Order::Acquire(rtype), Status::SUCCESS);
+        let write = op(1, 50, 50, Kind::Write { fua: false });
+        fencing.leaves(&write);
+        let preempt = op(0, 60, 60, Kind::Order(Order::Preempt(1, rtype)));
+        fencing.leaves(&preempt);
+        assert_eq!(fencing.answered(&preempt, Status::SUCCESS, 61), Ok(vec![(50, SPAN)]));
+        assert!(fencing.check(&write, Status::ABORTED_PREEMPT).is_ok());
+        assert!(!fencing.is_free(0), "nobody lets it in again while the write may still come");
+        fencing.is_over(&write, 70);
+        assert!(fencing.is_free(0));
+    }
+}

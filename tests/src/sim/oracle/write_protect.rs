@@ -1,0 +1,185 @@
+//! Write protection (feature 84h), as the hosts' own orders have settled it: written from the
+//! documents, and from outside.
+//!
+//! Hosts give one order at a time for each namespace, so its outcome is certain. A write that left
+//! after the last order was answered, with none under way, must be refused or not as that order has
+//! it. Once protection has been answered nothing that left before may change a block any more: who
+//! protects a namespace may take a copy of it.
+
+use std::collections::BTreeMap;
+
+use nvme::Status;
+use rdma::soft::sim::Dice;
+
+use super::blocks::{Moment, Span};
+use crate::sim::workload::command::{Kind, Op};
+
+#[derive(Debug)]
+struct Shield {
+    /// Whether it is protected; unknown after an order that was not answered with success.
+    known: Option<bool>,
+    /// The order under way.
+    order: Option<u32>,
+    /// The last one ended then.
+    settled: Moment,
+    /// Changes under way that protection has ended: nobody lifts it before they are over, because
+    /// they may still arrive, and must find themselves refused.
+    ended: Vec<u32>,
+}
+
+/// What is known of all namespaces.
+#[derive(Debug)]
+pub struct Shields {
+    shields: Vec<Shield>,
+    /// In a thousand commands those that protect, or no longer.
+    chance: u16,
+    /// Commands under way that change blocks, and which.
+    open: BTreeMap<u32, Vec<Span>>,
+}
+
+impl Shields {
+    /// So many namespaces, all unprotected.
+    #[must_use]
+    pub fn new(spaces: usize, chance: u16) -> Shields {
+        let shield = |_| Shield { known: Some(false), order: None, settled: 0, ended: Vec::new() };
+        Shields { shields: (0..spaces).map(shield).collect(), chance, open: BTreeMap::new() }
+    }
+
+    /// Whether to protect a namespace now, or no longer; none: neither.
+    pub fn next_order(&self, space: usize, dice: &mut Dice) -> Option<bool> {
+        let shield = &self.shields[space];
+        let often = if shield.known == Some(false) { 1 } else { 40 };
+        let free = shield.order.is_none() && shield.ended.is_empty();
+        let now = dice.per_mille(self.chance * often) && free;
+        now.then(|| shield.known == Some(false) || dice.per_mille(100))
+    }
+
+    /// A command leaves.
+    pub fn leaves(&mut self, op: &Op) {
+        if self.chance == 0 {
+            return;
+        }
+        if let Some(spans) = op.changes() {
+            self.open.insert(op.id, spans.to_vec());
+        }
+        if let Kind::Protect(_) = op.kind {
+            self.shields[op.span.space].order = Some(op.id);
+        }
+    }
+
+    /// A command is over: answered, or so long lost that nothing can be left of it.
+    pub fn is_over(&mut self, op: &Op, now: Moment) {
+        self.open.remove(&op.id);
+        for shield in &mut self.shields {
+            shield.ended.retain(|id| *id != op.id);
+        }
+        let shield = &mut self.shields[op.span.space];
+        if shield.order == Some(op.id) {
+            (shield.known, shield.order, shield.settled) = (None, None, now);
+        }
+    }
+
+    /// The target has gone down. What it protects stays so.
+    pub fn crash(&mut self, now: Moment) {
+        self.open.clear();
+        for shield in &mut self.shields {
+            shield.ended.clear();
+            if shield.order.take().is_some() {
+                (shield.known, shield.settled) = (None, now);
+            }
+        }
+    }
+
+    /// An order was answered. Gives the changes that from now on have happened or never will.
+    pub fn answered(&mut self, op: &Op, status: Status, now: Moment) -> Vec<(u32, Span)> {
+        let (Kind::Protect(on), space) = (&op.kind, op.span.space) else { return Vec::new() };
+        let current = self.shields[space].order == Some(op.id);
+        self.is_over(op, now);
+        if !current || !status.is_success() {
+            return Vec::new();
+        }
+        self.shields[space].known = Some(*on);
+        let spans = self.open.iter().flat_map(|(id, spans)| spans.iter().map(|s| (*id, *s)));
+        let ended: Vec<_> = spans.filter(|(_, span)| *on && span.space == space).collect();
+        self.shields[space].ended = ended.iter().map(|(id, _)| *id).collect();
+        ended
+    }
+
+    /// Whether a command that changes blocks may be answered like this.
+    ///
+    /// # Errors
+    /// It may not.
+    pub fn check(&self, op: &Op, status: Status) -> Result<(), String> {
+        let shield = &self.shields[op.span.space];
+        let refused = status.is(Status::NAMESPACE_WRITE_PROTECTED);
+        if op.changes().is_none() {
+            return match refused {
+                true => Err("it writes nothing, and was refused for write protection".to_owned()),
+                false => Ok(()),
+            };
+        }
+        if shield.order.is_some() || shield.settled >= op.began {
+            return Ok(());
+        }
+        match (shield.known, refused, status.is_success()) {
+            (Some(true), _, true) => Err("it was carried out on a protected namespace".to_owned()),
+            (Some(false), true, _) => Err("it was refused, and nothing is protected".to_owned()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether write protection may be why a command is refused.
+    #[must_use]
+    pub fn excuses(&self, status: Status) -> bool {
+        self.chance > 0 && status.is(Status::NAMESPACE_WRITE_PROTECTED)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::sim::oracle::write_protect::*;
+
+    const SPAN: Span = Span { space: 0, lba: 0, blocks: 1 };
+    const PROTECTED: Status = Status::NAMESPACE_WRITE_PROTECTED;
+
+    fn op(id: u32, began: Moment, kind: Kind) -> Op {
+        Op { kind, host: 0, id, span: SPAN, began, half: 0, shift: 0 }
+    }
+
+    #[test]
+    fn what_is_protected_is_not_written_and_nothing_else_is_refused() {
+        let mut shields = Shields::new(1, 10);
+        let write = |began| op(9, began, Kind::Write { fua: false });
+        let order = op(1, 10, Kind::Protect(true));
+        let before = write(5);
+        shields.leaves(&before);
+        shields.leaves(&order);
+        assert!(shields.check(&write(11), PROTECTED).is_ok(), "an order is under way");
+        let ended = shields.answered(&order, Status::SUCCESS, 12);
+        assert_eq!(ended, [(9, SPAN)], "a write of before does nothing any more");
+        assert!(shields.check(&before, Status::SUCCESS).is_ok(), "it may have, before");
+        assert!(shields.check(&write(13), Status::SUCCESS).is_err());
+        assert!(shields.check(&write(13), PROTECTED).is_ok());
+        assert!(shields.check(&op(8, 13, Kind::Flush), PROTECTED).is_err());
+        let dice = &mut Dice::new(1);
+        assert!((0..9999).all(|_| shields.next_order(0, dice).is_none()), "it may still arrive");
+        shields.is_over(&before, 14);
+        assert!((0..9999).any(|_| shields.next_order(0, dice) == Some(false)));
+        let back = op(2, 20, Kind::Protect(false));
+        shields.leaves(&back);
+        assert_eq!(shields.answered(&back, Status::SUCCESS, 21), []);
+        assert!(shields.check(&write(22), PROTECTED).is_err());
+        assert!(shields.check(&write(22), Status::SUCCESS).is_ok());
+    }
+
+    #[test]
+    fn an_order_without_an_answer_leaves_it_open() {
+        let mut shields = Shields::new(1, 10);
+        let order = op(1, 10, Kind::Protect(true));
+        shields.leaves(&order);
+        shields.crash(11);
+        let write = op(9, 12, Kind::Write { fua: false });
+        assert!(shields.check(&write, PROTECTED).is_ok());
+        assert!(shields.check(&write, Status::SUCCESS).is_ok());
+    }
+}

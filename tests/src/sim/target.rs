@@ -1,0 +1,611 @@
+//! The target: the queues of its reactors on simulated fabrics and disks, its book, its death and
+//! its return.
+
+pub mod format_driver;
+pub mod ns_management_driver;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use nvme::log::AnaState;
+use nvme::{Nqn, Text};
+use nvmfd::blockdev::{BackingId, Done, Geometry, Health};
+use nvmfd::core::controller::Limits;
+use nvmfd::core::message::{Mail, Mailbox, mailbox};
+use nvmfd::core::poll_group::{Lent, Queues};
+use nvmfd::core::qpair::RECEIVES_FOR_ADMIN;
+use nvmfd::core::registry::Registry;
+use nvmfd::core::sched::range_lock::Claim;
+use nvmfd::core::sched::{Fence, Fenced};
+use nvmfd::core::shared::Shared;
+use nvmfd::core::subsystem::ana::AnaStates;
+use nvmfd::core::subsystem::bad_blocks::Marks;
+use nvmfd::core::subsystem::reservation::Reservation;
+use nvmfd::core::subsystem::usage::Usage;
+use nvmfd::core::subsystem::write_protect::Protection;
+use nvmfd::core::subsystem::{ListenerConfig, Namespace, Offer, Subsystem};
+use nvmfd::worker::Workers;
+use nvmfd::worker::ns_state::Keeper;
+use rdma::soft::Soft;
+use rdma::soft::sim::{Air, AirPort, Dice};
+use rdma::{Event, Fabric, Pool, PoolPlan, Wake};
+use tempfile::TempDir;
+
+use self::format_driver::Formatter;
+use self::ns_management_driver::Steward;
+use super::auth_keys::keyring;
+use super::device::{SimDisk, SimRing};
+use super::host::hostnqn;
+use super::instrument::{DiskSeam, Echo, Ledger, Seam, SharedLedger, lock};
+use super::mutants::Plant;
+use super::oracle::blocks::SECTOR_BYTES;
+use super::oracle::visibility::name;
+use super::scenario::Profile;
+use super::trace::Trace;
+use super::{config, entropy};
+
+/// The port of the service.
+pub const PORT: u16 = 4420;
+/// Events that a reactor takes in one turn.
+const BATCH: usize = 64;
+/// The subsystem.
+pub const SUBNQN: &str = "nqn.2026-11.io.nvmfd:world";
+
+/// A reactor without a thread.
+struct Reactor {
+    queues: Queues,
+    fabric: Seam<Soft>,
+    pool: Pool,
+    mailbox: Mailbox,
+    ledger: SharedLedger,
+    events: Vec<Event>,
+    done: Vec<Done>,
+    rung: bool,
+    /// Bytes of a buffer that a planted fault keeps.
+    spare_bytes: u64,
+}
+
+/// The target.
+pub struct Target {
+    ports: Vec<AirPort>,
+    registry: Arc<Registry>,
+    shared: Arc<Shared>,
+    reactors: Vec<Reactor>,
+    usage: Arc<Usage>,
+    /// For each namespace its number at the disk, while it is served.
+    served: Vec<Option<BackingId>>,
+    next_id: u32,
+    published: bool,
+    /// Of each namespace, as hosts are told; the disk keeps its own.
+    healths: Vec<Arc<Health>>,
+    /// Of each namespace. They end with the target.
+    reservations: Vec<Arc<Reservation>>,
+    /// Of each namespace, as it would be in its file.
+    protections: Vec<Arc<Protection>>,
+    /// Where they are kept whose blocks may become unreadable, and of each namespace those that are.
+    kept: Option<TempDir>,
+    marks: Vec<Arc<Marks>>,
+    /// Sectors of each namespace.
+    sizes: Vec<u32>,
+    /// Of each namespace its store, and how many it had before.
+    stores: Vec<(usize, u8)>,
+    /// For each namespace the machines that do not see it.
+    hidden: Vec<BTreeSet<usize>>,
+    /// Of each listener.
+    paths: Vec<AnaStates>,
+    formatter: Formatter,
+    /// Works between the turns of reactors, since it has no thread here.
+    keeper: Keeper,
+    /// Who carries out what hosts order about namespaces, between the turns as well.
+    pub steward: Steward,
+    /// A planted fault of its own.
+    pub plant: Option<Plant>,
+    /// Of another: the last ticket whose blocks are kept no longer.
+    opened: u64,
+}
+
+impl Target {
+    /// A target that has not been started.
+    ///
+    /// # Errors
+    /// There is no place for its files.
+    pub fn new(profile: &Profile, air: &Arc<Mutex<Air>>) -> Result<Target, String> {
+        let kept = (profile.spoils > 0).then(tempfile::tempdir).transpose();
+        let count = profile.reactors as u32;
+        let port = |index| AirPort::new(air, profile.address(None), (count, index));
+        let registry = Arc::new(Registry::new(Vec::new(), 0, 0));
+        Ok(Target {
+            ports: (0..count).map(port).collect(),
+            shared: Arc::new(Shared::new(Arc::clone(&registry), Workers::default())),
+            registry,
+            reactors: Vec::new(),
+            usage: Arc::default(),
+            served: vec![None; profile.shapes.len()],
+            next_id: 0,
+            published: false,
+            healths: profile.shapes.iter().map(|_| Arc::default()).collect(),
+            reservations: Vec::new(),
+            protections: (0..profile.shapes.len() as u32)
+                .map(|space| Protection::simulated(subnqn(), space + 1))
+                .collect(),
+            sizes: (0..profile.shapes.len()).map(|space| profile.sectors(space)).collect(),
+            stores: (0..profile.shapes.len()).map(|space| (space, 0)).collect(),
+            hidden: vec![BTreeSet::new(); profile.shapes.len()],
+            paths: vec![AnaStates::default(); profile.paths],
+            keeper: Keeper::new(),
+            kept: kept.map_err(|error| error.to_string())?,
+            marks: Vec::new(),
+            steward: Steward::new(profile, 0),
+            formatter: Formatter::default(),
+            plant: None,
+            opened: 0,
+        })
+    }
+
+    /// Its places in the air.
+    pub fn places(&self) -> impl Iterator<Item = usize> {
+        self.ports.iter().map(AirPort::place)
+    }
+
+    /// Whether it runs.
+    pub fn is_up(&self) -> bool {
+        !self.reactors.is_empty()
+    }
+
+    /// How many reactors run.
+    pub fn reactors(&self) -> usize {
+        self.reactors.len()
+    }
+
+    /// Starts it: pools, fabrics, listener, stores and the subsystem.
+    pub fn start(
+        &mut self,
+        profile: &Profile,
+        dice: &mut Dice,
+        disk: &mut SimDisk,
+        trace: &Arc<Trace>,
+        now: Instant,
+    ) -> Result<(), String> {
+        let said = |error: &dyn std::fmt::Display| error.to_string();
+        let plan = PoolPlan {
+            cells: profile.receives * 2,
+            receives: profile.receives,
+            lead_bytes: 64,
+            tail_bytes: 4096,
+            data_bytes: profile.data_bytes,
+            largest_bytes: profile.mdts_bytes,
+        };
+        let limits = Limits {
+            queue_depth: 32,
+            io_queues: 4,
+            in_capsule_bytes: 4096,
+            mdts_bytes: profile.mdts_bytes,
+        };
+        let mut senders = Vec::new();
+        for (index, port) in self.ports.iter().enumerate() {
+            let pool = Pool::new(plan).map_err(|e| said(&e))?;
+            let (sender, mailbox) = mailbox().map_err(|e| said(&e))?;
+            senders.push(sender);
+            let config = config(profile, dice.roll(), (self.ports.len() as u32, index as u32));
+            let entropy = entropy(dice.roll());
+            let region = Arc::clone(pool.region());
+            let soft = Soft::in_air(port.clone(), config, entropy, now, Arc::clone(&region))
+                .map_err(|e| said(&e))?;
+            let ledger = Arc::new(Mutex::new(Ledger::new(&plan)));
+            let name = ("target", index as u64);
+            let fabric = Seam::new(soft, name, region, Arc::clone(&ledger), Arc::clone(trace));
+            self.reactors.push(Reactor {
+                queues: Queues::new(index, limits, now),
+                fabric,
+                pool,
+                mailbox,
+                ledger,
+                events: Vec::with_capacity(BATCH),
+                done: Vec::new(),
+                rung: true,
+                spare_bytes: 0,
+            });
+        }
+        for path in 0..profile.paths {
+            let at = SocketAddr::new(profile.address(None), PORT + path as u16);
+            for reactor in &mut self.reactors {
+                reactor.fabric.listen(at).map_err(|e| said(&e))?;
+            }
+        }
+        let receives = profile.receives - RECEIVES_FOR_ADMIN;
+        (self.keeper, self.opened) = (Keeper::new(), 0);
+        self.registry = Arc::new(Registry::new(senders, 16, receives));
+        let workers = Workers::default().with_ns_state(self.keeper.sender());
+        let workers = workers.with_ns_management(self.steward.sender());
+        self.shared = Arc::new(Shared::new(Arc::clone(&self.registry), workers));
+        self.start_formats(profile)?;
+        if let Some(keyring) = keyring(profile).filter(|_| self.plant != Some(Plant::OpenDoor)) {
+            self.registry.set_keyring(keyring);
+        }
+        let reservation = |space| Reservation::volatile(subnqn(), space as u32 + 1);
+        self.reservations = (0..profile.shapes.len()).map(reservation).collect();
+        self.load_marks(profile)?;
+        disk.open(self.reactors.iter().map(|r| Arc::clone(r.pool.region())).collect());
+        for space in 0..profile.shapes.len() {
+            self.serve(profile, space, disk)?;
+            let store = self.stores[space].0;
+            disk.reformat(store, self.block_bytes(profile, space));
+            disk.resize(store, self.sizes[space]);
+        }
+        self.open_made(disk)?;
+        self.publish(profile);
+        self.registry.set_listeners(self.listeners(profile));
+        Ok(())
+    }
+
+    /// The blocks that were made unreadable, as their files say.
+    fn load_marks(&mut self, profile: &Profile) -> Result<(), String> {
+        if self.plant == Some(Plant::LostMarks) && self.kept.is_some() {
+            self.kept = Some(tempfile::tempdir().map_err(|error| error.to_string())?);
+        }
+        let marks = (0..profile.shapes.len()).map(|space| self.open_marks(space));
+        self.marks = marks.collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    fn open_marks(&self, space: usize) -> Result<Arc<Marks>, String> {
+        match &self.kept {
+            Some(kept) => Marks::kept(subnqn(), space as u32 + 1, kept.path(), self.name(space)),
+            None => Ok(Marks::volatile()),
+        }
+    }
+
+    /// What a namespace is called: its UUID and its NGUID.
+    pub fn name(&self, space: usize) -> [u8; 16] {
+        name(space, self.stores[space].1)
+    }
+
+    /// A namespace that is not served now has another store.
+    ///
+    /// # Errors
+    /// There is no place for its files.
+    pub fn exchange(
+        &mut self,
+        profile: &Profile,
+        space: usize,
+        disk: &mut SimDisk,
+    ) -> Result<(), String> {
+        let (blocks, block_bytes) = profile.shapes[space];
+        let (old, generation) = self.stores[space];
+        let new = match self.plant {
+            Some(Plant::OldStore) => old,
+            _ => disk.add_store(blocks, block_bytes),
+        };
+        self.stores[space] = (new, generation.wrapping_add(1));
+        disk.resize(new, self.sizes[space]);
+        self.healths[space] = Arc::default();
+        self.protections[space] = Protection::simulated(subnqn(), space as u32 + 1);
+        self.reservations[space] = Reservation::volatile(subnqn(), space as u32 + 1);
+        self.marks[space] = self.open_marks(space)?;
+        Ok(())
+    }
+
+    fn listeners(&self, profile: &Profile) -> Vec<ListenerConfig> {
+        let listener = |(path, ana): (usize, &AnaStates)| {
+            let address = SocketAddr::new(profile.address(None), PORT + path as u16);
+            let id = path as u16 + 1;
+            ListenerConfig { id, address, ana: *ana, keep_alive_min_ms: 0 }
+        };
+        self.paths.iter().enumerate().map(listener).collect()
+    }
+
+    /// Sets the state of a namespace on a path.
+    pub fn set_reach(&mut self, profile: &Profile, path: usize, space: usize, state: AnaState) {
+        let path = match self.plant {
+            Some(Plant::WrongPath) => (path + 1) % self.paths.len(),
+            _ => path,
+        };
+        self.paths[path].set(space as u32 + 1, state);
+        if self.is_up() {
+            self.registry.set_listeners(self.listeners(profile));
+        }
+    }
+
+    /// It is gone, with everything that it had in hand.
+    pub fn crash(&mut self) {
+        self.reactors.clear();
+        self.served.fill(None);
+        self.published = false;
+        self.drop_formats();
+    }
+
+    /// Serves a namespace (from the next publication on).
+    ///
+    /// # Errors
+    /// What is kept of it makes no sense.
+    pub fn serve(
+        &mut self,
+        profile: &Profile,
+        space: usize,
+        disk: &mut SimDisk,
+    ) -> Result<(), String> {
+        self.renew_format(profile, space)?;
+        let id = self.fresh_id();
+        disk.attach(id, self.stores[space].0);
+        self.served[space] = Some(id);
+        Ok(())
+    }
+
+    fn fresh_id(&mut self) -> BackingId {
+        self.next_id += 1;
+        BackingId(self.next_id - 1)
+    }
+
+    /// Serves a namespace no more (after the next publication).
+    pub fn remove(&mut self, space: usize, disk: &mut SimDisk) -> Option<BackingId> {
+        self.interrupt_format(space, disk);
+        self.served[space].take()
+    }
+
+    /// Makes the subsystem, as it is now, known to all.
+    pub fn publish(&mut self, profile: &Profile) {
+        let namespace = |(space, id): (usize, &Option<BackingId>)| {
+            let block_bytes = self.block_bytes(profile, space);
+            let blocks = self.sizes[space] / (block_bytes / SECTOR_BYTES);
+            id.map(|backing| Namespace {
+                nsid: space as u32 + 1,
+                backing,
+                health: Arc::clone(&self.healths[space]),
+                geometry: Geometry::default(),
+                blocks: blocks.into(),
+                block_shift: block_bytes.trailing_zeros() as u8,
+                read_only: false,
+                protection: Arc::clone(&self.protections[space]),
+                allow_format: profile.formats > 0,
+                formats: self.formats_of(profile, space),
+                formatting: self.format(space).under_way(),
+                write_uncorrectable: self.kept.is_some(),
+                marks: Arc::clone(&self.marks[space]),
+                limiters: Vec::new(),
+                ana_group: space as u32 + 1,
+                volatile_cache: true,
+                uuid: self.name(space),
+                nguid: self.name(space),
+                eui64: None,
+                reservation: Arc::clone(&self.reservations[space]),
+            })
+        };
+        let declared = self.served.iter().enumerate().filter_map(namespace);
+        self.registry.publish(Arc::new(Subsystem {
+            nqn: subnqn(),
+            serial: Text::lossy("WORLD"),
+            model: Text::lossy("nvmfd"),
+            allow_any_host: true,
+            hosts: BTreeSet::new(),
+            offer: Arc::new(Offer { masks: self.masks(profile), ..Offer::default() }),
+            namespaces: declared.chain(self.made()).collect(),
+            management: self.management(),
+            host_limiters: Arc::default(),
+            usage: Arc::clone(&self.usage),
+        }));
+        self.published = true;
+    }
+
+    fn masks(&self, profile: &Profile) -> BTreeMap<u32, BTreeSet<Nqn>> {
+        let masked = self.hidden.iter().enumerate().filter(|(_, from)| !from.is_empty());
+        let machines = || (0..profile.hosts).map(|host| profile.machine(host));
+        let made = self.steward.entries().iter();
+        masked
+            .map(|(space, from)| {
+                let hosts = machines().filter(|machine| !from.contains(machine)).map(hostnqn);
+                (space as u32 + 1, hosts.collect())
+            })
+            .chain(made.map(|(nsid, entry)| (*nsid, entry.hosts.clone())))
+            .collect()
+    }
+
+    /// Gives a namespace so many sectors.
+    pub fn resize(&mut self, profile: &Profile, space: usize, sectors: u32, disk: &mut SimDisk) {
+        self.sizes[space] = sectors;
+        if self.is_up() {
+            disk.resize(self.stores[space].0, sectors);
+            self.publish_again(profile);
+        }
+    }
+
+    /// Before a start: of each namespace the machines that do not see it.
+    pub fn set_hidden(&mut self, hidden: Vec<BTreeSet<usize>>) {
+        self.hidden = hidden;
+    }
+
+    /// Shows a namespace to a machine, or no longer.
+    pub fn show(&mut self, profile: &Profile, space: usize, machine: usize, shown: bool) {
+        let hidden = &mut self.hidden[space];
+        if shown {
+            hidden.remove(&machine)
+        } else {
+            hidden.insert(machine)
+        };
+        if self.is_up() {
+            self.publish_again(profile);
+        }
+    }
+
+    /// Makes the subsystem known as it is now, if it is known.
+    pub fn publish_again(&mut self, profile: &Profile) {
+        if self.published {
+            self.publish(profile);
+        }
+    }
+
+    /// Whether a namespace is served.
+    pub fn is_served(&self, space: usize) -> bool {
+        self.served[space].is_some()
+    }
+
+    /// Whether a machine may see a namespace.
+    pub fn is_shown(&self, space: usize, machine: usize) -> bool {
+        !self.hidden[space].contains(&machine)
+    }
+
+    /// Takes the subsystem away from its hosts.
+    pub fn withdraw(&mut self) {
+        self.registry.withdraw(&subnqn());
+        self.published = false;
+    }
+
+    /// Whether the subsystem is there.
+    pub fn is_published(&self) -> bool {
+        self.published
+    }
+
+    /// One turn of a reactor, as the real one has it. Gives when the next is due.
+    pub fn turn(&mut self, index: usize, now: Instant, disk: &mut SimDisk) -> Option<Instant> {
+        let reactor = &mut self.reactors[index];
+        reactor.rung |= reactor.mailbox.hush();
+        disk.reap(index, &mut reactor.done);
+        DiskSeam::<SimRing<'_>>::returned(&reactor.ledger, &reactor.done);
+        reactor.fabric.poll(now, &mut reactor.events);
+        let mut worked = reactor.rung || !reactor.events.is_empty() || !reactor.done.is_empty();
+        let ring = SimRing { disk, ring: index };
+        let mut seam = DiskSeam { disk: ring, ledger: &reactor.ledger };
+        let mut lent = Lent {
+            pool: &mut reactor.pool,
+            fabric: &mut reactor.fabric,
+            disk: &mut seam,
+            shared: &self.shared,
+            now,
+        };
+        for event in reactor.events.drain(..) {
+            reactor.queues.on_event(event, &mut lent);
+        }
+        for done in reactor.done.drain(..) {
+            reactor.queues.on_disk(done, &mut lent);
+        }
+        worked |= reactor.queues.tick(&mut lent);
+        if std::mem::take(&mut reactor.rung) {
+            while let Some(mail) = reactor.mailbox.take() {
+                if let Mail::Caught(answer) = mail {
+                    // Who asks may have gone.
+                    let _ = answer.send(());
+                    continue;
+                }
+                match (self.plant, &mail) {
+                    (Some(Plant::MissingFence), Mail::Fence(fence)) if is_of_preemption(fence) => {
+                        continue;
+                    }
+                    (Some(Plant::LateShield), Mail::Fence(fence)) if is_shield(fence) => continue,
+                    (Some(Plant::LateFormat), Mail::Fence(fence))
+                        if fence.whose == Fenced::Users =>
+                    {
+                        continue;
+                    }
+                    (Some(Plant::StaleView), Mail::Subsystem(_)) => continue,
+                    (Some(Plant::LostAbort), Mail::Errand(_)) => {
+                        std::mem::forget(mail);
+                        continue;
+                    }
+                    (Some(Plant::FalseAbort), Mail::Errand(errand)) => errand.clone().succeed(),
+                    _ => {}
+                }
+                reactor.queues.on_mail(mail, &mut lent);
+            }
+            reactor.queues.look(&mut lent);
+        }
+        if worked {
+            reactor.queues.serve_waiters(&mut lent);
+        }
+        reactor.fabric.flush();
+        disk.submit(index);
+        self.keeper.catch_up(&self.registry);
+        let deadline = reactor.fabric.arm(Wake::Any);
+        let tick = reactor.queues.next_tick();
+        if self.plant == Some(Plant::OpenBlocks) {
+            self.open_blocks();
+        }
+        Some(deadline.map_or(tick, |deadline| deadline.min(tick)))
+    }
+
+    /// The planted fault: whatever keeps blocks keeps them no longer.
+    fn open_blocks(&mut self) {
+        let exclusion = &self.shared.range_locks;
+        let nothing =
+            Claim { backing: BackingId(0), at: u64::MAX - 1, len: 1, alone: false, reactor: 0 };
+        let (last, _) = exclusion.claim(nothing);
+        (self.opened + 1..=last).for_each(|ticket| exclusion.give_up(ticket));
+        self.opened = last;
+    }
+
+    /// Whether somebody has rung for a reactor.
+    pub fn is_rung(&mut self, index: usize) -> bool {
+        let reactor = &mut self.reactors[index];
+        reactor.rung |= reactor.mailbox.hush();
+        reactor.rung
+    }
+
+    /// Checks that no buffer of a reactor is in two hands, or in none.
+    pub fn audit(&self, index: usize) -> Result<(), String> {
+        let reactor = &self.reactors[index];
+        let ledger = lock(&reactor.ledger);
+        if let Some(fault) = ledger.fault() {
+            return Err(format!("target {index}: {fault}"));
+        }
+        let plan = reactor.pool.plan();
+        let (cells, receives, data) = reactor.pool.free();
+        let free = u64::from(cells) * 64 + u64::from(receives) * plan.receive_bytes() + data;
+        let given = [ledger.bytes(), reactor.queues.held_bytes(), reactor.spare_bytes];
+        let all = u64::from(plan.cells) * 64
+            + u64::from(plan.receives) * plan.receive_bytes()
+            + plan.data_bytes.next_multiple_of(plan.largest_bytes.into());
+        match free + given.iter().sum::<u64>() == all {
+            true => Ok(()),
+            false => Err(format!(
+                "target {index}: of {all} bytes of buffers {free} are free, {} with fabric and \
+                 disk, {} with queues: some are lost or in two hands",
+                given[0], given[1]
+            )),
+        }
+    }
+
+    /// What is left when nothing should be.
+    pub fn leftovers(&self) -> Result<(), String> {
+        for (index, reactor) in self.reactors.iter().enumerate() {
+            self.audit(index)?;
+            let (queues, free) = (reactor.queues.count(), reactor.pool.free());
+            if queues > 0 || lock(&reactor.ledger).bytes() > 0 {
+                return Err(format!("target {index}: at rest, and {queues} queues are left"));
+            }
+            if reactor.spare_bytes == 0 && !reactor.pool.is_full() {
+                return Err(format!("target {index}: at rest, and only {free:?} are free"));
+            }
+        }
+        match self.registry.associations() {
+            0 => Ok(()),
+            count => Err(format!("at rest, and {count} associations are left")),
+        }
+    }
+
+    /// Queues of all reactors.
+    pub fn queues(&self) -> usize {
+        self.reactors.iter().map(|reactor| reactor.queues.count()).sum()
+    }
+
+    /// Plants a fault: an answer is sent twice after so many.
+    pub fn plant_echo(&mut self, after: u32) {
+        for reactor in &mut self.reactors {
+            let spare = reactor.pool.take_cell();
+            reactor.spare_bytes = 64;
+            reactor.fabric.echo = Some(Echo { after, spare });
+        }
+    }
+}
+
+fn is_of_preemption(fence: &Fence) -> bool {
+    matches!(fence.whose, Fenced::Preempted(_))
+}
+
+fn is_shield(fence: &Fence) -> bool {
+    fence.whose == Fenced::Writers
+}
+
+/// The subsystem's name.
+pub fn subnqn() -> Nqn {
+    SUBNQN.parse().expect("a name")
+}

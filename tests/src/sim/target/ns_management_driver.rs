@@ -1,0 +1,500 @@
+//! Who carries out what hosts order about namespaces: the product's own plan of each order, whose
+//! steps take their time on the world's clock, with a simulated folder for the record and the files.
+//! Whatever the world does, it does between two steps, or in the middle of one.
+//!
+//! The folder is held to what `state/atomic_file.rs` does with a real one: a record is written beside its name,
+//! synced, renamed, and the folder synced. A target that is killed meanwhile leaves the old record
+//! or the new one; when the power goes, names that were not synced are as before or as after, each by
+//! itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel, sync_channel};
+use std::time::{Duration, Instant};
+
+use nvme::Nqn;
+use nvmfd::blockdev::{BackingId, BlockSizes, Done, Geometry, Health};
+use nvmfd::config::ManagedConfig;
+use nvmfd::core::message::Mail;
+use nvmfd::core::sched::offload::NamespaceJob;
+use nvmfd::core::subsystem::Namespace;
+use nvmfd::core::subsystem::bad_blocks::Marks;
+use nvmfd::core::subsystem::ns_management::{Allocated, Entry, Management};
+use nvmfd::core::subsystem::ns_request::NamespaceRequest;
+use nvmfd::core::subsystem::reservation::Reservation;
+use nvmfd::core::subsystem::write_protect::Protection;
+use nvmfd::provision::{Situation, Step, Undertaking};
+use nvmfd::state::ns_catalog::Record;
+use nvmfd::worker::ns_management::Word;
+use rdma::soft::sim::Dice;
+
+use super::{Target, subnqn};
+use crate::sim::device::SimDisk;
+use crate::sim::mutants::Plant;
+use crate::sim::oracle::ns_management::{DECLARED, GROUP, MOST, QUOTA_BYTES};
+use crate::sim::scenario::Profile;
+
+/// How long a step that waits for a disk takes, at most.
+const STEP: Duration = Duration::from_millis(8);
+
+type Uuid = [u8; 16];
+
+/// The folder of the namespaces that hosts make.
+#[derive(Debug, Default)]
+struct Folder {
+    now: Names,
+    /// As it is without power.
+    durable: Names,
+}
+
+/// The names in it, and what they mean.
+#[derive(Clone, Debug, Default)]
+struct Names {
+    record: Option<Vec<u8>>,
+    /// Files by UUID: stores of the disk.
+    images: BTreeMap<Uuid, usize>,
+}
+
+/// A namespace that hosts have made, opened.
+#[derive(Debug)]
+struct Opened {
+    id: BackingId,
+    health: Arc<Health>,
+    protection: Arc<Protection>,
+    reservation: Arc<Reservation>,
+    marks: Arc<Marks>,
+}
+
+/// An order that is being carried out.
+#[derive(Debug)]
+struct Work {
+    order: NamespaceJob,
+    undertaking: Undertaking,
+    step: Step,
+    due: Instant,
+    /// Reactors that do not know yet.
+    awaited: Vec<Receiver<()>>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Steward {
+    granted: Option<Arc<ManagedConfig>>,
+    words: Receiver<Word>,
+    sender: Sender<Word>,
+    folder: Folder,
+    /// What is kept, and what of it is served.
+    record: Record,
+    served: Record,
+    opened: BTreeMap<Uuid, Opened>,
+    at_work: Option<Work>,
+    /// In a thousand steps those that a disk fails.
+    pub errors: u16,
+    dice: Dice,
+}
+
+/// A namespace that is another one now for these hosts.
+pub type News = (u32, BTreeSet<Nqn>);
+
+impl Steward {
+    /// One with an empty folder.
+    #[must_use]
+    pub fn new(profile: &Profile, seed: u64) -> Steward {
+        let (sender, words) = channel();
+        let granted = ManagedConfig {
+            directory: "/managed".into(),
+            quota_bytes: QUOTA_BYTES,
+            namespaces: MOST as u32,
+            any_host: true,
+            hosts: BTreeSet::new(),
+        };
+        Steward {
+            granted: (profile.managing > 0).then(|| Arc::new(granted)),
+            words,
+            sender,
+            folder: Folder::default(),
+            record: Record::new(subnqn()),
+            served: Record::new(subnqn()),
+            opened: BTreeMap::new(),
+            at_work: None,
+            errors: if profile.disk.error > 0 { 30 } else { 0 },
+            dice: Dice::new(seed ^ 0x57e3_a4d0),
+        }
+    }
+
+    /// The way to it, until it starts again.
+    #[must_use]
+    pub fn sender(&self) -> Sender<Word> {
+        self.sender.clone()
+    }
+
+    /// When it goes on by itself.
+    #[must_use]
+    pub fn next_due(&self) -> Option<Instant> {
+        let work = self.at_work.as_ref()?;
+        (work.step != Step::Await).then_some(work.due)
+    }
+
+    /// Whether it is carrying something out.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.at_work.is_some()
+    }
+
+    /// The target is gone, in the middle of whatever it did; with `power` also what was not synced.
+    pub fn crash(&mut self, power: bool, disk: &mut SimDisk) {
+        let (folder, dice) = (&mut self.folder, &mut self.dice);
+        match self.at_work.take().map(|work| work.step) {
+            Some(Step::Keep(record)) if dice.per_mille(500) => {
+                folder.now.record = Some(record.emit());
+            }
+            Some(Step::Remove(uuids)) => {
+                for uuid in uuids {
+                    if dice.per_mille(500) {
+                        folder.now.images.remove(&uuid.into_bytes());
+                    }
+                }
+            }
+            Some(Step::Make { entry, .. }) if dice.per_mille(500) => {
+                folder.now.images.insert(entry.uuid.into_bytes(), image(&entry, disk));
+            }
+            _ => {}
+        }
+        if power {
+            folder.lose_power(dice);
+        }
+        self.opened.clear();
+        // Whoever waits for an answer is gone as well.
+        (self.sender, self.words) = channel();
+    }
+
+    /// Whether what is there in the end is what is known to have been made, and nothing besides.
+    ///
+    /// # Errors
+    /// What is there that should not be, or the other way round.
+    pub fn leftovers(&self) -> Result<(), String> {
+        let known: BTreeSet<Uuid> = self.uuids(&self.record).collect();
+        let unsettled = self.record.unsettled.iter().map(|uuid| uuid.into_bytes());
+        let known: BTreeSet<Uuid> = known.into_iter().chain(unsettled).collect();
+        let files: BTreeSet<Uuid> = self.folder.now.images.keys().copied().collect();
+        if let Some(lost) = self.uuids(&self.record).find(|uuid| !files.contains(uuid)) {
+            return Err(format!("the file of a namespace that a host made is gone: {lost:x?}"));
+        }
+        match files.difference(&known).next() {
+            Some(more) => Err(format!("a file belongs to no namespace: {more:x?}")),
+            None => Ok(()),
+        }
+    }
+
+    /// What is served of what hosts have made.
+    #[must_use]
+    pub fn entries(&self) -> &BTreeMap<u32, Entry> {
+        &self.served.entries
+    }
+
+    fn uuids<'a>(&self, record: &'a Record) -> impl Iterator<Item = Uuid> + use<'a> {
+        record.entries.values().map(|entry| entry.uuid.into_bytes())
+    }
+
+    /// Takes one of the steps on files; false when the disk fails.
+    fn on_files(&mut self, step: &Step, disk: &mut SimDisk, plant: Option<Plant>) -> bool {
+        let fails = self.dice.per_mille(self.errors);
+        let folder = &mut self.folder;
+        match step {
+            // What was there before is put back.
+            Step::Keep(_) if fails => return false,
+            Step::Keep(record) => {
+                folder.now.record = Some(record.emit());
+                if plant != Some(Plant::LostRecord) {
+                    folder.durable = folder.now.clone();
+                }
+                self.record = Record::clone(record);
+            }
+            Step::Make { entry, .. } => {
+                let uuid = entry.uuid.into_bytes();
+                folder.now.images.insert(uuid, image(entry, disk));
+                folder.durable = folder.now.clone();
+                return !fails;
+            }
+            Step::Remove(uuids) => {
+                for uuid in uuids.iter().skip(usize::from(fails)) {
+                    folder.now.images.remove(&uuid.into_bytes());
+                    folder.durable.images = folder.now.images.clone();
+                }
+                return !fails;
+            }
+            _ => {}
+        }
+        true
+    }
+}
+
+impl Folder {
+    /// Names that were not synced are as before or as after.
+    fn lose_power(&mut self, dice: &mut Dice) {
+        let Folder { now, durable } = self;
+        if dice.per_mille(500) {
+            durable.record.clone_from(&now.record);
+        }
+        let all: BTreeSet<Uuid> = now.images.keys().chain(durable.images.keys()).copied().collect();
+        for uuid in all {
+            let [is, was] = [&now.images, &durable.images].map(|images| images.get(&uuid).copied());
+            let left = if dice.per_mille(500) { is } else { was };
+            match left {
+                Some(store) => drop(durable.images.insert(uuid, store)),
+                None => drop(durable.images.remove(&uuid)),
+            }
+        }
+        self.now = self.durable.clone();
+    }
+}
+
+/// A new file: zeros.
+fn image(entry: &Entry, disk: &mut SimDisk) -> usize {
+    let blocks = entry.bytes / u64::from(entry.block_size_bytes);
+    disk.add_store(blocks as u32, entry.block_size_bytes)
+}
+
+impl Target {
+    /// Reads the record, clears away what was left half done, and opens what there is.
+    ///
+    /// # Errors
+    /// The record makes no sense, or a file is missing.
+    pub(super) fn open_made(&mut self, disk: &mut SimDisk) -> Result<(), String> {
+        let steward = &mut self.steward;
+        steward.record = match &steward.folder.now.record {
+            Some(bytes) => Record::parse(bytes)?,
+            None => Record::new(subnqn()),
+        };
+        let mut settling = Undertaking::settling(&steward.record);
+        let mut possible = true;
+        loop {
+            match settling.next(possible) {
+                Step::Answer(_) => break,
+                step => possible = steward.on_files(&step, disk, self.plant),
+            }
+        }
+        steward.leftovers()?;
+        self.steward.served = self.steward.record.clone();
+        for (nsid, entry) in self.steward.served.entries.clone() {
+            self.open_one(nsid, &entry, disk)?;
+        }
+        Ok(())
+    }
+
+    /// Opens the file of a namespace.
+    fn open_one(&mut self, nsid: u32, entry: &Entry, disk: &mut SimDisk) -> Result<(), String> {
+        let uuid = entry.uuid.into_bytes();
+        let store = self.steward.folder.now.images.get(&uuid).copied();
+        let store = store.ok_or("the file of a namespace that a host made is gone")?;
+        let id = self.fresh_id();
+        disk.attach(id, store);
+        let opened = Opened {
+            id,
+            health: Arc::default(),
+            protection: Protection::simulated(subnqn(), nsid),
+            reservation: Reservation::volatile(subnqn(), nsid),
+            marks: Marks::volatile(),
+        };
+        self.steward.opened.insert(uuid, opened);
+        Ok(())
+    }
+
+    /// The namespaces that hosts have made, as they are served.
+    pub(super) fn made(&self) -> Vec<Namespace> {
+        let made = |(nsid, entry): (&u32, &Entry)| {
+            let uuid = entry.uuid.into_bytes();
+            let Opened { id, health, protection, reservation, marks } =
+                self.steward.opened.get(&uuid)?;
+            let block_shift = entry.block_size_bytes.trailing_zeros() as u8;
+            Some(Namespace {
+                nsid: *nsid,
+                backing: *id,
+                health: Arc::clone(health),
+                geometry: Geometry::default(),
+                blocks: entry.bytes >> block_shift,
+                block_shift,
+                read_only: false,
+                protection: Arc::clone(protection),
+                allow_format: false,
+                formats: BlockSizes::only(block_shift),
+                formatting: None,
+                write_uncorrectable: false,
+                marks: Arc::clone(marks),
+                limiters: Vec::new(),
+                ana_group: entry.ana_group,
+                volatile_cache: true,
+                uuid,
+                nguid: uuid,
+                eui64: None,
+                reservation: Arc::clone(reservation),
+            })
+        };
+        self.steward.served.entries.iter().filter_map(made).collect()
+    }
+
+    /// What hosts see that may manage namespaces.
+    pub(super) fn management(&self) -> Option<Arc<Management>> {
+        let grant = self.steward.granted.as_ref()?.grant();
+        let entries = &self.steward.served.entries;
+        let allocated = self.made().into_iter().map(|namespace| {
+            let entry = entries.get(&namespace.nsid);
+            let hosts = entry.map(|entry| entry.hosts.clone()).unwrap_or_default();
+            Allocated { namespace, hosts }
+        });
+        let used_bytes = self.steward.served.used_bytes();
+        let (allocated, absent) = (allocated.collect(), Vec::new());
+        Some(Arc::new(Management { grant, allocated, absent, used_bytes }))
+    }
+
+    /// Carries out what hosts have ordered, as far as that goes now. Gives the namespaces that are
+    /// others now, and for whom; none, if nothing was done.
+    pub fn manage(
+        &mut self,
+        profile: &Profile,
+        disk: &mut SimDisk,
+        now: Instant,
+    ) -> Option<Vec<News>> {
+        let mut news = None;
+        while let Some(mut work) = self.steward.at_work.take().or_else(|| self.take_order(now)) {
+            let waits = |each: &mut Receiver<()>| each.try_recv() == Err(TryRecvError::Empty);
+            work.awaited.retain_mut(waits);
+            let is_due = work.step == Step::Await || work.due <= now;
+            if !is_due || !work.awaited.is_empty() {
+                self.steward.at_work = Some(work);
+                break;
+            }
+            let news = news.get_or_insert_with(Vec::new);
+            let step = mem::replace(&mut work.step, Step::Await);
+            if let Step::Answer(outcome) = step {
+                let NamespaceJob { made, reactor, tag, .. } = work.order;
+                let outcome = outcome.map(|nsid| made.set(nsid));
+                self.registry.reactor(reactor).send(Mail::Answer(Done { tag, buf: None, outcome }));
+                continue;
+            }
+            let possible = self.take_step(&step, profile, disk, news);
+            self.begin_step(&mut work, possible, now);
+            self.steward.at_work = Some(work);
+        }
+        news
+    }
+
+    /// The next order.
+    fn take_order(&mut self, now: Instant) -> Option<Work> {
+        let order = loop {
+            let Ok(Word::Order(order)) = self.steward.words.try_recv() else { return None };
+            match order.what {
+                NamespaceRequest::Format(_) => self.order_format(*order),
+                _ => break order,
+            }
+        };
+        let random = [self.steward.dice.roll(), self.steward.dice.roll()];
+        let fresh = format!("{:016x}{:016x}", random[0], random[1]);
+        let granted = self.steward.granted.clone()?;
+        let situation = Situation {
+            granted: &granted,
+            declared: &DECLARED.into(),
+            max_nsid: 1024,
+            free_bytes: u64::MAX,
+            fresh: fresh.parse().expect("32 digits"),
+            controllers: &self.registry.controllers_of(&subnqn()),
+            may_go: &|_, _| Ok(()),
+        };
+        let undertaking = Undertaking::new(&order.what, &self.steward.record, &situation);
+        let mut work = Work {
+            order: *order,
+            undertaking: Undertaking::settling(&Record::new(subnqn())),
+            step: Step::Await,
+            due: now,
+            awaited: Vec::new(),
+        };
+        match undertaking {
+            Ok(undertaking) => {
+                work.undertaking = undertaking;
+                self.begin_step(&mut work, true, now);
+            }
+            Err(status) => work.step = Step::Answer(Err(status)),
+        }
+        Some(work)
+    }
+
+    fn begin_step(&mut self, work: &mut Work, possible: bool, now: Instant) {
+        work.step = work.undertaking.next(possible);
+        let waits = matches!(work.step, Step::Keep(_) | Step::Make { .. } | Step::Remove(_));
+        work.due = if waits { now + self.steward.dice.part(STEP) } else { now };
+        if work.step == Step::Await {
+            for reactor in self.registry.reactors() {
+                let (caught, is_caught) = sync_channel(1);
+                reactor.send(Mail::Caught(caught));
+                work.awaited.push(is_caught);
+            }
+        }
+    }
+
+    /// Takes a step to its end; false when it was not possible.
+    fn take_step(
+        &mut self,
+        step: &Step,
+        profile: &Profile,
+        disk: &mut SimDisk,
+        news: &mut Vec<News>,
+    ) -> bool {
+        match step {
+            Step::Keep(_) | Step::Make { .. } | Step::Remove(_) => {
+                self.steward.on_files(step, disk, self.plant)
+            }
+            Step::Serve => {
+                let new = self.steward.record.clone();
+                for (nsid, entry) in &new.entries {
+                    let is_open = self.steward.opened.contains_key(&entry.uuid.into_bytes());
+                    if !is_open && self.open_one(*nsid, entry, disk).is_err() {
+                        return false;
+                    }
+                }
+                let old = mem::replace(&mut self.steward.served, new);
+                news.extend(changes(&old, &self.steward.served));
+                if self.is_published() {
+                    self.publish(profile);
+                }
+                self.close_strangers(disk);
+                true
+            }
+            Step::Forget(_) | Step::Await | Step::Answer(_) => true,
+        }
+    }
+
+    /// Closes what is no namespace.
+    fn close_strangers(&mut self, disk: &mut SimDisk) {
+        let steward = &mut self.steward;
+        let known: BTreeSet<Uuid> = steward.uuids(&steward.served).collect();
+        steward.opened.retain(|uuid, opened| {
+            let stays = known.contains(uuid);
+            if !stays {
+                disk.detach(opened.id);
+            }
+            stays
+        });
+    }
+}
+
+/// For whom which namespaces have changed.
+fn changes(old: &Record, new: &Record) -> Vec<News> {
+    let nsids: BTreeSet<u32> = old.entries.keys().chain(new.entries.keys()).copied().collect();
+    let hosts = |record: &Record, nsid| {
+        let entry: Option<&Entry> = record.entries.get(&nsid);
+        entry.map(|entry| (entry.uuid, entry.hosts.clone()))
+    };
+    let of = |nsid: u32| {
+        let (was, is) = (hosts(old, nsid), hosts(new, nsid));
+        let same = was.as_ref().map(|(uuid, _)| uuid) == is.as_ref().map(|(uuid, _)| uuid);
+        let [was, is] = [was, is].map(|each| each.map(|(_, hosts)| hosts).unwrap_or_default());
+        let told: BTreeSet<Nqn> = match same {
+            true => was.symmetric_difference(&is).copied().collect(),
+            false => was.union(&is).copied().collect(),
+        };
+        (!told.is_empty()).then_some((nsid, told))
+    };
+    debug_assert!(new.entries.values().all(|entry| entry.ana_group == GROUP));
+    nsids.into_iter().filter_map(of).collect()
+}

@@ -1,0 +1,121 @@
+//! What happened, as a number that two equal runs share, and as lines for a person.
+
+use std::collections::VecDeque;
+use std::fmt::Display;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How much of a run is told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Telling {
+    /// Nothing: the number only.
+    #[default]
+    Nothing,
+    /// The last so many lines are kept.
+    Last(usize),
+    /// Every line is printed at once.
+    All,
+}
+
+/// The trace of one run.
+#[derive(Debug)]
+pub struct Trace {
+    telling: Telling,
+    start: Instant,
+    /// Nanoseconds since `start`.
+    now: AtomicU64,
+    sum: AtomicU64,
+    lines: Mutex<VecDeque<String>>,
+}
+
+impl Trace {
+    /// The trace of a run that begins at `start`.
+    #[must_use]
+    pub fn new(telling: Telling, start: Instant) -> Trace {
+        Trace {
+            telling,
+            start,
+            now: AtomicU64::new(0),
+            sum: AtomicU64::new(0xcbf2_9ce4_8422_2325),
+            lines: Mutex::default(),
+        }
+    }
+
+    /// It is now later.
+    pub fn advance(&self, now: Instant) {
+        let since = now.saturating_duration_since(self.start).as_nanos() as u64;
+        self.now.store(since, Ordering::Relaxed);
+    }
+
+    /// Something happened: numbers that two equal runs share, and the line that says it.
+    #[inline]
+    pub fn note<T: Display>(&self, what: [u64; 3], line: impl FnOnce() -> T) {
+        let mut sum = self.sum.load(Ordering::Relaxed);
+        for word in [self.now.load(Ordering::Relaxed), what[0], what[1], what[2]] {
+            sum = (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+        }
+        self.sum.store(sum, Ordering::Relaxed);
+        if self.telling != Telling::Nothing {
+            self.tell(&line());
+        }
+    }
+
+    /// Whether lines are wanted at all.
+    #[must_use]
+    pub fn is_told(&self) -> bool {
+        self.telling != Telling::Nothing
+    }
+
+    /// Adds a line that is not part of the number.
+    pub fn tell(&self, line: &dyn Display) {
+        let at = Duration::from_nanos(self.now.load(Ordering::Relaxed));
+        let line = format!("{:5}.{:06} {line}", at.as_secs(), at.subsec_micros());
+        match self.telling {
+            Telling::Nothing => {}
+            Telling::All => println!("{line}"),
+            Telling::Last(count) => {
+                let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+                if lines.len() >= count {
+                    lines.pop_front();
+                }
+                lines.push_back(line);
+            }
+        }
+    }
+
+    /// The number.
+    #[must_use]
+    pub fn sum(&self) -> u64 {
+        self.sum.load(Ordering::Relaxed)
+    }
+
+    /// The lines that were kept.
+    #[must_use]
+    pub fn lines(&self) -> Vec<String> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::sim::trace::*;
+
+    #[test]
+    fn equal_runs_have_equal_numbers_and_order_and_time_count() {
+        let start = Instant::now();
+        let run = |steps: &[(u64, u64)]| {
+            let trace = Trace::new(Telling::Last(2), start);
+            for (at, what) in steps {
+                trace.advance(start + Duration::from_micros(*at));
+                trace.note([*what, 0, 0], || format!("step {what}"));
+            }
+            (trace.sum(), trace.lines())
+        };
+        let (sum, lines) = run(&[(1, 1), (2, 2), (1_000_003, 3)]);
+        assert_eq!(lines, ["    0.000002 step 2", "    1.000003 step 3"]);
+        assert_eq!(sum, run(&[(1, 1), (2, 2), (1_000_003, 3)]).0);
+        assert_ne!(sum, run(&[(1, 2), (2, 1), (1_000_003, 3)]).0);
+        assert_ne!(sum, run(&[(1, 1), (2, 2), (1_000_004, 3)]).0);
+    }
+}

@@ -1,0 +1,161 @@
+//! Commands about namespaces that hosts make, and on those.
+
+use std::fmt;
+
+use nvme::identify::{Cns, Csi, Identify, emit_controllers};
+use nvme::namespace_management::{
+    AttachmentSelect, ManagementSelect, NamespaceAttachment, NamespaceManagement, NewNamespace,
+};
+use nvme::{IoOpcode, PAGE_BYTES, Sgl, Sqe};
+
+use crate::sim::block_stamp;
+use crate::sim::oracle::ns_management::GROUP;
+
+/// A block of a namespace that a host has made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// Its id.
+    pub nsid: u32,
+    /// The command that has made it; 0 for one that is not there.
+    pub birth: u32,
+    /// The block.
+    pub lba: u32,
+    /// Its size.
+    pub block_bytes: u32,
+}
+
+/// What a host does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Deed {
+    /// A new namespace.
+    Create {
+        /// Blocks.
+        blocks: u32,
+        /// log2 of their size: 9 or 12.
+        shift: u8,
+        /// For one host at a time.
+        private: bool,
+    },
+    /// It is no more.
+    Delete {
+        /// Namespace id; FFFFFFFFh: all that hosts have made.
+        nsid: u32,
+    },
+    /// It is attached to the host's own controller.
+    Attach {
+        /// Namespace id.
+        nsid: u32,
+        /// That controller.
+        cntlid: u16,
+    },
+    /// It is detached from it.
+    Detach {
+        /// Namespace id.
+        nsid: u32,
+        /// That controller.
+        cntlid: u16,
+    },
+    /// Which namespaces are there, attached or not?
+    List,
+    /// Which are attached to this host?
+    Active,
+    /// What is this one?
+    Look {
+        /// Namespace id.
+        nsid: u32,
+    },
+    /// Writes a block, durably.
+    Put(Place),
+    /// Reads a block.
+    Get(Place),
+}
+
+impl Deed {
+    /// Whether it goes to the admin queue.
+    #[must_use]
+    pub fn is_admin(&self) -> bool {
+        !matches!(self, Deed::Put(_) | Deed::Get(_))
+    }
+
+    /// Whether it changes which namespaces there are, or who has them.
+    #[must_use]
+    pub fn is_order(&self) -> bool {
+        use Deed::{Attach, Create, Delete, Detach};
+        matches!(self, Create { .. } | Delete { .. } | Attach { .. } | Detach { .. })
+    }
+
+    /// Bytes of data.
+    #[must_use]
+    pub fn data_bytes(&self) -> u32 {
+        match self {
+            Deed::Delete { .. } => 0,
+            Deed::Put(place) | Deed::Get(place) => place.block_bytes,
+            _ => PAGE_BYTES as u32,
+        }
+    }
+
+    /// The command itself.
+    #[must_use]
+    pub fn sqe(&self) -> Sqe {
+        let management =
+            |sel, nsid| NamespaceManagement { sel, nsid, csi: Csi::NVM }.emit(Sgl::NONE);
+        let attachment = |sel, nsid| NamespaceAttachment { sel, nsid }.emit(Sgl::NONE);
+        let identify = |cns, nsid| Identify::new(cns, nsid).emit(Sgl::NONE);
+        let io = |opcode, place: Place| Sqe::io(opcode, place.nsid).with_range(place.lba.into(), 0);
+        match *self {
+            Deed::Create { .. } => management(ManagementSelect::CREATE, 0),
+            Deed::Delete { nsid } => management(ManagementSelect::DELETE, nsid),
+            Deed::Attach { nsid, .. } => attachment(AttachmentSelect::ATTACH, nsid),
+            Deed::Detach { nsid, .. } => attachment(AttachmentSelect::DETACH, nsid),
+            Deed::List => identify(Cns::ALLOCATED_NAMESPACES, 0),
+            Deed::Active => identify(Cns::ACTIVE_NAMESPACES, 0),
+            Deed::Look { nsid } => identify(Cns::ALLOCATED_NAMESPACE, nsid),
+            Deed::Put(place) => io(IoOpcode::WRITE, place).with_fua(true),
+            Deed::Get(place) => io(IoOpcode::READ, place),
+        }
+    }
+
+    /// Fills the data that command `id` sends; false when it sends none.
+    pub fn fill(&self, id: u32, bytes: &mut [u8]) -> bool {
+        match *self {
+            Deed::Create { blocks, shift, private } => {
+                let nsze = blocks.into();
+                let nmic = u8::from(!private);
+                let (flbas, anagrpid) = (u8::from(shift == 12), GROUP);
+                let new =
+                    NewNamespace { nsze, ncap: nsze, flbas, nmic, anagrpid, ..Default::default() };
+                bytes.first_chunk_mut().into_iter().for_each(|page| new.emit(page));
+            }
+            Deed::Attach { cntlid, .. } | Deed::Detach { cntlid, .. } => {
+                let page = bytes.first_chunk_mut().into_iter();
+                page.for_each(|page| emit_controllers(page, 0, [cntlid]));
+            }
+            Deed::Put(Place { nsid, lba, .. }) => block_stamp::fill(id, nsid as u8, lba, bytes),
+            _ => return false,
+        }
+        true
+    }
+}
+
+impl fmt::Display for Deed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Deed::Create { blocks, shift, private } => {
+                let private = if *private { ", private" } else { "" };
+                write!(f, "create a namespace of {blocks} blocks of {}{private}", 1 << shift)
+            }
+            Deed::Delete { nsid } => write!(f, "delete namespace {nsid}"),
+            Deed::Attach { nsid, cntlid } => write!(f, "attach namespace {nsid} to {cntlid}"),
+            Deed::Detach { nsid, cntlid } => write!(f, "detach namespace {nsid} from {cntlid}"),
+            Deed::List => f.write_str("list what is allocated"),
+            Deed::Active => f.write_str("list what is attached"),
+            Deed::Look { nsid } => write!(f, "identify allocated namespace {nsid}"),
+            Deed::Put(Place { nsid, birth, lba, .. }) => {
+                write!(f, "write block {lba} of namespace {nsid}, made by {birth}")
+            }
+            Deed::Get(Place { nsid, birth, lba, .. }) => {
+                write!(f, "read block {lba} of namespace {nsid}, made by {birth}")
+            }
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! The whole system, simulated: seeds that must run, seeds that once failed, and planted faults
+//! that must be found. `make sim` runs many more.
+
+#[path = "sim/device.rs"]
+mod device;
+
+use std::time::Duration;
+
+use tests::sim::auth_keys::Proofs;
+use tests::sim::mutants::Plant;
+use tests::sim::scenario::{Mishap, Profile};
+use tests::sim::trace::Telling;
+use tests::sim::{Outcome, Setup, run, run_profile};
+
+fn setup(seed: u64, commands: u32) -> Setup {
+    Setup { seed, commands, telling: Telling::Nothing, plant: None }
+}
+
+fn good(setup: Setup) -> Outcome {
+    let outcome = run(setup);
+    if let Some(why) = &outcome.failure {
+        let Setup { seed, commands, .. } = setup;
+        panic!(
+            "seed {seed}: {why}\n  replay: cargo run --release -p tests --no-default-features \
+             --bin sim -- --seed {seed} --commands {commands} --trace"
+        );
+    }
+    outcome
+}
+
+#[test]
+fn seeds_run() {
+    for seed in 0..24 {
+        good(setup(seed, 300));
+    }
+}
+
+/// Seed, commands, and what it has found.
+fn regressions() -> impl Iterator<Item = (u64, u32, &'static str)> {
+    let lines = include_str!("../seeds").lines().filter(|line| !line.starts_with('#'));
+    lines.map(|line| {
+        let mut words = line.splitn(3, ' ');
+        let mut word = || words.next().expect("seed, commands, why");
+        let number = "a number";
+        (word().parse().expect(number), word().parse().expect(number), word())
+    })
+}
+
+#[test]
+fn seeds_that_have_found_defects_run() {
+    assert!(regressions().count() > 0 && regressions().all(|(_, _, why)| why.len() > 10));
+    for (seed, commands, _) in regressions() {
+        good(setup(seed, commands));
+    }
+}
+
+#[test]
+fn the_same_seed_is_the_same_run() {
+    for seed in [6, 7] {
+        let (one, other) = (good(setup(seed, 300)), good(setup(seed, 300)));
+        assert_eq!((one.sum, one.elapsed), (other.sum, other.elapsed), "seed {seed}");
+        assert_eq!(one.counts, other.counts);
+        assert_ne!(one.sum, good(setup(seed + 2, 300)).sum);
+    }
+}
+
+/// Looks for a planted fault; the number of seeds that it takes, and what was found.
+fn find(plant: Plant, seeds: u64) -> (u64, String) {
+    for seed in 0..seeds {
+        let outcome = run(Setup { plant: Some(plant), ..setup(seed, 500) });
+        if let Some(why) = outcome.failure {
+            return (seed + 1, why);
+        }
+    }
+    panic!("{seeds} seeds, and nobody has noticed: {}", plant.name())
+}
+
+#[test]
+fn acknowledgements_that_are_never_repeated_are_found() {
+    // Few acknowledgements are ever repeated, so it takes some seeds.
+    let (_, why) = find(Plant::LostAck, 150);
+    assert!(why.contains("nothing had happened that excuses it"), "{why}");
+}
+
+#[test]
+fn a_second_answer_is_found() {
+    let (_, why) = find(Plant::DoubleCompletion, 5);
+    assert!(why.contains("which is not outstanding"), "{why}");
+}
+
+#[test]
+fn a_flush_that_does_nothing_is_found() {
+    let (_, why) = find(Plant::MissingFlush, 40);
+    assert!(why.contains("which cannot be"), "{why}");
+}
+
+const LATENCY: Duration = Duration::from_millis(2);
+
+#[test]
+fn commands_that_outlive_a_preemption_are_found() {
+    for seed in 0..80 {
+        // Two hosts that fight for the same few blocks of a slow disk.
+        let mut profile = Profile::new(seed, 500);
+        (profile.hosts, profile.orders, profile.hot) = (profile.hosts.max(2), 60, 900);
+        (profile.mix, profile.disk.latency) = ([200, 800, 0, 0, 0, 0, 0, 0], LATENCY);
+        (profile.disk.slow, profile.disk.stall) = (300, 10 * LATENCY);
+        (profile.twins, profile.proofs) = (false, Proofs::None);
+        (profile.aborts, profile.protections) = (0, 0);
+        (profile.spoils, profile.copies) = (0, 0);
+        profile.mishaps.clear();
+        let planted = Setup { plant: Some(Plant::MissingFence), ..setup(seed, 500) };
+        if let Some(why) = run_profile(planted, profile).failure {
+            assert!(why.contains("which cannot be"), "{why}");
+            return;
+        }
+    }
+    panic!("nobody has noticed");
+}
+
+#[test]
+fn writes_that_outlive_a_protection_are_found() {
+    for seed in 0..40 {
+        let mut profile = Profile::new(seed, 500);
+        (profile.orders, profile.protections, profile.hot) = (0, 20, 900);
+        (profile.spoils, profile.copies) = (0, 0);
+        (profile.mix, profile.disk.latency) = ([200, 800, 0, 0, 0, 0, 0, 0], LATENCY);
+        let planted = Setup { plant: Some(Plant::LateShield), ..setup(seed, 500) };
+        if let Some(why) = run_profile(planted, profile).failure {
+            assert!(why.contains("which cannot be"), "{why}");
+            return;
+        }
+    }
+    panic!("nobody has noticed");
+}
+
+#[test]
+fn a_state_on_the_wrong_path_is_found() {
+    let (_, why) = find(Plant::WrongPath, 40);
+    assert!(why.contains("path"), "{why}");
+}
+
+#[test]
+fn a_change_that_reactors_do_not_hear_of_is_found() {
+    let (_, why) = find(Plant::StaleView, 40);
+    let signs =
+        ["it was carried out", "never told", "Invalid Namespace", "within the end", "possible was"];
+    assert!(signs.iter().any(|sign| why.contains(sign)), "{why}");
+}
+
+#[test]
+fn a_door_that_is_open_is_found() {
+    let (_, why) = find(Plant::OpenDoor, 40);
+    assert!(why.contains("without its secret") || why.contains("nothing is protected"), "{why}");
+}
+
+#[test]
+fn an_abort_that_gets_no_answer_is_found() {
+    let (_, why) = find(Plant::LostAbort, 40);
+    assert!(why.contains("Abort"), "{why}");
+}
+
+#[test]
+fn an_abort_that_says_what_is_not_so_is_found() {
+    let (_, why) = find(Plant::FalseAbort, 40);
+    assert!(why.contains("says that it was aborted, and it was not"), "{why}");
+}
+
+#[test]
+fn unreadable_blocks_that_a_restart_forgets_are_found() {
+    let (_, why) = find(Plant::LostMarks, 60);
+    assert!(why.contains("nothing that can be read"), "{why}");
+}
+
+#[test]
+fn a_copy_of_what_was_there_before_is_found() {
+    let (_, why) = find(Plant::StaleCopy, 20);
+    assert!(why.contains("which cannot be"), "{why}");
+}
+
+#[test]
+fn a_record_of_namespaces_that_is_not_kept_is_found() {
+    let (_, why) = find(Plant::LostRecord, 60);
+    let signs = ["possible was", "belongs to no namespace", "is gone"];
+    assert!(signs.iter().any(|sign| why.contains(sign)), "{why}");
+}
+
+#[test]
+fn the_old_store_in_the_place_of_another_is_found() {
+    let (_, why) = find(Plant::OldStore, 60);
+    assert!(why.contains("which cannot be"), "{why}");
+}
+
+#[test]
+fn commands_that_go_on_while_their_namespace_is_formatted_are_found() {
+    let (_, why) = find(Plant::LateFormat, 60);
+    assert!(why.contains("erased"), "{why}");
+}
+
+#[test]
+fn a_format_that_leaves_old_data_is_found() {
+    let (_, why) = find(Plant::HalfFormat, 60);
+    assert!(why.contains("which cannot be"), "{why}");
+}
+
+/// A world in which nobody orders anything: hosts read, write and flush, on a disk that does not fail.
+fn quiet(seed: u64, commands: u32) -> Profile {
+    let mut profile = Profile::new(seed, commands);
+    (profile.orders, profile.aborts, profile.protections, profile.departures) = (0, 0, 0, 0);
+    (profile.spoils, profile.managing, profile.copies, profile.formats) = (0, 0, 0, 0);
+    (profile.twins, profile.proofs, profile.reshapes) = (false, Proofs::None, false);
+    (profile.disk.error, profile.disk.sync_error) = (0, 0);
+    profile.mishaps.clear();
+    profile
+}
+
+/// Hosts that format again and again, and a target that is killed meanwhile.
+fn much_formatted(seed: u64) -> Profile {
+    let mut profile = Profile::new(seed, 500);
+    (profile.formats, profile.reshapes, profile.protections) = (20, true, 0);
+    let short = Duration::from_millis(50);
+    let crash = |at| match (seed + u64::from(at) / 60) % 4 {
+        0 => Mishap::Kill(short),
+        1 => Mishap::Remove((seed % 2) as usize, short),
+        _ => Mishap::PowerFailure(short),
+    };
+    profile.mishaps = (1..8).map(|part| part * 60).map(|at| (at, crash(at))).collect();
+    profile
+}
+
+#[test]
+fn formats_and_crashes_leave_what_may_be_left() {
+    for seed in 0..12 {
+        let outcome = run_profile(setup(seed, 500), much_formatted(seed));
+        assert_eq!(outcome.failure, None, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_block_size_that_a_restart_forgets_is_found() {
+    for seed in 0..40 {
+        let planted = Setup { plant: Some(Plant::LostFormat), ..setup(seed, 500) };
+        if let Some(why) = run_profile(planted, much_formatted(seed)).failure {
+            let signs = [
+                "of another size",
+                "not of",
+                "which is right",
+                "torn",
+                "within the end",
+                "Length Invalid",
+            ];
+            assert!(signs.iter().any(|sign| why.contains(sign)), "{why}");
+            return;
+        }
+    }
+    panic!("nobody has noticed");
+}
+
+#[test]
+fn a_packet_number_that_is_one_too_high_is_found() {
+    find(Plant::PsnOffByOne, 20);
+}

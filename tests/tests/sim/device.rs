@@ -1,0 +1,132 @@
+//! What a kernel and its disks may do to a target: answer late, in any order, or not at all, give
+//! operations back, lose what is not durable, tear what is larger than they promise to write whole.
+
+use std::time::Duration;
+
+use rdma::soft::sim::Faults;
+use tests::sim::mutants::Plant;
+use tests::sim::scenario::{Mishap, Profile};
+use tests::sim::{Setup, run_profile};
+
+use super::{quiet, setup};
+
+const SHORT: Duration = Duration::from_millis(50);
+
+/// Hosts that write the same few blocks, synchronise them again and again, and lose the power.
+fn much_flushed(seed: u64) -> Profile {
+    let mut profile = quiet(seed, 500);
+    (profile.hosts, profile.reactors, profile.io_queues, profile.entries) = (2, 1, 3, 4);
+    (profile.mix, profile.hot, profile.fua) = ([200, 550, 250, 0, 0, 0, 0, 0], 900, 0);
+    (profile.pause, profile.net) = (0, Faults { delay: profile.net.delay, ..Faults::NONE });
+    // Some synchronisations take longer than many writes, and what is under way is soon answered.
+    profile.disk.latency = Duration::from_millis(2);
+    (profile.disk.slow, profile.disk.stall) = (150, Duration::from_millis(60));
+    let failure = |part: u32| (part * 45, Mishap::PowerFailure(SHORT));
+    profile.mishaps = (1..11).map(failure).collect();
+    profile
+}
+
+/// The same, where the device writes whole blocks.
+fn much_flushed_whole(seed: u64) -> Profile {
+    Profile { atom_bytes: 4096, ..much_flushed(seed) }
+}
+
+/// Hosts that give up what a slow disk still has, come again, and write the same few blocks.
+fn much_given_up(seed: u64) -> Profile {
+    let mut profile = quiet(seed, 500);
+    (profile.hosts, profile.hot, profile.kato_ms) = (2, 950, 1000);
+    profile.mix = [400, 600, 0, 0, 0, 0, 0, 0];
+    (profile.pause, profile.pause_for) = (200, Duration::from_secs(1));
+    (profile.disk.slow, profile.disk.stall) = (50, Duration::from_secs(15));
+    let abort = |part: u32| (part * 40, Mishap::Abort((part % 2) as usize));
+    profile.mishaps = (1..12).map(abort).collect();
+    profile
+}
+
+/// Hosts that have writes of the same few blocks aborted, which a slow disk still has.
+fn much_aborted(seed: u64) -> Profile {
+    let mut profile = quiet(seed, 500);
+    (profile.aborts, profile.hot, profile.mix) = (60, 950, [300, 700, 0, 0, 0, 0, 0, 0]);
+    (profile.disk.slow, profile.disk.stall) = (50, SHORT);
+    profile
+}
+
+/// What is found of a planted fault in such worlds, and after how many seeds.
+fn find_in(world: fn(u64) -> Profile, plant: Plant, seeds: u64) -> (u64, String) {
+    for seed in 0..seeds {
+        let outcome = run_profile(Setup { plant: Some(plant), ..setup(seed, 500) }, world(seed));
+        if let Some(why) = outcome.failure {
+            return (seed + 1, why);
+        }
+    }
+    panic!("{seeds} seeds, and nobody has noticed: {}", plant.name())
+}
+
+#[test]
+fn flushes_that_come_together_keep_what_each_of_them_was_told_of() {
+    for seed in 0..4 {
+        let outcome = run_profile(setup(seed, 500), much_flushed(seed));
+        assert_eq!(outcome.failure, None, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_flush_that_shares_what_began_before_it_is_found() {
+    let (_, why) = find_in(much_flushed, Plant::SharedFlush, 8);
+    assert!(why.contains("which cannot be"), "{why}");
+}
+
+#[test]
+fn what_closed_connections_have_left_at_a_slow_disk_lands_on_nothing_later() {
+    for seed in 0..4 {
+        let outcome = run_profile(setup(seed, 500), much_given_up(seed));
+        assert_eq!(outcome.failure, None, "seed {seed}");
+    }
+}
+
+#[test]
+fn blocks_that_are_not_kept_for_what_closed_connections_have_left_are_found() {
+    let (_, why) = find_in(much_given_up, Plant::OpenBlocks, 20);
+    assert!(why.contains("which cannot be"), "{why}");
+}
+
+#[test]
+fn a_write_that_was_given_back_and_lands_later_is_found() {
+    let (_, why) = find_in(much_aborted, Plant::LateWrite, 40);
+    assert!(why.contains("which cannot be"), "{why}");
+}
+
+#[test]
+fn a_block_that_is_torn_where_it_was_promised_whole_is_found() {
+    let (_, why) = find_in(much_flushed_whole, Plant::TornBlock, 20);
+    assert!(why.contains("a block is torn"), "{why}");
+}
+
+/// Namespaces that are hidden and shown again and again, and a process that is killed meanwhile.
+fn much_changed(seed: u64) -> Profile {
+    let mut profile = quiet(seed, 500);
+    profile.hosts = 2;
+    let hide = |part: u32| (part * 20, Mishap::Hide((part % 2) as usize, 0, SHORT));
+    profile.mishaps = (1..24).map(hide).collect();
+    profile
+}
+
+#[test]
+fn changes_of_the_configuration_and_crashes_leave_what_was_acknowledged() {
+    for seed in 0..12 {
+        let outcome = run_profile(setup(seed, 500), much_changed(seed));
+        assert_eq!(outcome.failure, None, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_change_whose_file_is_not_synced_is_found() {
+    let (_, why) = find_in(much_changed, Plant::UnsyncedChange, 20);
+    assert!(why.contains("cannot be read any more") || why.contains("a change is lost"), "{why}");
+}
+
+#[test]
+fn a_change_that_hosts_see_before_it_is_kept_is_found() {
+    let (_, why) = find_in(much_changed, Plant::EarlyCommit, 20);
+    assert!(why.contains("a change is lost"), "{why}");
+}
