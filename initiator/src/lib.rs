@@ -21,5 +21,7 @@ mod source_addresses;
 pub mod verify;
 
 pub use fabric::Provider;
-pub use host::{Error, Host, Setup};
-pub use session::{Answer, Data, Done, Ended, Io, Lost, Options, Phase, Refused, Request, Session};
+pub use host::{Error, Host, HostOptions};
+pub use session::{
+    Answer, Data, Done, EndReason, Io, Lost, Options, Phase, Refused, Request, Session,
+};

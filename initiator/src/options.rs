@@ -11,7 +11,7 @@ use nvme::auth::Secret;
 
 use crate::fabric::Provider;
 use crate::host::Host;
-use crate::{Error, Options, Setup, host_identity};
+use crate::{Error, HostOptions, Options, host_identity};
 
 /// Where help lists these options.
 const TARGET: &str = "Target";
@@ -72,7 +72,7 @@ pub struct TargetArgs {
 
 /// What a command takes where the command line says nothing.
 #[derive(Clone, Copy, Debug)]
-pub struct Usual {
+pub struct OptionDefaults {
     /// I/O queues.
     pub io_queues: u16,
     /// Entries of an I/O queue.
@@ -81,10 +81,10 @@ pub struct Usual {
     pub data_bytes: u64,
 }
 
-impl Default for Usual {
+impl Default for OptionDefaults {
     /// One queue of 128 entries, 32 MiB.
-    fn default() -> Usual {
-        Usual { io_queues: 1, queue_entries: 128, data_bytes: 32 << 20 }
+    fn default() -> OptionDefaults {
+        OptionDefaults { io_queues: 1, queue_entries: 128, data_bytes: 32 << 20 }
     }
 }
 
@@ -93,7 +93,7 @@ impl TargetArgs {
     ///
     /// # Errors
     /// An option that cannot be, or the name of the subsystem is missing.
-    pub fn resolve(&self, usual: Usual) -> Result<(Options, Setup), Error> {
+    pub fn resolve(&self, usual: OptionDefaults) -> Result<(Options, HostOptions), Error> {
         let Some(nqn) = &self.nqn else {
             return Err(Error::Usage(
                 "which subsystem? Name it with --nqn; `nvmf discover` tells what there is".into(),
@@ -107,7 +107,11 @@ impl TargetArgs {
     ///
     /// # Errors
     /// An option that cannot be.
-    pub fn resolve_for(&self, subnqn: Nqn, usual: Usual) -> Result<(Options, Setup), Error> {
+    pub fn resolve_for(
+        &self,
+        subnqn: Nqn,
+        usual: OptionDefaults,
+    ) -> Result<(Options, HostOptions), Error> {
         let (hostnqn, hostid) =
             host_identity::host(self.hostnqn.as_deref(), self.hostid.as_deref())?;
         let kato_s = if subnqn.is_discovery() { 0 } else { 5 };
@@ -122,11 +126,11 @@ impl TargetArgs {
             controller_secret: secret("--dhchap-ctrl-secret", self.dhchap_ctrl_secret.as_deref())?,
             ..Options::new(self.address()?, subnqn, hostnqn, hostid)
         };
-        let setup = Setup {
+        let setup = HostOptions {
             provider: self.provider,
             source: self.host_traddr,
             data_bytes: usual.data_bytes,
-            ..Setup::default()
+            ..HostOptions::default()
         };
         Ok((options, setup))
     }
@@ -135,7 +139,7 @@ impl TargetArgs {
     ///
     /// # Errors
     /// Why that failed.
-    pub fn connect(&self, usual: Usual) -> Result<Host, Error> {
+    pub fn connect(&self, usual: OptionDefaults) -> Result<Host, Error> {
         let (options, setup) = self.resolve(usual)?;
         Host::connect(options, setup)
     }

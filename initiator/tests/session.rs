@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use initiator::rng::Random;
 use initiator::session::Violation;
-use initiator::{Answer, Data, Ended, Lost, Options, Phase, Refused, Request};
+use initiator::{Answer, Data, EndReason, Lost, Options, Phase, Refused, Request};
 use nvme::fabrics::{ConnectResult, FabricsType, InvalidParameter};
 use nvme::feature::AsyncEvent;
 use nvme::identify::{Ctratt, Sgls};
@@ -63,7 +63,7 @@ fn bring_up_asks_for_what_every_host_asks_for_in_that_order() {
     lab.with(|session, io| session.close(io));
     lab.run();
     assert_eq!(lab.target.trace[10..], ["Set CC 0x464001", "Get Property(0x1c Controller Status)"]);
-    assert_eq!(lab.session.ended(), Some(&Ended::Closed));
+    assert_eq!(lab.session.ended(), Some(&EndReason::Closed));
     lab.expect_whole();
 }
 
@@ -175,7 +175,7 @@ fn a_key_is_taken_back_by_the_answer_of_its_command_or_not_at_all() {
     lab.wire.answer_and_invalidate(1, one.cid, key(&other).0);
     lab.deliver();
     let what = Violation::Key(key(&other).0);
-    assert_eq!(lab.session.ended(), Some(&Ended::Violation { queue: 1, what }));
+    assert_eq!(lab.session.ended(), Some(&EndReason::Violation { queue: 1, what }));
     lab.expect_whole();
 
     // A device that cannot do it is not asked, and who does it all the same lies.
@@ -187,7 +187,10 @@ fn a_key_is_taken_back_by_the_answer_of_its_command_or_not_at_all() {
     assert!(!key(&sqe).1);
     lab.wire.answer_and_invalidate(1, sqe.cid, key(&sqe).0);
     lab.deliver();
-    assert!(matches!(lab.session.ended(), Some(Ended::Violation { what: Violation::Key(_), .. })));
+    assert!(matches!(
+        lab.session.ended(),
+        Some(EndReason::Violation { what: Violation::Key(_), .. })
+    ));
     lab.expect_whole();
 }
 
@@ -310,7 +313,7 @@ fn lies_end_the_association_and_lose_nothing() {
         let cid = lab.capsule(1).0.cid;
         lie(&mut lab, cid);
         lab.deliver();
-        let Some(Ended::Violation { queue: 1, what }) = lab.session.ended() else {
+        let Some(EndReason::Violation { queue: 1, what }) = lab.session.ended() else {
             panic!("{name}: {:?}", lab.session.ended())
         };
         match (what, violation) {
@@ -373,7 +376,7 @@ fn a_fault_or_the_target_s_leaving_brings_everything_home() {
     let qp = lab.wire.qp(2).expect("connected");
     lab.wire.end(qp, Reason::Peer);
     lab.deliver();
-    assert_eq!(lab.session.ended(), Some(&Ended::Peer { queue: 2 }));
+    assert_eq!(lab.session.ended(), Some(&EndReason::Peer { queue: 2 }));
     let lost: Vec<_> = std::iter::from_fn(|| lab.done()).map(|d| d.outcome).collect();
     assert_eq!(lost, [Err(Lost), Err(Lost)]);
     let request = Request { sqe: read(1), data: Data::None, tag: 0 };
@@ -393,7 +396,7 @@ fn a_fault_or_the_target_s_leaving_brings_everything_home() {
         invalidated: None,
     }));
     lab.deliver();
-    let expected = Ended::Fault { queue: 1, fault: Fault::Unreachable };
+    let expected = EndReason::Fault { queue: 1, fault: Fault::Unreachable };
     assert_eq!(lab.session.ended(), Some(&expected));
     lab.expect_whole();
 }
@@ -431,7 +434,7 @@ fn a_short_limit_is_looked_at_in_time() {
     assert_eq!(next(&mut lab), late);
     lab.now = late;
     lab.deliver();
-    assert!(matches!(lab.session.ended(), Some(Ended::Timeout { queue: 1, .. })));
+    assert!(matches!(lab.session.ended(), Some(EndReason::Timeout { queue: 1, .. })));
     lab.wire.capsules.clear();
     lab.expect_whole();
 }
@@ -589,7 +592,7 @@ fn a_target_that_says_nothing_is_left_in_time() {
     lab.pass(Duration::from_secs(29));
     assert_eq!(lab.session.phase(), Phase::Starting);
     lab.pass(Duration::from_secs(1));
-    assert!(matches!(lab.session.ended(), Some(Ended::Unreachable { .. })));
+    assert!(matches!(lab.session.ended(), Some(EndReason::Unreachable { .. })));
     lab.expect_whole();
 
     // Or in the middle: commands are not answered.
@@ -619,7 +622,7 @@ fn a_controller_that_does_not_shut_down_is_left_in_time() {
     lab.deliver();
     lab.deliver();
     assert_eq!(lab.session.phase(), Phase::Ended);
-    assert_eq!(lab.session.ended(), Some(&Ended::Closed));
+    assert_eq!(lab.session.ended(), Some(&EndReason::Closed));
     lab.wire.capsules.clear();
     lab.expect_whole();
 }
@@ -631,7 +634,7 @@ fn too_small_a_pool_is_an_error_and_not_a_loss() {
         let taken: Vec<_> =
             (keep..lab.pool.plan().cells).map(|_| lab.pool.take_cell().expect("a cell")).collect();
         lab.start();
-        assert_eq!(lab.session.ended(), Some(&Ended::NoMemory), "{keep}");
+        assert_eq!(lab.session.ended(), Some(&EndReason::NoMemory), "{keep}");
         taken.into_iter().for_each(|cell| lab.pool.give(cell));
         lab.expect_whole();
     }

@@ -10,7 +10,7 @@ mod exchange;
 
 use rdma::soft::endpoint::Config;
 use rdma::soft::sim::Faults;
-use rdma::soft::stats::datagrams::Fate;
+use rdma::soft::stats::datagrams::DatagramOutcome;
 
 use crate::exchange::network::{CLEAN, Pair};
 use crate::exchange::{Job, Kind};
@@ -62,9 +62,9 @@ fn print(job: Job, config: Config) {
             job.depth,
             rate / clean * 100.0,
             host.received,
-            host[Fate::Late],
+            host[DatagramOutcome::Late],
             target.received,
-            target[Fate::Unasked],
+            target[DatagramOutcome::Unasked],
         );
     }
 }

@@ -46,9 +46,9 @@ use std::time::Instant;
 
 pub use event::{Event, Incoming, Reason};
 pub use pool::{Buf, Pool, PoolPlan, Region};
-pub use remote_region::Exposed;
+pub use remote_region::RemoteRegion;
 pub use source::Source;
-pub use spin::{Budget as SpinBudget, Spinner};
+pub use spin::{AdaptivePoller, Budget as SpinBudget};
 
 /// A queue pair as its [`Fabric`] names it: valid from `open` or `connect` to `Gone`, small and
 /// dense enough to index a table with.
@@ -132,7 +132,7 @@ pub struct Completion {
     /// Bytes moved (for `Recv` the length of the message), or why the queue pair died.
     pub outcome: Result<u32, Fault>,
     /// The key of exposed memory that the peer's message took back (Send with Invalidate). Only
-    /// for memory of which [`Exposed::bears_invalidation`] is true: with other memory, such a
+    /// for memory of which [`RemoteRegion::bears_invalidation`] is true: with other memory, such a
     /// message ends the connection.
     pub invalidated: Option<u32>,
 }
@@ -248,13 +248,13 @@ pub trait Fabric: Send {
     ///
     /// # Errors
     /// The provider or the device cannot; the buffer comes back.
-    fn expose(&mut self, qp: Qp, buf: Buf) -> Result<Exposed, (Buf, FabricError)> {
+    fn expose(&mut self, qp: Qp, buf: Buf) -> Result<RemoteRegion, (Buf, FabricError)> {
         let _ = qp;
         Err((buf, FabricError("this provider exposes no memory".into())))
     }
 
     /// Takes the peers' access away. The buffer is ours alone again.
-    fn conceal(&mut self, exposed: Exposed) -> Buf {
+    fn conceal(&mut self, exposed: RemoteRegion) -> Buf {
         exposed.into_buf()
     }
 

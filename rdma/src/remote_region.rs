@@ -17,7 +17,7 @@ use crate::{Buf, Remote};
 /// ```
 #[derive(Debug)]
 #[must_use = "a buffer that is dropped is lost to its pool: give it to `Fabric::conceal`"]
-pub struct Exposed {
+pub struct RemoteRegion {
     // The access goes before the buffer.
     access: Access,
     buf: Buf,
@@ -34,23 +34,23 @@ enum Access {
     Lent,
 }
 
-impl Exposed {
+impl RemoteRegion {
     /// For providers whose device moves the data: `access` is what ends the peers' access when it
     /// is dropped.
-    pub fn new(buf: Buf, remote: Remote, access: Box<dyn Any + Send>) -> Exposed {
+    pub fn new(buf: Buf, remote: Remote, access: Box<dyn Any + Send>) -> RemoteRegion {
         let access = Access::Registered { access, invalidation: false };
-        Exposed { access, buf, remote, stays: PhantomData }
+        RemoteRegion { access, buf, remote, stays: PhantomData }
     }
 
     /// For providers that move the data themselves: the window is the way to the bytes, and
-    /// [`Exposed::join`] wants it back.
-    pub(crate) fn split(buf: Buf, key: u32) -> (Exposed, Window) {
+    /// [`RemoteRegion::join`] wants it back.
+    pub(crate) fn split(buf: Buf, key: u32) -> (RemoteRegion, Window) {
         let remote = Remote { addr: buf.offset(), key, len: buf.len() };
         let window = Window::of(&buf);
-        (Exposed { access: Access::Lent, buf, remote, stays: PhantomData }, window)
+        (RemoteRegion { access: Access::Lent, buf, remote, stays: PhantomData }, window)
     }
 
-    /// Takes back what [`Exposed::split`] gave.
+    /// Takes back what [`RemoteRegion::split`] gave.
     ///
     /// # Panics
     /// When the window is another's.
@@ -70,7 +70,7 @@ impl Exposed {
     }
 
     /// For providers whose device can invalidate this kind of memory.
-    pub fn with_invalidation(mut self) -> Exposed {
+    pub fn with_invalidation(mut self) -> RemoteRegion {
         if let Access::Registered { invalidation, .. } = &mut self.access {
             *invalidation = true;
         }

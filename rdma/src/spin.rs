@@ -60,7 +60,7 @@ impl Budget {
 
 /// Spins of one driver.
 #[derive(Debug)]
-pub struct Spinner {
+pub struct AdaptivePoller {
     budget: Budget,
     last_work: Instant,
     /// This idle period is being spun.
@@ -73,11 +73,11 @@ pub struct Spinner {
     late: u32,
 }
 
-impl Spinner {
+impl AdaptivePoller {
     /// Spins for at most `budget` after the last work.
     #[must_use]
-    pub fn new(budget: Budget, now: Instant) -> Spinner {
-        Spinner {
+    pub fn new(budget: Budget, now: Instant) -> AdaptivePoller {
+        AdaptivePoller {
             budget,
             last_work: now,
             spinning: false,
@@ -135,11 +135,11 @@ mod tests {
     const STEP: Duration = Duration::from_micros(10);
 
     /// How long it looks before it sleeps, in steps.
-    fn idle(spinner: &mut Spinner, now: &mut Instant) -> u32 {
+    fn idle(spinner: &mut AdaptivePoller, now: &mut Instant) -> u32 {
         look(spinner, now, false)
     }
 
-    fn look(spinner: &mut Spinner, now: &mut Instant, awaiting: bool) -> u32 {
+    fn look(spinner: &mut AdaptivePoller, now: &mut Instant, awaiting: bool) -> u32 {
         (0..)
             .find(|_| {
                 *now += STEP;
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn it_spins_for_its_budget_until_that_is_vain() {
         let mut now = Instant::now();
-        let mut spinner = Spinner::new(Budget::of(STEP * 5), now);
+        let mut spinner = AdaptivePoller::new(Budget::of(STEP * 5), now);
         for _ in 0..PATIENCE {
             spinner.worked(now);
             assert_eq!(idle(&mut spinner, &mut now), 4);
@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn work_that_comes_in_time_makes_it_hopeful_again() {
         let mut now = Instant::now();
-        let mut spinner = Spinner::new(Budget::of(STEP * 5), now);
+        let mut spinner = AdaptivePoller::new(Budget::of(STEP * 5), now);
         for _ in 0..PATIENCE * 2 {
             spinner.worked(now);
             idle(&mut spinner, &mut now);
@@ -184,10 +184,10 @@ mod tests {
     #[test]
     fn without_a_budget_it_sleeps_at_once_and_a_timeout_is_no_work() {
         let mut now = Instant::now();
-        let mut spinner = Spinner::new(Budget::default(), now);
+        let mut spinner = AdaptivePoller::new(Budget::default(), now);
         spinner.worked(now);
         assert_eq!(idle(&mut spinner, &mut now), 0);
-        let mut spinner = Spinner::new(Budget::of(STEP * 5), now);
+        let mut spinner = AdaptivePoller::new(Budget::of(STEP * 5), now);
         idle(&mut spinner, &mut now);
         assert_eq!(idle(&mut spinner, &mut now), 0, "woken by the clock: back to sleep");
     }
@@ -196,7 +196,7 @@ mod tests {
     fn it_looks_longer_for_answers_until_they_take_too_long() {
         let mut now = Instant::now();
         let budget = Budget { any: STEP * 2, awaited: STEP * 6 };
-        let mut spinner = Spinner::new(budget, now);
+        let mut spinner = AdaptivePoller::new(budget, now);
         for _ in 0..PATIENCE {
             spinner.worked(now);
             assert_eq!(look(&mut spinner, &mut now, true), 5);
@@ -233,10 +233,10 @@ mod tests {
     #[test]
     fn a_budget_for_all_is_the_same_for_answers() {
         let mut now = Instant::now();
-        let mut spinner = Spinner::new(Budget::of(STEP * 3), now);
+        let mut spinner = AdaptivePoller::new(Budget::of(STEP * 3), now);
         spinner.worked(now);
         assert_eq!(look(&mut spinner, &mut now, true), 2);
-        let mut spinner = Spinner::new(Budget::of(Duration::ZERO), now);
+        let mut spinner = AdaptivePoller::new(Budget::of(Duration::ZERO), now);
         assert_eq!(look(&mut spinner, &mut now, true), 0);
     }
 }

@@ -13,7 +13,7 @@ use rdma::Fabric;
 use rdma::soft::Soft;
 use rdma::soft::endpoint::Config;
 use rdma::soft::sim::{Faults, Link};
-use rdma::soft::stats::datagrams::Fate;
+use rdma::soft::stats::datagrams::DatagramOutcome;
 
 use crate::exchange::network::{CLEAN, LINK, Pair};
 use crate::exchange::{Job, Kind};
@@ -66,8 +66,10 @@ fn our_kind_sends_again_only_what_is_missing() {
         let [host, target] = pair.ends().map(Soft::counters);
         // Data that were there already, of a read or a write; 5 % were lost.
         let (twice, all) = match kind {
-            Kind::Read => (host[Fate::Late] + host[Fate::Early], host.received),
-            Kind::Write => (target[Fate::Unasked], target.received),
+            Kind::Read => {
+                (host[DatagramOutcome::Late] + host[DatagramOutcome::Early], host.received)
+            }
+            Kind::Write => (target[DatagramOutcome::Unasked], target.received),
         };
         assert!(twice * 100 < all * 8, "{kind:?}: {twice} of {all}");
     }

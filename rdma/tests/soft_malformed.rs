@@ -14,15 +14,15 @@ use rdma::soft::cm::mad::MadHeader;
 use rdma::soft::cm::message::{CmMessage, CmaHeader, Request, service_id};
 use rdma::soft::endpoint::Config;
 use rdma::soft::qp::memory_region::Rights;
-use rdma::soft::sim::{Dice, Faults, Network};
-use rdma::soft::stats::datagrams::{Counters, Fate};
+use rdma::soft::sim::{EndpointNetwork, Faults, Rng};
+use rdma::soft::stats::datagrams::{Counters, DatagramOutcome};
 use rdma::soft::wire::header::{
     Bth, Deth, Extended, GSI_QKEY, HeaderBytes, ICRC_BYTES, Nak, Packet, Syndrome,
 };
 use rdma::soft::wire::icrc::{Flow, Icrc};
 use rdma::soft::wire::opcode::Opcode;
 use rdma::soft::wire::psn::{Psn, Qpn};
-use rdma::{Buf, Event, Exposed, Pool, PoolPlan, Qp, QpLimits, Remote, Work};
+use rdma::{Buf, Event, Pool, PoolPlan, Qp, QpLimits, Remote, RemoteRegion, Work};
 
 const LIMITS: QpLimits = QpLimits { receives: 16, sends: 32, reads: 4 };
 const TARGET: usize = 0;
@@ -116,15 +116,15 @@ impl Seen {
 struct Host {
     qp: Option<Qp>,
     up: bool,
-    exposed: Option<Exposed>,
+    exposed: Option<RemoteRegion>,
     connects: u64,
     echoes: u64,
     sent: u64,
 }
 
 struct World {
-    net: Network,
-    dice: Dice,
+    net: EndpointNetwork,
+    dice: Rng,
     samples: Arc<Mutex<Seen>>,
     hosts: Vec<Host>,
     /// Connections of the target.
@@ -139,7 +139,7 @@ struct World {
 impl World {
     fn new(seed: u64, target: Config) -> World {
         let faults = Faults { delay: Duration::from_micros(20), ..Faults::NONE };
-        let mut net = Network::new(seed, faults);
+        let mut net = EndpointNetwork::new(seed, faults);
         let samples = Arc::new(Mutex::new(Seen::default()));
         net.add(address(TARGET), target, plan()).unwrap();
         let mut hosts = vec![Host::default()];
@@ -157,7 +157,7 @@ impl World {
             }
             true
         }));
-        let (dice, heard) = (Dice::new(seed ^ 2), Vec::new());
+        let (dice, heard) = (Rng::new(seed ^ 2), Vec::new());
         World { net, dice, samples, hosts, accepted: 0, heard, round: 0, spent: Duration::ZERO }
     }
 
@@ -410,7 +410,7 @@ fn named(message: &[u8]) -> Option<Remote> {
     (key != 0 && (2..=8192).contains(&len)).then_some(Remote { addr, key, len })
 }
 
-type Mutate = fn(&mut Dice, &Seen, &mut Sample);
+type Mutate = fn(&mut Rng, &Seen, &mut Sample);
 
 /// Puts the right CRC under a datagram.
 fn seal(datagram: &mut Sample) {
@@ -425,7 +425,7 @@ fn seal(datagram: &mut Sample) {
 }
 
 /// A packet, changed where it hurts.
-fn mutate_packet(dice: &mut Dice, seen: &Seen, out: &mut Sample) {
+fn mutate_packet(dice: &mut Rng, seen: &Seen, out: &mut Sample) {
     let samples = &seen.kinds[0];
     let sample = &samples[dice.below(samples.len() as u64) as usize];
     out.way = sample.way;
@@ -441,7 +441,7 @@ fn mutate_packet(dice: &mut Dice, seen: &Seen, out: &mut Sample) {
     }
 }
 
-fn mutate_once(dice: &mut Dice, samples: &[Sample], bytes: &mut Vec<u8>) {
+fn mutate_once(dice: &mut Rng, samples: &[Sample], bytes: &mut Vec<u8>) {
     let len = bytes.len() as u64;
     match dice.below(12) {
         0 => {
@@ -535,9 +535,9 @@ fn is_message(bytes: &[u8]) -> bool {
 }
 
 /// A message of connection management, changed where it hurts.
-fn mutate_message(dice: &mut Dice, seen: &Seen, out: &mut Sample) {
+fn mutate_message(dice: &mut Rng, seen: &Seen, out: &mut Sample) {
     let samples = &seen.kinds[1];
-    let pick = |dice: &mut Dice| &samples[dice.below(samples.len() as u64) as usize];
+    let pick = |dice: &mut Rng| &samples[dice.below(samples.len() as u64) as usize];
     let sample = pick(dice);
     out.way = sample.way;
     out.bytes.clone_from(&sample.bytes);
@@ -588,7 +588,7 @@ fn resident_kib() -> u64 {
 }
 
 fn print(name: &str, counters: &Counters) {
-    let fates = Fate::ALL.iter().filter(|fate| counters[**fate] > 0);
+    let fates = DatagramOutcome::ALL.iter().filter(|fate| counters[**fate] > 0);
     let fates: Vec<_> = fates.map(|f| format!("{} {}", f.name(), counters[*f])).collect();
     println!("  {name}: received {}: {}", counters.received, fates.join(", "));
 }
@@ -649,7 +649,7 @@ fn mutated_messages_harm_nobody_else() {
 }
 
 /// How a request to connect is made, as from a host that has just begun.
-fn request_of(from: IpAddr, dice: &mut Dice) -> Sample {
+fn request_of(from: IpAddr, dice: &mut Rng) -> Sample {
     let private = CmaHeader { source_port: 4000, source: from, destination: address(TARGET) };
     let request = Request {
         service_id: service_id(4420),
@@ -677,7 +677,7 @@ fn request_of(from: IpAddr, dice: &mut Dice) -> Sample {
 
 /// A target under a flood, and one host half a millisecond away that means it.
 struct Flood {
-    net: Network,
+    net: EndpointNetwork,
     now: Instant,
     /// Bytes that came from each address less bytes that went there.
     balance: HashMap<IpAddr, i64>,
@@ -698,7 +698,7 @@ impl Flood {
     const TICK: Duration = Duration::from_micros(500);
 
     fn new(seed: u64) -> Flood {
-        let mut net = Network::new(seed, Faults::NONE);
+        let mut net = EndpointNetwork::new(seed, Faults::NONE);
         net.add(address(TARGET), Config::default(), plan()).unwrap();
         net.add(address(BYSTANDER), host_config(), plan()).unwrap();
         net.node(TARGET).endpoint.listen(target_address());
@@ -798,7 +798,7 @@ impl Flood {
 /// from it, and whoever means it gets in within two seconds of virtual time.
 fn flood(sources: u64, seconds: u64) {
     let mut world = Flood::new(wanted("SEED", 1));
-    let mut dice = Dice::new(wanted("SEED", 1) ^ 3);
+    let mut dice = Rng::new(wanted("SEED", 1) ^ 3);
     let (mut spent, mut most, mut number) = (Duration::ZERO, 0, 0);
     for _ in 0..seconds * 2000 {
         let requests: Vec<_> = (number..number + 25)
@@ -831,7 +831,7 @@ fn flood(sources: u64, seconds: u64) {
 fn flood_with_the_hosts_own_address(sources: u64, a_second: u64) {
     let mut world = Flood::new(wanted("SEED", 1));
     world.flooded = false;
-    let mut dice = Dice::new(wanted("SEED", 1) ^ 3);
+    let mut dice = Rng::new(wanted("SEED", 1) ^ 3);
     let mut number = 0;
     let seconds = if a_second < 100 { 8 } else { 3 };
     for tick in 1..=seconds * 2000 {
@@ -896,7 +896,7 @@ fn no_opcode_and_no_key_opens_a_targets_memory() {
 /// Tries every access on connections of its own, and gives the codes that were answered by
 /// "remote access error".
 fn knock_everywhere(config: Config) -> Vec<Opcode> {
-    let mut net = Network::new(1, Faults::NONE);
+    let mut net = EndpointNetwork::new(1, Faults::NONE);
     net.add(address(TARGET), config, plan()).unwrap();
     net.add(address(BYSTANDER), host_config(), plan()).unwrap();
     net.node(TARGET).endpoint.listen(target_address());
@@ -932,7 +932,12 @@ fn knock_everywhere(config: Config) -> Vec<Opcode> {
 
 /// Makes a connection, sends one packet on it, and gives the target's answer. No answer may carry
 /// data.
-fn knock(net: &mut Network, opcode: Opcode, place: (u32, u64), more: usize) -> Option<Syndrome> {
+fn knock(
+    net: &mut EndpointNetwork,
+    opcode: Opcode,
+    place: (u32, u64),
+    more: usize,
+) -> Option<Syndrome> {
     let (now, from) = (net.now(), address(BYSTANDER));
     let host = net.node(BYSTANDER);
     let host_qp = host.endpoint.connect(now, from, target_address(), &[], LIMITS).unwrap();

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use rdma::soft::qp::memory_region::{Memory, Rights};
-use rdma::soft::qp::reorder_buffer::Shelf;
+use rdma::soft::qp::reorder_buffer::ReorderBuffer;
 use rdma::soft::qp::{Io, QueuePair, Settings, State};
 use rdma::soft::wire::header::{
     AtomicEth, Bth, Extended, HeaderBytes, ICRC_BYTES, MAX_MESSAGE_BYTES, Nak, Packet, Reth,
@@ -14,7 +14,7 @@ use rdma::soft::wire::header::{
 };
 use rdma::soft::wire::opcode::Opcode;
 use rdma::soft::wire::psn::{Psn, Qpn};
-use rdma::{Buf, Event, Exposed, Pool, PoolPlan, Qp, Work};
+use rdma::{Buf, Event, Pool, PoolPlan, Qp, RemoteRegion, Work};
 
 const MTU: u32 = 256;
 /// Of each buffer of 4096 bytes, what is exposed.
@@ -67,7 +67,7 @@ struct Prey {
     memory: Memory,
     /// Buffers that nobody may enter, and which are not even exposed.
     closed: Vec<Buf>,
-    exposed: Vec<Exposed>,
+    exposed: Vec<RemoteRegion>,
     open: Vec<Open>,
     /// Keys that open nothing any more.
     stale: Vec<u32>,
@@ -170,7 +170,7 @@ impl Prey {
             ack_delay: Duration::ZERO,
         };
         let (mut qp, mut shelf, mut events) =
-            (QueuePair::new(2, 2), Shelf::new(8), VecDeque::new());
+            (QueuePair::new(2, 2), ReorderBuffer::new(8), VecDeque::new());
         let now = Instant::now();
         qp.ready_to_receive(&settings);
         qp.ready_to_send();

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::side::{LIMITS, PATIENCE, PORT, Side, address};
 use nix::sys::socket::{ControlMessage, MsgFlags, SockaddrStorage, sendmsg};
-use rdma::soft::stats::datagrams::Fate;
+use rdma::soft::stats::datagrams::DatagramOutcome;
 use rdma::soft::{Group, Options};
 use rdma::{Event, Fabric, Incoming, Qp, Reason, Work};
 
@@ -181,7 +181,7 @@ fn connections_live_where_they_were_opened() {
         for side in &mut scene.target {
             side.turn();
             assert!(side.pool.is_full());
-            assert_eq!(side.fabric.counters()[Fate::Stray], 0);
+            assert_eq!(side.fabric.counters()[DatagramOutcome::Stray], 0);
         }
         assert!(scene.host.pool.is_full());
     }
@@ -294,7 +294,7 @@ fn listeners_come_and_go() {
     }
     scene.echo(at_host, 1, at_target);
     for side in &scene.target {
-        assert_eq!(side.fabric.counters()[Fate::Stray], 0);
+        assert_eq!(side.fabric.counters()[DatagramOutcome::Stray], 0);
     }
     scene.leave(at_host, 1, at_target);
     for side in &mut scene.target {
@@ -353,7 +353,7 @@ fn packets_that_came_to_another_fabric_are_brought() {
         let received: Vec<u64> = sides.iter().map(|s| s.fabric.counters().received).collect();
         if received == [5, 5] {
             let short: Vec<u64> =
-                sides.iter().map(|s| s.fabric.counters()[Fate::Malformed]).collect();
+                sides.iter().map(|s| s.fabric.counters()[DatagramOutcome::Malformed]).collect();
             assert_eq!(short, [0, 1]);
             break;
         }

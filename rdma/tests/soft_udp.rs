@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use crate::side::{LIMITS, MIB, PATIENCE, PORT, Side, address};
 use rdma::soft::Options;
 use rdma::soft::endpoint::Config;
-use rdma::soft::stats::link_errors::Trouble;
-use rdma::{Completion, Event, Exposed, Fabric, Fault, Qp, Reason, Remote, Wake, Work};
+use rdma::soft::stats::link_errors::LinkError;
+use rdma::{Completion, Event, Fabric, Fault, Qp, Reason, Remote, RemoteRegion, Wake, Work};
 
 /// Two ends in one thread, which take turns.
 struct Pair {
@@ -89,7 +89,7 @@ impl Pair {
         pool.give(sent.work.into_buf());
     }
 
-    fn expose(&mut self, len: u32, seed: u8) -> Exposed {
+    fn expose(&mut self, len: u32, seed: u8) -> RemoteRegion {
         let buf = self.host.data(len, seed);
         self.host.fabric.expose(self.qps[0], buf).unwrap()
     }
@@ -196,7 +196,7 @@ fn what_has_come_is_read_before_its_sender_is_taken_for_silent() {
     let timeouts = |side: &Side| {
         let mut timeouts = 0;
         side.fabric.troubles(&mut |_, name, count| {
-            timeouts += if name == Trouble::Timeout.name() { count } else { 0 };
+            timeouts += if name == LinkError::Timeout.name() { count } else { 0 };
         });
         timeouts
     };

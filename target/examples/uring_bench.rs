@@ -16,11 +16,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nvmfd::blockdev::uring::{Ring, RingLimits};
-use nvmfd::blockdev::{Backing, BackingConfig, BackingId, BackingKind, Disk, Op};
+use nvmfd::blockdev::{
+    BackingConfig, BackingDevice, BackingKind, BlockDevice, DeviceId, IoRequest,
+};
 use rdma::{Buf, Pool, PoolPlan};
 
 const MEMORY_STORE_BYTES: u64 = 1 << 30;
-const STORE: BackingId = BackingId(0);
+const STORE: DeviceId = DeviceId(0);
 
 struct Job {
     store: String,
@@ -77,7 +79,7 @@ fn run(job: &Job) -> Result<(), Box<dyn std::error::Error>> {
         read_only: !job.write && !memory,
         shared: false,
     };
-    let backing = Arc::new(Backing::open(&config)?);
+    let backing = Arc::new(BackingDevice::open(&config)?);
     let units = backing.size_bytes() / u64::from(job.bytes);
     if units == 0 {
         return Err("the store is smaller than one transfer".into());
@@ -100,10 +102,10 @@ fn run(job: &Job) -> Result<(), Box<dyn std::error::Error>> {
         random ^= random << 17;
         let at = at.unwrap_or(random % units) * u64::from(job.bytes);
         let op = match write {
-            true => Op::Write { from: buf, at, fua: false },
-            false => Op::Read { into: buf, at },
+            true => IoRequest::Write { from: buf, at, fua: false },
+            false => IoRequest::Read { into: buf, at },
         };
-        Disk::submit(ring, STORE, 0, op);
+        BlockDevice::submit(ring, STORE, 0, op);
     };
     let (mut done, mut woken) = (Vec::with_capacity(job.depth as usize), Vec::new());
     let mut turn = |ring: &mut Ring, done: &mut Vec<_>| {
@@ -118,7 +120,7 @@ fn run(job: &Job) -> Result<(), Box<dyn std::error::Error>> {
             while done.is_empty() {
                 turn(&mut ring, &mut done);
             }
-            buf = done.pop().and_then(|it: nvmfd::blockdev::Done| it.buf);
+            buf = done.pop().and_then(|it: nvmfd::blockdev::IoCompletion| it.buf);
         }
         pool.give(buf.ok_or("no buffer")?);
     }

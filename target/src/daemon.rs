@@ -17,30 +17,30 @@ use rdma::{Pool, SpinBudget};
 use tracing::{info, warn};
 
 use crate::blockdev::Torn;
-use crate::blockdev::monitor::Tender;
+use crate::blockdev::monitor::DeviceMonitor;
 use crate::config::{Config, Missing, Spin, memory_estimate};
 use crate::core::controller::Limits;
-use crate::core::message::{Mail, mailbox};
+use crate::core::message::{Message, mailbox};
 use crate::core::qpair::{DATA_FOR_ADMIN_BYTES, RECEIVES_FOR_ADMIN};
 use crate::core::registry::Registry;
 use crate::core::shared::Shared;
 use crate::core::stats::PollStats;
 use crate::error::{Fatal, NotServed};
 use crate::platform::availability;
-use crate::provision::devices::Stores;
+use crate::provision::devices::DeviceTable;
 use crate::provision::ns_catalog::Catalogs;
-use crate::provision::retry::{Waiting, make_good};
-use crate::provision::{Next, PATIENCE, Shelf};
+use crate::provision::retry::{RetryThread, make_good};
+use crate::provision::{PATIENCE, Provisioner, Transition};
 use crate::reactor::fabric::{self, Choice, Fabrics, choose, owns};
 use crate::reactor::{Parts, Reactor};
 use crate::state::power::PowerLog;
 use crate::state::revoked_hosts;
-use crate::state::usage::{Keeping, Ledger};
+use crate::state::usage::{UsageStore, UsageWriter};
 use crate::telemetry::pending::Pending;
-use crate::telemetry::view::View;
+use crate::telemetry::view::TargetView;
 use crate::worker::Workers;
-use crate::worker::ns_management::{self, Steward};
-use crate::worker::ns_state::{Keeper, Word};
+use crate::worker::ns_management::{self, NamespaceAdmin};
+use crate::worker::ns_state::{NamespaceStateWorker, WorkerMessage};
 
 /// What `spin_us = "auto"` allows while no disk is at work: about the cost of waking up a sleeping
 /// CPU.
@@ -50,20 +50,20 @@ const SPIN_AUTO: Duration = Duration::from_micros(50);
 const KEEPING: Duration = Duration::from_millis(400);
 
 /// A running target.
-pub struct Target {
+pub struct RunningTarget {
     provider: Choice,
     registry: Arc<Registry>,
     shared: Arc<Shared>,
     pending: Arc<Pending>,
-    shelf: Arc<Mutex<Shelf>>,
-    tender: Arc<Tender>,
+    shelf: Arc<Mutex<Provisioner>>,
+    tender: Arc<DeviceMonitor>,
     fabrics: Fabrics,
     reactors: Vec<Running>,
-    keeper: (JoinHandle<()>, mpsc::Sender<Word>),
-    steward: (JoinHandle<()>, mpsc::Sender<ns_management::Word>),
+    keeper: (JoinHandle<()>, mpsc::Sender<WorkerMessage>),
+    steward: (JoinHandle<()>, mpsc::Sender<ns_management::WorkerMessage>),
     power: PowerLog,
-    ledger: Option<Keeping>,
-    waiting: Option<Waiting>,
+    ledger: Option<UsageWriter>,
+    waiting: Option<RetryThread>,
 }
 
 struct Running {
@@ -71,16 +71,16 @@ struct Running {
     stats: Arc<PollStats>,
 }
 
-/// Whether the reactors live; independent of who holds the [`Target`].
+/// Whether the reactors live; independent of who holds the [`RunningTarget`].
 #[derive(Debug)]
-pub struct Pulse {
+pub struct Liveness {
     registry: Arc<Registry>,
     pending: Arc<Pending>,
     /// Each reactor's counters, and the turns seen at the last look.
     reactors: Vec<(Arc<PollStats>, u64)>,
 }
 
-impl Pulse {
+impl Liveness {
     /// Whether every reactor has turned since the last call. Rings them all, so that the next
     /// call has something to see also when they sleep.
     pub fn alive(&mut self) -> bool {
@@ -99,7 +99,7 @@ impl Pulse {
     pub fn part(&self, deadline: Instant) {
         self.registry.leave();
         for reactor in self.registry.reactors() {
-            reactor.send(Mail::Stop);
+            reactor.send(Message::Stop);
         }
         let is_over = |(stats, _): &(Arc<PollStats>, u64)| stats.ended.load(Ordering::Relaxed);
         while !self.reactors.iter().all(is_over) && Instant::now() < deadline {
@@ -134,33 +134,33 @@ impl Drop for Ending {
     }
 }
 
-impl Target {
+impl RunningTarget {
     /// Starts the reactors, opens every store and listens.
     ///
     /// # Errors
     /// One sentence about what keeps it from serving. Nothing is left running.
-    pub fn start(config: Config) -> Result<Target, Fatal> {
+    pub fn start(config: Config) -> Result<RunningTarget, Fatal> {
         let mut keyring = config.authentication.keyring().map_err(unusable)?;
         let folder = checked(config.state_directory.as_deref())?;
         if let Some(folder) = &folder {
             keyring.revoke(revoked_hosts::read(folder).map_err(Fatal)?);
         }
-        let stores = Stores::new(folder, config.reactor.count());
-        let next = Next::open(&config, &stores, &Catalogs::new())?;
+        let stores = DeviceTable::new(folder, config.reactor.count());
+        let next = Transition::open(&config, &stores, &Catalogs::new())?;
         let boxes: Vec<_> = (0..config.reactor.count())
             .map(|_| mailbox())
             .collect::<io::Result<_>>()
             .map_err(|error| Fatal(format!("no eventfd for a reactor: {error}")))?;
         let senders: Vec<_> = boxes.iter().map(|(sender, _)| sender.clone()).collect();
         let receives = config.memory.receives.saturating_sub(RECEIVES_FOR_ADMIN);
-        let tender = Tender::start(senders.clone());
+        let tender = DeviceMonitor::start(senders.clone());
         let tender = tender.map_err(|error| Fatal(format!("no thread for stores: {error}")))?;
         let tender = Arc::new(tender);
-        let keeper = Keeper::new();
-        let steward = Steward::new();
+        let keeper = NamespaceStateWorker::new();
+        let steward = NamespaceAdmin::new();
         let registry = Arc::new(Registry::new(senders, config.limits.controllers, receives));
         let power = PowerLog::open(config.state_directory.as_deref(), Instant::now());
-        let ledger = Arc::new(Ledger::open(config.state_directory.as_deref(), power.meter));
+        let ledger = Arc::new(UsageStore::open(config.state_directory.as_deref(), power.meter));
         let workers = Workers::default().with_ns_state(keeper.sender());
         let workers = workers.with_ns_management(steward.sender());
         let shared = Shared::new(Arc::clone(&registry), workers).with_power(power.meter);
@@ -175,7 +175,7 @@ impl Target {
         let fabrics = fabrics.map_err(|error| Fatal(error.to_string()))?;
         let keeper = keep(keeper, &registry)?;
         let reactors = Vec::new();
-        let shelf = Shelf::new(
+        let shelf = Provisioner::new(
             config.clone(),
             stores,
             Arc::clone(&shared),
@@ -186,7 +186,7 @@ impl Target {
         let pending = Arc::clone(shelf.pending());
         let shelf = Arc::new(Mutex::new(shelf));
         let steward = steward_of(steward, &shelf, &shared)?;
-        let mut target = Target {
+        let mut target = RunningTarget {
             provider,
             registry,
             shared,
@@ -218,7 +218,7 @@ impl Target {
                 Ok(())
             })
             .and_then(|()| {
-                let waiting = Waiting::start(Arc::clone(&target.shelf));
+                let waiting = RetryThread::start(Arc::clone(&target.shelf));
                 let no_thread = |error| Fatal(format!("no thread that waits: {error}"));
                 target.waiting = Some(waiting.map_err(no_thread)?);
                 Ok(())
@@ -248,7 +248,7 @@ impl Target {
         })
     }
 
-    /// As [`Target::apply`]. What is new has to be there, as
+    /// As [`RunningTarget::apply`]. What is new has to be there, as
     /// somebody waits for the answer: only a start and a reload await what comes late. `persist`
     /// has the change outlast the daemon: it comes when nothing else can fail any more, and before
     /// any host sees a change.
@@ -310,16 +310,16 @@ impl Target {
 
     /// A way to tell whether the target lives, also while it is being changed.
     #[must_use]
-    pub fn pulse(&self) -> Pulse {
+    pub fn pulse(&self) -> Liveness {
         let reactors = self.reactors.iter().map(|r| (Arc::clone(&r.stats), 0)).collect();
         let pending = Arc::clone(&self.pending);
-        Pulse { registry: Arc::clone(&self.registry), pending, reactors }
+        Liveness { registry: Arc::clone(&self.registry), pending, reactors }
     }
 
     /// What may be seen of it while it runs, also while it is being changed.
     #[must_use]
-    pub fn view(&self) -> View {
-        View {
+    pub fn view(&self) -> TargetView {
+        TargetView {
             registry: Arc::clone(&self.registry),
             shared: Arc::clone(&self.shared),
             pending: Arc::clone(&self.pending),
@@ -368,7 +368,7 @@ impl Target {
     }
 
     /// Tells hosts that they reach nothing here any more, and gives them until then to go on by
-    /// other paths; less where there is none. Nothing but [`Target::stop`] may follow.
+    /// other paths; less where there is none. Nothing but [`RunningTarget::stop`] may follow.
     pub fn leave(&self, until: Instant) {
         self.registry.leave();
         while self.registry.has_hosts() && Instant::now() < until {
@@ -383,9 +383,9 @@ impl Target {
         self.registry.halt();
         self.tender.tell_what_is_lost(deadline.min(Instant::now() + KEEPING));
         // It may hang in a disk: hosts and what is kept come first.
-        self.waiting.iter_mut().for_each(Waiting::cease);
+        self.waiting.iter_mut().for_each(RetryThread::cease);
         for index in 0..self.reactors.len() {
-            self.registry.reactor(index).send(Mail::Stop);
+            self.registry.reactor(index).send(Message::Stop);
         }
         for (index, running) in self.reactors.into_iter().enumerate() {
             while !running.thread.is_finished() && Instant::now() < deadline {
@@ -402,8 +402,8 @@ impl Target {
         self.power.close(kept);
         self.waiting.into_iter().for_each(|waiting| waiting.stop(deadline));
         self.tender.stop(deadline);
-        let _ = self.keeper.1.send(Word::Stop);
-        let _ = self.steward.1.send(ns_management::Word::Stop);
+        let _ = self.keeper.1.send(WorkerMessage::Stop);
+        let _ = self.steward.1.send(ns_management::WorkerMessage::Stop);
         let gone = || self.keeper.0.is_finished() && self.steward.0.is_finished();
         while !gone() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(2));
@@ -415,7 +415,7 @@ impl Target {
     }
 
     /// What is served, for whoever changes it.
-    fn shelf(&self) -> MutexGuard<'_, Shelf> {
+    fn shelf(&self) -> MutexGuard<'_, Provisioner> {
         self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -518,9 +518,9 @@ fn keep_keyed(registry: &Registry, folder: Option<&Path>) -> Option<String> {
 
 /// Starts the thread that keeps the reservations.
 fn keep(
-    keeper: Keeper,
+    keeper: NamespaceStateWorker,
     registry: &Arc<Registry>,
-) -> Result<(JoinHandle<()>, mpsc::Sender<Word>), Fatal> {
+) -> Result<(JoinHandle<()>, mpsc::Sender<WorkerMessage>), Fatal> {
     let (words, registry) = (keeper.sender(), Arc::clone(registry));
     let builder = std::thread::Builder::new().name("keeper".to_owned());
     let thread = builder.spawn(move || keeper.run(&registry));
@@ -530,10 +530,10 @@ fn keep(
 
 /// Starts the thread that carries out orders about namespaces.
 fn steward_of(
-    steward: Steward,
-    shelf: &Arc<Mutex<Shelf>>,
+    steward: NamespaceAdmin,
+    shelf: &Arc<Mutex<Provisioner>>,
     shared: &Arc<Shared>,
-) -> Result<(JoinHandle<()>, mpsc::Sender<ns_management::Word>), Fatal> {
+) -> Result<(JoinHandle<()>, mpsc::Sender<ns_management::WorkerMessage>), Fatal> {
     let (words, shelf, shared) = (steward.sender(), Arc::clone(shelf), Arc::clone(shared));
     let builder = std::thread::Builder::new().name("steward".to_owned());
     let thread = builder.spawn(move || steward.run(&shelf, &shared));
@@ -645,7 +645,7 @@ mod tests {
         let at: SocketAddr = "127.99.71.1:4420".parse().unwrap();
         let mut config = config(folder.path());
         config.listeners[0].address = at;
-        let mut target = Target::start(config).unwrap();
+        let mut target = RunningTarget::start(config).unwrap();
         target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
         let nowhere: [String; 0] = [];
         assert_eq!(target.pending.list(), nowhere);
@@ -670,7 +670,7 @@ mod tests {
     #[test]
     fn a_change_that_is_refused_takes_away_what_it_has_made_and_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
-        let mut target = Target::start(config(folder.path())).unwrap();
+        let mut target = RunningTarget::start(config(folder.path())).unwrap();
         target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
         let disks = crate::blockdev::tests::folder();
         let kept = || Ok(());
@@ -716,7 +716,7 @@ mod tests {
     #[test]
     fn a_file_that_cannot_be_remembered_is_not_served() {
         let folder = tempfile::tempdir().unwrap();
-        let mut target = Target::start(config(folder.path())).unwrap();
+        let mut target = RunningTarget::start(config(folder.path())).unwrap();
         target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
         let disks = crate::blockdev::tests::folder();
         let path = disks.path().join("disk");
@@ -752,7 +752,7 @@ mod tests {
                 NamespaceKind::File { path: disks.path().join("1"), size: Some(1 << 20) };
             config
         };
-        let mut target = Target::start(with_file()).unwrap();
+        let mut target = RunningTarget::start(with_file()).unwrap();
         target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
         let nqn = with_file().subsystems[0].nqn;
         let health =
@@ -772,14 +772,14 @@ mod tests {
     #[test]
     fn who_waits_for_a_disk_that_hangs_keeps_no_host_and_nothing_that_is_kept() {
         let folder = tempfile::tempdir().unwrap();
-        let mut target = Target::start(config(folder.path())).unwrap();
+        let mut target = RunningTarget::start(config(folder.path())).unwrap();
         target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
         let stats: Vec<_> = target.reactors.iter().map(|each| Arc::clone(&each.stats)).collect();
         let (say, said) = mpsc::channel();
         let (power, usage) = (folder.path().join("power"), folder.path().join("usage"));
         let at_work = std::fs::read(&power).unwrap();
         let is_kept = move || usage.exists() && std::fs::read(&power).unwrap() != at_work;
-        target.waiting = Some(Waiting::at(move || {
+        target.waiting = Some(RetryThread::at(move || {
             // Comes back when the rest has stopped, or after long.
             let hopeless = Instant::now() + Duration::from_secs(30);
             let has_stopped =

@@ -1,6 +1,6 @@
 //! nvmfd: a user-space NVMe over RDMA storage target.
 //!
-//! `control/` (tokio) reads the configuration and signals and drives a [`Target`]; the target runs
+//! `control/` (tokio) reads the configuration and signals and drives a [`RunningTarget`]; the target runs
 //! reactors, each on a thread of its own: see `reactor/mod.rs` for a turn, `qpair/mod.rs` for the five
 //! states of a command, `command/` for the rules of NVMe.
 
@@ -21,9 +21,9 @@ pub mod state;
 pub mod telemetry;
 pub mod worker;
 
-pub use daemon::{Pulse, Target};
+pub use daemon::{Liveness, RunningTarget};
 pub use error::Fatal;
-pub use telemetry::view::View;
+pub use telemetry::view::TargetView;
 
 /// What the programs call themselves: the version of the package, or what `NVMFD_VERSION` was while
 /// they were built (packages add the commit).

@@ -8,7 +8,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nvmfd::control;
-use nvmfd::overlay::Declared;
+use nvmfd::overlay::EffectiveConfig;
 use tracing::level_filters::LevelFilter;
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
 
 /// Serves until somebody says stop. Says why, where that fails.
 fn serve(file: PathBuf) -> bool {
-    let declared = match Declared::load(&file) {
+    let declared = match EffectiveConfig::load(&file) {
         Ok(declared) => declared,
         Err(errors) => {
             control::log_mistakes(&errors);

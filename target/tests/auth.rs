@@ -23,13 +23,13 @@ use nvmfd::config::{AuthenticationConfig, HostConfig};
 use nvmfd::core::auth::exchange::Exchange;
 use nvmfd::core::auth::{Keyring, Keys};
 use nvmfd::core::diag::cause::Cause;
-use nvmfd::core::message::{Mail, Mailbox, Sender, mailbox};
-use nvmfd::core::qpair::Queue;
-use nvmfd::core::registry::{Registry, Visit};
-use nvmfd::core::sched::abort::Recall;
+use nvmfd::core::message::{Mailbox, Message, Sender, mailbox};
+use nvmfd::core::qpair::QueuePair;
+use nvmfd::core::registry::{ConnectContext, Registry};
+use nvmfd::core::sched::abort::AbortRequest;
 use nvmfd::core::sched::offload::{AuthJob, Job};
-use nvmfd::core::sched::{Fence, Fenced};
-use nvmfd::core::subsystem::{DuplicateHosts, Offer, Subsystem};
+use nvmfd::core::sched::{DrainBarrier, DrainScope};
+use nvmfd::core::subsystem::{AccessPolicy, DuplicateHosts, Subsystem};
 use proptest::prelude::*;
 use rdma::{Tag, Work};
 use tempfile::{TempDir, tempdir};
@@ -38,7 +38,7 @@ use crate::auth::{AT, HOST, SECRET, authenticate, connect, listen, negotiate, re
 use crate::support::{World, connect_data, end_both, keyed};
 
 /// An unauthenticated I/O queue of an enabled controller, which has proved itself.
-fn io_queue(world: &mut World) -> (Queue, Queue, VecDeque<(Tag, Work)>) {
+fn io_queue(world: &mut World) -> (QueuePair, QueuePair, VecDeque<(Tag, Work)>) {
     let mut admin = connect(world, 0, CNTLID_DYNAMIC);
     authenticate(world, &mut admin);
     enable(world, &mut admin);
@@ -47,7 +47,7 @@ fn io_queue(world: &mut World) -> (Queue, Queue, VecDeque<(Tag, Work)>) {
     (connect(world, 1, cntlid), admin, posted)
 }
 
-fn enable(world: &mut World, admin: &mut Queue) {
+fn enable(world: &mut World, admin: &mut QueuePair) {
     let enable = PropertySet::new(Property::CC, 0x0046_0001).emit();
     assert!(world.ask(admin, &enable, &[]).status.is_success());
     let queues = Sqe { cdw10: 7, cdw11: 0x3_0003, ..Sqe::admin(AdminOpcode::SET_FEATURES) };
@@ -55,7 +55,7 @@ fn enable(world: &mut World, admin: &mut Queue) {
 }
 
 /// Sends a message whose answer takes long to compute.
-fn send_heavy(world: &mut World, queue: &mut Queue) {
+fn send_heavy(world: &mut World, queue: &mut QueuePair) {
     let mut message = [0; 72];
     let offer = Negotiate::new(5, &[HashId::SHA256], &[GroupId::FFDHE2048]);
     offer.emit(&mut message).unwrap();
@@ -154,7 +154,8 @@ fn an_abort_command_means_no_command_of_a_queue_that_is_not_proved() {
         Authentication::new(len).emit(FabricsType::AUTHENTICATION_SEND, keyed(AT as u64, len));
     world.send(&mut stranger, &sqe.with_cid(0x33), &[]);
     let (home, _inbox) = mailbox().unwrap();
-    let (recall, errand) = Recall::new(admin.association().unwrap().id, 1, 0x33, home.waker());
+    let (recall, errand) =
+        AbortRequest::new(admin.association().unwrap().id, 1, 0x33, home.waker());
     stranger.on_errand(&errand, &mut world.io());
     drop(errand);
     assert_eq!(recall.outcome(), Some(false), "it goes on, wherever the host has it");
@@ -194,8 +195,13 @@ fn a_queue_id_is_whose_proof_comes_first() {
     authenticate(&mut world, &mut own);
     assert!(world.ask(&mut own, &read(), &[]).status.is_success());
     let local: std::net::SocketAddr = "192.0.2.1:4420".parse().unwrap();
-    let visit =
-        Visit { local, source: local.ip(), limits: support::LIMITS, held: None, now: world.now };
+    let visit = ConnectContext {
+        local,
+        source: local.ip(),
+        limits: support::LIMITS,
+        held: None,
+        now: world.now,
+    };
     let again = Connect { qid: 1, sqsize_z: 15, ..Connect::default() };
     let again = |world: &World| world.registry.connect_io(&again, &connect_data(1), &visit);
     let taken = again(&world).unwrap_err();
@@ -279,7 +285,7 @@ struct Busy {
 impl Busy {
     fn new(world: &World) -> Busy {
         let (to, inbox) = mailbox().unwrap();
-        while to.try_send(Mail::DiscoveryChanged).is_ok() {}
+        while to.try_send(Message::DiscoveryChanged).is_ok() {}
         let busy = Busy { to, inbox };
         assert!(world.shared.offload.submit(busy.task(world, busy.to.clone(), 0)));
         busy
@@ -294,7 +300,7 @@ impl Busy {
         let source = std::net::IpAddr::from([192, 0, 2, 77]).into();
         let ticket = u64::MAX;
         let run = Box::new(move || {
-            let _ = to.send(Mail::Authenticated { key, ticket, worked: job.run() });
+            let _ = to.send(Message::Authenticated { key, ticket, worked: job.run() });
         });
         Job::Authenticate(AuthJob { source, ticket, run })
     }
@@ -315,10 +321,10 @@ fn heavy_world() -> (World, Mailbox, TempDir) {
 }
 
 /// The next task of the reactor that is done: its queue.
-fn done(inbox: &Mailbox, admin: &mut Queue, world: &mut World) -> u32 {
+fn done(inbox: &Mailbox, admin: &mut QueuePair, world: &mut World) -> u32 {
     loop {
         match inbox.take() {
-            Some(Mail::Authenticated { key, ticket, worked }) => {
+            Some(Message::Authenticated { key, ticket, worked }) => {
                 admin.on_worked(ticket, worked, &mut world.io());
                 return key;
             }
@@ -615,7 +621,7 @@ fn who_fails_and_does_not_listen_is_refused_for_a_while() {
 fn who_displaces_itself_again_and_again_is_refused_for_a_while() {
     for (other, throttled) in [("192.0.2.1", true), ("192.0.2.9", false)] {
         let (mut world, _folder) = world(GroupId::NULL);
-        let offer = Arc::new(Offer { controllers: Some(2), ..Offer::default() });
+        let offer = Arc::new(AccessPolicy { controllers: Some(2), ..AccessPolicy::default() });
         world.registry.publish(Arc::new(Subsystem { offer, ..support::subsystem() }));
         for time in 0..8 {
             let mut queue = connect(&mut world, 0, CNTLID_DYNAMIC);
@@ -624,8 +630,13 @@ fn who_displaces_itself_again_and_again_is_refused_for_a_while() {
                 world.now += Duration::from_secs(5);
             }
             let (local, source) = ("192.0.2.1:4420".parse().unwrap(), other.parse().unwrap());
-            let visit =
-                Visit { local, source, limits: support::LIMITS, held: None, now: world.now };
+            let visit = ConnectContext {
+                local,
+                source,
+                limits: support::LIMITS,
+                held: None,
+                now: world.now,
+            };
             let next = world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
             let next = next.unwrap().association;
             let ended_for = queue.association().unwrap().ended_for();
@@ -644,8 +655,13 @@ fn who_displaces_itself_again_and_again_is_refused_for_a_while() {
 fn mere_claims_take_half_of_the_controllers_at_most() {
     let (world, _folder) = world(GroupId::NULL);
     let local: std::net::SocketAddr = "192.0.2.1:4420".parse().unwrap();
-    let visit =
-        Visit { local, source: local.ip(), limits: support::LIMITS, held: None, now: world.now };
+    let visit = ConnectContext {
+        local,
+        source: local.ip(),
+        limits: support::LIMITS,
+        held: None,
+        now: world.now,
+    };
     let admit = || world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
     let claims: Vec<_> = (0..4).map(|_| admit().unwrap().association).collect();
     let refusal = admit().unwrap_err();
@@ -662,13 +678,13 @@ fn mere_claims_take_half_of_the_controllers_at_most() {
 fn the_oldest_claim_of_an_address_makes_room_for_a_host_of_another() {
     for controllers in [None, Some(2)] {
         let (world, _folder) = world(GroupId::NULL);
-        let offer = Arc::new(Offer { controllers, ..Offer::default() });
+        let offer = Arc::new(AccessPolicy { controllers, ..AccessPolicy::default() });
         world.registry.publish(Arc::new(Subsystem { offer, ..support::subsystem() }));
         let began = world.now;
         let admit = |source: &str, after_ms| {
             let (local, source) = ("192.0.2.9:4420".parse().unwrap(), source.parse().unwrap());
             let now = began + Duration::from_millis(after_ms);
-            let visit = Visit { local, source, limits: support::LIMITS, held: None, now };
+            let visit = ConnectContext { local, source, limits: support::LIMITS, held: None, now };
             let admission = world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
             admission.map(|admission| admission.association)
         };
@@ -696,12 +712,12 @@ fn the_oldest_claim_of_an_address_makes_room_for_a_host_of_another() {
 #[test]
 fn a_claim_makes_room_also_where_there_is_none_at_all() {
     let (world, _folder) = world(GroupId::NULL);
-    let offer = Arc::new(Offer { controllers: Some(2), ..Offer::default() });
+    let offer = Arc::new(AccessPolicy { controllers: Some(2), ..AccessPolicy::default() });
     world.registry.publish(Arc::new(Subsystem { offer, ..support::subsystem() }));
     let admit = |source: &str, after_ms| {
         let (local, source) = ("192.0.2.9:4420".parse().unwrap(), source.parse().unwrap());
         let now = world.now + Duration::from_millis(after_ms);
-        let visit = Visit { local, source, limits: support::LIMITS, held: None, now };
+        let visit = ConnectContext { local, source, limits: support::LIMITS, held: None, now };
         let admission = world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
         admission.map(|admission| admission.association)
     };
@@ -721,12 +737,12 @@ fn a_claim_makes_room_also_where_there_is_none_at_all() {
 #[test]
 fn claims_do_not_use_up_the_controller_ids_again_and_again() {
     let (world, _folder) = world(GroupId::NULL);
-    let offer = Arc::new(Offer { cntlids: 7..=8, ..Offer::default() });
+    let offer = Arc::new(AccessPolicy { cntlids: 7..=8, ..AccessPolicy::default() });
     world.registry.publish(Arc::new(Subsystem { offer, ..support::subsystem() }));
     let admit = |source: &str, after_ms| {
         let (local, source) = ("192.0.2.9:4420".parse().unwrap(), source.parse().unwrap());
         let now = world.now + Duration::from_millis(after_ms);
-        let visit = Visit { local, source, limits: support::LIMITS, held: None, now };
+        let visit = ConnectContext { local, source, limits: support::LIMITS, held: None, now };
         let admission = world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
         admission.map(|admission| admission.association)
     };
@@ -754,8 +770,13 @@ fn of_two_proofs_at_one_moment_one_stays() {
     let (world, _folder) = world(GroupId::NULL);
     set_duplicates(&world, DuplicateHosts::Replace);
     let local: std::net::SocketAddr = "192.0.2.1:4420".parse().unwrap();
-    let visit =
-        Visit { local, source: local.ip(), limits: support::LIMITS, held: None, now: world.now };
+    let visit = ConnectContext {
+        local,
+        source: local.ip(),
+        limits: support::LIMITS,
+        held: None,
+        now: world.now,
+    };
     let admit = || world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
     let both = [admit().unwrap().association, admit().unwrap().association];
     both.iter().for_each(|association| association.set_proved());
@@ -765,7 +786,7 @@ fn of_two_proofs_at_one_moment_one_stays() {
 
 /// Has the subsystem treat hosts that come twice in this way.
 fn set_duplicates(world: &World, duplicates: DuplicateHosts) {
-    let offer = Arc::new(Offer { duplicates, ..Offer::default() });
+    let offer = Arc::new(AccessPolicy { duplicates, ..AccessPolicy::default() });
     world.registry.publish(Arc::new(Subsystem { offer, ..support::subsystem() }));
 }
 
@@ -776,7 +797,7 @@ fn swap(world: &mut World, posted: &mut VecDeque<(Tag, Work)>) {
 }
 
 /// Whether a queue is being closed.
-fn is_closing(world: &mut World, queue: &mut Queue) -> bool {
+fn is_closing(world: &mut World, queue: &mut QueuePair) -> bool {
     queue.tick(&mut world.io());
     std::mem::take(&mut world.fabric.disconnected)
 }
@@ -859,9 +880,10 @@ fn a_preempted_host_is_still_told_what_became_of_its_proof() {
     let (mut queue, admin, posted) = io_queue(&mut world);
     send_heavy(&mut world, &mut queue);
     let (keeper, words) = mpsc::channel();
-    let hosts = Fenced::Preempted(vec![connect_data(1).hostid]);
+    let hosts = DrainScope::Preempted(vec![connect_data(1).hostid]);
     let subsystem = support::subsystem().nqn;
-    let fence = Arc::new(Fence::new(subsystem, vec![5], hosts, move || keeper.send(()).unwrap()));
+    let fence =
+        Arc::new(DrainBarrier::new(subsystem, vec![5], hosts, move || keeper.send(()).unwrap()));
     queue.on_fence(&fence, &mut world.io());
     drop(fence);
     assert!(words.try_recv().is_ok(), "nothing holds it");
@@ -936,8 +958,13 @@ fn who_loses_its_key_is_disconnected() {
 fn a_name_whose_key_was_removed_is_free_for_nobody() {
     let (world, _folder) = world(GroupId::NULL);
     let local: std::net::SocketAddr = "192.0.2.1:4420".parse().unwrap();
-    let visit =
-        Visit { local, source: local.ip(), limits: support::LIMITS, held: None, now: world.now };
+    let visit = ConnectContext {
+        local,
+        source: local.ip(),
+        limits: support::LIMITS,
+        held: None,
+        now: world.now,
+    };
     // A second change, of something else, does not make it forgotten.
     for _ in 0..2 {
         replace_key(&world, None);

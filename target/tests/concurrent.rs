@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nvmfd::blockdev::BackingId;
+use nvmfd::blockdev::DeviceId;
 use nvmfd::core::message::{Mailbox, mailbox};
-use nvmfd::core::sched::range_lock::{Claim, Exclusion};
+use nvmfd::core::sched::range_lock::{RangeLock, RangeLocks};
 use nvmfd::core::subsystem::rate_limit::{Limit, Limiter};
 
 const THREADS: u64 = 3;
@@ -65,7 +65,7 @@ fn what_is_given_back_is_given_back_once() {
 /// A reactor as `target/tests/poll_group.rs` drives it: what it has at the device, claimed or not.
 struct Reactor<'a> {
     number: usize,
-    exclusion: &'a Exclusion,
+    exclusion: &'a RangeLocks,
     mailbox: Mailbox,
     round: u32,
     /// Changes at the device that were not claimed, and how many of them the exclusion counts.
@@ -89,7 +89,8 @@ impl Reactor<'_> {
     }
 
     fn claim(&mut self, alone: bool) -> u64 {
-        let claim = Claim { backing: BackingId(0), at: 0, len: 512, alone, reactor: self.number };
+        let claim =
+            RangeLock { backing: DeviceId(0), at: 0, len: 512, alone, reactor: self.number };
         let (ticket, mut granted) = self.exclusion.claim(claim);
         while !granted {
             self.look();
@@ -102,7 +103,7 @@ impl Reactor<'_> {
     /// Changes the block, by a claim where one is asked for.
     fn change(&mut self, block: &AtomicU64) {
         self.look();
-        if self.exclusion.is_watching(BackingId(0)) {
+        if self.exclusion.is_watching(DeviceId(0)) {
             let ticket = self.claim(false);
             block.fetch_add(1 << 32, Ordering::Relaxed);
             self.exclusion.give_up(ticket);
@@ -139,7 +140,7 @@ fn no_change_is_lost_between_compare_and_write() {
         .map(|_| mailbox().unwrap())
         .map(|(sender, mailbox)| (sender.waker(), mailbox))
         .unzip();
-    let (exclusion, start) = (&Exclusion::new(wakers), &barrier());
+    let (exclusion, start) = (&RangeLocks::new(wakers), &barrier());
     let (block, swaps, done) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU32::new(0));
     thread::scope(|scope| {
         for (number, mailbox) in mailboxes.into_iter().enumerate() {

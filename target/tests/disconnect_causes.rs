@@ -22,11 +22,11 @@ use nvme::{AdminOpcode, Nqn, Sqe, cm};
 use nvmfd::config::AuthenticationConfig;
 use nvmfd::core::auth::Keyring;
 use nvmfd::core::diag::cause::{Cause, Stage};
-use nvmfd::core::diag::{Book, Record};
-use nvmfd::core::message::{Mail, Mailbox, mailbox};
-use nvmfd::core::qpair::Queue;
+use nvmfd::core::diag::{RecentDisconnects, Record};
+use nvmfd::core::message::{Mailbox, Message, mailbox};
+use nvmfd::core::qpair::QueuePair;
 use nvmfd::core::registry::Registry;
-use nvmfd::core::subsystem::{DuplicateHosts, ListenerConfig, Offer, Subsystem};
+use nvmfd::core::subsystem::{AccessPolicy, DuplicateHosts, ListenerConfig, Subsystem};
 use rdma::{Completion, Event, Fault, Qp, Reason, Work};
 
 use crate::support::{World, admin, connect_data, io_queue, keyed, share, subsystem};
@@ -77,14 +77,20 @@ fn provoke(cause: Cause) -> Vec<Record> {
         Cause::BadSubsystemName => bad_name(|data| data.subnqn_field = NqnField([b'n'; 256])),
         Cause::BadHostName => bad_name(|data| data.hostnqn_field = NqnField([b'n'; 256])),
         Cause::UnknownSubsystem => unknown_subsystem(),
-        Cause::NotOffered => offered(Offer { listeners: [9].into(), ..Offer::default() }, 1),
+        Cause::NotOffered => {
+            offered(AccessPolicy { listeners: [9].into(), ..AccessPolicy::default() }, 1)
+        }
         Cause::HostNotAllowed => host_not_allowed(),
         Cause::NoKey => no_key(),
         Cause::TooManyControllers => too_many_controllers(),
-        Cause::SubsystemFull => offered(Offer { controllers: Some(1), ..Offer::default() }, 2),
+        Cause::SubsystemFull => {
+            offered(AccessPolicy { controllers: Some(1), ..AccessPolicy::default() }, 2)
+        }
         Cause::TooManyClaims => too_many_claims(),
         Cause::DuplicateHost => coming_twice(DuplicateHosts::Refuse),
-        Cause::NoControllerId => offered(Offer { cntlids: 1..=1, ..Offer::default() }, 2),
+        Cause::NoControllerId => {
+            offered(AccessPolicy { cntlids: 1..=1, ..AccessPolicy::default() }, 2)
+        }
         Cause::BadControllerId => admin_connect(|_, data| data.cntlid = 5),
         Cause::UnknownController => io_connect(|_, data| data.cntlid = 99),
         Cause::OtherHostId => io_connect(|_, data| data.hostid = [9; 16]),
@@ -216,14 +222,14 @@ fn overloaded() -> Vec<Record> {
     world.shared = share(Registry::new(vec![first, second], 8, 70));
     world.registry = Arc::clone(&world.shared.registry);
     assert!(world.ask(1).is_some());
-    while world.registry.reactor(1).try_send(Mail::DiscoveryChanged).is_ok() {}
+    while world.registry.reactor(1).try_send(Message::DiscoveryChanged).is_ok() {}
     assert_eq!(world.ask(1), None);
     the_only(&world.shared.disconnects)
 }
 
 fn stopping() -> Vec<Record> {
     let mut world = half_open::World::new();
-    world.step(|queues, lent| drop(queues.on_mail(Mail::Stop, lent)));
+    world.step(|queues, lent| drop(queues.on_mail(Message::Stop, lent)));
     assert_eq!((world.ask(1), world.fabric.rejected), (None, 1));
     the_only(&world.shared.disconnects)
 }
@@ -248,7 +254,7 @@ fn no_connect() -> Vec<Record> {
 // ---- Connect
 
 /// A Connect command on a new queue; whether it was accepted.
-fn connect(world: &mut World, connect: Connect, data: &ConnectData) -> (Queue, bool) {
+fn connect(world: &mut World, connect: Connect, data: &ConnectData) -> (QueuePair, bool) {
     // What earlier queues have posted stays out of the way.
     world.fabric.posted.clear();
     let mut queue = world.open_qid(u16::from(connect.qid > 0));
@@ -310,7 +316,7 @@ fn unknown_subsystem() -> Vec<Record> {
 }
 
 /// A subsystem that offers this; the host connects so often, and is refused the last time.
-fn offered(offer: Offer, times: u16) -> Vec<Record> {
+fn offered(offer: AccessPolicy, times: u16) -> Vec<Record> {
     let mut world = World::new();
     world.registry.publish(Arc::new(Subsystem { offer: Arc::new(offer), ..subsystem() }));
     for time in 1..=times {
@@ -359,7 +365,7 @@ fn too_many_claims() -> Vec<Record> {
 
 fn coming_twice(duplicates: DuplicateHosts) -> Vec<Record> {
     let mut world = World::new();
-    let offer = Arc::new(Offer { duplicates, ..Offer::default() });
+    let offer = Arc::new(AccessPolicy { duplicates, ..AccessPolicy::default() });
     world.registry.publish(Arc::new(Subsystem { offer, ..subsystem() }));
     let (mut first, _) = admin(&mut world);
     let ask = Connect { sqsize_z: 15, ..Connect::default() };
@@ -404,7 +410,7 @@ fn exchange(group: GroupId, first: &[u8]) -> Vec<Record> {
 }
 
 /// The host has been told, and then time passes.
-fn end_failed(mut world: World, mut queue: Queue) -> Vec<Record> {
+fn end_failed(mut world: World, mut queue: QueuePair) -> Vec<Record> {
     world.now += Duration::from_secs(3);
     queue.tick(&mut world.io());
     assert!(world.fabric.disconnected);
@@ -484,7 +490,7 @@ fn not_authenticated() -> Vec<Record> {
 // ---- connected hosts
 
 /// A host is connected, then something happens, and then it is gone.
-fn running(happen: impl FnOnce(&mut World, &mut Queue)) -> Vec<Record> {
+fn running(happen: impl FnOnce(&mut World, &mut QueuePair)) -> Vec<Record> {
     let mut world = World::new();
     let (mut queue, _) = admin(&mut world);
     assert_eq!(world.shared.disconnects.list(None), []);
@@ -512,7 +518,7 @@ fn shared_host_id() -> Vec<Record> {
     records
 }
 
-fn gone(world: &mut World, queue: &mut Queue, reason: Reason) {
+fn gone(world: &mut World, queue: &mut QueuePair, reason: Reason) {
     // As a fabric does: first all work comes home, then it says that the queue pair is gone.
     for (tag, work) in std::mem::take(&mut world.fabric.posted) {
         let outcome = Err(Fault::Flushed);
@@ -522,7 +528,7 @@ fn gone(world: &mut World, queue: &mut Queue, reason: Reason) {
     queue.on_gone(reason, &mut world.io());
 }
 
-fn set_cc(world: &mut World, queue: &mut Queue, value: u64) {
+fn set_cc(world: &mut World, queue: &mut QueuePair, value: u64) {
     let set = PropertySet::new(Property::CC, value).emit();
     assert!(world.ask(queue, &set, &[]).status.is_success());
 }
@@ -580,7 +586,7 @@ fn hosts_that_leave_in_good_order_leave_no_record() {
 }
 
 /// The book's single record.
-fn the_only(book: &Book) -> Vec<Record> {
+fn the_only(book: &RecentDisconnects) -> Vec<Record> {
     let records = book.list(None);
     assert_eq!(records.len(), 1, "{records:?}");
     records

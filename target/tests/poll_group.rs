@@ -12,8 +12,8 @@ use nvme::{Nqn, Text, cm};
 use nvmfd::core::controller::Limits;
 use nvmfd::core::controller::association::Association;
 use nvmfd::core::diag::cause::Cause;
-use nvmfd::core::poll_group::Queues;
-use nvmfd::core::registry::Visit;
+use nvmfd::core::poll_group::PollGroup;
+use nvmfd::core::registry::ConnectContext;
 use nvmfd::core::subsystem::Subsystem;
 use rdma::{Qp, limits};
 
@@ -118,15 +118,15 @@ fn of_all_that_nobody_has_named_the_largest_share_makes_room() {
     assert_eq!(world.ask(3), Some(Qp(6)), "a third gets in");
     // What was closed has not come home: nobody may take more than is there.
     assert_eq!((world.ask(4), world.fabric.rejected), (None, 0));
-    world.step(Queues::serve_waiters);
+    world.step(PollGroup::serve_waiters);
     assert_eq!(world.settle(), [0], "the first has the most, and this is its oldest");
     // The next one makes room a millisecond after the last.
     let before = world.now;
     world.now = before - Duration::from_micros(500);
-    world.step(Queues::serve_waiters);
+    world.step(PollGroup::serve_waiters);
     assert_eq!(world.fabric.next, 7);
     world.now = before;
-    world.step(Queues::serve_waiters);
+    world.step(PollGroup::serve_waiters);
     assert_eq!((world.fabric.next, world.settle()), (8, vec![2]));
     assert_eq!(world.ask(5), Some(Qp(8)));
     // The first two have two each, the second has the older.
@@ -179,7 +179,7 @@ fn who_waits_for_room_is_not_pushed_out_by_who_asks_most() {
     }
     assert_eq!(world.fabric.rejected, 271 - 256);
     world.settle();
-    world.step(Queues::serve_waiters);
+    world.step(PollGroup::serve_waiters);
     // The first in line has been let in, and the next found no room again.
     assert_eq!(world.fabric.next, 8);
     assert_eq!(world.ask(9), None);
@@ -364,7 +364,7 @@ fn while_connections_have_had_their_time_requests_wait() {
     assert_eq!((world.ask(1), world.ask(2), world.fabric.rejected), (None, None, 0));
     world.fabric.is_busy = false;
     world.now += Duration::from_millis(1);
-    world.step(Queues::serve_waiters);
+    world.step(PollGroup::serve_waiters);
     assert_eq!(world.fabric.next, 2);
     world.end();
 }
@@ -380,7 +380,7 @@ fn many_requests_at_one_moment_are_opened_a_few_at_a_time() {
     assert_eq!(world.fabric.next, 8);
     for opened in [16, 20] {
         world.now += Duration::from_millis(1);
-        world.step(Queues::serve_waiters);
+        world.step(PollGroup::serve_waiters);
         assert_eq!((world.fabric.next, world.fabric.rejected), (opened, 0));
     }
     world.end();
@@ -399,14 +399,14 @@ fn connections_are_not_counted_for_every_request_of_a_flood() {
         world.now = began;
         world.ask((number % 16) as u8);
         world.now = began;
-        world.step(Queues::serve_waiters);
+        world.step(PollGroup::serve_waiters);
     }
     let counted = world.fabric.counted.get() - counted;
     assert!(counted <= 2, "{counted} times");
     // What has come home is looked at once more, and so is the clock.
     world.settle();
     world.now += Duration::from_millis(1);
-    world.step(Queues::serve_waiters);
+    world.step(PollGroup::serve_waiters);
     assert_eq!(world.fabric.next, 8);
     // Each source has its turn: who comes last is not behind all of the flood.
     world.now += Duration::from_millis(1);
@@ -414,7 +414,7 @@ fn connections_are_not_counted_for_every_request_of_a_flood() {
     assert_eq!(world.ask(40), None);
     for _ in 0..100 {
         world.now += Duration::from_millis(101);
-        world.step(Queues::serve_waiters);
+        world.step(PollGroup::serve_waiters);
         world.settle();
     }
     let hosts = &world.fabric.hosts[before..before + 17];
@@ -431,11 +431,11 @@ fn a_connection_makes_room_when_it_was_confirmed_or_had_time_to_be() {
     assert_eq!((world.ask(1), world.settle().len()), (None, 0), "none has been confirmed");
     world.confirm(qps[2]);
     world.now += Duration::from_millis(10);
-    world.step(Queues::serve_waiters);
+    world.step(PollGroup::serve_waiters);
     assert_eq!(world.settle(), [qps[2].0], "the one that has");
     assert_eq!(world.ask(1), None);
     world.now += Duration::from_millis(100);
-    world.step(Queues::serve_waiters);
+    world.step(PollGroup::serve_waiters);
     assert_eq!(world.settle(), [qps[0].0], "the oldest had time");
     world.end();
 }
@@ -472,7 +472,7 @@ fn controllers_of_one_host_that_come_together_do_not_push_each_other_out() {
     let mut world = World::new();
     let data = publish(&world, true);
     let at = |last| IpAddr::from([192, 0, 2, last]);
-    let visit = Visit {
+    let visit = ConnectContext {
         local: SocketAddr::new(at(250), 4420),
         source: at(1),
         limits: LIMITS,
@@ -698,7 +698,7 @@ fn strangers_make_room_for_what_a_host_was_promised() {
             while was_asked && world.fabric.next == before {
                 world.settle();
                 world.now += Duration::from_millis(1);
-                world.step(Queues::serve_waiters);
+                world.step(PollGroup::serve_waiters);
                 assert_eq!(world.fabric.rejected, 0, "{first}: refused");
             }
             if was_asked {

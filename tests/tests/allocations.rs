@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use initiator::{Data, Host, Request};
 use nvme::{IoOpcode, Sqe};
-use nvmfd::Target;
+use nvmfd::RunningTarget;
 
 #[global_allocator]
 static COUNTING: dhat::Alloc = dhat::Alloc;
@@ -55,7 +55,7 @@ fn steady_io_allocates_nothing_at_either_end() {
          [[subsystem.namespace]]\nnsid = 2\npath = '{}'\nsize = '64MiB'\nblock_size = 4096\n",
         disk.display()
     );
-    let target = Target::start(pair::config("127.61.0.1", NQN, &namespaces)).unwrap();
+    let target = RunningTarget::start(pair::config("127.61.0.1", NQN, &namespaces)).unwrap();
     let mut host = pair::host("127.61.0.1", "127.61.0.2", NQN);
     for (what, nsid, write, blocks) in [
         ("reads of the null namespace", 1, false, 1),

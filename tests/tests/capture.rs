@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use initiator::Data;
 use nvme::{IoOpcode, Sqe};
-use nvmfd::Target;
+use nvmfd::RunningTarget;
 
 const NQN: &str = "nqn.2026-11.io.nvmfd:capture";
 
@@ -36,7 +36,7 @@ fn wireshark_understands_every_packet_of_a_capture() {
          [capture]\npath = '{}'\n",
         file.display()
     );
-    let target = Target::start(pair::config("127.60.0.1", NQN, &rest)).unwrap();
+    let target = RunningTarget::start(pair::config("127.60.0.1", NQN, &rest)).unwrap();
     let mut host = pair::host("127.60.0.1", "127.60.0.2", NQN);
     for opcode in [IoOpcode::WRITE, IoOpcode::READ] {
         let mut buf = host.pool().take_data(65536).unwrap();

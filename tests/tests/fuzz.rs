@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use nvme::auth::{Challenge, Failure, GroupId, HashId, Negotiate, Notice, Reply, Success1};
-use rdma::soft::sim::Dice;
+use rdma::soft::sim::Rng;
 use tests::fuzz::TARGETS;
 
 /// What one function begins with.
@@ -91,7 +91,7 @@ fn messages() -> Vec<Vec<u8>> {
 /// Bytes that choose what happens: any will do.
 fn choices(count: u64, bytes: usize) -> Vec<Vec<u8>> {
     let random = |seed| {
-        let mut dice = Dice::new(seed);
+        let mut dice = Rng::new(seed);
         (0..bytes).map(|_| (dice.roll() >> 32) as u8).collect()
     };
     (0..count).map(random).collect()
@@ -134,7 +134,7 @@ fn seeds(name: &str) -> Seeds {
 }
 
 /// Changes, cuts or repeats something.
-fn mutate(dice: &mut Dice, from: &[u8]) -> Vec<u8> {
+fn mutate(dice: &mut Rng, from: &[u8]) -> Vec<u8> {
     let mut bytes = from.to_vec();
     for _ in 0..=dice.below(4) {
         let at = dice.below(bytes.len() as u64 + 1) as usize;
@@ -174,7 +174,7 @@ fn run(name: &str) {
         target(&fs::read(&path).unwrap());
     }
     let from = if good.is_empty() { choices(8, 600) } else { good };
-    let mut dice = Dice::new(1);
+    let mut dice = Rng::new(1);
     let mut reached = 0;
     for _ in 0..mutations {
         let at = dice.below(from.len() as u64) as usize;

@@ -34,8 +34,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use initiator::host::Range;
-use initiator::session::Ended;
-use initiator::{Data, Error, Host, Lost, Options, Request, Setup};
+use initiator::session::EndReason;
+use initiator::{Data, Error, Host, HostOptions, Lost, Options, Request};
 use nvme::copy::{Copy, CopyFlags, CopyRange};
 use nvme::feature::AsyncEvent;
 use nvme::log::{ErrorEntry, GetLogPage, LogId, SubsystemType, changed_namespaces};
@@ -211,7 +211,7 @@ fn two_hosts_swap_one_block_and_no_count_is_lost() {
                 let source = target.source();
                 let source = format!("{}{last}", source.strip_suffix('2').unwrap_or(&source));
                 let source = Some(source.parse().expect("an address"));
-                let setup = Setup { source, ..target.setup() };
+                let setup = HostOptions { source, ..target.setup() };
                 let mut host = Host::connect(target.options(1), setup).expect("connected");
                 let counts = count(&mut host, at(FILE, 7));
                 host.disconnect();
@@ -411,7 +411,7 @@ fn what_a_reload_changes_holds_for_every_queue_when_it_is_answered() {
 #[test]
 fn hosts_on_the_machine_of_the_target_find_addresses_of_their_own() {
     let target = TestTarget::start();
-    let setup = Setup { source: None, ..target.setup() };
+    let setup = HostOptions { source: None, ..target.setup() };
     let connect = || Host::connect(target.options(2), setup).expect("connected");
     let mut hosts = [connect(), connect(), connect()];
     hosts.iter_mut().for_each(|host| host.flush(1).expect("flushed"));
@@ -487,7 +487,7 @@ fn a_target_that_stops_under_load_may_lose_commands_but_no_buffer() {
     lost += collect(&mut host, &mut home);
     stopping.join().expect("stopped");
     let ended = host.session().ended().cloned();
-    assert!(matches!(ended, Some(Ended::Peer { .. })), "{ended:?}");
+    assert!(matches!(ended, Some(EndReason::Peer { .. })), "{ended:?}");
     assert_eq!(home.len() as u64, sent, "each request came home once");
     // The target may happen to have answered all of them.
     assert!(home.len() as u64 > lost, "{lost} of {sent} lost");

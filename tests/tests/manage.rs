@@ -14,10 +14,10 @@ use std::thread::{JoinHandle, sleep, spawn};
 use std::time::{Duration, Instant};
 
 use initiator::host::Range;
-use initiator::{Host, Options, Provider, Setup};
+use initiator::{Host, HostOptions, Options, Provider};
 use nvme::Nqn;
 use nvmfd::control::{Ask, run_for};
-use nvmfd::overlay::Declared;
+use nvmfd::overlay::EffectiveConfig;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -53,7 +53,7 @@ impl Daemon {
     /// With the configuration and the state in a directory.
     fn begin(folder: TempDir) -> Daemon {
         let file = folder.path().join("nvmfd.toml");
-        let declared = Declared::load(&file).unwrap_or_else(|errors| panic!("{errors}"));
+        let declared = EffectiveConfig::load(&file).unwrap_or_else(|errors| panic!("{errors}"));
         let (asks, heard) = channel();
         let thread = spawn(move || run_for(declared, heard));
         let daemon = Daemon { folder, asks, thread };
@@ -129,7 +129,10 @@ fn host_at(address: &str, source: &str, subsystem: Nqn) -> Result<Host, initiato
     let name = HOST.parse().expect("a name");
     let options = Options { queue_entries: 32, ..Options::new(at, subsystem, name, [7; 16]) };
     let source = Some(source.parse().expect("an address"));
-    Host::connect(options, Setup { provider: Provider::Soft, source, ..Setup::default() })
+    Host::connect(
+        options,
+        HostOptions { provider: Provider::Soft, source, ..HostOptions::default() },
+    )
 }
 
 fn range(nsid: u32) -> Range {
@@ -296,7 +299,7 @@ fn an_apply_is_all_or_nothing() {
     let file = folder.path().join("nvmfd.toml");
     std::fs::write(&file, text(&disks(1))).unwrap();
     let (asks, heard) = channel();
-    let declared = Declared::load(&file).unwrap();
+    let declared = EffectiveConfig::load(&file).unwrap();
     let thread = spawn(move || run_for(declared, heard));
     while UnixStream::connect(&socket).is_err() {
         assert!(!thread.is_finished(), "it serves");

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use nvmfd::Target;
+use nvmfd::RunningTarget;
 use nvmfd::config::Config;
 use nvmfd::config::memory_estimate;
 
@@ -39,7 +39,7 @@ fn taken((hosts, queues, entries): Shape) -> u64 {
          [reactor]\nthreads = 1\n[memory]\nreceives = {receives}\n\
          [limits]\nqueue_depth = {entries}\nio_queues = {queues}\n"
     );
-    let target = Target::start(Config::parse(&text).unwrap()).unwrap();
+    let target = RunningTarget::start(Config::parse(&text).unwrap()).unwrap();
     let before = dhat::HeapStats::get().curr_bytes;
     let mut crowd = Command::new(env!("CARGO_BIN_EXE_many_hosts"));
     crowd.args(["--target", "127.62.0.1:4420", "--nqn", NQN, "--seconds", "3600", "--busy", "0"]);
@@ -89,7 +89,7 @@ fn hosts_that_come_and_go_leave_nothing_behind() {
          [[subsystem.namespace]]\nnsid = 1\nkind = 'null'\nsize = '1GiB'\n\
          [reactor]\nthreads = 2\n[limits]\nqueue_depth = 32\nio_queues = 4\n"
     );
-    let target = Target::start(Config::parse(&text).unwrap()).unwrap();
+    let target = RunningTarget::start(Config::parse(&text).unwrap()).unwrap();
     let cycle = || {
         let mut crowd = Command::new(env!("CARGO_BIN_EXE_many_hosts"));
         crowd.args(["--target", "127.62.0.2:4420", "--nqn", NQN, "--seconds", "0", "--busy", "4"]);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rdma::SpinBudget;
 
-use crate::options::Usual;
+use crate::options::OptionDefaults;
 use crate::{Error, Host};
 
 use super::Args;
@@ -129,7 +129,7 @@ pub(super) fn piece(bytes: u64) -> Result<u32, Error> {
 }
 
 /// What to connect with.
-pub(super) fn usual(args: &Args, queues: u16, per_queue: u32) -> Result<Usual, Error> {
+pub(super) fn usual(args: &Args, queues: u16, per_queue: u32) -> Result<OptionDefaults, Error> {
     let entries = u16::try_from(per_queue + 1).ok().filter(|&entries| entries <= 4096);
     let entries = entries.ok_or_else(|| {
         Error::Usage(format!("--iodepth {}: more than {queues} queues hold", args.iodepth))
@@ -139,7 +139,7 @@ pub(super) fn usual(args: &Args, queues: u16, per_queue: u32) -> Result<Usual, E
         let gib = data_bytes >> 30;
         return Err(Error::Usage(format!("--iodepth and --bs together take {gib} GiB of memory")));
     }
-    Ok(Usual { io_queues: queues, queue_entries: entries.max(32), data_bytes })
+    Ok(OptionDefaults { io_queues: queues, queue_entries: entries.max(32), data_bytes })
 }
 
 /// What was asked for, by fio's names.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use nvme::{IoOpcode, Sqe, Status};
-use rdma::{Exposed, Spinner};
+use rdma::{AdaptivePoller, RemoteRegion};
 
 use super::pattern::Pattern;
 use super::plan::Plan;
@@ -56,7 +56,7 @@ pub(super) struct Outcome {
 /// One command's place and memory, used again and again.
 #[derive(Debug)]
 struct Slot {
-    memory: Option<Exposed>,
+    memory: Option<RemoteRegion>,
     queue: u16,
     is_read: bool,
     /// Nanoseconds since the start.
@@ -149,7 +149,7 @@ impl Job {
     /// Turns until `end`, a failure or `halt`; returns when that was.
     fn turns(&mut self, start: Instant, end: Instant, halt: &AtomicBool) -> Instant {
         let mut now = Instant::now();
-        let mut spinner = Spinner::new(self.plan.spin, now);
+        let mut spinner = AdaptivePoller::new(self.plan.spin, now);
         let mut sampled = now;
         while now < end && self.outcome.failure.is_none() && !halt.load(Ordering::Relaxed) {
             let before = self.under_way();
@@ -282,7 +282,7 @@ impl Job {
     }
 }
 
-fn memory_of(data: Data) -> Option<Exposed> {
+fn memory_of(data: Data) -> Option<RemoteRegion> {
     match data {
         Data::Exposed { memory, .. } => Some(memory),
         Data::None | Data::Buf(_) => None,

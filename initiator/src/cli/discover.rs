@@ -2,7 +2,7 @@
 
 use clap::Args as ClapArgs;
 use initiator::host::Discovery;
-use initiator::options::{TargetArgs, Usual};
+use initiator::options::{OptionDefaults, TargetArgs};
 use initiator::{Error, Host};
 use nvme::Nqn;
 use serde_json::Value;
@@ -27,7 +27,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
 /// What the discovery service offers; `--nqn` may name one that is not the well-known.
 pub(crate) fn ask(target: &TargetArgs) -> Result<Discovery, Error> {
     // Nothing else is asked, so little is needed.
-    let usual = Usual { data_bytes: 1 << 20, ..Usual::default() };
+    let usual = OptionDefaults { data_bytes: 1 << 20, ..OptionDefaults::default() };
     let (options, setup) = match &target.nqn {
         Some(_) => target.resolve(usual)?,
         None => target.resolve_for(Nqn::DISCOVERY, usual)?,

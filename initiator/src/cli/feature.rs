@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 use initiator::Error;
-use initiator::options::{TargetArgs, Usual};
+use initiator::options::{OptionDefaults, TargetArgs};
 use nvme::feature::{
     AsyncEventConfig, Capabilities, FeatureId, GetFeatures, KeepAliveTimer, NumberOfQueues, Select,
     SetFeatures, TemperatureThreshold, Timestamp, VolatileWriteCache,
@@ -102,7 +102,7 @@ pub(crate) fn get(args: &GetArgs) -> Result<(), Error> {
     // Over a fabric the host identifier always has 16 bytes, and must be asked for so.
     let wide = fid == FeatureId::HOST_IDENTIFIER && data.len() == 16;
     let cdw11 = args.cdw11 | u32::from(wide);
-    let mut host = args.target.connect(Usual::default())?;
+    let mut host = args.target.connect(OptionDefaults::default())?;
     let feature = GetFeatures { fid, sel, nsid: args.namespace_id, cdw11 };
     let value = host.feature(feature, &mut data);
     host.disconnect();
@@ -140,7 +140,7 @@ pub(crate) fn set(args: &SetArgs) -> Result<(), Error> {
         0 => Vec::new(),
         len => input(args.data.as_deref(), Some(len))?,
     };
-    let mut host = args.target.connect(Usual::default())?;
+    let mut host = args.target.connect(OptionDefaults::default())?;
     let feature = SetFeatures { fid, save: args.save, nsid: args.namespace_id, cdw11: args.value };
     let result = host.set_feature(feature, args.cdw12, &data);
     host.disconnect();

@@ -2,7 +2,7 @@
 
 use clap::Args as ClapArgs;
 use initiator::Error;
-use initiator::options::{TargetArgs, Usual};
+use initiator::options::{OptionDefaults, TargetArgs};
 use nvme::identify::{Cns, Csi, Identify, IdentifyController, IdentifyNamespace};
 use serde_json::Value;
 
@@ -53,7 +53,7 @@ pub(crate) struct List {
 }
 
 pub(crate) fn controller(args: &Controller) -> Result<(), Error> {
-    let mut host = args.target.connect(Usual::default())?;
+    let mut host = args.target.connect(OptionDefaults::default())?;
     let page = host.identify(Identify::new(Cns::CONTROLLER, 0));
     host.disconnect();
     let bytes = page?;
@@ -63,7 +63,7 @@ pub(crate) fn controller(args: &Controller) -> Result<(), Error> {
 }
 
 pub(crate) fn namespace(args: &Namespace) -> Result<(), Error> {
-    let mut host = args.target.connect(Usual::default())?;
+    let mut host = args.target.connect(OptionDefaults::default())?;
     let page = host.identify(Identify::new(Cns::NAMESPACE, args.namespace_id));
     host.disconnect();
     let bytes = page?;
@@ -74,7 +74,7 @@ pub(crate) fn namespace(args: &Namespace) -> Result<(), Error> {
 }
 
 pub(crate) fn list(args: &List) -> Result<(), Error> {
-    let mut host = args.target.connect(Usual::default())?;
+    let mut host = args.target.connect(OptionDefaults::default())?;
     let after = args.namespace_id.saturating_sub(1);
     let ids = match args.all {
         true => host.allocated_namespaces(after),
@@ -89,7 +89,7 @@ pub(crate) fn list(args: &List) -> Result<(), Error> {
 }
 
 pub(crate) fn descriptors(args: &Namespace) -> Result<(), Error> {
-    let mut host = args.target.connect(Usual::default())?;
+    let mut host = args.target.connect(OptionDefaults::default())?;
     let page = host.identify(Identify::new(Cns::NAMESPACE_DESCRIPTORS, args.namespace_id));
     host.disconnect();
     let bytes = page?;

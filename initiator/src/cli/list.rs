@@ -1,8 +1,8 @@
 //! `nvmf list`: every namespace that a target offers us.
 
 use clap::Args as ClapArgs;
-use initiator::options::{TargetArgs, Usual};
-use initiator::{Error, Host, Options, Setup};
+use initiator::options::{OptionDefaults, TargetArgs};
+use initiator::{Error, Host, HostOptions, Options};
 use nvme::Nqn;
 use nvme::identify::{IdentifyController, IdentifyNamespace};
 use nvme::log::{SubsystemType, TransportType};
@@ -42,12 +42,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
 }
 
 /// The subsystem that is named, or all that the discovery service tells of.
-fn subsystems(target: &TargetArgs) -> Result<Vec<(Options, Setup)>, Error> {
-    let usual = Usual { data_bytes: 1 << 20, ..Usual::default() };
+fn subsystems(target: &TargetArgs) -> Result<Vec<(Options, HostOptions)>, Error> {
+    let usual = OptionDefaults { data_bytes: 1 << 20, ..OptionDefaults::default() };
     if target.nqn.is_some() {
         return Ok(vec![target.resolve(usual)?]);
     }
-    let mut found: Vec<(Options, Setup)> = Vec::new();
+    let mut found: Vec<(Options, HostOptions)> = Vec::new();
     for record in discover::ask(target)?.records {
         if record.subtype != SubsystemType::NVM || record.trtype != TransportType::RDMA {
             continue;
@@ -70,7 +70,7 @@ fn address(traddr: &[u8], trsvcid: &[u8]) -> Option<std::net::SocketAddr> {
     Some((trimmed(traddr).parse::<std::net::IpAddr>().ok()?, trimmed(trsvcid).parse().ok()?).into())
 }
 
-fn namespaces(options: Options, setup: Setup) -> Result<Vec<Item>, Error> {
+fn namespaces(options: Options, setup: HostOptions) -> Result<Vec<Item>, Error> {
     let place = format!("rdma://{}/{}", options.to, options.subnqn);
     let mut host = Host::connect(options, setup)?;
     let items = read(&mut host, &place);

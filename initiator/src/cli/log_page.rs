@@ -2,7 +2,7 @@
 
 use clap::Args as ClapArgs;
 use initiator::Error;
-use initiator::options::{TargetArgs, Usual};
+use initiator::options::{OptionDefaults, TargetArgs};
 use nvme::NSID_ALL;
 use nvme::identify::Csi;
 use nvme::log::{ErrorEntry, GetLogPage, LogId, Smart};
@@ -83,7 +83,7 @@ fn page_length(text: &str) -> Result<u32, String> {
 }
 
 pub(crate) fn smart(args: &SmartArgs) -> Result<(), Error> {
-    let mut host = args.target.connect(Usual::default())?;
+    let mut host = args.target.connect(OptionDefaults::default())?;
     let nsid = args.namespace_id;
     let page = GetLogPage { nsid, rae: false, ..GetLogPage::new(LogId::SMART, 0, 1) };
     let bytes = host.log(page, Smart::BYTES);
@@ -95,7 +95,7 @@ pub(crate) fn smart(args: &SmartArgs) -> Result<(), Error> {
 }
 
 pub(crate) fn errors(args: &ErrorArgs) -> Result<(), Error> {
-    let mut host = args.target.connect(Usual::default())?;
+    let mut host = args.target.connect(OptionDefaults::default())?;
     let most = u16::from(host.session().controller().elpe_z) + 1;
     let count = args.log_entries.min(most);
     let nsid = NSID_ALL;
@@ -109,7 +109,7 @@ pub(crate) fn errors(args: &ErrorArgs) -> Result<(), Error> {
 }
 
 pub(crate) fn page(args: &PageArgs) -> Result<(), Error> {
-    let mut host = args.target.connect(Usual::default())?;
+    let mut host = args.target.connect(OptionDefaults::default())?;
     let page = GetLogPage {
         lid: LogId(args.log_id),
         nsid: args.namespace_id,

@@ -18,7 +18,7 @@ pub(crate) mod reservation;
 pub(crate) mod show_regs;
 pub(crate) mod supported;
 
-use initiator::options::{TargetArgs, Usual};
+use initiator::options::{OptionDefaults, TargetArgs};
 use initiator::{Error, Host};
 use serde_json::Value;
 
@@ -27,7 +27,7 @@ pub(crate) fn with<T>(
     target: &TargetArgs,
     act: impl FnOnce(&mut Host) -> Result<T, Error>,
 ) -> Result<T, Error> {
-    let mut host = target.connect(Usual::default())?;
+    let mut host = target.connect(OptionDefaults::default())?;
     let outcome = act(&mut host);
     host.disconnect();
     outcome

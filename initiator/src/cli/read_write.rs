@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args as ClapArgs;
 use initiator::host::Range;
-use initiator::options::{TargetArgs, Usual};
+use initiator::options::{OptionDefaults, TargetArgs};
 use initiator::{Error, Host};
 
 use super::lba_range::Place;
@@ -68,7 +68,8 @@ pub(crate) fn compare_and_write(args: &FusedArgs) -> Result<(), Error> {
     let [with, from] =
         [&args.compare_data, &args.data].map(|path| input(Some(path.as_path()), None));
     let (with, from) = (with?, from?);
-    let mut host = args.target.connect(Usual { queue_entries: 32, ..Usual::default() })?;
+    let mut host =
+        args.target.connect(OptionDefaults { queue_entries: 32, ..OptionDefaults::default() })?;
     let page = host.identify_namespace(args.place.namespace_id);
     let outcome = page.and_then(|page| {
         let Some(block_bytes) = page.block_bytes() else {
@@ -132,8 +133,8 @@ pub(crate) fn compare(args: &Args) -> Result<(), Error> {
 }
 
 impl Args {
-    fn usual(&self) -> Usual {
-        Usual { queue_entries: 32, ..Usual::default() }
+    fn usual(&self) -> OptionDefaults {
+        OptionDefaults { queue_entries: 32, ..OptionDefaults::default() }
     }
 
     /// Where the blocks are; asks the controller how large they are.

@@ -1,7 +1,7 @@
 //! `nvmf resv-register`, `resv-acquire`, `resv-release`, `resv-report`, `resv-notif-log`.
 
 use clap::Args as ClapArgs;
-use initiator::options::{TargetArgs, Usual};
+use initiator::options::{OptionDefaults, TargetArgs};
 use initiator::{Error, Host};
 use nvme::log::{GetLogPage, LogId};
 use nvme::reservation::{
@@ -174,7 +174,7 @@ pub(crate) fn release(args: &ReleaseArgs) -> Result<(), Error> {
 }
 
 pub(crate) fn report(args: &ReportArgs) -> Result<(), Error> {
-    let mut host = args.target.connect(Usual::default())?;
+    let mut host = args.target.connect(OptionDefaults::default())?;
     let bytes = read_report(&mut host, args);
     host.disconnect();
     let bytes = bytes?;
@@ -194,7 +194,7 @@ pub(crate) fn report(args: &ReportArgs) -> Result<(), Error> {
 }
 
 pub(crate) fn notification(args: &NotificationArgs) -> Result<(), Error> {
-    let mut host = args.target.connect(Usual::default())?;
+    let mut host = args.target.connect(OptionDefaults::default())?;
     let page = GetLogPage::new(LogId::RESERVATION_NOTIFICATION, 0, 1);
     let page = GetLogPage { nsid: NSID_ALL, rae: false, ..page };
     let bytes = host.log(page, NotificationPage::BYTES);
@@ -225,7 +225,7 @@ pub(crate) fn notification(args: &NotificationArgs) -> Result<(), Error> {
 }
 
 fn send(target: &TargetArgs, what: &'static str, sqe: Sqe, data: &[u8]) -> Result<(), Error> {
-    let mut host = target.connect(Usual::default())?;
+    let mut host = target.connect(OptionDefaults::default())?;
     let outcome = host.command_out(1, what, sqe, data);
     host.disconnect();
     outcome.map(|_| ())

@@ -1,7 +1,7 @@
 //! `nvmf show-regs`: the properties of the controller.
 
 use clap::Args as ClapArgs;
-use initiator::options::{TargetArgs, Usual};
+use initiator::options::{OptionDefaults, TargetArgs};
 use initiator::{Error, Host};
 use nvme::Status;
 use nvme::fabrics::PropertyGet;
@@ -50,7 +50,7 @@ const REGISTERS: [(&str, bool, Option<Property>); 25] = [
 ];
 
 pub(crate) fn run(args: &Args) -> Result<(), Error> {
-    let mut host = args.target.connect(Usual::default())?;
+    let mut host = args.target.connect(OptionDefaults::default())?;
     let values: Result<Vec<_>, Error> =
         REGISTERS.iter().map(|(.., property)| value(&mut host, *property)).collect();
     host.disconnect();

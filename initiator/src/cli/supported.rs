@@ -3,7 +3,7 @@
 
 use clap::Args as ClapArgs;
 use initiator::Error;
-use initiator::options::{TargetArgs, Usual};
+use initiator::options::{OptionDefaults, TargetArgs};
 use nvme::identify::Csi;
 use nvme::log::{CommandEffects, Effects, FeaturesSupported, GetLogPage, LogId, SupportedPages};
 use nvme::{AdminOpcode, IoOpcode};
@@ -60,7 +60,7 @@ fn read<T, const N: usize>(
     lid: LogId,
     parse: impl Fn(&[u8; N]) -> T,
 ) -> Result<(Vec<u8>, T), Error> {
-    let mut host = args.target.connect(Usual::default())?;
+    let mut host = args.target.connect(OptionDefaults::default())?;
     let page = GetLogPage { csi: Csi::NVM, ..GetLogPage::new(lid, 0, 1) };
     let bytes = host.log(page, N);
     host.disconnect();

@@ -2,7 +2,7 @@
 
 use nvme::log::{DiscoveryEntry, DiscoveryHeader, GetLogPage, LogId};
 
-use super::{Error, Host, Setup};
+use super::{Error, Host, HostOptions};
 use crate::session::Options;
 
 /// Most records that are read: a discovery service with more is broken, or wants our memory.
@@ -24,7 +24,7 @@ impl Host {
     ///
     /// # Errors
     /// Why that failed.
-    pub fn discover(options: Options, setup: Setup) -> Result<Discovery, Error> {
+    pub fn discover(options: Options, setup: HostOptions) -> Result<Discovery, Error> {
         let mut host = Host::connect(options, setup)?;
         let found = host.discovery_log();
         host.disconnect();

@@ -18,10 +18,10 @@ use std::time::{Duration, Instant};
 
 use nvme::Status;
 use nvme::feature::AsyncEvent;
-use rdma::{Buf, Event, Exposed, Pool, Wake};
+use rdma::{Buf, Event, Pool, RemoteRegion, Wake};
 
 use crate::fabric::{Provider, Wire};
-use crate::session::{Done, Ended, Io, Options, Phase, Refused, Request, Session};
+use crate::session::{Done, EndReason, Io, Options, Phase, Refused, Request, Session};
 
 /// Events taken from the fabric at once.
 const BATCH: usize = 256;
@@ -32,7 +32,7 @@ const GOODBYE: Duration = Duration::from_secs(5);
 
 /// The means of a host.
 #[derive(Clone, Copy, Debug)]
-pub struct Setup {
+pub struct HostOptions {
     /// Which fabric.
     pub provider: Provider,
     /// The address to connect from; without one the route decides.
@@ -43,9 +43,9 @@ pub struct Setup {
     pub largest_bytes: u32,
 }
 
-impl Default for Setup {
+impl Default for HostOptions {
     fn default() -> Self {
-        Setup {
+        HostOptions {
             provider: Provider::Auto,
             source: None,
             data_bytes: 32 << 20,
@@ -59,7 +59,7 @@ impl Default for Setup {
 pub enum Error {
     /// The association has ended.
     #[error("{0}")]
-    Ended(Ended),
+    Ended(EndReason),
     /// The controller refused the command.
     #[error("{what}: {status}{}", Advice(*status))]
     Status {
@@ -97,7 +97,7 @@ impl Host {
     ///
     /// # Errors
     /// Why that failed.
-    pub fn connect(options: Options, setup: Setup) -> Result<Host, Error> {
+    pub fn connect(options: Options, setup: HostOptions) -> Result<Host, Error> {
         let plan = options.plan(setup.data_bytes, setup.largest_bytes);
         let pool =
             Pool::new(plan).map_err(|e| Error::Local(format!("no memory for the buffers: {e}")))?;
@@ -164,7 +164,7 @@ impl Host {
     /// Why the association ended: what is known when the last connection is gone.
     fn why(&mut self) -> Error {
         self.leave();
-        Error::Ended(self.session.ended().cloned().unwrap_or(Ended::Closed))
+        Error::Ended(self.session.ended().cloned().unwrap_or(EndReason::Closed))
     }
 
     /// Waits until the connections are gone, or long enough.
@@ -247,7 +247,7 @@ impl Host {
     ///
     /// # Errors
     /// The pool has no such piece, or the fabric cannot expose it.
-    pub fn expose(&mut self, len: u32) -> Result<Exposed, Error> {
+    pub fn expose(&mut self, len: u32) -> Result<RemoteRegion, Error> {
         let buf = self.take(len)?;
         let Some(qp) = self.session.qp(0) else {
             self.pool.give(buf);
@@ -260,7 +260,7 @@ impl Host {
     }
 
     /// Takes the access away and the memory back.
-    pub fn conceal(&mut self, memory: Exposed) {
+    pub fn conceal(&mut self, memory: RemoteRegion) {
         let buf = self.wire.fabric().conceal(memory);
         self.pool.give(buf);
     }

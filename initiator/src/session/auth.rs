@@ -11,11 +11,11 @@ use nvme::{PAGE_BYTES, Sgl};
 use rdma::Buf;
 
 use super::bring_up::Step;
-use super::{Data, Ended, Io, Options, Session};
+use super::{Data, EndReason, Io, Options, Session};
 
 /// Where an exchange is: the message that was sent or asked for last.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Talk {
+pub(super) enum AuthStep {
     Negotiate,
     Challenge,
     Reply,
@@ -23,14 +23,14 @@ pub(super) enum Talk {
     Success2,
 }
 
-impl Talk {
+impl AuthStep {
     pub(super) fn name(self) -> &'static str {
         match self {
-            Talk::Negotiate => "Authentication Send (Negotiate)",
-            Talk::Challenge => "Authentication Receive (Challenge)",
-            Talk::Reply => "Authentication Send (Reply)",
-            Talk::Success1 => "Authentication Receive (Success1)",
-            Talk::Success2 => "Authentication Send (Success2)",
+            AuthStep::Negotiate => "Authentication Send (Negotiate)",
+            AuthStep::Challenge => "Authentication Receive (Challenge)",
+            AuthStep::Reply => "Authentication Send (Reply)",
+            AuthStep::Success1 => "Authentication Receive (Success1)",
+            AuthStep::Success2 => "Authentication Send (Success2)",
         }
     }
 }
@@ -126,20 +126,26 @@ impl Session {
     /// The target demands proof on a queue.
     pub(super) fn authenticate(&mut self, qid: u16, io: &mut Io<'_>) {
         if self.options.secret.is_none() {
-            return self.die(Ended::Authentication, io);
+            return self.die(EndReason::Authentication, io);
         }
         let Some(proof) = Proof::new() else {
-            return self.die(Ended::NotAuthenticated { queue: qid, why: Failure::FAILED }, io);
+            return self.die(EndReason::NotAuthenticated { queue: qid, why: Failure::FAILED }, io);
         };
         let offer = Negotiate::new(proof.t_id, &self.options.hashes, &self.options.groups);
         self.proof = Some(Box::new(proof));
         let mut message = [0; MESSAGE_MAX_BYTES];
         let len = offer.emit(&mut message).unwrap_or_default();
-        self.say(qid, Talk::Negotiate, &message[..len], io);
+        self.say(qid, AuthStep::Negotiate, &message[..len], io);
     }
 
     /// What was sent has arrived, or what was asked for has come in `page`.
-    pub(super) fn on_talk(&mut self, qid: u16, talk: Talk, page: Option<&Buf>, io: &mut Io<'_>) {
+    pub(super) fn on_talk(
+        &mut self,
+        qid: u16,
+        talk: AuthStep,
+        page: Option<&Buf>,
+        io: &mut Io<'_>,
+    ) {
         let Some(mut proof) = self.proof.take() else { return };
         // What the page holds is the target's and may change; look at one copy.
         let mut heard = [0; PAGE_BYTES];
@@ -150,42 +156,44 @@ impl Session {
         }
         let mut message = [0; MESSAGE_MAX_BYTES];
         match talk {
-            Talk::Negotiate => self.listen(qid, Talk::Challenge, io),
-            Talk::Reply => self.listen(qid, Talk::Success1, io),
-            Talk::Challenge => match proof.reply(&heard, &self.options, &mut message) {
-                Ok(len) => self.say(qid, Talk::Reply, &message[..len], io),
+            AuthStep::Negotiate => self.listen(qid, AuthStep::Challenge, io),
+            AuthStep::Reply => self.listen(qid, AuthStep::Success1, io),
+            AuthStep::Challenge => match proof.reply(&heard, &self.options, &mut message) {
+                Ok(len) => self.say(qid, AuthStep::Reply, &message[..len], io),
                 Err(why) => return self.not_authenticated(qid, why, &heard, io),
             },
-            Talk::Success1 => match proof.verdict(&heard) {
+            AuthStep::Success1 => match proof.verdict(&heard) {
                 Ok(true) => {
                     let len = Notice::Success2.emit(proof.t_id, &mut message).unwrap_or_default();
-                    self.say(qid, Talk::Success2, &message[..len], io);
+                    self.say(qid, AuthStep::Success2, &message[..len], io);
                 }
                 Ok(false) => return self.connected_queue(qid, io),
                 Err(why) => return self.not_authenticated(qid, why, &heard, io),
             },
-            Talk::Success2 => return self.connected_queue(qid, io),
+            AuthStep::Success2 => return self.connected_queue(qid, io),
         }
         self.proof = Some(proof);
     }
 
     fn not_authenticated(&mut self, queue: u16, why: Failure, heard: &[u8], io: &mut Io<'_>) {
         let ended = match Notice::parse(heard) {
-            Ok(Notice::Failure1(why)) => Ended::NotAuthenticated { queue, why },
-            _ => Ended::Unproved { queue, why },
+            Ok(Notice::Failure1(why)) => EndReason::NotAuthenticated { queue, why },
+            _ => EndReason::Unproved { queue, why },
         };
         self.die(ended, io);
     }
 
-    fn say(&mut self, qid: u16, talk: Talk, message: &[u8], io: &mut Io<'_>) {
+    fn say(&mut self, qid: u16, talk: AuthStep, message: &[u8], io: &mut Io<'_>) {
         let len = message.len() as u32;
-        let Some(mut buf) = io.pool.take_data(len) else { return self.die(Ended::NoMemory, io) };
+        let Some(mut buf) = io.pool.take_data(len) else {
+            return self.die(EndReason::NoMemory, io);
+        };
         io.pool.bytes_mut(&mut buf).copy_from_slice(message);
         let sqe = Authentication::new(len).emit(FabricsType::AUTHENTICATION_SEND, Sgl::NONE);
         self.command_with(Step::Authenticate(qid, talk), qid, sqe, Data::Buf(buf), io);
     }
 
-    fn listen(&mut self, qid: u16, talk: Talk, io: &mut Io<'_>) {
+    fn listen(&mut self, qid: u16, talk: AuthStep, io: &mut Io<'_>) {
         let len = PAGE_BYTES as u32;
         let sqe = Authentication::new(len).emit(FabricsType::AUTHENTICATION_RECEIVE, Sgl::NONE);
         self.command(Step::Authenticate(qid, talk), qid, sqe, Some(len), io);

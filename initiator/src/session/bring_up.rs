@@ -13,9 +13,9 @@ use nvme::property::{Cap, Cc, Crto, Csts, Property, Vs};
 use nvme::{Sgl, Sqe, Status};
 use rdma::Buf;
 
-use super::auth::Talk;
+use super::auth::AuthStep;
 use super::queue::{MOST_ENTRIES, Owner, Queue, Sending};
-use super::{ADMIN_ENTRIES, Answer, Data, Ended, Io, Options, Phase, Session, Violation};
+use super::{ADMIN_ENTRIES, Answer, Data, EndReason, Io, Options, Phase, Session, Violation};
 
 /// Interval of looking whether the controller has become ready, or has shut down.
 const STATUS_INTERVAL: Duration = Duration::from_millis(5);
@@ -29,7 +29,7 @@ pub(super) enum Step {
     /// Connect on a queue.
     Connect(u16),
     /// Authentication on a queue.
-    Authenticate(u16, Talk),
+    Authenticate(u16, AuthStep),
     Capabilities,
     ReadyTimeouts,
     Enable,
@@ -99,7 +99,7 @@ impl Session {
                 self.become_ready(io);
             }
             (Step::Shutdown | Step::ShutdownStatus, false) => self.end(io),
-            (step, false) => self.die(Ended::Refused { what: step.name(), status }, io),
+            (step, false) => self.die(EndReason::Refused { what: step.name(), status }, io),
             (Step::Connect(qid), true) => {
                 self.demanded(qid, ConnectResult(result as u32), io);
             }
@@ -148,14 +148,16 @@ impl Session {
     }
 
     /// What the current step waits for, after its time is up.
-    pub(super) fn overdue(&self) -> Ended {
+    pub(super) fn overdue(&self) -> EndReason {
         let after = self.options.connect_timeout;
         match self.step {
-            Step::Connection(0) => Ended::Unreachable { to: self.options.to },
-            Step::Connection(queue) => Ended::SlowConnection { queue, after },
-            Step::Authenticate(queue, talk) => Ended::Timeout { queue, what: talk.name(), after },
-            Step::Connect(queue) => Ended::Timeout { queue, what: "Connect", after },
-            step => Ended::Timeout { queue: 0, what: step.name(), after },
+            Step::Connection(0) => EndReason::Unreachable { to: self.options.to },
+            Step::Connection(queue) => EndReason::SlowConnection { queue, after },
+            Step::Authenticate(queue, talk) => {
+                EndReason::Timeout { queue, what: talk.name(), after }
+            }
+            Step::Connect(queue) => EndReason::Timeout { queue, what: "Connect", after },
+            step => EndReason::Timeout { queue: 0, what: step.name(), after },
         }
     }
 
@@ -176,7 +178,7 @@ impl Session {
         let data = match page.map(|len| io.pool.take_data(len)) {
             None => Data::None,
             Some(Some(buf)) => Data::Buf(buf),
-            Some(None) => return self.die(Ended::NoMemory, io),
+            Some(None) => return self.die(EndReason::NoMemory, io),
         };
         self.command_with(step, qid, sqe, data, io);
     }
@@ -193,7 +195,7 @@ impl Session {
         let sending = Sending { owner: Owner::Step, sqe, data, deadline: self.deadline };
         let Some(queue) = self.queues.get_mut(usize::from(qid)) else { return };
         if let Err((data, _)) = queue.send(sending, io) {
-            let why = queue.trouble().map_or(Ended::NoMemory, Ended::Fabric);
+            let why = queue.trouble().map_or(EndReason::NoMemory, EndReason::Fabric);
             data.into_buf().into_iter().for_each(|buf| io.pool.give(buf));
             match self.ended {
                 None => self.die(why, io),
@@ -233,7 +235,7 @@ impl Session {
             ..Connect::default()
         };
         let Some(mut buf) = io.pool.take_data(ConnectData::BYTES as u32) else {
-            return self.die(Ended::NoMemory, io);
+            return self.die(EndReason::NoMemory, io);
         };
         io.pool.bytes_mut(&mut buf).copy_from_slice(&data);
         self.command_with(Step::Connect(qid), qid, connect.emit(Sgl::NONE), Data::Buf(buf), io);
@@ -241,7 +243,7 @@ impl Session {
 
     fn connect_refused(&mut self, queue: u16, status: Status, result: u64, io: &mut Io<'_>) {
         let names = status.is(Status::CONNECT_INVALID_PARAMETERS);
-        let ended = Ended::ConnectRefused {
+        let ended = EndReason::ConnectRefused {
             queue,
             status,
             parameter: names.then(|| InvalidParameter::parse(result as u32)),
@@ -259,10 +261,10 @@ impl Session {
         let expects_proof =
             self.options.controller_secret.is_some() && !self.options.subnqn.is_discovery();
         match (result.ascr(), result.atr()) {
-            (true, _) => self.die(Ended::Unsupported("it demands a secure channel"), io),
+            (true, _) => self.die(EndReason::Unsupported("it demands a secure channel"), io),
             (_, true) => self.authenticate(qid, io),
             _ if expects_proof => {
-                self.die(Ended::Unproved { queue: qid, why: Failure::PROTOCOL_UNUSABLE }, io);
+                self.die(EndReason::Unproved { queue: qid, why: Failure::PROTOCOL_UNUSABLE }, io);
             }
             _ => self.connected_queue(qid, io),
         }
@@ -307,7 +309,7 @@ impl Session {
 
     fn on_status(&mut self, csts: Csts, io: &mut Io<'_>) {
         if csts.cfs() {
-            return self.die(Ended::Fatal, io);
+            return self.die(EndReason::Fatal, io);
         }
         if csts.rdy() {
             return self.get(Step::Version, Property::VS, io);
@@ -315,7 +317,7 @@ impl Session {
         let limit = Duration::from_millis(500) * (u32::from(self.ready_limit_500ms) + 1);
         let since = self.enabled_at.unwrap_or(io.now);
         match io.now.saturating_duration_since(since) >= limit {
-            true => self.die(Ended::NotReady { waited: limit }, io),
+            true => self.die(EndReason::NotReady { waited: limit }, io),
             false => self.poll_later(io),
         }
     }
@@ -364,8 +366,8 @@ impl Session {
 }
 
 /// Whether a controller is what it must be for a host over RDMA.
-fn check(page: &IdentifyController, cntlid: u16, discovery: bool) -> Result<(), Ended> {
-    let need = |good: bool, what| if good { Ok(()) } else { Err(Ended::Unsupported(what)) };
+fn check(page: &IdentifyController, cntlid: u16, discovery: bool) -> Result<(), EndReason> {
+    let need = |good: bool, what| if good { Ok(()) } else { Err(EndReason::Unsupported(what)) };
     need(page.sgls.keyed(), "it takes no keyed SGLs")?;
     need(page.icdoff_16 == 0, "its in-capsule data offset is not 0")?;
     if discovery {
@@ -375,7 +377,7 @@ fn check(page: &IdentifyController, cntlid: u16, discovery: bool) -> Result<(), 
     }
     if page.cntlid != cntlid {
         let what = Violation::ControllerId { connect: cntlid, identify: page.cntlid };
-        return Err(Ended::Violation { queue: 0, what });
+        return Err(EndReason::Violation { queue: 0, what });
     }
     need(page.ioccsz_16 >= 4, "its command capsules are shorter than a command")?;
     need(page.iorcsz_16 >= 1, "its response capsules are shorter than a response")?;

@@ -12,7 +12,7 @@ use rdma::{FabricError, Fault, Reason};
 
 /// Why an association ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Ended {
+pub enum EndReason {
     /// `Session::close` or `Session::abort` was called.
     Closed,
     /// No connection, and no refusal either.
@@ -148,101 +148,101 @@ pub enum Violation {
 /// Reject reason of the InfiniBand CM: no service of that number.
 const INVALID_SERVICE_ID: i32 = 8;
 
-impl Ended {
+impl EndReason {
     /// What the end of a connection means; `up` when it had been established.
-    pub(super) fn from_reason(queue: u16, to: SocketAddr, reason: Reason, up: bool) -> Ended {
+    pub(super) fn from_reason(queue: u16, to: SocketAddr, reason: Reason, up: bool) -> EndReason {
         match reason {
             Reason::Rejected { code, private_data } => match code {
-                INVALID_SERVICE_ID => Ended::NobodyListens { to },
+                INVALID_SERVICE_ID => EndReason::NobodyListens { to },
                 code if code == -(nix::errno::Errno::ECONNREFUSED as i32) => {
-                    Ended::NobodyListens { to }
+                    EndReason::NobodyListens { to }
                 }
                 code => match cm::Reject::from_private_data(&private_data) {
                     Some(reject) if code == i32::from(cm::CONSUMER_REJECT) => {
-                        Ended::Rejected { queue, status: reject.status }
+                        EndReason::Rejected { queue, status: reject.status }
                     }
-                    _ => Ended::RejectedOtherwise { queue, code },
+                    _ => EndReason::RejectedOtherwise { queue, code },
                 },
             },
-            Reason::NotEstablished => Ended::Unreachable { to },
-            Reason::Device => Ended::Device,
-            Reason::Peer | Reason::Local if up => Ended::Peer { queue },
-            Reason::Peer | Reason::Local => Ended::Unreachable { to },
+            Reason::NotEstablished => EndReason::Unreachable { to },
+            Reason::Device => EndReason::Device,
+            Reason::Peer | Reason::Local if up => EndReason::Peer { queue },
+            Reason::Peer | Reason::Local => EndReason::Unreachable { to },
         }
     }
 }
 
-impl fmt::Display for Ended {
+impl fmt::Display for EndReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Ended::Closed => f.write_str("the association was closed"),
-            Ended::Unreachable { to } => write!(
+            EndReason::Closed => f.write_str("the association was closed"),
+            EndReason::Unreachable { to } => write!(
                 f,
                 "no connection to {to}: nothing there speaks RDMA; look at the address, the \
                  route, and whether a firewall lets UDP port 4791 through"
             ),
-            Ended::NobodyListens { to } => write!(
+            EndReason::NobodyListens { to } => write!(
                 f,
                 "{} refused the connection: nothing listens on port {} there",
                 to.ip(),
                 to.port()
             ),
-            Ended::Rejected { queue, status } => rejected(f, *queue, *status),
-            Ended::RejectedOtherwise { queue, code } => write!(
+            EndReason::Rejected { queue, status } => rejected(f, *queue, *status),
+            EndReason::RejectedOtherwise { queue, code } => write!(
                 f,
                 "the connection of {} was refused with code {code}: what listens there may be no \
                  NVMe target",
                 Name(*queue)
             ),
-            Ended::ConnectRefused { queue, status, parameter, subnqn, hostnqn } => {
+            EndReason::ConnectRefused { queue, status, parameter, subnqn, hostnqn } => {
                 refused(f, *queue, *status, *parameter, subnqn, hostnqn)
             }
-            Ended::Authentication => f.write_str(
+            EndReason::Authentication => f.write_str(
                 "the target demands authentication (DH-HMAC-CHAP): give this host's secret with \
                  --dhchap-secret",
             ),
-            Ended::NotAuthenticated { queue, why } => write!(
+            EndReason::NotAuthenticated { queue, why } => write!(
                 f,
                 "the target refuses our authentication on {} ({why}): is --dhchap-secret the \
                  secret that it has for --hostnqn, and has it one for --dhchap-ctrl-secret if that \
                  is given?",
                 Name(*queue)
             ),
-            Ended::Unproved { queue, why } => {
+            EndReason::Unproved { queue, why } => {
                 write!(f, "the target has not proved who it is on {}: {why}", Name(*queue))
             }
-            Ended::NotReady { waited } => {
+            EndReason::NotReady { waited } => {
                 write!(f, "the controller did not become ready within {waited:?}")
             }
-            Ended::Fatal => f.write_str("the controller reports a fatal error (CSTS.CFS)"),
-            Ended::Refused { what, status } => {
+            EndReason::Fatal => f.write_str("the controller reports a fatal error (CSTS.CFS)"),
+            EndReason::Refused { what, status } => {
                 write!(f, "the target refused {what}, without which nothing goes on: {status}")
             }
-            Ended::Unsupported(what) => write!(f, "this controller cannot be used: {what}"),
-            Ended::Timeout { queue, what, after } => {
+            EndReason::Unsupported(what) => write!(f, "this controller cannot be used: {what}"),
+            EndReason::Timeout { queue, what, after } => {
                 let after = Duration::from_millis(after.as_millis() as u64);
                 write!(f, "no answer to {what} on {} within {after:?}", Name(*queue))
             }
-            Ended::SlowConnection { queue, after } => {
+            EndReason::SlowConnection { queue, after } => {
                 write!(f, "the connection of {} did not come up within {after:?}", Name(*queue))
             }
-            Ended::Violation { queue, what } => {
+            EndReason::Violation { queue, what } => {
                 write!(f, "the target broke the rules on {}: {what}", Name(*queue))
             }
-            Ended::Fault { queue, fault } => {
+            EndReason::Fault { queue, fault } => {
                 write!(f, "the connection of {} failed: {fault}", Name(*queue))
             }
-            Ended::Peer { queue } => {
+            EndReason::Peer { queue } => {
                 write!(f, "the target closed the connection of {}", Name(*queue))
             }
-            Ended::Device => f.write_str("the RDMA device failed or was removed"),
-            Ended::Fabric(error) => error.fmt(f),
-            Ended::NoMemory => f.write_str("too little memory in the pool for these queues"),
+            EndReason::Device => f.write_str("the RDMA device failed or was removed"),
+            EndReason::Fabric(error) => error.fmt(f),
+            EndReason::NoMemory => f.write_str("too little memory in the pool for these queues"),
         }
     }
 }
 
-impl std::error::Error for Ended {}
+impl std::error::Error for EndReason {}
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

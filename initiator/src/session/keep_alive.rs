@@ -7,7 +7,7 @@ use nvme::{AdminOpcode, Sqe};
 
 use super::bring_up::earlier;
 use super::queue::{Owner, Queue, Sending};
-use super::{Answer, Data, Ended, Io, MOST_EVENTS, Phase, Session};
+use super::{Answer, Data, EndReason, Io, MOST_EVENTS, Phase, Session};
 
 /// Commands are looked through for those that hang at least this often, while there are any.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
@@ -71,7 +71,7 @@ impl Session {
     pub(super) fn on_kept_alive(&mut self, answer: Answer, io: &mut Io<'_>) {
         self.keep_alive.outstanding = false;
         if let (Err(status), None) = (answer.status.ok(), &self.ended) {
-            self.die(Ended::Refused { what: "Keep Alive", status }, io);
+            self.die(EndReason::Refused { what: "Keep Alive", status }, io);
         }
     }
 
@@ -126,7 +126,7 @@ impl Session {
         for queue in &self.queues {
             let (late, deadline) = queue.late(io.now);
             next = earlier(next, deadline);
-            ended = ended.or(late.map(|late| Ended::Timeout {
+            ended = ended.or(late.map(|late| EndReason::Timeout {
                 queue: queue.qid(),
                 what: late.what,
                 after: io.now.saturating_duration_since(late.sent),

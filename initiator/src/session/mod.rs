@@ -19,7 +19,7 @@
 //! comes home later. There is no reconnecting: an association that has ended stays so.
 //!
 //! Everything from the target is suspected. An answer to no command, a second answer, an answer of
-//! a wrong length ends the association with an [`Ended`] that says so.
+//! a wrong length ends the association with an [`EndReason`] that says so.
 
 mod auth;
 mod bring_up;
@@ -37,13 +37,13 @@ use nvme::identify::IdentifyController;
 use nvme::property::{Cap, Vs};
 use rdma::{Buf, Completion, Event, Fault, Qp, Reason, Work};
 
-pub use end_reason::{Ended, Violation};
+pub use end_reason::{EndReason, Violation};
 pub use request::{Answer, Data, Done, Io, Lost, Options, Phase, Refused, Request};
 
 use auth::Proof;
 use bring_up::{Step, earlier};
 use keep_alive::KeepAlive;
-use queue::{Finished, Leave, Owner, Queue, Sending};
+use queue::{CloseState, Finished, Owner, Queue, Sending};
 
 /// Entries of the admin queue, as every NVMe/RDMA host has it.
 const ADMIN_ENTRIES: u16 = 32;
@@ -59,7 +59,7 @@ const MOST_EVENTS: usize = 32;
 pub struct Session {
     options: Options,
     phase: Phase,
-    ended: Option<Ended>,
+    ended: Option<EndReason>,
     /// The admin queue, then the I/O queues in the order of their ids.
     queues: Vec<Queue>,
     step: Step,
@@ -230,7 +230,7 @@ impl Session {
             Ok((finished, answer)) => self.on_answer(qid, finished, answer, io),
             // Commands that were given up when the shut-down began may still be answered.
             Err(_) if self.ended.is_some() => {}
-            Err(what) => self.die(Ended::Violation { queue: qid, what }, io),
+            Err(what) => self.die(EndReason::Violation { queue: qid, what }, io),
         }
     }
 
@@ -253,13 +253,13 @@ impl Session {
 
     /// Whether the caller has deleted a queue.
     fn has_left(&self, qid: u16) -> bool {
-        self.queues.get(usize::from(qid)).is_some_and(|queue| queue.leave() == Leave::Done)
+        self.queues.get(usize::from(qid)).is_some_and(|queue| queue.leave() == CloseState::Done)
     }
 
     fn on_fault(&mut self, qid: u16, fault: Fault, io: &mut Io<'_>) {
         match self.ended {
             None if self.has_left(qid) => {}
-            None => self.die(Ended::Fault { queue: qid, fault }, io),
+            None => self.die(EndReason::Fault { queue: qid, fault }, io),
             // The admin queue broke while the controller was being shut down: that is all, then.
             Some(_) if qid == 0 && self.step.is_shutdown() => self.end(io),
             Some(_) => {}
@@ -270,17 +270,17 @@ impl Session {
         let Some(queue) = self.queues.get_mut(usize::from(qid)) else { return };
         let up = queue.is_up();
         queue.gone();
-        let left = queue.leave() == Leave::Done;
-        let flushed = Ended::Fault { queue: qid, fault: Fault::Flushed };
+        let left = queue.leave() == CloseState::Done;
+        let flushed = EndReason::Fault { queue: qid, fault: Fault::Flushed };
         match &self.ended {
             None if left => {}
-            None => self.die(Ended::from_reason(qid, self.options.to, reason, up), io),
+            None => self.die(EndReason::from_reason(qid, self.options.to, reason, up), io),
             // Now we know what ended the work that came home first, or kept us from sending.
             Some(ended)
                 if reason != Reason::Local
-                    && (*ended == flushed || matches!(ended, Ended::Fabric(_))) =>
+                    && (*ended == flushed || matches!(ended, EndReason::Fabric(_))) =>
             {
-                self.ended = Some(Ended::from_reason(qid, self.options.to, reason, up));
+                self.ended = Some(EndReason::from_reason(qid, self.options.to, reason, up));
             }
             Some(_) => {}
         }
@@ -301,7 +301,7 @@ impl Session {
 
     /// Why the association ended, as soon as it is doomed.
     #[must_use]
-    pub fn ended(&self) -> Option<&Ended> {
+    pub fn ended(&self) -> Option<&EndReason> {
         self.ended.as_ref()
     }
 

@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use nvme::{AdminOpcode, Cqe, IoOpcode, Sgl, Sqe, cm};
-use rdma::{Buf, Exposed, FabricError, Qp, QpLimits, Tag, Work};
+use rdma::{Buf, FabricError, Qp, QpLimits, RemoteRegion, Tag, Work};
 
-use super::end_reason::{Ended, Violation};
+use super::end_reason::{EndReason, Violation};
 use super::request::{Answer, Data, Io, Options, Refused};
 
 /// Reads of the target that we answer at once, where the device can.
@@ -43,7 +43,7 @@ enum Held {
     /// As the caller gave them: already in the capsule, or exposed by the caller.
     Plain(Data),
     /// Exposed for this command.
-    Once(Exposed),
+    Once(RemoteRegion),
 }
 
 impl Held {
@@ -58,7 +58,7 @@ impl Held {
 
 /// Whether the caller deletes a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Leave {
+pub(super) enum CloseState {
     /// It does not.
     Not,
     /// It has asked for that: nothing more is sent.
@@ -100,7 +100,7 @@ pub(super) struct Sending {
 
 /// What hangs too long.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Late {
+pub(super) struct LateCompletion {
     pub(super) what: &'static str,
     pub(super) sent: Instant,
 }
@@ -112,7 +112,7 @@ pub(super) struct Queue {
     entries: u16,
     qp: Option<Qp>,
     up: bool,
-    leave: Leave,
+    leave: CloseState,
     slots: Vec<Slot>,
     free: Vec<u16>,
     /// Commands of the caller.
@@ -135,7 +135,7 @@ impl Queue {
             entries,
             qp: None,
             up: false,
-            leave: Leave::Not,
+            leave: CloseState::Not,
             slots: (0..slots).map(|_| Slot { uses: 0, command: None }).collect(),
             free: (0..slots).rev().collect(),
             callers: 0,
@@ -156,7 +156,7 @@ impl Queue {
         options: &Options,
         cntlid: u16,
         io: &mut Io<'_>,
-    ) -> Result<(), Ended> {
+    ) -> Result<(), EndReason> {
         let request = cm::Request {
             recfmt: 0,
             qid: self.qid,
@@ -165,11 +165,11 @@ impl Queue {
             cntlid,
         };
         let connected = io.fabric.connect(options.to, &request.emit(), self.limits);
-        let qp = connected.map_err(Ended::Fabric)?;
+        let qp = connected.map_err(EndReason::Fabric)?;
         self.qp = Some(qp);
         for _ in 0..self.entries {
             let Some(buf) = io.pool.take_cell() else {
-                return Err(Ended::NoMemory);
+                return Err(EndReason::NoMemory);
             };
             io.fabric.post(qp, self.tag(), Work::Recv(buf));
         }
@@ -201,11 +201,11 @@ impl Queue {
     }
 
     /// How far the caller is with deleting it.
-    pub(super) fn leave(&self) -> Leave {
+    pub(super) fn leave(&self) -> CloseState {
         self.leave
     }
 
-    pub(super) fn set_leave(&mut self, leave: Leave) {
+    pub(super) fn set_leave(&mut self, leave: CloseState) {
         self.leave = leave;
     }
 
@@ -352,12 +352,12 @@ impl Queue {
     }
 
     /// The command that is the longest over its time, and the earliest deadline of the others.
-    pub(super) fn late(&self, now: Instant) -> (Option<Late>, Option<Instant>) {
+    pub(super) fn late(&self, now: Instant) -> (Option<LateCompletion>, Option<Instant>) {
         let commands = || self.slots.iter().filter_map(|slot| slot.command.as_ref());
         let late = commands()
             .filter(|command| command.deadline.is_some_and(|deadline| deadline <= now))
             .min_by_key(|command| command.sent)
-            .map(|command| Late { what: command.what, sent: command.sent });
+            .map(|command| LateCompletion { what: command.what, sent: command.sent });
         (late, commands().filter_map(|command| command.deadline).min())
     }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use nvme::auth::{GroupId, HashId, Secret};
 use nvme::{Nqn, PAGE_BYTES, Sqe, Status};
-use rdma::{Buf, Exposed, Fabric, Pool, PoolPlan};
+use rdma::{Buf, Fabric, Pool, PoolPlan, RemoteRegion};
 
 use super::ADMIN_ENTRIES;
 
@@ -117,7 +117,7 @@ pub enum Data {
     /// the target can change it, also after the command is done.
     Exposed {
         /// The memory.
-        memory: Exposed,
+        memory: RemoteRegion,
         /// Where in the window the data begin, in bytes.
         at: u32,
         /// Their length in bytes.

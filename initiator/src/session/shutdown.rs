@@ -8,8 +8,8 @@ use nvme::fabrics::{Disconnect, PropertySet};
 use nvme::property::{Csts, Property, Shutdown, ShutdownStatus};
 
 use super::bring_up::{Step, earlier};
-use super::queue::{Finished, Leave, Owner, Queue, Sending};
-use super::{Answer, Data, Done, Ended, Io, Lost, Phase, Refused, Session};
+use super::queue::{CloseState, Finished, Owner, Queue, Sending};
+use super::{Answer, Data, Done, EndReason, Io, Lost, Phase, Refused, Session};
 
 /// How long a controller may take to shut down, unless it says that it needs longer.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
@@ -20,7 +20,7 @@ impl Session {
     /// Shuts the controller down and ends all connections. Outstanding commands come home lost.
     pub fn close(&mut self, io: &mut Io<'_>) {
         match self.phase {
-            Phase::Idle | Phase::Starting => self.die(Ended::Closed, io),
+            Phase::Idle | Phase::Starting => self.die(EndReason::Closed, io),
             Phase::Ready => self.shut_down(io),
             Phase::Closing | Phase::Ended => {}
         }
@@ -32,7 +32,7 @@ impl Session {
         match self.phase {
             Phase::Closing => self.end(io),
             Phase::Ended => {}
-            _ => self.die(Ended::Closed, io),
+            _ => self.die(EndReason::Closed, io),
         }
     }
 
@@ -57,7 +57,7 @@ impl Session {
         let sqe = Disconnect { recfmt: 0 }.emit();
         let sending = Sending { owner: Owner::Leave(tag), sqe, data: Data::None, deadline };
         leaving.send(sending, io).map_err(|(_, why)| why)?;
-        leaving.set_leave(Leave::Asked);
+        leaving.set_leave(CloseState::Asked);
         self.sweep_at = earlier(self.sweep_at, deadline);
         Ok(())
     }
@@ -66,7 +66,7 @@ impl Session {
     #[must_use]
     pub fn is_open(&self, queue: u16) -> bool {
         let queue = self.queues.get(usize::from(queue)).filter(|_| self.phase == Phase::Ready);
-        queue.is_some_and(|queue| queue.is_up() && queue.leave() == Leave::Not)
+        queue.is_some_and(|queue| queue.is_up() && queue.leave() == CloseState::Not)
     }
 
     /// A Disconnect was answered.
@@ -74,15 +74,15 @@ impl Session {
         self.done.push_back(Done { queue, tag, outcome: Ok(answer), data: Data::None });
         let Some(left) = self.queues.get_mut(usize::from(queue)) else { return };
         if !answer.status.is_success() {
-            return left.set_leave(Leave::Not);
+            return left.set_leave(CloseState::Not);
         }
-        left.set_leave(Leave::Done);
+        left.set_leave(CloseState::Done);
         left.qp().into_iter().for_each(|qp| io.fabric.disconnect(qp));
         lose(left, &mut self.done, io);
     }
 
     /// The association is over, for this reason if there was none before.
-    pub(super) fn die(&mut self, why: Ended, io: &mut Io<'_>) {
+    pub(super) fn die(&mut self, why: EndReason, io: &mut Io<'_>) {
         self.ended.get_or_insert(why);
         self.end(io);
     }
@@ -114,7 +114,7 @@ impl Session {
             Step::Shutdown => self.get(Step::ShutdownStatus, Property::CSTS, io),
             // What was written may not be durable.
             _ if csts.cfs() => {
-                self.ended = Some(Ended::Fatal);
+                self.ended = Some(EndReason::Fatal);
                 self.end(io);
             }
             _ if csts.shst() == ShutdownStatus::Complete => self.end(io),
@@ -123,7 +123,7 @@ impl Session {
     }
 
     fn shut_down(&mut self, io: &mut Io<'_>) {
-        self.ended = Some(Ended::Closed);
+        self.ended = Some(EndReason::Closed);
         self.phase = Phase::Closing;
         self.stop_clocks();
         self.lose_all(io);

@@ -56,7 +56,7 @@ impl Value {
 
 /// How far the association with a value has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Standing {
+pub enum CandidateState {
     /// It was the content for sure, unless something else of the list is.
     Settled,
     /// Its write is under way, or was when the association died.
@@ -213,9 +213,10 @@ impl Registers {
     }
 
     /// What the block may contain, for a person: newest first.
-    pub(super) fn possible(&self, i: usize, since: u64) -> Vec<(Value, Standing)> {
+    pub(super) fn possible(&self, i: usize, since: u64) -> Vec<(Value, CandidateState)> {
         let entries = self.list(i).map(|at| &self.entries[at as usize]);
-        let standing = |end| if end == NEVER { Standing::InFlight } else { Standing::Settled };
+        let standing =
+            |end| if end == NEVER { CandidateState::InFlight } else { CandidateState::Settled };
         entries
             .filter(|entry| entry.gone > since)
             .map(|entry| (entry.value, standing(entry.end)))

@@ -59,7 +59,7 @@ pub enum Content {
     /// Zeros only.
     Zeros,
     /// The header of a stamp, and a body that leaves it.
-    Torn(Tear),
+    Torn(TornBlock),
     /// No header of a stamp, and not zeros.
     Foreign {
         /// The first piece of a body that is of this run all the same, if there is one.
@@ -69,7 +69,7 @@ pub enum Content {
 
 /// A block that begins as one write and goes on as something else.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Tear {
+pub struct TornBlock {
     /// What the header says; it may be what is damaged.
     pub header: Stamp,
     /// Bytes from the start of the block to the first word that is not of the header's write. The
@@ -194,7 +194,7 @@ impl Stamp {
         base.wrapping_add(STEP.wrapping_mul(i as u64))
     }
 
-    fn tear(self, block: &[u8], first_wrong: Option<usize>) -> Tear {
+    fn tear(self, block: &[u8], first_wrong: Option<usize>) -> TornBlock {
         let at = first_wrong.unwrap_or(0);
         let (mut wrong_words, mut wrong_bits) = (0, 0);
         for i in HEADER_BYTES / 8..block.len() / 8 {
@@ -203,7 +203,7 @@ impl Stamp {
             wrong_bits += difference.count_ones();
         }
         let piece = first_wrong.and_then(|at| first_piece(block, self.run, at * 8, Some(&self)));
-        Tear { header: self, at_bytes: (at * 8) as u32, wrong_words, wrong_bits, piece }
+        TornBlock { header: self, at_bytes: (at * 8) as u32, wrong_words, wrong_bits, piece }
     }
 }
 

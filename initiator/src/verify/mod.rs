@@ -16,7 +16,7 @@ mod outcome;
 mod violation;
 mod workload;
 
-pub use block_history::{Standing, Value};
+pub use block_history::{CandidateState, Value};
 pub use model::{Change, Model, Op, Shape};
 pub use violation::{Difference, Expected, Kind, Violation};
 
@@ -26,7 +26,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::bench::report::{Printing, Progress};
 use crate::interrupt::Stop;
-use crate::options::{TargetArgs, Usual};
+use crate::options::{OptionDefaults, TargetArgs};
 use crate::rng::{Random, mix};
 use crate::size::{seconds, size};
 use crate::source_addresses::following;
@@ -394,8 +394,11 @@ fn connect(args: &Args) -> Result<Vec<Host>, Error> {
         // A command may go to any queue, so each holds them all.
         let entries = (args.iodepth + 1).max(32) as u16;
         let data_bytes = u64::from(piece) * u64::from(args.iodepth) + (1 << 20);
-        let (options, mut setup) =
-            target.resolve(Usual { io_queues: queues, queue_entries: entries, data_bytes })?;
+        let (options, mut setup) = target.resolve(OptionDefaults {
+            io_queues: queues,
+            queue_entries: entries,
+            data_bytes,
+        })?;
         setup.largest_bytes = setup.largest_bytes.max(piece);
         Host::connect(options, setup)
     };
@@ -404,7 +407,7 @@ fn connect(args: &Args) -> Result<Vec<Host>, Error> {
 
 /// What is verified, in words: a saved state is for this and nothing else.
 fn about(args: &Args) -> Result<String, Error> {
-    let (options, _) = args.target.resolve(Usual::default())?;
+    let (options, _) = args.target.resolve(OptionDefaults::default())?;
     Ok(format!("namespace {} of {}", args.namespace_id, options.subnqn))
 }
 

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::block_history::{Seen, Standing, Value};
+use super::block_history::{CandidateState, Seen, Value};
 use crate::verify::block_stamp::{Content, Stamp};
 
 /// Bytes that are shown from the first difference on.
@@ -40,14 +40,14 @@ pub struct Expected {
     /// The value.
     pub value: Value,
     /// Whether its write had ended.
-    pub standing: Standing,
+    pub standing: CandidateState,
     /// Whether a flush or FUA has made it durable (it, or a younger one).
     pub durable: bool,
 }
 
 impl Expected {
-    pub(super) fn new(value: Value, standing: Standing, floor: u64) -> Expected {
-        let durable = standing == Standing::Settled && value.start() <= floor && floor > 0;
+    pub(super) fn new(value: Value, standing: CandidateState, floor: u64) -> Expected {
+        let durable = standing == CandidateState::Settled && value.start() <= floor && floor > 0;
         Expected { value, standing, durable }
     }
 }
@@ -185,9 +185,9 @@ impl fmt::Display for Expected {
             Value::Zeros { sequence } => write!(f, "zeros of command {sequence}")?,
         }
         f.write_str(match (self.standing, self.durable) {
-            (Standing::InFlight, _) => ", in flight",
-            (Standing::Settled, false) => ", not flushed",
-            (Standing::Settled, true) => ", durable",
+            (CandidateState::InFlight, _) => ", in flight",
+            (CandidateState::Settled, false) => ", not flushed",
+            (CandidateState::Settled, true) => ", durable",
         })
     }
 }

@@ -14,8 +14,8 @@ use nvme::identify::{ControllerType, IdentifyController, Oncs, Sgls};
 use nvme::property::{Cap, Cc, Csts, Property, Shutdown, ShutdownStatus, Vs};
 use nvme::{AdminOpcode, Cqe, Nqn, Sgl, Sqe, Status, cm};
 use rdma::{
-    Buf, Completion, Event, Exposed, Fabric, FabricError, Fault, Incoming, Pool, PoolPlan, Qp,
-    QpLimits, Reason, Region, Remote, Tag, Wake, Work,
+    Buf, Completion, Event, Fabric, FabricError, Fault, Incoming, Pool, PoolPlan, Qp, QpLimits,
+    Reason, Region, Remote, RemoteRegion, Tag, Wake, Work,
 };
 
 pub(crate) const CNTLID: u16 = 7;
@@ -82,7 +82,7 @@ impl Fabric for Wire {
         Ok(qp)
     }
 
-    fn expose(&mut self, qp: Qp, buf: Buf) -> Result<Exposed, (Buf, FabricError)> {
+    fn expose(&mut self, qp: Qp, buf: Buf) -> Result<RemoteRegion, (Buf, FabricError)> {
         if self.lines.get(&qp).is_none_or(|line| line.ending) {
             return Err((buf, FabricError("the connection has ended".into())));
         }
@@ -91,7 +91,7 @@ impl Fabric for Wire {
         let remote = Remote { addr: buf.offset() + 0x1_0000_0000, key, len: buf.len() };
         self.open.insert(key, buf);
         let handle = self.handles.take_cell().expect("a handle");
-        let exposed = Exposed::new(handle, remote, Box::new(()));
+        let exposed = RemoteRegion::new(handle, remote, Box::new(()));
         Ok(if self.invalidates { exposed.with_invalidation() } else { exposed })
     }
 
@@ -99,7 +99,7 @@ impl Fabric for Wire {
         self.short_bytes
     }
 
-    fn conceal(&mut self, exposed: Exposed) -> Buf {
+    fn conceal(&mut self, exposed: RemoteRegion) -> Buf {
         self.open.remove(&exposed.remote().key).expect("concealed once")
     }
 

@@ -16,7 +16,7 @@
 //!   providers and rings keep an `Arc<Region>` for as long as a device may touch it.
 //! * A [`Buf`] is move-only and made by [`Pool`] alone, with bytes that no other live `Buf` has.
 //!   Giving it to a fabric or a disk moves it, so no reference can exist while a device writes.
-//! * An [`Exposed`] buffer, which peers may write at any time, gives no slice, only copies. A
+//! * An [`RemoteRegion`] buffer, which peers may write at any time, gives no slice, only copies. A
 //!   provider that moves data itself gets at its bytes by the one `Window` that was split off when
 //!   the buffer was exposed; the buffer is free again only when that has come back.
 //! * Slices are made from a `&Buf`/`&mut Buf` plus a region of the same identity, and only inside
@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-use crate::Exposed;
+use crate::RemoteRegion;
 use buddy::Buddy;
 
 /// The unit of the data section and of every alignment, in bytes.
@@ -160,8 +160,8 @@ impl Region {
     pub(crate) fn exposed<'a>(&'a self, window: &'a Window) -> &'a [u8] {
         assert_eq!(window.pool, self.id, "a window of another pool");
         // SAFETY: a window lies in a buffer of this pool (checked above), which is inside an
-        // `Exposed` for as long as the window exists, or lost. So the only other way to these bytes
-        // is `copy_out` and `copy_in`: these need the `Exposed`, which cannot leave its thread.
+        // `RemoteRegion` for as long as the window exists, or lost. So the only other way to these bytes
+        // is `copy_out` and `copy_in`: these need the `RemoteRegion`, which cannot leave its thread.
         // Windows are kept by `Memory` alone, which asserts that it is on that thread before it
         // comes here. So only code that holds what this returns could copy meanwhile. That is code
         // of this crate, for no public function returns it: it goes into a copy, a CRC or a
@@ -270,7 +270,7 @@ impl Buf {
 }
 
 /// The window of an exposed buffer, for the provider that moves its data: made by
-/// `Exposed::split` alone, once for each, and given back to `Exposed::join`.
+/// `RemoteRegion::split` alone, once for each, and given back to `RemoteRegion::join`.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) struct Window {
     pool: u32,
@@ -279,7 +279,7 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// For `Exposed` only.
+    /// For `RemoteRegion` only.
     pub(crate) fn of(buf: &Buf) -> Window {
         Window { pool: buf.pool, offset: buf.offset(), len: buf.len }
     }
@@ -463,7 +463,7 @@ impl Pool {
     ///
     /// # Panics
     /// When that leaves the window.
-    pub fn copy_out(&self, from: &Exposed, at: u32, into: &mut [u8]) {
+    pub fn copy_out(&self, from: &RemoteRegion, at: u32, into: &mut [u8]) {
         let source = self.inside(from.buf(), at, into.len());
         // SAFETY: `inside` proved that the bytes lie in the live mapping and in the window of this
         // Buf, which nobody else in the process has; `into` lies elsewhere, since no reference
@@ -476,7 +476,7 @@ impl Pool {
     ///
     /// # Panics
     /// When that leaves the window.
-    pub fn copy_in(&self, into: &mut Exposed, at: u32, from: &[u8]) {
+    pub fn copy_in(&self, into: &mut RemoteRegion, at: u32, from: &[u8]) {
         let sink = self.inside(into.buf(), at, from.len());
         // SAFETY: as in `copy_out`, with the roles exchanged.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), sink, from.len()) }

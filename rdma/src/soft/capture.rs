@@ -293,7 +293,7 @@ mod tests {
 
     use super::super::wire::header::{Extended, padding};
     use super::super::wire::psn::{Psn, Qpn};
-    use super::super::wire::tx_packet::{Outgoing, Payload};
+    use super::super::wire::tx_packet::{Payload, TxPacket};
     use crate::soft::capture::*;
 
     fn flow(source: &str, destination: &str) -> Flow {
@@ -431,7 +431,7 @@ mod tests {
         let flow = flow("2001:db8::1", "2001:db8::2");
         let payload = [1, 2, 3, 4, 5];
         let bth = Bth::new(Opcode::SendOnly, Qpn::new(17), Psn::new(5));
-        let outgoing = Outgoing::new(bth, &Extended::default(), Payload::None, 5);
+        let outgoing = TxPacket::new(bth, &Extended::default(), Payload::None, 5);
         let trailer = outgoing.seal(&flow, 0, &payload);
         let pieces = [outgoing.header(), &payload, trailer.as_slice()];
         capture.add(Direction::Sent, &flow, 0x88, 0, pieces);

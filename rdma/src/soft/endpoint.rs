@@ -12,25 +12,25 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::cm::Manager;
+use super::cm::ConnectionManager;
 use super::cm::connection::{Connection, Phase, kin};
 use super::cm::mad::MAD_BYTES;
 use super::cm::message::local_comm_id;
 use super::cm::request_handle::Token;
 use super::qp::memory_region::Memory;
-use super::qp::reorder_buffer::Shelf;
+use super::qp::reorder_buffer::ReorderBuffer;
 use super::qp::{Io, QueuePair, Settings, ecn};
 use super::qp_context::Slot;
-use super::stats::datagrams::{Counters, Fate};
+use super::stats::datagrams::{Counters, DatagramOutcome};
 use super::stats::link_errors::ByAddress;
-use super::timer_heap::Deadlines;
+use super::timer_heap::TimerHeap;
 use super::wire::header::{Bth, Deth, Extended, GSI_QKEY, Packet};
 use super::wire::icrc::{Checker, Flow, Verdict};
 use super::wire::ipv4_id::{Judgement, Pairs};
 use super::wire::lookup::Table;
 use super::wire::opcode::{Opcode, Operation};
 use super::wire::psn::{Psn, Qpn};
-use super::wire::tx_packet::{Outgoing, Payload};
+use super::wire::tx_packet::{Payload, TxPacket};
 use crate::{Event, Fault, Qp, Reason, Region, Tag, Work};
 
 pub use super::config::{Config, FIRST_SOURCE_PORT, Path};
@@ -49,7 +49,7 @@ pub struct Transmit {
     /// From where to where.
     pub flow: Flow,
     /// Its headers, and where its payload is.
-    pub outgoing: Outgoing,
+    pub outgoing: TxPacket,
     /// Type of service for the IP header: what the peer asked for; ECN-capable where the peer heeds
     /// marks.
     pub tos: u8,
@@ -77,7 +77,7 @@ pub struct Endpoint {
     free: Vec<u32>,
     pub(super) by_qpn: Table<Qpn>,
     pub(super) by_comm: Table<u32>,
-    pub(super) manager: Manager,
+    pub(super) manager: ConnectionManager,
     messages: VecDeque<Message>,
     messages_sent: usize,
     gsi_psn: Psn,
@@ -85,7 +85,7 @@ pub struct Endpoint {
     /// Those of them whose address had no room for what they say.
     halted: Vec<u32>,
     /// When each queue pair wants to be looked at.
-    deadlines: Deadlines,
+    deadlines: TimerHeap,
     /// Those whose time has come; only while they are looked at.
     due: Vec<u32>,
     /// Those that keep an acknowledgement back, or did.
@@ -104,7 +104,7 @@ pub struct Endpoint {
     /// From and to where there are no trains any more, since this was asked last.
     without_trains: Option<(IpAddr, IpAddr)>,
     memory: Memory,
-    shelf: Shelf,
+    shelf: ReorderBuffer,
     counters: Counters,
     pub(super) troubles: ByAddress,
 }
@@ -134,13 +134,13 @@ impl Endpoint {
             free: Vec::new(),
             by_qpn: Table::default(),
             by_comm: Table::default(),
-            manager: Manager::new(&config),
+            manager: ConnectionManager::new(&config),
             messages: VecDeque::new(),
             messages_sent: 0,
             gsi_psn: Psn::default(),
             ready: VecDeque::new(),
             halted: Vec::new(),
-            deadlines: Deadlines::default(),
+            deadlines: TimerHeap::default(),
             due: Vec::new(),
             keeping: Vec::new(),
             events: VecDeque::with_capacity(EVENTS),
@@ -152,7 +152,7 @@ impl Endpoint {
             erratic: None,
             without_trains: None,
             memory: Memory::new(config.exposed),
-            shelf: Shelf::new(config.early),
+            shelf: ReorderBuffer::new(config.early),
             counters: Counters::default(),
             troubles: ByAddress::default(),
         }
@@ -284,8 +284,8 @@ impl Endpoint {
         self.counters.marked += u64::from(ecn::is_marked(tos));
         let flow = Flow { source: from, destination: SocketAddr::new(to.ip(), ROCE_PORT) };
         let fate = match Packet::parse(datagram) {
-            Err(_) => Fate::Malformed,
-            Ok(_) if is_broadcast(to.ip()) => Fate::Broadcast,
+            Err(_) => DatagramOutcome::Malformed,
+            Ok(_) if is_broadcast(to.ip()) => DatagramOutcome::Broadcast,
             Ok(packet) if packet.bth.destination == Qpn::GSI => {
                 self.handle_management(now, &flow, &packet, datagram, region)
             }
@@ -302,20 +302,20 @@ impl Endpoint {
         packet: &Packet<'_>,
         datagram: &[u8],
         region: &Region,
-    ) -> Fate {
+    ) -> DatagramOutcome {
         let ends = (flow.source.ip(), flow.destination.ip());
         let number = self.by_qpn.get(&packet.bth.destination).copied();
         let found = number.and_then(|n| Some((n, self.slots.get_mut(n as usize)?.as_mut()?)));
-        let Some((number, slot)) = found else { return Fate::Stray };
+        let Some((number, slot)) = found else { return DatagramOutcome::Stray };
         if (slot.connection.remote, slot.connection.local) != ends {
-            return Fate::Foreign;
+            return DatagramOutcome::Foreign;
         }
         if !packet.bth.is_default_partition() {
-            return Fate::Partition;
+            return DatagramOutcome::Partition;
         }
         let verdict = self.checker.check(flow, datagram);
         if verdict == Verdict::Wrong {
-            return Fate::Damaged;
+            return DatagramOutcome::Damaged;
         }
         let is_notification = packet.row().operation == Operation::Congestion;
         // Adapters send these otherwise, and nothing in them is lasting.
@@ -325,10 +325,10 @@ impl Endpoint {
             }
             match slot.judge(self.config.steer.1, verdict, self.pairs.clock_ms(now)) {
                 Judgement::Plausible => {}
-                Judgement::Implausible => return Fate::Implausible,
+                Judgement::Implausible => return DatagramOutcome::Implausible,
                 Judgement::Erratic => {
                     self.erratic = Some(ends.0);
-                    return Fate::Implausible;
+                    return DatagramOutcome::Implausible;
                 }
             }
         }
@@ -337,7 +337,7 @@ impl Endpoint {
         }
         if is_notification && !ecn::is_capable(slot.connection.tos) {
             // None of our packets to it can have been marked.
-            return Fate::Unasked;
+            return DatagramOutcome::Unasked;
         }
         let (memory, events, shelf) = (&mut self.memory, &mut self.events, &mut self.shelf);
         let mut io = Io { region, memory, events, shelf, qp: Qp(number) };
@@ -346,7 +346,10 @@ impl Endpoint {
         if slot.note_arrivals(executed, Some(packet)) {
             self.without_trains = Some((ends.1, ends.0));
         }
-        if matches!(fate, Fate::Executed | Fate::Answered | Fate::NotReady) {
+        if matches!(
+            fate,
+            DatagramOutcome::Executed | DatagramOutcome::Answered | DatagramOutcome::NotReady
+        ) {
             slot.source_port.learn(flow.source.port());
         }
         // A fatal one has the right number as well.
@@ -370,17 +373,17 @@ impl Endpoint {
         packet: &Packet<'_>,
         datagram: &[u8],
         region: &Region,
-    ) -> Fate {
+    ) -> DatagramOutcome {
         if !packet.bth.is_default_partition() {
-            return Fate::Partition;
+            return DatagramOutcome::Partition;
         }
         let right = packet.bth.opcode == Opcode::UdSendOnly
             && packet.ext.deth.is_some_and(|deth| deth.qkey == GSI_QKEY);
         let Some(mad) = packet.payload.first_chunk::<MAD_BYTES>().filter(|_| right) else {
-            return Fate::Unfit;
+            return DatagramOutcome::Unfit;
         };
         if self.checker.check(flow, datagram) == Verdict::Wrong {
-            return Fate::Damaged;
+            return DatagramOutcome::Damaged;
         }
         self.on_message(now, flow.source.ip(), flow.destination.ip(), mad, region)
     }
@@ -406,7 +409,7 @@ impl Endpoint {
             let deth = Some(Deth { qkey: GSI_QKEY, source: Qpn::GSI });
             let ext = Extended { deth, ..Extended::default() };
             let payload = Payload::Management(self.messages_sent);
-            let outgoing = Outgoing::new(bth, &ext, payload, MAD_BYTES as u32);
+            let outgoing = TxPacket::new(bth, &ext, payload, MAD_BYTES as u32);
             let (flow, tos) = (flow((message.from, ROCE_PORT), message.to), message.tos);
             self.messages_sent += 1;
             return Some(Transmit { flow, outgoing, tos, slot: 0 });

@@ -8,7 +8,7 @@
 //! headers + slice of the pool + CRC ◄── outgoing ◄── qp
 //! ```
 //!
-//! An [`endpoint::Endpoint`] is driven by whoever has a socket and a clock; [`sim::Network`]
+//! An [`endpoint::Endpoint`] is driven by whoever has a socket and a clock; [`sim::EndpointNetwork`]
 //! drives several of them with neither. In steady state nothing is allocated.
 //!
 //! Whatever comes from the wire is hostile: it is parsed with checked arithmetic into bounded
@@ -27,6 +27,6 @@ mod timer_heap;
 mod udp;
 pub mod wire;
 
-pub use cm::source_penalty::Debts;
+pub use cm::source_penalty::SourcePenalty;
 pub use provider::{Group, Options, Soft};
 pub use udp::SocketBuffers;

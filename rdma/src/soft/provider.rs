@@ -21,12 +21,12 @@ use super::cm::connection::{ConnectRequest, mtu_bytes};
 use super::cm::message::RejectReason;
 use super::endpoint::{Config, Endpoint, Path};
 use super::qp::memory_region::Rights;
-use super::sim::network::AirPort;
-use super::stats::datagrams::{Counters, Fate};
-use super::stats::link_errors::Trouble;
+use super::sim::network::NetworkPort;
+use super::stats::datagrams::{Counters, DatagramOutcome};
+use super::stats::link_errors::LinkError;
 use super::udp::{Shared, SocketBuffers, Taken, Udp, is_due, train};
 use crate::{
-    Buf, Event, Exposed, Fabric, FabricError, Incoming, Qp, QpLimits, Region, Tag, Wake, Work,
+    Buf, Event, Fabric, FabricError, Incoming, Qp, QpLimits, Region, RemoteRegion, Tag, Wake, Work,
 };
 
 /// How often a sleeper looks whether a request to connect, which is in other hands, was lost.
@@ -81,7 +81,7 @@ impl Default for Options {
 pub(super) enum Wire {
     Udp(Box<Udp>),
     /// Simulated. The descriptor is never readable: there is nothing to sleep for.
-    Air(AirPort, Epoll),
+    Air(NetworkPort, Epoll),
 }
 
 impl Wire {
@@ -244,7 +244,7 @@ impl Soft {
     /// # Errors
     /// The system gives no epoll instance.
     pub fn in_air(
-        port: AirPort,
+        port: NetworkPort,
         config: Config,
         entropy: Box<dyn FnMut() -> u64 + Send>,
         now: Instant,
@@ -341,7 +341,7 @@ impl Soft {
     }
 
     /// Peers' accesses to exposed memory are ordinary loads and stores of the thread that drives
-    /// this fabric, and so are the copies that the owner of an [`Exposed`] makes, which cannot
+    /// this fabric, and so are the copies that the owner of an [`RemoteRegion`] makes, which cannot
     /// leave its thread. So neither may the fabric, while there is one. Every access is refused
     /// elsewhere; to look here as well shows the mistake at the first call.
     ///
@@ -426,7 +426,7 @@ impl Fabric for Soft {
         self.endpoint.connect(self.now, path, to, private_data, limits)
     }
 
-    fn expose(&mut self, qp: Qp, buf: Buf) -> Result<Exposed, (Buf, FabricError)> {
+    fn expose(&mut self, qp: Qp, buf: Buf) -> Result<RemoteRegion, (Buf, FabricError)> {
         self.stay();
         if !self.endpoint.is_established(qp) {
             return Err((buf, FabricError("only an established connection exposes memory".into())));
@@ -438,7 +438,7 @@ impl Fabric for Soft {
         })
     }
 
-    fn conceal(&mut self, exposed: Exposed) -> Buf {
+    fn conceal(&mut self, exposed: RemoteRegion) -> Buf {
         self.stay();
         self.endpoint.memory().conceal(exposed)
     }
@@ -515,12 +515,12 @@ impl Fabric for Soft {
         let counters = self.endpoint.counters();
         tell("received", counters.received);
         tell("marked", counters.marked);
-        Fate::ALL.iter().for_each(|fate| tell(fate.name(), counters[*fate]));
+        DatagramOutcome::ALL.iter().for_each(|fate| tell(fate.name(), counters[*fate]));
     }
 
     fn troubles(&self, tell: &mut dyn FnMut(IpAddr, &'static str, u64)) {
         self.endpoint.troubles(|at, troubles| {
-            Trouble::ALL.iter().for_each(|each| tell(at, each.name(), troubles.of(*each)));
+            LinkError::ALL.iter().for_each(|each| tell(at, each.name(), troubles.of(*each)));
         });
     }
 

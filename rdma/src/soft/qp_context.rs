@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::cm::connection::{Connection, is_kin};
 use super::cm::request_handle::Token;
 use super::qp::{QueuePair, Settings, ecn};
-use super::stats::datagrams::Fate;
+use super::stats::datagrams::DatagramOutcome;
 use super::udp::train::MOST_SEGMENTS;
 use super::wire::gso_check::Places;
 use super::wire::header::{Bth, Packet};
@@ -15,7 +15,7 @@ use super::wire::icrc::Verdict;
 use super::wire::ipv4_id::{Judgement, Pair, Seen};
 use super::wire::opcode::Operation;
 use super::wire::source_port::SourcePort;
-use super::wire::tx_packet::Outgoing;
+use super::wire::tx_packet::TxPacket;
 use crate::Reason;
 
 /// Packets in a row that contradict what the first one said of fragmentation, before they are believed.
@@ -91,7 +91,7 @@ impl Slot {
     }
 
     /// A packet leaves at this place of its train.
-    pub(super) fn depart(&mut self, outgoing: &Outgoing, place: usize) {
+    pub(super) fn depart(&mut self, outgoing: &TxPacket, place: usize) {
         if !self.is_particular() {
             return;
         }
@@ -169,13 +169,17 @@ impl Slot {
 
     /// Whether the peer sends from this port; or else what becomes of the packet. Before that is known
     /// nothing is kept that is not its turn.
-    pub(super) fn check_port(&mut self, port: u16, packet: &Packet<'_>) -> Result<(), Fate> {
+    pub(super) fn check_port(
+        &mut self,
+        port: u16,
+        packet: &Packet<'_>,
+    ) -> Result<(), DatagramOutcome> {
         if !self.source_port.is_known() && self.qp.is_early(packet) {
-            return Err(Fate::Early);
+            return Err(DatagramOutcome::Early);
         }
         let expected = self.qp.is_expected(packet);
         let admitted = self.source_port.admits(port, packet.bth.psn, expected);
-        if admitted { Ok(()) } else { Err(Fate::Port) }
+        if admitted { Ok(()) } else { Err(DatagramOutcome::Port) }
     }
 
     /// Whether the peer may have sent a packet with this identification.

@@ -10,14 +10,14 @@ const NOWHERE: u32 = u32::MAX;
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Deadlines {
+pub(super) struct TimerHeap {
     /// No entry is due before the one at half its index (less one, rounded down).
     heap: Vec<(Instant, u32)>,
     /// Of each number, where in the heap it is.
     places: Vec<u32>,
 }
 
-impl Deadlines {
+impl TimerHeap {
     /// Makes room for the numbers below `count`, so that nothing else here allocates.
     pub(super) fn fit(&mut self, count: usize) {
         if self.places.len() < count {
@@ -110,7 +110,7 @@ mod tests {
         fn the_first_is_the_first(
             steps in proptest::collection::vec((0u32..20, proptest::option::of(0u64..30)), 0..300),
         ) {
-            let (mut deadlines, start) = (Deadlines::default(), Instant::now());
+            let (mut deadlines, start) = (TimerHeap::default(), Instant::now());
             let mut plain = [None; 20];
             deadlines.fit(plain.len());
             let room = deadlines.heap.capacity();
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_number_without_room_is_nobodys() {
-        let mut deadlines = Deadlines::default();
+        let mut deadlines = TimerHeap::default();
         deadlines.set(3, Some(Instant::now()));
         assert_eq!(deadlines.first(), None);
     }

@@ -73,7 +73,7 @@ pub(super) struct Connection {
 }
 
 /// An id whose queue pair is gone, until the peer confirms.
-pub(super) struct Lingerer {
+pub(super) struct ClosingConnection {
     id: Arc<CmId>,
     until: Instant,
 }
@@ -487,7 +487,7 @@ impl Verbs {
         self.destroy(pair);
         let Phase::Closing { reason, linger, .. } = phase else { return };
         if linger && self.lingering.len() < LINGERERS {
-            self.lingering.push(Lingerer { id, until: self.now + LINGER });
+            self.lingering.push(ClosingConnection { id, until: self.now + LINGER });
         }
         if let Some(key) = device.as_ref().map(|device| device.key()) {
             drop(device);

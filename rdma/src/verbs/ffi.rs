@@ -637,7 +637,7 @@ impl Mr {
         // SAFETY: the range lies in the mapping, which the handle keeps alive; the device gets
         // work requests for it only as `Chain`s, whose buffers are owned by the table of flights.
         // Where peers have access, the range is the window of a buffer that a flight or an
-        // `Exposed` owns, into which there is no reference.
+        // `RemoteRegion` owns, into which there is no reference.
         let raw = check_new(unsafe {
             (pd.context.list.api.ibv_reg_mr)(pd.raw.as_ptr(), at, len as usize, flags as c_int)
         })?;

@@ -34,7 +34,7 @@ use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 pub use cm::owns;
-use cm::{Connection, Lingerer};
+use cm::{ClosingConnection, Connection};
 use connection_budget::{Allowance, Counts};
 use device::Device;
 pub use device::Load;
@@ -45,8 +45,8 @@ use ffi::{
 use work_requests::{Flight, Table};
 
 use crate::{
-    Buf, Completion, Event, Exposed, Fabric, FabricError, Fault, Incoming, Qp, QpLimits, Reason,
-    Region, Tag, Wake, Work, limits,
+    Buf, Completion, Event, Fabric, FabricError, Fault, Incoming, Qp, QpLimits, Reason, Region,
+    RemoteRegion, Tag, Wake, Work, limits,
 };
 
 /// Completions fetched at once.
@@ -87,7 +87,7 @@ struct Attached {
 pub struct Verbs {
     // Dropped in this order: queue pairs and ids, then registrations, then devices.
     connections: Vec<Option<Connection>>,
-    lingering: Vec<Lingerer>,
+    lingering: Vec<ClosingConnection>,
     listeners: Vec<(SocketAddr, CmId)>,
     /// Where listeners have ended with their device.
     deaf: Vec<SocketAddr>,
@@ -513,7 +513,7 @@ impl Fabric for Verbs {
         self.request_connection(to, private_data, limits)
     }
 
-    fn expose(&mut self, qp: Qp, buf: Buf) -> Result<Exposed, (Buf, FabricError)> {
+    fn expose(&mut self, qp: Qp, buf: Buf) -> Result<RemoteRegion, (Buf, FabricError)> {
         let connection = self.connection(qp).filter(|connection| connection.is_up());
         let Some(device) = connection.and_then(|c| c.device.clone()) else {
             return Err((buf, FabricError("only an established connection exposes memory".into())));
@@ -521,7 +521,7 @@ impl Fabric for Verbs {
         assert!(buf.is_of(&self.region), "a buffer of another pool");
         let (at, len) = (buf.offset(), buf.len());
         match Mr::new(&device.pd, &self.region, at, len.into(), Access::Exposed) {
-            Ok(mr) => Ok(Exposed::new(buf, mr.remote(), Box::new(mr))),
+            Ok(mr) => Ok(RemoteRegion::new(buf, mr.remote(), Box::new(mr))),
             Err(e) => {
                 let name = &device.ability.name;
                 let why = format!("cannot expose {len} bytes through {name}: {}", e.desc());

@@ -24,7 +24,7 @@ fn half_open_connections_are_bounded_and_shared_fairly() {
         }
         let count = asked.len();
         held.extend(asked);
-        (count, target.endpoint.half_open(), target.endpoint.counters()[Fate::Crowded])
+        (count, target.endpoint.half_open(), target.endpoint.counters()[DatagramOutcome::Crowded])
     };
     assert_eq!(ask(0, 6), (4, 4, 2), "what one source may have");
     assert_eq!(ask(2, 3), (3, 5, 2), "another takes the rest, and then its share of the first's");
@@ -53,7 +53,7 @@ fn who_owes_many_answers_is_asked_no_more() {
     }
     let after = net.node(1).endpoint.counters();
     let since = |fate| after[fate] - before[fate];
-    assert_eq!((since(Fate::Doubted), since(Fate::Crowded)), (4, 6));
+    assert_eq!((since(DatagramOutcome::Doubted), since(DatagramOutcome::Crowded)), (4, 6));
     // It answers, and so is heard.
     for _ in 0..4 {
         incoming(&mut net);
@@ -61,7 +61,7 @@ fn who_owes_many_answers_is_asked_no_more() {
 }
 
 /// Gives a packet without data from the host to the target.
-fn give(net: &mut Network, bth: Bth) {
+fn give(net: &mut EndpointNetwork, bth: Bth) {
     let reth = Some(Reth { address: 0, key: 0, length: 0 });
     let aeth = Some(Aeth { syndrome: Syndrome::ACK, msn: Msn::default() });
     let ext = Extended { reth, aeth, ..Extended::default() };
@@ -69,7 +69,7 @@ fn give(net: &mut Network, bth: Bth) {
 }
 
 /// Gives a message of connection management from the host to the target.
-pub(super) fn inject(net: &mut Network, message: CmMessage) {
+pub(super) fn inject(net: &mut EndpointNetwork, message: CmMessage) {
     let bth = Bth::new(Opcode::UdSendOnly, Qpn::GSI, Psn::new(0));
     let deth = Some(Deth { qkey: GSI_QKEY, source: Qpn::GSI });
     let header = HeaderBytes::emit(&bth, &Extended { deth, ..Extended::default() });
@@ -79,7 +79,7 @@ pub(super) fn inject(net: &mut Network, message: CmMessage) {
 }
 
 /// The same, of a datagram that lacks its CRC.
-fn deliver(net: &mut Network, bth: &Bth, mut bytes: Vec<u8>) {
+fn deliver(net: &mut EndpointNetwork, bth: &Bth, mut bytes: Vec<u8>) {
     let flow = Flow {
         source: SocketAddr::new(net.node(0).address, 4791),
         destination: SocketAddr::new(net.node(1).address, 4791),
@@ -92,7 +92,7 @@ fn deliver(net: &mut Network, bth: &Bth, mut bytes: Vec<u8>) {
 }
 
 /// A connection, and the request that it came from.
-fn requested(net: &mut Network) -> (Qp, Qp, Request) {
+fn requested(net: &mut EndpointNetwork) -> (Qp, Qp, Request) {
     let (now, host) = (net.now(), connect(net, &[]));
     let asked = incoming(net);
     let request = ConnectRequest::of(&asked).unwrap().message;
@@ -151,7 +151,7 @@ fn a_forged_restart_does_not_end_a_connection_that_lives() {
                 let from = buf(&mut net.node(0).pool, 64, 0);
                 net.node(0).post(host, 2, Work::Send { from, invalidate: None });
             }
-            let before = net.node(1).endpoint.counters()[Fate::Doubted];
+            let before = net.node(1).endpoint.counters()[DatagramOutcome::Doubted];
             while net.now() - sent_at < Duration::from_secs(2) && net.step() {}
             for node in 0..2 {
                 let events = net.node(node).events();
@@ -436,7 +436,14 @@ fn strangers_and_damage_are_counted_and_ignored() {
     give(flow.source, &datagram[..15]);
     give(flow.source, &[]);
     let after = target.endpoint.counters();
-    assert_eq!((after[Fate::Damaged], after[Fate::Foreign], after[Fate::Malformed]), (1, 1, 2));
+    assert_eq!(
+        (
+            after[DatagramOutcome::Damaged],
+            after[DatagramOutcome::Foreign],
+            after[DatagramOutcome::Malformed]
+        ),
+        (1, 1, 2)
+    );
     assert_eq!((after.dropped() - before.dropped(), after.accounted()), (4, after.received));
     assert_eq!((after.received - before.received, after.marked), (4, 4));
     assert!(

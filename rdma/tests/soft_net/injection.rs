@@ -4,7 +4,7 @@
 use super::*;
 
 /// A forged message of 64 bytes (all 0xee) from another port of the host, with that number.
-fn forge(net: &mut Network, target: Qpn, psn: Psn, port: u16) -> Fate {
+fn forge(net: &mut EndpointNetwork, target: Qpn, psn: Psn, port: u16) -> DatagramOutcome {
     let flow = Flow {
         source: SocketAddr::new(address(false, 1), port),
         destination: SocketAddr::new(address(false, 2), 4791),
@@ -20,12 +20,12 @@ fn forge(net: &mut Network, target: Qpn, psn: Psn, port: u16) -> Fate {
     let before = node.endpoint.counters();
     node.endpoint.handle(now, flow.source, flow.destination, 0, &bytes, node.pool.region());
     let after = node.endpoint.counters();
-    *Fate::ALL.iter().find(|fate| after[**fate] > before[**fate]).unwrap()
+    *DatagramOutcome::ALL.iter().find(|fate| after[**fate] > before[**fate]).unwrap()
 }
 
 /// The host's message of 64 bytes, and what the target got for it; from which queue pair and number
 /// the next one comes.
-fn message(net: &mut Network, ends: (Qp, Qp), seed: u8) -> (Qpn, Psn) {
+fn message(net: &mut EndpointNetwork, ends: (Qp, Qp), seed: u8) -> (Qpn, Psn) {
     let into = net.node(1).pool.take_data(64).unwrap();
     net.node(1).post(ends.1, 1, Work::Recv(into));
     let from = buf(&mut net.node(0).pool, 64, seed);
@@ -69,7 +69,7 @@ fn a_forged_packet_from_another_port_is_never_executed_in_place_of_the_hosts_own
         let (target, mut next) = message(&mut net, ends, 0);
         for nth in 1..50 {
             for ahead in 1..40 {
-                assert_eq!(forge(&mut net, target, next.add(ahead), 50_000), Fate::Port);
+                assert_eq!(forge(&mut net, target, next.add(ahead), 50_000), DatagramOutcome::Port);
             }
             (_, next) = message(&mut net, ends, nth);
         }
@@ -90,7 +90,7 @@ fn nothing_is_kept_before_the_first_packet() {
     for ahead in 1..40 {
         let psn = reply.starting_psn;
         let fate = forge(&mut net, reply.qpn, psn.add(ahead), 50_000);
-        assert_eq!(fate, Fate::Early);
+        assert_eq!(fate, DatagramOutcome::Early);
     }
 }
 
@@ -104,8 +104,8 @@ fn of_others_than_our_own_kind_sixteen_packets_ahead_are_kept() {
         let fates: Vec<_> =
             (1..100).map(|ahead| forge(&mut net, target, next.add(ahead), 4791)).collect();
         let (early, late) = fates.split_at(kept);
-        assert!(early.iter().all(|fate| *fate == Fate::Kept), "{fates:?}");
-        assert!(late.iter().all(|fate| *fate == Fate::Early), "{fates:?}");
+        assert!(early.iter().all(|fate| *fate == DatagramOutcome::Kept), "{fates:?}");
+        assert!(late.iter().all(|fate| *fate == DatagramOutcome::Early), "{fates:?}");
     }
 }
 
@@ -116,8 +116,12 @@ fn a_host_that_changes_its_port_goes_on() {
     let ends = established(&mut net);
     let (target, next) = message(&mut net, ends, 0);
     for _ in 0..3 {
-        assert_eq!(forge(&mut net, target, next, 50_000), Fate::Port);
+        assert_eq!(forge(&mut net, target, next, 50_000), DatagramOutcome::Port);
     }
-    assert_eq!(forge(&mut net, target, next, 50_000), Fate::NotReady, "there is no receive");
-    assert_eq!(forge(&mut net, target, next, 4791), Fate::Port);
+    assert_eq!(
+        forge(&mut net, target, next, 50_000),
+        DatagramOutcome::NotReady,
+        "there is no receive"
+    );
+    assert_eq!(forge(&mut net, target, next, 4791), DatagramOutcome::Port);
 }

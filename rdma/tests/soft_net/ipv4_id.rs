@@ -49,8 +49,8 @@ fn contribution_of_df(covered: usize) -> [u8; 4] {
 
 /// Sends 600 messages of 1500 bytes from node 0 to 1, and gives how many packets were implausible
 /// there. Each must arrive as it was sent.
-fn send(net: &mut Network, (host, target): (Qp, Qp)) -> u64 {
-    let before = net.node(1).endpoint.counters()[Fate::Implausible];
+fn send(net: &mut EndpointNetwork, (host, target): (Qp, Qp)) -> u64 {
+    let before = net.node(1).endpoint.counters()[DatagramOutcome::Implausible];
     for nth in 0..600u32 {
         let into = net.node(1).pool.take_data(2048).unwrap();
         net.node(1).post(target, 1, Work::Recv(into));
@@ -75,11 +75,11 @@ fn send(net: &mut Network, (host, target): (Qp, Qp)) -> u64 {
             }
         }
     }
-    net.node(1).endpoint.counters()[Fate::Implausible] - before
+    net.node(1).endpoint.counters()[DatagramOutcome::Implausible] - before
 }
 
 /// A host and a target that are up; from now on the host counts identifications as this does.
-fn counting(host: Config, counting: Counting) -> (Network, (Qp, Qp)) {
+fn counting(host: Config, counting: Counting) -> (EndpointNetwork, (Qp, Qp)) {
     let mut net = two(1, Faults::NONE, false, host, open_config());
     let ends = established(&mut net);
     let counting = Mutex::new(counting);

@@ -20,14 +20,14 @@ use rdma::soft::cm::message::{
 };
 use rdma::soft::endpoint::{Config, Endpoint, Transmit};
 use rdma::soft::qp::memory_region::Rights;
-use rdma::soft::sim::{Dice, Faults, Network, Node};
-use rdma::soft::stats::datagrams::Fate;
+use rdma::soft::sim::{EndpointNetwork, Faults, Node, Rng};
+use rdma::soft::stats::datagrams::DatagramOutcome;
 use rdma::soft::wire::header::{Aeth, Bth, Deth, Extended, GSI_QKEY, HeaderBytes, Reth, Syndrome};
 use rdma::soft::wire::icrc::{Flow, Icrc};
 use rdma::soft::wire::opcode::Opcode;
 use rdma::soft::wire::psn::{Msn, Psn, Qpn};
 use rdma::{
-    Buf, Event, Exposed, Fault, Incoming, Pool, PoolPlan, Qp, QpLimits, Reason, Remote, Work,
+    Buf, Event, Fault, Incoming, Pool, PoolPlan, Qp, QpLimits, Reason, Remote, RemoteRegion, Work,
 };
 
 const LIMITS: QpLimits = QpLimits { receives: 16, sends: 16, reads: 4 };
@@ -62,26 +62,26 @@ fn address(v6: bool, number: u8) -> IpAddr {
 }
 
 /// A host (node 0) and a target (node 1), which listens.
-fn two(seed: u64, faults: Faults, v6: bool, host: Config, target: Config) -> Network {
-    two_in(Network::new(seed, faults), v6, host, target)
+fn two(seed: u64, faults: Faults, v6: bool, host: Config, target: Config) -> EndpointNetwork {
+    two_in(EndpointNetwork::new(seed, faults), v6, host, target)
 }
 
 /// The same, in a network without endpoints.
-fn two_in(mut net: Network, v6: bool, host: Config, target: Config) -> Network {
+fn two_in(mut net: EndpointNetwork, v6: bool, host: Config, target: Config) -> EndpointNetwork {
     net.add(address(v6, 1), host, plan()).unwrap();
     net.add(address(v6, 2), target, plan()).unwrap();
     net.node(1).endpoint.listen(SocketAddr::new(address(v6, 2), PORT));
     net
 }
 
-fn connect(net: &mut Network, private: &[u8]) -> Qp {
+fn connect(net: &mut EndpointNetwork, private: &[u8]) -> Qp {
     let (now, from) = (net.now(), net.node(0).address);
     let to = SocketAddr::new(net.node(1).address, PORT);
     net.node(0).endpoint.connect(now, from, to, private, LIMITS).unwrap()
 }
 
 /// Runs until something has happened at a node, or nothing can happen any more.
-fn wait(net: &mut Network, node: usize) -> Vec<Event> {
+fn wait(net: &mut EndpointNetwork, node: usize) -> Vec<Event> {
     for _ in 0..10_000 {
         let events = net.node(node).events();
         if !events.is_empty() || !net.step() {
@@ -91,7 +91,7 @@ fn wait(net: &mut Network, node: usize) -> Vec<Event> {
     panic!("nothing happens")
 }
 
-fn incoming(net: &mut Network) -> Incoming {
+fn incoming(net: &mut EndpointNetwork) -> Incoming {
     let mut events = wait(net, 1);
     match events.pop() {
         Some(Event::Incoming(incoming)) if events.is_empty() => incoming,
@@ -100,7 +100,7 @@ fn incoming(net: &mut Network) -> Incoming {
 }
 
 /// A connection, established at both ends.
-fn established(net: &mut Network) -> (Qp, Qp) {
+fn established(net: &mut EndpointNetwork) -> (Qp, Qp) {
     let host = connect(net, b"hello");
     let incoming = incoming(net);
     let now = net.now();
@@ -112,7 +112,7 @@ fn established(net: &mut Network) -> (Qp, Qp) {
     (host, target)
 }
 
-fn drain(net: &mut Network) {
+fn drain(net: &mut EndpointNetwork) {
     for _ in 0..100_000 {
         if !net.step() {
             return;
@@ -138,7 +138,7 @@ fn is_pattern(bytes: &[u8], seed: u8) -> bool {
     bytes.iter().enumerate().all(|(at, byte)| *byte == pattern(at, seed))
 }
 
-fn plain(v6: bool) -> Network {
+fn plain(v6: bool) -> EndpointNetwork {
     two(1, Faults::NONE, v6, open_config(), Config::default())
 }
 
@@ -314,7 +314,7 @@ fn payload(node: &Node, transmit: &Transmit) -> Vec<u8> {
 }
 
 /// The next message of connection management that a node sends.
-fn message(net: &mut Network, node: usize) -> Option<CmMessage> {
+fn message(net: &mut EndpointNetwork, node: usize) -> Option<CmMessage> {
     let (now, node) = (net.now(), net.node(node));
     let transmit = node.endpoint.poll_transmit(now, node.pool.region())?;
     let mad = payload(node, &transmit);

@@ -19,7 +19,7 @@ proptest! {
         let (host, _) = established(&mut net);
         let from = buf(&mut net.node(0).pool, 256, 0);
         net.node(0).post(host, 1, Work::Send { from, invalidate: None });
-        let (now, mut dice) = (net.now(), Dice::new(seed));
+        let (now, mut dice) = (net.now(), Rng::new(seed));
         let (source, here) = (address(true, 1), address(true, 2));
         let mut seen = Vec::new();
         while let Some(transmit) = {
@@ -56,7 +56,7 @@ proptest! {
             while node.endpoint.poll_transmit(now, node.pool.region()).is_some() {}
         }
         let counters = net.node(1).endpoint.counters();
-        prop_assert_eq!((counters[Fate::Damaged], counters.accounted()), (0, counters.received));
+        prop_assert_eq!((counters[DatagramOutcome::Damaged], counters.accounted()), (0, counters.received));
     }
 
     /// Two ends, random verbs both ways, under all faults at once: the data are right, each piece
@@ -73,12 +73,12 @@ struct Job {
     verb: u64,
     len: u32,
     seed: u8,
-    exposed: Option<Exposed>,
+    exposed: Option<RemoteRegion>,
 }
 
 fn run(seed: u64) -> Result<(), TestCaseError> {
-    let mut dice = Dice::new(seed);
-    let chance = |dice: &mut Dice| dice.below(60) as u16;
+    let mut dice = Rng::new(seed);
+    let chance = |dice: &mut Rng| dice.below(60) as u16;
     let faults = Faults {
         loss: chance(&mut dice),
         duplicate: chance(&mut dice),
@@ -89,7 +89,7 @@ fn run(seed: u64) -> Result<(), TestCaseError> {
     // Damage that IPv4 cannot see, one packet in 65536, would be a false alarm here.
     let v6 = faults.damage > 0;
     let config = Config { mtu: [256, 1024, 4096][dice.below(3) as usize], ..open_config() };
-    let mut net = Network::new(seed, Faults::NONE);
+    let mut net = EndpointNetwork::new(seed, Faults::NONE);
     net.wraps = dice.below(4) > 0;
     let mut net = two_in(net, v6, config, config);
     let (host, target) = established(&mut net);
@@ -143,11 +143,17 @@ fn run(seed: u64) -> Result<(), TestCaseError> {
 }
 
 /// Posts a job at its node, and what it needs at the other.
-fn post(net: &mut Network, qps: [Qp; 2], job: Job, tag: u64, posted: &mut [usize; 2]) -> Job {
+fn post(
+    net: &mut EndpointNetwork,
+    qps: [Qp; 2],
+    job: Job,
+    tag: u64,
+    posted: &mut [usize; 2],
+) -> Job {
     let Job { node, verb, len, seed, .. } = job;
     let other = 1 - node;
     let mut exposed = None;
-    let mut expose = |net: &mut Network, seed| {
+    let mut expose = |net: &mut EndpointNetwork, seed| {
         let peer = net.node(other);
         let buf = buf(&mut peer.pool, len, seed);
         exposed.insert(peer.endpoint.memory().expose(buf, Rights::ALL).unwrap()).remote()
@@ -175,7 +181,7 @@ fn post(net: &mut Network, qps: [Qp; 2], job: Job, tag: u64, posted: &mut [usize
 }
 
 /// Disconnects; both ends must see it, and have all their memory.
-fn leave(net: &mut Network, qps: [Qp; 2]) -> Result<(), TestCaseError> {
+fn leave(net: &mut EndpointNetwork, qps: [Qp; 2]) -> Result<(), TestCaseError> {
     let now = net.now();
     let node = net.node(0);
     node.endpoint.disconnect(now, qps[0], node.pool.region());

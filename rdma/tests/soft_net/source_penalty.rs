@@ -8,14 +8,14 @@ use super::*;
 const VAIN: u32 = 8;
 
 /// A host (node 0), a target (node 1) that counts them, and another host (node 2).
-fn three() -> Network {
+fn three() -> EndpointNetwork {
     let config = Config { vain_per_source: Some(VAIN), ..Config::default() };
     let mut net = two(1, Faults::NONE, false, open_config(), config);
     net.add(address(false, 3), open_config(), plan()).unwrap();
     net
 }
 
-fn ask(net: &mut Network, host: usize) -> Qp {
+fn ask(net: &mut EndpointNetwork, host: usize) -> Qp {
     let (now, from) = (net.now(), net.node(host).address);
     let to = SocketAddr::new(net.node(1).address, PORT);
     net.node(host).endpoint.connect(now, from, to, &[], LIMITS).unwrap()
@@ -23,7 +23,7 @@ fn ask(net: &mut Network, host: usize) -> Qp {
 
 /// A connection of a host that comes up and is ended by either side, perhaps after the target has let
 /// the host in.
-fn come_and_go(net: &mut Network, host: usize, admitted: bool, by_target: bool) {
+fn come_and_go(net: &mut EndpointNetwork, host: usize, admitted: bool, by_target: bool) {
     let at_host = ask(net, host);
     let asked = incoming(net);
     let now = net.now();
@@ -42,8 +42,8 @@ fn come_and_go(net: &mut Network, host: usize, admitted: bool, by_target: bool) 
     }
 }
 
-fn barred(net: &mut Network) -> u64 {
-    net.node(1).endpoint.counters()[Fate::Barred]
+fn barred(net: &mut EndpointNetwork) -> u64 {
+    net.node(1).endpoint.counters()[DatagramOutcome::Barred]
 }
 
 #[test]

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use rdma::soft::qp::memory_region::{Memory, Rights};
-use rdma::soft::qp::reorder_buffer::Shelf;
+use rdma::soft::qp::reorder_buffer::ReorderBuffer;
 use rdma::soft::qp::{Io, QueuePair, Settings, State};
-use rdma::soft::stats::datagrams::Fate;
+use rdma::soft::stats::datagrams::DatagramOutcome;
 use rdma::soft::wire::header::{
     Aeth, AtomicEth, Bth, Credits, Deth, Extended, HeaderBytes, ICRC_BYTES, Nak, Packet, Reth,
     RnrTimer, Syndrome, padding,
@@ -22,7 +22,7 @@ use rdma::soft::wire::header::{
 use rdma::soft::wire::icrc::{Checker, Flow, Verdict};
 use rdma::soft::wire::opcode::Opcode;
 use rdma::soft::wire::psn::{Msn, Psn, Qpn};
-use rdma::{Buf, Completion, Event, Exposed, Fault, Pool, PoolPlan, Qp, Remote, Work};
+use rdma::{Buf, Completion, Event, Fault, Pool, PoolPlan, Qp, Remote, RemoteRegion, Work};
 
 const MTU: u32 = 1024;
 
@@ -50,8 +50,8 @@ fn settings(depth: u8) -> Settings {
 struct End {
     pool: Pool,
     memory: Memory,
-    shelf: Shelf,
-    exposed: Vec<Exposed>,
+    shelf: ReorderBuffer,
+    exposed: Vec<RemoteRegion>,
     events: VecDeque<Event>,
     qp: QueuePair,
     now: Instant,
@@ -73,7 +73,7 @@ impl End {
         End {
             pool: Pool::new(plan).unwrap(),
             memory: Memory::new(64),
-            shelf: Shelf::new(64),
+            shelf: ReorderBuffer::new(64),
             exposed: Vec::new(),
             events: VecDeque::new(),
             qp,

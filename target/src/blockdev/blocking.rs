@@ -13,7 +13,7 @@ const MOST_AT_WORK: usize = 32;
 
 /// What is to be done, what is done, and what hangs.
 #[derive(Debug, Default)]
-pub(crate) struct Opening {
+pub(crate) struct BlockingPool {
     book: Arc<Mutex<Book>>,
     /// Whatever is done waits for as many others as this says.
     #[cfg(test)]
@@ -42,11 +42,11 @@ impl std::fmt::Debug for Job {
     }
 }
 
-/// Something that was begun and is to be awaited with [`Begun::by`], also when its outcome does not
+/// Something that was begun and is to be awaited with [`BlockingTask::by`], also when its outcome does not
 /// matter any more: what it opens would stay open a moment longer than anybody expects.
 #[must_use]
-pub(crate) struct Begun<'a, T> {
-    opening: &'a Opening,
+pub(crate) struct BlockingTask<'a, T> {
+    opening: &'a BlockingPool,
     path: PathBuf,
     state: State<T>,
 }
@@ -56,7 +56,7 @@ enum State<T> {
     UnderWay(Receiver<Result<T, String>>, u64),
 }
 
-impl Opening {
+impl BlockingPool {
     /// Does what may wait for the disk behind a path, unless something hangs there already.
     ///
     /// # Errors
@@ -77,8 +77,8 @@ impl Opening {
         &self,
         path: &Path,
         act: impl FnOnce() -> Result<T, String> + Send + 'static,
-    ) -> Begun<'_, T> {
-        let begun = |state| Begun { opening: self, path: path.to_owned(), state };
+    ) -> BlockingTask<'_, T> {
+        let begun = |state| BlockingTask { opening: self, path: path.to_owned(), state };
         if self.hangs_at(path) {
             return begun(State::Over(Err(silent(path))));
         }
@@ -113,12 +113,12 @@ impl Opening {
     }
 
     /// What is known at once, where others have to be awaited.
-    pub(crate) fn over<T>(&self, path: &Path, outcome: Result<T, String>) -> Begun<'_, T> {
-        Begun { opening: self, path: path.to_owned(), state: State::Over(outcome) }
+    pub(crate) fn over<T>(&self, path: &Path, outcome: Result<T, String>) -> BlockingTask<'_, T> {
+        BlockingTask { opening: self, path: path.to_owned(), state: State::Over(outcome) }
     }
 }
 
-impl<T> Begun<'_, T> {
+impl<T> BlockingTask<'_, T> {
     /// Its outcome, if there is one by then.
     ///
     /// # Errors
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn what_hangs_is_not_tried_again_before_it_has_come_back() {
-        let (opening, path) = (Opening::default(), Path::new("/disk"));
+        let (opening, path) = (BlockingPool::default(), Path::new("/disk"));
         let (go_on, hangs) = channel::<()>();
         let (begins, begun) = channel();
         let hang = move || {
@@ -227,7 +227,7 @@ mod tests {
     /// A start with a thousand namespaces looks at a thousand paths.
     #[test]
     fn so_many_threads_are_at_work_and_who_is_given_up_keeps_nobody_from_it() {
-        let opening = Opening::default();
+        let opening = BlockingPool::default();
         let (go_on, hangs) = channel::<()>();
         let hangs = Arc::new(Mutex::new(hangs));
         let (begins, begun) = channel();

@@ -8,14 +8,14 @@ use std::sync::Arc;
 
 use tracing::info;
 
-use super::device::{Backing, BackingConfig, BackingKind};
+use super::device::{BackingConfig, BackingDevice, BackingKind};
 use super::open::Hold;
 
 /// A file that was made a moment ago and that nobody has been served. Unless it is kept, it goes when
 /// this is dropped, which may wait for a disk: if its path still leads to this very file, and
 /// nobody has touched it since.
 #[derive(Debug)]
-pub(crate) struct Made {
+pub(crate) struct CreatedFile {
     path: PathBuf,
     stamp: Stamp,
     is_kept: bool,
@@ -43,12 +43,15 @@ impl Stamp {
     }
 }
 
-impl Made {
+impl CreatedFile {
     /// The file of a store, if opening it has made that.
-    pub(crate) fn by_opening(backing: &Backing, config: &BackingConfig) -> Option<Made> {
+    pub(crate) fn by_opening(
+        backing: &BackingDevice,
+        config: &BackingConfig,
+    ) -> Option<CreatedFile> {
         let BackingKind::File { path, .. } = &config.kind else { return None };
         let (stamp, hold) = (backing.made_as?, Arc::clone(backing.hold.as_ref()?));
-        Some(Made { path: path.clone(), stamp, is_kept: false, _hold: hold })
+        Some(CreatedFile { path: path.clone(), stamp, is_kept: false, _hold: hold })
     }
 
     /// It is served from now on.
@@ -62,7 +65,7 @@ impl Made {
     }
 }
 
-impl Drop for Made {
+impl Drop for CreatedFile {
     fn drop(&mut self) {
         if !self.is_kept && self.is_untouched() && fs::remove_file(&self.path).is_ok() {
             let shown = self.path.display();
@@ -77,12 +80,12 @@ mod tests {
 
     use crate::blockdev::created_file::*;
 
-    fn made(path: &Path) -> (Backing, Option<Made>) {
+    fn made(path: &Path) -> (BackingDevice, Option<CreatedFile>) {
         let kind = BackingKind::File { path: path.to_owned(), size: Some(1 << 20) };
         let config =
             BackingConfig { kind, block_size_bytes: 4096, read_only: false, shared: false };
-        let backing = Backing::open(&config).unwrap();
-        let made = Made::by_opening(&backing, &config);
+        let backing = BackingDevice::open(&config).unwrap();
+        let made = CreatedFile::by_opening(&backing, &config);
         (backing, made)
     }
 

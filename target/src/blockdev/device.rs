@@ -1,4 +1,4 @@
-//! `Backing`: an opened store, shared by all reactors.
+//! `BackingDevice`: an opened store, shared by all reactors.
 //!
 //! Opening is where a store can still be refused with a sentence that a person can act upon, so
 //! everything that can be found out beforehand is found out here: direct I/O, the alignment it
@@ -23,7 +23,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nvme::status::Status;
 
 use super::created_file::Stamp;
-use super::errno::{Doing, status_of};
+use super::errno::{OpKind, status_of};
 use super::health::{Detached, Health};
 use super::open::Was::{Expected, Lost, New};
 use super::open::{self, Hold};
@@ -65,7 +65,7 @@ pub enum BackingKind {
     },
 }
 
-/// What a [`Backing`] turned out to be.
+/// What a [`BackingDevice`] turned out to be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// A regular file.
@@ -114,7 +114,7 @@ pub struct Geometry {
 
 /// An opened store: what every reactor's ring operates on, through an `Arc`.
 #[derive(Debug)]
-pub struct Backing {
+pub struct BackingDevice {
     pub(super) kind: Kind,
     /// What rings read and write through; none for [`Kind::Null`].
     pub(super) file: Option<Arc<File>>,
@@ -176,24 +176,24 @@ pub enum Space {
     ZeroRange = 2,
 }
 
-impl Backing {
+impl BackingDevice {
     /// Opens a store, creating a missing file when its size is given.
     ///
     /// # Errors
     /// One sentence: what was tried, what the system said, what to do.
-    pub fn open(config: &BackingConfig) -> Result<Backing, OpenError> {
-        Backing::open_or_make(config, true)
+    pub fn open(config: &BackingConfig) -> Result<BackingDevice, OpenError> {
+        BackingDevice::open_or_make(config, true)
     }
 
     /// The same, but where `may_make` is false a missing file is not created: it was there a moment
     /// ago, and an empty one must not take its place.
     ///
     /// # Errors
-    /// As [`Backing::open`].
+    /// As [`BackingDevice::open`].
     pub(crate) fn open_or_make(
         config: &BackingConfig,
         may_make: bool,
-    ) -> Result<Backing, OpenError> {
+    ) -> Result<BackingDevice, OpenError> {
         match &config.kind {
             BackingKind::File { path, size } => {
                 open::open_path(path, *size, config, if may_make { New } else { Expected })
@@ -208,12 +208,12 @@ impl Backing {
                         errno.desc()
                     ))
                 })?;
-                Ok(Backing::assemble(Kind::Ram, Some(Arc::new(file)), name, *size, config))
+                Ok(BackingDevice::assemble(Kind::Ram, Some(Arc::new(file)), name, *size, config))
             }
             BackingKind::Null { size } => {
                 let name = format!("null ({size} bytes)");
                 open::check_shape(&name, *size, config.block_size_bytes)?;
-                Ok(Backing::assemble(Kind::Null, None, name, *size, config))
+                Ok(BackingDevice::assemble(Kind::Null, None, name, *size, config))
             }
         }
     }
@@ -236,7 +236,11 @@ impl Backing {
     ///
     /// # Errors
     /// One sentence: what was tried, what the system said, what to do.
-    pub fn open_again(&self, config: &BackingConfig, trusted: bool) -> Result<Backing, OpenError> {
+    pub fn open_again(
+        &self,
+        config: &BackingConfig,
+        trusted: bool,
+    ) -> Result<BackingDevice, OpenError> {
         let BackingKind::File { path, .. } = &config.kind else {
             return Err(OpenError::new(format!("{} cannot be opened again", self.name)));
         };
@@ -261,8 +265,8 @@ impl Backing {
     }
 
     /// Whatever has the right length may be half restored, or older.
-    fn is_the_file(&self, fresh: &Backing) -> Result<(), OpenError> {
-        let id = |backing: &Backing| backing.hold.as_ref().map(|hold| hold.id);
+    fn is_the_file(&self, fresh: &BackingDevice) -> Result<(), OpenError> {
+        let id = |backing: &BackingDevice| backing.hold.as_ref().map(|hold| hold.id);
         match self.kind != Kind::File || id(self) == id(fresh) {
             true => Ok(()),
             false => Err(OpenError::new(format!(
@@ -274,7 +278,7 @@ impl Backing {
     }
 
     /// Where a path is the kernel's own, and a device is plugged in, any other may get it.
-    pub(super) fn is_the_device(&self, fresh: &Backing) -> Result<(), OpenError> {
+    pub(super) fn is_the_device(&self, fresh: &BackingDevice) -> Result<(), OpenError> {
         match (&self.identity, &fresh.identity) {
             (Some(old), Some(new)) if old != new => Err(OpenError::new(format!(
                 "{} is another device now ({new}) than it was ({old}): attach that one again, or \
@@ -290,13 +294,13 @@ impl Backing {
     ///
     /// # Errors
     /// One sentence: what was tried, what the system said, what to do.
-    pub fn renewed(&self, config: &BackingConfig) -> Result<Backing, OpenError> {
+    pub fn renewed(&self, config: &BackingConfig) -> Result<BackingDevice, OpenError> {
         let Some(hold) = &self.hold else {
             return Err(OpenError::new(format!("{} cannot be opened again", self.name)));
         };
         let file = Arc::new(hold.another(&self.name, self.read_only)?);
         let (name, size) = (self.name.clone(), self.size_bytes());
-        let mut fresh = Backing::assemble(self.kind, Some(file), name, size, config);
+        let mut fresh = BackingDevice::assemble(self.kind, Some(file), name, size, config);
         fresh.is_long(self.found_bytes());
         fresh.hold = Some(Arc::clone(hold));
         fresh.place = self.place;
@@ -375,12 +379,12 @@ impl Backing {
     ///
     /// # Errors
     /// Size and block size make no sense together.
-    pub fn simulated(size_bytes: u64, block_size_bytes: u32) -> Result<Backing, OpenError> {
+    pub fn simulated(size_bytes: u64, block_size_bytes: u32) -> Result<BackingDevice, OpenError> {
         let name = format!("simulated ({size_bytes} bytes)");
         open::check_shape(&name, size_bytes, block_size_bytes)?;
         let kind = BackingKind::Null { size: size_bytes };
         let config = BackingConfig { kind, block_size_bytes, read_only: false, shared: false };
-        Ok(Backing::assemble(Kind::File, None, name, size_bytes, &config))
+        Ok(BackingDevice::assemble(Kind::File, None, name, size_bytes, &config))
     }
 
     pub(super) fn assemble(
@@ -389,8 +393,8 @@ impl Backing {
         name: String,
         size_bytes: u64,
         config: &BackingConfig,
-    ) -> Backing {
-        Backing {
+    ) -> BackingDevice {
+        BackingDevice {
             kind,
             file,
             hold: None,
@@ -564,7 +568,7 @@ impl Backing {
 
     /// Turns what the system said into a status, counts it, and says so in the log: at the first
     /// failure and at each doubling, so that a dying disk cannot flood it.
-    pub(crate) fn fail(&self, doing: Doing, errno: i32, at: u64) -> Status {
+    pub(crate) fn fail(&self, doing: OpKind, errno: i32, at: u64) -> Status {
         let count = self.health.count_failure(errno);
         if count.is_power_of_two() {
             let said = Errno::from_raw(errno).desc();

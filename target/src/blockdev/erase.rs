@@ -12,8 +12,8 @@ use nvme::status::Status;
 
 use super::block_sizes::BlockSizes;
 use super::crash_point::crash_point;
-use super::device::{Backing, Kind, Space};
-use super::errno::Doing;
+use super::device::{BackingDevice, Kind, Space};
+use super::errno::OpKind;
 use super::fault_injection::Verdict;
 use super::request::Step;
 
@@ -28,7 +28,7 @@ const ALIGNMENT: usize = 4096;
 /// kept yet.
 const STALL: Duration = Duration::from_millis(20);
 
-impl Backing {
+impl BackingDevice {
     /// The formats that it can have: all of its blocks must be whole, and direct I/O must reach
     /// each of them.
     #[must_use]
@@ -97,7 +97,7 @@ impl Backing {
                     return Ok(());
                 }
                 Err(Errno::EOPNOTSUPP) => self.refuse(how),
-                Err(errno) => return Err(self.fail(Doing::Zero, errno as i32, at)),
+                Err(errno) => return Err(self.fail(OpKind::Zero, errno as i32, at)),
             }
         }
         let mut done = 0;
@@ -105,7 +105,7 @@ impl Backing {
             let bytes = (ZEROS_BYTES as u64).min(len - done);
             let step = Step::Zeros { at: at + done, len: bytes as u32 };
             let wrote = self.attempt(step, stop, || self.write_zeros(at + done, bytes, zeros))?;
-            wrote.map_err(|errno| self.fail(Doing::Zero, errno as i32, at + done))?;
+            wrote.map_err(|errno| self.fail(OpKind::Zero, errno as i32, at + done))?;
             self.health.note_write();
             done += bytes;
         }
@@ -147,7 +147,7 @@ impl Backing {
         }
         self.health.end_sync();
         if let Err(errno) = synced? {
-            let status = self.fail(Doing::Flush, errno as i32, 0);
+            let status = self.fail(OpKind::Flush, errno as i32, 0);
             self.fail_sync(status);
             return Err(status);
         }
@@ -219,12 +219,17 @@ mod tests {
     use std::sync::Arc;
 
     use super::super::device::{BackingConfig, BackingKind};
-    use super::super::fault_injection::Fault;
+    use super::super::fault_injection::InjectedFault;
     use crate::blockdev::erase::*;
 
-    fn open(kind: BackingKind, block_size_bytes: u32) -> Backing {
-        Backing::open(&BackingConfig { kind, block_size_bytes, read_only: false, shared: false })
-            .unwrap()
+    fn open(kind: BackingKind, block_size_bytes: u32) -> BackingDevice {
+        BackingDevice::open(&BackingConfig {
+            kind,
+            block_size_bytes,
+            read_only: false,
+            shared: false,
+        })
+        .unwrap()
     }
 
     #[test]
@@ -272,7 +277,7 @@ mod tests {
         }
         // Nor does it wait on for a store that stalls.
         let memory = open(BackingKind::Ram { size: 8192 }, 4096);
-        memory.health().set_fault(Fault::Stall);
+        memory.health().set_fault(InjectedFault::Stall);
         let looks = Cell::new(0);
         let stop = || looks.replace(looks.get() + 1) > 2;
         assert_eq!(memory.erase(stop, |_, _| ()), Err(Status::COMMAND_INTERRUPTED));
@@ -287,11 +292,15 @@ mod tests {
             backing.health().set_fault(fault);
             backing.erase(|| false, |_, _| ())
         };
-        assert_eq!(erase(Fault::Error), Err(Status::WRITE_FAULT));
-        assert_eq!(erase(Fault::Full), Err(Status::CAPACITY_EXCEEDED.with_dnr()));
-        assert_eq!(erase(Fault::Slow), Ok(()));
-        assert_eq!(erase(Fault::Sync), Err(Status::WRITE_FAULT));
-        assert_eq!(erase(Fault::None), Err(Status::WRITE_FAULT), "until it is opened again");
+        assert_eq!(erase(InjectedFault::Error), Err(Status::WRITE_FAULT));
+        assert_eq!(erase(InjectedFault::Full), Err(Status::CAPACITY_EXCEEDED.with_dnr()));
+        assert_eq!(erase(InjectedFault::Slow), Ok(()));
+        assert_eq!(erase(InjectedFault::Sync), Err(Status::WRITE_FAULT));
+        assert_eq!(
+            erase(InjectedFault::None),
+            Err(Status::WRITE_FAULT),
+            "until it is opened again"
+        );
         assert_eq!(backing.sync_failure(), Some(Status::WRITE_FAULT));
     }
 
@@ -317,14 +326,14 @@ mod tests {
         let told = |act: &dyn Fn() -> Result<(), Status>| {
             looks.set(0);
             let outcome = act();
-            health.set_fault(Fault::None);
+            health.set_fault(InjectedFault::None);
             (outcome, looks.get())
         };
         let late = (Err(Status::WRITE_FAULT), 3);
-        health.set_fault(Fault::Sync);
+        health.set_fault(InjectedFault::Sync);
         assert_eq!(told(&erase), late);
         health.trust();
-        health.set_fault(Fault::Sync);
+        health.set_fault(InjectedFault::Sync);
         assert_eq!(told(&|| backing.make_durable(&keep_late)), late);
         // That of somebody else, which keeps everything from beginning.
         health.trust();
@@ -332,7 +341,7 @@ mod tests {
         assert_eq!(told(&erase), late);
         // Who stops does not wait, and is not told.
         health.trust();
-        health.set_fault(Fault::Sync);
+        health.set_fault(InjectedFault::Sync);
         let stopped = backing.erase(|| health.is_unrecorded(), |_, _| ());
         assert_eq!(stopped, Err(Status::COMMAND_INTERRUPTED));
         assert_eq!(health.sync_failure(), Some(Status::WRITE_FAULT));

@@ -8,7 +8,7 @@ use super::health::Health;
 /// What was being done when the system failed: the same errno means different things to a
 /// reader and to a writer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Doing {
+pub enum OpKind {
     /// Reading data.
     Read,
     /// Writing data, durably or not.
@@ -21,16 +21,16 @@ pub enum Doing {
     Zero,
 }
 
-impl Doing {
+impl OpKind {
     /// The word for a log line.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
-            Doing::Read => "read",
-            Doing::Write => "write",
-            Doing::Flush => "flush",
-            Doing::Discard => "discard",
-            Doing::Zero => "write of zeros",
+            OpKind::Read => "read",
+            OpKind::Write => "write",
+            OpKind::Flush => "flush",
+            OpKind::Discard => "discard",
+            OpKind::Zero => "write of zeros",
         }
     }
 }
@@ -42,17 +42,17 @@ impl Doing {
 /// Interrupted, whose meaning is "try that again". A store that is gone may come back: Namespace
 /// Not Ready, with the first retry delay.
 #[must_use]
-pub fn status_of(doing: Doing, errno: i32) -> Status {
+pub fn status_of(doing: OpKind, errno: i32) -> Status {
     match Errno::from_raw(errno) {
         Errno::ENOSPC | Errno::EDQUOT | Errno::EFBIG => Status::CAPACITY_EXCEEDED.with_dnr(),
         // The block layer says ENODATA for a medium error and EILSEQ for a failed integrity check.
         Errno::EIO | Errno::ENODATA | Errno::EILSEQ => match doing {
-            Doing::Read => Status::UNRECOVERED_READ_ERROR,
-            Doing::Write | Doing::Flush | Doing::Discard | Doing::Zero => Status::WRITE_FAULT,
+            OpKind::Read => Status::UNRECOVERED_READ_ERROR,
+            OpKind::Write | OpKind::Flush | OpKind::Discard | OpKind::Zero => Status::WRITE_FAULT,
         },
         Errno::EROFS => Status::NAMESPACE_WRITE_PROTECTED.with_dnr(),
         // A block device that was made read-only after it was opened refuses writers with EPERM.
-        Errno::EPERM if doing != Doing::Read => Status::NAMESPACE_WRITE_PROTECTED.with_dnr(),
+        Errno::EPERM if doing != OpKind::Read => Status::NAMESPACE_WRITE_PROTECTED.with_dnr(),
         Errno::EOPNOTSUPP => Status::INVALID_OPCODE.with_dnr(),
         // The block layer's word for a reservation that another initiator holds.
         Errno::EBADE => Status::RESERVATION_CONFLICT.with_dnr(),
@@ -74,7 +74,8 @@ pub fn status_of(doing: Doing, errno: i32) -> Status {
 mod tests {
     use crate::blockdev::errno::*;
 
-    const ALL: [Doing; 5] = [Doing::Read, Doing::Write, Doing::Flush, Doing::Discard, Doing::Zero];
+    const ALL: [OpKind; 5] =
+        [OpKind::Read, OpKind::Write, OpKind::Flush, OpKind::Discard, OpKind::Zero];
 
     #[test]
     fn the_table() {
@@ -121,7 +122,7 @@ mod tests {
             (libc::ECANCELED, internal, internal),
         ];
         for (errno, reader, others) in table {
-            assert_eq!(status_of(Doing::Read, errno), reader, "errno {errno}");
+            assert_eq!(status_of(OpKind::Read, errno), reader, "errno {errno}");
             for doing in &ALL[1..] {
                 assert_eq!(status_of(*doing, errno), others, "errno {errno} {doing:?}");
             }

@@ -10,7 +10,7 @@ use super::request::Step;
 /// What a store is told to do wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u8)]
-pub enum Fault {
+pub enum InjectedFault {
     /// Nothing.
     #[default]
     None,
@@ -39,43 +39,47 @@ pub(crate) enum Verdict {
     Fail(i32),
 }
 
-impl Fault {
+impl InjectedFault {
     /// All of them.
-    pub const ALL: [Fault; 7] = [
-        Fault::None,
-        Fault::Stall,
-        Fault::Slow,
-        Fault::Error,
-        Fault::Full,
-        Fault::Sync,
-        Fault::Short,
+    pub const ALL: [InjectedFault; 7] = [
+        InjectedFault::None,
+        InjectedFault::Stall,
+        InjectedFault::Slow,
+        InjectedFault::Error,
+        InjectedFault::Full,
+        InjectedFault::Sync,
+        InjectedFault::Short,
     ];
 
     /// The fault of this number, or none.
-    pub(super) fn from_number(number: u8) -> Fault {
-        Fault::ALL.into_iter().find(|fault| *fault as u8 == number).unwrap_or_default()
+    pub(super) fn from_number(number: u8) -> InjectedFault {
+        InjectedFault::ALL.into_iter().find(|fault| *fault as u8 == number).unwrap_or_default()
     }
 
     /// What becomes of a step that has waited so often.
     pub(crate) fn verdict(self, step: Step, waited: u8) -> Verdict {
         let changes = !matches!(step, Step::Read { .. } | Step::Sync);
         match self {
-            Fault::Stall => Verdict::Wait,
-            Fault::Slow if waited == 0 => Verdict::Wait,
-            Fault::Error => Verdict::Fail(libc::EIO),
-            Fault::Full if changes => Verdict::Fail(libc::ENOSPC),
-            Fault::Sync if step == Step::Sync => Verdict::Fail(libc::EIO),
-            Fault::None | Fault::Slow | Fault::Full | Fault::Sync | Fault::Short => Verdict::Go,
+            InjectedFault::Stall => Verdict::Wait,
+            InjectedFault::Slow if waited == 0 => Verdict::Wait,
+            InjectedFault::Error => Verdict::Fail(libc::EIO),
+            InjectedFault::Full if changes => Verdict::Fail(libc::ENOSPC),
+            InjectedFault::Sync if step == Step::Sync => Verdict::Fail(libc::EIO),
+            InjectedFault::None
+            | InjectedFault::Slow
+            | InjectedFault::Full
+            | InjectedFault::Sync
+            | InjectedFault::Short => Verdict::Go,
         }
     }
 
     /// The step as this fault has it.
     pub(crate) fn cut(self, step: Step, block_bytes: u32) -> Step {
         match step {
-            Step::Read { at, skip, len } if self == Fault::Short => {
+            Step::Read { at, skip, len } if self == InjectedFault::Short => {
                 Step::Read { at, skip, len: len.min(block_bytes) }
             }
-            Step::Write { at, skip, len, durable } if self == Fault::Short => {
+            Step::Write { at, skip, len, durable } if self == InjectedFault::Short => {
                 Step::Write { at, skip, len: len.min(block_bytes), durable }
             }
             step => step,
@@ -84,16 +88,16 @@ impl Fault {
 }
 
 /// As the configuration names it.
-impl fmt::Display for Fault {
+impl fmt::Display for InjectedFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Fault::None => "none",
-            Fault::Stall => "stall",
-            Fault::Slow => "slow",
-            Fault::Error => "error",
-            Fault::Full => "full",
-            Fault::Sync => "sync",
-            Fault::Short => "short",
+            InjectedFault::None => "none",
+            InjectedFault::Stall => "stall",
+            InjectedFault::Slow => "slow",
+            InjectedFault::Error => "error",
+            InjectedFault::Full => "full",
+            InjectedFault::Sync => "sync",
+            InjectedFault::Short => "short",
         })
     }
 }
@@ -109,7 +113,7 @@ mod tests {
         let steps = [read, write, Step::Sync];
         let (go, wait) = (Verdict::Go, Verdict::Wait);
         let (eio, enospc) = (Verdict::Fail(libc::EIO), Verdict::Fail(libc::ENOSPC));
-        for (fault, verdicts) in Fault::ALL.into_iter().zip([
+        for (fault, verdicts) in InjectedFault::ALL.into_iter().zip([
             [go, go, go],
             [wait, wait, wait],
             [wait, wait, wait],
@@ -119,13 +123,13 @@ mod tests {
             [go, go, go],
         ]) {
             assert_eq!(steps.map(|step| fault.verdict(step, 0)), verdicts, "{fault}");
-            assert_eq!(Fault::from_number(fault as u8), fault);
+            assert_eq!(InjectedFault::from_number(fault as u8), fault);
         }
-        assert_eq!(Fault::Slow.verdict(read, 1), go, "once");
-        assert_eq!(Fault::Stall.verdict(read, 200), wait, "as long as it lasts");
-        assert_eq!(Fault::Short.cut(read, 512), Step::Read { at: 0, skip: 0, len: 512 });
+        assert_eq!(InjectedFault::Slow.verdict(read, 1), go, "once");
+        assert_eq!(InjectedFault::Stall.verdict(read, 200), wait, "as long as it lasts");
+        assert_eq!(InjectedFault::Short.cut(read, 512), Step::Read { at: 0, skip: 0, len: 512 });
         assert_eq!(
-            (Fault::None.cut(write, 512), Fault::Short.cut(Step::Sync, 512)),
+            (InjectedFault::None.cut(write, 512), InjectedFault::Short.cut(Step::Sync, 512)),
             (write, Step::Sync)
         );
     }

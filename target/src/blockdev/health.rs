@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use nix::errno::Errno;
 use nvme::status::Status;
 
-use super::fault_injection::Fault;
+use super::fault_injection::InjectedFault;
 
 /// Every operation is answered with Namespace Not Ready.
 const DOWN: u32 = 1 << 17;
@@ -145,15 +145,15 @@ impl Health {
     /// What the store is told to do wrong.
     #[inline]
     #[must_use]
-    pub fn fault(&self) -> Fault {
+    pub fn fault(&self) -> InjectedFault {
         match self.standing.load(Ordering::Relaxed) >> FAULT_SHIFT {
-            0 => Fault::None,
-            number => Fault::from_number(number as u8),
+            0 => InjectedFault::None,
+            number => InjectedFault::from_number(number as u8),
         }
     }
 
     /// Has the store do something wrong from now on; for tests.
-    pub fn set_fault(&self, fault: Fault) {
+    pub fn set_fault(&self, fault: InjectedFault) {
         let mark = u32::from(fault as u8) << FAULT_SHIFT;
         let mut old = self.standing.load(Ordering::Relaxed);
         while let Err(now) = self.exchange(old, old & !FAULT | mark) {
@@ -341,12 +341,12 @@ mod tests {
         assert!(health.is_degraded());
         health.trust();
         assert!(!health.is_degraded());
-        health.set_fault(Fault::Sync);
-        assert_eq!((health.fault(), health.bars(true)), (Fault::Sync, None));
+        health.set_fault(InjectedFault::Sync);
+        assert_eq!((health.fault(), health.bars(true)), (InjectedFault::Sync, None));
         health.set_down();
-        assert_eq!((health.set_up(), health.fault()), (true, Fault::Sync));
-        health.set_fault(Fault::None);
-        assert_eq!((health.fault(), health.is_degraded()), (Fault::None, false));
+        assert_eq!((health.set_up(), health.fault()), (true, InjectedFault::Sync));
+        health.set_fault(InjectedFault::None);
+        assert_eq!((health.fault(), health.is_degraded()), (InjectedFault::None, false));
     }
 
     #[test]

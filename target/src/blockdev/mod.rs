@@ -29,12 +29,12 @@ pub(crate) mod tests;
 pub mod uring;
 
 pub use block_sizes::{BlockSizes, SHIFTS};
-pub(crate) use created_file::Made;
+pub(crate) use created_file::CreatedFile;
 pub use device::{
-    Backing, BackingConfig, BackingKind, Condition, Geometry, Kind, OpenError, Space,
+    BackingConfig, BackingDevice, BackingKind, Condition, Geometry, Kind, OpenError, Space,
 };
-pub use errno::{Doing, status_of};
-pub use fault_injection::Fault;
+pub use errno::{OpKind, status_of};
+pub use fault_injection::InjectedFault;
 pub use health::{Detached, Health};
 pub use media_properties::Below;
 pub(crate) use media_properties::Torn;
@@ -46,9 +46,9 @@ use rdma::{Buf, Tag};
 /// Which backing store: the same small number on every reactor, chosen by the registry, and the
 /// index in each ring's table of registered files.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct BackingId(pub u32);
+pub struct DeviceId(pub u32);
 
-impl BackingId {
+impl DeviceId {
     /// Ids are below that: 1,024 subsystems, or one with 1,024 namespaces, and as many again while a
     /// reload replaces them.
     pub const COUNT: u32 = 4096;
@@ -57,7 +57,7 @@ impl BackingId {
 /// One operation. Offsets and lengths are bytes, whole logical blocks, inside the namespace: the
 /// command rules have checked that before.
 #[derive(Debug)]
-pub enum Op {
+pub enum IoRequest {
     /// Fills the buffer's window from `at`.
     Read {
         /// Where the data land.
@@ -95,14 +95,14 @@ pub enum Op {
     },
 }
 
-impl Op {
+impl IoRequest {
     /// Byte offset and length of what it changes, if it does.
     #[must_use]
     pub fn changes(&self) -> Option<(u64, u64)> {
         match self {
-            Op::Write { from, at, .. } => Some((*at, from.len().into())),
-            Op::Discard { at, len } | Op::Zero { at, len, .. } => Some((*at, *len)),
-            Op::Read { .. } | Op::Flush => None,
+            IoRequest::Write { from, at, .. } => Some((*at, from.len().into())),
+            IoRequest::Discard { at, len } | IoRequest::Zero { at, len, .. } => Some((*at, *len)),
+            IoRequest::Read { .. } | IoRequest::Flush => None,
         }
     }
 
@@ -110,7 +110,7 @@ impl Op {
     #[must_use]
     pub fn range(&self) -> Option<(u64, u64)> {
         match self {
-            Op::Read { into, at } => Some((*at, into.len().into())),
+            IoRequest::Read { into, at } => Some((*at, into.len().into())),
             _ => self.changes(),
         }
     }
@@ -119,8 +119,8 @@ impl Op {
     #[must_use]
     pub fn buf(&self) -> Option<&Buf> {
         match self {
-            Op::Read { into: buf, .. } | Op::Write { from: buf, .. } => Some(buf),
-            Op::Flush | Op::Discard { .. } | Op::Zero { .. } => None,
+            IoRequest::Read { into: buf, .. } | IoRequest::Write { from: buf, .. } => Some(buf),
+            IoRequest::Flush | IoRequest::Discard { .. } | IoRequest::Zero { .. } => None,
         }
     }
 
@@ -128,15 +128,15 @@ impl Op {
     #[must_use]
     pub fn into_buf(self) -> Option<Buf> {
         match self {
-            Op::Read { into: buf, .. } | Op::Write { from: buf, .. } => Some(buf),
-            Op::Flush | Op::Discard { .. } | Op::Zero { .. } => None,
+            IoRequest::Read { into: buf, .. } | IoRequest::Write { from: buf, .. } => Some(buf),
+            IoRequest::Flush | IoRequest::Discard { .. } | IoRequest::Zero { .. } => None,
         }
     }
 }
 
 /// An operation, come home.
 #[derive(Debug)]
-pub struct Done {
+pub struct IoCompletion {
     /// The submitter's tag.
     pub tag: Tag,
     /// The buffer of a `Read` or `Write`, with its window as it was submitted.
@@ -147,7 +147,7 @@ pub struct Done {
 
 /// A wish to have an operation back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Wish {
+pub struct CancelRequest {
     /// The operation's tag.
     pub of: Tag,
     /// Its own.
@@ -157,10 +157,10 @@ pub struct Wish {
 /// **Seam 2.** Where namespaces keep their blocks, driven by one thread, in batches.
 ///
 /// `submit` never fails and never loses a buffer: each operation comes home in exactly one
-/// [`Done`]. Operations may complete in any order; nothing orders two of them but waiting.
-pub trait Disk {
+/// [`IoCompletion`]. Operations may complete in any order; nothing orders two of them but waiting.
+pub trait BlockDevice {
     /// Queues one operation. Nothing happens before the driver's next submission.
-    fn submit(&mut self, backing: BackingId, tag: Tag, op: Op);
+    fn submit(&mut self, backing: DeviceId, tag: Tag, op: IoRequest);
 
     /// Asks for the operation `of` back. The wish comes home under its own `tag`, without a buffer:
     /// with success when the operation comes home with Command Abort Requested, else when it is not
@@ -168,7 +168,7 @@ pub trait Disk {
     fn recall(&mut self, tag: Tag, of: Tag);
 
     /// The same for many, each other than the others, by the tags of operations in ascending order.
-    fn recall_all(&mut self, wishes: &[Wish]) {
+    fn recall_all(&mut self, wishes: &[CancelRequest]) {
         wishes.iter().for_each(|wish| self.recall(wish.tag, wish.of));
     }
 }

@@ -12,7 +12,7 @@ use nix::sys::stat::{major, minor};
 use tracing::warn;
 
 use super::created_file::Stamp;
-use super::device::{Backing, BackingConfig, Condition, Geometry, Kind, OpenError, Space};
+use super::device::{BackingConfig, BackingDevice, Condition, Geometry, Kind, OpenError, Space};
 use super::health::Detached;
 use super::media_properties::Below;
 use super::owner_file::{self, Daemon, Owner};
@@ -50,8 +50,8 @@ impl Hold {
             .map_err(|error| failed(&format!("cannot open {name} once more"), &error))
     }
 
-    /// See [`Backing::inspect`].
-    pub(super) fn inspect(&self, backing: &Backing, thorough: bool) -> Condition {
+    /// See [`BackingDevice::inspect`].
+    pub(super) fn inspect(&self, backing: &BackingDevice, thorough: bool) -> Condition {
         match self.look(backing, thorough) {
             Ok(bytes) if bytes < backing.size_bytes() => Condition::Shortened(bytes),
             Ok(_) => Condition::Sound,
@@ -60,7 +60,7 @@ impl Hold {
     }
 
     /// The size in bytes; the ends are read when it is not too short.
-    fn look(&self, backing: &Backing, thorough: bool) -> io::Result<u64> {
+    fn look(&self, backing: &BackingDevice, thorough: bool) -> io::Result<u64> {
         let bytes = match backing.kind {
             Kind::Device => (&*self.locked).seek(SeekFrom::End(0))?,
             _ => self.locked.metadata()?.len(),
@@ -146,7 +146,7 @@ pub(super) fn open_path(
     size: Option<u64>,
     config: &BackingConfig,
     was: Was,
-) -> Result<Backing, OpenError> {
+) -> Result<BackingDevice, OpenError> {
     let name = path.display().to_string();
     let before = if let Was::Lost(bytes) = was { Some(bytes) } else { None };
     if let Some(size) = size {
@@ -385,13 +385,13 @@ fn finish(
     name: String,
     bytes: u64,
     config: &BackingConfig,
-) -> Result<Backing, OpenError> {
+) -> Result<BackingDevice, OpenError> {
     let meta =
         file.metadata().map_err(|error| failed(&format!("cannot look at {name}"), &error))?;
     let below = Below::of(&file);
     // Half of a block that can be read: then so can the other.
     let fine = config.block_size_bytes == 512 || read_block(&file, 0, 512).is_ok();
-    let mut backing = Backing::assemble(kind, Some(file), name, bytes, config);
+    let mut backing = BackingDevice::assemble(kind, Some(file), name, bytes, config);
     backing.smallest_block_bytes = if fine { 512 } else { config.block_size_bytes };
     backing.place = if kind == Kind::Device { meta.rdev() } else { meta.dev() };
     if kind == Kind::Device {

@@ -1,17 +1,17 @@
-//! `Flight`: the life of one operation between submission and completion, without I/O.
+//! `PendingIo`: the life of one operation between submission and completion, without I/O.
 //!
-//! [`Flight::step`] says what the kernel shall do next, [`Flight::advance`] takes what it
+//! [`PendingIo::step`] says what the kernel shall do next, [`PendingIo::advance`] takes what it
 //! answered: done, failed, or on to the next step (the rest of a short transfer, the same once
 //! more, another way to write zeros).
 
 use nvme::status::Status;
 use rdma::{Buf, Tag};
 
-use super::device::{Backing, Kind, Space};
-use super::errno::Doing;
+use super::device::{BackingDevice, Kind, Space};
+use super::errno::OpKind;
 use super::fault_injection::Verdict;
 use super::health::Health;
-use super::{Done, Op};
+use super::{IoCompletion, IoRequest};
 
 /// The most that one write of zeros moves: the size of the ring's zeroed buffer.
 pub const ZEROS_BYTES: u32 = 256 * 1024;
@@ -72,7 +72,7 @@ enum Task {
 
 /// One operation on its way.
 #[derive(Debug)]
-pub struct Flight {
+pub struct PendingIo {
     tag: Tag,
     buf: Option<Buf>,
     /// Which of the driver's stores it belongs to; opaque here.
@@ -93,26 +93,26 @@ pub struct Flight {
     pub(crate) idle: bool,
 }
 
-impl Flight {
+impl PendingIo {
     /// An operation at its beginning.
     #[must_use]
-    pub fn new(attachment: u32, tag: Tag, op: Op) -> Flight {
+    pub fn new(attachment: u32, tag: Tag, op: IoRequest) -> PendingIo {
         let (task, buf, at, len) = match op {
-            Op::Read { into, at } => {
+            IoRequest::Read { into, at } => {
                 let len = u64::from(into.len());
                 (Task::Read, Some(into), at, len)
             }
-            Op::Write { from, at, fua } => {
+            IoRequest::Write { from, at, fua } => {
                 let len = u64::from(from.len());
                 (Task::Write { fua }, Some(from), at, len)
             }
-            Op::Flush => (Task::Flush, None, 0, 0),
-            Op::Discard { at, len } => (Task::Discard, None, at, len),
-            Op::Zero { at, len, deallocate } => {
+            IoRequest::Flush => (Task::Flush, None, 0, 0),
+            IoRequest::Discard { at, len } => (Task::Discard, None, at, len),
+            IoRequest::Zero { at, len, deallocate } => {
                 (Task::Zero { deallocate, by: None }, None, at, len)
             }
         };
-        Flight {
+        PendingIo {
             tag,
             buf,
             attachment,
@@ -142,7 +142,7 @@ impl Flight {
     }
 
     /// What becomes of a step on a store that is told to do wrong.
-    pub(crate) fn verdict(&mut self, step: Step, backing: &Backing) -> Verdict {
+    pub(crate) fn verdict(&mut self, step: Step, backing: &BackingDevice) -> Verdict {
         let verdict = backing.health().fault().verdict(step, self.waited);
         self.waits = verdict == Verdict::Wait;
         self.waited = if self.waits { self.waited.saturating_add(1) } else { self.waited };
@@ -167,8 +167,8 @@ impl Flight {
 
     /// Sends it home.
     #[must_use]
-    pub fn done(self, outcome: Result<(), Status>) -> Done {
-        Done { tag: self.tag, buf: self.buf, outcome }
+    pub fn done(self, outcome: Result<(), Status>) -> IoCompletion {
+        IoCompletion { tag: self.tag, buf: self.buf, outcome }
     }
 
     /// Whether this fills its buffer.
@@ -179,7 +179,7 @@ impl Flight {
 
     /// The outcome of an operation that needs no kernel, or that must not get there.
     #[must_use]
-    pub fn shortcut(&self, backing: &Backing) -> Option<Result<(), Status>> {
+    pub fn shortcut(&self, backing: &BackingDevice) -> Option<Result<(), Status>> {
         if !backing.contains(self.at, self.len) {
             return Some(Err(Status::LBA_OUT_OF_RANGE.with_dnr()));
         }
@@ -199,7 +199,7 @@ impl Flight {
     }
 
     /// What to do next.
-    pub fn step(&mut self, backing: &Backing) -> Step {
+    pub fn step(&mut self, backing: &BackingDevice) -> Step {
         let at = self.at.saturating_add(self.moved);
         let left = self.len.saturating_sub(self.moved);
         // Windows are at most u32 long, so these two are exact for reads and writes.
@@ -226,7 +226,7 @@ impl Flight {
 
     /// Takes the kernel's answer to the last step: an outcome, or none for another step.
     #[must_use]
-    pub fn advance(&mut self, answer: i32, backing: &Backing) -> Option<Result<(), Status>> {
+    pub fn advance(&mut self, answer: i32, backing: &BackingDevice) -> Option<Result<(), Status>> {
         if answer >= 0 {
             self.tries = 0;
             return self.progress(u64::from(answer.unsigned_abs()), backing);
@@ -271,7 +271,7 @@ impl Flight {
         Some(Err(status))
     }
 
-    fn progress(&mut self, bytes: u64, backing: &Backing) -> Option<Result<(), Status>> {
+    fn progress(&mut self, bytes: u64, backing: &BackingDevice) -> Option<Result<(), Status>> {
         match self.task {
             Task::Flush | Task::Discard | Task::Zero { by: Some(_), .. } => {
                 return Some(self.succeed(backing));
@@ -296,7 +296,7 @@ impl Flight {
 
     /// Another reactor's flush may have failed while this one succeeded: the kernel reports a
     /// lost writeback to one of them, so neither may vouch for the data.
-    fn succeed(&self, backing: &Backing) -> Result<(), Status> {
+    fn succeed(&self, backing: &BackingDevice) -> Result<(), Status> {
         if self.task != Task::Read && backing.is_lost() {
             // It was done where nobody will look for it.
             return Err(Health::NOT_READY);
@@ -314,7 +314,7 @@ impl Flight {
         matches!(self.task, Task::Flush | Task::Write { fua: true })
     }
 
-    fn is_file(&self, backing: &Backing) -> bool {
+    fn is_file(&self, backing: &BackingDevice) -> bool {
         matches!(backing.kind(), Kind::File | Kind::Device)
     }
 
@@ -328,19 +328,19 @@ impl Flight {
         }
     }
 
-    fn doing(&self) -> Doing {
+    fn doing(&self) -> OpKind {
         match self.task {
-            Task::Read => Doing::Read,
-            Task::Write { .. } => Doing::Write,
-            Task::Flush => Doing::Flush,
-            Task::Discard => Doing::Discard,
-            Task::Zero { .. } => Doing::Zero,
+            Task::Read => OpKind::Read,
+            Task::Write { .. } => OpKind::Write,
+            Task::Flush => OpKind::Flush,
+            Task::Discard => OpKind::Discard,
+            Task::Zero { .. } => OpKind::Zero,
         }
     }
 }
 
 /// The wanted way first, then the other; when the store has refused both, zeros are written.
-fn way_to_zero(deallocate: bool, backing: &Backing) -> Option<Space> {
+fn way_to_zero(deallocate: bool, backing: &BackingDevice) -> Option<Space> {
     let order = match deallocate {
         true => [Space::Punch, Space::ZeroRange],
         false => [Space::ZeroRange, Space::Punch],

@@ -8,14 +8,14 @@ use std::io::{self, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-use super::device::{Backing, BackingKind, Kind, OpenError};
+use super::device::{BackingDevice, BackingKind, Kind, OpenError};
 use super::open::check_shape;
 use crate::blockdev::durable;
 
-impl Backing {
+impl BackingDevice {
     /// The size in bytes that it is to have now, where that is another one; `kind` is what its
     /// configuration says of it. Memory grows here; nothing else happens before
-    /// [`Backing::resize`]. May wait for a disk.
+    /// [`BackingDevice::resize`]. May wait for a disk.
     ///
     /// # Errors
     /// One sentence: the store does not have that size, or cannot have it.
@@ -102,10 +102,10 @@ mod tests {
     use crate::blockdev::durable::tests::calls;
     use crate::blockdev::resize::*;
 
-    fn open(kind: BackingKind) -> Backing {
+    fn open(kind: BackingKind) -> BackingDevice {
         let config =
             BackingConfig { kind, block_size_bytes: 4096, read_only: false, shared: false };
-        Backing::open(&config).unwrap()
+        BackingDevice::open(&config).unwrap()
     }
 
     #[test]

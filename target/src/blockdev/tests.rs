@@ -9,7 +9,7 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nvme::status::Status;
 use rdma::{Buf, Pool, PoolPlan};
 
-use super::request::{Flight, Step, ZEROS_BYTES};
+use super::request::{PendingIo, Step, ZEROS_BYTES};
 use crate::blockdev::durable::tests::calls;
 use crate::blockdev::*;
 
@@ -30,7 +30,7 @@ fn config(path: &Path, size: Option<u64>, block: u32) -> BackingConfig {
 }
 
 fn refusal(config: &BackingConfig) -> String {
-    Backing::open(config).expect_err("should be refused").to_string()
+    BackingDevice::open(config).expect_err("should be refused").to_string()
 }
 
 fn assert_says(sentence: &str, parts: &[&str]) {
@@ -43,7 +43,7 @@ fn assert_says(sentence: &str, parts: &[&str]) {
 fn a_missing_file_is_created_sparse_private_and_of_its_size() {
     let dir = folder();
     let path = dir.path().join("disk.img");
-    let backing = Backing::open(&config(&path, Some(64 << 20), 4096)).unwrap();
+    let backing = BackingDevice::open(&config(&path, Some(64 << 20), 4096)).unwrap();
     let meta = fs::metadata(&path).unwrap();
     assert_eq!((meta.len(), meta.mode() & 0o777), (64 << 20, 0o600));
     assert!(meta.blocks() * 512 < 1 << 20, "not sparse: {} blocks", meta.blocks());
@@ -59,7 +59,7 @@ fn a_file_and_its_name_are_durable_before_it_is_served() {
     let (path, at) = (dir.path().join("disk.img"), dir.path().file_name().unwrap());
     let all = ["sync disk.img".to_owned(), format!("sync directory {}", at.display())];
     for what in ["made by us", "made by somebody else, or before"] {
-        let opened = calls(|| Backing::open(&config(&path, Some(1 << 20), 512)).unwrap());
+        let opened = calls(|| BackingDevice::open(&config(&path, Some(1 << 20), 512)).unwrap());
         assert_eq!(opened.1, all, "{what}");
     }
 }
@@ -68,13 +68,13 @@ fn a_file_and_its_name_are_durable_before_it_is_served() {
 fn an_existing_file_is_taken_as_it_is() {
     let dir = folder();
     let path = dir.path().join("disk.img");
-    drop(Backing::open(&config(&path, Some(1 << 20), 512)).unwrap());
-    let again = Backing::open(&config(&path, None, 512)).unwrap();
+    drop(BackingDevice::open(&config(&path, Some(1 << 20), 512)).unwrap());
+    let again = BackingDevice::open(&config(&path, None, 512)).unwrap();
     assert_eq!(again.blocks(), 2048);
     drop(again);
     let link = dir.path().join("link");
     symlink(&path, &link).unwrap();
-    assert_eq!(Backing::open(&config(&link, Some(1 << 20), 4096)).unwrap().blocks(), 256);
+    assert_eq!(BackingDevice::open(&config(&link, Some(1 << 20), 4096)).unwrap().blocks(), 256);
 }
 
 #[test]
@@ -94,16 +94,16 @@ fn sizes_that_do_not_fit_are_refused() {
         for kind in [BackingKind::Ram { size }, BackingKind::Null { size }] {
             let memory =
                 BackingConfig { kind, block_size_bytes: block, read_only: false, shared: false };
-            assert!(Backing::open(&memory).is_err());
+            assert!(BackingDevice::open(&memory).is_err());
         }
     }
-    drop(Backing::open(&config(&path, Some(1 << 20), 4096)).unwrap());
+    drop(BackingDevice::open(&config(&path, Some(1 << 20), 4096)).unwrap());
     let other = refusal(&config(&path, Some(2 << 20), 4096));
     assert_says(&other, &["1048576", "2097152", "never grown or shrunk"]);
     // One that is longer is served in part: its namespace was made smaller before, perhaps. What is
     // behind that part stays as it is.
     fs::write(&path, vec![0xA5; 1 << 20]).unwrap();
-    let part = Backing::open(&config(&path, Some(1 << 19), 4096)).unwrap();
+    let part = BackingDevice::open(&config(&path, Some(1 << 19), 4096)).unwrap();
     assert_eq!((part.blocks(), fs::metadata(&path).unwrap().len()), (128, 1 << 20));
     drop(part);
     assert!(fs::read(&path).unwrap().iter().all(|byte| *byte == 0xA5));
@@ -145,7 +145,7 @@ const LOCK_PATH: &str = "NVMFD_TEST_LOCK_PATH";
 fn two_daemons_never_serve_one_file() {
     let dir = folder();
     let path = dir.path().join("disk.img");
-    let first = Backing::open(&config(&path, Some(1 << 20), 512)).unwrap();
+    let first = BackingDevice::open(&config(&path, Some(1 << 20), 512)).unwrap();
     let second = refusal(&config(&path, None, 512));
     let us = format!("process {}", std::process::id());
     assert_says(&second, &["in use by another nvmfd", &us]);
@@ -158,11 +158,11 @@ fn two_daemons_never_serve_one_file() {
     assert_says(&said, &["in use by another nvmfd", &us, "1 passed"]);
     drop(first);
     let reader = BackingConfig { read_only: true, ..config(&path, None, 512) };
-    let one = Backing::open(&reader).unwrap();
-    let two = Backing::open(&reader).unwrap();
+    let one = BackingDevice::open(&reader).unwrap();
+    let two = BackingDevice::open(&reader).unwrap();
     assert!(refusal(&config(&path, None, 512)).contains("in use"), "a writer beside readers");
     drop((one, two));
-    Backing::open(&config(&path, None, 512)).unwrap();
+    BackingDevice::open(&config(&path, None, 512)).unwrap();
 }
 
 /// The kernel's list of locks is read while others take and give up theirs.
@@ -170,7 +170,7 @@ fn two_daemons_never_serve_one_file() {
 fn who_serves_a_file_is_told_however_many_locks_come_and_go() {
     let dir = folder();
     let path = dir.path().join("disk.img");
-    let _first = Backing::open(&config(&path, Some(1 << 20), 512)).unwrap();
+    let _first = BackingDevice::open(&config(&path, Some(1 << 20), 512)).unwrap();
     let us = format!("process {}", std::process::id());
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -208,7 +208,8 @@ fn the_other_daemon() {
 fn another_device_takes_nobodys_place() {
     let dir = folder();
     let device = |identity: Option<&str>| {
-        let mut backing = Backing::open(&config(&dir.path().join("a"), Some(4096), 512)).unwrap();
+        let mut backing =
+            BackingDevice::open(&config(&dir.path().join("a"), Some(4096), 512)).unwrap();
         backing.identity = identity.map(str::to_owned);
         // The lock on it goes as well.
         backing.hold = None;
@@ -225,14 +226,15 @@ fn another_device_takes_nobodys_place() {
 
 struct Stage {
     pool: Pool,
-    backing: Backing,
+    backing: BackingDevice,
 }
 
 impl Stage {
     /// A file backing that no kernel will see.
     fn new() -> (tempfile::TempDir, Stage) {
         let dir = folder();
-        let backing = Backing::open(&config(&dir.path().join("a"), Some(1 << 20), 512)).unwrap();
+        let backing =
+            BackingDevice::open(&config(&dir.path().join("a"), Some(1 << 20), 512)).unwrap();
         let plan = PoolPlan {
             cells: 0,
             receives: 0,
@@ -248,19 +250,19 @@ impl Stage {
         self.pool.take_data(len).unwrap()
     }
 
-    fn read(&mut self, at: u64, len: u32) -> Flight {
+    fn read(&mut self, at: u64, len: u32) -> PendingIo {
         let into = self.buf(len);
-        Flight::new(0, 0, Op::Read { into, at })
+        PendingIo::new(0, 0, IoRequest::Read { into, at })
     }
 
-    fn write(&mut self, at: u64, len: u32, fua: bool) -> Flight {
+    fn write(&mut self, at: u64, len: u32, fua: bool) -> PendingIo {
         let from = self.buf(len);
-        Flight::new(0, 0, Op::Write { from, at, fua })
+        PendingIo::new(0, 0, IoRequest::Write { from, at, fua })
     }
 }
 
-fn flight(op: Op) -> Flight {
-    Flight::new(0, 0, op)
+fn flight(op: IoRequest) -> PendingIo {
+    PendingIo::new(0, 0, op)
 }
 
 #[test]
@@ -304,9 +306,11 @@ fn the_end_of_the_store_inside_the_namespace_takes_it_out_of_service() {
     assert!(stage.backing.health().is_down() && stage.backing.health().is_suspect());
     // Above all no write, which would make it long again.
     assert_eq!(stage.write(0, 4096, false).shortcut(&stage.backing), not_ready);
-    for op in
-        [Op::Flush, Op::Discard { at: 0, len: 512 }, Op::Zero { at: 0, len: 512, deallocate: true }]
-    {
+    for op in [
+        IoRequest::Flush,
+        IoRequest::Discard { at: 0, len: 512 },
+        IoRequest::Zero { at: 0, len: 512, deallocate: true },
+    ] {
         assert_eq!(flight(op).shortcut(&stage.backing), not_ready);
     }
 }
@@ -319,7 +323,7 @@ fn what_is_written_is_unsynced_until_a_flush_succeeds() {
     assert!(!health.has_unsynced(), "it was durable at once");
     assert_eq!(stage.write(0, 512, false).advance(512, &stage.backing), Some(Ok(())));
     assert!(health.has_unsynced());
-    let mut flush = flight(Op::Flush);
+    let mut flush = flight(IoRequest::Flush);
     assert_eq!(flush.step(&stage.backing), Step::Sync);
     assert!(health.has_unsynced(), "it may have to wait for its turn");
     health.begin_sync();
@@ -361,7 +365,7 @@ fn zeros_find_their_way() {
     let (_dir, stage) = Stage::new();
     let backing = &stage.backing;
     let len = 600 * 1024;
-    let mut zero = flight(Op::Zero { at: 512, len, deallocate: false });
+    let mut zero = flight(IoRequest::Zero { at: 512, len, deallocate: false });
     assert_eq!(zero.step(backing), Step::Space { how: Space::ZeroRange, at: 512, len });
     assert_eq!(zero.advance(-libc::EOPNOTSUPP, backing), None);
     assert_eq!(zero.step(backing), Step::Space { how: Space::Punch, at: 512, len });
@@ -375,18 +379,18 @@ fn zeros_find_their_way() {
     }
     // What was learned stays learned, and a hint is only a hint.
     assert!(!backing.can_discard());
-    assert_eq!(flight(Op::Discard { at: 0, len }).shortcut(backing), Some(Ok(())));
-    let mut other = flight(Op::Zero { at: 0, len: 512, deallocate: true });
+    assert_eq!(flight(IoRequest::Discard { at: 0, len }).shortcut(backing), Some(Ok(())));
+    let mut other = flight(IoRequest::Zero { at: 0, len: 512, deallocate: true });
     assert_eq!(other.step(backing), Step::Zeros { at: 0, len: 512 });
 }
 
 #[test]
 fn deallocating_zeros_and_discards_punch() {
     let (_dir, stage) = Stage::new();
-    let mut zero = flight(Op::Zero { at: 0, len: 512, deallocate: true });
+    let mut zero = flight(IoRequest::Zero { at: 0, len: 512, deallocate: true });
     let punch = Step::Space { how: Space::Punch, at: 0, len: 512 };
     assert_eq!(zero.step(&stage.backing), punch);
-    let mut discard = flight(Op::Discard { at: 0, len: 512 });
+    let mut discard = flight(IoRequest::Discard { at: 0, len: 512 });
     assert_eq!(discard.step(&stage.backing), punch);
     assert!(stage.backing.can_discard() && !stage.backing.health().keeps_space());
     assert_eq!(discard.advance(-libc::EOPNOTSUPP, &stage.backing), Some(Ok(())));
@@ -400,11 +404,11 @@ fn a_failed_flush_sticks() {
     {
         let (_dir, mut stage) = Stage::new();
         // Under way when it happens: may succeed in the kernel, but vouches for nothing.
-        let mut beside = flight(Op::Flush);
+        let mut beside = flight(IoRequest::Flush);
         assert_eq!(beside.shortcut(&stage.backing), None);
-        assert_eq!(flight(Op::Flush).advance(-errno, &stage.backing), Some(Err(status)));
+        assert_eq!(flight(IoRequest::Flush).advance(-errno, &stage.backing), Some(Err(status)));
         assert_eq!(beside.advance(0, &stage.backing), Some(Err(status)));
-        assert_eq!(flight(Op::Flush).shortcut(&stage.backing), Some(Err(status)));
+        assert_eq!(flight(IoRequest::Flush).shortcut(&stage.backing), Some(Err(status)));
         let fua = stage.write(0, 512, true);
         assert_eq!(fua.shortcut(&stage.backing), Some(Err(status)));
         let plain = stage.write(0, 512, false);
@@ -436,7 +440,7 @@ fn operations_outside_the_namespace_never_reach_the_kernel() {
     assert_eq!(stage.read(size, 512).shortcut(&stage.backing), outside);
     assert_eq!(stage.read(size - 512, 1024).shortcut(&stage.backing), outside);
     assert_eq!(stage.write(u64::MAX, 512, false).shortcut(&stage.backing), outside);
-    let discard = flight(Op::Discard { at: 512, len: u64::MAX });
+    let discard = flight(IoRequest::Discard { at: 512, len: u64::MAX });
     assert_eq!(discard.shortcut(&stage.backing), outside);
     assert_eq!(stage.read(size - 512, 512).shortcut(&stage.backing), None);
 }
@@ -467,13 +471,13 @@ fn a_store_is_shared_only_by_those_that_are_told_so() {
     let kind = BackingKind::File { path: folder.path().join("disk"), size: Some(1 << 20) };
     let alone = BackingConfig { kind, block_size_bytes: 4096, read_only: false, shared: false };
     let shared = BackingConfig { shared: true, ..alone.clone() };
-    let first = Backing::open(&shared).unwrap();
-    let second = Backing::open(&shared).unwrap();
-    let refused = Backing::open(&alone).unwrap_err();
+    let first = BackingDevice::open(&shared).unwrap();
+    let second = BackingDevice::open(&shared).unwrap();
+    let refused = BackingDevice::open(&alone).unwrap_err();
     assert!(refused.may_pass && refused.sentence.contains("`shared = true`"), "{refused}");
     drop((first, second));
-    let alone = Backing::open(&alone).unwrap();
-    assert!(Backing::open(&shared).is_err());
+    let alone = BackingDevice::open(&alone).unwrap();
+    assert!(BackingDevice::open(&shared).is_err());
     drop(alone);
 }
 
@@ -486,20 +490,20 @@ fn an_image_on_a_file_system_of_several_machines_is_opened_by_one_of_them() {
     let alone = config(&path, Some(1 << 20), 512);
     let shared = BackingConfig { shared: true, ..alone.clone() };
     let mark = dir.path().join("disk.img.nvmfd-owner");
-    drop(Backing::open(&alone).unwrap());
+    drop(BackingDevice::open(&alone).unwrap());
     let _pretence = pretend_several_machines();
     let other = taken_by_another_machine(&path);
     for config in [&alone, &shared] {
-        let refused = Backing::open(config).unwrap_err();
+        let refused = BackingDevice::open(config).unwrap_err();
         assert!(refused.may_pass && refused.sentence.contains("storage2"), "{refused}");
     }
     drop(other);
     // The lock of who was refused is given up, and this machine is told of to the others.
-    let ours = Backing::open(&alone).unwrap();
+    let ours = BackingDevice::open(&alone).unwrap();
     assert!(mark.exists());
     drop(ours);
     assert!(!mark.exists());
-    let ours = Backing::open(&shared).unwrap();
+    let ours = BackingDevice::open(&shared).unwrap();
     assert!(!mark.exists(), "of those that share it any machine may");
     drop(ours);
 }

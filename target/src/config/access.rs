@@ -9,19 +9,19 @@ use nvme::fabrics::CNTLID_MAX;
 use toml::Spanned;
 
 use crate::core::subsystem::{
-    DiscoveryConfig, DuplicateHosts, ListenerConfig, MAX_NSID, Offer, Referral,
+    AccessPolicy, DiscoveryConfig, DuplicateHosts, ListenerConfig, MAX_NSID, Referral,
 };
 
 use super::Limits;
 use super::schema::{NQN_FORM, bounded, mdts, name};
 use super::size::Size;
-use super::table_reader::{At, Report, Section};
+use super::table_reader::{At, Diagnostics, TableReader};
 
 /// Referrals that discovery may name, at most.
 const MOST_REFERRALS: usize = 256;
 
 /// What differs from the default, a line each.
-pub(super) fn show(offer: &Offer, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+pub(super) fn show(offer: &AccessPolicy, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     if !offer.listeners.is_empty() {
         writeln!(f, "            at the listeners {:?}", offer.listeners)?;
     }
@@ -55,14 +55,16 @@ pub(super) fn show(offer: &Offer, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 
 /// What a `[[subsystem]]` says of how it is offered, without its masks.
 pub(super) fn offer(
-    section: &mut Section<'_>,
+    section: &mut TableReader<'_>,
     listeners: &[At<ListenerConfig>],
     limits: &Limits,
-    report: &mut Report<'_>,
-) -> Offer {
-    let mut offer =
-        Offer { listeners: at_listeners(section, listeners, report), ..Offer::default() };
-    let mut own = |key, least, most: u32, report: &mut Report<'_>| {
+    report: &mut Diagnostics<'_>,
+) -> AccessPolicy {
+    let mut offer = AccessPolicy {
+        listeners: at_listeners(section, listeners, report),
+        ..AccessPolicy::default()
+    };
+    let mut own = |key, least, most: u32, report: &mut Diagnostics<'_>| {
         section.has(key).then(|| bounded(section, key, least..most, most, report))
     };
     offer.queue_depth = own("queue_depth", 2, limits.queue_depth.into(), report).map(|n| n as u16);
@@ -97,9 +99,9 @@ pub(super) fn offer(
 }
 
 fn at_listeners(
-    section: &mut Section<'_>,
+    section: &mut TableReader<'_>,
     listeners: &[At<ListenerConfig>],
-    report: &mut Report<'_>,
+    report: &mut Diagnostics<'_>,
 ) -> BTreeSet<u16> {
     let form = "a list of listener ids, such as [1, 2]; a listener without `id` has its place";
     let Some(At { value, span }) = section.take::<Vec<u16>>("listeners", form, report) else {
@@ -118,7 +120,10 @@ fn at_listeners(
 }
 
 /// The list `hosts`, where there is one.
-pub(super) fn hosts(section: &mut Section<'_>, report: &mut Report<'_>) -> Option<BTreeSet<Nqn>> {
+pub(super) fn hosts(
+    section: &mut TableReader<'_>,
+    report: &mut Diagnostics<'_>,
+) -> Option<BTreeSet<Nqn>> {
     let form = "a list of host NQNs in quotes; a host's own is in /etc/nvme/hostnqn";
     let listed = section.take::<Vec<Spanned<String>>>("hosts", form, report)?;
     let mut hosts = BTreeSet::new();
@@ -136,9 +141,9 @@ pub(super) fn hosts(section: &mut Section<'_>, report: &mut Report<'_>) -> Optio
 
 /// Reads `[discovery]`.
 pub(super) fn discovery(
-    root: &mut Section<'_>,
+    root: &mut TableReader<'_>,
     subsystems: &[At<Nqn>],
-    report: &mut Report<'_>,
+    report: &mut Diagnostics<'_>,
 ) -> DiscoveryConfig {
     let mut config = DiscoveryConfig::default();
     let mut section = root.table("discovery", "[discovery]", report);
@@ -151,7 +156,7 @@ pub(super) fn discovery(
         }
         config.nqn = value;
     }
-    let mut flag = |key, report: &mut Report<'_>| {
+    let mut flag = |key, report: &mut Diagnostics<'_>| {
         section.take(key, "true or false", report).is_some_and(|flag| flag.value)
     };
     config.by_listener = flag("by_listener", report);
@@ -168,7 +173,7 @@ pub(super) fn discovery(
     config
 }
 
-fn referral(mut section: Section<'_>, report: &mut Report<'_>) -> Option<Referral> {
+fn referral(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -> Option<Referral> {
     let form = "the IP address of another discovery service, such as \"192.0.2.7\"";
     let address = section.need::<IpAddr>("address", form, report);
     let port = bounded(&mut section, "port", 1..65535, nvme::PORT.into(), report) as u16;

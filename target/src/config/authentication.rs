@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::key_tree;
 use super::schema::{NQN_FORM, name};
-use super::table_reader::{At, Report, Section};
+use super::table_reader::{At, Diagnostics, TableReader};
 use crate::core::auth::Policy;
 
 /// Who must prove who it is, and how.
@@ -125,12 +125,12 @@ enum Named {
 }
 
 pub(super) fn authentication(
-    root: &mut Section<'_>,
-    report: &mut Report<'_>,
+    root: &mut TableReader<'_>,
+    report: &mut Diagnostics<'_>,
 ) -> AuthenticationConfig {
     let mut config = AuthenticationConfig::default();
     let mut section = root.table("authentication", "[authentication]", report);
-    let mut flag = |key, report: &mut Report<'_>| {
+    let mut flag = |key, report: &mut Diagnostics<'_>| {
         section.take(key, "true or false", report).is_some_and(|at| at.value)
     };
     config.required = flag("required", report);
@@ -155,10 +155,10 @@ pub(super) fn authentication(
 
 /// A list of names, best first, no name twice and at least one.
 fn choice<T: Copy>(
-    section: &mut Section<'_>,
+    section: &mut TableReader<'_>,
     key: &'static str,
     known: &[(&str, T)],
-    report: &mut Report<'_>,
+    report: &mut Diagnostics<'_>,
 ) -> Option<Vec<T>> {
     let names: Vec<String> = known.iter().map(|(name, _)| format!("{name:?}")).collect();
     let form = format!("a list of {}, best first", names.join(", "));
@@ -182,9 +182,9 @@ fn choice<T: Copy>(
 }
 
 fn host(
-    mut section: Section<'_>,
+    mut section: TableReader<'_>,
     seen: &mut Vec<At<Nqn>>,
-    report: &mut Report<'_>,
+    report: &mut Diagnostics<'_>,
 ) -> Option<Named> {
     let nqn = section.need::<String>("nqn", NQN_FORM, report);
     let nqn = nqn.and_then(|at| name(at, report));

@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::NamespaceKind;
 use super::schema::once;
-use super::table_reader::{At, Report, Section};
+use super::table_reader::{At, Diagnostics, TableReader};
 
 /// UUIDs and serial numbers that nobody chose are derived under this one. Never change it: hosts
 /// would see other disks.
@@ -29,9 +29,9 @@ pub(super) struct SeenIds {
 }
 
 pub(super) fn identity(
-    section: &mut Section<'_>,
+    section: &mut TableReader<'_>,
     seen: &mut SeenIds,
-    report: &mut Report<'_>,
+    report: &mut Diagnostics<'_>,
 ) -> Identity {
     Identity {
         uuid: uuid(section, &mut seen.uuids, report),
@@ -61,9 +61,9 @@ pub(super) fn derived_uuid(nqn: Option<&Nqn>, nsid: u32, kind: &NamespaceKind) -
 }
 
 fn uuid(
-    section: &mut Section<'_>,
+    section: &mut TableReader<'_>,
     seen: &mut Vec<At<Uuid>>,
-    report: &mut Report<'_>,
+    report: &mut Diagnostics<'_>,
 ) -> Option<Uuid> {
     let form = "a UUID such as \"f81d4fae-7dec-41d0-a765-00a0c91e6bf6\", or leave `uuid` out";
     let At { value, span } = section.take::<String>("uuid", form, report)?;
@@ -83,10 +83,10 @@ fn uuid(
 /// An identifier of the IEEE: so many bytes, two digits each, in the order of the wire. Hosts print
 /// it that way, some with `.` or `-` in between.
 fn number<const N: usize>(
-    section: &mut Section<'_>,
+    section: &mut TableReader<'_>,
     key: &'static str,
     seen: &mut Vec<At<[u8; N]>>,
-    report: &mut Report<'_>,
+    report: &mut Diagnostics<'_>,
 ) -> Option<[u8; N]> {
     let form = format!("{} hexadecimal digits in quotes, or leave `{key}` out", N * 2);
     let At { value, span } = section.take::<String>(key, &form, report)?;

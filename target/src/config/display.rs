@@ -6,7 +6,7 @@ use super::{
     CaptureConfig, Config, LimitConfig, NamespaceConfig, NamespaceKind, Size, Spin,
     SubsystemConfig, access, memory_estimate,
 };
-use crate::blockdev::Fault;
+use crate::blockdev::InjectedFault;
 
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -118,7 +118,7 @@ impl fmt::Display for NamespaceConfig {
         if let Some(name) = &self.shared_limit {
             write!(f, "under the limit {name:?}, ")?;
         }
-        if self.fault != Fault::None {
+        if self.fault != InjectedFault::None {
             write!(f, "fault {}, ", self.fault)?;
         }
         if self.ana_group != 1 {

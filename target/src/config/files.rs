@@ -11,8 +11,8 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::save::{Begun, parent};
-use super::table_reader::{Report, one_line};
-use super::{ConfigErrors, Mistake};
+use super::table_reader::{Diagnostics, one_line};
+use super::{ConfigErrors, Diagnostic};
 
 /// The folder that is looked into when nobody says, beside the file.
 const INCLUDE: &str = "conf.d";
@@ -31,7 +31,7 @@ pub struct Source {
 
 /// The texts of one configuration. What they say is taken together.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Sources {
+pub struct ConfigFiles {
     /// The configuration file. New things are written here.
     pub main: Source,
     /// The files of the folder that it includes, by the order of their names.
@@ -55,14 +55,14 @@ pub struct Rewritten<'s> {
 }
 
 /// One text alone.
-impl From<&str> for Sources {
-    fn from(text: &str) -> Sources {
+impl From<&str> for ConfigFiles {
+    fn from(text: &str) -> ConfigFiles {
         let main = Source { file: None, text: text.to_owned() };
-        Sources { main, more: Vec::new(), folder: None, unfinished: None }
+        ConfigFiles { main, more: Vec::new(), folder: None, unfinished: None }
     }
 }
 
-impl Sources {
+impl ConfigFiles {
     /// Reads a file, and those whose names end in `.toml` in the folder that it names as `include`,
     /// else in `conf.d` beside it, if there is one. Hidden files are passed over.
     ///
@@ -70,28 +70,28 @@ impl Sources {
     ///
     /// # Errors
     /// A file or the folder cannot be read.
-    pub fn read(file: &Path) -> Result<Sources, ConfigErrors> {
+    pub fn read(file: &Path) -> Result<ConfigFiles, ConfigErrors> {
         settled(|| {
             let remedy = "name a TOML file that this user may read";
             let begun = begun(file)?;
             let text = fs::read_to_string(file).map_err(|error| unread(file, &error, remedy))?;
             let text = said(begun.as_ref(), file, Some(text)).unwrap_or_default();
-            Sources::once(Source { file: Some(file.to_owned()), text }, begun)
+            ConfigFiles::once(Source { file: Some(file.to_owned()), text }, begun)
         })
     }
 
-    /// As [`Sources::read`], for a text that stands for the file whose name it has.
+    /// As [`ConfigFiles::read`], for a text that stands for the file whose name it has.
     ///
     /// # Errors
     /// A file of the folder, or the folder, cannot be read.
-    pub fn around(main: Source) -> Result<Sources, ConfigErrors> {
+    pub fn around(main: Source) -> Result<ConfigFiles, ConfigErrors> {
         settled(|| {
             let begun = main.file.as_deref().map(begun).transpose()?.flatten();
-            Sources::once(main.clone(), begun)
+            ConfigFiles::once(main.clone(), begun)
         })
     }
 
-    fn once(main: Source, begun: Option<Begun>) -> Result<Sources, ConfigErrors> {
+    fn once(main: Source, begun: Option<Begun>) -> Result<ConfigFiles, ConfigErrors> {
         let mut more = Vec::new();
         let folder = folder(&main)?;
         let is_there = |folder: &&PathBuf| included(&main.text).is_some() || folder.is_dir();
@@ -113,7 +113,7 @@ impl Sources {
                 }
             }
         }
-        Ok(Sources { main, more, folder, unfinished: begun.map(|begun| begun.record) })
+        Ok(ConfigFiles { main, more, folder, unfinished: begun.map(|begun| begun.record) })
     }
 
     /// Reads the files of a folder as if it were included.
@@ -133,8 +133,8 @@ impl Sources {
 
     /// What has to be written to have `new` in the files, by their names.
     #[must_use]
-    pub fn rewritten<'s>(&'s self, new: &'s Sources) -> Vec<Rewritten<'s>> {
-        let text = |of: &'s Sources, file: &Path| {
+    pub fn rewritten<'s>(&'s self, new: &'s ConfigFiles) -> Vec<Rewritten<'s>> {
+        let text = |of: &'s ConfigFiles, file: &Path| {
             let found = of.iter().find(|source| source.file.as_deref() == Some(file));
             found.map(|source| source.text.as_str())
         };
@@ -149,7 +149,7 @@ impl Sources {
         std::iter::once(&self.main).chain(&self.more)
     }
 
-    /// As [`Sources::iter`].
+    /// As [`ConfigFiles::iter`].
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Source> {
         std::iter::once(&mut self.main).chain(&mut self.more)
     }
@@ -176,7 +176,9 @@ impl Sources {
 
 /// What the files say when nobody changes them on the way: two readings in a row agree. In a place
 /// where somebody always does, the last one.
-fn settled(read: impl Fn() -> Result<Sources, ConfigErrors>) -> Result<Sources, ConfigErrors> {
+fn settled(
+    read: impl Fn() -> Result<ConfigFiles, ConfigErrors>,
+) -> Result<ConfigFiles, ConfigErrors> {
     let mut last = read();
     for _ in 0..MOST_READINGS {
         let next = read();
@@ -193,7 +195,7 @@ fn begun(file: &Path) -> Result<Option<Begun>, ConfigErrors> {
         let what = format!("a save was interrupted, and its record is lost: {what}");
         let remedy = "let the user of the daemon read that file; or take it away, and see that all \
                       files say what they should";
-        let mistake = Mistake { file: None, place: None, what, remedy: remedy.to_owned() };
+        let mistake = Diagnostic { file: None, place: None, what, remedy: remedy.to_owned() };
         ConfigErrors { file: None, mistakes: vec![mistake] }
     })
 }
@@ -242,13 +244,16 @@ fn listed(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
 
 fn unread(file: &Path, error: &std::io::Error, remedy: &str) -> ConfigErrors {
     let what = format!("the configuration cannot be read: {error}");
-    let mistake = Mistake { file: None, place: None, what, remedy: remedy.to_owned() };
+    let mistake = Diagnostic { file: None, place: None, what, remedy: remedy.to_owned() };
     ConfigErrors { file: Some(file.to_owned()), mistakes: vec![mistake] }
 }
 
 /// The tables of all texts as one. Lists of sections follow each other; whatever else is said twice
 /// is a mistake.
-pub(super) fn merged<'t>(sources: &'t Sources, report: &mut Report<'t>) -> Spanned<DeTable<'t>> {
+pub(super) fn merged<'t>(
+    sources: &'t ConfigFiles,
+    report: &mut Diagnostics<'t>,
+) -> Spanned<DeTable<'t>> {
     let mut all = Vec::new();
     for (index, source) in sources.iter().enumerate() {
         let (table, errors) = DeTable::parse_recoverable(&source.text);
@@ -275,7 +280,7 @@ pub(super) fn merged<'t>(sources: &'t Sources, report: &mut Report<'t>) -> Spann
     Spanned::new(0..sources.main.text.len(), merged)
 }
 
-fn merge<'t>(into: &mut DeTable<'t>, from: DeTable<'t>, report: &mut Report<'_>) {
+fn merge<'t>(into: &mut DeTable<'t>, from: DeTable<'t>, report: &mut Diagnostics<'_>) {
     for (key, value) in from {
         let name: &str = key.get_ref().as_ref();
         let Some((first, old)) = into.get_key_value(name).map(|(k, v)| (k.span(), v.get_ref()))

@@ -151,7 +151,7 @@ fn unreadable(path: &Path, us: u32, error: &io::Error) -> String {
 mod tests {
     use super::super::HostConfig;
     use crate::config::key_files::*;
-    use crate::core::auth::Demand;
+    use crate::core::auth::Requirement;
     use nvme::Nqn;
     use std::fs::{Permissions, set_permissions, write};
     use std::os::unix::fs::PermissionsExt;
@@ -268,7 +268,7 @@ mod tests {
             [(known, disk), (other, disk), (known, Nqn::DISCOVERY), (other, Nqn::DISCOVERY)]
                 .map(|(host, subsystem)| keyring.demand(&host, &subsystem))
         };
-        use Demand::{Impossible, Nothing, Proof};
+        use Requirement::{Impossible, Nothing, Proof};
         assert_eq!(demands(false, false), [Proof, Nothing, Nothing, Nothing]);
         assert_eq!(demands(true, false), [Proof, Impossible, Nothing, Nothing]);
         assert_eq!(demands(false, true), [Proof, Nothing, Proof, Impossible]);

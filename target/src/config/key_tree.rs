@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::{Config, Size};
 use crate::core::auth::Policy;
 use crate::core::subsystem::rate_limit::Limit;
-use crate::core::subsystem::{DiscoveryConfig, DuplicateHosts, Offer, Referral};
+use crate::core::subsystem::{AccessPolicy, DiscoveryConfig, DuplicateHosts, Referral};
 
 /// The tree of a configuration. Listeners and keys of hosts are not in it: they have lines of their
 /// own.
@@ -87,9 +87,10 @@ pub(super) fn policy<S: Serializer>(policy: &Policy, to: S) -> Result<S::Ok, S::
 }
 
 /// The keys of how a subsystem is offered, and who sees which namespace.
-pub(super) fn offer<S: Serializer>(offer: &Offer, to: S) -> Result<S::Ok, S::Error> {
-    let Offer { listeners, queue_depth, io_queues, controllers, max_nsid, masks, .. } = offer;
-    let Offer { mdts_bytes, cntlids, duplicates, .. } = offer;
+pub(super) fn offer<S: Serializer>(offer: &AccessPolicy, to: S) -> Result<S::Ok, S::Error> {
+    let AccessPolicy { listeners, queue_depth, io_queues, controllers, max_nsid, masks, .. } =
+        offer;
+    let AccessPolicy { mdts_bytes, cntlids, duplicates, .. } = offer;
     let duplicates = match duplicates {
         DuplicateHosts::Allow => "allow",
         DuplicateHosts::Refuse => "refuse",

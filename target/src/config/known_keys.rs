@@ -3,10 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Sources;
+use super::ConfigFiles;
 use super::files::merged;
 use super::schema::root;
-use super::table_reader::{Report, Section};
+use super::table_reader::{Diagnostics, TableReader};
 
 /// A text with one of every section that the parser looks into only where it is. What the text
 /// says does not matter.
@@ -29,11 +29,11 @@ const EVERY_SECTION: &str = r#"
 /// them), its keys. Sections inside are keys as well.
 #[must_use]
 pub fn known_keys() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
-    let sources = Sources::from(EVERY_SECTION);
-    let mut report = Report::new(&sources);
+    let sources = ConfigFiles::from(EVERY_SECTION);
+    let mut report = Diagnostics::new(&sources);
     let table = merged(&sources, &mut report);
     let span = table.span();
-    root(Section::new(table.into_inner(), span, "the file"), &mut report);
+    root(TableReader::new(table.into_inner(), span, "the file"), &mut report);
     report.known
 }
 

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::Sources;
+use super::ConfigFiles;
 
 /// The largest number of pairs of lines that are compared for one change.
 const MOST_PAIRS: usize = 1 << 20;
@@ -27,12 +27,18 @@ pub(crate) struct Origins(Vec<(Option<PathBuf>, Vec<Origin>)>);
 
 impl Origins {
     /// Of texts that are as their files are.
-    pub(crate) fn of(sources: &Sources) -> Origins {
+    pub(crate) fn of(sources: &ConfigFiles) -> Origins {
         Origins(sources.iter().map(|s| (s.file.clone(), numbered(&s.text, None))).collect())
     }
 
     /// After a change that has made `new` of `old`. `is_given`: it has given whole texts.
-    pub(crate) fn after(&self, old: &Sources, new: &Sources, by: &str, is_given: bool) -> Origins {
+    pub(crate) fn after(
+        &self,
+        old: &ConfigFiles,
+        new: &ConfigFiles,
+        by: &str,
+        is_given: bool,
+    ) -> Origins {
         let by: Arc<str> = by.chars().take(MOST_CHARS).collect::<String>().into();
         let each = new.iter().map(|source| {
             let was = old.iter().find(|old| old.file == source.file);
@@ -139,10 +145,10 @@ mod tests {
     #[test]
     fn each_line_is_told_by_its_file_or_by_the_change_that_has_written_it() {
         let text = "[[a]]\nn = 1\n[[a]]\nn = 2\n# end\n";
-        let first = Sources::from(text);
+        let first = ConfigFiles::from(text);
         // Each section has a new line, one is gone, and one is added that says what another does.
         let next = "[[a]]\nid = 1\nn = 1\n[[a]]\nid = 2\n\n[[a]]\nn = 1\n# end\n";
-        let second = Sources::from(next);
+        let second = ConfigFiles::from(next);
         let origins = Origins::of(&first).after(&first, &second, "edit", false);
         let expected = [
             "file 1", "edit 0", "file 2", "file 3", "edit 0", "edit 0", "edit 0", "edit 0",
@@ -150,11 +156,11 @@ mod tests {
         ];
         assert_eq!(said(&origins, 10), expected);
         // What is given as a whole has lines of its own, which its giver knows.
-        let third = Sources::from("x = 1\ny = 2\n");
+        let third = ConfigFiles::from("x = 1\ny = 2\n");
         let given = origins.after(&second, &third, "replace", true);
         assert_eq!(said(&given, 3), ["replace 1", "replace 2", "replace 3"]);
         assert_eq!(said(&given.known_to_giver(), 2), ["file 1", "file 2"]);
-        let fourth = Sources::from("x = 1\nz = 3\ny = 2\n");
+        let fourth = ConfigFiles::from("x = 1\nz = 3\ny = 2\n");
         let edited = given.after(&third, &fourth, "edit", false);
         assert_eq!(said(&edited, 3), ["replace 1", "edit 0", "replace 2"]);
         assert_eq!(said(&edited.known_to_giver(), 3), ["file 1", "edit 0", "file 2"]);

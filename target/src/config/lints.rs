@@ -7,7 +7,7 @@ use nvme::log::AnaState;
 use super::{
     AuthenticationConfig, CaptureConfig, Config, NamespaceConfig, NamespaceKind, SubsystemConfig,
 };
-use crate::blockdev::Fault;
+use crate::blockdev::InjectedFault;
 use crate::core::subsystem::ana::{ANA_GROUPS, ANATT_S};
 
 impl Config {
@@ -80,7 +80,7 @@ fn authentication(config: &AuthenticationConfig, warnings: &mut Vec<String>) {
 /// Faults that namespaces show on purpose.
 fn faults(subsystem: &SubsystemConfig, warnings: &mut Vec<String>) {
     for NamespaceConfig { nsid, fault, .. } in &subsystem.namespaces {
-        if *fault != Fault::None {
+        if *fault != InjectedFault::None {
             warnings.push(format!(
                 "namespace {nsid} of {} shows the fault \"{fault}\": that is for tests",
                 subsystem.nqn

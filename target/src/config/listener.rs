@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
 
 use super::schema::bounded;
-use super::table_reader::{At, Report, Section};
+use super::table_reader::{At, Diagnostics, TableReader};
 use crate::core::subsystem::ListenerConfig;
 use crate::core::subsystem::ana::{ANA_GROUPS, ANA_STATES, AnaStates};
 
@@ -20,9 +20,9 @@ const ANA_FORM: &str = "a state for all groups, such as \"optimized\", or one fo
 const MIN_MAX_MS: u32 = 600_000;
 
 pub(super) fn listener(
-    mut section: Section<'_>,
+    mut section: TableReader<'_>,
     seen: &mut Vec<At<ListenerConfig>>,
-    report: &mut Report<'_>,
+    report: &mut Diagnostics<'_>,
 ) {
     let form = "an IP address, such as \"192.0.2.1\", \"::1\" or \"0.0.0.0\" for all";
     let address = section.need::<IpAddr>("address", form, report);
@@ -64,7 +64,7 @@ pub(crate) fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
     a.port() == b.port() && (covers(a.ip(), b.ip()) || covers(b.ip(), a.ip()))
 }
 
-fn states(at: &At<AnaText>, report: &mut Report<'_>) -> AnaStates {
+fn states(at: &At<AnaText>, report: &mut Diagnostics<'_>) -> AnaStates {
     let mut known = |name: &str| {
         let alike = |state: &&AnaState| state.name() == Some(&name.replace('_', "-"));
         let state = ANA_STATES.iter().find(alike).copied();

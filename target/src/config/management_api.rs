@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::key_tree;
-use super::table_reader::{At, Report, Section};
+use super::table_reader::{At, Diagnostics, TableReader};
 
 /// Where the socket is when nobody says.
 pub const DEFAULT_SOCKET: &str = "/run/nvmfd/nvmfd.sock";
@@ -76,7 +76,10 @@ impl fmt::Display for ManagementConfig {
     }
 }
 
-pub(super) fn management(root: &mut Section<'_>, report: &mut Report<'_>) -> ManagementConfig {
+pub(super) fn management(
+    root: &mut TableReader<'_>,
+    report: &mut Diagnostics<'_>,
+) -> ManagementConfig {
     let mut section = root.table("management", "[management]", report);
     let mut config = ManagementConfig::default();
     if let Some(enabled) = section.take("enabled", "true or false", report) {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::table_reader::{At, Report, Section};
+use super::table_reader::{At, Diagnostics, TableReader};
 
 /// What becomes of what the configuration names and the machine does not have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -23,7 +23,7 @@ impl fmt::Display for Missing {
     }
 }
 
-pub(super) fn missing(root: &mut Section<'_>, report: &mut Report<'_>) -> Missing {
+pub(super) fn missing(root: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> Missing {
     let form = "\"wait\" or \"fail\"";
     let Some(At { value, span }) = root.take::<String>("missing", form, report) else {
         return Missing::default();

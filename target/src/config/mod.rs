@@ -41,13 +41,13 @@ use nvme::Nqn;
 use serde::Serialize;
 use uuid::Uuid;
 
-use crate::blockdev::Fault;
+use crate::blockdev::InjectedFault;
 use crate::core::subsystem::rate_limit::Limit;
-use crate::core::subsystem::{DiscoveryConfig, ListenerConfig, Offer};
+use crate::core::subsystem::{AccessPolicy, DiscoveryConfig, ListenerConfig};
 
 pub use authentication::{AuthenticationConfig, HostConfig};
 pub(crate) use authentication::{group_name, hash_name};
-pub use files::{Rewritten, Source, Sources};
+pub use files::{ConfigFiles, Rewritten, Source};
 pub use key_files::KeyReader;
 pub(crate) use key_tree::tree;
 pub use known_keys::known_keys;
@@ -62,7 +62,7 @@ pub(crate) use save::digest;
 pub use shutdown::StopConfig;
 pub use size::Size;
 pub use soft::SoftConfig;
-pub use table_reader::{ConfigErrors, Mistake};
+pub use table_reader::{ConfigErrors, Diagnostic};
 pub use telemetry::ObserveConfig;
 
 /// What the daemon is to serve, and with what means.
@@ -284,7 +284,7 @@ pub struct SubsystemConfig {
     pub hosts: BTreeSet<Nqn>,
     /// Where and how it is offered.
     #[serde(flatten, serialize_with = "key_tree::offer")]
-    pub offer: Offer,
+    pub offer: AccessPolicy,
     /// Serial number: 1 to 20 printable ASCII characters.
     pub serial: String,
     /// Model number: 1 to 40 printable ASCII characters.
@@ -343,7 +343,7 @@ pub struct NamespaceConfig {
     pub shared_limit: Option<String>,
     /// What its store is told to do wrong; for tests.
     #[serde(serialize_with = "key_tree::shown")]
-    pub fault: Fault,
+    pub fault: InjectedFault,
 }
 
 impl NamespaceConfig {
@@ -385,14 +385,14 @@ impl Config {
     /// # Errors
     /// Every mistake in the text.
     pub fn parse(text: &str) -> Result<Self, ConfigErrors> {
-        Self::of(&Sources::from(text))
+        Self::of(&ConfigFiles::from(text))
     }
 
     /// Reads a configuration from its texts.
     ///
     /// # Errors
     /// Every mistake in them.
-    pub fn of(sources: &Sources) -> Result<Self, ConfigErrors> {
+    pub fn of(sources: &ConfigFiles) -> Result<Self, ConfigErrors> {
         schema::read(sources)
     }
 
@@ -400,7 +400,10 @@ impl Config {
     ///
     /// # Errors
     /// Every mistake in them.
-    pub(crate) fn of_edited(sources: &Sources, origins: &Origins) -> Result<Self, ConfigErrors> {
+    pub(crate) fn of_edited(
+        sources: &ConfigFiles,
+        origins: &Origins,
+    ) -> Result<Self, ConfigErrors> {
         schema::read_edited(sources, origins)
     }
 
@@ -409,7 +412,7 @@ impl Config {
     /// # Errors
     /// A file cannot be read, or every mistake in the texts.
     pub fn load(path: &Path) -> Result<Self, ConfigErrors> {
-        let config = Self::of(&Sources::read(path)?)?;
+        let config = Self::of(&ConfigFiles::read(path)?)?;
         Ok(config.or_state_directory(given_state_directory(path)))
     }
 

@@ -13,7 +13,7 @@ use crate::core::subsystem::ns_management::Grant;
 use super::key_tree;
 use super::schema::{bounded, name};
 use super::size::{SIZE_FORM, Size};
-use super::table_reader::{At, Report, Section};
+use super::table_reader::{At, Diagnostics, TableReader};
 
 /// Namespaces that hosts may make, and which hosts.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -78,9 +78,9 @@ enum Who {
 
 /// Reads `[subsystem.managed]`, where there is one. `seen` are the folders of other subsystems.
 pub(super) fn managed(
-    subsystem: &mut Section<'_>,
+    subsystem: &mut TableReader<'_>,
     seen: &mut Vec<At<PathBuf>>,
-    report: &mut Report<'_>,
+    report: &mut Diagnostics<'_>,
 ) -> Option<ManagedConfig> {
     if !subsystem.has("managed") {
         return None;
@@ -110,7 +110,7 @@ pub(super) fn managed(
     })
 }
 
-fn who(section: &mut Section<'_>, report: &mut Report<'_>) -> (bool, BTreeSet<Nqn>) {
+fn who(section: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> (bool, BTreeSet<Nqn>) {
     let form = "a list of host NQNs, or \"any\" for every host that may connect";
     match section.take::<Who>("hosts", form, report) {
         None => (false, BTreeSet::new()),

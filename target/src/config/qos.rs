@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::key_tree;
 use super::schema::{NQN_FORM, name};
 use super::size::{SIZE_FORM, Size};
-use super::table_reader::{At, Report, Section};
+use super::table_reader::{At, Diagnostics, TableReader};
 use crate::core::subsystem::rate_limit::Limit;
 
 /// The longest burst.
@@ -29,7 +29,7 @@ pub struct LimitConfig {
     pub hosts: Vec<Nqn>,
 }
 
-pub(super) fn limits(root: &mut Section<'_>, report: &mut Report<'_>) -> Vec<LimitConfig> {
+pub(super) fn limits(root: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> Vec<LimitConfig> {
     let mut limits: Vec<LimitConfig> = Vec::new();
     let mut seen: Vec<At<String>> = Vec::new();
     for mut section in root.tables("limit", "[[limit]]", report) {
@@ -60,9 +60,9 @@ pub(super) fn limits(root: &mut Section<'_>, report: &mut Report<'_>) -> Vec<Lim
 
 /// The limit of a namespace, and the name of the one that it shares.
 pub(super) fn of_namespace(
-    section: &mut Section<'_>,
+    section: &mut TableReader<'_>,
     names: &[String],
-    report: &mut Report<'_>,
+    report: &mut Diagnostics<'_>,
 ) -> (Limit, Option<String>) {
     if !section.has("limit") {
         return (Limit::default(), None);
@@ -82,7 +82,7 @@ pub(super) fn of_namespace(
     (own, shared.map(|at| at.value))
 }
 
-fn limit(section: &mut Section<'_>, report: &mut Report<'_>) -> Limit {
+fn limit(section: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> Limit {
     let mut limit = Limit::default();
     let form = "a number of commands a second, at least 1";
     match section.take::<u32>("iops", form, report) {

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{Rewritten, Sources};
+use super::{ConfigFiles, Rewritten};
 use crate::blockdev::crash_point::crash_point;
 use crate::blockdev::durable;
 
@@ -76,7 +76,7 @@ impl Saving {
     /// # Errors
     /// A sentence. Nothing has changed then, or everything has and is still to be put in place, as
     /// the sentence says.
-    pub fn write(&self, old: &Sources, new: &Sources) -> Result<(), String> {
+    pub fn write(&self, old: &ConfigFiles, new: &ConfigFiles) -> Result<(), String> {
         if !self.commit(old, new)? {
             return Ok(());
         }
@@ -86,7 +86,7 @@ impl Saving {
 
     /// Everything that can fail: from its end on the files say what is new. Whether anything is.
     /// After an error they say what is old, or where the sentence says so, what is new.
-    pub(crate) fn commit(&self, old: &Sources, new: &Sources) -> Result<bool, String> {
+    pub(crate) fn commit(&self, old: &ConfigFiles, new: &ConfigFiles) -> Result<bool, String> {
         let mut made = Vec::new();
         let ready = self.ready(&old.rewritten(new), &mut made);
         if ready.is_err() {

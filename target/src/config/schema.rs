@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use nvme::Nqn;
 
-use crate::blockdev::Fault;
+use crate::blockdev::InjectedFault;
 use crate::core::qpair::DATA_FOR_ADMIN_BYTES;
 use crate::core::subsystem::ana::ANA_GROUPS;
 use crate::core::subsystem::{ListenerConfig, MAX_NSID};
@@ -22,11 +22,11 @@ use super::ns_management::managed;
 use super::shutdown::stop;
 use super::size::{SIZE_FORM, Size};
 use super::soft::soft;
-use super::table_reader::{At, Auto, Report, Section};
+use super::table_reader::{At, Auto, Diagnostics, TableReader};
 use super::telemetry::observe;
 use super::{
-    CaptureConfig, Config, ConfigErrors, Limits, MemoryConfig, NamespaceConfig, NamespaceKind,
-    Origins, Provider, ReactorConfig, Sources, Spin, SubsystemConfig, Threads,
+    CaptureConfig, Config, ConfigErrors, ConfigFiles, Limits, MemoryConfig, NamespaceConfig,
+    NamespaceKind, Origins, Provider, ReactorConfig, Spin, SubsystemConfig, Threads,
 };
 
 /// Receives that a reactor keeps for admin queues and for connections that are just beginning.
@@ -41,27 +41,33 @@ const CAPTURE_LIMIT_BYTES: u64 = 1 << 30;
 pub(super) const NQN_FORM: &str = "a name such as \"nqn.2026-11.org.example:disk1\"";
 
 /// Reads all texts of a configuration.
-pub(super) fn read(sources: &Sources) -> Result<Config, ConfigErrors> {
-    read_with(sources, Report::new(sources))
+pub(super) fn read(sources: &ConfigFiles) -> Result<Config, ConfigErrors> {
+    read_with(sources, Diagnostics::new(sources))
 }
 
-/// The same of texts that were edited: see [`Report::of_edited`].
-pub(super) fn read_edited(sources: &Sources, origins: &Origins) -> Result<Config, ConfigErrors> {
-    read_with(sources, Report::of_edited(sources, origins))
+/// The same of texts that were edited: see [`Diagnostics::of_edited`].
+pub(super) fn read_edited(
+    sources: &ConfigFiles,
+    origins: &Origins,
+) -> Result<Config, ConfigErrors> {
+    read_with(sources, Diagnostics::of_edited(sources, origins))
 }
 
-fn read_with<'t>(sources: &'t Sources, mut report: Report<'t>) -> Result<Config, ConfigErrors> {
+fn read_with<'t>(
+    sources: &'t ConfigFiles,
+    mut report: Diagnostics<'t>,
+) -> Result<Config, ConfigErrors> {
     let table = merged(sources, &mut report);
     if !report.is_empty() {
         // What a broken text means is anybody's guess: no follow-up mistakes.
         return Err(report.finish());
     }
     let span = table.span();
-    let config = root(Section::new(table.into_inner(), span, "the file"), &mut report);
+    let config = root(TableReader::new(table.into_inner(), span, "the file"), &mut report);
     if report.is_empty() { Ok(config) } else { Err(report.finish()) }
 }
 
-pub(super) fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config {
+pub(super) fn root(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -> Config {
     let include = include(&mut section, report);
     let provider = provider(&mut section, report);
     let reactor = reactor(section.table("reactor", "[reactor]", report), report);
@@ -114,7 +120,7 @@ pub(super) fn root(mut section: Section<'_>, report: &mut Report<'_>) -> Config 
 }
 
 /// Which files are read is decided before (`config/files.rs`); here it is only judged.
-fn include(section: &mut Section<'_>, report: &mut Report<'_>) -> Option<PathBuf> {
+fn include(section: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> Option<PathBuf> {
     let form = "the path of a folder, such as \"conf.d\", which is beside this file";
     let At { value, span } = section.take::<PathBuf>("include", form, report)?;
     if value.as_os_str().is_empty() {
@@ -123,7 +129,7 @@ fn include(section: &mut Section<'_>, report: &mut Report<'_>) -> Option<PathBuf
     Some(value)
 }
 
-fn provider(section: &mut Section<'_>, report: &mut Report<'_>) -> Provider {
+fn provider(section: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> Provider {
     let form = "\"auto\", \"verbs\" or \"soft\"";
     let Some(At { value, span }) = section.take::<String>("provider", form, report) else {
         return Provider::default();
@@ -139,7 +145,7 @@ fn provider(section: &mut Section<'_>, report: &mut Report<'_>) -> Provider {
     Provider::default()
 }
 
-fn reactor(mut section: Section<'_>, report: &mut Report<'_>) -> ReactorConfig {
+fn reactor(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -> ReactorConfig {
     let mut reactor = ReactorConfig::default();
     let form = "a number from 1 to 256, or \"auto\"";
     if let Some(threads) = section.take::<Auto>("threads", form, report) {
@@ -191,11 +197,11 @@ fn reactor(mut section: Section<'_>, report: &mut Report<'_>) -> ReactorConfig {
 
 /// A number of the section within its bounds, or its default.
 pub(super) fn bounded(
-    section: &mut Section<'_>,
+    section: &mut TableReader<'_>,
     key: &'static str,
     bounds: Range<u32>,
     default: u32,
-    report: &mut Report<'_>,
+    report: &mut Diagnostics<'_>,
 ) -> u32 {
     let form = format!("a number from {} to {}", bounds.start, bounds.end);
     match section.take::<u32>(key, &form, report) {
@@ -208,9 +214,9 @@ pub(super) fn bounded(
     }
 }
 
-fn limits(mut section: Section<'_>, report: &mut Report<'_>) -> Limits {
+fn limits(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -> Limits {
     let defaults = Limits::default();
-    let mut small = |key, bounds, default: u16, report: &mut Report<'_>| {
+    let mut small = |key, bounds, default: u16, report: &mut Diagnostics<'_>| {
         bounded(&mut section, key, bounds, default.into(), report) as u16
     };
     let queue_depth = small("queue_depth", 2..1024, defaults.queue_depth, report);
@@ -232,9 +238,9 @@ fn limits(mut section: Section<'_>, report: &mut Report<'_>) -> Limits {
 
 /// The key `mdts`, where it is, in bytes.
 pub(super) fn mdts(
-    section: &mut Section<'_>,
+    section: &mut TableReader<'_>,
     most_bytes: u32,
-    report: &mut Report<'_>,
+    report: &mut Diagnostics<'_>,
 ) -> Option<u32> {
     // 4 KiB would be MDTS 0 on the wire, which means "no limit".
     let form = format!("a power of two from \"8KiB\" to \"{}\"", Size(most_bytes.into()));
@@ -247,7 +253,11 @@ pub(super) fn mdts(
     found
 }
 
-fn memory(mut section: Section<'_>, limits: &Limits, report: &mut Report<'_>) -> MemoryConfig {
+fn memory(
+    mut section: TableReader<'_>,
+    limits: &Limits,
+    report: &mut Diagnostics<'_>,
+) -> MemoryConfig {
     let mut memory = MemoryConfig::default();
     let floor = 2 * u64::from(limits.mdts_bytes) + DATA_FOR_ADMIN_BYTES;
     let at = match section.take("data", SIZE_FORM, report) {
@@ -282,7 +292,7 @@ fn memory(mut section: Section<'_>, limits: &Limits, report: &mut Report<'_>) ->
     memory
 }
 
-fn capture(root: &mut Section<'_>, report: &mut Report<'_>) -> Option<CaptureConfig> {
+fn capture(root: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> Option<CaptureConfig> {
     if !root.has("capture") {
         return None;
     }
@@ -300,7 +310,7 @@ fn capture(root: &mut Section<'_>, report: &mut Report<'_>) -> Option<CaptureCon
     Some(CaptureConfig { path: path.value, payload, limit_bytes })
 }
 
-fn state_directory(root: &mut Section<'_>, report: &mut Report<'_>) -> Option<PathBuf> {
+fn state_directory(root: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> Option<PathBuf> {
     let form = "the absolute path of a folder, such as \"/var/lib/nvmfd\"";
     let path = root.take::<PathBuf>("state_directory", form, report)?;
     if !path.value.is_absolute() {
@@ -333,7 +343,7 @@ pub(super) fn once<T: PartialEq>(
     value: T,
     span: &Range<usize>,
     (what, remedy): (&str, &str),
-    report: &mut Report<'_>,
+    report: &mut Diagnostics<'_>,
 ) {
     if let Some(first) = seen.iter().find(|old| old.value == value) {
         let first = report.shown(&first.span, span);
@@ -344,10 +354,10 @@ pub(super) fn once<T: PartialEq>(
 }
 
 fn subsystem(
-    mut section: Section<'_>,
+    mut section: TableReader<'_>,
     scene: &Scene,
     seen: &mut Seen,
-    report: &mut Report<'_>,
+    report: &mut Diagnostics<'_>,
 ) -> Option<SubsystemConfig> {
     let nqn = section.need::<String>("nqn", NQN_FORM, report);
     let nqn = nqn.and_then(|at| name(at, report));
@@ -402,7 +412,7 @@ fn subsystem(
     })
 }
 
-pub(super) fn name(at: At<String>, report: &mut Report<'_>) -> Option<At<Nqn>> {
+pub(super) fn name(at: At<String>, report: &mut Diagnostics<'_>) -> Option<At<Nqn>> {
     match at.value.parse() {
         Ok(Nqn::UNNAMED) => {
             let what = "the NQN of the nil UUID stands for hosts that have no name";
@@ -419,10 +429,10 @@ pub(super) fn name(at: At<String>, report: &mut Report<'_>) -> Option<At<Nqn>> {
 }
 
 fn printable(
-    section: &mut Section<'_>,
+    section: &mut TableReader<'_>,
     key: &'static str,
     longest: usize,
-    report: &mut Report<'_>,
+    report: &mut Diagnostics<'_>,
 ) -> Option<At<String>> {
     let form = format!("1 to {longest} printable ASCII characters, no space at either end");
     let at = section.take::<String>(key, &form, report)?;
@@ -439,11 +449,11 @@ fn printable(
 }
 
 fn namespace(
-    mut section: Section<'_>,
+    mut section: TableReader<'_>,
     nqn: Option<&Nqn>,
     nsids: &mut Vec<At<u32>>,
     (scene, seen): (&Scene, &mut Seen),
-    report: &mut Report<'_>,
+    report: &mut Diagnostics<'_>,
 ) -> Option<NamespaceConfig> {
     let nsid = nsid(&mut section, nsids, report);
     let block_size_bytes = block_size(&mut section, report);
@@ -490,9 +500,9 @@ fn namespace(
 
 /// The nsid, which no other namespace of its subsystem may have.
 fn nsid(
-    section: &mut Section<'_>,
+    section: &mut TableReader<'_>,
     nsids: &mut Vec<At<u32>>,
-    report: &mut Report<'_>,
+    report: &mut Diagnostics<'_>,
 ) -> Option<u32> {
     let form = format!("a number from 1 to {MAX_NSID}");
     let At { value, span } = section.need::<u32>("nsid", &form, report)?;
@@ -506,7 +516,7 @@ fn nsid(
 }
 
 /// Bytes of a block; none where the text says something else.
-fn block_size(section: &mut Section<'_>, report: &mut Report<'_>) -> Option<u32> {
+fn block_size(section: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> Option<u32> {
     match section.take::<u32>("block_size", "512 or 4096", report) {
         Some(At { value, span }) if value != 512 && value != 4096 => {
             report.add(&span, format!("blocks of {value} bytes"), "write 512 or 4096");
@@ -518,9 +528,9 @@ fn block_size(section: &mut Section<'_>, report: &mut Report<'_>) -> Option<u32>
 
 /// The size, which has to be one of whole blocks.
 fn size(
-    section: &mut Section<'_>,
+    section: &mut TableReader<'_>,
     block_size_bytes: Option<u32>,
-    report: &mut Report<'_>,
+    report: &mut Diagnostics<'_>,
 ) -> Option<At<Size>> {
     let size = section.take::<Size>("size", SIZE_FORM, report)?;
     let Size(bytes) = size.value;
@@ -535,12 +545,16 @@ fn size(
     Some(size)
 }
 
-fn flag(section: &mut Section<'_>, key: &'static str, report: &mut Report<'_>) -> bool {
+fn flag(section: &mut TableReader<'_>, key: &'static str, report: &mut Diagnostics<'_>) -> bool {
     section.take(key, "true or false", report).is_some_and(|flag| flag.value)
 }
 
 /// Whether several daemons serve the namespace, which `not_shared` rules out.
-fn shared(section: &mut Section<'_>, not_shared: Option<&str>, report: &mut Report<'_>) -> bool {
+fn shared(
+    section: &mut TableReader<'_>,
+    not_shared: Option<&str>,
+    report: &mut Diagnostics<'_>,
+) -> bool {
     let at = section.take::<bool>("shared", "true or false", report).filter(|at| at.value);
     if let (Some(At { span, .. }), Some(other)) = (&at, not_shared) {
         let what = format!("no other daemon would know of {other}");
@@ -550,12 +564,12 @@ fn shared(section: &mut Section<'_>, not_shared: Option<&str>, report: &mut Repo
 }
 
 /// What the store is told to do wrong.
-fn fault(section: &mut Section<'_>, report: &mut Report<'_>) -> Fault {
-    let form = Fault::ALL.map(|fault| format!("\"{fault}\"")).join(", ");
+fn fault(section: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> InjectedFault {
+    let form = InjectedFault::ALL.map(|fault| format!("\"{fault}\"")).join(", ");
     let Some(At { value, span }) = section.take::<String>("fault", &form, report) else {
-        return Fault::None;
+        return InjectedFault::None;
     };
-    let fault = Fault::ALL.into_iter().find(|fault| fault.to_string() == value);
+    let fault = InjectedFault::ALL.into_iter().find(|fault| fault.to_string() == value);
     if fault.is_none() {
         report.add(&span, format!("there is no fault {value:?}"), format!("write one of {form}"));
     }
@@ -563,10 +577,10 @@ fn fault(section: &mut Section<'_>, report: &mut Report<'_>) -> Fault {
 }
 
 fn kind(
-    section: &mut Section<'_>,
+    section: &mut TableReader<'_>,
     size: Option<At<Size>>,
     seen: &mut Seen,
-    report: &mut Report<'_>,
+    report: &mut Diagnostics<'_>,
 ) -> Option<NamespaceKind> {
     let form = "\"file\" (also for block devices), \"ram\" or \"null\"";
     let kind = section.take::<String>("kind", form, report);

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::table_reader::{Report, Section};
+use super::table_reader::{Diagnostics, TableReader};
 
 /// Longest farewell, in milliseconds: the service manager waits for it.
 const MOST_MS: u32 = 30_000;
@@ -27,7 +27,7 @@ impl fmt::Display for StopConfig {
     }
 }
 
-pub(super) fn stop(root: &mut Section<'_>, report: &mut Report<'_>) -> StopConfig {
+pub(super) fn stop(root: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> StopConfig {
     let mut stop = StopConfig::default();
     if !root.has("stop") {
         return stop;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::table_reader::{Report, Section};
+use super::table_reader::{Diagnostics, TableReader};
 
 /// The most UDP source ports: each is a socket of every reactor at every address.
 const MOST_SOURCE_PORTS: u16 = 64;
@@ -33,7 +33,7 @@ impl fmt::Display for SoftConfig {
     }
 }
 
-pub(super) fn soft(root: &mut Section<'_>, report: &mut Report<'_>) -> SoftConfig {
+pub(super) fn soft(root: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> SoftConfig {
     let mut soft = SoftConfig::default();
     if !root.has("soft") {
         return soft;

@@ -14,7 +14,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
 
 use super::line_origin::Origin;
-use super::{Origins, Source, Sources};
+use super::{ConfigFiles, Origins, Source};
 
 /// A value and the bytes of the text that it came from.
 #[derive(Clone, Debug)]
@@ -25,7 +25,7 @@ pub(super) struct At<T> {
 
 /// One mistake in a configuration: where, what, and what to do about it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Mistake {
+pub struct Diagnostic {
     /// The file, where that is another than the one of all mistakes.
     pub file: Option<PathBuf>,
     /// Line and column, from 1, where the mistake belongs to a place.
@@ -36,7 +36,7 @@ pub struct Mistake {
     pub remedy: String,
 }
 
-impl fmt::Display for Mistake {
+impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some((line, column)) = self.place {
             write!(f, "line {line}, column {column}: ")?;
@@ -51,7 +51,7 @@ pub struct ConfigErrors {
     /// The configuration file, where there is one.
     pub file: Option<PathBuf>,
     /// At least one mistake.
-    pub mistakes: Vec<Mistake>,
+    pub mistakes: Vec<Diagnostic>,
 }
 
 impl fmt::Display for ConfigErrors {
@@ -73,17 +73,17 @@ impl std::error::Error for ConfigErrors {}
 
 /// The mistakes found so far in the texts of one configuration. Places are counted through all of
 /// them.
-pub(super) struct Report<'t> {
+pub(super) struct Diagnostics<'t> {
     sources: Vec<(usize, &'t Source)>,
     /// Where their lines come from; none: they are as their files are.
     origins: Option<&'t Origins>,
-    found: Vec<(usize, Mistake)>,
+    found: Vec<(usize, Diagnostic)>,
     /// By title of a section, the keys that were asked for.
     pub(super) known: BTreeMap<&'static str, BTreeSet<&'static str>>,
 }
 
-impl<'t> Report<'t> {
-    pub(super) fn new(sources: &'t Sources) -> Self {
+impl<'t> Diagnostics<'t> {
+    pub(super) fn new(sources: &'t ConfigFiles) -> Self {
         let mut base = 0;
         let mut all = Vec::new();
         for source in sources.iter() {
@@ -95,7 +95,7 @@ impl<'t> Report<'t> {
     }
 
     /// The same for texts that were edited: places are told by where their lines come from.
-    pub(super) fn of_edited(sources: &'t Sources, origins: &'t Origins) -> Self {
+    pub(super) fn of_edited(sources: &'t ConfigFiles, origins: &'t Origins) -> Self {
         Self { origins: Some(origins), ..Self::new(sources) }
     }
 
@@ -136,7 +136,7 @@ impl<'t> Report<'t> {
         }
         let place = line.ok().map(|line| (line, column));
         let file = self.sources[index].1.file.clone().filter(|_| index > 0 && place.is_some());
-        self.found.push((span.start, Mistake { file, place, what, remedy }));
+        self.found.push((span.start, Diagnostic { file, place, what, remedy }));
     }
 
     /// Where another thing is, for a mistake at `from`: the line alone, if that is in the same text.
@@ -176,8 +176,8 @@ impl<'t> Report<'t> {
     }
 }
 
-/// One table. Take what is known, then [`Section::end`] reports what is left.
-pub(super) struct Section<'i> {
+/// One table. Take what is known, then [`TableReader::end`] reports what is left.
+pub(super) struct TableReader<'i> {
     table: DeTable<'i>,
     known: Vec<&'static str>,
     span: Range<usize>,
@@ -185,7 +185,7 @@ pub(super) struct Section<'i> {
     title: &'static str,
 }
 
-impl<'i> Section<'i> {
+impl<'i> TableReader<'i> {
     pub(super) fn new(table: DeTable<'i>, span: Range<usize>, title: &'static str) -> Self {
         Self { table, known: Vec::new(), span, title }
     }
@@ -211,7 +211,7 @@ impl<'i> Section<'i> {
         &mut self,
         key: &'static str,
         form: &str,
-        report: &mut Report<'_>,
+        report: &mut Diagnostics<'_>,
     ) -> Option<At<T>> {
         let value = self.raw(key)?;
         let span = value.span();
@@ -226,12 +226,12 @@ impl<'i> Section<'i> {
         }
     }
 
-    /// As [`Section::take`], and a missing key is a mistake.
+    /// As [`TableReader::take`], and a missing key is a mistake.
     pub(super) fn need<T: DeserializeOwned>(
         &mut self,
         key: &'static str,
         form: &str,
-        report: &mut Report<'_>,
+        report: &mut Diagnostics<'_>,
     ) -> Option<At<T>> {
         if !self.table.contains_key(key) {
             let remedy = format!("add `{key} = ..`, {form}");
@@ -245,19 +245,19 @@ impl<'i> Section<'i> {
         &mut self,
         key: &'static str,
         title: &'static str,
-        report: &mut Report<'_>,
-    ) -> Section<'i> {
+        report: &mut Diagnostics<'_>,
+    ) -> TableReader<'i> {
         let at = self.span.clone();
         let Some(value) = self.raw(key) else {
-            return Section::new(DeTable::new(), at, title);
+            return TableReader::new(DeTable::new(), at, title);
         };
         let span = value.span();
         match value.into_inner() {
-            DeValue::Table(table) => Section::new(table, span, title),
+            DeValue::Table(table) => TableReader::new(table, span, title),
             other => {
                 let what = format!("`{key}` is {}", a_kind(&other));
                 report.add(&span, what, format!("write a section that begins with {title}"));
-                Section::new(DeTable::new(), span, title)
+                TableReader::new(DeTable::new(), span, title)
             }
         }
     }
@@ -267,8 +267,8 @@ impl<'i> Section<'i> {
         &mut self,
         key: &'static str,
         title: &'static str,
-        report: &mut Report<'_>,
-    ) -> Vec<Section<'i>> {
+        report: &mut Diagnostics<'_>,
+    ) -> Vec<TableReader<'i>> {
         let Some(value) = self.raw(key) else { return Vec::new() };
         let span = value.span();
         let remedy = format!("begin each with a line {title}");
@@ -280,7 +280,7 @@ impl<'i> Section<'i> {
         for value in array {
             let span = value.span();
             match value.into_inner() {
-                DeValue::Table(table) => tables.push(Section::new(table, span, title)),
+                DeValue::Table(table) => tables.push(TableReader::new(table, span, title)),
                 other => {
                     let what = format!("`{key}` contains {}", a_kind(&other));
                     report.add(&span, what, remedy.clone());
@@ -291,7 +291,7 @@ impl<'i> Section<'i> {
     }
 
     /// Reports every key that nobody took.
-    pub(super) fn end(self, report: &mut Report<'_>) {
+    pub(super) fn end(self, report: &mut Diagnostics<'_>) {
         report.known.entry(self.title).or_default().extend(&self.known);
         for (key, _) in &self.table {
             let name: &str = key.get_ref().as_ref();
@@ -395,15 +395,15 @@ mod tests {
 
     #[test]
     fn places_count_characters_from_one() {
-        let mut sources = Sources::from("a\nüb\n");
-        let report = Report::new(&sources);
+        let mut sources = ConfigFiles::from("a\nüb\n");
+        let report = Diagnostics::new(&sources);
         assert_eq!(report.place(0), (0, (1, 1)));
         assert_eq!(report.place(2), (0, (2, 1)));
         assert_eq!(report.place(4), (0, (2, 2)));
         assert_eq!(report.place(99), (0, (3, 1)));
         let file = Some("/c.toml".into());
         sources.more.push(Source { file, text: "\nx".to_owned() });
-        let report = Report::new(&sources);
+        let report = Diagnostics::new(&sources);
         assert_eq!(report.place(6), (0, (3, 1)));
         assert_eq!(report.place(7), (1, (1, 1)));
         assert_eq!(report.place(8), (1, (2, 1)));

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::table_reader::{Report, Section};
+use super::table_reader::{Diagnostics, TableReader};
 
 /// Commands that took as long are remembered when nobody says.
 const SLOW_MS: u32 = 100;
@@ -31,7 +31,7 @@ impl fmt::Display for ObserveConfig {
     }
 }
 
-pub(super) fn observe(root: &mut Section<'_>, report: &mut Report<'_>) -> ObserveConfig {
+pub(super) fn observe(root: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> ObserveConfig {
     let mut observe = ObserveConfig::default();
     if !root.has("observe") {
         return observe;

@@ -31,7 +31,7 @@ fn the_least_text_gets_the_defaults() {
     assert_eq!(config.limits, Limits::default());
     let at = |text: &str| ListenerConfig::from(text.parse::<SocketAddr>().unwrap());
     assert_eq!(config.listeners, [at("0.0.0.0:4420")]);
-    assert_eq!(config.subsystems[0].offer, Offer::default());
+    assert_eq!(config.subsystems[0].offer, AccessPolicy::default());
     assert_eq!(config.discovery, DiscoveryConfig::default());
     let subsystem = &config.subsystems[0];
     assert_eq!(subsystem.model, "nvmfd");
@@ -618,7 +618,7 @@ hosts = ["nqn.2026-11.host:a"]
     let config = Config::parse(text).unwrap();
     assert_eq!(config.listeners.iter().map(|l| l.id).collect::<Vec<_>>(), [1, 9]);
     let host: Nqn = "nqn.2026-11.host:a".parse().unwrap();
-    let offer = Offer {
+    let offer = AccessPolicy {
         listeners: [9].into(),
         queue_depth: Some(32),
         io_queues: Some(2),

@@ -5,18 +5,18 @@ use std::time::SystemTime;
 use tokio::sync::oneshot;
 use tracing::{error, info, warn};
 
-use super::handle::NotMade;
-use super::{Serve, Served};
+use super::handle::ChangeError;
+use super::{RunningDaemon, Serve};
 use crate::api::{Changes, Outcome, SetAside, Wanted};
 use crate::error::NotServed;
-use crate::overlay::Declared;
+use crate::overlay::EffectiveConfig;
 use crate::overlay::diff::differences;
 
 /// Orders that wait, at most.
 pub(super) const MOST_ORDERS: usize = 16;
 
 /// What has come of an order.
-pub(crate) type Answer = Result<Outcome, NotMade>;
+pub(crate) type Answer = Result<Outcome, ChangeError>;
 
 /// What is wanted.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ pub(super) fn tell(changes: &Changes) {
     }
 }
 
-impl<T: Serve> Served<T> {
+impl<T: Serve> RunningDaemon<T> {
     /// Waits for disks.
     pub(super) fn carry_out(mut self, order: Order) -> Self {
         let done = match order.work {
@@ -69,12 +69,12 @@ impl<T: Serve> Served<T> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let at_unix_s = now.map_or(0, |since| since.as_secs());
         let next = self.declared.with(&wanted.changes, (at_unix_s, uid));
-        let next = next.map_err(NotMade::Misfit)?;
+        let next = next.map_err(ChangeError::Misfit)?;
         let outcome = self.outcome(&next);
         if wanted.dry_run {
             return Ok(outcome);
         }
-        let prepared = next.prepare().map_err(NotMade::Unkept)?;
+        let prepared = next.prepare().map_err(ChangeError::Unkept)?;
         let persist = || prepared.persist(&self.declared);
         let lines = self.target.change(next.config().clone(), persist)?;
         let who = uid.map_or_else(|| "somebody".to_owned(), |uid| format!("user {uid}"));
@@ -100,19 +100,19 @@ impl<T: Serve> Served<T> {
             Err(sentences) => {
                 sentences.iter().for_each(|sentence| error!("{sentence}"));
                 error!("reload refused: everything stays as it was");
-                Err(NotMade::Unservable(sentences.join("; ")))
+                Err(ChangeError::Unservable(sentences.join("; ")))
             }
         }
     }
 
     fn forget(&mut self) -> Answer {
         let next = self.declared.without_set_aside();
-        next.keep().map_err(NotMade::Unkept)?;
+        next.keep().map_err(ChangeError::Unkept)?;
         self.adopt(next);
         Ok(Outcome { differences: Vec::new(), needs_restart: Vec::new(), kept: true })
     }
 
-    fn outcome(&self, next: &Declared) -> Outcome {
+    fn outcome(&self, next: &EffectiveConfig) -> Outcome {
         Outcome {
             differences: differences(&self.config, next.config()),
             needs_restart: self.config.needs_restart(next.config()).iter().map(text).collect(),
@@ -121,11 +121,11 @@ impl<T: Serve> Served<T> {
     }
 }
 
-impl From<NotServed> for NotMade {
-    fn from(not_served: NotServed) -> NotMade {
+impl From<NotServed> for ChangeError {
+    fn from(not_served: NotServed) -> ChangeError {
         match not_served {
-            NotServed::Unservable(fatal) => NotMade::Unservable(fatal.to_string()),
-            NotServed::Unkept(sentence) => NotMade::Unkept(sentence),
+            NotServed::Unservable(fatal) => ChangeError::Unservable(fatal.to_string()),
+            NotServed::Unkept(sentence) => ChangeError::Unkept(sentence),
         }
     }
 }

@@ -6,21 +6,21 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::blockdev::blocking::Opening;
+use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::{Below, Torn, another_machine};
 use crate::config::{
     AuthenticationConfig, Config, ConfigErrors, KeyReader, Missing, NamespaceConfig, NamespaceKind,
     Size, given_state_directory,
 };
-use crate::overlay::Declared;
+use crate::overlay::EffectiveConfig;
 use crate::platform::availability::{self, Served};
-use crate::provision::devices::Stores;
+use crate::provision::devices::DeviceTable;
 use crate::state::revoked_hosts;
 use nix::unistd::Group;
 use nvme::Nqn;
 use tracing::{error, warn};
 
-use crate::state::lock::Lock;
+use crate::state::lock::StateDirLock;
 
 /// How long the look at all disks may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -91,10 +91,10 @@ fn addresses(config: &Config) -> bool {
 fn backing_stores(config: &Config) -> bool {
     let mut good = true;
     // Who has the directory has its files and devices too.
-    let is_served = config.state_directory.as_deref().is_some_and(Lock::is_held);
+    let is_served = config.state_directory.as_deref().is_some_and(StateDirLock::is_held);
     let mut torn = Vec::new();
     for Look { place, seen, below, block_bytes } in
-        look_at_all(config, &Opening::default(), is_served)
+        look_at_all(config, &BlockingPool::default(), is_served)
     {
         if let Some(why) = below.volatile {
             warn!("{place}: {why}");
@@ -113,7 +113,7 @@ fn backing_stores(config: &Config) -> bool {
         warn!("{sentence}");
     }
     let folder = usable_state_directory(config).map(Path::to_path_buf);
-    for ((nqn, nsid), why) in Stores::new(folder, 0).hindered(&config.subsystems) {
+    for ((nqn, nsid), why) in DeviceTable::new(folder, 0).hindered(&config.subsystems) {
         error!("{nqn}, namespace {nsid}: {why}");
         good = false;
     }
@@ -174,10 +174,10 @@ fn keyed(config: &Config, folder: &Path) -> bool {
 
 /// What a start would serve: the file, and the changes that were made since. Whether all of it was
 /// found.
-fn declared(file: &Path) -> Result<(Declared, bool), ConfigErrors> {
+fn declared(file: &Path) -> Result<(EffectiveConfig, bool), ConfigErrors> {
     let given = given_state_directory(file);
-    let alone = Declared::without_changes(file, given.clone())?;
-    match Declared::load_with(file, given) {
+    let alone = EffectiveConfig::without_changes(file, given.clone())?;
+    match EffectiveConfig::load_with(file, given) {
         Ok(declared) => Ok((declared, true)),
         Err(errors) if alone.are_changes_denied() => {
             warn!("{errors}: check as root, or as the user who runs the daemon");
@@ -202,7 +202,7 @@ struct Look {
 
 /// Whether each namespace can be served, or why it would be awaited. All are looked at together:
 /// what hangs keeps nobody for longer than [`PATIENCE`]. `is_served`: a daemon has them locked.
-fn look_at_all(config: &Config, opening: &Opening, is_served: bool) -> Vec<Look> {
+fn look_at_all(config: &Config, opening: &BlockingPool, is_served: bool) -> Vec<Look> {
     let served = Served::load(config.state_directory.as_deref());
     let missing = config.missing;
     let begin = |nqn: Nqn, namespace: &NamespaceConfig| {
@@ -334,7 +334,7 @@ mod tests {
             limit: Default::default(),
             shared_limit: None,
             ana_group: 1,
-            fault: crate::blockdev::Fault::None,
+            fault: crate::blockdev::InjectedFault::None,
             shared: false,
         }
     }
@@ -360,7 +360,8 @@ mod tests {
              = 3\npath = \"/dev/nvmfd-no-such-device\"\n"
         );
         let mut config = Config::parse(&text).unwrap();
-        let (opening, (_go_on, hangs)) = (Opening::default(), std::sync::mpsc::channel::<()>());
+        let (opening, (_go_on, hangs)) =
+            (BlockingPool::default(), std::sync::mpsc::channel::<()>());
         let hang = move || hangs.recv().map_err(|_| "too late".to_owned());
         assert!(opening.begin(&hanging, hang).by(Instant::now()).is_err());
         let told = |config: &Config| -> Vec<_> {

@@ -1,4 +1,4 @@
-//! `Managed`: the running target in the hands of whoever asks or changes it from outside.
+//! `ControlHandle`: the running target in the hands of whoever asks or changes it from outside.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -6,9 +6,9 @@ use std::sync::atomic::AtomicBool;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::change::{Answer, Order, Work};
-use crate::View;
+use crate::TargetView;
 use crate::config::Config;
-use crate::overlay::{Declared, Misfit};
+use crate::overlay::{EditError, EffectiveConfig};
 
 /// What is in force.
 #[derive(Clone, Debug)]
@@ -16,7 +16,7 @@ pub(crate) struct Running {
     /// What is served.
     pub(crate) config: Config,
     /// What it comes from.
-    pub(crate) declared: Declared,
+    pub(crate) declared: EffectiveConfig,
     /// Sections that say something else by now and wait for a restart.
     pub(crate) needs_restart: Vec<&'static str>,
     /// The last reload was refused: what the files say is not what is served.
@@ -25,7 +25,7 @@ pub(crate) struct Running {
 
 impl Running {
     /// At the start: everything is in force.
-    pub(super) fn new(declared: Declared) -> Running {
+    pub(super) fn new(declared: EffectiveConfig) -> Running {
         let config = declared.config().clone();
         Running { config, declared, needs_restart: Vec::new(), reload_refused: Arc::default() }
     }
@@ -33,9 +33,9 @@ impl Running {
 
 /// Why a change was not made.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum NotMade {
+pub(crate) enum ChangeError {
     /// It does not fit what is there.
-    Misfit(Misfit),
+    Misfit(EditError),
     /// What comes out cannot be served.
     Unservable(String),
     /// It cannot be kept, and so is not in force.
@@ -46,23 +46,23 @@ pub(crate) enum NotMade {
 
 /// The running target. Clones are the same one; looking waits for nobody.
 #[derive(Clone)]
-pub(crate) struct Managed {
-    view: Arc<View>,
+pub(crate) struct ControlHandle {
+    view: Arc<TargetView>,
     running: watch::Receiver<Arc<Running>>,
     orders: mpsc::Sender<Order>,
 }
 
-impl Managed {
+impl ControlHandle {
     pub(super) fn new(
-        view: View,
+        view: TargetView,
         running: watch::Receiver<Arc<Running>>,
         orders: mpsc::Sender<Order>,
-    ) -> Managed {
-        Managed { view: Arc::new(view), running, orders }
+    ) -> ControlHandle {
+        ControlHandle { view: Arc::new(view), running, orders }
     }
 
     /// What its parts share.
-    pub(crate) fn view(&self) -> &View {
+    pub(crate) fn view(&self) -> &TargetView {
         &self.view
     }
 
@@ -76,7 +76,7 @@ impl Managed {
     pub(crate) async fn order(&self, work: Work) -> Answer {
         let (answer, answered) = oneshot::channel();
         let order = Order { work, answer };
-        self.orders.send(order).await.map_err(|_| NotMade::Stopping)?;
-        answered.await.map_err(|_| NotMade::Stopping)?
+        self.orders.send(order).await.map_err(|_| ChangeError::Stopping)?;
+        answered.await.map_err(|_| ChangeError::Stopping)?
     }
 }

@@ -21,21 +21,21 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use crate::Target;
+use crate::RunningTarget;
 use crate::config::{Config, ConfigErrors};
 use crate::error::NotServed;
-use crate::overlay::Declared;
+use crate::overlay::EffectiveConfig;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::{error, info, warn};
 
-use crate::state::lock::Lock;
+use crate::state::lock::StateDirLock;
 use change::Order;
-use handle::{Managed, Running};
+use handle::{ControlHandle, Running};
 use http::Server;
 use mdns::Announcer;
-use systemd::Manager;
+use systemd::ServiceNotifier;
 
 pub use check::check;
 pub use logging::start as start_log;
@@ -93,15 +93,15 @@ trait Pulse: Send + 'static {
     fn part(&self, deadline: Instant);
 }
 
-impl Serve for Target {
-    type Pulse = crate::Pulse;
+impl Serve for RunningTarget {
+    type Pulse = crate::Liveness;
 
-    fn pulse(&self) -> crate::Pulse {
-        Target::pulse(self)
+    fn pulse(&self) -> crate::Liveness {
+        RunningTarget::pulse(self)
     }
 
     fn apply(&mut self, config: Config) -> Result<Vec<String>, String> {
-        Target::apply(self, config).map_err(|fatal| fatal.to_string())
+        RunningTarget::apply(self, config).map_err(|fatal| fatal.to_string())
     }
 
     fn change(
@@ -109,33 +109,33 @@ impl Serve for Target {
         config: Config,
         persist: impl FnOnce() -> Result<(), String>,
     ) -> Result<Vec<String>, NotServed> {
-        Target::change(self, config, persist)
+        RunningTarget::change(self, config, persist)
     }
 
     fn leave(&self, until: Instant) {
-        Target::leave(self, until);
+        RunningTarget::leave(self, until);
     }
 
     fn stop(self, deadline: Instant) {
-        Target::stop(self, deadline);
+        RunningTarget::stop(self, deadline);
     }
 }
 
-impl Pulse for crate::Pulse {
+impl Pulse for crate::Liveness {
     fn alive(&mut self) -> bool {
-        crate::Pulse::alive(self)
+        crate::Liveness::alive(self)
     }
 
     fn failed(&self) -> Option<String> {
-        crate::Pulse::failed(self).map(|fatal| fatal.to_string())
+        crate::Liveness::failed(self).map(|fatal| fatal.to_string())
     }
 
     fn awaited(&self) -> Vec<String> {
-        crate::Pulse::awaited(self)
+        crate::Liveness::awaited(self)
     }
 
     fn part(&self, deadline: Instant) {
-        crate::Pulse::part(self, deadline);
+        crate::Liveness::part(self, deadline);
     }
 }
 
@@ -143,7 +143,7 @@ impl Pulse for crate::Pulse {
 ///
 /// # Errors
 /// One sentence: why the target did not start, or died.
-pub fn run(declared: Declared) -> Result<(), String> {
+pub fn run(declared: EffectiveConfig) -> Result<(), String> {
     block_on(async {
         let asks = signals::listen().map_err(|e| format!("signals cannot be heard: {e}"))?;
         begin(declared, asks).await
@@ -154,7 +154,7 @@ pub fn run(declared: Declared) -> Result<(), String> {
 ///
 /// # Errors
 /// One sentence: why the target did not start, or died.
-pub fn run_for(declared: Declared, asks: Receiver<Ask>) -> Result<(), String> {
+pub fn run_for(declared: EffectiveConfig, asks: Receiver<Ask>) -> Result<(), String> {
     block_on(async {
         let (sender, heard) = mpsc::channel(4);
         std::thread::spawn(move || asks.iter().try_for_each(|ask| sender.blocking_send(ask)));
@@ -171,8 +171,8 @@ fn block_on(work: impl Future<Output = Result<(), String>>) -> Result<(), String
     outcome
 }
 
-async fn begin(declared: Declared, asks: mpsc::Receiver<Ask>) -> Result<(), String> {
-    let lock = declared.config().state_directory.as_deref().map(Lock::take).transpose()?;
+async fn begin(declared: EffectiveConfig, asks: mpsc::Receiver<Ask>) -> Result<(), String> {
+    let lock = declared.config().state_directory.as_deref().map(StateDirLock::take).transpose()?;
     // What one that has ended just now had still kept when this was read first.
     let declared = declared.reread().map_err(|errors| errors.to_string())?;
     let config = declared.config().clone();
@@ -180,10 +180,10 @@ async fn begin(declared: Declared, asks: mpsc::Receiver<Ask>) -> Result<(), Stri
     for warning in declared.warnings() {
         warn!("{warning}");
     }
-    let manager = Manager::systemd();
+    let manager = ServiceNotifier::systemd();
     manager.status("starting");
     let first = config.clone();
-    let target = spawn_blocking(move || Target::start(first)).await;
+    let target = spawn_blocking(move || RunningTarget::start(first)).await;
     let target = target.map_err(|_| "the start has panicked; this is a bug".to_owned())?;
     let target = target.map_err(|fatal| fatal.to_string())?;
     for line in target.summary().lines() {
@@ -198,7 +198,7 @@ async fn begin(declared: Declared, asks: mpsc::Receiver<Ask>) -> Result<(), Stri
     announcer.update(&config);
     let (shown, seen) = watch::channel(Arc::new(Running::new(declared.clone())));
     let (orders, wanted) = mpsc::channel(change::MOST_ORDERS);
-    let managed = Managed::new(target.view(), seen, orders);
+    let managed = ControlHandle::new(target.view(), seen, orders);
     let server = match Server::open(&config.management, &managed) {
         Ok(server) => server,
         Err(sentence) => {
@@ -207,7 +207,7 @@ async fn begin(declared: Declared, asks: mpsc::Receiver<Ask>) -> Result<(), Stri
             return Err(sentence);
         }
     };
-    let served = Served { target, config, declared, announcer, shown, refused: false };
+    let served = RunningDaemon { target, config, declared, announcer, shown, refused: false };
     let outcome = Control::new(manager, watchdog, wanted).serve(served, asks).await;
     drop(server);
     drop(lock);
@@ -222,18 +222,18 @@ pub fn log_mistakes(errors: &ConfigErrors) {
 }
 
 /// A target and what it serves: whoever has this may change it.
-struct Served<T> {
+struct RunningDaemon<T> {
     target: T,
     config: Config,
     /// What the configuration comes from.
-    declared: Declared,
+    declared: EffectiveConfig,
     announcer: Announcer,
     shown: watch::Sender<Arc<Running>>,
     /// The last reload was: what the file says is not what is served.
     refused: bool,
 }
 
-impl<T: Serve> Served<T> {
+impl<T: Serve> RunningDaemon<T> {
     /// Reads the configuration again and logs what has come of it. Waits for disks.
     fn reload(mut self) -> Self {
         let renewed = self.renew();
@@ -281,7 +281,7 @@ impl<T: Serve> Served<T> {
     }
 
     /// From now on that is what is served, and shown.
-    fn adopt(&mut self, next: Declared) {
+    fn adopt(&mut self, next: EffectiveConfig) {
         let mut config = next.config().clone();
         let needs_restart = self.config.needs_restart(&config);
         config.keep_fixed(&self.config);
@@ -296,10 +296,10 @@ impl<T: Serve> Served<T> {
 }
 
 /// A change under way. It goes on also when nobody waits for it any more.
-type Work<T> = JoinHandle<Served<T>>;
+type Work<T> = JoinHandle<RunningDaemon<T>>;
 
 struct Control {
-    manager: Manager,
+    manager: ServiceNotifier,
     watchdog: Option<Duration>,
     /// What the management interface wants.
     orders: mpsc::Receiver<Order>,
@@ -308,13 +308,17 @@ struct Control {
 }
 
 impl Control {
-    fn new(manager: Manager, watchdog: Option<Duration>, orders: mpsc::Receiver<Order>) -> Control {
+    fn new(
+        manager: ServiceNotifier,
+        watchdog: Option<Duration>,
+        orders: mpsc::Receiver<Order>,
+    ) -> Control {
         Control { manager, watchdog, orders, refused: Cell::new(false) }
     }
 
     async fn serve<T: Serve>(
         mut self,
-        served: Served<T>,
+        served: RunningDaemon<T>,
         mut asks: mpsc::Receiver<Ask>,
     ) -> Result<(), String> {
         self.manager.ready(&status(&served.config));
@@ -376,10 +380,10 @@ impl Control {
     /// is asked for during a change, one follows: it reads what is there by then.
     async fn attend<T: Serve>(
         &self,
-        mut served: Served<T>,
+        mut served: RunningDaemon<T>,
         asks: &mut mpsc::Receiver<Ask>,
         orders: &mut mpsc::Receiver<Order>,
-    ) -> Result<Option<Served<T>>, String> {
+    ) -> Result<Option<RunningDaemon<T>>, String> {
         let mut again = false;
         loop {
             let pulse = served.target.pulse();
@@ -411,13 +415,13 @@ impl Control {
         }
     }
 
-    fn reload<T: Serve>(&self, served: Served<T>) -> Work<T> {
+    fn reload<T: Serve>(&self, served: RunningDaemon<T>) -> Work<T> {
         info!("reading {} again", served.declared.file().display());
         self.manager.reloading();
         spawn_blocking(move || served.reload())
     }
 
-    fn carry_out<T: Serve>(&self, served: Served<T>, order: Order) -> Work<T> {
+    fn carry_out<T: Serve>(&self, served: RunningDaemon<T>, order: Order) -> Work<T> {
         if order.is_reload() {
             self.manager.reloading();
         }
@@ -431,7 +435,7 @@ impl Control {
         reload: Work<T>,
         pulse: impl Pulse,
         asks: &mut mpsc::Receiver<Ask>,
-    ) -> Result<Option<Served<T>>, String> {
+    ) -> Result<Option<RunningDaemon<T>>, String> {
         info!("stopping: the reload under way has {} s", RELOAD_GRACE.as_secs());
         self.manager.stopping("stopping after the reload");
         let ending = async {
@@ -452,8 +456,8 @@ impl Control {
 
     /// Stops within the budget, after hosts have had their time to go elsewhere. Whoever asks once
     /// more does not have to wait for that.
-    async fn stop<T: Serve>(self, served: Served<T>, mut asks: mpsc::Receiver<Ask>) {
-        let Served { target, config, .. } = served;
+    async fn stop<T: Serve>(self, served: RunningDaemon<T>, mut asks: mpsc::Receiver<Ask>) {
+        let RunningDaemon { target, config, .. } = served;
         let farewell = Duration::from_millis(config.stop.inaccessible_ms.into());
         if farewell.is_zero() {
             self.manager.stopping("stopping");

@@ -7,11 +7,11 @@ use sd_notify::NotifyState;
 type Tell = dyn Fn(&[NotifyState<'_>]) + Send;
 
 /// The service manager.
-pub(super) struct Manager {
+pub(super) struct ServiceNotifier {
     tell: Box<Tell>,
 }
 
-impl Manager {
+impl ServiceNotifier {
     /// The one that the environment names.
     pub(super) fn systemd() -> Self {
         Self::new(|states| {

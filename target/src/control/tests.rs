@@ -143,7 +143,7 @@ struct Stage {
     folder: TempDir,
     control: Control,
     orders: mpsc::Sender<Order>,
-    served: Served<Fake>,
+    served: RunningDaemon<Fake>,
 }
 
 fn stage(change: impl FnOnce(&mut Fake)) -> Stage {
@@ -169,12 +169,12 @@ fn stage(change: impl FnOnce(&mut Fake)) -> Stage {
     target.health.set(WELL);
     change(&mut target);
     let told = story.clone();
-    let manager = Manager::new(move |states| {
+    let manager = ServiceNotifier::new(move |states| {
         for state in states {
             told.add(state.to_string());
         }
     });
-    let declared = Declared::load(&file).unwrap();
+    let declared = EffectiveConfig::load(&file).unwrap();
     let (orders, wanted) = mpsc::channel(1);
     let control = Control::new(manager, None, wanted);
     Stage {
@@ -182,7 +182,7 @@ fn stage(change: impl FnOnce(&mut Fake)) -> Stage {
         folder,
         control,
         orders,
-        served: Served {
+        served: RunningDaemon {
             target,
             shown: watch::channel(Arc::new(Running::new(declared.clone()))).0,
             config: declared.config().clone(),
@@ -484,9 +484,9 @@ fn two_daemons_never_share_a_state_directory() {
     let state = stage.folder.path().join("state");
     std::fs::create_dir(&state).unwrap();
     std::fs::write(&file, format!("state_directory = {state:?}\n{TEXT}")).unwrap();
-    let _other = Lock::take(&state).unwrap().unwrap();
+    let _other = StateDirLock::take(&state).unwrap().unwrap();
     let (_asks, asked) = std::sync::mpsc::channel();
-    let error = run_for(Declared::load(&file).unwrap(), asked).unwrap_err();
+    let error = run_for(EffectiveConfig::load(&file).unwrap(), asked).unwrap_err();
     assert!(error.contains("in use by another nvmfd"), "{error}");
 }
 
@@ -500,10 +500,10 @@ fn a_change_that_is_refused_is_not_in_force_after_a_restart() {
     std::fs::create_dir(&state).unwrap();
     let two = "[[subsystem.namespace]]\nnsid = 2\nkind = \"null\"\nsize = \"1GiB\"\n";
     std::fs::write(&file, format!("state_directory = {state:?}\n{TEXT}{two}")).unwrap();
-    let declared = Declared::load(&file).unwrap();
+    let declared = EffectiveConfig::load(&file).unwrap();
     let config = declared.config().clone();
-    let served = Served { config, declared, ..stage.served };
-    let remove = |served: Served<Fake>, nsid| {
+    let served = RunningDaemon { config, declared, ..stage.served };
+    let remove = |served: RunningDaemon<Fake>, nsid| {
         let subsystem = "nqn.2026-11.io.nvmfd:disk1".to_owned();
         let changes = vec![crate::api::Change::RemoveNamespace { subsystem, nsid }];
         let wanted = crate::api::Wanted { changes, dry_run: false };
@@ -519,9 +519,9 @@ fn a_change_that_is_refused_is_not_in_force_after_a_restart() {
         hinder_before(1, move || std::fs::rename(&aside, &state).unwrap());
     });
     let (_, answer) = remove(served, 1);
-    assert!(matches!(answer, Err(handle::NotMade::Unkept(_))), "{answer:?}");
+    assert!(matches!(answer, Err(handle::ChangeError::Unkept(_))), "{answer:?}");
     assert_eq!(stage.story.count("applied"), 1, "nobody has seen it");
-    let after = Declared::load(&file).unwrap();
+    let after = EffectiveConfig::load(&file).unwrap();
     assert_eq!(after.changes().kept.len(), 1);
     assert_eq!(after.config().subsystems[0].namespaces.len(), 1);
 }
@@ -530,12 +530,12 @@ fn a_change_that_is_refused_is_not_in_force_after_a_restart() {
 fn whichever_way_a_reload_is_asked_for_the_status_tells_what_became_of_the_last() {
     let stage = stage(|_| ());
     let file = stage.folder.path().join("nvmfd.toml");
-    let told = |served: &Served<Fake>| {
+    let told = |served: &RunningDaemon<Fake>| {
         let told = served.status().contains("the last reload was refused");
         assert_eq!(served.shown.borrow().reload_refused.load(Ordering::Relaxed), told);
         told
     };
-    let order = |served: Served<Fake>| {
+    let order = |served: RunningDaemon<Fake>| {
         let (answer, answered) = tokio::sync::oneshot::channel();
         let served = served.carry_out(Order { work: change::Work::Reload, answer });
         (served, answered.blocking_recv().unwrap())

@@ -9,10 +9,10 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use rdma::{FabricError, Incoming};
 
 use crate::blockdev::monitor::Rings;
-use crate::blockdev::{Backing, BackingId, Done};
-use crate::core::auth::Worked;
-use crate::core::sched::abort::Errand;
-use crate::core::sched::{Fence, Waker};
+use crate::blockdev::{BackingDevice, DeviceId, IoCompletion};
+use crate::core::auth::DhResult;
+use crate::core::sched::abort::AbortToken;
+use crate::core::sched::{DrainBarrier, Waker};
 use crate::core::subsystem::Subsystem;
 
 /// Letters that may wait. A sender of the control plane waits for room; a reactor never waits.
@@ -20,23 +20,23 @@ const CAPACITY: usize = 1024;
 
 /// What reactors are told.
 #[derive(Debug)]
-pub enum Mail {
+pub enum Message {
     /// A connection request that another reactor received and this one shall serve.
     Incoming(Incoming),
     /// A backing store to serve from now on; the answer says whether the ring took it.
-    Attach(BackingId, Arc<Backing>, SyncSender<io::Result<()>>),
+    Attach(DeviceId, Arc<BackingDevice>, SyncSender<io::Result<()>>),
     /// A backing store that no namespace uses any more.
-    Detach(BackingId),
+    Detach(DeviceId),
     /// A new or changed subsystem.
     Subsystem(Arc<Subsystem>),
     /// What discovery answers has changed.
     DiscoveryChanged,
     /// What a reservation command has come to.
-    Answer(Done),
+    Answer(IoCompletion),
     /// Commands of preempted hosts shall end.
-    Fence(Arc<Fence>),
+    Fence(Arc<DrainBarrier>),
     /// A command shall end at its host's wish.
-    Errand(Errand),
+    Errand(AbortToken),
     /// The arithmetic of an authentication is done.
     Authenticated {
         /// The queue that it is for.
@@ -44,7 +44,7 @@ pub enum Mail {
         /// The number of the task: the queue may have become another one.
         ticket: u64,
         /// What came of it.
-        worked: Worked,
+        worked: DhResult,
     },
     /// Say that everything sent before has been read.
     Caught(SyncSender<()>),
@@ -59,13 +59,13 @@ pub enum Mail {
 /// The sending end: cheap to clone, for any thread.
 #[derive(Clone, Debug)]
 pub struct Sender {
-    letters: SyncSender<Mail>,
+    letters: SyncSender<Message>,
     bell: Arc<EventFd>,
 }
 
 impl Sender {
     /// Sends, waiting for room. For the control plane. False when the reactor has ended.
-    pub fn send(&self, mail: Mail) -> bool {
+    pub fn send(&self, mail: Message) -> bool {
         let sent = self.letters.send(mail).is_ok();
         self.ring();
         sent
@@ -75,7 +75,7 @@ impl Sender {
     ///
     /// # Errors
     /// The letter, when the mailbox is full or its reactor has ended.
-    pub fn try_send(&self, mail: Mail) -> Result<(), Mail> {
+    pub fn try_send(&self, mail: Message) -> Result<(), Message> {
         let result = self.letters.try_send(mail).map_err(|e| match e {
             std::sync::mpsc::TrySendError::Full(mail)
             | std::sync::mpsc::TrySendError::Disconnected(mail) => mail,
@@ -112,11 +112,11 @@ impl Rings for Vec<Sender> {
     fn attach(
         &self,
         ring: usize,
-        id: BackingId,
-        backing: &Arc<Backing>,
+        id: DeviceId,
+        backing: &Arc<BackingDevice>,
     ) -> Receiver<io::Result<()>> {
         let (answer, answered) = sync_channel(1);
-        self[ring].send(Mail::Attach(id, Arc::clone(backing), answer));
+        self[ring].send(Message::Attach(id, Arc::clone(backing), answer));
         answered
     }
 
@@ -128,7 +128,7 @@ impl Rings for Vec<Sender> {
 /// The receiving end, owned by the reactor.
 #[derive(Debug)]
 pub struct Mailbox {
-    letters: Receiver<Mail>,
+    letters: Receiver<Message>,
     bell: Arc<EventFd>,
 }
 
@@ -146,7 +146,7 @@ impl Mailbox {
     }
 
     /// The next letter.
-    pub fn take(&self) -> Option<Mail> {
+    pub fn take(&self) -> Option<Message> {
         self.letters.try_recv().ok()
     }
 }

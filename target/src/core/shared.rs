@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::diag::Book;
+use crate::core::diag::RecentDisconnects;
 use crate::core::message::Sender;
 use crate::core::registry::Registry;
 use crate::core::sched::Offload;
-use crate::core::sched::range_lock::Exclusion;
-use crate::core::stats::Observer;
+use crate::core::sched::range_lock::RangeLocks;
+use crate::core::stats::ReactorStats;
 use crate::core::subsystem::power::PowerMeter;
 
 /// What the poll groups of a target share.
@@ -17,14 +17,14 @@ pub struct Shared {
     /// Subsystems, listeners, hosts and controllers.
     pub registry: Arc<Registry>,
     /// Which command changes which blocks.
-    pub range_locks: Exclusion,
+    pub range_locks: RangeLocks,
     /// Who carries out what may wait.
     pub offload: Arc<dyn Offload>,
     /// Since when the target has power.
     pub power: PowerMeter,
     /// The hosts that were refused or disconnected, and why.
-    pub disconnects: Book,
-    stats: Vec<Arc<Observer>>,
+    pub disconnects: RecentDisconnects,
+    stats: Vec<Arc<ReactorStats>>,
 }
 
 impl Shared {
@@ -33,11 +33,11 @@ impl Shared {
     pub fn new(registry: Arc<Registry>, offload: impl Offload + 'static) -> Shared {
         let reactors = registry.reactors();
         Shared {
-            range_locks: Exclusion::new(reactors.iter().map(Sender::waker).collect()),
+            range_locks: RangeLocks::new(reactors.iter().map(Sender::waker).collect()),
             stats: reactors.iter().map(|_| Arc::default()).collect(),
             offload: Arc::new(offload),
             power: PowerMeter::default(),
-            disconnects: Book::default(),
+            disconnects: RecentDisconnects::default(),
             registry,
         }
     }
@@ -50,13 +50,13 @@ impl Shared {
 
     /// What a reactor counts.
     #[must_use]
-    pub fn observer(&self, reactor: usize) -> Option<&Arc<Observer>> {
+    pub fn observer(&self, reactor: usize) -> Option<&Arc<ReactorStats>> {
         self.stats.get(reactor)
     }
 
     /// What all reactors count.
     #[must_use]
-    pub fn observers(&self) -> &[Arc<Observer>] {
+    pub fn observers(&self) -> &[Arc<ReactorStats>] {
         &self.stats
     }
 

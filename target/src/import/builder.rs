@@ -21,7 +21,7 @@ const MOST_REFERRALS: usize = 256;
 const RENAMED: &str = "nqn.2026-11.io.nvmfd:";
 
 #[derive(Default)]
-pub(super) struct Draft {
+pub(super) struct ConfigBuilder {
     pub(super) limits: Limits,
     listeners: Vec<Listener>,
     pub(super) subsystems: Vec<Subsystem>,
@@ -113,7 +113,7 @@ struct Seen {
     ids: HashSet<String>,
 }
 
-impl Draft {
+impl ConfigBuilder {
     /// Notes what does not map, or what to look at.
     pub(super) fn remark(&mut self, sentence: impl Display) {
         // Control characters would end the comment that this becomes.

@@ -18,7 +18,7 @@ use std::path::Path;
 use thiserror::Error;
 
 use crate::config::{Config, ConfigErrors};
-use builder::Draft;
+use builder::ConfigBuilder;
 
 /// A configuration that came from another target.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -58,7 +58,7 @@ pub enum ImportError {
 /// # Errors
 /// The text is no such file, or names nothing that can be served here.
 pub fn nvmet(text: &str, look: impl Fn(&Path) -> Option<u32>) -> Result<Imported, ImportError> {
-    let mut draft = Draft::default();
+    let mut draft = ConfigBuilder::default();
     nvmet::read(&parse(text)?, &look, &mut draft)?;
     finish(draft, "the kernel's target (nvmetcli)")
 }
@@ -70,7 +70,7 @@ pub fn nvmet(text: &str, look: impl Fn(&Path) -> Option<u32>) -> Result<Imported
 /// # Errors
 /// The text is no such file, or names nothing that can be served here.
 pub fn spdk(text: &str, look: impl Fn(&Path) -> Option<u32>) -> Result<Imported, ImportError> {
-    let mut draft = Draft::default();
+    let mut draft = ConfigBuilder::default();
     spdk::read(&parse(text)?, &look, &mut draft)?;
     finish(draft, "SPDK")
 }
@@ -79,7 +79,7 @@ fn parse(text: &str) -> Result<serde_json::Value, ImportError> {
     serde_json::from_str(text).map_err(|error| ImportError::NotJson(error.to_string()))
 }
 
-fn finish(draft: Draft, source: &str) -> Result<Imported, ImportError> {
+fn finish(draft: ConfigBuilder, source: &str) -> Result<Imported, ImportError> {
     let (text, remarks) = draft.finish(source);
     let Some(text) = text else { return Err(ImportError::Nothing(remarks)) };
     match Config::parse(&text) {

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::ImportError;
-use super::builder::{Draft, Namespace, Store, Subsystem};
+use super::builder::{ConfigBuilder, Namespace, Store, Subsystem};
 use super::json::{at, flag, list, number, text};
 
 /// I/O queues that the kernel's target grants when nobody says.
@@ -14,7 +14,11 @@ const DEFAULT_QID_MAX: u64 = 128;
 
 type Look<'l> = &'l dyn Fn(&Path) -> Option<u32>;
 
-pub(super) fn read(saved: &Value, look: Look<'_>, draft: &mut Draft) -> Result<(), ImportError> {
+pub(super) fn read(
+    saved: &Value,
+    look: Look<'_>,
+    draft: &mut ConfigBuilder,
+) -> Result<(), ImportError> {
     if !at(saved, "ports").is_array() || !at(saved, "subsystems").is_array() {
         return Err(ImportError::NotThis(
             "this is not what nvmetcli saves: it has no lists `ports` and `subsystems`",
@@ -45,7 +49,7 @@ pub(super) fn read(saved: &Value, look: Look<'_>, draft: &mut Draft) -> Result<(
 }
 
 /// Reads a port; the id of its listener.
-fn port(saved: &Value, draft: &mut Draft) -> Option<u16> {
+fn port(saved: &Value, draft: &mut ConfigBuilder) -> Option<u16> {
     let (address, param) = (at(saved, "addr"), at(saved, "param"));
     let id = number(saved, "portid");
     let name = id.map_or("a port".to_owned(), |id| format!("port {id}"));
@@ -93,7 +97,7 @@ fn port(saved: &Value, draft: &mut Draft) -> Option<u16> {
     Some(listener)
 }
 
-fn refer(saved: &Value, draft: &mut Draft) {
+fn refer(saved: &Value, draft: &mut ConfigBuilder) {
     let address = at(saved, "addr");
     let transport = text(address, "trtype").unwrap_or_default();
     if transport != "rdma" || !flag(saved, "enable") {
@@ -107,7 +111,7 @@ fn refer(saved: &Value, draft: &mut Draft) {
 }
 
 /// A host has a key here if it had one there; the key itself goes into a file, by hand.
-fn host(saved: &Value, draft: &mut Draft) {
+fn host(saved: &Value, draft: &mut ConfigBuilder) {
     let keys = [saved, at(saved, "dhchap")];
     let has = |names: [&str; 2]| {
         keys.iter().any(|keys| names.iter().any(|name| text(keys, name).is_some()))
@@ -131,7 +135,7 @@ fn key_file(nqn: &str) -> String {
     format!("/etc/nvmfd/keys/{name}")
 }
 
-fn subsystem(saved: &Value, mut into: Subsystem, look: Look<'_>, draft: &mut Draft) {
+fn subsystem(saved: &Value, mut into: Subsystem, look: Look<'_>, draft: &mut ConfigBuilder) {
     let attributes = at(saved, "attr");
     into.allow_any_host = flag(attributes, "allow_any_host");
     into.hosts = list(saved, "allowed_hosts")
@@ -162,7 +166,7 @@ fn namespace(
     saved: &Value,
     subsystem: &str,
     look: Look<'_>,
-    draft: &mut Draft,
+    draft: &mut ConfigBuilder,
 ) -> Option<Namespace> {
     let device = at(saved, "device");
     let nsid = number(saved, "nsid").unwrap_or(0);

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::ImportError;
-use super::builder::{Draft, Limit, Namespace, Store, Subsystem};
+use super::builder::{ConfigBuilder, Limit, Namespace, Store, Subsystem};
 use super::json::{at, flag, list, number, text};
 
 /// The call that limits a block device.
@@ -38,7 +38,11 @@ struct Names {
 
 type Look<'l> = &'l dyn Fn(&Path) -> Option<u32>;
 
-pub(super) fn read(saved: &Value, look: Look<'_>, draft: &mut Draft) -> Result<(), ImportError> {
+pub(super) fn read(
+    saved: &Value,
+    look: Look<'_>,
+    draft: &mut ConfigBuilder,
+) -> Result<(), ImportError> {
     let parts = list(saved, "subsystems");
     if parts.is_empty() || parts.iter().all(|part| text(part, "subsystem").is_none()) {
         return Err(ImportError::NotThis(
@@ -110,7 +114,7 @@ fn define(call: &Value, look: Look<'_>, names: &mut Names) {
 
 /// What all commands of a block device may do together. Limits of reads or writes alone have no
 /// counterpart.
-fn limit(params: &Value, names: &mut Names, draft: &mut Draft) {
+fn limit(params: &Value, names: &mut Names, draft: &mut ConfigBuilder) {
     let name = text(params, "name").unwrap_or_default();
     let given = |key| number(params, key).filter(|most| *most > 0);
     if let Some(bdev) = names.bdevs.get_mut(&name) {
@@ -130,7 +134,7 @@ fn limit(params: &Value, names: &mut Names, draft: &mut Draft) {
 }
 
 /// Carries out a call on the draft.
-fn serve(method: &str, params: &Value, names: &mut Names, draft: &mut Draft) {
+fn serve(method: &str, params: &Value, names: &mut Names, draft: &mut ConfigBuilder) {
     match method {
         "bdev_aio_create"
         | "bdev_uring_create"
@@ -188,7 +192,7 @@ fn is_rdma(address: &Value) -> bool {
     text(address, "trtype").is_some_and(|kind| kind.eq_ignore_ascii_case("rdma"))
 }
 
-fn transport(params: &Value, draft: &mut Draft) {
+fn transport(params: &Value, draft: &mut ConfigBuilder) {
     if !is_rdma(params) {
         return;
     }
@@ -202,7 +206,7 @@ fn transport(params: &Value, draft: &mut Draft) {
         .filter(|queues| *queues > 0);
 }
 
-fn subsystem(params: &Value, draft: &mut Draft) {
+fn subsystem(params: &Value, draft: &mut ConfigBuilder) {
     let Some(name) = text(params, "nqn") else { return };
     if flag(params, "passthrough") {
         draft.remark(format_args!("{name} handed commands through; nvmfd does not"));
@@ -219,12 +223,12 @@ fn subsystem(params: &Value, draft: &mut Draft) {
 }
 
 /// The subsystem that a call is about.
-fn of<'d>(params: &Value, draft: &'d mut Draft) -> Option<&'d mut Subsystem> {
+fn of<'d>(params: &Value, draft: &'d mut ConfigBuilder) -> Option<&'d mut Subsystem> {
     let nqn = text(params, "nqn")?;
     draft.subsystems.iter_mut().find(|subsystem| subsystem.name == nqn)
 }
 
-fn host(params: &Value, names: &Names, draft: &mut Draft) {
+fn host(params: &Value, names: &Names, draft: &mut ConfigBuilder) {
     let Some(host) = text(params, "host") else { return };
     if let Some(subsystem) = of(params, draft) {
         subsystem.hosts.push(host.clone());
@@ -247,7 +251,7 @@ fn host(params: &Value, names: &Names, draft: &mut Draft) {
     }
 }
 
-fn namespace(params: &Value, names: &Names, draft: &mut Draft) {
+fn namespace(params: &Value, names: &Names, draft: &mut ConfigBuilder) {
     let from = at(params, "namespace");
     let bdev = text(from, "bdev_name").unwrap_or_default();
     let nqn = text(params, "nqn").unwrap_or_default();
@@ -300,7 +304,7 @@ fn namespace(params: &Value, names: &Names, draft: &mut Draft) {
 }
 
 /// A host that sees a namespace which not everybody sees.
-fn mask(params: &Value, draft: &mut Draft) {
+fn mask(params: &Value, draft: &mut ConfigBuilder) {
     let (nsid, host) = (number(params, "nsid"), text(params, "host"));
     let Some(subsystem) = of(params, draft) else { return };
     let namespace = subsystem.namespaces.iter_mut().find(|old| Some(old.nsid) == nsid);
@@ -309,7 +313,7 @@ fn mask(params: &Value, draft: &mut Draft) {
     }
 }
 
-fn listener(params: &Value, draft: &mut Draft) {
+fn listener(params: &Value, draft: &mut ConfigBuilder) {
     let address = at(params, "listen_address");
     let nqn = text(params, "nqn").unwrap_or_default();
     let kind = text(address, "trtype").unwrap_or_default().to_lowercase();

@@ -8,14 +8,14 @@ use serde_json::Value as Json;
 use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, Value};
 
 use super::MOST_TEXT_BYTES;
-use super::listener_refs::Found;
+use super::listener_refs::ListenerMap;
 use crate::api::{Change, Kept, Settings};
-use crate::config::{ConfigErrors, Source, Sources};
+use crate::config::{ConfigErrors, ConfigFiles, Source};
 use crate::core::subsystem::ana::ANA_GROUPS;
 
 /// Why a change does not fit.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Misfit {
+pub enum EditError {
     /// What it names is not there.
     #[error("{0}")]
     Missing(String),
@@ -27,9 +27,9 @@ pub enum Misfit {
     Wrong(String),
 }
 
-impl Misfit {
+impl EditError {
     /// Every mistake of a text, in one sentence, with the places that there are.
-    pub(super) fn mistakes(errors: &ConfigErrors) -> Misfit {
+    pub(super) fn mistakes(errors: &ConfigErrors) -> EditError {
         let each = errors.mistakes.iter().map(|mistake| {
             let file = mistake.file.as_ref().or(errors.file.as_ref());
             let file = file.filter(|_| mistake.place.is_some());
@@ -38,7 +38,7 @@ impl Misfit {
                 |file| format!("{}: {mistake}", file.display()),
             )
         });
-        Misfit::Wrong(each.collect::<Vec<_>>().join("; "))
+        EditError::Wrong(each.collect::<Vec<_>>().join("; "))
     }
 }
 
@@ -46,7 +46,7 @@ impl Misfit {
 ///
 /// # Errors
 /// What it names is not there, what it adds is, or a value cannot be written.
-pub fn edit(sources: &Sources, change: &Change) -> Result<Sources, Misfit> {
+pub fn edit(sources: &ConfigFiles, change: &Change) -> Result<ConfigFiles, EditError> {
     let mut edited = sources.clone();
     if let Change::Replace { text, files } = change {
         if let Some(text) = text {
@@ -60,8 +60,9 @@ pub fn edit(sources: &Sources, change: &Change) -> Result<Sources, Misfit> {
     let mut documents = Vec::new();
     for source in sources.iter() {
         let document: Result<DocumentMut, _> = source.text.parse();
-        documents
-            .push(document.map_err(|error| Misfit::Wrong(format!("this is not TOML: {error}")))?);
+        documents.push(
+            document.map_err(|error| EditError::Wrong(format!("this is not TOML: {error}")))?,
+        );
     }
     make(&mut documents, change)?;
     for (source, document) in edited.iter_mut().zip(documents) {
@@ -74,10 +75,10 @@ pub fn edit(sources: &Sources, change: &Change) -> Result<Sources, Misfit> {
 /// added once more, and what is gone be taken away. The listeners that it is about are found by
 /// their addresses where their numbers have become others.
 pub(super) fn again(
-    sources: &Sources,
+    sources: &ConfigFiles,
     kept: &mut Kept,
-    found: &mut Found,
-) -> Result<Sources, Misfit> {
+    found: &mut ListenerMap,
+) -> Result<ConfigFiles, EditError> {
     let Err(misfit) = found.renumber(sources, kept) else { return redo(sources, &kept.change) };
     // The files may have it, then the listener has its new address.
     match redo(sources, &kept.change) {
@@ -86,7 +87,7 @@ pub(super) fn again(
     }
 }
 
-fn redo(sources: &Sources, change: &Change) -> Result<Sources, Misfit> {
+fn redo(sources: &ConfigFiles, change: &Change) -> Result<ConfigFiles, EditError> {
     let twice = match change {
         Change::AddSubsystem { nqn, settings } => {
             Some(Change::SetSubsystem { nqn: nqn.clone(), settings: settings.clone() })
@@ -103,11 +104,11 @@ fn redo(sources: &Sources, change: &Change) -> Result<Sources, Misfit> {
     };
     match edit(sources, change) {
         // Only if that changes nothing: another disk of the same number is another matter.
-        Err(Misfit::Exists(what)) => match twice.and_then(|twice| edit(sources, &twice).ok()) {
+        Err(EditError::Exists(what)) => match twice.and_then(|twice| edit(sources, &twice).ok()) {
             Some(same) if same == *sources => Ok(same),
-            _ => Err(Misfit::Exists(what)),
+            _ => Err(EditError::Exists(what)),
         },
-        Err(Misfit::Missing(_)) if takes_away(change) => Ok(sources.clone()),
+        Err(EditError::Missing(_)) if takes_away(change) => Ok(sources.clone()),
         other => other,
     }
 }
@@ -123,28 +124,31 @@ fn takes_away(change: &Change) -> bool {
     )
 }
 
-fn bounded(text: String) -> Result<String, Misfit> {
+fn bounded(text: String) -> Result<String, EditError> {
     match text.len() {
         0..=MOST_TEXT_BYTES => Ok(text),
-        _ => Err(Misfit::Wrong(format!("the text is longer than {MOST_TEXT_BYTES} bytes"))),
+        _ => Err(EditError::Wrong(format!("the text is longer than {MOST_TEXT_BYTES} bytes"))),
     }
 }
 
 /// Files of the included folder, from their names and texts.
-fn placed(sources: &Sources, files: &BTreeMap<String, String>) -> Result<Vec<Source>, Misfit> {
+fn placed(
+    sources: &ConfigFiles,
+    files: &BTreeMap<String, String>,
+) -> Result<Vec<Source>, EditError> {
     bounded(files.values().map(String::as_str).collect())?;
     let folder = sources.folder.clone().unwrap_or_default();
     let source = |(name, text): (&String, &String)| {
         if name.starts_with('.') || name.contains(['/', '\0']) || !name.ends_with(".toml") {
             let what = format!("{name:?} is no name of a file that would be read: end it in .toml");
-            return Err(Misfit::Wrong(what));
+            return Err(EditError::Wrong(what));
         }
         Ok(Source { file: Some(folder.join(name)), text: text.clone() })
     };
     files.iter().map(source).collect()
 }
 
-fn make(documents: &mut [DocumentMut], change: &Change) -> Result<(), Misfit> {
+fn make(documents: &mut [DocumentMut], change: &Change) -> Result<(), EditError> {
     let roots: Vec<&mut Table> = documents.iter_mut().map(|each| &mut **each).collect();
     match change {
         Change::AddSubsystem { nqn, settings } => {
@@ -184,7 +188,7 @@ fn make(documents: &mut [DocumentMut], change: &Change) -> Result<(), Misfit> {
     }
 }
 
-fn allow_host(subsystem: &mut Table, host: &str) -> Result<(), Misfit> {
+fn allow_host(subsystem: &mut Table, host: &str) -> Result<(), EditError> {
     let hosts = hosts(subsystem)?;
     if !hosts.iter().any(|each| each.as_str() == Some(host)) {
         hosts.push(host);
@@ -192,16 +196,16 @@ fn allow_host(subsystem: &mut Table, host: &str) -> Result<(), Misfit> {
     Ok(())
 }
 
-fn deny_host(subsystem: &mut Table, nqn: &str, host: &str) -> Result<(), Misfit> {
+fn deny_host(subsystem: &mut Table, nqn: &str, host: &str) -> Result<(), EditError> {
     let hosts = hosts(subsystem)?;
     let Some(at) = hosts.iter().position(|each| each.as_str() == Some(host)) else {
-        return Err(Misfit::Missing(format!("{host} is no host of {nqn}")));
+        return Err(EditError::Missing(format!("{host} is no host of {nqn}")));
     };
     hosts.remove(at);
     Ok(())
 }
 
-fn set_host(roots: Vec<&mut Table>, nqn: &str, settings: &Settings) -> Result<(), Misfit> {
+fn set_host(roots: Vec<&mut Table>, nqn: &str, settings: &Settings) -> Result<(), EditError> {
     let is = |t: &Table| text(t, "nqn") == Some(nqn);
     if roots.iter().all(|root| place(root, "host", is).is_none()) {
         return add(roots, "host", ("nqn", nqn.into()), settings);
@@ -214,7 +218,7 @@ fn set_host(roots: Vec<&mut Table>, nqn: &str, settings: &Settings) -> Result<()
 }
 
 /// A host that has had a key would be refused if nothing were said of it any more.
-fn remove_host(roots: Vec<&mut Table>, nqn: &str) -> Result<(), Misfit> {
+fn remove_host(roots: Vec<&mut Table>, nqn: &str) -> Result<(), EditError> {
     let is = |t: &Table| text(t, "nqn") == Some(nqn);
     let exempt = Settings::from_iter([("authenticate".to_owned(), false.into())]);
     if roots.iter().all(|root| place(root, "host", is).is_none()) {
@@ -227,11 +231,11 @@ fn remove_host(roots: Vec<&mut Table>, nqn: &str) -> Result<(), Misfit> {
     set(host, &exempt, &["nqn"])
 }
 
-fn subsystem<'t>(roots: Vec<&'t mut Table>, nqn: &str) -> Result<&'t mut Table, Misfit> {
+fn subsystem<'t>(roots: Vec<&'t mut Table>, nqn: &str) -> Result<&'t mut Table, EditError> {
     find(roots, "subsystem", &nqn, |t| text(t, "nqn") == Some(nqn))
 }
 
-fn listener(roots: Vec<&mut Table>, id: u16) -> Result<&mut Table, Misfit> {
+fn listener(roots: Vec<&mut Table>, id: u16) -> Result<&mut Table, EditError> {
     // Without an `id`, its place is its number.
     let mut at: u16 = 0;
     find(roots, "listener", &id, |t| {
@@ -242,7 +246,7 @@ fn listener(roots: Vec<&mut Table>, id: u16) -> Result<&mut Table, Misfit> {
 
 /// Gives each listener the number in writing that it has by its place: another's coming or going
 /// must not change it.
-fn number_listeners(mut roots: Vec<&mut Table>) -> Result<Vec<&mut Table>, Misfit> {
+fn number_listeners(mut roots: Vec<&mut Table>) -> Result<Vec<&mut Table>, EditError> {
     let mut at = 0i64;
     for root in roots.iter_mut().filter(|root| root.contains_key("listener")) {
         for table in tables(root, "listener")?.iter_mut() {
@@ -268,13 +272,13 @@ fn is(table: &Table, nsid: u32) -> bool {
 }
 
 /// The tables of one name, also where they are written inline.
-fn tables<'t>(parent: &'t mut Table, key: &str) -> Result<&'t mut ArrayOfTables, Misfit> {
+fn tables<'t>(parent: &'t mut Table, key: &str) -> Result<&'t mut ArrayOfTables, EditError> {
     let item = parent.entry(key).or_insert_with(|| Item::ArrayOfTables(ArrayOfTables::new()));
     if item.is_value() {
         let tables = std::mem::take(item).into_array_of_tables();
         *item = Item::ArrayOfTables(tables.unwrap_or_default());
     }
-    let wrong = || Misfit::Wrong(format!("`{key}` is no list of sections"));
+    let wrong = || EditError::Wrong(format!("`{key}` is no list of sections"));
     item.as_array_of_tables_mut().ok_or_else(wrong)
 }
 
@@ -293,8 +297,8 @@ fn find<'t>(
     key: &str,
     name: &dyn std::fmt::Display,
     mut is: impl FnMut(&Table) -> bool,
-) -> Result<&'t mut Table, Misfit> {
-    let missing = || Misfit::Missing(format!("there is no {key} {name}"));
+) -> Result<&'t mut Table, EditError> {
+    let missing = || EditError::Missing(format!("there is no {key} {name}"));
     for parent in parents {
         if let Some(at) = place(parent, key, &mut is) {
             return tables(parent, key)?.get_mut(at).ok_or_else(missing);
@@ -309,7 +313,7 @@ fn add(
     key: &str,
     (name, value): (&str, Value),
     settings: &Settings,
-) -> Result<(), Misfit> {
+) -> Result<(), EditError> {
     let plain = |value: &Value| (value.as_str().map(str::to_owned), value.as_integer());
     let same = |table: &Table| {
         let old = table.get(name).and_then(Item::as_value);
@@ -317,7 +321,7 @@ fn add(
     };
     if parents.iter().any(|parent| place(parent, key, same).is_some()) {
         let shown = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        return Err(Misfit::Exists(format!("there is a {key} {shown} already")));
+        return Err(EditError::Exists(format!("there is a {key} {shown} already")));
     }
     let Some(first) = parents.into_iter().next() else { return Ok(()) };
     let mut table = Table::new();
@@ -333,7 +337,7 @@ fn remove(
     key: &str,
     name: &dyn std::fmt::Display,
     mut is: impl FnMut(&Table) -> bool,
-) -> Result<(), Misfit> {
+) -> Result<(), EditError> {
     for parent in parents {
         if let Some(at) = place(parent, key, &mut is) {
             let tables = tables(parent, key)?;
@@ -344,13 +348,13 @@ fn remove(
             return Ok(());
         }
     }
-    Err(Misfit::Missing(format!("there is no {key} {name}")))
+    Err(EditError::Missing(format!("there is no {key} {name}")))
 }
 
-fn set(table: &mut Table, settings: &Settings, fixed: &[&str]) -> Result<(), Misfit> {
+fn set(table: &mut Table, settings: &Settings, fixed: &[&str]) -> Result<(), EditError> {
     for (key, value) in settings {
         if fixed.contains(&key.as_str()) {
-            return Err(Misfit::Wrong(format!("`{key}` is what it is known by: add another")));
+            return Err(EditError::Wrong(format!("`{key}` is what it is known by: add another")));
         }
         match value {
             Json::Null => drop(table.remove(key)),
@@ -367,12 +371,12 @@ fn set(table: &mut Table, settings: &Settings, fixed: &[&str]) -> Result<(), Mis
     Ok(())
 }
 
-fn hosts(subsystem: &mut Table) -> Result<&mut Array, Misfit> {
+fn hosts(subsystem: &mut Table) -> Result<&mut Array, EditError> {
     let item = subsystem.entry("hosts").or_insert_with(|| toml_edit::value(Array::new()));
-    item.as_array_mut().ok_or_else(|| Misfit::Wrong("`hosts` is no list".to_owned()))
+    item.as_array_mut().ok_or_else(|| EditError::Wrong("`hosts` is no list".to_owned()))
 }
 
-fn set_ana(listener: &mut Table, group: Option<u32>, state: &str) -> Result<(), Misfit> {
+fn set_ana(listener: &mut Table, group: Option<u32>, state: &str) -> Result<(), EditError> {
     let Some(group) = group else {
         listener.insert("ana", toml_edit::value(state));
         return Ok(());
@@ -387,29 +391,29 @@ fn set_ana(listener: &mut Table, group: Option<u32>, state: &str) -> Result<(), 
         listener.insert("ana", toml_edit::value(groups));
     }
     let item = listener.entry("ana").or_insert_with(|| toml_edit::value(InlineTable::new()));
-    let wrong = || Misfit::Wrong("`ana` is neither a word nor a table".to_owned());
+    let wrong = || EditError::Wrong("`ana` is neither a word nor a table".to_owned());
     let groups = item.as_table_like_mut().ok_or_else(wrong)?;
     groups.insert(&group.to_string(), toml_edit::value(state));
     Ok(())
 }
 
 /// A value of JSON as one of TOML.
-fn written(value: &Json) -> Result<Value, Misfit> {
+fn written(value: &Json) -> Result<Value, EditError> {
     Ok(match value {
-        Json::Null => return Err(Misfit::Wrong("null is no value of a list".to_owned())),
+        Json::Null => return Err(EditError::Wrong("null is no value of a list".to_owned())),
         Json::Bool(flag) => (*flag).into(),
         Json::String(text) => text.as_str().into(),
         Json::Number(number) => match (number.as_i64(), number.as_f64()) {
             (Some(whole), _) => whole.into(),
             (None, Some(number)) => number.into(),
-            (None, None) => return Err(Misfit::Wrong(format!("{number} is too large"))),
+            (None, None) => return Err(EditError::Wrong(format!("{number} is too large"))),
         },
         Json::Array(all) => {
-            Value::Array(all.iter().map(written).collect::<Result<Array, Misfit>>()?)
+            Value::Array(all.iter().map(written).collect::<Result<Array, EditError>>()?)
         }
         Json::Object(all) => {
             let pairs = all.iter().map(|(key, value)| Ok((key.as_str(), written(value)?)));
-            Value::InlineTable(pairs.collect::<Result<InlineTable, Misfit>>()?)
+            Value::InlineTable(pairs.collect::<Result<InlineTable, EditError>>()?)
         }
     })
 }

@@ -6,13 +6,13 @@ use std::net::{IpAddr, SocketAddr};
 
 use toml_edit::{DocumentMut, Item, Table};
 
-use super::Misfit;
+use super::EditError;
 use crate::api::{Change, Kept};
-use crate::config::Sources;
+use crate::config::ConfigFiles;
 
 /// The addresses of the listeners that a change is about: of the one that is changed itself, and of
 /// those at which a subsystem is offered, in their order.
-pub(super) fn meant(sources: &Sources, change: &Change) -> (Option<String>, Vec<String>) {
+pub(super) fn meant(sources: &ConfigFiles, change: &Change) -> (Option<String>, Vec<String>) {
     let offered = offered(change);
     if listener_of(change).is_none() && offered.is_empty() {
         return Default::default();
@@ -25,14 +25,18 @@ pub(super) fn meant(sources: &Sources, change: &Change) -> (Option<String>, Vec<
 
 /// The listeners that were found while changes are made again: their numbers then and now.
 #[derive(Default)]
-pub(super) struct Found(Vec<(u16, u16)>);
+pub(super) struct ListenerMap(Vec<(u16, u16)>);
 
-impl Found {
+impl ListenerMap {
     /// Has the change be about the listeners with the addresses that were meant.
     ///
     /// # Errors
     /// Such a listener is not there, and another one has its number.
-    pub(super) fn renumber(&mut self, sources: &Sources, kept: &mut Kept) -> Result<(), Misfit> {
+    pub(super) fn renumber(
+        &mut self,
+        sources: &ConfigFiles,
+        kept: &mut Kept,
+    ) -> Result<(), EditError> {
         let wanted = offered(&kept.change);
         if kept.listener.is_none() && kept.offered_at.is_empty() {
             return Ok(());
@@ -45,14 +49,14 @@ impl Found {
         }
         if wanted.len() == kept.offered_at.len() {
             let pairs = wanted.iter().zip(&kept.offered_at);
-            let now: Result<Vec<u16>, Misfit> =
+            let now: Result<Vec<u16>, EditError> =
                 pairs.map(|(id, meant)| self.find(&there, *id, meant)).collect();
             set_offered(&mut kept.change, now?);
         }
         Ok(())
     }
 
-    fn find(&self, there: &[Listener], id: u16, meant: &str) -> Result<u16, Misfit> {
+    fn find(&self, there: &[Listener], id: u16, meant: &str) -> Result<u16, EditError> {
         // Of two that have it for a moment, one has been changed before.
         let is_other = |now: u16| self.0.iter().any(|(then, is)| *then != id && *is == now);
         let with = || there.iter().filter(|one| one.address == meant && !is_other(one.id));
@@ -63,7 +67,7 @@ impl Found {
             Some(Listener { address: is, .. }) => {
                 let what =
                     format!("listener {id} was {meant} when that was changed, and is {is} now");
-                Err(Misfit::Wrong(what))
+                Err(EditError::Wrong(what))
             }
             None => Ok(id),
         }
@@ -76,7 +80,7 @@ struct Listener {
     address: String,
 }
 
-fn listeners(sources: &Sources) -> Vec<Listener> {
+fn listeners(sources: &ConfigFiles) -> Vec<Listener> {
     let mut place = 0u16;
     let mut all = Vec::new();
     for source in sources.iter() {

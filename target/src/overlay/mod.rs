@@ -18,24 +18,24 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use crate::api::{Change, Changes, Kept, SetAside};
-use crate::config::{Config, ConfigErrors, Mistake, Origins, Sources, digest};
+use crate::config::{Config, ConfigErrors, ConfigFiles, Diagnostic, Origins, digest};
 use change_log::Journal;
-use listener_refs::Found;
+use listener_refs::ListenerMap;
 use tracing::error;
 
-pub use edit::{Misfit, edit};
+pub use edit::{EditError, edit};
 
 /// The longest text of a configuration that is taken, in bytes.
 pub const MOST_TEXT_BYTES: usize = 512 << 10;
 
 /// The texts that are in force, and where they come from.
 #[derive(Clone, Debug)]
-pub struct Declared {
+pub struct EffectiveConfig {
     file: PathBuf,
     /// What the files said.
-    read: Sources,
+    read: ConfigFiles,
     /// The files with all kept changes.
-    sources: Sources,
+    sources: ConfigFiles,
     /// Where the lines of those come from.
     origins: Origins,
     config: Config,
@@ -43,21 +43,21 @@ pub struct Declared {
     state_directory: Option<OsString>,
 }
 
-impl Declared {
+impl EffectiveConfig {
     /// Reads the file, and the changes that were made since.
     ///
     /// # Errors
     /// Every mistake of the file; or the changes cannot be read.
-    pub fn load(file: &Path) -> Result<Declared, ConfigErrors> {
-        Declared::load_with(file, std::env::var_os("STATE_DIRECTORY"))
+    pub fn load(file: &Path) -> Result<EffectiveConfig, ConfigErrors> {
+        EffectiveConfig::load_with(file, std::env::var_os("STATE_DIRECTORY"))
     }
 
     /// What the files alone say.
     pub(crate) fn without_changes(
         file: &Path,
         given: Option<OsString>,
-    ) -> Result<Declared, ConfigErrors> {
-        Declared::read(file, given)
+    ) -> Result<EffectiveConfig, ConfigErrors> {
+        EffectiveConfig::read(file, given)
     }
 
     /// Whether this user may not read the changes.
@@ -65,12 +65,15 @@ impl Declared {
         self.journal().is_denied()
     }
 
-    /// As [`Declared::load`], where the service manager would give this as state directory.
+    /// As [`EffectiveConfig::load`], where the service manager would give this as state directory.
     ///
     /// # Errors
-    /// As [`Declared::load`].
-    pub fn load_with(file: &Path, given: Option<OsString>) -> Result<Declared, ConfigErrors> {
-        let mut declared = Declared::read(file, given)?;
+    /// As [`EffectiveConfig::load`].
+    pub fn load_with(
+        file: &Path,
+        given: Option<OsString>,
+    ) -> Result<EffectiveConfig, ConfigErrors> {
+        let mut declared = EffectiveConfig::read(file, given)?;
         let found = declared.journal().read().map_err(|error| {
             mistake(
                 format!("the changes that were made before cannot be read: {error}"),
@@ -84,9 +87,9 @@ impl Declared {
     /// Reads the same once more, also the changes.
     ///
     /// # Errors
-    /// As [`Declared::load`]; or the files name another `state_directory` by now.
-    pub(crate) fn reread(&self) -> Result<Declared, ConfigErrors> {
-        let next = Declared::load_with(&self.file, self.state_directory.clone())?;
+    /// As [`EffectiveConfig::load`]; or the files name another `state_directory` by now.
+    pub(crate) fn reread(&self) -> Result<EffectiveConfig, ConfigErrors> {
+        let next = EffectiveConfig::load_with(&self.file, self.state_directory.clone())?;
         if next.config.state_directory != self.config.state_directory {
             return Err(mistake(
                 "`state_directory` has changed while the files were read".to_owned(),
@@ -97,21 +100,29 @@ impl Declared {
     }
 
     /// What the files alone say.
-    fn read(file: &Path, given: Option<OsString>) -> Result<Declared, ConfigErrors> {
-        let sources = Sources::read(file)?;
+    fn read(file: &Path, given: Option<OsString>) -> Result<EffectiveConfig, ConfigErrors> {
+        let sources = ConfigFiles::read(file)?;
         let config = Config::of(&sources)?.or_state_directory(given.clone());
         let changes = Changes::default();
         let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
         let (read, origins) = (sources.clone(), Origins::of(&sources));
-        Ok(Declared { file, read, sources, origins, config, changes, state_directory: given })
+        Ok(EffectiveConfig {
+            file,
+            read,
+            sources,
+            origins,
+            config,
+            changes,
+            state_directory: given,
+        })
     }
 
     /// The same files as they are now, with the changes that were made since.
     ///
     /// # Errors
     /// Every mistake of the file.
-    pub fn reload(&self) -> Result<Declared, ConfigErrors> {
-        let mut next = Declared::read(&self.file, self.state_directory.clone())?;
+    pub fn reload(&self) -> Result<EffectiveConfig, ConfigErrors> {
+        let mut next = EffectiveConfig::read(&self.file, self.state_directory.clone())?;
         next.replay(self.changes.clone());
         Ok(next)
     }
@@ -153,7 +164,11 @@ impl Declared {
     ///
     /// # Errors
     /// The first change that does not fit, or what is wrong with what comes out.
-    pub fn with(&self, more: &[Change], origin: (u64, Option<u32>)) -> Result<Declared, Misfit> {
+    pub fn with(
+        &self,
+        more: &[Change],
+        origin: (u64, Option<u32>),
+    ) -> Result<EffectiveConfig, EditError> {
         let mut next = self.clone();
         for change in more {
             let sources = edit(&next.sources, change)?;
@@ -185,18 +200,18 @@ impl Declared {
         };
         if next.config.state_directory != self.config.state_directory {
             let what = "`state_directory` cannot be changed while the daemon serves";
-            return Err(Misfit::Wrong(format!("{what}: write it into the file, and restart")));
+            return Err(EditError::Wrong(format!("{what}: write it into the file, and restart")));
         }
         if next.config.include != self.config.include {
             let what = "`include` names files to read, which is done at a reload";
-            return Err(Misfit::Wrong(format!("{what}: write it into the file, and reload")));
+            return Err(EditError::Wrong(format!("{what}: write it into the file, and reload")));
         }
         Ok(next)
     }
 
     /// The same, without the changes that do not fit any more.
     #[must_use]
-    pub fn without_set_aside(&self) -> Declared {
+    pub fn without_set_aside(&self) -> EffectiveConfig {
         let mut next = self.clone();
         next.changes.set_aside.clear();
         next
@@ -223,9 +238,9 @@ impl Declared {
         Journal::new(self.config.state_directory.as_deref())
     }
 
-    fn parse(&self, sources: &Sources, origins: &Origins) -> Result<Config, Misfit> {
+    fn parse(&self, sources: &ConfigFiles, origins: &Origins) -> Result<Config, EditError> {
         let config = Config::of_edited(sources, origins);
-        let config = config.map_err(|errors| Misfit::mistakes(&errors))?;
+        let config = config.map_err(|errors| EditError::mistakes(&errors))?;
         Ok(config.or_state_directory(self.state_directory.clone()))
     }
 
@@ -270,17 +285,17 @@ impl Declared {
     }
 
     /// Whether nothing of the changes before it is left: those in files that stay are.
-    fn replaces_all(&self, change: &Change, before: &Sources) -> bool {
+    fn replaces_all(&self, change: &Change, before: &ConfigFiles) -> bool {
         let Change::Replace { text, files } = change else { return false };
         (text.is_some() || before.main == self.read.main)
             && (files.is_some() || before.more == self.read.more)
     }
 
     /// What comes of making these changes again, one after the other.
-    fn again(&self, run: &[Kept]) -> Result<Redone, Misfit> {
+    fn again(&self, run: &[Kept]) -> Result<Redone, EditError> {
         let (mut sources, mut origins) = (self.sources.clone(), self.origins.clone());
         let mut run = run.to_vec();
-        let mut found = Found::default();
+        let mut found = ListenerMap::default();
         for kept in &mut run {
             let next = edit::again(&sources, kept, &mut found)?;
             origins = after(&origins, &sources, &next, &kept.change);
@@ -291,7 +306,7 @@ impl Declared {
         let is_old = |kept: &Kept| {
             matches!(kept.change, Change::Replace { .. }) && kept.base != self.base(&kept.change)
         };
-        let wrong = |what: &str| Err(Misfit::Wrong(what.to_owned()));
+        let wrong = |what: &str| Err(EditError::Wrong(what.to_owned()));
         if sources == self.sources {
             // Whatever else is so, nothing is to be changed.
         } else if run.iter().any(is_old) {
@@ -308,7 +323,7 @@ impl Declared {
 /// What comes of changes that were made again.
 struct Redone {
     config: Config,
-    sources: Sources,
+    sources: ConfigFiles,
     origins: Origins,
     kept: Vec<Kept>,
 }
@@ -318,7 +333,7 @@ fn replaces(change: &Change) -> bool {
 }
 
 /// Where the lines come from after a change.
-fn after(origins: &Origins, old: &Sources, new: &Sources, change: &Change) -> Origins {
+fn after(origins: &Origins, old: &ConfigFiles, new: &ConfigFiles, change: &Change) -> Origins {
     origins.after(old, new, &change.to_string(), replaces(change))
 }
 
@@ -333,7 +348,7 @@ impl Prepared {
     /// # Errors
     /// What the system says; those before are kept again. Where that fails as well, it is said: a
     /// restart may find either.
-    pub fn persist(self, before: &Declared) -> Result<(), String> {
+    pub fn persist(self, before: &EffectiveConfig) -> Result<(), String> {
         let Err(mut sentence) = self.0.persist() else { return Ok(()) };
         // They may have the name already: what is refused must not be in force after a restart.
         if let Err(worse) = before.keep() {
@@ -348,15 +363,15 @@ impl Prepared {
 ///
 /// # Errors
 /// The first change that does not fit, or what is wrong with what comes out.
-pub fn merged(sources: &Sources, changes: &Changes) -> Result<Sources, Misfit> {
+pub fn merged(sources: &ConfigFiles, changes: &Changes) -> Result<ConfigFiles, EditError> {
     let (mut merged, mut origins) = (sources.clone(), Origins::of(sources));
-    let mut found = Found::default();
+    let mut found = ListenerMap::default();
     for mut kept in unsaved(&digest_all(sources), changes.kept.clone()) {
         let next = edit::again(&merged, &mut kept, &mut found)?;
         origins = after(&origins, &merged, &next, &kept.change);
         merged = next;
     }
-    Config::of_edited(&merged, &origins).map_err(|errors| Misfit::mistakes(&errors))?;
+    Config::of_edited(&merged, &origins).map_err(|errors| EditError::mistakes(&errors))?;
     Ok(merged)
 }
 
@@ -368,7 +383,7 @@ fn unsaved(read: &str, kept: Vec<Kept>) -> impl Iterator<Item = Kept> + use<> {
 }
 
 /// What several are known by, with their names; one alone as by [`digest`].
-fn digest_all(sources: &Sources) -> String {
+fn digest_all(sources: &ConfigFiles) -> String {
     if sources.more.is_empty() {
         return digest(&sources.main.text);
     }
@@ -381,7 +396,7 @@ fn digest_all(sources: &Sources) -> String {
 }
 
 fn mistake(what: String, remedy: &str) -> ConfigErrors {
-    let mistake = Mistake { file: None, place: None, what, remedy: remedy.to_owned() };
+    let mistake = Diagnostic { file: None, place: None, what, remedy: remedy.to_owned() };
     ConfigErrors { file: None, mistakes: vec![mistake] }
 }
 

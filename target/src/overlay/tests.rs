@@ -58,7 +58,7 @@ fn replace(text: String) -> Change {
 }
 
 /// A file, and a state directory beside it.
-fn stage(text: &str) -> (TempDir, Declared) {
+fn stage(text: &str) -> (TempDir, EffectiveConfig) {
     let folder = tempdir().unwrap();
     write(&folder, text);
     let declared = load(&folder);
@@ -70,12 +70,12 @@ fn write(folder: &TempDir, text: &str) {
     fs::write(folder.path().join("nvmfd.toml"), state).unwrap();
 }
 
-fn load(folder: &TempDir) -> Declared {
-    Declared::load_with(&folder.path().join("nvmfd.toml"), None).unwrap()
+fn load(folder: &TempDir) -> EffectiveConfig {
+    EffectiveConfig::load_with(&folder.path().join("nvmfd.toml"), None).unwrap()
 }
 
 /// A process that another test starts may hold the lock as well, until it runs its own program.
-fn begin(declared: &Declared) -> Saving {
+fn begin(declared: &EffectiveConfig) -> Saving {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         match Saving::begin(declared.file()) {
@@ -88,11 +88,11 @@ fn begin(declared: &Declared) -> Saving {
 }
 
 /// A change of one text.
-fn edit(text: &str, change: &Change) -> Result<String, Misfit> {
-    super::edit(&Sources::from(text), change).map(|sources| sources.main.text)
+fn edit(text: &str, change: &Change) -> Result<String, EditError> {
+    super::edit(&ConfigFiles::from(text), change).map(|sources| sources.main.text)
 }
 
-fn nsids(declared: &Declared) -> Vec<u32> {
+fn nsids(declared: &EffectiveConfig) -> Vec<u32> {
     declared.config().subsystems[0].namespaces.iter().map(|n| n.nsid).collect()
 }
 
@@ -190,21 +190,21 @@ fn every_change_does_what_it_says_and_leaves_the_rest_as_it_was() {
 
 #[test]
 fn what_does_not_fit_is_told_and_changes_nothing() {
-    let missing = |change: &Change| matches!(edit(TEXT, change), Err(Misfit::Missing(_)));
+    let missing = |change: &Change| matches!(edit(TEXT, change), Err(EditError::Missing(_)));
     let a = || A.to_owned();
     assert!(missing(&remove(2)));
     assert!(missing(&Change::RemoveSubsystem { nqn: "nqn.c".into() }));
     assert!(missing(&Change::RemoveListener { id: 2 }));
     assert!(missing(&Change::DenyHost { subsystem: a(), host: HOST.into() }));
     assert!(missing(&Change::SetAna { listener: 9, group: None, state: "change".into() }));
-    assert!(matches!(edit(TEXT, &add(1, "1MiB")), Err(Misfit::Exists(_))));
+    assert!(matches!(edit(TEXT, &add(1, "1MiB")), Err(EditError::Exists(_))));
     let listener = Change::AddListener { id: 1, settings: Settings::new() };
-    assert!(matches!(edit(TEXT, &listener), Err(Misfit::Exists(_))));
+    assert!(matches!(edit(TEXT, &listener), Err(EditError::Exists(_))));
     let rename =
         Change::SetSubsystem { nqn: a(), settings: settings(json!({"nqn": "nqn.2026-11.x:y"})) };
-    assert!(matches!(edit(TEXT, &rename), Err(Misfit::Wrong(_))));
+    assert!(matches!(edit(TEXT, &rename), Err(EditError::Wrong(_))));
     let long = replace(" ".repeat(MOST_TEXT_BYTES + 1));
-    assert!(matches!(edit(TEXT, &long), Err(Misfit::Wrong(_))));
+    assert!(matches!(edit(TEXT, &long), Err(EditError::Wrong(_))));
 
     let (_folder, declared) = stage(TEXT);
     let says =
@@ -254,7 +254,7 @@ fn changes_are_there_after_a_restart_until_they_are_saved() {
 
     // Saved, and killed before the changes are forgotten.
     let file = folder.path().join("nvmfd.toml");
-    let saved = merged(&Sources::read(&file).unwrap(), found.changes()).unwrap();
+    let saved = merged(&ConfigFiles::read(&file).unwrap(), found.changes()).unwrap();
     fs::write(&file, &saved.main.text).unwrap();
     let saved = load(&folder);
     assert_eq!(saved.changes(), &Changes::default());
@@ -337,7 +337,8 @@ fn a_journal_that_cannot_be_read_is_never_passed_over() {
     let (folder, _) = stage(TEXT);
     for bytes in ["", "{", "{\"form\": 3, \"kept\": [], \"set_aside\": []}"] {
         fs::write(folder.path().join("changes.json"), bytes).unwrap();
-        let errors = Declared::load_with(&folder.path().join("nvmfd.toml"), None).unwrap_err();
+        let errors =
+            EffectiveConfig::load_with(&folder.path().join("nvmfd.toml"), None).unwrap_err();
         assert!(errors.to_string().contains("move that file away"), "{errors}");
     }
 }
@@ -375,7 +376,7 @@ dhchap_key_file = "/k"
 "#;
 
 /// As [`stage`], with more in `conf.d`.
-fn stage_more() -> (TempDir, Declared) {
+fn stage_more() -> (TempDir, EffectiveConfig) {
     let (folder, _) = stage(TEXT);
     fs::create_dir(folder.path().join("conf.d")).unwrap();
     fs::write(folder.path().join("conf.d/0.toml"), "# nothing yet\n").unwrap();
@@ -389,7 +390,7 @@ fn things_are_changed_in_the_file_in_which_they_stand() {
     let (folder, declared) = stage_more();
     let c = || C.to_owned();
     let null = settings(json!({"kind": "null", "size": "1MiB"}));
-    let text_of = |declared: &Declared, file: usize| {
+    let text_of = |declared: &EffectiveConfig, file: usize| {
         declared.sources.iter().nth(file).map(|source| source.text.clone()).unwrap()
     };
     let main = text_of(&declared, 0);
@@ -421,7 +422,7 @@ fn things_are_changed_in_the_file_in_which_they_stand() {
     assert!(exempt.contains("authenticate = false") && !exempt.contains("dhchap_key_file"));
     assert_eq!(last.config().authentication.exempt, [HOST.parse().unwrap()]);
     let twice = Change::AddSubsystem { nqn: c(), settings: Settings::new() };
-    assert!(matches!(last.with(&[twice], AT), Err(Misfit::Exists(_))));
+    assert!(matches!(last.with(&[twice], AT), Err(EditError::Exists(_))));
     // Listeners are numbered through all files.
     let gone = last.with(&[Change::RemoveListener { id: 1 }], AT).unwrap();
     assert_eq!(gone.config().listeners.iter().map(|each| each.id).collect::<Vec<_>>(), [2]);
@@ -432,7 +433,7 @@ fn things_are_changed_in_the_file_in_which_they_stand() {
     let found = load(&folder);
     assert_eq!((found.config(), found.changes()), (gone.config(), gone.changes()));
     let file = folder.path().join("nvmfd.toml");
-    let saved = merged(&Sources::read(&file).unwrap(), found.changes()).unwrap();
+    let saved = merged(&ConfigFiles::read(&file).unwrap(), found.changes()).unwrap();
     for source in saved.iter() {
         fs::write(source.file.as_ref().unwrap(), &source.text).unwrap();
     }
@@ -497,7 +498,7 @@ fn life() -> Vec<Change> {
 #[ignore = "run by another test, in a process that is killed"]
 fn killed_between_two_steps() {
     let (folder, steps) = doomed();
-    let mut declared = Declared::load_with(&folder.join("nvmfd.toml"), None).unwrap();
+    let mut declared = EffectiveConfig::load_with(&folder.join("nvmfd.toml"), None).unwrap();
     kill_before(steps);
     for (index, change) in life().into_iter().enumerate() {
         declared = declared.with(&[change], AT).unwrap();

@@ -9,10 +9,10 @@ use nvme::{Nqn, Text};
 use tracing::{error, info};
 use uuid::Uuid;
 
-use super::interned::Settled;
+use super::interned::WeakByUuid;
 use super::interned_bad_blocks::Marked;
-use super::rollback::Attempt;
-use crate::blockdev::{Backing, BackingConfig, BackingId, BackingKind, BlockSizes, Kind};
+use super::rollback::CreatedFiles;
+use crate::blockdev::{BackingConfig, BackingDevice, BackingKind, BlockSizes, DeviceId, Kind};
 use crate::config::{LimitConfig, Missing, NamespaceConfig, NamespaceKind, SubsystemConfig};
 use crate::core::subsystem::lba_format::Format;
 use crate::core::subsystem::write_protect::Protection;
@@ -20,16 +20,16 @@ use crate::platform::availability::Served;
 use crate::state::atomic_file::{self, Prepared};
 use crate::state::identity::Names;
 
-use crate::blockdev::monitor::{Distrust, Tended, TrustRecords};
-use crate::core::subsystem::bad_blocks::Marks;
+use crate::blockdev::monitor::{Distrust, MonitoredDevice, TrustRecords};
+use crate::core::subsystem::bad_blocks::BadBlocks;
 use crate::core::subsystem::reservation::Reservation;
 use crate::core::subsystem::usage::Usage;
 use crate::core::subsystem::{Namespace, Subsystem};
 use crate::state::trust::TrustBook;
 
 use super::limiters::Limiters;
-use super::pending::{Awaited, Awaiting};
-use crate::blockdev::blocking::{Begun, Opening};
+use super::pending::{Awaiting, PendingDevice};
+use crate::blockdev::blocking::{BlockingPool, BlockingTask};
 
 /// How long a store may take to be opened.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
@@ -41,15 +41,15 @@ const LINGER: Duration = Duration::from_secs(8);
 
 /// An opened store and what it was opened for.
 #[derive(Clone, Debug)]
-pub struct Store {
+pub struct ServedDevice {
     /// The store, and its number on every ring.
-    pub tended: Arc<Tended>,
+    pub tended: Arc<MonitoredDevice>,
     /// Which hosts may use it.
     pub reservation: Arc<Reservation>,
     /// Whether hosts have it protected from writes.
     pub protection: Arc<Protection>,
     /// The blocks that hosts have made unreadable.
-    pub marks: Arc<Marks>,
+    pub marks: Arc<BadBlocks>,
     /// What hosts have formatted it to.
     pub format: Arc<Format>,
     /// The UUID that it is served under, and what it is called there, where it is a file or device.
@@ -60,7 +60,7 @@ pub struct Store {
     pub(super) resize: Option<u64>,
 }
 
-impl Store {
+impl ServedDevice {
     /// The UUID that it is served under.
     pub(crate) fn uuid(&self) -> Uuid {
         self.name.0
@@ -69,8 +69,8 @@ impl Store {
 
 /// The stores of a configuration, by subsystem and namespace id.
 #[derive(Clone, Debug, Default)]
-pub struct Stores {
-    pub(super) by_namespace: BTreeMap<(Nqn, u32), Store>,
+pub struct DeviceTable {
+    pub(super) by_namespace: BTreeMap<(Nqn, u32), ServedDevice>,
     pub(super) next_id: u32,
     /// How many rings use them.
     pub(super) rings: usize,
@@ -79,16 +79,16 @@ pub struct Stores {
     /// What limits them, and hosts.
     pub(super) limiters: Limiters,
     /// Namespaces whose store is not there yet.
-    pub(super) awaited: Vec<Awaited>,
+    pub(super) awaited: Vec<PendingDevice>,
     /// What is to be told about them when they are adopted.
     pub(super) news: Vec<String>,
     /// What still hangs, of all stores that were ever made of these.
-    pub(super) opening: Arc<Opening>,
+    pub(super) opening: Arc<BlockingPool>,
     /// Their marks, and those of stores that have gone while somebody has them.
     pub(super) marked: Arc<Marked>,
     /// The same of what hosts have settled.
-    pub(super) reservations: Arc<Settled<Reservation>>,
-    pub(super) protections: Arc<Settled<Protection>>,
+    pub(super) reservations: Arc<WeakByUuid<Reservation>>,
+    pub(super) protections: Arc<WeakByUuid<Protection>>,
     /// Which of them are not trusted.
     pub(super) trust: Arc<TrustBook>,
     /// How long what may pass is tried again at a start.
@@ -96,7 +96,7 @@ pub struct Stores {
     /// The daemon begins to serve: what is wrong with one store keeps no other from that.
     pub(super) is_starting: bool,
     /// What was made for them, and goes again if they are not adopted.
-    pub(super) attempt: Attempt,
+    pub(super) attempt: CreatedFiles,
     /// What is served could not be remembered.
     pub(super) owes_memory: bool,
 }
@@ -120,27 +120,27 @@ impl Memory {
 /// A namespace: its subsystem and its id.
 pub(crate) type Place = (Nqn, u32);
 
-impl Stores {
+impl DeviceTable {
     /// No stores yet, for so many rings; reservations are kept in this folder, if in any.
     #[must_use]
-    pub fn new(state_directory: Option<PathBuf>, rings: usize) -> Stores {
+    pub fn new(state_directory: Option<PathBuf>, rings: usize) -> DeviceTable {
         let (linger, is_starting) = (Some(LINGER), true);
         let trust = Arc::new(TrustBook::new(state_directory.clone()));
-        Stores { state_directory, rings, linger, is_starting, trust, ..Stores::default() }
+        DeviceTable { state_directory, rings, linger, is_starting, trust, ..DeviceTable::default() }
     }
 
     /// What may pass is tried once.
     #[cfg(test)]
-    pub(crate) fn without_linger(self) -> Stores {
-        Stores { linger: None, ..self }
+    pub(crate) fn without_linger(self) -> DeviceTable {
+        DeviceTable { linger: None, ..self }
     }
 
     /// Opens what `subsystems` need and keeps from `self` what stays the same. Nothing that is
-    /// open now is closed: whoever drops the old `Stores` does that.
+    /// open now is closed: whoever drops the old `DeviceTable` does that.
     ///
     /// # Errors
     /// One sentence about the first store that cannot be served.
-    pub fn next(&self, subsystems: &[SubsystemConfig]) -> Result<Stores, String> {
+    pub fn next(&self, subsystems: &[SubsystemConfig]) -> Result<DeviceTable, String> {
         self.next_or_wait(subsystems, Missing::Fail, &[])
     }
 
@@ -155,7 +155,7 @@ impl Stores {
         subsystems: &[SubsystemConfig],
         missing: Missing,
         due: &[Place],
-    ) -> Result<Stores, String> {
+    ) -> Result<DeviceTable, String> {
         self.next_as(subsystems, missing, due, true)
     }
 
@@ -168,7 +168,7 @@ impl Stores {
         &self,
         subsystems: &[SubsystemConfig],
         missing: Missing,
-    ) -> Result<Stores, String> {
+    ) -> Result<DeviceTable, String> {
         self.next_as(subsystems, missing, &[], false)
     }
 
@@ -182,16 +182,16 @@ impl Stores {
     }
 
     /// Where what may wait for a disk or a server is begun, also while nobody has these.
-    pub(crate) fn opening(&self) -> Arc<Opening> {
+    pub(crate) fn opening(&self) -> Arc<BlockingPool> {
         Arc::clone(&self.opening)
     }
 
-    /// Begins what may wait for a disk or a server: see [`Opening::begin`].
+    /// Begins what may wait for a disk or a server: see [`BlockingPool::begin`].
     pub(crate) fn begin<T: Send + 'static>(
         &self,
         path: &Path,
         act: impl FnOnce() -> Result<T, String> + Send + 'static,
-    ) -> Begun<'_, T> {
+    ) -> BlockingTask<'_, T> {
         self.opening.begin(path, act)
     }
 
@@ -202,27 +202,27 @@ impl Stores {
 
     /// Those of the awaited stores and folders that only a reload tries again.
     pub(crate) fn held(&self) -> Vec<Place> {
-        self.awaited.iter().filter(|each| each.is_held).map(Awaited::key).collect()
+        self.awaited.iter().filter(|each| each.is_held).map(PendingDevice::key).collect()
     }
 
     /// The namespaces whose store is not there yet.
     #[must_use]
-    pub fn awaited(&self) -> &[Awaited] {
+    pub fn awaited(&self) -> &[PendingDevice] {
         &self.awaited
     }
 
     /// Takes over what another look has found of what is awaited.
-    pub fn await_as(&mut self, other: Stores) {
+    pub fn await_as(&mut self, other: DeviceTable) {
         self.awaited = other.awaited;
     }
 
     /// Awaits the folder of namespaces that hosts make as well.
-    pub(crate) fn await_folder(&mut self, folder: Awaited) {
+    pub(crate) fn await_folder(&mut self, folder: PendingDevice) {
         self.awaited.push(folder);
     }
 
     /// The folder of the namespaces that hosts make of a subsystem, if it is awaited.
-    pub(crate) fn awaited_folder(&self, nqn: Nqn) -> Option<&Awaited> {
+    pub(crate) fn awaited_folder(&self, nqn: Nqn) -> Option<&PendingDevice> {
         self.awaited.iter().find(|each| each.is_folder_of(nqn))
     }
 
@@ -255,7 +255,7 @@ impl Stores {
         let failed =
             |error| format!("{} cannot remember which files are served: {error}", folder.display());
         let files = Served::prepare(folder, &paths.collect()).map_err(failed)?;
-        let named = |store: &Store| Some((store.name.0, store.name.1.clone()?));
+        let named = |store: &ServedDevice| Some((store.name.0, store.name.1.clone()?));
         let named = self.by_namespace.values().filter_map(named).collect();
         let names = Names::prepare(folder, named).map_err(|error| {
             format!("{} cannot remember what is served as what: {error}", folder.display())
@@ -264,7 +264,7 @@ impl Stores {
     }
 
     /// Remembers what is served. Where that fails it is logged, and owed: see
-    /// [`Stores::owes_memory`].
+    /// [`DeviceTable::owes_memory`].
     pub(crate) fn remember(&mut self, subsystems: &[SubsystemConfig]) {
         let Some(folder) = self.state_directory.clone() else { return };
         let kept = self.prepare_memory(subsystems).and_then(|memory| {
@@ -290,7 +290,11 @@ impl Stores {
     }
 
     /// What is awaited of this namespace, as it is configured now.
-    pub(super) fn awaited_as(&self, key: Place, namespace: &NamespaceConfig) -> Option<&Awaited> {
+    pub(super) fn awaited_as(
+        &self,
+        key: Place,
+        namespace: &NamespaceConfig,
+    ) -> Option<&PendingDevice> {
         self.awaited.iter().find(|each| each.is_for(key, namespace))
     }
 
@@ -353,16 +357,17 @@ impl Stores {
         key: Place,
         uuid: Uuid,
         store: Option<&str>,
-    ) -> Result<Arc<Marks>, String> {
+    ) -> Result<Arc<BadBlocks>, String> {
         match (&self.state_directory, store) {
             (Some(folder), Some(store)) => {
-                let load = || Marks::kept(key.0, key.1, folder, uuid.into_bytes());
+                let load = || BadBlocks::kept(key.0, key.1, folder, uuid.into_bytes());
                 let served = self.by_namespace.values();
-                let is_served =
-                    |marks: &Arc<Marks>| { served }.any(|store| Arc::ptr_eq(&store.marks, marks));
+                let is_served = |marks: &Arc<BadBlocks>| {
+                    { served }.any(|store| Arc::ptr_eq(&store.marks, marks))
+                };
                 self.marked.get(uuid, store, is_served, load)
             }
-            _ => Ok(Marks::volatile()),
+            _ => Ok(BadBlocks::volatile()),
         }
     }
 
@@ -386,7 +391,7 @@ impl Stores {
 
     /// The store of a namespace.
     #[must_use]
-    pub fn store(&self, nqn: Nqn, nsid: u32) -> Option<&Store> {
+    pub fn store(&self, nqn: Nqn, nsid: u32) -> Option<&ServedDevice> {
         self.by_namespace.get(&(nqn, nsid))
     }
 
@@ -447,13 +452,14 @@ impl Stores {
     }
 
     /// All of them, with what they are of.
-    pub(crate) fn named(&self) -> impl Iterator<Item = (Place, &Store)> {
+    pub(crate) fn named(&self) -> impl Iterator<Item = (Place, &ServedDevice)> {
         self.by_namespace.iter().map(|(place, store)| (*place, store))
     }
 
     /// What is here and not in `other`.
-    pub fn without<'a>(&'a self, other: &'a Stores) -> impl Iterator<Item = &'a Store> {
-        let ids = |stores: &Stores, id| stores.by_namespace.values().any(|s| s.tended.id == id);
+    pub fn without<'a>(&'a self, other: &'a DeviceTable) -> impl Iterator<Item = &'a ServedDevice> {
+        let ids =
+            |stores: &DeviceTable, id| stores.by_namespace.values().any(|s| s.tended.id == id);
         self.by_namespace.values().filter(move |store| !ids(other, store.tended.id))
     }
 
@@ -515,16 +521,16 @@ impl Stores {
 
     /// The next number that no store has. Numbers go round, so that one comes again only after all
     /// others: a command may still be under way to the store that had it.
-    pub(super) fn fresh_id(&mut self, old: &Stores) -> Option<BackingId> {
+    pub(super) fn fresh_id(&mut self, old: &DeviceTable) -> Option<DeviceId> {
         let taken = |id| {
             [&*old, &*self]
                 .iter()
                 .any(|s| s.by_namespace.values().any(|store| store.tended.id.0 == id))
         };
-        let mut ids = (0..BackingId::COUNT).map(|step| (self.next_id + step) % BackingId::COUNT);
+        let mut ids = (0..DeviceId::COUNT).map(|step| (self.next_id + step) % DeviceId::COUNT);
         let id = ids.find(|&id| !taken(id))?;
-        self.next_id = (id + 1) % BackingId::COUNT;
-        Some(BackingId(id))
+        self.next_id = (id + 1) % DeviceId::COUNT;
+        Some(DeviceId(id))
     }
 }
 
@@ -533,7 +539,7 @@ impl Stores {
 /// # Errors
 /// One sentence about why that is not possible.
 pub(crate) fn make(namespace: &NamespaceConfig) -> Result<(), String> {
-    let made = Backing::open(&backing_config(namespace));
+    let made = BackingDevice::open(&backing_config(namespace));
     made.map(drop).map_err(|error| error.to_string())
 }
 
@@ -571,7 +577,7 @@ pub(super) mod tests {
     use nvme::Status;
     use nvme::feature::WriteProtectState;
 
-    use crate::blockdev::Fault;
+    use crate::blockdev::InjectedFault;
     use crate::core::subsystem::bad_blocks::Change;
     use crate::core::subsystem::reservation::Barred;
     use crate::core::subsystem::reservation::tests::reserve;
@@ -591,7 +597,7 @@ pub(super) mod tests {
             limit: Default::default(),
             shared_limit: None,
             ana_group: 1,
-            fault: Fault::None,
+            fault: InjectedFault::None,
             shared: false,
         };
         SubsystemConfig {
@@ -606,7 +612,7 @@ pub(super) mod tests {
         }
     }
 
-    fn ids(stores: &Stores) -> Vec<u32> {
+    fn ids(stores: &DeviceTable) -> Vec<u32> {
         stores.by_namespace.values().map(|store| store.tended.id.0).collect()
     }
 
@@ -615,21 +621,21 @@ pub(super) mod tests {
         let folder = crate::blockdev::tests::folder();
         let mut config = subsystem(&[1], 1 << 20);
         config.namespaces[0].write_uncorrectable = true;
-        let first = Stores::default().next(&[config.clone()]);
+        let first = DeviceTable::default().next(&[config.clone()]);
         assert!(first.is_ok(), "they end with what they are of");
         let (path, size) = (folder.path().join("disk"), Some(1 << 20));
         config.namespaces[0].kind = NamespaceKind::File { path: path.clone(), size };
-        let why = Stores::default().next(&[config.clone()]).unwrap_err();
+        let why = DeviceTable::default().next(&[config.clone()]).unwrap_err();
         assert!(why.contains("`state_directory`, and there is none"), "{why}");
         assert!(!path.exists(), "nothing was made");
         let state = folder.path().join("state");
         std::fs::create_dir(&state).unwrap();
-        assert!(Stores::new(Some(state), 1).next(&[config]).is_ok());
+        assert!(DeviceTable::new(Some(state), 1).next(&[config]).is_ok());
     }
 
     #[test]
     fn the_number_of_a_store_that_went_is_not_given_to_the_next() {
-        let first = Stores::default().next(&[subsystem(&[1, 2], 1 << 20)]).unwrap();
+        let first = DeviceTable::default().next(&[subsystem(&[1, 2], 1 << 20)]).unwrap();
         assert_eq!(ids(&first), [0, 1]);
         let second = first.next(&[subsystem(&[1], 1 << 20)]).unwrap();
         let third = second.next(&[subsystem(&[1, 3], 1 << 20)]).unwrap();
@@ -640,14 +646,14 @@ pub(super) mod tests {
 
     #[test]
     fn numbers_go_round() {
-        let mut stores = Stores { next_id: BackingId::COUNT - 1, ..Stores::default() };
+        let mut stores = DeviceTable { next_id: DeviceId::COUNT - 1, ..DeviceTable::default() };
         stores = stores.next(&[subsystem(&[1, 2], 1 << 20)]).unwrap();
-        assert_eq!(ids(&stores), [BackingId::COUNT - 1, 0]);
+        assert_eq!(ids(&stores), [DeviceId::COUNT - 1, 0]);
     }
 
     #[test]
     fn a_namespace_does_not_become_another_store_under_its_hosts() {
-        let stores = Stores::default().next(&[subsystem(&[1], 1 << 20)]).unwrap();
+        let stores = DeviceTable::default().next(&[subsystem(&[1], 1 << 20)]).unwrap();
         let mut other = subsystem(&[1], 1 << 20);
         other.namespaces[0].kind = NamespaceKind::Ram { size: 1 << 20 };
         let refusal = stores.next(std::slice::from_ref(&other)).unwrap_err();
@@ -657,7 +663,7 @@ pub(super) mod tests {
 
     #[test]
     fn an_order_makes_no_new_namespace_of_the_store_of_an_old_one() {
-        let stores = Stores::default().next(&[subsystem(&[1], 1 << 20)]).unwrap();
+        let stores = DeviceTable::default().next(&[subsystem(&[1], 1 << 20)]).unwrap();
         let mut other = subsystem(&[1], 1 << 20);
         assert!(stores.next_for_order(std::slice::from_ref(&other), Missing::Wait).is_ok());
         other.namespaces[0].uuid = Uuid::from_u128(9);
@@ -667,7 +673,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_namespace_gets_another_size_and_stays_the_same_store() {
-        let stores = Stores::default().next(&[subsystem(&[1, 2], 1 << 20)]).unwrap();
+        let stores = DeviceTable::default().next(&[subsystem(&[1, 2], 1 << 20)]).unwrap();
         let config = subsystem(&[1, 2], 1 << 21);
         let mut next = stores.next(std::slice::from_ref(&config)).unwrap();
         assert_eq!(next.subsystem(&config, Arc::default()).namespaces[0].blocks, 256, "not yet");
@@ -688,10 +694,10 @@ pub(super) mod tests {
         config.namespaces[0].kind = NamespaceKind::File { path: path.clone(), size: None };
         let key = (config.nqn, 1);
         let subsystems = std::slice::from_ref(&config);
-        let next = |stores: &Stores, due: &[Place]| {
+        let next = |stores: &DeviceTable, due: &[Place]| {
             stores.next_or_wait(subsystems, Missing::Wait, due).unwrap()
         };
-        let stores = next(&Stores::default(), &[]);
+        let stores = next(&DeviceTable::default(), &[]);
         assert_eq!(stores.awaited().len(), 1);
         std::fs::create_dir(folder.path().join("mount")).unwrap();
         std::fs::write(&path, vec![0; 1 << 20]).unwrap();
@@ -718,7 +724,7 @@ pub(super) mod tests {
         }
         let subsystems = std::slice::from_ref(&config);
         let keys = [1, 2].map(|nsid| (config.nqn, nsid));
-        let stores = Stores::default().next_or_wait(subsystems, Missing::Wait, &[]).unwrap();
+        let stores = DeviceTable::default().next_or_wait(subsystems, Missing::Wait, &[]).unwrap();
         assert_eq!((stores.awaited().len(), stores.awaiting().come()), (2, vec![]));
         paths.iter().for_each(|path| std::fs::write(path, vec![0; 1 << 20]).unwrap());
         // A look that takes too long on a busy machine is not the last one.
@@ -733,7 +739,7 @@ pub(super) mod tests {
         assert!(stores.opening.within(Duration::from_millis(1), &paths[0], hang).is_err());
         until_come(&keys[1..]);
         // Whoever has it opened hears that, and does not wait either.
-        let fresh = Stores { awaited: Vec::new(), ..stores.clone() };
+        let fresh = DeviceTable { awaited: Vec::new(), ..stores.clone() };
         let next = fresh.next_or_wait(subsystems, Missing::Wait, &[]).unwrap();
         assert!(next.why_awaited(config.nqn, 1).unwrap().contains("does not answer"));
         assert_eq!(ids(&next), [0]);
@@ -756,7 +762,7 @@ pub(super) mod tests {
             namespace.kind = NamespaceKind::File { path, size: None };
         }
         let subsystems = std::slice::from_ref(&config);
-        let stores = Stores::default();
+        let stores = DeviceTable::default();
         *stores.opening.meet.lock().unwrap() = Some(Arc::new(std::sync::Barrier::new(3)));
         let mut next = stores.next_or_wait(subsystems, Missing::Wait, &[]).unwrap();
         assert_eq!((ids(&next), next.awaited().len()), (vec![0, 1, 2], 0));
@@ -783,7 +789,7 @@ pub(super) mod tests {
         let subsystems = std::slice::from_ref(&config);
         let other = std::fs::File::open(path(1)).unwrap();
         other.lock().unwrap();
-        let new = || Stores { linger: None, ..Stores::new(Some(state.clone()), 0) };
+        let new = || DeviceTable { linger: None, ..DeviceTable::new(Some(state.clone()), 0) };
         let said = new().next(subsystems).unwrap_err();
         assert!(said.starts_with("namespace 1 of ") && said.contains("lock on it"), "{said}");
         let mut stores = new().next_or_wait(subsystems, Missing::Wait, &[]).unwrap();
@@ -816,7 +822,7 @@ pub(super) mod tests {
         let subsystems = std::slice::from_ref(&config);
         let other = std::fs::File::open(&path).unwrap();
         other.lock().unwrap();
-        let first = Stores { linger: None, ..Stores::new(None, 0) };
+        let first = DeviceTable { linger: None, ..DeviceTable::new(None, 0) };
         let mut stores = first.next_or_wait(subsystems, Missing::Wait, &[]).unwrap();
         assert_eq!(stores.awaited().len(), 1);
         std::fs::rename(&path, &aside).unwrap();
@@ -844,7 +850,7 @@ pub(super) mod tests {
         let mut config = subsystem(&[1], 1 << 20);
         let of = |size| NamespaceKind::File { path: path.clone(), size };
         config.namespaces[0].kind = of(None);
-        let stores = Stores::default().next(std::slice::from_ref(&config)).unwrap();
+        let stores = DeviceTable::default().next(std::slice::from_ref(&config)).unwrap();
         let file = std::fs::File::options().write(true).open(&path).unwrap();
         file.set_len((1 << 20) + 100).unwrap();
         let mut next = stores.next(std::slice::from_ref(&config)).unwrap();
@@ -865,7 +871,7 @@ pub(super) mod tests {
         let path = folder.path().join("disk");
         std::fs::write(&path, vec![0; 1 << 20]).unwrap();
         config.namespaces[0].kind = NamespaceKind::File { path, size: Some(1 << 21) };
-        let start = Stores::default().next_or_wait(&[config], Missing::Wait, &[]);
+        let start = DeviceTable::default().next_or_wait(&[config], Missing::Wait, &[]);
         assert!(start.unwrap_err().contains("but the configuration says 2097152"));
     }
 
@@ -877,7 +883,7 @@ pub(super) mod tests {
         let mut config = subsystem(&[1], 1 << 20);
         config.namespaces[0].kind = NamespaceKind::File { path: path.clone(), size: Some(1 << 20) };
         let subsystems = std::slice::from_ref(&config);
-        let mut stores = Stores::new(Some(state.clone()), 0).next(subsystems).unwrap();
+        let mut stores = DeviceTable::new(Some(state.clone()), 0).next(subsystems).unwrap();
         for (file, what) in [("served", "which files are served"), ("names", "served as what")] {
             let in_the_way = state.join(format!("{file}.new"));
             std::fs::create_dir(&in_the_way).unwrap();
@@ -902,7 +908,7 @@ pub(super) mod tests {
         for namespace in &mut config.namespaces {
             namespace.kind = NamespaceKind::File { path: path(namespace.nsid), size: None };
         }
-        let said = Stores::default().next(std::slice::from_ref(&config)).unwrap_err();
+        let said = DeviceTable::default().next(std::slice::from_ref(&config)).unwrap_err();
         assert!(
             said.starts_with("namespace 2 of ") && said.contains("lock on it is held"),
             "{said}"
@@ -926,8 +932,8 @@ pub(super) mod tests {
         let (_folder, state, config) = one_with_state();
         let mut renamed = config.clone();
         renamed.namespaces[0].uuid = Uuid::from_u128(7);
-        let new = || Stores::new(Some(state.clone()), 0);
-        let next = |stores: &Stores, config: &SubsystemConfig| {
+        let new = || DeviceTable::new(Some(state.clone()), 0);
+        let next = |stores: &DeviceTable, config: &SubsystemConfig| {
             // What was closed a moment ago may still be on its way out.
             loop {
                 match stores.next(std::slice::from_ref(config)) {
@@ -961,7 +967,7 @@ pub(super) mod tests {
     #[test]
     fn a_namespace_that_comes_back_has_the_marks_that_a_command_of_before_changes() {
         let (_folder, state, config) = one_with_state();
-        let next = |stores: &Stores, config: &[SubsystemConfig]| loop {
+        let next = |stores: &DeviceTable, config: &[SubsystemConfig]| loop {
             match stores.next(config) {
                 Err(why) if why.contains("a lock on it is held") => {}
                 done => return done.unwrap(),
@@ -969,11 +975,11 @@ pub(super) mod tests {
             // What was closed a moment ago may still be on its way out.
             std::thread::sleep(Duration::from_millis(5));
         };
-        let marks = |stores: &Stores| Arc::clone(&stores.store(config.nqn, 1).unwrap().marks);
+        let marks = |stores: &DeviceTable| Arc::clone(&stores.store(config.nqn, 1).unwrap().marks);
         let mark = |at| Change::Mark { at, len: 4096, most_bytes: 1 << 20 };
-        let first = |marks: &Marks| marks.first(0, 1 << 20);
+        let first = |marks: &BadBlocks| marks.first(0, 1 << 20);
 
-        let stores = next(&Stores::new(Some(state.clone()), 0), std::slice::from_ref(&config));
+        let stores = next(&DeviceTable::new(Some(state.clone()), 0), std::slice::from_ref(&config));
         let before = marks(&stores);
         before.change(&mark(0)).unwrap();
         let until = before.orders();
@@ -989,7 +995,7 @@ pub(super) mod tests {
         before.change(&mark(4096)).unwrap();
         assert_eq!(first(&now), Some(4096));
         drop((before, now, back, away));
-        let again = next(&Stores::new(Some(state.clone()), 0), std::slice::from_ref(&config));
+        let again = next(&DeviceTable::new(Some(state.clone()), 0), std::slice::from_ref(&config));
         let kept = marks(&again);
         assert_eq!(first(&kept), Some(4096), "as the file has it");
 
@@ -1005,8 +1011,8 @@ pub(super) mod tests {
         let (_folder, state, config) = one_with_state();
         let place = (config.nqn, 1);
         let uuid = config.namespaces[0].uuid;
-        let stores = Stores::new(Some(state), 0);
-        let guards = |stores: &Stores| stores.guards(place, uuid).unwrap();
+        let stores = DeviceTable::new(Some(state), 0);
+        let guards = |stores: &DeviceTable| stores.guards(place, uuid).unwrap();
         let (protection, reservation) = guards(&stores);
         let again = stores.next(&[]).unwrap();
         let (protected_now, reserved_now) = guards(&again);
@@ -1024,7 +1030,7 @@ pub(super) mod tests {
     #[test]
     fn marks_of_one_store_do_not_become_those_of_another() {
         let marked = Marked::default();
-        let load = || Ok(Marks::volatile());
+        let load = || Ok(BadBlocks::volatile());
         let uuid = Uuid::from_u128(1);
         let get = |store| marked.get(uuid, store, |_| false, load).unwrap();
         let one = get("one");
@@ -1052,7 +1058,7 @@ pub(super) mod tests {
             config
         };
         let (one, two) = (of(1), of(2));
-        let stores = Stores::new(Some(state), 0).next(std::slice::from_ref(&one)).unwrap();
+        let stores = DeviceTable::new(Some(state), 0).next(std::slice::from_ref(&one)).unwrap();
         let refused = stores.next(std::slice::from_ref(&two)).map(drop).unwrap_err();
         assert!(refused.contains("is in use as 00000000-"), "{refused}");
         let mark = Change::Mark { at: 0, len: 4096, most_bytes: 1 << 20 };

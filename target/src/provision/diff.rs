@@ -8,13 +8,17 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
-use super::Awaited;
-use super::devices::{PATIENCE, Place, Store, Stores, backing_config, formatted, namespaces};
-use super::probe::{self, Same, Seen};
-use super::rollback::Attempt;
-use crate::blockdev::blocking::Begun;
-use crate::blockdev::monitor::{Tended, TrustRecord};
-use crate::blockdev::{Backing, BackingConfig, BackingId, BackingKind, Made, OpenError};
+use super::PendingDevice;
+use super::devices::{
+    DeviceTable, PATIENCE, Place, ServedDevice, backing_config, formatted, namespaces,
+};
+use super::probe::{self, FileId, Probed};
+use super::rollback::CreatedFiles;
+use crate::blockdev::blocking::BlockingTask;
+use crate::blockdev::monitor::{MonitoredDevice, TrustRecord};
+use crate::blockdev::{
+    BackingConfig, BackingDevice, BackingKind, CreatedFile, DeviceId, OpenError,
+};
 use crate::config::{Missing, NamespaceConfig, NamespaceKind, SubsystemConfig};
 use crate::core::subsystem::lba_format::Format;
 use crate::platform::availability::Served;
@@ -44,17 +48,17 @@ struct Plan<'a> {
     name: (Uuid, Option<String>),
     format: Arc<Format>,
     config: BackingConfig,
-    same: Option<Same>,
+    same: Option<FileId>,
 }
 
-impl Stores {
+impl DeviceTable {
     pub(super) fn next_as(
         &self,
         subsystems: &[SubsystemConfig],
         missing: Missing,
         due: &[Place],
         look_at_served: bool,
-    ) -> Result<Stores, String> {
+    ) -> Result<DeviceTable, String> {
         if self.state_directory.is_none()
             && let Some((subsystem, namespace)) =
                 namespaces(subsystems).find(|(_, namespace)| namespace.needs_state())
@@ -65,11 +69,11 @@ impl Stores {
                 place((subsystem.nqn, namespace.nsid))
             ));
         }
-        let served = self.served().with(self.awaited.iter().filter_map(Awaited::seen));
+        let served = self.served().with(self.awaited.iter().filter_map(PendingDevice::seen));
         let names = self.state_directory.as_deref().map(Names::load);
         let names = names.unwrap_or_else(|| Ok(Names::default()));
         let configured: BTreeSet<Uuid> = namespaces(subsystems).map(|(_, n)| n.uuid).collect();
-        let mut next = Stores {
+        let mut next = DeviceTable {
             by_namespace: BTreeMap::new(),
             next_id: self.next_id,
             rings: self.rings,
@@ -84,7 +88,7 @@ impl Stores {
             trust: Arc::clone(&self.trust),
             linger: self.linger,
             is_starting: false,
-            attempt: Attempt::default(),
+            attempt: CreatedFiles::default(),
             owes_memory: false,
         };
         let looks = self.begin_looks(subsystems, (missing, due), &served);
@@ -108,7 +112,7 @@ impl Stores {
                     next.news.extend(store.format.told(namespace.block_size_bytes));
                 }
                 let configured_block_bytes = namespace.block_size_bytes;
-                next.by_namespace.insert(key, Store { configured_block_bytes, ..store });
+                next.by_namespace.insert(key, ServedDevice { configured_block_bytes, ..store });
                 continue;
             }
             match looks.remove(&key).map(|look| look.and_then(|seen| seen)) {
@@ -117,7 +121,7 @@ impl Stores {
                     return Err(format!("{}: {why}", place(key)));
                 }
                 Some(Err(why)) => {
-                    let awaited = Awaited::store(key, namespace, why);
+                    let awaited = PendingDevice::store(key, namespace, why);
                     next.awaited.push(awaited.there(was_there(namespace)));
                 }
                 None => next.awaited.extend(self.awaited_as(key, namespace).cloned()),
@@ -129,7 +133,7 @@ impl Stores {
             let Unserved { why, may_pass } = unserved;
             let is_known = self.is_starting || self.awaited_as(key, namespace).is_some();
             let is_file = matches!(namespace.kind, NamespaceKind::File { .. });
-            let awaited = Awaited::store(key, namespace, why.clone()).there(is_there);
+            let awaited = PendingDevice::store(key, namespace, why.clone()).there(is_there);
             match missing == Missing::Wait && (may_pass || is_known) {
                 true => Ok(awaited.held(!may_pass && (is_there || !is_file))),
                 false => Err(format!("{}: {why}", place(key))),
@@ -137,7 +141,7 @@ impl Stores {
         };
         let mut planned = Vec::new();
         for (key, namespace, seen) in coming {
-            let is_there = seen.as_ref().is_some_and(Seen::is_there);
+            let is_there = seen.as_ref().is_some_and(Probed::is_there);
             match self.plan(key, namespace, seen, (&names, &configured)) {
                 Ok(plan) => planned.push(plan),
                 Err(why) => {
@@ -149,7 +153,7 @@ impl Stores {
         for (plan, backing) in planned.into_iter().zip(opened) {
             let (key, namespace) = (plan.key, plan.namespace);
             let id = next.fresh_id(self).ok_or("too many namespaces")?;
-            let is_there = plan.same.as_ref().is_some_and(Same::is_there);
+            let is_there = plan.same.as_ref().is_some_and(FileId::is_there);
             let made = backing.and_then(|backing| Ok(self.make(id, plan, backing)?));
             match made {
                 Ok(store) => {
@@ -194,7 +198,7 @@ impl Stores {
         subsystems: &[SubsystemConfig],
         (missing, due): (Missing, &[Place]),
         served: &Served,
-    ) -> Vec<(Place, Begun<'_, probe::Found>)> {
+    ) -> Vec<(Place, BlockingTask<'_, probe::Found>)> {
         let new = namespaces(subsystems).filter_map(|(subsystem, namespace)| {
             let key = (subsystem.nqn, namespace.nsid);
             let stays_awaited = missing == Missing::Wait
@@ -208,7 +212,10 @@ impl Stores {
 
     /// Begins to find out which size each store that stays is to have now, where that is another
     /// one.
-    fn begin_sizes(&self, subsystems: &[SubsystemConfig]) -> Vec<(Place, Begun<'_, Option<u64>>)> {
+    fn begin_sizes(
+        &self,
+        subsystems: &[SubsystemConfig],
+    ) -> Vec<(Place, BlockingTask<'_, Option<u64>>)> {
         let stays = namespaces(subsystems).filter_map(|(subsystem, namespace)| {
             let key = (subsystem.nqn, namespace.nsid);
             let store = self.by_namespace.get(&key)?;
@@ -224,7 +231,7 @@ impl Stores {
         &self,
         key: Place,
         namespace: &'a NamespaceConfig,
-        seen: Option<Seen>,
+        seen: Option<Probed>,
         (names, configured): (&Result<Names, String>, &BTreeSet<Uuid>),
     ) -> Result<Plan<'a>, String> {
         let (path, same) = seen.map(|seen| (seen.lasting, seen.same)).unzip();
@@ -244,19 +251,24 @@ impl Stores {
     }
 
     /// Makes of a store that has been opened what a namespace needs.
-    fn make(&self, id: BackingId, plan: Plan<'_>, backing: Backing) -> Result<Store, String> {
+    fn make(
+        &self,
+        id: DeviceId,
+        plan: Plan<'_>,
+        backing: BackingDevice,
+    ) -> Result<ServedDevice, String> {
         let Plan { key, namespace, name, format, config, .. } = plan;
         let reservation = self.reservation_of(key, namespace)?;
         let protection = self.protection_of(key, namespace)?;
         let marks = self.marks(key, namespace.uuid, name.1.as_deref())?;
         let is_file = matches!(namespace.kind, NamespaceKind::File { .. });
-        let mut tended = Tended::new(id, place(key), config, backing);
+        let mut tended = MonitoredDevice::new(id, place(key), config, backing);
         if is_file {
             tended = tended.recorded(key, TrustRecord::new(&self.trust, namespace.uuid));
         }
         let tended = Arc::new(tended);
         let configured_block_bytes = namespace.block_size_bytes;
-        Ok(Store {
+        Ok(ServedDevice {
             tended,
             reservation,
             protection,
@@ -274,13 +286,13 @@ impl Stores {
         &self,
         plans: &[Plan<'_>],
         missing: Missing,
-        attempt: &Attempt,
-    ) -> Vec<Result<Backing, Unserved>> {
+        attempt: &CreatedFiles,
+    ) -> Vec<Result<BackingDevice, Unserved>> {
         let is_start = self.by_namespace.is_empty() && self.awaited.is_empty();
         let linger = self.linger.filter(|_| is_start && missing == Missing::Wait);
         let mut taken = BTreeSet::new();
         // Of two that lead to the same the first is opened, always, and the other one then.
-        let mut is_first = |same: &Option<Same>| match same {
+        let mut is_first = |same: &Option<FileId>| match same {
             Some(same) => taken.insert(same.clone()),
             None => true,
         };
@@ -312,14 +324,14 @@ impl Stores {
         &self,
         plan: &Plan<'_>,
         linger: Option<Duration>,
-    ) -> Begun<'_, Result<(Backing, Option<Made>), OpenError>> {
+    ) -> BlockingTask<'_, Result<(BackingDevice, Option<CreatedFile>), OpenError>> {
         let (config, rings) = (&plan.config, self.rings);
         let may_make = plan.same.as_ref().is_none_or(|same| !same.is_there());
         let until = linger.map(|linger| Instant::now() + linger);
         let open = move |config: &BackingConfig| loop {
-            let opened = Backing::open_or_make(config, may_make).and_then(|backing| {
+            let opened = BackingDevice::open_or_make(config, may_make).and_then(|backing| {
                 // Whoever does not wait any more has not asked for it.
-                let made = Made::by_opening(&backing, config);
+                let made = CreatedFile::by_opening(&backing, config);
                 backing.prepare(rings)?;
                 Ok((backing, made))
             });
@@ -342,7 +354,11 @@ impl Stores {
     }
 
     /// The size that a store is to have now, where that is another one.
-    fn next_size(&self, backing: &Arc<Backing>, kind: BackingKind) -> Begun<'_, Option<u64>> {
+    fn next_size(
+        &self,
+        backing: &Arc<BackingDevice>,
+        kind: BackingKind,
+    ) -> BlockingTask<'_, Option<u64>> {
         let own = Arc::clone(backing);
         let path = match &kind {
             BackingKind::File { path, .. } => path.clone(),
@@ -367,14 +383,14 @@ impl Stores {
 /// One sentence about what cannot be changed.
 fn staying(
     key: Place,
-    store: &Store,
+    store: &ServedDevice,
     namespace: &NamespaceConfig,
     size: Option<Result<Option<u64>, String>>,
     look_at_served: bool,
-) -> Result<(Store, Option<String>), String> {
+) -> Result<(ServedDevice, Option<String>), String> {
     let place = place(key);
     if !look_at_served && store.name.0 == namespace.uuid {
-        return Ok((Store { resize: None, ..store.clone() }, None));
+        return Ok((ServedDevice { resize: None, ..store.clone() }, None));
     }
     if store.tended.is_shared() != namespace.shared {
         return Err(format!(
@@ -410,7 +426,7 @@ fn staying(
              remove it, reload, add it, reload"
         ));
     }
-    Ok((Store { resize, ..store.clone() }, news))
+    Ok((ServedDevice { resize, ..store.clone() }, news))
 }
 
 /// What a namespace is called, to people.
@@ -430,7 +446,7 @@ mod tests {
         let mut config = subsystem(&[1], 1 << 20);
         config.namespaces[0].kind = NamespaceKind::File { path: path.clone(), size: Some(1 << 20) };
         let (key, namespace) = ((config.nqn, 1), &config.namespaces[0]);
-        let stores = Stores { linger: None, ..Stores::new(None, 0) };
+        let stores = DeviceTable { linger: None, ..DeviceTable::new(None, 0) };
         let open = |is_there: bool| {
             if is_there {
                 std::fs::write(&path, vec![0; 1 << 20]).unwrap();

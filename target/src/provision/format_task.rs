@@ -11,23 +11,23 @@ use std::time::Instant;
 use nvme::{Nqn, Status};
 use tracing::{error, info, warn};
 
-use super::{PATIENCE, Shelf};
-use crate::blockdev::{Backing, Health};
+use super::{PATIENCE, Provisioner};
+use crate::blockdev::{BackingDevice, Health};
 use crate::core::registry::Registry;
-use crate::core::sched::Fence;
+use crate::core::sched::DrainBarrier;
 use crate::core::shared::Shared;
-use crate::core::subsystem::event_log::Happening;
-use crate::core::subsystem::format_job::Course;
+use crate::core::subsystem::event_log::PersistentEvent;
+use crate::core::subsystem::format_job::FormatJob;
 use crate::core::subsystem::ns_request::FormatRequest;
-use crate::provision::devices::Store;
+use crate::provision::devices::ServedDevice;
 
 /// A format that has begun.
 struct Begun {
-    store: Store,
+    store: ServedDevice,
     /// What is erased; not what may take its place meanwhile.
-    backing: Arc<Backing>,
+    backing: Arc<BackingDevice>,
     bytes: u64,
-    course: Course,
+    course: FormatJob,
 }
 
 /// Formats a namespace; returns when that has come to its end on every reactor. May take long.
@@ -37,7 +37,7 @@ struct Begun {
 pub(crate) fn carry_out(
     nqn: Nqn,
     wish: FormatRequest,
-    shelf: &Mutex<Shelf>,
+    shelf: &Mutex<Provisioner>,
     shared: &Shared,
 ) -> Result<(), Status> {
     let outcome = format(nqn, wish, shelf, &shared.registry);
@@ -49,7 +49,7 @@ pub(crate) fn carry_out(
     let subsystem = shared.registry.subsystem(&nqn);
     if let Some(history) = subsystem.as_ref().and_then(|subsystem| subsystem.usage.history()) {
         let status = outcome.err().unwrap_or(Status::SUCCESS);
-        let happening = Happening::FormatCompletion { cntlid, nsid, status };
+        let happening = PersistentEvent::FormatCompletion { cntlid, nsid, status };
         history.note(happening, &shared.power.at(Instant::now()));
     }
     outcome
@@ -57,7 +57,7 @@ pub(crate) fn carry_out(
 
 /// Has formats of stores that go end before anybody hears that these are gone: their owner may do
 /// with them as he likes then. Waits no longer than [`PATIENCE`] for disks that hang.
-pub(super) fn interrupt<'a>(gone: impl Iterator<Item = &'a Store>) {
+pub(super) fn interrupt<'a>(gone: impl Iterator<Item = &'a ServedDevice>) {
     let under_way: Vec<_> = gone.filter_map(|store| store.format.under_way()).collect();
     under_way.iter().for_each(|progress| progress.stop());
     let deadline = Instant::now() + PATIENCE;
@@ -69,7 +69,7 @@ pub(super) fn interrupt<'a>(gone: impl Iterator<Item = &'a Store>) {
 fn format(
     nqn: Nqn,
     wish: FormatRequest,
-    shelf: &Mutex<Shelf>,
+    shelf: &Mutex<Provisioner>,
     registry: &Registry,
 ) -> Result<(), Status> {
     let (waiting, drained) = channel();
@@ -89,7 +89,7 @@ fn format(
     outcome
 }
 
-impl Shelf {
+impl Provisioner {
     /// Has everybody refuse I/O from now on; `waiting` goes when what came before is over.
     fn begin(
         &mut self,
@@ -106,11 +106,11 @@ impl Shelf {
         let made = subsystem.management.as_ref().and_then(|m| m.allocated(nsid));
         let served = subsystem.namespace(nsid).ok().or(made.map(|made| &made.namespace));
         let namespace = served.ok_or(gone)?;
-        let course = Course::begin(wish, namespace, &store.format)?;
+        let course = FormatJob::begin(wish, namespace, &store.format)?;
         info!(subsystem = %nqn, nsid, "a host begins to format it");
         self.publish_again(&nqn);
         // Behind the news: whatever comes after it is refused.
-        self.registry.fence(&Arc::new(Fence::around(nqn, nsid, waiting)));
+        self.registry.fence(&Arc::new(DrainBarrier::around(nqn, nsid, waiting)));
         let backing = store.tended.backing();
         let bytes = backing.size_bytes();
         Ok(Begun { store, backing, bytes, course })
@@ -125,7 +125,7 @@ impl Shelf {
         erased: Result<(), Status>,
     ) -> Result<(), Status> {
         let Begun { store, backing, bytes, course } = begun;
-        let is_it = |other: &Store| Arc::ptr_eq(&other.tended, &store.tended);
+        let is_it = |other: &ServedDevice| Arc::ptr_eq(&other.tended, &store.tended);
         let gone = !self.stores.store(nqn, nsid).is_some_and(is_it);
         let erased = if gone { Err(Status::INVALID_NAMESPACE.with_dnr()) } else { erased };
         course.finish(erased, |block_size_bytes| {
@@ -142,7 +142,7 @@ impl Shelf {
     }
 }
 
-fn lock(shelf: &Mutex<Shelf>) -> MutexGuard<'_, Shelf> {
+fn lock(shelf: &Mutex<Provisioner>) -> MutexGuard<'_, Provisioner> {
     shelf.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

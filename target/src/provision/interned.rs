@@ -14,15 +14,15 @@ use super::devices::Place;
 
 /// Those that somebody has, of one kind, each with the namespace that it is of.
 #[derive(Debug)]
-pub(super) struct Settled<T>(Mutex<BTreeMap<Uuid, (Place, Weak<T>)>>);
+pub(super) struct WeakByUuid<T>(Mutex<BTreeMap<Uuid, (Place, Weak<T>)>>);
 
-impl<T> Default for Settled<T> {
-    fn default() -> Settled<T> {
-        Settled(Mutex::default())
+impl<T> Default for WeakByUuid<T> {
+    fn default() -> WeakByUuid<T> {
+        WeakByUuid(Mutex::default())
     }
 }
 
-impl<T> Settled<T> {
+impl<T> WeakByUuid<T> {
     /// The one of this UUID: what somebody has for this namespace, else what `load` gives.
     ///
     /// # Errors

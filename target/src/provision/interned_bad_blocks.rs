@@ -10,11 +10,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use uuid::Uuid;
 
-use crate::core::subsystem::bad_blocks::Marks;
+use crate::core::subsystem::bad_blocks::BadBlocks;
 
 /// All that somebody has, by UUID, each with what its store is called.
 #[derive(Debug, Default)]
-pub(super) struct Marked(Mutex<BTreeMap<Uuid, (String, Weak<Marks>)>>);
+pub(super) struct Marked(Mutex<BTreeMap<Uuid, (String, Weak<BadBlocks>)>>);
 
 impl Marked {
     /// The marks of this UUID: those that somebody has, if they are of the same store, else new
@@ -28,9 +28,9 @@ impl Marked {
         &self,
         uuid: Uuid,
         store: &str,
-        is_served: impl FnOnce(&Arc<Marks>) -> bool,
-        load: impl FnOnce() -> Result<Arc<Marks>, String>,
-    ) -> Result<Arc<Marks>, String> {
+        is_served: impl FnOnce(&Arc<BadBlocks>) -> bool,
+        load: impl FnOnce() -> Result<Arc<BadBlocks>, String>,
+    ) -> Result<Arc<BadBlocks>, String> {
         let mut known = self.lock();
         known.retain(|_, (_, marks)| marks.strong_count() > 0);
         let old = known.get(&uuid).and_then(|(of, marks)| Some((of, marks.upgrade()?)));
@@ -57,7 +57,7 @@ impl Marked {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Uuid, (String, Weak<Marks>)>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Uuid, (String, Weak<BadBlocks>)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -29,10 +29,10 @@ use nvme::Nqn;
 use tracing::{info, warn};
 
 use self::ns_directory_probe::{Found, Look};
-use crate::blockdev::blocking::Opening;
-use crate::blockdev::monitor::Tender;
+use crate::blockdev::blocking::BlockingPool;
+use crate::blockdev::monitor::DeviceMonitor;
 use crate::config::{Config, Missing, SubsystemConfig};
-use crate::core::message::Mail;
+use crate::core::message::Message;
 use crate::core::registry::{Change, Registry};
 use crate::core::shared::Shared;
 use crate::core::subsystem::ns_management::{Allocated, Management, UnavailableNamespace};
@@ -40,47 +40,47 @@ use crate::core::subsystem::{ListenerConfig, Subsystem};
 use crate::error::Fatal;
 use crate::platform::availability;
 use crate::reactor::fabric::owns;
-use crate::state::usage::Ledger;
+use crate::state::usage::UsageStore;
 use crate::telemetry::pending::Pending;
-use devices::{Memory, Place, Store, Stores};
+use devices::{DeviceTable, Memory, Place, ServedDevice};
 use ns_catalog::{Catalog, Catalogs};
 
-pub use ns_directory::{Folder, Identity};
-pub use ns_request_plan::{Situation, Step, Undertaking};
-pub use pending::{Awaited, Awaiting};
+pub use ns_directory::{Identity, NamespaceDirectory};
+pub use ns_request_plan::{RequestContext, RequestPlan, Step};
+pub use pending::{Awaiting, PendingDevice};
 
 /// How long a reactor may take to answer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What shall be served instead: opened, and not yet in use.
-pub(crate) struct Next {
+pub(crate) struct Transition {
     /// With the namespaces that hosts have made.
     subsystems: Vec<SubsystemConfig>,
-    stores: Stores,
+    stores: DeviceTable,
     /// Catalogs that were not open before.
     catalogs: Vec<(Nqn, Catalog)>,
 }
 
-impl Next {
+impl Transition {
     /// Opens what a configuration needs besides what is open.
     ///
     /// # Errors
     /// One sentence about what cannot be served.
     pub(crate) fn open(
         config: &Config,
-        stores: &Stores,
+        stores: &DeviceTable,
         catalogs: &Catalogs,
-    ) -> Result<Next, Fatal> {
-        Next::try_those(config, stores, catalogs, &[])
+    ) -> Result<Transition, Fatal> {
+        Transition::try_those(config, stores, catalogs, &[])
     }
 
     /// The same, where those of the awaited stores are tried as well.
     fn try_those(
         config: &Config,
-        stores: &Stores,
+        stores: &DeviceTable,
         catalogs: &Catalogs,
         due: &[Place],
-    ) -> Result<Next, Fatal> {
+    ) -> Result<Transition, Fatal> {
         let (mut opened, mut awaited) = (Vec::new(), Vec::new());
         let mut subsystems = config.subsystems.clone();
         let mut looks = ns_directory_probe::look(config, stores, catalogs, due);
@@ -102,14 +102,14 @@ impl Next {
                 (Some(open), Found::AsBefore | Found::Missing(_)) => open,
                 (Some(open), Found::Unusable(_)) if images.is_none() => open,
                 (_, Found::Missing(why)) => {
-                    awaited.push(Awaited::folder(nqn, folder, why));
+                    awaited.push(PendingDevice::folder(nqn, folder, why));
                     continue;
                 }
                 (None, Found::Unusable(why))
                     if config.missing == Missing::Wait
                         && (stores.is_starting() || stores.awaited_folder(nqn).is_some()) =>
                 {
-                    awaited.push(Awaited::folder(nqn, folder, why).held(true));
+                    awaited.push(PendingDevice::folder(nqn, folder, why).held(true));
                     continue;
                 }
                 (_, Found::Unusable(why)) => return Err(Fatal(why)),
@@ -135,7 +135,7 @@ impl Next {
             catalog.merge_into(subsystem, is_there);
         }
         let stores = stores.next_or_wait(&subsystems, config.missing, due).map_err(Fatal)?;
-        let mut next = Next { subsystems, stores, catalogs: opened };
+        let mut next = Transition { subsystems, stores, catalogs: opened };
         awaited.into_iter().for_each(|folder| next.stores.await_folder(folder));
         next.stores.limit(&config.quotas, &next.subsystems);
         Ok(next)
@@ -144,46 +144,46 @@ impl Next {
     /// Opens what an order of a host adds to subsystems.
     fn of_order(
         subsystems: Vec<SubsystemConfig>,
-        stores: &Stores,
+        stores: &DeviceTable,
         missing: Missing,
-    ) -> Result<Next, Fatal> {
+    ) -> Result<Transition, Fatal> {
         let mut next = stores.next_for_order(&subsystems, missing).map_err(Fatal)?;
         let folders = subsystems.iter().filter_map(|s| stores.awaited_folder(s.nqn).cloned());
         folders.for_each(|folder| next.await_folder(folder));
         let stores = next;
-        Ok(Next { subsystems, stores, catalogs: Vec::new() })
+        Ok(Transition { subsystems, stores, catalogs: Vec::new() })
     }
 }
 
 /// What is served.
-pub(crate) struct Shelf {
+pub(crate) struct Provisioner {
     /// As its file declares it.
     config: Config,
     catalogs: Catalogs,
-    stores: Stores,
+    stores: DeviceTable,
     registry: Arc<Registry>,
     shared: Arc<Shared>,
     pending: Arc<Pending>,
-    tender: Arc<Tender>,
-    ledger: Arc<Ledger>,
+    tender: Arc<DeviceMonitor>,
+    ledger: Arc<UsageStore>,
     /// Listeners whose address is not there yet, and what is missing.
     awaited: BTreeMap<SocketAddr, String>,
     /// The addresses must be of RDMA devices.
     of_devices: bool,
 }
 
-impl Shelf {
+impl Provisioner {
     /// Nothing is served yet; `stores` knows where to keep things, and has none. `of_devices`: the
     /// addresses of listeners must be those of RDMA devices.
     pub(crate) fn new(
         config: Config,
-        stores: Stores,
+        stores: DeviceTable,
         shared: Arc<Shared>,
-        tender: Arc<Tender>,
-        ledger: Arc<Ledger>,
+        tender: Arc<DeviceMonitor>,
+        ledger: Arc<UsageStore>,
         of_devices: bool,
-    ) -> Shelf {
-        Shelf {
+    ) -> Provisioner {
+        Provisioner {
             config,
             catalogs: Catalogs::new(),
             stores,
@@ -207,7 +207,7 @@ impl Shelf {
         &self.pending
     }
 
-    /// Has another configuration, and returns the one before. [`Shelf::adopt`] serves it.
+    /// Has another configuration, and returns the one before. [`Provisioner::adopt`] serves it.
     pub(crate) fn set_config(&mut self, config: Config) -> Config {
         std::mem::replace(&mut self.config, config)
     }
@@ -216,23 +216,23 @@ impl Shelf {
     ///
     /// # Errors
     /// One sentence about what cannot be served.
-    pub(crate) fn next(&self, config: &Config) -> Result<Next, Fatal> {
-        Next::open(config, &self.stores, &self.catalogs)
+    pub(crate) fn next(&self, config: &Config) -> Result<Transition, Fatal> {
+        Transition::open(config, &self.stores, &self.catalogs)
     }
 
     /// The same for a reload: what is held is tried again, as somebody may have mended it.
     ///
     /// # Errors
     /// One sentence about what cannot be served.
-    pub(crate) fn next_by_reload(&self, config: &Config) -> Result<Next, Fatal> {
-        Next::try_those(config, &self.stores, &self.catalogs, &self.stores.held())
+    pub(crate) fn next_by_reload(&self, config: &Config) -> Result<Transition, Fatal> {
+        Transition::try_those(config, &self.stores, &self.catalogs, &self.stores.held())
     }
 
     /// Whether nothing is missing in `next` that is not awaited already.
     ///
     /// # Errors
     /// What is missing.
-    pub(crate) fn awaits_no_more_in(&self, next: &Next) -> Result<(), Fatal> {
+    pub(crate) fn awaits_no_more_in(&self, next: &Transition) -> Result<(), Fatal> {
         let awaited = self.stores.awaited();
         let mut more = next.stores.awaited().iter().filter(|each| !awaited.contains(each));
         more.next().map_or(Ok(()), |each| Err(Fatal(format!("{}: {}", each.place, each.why))))
@@ -246,7 +246,7 @@ impl Shelf {
     /// One sentence about what cannot be served; everything is as before.
     pub(crate) fn prepare(
         &mut self,
-        next: &Next,
+        next: &Transition,
         added: &[SocketAddr],
         missing: Missing,
     ) -> Result<Memory, Fatal> {
@@ -262,7 +262,7 @@ impl Shelf {
     }
 
     /// What was prepared is not served: takes it away again.
-    pub(crate) fn abandon(&mut self, next: &Next, added: &[SocketAddr]) {
+    pub(crate) fn abandon(&mut self, next: &Transition, added: &[SocketAddr]) {
         added.iter().for_each(|at| self.unlisten(*at));
         if !added.is_empty() {
             // Who is held hears that nobody listens when that is so.
@@ -276,7 +276,7 @@ impl Shelf {
     ///
     /// # Errors
     /// One sentence about the store that a ring does not take.
-    pub(crate) fn attach_new(&self, next: &Next) -> Result<(), Fatal> {
+    pub(crate) fn attach_new(&self, next: &Transition) -> Result<(), Fatal> {
         let added: Vec<_> = next.stores.without(&self.stores).collect();
         for (index, store) in added.iter().enumerate() {
             if let Err(fatal) = self.attach(store) {
@@ -289,8 +289,8 @@ impl Shelf {
 
     /// Puts `next` to use and publishes it. Hosts of what is gone are disconnected before its stores
     /// go. Returns one line for each store that has another size now.
-    pub(crate) fn adopt(&mut self, next: Next, gone: Vec<Nqn>) -> Vec<String> {
-        let Next { subsystems: configs, mut stores, catalogs } = next;
+    pub(crate) fn adopt(&mut self, next: Transition, gone: Vec<Nqn>) -> Vec<String> {
+        let Transition { subsystems: configs, mut stores, catalogs } = next;
         let folder =
             |nqn: &Nqn| Some(&configs.iter().find(|s| s.nqn == *nqn)?.managed.as_ref()?.directory);
         // Where another folder is awaited, nobody orders anything in the one before.
@@ -348,7 +348,7 @@ impl Shelf {
     }
 
     /// The snapshot of a subsystem.
-    fn made(&self, stores: &Stores, config: &SubsystemConfig) -> Subsystem {
+    fn made(&self, stores: &DeviceTable, config: &SubsystemConfig) -> Subsystem {
         let mut subsystem = stores.subsystem(config, self.ledger.usage(&config.nqn));
         subsystem.management = self.management(stores, config, &subsystem);
         subsystem
@@ -375,7 +375,7 @@ impl Shelf {
     /// What hosts see that may manage the namespaces of a subsystem.
     fn management(
         &self,
-        stores: &Stores,
+        stores: &DeviceTable,
         config: &SubsystemConfig,
         made: &Subsystem,
     ) -> Option<Arc<Management>> {
@@ -427,7 +427,7 @@ impl Shelf {
     pub(crate) fn unlisten(&mut self, at: SocketAddr) {
         self.pending.forget(at);
         if self.awaited.remove(&at).is_none() {
-            self.registry.reactor(0).send(Mail::Unlisten(at));
+            self.registry.reactor(0).send(Message::Unlisten(at));
             info!(%at, "no longer listening");
         }
     }
@@ -450,7 +450,7 @@ impl Shelf {
         let why = "its RDMA device was removed; it is listened at again when that is back";
         for at in lost {
             // Whatever has become of it meanwhile: from here on it is awaited.
-            self.registry.reactor(0).send(Mail::Unlisten(at));
+            self.registry.reactor(0).send(Message::Unlisten(at));
             self.awaited.insert(at, why.to_owned());
         }
         let listeners = Some(self.reachable());
@@ -468,7 +468,7 @@ impl Shelf {
     }
 
     /// Folders whose record is to be written again, and how to begin with that.
-    pub(crate) fn owing(&self) -> (Vec<Arc<Folder>>, Arc<Opening>) {
+    pub(crate) fn owing(&self) -> (Vec<Arc<NamespaceDirectory>>, Arc<BlockingPool>) {
         let folders = self.catalogs.values().map(Catalog::place).filter(|folder| folder.owes());
         (folders.cloned().collect(), self.stores.opening())
     }
@@ -492,7 +492,7 @@ impl Shelf {
 
     /// Opens those of the awaited stores, which are there now.
     pub(crate) fn on_stores(&mut self, due: &[Place]) {
-        let next = Next::try_those(&self.config, &self.stores, &self.catalogs, due);
+        let next = Transition::try_those(&self.config, &self.stores, &self.catalogs, due);
         let next = next.and_then(|next| {
             self.attach_new(&next)?;
             Ok(next)
@@ -503,7 +503,7 @@ impl Shelf {
                     && next.stores.without(&self.stores).next().is_none() =>
             {
                 // Some may have been there, and could not be served.
-                let Next { subsystems, stores, .. } = next;
+                let Transition { subsystems, stores, .. } = next;
                 self.stores.await_as(stores);
                 self.stores.remember(&subsystems);
                 self.tell();
@@ -525,7 +525,7 @@ impl Shelf {
         }
         self.registry.prepare_listener(at);
         let (answer, answered) = sync_channel(1);
-        self.registry.reactor(0).send(Mail::Listen(at, answer));
+        self.registry.reactor(0).send(Message::Listen(at, answer));
         let failed = match answered.recv_timeout(PATIENCE) {
             Ok(Ok(())) => {
                 info!(%at, "listening");
@@ -534,7 +534,7 @@ impl Shelf {
             Ok(Err(error)) => (error.to_string(), self.of_devices && !owns(&at)),
             Err(_) => {
                 // It may read that later.
-                self.registry.reactor(0).send(Mail::Unlisten(at));
+                self.registry.reactor(0).send(Message::Unlisten(at));
                 ("reactor 0 does not answer".to_owned(), false)
             }
         };
@@ -563,12 +563,12 @@ impl Shelf {
         self.pending.set(listeners.chain(stores).collect(), held.collect());
     }
 
-    fn attach(&self, store: &Store) -> Result<(), Fatal> {
+    fn attach(&self, store: &ServedDevice) -> Result<(), Fatal> {
         let (id, backing) = (store.tended.id, store.tended.backing());
         let name = backing.name();
         for (index, reactor) in self.registry.reactors().iter().enumerate() {
             let (answer, answered) = sync_channel(1);
-            reactor.send(Mail::Attach(id, Arc::clone(&backing), answer));
+            reactor.send(Message::Attach(id, Arc::clone(&backing), answer));
             match answered.recv_timeout(PATIENCE) {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => return Err(Fatal(format!("{name} cannot be served: {error}"))),
@@ -580,10 +580,10 @@ impl Shelf {
         Ok(())
     }
 
-    fn detach(&self, store: &Store) {
+    fn detach(&self, store: &ServedDevice) {
         self.tender.forget(&store.tended);
         for reactor in self.registry.reactors() {
-            reactor.send(Mail::Detach(store.tended.id));
+            reactor.send(Message::Detach(store.tended.id));
         }
     }
 }

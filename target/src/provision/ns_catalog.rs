@@ -25,19 +25,19 @@ use std::sync::Arc;
 use nvme::Nqn;
 use uuid::Uuid;
 
-use crate::blockdev::Fault;
+use crate::blockdev::InjectedFault;
 use crate::config::{NamespaceConfig, NamespaceKind, SubsystemConfig};
 use crate::core::subsystem::ns_management::Entry;
 
-use super::ns_directory::Folder;
-use super::ns_request_plan::{Step, Undertaking};
-use crate::state::ns_catalog::{RECORD, Record};
+use super::ns_directory::NamespaceDirectory;
+use super::ns_request_plan::{RequestPlan, Step};
+use crate::state::ns_catalog::{NamespaceCatalogRecord, RECORD};
 
 /// The namespaces of one subsystem that hosts made.
 #[derive(Debug)]
 pub struct Catalog {
-    folder: Arc<Folder>,
-    record: Record,
+    folder: Arc<NamespaceDirectory>,
+    record: NamespaceCatalogRecord,
 }
 
 impl Catalog {
@@ -63,12 +63,12 @@ impl Catalog {
             Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
         let record = match fs::read(folder.join(RECORD)) {
-            Ok(bytes) => Record::parse(&bytes).map_err(|what| {
+            Ok(bytes) => NamespaceCatalogRecord::parse(&bytes).map_err(|what| {
                 format!(
                     "{shown}/{RECORD} is no record of namespaces that we wrote: {what}; restore it"
                 )
             })?,
-            Err(error) if error.kind() == ErrorKind::NotFound => Record::new(nqn),
+            Err(error) if error.kind() == ErrorKind::NotFound => NamespaceCatalogRecord::new(nqn),
             Err(error) => return Err(failed(error)),
         };
         if record.subsystem != nqn {
@@ -77,7 +77,7 @@ impl Catalog {
                 "{shown} has the namespaces of {other}: give {nqn} its own folder"
             ));
         }
-        let own = Arc::new(Folder::new(folder, lock).map_err(failed)?);
+        let own = Arc::new(NamespaceDirectory::new(folder, lock).map_err(failed)?);
         let mut catalog = Catalog { folder: own, record };
         let mut lines = Vec::new();
         if let Err(error) = catalog.settle() {
@@ -95,13 +95,13 @@ impl Catalog {
 
     /// The same, for whoever works there.
     #[must_use]
-    pub fn place(&self) -> &Arc<Folder> {
+    pub fn place(&self) -> &Arc<NamespaceDirectory> {
         &self.folder
     }
 
     /// What it holds.
     #[must_use]
-    pub fn record(&self) -> &Record {
+    pub fn record(&self) -> &NamespaceCatalogRecord {
         &self.record
     }
 
@@ -115,20 +115,20 @@ impl Catalog {
     ///
     /// # Errors
     /// What the system says; it is as before then.
-    pub fn keep(&mut self, new: Record) -> io::Result<()> {
+    pub fn keep(&mut self, new: NamespaceCatalogRecord) -> io::Result<()> {
         self.folder.keep(&new, &self.record)?;
         self.record = new;
         Ok(())
     }
 
     /// Holds what its folder has been told to keep.
-    pub(crate) fn hold(&mut self, record: Record) {
+    pub(crate) fn hold(&mut self, record: NamespaceCatalogRecord) {
         self.record = record;
     }
 
     /// Removes the files that are no namespaces yet, or no longer.
     fn settle(&mut self) -> io::Result<()> {
-        let mut settling = Undertaking::settling(&self.record);
+        let mut settling = RequestPlan::settling(&self.record);
         let mut last = Ok(());
         loop {
             let next = match settling.next(last.is_ok()) {
@@ -173,7 +173,7 @@ impl Catalog {
             write_uncorrectable: false,
             limit: Default::default(),
             shared_limit: None,
-            fault: Fault::None,
+            fault: InjectedFault::None,
             shared: false,
         }
     }

@@ -12,15 +12,15 @@ use tracing::{error, info};
 use uuid::Uuid;
 
 use crate::state::atomic_file;
-use crate::state::ns_catalog::{RECORD, Record};
+use crate::state::ns_catalog::{NamespaceCatalogRecord, RECORD};
 
 /// A folder that this daemon has.
 #[derive(Debug)]
-pub struct Folder {
+pub struct NamespaceDirectory {
     path: PathBuf,
     identity: Identity,
     /// The record that it should have and may not have.
-    owed: Mutex<Option<Record>>,
+    owed: Mutex<Option<NamespaceCatalogRecord>>,
     /// The folder, held as long as this daemon has it.
     _lock: File,
 }
@@ -53,11 +53,16 @@ impl Identity {
     }
 }
 
-impl Folder {
+impl NamespaceDirectory {
     /// The one at a path, which was opened and locked.
-    pub(super) fn new(path: &Path, lock: File) -> io::Result<Folder> {
+    pub(super) fn new(path: &Path, lock: File) -> io::Result<NamespaceDirectory> {
         let identity = Identity::of(&lock.metadata()?);
-        Ok(Folder { path: path.to_owned(), identity, owed: Mutex::default(), _lock: lock })
+        Ok(NamespaceDirectory {
+            path: path.to_owned(),
+            identity,
+            owed: Mutex::default(),
+            _lock: lock,
+        })
     }
 
     /// Where it is.
@@ -82,7 +87,11 @@ impl Folder {
     ///
     /// # Errors
     /// What the system says: it has the one of before, or owes that.
-    pub fn keep(&self, new: &Record, before: &Record) -> io::Result<()> {
+    pub fn keep(
+        &self,
+        new: &NamespaceCatalogRecord,
+        before: &NamespaceCatalogRecord,
+    ) -> io::Result<()> {
         let mut owed = self.lock();
         self.is_in_place()?;
         let kept = atomic_file::write(&self.path, RECORD, &new.emit());
@@ -95,7 +104,7 @@ impl Folder {
     }
 
     /// Whatever it has, it is this record that counts. False where that is owed.
-    pub fn insist(&self, record: &Record) -> bool {
+    pub fn insist(&self, record: &NamespaceCatalogRecord) -> bool {
         let mut owed = self.lock();
         self.put_back(&mut owed, record);
         owed.is_none()
@@ -137,7 +146,7 @@ impl Folder {
         self.identity.is_at(&self.path)
     }
 
-    fn put_back(&self, owed: &mut Option<Record>, record: &Record) {
+    fn put_back(&self, owed: &mut Option<NamespaceCatalogRecord>, record: &NamespaceCatalogRecord) {
         let shown = self.path.display();
         let kept = self
             .is_in_place()
@@ -160,7 +169,7 @@ impl Folder {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Record>> {
+    fn lock(&self) -> MutexGuard<'_, Option<NamespaceCatalogRecord>> {
         self.owed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -10,7 +10,7 @@ use nvme::Nqn;
 use crate::config::{Config, Missing, SubsystemConfig};
 use crate::platform::availability;
 use crate::provision::Identity;
-use crate::provision::devices::{Place, Stores};
+use crate::provision::devices::{DeviceTable, Place};
 use crate::provision::ns_catalog::{Catalog, Catalogs};
 
 /// How long the look at all folders may take.
@@ -39,7 +39,7 @@ pub(super) enum Found {
 /// opens those that are not open. An error: the folder does not answer.
 pub(super) fn look(
     config: &Config,
-    stores: &Stores,
+    stores: &DeviceTable,
     catalogs: &Catalogs,
     due: &[Place],
 ) -> BTreeMap<Nqn, Result<Look, String>> {
@@ -100,7 +100,7 @@ mod tests {
     use std::fs;
     use std::sync::mpsc::{Receiver, channel};
 
-    use super::super::Next;
+    use super::super::Transition;
     use crate::provision::ns_directory_probe::*;
     use crate::state::ns_catalog::tests::sample;
 
@@ -120,7 +120,7 @@ mod tests {
     }
 
     /// Has whatever is done in the folder hang until the other end is dropped.
-    fn hang(stores: &Stores, folder: &Path, until: Receiver<()>) {
+    fn hang(stores: &DeviceTable, folder: &Path, until: Receiver<()>) {
         let hang = move || until.recv().map_err(|_| "too late".to_owned());
         assert!(stores.begin(folder, hang).by(Instant::now()).is_err());
     }
@@ -148,16 +148,16 @@ mod tests {
         let managed = folder.path().join("managed");
         fs::create_dir(&managed).unwrap();
         let (_go_on, hangs) = channel();
-        let (stores, mut config) = (Stores::default(), config(folder.path()));
+        let (stores, mut config) = (DeviceTable::default(), config(folder.path()));
         hang(&stores, &managed, hangs);
-        let next = Next::open(&config, &stores, &Catalogs::new()).unwrap();
+        let next = Transition::open(&config, &stores, &Catalogs::new()).unwrap();
         let awaited = next.stores.awaited();
         assert_eq!((awaited.len(), next.catalogs.len()), (1, 0));
         assert!(awaited[0].why.contains("does not answer"), "{}", awaited[0].why);
         assert!(next.stores.store(NQN.parse().unwrap(), 2).is_some());
         drop(next);
         config.missing = Missing::Fail;
-        let refused = Next::open(&config, &stores, &Catalogs::new()).map(drop).unwrap_err();
+        let refused = Transition::open(&config, &stores, &Catalogs::new()).map(drop).unwrap_err();
         assert!(refused.0.contains("does not answer"), "{refused}");
     }
 
@@ -173,16 +173,16 @@ mod tests {
             fs::write(image, vec![0; 1 << 20]).unwrap();
         }
         drop(catalog);
-        let (config, stores) = (config(folder.path()), Stores::default());
-        let first = Next::open(&config, &stores, &Catalogs::new()).unwrap();
-        let made = |next: &Next| next.subsystems[0].namespaces.len();
+        let (config, stores) = (config(folder.path()), DeviceTable::default());
+        let first = Transition::open(&config, &stores, &Catalogs::new()).unwrap();
+        let made = |next: &Transition| next.subsystems[0].namespaces.len();
         assert_eq!((made(&first), first.catalogs.len()), (1 + sample().entries.len(), 1));
         let catalogs: Catalogs = first.catalogs.into_iter().collect();
         for missing in [Missing::Wait, Missing::Fail] {
             let (_go_on, hangs) = channel();
             hang(&first.stores, &managed, hangs);
             let config = Config { missing, ..config.clone() };
-            let next = Next::open(&config, &first.stores, &catalogs).unwrap();
+            let next = Transition::open(&config, &first.stores, &catalogs).unwrap();
             assert_eq!((made(&next), next.catalogs.len()), (1 + sample().entries.len(), 0));
             assert_eq!(next.stores.awaited().len(), 0);
             assert_eq!(next.stores.without(&first.stores).count(), 0);

@@ -17,14 +17,14 @@ use uuid::Uuid;
 use crate::config::ManagedConfig;
 use crate::core::subsystem::ns_management::{Entry, HOSTS_MAX};
 use crate::core::subsystem::ns_request::{CreateRequest, FAILED, NamespaceRequest};
-use crate::state::ns_catalog::Record;
+use crate::state::ns_catalog::NamespaceCatalogRecord;
 
 /// One step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
     /// Keep this record, so that it outlasts a power loss. When that is not possible the one before
     /// must be what is kept.
-    Keep(Box<Record>),
+    Keep(Box<NamespaceCatalogRecord>),
     /// Make the file of this namespace, which nobody sees yet.
     Make {
         /// Namespace id.
@@ -48,7 +48,7 @@ pub enum Step {
 
 /// What an order finds, besides the record.
 #[derive(Clone, Copy)]
-pub struct Situation<'a> {
+pub struct RequestContext<'a> {
     /// What is granted.
     pub granted: &'a ManagedConfig,
     /// The ids of namespaces that are declared.
@@ -68,7 +68,7 @@ pub struct Situation<'a> {
 
 /// An order on its way: what is still to be done.
 #[derive(Debug)]
-pub struct Undertaking {
+pub struct RequestPlan {
     rest: VecDeque<Planned>,
     /// Instead of the rest, if the last step was not possible.
     otherwise: Vec<Planned>,
@@ -81,16 +81,16 @@ struct Planned {
     otherwise: Vec<Planned>,
 }
 
-impl Undertaking {
+impl RequestPlan {
     /// What is to be done about an order.
     ///
     /// # Errors
     /// The status to answer with: it is not to be done.
     pub fn new(
         what: &NamespaceRequest,
-        record: &Record,
-        situation: &Situation<'_>,
-    ) -> Result<Undertaking, Status> {
+        record: &NamespaceCatalogRecord,
+        situation: &RequestContext<'_>,
+    ) -> Result<RequestPlan, Status> {
         let plan = match what {
             NamespaceRequest::Create(new) => create(*new, record, situation)?,
             NamespaceRequest::Delete { nsid } => delete(*nsid, record, situation)?,
@@ -103,17 +103,17 @@ impl Undertaking {
             // Takes long, and is nobody's who has the shelf: `provision/format_task.rs`.
             NamespaceRequest::Format(_) => return Err(FAILED),
         };
-        Ok(Undertaking { rest: plan.into(), otherwise: Vec::new() })
+        Ok(RequestPlan { rest: plan.into(), otherwise: Vec::new() })
     }
 
     /// Clears away what was left half done.
     #[must_use]
-    pub fn settling(record: &Record) -> Undertaking {
+    pub fn settling(record: &NamespaceCatalogRecord) -> RequestPlan {
         let then = match record.unsettled.is_empty() {
             true => vec![answer(Ok(0))],
             false => settle(record, vec![answer(Ok(0))], vec![answer(Err(FAILED))]),
         };
-        Undertaking { rest: then.into(), otherwise: Vec::new() }
+        RequestPlan { rest: then.into(), otherwise: Vec::new() }
     }
 
     /// The next step; `possible`: whether the last one was, true at the beginning.
@@ -130,10 +130,10 @@ impl Undertaking {
 
 fn create(
     new: CreateRequest,
-    record: &Record,
-    situation: &Situation<'_>,
+    record: &NamespaceCatalogRecord,
+    situation: &RequestContext<'_>,
 ) -> Result<Vec<Planned>, Status> {
-    let Situation { granted, declared, max_nsid, free_bytes, fresh, .. } = *situation;
+    let RequestContext { granted, declared, max_nsid, free_bytes, fresh, .. } = *situation;
     if record.entries.len() >= granted.namespaces as usize {
         return Err(Status::NAMESPACE_ID_UNAVAILABLE.with_dnr());
     }
@@ -171,7 +171,11 @@ fn create(
     ])
 }
 
-fn delete(nsid: u32, record: &Record, situation: &Situation<'_>) -> Result<Vec<Planned>, Status> {
+fn delete(
+    nsid: u32,
+    record: &NamespaceCatalogRecord,
+    situation: &RequestContext<'_>,
+) -> Result<Vec<Planned>, Status> {
     let goes = |id: &u32| nsid == NSID_ALL || *id == nsid;
     let gone: Vec<Uuid> =
         record.entries.iter().filter(|(id, _)| goes(id)).map(|(_, e)| e.uuid).collect();
@@ -197,8 +201,8 @@ fn change_hosts(
     nsid: u32,
     cntlids: &[u16],
     attach: bool,
-    record: &Record,
-    situation: &Situation<'_>,
+    record: &NamespaceCatalogRecord,
+    situation: &RequestContext<'_>,
 ) -> Result<Vec<Planned>, Status> {
     let live = situation.controllers;
     let host_of = |id: &u16| live.iter().find(|(cntlid, _)| cntlid == id).map(|(_, h)| *h);
@@ -227,7 +231,11 @@ fn change_hosts(
 }
 
 /// Keeps a record and serves what it says, where nothing in it is new; then the rest.
-fn changed(before: &Record, new: Record, then: Vec<Planned>) -> Vec<Planned> {
+fn changed(
+    before: &NamespaceCatalogRecord,
+    new: NamespaceCatalogRecord,
+    then: Vec<Planned>,
+) -> Vec<Planned> {
     let failed = vec![answer(Err(FAILED))];
     let mut put_back =
         vec![Planned { step: Step::Keep(Box::new(before.clone())), otherwise: failed.clone() }];
@@ -242,9 +250,13 @@ fn changed(before: &Record, new: Record, then: Vec<Planned>) -> Vec<Planned> {
 
 /// Removes the files that are no namespaces yet, or no longer, and strikes them out of the record.
 /// What is left is tried again when the catalog is opened, or with the next order.
-fn settle(record: &Record, then: Vec<Planned>, otherwise: Vec<Planned>) -> Vec<Planned> {
+fn settle(
+    record: &NamespaceCatalogRecord,
+    then: Vec<Planned>,
+    otherwise: Vec<Planned>,
+) -> Vec<Planned> {
     let gone = record.unsettled.clone();
-    let settled = Record { unsettled: BTreeSet::new(), ..record.clone() };
+    let settled = NamespaceCatalogRecord { unsettled: BTreeSet::new(), ..record.clone() };
     let mut plan = vec![
         Planned { step: Step::Remove(gone), otherwise: otherwise.clone() },
         Planned { step: Step::Keep(Box::new(settled)), otherwise },
@@ -272,10 +284,10 @@ mod tests {
     /// A folder, and what is open of it.
     #[derive(Clone, Debug)]
     struct Bench {
-        kept: Record,
+        kept: NamespaceCatalogRecord,
         files: BTreeSet<Uuid>,
         open: BTreeSet<Uuid>,
-        served: Record,
+        served: NamespaceCatalogRecord,
     }
 
     impl Bench {
@@ -286,7 +298,7 @@ mod tests {
             Bench { kept, files, open, served }
         }
 
-        fn undertaking(&self, what: &NamespaceRequest) -> Result<Undertaking, Status> {
+        fn undertaking(&self, what: &NamespaceRequest) -> Result<RequestPlan, Status> {
             let host = |n: u8| format!("nqn.2026-11.io.nvmfd:host{n}").parse().unwrap();
             let granted = ManagedConfig {
                 directory: "/m".into(),
@@ -295,7 +307,7 @@ mod tests {
                 any_host: true,
                 hosts: BTreeSet::new(),
             };
-            let situation = Situation {
+            let situation = RequestContext {
                 granted: &granted,
                 declared: &[1].into(),
                 max_nsid: 8,
@@ -304,7 +316,7 @@ mod tests {
                 controllers: &[(1, host(1)), (3, host(3))],
                 may_go: &|_, _| Ok(()),
             };
-            Undertaking::new(what, &self.kept, &situation)
+            RequestPlan::new(what, &self.kept, &situation)
         }
 
         fn take(&mut self, step: Step) {
@@ -335,7 +347,7 @@ mod tests {
         /// Ends here, and starts again.
         fn restart(&mut self) {
             self.open = self.uuids();
-            let mut settling = Undertaking::settling(&self.kept);
+            let mut settling = RequestPlan::settling(&self.kept);
             loop {
                 match settling.next(true) {
                     Step::Answer(outcome) => break assert_eq!(outcome, Ok(0)),

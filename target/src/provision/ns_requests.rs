@@ -15,13 +15,13 @@ use nvme::{Nqn, Status};
 use tracing::{error, info, warn};
 use uuid::Uuid;
 
-use super::{Next, PATIENCE, Shelf};
+use super::{PATIENCE, Provisioner, Transition};
 use crate::blockdev::{BlockSizes, Health};
 use crate::config::{ManagedConfig, NamespaceConfig, SubsystemConfig};
 use crate::core::command::identify::SHARED;
-use crate::core::message::Mail;
+use crate::core::message::Message;
 use crate::core::sched::offload::NamespaceJob;
-use crate::core::subsystem::event_log::Happening;
+use crate::core::subsystem::event_log::PersistentEvent;
 use crate::core::subsystem::ns_management::Entry;
 use crate::core::subsystem::ns_request::{FAILED, NamespaceRequest};
 use crate::core::subsystem::reservation::{self, HostId};
@@ -29,8 +29,8 @@ use crate::core::subsystem::write_protect;
 use crate::error::Fatal;
 use crate::provision::devices::{self, Place};
 use crate::provision::ns_catalog::Catalog;
-use crate::provision::{Folder, Situation, Step, Undertaking};
-use crate::state::ns_catalog::Record;
+use crate::provision::{NamespaceDirectory, RequestContext, RequestPlan, Step};
+use crate::state::ns_catalog::NamespaceCatalogRecord;
 
 /// How long a folder may take to say how much it has free.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -44,7 +44,7 @@ type Held = (write_protect::Held, reservation::Held);
 ///
 /// # Errors
 /// The status to answer with; everything is as before.
-pub(crate) fn carry_out(shelf: &Mutex<Shelf>, order: &NamespaceJob) -> Result<u32, Status> {
+pub(crate) fn carry_out(shelf: &Mutex<Provisioner>, order: &NamespaceJob) -> Result<u32, Status> {
     let nqn = order.subsystem;
     let (folder, opening) = {
         let shelf = lock(shelf);
@@ -66,7 +66,7 @@ pub(crate) fn carry_out(shelf: &Mutex<Shelf>, order: &NamespaceJob) -> Result<u3
     // What is deleted cannot be told of afterwards.
     let told = held.change_of(order);
     let (mut undertaking, guards) = held.undertaking(order, &subsystem, &managed, free_bytes)?;
-    let mut errand = Errand { shelf, nqn, folder, guards, made: None, undoes: false };
+    let mut errand = RequestRunner { shelf, nqn, folder, guards, made: None, undoes: false };
     let mut possible = true;
     let made = loop {
         match undertaking.next(possible) {
@@ -99,11 +99,11 @@ fn tell(order: &NamespaceJob, made: u32) {
 }
 
 /// An order on its way.
-struct Errand<'s> {
-    shelf: &'s Mutex<Shelf>,
+struct RequestRunner<'s> {
+    shelf: &'s Mutex<Provisioner>,
     nqn: Nqn,
     /// Where its steps are taken, whatever has become of its catalog.
-    folder: Arc<Folder>,
+    folder: Arc<NamespaceDirectory>,
     /// Until none of what is deleted is there any more. Who protects or reserves one comes before
     /// this, also while the order has waited, or learns that it goes.
     guards: Vec<Held>,
@@ -113,14 +113,14 @@ struct Errand<'s> {
     undoes: bool,
 }
 
-impl<'s> Errand<'s> {
+impl<'s> RequestRunner<'s> {
     /// Takes a step, which may wait for disks and reactors; false when it is not possible. The shelf
     /// is let go as long as it waits for the folder.
     fn take(
         &mut self,
-        mut held: MutexGuard<'s, Shelf>,
+        mut held: MutexGuard<'s, Provisioner>,
         step: Step,
-    ) -> (MutexGuard<'s, Shelf>, bool) {
+    ) -> (MutexGuard<'s, Provisioner>, bool) {
         match step {
             Step::Keep(record) => return self.keep(held, *record),
             Step::Make { nsid, entry } => {
@@ -157,9 +157,9 @@ impl<'s> Errand<'s> {
 
     fn keep(
         &self,
-        mut held: MutexGuard<'s, Shelf>,
-        record: Record,
-    ) -> (MutexGuard<'s, Shelf>, bool) {
+        mut held: MutexGuard<'s, Provisioner>,
+        record: NamespaceCatalogRecord,
+    ) -> (MutexGuard<'s, Provisioner>, bool) {
         let catalog = held.catalog_in(self.nqn, &self.folder);
         let Some(before) = catalog.map(|catalog| catalog.record().clone()) else {
             return (held, false);
@@ -182,7 +182,7 @@ impl<'s> Errand<'s> {
         (held, kept)
     }
 
-    fn write(&self, record: &Record, before: &Record) -> bool {
+    fn write(&self, record: &NamespaceCatalogRecord, before: &NamespaceCatalogRecord) -> bool {
         let kept = self.folder.keep(record, before);
         if let Err(error) = &kept {
             let folder = self.folder.path().display();
@@ -202,7 +202,7 @@ impl<'s> Errand<'s> {
     }
 }
 
-impl Shelf {
+impl Provisioner {
     /// What is granted to whoever gives an order, and its subsystem.
     ///
     /// # Errors
@@ -215,7 +215,7 @@ impl Shelf {
     }
 
     /// The catalog of a subsystem, if it is the one in this folder.
-    fn catalog_in(&mut self, nqn: Nqn, folder: &Arc<Folder>) -> Option<&mut Catalog> {
+    fn catalog_in(&mut self, nqn: Nqn, folder: &Arc<NamespaceDirectory>) -> Option<&mut Catalog> {
         self.catalogs.get_mut(&nqn).filter(|catalog| Arc::ptr_eq(catalog.place(), folder))
     }
 
@@ -267,7 +267,7 @@ impl Shelf {
         if let (Some(history), Some(change)) = (history, told) {
             let nsid = if made == 0 { change.nsid } else { made };
             let happening =
-                Happening::ChangeNamespace(order.cntlid, ChangeNamespace { nsid, ..change });
+                PersistentEvent::ChangeNamespace(order.cntlid, ChangeNamespace { nsid, ..change });
             history.note(happening, &self.shared.power.at(Instant::now()));
         }
     }
@@ -282,7 +282,7 @@ impl Shelf {
         subsystem: &SubsystemConfig,
         managed: &ManagedConfig,
         free_bytes: u64,
-    ) -> Result<(Undertaking, Vec<Held>), Status> {
+    ) -> Result<(RequestPlan, Vec<Held>), Status> {
         let nqn = subsystem.nqn;
         let catalog = self.catalogs.get(&nqn).ok_or(FAILED)?;
         let mut random = [0; 16];
@@ -292,7 +292,7 @@ impl Shelf {
             held.borrow_mut().push(self.may_go((nqn, nsid), entry, &order.host_id)?);
             Ok(())
         };
-        let situation = Situation {
+        let situation = RequestContext {
             granted: managed,
             declared: &subsystem.namespaces.iter().map(|n| n.nsid).collect(),
             max_nsid: subsystem.offer.max_nsid,
@@ -301,7 +301,7 @@ impl Shelf {
             controllers: &self.registry.controllers_of(&nqn),
             may_go: &may_go,
         };
-        let undertaking = Undertaking::new(&order.what, catalog.record(), &situation)?;
+        let undertaking = RequestPlan::new(&order.what, catalog.record(), &situation)?;
         Ok((undertaking, held.into_inner()))
     }
 
@@ -343,7 +343,7 @@ impl Shelf {
         }
     }
 
-    fn of_record(&self, nqn: Nqn, made: Option<(u32, Uuid)>) -> Result<Next, Fatal> {
+    fn of_record(&self, nqn: Nqn, made: Option<(u32, Uuid)>) -> Result<Transition, Fatal> {
         let subsystems = self.merged(made.map(|(nsid, _)| (nqn, nsid)));
         if let Some((nsid, uuid)) = made {
             let own = subsystems.iter().filter(|s| s.nqn == nqn).flat_map(|s| &s.namespaces);
@@ -352,7 +352,7 @@ impl Shelf {
                 return Err(Fatal(format!("namespace {nsid} is declared by now")));
             }
         }
-        let next = Next::of_order(subsystems, &self.stores, self.config.missing)?;
+        let next = Transition::of_order(subsystems, &self.stores, self.config.missing)?;
         if let Some(why) = made.and_then(|(nsid, _)| next.stores.why_awaited(nqn, nsid)) {
             return Err(Fatal(why.to_owned()));
         }
@@ -365,7 +365,7 @@ impl Shelf {
     pub(crate) fn wait_for_reactors(&self) {
         for (index, reactor) in self.registry.reactors().iter().enumerate() {
             let (answer, answered) = sync_channel(1);
-            if reactor.send(Mail::Caught(answer)) && answered.recv_timeout(PATIENCE).is_err() {
+            if reactor.send(Message::Caught(answer)) && answered.recv_timeout(PATIENCE).is_err() {
                 warn!(reactor = index, "does not answer");
             }
         }
@@ -378,7 +378,7 @@ fn free_bytes(folder: &Path) -> u64 {
     found.map_or(u64::MAX, |found| found.blocks_available().saturating_mul(found.fragment_size()))
 }
 
-fn lock(shelf: &Mutex<Shelf>) -> MutexGuard<'_, Shelf> {
+fn lock(shelf: &Mutex<Provisioner>) -> MutexGuard<'_, Provisioner> {
     shelf.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -8,7 +8,7 @@ use nvme::Nqn;
 
 use super::devices::Place;
 use super::probe;
-use crate::blockdev::blocking::{Begun, Opening};
+use crate::blockdev::blocking::{BlockingPool, BlockingTask};
 use crate::config::{NamespaceConfig, NamespaceKind};
 use crate::platform::availability::{self, Served};
 
@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A namespace whose store is not there yet, or the folder of those that hosts make.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Awaited {
+pub struct PendingDevice {
     /// What it is of, for people.
     pub place: String,
     /// What is awaited, as a sentence.
@@ -41,11 +41,11 @@ enum What {
 /// No namespace has this id: it stands for the folder of those that hosts make.
 const FOLDER: u32 = 0;
 
-impl Awaited {
+impl PendingDevice {
     /// The store of a namespace.
-    pub(super) fn store(key: Place, namespace: &NamespaceConfig, why: String) -> Awaited {
+    pub(super) fn store(key: Place, namespace: &NamespaceConfig, why: String) -> PendingDevice {
         let place = format!("namespace {} of {}", key.1, key.0);
-        Awaited {
+        PendingDevice {
             place,
             why,
             key,
@@ -56,13 +56,13 @@ impl Awaited {
     }
 
     /// The same, of a file that is there, or of one that could not be made.
-    pub(super) fn there(self, was_there: bool) -> Awaited {
-        Awaited { was_there, ..self }
+    pub(super) fn there(self, was_there: bool) -> PendingDevice {
+        PendingDevice { was_there, ..self }
     }
 
     /// The same, that only a reload tries again.
-    pub(crate) fn held(self, is_held: bool) -> Awaited {
-        Awaited { is_held, ..self }
+    pub(crate) fn held(self, is_held: bool) -> PendingDevice {
+        PendingDevice { is_held, ..self }
     }
 
     /// Its file, if that was there.
@@ -77,9 +77,9 @@ impl Awaited {
     }
 
     /// The folder of the namespaces that hosts make of a subsystem.
-    pub(crate) fn folder(nqn: Nqn, folder: &Path, why: String) -> Awaited {
+    pub(crate) fn folder(nqn: Nqn, folder: &Path, why: String) -> PendingDevice {
         let place = format!("namespaces that hosts make of {nqn}");
-        Awaited {
+        PendingDevice {
             place,
             why,
             key: (nqn, FOLDER),
@@ -109,7 +109,11 @@ impl Awaited {
 
     /// Begins to look why it is not there, if it is not. `served`: what
     /// [`Stores::served`](super::Stores::served) says.
-    fn look<'a>(&self, served: &Served, opening: &'a Opening) -> Begun<'a, Option<String>> {
+    fn look<'a>(
+        &self,
+        served: &Served,
+        opening: &'a BlockingPool,
+    ) -> BlockingTask<'a, Option<String>> {
         match &self.what {
             What::Store(config) => probe::begin(opening, config, served, Result::err),
             What::Folder(folder) => {
@@ -123,9 +127,9 @@ impl Awaited {
 /// What is awaited, and how it is looked for.
 #[derive(Debug)]
 pub struct Awaiting {
-    pub(super) all: Vec<Awaited>,
+    pub(super) all: Vec<PendingDevice>,
     pub(super) state_directory: Option<PathBuf>,
-    pub(super) opening: Arc<Opening>,
+    pub(super) opening: Arc<BlockingPool>,
 }
 
 impl Awaiting {
@@ -138,7 +142,7 @@ impl Awaiting {
             return Vec::new();
         }
         let served = Served::load(self.state_directory.as_deref());
-        let served = served.with(self.all.iter().filter_map(Awaited::seen));
+        let served = served.with(self.all.iter().filter_map(PendingDevice::seen));
         let deadline = Instant::now() + PATIENCE;
         let looks: Vec<_> = all.iter().map(|each| each.look(&served, &self.opening)).collect();
         let missing = looks.into_iter().map(|look| look.by(deadline).unwrap_or_else(Some));

@@ -5,25 +5,25 @@ use std::io::ErrorKind::{self, NotADirectory, NotFound};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use crate::blockdev::blocking::{Begun, Opening};
+use crate::blockdev::blocking::{BlockingPool, BlockingTask};
 use crate::config::{NamespaceConfig, NamespaceKind};
 use crate::platform::availability::{self, Served};
 
 /// What may be opened, where it has a path; or why it is not there yet.
-pub(super) type Found = Result<Option<Seen>, String>;
+pub(super) type Found = Result<Option<Probed>, String>;
 
 /// What may be opened.
 #[derive(Debug)]
-pub(super) struct Seen {
+pub(super) struct Probed {
     /// The path that the file or device is known by for good.
     pub(super) lasting: PathBuf,
     /// What the path leads to.
-    pub(super) same: Same,
+    pub(super) same: FileId,
 }
 
 /// Two paths that lead to the same lead to equal ones of these.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Same {
+pub(super) enum FileId {
     Device(u64),
     /// On which device, and its inode there.
     File(u64, u64),
@@ -33,36 +33,36 @@ pub(super) enum Same {
     Unknown(PathBuf),
 }
 
-impl Seen {
+impl Probed {
     /// It is there already, and not about to be made.
     pub(super) fn is_there(&self) -> bool {
         self.same.is_there()
     }
 }
 
-impl Same {
+impl FileId {
     /// At a path there is no store, or not that the system says.
-    fn of_nothing(path: PathBuf, error: Option<ErrorKind>) -> Same {
+    fn of_nothing(path: PathBuf, error: Option<ErrorKind>) -> FileId {
         match error {
-            None | Some(NotFound | NotADirectory) => Same::New(path),
-            Some(_) => Same::Unknown(path),
+            None | Some(NotFound | NotADirectory) => FileId::New(path),
+            Some(_) => FileId::Unknown(path),
         }
     }
 
-    /// As [`Seen::is_there`].
+    /// As [`Probed::is_there`].
     pub(super) fn is_there(&self) -> bool {
-        !matches!(self, Same::New(_))
+        !matches!(self, FileId::New(_))
     }
 }
 
 /// Begins to look at the path of a namespace: what is to be opened, or why it is not there yet (see
 /// [`availability::store`]), as `tell` has it. `None`: it has no path.
 pub(super) fn begin<'a, T: Send + 'static>(
-    opening: &'a Opening,
+    opening: &'a BlockingPool,
     namespace: &NamespaceConfig,
     served: &Served,
     tell: impl FnOnce(Found) -> T + Send + 'static,
-) -> Begun<'a, T> {
+) -> BlockingTask<'a, T> {
     let NamespaceKind::File { path, .. } = &namespace.kind else {
         return opening.over(Path::new(""), Ok(tell(Ok(None))));
     };
@@ -77,24 +77,24 @@ pub(super) fn begin<'a, T: Send + 'static>(
     })
 }
 
-fn seen(path: PathBuf) -> Seen {
+fn seen(path: PathBuf) -> Probed {
     let in_folder = || {
         let folder = fs::canonicalize(path.parent()?).ok()?;
         Some(folder.join(path.file_name()?))
     };
     let found = fs::canonicalize(&path).ok().or_else(in_folder);
     let same = match fs::metadata(&path) {
-        Ok(meta) if meta.file_type().is_block_device() => Same::Device(meta.rdev()),
-        Ok(meta) if meta.is_file() => Same::File(meta.dev(), meta.ino()),
+        Ok(meta) if meta.file_type().is_block_device() => FileId::Device(meta.rdev()),
+        Ok(meta) if meta.is_file() => FileId::File(meta.dev(), meta.ino()),
         found_as => {
             let path = found.clone().unwrap_or_else(|| path.clone());
-            Same::of_nothing(path, found_as.err().map(|error| error.kind()))
+            FileId::of_nothing(path, found_as.err().map(|error| error.kind()))
         }
     };
     // Links of devices are left as they are: they last, and what they lead to has another name with
     // every start.
     let lasting = found.filter(|found| !found.starts_with("/dev")).unwrap_or(path);
-    Seen { lasting, same }
+    Probed { lasting, same }
 }
 
 #[cfg(test)]
@@ -104,7 +104,7 @@ mod tests {
     /// What may be there is never made.
     #[test]
     fn only_what_is_surely_not_there_is_to_be_made() {
-        let is_there = |error| Same::of_nothing(PathBuf::from("/disk"), error).is_there();
+        let is_there = |error| FileId::of_nothing(PathBuf::from("/disk"), error).is_there();
         for error in [None, Some(NotFound), Some(NotADirectory)] {
             assert!(!is_there(error), "{error:?}");
         }

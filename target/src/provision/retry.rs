@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::blockdev::blocking::Opening;
+use crate::blockdev::blocking::BlockingPool;
 use crate::provision::devices::Place;
-use crate::provision::{Folder, Shelf};
+use crate::provision::{NamespaceDirectory, Provisioner};
 
 /// How often it is looked whether something has come.
 const LOOK: Duration = Duration::from_secs(1);
@@ -23,26 +23,26 @@ const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// The thread that looks whether something has come.
-pub(crate) struct Waiting {
+pub(crate) struct RetryThread {
     thread: JoinHandle<()>,
     /// Dropped: it ends.
     stop: Option<Sender<()>>,
 }
 
-impl Waiting {
+impl RetryThread {
     /// Starts to look.
     ///
     /// # Errors
     /// No thread to be had.
-    pub(crate) fn start(shelf: Arc<Mutex<Shelf>>) -> std::io::Result<Waiting> {
+    pub(crate) fn start(shelf: Arc<Mutex<Provisioner>>) -> std::io::Result<RetryThread> {
         let (stop, stopped) = channel();
         let thread = std::thread::Builder::new().name("waiting".to_owned()).spawn(move || {
-            let mut pauses = Pauses::default();
+            let mut pauses = Backoff::default();
             while stopped.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
                 look(&shelf, &mut pauses);
             }
         })?;
-        Ok(Waiting { thread, stop: Some(stop) })
+        Ok(RetryThread { thread, stop: Some(stop) })
     }
 
     /// Has it begin nothing more.
@@ -62,7 +62,7 @@ impl Waiting {
 /// When the stores that have come are tried again that could not be served: each try may take as
 /// long as a person would wait, with nothing else changed meanwhile.
 #[derive(Debug, Default)]
-struct Pauses(BTreeMap<Place, Pause>);
+struct Backoff(BTreeMap<Place, Pause>);
 
 #[derive(Clone, Copy, Debug)]
 struct Pause {
@@ -70,7 +70,7 @@ struct Pause {
     length: Duration,
 }
 
-impl Pauses {
+impl Backoff {
     /// Whether it may be tried now.
     fn is_over(&self, place: Place, now: Instant) -> bool {
         self.0.get(&place).is_none_or(|pause| now >= pause.until)
@@ -89,7 +89,7 @@ impl Pauses {
     }
 }
 
-fn look(shelf: &Mutex<Shelf>, pauses: &mut Pauses) {
+fn look(shelf: &Mutex<Provisioner>, pauses: &mut Backoff) {
     let shelf = || shelf.lock().unwrap_or_else(PoisonError::into_inner);
     shelf().await_lost();
     shelf().remember_again();
@@ -115,7 +115,10 @@ fn look(shelf: &Mutex<Shelf>, pauses: &mut Pauses) {
 }
 
 /// Has folders write again what they owe, until then.
-pub(crate) fn make_good((folders, opening): (Vec<Arc<Folder>>, Arc<Opening>), deadline: Instant) {
+pub(crate) fn make_good(
+    (folders, opening): (Vec<Arc<NamespaceDirectory>>, Arc<BlockingPool>),
+    deadline: Instant,
+) {
     let begun: Vec<_> = folders
         .into_iter()
         .map(|folder| {
@@ -131,10 +134,10 @@ pub(crate) fn make_good((folders, opening): (Vec<Arc<Folder>>, Arc<Opening>), de
 }
 
 #[cfg(test)]
-impl Waiting {
+impl RetryThread {
     /// One that does this instead.
-    pub(crate) fn at(work: impl FnOnce() + Send + 'static) -> Waiting {
-        Waiting { thread: std::thread::spawn(work), stop: None }
+    pub(crate) fn at(work: impl FnOnce() + Send + 'static) -> RetryThread {
+        RetryThread { thread: std::thread::spawn(work), stop: None }
     }
 }
 
@@ -146,7 +149,7 @@ mod tests {
     fn what_has_come_and_cannot_be_served_is_tried_ever_more_rarely() {
         let nqn = "nqn.2026-11.io.nvmfd:a".parse().unwrap();
         let [one, other] = [(nqn, 1), (nqn, 2)];
-        let (mut pauses, mut now) = (Pauses::default(), Instant::now());
+        let (mut pauses, mut now) = (Backoff::default(), Instant::now());
         for seconds in [1, 2, 4, 8, 16, 32, 60, 60] {
             assert!(pauses.is_over(one, now));
             pauses.tried(one, now);

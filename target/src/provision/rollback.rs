@@ -6,7 +6,7 @@ use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::blockdev::Made;
+use crate::blockdev::CreatedFile;
 
 /// How long taking it away may keep others waiting.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -14,21 +14,21 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// The files that an attempt has made. They go when the last of its clones is dropped, unless they
 /// are kept.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Attempt(Arc<Files>);
+pub(super) struct CreatedFiles(Arc<Files>);
 
 #[derive(Debug, Default)]
-struct Files(Mutex<Vec<Made>>);
+struct Files(Mutex<Vec<CreatedFile>>);
 
-impl Attempt {
+impl CreatedFiles {
     /// It has made one more.
-    pub(super) fn add(&self, made: Made) {
+    pub(super) fn add(&self, made: CreatedFile) {
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner).push(made);
     }
 
     /// It has come to something.
     pub(super) fn keep(&self) {
         let made = take(&mut *self.0.0.lock().unwrap_or_else(PoisonError::into_inner));
-        made.into_iter().for_each(Made::keep);
+        made.into_iter().for_each(CreatedFile::keep);
     }
 }
 

@@ -19,14 +19,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use rdma::{Event, Fabric, Pool, SpinBudget, Spinner, Wake};
+use rdma::{AdaptivePoller, Event, Fabric, Pool, SpinBudget, Wake};
 use tracing::warn;
 
 use crate::blockdev::uring::{Ring, RingLimits};
-use crate::blockdev::{BackingId, Done};
+use crate::blockdev::{DeviceId, IoCompletion};
 use crate::core::controller::Limits;
-use crate::core::message::{Mail, Mailbox};
-use crate::core::poll_group::{Lent, Queues};
+use crate::core::message::{Mailbox, Message};
+use crate::core::poll_group::{PollGroup, Resources};
 use crate::core::shared::Shared;
 use crate::core::stats::PollStats;
 use crate::core::stats::histogram::bump;
@@ -63,11 +63,11 @@ pub struct Parts {
 pub struct Reactor {
     parts: Parts,
     ring: Ring,
-    queues: Queues,
+    queues: PollGroup,
     events: Vec<Event>,
-    reaped: Vec<Done>,
+    reaped: Vec<IoCompletion>,
     /// Reaped, and not yet dealt with.
-    done: VecDeque<Done>,
+    done: VecDeque<IoCompletion>,
     /// Some of these were too many for the last turn.
     left: bool,
     woken: Vec<u32>,
@@ -82,10 +82,10 @@ impl Reactor {
         // A slot has at most one disk operation under way, and there is a cell for each slot.
         let ops = parts.pool.plan().cells;
         let ring =
-            Ring::new(parts.pool.region().clone(), RingLimits { ops, backings: BackingId::COUNT })?;
+            Ring::new(parts.pool.region().clone(), RingLimits { ops, backings: DeviceId::COUNT })?;
         Ok(Reactor {
             ring,
-            queues: Queues::new(parts.index, parts.limits, Instant::now()),
+            queues: PollGroup::new(parts.index, parts.limits, Instant::now()),
             events: Vec::with_capacity(BATCH),
             reaped: Vec::with_capacity(ops as usize),
             done: VecDeque::with_capacity(ops as usize),
@@ -97,7 +97,7 @@ impl Reactor {
 
     /// Turns until told to stop and everything is home.
     pub fn run(mut self) {
-        let mut spinner = Spinner::new(self.parts.spin, Instant::now());
+        let mut spinner = AdaptivePoller::new(self.parts.spin, Instant::now());
         // The last turn, if it had something to do: it ends where the next begins.
         let mut worked: Option<Instant> = None;
         while !(self.queues.is_stopping() && self.is_idle()) {
@@ -206,24 +206,24 @@ impl Reactor {
             let (queues, mut lent) = self.split(now);
             let Some(mail) = queues.on_mail(mail, &mut lent) else { continue };
             match mail {
-                Mail::Attach(id, backing, answer) => {
+                Message::Attach(id, backing, answer) => {
                     let _ = answer.send(self.ring.attach(id, backing));
                 }
-                Mail::Detach(id) => self.ring.detach(id),
-                Mail::Caught(answer) => drop(answer.send(())),
-                Mail::Listen(at, answer) => {
+                Message::Detach(id) => self.ring.detach(id),
+                Message::Caught(answer) => drop(answer.send(())),
+                Message::Listen(at, answer) => {
                     let _ = answer.send(self.parts.fabric.listen(at));
                 }
-                Mail::Unlisten(at) => self.parts.fabric.unlisten(at),
+                Message::Unlisten(at) => self.parts.fabric.unlisten(at),
                 // Those were for the queues.
-                Mail::Incoming(_)
-                | Mail::Subsystem(_)
-                | Mail::DiscoveryChanged
-                | Mail::Answer(_)
-                | Mail::Fence(_)
-                | Mail::Errand(_)
-                | Mail::Authenticated { .. }
-                | Mail::Stop => {}
+                Message::Incoming(_)
+                | Message::Subsystem(_)
+                | Message::DiscoveryChanged
+                | Message::Answer(_)
+                | Message::Fence(_)
+                | Message::Errand(_)
+                | Message::Authenticated { .. }
+                | Message::Stop => {}
             }
         }
         // Somebody may have rung without a letter: look at what is shared.
@@ -235,8 +235,8 @@ impl Reactor {
         self.queues.count() == 0 && self.ring.in_flight() == 0
     }
 
-    fn split(&mut self, now: Instant) -> (&mut Queues, Lent<'_>) {
-        let lent = Lent {
+    fn split(&mut self, now: Instant) -> (&mut PollGroup, Resources<'_>) {
+        let lent = Resources {
             pool: &mut self.parts.pool,
             fabric: &mut *self.parts.fabric,
             disk: &mut self.ring,
@@ -383,7 +383,7 @@ mod tests {
         reactor.turn(now);
         assert_eq!((reactor.queues.count(), script.lock().unwrap().opened), (1, 1));
 
-        assert!(sender.send(Mail::Incoming(incoming())));
+        assert!(sender.send(Message::Incoming(incoming())));
         reactor.events = end(&script);
         reactor.woken.push(MAIL);
         reactor.turn(now);
@@ -444,7 +444,7 @@ mod tests {
         let now = Instant::now();
         let left = |reactor: &Reactor| reactor.done.iter().map(|done| done.tag).collect::<Vec<_>>();
         // Of no queue, as if that had gone.
-        let done = |tag| Done { tag, buf: None, outcome: Ok(()) };
+        let done = |tag| IoCompletion { tag, buf: None, outcome: Ok(()) };
         reactor.reaped.extend([1, 2, 3, 4].map(done));
         script.lock().unwrap().enough.extend([false, false, true]);
         assert!(reactor.turn(now));

@@ -14,11 +14,11 @@ const NAME: &str = "lock";
 
 /// Keeps other daemons out of a folder for as long as it is there.
 #[derive(Debug)]
-pub(crate) struct Lock {
+pub(crate) struct StateDirLock {
     _held: File,
 }
 
-impl Lock {
+impl StateDirLock {
     /// Whether a daemon has the folder, as far as that can be seen. Keeps none out.
     pub(crate) fn is_held(folder: &Path) -> bool {
         let file = File::open(folder.join(NAME));
@@ -31,14 +31,14 @@ impl Lock {
     ///
     /// # Errors
     /// One sentence: another daemon has it, or it cannot be locked.
-    pub(crate) fn take(folder: &Path) -> Result<Option<Lock>, String> {
+    pub(crate) fn take(folder: &Path) -> Result<Option<StateDirLock>, String> {
         let path = folder.join(NAME);
         let file = match open(folder, &path) {
             Ok(file) => file,
             Err(error) => return without(&path, &error),
         };
         match file.try_lock() {
-            Ok(()) => Ok(Some(Lock { _held: file })),
+            Ok(()) => Ok(Some(StateDirLock { _held: file })),
             Err(TryLockError::WouldBlock) => Err(format!(
                 "state_directory {} is in use by another nvmfd: give each its own",
                 folder.display()
@@ -49,7 +49,7 @@ impl Lock {
 }
 
 /// What becomes of a start that cannot lock the folder.
-fn without(path: &Path, error: &io::Error) -> Result<Option<Lock>, String> {
+fn without(path: &Path, error: &io::Error) -> Result<Option<StateDirLock>, String> {
     let shown = path.display();
     if error.kind() == io::ErrorKind::ReadOnlyFilesystem {
         warn!("{shown} cannot be locked: {error}; what is to be kept there cannot be kept either");
@@ -88,12 +88,12 @@ mod tests {
     #[test]
     fn a_folder_has_one_daemon_at_a_time() {
         let folder = tempfile::tempdir().unwrap();
-        let first = Lock::take(folder.path()).unwrap();
+        let first = StateDirLock::take(folder.path()).unwrap();
         assert!(first.is_some());
-        let sentence = Lock::take(folder.path()).unwrap_err();
+        let sentence = StateDirLock::take(folder.path()).unwrap_err();
         assert!(sentence.contains("in use by another nvmfd"), "{sentence}");
         drop(first);
-        assert!(Lock::take(folder.path()).unwrap().is_some());
+        assert!(StateDirLock::take(folder.path()).unwrap().is_some());
     }
 
     #[test]
@@ -101,7 +101,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         // Only root can try it with another user's.
         let _ = std::os::unix::fs::chown(folder.path(), Some(65_534), Some(65_534));
-        assert!(Lock::take(folder.path()).unwrap().is_some());
+        assert!(StateDirLock::take(folder.path()).unwrap().is_some());
         let owner = |path: &Path| fs::metadata(path).map(|found| (found.uid(), found.gid()));
         let file = owner(&folder.path().join(NAME)).unwrap();
         assert_eq!(file, owner(folder.path()).unwrap());
@@ -112,7 +112,7 @@ mod tests {
     fn a_folder_that_cannot_be_locked_is_not_used() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join(NAME)).unwrap();
-        let sentence = Lock::take(folder.path()).unwrap_err();
+        let sentence = StateDirLock::take(folder.path()).unwrap_err();
         assert!(sentence.contains("cannot be locked"), "{sentence}");
     }
 

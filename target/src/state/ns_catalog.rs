@@ -28,7 +28,7 @@ const FIRST_LINE: &str = "nvmfd namespaces 1";
 
 /// The namespaces of one subsystem that hosts made.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Record {
+pub struct NamespaceCatalogRecord {
     /// The subsystem.
     pub subsystem: Nqn,
     /// Its namespaces, by id.
@@ -37,11 +37,11 @@ pub struct Record {
     pub unsettled: BTreeSet<Uuid>,
 }
 
-impl Record {
+impl NamespaceCatalogRecord {
     /// Of a subsystem, with nothing in it.
     #[must_use]
-    pub fn new(subsystem: Nqn) -> Record {
-        Record { subsystem, entries: BTreeMap::new(), unsettled: BTreeSet::new() }
+    pub fn new(subsystem: Nqn) -> NamespaceCatalogRecord {
+        NamespaceCatalogRecord { subsystem, entries: BTreeMap::new(), unsettled: BTreeSet::new() }
     }
 
     /// The sizes of all namespaces together, in bytes.
@@ -73,16 +73,16 @@ impl Record {
         atomic_file::sealed(&text).into_bytes()
     }
 
-    /// Reads what [`Record::emit`] writes, and nothing else.
+    /// Reads what [`NamespaceCatalogRecord::emit`] writes, and nothing else.
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn parse(bytes: &[u8]) -> Result<Record, &'static str> {
+    pub fn parse(bytes: &[u8]) -> Result<NamespaceCatalogRecord, &'static str> {
         let text = str::from_utf8(bytes).map_err(|_| "it is not text")?;
         let mut lines = atomic_file::unsealed(text, FIRST_LINE)?;
         let first = lines.next().and_then(|line| line.strip_prefix("subsystem "));
         let subsystem = first.and_then(|name| name.parse().ok()).ok_or("it names no subsystem")?;
-        let mut record = Record::new(subsystem);
+        let mut record = NamespaceCatalogRecord::new(subsystem);
         for line in lines {
             record.take(line).ok_or("a line of it is not known")?;
         }
@@ -143,7 +143,7 @@ pub(crate) mod tests {
 
     use crate::state::ns_catalog::*;
 
-    pub(crate) fn sample() -> Record {
+    pub(crate) fn sample() -> NamespaceCatalogRecord {
         let host = |n: u8| format!("nqn.2026-11.io.nvmfd:host{n}").parse().unwrap();
         let entry = |n: u8, hosts: &[u8]| Entry {
             uuid: Uuid::from_bytes([n; 16]),
@@ -153,7 +153,7 @@ pub(crate) mod tests {
             private: n == 3,
             hosts: hosts.iter().map(|n| host(*n)).collect(),
         };
-        Record {
+        NamespaceCatalogRecord {
             subsystem: "nqn.2026-11.io.nvmfd:a".parse().unwrap(),
             entries: [(3, entry(3, &[])), (7, entry(7, &[1, 2]))].into(),
             unsettled: [Uuid::from_bytes([9; 16])].into(),
@@ -170,7 +170,7 @@ pub(crate) mod tests {
         assert_eq!(lines[3], "private 3");
         assert_eq!(lines[5], "host 7 nqn.2026-11.io.nvmfd:host1");
         assert_eq!(lines.len(), 9);
-        assert_eq!(Record::parse(text.as_bytes()), Ok(sample()));
+        assert_eq!(NamespaceCatalogRecord::parse(text.as_bytes()), Ok(sample()));
     }
 
     #[test]
@@ -179,20 +179,20 @@ pub(crate) mod tests {
         for at in 0..good.len() {
             let mut bad = good.clone();
             bad[at] ^= 1;
-            assert!(Record::parse(&bad).is_err(), "byte {at}");
-            assert!(Record::parse(&good[..at]).is_err(), "cut at {at}");
+            assert!(NamespaceCatalogRecord::parse(&bad).is_err(), "byte {at}");
+            assert!(NamespaceCatalogRecord::parse(&good[..at]).is_err(), "cut at {at}");
         }
     }
 
     #[test]
     fn what_no_order_could_bring_about_is_refused() {
-        let change = |change: fn(&mut Record)| {
+        let change = |change: fn(&mut NamespaceCatalogRecord)| {
             let mut record = sample();
             change(&mut record);
-            Record::parse(&record.emit())
+            NamespaceCatalogRecord::parse(&record.emit())
         };
         let contradiction = Err("it contradicts itself");
-        let changes: [fn(&mut Record); 8] = [
+        let changes: [fn(&mut NamespaceCatalogRecord); 8] = [
             |r| r.entries.get_mut(&7).unwrap().private = true,
             |r| r.entries.get_mut(&3).unwrap().bytes = 0,
             |r| r.entries.get_mut(&3).unwrap().bytes = 513,
@@ -210,7 +210,7 @@ pub(crate) mod tests {
     proptest! {
         #[test]
         fn no_bytes_panic(bytes: Vec<u8>) {
-            let _ = Record::parse(&bytes);
+            let _ = NamespaceCatalogRecord::parse(&bytes);
         }
 
         #[test]
@@ -219,7 +219,7 @@ pub(crate) mod tests {
         ) {
             let text = format!("{FIRST_LINE}\nsubsystem nqn.2026-11.io.nvmfd:a\n{lines}");
             let text = atomic_file::sealed(&text);
-            let _ = Record::parse(text.as_bytes());
+            let _ = NamespaceCatalogRecord::parse(text.as_bytes());
         }
     }
 }

@@ -36,9 +36,9 @@ use tracing::warn;
 
 use crate::core::command::identify::FIRMWARE;
 use crate::core::command::log_page;
-use crate::core::subsystem::event_log::{Happening, History, NO_CONTROLLER};
+use crate::core::subsystem::event_log::{NO_CONTROLLER, PersistentEvent, PersistentEventLog};
 use crate::core::subsystem::power::{Power, PowerMeter};
-use crate::core::subsystem::usage::{Account, Usage, Work};
+use crate::core::subsystem::usage::{SavedCounters, Usage, Work};
 use crate::state::atomic_file;
 
 const FIRST_LINE: &str = "nvmfd usage 1";
@@ -55,11 +55,11 @@ const SNAPSHOT_EVERY: Duration = Duration::from_secs(24 * 3600);
 type Usages = BTreeMap<Nqn, Arc<Usage>>;
 
 /// Errors, the whole, and each namespace, as the file has them.
-type Accounts = BTreeMap<Nqn, (u64, Account, Vec<(u32, Account)>)>;
+type Accounts = BTreeMap<Nqn, (u64, SavedCounters, Vec<(u32, SavedCounters)>)>;
 
 /// The numbers of all subsystems, and what has happened to them.
 #[derive(Debug)]
-pub struct Ledger {
+pub struct UsageStore {
     usages: Mutex<Usages>,
     folder: Option<PathBuf>,
     power: PowerMeter,
@@ -71,20 +71,20 @@ pub struct Ledger {
 
 /// The thread that writes the files.
 #[derive(Debug)]
-pub struct Keeping {
-    ledger: Arc<Ledger>,
+pub struct UsageWriter {
+    ledger: Arc<UsageStore>,
     thread: JoinHandle<()>,
 }
 
-impl Ledger {
+impl UsageStore {
     /// Reads what is in `folder`. Without a folder nothing is kept.
     ///
     /// A file that cannot be read, or makes no sense, is passed over with a warning: no data depend
     /// on these numbers.
     #[must_use]
-    pub fn open(folder: Option<&Path>, power: PowerMeter) -> Ledger {
+    pub fn open(folder: Option<&Path>, power: PowerMeter) -> UsageStore {
         let (wake, woken) = sync_channel(1);
-        let empty = Ledger {
+        let empty = UsageStore {
             usages: Mutex::default(),
             folder: folder.map(Path::to_owned),
             power,
@@ -103,7 +103,7 @@ impl Ledger {
     pub fn usage(&self, subsystem: &Nqn) -> Arc<Usage> {
         Arc::clone(self.lock().entry(*subsystem).or_insert_with(|| {
             let Some(folder) = &self.folder else { return Arc::default() };
-            Arc::new(Usage::kept(History::open(folder, *subsystem, self.wake.clone())))
+            Arc::new(Usage::kept(PersistentEventLog::open(folder, *subsystem, self.wake.clone())))
         }))
     }
 
@@ -112,20 +112,20 @@ impl Ledger {
         let (usage, power) = (self.usage(subsystem), self.power.at(Instant::now()));
         if let Some(history) = usage.history() {
             let (firmware, cntlid) = (Text::lossy(FIRMWARE), NO_CONTROLLER);
-            history.note(Happening::PowerOnOrReset { firmware, cntlid }, &power);
+            history.note(PersistentEvent::PowerOnOrReset { firmware, cntlid }, &power);
             snapshot(&usage, power);
         }
     }
 
     /// Keeps all of it from now on, since the target has started; none without a folder.
     #[must_use]
-    pub fn keep(self: Arc<Ledger>) -> Option<Keeping> {
+    pub fn keep(self: Arc<UsageStore>) -> Option<UsageWriter> {
         let folder = self.folder.clone()?;
         let woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         let ledger = Arc::clone(&self);
         let work = move || ledger.run(&folder, &woken);
         match std::thread::Builder::new().name("ledger".to_owned()).spawn(work) {
-            Ok(thread) => Some(Keeping { ledger: self, thread }),
+            Ok(thread) => Some(UsageWriter { ledger: self, thread }),
             Err(error) => {
                 warn!("no thread to keep what hosts have done: {error}");
                 None
@@ -155,7 +155,10 @@ impl Ledger {
                 news = false;
                 events_due = now + EVENTS_APART;
                 let usages: Vec<_> = self.lock().values().cloned().collect();
-                usages.iter().filter_map(|usage| usage.history()).for_each(History::save);
+                usages
+                    .iter()
+                    .filter_map(|usage| usage.history())
+                    .for_each(PersistentEventLog::save);
             }
             if late {
                 usage_due = now + SAVE_EVERY;
@@ -175,7 +178,7 @@ impl Ledger {
     }
 }
 
-impl Keeping {
+impl UsageWriter {
     /// Keeps everything as it is now, for the last time; gives up at the deadline.
     pub fn close(self, deadline: Instant) {
         self.ledger.stopping.store(true, Ordering::Release);
@@ -191,7 +194,7 @@ impl Keeping {
 fn snapshot(usage: &Usage, power: Power) {
     if let Some(history) = usage.history() {
         let smart = log_page::health(&usage.whole, usage.errors(), usage.is_degraded(), power);
-        history.note(Happening::Smart(&smart), &power);
+        history.note(PersistentEvent::Smart(&smart), &power);
     }
 }
 
@@ -230,7 +233,7 @@ fn emit(usages: &Usages) -> String {
     let mut text = format!("{FIRST_LINE}\n");
     for (nqn, usage) in usages {
         let (errors, whole, namespaces) = usage.accounts();
-        if errors == 0 && whole == Account::default() && namespaces.is_empty() {
+        if errors == 0 && whole == SavedCounters::default() && namespaces.is_empty() {
             continue;
         }
         // Writing to a string does not fail.
@@ -242,8 +245,8 @@ fn emit(usages: &Usages) -> String {
     atomic_file::sealed(&text)
 }
 
-fn numbers(account: &Account) -> String {
-    let Account { work, busy_grains } = account;
+fn numbers(account: &SavedCounters) -> String {
+    let SavedCounters { work, busy_grains } = account;
     let Work { reads, writes, units_read, units_written, media_errors } = work;
     format!("{busy_grains} {reads} {writes} {units_read} {units_written} {media_errors}")
 }
@@ -267,7 +270,7 @@ fn parse(text: &str) -> Option<Accounts> {
     Some(accounts)
 }
 
-fn entry(words: &mut SplitN<'_, char>) -> Option<(u64, Account)> {
+fn entry(words: &mut SplitN<'_, char>) -> Option<(u64, SavedCounters)> {
     let mut number = || words.next()?.parse::<u64>().ok();
     let (first, busy_grains) = (number()?, number()?);
     let work = Work {
@@ -277,14 +280,14 @@ fn entry(words: &mut SplitN<'_, char>) -> Option<(u64, Account)> {
         units_written: number()?,
         media_errors: number()?,
     };
-    Some((first, Account { work, busy_grains }))
+    Some((first, SavedCounters { work, busy_grains }))
 }
 
 #[cfg(test)]
 mod tests {
     use nvme::persistent_event::PersistentEventHeader;
 
-    use crate::core::subsystem::event_log::About;
+    use crate::core::subsystem::event_log::LogHeader;
     use crate::state::usage::*;
 
     fn work(reads: u64) -> Work {
@@ -295,13 +298,13 @@ mod tests {
         format!("nqn.2026-11.io.nvmfd:{name}").parse().unwrap()
     }
 
-    fn started(folder: &Path) -> (Arc<Ledger>, Keeping) {
-        let ledger = Arc::new(Ledger::open(Some(folder), PowerMeter::default()));
+    fn started(folder: &Path) -> (Arc<UsageStore>, UsageWriter) {
+        let ledger = Arc::new(UsageStore::open(Some(folder), PowerMeter::default()));
         let keeping = Arc::clone(&ledger).keep().unwrap();
         (ledger, keeping)
     }
 
-    fn stopped(keeping: Keeping) {
+    fn stopped(keeping: UsageWriter) {
         keeping.close(Instant::now() + Duration::from_secs(60));
     }
 
@@ -327,10 +330,10 @@ mod tests {
         assert_eq!(usage.count_error(), 3, "no number comes twice");
         usage.add(7, &work(1));
         // A start that fails keeps nothing, and forgets nothing.
-        drop(Ledger::open(Some(folder.path()), PowerMeter::default()));
+        drop(UsageStore::open(Some(folder.path()), PowerMeter::default()));
         stopped(keeping);
 
-        let third = Ledger::open(Some(folder.path()), PowerMeter::default());
+        let third = UsageStore::open(Some(folder.path()), PowerMeter::default());
         assert_eq!(third.usage(&a).of(7).total().reads, 101);
         assert_eq!(third.usage(&b).whole.total(), work(5), "nobody asked for it meanwhile");
         assert_eq!(third.usage(&nqn("c")).whole.total(), Work::default());
@@ -361,14 +364,14 @@ mod tests {
         for bad in bodies.map(sealed).into_iter().chain(["x".to_owned()]) {
             assert!(parse(&bad).is_none(), "{bad:?}");
             fs::write(&path, bad).unwrap();
-            let ledger = Ledger::open(Some(folder.path()), PowerMeter::default());
+            let ledger = UsageStore::open(Some(folder.path()), PowerMeter::default());
             assert_eq!(ledger.usage(&nqn("a")).whole.total(), Work::default());
         }
     }
 
     #[test]
     fn without_a_folder_a_life_is_that_of_the_daemon() {
-        let ledger = Arc::new(Ledger::open(None, PowerMeter::default()));
+        let ledger = Arc::new(UsageStore::open(None, PowerMeter::default()));
         ledger.usage(&nqn("a")).add(1, &work(1));
         assert_eq!(ledger.usage(&nqn("a")).whole.total(), work(1));
         ledger.switched_on(&nqn("a"));
@@ -379,8 +382,8 @@ mod tests {
     #[test]
     fn starts_and_ends_are_events_that_stay() {
         let folder = tempfile::tempdir().unwrap();
-        let about = About { nqn: nqn("a"), serial: Text::lossy("S"), model: Text::lossy("M") };
-        let told = |ledger: &Ledger| {
+        let about = LogHeader { nqn: nqn("a"), serial: Text::lossy("S"), model: Text::lossy("M") };
+        let told = |ledger: &UsageStore| {
             let usage = ledger.usage(&nqn("a"));
             let page = usage.history().unwrap().report(&about, &Power::default());
             PersistentEventHeader::parse(page.first_chunk().unwrap()).events
@@ -393,7 +396,7 @@ mod tests {
             stopped(keeping);
         }
         // A start that fails is none.
-        Ledger::open(Some(folder.path()), PowerMeter::default()).switched_on(&nqn("a"));
+        UsageStore::open(Some(folder.path()), PowerMeter::default()).switched_on(&nqn("a"));
         assert_eq!(told(&started(folder.path()).0), 9);
     }
 }

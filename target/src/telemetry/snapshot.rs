@@ -11,7 +11,7 @@ use crate::api::stats::{
 };
 use crate::core::diag::cause::Cause;
 use crate::core::stats::io_stats::{Kind, Tally};
-use crate::core::stats::reactor_stats::{Observer, PollStats};
+use crate::core::stats::reactor_stats::{PollStats, ReactorStats};
 use crate::core::stats::stage_timer::Stage;
 
 /// What everyone without a row of their own is called.
@@ -19,7 +19,11 @@ const OTHER: &str = "other";
 
 /// All counts of all reactors, of a target that started then.
 #[must_use]
-pub fn stats(observers: &[Arc<Observer>], reactors: &[Arc<PollStats>], started: Instant) -> Stats {
+pub fn stats(
+    observers: &[Arc<ReactorStats>],
+    reactors: &[Arc<PollStats>],
+    started: Instant,
+) -> Stats {
     let mut rows: BTreeMap<_, Vec<Operations>> = BTreeMap::new();
     for row in observers.iter().flat_map(|observer| observer.all_rows()) {
         let ops: Vec<_> = Kind::ALL
@@ -38,7 +42,7 @@ pub fn stats(observers: &[Arc<Observer>], reactors: &[Arc<PollStats>], started: 
             }
         }
     }
-    let row = |(pair, ops): (Option<crate::core::stats::io_stats::Pair>, _)| match pair {
+    let row = |(pair, ops): (Option<crate::core::stats::io_stats::StatsKey>, _)| match pair {
         Some(pair) => Row {
             subsystem: pair.subsystem.to_string(),
             nsid: pair.nsid,
@@ -57,7 +61,7 @@ pub fn stats(observers: &[Arc<Observer>], reactors: &[Arc<PollStats>], started: 
 
 /// The slow commands that are remembered, the latest first.
 #[must_use]
-pub fn slow(observers: &[Arc<Observer>]) -> Vec<SlowCommand> {
+pub fn slow(observers: &[Arc<ReactorStats>]) -> Vec<SlowCommand> {
     let (now, today) = (Instant::now(), SystemTime::now());
     let today = today.duration_since(UNIX_EPOCH).unwrap_or_default();
     let mut all = Vec::new();
@@ -109,7 +113,7 @@ fn operations(kind: Kind, tally: &Tally) -> Operations {
     }
 }
 
-fn one(index: usize, observer: &Observer, stats: &PollStats) -> Reactor {
+fn one(index: usize, observer: &ReactorStats, stats: &PollStats) -> Reactor {
     let gauges = &observer.gauges;
     let refusals = Cause::NAMES.iter().zip(&gauges.refusals);
     Reactor {
@@ -131,7 +135,7 @@ fn one(index: usize, observer: &Observer, stats: &PollStats) -> Reactor {
     }
 }
 
-fn troubles(observer: &Observer) -> Vec<Troubles> {
+fn troubles(observer: &ReactorStats) -> Vec<Troubles> {
     let mut all: Vec<Troubles> = Vec::new();
     for (at, name, n) in observer.troubles() {
         let address = at.to_string();

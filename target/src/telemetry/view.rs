@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::blockdev::monitor::Tender;
+use crate::blockdev::monitor::DeviceMonitor;
 use crate::core::registry::Registry;
 use crate::core::shared::Shared;
 use crate::core::stats::PollStats;
@@ -12,7 +12,7 @@ use crate::telemetry::pending::Pending;
 
 /// What may be seen of a running target.
 #[derive(Clone, Debug)]
-pub struct View {
+pub struct TargetView {
     /// Who may connect to what, and who is.
     pub registry: Arc<Registry>,
     /// What its poll groups share.
@@ -20,7 +20,7 @@ pub struct View {
     /// What is configured and not there yet.
     pub pending: Arc<Pending>,
     /// Who looks after the stores.
-    pub tender: Option<Arc<Tender>>,
+    pub tender: Option<Arc<DeviceMonitor>>,
     /// What each reactor counts.
     pub reactors: Vec<Arc<PollStats>>,
     /// What moves the data: `verbs` or `soft`.

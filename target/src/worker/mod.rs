@@ -14,25 +14,25 @@ use auth::AuthWorker;
 /// the others would do are refused where there is none.
 #[derive(Debug, Default)]
 pub struct Workers {
-    ns_state: Option<Sender<ns_state::Word>>,
-    ns_management: Option<Sender<ns_management::Word>>,
+    ns_state: Option<Sender<ns_state::WorkerMessage>>,
+    ns_management: Option<Sender<ns_management::WorkerMessage>>,
     auth: AuthWorker,
 }
 
 impl Workers {
     /// With a worker for reservations, write protection and unreadable blocks.
     #[must_use]
-    pub fn with_ns_state(self, worker: Sender<ns_state::Word>) -> Workers {
+    pub fn with_ns_state(self, worker: Sender<ns_state::WorkerMessage>) -> Workers {
         Workers { ns_state: Some(worker), ..self }
     }
 
     /// With a worker for requests that concern whole namespaces.
     #[must_use]
-    pub fn with_ns_management(self, worker: Sender<ns_management::Word>) -> Workers {
+    pub fn with_ns_management(self, worker: Sender<ns_management::WorkerMessage>) -> Workers {
         Workers { ns_management: Some(worker), ..self }
     }
 
-    fn tell_ns_state(&self, word: ns_state::Word) -> bool {
+    fn tell_ns_state(&self, word: ns_state::WorkerMessage) -> bool {
         self.ns_state.as_ref().is_some_and(|worker| worker.send(word).is_ok())
     }
 }
@@ -40,11 +40,11 @@ impl Workers {
 impl Offload for Workers {
     fn submit(&self, job: Job) -> bool {
         match job {
-            Job::Reserve(request) => self.tell_ns_state(ns_state::Word::Ask(request)),
-            Job::Protect(request) => self.tell_ns_state(ns_state::Word::Protect(request)),
-            Job::MarkBlocks(request) => self.tell_ns_state(ns_state::Word::Mark(request)),
+            Job::Reserve(request) => self.tell_ns_state(ns_state::WorkerMessage::Ask(request)),
+            Job::Protect(request) => self.tell_ns_state(ns_state::WorkerMessage::Protect(request)),
+            Job::MarkBlocks(request) => self.tell_ns_state(ns_state::WorkerMessage::Mark(request)),
             Job::Namespace(job) => {
-                let word = ns_management::Word::Order(job);
+                let word = ns_management::WorkerMessage::Order(job);
                 self.ns_management.as_ref().is_some_and(|worker| worker.send(word).is_ok())
             }
             Job::Authenticate(job) => self.auth.submit(job),

@@ -16,20 +16,20 @@ use nvme::Status;
 use rdma::Tag;
 use tracing::error;
 
-use crate::blockdev::Done;
-use crate::core::message::Mail;
+use crate::blockdev::IoCompletion;
+use crate::core::message::Message;
 use crate::core::registry::Registry;
 use crate::core::sched::offload::NamespaceJob;
 use crate::core::shared::Shared;
 use crate::core::subsystem::ns_request::{FormatRequest, NamespaceRequest};
-use crate::provision::{Shelf, format_task, ns_requests};
+use crate::provision::{Provisioner, format_task, ns_requests};
 
 /// Namespaces that are formatted at a time; a host that wants one more is told to try again.
 const MOST_FORMATS: usize = 16;
 
 /// What the steward is told.
 #[derive(Debug)]
-pub enum Word {
+pub enum WorkerMessage {
     /// An order of a host.
     Order(Box<NamespaceJob>),
     /// No more orders will come.
@@ -38,30 +38,30 @@ pub enum Word {
 
 /// A steward that has not begun, and the way to it.
 #[derive(Debug)]
-pub struct Steward {
-    words: Receiver<Word>,
-    sender: Sender<Word>,
+pub struct NamespaceAdmin {
+    words: Receiver<WorkerMessage>,
+    sender: Sender<WorkerMessage>,
 }
 
-impl Steward {
+impl NamespaceAdmin {
     /// One that waits for words.
     #[must_use]
-    pub fn new() -> Steward {
+    pub fn new() -> NamespaceAdmin {
         let (sender, words) = channel();
-        Steward { words, sender }
+        NamespaceAdmin { words, sender }
     }
 
     /// The way to it.
     #[must_use]
-    pub fn sender(&self) -> Sender<Word> {
+    pub fn sender(&self) -> Sender<WorkerMessage> {
         self.sender.clone()
     }
 
     /// Serves until told to stop.
-    pub(crate) fn run(self, shelf: &Arc<Mutex<Shelf>>, shared: &Arc<Shared>) {
+    pub(crate) fn run(self, shelf: &Arc<Mutex<Provisioner>>, shared: &Arc<Shared>) {
         // Whoever formats has one more of these.
         let pass = Arc::new(());
-        while let Ok(Word::Order(order)) = self.words.recv() {
+        while let Ok(WorkerMessage::Order(order)) = self.words.recv() {
             if let NamespaceRequest::Format(wish) = order.what {
                 format(wish, &order, &pass, shelf, shared);
                 continue;
@@ -78,7 +78,7 @@ fn format(
     wish: FormatRequest,
     order: &NamespaceJob,
     pass: &Arc<()>,
-    shelf: &Arc<Mutex<Shelf>>,
+    shelf: &Arc<Mutex<Provisioner>>,
     shared: &Arc<Shared>,
 ) {
     let (nqn, reactor, tag) = (order.subsystem, order.reactor, order.tag);
@@ -101,11 +101,12 @@ fn format(
 
 fn answer(registry: &Registry, reactor: usize, tag: Tag, outcome: Result<(), Status>) {
     // A reactor that has ended waits for nothing.
-    let _ = registry.reactor(reactor).send(Mail::Answer(Done { tag, buf: None, outcome }));
+    let _ =
+        registry.reactor(reactor).send(Message::Answer(IoCompletion { tag, buf: None, outcome }));
 }
 
-impl Default for Steward {
-    fn default() -> Steward {
-        Steward::new()
+impl Default for NamespaceAdmin {
+    fn default() -> NamespaceAdmin {
+        NamespaceAdmin::new()
     }
 }

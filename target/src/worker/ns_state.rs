@@ -12,19 +12,19 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use nvme::feature::WriteProtectState;
 use nvme::{Nqn, Status};
 
-use crate::blockdev::Done;
+use crate::blockdev::IoCompletion;
 use crate::core::command::io::writable;
-use crate::core::message::Mail;
+use crate::core::message::Message;
 use crate::core::registry::Registry;
 use crate::core::sched::offload::{
     BadBlocksRequest, ReplyTo, ReservationRequest, WriteProtectRequest,
 };
-use crate::core::sched::{Fence, Fenced};
+use crate::core::sched::{DrainBarrier, DrainScope};
 use crate::core::subsystem::reservation::Barred;
 
 /// What the keeper is told.
 #[derive(Debug)]
-pub enum Word {
+pub enum WorkerMessage {
     /// An order of a host.
     Ask(ReservationRequest),
     /// Somebody wants namespaces protected from writes, or no longer.
@@ -55,25 +55,25 @@ fn check_marking(request: &BadBlocksRequest, registry: &Registry) -> Result<(), 
 
 /// A keeper that has not begun, and the way to it.
 #[derive(Debug)]
-pub struct Keeper {
-    words: Receiver<Word>,
-    sender: Sender<Word>,
+pub struct NamespaceStateWorker {
+    words: Receiver<WorkerMessage>,
+    sender: Sender<WorkerMessage>,
     /// Who waits behind which fence.
     fenced: HashMap<u64, ReplyTo>,
     next_ticket: u64,
 }
 
-impl Keeper {
+impl NamespaceStateWorker {
     /// One that waits for words.
     #[must_use]
-    pub fn new() -> Keeper {
+    pub fn new() -> NamespaceStateWorker {
         let (sender, words) = channel();
-        Keeper { words, sender, fenced: HashMap::new(), next_ticket: 0 }
+        NamespaceStateWorker { words, sender, fenced: HashMap::new(), next_ticket: 0 }
     }
 
     /// The way to it.
     #[must_use]
-    pub fn sender(&self) -> Sender<Word> {
+    pub fn sender(&self) -> Sender<WorkerMessage> {
         self.sender.clone()
     }
 
@@ -92,21 +92,21 @@ impl Keeper {
     }
 
     /// Whether there may be more.
-    fn hear(&mut self, word: Word, registry: &Registry) -> bool {
+    fn hear(&mut self, word: WorkerMessage, registry: &Registry) -> bool {
         match word {
-            Word::Ask(ask) => self.serve(ask, registry),
-            Word::Protect(wish) => self.protect(wish, registry),
-            Word::Mark(mark) => {
+            WorkerMessage::Ask(ask) => self.serve(ask, registry),
+            WorkerMessage::Protect(wish) => self.protect(wish, registry),
+            WorkerMessage::Mark(mark) => {
                 let outcome = check_marking(&mark, registry);
                 let outcome = outcome.and_then(|()| mark.of.change(&mark.change));
                 answer(registry, &ReplyTo::Reactor(mark.reactor, mark.tag), outcome);
             }
-            Word::Drained(ticket) => {
+            WorkerMessage::Drained(ticket) => {
                 if let Some(asker) = self.fenced.remove(&ticket) {
                     answer(registry, &asker, Ok(()));
                 }
             }
-            Word::Stop => return false,
+            WorkerMessage::Stop => return false,
         }
         true
     }
@@ -131,7 +131,7 @@ impl Keeper {
             None => answer(registry, &asker, Ok(())),
             Some((reservation, hosts)) => {
                 let (subsystem, nsids) = (reservation.subsystem, vec![reservation.nsid]);
-                let fence = self.fence(subsystem, nsids, Fenced::Preempted(hosts), asker);
+                let fence = self.fence(subsystem, nsids, DrainScope::Preempted(hosts), asker);
                 registry.fence(&fence);
             }
         }
@@ -150,7 +150,7 @@ impl Keeper {
         match wish.of.first() {
             Some(first) if wish.state != WriteProtectState::NONE => {
                 let nsids = wish.of.iter().map(|protection| protection.nsid).collect();
-                let fence = self.fence(first.subsystem, nsids, Fenced::Writers, wish.from);
+                let fence = self.fence(first.subsystem, nsids, DrainScope::Writers, wish.from);
                 registry.fence(&fence);
             }
             _ => answer(registry, &wish.from, Ok(())),
@@ -162,23 +162,23 @@ impl Keeper {
         &mut self,
         subsystem: Nqn,
         nsids: Vec<u32>,
-        whose: Fenced,
+        whose: DrainScope,
         asker: ReplyTo,
-    ) -> Arc<Fence> {
+    ) -> Arc<DrainBarrier> {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         self.fenced.insert(ticket, asker);
         let sender = self.sender.clone();
-        Arc::new(Fence::new(subsystem, nsids, whose, move || {
+        Arc::new(DrainBarrier::new(subsystem, nsids, whose, move || {
             // A keeper that has ended answers nobody.
-            let _ = sender.send(Word::Drained(ticket));
+            let _ = sender.send(WorkerMessage::Drained(ticket));
         }))
     }
 }
 
-impl Default for Keeper {
-    fn default() -> Keeper {
-        Keeper::new()
+impl Default for NamespaceStateWorker {
+    fn default() -> NamespaceStateWorker {
+        NamespaceStateWorker::new()
     }
 }
 
@@ -186,8 +186,8 @@ fn answer(registry: &Registry, asker: &ReplyTo, outcome: Result<(), Status>) {
     match asker {
         // A reactor that has ended waits for nothing.
         ReplyTo::Reactor(reactor, tag) => {
-            let done = Done { tag: *tag, buf: None, outcome };
-            let _ = registry.reactor(*reactor).send(Mail::Answer(done));
+            let done = IoCompletion { tag: *tag, buf: None, outcome };
+            let _ = registry.reactor(*reactor).send(Message::Answer(done));
         }
         // Nor does somebody who has gone.
         ReplyTo::Caller(sender) => drop(sender.try_send(outcome)),

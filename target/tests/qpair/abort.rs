@@ -3,8 +3,8 @@
 use nvme::sqe::{DsmRange, Flags};
 use nvme::{AdminOpcode, IoOpcode, Sgl, Sqe, Status};
 use nvmfd::core::message::{Mailbox, Sender, mailbox};
-use nvmfd::core::qpair::Queue;
-use nvmfd::core::sched::abort::Recall;
+use nvmfd::core::qpair::QueuePair;
+use nvmfd::core::sched::abort::AbortRequest;
 
 use crate::support::{World, admin, end_both, io_queue, keyed};
 
@@ -27,16 +27,22 @@ impl Wish {
         Wish { home, _inbox: inbox }
     }
 
-    fn tell(&self, world: &mut World, queue: &mut Queue, admin: &Queue, cid: u16) -> Recall {
+    fn tell(
+        &self,
+        world: &mut World,
+        queue: &mut QueuePair,
+        admin: &QueuePair,
+        cid: u16,
+    ) -> AbortRequest {
         let id = admin.association().unwrap().id;
-        let (recall, errand) = Recall::new(id, 1, cid, self.home.waker());
+        let (recall, errand) = AbortRequest::new(id, 1, cid, self.home.waker());
         queue.on_errand(&errand, &mut world.io());
         recall
     }
 }
 
 /// What came of the command, and what the Abort command says.
-fn ends(world: &mut World, queue: &mut Queue, recall: &Recall) -> (u16, bool) {
+fn ends(world: &mut World, queue: &mut QueuePair, recall: &AbortRequest) -> (u16, bool) {
     world.run(queue);
     let cqe = world.completions.pop().expect("an answer");
     assert_eq!((cqe.cid, world.completions.len()), (CID, 0));

@@ -11,15 +11,15 @@ use nvme::reservation::{
 };
 use nvme::sqe::DsmRange;
 use nvme::{Cqe, IoOpcode, Sgl, Sqe, Status};
-use nvmfd::blockdev::{Done, Op};
-use nvmfd::core::message::{Mail, Mailbox, mailbox};
-use nvmfd::core::qpair::Queue;
+use nvmfd::blockdev::{IoCompletion, IoRequest};
+use nvmfd::core::message::{Mailbox, Message, mailbox};
+use nvmfd::core::qpair::QueuePair;
 use nvmfd::core::registry::Registry;
 use nvmfd::core::sched::offload::{Job, ReservationRequest};
-use nvmfd::core::subsystem::bad_blocks::Marks;
+use nvmfd::core::subsystem::bad_blocks::BadBlocks;
 use nvmfd::core::subsystem::reservation::Order;
 use nvmfd::worker::Workers;
-use nvmfd::worker::ns_state::Keeper;
+use nvmfd::worker::ns_state::NamespaceStateWorker;
 use rdma::{Tag, Work};
 
 use crate::support::{World, end_both, io_queue, keyed, subsystem};
@@ -31,20 +31,20 @@ const OTHER: [u8; 16] = [6; 16];
 struct Stage {
     world: World,
     mail: Mailbox,
-    keeper: Keeper,
-    queue: Queue,
-    admin: Queue,
+    keeper: NamespaceStateWorker,
+    queue: QueuePair,
+    admin: QueuePair,
     posted: VecDeque<(Tag, Work)>,
 }
 
 impl Stage {
     fn new(folder: &Path) -> Stage {
         let (sender, mail) = mailbox().unwrap();
-        let keeper = Keeper::new();
+        let keeper = NamespaceStateWorker::new();
         let mut world = World::new();
         let mut subsystem = subsystem();
         subsystem.namespaces[0].write_uncorrectable = true;
-        subsystem.namespaces[0].marks = Marks::kept(subsystem.nqn, 1, folder, [1; 16]).unwrap();
+        subsystem.namespaces[0].marks = BadBlocks::kept(subsystem.nqn, 1, folder, [1; 16]).unwrap();
         let registry = Registry::new(vec![sender], 8, 70);
         world.replace(registry, Workers::default().with_ns_state(keeper.sender()));
         world.registry.publish(Arc::new(subsystem));
@@ -70,7 +70,10 @@ impl Stage {
     fn carry_out(&mut self, orders: usize) {
         self.keeper.catch_up(&self.world.registry);
         for _ in 0..orders {
-            assert!(matches!(self.mail.take(), Some(Mail::Answer(Done { outcome: Ok(()), .. }))));
+            assert!(matches!(
+                self.mail.take(),
+                Some(Message::Answer(IoCompletion { outcome: Ok(()), .. }))
+            ));
         }
     }
 
@@ -90,18 +93,21 @@ impl Stage {
     fn hear_keeper(&mut self) {
         self.keeper.catch_up(&self.world.registry);
         while let Some(letter) = self.mail.take() {
-            if let Mail::Answer(done) = letter {
+            if let Message::Answer(done) = letter {
                 self.queue.on_disk(done.tag as u16, done, &mut self.world.io());
             }
         }
     }
 
     /// Sends a command whose change of blocks has happened, and nobody has been told.
-    fn change(&mut self, sqe: &Sqe, data: &[u8]) -> Done {
+    fn change(&mut self, sqe: &Sqe, data: &[u8]) -> IoCompletion {
         self.world.send(&mut self.queue, sqe, data);
         while self.world.fabric_step(&mut self.queue) {}
         self.world.look(&mut self.queue);
-        while !matches!(self.world.disk.waiting[0].1, Op::Write { .. } | Op::Zero { .. }) {
+        while !matches!(
+            self.world.disk.waiting[0].1,
+            IoRequest::Write { .. } | IoRequest::Zero { .. }
+        ) {
             assert!(self.world.disk_step(&mut self.queue));
             self.world.look(&mut self.queue);
         }
@@ -183,7 +189,7 @@ fn blocks_are_unreadable_once_that_is_kept_and_until_they_are_written() {
     assert!(stage.world.fabric_step(&mut stage.queue), "pulled");
     stage.world.look(&mut stage.queue);
     let durable =
-        matches!(stage.world.disk.waiting.front(), Some((_, Op::Write { fua: true, .. })));
+        matches!(stage.world.disk.waiting.front(), Some((_, IoRequest::Write { fua: true, .. })));
     assert!(durable, "or a power loss would bring old data back");
     stage.world.run(&mut stage.queue);
     assert!(stage.world.completions.is_empty());
@@ -194,7 +200,7 @@ fn blocks_are_unreadable_once_that_is_kept_and_until_they_are_written() {
     stage.world.disk.trace.clear();
     let deallocation = Sqe::deallocation(1, 0).with_sgl(Sgl::in_capsule(0, 16));
     stage.world.send(&mut stage.queue, &deallocation, &range);
-    let zeroed = matches!(stage.world.disk.waiting.front(), Some((_, Op::Zero { .. })));
+    let zeroed = matches!(stage.world.disk.waiting.front(), Some((_, IoRequest::Zero { .. })));
     assert!(zeroed, "a store that gives up nothing would bring old data back");
     stage.world.run(&mut stage.queue);
     stage.keep();
@@ -202,7 +208,7 @@ fn blocks_are_unreadable_once_that_is_kept_and_until_they_are_written() {
     assert_eq!(stage.world.disk.trace, ["zero", "flush"]);
     assert_eq!(stage.bad(), [5, 7, 10, 11]);
     let nqn = subsystem().nqn;
-    let marks = Marks::kept(nqn, 1, folder.path(), [1; 16]).unwrap();
+    let marks = BadBlocks::kept(nqn, 1, folder.path(), [1; 16]).unwrap();
     assert_eq!((marks.first(0, 1 << 20), marks.first(6 << 12, 4096)), (Some(5 << 12), None));
 
     stage.good(&write.with_range(14, 1), &[]);
@@ -282,7 +288,8 @@ fn what_is_marked_while_it_is_deallocated_stays_so() {
     let range = DsmRange { attributes: 0, blocks: 2, slba: 8 }.emit();
     let deallocation = Sqe::deallocation(1, 0).with_sgl(Sgl::in_capsule(0, 16)).with_cid(5);
     stage.world.send(&mut stage.queue, &deallocation, &range);
-    let discards = |stage: &Stage| matches!(stage.world.disk.waiting[0].1, Op::Discard { .. });
+    let discards =
+        |stage: &Stage| matches!(stage.world.disk.waiting[0].1, IoRequest::Discard { .. });
     assert!(discards(&stage), "nothing there is unreadable, and the store may do nothing");
     stage.world.send(&mut stage.queue, &mark(9, 0).with_cid(1), &[]);
     stage.hear();

@@ -2,7 +2,7 @@
 
 use nvme::copy::{Copy, CopyFlags, CopyRange};
 use nvme::{IoOpcode, Sgl, Sqe, Status};
-use nvmfd::blockdev::Op;
+use nvmfd::blockdev::IoRequest;
 
 use crate::support::{SIZE, World, end_both, io_queue, keyed};
 
@@ -108,7 +108,7 @@ fn the_store_of_a_copy_is_durable_when_it_was_asked_to_be() {
     world.send(&mut queue, &job.emit(1, Sgl::in_capsule(0, 32)), &descriptors(&[(1, 2)], 32));
     assert!(world.disk_step(&mut queue), "loaded");
     match world.disk.waiting.front() {
-        Some((_, Op::Write { from, at, fua: true })) => {
+        Some((_, IoRequest::Write { from, at, fua: true })) => {
             assert_eq!((*at, from.len()), (60 * BLOCK as u64, 3 * BLOCK as u32));
         }
         other => panic!("{other:?}"),

@@ -5,9 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use nvme::{IoOpcode, Sqe};
-use nvmfd::blockdev::BackingId;
+use nvmfd::blockdev::DeviceId;
 use nvmfd::core::message::mailbox;
-use nvmfd::core::qpair::Queue;
+use nvmfd::core::qpair::QueuePair;
 use nvmfd::core::registry::Registry;
 use nvmfd::core::subsystem::Namespace;
 
@@ -67,7 +67,7 @@ fn a_host_that_sends_no_data_does_not_keep_others_waiting() {
 /// A world whose subsystem has a second namespace, on a disk of its own.
 fn two_namespaces() -> World {
     let mut subsystem = subsystem();
-    let second = Namespace { nsid: 2, backing: BackingId(1), ..subsystem.namespaces[0].clone() };
+    let second = Namespace { nsid: 2, backing: DeviceId(1), ..subsystem.namespaces[0].clone() };
     subsystem.namespaces.push(second);
     let registry = Registry::new(vec![mailbox().unwrap().0], 8, 70);
     registry.publish(Arc::new(subsystem));
@@ -80,12 +80,12 @@ fn read(nsid: u32, cid: u16) -> Sqe {
 }
 
 /// Reads of the second namespace, each of which is answered while those of the first wait.
-fn the_second_is_served(world: &mut World, queue: &mut Queue, cids: Range<u16>) {
+fn the_second_is_served(world: &mut World, queue: &mut QueuePair, cids: Range<u16>) {
     let before = (world.disk.waiting.len(), world.waiters.len());
     for cid in cids {
         world.send(queue, &read(2, cid), &[]);
         world.serve_waiters(queue);
-        assert_eq!(world.disk.backings.last(), Some(&BackingId(1)), "command {cid}");
+        assert_eq!(world.disk.backings.last(), Some(&DeviceId(1)), "command {cid}");
         let newest = world.disk.waiting.pop_back().expect("it has gone to its disk");
         world.disk.waiting.push_front(newest);
         assert!(world.disk_step(queue));

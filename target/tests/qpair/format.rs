@@ -4,7 +4,7 @@ use std::sync::{Arc, mpsc};
 
 use nvme::{IoOpcode, Sqe, Status};
 use nvmfd::blockdev::BlockSizes;
-use nvmfd::core::sched::Fence;
+use nvmfd::core::sched::DrainBarrier;
 use nvmfd::core::subsystem::lba_format::Progress;
 
 use crate::support::{World, end_both, io_queue, keyed, subsystem};
@@ -37,7 +37,7 @@ fn what_has_not_begun_ends_and_what_is_at_a_disk_is_outwaited() {
     world.registry.publish(Arc::new(next));
     let news = world.registry.subsystem(&subsystem().nqn).unwrap();
     queue.on_subsystem(&news, &mut world.io());
-    let fence = Arc::new(Fence::around(subsystem().nqn, 1, waiting));
+    let fence = Arc::new(DrainBarrier::around(subsystem().nqn, 1, waiting));
     queue.on_fence(&fence, &mut world.io());
     drop(fence);
     hoard.into_iter().for_each(|buf| world.pool.give(buf));
@@ -69,10 +69,10 @@ fn another_namespace_and_a_connection_that_ends_hold_nobody_up() {
     let (mut queue, admin, posted) = io_queue(&mut world);
     world.send(&mut queue, &io(IoOpcode::READ, 1), &[]);
     let (waiting, drained) = mpsc::channel::<()>();
-    queue.on_fence(&Arc::new(Fence::around(subsystem().nqn, 2, waiting)), &mut world.io());
+    queue.on_fence(&Arc::new(DrainBarrier::around(subsystem().nqn, 2, waiting)), &mut world.io());
     assert_eq!(drained.try_recv(), Err(mpsc::TryRecvError::Disconnected), "it is another one");
     let (waiting, drained) = mpsc::channel::<()>();
-    queue.on_fence(&Arc::new(Fence::around(subsystem().nqn, 1, waiting)), &mut world.io());
+    queue.on_fence(&Arc::new(DrainBarrier::around(subsystem().nqn, 1, waiting)), &mut world.io());
     world.flush_and_go(&mut queue);
     assert_eq!(drained.try_recv(), Err(mpsc::TryRecvError::Empty), "the disk still has it");
     while world.disk_step(&mut queue) {}

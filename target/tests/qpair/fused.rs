@@ -7,9 +7,9 @@ use std::sync::Arc;
 use nvme::copy::{Copy, CopyFlags, CopyRange};
 use nvme::sqe::{DsmRange, Flags};
 use nvme::{AdminOpcode, IoOpcode, Sgl, Sqe, Status};
-use nvmfd::blockdev::{BackingId, Done, Op};
+use nvmfd::blockdev::{DeviceId, IoCompletion, IoRequest};
 use nvmfd::core::message::mailbox;
-use nvmfd::core::qpair::Queue;
+use nvmfd::core::qpair::QueuePair;
 use nvmfd::core::registry::Registry;
 use nvmfd::core::shared::Shared;
 use nvmfd::core::subsystem::reservation::Reservation;
@@ -57,7 +57,7 @@ fn halves_for_two_stores_of_one_number_do_nothing() {
     world.send(&mut queue, &compare(1), &old);
     world.run(&mut queue);
     let mut other = subsystem();
-    other.namespaces[0].backing = BackingId(7);
+    other.namespaces[0].backing = DeviceId(7);
     queue.on_subsystem(&Arc::new(other), &mut world.io());
     world.send(&mut queue, &write(2), &[0xAA; BLOCK]);
     world.run(&mut queue);
@@ -126,7 +126,7 @@ fn the_write_of_a_pair_is_durable_when_its_host_asks_for_that_and_only_then() {
         world.send(&mut queue, &write(2).with_fua(wanted), &[0xAA; BLOCK]);
         let asked = loop {
             match world.disk.waiting.front() {
-                Some((_, Op::Write { fua, .. })) => break *fua,
+                Some((_, IoRequest::Write { fua, .. })) => break *fua,
                 _ => assert!(world.disk_step(&mut queue) || world.look(&mut queue)),
             }
         };
@@ -236,7 +236,7 @@ fn when_the_disk_fails_each_half_says_what_became_of_it() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     let old = block(&world);
-    let send = |world: &mut World, queue: &mut Queue| {
+    let send = |world: &mut World, queue: &mut QueuePair| {
         world.send(queue, &compare(1), &old);
         world.send(queue, &write(2), &[0xAA; BLOCK]);
         while world.disk.waiting.is_empty() {
@@ -336,8 +336,8 @@ fn shared(reactors: usize) -> Arc<Shared> {
 /// A host with a queue on a reactor of its own.
 struct Host {
     world: World,
-    queue: Queue,
-    admin: (Queue, VecDeque<(Tag, Work)>),
+    queue: QueuePair,
+    admin: (QueuePair, VecDeque<(Tag, Work)>),
     /// Swaps under way: the id of the Compare, where in memory their data are, what they write.
     swaps: BTreeMap<u16, (usize, u64)>,
     next_cid: u16,
@@ -491,12 +491,12 @@ impl Crowd {
         let (tag, op) = world.disk.waiting.remove(pick).unwrap();
         let range = |at: u64, len: u64| at as usize..(at + len) as usize;
         let buf = match op {
-            Op::Read { mut into, at } => {
+            IoRequest::Read { mut into, at } => {
                 let range = range(at, into.len().into());
                 world.pool.bytes_mut(&mut into).copy_from_slice(&self.blocks[range]);
                 Some(into)
             }
-            Op::Write { from, at, .. } => {
+            IoRequest::Write { from, at, .. } => {
                 let bytes = world.pool.bytes(&from);
                 if let (0, Some(expected)) = (at, self.expects.get(&value(bytes))) {
                     let found = value(&self.blocks);
@@ -505,13 +505,13 @@ impl Crowd {
                 self.blocks[range(at, from.len().into())].copy_from_slice(bytes);
                 Some(from)
             }
-            Op::Discard { at, len } | Op::Zero { at, len, .. } => {
+            IoRequest::Discard { at, len } | IoRequest::Zero { at, len, .. } => {
                 self.blocks[range(at, len)].fill(0);
                 None
             }
-            Op::Flush => None,
+            IoRequest::Flush => None,
         };
-        queue.on_disk(tag as u16, Done { tag, buf, outcome: Ok(()) }, &mut world.io());
+        queue.on_disk(tag as u16, IoCompletion { tag, buf, outcome: Ok(()) }, &mut world.io());
         true
     }
 

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use nvme::fabrics::Disconnect;
 use nvme::{IoOpcode, Sgl, Sqe};
-use nvmfd::blockdev::BackingId;
+use nvmfd::blockdev::DeviceId;
 use nvmfd::core::message::mailbox;
 use nvmfd::core::poll_group::clear;
-use nvmfd::core::qpair::{DATA_FOR_ADMIN_BYTES, Queue, free_for_io, room};
+use nvmfd::core::qpair::{DATA_FOR_ADMIN_BYTES, QueuePair, free_for_io, room};
 use nvmfd::core::registry::Registry;
-use nvmfd::core::sched::abort::Recall;
+use nvmfd::core::sched::abort::AbortRequest;
 use nvmfd::core::subsystem::{Namespace, Subsystem};
 use rdma::{Pool, PoolPlan, Tag, Work};
 
@@ -31,9 +31,9 @@ fn large(opcode: IoOpcode, cid: u16) -> Sqe {
 
 /// One connected host: its I/O queue and its admin queue.
 struct Host {
-    queue: Queue,
+    queue: QueuePair,
     posted: VecDeque<(Tag, Work)>,
-    admin: Queue,
+    admin: QueuePair,
     admin_posted: VecDeque<(Tag, Work)>,
 }
 
@@ -43,7 +43,7 @@ struct Hosts {
     world: World,
     connected: BTreeMap<u32, Host>,
     /// I/O queues whose connections are gone, while disks have something of theirs.
-    gone: BTreeMap<u32, Queue>,
+    gone: BTreeMap<u32, QueuePair>,
     next_key: u32,
     next_block: u64,
 }
@@ -52,7 +52,7 @@ impl Hosts {
     fn new() -> Hosts {
         let namespace = Namespace { blocks: BLOCKS as u64, ..subsystem().namespaces[0].clone() };
         let hung = Subsystem { namespaces: vec![namespace.clone()], ..subsystem() };
-        let namespace = Namespace { backing: BackingId(1), ..namespace };
+        let namespace = Namespace { backing: DeviceId(1), ..namespace };
         let nqn = "nqn.2026-11.io.nvmfd:well".parse().unwrap();
         let well = Subsystem { nqn, namespaces: vec![namespace], ..subsystem() };
         let registry = Registry::new(vec![mailbox().unwrap().0], 64, 1000);
@@ -89,7 +89,7 @@ impl Hosts {
     }
 
     /// Lets a host do something with its queue.
-    fn with<R>(&mut self, key: u32, act: impl FnOnce(&mut World, &mut Queue) -> R) -> R {
+    fn with<R>(&mut self, key: u32, act: impl FnOnce(&mut World, &mut QueuePair) -> R) -> R {
         let host = self.connected.get_mut(&key).unwrap();
         self.world.key = key;
         let others = replace(&mut self.world.fabric.posted, take(&mut host.posted));
@@ -485,7 +485,7 @@ fn who_waits_for_an_old_write_can_be_aborted() {
     let sender = mailbox().unwrap().0;
     let recall = hosts.with(new, |world, queue| {
         let association = queue.association().unwrap().id;
-        let (recall, errand) = Recall::new(association, 1, 0, sender.waker());
+        let (recall, errand) = AbortRequest::new(association, 1, 0, sender.waker());
         queue.on_errand(&errand, &mut world.io());
         recall
     });

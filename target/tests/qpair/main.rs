@@ -31,7 +31,7 @@ use nvme::fabrics::{CNTLID_DYNAMIC, Connect, PropertyGet, PropertySet};
 use nvme::property::{Cc, Property};
 use nvme::sqe::DsmRange;
 use nvme::{AdminOpcode, Cqe, IoOpcode, Sgl, Sqe, Status, cm};
-use nvmfd::blockdev::{BackingId, Op};
+use nvmfd::blockdev::{DeviceId, IoRequest};
 use nvmfd::core::diag::cause::Cause;
 use nvmfd::core::subsystem::Namespace;
 use rdma::{Completion, Qp, Work};
@@ -154,7 +154,7 @@ fn a_write_is_durable_when_its_host_asks_for_that_and_only_then() {
                 assert!(world.fabric_step(&mut queue), "pulled");
             }
             match world.disk.waiting.front() {
-                Some((_, Op::Write { fua, .. })) => assert_eq!(*fua, wanted),
+                Some((_, IoRequest::Write { fua, .. })) => assert_eq!(*fua, wanted),
                 other => panic!("{other:?}"),
             }
             world.run(&mut queue);
@@ -176,7 +176,7 @@ fn in_capsule_data_go_from_the_receive_buffer_to_the_disk_without_a_copy() {
     };
     world.send(&mut queue, &write, &[0xCD; 4096]);
     match world.disk.waiting.front() {
-        Some((_, Op::Write { from, .. })) => {
+        Some((_, IoRequest::Write { from, .. })) => {
             assert_eq!(from.offset(), receive + 64, "the very bytes that arrived");
             let addr = world.pool.region().addr() as u64 + from.offset();
             assert_eq!((addr % 4096, from.len()), (0, 4096));
@@ -364,7 +364,7 @@ fn shutdown_flushes_before_it_says_complete() {
     let (mut queue, _) = admin(&mut world);
     let shutdown = PropertySet::new(Property::CC, 0x0046_4001).emit();
     world.send(&mut queue, &shutdown, &[]);
-    assert!(matches!(world.disk.waiting.front(), Some((_, Op::Flush))));
+    assert!(matches!(world.disk.waiting.front(), Some((_, IoRequest::Flush))));
     world.run(&mut queue);
     assert!(world.completions.pop().unwrap().status.is_success());
     let csts = world.ask(&mut queue, &PropertyGet::new(Property::CSTS).emit(), &[]);
@@ -518,9 +518,9 @@ fn a_deallocation_stays_with_the_store_that_it_was_meant_for() {
     world.send(&mut queue, &dsm, &data);
     assert!(world.disk_step(&mut queue), "the first range");
     let mut other = subsystem();
-    other.namespaces[0].backing = BackingId(7);
+    other.namespaces[0].backing = DeviceId(7);
     queue.on_subsystem(&Arc::new(other), &mut world.io());
-    assert_eq!(world.disk.backings, [BackingId(0), BackingId(0)]);
+    assert_eq!(world.disk.backings, [DeviceId(0), DeviceId(0)]);
     world.run(&mut queue);
     assert!(world.completions.pop().unwrap().status.is_success());
     end_both(world, queue, admin, posted);

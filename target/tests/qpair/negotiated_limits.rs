@@ -11,7 +11,7 @@ use nvme::identify::{Cns, Identify};
 use nvme::log::{GetLogPage, LogId};
 use nvme::{AdminOpcode, IoOpcode, Sqe, Status};
 use nvmfd::core::subsystem::Subsystem;
-use nvmfd::core::subsystem::event_log::History;
+use nvmfd::core::subsystem::event_log::PersistentEventLog;
 use nvmfd::core::subsystem::usage::Usage;
 
 use crate::support::{World, admin, end_both, io_queue, keyed, subsystem};
@@ -69,7 +69,7 @@ fn served(refusal: Status, command: impl Fn(u8) -> Sqe) -> BTreeSet<u8> {
     // Where events can be kept, their log is there.
     let (folder, wake) = (tempfile::tempdir().expect("a folder"), sync_channel(1).0);
     let subsystem = subsystem();
-    let usage = Arc::new(Usage::kept(History::open(folder.path(), subsystem.nqn, wake)));
+    let usage = Arc::new(Usage::kept(PersistentEventLog::open(folder.path(), subsystem.nqn, wake)));
     world.registry.publish(Arc::new(Subsystem { usage, ..subsystem }));
     let (mut queue, _) = admin(&mut world);
     let mut served = BTreeSet::new();

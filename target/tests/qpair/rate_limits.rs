@@ -8,10 +8,10 @@ use nvme::copy::{Copy, CopyFlags, CopyRange};
 use nvme::sqe::Flags;
 use nvme::{IoOpcode, Sgl, Sqe, Status};
 use nvmfd::core::message::mailbox;
-use nvmfd::core::qpair::Queue;
-use nvmfd::core::sched::abort::Recall;
+use nvmfd::core::qpair::QueuePair;
+use nvmfd::core::sched::abort::AbortRequest;
 use nvmfd::core::subsystem::Subsystem;
-use nvmfd::core::subsystem::rate_limit::{Booking, Limit, Limiter};
+use nvmfd::core::subsystem::rate_limit::{Grant, Limit, Limiter};
 use rdma::{Tag, Work};
 
 use crate::support::{World, end_both, io_queue, keyed, subsystem};
@@ -29,7 +29,7 @@ fn limited(world: &World, limit: Limit) -> Subsystem {
     subsystem
 }
 
-type Ends = (Queue, Queue, VecDeque<(Tag, Work)>);
+type Ends = (QueuePair, QueuePair, VecDeque<(Tag, Work)>);
 
 fn stage(change: impl FnOnce(&World) -> Subsystem) -> (World, Ends) {
     let mut world = World::new();
@@ -40,7 +40,7 @@ fn stage(change: impl FnOnce(&World) -> Subsystem) -> (World, Ends) {
 }
 
 /// Time goes on, and whoever may begins. What has been answered by then.
-fn after(world: &mut World, queue: &mut Queue, time: Duration) -> Vec<u16> {
+fn after(world: &mut World, queue: &mut QueuePair, time: Duration) -> Vec<u16> {
     world.now += time;
     let now = world.now;
     while let Some((_, slot)) = world.waiters.tolls.next(now, |_, slot| queue.book(slot, now)) {
@@ -51,9 +51,9 @@ fn after(world: &mut World, queue: &mut Queue, time: Duration) -> Vec<u16> {
 }
 
 /// Limits are about to change.
-fn change(world: &mut World, queue: &Queue) {
+fn change(world: &mut World, queue: &QueuePair) {
     let now = world.now;
-    let refund = |_, slot, booking: &Booking| queue.give_back(slot, booking, now);
+    let refund = |_, slot, booking: &Grant| queue.give_back(slot, booking, now);
     world.waiters.tolls.change(now, refund);
 }
 
@@ -94,7 +94,7 @@ fn a_fused_command_whose_second_half_is_aborted_waits_for_no_limit() {
         world.send(&mut queue, &half, &[]);
     }
     let (home, _inbox) = mailbox().unwrap();
-    let (recall, errand) = Recall::new(admin.association().unwrap().id, 1, 2, home.waker());
+    let (recall, errand) = AbortRequest::new(admin.association().unwrap().id, 1, 2, home.waker());
     queue.on_errand(&errand, &mut world.io());
     let ended = after(&mut world, &mut queue, Duration::ZERO);
     assert_eq!((ended.len(), recall.outcome()), (3, Some(true)), "{ended:?}");
@@ -120,7 +120,7 @@ fn what_does_not_begin_gives_its_time_back() {
     for _ in 0..100 {
         world.send(&mut queue, &read(1), &[]);
         let association = admin.association().unwrap().id;
-        let (recall, errand) = Recall::new(association, 1, 1, home.waker());
+        let (recall, errand) = AbortRequest::new(association, 1, 1, home.waker());
         queue.on_errand(&errand, &mut world.io());
         assert_eq!(after(&mut world, &mut queue, Duration::ZERO), [1]);
         assert_eq!(recall.outcome(), Some(true));

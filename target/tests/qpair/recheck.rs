@@ -11,20 +11,20 @@ use nvme::reservation::{
 };
 use nvme::sqe::{DsmRange, Flags};
 use nvme::{IoOpcode, Sgl, Sqe, Status};
-use nvmfd::blockdev::BackingId;
+use nvmfd::blockdev::DeviceId;
 use nvmfd::core::message::mailbox;
-use nvmfd::core::qpair::Queue;
+use nvmfd::core::qpair::QueuePair;
 use nvmfd::core::registry::Registry;
 use nvmfd::core::sched::offload::{Job, ReservationRequest};
-use nvmfd::core::sched::range_lock::Claim;
+use nvmfd::core::sched::range_lock::RangeLock;
 use nvmfd::core::subsystem::Subsystem;
 use nvmfd::core::subsystem::ana::AnaStates;
-use nvmfd::core::subsystem::bad_blocks::Marks;
+use nvmfd::core::subsystem::bad_blocks::BadBlocks;
 use nvmfd::core::subsystem::lba_format::Progress;
 use nvmfd::core::subsystem::rate_limit::{Limit, Limiter};
 use nvmfd::core::subsystem::reservation::{Barred, Order};
 use nvmfd::worker::Workers;
-use nvmfd::worker::ns_state::Keeper;
+use nvmfd::worker::ns_state::NamespaceStateWorker;
 
 use crate::sgl::scattered;
 use crate::support::{SIZE, World, end_both, io_queue, keyed, subsystem};
@@ -43,7 +43,7 @@ fn limited(world: &World) -> Subsystem {
 }
 
 /// Time goes on, and whoever may begins.
-fn later(world: &mut World, queue: &mut Queue, time: Duration) {
+fn later(world: &mut World, queue: &mut QueuePair, time: Duration) {
     world.now += time;
     let now = world.now;
     while let Some((_, slot)) = world.waiters.tolls.next(now, |_, slot| queue.book(slot, now)) {
@@ -57,7 +57,7 @@ fn later(world: &mut World, queue: &mut Queue, time: Duration) {
 #[test]
 fn writes_that_wait_for_a_limit_are_not_carried_out_after_an_answered_preempt() {
     let (sender, mail) = mailbox().unwrap();
-    let mut keeper = Keeper::new();
+    let mut keeper = NamespaceStateWorker::new();
     let mut world = World::new();
     let subsystem = limited(&world);
     let reservation = Arc::clone(&subsystem.namespaces[0].reservation);
@@ -131,7 +131,7 @@ impl Change {
         Change::Shrunk,
     ];
 
-    fn happens(self, old: &Subsystem, world: &mut World, queue: &mut Queue) {
+    fn happens(self, old: &Subsystem, world: &mut World, queue: &mut QueuePair) {
         let association = Arc::clone(queue.association().unwrap());
         let mut new = old.clone();
         match self {
@@ -143,8 +143,8 @@ impl Change {
             Change::Removed => new.namespaces.clear(),
             Change::Replaced => {
                 new.namespaces[0] = {
-                    let backing = BackingId(7);
-                    let marks = Marks::volatile();
+                    let backing = DeviceId(7);
+                    let marks = BadBlocks::volatile();
                     nvmfd::core::subsystem::Namespace {
                         backing,
                         marks,
@@ -257,7 +257,7 @@ fn outcome(case: &Case, wait: Wait, change: Change) -> Vec<(u16, Status)> {
         Wait::Pull => {}
         Wait::Claim => {
             let (at, len) = (0, SIZE as u64);
-            let claim = Claim { backing: BackingId(0), at, len, alone: true, reactor: 0 };
+            let claim = RangeLock { backing: DeviceId(0), at, len, alone: true, reactor: 0 };
             ticket = Some(exclusion.claim(claim).0);
         }
     }

@@ -6,14 +6,14 @@ use nvme::reservation::{
     Acquire, AcquireKeys, NotificationType, Register, RegisterKeys, Report, ReservationType,
 };
 use nvme::{AdminOpcode, IoOpcode, Sgl, Sqe, Status};
-use nvmfd::core::message::{Mail, Mailbox, mailbox};
-use nvmfd::core::qpair::Queue;
+use nvmfd::core::message::{Mailbox, Message, mailbox};
+use nvmfd::core::qpair::QueuePair;
 use nvmfd::core::registry::Registry;
 use nvmfd::core::sched::offload::{Job, ReservationRequest};
-use nvmfd::core::sched::{Fence, Fenced};
+use nvmfd::core::sched::{DrainBarrier, DrainScope};
 use nvmfd::core::subsystem::reservation::{Order, Reservation};
 use nvmfd::worker::Workers;
-use nvmfd::worker::ns_state::{Keeper, Word};
+use nvmfd::worker::ns_state::{NamespaceStateWorker, WorkerMessage};
 
 use crate::support::{World, admin, end_both, io_queue, keyed, subsystem};
 
@@ -22,9 +22,9 @@ const OWN: [u8; 16] = [5; 16];
 const OTHER: [u8; 16] = [6; 16];
 
 /// A world with a keeper that has not begun.
-fn world() -> (World, Mailbox, Keeper, Arc<Reservation>) {
+fn world() -> (World, Mailbox, NamespaceStateWorker, Arc<Reservation>) {
     let (sender, mail) = mailbox().unwrap();
-    let keeper = Keeper::new();
+    let keeper = NamespaceStateWorker::new();
     let mut world = World::new();
     let subsystem = subsystem();
     let reservation = Arc::clone(&subsystem.namespaces[0].reservation);
@@ -35,16 +35,16 @@ fn world() -> (World, Mailbox, Keeper, Arc<Reservation>) {
 }
 
 /// Has the keeper do what it was asked, and end.
-fn keep(keeper: Keeper, registry: &Registry) {
-    keeper.sender().send(Word::Stop).unwrap();
+fn keep(keeper: NamespaceStateWorker, registry: &Registry) {
+    keeper.sender().send(WorkerMessage::Stop).unwrap();
     keeper.run(registry);
 }
 
 /// Hands the keeper's answers to the queue.
-fn answers(world: &mut World, queue: &mut Queue, mail: &Mailbox) -> usize {
+fn answers(world: &mut World, queue: &mut QueuePair, mail: &Mailbox) -> usize {
     let mut count = 0;
     while let Some(letter) = mail.take() {
-        if let Mail::Answer(done) = letter {
+        if let Message::Answer(done) = letter {
             queue.on_disk(done.tag as u16, done, &mut world.io());
             count += 1;
         }
@@ -125,10 +125,15 @@ fn what_another_host_reserves_bars_this_one() {
     end_both(world, queue, admin, posted);
 }
 
-fn fence(nsid: u32, host: [u8; 16], drained: mpsc::Sender<()>) -> Arc<Fence> {
-    Arc::new(Fence::new(subsystem().nqn, vec![nsid], Fenced::Preempted(vec![host]), move || {
-        drained.send(()).unwrap();
-    }))
+fn fence(nsid: u32, host: [u8; 16], drained: mpsc::Sender<()>) -> Arc<DrainBarrier> {
+    Arc::new(DrainBarrier::new(
+        subsystem().nqn,
+        vec![nsid],
+        DrainScope::Preempted(vec![host]),
+        move || {
+            drained.send(()).unwrap();
+        },
+    ))
 }
 
 #[test]
@@ -182,8 +187,9 @@ fn a_fence_of_write_protection_ends_writes_of_all_and_nothing_else() {
     world.send(&mut queue, &read.with_cid(2), &[]);
     world.send(&mut queue, &write().with_cid(3), &[]);
     let nqn = subsystem().nqn;
-    let fence =
-        Arc::new(Fence::new(nqn, vec![2, 1], Fenced::Writers, move || keeper.send(()).unwrap()));
+    let fence = Arc::new(DrainBarrier::new(nqn, vec![2, 1], DrainScope::Writers, move || {
+        keeper.send(()).unwrap()
+    }));
     queue.on_fence(&fence, &mut world.io());
     drop(fence);
     while world.fabric_step(&mut queue) {}

@@ -8,7 +8,7 @@ use nvme::property::Property;
 use nvme::reservation::{Register, RegisterKeys};
 use nvme::{AdminOpcode, Cqe, Nqn, NqnField, Sgl, Sqe, Status};
 use nvmfd::core::message::mailbox;
-use nvmfd::core::sched::abort::Recall;
+use nvmfd::core::sched::abort::AbortRequest;
 use rdma::Work;
 
 use crate::support::{World, admin, connect_data, end_both, io_queue, keyed, subsystem};
@@ -46,7 +46,7 @@ fn unnamed() -> ConnectData {
     ConnectData { hostnqn_field: NqnField::EMPTY, ..connect_data(CNTLID_DYNAMIC) }
 }
 
-fn connect(world: &mut World, data: &ConnectData) -> (nvmfd::core::qpair::Queue, Cqe) {
+fn connect(world: &mut World, data: &ConnectData) -> (nvmfd::core::qpair::QueuePair, Cqe) {
     let mut queue = world.open_qid(0);
     world.memory[..1024].copy_from_slice(&data.emit());
     let connect = Connect { sqsize_z: 15, kato_ms: 5000, ..Connect::default() };
@@ -93,7 +93,8 @@ fn the_answer_to_an_abort_waits_until_that_of_the_aborted_command_has_arrived() 
     let read = Sqe::io(nvme::IoOpcode::READ, 1).with_sgl(keyed(0, 4096)).with_cid(7);
     world.send(&mut queue, &read, &[]);
     let (home, inbox) = mailbox().unwrap();
-    let (recall, errand) = Recall::new(admin_queue.association().unwrap().id, 1, 7, home.waker());
+    let (recall, errand) =
+        AbortRequest::new(admin_queue.association().unwrap().id, 1, 7, home.waker());
     queue.on_errand(&errand, &mut world.io());
     drop(errand);
     inbox.hush();

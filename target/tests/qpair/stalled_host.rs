@@ -5,10 +5,10 @@ use std::mem::{replace, take};
 use std::time::Duration;
 
 use nvme::{IoOpcode, Sgl, Sqe};
-use nvmfd::blockdev::Op;
+use nvmfd::blockdev::IoRequest;
 use nvmfd::core::poll_group::clear;
-use nvmfd::core::qpair::{Queue, free_for_io, room};
-use nvmfd::core::sched::buffers::Take;
+use nvmfd::core::qpair::{QueuePair, free_for_io, room};
+use nvmfd::core::sched::buffers::TryAlloc;
 use rdma::{Buf, Tag, Work};
 
 use crate::support::{World, end_both, io_queue, keyed};
@@ -51,8 +51,8 @@ fn read(cid: u16, len: u32) -> Sqe {
 /// A world with two hosts: what is posted for the one whose turn it is not.
 struct Pair {
     world: World,
-    queues: [Queue; 2],
-    admins: [(Queue, VecDeque<(Tag, Work)>); 2],
+    queues: [QueuePair; 2],
+    admins: [(QueuePair, VecDeque<(Tag, Work)>); 2],
     other_posted: VecDeque<(Tag, Work)>,
 }
 
@@ -183,7 +183,7 @@ fn who_lacks_a_large_buffer_does_not_keep_others_waiting_and_is_served_among_the
 
     // Now everybody goes on, its own host with its own namespace as well, and small commands are
     // under way all the time.
-    let is_large = |(_, op): &(Tag, Op)| op.buf().is_some_and(|buf| buf.len() == LARGE);
+    let is_large = |(_, op): &(Tag, IoRequest)| op.buf().is_some_and(|buf| buf.len() == LARGE);
     let mut steps = 0;
     while !pair.world.disk.waiting.iter().any(is_large) {
         pair.world.now += Duration::from_millis(50);
@@ -254,7 +254,7 @@ fn what_is_set_aside_serves_the_one_that_it_is_for() {
     world.send(&mut queue, &read, &[]);
     assert_eq!((world.waiters.len(), world.disk.waiting.len()), (1, 0));
     let mut resume = |world: &mut World| {
-        (0..16).any(|slot| queue.resume(slot, true, &mut world.io()) != Take::Done)
+        (0..16).any(|slot| queue.resume(slot, true, &mut world.io()) != TryAlloc::Done)
     };
     assert!(resume(&mut world), "the last page that may go has gone");
     world.pool.give(hoard.pop().unwrap());

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use nvme::{IoOpcode, Sgl, Sqe};
-use nvmfd::core::qpair::Queue;
+use nvmfd::core::qpair::QueuePair;
 use nvmfd::core::stats::{Kind, Stage};
 
 use crate::support::{World, end_both, io_queue, keyed};
@@ -30,7 +30,7 @@ fn counted(world: &World, kind: Kind) -> ([u64; 6], u64, [u64; 3]) {
 }
 
 /// Lets time pass, then one thing happen.
-fn after(ns: u64, world: &mut World, queue: &mut Queue) {
+fn after(ns: u64, world: &mut World, queue: &mut QueuePair) {
     world.now_ns += ns;
     world.serve_waiters(queue);
     assert!(world.fabric_step(queue) || world.disk_step(queue));
@@ -102,7 +102,7 @@ fn the_recorder_has_what_was_slow_and_nothing_else() {
     let (mut queue, admin, posted) = io_queue(&mut world);
     let observer = std::sync::Arc::clone(world.shared.observer(0).unwrap());
     let read = Sqe::io(IoOpcode::READ, 1).with_range(3, 0).with_sgl(keyed(0, 4096));
-    let run = |ns, cid, world: &mut World, queue: &mut Queue| {
+    let run = |ns, cid, world: &mut World, queue: &mut QueuePair| {
         world.send(queue, &read.with_cid(cid), &[]);
         [ns, 0, 0].iter().for_each(|ns| after(*ns, world, queue));
     };

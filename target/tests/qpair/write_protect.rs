@@ -5,19 +5,19 @@ use std::sync::Arc;
 
 use nvme::feature::{FeatureId, GetFeatures, SetFeatures, WriteProtectState};
 use nvme::{AdminOpcode, Sgl, Sqe, Status};
-use nvmfd::blockdev::Op;
-use nvmfd::core::message::{Mail, Mailbox, mailbox};
-use nvmfd::core::qpair::Queue;
+use nvmfd::blockdev::IoRequest;
+use nvmfd::core::message::{Mailbox, Message, mailbox};
+use nvmfd::core::qpair::QueuePair;
 use nvmfd::core::registry::Registry;
 use nvmfd::core::subsystem::write_protect::Protection;
 use nvmfd::worker::Workers;
-use nvmfd::worker::ns_state::Keeper;
+use nvmfd::worker::ns_state::NamespaceStateWorker;
 
 use crate::support::{World, admin, subsystem};
 
-fn world(folder: &Path) -> (World, Mailbox, Keeper, Arc<Protection>) {
+fn world(folder: &Path) -> (World, Mailbox, NamespaceStateWorker, Arc<Protection>) {
     let (sender, mail) = mailbox().unwrap();
-    let keeper = Keeper::new();
+    let keeper = NamespaceStateWorker::new();
     let mut world = World::new();
     let mut subsystem = subsystem();
     let protection = Protection::kept(subsystem.nqn, 1, folder, [1; 16]).unwrap();
@@ -34,11 +34,16 @@ fn set(state: WriteProtectState) -> Sqe {
 }
 
 /// Everybody hears what the keeper says, until it has nothing more to say.
-fn answers(world: &mut World, queue: &mut Queue, mail: &Mailbox, keeper: &mut Keeper) {
+fn answers(
+    world: &mut World,
+    queue: &mut QueuePair,
+    mail: &Mailbox,
+    keeper: &mut NamespaceStateWorker,
+) {
     while let Some(letter) = mail.take() {
         match letter {
-            Mail::Answer(done) => queue.on_disk(done.tag as u16, done, &mut world.io()),
-            Mail::Fence(fence) => {
+            Message::Answer(done) => queue.on_disk(done.tag as u16, done, &mut world.io()),
+            Message::Fence(fence) => {
                 queue.on_fence(&fence, &mut world.io());
                 drop(fence);
                 keeper.catch_up(&world.registry);
@@ -65,7 +70,10 @@ fn protection_is_kept_and_flushed_and_told_before_it_is_answered() {
     keeper.catch_up(&world.registry);
     assert!(protection.is_on());
     answers(&mut world, &mut queue, &mail, &mut keeper);
-    assert!(matches!(world.disk.waiting.front(), Some((_, Op::Flush))), "what was written before");
+    assert!(
+        matches!(world.disk.waiting.front(), Some((_, IoRequest::Flush))),
+        "what was written before"
+    );
     let event = world.completions.pop();
     assert!(event.is_none(), "nothing was said so far");
     world.run(&mut queue);

@@ -10,7 +10,7 @@ use nvme::fabrics::{Authentication, Connect, ConnectResult, FabricsType};
 use nvme::{Nqn, Status};
 use nvmfd::config::{AuthenticationConfig, HostConfig};
 use nvmfd::core::auth::Policy;
-use nvmfd::core::qpair::Queue;
+use nvmfd::core::qpair::QueuePair;
 use tempfile::{TempDir, tempdir};
 
 use crate::support::{World, connect_data, keyed};
@@ -56,7 +56,7 @@ pub(crate) fn give_key(world: &World, groups: Vec<GroupId>) -> TempDir {
     folder
 }
 
-pub(crate) fn connect(world: &mut World, qid: u16, cntlid: u16) -> Queue {
+pub(crate) fn connect(world: &mut World, qid: u16, cntlid: u16) -> QueuePair {
     let mut queue = world.open_qid(qid);
     world.memory[..1024].copy_from_slice(&connect_data(cntlid).emit());
     let connect = Connect { qid, sqsize_z: 15, ..Connect::default() };
@@ -67,7 +67,7 @@ pub(crate) fn connect(world: &mut World, qid: u16, cntlid: u16) -> Queue {
     queue
 }
 
-pub(crate) fn say(world: &mut World, queue: &mut Queue, message: &[u8]) -> Status {
+pub(crate) fn say(world: &mut World, queue: &mut QueuePair, message: &[u8]) -> Status {
     world.memory[AT..AT + message.len()].copy_from_slice(message);
     let len = message.len() as u32;
     let sqe =
@@ -75,7 +75,7 @@ pub(crate) fn say(world: &mut World, queue: &mut Queue, message: &[u8]) -> Statu
     world.ask(queue, &sqe, &[]).status
 }
 
-pub(crate) fn listen(world: &mut World, queue: &mut Queue) -> Vec<u8> {
+pub(crate) fn listen(world: &mut World, queue: &mut QueuePair) -> Vec<u8> {
     let sqe =
         Authentication::new(4096).emit(FabricsType::AUTHENTICATION_RECEIVE, keyed(AT as u64, 4096));
     world.memory[AT..AT + 4096].fill(0xEE);
@@ -102,7 +102,7 @@ pub(crate) fn reply(challenge: &[u8]) -> Vec<u8> {
     message.to_vec()
 }
 
-pub(crate) fn authenticate(world: &mut World, queue: &mut Queue) {
+pub(crate) fn authenticate(world: &mut World, queue: &mut QueuePair) {
     assert!(say(world, queue, &negotiate()).is_success());
     let challenge = listen(world, queue);
     assert!(say(world, queue, &reply(&challenge)).is_success());

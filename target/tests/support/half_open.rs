@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use nvme::fabrics::{Connect, ConnectData};
 use nvme::{Sgl, cm};
-use nvmfd::blockdev::{BackingId, Disk, Op};
+use nvmfd::blockdev::{BlockDevice, DeviceId, IoRequest};
 use nvmfd::core::controller::Limits;
-use nvmfd::core::message::{Mail, mailbox};
-use nvmfd::core::poll_group::{Lent, Queues};
+use nvmfd::core::message::{Message, mailbox};
+use nvmfd::core::poll_group::{PollGroup, Resources};
 use nvmfd::core::registry::Registry;
 use nvmfd::core::shared::Shared;
 use nvmfd::worker::Workers;
@@ -91,8 +91,8 @@ impl Fabric for Recorder {
 /// Nobody gets as far as to a disk.
 struct NoDisk;
 
-impl Disk for NoDisk {
-    fn submit(&mut self, _: BackingId, _: Tag, _: Op) {
+impl BlockDevice for NoDisk {
+    fn submit(&mut self, _: DeviceId, _: Tag, _: IoRequest) {
         panic!("a disk operation without a Connect")
     }
 
@@ -106,7 +106,7 @@ pub(crate) struct World {
     pub(crate) fabric: Recorder,
     pub(crate) registry: Arc<Registry>,
     pub(crate) shared: Arc<Shared>,
-    pub(crate) queues: Queues,
+    pub(crate) queues: PollGroup,
     pub(crate) now: Instant,
     /// Hosts confirm their connections at once.
     pub(crate) confirms: bool,
@@ -140,14 +140,14 @@ impl World {
             fabric: Recorder::default(),
             registry: Arc::clone(&shared.registry),
             shared,
-            queues: Queues::new(0, limits, now),
+            queues: PollGroup::new(0, limits, now),
             now,
             confirms: true,
         }
     }
 
-    pub(crate) fn step(&mut self, step: impl FnOnce(&mut Queues, &mut Lent<'_>)) {
-        let mut lent = Lent {
+    pub(crate) fn step(&mut self, step: impl FnOnce(&mut PollGroup, &mut Resources<'_>)) {
+        let mut lent = Resources {
             pool: &mut self.pool,
             fabric: &mut self.fabric,
             disk: &mut NoDisk,
@@ -242,7 +242,7 @@ impl World {
     }
 
     pub(crate) fn end(mut self) {
-        self.step(|queues, lent| drop(queues.on_mail(Mail::Stop, lent)));
+        self.step(|queues, lent| drop(queues.on_mail(Message::Stop, lent)));
         self.settle();
         assert_eq!(self.queues.count(), 0);
         assert!(self.pool.is_full(), "{:?}", self.pool.free());

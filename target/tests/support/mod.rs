@@ -9,16 +9,16 @@ use std::time::Instant;
 use nvme::fabrics::{CNTLID_DYNAMIC, Connect, ConnectData, PropertySet};
 use nvme::property::Property;
 use nvme::{AdminOpcode, Cqe, Nqn, Sgl, Sqe, Status, Text, cm};
-use nvmfd::blockdev::{BackingId, Disk, Done, Op};
+use nvmfd::blockdev::{BlockDevice, DeviceId, IoCompletion, IoRequest};
 use nvmfd::core::controller::Limits;
-use nvmfd::core::diag::log_limiter::Refusals;
+use nvmfd::core::diag::log_limiter::CauseLog;
 use nvmfd::core::poll_group::clear;
-use nvmfd::core::qpair::{Io, Queue, room};
+use nvmfd::core::qpair::{Io, QueuePair, room};
 use nvmfd::core::registry::Registry;
-use nvmfd::core::sched::buffers::{Take, Waiters};
+use nvmfd::core::sched::buffers::{BufferScheduler, TryAlloc};
 use nvmfd::core::shared::Shared;
-use nvmfd::core::stats::Run;
-use nvmfd::core::subsystem::bad_blocks::Marks;
+use nvmfd::core::stats::CompletionBatch;
+use nvmfd::core::subsystem::bad_blocks::BadBlocks;
 use nvmfd::core::subsystem::reservation::Reservation;
 use nvmfd::core::subsystem::write_protect::Protection;
 use nvmfd::core::subsystem::{Namespace, Subsystem};
@@ -85,17 +85,17 @@ impl Fabric for Recorder {
 /// Operations wait here until the test lets them happen on `blocks`.
 pub(crate) struct Ram {
     pub(crate) blocks: Vec<u8>,
-    pub(crate) waiting: VecDeque<(Tag, Op)>,
+    pub(crate) waiting: VecDeque<(Tag, IoRequest)>,
     /// Wishes to have operations back, and whether they are granted.
     pub(crate) recalls: VecDeque<(Tag, Tag)>,
     pub(crate) gives_back: bool,
     pub(crate) fail: Option<Status>,
     pub(crate) trace: Vec<&'static str>,
-    pub(crate) backings: Vec<BackingId>,
+    pub(crate) backings: Vec<DeviceId>,
 }
 
-impl Disk for Ram {
-    fn submit(&mut self, backing: BackingId, tag: Tag, op: Op) {
+impl BlockDevice for Ram {
+    fn submit(&mut self, backing: DeviceId, tag: Tag, op: IoRequest) {
         self.backings.push(backing);
         self.waiting.push_back((tag, op));
     }
@@ -107,50 +107,50 @@ impl Disk for Ram {
 
 impl Ram {
     /// The answer to the oldest wish, and the operation that it brings back.
-    fn answer_recall(&mut self) -> Option<(Done, Option<Done>)> {
+    fn answer_recall(&mut self) -> Option<(IoCompletion, Option<IoCompletion>)> {
         let (tag, of) = self.recalls.pop_front()?;
         let refused = Err(Status::ABORT_REQUESTED);
         let at = self.waiting.iter().position(|(tag, _)| *tag == of).filter(|_| self.gives_back);
         let given_back = at.and_then(|at| self.waiting.remove(at)).map(|(tag, op)| {
             let buf = match op {
-                Op::Read { into: buf, .. } | Op::Write { from: buf, .. } => Some(buf),
-                Op::Flush | Op::Discard { .. } | Op::Zero { .. } => None,
+                IoRequest::Read { into: buf, .. } | IoRequest::Write { from: buf, .. } => Some(buf),
+                IoRequest::Flush | IoRequest::Discard { .. } | IoRequest::Zero { .. } => None,
             };
-            Done { tag, buf, outcome: refused }
+            IoCompletion { tag, buf, outcome: refused }
         });
         let outcome = if given_back.is_some() { Ok(()) } else { refused };
-        Some((Done { tag, buf: None, outcome }, given_back))
+        Some((IoCompletion { tag, buf: None, outcome }, given_back))
     }
 
-    pub(crate) fn perform(&mut self, pool: &Pool) -> Option<Done> {
+    pub(crate) fn perform(&mut self, pool: &Pool) -> Option<IoCompletion> {
         let (tag, op) = self.waiting.pop_front()?;
         let outcome = self.fail.map_or(Ok(()), Err);
         let range = |at: u64, len: u64| at as usize..(at + len) as usize;
         let buf = match op {
-            Op::Read { mut into, at } => {
+            IoRequest::Read { mut into, at } => {
                 self.trace.push("load");
                 let range = range(at, into.len().into());
                 pool.bytes_mut(&mut into).copy_from_slice(&self.blocks[range]);
                 Some(into)
             }
-            Op::Write { from, at, .. } => {
+            IoRequest::Write { from, at, .. } => {
                 self.trace.push("store");
                 if outcome.is_ok() {
                     self.blocks[range(at, from.len().into())].copy_from_slice(pool.bytes(&from));
                 }
                 Some(from)
             }
-            Op::Flush => {
+            IoRequest::Flush => {
                 self.trace.push("flush");
                 None
             }
-            Op::Discard { at, len } | Op::Zero { at, len, .. } => {
+            IoRequest::Discard { at, len } | IoRequest::Zero { at, len, .. } => {
                 self.trace.push("zero");
                 self.blocks[range(at, len)].fill(0);
                 None
             }
         };
-        Some(Done { tag, buf, outcome })
+        Some(IoCompletion { tag, buf, outcome })
     }
 }
 
@@ -175,9 +175,9 @@ pub(crate) struct World {
     /// Which of the registry's reactors this is, and since when it watches changes.
     pub(crate) reactor: usize,
     round: u32,
-    pub(crate) waiters: Waiters,
-    pub(crate) over: Run,
-    pub(crate) refusals: Refusals,
+    pub(crate) waiters: BufferScheduler,
+    pub(crate) over: CompletionBatch,
+    pub(crate) refusals: CauseLog,
     pub(crate) now: Instant,
     /// The time on the clocks of commands, in nanoseconds.
     pub(crate) now_ns: u64,
@@ -231,9 +231,9 @@ impl World {
             shared,
             reactor,
             round: 0,
-            waiters: Waiters::default(),
-            over: Run::default(),
-            refusals: Refusals::default(),
+            waiters: BufferScheduler::default(),
+            over: CompletionBatch::default(),
+            refusals: CauseLog::default(),
             now: Instant::now(),
             now_ns: 0,
             memory: vec![0; 1 << 17],
@@ -259,26 +259,26 @@ impl World {
         }
     }
 
-    pub(crate) fn open(&mut self, private_data: &[u8], reads: u8) -> Option<Queue> {
+    pub(crate) fn open(&mut self, private_data: &[u8], reads: u8) -> Option<QueuePair> {
         let at: SocketAddr = "192.0.2.1:4420".parse().unwrap();
         let incoming = Incoming::detached(at, at, private_data.to_vec(), reads, Box::new(()));
-        Queue::open(self.key, incoming, LIMITS, &mut self.io()).ok()
+        QueuePair::open(self.key, incoming, LIMITS, &mut self.io()).ok()
     }
 
-    pub(crate) fn open_qid(&mut self, qid: u16) -> Queue {
+    pub(crate) fn open_qid(&mut self, qid: u16) -> QueuePair {
         let request = cm::Request { qid, hrqsize: 16, hsqsize_z: 15, ..cm::Request::default() };
         self.open(&request.emit(), 16).unwrap()
     }
 
     /// The host sends a capsule: the oldest posted receive gets it.
-    pub(crate) fn send(&mut self, queue: &mut Queue, sqe: &Sqe, data: &[u8]) {
+    pub(crate) fn send(&mut self, queue: &mut QueuePair, sqe: &Sqe, data: &[u8]) {
         let mut capsule = sqe.emit().to_vec();
         capsule.extend_from_slice(data);
         assert!(self.deliver(queue, &capsule), "a receive is posted");
     }
 
     /// The same with any bytes, which must fit. False when no receive is posted.
-    pub(crate) fn deliver(&mut self, queue: &mut Queue, message: &[u8]) -> bool {
+    pub(crate) fn deliver(&mut self, queue: &mut QueuePair, message: &[u8]) -> bool {
         let at = self.fabric.posted.iter().position(|(_, w)| matches!(w, Work::Recv(_)));
         let Some((tag, work)) = at.and_then(|at| self.fabric.posted.remove(at)) else {
             return false;
@@ -300,7 +300,7 @@ impl World {
     }
 
     /// Performs the oldest posted work that is no receive. False when there is none.
-    pub(crate) fn fabric_step(&mut self, queue: &mut Queue) -> bool {
+    pub(crate) fn fabric_step(&mut self, queue: &mut QueuePair) -> bool {
         let at = self.fabric.posted.iter().position(|(_, w)| !matches!(w, Work::Recv(_)));
         let Some(at) = at else { return false };
         let (tag, mut work) = self.fabric.posted.remove(at).unwrap();
@@ -338,7 +338,7 @@ impl World {
         true
     }
 
-    pub(crate) fn disk_step(&mut self, queue: &mut Queue) -> bool {
+    pub(crate) fn disk_step(&mut self, queue: &mut QueuePair) -> bool {
         if let Some((done, given_back)) = self.disk.answer_recall() {
             queue.on_recalled(done.tag as u16, done.outcome, &mut self.io());
             if let Some(done) = given_back {
@@ -351,7 +351,7 @@ impl World {
         true
     }
 
-    pub(crate) fn run(&mut self, queue: &mut Queue) {
+    pub(crate) fn run(&mut self, queue: &mut QueuePair) {
         loop {
             self.serve_waiters(queue);
             if !self.fabric_step(queue) && !self.disk_step(queue) && !self.look(queue) {
@@ -360,12 +360,12 @@ impl World {
         }
     }
 
-    pub(crate) fn serve_waiters(&mut self, queue: &mut Queue) {
+    pub(crate) fn serve_waiters(&mut self, queue: &mut QueuePair) {
         clear(&mut self.waiters, &mut self.pool, self.now);
         while let Some(turn) = self.waiters.next_turn(&room(&self.pool, self.now)) {
             let take = match turn.key == self.key {
                 true => queue.resume(turn.slot, turn.aside, &mut self.io()),
-                false => Take::Over,
+                false => TryAlloc::Over,
             };
             if !self.waiters.settle(turn, take, self.now) {
                 break;
@@ -374,7 +374,7 @@ impl World {
     }
 
     /// Looks at what is shared with other reactors; whether that has led to anything.
-    pub(crate) fn look(&mut self, queue: &mut Queue) -> bool {
+    pub(crate) fn look(&mut self, queue: &mut QueuePair) -> bool {
         let before = self.disk.waiting.len();
         let round = self.shared.range_locks.round();
         if std::mem::replace(&mut self.round, round) != round {
@@ -384,14 +384,14 @@ impl World {
         self.disk.waiting.len() > before
     }
 
-    pub(crate) fn ask(&mut self, queue: &mut Queue, sqe: &Sqe, data: &[u8]) -> Cqe {
+    pub(crate) fn ask(&mut self, queue: &mut QueuePair, sqe: &Sqe, data: &[u8]) -> Cqe {
         self.send(queue, sqe, data);
         self.run(queue);
         self.completions.pop().expect("an answer")
     }
 
     /// The fabric gives everything back, as after a disconnect, then says that it is gone.
-    pub(crate) fn flush_and_go(&mut self, queue: &mut Queue) {
+    pub(crate) fn flush_and_go(&mut self, queue: &mut QueuePair) {
         for (tag, work) in std::mem::take(&mut self.fabric.posted) {
             let outcome = Err(Fault::Flushed);
             let done = Completion { qp: Qp(0), tag, work, outcome, invalidated: None };
@@ -402,7 +402,7 @@ impl World {
         queue.on_gone(Reason::Peer, &mut self.io());
     }
 
-    pub(crate) fn end(mut self, mut queue: Queue) {
+    pub(crate) fn end(mut self, mut queue: QueuePair) {
         self.flush_and_go(&mut queue);
         while self.disk_step(&mut queue) {}
         assert!(queue.is_finished());
@@ -415,7 +415,7 @@ pub(crate) fn subsystem() -> Subsystem {
     let nqn: Nqn = "nqn.2026-11.io.nvmfd:test".parse().unwrap();
     let namespace = Namespace {
         nsid: 1,
-        backing: BackingId(0),
+        backing: DeviceId(0),
         health: Arc::default(),
         geometry: nvmfd::blockdev::Geometry::default(),
         blocks: (SIZE >> 12) as u64,
@@ -426,7 +426,7 @@ pub(crate) fn subsystem() -> Subsystem {
         formats: nvmfd::blockdev::BlockSizes::only(12),
         formatting: None,
         write_uncorrectable: false,
-        marks: Marks::volatile(),
+        marks: BadBlocks::volatile(),
         limiters: Vec::new(),
         ana_group: 1,
         volatile_cache: true,
@@ -469,7 +469,7 @@ fn data_of(world: &World, cntlid: u16) -> ConnectData {
 }
 
 /// An enabled controller: its admin queue and its id.
-pub(crate) fn admin(world: &mut World) -> (Queue, u16) {
+pub(crate) fn admin(world: &mut World) -> (QueuePair, u16) {
     let mut queue = world.open_qid(0);
     let data = data_of(world, CNTLID_DYNAMIC);
     world.memory[..1024].copy_from_slice(&data.emit());
@@ -485,7 +485,7 @@ pub(crate) fn admin(world: &mut World) -> (Queue, u16) {
 }
 
 /// A connected I/O queue. Its controller's admin queue is left as it is, outside the world.
-pub(crate) fn io_queue(world: &mut World) -> (Queue, Queue, VecDeque<(Tag, Work)>) {
+pub(crate) fn io_queue(world: &mut World) -> (QueuePair, QueuePair, VecDeque<(Tag, Work)>) {
     let (admin, cntlid) = admin(world);
     let admin_posted = std::mem::take(&mut world.fabric.posted);
     let mut queue = world.open_qid(1);
@@ -501,8 +501,8 @@ pub(crate) fn io_queue(world: &mut World) -> (Queue, Queue, VecDeque<(Tag, Work)
 
 pub(crate) fn end_both(
     mut world: World,
-    mut queue: Queue,
-    admin: Queue,
+    mut queue: QueuePair,
+    admin: QueuePair,
     posted: VecDeque<(Tag, Work)>,
 ) {
     world.flush_and_go(&mut queue);

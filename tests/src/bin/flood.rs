@@ -17,7 +17,7 @@ use rdma::soft::cm::message::{
     CmMessage, CmaHeader, DisconnectReply, ReadyToUse, Reply, Request, service_id,
 };
 use rdma::soft::endpoint::ROCE_PORT;
-use rdma::soft::sim::Dice;
+use rdma::soft::sim::Rng;
 use rdma::soft::wire::header::{
     Bth, Deth, Extended, GSI_QKEY, HeaderBytes, ICRC_BYTES, Packet, padding,
 };
@@ -104,7 +104,7 @@ struct Source {
 }
 
 struct Enemy {
-    dice: Dice,
+    dice: Rng,
     kind: Kind,
     target: IpAddr,
     sources: Vec<Source>,
@@ -131,7 +131,7 @@ impl Enemy {
             Ok(Source { address, socket, balance: 0, victim: None, left: 0, asked: None })
         };
         Ok(Enemy {
-            dice: Dice::new(arguments.seed),
+            dice: Rng::new(arguments.seed),
             kind: arguments.kind,
             target,
             sources: (0..arguments.sources.max(1)).map(source).collect::<io::Result<_>>()?,

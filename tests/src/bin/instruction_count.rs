@@ -16,19 +16,19 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use initiator::session::{self, Data, Phase, Request, Session};
 use nvme::{IoOpcode, Nqn, Sqe, Text};
-use nvmfd::blockdev::{BackingId, BlockSizes, Disk, Done, Geometry, Op};
+use nvmfd::blockdev::{BlockDevice, BlockSizes, DeviceId, Geometry, IoCompletion, IoRequest};
 use nvmfd::core::controller::Limits;
 use nvmfd::core::message::mailbox;
-use nvmfd::core::poll_group::{Lent, Queues};
+use nvmfd::core::poll_group::{PollGroup, Resources};
 use nvmfd::core::registry::Registry;
 use nvmfd::core::shared::Shared;
 use nvmfd::core::subsystem::ana::AnaStates;
-use nvmfd::core::subsystem::bad_blocks::Marks;
+use nvmfd::core::subsystem::bad_blocks::BadBlocks;
 use nvmfd::core::subsystem::reservation::Reservation;
 use nvmfd::core::subsystem::write_protect::Protection;
-use nvmfd::core::subsystem::{ListenerConfig, Namespace, Offer, Subsystem};
+use nvmfd::core::subsystem::{AccessPolicy, ListenerConfig, Namespace, Subsystem};
 use nvmfd::worker::Workers;
-use rdma::soft::sim::{Air, AirPort, Dice, Faults};
+use rdma::soft::sim::{Faults, Network, NetworkPort, Rng};
 use rdma::soft::{Options, Soft};
 use rdma::{Event, Fabric, Pool, PoolPlan, Tag, Wake};
 
@@ -55,30 +55,30 @@ struct Arguments {
 
 /// A disk that has done everything when the next turn begins.
 #[derive(Default)]
-struct Quick(Vec<Done>);
+struct Quick(Vec<IoCompletion>);
 
-impl Disk for Quick {
-    fn submit(&mut self, _: BackingId, tag: Tag, op: Op) {
-        self.0.push(Done { tag, buf: op.into_buf(), outcome: Ok(()) });
+impl BlockDevice for Quick {
+    fn submit(&mut self, _: DeviceId, tag: Tag, op: IoRequest) {
+        self.0.push(IoCompletion { tag, buf: op.into_buf(), outcome: Ok(()) });
     }
 
     fn recall(&mut self, tag: Tag, _: Tag) {
-        self.0.push(Done { tag, buf: None, outcome: Ok(()) });
+        self.0.push(IoCompletion { tag, buf: None, outcome: Ok(()) });
     }
 }
 
 struct Target {
-    queues: Queues,
+    queues: PollGroup,
     fabric: Soft,
     pool: Pool,
     disk: Quick,
-    done: VecDeque<Done>,
+    done: VecDeque<IoCompletion>,
     shared: Shared,
     events: Vec<Event>,
 }
 
 impl Target {
-    fn new(at: SocketAddr, air: &Arc<Mutex<Air>>, now: Instant) -> Target {
+    fn new(at: SocketAddr, air: &Arc<Mutex<Network>>, now: Instant) -> Target {
         let plan = PoolPlan {
             cells: 1024,
             receives: 512,
@@ -99,7 +99,7 @@ impl Target {
         let mut fabric = fabric(at, air, &pool, 1, now);
         fabric.listen(at).expect("a listener");
         Target {
-            queues: Queues::new(0, limits, now),
+            queues: PollGroup::new(0, limits, now),
             fabric,
             pool,
             disk: Quick::default(),
@@ -115,7 +115,7 @@ impl Target {
 fn target_turn(target: &mut Target, now: Instant) {
     target.done.extend(target.disk.0.drain(..));
     target.fabric.poll(now, &mut target.events);
-    let mut lent = Lent {
+    let mut lent = Resources {
         pool: &mut target.pool,
         fabric: &mut target.fabric,
         disk: &mut target.disk,
@@ -132,7 +132,7 @@ fn target_turn(target: &mut Target, now: Instant) {
 fn main() {
     let arguments = Arguments::parse();
     let mut now = Instant::now();
-    let air = Arc::new(Mutex::new(Air::new(1, Faults::NONE)));
+    let air = Arc::new(Mutex::new(Network::new(1, Faults::NONE)));
     let (at, from) = ("192.0.2.1:4420", "192.0.2.2:0");
     let (at, from): (SocketAddr, SocketAddr) =
         (at.parse().expect("an address"), from.parse().expect("an address"));
@@ -197,9 +197,9 @@ fn main() {
     println!("{done} commands done, {counted} of them counted so far");
 }
 
-fn fabric(at: SocketAddr, air: &Arc<Mutex<Air>>, pool: &Pool, seed: u64, now: Instant) -> Soft {
-    let port = AirPort::new(air, at.ip(), (1, 0));
-    let mut dice = Dice::new(seed);
+fn fabric(at: SocketAddr, air: &Arc<Mutex<Network>>, pool: &Pool, seed: u64, now: Instant) -> Soft {
+    let port = NetworkPort::new(air, at.ip(), (1, 0));
+    let mut dice = Rng::new(seed);
     let config = Options::default().config;
     let entropy = Box::new(move || dice.roll());
     Soft::in_air(port, config, entropy, now, Arc::clone(pool.region())).expect("a fabric")
@@ -209,7 +209,7 @@ fn subsystem() -> Subsystem {
     let nqn: Nqn = NQN.parse().expect("a name");
     let namespace = Namespace {
         nsid: 1,
-        backing: BackingId(0),
+        backing: DeviceId(0),
         health: Arc::default(),
         geometry: Geometry::default(),
         blocks: 1024,
@@ -220,7 +220,7 @@ fn subsystem() -> Subsystem {
         formats: BlockSizes::only(12),
         formatting: None,
         write_uncorrectable: false,
-        marks: Marks::volatile(),
+        marks: BadBlocks::volatile(),
         limiters: Vec::new(),
         ana_group: 1,
         volatile_cache: true,
@@ -235,7 +235,7 @@ fn subsystem() -> Subsystem {
         model: Text::lossy("nvmfd"),
         allow_any_host: true,
         hosts: BTreeSet::new(),
-        offer: Arc::new(Offer::default()),
+        offer: Arc::new(AccessPolicy::default()),
         namespaces: vec![namespace],
         management: None,
         host_limiters: Arc::default(),

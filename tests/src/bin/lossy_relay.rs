@@ -21,7 +21,7 @@ use nix::{setsockopt_impl, sockopt_impl};
 use rdma::soft::cm::mad::MAD_BYTES;
 use rdma::soft::cm::message::{CmMessage, CmaHeader};
 use rdma::soft::endpoint::ROCE_PORT;
-use rdma::soft::sim::Dice;
+use rdma::soft::sim::Rng;
 use rdma::soft::wire::header::{Bth, Packet};
 use rdma::soft::wire::icrc::{Flow, Icrc};
 use rdma::soft::wire::psn::Qpn;
@@ -100,7 +100,7 @@ struct Held {
 struct Relay {
     chances: [u64; 3],
     depth: u64,
-    dice: Dice,
+    dice: Rng,
     /// Towards the host, towards the target.
     sockets: [UdpSocket; 2],
     target: SocketAddr,
@@ -120,7 +120,7 @@ impl Relay {
         Ok(Relay {
             chances: [arguments.loss, arguments.duplicate, arguments.reorder].map(per_million),
             depth: arguments.depth,
-            dice: Dice::new(arguments.seed),
+            dice: Rng::new(arguments.seed),
             sockets: [socket(at(arguments.listen))?, socket(at(arguments.source))?],
             target: at(arguments.target),
             source: at(arguments.source),

@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use initiator::{Data, Error, Host, Options, Provider, Request, Setup};
+use initiator::{Data, Error, Host, HostOptions, Options, Provider, Request};
 use nvme::{IoOpcode, Nqn, Sqe};
 use nvmfd::config::memory_estimate::host_bytes;
 
@@ -139,8 +139,12 @@ fn spawn(number: u8, args: &Args, signals: &Arc<Signals>) -> JoinHandle<Result<V
         let options = Options { io_queues, queue_entries, in_capsule: false, ..options };
         let source = Some(address(to, number));
         let data_bytes = u64::from(DEPTH + 1) * u64::from(BLOCK_BYTES);
-        let setup =
-            Setup { provider: Provider::Soft, source, data_bytes, largest_bytes: BLOCK_BYTES };
+        let setup = HostOptions {
+            provider: Provider::Soft,
+            source,
+            data_bytes,
+            largest_bytes: BLOCK_BYTES,
+        };
         let host = Host::connect(options, setup);
         if host.as_ref().is_ok_and(|host| host.session().io_queues() < io_queues) {
             signals.fewer.fetch_add(1, Ordering::Relaxed);

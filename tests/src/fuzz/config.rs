@@ -1,13 +1,13 @@
 //! The texts of a configuration.
 
-use nvmfd::config::{Config, Source, Sources};
+use nvmfd::config::{Config, ConfigFiles, Source};
 
 /// Any texts, with NUL between them, are a configuration, whose sums hold, or have mistakes, each
 /// with a place in its text.
 pub fn config(data: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(data) else { return false };
     let mut texts = text.split('\0');
-    let mut sources = Sources::from(texts.next().unwrap_or_default());
+    let mut sources = ConfigFiles::from(texts.next().unwrap_or_default());
     let more = texts.map(|text| Source { file: Some("/more".into()), text: text.to_owned() });
     sources.more.extend(more);
     match Config::of(&sources) {

@@ -8,12 +8,12 @@ use rdma::soft::cm::mad::MadHeader;
 use rdma::soft::cm::message::{CmMessage, CmaHeader, Request, service_id};
 use rdma::soft::endpoint::{Config, Endpoint, ROCE_PORT};
 use rdma::soft::qp::memory_region::Rights;
-use rdma::soft::sim::Dice;
+use rdma::soft::sim::Rng;
 use rdma::soft::wire::header::{Bth, Deth, Extended, GSI_QKEY, HeaderBytes, ICRC_BYTES, Packet};
 use rdma::soft::wire::icrc::Flow;
 use rdma::soft::wire::opcode::Opcode;
 use rdma::soft::wire::psn::{Psn, Qpn};
-use rdma::{Event, Exposed, Pool, PoolPlan, Qp, QpLimits, Remote, Work};
+use rdma::{Event, Pool, PoolPlan, Qp, QpLimits, Remote, RemoteRegion, Work};
 
 use super::bytes::Bytes;
 use super::wire::seal;
@@ -58,7 +58,7 @@ struct Node {
     endpoint: Endpoint,
     pool: Pool,
     qps: Vec<Qp>,
-    exposed: Option<Exposed>,
+    exposed: Option<RemoteRegion>,
     /// Tags of posted work that has not come home.
     posted: BTreeSet<u64>,
     next: u64,
@@ -66,7 +66,7 @@ struct Node {
 
 impl Node {
     fn new(address: IpAddr, config: Config) -> Node {
-        let mut dice = Dice::new(u64::from(address == TARGET));
+        let mut dice = Rng::new(u64::from(address == TARGET));
         let config = Config { guid: dice.roll(), ..config };
         let endpoint = Endpoint::new(config, Box::new(move || dice.roll()));
         let pool = Pool::new(PLAN).expect("memory");
@@ -256,7 +256,7 @@ impl World {
 
     /// Work of either user.
     fn post(&mut self, bytes: &mut Bytes<'_>) {
-        let open = self.nodes[1].exposed.as_ref().map(Exposed::remote);
+        let open = self.nodes[1].exposed.as_ref().map(RemoteRegion::remote);
         let node = &mut self.nodes[usize::from(bytes.bool())];
         let Some(qp) = node.qps.first().copied() else { return };
         if node.posted.len() >= 16 {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use nvme::sqe::Flags;
 use nvme::{AdminOpcode, IoOpcode, Sgl, Sqe, Status};
-use nvmfd::core::qpair::Queue;
+use nvmfd::core::qpair::QueuePair;
 use nvmfd::core::subsystem::Namespace;
 use rdma::{Completion, Fault, Qp};
 
@@ -71,7 +71,7 @@ const IO: [IoOpcode; 14] = [
 
 struct Host {
     world: World,
-    queue: Queue,
+    queue: QueuePair,
     admin: bool,
     /// Commands on their way, by id: how many, and whether they may wait for ever.
     sent: HashMap<u16, (u32, bool)>,
@@ -80,7 +80,7 @@ struct Host {
 }
 
 impl Host {
-    fn new(mut world: World, queue: Queue, admin: bool) -> Host {
+    fn new(mut world: World, queue: QueuePair, admin: bool) -> Host {
         world.completions.clear();
         world.memory.fill(0x11);
         Host { world, queue, admin, sent: HashMap::new(), next: 0, answered: 0 }

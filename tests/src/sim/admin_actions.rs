@@ -10,12 +10,12 @@ use super::host::hostnqn;
 use super::oracle::async_events::Change;
 use super::oracle::blocks::Moment;
 use super::target::format_driver::News;
-use super::{Timer, World};
+use super::{Simulation, Timer};
 
 /// When whoever was killed, or has found nobody, is there again.
 const SOON: Duration = Duration::from_millis(50);
 
-impl World {
+impl Simulation {
     /// A namespace gets so many sectors, or as many as it has at most.
     pub(super) fn resize(&mut self, space: usize, sectors: u32) {
         let blocks = sectors.min(self.profile.sectors(space));

@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nvmfd::api::{Change, Settings};
 use nvmfd::blockdev::durable::{Step, observe};
-use nvmfd::overlay::Declared;
-use rdma::soft::sim::Dice;
+use nvmfd::overlay::EffectiveConfig;
+use rdma::soft::sim::Rng;
 use tempfile::TempDir;
 
 use super::host::hostnqn;
@@ -49,9 +49,9 @@ pub enum Kept {
 pub struct Administrator {
     folder: TempDir,
     /// None while the target is down.
-    declared: Option<Declared>,
+    declared: Option<EffectiveConfig>,
     files: Arc<Mutex<Files>>,
-    dice: Dice,
+    dice: Rng,
     machines: usize,
     /// What must be in force after a start.
     hidden: Hidden,
@@ -90,12 +90,12 @@ impl Administrator {
         let file = folder.path().join("nvmfd.toml");
         fs::write(file, text).map_err(|error| error.to_string())?;
         let forgets = plant == Some(Plant::UnsyncedChange);
-        let files = Files { forgets, dice: Dice::new(seed ^ 0xf11e), ..Files::default() };
+        let files = Files { forgets, dice: Rng::new(seed ^ 0xf11e), ..Files::default() };
         Ok(Administrator {
             folder,
             declared: None,
             files: Arc::new(Mutex::new(files)),
-            dice: Dice::new(seed ^ 0xad31),
+            dice: Rng::new(seed ^ 0xad31),
             machines,
             hidden: vec![BTreeSet::new(); spaces],
             under_way: None,
@@ -120,7 +120,7 @@ impl Administrator {
         let mut declared = Err(String::new());
         self.kill = None;
         self.on_files(|| {
-            let loaded = Declared::load_with(&file, None);
+            let loaded = EffectiveConfig::load_with(&file, None);
             declared = loaded.map_err(|errors| errors.to_string());
             Ok(())
         })?;
@@ -245,7 +245,7 @@ struct Files {
     dead: Option<BTreeMap<PathBuf, Vec<u8>>>,
     /// A planted fault: to synchronise a file does nothing.
     forgets: bool,
-    dice: Dice,
+    dice: Rng,
 }
 
 impl Default for Files {
@@ -257,7 +257,7 @@ impl Default for Files {
             kill: None,
             dead: None,
             forgets: false,
-            dice: Dice::new(0),
+            dice: Rng::new(0),
         }
     }
 }

@@ -5,16 +5,16 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use initiator::session::{Data, Ended, Io, Options, Phase, Request, Session, Violation};
+use initiator::session::{Data, EndReason, Io, Options, Phase, Request, Session, Violation};
 use nvme::feature::{FeatureId, SetFeatures, WriteProtectState};
 use nvme::sqe::Flags;
 use nvme::{Nqn, Sgl, Sqe};
 use rdma::soft::Soft;
-use rdma::soft::sim::{Air, AirPort, Dice};
+use rdma::soft::sim::{Network, NetworkPort, Rng};
 use rdma::{Event, Fabric, Pool, Qp, Wake, Work};
 
 use super::auth_keys::{Proofs, secret};
-use super::instrument::{Ledger, Seam, SharedLedger, lock};
+use super::instrument::{BufferLedger, Seam, SharedLedger, lock};
 use super::oracle::Judge;
 use super::scenario::Profile;
 use super::target::{PORT, subnqn};
@@ -34,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// A host.
 pub struct Host {
     index: usize,
-    port: AirPort,
+    port: NetworkPort,
     fabric: Option<Seam<Soft>>,
     pool: Pool,
     ledger: SharedLedger,
@@ -47,7 +47,7 @@ pub struct Host {
     ops: Vec<Option<Op>>,
     free: Vec<usize>,
     events: Vec<Event>,
-    dice: Dice,
+    dice: Rng,
     /// An association was ended on purpose.
     /// The second half of a fused command, which goes next, to this queue.
     owed: Option<(u16, Op)>,
@@ -62,15 +62,15 @@ impl Host {
     pub fn new(
         index: usize,
         profile: &Profile,
-        air: &Arc<Mutex<Air>>,
+        air: &Arc<Mutex<Network>>,
         seed: u64,
         now: Instant,
     ) -> Result<Host, String> {
-        let port = AirPort::new(air, profile.address(Some(index)), (1, 0));
+        let port = NetworkPort::new(air, profile.address(Some(index)), (1, 0));
         let options = options(profile, index, true);
         let plan = options.plan(u64::from(profile.mdts_bytes) * 24, profile.mdts_bytes);
         let pool = Pool::new(plan).map_err(|e| e.to_string())?;
-        let ledger = Arc::new(Mutex::new(Ledger::new(&plan)));
+        let ledger = Arc::new(Mutex::new(BufferLedger::new(&plan)));
         Ok(Host {
             index,
             port,
@@ -83,7 +83,7 @@ impl Host {
             ops: Vec::new(),
             free: Vec::new(),
             events: Vec::with_capacity(BATCH),
-            dice: Dice::new(seed),
+            dice: Rng::new(seed),
             owed: None,
             leaving: false,
             finished: false,
@@ -156,7 +156,7 @@ impl Host {
         let plan = options(profile, self.index, true)
             .plan(u64::from(profile.mdts_bytes) * 24, profile.mdts_bytes);
         self.pool = Pool::new(plan).map_err(|e| e.to_string())?;
-        self.ledger = Arc::new(Mutex::new(Ledger::new(&plan)));
+        self.ledger = Arc::new(Mutex::new(BufferLedger::new(&plan)));
         Ok(())
     }
 
@@ -266,13 +266,13 @@ impl Host {
         let Some(session) = self.session.as_ref().filter(|s| s.phase() == Phase::Ended) else {
             return;
         };
-        let why = session.ended().cloned().unwrap_or(Ended::Closed);
+        let why = session.ended().cloned().unwrap_or(EndReason::Closed);
         judge.note_ended(self.index, &why);
         let impostor = profile.proofs == Proofs::AllBut(self.index);
         let unknown = Violation::CommandId(FORGED);
-        if matches!(&why, Ended::Violation { what, .. } if *what == unknown) && impostor {
+        if matches!(&why, EndReason::Violation { what, .. } if *what == unknown) && impostor {
             // The answer to what it should not have sent, and the session knows nothing of.
-        } else if let Ended::Violation { .. } = why {
+        } else if let EndReason::Violation { .. } = why {
             judge.fail(format!("host {}: {why}", self.index));
         } else if !self.leaving && !judge.excuses(self.index, profile, &why, now) {
             judge.fail(format!(

@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use nvme::{Cqe, Sqe};
-use nvmfd::blockdev::{BackingId, Disk, Done, Op};
+use nvmfd::blockdev::{BlockDevice, DeviceId, IoCompletion, IoRequest};
 use rdma::{
-    Buf, Completion, Event, Exposed, Fabric, FabricError, Incoming, PoolPlan, Qp, QpLimits, Region,
-    Tag, Wake, Work,
+    Buf, Completion, Event, Fabric, FabricError, Incoming, PoolPlan, Qp, QpLimits, Region,
+    RemoteRegion, Tag, Wake, Work,
 };
 
 use super::trace::Trace;
@@ -21,18 +21,18 @@ const GRAIN_BYTES: u64 = 64;
 
 /// Which buffers of one pool are in other hands.
 #[derive(Debug)]
-pub struct Ledger {
+pub struct BufferLedger {
     grains: Vec<bool>,
     bytes: u64,
     fault: Option<String>,
 }
 
-impl Ledger {
+impl BufferLedger {
     /// For a pool.
     #[must_use]
-    pub fn new(plan: &PoolPlan) -> Ledger {
+    pub fn new(plan: &PoolPlan) -> BufferLedger {
         let grains = plan.total_bytes() / GRAIN_BYTES;
-        Ledger { grains: vec![false; grains as usize], bytes: 0, fault: None }
+        BufferLedger { grains: vec![false; grains as usize], bytes: 0, fault: None }
     }
 
     /// Bytes of all buffers that are in other hands.
@@ -55,7 +55,7 @@ impl Ledger {
 
     /// A buffer is given away.
     fn leaves(&mut self, buf: &Buf, to: &str) {
-        let grains = &mut self.grains[Ledger::range(buf)];
+        let grains = &mut self.grains[BufferLedger::range(buf)];
         if grains.contains(&true) {
             let text = format!("a buffer is given to the {to} that somebody else has: {buf:?}");
             self.fault.get_or_insert(text);
@@ -66,7 +66,7 @@ impl Ledger {
 
     /// A buffer comes back.
     fn returns(&mut self, buf: &Buf, from: &str) {
-        let grains = &mut self.grains[Ledger::range(buf)];
+        let grains = &mut self.grains[BufferLedger::range(buf)];
         if grains.contains(&false) {
             let text = format!("the {from} gives a buffer that it does not have: {buf:?}");
             self.fault.get_or_insert(text);
@@ -77,10 +77,10 @@ impl Ledger {
 }
 
 /// A ledger in several hands on one thread.
-pub type SharedLedger = Arc<Mutex<Ledger>>;
+pub type SharedLedger = Arc<Mutex<BufferLedger>>;
 
 /// Locks a ledger.
-pub fn lock(ledger: &SharedLedger) -> MutexGuard<'_, Ledger> {
+pub fn lock(ledger: &SharedLedger) -> MutexGuard<'_, BufferLedger> {
     ledger.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -217,7 +217,7 @@ impl<F: Fabric> Fabric for Seam<F> {
         Ok(qp)
     }
 
-    fn expose(&mut self, qp: Qp, buf: Buf) -> Result<Exposed, (Buf, FabricError)> {
+    fn expose(&mut self, qp: Qp, buf: Buf) -> Result<RemoteRegion, (Buf, FabricError)> {
         lock(&self.ledger).leaves(&buf, "fabric, exposed");
         let exposed = self.fabric.expose(qp, buf);
         if let Err((buf, _)) = &exposed {
@@ -242,7 +242,7 @@ impl<F: Fabric> Fabric for Seam<F> {
         self.fabric.short_message_bytes(qp)
     }
 
-    fn conceal(&mut self, exposed: Exposed) -> Buf {
+    fn conceal(&mut self, exposed: RemoteRegion) -> Buf {
         let buf = self.fabric.conceal(exposed);
         lock(&self.ledger).returns(&buf, "fabric, exposed");
         buf
@@ -329,9 +329,9 @@ pub struct DiskSeam<'a, D> {
     pub ledger: &'a SharedLedger,
 }
 
-impl<D: Disk> Disk for DiskSeam<'_, D> {
-    fn submit(&mut self, backing: BackingId, tag: Tag, op: Op) {
-        if let Op::Read { into: buf, .. } | Op::Write { from: buf, .. } = &op {
+impl<D: BlockDevice> BlockDevice for DiskSeam<'_, D> {
+    fn submit(&mut self, backing: DeviceId, tag: Tag, op: IoRequest) {
+        if let IoRequest::Read { into: buf, .. } | IoRequest::Write { from: buf, .. } = &op {
             lock(self.ledger).leaves(buf, "disk");
         }
         self.disk.submit(backing, tag, op);
@@ -344,7 +344,7 @@ impl<D: Disk> Disk for DiskSeam<'_, D> {
 
 impl<D> DiskSeam<'_, D> {
     /// What comes home from the disk.
-    pub fn returned(ledger: &SharedLedger, done: &[Done]) {
+    pub fn returned(ledger: &SharedLedger, done: &[IoCompletion]) {
         let mut ledger = lock(ledger);
         done.iter()
             .filter_map(|done| done.buf.as_ref())

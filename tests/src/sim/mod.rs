@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 use nvme::log::AnaState;
 use rdma::soft::endpoint::Config;
 use rdma::soft::qp::memory_region::Rights;
-use rdma::soft::sim::{Air, Dice, Faults};
+use rdma::soft::sim::{Faults, Network, Rng};
 
 use administrator::Administrator;
 use device::{DiskFaults, SimDisk};
@@ -99,16 +99,16 @@ enum Timer {
 }
 
 /// One run.
-struct World {
+struct Simulation {
     profile: Profile,
     trace: Arc<Trace>,
-    air: Arc<Mutex<Air>>,
+    air: Arc<Mutex<Network>>,
     disk: SimDisk,
     target: Target,
     administrator: Administrator,
     hosts: Vec<Host>,
     judge: Judge,
-    dice: Dice,
+    dice: Rng,
     start: Instant,
     now: Instant,
     timers: BinaryHeap<Reverse<(Instant, u64, Timer)>>,
@@ -138,14 +138,14 @@ pub fn run_profile(setup: Setup, profile: Profile) -> Outcome {
     if trace.is_told() {
         trace.tell(&format!("{profile:?}"));
     }
-    let finish = |world: Option<&World>, failure| Outcome {
+    let finish = |world: Option<&Simulation>, failure| Outcome {
         sum: trace.sum(),
         failure,
         counts: world.map(|world| world.judge.counts).unwrap_or_default(),
         elapsed: world.map(|world| world.now - world.start).unwrap_or_default(),
         lines: trace.lines(),
     };
-    match World::new(setup, profile, Arc::clone(&trace), start) {
+    match Simulation::new(setup, profile, Arc::clone(&trace), start) {
         Err(why) => finish(None, Some(why)),
         Ok(mut world) => {
             let failure = world.run().err();
@@ -154,15 +154,15 @@ pub fn run_profile(setup: Setup, profile: Profile) -> Outcome {
     }
 }
 
-impl World {
+impl Simulation {
     fn new(
         setup: Setup,
         profile: Profile,
         trace: Arc<Trace>,
         now: Instant,
-    ) -> Result<World, String> {
-        let mut dice = Dice::new(setup.seed);
-        let air = Arc::new(Mutex::new(Air::new(dice.roll(), profile.net)));
+    ) -> Result<Simulation, String> {
+        let mut dice = Rng::new(setup.seed);
+        let air = Arc::new(Mutex::new(Network::new(dice.roll(), profile.net)));
         lock(&air).tap = setup.plant.and_then(Plant::tap);
         let seed = dice.roll();
         let mut disk = SimDisk::new(seed, profile.disk, &profile.shapes, now, Arc::clone(&trace));
@@ -185,7 +185,7 @@ impl World {
             .collect::<Result<Vec<_>, _>>()?;
         let judge = Judge::new(&profile, setup.commands, &trace, now);
         let actors = profile.reactors + profile.hosts;
-        let mut world = World {
+        let mut world = Simulation {
             trace,
             air,
             disk,
@@ -238,7 +238,7 @@ impl World {
             self.hosts[host].leave(true, true, self.now);
         }
         self.wake_all();
-        let left = |world: &World| {
+        let left = |world: &Simulation| {
             world.hosts.iter().any(|host| !host.is_finished())
                 || world.target.queues() > 0
                 || world.disk.under_way() > 0
@@ -574,7 +574,7 @@ fn config(profile: &Profile, guid: u64, steer: (u32, u32)) -> Config {
 
 /// Numbers that nobody may guess, but the seed. Every fourth ends in bits that soon wrap.
 fn entropy(seed: u64) -> Box<dyn FnMut() -> u64 + Send> {
-    let mut dice = Dice::new(seed);
+    let mut dice = Rng::new(seed);
     Box::new(move || {
         let number = dice.roll();
         let soon = 0x00ff_ffff - dice.below(300);
@@ -582,6 +582,6 @@ fn entropy(seed: u64) -> Box<dyn FnMut() -> u64 + Send> {
     })
 }
 
-fn lock(air: &Arc<Mutex<Air>>) -> MutexGuard<'_, Air> {
+fn lock(air: &Arc<Mutex<Network>>) -> MutexGuard<'_, Network> {
     air.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use rdma::soft::sim::{Datagram, Tap};
+use rdma::soft::sim::{Datagram, Hook};
 use rdma::soft::wire::header::Bth;
 use rdma::soft::wire::icrc::{Flow, Icrc};
 use rdma::soft::wire::opcode::Opcode;
@@ -125,7 +125,7 @@ impl Plant {
     }
 
     /// What does it to datagrams, for those of this kind.
-    pub(super) fn tap(self) -> Option<Tap> {
+    pub(super) fn tap(self) -> Option<Hook> {
         match self {
             Plant::LostAck => Some(forgetful()),
             Plant::PsnOffByOne => Some(Box::new(one_more)),
@@ -140,7 +140,7 @@ fn header(datagram: &Datagram) -> Option<Bth> {
 }
 
 /// Drops the second and every further acknowledgement of one number.
-fn forgetful() -> Tap {
+fn forgetful() -> Hook {
     let mut seen: HashMap<u32, Psn> = HashMap::new();
     Box::new(move |datagram| {
         let Some(bth) = header(datagram).filter(|bth| bth.opcode == Opcode::Acknowledge) else {

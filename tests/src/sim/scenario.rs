@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nvme::log::AnaState;
 use nvmfd::core::subsystem::ana::ANA_STATES;
-use rdma::soft::sim::{Dice, Faults};
+use rdma::soft::sim::{Faults, Rng};
 
 use super::auth_keys::Proofs;
 use super::device::DiskFaults;
@@ -137,11 +137,11 @@ const MIXES: [[u16; 8]; 4] = [
     [250, 250, 150, 120, 120, 60, 30, 20],
 ];
 
-fn pick<T: Copy>(dice: &mut Dice, from: &[T]) -> T {
+fn pick<T: Copy>(dice: &mut Rng, from: &[T]) -> T {
     from[dice.below(from.len() as u64) as usize]
 }
 
-fn micros(dice: &mut Dice, from: u64, to: u64) -> Duration {
+fn micros(dice: &mut Rng, from: u64, to: u64) -> Duration {
     Duration::from_micros(from + dice.below(to - from + 1))
 }
 
@@ -149,7 +149,7 @@ impl Profile {
     /// What a seed stands for, in a run of so many commands.
     #[must_use]
     pub fn new(seed: u64, commands: u32) -> Profile {
-        let dice = &mut Dice::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5eed);
+        let dice = &mut Rng::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5eed);
         for _ in 0..8 {
             dice.roll();
         }
@@ -299,7 +299,7 @@ impl Profile {
     }
 }
 
-fn network(dice: &mut Dice, v6: bool) -> Faults {
+fn network(dice: &mut Rng, v6: bool) -> Faults {
     let clean = dice.per_mille(250);
     let mut chance = |most: &[u16]| if clean { 0 } else { pick(dice, most) };
     Faults {
@@ -313,7 +313,7 @@ fn network(dice: &mut Dice, v6: bool) -> Faults {
     }
 }
 
-fn disk(dice: &mut Dice) -> DiskFaults {
+fn disk(dice: &mut Rng) -> DiskFaults {
     let sound = dice.per_mille(400);
     let mut chance = |most: &[u16]| if sound { 0 } else { pick(dice, most) };
     DiskFaults {
@@ -329,14 +329,14 @@ fn disk(dice: &mut Dice) -> DiskFaults {
     }
 }
 
-fn mishaps(dice: &mut Dice, hosts: usize, commands: u32) -> Vec<(u32, Mishap)> {
+fn mishaps(dice: &mut Rng, hosts: usize, commands: u32) -> Vec<(u32, Mishap)> {
     let count = pick(dice, &[0, 1, 2, 4, 8]);
     let mut list: Vec<_> = (0..count).map(|_| mishap(dice, hosts, commands)).collect();
     list.sort_by_key(|(at, _)| *at);
     list
 }
 
-fn scope(dice: &mut Dice, hosts: usize, commands: u32) -> (u32, Mishap) {
+fn scope(dice: &mut Rng, hosts: usize, commands: u32) -> (u32, Mishap) {
     let space = dice.below(2) as usize;
     let long = pick(dice, &[500, 50_000, 2_000_000]);
     let time = micros(dice, long / 2, long);
@@ -349,13 +349,13 @@ fn scope(dice: &mut Dice, hosts: usize, commands: u32) -> (u32, Mishap) {
     (dice.below(u64::from(commands).max(1)) as u32, mishap)
 }
 
-fn exchange(dice: &mut Dice, commands: u32) -> (u32, Mishap) {
+fn exchange(dice: &mut Rng, commands: u32) -> (u32, Mishap) {
     let long = pick(dice, &[1, 500, 50_000]);
     let mishap = Mishap::Exchange(dice.below(2) as usize, micros(dice, long / 2, long));
     (dice.below(u64::from(commands).max(1)) as u32, mishap)
 }
 
-fn reach(dice: &mut Dice, commands: u32) -> (u32, Mishap) {
+fn reach(dice: &mut Rng, commands: u32) -> (u32, Mishap) {
     let (path, space) = (dice.below(2) as usize, dice.below(2) as usize);
     let state = pick(dice, &ANA_STATES);
     let long = pick(dice, &[500, 50_000, 2_000_000]);
@@ -363,7 +363,7 @@ fn reach(dice: &mut Dice, commands: u32) -> (u32, Mishap) {
     (dice.below(u64::from(commands).max(1)) as u32, mishap)
 }
 
-fn mishap(dice: &mut Dice, hosts: usize, commands: u32) -> (u32, Mishap) {
+fn mishap(dice: &mut Rng, hosts: usize, commands: u32) -> (u32, Mishap) {
     let host = dice.below(hosts as u64) as usize;
     let long = pick(dice, &[500, 50_000, 2_000_000, 12_000_000]);
     let time = micros(dice, long / 2, long);

@@ -11,25 +11,25 @@ use std::time::Instant;
 
 use nvme::log::AnaState;
 use nvme::{Nqn, Text};
-use nvmfd::blockdev::{BackingId, Done, Geometry, Health};
+use nvmfd::blockdev::{DeviceId, Geometry, Health, IoCompletion};
 use nvmfd::core::controller::Limits;
-use nvmfd::core::message::{Mail, Mailbox, mailbox};
-use nvmfd::core::poll_group::{Lent, Queues};
+use nvmfd::core::message::{Mailbox, Message, mailbox};
+use nvmfd::core::poll_group::{PollGroup, Resources};
 use nvmfd::core::qpair::RECEIVES_FOR_ADMIN;
 use nvmfd::core::registry::Registry;
-use nvmfd::core::sched::range_lock::Claim;
-use nvmfd::core::sched::{Fence, Fenced};
+use nvmfd::core::sched::range_lock::RangeLock;
+use nvmfd::core::sched::{DrainBarrier, DrainScope};
 use nvmfd::core::shared::Shared;
 use nvmfd::core::subsystem::ana::AnaStates;
-use nvmfd::core::subsystem::bad_blocks::Marks;
+use nvmfd::core::subsystem::bad_blocks::BadBlocks;
 use nvmfd::core::subsystem::reservation::Reservation;
 use nvmfd::core::subsystem::usage::Usage;
 use nvmfd::core::subsystem::write_protect::Protection;
-use nvmfd::core::subsystem::{ListenerConfig, Namespace, Offer, Subsystem};
+use nvmfd::core::subsystem::{AccessPolicy, ListenerConfig, Namespace, Subsystem};
 use nvmfd::worker::Workers;
-use nvmfd::worker::ns_state::Keeper;
+use nvmfd::worker::ns_state::NamespaceStateWorker;
 use rdma::soft::Soft;
-use rdma::soft::sim::{Air, AirPort, Dice};
+use rdma::soft::sim::{Network, NetworkPort, Rng};
 use rdma::{Event, Fabric, Pool, PoolPlan, Wake};
 use tempfile::TempDir;
 
@@ -38,7 +38,7 @@ use self::ns_management_driver::Steward;
 use super::auth_keys::keyring;
 use super::device::{SimDisk, SimRing};
 use super::host::hostnqn;
-use super::instrument::{DiskSeam, Echo, Ledger, Seam, SharedLedger, lock};
+use super::instrument::{BufferLedger, DiskSeam, Echo, Seam, SharedLedger, lock};
 use super::mutants::Plant;
 use super::oracle::blocks::SECTOR_BYTES;
 use super::oracle::visibility::name;
@@ -55,13 +55,13 @@ pub const SUBNQN: &str = "nqn.2026-11.io.nvmfd:world";
 
 /// A reactor without a thread.
 struct Reactor {
-    queues: Queues,
+    queues: PollGroup,
     fabric: Seam<Soft>,
     pool: Pool,
     mailbox: Mailbox,
     ledger: SharedLedger,
     events: Vec<Event>,
-    done: Vec<Done>,
+    done: Vec<IoCompletion>,
     rung: bool,
     /// Bytes of a buffer that a planted fault keeps.
     spare_bytes: u64,
@@ -69,13 +69,13 @@ struct Reactor {
 
 /// The target.
 pub struct Target {
-    ports: Vec<AirPort>,
+    ports: Vec<NetworkPort>,
     registry: Arc<Registry>,
     shared: Arc<Shared>,
     reactors: Vec<Reactor>,
     usage: Arc<Usage>,
     /// For each namespace its number at the disk, while it is served.
-    served: Vec<Option<BackingId>>,
+    served: Vec<Option<DeviceId>>,
     next_id: u32,
     published: bool,
     /// Of each namespace, as hosts are told; the disk keeps its own.
@@ -86,7 +86,7 @@ pub struct Target {
     protections: Vec<Arc<Protection>>,
     /// Where they are kept whose blocks may become unreadable, and of each namespace those that are.
     kept: Option<TempDir>,
-    marks: Vec<Arc<Marks>>,
+    marks: Vec<Arc<BadBlocks>>,
     /// Sectors of each namespace.
     sizes: Vec<u32>,
     /// Of each namespace its store, and how many it had before.
@@ -97,7 +97,7 @@ pub struct Target {
     paths: Vec<AnaStates>,
     formatter: Formatter,
     /// Works between the turns of reactors, since it has no thread here.
-    keeper: Keeper,
+    keeper: NamespaceStateWorker,
     /// Who carries out what hosts order about namespaces, between the turns as well.
     pub steward: Steward,
     /// A planted fault of its own.
@@ -111,10 +111,10 @@ impl Target {
     ///
     /// # Errors
     /// There is no place for its files.
-    pub fn new(profile: &Profile, air: &Arc<Mutex<Air>>) -> Result<Target, String> {
+    pub fn new(profile: &Profile, air: &Arc<Mutex<Network>>) -> Result<Target, String> {
         let kept = (profile.spoils > 0).then(tempfile::tempdir).transpose();
         let count = profile.reactors as u32;
-        let port = |index| AirPort::new(air, profile.address(None), (count, index));
+        let port = |index| NetworkPort::new(air, profile.address(None), (count, index));
         let registry = Arc::new(Registry::new(Vec::new(), 0, 0));
         Ok(Target {
             ports: (0..count).map(port).collect(),
@@ -134,7 +134,7 @@ impl Target {
             stores: (0..profile.shapes.len()).map(|space| (space, 0)).collect(),
             hidden: vec![BTreeSet::new(); profile.shapes.len()],
             paths: vec![AnaStates::default(); profile.paths],
-            keeper: Keeper::new(),
+            keeper: NamespaceStateWorker::new(),
             kept: kept.map_err(|error| error.to_string())?,
             marks: Vec::new(),
             steward: Steward::new(profile, 0),
@@ -146,7 +146,7 @@ impl Target {
 
     /// Its places in the air.
     pub fn places(&self) -> impl Iterator<Item = usize> {
-        self.ports.iter().map(AirPort::place)
+        self.ports.iter().map(NetworkPort::place)
     }
 
     /// Whether it runs.
@@ -163,7 +163,7 @@ impl Target {
     pub fn start(
         &mut self,
         profile: &Profile,
-        dice: &mut Dice,
+        dice: &mut Rng,
         disk: &mut SimDisk,
         trace: &Arc<Trace>,
         now: Instant,
@@ -193,11 +193,11 @@ impl Target {
             let region = Arc::clone(pool.region());
             let soft = Soft::in_air(port.clone(), config, entropy, now, Arc::clone(&region))
                 .map_err(|e| said(&e))?;
-            let ledger = Arc::new(Mutex::new(Ledger::new(&plan)));
+            let ledger = Arc::new(Mutex::new(BufferLedger::new(&plan)));
             let name = ("target", index as u64);
             let fabric = Seam::new(soft, name, region, Arc::clone(&ledger), Arc::clone(trace));
             self.reactors.push(Reactor {
-                queues: Queues::new(index, limits, now),
+                queues: PollGroup::new(index, limits, now),
                 fabric,
                 pool,
                 mailbox,
@@ -215,7 +215,7 @@ impl Target {
             }
         }
         let receives = profile.receives - RECEIVES_FOR_ADMIN;
-        (self.keeper, self.opened) = (Keeper::new(), 0);
+        (self.keeper, self.opened) = (NamespaceStateWorker::new(), 0);
         self.registry = Arc::new(Registry::new(senders, 16, receives));
         let workers = Workers::default().with_ns_state(self.keeper.sender());
         let workers = workers.with_ns_management(self.steward.sender());
@@ -250,10 +250,12 @@ impl Target {
         Ok(())
     }
 
-    fn open_marks(&self, space: usize) -> Result<Arc<Marks>, String> {
+    fn open_marks(&self, space: usize) -> Result<Arc<BadBlocks>, String> {
         match &self.kept {
-            Some(kept) => Marks::kept(subnqn(), space as u32 + 1, kept.path(), self.name(space)),
-            None => Ok(Marks::volatile()),
+            Some(kept) => {
+                BadBlocks::kept(subnqn(), space as u32 + 1, kept.path(), self.name(space))
+            }
+            None => Ok(BadBlocks::volatile()),
         }
     }
 
@@ -333,20 +335,20 @@ impl Target {
         Ok(())
     }
 
-    fn fresh_id(&mut self) -> BackingId {
+    fn fresh_id(&mut self) -> DeviceId {
         self.next_id += 1;
-        BackingId(self.next_id - 1)
+        DeviceId(self.next_id - 1)
     }
 
     /// Serves a namespace no more (after the next publication).
-    pub fn remove(&mut self, space: usize, disk: &mut SimDisk) -> Option<BackingId> {
+    pub fn remove(&mut self, space: usize, disk: &mut SimDisk) -> Option<DeviceId> {
         self.interrupt_format(space, disk);
         self.served[space].take()
     }
 
     /// Makes the subsystem, as it is now, known to all.
     pub fn publish(&mut self, profile: &Profile) {
-        let namespace = |(space, id): (usize, &Option<BackingId>)| {
+        let namespace = |(space, id): (usize, &Option<DeviceId>)| {
             let block_bytes = self.block_bytes(profile, space);
             let blocks = self.sizes[space] / (block_bytes / SECTOR_BYTES);
             id.map(|backing| Namespace {
@@ -379,7 +381,7 @@ impl Target {
             model: Text::lossy("nvmfd"),
             allow_any_host: true,
             hosts: BTreeSet::new(),
-            offer: Arc::new(Offer { masks: self.masks(profile), ..Offer::default() }),
+            offer: Arc::new(AccessPolicy { masks: self.masks(profile), ..AccessPolicy::default() }),
             namespaces: declared.chain(self.made()).collect(),
             management: self.management(),
             host_limiters: Arc::default(),
@@ -466,7 +468,7 @@ impl Target {
         let mut worked = reactor.rung || !reactor.events.is_empty() || !reactor.done.is_empty();
         let ring = SimRing { disk, ring: index };
         let mut seam = DiskSeam { disk: ring, ledger: &reactor.ledger };
-        let mut lent = Lent {
+        let mut lent = Resources {
             pool: &mut reactor.pool,
             fabric: &mut reactor.fabric,
             disk: &mut seam,
@@ -482,27 +484,31 @@ impl Target {
         worked |= reactor.queues.tick(&mut lent);
         if std::mem::take(&mut reactor.rung) {
             while let Some(mail) = reactor.mailbox.take() {
-                if let Mail::Caught(answer) = mail {
+                if let Message::Caught(answer) = mail {
                     // Who asks may have gone.
                     let _ = answer.send(());
                     continue;
                 }
                 match (self.plant, &mail) {
-                    (Some(Plant::MissingFence), Mail::Fence(fence)) if is_of_preemption(fence) => {
-                        continue;
-                    }
-                    (Some(Plant::LateShield), Mail::Fence(fence)) if is_shield(fence) => continue,
-                    (Some(Plant::LateFormat), Mail::Fence(fence))
-                        if fence.whose == Fenced::Users =>
+                    (Some(Plant::MissingFence), Message::Fence(fence))
+                        if is_of_preemption(fence) =>
                     {
                         continue;
                     }
-                    (Some(Plant::StaleView), Mail::Subsystem(_)) => continue,
-                    (Some(Plant::LostAbort), Mail::Errand(_)) => {
+                    (Some(Plant::LateShield), Message::Fence(fence)) if is_shield(fence) => {
+                        continue;
+                    }
+                    (Some(Plant::LateFormat), Message::Fence(fence))
+                        if fence.whose == DrainScope::Users =>
+                    {
+                        continue;
+                    }
+                    (Some(Plant::StaleView), Message::Subsystem(_)) => continue,
+                    (Some(Plant::LostAbort), Message::Errand(_)) => {
                         std::mem::forget(mail);
                         continue;
                     }
-                    (Some(Plant::FalseAbort), Mail::Errand(errand)) => errand.clone().succeed(),
+                    (Some(Plant::FalseAbort), Message::Errand(errand)) => errand.clone().succeed(),
                     _ => {}
                 }
                 reactor.queues.on_mail(mail, &mut lent);
@@ -527,7 +533,7 @@ impl Target {
     fn open_blocks(&mut self) {
         let exclusion = &self.shared.range_locks;
         let nothing =
-            Claim { backing: BackingId(0), at: u64::MAX - 1, len: 1, alone: false, reactor: 0 };
+            RangeLock { backing: DeviceId(0), at: u64::MAX - 1, len: 1, alone: false, reactor: 0 };
         let (last, _) = exclusion.claim(nothing);
         (self.opened + 1..=last).for_each(|ticket| exclusion.give_up(ticket));
         self.opened = last;
@@ -597,12 +603,12 @@ impl Target {
     }
 }
 
-fn is_of_preemption(fence: &Fence) -> bool {
-    matches!(fence.whose, Fenced::Preempted(_))
+fn is_of_preemption(fence: &DrainBarrier) -> bool {
+    matches!(fence.whose, DrainScope::Preempted(_))
 }
 
-fn is_shield(fence: &Fence) -> bool {
-    fence.whose == Fenced::Writers
+fn is_shield(fence: &DrainBarrier) -> bool {
+    fence.whose == DrainScope::Writers
 }
 
 /// The subsystem's name.

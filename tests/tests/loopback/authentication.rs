@@ -5,11 +5,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::thread;
 
-use initiator::{Error, Host, Options, Setup};
+use initiator::{Error, Host, HostOptions, Options};
 use nvme::auth::{Failure, GroupId, HashId, Secret};
 use nvmfd::core::diag::cause::Cause;
 
-use super::Ended;
+use super::EndReason;
 use super::target::{HOST, TestTarget};
 
 const SECRET: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
@@ -38,7 +38,7 @@ fn options(target: &TestTarget, secret: Option<&str>, ours: Option<&str>) -> Opt
     Options { secret, controller_secret, ..target.options(1) }
 }
 
-fn ended(target: &TestTarget, secret: Option<&str>, ours: Option<&str>) -> Ended {
+fn ended(target: &TestTarget, secret: Option<&str>, ours: Option<&str>) -> EndReason {
     match Host::connect(options(target, secret, ours), target.setup()) {
         Err(Error::Ended(ended)) => ended,
         Err(other) => panic!("{other}"),
@@ -59,12 +59,12 @@ fn both_sides_prove_themselves_in_every_group_or_nothing_is_served() {
         host.disconnect();
     }
     target.apply(&rules(folder.path(), "groups = [\"ffdhe2048\"]"));
-    assert!(matches!(ended(&target, None, None), Ended::Authentication));
+    assert!(matches!(ended(&target, None, None), EndReason::Authentication));
     let refused = ended(&target, Some(OURS), None);
-    assert!(matches!(refused, Ended::NotAuthenticated { queue: 0, why: Failure::FAILED }));
+    assert!(matches!(refused, EndReason::NotAuthenticated { queue: 0, why: Failure::FAILED }));
     assert!(refused.to_string().contains("is --dhchap-secret the secret"), "{refused}");
     let unproved = ended(&target, Some(SECRET), Some(SECRET));
-    assert!(matches!(unproved, Ended::Unproved { queue: 0, why: Failure::FAILED }));
+    assert!(matches!(unproved, EndReason::Unproved { queue: 0, why: Failure::FAILED }));
     // Whose key is gone is refused until somebody says that it needs none.
     target.apply("");
     assert!(Host::connect(target.options(1), target.setup()).is_err());
@@ -72,7 +72,7 @@ fn both_sides_prove_themselves_in_every_group_or_nothing_is_served() {
     target.apply(&format!("[[host]]\nnqn = \"{HOST}\"\nauthenticate = false\n"));
     assert!(Host::connect(target.options(1), target.setup()).is_ok());
     let unproved = ended(&target, Some(SECRET), Some(OURS));
-    let expected = Ended::Unproved { queue: 0, why: Failure::PROTOCOL_UNUSABLE };
+    let expected = EndReason::Unproved { queue: 0, why: Failure::PROTOCOL_UNUSABLE };
     assert_eq!(unproved.to_string(), expected.to_string());
 }
 
@@ -87,14 +87,14 @@ fn each_host_may_use_the_hashes_and_groups_that_are_allowed_for_it() {
     let elsewhere = |target: &TestTarget, options: Options| {
         let source = target.address().trim_end_matches('1').to_owned() + "10";
         let source = Some(source.parse().expect("an address"));
-        Host::connect(options, Setup { source, ..target.setup() })
+        Host::connect(options, HostOptions { source, ..target.setup() })
     };
     let offering = |target: &TestTarget, hashes: &[HashId], groups: &[GroupId]| {
         let (hashes, groups) = (hashes.to_vec(), groups.to_vec());
         elsewhere(target, Options { hashes, groups, ..options(target, Some(SECRET), None) })
     };
     let refused = |host: Result<Host, Error>| match host {
-        Err(Error::Ended(Ended::NotAuthenticated { queue: 0, why })) => why,
+        Err(Error::Ended(EndReason::NotAuthenticated { queue: 0, why })) => why,
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("connected"),
     };
@@ -142,7 +142,7 @@ fn hosts_that_prove_themselves_all_at_once_get_their_turn() {
                 let source = target.source();
                 let (net, _) = source.rsplit_once('.').unwrap();
                 let source = format!("{net}.{last}").parse().unwrap();
-                let setup = Setup { source: Some(source), ..target.setup() };
+                let setup = HostOptions { source: Some(source), ..target.setup() };
                 scope.spawn(move || Host::connect(options, setup).map(Host::disconnect))
             })
             .collect();

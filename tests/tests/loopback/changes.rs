@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use initiator::session::Ended;
-use initiator::{Error, Host, Options, Setup};
+use initiator::session::EndReason;
+use initiator::{Error, Host, HostOptions, Options};
 use nvme::Nqn;
 use nvme::feature::AsyncEvent;
-use nvmfd::View;
+use nvmfd::TargetView;
 
 use crate::target::TestTarget;
 
@@ -24,7 +24,7 @@ fn more(address: &str, port: u16) -> String {
 }
 
 /// A host that connects to that subsystem, for as long as that takes, and lists its namespaces.
-fn list(options: Options, setup: Setup) -> JoinHandle<Result<Vec<u32>, Error>> {
+fn list(options: Options, setup: HostOptions) -> JoinHandle<Result<Vec<u32>, Error>> {
     thread::spawn(move || {
         let mut host = Host::connect(options, setup)?;
         let namespaces = host.namespaces(0, None);
@@ -45,7 +45,7 @@ fn place(target: &TestTarget, port: u16) -> (SocketAddr, String, Options) {
 }
 
 /// Waits until hosts have sent so many messages to set up connections, and reactors have read them.
-fn hear(view: &View, all: u64) {
+fn hear(view: &TargetView, all: u64) {
     let messages = || -> u64 {
         let told = view.shared.observers().iter().flat_map(|observer| observer.fabric());
         told.filter(|(name, _)| *name == "message").map(|(_, count)| count).sum()
@@ -68,7 +68,8 @@ fn who_connects_before_a_change_is_kept_is_served_by_what_it_brings() {
         let before = watcher.discovery_log().expect("read");
         let (view, mut connecting) = (target.view(), None);
         let source = target.source().trim_end_matches('2').to_owned() + "4";
-        let setup = Setup { source: Some(source.parse().expect("an address")), ..target.setup() };
+        let setup =
+            HostOptions { source: Some(source.parse().expect("an address")), ..target.setup() };
         let kept = || {
             connecting = Some(list(options, setup));
             // Those of the watcher are a request and a confirmation.
@@ -104,7 +105,7 @@ fn who_connects_before_a_change_is_refused_finds_nobody() {
         assert_eq!(refused, "there is no room");
         let refused = connecting.expect("started").join().unwrap().expect_err("nobody is there");
         assert!(
-            matches!(&refused, Error::Ended(Ended::NobodyListens { to: at }) if *at == to),
+            matches!(&refused, Error::Ended(EndReason::NobodyListens { to: at }) if *at == to),
             "{refused}"
         );
     }

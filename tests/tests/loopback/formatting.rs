@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use initiator::host::Range;
-use initiator::{Data, Host, Options, Request, Setup};
+use initiator::{Data, Host, HostOptions, Options, Request};
 use nvme::feature::{FeatureId, SetFeatures};
 use nvme::identify::IdentifyNamespace;
 use nvme::log::{GetLogPage, LogId, changed_namespaces};
@@ -61,7 +61,8 @@ fn contents(host: &mut Host, range: Range) -> Vec<u8> {
 fn patient(target: &TestTarget, n: u8) -> Host {
     let source: Ipv4Addr = target.source().parse().expect("an address");
     let [a, b, c, d] = source.octets();
-    let setup = Setup { source: Some(Ipv4Addr::new(a, b, c, d + n).into()), ..target.setup() };
+    let setup =
+        HostOptions { source: Some(Ipv4Addr::new(a, b, c, d + n).into()), ..target.setup() };
     let (kato_ms, command_timeout) = (600_000, Duration::from_secs(600));
     let options = Options { kato_ms, command_timeout, ..target.options(2) };
     Host::connect(options, setup).expect("connected")

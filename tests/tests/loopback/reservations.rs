@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use initiator::host::Range;
-use initiator::{Error, Host, Options, Setup};
+use initiator::{Error, Host, HostOptions, Options};
 use nvme::feature::AsyncEvent;
 use nvme::log::{GetLogPage, LogId};
 use nvme::reservation::{
@@ -33,9 +33,9 @@ const ROUNDS: u32 = 60;
 const BYTES: usize = 1 << 20;
 
 /// Who connects; each connection finds an address of its own.
-fn who(target: &TestTarget, hostid: [u8; 16]) -> (Options, Setup) {
+fn who(target: &TestTarget, hostid: [u8; 16]) -> (Options, HostOptions) {
     let options = Options { hostid, ..target.options(1) };
-    (options, Setup { source: None, ..target.setup() })
+    (options, HostOptions { source: None, ..target.setup() })
 }
 
 fn connect(target: &TestTarget, hostid: [u8; 16]) -> Host {

@@ -6,9 +6,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
-use initiator::{Host, Options, Provider, Setup};
+use initiator::{Host, HostOptions, Options, Provider};
 use nvme::Nqn;
-use nvmfd::Target;
+use nvmfd::RunningTarget;
 use nvmfd::config::Config;
 use nvmfd::core::diag::cause::Cause;
 
@@ -22,7 +22,7 @@ pub(crate) const BLOCKS: u64 = 16384;
 
 /// A running target. It stops when it is dropped.
 pub(crate) struct TestTarget {
-    target: Option<Target>,
+    target: Option<RunningTarget>,
     folder: tempfile::TempDir,
     /// Its address, and that of the hosts which name one.
     net: [u8; 2],
@@ -44,7 +44,7 @@ impl TestTarget {
         let folder = tempfile::tempdir_in(place()).unwrap();
         let mut target = TestTarget { target: None, folder, net };
         let config = target.config(more);
-        target.target = Some(Target::start(config).expect("the target starts"));
+        target.target = Some(RunningTarget::start(config).expect("the target starts"));
         target
     }
 
@@ -60,9 +60,9 @@ impl TestTarget {
         format!("127.{a}.{b}.2")
     }
 
-    pub(crate) fn setup(&self) -> Setup {
+    pub(crate) fn setup(&self) -> HostOptions {
         let source = self.source().parse().expect("an address");
-        Setup { provider: Provider::Soft, source: Some(source), ..Setup::default() }
+        HostOptions { provider: Provider::Soft, source: Some(source), ..HostOptions::default() }
     }
 
     pub(crate) fn folder(&self) -> &Path {
@@ -126,7 +126,8 @@ block_size = 512
     /// with `more`.
     pub(crate) fn restart(&mut self, more: &str) {
         self.take().stop(Instant::now() + Duration::from_secs(60));
-        self.target = Some(Target::start(self.config(more)).expect("the target starts again"));
+        self.target =
+            Some(RunningTarget::start(self.config(more)).expect("the target starts again"));
     }
 
     /// What is said of each time that this happened.
@@ -148,12 +149,12 @@ block_size = 512
     }
 
     /// What may be seen of it.
-    pub(crate) fn view(&self) -> nvmfd::View {
+    pub(crate) fn view(&self) -> nvmfd::TargetView {
         self.target.as_ref().expect("running").view()
     }
 
     /// What stops it, to be run whenever.
-    pub(crate) fn take(&mut self) -> Target {
+    pub(crate) fn take(&mut self) -> RunningTarget {
         self.target.take().expect("running")
     }
 

@@ -1,6 +1,6 @@
 //! What has failed to become durable, and who may say that the store is to be trusted again.
 
-use nvmfd::blockdev::{Fault, Health};
+use nvmfd::blockdev::{Health, InjectedFault};
 
 use super::*;
 
@@ -12,9 +12,9 @@ fn health(target: &TestTarget) -> std::sync::Arc<Health> {
 
 /// A flush fails, and the store would do better from now on.
 fn fail_a_flush(target: &TestTarget, host: &mut Host) {
-    health(target).set_fault(Fault::Sync);
+    health(target).set_fault(InjectedFault::Sync);
     assert!(status(host.flush(1)).is(Status::WRITE_FAULT));
-    health(target).set_fault(Fault::None);
+    health(target).set_fault(InjectedFault::None);
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn a_host_that_has_written_and_was_not_told_fails_to_flush_once_after_a_trust() 
     let target = TestTarget::start();
     let other = |id: u8| {
         let options = Options { hostid: [id; 16], ..target.options(1) };
-        let setup = Setup { source: None, ..target.setup() };
+        let setup = HostOptions { source: None, ..target.setup() };
         Host::connect(options, setup).expect("connected")
     };
     let mut teller = target.connect(1);
@@ -90,7 +90,7 @@ fn a_host_that_was_away_is_told_when_it_comes_back() {
     let target = TestTarget::start();
     let other = |id: u8| {
         let options = Options { hostid: [id; 16], ..target.options(1) };
-        let setup = Setup { source: None, ..target.setup() };
+        let setup = HostOptions { source: None, ..target.setup() };
         Host::connect(options, setup).expect("connected")
     };
     let (mut teller, mut writer) = (target.connect(1), other(1));

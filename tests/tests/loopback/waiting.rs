@@ -94,7 +94,7 @@ fn who_does_not_want_to_wait_is_told_what_is_missing() {
     );
     target.take().stop(Instant::now() + Duration::from_secs(60));
     let config = nvmfd::config::Config::parse(&format!("missing = \"fail\"\n{text}")).unwrap();
-    let fatal = nvmfd::Target::start(config).err().expect("refused").to_string();
+    let fatal = nvmfd::RunningTarget::start(config).err().expect("refused").to_string();
     assert!(fatal.contains("namespace 3") && fatal.contains("/nvmfd-no-such-folder"), "{fatal}");
 }
 

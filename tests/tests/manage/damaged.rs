@@ -118,7 +118,7 @@ fn a_damaged_list_of_names_keeps_files_from_being_served_while_something_is_kept
 fn a_damaged_journal_of_changes_keeps_the_daemon_from_starting() {
     let folder = daemon("127.0.47.9", "127.0.47.10").stop();
     damage(folder.path(), "/changes.json");
-    let declared = nvmfd::overlay::Declared::load(&folder.path().join("nvmfd.toml"));
+    let declared = nvmfd::overlay::EffectiveConfig::load(&folder.path().join("nvmfd.toml"));
     let said = declared.unwrap_err().to_string();
     assert!(said.contains("changes.json") && said.contains("move that file away"), "{said}");
 }

@@ -1,6 +1,6 @@
 //! A target and a host in one process, over the soft fabric.
 
-use initiator::{Host, Options, Provider, Setup};
+use initiator::{Host, HostOptions, Options, Provider};
 use nvme::Nqn;
 use nvmfd::config::Config;
 
@@ -21,6 +21,6 @@ pub(crate) fn host(address: &str, source: &str, nqn: &str) -> Host {
     let at = format!("{address}:4420").parse().expect("an address");
     let options = Options { queue_entries: 64, ..Options::new(at, name(nqn), name(HOST), [7; 16]) };
     let source = Some(source.parse().expect("an address"));
-    let setup = Setup { provider: Provider::Soft, source, ..Setup::default() };
+    let setup = HostOptions { provider: Provider::Soft, source, ..HostOptions::default() };
     Host::connect(options, setup).expect("a connection")
 }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use crate::rng::Random;
 use crate::verify::model::*;
-use crate::verify::{Kind as Found, Standing};
+use crate::verify::{CandidateState, Kind as Found};
 
 const BLOCK: usize = 512;
 const BLOCKS: u64 = 24;
@@ -610,7 +610,7 @@ fn a_violation_is_told_with_what_was_found_and_expected() {
         assert!(told.contains(part), "{part:?} in\n{told}");
     }
     let expected = world.model.expected(FIRST + 9);
-    assert_eq!(expected.last().map(|it| it.standing), Some(Standing::Settled));
+    assert_eq!(expected.last().map(|it| it.standing), Some(CandidateState::Settled));
     world.model.lost(open);
     world.disk.put(9, &fresh, false);
 }

@@ -45,7 +45,7 @@ type Rank = (usize, Reverse<u64>, Source);
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Crowd<V> {
+pub(crate) struct PerSourceTable<V> {
     limit: usize,
     /// (In boxes, because a tree moves what it has.)
     entries: BTreeMap<Key, Box<Entry<V>>>,
@@ -57,10 +57,10 @@ pub(crate) struct Crowd<V> {
     next_age: u64,
 }
 
-impl<V> Crowd<V> {
+impl<V> PerSourceTable<V> {
     /// For at most `limit` entries, at least one.
-    pub(crate) fn new(limit: usize) -> Crowd<V> {
-        Crowd {
+    pub(crate) fn new(limit: usize) -> PerSourceTable<V> {
+        PerSourceTable {
             limit: limit.max(1),
             entries: BTreeMap::new(),
             by_source: BTreeMap::new(),
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn the_source_with_the_most_makes_room_and_its_oldest_first() {
-        let mut crowd = Crowd::new(4);
+        let mut crowd = PerSourceTable::new(4);
         for (source, comm) in [(2, 1), (3, 2), (3, 3), (3, 4)] {
             assert_eq!(crowd.insert(key(source, comm), comm, None), None);
         }
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn addresses_of_one_ipv6_subnet_are_one_source() {
-        let mut crowd = Crowd::new(3);
+        let mut crowd = PerSourceTable::new(3);
         let key = |remote: &str, comm| Key { remote: remote.parse().unwrap(), ..key(2, comm) };
         crowd.insert(key("2001:db8::1", 1), 1, None);
         crowd.insert(key("2001:db8:0:1::1", 2), 2, None);
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn what_is_over_goes_unless_it_is_kept() {
-        let (mut crowd, now) = (Crowd::new(4), Instant::now());
+        let (mut crowd, now) = (PerSourceTable::new(4), Instant::now());
         let later = now + Duration::from_secs(1);
         crowd.insert(key(2, 1), 'a', Some(later));
         crowd.insert(key(2, 2), 'b', Some(now));
@@ -251,7 +251,7 @@ mod tests {
         fn the_views_agree(
             steps in proptest::collection::vec((0u8..4, 0u8..6, 0u32..8, 0u64..40), 0..200),
         ) {
-            let (mut crowd, start) = (Crowd::new(9), Instant::now());
+            let (mut crowd, start) = (PerSourceTable::new(9), Instant::now());
             for (step, source, comm, time) in steps {
                 let (key, time) = (key(source, comm), start + Duration::from_secs(time));
                 match step {

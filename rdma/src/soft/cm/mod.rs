@@ -18,13 +18,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use super::cm::connection::{ConnectRequest, Connection, Offer, Phase, is_kin, mtu_bytes};
-use super::cm::half_open::{Crowd, Key};
+use super::cm::half_open::{Key, PerSourceTable};
 use super::cm::mad::MAD_BYTES;
 use super::cm::message::RejectReason;
-use super::cm::request_handle::{News, Stage, Ticket, Token};
-use super::cm::retransmit::{Due, Retries, Retry};
-use super::cm::source_penalty::Debts;
-use super::cm::stale_connection::{Claim, MOST_CLAIMS};
+use super::cm::request_handle::{RequestHandle, RequestState, RequestUpdates, Token};
+use super::cm::retransmit::{CmRetransmitter, Due, Retry};
+use super::cm::source_penalty::SourcePenalty;
+use super::cm::stale_connection::{MOST_CLAIMS, StaleCandidate};
 use super::endpoint::{Config, Endpoint, Path, ROCE_PORT};
 use super::qp::{QueuePair, Settings, ecn};
 use super::wire::psn::{Psn, Qpn};
@@ -66,7 +66,7 @@ pub(super) struct HalfOpen {
 impl HalfOpen {
     /// Of a request, which may be answered. (So may the answer to a question of ours, but that is
     /// spent on the question.)
-    pub(super) fn new(request: &ConnectRequest, proven: bool, news: &News) -> HalfOpen {
+    pub(super) fn new(request: &ConnectRequest, proven: bool, news: &RequestUpdates) -> HalfOpen {
         HalfOpen {
             comm: None,
             proven,
@@ -80,7 +80,7 @@ impl HalfOpen {
 
 /// A request whose sender is asked for a sign of life before it gets any further.
 #[derive(Debug)]
-pub(super) struct Doubt {
+pub(super) struct Challenge {
     pub(super) request: ConnectRequest,
     /// The names of the connection, at our side and at the peer's, that we ask about. There is no
     /// such connection, and only who gets the question can know them.
@@ -88,32 +88,32 @@ pub(super) struct Doubt {
 }
 
 /// What connection management knows, except for the connections themselves.
-pub(super) struct Manager {
+pub(super) struct ConnectionManager {
     pub(super) listeners: Vec<SocketAddr>,
     /// Live connections that peers have asked for, by their requests.
     pub(super) by_request: BTreeMap<Key, u32>,
     /// Live connections by address, adapter and queue pair of the peer.
     pub(super) by_peer: BTreeMap<(IpAddr, u64, Qpn), u32>,
-    pub(super) half_open: Crowd<HalfOpen>,
+    pub(super) half_open: PerSourceTable<HalfOpen>,
     /// How many of those are not proven.
     pub(super) strangers: usize,
-    pub(super) doubts: Crowd<Doubt>,
+    pub(super) doubts: PerSourceTable<Challenge>,
     pub(super) doubts_by_name: BTreeMap<u32, Key>,
     /// Requests from queue pairs that have a connection.
-    pub(super) claims: Crowd<Claim>,
+    pub(super) claims: PerSourceTable<StaleCandidate>,
     /// Our names of connections that have had to make room and still have a queue pair.
     pub(super) displaced: Vec<u32>,
     /// Connections that have ended of late.
-    pub(super) ended: Crowd<()>,
+    pub(super) ended: PerSourceTable<()>,
     /// Connections that came up of late at another endpoint, their requests having come to us.
-    pub(super) elsewhere: Crowd<()>,
+    pub(super) elsewhere: PerSourceTable<()>,
     /// What sources owe for connections that came up in vain, their requests having come to us.
-    pub(super) debts: Debts,
+    pub(super) debts: SourcePenalty,
     /// Whose request was passed over last because of that.
     pub(super) barred: Option<IpAddr>,
-    pub(super) retries: Retries,
+    pub(super) retries: CmRetransmitter,
     /// Of half-open connections whose requests users have, here or elsewhere.
-    pub(super) news: News,
+    pub(super) news: RequestUpdates,
     /// Too many have asked of late.
     flood_until: Option<Instant>,
     /// Messages that may still go unasked to peers that have not confirmed, and since when.
@@ -121,24 +121,24 @@ pub(super) struct Manager {
     unasked_since: Option<Instant>,
 }
 
-impl Manager {
-    pub(super) fn new(config: &Config) -> Manager {
-        Manager {
+impl ConnectionManager {
+    pub(super) fn new(config: &Config) -> ConnectionManager {
+        ConnectionManager {
             listeners: Vec::new(),
             by_request: BTreeMap::new(),
             by_peer: BTreeMap::new(),
-            half_open: Crowd::new(config.half_open),
+            half_open: PerSourceTable::new(config.half_open),
             strangers: 0,
-            doubts: Crowd::new(config.doubts),
+            doubts: PerSourceTable::new(config.doubts),
             doubts_by_name: BTreeMap::new(),
-            claims: Crowd::new(MOST_CLAIMS),
+            claims: PerSourceTable::new(MOST_CLAIMS),
             displaced: Vec::new(),
-            ended: Crowd::new(MOST_ENDED),
-            elsewhere: Crowd::new(MOST_ENDED),
-            debts: Debts::new(config.vain_per_source),
+            ended: PerSourceTable::new(MOST_ENDED),
+            elsewhere: PerSourceTable::new(MOST_ENDED),
+            debts: SourcePenalty::new(config.vain_per_source),
             barred: None,
-            retries: Retries::default(),
-            news: News::default(),
+            retries: CmRetransmitter::default(),
+            news: RequestUpdates::default(),
             flood_until: None,
             unasked: MOST_UNASKED,
             unasked_since: None,
@@ -178,16 +178,16 @@ impl Manager {
         // Of several with one name, the last is meant; it may be a new one, with no news yet.
         let half = self.half_open.get(&key).filter(|half| half.comm.is_none())?;
         let stage = half.token.stage();
-        if matches!(stage, Stage::Asked | Stage::Opened) {
+        if matches!(stage, RequestState::Asked | RequestState::Opened) {
             return None;
         }
         let half = self.forget_half_open(&key);
         match stage {
-            Stage::Up => self.elsewhere.insert(key, (), Some(now + patience)),
-            Stage::Ended => self.ended.insert(key, (), Some(now + patience)),
+            RequestState::Up => self.elsewhere.insert(key, (), Some(now + patience)),
+            RequestState::Ended => self.ended.insert(key, (), Some(now + patience)),
             _ => None,
         };
-        half.filter(|_| stage == Stage::Lost)
+        half.filter(|_| stage == RequestState::Lost)
     }
 
     /// Whether anything is said from this address of ours, or asked there; of an unspecified one,
@@ -195,7 +195,7 @@ impl Manager {
     pub(super) fn uses(&self, covered: impl Fn(IpAddr) -> bool) -> bool {
         self.retries.iter().any(|retry| covered(retry.local))
             || self.half_open.expiring().any(|(key, half)| {
-                let open = matches!(half.token.stage(), Stage::Asked | Stage::Lost);
+                let open = matches!(half.token.stage(), RequestState::Asked | RequestState::Lost);
                 open && covered(key.local)
             })
     }
@@ -279,9 +279,12 @@ impl Endpoint {
     /// it has been rejected.
     pub fn open(&mut self, incoming: Incoming, limits: QpLimits) -> Result<Qp, FabricError> {
         self.forget_sent();
-        let (request, token) = Ticket::answer(incoming, Stage::Opened).ok_or_else(|| {
-            FabricError("this request came through another provider and cannot be opened".into())
-        })?;
+        let (request, token) =
+            RequestHandle::answer(incoming, RequestState::Opened).ok_or_else(|| {
+                FabricError(
+                    "this request came through another provider and cannot be opened".into(),
+                )
+            })?;
         let message = &request.message;
         let settings = Settings {
             peer: message.qpn,
@@ -312,7 +315,7 @@ impl Endpoint {
         let qp = QueuePair::new(limits.receives, limits.sends);
         let inserted = self.insert(qp, connection, settings, Some(token.clone()));
         let number = inserted.ok_or_else(|| {
-            token.set(Stage::Refused);
+            token.set(RequestState::Refused);
             self.refuse_request(&request, RejectReason::NO_QP, &[]);
             FabricError(format!(
                 "all {} queue pairs are in use: raise the limit of connections",
@@ -377,7 +380,7 @@ impl Endpoint {
     /// Refuses a request with a reason of connection management.
     pub(super) fn refuse(&mut self, incoming: Incoming, why: RejectReason, private_data: &[u8]) {
         self.forget_sent();
-        if let Some((request, _)) = Ticket::answer(incoming, Stage::Refused) {
+        if let Some((request, _)) = RequestHandle::answer(incoming, RequestState::Refused) {
             self.refuse_request(&request, why, private_data);
         }
     }

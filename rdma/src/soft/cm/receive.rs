@@ -36,11 +36,11 @@ use super::message::{
     CmMessage, CmaHeader, DisconnectReply, DisconnectRequest, ReadyToUse, Reject, RejectReason,
     Reply, service_port,
 };
-use super::request_handle::{Stage, Ticket};
-use super::{Doubt, HalfOpen};
+use super::request_handle::{RequestHandle, RequestState};
+use super::{Challenge, HalfOpen};
 use crate::soft::endpoint::Endpoint;
 use crate::soft::qp::Settings;
-use crate::soft::stats::datagrams::Fate;
+use crate::soft::stats::datagrams::DatagramOutcome;
 use crate::{Event, Incoming, Qp, Reason, Region};
 
 /// How long the answer to a question is waited for.
@@ -55,8 +55,10 @@ impl Endpoint {
         to: IpAddr,
         mad: &[u8; MAD_BYTES],
         region: &Region,
-    ) -> Fate {
-        let Some((header, message)) = CmMessage::parse(mad) else { return Fate::Unknown };
+    ) -> DatagramOutcome {
+        let Some((header, message)) = CmMessage::parse(mad) else {
+            return DatagramOutcome::Unknown;
+        };
         let MadHeader { transaction, .. } = header;
         let find = |this: &mut Endpoint, ours: u32, theirs: u32| {
             let number = *this.by_comm.get(&ours)?;
@@ -98,7 +100,7 @@ impl Endpoint {
                 let ours = number.and_then(|number| self.live(Qp(number)));
                 let forged = ours.is_some_and(|o| o.connection.local_qpn != message.remote_qpn);
                 if forged {
-                    return Fate::Unknown;
+                    return DatagramOutcome::Unknown;
                 }
                 // While the connection is known, whose traffic class it leaves in.
                 self.tell(to, from, left(&message, transaction));
@@ -106,7 +108,7 @@ impl Endpoint {
                 number.map(drop)
             }
         };
-        if known.is_some() { Fate::Message } else { Fate::Unknown }
+        if known.is_some() { DatagramOutcome::Message } else { DatagramOutcome::Unknown }
     }
 
     /// The peer leaves. That is answered also when there is nothing to leave, because an earlier
@@ -133,19 +135,19 @@ impl Endpoint {
         from: IpAddr,
         to: IpAddr,
         message: &DisconnectReply,
-    ) -> Fate {
+    ) -> DatagramOutcome {
         let names = (message.remote_comm_id, message.local_comm_id);
         let Some(key) = self.manager.doubts_by_name.get(&names.0).copied() else {
             let heard = self.end_farewell(names.0, (to, from));
-            return if heard { Fate::Message } else { Fate::Unknown };
+            return if heard { DatagramOutcome::Message } else { DatagramOutcome::Unknown };
         };
         let doubt = self.manager.doubts.get(&key);
         if (key.remote, key.local) != (from, to) || doubt.is_none_or(|d| d.names != names) {
-            return Fate::Unknown;
+            return DatagramOutcome::Unknown;
         }
         self.manager.doubts_by_name.remove(&names.0);
-        let Some(Doubt { request, .. }) = self.manager.doubts.remove(&key) else {
-            return Fate::Unknown;
+        let Some(Challenge { request, .. }) = self.manager.doubts.remove(&key) else {
+            return DatagramOutcome::Unknown;
         };
         match self.check_request(&request) {
             Ok(private) => self.announce(now, request, private, true),
@@ -198,7 +200,7 @@ impl Endpoint {
             slot.connection.phase = Phase::Established;
             slot.qp.ready_to_send();
             if let Some(token) = &slot.token {
-                token.set(Stage::Up);
+                token.set(RequestState::Up);
             }
             let (comm, key) = (slot.connection.local_comm, slot.connection.key());
             self.manager.retries.remove(comm);
@@ -209,25 +211,25 @@ impl Endpoint {
     }
 
     /// Somebody asks to connect.
-    fn on_request(&mut self, now: Instant, request: ConnectRequest) -> Fate {
+    fn on_request(&mut self, now: Instant, request: ConnectRequest) -> DatagramOutcome {
         if matches!(request.from, IpAddr::V6(v6) if v6.is_unicast_link_local()) {
-            return Fate::LinkLocal;
+            return DatagramOutcome::LinkLocal;
         }
         self.follow(now);
         self.manager.expire(now);
         if self.manager.debts.bars(now, request.from.into()) {
             self.manager.barred = Some(request.from);
-            return Fate::Barred;
+            return DatagramOutcome::Barred;
         }
         if self.is_repeated(&request) {
-            return Fate::Repeated;
+            return DatagramOutcome::Repeated;
         }
         let private = match self.check_request(&request) {
             Ok(private) => private,
             Err(reason) => return self.turn_away(&request, reason),
         };
         if self.contest(now, request) {
-            return Fate::Doubted;
+            return DatagramOutcome::Doubted;
         }
         self.weigh(now, request, private)
     }
@@ -238,30 +240,34 @@ impl Endpoint {
         now: Instant,
         request: ConnectRequest,
         private: (CmaHeader, [u8; CmaHeader::USER_BYTES]),
-    ) -> Fate {
+    ) -> DatagramOutcome {
         if self.manager.strangers >= self.config.strangers {
             // Whose questions wait for answers will hardly answer more of them.
             if self.manager.doubts.count_of(request.from.into()) >= self.config.half_open_per_source
             {
                 self.manager.note_flood(now);
-                return Fate::Crowded;
+                return DatagramOutcome::Crowded;
             }
             self.doubt(now, request);
-            return Fate::Doubted;
+            return DatagramOutcome::Doubted;
         }
         self.announce(now, request, private, false)
     }
 
-    pub(super) fn turn_away(&mut self, request: &ConnectRequest, reason: RejectReason) -> Fate {
+    pub(super) fn turn_away(
+        &mut self,
+        request: &ConnectRequest,
+        reason: RejectReason,
+    ) -> DatagramOutcome {
         self.tell(request.to, request.from, request.reject(reason, &[]));
-        Fate::Rejected
+        DatagramOutcome::Rejected
     }
 
     /// Asks whether anybody is there.
     fn doubt(&mut self, now: Instant, request: ConnectRequest) {
         self.manager.note_flood(now);
         let names = (self.random_comm(), self.random_comm());
-        let (key, doubt) = (request.key(), Doubt { request, names });
+        let (key, doubt) = (request.key(), Challenge { request, names });
         self.manager.doubts_by_name.insert(names.0, key);
         if let Some((_, displaced)) = self.manager.doubts.insert(key, doubt, Some(now + DOUBT)) {
             self.manager.doubts_by_name.remove(&displaced.names.0);
@@ -276,17 +282,17 @@ impl Endpoint {
         request: ConnectRequest,
         (header, private_data): (CmaHeader, [u8; CmaHeader::USER_BYTES]),
         proven: bool,
-    ) -> Fate {
+    ) -> DatagramOutcome {
         let source = request.from.into();
         if self.manager.debts.bars(now, source) {
-            return Fate::Barred;
+            return DatagramOutcome::Barred;
         }
         if !self.manager.make_room(now, source, self.config.half_open_per_source) {
-            return Fate::Crowded;
+            return DatagramOutcome::Crowded;
         }
         let new = HalfOpen::new(&request, proven, &self.manager.news);
         let half = HalfOpen { since: Some(now), ..new };
-        let ticket = Ticket::new(request, half.token.clone());
+        let ticket = RequestHandle::new(request, half.token.clone());
         self.add_half_open(request.key(), half, Some(now + self.config.patience));
         let port = service_port(request.message.service_id).unwrap_or_default();
         self.events.push_back(Event::Incoming(Incoming::detached(
@@ -296,7 +302,7 @@ impl Endpoint {
             request.message.responder_resources,
             Box::new(ticket),
         )));
-        Fate::Message
+        DatagramOutcome::Message
     }
 
     /// The same request again: what answered it got lost, or has not been made yet.
@@ -469,7 +475,9 @@ mod tests {
         let mut endpoint = Endpoint::new(Config::default(), Box::new(|| 3));
         let to: IpAddr = "fe80::1".parse().unwrap();
         endpoint.listen(SocketAddr::new(to, 4420));
-        for (from, fate) in [("fe80::2", Fate::LinkLocal), ("2001:db8::2", Fate::Message)] {
+        for (from, fate) in
+            [("fe80::2", DatagramOutcome::LinkLocal), ("2001:db8::2", DatagramOutcome::Message)]
+        {
             let from = from.parse().unwrap();
             let mad = request(from, to, 7);
             let got = endpoint.on_message(Instant::now(), from, to, &mad, pool.region());
@@ -511,9 +519,9 @@ mod tests {
         endpoint.listen("0.0.0.0:4420".parse().unwrap());
         let from = SocketAddr::from(([10, 0, 0, 1], 4791));
         for (to, fate) in [
-            ("10.0.0.3", Fate::Message),
-            ("255.255.255.255", Fate::Broadcast),
-            ("224.0.0.1", Fate::Broadcast),
+            ("10.0.0.3", DatagramOutcome::Message),
+            ("255.255.255.255", DatagramOutcome::Broadcast),
+            ("224.0.0.1", DatagramOutcome::Broadcast),
         ] {
             let to = SocketAddr::new(to.parse().unwrap(), 4791);
             let mad = request(from.ip(), to.ip(), 7);
@@ -546,7 +554,7 @@ mod tests {
         };
         let limits = QpLimits { receives: 1, sends: 1, reads: 1 };
         for comm in 0..3 {
-            assert_eq!(ask(&mut asked, from, 2 * comm), Fate::Message);
+            assert_eq!(ask(&mut asked, from, 2 * comm), DatagramOutcome::Message);
             let Some(Event::Incoming(incoming)) = asked.poll_event() else { panic!() };
             let qp = owner.open(incoming, limits).unwrap();
             owner.accept(now, qp, &[]);
@@ -556,12 +564,15 @@ mod tests {
                 ..ReadyToUse::zeroed()
             };
             let mad = CmMessage::ReadyToUse(ready).emit(MadHeader::default());
-            assert_eq!(owner.on_message(now, from, to, &mad, pool.region()), Fate::Message);
+            assert_eq!(
+                owner.on_message(now, from, to, &mad, pool.region()),
+                DatagramOutcome::Message
+            );
             assert!(matches!(owner.poll_event(), Some(Event::Established(_))));
             owner.disconnect(now, qp, pool.region());
             assert!(matches!(owner.poll_event(), Some(Event::Gone(..))));
         }
-        assert_eq!(ask(&mut asked, from, 6), Fate::Barred);
-        assert_eq!(ask(&mut asked, other, 8), Fate::Message);
+        assert_eq!(ask(&mut asked, from, 6), DatagramOutcome::Barred);
+        assert_eq!(ask(&mut asked, other, 8), DatagramOutcome::Message);
     }
 }

@@ -13,7 +13,7 @@ use crate::Incoming;
 /// What has become of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub(super) enum Stage {
+pub(super) enum RequestState {
     /// The user still thinks about it.
     Asked,
     /// The user has lost it, and nobody has answered the peer.
@@ -36,9 +36,9 @@ type Item = (Key, bool);
 /// at all that it has. Nobody waits for its lock longer than to add or take a name,
 /// and nobody takes it but to set up or end a connection.
 #[derive(Clone, Default, Debug)]
-pub(crate) struct News(Arc<(AtomicBool, Mutex<VecDeque<Item>>)>);
+pub(crate) struct RequestUpdates(Arc<(AtomicBool, Mutex<VecDeque<Item>>)>);
 
-impl News {
+impl RequestUpdates {
     /// The request that has waited longest.
     pub(super) fn next(&self) -> Option<Item> {
         let (any, items) = &*self.0;
@@ -67,33 +67,33 @@ pub(crate) struct Token(Arc<Told>);
 struct Told {
     stage: AtomicU8,
     key: Key,
-    news: News,
+    news: RequestUpdates,
 }
 
 impl Token {
     /// For a request of this name, whose endpoint listens to these news.
-    pub(super) fn new(key: Key, news: News) -> Token {
-        Token(Arc::new(Told { stage: AtomicU8::new(Stage::Asked as u8), key, news }))
+    pub(super) fn new(key: Key, news: RequestUpdates) -> Token {
+        Token(Arc::new(Told { stage: AtomicU8::new(RequestState::Asked as u8), key, news }))
     }
 
-    pub(super) fn set(&self, stage: Stage) {
+    pub(super) fn set(&self, stage: RequestState) {
         self.store(stage, false);
     }
 
     /// The connection has ended, or never came up; `vain`: it came up, and its peer was never let in.
     pub(crate) fn end(&self, vain: bool) {
-        self.store(Stage::Ended, vain);
+        self.store(RequestState::Ended, vain);
     }
 
-    fn store(&self, stage: Stage, vain: bool) {
+    fn store(&self, stage: RequestState, vain: bool) {
         self.0.stage.store(stage as u8, Ordering::Relaxed);
-        if !matches!(stage, Stage::Asked | Stage::Opened) {
+        if !matches!(stage, RequestState::Asked | RequestState::Opened) {
             self.0.news.tell((self.0.key, vain));
         }
     }
 
-    pub(super) fn stage(&self) -> Stage {
-        use Stage::{Asked, Ended, Lost, Opened, Refused, Up};
+    pub(super) fn stage(&self) -> RequestState {
+        use RequestState::{Asked, Ended, Lost, Opened, Refused, Up};
         let known = [Asked, Lost, Refused, Opened, Up];
         let stage = self.0.stage.load(Ordering::Relaxed);
         known.into_iter().find(|known| *known as u8 == stage).unwrap_or(Ended)
@@ -102,29 +102,32 @@ impl Token {
 
 /// What an [`Incoming`] of this provider carries.
 #[derive(Debug)]
-pub(super) struct Ticket {
+pub(super) struct RequestHandle {
     request: ConnectRequest,
     token: Token,
 }
 
-impl Ticket {
-    pub(super) fn new(request: ConnectRequest, token: Token) -> Ticket {
-        Ticket { request, token }
+impl RequestHandle {
+    pub(super) fn new(request: ConnectRequest, token: Token) -> RequestHandle {
+        RequestHandle { request, token }
     }
 
     /// Takes the request out, to answer it; none when it came through another provider.
-    pub(super) fn answer(incoming: Incoming, stage: Stage) -> Option<(ConnectRequest, Token)> {
-        let ticket = incoming.into_handle().downcast::<Ticket>().ok()?;
+    pub(super) fn answer(
+        incoming: Incoming,
+        stage: RequestState,
+    ) -> Option<(ConnectRequest, Token)> {
+        let ticket = incoming.into_handle().downcast::<RequestHandle>().ok()?;
         ticket.token.set(stage);
         Some((ticket.request, ticket.token.clone()))
     }
 }
 
-impl Drop for Ticket {
+impl Drop for RequestHandle {
     fn drop(&mut self) {
         // An answered one has left this stage, and nobody else moves it out.
-        if self.token.stage() == Stage::Asked {
-            self.token.set(Stage::Lost);
+        if self.token.stage() == RequestState::Asked {
+            self.token.set(RequestState::Lost);
         }
     }
 }
@@ -133,6 +136,6 @@ impl ConnectRequest {
     /// The request behind an incoming connection, if it came through this provider.
     #[must_use]
     pub fn of(incoming: &Incoming) -> Option<&ConnectRequest> {
-        incoming.handle.downcast_ref::<Ticket>().map(|ticket| &ticket.request)
+        incoming.handle.downcast_ref::<RequestHandle>().map(|ticket| &ticket.request)
     }
 }

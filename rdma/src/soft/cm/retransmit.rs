@@ -95,12 +95,12 @@ pub(crate) enum Due {
 
 /// All such messages, by our names of their connections.
 #[derive(Debug, Default)]
-pub(crate) struct Retries {
+pub(crate) struct CmRetransmitter {
     by_comm: BTreeMap<u32, Retry>,
     order: BTreeSet<(Instant, u32)>,
 }
 
-impl Retries {
+impl CmRetransmitter {
     pub(crate) fn len(&self) -> usize {
         self.by_comm.len()
     }
@@ -163,7 +163,7 @@ mod tests {
 
     /// When a message goes out again, and when the peer is given up, in milliseconds.
     fn moments(retry: Retry, start: Instant) -> Vec<u128> {
-        let mut retries = Retries::default();
+        let mut retries = CmRetransmitter::default();
         retries.insert(5, retry);
         let mut moments = Vec::new();
         while let Some(due) = retries.next() {
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn the_first_that_is_due_comes_first_and_patience_is_bounded() {
         let start = Instant::now();
-        let mut retries = Retries::default();
+        let mut retries = CmRetransmitter::default();
         retries.insert(1, retry(start + Duration::from_millis(2)));
         retries.insert(2, retry(start + Duration::from_millis(1)));
         retries.insert(3, retry(start));

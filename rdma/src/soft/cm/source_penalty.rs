@@ -23,19 +23,19 @@ const MOST: usize = 1024;
 /// What sources owe for connections that were confirmed and came to nothing: each may have a number
 /// of those at once, and sixteen a second.
 #[derive(Debug)]
-pub struct Debts {
+pub struct SourcePenalty {
     /// How much a source may owe; none when nobody counts.
     credit: Option<Duration>,
     until: BTreeMap<Source, Instant>,
     order: BTreeSet<(Instant, Source)>,
 }
 
-impl Debts {
+impl SourcePenalty {
     /// Each source may have so many such connections at once.
     #[must_use]
-    pub fn new(connections: Option<u32>) -> Debts {
+    pub fn new(connections: Option<u32>) -> SourcePenalty {
         let credit = connections.map(|connections| PRICE.saturating_mul(connections));
-        Debts { credit, until: BTreeMap::new(), order: BTreeSet::new() }
+        SourcePenalty { credit, until: BTreeMap::new(), order: BTreeSet::new() }
     }
 
     /// Whether a source owes too much to be heard.
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn an_address_that_owes_too_much_is_heard_again_soon() {
-        let (mut debts, now) = (Debts::new(Some(64)), Instant::now());
+        let (mut debts, now) = (SourcePenalty::new(Some(64)), Instant::now());
         for count in 1..=64 {
             debts.charge(now, address(1));
             assert!(!debts.bars(now, address(1)), "{count}");
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn who_comes_to_nothing_now_and_then_is_never_barred() {
-        let (mut debts, start) = (Debts::new(Some(1)), Instant::now());
+        let (mut debts, start) = (SourcePenalty::new(Some(1)), Instant::now());
         for count in 0..1000 {
             let now = start + PRICE * count;
             assert!(!debts.bars(now, address(1)));
@@ -115,14 +115,14 @@ mod tests {
 
     #[test]
     fn nobody_counts_unless_asked_to() {
-        let (mut debts, now) = (Debts::new(None), Instant::now());
+        let (mut debts, now) = (SourcePenalty::new(None), Instant::now());
         (0..10_000).for_each(|_| debts.charge(now, address(1)));
         assert!(!debts.bars(now, address(1)) && debts.until.is_empty());
     }
 
     #[test]
     fn of_too_many_debtors_the_least_is_forgotten() {
-        let (mut debts, now) = (Debts::new(Some(1)), Instant::now());
+        let (mut debts, now) = (SourcePenalty::new(Some(1)), Instant::now());
         (0..2).for_each(|_| debts.charge(now, address(0)));
         (1..10_000).for_each(|number| debts.charge(now, address(number)));
         assert_eq!(debts.until.len(), MOST);
@@ -138,7 +138,7 @@ mod tests {
         fn debts_are_counted_and_paid(
             steps in proptest::collection::vec((0u32..3, 0u32..400), 0..300),
         ) {
-            let (mut debts, mut now) = (Debts::new(Some(8)), Instant::now());
+            let (mut debts, mut now) = (SourcePenalty::new(Some(8)), Instant::now());
             let mut owed = [Duration::ZERO; 3];
             for (number, millis) in steps {
                 let passed = Duration::from_millis(millis.saturating_sub(300).into());

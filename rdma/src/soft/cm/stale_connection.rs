@@ -37,7 +37,7 @@ pub(super) const MOST_CLAIMS: usize = 256;
 
 /// A request from a queue pair that has a connection.
 #[derive(Debug)]
-pub(crate) struct Claim {
+pub(crate) struct StaleCandidate {
     request: ConnectRequest,
     /// Our name of that connection.
     old: u32,
@@ -54,7 +54,7 @@ impl Endpoint {
         let Some(old) = self.live(Qp(number)).map(|slot| slot.connection.local_comm) else {
             return false;
         };
-        let claim = Claim { request, old, since: now };
+        let claim = StaleCandidate { request, old, since: now };
         self.manager.claims.insert(request.key(), claim, Some(now + PROOF));
         self.ask_for_life(now, number);
         true
@@ -95,7 +95,7 @@ impl Endpoint {
     /// Time is up for connections that were to show that they live.
     pub(super) fn settle_claims(&mut self, now: Instant, region: &Region) {
         while let Some((_, claim)) = self.manager.claims.expire(now) {
-            let Claim { request, old, since } = claim;
+            let StaleCandidate { request, old, since } = claim;
             if self.manager.retries.get(old).is_some_and(|question| question.slot.is_none()) {
                 self.manager.retries.remove(old);
             }

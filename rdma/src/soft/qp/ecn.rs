@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use crate::soft::wire::header::{Bth, Extended};
 use crate::soft::wire::opcode::Opcode;
 use crate::soft::wire::psn::{Psn, Qpn};
-use crate::soft::wire::tx_packet::{Outgoing, Payload};
+use crate::soft::wire::tx_packet::{Payload, TxPacket};
 
 /// The two bits of the type of service that are explicit congestion notification.
 const ECN: u8 = 3;
@@ -60,13 +60,13 @@ impl NotificationPoint {
     }
 
     /// The notification that is due, to the peer's queue pair.
-    pub(super) fn transmit(&mut self, peer: Qpn) -> Option<Outgoing> {
+    pub(super) fn transmit(&mut self, peer: Qpn) -> Option<TxPacket> {
         std::mem::take(&mut self.due).then(|| {
             let bth = Bth {
                 becn: true,
                 ..Bth::new(Opcode::CongestionNotification, peer, Psn::default())
             };
-            Outgoing::new(bth, &Extended::default(), Payload::Reserved, RESERVED.len() as u32)
+            TxPacket::new(bth, &Extended::default(), Payload::Reserved, RESERVED.len() as u32)
         })
     }
 }

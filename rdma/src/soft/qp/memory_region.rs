@@ -6,13 +6,13 @@
 //!
 //! The bytes can be had in two ways, here and by the owner's copies (`Pool::copy_in`). Outside this
 //! crate both only copy, so that no reference is there while the other writes; and both happen on
-//! one thread, that of the [`Exposed`], which cannot leave it: other threads are refused here.
+//! one thread, that of the [`RemoteRegion`], which cannot leave it: other threads are refused here.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::pool::Window;
-use crate::{Buf, Exposed, Region};
+use crate::{Buf, Region, RemoteRegion};
 
 /// What a peer may do, with a queue pair or with memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -119,7 +119,7 @@ impl Memory {
     ///
     /// # Panics
     /// When another thread has exposed memory here that is not concealed.
-    pub fn expose(&mut self, buf: Buf, rights: Rights) -> Result<Exposed, Buf> {
+    pub fn expose(&mut self, buf: Buf, rights: Rights) -> Result<RemoteRegion, Buf> {
         self.stay();
         let slot = match self.free.pop() {
             Some(slot) => slot,
@@ -132,7 +132,7 @@ impl Memory {
         let place = &mut self.slots[slot as usize];
         place.generation = place.generation.wrapping_add(1);
         let key = slot << GENERATION_BITS | u32::from(place.generation);
-        let (exposed, window) = Exposed::split(buf, key);
+        let (exposed, window) = RemoteRegion::split(buf, key);
         place.exposure = Some(Exposure { window, rights, valid: true });
         self.home = Some(Thread::here());
         Ok(exposed)
@@ -142,7 +142,7 @@ impl Memory {
     ///
     /// # Panics
     /// When it was exposed by another table, whose peers would still have access.
-    pub fn conceal(&mut self, exposed: Exposed) -> Buf {
+    pub fn conceal(&mut self, exposed: RemoteRegion) -> Buf {
         let number = exposed.remote().key >> GENERATION_BITS;
         let slot = self.slots.get_mut(number as usize);
         let exposure = slot.and_then(|slot| slot.exposure.take());

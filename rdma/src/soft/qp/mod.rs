@@ -24,15 +24,15 @@ use std::time::{Duration, Instant};
 
 use super::qp::ecn::{NotificationPoint, RESERVED};
 use super::qp::memory_region::{Memory, Rights};
-use super::qp::reorder_buffer::Shelf;
+use super::qp::reorder_buffer::ReorderBuffer;
 use super::qp::requester::Requester;
 use super::qp::responder::{Outcome, Responder};
-use super::stats::datagrams::Fate;
-use super::stats::link_errors::{Trouble, Troubles};
+use super::stats::datagrams::DatagramOutcome;
+use super::stats::link_errors::{LinkError, Troubles};
 use super::wire::header::{Packet, RnrTimer};
 use super::wire::opcode::Operation;
 use super::wire::psn::{Psn, Qpn};
-use super::wire::tx_packet::{Outgoing, Payload};
+use super::wire::tx_packet::{Payload, TxPacket};
 use crate::{Buf, Completion, Event, Fault, Qp, Region, Tag, Work};
 
 /// Bytes of writes after which those posted later do not pass a send: two trains.
@@ -101,7 +101,7 @@ pub struct Io<'a> {
     /// The buffers that peers may access.
     pub memory: &'a mut Memory,
     /// Room for packets that come too early.
-    pub shelf: &'a mut Shelf,
+    pub shelf: &'a mut ReorderBuffer,
     /// Where completions go.
     pub events: &'a mut VecDeque<Event>,
     /// The queue pair's name in its completions.
@@ -227,7 +227,12 @@ impl QueuePair {
     }
 
     /// Handles a packet that has been found to be the peer's and undamaged.
-    pub fn handle(&mut self, now: Instant, packet: &Packet<'_>, io: &mut Io<'_>) -> Fate {
+    pub fn handle(
+        &mut self,
+        now: Instant,
+        packet: &Packet<'_>,
+        io: &mut Io<'_>,
+    ) -> DatagramOutcome {
         let row = packet.row();
         match self.state {
             State::ReadyToReceive | State::ReadyToSend if row.request => {
@@ -239,19 +244,19 @@ impl QueuePair {
             }
             State::ReadyToSend if row.acknowledges => {
                 match self.requester.handle(now, packet, io) {
-                    Ok(true) => Fate::Answered,
-                    Ok(false) => Fate::Unasked,
+                    Ok(true) => DatagramOutcome::Answered,
+                    Ok(false) => DatagramOutcome::Unasked,
                     Err(failed) => {
                         self.enter_error(Some(failed), io);
-                        Fate::Answered
+                        DatagramOutcome::Answered
                     }
                 }
             }
             State::ReadyToSend if row.operation == Operation::Congestion => {
                 self.requester.on_congestion();
-                Fate::Congestion
+                DatagramOutcome::Congestion
             }
-            _ => Fate::Unfit,
+            _ => DatagramOutcome::Unfit,
         }
     }
 
@@ -285,23 +290,23 @@ impl QueuePair {
 
     /// Packets to the peer do not leave in trains any more.
     pub(super) fn note_trains_ended(&mut self) {
-        self.requester.troubles.note(Trouble::TrainsEnded);
+        self.requester.troubles.note(LinkError::TrainsEnded);
     }
 
     /// The next datagram to send: answers first, then requests; but a mere acknowledgement last,
     /// where it can be the short end of a train. To be called until there is none.
-    pub fn poll_transmit(&mut self, now: Instant, io: &mut Io<'_>) -> Option<Outgoing> {
+    pub fn poll_transmit(&mut self, now: Instant, io: &mut Io<'_>) -> Option<TxPacket> {
         let outgoing = self.next_transmit(now, io);
         self.spoke = outgoing.is_some();
         outgoing
     }
 
-    fn next_transmit(&mut self, now: Instant, io: &mut Io<'_>) -> Option<Outgoing> {
+    fn next_transmit(&mut self, now: Instant, io: &mut Io<'_>) -> Option<TxPacket> {
         if self.state == State::Init {
             return None;
         }
         if let Some(notification) = self.notification_point.transmit(self.peer) {
-            self.requester.troubles.note(Trouble::CongestionSent);
+            self.requester.troubles.note(LinkError::CongestionSent);
             return Some(notification);
         }
         self.commit();
@@ -362,7 +367,7 @@ impl QueuePair {
     /// When they are in memory that another thread has exposed.
     pub fn copy_payload(
         &self,
-        outgoing: &Outgoing,
+        outgoing: &TxPacket,
         region: &Region,
         memory: &Memory,
         into: &mut Vec<u8>,
@@ -373,7 +378,7 @@ impl QueuePair {
     /// The same bytes where they lie; see [`Memory::bytes`] for what must not happen meanwhile.
     pub(crate) fn payload<'a>(
         &'a self,
-        outgoing: &Outgoing,
+        outgoing: &TxPacket,
         region: &'a Region,
         memory: &'a Memory,
     ) -> &'a [u8] {

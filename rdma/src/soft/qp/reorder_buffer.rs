@@ -11,17 +11,17 @@ const SHARES: u32 = 8;
 
 /// The room.
 #[derive(Debug)]
-pub struct Shelf {
+pub struct ReorderBuffer {
     slots: Vec<Vec<u8>>,
     free: Vec<u32>,
     limit: u32,
 }
 
-impl Shelf {
+impl ReorderBuffer {
     /// For at most so many packets. Takes memory only when there are any, and keeps that.
     #[must_use]
-    pub fn new(limit: u32) -> Shelf {
-        Shelf { slots: Vec::new(), free: Vec::new(), limit }
+    pub fn new(limit: u32) -> ReorderBuffer {
+        ReorderBuffer { slots: Vec::new(), free: Vec::new(), limit }
     }
 
     /// Copies a packet of a queue pair that has `own` places already, and gives its place; none when
@@ -46,7 +46,7 @@ impl Shelf {
         Some(slot)
     }
 
-    /// Takes the bytes of a datagram, without a valid CRC, from its place; [`Shelf::give`] brings
+    /// Takes the bytes of a datagram, without a valid CRC, from its place; [`ReorderBuffer::give`] brings
     /// their memory back.
     pub(crate) fn take(&mut self, slot: u32) -> Vec<u8> {
         self.slots.get_mut(slot as usize).map(std::mem::take).unwrap_or_default()

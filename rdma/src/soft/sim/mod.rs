@@ -1,4 +1,4 @@
-//! A network of endpoints in one process, in [`Air`] that loses, repeats, delays, reorders and
+//! A network of endpoints in one process, in [`Network`] that loses, repeats, delays, reorders and
 //! damages datagrams, on a clock of its own, all from one seed. The same seed and the same calls
 //! give the same run.
 
@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use super::endpoint::{Config, Endpoint};
-pub use super::sim::network::{Air, AirPort, Datagram, Dice, Faults, Link, Tap};
+pub use super::sim::network::{Datagram, Faults, Hook, Link, Network, NetworkPort, Rng};
 use crate::{Event, Pool, PoolPlan, Qp, Tag, Work};
 
 /// An endpoint in the network, and its memory.
@@ -37,9 +37,9 @@ impl Node {
 
 /// The network.
 #[derive(Debug)]
-pub struct Network {
+pub struct EndpointNetwork {
     /// What is between the endpoints.
-    pub air: Air,
+    pub air: Network,
     /// Endpoints that are added from now on choose their numbers among the 256 highest of 24 bits: those
     /// of packets wrap soon.
     pub wraps: bool,
@@ -47,12 +47,12 @@ pub struct Network {
     nodes: Vec<Node>,
 }
 
-impl Network {
+impl EndpointNetwork {
     /// An empty network. Its clock begins at some time, which does not matter.
     #[must_use]
-    pub fn new(seed: u64, faults: Faults) -> Network {
-        let air = Air::new(seed, faults);
-        Network { air, wraps: false, now: Instant::now(), nodes: Vec::new() }
+    pub fn new(seed: u64, faults: Faults) -> EndpointNetwork {
+        let air = Network::new(seed, faults);
+        EndpointNetwork { air, wraps: false, now: Instant::now(), nodes: Vec::new() }
     }
 
     /// Adds an endpoint and gives its index.
@@ -60,7 +60,7 @@ impl Network {
     /// # Errors
     /// Its memory cannot be had.
     pub fn add(&mut self, address: IpAddr, config: Config, plan: PoolPlan) -> io::Result<usize> {
-        let mut dice = Dice::new(self.air.dice().roll());
+        let mut dice = Rng::new(self.air.dice().roll());
         let config = Config { guid: dice.roll(), ..config };
         let high = if self.wraps { 0xff_ff00 } else { 0 };
         let endpoint = Endpoint::new(config, Box::new(move || dice.roll() | high));
@@ -74,7 +74,7 @@ impl Network {
         self.now
     }
 
-    /// A node, by the index that [`Network::add`] gave.
+    /// A node, by the index that [`EndpointNetwork::add`] gave.
     ///
     /// # Panics
     /// When there is none.

@@ -14,20 +14,20 @@ use crate::soft::endpoint::{Endpoint, ROCE_PORT, Transmit};
 use crate::soft::qp::ecn;
 use crate::soft::udp::steered;
 use crate::soft::udp::train::{Item, MOST_GATHERED, MOST_SEGMENTS, Trains};
-use crate::soft::wire::Beginnings;
+use crate::soft::wire::PrefixCache;
 use crate::soft::wire::icrc::train_identification;
 
 /// A small generator of numbers that look random (xorshift64*, Marsaglia and Vigna). Not for
 /// anything that somebody may not guess.
 #[derive(Clone, Debug)]
-pub struct Dice(u64);
+pub struct Rng(u64);
 
-impl Dice {
+impl Rng {
     /// From a seed; every seed is as good as another.
     #[must_use]
-    pub fn new(seed: u64) -> Dice {
+    pub fn new(seed: u64) -> Rng {
         // Zero is the one state that this generator never leaves.
-        Dice((seed ^ 0x9e37_79b9_7f4a_7c15).max(1))
+        Rng((seed ^ 0x9e37_79b9_7f4a_7c15).max(1))
     }
 
     /// The next number.
@@ -113,7 +113,7 @@ pub struct Datagram {
 
 /// Sees each datagram that enters, and may change it; false drops it. For planting faults that
 /// no network has.
-pub type Tap = Box<dyn FnMut(&mut Datagram) -> bool + Send>;
+pub type Hook = Box<dyn FnMut(&mut Datagram) -> bool + Send>;
 
 /// Who receives at an address.
 #[derive(Debug)]
@@ -130,29 +130,29 @@ struct Place {
 }
 
 /// The air.
-pub struct Air {
+pub struct Network {
     /// What it does to datagrams from now on.
     pub faults: Faults,
     /// How fast it is.
     pub link: Link,
     /// Sees each datagram that enters.
-    pub tap: Option<Tap>,
+    pub tap: Option<Hook>,
     /// Trains are sent, and the sending device gives all segments of one the same identification, so
     /// that receivers which see it (adapters, `rdma_rxe`) find the CRC of all but the first wrong.
     pub renumbers: bool,
-    dice: Dice,
+    dice: Rng,
     places: Vec<Place>,
     /// Pairs that do not hear each other until then.
     cuts: Vec<(IpAddr, IpAddr, Instant)>,
     datagrams: Vec<Datagram>,
     spare: Vec<u32>,
-    beginnings: Beginnings,
+    beginnings: PrefixCache,
     /// Arrival, number (which keeps the order of those that arrive at one time), place, index.
     flights: BinaryHeap<Reverse<(Instant, u64, u32, u32)>>,
     number: u64,
 }
 
-impl fmt::Debug for Air {
+impl fmt::Debug for Network {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Air")
             .field("faults", &self.faults)
@@ -162,21 +162,21 @@ impl fmt::Debug for Air {
     }
 }
 
-impl Air {
+impl Network {
     /// Nobody in it yet.
     #[must_use]
-    pub fn new(seed: u64, faults: Faults) -> Air {
-        Air {
+    pub fn new(seed: u64, faults: Faults) -> Network {
+        Network {
             faults,
             link: Link::ENDLESS,
             tap: None,
             renumbers: false,
-            dice: Dice::new(seed),
+            dice: Rng::new(seed),
             places: Vec::new(),
             cuts: Vec::new(),
             datagrams: Vec::new(),
             spare: Vec::new(),
-            beginnings: Beginnings::default(),
+            beginnings: PrefixCache::default(),
             flights: BinaryHeap::new(),
             number: 0,
         }
@@ -192,7 +192,7 @@ impl Air {
     }
 
     /// The generator of everything that happens here.
-    pub fn dice(&mut self) -> &mut Dice {
+    pub fn dice(&mut self) -> &mut Rng {
         &mut self.dice
     }
 
@@ -246,7 +246,7 @@ impl Air {
         !self.places[place].inbox.is_empty()
     }
 
-    /// The next datagram that has arrived at a place; [`Air::give`] takes its buffer back.
+    /// The next datagram that has arrived at a place; [`Network::give`] takes its buffer back.
     pub fn take(&mut self, place: usize) -> Option<Datagram> {
         let index = self.places[place].inbox.pop_front()?;
         self.spare.push(index);
@@ -424,18 +424,18 @@ impl Air {
 
 /// A place in air that is shared by all who are in it, on one thread.
 #[derive(Clone, Debug)]
-pub struct AirPort {
-    air: Arc<Mutex<Air>>,
+pub struct NetworkPort {
+    air: Arc<Mutex<Network>>,
     place: usize,
     address: IpAddr,
 }
 
-impl AirPort {
-    /// A new place; see [`Air::add`].
+impl NetworkPort {
+    /// A new place; see [`Network::add`].
     #[must_use]
-    pub fn new(air: &Arc<Mutex<Air>>, address: IpAddr, steer: (u32, u32)) -> AirPort {
+    pub fn new(air: &Arc<Mutex<Network>>, address: IpAddr, steer: (u32, u32)) -> NetworkPort {
         let place = lock(air).add(address, steer);
-        AirPort { air: Arc::clone(air), place, address }
+        NetworkPort { air: Arc::clone(air), place, address }
     }
 
     /// Its index.
@@ -478,6 +478,6 @@ impl AirPort {
     }
 }
 
-fn lock(air: &Mutex<Air>) -> MutexGuard<'_, Air> {
+fn lock(air: &Mutex<Network>) -> MutexGuard<'_, Network> {
     air.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -7,16 +7,16 @@ macro_rules! fates {
     ($($(#[$about:meta])* $fate:ident = $name:literal,)*) => {
         /// What became of a datagram.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-        pub enum Fate { $($(#[$about])* $fate,)* }
+        pub enum DatagramOutcome { $($(#[$about])* $fate,)* }
 
-        impl Fate {
+        impl DatagramOutcome {
             /// All of them.
-            pub const ALL: &[Fate] = &[$(Fate::$fate,)*];
+            pub const ALL: &[DatagramOutcome] = &[$(DatagramOutcome::$fate,)*];
 
             /// A name for reports: lower case, one word.
             #[must_use]
             pub const fn name(self) -> &'static str {
-                match self { $(Fate::$fate => $name,)* }
+                match self { $(DatagramOutcome::$fate => $name,)* }
             }
         }
     };
@@ -82,13 +82,17 @@ fates! {
     LinkLocal = "linklocal",
 }
 
-impl Fate {
+impl DatagramOutcome {
     /// Whether the datagram did what it was sent for.
     #[must_use]
     pub const fn is_taken(self) -> bool {
         matches!(
             self,
-            Fate::Executed | Fate::Answered | Fate::Message | Fate::Kept | Fate::Congestion
+            DatagramOutcome::Executed
+                | DatagramOutcome::Answered
+                | DatagramOutcome::Message
+                | DatagramOutcome::Kept
+                | DatagramOutcome::Congestion
         )
     }
 
@@ -96,36 +100,42 @@ impl Fate {
     /// much.
     #[must_use]
     pub(crate) const fn shows_life(self) -> bool {
-        matches!(self, Fate::Executed | Fate::Answered | Fate::Kept | Fate::NotReady)
+        matches!(
+            self,
+            DatagramOutcome::Executed
+                | DatagramOutcome::Answered
+                | DatagramOutcome::Kept
+                | DatagramOutcome::NotReady
+        )
     }
 
     /// Whether it was a request that ended its connection.
     #[must_use]
     pub const fn is_fatal(self) -> bool {
-        matches!(self, Fate::Invalid | Fate::NoAccess)
+        matches!(self, DatagramOutcome::Invalid | DatagramOutcome::NoAccess)
     }
 }
 
-/// How many datagrams have met each fate, since the endpoint began. Index it with a [`Fate`].
+/// How many datagrams have met each fate, since the endpoint began. Index it with a [`DatagramOutcome`].
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counters {
     /// Datagrams received.
     pub received: u64,
     /// Those that the network has marked as having met congestion, whatever became of them.
     pub marked: u64,
-    by_fate: [u64; Fate::ALL.len()],
+    by_fate: [u64; DatagramOutcome::ALL.len()],
 }
 
 impl Counters {
     /// Counts one more datagram.
-    pub(crate) fn count(&mut self, fate: Fate) {
+    pub(crate) fn count(&mut self, fate: DatagramOutcome) {
         self.by_fate[fate as usize] += 1;
     }
 
     /// Datagrams that came to nothing.
     #[must_use]
     pub fn dropped(&self) -> u64 {
-        let dropped = Fate::ALL.iter().filter(|fate| !fate.is_taken());
+        let dropped = DatagramOutcome::ALL.iter().filter(|fate| !fate.is_taken());
         dropped.map(|fate| self[*fate]).sum()
     }
 
@@ -136,10 +146,10 @@ impl Counters {
     }
 }
 
-impl Index<Fate> for Counters {
+impl Index<DatagramOutcome> for Counters {
     type Output = u64;
 
-    fn index(&self, fate: Fate) -> &u64 {
+    fn index(&self, fate: DatagramOutcome) -> &u64 {
         &self.by_fate[fate as usize]
     }
 }
@@ -151,13 +161,13 @@ mod tests {
     #[test]
     fn fates_have_places_and_names_of_their_own() {
         let mut counters = Counters::default();
-        for (at, fate) in Fate::ALL.iter().enumerate() {
+        for (at, fate) in DatagramOutcome::ALL.iter().enumerate() {
             assert_eq!(*fate as usize, at);
             counters.count(*fate);
             assert_eq!(counters[*fate], 1, "{}", fate.name());
-            assert!(Fate::ALL[..at].iter().all(|other| other.name() != fate.name()));
+            assert!(DatagramOutcome::ALL[..at].iter().all(|other| other.name() != fate.name()));
         }
-        assert_eq!(counters.accounted(), Fate::ALL.len() as u64);
+        assert_eq!(counters.accounted(), DatagramOutcome::ALL.len() as u64);
         assert_eq!(counters.dropped(), counters.accounted() - 5);
     }
 }

@@ -11,16 +11,16 @@ macro_rules! troubles {
     ($($(#[$about:meta])* $trouble:ident = $name:literal,)*) => {
         /// A kind of trouble.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-        pub enum Trouble { $($(#[$about])* $trouble,)* }
+        pub enum LinkError { $($(#[$about])* $trouble,)* }
 
-        impl Trouble {
+        impl LinkError {
             /// All of them.
-            pub const ALL: &[Trouble] = &[$(Trouble::$trouble,)*];
+            pub const ALL: &[LinkError] = &[$(LinkError::$trouble,)*];
 
             /// A name for reports: lower case, with underscores.
             #[must_use]
             pub const fn name(self) -> &'static str {
-                match self { $(Trouble::$trouble => $name,)* }
+                match self { $(LinkError::$trouble => $name,)* }
             }
         }
     };
@@ -53,16 +53,16 @@ troubles! {
 
 /// How often each has happened.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Troubles([u64; Trouble::ALL.len()]);
+pub struct Troubles([u64; LinkError::ALL.len()]);
 
 impl Troubles {
     /// How often this has.
     #[must_use]
-    pub fn of(&self, trouble: Trouble) -> u64 {
+    pub fn of(&self, trouble: LinkError) -> u64 {
         self.0[trouble as usize]
     }
 
-    pub(crate) fn note(&mut self, trouble: Trouble) {
+    pub(crate) fn note(&mut self, trouble: LinkError) {
         self.0[trouble as usize] += 1;
     }
 
@@ -70,9 +70,9 @@ impl Troubles {
     pub(crate) fn note_sent(&mut self, syndrome: Syndrome) {
         match syndrome {
             Syndrome::Ack(_) | Syndrome::Reserved(_) => {}
-            Syndrome::Rnr(_) => self.note(Trouble::NotReadySent),
-            Syndrome::Nak(Nak::Sequence) => self.note(Trouble::SequenceSent),
-            Syndrome::Nak(_) => self.note(Trouble::RefusalSent),
+            Syndrome::Rnr(_) => self.note(LinkError::NotReadySent),
+            Syndrome::Nak(Nak::Sequence) => self.note(LinkError::SequenceSent),
+            Syndrome::Nak(_) => self.note(LinkError::RefusalSent),
         }
     }
 
@@ -80,9 +80,9 @@ impl Troubles {
     pub(crate) fn note_received(&mut self, syndrome: Syndrome) {
         match syndrome {
             Syndrome::Ack(_) | Syndrome::Reserved(_) => {}
-            Syndrome::Rnr(_) => self.note(Trouble::NotReadyReceived),
-            Syndrome::Nak(Nak::Sequence) => self.note(Trouble::SequenceReceived),
-            Syndrome::Nak(_) => self.note(Trouble::RefusalReceived),
+            Syndrome::Rnr(_) => self.note(LinkError::NotReadyReceived),
+            Syndrome::Nak(Nak::Sequence) => self.note(LinkError::SequenceReceived),
+            Syndrome::Nak(_) => self.note(LinkError::RefusalReceived),
         }
     }
 
@@ -154,18 +154,18 @@ mod tests {
 
     fn told(all: &ByAddress, live: &[(IpAddr, Troubles)]) -> Vec<(IpAddr, u64)> {
         let mut told = Vec::new();
-        all.each(live.iter().copied(), |at, sum| told.push((at, sum.of(Trouble::Timeout))));
+        all.each(live.iter().copied(), |at, sum| told.push((at, sum.of(LinkError::Timeout))));
         told
     }
 
     #[test]
     fn each_trouble_has_a_place_and_a_name_of_its_own() {
         let mut troubles = Troubles::default();
-        for (at, trouble) in Trouble::ALL.iter().enumerate() {
+        for (at, trouble) in LinkError::ALL.iter().enumerate() {
             assert_eq!(*trouble as usize, at);
             troubles.note(*trouble);
             assert_eq!(troubles.of(*trouble), 1);
-            assert!(Trouble::ALL[..at].iter().all(|other| other.name() != trouble.name()));
+            assert!(LinkError::ALL[..at].iter().all(|other| other.name() != trouble.name()));
         }
     }
 
@@ -176,7 +176,7 @@ mod tests {
         all.begin(address(2));
         all.begin(address(1));
         let mut one = Troubles::default();
-        one.note(Trouble::Timeout);
+        one.note(LinkError::Timeout);
         all.end(address(2), &one);
         let live = [(address(1), one), (address(2), one), (address(2), one)];
         assert_eq!(told(&all, &live), [(address(1), 1), (address(2), 3)]);
@@ -188,7 +188,7 @@ mod tests {
         let mut all = ByAddress::default();
         (0..40).for_each(|n| all.begin(address(n)));
         let mut one = Troubles::default();
-        one.note(Trouble::Timeout);
+        one.note(LinkError::Timeout);
         (0..40).for_each(|n| all.end(address(n), &one));
         let told = told(&all, &[(address(39), one)]);
         assert_eq!((told.len(), told[0].1, told[31].1), (32, 1, 10));

@@ -22,12 +22,12 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use super::capture::{Capture, Direction};
 use super::endpoint::{Endpoint, Path, ROCE_PORT, Transmit};
 use super::udp::train::{Item, MOST_BYTES, MOST_GATHERED, Trains, Way};
-use super::wire::Beginnings;
+use super::wire::PrefixCache;
 use super::wire::icrc::{Flow, train_identification};
 use crate::{FabricError, Region};
 use gso_fallback::Singles;
+use reuseport_group::Misdelivered;
 pub(crate) use reuseport_group::Shared;
-use reuseport_group::Stray;
 pub(super) use route::is_due;
 use route::{beside, leaves, payload_bytes, route};
 pub use socket::SocketBuffers;
@@ -85,7 +85,7 @@ pub(super) struct Udp {
     /// Of the train that has come, what is for each of the other fabrics.
     strays: Vec<Vec<u8>>,
     /// What they have brought for this one, taken last.
-    brought: VecDeque<Stray>,
+    brought: VecDeque<Misdelivered>,
     /// What the endpoint wants to send now, and how it goes into trains.
     gathered: Vec<Transmit>,
     items: Vec<Item>,
@@ -93,7 +93,7 @@ pub(super) struct Udp {
     singles: Singles,
     /// The bytes of the train that departs.
     train: Vec<u8>,
-    beginnings: Beginnings,
+    beginnings: PrefixCache,
     /// What has to leave before anything else from the same socket.
     held: VecDeque<Held>,
     /// The sockets that have no room for it: address and port.
@@ -133,7 +133,7 @@ impl Udp {
             trains: Trains::new(),
             singles: Singles::default(),
             train: Vec::with_capacity(MOST_BYTES),
-            beginnings: Beginnings::default(),
+            beginnings: PrefixCache::default(),
             held: VecDeque::new(),
             blocked: Vec::new(),
             watched: Vec::new(),
@@ -735,7 +735,7 @@ mod tests {
         for _ in 0..count {
             asking.connect(now, from, to, &[], limits).unwrap();
         }
-        let mut beginnings = Beginnings::default();
+        let mut beginnings = PrefixCache::default();
         let datagram = || {
             let transmit = asking.poll_transmit(now, pool.region())?;
             let (payload, mut bytes) = (asking.payload(&transmit, pool.region()), Vec::new());

@@ -49,7 +49,7 @@ struct Member {
 /// Datagrams for a fabric that another one has received.
 #[derive(Default, Debug)]
 struct Strays {
-    waiting: VecDeque<Stray>,
+    waiting: VecDeque<Misdelivered>,
     /// Bytes of all that wait.
     bytes: usize,
     /// Used buffers.
@@ -58,7 +58,7 @@ struct Strays {
 
 /// Datagrams of one way, one after the other.
 #[derive(Debug)]
-pub(super) struct Stray {
+pub(super) struct Misdelivered {
     pub(super) from: SocketAddr,
     pub(super) to: SocketAddr,
     pub(super) tos: u8,
@@ -272,7 +272,7 @@ impl Shared {
         if strays.bytes < MOST_STRAY_BYTES {
             strays.bytes += datagrams.len();
             let bytes = std::mem::replace(datagrams, strays.spare.pop().unwrap_or_default());
-            strays.waiting.push_back(Stray { from, to, tos, bytes, each });
+            strays.waiting.push_back(Misdelivered { from, to, tos, bytes, each });
             if !member.called.swap(true, Ordering::AcqRel) {
                 member.ring();
             }
@@ -287,7 +287,7 @@ impl Shared {
 
     /// Takes what other fabrics have brought by now, in order, in place of what was taken before, whose
     /// buffers are used again. All at once: they may go on bringing while it is dealt with.
-    pub(super) fn take_strays(&self, index: u32, taken: &mut VecDeque<Stray>) {
+    pub(super) fn take_strays(&self, index: u32, taken: &mut VecDeque<Misdelivered>) {
         let member = &self.members[index as usize];
         let mut strays = member.strays.lock().unwrap_or_else(PoisonError::into_inner);
         strays.spare.extend(taken.drain(..).map(|stray| stray.bytes));

@@ -42,7 +42,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::header::{Bth, ICRC_BYTES};
-use super::icrc_prefix_cache::Beginnings;
+use super::icrc_prefix_cache::PrefixCache;
 
 /// CRC-32 of eight bytes of ones.
 const SEED: u32 = 0x2144_df1c;
@@ -179,7 +179,7 @@ pub enum Verdict {
 #[derive(Clone, Debug)]
 pub struct Checker {
     cache: Box<[Basis; Checker::LENGTHS]>,
-    beginnings: Beginnings,
+    beginnings: PrefixCache,
 }
 
 impl Default for Checker {
@@ -198,7 +198,7 @@ impl Checker {
     #[must_use]
     pub fn new() -> Checker {
         let cache = Box::new([Basis::EMPTY; Checker::LENGTHS]);
-        Checker { cache, beginnings: Beginnings::default() }
+        Checker { cache, beginnings: PrefixCache::default() }
     }
 
     /// Checks a datagram that came along `flow`: base transport header to CRC.

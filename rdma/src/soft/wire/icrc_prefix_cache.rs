@@ -43,19 +43,19 @@ struct Beginning {
 
 /// Beginnings that have been needed lately.
 #[derive(Clone, Debug)]
-pub struct Beginnings(Box<[Beginning; Beginnings::PLACES]>);
+pub struct PrefixCache(Box<[Beginning; PrefixCache::PLACES]>);
 
-impl Default for Beginnings {
-    fn default() -> Beginnings {
+impl Default for PrefixCache {
+    fn default() -> PrefixCache {
         let nowhere = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
         let flow = Flow { source: nowhere, destination: nowhere };
         // No datagram is as short.
         let none = Beginning { flow, datagram_bytes: 0, crc: Icrc(crc32fast::Hasher::new()) };
-        Beginnings(Box::new(std::array::from_fn(|_| none.clone())))
+        PrefixCache(Box::new(std::array::from_fn(|_| none.clone())))
     }
 }
 
-impl Beginnings {
+impl PrefixCache {
     /// How many are remembered. A prime, as in [`super::icrc::Checker`].
     const PLACES: usize = 251;
 
@@ -104,7 +104,7 @@ fn place(flow: &Flow, datagram_bytes: usize) -> usize {
     };
     let ends = usize::from(last(&flow.source)) + usize::from(last(&flow.destination));
     let ends = ends + usize::from(flow.source.port()) * 13;
-    (datagram_bytes / 4).wrapping_add(ends * 8) % Beginnings::PLACES
+    (datagram_bytes / 4).wrapping_add(ends * 8) % PrefixCache::PLACES
 }
 
 #[cfg(test)]
@@ -127,7 +127,7 @@ mod tests {
         let own = |port| place(&Flow { source: at(port), destination: at(4791) }, 4124);
         let first = 0xc000;
         let places: HashSet<usize> = (first..first + 251).map(own).collect();
-        assert_eq!(places.len(), Beginnings::PLACES);
+        assert_eq!(places.len(), PrefixCache::PLACES);
     }
 
     proptest! {
@@ -141,12 +141,12 @@ mod tests {
                 1..40,
             ),
         ) {
-            let mut beginnings = Beginnings::default();
+            let mut beginnings = PrefixCache::default();
             for (flow, identification, longer, bth, rest) in datagrams {
                 let (source, destination) = *flow.get(&flows);
                 let flow = Flow { source, destination };
                 // Lengths that share a place are among them.
-                let bytes = 16 + rest.len() + longer * 4 * Beginnings::PLACES;
+                let bytes = 16 + rest.len() + longer * 4 * PrefixCache::PLACES;
                 let mut plain = Icrc::start(&flow, identification, bytes, &bth);
                 plain.update(&rest);
                 let (mut crc, fed) = beginnings.begin(&flow, identification, bytes, &bth);

@@ -11,4 +11,4 @@ pub mod psn;
 pub(super) mod source_port;
 pub mod tx_packet;
 
-pub use icrc_prefix_cache::Beginnings;
+pub use icrc_prefix_cache::PrefixCache;

@@ -1,7 +1,7 @@
 //! A datagram on its way out: headers, payload (which lies in the pool), and padding with the
 //! invariant CRC.
 
-use super::Beginnings;
+use super::PrefixCache;
 use super::header::{Bth, Extended, HeaderBytes, ICRC_BYTES, padding};
 use super::icrc::{Flow, Icrc};
 use crate::soft::qp::memory_region::Place;
@@ -28,7 +28,7 @@ pub enum Payload {
 
 /// One datagram, not yet sealed by its CRC, which depends on where in a train it goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Outgoing {
+pub struct TxPacket {
     header: HeaderBytes,
     payload: Payload,
     payload_bytes: u32,
@@ -49,12 +49,12 @@ impl Trailer {
     }
 }
 
-impl Outgoing {
+impl TxPacket {
     /// A datagram of these headers and `payload_bytes` of payload; the pad count is filled in.
     #[must_use]
-    pub fn new(bth: Bth, ext: &Extended, payload: Payload, payload_bytes: u32) -> Outgoing {
+    pub fn new(bth: Bth, ext: &Extended, payload: Payload, payload_bytes: u32) -> TxPacket {
         let bth = Bth { pad: padding(payload_bytes as usize), ..bth };
-        Outgoing { header: HeaderBytes::emit(&bth, ext), payload, payload_bytes }
+        TxPacket { header: HeaderBytes::emit(&bth, ext), payload, payload_bytes }
     }
 
     /// The headers.
@@ -90,7 +90,7 @@ impl Outgoing {
         flow: &Flow,
         identification: u16,
         payload: &[u8],
-        beginnings: &mut Beginnings,
+        beginnings: &mut PrefixCache,
         train: &mut Vec<u8>,
     ) -> bool {
         const PADDING: [u8; 3] = [0; 3];

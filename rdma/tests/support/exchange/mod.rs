@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use rdma::{Buf, Event, Exposed, Fabric, Pool, PoolPlan, Qp, QpLimits, Region, Remote, Work};
+use rdma::{Buf, Event, Fabric, Pool, PoolPlan, Qp, QpLimits, Region, Remote, RemoteRegion, Work};
 
 pub(crate) mod network;
 
@@ -79,7 +79,7 @@ pub(crate) struct Host {
     pool: Pool,
     qp: Option<Qp>,
     /// Commands under way: memory, and the block's seed.
-    slots: Vec<Option<(Exposed, u64)>>,
+    slots: Vec<Option<(RemoteRegion, u64)>>,
     next: u64,
     /// Commands to start yet.
     left: u64,

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rdma::soft::endpoint::Config;
-use rdma::soft::sim::{Air, AirPort, Dice, Faults, Link};
+use rdma::soft::sim::{Faults, Link, Network, NetworkPort, Rng};
 use rdma::soft::{Options, Soft};
 use rdma::{Fabric, Region, Wake};
 
@@ -20,7 +20,7 @@ pub(crate) const CLEAN: Faults = Faults { jitter: Duration::from_micros(8), ..Fa
 
 /// Both ends.
 pub(crate) struct Pair {
-    pub(crate) air: Arc<Mutex<Air>>,
+    pub(crate) air: Arc<Mutex<Network>>,
     now: Instant,
     host: (Soft, Host),
     target: (Soft, Target),
@@ -29,14 +29,14 @@ pub(crate) struct Pair {
 impl Pair {
     /// A connection between two endpoints of this configuration, with packets of `mtu` bytes.
     pub(crate) fn new(seed: u64, job: Job, config: Config) -> Pair {
-        let (mut dice, now) = (Dice::new(seed), Instant::now());
-        let mut air = Air::new(dice.roll(), Faults::NONE);
+        let (mut dice, now) = (Rng::new(seed), Instant::now());
+        let mut air = Network::new(dice.roll(), Faults::NONE);
         air.link = LINK;
         let air = Arc::new(Mutex::new(air));
         let addresses = [1, 2].map(|number| IpAddr::from([10, 0, 0, number]));
         let mut fabric = |address, region: &Arc<Region>| {
-            let port = AirPort::new(&air, address, (1, 0));
-            let mut dice = Dice::new(dice.roll());
+            let port = NetworkPort::new(&air, address, (1, 0));
+            let mut dice = Rng::new(dice.roll());
             let config = Config { guid: dice.roll(), ..config };
             // So that the numbers of packets wrap soon.
             let entropy = Box::new(move || dice.roll() | 0xff_ff00);

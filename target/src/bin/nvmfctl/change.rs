@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use hyper::Method;
 use nvmfd::api::{Change, Changes, Kept, Outcome, SetAside, Settings, Status, Wanted};
-use nvmfd::config::{Config, ConfigErrors, Rewritten, Saving, Source, Sources};
-use nvmfd::overlay::{Misfit, merged};
+use nvmfd::config::{Config, ConfigErrors, ConfigFiles, Rewritten, Saving, Source};
+use nvmfd::overlay::{EditError, merged};
 use serde_json::Value;
 
 use crate::client::Client;
@@ -78,7 +78,7 @@ fn replacement(path: &Path, config: &Path) -> Result<Change, Failure> {
     if !fs::metadata(path).map_err(cannot)?.is_dir() {
         let text = fs::read_to_string(path).map_err(cannot)?;
         let stands_for = Source { file: Some(config.to_owned()), text: text.clone() };
-        if let Ok(mut sources) = Sources::around(stands_for) {
+        if let Ok(mut sources) = ConfigFiles::around(stands_for) {
             sources.main.file = Some(path.to_owned());
             Config::of(&sources).map_err(told)?;
         }
@@ -86,19 +86,19 @@ fn replacement(path: &Path, config: &Path) -> Result<Change, Failure> {
     }
     let names = ["nvmfd.toml".as_ref(), config.file_name().unwrap_or_default()];
     if let Some(main) = names.iter().map(|name| path.join(name)).find(|main| main.is_file()) {
-        let sources = Sources::read(&main).map_err(told)?;
+        let sources = ConfigFiles::read(&main).map_err(told)?;
         Config::of(&sources).map_err(told)?;
         let files = Some(by_name(&sources.more)?);
         return Ok(Change::Replace { text: Some(sources.main.text), files });
     }
-    let more = Sources::of_folder(path).map_err(told)?;
+    let more = ConfigFiles::of_folder(path).map_err(told)?;
     if more.is_empty() {
         let what = format!("{} has neither nvmfd.toml nor other files", path.display());
         return Err(Failure::new(format!("{what} whose names end in .toml")));
     }
     let files = Some(by_name(&more)?);
-    if let Ok(sources) = Sources::read(config) {
-        Config::of(&Sources { more, ..sources }).map_err(told)?;
+    if let Ok(sources) = ConfigFiles::read(config) {
+        Config::of(&ConfigFiles { more, ..sources }).map_err(told)?;
     }
     Ok(Change::Replace { text: None, files })
 }
@@ -136,8 +136,8 @@ pub(crate) async fn save(client: &Client, output: Output) -> Result<(), Failure>
         output.print("there is nothing to save");
         return Ok(());
     }
-    let old = Sources::read(&file).map_err(|errors| Failure::new(errors.to_string()))?;
-    let new = merged(&old, &changes).map_err(|misfit: Misfit| {
+    let old = ConfigFiles::read(&file).map_err(|errors| Failure::new(errors.to_string()))?;
+    let new = merged(&old, &changes).map_err(|misfit: EditError| {
         let shown = file.display();
         Failure::new(format!("{misfit}: {shown} was changed; `nvmfctl reload` says what fits"))
     })?;
@@ -161,7 +161,7 @@ pub(crate) async fn save(client: &Client, output: Output) -> Result<(), Failure>
 }
 
 /// The configuration file as it would be; of others, the name as well.
-fn would_say(file: &Rewritten<'_>, new: &Sources, output: Output) {
+fn would_say(file: &Rewritten<'_>, new: &ConfigFiles, output: Output) {
     let name = file.file.display();
     output.print(&match file.new {
         None => format!("# {name} goes"),

@@ -27,7 +27,7 @@ use nvme::{Nqn, Status};
 use tracing::{error, info, warn};
 
 use crate::blockdev::{
-    Backing, BackingConfig, BackingId, BackingKind, Condition, Detached, Health, Kind,
+    BackingConfig, BackingDevice, BackingKind, Condition, Detached, DeviceId, Health, Kind,
 };
 pub(crate) use trust::{Distrust, TrustRecord, TrustRecords};
 
@@ -48,16 +48,16 @@ const RECORDS: u64 = u64::MAX;
 
 /// A store in service: what its number stands for, now and after it was opened again.
 #[derive(Debug)]
-pub struct Tended {
+pub struct MonitoredDevice {
     /// Its number on every ring.
-    pub id: BackingId,
+    pub id: DeviceId,
     /// Namespace and subsystem, for people.
     place: String,
     config: BackingConfig,
     health: Arc<Health>,
-    current: Mutex<Arc<Backing>>,
-    care: Mutex<Care>,
-    /// See [`Backing::place`]. (The store itself may be locked for some time.)
+    current: Mutex<Arc<BackingDevice>>,
+    care: Mutex<CheckState>,
+    /// See [`BackingDevice::place`]. (The store itself may be locked for some time.)
     whereabouts: AtomicU64,
     /// Where it is kept whether it is trusted, and of which namespace it is.
     record: Option<((Nqn, u32), TrustRecord)>,
@@ -68,7 +68,7 @@ pub struct Tended {
 }
 
 #[derive(Debug)]
-struct Care {
+struct CheckState {
     next_look: Instant,
     next_record: Instant,
     pause: Duration,
@@ -76,11 +76,16 @@ struct Care {
     told: String,
 }
 
-impl Tended {
+impl MonitoredDevice {
     /// A store that has just been opened.
     #[must_use]
-    pub fn new(id: BackingId, place: String, config: BackingConfig, backing: Backing) -> Tended {
-        Tended {
+    pub fn new(
+        id: DeviceId,
+        place: String,
+        config: BackingConfig,
+        backing: BackingDevice,
+    ) -> MonitoredDevice {
+        MonitoredDevice {
             id,
             place,
             config,
@@ -89,7 +94,7 @@ impl Tended {
             record: None,
             renewing: AtomicBool::new(false),
             current: Mutex::new(Arc::new(backing)),
-            care: Mutex::new(Care {
+            care: Mutex::new(CheckState {
                 next_look: Instant::now() + PATROL,
                 next_record: Instant::now(),
                 pause: TICK,
@@ -100,7 +105,7 @@ impl Tended {
     }
 
     /// The same, of this namespace, trusted or not as is kept in its record.
-    pub(crate) fn recorded(self, of: (Nqn, u32), record: TrustRecord) -> Tended {
+    pub(crate) fn recorded(self, of: (Nqn, u32), record: TrustRecord) -> MonitoredDevice {
         if let Some(status) = record.distrust().failed_sync {
             let why = "a flush has failed before the daemon was started or the namespace added";
             error!(
@@ -115,7 +120,7 @@ impl Tended {
             lock(&self.current)
                 .set_down(&format!("{why}: check it, then `nvmfctl namespace trust`"));
         }
-        Tended { record: Some((of, record)), ..self }
+        MonitoredDevice { record: Some((of, record)), ..self }
     }
 
     /// Whether there is nothing that only the administrator may forget.
@@ -135,7 +140,7 @@ impl Tended {
 
     /// Looks whether its path still leads to it. It is served all the same: what hosts have open is
     /// the file, not its name. But the next start would serve what is there.
-    fn look_at_path(&self, backing: &Backing) {
+    fn look_at_path(&self, backing: &BackingDevice) {
         let Some(detached) = backing.detached(&self.config) else { return };
         if !self.health.set_detached(detached) {
             return;
@@ -194,7 +199,7 @@ impl Tended {
 
     /// What the number stands for now.
     #[must_use]
-    pub fn backing(&self) -> Arc<Backing> {
+    pub fn backing(&self) -> Arc<BackingDevice> {
         Arc::clone(&lock(&self.current))
     }
 
@@ -228,7 +233,7 @@ impl Tended {
         matches!(&self.config.kind, BackingKind::File { path, .. } if path == other)
     }
 
-    /// Serves so many bytes from now on: see [`Backing::resize`]. Returns how many before.
+    /// Serves so many bytes from now on: see [`BackingDevice::resize`]. Returns how many before.
     pub fn resize(&self, bytes: u64) -> u64 {
         let current = lock(&self.current);
         let old = current.size_bytes();
@@ -237,9 +242,9 @@ impl Tended {
     }
 
     /// Has blocks of so many bytes from now on, unless another store has taken the place of
-    /// `backing`: see [`Backing::reformat`]. Whether it has.
+    /// `backing`: see [`BackingDevice::reformat`]. Whether it has.
     #[must_use]
-    pub fn reformat(&self, backing: &Arc<Backing>, block_size_bytes: u32) -> bool {
+    pub fn reformat(&self, backing: &Arc<BackingDevice>, block_size_bytes: u32) -> bool {
         let current = lock(&self.current);
         let same = Arc::ptr_eq(&current, backing);
         if same {
@@ -295,8 +300,8 @@ pub trait Rings: std::fmt::Debug + Send + Sync {
     fn attach(
         &self,
         ring: usize,
-        id: BackingId,
-        backing: &Arc<Backing>,
+        id: DeviceId,
+        backing: &Arc<BackingDevice>,
     ) -> mpsc::Receiver<std::io::Result<()>>;
 
     /// Wakes them all: the health of a store has changed.
@@ -305,7 +310,7 @@ pub trait Rings: std::fmt::Debug + Send + Sync {
 
 /// The threads that look after stores.
 #[derive(Debug)]
-pub struct Tender {
+pub struct DeviceMonitor {
     shared: Arc<Shared>,
     /// The first of its hands.
     thread: JoinHandle<()>,
@@ -320,9 +325,9 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Book {
-    tended: Vec<Arc<Tended>>,
+    tended: Vec<Arc<MonitoredDevice>>,
     /// Stores that somebody may still use. Closing may wait, so no ring shall be the last.
-    parting: Vec<Arc<Backing>>,
+    parting: Vec<Arc<BackingDevice>>,
     /// File systems and devices at which somebody is at work.
     busy: Vec<u64>,
     /// Threads, and how many of them have nothing to do.
@@ -331,12 +336,12 @@ struct Book {
     stopping: bool,
 }
 
-impl Tender {
+impl DeviceMonitor {
     /// Starts to look after stores that these rings serve.
     ///
     /// # Errors
     /// No thread to be had.
-    pub fn start(rings: impl Rings + 'static) -> std::io::Result<Tender> {
+    pub fn start(rings: impl Rings + 'static) -> std::io::Result<DeviceMonitor> {
         // Two, so that nobody has to be hired while all stores are sound.
         let busy = Vec::with_capacity(MOST_HANDS);
         let book = Mutex::new(Book { hands: 2, busy, ..Book::default() });
@@ -344,11 +349,11 @@ impl Tender {
         let shared = Arc::new(Shared { rings, book, bell: Arc::default() });
         let thread = hire(&shared)?;
         hire(&shared)?;
-        Ok(Tender { shared, thread })
+        Ok(DeviceMonitor { shared, thread })
     }
 
     /// From now on looks after a store that every ring has.
-    pub fn tend(&self, tended: Arc<Tended>) {
+    pub fn tend(&self, tended: Arc<MonitoredDevice>) {
         if tended.record.is_some() {
             tended.health.record_by(Some(Arc::clone(&self.shared.bell)));
         }
@@ -356,7 +361,7 @@ impl Tender {
     }
 
     /// A store that no ring shall use any more: it is closed when the last ring has let it go.
-    pub fn forget(&self, tended: &Arc<Tended>) {
+    pub fn forget(&self, tended: &Arc<MonitoredDevice>) {
         tended.retired.store(true, Ordering::Relaxed);
         if tended.owes_a_record() {
             tended.keep_record();
@@ -373,7 +378,7 @@ impl Tender {
 
     /// The store of a namespace that is looked after.
     #[must_use]
-    pub fn find(&self, subsystem: &Nqn, nsid: u32) -> Option<Arc<Tended>> {
+    pub fn find(&self, subsystem: &Nqn, nsid: u32) -> Option<Arc<MonitoredDevice>> {
         let of = Some((*subsystem, nsid));
         let book = lock(&self.shared.book);
         let mut tended = book.tended.iter();
@@ -388,7 +393,7 @@ impl Tender {
     /// Why it is not trusted.
     pub fn trust(
         &self,
-        tended: &Arc<Tended>,
+        tended: &Arc<MonitoredDevice>,
         tell: impl FnOnce() + Send + 'static,
     ) -> Result<(), Untrusted> {
         if tended.is_trusted() {
@@ -427,7 +432,7 @@ impl Tender {
     /// Tells which stores the next daemon will not find. Waits until the deadline at most.
     pub fn tell_what_is_lost(&self, deadline: Instant) {
         let tended = lock(&self.shared.book).tended.clone();
-        let detached = |it: &Arc<Tended>| it.health.detached().is_some();
+        let detached = |it: &Arc<MonitoredDevice>| it.health.detached().is_some();
         let telling: Vec<_> = tended.into_iter().filter(detached).collect();
         if telling.is_empty() {
             return;
@@ -465,9 +470,9 @@ impl Tender {
 /// What there is to do.
 #[derive(Debug)]
 enum Chore {
-    Look(Arc<Tended>),
-    Record(Arc<Tended>),
-    Close(Arc<Backing>),
+    Look(Arc<MonitoredDevice>),
+    Record(Arc<MonitoredDevice>),
+    Close(Arc<BackingDevice>),
 }
 
 /// One pair of hands: does what is due, one chore at a time. Whoever goes to work while nobody is
@@ -507,7 +512,7 @@ impl Book {
     fn due(&mut self) -> Option<(u64, Chore)> {
         let now = Instant::now();
         let is_free = |place: u64| !self.busy.contains(&place);
-        let is_let_go = |it: &Arc<Backing>| Arc::strong_count(it) == 1;
+        let is_let_go = |it: &Arc<BackingDevice>| Arc::strong_count(it) == 1;
         let unrecorded = self.tended.iter().find(|it| it.is_record_due(now));
         if let Some(tended) = unrecorded.filter(|_| is_free(RECORDS)) {
             let chore = Chore::Record(Arc::clone(tended));
@@ -521,7 +526,7 @@ impl Book {
                 (backing.place(), Chore::Close(backing))
             }
             None => {
-                let place = |it: &Tended| it.whereabouts.load(Ordering::Relaxed);
+                let place = |it: &MonitoredDevice| it.whereabouts.load(Ordering::Relaxed);
                 let due = self.tended.iter().find(|it| is_free(place(it)) && it.is_due(now))?;
                 (place(due), Chore::Look(Arc::clone(due)))
             }
@@ -549,13 +554,13 @@ impl Shared {
     }
 
     /// Nobody keeps what fails from now on, so nobody waits for that.
-    fn record_no_more(&self, tended: &Tended) {
+    fn record_no_more(&self, tended: &MonitoredDevice) {
         tended.health.record_by(None);
         self.rings.wake();
     }
 
     /// Looks at a store, and acts upon what is seen.
-    fn look(&self, tended: &Tended) {
+    fn look(&self, tended: &MonitoredDevice) {
         let (backing, health) = (tended.backing(), &tended.health);
         let thorough = health.is_suspect() || health.is_down();
         health.clear_suspicion();
@@ -604,7 +609,7 @@ impl Shared {
     }
 
     /// Puts what is at the path now in the place of a store that is gone.
-    fn replace(&self, tended: &Tended, gone: &Arc<Backing>) -> Result<(), String> {
+    fn replace(&self, tended: &MonitoredDevice, gone: &Arc<BackingDevice>) -> Result<(), String> {
         let fresh = gone.open_again(&tended.config(), false).map_err(|error| error.to_string())?;
         self.exchange(tended, gone, fresh)?;
         tended.health.clear_suspicion();
@@ -614,7 +619,12 @@ impl Shared {
     }
 
     /// Puts a store in the place of one that is gone, with whatever that had not made durable.
-    fn exchange(&self, tended: &Tended, gone: &Arc<Backing>, fresh: Backing) -> Result<(), String> {
+    fn exchange(
+        &self,
+        tended: &MonitoredDevice,
+        gone: &Arc<BackingDevice>,
+        fresh: BackingDevice,
+    ) -> Result<(), String> {
         if owes_a_sync(gone, &tended.health) {
             fresh.fail_sync(Status::WRITE_FAULT);
         }
@@ -627,10 +637,10 @@ impl Shared {
         Ok(())
     }
 
-    /// See [`Tender::trust`]. What cannot be done is found out before anything changes.
+    /// See [`DeviceMonitor::trust`]. What cannot be done is found out before anything changes.
     fn trust(
         &self,
-        tended: &Tended,
+        tended: &MonitoredDevice,
         is_wanted: impl FnOnce() -> bool,
         tell: impl FnOnce(),
     ) -> Result<(), String> {
@@ -671,7 +681,12 @@ impl Shared {
     }
 
     /// Gives every ring a store in the place of `old`, unless another one has taken it meanwhile.
-    fn put(&self, tended: &Tended, old: &Arc<Backing>, fresh: Backing) -> Result<(), String> {
+    fn put(
+        &self,
+        tended: &MonitoredDevice,
+        old: &Arc<BackingDevice>,
+        fresh: BackingDevice,
+    ) -> Result<(), String> {
         fresh.prepare(self.rings.count()).map_err(|error| error.to_string())?;
         let fresh = Arc::new(fresh);
         let mut current = lock(&tended.current);
@@ -711,7 +726,7 @@ impl Shared {
 }
 
 /// What is at the path of a store instead of it.
-fn detachment(backing: &Backing, detached: Detached) -> String {
+fn detachment(backing: &BackingDevice, detached: Detached) -> String {
     let (name, own_path) = (backing.name(), backing.own_path());
     let what = match detached {
         Detached::Removed => "was unlinked or renamed",
@@ -725,7 +740,7 @@ fn detachment(backing: &Backing, detached: Detached) -> String {
 }
 
 /// Whether something was written that a host believes a flush would still save.
-fn owes_a_sync(backing: &Backing, health: &Health) -> bool {
+fn owes_a_sync(backing: &BackingDevice, health: &Health) -> bool {
     backing.has_volatile_cache() && health.has_unsynced()
 }
 

@@ -7,10 +7,10 @@ use rdma::{Buf, Pool, PoolPlan};
 
 use crate::blockdev::monitor::*;
 use crate::blockdev::uring::{Ring, RingLimits};
-use crate::blockdev::{Disk, Done, Op};
-use crate::core::message::{Mail, Mailbox, mailbox};
+use crate::blockdev::{BlockDevice, IoCompletion, IoRequest};
+use crate::core::message::{Mailbox, Message, mailbox};
 
-const STORE: BackingId = BackingId(2);
+const STORE: DeviceId = DeviceId(2);
 const SIZE: u64 = 1 << 20;
 
 /// A reactor of a kind: it has a ring and reads its mail.
@@ -18,8 +18,8 @@ struct Bench {
     ring: Ring,
     pool: Pool,
     mail: Mailbox,
-    tender: Tender,
-    tended: Arc<Tended>,
+    tender: DeviceMonitor,
+    tended: Arc<MonitoredDevice>,
     dir: tempfile::TempDir,
     /// A write comes home just before its store is exchanged.
     late: bool,
@@ -46,10 +46,11 @@ impl Bench {
             read_only: false,
             shared: false,
         };
-        let backing = Backing::open(&config).unwrap();
-        let tended = Arc::new(Tended::new(STORE, "namespace 1".to_owned(), config, backing));
+        let backing = BackingDevice::open(&config).unwrap();
+        let tended =
+            Arc::new(MonitoredDevice::new(STORE, "namespace 1".to_owned(), config, backing));
         ring.attach(STORE, tended.backing()).unwrap();
-        let tender = Tender::start(vec![sender]).unwrap();
+        let tender = DeviceMonitor::start(vec![sender]).unwrap();
         tender.tend(Arc::clone(&tended));
         Bench { ring, pool, mail, tender, tended, dir, late: false }
     }
@@ -67,15 +68,15 @@ impl Bench {
         }
     }
 
-    fn turn(&mut self) -> Vec<Done> {
+    fn turn(&mut self) -> Vec<IoCompletion> {
         match self.mail.take() {
-            Some(Mail::Attach(id, backing, answer)) => {
+            Some(Message::Attach(id, backing, answer)) => {
                 if self.late {
                     self.tended.health.note_write();
                 }
                 let _ = answer.send(self.ring.attach(id, backing));
             }
-            Some(Mail::Detach(id)) => self.ring.detach(id),
+            Some(Message::Detach(id)) => self.ring.detach(id),
             _ => {}
         }
         let (mut done, mut woken, now) = (Vec::new(), Vec::new(), Instant::now());
@@ -84,8 +85,8 @@ impl Bench {
         done
     }
 
-    fn run(&mut self, op: Op) -> (Result<(), Status>, Option<Buf>) {
-        Disk::submit(&mut self.ring, STORE, 0, op);
+    fn run(&mut self, op: IoRequest) -> (Result<(), Status>, Option<Buf>) {
+        BlockDevice::submit(&mut self.ring, STORE, 0, op);
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             assert!(Instant::now() < deadline, "it does not come home");
@@ -96,20 +97,20 @@ impl Bench {
     }
 
     fn flush(&mut self) -> Result<(), Status> {
-        self.run(Op::Flush).0
+        self.run(IoRequest::Flush).0
     }
 
     fn write(&mut self, at: u64, byte: u8) -> Result<(), Status> {
         let mut from = self.pool.take_data(4096).unwrap();
         self.pool.bytes_mut(&mut from).fill(byte);
-        let (outcome, buf) = self.run(Op::Write { from, at, fua: false });
+        let (outcome, buf) = self.run(IoRequest::Write { from, at, fua: false });
         self.pool.give(buf.unwrap());
         outcome
     }
 
     fn read(&mut self, at: u64) -> Result<u8, Status> {
         let into = self.pool.take_data(4096).unwrap();
-        let (outcome, buf) = self.run(Op::Read { into, at });
+        let (outcome, buf) = self.run(IoRequest::Read { into, at });
         let buf = buf.unwrap();
         let byte = self.pool.bytes(&buf)[0];
         self.pool.give(buf);
@@ -155,7 +156,7 @@ impl Bench {
                 say.send(tender.trust(&tended, move || tell.store(is_bad(), Ordering::Relaxed)))
             });
             loop {
-                if let Some(Mail::Attach(id, backing, answer)) = mail.take() {
+                if let Some(Message::Attach(id, backing, answer)) = mail.take() {
                     let _ = answer.send(ring.attach(id, backing));
                 }
                 if let Ok(outcome) = said.recv_timeout(Duration::from_millis(2)) {
@@ -222,15 +223,15 @@ fn what_comes_home_while_a_lost_store_is_replaced_is_lost_with_it() {
 fn what_a_lost_store_does_late_is_not_done() {
     let mut bench = Bench::new();
     assert_eq!((bench.write(0, 0x11), bench.flush()), (Ok(()), Ok(())));
-    bench.tended.health().set_fault(crate::blockdev::Fault::Stall);
+    bench.tended.health().set_fault(crate::blockdev::InjectedFault::Stall);
     let from = bench.pool.take_data(4096).unwrap();
-    Disk::submit(&mut bench.ring, STORE, 0, Op::Write { from, at: 0, fua: false });
+    BlockDevice::submit(&mut bench.ring, STORE, 0, IoRequest::Write { from, at: 0, fua: false });
     bench.turn();
     bench.shorten();
     bench.until("it is down", |bench| bench.tended.health().is_down());
     bench.exchange(SIZE, 0x77);
     assert_eq!(bench.trust(), (Ok(()), true));
-    bench.tended.health().set_fault(crate::blockdev::Fault::None);
+    bench.tended.health().set_fault(crate::blockdev::InjectedFault::None);
     let late = loop {
         if let Some(done) = bench.turn().pop() {
             break done;
@@ -318,7 +319,7 @@ fn what_was_shortened_is_not_served_after_a_restart_either() {
     bench.tender.forget(&bench.tended);
     let config = bench.tended.config.clone();
     let backing = bench.tended.backing().renewed(&config).unwrap();
-    let tended = Tended::new(STORE, "namespace 1".to_owned(), config, backing);
+    let tended = MonitoredDevice::new(STORE, "namespace 1".to_owned(), config, backing);
     bench.tended = Arc::new(tended.recorded(place, TrustRecord::new(&book, uuid)));
     bench.tender.tend(Arc::clone(&bench.tended));
     bench.until("it was seen", |bench| lock(&bench.tended.care).told.contains("is whole again"));
@@ -349,7 +350,7 @@ fn a_failed_sync_is_kept_and_its_record_goes_with_the_trust() {
         let config = bench.tended.config.clone();
         let backing = bench.tended.backing().renewed(&config).unwrap();
         backing.health().trust();
-        let tended = Tended::new(STORE, "namespace 1".to_owned(), config, backing);
+        let tended = MonitoredDevice::new(STORE, "namespace 1".to_owned(), config, backing);
         Arc::new(tended.recorded(place, TrustRecord::new(&book(), uuid)))
     };
     bench.tender.forget(&bench.tended);
@@ -380,10 +381,10 @@ fn a_failed_sync_is_kept_before_anybody_is_told() {
     let config = bench.tended.config.clone();
     let backing = bench.tended.backing().renewed(&config).unwrap();
     bench.tender.forget(&bench.tended);
-    let tended = Tended::new(STORE, "namespace 1".to_owned(), config, backing);
+    let tended = MonitoredDevice::new(STORE, "namespace 1".to_owned(), config, backing);
     bench.tended = Arc::new(tended.recorded(place, TrustRecord::new(&book, uuid)));
     bench.tender.tend(Arc::clone(&bench.tended));
-    bench.tended.health().set_fault(crate::blockdev::Fault::Sync);
+    bench.tended.health().set_fault(crate::blockdev::InjectedFault::Sync);
     assert_eq!(bench.flush(), Err(Status::WRITE_FAULT));
     let kept = |at: &std::path::Path| {
         crate::state::trust::TrustBook::new(Some(at.to_owned())).of(uuid).failed_sync
@@ -420,14 +421,14 @@ fn a_failed_sync_stays_until_the_administrator_trusts_the_store() {
 #[test]
 fn a_store_that_is_forgotten_is_closed_when_the_ring_lets_it_go() {
     let mut bench = Bench::new();
-    assert!(Backing::open(&bench.tended.config).is_err(), "it is in use");
+    assert!(BackingDevice::open(&bench.tended.config).is_err(), "it is in use");
     bench.tender.forget(&bench.tended);
     let weak = Arc::downgrade(&bench.tended.backing());
     bench.tended = {
         let config =
             BackingConfig { kind: BackingKind::Null { size: SIZE }, ..bench.tended.config.clone() };
-        let backing = Backing::open(&config).unwrap();
-        Arc::new(Tended::new(STORE, String::new(), config, backing))
+        let backing = BackingDevice::open(&config).unwrap();
+        Arc::new(MonitoredDevice::new(STORE, String::new(), config, backing))
     };
     bench.turn();
     assert!(weak.upgrade().is_some(), "the ring has it");
@@ -439,7 +440,7 @@ fn a_store_that_is_forgotten_is_closed_when_the_ring_lets_it_go() {
         read_only: false,
         shared: false,
     };
-    assert!(Backing::open(&config).is_ok());
+    assert!(BackingDevice::open(&config).is_ok());
 }
 
 /// A server that hangs, with many images on it.
@@ -450,8 +451,8 @@ fn stores_of_one_place_keep_one_pair_of_hands_however_many_hang() {
     let add = |book: &mut Book, name: &str, place: u64| {
         let kind = BackingKind::File { path: dir.path().join(name), size: Some(SIZE) };
         let config = BackingConfig { kind, ..tended.config.clone() };
-        let backing = Backing::open(&config).unwrap();
-        let store = Tended::new(STORE, name.to_owned(), config, backing);
+        let backing = BackingDevice::open(&config).unwrap();
+        let store = MonitoredDevice::new(STORE, name.to_owned(), config, backing);
         store.whereabouts.store(place, Ordering::Relaxed);
         lock(&store.care).next_look = Instant::now();
         book.tended.push(Arc::new(store));
@@ -516,7 +517,7 @@ fn a_store_that_is_served_in_part_comes_back_as_it_was() {
         fs::rename(&other, &path).unwrap();
     };
     put(SIZE * 2);
-    let mut backing = Backing::open(&config).unwrap();
+    let mut backing = BackingDevice::open(&config).unwrap();
     // As often as it goes, also through fresh descriptors.
     for _ in 0..2 {
         backing = backing.renewed(&config).unwrap();
@@ -536,7 +537,7 @@ fn a_store_that_is_served_in_part_comes_back_as_it_was() {
 
     // Its administrator makes it longer meanwhile, and goes on serving a part.
     put(SIZE * 2);
-    let mut backing = Backing::open(&config).unwrap();
+    let mut backing = BackingDevice::open(&config).unwrap();
     fs::File::options().write(true).open(&path).unwrap().set_len(SIZE * 3).unwrap();
     assert_eq!(backing.inspect(false), Condition::Sound);
     put(SIZE * 2);
@@ -557,7 +558,7 @@ fn a_store_that_has_grown_and_is_served_in_part_since_comes_back() {
     let of = |size: u64| BackingKind::File { path: path.clone(), size: Some(size) };
     let config =
         BackingConfig { kind: of(SIZE), block_size_bytes: 512, read_only: false, shared: false };
-    let backing = Backing::open(&config).unwrap();
+    let backing = BackingDevice::open(&config).unwrap();
     fs::File::options().write(true).open(&path).unwrap().set_len(SIZE * 4).unwrap();
     for size in [SIZE * 4, SIZE * 2] {
         assert_eq!(backing.next_size(&of(size)), Ok(Some(size)));

@@ -7,7 +7,7 @@ use rdma::Tag;
 /// All of a ring. There may be one for each operation that it has under way: the queues that a
 /// store hangs close together. So nothing here looks at all of them when there is nothing to do.
 #[derive(Debug, Default)]
-pub(crate) struct Recalls {
+pub(crate) struct Cancellations {
     /// By the indexes under which the kernel knows them; empty when there are none.
     entries: Vec<Option<Recall>>,
     /// The indexes of those operations whose wishes have no answer yet.
@@ -31,7 +31,7 @@ pub(crate) struct Recall {
     pub aborted: bool,
 }
 
-impl Recalls {
+impl Cancellations {
     /// Has the kernel asked with the next submission.
     pub(crate) fn push(&mut self, tag: Tag, of: Tag, slot: u32) {
         let recall = Some(Recall { tag, of, slot, aborted: false });
@@ -50,7 +50,7 @@ impl Recalls {
         Some((index, self.entries.get(index).copied().flatten()?))
     }
 
-    /// The kernel has been asked for the one that [`Recalls::wish`] has given.
+    /// The kernel has been asked for the one that [`Cancellations::wish`] has given.
     pub(crate) fn asked(&mut self) {
         self.unasked.pop_front();
     }
@@ -95,13 +95,13 @@ mod tests {
         Recall { tag, of, slot: of as u32 + 5, aborted: false }
     }
 
-    fn push(recalls: &mut Recalls, tag: Tag, of: Tag) {
+    fn push(recalls: &mut Cancellations, tag: Tag, of: Tag) {
         recalls.push(tag, of, of as u32 + 5);
     }
 
     #[test]
     fn each_wish_is_told_once_and_its_place_is_used_again() {
-        let mut recalls = Recalls::default();
+        let mut recalls = Cancellations::default();
         push(&mut recalls, 10, 1);
         push(&mut recalls, 20, 2);
         assert_eq!(recalls.wish(), Some((0, recall(10, 1))));
@@ -119,7 +119,7 @@ mod tests {
     /// All hosts of a store that hangs give up together, and that is over some time.
     #[test]
     fn nothing_is_left_of_many_wishes() {
-        let mut recalls = Recalls::default();
+        let mut recalls = Cancellations::default();
         for order in [false, true] {
             (0..1000).for_each(|of| push(&mut recalls, 10_000 + of, of));
             for n in 0..1000 {

@@ -7,13 +7,13 @@ use nvme::status::Status;
 use rdma::Tag;
 
 use super::pending::Flights;
-use crate::blockdev::request::Flight;
+use crate::blockdev::request::PendingIo;
 use crate::blockdev::uring::cancel::Recall;
-use crate::blockdev::{Done, Health, Wish};
+use crate::blockdev::{CancelRequest, Health, IoCompletion};
 
 impl Flights {
     /// Takes the kernel's answer to a wish to have an operation back, by the number of the wish.
-    pub fn recall_answered(&mut self, index: usize, answer: i32, done: &mut Vec<Done>) {
+    pub fn recall_answered(&mut self, index: usize, answer: i32, done: &mut Vec<IoCompletion>) {
         let recall = self.recalls.answered(index);
         let Some(Recall { tag, of, slot, aborted }) = recall else { return };
         let granted = answer >= 0 || aborted;
@@ -25,11 +25,11 @@ impl Flights {
             flight.insist();
         }
         let outcome = if granted { Ok(()) } else { Err(Status::INTERNAL_ERROR) };
-        done.push(Done { tag, buf: None, outcome });
+        done.push(IoCompletion { tag, buf: None, outcome });
     }
 
     /// Takes the kernel's answer to what was asked for a slot.
-    pub fn answered(&mut self, slot: u32, answer: i32, done: &mut Vec<Done>) {
+    pub fn answered(&mut self, slot: u32, answer: i32, done: &mut Vec<IoCompletion>) {
         let flight = self.slots.get_mut(slot as usize).and_then(Option::as_mut);
         let Some(flight) = flight else { return };
         self.in_kernel = self.in_kernel.saturating_sub(1);
@@ -63,11 +63,15 @@ impl Flights {
     /// back what waits for one of its workers; what is at a device stays there. Hosts of a store that
     /// hangs give up together, with thousands of operations: so those of a queue are looked for at
     /// once, in as many steps as there are operations.
-    pub fn take_back(&mut self, wishes: &[Wish]) {
+    pub fn take_back(&mut self, wishes: &[CancelRequest]) {
         let aborted = Err(Status::ABORT_REQUESTED);
-        let mut left: Vec<Option<Wish>> = wishes.iter().copied().map(Some).collect();
+        let mut left: Vec<Option<CancelRequest>> = wishes.iter().copied().map(Some).collect();
         let at = |of: Tag| wishes.binary_search_by_key(&of, |wish| wish.of).ok();
-        let answer = |Wish { tag, .. }: Wish, outcome| Done { tag, buf: None, outcome };
+        let answer = |CancelRequest { tag, .. }: CancelRequest, outcome| IoCompletion {
+            tag,
+            buf: None,
+            outcome,
+        };
         for flight in self.take_waiting(|of| at(of).is_some()) {
             let wish = at(flight.tag()).and_then(|at| left[at].take());
             let done = self.dismiss(flight, aborted);
@@ -94,7 +98,7 @@ impl Flights {
     }
 
     /// Ends a flight and frees its slot; also those that share its synchronisation.
-    pub(super) fn land(&mut self, slot: u32, outcome: Result<(), Status>) -> Option<Done> {
+    pub(super) fn land(&mut self, slot: u32, outcome: Result<(), Status>) -> Option<IoCompletion> {
         let index = self.slots[slot as usize].as_ref()?.attachment;
         if let Some(attachment) = &mut self.attachments[index as usize] {
             let alone = outcome.is_err_and(|status| status.is(Status::ABORT_REQUESTED));
@@ -112,14 +116,18 @@ impl Flights {
         self.land_one(slot, outcome)
     }
 
-    fn land_one(&mut self, slot: u32, outcome: Result<(), Status>) -> Option<Done> {
+    fn land_one(&mut self, slot: u32, outcome: Result<(), Status>) -> Option<IoCompletion> {
         let flight = self.slots[slot as usize].take()?;
         self.leave_slot(slot, &flight);
         self.dismiss(flight, outcome)
     }
 
     /// Sends a flight home that is in no slot (any more).
-    pub(super) fn dismiss(&mut self, flight: Flight, outcome: Result<(), Status>) -> Option<Done> {
+    pub(super) fn dismiss(
+        &mut self,
+        flight: PendingIo,
+        outcome: Result<(), Status>,
+    ) -> Option<IoCompletion> {
         let index = flight.attachment;
         self.under_way = self.under_way.saturating_sub(1);
         let attachment = self.attachments[index as usize].as_ref().filter(|_| outcome.is_err());
@@ -137,9 +145,9 @@ impl Flights {
     /// `health`: of its store, where it has failed.
     pub(super) fn hold_unrecorded(
         &mut self,
-        done: Done,
+        done: IoCompletion,
         health: Option<Arc<Health>>,
-    ) -> Option<Done> {
+    ) -> Option<IoCompletion> {
         match health.filter(|health| health.is_unrecorded()) {
             Some(health) if health.sync_failure() == done.outcome.err() => {
                 self.unrecorded.push((health, done));
@@ -151,7 +159,7 @@ impl Flights {
 
     /// What has been kept over restarts comes home.
     pub(super) fn release_recorded(&mut self) {
-        let is_recorded = |(health, _): &mut (Arc<Health>, Done)| !health.is_unrecorded();
+        let is_recorded = |(health, _): &mut (Arc<Health>, IoCompletion)| !health.is_unrecorded();
         self.ready.extend(self.unrecorded.extract_if(.., is_recorded).map(|(_, done)| done));
     }
 }

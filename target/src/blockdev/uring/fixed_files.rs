@@ -6,19 +6,19 @@ use std::sync::Arc;
 use super::pending::Flights;
 use crate::blockdev::uring::sqe::Attachment;
 use crate::blockdev::uring::sync_group::Syncs;
-use crate::blockdev::{Backing, BackingId};
+use crate::blockdev::{BackingDevice, DeviceId};
 
 impl Flights {
     /// Whether the slot of this number in the kernel's table of files is vacant. It may still belong
     /// to a backing on its way out; then the next one goes without.
     #[must_use]
-    pub fn is_file_vacant(&self, id: BackingId) -> bool {
+    pub fn is_file_vacant(&self, id: DeviceId) -> bool {
         !self.attachments.iter().flatten().any(|other| other.fixed && other.id == id.0)
     }
 
     /// Makes a backing known under `id`, which none has now: see [`Flights::detach`]. `fixed`: it has
     /// the slot of this number in the kernel's table of files. False where the id is beyond the end.
-    pub fn attach(&mut self, id: BackingId, backing: Arc<Backing>, fixed: bool) -> bool {
+    pub fn attach(&mut self, id: DeviceId, backing: Arc<BackingDevice>, fixed: bool) -> bool {
         let Some(entry) = self.by_id.get_mut(id.0 as usize) else { return false };
         let attachment = Some(Attachment {
             sync_fd: backing.sync_fd(),
@@ -48,7 +48,7 @@ impl Flights {
 
     /// Takes a backing out. New operations on `id` come home as Invalid Namespace; those under way
     /// complete normally, and the backing is let go with the last of them.
-    pub fn detach(&mut self, id: BackingId) {
+    pub fn detach(&mut self, id: DeviceId) {
         let Some(index) = self.by_id.get_mut(id.0 as usize).and_then(Option::take) else { return };
         if let Some(attachment) = &mut self.attachments[index as usize] {
             attachment.leaving = true;

@@ -61,9 +61,9 @@ use io_uring::{IoUring, opcode, squeue};
 use nvme::status::Status;
 use rdma::{Buf, Pool, PoolPlan, Region, Tag};
 
-use crate::blockdev::request::{Flight, Step, ZEROS_BYTES};
-use crate::blockdev::{self, Backing, BackingId, Disk, Done, Kind, Op};
-use poll_fd::{Watches, Wish};
+use crate::blockdev::request::{PendingIo, Step, ZEROS_BYTES};
+use crate::blockdev::{self, BackingDevice, BlockDevice, DeviceId, IoCompletion, IoRequest, Kind};
+use poll_fd::{PolledFds, Wish};
 use setup::{LADDER, allow_workers, register_files, set_up};
 use sqe::{CHUNK_SHIFT, Memory, Place, entry_for, pause_entry};
 
@@ -87,7 +87,7 @@ pub struct RingLimits {
     /// Operations that the kernel has at once, and for which room is reserved to wait behind
     /// them: the reactor's slots, all queues together. 1 to 32768.
     pub ops: u32,
-    /// Backings: every [`BackingId`] is below this.
+    /// Backings: every [`DeviceId`] is below this.
     pub backings: u32,
 }
 
@@ -118,7 +118,7 @@ pub struct Ring {
     /// Slots in the kernel's table of files.
     files: u32,
     flights: Flights,
-    watches: Watches,
+    watches: PolledFds,
     stats: RingStats,
     complaints: u64,
     /// The kernel accepts entries from the creating thread only.
@@ -163,7 +163,7 @@ impl Ring {
             memory: Memory { region, zeros, registered },
             files,
             flights: Flights::new(limits),
-            watches: Watches::default(),
+            watches: PolledFds::default(),
             stats: RingStats::default(),
             complaints: 0,
             _not_send: PhantomData,
@@ -174,7 +174,7 @@ impl Ring {
     ///
     /// # Errors
     /// The id is not below [`RingLimits::backings`].
-    pub fn attach(&mut self, id: BackingId, backing: Arc<Backing>) -> io::Result<()> {
+    pub fn attach(&mut self, id: DeviceId, backing: Arc<BackingDevice>) -> io::Result<()> {
         self.detach(id);
         let fixed = match backing.fd() {
             Some(fd) if id.0 < self.files && self.flights.is_file_vacant(id) => {
@@ -191,7 +191,7 @@ impl Ring {
 
     /// Takes a backing out. New operations on `id` come home as Invalid Namespace; those under way
     /// complete normally, and the ring lets the backing go with the last of them.
-    pub fn detach(&mut self, id: BackingId) {
+    pub fn detach(&mut self, id: DeviceId) {
         self.flights.detach(id);
         self.vacate();
     }
@@ -240,7 +240,7 @@ impl Ring {
 
     /// Appends what has come home to `done` and the tokens of what has become readable to `woken`.
     /// Does not block. Reserve room for all slots in both once, and no call allocates.
-    pub fn reap(&mut self, done: &mut Vec<Done>, woken: &mut Vec<u32>) {
+    pub fn reap(&mut self, done: &mut Vec<IoCompletion>, woken: &mut Vec<u32>) {
         done.extend(self.flights.take_ready());
         let submission = self.io.submission();
         let (deferred, overflown) = (submission.taskrun(), submission.cq_overflow());
@@ -269,7 +269,7 @@ impl Ring {
         &mut self,
         user_data: u64,
         answer: i32,
-        done: &mut Vec<Done>,
+        done: &mut Vec<IoCompletion>,
         woken: &mut Vec<u32>,
     ) {
         if user_data == NOBODY {
@@ -392,8 +392,8 @@ impl Ring {
     }
 }
 
-impl Disk for Ring {
-    fn submit(&mut self, backing: BackingId, tag: Tag, op: Op) {
+impl BlockDevice for Ring {
+    fn submit(&mut self, backing: DeviceId, tag: Tag, op: IoRequest) {
         let Ring { flights, memory, stats, .. } = self;
         flights.submit(backing, tag, op, |flight, backing| match backing.kind() {
             Kind::Ram => copy_now(flight, backing, memory).inspect(|_| stats.copied += 1),
@@ -406,10 +406,10 @@ impl Disk for Ring {
     }
 
     fn recall(&mut self, tag: Tag, of: Tag) {
-        self.recall_all(&[blockdev::Wish { of, tag }]);
+        self.recall_all(&[blockdev::CancelRequest { of, tag }]);
     }
 
-    fn recall_all(&mut self, wishes: &[blockdev::Wish]) {
+    fn recall_all(&mut self, wishes: &[blockdev::CancelRequest]) {
         self.flights.take_back(wishes);
         self.vacate();
     }
@@ -456,7 +456,11 @@ fn clear(memory: &Memory, buf: &Buf) {
 ///
 /// The kernel never performs io_uring transfers of memory files in place but hands each to a
 /// worker thread: measured, less than half the rate on twice the processors.
-fn copy_now(flight: &mut Flight, backing: &Backing, memory: &Memory) -> Option<Result<(), Status>> {
+fn copy_now(
+    flight: &mut PendingIo,
+    backing: &BackingDevice,
+    memory: &Memory,
+) -> Option<Result<(), Status>> {
     let fd = backing.fd()?;
     let mut outcome = None;
     while outcome.is_none() {

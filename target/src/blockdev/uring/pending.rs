@@ -12,32 +12,32 @@ use rdma::Tag;
 
 use super::{MAX_OPS, RingLimits, worker_quota};
 use crate::blockdev::fault_injection::Verdict;
-use crate::blockdev::request::{Flight, Step};
-use crate::blockdev::uring::cancel::Recalls;
+use crate::blockdev::request::{PendingIo, Step};
+use crate::blockdev::uring::cancel::Cancellations;
 use crate::blockdev::uring::sqe::Attachment;
-use crate::blockdev::{Backing, BackingId, Done, Health, Kind, Op};
+use crate::blockdev::{BackingDevice, DeviceId, Health, IoCompletion, IoRequest, Kind};
 
 /// The operations of one ring, and the backings that they are for.
 pub struct Flights {
     pub(super) attachments: Vec<Option<Attachment>>,
-    /// By [`BackingId`]: index into `attachments`.
+    /// By [`DeviceId`]: index into `attachments`.
     pub(super) by_id: Vec<Option<u32>>,
     /// Ids whose slots of the kernel's table of files are to be vacated.
     pub(super) vacated: Vec<u32>,
-    pub(super) slots: Vec<Option<Flight>>,
+    pub(super) slots: Vec<Option<PendingIo>>,
     pub(super) free: Vec<u32>,
     /// Not yet in a slot.
-    pub(super) queue: VecDeque<Flight>,
+    pub(super) queue: VecDeque<PendingIo>,
     /// In a slot, and to be given to the kernel (again).
     pub(super) again: VecDeque<u32>,
     /// Scratch: slots that come home with another one.
     pub(super) followers: Vec<u32>,
     /// Home without the kernel's help.
-    pub(super) ready: VecDeque<Done>,
+    pub(super) ready: VecDeque<IoCompletion>,
     /// Home, and told to nobody before it is kept that their store has failed to synchronise. Whoever
     /// keeps that wakes the reactor.
-    pub(super) unrecorded: Vec<(Arc<Health>, Done)>,
-    pub(super) recalls: Recalls,
+    pub(super) unrecorded: Vec<(Arc<Health>, IoCompletion)>,
+    pub(super) recalls: Cancellations,
     pub(super) in_kernel: usize,
     /// Flights: in the queue, parked with their store, or in a slot.
     pub(super) under_way: usize,
@@ -96,7 +96,7 @@ impl Flights {
             followers: Vec::new(),
             ready: VecDeque::with_capacity(room),
             unrecorded: Vec::new(),
-            recalls: Recalls::default(),
+            recalls: Cancellations::default(),
             in_kernel: 0,
             under_way: 0,
             shares: worker_quota::SHARES,
@@ -115,20 +115,20 @@ impl Flights {
     /// Takes an operation. `at_once` serves one of memory, or none, without the kernel.
     pub fn submit(
         &mut self,
-        backing: BackingId,
+        backing: DeviceId,
         tag: Tag,
-        op: Op,
-        at_once: impl FnOnce(&mut Flight, &Backing) -> Option<Result<(), Status>>,
+        op: IoRequest,
+        at_once: impl FnOnce(&mut PendingIo, &BackingDevice) -> Option<Result<(), Status>>,
     ) {
         let index = self.by_id.get(backing.0 as usize).copied().flatten();
         let attached = index
             .and_then(|index| Some((index, self.attachments.get_mut(index as usize)?.as_mut()?)));
         let Some((index, attachment)) = attached else {
             let gone = Err(Status::INVALID_NAMESPACE.with_dnr());
-            self.ready.push_back(Flight::new(u32::MAX, tag, op).done(gone));
+            self.ready.push_back(PendingIo::new(u32::MAX, tag, op).done(gone));
             return;
         };
-        let mut flight = Flight::new(index, tag, op);
+        let mut flight = PendingIo::new(index, tag, op);
         let backing = &attachment.backing;
         let outcome = match (flight.shortcut(backing), backing.kind()) {
             (None, Kind::Ram) => at_once(&mut flight, backing),
@@ -147,7 +147,7 @@ impl Flights {
     }
 
     /// What has come home since it was last asked.
-    pub fn take_ready(&mut self) -> impl Iterator<Item = Done> + '_ {
+    pub fn take_ready(&mut self) -> impl Iterator<Item = IoCompletion> + '_ {
         if !self.unrecorded.is_empty() {
             self.release_recorded();
         }
@@ -183,7 +183,7 @@ impl Flights {
             }
             self.recalls.asked();
             let (home, outcome) = (self.recalls.answered(index), Err(Status::INTERNAL_ERROR));
-            self.ready.extend(home.map(|it| Done { tag: it.tag, buf: None, outcome }));
+            self.ready.extend(home.map(|it| IoCompletion { tag: it.tag, buf: None, outcome }));
         }
         None
     }
@@ -237,23 +237,23 @@ impl Flights {
     }
 
     /// The flight in a slot, for whoever moves its data.
-    pub fn flight_mut(&mut self, slot: u32) -> Option<&mut Flight> {
+    pub fn flight_mut(&mut self, slot: u32) -> Option<&mut PendingIo> {
         self.slots.get_mut(slot as usize)?.as_mut()
     }
 
     /// What the flight in a slot is for.
     #[must_use]
-    pub fn backing_id(&self, slot: u32) -> Option<BackingId> {
-        Some(BackingId(self.parts(slot)?.1.id))
+    pub fn backing_id(&self, slot: u32) -> Option<DeviceId> {
+        Some(DeviceId(self.parts(slot)?.1.id))
     }
 
     /// Whether operations on this backing are taken.
     #[must_use]
-    pub fn is_attached(&self, id: BackingId) -> bool {
+    pub fn is_attached(&self, id: DeviceId) -> bool {
         self.by_id.get(id.0 as usize).is_some_and(Option::is_some)
     }
 
-    pub(super) fn parts(&self, slot: u32) -> Option<(&Flight, &Attachment)> {
+    pub(super) fn parts(&self, slot: u32) -> Option<(&PendingIo, &Attachment)> {
         let flight = self.slots.get(slot as usize)?.as_ref()?;
         Some((flight, self.attachments[flight.attachment as usize].as_ref()?))
     }

@@ -4,7 +4,7 @@ use std::os::fd::RawFd;
 
 /// Descriptors whose readiness ends a sleep. Few, so they are simply searched.
 #[derive(Debug, Default)]
-pub(crate) struct Watches(Vec<Watch>);
+pub(crate) struct PolledFds(Vec<Watch>);
 
 #[derive(Debug)]
 struct Watch {
@@ -38,7 +38,7 @@ pub(crate) enum Wish {
     Cancel,
 }
 
-impl Watches {
+impl PolledFds {
     pub(crate) fn watch(&mut self, fd: RawFd, token: u32) {
         let known = self.0.iter_mut().find(|watch| {
             watch.fd == fd
@@ -71,7 +71,7 @@ impl Watches {
         self.0.iter().all(|watch| matches!(watch.state, State::Free | State::Idle | State::Wanted))
     }
 
-    /// The next thing to tell the kernel; it has been told once [`Watches::granted`] says so.
+    /// The next thing to tell the kernel; it has been told once [`PolledFds::granted`] says so.
     pub(crate) fn wish(&self) -> Option<(usize, Wish)> {
         self.0.iter().enumerate().find_map(|(index, watch)| match watch.state {
             State::Wanted => Some((index, Wish::Arm(watch.fd))),

@@ -11,15 +11,15 @@ use io_uring::{opcode, squeue};
 use rdma::{Buf, Region};
 
 use super::sync_group::Syncs;
-use crate::blockdev::request::{Flight, Step, ZEROS_BYTES};
-use crate::blockdev::{Backing, Space};
+use crate::blockdev::request::{PendingIo, Step, ZEROS_BYTES};
+use crate::blockdev::{BackingDevice, Space};
 
 /// The kernel takes no fixed buffer above 1 GiB: larger regions are registered in pieces.
 pub(crate) const CHUNK_SHIFT: u32 = 30;
 
 /// A backing at this ring, from `attach` until its last operation is home.
 pub(crate) struct Attachment {
-    pub(crate) backing: Arc<Backing>,
+    pub(crate) backing: Arc<BackingDevice>,
     pub(crate) id: u32,
     /// Its slot `id` of the kernel's table of files is its own.
     pub(crate) fixed: bool,
@@ -27,7 +27,7 @@ pub(crate) struct Attachment {
     /// How many of them the kernel has, or is about to get.
     pub(crate) active: u32,
     /// Those that wait until others of this store are home.
-    pub(crate) parked: VecDeque<Flight>,
+    pub(crate) parked: VecDeque<PendingIo>,
     /// What synchronisations go through: an open file that only this ring synchronises.
     pub(crate) sync_fd: Option<RawFd>,
     pub(crate) syncs: Syncs,

@@ -10,9 +10,9 @@ use nix::sys::eventfd::EventFd;
 use proptest::prelude::*;
 
 use crate::blockdev::uring::*;
-use crate::blockdev::{BackingConfig, BackingKind, Fault};
+use crate::blockdev::{BackingConfig, BackingKind, InjectedFault};
 
-const STORE: BackingId = BackingId(1);
+const STORE: DeviceId = DeviceId(1);
 const SIZE: u64 = 1 << 20;
 
 /// A ring, a pool and a folder on a file system that is never tmpfs.
@@ -20,7 +20,7 @@ struct Bench {
     ring: Ring,
     pool: Pool,
     dir: tempfile::TempDir,
-    done: Vec<Done>,
+    done: Vec<IoCompletion>,
     woken: Vec<u32>,
 }
 
@@ -44,31 +44,31 @@ impl Bench {
         self.dir.path().join(name)
     }
 
-    fn file(&self, name: &str, block: u32) -> Arc<Backing> {
+    fn file(&self, name: &str, block: u32) -> Arc<BackingDevice> {
         open(&self.path(name), Some(SIZE), block)
     }
 
-    fn with_file(block: u32) -> (Bench, Arc<Backing>) {
+    fn with_file(block: u32) -> (Bench, Arc<BackingDevice>) {
         let mut bench = Bench::new(8);
         let backing = bench.file("disk.img", block);
         bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
         (bench, backing)
     }
 
-    fn with_kind(kind: BackingKind) -> (Bench, Arc<Backing>) {
+    fn with_kind(kind: BackingKind) -> (Bench, Arc<BackingDevice>) {
         let mut bench = Bench::new(8);
         let config = BackingConfig { kind, block_size_bytes: 512, read_only: false, shared: false };
-        let backing = Arc::new(Backing::open(&config).unwrap());
+        let backing = Arc::new(BackingDevice::open(&config).unwrap());
         bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
         (bench, backing)
     }
 
-    fn submit(&mut self, op: Op) {
-        Disk::submit(&mut self.ring, STORE, 0, op);
+    fn submit(&mut self, op: IoRequest) {
+        BlockDevice::submit(&mut self.ring, STORE, 0, op);
     }
 
     /// Sleeps until `count` operations are home.
-    fn await_done(&mut self, count: usize) -> Vec<Done> {
+    fn await_done(&mut self, count: usize) -> Vec<IoCompletion> {
         let deadline = Instant::now() + Duration::from_secs(60);
         while self.done.len() < count {
             let now = Instant::now();
@@ -79,7 +79,7 @@ impl Bench {
         std::mem::take(&mut self.done)
     }
 
-    fn run(&mut self, op: Op) -> Result<(), Status> {
+    fn run(&mut self, op: IoRequest) -> Result<(), Status> {
         self.submit(op);
         let mut done = self.await_done(1);
         let done = done.pop().unwrap();
@@ -97,12 +97,12 @@ impl Bench {
 
     fn write(&mut self, at: u64, len: u32, byte: u8, fua: bool) -> Result<(), Status> {
         let from = self.filled(len, byte);
-        self.run(Op::Write { from, at, fua })
+        self.run(IoRequest::Write { from, at, fua })
     }
 
     fn read(&mut self, at: u64, len: u32) -> Result<Vec<u8>, Status> {
         let into = self.filled(len, 0xEE);
-        self.submit(Op::Read { into, at });
+        self.submit(IoRequest::Read { into, at });
         let done = self.await_done(1).pop().unwrap();
         let buf = done.buf.unwrap();
         assert_eq!((buf.start(), buf.len()), (0, len));
@@ -112,10 +112,10 @@ impl Bench {
     }
 }
 
-fn open(path: &Path, size: Option<u64>, block: u32) -> Arc<Backing> {
+fn open(path: &Path, size: Option<u64>, block: u32) -> Arc<BackingDevice> {
     let kind = BackingKind::File { path: path.to_owned(), size };
     let config = BackingConfig { kind, block_size_bytes: block, read_only: false, shared: false };
-    Arc::new(Backing::open(&config).unwrap())
+    Arc::new(BackingDevice::open(&config).unwrap())
 }
 
 /// Every operation, on a store of zeros.
@@ -124,17 +124,17 @@ fn every_operation(bench: &mut Bench, block: u32) {
     assert_eq!(bench.read(0, block), Ok(vec![0; block as usize]));
     assert_eq!(bench.write(b, block, 0x11, false), Ok(()));
     assert_eq!(bench.write(2 * b, 4 * block, 0x22, true), Ok(()));
-    assert_eq!(bench.run(Op::Flush), Ok(()));
+    assert_eq!(bench.run(IoRequest::Flush), Ok(()));
     let bytes = bench.read(0, 8 * block).unwrap();
     let at = |n: usize| bytes[n * block as usize];
     assert_eq!([at(0), at(1), at(2), at(5), at(6)], [0, 0x11, 0x22, 0x22, 0]);
-    assert_eq!(bench.run(Op::Discard { at: 2 * b, len: b }), Ok(()));
-    assert_eq!(bench.run(Op::Zero { at: 3 * b, len: b, deallocate: false }), Ok(()));
-    assert_eq!(bench.run(Op::Zero { at: 4 * b, len: b, deallocate: true }), Ok(()));
+    assert_eq!(bench.run(IoRequest::Discard { at: 2 * b, len: b }), Ok(()));
+    assert_eq!(bench.run(IoRequest::Zero { at: 3 * b, len: b, deallocate: false }), Ok(()));
+    assert_eq!(bench.run(IoRequest::Zero { at: 4 * b, len: b, deallocate: true }), Ok(()));
     let bytes = bench.read(b, 5 * block).unwrap();
     let firsts: Vec<u8> = bytes.chunks(block as usize).map(|block| block[0]).collect();
     assert_eq!(firsts, [0x11, 0, 0, 0, 0x22]);
-    assert_eq!(bench.run(Op::Zero { at: 0, len: SIZE, deallocate: true }), Ok(()));
+    assert_eq!(bench.run(IoRequest::Zero { at: 0, len: SIZE, deallocate: true }), Ok(()));
     assert!(bench.read(0, 8 * block).unwrap().iter().all(|byte| *byte == 0));
     assert!(bench.pool.is_full());
     assert_eq!(bench.ring.in_flight(), 0);
@@ -172,7 +172,11 @@ fn null_hands_out_zeros_never_what_was_there() {
     assert_eq!(bench.write(0, 4096, 0x55, true), Ok(()));
     assert_eq!(bench.read(0, 4096), Ok(vec![0; 4096]));
     let len = SIZE;
-    for op in [Op::Flush, Op::Discard { at: 0, len }, Op::Zero { at: 0, len, deallocate: true }] {
+    for op in [
+        IoRequest::Flush,
+        IoRequest::Discard { at: 0, len },
+        IoRequest::Zero { at: 0, len, deallocate: true },
+    ] {
         assert_eq!(bench.run(op), Ok(()));
     }
     let outside = Err(Status::LBA_OUT_OF_RANGE.with_dnr());
@@ -188,12 +192,12 @@ fn zeros_are_written_where_nothing_else_works() {
         assert_eq!(bench.write(at, 1 << 17, 0x77, false), Ok(()));
     }
     let len = SIZE - 1024;
-    assert_eq!(bench.run(Op::Zero { at: 512, len, deallocate: true }), Ok(()));
+    assert_eq!(bench.run(IoRequest::Zero { at: 512, len, deallocate: true }), Ok(()));
     let file = fs::read(bench.path("disk.img")).unwrap();
     assert!(file[..512].iter().chain(&file[file.len() - 512..]).all(|byte| *byte == 0x77));
     assert!(file[512..file.len() - 512].iter().all(|byte| *byte == 0));
     assert_eq!(bench.ring.stats().plain, 4);
-    assert_eq!(bench.run(Op::Discard { at: 0, len: 512 }), Ok(()));
+    assert_eq!(bench.run(IoRequest::Discard { at: 0, len: 512 }), Ok(()));
     assert_eq!(bench.read(0, 512), Ok(vec![0x77; 512]), "a hint that was not taken");
 }
 
@@ -205,7 +209,7 @@ fn discards_give_space_up() {
     }
     let blocks = |bench: &Bench| fs::metadata(bench.path("disk.img")).unwrap().blocks();
     let before = blocks(&bench);
-    assert_eq!(bench.run(Op::Discard { at: 0, len: SIZE / 2 }), Ok(()));
+    assert_eq!(bench.run(IoRequest::Discard { at: 0, len: SIZE / 2 }), Ok(()));
     assert!(blocks(&bench) * 512 <= before * 512 - SIZE / 2);
 }
 
@@ -232,7 +236,7 @@ fn a_shortened_file_is_an_error_not_old_data() {
 fn one_flush_of_a_store_is_under_way_and_the_others_share_the_next() {
     let (mut bench, backing) = Bench::with_file(512);
     for _ in 0..5 {
-        bench.submit(Op::Flush);
+        bench.submit(IoRequest::Flush);
     }
     let done = bench.await_done(5);
     assert!(done.iter().all(|done| done.outcome == Ok(())));
@@ -241,8 +245,8 @@ fn one_flush_of_a_store_is_under_way_and_the_others_share_the_next() {
     // All of them again, on a ring that is full of other things.
     for n in 0..20u64 {
         let from = bench.filled(4096, n as u8);
-        bench.submit(Op::Write { from, at: n * 4096, fua: n % 3 == 0 });
-        bench.submit(Op::Flush);
+        bench.submit(IoRequest::Write { from, at: n * 4096, fua: n % 3 == 0 });
+        bench.submit(IoRequest::Flush);
     }
     for done in bench.await_done(40) {
         assert_eq!(done.outcome, Ok(()));
@@ -258,10 +262,10 @@ fn one_flush_of_a_store_is_under_way_and_the_others_share_the_next() {
 fn a_flush_that_waits_for_its_turn_has_begun_nothing() {
     let (mut bench, backing) = Bench::with_file(512);
     let health = backing.health();
-    bench.submit(Op::Flush);
+    bench.submit(IoRequest::Flush);
     bench.ring.fill();
     health.note_write();
-    bench.submit(Op::Flush);
+    bench.submit(IoRequest::Flush);
     bench.ring.fill();
     assert!(health.has_unsynced());
     assert!(bench.await_done(2).iter().all(|done| done.outcome == Ok(())));
@@ -272,12 +276,12 @@ fn a_flush_that_waits_for_its_turn_has_begun_nothing() {
 fn a_flush_that_is_made_to_wait_has_begun_nothing() {
     let (mut bench, backing) = Bench::with_file(512);
     let health = backing.health();
-    health.set_fault(Fault::Stall);
+    health.set_fault(InjectedFault::Stall);
     health.note_write();
-    bench.submit(Op::Flush);
+    bench.submit(IoRequest::Flush);
     bench.ring.fill();
     assert!(health.has_unsynced());
-    health.set_fault(Fault::None);
+    health.set_fault(InjectedFault::None);
     assert_eq!(bench.await_done(1)[0].outcome, Ok(()));
     assert!(!health.has_unsynced());
 }
@@ -297,7 +301,7 @@ fn each_ring_synchronises_an_open_file_of_its_own() {
 fn a_failed_flush_sticks_until_the_store_is_reopened() {
     let (mut bench, backing) = Bench::with_file(512);
     backing.fail_sync(Status::WRITE_FAULT);
-    assert_eq!(bench.run(Op::Flush), Err(Status::WRITE_FAULT));
+    assert_eq!(bench.run(IoRequest::Flush), Err(Status::WRITE_FAULT));
     assert_eq!(bench.write(0, 512, 1, true), Err(Status::WRITE_FAULT));
     assert_eq!(bench.write(0, 512, 2, false), Ok(()));
     assert_eq!(bench.read(0, 512), Ok(vec![2; 512]));
@@ -305,7 +309,7 @@ fn a_failed_flush_sticks_until_the_store_is_reopened() {
     drop(backing);
     let again = bench.file("disk.img", 512);
     bench.ring.attach(STORE, again).unwrap();
-    assert_eq!(bench.run(Op::Flush), Ok(()));
+    assert_eq!(bench.run(IoRequest::Flush), Ok(()));
 }
 
 #[test]
@@ -313,25 +317,25 @@ fn a_store_that_is_told_to_fail_fails_as_a_real_one() {
     let (mut bench, backing) = Bench::with_file(512);
     let health = backing.health();
     assert_eq!(bench.write(0, 4096, 0x11, true), Ok(()));
-    health.set_fault(Fault::Error);
+    health.set_fault(InjectedFault::Error);
     assert_eq!(bench.read(0, 4096), Err(Status::UNRECOVERED_READ_ERROR));
     assert_eq!(bench.write(0, 4096, 0x22, false), Err(Status::WRITE_FAULT));
     assert_eq!((health.failures(), health.media_errors(), health.is_suspect()), (2, 2, true));
-    health.set_fault(Fault::Full);
+    health.set_fault(InjectedFault::Full);
     let full = Err(Status::CAPACITY_EXCEEDED.with_dnr());
     assert_eq!(bench.write(0, 4096, 0x22, true), full);
-    assert_eq!(bench.run(Op::Flush), Ok(()));
-    health.set_fault(Fault::Short);
+    assert_eq!(bench.run(IoRequest::Flush), Ok(()));
+    health.set_fault(InjectedFault::Short);
     assert_eq!(bench.write(4096, 4096, 0x33, false), Ok(()));
     assert_eq!(bench.read(0, 8192).map(|bytes| (bytes[0], bytes[8191])), Ok((0x11, 0x33)));
     assert_eq!(bench.ring.stats().again, 7 + 15, "a block at a time");
-    health.set_fault(Fault::Sync);
+    health.set_fault(InjectedFault::Sync);
     let lost = Err(Status::WRITE_FAULT);
-    bench.submit(Op::Flush);
-    bench.submit(Op::Flush);
+    bench.submit(IoRequest::Flush);
+    bench.submit(IoRequest::Flush);
     assert!(bench.await_done(2).iter().all(|done| done.outcome == lost));
-    health.set_fault(Fault::None);
-    assert_eq!(bench.run(Op::Flush), lost, "it sticks");
+    health.set_fault(InjectedFault::None);
+    assert_eq!(bench.run(IoRequest::Flush), lost, "it sticks");
     assert_eq!(bench.read(0, 4096), Ok(vec![0x11; 4096]));
     assert!(bench.pool.is_full());
 }
@@ -340,16 +344,21 @@ fn a_store_that_is_told_to_fail_fails_as_a_real_one() {
 fn a_store_that_hangs_keeps_nothing_from_the_others_and_can_be_asked_back() {
     let (mut bench, hung) = Bench::with_file(512);
     let other = bench.file("other.img", 512);
-    bench.ring.attach(BackingId(2), other).unwrap();
-    hung.health().set_fault(Fault::Stall);
+    bench.ring.attach(DeviceId(2), other).unwrap();
+    hung.health().set_fault(InjectedFault::Stall);
     for tag in 0..4 {
         let from = bench.filled(4096, 0x44);
-        Disk::submit(&mut bench.ring, STORE, tag, Op::Write { from, at: tag << 12, fua: false });
+        BlockDevice::submit(
+            &mut bench.ring,
+            STORE,
+            tag,
+            IoRequest::Write { from, at: tag << 12, fua: false },
+        );
     }
-    Disk::submit(&mut bench.ring, STORE, 4, Op::Flush);
+    BlockDevice::submit(&mut bench.ring, STORE, 4, IoRequest::Flush);
     for _ in 0..3 {
         let into = bench.filled(512, 1);
-        Disk::submit(&mut bench.ring, BackingId(2), 100, Op::Read { into, at: 0 });
+        BlockDevice::submit(&mut bench.ring, DeviceId(2), 100, IoRequest::Read { into, at: 0 });
         let done = bench.await_done(1).pop().unwrap();
         assert_eq!((done.tag, done.outcome), (100, Ok(())));
         bench.pool.give(done.buf.unwrap());
@@ -360,7 +369,7 @@ fn a_store_that_hangs_keeps_nothing_from_the_others_and_can_be_asked_back() {
     assert_eq!((done[0].tag, done[0].outcome), (1, Err(Status::ABORT_REQUESTED)));
     assert_eq!((done[1].tag, done[1].outcome), (200, Ok(())));
     done.into_iter().filter_map(|done| done.buf).for_each(|buf| bench.pool.give(buf));
-    hung.health().set_fault(Fault::None);
+    hung.health().set_fault(InjectedFault::None);
     for done in bench.await_done(4) {
         assert_eq!(done.outcome, Ok(()));
         done.buf.into_iter().for_each(|buf| bench.pool.give(buf));
@@ -377,14 +386,15 @@ fn what_was_asked_back_leaves_nothing_behind() {
     let mut bench = Bench::new(512);
     let hung = bench.file("disk.img", 512);
     bench.ring.attach(STORE, Arc::clone(&hung)).unwrap();
-    hung.health().set_fault(Fault::Stall);
+    hung.health().set_fault(InjectedFault::Stall);
     for tag in 0..500 {
         let into = bench.filled(512, 1);
-        Disk::submit(&mut bench.ring, STORE, tag, Op::Read { into, at: 0 });
+        BlockDevice::submit(&mut bench.ring, STORE, tag, IoRequest::Read { into, at: 0 });
     }
     bench.ring.submit();
     // One of them is not there.
-    let wishes: Vec<_> = (0..501).map(|of| blockdev::Wish { of, tag: WISH | of }).collect();
+    let wishes: Vec<_> =
+        (0..501).map(|of| blockdev::CancelRequest { of, tag: WISH | of }).collect();
     bench.ring.recall_all(&wishes);
     let done = bench.await_done(1001);
     let granted = done.iter().filter(|done| done.tag & WISH != 0 && done.outcome.is_ok()).count();
@@ -403,13 +413,13 @@ fn a_read_only_store_refuses_every_change() {
     drop(backing);
     let kind = BackingKind::File { path: bench.path("disk.img"), size: None };
     let config = BackingConfig { kind, block_size_bytes: 512, read_only: true, shared: false };
-    let backing = Arc::new(Backing::open(&config).unwrap());
+    let backing = Arc::new(BackingDevice::open(&config).unwrap());
     bench.ring.attach(STORE, backing).unwrap();
     let denied = Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
     assert_eq!(bench.write(0, 512, 1, false), denied);
-    assert_eq!(bench.run(Op::Discard { at: 0, len: 512 }), denied);
-    assert_eq!(bench.run(Op::Zero { at: 0, len: 512, deallocate: false }), denied);
-    assert_eq!(bench.run(Op::Flush), Ok(()));
+    assert_eq!(bench.run(IoRequest::Discard { at: 0, len: 512 }), denied);
+    assert_eq!(bench.run(IoRequest::Zero { at: 0, len: 512, deallocate: false }), denied);
+    assert_eq!(bench.run(IoRequest::Flush), Ok(()));
     assert_eq!(bench.read(0, 512), Ok(vec![0; 512]));
 }
 
@@ -420,7 +430,7 @@ fn more_operations_than_the_ring_holds_wait_their_turn() {
     bench.ring.attach(STORE, backing).unwrap();
     for n in 0..200u64 {
         let from = bench.filled(4096, n as u8);
-        bench.submit(Op::Write { from, at: n * 4096, fua: false });
+        bench.submit(IoRequest::Write { from, at: n * 4096, fua: false });
     }
     assert_eq!(bench.ring.in_flight(), 200);
     for done in bench.await_done(200) {
@@ -442,12 +452,12 @@ fn an_operation_is_given_back_or_completes_and_the_wish_says_which() {
     for round in 0..200u64 {
         for tag in 0..4 {
             let op = match (round + tag) % 4 {
-                0 => Op::Flush,
-                1 => Op::Zero { at: tag << 12, len: 4096, deallocate: false },
-                2 => Op::Write { from: bench.filled(4096, 7), at: tag << 12, fua: true },
-                _ => Op::Read { into: bench.filled(4096, 0), at: tag << 12 },
+                0 => IoRequest::Flush,
+                1 => IoRequest::Zero { at: tag << 12, len: 4096, deallocate: false },
+                2 => IoRequest::Write { from: bench.filled(4096, 7), at: tag << 12, fua: true },
+                _ => IoRequest::Read { into: bench.filled(4096, 0), at: tag << 12 },
             };
-            Disk::submit(&mut bench.ring, STORE, tag, op);
+            BlockDevice::submit(&mut bench.ring, STORE, tag, op);
         }
         // Before the kernel has them, when it has, or when all are home.
         if !round.is_multiple_of(3) {
@@ -481,7 +491,7 @@ fn a_receive_buffer_goes_to_the_disk_as_it_lies() {
     let mut buf = bench.pool.take_receive().unwrap();
     buf.select(buf.start() + 64, 8192);
     bench.pool.bytes_mut(&mut buf).fill(0x99);
-    assert_eq!(bench.run(Op::Write { from: buf, at: 0, fua: false }), Ok(()));
+    assert_eq!(bench.run(IoRequest::Write { from: buf, at: 0, fua: false }), Ok(()));
     assert_eq!(bench.read(0, 8192), Ok(vec![0x99; 8192]));
     assert_eq!(bench.ring.stats().plain, 0);
 }
@@ -524,7 +534,7 @@ fn a_buffer_of_a_larger_pool_is_refused() {
     let plan = PoolPlan { data_bytes: 64 << 20, ..*bench.pool.plan() };
     let mut other = Pool::new(plan).unwrap();
     let far = std::iter::from_fn(|| other.take_data(1 << 17)).last().unwrap();
-    bench.submit(Op::Read { into: far, at: 0 });
+    bench.submit(IoRequest::Read { into: far, at: 0 });
     let done = bench.await_done(1).pop().unwrap();
     assert_eq!(done.outcome, Err(Status::INTERNAL_ERROR.with_dnr()));
     other.give(done.buf.unwrap());
@@ -541,9 +551,9 @@ fn an_unknown_backing_is_an_invalid_namespace() {
     bench.ring.detach(STORE);
     assert_eq!(bench.write(0, 512, 1, false), gone);
     assert_eq!(Arc::strong_count(&backing), 1);
-    assert!(bench.ring.attach(BackingId(4), Arc::clone(&backing)).is_err());
-    assert!(bench.ring.attach(BackingId(u32::MAX), backing).is_err());
-    bench.ring.detach(BackingId(u32::MAX));
+    assert!(bench.ring.attach(DeviceId(4), Arc::clone(&backing)).is_err());
+    assert!(bench.ring.attach(DeviceId(u32::MAX), backing).is_err());
+    bench.ring.detach(DeviceId(u32::MAX));
 }
 
 /// Operations meet the store they were submitted to, whatever happens to its number meanwhile.
@@ -553,18 +563,18 @@ fn a_number_that_changes_hands_never_mixes_stores() {
         let (mut bench, old) = Bench::with_file(512);
         for n in 0..20u64 {
             let from = bench.filled(4096, 0xAA);
-            bench.submit(Op::Write { from, at: n * 4096, fua: true });
+            bench.submit(IoRequest::Write { from, at: n * 4096, fua: true });
         }
-        bench.submit(Op::Zero { at: 1 << 19, len: 4096, deallocate: false });
-        bench.submit(Op::Flush);
+        bench.submit(IoRequest::Zero { at: 1 << 19, len: 4096, deallocate: false });
+        bench.submit(IoRequest::Flush);
         if submitted {
             bench.ring.submit();
         }
         let new = bench.file("new.img", 512);
         bench.ring.attach(STORE, Arc::clone(&new)).unwrap();
         let from = bench.filled(4096, 0xBB);
-        bench.submit(Op::Write { from, at: 0, fua: false });
-        let kept: Weak<Backing> = Arc::downgrade(&old);
+        bench.submit(IoRequest::Write { from, at: 0, fua: false });
+        let kept: Weak<BackingDevice> = Arc::downgrade(&old);
         drop(old);
         for done in bench.await_done(23) {
             assert_eq!(done.outcome, Ok(()));
@@ -595,7 +605,7 @@ fn a_slot_of_the_table_of_files_stays_with_whose_operations_are_under_way() {
     let (mut bench, old) = Bench::with_file(512);
     for n in 0..20u64 {
         let from = bench.filled(4096, 0xAA);
-        bench.submit(Op::Write { from, at: n * 4096, fua: false });
+        bench.submit(IoRequest::Write { from, at: n * 4096, fua: false });
     }
     for name in ["second.img", "third.img"] {
         let backing = bench.file(name, 512);
@@ -604,7 +614,7 @@ fn a_slot_of_the_table_of_files_stays_with_whose_operations_are_under_way() {
         assert!(shown.contains("disk.img") && !shown.contains(name), "{shown}");
     }
     let from = bench.filled(4096, 0xCC);
-    bench.submit(Op::Write { from, at: 0, fua: false });
+    bench.submit(IoRequest::Write { from, at: 0, fua: false });
     for done in bench.await_done(21) {
         assert_eq!(done.outcome, Ok(()));
         bench.pool.give(done.buf.unwrap());
@@ -629,7 +639,7 @@ fn the_end_of_a_ring_waits_for_the_kernel() {
     let (mut bench, _) = Bench::with_file(4096);
     for n in 0..8u64 {
         let from = bench.filled(1 << 16, 0x33);
-        bench.submit(Op::Write { from, at: n << 16, fua: true });
+        bench.submit(IoRequest::Write { from, at: n << 16, fua: true });
     }
     bench.ring.submit();
     let event = EventFd::new().unwrap();
@@ -807,17 +817,17 @@ proptest! {
                 }
                 Act::Discard(at, n) => {
                     let (at, len) = (bytes(at), bytes(n));
-                    prop_assert_eq!(bench.run(Op::Discard { at, len }), Ok(()));
+                    prop_assert_eq!(bench.run(IoRequest::Discard { at, len }), Ok(()));
                     if backing.can_discard() {
                         model[at as usize..][..len as usize].fill(0);
                     }
                 }
                 Act::Zero(at, n, deallocate) => {
                     let (at, len) = (bytes(at), bytes(n));
-                    prop_assert_eq!(bench.run(Op::Zero { at, len, deallocate }), Ok(()));
+                    prop_assert_eq!(bench.run(IoRequest::Zero { at, len, deallocate }), Ok(()));
                     model[at as usize..][..len as usize].fill(0);
                 }
-                Act::Flush => prop_assert_eq!(bench.run(Op::Flush), Ok(())),
+                Act::Flush => prop_assert_eq!(bench.run(IoRequest::Flush), Ok(())),
             }
         }
         prop_assert!(bench.pool.is_full());
@@ -875,7 +885,7 @@ fn every_operation_on_a_block_device() {
         let kind = BackingKind::File { path: PathBuf::from(&device.0), size: None };
         let config =
             BackingConfig { kind, block_size_bytes: block, read_only: false, shared: false };
-        let refusal = Backing::open(&config).unwrap_err().to_string();
+        let refusal = BackingDevice::open(&config).unwrap_err().to_string();
         assert!(refusal.contains("in use"), "{refusal}");
         bench.ring.detach(STORE);
         drop(backing);
@@ -883,11 +893,11 @@ fn every_operation_on_a_block_device() {
             kind: BackingKind::File { path: PathBuf::from(&device.0), size: Some(2 * SIZE) },
             ..config.clone()
         };
-        let refusal = Backing::open(&wrong).unwrap_err().to_string();
+        let refusal = BackingDevice::open(&wrong).unwrap_err().to_string();
         assert!(refusal.contains("change the device yourself"), "{refusal}");
         if block == 4096 {
             let small = BackingConfig { block_size_bytes: 512, ..config };
-            let refusal = Backing::open(&small).unwrap_err().to_string();
+            let refusal = BackingDevice::open(&small).unwrap_err().to_string();
             assert!(refusal.contains("set block_size = 4096"), "{refusal}");
         }
     }
@@ -900,11 +910,11 @@ fn a_failed_sync_comes_home_when_it_is_kept_and_what_promises_nothing_at_once() 
     bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
     let health = backing.health();
     health.record_by(Some(Arc::default()));
-    health.set_fault(Fault::Sync);
+    health.set_fault(InjectedFault::Sync);
     let (mut done, mut woken) = (Vec::new(), Vec::new());
     // The first one fails, the second is barred for that.
     for tag in [1, 2] {
-        Disk::submit(&mut bench.ring, STORE, tag, Op::Flush);
+        BlockDevice::submit(&mut bench.ring, STORE, tag, IoRequest::Flush);
         let until = Instant::now() + Duration::from_secs(60);
         while !health.is_unrecorded() && Instant::now() < until {
             bench.ring.sleep(Some(Instant::now() + Duration::from_millis(1)), Instant::now());
@@ -930,13 +940,14 @@ fn a_device_is_served_by_two_only_as_shared_and_never_beside_a_mount() {
     let kind = BackingKind::File { path: PathBuf::from(&device.0), size: None };
     let alone = BackingConfig { kind, block_size_bytes: 512, read_only: false, shared: false };
     let shared = BackingConfig { shared: true, ..alone.clone() };
-    let refusal = |config| Backing::open(config).unwrap_err().to_string();
-    let first = Backing::open(&alone).unwrap();
+    let refusal = |config| BackingDevice::open(config).unwrap_err().to_string();
+    let first = BackingDevice::open(&alone).unwrap();
     for second in [&alone, &shared] {
         assert!(refusal(second).contains("in use by another nvmfd"), "{}", refusal(second));
     }
     drop(first);
-    let (first, second) = (Backing::open(&shared).unwrap(), Backing::open(&shared).unwrap());
+    let (first, second) =
+        (BackingDevice::open(&shared).unwrap(), BackingDevice::open(&shared).unwrap());
     assert!(refusal(&alone).contains("in use by another nvmfd"));
     drop((first, second));
     // Somebody else has claimed it who knows of no lock.
@@ -968,7 +979,7 @@ fn a_flush_reaches_a_device_that_was_write_through_when_it_was_opened() {
     let before = flushes();
     assert_eq!(bench.write(0, 512, 1, false), Ok(()));
     assert!(backing.health().has_unsynced());
-    assert_eq!(bench.run(Op::Flush), Ok(()));
+    assert_eq!(bench.run(IoRequest::Flush), Ok(()));
     assert!(flushes() > before, "the device has not heard of it");
     bench.ring.detach(STORE);
     drop(backing);
@@ -1043,10 +1054,10 @@ fn a_flush_that_really_fails_sticks() {
     assert_eq!(bench.write(0, 4096, 1, true), Ok(()));
     assert_eq!(bench.write(4096, 4096, 2, false), Ok(()));
     mount.shut_down();
-    let failed = bench.run(Op::Flush).unwrap_err();
+    let failed = bench.run(IoRequest::Flush).unwrap_err();
     assert!(failed.is(Status::WRITE_FAULT), "{failed}");
     assert_eq!(backing.sync_failure(), Some(failed));
-    assert_eq!(bench.run(Op::Flush), Err(failed));
+    assert_eq!(bench.run(IoRequest::Flush), Err(failed));
     assert_eq!(bench.write(0, 4096, 3, true), Err(failed));
     assert_eq!(backing.health().failures(), 1, "the kernel was asked once");
     bench.ring.detach(STORE);
@@ -1070,8 +1081,8 @@ fn a_full_file_system_is_capacity_exceeded() {
     assert!(outcomes.contains(&Ok(())) && outcomes.contains(&full));
     assert!(outcomes.iter().all(|outcome| *outcome == Ok(()) || *outcome == full));
     // No sync was lost with that, and space can be had back.
-    assert_eq!(bench.run(Op::Flush), Ok(()));
-    assert_eq!(bench.run(Op::Discard { at: 0, len: size / 2 }), Ok(()));
+    assert_eq!(bench.run(IoRequest::Flush), Ok(()));
+    assert_eq!(bench.run(IoRequest::Discard { at: 0, len: size / 2 }), Ok(()));
     assert_eq!(bench.write(size - (1 << 17), 1 << 17, 1, true), Ok(()));
     bench.ring.detach(STORE);
     drop((backing, mount, device));
@@ -1085,23 +1096,24 @@ fn no_store_has_all_slots_beside_another() {
     let mut bench = Bench::new(2048);
     let (hangs, other) = (bench.file("disk.img", 512), bench.file("other.img", 512));
     bench.ring.attach(STORE, Arc::clone(&hangs)).unwrap();
-    bench.ring.attach(BackingId(0), Arc::clone(&other)).unwrap();
-    hangs.health().set_fault(Fault::Stall);
-    let discard = |n: u64| Op::Discard { at: n * 512, len: 512 };
-    (0..MANY).for_each(|n| Disk::submit(&mut bench.ring, STORE, n, discard(n)));
+    bench.ring.attach(DeviceId(0), Arc::clone(&other)).unwrap();
+    hangs.health().set_fault(InjectedFault::Stall);
+    let discard = |n: u64| IoRequest::Discard { at: n * 512, len: 512 };
+    (0..MANY).for_each(|n| BlockDevice::submit(&mut bench.ring, STORE, n, discard(n)));
     bench.ring.submit();
-    let in_slots = |bench: &Bench| bench.ring.flights.slots.iter().flatten().map(Flight::tag).max();
+    let in_slots =
+        |bench: &Bench| bench.ring.flights.slots.iter().flatten().map(PendingIo::tag).max();
     assert_eq!(in_slots(&bench), Some(u64::from(share) - 1));
-    Disk::submit(&mut bench.ring, BackingId(0), MANY, Op::Flush);
+    BlockDevice::submit(&mut bench.ring, DeviceId(0), MANY, IoRequest::Flush);
     assert_eq!(bench.await_done(1)[0].tag, MANY);
     // The other one leaves: more may begin. It comes again: no more than have begun.
-    bench.ring.detach(BackingId(0));
+    bench.ring.detach(DeviceId(0));
     bench.ring.submit();
     let alone = Some(u64::from(worker_quota::SHARES[0]) - 1);
     assert_eq!(in_slots(&bench), alone);
-    bench.ring.attach(BackingId(0), other).unwrap();
+    bench.ring.attach(DeviceId(0), other).unwrap();
     let wishes = [(2001, 5), (2002, MANY - 2), (2000, MANY - 1)];
-    bench.ring.recall_all(&wishes.map(|(tag, of)| blockdev::Wish { of, tag }));
+    bench.ring.recall_all(&wishes.map(|(tag, of)| blockdev::CancelRequest { of, tag }));
     bench.ring.submit();
     let tags: Vec<Tag> = bench.await_done(6).iter().map(|done| done.tag).collect();
     assert!([5, 998, 999, 2000, 2001, 2002].iter().all(|tag| tags.contains(tag)), "{tags:?}");
@@ -1109,18 +1121,18 @@ fn no_store_has_all_slots_beside_another() {
     assert_eq!(bench.ring.in_flight(), MANY as usize - 3);
     // Whoever begins now finds the store as it is now.
     hangs.resize(900 * 512);
-    hangs.health().set_fault(Fault::None);
+    hangs.health().set_fault(InjectedFault::None);
     let mut home = Vec::new();
     while home.len() < MANY as usize - 3 {
         home.extend(bench.await_done(1));
         let next =
-            bench.ring.flights.attachments[0].as_ref().unwrap().parked.front().map(Flight::tag);
+            bench.ring.flights.attachments[0].as_ref().unwrap().parked.front().map(PendingIo::tag);
         let latest = in_slots(&bench);
         assert!(next.is_none() || latest < next, "{latest:?} began before {next:?}");
     }
     assert_eq!((bench.ring.in_flight(), bench.ring.flights.resumed.len()), (0, 0));
     let beyond = Err(Status::LBA_OUT_OF_RANGE.with_dnr());
-    let right = |it: &Done| it.outcome == if it.tag < 900 { Ok(()) } else { beyond };
+    let right = |it: &IoCompletion| it.outcome == if it.tag < 900 { Ok(()) } else { beyond };
     assert!(home.iter().all(right), "{home:?}");
 }
 
@@ -1131,21 +1143,21 @@ fn flushes_that_wait_for_others_come_back_and_hold_nobody_up() {
     let mut bench = Bench::new(2048);
     let (store, other) = (bench.file("disk.img", 512), bench.file("other.img", 512));
     bench.ring.attach(STORE, Arc::clone(&store)).unwrap();
-    bench.ring.attach(BackingId(0), other).unwrap();
-    store.health().set_fault(Fault::Stall);
-    Disk::submit(&mut bench.ring, STORE, 0, Op::Flush);
+    bench.ring.attach(DeviceId(0), other).unwrap();
+    store.health().set_fault(InjectedFault::Stall);
+    BlockDevice::submit(&mut bench.ring, STORE, 0, IoRequest::Flush);
     bench.ring.submit();
-    (1..=2 * share).for_each(|n| Disk::submit(&mut bench.ring, STORE, n, Op::Flush));
+    (1..=2 * share).for_each(|n| BlockDevice::submit(&mut bench.ring, STORE, n, IoRequest::Flush));
     bench.ring.submit();
     // The first one hangs: the others can be had back, and what comes now begins.
-    store.health().set_fault(Fault::None);
+    store.health().set_fault(InjectedFault::None);
     assert_eq!(bench.ring.flights.attachments[0].as_ref().unwrap().active, 1);
     let into = bench.filled(512, 0xEE);
-    Disk::submit(&mut bench.ring, STORE, 1000, Op::Read { into, at: 0 });
+    BlockDevice::submit(&mut bench.ring, STORE, 1000, IoRequest::Read { into, at: 0 });
     bench.ring.submit();
     assert!(bench.ring.flights.attachments[0].as_ref().unwrap().parked.is_empty());
     (0..2 * share).for_each(|n| bench.ring.recall(2000 + n, 1 + n));
-    let at_once: Vec<Done> = bench.ring.flights.ready.drain(..).collect();
+    let at_once: Vec<IoCompletion> = bench.ring.flights.ready.drain(..).collect();
     let aborted = at_once.iter().filter(|done| done.outcome == Err(Status::ABORT_REQUESTED));
     assert_eq!((at_once.len() as u64, aborted.count() as u64), (4 * share, 2 * share));
     let mut tags: Vec<Tag> = bench.await_done(2).iter().map(|done| done.tag).collect();
@@ -1165,20 +1177,25 @@ fn a_store_that_hangs_leaves_workers_to_others() {
     let device = Loop::new(&disk, 4096);
     let mount = Mount::new(&device, bench.path("mounted"));
     let hangs = open(&mount.0.join("disk.img"), Some(MANY * 4096), 4096);
-    let (beside, other) = (BackingId(0), bench.file("other.img", 4096));
+    let (beside, other) = (DeviceId(0), bench.file("other.img", 4096));
     bench.ring.attach(STORE, hangs).unwrap();
     bench.ring.attach(beside, other).unwrap();
     let frozen = mount.freeze();
-    (0..MANY).for_each(|n| bench.submit(Op::Discard { at: n * 4096, len: 4096 }));
+    (0..MANY).for_each(|n| bench.submit(IoRequest::Discard { at: n * 4096, len: 4096 }));
     bench.ring.submit();
     for _ in 0..3 {
-        Disk::submit(&mut bench.ring, beside, 7, Op::Zero { at: 0, len: 4096, deallocate: false });
-        Disk::submit(&mut bench.ring, beside, 8, Op::Flush);
+        BlockDevice::submit(
+            &mut bench.ring,
+            beside,
+            7,
+            IoRequest::Zero { at: 0, len: 4096, deallocate: false },
+        );
+        BlockDevice::submit(&mut bench.ring, beside, 8, IoRequest::Flush);
         let done = bench.await_done(2);
         assert!(done.iter().all(|done| done.tag >= 7 && done.outcome == Ok(())), "{done:?}");
     }
     // One that is parked is given back at once; the others go on when they can.
-    Disk::submit(&mut bench.ring, STORE, 9, Op::Discard { at: 0, len: 4096 });
+    BlockDevice::submit(&mut bench.ring, STORE, 9, IoRequest::Discard { at: 0, len: 4096 });
     bench.ring.recall(10, 9);
     assert_eq!(bench.await_done(2).iter().map(|done| done.tag).sum::<u64>(), 19);
     assert_eq!(bench.ring.in_flight(), MANY as usize);
@@ -1213,7 +1230,7 @@ fn the_kernel_is_told_that_a_write_with_fua_is_durable_and_no_other() {
         let code = if registered { opcode::WriteFixed::CODE } else { opcode::Write::CODE };
         for (fua, flags) in [(true, libc::RWF_DSYNC), (false, 0)] {
             let from = bench.filled(8192, 1);
-            bench.submit(Op::Write { from, at: 0, fua });
+            bench.submit(IoRequest::Write { from, at: 0, fua });
             let slot = bench.ring.flights.take_slot().unwrap();
             for len in [8192, 4096] {
                 let (step, entry) = next_entry(&mut bench.ring, slot);
@@ -1235,7 +1252,7 @@ fn the_kernel_is_told_that_a_write_with_fua_is_durable_and_no_other() {
 #[test]
 fn the_kernel_is_told_to_synchronise_data_by_a_flush() {
     let (mut bench, backing) = Bench::with_file(512);
-    bench.submit(Op::Flush);
+    bench.submit(IoRequest::Flush);
     let slot = bench.ring.flights.take_slot().unwrap();
     let (step, entry) = next_entry(&mut bench.ring, slot);
     assert_eq!(step, Step::Sync);

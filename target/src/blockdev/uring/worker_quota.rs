@@ -11,7 +11,7 @@ use rdma::Tag;
 
 use super::pending::Flights;
 use crate::blockdev::Kind;
-use crate::blockdev::request::Flight;
+use crate::blockdev::request::PendingIo;
 use crate::blockdev::uring::setup::MOST_WORKERS;
 use crate::blockdev::uring::sqe::Attachment;
 
@@ -47,7 +47,7 @@ impl Flights {
     }
 
     /// Takes a slot back: the next of its store may have it.
-    pub(super) fn leave_slot(&mut self, slot: u32, flight: &Flight) {
+    pub(super) fn leave_slot(&mut self, slot: u32, flight: &PendingIo) {
         self.free.push(slot);
         let index = flight.attachment;
         if let Some(attachment) = self.attachments[index as usize].as_mut().filter(|_| !flight.idle)
@@ -58,7 +58,7 @@ impl Flights {
     }
 
     /// Takes out flights that are in no slot yet.
-    pub(super) fn take_waiting(&mut self, is_wanted: impl Fn(Tag) -> bool) -> Vec<Flight> {
+    pub(super) fn take_waiting(&mut self, is_wanted: impl Fn(Tag) -> bool) -> Vec<PendingIo> {
         let mut taken = Vec::new();
         let parked = self.attachments.iter_mut().flatten().map(|it| &mut it.parked);
         for line in once(&mut self.queue).chain(parked) {
@@ -81,7 +81,7 @@ impl Flights {
         }
     }
 
-    fn next_resumed(&mut self) -> Option<Flight> {
+    fn next_resumed(&mut self) -> Option<PendingIo> {
         while let Some(index) = self.resumed.last() {
             let attachment = self.attachments[*index as usize].as_mut();
             let attachment = attachment.filter(|it| it.active < self.share);
@@ -98,7 +98,7 @@ impl Flights {
         None
     }
 
-    fn next_queued(&mut self) -> Option<Flight> {
+    fn next_queued(&mut self) -> Option<PendingIo> {
         while let Some(flight) = self.queue.pop_front() {
             match &mut self.attachments[flight.attachment as usize] {
                 Some(it) if it.active >= self.share || !it.parked.is_empty() => {

@@ -29,7 +29,7 @@ fn stage(files: &[(&str, &str)]) -> TempDir {
 }
 
 fn load(folder: &TempDir) -> Result<Config, String> {
-    let read = Sources::read(&folder.path().join("nvmfd.toml"));
+    let read = ConfigFiles::read(&folder.path().join("nvmfd.toml"));
     let root = format!("{}/", folder.path().display());
     let config = read.and_then(|sources| Config::of(&sources));
     config.map_err(|errors| errors.to_string().replace(&root, ""))
@@ -145,7 +145,7 @@ fn mistakes_are_told_with_their_file_and_so_is_what_was_there_before() {
 fn what_cannot_be_read_is_a_mistake_and_what_everybody_may_write_a_warning() {
     let folder = stage(&[("nvmfd.toml", MAIN), ("conf.d/a.toml", DISK)]);
     let file = folder.path().join("conf.d/a.toml");
-    let sources = || Sources::read(&folder.path().join("nvmfd.toml")).unwrap();
+    let sources = || ConfigFiles::read(&folder.path().join("nvmfd.toml")).unwrap();
     fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
     fs::set_permissions(file.parent().unwrap(), Permissions::from_mode(0o755)).unwrap();
     assert_eq!(sources().warnings(), Vec::<String>::new());

@@ -10,27 +10,27 @@ use tokio::time::timeout;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{BODY_TIME, MOST_BODY_BYTES, Refused};
+use super::{ApiError, BODY_TIME, MOST_BODY_BYTES};
 use crate::api::{Changes, Outcome, Problem, UNCHANGED, Wanted};
 use crate::control::change::{Answer, Work};
-use crate::control::handle::{Managed, NotMade};
-use crate::overlay::Misfit;
+use crate::control::handle::{ChangeError, ControlHandle};
+use crate::overlay::EditError;
 
 /// The user at the other end of a connection, by number, where that is known.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Caller(pub(super) Option<u32>);
 
-pub(super) fn reading() -> OpenApiRouter<Managed> {
+pub(super) fn reading() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new().routes(routes!(list))
 }
 
-pub(super) fn changing() -> OpenApiRouter<Managed> {
+pub(super) fn changing() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new().routes(routes!(make, forget)).routes(routes!(reload))
 }
 
 /// What was changed since the configuration file was read, and is not in it.
 #[utoipa::path(get, path = "/v1/changes", responses((status = 200, body = Changes)))]
-async fn list(State(managed): State<Managed>) -> Json<Changes> {
+async fn list(State(managed): State<ControlHandle>) -> Json<Changes> {
     Json(managed.running().declared.changes().clone())
 }
 
@@ -48,17 +48,17 @@ async fn list(State(managed): State<Managed>) -> Json<Changes> {
     )
 )]
 async fn make(
-    State(managed): State<Managed>,
+    State(managed): State<ControlHandle>,
     caller: Option<Extension<Caller>>,
     Body(wanted): Body<Wanted>,
-) -> Result<Json<Outcome>, Refused> {
+) -> Result<Json<Outcome>, ApiError> {
     let uid = caller.and_then(|Extension(Caller(uid))| uid);
     answer(managed.order(Work::Change(wanted, uid)).await)
 }
 
 /// Changes that do not fit any more are no longer told of.
 #[utoipa::path(delete, path = "/v1/changes", responses((status = 200, body = Outcome)))]
-async fn forget(State(managed): State<Managed>) -> Result<Json<Outcome>, Refused> {
+async fn forget(State(managed): State<ControlHandle>) -> Result<Json<Outcome>, ApiError> {
     answer(managed.order(Work::Forget).await)
 }
 
@@ -68,26 +68,26 @@ async fn forget(State(managed): State<Managed>) -> Result<Json<Outcome>, Refused
     path = "/v1/reload",
     responses((status = 200, body = Outcome), (status = 422, body = Problem))
 )]
-async fn reload(State(managed): State<Managed>) -> Result<Json<Outcome>, Refused> {
+async fn reload(State(managed): State<ControlHandle>) -> Result<Json<Outcome>, ApiError> {
     answer(managed.order(Work::Reload).await)
 }
 
-fn answer(answer: Answer) -> Result<Json<Outcome>, Refused> {
+fn answer(answer: Answer) -> Result<Json<Outcome>, ApiError> {
     answer.map(Json).map_err(|not_made| match not_made {
-        NotMade::Misfit(Misfit::Missing(error)) => {
-            Refused::not_found(error, "see `nvmfctl status` and the lists for what there is")
+        ChangeError::Misfit(EditError::Missing(error)) => {
+            ApiError::not_found(error, "see `nvmfctl status` and the lists for what there is")
         }
-        NotMade::Misfit(Misfit::Exists(error)) => {
-            Refused::new(StatusCode::CONFLICT, error, "change that, or take another")
+        ChangeError::Misfit(EditError::Exists(error)) => {
+            ApiError::new(StatusCode::CONFLICT, error, "change that, or take another")
         }
-        NotMade::Misfit(Misfit::Wrong(error)) | NotMade::Unservable(error) => {
-            Refused::new(StatusCode::UNPROCESSABLE_ENTITY, error, UNCHANGED)
+        ChangeError::Misfit(EditError::Wrong(error)) | ChangeError::Unservable(error) => {
+            ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, error, UNCHANGED)
         }
-        NotMade::Unkept(error) => {
+        ChangeError::Unkept(error) => {
             let remedy = "everything is as it was; make room in the state directory";
-            Refused::new(StatusCode::INSUFFICIENT_STORAGE, error, remedy)
+            ApiError::new(StatusCode::INSUFFICIENT_STORAGE, error, remedy)
         }
-        NotMade::Stopping => Refused::new(
+        ChangeError::Stopping => ApiError::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "the daemon is stopping",
             "ask again when it serves",
@@ -98,11 +98,11 @@ fn answer(answer: Answer) -> Result<Json<Outcome>, Refused> {
 /// What a request says, as a type: it must arrive in time and be no longer than allowed.
 pub(crate) struct Body<T>(pub(crate) T);
 
-impl<T: DeserializeOwned> FromRequest<Managed> for Body<T> {
-    type Rejection = Refused;
+impl<T: DeserializeOwned> FromRequest<ControlHandle> for Body<T> {
+    type Rejection = ApiError;
 
-    async fn from_request(request: Request, _: &Managed) -> Result<Body<T>, Refused> {
-        let bad = |status, error: String| Refused::new(status, error, "see /v1/openapi.json");
+    async fn from_request(request: Request, _: &ControlHandle) -> Result<Body<T>, ApiError> {
+        let bad = |status, error: String| ApiError::new(status, error, "see /v1/openapi.json");
         let bytes: Bytes = timeout(BODY_TIME, to_bytes(request.into_body(), MOST_BODY_BYTES))
             .await
             .map_err(|_| bad(StatusCode::REQUEST_TIMEOUT, "the request is too slow".to_owned()))?

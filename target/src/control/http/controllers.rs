@@ -6,17 +6,17 @@ use axum::http::StatusCode;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::Refused;
+use super::ApiError;
 use super::subsystems::digits;
 use crate::api::{Controller, ControllerState, Outcome, Problem};
-use crate::control::handle::Managed;
+use crate::control::handle::ControlHandle;
 use crate::core::registry;
 
-pub(super) fn routes() -> OpenApiRouter<Managed> {
+pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new().routes(routes!(list))
 }
 
-pub(super) fn changing() -> OpenApiRouter<Managed> {
+pub(super) fn changing() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new().routes(routes!(disconnect)).routes(routes!(fail))
 }
 
@@ -31,9 +31,9 @@ pub(super) fn changing() -> OpenApiRouter<Managed> {
     )
 )]
 async fn disconnect(
-    State(managed): State<Managed>,
+    State(managed): State<ControlHandle>,
     Path(id): Path<u64>,
-) -> Result<Json<Outcome>, Refused> {
+) -> Result<Json<Outcome>, ApiError> {
     let of = managed.view().registry.disconnect(id).ok_or_else(|| missing(id))?;
     Ok(done(&of, "-", "is disconnected"))
 }
@@ -51,9 +51,9 @@ async fn disconnect(
     )
 )]
 async fn fail(
-    State(managed): State<Managed>,
+    State(managed): State<ControlHandle>,
     Path(id): Path<u64>,
-) -> Result<Json<Outcome>, Refused> {
+) -> Result<Json<Outcome>, ApiError> {
     let registry = &managed.view().registry;
     let is_live = |of: &&registry::Controller| of.association.id == id && of.association.is_ready();
     if registry.controllers().iter().any(|of| of.association.id == id)
@@ -61,15 +61,15 @@ async fn fail(
     {
         let error = format!("controller {id} does not serve commands");
         let remedy = "see `nvmfctl controllers` for what it is at";
-        return Err(Refused::new(StatusCode::CONFLICT, error, remedy));
+        return Err(ApiError::new(StatusCode::CONFLICT, error, remedy));
     }
     let of = registry.fail(id).ok_or_else(|| missing(id))?;
     Ok(done(&of, "~", "has a fatal error"))
 }
 
-fn missing(id: u64) -> Refused {
+fn missing(id: u64) -> ApiError {
     let error = format!("there is no controller with the id {id}");
-    Refused::not_found(error, "see `nvmfctl controllers` for those that there are")
+    ApiError::not_found(error, "see `nvmfctl controllers` for those that there are")
 }
 
 fn done(of: &registry::Controller, sign: &str, what: &str) -> Json<Outcome> {
@@ -82,12 +82,12 @@ fn done(of: &registry::Controller, sign: &str, what: &str) -> Json<Outcome> {
 
 /// The controllers that hosts have, also those of discovery, in the order in which they came.
 #[utoipa::path(get, path = "/v1/controllers", responses((status = 200, body = Vec<Controller>)))]
-async fn list(State(managed): State<Managed>) -> Json<Vec<Controller>> {
+async fn list(State(managed): State<ControlHandle>) -> Json<Vec<Controller>> {
     Json(all(&managed))
 }
 
 /// The same, for others.
-pub(super) fn all(managed: &Managed) -> Vec<Controller> {
+pub(super) fn all(managed: &ControlHandle) -> Vec<Controller> {
     managed.view().registry.controllers().iter().map(controller).collect()
 }
 

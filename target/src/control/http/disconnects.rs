@@ -10,10 +10,10 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::api::Why;
-use crate::control::handle::Managed;
+use crate::control::handle::ControlHandle;
 use crate::core::diag::Record;
 
-pub(super) fn routes() -> OpenApiRouter<Managed> {
+pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new().routes(routes!(list))
 }
 
@@ -25,7 +25,10 @@ struct Of {
 
 /// Why hosts were refused or have lost their connection, the latest first.
 #[utoipa::path(get, path = "/v1/why", params(Of), responses((status = 200, body = Vec<Why>)))]
-async fn list(State(managed): State<Managed>, Query(Of { host }): Query<Of>) -> Json<Vec<Why>> {
+async fn list(
+    State(managed): State<ControlHandle>,
+    Query(Of { host }): Query<Of>,
+) -> Json<Vec<Why>> {
     let records = managed.view().shared.disconnects.list(None);
     let wanted = |record: &&Record| {
         let Some(host) = &host else { return true };

@@ -8,39 +8,39 @@ use crate::api::Problem;
 
 /// A request that is not fulfilled: its HTTP status and the words.
 #[derive(Debug)]
-pub(crate) struct Refused {
+pub(crate) struct ApiError {
     status: StatusCode,
     problem: Problem,
 }
 
-impl Refused {
+impl ApiError {
     /// With these words.
     pub(crate) fn new(
         status: StatusCode,
         error: impl Into<String>,
         remedy: impl Into<String>,
-    ) -> Refused {
-        Refused { status, problem: Problem::new(error, remedy) }
+    ) -> ApiError {
+        ApiError { status, problem: Problem::new(error, remedy) }
     }
 
     /// 404: there is no such thing.
-    pub(crate) fn not_found(error: impl Into<String>, remedy: impl Into<String>) -> Refused {
-        Refused { status: StatusCode::NOT_FOUND, problem: Problem::new(error, remedy) }
+    pub(crate) fn not_found(error: impl Into<String>, remedy: impl Into<String>) -> ApiError {
+        ApiError { status: StatusCode::NOT_FOUND, problem: Problem::new(error, remedy) }
     }
 
-    pub(super) async fn no_such_path(uri: Uri) -> Refused {
+    pub(super) async fn no_such_path(uri: Uri) -> ApiError {
         let error = format!("there is nothing at {}", uri.path());
-        Refused::not_found(error, "see /v1/openapi.json for what there is")
+        ApiError::not_found(error, "see /v1/openapi.json for what there is")
     }
 
-    pub(super) async fn no_such_method(method: Method, uri: Uri) -> Refused {
+    pub(super) async fn no_such_method(method: Method, uri: Uri) -> ApiError {
         let error = format!("{method} is not possible at {}", uri.path());
         let problem = Problem::new(error, "see /v1/openapi.json for what is");
-        Refused { status: StatusCode::METHOD_NOT_ALLOWED, problem }
+        ApiError { status: StatusCode::METHOD_NOT_ALLOWED, problem }
     }
 }
 
-impl IntoResponse for Refused {
+impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         (self.status, Json(self.problem)).into_response()
     }

@@ -7,17 +7,17 @@ use tracing::level_filters::LevelFilter;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::Refused;
+use super::ApiError;
 use super::changes::Body;
 use crate::api::{Log, Problem};
-use crate::control::handle::Managed;
+use crate::control::handle::ControlHandle;
 use crate::control::logging;
 
-pub(super) fn reading() -> OpenApiRouter<Managed> {
+pub(super) fn reading() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new().routes(routes!(show))
 }
 
-pub(super) fn changing() -> OpenApiRouter<Managed> {
+pub(super) fn changing() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new().routes(routes!(set))
 }
 
@@ -34,10 +34,10 @@ async fn show() -> Json<Log> {
     request_body = Log,
     responses((status = 200, body = Log), (status = 422, body = Problem))
 )]
-async fn set(Body(wanted): Body<Log>) -> Result<Json<Log>, Refused> {
+async fn set(Body(wanted): Body<Log>) -> Result<Json<Log>, ApiError> {
     let wrong = |error: String| {
         let remedy = "take off, error, warn, info, debug or trace";
-        Refused::new(StatusCode::UNPROCESSABLE_ENTITY, error, remedy)
+        ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, error, remedy)
     };
     let level = wanted.level.parse::<LevelFilter>();
     let level = level.map_err(|_| wrong(format!("there is no level {:?}", wanted.level)))?;

@@ -25,10 +25,10 @@ use utoipa::OpenApi;
 use utoipa::openapi::OpenApi as Description;
 use utoipa_axum::router::OpenApiRouter;
 
-pub(crate) use error::Refused;
+pub(crate) use error::ApiError;
 pub(super) use server::Server;
 
-use super::handle::Managed;
+use super::handle::ControlHandle;
 
 /// The longest body of a request, in bytes.
 const MOST_BODY_BYTES: usize = 1 << 20;
@@ -45,7 +45,7 @@ const BODY_TIME: Duration = Duration::from_secs(10);
 struct Document;
 
 /// Routes that only look. Each area adds its own here.
-fn reading() -> OpenApiRouter<Managed> {
+fn reading() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::with_openapi(Document::openapi())
         .merge(status::routes())
         .merge(subsystems::routes())
@@ -58,7 +58,7 @@ fn reading() -> OpenApiRouter<Managed> {
 }
 
 /// Routes that change something: on the Unix socket only. Each area adds its own here.
-fn changing() -> OpenApiRouter<Managed> {
+fn changing() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new()
         .merge(changes::changing())
         .merge(controllers::changing())
@@ -69,17 +69,17 @@ fn changing() -> OpenApiRouter<Managed> {
 
 /// All routes, or those that only look, with their description at `/v1/openapi.json`. That is made
 /// anew for whoever asks: it takes megabytes, and hardly anybody does.
-fn router(managed: Managed, may_change: bool) -> Router {
+fn router(managed: ControlHandle, may_change: bool) -> Router {
     let (router, _) = routes(may_change);
     router
         .route("/v1/openapi.json", get(async move || Json(routes(may_change).1)))
-        .fallback(Refused::no_such_path)
-        .method_not_allowed_fallback(Refused::no_such_method)
+        .fallback(ApiError::no_such_path)
+        .method_not_allowed_fallback(ApiError::no_such_method)
         .layer(Extension(watch::Room::new()))
         .with_state(managed)
 }
 
-fn routes(may_change: bool) -> (Router<Managed>, Description) {
+fn routes(may_change: bool) -> (Router<ControlHandle>, Description) {
     let all = if may_change { reading().merge(changing()) } else { reading() };
     all.split_for_parts()
 }

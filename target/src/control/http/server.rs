@@ -27,10 +27,10 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
 use super::changes::Caller;
-use super::error::Refused;
+use super::error::ApiError;
 use super::{MOST_BODY_BYTES, router};
 use crate::config::ManagementConfig;
-use crate::control::handle::Managed;
+use crate::control::handle::ControlHandle;
 
 /// Connections at once, of each of the two kinds.
 const MOST_CONNECTIONS: usize = 32;
@@ -56,7 +56,10 @@ impl Server {
     ///
     /// # Errors
     /// One sentence: a socket or an address that was asked for cannot be had.
-    pub(crate) fn open(config: &ManagementConfig, managed: &Managed) -> Result<Server, String> {
+    pub(crate) fn open(
+        config: &ManagementConfig,
+        managed: &ControlHandle,
+    ) -> Result<Server, String> {
         let mut server = Server { tasks: Vec::new(), socket: None };
         if !config.enabled {
             return Ok(server);
@@ -168,7 +171,7 @@ async fn only_by_address(request: Request, next: Next) -> Response {
     };
     match host {
         Some(host) if is_ours(host) => next.run(request).await,
-        _ => Refused::not_found("this is no name of the interface", "ask for it by its address")
+        _ => ApiError::not_found("this is no name of the interface", "ask for it by its address")
             .into_response(),
     }
 }

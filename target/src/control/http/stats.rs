@@ -12,30 +12,30 @@ use utoipa_axum::routes;
 
 use super::subsystems::all_namespaces;
 use crate::api::stats::{SlowCommand, Stats};
-use crate::control::handle::Managed;
+use crate::control::handle::ControlHandle;
 use crate::telemetry::prometheus::{self, Standing};
 use crate::telemetry::snapshot;
 
-pub(super) fn routes() -> OpenApiRouter<Managed> {
+pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new().routes(routes!(stats)).routes(routes!(slow)).routes(routes!(scrape))
 }
 
 /// Counts and latencies since the daemon started.
 #[utoipa::path(get, path = "/v1/stats", responses((status = 200, body = Stats)))]
-async fn stats(State(managed): State<Managed>) -> Json<Stats> {
+async fn stats(State(managed): State<ControlHandle>) -> Json<Stats> {
     Json(look(&managed))
 }
 
 /// The last commands that were slow, the latest first.
 #[utoipa::path(get, path = "/v1/slow", responses((status = 200, body = Vec<SlowCommand>)))]
-async fn slow(State(managed): State<Managed>) -> Json<Vec<SlowCommand>> {
+async fn slow(State(managed): State<ControlHandle>) -> Json<Vec<SlowCommand>> {
     Json(snapshot::slow(managed.view().shared.observers()))
 }
 
 /// Everything as OpenMetrics text, for Prometheus.
 #[utoipa::path(get, path = "/metrics",
     responses((status = 200, body = String, content_type = prometheus::CONTENT_TYPE)))]
-async fn scrape(State(managed): State<Managed>) -> Response {
+async fn scrape(State(managed): State<ControlHandle>) -> Response {
     match prometheus::text(look(&managed), standing(&managed)) {
         Ok(text) => ([(CONTENT_TYPE, prometheus::CONTENT_TYPE)], text).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
@@ -43,7 +43,7 @@ async fn scrape(State(managed): State<Managed>) -> Response {
 }
 
 /// Who is there of what is configured.
-fn standing(managed: &Managed) -> Standing {
+fn standing(managed: &ControlHandle) -> Standing {
     let (running, registry) = (managed.running(), &managed.view().registry);
     let listened = registry.addresses();
     let is_there = |nqn| registry.subsystem(nqn).is_some_and(|s| s.management.is_some());
@@ -60,7 +60,7 @@ fn standing(managed: &Managed) -> Standing {
     }
 }
 
-fn look(managed: &Managed) -> Stats {
+fn look(managed: &ControlHandle) -> Stats {
     let view = managed.view();
     snapshot::stats(view.shared.observers(), &view.reactors, view.started)
 }

@@ -11,19 +11,19 @@ use utoipa_axum::routes;
 use crate::api::{Listener, Status};
 use crate::blockdev::Detached;
 use crate::config::Config;
-use crate::control::handle::Managed;
+use crate::control::handle::ControlHandle;
 use crate::core::registry::Controller;
 use crate::core::subsystem::ListenerConfig;
 use crate::core::subsystem::ana::AnaStates;
 use crate::core::subsystem::ns_management::UnavailableNamespace;
 
-pub(super) fn routes() -> OpenApiRouter<Managed> {
+pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new().routes(routes!(status)).routes(routes!(listeners))
 }
 
 /// What runs.
 #[utoipa::path(get, path = "/v1/status", responses((status = 200, body = Status)))]
-async fn status(State(managed): State<Managed>) -> Json<Status> {
+async fn status(State(managed): State<ControlHandle>) -> Json<Status> {
     let (view, running) = (managed.view(), managed.running());
     let config = &running.config;
     let controllers = view.registry.controllers();
@@ -51,7 +51,7 @@ async fn status(State(managed): State<Managed>) -> Json<Status> {
 
 /// Where hosts connect.
 #[utoipa::path(get, path = "/v1/listeners", responses((status = 200, body = Vec<Listener>)))]
-async fn listeners(State(managed): State<Managed>) -> Json<Vec<Listener>> {
+async fn listeners(State(managed): State<ControlHandle>) -> Json<Vec<Listener>> {
     let controllers = managed.view().registry.controllers();
     Json(listed(&managed.running().config, &controllers))
 }
@@ -76,7 +76,7 @@ fn ana_name(state: AnaState) -> String {
     state.name().unwrap_or("reserved").to_owned()
 }
 
-pub(super) fn degraded(managed: &Managed) -> Vec<String> {
+pub(super) fn degraded(managed: &ControlHandle) -> Vec<String> {
     let mut sentences = Vec::new();
     for subsystem in managed.view().registry.subsystems() {
         let absent = subsystem.management.iter().flat_map(|management| &management.absent);

@@ -11,20 +11,20 @@ use utoipa_axum::routes;
 use nvme::Nqn;
 use uuid::Uuid;
 
-use super::Refused;
+use super::ApiError;
 use crate::api::{Detached, Host, Kind, Namespace, NamespaceState, Problem, Subsystem};
 use crate::blockdev::{self, Health};
 use crate::config::{
     AuthenticationConfig, Limits, NamespaceConfig, NamespaceKind, SubsystemConfig, group_name,
     hash_name,
 };
-use crate::control::handle::Managed;
+use crate::control::handle::ControlHandle;
 use crate::core::auth::Policy;
 use crate::core::registry::{Controller, Registry};
 use crate::core::subsystem;
 use crate::core::subsystem::ns_management::UnavailableNamespace;
 
-pub(super) fn routes() -> OpenApiRouter<Managed> {
+pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new()
         .routes(routes!(list))
         .routes(routes!(show))
@@ -34,7 +34,7 @@ pub(super) fn routes() -> OpenApiRouter<Managed> {
 
 /// All subsystems.
 #[utoipa::path(get, path = "/v1/subsystems", responses((status = 200, body = Vec<Subsystem>)))]
-async fn list(State(managed): State<Managed>) -> Json<Vec<Subsystem>> {
+async fn list(State(managed): State<ControlHandle>) -> Json<Vec<Subsystem>> {
     Json(all(&managed))
 }
 
@@ -46,25 +46,25 @@ async fn list(State(managed): State<Managed>) -> Json<Vec<Subsystem>> {
     responses((status = 200, body = Subsystem), (status = 404, body = Problem))
 )]
 async fn show(
-    State(managed): State<Managed>,
+    State(managed): State<ControlHandle>,
     Path(nqn): Path<String>,
-) -> Result<Json<Subsystem>, Refused> {
+) -> Result<Json<Subsystem>, ApiError> {
     let found = all(&managed).into_iter().find(|subsystem| subsystem.nqn == nqn);
     found.map(Json).ok_or_else(|| {
         let error = format!("there is no subsystem {nqn:?}");
-        Refused::not_found(error, "see `nvmfctl subsystem list` for those that there are")
+        ApiError::not_found(error, "see `nvmfctl subsystem list` for those that there are")
     })
 }
 
 /// The namespaces of all subsystems.
 #[utoipa::path(get, path = "/v1/namespaces", responses((status = 200, body = Vec<Namespace>)))]
-async fn namespaces(State(managed): State<Managed>) -> Json<Vec<Namespace>> {
+async fn namespaces(State(managed): State<ControlHandle>) -> Json<Vec<Namespace>> {
     Json(all_namespaces(&managed))
 }
 
 /// The hosts that the configuration names.
 #[utoipa::path(get, path = "/v1/hosts", responses((status = 200, body = Vec<Host>)))]
-async fn hosts(State(managed): State<Managed>) -> Json<Vec<Host>> {
+async fn hosts(State(managed): State<ControlHandle>) -> Json<Vec<Host>> {
     let running = managed.running();
     let controllers = managed.view().registry.controllers();
     let mut found: BTreeMap<Nqn, Host> = BTreeMap::new();
@@ -95,11 +95,11 @@ async fn hosts(State(managed): State<Managed>) -> Json<Vec<Host>> {
     Json(found.into_values().collect())
 }
 
-pub(super) fn all_namespaces(managed: &Managed) -> Vec<Namespace> {
+pub(super) fn all_namespaces(managed: &ControlHandle) -> Vec<Namespace> {
     all(managed).into_iter().flat_map(|subsystem| subsystem.namespaces).collect()
 }
 
-fn all(managed: &Managed) -> Vec<Subsystem> {
+fn all(managed: &ControlHandle) -> Vec<Subsystem> {
     let running = managed.running();
     let registry = &managed.view().registry;
     let controllers = registry.controllers();

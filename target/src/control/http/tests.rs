@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use tokio::sync::{mpsc, watch};
 use tokio::task::spawn_blocking;
 
-use crate::View;
+use crate::TargetView;
 use crate::api::NamespaceState;
 use crate::config::Config;
 use crate::control::handle::Running;
@@ -21,8 +21,8 @@ use crate::core::registry::{Change, Registry};
 use crate::core::shared::Shared;
 use crate::core::subsystem::lba_format::Progress;
 use crate::core::subsystem::ns_management::{Management, UnavailableNamespace};
-use crate::overlay::Declared;
-use crate::provision::devices::Stores;
+use crate::overlay::EffectiveConfig;
+use crate::provision::devices::DeviceTable;
 use crate::state::ns_catalog::tests::sample;
 use crate::worker::Workers;
 
@@ -49,7 +49,7 @@ hosts = []
 struct Stage {
     folder: TempDir,
     config: Config,
-    managed: Managed,
+    managed: ControlHandle,
 }
 
 fn stage(management: &str) -> Stage {
@@ -58,10 +58,10 @@ fn stage(management: &str) -> Stage {
     let text = format!("{TEXT}[management]\nsocket = {socket:?}\n{management}");
     let file = folder.path().join("nvmfd.toml");
     std::fs::write(&file, text).unwrap();
-    let declared = Declared::load(&file).unwrap();
+    let declared = EffectiveConfig::load(&file).unwrap();
     let config = declared.config().clone();
     let registry = Arc::new(Registry::new(Vec::new(), 4, 64));
-    let view = View {
+    let view = TargetView {
         tender: None,
         shared: Arc::new(Shared::new(Arc::clone(&registry), Workers::default())),
         registry,
@@ -73,7 +73,7 @@ fn stage(management: &str) -> Stage {
     };
     let running = watch::channel(Arc::new(Running::new(declared))).1;
     // Nobody carries out orders here.
-    let managed = Managed::new(view, running, mpsc::channel(1).0);
+    let managed = ControlHandle::new(view, running, mpsc::channel(1).0);
     Stage { folder, config, managed }
 }
 
@@ -165,7 +165,7 @@ fn who_is_not_there_is_told_to_lists_and_metrics() {
     let mut more = configs[0].namespaces[0].clone();
     (more.nsid, more.uuid) = (2, uuid::Uuid::max());
     configs[0].namespaces.push(more);
-    let stores = Stores::default().next(&configs).unwrap();
+    let stores = DeviceTable::default().next(&configs).unwrap();
     let [mut served, mut made] = [0, 1].map(|at| stores.subsystem(&configs[at], Arc::default()));
     served.namespaces[0].geometry.power_fail_atomic_bytes = 512;
     served.namespaces[1].geometry.power_fail_atomic_bytes = 0;
@@ -231,7 +231,7 @@ fn who_is_not_there_is_told_to_lists_and_metrics() {
 #[test]
 fn what_a_host_formats_is_not_protected_meanwhile() {
     let stage = stage("");
-    let stores = Stores::default().next(&stage.config.subsystems).unwrap();
+    let stores = DeviceTable::default().next(&stage.config.subsystems).unwrap();
     let mut subsystem = stores.subsystem(&stage.config.subsystems[0], Arc::default());
     subsystem.namespaces[0].formatting = Some(Arc::new(Progress::none()));
     let subsystems = vec![Arc::new(subsystem)];
@@ -430,14 +430,15 @@ fn more_visitors_than_there_is_room_for_wait() {
 
 #[test]
 fn why_a_host_was_refused_is_told_of_all_and_of_one() {
-    use crate::core::diag::cause::{Cause, Why};
+    use crate::core::diag::cause::{Cause, DisconnectRecord};
     let stage = stage("");
     let (remote, local) = (([192, 0, 2, 9], 4000).into(), ([192, 0, 2, 1], 4420).into());
     let book = &stage.managed.view().shared.disconnects;
     let now = std::time::SystemTime::now();
-    book.note(Why::nameless(Cause::NoReads, remote, local), now);
+    book.note(DisconnectRecord::nameless(Cause::NoReads, remote, local), now);
     let host = Some("nqn.2026-11.org.example:h".parse().unwrap());
-    let named = Why { host, ..Why::nameless(Cause::WrongSecret, remote, local) };
+    let named =
+        DisconnectRecord { host, ..DisconnectRecord::nameless(Cause::WrongSecret, remote, local) };
     book.note(named.clone(), now);
     book.note(named, now);
     stage.visit(|socket| {

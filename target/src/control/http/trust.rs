@@ -10,13 +10,13 @@ use tokio::task::spawn_blocking;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::Refused;
+use super::ApiError;
 use super::changes::Body;
 use crate::api::{Outcome, Problem, Trust};
 use crate::blockdev::monitor::Untrusted;
-use crate::control::handle::Managed;
+use crate::control::handle::ControlHandle;
 
-pub(super) fn routes() -> OpenApiRouter<Managed> {
+pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new().routes(routes!(trust))
 }
 
@@ -39,14 +39,14 @@ pub(super) fn routes() -> OpenApiRouter<Managed> {
     )
 )]
 async fn trust(
-    State(managed): State<Managed>,
+    State(managed): State<ControlHandle>,
     Path((nqn, nsid)): Path<(String, u32)>,
     Body(wanted): Body<Trust>,
-) -> Result<Json<Outcome>, Refused> {
+) -> Result<Json<Outcome>, ApiError> {
     let place = format!("namespace {nsid} of {nqn}");
     let missing = || {
         let error = format!("there is no {place} with a file or device");
-        Refused::not_found(error, "see `nvmfctl namespace list` for those that there are")
+        ApiError::not_found(error, "see `nvmfctl namespace list` for those that there are")
     };
     let name: Nqn = nqn.parse().map_err(|_| missing())?;
     let tender = managed.view().tender.clone().ok_or_else(missing)?;
@@ -65,21 +65,21 @@ async fn trust(
     Ok(Json(Outcome { differences, needs_restart: Vec::new(), kept: true }))
 }
 
-fn refused(place: &str, why: Untrusted) -> Refused {
+fn refused(place: &str, why: Untrusted) -> ApiError {
     match why {
-        Untrusted::Needless => Refused::new(
+        Untrusted::Needless => ApiError::new(
             StatusCode::CONFLICT,
             format!(
                 "{place} is trusted: no flush has failed, and its file was not shortened or replaced"
             ),
             "see `nvmfctl namespace list` for how stores are",
         ),
-        Untrusted::Failing(why) => Refused::new(
+        Untrusted::Failing(why) => ApiError::new(
             StatusCode::CONFLICT,
             format!("{place} cannot be trusted: {why}"),
             "mend the store first; the kernel's log may say more",
         ),
-        Untrusted::Silent => Refused::new(
+        Untrusted::Silent => ApiError::new(
             StatusCode::GATEWAY_TIMEOUT,
             format!("{place} is not trusted: its store does not answer"),
             "look at the store, then try again",

@@ -23,11 +23,11 @@ use tokio::time::{MissedTickBehavior, interval};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::Refused;
+use super::ApiError;
 use super::controllers::all;
 use super::status::degraded;
 use crate::api::{Controller, Event, Happened, Problem};
-use crate::control::handle::{Managed, Running};
+use crate::control::handle::{ControlHandle, Running};
 use crate::overlay::diff::differences;
 
 /// Watchers at once: each holds a connection.
@@ -50,7 +50,7 @@ impl Room {
     }
 }
 
-pub(super) fn routes() -> OpenApiRouter<Managed> {
+pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new().routes(routes!(watch))
 }
 
@@ -64,12 +64,12 @@ pub(super) fn routes() -> OpenApiRouter<Managed> {
     )
 )]
 async fn watch(
-    State(managed): State<Managed>,
+    State(managed): State<ControlHandle>,
     Extension(Room(room)): Extension<Room>,
-) -> Result<Response, Refused> {
+) -> Result<Response, ApiError> {
     let permit = room.try_acquire_owned().map_err(|_| {
         let error = format!("{MOST_WATCHERS} are watching already");
-        Refused::new(StatusCode::SERVICE_UNAVAILABLE, error, "end one of them")
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error, "end one of them")
     })?;
     let (lines, sent) = mpsc::channel(MOST_BEHIND);
     tokio::spawn(follow(managed, lines, permit));
@@ -77,7 +77,7 @@ async fn watch(
 }
 
 /// Looks again and again, until nobody takes the lines. Who is slow sees later, and no less.
-async fn follow(managed: Managed, lines: mpsc::Sender<Bytes>, _room: OwnedSemaphorePermit) {
+async fn follow(managed: ControlHandle, lines: mpsc::Sender<Bytes>, _room: OwnedSemaphorePermit) {
     let mut seen = Seen::of(&managed);
     let mut happened = vec![Happened::Watching];
     let mut look = interval(LOOK);
@@ -125,7 +125,7 @@ struct Seen {
 }
 
 impl Seen {
-    fn of(managed: &Managed) -> Seen {
+    fn of(managed: &ControlHandle) -> Seen {
         Seen {
             controllers: all(managed).into_iter().map(|each| (each.id, each)).collect(),
             degraded: degraded(managed).into_iter().collect(),

@@ -14,18 +14,18 @@ use tokio::task::spawn_blocking;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::Refused;
+use super::ApiError;
 use super::changes::Body;
 use crate::api::{Outcome, Problem, Protect, WriteProtection};
-use crate::blockdev::Backing;
-use crate::control::handle::Managed;
+use crate::blockdev::BackingDevice;
+use crate::control::handle::ControlHandle;
 use crate::core::sched::offload::{Job, ReplyTo, WriteProtectRequest};
 use crate::core::subsystem::Namespace;
 
 /// How long writes that are under way may keep somebody waiting who wants there to be no more.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-pub(super) fn routes() -> OpenApiRouter<Managed> {
+pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new().routes(routes!(protect))
 }
 
@@ -48,10 +48,10 @@ pub(super) fn routes() -> OpenApiRouter<Managed> {
     )
 )]
 async fn protect(
-    State(managed): State<Managed>,
+    State(managed): State<ControlHandle>,
     Path((nqn, nsid)): Path<(String, u32)>,
     Body(wanted): Body<Protect>,
-) -> Result<Json<Outcome>, Refused> {
+) -> Result<Json<Outcome>, ApiError> {
     let (subsystem, namespace) = find(&managed, &nqn, nsid)?;
     if namespace.formatting.is_some() {
         return Err(formatting());
@@ -62,17 +62,17 @@ async fn protect(
     if namespace.read_only {
         let error = format!("namespace {nsid} of {nqn} is read only, which protects it as well");
         let remedy = "to allow writes: `nvmfctl namespace set NQN NSID read_only=false`";
-        return Err(Refused::new(StatusCode::UNPROCESSABLE_ENTITY, error, remedy));
+        return Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, error, remedy));
     }
     if namespace.is_shared() {
         let error = "other daemons serve it as well (`shared = true`) and would not know of it";
         let remedy = "set `read_only = true` at each of them";
-        return Err(Refused::new(StatusCode::UNPROCESSABLE_ENTITY, error, remedy));
+        return Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, error, remedy));
     }
     if !protection.is_supported() {
         let error = "write protection is kept in the `state_directory`, and there is none";
         let remedy = "add one to the configuration and restart, or set `read_only = true`";
-        return Err(Refused::new(StatusCode::UNPROCESSABLE_ENTITY, error, remedy));
+        return Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, error, remedy));
     }
     protection.check(is).map_err(|_| settled(name(was)))?;
     let mut differences = Vec::new();
@@ -98,10 +98,10 @@ async fn protect(
     Ok(Json(Outcome { differences, needs_restart: Vec::new(), kept: true }))
 }
 
-fn find(managed: &Managed, nqn: &str, nsid: u32) -> Result<(Nqn, Namespace), Refused> {
+fn find(managed: &ControlHandle, nqn: &str, nsid: u32) -> Result<(Nqn, Namespace), ApiError> {
     let missing = || {
         let error = format!("there is no namespace {nsid} of {nqn:?}");
-        Refused::not_found(error, "see `nvmfctl namespace list` for those that there are")
+        ApiError::not_found(error, "see `nvmfctl namespace list` for those that there are")
     };
     let name: Nqn = nqn.parse().map_err(|_| missing())?;
     let subsystem = managed.view().registry.subsystem(&name).ok_or_else(missing)?;
@@ -118,27 +118,27 @@ fn code(state: WriteProtection) -> WriteProtectState {
     }
 }
 
-fn settled(was: &str) -> Refused {
+fn settled(was: &str) -> ApiError {
     let error = format!("the write protection is: {was}, and that does not change");
-    Refused::new(
+    ApiError::new(
         StatusCode::CONFLICT,
         error,
         "only a start of the daemon ends what lasts until a power cycle",
     )
 }
 
-fn formatting() -> Refused {
+fn formatting() -> ApiError {
     let error = "a host is formatting it, and what is being erased cannot be protected";
-    Refused::new(StatusCode::CONFLICT, error, "see `nvmfctl namespace list`; try again afterwards")
+    ApiError::new(StatusCode::CONFLICT, error, "see `nvmfctl namespace list`; try again afterwards")
 }
 
-fn stopping() -> Refused {
+fn stopping() -> ApiError {
     let status = StatusCode::SERVICE_UNAVAILABLE;
-    Refused::new(status, "the daemon is stopping", "ask again when it serves")
+    ApiError::new(status, "the daemon is stopping", "ask again when it serves")
 }
 
 /// Waits for the keeper, who waits for the writes that are under way.
-async fn answered(answer: Receiver<Result<(), Status>>, was: &'static str) -> Result<(), Refused> {
+async fn answered(answer: Receiver<Result<(), Status>>, was: &'static str) -> Result<(), ApiError> {
     use std::sync::mpsc::RecvTimeoutError::Timeout;
     let outcome = spawn_blocking(move || answer.recv_timeout(PATIENCE)).await;
     match outcome {
@@ -149,12 +149,12 @@ async fn answered(answer: Receiver<Result<(), Status>>, was: &'static str) -> Re
         Ok(Ok(Err(_))) => {
             let error = "the state cannot be kept in the `state_directory`; the log says why";
             let remedy = "everything is as it was; make room there";
-            Err(Refused::new(StatusCode::INSUFFICIENT_STORAGE, error, remedy))
+            Err(ApiError::new(StatusCode::INSUFFICIENT_STORAGE, error, remedy))
         }
         Ok(Err(Timeout)) => {
             let error = "it is protected, but writes from before are still under way after 30 s";
             let remedy = "see `nvmfctl namespace list` for how its store fares";
-            Err(Refused::new(StatusCode::GATEWAY_TIMEOUT, error, remedy))
+            Err(ApiError::new(StatusCode::GATEWAY_TIMEOUT, error, remedy))
         }
         Ok(Err(_)) | Err(_) => Err(stopping()),
     }
@@ -162,26 +162,27 @@ async fn answered(answer: Receiver<Result<(), Status>>, was: &'static str) -> Re
 
 /// What was written before is written for good, as a host's protection has it. A failure counts as
 /// that of a host's flush does: it was told here, and may be told to no flush any more.
-async fn durable(backing: Arc<Backing>) -> Result<(), Refused> {
+async fn durable(backing: Arc<BackingDevice>) -> Result<(), ApiError> {
     let failure = match spawn_blocking(move || backing.make_durable(&|| false)).await {
         Ok(Ok(())) => return Ok(()),
         Ok(Err(status)) => status.to_string(),
         Err(_) => "the daemon is stopping".to_owned(),
     };
     let error = format!("it is protected, but what was written before may be lost: {failure}");
-    Err(Refused::new(StatusCode::INTERNAL_SERVER_ERROR, error, "look at its store"))
+    Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error, "look at its store"))
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::blockdev::{BackingConfig, BackingKind, Fault};
+    use crate::blockdev::{BackingConfig, BackingKind, InjectedFault};
     use crate::control::http::write_protect::*;
 
-    fn open(path: &std::path::Path) -> Arc<Backing> {
+    fn open(path: &std::path::Path) -> Arc<BackingDevice> {
         let kind = BackingKind::File { path: path.to_owned(), size: Some(1 << 20) };
         let (block_size_bytes, read_only, shared) = (4096, false, false);
         Arc::new(
-            Backing::open(&BackingConfig { kind, block_size_bytes, read_only, shared }).unwrap(),
+            BackingDevice::open(&BackingConfig { kind, block_size_bytes, read_only, shared })
+                .unwrap(),
         )
     }
 
@@ -192,9 +193,9 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let durable = || runtime.block_on(durable(Arc::clone(&backing))).is_ok();
         assert!(durable() && backing.sync_failure().is_none());
-        backing.health().set_fault(Fault::Sync);
+        backing.health().set_fault(InjectedFault::Sync);
         assert!(!durable());
-        backing.health().set_fault(Fault::None);
+        backing.health().set_fault(InjectedFault::None);
         assert!(backing.sync_failure().is_some() && !durable(), "nor is a later one believed");
     }
 

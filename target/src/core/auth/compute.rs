@@ -151,7 +151,7 @@ pub struct Answer {
 
 /// Work that takes too long for a reactor's turn.
 #[derive(Debug)]
-pub enum Job {
+pub enum DhComputation {
     /// Make the challenge.
     Challenge(Box<Round>),
     /// Verify the host's answer, and answer it.
@@ -160,7 +160,7 @@ pub enum Job {
 
 /// A job that has been done.
 #[derive(Debug)]
-pub enum Worked {
+pub enum DhResult {
     /// The challenge is complete.
     Challenge(Box<Round>),
     /// The host has proved itself, or has not.
@@ -174,12 +174,12 @@ pub enum Worked {
     },
 }
 
-impl Job {
+impl DhComputation {
     /// To verify a Reply that [`Round::check`] is content with.
     ///
     /// # Errors
     /// The public value is longer than any.
-    pub fn verify(round: Box<Round>, reply: &Reply<'_>) -> Result<Job, Failure> {
+    pub fn verify(round: Box<Round>, reply: &Reply<'_>) -> Result<DhComputation, Failure> {
         let value = match reply.value {
             [] => None,
             value => Some(PublicValue::from_peer(value).ok_or(Failure::INCORRECT_PAYLOAD)?),
@@ -190,27 +190,27 @@ impl Job {
             seqnum: reply.seqnum,
             value,
         };
-        Ok(Job::Verify(round, Box::new(answer)))
+        Ok(DhComputation::Verify(round, Box::new(answer)))
     }
 
     /// Whether it takes microseconds, so that it can be done at once.
     #[must_use]
     pub fn is_light(&self) -> bool {
-        let (Job::Challenge(round) | Job::Verify(round, _)) = self;
+        let (DhComputation::Challenge(round) | DhComputation::Verify(round, _)) = self;
         round.group == GroupId::NULL
     }
 
     /// Does it.
     #[must_use]
-    pub fn run(self) -> Worked {
+    pub fn run(self) -> DhResult {
         match self {
-            Job::Challenge(mut round) => {
+            DhComputation::Challenge(mut round) => {
                 if let Some(public) = round.private.public_value(round.group) {
                     round.public = public;
                 }
-                Worked::Challenge(round)
+                DhResult::Challenge(round)
             }
-            Job::Verify(round, reply) => Worked::Verdict {
+            DhComputation::Verify(round, reply) => DhResult::Verdict {
                 t_id: round.t_id,
                 digest_bytes: round.challenge.as_bytes().len() as u8,
                 response: round.verdict(&reply),

@@ -8,7 +8,7 @@
 //!   └── anything wrong, or late: Failed ──► Over, and the queue closes
 //! ```
 //!
-//! Between a message of the host and what follows from it lies a [`Job`]: the arithmetic, which
+//! Between a message of the host and what follows from it lies a [`DhComputation`]: the arithmetic, which
 //! takes milliseconds in the large groups and is done elsewhere. The command that brought the
 //! message is answered when the job is done, so a host that asks in order never waits for nothing.
 //!
@@ -25,7 +25,7 @@ use nvme::auth::{
 };
 use nvme::{Nqn, Status};
 
-use super::compute::{Job, Round, Start, Worked};
+use super::compute::{DhComputation, DhResult, Round, Start};
 use super::keys::Keys;
 
 use crate::core::diag::cause::Cause;
@@ -229,7 +229,7 @@ impl Exchange {
         bytes: &[u8],
         start: impl FnOnce() -> Option<Start>,
         now: Instant,
-    ) -> Option<Job> {
+    ) -> Option<DhComputation> {
         let result = match Kind::parse(bytes) {
             _ if matches!(self.stage, Stage::Failed { .. } | Stage::Over { .. }) => return None,
             // Before the last one is answered; the job comes home to nobody.
@@ -256,17 +256,17 @@ impl Exchange {
     }
 
     /// A job has been done.
-    pub fn on_worked(&mut self, worked: Worked, now: Instant) {
+    pub fn on_worked(&mut self, worked: DhResult, now: Instant) {
         let Stage::Working { since } = self.stage else { return };
         // The time was ours.
         let took = now.saturating_duration_since(since);
         self.deadline = self.deadline.map(|deadline| deadline + took);
         match worked {
-            Worked::Challenge(round) => self.stage = Stage::Challenge(round),
-            Worked::Verdict { t_id, digest_bytes, response: Ok(response) } => {
+            DhResult::Challenge(round) => self.stage = Stage::Challenge(round),
+            DhResult::Verdict { t_id, digest_bytes, response: Ok(response) } => {
                 self.stage = Stage::Verdict { t_id, digest_bytes, response };
             }
-            Worked::Verdict { t_id, response: Err(why), .. } => self.fail(t_id, why, now),
+            DhResult::Verdict { t_id, response: Err(why), .. } => self.fail(t_id, why, now),
         }
     }
 
@@ -331,7 +331,7 @@ impl Exchange {
         bytes: &[u8],
         start: impl FnOnce() -> Option<Start>,
         now: Instant,
-    ) -> Result<Option<Job>, Failure> {
+    ) -> Result<Option<DhComputation>, Failure> {
         let offer = Negotiate::parse(bytes)?;
         if offer.sc_c != 0 {
             return Err(Failure::CHANNEL_MISMATCH);
@@ -352,10 +352,10 @@ impl Exchange {
             self.detail = policy.lacks(&offer, *why);
         })?;
         self.agreed = Some(round.agreed());
-        Ok(Some(Job::Challenge(Box::new(round))))
+        Ok(Some(DhComputation::Challenge(Box::new(round))))
     }
 
-    fn on_reply(&mut self, bytes: &[u8], t_id: u16) -> Result<Option<Job>, Failure> {
+    fn on_reply(&mut self, bytes: &[u8], t_id: u16) -> Result<Option<DhComputation>, Failure> {
         let Stage::Challenged(round) = &self.stage else { return Err(Failure::INCORRECT_MESSAGE) };
         if t_id != round.t_id {
             return Err(Failure::INCORRECT_PAYLOAD);
@@ -367,12 +367,12 @@ impl Exchange {
         round.check(&reply)?;
         // Used once, whatever comes of it: a second Reply finds no challenge.
         match std::mem::replace(&mut self.stage, Stage::Idle) {
-            Stage::Challenged(round) => Ok(Some(Job::verify(round, &reply)?)),
+            Stage::Challenged(round) => Ok(Some(DhComputation::verify(round, &reply)?)),
             _ => Err(Failure::INCORRECT_MESSAGE),
         }
     }
 
-    fn on_success2(&mut self, bytes: &[u8], t_id: u16) -> Result<Option<Job>, Failure> {
+    fn on_success2(&mut self, bytes: &[u8], t_id: u16) -> Result<Option<DhComputation>, Failure> {
         let Stage::Content { t_id: due } = self.stage else {
             return Err(Failure::INCORRECT_MESSAGE);
         };

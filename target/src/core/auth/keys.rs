@@ -64,7 +64,7 @@ fn listed<T: fmt::Display>(all: impl IntoIterator<Item = T>) -> String {
 
 /// Whether a host must prove itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Demand {
+pub enum Requirement {
     /// It need not.
     Nothing,
     /// It must, and can.
@@ -113,16 +113,16 @@ impl Keyring {
 
     /// Whether `host` must prove itself to a controller of `subsystem`.
     #[must_use]
-    pub fn demand(&self, host: &Nqn, subsystem: &Nqn) -> Demand {
+    pub fn demand(&self, host: &Nqn, subsystem: &Nqn) -> Requirement {
         let discovery = subsystem.is_discovery();
         match (self.hosts.contains_key(host), discovery) {
-            (_, true) if !self.rules.discovery => Demand::Nothing,
-            (true, _) => Demand::Proof,
-            (false, true) => Demand::Impossible,
+            (_, true) if !self.rules.discovery => Requirement::Nothing,
+            (true, _) => Requirement::Proof,
+            (false, true) => Requirement::Impossible,
             (false, false) if self.rules.required || self.revoked.contains(host) => {
-                Demand::Impossible
+                Requirement::Impossible
             }
-            (false, false) => Demand::Nothing,
+            (false, false) => Requirement::Nothing,
         }
     }
 
@@ -242,19 +242,19 @@ mod tests {
         let policy = Policy::clone(&Keyring::default().policy());
         let old = Keyring::new([(known, keys)], policy);
         let mut removed = Keyring::default();
-        assert_eq!(removed.demand(&known, &disk), Demand::Nothing);
+        assert_eq!(removed.demand(&known, &disk), Requirement::Nothing);
         removed.revoke(old.known());
-        assert_eq!(removed.demand(&known, &disk), Demand::Impossible);
+        assert_eq!(removed.demand(&known, &disk), Requirement::Impossible);
         assert!(removed.differences(&old)[0].contains("it is refused until"));
         assert!(removed.differs_for(&known, &old) && !removed.differs_for(&disk, &old));
         // It is known for as long as nothing else is said.
         let mut later = Keyring::default();
         later.revoke(removed.known());
-        assert_eq!(later.demand(&known, &disk), Demand::Impossible);
+        assert_eq!(later.demand(&known, &disk), Requirement::Impossible);
         let rules = Rules { exempt: [known].into(), ..Rules::default() };
         let mut exempt = Keyring::default().with_rules(rules);
         exempt.revoke(later.known());
-        assert_eq!(exempt.demand(&known, &disk), Demand::Nothing);
+        assert_eq!(exempt.demand(&known, &disk), Requirement::Nothing);
         assert!(exempt.differences(&old)[0].contains("whoever uses its name is let in"));
         assert!(exempt.known().is_empty());
     }

@@ -5,6 +5,6 @@ pub mod exchange;
 mod keys;
 mod throttle;
 
-pub use compute::{Job, Start, Worked};
-pub use keys::{Demand, Keyring, Keys, Policy, Rules};
+pub use compute::{DhComputation, DhResult, Start};
+pub use keys::{Keyring, Keys, Policy, Requirement, Rules};
 pub use throttle::Throttle;

@@ -7,16 +7,16 @@ use std::time::Instant;
 
 use nvme::{AdminOpcode, Nqn, Sqe, Status};
 
-use super::{Plan, Received, features, format_nvm, identify, log_page, no_data, ns_management};
-use crate::core::controller::{ABORTS, Controller, Life, discovery};
+use super::{CapsuleInfo, Plan, features, format_nvm, identify, log_page, no_data, ns_management};
+use crate::core::controller::{ABORTS, Controller, ControllerState, discovery};
 use crate::core::subsystem::power::Power;
 
 /// What the admin queue lends to a command: everything that is not the controller's own.
-pub struct Env<'a> {
+pub struct AdminContext<'a> {
     /// The queue slot that holds the command.
     pub slot: u16,
     /// What the transport says of the capsule.
-    pub received: Received,
+    pub received: CapsuleInfo,
     /// The time of this turn.
     pub now: Instant,
     /// How long the target has had power, and how it lost it.
@@ -31,7 +31,11 @@ pub struct Env<'a> {
 ///
 /// # Errors
 /// The status to answer with; the controller is unchanged then.
-pub fn plan(sqe: &Sqe, controller: &mut Controller, env: &Env<'_>) -> Result<Plan, Status> {
+pub fn plan(
+    sqe: &Sqe,
+    controller: &mut Controller,
+    env: &AdminContext<'_>,
+) -> Result<Plan, Status> {
     sqe.check_flags()?;
     let opcode = sqe.admin_opcode();
     check_life(opcode, controller.life())?;
@@ -67,12 +71,13 @@ pub fn set_feature_with_data(
 
 /// Only a ready controller takes commands; one that was shut down is still kept alive, so that the
 /// host can look at its status for as long as it wants ("Keep Alive", "Controller Shutdown").
-fn check_life(opcode: AdminOpcode, life: Life) -> Result<(), Status> {
+fn check_life(opcode: AdminOpcode, life: ControllerState) -> Result<(), Status> {
     match (life, opcode) {
-        (Life::Ready, _)
-        | (Life::ShuttingDown | Life::ShutDown | Life::Unflushed, AdminOpcode::KEEP_ALIVE) => {
-            Ok(())
-        }
+        (ControllerState::Ready, _)
+        | (
+            ControllerState::ShuttingDown | ControllerState::ShutDown | ControllerState::Unflushed,
+            AdminOpcode::KEEP_ALIVE,
+        ) => Ok(()),
         _ => Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr()),
     }
 }
@@ -119,13 +124,13 @@ pub(crate) mod tests {
     use crate::core::command::admin::*;
     use crate::core::controller::aer::REQUESTS;
     use crate::core::controller::association::Association;
-    use crate::core::controller::{Limits, Role};
+    use crate::core::controller::{ControllerKind, Limits};
     use crate::core::subsystem;
 
     pub(crate) const MDTS: u32 = 1 << 20;
 
-    pub(crate) const RECEIVED: Received =
-        Received { tail_bytes: 0, in_capsule_bytes: 8192, mdts_bytes: MDTS };
+    pub(crate) const RECEIVED: CapsuleInfo =
+        CapsuleInfo { tail_bytes: 0, in_capsule_bytes: 8192, mdts_bytes: MDTS };
 
     const SIZES: u64 = 0x46_0000;
 
@@ -133,11 +138,11 @@ pub(crate) mod tests {
         "nqn.2026-11.io.nvmfd:host".parse().unwrap()
     }
 
-    fn made(role: Role) -> Controller {
+    fn made(role: ControllerKind) -> Controller {
         let nqn: Nqn = "nqn.2026-11.io.nvmfd:test".parse().unwrap();
         let host = controller_host();
         let mut association = Association::new(1, 5, nqn, host, [0xA5; 16]);
-        if let Role::Nvm(subsystem) = &role {
+        if let ControllerKind::Nvm(subsystem) = &role {
             association.subsystem_usage = Arc::clone(&subsystem.usage);
         }
         let association = Arc::new(association);
@@ -149,7 +154,7 @@ pub(crate) mod tests {
 
     fn enabled(mut controller: Controller) -> Controller {
         configure(&mut controller, SIZES | 1);
-        assert_eq!(controller.life(), Life::Ready);
+        assert_eq!(controller.life(), ControllerState::Ready);
         controller
     }
 
@@ -158,11 +163,14 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn nvm() -> Controller {
-        enabled(made(Role::Nvm(Arc::new(subsystem::tests::sample()))))
+        enabled(made(ControllerKind::Nvm(Arc::new(subsystem::tests::sample()))))
     }
 
     pub(crate) fn discovery_controller() -> Controller {
-        enabled(made(Role::Discovery(Box::new(discovery::Service::new(Nqn::DISCOVERY, &[])))))
+        enabled(made(ControllerKind::Discovery(Box::new(discovery::DiscoveryLog::new(
+            Nqn::DISCOVERY,
+            &[],
+        )))))
     }
 
     /// With nothing to discover, and a queue slot that is 9.
@@ -173,7 +181,8 @@ pub(crate) mod tests {
         let other = "nqn.2026-11.io.nvmfd:other".parse().unwrap();
         let controllers = || vec![(5, controller_host()), (8, other)];
         let (received, controllers) = (RECEIVED, &controllers);
-        let env = Env { slot: 9, received, now, power, discovery: &discovery, controllers };
+        let env =
+            AdminContext { slot: 9, received, now, power, discovery: &discovery, controllers };
         plan(&sqe, controller, &env)
     }
 
@@ -216,13 +225,13 @@ pub(crate) mod tests {
     fn only_a_ready_controller_takes_commands() {
         type Reach = fn(&mut Controller);
         let none: Reach = |_| {};
-        let lives: [(Life, Reach, bool); 5] = [
-            (Life::Disabled, none, false),
-            (Life::Failed, |c| configure(c, 1), false),
-            (Life::Failed, Controller::fail, false),
-            (Life::ShuttingDown, |c| configure(c, SIZES | 0x4001), true),
+        let lives: [(ControllerState, Reach, bool); 5] = [
+            (ControllerState::Disabled, none, false),
+            (ControllerState::Failed, |c| configure(c, 1), false),
+            (ControllerState::Failed, Controller::fail, false),
+            (ControllerState::ShuttingDown, |c| configure(c, SIZES | 0x4001), true),
             (
-                Life::ShutDown,
+                ControllerState::ShutDown,
                 |c| {
                     configure(c, SIZES | 0x4001);
                     c.shut_down_complete(true);
@@ -352,7 +361,7 @@ pub(crate) mod tests {
         ]
     }
 
-    fn check_bounds(sqe: &Sqe, received: Received, plan: Plan) {
+    fn check_bounds(sqe: &Sqe, received: CapsuleInfo, plan: Plan) {
         let sgl_bytes = sqe.sgl().map_or(0, Sgl::len_bytes);
         match plan {
             Plan::Reply(_) | Plan::Park | Plan::Abort { .. } => {}
@@ -385,13 +394,13 @@ pub(crate) mod tests {
             data in prop::collection::vec(0u8..3, 0..600),
         ) {
             let sqe = Sqe::parse(&bytes);
-            let received = Received { tail_bytes, in_capsule_bytes: 8192, mdts_bytes };
+            let received = CapsuleInfo { tail_bytes, in_capsule_bytes: 8192, mdts_bytes };
             let mut controller = if discovers { discovery_controller() } else { nvm() };
             let discovery = || (1, Vec::new());
             let (now, power) = (Instant::now(), Power::default());
             let controllers = || Vec::new();
             let (slot, controllers) = (0, &controllers);
-            let env = Env { slot, received, now, power, discovery: &discovery, controllers };
+            let env = AdminContext { slot, received, now, power, discovery: &discovery, controllers };
             match plan(&sqe, &mut controller, &env) {
                 Ok(plan) => check_bounds(&sqe, received, plan),
                 Err(status) => prop_assert!(status.dnr() && !status.is_success()),

@@ -8,8 +8,8 @@
 use nvme::copy::{Copy, CopyRange};
 use nvme::{Sqe, Status};
 
-use super::{Plan, Received, source};
-use crate::core::subsystem::bad_blocks::Marks;
+use super::{CapsuleInfo, Plan, source};
+use crate::core::subsystem::bad_blocks::BadBlocks;
 use crate::core::subsystem::{Extent, Namespace};
 
 /// Bytes of the longer descriptor.
@@ -37,7 +37,7 @@ pub fn msrc_z(mdts_bytes: u32) -> u8 {
 /// # Errors
 /// Invalid Field for a format that there is not, Command Size Limit Exceeded for too many ranges,
 /// and what is wrong with the SGL.
-pub fn plan(sqe: &Sqe, namespace: &Namespace, received: Received) -> Result<Plan, Status> {
+pub fn plan(sqe: &Sqe, namespace: &Namespace, received: CapsuleInfo) -> Result<Plan, Status> {
     let copy = Copy::parse(sqe);
     let range_bytes = copy.range_bytes().ok_or(Status::INVALID_FIELD.with_dnr())?;
     let nr = copy.ranges();
@@ -114,7 +114,7 @@ impl Job {
 
     /// The first block of the ranges that cannot be read. The ranges have been checked.
     #[must_use]
-    pub fn first_marked(&self, data: &[u8], marks: &Marks) -> Option<u64> {
+    pub fn first_marked(&self, data: &[u8], marks: &BadBlocks) -> Option<u64> {
         self.ranges(data).find_map(|range| {
             let (at, len) = self.extent.range(range.slba, range.blocks().into()).ok()?;
             marks.first(at, len).map(|at| at >> self.extent.block_shift)
@@ -147,8 +147,8 @@ mod tests {
     use crate::core::command::copy::*;
     use crate::core::subsystem::tests::sample;
 
-    const RECEIVED: Received =
-        Received { tail_bytes: 4096, in_capsule_bytes: 4096, mdts_bytes: 1 << 20 };
+    const RECEIVED: CapsuleInfo =
+        CapsuleInfo { tail_bytes: 4096, in_capsule_bytes: 4096, mdts_bytes: 1 << 20 };
 
     /// First block and number of blocks.
     type Ranges<'a> = &'a [(u64, u32)];
@@ -200,7 +200,7 @@ mod tests {
             let status = ask(copy(0, format), bytes - 1).unwrap_err();
             assert!(status.is(Status::DATA_SGL_LENGTH_INVALID) && status.dnr());
         }
-        let small = Received { mdts_bytes: 8192, ..RECEIVED };
+        let small = CapsuleInfo { mdts_bytes: 8192, ..RECEIVED };
         let sgl = Sgl::keyed(0x1000, 8192, 7, true).unwrap();
         let with =
             |nr_z, format| plan(&copy(nr_z, format).emit(1, sgl), &sample().namespaces[0], small);

@@ -10,7 +10,7 @@ use nvme::fabrics::{
 use nvme::{Sqe, Status};
 use rdma::Remote;
 
-use super::{Plan, Received, Source, destination, no_data, source};
+use super::{CapsuleInfo, Plan, Source, destination, no_data, source};
 use crate::core::controller::{CcEffect, Controller};
 use crate::core::diag::cause::Cause;
 
@@ -63,7 +63,7 @@ impl Refusal {
 ///
 /// # Errors
 /// Command Sequence Error, or what is wrong with the Connect command.
-pub fn first(sqe: &Sqe, received: Received) -> Result<Plan, Status> {
+pub fn first(sqe: &Sqe, received: CapsuleInfo) -> Result<Plan, Status> {
     sqe.check_flags()?;
     if !sqe.is_fabrics() || sqe.fabrics_type() != FabricsType::CONNECT {
         return Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr());
@@ -124,7 +124,7 @@ pub const AUTHENTICATION_MOST_BYTES: u32 = 4096;
 ///
 /// # Errors
 /// Invalid Field for another protocol, no bytes or too many; what is wrong with the SGL.
-pub fn authentication_send(sqe: &Sqe, received: Received) -> Result<Plan, Status> {
+pub fn authentication_send(sqe: &Sqe, received: CapsuleInfo) -> Result<Plan, Status> {
     let len = authentication(sqe)?;
     if len > AUTHENTICATION_MOST_BYTES {
         return Err(Status::INVALID_FIELD.with_dnr());
@@ -136,7 +136,7 @@ pub fn authentication_send(sqe: &Sqe, received: Received) -> Result<Plan, Status
 ///
 /// # Errors
 /// As of [`authentication_send`].
-pub fn authentication_receive(sqe: &Sqe, received: Received) -> Result<Remote, Status> {
+pub fn authentication_receive(sqe: &Sqe, received: CapsuleInfo) -> Result<Remote, Status> {
     let len = authentication(sqe)?;
     destination(sqe, received, len.min(AUTHENTICATION_MOST_BYTES), false)
 }
@@ -151,7 +151,7 @@ fn authentication(sqe: &Sqe) -> Result<u32, Status> {
 
 /// What a queue pair was set up for, against which its Connect is held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Promise {
+pub struct QueueLimits {
     /// Queue id in the connection request.
     pub qid: u16,
     /// HSQSIZE of the connection request.
@@ -167,7 +167,7 @@ const ADMIN_SQSIZE_MAX_Z: u16 = 4095;
 ///
 /// # Errors
 /// Connect Invalid Parameters with the field.
-pub fn check_connect(connect: &Connect, promise: Promise) -> Result<(), Refusal> {
+pub fn check_connect(connect: &Connect, promise: QueueLimits) -> Result<(), Refusal> {
     if connect.qid != promise.qid {
         return Err(Refusal::parameter(Cause::BadQueueId, InvalidParameter::QID));
     }
@@ -186,8 +186,8 @@ mod tests {
     use crate::core::command::fabrics::*;
     use nvme::{AdminOpcode, IoOpcode, Sgl};
 
-    const RECEIVED: Received =
-        Received { tail_bytes: 0, in_capsule_bytes: 4096, mdts_bytes: 1 << 20 };
+    const RECEIVED: CapsuleInfo =
+        CapsuleInfo { tail_bytes: 0, in_capsule_bytes: 4096, mdts_bytes: 1 << 20 };
 
     fn connect(len: u32) -> Sqe {
         Connect { sqsize_z: 31, ..Connect::default() }.emit(Sgl::keyed(0x10, len, 3, true).unwrap())
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn queue_id_and_size_are_held_against_the_connection_request() {
-        let promise = Promise { qid: 1, hsqsize_z: 63, mqes_z: 127 };
+        let promise = QueueLimits { qid: 1, hsqsize_z: 63, mqes_z: 127 };
         let ask = |qid, sqsize_z| {
             let connect = Connect { qid, sqsize_z, ..Connect::default() };
             check_connect(&connect, promise).map_err(|r| (r.status.code(), r.dw0))
@@ -233,7 +233,7 @@ mod tests {
         assert_eq!(ask(1, 64), Err((0x182, 44)));
         assert_eq!(ask(1, 0), Err((0x182, 44)));
         assert_eq!(ask(2, 15), Err((0x182, 42)));
-        let wide = Promise { hsqsize_z: 9999, ..promise };
+        let wide = QueueLimits { hsqsize_z: 9999, ..promise };
         let connect = Connect { qid: 1, sqsize_z: 128, ..Connect::default() };
         assert_eq!(check_connect(&connect, wide).unwrap_err().dw0, 44);
     }

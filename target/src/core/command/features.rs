@@ -18,8 +18,8 @@ use nvme::log::{FeatureEffects, FeaturesSupported};
 use nvme::reservation::{NotificationMask, Persistence};
 use nvme::{NSID_ALL, Sqe, Status};
 
-use super::admin::Env;
-use super::{Plan, Received, destination, no_data, source, write_protect};
+use super::admin::AdminContext;
+use super::{CapsuleInfo, Plan, destination, no_data, source, write_protect};
 use crate::core::controller::aer::Event;
 use crate::core::controller::{Controller, Features};
 use crate::core::subsystem::reservation::Order;
@@ -47,7 +47,7 @@ enum Change {
 ///
 /// # Errors
 /// Invalid Field for a feature or a value that we do not have, and what is wrong with the SGL.
-pub fn get(sqe: &Sqe, controller: &Controller, received: Received) -> Result<Plan, Status> {
+pub fn get(sqe: &Sqe, controller: &Controller, received: CapsuleInfo) -> Result<Plan, Status> {
     let get = GetFeatures::parse(sqe);
     if !is_supported(get.fid, controller) {
         return Err(Status::INVALID_FIELD.with_dnr());
@@ -76,7 +76,7 @@ pub fn get(sqe: &Sqe, controller: &Controller, received: Received) -> Result<Pla
 /// # Errors
 /// Invalid Field for a feature or a value that we do not have, the statuses of features that cannot
 /// be saved or changed, and what is wrong with the SGL.
-pub fn set(sqe: &Sqe, controller: &mut Controller, env: &Env<'_>) -> Result<Plan, Status> {
+pub fn set(sqe: &Sqe, controller: &mut Controller, env: &AdminContext<'_>) -> Result<Plan, Status> {
     let set = SetFeatures::parse(sqe);
     if !is_supported(set.fid, controller) {
         return Err(Status::INVALID_FIELD.with_dnr());
@@ -395,7 +395,7 @@ fn possible_events(controller: &Controller) -> u32 {
 }
 
 /// Carries out what was decided; the result is dword 0 of the completion.
-fn apply(change: Change, controller: &mut Controller, env: &Env<'_>) -> u32 {
+fn apply(change: Change, controller: &mut Controller, env: &AdminContext<'_>) -> u32 {
     match change {
         Change::Nothing => {}
         Change::WriteAtomicity(value) => controller.features.write_atomicity = value,
@@ -429,7 +429,7 @@ mod tests {
         ask, discovery_controller, given, keyed, nvm, refused,
     };
     use crate::core::command::features::*;
-    use crate::core::controller::Role;
+    use crate::core::controller::ControllerKind;
     use crate::core::subsystem::ana::AnaStates;
 
     const SERVED: [u8; 14] =
@@ -593,7 +593,7 @@ mod tests {
     #[test]
     fn the_cache_stays_on_also_where_no_namespace_has_one_yet() {
         let mut controller = nvm();
-        let Role::Nvm(subsystem) = &mut controller.role else { panic!() };
+        let ControllerKind::Nvm(subsystem) = &mut controller.role else { panic!() };
         Arc::make_mut(subsystem).namespaces.clear();
         assert_eq!(reply(ask(get(0x06, 0, 0), &mut controller)), 1);
         assert_eq!(refused(ask(set(0x06, 0), &mut controller)), 0x10E);

@@ -11,11 +11,13 @@ use nvme::identify::{
 };
 use nvme::{Nqn, PAGE_BYTES, Sqe, Status, Text};
 
-use super::admin::Env;
+use super::admin::AdminContext;
 use super::{Plan, SQE_BYTES, copy, destination, format_nvm, io_hints, ns_management, sgl};
 use crate::core::controller::aer::{Event, REQUESTS};
 use crate::core::controller::association::ERROR_LOG_ENTRIES;
-use crate::core::controller::{ABORTS, Controller, KAS_100MS, RETRY_DELAYS_100MS, Role, VERSION};
+use crate::core::controller::{
+    ABORTS, Controller, ControllerKind, KAS_100MS, RETRY_DELAYS_100MS, VERSION,
+};
 use crate::core::subsystem::ana::{ANA_GROUPS, ANACAP, ANATT_S};
 use crate::core::subsystem::event_log::PELS_64K;
 use crate::core::subsystem::write_protect::NWPC;
@@ -63,15 +65,15 @@ const DISCONNECT: u16 = 1;
 /// # Errors
 /// Invalid Field for a page that we do not have, Invalid Namespace or Format for a namespace that
 /// cannot be, and what is wrong with the SGL.
-pub fn plan(sqe: &Sqe, controller: &Controller, env: &Env<'_>) -> Result<Plan, Status> {
+pub fn plan(sqe: &Sqe, controller: &Controller, env: &AdminContext<'_>) -> Result<Plan, Status> {
     let identify = Identify::parse(sqe);
     let mut page = [0; PAGE_BYTES];
     match &controller.role {
-        Role::Nvm(subsystem) => fill(&identify, controller, subsystem, env, &mut page)?,
-        Role::Discovery(service) if identify.cns == Cns::CONTROLLER => {
+        ControllerKind::Nvm(subsystem) => fill(&identify, controller, subsystem, env, &mut page)?,
+        ControllerKind::Discovery(service) if identify.cns == Cns::CONTROLLER => {
             discovery_controller(controller, service.nqn).emit(&mut page);
         }
-        Role::Discovery(_) => return Err(Status::INVALID_FIELD.with_dnr()),
+        ControllerKind::Discovery(_) => return Err(Status::INVALID_FIELD.with_dnr()),
     }
     let to = destination(sqe, env.received, PAGE, false)?;
     Ok(Plan::Give { page: page.to_vec(), to })
@@ -82,7 +84,7 @@ fn fill(
     identify: &Identify,
     controller: &Controller,
     subsystem: &Subsystem,
-    env: &Env<'_>,
+    env: &AdminContext<'_>,
     page: &mut [u8; PAGE_BYTES],
 ) -> Result<(), Status> {
     let &Identify { cns, nsid, cntid, csi, .. } = identify;
@@ -308,7 +310,7 @@ mod tests {
     use nvme::identify::{command_sets, controllers, namespaces};
     use nvme::log::AnaState;
 
-    use crate::blockdev::{Backing, BackingConfig, BackingKind, Space};
+    use crate::blockdev::{BackingConfig, BackingDevice, BackingKind, Space};
     use crate::core::command::admin::tests::{
         ask, discovery_controller, given, keyed, nvm, refused,
     };
@@ -391,7 +393,7 @@ mod tests {
                 namespace.reservation = Reservation::none(nqn, namespace.nsid);
             }
             let mut controller = nvm();
-            controller.role = Role::Nvm(Arc::new(subsystem));
+            controller.role = ControllerKind::Nvm(Arc::new(subsystem));
             let page: [u8; PAGE_BYTES] =
                 given(ask(command(0x01, 0), &mut controller)).try_into().unwrap();
             IdentifyController::parse(&page).fuses
@@ -461,7 +463,7 @@ mod tests {
     #[test]
     fn a_cache_is_told_of_before_any_namespace_is_there() {
         let mut controller = nvm();
-        let Role::Nvm(subsystem) = &mut controller.role else { panic!() };
+        let ControllerKind::Nvm(subsystem) = &mut controller.role else { panic!() };
         Arc::make_mut(subsystem).namespaces.clear();
         let page = given(ask(command(0x01, 0), &mut controller));
         let found = IdentifyController::parse(&page.try_into().unwrap());
@@ -497,9 +499,9 @@ mod tests {
         let backing = BackingKind::Ram { size: 1 << 20 };
         let config =
             BackingConfig { kind: backing, block_size_bytes: 512, read_only: false, shared: false };
-        let backing = Backing::open(&config).unwrap();
+        let backing = BackingDevice::open(&config).unwrap();
         let mut controller = nvm();
-        let Role::Nvm(subsystem) = &mut controller.role else { panic!() };
+        let ControllerKind::Nvm(subsystem) = &mut controller.role else { panic!() };
         Arc::make_mut(subsystem).namespaces[0].health = Arc::clone(backing.health());
         let mut dlfeat = || {
             let page = given(ask(command(0x00, 1), &mut controller));
@@ -513,7 +515,7 @@ mod tests {
     #[test]
     fn identifiers_are_told_as_they_were_written() {
         let mut controller = nvm();
-        let Role::Nvm(subsystem) = &mut controller.role else { panic!() };
+        let ControllerKind::Nvm(subsystem) = &mut controller.role else { panic!() };
         let namespace = &mut Arc::make_mut(subsystem).namespaces[0];
         (namespace.nguid, namespace.eui64) = ([9; 16], Some([1, 2, 3, 4, 5, 6, 7, 8]));
         let page = given(ask(command(0x00, 1), &mut controller));
@@ -528,7 +530,7 @@ mod tests {
     #[test]
     fn a_read_only_namespace_says_so() {
         let mut controller = nvm();
-        let Role::Nvm(subsystem) = &mut controller.role else { panic!() };
+        let ControllerKind::Nvm(subsystem) = &mut controller.role else { panic!() };
         Arc::make_mut(subsystem).namespaces[0].read_only = true;
         let page = given(ask(command(0x00, 1), &mut controller));
         assert_eq!(IdentifyNamespace::parse(&page.try_into().unwrap()).nsattr, 1);

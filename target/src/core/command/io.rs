@@ -9,7 +9,7 @@ use nvme::reservation::Report;
 use nvme::sqe::DsmRange;
 use nvme::{IoOpcode, Sqe, Status};
 
-use super::{Plan, Received, copy, destination, no_data, source, write_uncorrectable};
+use super::{CapsuleInfo, Plan, copy, destination, no_data, source, write_uncorrectable};
 use crate::core::subsystem::reservation::{Barred, Order};
 use crate::core::subsystem::{Extent, Namespace, Subsystem};
 
@@ -29,9 +29,9 @@ pub fn plan(
     sqe: &Sqe,
     subsystem: &Subsystem,
     barred: Barred,
-    received: Received,
+    received: CapsuleInfo,
 ) -> Result<Plan, Status> {
-    type Rule = fn(&Sqe, &Namespace, Received) -> Result<Plan, Status>;
+    type Rule = fn(&Sqe, &Namespace, CapsuleInfo) -> Result<Plan, Status>;
     sqe.check_flags()?;
     let rule: Rule = match sqe.io_opcode() {
         IoOpcode::FLUSH => flush,
@@ -139,7 +139,7 @@ pub fn range_at(data: &[u8], index: u32, extent: Extent) -> Result<(u64, u64), S
     extent.range(range.slba, range.blocks.into())
 }
 
-fn flush(sqe: &Sqe, namespace: &Namespace, _: Received) -> Result<Plan, Status> {
+fn flush(sqe: &Sqe, namespace: &Namespace, _: CapsuleInfo) -> Result<Plan, Status> {
     no_data(sqe)?;
     match namespace.volatile_cache {
         true => Ok(Plan::Flush { backing: namespace.backing }),
@@ -147,26 +147,26 @@ fn flush(sqe: &Sqe, namespace: &Namespace, _: Received) -> Result<Plan, Status> 
     }
 }
 
-fn read(sqe: &Sqe, namespace: &Namespace, received: Received) -> Result<Plan, Status> {
+fn read(sqe: &Sqe, namespace: &Namespace, received: CapsuleInfo) -> Result<Plan, Status> {
     let (at, len) = transfer(sqe, namespace, received)?;
     let to = destination(sqe, received, len, true)?;
     Ok(Plan::Load { backing: namespace.backing, at, to })
 }
 
-fn write(sqe: &Sqe, namespace: &Namespace, received: Received) -> Result<Plan, Status> {
+fn write(sqe: &Sqe, namespace: &Namespace, received: CapsuleInfo) -> Result<Plan, Status> {
     writable(namespace)?;
     let (at, len) = transfer(sqe, namespace, received)?;
     let from = source(sqe, received, len, true)?;
     Ok(Plan::Store { backing: namespace.backing, at, from, fua: sqe.fua() })
 }
 
-fn compare(sqe: &Sqe, namespace: &Namespace, received: Received) -> Result<Plan, Status> {
+fn compare(sqe: &Sqe, namespace: &Namespace, received: CapsuleInfo) -> Result<Plan, Status> {
     let (at, len) = transfer(sqe, namespace, received)?;
     let from = source(sqe, received, len, true)?;
     Ok(Plan::Compare { backing: namespace.backing, at, from })
 }
 
-fn write_zeroes(sqe: &Sqe, namespace: &Namespace, _: Received) -> Result<Plan, Status> {
+fn write_zeroes(sqe: &Sqe, namespace: &Namespace, _: CapsuleInfo) -> Result<Plan, Status> {
     writable(namespace)?;
     let (at, len) = namespace.range(sqe.slba(), sqe.blocks().into())?;
     no_data(sqe)?;
@@ -177,7 +177,7 @@ fn write_zeroes(sqe: &Sqe, namespace: &Namespace, _: Received) -> Result<Plan, S
 fn dataset_management(
     sqe: &Sqe,
     namespace: &Namespace,
-    received: Received,
+    received: CapsuleInfo,
 ) -> Result<Plan, Status> {
     let nr = sqe.ranges() as u32;
     // Linux describes 4096 bytes whatever the number of ranges: longer is fine.
@@ -190,7 +190,7 @@ fn dataset_management(
 }
 
 /// Verify moves no data, so its length has no limit but the namespace (VSL 0).
-fn verify(sqe: &Sqe, namespace: &Namespace, received: Received) -> Result<Plan, Status> {
+fn verify(sqe: &Sqe, namespace: &Namespace, received: CapsuleInfo) -> Result<Plan, Status> {
     let (at, len) = namespace.range(sqe.slba(), sqe.blocks().into())?;
     no_data(sqe)?;
     let piece_bytes = VERIFY_BYTES.min(received.mdts_bytes);
@@ -198,13 +198,13 @@ fn verify(sqe: &Sqe, namespace: &Namespace, received: Received) -> Result<Plan, 
 }
 
 /// Copy reads and writes: it is barred where either is.
-fn copy_blocks(sqe: &Sqe, namespace: &Namespace, received: Received) -> Result<Plan, Status> {
+fn copy_blocks(sqe: &Sqe, namespace: &Namespace, received: CapsuleInfo) -> Result<Plan, Status> {
     writable(namespace)?;
     copy::plan(sqe, namespace, received)
 }
 
 /// Register, Acquire, Release: the keeper decides. Linux gives 16 bytes also where 8 are needed.
-fn reserve(sqe: &Sqe, namespace: &Namespace, received: Received) -> Result<Plan, Status> {
+fn reserve(sqe: &Sqe, namespace: &Namespace, received: CapsuleInfo) -> Result<Plan, Status> {
     let invalid = Status::INVALID_OPCODE.with_dnr();
     if namespace.is_shared() {
         return Err(invalid);
@@ -219,7 +219,7 @@ fn reserve(sqe: &Sqe, namespace: &Namespace, received: Received) -> Result<Plan,
 fn reservation_report(
     sqe: &Sqe,
     namespace: &Namespace,
-    received: Received,
+    received: CapsuleInfo,
 ) -> Result<Plan, Status> {
     if namespace.is_shared() {
         return Err(Status::INVALID_OPCODE.with_dnr());
@@ -241,7 +241,7 @@ pub(crate) fn writable(namespace: &Namespace) -> Result<(), Status> {
     }
 }
 
-fn transfer(sqe: &Sqe, namespace: &Namespace, received: Received) -> Result<(u64, u32), Status> {
+fn transfer(sqe: &Sqe, namespace: &Namespace, received: CapsuleInfo) -> Result<(u64, u32), Status> {
     let (at, len) = namespace.range(sqe.slba(), sqe.blocks().into())?;
     match u32::try_from(len) {
         Ok(len) if len <= received.mdts_bytes => Ok((at, len)),
@@ -251,7 +251,7 @@ fn transfer(sqe: &Sqe, namespace: &Namespace, received: Received) -> Result<(u64
 
 #[cfg(test)]
 mod tests {
-    use crate::blockdev::BackingId;
+    use crate::blockdev::DeviceId;
     use crate::core::command::Source;
     use crate::core::command::io::*;
     use crate::core::subsystem::reservation::{Reservation, State};
@@ -263,8 +263,8 @@ mod tests {
     use proptest::prelude::*;
     use rdma::Remote;
 
-    const RECEIVED: Received =
-        Received { tail_bytes: 4096, in_capsule_bytes: 4096, mdts_bytes: 1 << 20 };
+    const RECEIVED: CapsuleInfo =
+        CapsuleInfo { tail_bytes: 4096, in_capsule_bytes: 4096, mdts_bytes: 1 << 20 };
 
     fn keyed(len: u32) -> Sgl {
         Sgl::keyed(0x1000, len, 7, true).unwrap()
@@ -281,7 +281,7 @@ mod tests {
 
     #[test]
     fn read_and_write_become_load_and_store() {
-        let backing = BackingId(0);
+        let backing = DeviceId(0);
         let read = Sqe::io(IoOpcode::READ, 1).with_range(5, 1).with_sgl(keyed(8192));
         let to = Remote { addr: 0x1000, key: 7, len: 8192 };
         assert_eq!(ask(&read), Ok(Plan::Load { backing, at: 5 * 4096, to }));
@@ -307,11 +307,11 @@ mod tests {
         let whole = write.with_sgl(Sgl::in_capsule(0, 4096));
         assert!(ask(&whole).is_ok());
         // One byte less arrived than the descriptor says.
-        let short = Received { tail_bytes: 4095, ..RECEIVED };
+        let short = CapsuleInfo { tail_bytes: 4095, ..RECEIVED };
         let status = plan(&whole, &sample(), Barred(0), short).unwrap_err();
         assert!(status.is(Status::DATA_SGL_LENGTH_INVALID) && status.dnr());
         // More arrived than a capsule may hold.
-        let long = Received { tail_bytes: 1 << 20, ..RECEIVED };
+        let long = CapsuleInfo { tail_bytes: 1 << 20, ..RECEIVED };
         let far = write.with_sgl(Sgl::in_capsule(4096, 4096));
         assert!(
             plan(&far, &sample(), Barred(0), long).unwrap_err().is(Status::DATA_SGL_LENGTH_INVALID)
@@ -424,10 +424,10 @@ mod tests {
         let verify = Sqe::io(IoOpcode::VERIFY, 1).with_range(3, u16::MAX);
         let expected = |piece_bytes| {
             let (at, len) = (3 * 4096, 65536 * 4096);
-            Ok(Plan::Verify { backing: BackingId(0), at, len, piece_bytes })
+            Ok(Plan::Verify { backing: DeviceId(0), at, len, piece_bytes })
         };
         assert_eq!(ask(&verify), expected(128 << 10));
-        let small = Received { mdts_bytes: 8192, ..RECEIVED };
+        let small = CapsuleInfo { mdts_bytes: 8192, ..RECEIVED };
         assert_eq!(plan(&verify, &sample(), Barred(0), small), expected(8192));
     }
 
@@ -567,7 +567,7 @@ mod tests {
             if flags { bytes[1] = 0x40; }
             let sqe = Sqe { nsid, ..Sqe::parse(&bytes) };
             let subsystem = sample();
-            let received = Received { tail_bytes, ..RECEIVED };
+            let received = CapsuleInfo { tail_bytes, ..RECEIVED };
             if let Ok(plan) = plan(&sqe, &subsystem, Barred(0), received) {
                 let namespace = subsystem.namespace(nsid).unwrap();
                 let size = namespace.blocks << namespace.block_shift;

@@ -12,15 +12,15 @@ use nvme::log::{
 };
 use nvme::{AdminOpcode, IoOpcode, NSID_ALL, PAGE_BYTES, Sqe, Status, Text};
 
-use super::admin::Env;
+use super::admin::AdminContext;
 use super::{Plan, destination, features, identify, persistent_event};
-use crate::core::controller::aer::{Event, Events};
+use crate::core::controller::aer::{AsyncEvents, Event};
 use crate::core::controller::association::{Association, ERROR_LOG_ENTRIES, ErrorRecord};
-use crate::core::controller::{Controller, Role};
+use crate::core::controller::{Controller, ControllerKind};
 use crate::core::subsystem::Subsystem;
 use crate::core::subsystem::ana::AnaLog;
 use crate::core::subsystem::power::Power;
-use crate::core::subsystem::usage::Counters;
+use crate::core::subsystem::usage::SharedCounters;
 
 /// The logs of an NVM controller: what [`LogId::SUPPORTED_PAGES`] lists, besides the one of
 /// persistent events, which is there where it can be kept.
@@ -68,7 +68,11 @@ const IO: [(IoOpcode, bool); 12] = [
 /// # Errors
 /// Invalid Log Page for one that we do not have, Invalid Field for an offset or a length that
 /// cannot be, and what is wrong with the SGL.
-pub fn plan(sqe: &Sqe, controller: &mut Controller, env: &Env<'_>) -> Result<Plan, Status> {
+pub fn plan(
+    sqe: &Sqe,
+    controller: &mut Controller,
+    env: &AdminContext<'_>,
+) -> Result<Plan, Status> {
     let get = GetLogPage::parse(sqe);
     // Whoever asks after a path related status wants to know what caused it.
     controller.look_at_paths();
@@ -78,12 +82,12 @@ pub fn plan(sqe: &Sqe, controller: &mut Controller, env: &Env<'_>) -> Result<Pla
     let features = get.lid == LogId::FEATURE_EFFECTS && !controller.is_discovery();
     let features = features.then(|| features::effects(controller));
     let log = match &mut controller.role {
-        Role::Discovery(service) if get.lid == LogId::DISCOVERY => {
+        ControllerKind::Discovery(service) if get.lid == LogId::DISCOVERY => {
             Cow::Borrowed(service.log(get.lpo, env.discovery))
         }
-        Role::Discovery(_) => return Err(Status::INVALID_LOG_PAGE.with_dnr()),
-        Role::Nvm(_) if features.is_some() => Cow::Owned(features.unwrap_or_default()),
-        Role::Nvm(subsystem) => {
+        ControllerKind::Discovery(_) => return Err(Status::INVALID_LOG_PAGE.with_dnr()),
+        ControllerKind::Nvm(_) if features.is_some() => Cow::Owned(features.unwrap_or_default()),
+        ControllerKind::Nvm(subsystem) => {
             let (association, events) = (&controller.association, &controller.events);
             let (ana, power) = (&controller.ana, env.power);
             Cow::Owned(nvm_log(&get, subsystem, association, events, ana, power)?)
@@ -134,7 +138,7 @@ fn nvm_log(
     get: &GetLogPage,
     subsystem: &Subsystem,
     association: &Association,
-    events: &Events,
+    events: &AsyncEvents,
     ana: &AnaLog,
     power: Power,
 ) -> Result<Vec<u8>, Status> {
@@ -210,7 +214,12 @@ fn smart(nsid: u32, subsystem: &Subsystem, power: Power) -> Result<Vec<u8>, Stat
 }
 
 /// The SMART log of these counters.
-pub(crate) fn health(counters: &Counters, errors: u64, degraded: bool, power: Power) -> Smart {
+pub(crate) fn health(
+    counters: &SharedCounters,
+    errors: u64,
+    degraded: bool,
+    power: Power,
+) -> Smart {
     let work = counters.total();
     let data_units = |units: u64| u128::from(units.div_ceil(1000));
     Smart {
@@ -239,7 +248,7 @@ fn firmware_slots() -> Vec<u8> {
 }
 
 /// "Changed Namespace List (Log Identifier 04h)".
-fn changed_namespaces(events: &Events) -> Vec<u8> {
+fn changed_namespaces(events: &AsyncEvents) -> Vec<u8> {
     let mut page = [0; PAGE_BYTES];
     match events.changed() {
         Some(ids) => emit_changed_namespaces(&mut page, ids),
@@ -569,7 +578,7 @@ mod tests {
         let (slot, now) = (0, Instant::now());
         let (received, power) = (RECEIVED, Power::default());
         let controllers = &|| Vec::new();
-        let env = Env { slot, received, now, power, discovery: &discovery, controllers };
+        let env = AdminContext { slot, received, now, power, discovery: &discovery, controllers };
         let get = GetLogPage { rae, ..GetLogPage::new(LogId::DISCOVERY, at, 256) };
         given(admin::plan(&get.emit(keyed(1024)), controller, &env))
     }

@@ -27,10 +27,10 @@ use nvme::feature::WriteProtectState;
 use nvme::{Sgl, Sqe, Status};
 use rdma::Remote;
 
-use crate::blockdev::BackingId;
+use crate::blockdev::DeviceId;
 use crate::core::sched::IoClass;
 use crate::core::subsystem::Extent;
-use crate::core::subsystem::bad_blocks::{Change, Marks};
+use crate::core::subsystem::bad_blocks::{BadBlocks, Change};
 use crate::core::subsystem::ns_request::{CreatedNsid, NamespaceRequest};
 use crate::core::subsystem::reservation::{Order, Reservation};
 use crate::core::subsystem::write_protect::Protection;
@@ -88,7 +88,7 @@ pub enum Plan {
     /// Load blocks and push them.
     Load {
         /// The namespace's store.
-        backing: BackingId,
+        backing: DeviceId,
         /// Byte offset.
         at: u64,
         /// Where they go; its length is the length of the transfer.
@@ -97,7 +97,7 @@ pub enum Plan {
     /// Pull blocks and store them.
     Store {
         /// The namespace's store.
-        backing: BackingId,
+        backing: DeviceId,
         /// Byte offset.
         at: u64,
         /// The data; its length is the length of the transfer.
@@ -108,7 +108,7 @@ pub enum Plan {
     /// Pull blocks, load the same range, and compare.
     Compare {
         /// The namespace's store.
-        backing: BackingId,
+        backing: DeviceId,
         /// Byte offset.
         at: u64,
         /// The data; its length is the length of the transfer.
@@ -117,7 +117,7 @@ pub enum Plan {
     /// Load blocks and show them to nobody: whether they can be read is the answer.
     Verify {
         /// The namespace's store.
-        backing: BackingId,
+        backing: DeviceId,
         /// Byte offset.
         at: u64,
         /// Bytes.
@@ -135,7 +135,7 @@ pub enum Plan {
     /// Make what was completed before durable.
     Flush {
         /// The namespace's store.
-        backing: BackingId,
+        backing: DeviceId,
     },
     /// Pull `nr` range descriptors (16 bytes each), check them all, then give the ranges up.
     Deallocate {
@@ -149,7 +149,7 @@ pub enum Plan {
     /// Make a range read as zeros.
     Zero {
         /// The namespace's store.
-        backing: BackingId,
+        backing: DeviceId,
         /// Byte offset.
         at: u64,
         /// Bytes.
@@ -195,12 +195,12 @@ pub enum Plan {
         /// The new state.
         state: WriteProtectState,
         /// The stores, one after another.
-        backings: Vec<BackingId>,
+        backings: Vec<DeviceId>,
     },
     /// Have the keeper make blocks unreadable.
     Mark {
         /// Whose.
-        of: Arc<Marks>,
+        of: Arc<BadBlocks>,
         /// Which.
         change: Change,
     },
@@ -210,7 +210,7 @@ pub enum Plan {
         /// What changes blocks; or copies some, of which none may be unreadable.
         plan: Box<Plan>,
         /// The blocks that cannot be read.
-        of: Arc<Marks>,
+        of: Arc<BadBlocks>,
     },
     /// Pull the data of a command about namespaces, then hand its order to the steward.
     Manage {
@@ -227,7 +227,7 @@ pub enum Plan {
     /// Flush every namespace, then tell the host that shutdown is complete.
     ShutDown {
         /// The stores, one after another.
-        backings: Vec<BackingId>,
+        backings: Vec<DeviceId>,
         /// No flush has failed.
         durable: bool,
     },
@@ -263,7 +263,7 @@ impl Plan {
     /// The store that it is for, where it is one.
     #[inline]
     #[must_use]
-    pub fn backing(&self) -> Option<BackingId> {
+    pub fn backing(&self) -> Option<DeviceId> {
         match self {
             Plan::Load { backing, .. }
             | Plan::Store { backing, .. }
@@ -314,7 +314,7 @@ impl Plan {
 
 /// What the transport says of a command: needed to judge its SGL.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Received {
+pub struct CapsuleInfo {
     /// Bytes that arrived after the submission queue entry.
     pub tail_bytes: u32,
     /// Where in-capsule data may begin at most, and how long a capsule may be, after the entry:
@@ -329,7 +329,7 @@ pub struct Received {
 ///
 /// # Errors
 /// The SGL statuses of the NVMe documents, each with do not retry.
-pub fn source(sqe: &Sqe, received: Received, len: u32, exact: bool) -> Result<Source, Status> {
+pub fn source(sqe: &Sqe, received: CapsuleInfo, len: u32, exact: bool) -> Result<Source, Status> {
     let short = Status::DATA_SGL_LENGTH_INVALID.with_dnr();
     match sqe.sgl()? {
         Sgl::InCapsule { offset, len: given } => {
@@ -362,7 +362,12 @@ pub fn source(sqe: &Sqe, received: Received, len: u32, exact: bool) -> Result<So
 ///
 /// # Errors
 /// The SGL statuses of the NVMe documents, each with do not retry.
-pub fn destination(sqe: &Sqe, received: Received, len: u32, exact: bool) -> Result<Remote, Status> {
+pub fn destination(
+    sqe: &Sqe,
+    received: CapsuleInfo,
+    len: u32,
+    exact: bool,
+) -> Result<Remote, Status> {
     match sqe.sgl()? {
         Sgl::InCapsule { .. } => Err(Status::INVALID_FIELD.with_dnr()),
         Sgl::Keyed { addr, len: given, key, .. } => {

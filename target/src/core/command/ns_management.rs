@@ -17,8 +17,8 @@ use nvme::namespace_management::{
 };
 use nvme::{AdminOpcode, NSID_ALL, Nqn, PAGE_BYTES, Sqe, Status};
 
-use super::admin::Env;
-use super::{Plan, Received, identify, no_data, source};
+use super::admin::AdminContext;
+use super::{CapsuleInfo, Plan, identify, no_data, source};
 use crate::blockdev::SHIFTS;
 use crate::core::controller::Controller;
 use crate::core::subsystem::Subsystem;
@@ -41,7 +41,11 @@ const CONTROLLERS_MAX: u16 = 2047;
 /// # Errors
 /// Invalid Command Opcode for a host that may not manage namespaces; otherwise what is wrong with
 /// it.
-pub(super) fn plan(sqe: &Sqe, controller: &Controller, received: Received) -> Result<Plan, Status> {
+pub(super) fn plan(
+    sqe: &Sqe,
+    controller: &Controller,
+    received: CapsuleInfo,
+) -> Result<Plan, Status> {
     let (subsystem, management) = granted(controller)?;
     let invalid = Status::INVALID_FIELD.with_dnr();
     if sqe.admin_opcode() == AdminOpcode::NAMESPACE_ATTACHMENT {
@@ -102,7 +106,7 @@ pub(super) fn identify(
     controller: &Controller,
     subsystem: &Subsystem,
     management: &Management,
-    env: &Env<'_>,
+    env: &AdminContext<'_>,
     page: &mut [u8; PAGE_BYTES],
 ) -> Result<bool, Status> {
     let &Identify { cns, nsid, cntid, .. } = asked;

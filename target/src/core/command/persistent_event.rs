@@ -7,11 +7,11 @@ use nvme::log::GetLogPage;
 use nvme::persistent_event::Action;
 use nvme::{Sqe, Status};
 
-use super::admin::Env;
+use super::admin::AdminContext;
 use super::log_page::piece;
 use super::{Plan, destination};
 use crate::core::controller::Controller;
-use crate::core::subsystem::event_log::About;
+use crate::core::subsystem::event_log::LogHeader;
 
 /// Decides on a Get Log Page command for it.
 ///
@@ -22,7 +22,7 @@ pub(super) fn plan(
     sqe: &Sqe,
     get: &GetLogPage,
     controller: &mut Controller,
-    env: &Env<'_>,
+    env: &AdminContext<'_>,
 ) -> Result<Plan, Status> {
     let unknown = Status::INVALID_LOG_PAGE.with_dnr();
     let subsystem = controller.subsystem().ok_or(unknown)?;
@@ -33,7 +33,7 @@ pub(super) fn plan(
         Action::ESTABLISH if controller.reporting.is_some() => return Err(sequence),
         Action::ESTABLISH => {
             let (nqn, serial, model) = (subsystem.nqn, subsystem.serial, subsystem.model);
-            history.report(&About { nqn, serial, model }, &env.power)
+            history.report(&LogHeader { nqn, serial, model }, &env.power)
         }
         Action::RELEASE => {
             // It has no data, whatever buffer is given; and there need not be a context.
@@ -63,7 +63,7 @@ mod tests {
     use crate::core::command::admin::tests::{MDTS, ask, given, keyed, nvm, refused};
     use crate::core::command::persistent_event::*;
     use crate::core::subsystem::Subsystem;
-    use crate::core::subsystem::event_log::{Happening, History};
+    use crate::core::subsystem::event_log::{PersistentEvent, PersistentEventLog};
     use crate::core::subsystem::power::Power;
     use crate::core::subsystem::usage::Usage;
 
@@ -74,7 +74,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut controller = nvm();
         let subsystem = Subsystem::clone(controller.subsystem().unwrap());
-        let history = History::open(folder.path(), subsystem.nqn, sync_channel(1).0);
+        let history = PersistentEventLog::open(folder.path(), subsystem.nqn, sync_channel(1).0);
         let usage = Arc::new(Usage::kept(history));
         let subsystem = Subsystem { usage: Arc::clone(&usage), ..subsystem };
         controller.replace_subsystem(Arc::new(subsystem));
@@ -100,7 +100,7 @@ mod tests {
 
         let header = given(ask(log(Action::ESTABLISH, 0, BYTES), &mut controller));
         assert_eq!((header.len(), events(&header)), (512, 0));
-        let note = Happening::PowerOnOrReset { firmware: Text::lossy("1"), cntlid: 3 };
+        let note = PersistentEvent::PowerOnOrReset { firmware: Text::lossy("1"), cntlid: 3 };
         usage.history().unwrap().note(note, &Power::default());
         assert_eq!(refused(ask(log(Action::ESTABLISH, 0, BYTES), &mut controller)), sequence);
         let again = given(ask(log(Action::READ, 0, BYTES), &mut controller));

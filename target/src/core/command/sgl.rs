@@ -27,7 +27,7 @@ pub fn msdbd(in_capsule_bytes: u32) -> u8 {
 /// The places, in the order of the data, and how far a transfer has come. None: the data are in
 /// one place, or there are none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Pieces {
+pub struct SglSegments {
     at: [(u64, u32, u32); MOST],
     count: u8,
     next: u8,
@@ -38,7 +38,7 @@ pub struct Pieces {
     most_bytes: u32,
 }
 
-impl Pieces {
+impl SglSegments {
     /// Whether the data are in one place.
     #[inline]
     #[must_use]
@@ -108,7 +108,7 @@ pub fn gather(
     sqe: &Sqe,
     segment: LastSegment,
     tail: &[u8],
-) -> Result<(Sqe, Pieces, Option<u32>), Status> {
+) -> Result<(Sqe, SglSegments, Option<u32>), Status> {
     let count = segment.len as usize / DESCRIPTOR_BYTES;
     if count == 0 || !(segment.len as usize).is_multiple_of(DESCRIPTOR_BYTES) {
         return Err(Status::INVALID_SGL_LAST_SEGMENT.with_dnr());
@@ -120,7 +120,7 @@ pub fn gather(
     let behind = usize::try_from(segment.offset).ok().and_then(|at| tail.get(at..));
     let descriptors = behind.ok_or(offset)?.get(..segment.len as usize);
     let descriptors = descriptors.ok_or(Status::INVALID_SGL_LAST_SEGMENT.with_dnr())?;
-    let (mut pieces, mut keys, mut total) = (Pieces::default(), [None; MOST], 0);
+    let (mut pieces, mut keys, mut total) = (SglSegments::default(), [None; MOST], 0);
     let (descriptors, _) = descriptors.as_chunks::<DESCRIPTOR_BYTES>();
     for ((bytes, place), asked) in descriptors.iter().zip(&mut pieces.at).zip(&mut keys) {
         let (addr, key, len) = place_of(bytes)?;
@@ -157,7 +157,7 @@ mod tests {
         Sgl::keyed(addr, len, key, invalidate).unwrap().emit()
     }
 
-    fn ask(tail: &[u8], offset: u64, len: u32) -> Result<(Sqe, Pieces, Option<u32>), Status> {
+    fn ask(tail: &[u8], offset: u64, len: u32) -> Result<(Sqe, SglSegments, Option<u32>), Status> {
         gather(&Sqe::io(IoOpcode::READ, 1), LastSegment { offset, len }, tail)
     }
 
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn pieces_are_cut_to_what_is_moved_at_once() {
-        let moved = |mut pieces: Pieces, total: u32| {
+        let moved = |mut pieces: SglSegments, total: u32| {
             pieces.begin(total);
             std::iter::from_fn(move || {
                 let (skip, Remote { addr, key, len }) = pieces.advance()?;
@@ -190,7 +190,7 @@ mod tests {
             })
             .collect::<Vec<_>>()
         };
-        let mut whole = Pieces::default();
+        let mut whole = SglSegments::default();
         whole.cut(Remote { addr: 1000, key: 7, len: 40 }, 16);
         assert_eq!(moved(whole, 40), [(0, 1000, 7, 16), (16, 1016, 7, 16), (32, 1032, 7, 8)]);
         assert_eq!(moved(whole, 32), [(0, 1000, 7, 16), (16, 1016, 7, 16)]);

@@ -84,10 +84,10 @@ mod tests {
     use nvme::log::AnaState;
     use nvme::{Sgl, Sqe};
 
-    use crate::blockdev::BackingId;
+    use crate::blockdev::DeviceId;
     use crate::core::command::admin::tests::{ask, nvm, refused};
     use crate::core::command::write_protect::*;
-    use crate::core::controller::Role;
+    use crate::core::controller::ControllerKind;
     use crate::core::subsystem::ana::AnaStates;
     use crate::core::subsystem::reservation::Reservation;
 
@@ -103,7 +103,7 @@ mod tests {
 
     fn protecting(folder: &std::path::Path) -> Controller {
         let mut controller = nvm();
-        let Role::Nvm(subsystem) = &mut controller.role else { panic!() };
+        let ControllerKind::Nvm(subsystem) = &mut controller.role else { panic!() };
         let subsystem = Arc::make_mut(subsystem);
         for namespace in &mut subsystem.namespaces {
             let uuid = [namespace.nsid as u8; 16];
@@ -135,7 +135,7 @@ mod tests {
             other => panic!("{other:?}"),
         };
         let first = order(ask(set(1, 1), &mut controller));
-        assert_eq!(first, (vec![1], 1, vec![BackingId(0)]));
+        assert_eq!(first, (vec![1], 1, vec![DeviceId(0)]));
         assert_eq!(ask(get(1, 0), &mut controller), Ok(Plan::Reply(1)));
         assert_eq!(ask(get(1, 1), &mut controller), Ok(Plan::Reply(0)), "the default");
         assert_eq!(ask(get(2, 0), &mut controller), Ok(Plan::Reply(0)));
@@ -158,7 +158,7 @@ mod tests {
     fn a_shared_namespace_is_not_protected() {
         let folder = tempfile::tempdir().unwrap();
         let mut controller = protecting(folder.path());
-        let Role::Nvm(subsystem) = &mut controller.role else { panic!() };
+        let ControllerKind::Nvm(subsystem) = &mut controller.role else { panic!() };
         let subsystem = Arc::make_mut(subsystem);
         subsystem.namespaces[0].protection = Protection::none(subsystem.nqn, 1);
         subsystem.namespaces[0].reservation = Reservation::none(subsystem.nqn, 1);
@@ -171,7 +171,7 @@ mod tests {
     fn what_the_administrator_made_read_only_no_host_changes() {
         let folder = tempfile::tempdir().unwrap();
         let mut controller = protecting(folder.path());
-        let Role::Nvm(subsystem) = &mut controller.role else { panic!() };
+        let ControllerKind::Nvm(subsystem) = &mut controller.role else { panic!() };
         Arc::make_mut(subsystem).namespaces[0].read_only = true;
         assert_eq!(ask(get(1, 0), &mut controller), Ok(Plan::Reply(1)));
         assert_eq!(ask(set(1, 1), &mut controller), Ok(Plan::Reply(0)));

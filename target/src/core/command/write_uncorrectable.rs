@@ -8,7 +8,7 @@ use std::sync::Arc;
 use nvme::{Sqe, Status};
 
 use super::io::writable;
-use super::{Plan, Received, no_data};
+use super::{CapsuleInfo, Plan, no_data};
 use crate::core::subsystem::Namespace;
 use crate::core::subsystem::bad_blocks::{Change, MOST_MARKED_BLOCKS};
 
@@ -19,7 +19,7 @@ pub(crate) const UNREADABLE: Status = Status::UNRECOVERED_READ_ERROR.with_dnr();
 ///
 /// # Errors
 /// Invalid Command Opcode where the namespace does not allow it; otherwise what is wrong with it.
-pub(super) fn plan(sqe: &Sqe, namespace: &Namespace, _: Received) -> Result<Plan, Status> {
+pub(super) fn plan(sqe: &Sqe, namespace: &Namespace, _: CapsuleInfo) -> Result<Plan, Status> {
     if !namespace.write_uncorrectable {
         return Err(Status::INVALID_OPCODE.with_dnr());
     }
@@ -80,8 +80,8 @@ mod tests {
     use crate::core::subsystem::reservation::Barred;
     use crate::core::subsystem::tests::sample;
 
-    const RECEIVED: Received =
-        Received { tail_bytes: 4096, in_capsule_bytes: 4096, mdts_bytes: 1 << 20 };
+    const RECEIVED: CapsuleInfo =
+        CapsuleInfo { tail_bytes: 4096, in_capsule_bytes: 4096, mdts_bytes: 1 << 20 };
 
     /// Blocks 8 to 11 of namespace 1 cannot be read; of 7, any may become so.
     fn marked() -> Subsystem {

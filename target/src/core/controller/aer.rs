@@ -66,7 +66,7 @@ impl Event {
 
 /// The event state of one controller.
 #[derive(Debug, Default)]
-pub struct Events {
+pub struct AsyncEvents {
     /// Slots of the outstanding requests, oldest first.
     parked: VecDeque<u16>,
     pending: BTreeSet<Event>,
@@ -74,11 +74,11 @@ pub struct Events {
     changed: BTreeSet<u32>,
 }
 
-impl Events {
+impl AsyncEvents {
     /// After a controller reset: nothing is pending or masked. Outstanding requests stay parked
-    /// until [`Events::take_parked`].
+    /// until [`AsyncEvents::take_parked`].
     pub fn reset(&mut self) {
-        *self = Events { parked: std::mem::take(&mut self.parked), ..Events::default() };
+        *self = AsyncEvents { parked: std::mem::take(&mut self.parked), ..AsyncEvents::default() };
     }
 
     /// Gives up all outstanding requests: their slots, oldest first.
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn an_event_waits_for_a_request_and_is_told_once() {
-        let mut events = Events::default();
+        let mut events = AsyncEvents::default();
         events.namespaces_changed([3, 1]);
         assert_eq!(events.next(ALL), None, "nobody asks");
         assert!(events.park(5) && events.park(6));
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn another_kind_of_event_is_not_masked() {
-        let mut events = Events::default();
+        let mut events = AsyncEvents::default();
         assert!(events.park(1) && events.park(2));
         events.namespaces_changed([1]);
         assert!(events.next(ALL).is_some());
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn requests_and_changed_ids_are_bounded() {
-        let mut events = Events::default();
+        let mut events = AsyncEvents::default();
         for slot in 0..REQUESTS {
             assert!(events.park(slot as u16));
         }

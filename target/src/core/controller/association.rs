@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use nvme::{Nqn, Status};
 
-use crate::core::controller::Standing;
+use crate::core::controller::ReservationView;
 use crate::core::diag::cause::Cause;
-use crate::core::subsystem::ana::{AnaStates, Reach};
+use crate::core::subsystem::ana::{AnaStateTable, AnaStates};
 use crate::core::subsystem::unflushed::Unflushed;
-use crate::core::subsystem::usage::{Counters, Usage};
+use crate::core::subsystem::usage::{SharedCounters, Usage};
 
 /// Entries of the Error Information log (ELPE + 1).
 pub const ERROR_LOG_ENTRIES: usize = 64;
@@ -65,17 +65,17 @@ pub struct Association {
     proof: AtomicBool,
     errors: Mutex<ErrorLog>,
     /// What its host has done with it.
-    pub usage: Counters,
+    pub usage: SharedCounters,
     /// What all hosts have done with its subsystem.
     pub subsystem_usage: Arc<Usage>,
     /// How it stands with reservations.
-    pub reservations: Standing,
+    pub reservations: ReservationView,
     /// What its host has written and not flushed, by whichever controller.
     pub unflushed: Arc<Unflushed>,
     /// Namespaces that are not what they were.
     pub changes: Changes,
     /// How well it reaches the groups of namespaces.
-    pub reach: Reach,
+    pub reach: AnaStateTable,
 }
 
 impl Association {
@@ -83,8 +83,8 @@ impl Association {
     #[must_use]
     pub fn new(id: u64, cntlid: u16, subsystem: Nqn, host: Nqn, host_id: [u8; 16]) -> Association {
         let reservations = match subsystem == Nqn::DISCOVERY {
-            true => Standing::default(),
-            false => Standing::new(),
+            true => ReservationView::default(),
+            false => ReservationView::new(),
         };
         Association {
             id,
@@ -109,12 +109,12 @@ impl Association {
             traffic: AtomicBool::new(false),
             proof: AtomicBool::new(false),
             errors: Mutex::default(),
-            usage: Counters::default(),
+            usage: SharedCounters::default(),
             subsystem_usage: Arc::default(),
             reservations,
             unflushed: Arc::new(Unflushed::none()),
             changes: Changes::default(),
-            reach: Reach::default(),
+            reach: AnaStateTable::default(),
         }
     }
 

@@ -65,7 +65,7 @@ impl Record {
 
 /// What a discovery controller keeps.
 #[derive(Debug)]
-pub struct Service {
+pub struct DiscoveryLog {
     /// The name of its subsystem.
     pub nqn: Nqn,
     /// The log as it was when its beginning was last read, so that a host which reads in pieces
@@ -75,11 +75,11 @@ pub struct Service {
     known: u64,
 }
 
-impl Service {
+impl DiscoveryLog {
     /// Of a host that sees these records.
     #[must_use]
-    pub fn new(nqn: Nqn, records: &[Record]) -> Service {
-        Service { nqn, snapshot: Vec::new(), known: digest(records) }
+    pub fn new(nqn: Nqn, records: &[Record]) -> DiscoveryLog {
+        DiscoveryLog { nqn, snapshot: Vec::new(), known: digest(records) }
     }
 
     /// The log of which a part is read from `at` bytes on. Reading its beginning takes a new
@@ -174,7 +174,7 @@ mod tests {
             record(Subtype::CURRENT_DISCOVERY, "192.0.2.1:4420"),
             record(Subtype::NVM, "192.0.2.1:4420"),
         );
-        let mut service = Service::new(Nqn::DISCOVERY, &[own]);
+        let mut service = DiscoveryLog::new(Nqn::DISCOVERY, &[own]);
         assert!(!service.is_news(&[own]));
         assert!(service.is_news(&[own, disk]) && !service.is_news(&[own, disk]));
         assert!(service.is_news(&[own, Record { port_id: 4, ..disk }]));
@@ -184,7 +184,7 @@ mod tests {
     #[test]
     fn what_is_read_in_pieces_is_of_one_generation() {
         let disk = record(Subtype::NVM, "192.0.2.1:4420");
-        let mut service = Service::new(Nqn::DISCOVERY, &[]);
+        let mut service = DiscoveryLog::new(Nqn::DISCOVERY, &[]);
         let first = service.log(0, &|| (1, vec![disk; 3])).to_vec();
         assert_eq!(service.log(1024, &|| (2, Vec::new())), first);
         assert_eq!(service.log(0, &|| (2, Vec::new())).len(), 1024, "a new beginning");

@@ -12,7 +12,7 @@ pub struct Features {
 }
 
 impl Features {
-    /// Asynchronous Event Configuration: which events [`crate::core::controller::aer::Events::next`] may tell.
+    /// Asynchronous Event Configuration: which events [`crate::core::controller::aer::AsyncEvents::next`] may tell.
     #[must_use]
     pub fn async_event_config(&self) -> u32 {
         self.async_events.0

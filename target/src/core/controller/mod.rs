@@ -22,18 +22,18 @@ use std::time::{Duration, Instant};
 use nvme::Status;
 use nvme::property::{Cap, Cc, Csts, Property, Shutdown, ShutdownStatus, Vs};
 
-use crate::blockdev::BackingId;
+use crate::blockdev::DeviceId;
 use crate::core::auth::exchange;
-use crate::core::sched::abort::Recall;
+use crate::core::sched::abort::AbortRequest;
 use crate::core::subsystem::ana::AnaLog;
-use crate::core::subsystem::{Namespace, Offer, Subsystem};
-use aer::Events;
+use crate::core::subsystem::{AccessPolicy, Namespace, Subsystem};
+use aer::AsyncEvents;
 use association::Association;
 
-use discovery::Service;
+use discovery::DiscoveryLog;
 
 pub use features::Features;
-pub use reservation_view::Standing;
+pub use reservation_view::ReservationView;
 
 /// How many Abort commands a host may leave outstanding: ACL + 1.
 pub const ABORTS: usize = 4;
@@ -82,7 +82,7 @@ pub struct Limits {
 impl Limits {
     /// The same, or less where a subsystem offers less.
     #[must_use]
-    pub fn within(self, offer: &Offer) -> Limits {
+    pub fn within(self, offer: &AccessPolicy) -> Limits {
         Limits {
             queue_depth: self.queue_depth.min(offer.queue_depth.unwrap_or(u16::MAX)),
             io_queues: self.io_queues.min(offer.io_queues.unwrap_or(u16::MAX)),
@@ -94,16 +94,16 @@ impl Limits {
 
 /// What a controller serves.
 #[derive(Debug)]
-pub enum Role {
+pub enum ControllerKind {
     /// An NVM subsystem.
     Nvm(Arc<Subsystem>),
     /// Discovery.
-    Discovery(Box<Service>),
+    Discovery(Box<DiscoveryLog>),
 }
 
 /// Where in its life a controller is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Life {
+pub enum ControllerState {
     /// Connected, not enabled.
     Disabled,
     /// Serving.
@@ -127,7 +127,7 @@ pub enum CcEffect {
     /// A shutdown has begun: flush, then tell that it is complete.
     ShutDown {
         /// The stores, one after another.
-        backings: Vec<BackingId>,
+        backings: Vec<DeviceId>,
     },
 }
 
@@ -137,7 +137,7 @@ pub struct Controller {
     /// What its queues share.
     pub association: Arc<Association>,
     /// What it serves.
-    pub role: Role,
+    pub role: ControllerKind,
     /// What it promises.
     pub limits: Limits,
     /// The address by which the host reached us.
@@ -145,9 +145,9 @@ pub struct Controller {
     /// Feature values.
     pub features: Features,
     /// Asynchronous events.
-    pub events: Events,
+    pub events: AsyncEvents,
     /// Abort commands that wait for what they come to: their slots, oldest first.
-    pub aborts: Vec<(u16, Recall)>,
+    pub aborts: Vec<(u16, AbortRequest)>,
     /// How well groups of namespaces are reached, as the host is told; of a discovery controller,
     /// empty.
     pub ana: AnaLog,
@@ -156,7 +156,7 @@ pub struct Controller {
     /// A store was not as it should be at the last look.
     degraded: bool,
     cc: Cc,
-    life: Life,
+    life: ControllerState,
     kato: Duration,
     alive_until: Instant,
 }
@@ -166,7 +166,7 @@ impl Controller {
     #[must_use]
     pub fn new(
         association: Arc<Association>,
-        role: Role,
+        role: ControllerKind,
         limits: Limits,
         local: SocketAddr,
         kato_ms: u32,
@@ -178,13 +178,13 @@ impl Controller {
             limits,
             local,
             features: Features::default(),
-            events: Events::default(),
+            events: AsyncEvents::default(),
             aborts: Vec::with_capacity(ABORTS),
             ana: AnaLog::default(),
             reporting: None,
             degraded: false,
             cc: Cc(0),
-            life: Life::Disabled,
+            life: ControllerState::Disabled,
             kato: Duration::ZERO,
             alive_until: now,
         };
@@ -196,21 +196,21 @@ impl Controller {
     /// Whether this is a discovery controller.
     #[must_use]
     pub fn is_discovery(&self) -> bool {
-        matches!(self.role, Role::Discovery(_))
+        matches!(self.role, ControllerKind::Discovery(_))
     }
 
     /// The NVM subsystem it serves, if any.
     #[must_use]
     pub fn subsystem(&self) -> Option<&Arc<Subsystem>> {
         match &self.role {
-            Role::Nvm(subsystem) => Some(subsystem),
-            Role::Discovery(_) => None,
+            ControllerKind::Nvm(subsystem) => Some(subsystem),
+            ControllerKind::Discovery(_) => None,
         }
     }
 
     /// Where in its life it is.
     #[must_use]
-    pub fn life(&self) -> Life {
+    pub fn life(&self) -> ControllerState {
         self.life
     }
 
@@ -228,15 +228,15 @@ impl Controller {
     /// sees 0 knows that nothing of its old commands is still under way.
     #[must_use]
     pub fn csts(&self) -> Csts {
-        let draining = self.life == Life::Disabled && self.association.io_queues() > 0;
+        let draining = self.life == ControllerState::Disabled && self.association.io_queues() > 0;
         let shst = match self.life {
-            Life::ShuttingDown | Life::Unflushed => ShutdownStatus::Occurring,
-            Life::ShutDown => ShutdownStatus::Complete,
+            ControllerState::ShuttingDown | ControllerState::Unflushed => ShutdownStatus::Occurring,
+            ControllerState::ShutDown => ShutdownStatus::Complete,
             _ => ShutdownStatus::Normal,
         };
         Csts(0)
-            .with_rdy(self.life == Life::Ready || draining)
-            .with_cfs(matches!(self.life, Life::Failed | Life::Unflushed))
+            .with_rdy(self.life == ControllerState::Ready || draining)
+            .with_cfs(matches!(self.life, ControllerState::Failed | ControllerState::Unflushed))
             .with_shst(shst)
     }
 
@@ -276,8 +276,9 @@ impl Controller {
 
     /// What was asked of the stores for a shutdown is done; `durable`: all of it has succeeded.
     pub fn shut_down_complete(&mut self, durable: bool) {
-        if self.life == Life::ShuttingDown {
-            self.life = if durable { Life::ShutDown } else { Life::Unflushed };
+        if self.life == ControllerState::ShuttingDown {
+            self.life =
+                if durable { ControllerState::ShutDown } else { ControllerState::Unflushed };
         }
     }
 
@@ -285,10 +286,10 @@ impl Controller {
     /// the host resets the controller ("Controller Status", "Asynchronous Event Information - Error
     /// Status"). False where it serves nothing that could fail.
     pub fn fail_fatally(&mut self) -> bool {
-        if self.life != Life::Ready {
+        if self.life != ControllerState::Ready {
             return false;
         }
-        self.life = Life::Failed;
+        self.life = ControllerState::Failed;
         self.association.next_epoch();
         self.association.set_ready(false);
         self.events.failed();
@@ -297,7 +298,7 @@ impl Controller {
 
     /// The connection or the host is lost: nothing is served any more.
     pub fn fail(&mut self) {
-        self.life = Life::Failed;
+        self.life = ControllerState::Failed;
         self.association.close();
     }
 
@@ -338,7 +339,7 @@ impl Controller {
 
     /// Takes a new snapshot of the subsystem and raises the event for what differs.
     pub fn replace_subsystem(&mut self, new: Arc<Subsystem>) {
-        let Role::Nvm(old) = &mut self.role else { return };
+        let ControllerKind::Nvm(old) = &mut self.role else { return };
         let differing = |a: &Subsystem, b: &Subsystem| {
             let unlike = |n: &&Namespace| {
                 // That a namespace is in another group is told by the event of groups, and that a
@@ -378,14 +379,14 @@ impl Controller {
     }
 
     fn note_ana(&mut self) {
-        let Role::Nvm(subsystem) = &self.role else { return };
+        let ControllerKind::Nvm(subsystem) = &self.role else { return };
         if self.ana.update(subsystem, self.association.reach.states()) {
             self.events.ana_changed();
         }
     }
 
     fn reset_ana(&mut self) {
-        if let Role::Nvm(subsystem) = &self.role {
+        if let ControllerKind::Nvm(subsystem) = &self.role {
             self.ana = AnaLog::new(subsystem, self.association.reach.states());
         }
     }
@@ -401,7 +402,7 @@ impl Controller {
     fn configure(&mut self, new: Cc) -> CcEffect {
         let old = std::mem::replace(&mut self.cc, new);
         if old.en() && !new.en() {
-            self.life = Life::Disabled;
+            self.life = ControllerState::Disabled;
             self.association.next_epoch();
             self.association.set_ready(false);
             self.features = Features::default();
@@ -416,12 +417,12 @@ impl Controller {
         }
         let wanted = matches!(new.shn(), Shutdown::Normal | Shutdown::Abrupt);
         match self.life {
-            Life::ShuttingDown | Life::ShutDown if !wanted && new.en() => {
+            ControllerState::ShuttingDown | ControllerState::ShutDown if !wanted && new.en() => {
                 // The host takes the shutdown back: CC.SHN = 00b clears CSTS.SHST.
                 self.enable(new);
             }
-            Life::Disabled | Life::Ready if wanted => {
-                self.life = Life::ShuttingDown;
+            ControllerState::Disabled | ControllerState::Ready if wanted => {
+                self.life = ControllerState::ShuttingDown;
                 self.association.set_ready(false);
                 return CcEffect::ShutDown { backings: self.backings() };
             }
@@ -437,11 +438,11 @@ impl Controller {
             && cc.mps() == 0
             && cc.ams() == 0
             && cc.css() == Cc::CSS_NVM;
-        self.life = if good { Life::Ready } else { Life::Failed };
+        self.life = if good { ControllerState::Ready } else { ControllerState::Failed };
         self.association.set_ready(good);
     }
 
-    fn backings(&self) -> Vec<BackingId> {
+    fn backings(&self) -> Vec<DeviceId> {
         let namespaces = self.subsystem().map_or(&[][..], |s| &s.namespaces);
         namespaces.iter().filter(|n| n.volatile_cache).map(|n| n.backing).collect()
     }
@@ -463,7 +464,7 @@ mod tests {
         let association = Arc::new(Association::new(1, 1, nqn, nqn, [0; 16]));
         let limits =
             Limits { queue_depth: 128, io_queues: 4, in_capsule_bytes: 4096, mdts_bytes: 1 << 20 };
-        let role = Role::Nvm(Arc::new(sample()));
+        let role = ControllerKind::Nvm(Arc::new(sample()));
         let local = "192.0.2.1:4420".parse().unwrap();
         Controller::new(association, role, limits, local, 5000, Instant::now())
     }
@@ -545,7 +546,7 @@ mod tests {
             let mut controller = controller();
             set(&mut controller, EN);
             let CcEffect::ShutDown { backings } = set(&mut controller, value) else { panic!() };
-            assert_eq!(backings, [0, 1, 6].map(BackingId));
+            assert_eq!(backings, [0, 1, 6].map(DeviceId));
             assert_eq!(csts(&controller) & 0xC, 4, "occurring");
             controller.shut_down_complete(true);
             assert_eq!(csts(&controller) & 0xC, 8, "complete");
@@ -579,7 +580,8 @@ mod tests {
         controller.set_kato_ms(0, now);
         assert!(!controller.expired(now + Duration::from_secs(7199)));
         assert!(controller.expired(now + Duration::from_secs(7200)));
-        controller.role = Role::Discovery(Box::new(Service::new(nvme::Nqn::DISCOVERY, &[])));
+        controller.role =
+            ControllerKind::Discovery(Box::new(DiscoveryLog::new(nvme::Nqn::DISCOVERY, &[])));
         controller.set_kato_ms(0, now);
         assert!(!controller.expired(now + Duration::from_secs(119)));
         assert!(controller.expired(now + Duration::from_secs(120)));

@@ -16,7 +16,7 @@ const PAGES: usize = 256;
 
 /// What a controller's queues and the registry share about reservations.
 #[derive(Debug, Default)]
-pub struct Standing {
+pub struct ReservationView {
     /// By namespace id. Empty for a controller without namespaces.
     namespaces: Box<[Marks]>,
     /// There are pages that no event has told of.
@@ -38,12 +38,12 @@ struct Log {
     pages: VecDeque<NotificationPage>,
 }
 
-impl Standing {
+impl ReservationView {
     /// For a controller with namespaces: nothing is barred, nothing masked.
     #[must_use]
-    pub fn new() -> Standing {
+    pub fn new() -> ReservationView {
         let namespaces = (0..=MAX_NSID).map(|_| Marks::default()).collect();
-        Standing { namespaces, ..Standing::default() }
+        ReservationView { namespaces, ..ReservationView::default() }
     }
 
     /// What commands for a namespace are barred: one relaxed load. Nothing for an id that is none;
@@ -142,18 +142,18 @@ mod tests {
 
     #[test]
     fn every_namespace_has_its_own_byte_and_others_have_none() {
-        let standing = Standing::new();
+        let standing = ReservationView::new();
         standing.set_barred(1, Barred::ALL);
         standing.set_barred(MAX_NSID, Barred::WRITE);
         let found = [0, 1, 2, MAX_NSID, MAX_NSID + 1, u32::MAX].map(|id| standing.barred(id).0);
         assert_eq!(found, [0, 3, 0, 2, 0, 0]);
         standing.set_barred(u32::MAX, Barred::ALL);
-        assert_eq!(Standing::default().barred(1), Barred(0));
+        assert_eq!(ReservationView::default().barred(1), Barred(0));
     }
 
     #[test]
     fn pages_are_read_one_by_one_and_counted() {
-        let standing = Standing::new();
+        let standing = ReservationView::new();
         assert!(!standing.take_news());
         assert_eq!(standing.page(), NotificationPage::default());
         assert!(standing.notify(3, RELEASED) && standing.notify(4, RELEASED));
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn what_is_masked_is_not_even_counted() {
-        let standing = Standing::new();
+        let standing = ReservationView::new();
         standing.set_mask(1, NotificationMask(0).with_reservation_released(true));
         assert!(!standing.notify(1, RELEASED) && standing.notify(2, RELEASED));
         assert!(standing.notify(1, NotificationType::REGISTRATION_PREEMPTED));
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn the_log_is_bounded_and_gaps_tell() {
-        let standing = Standing::new();
+        let standing = ReservationView::new();
         for _ in 0..300 {
             standing.notify(1, RELEASED);
         }

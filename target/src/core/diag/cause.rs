@@ -364,7 +364,7 @@ impl Cause {
 
 /// A host that was refused or has lost its connection, and why.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Why {
+pub struct DisconnectRecord {
     /// Why.
     pub cause: Cause,
     /// What is known besides, such as a status or what the system said; or empty.
@@ -381,17 +381,17 @@ pub struct Why {
     pub qid: Option<u16>,
 }
 
-impl Why {
+impl DisconnectRecord {
     /// Of a host that has not said anything but where it is.
     #[must_use]
-    pub fn nameless(cause: Cause, remote: SocketAddr, local: SocketAddr) -> Why {
+    pub fn nameless(cause: Cause, remote: SocketAddr, local: SocketAddr) -> DisconnectRecord {
         let detail = Cow::Borrowed("");
-        Why { cause, detail, remote, local, host: None, subsystem: None, qid: None }
+        DisconnectRecord { cause, detail, remote, local, host: None, subsystem: None, qid: None }
     }
 }
 
 /// The reason with what is known besides, then the remedy: one line.
-impl fmt::Display for Why {
+impl fmt::Display for DisconnectRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.cause.reason())?;
         if !self.detail.is_empty() {

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tracing::{info, warn};
 
-use crate::core::diag::Book;
-use crate::core::diag::cause::{Cause, Stage, Why};
+use crate::core::diag::RecentDisconnects;
+use crate::core::diag::cause::{Cause, DisconnectRecord, Stage};
 
 /// How long a cause that was told is only counted.
 const QUIET: Duration = Duration::from_secs(1);
@@ -37,7 +37,7 @@ impl<'a> IntoIterator for &'a Totals {
 
 /// How often one reactor has told of each cause.
 #[derive(Debug, Default)]
-pub struct Refusals {
+pub struct CauseLog {
     causes: Vec<Told>,
 }
 
@@ -50,9 +50,9 @@ struct Told {
     total: u64,
 }
 
-impl Refusals {
+impl CauseLog {
     /// Writes down what has happened, and logs it unless the same cause was logged just before.
-    pub fn tell(&mut self, why: Why, book: &Book, now: Instant) {
+    pub fn tell(&mut self, why: DisconnectRecord, book: &RecentDisconnects, now: Instant) {
         if self.count(why.cause, now) {
             log(&why);
         }
@@ -94,8 +94,8 @@ impl Refusals {
 }
 
 /// One line, with what is known as fields. Whoever was connected is missed by somebody.
-fn log(why: &Why) {
-    let Why { remote, local, qid, .. } = why;
+fn log(why: &DisconnectRecord) {
+    let DisconnectRecord { remote, local, qid, .. } = why;
     let cause = why.cause.name();
     let host = why.host.as_ref().map(tracing::field::display);
     let subsystem = why.subsystem.as_ref().map(tracing::field::display);
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_flood_of_refusals_is_told_once_a_second_for_each_cause() {
-        let (start, mut refusals) = (Instant::now(), Refusals::default());
+        let (start, mut refusals) = (Instant::now(), CauseLog::default());
         let (mut singly, mut summed, mut lines) = (0, 0, 0);
         // Ten seconds of 1000 refusals each, looked after four times a second.
         for ms in 0..10_000 {
@@ -143,10 +143,11 @@ mod tests {
 
     #[test]
     fn all_are_written_down_however_few_are_told() {
-        let (now, mut refusals, book) = (Instant::now(), Refusals::default(), Book::default());
+        let (now, mut refusals, book) =
+            (Instant::now(), CauseLog::default(), RecentDisconnects::default());
         let at = ([192, 0, 2, 1], 4420).into();
         for _ in 0..100 {
-            refusals.tell(Why::nameless(Cause::NoRoom, at, at), &book, now);
+            refusals.tell(DisconnectRecord::nameless(Cause::NoRoom, at, at), &book, now);
         }
         assert_eq!((book.count(Cause::NoRoom), book.list(None)[0].count), (100, 100));
         assert_eq!(refusals.overdue(now + QUIET), Some((Cause::NoRoom, 99)));

@@ -4,4 +4,4 @@ pub mod cause;
 pub mod log_limiter;
 mod recent;
 
-pub use recent::{Book, Record};
+pub use recent::{RecentDisconnects, Record};

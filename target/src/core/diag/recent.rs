@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use nvme::Nqn;
 
-use super::cause::{Cause, Why};
+use super::cause::{Cause, DisconnectRecord};
 
 /// Different records that are kept.
 const LATEST: usize = 256;
@@ -18,7 +18,7 @@ const HOSTS: usize = 256;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Record {
     /// What happened the last time.
-    pub why: Why,
+    pub why: DisconnectRecord,
     /// How often the same has happened, as long as it was remembered.
     pub count: u64,
     /// The first of these times.
@@ -31,7 +31,7 @@ pub struct Record {
 
 /// The book of what hosts were refused or dropped for.
 #[derive(Debug)]
-pub struct Book {
+pub struct RecentDisconnects {
     shelves: Mutex<Shelves>,
     /// By cause, all that ever happened.
     counts: Vec<AtomicU64>,
@@ -45,24 +45,25 @@ struct Shelves {
     of_hosts: Vec<Record>,
 }
 
-impl Default for Book {
-    fn default() -> Book {
+impl Default for RecentDisconnects {
+    fn default() -> RecentDisconnects {
         let counts = Cause::ALL.iter().map(|_| AtomicU64::new(0)).collect();
-        Book { shelves: Mutex::default(), counts }
+        RecentDisconnects { shelves: Mutex::default(), counts }
     }
 }
 
-impl Book {
+impl RecentDisconnects {
     /// Writes down what has happened just now. What is the same as before, but for the host's port
     /// and queue, is counted. Locks: nothing of this is on the way of an I/O.
-    pub fn note(&self, why: Why, at: SystemTime) {
+    pub fn note(&self, why: DisconnectRecord, at: SystemTime) {
         self.counts[why.cause as usize].fetch_add(1, Ordering::Relaxed);
         let mut shelves = self.lock();
         shelves.number += 1;
         let number = shelves.number;
         let record = Record { why, count: 1, first: at, last: at, number };
         if record.why.host.is_some() {
-            let same_host = |a: &Why, b: &Why| a.host == b.host && is_same(a, b);
+            let same_host =
+                |a: &DisconnectRecord, b: &DisconnectRecord| a.host == b.host && is_same(a, b);
             let of_hosts = &mut shelves.of_hosts;
             match of_hosts.iter_mut().find(|other| other.why.host == record.why.host) {
                 Some(other) if same_host(&other.why, &record.why) => other.again(record.clone()),
@@ -109,8 +110,8 @@ impl Record {
 }
 
 /// Whether two things are one that happened twice. A host that tries again has another port.
-fn is_same(a: &Why, b: &Why) -> bool {
-    let place = |why: &Why| (why.cause, why.remote.ip(), why.local);
+fn is_same(a: &DisconnectRecord, b: &DisconnectRecord) -> bool {
+    let place = |why: &DisconnectRecord| (why.cause, why.remote.ip(), why.local);
     place(a) == place(b) && a.host == b.host && a.subsystem == b.subsystem && a.detail == b.detail
 }
 
@@ -135,16 +136,16 @@ fn put(records: &mut Vec<Record>, record: Record, most: usize) {
 mod tests {
     use crate::core::diag::recent::*;
 
-    fn why(cause: Cause, last: u8, host: Option<&str>) -> Why {
+    fn why(cause: Cause, last: u8, host: Option<&str>) -> DisconnectRecord {
         let remote = ([192, 0, 2, last], 4000).into();
         let local = ([192, 0, 2, 250], 4420).into();
         let host = host.map(|name| name.parse().unwrap());
-        Why { host, ..Why::nameless(cause, remote, local) }
+        DisconnectRecord { host, ..DisconnectRecord::nameless(cause, remote, local) }
     }
 
     #[test]
     fn the_same_is_counted_and_another_is_a_record_of_its_own() {
-        let book = Book::default();
+        let book = RecentDisconnects::default();
         let at = |s| SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(s);
         for second in 0..5 {
             let mut why = why(Cause::WrongSecret, 1, Some("nqn.2026-11.host:a"));
@@ -169,7 +170,7 @@ mod tests {
     /// A stranger with thousands of names, and thousands who have none.
     #[test]
     fn noise_pushes_out_nobody_elses_record_of_a_host() {
-        let book = Book::default();
+        let book = RecentDisconnects::default();
         let now = SystemTime::now();
         book.note(why(Cause::KeepAlive, 1, Some("nqn.2026-11.host:quiet")), now);
         for number in 0..2000 {

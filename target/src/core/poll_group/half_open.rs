@@ -11,7 +11,7 @@
 //! at a time: while it waits, others stand behind it in line, where each source has its turn, and
 //! nobody looks again before something has come home or a time has come. And a connection that its
 //! host has confirmed is closed before one that it has not, which has [`CONFIRMATION`] for that: only
-//! what was confirmed is charged to its source ([`rdma::soft::Debts`]), and a busy reactor would read
+//! what was confirmed is charged to its source ([`rdma::soft::SourcePenalty`]), and a busy reactor would read
 //! too late that it was.
 //!
 //! Of connections that nobody has confirmed there may only be so many ([`limits`]), whatever they hold.
@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 use nvme::cm;
 use rdma::{Incoming, Qp, Source, limits};
 
-use super::{Lent, Queues};
-use crate::core::diag::cause::{Cause, Why};
+use super::{PollGroup, Resources};
+use crate::core::diag::cause::{Cause, DisconnectRecord};
 use crate::core::qpair::RECEIVES_FOR_ADMIN;
 
 /// How often one connection makes room for another, at most: to make and end them costs much more
@@ -83,7 +83,7 @@ struct Census {
 }
 
 impl Census {
-    fn take(queues: &Queues, lent: &Lent<'_>) -> Census {
+    fn take(queues: &PollGroup, lent: &Resources<'_>) -> Census {
         let (receives, queue_pairs) = (lent.pool.plan().receives, lent.fabric.queue_pairs());
         let least = queue_pairs.map_or(1, |most| receives.div_ceil(most.max(1)));
         let promised = lent.shared.registry.promised_receives(lent.now);
@@ -163,13 +163,13 @@ impl Census {
     }
 }
 
-impl Queues {
+impl PollGroup {
     /// Makes room for a request, if that is needed. Otherwise when to look again: not now, because that
     /// happened just before, or what was closed has not come home yet, or may still be confirmed.
     pub(super) fn look_for_room(
         &mut self,
         incoming: &Incoming,
-        lent: &mut Lent<'_>,
+        lent: &mut Resources<'_>,
     ) -> Result<(), Instant> {
         if lent.now.saturating_duration_since(self.opened.0) >= DISPLACEMENT {
             self.opened = (lent.now, 0);
@@ -220,7 +220,7 @@ impl Queues {
     }
 
     /// Whether there is no more room for an I/O queue with all the entries that it may have.
-    fn is_short(&self, lent: &Lent<'_>) -> bool {
+    fn is_short(&self, lent: &Resources<'_>) -> bool {
         let (_, receives, _) = lent.pool.free();
         let queue_pairs = lent.fabric.queue_pairs().unwrap_or(u32::MAX);
         receives < u32::from(self.limits.queue_depth) + RECEIVES_FOR_ADMIN
@@ -228,8 +228,11 @@ impl Queues {
     }
 
     /// Rejects a request: there is no room for it, and others need what comes free.
-    pub(super) fn refuse(&mut self, incoming: Incoming, lent: &mut Lent<'_>) {
-        self.refused(Why::nameless(Cause::NoRoom, incoming.remote, incoming.local), lent);
+    pub(super) fn refuse(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
+        self.refused(
+            DisconnectRecord::nameless(Cause::NoRoom, incoming.remote, incoming.local),
+            lent,
+        );
         let reject = cm::Reject::new(cm::RejectStatus::NO_RESOURCES);
         lent.fabric.reject(incoming, &reject.emit());
     }
@@ -242,7 +245,7 @@ impl Queues {
 
     /// Puts a request aside until there is room. Of too many, the oldest of a source that has its share
     /// is refused.
-    pub(super) fn defer(&mut self, incoming: Incoming, lent: &mut Lent<'_>) {
+    pub(super) fn defer(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
         let source = Source::from(incoming.remote.ip());
         self.deferred.push(source, incoming);
         if self.deferred.len() > MOST_DEFERRED
@@ -253,7 +256,7 @@ impl Queues {
     }
 
     /// Lets those in for whom there is room now.
-    pub(super) fn admit_deferred(&mut self, lent: &mut Lent<'_>) {
+    pub(super) fn admit_deferred(&mut self, lent: &mut Resources<'_>) {
         if self.deferred.is_empty() {
             return;
         }

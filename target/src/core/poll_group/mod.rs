@@ -11,21 +11,21 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rdma::soft::Debts;
+use rdma::soft::SourcePenalty;
 use rdma::{Event, Fabric, Incoming, Pool, Qp, Reason};
 use tracing::{debug, warn};
 
-use crate::blockdev::{Disk, Done};
+use crate::blockdev::{BlockDevice, IoCompletion};
 use crate::core::controller::Limits;
-use crate::core::diag::cause::{Cause, Why};
-use crate::core::diag::log_limiter::Refusals;
-use crate::core::message::Mail;
-use crate::core::qpair::{Io, Queue, room};
+use crate::core::diag::cause::{Cause, DisconnectRecord};
+use crate::core::diag::log_limiter::CauseLog;
+use crate::core::message::Message;
+use crate::core::qpair::{Io, QueuePair, room};
 use crate::core::registry::OpenQueue;
-use crate::core::sched::buffers::{Claim, Take, Waiters};
+use crate::core::sched::buffers::{BufferScheduler, Starved, TryAlloc};
 use crate::core::sched::fair_queue::Turns;
 use crate::core::shared::Shared;
-use crate::core::stats::Run;
+use crate::core::stats::CompletionBatch;
 
 use self::pending::DECISION_LIMIT;
 
@@ -36,13 +36,13 @@ const TICK: Duration = Duration::from_millis(250);
 pub(crate) const MOST_IN_VAIN: u32 = 64;
 
 /// What the driver lends for a step.
-pub struct Lent<'a> {
+pub struct Resources<'a> {
     /// The reactor's buffers.
     pub pool: &'a mut Pool,
     /// Its connections.
     pub fabric: &'a mut dyn Fabric,
     /// Its stores.
-    pub disk: &'a mut dyn Disk,
+    pub disk: &'a mut dyn BlockDevice,
     /// The book of the target.
     pub shared: &'a Shared,
     /// The time of this turn.
@@ -51,17 +51,17 @@ pub struct Lent<'a> {
 
 /// The queues of one reactor.
 #[derive(Debug)]
-pub struct Queues {
+pub struct PollGroup {
     /// Which of the reactors this is.
     index: usize,
     limits: Limits,
-    queues: Vec<Option<Queue>>,
+    queues: Vec<Option<QueuePair>>,
     /// Key of the queue on each queue pair.
     by_qp: Vec<Option<u32>>,
     count: usize,
-    waiters: Waiters,
-    run: Run,
-    refusals: Refusals,
+    waiters: BufferScheduler,
+    run: CompletionBatch,
+    refusals: CauseLog,
     /// Requests to connect that wait until what was closed for them has come home, and until when there
     /// is no use in looking, unless something has come home.
     deferred: Turns<Incoming>,
@@ -72,7 +72,7 @@ pub struct Queues {
     /// When it was last counted how many connections are opened, and how many since.
     opened: (Instant, u32),
     /// What sources owe for connections that have come to nothing.
-    debts: Debts,
+    debts: SourcePenalty,
     next_tick: Instant,
     /// Where the clocks of commands begin.
     since: Instant,
@@ -81,29 +81,29 @@ pub struct Queues {
     /// Until then it is known when pushes and responses came home: the reactor has slept since.
     nap_ns: Option<u64>,
     stopping: bool,
-    /// Since when changes of blocks are watched, as [`crate::core::sched::range_lock::Exclusion::round`] has it.
+    /// Since when changes of blocks are watched, as [`crate::core::sched::range_lock::RangeLocks::round`] has it.
     round: u32,
 }
 
-impl Queues {
+impl PollGroup {
     /// None yet, for the reactor of this index in the registry.
     #[must_use]
-    pub fn new(index: usize, limits: Limits, now: Instant) -> Queues {
-        Queues {
+    pub fn new(index: usize, limits: Limits, now: Instant) -> PollGroup {
+        PollGroup {
             index,
             limits,
             queues: Vec::new(),
             by_qp: Vec::new(),
             count: 0,
-            waiters: Waiters::default(),
-            run: Run::default(),
-            refusals: Refusals::default(),
+            waiters: BufferScheduler::default(),
+            run: CompletionBatch::default(),
+            refusals: CauseLog::default(),
             deferred: Turns::default(),
             full_until: None,
             pending: Turns::default(),
             next_displacement: now,
             opened: (now, 0),
-            debts: Debts::new(Some(MOST_IN_VAIN)),
+            debts: SourcePenalty::new(Some(MOST_IN_VAIN)),
             next_tick: now + TICK,
             since: now,
             time: (now, 0),
@@ -123,7 +123,7 @@ impl Queues {
     /// the disk.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
-        self.queues.iter().flatten().map(Queue::held_bytes).sum()
+        self.queues.iter().flatten().map(QueuePair::held_bytes).sum()
     }
 
     /// Whether they have been told to end.
@@ -139,7 +139,7 @@ impl Queues {
         self.waiters.is_empty() && self.waiters.behind_sent == 0
     }
 
-    /// When [`Queues::tick`] has something to do.
+    /// When [`PollGroup::tick`] has something to do.
     #[must_use]
     pub fn next_tick(&self) -> Instant {
         self.waiters.tolls.due().map_or(self.next_tick, |due| due.min(self.next_tick))
@@ -152,7 +152,7 @@ impl Queues {
     }
 
     /// Takes what has happened on the fabric, all of it.
-    pub fn on_events(&mut self, events: &mut Vec<Event>, lent: &mut Lent<'_>) {
+    pub fn on_events(&mut self, events: &mut Vec<Event>, lent: &mut Resources<'_>) {
         if events.is_empty() {
             return;
         }
@@ -164,7 +164,7 @@ impl Queues {
     }
 
     /// Something has happened on the fabric.
-    pub fn on_event(&mut self, event: Event, lent: &mut Lent<'_>) {
+    pub fn on_event(&mut self, event: Event, lent: &mut Resources<'_>) {
         match event {
             Event::Done(done) => match self.key(done.qp) {
                 Some(key) => {
@@ -188,7 +188,7 @@ impl Queues {
     }
 
     /// A disk operation has come home.
-    pub fn on_disk(&mut self, done: Done, lent: &mut Lent<'_>) {
+    pub fn on_disk(&mut self, done: IoCompletion, lent: &mut Resources<'_>) {
         let key = key_of(&done);
         let (_, queues, mut io) = self.split(lent);
         if step(queues, done, &mut io) {
@@ -197,7 +197,7 @@ impl Queues {
     }
 
     /// Takes what has come home from disks, until there is enough to send.
-    pub fn on_disks(&mut self, done: &mut VecDeque<Done>, lent: &mut Lent<'_>) {
+    pub fn on_disks(&mut self, done: &mut VecDeque<IoCompletion>, lent: &mut Resources<'_>) {
         while !done.is_empty() {
             let (_, queues, mut io) = self.split(lent);
             let finished = loop {
@@ -216,10 +216,10 @@ impl Queues {
 
     /// A letter has come. Those for the driver, who has the ring and the listeners, are given
     /// back.
-    pub fn on_mail(&mut self, mail: Mail, lent: &mut Lent<'_>) -> Option<Mail> {
+    pub fn on_mail(&mut self, mail: Message, lent: &mut Resources<'_>) -> Option<Message> {
         match mail {
-            Mail::Incoming(incoming) => self.ask(incoming, lent),
-            Mail::Subsystem(new) => {
+            Message::Incoming(incoming) => self.ask(incoming, lent),
+            Message::Subsystem(new) => {
                 let (now, queues) = (lent.now, &self.queues);
                 self.waiters.tolls.change(now, |key, slot, booking| {
                     if let Some(Some(queue)) = queues.get(key as usize) {
@@ -228,16 +228,16 @@ impl Queues {
                 });
                 self.each(lent, |queue, io| queue.on_subsystem(&new, io));
             }
-            Mail::DiscoveryChanged => self.each(lent, Queue::on_discovery_changed),
-            Mail::Answer(done) => self.on_disk(done, lent),
-            Mail::Fence(fence) => self.each(lent, |queue, io| queue.on_fence(&fence, io)),
-            Mail::Errand(errand) => self.each(lent, |queue, io| queue.on_errand(&errand, io)),
-            Mail::Authenticated { key, ticket, worked } => {
+            Message::DiscoveryChanged => self.each(lent, QueuePair::on_discovery_changed),
+            Message::Answer(done) => self.on_disk(done, lent),
+            Message::Fence(fence) => self.each(lent, |queue, io| queue.on_fence(&fence, io)),
+            Message::Errand(errand) => self.each(lent, |queue, io| queue.on_errand(&errand, io)),
+            Message::Authenticated { key, ticket, worked } => {
                 if let Some((queue, mut io)) = self.queue(key, lent) {
                     queue.on_worked(ticket, worked, &mut io);
                 }
             }
-            Mail::Stop => {
+            Message::Stop => {
                 self.stopping = true;
                 while let Some(incoming) = self.deferred.pop() {
                     self.turn_away(incoming, lent);
@@ -245,18 +245,18 @@ impl Queues {
                 while let Some((incoming, _)) = self.pending.pop() {
                     self.turn_away(incoming, lent);
                 }
-                self.each(lent, Queue::close);
+                self.each(lent, QueuePair::close);
             }
             mail => return Some(mail),
         }
         None
     }
 
-    /// Looks at the clock, if it is time. True when [`Queues::serve_waiters`] has something to do: it
+    /// Looks at the clock, if it is time. True when [`PollGroup::serve_waiters`] has something to do: it
     /// is time to ask for those who wait to connect, somebody waits for buffers (nobody is waited for
     /// without end), or commands have begun that limits had held back. What those lead to may be
     /// home already, and must be looked for before any sleep.
-    pub fn tick(&mut self, lent: &mut Lent<'_>) -> bool {
+    pub fn tick(&mut self, lent: &mut Resources<'_>) -> bool {
         self.nap_ns = None;
         let mut worked = self.serve_tolls(lent);
         if lent.now >= self.next_tick {
@@ -272,7 +272,7 @@ impl Queues {
     }
 
     /// Looks at the clock and at what is shared with other reactors, because somebody rang.
-    pub fn look(&mut self, lent: &mut Lent<'_>) {
+    pub fn look(&mut self, lent: &mut Resources<'_>) {
         let round = lent.shared.range_locks.round();
         if round != self.round {
             self.round = round;
@@ -280,13 +280,13 @@ impl Queues {
             self.each(lent, |queue, _| unclaimed += queue.note_unclaimed());
             lent.shared.range_locks.settle(unclaimed);
         }
-        self.each(lent, Queue::tick);
+        self.each(lent, QueuePair::tick);
         self.release_pending(lent);
     }
 
     /// Gives buffers to those who wait, admin commands first, then a command of each host in turn;
     /// and room to those who wait to connect.
-    pub fn serve_waiters(&mut self, lent: &mut Lent<'_>) {
+    pub fn serve_waiters(&mut self, lent: &mut Resources<'_>) {
         self.admit_deferred(lent);
         clear(&mut self.waiters, lent.pool, lent.now);
         if self.waiters.is_idle() {
@@ -295,7 +295,7 @@ impl Queues {
         while let Some(turn) = self.waiters.next_turn(&room(lent.pool, lent.now)) {
             let take = match self.queue(turn.key, lent) {
                 Some((queue, mut io)) => queue.resume(turn.slot, turn.aside, &mut io),
-                None => Take::Done,
+                None => TryAlloc::Done,
             };
             if !self.waiters.settle(turn, take, lent.now) {
                 return;
@@ -304,7 +304,7 @@ impl Queues {
     }
 
     /// Begins the commands that limits let begin by now; whether there were any.
-    fn serve_tolls(&mut self, lent: &mut Lent<'_>) -> bool {
+    fn serve_tolls(&mut self, lent: &mut Resources<'_>) -> bool {
         let (now, mut begun) = (lent.now, false);
         loop {
             let queues = &self.queues;
@@ -318,16 +318,16 @@ impl Queues {
     }
 
     /// Serves a connection request here or hands it to the reactor with the fewest queues.
-    fn place(&mut self, incoming: Incoming, lent: &mut Lent<'_>) {
+    fn place(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
         let index = lent.shared.registry.place();
         let (remote, local) = (incoming.remote, incoming.local);
         if index == self.index {
             self.ask(incoming, lent);
         } else if let Err(mail) =
-            lent.shared.registry.reactor(index).try_send(Mail::Incoming(incoming))
+            lent.shared.registry.reactor(index).try_send(Message::Incoming(incoming))
         {
             drop(mail);
-            self.refused(Why::nameless(Cause::Overloaded, remote, local), lent);
+            self.refused(DisconnectRecord::nameless(Cause::Overloaded, remote, local), lent);
         }
     }
 
@@ -336,7 +336,7 @@ impl Queues {
     fn on_completions(
         &mut self,
         events: &mut impl Iterator<Item = Event>,
-        lent: &mut Lent<'_>,
+        lent: &mut Resources<'_>,
     ) -> Option<Event> {
         let (by_qp, queues, mut io) = self.split(lent);
         loop {
@@ -352,18 +352,21 @@ impl Queues {
         }
     }
 
-    fn refused(&mut self, why: Why, lent: &Lent<'_>) {
+    fn refused(&mut self, why: DisconnectRecord, lent: &Resources<'_>) {
         self.refusals.tell(why, &lent.shared.disconnects, lent.now);
     }
 
     /// Rejects a request because we are stopping.
-    fn turn_away(&mut self, incoming: Incoming, lent: &mut Lent<'_>) {
-        self.refused(Why::nameless(Cause::Stopping, incoming.remote, incoming.local), lent);
+    fn turn_away(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
+        self.refused(
+            DisconnectRecord::nameless(Cause::Stopping, incoming.remote, incoming.local),
+            lent,
+        );
         lent.fabric.reject(incoming, &[]);
     }
 
     /// Somebody asks to connect.
-    fn ask(&mut self, incoming: Incoming, lent: &mut Lent<'_>) {
+    fn ask(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
         match self.stopping {
             true => self.turn_away(incoming, lent),
             false => self.ask_listener(incoming, lent.now + DECISION_LIMIT, lent),
@@ -372,7 +375,7 @@ impl Queues {
 
     /// Somebody asks to connect by a listener in force. Where others wait already, nobody looks for
     /// room for one more.
-    fn admit(&mut self, incoming: Incoming, lent: &mut Lent<'_>) {
+    fn admit(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
         if self.debts.bars(lent.now, incoming.remote.ip().into()) {
             return self.refuse(incoming, lent);
         }
@@ -388,13 +391,13 @@ impl Queues {
         }
     }
 
-    fn open(&mut self, incoming: Incoming, lent: &mut Lent<'_>) {
+    fn open(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
         self.opened.1 += 1;
         let vacant = self.queues.iter().position(Option::is_none);
         let at = vacant.unwrap_or(self.queues.len());
         let limits = self.limits;
         let (.., mut io) = self.split(lent);
-        let mut queue = match Queue::open(at as u32, incoming, limits, &mut io) {
+        let mut queue = match QueuePair::open(at as u32, incoming, limits, &mut io) {
             Ok(queue) => queue,
             Err(why) => return self.refused(*why, lent),
         };
@@ -413,7 +416,7 @@ impl Queues {
         self.count += 1;
     }
 
-    fn on_gone(&mut self, qp: Qp, reason: Reason, lent: &mut Lent<'_>) {
+    fn on_gone(&mut self, qp: Qp, reason: Reason, lent: &mut Resources<'_>) {
         let Some(key) = self.by_qp.get_mut(qp.0 as usize).and_then(Option::take) else { return };
         if let Some((queue, mut io)) = self.queue(key, lent) {
             let before = queue.receives();
@@ -432,7 +435,7 @@ impl Queues {
     }
 
     /// Removes a queue of which nothing is left.
-    fn reap(&mut self, key: u32, lent: &mut Lent<'_>) {
+    fn reap(&mut self, key: u32, lent: &mut Resources<'_>) {
         let Some(entry) = self.queues.get_mut(key as usize) else { return };
         if let Some(queue) = entry.take_if(|queue| queue.is_finished()) {
             let receives = queue.receives();
@@ -445,7 +448,7 @@ impl Queues {
     }
 
     /// Makes known how things stand.
-    fn publish(&self, lent: &Lent<'_>) {
+    fn publish(&self, lent: &Resources<'_>) {
         let Some(observer) = lent.shared.observer(self.index) else { return };
         let (cells, receives, data_bytes) = lent.pool.free();
         let gauges = &observer.gauges;
@@ -471,7 +474,7 @@ impl Queues {
         self.by_qp.get(qp.0 as usize).copied().flatten()
     }
 
-    fn each(&mut self, lent: &mut Lent<'_>, mut act: impl FnMut(&mut Queue, &mut Io<'_>)) {
+    fn each(&mut self, lent: &mut Resources<'_>, mut act: impl FnMut(&mut QueuePair, &mut Io<'_>)) {
         let (_, queues, mut io) = self.split(lent);
         for queue in queues.iter_mut().flatten() {
             act(queue, &mut io);
@@ -481,8 +484,8 @@ impl Queues {
     fn queue<'a>(
         &'a mut self,
         key: u32,
-        lent: &'a mut Lent<'_>,
-    ) -> Option<(&'a mut Queue, Io<'a>)> {
+        lent: &'a mut Resources<'_>,
+    ) -> Option<(&'a mut QueuePair, Io<'a>)> {
         let (_, queues, io) = self.split(lent);
         queues.get_mut(key as usize)?.as_mut().map(|queue| (queue, io))
     }
@@ -490,8 +493,8 @@ impl Queues {
     /// Keys by queue pair, queues by key, and what they are lent.
     fn split<'a>(
         &'a mut self,
-        lent: &'a mut Lent<'_>,
-    ) -> (&'a [Option<u32>], &'a mut Vec<Option<Queue>>, Io<'a>) {
+        lent: &'a mut Resources<'_>,
+    ) -> (&'a [Option<u32>], &'a mut Vec<Option<QueuePair>>, Io<'a>) {
         if self.time.0 != lent.now {
             self.time = (lent.now, self.since_ns(lent.now));
         }
@@ -515,15 +518,15 @@ impl Queues {
 
 /// Has a part of the pool set aside for who has been waited for in vain, so that what is taken of
 /// it comes together.
-pub fn clear(waiters: &mut Waiters, pool: &mut Pool, now: Instant) {
+pub fn clear(waiters: &mut BufferScheduler, pool: &mut Pool, now: Instant) {
     match waiters.claim(now, || room(pool, now)) {
-        Claim::None => pool.put_back(),
-        Claim::Stay => {}
-        Claim::First(bytes) => {
+        Starved::None => pool.put_back(),
+        Starved::Stay => {}
+        Starved::First(bytes) => {
             pool.put_back();
             pool.set_aside(bytes);
         }
-        Claim::Next(bytes) => {
+        Starved::Next(bytes) => {
             if pool.set_aside(bytes) {
                 waiters.round_over();
             }
@@ -532,16 +535,16 @@ pub fn clear(waiters: &mut Waiters, pool: &mut Pool, now: Instant) {
 }
 
 /// The queue that a disk operation is of.
-fn key_of(done: &Done) -> u32 {
+fn key_of(done: &IoCompletion) -> u32 {
     (done.tag >> 32) as u32
 }
 
 /// Steps a queue with what has come home from a disk. Whether nothing is left of the queue.
-fn step(queues: &mut [Option<Queue>], done: Done, io: &mut Io<'_>) -> bool {
+fn step(queues: &mut [Option<QueuePair>], done: IoCompletion, io: &mut Io<'_>) -> bool {
     let queue = queues.get_mut(key_of(&done) as usize).and_then(Option::as_mut);
     let Some(queue) = queue else { return false };
     let slot = done.tag as u16;
-    match Queue::is_about_recall(done.tag) {
+    match QueuePair::is_about_recall(done.tag) {
         true => queue.on_recalled(slot, done.outcome, io),
         false => queue.on_disk(slot, done, io),
     }

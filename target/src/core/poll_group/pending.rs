@@ -10,21 +10,27 @@ use std::time::{Duration, Instant};
 
 use rdma::{Incoming, Source, limits};
 
-use super::{Lent, Queues};
-use crate::core::diag::cause::{Cause, Why};
+use super::{PollGroup, Resources};
+use crate::core::diag::cause::{Cause, DisconnectRecord};
 use crate::core::registry::Reached;
 
 /// How long a request is held. `soft` takes a request that comes again after 10 seconds for a new one.
 pub(super) const DECISION_LIMIT: Duration = Duration::from_secs(5);
 
-impl Queues {
+impl PollGroup {
     /// Somebody asks to connect, by a listener that may not be in force. Until then the request is held.
-    pub(super) fn ask_listener(&mut self, incoming: Incoming, until: Instant, lent: &mut Lent<'_>) {
+    pub(super) fn ask_listener(
+        &mut self,
+        incoming: Incoming,
+        until: Instant,
+        lent: &mut Resources<'_>,
+    ) {
         match lent.shared.registry.reached(incoming.local) {
             Reached::InForce => self.admit(incoming, lent),
             Reached::Prepared if lent.now < until => self.hold(incoming, until, lent),
             Reached::Prepared | Reached::Nobody => {
-                let why = Why::nameless(Cause::NoListener, incoming.remote, incoming.local);
+                let why =
+                    DisconnectRecord::nameless(Cause::NoListener, incoming.remote, incoming.local);
                 self.refused(why, lent);
                 // Only the fabric by which it came knows how nobody answers.
                 drop(incoming);
@@ -33,7 +39,7 @@ impl Queues {
     }
 
     /// Asks anew for those that are held: something may have been decided, or time has passed.
-    pub(super) fn release_pending(&mut self, lent: &mut Lent<'_>) {
+    pub(super) fn release_pending(&mut self, lent: &mut Resources<'_>) {
         let mut pending = std::mem::take(&mut self.pending);
         while let Some((incoming, until)) = pending.pop() {
             self.ask_listener(incoming, until, lent);
@@ -41,7 +47,7 @@ impl Queues {
     }
 
     /// Of too many, the oldest of a source that has its share is refused.
-    fn hold(&mut self, incoming: Incoming, until: Instant, lent: &mut Lent<'_>) {
+    fn hold(&mut self, incoming: Incoming, until: Instant, lent: &mut Resources<'_>) {
         let source = Source::from(incoming.remote.ip());
         self.pending.push(source, (incoming, until));
         let crowded = self.pending.count_of(source) > limits::HALF_OPEN_PER_SOURCE

@@ -3,19 +3,19 @@
 
 use nvme::Status;
 
-use super::{Io, Link, Queue, Serves, State, WaitReason};
-use crate::blockdev::Wish;
+use super::{Io, Link, QueuePair, QueueRole, State, WaitReason};
+use crate::blockdev::CancelRequest;
 use crate::core::command::Plan;
-use crate::core::sched::abort::Errand;
+use crate::core::sched::abort::AbortToken;
 
 /// Marks the tag of a disk's answer to the wish to have an operation back.
 const RECALL: u64 = 1 << 16;
 
-impl Queue {
+impl QueuePair {
     /// An Abort command begins. It waits until the command that it names has ended or is known to
     /// go on.
     pub(super) fn abort(&mut self, slot: u16, sqid: u16, cid: u16, io: &mut Io<'_>) {
-        let Serves::Admin(controller) = &mut self.serves else {
+        let QueueRole::Admin(controller) = &mut self.serves else {
             return self.answer(slot, Err(Status::INVALID_OPCODE.with_dnr()), io);
         };
         let (recall, errand) =
@@ -29,7 +29,7 @@ impl Queue {
     }
 
     /// An Abort command of the association looks for its command.
-    pub fn on_errand(&mut self, errand: &Errand, io: &mut Io<'_>) {
+    pub fn on_errand(&mut self, errand: &AbortToken, io: &mut Io<'_>) {
         let Some(association) = self.association() else { return };
         // Anybody can claim a queue of this number, and would answer for the host's own.
         let is_its_own = self.link == Link::Open && self.is_admitted();
@@ -50,7 +50,7 @@ impl Queue {
     #[inline]
     pub(super) fn settle_errands(&mut self, slot: u16) {
         if let Some(rare) = self.slot(slot).rare_mut() {
-            rare.errands.drain(..).for_each(Errand::succeed);
+            rare.errands.drain(..).for_each(AbortToken::succeed);
         }
     }
 
@@ -75,7 +75,7 @@ impl Queue {
 
     /// Answers the Abort commands of which it is known what they have come to.
     pub(super) fn answer_aborts(&mut self, io: &mut Io<'_>) {
-        while let Serves::Admin(controller) = &mut self.serves
+        while let QueueRole::Admin(controller) = &mut self.serves
             && let Some(at) =
                 controller.aborts.iter().position(|(_, recall)| recall.outcome().is_some())
         {
@@ -100,13 +100,13 @@ impl Queue {
             entry.state() == State::AtDevice && is_recallable(&entry.plan) && !entry.recalling
         });
         let slots: Vec<u16> = slots.map(|(slot, _)| slot).collect();
-        let wishes: Vec<Wish> = slots.into_iter().map(|slot| self.wish(slot)).collect();
+        let wishes: Vec<CancelRequest> = slots.into_iter().map(|slot| self.wish(slot)).collect();
         if !wishes.is_empty() {
             io.disk.recall_all(&wishes);
         }
     }
 
-    fn recall(&mut self, slot: u16, errand: &Errand, io: &mut Io<'_>) {
+    fn recall(&mut self, slot: u16, errand: &AbortToken, io: &mut Io<'_>) {
         let entry = &mut self.slots[usize::from(slot)];
         // Of several Abort commands for one command, each is told what becomes of it.
         let copy = || errand.clone();
@@ -122,7 +122,7 @@ impl Queue {
             (State::Waiting(_), Plan::Abort { .. } | Plan::Disconnect | Plan::Reply(_)) => {}
             (State::Waiting(_), plan) => {
                 if *plan == Plan::Park
-                    && let Serves::Admin(controller) = &mut self.serves
+                    && let QueueRole::Admin(controller) = &mut self.serves
                 {
                     controller.events.unpark(slot);
                 }
@@ -136,7 +136,7 @@ impl Queue {
             }
             (State::AtDevice, plan) if is_recallable(plan) && !entry.recalling => {
                 entry.make_rare().errands.push(copy());
-                let Wish { of, tag } = self.wish(slot);
+                let CancelRequest { of, tag } = self.wish(slot);
                 io.disk.recall(tag, of);
             }
             _ => {}
@@ -144,11 +144,11 @@ impl Queue {
     }
 
     /// A wish to have an operation back, which goes to the disk now.
-    fn wish(&mut self, slot: u16) -> Wish {
+    fn wish(&mut self, slot: u16) -> CancelRequest {
         let of = self.tag(slot);
         self.slot(slot).recalling = true;
         self.at_disk += 1;
-        Wish { of, tag: of | RECALL }
+        CancelRequest { of, tag: of | RECALL }
     }
 }
 

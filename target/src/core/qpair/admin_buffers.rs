@@ -1,13 +1,13 @@
 //! How much of the data buffers one queue may hold that has no share of them: an admin queue, and
 //! any queue before its Connect. Anybody may have one, and its commands come before all I/O.
 
-use super::{Io, Link, Queue, State, WaitReason, log_page};
-use crate::core::sched::buffers::Take;
+use super::{Io, Link, QueuePair, State, WaitReason, log_page};
+use crate::core::sched::buffers::TryAlloc;
 
 /// Bytes that the commands of such a queue may hold together. One alone may hold more.
 const MOST_HELD_BYTES: u64 = log_page::AT_ONCE_BYTES as u64;
 
-impl Queue {
+impl QueuePair {
     /// Whether a queue without a share may take so many bytes more.
     pub(super) fn may_hold(&self, wanted_bytes: u64) -> bool {
         let held: u64 = self.slots.iter().map(|entry| u64::from(entry.charged_bytes)).sum();
@@ -38,13 +38,13 @@ impl Queue {
                 }
                 _ => None,
             };
-            if take == Some(Take::Over) {
+            if take == Some(TryAlloc::Over) {
                 return;
             }
             self.put_off.pop_front();
             io.waiters.behind_sent -= 1;
             match take {
-                Some(Take::Done) => self.proceed(slot, io),
+                Some(TryAlloc::Done) => self.proceed(slot, io),
                 Some(_) => {
                     self.slot(slot).enter(State::Waiting(WaitReason::Buffers));
                     io.waiters.push(self.share, self.waiter(slot, io.pool), take);

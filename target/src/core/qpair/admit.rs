@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Io, Link, Queue, Serves, State, WaitReason};
+use super::{Io, Link, QueuePair, QueueRole, State, WaitReason};
 use crate::core::command::Plan;
-use crate::core::sched::buffers::Take;
-use crate::core::subsystem::rate_limit::{Booking, Limiter, book_all};
+use crate::core::sched::buffers::TryAlloc;
+use crate::core::subsystem::rate_limit::{Grant, Limiter, book_all};
 
 /// What limits the commands of a queue.
 #[derive(Debug, Default)]
@@ -17,7 +17,7 @@ pub(super) struct Quota {
     of_host: Vec<Arc<Limiter>>,
 }
 
-impl Queue {
+impl QueuePair {
     /// A command waits for what it needs: the time that limits give it, then buffers.
     pub(super) fn enter(&mut self, slot: u16, io: &mut Io<'_>) {
         if !self.quota.limited || !self.waits_for_limits(slot, io) {
@@ -36,7 +36,7 @@ impl Queue {
 
     /// Books the time of a command; none: nothing limits it any more.
     #[must_use]
-    pub fn book(&self, slot: u16, now: Instant) -> Option<Booking> {
+    pub fn book(&self, slot: u16, now: Instant) -> Option<Grant> {
         let bytes = self.bytes_moved(slot)?;
         book_all(self.limiters(slot), now, bytes)
     }
@@ -49,7 +49,7 @@ impl Queue {
     }
 
     /// Gives back what a command has booked that will not begin as it is.
-    pub fn give_back(&self, slot: u16, booking: &Booking, now: Instant) {
+    pub fn give_back(&self, slot: u16, booking: &Grant, now: Instant) {
         self.limiters(slot).for_each(|limiter| limiter.give_back(now, booking.bytes));
     }
 
@@ -62,7 +62,7 @@ impl Queue {
 
     /// Looks up what limits this queue, because that may be something else now.
     pub(super) fn find_limits(&mut self) {
-        let Serves::Io { association, subsystem, .. } = &self.serves else { return };
+        let QueueRole::Io { association, subsystem, .. } = &self.serves else { return };
         let of_host = subsystem.host_limiters.get(&association.host).cloned().unwrap_or_default();
         let limited = subsystem.namespaces.iter().any(|n| !n.limiters.is_empty());
         self.quota = Quota { limited: limited || !of_host.is_empty(), of_host };
@@ -94,8 +94,8 @@ impl Queue {
         let may_try = want.all_bytes == 0 || io.waiters.may_try(self.share, want.store);
         let tried = may_try.then(|| self.take_buffers(slot, want, false, io));
         match tried {
-            Some(Take::Done) => self.proceed(slot, io),
-            Some(Take::Over) if self.share.is_none() => self.put_off(slot, io),
+            Some(TryAlloc::Done) => self.proceed(slot, io),
+            Some(TryAlloc::Over) if self.share.is_none() => self.put_off(slot, io),
             _ => io.waiters.push(self.share, self.waiter(slot, io.pool), tried),
         }
     }
@@ -103,7 +103,7 @@ impl Queue {
     fn limiters(&self, slot: u16) -> impl Iterator<Item = &Arc<Limiter>> {
         let nsid = self.slots[usize::from(slot)].sqe.nsid;
         let namespace = match &self.serves {
-            Serves::Io { subsystem, .. } => subsystem.namespace(nsid).ok(),
+            QueueRole::Io { subsystem, .. } => subsystem.namespace(nsid).ok(),
             _ => None,
         };
         let of_namespace = namespace.into_iter().flat_map(|namespace| &namespace.limiters);

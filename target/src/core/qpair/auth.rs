@@ -7,17 +7,17 @@ use nvme::fabrics::{ConnectData, FabricsType};
 use nvme::{Sqe, Status};
 use tracing::info;
 
-use super::{Io, Link, Queue, Serves, State};
+use super::{Io, Link, QueuePair, QueueRole, State};
 use crate::core::auth::exchange::Exchange;
-use crate::core::auth::{Job, Worked};
-use crate::core::command::{Plan, Received, fabrics};
+use crate::core::auth::{DhComputation, DhResult};
+use crate::core::command::{CapsuleInfo, Plan, fabrics};
 use crate::core::controller::association::{Association, next_id};
 use crate::core::diag::cause::Cause;
-use crate::core::message::Mail;
-use crate::core::registry::Admission;
+use crate::core::message::Message;
+use crate::core::registry::Admitted;
 use crate::core::sched::offload::{self, AuthJob};
 
-impl Queue {
+impl QueuePair {
     /// A host that has failed too often may not even begin.
     pub(super) fn check_throttle(
         &self,
@@ -32,7 +32,7 @@ impl Queue {
     }
 
     /// The queue is about to serve: does its host have to prove itself first?
-    pub(super) fn demand(&mut self, admission: &Admission, io: &Io<'_>) {
+    pub(super) fn demand(&mut self, admission: &Admitted, io: &Io<'_>) {
         let association = &admission.association;
         self.proof = admission
             .authenticate
@@ -44,17 +44,17 @@ impl Queue {
     pub(super) fn prove(
         &mut self,
         sqe: &Sqe,
-        received: Received,
+        received: CapsuleInfo,
         io: &mut Io<'_>,
     ) -> Option<Result<Plan, Status>> {
         let proof = self.proof.as_ref()?;
         match &self.serves {
-            Serves::Admin(controller) => controller.association.note_traffic(),
+            QueueRole::Admin(controller) => controller.association.note_traffic(),
             // Anybody can claim a queue of a controller; its host may be long dead.
-            Serves::Io { association, .. } if proof.is_authenticated() => {
+            QueueRole::Io { association, .. } if proof.is_authenticated() => {
                 association.note_traffic();
             }
-            Serves::Io { .. } | Serves::Nothing { .. } => {}
+            QueueRole::Io { .. } | QueueRole::Nothing { .. } => {}
         }
         if let Err(status) = sqe.check_flags() {
             return Some(Err(status));
@@ -82,7 +82,7 @@ impl Queue {
     }
 
     /// The message that is due to the host, for an Authentication Receive.
-    fn due(&mut self, sqe: &Sqe, received: Received, io: &mut Io<'_>) -> Result<Plan, Status> {
+    fn due(&mut self, sqe: &Sqe, received: CapsuleInfo, io: &mut Io<'_>) -> Result<Plan, Status> {
         let to = fabrics::authentication_receive(sqe, received)?;
         let Some(proof) = &mut self.proof else { return Err(Status::INVALID_OPCODE.with_dnr()) };
         let before = proof.is_authenticated();
@@ -118,13 +118,13 @@ impl Queue {
     }
 
     /// The command waits until somebody else has done the job.
-    fn hand_over(&mut self, slot: u16, job: Job, io: &mut Io<'_>) {
+    fn hand_over(&mut self, slot: u16, job: DhComputation, io: &mut Io<'_>) {
         let ticket = next_id();
         let (to, key) = (io.shared.registry.reactor(io.reactor).clone(), self.key);
         let run = Box::new(move || {
             let worked = job.run();
             // A reactor that has ended wants nothing any more.
-            let _ = to.send(Mail::Authenticated { key, ticket, worked });
+            let _ = to.send(Message::Authenticated { key, ticket, worked });
         });
         self.task = Some((ticket, slot));
         self.slot(slot).enter(State::Offloaded);
@@ -152,13 +152,13 @@ impl Queue {
     /// the queue for something else.
     pub(super) fn was_left_unfinished(&self) -> bool {
         let is_ended = match &self.serves {
-            Serves::Nothing { .. } => false,
+            QueueRole::Nothing { .. } => false,
             // Who makes room for its own next claim has all the same.
-            Serves::Admin(controller) => {
+            QueueRole::Admin(controller) => {
                 let association = &controller.association;
                 association.ended_for().is_some() && !association.is_blamed()
             }
-            Serves::Io { association, epoch, .. } => {
+            QueueRole::Io { association, epoch, .. } => {
                 association.is_closed() || association.epoch() != *epoch
             }
         };
@@ -169,12 +169,12 @@ impl Queue {
     /// no answer: a status would end in the host's file system, a lost path does not.
     pub(super) fn is_disowned(&self, sqe: &Sqe) -> bool {
         let lost = |proof: &Exchange| proof.was_admitted() && !proof.is_authenticated();
-        let is_io = matches!(self.serves, Serves::Io { .. });
+        let is_io = matches!(self.serves, QueueRole::Io { .. });
         is_io && self.proof.as_ref().is_some_and(|proof| lost(proof)) && !is_authentication(sqe)
     }
 
     /// The job with this number is done.
-    pub fn on_worked(&mut self, ticket: u64, worked: Worked, io: &mut Io<'_>) {
+    pub fn on_worked(&mut self, ticket: u64, worked: DhResult, io: &mut Io<'_>) {
         let Some((_, slot)) = self.task.take_if(|(ours, _)| *ours == ticket) else { return };
         if self.link != Link::Open {
             return;
@@ -204,9 +204,9 @@ impl Queue {
             return;
         }
         let association = match &self.serves {
-            Serves::Admin(controller) => Some(&controller.association),
-            Serves::Io { association, .. } => Some(association),
-            Serves::Nothing { .. } => None,
+            QueueRole::Admin(controller) => Some(&controller.association),
+            QueueRole::Io { association, .. } => Some(association),
+            QueueRole::Nothing { .. } => None,
         };
         if let (true, Some(association), Some(keys)) = (succeeded, association, proof.keys()) {
             // The key may have been replaced since the exchange began.
@@ -217,7 +217,7 @@ impl Queue {
             return;
         }
         match &mut self.serves {
-            Serves::Admin(controller) => {
+            QueueRole::Admin(controller) => {
                 let association = &controller.association;
                 if let Some(io_queues) = io.shared.registry.promise_again(association, io.now) {
                     controller.limits.io_queues = io_queues;
@@ -229,7 +229,7 @@ impl Queue {
                 }
                 self.tell_twin(io);
             }
-            Serves::Io { association, epoch, .. } => {
+            QueueRole::Io { association, epoch, .. } => {
                 let (qid, held) = (self.request.qid, self.unadmitted);
                 match io.shared.registry.io_proved(association, qid, *epoch, held) {
                     Ok(()) => {
@@ -243,7 +243,7 @@ impl Queue {
                     }
                 }
             }
-            Serves::Nothing { .. } => {}
+            QueueRole::Nothing { .. } => {}
         }
         self.welcome(io);
     }

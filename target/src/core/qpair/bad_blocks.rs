@@ -5,24 +5,24 @@ use std::sync::Arc;
 
 use nvme::{IoOpcode, Status};
 
-use super::{Io, Link, Queue, Serves};
-use crate::blockdev::Op;
+use super::{Io, Link, QueuePair, QueueRole};
+use crate::blockdev::IoRequest;
 use crate::core::command::copy::Job;
 use crate::core::command::write_uncorrectable::UNREADABLE;
 use crate::core::command::{Plan, io as rules};
 use crate::core::sched::offload::{self, BadBlocksRequest};
-use crate::core::subsystem::bad_blocks::{Change, Marks};
+use crate::core::subsystem::bad_blocks::{BadBlocks, Change};
 
 /// What becomes of unreadable blocks that a command changes.
 #[derive(Debug, Default)]
-pub(super) enum Mend {
+pub(super) enum ClearBadBlocks {
     /// There are none.
     #[default]
     None,
     /// When it is done, those that it has changed can be read.
     Due {
         /// Of the namespace.
-        of: Arc<Marks>,
+        of: Arc<BadBlocks>,
         /// How many orders to mark blocks were carried out when it began. What later ones mark
         /// stays so.
         until: u64,
@@ -33,7 +33,7 @@ pub(super) enum Mend {
     UnderWay,
 }
 
-impl Queue {
+impl QueuePair {
     /// Hands a Write Uncorrectable command to the keeper.
     pub(super) fn mark(&mut self, slot: u16, io: &mut Io<'_>) {
         if let Err(status) = self.may_begin_at(slot, None) {
@@ -49,7 +49,8 @@ impl Queue {
     #[inline]
     pub(super) fn mends(&mut self, slot: u16, io: &mut Io<'_>) -> bool {
         let entry = &self.slots[usize::from(slot)];
-        let Some(Mend::Due { of, until, .. }) = entry.rare().map(|rare| &rare.mend) else {
+        let Some(ClearBadBlocks::Due { of, until, .. }) = entry.rare().map(|rare| &rare.mend)
+        else {
             return false;
         };
         if self.link != Link::Open {
@@ -61,7 +62,7 @@ impl Queue {
         if changed.is_empty() {
             return false;
         }
-        self.slot(slot).make_rare().mend = Mend::UnderWay;
+        self.slot(slot).make_rare().mend = ClearBadBlocks::UnderWay;
         self.ask_mark(slot, of, Change::Mend { ranges: changed, until }, io);
         true
     }
@@ -71,16 +72,21 @@ impl Queue {
     /// changes under way may have begun before the marks and stay hidden by them. One that a disk
     /// carried out behind this command's would come to light with the marks gone.
     #[inline]
-    pub(super) fn mends_alone(&mut self, slot: u16, op: &Op, io: &Io<'_>) -> Option<(u64, u64)> {
+    pub(super) fn mends_alone(
+        &mut self,
+        slot: u16,
+        op: &IoRequest,
+        io: &Io<'_>,
+    ) -> Option<(u64, u64)> {
         let entry = &self.slots[usize::from(slot)];
-        let Mend::Due { of, .. } = &entry.rare()?.mend else { return None };
+        let ClearBadBlocks::Due { of, .. } = &entry.rare()?.mend else { return None };
         op.changes()?;
         let changed = changed(&entry.plan, entry.bytes(io.pool));
         changed.iter().find_map(|(at, len)| of.first(*at, *len))?;
         let written = || changed.iter().filter(|(_, len)| *len > 0);
         let at = written().map(|(at, _)| *at).min()?;
         let end = written().map(|(at, len)| at.saturating_add(*len)).max()?;
-        if let Mend::Due { alone, .. } = &mut self.slot(slot).make_rare().mend {
+        if let ClearBadBlocks::Due { alone, .. } = &mut self.slot(slot).make_rare().mend {
             *alone = true;
         }
         Some((at, end - at))
@@ -90,7 +96,7 @@ impl Queue {
     #[inline]
     pub(super) fn keeps_turn(&self, slot: u16) -> bool {
         let rare = self.slots[usize::from(slot)].rare();
-        rare.is_some_and(|rare| matches!(rare.mend, Mend::Due { alone: true, .. }))
+        rare.is_some_and(|rare| matches!(rare.mend, ClearBadBlocks::Due { alone: true, .. }))
     }
 
     /// Whether a command waited for the keeper alone; it is answered now.
@@ -102,8 +108,10 @@ impl Queue {
         io: &mut Io<'_>,
     ) -> bool {
         let rare = self.slot(slot).rare_mut();
-        let Some(mend @ Mend::UnderWay) = rare.map(|rare| &mut rare.mend) else { return false };
-        *mend = Mend::None;
+        let Some(mend @ ClearBadBlocks::UnderWay) = rare.map(|rare| &mut rare.mend) else {
+            return false;
+        };
+        *mend = ClearBadBlocks::None;
         self.answer(slot, outcome.map(|()| 0), io);
         self.raise_events(io);
         true
@@ -112,17 +120,18 @@ impl Queue {
     /// Whether a deallocation of `nr` ranges has to be made durable before it mends anything.
     pub(super) fn mends_first(&self, slot: u16, nr: u32) -> bool {
         let entry = &self.slots[usize::from(slot)];
-        entry.step == nr && matches!(entry.rare().map(|rare| &rare.mend), Some(Mend::Due { .. }))
+        entry.step == nr
+            && matches!(entry.rare().map(|rare| &rare.mend), Some(ClearBadBlocks::Due { .. }))
     }
 
     /// What deallocates a range. A store may do nothing when it is asked to; then what was there
     /// before blocks were made unreadable would be read again, so a range with such is zeroed.
-    pub(super) fn discard(&self, slot: u16, at: u64, len: u64) -> Op {
+    pub(super) fn discard(&self, slot: u16, at: u64, len: u64) -> IoRequest {
         match self.slots[usize::from(slot)].rare().map(|rare| &rare.mend) {
-            Some(Mend::Due { of, .. }) if of.first(at, len).is_some() => {
-                Op::Zero { at, len, deallocate: true }
+            Some(ClearBadBlocks::Due { of, .. }) if of.first(at, len).is_some() => {
+                IoRequest::Zero { at, len, deallocate: true }
             }
-            _ => Op::Discard { at, len },
+            _ => IoRequest::Discard { at, len },
         }
     }
 
@@ -134,7 +143,9 @@ impl Queue {
         io: &mut Io<'_>,
     ) -> Result<(), Status> {
         let entry = &mut self.slots[usize::from(slot)];
-        let Some(Mend::Due { of, .. }) = entry.rare().map(|rare| &rare.mend) else { return Ok(()) };
+        let Some(ClearBadBlocks::Due { of, .. }) = entry.rare().map(|rare| &rare.mend) else {
+            return Ok(());
+        };
         match job.first_marked(entry.bytes(io.pool), of) {
             None => Ok(()),
             culprit => {
@@ -150,7 +161,7 @@ impl Queue {
         let (sqe, culprit) = (entry.sqe, entry.rare_mut().and_then(|rare| rare.culprit.take()));
         let reads = [IoOpcode::READ, IoOpcode::COMPARE, IoOpcode::VERIFY];
         let marked = || {
-            let Serves::Io { subsystem, .. } = &self.serves else { return None };
+            let QueueRole::Io { subsystem, .. } = &self.serves else { return None };
             let namespace = subsystem.namespace(sqe.nsid).ok()?;
             let (at, len) = namespace.range(sqe.slba(), sqe.blocks().into()).ok()?;
             let first = namespace.marks.first(at, len)?;
@@ -162,7 +173,7 @@ impl Queue {
         found.unwrap_or(sqe.slba())
     }
 
-    fn ask_mark(&mut self, slot: u16, of: Arc<Marks>, change: Change, io: &mut Io<'_>) {
+    fn ask_mark(&mut self, slot: u16, of: Arc<BadBlocks>, change: Change, io: &mut Io<'_>) {
         let orders = matches!(change, Change::Mark { .. });
         let by = self.association().filter(|_| orders).map(|by| (by.subsystem, by.host_id));
         let nsid = self.slots[usize::from(slot)].sqe.nsid;

@@ -5,9 +5,9 @@ use std::time::Instant;
 use rdma::Pool;
 use rdma::pool::capacity_for;
 
-use super::{Io, Queue, Serves, Slot, log_page};
+use super::{Io, QueuePair, QueueRole, Request, log_page};
 use crate::core::command::{Plan, Source};
-use crate::core::sched::buffers::{Lane, Room, Store, Take, Waiter, Wish};
+use crate::core::sched::buffers::{BufferDemand, DeviceSlot, NsIndex, PoolState, TryAlloc, Waiter};
 
 /// Data bytes that only admin commands may take.
 pub const DATA_FOR_ADMIN_BYTES: u64 = 256 << 10;
@@ -23,7 +23,7 @@ pub(super) struct Want {
     /// The same, with the other half of a fused command.
     pub(super) all_bytes: u64,
     /// The store that it is for.
-    pub(super) store: Option<Store>,
+    pub(super) store: Option<DeviceSlot>,
 }
 
 /// Bytes of data buffers that are free for I/O commands.
@@ -34,15 +34,15 @@ pub fn free_for_io(pool: &Pool) -> u64 {
 
 /// How things stand for those who wait for buffers of this pool.
 #[must_use]
-pub fn room(pool: &Pool, now: Instant) -> Room {
+pub fn room(pool: &Pool, now: Instant) -> PoolState {
     let (whole_bytes, aside_bytes) = pool.whole_bytes();
     let largest_bytes = pool.plan().largest_bytes.into();
     let all_free_bytes = pool.free().2.saturating_sub(DATA_FOR_ADMIN_BYTES);
     let free_bytes = free_for_io(pool);
-    Room { free_bytes, all_free_bytes, whole_bytes, aside_bytes, largest_bytes, now }
+    PoolState { free_bytes, all_free_bytes, whole_bytes, aside_bytes, largest_bytes, now }
 }
 
-impl Queue {
+impl QueuePair {
     /// Bytes of all buffers that it has in hand: neither at the fabric nor at the disk.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
@@ -50,7 +50,7 @@ impl Queue {
             .slots
             .iter()
             .flat_map(|slot| [&slot.capsule, &slot.data, &slot.cell].into_iter().flatten());
-        let rare = self.slots.iter().filter_map(Slot::rare).flat_map(|rare| {
+        let rare = self.slots.iter().filter_map(Request::rare).flat_map(|rare| {
             let held_back = rare.held_back.as_ref().and_then(|(_, op)| op.buf());
             rare.second.iter().chain(held_back)
         });
@@ -66,10 +66,10 @@ impl Queue {
         want: Want,
         aside: bool,
         io: &mut Io<'_>,
-    ) -> Take {
+    ) -> TryAlloc {
         let wanted_bytes = want.all_bytes;
         if wanted_bytes == 0 {
-            return Take::Done;
+            return TryAlloc::Done;
         }
         if let Some(share) = self.share {
             // What is set aside is there for this one alone, what is for admin commands for none.
@@ -78,34 +78,34 @@ impl Queue {
                 false => free_for_io(io.pool),
             };
             if free_bytes < wanted_bytes {
-                return Take::Short;
+                return TryAlloc::Short;
             }
             let largest_bytes = io.pool.plan().largest_bytes.into();
             let (lane, store) = (self.lane(slot), want.store);
-            let wish = Wish { lane, store, wanted_bytes, free_bytes, largest_bytes };
+            let wish = BufferDemand { lane, store, wanted_bytes, free_bytes, largest_bytes };
             if !io.waiters.allows(share, &wish) {
-                return Take::Over;
+                return TryAlloc::Over;
             }
         } else if !self.may_hold(wanted_bytes) {
-            return Take::Over;
+            return TryAlloc::Over;
         }
         if !self.take_own_buffers(slot, want, aside, io) {
-            return Take::Short;
+            return TryAlloc::Short;
         }
-        let Some(mate) = self.slot(slot).mate else { return Take::Done };
+        let Some(mate) = self.slot(slot).mate else { return TryAlloc::Done };
         if self.take_own_buffers(mate, self.want_alone(mate), aside, io) {
-            return Take::Done;
+            return TryAlloc::Done;
         }
         let share = self.share;
         let entry = self.slot(slot);
         let second = entry.rare_mut().and_then(|rare| rare.second.take());
         [entry.data.take(), second].into_iter().flatten().for_each(|buf| io.pool.give(buf));
         let charged_bytes = std::mem::take(&mut entry.charged_bytes);
-        let (lane, store) = (Lane::of(entry.sqe.nsid), entry.store);
+        let (lane, store) = (NsIndex::of(entry.sqe.nsid), entry.store);
         if let Some(share) = share {
             io.waiters.discharge(share, lane, store, charged_bytes);
         }
-        Take::Short
+        TryAlloc::Short
     }
 
     /// How a command stands in line.
@@ -150,15 +150,15 @@ impl Queue {
         let entry = &self.slots[usize::from(slot)];
         let (first, second) = needs(entry);
         let own_bytes = taken_bytes(first).saturating_add(taken_bytes(second));
-        let store = entry.plan.backing().map(Store::of);
+        let store = entry.plan.backing().map(DeviceSlot::of);
         Want { first, second, own_bytes, all_bytes: own_bytes.into(), store }
     }
 
     /// The namespace of a command, when its host has several: only then is there one to protect.
-    fn lane(&self, slot: u16) -> Option<Lane> {
+    fn lane(&self, slot: u16) -> Option<NsIndex> {
         match &self.serves {
-            Serves::Io { subsystem, .. } if subsystem.namespaces.len() > 1 => {
-                Some(Lane::of(self.slots[usize::from(slot)].sqe.nsid))
+            QueueRole::Io { subsystem, .. } if subsystem.namespaces.len() > 1 => {
+                Some(NsIndex::of(self.slots[usize::from(slot)].sqe.nsid))
             }
             _ => None,
         }
@@ -182,7 +182,7 @@ impl Queue {
         // What does not begin on a page is copied in any case.
         let Plan::Store { from: Source::Capsule { .. }, backing, .. } = entry.plan else { return };
         if needs(entry) == (0, 0) && !entry.gives_receive {
-            let (store, receives) = (Store::of(backing), io.pool.plan().receives);
+            let (store, receives) = (DeviceSlot::of(backing), io.pool.plan().receives);
             entry.gives_receive = io.waiters.keep_receive(store, receives);
             entry.copies = !entry.gives_receive;
         }
@@ -195,7 +195,7 @@ impl Queue {
         if std::mem::take(&mut entry.gives_receive)
             && let Some(backing) = entry.plan.backing()
         {
-            io.waiters.return_receive(Store::of(backing));
+            io.waiters.return_receive(DeviceSlot::of(backing));
         }
     }
 
@@ -240,7 +240,7 @@ impl Queue {
         }
         entry.charged_bytes = own_bytes;
         if let Some(share) = share {
-            let lane = Lane::of(entry.sqe.nsid);
+            let lane = NsIndex::of(entry.sqe.nsid);
             entry.store = store;
             io.waiters.charge(share, lane, store, own_bytes);
         }
@@ -256,7 +256,7 @@ fn taken_bytes(len: u32) -> u32 {
 
 /// Bytes of the first and second data buffer that a command needs from the pool.
 #[inline]
-fn needs(entry: &Slot) -> (u32, u32) {
+fn needs(entry: &Request) -> (u32, u32) {
     let pulled = |from: &Source| match *from {
         Source::Host(remote) => remote.len,
         Source::Capsule { len, .. } if entry.copies => len,

@@ -4,14 +4,14 @@ use nvme::sgl::LastSegment;
 use nvme::{Sqe, Status};
 use rdma::Buf;
 
-use super::bad_blocks::Mend;
-use super::fused::Half;
-use super::{Io, Link, Queue, Serves, State, WaitReason};
-use crate::core::command::{Plan, Received, SQE_BYTES, admin, fabrics, io as rules};
-use crate::core::controller::{Controller, Life};
+use super::bad_blocks::ClearBadBlocks;
+use super::fused::FusedState;
+use super::{Io, Link, QueuePair, QueueRole, State, WaitReason};
+use crate::core::command::{CapsuleInfo, Plan, SQE_BYTES, admin, fabrics, io as rules};
+use crate::core::controller::{Controller, ControllerState};
 use crate::core::diag::cause::Cause;
 
-impl Queue {
+impl QueuePair {
     /// A capsule of `len` bytes has arrived, at `came_ns`.
     pub(super) fn on_capsule(&mut self, buf: Buf, len: u32, came_ns: u64, io: &mut Io<'_>) {
         let Some(tail_bytes) = len.checked_sub(SQE_BYTES) else {
@@ -57,7 +57,7 @@ impl Queue {
         }
         self.slot(slot).begin(sqe, buf, came_ns, io.now_ns);
         self.head.advance();
-        if sqe.flags.fuse() != 0 || self.half != Half::None {
+        if sqe.flags.fuse() != 0 || self.half != FusedState::None {
             return self.on_half(slot, &sqe, tail_bytes, io);
         }
         let plan = self.decide(slot, &sqe, tail_bytes, io);
@@ -103,7 +103,7 @@ impl Queue {
         match self.rule(slot, sqe, tail_bytes, io) {
             Ok(Plan::Mend { plan, of }) => {
                 let until = of.orders();
-                self.slot(slot).make_rare().mend = Mend::Due { of, until, alone: false };
+                self.slot(slot).make_rare().mend = ClearBadBlocks::Due { of, until, alone: false };
                 Ok(*plan)
             }
             plan => plan,
@@ -118,7 +118,7 @@ impl Queue {
         tail_bytes: u32,
         io: &mut Io<'_>,
     ) -> Result<Plan, Status> {
-        let received = Received {
+        let received = CapsuleInfo {
             tail_bytes,
             in_capsule_bytes: self.limits.in_capsule_bytes,
             mdts_bytes: self.limits.mdts_bytes,
@@ -127,7 +127,7 @@ impl Queue {
             return plan;
         }
         match &mut self.serves {
-            Serves::Io { association, subsystem, .. } => {
+            QueueRole::Io { association, subsystem, .. } => {
                 association.note_traffic();
                 if sqe.is_fabrics() {
                     return fabrics::io(sqe);
@@ -139,7 +139,7 @@ impl Queue {
                 let barred = association.reservations.barred(sqe.nsid);
                 rules::plan(sqe, subsystem, barred, received)
             }
-            Serves::Admin(controller) => {
+            QueueRole::Admin(controller) => {
                 controller.association.note_traffic();
                 let (epoch, life) = (controller.association.epoch(), controller.life());
                 let plan = rule_admin(controller, slot, sqe, received, io);
@@ -149,7 +149,7 @@ impl Queue {
                 }
                 plan
             }
-            Serves::Nothing { .. } => {
+            QueueRole::Nothing { .. } => {
                 let plan = fabrics::first(sqe, received);
                 if let Err(status) = plan {
                     self.explain_first(status, io);
@@ -161,11 +161,11 @@ impl Queue {
 
     /// An admin command has been ruled on, before which the controller had this epoch and state: it
     /// may have reset the controller, or made it fail.
-    fn follow_controller(&mut self, (epoch, life): (u16, Life), io: &mut Io<'_>) {
-        let Serves::Admin(controller) = &mut self.serves else { return };
+    fn follow_controller(&mut self, (epoch, life): (u16, ControllerState), io: &mut Io<'_>) {
+        let QueueRole::Admin(controller) = &mut self.serves else { return };
         let is_reset = controller.association.epoch() != epoch;
         let tells = match controller.life() {
-            Life::Failed if life != Life::Failed => Some(Cause::BadSettings),
+            ControllerState::Failed if life != ControllerState::Failed => Some(Cause::BadSettings),
             _ if is_reset && !controller.is_discovery() => Some(Cause::HostReset),
             _ => None,
         };
@@ -188,7 +188,7 @@ impl Queue {
     /// without an answer; its id stays taken, for the new command. False when there is none.
     fn drop_parked(&mut self, cid: u16, io: &mut Io<'_>) -> bool {
         let qp = self.qp;
-        let Serves::Admin(controller) = &mut self.serves else { return false };
+        let QueueRole::Admin(controller) = &mut self.serves else { return false };
         let parked = self.slots.iter().position(|entry| {
             entry.state() == State::Waiting(WaitReason::Event)
                 && entry.plan == Plan::Park
@@ -223,7 +223,7 @@ fn rule_admin(
     controller: &mut Controller,
     slot: u16,
     sqe: &Sqe,
-    received: Received,
+    received: CapsuleInfo,
     io: &Io<'_>,
 ) -> Result<Plan, Status> {
     if sqe.is_fabrics() {
@@ -234,6 +234,6 @@ fn rule_admin(
     let (now, power) = (io.now, io.shared.power.at(io.now));
     let nqn = controller.association.subsystem;
     let controllers = &|| io.shared.registry.controllers_of(&nqn);
-    let env = admin::Env { slot, received, now, power, discovery, controllers };
+    let env = admin::AdminContext { slot, received, now, power, discovery, controllers };
     admin::plan(sqe, controller, &env)
 }

@@ -4,14 +4,14 @@ use nvme::{Cqe, Status};
 use rdma::Remote;
 use tracing::debug;
 
-use super::bad_blocks::Mend;
-use super::fused::Half;
-use super::{Io, Link, Queue, Serves, State};
+use super::bad_blocks::ClearBadBlocks;
+use super::fused::FusedState;
+use super::{Io, Link, QueuePair, QueueRole, State};
 use crate::core::command::error_location;
 use crate::core::controller::association::ErrorRecord;
 use crate::core::stats::Stage;
 
-impl Queue {
+impl QueuePair {
     /// Answers a command; a failure is logged for the host and says so (More).
     pub(super) fn answer(&mut self, slot: u16, outcome: Result<u64, Status>, io: &mut Io<'_>) {
         match outcome {
@@ -62,7 +62,7 @@ impl Queue {
         }
         entry.doomed = false;
         if let Some(rare) = entry.rare_mut() {
-            rare.mend = Mend::None;
+            rare.mend = ClearBadBlocks::None;
             rare.fences.clear();
             if !status.is(Status::ABORT_REQUESTED) {
                 rare.errands.clear();
@@ -92,7 +92,7 @@ impl Queue {
             let invalidate = entry.invalidate;
             io.fabric.post(qp, slot.into(), rdma::Work::Send { from, invalidate });
         }
-        if self.slot(slot).mate.is_some() || self.half != Half::None {
+        if self.slot(slot).mate.is_some() || self.half != FusedState::None {
             self.part(slot, status, io);
         }
     }
@@ -137,24 +137,24 @@ impl Queue {
     #[inline]
     pub(super) fn raise_events(&mut self, io: &mut Io<'_>) {
         // An I/O queue has a Disconnect command at most.
-        if self.leaver.is_some() || !matches!(self.serves, Serves::Io { .. }) {
+        if self.leaver.is_some() || !matches!(self.serves, QueueRole::Io { .. }) {
             self.answer_waiting(io);
         }
     }
 
     #[inline(never)]
     fn answer_waiting(&mut self, io: &mut Io<'_>) {
-        if let Serves::Admin(controller) = &mut self.serves
+        if let QueueRole::Admin(controller) = &mut self.serves
             && controller.association.reservations.take_news()
         {
             controller.events.reservation_noticed();
         }
-        if let Serves::Admin(controller) = &mut self.serves
+        if let QueueRole::Admin(controller) = &mut self.serves
             && let Some(changed) = controller.association.changes.take()
         {
             controller.events.namespaces_changed(changed);
         }
-        while let Serves::Admin(controller) = &mut self.serves
+        while let QueueRole::Admin(controller) = &mut self.serves
             && let Some((slot, dw0)) =
                 controller.events.next(controller.features.async_event_config())
         {

@@ -5,14 +5,14 @@ use nvme::{Nqn, Status, cm};
 use rdma::Pool;
 use tracing::{debug, info};
 
-use super::{Head, Io, Queue, Serves};
+use super::{Head, Io, QueuePair, QueueRole};
 use crate::core::command::{Plan, fabrics};
-use crate::core::controller::discovery::Service;
+use crate::core::controller::discovery::DiscoveryLog;
 use crate::core::controller::{
-    Controller, KEEP_ALIVE_DISCOVERY_MAX_MS, KEEP_ALIVE_MAX_MS, Limits, Role,
+    Controller, ControllerKind, KEEP_ALIVE_DISCOVERY_MAX_MS, KEEP_ALIVE_MAX_MS, Limits,
 };
 use crate::core::diag::cause::Cause;
-use crate::core::registry::Visit;
+use crate::core::registry::ConnectContext;
 
 /// Most receives of an admin queue: what hosts ask for. Anybody may have one, and who asks for more
 /// is told how many there are.
@@ -74,7 +74,7 @@ fn check_keep_alive(kato_ms: u32, data: &ConnectData, io: &Io<'_>) -> Result<(),
     Err(fabrics::Refusal::new(Cause::KeepAliveTooLong, status))
 }
 
-impl Queue {
+impl QueuePair {
     pub(super) fn connect(&mut self, slot: u16, io: &mut Io<'_>) {
         if self.is_connected() {
             // Another Connect was under way when this one was let in, and has won.
@@ -138,7 +138,7 @@ impl Queue {
     /// Tells of another host that cannot be told from this one. It is let in: who is in doubt may be
     /// the host of before under another name.
     pub(super) fn tell_twin(&self, io: &mut Io<'_>) {
-        let Serves::Admin(controller) = &self.serves else { return };
+        let QueueRole::Admin(controller) = &self.serves else { return };
         if controller.is_discovery() {
             return;
         }
@@ -153,14 +153,14 @@ impl Queue {
         data: &ConnectData,
         io: &mut Io<'_>,
     ) -> Result<u16, fabrics::Refusal> {
-        let promise = fabrics::Promise {
+        let promise = fabrics::QueueLimits {
             qid: self.request.qid,
             hsqsize_z: self.request.hsqsize_z,
             mqes_z: self.limits.queue_depth - 1,
         };
         fabrics::check_connect(connect, promise)?;
         let (source, limits, held) = (self.source(), self.limits, self.unadmitted);
-        let visit = Visit { local: self.local, source, limits, held, now: io.now };
+        let visit = ConnectContext { local: self.local, source, limits, held, now: io.now };
         self.check_throttle(data, io)?;
         if connect.qid == 0 {
             check_keep_alive(connect.kato_ms, data, io)?;
@@ -173,18 +173,18 @@ impl Queue {
                 cntlid = association.cntlid, kato_ms = connect.kato_ms, "host connected"
             );
             let role = match admission.subsystem {
-                Some(subsystem) => Role::Nvm(subsystem),
+                Some(subsystem) => ControllerKind::Nvm(subsystem),
                 None => {
                     let (_, records) = io.shared.registry.discovery(&association.host, self.local);
-                    let service = Service::new(io.shared.registry.discovery_nqn(), &records);
-                    Role::Discovery(Box::new(service))
+                    let service = DiscoveryLog::new(io.shared.registry.discovery_nqn(), &records);
+                    ControllerKind::Discovery(Box::new(service))
                 }
             };
             let cntlid = association.cntlid;
             let (limits, local, kato) = (admission.limits, self.local, connect.kato_ms);
             self.limits = limits;
             let controller = Controller::new(association, role, limits, local, kato, io.now);
-            self.serves = Serves::Admin(Box::new(controller));
+            self.serves = QueueRole::Admin(Box::new(controller));
             if self.proof.is_none() {
                 self.tell_twin(io);
             }
@@ -203,7 +203,7 @@ impl Queue {
                 io.waiters.close(self.depth());
                 let share = io.waiters.join(association.id, self.depth());
                 self.begin_share(share, io);
-                self.serves = Serves::Io { association, subsystem, epoch };
+                self.serves = QueueRole::Io { association, subsystem, epoch };
                 self.find_rows(io);
                 self.find_limits();
                 Ok(cntlid)

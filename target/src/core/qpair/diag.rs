@@ -7,13 +7,13 @@ use nvme::fabrics::ConnectData;
 use rdma::Reason;
 use tracing::{debug, info};
 
-use super::{Io, Link, Queue, Serves};
-use crate::blockdev::BackingId;
+use super::{Io, Link, QueuePair, QueueRole};
+use crate::blockdev::DeviceId;
 use crate::core::command::fabrics;
-use crate::core::controller::Life;
-use crate::core::diag::cause::{Cause, Why};
+use crate::core::controller::ControllerState;
+use crate::core::diag::cause::{Cause, DisconnectRecord};
 
-impl Queue {
+impl QueuePair {
     /// The queue ends, or is refused, for this cause; what follows from it is not told again.
     pub(super) fn explain(
         &mut self,
@@ -31,18 +31,18 @@ impl Queue {
         let association = self.association();
         let host = association.map(|association| association.host);
         let subsystem = association.map(|association| association.subsystem);
-        let why = Why { host, subsystem, detail, ..self.nameless(cause) };
+        let why = DisconnectRecord { host, subsystem, detail, ..self.nameless(cause) };
         io.refusals.tell(why, &io.shared.disconnects, io.now);
     }
 
     /// The flush of a store has failed when its host shut the controller down.
     pub(super) fn tell_unflushed(
         &self,
-        backing: Option<BackingId>,
+        backing: Option<DeviceId>,
         status: Status,
         io: &mut Io<'_>,
     ) {
-        let Serves::Admin(controller) = &self.serves else { return };
+        let QueueRole::Admin(controller) = &self.serves else { return };
         let namespaces = controller.subsystem().map_or(&[][..], |it| &it.namespaces);
         let of = namespaces.iter().find(|namespace| Some(namespace.backing) == backing);
         let nsid = of.map_or(0, |namespace| namespace.nsid);
@@ -64,7 +64,7 @@ impl Queue {
             Cause::BadConnect => Cow::Owned(status.to_string()),
             _ => Cow::Borrowed(""),
         };
-        let why = Why { host, subsystem, detail, ..self.nameless(*cause) };
+        let why = DisconnectRecord { host, subsystem, detail, ..self.nameless(*cause) };
         self.explained = true;
         io.refusals.tell(why, &io.shared.disconnects, io.now);
     }
@@ -111,16 +111,17 @@ impl Queue {
             _ if association.is_closed() => None,
             _ if !self.is_admitted() => Some(Cause::NotAuthenticated),
             // Hosts end I/O queues first when they leave in good order, and shut down then.
-            Serves::Io { .. } | Serves::Nothing { .. } => None,
-            Serves::Admin(controller) => {
-                let missed = controller.life() == Life::Ready && !controller.is_discovery();
+            QueueRole::Io { .. } | QueueRole::Nothing { .. } => None,
+            QueueRole::Admin(controller) => {
+                let missed =
+                    controller.life() == ControllerState::Ready && !controller.is_discovery();
                 missed.then_some(Cause::HostLeft)
             }
         }
     }
 
-    fn nameless(&self, cause: Cause) -> Why {
+    fn nameless(&self, cause: Cause) -> DisconnectRecord {
         let qid = Some(self.request.qid);
-        Why { qid, ..Why::nameless(cause, self.remote, self.local) }
+        DisconnectRecord { qid, ..DisconnectRecord::nameless(cause, self.remote, self.local) }
     }
 }

@@ -3,9 +3,9 @@
 
 use nvme::Status;
 
-use super::{Io, Link, Queue, State, WaitReason};
+use super::{Io, Link, QueuePair, State, WaitReason};
 
-impl Queue {
+impl QueuePair {
     /// A Disconnect command begins.
     pub(super) fn disconnect(&mut self, leaver: u16, io: &mut Io<'_>) {
         self.leaver = Some(leaver);

@@ -3,16 +3,16 @@
 use nvme::persistent_event::FormatStart;
 use nvme::{AdminOpcode, Sqe, Text};
 
-use super::{Io, Queue, Serves};
+use super::{Io, QueuePair, QueueRole};
 use crate::core::command::FNA;
 use crate::core::command::identify::FIRMWARE;
-use crate::core::subsystem::event_log::Happening;
+use crate::core::subsystem::event_log::PersistentEvent;
 
-impl Queue {
+impl QueuePair {
     /// The host has reset its controller.
     pub(super) fn note_reset(&self, io: &Io<'_>) {
         self.note(io, |cntlid| {
-            Some(Happening::PowerOnOrReset { firmware: Text::lossy(FIRMWARE), cntlid })
+            Some(PersistentEvent::PowerOnOrReset { firmware: Text::lossy(FIRMWARE), cntlid })
         });
     }
 
@@ -21,11 +21,11 @@ impl Queue {
     pub(super) fn note_start(&self, sqe: &Sqe, io: &Io<'_>) {
         let start = FormatStart { nsid: sqe.nsid, fna: FNA, cdw10: sqe.cdw10 };
         let format = is_format(sqe);
-        self.note(io, |cntlid| format.then_some(Happening::FormatStart(cntlid, start)));
+        self.note(io, |cntlid| format.then_some(PersistentEvent::FormatStart(cntlid, start)));
     }
 
-    fn note<'a>(&self, io: &Io<'_>, happening: impl FnOnce(u16) -> Option<Happening<'a>>) {
-        let Serves::Admin(controller) = &self.serves else { return };
+    fn note<'a>(&self, io: &Io<'_>, happening: impl FnOnce(u16) -> Option<PersistentEvent<'a>>) {
+        let QueueRole::Admin(controller) = &self.serves else { return };
         let Some(subsystem) = controller.subsystem() else { return };
         let Some(history) = subsystem.usage.history() else { return };
         if let Some(happening) = happening(controller.association.cntlid) {

@@ -5,14 +5,14 @@ use std::cmp::Ordering;
 use nvme::Status;
 use rdma::Buf;
 
-use super::{Io, Queue, Serves, State, WaitReason};
-use crate::blockdev::{BackingId, Op};
+use super::{Io, QueuePair, QueueRole, State, WaitReason};
+use crate::blockdev::{DeviceId, IoRequest};
 use crate::core::command::copy::Job;
 use crate::core::command::{Plan, SQE_BYTES, Source, admin, io as rules};
 use crate::core::stats::Stage;
 use crate::core::subsystem::Extent;
 
-impl Queue {
+impl QueuePair {
     pub(super) fn start(&mut self, slot: u16, plan: Result<Plan, Status>, io: &mut Io<'_>) {
         match plan {
             Ok(Plan::Reply(result)) => self.answer(slot, Ok(result), io),
@@ -51,7 +51,7 @@ impl Queue {
             Plan::Load { backing, at, .. } => {
                 let (backing, at) = (*backing, *at);
                 let buf = entry.data.take();
-                self.submit(slot, backing, buf.map(|into| Op::Read { into, at }), io);
+                self.submit(slot, backing, buf.map(|into| IoRequest::Read { into, at }), io);
             }
             Plan::Store { from, .. }
             | Plan::Compare { from, .. }
@@ -134,11 +134,11 @@ impl Queue {
         match entry.plan {
             Plan::Store { backing, at, fua, .. } => {
                 let buf = entry.data.take().or_else(|| entry.capsule.take());
-                self.submit(slot, backing, buf.map(|from| Op::Write { from, at, fua }), io);
+                self.submit(slot, backing, buf.map(|from| IoRequest::Write { from, at, fua }), io);
             }
             Plan::Compare { backing, at, .. } => {
                 let buf = entry.make_rare().second.take();
-                self.submit(slot, backing, buf.map(|into| Op::Read { into, at }), io);
+                self.submit(slot, backing, buf.map(|into| IoRequest::Read { into, at }), io);
             }
             Plan::Deallocate { extent, .. } => {
                 let entry = &self.slots[usize::from(slot)];
@@ -162,7 +162,7 @@ impl Queue {
             Plan::SetFeature { .. } => {
                 let entry = &self.slots[usize::from(slot)];
                 let result = match &mut self.serves {
-                    Serves::Admin(controller) => {
+                    QueueRole::Admin(controller) => {
                         let data = entry.bytes(io.pool);
                         admin::set_feature_with_data(&entry.sqe, data, controller)
                     }
@@ -207,10 +207,10 @@ impl Queue {
             }
             Plan::Zero { backing, at, len, deallocate, fua } => {
                 let (backing, fua) = (*backing, *fua);
-                let op = Op::Zero { at: *at, len: *len, deallocate: *deallocate };
+                let op = IoRequest::Zero { at: *at, len: *len, deallocate: *deallocate };
                 match step {
                     0 => self.submit(slot, backing, Some(op), io),
-                    1 if fua => self.submit(slot, backing, Some(Op::Flush), io),
+                    1 if fua => self.submit(slot, backing, Some(IoRequest::Flush), io),
                     _ => self.answer(slot, Ok(0), io),
                 }
             }
@@ -236,7 +236,7 @@ impl Queue {
             }
             // The first step was the keeper's.
             Plan::Protect { backings, .. } => match backings.get((step as usize).wrapping_sub(1)) {
-                Some(&backing) => self.submit(slot, backing, Some(Op::Flush), io),
+                Some(&backing) => self.submit(slot, backing, Some(IoRequest::Flush), io),
                 None => self.answer(slot, Ok(0), io),
             },
             _ => {}
@@ -263,13 +263,13 @@ impl Queue {
     }
 
     /// Flush: of the device, unless the host has to hear first that earlier writes may be lost.
-    fn flush(&mut self, slot: u16, backing: BackingId, io: &mut Io<'_>) {
+    fn flush(&mut self, slot: u16, backing: DeviceId, io: &mut Io<'_>) {
         let entry = &self.slots[usize::from(slot)];
         if entry.step > 0 {
             return self.answer(slot, Ok(0), io);
         }
         match self.begin_flush(entry.sqe.nsid) {
-            Ok(()) => self.submit(slot, backing, Some(Op::Flush), io),
+            Ok(()) => self.submit(slot, backing, Some(IoRequest::Flush), io),
             Err(status) => self.answer(slot, Err(status), io),
         }
     }
@@ -279,13 +279,13 @@ impl Queue {
         let entry = &self.slots[usize::from(slot)];
         let Plan::ShutDown { backings, durable } = &entry.plan else { return };
         let Some(&backing) = backings.get(entry.step as usize) else {
-            if let Serves::Admin(controller) = &mut self.serves {
+            if let QueueRole::Admin(controller) = &mut self.serves {
                 controller.shut_down_complete(*durable);
             }
             return self.answer(slot, Ok(0), io);
         };
         match self.begin_shutdown_flush(backing) {
-            Ok(()) => self.submit(slot, backing, Some(Op::Flush), io),
+            Ok(()) => self.submit(slot, backing, Some(IoRequest::Flush), io),
             Err(status) => {
                 self.on_failed_shutdown_flush(slot, status, io);
                 self.slot(slot).step += 1;
@@ -307,7 +307,7 @@ impl Queue {
             }
         }
         if self.mends_first(slot, nr) {
-            return self.submit(slot, extent.backing, Some(Op::Flush), io);
+            return self.submit(slot, extent.backing, Some(IoRequest::Flush), io);
         }
         self.answer(slot, Ok(0), io);
     }
@@ -316,7 +316,7 @@ impl Queue {
     fn verify_piece(
         &mut self,
         slot: u16,
-        backing: BackingId,
+        backing: DeviceId,
         (at, len): (u64, u64),
         piece_bytes: u32,
         io: &mut Io<'_>,
@@ -332,7 +332,7 @@ impl Queue {
         }
         let into = entry.data.take().map(|mut into| {
             into.select(0, left);
-            Op::Read { into, at: at + done }
+            IoRequest::Read { into, at: at + done }
         });
         self.submit(slot, backing, into, io);
     }
@@ -347,12 +347,12 @@ impl Queue {
                 let (at, len, skip) = range?;
                 let mut into = buf.take()?;
                 into.select(skip, len);
-                Some(Op::Read { into, at })
+                Some(IoRequest::Read { into, at })
             }),
             Ordering::Equal => job.store(data).map(|(at, len)| {
                 let mut from = buf.take()?;
                 from.select(0, len);
-                Some(Op::Write { from, at, fua: job.fua })
+                Some(IoRequest::Write { from, at, fua: job.fua })
             }),
             Ordering::Greater => {
                 let units = u64::from(buf.as_ref().map_or(0, Buf::len)) >> 9;
@@ -366,7 +366,7 @@ impl Queue {
             }
         };
         self.slot(slot).make_rare().second = buf;
-        if let Ok(Some(op @ Op::Write { .. })) = &next {
+        if let Ok(Some(op @ IoRequest::Write { .. })) = &next {
             self.charge(slot, op.changes().map_or(0, |(_, len)| len), io.now);
         }
         match next {
@@ -378,8 +378,8 @@ impl Queue {
     pub(super) fn submit(
         &mut self,
         slot: u16,
-        backing: BackingId,
-        op: Option<Op>,
+        backing: DeviceId,
+        op: Option<IoRequest>,
         io: &mut Io<'_>,
     ) {
         // `take_buffers` ran before, so there always is an operation.

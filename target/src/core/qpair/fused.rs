@@ -10,15 +10,15 @@
 use nvme::sqe::Flags;
 use nvme::{Sqe, Status};
 
-use super::{Io, Queue, Serves, State, WaitReason};
-use crate::blockdev::Op;
+use super::{Io, QueuePair, QueueRole, State, WaitReason};
+use crate::blockdev::IoRequest;
 use crate::core::command::Plan;
 use crate::core::stats::Stage;
 use crate::core::subsystem::Namespace;
 
 /// What has become of the first half of a fused command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) enum Half {
+pub(super) enum FusedState {
     /// There was none: the last command was no such half.
     #[default]
     None,
@@ -31,10 +31,10 @@ pub(super) enum Half {
 /// The other half has failed.
 const FAILED: Status = Status::ABORTED_FAILED_FUSED.with_dnr();
 
-impl Queue {
+impl QueuePair {
     /// Nobody but this daemon changes the blocks between the halves.
     fn may_fuse(&self, sqe: &Sqe) -> Result<(), Status> {
-        let Serves::Io { subsystem, .. } = &self.serves else { return Ok(()) };
+        let QueueRole::Io { subsystem, .. } = &self.serves else { return Ok(()) };
         match subsystem.namespace(sqe.nsid).is_ok_and(Namespace::is_shared) {
             true => Err(Status::INVALID_FIELD.with_dnr()),
             false => Ok(()),
@@ -44,9 +44,9 @@ impl Queue {
     /// A command that is half of a fused one, or comes behind a first half.
     pub(super) fn on_half(&mut self, slot: u16, sqe: &Sqe, tail_bytes: u32, io: &mut Io<'_>) {
         let half = std::mem::take(&mut self.half);
-        let may_be_fused = matches!(self.serves, Serves::Io { .. }) && !sqe.is_fabrics();
+        let may_be_fused = matches!(self.serves, QueueRole::Io { .. }) && !sqe.is_fabrics();
         let fuse = if may_be_fused { sqe.flags.fuse() } else { 0 };
-        if let Half::Held(first) = half
+        if let FusedState::Held(first) = half
             && fuse != Flags::FUSED_SECOND
         {
             self.answer(first, Err(Status::ABORTED_MISSING_FUSED.with_dnr()), io);
@@ -60,20 +60,20 @@ impl Queue {
                         let entry = self.slot(slot);
                         entry.enter(State::Waiting(WaitReason::FusedPartner));
                         entry.plan = plan;
-                        self.half = Half::Held(slot);
+                        self.half = FusedState::Held(slot);
                     }
                     Err(status) => {
                         self.answer(slot, Err(status), io);
-                        self.half = Half::Failed;
+                        self.half = FusedState::Failed;
                     }
                 }
             }
-            (Flags::FUSED_SECOND, Half::Held(first)) => {
+            (Flags::FUSED_SECOND, FusedState::Held(first)) => {
                 let plan = self.decide(slot, &alone, tail_bytes, io);
                 self.pair(first, slot, plan, io);
             }
-            (Flags::FUSED_SECOND, Half::Failed) => self.answer(slot, Err(FAILED), io),
-            (Flags::FUSED_SECOND, Half::None) => {
+            (Flags::FUSED_SECOND, FusedState::Failed) => self.answer(slot, Err(FAILED), io),
+            (Flags::FUSED_SECOND, FusedState::None) => {
                 self.answer(slot, Err(Status::ABORTED_MISSING_FUSED.with_dnr()), io);
             }
             _ => {
@@ -143,7 +143,7 @@ impl Queue {
             return self.answer(first, Err(Status::INTERNAL_ERROR), io);
         };
         let (backing, at, len) = (*backing, *at, from.len_bytes());
-        self.take_turn(first, backing, Op::Read { into, at }, Some((at, len.into())), io);
+        self.take_turn(first, backing, IoRequest::Read { into, at }, Some((at, len.into())), io);
     }
 
     /// The blocks are what the first half says. The second has them now.
@@ -155,7 +155,7 @@ impl Queue {
         entry.turn = turn;
         if let Plan::Store { backing, at, fua, .. } = entry.plan {
             let buf = entry.data.take().or_else(|| entry.capsule.take());
-            self.submit(second, backing, buf.map(|from| Op::Write { from, at, fua }), io);
+            self.submit(second, backing, buf.map(|from| IoRequest::Write { from, at, fua }), io);
         }
     }
 
@@ -172,8 +172,8 @@ impl Queue {
 
     /// One half was answered, so the other has none any more: it fails, or it is on its own.
     pub(super) fn part(&mut self, slot: u16, status: Status, io: &mut Io<'_>) {
-        if self.half == Half::Held(slot) {
-            self.half = Half::Failed;
+        if self.half == FusedState::Held(slot) {
+            self.half = FusedState::Failed;
         }
         let Some(mate) = self.slot(slot).mate.take() else { return };
         let entry = self.slot(mate);

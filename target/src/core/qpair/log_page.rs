@@ -3,13 +3,13 @@
 //! the data buffers by asking for pages, and the few that are there for admin commands alone are
 //! enough for them when a disk has all others.
 
-use super::{Io, Queue};
+use super::{Io, QueuePair};
 use crate::core::command::Plan;
 
 /// Bytes of a page that are pushed at once, at most.
 pub(super) const AT_ONCE_BYTES: u32 = 16 << 10;
 
-impl Queue {
+impl QueuePair {
     /// Pushes a page, and zeros behind it up to the length that the host has asked for.
     pub(super) fn give_page(&mut self, slot: u16, io: &mut Io<'_>) {
         let entry = self.slot(slot);

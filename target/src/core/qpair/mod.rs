@@ -53,26 +53,26 @@ use nvme::cm;
 use rdma::{Buf, Completion, Fabric, Fault, Incoming, Pool, Qp, QpLimits};
 use tracing::debug;
 
-use crate::blockdev::{Disk, Done};
+use crate::blockdev::{BlockDevice, IoCompletion};
 use crate::core::auth::exchange::Exchange;
 use crate::core::command::{Plan, Source};
 use crate::core::controller::association::Association;
 use crate::core::controller::{Controller, Limits};
-use crate::core::diag::cause::{Cause, Why};
-use crate::core::diag::log_limiter::Refusals;
+use crate::core::diag::cause::{Cause, DisconnectRecord};
+use crate::core::diag::log_limiter::CauseLog;
 use crate::core::registry::OpenQueue;
-use crate::core::sched::buffers::{Lane, Take, Waiters};
+use crate::core::sched::buffers::{BufferScheduler, NsIndex, TryAlloc};
 use crate::core::shared::Shared;
-use crate::core::stats::{Rows, Run, Stage};
+use crate::core::stats::{CompletionBatch, Rows, Stage};
 use crate::core::subsystem::Subsystem;
-use crate::core::subsystem::usage::Tally;
+use crate::core::subsystem::usage::IoCounters;
 use admit::Quota;
-use bad_blocks::Mend;
+use bad_blocks::ClearBadBlocks;
 pub use buffers::{DATA_FOR_ADMIN_BYTES, free_for_io, room};
 pub use connect::RECEIVES_FOR_ADMIN;
-use fused::Half;
+use fused::FusedState;
 pub(crate) use request::SENDS_PER_RECEIVE;
-use request::{Head, SLOTS_PER_RECEIVE, Slot, State, WaitReason};
+use request::{Head, Request, SLOTS_PER_RECEIVE, State, WaitReason};
 
 /// How long a connection may take from its reply to its Connect command. Hosts bring up all
 /// connections of a controller before the first Connect, each round trip may take seconds.
@@ -88,13 +88,13 @@ pub struct Io<'a> {
     /// The fabric.
     pub fabric: &'a mut dyn Fabric,
     /// The backing stores.
-    pub disk: &'a mut dyn Disk,
+    pub disk: &'a mut dyn BlockDevice,
     /// Who may connect.
     pub shared: &'a Shared,
     /// Who waits for buffers.
-    pub waiters: &'a mut Waiters,
+    pub waiters: &'a mut BufferScheduler,
     /// Tells who is refused or dropped.
-    pub refusals: &'a mut Refusals,
+    pub refusals: &'a mut CauseLog,
     /// Which of the reactors this is.
     pub reactor: usize,
     /// The time of this turn.
@@ -104,12 +104,12 @@ pub struct Io<'a> {
     /// When pushes and responses that come home now have done so, likewise.
     pub sent_ns: u64,
     /// Commands that are over and not counted yet.
-    pub run: &'a mut Run,
+    pub run: &'a mut CompletionBatch,
 }
 
 /// What a queue serves.
 #[derive(Debug)]
-enum Serves {
+enum QueueRole {
     /// Nothing before Connect.
     Nothing { deadline: Instant },
     /// An admin queue owns its controller.
@@ -129,14 +129,14 @@ enum Link {
 
 /// One NVMe queue.
 #[derive(Debug)]
-pub struct Queue {
+pub struct QueuePair {
     key: u32,
     qp: Qp,
     request: cm::Request,
     limits: Limits,
     local: SocketAddr,
     remote: SocketAddr,
-    serves: Serves,
+    serves: QueueRole,
     opened: Instant,
     /// Its host has confirmed the connection, so its address is not forged.
     confirmed: bool,
@@ -154,7 +154,7 @@ pub struct Queue {
     /// Of an I/O queue, what its association holds of the data buffers.
     share: Option<u32>,
     head: Head,
-    slots: Vec<Slot>,
+    slots: Vec<Request>,
     receives: u16,
     /// What the registry counts as held by a connection that is not admitted.
     pub(crate) unadmitted: Option<OpenQueue>,
@@ -163,8 +163,8 @@ pub struct Queue {
     /// Slots that hold an operation back.
     held_back: u16,
     /// The first half of a fused command, when it was the last command.
-    half: Half,
-    tally: Tally,
+    half: FusedState,
+    tally: IoCounters,
     /// What limits its commands.
     quota: Quota,
     /// Where its commands are counted, once it is an I/O queue.
@@ -178,7 +178,7 @@ pub struct Queue {
     cids: Box<[u64; 1024]>,
 }
 
-impl Queue {
+impl QueuePair {
     /// Takes a connection request: checks its private data, opens a queue pair, posts all receives
     /// and accepts. `key` is this queue's name in disk tags.
     ///
@@ -189,15 +189,18 @@ impl Queue {
         incoming: Incoming,
         limits: Limits,
         io: &mut Io<'_>,
-    ) -> Result<Queue, Box<Why>> {
+    ) -> Result<QueuePair, Box<DisconnectRecord>> {
         let (local, remote, reads) = (incoming.local, incoming.remote, incoming.reads);
         let checked = connect::check_request(&incoming.private_data, reads, limits, io.pool);
         let (request, depth) = match checked {
             Ok(checked) => checked,
             Err(status) => {
                 io.fabric.reject(incoming, &cm::Reject::new(status).emit());
-                let why = Why::nameless(Cause::of_request(status), remote, local);
-                return Err(Box::new(Why { detail: status.to_string().into(), ..why }));
+                let why = DisconnectRecord::nameless(Cause::of_request(status), remote, local);
+                return Err(Box::new(DisconnectRecord {
+                    detail: status.to_string().into(),
+                    ..why
+                }));
             }
         };
         let qp_limits = QpLimits {
@@ -206,13 +209,13 @@ impl Queue {
             reads: READS.min(reads),
         };
         let qp = io.fabric.open(incoming, qp_limits).map_err(|error| {
-            let why = Why::nameless(Cause::NoQueuePair, remote, local);
-            Box::new(Why { detail: error.0.into(), ..why })
+            let why = DisconnectRecord::nameless(Cause::NoQueuePair, remote, local);
+            Box::new(DisconnectRecord { detail: error.0.into(), ..why })
         })?;
-        let mut queue = Queue::new(key, qp, request, depth, limits, (local, remote), io.now);
+        let mut queue = QueuePair::new(key, qp, request, depth, limits, (local, remote), io.now);
         for _ in 0..depth * SLOTS_PER_RECEIVE {
             let cell = io.pool.take_cell();
-            queue.slots.push(Slot::new(cell));
+            queue.slots.push(Request::new(cell));
         }
         for _ in 0..depth {
             if let Some(buf) = io.pool.take_receive() {
@@ -235,16 +238,16 @@ impl Queue {
         limits: Limits,
         (local, remote): (SocketAddr, SocketAddr),
         now: Instant,
-    ) -> Queue {
+    ) -> QueuePair {
         let slots = depth * SLOTS_PER_RECEIVE;
-        Queue {
+        QueuePair {
             key,
             qp,
             request,
             limits,
             local,
             remote,
-            serves: Serves::Nothing { deadline: now + CONNECT_DEADLINE },
+            serves: QueueRole::Nothing { deadline: now + CONNECT_DEADLINE },
             opened: now,
             confirmed: false,
             proof: None,
@@ -261,8 +264,8 @@ impl Queue {
             free: (0..slots).rev().collect(),
             at_disk: 0,
             held_back: 0,
-            half: Half::None,
-            tally: Tally::default(),
+            half: FusedState::None,
+            tally: IoCounters::default(),
             quota: Quota::default(),
             rows: None,
             backlog: VecDeque::with_capacity(depth.into()),
@@ -287,9 +290,9 @@ impl Queue {
     #[must_use]
     pub fn association(&self) -> Option<&Arc<Association>> {
         match &self.serves {
-            Serves::Nothing { .. } => None,
-            Serves::Admin(controller) => Some(&controller.association),
-            Serves::Io { association, .. } => Some(association),
+            QueueRole::Nothing { .. } => None,
+            QueueRole::Admin(controller) => Some(&controller.association),
+            QueueRole::Io { association, .. } => Some(association),
         }
     }
 
@@ -309,7 +312,7 @@ impl Queue {
     /// Whether its Connect has succeeded.
     #[must_use]
     pub fn is_connected(&self) -> bool {
-        !matches!(self.serves, Serves::Nothing { .. })
+        !matches!(self.serves, QueueRole::Nothing { .. })
     }
 
     /// Whether it is connected, and its host has proved itself where it must.
@@ -323,7 +326,7 @@ impl Queue {
     #[must_use]
     pub fn is_anonymous(&self) -> bool {
         match &self.serves {
-            Serves::Admin(controller) if self.is_admitted() => {
+            QueueRole::Admin(controller) if self.is_admitted() => {
                 let association = &controller.association;
                 association.anonymous && association.io_queues() == 0
             }
@@ -426,7 +429,7 @@ impl Queue {
     }
 
     /// A disk operation has come home.
-    pub fn on_disk(&mut self, slot: u16, done: Done, io: &mut Io<'_>) {
+    pub fn on_disk(&mut self, slot: u16, done: IoCompletion, io: &mut Io<'_>) {
         self.at_disk -= 1;
         self.end_turn(slot, io);
         let open = self.link == Link::Open;
@@ -469,18 +472,18 @@ impl Queue {
     }
 
     /// A buffer may be there for a waiting command; `aside`: also of what is set aside.
-    pub fn resume(&mut self, slot: u16, aside: bool, io: &mut Io<'_>) -> Take {
+    pub fn resume(&mut self, slot: u16, aside: bool, io: &mut Io<'_>) -> TryAlloc {
         if self.link != Link::Open || self.slot(slot).state() != State::Waiting(WaitReason::Buffers)
         {
-            return Take::Done;
+            return TryAlloc::Done;
         }
         match self.take_buffers(slot, self.want(slot), aside, io) {
-            Take::Done => self.proceed(slot, io),
+            TryAlloc::Done => self.proceed(slot, io),
             // It leaves the line: it waits for its own queue.
-            Take::Over if self.share.is_none() => self.put_off(slot, io),
+            TryAlloc::Over if self.share.is_none() => self.put_off(slot, io),
             take => return take,
         }
-        Take::Done
+        TryAlloc::Done
     }
 
     /// Looks at the clock and at what is shared with other reactors.
@@ -491,8 +494,10 @@ impl Queue {
         let admitted = self.is_admitted();
         // What only follows from something else has no cause.
         let end = match &mut self.serves {
-            Serves::Nothing { deadline } => (io.now >= *deadline).then_some(Some(Cause::NoConnect)),
-            Serves::Admin(controller) => {
+            QueueRole::Nothing { deadline } => {
+                (io.now >= *deadline).then_some(Some(Cause::NoConnect))
+            }
+            QueueRole::Admin(controller) => {
                 if controller.association.is_closed() {
                     Some(controller.association.ended_for())
                 } else if admitted && controller.expired(io.now) {
@@ -506,7 +511,7 @@ impl Queue {
                     None
                 }
             }
-            Serves::Io { association, epoch, .. } => {
+            QueueRole::Io { association, epoch, .. } => {
                 let over = association.is_closed() || association.epoch() != *epoch;
                 match over {
                     true => Some(None),
@@ -566,7 +571,7 @@ impl Queue {
         if let Some(rare) = entry.rare_mut() {
             rare.fences.clear();
             rare.errands.clear();
-            rare.mend = Mend::None;
+            rare.mend = ClearBadBlocks::None;
         }
         entry.take_buffers().for_each(|buf| io.pool.give(buf));
         if entry.state() != State::Free && entry.posted == 0 {
@@ -579,7 +584,7 @@ impl Queue {
         let entry = self.slot(slot);
         entry.enter(State::Free);
         let charged_bytes = std::mem::take(&mut entry.charged_bytes);
-        let (lane, store) = (Lane::of(entry.sqe.nsid), entry.store);
+        let (lane, store) = (NsIndex::of(entry.sqe.nsid), entry.store);
         self.free.push(slot);
         match self.share {
             Some(share) => io.waiters.discharge(share, lane, store, charged_bytes),
@@ -591,7 +596,7 @@ impl Queue {
     /// Whether this is an I/O queue whose controller was reset or is gone.
     fn is_orphaned(&self) -> bool {
         match &self.serves {
-            Serves::Io { association, epoch, .. } => {
+            QueueRole::Io { association, epoch, .. } => {
                 !association.is_ready()
                     && (association.is_closed() || association.epoch() != *epoch)
             }
@@ -604,7 +609,7 @@ impl Queue {
         u64::from(self.key) << 32 | u64::from(slot)
     }
 
-    fn slot(&mut self, slot: u16) -> &mut Slot {
+    fn slot(&mut self, slot: u16) -> &mut Request {
         &mut self.slots[usize::from(slot)]
     }
 }

@@ -2,17 +2,17 @@
 
 use nvme::Status;
 
-use super::{Io, Queue, Serves};
+use super::{Io, QueuePair, QueueRole};
 use crate::core::command::{Plan, ns_management};
 use crate::core::sched::offload::{Job, NamespaceJob};
 use crate::core::subsystem::ns_request::{CreatedNsid, NamespaceRequest};
 
-impl Queue {
+impl QueuePair {
     /// The data of a Namespace Management or Attachment command are here.
     pub(super) fn manage(&mut self, slot: u16, io: &mut Io<'_>) {
         let entry = &self.slots[usize::from(slot)];
         let what = match &self.serves {
-            Serves::Admin(controller) => {
+            QueueRole::Admin(controller) => {
                 ns_management::order(&entry.sqe, entry.bytes(io.pool), controller)
             }
             _ => Err(Status::INVALID_OPCODE.with_dnr()),

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use nvme::feature::WriteProtectState;
 use nvme::{Nqn, Status};
 
-use super::{Io, Link, Queue, Serves, State};
+use super::{Io, Link, QueuePair, QueueRole, State};
 use crate::core::command::Plan;
-use crate::core::sched::Fence;
+use crate::core::sched::DrainBarrier;
 use crate::core::sched::offload::{Job, ReplyTo, ReservationRequest, WriteProtectRequest};
 use crate::core::stats::Stage;
 use crate::core::subsystem::reservation::{Order, Reservation};
 use crate::core::subsystem::write_protect::Protection;
 
-impl Queue {
+impl QueuePair {
     /// Hands an order to the keeper. Its answer comes home as that of a disk does: until then the
     /// slot is taken, and the queue is not finished.
     pub(super) fn ask_keeper(
@@ -74,8 +74,8 @@ impl Queue {
     /// Hosts were preempted, or namespaces write protected, and commands shall end: what has not
     /// begun ends here, what is under way holds the fence until it is home. Nothing is recalled from
     /// a disk.
-    pub fn on_fence(&mut self, fence: &Arc<Fence>, io: &mut Io<'_>) {
-        let is_admin = matches!(self.serves, Serves::Admin(_));
+    pub fn on_fence(&mut self, fence: &Arc<DrainBarrier>, io: &mut Io<'_>) {
+        let is_admin = matches!(self.serves, QueueRole::Admin(_));
         let Some(association) = self.association() else { return };
         if association.subsystem != fence.subsystem
             || !fence.concerns(&association.host_id, is_admin)

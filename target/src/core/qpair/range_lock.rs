@@ -3,15 +3,15 @@
 
 use nvme::Status;
 
-use super::{Io, Link, Queue, Serves, State, WaitReason};
-use crate::blockdev::{BackingId, Done, Op};
+use super::{Io, Link, QueuePair, QueueRole, State, WaitReason};
+use crate::blockdev::{DeviceId, IoCompletion, IoRequest};
 use crate::core::command::{Plan, io as rules};
-use crate::core::sched::range_lock::Claim;
+use crate::core::sched::range_lock::RangeLock;
 use crate::core::stats::Stage;
 
 /// How an operation at a disk stands with the others that change blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) enum Turn {
+pub(super) enum LockState {
     /// It changes none, or there is none.
     #[default]
     None,
@@ -23,13 +23,13 @@ pub(super) enum Turn {
     Claimed(u64),
 }
 
-impl Queue {
+impl QueuePair {
     /// Submits an operation, as soon as nobody stands in its way.
     pub(super) fn take_turn(
         &mut self,
         slot: u16,
-        backing: BackingId,
-        op: Op,
+        backing: DeviceId,
+        op: IoRequest,
         alone: Option<(u64, u64)>,
         io: &mut Io<'_>,
     ) {
@@ -38,18 +38,18 @@ impl Queue {
             return self.pass_on(slot, backing, op, io);
         };
         let entry = self.slot(slot);
-        let claimed = matches!(entry.turn, Turn::Claimed(_));
+        let claimed = matches!(entry.turn, LockState::Claimed(_));
         if claimed || (alone.is_none() && !io.shared.range_locks.is_watching(backing)) {
             if !claimed {
-                entry.turn = Turn::Unclaimed(at, len);
+                entry.turn = LockState::Unclaimed(at, len);
             }
             return self.pass_on(slot, backing, op, io);
         }
         let alone = alone.is_some();
-        let claim = Claim { backing, at, len, alone, reactor: io.reactor };
+        let claim = RangeLock { backing, at, len, alone, reactor: io.reactor };
         let (ticket, granted) = io.shared.range_locks.claim(claim);
         let entry = self.slot(slot);
-        entry.turn = Turn::Claimed(ticket);
+        entry.turn = LockState::Claimed(ticket);
         match granted {
             true => self.pass_on(slot, backing, op, io),
             false => {
@@ -61,7 +61,7 @@ impl Queue {
         }
     }
 
-    fn pass_on(&mut self, slot: u16, backing: BackingId, op: Op, io: &mut Io<'_>) {
+    fn pass_on(&mut self, slot: u16, backing: DeviceId, op: IoRequest, io: &mut Io<'_>) {
         if let Err(status) = self.may_begin(slot, &op) {
             self.put_back(slot, op.into_buf());
             return self.answer(slot, Err(status), io);
@@ -81,7 +81,9 @@ impl Queue {
         for slot in 0..self.slots.len() as u16 {
             let entry = &self.slots[usize::from(slot)];
             let held_back = entry.rare().and_then(|rare| rare.held_back.as_ref());
-            let (Turn::Claimed(ticket), Some((_, op))) = (entry.turn, held_back) else { continue };
+            let (LockState::Claimed(ticket), Some((_, op))) = (entry.turn, held_back) else {
+                continue;
+            };
             if !io.shared.range_locks.is_granted(ticket) {
                 continue;
             }
@@ -127,10 +129,10 @@ impl Queue {
     /// Whether a step of a command may begin now. What was checked when it came is checked again:
     /// it may have waited for limits, buffers, its data or other commands, and a host that was told
     /// of a reservation meanwhile must not find it carried out afterwards.
-    fn may_begin(&self, slot: u16, op: &Op) -> Result<(), Status> {
+    fn may_begin(&self, slot: u16, op: &IoRequest) -> Result<(), Status> {
         // To make durable what was done changes nothing.
         match op {
-            Op::Flush if self.slots[usize::from(slot)].step > 0 => Ok(()),
+            IoRequest::Flush if self.slots[usize::from(slot)].step > 0 => Ok(()),
             op => self.may_begin_at(slot, op.range()),
         }
     }
@@ -138,7 +140,7 @@ impl Queue {
     /// The same of a step that touches this range of bytes.
     pub(super) fn may_begin_at(&self, slot: u16, range: Option<(u64, u64)>) -> Result<(), Status> {
         // An admin queue has orders for its whole subsystem.
-        let Serves::Io { association, subsystem, .. } = &self.serves else { return Ok(()) };
+        let QueueRole::Io { association, subsystem, .. } = &self.serves else { return Ok(()) };
         let entry = &self.slots[usize::from(slot)];
         association.reach.check_io(&entry.sqe, subsystem)?;
         let barred = association.reservations.barred(entry.sqe.nsid);
@@ -154,7 +156,7 @@ impl Queue {
         // As if the disk gave it back.
         self.slot(slot).enter(State::AtDevice);
         self.at_disk += 1;
-        let done = Done { tag: self.tag(slot), buf: op.into_buf(), outcome: Err(status) };
+        let done = IoCompletion { tag: self.tag(slot), buf: op.into_buf(), outcome: Err(status) };
         self.on_disk(slot, done, io);
         true
     }
@@ -182,14 +184,16 @@ impl Queue {
         let exclusion = &io.shared.range_locks;
         let entry = self.slot(slot);
         let (at, len) = match entry.turn {
-            Turn::None => return,
-            Turn::Claimed(ticket) => return exclusion.leave_claimed(ticket),
-            Turn::Unclaimed(at, len) | Turn::Awaited(at, len) => (at, len),
+            LockState::None => return,
+            LockState::Claimed(ticket) => return exclusion.leave_claimed(ticket),
+            LockState::Unclaimed(at, len) | LockState::Awaited(at, len) => (at, len),
         };
         let Some(backing) = entry.plan.backing() else { return };
-        let claim = Claim { backing, at, len, alone: false, reactor: io.reactor };
+        let claim = RangeLock { backing, at, len, alone: false, reactor: io.reactor };
         let ticket = exclusion.leave(claim);
-        if let Turn::Awaited(..) = std::mem::replace(&mut entry.turn, Turn::Claimed(ticket)) {
+        if let LockState::Awaited(..) =
+            std::mem::replace(&mut entry.turn, LockState::Claimed(ticket))
+        {
             // The fused command waits for its blocks from now on, where they are the same.
             exclusion.settled();
         }
@@ -209,9 +213,9 @@ impl Queue {
     #[inline]
     pub(super) fn drop_turn(&mut self, slot: u16, io: &mut Io<'_>) {
         match std::mem::take(&mut self.slot(slot).turn) {
-            Turn::None | Turn::Unclaimed(..) => {}
-            Turn::Awaited(..) => io.shared.range_locks.settled(),
-            Turn::Claimed(ticket) => io.shared.range_locks.give_up(ticket),
+            LockState::None | LockState::Unclaimed(..) => {}
+            LockState::Awaited(..) => io.shared.range_locks.settled(),
+            LockState::Claimed(ticket) => io.shared.range_locks.give_up(ticket),
         }
     }
 
@@ -219,8 +223,8 @@ impl Queue {
     pub fn note_unclaimed(&mut self) -> u32 {
         let mut count = 0;
         for entry in &mut self.slots {
-            if let Turn::Unclaimed(at, len) = entry.turn {
-                entry.turn = Turn::Awaited(at, len);
+            if let LockState::Unclaimed(at, len) = entry.turn {
+                entry.turn = LockState::Awaited(at, len);
                 count += 1;
             }
         }

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use nvme::{Sqe, Status};
 use rdma::{Buf, Pool};
 
-use super::bad_blocks::Mend;
-use super::range_lock::Turn;
-use crate::blockdev::{BackingId, Op};
+use super::bad_blocks::ClearBadBlocks;
+use super::range_lock::LockState;
+use crate::blockdev::{DeviceId, IoRequest};
 use crate::core::command::Plan;
-use crate::core::command::sgl::Pieces;
-use crate::core::sched::Fence;
-use crate::core::sched::abort::Errand;
-use crate::core::sched::buffers::Store;
-use crate::core::stats::Clock;
+use crate::core::command::sgl::SglSegments;
+use crate::core::sched::DrainBarrier;
+use crate::core::sched::abort::AbortToken;
+use crate::core::sched::buffers::DeviceSlot;
+use crate::core::stats::StageTimer;
 
 /// Places for commands for each receive of a queue: as many may wait for the end of their response
 /// as are carried out.
@@ -99,7 +99,7 @@ impl State {
 /// not looked at by the others.
 #[derive(Debug)]
 #[repr(C)]
-pub(super) struct Slot {
+pub(super) struct Request {
     state: State,
     /// Work requests posted and not home.
     pub(super) posted: u8,
@@ -120,13 +120,13 @@ pub(super) struct Slot {
     /// Bytes of data buffers that were taken for it.
     pub(super) charged_bytes: u32,
     /// The store that they were taken for, until it has done what it should.
-    pub(super) store: Option<Store>,
+    pub(super) store: Option<DeviceSlot>,
     /// The key to invalidate with the response.
     pub(super) invalidate: Option<u32>,
     /// The response's cell, at home.
     pub(super) cell: Option<Buf>,
     /// Where its time goes.
-    pub(super) clock: Clock,
+    pub(super) clock: StageTimer,
     pub(super) sqe: Sqe,
     /// The data on their way between host and disk.
     pub(super) data: Option<Buf>,
@@ -134,27 +134,27 @@ pub(super) struct Slot {
     /// Progress of plans with several disk operations.
     pub(super) step: u32,
     /// How it stands with others who change blocks.
-    pub(super) turn: Turn,
+    pub(super) turn: LockState,
     /// The capsule's receive buffer, until it is posted again.
     pub(super) capsule: Option<Buf>,
-    rare: Rare,
+    rare: RequestExt,
 }
 
 /// What few commands have.
 #[derive(Debug, Default)]
-pub(super) struct Rare {
+pub(super) struct RequestExt {
     /// What Compare loads to hold against the data, and what Copy copies.
     pub(super) second: Option<Buf>,
     /// Where the host has the data, when that is in several places.
-    pub(super) pieces: Pieces,
+    pub(super) pieces: SglSegments,
     /// Preemptions that wait for this command.
-    pub(super) fences: Vec<Arc<Fence>>,
+    pub(super) fences: Vec<Arc<DrainBarrier>>,
     /// The Abort commands that want it to end.
-    pub(super) errands: Vec<Errand>,
+    pub(super) errands: Vec<AbortToken>,
     /// What waits for its turn to go to the disk.
-    pub(super) held_back: Option<(BackingId, Op)>,
+    pub(super) held_back: Option<(DeviceId, IoRequest)>,
     /// What becomes of unreadable blocks that it changes.
-    pub(super) mend: Mend,
+    pub(super) mend: ClearBadBlocks,
     /// The block that it failed for, where its own fields do not tell.
     pub(super) culprit: Option<u64>,
 }
@@ -168,9 +168,9 @@ pub(super) struct Head {
     pub(super) off: bool,
 }
 
-impl Slot {
-    pub(super) fn new(cell: Option<Buf>) -> Slot {
-        Slot {
+impl Request {
+    pub(super) fn new(cell: Option<Buf>) -> Request {
+        Request {
             state: State::Free,
             posted: 0,
             is_rare: false,
@@ -184,14 +184,14 @@ impl Slot {
             store: None,
             invalidate: None,
             cell,
-            clock: Clock::default(),
+            clock: StageTimer::default(),
             sqe: Sqe::default(),
             data: None,
             plan: Plan::Reply(0),
             step: 0,
-            turn: Turn::None,
+            turn: LockState::None,
             capsule: None,
-            rare: Rare::default(),
+            rare: RequestExt::default(),
         }
     }
 
@@ -229,18 +229,18 @@ impl Slot {
 
     /// What it has that few commands have; none: nothing of that.
     #[inline]
-    pub(super) fn rare(&self) -> Option<&Rare> {
+    pub(super) fn rare(&self) -> Option<&RequestExt> {
         if self.is_rare { Some(&self.rare) } else { None }
     }
 
     /// The same, to be changed.
     #[inline]
-    pub(super) fn rare_mut(&mut self) -> Option<&mut Rare> {
+    pub(super) fn rare_mut(&mut self) -> Option<&mut RequestExt> {
         if self.is_rare { Some(&mut self.rare) } else { None }
     }
 
     /// It gets something that few commands have.
-    pub(super) fn make_rare(&mut self) -> &mut Rare {
+    pub(super) fn make_rare(&mut self) -> &mut RequestExt {
         self.is_rare = true;
         &mut self.rare
     }
@@ -272,13 +272,13 @@ impl Slot {
     }
 }
 
-impl Rare {
+impl RequestExt {
     /// Another command begins in its place. Buffers and what is held back have gone by then.
     fn forget(&mut self) {
-        self.pieces = Pieces::default();
+        self.pieces = SglSegments::default();
         self.fences.clear();
         self.errands.clear();
-        self.mend = Mend::None;
+        self.mend = ClearBadBlocks::None;
         self.culprit = None;
     }
 }
@@ -305,14 +305,14 @@ mod tests {
 
     use crate::core::message::mailbox;
     use crate::core::qpair::request::*;
-    use crate::core::sched::abort::Recall;
+    use crate::core::sched::abort::AbortRequest;
 
     /// What every command touches fills so many cache lines; what its response needs comes first.
     #[test]
     fn what_few_commands_have_is_behind_what_all_have() {
         const LINE_BYTES: usize = 64;
-        assert!(offset_of!(Slot, rare) <= 7 * LINE_BYTES, "{}", offset_of!(Slot, rare));
-        assert!(offset_of!(Slot, sqe) <= 3 * LINE_BYTES, "{}", offset_of!(Slot, sqe));
+        assert!(offset_of!(Request, rare) <= 7 * LINE_BYTES, "{}", offset_of!(Request, rare));
+        assert!(offset_of!(Request, sqe) <= 3 * LINE_BYTES, "{}", offset_of!(Request, sqe));
     }
 
     #[test]
@@ -347,7 +347,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "Free became Replying")]
     fn a_second_answer_of_a_command_is_refused() {
-        Slot::new(None).enter(State::Replying);
+        Request::new(None).enter(State::Replying);
     }
 
     #[test]
@@ -361,19 +361,19 @@ mod tests {
             largest_bytes: 4096,
         };
         let mut pool = Pool::new(plan).unwrap();
-        let mut slot = Slot::new(None);
+        let mut slot = Request::new(None);
         slot.begin(Sqe::default(), pool.take_cell().unwrap(), 0, 0);
         assert!(slot.rare().is_none() && slot.rare_mut().is_none() && !slot.is_scattered());
         let (sender, _mailbox) = mailbox().unwrap();
         let (ended, _ends) = channel();
-        let (_recall, errand) = Recall::new(1, 1, 1, sender.waker());
+        let (_recall, errand) = AbortRequest::new(1, 1, 1, sender.waker());
         let rare = slot.make_rare();
         rare.culprit = Some(7);
         rare.second = pool.take_data(4096);
         rare.pieces.begin(4096);
-        rare.fences.push(Arc::new(Fence::around(Nqn::DISCOVERY, 1, ended)));
+        rare.fences.push(Arc::new(DrainBarrier::around(Nqn::DISCOVERY, 1, ended)));
         rare.errands.push(errand);
-        rare.mend = Mend::UnderWay;
+        rare.mend = ClearBadBlocks::UnderWay;
         assert_eq!(slot.rare().and_then(|rare| rare.culprit), Some(7));
         slot.take_buffers().for_each(|buf| pool.give(buf));
         assert!(pool.is_full());
@@ -381,7 +381,7 @@ mod tests {
         slot.enter(State::Free);
         slot.begin(Sqe::default(), pool.take_cell().unwrap(), 0, 0);
         assert!(slot.rare().is_none());
-        let fresh = Slot::new(None);
+        let fresh = Request::new(None);
         assert_eq!(format!("{:?}", slot.make_rare()), format!("{:?}", fresh.rare), "every field");
         slot.take_buffers().for_each(|buf| pool.give(buf));
         assert!(pool.is_full());

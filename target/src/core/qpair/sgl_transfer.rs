@@ -4,10 +4,10 @@
 use nvme::sgl::LastSegment;
 use nvme::{Sqe, Status};
 
-use super::{Io, Link, Queue, State};
+use super::{Io, Link, QueuePair, State};
 use crate::core::command::{Plan, SQE_BYTES, sgl};
 
-impl Queue {
+impl QueuePair {
     /// Takes note of where the pieces of a command's data are. Gives the command as the rules see
     /// it, with one descriptor of the whole length.
     pub(super) fn gather(

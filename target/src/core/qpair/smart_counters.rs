@@ -4,15 +4,15 @@ use std::time::Instant;
 
 use nvme::Status;
 
-use super::{Queue, Serves, State};
+use super::{QueuePair, QueueRole, State};
 use crate::core::subsystem::usage::Work;
 
-impl Queue {
+impl QueuePair {
     /// Where the work of a command is counted.
     pub(super) fn work(&mut self, slot: u16) -> &mut Work {
         let nsid = self.slots[usize::from(slot)].sqe.nsid;
         let (work, evicted) = self.tally.of(nsid);
-        if let (Some((nsid, evicted)), Serves::Io { association, subsystem, .. }) =
+        if let (Some((nsid, evicted)), QueueRole::Io { association, subsystem, .. }) =
             (evicted, &self.serves)
         {
             association.usage.add(&evicted);
@@ -25,7 +25,7 @@ impl Queue {
     pub(super) fn count_failure(&mut self, slot: u16, status: Status) {
         const MEDIA: u8 = 2;
         let harmless = [Status::COMPARE_FAILURE, Status::ACCESS_DENIED, Status::DEALLOCATED_BLOCK];
-        let io = matches!(self.serves, Serves::Io { .. });
+        let io = matches!(self.serves, QueueRole::Io { .. });
         if io && status.sct() == MEDIA && !harmless.iter().any(|other| status.is(*other)) {
             self.work(slot).media_errors += 1;
         }
@@ -33,7 +33,7 @@ impl Queue {
 
     /// Hands in what was counted.
     pub(super) fn hand_in(&mut self, now: Instant) {
-        let Serves::Io { association, subsystem, .. } = &self.serves else { return };
+        let QueueRole::Io { association, subsystem, .. } = &self.serves else { return };
         for (nsid, work) in self.tally.take() {
             association.usage.add(&work);
             association.usage.note_busy(now);

@@ -1,15 +1,15 @@
 //! What is made known of a queue's commands: counts, where their time went, which were slow.
 
-use super::{Io, Queue, Serves};
+use super::{Io, QueuePair, QueueRole};
 use crate::core::command::Plan;
 use crate::core::stats::Kind;
 use crate::core::stats::slow_log::SlowCommand;
 
-impl Queue {
+impl QueuePair {
     /// Finds the rows that its commands are counted in. Not on the way of an I/O: when it
     /// connects, and when its subsystem has changed.
     pub(super) fn find_rows(&mut self, io: &mut Io<'_>) {
-        let Serves::Io { association, subsystem, .. } = &self.serves else { return };
+        let QueueRole::Io { association, subsystem, .. } = &self.serves else { return };
         let nsids = subsystem.namespaces.iter().map(|namespace| namespace.nsid);
         let observer = io.shared.observer(io.reactor);
         io.run.forget();

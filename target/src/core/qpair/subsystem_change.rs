@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use super::{Io, Queue, Serves};
-use crate::core::controller::Role;
+use super::{Io, QueuePair, QueueRole};
+use crate::core::controller::ControllerKind;
 use crate::core::controller::association::Association;
 use crate::core::subsystem::Subsystem;
 
-impl Queue {
+impl QueuePair {
     /// A subsystem has changed.
     pub fn on_subsystem(&mut self, new: &Arc<Subsystem>, io: &mut Io<'_>) {
         // What a host sees of its own is made once, for all of its queues.
@@ -16,12 +16,12 @@ impl Queue {
             false => io.shared.registry.view(association),
         };
         match &mut self.serves {
-            Serves::Admin(controller) if controller.association.subsystem == new.nqn => {
+            QueueRole::Admin(controller) if controller.association.subsystem == new.nqn => {
                 if let Some(view) = view(&controller.association) {
                     controller.replace_subsystem(view);
                 }
             }
-            Serves::Io { association, subsystem, .. } if subsystem.nqn == new.nqn => {
+            QueueRole::Io { association, subsystem, .. } if subsystem.nqn == new.nqn => {
                 if let Some(view) = view(association) {
                     *subsystem = view;
                     self.find_rows(io);
@@ -35,8 +35,8 @@ impl Queue {
 
     /// What discovery answers has changed, for some host.
     pub fn on_discovery_changed(&mut self, io: &mut Io<'_>) {
-        let Serves::Admin(controller) = &mut self.serves else { return };
-        let Role::Discovery(service) = &mut controller.role else { return };
+        let QueueRole::Admin(controller) = &mut self.serves else { return };
+        let ControllerKind::Discovery(service) = &mut controller.role else { return };
         let (_, records) =
             io.shared.registry.discovery(&controller.association.host, controller.local);
         if service.is_news(&records) {

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use rdma::{Fault, Reason};
 use tracing::info;
 
-use super::{Io, Link, Queue, Serves, State};
+use super::{Io, Link, QueuePair, QueueRole, State};
 use crate::core::diag::cause::Cause;
-use crate::core::sched::buffers::Lane;
+use crate::core::sched::buffers::NsIndex;
 
-impl Queue {
+impl QueuePair {
     /// Ends the connection. Everything comes home, then the queue is finished.
     pub fn close(&mut self, io: &mut Io<'_>) {
         if self.link != Link::Open {
@@ -60,7 +60,7 @@ impl Queue {
         self.give_cells(io);
         if let Some(share) = self.share {
             for slot in &self.slots {
-                let lane = Lane::of(slot.sqe.nsid);
+                let lane = NsIndex::of(slot.sqe.nsid);
                 io.waiters.discharge(share, lane, slot.store, slot.charged_bytes);
             }
             io.waiters.leave(share, self.depth());
@@ -72,7 +72,7 @@ impl Queue {
         }
         self.hand_in(io.now);
         let has_id = self.proof.as_ref().is_none_or(|proof| proof.was_admitted());
-        if let Serves::Io { association, .. } = &self.serves
+        if let QueueRole::Io { association, .. } = &self.serves
             && has_id
         {
             io.shared.registry.io_closed(association, self.request.qid);
@@ -81,7 +81,7 @@ impl Queue {
 
     /// An administrator wants the controller to fail.
     pub(super) fn look_for_fatal_error(&mut self, io: &mut Io<'_>) {
-        let Serves::Admin(controller) = &mut self.serves else { return };
+        let QueueRole::Admin(controller) = &mut self.serves else { return };
         if controller.association.take_fatal_error() && controller.fail_fatally() {
             // Its I/O queues close.
             io.shared.registry.wake_reactors();
@@ -106,7 +106,7 @@ impl Queue {
         if let Some(share) = self.share {
             io.waiters.abandon(share);
         }
-        if let Serves::Admin(controller) = &mut self.serves {
+        if let QueueRole::Admin(controller) = &mut self.serves {
             controller.fail();
             let association = Arc::clone(&controller.association);
             info!(host = %association.host, subsystem = %association.subsystem,

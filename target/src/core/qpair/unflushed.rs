@@ -2,12 +2,12 @@
 
 use nvme::Status;
 
-use super::{Io, Link, Queue, Serves};
-use crate::blockdev::BackingId;
+use super::{Io, Link, QueuePair, QueueRole};
+use crate::blockdev::DeviceId;
 use crate::core::command::Plan;
 use crate::core::subsystem::Subsystem;
 
-impl Queue {
+impl QueuePair {
     /// A disk operation of a command is home: whether the host has something to flush now.
     #[inline]
     pub(super) fn note_unflushed(&mut self, slot: u16, outcome: Result<(), Status>) {
@@ -42,7 +42,7 @@ impl Queue {
     }
 
     /// The same for one of the flushes of a shutdown.
-    pub(super) fn begin_shutdown_flush(&self, backing: BackingId) -> Result<(), Status> {
+    pub(super) fn begin_shutdown_flush(&self, backing: DeviceId) -> Result<(), Status> {
         self.nsid_of(backing).map_or(Ok(()), |nsid| self.begin_flush(nsid))
     }
 
@@ -66,16 +66,16 @@ impl Queue {
         association.unflushed.end_failed_flush(nsid, reported);
     }
 
-    fn nsid_of(&self, backing: BackingId) -> Option<u32> {
+    fn nsid_of(&self, backing: DeviceId) -> Option<u32> {
         let mut namespaces = self.subsystem()?.namespaces.iter();
         namespaces.find(|namespace| namespace.backing == backing).map(|namespace| namespace.nsid)
     }
 
     fn subsystem(&self) -> Option<&Subsystem> {
         match &self.serves {
-            Serves::Nothing { .. } => None,
-            Serves::Admin(controller) => controller.subsystem().map(|subsystem| &**subsystem),
-            Serves::Io { subsystem, .. } => Some(subsystem),
+            QueueRole::Nothing { .. } => None,
+            QueueRole::Admin(controller) => controller.subsystem().map(|subsystem| &**subsystem),
+            QueueRole::Io { subsystem, .. } => Some(subsystem),
         }
     }
 }

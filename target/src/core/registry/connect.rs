@@ -14,8 +14,8 @@ use nvme::fabrics::{
 use nvme::{Nqn, NqnError, Status};
 use rdma::{Source, limits};
 
-use super::{Book, DuplicateHosts, Entry, Registry, bar};
-use crate::core::auth::{Demand, Keys};
+use super::{ControllerTable, DuplicateHosts, Entry, Registry, bar};
+use crate::core::auth::{Keys, Requirement};
 use crate::core::command::fabrics::Refusal;
 use crate::core::controller::Limits;
 use crate::core::controller::association::{Association, next_id};
@@ -32,7 +32,7 @@ const PROOF: Duration = Duration::from_secs(5);
 
 /// How a host has come to us.
 #[derive(Clone, Copy, Debug)]
-pub struct Visit {
+pub struct ConnectContext {
     /// The address by which it reached us.
     pub local: SocketAddr,
     /// Where it is.
@@ -56,7 +56,7 @@ pub struct OpenQueue {
 
 /// What an admitted queue is to know.
 #[derive(Debug)]
-pub struct Admission {
+pub struct Admitted {
     /// Its association; a new one for an admin queue.
     pub association: Arc<Association>,
     /// The name by which the host called the subsystem; of discovery there may be two.
@@ -72,7 +72,7 @@ pub struct Admission {
 }
 
 /// For whom an association makes room.
-struct Room {
+struct Evictions {
     /// Of the same host, which ends them once it has proved itself.
     replaced: Vec<Arc<Association>>,
     /// Whose hosts have not proved themselves in time.
@@ -91,7 +91,7 @@ struct Limit {
 }
 
 /// Who asks for an association.
-struct Newcomer {
+struct Candidate {
     source: Source,
     now: Instant,
     /// It has yet to prove itself.
@@ -103,7 +103,11 @@ impl Registry {
     ///
     /// # Errors
     /// The exact refusal, as the documents want it.
-    pub fn connect_admin(&self, data: &ConnectData, visit: &Visit) -> Result<Admission, Refusal> {
+    pub fn connect_admin(
+        &self,
+        data: &ConnectData,
+        visit: &ConnectContext,
+    ) -> Result<Admitted, Refusal> {
         if !matches!(data.cntlid, CNTLID_DYNAMIC | CNTLID_STATIC) {
             let cause = Cause::BadControllerId;
             return Err(Refusal::parameter(cause, InvalidParameter::CNTLID));
@@ -121,7 +125,7 @@ impl Registry {
         let is_named = subsystem.is_some_and(|subsystem| subsystem.hosts.contains(&host));
         association.anonymous = !authenticate && !is_named;
         let source = Source::from(visit.source);
-        let newcomer = Newcomer { source, now: visit.now, authenticate };
+        let newcomer = Candidate { source, now: visit.now, authenticate };
         let room_made = book.check_room(self.controllers, &association, subsystem, &newcomer)?;
         let cntlids = subsystem.map_or(1..=CNTLID_MAX, |s| s.offer.cntlids.clone());
         if let Some(subsystem) = subsystem {
@@ -159,7 +163,7 @@ impl Registry {
             claimed,
             kept_until: visit.now + KEPT,
         };
-        let Room { replaced, displaced, crowded } = room_made;
+        let Evictions { replaced, displaced, crowded } = room_made;
         if !authenticate {
             replaced.iter().for_each(|old| old.end(Cause::Replaced));
         }
@@ -175,7 +179,7 @@ impl Registry {
         }
         book.associations.insert(association.id, entry);
         let epoch = association.epoch();
-        Ok(Admission { association, name, subsystem: view, limits, authenticate, epoch })
+        Ok(Admitted { association, name, subsystem: view, limits, authenticate, epoch })
     }
 
     /// Admits an I/O queue of an existing association.
@@ -186,8 +190,8 @@ impl Registry {
         &self,
         connect: &Connect,
         data: &ConnectData,
-        visit: &Visit,
-    ) -> Result<Admission, Refusal> {
+        visit: &ConnectContext,
+    ) -> Result<Admitted, Refusal> {
         let (name, host) = names(data)?;
         let mut book = self.lock();
         let subnqn = book.canonical(name);
@@ -202,7 +206,7 @@ impl Registry {
                 && !a.is_closed()
         };
         // Whoever need not prove anything could have come in just as well, with an admin queue.
-        let is_late = matches!(book.keyring.demand(&host, &subnqn), Demand::Nothing);
+        let is_late = matches!(book.keyring.demand(&host, &subnqn), Requirement::Nothing);
         let unknown = || Refusal { is_late, ..unknown_controller() };
         let entry = book.associations.values_mut().find(known).ok_or_else(unknown)?;
         if entry.association.host_id != data.hostid {
@@ -231,7 +235,7 @@ impl Registry {
             self.queue_admitted(held);
         }
         let (subsystem, limits) = (entry.view.clone(), entry.limits);
-        Ok(Admission { association, name, subsystem, limits, authenticate, epoch })
+        Ok(Admitted { association, name, subsystem, limits, authenticate, epoch })
     }
 
     /// A host has proved itself on an I/O queue, which has its id from now on; `epoch`: the resets
@@ -331,7 +335,13 @@ impl Registry {
 
     /// How many I/O queues one more controller may have: no more than there is memory for; the host
     /// takes what it gets.
-    fn promise(&self, book: &Book, limits: Limits, anonymous: bool, now: Instant) -> u16 {
+    fn promise(
+        &self,
+        book: &ControllerTable,
+        limits: Limits,
+        anonymous: bool,
+        now: Instant,
+    ) -> u16 {
         self.room(book, limits.queue_depth, anonymous, now).clamp(1, limits.io_queues)
     }
 
@@ -358,7 +368,7 @@ impl Registry {
     /// promised half each and three quarters together, so that they cannot keep others out by
     /// connecting. Connections that are not admitted do not count: they are what was promised, or give
     /// way to it.
-    fn room(&self, book: &Book, depth: u16, anonymous: bool, now: Instant) -> u16 {
+    fn room(&self, book: &ControllerTable, depth: u16, anonymous: bool, now: Instant) -> u16 {
         let depth = u32::from(depth.max(1));
         let kept = |all: bool| -> u32 {
             let entries = book.associations.values();
@@ -450,7 +460,7 @@ impl Entry {
     }
 }
 
-impl Book {
+impl ControllerTable {
     /// The one name by which the book knows discovery.
     fn canonical(&self, name: Nqn) -> Nqn {
         if name == self.discovery.nqn { Nqn::DISCOVERY } else { name }
@@ -488,9 +498,9 @@ impl Book {
     /// Whether a host must prove itself; refused when it would have to and cannot.
     fn demand(&self, host: &Nqn, subnqn: &Nqn) -> Result<bool, Refusal> {
         match self.keyring.demand(host, subnqn) {
-            Demand::Nothing => Ok(false),
-            Demand::Proof => Ok(true),
-            Demand::Impossible => Err(Refusal::host(Cause::NoKey)),
+            Requirement::Nothing => Ok(false),
+            Requirement::Proof => Ok(true),
+            Requirement::Impossible => Err(Refusal::host(Cause::NoKey)),
         }
     }
 
@@ -500,8 +510,8 @@ impl Book {
         controllers: usize,
         new: &Association,
         subsystem: Option<&Arc<Subsystem>>,
-        newcomer: &Newcomer,
-    ) -> Result<Room, Refusal> {
+        newcomer: &Candidate,
+    ) -> Result<Evictions, Refusal> {
         let duplicates = subsystem.map_or(DuplicateHosts::Allow, |s| s.offer.duplicates);
         let replaced: Vec<_> = match duplicates {
             DuplicateHosts::Allow => Vec::new(),
@@ -527,7 +537,7 @@ impl Book {
         let more = self.make_room(rest, &all, newcomer)?;
         going.extend(more);
         let (crowded, displaced) = going.into_iter().partition(|old| old.anonymous);
-        Ok(Room { replaced, displaced, crowded })
+        Ok(Evictions { replaced, displaced, crowded })
     }
 
     /// There may be so many associations among `of`, and so many whose hosts have yet to prove
@@ -539,7 +549,7 @@ impl Book {
         &self,
         of: impl Fn(&&Entry) -> bool,
         limit: &Limit,
-        newcomer: &Newcomer,
+        newcomer: &Candidate,
     ) -> Result<Option<Arc<Association>>, Refusal> {
         let Limit { most, claims: most_claims, full } = *limit;
         // Who has been ended is gone in a moment.
@@ -581,7 +591,7 @@ impl Book {
         &self,
         of: impl Fn(&&Entry) -> bool,
         most: usize,
-        newcomer: &Newcomer,
+        newcomer: &Candidate,
     ) -> Option<&Entry> {
         let live = self.associations.values().filter(|e| of(e) && !e.association.is_closed());
         let idle: Vec<&Entry> = live.filter(|e| e.is_idle_stranger()).collect();

@@ -21,28 +21,28 @@ use nvme::auth::PrivateKey;
 use nvme::reservation::NotificationType;
 use zeroize::Zeroizing;
 
-use crate::core::auth::{Demand, Keyring, Start, Throttle};
+use crate::core::auth::{Keyring, Requirement, Start, Throttle};
 use crate::core::controller::Limits;
 use crate::core::controller::association::Association;
 use crate::core::diag::cause::Cause;
-use crate::core::message::{Mail, Sender};
-use crate::core::sched::Fence;
-use crate::core::sched::abort::{Errand, Recall};
+use crate::core::message::{Message, Sender};
+use crate::core::sched::DrainBarrier;
+use crate::core::sched::abort::{AbortRequest, AbortToken};
 use crate::core::subsystem::reservation::{HostId, Reservation};
 use crate::core::subsystem::{
     DiscoveryConfig, DuplicateHosts, ListenerConfig, Namespace, Subsystem,
 };
 
-pub use connect::{Admission, OpenQueue, Visit};
+pub use connect::{Admitted, ConnectContext, OpenQueue};
 use hosts::Hosts;
 pub use list::Controller;
 pub use prepared::Reached;
-use unauthenticated::Claims;
+use unauthenticated::UnauthenticatedHosts;
 
 /// The shared book of the target.
 #[derive(Debug)]
 pub struct Registry {
-    book: Mutex<Book>,
+    book: Mutex<ControllerTable>,
     reactors: Vec<Sender>,
     /// Receive buffers in use on each reactor, for placing the next queue.
     loads: Vec<AtomicU32>,
@@ -73,7 +73,7 @@ pub struct Change {
 }
 
 #[derive(Debug, Default)]
-struct Book {
+struct ControllerTable {
     subsystems: BTreeMap<Nqn, Arc<Subsystem>>,
     /// Where hosts can come. None before anybody has said so: then nobody asks.
     listeners: Option<Vec<ListenerConfig>>,
@@ -89,7 +89,7 @@ struct Book {
     last_cntlids: BTreeMap<Nqn, u16>,
     keyring: Arc<Keyring>,
     throttle: Throttle,
-    claims: Claims,
+    claims: UnauthenticatedHosts,
     /// The sequence number of the last challenge.
     seqnum: u32,
 }
@@ -178,10 +178,10 @@ impl Registry {
         };
         for reactor in &self.reactors {
             for subsystem in in_use.values() {
-                reactor.send(Mail::Subsystem(Arc::clone(subsystem)));
+                reactor.send(Message::Subsystem(Arc::clone(subsystem)));
             }
             if told {
-                reactor.send(Mail::DiscoveryChanged);
+                reactor.send(Message::DiscoveryChanged);
             }
         }
         self.wake_reactors();
@@ -205,9 +205,9 @@ impl Registry {
                     _ => {}
                 }
                 match book.keyring.demand(&a.host, &a.subsystem) {
-                    Demand::Proof if !entry.authenticate => a.end(Cause::KeyChanged),
-                    Demand::Impossible => a.end(Cause::KeyChanged),
-                    Demand::Proof | Demand::Nothing => {}
+                    Requirement::Proof if !entry.authenticate => a.end(Cause::KeyChanged),
+                    Requirement::Impossible => a.end(Cause::KeyChanged),
+                    Requirement::Proof | Requirement::Nothing => {}
                 }
             }
             changes
@@ -339,9 +339,9 @@ impl Registry {
     }
 
     /// Has every reactor end the commands of preempted hosts.
-    pub fn fence(&self, fence: &Arc<Fence>) {
+    pub fn fence(&self, fence: &Arc<DrainBarrier>) {
         for reactor in &self.reactors {
-            reactor.send(Mail::Fence(Arc::clone(fence)));
+            reactor.send(Message::Fence(Arc::clone(fence)));
         }
     }
 
@@ -353,15 +353,15 @@ impl Registry {
         sqid: u16,
         cid: u16,
         reactor: usize,
-    ) -> (Recall, Errand) {
-        Recall::new(association, sqid, cid, self.reactors[reactor].waker())
+    ) -> (AbortRequest, AbortToken) {
+        AbortRequest::new(association, sqid, cid, self.reactors[reactor].waker())
     }
 
     /// Sends an errand to every reactor: nobody knows here which has the queue. One whose mailbox
     /// is full does not get it, and so its commands are not aborted.
-    pub fn send_errand(&self, errand: Errand) {
+    pub fn send_errand(&self, errand: AbortToken) {
         for reactor in &self.reactors {
-            drop(reactor.try_send(Mail::Errand(errand.clone())));
+            drop(reactor.try_send(Message::Errand(errand.clone())));
         }
     }
 
@@ -407,12 +407,12 @@ impl Registry {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Book> {
+    fn lock(&self) -> MutexGuard<'_, ControllerTable> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Book {
+impl ControllerTable {
     /// Where hosts can come.
     fn listeners(&self) -> &[ListenerConfig] {
         self.listeners.as_deref().unwrap_or_default()

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use crate::core::subsystem::ListenerConfig;
 
-use super::{Book, Registry};
+use super::{ControllerTable, Registry};
 
 /// What is known of the listener by which a host asks to connect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,7 +49,7 @@ impl Registry {
     }
 }
 
-impl Book {
+impl ControllerTable {
     /// What is among the listeners is in force, and prepared no more.
     pub(super) fn settle_prepared(&mut self, listeners: &[ListenerConfig]) {
         let is_in_force = |at| listeners.iter().any(|listener| listener.address == at);

@@ -6,7 +6,7 @@ use nvme::log::AnaState;
 
 use super::Registry;
 use crate::core::diag::cause::Cause;
-use crate::core::message::Mail;
+use crate::core::message::Message;
 use crate::core::subsystem::ListenerConfig;
 use crate::core::subsystem::ana::AnaStates;
 
@@ -28,7 +28,7 @@ impl Registry {
             book.generation += 1;
         }
         for reactor in self.reactors() {
-            reactor.send(Mail::DiscoveryChanged);
+            reactor.send(Message::DiscoveryChanged);
         }
         self.wake_reactors();
     }

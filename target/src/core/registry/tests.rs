@@ -14,17 +14,23 @@ use crate::core::subsystem::ana::AnaStates;
 use crate::core::subsystem::reservation::Barred;
 use crate::core::subsystem::reservation::tests::reserve;
 use crate::core::subsystem::tests::sample;
-use crate::core::subsystem::{Offer, Referral};
+use crate::core::subsystem::{AccessPolicy, Referral};
 
-pub(crate) fn visit() -> Visit {
+pub(crate) fn visit() -> ConnectContext {
     at("192.0.2.1:4420")
 }
 
-fn at(local: &str) -> Visit {
+fn at(local: &str) -> ConnectContext {
     let limits =
         Limits { queue_depth: 128, io_queues: 8, in_capsule_bytes: 4096, mdts_bytes: 1 << 20 };
     let source = [192, 0, 2, 200].into();
-    Visit { local: local.parse().unwrap(), source, limits, held: None, now: Instant::now() }
+    ConnectContext {
+        local: local.parse().unwrap(),
+        source,
+        limits,
+        held: None,
+        now: Instant::now(),
+    }
 }
 
 fn listener(id: u16, address: &str) -> ListenerConfig {
@@ -32,7 +38,7 @@ fn listener(id: u16, address: &str) -> ListenerConfig {
 }
 
 /// The sample subsystem, offered like this.
-fn offered(offer: Offer) -> Arc<Subsystem> {
+fn offered(offer: AccessPolicy) -> Arc<Subsystem> {
     Arc::new(Subsystem { offer: Arc::new(offer), ..sample() })
 }
 
@@ -75,7 +81,7 @@ pub(crate) fn records(registry: &Registry) -> (u64, usize) {
     (generation, records.iter().filter(|record| record.subtype == Subtype::NVM).count())
 }
 
-fn code(result: Result<Admission, Refusal>) -> (u16, u32, bool) {
+fn code(result: Result<Admitted, Refusal>) -> (u16, u32, bool) {
     let refusal = result.unwrap_err();
     (refusal.status.code(), refusal.dw0, refusal.status.dnr())
 }
@@ -128,7 +134,7 @@ fn controllers_of_strangers_at_one_address_keep_nobody_away() {
     for subsystem in [TEST, &discovery] {
         let registry = registry();
         let ask = |source: [u8; 4]| {
-            let visit = Visit { source: source.into(), ..visit() };
+            let visit = ConnectContext { source: source.into(), ..visit() };
             registry.connect_admin(&data(0xFFFF, subsystem, HOST), &visit).map(|a| a.association)
         };
         let strangers: Vec<_> = (0..3).map(|_| ask([192, 0, 2, 1]).unwrap()).collect();
@@ -145,7 +151,7 @@ fn controllers_of_strangers_at_one_address_keep_nobody_away() {
     }
     let registry = registry();
     let friend = |source: [u8; 4]| {
-        let visit = Visit { source: source.into(), ..visit() };
+        let visit = ConnectContext { source: source.into(), ..visit() };
         let data = data(0xFFFF, CLOSED, "nqn.2026-11.host:friend");
         registry.connect_admin(&data, &visit).map(|a| a.association)
     };
@@ -175,7 +181,7 @@ fn each_exchange_has_a_challenge_and_a_sequence_number_of_its_own() {
 fn nothing_is_kept_for_who_only_claims_a_name() {
     let (sender, _mailbox) = crate::core::message::mailbox().unwrap();
     let registry = Registry::new(vec![sender], 8, 4032);
-    registry.publish(offered(Offer::default()));
+    registry.publish(offered(AccessPolicy::default()));
     let secret = nvme::auth::Secret::parse(SECRET).unwrap();
     let keys = Keys { host: secret, controller: None };
     registry.set_keyring(Keyring::new(
@@ -271,7 +277,7 @@ fn new_listeners_are_told_to_those_who_watch_discovery() {
     let (sender, mailbox) = crate::core::message::mailbox().unwrap();
     let registry = Registry::new(vec![sender], 3, 0);
     registry.set_listeners(vec![listener(1, "192.0.2.1:4420")]);
-    assert!(matches!(mailbox.take(), Some(Mail::DiscoveryChanged)));
+    assert!(matches!(mailbox.take(), Some(Message::DiscoveryChanged)));
 }
 
 #[test]
@@ -291,7 +297,7 @@ fn a_host_that_is_no_longer_admitted_is_disconnected() {
 fn a_subsystem_is_there_only_at_the_listeners_that_offer_it() {
     let registry = registry();
     registry.set_listeners(vec![listener(1, "192.0.2.1:4420"), listener(7, "192.0.2.2:4420")]);
-    registry.publish(offered(Offer { listeners: [7].into(), ..Offer::default() }));
+    registry.publish(offered(AccessPolicy { listeners: [7].into(), ..AccessPolicy::default() }));
     let ask = |local| registry.connect_admin(&data(0xFFFF, TEST, HOST), &at(local));
     assert_eq!(code(ask("192.0.2.1:4420")), (0x182, 0x10100, true), "no such subsystem here");
     let (status, _, dnr) = code(ask("192.0.2.3:4420"));
@@ -318,12 +324,12 @@ fn a_subsystem_is_there_only_at_the_listeners_that_offer_it() {
     assert_eq!((found("192.0.2.1:4420"), found("192.0.2.2:4420")), (Vec::new(), only.to_vec()));
 
     // It moves to the other listener: who came by this one has to go.
-    registry.publish(offered(Offer { listeners: [1].into(), ..Offer::default() }));
+    registry.publish(offered(AccessPolicy { listeners: [1].into(), ..AccessPolicy::default() }));
     assert!(a.is_closed());
     let b = ask("192.0.2.1:4420").unwrap().association;
     registry.set_listeners(vec![listener(2, "192.0.2.1:4420")]);
     assert!(b.is_closed(), "the listener has another id now");
-    registry.publish(offered(Offer::default()));
+    registry.publish(offered(AccessPolicy::default()));
     let c = ask("192.0.2.1:4420").unwrap().association;
     registry.change(Change { listeners: Some(Vec::new()), lost: true, ..Change::default() });
     assert_eq!(c.ended_for(), Some(Cause::DeviceGone));
@@ -367,12 +373,12 @@ fn all_queues_of_a_controller_come_to_one_address() {
 #[test]
 fn a_subsystem_may_grant_less_than_the_target() {
     let registry = Registry::new(Vec::new(), 8, 4096);
-    let offer = Offer {
+    let offer = AccessPolicy {
         queue_depth: Some(32),
         io_queues: Some(2),
         mdts_bytes: Some(1 << 16),
         controllers: Some(1),
-        ..Offer::default()
+        ..AccessPolicy::default()
     };
     registry.publish(offered(offer));
     let admission = registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit()).unwrap();
@@ -396,7 +402,7 @@ fn a_subsystem_may_grant_less_than_the_target() {
 #[test]
 fn controller_ids_come_from_the_range_of_the_subsystem_and_go_round() {
     let registry = Registry::new(Vec::new(), 8, 0);
-    registry.publish(offered(Offer { cntlids: 100..=102, ..Offer::default() }));
+    registry.publish(offered(AccessPolicy { cntlids: 100..=102, ..AccessPolicy::default() }));
     let ask = || registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit());
     let ids = || ask().unwrap().association;
     let first = [ids(), ids()];
@@ -419,7 +425,11 @@ fn a_host_that_comes_again_is_let_in_refused_or_takes_its_own_place() {
     ] {
         let registry = Registry::new(Vec::new(), 8, 0);
         let most = (duplicates == DuplicateHosts::Replace).then_some(2);
-        registry.publish(offered(Offer { duplicates, controllers: most, ..Offer::default() }));
+        registry.publish(offered(AccessPolicy {
+            duplicates,
+            controllers: most,
+            ..AccessPolicy::default()
+        }));
         let own = data(0xFFFF, TEST, HOST);
         let first = registry.connect_admin(&own, &visit()).unwrap().association;
         let path = registry.connect_admin(&own, &at(other)).unwrap().association;
@@ -445,12 +455,12 @@ fn a_host_sees_the_namespaces_that_are_not_masked_from_it() {
     let registry = Registry::new(Vec::new(), 8, 0);
     let masks = |hosts: &[&str]| {
         let hosts = hosts.iter().map(|name| nqn(name)).collect();
-        offered(Offer { masks: [(2, hosts)].into(), ..Offer::default() })
+        offered(AccessPolicy { masks: [(2, hosts)].into(), ..AccessPolicy::default() })
     };
     let (friend, other) = ("nqn.2026-11.host:friend", "nqn.2026-11.host:other");
     registry.publish(masks(&[friend]));
     let connect = |host| registry.connect_admin(&data(0xFFFF, TEST, host), &visit()).unwrap();
-    let sees = |admission: &Admission| {
+    let sees = |admission: &Admitted| {
         let view = registry.view(&admission.association).unwrap();
         view.namespaces.iter().map(|n| n.nsid).collect::<Vec<_>>()
     };
@@ -465,7 +475,7 @@ fn a_host_sees_the_namespaces_that_are_not_masked_from_it() {
     assert!(gone.namespace(2).is_err());
     registry.publish(masks(&[]));
     assert_eq!((sees(&a), sees(&b)), (vec![1, 7], vec![1, 7]), "nobody's");
-    registry.publish(offered(Offer::default()));
+    registry.publish(offered(AccessPolicy::default()));
     assert_eq!((sees(&a), sees(&b)), (vec![1, 2, 7], vec![1, 2, 7]));
 }
 
@@ -473,7 +483,7 @@ fn a_host_sees_the_namespaces_that_are_not_masked_from_it() {
 #[test]
 fn a_host_is_barred_from_what_it_does_not_see_as_well() {
     let registry = Registry::new(Vec::new(), 8, 0);
-    let masked = Offer { masks: [(2, BTreeSet::new())].into(), ..Offer::default() };
+    let masked = AccessPolicy { masks: [(2, BTreeSet::new())].into(), ..AccessPolicy::default() };
     let subsystem = offered(masked);
     reserve(&subsystem.namespace(2).unwrap().reservation, [1; 16]);
     registry.publish(subsystem);
@@ -514,10 +524,11 @@ fn discovery_has_a_name_of_its_own_and_names_other_services() {
 fn controllers_that_come_together_are_promised_what_there_is_for_both() {
     let (sender, _mailbox) = crate::core::message::mailbox().unwrap();
     let registry = Registry::new(vec![sender], 8, 4032);
-    registry.publish(offered(Offer::default()));
+    registry.publish(offered(AccessPolicy::default()));
     let mut visit = visit();
     visit.limits.io_queues = 16;
-    let ask = |visit: &Visit| registry.connect_admin(&data(0xFFFF, TEST, HOST), visit).unwrap();
+    let ask =
+        |visit: &ConnectContext| registry.connect_admin(&data(0xFFFF, TEST, HOST), visit).unwrap();
     let (first, second) = (ask(&visit), ask(&visit));
     assert_eq!(promised(&registry, visit.source, visit.now), (15 + 8) * 128);
     assert_eq!(promised(&registry, IpAddr::from([192, 0, 2, 1]), visit.now), 0);
@@ -563,7 +574,7 @@ fn hosts_get_all_there_is_in_whatever_order_their_queues_connect() {
         let connection = |receives| {
             let held = OpenQueue { reactor: 0, receives };
             registry.queue_opened(held);
-            let mut visit = Visit { held: Some(held), ..visit() };
+            let mut visit = ConnectContext { held: Some(held), ..visit() };
             visit.limits.io_queues = QUEUES;
             visit
         };
@@ -571,7 +582,7 @@ fn hosts_get_all_there_is_in_whatever_order_their_queues_connect() {
         // Connects.
         let mut steps = [0; HOSTS];
         let mut admitted: [Option<Arc<Association>>; HOSTS] = Default::default();
-        let mut open: [Vec<Visit>; HOSTS] = Default::default();
+        let mut open: [Vec<ConnectContext>; HOSTS] = Default::default();
         while steps.iter().any(|step| *step < 2 + 2 * QUEUES) {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let at = (random >> 33) as usize % HOSTS;
@@ -581,7 +592,7 @@ fn hosts_get_all_there_is_in_whatever_order_their_queues_connect() {
                 1 => {
                     let visit = open[at].pop().unwrap();
                     let granted = registry.connect_admin(&data(0xFFFF, TEST, host), &visit);
-                    let Admission { association, limits, .. } = granted.unwrap();
+                    let Admitted { association, limits, .. } = granted.unwrap();
                     assert_eq!(limits.io_queues, QUEUES, "{host} in round {round}");
                     association.set_ready(true);
                     association.grant_queues(QUEUES);
@@ -610,7 +621,7 @@ fn hosts_get_all_there_is_in_whatever_order_their_queues_connect() {
 fn no_more_queues_are_promised_than_there_are_queue_pairs() {
     let (sender, _mailbox) = crate::core::message::mailbox().unwrap();
     let registry = Registry::new(vec![sender], 64, u32::MAX / 2);
-    registry.publish(offered(Offer::default()));
+    registry.publish(offered(AccessPolicy::default()));
     let mut visit = visit();
     visit.limits.io_queues = 100;
     let ask = || registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit).unwrap();
@@ -626,7 +637,7 @@ fn queues_of_different_depths_are_not_promised_the_same_receives() {
     registry.publish(Arc::new(Subsystem { hosts, ..sample() }));
     let ask = |queue_depth, io_queues| {
         let limits = Limits { queue_depth, io_queues, ..visit().limits };
-        let visit = Visit { limits, ..visit() };
+        let visit = ConnectContext { limits, ..visit() };
         registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit).unwrap().limits.io_queues
     };
     assert_eq!((ask(100, 1), ask(128, 8)), (1, 1));

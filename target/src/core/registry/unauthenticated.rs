@@ -14,9 +14,9 @@ const MOST_SOURCES: usize = 1024;
 
 /// Who claims, by source: since when, and when last.
 #[derive(Debug, Default)]
-pub(super) struct Claims(HashMap<Source, (Instant, Instant)>);
+pub(super) struct UnauthenticatedHosts(HashMap<Source, (Instant, Instant)>);
 
-impl Claims {
+impl UnauthenticatedHosts {
     /// A host claims a name: since when its source has done so and proved nothing.
     pub(super) fn note(&mut self, from: Source, now: Instant) -> Instant {
         if self.0.len() >= MOST_SOURCES {
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn time_runs_from_the_first_claim_until_one_is_proved_or_none_comes_for_long() {
-        let (began, mut claims) = (Instant::now(), Claims::default());
+        let (began, mut claims) = (Instant::now(), UnauthenticatedHosts::default());
         let source = |last| Source::V4(Ipv4Addr::new(10, 0, 0, last));
         let (here, there) = (source(1), source(2));
         let at = |s| began + Duration::from_secs(s);
@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn it_does_not_grow_without_end() {
-        let (now, mut claims) = (Instant::now(), Claims::default());
+        let (now, mut claims) = (Instant::now(), UnauthenticatedHosts::default());
         for n in 0..5000u32 {
             claims.note(IpAddr::from(n.to_be_bytes()).into(), now);
         }

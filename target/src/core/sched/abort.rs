@@ -1,6 +1,6 @@
 //! How an Abort command reaches the command that it names, which may be on another reactor.
 //!
-//! The admin queue keeps a [`Recall`]. Reactors are sent [`Errand`]s; the queue that has the
+//! The admin queue keeps a [`AbortRequest`]. Reactors are sent [`AbortToken`]s; the queue that has the
 //! command keeps one with it. Who ends the command at the host's wish says so; when the last errand
 //! is gone and nobody has, the command was not there, or went its own way. Either rings where the
 //! Abort command waits. So no letter goes back, and none can be lost.
@@ -12,7 +12,7 @@ use crate::core::sched::Waker;
 
 /// What has become of an Abort command's wish. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Recall(Arc<Shared>);
+pub struct AbortRequest(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
@@ -27,13 +27,18 @@ struct Shared {
 
 /// On the way to a command, or kept with it.
 #[derive(Debug)]
-pub struct Errand(Arc<Shared>);
+pub struct AbortToken(Arc<Shared>);
 
-impl Recall {
+impl AbortRequest {
     /// A wish of an association, by its [`crate::core::controller::association::Association::id`]: end the command
     /// `cid` of queue `sqid`. `home` is the reactor of its admin queue. With its first errand.
     #[must_use]
-    pub fn new(association: u64, sqid: u16, cid: u16, home: Arc<dyn Waker>) -> (Recall, Errand) {
+    pub fn new(
+        association: u64,
+        sqid: u16,
+        cid: u16,
+        home: Arc<dyn Waker>,
+    ) -> (AbortRequest, AbortToken) {
         let shared = Shared {
             association,
             sqid,
@@ -43,7 +48,7 @@ impl Recall {
             home,
         };
         let shared = Arc::new(shared);
-        (Recall(Arc::clone(&shared)), Errand(shared))
+        (AbortRequest(Arc::clone(&shared)), AbortToken(shared))
     }
 
     /// Whether the command was aborted; none while that is open.
@@ -59,7 +64,7 @@ impl Recall {
     }
 }
 
-impl Errand {
+impl AbortToken {
     /// Whether it is for this queue.
     #[must_use]
     pub fn is_for(&self, association: u64, sqid: u16) -> bool {
@@ -78,14 +83,14 @@ impl Errand {
     }
 }
 
-impl Clone for Errand {
-    fn clone(&self) -> Errand {
+impl Clone for AbortToken {
+    fn clone(&self) -> AbortToken {
         self.0.errands.fetch_add(1, Ordering::Relaxed);
-        Errand(Arc::clone(&self.0))
+        AbortToken(Arc::clone(&self.0))
     }
 }
 
-impl Drop for Errand {
+impl Drop for AbortToken {
     fn drop(&mut self) {
         self.0.errands.fetch_sub(1, Ordering::Release);
         self.0.home.wake();
@@ -100,7 +105,7 @@ mod tests {
     #[test]
     fn it_is_open_until_somebody_has_done_it_or_nobody_can() {
         let (sender, inbox) = mailbox().unwrap();
-        let (recall, errand) = Recall::new(7, 1, 9, sender.waker());
+        let (recall, errand) = AbortRequest::new(7, 1, 9, sender.waker());
         assert!(errand.is_for(7, 1) && !errand.is_for(8, 1) && !errand.is_for(7, 2));
         assert_eq!((errand.cid(), recall.outcome()), (9, None));
         let kept = errand.clone();
@@ -110,7 +115,7 @@ mod tests {
         kept.succeed();
         assert_eq!((recall.outcome(), inbox.hush()), (Some(true), true));
 
-        let (recall, errand) = Recall::new(7, 1, 9, sender.waker());
+        let (recall, errand) = AbortRequest::new(7, 1, 9, sender.waker());
         drop(errand);
         assert_eq!((recall.outcome(), inbox.hush()), (Some(false), true));
     }

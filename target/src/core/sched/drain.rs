@@ -11,13 +11,13 @@ use crate::core::subsystem::reservation::HostId;
 
 /// Which commands are to end. Reactors answer those that have not begun; those that are at the
 /// disk cannot be recalled, so their slots hold the fence until they come home.
-pub struct Fence {
+pub struct DrainBarrier {
     /// The subsystem.
     pub subsystem: Nqn,
     /// The namespaces.
     pub nsids: Vec<u32>,
     /// Whose commands.
-    pub whose: Fenced,
+    pub whose: DrainScope,
     drained: Option<Drained>,
 }
 
@@ -39,7 +39,7 @@ pub enum IoClass {
 
 /// Whose commands end.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Fenced {
+pub enum DrainScope {
     /// All I/O commands of hosts that were preempted.
     Preempted(Vec<HostId>),
     /// Everybody's that change blocks: the namespaces are write protected.
@@ -48,30 +48,30 @@ pub enum Fenced {
     Users,
 }
 
-impl Fence {
+impl DrainBarrier {
     /// A fence; `drained` is called when nobody holds it any more, and must not wait.
     #[must_use]
     pub fn new(
         subsystem: Nqn,
         nsids: Vec<u32>,
-        whose: Fenced,
+        whose: DrainScope,
         drained: impl FnOnce() + Send + Sync + 'static,
-    ) -> Fence {
-        Fence { subsystem, nsids, whose, drained: Some(Box::new(drained)) }
+    ) -> DrainBarrier {
+        DrainBarrier { subsystem, nsids, whose, drained: Some(Box::new(drained)) }
     }
 
     /// A fence around a namespace that is formatted; `waiting` goes when nobody holds it any more.
     #[must_use]
-    pub fn around(subsystem: Nqn, nsid: u32, waiting: Sender<()>) -> Fence {
-        Fence::new(subsystem, vec![nsid], Fenced::Users, move || drop(waiting))
+    pub fn around(subsystem: Nqn, nsid: u32, waiting: Sender<()>) -> DrainBarrier {
+        DrainBarrier::new(subsystem, vec![nsid], DrainScope::Users, move || drop(waiting))
     }
 
     /// Whether commands of a host, on the admin queue or an I/O queue, may have to end.
     #[must_use]
     pub fn concerns(&self, host: &HostId, is_admin: bool) -> bool {
         match &self.whose {
-            Fenced::Preempted(hosts) => !is_admin && hosts.contains(host),
-            Fenced::Writers | Fenced::Users => true,
+            DrainScope::Preempted(hosts) => !is_admin && hosts.contains(host),
+            DrainScope::Writers | DrainScope::Users => true,
         }
     }
 
@@ -79,12 +79,12 @@ impl Fence {
     #[must_use]
     pub fn ends(&self, class: IoClass, nsid: u32) -> bool {
         let ends = match self.whose {
-            Fenced::Preempted(_) => class != IoClass::Exempt,
-            Fenced::Writers => class == IoClass::Changes,
-            Fenced::Users => matches!(class, IoClass::Changes | IoClass::Uses),
+            DrainScope::Preempted(_) => class != IoClass::Exempt,
+            DrainScope::Writers => class == IoClass::Changes,
+            DrainScope::Users => matches!(class, IoClass::Changes | IoClass::Uses),
         };
         // One command may protect all namespaces.
-        let all = nsid == NSID_ALL && self.whose == Fenced::Users;
+        let all = nsid == NSID_ALL && self.whose == DrainScope::Users;
         ends && (all || self.nsids.contains(&nsid))
     }
 
@@ -92,14 +92,14 @@ impl Fence {
     #[must_use]
     pub fn status(&self) -> Status {
         match self.whose {
-            Fenced::Preempted(_) => Status::ABORTED_PREEMPT.with_dnr(),
-            Fenced::Writers => Status::NAMESPACE_WRITE_PROTECTED.with_dnr(),
-            Fenced::Users => Status::FORMAT_IN_PROGRESS,
+            DrainScope::Preempted(_) => Status::ABORTED_PREEMPT.with_dnr(),
+            DrainScope::Writers => Status::NAMESPACE_WRITE_PROTECTED.with_dnr(),
+            DrainScope::Users => Status::FORMAT_IN_PROGRESS,
         }
     }
 }
 
-impl Drop for Fence {
+impl Drop for DrainBarrier {
     fn drop(&mut self) {
         if let Some(drained) = self.drained.take() {
             drained();
@@ -107,9 +107,9 @@ impl Drop for Fence {
     }
 }
 
-impl fmt::Debug for Fence {
+impl fmt::Debug for DrainBarrier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Fence { subsystem, nsids, whose, drained: _ } = self;
+        let DrainBarrier { subsystem, nsids, whose, drained: _ } = self;
         let mut shown = f.debug_struct("Fence");
         shown.field("subsystem", subsystem).field("nsids", nsids).field("whose", whose);
         shown.finish_non_exhaustive()

@@ -7,31 +7,31 @@
 use std::collections::BTreeMap;
 use std::iter::successors;
 
-use super::range_lock::Claim;
-use crate::blockdev::BackingId;
+use super::range_lock::RangeLock;
+use crate::blockdev::DeviceId;
 
 /// Claims, as their tickets.
 #[derive(Debug, Default)]
-pub(super) struct Spans {
+pub(super) struct IntervalIndex {
     /// Their lengths in bytes.
     by_place: BTreeMap<Place, u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Place {
-    backing: BackingId,
+    backing: DeviceId,
     /// The length is below this power of two.
     class: u32,
     at: u64,
     ticket: u64,
 }
 
-impl Spans {
-    pub(super) fn insert(&mut self, ticket: u64, claim: &Claim) {
+impl IntervalIndex {
+    pub(super) fn insert(&mut self, ticket: u64, claim: &RangeLock) {
         self.by_place.insert(Place::of(ticket, claim), claim.len);
     }
 
-    pub(super) fn remove(&mut self, ticket: u64, claim: &Claim) {
+    pub(super) fn remove(&mut self, ticket: u64, claim: &RangeLock) {
         self.by_place.remove(&Place::of(ticket, claim));
     }
 
@@ -40,7 +40,7 @@ impl Spans {
     }
 
     /// Whether there are some of this store.
-    pub(super) fn has(&self, backing: BackingId) -> bool {
+    pub(super) fn has(&self, backing: DeviceId) -> bool {
         self.class_from(backing, 0).is_some()
     }
 
@@ -50,8 +50,8 @@ impl Spans {
     }
 
     /// Those whose blocks are also of this claim's.
-    pub(super) fn meeting(&self, claim: &Claim) -> impl Iterator<Item = u64> {
-        let Claim { backing, at, .. } = *claim;
+    pub(super) fn meeting(&self, claim: &RangeLock) -> impl Iterator<Item = u64> {
+        let RangeLock { backing, at, .. } = *claim;
         let end = claim.end();
         let next = move |class: &u32| self.class_from(backing, class.saturating_add(1));
         successors(self.class_from(backing, 0), next)
@@ -65,7 +65,7 @@ impl Spans {
     }
 
     /// The next class that a store has some of.
-    fn class_from(&self, backing: BackingId, class: u32) -> Option<u32> {
+    fn class_from(&self, backing: DeviceId, class: u32) -> Option<u32> {
         let from = Place { backing, class, at: 0, ticket: 0 };
         let (place, _) = self.by_place.range(from..).next()?;
         (place.backing == backing).then_some(place.class)
@@ -73,7 +73,7 @@ impl Spans {
 }
 
 impl Place {
-    fn of(ticket: u64, claim: &Claim) -> Place {
+    fn of(ticket: u64, claim: &RangeLock) -> Place {
         let class = u64::BITS - claim.len.leading_zeros();
         Place { backing: claim.backing, class, at: claim.at, ticket }
     }
@@ -86,10 +86,10 @@ mod tests {
 
     use crate::core::sched::interval_index::*;
 
-    fn claim() -> impl Strategy<Value = Claim> {
+    fn claim() -> impl Strategy<Value = RangeLock> {
         let number = || prop_oneof![0..40u64, 0..5000u64, any::<u64>(), u64::MAX - 40..=u64::MAX];
-        (0..3u32, number(), number()).prop_map(|(store, at, len)| Claim {
-            backing: BackingId(store),
+        (0..3u32, number(), number()).prop_map(|(store, at, len)| RangeLock {
+            backing: DeviceId(store),
             at,
             len,
             alone: false,
@@ -104,7 +104,7 @@ mod tests {
             gone in vec(any::<bool>(), 40),
             asked in claim(),
         ) {
-            let mut spans = Spans::default();
+            let mut spans = IntervalIndex::default();
             let numbered = || (0u64..).zip(&claims);
             numbered().for_each(|(ticket, claim)| spans.insert(ticket, claim));
             let left = || numbered().filter(|(ticket, _)| !gone[*ticket as usize]);
@@ -112,7 +112,7 @@ mod tests {
             leave.for_each(|(ticket, claim)| spans.remove(ticket, claim));
             let mut found: Vec<u64> = spans.meeting(&asked).collect();
             found.sort_unstable();
-            let meet = |other: &Claim| {
+            let meet = |other: &RangeLock| {
                 asked.backing == other.backing
                     && asked.at < other.at.saturating_add(other.len)
                     && other.at < asked.at.saturating_add(asked.len)

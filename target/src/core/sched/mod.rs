@@ -10,6 +10,6 @@ pub mod range_lock;
 pub mod rate_queue;
 mod waker;
 
-pub use drain::{Fence, Fenced, IoClass};
+pub use drain::{DrainBarrier, DrainScope, IoClass};
 pub use offload::Offload;
 pub use waker::Waker;

@@ -8,7 +8,7 @@ use nvme::feature::WriteProtectState;
 use nvme::{Nqn, Status};
 use rdma::{Source, Tag};
 
-use crate::core::subsystem::bad_blocks::{Change, Marks};
+use crate::core::subsystem::bad_blocks::{BadBlocks, Change};
 use crate::core::subsystem::ns_request::{CreatedNsid, NamespaceRequest};
 use crate::core::subsystem::reservation::{HostId, Order, Reservation};
 use crate::core::subsystem::write_protect::Protection;
@@ -79,7 +79,7 @@ pub enum ReplyTo {
 #[derive(Debug)]
 pub struct BadBlocksRequest {
     /// Whose.
-    pub of: Arc<Marks>,
+    pub of: Arc<BadBlocks>,
     /// The change.
     pub change: Change,
     /// The subsystem, and the host that wants blocks to be unreadable, which must be allowed to

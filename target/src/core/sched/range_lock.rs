@@ -36,8 +36,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::interval_index::Spans;
-use crate::blockdev::BackingId;
+use super::interval_index::IntervalIndex;
+use crate::blockdev::DeviceId;
 use crate::core::sched::Waker;
 
 /// So many changes without a fused command, and changes are no longer watched.
@@ -50,9 +50,9 @@ const LEFT: u8 = 2;
 
 /// What a command wants to change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Claim {
+pub struct RangeLock {
     /// The store.
-    pub backing: BackingId,
+    pub backing: DeviceId,
     /// Byte offset.
     pub at: u64,
     /// Bytes.
@@ -66,11 +66,11 @@ pub struct Claim {
 
 /// The book of claims, shared by all reactors.
 #[derive(Debug)]
-pub struct Exclusion {
+pub struct RangeLocks {
     /// [`FUSED`] and [`LEFT`].
     watching: AtomicU8,
     /// Stores at which closed connections have left something: a bit each.
-    left: [AtomicU64; (BackingId::COUNT / u64::BITS) as usize],
+    left: [AtomicU64; (DeviceId::COUNT / u64::BITS) as usize],
     /// How often the flag of fused commands was raised.
     round: AtomicU32,
     reactors: Vec<Arc<dyn Waker>>,
@@ -83,11 +83,11 @@ struct Table {
     entries: BTreeMap<u64, Entry>,
     /// The same, by their blocks: those of fused commands, of other changes, and what closed
     /// connections have left.
-    alone: Spans,
-    shared: Spans,
-    left: Spans,
+    alone: IntervalIndex,
+    shared: IntervalIndex,
+    left: IntervalIndex,
     /// Of the first two, those that are not granted.
-    waiting: Spans,
+    waiting: IntervalIndex,
     last: u64,
     watched: bool,
     /// Reactors that have not looked yet, and changes without a claim that are not home.
@@ -98,16 +98,16 @@ struct Table {
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    claim: Claim,
+    claim: RangeLock,
     granted: bool,
     left: bool,
 }
 
-impl Exclusion {
+impl RangeLocks {
     /// For these reactors; nobody has claimed anything.
     #[must_use]
-    pub fn new(reactors: Vec<Arc<dyn Waker>>) -> Exclusion {
-        Exclusion {
+    pub fn new(reactors: Vec<Arc<dyn Waker>>) -> RangeLocks {
+        RangeLocks {
             watching: AtomicU8::new(0),
             left: array::from_fn(|_| AtomicU64::new(0)),
             round: AtomicU32::new(0),
@@ -121,7 +121,7 @@ impl Exclusion {
     /// one there are messages of the network.
     #[inline]
     #[must_use]
-    pub fn is_watching(&self, backing: BackingId) -> bool {
+    pub fn is_watching(&self, backing: DeviceId) -> bool {
         match self.watching.load(Ordering::Relaxed) {
             0 => false,
             what => self.watches(what, backing),
@@ -129,7 +129,7 @@ impl Exclusion {
     }
 
     /// A number that is another one each time that watching for fused commands begins. A reactor
-    /// that finds a new one calls [`Exclusion::settle`].
+    /// that finds a new one calls [`RangeLocks::settle`].
     #[must_use]
     pub fn round(&self) -> u32 {
         self.round.load(Ordering::Acquire)
@@ -138,7 +138,7 @@ impl Exclusion {
     /// Claims blocks: a ticket, to be given up at the end whatever happens, and whether the claim
     /// is granted at once.
     #[must_use]
-    pub fn claim(&self, claim: Claim) -> (u64, bool) {
+    pub fn claim(&self, claim: RangeLock) -> (u64, bool) {
         let mut table = self.lock();
         if claim.alone {
             self.watch(&mut table);
@@ -165,7 +165,7 @@ impl Exclusion {
     /// A connection is closed, and a disk has a change of its that was not claimed: the ticket by
     /// which it keeps its blocks until it is home, and the ticket is given up.
     #[must_use]
-    pub fn leave(&self, claim: Claim) -> u64 {
+    pub fn leave(&self, claim: RangeLock) -> u64 {
         let mut table = self.lock();
         let ticket = table.next_ticket();
         table.entries.insert(ticket, Entry { claim, granted: true, left: true });
@@ -211,7 +211,7 @@ impl Exclusion {
     }
 
     /// A reactor has looked: from now on it claims whatever it changes, and has so many changes at
-    /// its disks that were not claimed. Each of them ends with [`Exclusion::settled`].
+    /// its disks that were not claimed. Each of them ends with [`RangeLocks::settled`].
     pub fn settle(&self, unclaimed: u32) {
         let mut table = self.lock();
         table.awaited += u64::from(unclaimed);
@@ -224,7 +224,7 @@ impl Exclusion {
     }
 
     #[cold]
-    fn watches(&self, what: u8, backing: BackingId) -> bool {
+    fn watches(&self, what: u8, backing: DeviceId) -> bool {
         let (word, bit) = place_of(backing);
         what & FUSED != 0 || self.left[word].load(Ordering::Relaxed) & bit != 0
     }
@@ -251,7 +251,7 @@ impl Exclusion {
     }
 
     /// Says whether closed connections have left something at a store.
-    fn note_left(&self, backing: BackingId, table: &Table) {
+    fn note_left(&self, backing: DeviceId, table: &Table) {
         let (word, bit) = place_of(backing);
         match table.left.has(backing) {
             true => self.left[word].fetch_or(bit, Ordering::Relaxed),
@@ -299,8 +299,8 @@ impl Table {
 
     /// Whether no earlier claim, granted or not, is in the way of this one, nor anything that was
     /// left.
-    fn is_free(&self, ticket: u64, claim: &Claim) -> bool {
-        let meets = |spans: &Spans| spans.meeting(claim).any(|earlier| earlier < ticket);
+    fn is_free(&self, ticket: u64, claim: &RangeLock) -> bool {
+        let meets = |spans: &IntervalIndex| spans.meeting(claim).any(|earlier| earlier < ticket);
         if self.left.meeting(claim).next().is_some() {
             return false;
         }
@@ -311,7 +311,7 @@ impl Table {
     }
 }
 
-impl Claim {
+impl RangeLock {
     /// The byte offset behind it.
     pub(super) fn end(&self) -> u64 {
         self.at.saturating_add(self.len)
@@ -319,8 +319,8 @@ impl Claim {
 }
 
 /// Where the bit of a store is.
-fn place_of(backing: BackingId) -> (usize, u64) {
-    let number = backing.0 % BackingId::COUNT;
+fn place_of(backing: DeviceId) -> (usize, u64) {
+    let number = backing.0 % DeviceId::COUNT;
     ((number / u64::BITS) as usize, 1 << (number % u64::BITS))
 }
 
@@ -329,18 +329,18 @@ mod tests {
     use crate::core::message::{Mailbox, mailbox};
     use crate::core::sched::range_lock::*;
 
-    fn shared(at: u64) -> Claim {
-        Claim { backing: BackingId(0), at, len: 4096, alone: false, reactor: 0 }
+    fn shared(at: u64) -> RangeLock {
+        RangeLock { backing: DeviceId(0), at, len: 4096, alone: false, reactor: 0 }
     }
 
-    fn alone(at: u64, reactor: usize) -> Claim {
-        Claim { alone: true, reactor, ..shared(at) }
+    fn alone(at: u64, reactor: usize) -> RangeLock {
+        RangeLock { alone: true, reactor, ..shared(at) }
     }
 
     /// For two reactors, watched or not.
-    fn exclusion(watched: bool) -> (Exclusion, [Mailbox; 2]) {
+    fn exclusion(watched: bool) -> (RangeLocks, [Mailbox; 2]) {
         let [(a, to_a), (b, to_b)] = [mailbox().unwrap(), mailbox().unwrap()];
-        let exclusion = Exclusion::new(vec![a.waker(), b.waker()]);
+        let exclusion = RangeLocks::new(vec![a.waker(), b.waker()]);
         if watched {
             let (ticket, _) = exclusion.claim(alone(1 << 40, 0));
             exclusion.settle(0);
@@ -355,9 +355,9 @@ mod tests {
     #[test]
     fn the_first_fused_command_waits_for_all_changes_that_nobody_has_claimed() {
         let (exclusion, mail) = exclusion(false);
-        assert!(!exclusion.is_watching(BackingId(0)));
+        assert!(!exclusion.is_watching(DeviceId(0)));
         let (ticket, granted) = exclusion.claim(alone(0, 1));
-        assert!(!granted && exclusion.is_watching(BackingId(0)) && exclusion.round() == 1);
+        assert!(!granted && exclusion.is_watching(DeviceId(0)) && exclusion.round() == 1);
         assert!(mail.iter().all(Mailbox::hush), "all reactors are asked to look");
         exclusion.settle(2);
         exclusion.settled();
@@ -383,7 +383,7 @@ mod tests {
         assert!(!granted);
         let (third, granted) = exclusion.claim(shared(0));
         assert!(!granted, "nobody overtakes");
-        let elsewhere = [shared(4096), Claim { backing: BackingId(1), ..shared(0) }];
+        let elsewhere = [shared(4096), RangeLock { backing: DeviceId(1), ..shared(0) }];
         for claim in elsewhere {
             let (ticket, granted) = exclusion.claim(claim);
             assert!(granted, "{claim:?}");
@@ -418,7 +418,7 @@ mod tests {
     fn after_many_changes_nobody_watches_and_the_next_fused_command_begins_anew() {
         let (exclusion, _mail) = exclusion(true);
         let mut changes = 0;
-        while exclusion.is_watching(BackingId(0)) {
+        while exclusion.is_watching(DeviceId(0)) {
             let (ticket, granted) = exclusion.claim(shared(0));
             assert!(granted);
             exclusion.give_up(ticket);
@@ -433,7 +433,7 @@ mod tests {
     }
 
     /// Whether a write of these blocks may begin.
-    fn may_write(exclusion: &Exclusion, at: u64) -> bool {
+    fn may_write(exclusion: &RangeLocks, at: u64) -> bool {
         let (ticket, granted) = exclusion.claim(shared(at));
         exclusion.give_up(ticket);
         granted
@@ -442,14 +442,14 @@ mod tests {
     #[test]
     fn what_a_closed_connection_has_left_keeps_later_changes_from_its_blocks() {
         let (exclusion, mail) = exclusion(false);
-        let (here, there) = (BackingId(0), BackingId(64));
-        let old = exclusion.leave(Claim { len: 8192, ..shared(4096) });
+        let (here, there) = (DeviceId(0), DeviceId(64));
+        let old = exclusion.leave(RangeLock { len: 8192, ..shared(4096) });
         assert!(exclusion.is_watching(here) && !exclusion.is_watching(there));
         let granted = [0, 4096, 8192, 12288].map(|at| may_write(&exclusion, at));
         assert_eq!((granted, exclusion.round()), ([true, false, false, true], 0));
-        let other = exclusion.leave(Claim { backing: there, ..shared(4096) });
+        let other = exclusion.leave(RangeLock { backing: there, ..shared(4096) });
         assert!(exclusion.is_watching(there));
-        let (waiting, granted) = exclusion.claim(Claim { reactor: 1, ..shared(8192) });
+        let (waiting, granted) = exclusion.claim(RangeLock { reactor: 1, ..shared(8192) });
         assert!(!granted);
         exclusion.give_up(other);
         assert!(!exclusion.is_granted(waiting) && !exclusion.is_watching(there));
@@ -496,13 +496,13 @@ mod tests {
         let (exclusion, _mail) = exclusion(true);
         let old = exclusion.leave(shared(0));
         let mut changes = 0;
-        while exclusion.is_watching(BackingId(1)) {
+        while exclusion.is_watching(DeviceId(1)) {
             assert!(may_write(&exclusion, 4096));
             changes += 1;
         }
         assert_eq!(changes, CALM + 1);
-        assert!(exclusion.is_watching(BackingId(0)));
+        assert!(exclusion.is_watching(DeviceId(0)));
         exclusion.give_up(old);
-        assert!(!exclusion.is_watching(BackingId(0)));
+        assert!(!exclusion.is_watching(DeviceId(0)));
     }
 }

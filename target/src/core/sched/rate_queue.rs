@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::core::subsystem::rate_limit::Booking;
+use crate::core::subsystem::rate_limit::Grant;
 
 /// How much of the limited time one line may have booked, beyond its first command: enough that a
 /// reactor which wakes a little late has lost nothing to others, little enough that a few commands
@@ -24,8 +24,8 @@ const APART: usize = 8;
 
 /// The lines of a reactor. Bounded by the slots of all queues.
 #[derive(Debug, Default)]
-pub struct Tolls {
-    /// By share ([`crate::core::sched::buffers::Waiters::join`]).
+pub struct RateLimitQueue {
+    /// By share ([`crate::core::sched::buffers::BufferScheduler::join`]).
     lines: Vec<VecDeque<Entry>>,
     /// Whose turn it is.
     turn: usize,
@@ -40,10 +40,10 @@ struct Entry {
     key: u32,
     slot: u16,
     nsid: u32,
-    booked: Option<Booking>,
+    booked: Option<Grant>,
 }
 
-impl Tolls {
+impl RateLimitQueue {
     /// Of this share so many commands can wait at once, from now on: there is room for all, so that
     /// nothing is allocated when they do.
     pub fn join(&mut self, share: u32, commands: usize) {
@@ -62,7 +62,7 @@ impl Tolls {
         }
     }
 
-    /// When [`Tolls::next`] may have somebody, if anybody waits.
+    /// When [`RateLimitQueue::next`] may have somebody, if anybody waits.
     #[inline]
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
@@ -76,24 +76,18 @@ impl Tolls {
     }
 
     /// Puts a command at the end of its line, with what it has booked.
-    pub fn push(
-        &mut self,
-        share: u32,
-        (key, slot): (u32, u16),
-        nsid: u32,
-        booked: Option<Booking>,
-    ) {
+    pub fn push(&mut self, share: u32, (key, slot): (u32, u16), nsid: u32, booked: Option<Grant>) {
         let Some(line) = self.lines.get_mut(share as usize) else { return };
         line.push_back(Entry { key, slot, nsid, booked });
         self.count += 1;
-        if let Some(Booking { start, .. }) = booked {
+        if let Some(Grant { start, .. }) = booked {
             self.due = Some(self.due.map_or(start, |due| due.min(start)));
         }
     }
 
     /// A queue closes: none of its commands waits any more.
     /// What they have booked is given back by `refund`.
-    pub fn forget(&mut self, key: u32, mut refund: impl FnMut(u16, &Booking)) {
+    pub fn forget(&mut self, key: u32, mut refund: impl FnMut(u16, &Grant)) {
         self.retain(|entry| {
             let stays = entry.key != key;
             if let (false, Some(booking)) = (stays, &entry.booked) {
@@ -104,7 +98,7 @@ impl Tolls {
     }
 
     /// A command ends before its turn. Gives what it has booked, which is to be given back.
-    pub fn remove(&mut self, key: u32, slot: u16) -> Option<Booking> {
+    pub fn remove(&mut self, key: u32, slot: u16) -> Option<Grant> {
         let mut booked = None;
         self.retain(|entry| {
             let stays = (entry.key, entry.slot) != (key, slot);
@@ -118,7 +112,7 @@ impl Tolls {
 
     /// Limits change: what has not begun gives back by `refund` what it has booked, under the limits
     /// of before, and books anew.
-    pub fn change(&mut self, now: Instant, mut refund: impl FnMut(u32, u16, &Booking)) {
+    pub fn change(&mut self, now: Instant, mut refund: impl FnMut(u32, u16, &Grant)) {
         for entry in self.lines.iter_mut().flatten() {
             if let Some(booking) = entry.booked.take() {
                 refund(entry.key, entry.slot, &booking);
@@ -132,7 +126,7 @@ impl Tolls {
     pub fn next(
         &mut self,
         now: Instant,
-        mut book: impl FnMut(u32, u16) -> Option<Booking>,
+        mut book: impl FnMut(u32, u16) -> Option<Grant>,
     ) -> Option<(u32, u16)> {
         if self.due.is_none_or(|due| due > now) {
             return None;
@@ -171,7 +165,7 @@ fn first_of(
     line: &mut VecDeque<Entry>,
     now: Instant,
     longest: &mut [Duration; LENGTHS],
-    book: &mut impl FnMut(u32, u16) -> Option<Booking>,
+    book: &mut impl FnMut(u32, u16) -> Option<Grant>,
     due: &mut Option<Instant>,
 ) -> Option<(u32, u16)> {
     let mut ahead = [(0, Duration::ZERO); APART];
@@ -214,7 +208,7 @@ mod tests {
     struct Stage {
         now: Instant,
         limiter: Limiter,
-        reactors: Vec<(Tolls, Duration)>,
+        reactors: Vec<(RateLimitQueue, Duration)>,
         begun: BTreeMap<(usize, u32), u32>,
     }
 
@@ -229,7 +223,7 @@ mod tests {
                 begun: BTreeMap::new(),
             };
             for (lines, late_us) in reactors {
-                let mut tolls = Tolls::default();
+                let mut tolls = RateLimitQueue::default();
                 for (share, depth) in lines.iter().enumerate() {
                     tolls.join(share as u32, 256);
                     (0..*depth)
@@ -245,7 +239,8 @@ mod tests {
         fn run(&mut self, time: Duration, bytes: impl Fn(u32) -> u64) {
             let end = self.now + time;
             loop {
-                let next = |(tolls, late): &(Tolls, Duration)| tolls.due().map(|due| due + *late);
+                let next =
+                    |(tolls, late): &(RateLimitQueue, Duration)| tolls.due().map(|due| due + *late);
                 let Some(at) = self.reactors.iter().filter_map(next).min() else { return };
                 self.now = self.now.max(at);
                 if self.now > end {
@@ -309,10 +304,10 @@ mod tests {
     #[test]
     fn namespaces_do_not_wait_for_each_other() {
         let now = Instant::now();
-        let mut tolls = Tolls::default();
+        let mut tolls = RateLimitQueue::default();
         tolls.join(0, 8);
         let second = Duration::from_secs(1);
-        let far = Booking { start: now + second, takes: second, bytes: 7 };
+        let far = Grant { start: now + second, takes: second, bytes: 7 };
         tolls.push(0, (0, 0), 1, Some(far));
         assert!(!tolls.may_book(0, 1) && tolls.may_book(0, 2));
         tolls.push(0, (0, 1), 1, None);

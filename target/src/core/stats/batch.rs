@@ -8,11 +8,11 @@
 
 use std::sync::Arc;
 
-use super::io_stats::{Alike, Kind, Row};
-use super::stage_timer::{self, Clock, Stage};
+use super::io_stats::{Batch, IoStats, Kind};
+use super::stage_timer::{self, Stage, StageTimer};
 
 /// Who a command is of: a queue, a namespace and an operation code.
-pub type Whose = (u32, u32, u8);
+pub type BatchKey = (u32, u32, u8);
 
 /// When the capsule came of no command: one that had a slot before.
 const NEVER: u64 = u64::MAX;
@@ -21,36 +21,36 @@ const NEVER: u64 = u64::MAX;
 ///
 /// It keeps the row that it was counted in last, so that row is not folded when its host has gone.
 #[derive(Debug)]
-pub struct Run {
+pub struct CompletionBatch {
     /// When the stages of each began, and when each was over.
     began_ns: [u64; Stage::ALL.len()],
     end_ns: u64,
-    whose: Whose,
-    alike: Alike,
+    whose: BatchKey,
+    alike: Batch,
     /// They are to be noted one by one.
     slow: bool,
     /// Where those of `whose` are counted.
-    counted_in: Option<(Arc<Row>, Kind)>,
+    counted_in: Option<(Arc<IoStats>, Kind)>,
 }
 
-impl Default for Run {
-    fn default() -> Run {
-        Run {
+impl Default for CompletionBatch {
+    fn default() -> CompletionBatch {
+        CompletionBatch {
             began_ns: [NEVER, 0, 0, 0, 0, 0],
             end_ns: 0,
-            whose: Whose::default(),
-            alike: Alike::default(),
+            whose: BatchKey::default(),
+            alike: Batch::default(),
             slow: false,
             counted_in: None,
         }
     }
 }
 
-impl Run {
+impl CompletionBatch {
     /// Whether a command that is over now goes on with this run.
     #[inline]
     #[must_use]
-    pub fn goes_on(&self, whose: Whose, clock: &Clock) -> bool {
+    pub fn goes_on(&self, whose: BatchKey, clock: &StageTimer) -> bool {
         // Without branches and calls: most commands that come home together are alike.
         let each = self.began_ns.iter().zip(clock.began_ns());
         let differ = each.fold(0, |differ, (own, other)| differ | (own ^ other));
@@ -60,13 +60,13 @@ impl Run {
     /// Whether it is known where commands like these are counted.
     #[inline]
     #[must_use]
-    pub fn knows(&self, whose: Whose) -> bool {
+    pub fn knows(&self, whose: BatchKey) -> bool {
         self.whose == whose && self.counted_in.is_some()
     }
 
     /// Counts the run. What comes next is of these, and counted there.
     #[cold]
-    pub fn count_in(&mut self, whose: Whose, row: &Arc<Row>, kind: Kind) {
+    pub fn count_in(&mut self, whose: BatchKey, row: &Arc<IoStats>, kind: Kind) {
         self.end();
         (self.whose, self.counted_in) = (whose, Some((Arc::clone(row), kind)));
     }
@@ -81,7 +81,7 @@ impl Run {
     /// Counts the run, and begins another one of the same, with one that is over at `end_ns`: `slow`
     /// or not.
     #[inline]
-    pub fn begin(&mut self, clock: &Clock, end_ns: u64, slow: bool) {
+    pub fn begin(&mut self, clock: &StageTimer, end_ns: u64, slow: bool) {
         self.end();
         (self.began_ns, self.end_ns, self.slow) = (*clock.began_ns(), end_ns, slow);
     }
@@ -117,7 +117,7 @@ impl Run {
             let stages = stage_timer::stages(&self.began_ns, self.end_ns);
             row.kinds[*kind as usize].count(&self.alike, stages);
         }
-        self.alike = Alike::default();
+        self.alike = Batch::default();
         self.began_ns[Stage::Receive as usize] = NEVER;
     }
 }
@@ -126,18 +126,18 @@ impl Run {
 mod tests {
     use std::sync::atomic::Ordering;
 
-    use super::super::reactor_stats::Observer;
+    use super::super::reactor_stats::ReactorStats;
     use crate::core::stats::batch::*;
 
-    const READ: Whose = (1, 1, 2);
+    const READ: BatchKey = (1, 1, 2);
 
     /// When the commands of these tests come, and when they are over.
     const CAME_NS: u64 = 1_000_000;
     const END_NS: u64 = 2_000_000;
 
     /// Of a command that was with the disk for so long, and then answered.
-    fn clock(disk_ns: u64) -> Clock {
-        let mut clock = Clock::default();
+    fn clock(disk_ns: u64) -> StageTimer {
+        let mut clock = StageTimer::default();
         clock.start(CAME_NS, CAME_NS);
         clock.enter(Stage::Disk, CAME_NS);
         clock.enter(Stage::Reply, CAME_NS + disk_ns);
@@ -145,7 +145,13 @@ mod tests {
     }
 
     /// A command of the run, or the first of another one.
-    fn observe(run: &mut Run, whose: Whose, row: &Arc<Row>, disk_ns: u64, bytes: u32) {
+    fn observe(
+        run: &mut CompletionBatch,
+        whose: BatchKey,
+        row: &Arc<IoStats>,
+        disk_ns: u64,
+        bytes: u32,
+    ) {
         if !run.goes_on(whose, &clock(disk_ns)) {
             if !run.knows(whose) {
                 run.count_in(whose, row, Kind::Read);
@@ -159,7 +165,7 @@ mod tests {
     #[test]
     fn every_command_is_counted_once_as_if_it_were_alone() {
         let nqn = |name: &str| format!("nqn.2026-11.io.nvmfd:{name}").parse().unwrap();
-        let observer = Arc::<Observer>::default();
+        let observer = Arc::<ReactorStats>::default();
         let rows = observer.rows(nqn("disk"), nqn("host"), [1, 2].into_iter());
         let (one, two) = (rows.of(1), rows.of(2));
         let commands = [
@@ -172,7 +178,7 @@ mod tests {
             ((2, 1, 2), one, 90_000, 512),
             (READ, one, 5_000, 512),
         ];
-        let mut run = Run::default();
+        let mut run = CompletionBatch::default();
         for (whose, row, disk_ns, bytes) in commands {
             observe(&mut run, whose, row, disk_ns, bytes);
         }
@@ -180,14 +186,14 @@ mod tests {
         run.end();
         assert!(!run.goes_on(READ, &clock(5_000)), "it has ended");
         for row in [one, two] {
-            let fresh = Arc::<Observer>::default();
+            let fresh = Arc::<ReactorStats>::default();
             let alone = fresh.rows(nqn("disk"), nqn("host"), [1].into_iter());
-            let of = |it: &&(Whose, &Arc<Row>, u64, u32)| Arc::ptr_eq(it.1, row);
+            let of = |it: &&(BatchKey, &Arc<IoStats>, u64, u32)| Arc::ptr_eq(it.1, row);
             let mine: Vec<_> = commands.iter().filter(of).collect();
             let (tally, expected) = (&row.kinds[0], &alone.of(1).kinds[0]);
             for (_, _, disk_ns, bytes) in &mine {
                 let bytes = u64::from(*bytes);
-                let one = Alike { commands: 1, bytes, failures: u64::from(bytes == 0) };
+                let one = Batch { commands: 1, bytes, failures: u64::from(bytes == 0) };
                 let reply_ns = END_NS - CAME_NS - disk_ns;
                 let stages = [(Stage::Disk, *disk_ns), (Stage::Reply, reply_ns)];
                 expected.count(&one, stages.map(|(stage, ns)| (stage as usize, ns)));
@@ -203,11 +209,11 @@ mod tests {
     #[test]
     fn who_comes_after_it_was_forgotten_is_counted_where_he_belongs() {
         let nqn = |name: &str| format!("nqn.2026-11.io.nvmfd:{name}").parse().unwrap();
-        let observer = Arc::<Observer>::default();
+        let observer = Arc::<ReactorStats>::default();
         let before = observer.rows(nqn("disk"), nqn("gone"), [1].into_iter());
         let after = observer.rows(nqn("disk"), nqn("new"), [1].into_iter());
-        let mut run = Run::default();
-        assert!(!run.knows(Whose::default()) && !run.knows(READ));
+        let mut run = CompletionBatch::default();
+        assert!(!run.knows(BatchKey::default()) && !run.knows(READ));
         observe(&mut run, READ, before.of(1), 5_000, 512);
         assert!(run.knows(READ));
         run.forget();
@@ -221,7 +227,7 @@ mod tests {
 
     #[test]
     fn nothing_goes_on_with_a_run_that_has_not_begun() {
-        assert!(!Run::default().goes_on(Whose::default(), &Clock::default()));
-        assert!(!Run::default().goes_on(Whose::default(), &clock(0)));
+        assert!(!CompletionBatch::default().goes_on(BatchKey::default(), &StageTimer::default()));
+        assert!(!CompletionBatch::default().goes_on(BatchKey::default(), &clock(0)));
     }
 }

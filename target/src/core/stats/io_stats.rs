@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use nvme::{IoOpcode, Nqn, Sqe};
 
 use super::histogram::{BUCKETS, Histogram, bump};
-use super::reactor_stats::Observer;
+use super::reactor_stats::ReactorStats;
 use super::stage_timer::Stage;
 
 /// Rows of a reactor, besides *other*. One takes about 23 KiB.
@@ -64,7 +64,7 @@ impl Kind {
 
 /// Who does something with what.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Pair {
+pub struct StatsKey {
     /// The subsystem.
     pub subsystem: Nqn,
     /// The namespace.
@@ -90,7 +90,7 @@ pub struct Tally {
 
 /// Commands of one kind that took the same time in every stage, all of them over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Alike {
+pub struct Batch {
     /// How many.
     pub commands: u64,
     /// Bytes that all of them have read or written.
@@ -102,8 +102,8 @@ pub struct Alike {
 impl Tally {
     /// Counts commands that were in these stages for so long, and in no other for any time.
     #[inline]
-    pub fn count(&self, alike: &Alike, stages: impl IntoIterator<Item = (usize, u64)>) {
-        let Alike { commands, bytes, failures } = *alike;
+    pub fn count(&self, alike: &Batch, stages: impl IntoIterator<Item = (usize, u64)>) {
+        let Batch { commands, bytes, failures } = *alike;
         bump(&self.bytes, bytes);
         if failures != 0 {
             bump(&self.failures, failures);
@@ -139,29 +139,29 @@ impl Tally {
 
 /// What one reactor counts of a pair.
 #[derive(Debug)]
-pub struct Row {
+pub struct IoStats {
     /// Whose; none: of all who have no row.
-    pub pair: Option<Pair>,
+    pub pair: Option<StatsKey>,
     /// By [`Kind`].
     pub kinds: [Tally; Kind::ALL.len()],
 }
 
-impl Row {
-    fn new(pair: Option<Pair>) -> Arc<Row> {
-        Arc::new(Row { pair, kinds: Default::default() })
+impl IoStats {
+    fn new(pair: Option<StatsKey>) -> Arc<IoStats> {
+        Arc::new(IoStats { pair, kinds: Default::default() })
     }
 }
 
 /// All rows of a reactor.
 #[derive(Debug)]
 pub struct Book {
-    rows: Vec<Arc<Row>>,
-    other: Arc<Row>,
+    rows: Vec<Arc<IoStats>>,
+    other: Arc<IoStats>,
 }
 
 impl Default for Book {
     fn default() -> Book {
-        Book { rows: Vec::new(), other: Row::new(None) }
+        Book { rows: Vec::new(), other: IoStats::new(None) }
     }
 }
 
@@ -169,13 +169,13 @@ impl Book {
     /// The rows of a host for these namespaces. Called by the reactor that owns them.
     pub(super) fn rows(
         &mut self,
-        observer: &Arc<Observer>,
+        observer: &Arc<ReactorStats>,
         subsystem: Nqn,
         host: Nqn,
         nsids: impl Iterator<Item = u32>,
     ) -> Rows {
-        let mut own: Vec<(u32, Arc<Row>)> = nsids
-            .filter_map(|nsid| Some((nsid, self.row(Pair { subsystem, nsid, host })?)))
+        let mut own: Vec<(u32, Arc<IoStats>)> = nsids
+            .filter_map(|nsid| Some((nsid, self.row(StatsKey { subsystem, nsid, host })?)))
             .collect();
         own.sort_unstable_by_key(|(nsid, _)| *nsid);
         Rows { own, other: Arc::clone(&self.other), observer: Arc::clone(observer) }
@@ -183,11 +183,11 @@ impl Book {
 
     /// Every row, *other* last.
     #[must_use]
-    pub fn all(&self) -> Vec<Arc<Row>> {
+    pub fn all(&self) -> Vec<Arc<IoStats>> {
         self.rows.iter().chain([&self.other]).cloned().collect()
     }
 
-    fn row(&mut self, pair: Pair) -> Option<Arc<Row>> {
+    fn row(&mut self, pair: StatsKey) -> Option<Arc<IoStats>> {
         if let Some(row) = self.rows.iter().find(|row| row.pair == Some(pair)) {
             return Some(Arc::clone(row));
         }
@@ -196,7 +196,7 @@ impl Book {
             let gone = self.rows.remove(idle);
             self.other.kinds.iter().zip(&gone.kinds).for_each(|(to, from)| to.absorb(from));
         }
-        let row = Row::new(Some(pair));
+        let row = IoStats::new(Some(pair));
         self.rows.push(Arc::clone(&row));
         Some(row)
     }
@@ -206,17 +206,17 @@ impl Book {
 #[derive(Debug)]
 pub struct Rows {
     /// By namespace id, ascending.
-    own: Vec<(u32, Arc<Row>)>,
-    other: Arc<Row>,
+    own: Vec<(u32, Arc<IoStats>)>,
+    other: Arc<IoStats>,
     /// Whose they are.
-    pub observer: Arc<Observer>,
+    pub observer: Arc<ReactorStats>,
 }
 
 impl Rows {
     /// Where commands for a namespace are counted.
     #[inline]
     #[must_use]
-    pub fn of(&self, nsid: u32) -> &Arc<Row> {
+    pub fn of(&self, nsid: u32) -> &Arc<IoStats> {
         match self.own.binary_search_by_key(&nsid, |(nsid, _)| *nsid) {
             Ok(at) => &self.own[at].1,
             Err(_) => &self.other,
@@ -235,11 +235,11 @@ mod tests {
 
     /// Counts a command that was with the disk for so long.
     fn count(tally: &Tally, bytes: u64, failed: bool, disk_ns: u64) {
-        let one = Alike { commands: 1, bytes, failures: failed.into() };
+        let one = Batch { commands: 1, bytes, failures: failed.into() };
         tally.count(&one, [(Stage::Disk as usize, disk_ns)]);
     }
 
-    fn commands(row: &Row) -> u64 {
+    fn commands(row: &IoStats) -> u64 {
         row.kinds.iter().map(|tally| tally.total.read().iter().sum::<u64>()).sum()
     }
 

@@ -12,7 +12,7 @@ pub mod reactor_stats;
 pub mod slow_log;
 pub mod stage_timer;
 
-pub use batch::Run;
+pub use batch::CompletionBatch;
 pub use io_stats::{Kind, Rows};
-pub use reactor_stats::{Observer, PollStats};
-pub use stage_timer::{Clock, Stage};
+pub use reactor_stats::{PollStats, ReactorStats};
+pub use stage_timer::{Stage, StageTimer};

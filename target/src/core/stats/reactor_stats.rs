@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nvme::Nqn;
 
-use super::io_stats::{Book, Row, Rows};
-use super::slow_log::{Recorder, SlowCommand};
+use super::io_stats::{Book, IoStats, Rows};
+use super::slow_log::{SlowCommand, SlowLog};
 use crate::core::diag::log_limiter::Totals;
 
 /// Counters that a fabric may have.
@@ -37,9 +37,9 @@ pub struct PollStats {
 /// connects, when its subsystem changes, when a command was slow, a few times a second, and by
 /// readers, who only copy pointers.
 #[derive(Debug)]
-pub struct Observer {
+pub struct ReactorStats {
     book: Mutex<Book>,
-    slow: Mutex<Recorder>,
+    slow: Mutex<SlowLog>,
     /// From how many nanoseconds on a command is slow; none is as slow as `u64::MAX`.
     slow_ns: AtomicU64,
     fabric: Mutex<Vec<(&'static str, u64)>>,
@@ -65,9 +65,9 @@ pub struct Gauges {
     pub refusals: Totals,
 }
 
-impl Default for Observer {
-    fn default() -> Observer {
-        Observer {
+impl Default for ReactorStats {
+    fn default() -> ReactorStats {
+        ReactorStats {
             book: Mutex::default(),
             slow: Mutex::default(),
             slow_ns: AtomicU64::new(u64::MAX),
@@ -78,7 +78,7 @@ impl Default for Observer {
     }
 }
 
-impl Observer {
+impl ReactorStats {
     /// The rows of a host for these namespaces. Called by the reactor that this is of.
     pub fn rows(
         self: &Arc<Self>,
@@ -91,7 +91,7 @@ impl Observer {
 
     /// Every row, the one of all others last.
     #[must_use]
-    pub fn all_rows(&self) -> Vec<Arc<Row>> {
+    pub fn all_rows(&self) -> Vec<Arc<IoStats>> {
         lock(&self.book).all()
     }
 

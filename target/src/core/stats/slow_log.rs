@@ -42,19 +42,19 @@ pub struct SlowCommand {
 
 /// The recorder. It takes all its memory at once.
 #[derive(Debug)]
-pub struct Recorder {
+pub struct SlowLog {
     last: VecDeque<SlowCommand>,
     /// All that there were.
     count: u64,
 }
 
-impl Default for Recorder {
-    fn default() -> Recorder {
-        Recorder { last: VecDeque::with_capacity(KEPT), count: 0 }
+impl Default for SlowLog {
+    fn default() -> SlowLog {
+        SlowLog { last: VecDeque::with_capacity(KEPT), count: 0 }
     }
 }
 
-impl Recorder {
+impl SlowLog {
     /// Notes a command; the oldest makes room.
     pub fn note(&mut self, command: SlowCommand) {
         self.count += 1;
@@ -78,7 +78,7 @@ mod tests {
     #[test]
     fn the_last_ones_are_kept_in_memory_that_does_not_grow() {
         let nqn: Nqn = "nqn.2026-11.io.nvmfd:a".parse().unwrap();
-        let mut recorder = Recorder::default();
+        let mut recorder = SlowLog::default();
         let room = recorder.last.capacity();
         for cid in 0..200 {
             recorder.note(SlowCommand {

@@ -57,7 +57,7 @@ const BACK: u8 = u8::MAX;
 /// computed when somebody wants to know. A stage lasts until the next one begins that has begun at
 /// all.
 #[derive(Clone, Copy, Debug)]
-pub struct Clock {
+pub struct StageTimer {
     began_ns: [u64; Stage::ALL.len()],
     /// The last stage, in the order of [`Stage::ALL`], that has begun; or [`BACK`].
     last: u8,
@@ -66,14 +66,14 @@ pub struct Clock {
     since_ns: u64,
 }
 
-impl Default for Clock {
-    fn default() -> Clock {
+impl Default for StageTimer {
+    fn default() -> StageTimer {
         let began_ns = [NEVER; Stage::ALL.len()];
-        Clock { began_ns, last: 0, stage: Stage::Receive, since_ns: 0 }
+        StageTimer { began_ns, last: 0, stage: Stage::Receive, since_ns: 0 }
     }
 }
 
-impl Clock {
+impl StageTimer {
     /// Of a command whose capsule came then and has a slot now. It waits.
     #[inline]
     pub fn start(&mut self, came_ns: u64, now_ns: u64) {
@@ -148,7 +148,7 @@ pub fn stages(
     let mut next_ns = end_ns;
     began_ns.iter().enumerate().rev().filter_map(move |(stage, &began_ns)| {
         // Most of what a command meets it meets within one turn. And a mark may be later than the one
-        // behind it, by what `Queues::nap` makes of that: then no time has passed either.
+        // behind it, by what `PollGroup::nap` makes of that: then no time has passed either.
         let took = (began_ns < next_ns).then(|| (stage, next_ns - began_ns));
         next_ns = next_ns.min(began_ns);
         took
@@ -169,8 +169,8 @@ mod tests {
         }
     }
 
-    fn started(came_ns: u64, now_ns: u64) -> Clock {
-        let mut clock = Clock::default();
+    fn started(came_ns: u64, now_ns: u64) -> StageTimer {
+        let mut clock = StageTimer::default();
         clock.start(came_ns, now_ns);
         clock
     }

@@ -25,7 +25,7 @@ pub enum DuplicateHosts {
 
 /// How a subsystem is offered, besides to whom.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Offer {
+pub struct AccessPolicy {
     /// Port identifiers of the listeners that offer it; empty: all.
     pub listeners: BTreeSet<u16>,
     /// Entries of an I/O queue; none: what `[limits]` says. The same for all below.
@@ -46,7 +46,7 @@ pub struct Offer {
     pub masks: BTreeMap<u32, BTreeSet<Nqn>>,
 }
 
-impl Default for Offer {
+impl Default for AccessPolicy {
     fn default() -> Self {
         Self {
             listeners: BTreeSet::new(),
@@ -62,7 +62,7 @@ impl Default for Offer {
     }
 }
 
-impl Offer {
+impl AccessPolicy {
     /// Whether the listener with this port identifier offers the subsystem; none: a listener that
     /// is no longer there.
     #[must_use]

@@ -1,7 +1,7 @@
 //! Asymmetric Namespace Access: how well each group of namespaces is reached on each path.
 //!
 //! A listener has a state for every group ([`AnaStates`]), the administrator sets it. The queues
-//! of a controller look at the states of the listener that it came through ([`Reach`]), by one
+//! of a controller look at the states of the listener that it came through ([`AnaStateTable`]), by one
 //! relaxed load. What its host has been told, and how often that has changed, is its [`AnaLog`].
 //!
 //! Source: NVMe Base Specification 2.0, "Asymmetric Namespace Access Reporting" and "Asymmetric
@@ -111,15 +111,15 @@ impl fmt::Debug for AnaStates {
 
 /// The states that one controller reaches the groups in, shared by its queues.
 #[derive(Debug)]
-pub struct Reach([AtomicU8; ANA_GROUPS as usize]);
+pub struct AnaStateTable([AtomicU8; ANA_GROUPS as usize]);
 
-impl Default for Reach {
-    fn default() -> Reach {
-        Reach([const { AtomicU8::new(AnaState::OPTIMIZED.0) }; ANA_GROUPS as usize])
+impl Default for AnaStateTable {
+    fn default() -> AnaStateTable {
+        AnaStateTable([const { AtomicU8::new(AnaState::OPTIMIZED.0) }; ANA_GROUPS as usize])
     }
 }
 
-impl Reach {
+impl AnaStateTable {
     /// Sets all states. Commands that were let through go on.
     pub fn set(&self, states: &AnaStates) {
         for (to, state) in self.0.iter().zip(states.0) {
@@ -148,11 +148,11 @@ impl Reach {
         }
     }
 
-    /// As [`Reach::check`], for the namespace that an I/O command names. A namespace that is not
+    /// As [`AnaStateTable::check`], for the namespace that an I/O command names. A namespace that is not
     /// there is for the rule of the command to judge.
     ///
     /// # Errors
-    /// As [`Reach::check`].
+    /// As [`AnaStateTable::check`].
     #[inline]
     pub fn check_io(&self, sqe: &Sqe, subsystem: &Subsystem) -> Result<(), Status> {
         match subsystem.namespace(sqe.nsid) {
@@ -281,7 +281,7 @@ mod tests {
             (AnaState::CHANGE, Some(0x303)),
         ];
         assert_eq!(table.map(|(state, _)| state), ANA_STATES);
-        let reach = Reach::default();
+        let reach = AnaStateTable::default();
         let subsystem = split();
         for (state, code) in table {
             let mut states = AnaStates::default();

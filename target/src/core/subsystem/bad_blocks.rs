@@ -33,7 +33,7 @@ const FIRST_LINE: &str = "nvmfd uncorrectable blocks 1";
 /// The marks of one namespace, as everybody shares them. Two of them are equal when they are the
 /// same one.
 #[derive(Debug)]
-pub struct Marks {
+pub struct BadBlocks {
     /// How many bytes are marked.
     bytes: AtomicU64,
     ranges: Mutex<Ranges>,
@@ -59,7 +59,7 @@ pub enum Change {
     Mend {
         /// What was written, each by byte offset and bytes.
         ranges: Vec<(u64, u64)>,
-        /// How many orders to mark blocks were carried out when that began ([`Marks::orders`]):
+        /// How many orders to mark blocks were carried out when that began ([`BadBlocks::orders`]):
         /// what later ones have marked stays so.
         until: u64,
     },
@@ -81,11 +81,11 @@ struct Marked {
     order: u64,
 }
 
-impl Marks {
+impl BadBlocks {
     /// Marks that end with the daemon, as the blocks of a store in memory do.
     #[must_use]
-    pub fn volatile() -> Arc<Marks> {
-        Arc::new(Marks::of(Ranges::default(), None))
+    pub fn volatile() -> Arc<BadBlocks> {
+        Arc::new(BadBlocks::of(Ranges::default(), None))
     }
 
     /// Marks that are kept in `folder`, under the UUID of the namespace; as they were left there.
@@ -93,15 +93,20 @@ impl Marks {
     /// # Errors
     /// One sentence about a file that cannot be read or makes no sense. Such a file is never passed
     /// over: what it marked would be read as if it were good.
-    pub fn kept(nqn: Nqn, nsid: u32, folder: &Path, uuid: [u8; 16]) -> Result<Arc<Marks>, String> {
+    pub fn kept(
+        nqn: Nqn,
+        nsid: u32,
+        folder: &Path,
+        uuid: [u8; 16],
+    ) -> Result<Arc<BadBlocks>, String> {
         let name = format!("{}.uncorrectable", uuid::Uuid::from_bytes(uuid));
         let ranges = load(&folder.join(&name), nqn, nsid)?;
-        Ok(Arc::new(Marks::of(ranges, Some((folder.to_owned(), name)))))
+        Ok(Arc::new(BadBlocks::of(ranges, Some((folder.to_owned(), name)))))
     }
 
-    fn of(ranges: Ranges, file: Option<(PathBuf, String)>) -> Marks {
+    fn of(ranges: Ranges, file: Option<(PathBuf, String)>) -> BadBlocks {
         let bytes = AtomicU64::new(ranges.bytes());
-        Marks { bytes, ranges: Mutex::new(ranges), file, ended: Mutex::new(false) }
+        BadBlocks { bytes, ranges: Mutex::new(ranges), file, ended: Mutex::new(false) }
     }
 
     /// Their file is somebody else's from now on, or nobody's: they do not change any more. A change
@@ -176,13 +181,13 @@ impl Marks {
     }
 }
 
-impl PartialEq for Marks {
-    fn eq(&self, other: &Marks) -> bool {
+impl PartialEq for BadBlocks {
+    fn eq(&self, other: &BadBlocks) -> bool {
         std::ptr::eq(self, other)
     }
 }
 
-impl Eq for Marks {}
+impl Eq for BadBlocks {}
 
 impl Ranges {
     fn bytes(&self) -> u64 {
@@ -289,9 +294,9 @@ mod tests {
     use crate::core::subsystem::bad_blocks::*;
     use proptest::prelude::*;
 
-    fn made(folder: &Path) -> Result<Arc<Marks>, String> {
+    fn made(folder: &Path) -> Result<Arc<BadBlocks>, String> {
         let nqn = "nqn.2026-11.io.nvmfd:test".parse().unwrap();
-        Marks::kept(nqn, 1, folder, [7; 16])
+        BadBlocks::kept(nqn, 1, folder, [7; 16])
     }
 
     fn mark(at: u64, len: u64) -> Change {

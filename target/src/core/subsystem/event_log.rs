@@ -62,7 +62,7 @@ const UUID_SPACE: Uuid = Uuid::from_u128(0x6a2b_9d0c_71e8_4c55_8f3e_6e76_6d66_64
 
 /// What happens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Happening<'a> {
+pub enum PersistentEvent<'a> {
     /// The subsystem is served from now on, or a controller is reset by its host.
     PowerOnOrReset {
         /// The firmware.
@@ -89,7 +89,7 @@ pub enum Happening<'a> {
 
 /// What the header of the log says of the subsystem.
 #[derive(Clone, Copy, Debug)]
-pub struct About {
+pub struct LogHeader {
     /// Its name.
     pub nqn: Nqn,
     /// Serial number.
@@ -101,7 +101,7 @@ pub struct About {
 /// The events of one subsystem. Locked when something happens and when the log is asked for, never
 /// on I/O.
 #[derive(Debug)]
-pub struct History {
+pub struct PersistentEventLog {
     subsystem: Nqn,
     folder: PathBuf,
     events: Mutex<Events>,
@@ -126,20 +126,20 @@ struct Event {
     data: Vec<u8>,
 }
 
-impl History {
+impl PersistentEventLog {
     /// Reads what is in `folder`; whatever happens from now on rings `wake`.
     ///
     /// A file that cannot be read, or makes no sense, is passed over with a warning: no data depend
     /// on it.
     #[must_use]
-    pub fn open(folder: &Path, subsystem: Nqn, wake: SyncSender<()>) -> History {
+    pub fn open(folder: &Path, subsystem: Nqn, wake: SyncSender<()>) -> PersistentEventLog {
         let all = load(folder, &subsystem);
         let events = Mutex::new(Events { all, ..Events::default() });
-        History { subsystem, folder: folder.to_owned(), events, wake }
+        PersistentEventLog { subsystem, folder: folder.to_owned(), events, wake }
     }
 
     /// Notes what happens.
-    pub fn note(&self, happening: Happening<'_>, power: &Power) {
+    pub fn note(&self, happening: PersistentEvent<'_>, power: &Power) {
         let (kind, cntlid, data) = describe(happening, power);
         let mut events = self.lock();
         events.push(Event { kind, cntlid, unix_ms: power.unix_ms, data });
@@ -151,7 +151,7 @@ impl History {
 
     /// The log as it is now, for a reporting context: header and events, the newest first.
     #[must_use]
-    pub fn report(&self, about: &About, power: &Power) -> Arc<[u8]> {
+    pub fn report(&self, about: &LogHeader, power: &Power) -> Arc<[u8]> {
         let mut events = self.lock();
         events.generation = events.generation.wrapping_add(1);
         let mut page = vec![0; PersistentEventHeader::BYTES];
@@ -251,9 +251,9 @@ const _: () = {
     assert!(bytes <= (PELS_64K as usize) << 16);
 };
 
-fn describe(happening: Happening<'_>, power: &Power) -> (EventType, u16, Vec<u8>) {
+fn describe(happening: PersistentEvent<'_>, power: &Power) -> (EventType, u16, Vec<u8>) {
     match happening {
-        Happening::PowerOnOrReset { firmware, cntlid } => {
+        PersistentEvent::PowerOnOrReset { firmware, cntlid } => {
             let data = PowerOnOrReset {
                 firmware,
                 cntlid,
@@ -264,16 +264,16 @@ fn describe(happening: Happening<'_>, power: &Power) -> (EventType, u16, Vec<u8>
             };
             (EventType::POWER_ON_OR_RESET, cntlid, data.emit().to_vec())
         }
-        Happening::Smart(smart) => {
+        PersistentEvent::Smart(smart) => {
             (EventType::SMART_SNAPSHOT, NO_CONTROLLER, smart.emit().to_vec())
         }
-        Happening::ChangeNamespace(cntlid, data) => {
+        PersistentEvent::ChangeNamespace(cntlid, data) => {
             (EventType::CHANGE_NAMESPACE, cntlid, data.emit().to_vec())
         }
-        Happening::FormatStart(cntlid, data) => {
+        PersistentEvent::FormatStart(cntlid, data) => {
             (EventType::FORMAT_START, cntlid, data.emit().to_vec())
         }
-        Happening::FormatCompletion { cntlid, nsid, status } => {
+        PersistentEvent::FormatCompletion { cntlid, nsid, status } => {
             // Failed, and so not complete.
             let outcome = if status.is_success() { 0 } else { 0b11 };
             let status = u32::from(status.field() >> 1);
@@ -353,21 +353,21 @@ mod tests {
         "nqn.2026-11.io.nvmfd:history".parse().unwrap()
     }
 
-    fn about() -> About {
-        About { nqn: nqn(), serial: Text::lossy("S"), model: Text::lossy("M") }
+    fn about() -> LogHeader {
+        LogHeader { nqn: nqn(), serial: Text::lossy("S"), model: Text::lossy("M") }
     }
 
-    fn opened(folder: &Path) -> (History, Receiver<()>) {
+    fn opened(folder: &Path) -> (PersistentEventLog, Receiver<()>) {
         let (wake, woken) = sync_channel(1);
-        (History::open(folder, nqn(), wake), woken)
+        (PersistentEventLog::open(folder, nqn(), wake), woken)
     }
 
     fn power(unix_ms: u64) -> Power {
         Power { cycles: 7, on_hours: 5, on_ms: 42, unix_ms, ..Power::default() }
     }
 
-    fn reset(cntlid: u16) -> Happening<'static> {
-        Happening::PowerOnOrReset { firmware: Text::lossy("1.2.3"), cntlid }
+    fn reset(cntlid: u16) -> PersistentEvent<'static> {
+        PersistentEvent::PowerOnOrReset { firmware: Text::lossy("1.2.3"), cntlid }
     }
 
     /// Kind, controller, time and data of an event.
@@ -402,11 +402,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (history, woken) = opened(folder.path());
         history.note(reset(NO_CONTROLLER), &power(1000));
-        history.note(Happening::Smart(&Smart { busy_min: 3, ..Smart::default() }), &power(1001));
+        history
+            .note(PersistentEvent::Smart(&Smart { busy_min: 3, ..Smart::default() }), &power(1001));
         let start = FormatStart { nsid: 2, fna: 8, cdw10: 0x200 };
-        history.note(Happening::FormatStart(4, start), &power(2000));
+        history.note(PersistentEvent::FormatStart(4, start), &power(2000));
         let status = Status::WRITE_FAULT;
-        history.note(Happening::FormatCompletion { cntlid: 4, nsid: 2, status }, &power(3000));
+        history
+            .note(PersistentEvent::FormatCompletion { cntlid: 4, nsid: 2, status }, &power(3000));
         assert_eq!((woken.try_recv(), woken.try_recv().is_err()), (Ok(()), true), "rung once");
 
         let first = history.report(&about(), &power(4000));
@@ -447,7 +449,7 @@ mod tests {
         let (history, _woken) = opened(folder.path());
         history.note(reset(NO_CONTROLLER), &power(1));
         let start = FormatStart { nsid: 1, fna: 8, cdw10: 0 };
-        history.note(Happening::FormatStart(1, start), &power(2));
+        history.note(PersistentEvent::FormatStart(1, start), &power(2));
         for at in 0..500 {
             history.note(reset(9), &power(1000 + at));
         }
@@ -459,10 +461,11 @@ mod tests {
         assert_eq!(of(EventType::FORMAT_START, 1), 1);
         assert_eq!((events[0].2, events[47].2), (1499, 1452), "the newest have stayed");
         for _ in 0..200 {
-            history.note(Happening::Smart(&Smart::default()), &power(1));
+            history.note(PersistentEvent::Smart(&Smart::default()), &power(1));
             history.note(reset(NO_CONTROLLER), &power(1));
-            history.note(Happening::FormatStart(1, start), &power(1));
-            let done = Happening::FormatCompletion { cntlid: 1, nsid: 1, status: Status::SUCCESS };
+            history.note(PersistentEvent::FormatStart(1, start), &power(1));
+            let done =
+                PersistentEvent::FormatCompletion { cntlid: 1, nsid: 1, status: Status::SUCCESS };
             history.note(done, &power(1));
         }
         assert!(history.report(&about(), &power(1)).len() <= (PELS_64K as usize) << 16);

@@ -12,7 +12,7 @@ use nvme::Status;
 
 use super::lba_format::{Format, Progress};
 use crate::core::subsystem::Namespace;
-use crate::core::subsystem::bad_blocks::{Change, Marks};
+use crate::core::subsystem::bad_blocks::{BadBlocks, Change};
 use crate::core::subsystem::ns_request::FormatRequest;
 use crate::core::subsystem::reservation::{self, Barred, HostId, Reservation};
 use crate::core::subsystem::write_protect::{self, Protection};
@@ -20,21 +20,21 @@ use crate::core::subsystem::write_protect::{self, Protection};
 /// A format that has begun: hosts are refused I/O from the next publication on, until the one after
 /// its end.
 #[derive(Debug)]
-pub struct Course {
+pub struct FormatJob {
     block_size_bytes: u32,
     old_block_size_bytes: u32,
     /// What is served of the store, and erased: the rest of it keeps its data, and its marks.
     bytes: u64,
     format: Arc<Format>,
     protection: Arc<Protection>,
-    marks: Arc<Marks>,
+    marks: Arc<BadBlocks>,
     progress: Arc<Progress>,
     reservation: Arc<Reservation>,
     host: HostId,
     held: Option<(write_protect::Held, reservation::Held)>,
 }
 
-impl Course {
+impl FormatJob {
     /// Begins to format a namespace, as it is served now.
     ///
     /// # Errors
@@ -44,7 +44,7 @@ impl Course {
         wish: FormatRequest,
         namespace: &Namespace,
         format: &Arc<Format>,
-    ) -> Result<Course, Status> {
+    ) -> Result<FormatJob, Status> {
         if !namespace.allow_format {
             return Err(Status::OPERATION_DENIED.with_dnr());
         }
@@ -57,7 +57,7 @@ impl Course {
         if namespace.reservation.barred(&wish.host_id).has(Barred::WRITE) {
             return Err(Status::RESERVATION_CONFLICT.with_dnr());
         }
-        Ok(Course {
+        Ok(FormatJob {
             block_size_bytes: wish.block_size_bytes,
             old_block_size_bytes: namespace.block_bytes(),
             bytes: namespace.blocks << namespace.block_shift,
@@ -82,7 +82,7 @@ impl Course {
     /// its own.
     ///
     /// # Errors
-    /// Namespace is Write Protected, Reservation Conflict: nothing may be erased. [`Course::finish`]
+    /// Namespace is Write Protected, Reservation Conflict: nothing may be erased. [`FormatJob::finish`]
     /// is to hear of it.
     pub fn hold(&mut self) -> Result<(), Status> {
         self.held = Some((self.protection.hold()?, self.reservation.hold(&self.host)?));

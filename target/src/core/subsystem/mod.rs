@@ -22,8 +22,8 @@ use std::sync::Arc;
 
 use nvme::{Nqn, Status, Text};
 
-use crate::blockdev::{BackingId, BlockSizes, Geometry, Health};
-use bad_blocks::Marks;
+use crate::blockdev::{BlockSizes, DeviceId, Geometry, Health};
+use bad_blocks::BadBlocks;
 use lba_format::Progress;
 use ns_management::Management;
 use rate_limit::Limiter;
@@ -31,7 +31,7 @@ use reservation::Reservation;
 use usage::Usage;
 use write_protect::Protection;
 
-pub use access::{DiscoveryConfig, DuplicateHosts, Offer, Referral};
+pub use access::{AccessPolicy, DiscoveryConfig, DuplicateHosts, Referral};
 pub use listener::ListenerConfig;
 
 /// The largest namespace id that there is.
@@ -43,7 +43,7 @@ pub struct Namespace {
     /// Namespace id, from 1.
     pub nsid: u32,
     /// Where its blocks are.
-    pub backing: BackingId,
+    pub backing: DeviceId,
     /// How the store behind it fares.
     pub health: Arc<Health>,
     /// Sizes that the store works best with.
@@ -65,7 +65,7 @@ pub struct Namespace {
     /// Hosts may make blocks unreadable (Write Uncorrectable).
     pub write_uncorrectable: bool,
     /// The blocks that they have made so.
-    pub marks: Arc<Marks>,
+    pub marks: Arc<BadBlocks>,
     /// What limits commands for it.
     pub limiters: Vec<Arc<Limiter>>,
     /// Its ANA group, 1 to [`ana::ANA_GROUPS`].
@@ -129,7 +129,7 @@ impl Namespace {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extent {
     /// Where they are.
-    pub backing: BackingId,
+    pub backing: DeviceId,
     /// How many.
     pub blocks: u64,
     /// log2 of the logical block size in bytes.
@@ -165,7 +165,7 @@ pub struct Subsystem {
     /// Hosts that may connect.
     pub hosts: BTreeSet<Nqn>,
     /// Where and how it is offered.
-    pub offer: Arc<Offer>,
+    pub offer: Arc<AccessPolicy>,
     /// Namespaces, by ascending nsid.
     pub namespaces: Vec<Namespace>,
     /// What hosts may do that manage namespaces. In what a host sees: none, if it may not.
@@ -277,7 +277,7 @@ pub(crate) mod tests {
         let nqn: Nqn = "nqn.2026-11.io.nvmfd:test".parse().unwrap();
         let namespace = |nsid, block_shift| Namespace {
             nsid,
-            backing: BackingId(nsid - 1),
+            backing: DeviceId(nsid - 1),
             health: Arc::default(),
             geometry: Geometry::default(),
             blocks: 1 << 20,
@@ -288,7 +288,7 @@ pub(crate) mod tests {
             formats: BlockSizes::only(block_shift),
             formatting: None,
             write_uncorrectable: false,
-            marks: Marks::volatile(),
+            marks: BadBlocks::volatile(),
             limiters: Vec::new(),
             ana_group: 1,
             volatile_cache: true,

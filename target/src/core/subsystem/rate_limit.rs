@@ -56,7 +56,7 @@ pub struct Limiter {
 
 /// When a command may begin, and how much of the rate it takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Booking {
+pub struct Grant {
     /// Not before.
     pub start: Instant,
     /// The time that it takes at the limited rate.
@@ -80,7 +80,7 @@ impl Limiter {
 
     /// Books one command that moves so many bytes.
     #[must_use]
-    pub fn book(&self, now: Instant, bytes: u64) -> Booking {
+    pub fn book(&self, now: Instant, bytes: u64) -> Grant {
         self.book_as(now, 1, bytes)
     }
 
@@ -89,7 +89,7 @@ impl Limiter {
         let _ = self.book_as(now, 0, bytes);
     }
 
-    fn book_as(&self, now: Instant, ops: u64, bytes: u64) -> Booking {
+    fn book_as(&self, now: Instant, ops: u64, bytes: u64) -> Grant {
         let now_ns = self.ns_at(now);
         let burst_ns = u64::from(self.limit.burst_ms) * 1_000_000;
         let (mut start_ns, mut takes_ns) = (now_ns, 0);
@@ -98,7 +98,7 @@ impl Limiter {
             (start_ns, takes_ns) = (start_ns.max(start), takes_ns.max(takes));
         }
         let waits = Duration::from_nanos(start_ns.saturating_sub(now_ns));
-        Booking { start: now + waits, takes: Duration::from_nanos(takes_ns), bytes }
+        Grant { start: now + waits, takes: Duration::from_nanos(takes_ns), bytes }
     }
 
     /// A booked command of so many bytes will not begin: those who book from now on come earlier by
@@ -144,8 +144,8 @@ pub fn book_all<'a>(
     limiters: impl Iterator<Item = &'a Arc<Limiter>>,
     now: Instant,
     bytes: u64,
-) -> Option<Booking> {
-    limiters.map(|limiter| limiter.book(now, bytes)).reduce(|a, b| Booking {
+) -> Option<Grant> {
+    limiters.map(|limiter| limiter.book(now, bytes)).reduce(|a, b| Grant {
         start: a.start.max(b.start),
         takes: a.takes.max(b.takes),
         ..a

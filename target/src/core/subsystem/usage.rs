@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::blockdev::Health;
-use crate::core::subsystem::event_log::History;
+use crate::core::subsystem::event_log::PersistentEventLog;
 
 /// Namespaces that a queue counts apart at a time.
 const APART: usize = 8;
@@ -32,9 +32,9 @@ pub struct Work {
 
 /// A queue's own counters, of the namespaces that it has served lately.
 #[derive(Debug, Default)]
-pub struct Tally([(u32, Work); APART]);
+pub struct IoCounters([(u32, Work); APART]);
 
-impl Tally {
+impl IoCounters {
     /// Where the work of a namespace is counted, and what has to be handed in for another one that
     /// made room.
     pub fn of(&mut self, nsid: u32) -> (&mut Work, Option<(u32, Work)>) {
@@ -55,7 +55,7 @@ impl Tally {
 
 /// Sums that all queues hand in to.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub struct SharedCounters {
     sums: [AtomicU64; 5],
     /// Grains of time in which commands were under way.
     busy_grains: AtomicU64,
@@ -64,7 +64,7 @@ pub struct Counters {
     since: OnceLock<Instant>,
 }
 
-impl Counters {
+impl SharedCounters {
     /// Adds a queue's work.
     pub fn add(&self, work: &Work) {
         let Work { reads, writes, units_read, units_written, media_errors } = *work;
@@ -104,12 +104,12 @@ impl Counters {
 
     /// All that is worth keeping.
     #[must_use]
-    pub fn account(&self) -> Account {
-        Account { work: self.total(), busy_grains: self.busy_grains.load(Ordering::Relaxed) }
+    pub fn account(&self) -> SavedCounters {
+        SavedCounters { work: self.total(), busy_grains: self.busy_grains.load(Ordering::Relaxed) }
     }
 
     /// Adds what was kept of earlier times.
-    pub fn carry(&self, kept: &Account) {
+    pub fn carry(&self, kept: &SavedCounters) {
         self.add(&kept.work);
         self.busy_grains.fetch_add(kept.busy_grains, Ordering::Relaxed);
     }
@@ -117,7 +117,7 @@ impl Counters {
 
 /// Counters as they are kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Account {
+pub struct SavedCounters {
     /// Work done.
     pub work: Work,
     /// Quarters of a second in which commands were under way.
@@ -128,27 +128,27 @@ pub struct Account {
 #[derive(Debug, Default)]
 pub struct Usage {
     /// With all of its namespaces, also those that are gone.
-    pub whole: Counters,
+    pub whole: SharedCounters,
     /// Entries ever made in the Error Information logs of its controllers.
     errors: AtomicU64,
-    history: Option<History>,
+    history: Option<PersistentEventLog>,
     /// How the stores of its namespaces fare.
     healths: Mutex<Vec<Arc<Health>>>,
     /// By namespace id. Locked when queues hand in, never on I/O. A namespace that goes and comes
     /// again counts on.
-    namespaces: Mutex<BTreeMap<u32, Arc<Counters>>>,
+    namespaces: Mutex<BTreeMap<u32, Arc<SharedCounters>>>,
 }
 
 impl Usage {
     /// Of a subsystem whose events are kept.
     #[must_use]
-    pub fn kept(history: History) -> Usage {
+    pub fn kept(history: PersistentEventLog) -> Usage {
         Usage { history: Some(history), ..Usage::default() }
     }
 
     /// What has happened to the subsystem, where that is kept.
     #[must_use]
-    pub fn history(&self) -> Option<&History> {
+    pub fn history(&self) -> Option<&PersistentEventLog> {
         self.history.as_ref()
     }
 
@@ -172,7 +172,7 @@ impl Usage {
 
     /// The counters of a namespace.
     #[must_use]
-    pub fn of(&self, nsid: u32) -> Arc<Counters> {
+    pub fn of(&self, nsid: u32) -> Arc<SharedCounters> {
         let mut namespaces = self.namespaces.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(namespaces.entry(nsid).or_default())
     }
@@ -203,15 +203,15 @@ impl Usage {
     /// All that is worth keeping: errors, the whole, and each namespace with which anything was
     /// done.
     #[must_use]
-    pub fn accounts(&self) -> (u64, Account, Vec<(u32, Account)>) {
+    pub fn accounts(&self) -> (u64, SavedCounters, Vec<(u32, SavedCounters)>) {
         let namespaces = self.namespaces.lock().unwrap_or_else(PoisonError::into_inner);
         let each = namespaces.iter().map(|(nsid, counters)| (*nsid, counters.account()));
-        let used = each.filter(|(_, account)| *account != Account::default()).collect();
+        let used = each.filter(|(_, account)| *account != SavedCounters::default()).collect();
         (self.errors(), self.whole.account(), used)
     }
 
     /// Adds what was kept of earlier times.
-    pub fn carry(&self, errors: u64, whole: &Account, namespaces: &[(u32, Account)]) {
+    pub fn carry(&self, errors: u64, whole: &SavedCounters, namespaces: &[(u32, SavedCounters)]) {
         self.errors.fetch_add(errors, Ordering::Relaxed);
         self.whole.carry(whole);
         namespaces.iter().for_each(|(nsid, kept)| self.of(*nsid).carry(kept));
@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn nothing_is_lost_when_namespaces_share_a_place() {
-        let (usage, mut tally) = (Usage::default(), Tally::default());
+        let (usage, mut tally) = (Usage::default(), IoCounters::default());
         for round in 0..100u32 {
             let nsid = 1 + round % 12;
             let (counted, evicted) = tally.of(nsid);
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn busy_time_counts_each_grain_once_whoever_notes_it() {
-        let counters = Counters::default();
+        let counters = SharedCounters::default();
         let start = Instant::now();
         for ms in [0, 10, 249, 250, 250, 499, 1000, 1010] {
             counters.note_busy(start + Duration::from_millis(ms));

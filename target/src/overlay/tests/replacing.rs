@@ -13,7 +13,7 @@ fn named<'s>(sources: impl Iterator<Item = &'s Source>) -> BTreeMap<String, Stri
 }
 
 /// As what is there, but without `c.toml`, with its listener in `e.toml`, and with another `d.toml`.
-fn other(declared: &Declared) -> BTreeMap<String, String> {
+fn other(declared: &EffectiveConfig) -> BTreeMap<String, String> {
     let mut files = named(declared.sources.more.iter());
     let gone = files.remove("c.toml").unwrap();
     files.insert("e.toml".to_owned(), gone.replace(":c\"", ":e\""));
@@ -22,7 +22,7 @@ fn other(declared: &Declared) -> BTreeMap<String, String> {
     files
 }
 
-fn names(declared: &Declared) -> Vec<&str> {
+fn names(declared: &EffectiveConfig) -> Vec<&str> {
     declared.config().subsystems.iter().map(|each| each.nqn.as_str()).collect()
 }
 
@@ -39,7 +39,7 @@ fn all_files_are_replaced_and_saved_as_one() {
     let found = load(&folder);
     assert_eq!((found.config(), found.changes()), (next.config(), next.changes()));
     kill_saving(&next);
-    assert_eq!(named(Sources::read(next.file()).unwrap().more.iter()), other(&declared));
+    assert_eq!(named(ConfigFiles::read(next.file()).unwrap().more.iter()), other(&declared));
 }
 
 #[test]
@@ -56,9 +56,9 @@ fn of_a_file_that_is_a_link_only_the_link_goes() {
     let saving = begin(&declared);
     assert!(saving.commit(&declared.sources, &new).unwrap());
     drop(saving);
-    assert_eq!(Sources::read(declared.file()).unwrap().more, new.more, "the link is there");
+    assert_eq!(ConfigFiles::read(declared.file()).unwrap().more, new.more, "the link is there");
     assert!(begin(&declared).has_finished_another());
-    assert_eq!(Sources::read(declared.file()).unwrap(), new);
+    assert_eq!(ConfigFiles::read(declared.file()).unwrap(), new);
     assert!(fs::symlink_metadata(link).is_err(), "the link is gone");
     assert_eq!(fs::read_to_string(&target).unwrap(), *text, "what it led to is not");
 }
@@ -84,7 +84,7 @@ fn a_save_that_fails_anywhere_has_saved_all_or_nothing_and_says_which() {
         hinder_before(step, move || fs::rename(here, away).unwrap());
         let Err(said) = saving.write(&declared.sources, &new) else { break };
         fs::rename(back, home).unwrap();
-        let found = Sources::read(declared.file()).unwrap();
+        let found = ConfigFiles::read(declared.file()).unwrap();
         if said.contains("in force") {
             assert_eq!(found.more, new.more, "before step {step}: {said}");
             after += 1;
@@ -94,8 +94,8 @@ fn a_save_that_fails_anywhere_has_saved_all_or_nothing_and_says_which() {
         }
         drop(saving);
         let saving = begin(&declared);
-        saving.write(&Sources::read(declared.file()).unwrap(), &new).unwrap();
-        assert_eq!(Sources::read(declared.file()).unwrap(), new);
+        saving.write(&ConfigFiles::read(declared.file()).unwrap(), &new).unwrap();
+        assert_eq!(ConfigFiles::read(declared.file()).unwrap(), new);
     }
     assert!(before > 5 && after > 2, "{before}, {after}");
 }

@@ -8,7 +8,7 @@ use crate::overlay::tests::*;
 const D: &str = "nqn.2026-11.io.nvmfd:d";
 
 /// A configuration in three files, none of which numbers its listeners.
-pub(super) fn stage_three() -> (TempDir, Declared, Vec<(PathBuf, String)>) {
+pub(super) fn stage_three() -> (TempDir, EffectiveConfig, Vec<(PathBuf, String)>) {
     let (folder, _) = stage(TEXT);
     fs::create_dir(folder.path().join("conf.d")).unwrap();
     let text = |at: u8, nqn: &str| {
@@ -54,8 +54,8 @@ fn left(folder: &Path) -> Vec<PathBuf> {
 
 /// Saves what was changed, and starts as after a power loss with each of the files in place or
 /// not. How many they were.
-fn save(changed: &Declared) -> usize {
-    let old = Sources::read(changed.file()).unwrap();
+fn save(changed: &EffectiveConfig) -> usize {
+    let old = ConfigFiles::read(changed.file()).unwrap();
     let new = merged(&old, changed.changes()).unwrap();
     let saving = begin(changed);
     if !saving.commit(&old, &new).unwrap() {
@@ -95,23 +95,23 @@ fn save(changed: &Declared) -> usize {
 #[ignore = "run by another test, in a process that is killed"]
 fn killed_between_two_steps_of_saving() {
     let (folder, steps) = doomed();
-    let declared = Declared::load_with(&folder.join("nvmfd.toml"), None).unwrap();
+    let declared = EffectiveConfig::load_with(&folder.join("nvmfd.toml"), None).unwrap();
     kill_before(steps);
     let saving = begin(&declared);
-    let old = Sources::read(declared.file()).unwrap();
+    let old = ConfigFiles::read(declared.file()).unwrap();
     saving.write(&old, &merged(&old, declared.changes()).unwrap()).unwrap();
     println!("done 0");
 }
 
 /// Saves what was changed, killed before each step, and starts again.
-pub(super) fn kill_saving(changed: &Declared) {
-    let old = Sources::read(changed.file()).unwrap();
+pub(super) fn kill_saving(changed: &EffectiveConfig) {
+    let old = ConfigFiles::read(changed.file()).unwrap();
     let new = merged(&old, changed.changes()).unwrap();
     let declared = Config::of(&old).unwrap();
     let folder = changed.file().parent().unwrap();
     let (conf_d, journal) = (folder.join("conf.d"), folder.join("changes.json"));
     let had_folder = conf_d.is_dir();
-    let load = || Declared::load_with(changed.file(), None).unwrap();
+    let load = || EffectiveConfig::load_with(changed.file(), None).unwrap();
     let (mut before, mut after, mut halves) = (0, 0, 0);
     for steps in 1.. {
         let _ = fs::remove_dir_all(&conf_d);
@@ -125,7 +125,7 @@ pub(super) fn kill_saving(changed: &Declared) {
         let own = "overlay::tests::saving::killed_between_two_steps_of_saving";
         let (done, killed) = run_killed(own, folder, steps);
         if !killed {
-            assert_eq!((done, Sources::read(changed.file()).unwrap()), (1, new));
+            assert_eq!((done, ConfigFiles::read(changed.file()).unwrap()), (1, new));
             break;
         }
         let rewritten = old.rewritten(&new);
@@ -138,7 +138,7 @@ pub(super) fn kill_saving(changed: &Declared) {
         assert!(found.changes().set_aside.is_empty());
         // Also where nothing is known of the changes.
         fs::remove_file(&journal).unwrap();
-        let found = Config::of(&Sources::read(changed.file()).unwrap()).unwrap();
+        let found = Config::of(&ConfigFiles::read(changed.file()).unwrap()).unwrap();
         match (found == declared, found == Config::of(&new).unwrap()) {
             (true, _) => before += 1,
             (_, true) => after += 1,
@@ -147,9 +147,9 @@ pub(super) fn kill_saving(changed: &Declared) {
         // Once more, and it is done.
         changed.keep().unwrap();
         let saving = begin(changed);
-        let read = Sources::read(changed.file()).unwrap();
+        let read = ConfigFiles::read(changed.file()).unwrap();
         saving.write(&read, &merged(&read, load().changes()).unwrap()).unwrap();
-        assert_eq!(Sources::read(changed.file()).unwrap(), new);
+        assert_eq!(ConfigFiles::read(changed.file()).unwrap(), new);
         assert_eq!(load().changes(), &Changes::default());
         assert!(left(folder).iter().eq([&journal]), "killed before step {steps}");
     }
@@ -181,7 +181,7 @@ fn what_a_person_writes_into_half_saved_files_stays() {
     commit();
     let by_hand = files[1].1.replace("127.0.0.7", "127.0.0.9");
     fs::write(&files[1].0, &by_hand).unwrap();
-    let serving = |declared: &Declared| -> Vec<String> {
+    let serving = |declared: &EffectiveConfig| -> Vec<String> {
         declared.config().listeners.iter().map(|each| each.address.ip().to_string()).collect()
     };
     let says = ["127.0.0.1", "127.0.0.9", "127.0.0.7"];
@@ -196,7 +196,7 @@ fn what_a_person_writes_into_half_saved_files_stays() {
     let record = folder.path().join("nvmfd.toml.saving");
     for text in ["", "{}", "{\"form\": 2, \"files\": []}"] {
         fs::write(&record, text).unwrap();
-        let said = Declared::load_with(declared.file(), None).unwrap_err().to_string();
+        let said = EffectiveConfig::load_with(declared.file(), None).unwrap_err().to_string();
         assert!(said.contains("its record is lost: cannot read"), "{said}");
         assert!(Saving::begin(declared.file()).is_err());
     }
@@ -248,7 +248,7 @@ fn files_keep_their_modes_and_where_one_cannot_be_written_none_is() {
     fs::rename(&link, &elsewhere).unwrap();
     std::os::unix::fs::symlink(&elsewhere, &link).unwrap();
     begin(&declared).write(&declared.sources, &new).unwrap();
-    assert_eq!(Sources::read(declared.file()).unwrap(), new);
+    assert_eq!(ConfigFiles::read(declared.file()).unwrap(), new);
     assert_eq!(fs::metadata(last).unwrap().permissions().mode() & 0o777, 0o640);
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink(), "a link stays a link");
 }
@@ -291,7 +291,7 @@ fn whatever_was_changed_half_saved_files_say_all_of_it() {
 #[test]
 fn a_listener_that_was_changed_is_still_the_one_when_others_come() {
     let at = |id: u16, last: u8| format!("127.0.0.{last}:4420 (id {id})");
-    let serving = |declared: &Declared| -> Vec<String> {
+    let serving = |declared: &EffectiveConfig| -> Vec<String> {
         declared.config().listeners.iter().map(ToString::to_string).collect()
     };
     // What was taken away stays away, and who is new serves.
@@ -341,7 +341,7 @@ fn come(folder: &TempDir) {
 }
 
 /// Where a subsystem is offered, as the last numbers of the addresses.
-fn offered(declared: &Declared, nqn: &str) -> Vec<String> {
+fn offered(declared: &EffectiveConfig, nqn: &str) -> Vec<String> {
     let config = declared.config();
     let subsystem = config.subsystems.iter().find(|each| each.nqn.as_str() == nqn).unwrap();
     let listeners = config.listeners.iter().filter(|l| subsystem.offer.listeners.contains(&l.id));

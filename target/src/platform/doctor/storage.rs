@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use super::Finding;
-use crate::blockdev::blocking::Opening;
+use crate::blockdev::blocking::BlockingPool;
 use crate::config::{Config, KeyReader, NamespaceKind};
 
 /// How long the look at all disks may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) fn examine(config: &Config) -> Vec<Finding> {
-    let mut findings = stores(config, &Opening::default());
+    let mut findings = stores(config, &BlockingPool::default());
     if let Some(folder) = &config.state_directory {
         findings.push(state(folder, try_writing(folder)));
     }
@@ -28,7 +28,7 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
 }
 
 /// All at once: what hangs keeps nobody for longer than [`PATIENCE`].
-fn stores(config: &Config, opening: &Opening) -> Vec<Finding> {
+fn stores(config: &Config, opening: &BlockingPool) -> Vec<Finding> {
     let mut looks = Vec::new();
     for subsystem in &config.subsystems {
         for namespace in &subsystem.namespaces {
@@ -192,7 +192,8 @@ mod tests {
              {hanging:?}\n[[subsystem.namespace]]\nnsid = 2\npath = {good:?}\n"
         );
         let config = Config::parse(&text).unwrap();
-        let (opening, (_go_on, hangs)) = (Opening::default(), std::sync::mpsc::channel::<()>());
+        let (opening, (_go_on, hangs)) =
+            (BlockingPool::default(), std::sync::mpsc::channel::<()>());
         let hang = move || hangs.recv().map_err(|_| "too late".to_owned());
         assert!(opening.begin(&hanging, hang).by(Instant::now()).is_err());
         let findings = stores(&config, &opening);

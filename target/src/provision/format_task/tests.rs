@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use tempfile::{TempDir, tempdir};
 
-use super::super::Next;
+use super::super::Transition;
 use crate::blockdev::BlockSizes;
 use crate::blockdev::crash_point::tests::{doomed, kill_before, run_killed};
-use crate::blockdev::monitor::Tender;
+use crate::blockdev::monitor::DeviceMonitor;
 use crate::config::Config;
 use crate::core::subsystem::Subsystem;
 use crate::core::subsystem::bad_blocks::Change;
@@ -15,10 +15,10 @@ use crate::core::subsystem::power::PowerMeter;
 use crate::core::subsystem::reservation::HostId;
 use crate::core::subsystem::reservation::tests::{acquired, clear, registered, reserve};
 use crate::error::Fatal;
-use crate::provision::devices::Stores;
+use crate::provision::devices::DeviceTable;
 use crate::provision::format_task::*;
 use crate::provision::ns_catalog::Catalogs;
-use crate::state::usage::Ledger;
+use crate::state::usage::UsageStore;
 use crate::worker::Workers;
 
 const NQN: &str = "nqn.2026-11.io.nvmfd:a";
@@ -45,21 +45,22 @@ fn config_of(folder: &Path, bytes: usize, block_size: u32, more: &str) -> Config
 }
 
 /// What is served without a reactor; and what was told.
-fn shelf(config: &Config) -> (Mutex<Shelf>, Vec<String>) {
+fn shelf(config: &Config) -> (Mutex<Provisioner>, Vec<String>) {
     let registry = Arc::new(Registry::new(Vec::new(), 8, 0));
     let shared = Arc::new(Shared::new(registry, Workers::default()));
-    let tender = Arc::new(Tender::start(Vec::<crate::core::message::Sender>::new()).unwrap());
-    let stores = Stores::new(config.state_directory.clone(), 0);
-    let next = patiently(|| Next::open(config, &stores, &Catalogs::new()));
-    let ledger = Arc::new(Ledger::open(None, PowerMeter::default()));
-    let mut shelf = Shelf::new(config.clone(), stores, shared, tender, ledger, false);
+    let tender =
+        Arc::new(DeviceMonitor::start(Vec::<crate::core::message::Sender>::new()).unwrap());
+    let stores = DeviceTable::new(config.state_directory.clone(), 0);
+    let next = patiently(|| Transition::open(config, &stores, &Catalogs::new()));
+    let ledger = Arc::new(UsageStore::open(None, PowerMeter::default()));
+    let mut shelf = Provisioner::new(config.clone(), stores, shared, tender, ledger, false);
     shelf.attach_new(&next).unwrap();
     let told = shelf.adopt(next, Vec::new());
     (Mutex::new(shelf), told)
 }
 
 /// What was closed a moment ago may still be on its way out.
-fn patiently(open: impl Fn() -> Result<Next, Fatal>) -> Next {
+fn patiently(open: impl Fn() -> Result<Transition, Fatal>) -> Transition {
     let is_held = |why: &str| why.contains("a lock on it is held");
     loop {
         match open() {
@@ -72,13 +73,13 @@ fn patiently(open: impl Fn() -> Result<Next, Fatal>) -> Next {
 }
 
 /// Serves nothing any more, and holds no store.
-fn close(shelf: Mutex<Shelf>) {
+fn close(shelf: Mutex<Provisioner>) {
     let tender = Arc::clone(&lock(&shelf).tender);
     tender.stop(Instant::now() + Duration::from_secs(60));
 }
 
 /// Serves another configuration.
-fn reload(shelf: &Mutex<Shelf>, config: Config) -> Result<Vec<String>, String> {
+fn reload(shelf: &Mutex<Provisioner>, config: Config) -> Result<Vec<String>, String> {
     let mut shelf = lock(shelf);
     let next = shelf.next(&config).map_err(|fatal| fatal.0)?;
     shelf.attach_new(&next).unwrap();
@@ -86,31 +87,31 @@ fn reload(shelf: &Mutex<Shelf>, config: Config) -> Result<Vec<String>, String> {
     Ok(shelf.adopt(next, Vec::new()))
 }
 
-fn format_to(shelf: &Mutex<Shelf>, block_size_bytes: u32) -> Result<(), u16> {
+fn format_to(shelf: &Mutex<Provisioner>, block_size_bytes: u32) -> Result<(), u16> {
     let shared = Arc::clone(&lock(shelf).shared);
     let wish = FormatRequest { nsid: 1, block_size_bytes, cntlid: 1, host_id: HOST_ID };
     carry_out(nqn(), wish, shelf, &shared).map_err(|status| status.code())
 }
 
 /// What is asked of its store from now on waits.
-fn stall(folder: &Path, shelf: &Mutex<Shelf>) {
+fn stall(folder: &Path, shelf: &Mutex<Provisioner>) {
     let stalling = config(folder, 4096, "allow_format = true\nfault = \"stall\"\n");
     reload(shelf, stalling).unwrap();
 }
 
 /// Waits for a format to begin.
-fn until_begun(shelf: &Mutex<Shelf>) {
+fn until_begun(shelf: &Mutex<Provisioner>) {
     while !shape(shelf).2 {
         std::thread::yield_now();
     }
 }
 
-fn served(shelf: &Mutex<Shelf>) -> Arc<Subsystem> {
+fn served(shelf: &Mutex<Provisioner>) -> Arc<Subsystem> {
     lock(shelf).registry.subsystem(&nqn()).unwrap()
 }
 
 /// Bytes of a block, blocks, and whether it is being formatted.
-fn shape(shelf: &Mutex<Shelf>) -> (u32, u64, bool) {
+fn shape(shelf: &Mutex<Provisioner>) -> (u32, u64, bool) {
     let subsystem = served(shelf);
     let n = subsystem.namespace(1).unwrap();
     (n.block_bytes(), n.blocks, n.formatting.is_some())
@@ -127,7 +128,7 @@ fn contents(folder: &Path) -> Vec<u8> {
     fs::read(folder.join("disk.img")).unwrap()
 }
 
-fn granted(block_size: u32) -> (TempDir, Mutex<Shelf>) {
+fn granted(block_size: u32) -> (TempDir, Mutex<Provisioner>) {
     let folder = tempdir().unwrap();
     let (shelf, told) = shelf(&config(folder.path(), block_size, "allow_format = true\n"));
     assert_eq!(told, Vec::<String>::new());
@@ -188,8 +189,8 @@ fn a_namespace_that_gets_another_uuid_keeps_its_blocks_or_is_refused() {
     close(two);
     // Nor does a start overlook it, whatever the namespace is called now.
     let open = |config: &Config| {
-        let stores = Stores::new(config.state_directory.clone(), 0);
-        let next = Next::open(config, &stores, &Catalogs::new()).map_err(|fatal| fatal.0)?;
+        let stores = DeviceTable::new(config.state_directory.clone(), 0);
+        let next = Transition::open(config, &stores, &Catalogs::new()).map_err(|fatal| fatal.0)?;
         next.stores
             .awaited()
             .iter()
@@ -268,7 +269,7 @@ fn what_is_reserved_meanwhile_is_not_erased() {
         }
         let taken = store.reservation.carry_out(&[2; 16], &acquired());
         assert_eq!(taken, Err(Status::FORMAT_IN_PROGRESS));
-        store.tended.health().set_fault(crate::blockdev::Fault::None);
+        store.tended.health().set_fault(crate::blockdev::InjectedFault::None);
         formats.join().unwrap().unwrap();
     });
 }
@@ -290,7 +291,7 @@ fn a_store_that_has_taken_the_place_of_the_erased_one_keeps_its_marks() {
         before.fail_sync(nvme::Status::WRITE_FAULT);
         assert_eq!(tender.trust(&store.tended, || ()), Ok(()));
         assert!(!Arc::ptr_eq(&before, &store.tended.backing()));
-        store.tended.health().set_fault(crate::blockdev::Fault::None);
+        store.tended.health().set_fault(crate::blockdev::InjectedFault::None);
         // It finds that its backing store is another one, or before that, that synchronising failed.
         let failed = formats.join().unwrap().unwrap_err();
         let expected = [Health::NOT_READY, nvme::Status::WRITE_FAULT].map(nvme::Status::code);
@@ -403,7 +404,7 @@ fn a_reload_goes_on_meanwhile_and_everybody_sees_how_far_it_is() {
         without.subsystems[0].namespaces.clear();
         reload(&shelf, without).unwrap();
         assert!(progress.is_stopped() && progress.wait_until_idle(Instant::now()));
-        store.tended.health().set_fault(crate::blockdev::Fault::None);
+        store.tended.health().set_fault(crate::blockdev::InjectedFault::None);
         assert_eq!(formats.join().unwrap(), Err(0x00B));
     });
     assert!(served(&shelf).namespaces.is_empty());

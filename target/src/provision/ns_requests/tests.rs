@@ -10,7 +10,7 @@ use nvme::feature::WriteProtectState;
 use tempfile::tempdir;
 
 use crate::blockdev::crash_point::tests::{doomed, hinder_before, kill_before, run_killed};
-use crate::blockdev::monitor::Tender;
+use crate::blockdev::monitor::DeviceMonitor;
 use crate::config::{Config, Missing, NamespaceConfig, NamespaceKind};
 use crate::core::registry::Registry;
 use crate::core::registry::tests::visit;
@@ -19,10 +19,10 @@ use crate::core::subsystem::ns_management::HOSTS_MAX;
 use crate::core::subsystem::ns_request::{CreateRequest, CreatedNsid};
 use crate::core::subsystem::power::PowerMeter;
 use crate::core::subsystem::reservation::tests::{clear, reserve};
-use crate::provision::devices::Stores;
+use crate::provision::devices::DeviceTable;
 use crate::provision::ns_catalog::Catalogs;
 use crate::provision::ns_requests::*;
-use crate::state::usage::Ledger;
+use crate::state::usage::UsageStore;
 use crate::worker::Workers;
 
 const NQN: &str = "nqn.2026-11.io.nvmfd:a";
@@ -46,22 +46,23 @@ fn config(folder: &Path) -> Config {
 }
 
 /// What is served without a reactor, with controllers 1 to 3 of hosts 1 to 3.
-fn shelf(config: &Config) -> Shelf {
-    shelf_keeping(config, Stores::default())
+fn shelf(config: &Config) -> Provisioner {
+    shelf_keeping(config, DeviceTable::default())
 }
 
 /// Nothing is served yet.
-fn empty_shelf(config: &Config, stores: Stores) -> Shelf {
+fn empty_shelf(config: &Config, stores: DeviceTable) -> Provisioner {
     let registry = Arc::new(Registry::new(Vec::new(), 8, 0));
     let shared = Arc::new(Shared::new(registry, Workers::default()));
-    let tender = Arc::new(Tender::start(Vec::<crate::core::message::Sender>::new()).unwrap());
-    let ledger = Arc::new(Ledger::open(None, PowerMeter::default()));
-    Shelf::new(config.clone(), stores, shared, tender, ledger, false)
+    let tender =
+        Arc::new(DeviceMonitor::start(Vec::<crate::core::message::Sender>::new()).unwrap());
+    let ledger = Arc::new(UsageStore::open(None, PowerMeter::default()));
+    Provisioner::new(config.clone(), stores, shared, tender, ledger, false)
 }
 
 /// The same, where `stores` know where to keep things.
-fn shelf_keeping(config: &Config, stores: Stores) -> Shelf {
-    let next = patiently(|| Next::open(config, &stores, &Catalogs::new()));
+fn shelf_keeping(config: &Config, stores: DeviceTable) -> Provisioner {
+    let next = patiently(|| Transition::open(config, &stores, &Catalogs::new()));
     let mut shelf = empty_shelf(config, stores);
     let registry = Arc::clone(&shelf.registry);
     shelf.attach_new(&next).unwrap();
@@ -75,7 +76,7 @@ fn shelf_keeping(config: &Config, stores: Stores) -> Shelf {
 }
 
 /// What was closed a moment ago may still be on its way out.
-fn patiently(open: impl Fn() -> Result<Next, Fatal>) -> Next {
+fn patiently(open: impl Fn() -> Result<Transition, Fatal>) -> Transition {
     let is_held = |why: &str| why.contains("a lock on it is held");
     loop {
         match open() {
@@ -111,17 +112,17 @@ fn detach(nsid: u32, cntlids: &[u16]) -> NamespaceRequest {
 }
 
 /// Who carries out orders has to let the shelf go in between.
-fn carry_out(shelf: &mut Shelf, order: &NamespaceJob) -> Result<u32, Status> {
+fn carry_out(shelf: &mut Provisioner, order: &NamespaceJob) -> Result<u32, Status> {
     let (shared, tender) = (Arc::clone(&shelf.shared), Arc::clone(&shelf.tender));
     let (config, ledger) = (shelf.config.clone(), Arc::clone(&shelf.ledger));
-    let none = Shelf::new(config, Stores::default(), shared, tender, ledger, false);
+    let none = Provisioner::new(config, DeviceTable::default(), shared, tender, ledger, false);
     let own = Mutex::new(std::mem::replace(shelf, none));
     let outcome = super::carry_out(&own, order);
     *shelf = own.into_inner().unwrap();
     outcome
 }
 
-fn ask(shelf: &mut Shelf, what: NamespaceRequest) -> Result<u32, u16> {
+fn ask(shelf: &mut Provisioner, what: NamespaceRequest) -> Result<u32, u16> {
     let outcome = carry_out(shelf, &order(host(1), what));
     outcome.map_err(|status| {
         assert!(status.dnr(), "{status}");
@@ -130,7 +131,7 @@ fn ask(shelf: &mut Shelf, what: NamespaceRequest) -> Result<u32, u16> {
 }
 
 /// What a host sees: its namespaces.
-fn seen(shelf: &Shelf, n: u8) -> Vec<u32> {
+fn seen(shelf: &Provisioner, n: u8) -> Vec<u32> {
     let subsystem = shelf.registry.subsystem(&NQN.parse().unwrap()).unwrap();
     subsystem.seen_by(&host(n)).namespaces.iter().map(|n| n.nsid).collect()
 }
@@ -209,7 +210,7 @@ fn the_folder_of_what_hosts_make_is_awaited() {
     let late = folder.path().join("mount/managed");
     let config = Config { missing: Missing::Wait, ..config(&late) };
     let mut shelf = shelf(&config);
-    let awaited = |shelf: &Shelf| shelf.pending.list();
+    let awaited = |shelf: &Provisioner| shelf.pending.list();
     let expected =
         format!("namespaces that hosts make of {NQN}: there is no folder {} yet", late.display());
     assert_eq!((seen(&shelf, 1), awaited(&shelf)), (vec![2], vec![expected]));
@@ -265,10 +266,10 @@ fn each_refusal_has_its_status_and_changes_nothing() {
 #[test]
 fn what_is_protected_or_reserved_meanwhile_is_not_deleted() {
     let (folder, state) = (tempdir().unwrap(), tempdir().unwrap());
-    let stores = Stores::new(Some(state.path().to_owned()), 0);
+    let stores = DeviceTable::new(Some(state.path().to_owned()), 0);
     let mut shelf = shelf_keeping(&config(folder.path()), stores);
     assert_eq!([ask(&mut shelf, create(1)), ask(&mut shelf, create(1))], [Ok(1), Ok(3)]);
-    let store = |shelf: &Shelf, nsid| shelf.stores.store(NQN.parse().unwrap(), nsid).cloned();
+    let store = |shelf: &Provisioner, nsid| shelf.stores.store(NQN.parse().unwrap(), nsid).cloned();
     let [one, three] = [1, 3].map(|nsid| store(&shelf, nsid).unwrap());
     let deletes = [3, NSID_ALL].map(|nsid| NamespaceRequest::Delete { nsid });
     reserve(&three.reservation, [2; 16]);
@@ -358,7 +359,7 @@ fn who_manages_what_hosts_made_is_told_of_what_is_gone() {
     let config = config(folder.path());
     let mut shelf = shelf(&config);
     assert_eq!([ask(&mut shelf, create(1)), ask(&mut shelf, create(1))], [Ok(1), Ok(3)]);
-    let absent = |shelf: &Shelf| -> Vec<_> {
+    let absent = |shelf: &Provisioner| -> Vec<_> {
         let subsystem = shelf.registry.subsystem(&NQN.parse().unwrap()).unwrap();
         let management = subsystem.management.clone().unwrap();
         management.absent.iter().map(|each| (each.nsid, each.is_awaited)).collect()
@@ -378,8 +379,8 @@ fn who_manages_what_hosts_made_is_told_of_what_is_gone() {
     fs::rename(&aside, &image).unwrap();
     let lock = fs::File::open(&image).unwrap();
     lock.try_lock().unwrap();
-    let stores = Stores::default();
-    let next = Next::open(&config, &stores, &Catalogs::new()).unwrap();
+    let stores = DeviceTable::default();
+    let next = Transition::open(&config, &stores, &Catalogs::new()).unwrap();
     let mut shelf = empty_shelf(&config, stores);
     shelf.adopt(next, Vec::new());
     assert_eq!(absent(&shelf), [(3, true)], "somebody else has it");
@@ -390,8 +391,8 @@ fn who_manages_what_hosts_made_is_told_of_what_is_gone() {
 fn what_is_awaited_or_protected_is_not_deleted_while_it_is_away() {
     let (folder, state) = (tempdir().unwrap(), tempdir().unwrap());
     let config = config(folder.path());
-    let begin = || shelf_keeping(&config, Stores::new(Some(state.path().to_owned()), 0));
-    let end = |shelf: Shelf| {
+    let begin = || shelf_keeping(&config, DeviceTable::new(Some(state.path().to_owned()), 0));
+    let end = |shelf: Provisioner| {
         shelf.tender.stop(Instant::now() + Duration::from_secs(60));
         drop(shelf);
     };
@@ -423,8 +424,8 @@ fn what_is_awaited_or_protected_is_not_deleted_while_it_is_away() {
     fs::rename(&aside, &one_image).unwrap();
     let lock = fs::File::open(&one_image).unwrap();
     lock.try_lock().unwrap();
-    let stores = Stores::new(Some(state.path().to_owned()), 0).without_linger();
-    let next = Next::open(&config, &stores, &Catalogs::new()).unwrap();
+    let stores = DeviceTable::new(Some(state.path().to_owned()), 0).without_linger();
+    let next = Transition::open(&config, &stores, &Catalogs::new()).unwrap();
     let mut shelf = empty_shelf(&config, stores);
     shelf.adopt(next, Vec::new());
     let refused =
@@ -566,7 +567,7 @@ fn a_private_namespace_is_one_of_a_host() {
     assert_eq!((seen(&shelf, 1), seen(&shelf, 2)), (vec![2], vec![nsid, 2]));
 }
 
-fn found(shelf: &Shelf) -> Found {
+fn found(shelf: &Provisioner) -> Found {
     let record = shelf.catalogs[&NQN.parse().unwrap()].record();
     record.entries.iter().map(|(&nsid, e)| (nsid, (e.bytes, e.hosts.clone()))).collect()
 }

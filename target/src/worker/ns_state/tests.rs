@@ -29,7 +29,7 @@ struct Scene {
     registry: Arc<Registry>,
     workers: Workers,
     mail: Mailbox,
-    words: mpsc::Sender<Word>,
+    words: mpsc::Sender<WorkerMessage>,
     thread: Option<JoinHandle<()>>,
     reservation: Arc<Reservation>,
     a: Arc<Association>,
@@ -52,7 +52,7 @@ impl Scene {
         let reservation = reservation.unwrap();
         subsystem.namespaces[0].reservation = Arc::clone(&reservation);
         let (sender, mail) = mailbox().unwrap();
-        let keeper = Keeper::new();
+        let keeper = NamespaceStateWorker::new();
         let words = keeper.sender();
         let registry = Arc::new(Registry::new(vec![sender], 8, 0));
         let workers = Workers::default().with_ns_state(words.clone());
@@ -71,7 +71,7 @@ impl Scene {
         assert!(self.workers.submit(Job::Reserve(request)));
     }
 
-    fn letter(&self) -> Mail {
+    fn letter(&self) -> Message {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             if let Some(mail) = self.mail.take() {
@@ -84,7 +84,7 @@ impl Scene {
 
     fn outcome(&self) -> Result<(), Status> {
         match self.letter() {
-            Mail::Answer(Done { tag: 7, buf: None, outcome }) => outcome,
+            Message::Answer(IoCompletion { tag: 7, buf: None, outcome }) => outcome,
             mail => panic!("{mail:?}"),
         }
     }
@@ -103,7 +103,7 @@ impl Scene {
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        let _ = self.words.send(Word::Stop);
+        let _ = self.words.send(WorkerMessage::Stop);
         if let Some(thread) = self.thread.take() {
             thread.join().unwrap();
         }
@@ -157,8 +157,8 @@ fn preempted_hosts_are_told_and_preempt_and_abort_waits_for_their_commands() {
     let rtype = ReservationType::WRITE_EXCLUSIVE;
     scene.does(A, acquire(AcquireAction::ACQUIRE, rtype, 1, 0)).unwrap();
     scene.ask(B, acquire(AcquireAction::PREEMPT_AND_ABORT, rtype, 2, 1));
-    let Mail::Fence(fence) = scene.letter() else { panic!("a fence comes first") };
-    assert_eq!((&fence.nsids[..], &fence.whose), (&[1][..], &Fenced::Preempted(vec![A])));
+    let Message::Fence(fence) = scene.letter() else { panic!("a fence comes first") };
+    assert_eq!((&fence.nsids[..], &fence.whose), (&[1][..], &DrainScope::Preempted(vec![A])));
     assert_eq!(scene.a.reservations.barred(1), Barred::WRITE, "no new command gets in behind it");
     assert_eq!(scene.a.reservations.page().kind, NotificationType::REGISTRATION_PREEMPTED);
     assert_eq!(scene.b.reservations.page().kind, NotificationType::EMPTY);

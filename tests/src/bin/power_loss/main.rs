@@ -17,7 +17,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 use initiator::Error;
-use initiator::options::{TargetArgs, Usual};
+use initiator::options::{OptionDefaults, TargetArgs};
 use initiator::rng::Random;
 
 use crate::acks::Writer;
@@ -217,7 +217,7 @@ fn local<T>(path: &Path, result: io::Result<T>) -> Result<T, Error> {
 
 fn load(args: &LoadArgs, run: u64, random: &mut Random) -> Result<bool, Error> {
     let acks = Writer(args.marks.clone());
-    let mut host = args.target.connect(Usual::default())?;
+    let mut host = args.target.connect(OptionDefaults::default())?;
     let plan = load::Plan {
         nsid: args.namespace_id,
         blocks: args.blocks,

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rdma::verbs::{Load, Verbs};
 use rdma::{
-    Completion, Event, Exposed, Fabric, FabricError, Pool, PoolPlan, Qp, QpLimits, Reason, Remote,
-    Wake, Work,
+    Completion, Event, Fabric, FabricError, Pool, PoolPlan, Qp, QpLimits, Reason, Remote,
+    RemoteRegion, Wake, Work,
 };
 
 const PLAN: PoolPlan = PoolPlan {
@@ -57,7 +57,7 @@ pub(crate) struct Host {
     states: Vec<State>,
     by_qp: HashMap<Qp, usize>,
     batch: Vec<Event>,
-    window: Option<Exposed>,
+    window: Option<RemoteRegion>,
 }
 
 impl Host {
@@ -133,7 +133,7 @@ impl Host {
         self.fabric.post(qp, 0, Work::Recv(buf));
     }
 
-    fn expose(&mut self, link: Link, len: u32) -> Exposed {
+    fn expose(&mut self, link: Link, len: u32) -> RemoteRegion {
         let qp = self.state(link).qp.expect("an open link");
         let buf = self.pool.take_data(len).expect("memory");
         self.fabric.expose(qp, buf).map_err(|(_, e)| e).expect("memory can be exposed")
@@ -149,13 +149,13 @@ impl Host {
     }
 
     /// The same window under a key of its own: for commands that ask to have it invalidated.
-    pub(crate) fn spare(&mut self, link: Link) -> (Exposed, Remote) {
+    pub(crate) fn spare(&mut self, link: Link) -> (RemoteRegion, Remote) {
         let exposed = self.expose(link, 4096);
         let remote = exposed.remote();
         (exposed, remote)
     }
 
-    pub(crate) fn take_back(&mut self, exposed: Exposed) {
+    pub(crate) fn take_back(&mut self, exposed: RemoteRegion) {
         let buf = self.fabric.conceal(exposed);
         self.pool.give(buf);
     }

@@ -21,8 +21,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rdma::pool::{Pool, PoolPlan};
 use rdma::soft::{Options, Soft};
 use rdma::{
-    Buf, Completion, Event, Exposed, Fabric, Fault, Incoming, Qp, QpLimits, Reason, Remote, Wake,
-    Work,
+    Buf, Completion, Event, Fabric, Fault, Incoming, Qp, QpLimits, Reason, Remote, RemoteRegion,
+    Wake, Work,
 };
 
 const PLAN: PoolPlan = PoolPlan {
@@ -58,12 +58,12 @@ impl World {
         self.fabric.post(qp, 0, Work::Send { from, invalidate: None });
     }
 
-    fn expose(&mut self, qp: Qp, bytes: u32) -> Exposed {
+    fn expose(&mut self, qp: Qp, bytes: u32) -> RemoteRegion {
         let buf = self.pool.take_data(bytes).expect("room for the data");
         self.fabric.expose(qp, buf).expect("the memory is exposed")
     }
 
-    fn conceal(&mut self, exposed: Exposed) {
+    fn conceal(&mut self, exposed: RemoteRegion) {
         let buf = self.fabric.conceal(exposed);
         self.pool.give(buf);
     }

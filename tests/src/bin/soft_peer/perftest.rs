@@ -8,7 +8,7 @@
 //! where the memory for the test is. `ib_send_bw` then sends, `ib_write_bw` writes to that memory,
 //! `ib_read_bw` reads from it; none expects anything of the server but acknowledgements.
 
-use rdma::{Exposed, Fabric, Qp, QpLimits, Work};
+use rdma::{Fabric, Qp, QpLimits, RemoteRegion, Work};
 
 use crate::{World, message_of};
 
@@ -27,7 +27,7 @@ const BLANK: u8 = 0xa5;
 /// The connection where things are agreed upon.
 #[derive(Default)]
 pub(crate) struct Control {
-    memory: Option<Exposed>,
+    memory: Option<RemoteRegion>,
 }
 
 impl Control {

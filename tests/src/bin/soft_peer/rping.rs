@@ -2,7 +2,7 @@
 //! server reads it and answers; the client sends the same of its sink; the server writes what it
 //! has read, and answers. Every message has 16 bytes.
 
-use rdma::{Buf, Exposed, Fabric, Qp, Work};
+use rdma::{Buf, Fabric, Qp, RemoteRegion, Work};
 
 use crate::{World, message_of, name, named};
 
@@ -67,7 +67,7 @@ pub(crate) struct Client {
     bytes: u32,
     finished: u32,
     /// Source and sink.
-    memory: Option<(Exposed, Exposed)>,
+    memory: Option<(RemoteRegion, RemoteRegion)>,
     /// The server has read the source, and writes the sink next.
     half: bool,
 }
@@ -131,7 +131,7 @@ impl Client {
 
     pub(crate) fn end(self, world: &mut World) -> (String, bool) {
         let Client { rounds, bytes, finished, memory, .. } = self;
-        for exposed in memory.into_iter().flat_map(<[Exposed; 2]>::from) {
+        for exposed in memory.into_iter().flat_map(<[RemoteRegion; 2]>::from) {
             world.conceal(exposed);
         }
         (format!("rping: {finished} rounds of {bytes} bytes, came back right"), finished == rounds)

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use nix::libc;
-use nvmfd::blockdev::Backing;
+use nvmfd::blockdev::BackingDevice;
 use nvmfd::blockdev::request::Step;
-use rdma::soft::sim::Dice;
+use rdma::soft::sim::Rng;
 use rdma::{Buf, Region};
 
 use super::Call;
@@ -25,7 +25,7 @@ struct Version {
 
 #[derive(Debug)]
 pub(super) struct Store {
-    pub(super) backing: Arc<Backing>,
+    pub(super) backing: Arc<BackingDevice>,
     pub(super) block_bytes: u32,
     /// As it is read.
     pub(super) live: Vec<u8>,
@@ -47,7 +47,7 @@ pub(super) struct Store {
 impl Store {
     pub(super) fn new(blocks: u32, block_bytes: u32) -> Store {
         let size = u64::from(blocks) * u64::from(block_bytes);
-        let opened = Backing::simulated(size, block_bytes);
+        let opened = BackingDevice::simulated(size, block_bytes);
         Store {
             backing: Arc::new(opened.expect("a store of a possible shape")),
             block_bytes,
@@ -198,7 +198,7 @@ impl Store {
 
     /// Each part of a block that the device writes all or nothing is what it was at some time since it
     /// was durable.
-    fn settle(&mut self, lba: usize, atom_bytes: usize, dice: &mut Dice) {
+    fn settle(&mut self, lba: usize, atom_bytes: usize, dice: &mut Rng) {
         let block = self.block_bytes as usize;
         let into = &mut self.durable[lba * block..(lba + 1) * block];
         let versions = &self.versions[lba];
@@ -211,7 +211,7 @@ impl Store {
     }
 
     /// The one who had opened it is gone; with the power what is not durable, or a part of it.
-    pub(super) fn crash(&mut self, power: bool, atom_bytes: u32, dice: &mut Dice) {
+    pub(super) fn crash(&mut self, power: bool, atom_bytes: u32, dice: &mut Rng) {
         self.order += 1;
         self.erasing = false;
         if power {
@@ -231,7 +231,7 @@ impl Store {
                 }
             }
         }
-        let opened = Backing::simulated(self.live.len() as u64, self.block_bytes);
+        let opened = BackingDevice::simulated(self.live.len() as u64, self.block_bytes);
         self.backing = Arc::new(opened.expect("it was opened before"));
     }
 }

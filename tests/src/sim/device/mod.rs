@@ -21,11 +21,11 @@ use std::time::{Duration, Instant};
 
 use nix::libc;
 use nvme::Status;
-use nvmfd::blockdev::request::{Flight, Step};
+use nvmfd::blockdev::request::{PendingIo, Step};
 use nvmfd::blockdev::uring::RingLimits;
 use nvmfd::blockdev::uring::pending::{Ask, Flights};
-use nvmfd::blockdev::{BackingId, Disk, Done, Op, Space, Wish};
-use rdma::soft::sim::Dice;
+use nvmfd::blockdev::{BlockDevice, CancelRequest, DeviceId, IoCompletion, IoRequest, Space};
+use rdma::soft::sim::Rng;
 use rdma::{Buf, Region, Tag};
 
 use self::media::Store;
@@ -133,13 +133,13 @@ pub struct SimDisk {
     pub atom_bytes: u32,
     /// What the target must not have done.
     pub fault: Option<String>,
-    dice: Dice,
+    dice: Rng,
     now: Instant,
     /// The memory of each reactor.
     regions: Vec<Arc<Region>>,
     stores: Vec<Store>,
     /// Which store has, or had, which number.
-    numbers: BTreeMap<BackingId, usize>,
+    numbers: BTreeMap<DeviceId, usize>,
     /// What each reactor's ring knows.
     rings: Vec<Flights>,
     calls: BTreeMap<u64, Call>,
@@ -182,7 +182,7 @@ impl SimDisk {
             joined: Vec::new(),
             stale_copies: None,
             fault: None,
-            dice: Dice::new(seed),
+            dice: Rng::new(seed),
             now,
             regions: Vec::new(),
             stores: shapes.iter().map(|(blocks, bytes)| Store::new(*blocks, *bytes)).collect(),
@@ -203,7 +203,7 @@ impl SimDisk {
         let ops = [4, 64, 1024][self.dice.below(3) as usize];
         let share = [2, 8, 192][self.dice.below(3) as usize];
         let ring = |_: &_| {
-            let mut ring = Flights::new(RingLimits { ops, backings: BackingId::COUNT });
+            let mut ring = Flights::new(RingLimits { ops, backings: DeviceId::COUNT });
             ring.set_shares(2 * share, share);
             ring
         };
@@ -215,12 +215,12 @@ impl SimDisk {
     ///
     /// # Panics
     /// When there are too many.
-    pub fn attach(&mut self, id: BackingId, store: usize) {
+    pub fn attach(&mut self, id: DeviceId, store: usize) {
         self.detach(id);
         self.numbers.insert(id, store);
         for ring in &mut self.rings {
             let known = ring.attach(id, Arc::clone(&self.stores[store].backing), false);
-            assert!(known, "more than {} backings", BackingId::COUNT);
+            assert!(known, "more than {} backings", DeviceId::COUNT);
         }
     }
 
@@ -239,7 +239,7 @@ impl SimDisk {
     }
 
     /// Serves nothing under this number any more. What is under way completes.
-    pub fn detach(&mut self, id: BackingId) {
+    pub fn detach(&mut self, id: DeviceId) {
         self.rings.iter_mut().for_each(|ring| ring.detach(id));
     }
 
@@ -313,14 +313,14 @@ impl SimDisk {
     }
 
     /// Appends what has come home to a reactor.
-    pub fn reap(&mut self, ring: usize, done: &mut Vec<Done>) {
+    pub fn reap(&mut self, ring: usize, done: &mut Vec<IoCompletion>) {
         self.run();
         let (flights, calls) = (&mut self.rings[ring], &self.calls);
         done.extend(flights.take_ready());
         let is_home =
             |(of, call, _): &mut (usize, u64, Tag)| *of == ring && !calls.contains_key(call);
         for (.., tag) in self.joined.extract_if(.., is_home) {
-            done.push(Done { tag, buf: None, outcome: Ok(()) });
+            done.push(IoCompletion { tag, buf: None, outcome: Ok(()) });
         }
         for (_, answer) in self.answers.extract_if(.., |(of, _)| *of == ring) {
             match answer {
@@ -527,13 +527,13 @@ impl SimDisk {
     }
 }
 
-impl Disk for SimRing<'_> {
-    fn submit(&mut self, backing: BackingId, tag: Tag, op: Op) {
+impl BlockDevice for SimRing<'_> {
+    fn submit(&mut self, backing: DeviceId, tag: Tag, op: IoRequest) {
         let SimRing { disk, ring } = self;
         if let Some(store) = disk.numbers.get(&backing)
             && disk.stores[*store].erasing
             && disk.rings[*ring].is_attached(backing)
-            && !matches!(op, Op::Flush)
+            && !matches!(op, IoRequest::Flush)
         {
             disk.fault = Some(format!("store {store} is used while it is erased: {op:?}"));
         }
@@ -542,7 +542,7 @@ impl Disk for SimRing<'_> {
             (call.ring, Some(&call.store), call.step) == (*ring, store, Some(Step::Sync))
         };
         if disk.joins_flushes
-            && matches!(op, Op::Flush)
+            && matches!(op, IoRequest::Flush)
             && let Some((call, _)) = disk.calls.iter().find(syncs)
         {
             return disk.joined.push((*ring, *call, tag));
@@ -551,10 +551,10 @@ impl Disk for SimRing<'_> {
     }
 
     fn recall(&mut self, tag: Tag, of: Tag) {
-        self.recall_all(&[Wish { of, tag }]);
+        self.recall_all(&[CancelRequest { of, tag }]);
     }
 
-    fn recall_all(&mut self, wishes: &[Wish]) {
+    fn recall_all(&mut self, wishes: &[CancelRequest]) {
         self.disk.rings[self.ring].take_back(wishes);
     }
 }
@@ -579,7 +579,7 @@ impl Call {
     fn run(
         &self,
         number: u64,
-        flight: &mut Flight,
+        flight: &mut PendingIo,
         store: &mut Store,
         region: &Region,
         from: u64,
@@ -616,7 +616,7 @@ mod tests {
         punch: true,
         zero_range: true,
     };
-    const ID: BackingId = BackingId(7);
+    const ID: DeviceId = DeviceId(7);
 
     struct Bench {
         pool: Pool,
@@ -648,11 +648,11 @@ mod tests {
             buf
         }
 
-        fn submit(&mut self, tag: Tag, op: Op) {
+        fn submit(&mut self, tag: Tag, op: IoRequest) {
             SimRing { disk: &mut self.disk, ring: 0 }.submit(ID, tag, op);
         }
 
-        fn wait(&mut self) -> Done {
+        fn wait(&mut self) -> IoCompletion {
             let mut done = Vec::new();
             while done.is_empty() {
                 self.disk.submit(0);
@@ -666,7 +666,7 @@ mod tests {
             done.remove(0)
         }
 
-        fn ask(&mut self, op: Op) -> Result<(), Status> {
+        fn ask(&mut self, op: IoRequest) -> Result<(), Status> {
             self.submit(5, op);
             let done = self.wait();
             assert_eq!(done.tag, 5);
@@ -676,13 +676,13 @@ mod tests {
 
         fn write(&mut self, lba: u64, blocks: u32, byte: u8, fua: bool) {
             let from = self.buf(blocks, byte);
-            assert_eq!(self.ask(Op::Write { from, at: lba * 512, fua }), Ok(()));
+            assert_eq!(self.ask(IoRequest::Write { from, at: lba * 512, fua }), Ok(()));
         }
 
         /// The first byte of each of so many blocks from the first on.
         fn read(&mut self, blocks: u32) -> Vec<u8> {
             let into = self.buf(blocks, 0xee);
-            self.submit(0, Op::Read { into, at: 0 });
+            self.submit(0, IoRequest::Read { into, at: 0 });
             let done = self.wait();
             assert_eq!(done.outcome, Ok(()));
             let buf = done.buf.unwrap();
@@ -705,8 +705,11 @@ mod tests {
             let mut bench = bench(seed, faults);
             bench.write(1, 16, 7, false);
             bench.write(3, 2, 8, true);
-            assert_eq!(bench.ask(Op::Zero { at: 2048, len: 512, deallocate: false }), Ok(()));
-            assert_eq!(bench.ask(Op::Discard { at: 2560, len: 512 }), Ok(()));
+            assert_eq!(
+                bench.ask(IoRequest::Zero { at: 2048, len: 512, deallocate: false }),
+                Ok(())
+            );
+            assert_eq!(bench.ask(IoRequest::Discard { at: 2560, len: 512 }), Ok(()));
             assert_eq!(bench.read(7), [0, 7, 7, 8, 0, 0, 7]);
             assert!(bench.pool.is_full());
         }
@@ -718,7 +721,7 @@ mod tests {
         for seed in 0..50 {
             let mut bench = bench(seed, PERFECT);
             bench.write(0, 4, 1, false);
-            assert_eq!(bench.ask(Op::Flush), Ok(()));
+            assert_eq!(bench.ask(IoRequest::Flush), Ok(()));
             bench.write(1, 1, 2, true);
             bench.write(2, 2, 3, false);
             bench.crash(false);
@@ -741,8 +744,8 @@ mod tests {
         for seed in 0..50 {
             let mut bench = bench(seed, PERFECT);
             let from = bench.buf(1, 1);
-            bench.submit(1, Op::Flush);
-            bench.submit(2, Op::Write { from, at: 0, fua: false });
+            bench.submit(1, IoRequest::Flush);
+            bench.submit(2, IoRequest::Write { from, at: 0, fua: false });
             let mut done = Vec::new();
             // Once more where there was no room.
             (0..3).for_each(|_| bench.disk.submit(0));
@@ -763,11 +766,11 @@ mod tests {
         for seed in 0..50 {
             let mut bench = bench(seed, faults);
             bench.write(0, 1, 1, false);
-            assert!(bench.ask(Op::Flush).is_err());
+            assert!(bench.ask(IoRequest::Flush).is_err());
             bench.disk.faults = PERFECT;
             if bench.disk.is_doomed() {
                 failed += 1;
-                assert!(bench.ask(Op::Flush).is_err(), "it sticks");
+                assert!(bench.ask(IoRequest::Flush).is_err(), "it sticks");
             }
         }
         assert!(failed > 25);
@@ -777,7 +780,7 @@ mod tests {
     fn a_store_that_was_taken_away_says_so() {
         let mut bench = bench(1, PERFECT);
         bench.disk.detach(ID);
-        let outcome = bench.ask(Op::Flush);
+        let outcome = bench.ask(IoRequest::Flush);
         assert!(outcome.unwrap_err().is(Status::INVALID_NAMESPACE));
     }
 }

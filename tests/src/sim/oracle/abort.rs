@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rdma::soft::sim::Dice;
+use rdma::soft::sim::Rng;
 
 /// A command that an Abort may have met.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ impl Aborts {
     }
 
     /// What a host aborts now, if anything: a queue and a command id on it, which need not be there.
-    pub fn next_wish(&self, host: usize, dice: &mut Dice) -> Option<(u16, u16)> {
+    pub fn next_wish(&self, host: usize, dice: &mut Rng) -> Option<(u16, u16)> {
         if !dice.per_mille(self.chance) {
             return None;
         }

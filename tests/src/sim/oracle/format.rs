@@ -15,7 +15,7 @@
 
 use nvme::Status;
 use nvme::identify::IdentifyNamespace;
-use rdma::soft::sim::Dice;
+use rdma::soft::sim::Rng;
 
 use super::blocks::{Moment, SECTOR_BYTES, Span};
 use crate::sim::scenario::Profile;
@@ -74,7 +74,7 @@ impl Formats {
     }
 
     /// Formats a namespace now, if a host shall.
-    pub fn next_order(&self, space: usize, dice: &mut Dice) -> Option<Kind> {
+    pub fn next_order(&self, space: usize, dice: &mut Rng) -> Option<Kind> {
         let format = &self.formats[space];
         if !dice.per_mille(self.chance) || format.order.is_some() {
             return None;
@@ -316,7 +316,7 @@ mod tests {
         assert!(formats.check(&read(1), REFUSED).is_err());
         formats.leaves(&format(1, 3));
         assert!(formats.check(&read(6), REFUSED).is_ok());
-        let dice = &mut Dice::new(1);
+        let dice = &mut Rng::new(1);
         assert!((0..9999).all(|_| formats.next_order(1, dice).is_none()), "one at a time");
         assert!((0..9999).any(|_| formats.next_order(0, dice).is_some()));
         formats.is_over(&format(1, 3), 9);

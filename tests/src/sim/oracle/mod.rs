@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use initiator::session::{Answer, Ended, Lost};
+use initiator::session::{Answer, EndReason, Lost};
 use nvme::Status;
 use nvme::cm::RejectStatus;
 use nvme::log::LogId;
@@ -186,21 +186,25 @@ impl Judge {
     }
 
     /// Whether it is no wonder that an association of a host has ended.
-    pub fn excuses(&self, host: usize, profile: &Profile, why: &Ended, now: Instant) -> bool {
+    pub fn excuses(&self, host: usize, profile: &Profile, why: &EndReason, now: Instant) -> bool {
         let bad_luck = match why {
             // What has gone wrong once must not let anybody in, or keep anybody out.
-            Ended::NotAuthenticated { .. } => {
+            EndReason::NotAuthenticated { .. } => {
                 return profile.proofs == Proofs::AllBut(host);
             }
             // Exchanges that were cut off count as failed, and who has failed too often waits.
-            Ended::ConnectRefused { status, .. } if status.is(Status::CONNECT_CONTROLLER_BUSY) => {
+            EndReason::ConnectRefused { status, .. }
+                if status.is(Status::CONNECT_CONTROLLER_BUSY) =>
+            {
                 profile.proofs != Proofs::None
             }
             // Three messages of connection management in a row may get lost.
-            Ended::Unreachable { .. } | Ended::SlowConnection { .. } => profile.net.loss > 0,
-            Ended::Rejected { status: RejectStatus::NO_RESOURCES, .. } => profile.is_cramped(),
+            EndReason::Unreachable { .. } | EndReason::SlowConnection { .. } => {
+                profile.net.loss > 0
+            }
+            EndReason::Rejected { status: RejectStatus::NO_RESOURCES, .. } => profile.is_cramped(),
             // While it brings up its queues, the oldest connection of nobody's may make room.
-            Ended::Peer { queue: 0 } => profile.is_cramped(),
+            EndReason::Peer { queue: 0 } => profile.is_cramped(),
             _ => false,
         };
         bad_luck || now <= self.excused_until[host]
@@ -568,7 +572,7 @@ impl Judge {
     }
 
     /// An association has ended.
-    pub fn note_ended(&mut self, host: usize, why: &Ended) {
+    pub fn note_ended(&mut self, host: usize, why: &EndReason) {
         self.counts.ended += 1;
         self.disabled[host] = false;
         self.news.forget(host);

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use nvme::identify::{IdentifyNamespace, namespaces};
 use nvme::{NSID_ALL, Status};
-use rdma::soft::sim::Dice;
+use rdma::soft::sim::Rng;
 
 use super::blocks::Moment;
 use super::ns_blocks::Blocks;
@@ -135,7 +135,7 @@ impl Made {
     }
 
     /// What a host does now about such namespaces, if anything.
-    pub fn next_deed(&self, host: usize, dice: &mut Dice) -> Option<Deed> {
+    pub fn next_deed(&self, host: usize, dice: &mut Rng) -> Option<Deed> {
         let machine = self.machines[host];
         if self.chance == 0 || !dice.per_mille(self.chance) {
             return None;

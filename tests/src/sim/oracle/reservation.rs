@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use nvme::Status;
 use nvme::reservation::ReservationType;
-use rdma::soft::sim::Dice;
+use rdma::soft::sim::Rng;
 
 use super::blocks::{Moment, Span};
 use crate::sim::workload::command::{Kind, Op};
@@ -75,7 +75,7 @@ impl Fencing {
     }
 
     /// The order that a host gives now instead of another command, if it does.
-    pub fn next_order(&self, space: usize, host: usize, dice: &mut Dice) -> Option<Order> {
+    pub fn next_order(&self, space: usize, host: usize, dice: &mut Rng) -> Option<Order> {
         // Who is barred does something about it, instead of being refused again and again.
         let chance = self.chance * if self.is_barred(space, host) { 10 } else { 1 };
         if self.chance == 0 || !dice.per_mille(chance) || !self.is_free(space) {

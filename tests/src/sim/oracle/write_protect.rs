@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use nvme::Status;
-use rdma::soft::sim::Dice;
+use rdma::soft::sim::Rng;
 
 use super::blocks::{Moment, Span};
 use crate::sim::workload::command::{Kind, Op};
@@ -46,7 +46,7 @@ impl Shields {
     }
 
     /// Whether to protect a namespace now, or no longer; none: neither.
-    pub fn next_order(&self, space: usize, dice: &mut Dice) -> Option<bool> {
+    pub fn next_order(&self, space: usize, dice: &mut Rng) -> Option<bool> {
         let shield = &self.shields[space];
         let often = if shield.known == Some(false) { 1 } else { 40 };
         let free = shield.order.is_none() && shield.ended.is_empty();
@@ -161,7 +161,7 @@ mod tests {
         assert!(shields.check(&write(13), Status::SUCCESS).is_err());
         assert!(shields.check(&write(13), PROTECTED).is_ok());
         assert!(shields.check(&op(8, 13, Kind::Flush), PROTECTED).is_err());
-        let dice = &mut Dice::new(1);
+        let dice = &mut Rng::new(1);
         assert!((0..9999).all(|_| shields.next_order(0, dice).is_none()), "it may still arrive");
         shields.is_over(&before, 14);
         assert!((0..9999).any(|_| shields.next_order(0, dice) == Some(false)));

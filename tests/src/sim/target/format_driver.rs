@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel, sync_channel};
 
 use nvme::Status;
-use nvmfd::blockdev::{BackingId, BlockSizes, Done};
-use nvmfd::core::message::Mail;
-use nvmfd::core::sched::Fence;
+use nvmfd::blockdev::{BlockSizes, DeviceId, IoCompletion};
+use nvmfd::core::message::Message;
+use nvmfd::core::sched::DrainBarrier;
 use nvmfd::core::sched::offload::NamespaceJob;
-use nvmfd::core::subsystem::format_job::Course;
+use nvmfd::core::subsystem::format_job::FormatJob;
 use nvmfd::core::subsystem::lba_format::Format;
 use nvmfd::core::subsystem::ns_request::NamespaceRequest;
 use rdma::Tag;
@@ -49,7 +49,7 @@ struct Running {
     number: u64,
     /// The reactor that waits for the answer, and its tag.
     asker: (usize, Tag),
-    backing: BackingId,
+    backing: DeviceId,
     sectors: u32,
     block_bytes: u32,
     stage: Stage,
@@ -57,9 +57,9 @@ struct Running {
 
 enum Stage {
     /// What came before ends; who waits hears when the last one lets go.
-    Draining(Course, Receiver<()>),
+    Draining(FormatJob, Receiver<()>),
     /// So many steps are done.
-    Erasing(Course, u64),
+    Erasing(FormatJob, u64),
     /// It is over, like this; reactors have yet to see that.
     Telling(Result<(), Status>, Vec<Receiver<()>>),
 }
@@ -207,7 +207,7 @@ impl Target {
             // Of a namespace that was removed meanwhile, and is here again.
             return Err(Status::FORMAT_IN_PROGRESS);
         }
-        let course = Course::begin(*wish, namespace, self.format(space))?;
+        let course = FormatJob::begin(*wish, namespace, self.format(space))?;
         let (fence, waiting) = channel();
         self.formatter.number += 1;
         self.formatter.under_way[space] = Some(Running {
@@ -220,7 +220,7 @@ impl Target {
         });
         self.publish(profile);
         // Behind the news: whatever comes after it is refused.
-        self.registry.fence(&Arc::new(Fence::around(subnqn(), wish.nsid, fence)));
+        self.registry.fence(&Arc::new(DrainBarrier::around(subnqn(), wish.nsid, fence)));
         Ok(())
     }
 
@@ -295,7 +295,7 @@ impl Target {
         // Behind the news, which no queue contradicts once the host has its answer.
         let ask = |reactor: usize| {
             let (answer, answered) = sync_channel(1);
-            self.registry.reactor(reactor).send(Mail::Caught(answer));
+            self.registry.reactor(reactor).send(Message::Caught(answer));
             answered
         };
         let waiting = (0..self.reactors.len()).map(ask).collect();
@@ -306,7 +306,7 @@ impl Target {
     }
 
     fn answer(&self, (reactor, tag): (usize, Tag), outcome: Result<(), Status>) {
-        let done = Done { tag, buf: None, outcome };
-        let _ = self.registry.reactor(reactor).send(Mail::Answer(done));
+        let done = IoCompletion { tag, buf: None, outcome };
+        let _ = self.registry.reactor(reactor).send(Message::Answer(done));
     }
 }

@@ -14,20 +14,20 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel, sync_channel};
 use std::time::{Duration, Instant};
 
 use nvme::Nqn;
-use nvmfd::blockdev::{BackingId, BlockSizes, Done, Geometry, Health};
+use nvmfd::blockdev::{BlockSizes, DeviceId, Geometry, Health, IoCompletion};
 use nvmfd::config::ManagedConfig;
-use nvmfd::core::message::Mail;
+use nvmfd::core::message::Message;
 use nvmfd::core::sched::offload::NamespaceJob;
 use nvmfd::core::subsystem::Namespace;
-use nvmfd::core::subsystem::bad_blocks::Marks;
+use nvmfd::core::subsystem::bad_blocks::BadBlocks;
 use nvmfd::core::subsystem::ns_management::{Allocated, Entry, Management};
 use nvmfd::core::subsystem::ns_request::NamespaceRequest;
 use nvmfd::core::subsystem::reservation::Reservation;
 use nvmfd::core::subsystem::write_protect::Protection;
-use nvmfd::provision::{Situation, Step, Undertaking};
-use nvmfd::state::ns_catalog::Record;
-use nvmfd::worker::ns_management::Word;
-use rdma::soft::sim::Dice;
+use nvmfd::provision::{RequestContext, RequestPlan, Step};
+use nvmfd::state::ns_catalog::NamespaceCatalogRecord;
+use nvmfd::worker::ns_management::WorkerMessage;
+use rdma::soft::sim::Rng;
 
 use super::{Target, subnqn};
 use crate::sim::device::SimDisk;
@@ -59,18 +59,18 @@ struct Names {
 /// A namespace that hosts have made, opened.
 #[derive(Debug)]
 struct Opened {
-    id: BackingId,
+    id: DeviceId,
     health: Arc<Health>,
     protection: Arc<Protection>,
     reservation: Arc<Reservation>,
-    marks: Arc<Marks>,
+    marks: Arc<BadBlocks>,
 }
 
 /// An order that is being carried out.
 #[derive(Debug)]
 struct Work {
     order: NamespaceJob,
-    undertaking: Undertaking,
+    undertaking: RequestPlan,
     step: Step,
     due: Instant,
     /// Reactors that do not know yet.
@@ -81,17 +81,17 @@ struct Work {
 #[derive(Debug)]
 pub struct Steward {
     granted: Option<Arc<ManagedConfig>>,
-    words: Receiver<Word>,
-    sender: Sender<Word>,
+    words: Receiver<WorkerMessage>,
+    sender: Sender<WorkerMessage>,
     folder: Folder,
     /// What is kept, and what of it is served.
-    record: Record,
-    served: Record,
+    record: NamespaceCatalogRecord,
+    served: NamespaceCatalogRecord,
     opened: BTreeMap<Uuid, Opened>,
     at_work: Option<Work>,
     /// In a thousand steps those that a disk fails.
     pub errors: u16,
-    dice: Dice,
+    dice: Rng,
 }
 
 /// A namespace that is another one now for these hosts.
@@ -114,18 +114,18 @@ impl Steward {
             words,
             sender,
             folder: Folder::default(),
-            record: Record::new(subnqn()),
-            served: Record::new(subnqn()),
+            record: NamespaceCatalogRecord::new(subnqn()),
+            served: NamespaceCatalogRecord::new(subnqn()),
             opened: BTreeMap::new(),
             at_work: None,
             errors: if profile.disk.error > 0 { 30 } else { 0 },
-            dice: Dice::new(seed ^ 0x57e3_a4d0),
+            dice: Rng::new(seed ^ 0x57e3_a4d0),
         }
     }
 
     /// The way to it, until it starts again.
     #[must_use]
-    pub fn sender(&self) -> Sender<Word> {
+    pub fn sender(&self) -> Sender<WorkerMessage> {
         self.sender.clone()
     }
 
@@ -193,7 +193,10 @@ impl Steward {
         &self.served.entries
     }
 
-    fn uuids<'a>(&self, record: &'a Record) -> impl Iterator<Item = Uuid> + use<'a> {
+    fn uuids<'a>(
+        &self,
+        record: &'a NamespaceCatalogRecord,
+    ) -> impl Iterator<Item = Uuid> + use<'a> {
         record.entries.values().map(|entry| entry.uuid.into_bytes())
     }
 
@@ -209,7 +212,7 @@ impl Steward {
                 if plant != Some(Plant::LostRecord) {
                     folder.durable = folder.now.clone();
                 }
-                self.record = Record::clone(record);
+                self.record = NamespaceCatalogRecord::clone(record);
             }
             Step::Make { entry, .. } => {
                 let uuid = entry.uuid.into_bytes();
@@ -232,7 +235,7 @@ impl Steward {
 
 impl Folder {
     /// Names that were not synced are as before or as after.
-    fn lose_power(&mut self, dice: &mut Dice) {
+    fn lose_power(&mut self, dice: &mut Rng) {
         let Folder { now, durable } = self;
         if dice.per_mille(500) {
             durable.record.clone_from(&now.record);
@@ -264,10 +267,10 @@ impl Target {
     pub(super) fn open_made(&mut self, disk: &mut SimDisk) -> Result<(), String> {
         let steward = &mut self.steward;
         steward.record = match &steward.folder.now.record {
-            Some(bytes) => Record::parse(bytes)?,
-            None => Record::new(subnqn()),
+            Some(bytes) => NamespaceCatalogRecord::parse(bytes)?,
+            None => NamespaceCatalogRecord::new(subnqn()),
         };
-        let mut settling = Undertaking::settling(&steward.record);
+        let mut settling = RequestPlan::settling(&steward.record);
         let mut possible = true;
         loop {
             match settling.next(possible) {
@@ -295,7 +298,7 @@ impl Target {
             health: Arc::default(),
             protection: Protection::simulated(subnqn(), nsid),
             reservation: Reservation::volatile(subnqn(), nsid),
-            marks: Marks::volatile(),
+            marks: BadBlocks::volatile(),
         };
         self.steward.opened.insert(uuid, opened);
         Ok(())
@@ -370,7 +373,11 @@ impl Target {
             if let Step::Answer(outcome) = step {
                 let NamespaceJob { made, reactor, tag, .. } = work.order;
                 let outcome = outcome.map(|nsid| made.set(nsid));
-                self.registry.reactor(reactor).send(Mail::Answer(Done { tag, buf: None, outcome }));
+                self.registry.reactor(reactor).send(Message::Answer(IoCompletion {
+                    tag,
+                    buf: None,
+                    outcome,
+                }));
                 continue;
             }
             let possible = self.take_step(&step, profile, disk, news);
@@ -383,7 +390,9 @@ impl Target {
     /// The next order.
     fn take_order(&mut self, now: Instant) -> Option<Work> {
         let order = loop {
-            let Ok(Word::Order(order)) = self.steward.words.try_recv() else { return None };
+            let Ok(WorkerMessage::Order(order)) = self.steward.words.try_recv() else {
+                return None;
+            };
             match order.what {
                 NamespaceRequest::Format(_) => self.order_format(*order),
                 _ => break order,
@@ -392,7 +401,7 @@ impl Target {
         let random = [self.steward.dice.roll(), self.steward.dice.roll()];
         let fresh = format!("{:016x}{:016x}", random[0], random[1]);
         let granted = self.steward.granted.clone()?;
-        let situation = Situation {
+        let situation = RequestContext {
             granted: &granted,
             declared: &DECLARED.into(),
             max_nsid: 1024,
@@ -401,10 +410,10 @@ impl Target {
             controllers: &self.registry.controllers_of(&subnqn()),
             may_go: &|_, _| Ok(()),
         };
-        let undertaking = Undertaking::new(&order.what, &self.steward.record, &situation);
+        let undertaking = RequestPlan::new(&order.what, &self.steward.record, &situation);
         let mut work = Work {
             order: *order,
-            undertaking: Undertaking::settling(&Record::new(subnqn())),
+            undertaking: RequestPlan::settling(&NamespaceCatalogRecord::new(subnqn())),
             step: Step::Await,
             due: now,
             awaited: Vec::new(),
@@ -426,7 +435,7 @@ impl Target {
         if work.step == Step::Await {
             for reactor in self.registry.reactors() {
                 let (caught, is_caught) = sync_channel(1);
-                reactor.send(Mail::Caught(caught));
+                reactor.send(Message::Caught(caught));
                 work.awaited.push(is_caught);
             }
         }
@@ -479,9 +488,9 @@ impl Target {
 }
 
 /// For whom which namespaces have changed.
-fn changes(old: &Record, new: &Record) -> Vec<News> {
+fn changes(old: &NamespaceCatalogRecord, new: &NamespaceCatalogRecord) -> Vec<News> {
     let nsids: BTreeSet<u32> = old.entries.keys().chain(new.entries.keys()).copied().collect();
-    let hosts = |record: &Record, nsid| {
+    let hosts = |record: &NamespaceCatalogRecord, nsid| {
         let entry: Option<&Entry> = record.entries.get(&nsid);
         entry.map(|entry| (entry.uuid, entry.hosts.clone()))
     };

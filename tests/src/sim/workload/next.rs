@@ -2,7 +2,7 @@
 
 use nvme::log::LogId;
 use nvme::sqe::Flags;
-use rdma::soft::sim::Dice;
+use rdma::soft::sim::Rng;
 
 use crate::sim::oracle::blocks::{SECTOR_BYTES, Span, Value};
 use crate::sim::oracle::{Judge, Stage};
@@ -16,7 +16,7 @@ const SWEEP_BLOCKS: u32 = 16;
 
 impl Judge {
     /// The next command of a host, if it shall send one.
-    pub fn next_op(&mut self, host: usize, profile: &Profile, dice: &mut Dice) -> Option<Op> {
+    pub fn next_op(&mut self, host: usize, profile: &Profile, dice: &mut Rng) -> Option<Op> {
         self.next_id += 1;
         let id = self.next_id;
         let shifts: Vec<u8> =
@@ -125,7 +125,7 @@ impl Judge {
     }
 
     /// The command by which a host deletes a queue that is not its last one, if it shall send one.
-    pub fn next_departure(&mut self, host: usize, dice: &mut Dice) -> Option<Op> {
+    pub fn next_departure(&mut self, host: usize, dice: &mut Rng) -> Option<Op> {
         if self.stage != Stage::Work || !dice.per_mille(self.departures.chance()) {
             return None;
         }
@@ -149,7 +149,7 @@ impl Judge {
         space: usize,
         id: u32,
         profile: &Profile,
-        dice: &mut Dice,
+        dice: &mut Rng,
     ) -> Option<Op> {
         let shift = self.formats.believed(host, space);
         let op = |kind, span| Some(Op { kind, host, id, span, began: 0, half: 0, shift });
@@ -201,7 +201,7 @@ impl Judge {
 }
 
 /// Whole blocks of a namespace, each of 2^`shift` sectors.
-fn pick_span(space: usize, shift: u8, profile: &Profile, dice: &mut Dice) -> Span {
+fn pick_span(space: usize, shift: u8, profile: &Profile, dice: &mut Rng) -> Span {
     let all = profile.sectors(space) >> shift;
     let most = (profile.mdts_bytes / (SECTOR_BYTES << shift)).min(all);
     let end = match dice.below(16) {
@@ -216,7 +216,7 @@ fn pick_span(space: usize, shift: u8, profile: &Profile, dice: &mut Dice) -> Spa
     Span { space, lba: lba << shift, blocks: blocks << shift }
 }
 
-fn choose(weights: &[u16], dice: &mut Dice) -> usize {
+fn choose(weights: &[u16], dice: &mut Rng) -> usize {
     let mut at = dice.below(weights.iter().map(|w| u64::from(*w)).sum());
     for (index, weight) in weights.iter().enumerate() {
         match at.checked_sub((*weight).into()) {
@@ -227,11 +227,11 @@ fn choose(weights: &[u16], dice: &mut Dice) -> usize {
     0
 }
 
-fn question(dice: &mut Dice) -> Question {
+fn question(dice: &mut Rng) -> Question {
     let all = [Question::Controller, Question::Namespace, Question::Namespaces, Question::Queues];
     all[dice.below(4) as usize]
 }
 
-fn mistake(dice: &mut Dice) -> Mistake {
+fn mistake(dice: &mut Rng) -> Mistake {
     [Mistake::Range, Mistake::Namespace, Mistake::Opcode][dice.below(3) as usize]
 }

@@ -14,7 +14,7 @@
 //! ```
 //!
 //! Before `una` everything is acknowledged, and done. `next` has not been sent yet. What has become
-//! of the packets in between stands on the [`Board`].
+//! of the packets in between stands on the [`Scoreboard`].
 //!
 //! # Loss
 //!
@@ -43,17 +43,17 @@ use std::time::{Duration, Instant};
 
 use super::responder::packets_of;
 use super::{Io, Settings};
-use crate::soft::stats::link_errors::{Trouble, Troubles};
+use crate::soft::stats::link_errors::{LinkError, Troubles};
 use crate::soft::wire::header::{Bth, Extended, Reth};
 use crate::soft::wire::opcode::Opcode;
 use crate::soft::wire::psn::{Psn, Qpn};
-use crate::soft::wire::tx_packet::{Outgoing, Payload};
+use crate::soft::wire::tx_packet::{Payload, TxPacket};
 use crate::{Buf, Fault, Tag, Work};
 
 use congestion_window::Window;
 use credits::Credits;
-use rtt::RoundTrip;
-use scoreboard::Board;
+use rtt::RttEstimator;
+use scoreboard::Scoreboard;
 
 mod ack;
 mod congestion_window;
@@ -135,7 +135,7 @@ pub(crate) struct Requester {
     /// Index in `works` of the item that `next` is in, and the packets of it that have been sent.
     cursor: usize,
     into: u64,
-    board: Board,
+    board: Scoreboard,
     window: Window,
     credits: Credits,
     /// Ends of the pieces of reads that have been asked for and not come.
@@ -144,7 +144,7 @@ pub(crate) struct Requester {
     silent: u64,
     asked: u64,
 
-    trip: RoundTrip,
+    trip: RttEstimator,
     /// A packet that has been sent once, and when.
     timed: Option<(u64, Instant)>,
     /// Another has been lost since, so that its acknowledgement may have waited for that.
@@ -188,13 +188,13 @@ impl Requester {
             done: 0,
             cursor: 0,
             into: 0,
-            board: Board::new(0),
+            board: Scoreboard::new(0),
             window: Window::new(1),
             credits: Credits::default(),
             reads: VecDeque::new(),
             silent: 0,
             asked: 0,
-            trip: RoundTrip::default(),
+            trip: RttEstimator::default(),
             timed: None,
             waited: false,
             deadline: None,
@@ -226,7 +226,7 @@ impl Requester {
         for item in &mut self.works {
             item.packets = packets_of(item.work.buf().len(), self.mtu);
         }
-        self.board = Board::new(2 * window);
+        self.board = Scoreboard::new(2 * window);
         self.window = Window::new(window);
         self.reads.reserve(self.depth);
         self.timeout = settings.ack_timeout;
@@ -291,7 +291,7 @@ impl Requester {
         self.probes += 1;
         self.most_probes = self.most_probes.max(self.probes);
         self.probed = self.board.next();
-        self.troubles.note(Trouble::Timeout);
+        self.troubles.note(LinkError::Timeout);
         self.set_deadline(now);
         let una = self.board.una();
         let end = match self.works.front().filter(|item| item.is_read()) {
@@ -317,7 +317,7 @@ impl Requester {
 
     /// Packets have met congestion on their way to the peer.
     pub(crate) fn on_congestion(&mut self) {
-        self.troubles.note(Trouble::CongestionReceived);
+        self.troubles.note(LinkError::CongestionReceived);
         self.window.on_congestion(self.board.una(), self.board.next());
     }
 
@@ -328,7 +328,7 @@ impl Requester {
     }
 
     /// The next request to send.
-    pub(crate) fn transmit(&mut self, now: Instant, peer: Qpn) -> Option<Outgoing> {
+    pub(crate) fn transmit(&mut self, now: Instant, peer: Qpn) -> Option<TxPacket> {
         if self.pause.is_some() {
             return None;
         }
@@ -336,7 +336,7 @@ impl Requester {
         let outgoing = match lost {
             Some((index, at, packets)) => {
                 self.board.send_again(at..at + packets);
-                self.troubles.note(Trouble::SentAgain);
+                self.troubles.note(LinkError::SentAgain);
                 self.request(index, at, packets, peer, self.selective || self.probes > 0)
             }
             None => {
@@ -432,7 +432,7 @@ impl Requester {
     }
 
     /// The datagram of some packets: one, or as many as a request to read asks for.
-    fn request(&mut self, index: usize, at: u64, packets: u64, peer: Qpn, ask: bool) -> Outgoing {
+    fn request(&mut self, index: usize, at: u64, packets: u64, peer: Qpn, ask: bool) -> TxPacket {
         let (item, work) = (&self.works[index], self.done + index as u64);
         let (offset, len) = item.segment(at, self.mtu);
         let is_read = item.is_read();
@@ -461,7 +461,7 @@ impl Requester {
             bth.ack_request = true;
             (self.silent, self.asked) = (0, at + packets);
         }
-        Outgoing::new(bth, &ext, payload, payload_bytes)
+        TxPacket::new(bth, &ext, payload, payload_bytes)
     }
 
     /// Packets without a request for an acknowledgement, at most: a fraction of the window, so that

@@ -10,13 +10,13 @@ const PATIENCE: (Duration, Duration) = (Duration::from_micros(50), Duration::fro
 
 /// The estimator.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(super) struct RoundTrip {
+pub(super) struct RttEstimator {
     /// None before the first sample.
     mean: Option<Duration>,
     deviation: Duration,
 }
 
-impl RoundTrip {
+impl RttEstimator {
     /// An answer has taken this long. Of packets that were sent twice nobody knows which sending
     /// was answered: they are no samples.
     pub(super) fn sample(&mut self, took: Duration) {
@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn nothing_is_known_before_the_first_answer() {
-        let mut trip = RoundTrip::default();
+        let mut trip = RttEstimator::default();
         assert_eq!((trip.timeout(MOST), trip.patience()), (MOST / 8, Duration::from_millis(2)));
         trip.sample(micros(1000));
         assert_eq!(trip.timeout(MOST), micros(3000));
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn steady_answers_make_it_sharp_and_scattered_ones_careful() {
-        let mut trip = RoundTrip::default();
+        let mut trip = RttEstimator::default();
         (0..100).for_each(|_| trip.sample(micros(100)));
         assert_eq!((trip.timeout(MOST), trip.patience()), (micros(200), micros(50)));
         for at in 0..100 {

@@ -76,7 +76,7 @@ pub(super) enum Evidence {
 
 /// The ring. No bit is set of packets that are not between the oldest one and the newest.
 #[derive(Debug)]
-pub(super) struct Board {
+pub(super) struct Scoreboard {
     /// Nothing more is wanted of it: the data have come, or the request has.
     done: Bits,
     /// To be sent again.
@@ -104,11 +104,11 @@ pub(super) struct Board {
     seen: u64,
 }
 
-impl Board {
+impl Scoreboard {
     /// For at most `span` packets at once.
-    pub(super) fn new(span: u64) -> Board {
+    pub(super) fn new(span: u64) -> Scoreboard {
         let span = span.next_power_of_two().max(64);
-        Board {
+        Scoreboard {
             done: Bits::new(span),
             lost: Bits::new(span),
             read: Bits::new(span),
@@ -348,7 +348,7 @@ impl Board {
 
     /// Every packet that is neither done nor lost, and that the peer might have told of: its number
     /// and ordinal, what was heard of its kind, and whether it is of a read.
-    fn each_open(&mut self, mut look: impl FnMut(&mut Board, u64, u64, u64, bool)) {
+    fn each_open(&mut self, mut look: impl FnMut(&mut Scoreboard, u64, u64, u64, bool)) {
         let mut at = self.una;
         let end = if self.executed <= self.hole { self.next.min(self.horizon) } else { self.next };
         loop {
@@ -423,7 +423,7 @@ mod tests {
         fn bits_are_what_became_of_each_packet(
             steps in prop::collection::vec((0u8..6, any::<u64>(), any::<bool>()), 0..300),
         ) {
-            let (mut board, mut plain) = (Board::new(256), Plain::default());
+            let (mut board, mut plain) = (Scoreboard::new(256), Plain::default());
             for (step, number, read) in steps {
                 let (una, next) = (plain.una as u64, plain.packets.len() as u64);
                 let at = una + number % (next - una + 1);

@@ -11,19 +11,19 @@ use std::collections::VecDeque;
 
 use super::memory_region::{Denied, Memory, Rights};
 use super::{Io, Settings};
-use crate::soft::stats::datagrams::Fate;
+use crate::soft::stats::datagrams::DatagramOutcome;
 use crate::soft::stats::link_errors::Troubles;
 use crate::soft::wire::header::{
     MAX_MESSAGE_BYTES, Nak, Packet, Reth, RnrTimer, Syndrome, padding,
 };
 use crate::soft::wire::opcode::{Opcode, Operation};
 use crate::soft::wire::psn::{Msn, Psn, Qpn};
-use crate::soft::wire::tx_packet::Outgoing;
+use crate::soft::wire::tx_packet::TxPacket;
 use crate::{Buf, Fault, Tag, Work};
 
-use out_of_order::{Early, Verdict};
-use responses::Answers;
+use out_of_order::{OutOfOrder, Verdict};
 pub(crate) use responses::Outcome;
+use responses::ResponseQueue;
 
 mod out_of_order;
 mod responses;
@@ -86,12 +86,12 @@ pub(crate) struct Responder {
     waits: bool,
     /// A gap has been reported: the last packet that came behind it.
     reported: Option<Psn>,
-    early: Early,
+    early: OutOfOrder,
     /// A repeated packet before a read that was not acknowledged.
     repeated: Option<Psn>,
     /// The last packet executed for which the peer wants an acknowledgement.
     asked: Option<Psn>,
-    answers: Answers,
+    answers: ResponseQueue,
 }
 
 impl Responder {
@@ -107,10 +107,10 @@ impl Responder {
             receives: VecDeque::with_capacity(receives as usize),
             waits: false,
             reported: None,
-            early: Early::new(0, 0, false),
+            early: OutOfOrder::new(0, 0, false),
             repeated: None,
             asked: None,
-            answers: Answers::new(0, 0),
+            answers: ResponseQueue::new(0, 0),
         }
     }
 
@@ -124,8 +124,8 @@ impl Responder {
             true => settings.window.saturating_mul(2).min(MOST_EARLY),
             false => MOST_OVERTAKEN,
         };
-        self.early = Early::new(most, settings.mtu, settings.selective);
-        self.answers = Answers::new(settings.mtu, usize::from(settings.answered_reads));
+        self.early = OutOfOrder::new(most, settings.mtu, settings.selective);
+        self.answers = ResponseQueue::new(settings.mtu, usize::from(settings.answered_reads));
     }
 
     pub(crate) fn post(&mut self, tag: Tag, buf: Buf) {
@@ -138,7 +138,7 @@ impl Responder {
     }
 
     /// Handles a request. After a fatal one the queue pair is dead; the last answer tells the peer.
-    pub(crate) fn handle(&mut self, packet: &Packet<'_>, io: &mut Io<'_>) -> Fate {
+    pub(crate) fn handle(&mut self, packet: &Packet<'_>, io: &mut Io<'_>) -> DatagramOutcome {
         let psn = packet.bth.psn;
         match psn.since(self.expected) {
             0 => {
@@ -148,13 +148,13 @@ impl Responder {
             ahead @ 1.. => self.keep(ahead as u32, packet, io),
             _ => {
                 self.duplicate(packet);
-                Fate::Late
+                DatagramOutcome::Late
             }
         }
     }
 
     /// `check_psn`, packet from the future: something is missing.
-    fn keep(&mut self, ahead: u32, packet: &Packet<'_>, io: &mut Io<'_>) -> Fate {
+    fn keep(&mut self, ahead: u32, packet: &Packet<'_>, io: &mut Io<'_>) -> DatagramOutcome {
         let (verdict, tell) = self.early.keep(ahead, packet, io.shelf);
         if self.early.is_told() {
             if tell && !self.waits {
@@ -163,7 +163,7 @@ impl Responder {
         } else {
             self.report_gap(packet.bth.psn, verdict);
         }
-        if verdict == Verdict::Kept { Fate::Kept } else { Fate::Early }
+        if verdict == Verdict::Kept { DatagramOutcome::Kept } else { DatagramOutcome::Early }
     }
 
     /// Other peers hear of a missing packet once; and again when they have evidently gone back
@@ -215,9 +215,14 @@ impl Responder {
 
     /// The expected packet, which was `from`, has met its fate; now those that waited for it do.
     /// Gives the fate of the first, or a fatal one.
-    fn catch_up(&mut self, mut from: Psn, first: Fate, io: &mut Io<'_>) -> Fate {
+    fn catch_up(
+        &mut self,
+        mut from: Psn,
+        first: DatagramOutcome,
+        io: &mut Io<'_>,
+    ) -> DatagramOutcome {
         let mut fate = first;
-        while fate == Fate::Executed && !self.early.is_empty() {
+        while fate == DatagramOutcome::Executed && !self.early.is_empty() {
             let passed = self.expected.since(from).unsigned_abs();
             from = self.expected;
             let Some(place) = self.early.pass(passed, io.shelf) else { break };
@@ -231,10 +236,10 @@ impl Responder {
         let asked = self.asked.take();
         match fate {
             _ if fate.is_fatal() => return fate,
-            Fate::Executed if self.early.is_told() => {
+            DatagramOutcome::Executed if self.early.is_told() => {
                 self.acknowledge(self.expected, Syndrome::Nak(Nak::Sequence));
             }
-            Fate::Executed => {
+            DatagramOutcome::Executed => {
                 if let Some(psn) = asked {
                     self.acknowledge(psn, Syndrome::ACK);
                 }
@@ -245,18 +250,22 @@ impl Responder {
     }
 
     /// Executes the expected packet, or says why not.
-    fn take(&mut self, packet: &Packet<'_>, io: &mut Io<'_>) -> Fate {
+    fn take(&mut self, packet: &Packet<'_>, io: &mut Io<'_>) -> DatagramOutcome {
         (self.reported, self.waits, self.repeated) = (None, false, None);
         match self.receive(packet, io) {
-            Ok(()) => Fate::Executed,
+            Ok(()) => DatagramOutcome::Executed,
             Err(Refusal::NotReady) => {
                 self.waits = true;
                 self.acknowledge(packet.bth.psn, Syndrome::Rnr(self.rnr));
-                Fate::NotReady
+                DatagramOutcome::NotReady
             }
             Err(Refusal::Fatal(nak)) => {
                 self.answers.end(packet.bth.psn, nak, self.msn);
-                if nak == Nak::RemoteAccess { Fate::NoAccess } else { Fate::Invalid }
+                if nak == Nak::RemoteAccess {
+                    DatagramOutcome::NoAccess
+                } else {
+                    DatagramOutcome::Invalid
+                }
             }
             Err(Refusal::TooLong) => {
                 let receive = match std::mem::replace(&mut self.current, Current::None) {
@@ -267,7 +276,7 @@ impl Responder {
                     io.done(tag, Work::Recv(buf), Err(Fault::Length));
                 }
                 self.answers.end(packet.bth.psn, Nak::InvalidRequest, self.msn);
-                Fate::Invalid
+                DatagramOutcome::Invalid
             }
         }
     }
@@ -472,7 +481,7 @@ impl Responder {
     }
 
     /// The next answer to send.
-    pub(crate) fn transmit(&mut self, peer: Qpn, memory: &Memory) -> Option<(Outgoing, Outcome)> {
+    pub(crate) fn transmit(&mut self, peer: Qpn, memory: &Memory) -> Option<(TxPacket, Outcome)> {
         self.unsaid = 0;
         self.answers.transmit(peer, memory, self.expected, &self.early)
     }

@@ -1,9 +1,9 @@
 //! Packets that have come before one that is missing. They wait for their turn on the
-//! [`Shelf`](crate::soft::shelf::Shelf); a peer of our own kind is told which there are.
+//! [`ReorderBuffer`](crate::soft::shelf::Shelf); a peer of our own kind is told which there are.
 
 use std::collections::VecDeque;
 
-use crate::soft::qp::reorder_buffer::Shelf;
+use crate::soft::qp::reorder_buffer::ReorderBuffer;
 use crate::soft::wire::header::Packet;
 
 /// Marks a packet that is not there.
@@ -24,7 +24,7 @@ pub(super) enum Verdict {
 
 /// The packets of one queue pair.
 #[derive(Debug)]
-pub(super) struct Early {
+pub(super) struct OutOfOrder {
     /// Places on the shelf, from the packet on that is missing.
     places: VecDeque<u32>,
     count: u32,
@@ -36,10 +36,10 @@ pub(super) struct Early {
     untold: u32,
 }
 
-impl Early {
-    pub(super) fn new(most: u32, mtu: u32, selective: bool) -> Early {
+impl OutOfOrder {
+    pub(super) fn new(most: u32, mtu: u32, selective: bool) -> OutOfOrder {
         let (most, mtu) = (most as usize, mtu as usize);
-        Early { places: VecDeque::new(), count: 0, most, mtu, selective, untold: 0 }
+        OutOfOrder { places: VecDeque::new(), count: 0, most, mtu, selective, untold: 0 }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -62,7 +62,7 @@ impl Early {
         &mut self,
         ahead: u32,
         packet: &Packet<'_>,
-        shelf: &mut Shelf,
+        shelf: &mut ReorderBuffer,
     ) -> (Verdict, bool) {
         let (ahead, end) = (ahead as usize, self.places.len());
         if self.places.get(ahead).is_some_and(|place| *place != NONE) {
@@ -86,7 +86,7 @@ impl Early {
 
     /// So many packets, the missing one first, are not missing any more. If the one that is now is
     /// here, gives its place.
-    pub(super) fn pass(&mut self, packets: u32, shelf: &mut Shelf) -> Option<u32> {
+    pub(super) fn pass(&mut self, packets: u32, shelf: &mut ReorderBuffer) -> Option<u32> {
         for _ in 0..packets {
             match self.places.pop_front() {
                 None => break,
@@ -110,7 +110,7 @@ impl Early {
     }
 
     /// Forgets all.
-    pub(super) fn clear(&mut self, shelf: &mut Shelf) {
+    pub(super) fn clear(&mut self, shelf: &mut ReorderBuffer) {
         self.places.drain(..).filter(|place| *place != NONE).for_each(|place| shelf.drop(place));
         self.count = 0;
     }
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn packets_come_out_in_order_and_leave_their_room() {
-        let (mut early, mut shelf) = (Early::new(16, 1024, true), Shelf::new(32));
+        let (mut early, mut shelf) = (OutOfOrder::new(16, 1024, true), ReorderBuffer::new(32));
         assert_eq!(early.keep(2, &packet(2), &mut shelf), (Verdict::Kept, true), "a gap");
         assert_eq!(early.keep(3, &packet(3), &mut shelf), (Verdict::Kept, false));
         assert_eq!(early.keep(3, &packet(3), &mut shelf), (Verdict::Again, false));
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn room_is_bounded_and_comes_back() {
-        let (mut early, mut shelf) = (Early::new(16, 1024, false), Shelf::new(32));
+        let (mut early, mut shelf) = (OutOfOrder::new(16, 1024, false), ReorderBuffer::new(32));
         for psn in 1..5 {
             assert_eq!(early.keep(psn, &packet(psn), &mut shelf).0, Verdict::Kept);
         }
@@ -170,8 +170,8 @@ mod tests {
 
     #[test]
     fn nobody_takes_the_room_of_all() {
-        let mut shelf = Shelf::new(64);
-        let mut queues: Vec<_> = (0..20).map(|_| Early::new(1000, 1024, false)).collect();
+        let mut shelf = ReorderBuffer::new(64);
+        let mut queues: Vec<_> = (0..20).map(|_| OutOfOrder::new(1000, 1024, false)).collect();
         let taken = queues.iter_mut().map(|early| {
             let kept = |psn: &u32| early.keep(*psn, &packet(*psn), &mut shelf).0 == Verdict::Kept;
             (1..1000).take_while(kept).count()

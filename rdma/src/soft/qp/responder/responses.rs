@@ -10,14 +10,14 @@
 
 use std::collections::VecDeque;
 
-use super::out_of_order::Early;
+use super::out_of_order::OutOfOrder;
 use super::packets_of;
 use crate::soft::qp::memory_region::{Denied, Memory, Rights};
-use crate::soft::stats::link_errors::{Trouble, Troubles};
+use crate::soft::stats::link_errors::{LinkError, Troubles};
 use crate::soft::wire::header::{Aeth, Bth, Extended, Nak, Packet, Reth, Syndrome};
 use crate::soft::wire::opcode::{Opcode, Position};
 use crate::soft::wire::psn::{Msn, Psn, Qpn};
-use crate::soft::wire::tx_packet::{Outgoing, Payload};
+use crate::soft::wire::tx_packet::{Payload, TxPacket};
 
 /// What is to be done after an answer has left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,7 +75,7 @@ enum Answer {
 
 /// Answers that have not left, and those that may be wanted once more.
 #[derive(Debug)]
-pub(super) struct Answers {
+pub(super) struct ResponseQueue {
     mtu: u32,
     depth: usize,
     queue: VecDeque<Answer>,
@@ -83,12 +83,12 @@ pub(super) struct Answers {
     pub(super) troubles: Troubles,
 }
 
-impl Answers {
+impl ResponseQueue {
     /// Without reads and atomics there is one acknowledgement at a time. Room for those is made when
     /// the first comes: to most queue pairs none ever does.
-    pub(super) fn new(mtu: u32, depth: usize) -> Answers {
+    pub(super) fn new(mtu: u32, depth: usize) -> ResponseQueue {
         let (queue, kept) = (VecDeque::with_capacity(1), VecDeque::new());
-        Answers { mtu, depth, queue, kept, troubles: Troubles::default() }
+        ResponseQueue { mtu, depth, queue, kept, troubles: Troubles::default() }
     }
 
     /// Whether the peer has as many reads and atomics outstanding as it may.
@@ -232,8 +232,8 @@ impl Answers {
         peer: Qpn,
         memory: &Memory,
         expected: Psn,
-        early: &Early,
-    ) -> Option<(Outgoing, Outcome)> {
+        early: &OutOfOrder,
+    ) -> Option<(TxPacket, Outcome)> {
         loop {
             let read = match self.queue.front_mut()? {
                 Answer::Read(read) => read,
@@ -250,7 +250,7 @@ impl Answers {
                     let ext = Extended { aeth, atomic_ack: Some(*value), ..Extended::default() };
                     let bth = Bth::new(Opcode::AtomicAcknowledge, peer, *psn);
                     self.queue.pop_front();
-                    return Some((Outgoing::new(bth, &ext, Payload::None, 0), Outcome::Live));
+                    return Some((TxPacket::new(bth, &ext, Payload::None, 0), Outcome::Live));
                 }
             };
             let made = read.packet(peer, self.mtu, memory);
@@ -262,7 +262,7 @@ impl Answers {
             match made {
                 Ok(outgoing) => {
                     if replay {
-                        self.troubles.note(Trouble::SentAgain);
+                        self.troubles.note(LinkError::SentAgain);
                     }
                     return Some((outgoing, Outcome::Live));
                 }
@@ -285,8 +285,8 @@ impl Answers {
         psn: Psn,
         aeth: Aeth,
         expected: Psn,
-        early: &Early,
-    ) -> Option<(Outgoing, Syndrome)> {
+        early: &OutOfOrder,
+    ) -> Option<(TxPacket, Syndrome)> {
         let mut syndrome = aeth.syndrome;
         let mut ext = Extended { aeth: Some(aeth), ..Extended::default() };
         let (opcode, psn) = match aeth.syndrome {
@@ -308,7 +308,7 @@ impl Answers {
             _ => (Opcode::Acknowledge, psn),
         };
         let bth = Bth::new(opcode, peer, psn);
-        Some((Outgoing::new(bth, &ext, Payload::None, 0), syndrome))
+        Some((TxPacket::new(bth, &ext, Payload::None, 0), syndrome))
     }
 }
 
@@ -330,7 +330,7 @@ impl Answer {
 
 impl ReadAnswer {
     /// The packet that is next.
-    fn packet(&self, peer: Qpn, mtu: u32, memory: &Memory) -> Result<Outgoing, Denied> {
+    fn packet(&self, peer: Qpn, mtu: u32, memory: &Memory) -> Result<TxPacket, Denied> {
         let position = match (self.sent == 0, self.sent + 1 >= self.packets) {
             (true, true) => Position::Only,
             (true, false) => Position::First,
@@ -353,6 +353,6 @@ impl ReadAnswer {
         };
         let aeth = Some(Aeth { syndrome: Syndrome::ACK, msn: self.msn });
         let bth = Bth::new(opcode, peer, self.psn.add(self.sent));
-        Ok(Outgoing::new(bth, &Extended { aeth, ..Extended::default() }, payload, len))
+        Ok(TxPacket::new(bth, &Extended { aeth, ..Extended::default() }, payload, len))
     }
 }

@@ -1,7 +1,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::soft::sim::Dice;
+use crate::soft::sim::Rng;
 use crate::soft::wire::header::Bth;
 use crate::soft::wire::icrc::{Checker, Flow, Icrc, Verdict};
 use crate::soft::wire::ipv4_id::*;
@@ -9,14 +9,14 @@ use crate::soft::wire::ipv4_id::*;
 /// A sender as Linux is one.
 struct Linux {
     next: u16,
-    dice: Dice,
+    dice: Rng,
     hz: u64,
     now_ms: u32,
 }
 
 impl Linux {
     fn new(seed: u64, hz: u64) -> Linux {
-        let mut dice = Dice::new(seed);
+        let mut dice = Rng::new(seed);
         Linux { next: dice.roll() as u16, dice, hz, now_ms: 5 }
     }
 
@@ -148,7 +148,7 @@ fn a_sender_that_has_jumped_is_believed_when_four_in_a_row_agree() {
 
 #[test]
 fn a_sender_that_cannot_be_foretold_is_believed_before_and_after_it_becomes_so() {
-    let mut dice = Dice::new(9);
+    let mut dice = Rng::new(9);
     let (pair, mut own) = (Pair::new(1), None);
     for round in 0..10_000 {
         assert_eq!(pair.judge(0, &mut own, dice.roll() as u16, round + 1), Judgement::Plausible);

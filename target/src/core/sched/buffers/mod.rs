@@ -31,13 +31,13 @@ use std::collections::VecDeque;
 use std::iter::once;
 use std::time::Instant;
 
-use crate::core::sched::rate_queue::Tolls;
-use crate::core::subsystem::rate_limit::Booking;
-pub use per_device::Store;
-use per_device::Stores;
-pub use starvation::Claim;
-use starvation::{Claimant, Claims};
-use tenant::Share;
+use crate::core::sched::rate_queue::RateLimitQueue;
+use crate::core::subsystem::rate_limit::Grant;
+use per_device::DeviceShares;
+pub use per_device::DeviceSlot;
+pub use starvation::Starved;
+use starvation::{Claimant, StarvationGuard};
+use tenant::Tenant;
 
 /// Namespaces of an association that are counted apart, by their ids, and stores likewise; of more,
 /// some share a count.
@@ -51,9 +51,9 @@ pub struct Waiter {
     /// Its slot.
     pub slot: u16,
     /// Its namespace, where its association has several.
-    pub lane: Option<Lane>,
+    pub lane: Option<NsIndex>,
     /// The store that it is for; none: for none.
-    pub store: Option<Store>,
+    pub store: Option<DeviceSlot>,
     /// Bytes of buffers that it needs.
     pub wanted_bytes: u32,
     /// Bytes of a free block, or of several of the largest size, that surely suffice for them.
@@ -64,14 +64,14 @@ pub struct Waiter {
 
 /// How things stand for those who wait.
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub struct PoolState {
     /// Bytes that are free for I/O commands.
     pub free_bytes: u64,
     /// The same, with those that are set aside.
     pub all_free_bytes: u64,
     /// Bytes of the largest free block, or of several of the largest size.
     pub whole_bytes: u64,
-    /// The same of what is set aside for the one that [`Waiters::claim`] names.
+    /// The same of what is set aside for the one that [`BufferScheduler::claim`] names.
     pub aside_bytes: u64,
     /// Bytes of the largest buffer that there is.
     pub largest_bytes: u64,
@@ -79,7 +79,7 @@ pub struct Room {
     pub now: Instant,
 }
 
-impl Room {
+impl PoolState {
     /// Whether a command surely finds buffers.
     fn has(&self, waiter: &Waiter, is_admin: bool) -> bool {
         let whole_bytes =
@@ -91,23 +91,23 @@ impl Room {
 
 /// A namespace, among those of an association.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Lane(u8);
+pub struct NsIndex(u8);
 
-impl Lane {
+impl NsIndex {
     /// That of the namespace with this id.
     #[must_use]
-    pub fn of(nsid: u32) -> Lane {
-        Lane((nsid % LANES as u32) as u8)
+    pub fn of(nsid: u32) -> NsIndex {
+        NsIndex((nsid % LANES as u32) as u8)
     }
 }
 
 /// What a command wants to take, of what there is.
 #[derive(Clone, Copy, Debug)]
-pub struct Wish {
+pub struct BufferDemand {
     /// Its namespace, where its association has several.
-    pub lane: Option<Lane>,
+    pub lane: Option<NsIndex>,
     /// The store that it is for; none: for none.
-    pub store: Option<Store>,
+    pub store: Option<DeviceSlot>,
     /// Bytes of buffers that it needs.
     pub wanted_bytes: u64,
     /// Bytes that are free for it.
@@ -133,7 +133,7 @@ pub struct Turn {
 
 /// What has come of a command's attempt to take buffers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Take {
+pub enum TryAlloc {
     /// It has them, or needs none any more.
     Done,
     /// There are too few.
@@ -144,29 +144,29 @@ pub enum Take {
 
 /// The lines. Bounded by the slots of all queues: a queue that closes takes its entries out.
 #[derive(Debug, Default)]
-pub struct Waiters {
+pub struct BufferScheduler {
     admin: VecDeque<Waiter>,
     /// How many commands of queues without a share can wait at once.
     admin_room: usize,
-    shares: Vec<Share>,
+    shares: Vec<Tenant>,
     /// The shares in whose line somebody waits, the next one first.
     turns: VecDeque<u32>,
     /// Shares in a row whose turn brought nothing, because they hold too much.
     passed: usize,
     /// The command whose turn it is waits for buffers: nobody may overtake it.
     short: bool,
-    claims: Claims,
-    stores: Stores,
+    claims: StarvationGuard,
+    stores: DeviceShares,
     /// How many in all lines claim.
     claiming: usize,
     /// Who waits for limits, before it waits for buffers.
-    pub tolls: Tolls,
+    pub tolls: RateLimitQueue,
     /// What waits for a push or a response to come home, in all queues, other than for its buffer:
     /// capsules for a slot, pieces of data for the one before, and commands for others of theirs.
     pub behind_sent: usize,
 }
 
-impl Waiters {
+impl BufferScheduler {
     /// Whether nobody waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -199,13 +199,13 @@ impl Waiters {
     }
 
     /// A queue of an association begins, of which so many commands can wait at once
-    /// ([`Waiters::open`]): the share of that association.
+    /// ([`BufferScheduler::open`]): the share of that association.
     pub fn join(&mut self, owner: u64, commands: u16) -> u32 {
         let own = self.shares.iter().position(|share| share.owner == Some(owner));
         let vacant = || self.shares.iter().position(|share| share.owner.is_none());
         let at = own.or_else(vacant).unwrap_or(self.shares.len());
         if at == self.shares.len() {
-            self.shares.push(Share::default());
+            self.shares.push(Tenant::default());
             self.turns.reserve(self.shares.len());
         }
         let share = &mut self.shares[at];
@@ -232,14 +232,14 @@ impl Waiters {
         left.queues = left.queues.saturating_sub(1);
         left.room = left.room.saturating_sub(commands.into());
         if left.queues == 0 {
-            *left = Share::default();
+            *left = Tenant::default();
             self.tolls.leave(share);
         }
     }
 
     /// Whether a new command may try to take buffers at once.
     #[must_use]
-    pub fn may_try(&self, share: Option<u32>, store: Option<Store>) -> bool {
+    pub fn may_try(&self, share: Option<u32>, store: Option<DeviceSlot>) -> bool {
         let Some(share) = share else { return true };
         let nobody = || self.shares.get(share as usize).is_none_or(|share| share.line.is_empty());
         let is_open = || store.is_none_or(|store| !self.stores.is_closed(store));
@@ -250,22 +250,22 @@ impl Waiters {
     /// Whether a share allows to take what a command wants.
     #[inline]
     #[must_use]
-    pub fn allows(&self, share: u32, wish: &Wish) -> bool {
+    pub fn allows(&self, share: u32, wish: &BufferDemand) -> bool {
         self.has_much_free(share, wish) || self.allows_little(share, wish)
     }
 
     /// Whether so much is free, beside what the share holds and what is held for the store, that no
     /// rule forbids anything: as a rule it is so.
     #[inline]
-    fn has_much_free(&self, share: u32, wish: &Wish) -> bool {
-        let Wish { store, wanted_bytes, free_bytes, .. } = *wish;
+    fn has_much_free(&self, share: u32, wish: &BufferDemand) -> bool {
+        let BufferDemand { store, wanted_bytes, free_bytes, .. } = *wish;
         let Some(share) = self.shares.get(share as usize) else { return true };
         share.held_bytes.saturating_add(wanted_bytes) <= free_bytes
             && store.is_none_or(|store| self.stores.holds_little(store, free_bytes))
     }
 
-    fn allows_little(&self, share: u32, wish: &Wish) -> bool {
-        let Wish { lane, store, wanted_bytes, free_bytes, largest_bytes } = *wish;
+    fn allows_little(&self, share: u32, wish: &BufferDemand) -> bool {
+        let BufferDemand { lane, store, wanted_bytes, free_bytes, largest_bytes } = *wish;
         let Some(share) = self.shares.get(share as usize) else { return true };
         let stock = (free_bytes, largest_bytes);
         share.allows(lane, wanted_bytes, free_bytes)
@@ -279,17 +279,17 @@ impl Waiters {
     /// Lets the receive of a command go to the disk of a store, of so many receives that there are;
     /// or not.
     #[must_use]
-    pub fn keep_receive(&mut self, store: Store, receives: u32) -> bool {
+    pub fn keep_receive(&mut self, store: DeviceSlot, receives: u32) -> bool {
         self.stores.keep_receive(store, receives)
     }
 
     /// It is home, whether its connection is still there or not; or it has not gone.
-    pub fn return_receive(&mut self, store: Store) {
+    pub fn return_receive(&mut self, store: DeviceSlot) {
         self.stores.return_receive(store);
     }
 
     /// A command has taken so many bytes, for a namespace and a store.
-    pub fn charge(&mut self, share: u32, lane: Lane, store: Option<Store>, bytes: u32) {
+    pub fn charge(&mut self, share: u32, lane: NsIndex, store: Option<DeviceSlot>, bytes: u32) {
         let Some(share) = self.shares.get_mut(share as usize) else { return };
         share.held_bytes += u64::from(bytes);
         share.by_lane[usize::from(lane.0)] += u64::from(bytes);
@@ -301,7 +301,7 @@ impl Waiters {
 
     /// A command that has taken so many bytes needs its store no more: what it still holds is on its
     /// way to the host.
-    pub fn discharge_store(&mut self, share: u32, store: Store, bytes: u32) {
+    pub fn discharge_store(&mut self, share: u32, store: DeviceSlot, bytes: u32) {
         let Some(share) = self.shares.get_mut(share as usize) else { return };
         let held = &mut share.by_store[store.index() % LANES];
         *held = held.saturating_sub(bytes.into());
@@ -309,7 +309,7 @@ impl Waiters {
     }
 
     /// A command that had taken so many bytes is over; `store`: and needed that until now.
-    pub fn discharge(&mut self, share: u32, lane: Lane, store: Option<Store>, bytes: u32) {
+    pub fn discharge(&mut self, share: u32, lane: NsIndex, store: Option<DeviceSlot>, bytes: u32) {
         let Some(share) = self.shares.get_mut(share as usize) else { return };
         let less = |held: &mut u64| *held = held.saturating_sub(bytes.into());
         less(&mut share.held_bytes);
@@ -321,7 +321,7 @@ impl Waiters {
     }
 
     /// Puts a command at the end of its line; of one that has just tried, what has come of it.
-    pub fn push(&mut self, share: Option<u32>, waiter: Waiter, tried: Option<Take>) {
+    pub fn push(&mut self, share: Option<u32>, waiter: Waiter, tried: Option<TryAlloc>) {
         self.claiming += usize::from(waiter.claims);
         let Some(number) = share else {
             return self.admin.push_back(waiter);
@@ -331,18 +331,18 @@ impl Waiters {
             self.turns.push_back(number);
         }
         share.stand(waiter, false);
-        self.short |= tried == Some(Take::Short);
+        self.short |= tried == Some(TryAlloc::Short);
     }
 
     /// A queue closes: none of its commands waits any more. What they have booked at limits is given
     /// back by `refund`.
-    pub fn forget(&mut self, key: u32, refund: impl FnMut(u16, &Booking)) {
+    pub fn forget(&mut self, key: u32, refund: impl FnMut(u16, &Grant)) {
         self.retain(|waiter| waiter.0 != key);
         self.tolls.forget(key, refund);
     }
 
     /// A command ends before its turn. Gives what it has booked at limits, which is to be given back.
-    pub fn remove(&mut self, key: u32, slot: u16) -> Option<Booking> {
+    pub fn remove(&mut self, key: u32, slot: u16) -> Option<Grant> {
         self.retain(|waiter| waiter != (key, slot));
         self.tolls.remove(key, slot)
     }
@@ -350,7 +350,7 @@ impl Waiters {
     /// What shall be set aside for who has been waited for in vain. Who would not be let have it,
     /// because its host or its store holds too much, has no claim: a store that hangs would keep
     /// that part from others as well.
-    pub fn claim(&mut self, now: Instant, room: impl Fn() -> Room) -> Claim {
+    pub fn claim(&mut self, now: Instant, room: impl Fn() -> PoolState) -> Starved {
         if let Some((Some(share), waiter)) = self.claims.unserved(now)
             && !self.would_allow(share, &waiter, &room())
         {
@@ -363,7 +363,7 @@ impl Waiters {
 
     /// An admin command that claims, or one of the next share behind the last that would be let have
     /// buffers.
-    fn next_claimant(&self, room: &Room) -> Option<Claimant> {
+    fn next_claimant(&self, room: &PoolState) -> Option<Claimant> {
         if let Some(waiter) = self.admin.iter().find(|it| it.claims) {
             return Some((None, *waiter));
         }
@@ -384,16 +384,16 @@ impl Waiters {
     }
 
     /// Whether a command would be let have buffers, of all that are free.
-    fn would_allow(&self, share: u32, waiter: &Waiter, room: &Room) -> bool {
+    fn would_allow(&self, share: u32, waiter: &Waiter, room: &PoolState) -> bool {
         let Waiter { lane, store, wanted_bytes, .. } = *waiter;
         let (free_bytes, largest_bytes) = (room.all_free_bytes, room.largest_bytes);
         let wanted_bytes = wanted_bytes.into();
-        self.allows(share, &Wish { lane, store, wanted_bytes, free_bytes, largest_bytes })
+        self.allows(share, &BufferDemand { lane, store, wanted_bytes, free_bytes, largest_bytes })
     }
 
     /// The command whose turn it is, out of its line, of those whose namespaces and stores do not
-    /// hold too much. What comes of it goes to [`Waiters::settle`].
-    pub fn next_turn(&mut self, room: &Room) -> Option<Turn> {
+    /// hold too much. What comes of it goes to [`BufferScheduler::settle`].
+    pub fn next_turn(&mut self, room: &PoolState) -> Option<Turn> {
         let turn = self.take_turn(room);
         match &turn {
             Some(turn) => self.claiming -= usize::from(turn.waiter.claims),
@@ -405,7 +405,7 @@ impl Waiters {
         turn
     }
 
-    fn take_turn(&mut self, room: &Room) -> Option<Turn> {
+    fn take_turn(&mut self, room: &PoolState) -> Option<Turn> {
         let turn = |share, waiter: Waiter, aside| {
             let Waiter { key, slot, .. } = waiter;
             Turn { key, slot, aside, share, waiter }
@@ -447,10 +447,10 @@ impl Waiters {
     fn first(
         &mut self,
         number: u32,
-        room: &Room,
-        most: &mut Option<(Store, u64)>,
+        room: &PoolState,
+        most: &mut Option<(DeviceSlot, u64)>,
     ) -> Option<usize> {
-        let Waiters { shares, stores, .. } = self;
+        let BufferScheduler { shares, stores, .. } = self;
         let share = shares.get(number as usize)?;
         let stock = (room.free_bytes, room.largest_bytes);
         let (mut closed, mut last) = (0u64, None);
@@ -484,29 +484,29 @@ impl Waiters {
     }
 
     /// Puts a command back that has got nothing. Whether anybody else may get something now.
-    pub fn settle(&mut self, turn: Turn, take: Take, now: Instant) -> bool {
+    pub fn settle(&mut self, turn: Turn, take: TryAlloc, now: Instant) -> bool {
         let Turn { aside, share, mut waiter, .. } = turn;
-        let (mut held_up, mut goes_on) = (false, take == Take::Done);
+        let (mut held_up, mut goes_on) = (false, take == TryAlloc::Done);
         match take {
-            Take::Done => self.claims.served(&waiter),
+            TryAlloc::Done => self.claims.served(&waiter),
             // It has been tried with what is set aside; the next one is.
             _ if aside => self.claims.give_up(),
-            Take::Short if !waiter.claims => {
+            TryAlloc::Short if !waiter.claims => {
                 held_up = self.claims.holds_up(now);
                 (waiter.claims, goes_on) = (!held_up, !held_up);
             }
-            Take::Short | Take::Over => {}
+            TryAlloc::Short | TryAlloc::Over => {}
         }
-        self.claiming += usize::from(take != Take::Done && waiter.claims);
+        self.claiming += usize::from(take != TryAlloc::Done && waiter.claims);
         let Some(number) = share else {
-            if take != Take::Done {
+            if take != TryAlloc::Done {
                 self.admin.push_front(waiter);
             }
             // Admin commands first: I/O takes nothing while one of them is waited for.
             return goes_on || aside;
         };
         let share = &mut self.shares[number as usize];
-        if take != Take::Done {
+        if take != TryAlloc::Done {
             share.stand(waiter, !aside);
         }
         if aside {
@@ -553,7 +553,7 @@ impl Waiters {
 }
 
 /// Bytes that the connected share holds for a store that holds most.
-fn most_bytes(shares: &[Share], store: Store) -> u64 {
+fn most_bytes(shares: &[Tenant], store: DeviceSlot) -> u64 {
     let connected = shares.iter().filter(|share| share.open > 0);
     connected.map(|share| share.held_for(store)).max().unwrap_or(0)
 }
@@ -566,7 +566,7 @@ mod tests {
 
     use proptest::prelude::{prop_assert, proptest};
 
-    use crate::blockdev::BackingId;
+    use crate::blockdev::DeviceId;
     use crate::core::sched::buffers::*;
 
     thread_local! {
@@ -575,8 +575,8 @@ mod tests {
     }
 
     /// Two associations, of two queues and of one.
-    fn waiters() -> (Waiters, u32, u32) {
-        let mut waiters = Waiters::default();
+    fn waiters() -> (BufferScheduler, u32, u32) {
+        let mut waiters = BufferScheduler::default();
         let (a, b) = (waiters.join(100, 8), waiters.join(200, 8));
         assert_eq!(waiters.join(100, 8), a);
         assert_ne!(a, b);
@@ -597,13 +597,13 @@ mod tests {
     }
 
     /// What a command for no store wants of what is free.
-    fn wish(lane: Option<Lane>, wanted_bytes: u64, free_bytes: u64) -> Wish {
-        Wish { lane, store: None, wanted_bytes, free_bytes, largest_bytes: 1 }
+    fn wish(lane: Option<NsIndex>, wanted_bytes: u64, free_bytes: u64) -> BufferDemand {
+        BufferDemand { lane, store: None, wanted_bytes, free_bytes, largest_bytes: 1 }
     }
 
     /// So much is free, in one piece.
-    fn room(free_bytes: u64) -> Room {
-        Room {
+    fn room(free_bytes: u64) -> PoolState {
+        PoolState {
             free_bytes,
             all_free_bytes: free_bytes,
             whole_bytes: free_bytes,
@@ -620,11 +620,11 @@ mod tests {
     }
 
     /// The order in which all are served.
-    fn order(waiters: &mut Waiters) -> Vec<(u32, u16)> {
+    fn order(waiters: &mut BufferScheduler) -> Vec<(u32, u16)> {
         let mut order = Vec::new();
         while let Some(turn) = waiters.next_turn(&room(100)) {
             order.push((turn.key, turn.slot));
-            assert!(waiters.settle(turn, Take::Done, now()));
+            assert!(waiters.settle(turn, TryAlloc::Done, now()));
         }
         order
     }
@@ -650,7 +650,7 @@ mod tests {
     /// All commands of all queues wait, for limits and for buffers, and no line takes more memory.
     #[test]
     fn nothing_is_allocated_when_all_wait() {
-        let mut waiters = Waiters::default();
+        let mut waiters = BufferScheduler::default();
         let (hosts, queues, commands) = (9u32, 5u32, 33u16);
         for host in 0..hosts {
             waiters.open(commands);
@@ -660,7 +660,7 @@ mod tests {
                 assert_eq!(waiters.join(host.into(), commands), host);
             }
         }
-        let taken = |waiters: &Waiters| {
+        let taken = |waiters: &BufferScheduler| {
             let lines = waiters.shares.iter().map(|share| share.line.capacity());
             let lines: Vec<_> = lines.chain(waiters.tolls.capacities()).collect();
             (waiters.admin.capacity(), waiters.turns.capacity(), waiters.shares.capacity(), lines)
@@ -675,7 +675,7 @@ mod tests {
                 waiters.push(None, waiter(key, slot), None);
             }
             waiters.tolls.push(host, (key, slot), 1, None);
-            waiters.push(Some(host), waiter(key, slot), Some(Take::Short));
+            waiters.push(Some(host), waiter(key, slot), Some(TryAlloc::Short));
         }
         assert_eq!(waiters.len(), usize::from(commands) * (hosts * (queues + 1)) as usize);
         assert_eq!(taken(&waiters), before);
@@ -691,7 +691,7 @@ mod tests {
     #[test]
     fn hosts_take_turns() {
         let (mut waiters, a, b) = waiters();
-        (0..4).for_each(|slot| waiters.push(Some(a), waiter(1, slot), Some(Take::Short)));
+        (0..4).for_each(|slot| waiters.push(Some(a), waiter(1, slot), Some(TryAlloc::Short)));
         waiters.push(Some(b), waiter(2, 0), None);
         waiters.push(Some(b), waiter(2, 1), None);
         assert_eq!(order(&mut waiters), [(1, 0), (2, 0), (1, 1), (2, 1), (1, 2), (1, 3)]);
@@ -700,18 +700,18 @@ mod tests {
     #[test]
     fn who_lacks_buffers_is_not_overtaken_and_who_holds_too_many_is() {
         let (mut waiters, a, b) = waiters();
-        waiters.push(Some(a), waiter(1, 0), Some(Take::Short));
+        waiters.push(Some(a), waiter(1, 0), Some(TryAlloc::Short));
         waiters.push(Some(b), waiter(2, 0), None);
         let turn = waiters.next_turn(&room(100)).unwrap();
-        assert_eq!((turn.key, waiters.settle(turn, Take::Short, now())), (1, false));
+        assert_eq!((turn.key, waiters.settle(turn, TryAlloc::Short, now())), (1, false));
         assert!(!waiters.may_try(Some(b), None), "nor by somebody new");
         let turn = waiters.next_turn(&room(100)).unwrap();
-        assert_eq!((turn.key, waiters.settle(turn, Take::Over, now())), (1, true));
+        assert_eq!((turn.key, waiters.settle(turn, TryAlloc::Over, now())), (1, true));
         let turn = waiters.next_turn(&room(100)).unwrap();
-        assert_eq!((turn.key, waiters.settle(turn, Take::Done, now())), (2, true));
+        assert_eq!((turn.key, waiters.settle(turn, TryAlloc::Done, now())), (2, true));
         // Nobody else is left, so there is an end to asking; and others need not wait for it.
         let turn = waiters.next_turn(&room(100)).unwrap();
-        assert_eq!((turn.key, waiters.settle(turn, Take::Over, now())), (1, false));
+        assert_eq!((turn.key, waiters.settle(turn, TryAlloc::Over, now())), (1, false));
         assert!(waiters.may_try(Some(b), None) && !waiters.may_try(Some(a), None));
         assert_eq!(waiters.len(), 1);
     }
@@ -721,12 +721,12 @@ mod tests {
         let (mut waiters, a, b) = waiters();
         let (mut free, mut held) = (100, 0);
         while waiters.allows(a, &wish(None, 1, free)) && free > 0 {
-            waiters.charge(a, Lane::of(1), None, 1);
+            waiters.charge(a, NsIndex::of(1), None, 1);
             (free, held) = (free - 1, held + 1);
         }
         assert_eq!((free, held), (20, 80));
         assert!(waiters.allows(b, &wish(None, 20, free)), "the first of another");
-        waiters.discharge(a, Lane::of(1), None, 80);
+        waiters.discharge(a, NsIndex::of(1), None, 80);
         assert!(waiters.allows(a, &wish(None, 1, 0)), "nothing is held: the pool alone decides");
         waiters.leave(a, 8);
         waiters.leave(a, 8);
@@ -736,7 +736,7 @@ mod tests {
     #[test]
     fn one_namespace_of_several_holds_as_much_as_is_free() {
         let (mut waiters, a, _) = waiters();
-        let (hung, other) = (Lane::of(1), Lane::of(2));
+        let (hung, other) = (NsIndex::of(1), NsIndex::of(2));
         let mut free = 100;
         while waiters.allows(a, &wish(Some(hung), 1, free)) && free > 0 {
             waiters.charge(a, hung, None, 1);
@@ -756,19 +756,19 @@ mod tests {
     #[test]
     fn commands_of_other_namespaces_pass_those_whose_namespace_holds_too_much() {
         let (mut waiters, a, b) = waiters();
-        let of = |nsid, slot| Waiter { lane: Some(Lane::of(nsid)), ..waiter(1, slot) };
-        waiters.charge(a, Lane::of(1), None, 50);
-        (0..3).for_each(|slot| waiters.push(Some(a), of(1, slot), Some(Take::Over)));
+        let of = |nsid, slot| Waiter { lane: Some(NsIndex::of(nsid)), ..waiter(1, slot) };
+        waiters.charge(a, NsIndex::of(1), None, 50);
+        (0..3).for_each(|slot| waiters.push(Some(a), of(1, slot), Some(TryAlloc::Over)));
         waiters.push(Some(a), of(2, 3), None);
         waiters.push(Some(b), waiter(2, 0), None);
         let mut served = Vec::new();
         while let Some(turn) = waiters.next_turn(&room(50)) {
             served.push((turn.key, turn.slot));
-            assert!(waiters.settle(turn, Take::Done, now()));
+            assert!(waiters.settle(turn, TryAlloc::Done, now()));
         }
         assert_eq!(served, [(1, 3), (2, 0)]);
         assert_eq!(waiters.len(), 3, "the others wait, and in their order");
-        waiters.discharge(a, Lane::of(1), None, 50);
+        waiters.discharge(a, NsIndex::of(1), None, 50);
         assert_eq!(order(&mut waiters), [(1, 0), (1, 1), (1, 2)]);
         assert!(waiters.is_empty());
     }
@@ -776,15 +776,15 @@ mod tests {
     #[test]
     fn who_has_passed_and_gets_nothing_ends_the_asking() {
         let (mut waiters, a, b) = waiters();
-        waiters.charge(a, Lane::of(1), None, 50);
-        let hung = Waiter { lane: Some(Lane::of(1)), ..waiter(1, 0) };
-        waiters.push(Some(a), hung, Some(Take::Over));
-        waiters.push(Some(b), waiter(2, 0), Some(Take::Over));
+        waiters.charge(a, NsIndex::of(1), None, 50);
+        let hung = Waiter { lane: Some(NsIndex::of(1)), ..waiter(1, 0) };
+        waiters.push(Some(a), hung, Some(TryAlloc::Over));
+        waiters.push(Some(b), waiter(2, 0), Some(TryAlloc::Over));
         let mut asked = 0;
         while let Some(turn) = waiters.next_turn(&room(50)) {
             asked += 1;
             assert_eq!((turn.key, asked < 3), (2, true));
-            if !waiters.settle(turn, Take::Over, now()) {
+            if !waiters.settle(turn, TryAlloc::Over, now()) {
                 break;
             }
         }
@@ -793,8 +793,8 @@ mod tests {
 
     #[test]
     fn a_store_gets_a_quarter_of_the_receives_and_all_together_half() {
-        let mut waiters = Waiters::default();
-        let stores: Vec<Store> = (0..4).map(|id| Store::of(BackingId(id))).collect();
+        let mut waiters = BufferScheduler::default();
+        let stores: Vec<DeviceSlot> = (0..4).map(|id| DeviceSlot::of(DeviceId(id))).collect();
         let mut held = Vec::new();
         for store in &stores {
             let mut own = 0;
@@ -816,16 +816,19 @@ mod tests {
     #[test]
     fn hosts_that_share_a_store_hold_little_for_it_where_little_is_free() {
         let (mut waiters, a, b) = waiters();
-        let store = Some(Store::of(BackingId(3)));
-        let page =
-            |free_bytes| Wish { store, largest_bytes: 1 << 20, ..wish(None, 4096, free_bytes) };
-        waiters.charge(a, Lane::of(1), store, 4096);
-        waiters.charge(b, Lane::of(1), store, 4096);
+        let store = Some(DeviceSlot::of(DeviceId(3)));
+        let page = |free_bytes| BufferDemand {
+            store,
+            largest_bytes: 1 << 20,
+            ..wish(None, 4096, free_bytes)
+        };
+        waiters.charge(a, NsIndex::of(1), store, 4096);
+        waiters.charge(b, NsIndex::of(1), store, 4096);
         assert!(waiters.allows(a, &page(900 << 10)) && waiters.allows(b, &page(900 << 10)));
         assert!(waiters.allows(a, &page(5 * 4096)) && !waiters.allows(a, &page(5 * 4096 - 1)));
         // Of much, a large buffer stays free.
-        waiters.charge(a, Lane::of(1), store, 1 << 20);
-        waiters.charge(b, Lane::of(1), store, 1 << 20);
+        waiters.charge(a, NsIndex::of(1), store, 1 << 20);
+        waiters.charge(b, NsIndex::of(1), store, 1 << 20);
         let enough = 4096 + (2 << 20);
         assert!(waiters.allows(a, &page(enough)) && !waiters.allows(a, &page(enough - 1)));
     }
@@ -839,13 +842,13 @@ mod tests {
         ) {
             let (mut waiters, a, b) = waiters();
             for (at, bytes) in (0u32..).zip(held) {
-                let (share, lane) = (if at & 1 == 0 { a } else { b }, Lane::of(1 + (at >> 1 & 1)));
-                waiters.charge(share, lane, Some(Store::of(BackingId(3 + (at >> 2)))), bytes);
+                let (share, lane) = (if at & 1 == 0 { a } else { b }, NsIndex::of(1 + (at >> 1 & 1)));
+                waiters.charge(share, lane, Some(DeviceSlot::of(DeviceId(3 + (at >> 2)))), bytes);
             }
             waiters.abandon(b);
-            let lane = (lane > 0).then(|| Lane::of(lane));
-            let store = Some(Store::of(BackingId(store)));
-            let wish = Wish { store, largest_bytes: largest, ..wish(lane, wanted, free) };
+            let lane = (lane > 0).then(|| NsIndex::of(lane));
+            let store = Some(DeviceSlot::of(DeviceId(store)));
+            let wish = BufferDemand { store, largest_bytes: largest, ..wish(lane, wanted, free) };
             prop_assert!(!waiters.has_much_free(a, &wish) || waiters.allows_little(a, &wish));
         }
     }
@@ -855,25 +858,25 @@ mod tests {
     fn of_those_who_wait_for_one_closed_store_only_the_first_is_looked_at() {
         looked_at(None);
         // The same where the host has other namespaces, of which nobody waits.
-        looked_at(Some(Lane::of(1)));
+        looked_at(Some(NsIndex::of(1)));
     }
 
-    fn looked_at(lane: Option<Lane>) {
+    fn looked_at(lane: Option<NsIndex>) {
         let (mut waiters, a, b) = waiters();
-        let hung = Some(Store::of(BackingId(3)));
-        let well = Some(Store::of(BackingId(4)));
-        waiters.charge(b, Lane::of(1), hung, 60);
+        let hung = Some(DeviceSlot::of(DeviceId(3)));
+        let well = Some(DeviceSlot::of(DeviceId(4)));
+        waiters.charge(b, NsIndex::of(1), hung, 60);
         waiters.abandon(b);
         for slot in 0..1000 {
             waiters.push(Some(a), Waiter { lane, store: hung, ..waiter(1, slot) }, None);
         }
-        waiters.charge(a, Lane::of(1), hung, 1);
-        let look = |waiters: &mut Waiters| {
+        waiters.charge(a, NsIndex::of(1), hung, 1);
+        let look = |waiters: &mut BufferScheduler| {
             LOOKED.set(0);
             let turn = waiters.next_turn(&room(40));
             let looked = LOOKED.get();
             (
-                turn.inspect(|turn| assert!(waiters.settle(*turn, Take::Done, now())))
+                turn.inspect(|turn| assert!(waiters.settle(*turn, TryAlloc::Done, now())))
                     .map(|it| it.slot),
                 looked,
             )
@@ -893,34 +896,34 @@ mod tests {
     fn a_small_command_does_not_pass_a_large_one_of_its_namespace() {
         let (mut waiters, a, _) = waiters();
         let of = |nsid, slot, wanted_bytes| Waiter {
-            lane: Some(Lane::of(nsid)),
+            lane: Some(NsIndex::of(nsid)),
             wanted_bytes,
             ..waiter(1, slot)
         };
-        waiters.charge(a, Lane::of(1), None, 60);
-        waiters.push(Some(a), of(1, 0, 20), Some(Take::Over));
+        waiters.charge(a, NsIndex::of(1), None, 60);
+        waiters.push(Some(a), of(1, 0, 20), Some(TryAlloc::Over));
         assert!(!waiters.may_try(Some(a), None), "nor does one that has not waited");
         waiters.push(Some(a), of(1, 1, 1), None);
         assert_eq!(waiters.next_turn(&room(70)), None);
         waiters.push(Some(a), of(2, 2, 1), None);
         let turn = waiters.next_turn(&room(70)).unwrap();
         assert_eq!(
-            (turn.slot, waiters.settle(turn, Take::Done, now())),
+            (turn.slot, waiters.settle(turn, TryAlloc::Done, now())),
             (2, true),
             "of another it may"
         );
         assert_eq!(waiters.next_turn(&room(70)), None);
         // A little comes home: the large one is next, however often others have come.
-        waiters.discharge(a, Lane::of(1), None, 10);
+        waiters.discharge(a, NsIndex::of(1), None, 10);
         assert_eq!(order(&mut waiters), [(1, 0), (1, 1)]);
     }
 
     #[test]
     fn what_a_hanging_disk_holds_does_not_count_when_other_hosts_are_busy() {
         let (mut waiters, a, b) = waiters();
-        let (hung, other) = (Lane::of(1), Lane::of(2));
+        let (hung, other) = (NsIndex::of(1), NsIndex::of(2));
         waiters.charge(a, hung, None, 50);
-        waiters.charge(b, Lane::of(1), None, 40);
+        waiters.charge(b, NsIndex::of(1), None, 40);
         let mut free = 10;
         assert!(
             !waiters.allows(a, &wish(Some(hung), 1, free))
@@ -931,9 +934,9 @@ mod tests {
             free -= 1;
         }
         assert_eq!(free, 5, "of what is free as much as stays");
-        waiters.charge(a, Lane::of(3), None, 15);
+        waiters.charge(a, NsIndex::of(3), None, 15);
         assert!(
-            !waiters.allows(a, &wish(Some(Lane::of(4)), 1, free)),
+            !waiters.allows(a, &wish(Some(NsIndex::of(4)), 1, free)),
             "four times that of all others"
         );
     }
@@ -941,39 +944,41 @@ mod tests {
     #[test]
     fn who_is_waited_for_in_vain_lets_others_pass_and_is_served_from_what_is_set_aside() {
         let (mut waiters, a, b) = waiters();
-        let mut room = Room { whole_bytes: 4, ..room(100) };
+        let mut room = PoolState { whole_bytes: 4, ..room(100) };
         let large = Waiter { wanted_bytes: 8, block_bytes: 8, ..waiter(1, 0) };
-        waiters.push(Some(a), large, Some(Take::Short));
+        waiters.push(Some(a), large, Some(TryAlloc::Short));
         waiters.push(Some(a), waiter(1, 1), None);
         waiters.push(Some(b), waiter(2, 0), None);
         let turn = waiters.next_turn(&room).unwrap();
-        assert!(!waiters.settle(turn, Take::Short, room.now), "others wait for it");
-        assert!(!waiters.may_try(Some(b), None) && waiters.claim(room.now, || room) == Claim::None);
+        assert!(!waiters.settle(turn, TryAlloc::Short, room.now), "others wait for it");
+        assert!(
+            !waiters.may_try(Some(b), None) && waiters.claim(room.now, || room) == Starved::None
+        );
         room.now += Duration::from_secs(1);
         let turn = waiters.next_turn(&room).unwrap();
-        assert_eq!((turn.slot, waiters.settle(turn, Take::Short, room.now)), (0, true));
+        assert_eq!((turn.slot, waiters.settle(turn, TryAlloc::Short, room.now)), (0, true));
         for expected in [(2, 0), (1, 1)] {
             let turn = waiters.next_turn(&room).unwrap();
             assert_eq!((turn.key, turn.slot, turn.aside), (expected.0, expected.1, false));
-            waiters.settle(turn, Take::Done, room.now);
+            waiters.settle(turn, TryAlloc::Done, room.now);
         }
         assert_eq!((waiters.next_turn(&room), waiters.len()), (None, 1));
         assert!(waiters.may_try(Some(b), None), "and nobody waits for it any more");
         // Another one that lacks the same is not waited for: it is known what comes of it.
-        waiters.push(Some(b), Waiter { key: 2, ..large }, Some(Take::Short));
+        waiters.push(Some(b), Waiter { key: 2, ..large }, Some(TryAlloc::Short));
         let turn = waiters.next_turn(&room).unwrap();
-        assert_eq!((turn.key, waiters.settle(turn, Take::Short, room.now)), (2, true));
+        assert_eq!((turn.key, waiters.settle(turn, TryAlloc::Short, room.now)), (2, true));
         assert_eq!(waiters.next_turn(&room), None);
         // Of what is set aside, first the one and then the other.
         for (key, aside_bytes) in [(1, 8), (2, 16)] {
-            assert_eq!(waiters.claim(room.now, || room), Claim::First(8));
-            assert_eq!(waiters.claim(room.now, || room), Claim::Stay);
-            assert_eq!(waiters.next_turn(&Room { aside_bytes: 7, ..room }), None);
-            let turn = waiters.next_turn(&Room { aside_bytes, ..room }).unwrap();
+            assert_eq!(waiters.claim(room.now, || room), Starved::First(8));
+            assert_eq!(waiters.claim(room.now, || room), Starved::Stay);
+            assert_eq!(waiters.next_turn(&PoolState { aside_bytes: 7, ..room }), None);
+            let turn = waiters.next_turn(&PoolState { aside_bytes, ..room }).unwrap();
             assert_eq!((turn.key, turn.aside), (key, true));
-            assert!(waiters.settle(turn, Take::Done, room.now));
+            assert!(waiters.settle(turn, TryAlloc::Done, room.now));
         }
-        assert_eq!(waiters.claim(room.now, || room), Claim::None);
+        assert_eq!(waiters.claim(room.now, || room), Starved::None);
         assert!(waiters.is_empty() && waiters.next_turn(&room).is_none());
         assert!(waiters.turns.is_empty());
     }
@@ -982,13 +987,13 @@ mod tests {
     #[test]
     fn nothing_is_set_aside_for_a_store_that_holds_too_much() {
         let (mut waiters, a, b) = waiters();
-        let (hung, well) = (Some(Store::of(BackingId(3))), Some(Store::of(BackingId(4))));
-        let room = Room { whole_bytes: 4, ..room(40) };
+        let (hung, well) = (Some(DeviceSlot::of(DeviceId(3))), Some(DeviceSlot::of(DeviceId(4))));
+        let room = PoolState { whole_bytes: 4, ..room(40) };
         let large = Waiter { wanted_bytes: 8, block_bytes: 8, claims: true, ..waiter(1, 0) };
-        waiters.charge(b, Lane::of(1), hung, 60);
+        waiters.charge(b, NsIndex::of(1), hung, 60);
         waiters.abandon(b);
-        waiters.charge(a, Lane::of(1), hung, 1);
-        let claimant = |waiters: &mut Waiters, after_ms| {
+        waiters.charge(a, NsIndex::of(1), hung, 1);
+        let claimant = |waiters: &mut BufferScheduler, after_ms| {
             let later = room.now + Duration::from_millis(after_ms);
             let claim = waiters.claim(later, || room);
             (claim, waiters.claims.unserved(later + Duration::from_secs(60)).map(|it| it.1.slot))
@@ -996,44 +1001,44 @@ mod tests {
         for slot in 0..3 {
             waiters.push(Some(a), Waiter { slot, store: hung, ..large }, None);
         }
-        assert_eq!(claimant(&mut waiters, 0), (Claim::None, None));
+        assert_eq!(claimant(&mut waiters, 0), (Starved::None, None));
         waiters.push(Some(a), Waiter { slot: 3, store: well, ..large }, None);
-        assert_eq!(claimant(&mut waiters, 0), (Claim::First(8), Some(3)));
+        assert_eq!(claimant(&mut waiters, 0), (Starved::First(8), Some(3)));
         // Its own store hangs as well, meanwhile: it keeps the part until its turn is over.
-        waiters.charge(a, Lane::of(1), well, 1);
-        waiters.charge(b, Lane::of(1), well, 60);
-        assert_eq!(claimant(&mut waiters, 100), (Claim::Stay, Some(3)));
-        assert_eq!(claimant(&mut waiters, 1000), (Claim::None, None));
+        waiters.charge(a, NsIndex::of(1), well, 1);
+        waiters.charge(b, NsIndex::of(1), well, 60);
+        assert_eq!(claimant(&mut waiters, 100), (Starved::Stay, Some(3)));
+        assert_eq!(claimant(&mut waiters, 1000), (Starved::None, None));
         // The first disk is back.
-        waiters.discharge(b, Lane::of(1), hung, 60);
-        assert_eq!(claimant(&mut waiters, 1000), (Claim::First(8), Some(0)));
+        waiters.discharge(b, NsIndex::of(1), hung, 60);
+        assert_eq!(claimant(&mut waiters, 1000), (Starved::First(8), Some(0)));
         // An admin command is for no store.
         waiters.remove(1, 0);
         waiters.push(None, Waiter { slot: 4, ..large }, None);
-        assert_eq!(claimant(&mut waiters, 1000), (Claim::First(8), Some(4)));
+        assert_eq!(claimant(&mut waiters, 1000), (Starved::First(8), Some(4)));
     }
 
     #[test]
     fn who_claims_is_served_as_any_other_when_there_is_a_buffer_and_leaves_no_claim() {
         let (mut waiters, a, _) = waiters();
-        let room = Room { whole_bytes: 4, ..room(100) };
+        let room = PoolState { whole_bytes: 4, ..room(100) };
         let large = Waiter { wanted_bytes: 8, block_bytes: 8, ..waiter(1, 0) };
         for (share, slot) in [(Some(a), 0), (Some(a), 1), (None, 2)] {
             waiters.push(share, Waiter { slot, claims: true, ..large }, None);
         }
-        assert_eq!(waiters.claim(room.now, || room), Claim::First(8));
+        assert_eq!(waiters.claim(room.now, || room), Starved::First(8));
         let later = room.now + Duration::from_secs(1);
-        assert_eq!(waiters.claim(later, || room), Claim::Next(8), "a turn each");
+        assert_eq!(waiters.claim(later, || room), Starved::Next(8), "a turn each");
         assert_eq!(waiters.next_turn(&room), None);
         waiters.remove(1, 2);
-        assert_eq!(waiters.claim(room.now, || room), Claim::First(8), "for another one");
-        let roomy = Room { whole_bytes: 8, ..room };
+        assert_eq!(waiters.claim(room.now, || room), Starved::First(8), "for another one");
+        let roomy = PoolState { whole_bytes: 8, ..room };
         for slot in [0, 1] {
             let turn = waiters.next_turn(&roomy).unwrap();
             assert_eq!((turn.slot, turn.aside), (slot, false));
-            assert!(waiters.settle(turn, Take::Done, room.now));
+            assert!(waiters.settle(turn, TryAlloc::Done, room.now));
         }
-        assert_eq!(waiters.claim(room.now, || room), Claim::None);
+        assert_eq!(waiters.claim(room.now, || room), Starved::None);
         assert!(waiters.is_empty());
     }
 }

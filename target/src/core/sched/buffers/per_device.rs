@@ -5,7 +5,7 @@
 //! that hangs keeps these, so each store gets a part of those that there are, all stores a larger
 //! one, and no more: nobody else could connect. What comes in others is copied into data buffers.
 
-use crate::blockdev::BackingId;
+use crate::blockdev::DeviceId;
 
 /// A share may hold a buffer for a store that others have filled, as long as this many of the
 /// largest size are free: so hosts get something done at a store that has lost some operations.
@@ -25,13 +25,13 @@ const BITS: u32 = u64::BITS;
 
 /// A backing store, as those know it who wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Store(u16);
+pub struct DeviceSlot(u16);
 
-impl Store {
+impl DeviceSlot {
     /// The one of this number.
     #[must_use]
-    pub fn of(backing: BackingId) -> Store {
-        Store((backing.0 % BackingId::COUNT) as u16)
+    pub fn of(backing: DeviceId) -> DeviceSlot {
+        DeviceSlot((backing.0 % DeviceId::COUNT) as u16)
     }
 
     pub(super) fn index(self) -> usize {
@@ -41,7 +41,7 @@ impl Store {
 
 /// All stores of a reactor.
 #[derive(Debug)]
-pub(super) struct Stores {
+pub(super) struct DeviceShares {
     /// Bytes of data buffers that commands hold, by store.
     held_bytes: Box<[u64]>,
     /// Receives that are at disks or on their way there, by store.
@@ -49,35 +49,35 @@ pub(super) struct Stores {
     /// The same, of all.
     all_receives: u32,
     /// Stores for which somebody waits until less is held: a bit each.
-    closed: [u64; (BackingId::COUNT / BITS) as usize],
+    closed: [u64; (DeviceId::COUNT / BITS) as usize],
 }
 
-impl Default for Stores {
-    fn default() -> Stores {
+impl Default for DeviceShares {
+    fn default() -> DeviceShares {
         let (held_bytes, receives) =
-            (vec![0; BackingId::COUNT as usize], vec![0; BackingId::COUNT as usize]);
-        Stores {
+            (vec![0; DeviceId::COUNT as usize], vec![0; DeviceId::COUNT as usize]);
+        DeviceShares {
             held_bytes: held_bytes.into_boxed_slice(),
             receives: receives.into_boxed_slice(),
             all_receives: 0,
-            closed: [0; (BackingId::COUNT / BITS) as usize],
+            closed: [0; (DeviceId::COUNT / BITS) as usize],
         }
     }
 }
 
-impl Stores {
-    pub(super) fn charge(&mut self, store: Store, bytes: u32) {
+impl DeviceShares {
+    pub(super) fn charge(&mut self, store: DeviceSlot, bytes: u32) {
         self.held_bytes[store.index()] += u64::from(bytes);
     }
 
-    pub(super) fn discharge(&mut self, store: Store, bytes: u32) {
+    pub(super) fn discharge(&mut self, store: DeviceSlot, bytes: u32) {
         let held = &mut self.held_bytes[store.index()];
         *held = held.saturating_sub(bytes.into());
     }
 
     /// Lets a receive go to the disk, of so many that there are, or not.
     #[inline]
-    pub(super) fn keep_receive(&mut self, store: Store, receives: u32) -> bool {
+    pub(super) fn keep_receive(&mut self, store: DeviceSlot, receives: u32) -> bool {
         let kept = &mut self.receives[store.index()];
         let is_let =
             *kept < receives / RECEIVES_FOR_ONE && self.all_receives < receives / RECEIVES_FOR_ALL;
@@ -87,7 +87,7 @@ impl Stores {
     }
 
     /// It is home, or has not gone.
-    pub(super) fn return_receive(&mut self, store: Store) {
+    pub(super) fn return_receive(&mut self, store: DeviceSlot) {
         let kept = &mut self.receives[store.index()];
         *kept = kept.saturating_sub(1);
         self.all_receives = self.all_receives.saturating_sub(1);
@@ -95,7 +95,7 @@ impl Stores {
 
     /// Whether so little is held for a store that it may have more, whoever holds it.
     #[inline]
-    pub(super) fn holds_little(&self, store: Store, free_bytes: u64) -> bool {
+    pub(super) fn holds_little(&self, store: DeviceSlot, free_bytes: u64) -> bool {
         let held = self.held_bytes[store.index()];
         held.saturating_mul(1 + FREE_FOR_LITTLE) <= free_bytes
     }
@@ -110,7 +110,7 @@ impl Stores {
     /// wants does not matter, so that small ones do not keep a large one waiting for ever.
     pub(super) fn allows(
         &self,
-        store: Store,
+        store: DeviceSlot,
         own_bytes: u64,
         (free_bytes, largest_bytes): (u64, u64),
         most_bytes: impl FnOnce() -> u64,
@@ -127,12 +127,12 @@ impl Stores {
 
     /// Whether who comes for a store waits behind others. That may be said of one for which nobody
     /// waits any more, until somebody does.
-    pub(super) fn is_closed(&self, store: Store) -> bool {
+    pub(super) fn is_closed(&self, store: DeviceSlot) -> bool {
         self.closed[store.index() / BITS as usize] & bit(store) != 0
     }
 
     /// A command that waits for a store may go on, or not.
-    pub(super) fn note(&mut self, store: Store, is_open: bool) {
+    pub(super) fn note(&mut self, store: DeviceSlot, is_open: bool) {
         let word = &mut self.closed[store.index() / BITS as usize];
         match is_open {
             true => *word &= !bit(store),
@@ -141,6 +141,6 @@ impl Stores {
     }
 }
 
-fn bit(store: Store) -> u64 {
+fn bit(store: DeviceSlot) -> u64 {
     1 << (u32::from(store.0) % BITS)
 }

@@ -8,7 +8,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Room, Waiter};
+use super::{PoolState, Waiter};
 
 /// How long one that lacks buffers is waited for.
 const HOLD: Duration = Duration::from_millis(250);
@@ -21,7 +21,7 @@ const LONGEST_ASIDE: Duration = Duration::from_secs(8);
 
 /// What shall be set aside.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Claim {
+pub enum Starved {
     /// Nothing.
     None,
     /// What is.
@@ -36,7 +36,7 @@ pub enum Claim {
 pub(super) type Claimant = (Option<u32>, Waiter);
 
 #[derive(Debug, Default)]
-pub(super) struct Claims {
+pub(super) struct StarvationGuard {
     /// Until when the one is waited for that is waited for.
     held_until: Option<Instant>,
     /// Nobody is waited for until then.
@@ -51,7 +51,7 @@ pub(super) struct Claims {
     last: Option<u32>,
 }
 
-impl Claims {
+impl StarvationGuard {
     /// A command lacks buffers. Whether it is still waited for.
     pub(super) fn holds_up(&mut self, now: Instant) -> bool {
         let vain = |until: Option<Instant>| until.is_some_and(|until| now < until);
@@ -89,7 +89,7 @@ impl Claims {
     }
 
     /// The one for whom something is set aside, when that suffices.
-    pub(super) fn ready(&self, room: &Room) -> Option<Claimant> {
+    pub(super) fn ready(&self, room: &PoolState) -> Option<Claimant> {
         self.claimant.filter(|(_, waiter)| u64::from(waiter.block_bytes) <= room.aside_bytes)
     }
 
@@ -109,26 +109,26 @@ impl Claims {
     }
 
     /// Looks whether another part of the pool has its turn; `next` claims if nobody does.
-    pub(super) fn look(&mut self, now: Instant, next: Option<Claimant>) -> Claim {
+    pub(super) fn look(&mut self, now: Instant, next: Option<Claimant>) -> Starved {
         let is_new = self.claimant.is_none();
         if is_new {
             let Some((share, waiter)) = next else {
                 (self.aside_until, self.patience) = (None, ASIDE);
-                return Claim::None;
+                return Starved::None;
             };
             self.claimant = Some((share, waiter));
             self.last = share.or(self.last);
         }
-        let Some((_, waiter)) = self.claimant else { return Claim::None };
+        let Some((_, waiter)) = self.claimant else { return Starved::None };
         let bytes = waiter.block_bytes.into();
         let goes_on = self.aside_until.is_some_and(|until| now < until);
         if goes_on && !is_new {
-            return Claim::Stay;
+            return Starved::Stay;
         }
         self.aside_until = Some(now + self.patience.max(ASIDE));
         match is_new {
-            true => Claim::First(bytes),
-            false => Claim::Next(bytes),
+            true => Starved::First(bytes),
+            false => Starved::Next(bytes),
         }
     }
 

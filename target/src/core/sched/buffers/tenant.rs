@@ -2,14 +2,14 @@
 
 use std::collections::VecDeque;
 
-use super::{LANES, Lane, Store, Waiter};
+use super::{DeviceSlot, LANES, NsIndex, Waiter};
 
 /// An association may hold this many times the bytes that are free.
 const TIMES_FREE: u64 = 4;
 
 /// What one association has on this reactor.
 #[derive(Debug)]
-pub(super) struct Share {
+pub(super) struct Tenant {
     /// Whose it is ([`crate::core::controller::association::Association::id`]); none: nobody's.
     pub(super) owner: Option<u64>,
     /// Its queues here.
@@ -29,11 +29,11 @@ pub(super) struct Share {
     pub(super) mixed: bool,
 }
 
-impl Default for Share {
-    fn default() -> Share {
+impl Default for Tenant {
+    fn default() -> Tenant {
         let (owner, line) = (None, VecDeque::new());
         let (by_lane, by_store) = ([0; LANES], [0; LANES]);
-        Share {
+        Tenant {
             owner,
             queues: 0,
             open: 0,
@@ -47,7 +47,7 @@ impl Default for Share {
     }
 }
 
-impl Share {
+impl Tenant {
     /// One more stands in line.
     pub(super) fn stand(&mut self, waiter: Waiter, in_front: bool) {
         let unlike = |it: &Waiter| (it.lane, it.store) != (waiter.lane, waiter.store);
@@ -60,7 +60,7 @@ impl Share {
 
     /// Whether an association may take so many bytes more. What one of several namespaces holds
     /// does not count: it is bounded by itself, and may be at a disk that hangs.
-    pub(super) fn allows(&self, lane: Option<Lane>, wanted_bytes: u64, free_bytes: u64) -> bool {
+    pub(super) fn allows(&self, lane: Option<NsIndex>, wanted_bytes: u64, free_bytes: u64) -> bool {
         let most = free_bytes.saturating_mul(TIMES_FREE);
         let fits = |held: u64| held == 0 || held.saturating_add(wanted_bytes) <= most;
         let held = self.held_bytes;
@@ -72,12 +72,17 @@ impl Share {
     }
 
     /// Bytes that its commands hold for a store, or for several that share a count.
-    pub(super) fn held_for(&self, store: Store) -> u64 {
+    pub(super) fn held_for(&self, store: DeviceSlot) -> u64 {
         self.by_store[store.index() % LANES]
     }
 
     /// Whether so many bytes more may be taken for a namespace.
-    pub(super) fn lets_pass(&self, lane: Option<Lane>, wanted_bytes: u64, free_bytes: u64) -> bool {
+    pub(super) fn lets_pass(
+        &self,
+        lane: Option<NsIndex>,
+        wanted_bytes: u64,
+        free_bytes: u64,
+    ) -> bool {
         let held = lane.map_or(0, |lane| self.by_lane[usize::from(lane.0)]);
         held == 0 || held.saturating_add(wanted_bytes) <= free_bytes
     }

@@ -5,7 +5,7 @@
 //!   ([`crate::state::namespace_state`](StateFile)) before it answers, and it alone changes a state.
 //! * [`Standing`](crate::controller::Standing) is what I/O looks at: a byte per controller and
 //!   namespace, one relaxed load a command. The registry writes it when a reservation changes and when a host connects.
-//! * A [`Fence`](crate::sched::Fence) is how Preempt and Abort waits for commands that are under way.
+//! * A [`DrainBarrier`](crate::sched::Fence) is how Preempt and Abort waits for commands that are under way.
 
 pub mod state;
 
