@@ -22,9 +22,7 @@ use tracing::{info, warn};
 
 use super::device::OpenError;
 use crate::blockdev::durable;
-use crate::state::atomic_file;
-
-const FIRST_LINE: &str = "nvmfd owner 1";
+use crate::state::record::{self, seal, unseal};
 
 /// NFS, CIFS (1, 2 and the old one), FUSE (also virtiofs, GlusterFS), 9p, OCFS2, GFS2, Ceph, Lustre,
 /// GPFS, AFS, Coda, BeeGFS, vboxsf.
@@ -113,18 +111,21 @@ struct Record {
     number: u64,
 }
 
-impl Record {
+impl record::Record for Record {
+    const KIND: &'static str = "owner";
+    const REMEDY: &'static str = "remove it if nobody serves the image";
+
     fn emit(&self) -> String {
         let Daemon { machine, boot, process, begun, host } = &self.daemon;
         let Record { since, number, .. } = self;
-        atomic_file::sealed(&format!(
-            "{FIRST_LINE}\nmachine {machine}\nboot {boot}\nprocess {process}\nbegun {begun}\nhost \
-             {host}\nsince {since}\nnumber {number}\n"
-        ))
+        format!(
+            "machine {machine}\nboot {boot}\nprocess {process}\nbegun {begun}\nhost {host}\nsince \
+             {since}\nnumber {number}\n"
+        )
     }
 
-    fn parse(text: &str) -> Option<Record> {
-        let mut lines = atomic_file::unsealed(text, FIRST_LINE).ok()?;
+    fn parse(body: &str) -> Option<Record> {
+        let mut lines = body.lines();
         let mut field = |name: &str| lines.next()?.strip_prefix(name)?.strip_prefix(' ');
         let daemon = Daemon {
             machine: field("machine")?.to_owned(),
@@ -134,8 +135,7 @@ impl Record {
             host: field("host")?.to_owned(),
         };
         let (since, number) = (field("since")?.parse().ok()?, field("number")?.parse().ok()?);
-        let record = Record { daemon, since, number };
-        (record.emit() == text).then_some(record)
+        Some(Record { daemon, since, number })
     }
 }
 
@@ -176,7 +176,7 @@ impl Owner {
         }
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        let text = Record { daemon: daemon.clone(), since, number }.emit();
+        let text = seal(&Record { daemon: daemon.clone(), since, number });
         let mut options = OpenOptions::new();
         options.write(true).create_new(true).mode(0o644);
         let mut file = match options.open(&path) {
@@ -239,7 +239,7 @@ fn foreign(path: &Path, daemon: &Daemon) -> Result<Option<String>, OpenError> {
         Err(error) if error.kind() == ErrorKind::InvalidData => String::new(),
         Err(error) => return Err(unusable(path, &error)),
     };
-    let Some(record) = Record::parse(&text) else {
+    let Ok(record) = unseal::<Record>(text.as_bytes()) else {
         return Err(held(path, "some nvmfd (the file makes no sense)"));
     };
     let Daemon { machine, process, host, .. } = &record.daemon;

@@ -13,14 +13,13 @@ use std::path::{Path, PathBuf};
 
 use super::mounts::{Mount, unmounted};
 use crate::config::{NamespaceConfig, NamespaceKind};
-use crate::state::atomic_file::{self, Prepared};
+use crate::state::atomic_file::Prepared;
 use crate::state::ns_catalog::RECORD;
+use crate::state::record::{Record, StateDir};
 
 /// In the state directory: the paths of files that were served, one a line. Such a file is never
 /// made again.
 const SERVED: &str = "served";
-
-const FIRST_LINE: &str = "nvmfd served 1";
 
 /// The files that were served once, as far as that is known.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -34,14 +33,9 @@ pub(crate) enum Served {
 impl Served {
     /// As a state directory has them. Without one nothing is remembered.
     pub(crate) fn load(folder: Option<&Path>) -> Served {
-        let Some(path) = folder.map(|folder| folder.join(SERVED)) else { return Served::none() };
-        match fs::read(&path) {
-            Ok(bytes) => parse(&bytes).map_or_else(
-                || Served::Unknown(format!("{} is no list that we wrote", path.display())),
-                Served::Known,
-            ),
-            Err(error) if error.kind() == ErrorKind::NotFound => Served::none(),
-            Err(error) => Served::Unknown(format!("{} cannot be read: {error}", path.display())),
+        match folder.map_or(Ok(None), |folder| StateDir(folder).load(SERVED)) {
+            Ok(list) => Served::Known(list.map_or_else(BTreeSet::new, |Paths(paths)| paths)),
+            Err(why) => Served::Unknown(why),
         }
     }
 
@@ -86,23 +80,24 @@ impl Served {
         if matches!(Served::load(Some(folder)), Served::Known(kept) if kept == *paths) {
             return Ok(None);
         }
-        atomic_file::prepare(folder, SERVED, &emit(paths)).map(Some)
+        StateDir(folder).prepare(SERVED, &Paths(paths.clone())).map(Some)
     }
 }
 
-fn emit(paths: &BTreeSet<PathBuf>) -> Vec<u8> {
-    let lines: String = paths.iter().map(|path| escaped(path) + "\n").collect();
-    atomic_file::sealed(&format!("{FIRST_LINE}\n{lines}")).into_bytes()
-}
+/// The list of them.
+struct Paths(BTreeSet<PathBuf>);
 
-/// Only what [`emit`] writes is taken.
-fn parse(bytes: &[u8]) -> Option<BTreeSet<PathBuf>> {
-    let mut lines = atomic_file::unsealed(str::from_utf8(bytes).ok()?, FIRST_LINE).ok()?;
-    let paths = lines.try_fold(BTreeSet::new(), |mut paths, line| {
-        paths.insert(unescaped(line)?);
-        Some(paths)
-    })?;
-    (emit(&paths) == bytes).then_some(paths)
+impl Record for Paths {
+    const KIND: &'static str = "served";
+    const REMEDY: &'static str = "remove it if every file that was served is there";
+
+    fn emit(&self) -> String {
+        self.0.iter().map(|path| escaped(path) + "\n").collect()
+    }
+
+    fn parse(body: &str) -> Option<Paths> {
+        body.lines().map(unescaped).collect::<Option<_>>().map(Paths)
+    }
 }
 
 /// Any path as a line of text: whatever is not plain is `%` and two hexadecimal digits.

@@ -18,7 +18,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, TryLockError};
-use std::io::{self, ErrorKind};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -32,6 +32,7 @@ use crate::core::subsystem::ns_management::Entry;
 use super::ns_directory::NamespaceDirectory;
 use super::ns_request_plan::{RequestPlan, Step};
 use crate::state::ns_catalog::{NamespaceCatalogRecord, RECORD};
+use crate::state::record::StateDir;
 
 /// The namespaces of one subsystem that hosts made.
 #[derive(Debug)]
@@ -62,15 +63,8 @@ impl Catalog {
             }
             Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
-        let record = match fs::read(folder.join(RECORD)) {
-            Ok(bytes) => NamespaceCatalogRecord::parse(&bytes).map_err(|what| {
-                format!(
-                    "{shown}/{RECORD} is no record of namespaces that we wrote: {what}; restore it"
-                )
-            })?,
-            Err(error) if error.kind() == ErrorKind::NotFound => NamespaceCatalogRecord::new(nqn),
-            Err(error) => return Err(failed(error)),
-        };
+        let record =
+            StateDir(folder).load(RECORD)?.unwrap_or_else(|| NamespaceCatalogRecord::new(nqn));
         if record.subsystem != nqn {
             let other = record.subsystem;
             return Err(format!(

@@ -11,8 +11,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use tracing::{error, info};
 use uuid::Uuid;
 
-use crate::state::atomic_file;
 use crate::state::ns_catalog::{NamespaceCatalogRecord, RECORD};
+use crate::state::record::StateDir;
 
 /// A folder that this daemon has.
 #[derive(Debug)]
@@ -94,7 +94,7 @@ impl NamespaceDirectory {
     ) -> io::Result<()> {
         let mut owed = self.lock();
         self.is_in_place()?;
-        let kept = atomic_file::write(&self.path, RECORD, &new.emit());
+        let kept = StateDir(&self.path).replace(RECORD, new);
         match kept {
             Ok(()) => *owed = None,
             // The rename may have happened. What hosts are told counts, so put it back.
@@ -135,7 +135,7 @@ impl NamespaceDirectory {
     pub fn remove(&self, uuids: &BTreeSet<Uuid>) -> io::Result<()> {
         let _owed = self.lock();
         self.is_in_place()?;
-        uuids.iter().try_for_each(|uuid| atomic_file::remove(&self.path, &format!("{uuid}.img")))
+        uuids.iter().try_for_each(|uuid| StateDir(&self.path).remove(&format!("{uuid}.img")))
     }
 
     /// Fails when its path leads to another one than the one that was opened.
@@ -148,9 +148,7 @@ impl NamespaceDirectory {
 
     fn put_back(&self, owed: &mut Option<NamespaceCatalogRecord>, record: &NamespaceCatalogRecord) {
         let shown = self.path.display();
-        let kept = self
-            .is_in_place()
-            .and_then(|()| atomic_file::write(&self.path, RECORD, &record.emit()));
+        let kept = self.is_in_place().and_then(|()| StateDir(&self.path).replace(RECORD, record));
         match kept {
             Ok(()) => {
                 if owed.take().is_some() {

@@ -102,10 +102,7 @@ fn sync(folder: &Path) -> io::Result<()> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use std::fs;
-    use std::path::Path;
-
+mod tests {
     use crate::blockdev::durable::tests::calls;
 
     #[test]
@@ -122,24 +119,6 @@ pub(crate) mod tests {
             removed.unwrap();
             let all = ["remove a", &directory];
             assert_eq!(did, all[usize::from(!removes)..]);
-        }
-    }
-
-    /// Damages the only file of a folder in each of its bits, and cuts it off at each place: whoever
-    /// reads it must refuse that, with these words.
-    pub(crate) fn damage(folder: &Path, refused: impl Fn() -> Option<String>) {
-        let path = fs::read_dir(folder).unwrap().next().unwrap().unwrap().path();
-        let good = fs::read(&path).unwrap();
-        for (at, bit) in (0..good.len()).flat_map(|at| (0..8).map(move |bit| (at, 1 << bit))) {
-            let mut bad = good.clone();
-            bad[at] ^= bit;
-            fs::write(&path, bad).unwrap();
-            let said = refused().unwrap_or_default();
-            assert!(said.contains("restore it, or remove it"), "byte {at}, {bit:#x}: {said}");
-        }
-        for cut in 0..good.len() {
-            fs::write(&path, &good[..cut]).unwrap();
-            assert!(refused().is_some(), "{cut} bytes of it");
         }
     }
 }

@@ -9,18 +9,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::path::Path;
 
 use tracing::warn;
 use uuid::Uuid;
 
-use crate::state::atomic_file::{self, Prepared};
+use crate::state::atomic_file::Prepared;
+use crate::state::record::{Record, StateDir};
 
 /// In the state directory: the UUID and the store of each namespace, a line each.
 const FILE: &str = "names";
-
-const FIRST_LINE: &str = "nvmfd names 1";
 
 /// What is kept by UUID, and what it is called.
 const KINDS: [(&str, &str); 4] = [
@@ -46,18 +45,7 @@ impl Names {
     /// One sentence about a file that cannot be read or makes no sense. It is not passed over:
     /// somebody may rely on what is kept under another name.
     pub(crate) fn load(folder: &Path) -> Result<Names, String> {
-        let path = folder.join(FILE);
-        let shown = path.display();
-        match fs::read(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Names::default()),
-            Err(error) => Err(format!("the names in {shown} cannot be read: {error}")),
-            Ok(bytes) => parse(&bytes).ok_or_else(|| {
-                format!(
-                    "{shown} is no list of UUIDs that we wrote: restore it, or remove it if no \
-                     namespace has got another UUID since"
-                )
-            }),
-        }
+        Ok(StateDir(folder).load(FILE)?.unwrap_or_default())
     }
 
     /// Whether a store may be served under this UUID; `configured`: those of all namespaces.
@@ -125,7 +113,7 @@ impl Names {
         if served == before {
             return Ok(None);
         }
-        atomic_file::prepare(folder, FILE, &emit(&Names(served))).map(Some)
+        StateDir(folder).prepare(FILE, &Names(served)).map(Some)
     }
 }
 
@@ -144,20 +132,21 @@ fn is_kept(folder: &Path, uuid: Uuid, kind: &str) -> bool {
     fs::exists(folder.join(format!("{uuid}.{kind}"))).unwrap_or(true)
 }
 
-fn emit(names: &Names) -> Vec<u8> {
-    let lines = names.0.iter().map(|(uuid, store)| format!("{uuid} {store}\n"));
-    atomic_file::sealed(&format!("{FIRST_LINE}\n{}", lines.collect::<String>())).into_bytes()
-}
+impl Record for Names {
+    const KIND: &'static str = "names";
+    const REMEDY: &'static str = "remove it if no namespace has got another UUID since";
 
-/// Only what [`emit`] writes is taken.
-fn parse(bytes: &[u8]) -> Option<Names> {
-    let lines = atomic_file::unsealed(str::from_utf8(bytes).ok()?, FIRST_LINE).ok()?;
-    let mut names = Names::default();
-    for line in lines {
-        let (uuid, store) = line.split_once(' ')?;
-        names.0.insert(uuid.parse().ok()?, store.to_owned());
+    fn emit(&self) -> String {
+        self.0.iter().map(|(uuid, store)| format!("{uuid} {store}\n")).collect()
     }
-    (emit(&names) == bytes).then_some(names)
+
+    fn parse(body: &str) -> Option<Names> {
+        let entry = |line: &str| {
+            let (uuid, store) = line.split_once(' ')?;
+            Some((uuid.parse().ok()?, store.to_owned()))
+        };
+        body.lines().map(entry).collect::<Option<_>>().map(Names)
+    }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ pub(crate) mod lock;
 pub(crate) mod namespace_state;
 pub mod ns_catalog;
 pub mod power;
+pub mod record;
 pub mod revoked_hosts;
 pub(crate) mod trust;
 pub mod usage;

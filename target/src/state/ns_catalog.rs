@@ -19,12 +19,10 @@ use uuid::Uuid;
 use crate::core::subsystem::MAX_NSID;
 use crate::core::subsystem::ana::ANA_GROUPS;
 use crate::core::subsystem::ns_management::{Entry, HOSTS_MAX};
-use crate::state::atomic_file;
+use crate::state::record;
 
 /// The record, in the folder of a catalog.
 pub(crate) const RECORD: &str = "namespaces";
-
-const FIRST_LINE: &str = "nvmfd namespaces 1";
 
 /// The namespaces of one subsystem that hosts made.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -48,48 +46,6 @@ impl NamespaceCatalogRecord {
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         self.entries.values().fold(0, |sum, entry| sum.saturating_add(entry.bytes))
-    }
-
-    /// The text.
-    #[must_use]
-    pub fn emit(&self) -> Vec<u8> {
-        let mut text = format!("{FIRST_LINE}\nsubsystem {}\n", self.subsystem);
-        for (nsid, entry) in &self.entries {
-            let Entry { uuid, bytes, block_size_bytes, ana_group, private, hosts } = entry;
-            let _ = writeln!(
-                text,
-                "namespace {nsid} {uuid} bytes {bytes} block {block_size_bytes} group {ana_group}"
-            );
-            if *private {
-                let _ = writeln!(text, "private {nsid}");
-            }
-            for host in hosts {
-                let _ = writeln!(text, "host {nsid} {host}");
-            }
-        }
-        for uuid in &self.unsettled {
-            let _ = writeln!(text, "unsettled {uuid}");
-        }
-        atomic_file::sealed(&text).into_bytes()
-    }
-
-    /// Reads what [`NamespaceCatalogRecord::emit`] writes, and nothing else.
-    ///
-    /// # Errors
-    /// What is wrong with it.
-    pub fn parse(bytes: &[u8]) -> Result<NamespaceCatalogRecord, &'static str> {
-        let text = str::from_utf8(bytes).map_err(|_| "it is not text")?;
-        let mut lines = atomic_file::unsealed(text, FIRST_LINE)?;
-        let first = lines.next().and_then(|line| line.strip_prefix("subsystem "));
-        let subsystem = first.and_then(|name| name.parse().ok()).ok_or("it names no subsystem")?;
-        let mut record = NamespaceCatalogRecord::new(subsystem);
-        for line in lines {
-            record.take(line).ok_or("a line of it is not known")?;
-        }
-        match record.is_possible() && record.emit() == bytes {
-            true => Ok(record),
-            false => Err("it contradicts itself"),
-        }
     }
 
     fn take(&mut self, line: &str) -> Option<()> {
@@ -137,6 +93,43 @@ impl NamespaceCatalogRecord {
     }
 }
 
+impl record::Record for NamespaceCatalogRecord {
+    const KIND: &'static str = "namespaces";
+    const REMEDY: &'static str =
+        "take it and the images away if none of these namespaces is needed";
+
+    fn emit(&self) -> String {
+        let mut text = format!("subsystem {}\n", self.subsystem);
+        for (nsid, entry) in &self.entries {
+            let Entry { uuid, bytes, block_size_bytes, ana_group, private, hosts } = entry;
+            let _ = writeln!(
+                text,
+                "namespace {nsid} {uuid} bytes {bytes} block {block_size_bytes} group {ana_group}"
+            );
+            if *private {
+                let _ = writeln!(text, "private {nsid}");
+            }
+            for host in hosts {
+                let _ = writeln!(text, "host {nsid} {host}");
+            }
+        }
+        for uuid in &self.unsettled {
+            let _ = writeln!(text, "unsettled {uuid}");
+        }
+        text
+    }
+
+    fn parse(body: &str) -> Option<NamespaceCatalogRecord> {
+        let mut lines = body.lines();
+        let subsystem = lines.next()?.strip_prefix("subsystem ")?.parse().ok()?;
+        let mut record = NamespaceCatalogRecord::new(subsystem);
+        for line in lines {
+            record.take(line)?;
+        }
+        record.is_possible().then_some(record)
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use proptest::prelude::*;
@@ -162,7 +155,7 @@ pub(crate) mod tests {
 
     #[test]
     fn the_text_is_as_documented() {
-        let text = String::from_utf8(sample().emit()).unwrap();
+        let text = record::seal(&sample());
         let lines: Vec<&str> = text.lines().collect();
         let uuid = "03030303-0303-0303-0303-030303030303";
         assert_eq!(lines[..2], ["nvmfd namespaces 1", "subsystem nqn.2026-11.io.nvmfd:a"]);
@@ -170,17 +163,17 @@ pub(crate) mod tests {
         assert_eq!(lines[3], "private 3");
         assert_eq!(lines[5], "host 7 nqn.2026-11.io.nvmfd:host1");
         assert_eq!(lines.len(), 9);
-        assert_eq!(NamespaceCatalogRecord::parse(text.as_bytes()), Ok(sample()));
+        assert_eq!(record::unseal::<NamespaceCatalogRecord>(text.as_bytes()), Ok(sample()));
     }
 
     #[test]
     fn a_damaged_record_is_never_taken_for_another() {
-        let good = sample().emit();
+        let good = record::seal(&sample()).into_bytes();
         for at in 0..good.len() {
             let mut bad = good.clone();
             bad[at] ^= 1;
-            assert!(NamespaceCatalogRecord::parse(&bad).is_err(), "byte {at}");
-            assert!(NamespaceCatalogRecord::parse(&good[..at]).is_err(), "cut at {at}");
+            assert!(record::unseal::<NamespaceCatalogRecord>(&bad).is_err(), "byte {at}");
+            assert!(record::unseal::<NamespaceCatalogRecord>(&good[..at]).is_err(), "cut at {at}");
         }
     }
 
@@ -189,9 +182,8 @@ pub(crate) mod tests {
         let change = |change: fn(&mut NamespaceCatalogRecord)| {
             let mut record = sample();
             change(&mut record);
-            NamespaceCatalogRecord::parse(&record.emit())
+            record::unseal::<NamespaceCatalogRecord>(record::seal(&record).as_bytes())
         };
-        let contradiction = Err("it contradicts itself");
         let changes: [fn(&mut NamespaceCatalogRecord); 8] = [
             |r| r.entries.get_mut(&7).unwrap().private = true,
             |r| r.entries.get_mut(&3).unwrap().bytes = 0,
@@ -203,23 +195,21 @@ pub(crate) mod tests {
             |r| r.unsettled = [Uuid::from_bytes([3; 16])].into(),
         ];
         for (n, bad) in changes.into_iter().enumerate() {
-            assert_eq!(change(bad), contradiction, "change {n}");
+            assert!(change(bad).is_err(), "change {n}");
         }
     }
 
     proptest! {
         #[test]
         fn no_bytes_panic(bytes: Vec<u8>) {
-            let _ = NamespaceCatalogRecord::parse(&bytes);
+            let _ = record::unseal::<NamespaceCatalogRecord>(&bytes);
         }
 
         #[test]
         fn no_text_panics(
             lines in "((namespace|host|private|unsettled) [0-9a-f -]{0,60}\n){0,5}"
         ) {
-            let text = format!("{FIRST_LINE}\nsubsystem nqn.2026-11.io.nvmfd:a\n{lines}");
-            let text = atomic_file::sealed(&text);
-            let _ = NamespaceCatalogRecord::parse(text.as_bytes());
+            let _ = <NamespaceCatalogRecord as record::Record>::parse(&format!("subsystem nqn.2026-11.io.nvmfd:a\n{lines}"));
         }
     }
 }

@@ -13,8 +13,6 @@
 //! crc32 5f3a9c01
 //! ```
 
-use std::fs;
-use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -23,12 +21,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tracing::warn;
 
 use crate::core::subsystem::power::PowerMeter;
-use crate::state::atomic_file;
+use crate::state::record::{Record, StateDir};
 
-const FIRST_LINE: &str = "nvmfd power 1";
 const NAME: &str = "power";
-/// Longer files are not ours.
-const BYTES_MAX: u64 = 4096;
 /// How much of the time with power a crash may lose.
 const SAVE_EVERY: Duration = Duration::from_secs(600);
 
@@ -87,65 +82,61 @@ impl PowerLog {
     }
 }
 
-fn emit(meter: &PowerMeter, now: Instant, on: bool) -> String {
-    let PowerMeter { cycles, unsafe_shutdowns, .. } = meter;
-    let seconds = meter.seconds_before.saturating_add(meter.here(now).as_secs());
-    let (seconds, state) = (seconds, if on { "on" } else { "off" });
-    let text = format!(
-        "{FIRST_LINE}\ncycles {cycles}\nseconds {seconds}\nunsafe {unsafe_shutdowns}\n{state}\n"
-    );
-    atomic_file::sealed(&text)
+/// What the record says.
+struct Saved {
+    cycles: u64,
+    seconds: u64,
+    unsafe_shutdowns: u64,
+    is_on: bool,
 }
 
-/// What a start finds in a file that [`emit`] wrote; none for any other.
-fn parse(text: &str, now: Instant) -> Option<PowerMeter> {
-    let mut lines = atomic_file::unsealed(text, FIRST_LINE).ok()?;
-    let mut number = |word| lines.next()?.strip_prefix(word)?.parse::<u64>().ok();
-    let (cycles, seconds_before) = (number("cycles ")?, number("seconds ")?);
-    let unsafe_before = number("unsafe ")?;
-    let crashed = match lines.next()? {
-        "on" => 1,
-        "off" => 0,
-        _ => return None,
-    };
+impl Record for Saved {
+    const KIND: &'static str = "power";
+    const REMEDY: &'static str = "remove it";
+
+    fn emit(&self) -> String {
+        let Saved { cycles, seconds, unsafe_shutdowns, is_on } = self;
+        let state = if *is_on { "on" } else { "off" };
+        format!("cycles {cycles}\nseconds {seconds}\nunsafe {unsafe_shutdowns}\n{state}\n")
+    }
+
+    fn parse(body: &str) -> Option<Saved> {
+        let mut lines = body.lines();
+        let mut number = |word| lines.next()?.strip_prefix(word)?.parse().ok();
+        Some(Saved {
+            cycles: number("cycles ")?,
+            seconds: number("seconds ")?,
+            unsafe_shutdowns: number("unsafe ")?,
+            is_on: lines.next()? == "on",
+        })
+    }
+}
+
+/// What a start finds.
+fn load(folder: &Path, now: Instant) -> Option<PowerMeter> {
+    let saved: Saved = StateDir(folder).load_if_usable(NAME)?;
     Some(PowerMeter {
-        cycles: cycles.saturating_add(1),
-        unsafe_shutdowns: unsafe_before.saturating_add(crashed),
-        seconds_before,
+        cycles: saved.cycles.saturating_add(1),
+        unsafe_shutdowns: saved.unsafe_shutdowns.saturating_add(saved.is_on.into()),
+        seconds_before: saved.seconds,
         since: Some(now),
         since_unix_ms: 0,
     })
 }
 
-fn load(folder: &Path, now: Instant) -> Option<PowerMeter> {
-    let path = folder.join(NAME);
-    let read = fs::metadata(&path).and_then(|found| match found.len() > BYTES_MAX {
-        true => Err(io::Error::other("it is too long")),
-        false => fs::read_to_string(&path),
-    });
-    let text = match read {
-        Ok(text) => text,
-        Err(error) if error.kind() == ErrorKind::NotFound => return None,
-        Err(error) => {
-            warn!("{} cannot be read, counting anew: {error}", path.display());
-            return None;
-        }
-    };
-    let meter = parse(&text, now);
-    if meter.is_none() {
-        warn!("{} makes no sense, counting anew", path.display());
-    }
-    meter
-}
-
-fn save(folder: &Path, meter: &PowerMeter, now: Instant, on: bool) {
-    if let Err(error) = atomic_file::write(folder, NAME, emit(meter, now, on).as_bytes()) {
+fn save(folder: &Path, meter: &PowerMeter, now: Instant, is_on: bool) {
+    let PowerMeter { cycles, unsafe_shutdowns, .. } = *meter;
+    let seconds = meter.seconds_before.saturating_add(meter.here(now).as_secs());
+    let saved = Saved { cycles, seconds, unsafe_shutdowns, is_on };
+    if let Err(error) = StateDir(folder).replace(NAME, &saved) {
         warn!("{} cannot be written: {error}", folder.join(NAME).display());
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use crate::state::power::*;
 
     #[test]
@@ -179,20 +170,20 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let now = Instant::now();
         let meter = PowerMeter { since: Some(now), ..PowerMeter::default() };
-        let good = emit(&meter, now, false);
-        assert!(parse(&good, now).is_some());
-        for cut in 0..good.len() {
-            assert_eq!(parse(&good[..cut], now), None);
-        }
-        for bad in ["", "crc32 ", &good.replace("cycles 1", "cycles 2"), &"x".repeat(5000)] {
-            fs::write(folder.path().join(NAME), bad).unwrap();
+        save(folder.path(), &meter, now, false);
+        let path = folder.path().join(NAME);
+        let good = fs::read_to_string(&path).unwrap();
+        assert!(load(folder.path(), now).is_some());
+        for bad in ["", "crc32 ", &good.replace("cycles 1", "cycles 2"), &good[..good.len() - 1]] {
+            fs::write(&path, bad).unwrap();
             let book = PowerLog::open(Some(folder.path()), now);
             let power = book.meter.at(now);
             assert_eq!((power.cycles, power.on_hours, power.unsafe_shutdowns), (1, 0, 0));
         }
         let full =
             PowerMeter { cycles: u64::MAX, seconds_before: u64::MAX, ..PowerMeter::default() };
-        let next = parse(&emit(&full, now, true), now).unwrap();
+        save(folder.path(), &full, now, true);
+        let next = load(folder.path(), now).unwrap();
         assert_eq!((next.cycles, next.unsafe_shutdowns), (u64::MAX, 1));
     }
 

@@ -2,46 +2,45 @@
 //! before it starts anew, leaves its name refused as well.
 
 use std::collections::BTreeSet;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::path::Path;
 
 use nvme::Nqn;
 
-use crate::state::atomic_file;
+use crate::state::record::{Record, StateDir};
 
 /// Its name in the state directory.
 const NAME: &str = "keyed-hosts";
 
-/// Its first line.
-const VERSION: &str = "nvmfd keyed hosts 1";
+struct KeyedHosts(BTreeSet<Nqn>);
+
+impl Record for KeyedHosts {
+    const KIND: &'static str = "keyed hosts";
+    const REMEDY: &'static str = "remove it if no key has been taken away";
+
+    fn emit(&self) -> String {
+        self.0.iter().map(|host| format!("{host}\n")).collect()
+    }
+
+    fn parse(body: &str) -> Option<KeyedHosts> {
+        body.lines().map(|line| line.parse().ok()).collect::<Option<_>>().map(KeyedHosts)
+    }
+}
 
 /// The hosts that had keys; none where there is no file yet.
 ///
 /// # Errors
 /// A sentence about a file that cannot be read. It never means that there are none.
 pub fn read(folder: &Path) -> Result<BTreeSet<Nqn>, String> {
-    let path = folder.join(NAME);
-    let wrong = |what: &dyn std::fmt::Display| {
-        format!(
-            "{} cannot be used: {what}; it says which hosts have had keys and are refused without \
-             one: restore it, or remove it if no key has been taken away",
-            path.display()
-        )
-    };
-    let text = match std::fs::read_to_string(&path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeSet::new()),
-        Err(error) => return Err(wrong(&error)),
-    };
-    let lines = atomic_file::unsealed(&text, VERSION).map_err(|what| wrong(&what))?;
-    let hosts: Result<_, _> = lines.map(str::parse::<Nqn>).collect();
-    hosts.map_err(|error| wrong(&error))
+    let hosts = StateDir(folder).load(NAME).map_err(|why| {
+        format!("which hosts have had keys, and are refused without one, is not known: {why}")
+    })?;
+    Ok(hosts.map_or_else(BTreeSet::new, |KeyedHosts(hosts)| hosts))
 }
 
 /// Whether this user may not read it, which says nothing about the daemon.
 pub(crate) fn is_denied(folder: &Path) -> bool {
-    let denied = ErrorKind::PermissionDenied;
-    std::fs::File::open(folder.join(NAME)).is_err_and(|error| error.kind() == denied)
+    StateDir(folder).is_denied(NAME)
 }
 
 /// Keeps which hosts have or have had keys.
@@ -49,9 +48,7 @@ pub(crate) fn is_denied(folder: &Path) -> bool {
 /// # Errors
 /// What the system says.
 pub fn write(folder: &Path, hosts: &BTreeSet<Nqn>) -> io::Result<()> {
-    let lines: String = hosts.iter().map(|host| format!("{host}\n")).collect();
-    let text = format!("{VERSION}\n{lines}");
-    atomic_file::write(folder, NAME, atomic_file::sealed(&text).as_bytes())
+    StateDir(folder).replace(NAME, &KeyedHosts(hosts.clone()))
 }
 
 #[cfg(test)]
@@ -70,11 +67,11 @@ mod tests {
         for damaged in [String::new(), std::fs::read_to_string(&path).unwrap().replace(":b", ":c")]
         {
             std::fs::write(&path, damaged).unwrap();
-            assert!(read(folder.path()).unwrap_err().contains("cannot be used"));
+            assert!(read(folder.path()).unwrap_err().contains("no record"));
         }
         // Nor is what cannot be read at all.
         std::fs::remove_file(&path).unwrap();
         std::fs::create_dir(&path).unwrap();
-        assert!(read(folder.path()).unwrap_err().contains("cannot be used"));
+        assert!(read(folder.path()).unwrap_err().contains("cannot be read"));
     }
 }

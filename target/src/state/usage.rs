@@ -21,8 +21,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::fs;
-use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::str::SplitN;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,12 +37,9 @@ use crate::core::command::log_page;
 use crate::core::subsystem::event_log::{NO_CONTROLLER, PersistentEvent, PersistentEventLog};
 use crate::core::subsystem::power::{Power, PowerMeter};
 use crate::core::subsystem::usage::{SavedCounters, Usage, Work};
-use crate::state::atomic_file;
+use crate::state::record::{Record, StateDir};
 
-const FIRST_LINE: &str = "nvmfd usage 1";
 const NAME: &str = "usage";
-/// Longer files are not ours: a thousand subsystems with a hundred namespaces each take less.
-const BYTES_MAX: u64 = 16 << 20;
 /// How much of what hosts did a crash may lose.
 const SAVE_EVERY: Duration = Duration::from_secs(60);
 /// How often events are written at most, however many hosts make.
@@ -55,7 +50,10 @@ const SNAPSHOT_EVERY: Duration = Duration::from_secs(24 * 3600);
 type Usages = BTreeMap<Nqn, Arc<Usage>>;
 
 /// Errors, the whole, and each namespace, as the file has them.
-type Accounts = BTreeMap<Nqn, (u64, SavedCounters, Vec<(u32, SavedCounters)>)>;
+#[derive(PartialEq, Eq, Debug, Default)]
+struct Accounts(BTreeMap<Nqn, SubsystemCounters>);
+
+type SubsystemCounters = (u64, SavedCounters, Vec<(u32, SavedCounters)>);
 
 /// The numbers of all subsystems, and what has happened to them.
 #[derive(Debug)]
@@ -92,7 +90,9 @@ impl UsageStore {
             woken: Mutex::new(Some(woken)),
             stopping: AtomicBool::new(false),
         };
-        for (nqn, (errors, whole, namespaces)) in folder.map(load).unwrap_or_default() {
+        let found = folder.and_then(|folder| StateDir(folder).load_if_usable(NAME));
+        let Accounts(found) = found.unwrap_or_default();
+        for (nqn, (errors, whole, namespaces)) in found {
             empty.usage(&nqn).carry(errors, &whole, &namespaces);
         }
         empty
@@ -138,7 +138,7 @@ impl UsageStore {
         let (mut usage_due, mut snapshot_due) = (start + SAVE_EVERY, start + SNAPSHOT_EVERY);
         // What has happened so far has rung.
         let (mut events_due, mut news) = (start, false);
-        let mut kept = String::new();
+        let mut kept = Accounts::default();
         loop {
             let due = if news { events_due.min(usage_due) } else { usage_due };
             let rung = woken.recv_timeout(due.saturating_duration_since(Instant::now()));
@@ -162,9 +162,14 @@ impl UsageStore {
             }
             if late {
                 usage_due = now + SAVE_EVERY;
-                let text = emit(&self.lock());
-                if text != kept && save(folder, &text) {
-                    kept = text;
+                let now = Accounts::of(&self.lock());
+                if now != kept {
+                    match StateDir(folder).replace(NAME, &now) {
+                        Ok(()) => kept = now,
+                        Err(error) => {
+                            warn!("{} cannot be written: {error}", folder.join(NAME).display());
+                        }
+                    }
                 }
             }
             if stopping {
@@ -198,76 +203,52 @@ fn snapshot(usage: &Usage, power: Power) {
     }
 }
 
-fn load(folder: &Path) -> Accounts {
-    let path = folder.join(NAME);
-    let read = fs::metadata(&path).and_then(|found| match found.len() > BYTES_MAX {
-        true => Err(io::Error::other("it is too long")),
-        false => fs::read_to_string(&path),
-    });
-    let usages = match read {
-        Ok(text) => parse(&text),
-        Err(error) if error.kind() == ErrorKind::NotFound => return Accounts::new(),
-        Err(error) => {
-            warn!("{} cannot be read, counting anew: {error}", path.display());
-            return Accounts::new();
-        }
-    };
-    usages.unwrap_or_else(|| {
-        warn!("{} makes no sense, counting anew", path.display());
-        Accounts::new()
-    })
+impl Accounts {
+    fn of(usages: &Usages) -> Accounts {
+        let all = usages.iter().map(|(nqn, usage)| (*nqn, usage.accounts()));
+        Accounts(all.filter(|(_, accounts)| *accounts != Default::default()).collect())
+    }
 }
 
-fn save(folder: &Path, text: &str) -> bool {
-    let written = match text.len() as u64 > BYTES_MAX {
-        true => Err(io::Error::other("there are too many namespaces for it")),
-        false => atomic_file::write(folder, NAME, text.as_bytes()),
-    };
-    if let Err(error) = &written {
-        warn!("{} cannot be written: {error}", folder.join(NAME).display());
-    }
-    written.is_ok()
-}
+impl Record for Accounts {
+    const KIND: &'static str = "usage";
+    const REMEDY: &'static str = "remove it";
 
-fn emit(usages: &Usages) -> String {
-    let mut text = format!("{FIRST_LINE}\n");
-    for (nqn, usage) in usages {
-        let (errors, whole, namespaces) = usage.accounts();
-        if errors == 0 && whole == SavedCounters::default() && namespaces.is_empty() {
-            continue;
+    fn emit(&self) -> String {
+        let mut text = String::new();
+        for (nqn, (errors, whole, namespaces)) in &self.0 {
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "subsystem {errors} {} {nqn}", numbers(whole));
+            for (nsid, account) in namespaces {
+                let _ = writeln!(text, "namespace {nsid} {}", numbers(account));
+            }
         }
-        // Writing to a string does not fail.
-        let _ = writeln!(text, "subsystem {errors} {} {nqn}", numbers(&whole));
-        for (nsid, account) in namespaces {
-            let _ = writeln!(text, "namespace {nsid} {}", numbers(&account));
-        }
+        text
     }
-    atomic_file::sealed(&text)
+
+    fn parse(body: &str) -> Option<Accounts> {
+        let mut accounts = BTreeMap::new();
+        let mut lines = body.lines().peekable();
+        while let Some(line) = lines.next() {
+            let mut words = line.strip_prefix("subsystem ")?.splitn(8, ' ');
+            let (errors, whole) = entry(&mut words)?;
+            let nqn = words.next()?.parse().ok()?;
+            let mut namespaces = Vec::new();
+            while let Some(line) = lines.next_if(|line| line.starts_with("namespace ")) {
+                let mut words = line.strip_prefix("namespace ")?.splitn(7, ' ');
+                let (nsid, account) = entry(&mut words)?;
+                namespaces.push((u32::try_from(nsid).ok()?, account));
+            }
+            accounts.insert(nqn, (errors, whole, namespaces));
+        }
+        Some(Accounts(accounts))
+    }
 }
 
 fn numbers(account: &SavedCounters) -> String {
     let SavedCounters { work, busy_grains } = account;
     let Work { reads, writes, units_read, units_written, media_errors } = work;
     format!("{busy_grains} {reads} {writes} {units_read} {units_written} {media_errors}")
-}
-
-/// What is in a file that [`emit`] wrote; none for any other.
-fn parse(text: &str) -> Option<Accounts> {
-    let mut lines = atomic_file::unsealed(text, FIRST_LINE).ok()?.peekable();
-    let mut accounts = Accounts::new();
-    while let Some(line) = lines.next() {
-        let mut words = line.strip_prefix("subsystem ")?.splitn(8, ' ');
-        let (errors, whole) = entry(&mut words)?;
-        let nqn = words.next()?.parse().ok()?;
-        let mut namespaces = Vec::new();
-        while let Some(line) = lines.next_if(|line| line.starts_with("namespace ")) {
-            let mut words = line.strip_prefix("namespace ")?.splitn(7, ' ');
-            let (nsid, account) = entry(&mut words)?;
-            namespaces.push((u32::try_from(nsid).ok()?, account));
-        }
-        accounts.insert(nqn, (errors, whole, namespaces));
-    }
-    Some(accounts)
 }
 
 fn entry(words: &mut SplitN<'_, char>) -> Option<(u64, SavedCounters)> {
@@ -285,9 +266,12 @@ fn entry(words: &mut SplitN<'_, char>) -> Option<(u64, SavedCounters)> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use nvme::persistent_event::PersistentEventHeader;
 
     use crate::core::subsystem::event_log::LogHeader;
+    use crate::state::record::unseal;
     use crate::state::usage::*;
 
     fn work(reads: u64) -> Work {
@@ -347,12 +331,9 @@ mod tests {
         let (ledger, keeping) = started(folder.path());
         ledger.usage(&nqn("a")).add(3, &work(u64::MAX / 8));
         stopped(keeping);
-        let good = fs::read_to_string(&path).unwrap();
-        assert_eq!(parse(&good).unwrap().len(), 1);
-        for cut in 0..good.len() {
-            assert!(parse(&good[..cut]).is_none(), "{cut}");
-        }
-        let sealed = atomic_file::sealed;
+        let good = fs::read(&path).unwrap();
+        assert_eq!(unseal::<Accounts>(&good).unwrap().0.len(), 1);
+        let sealed = |body: &str| format!("{body}crc32 {:08x}\n", crc32fast::hash(body.as_bytes()));
         let bodies = [
             "",
             "nvmfd usage 2\n",
@@ -362,7 +343,7 @@ mod tests {
             "nvmfd usage 1\nsubsystem 0 0 0 0 0 0 0 nqn.2026-11.io.nvmfd:a\nnamespace 4294967296 0 0 0 0 0 0\n",
         ];
         for bad in bodies.map(sealed).into_iter().chain(["x".to_owned()]) {
-            assert!(parse(&bad).is_none(), "{bad:?}");
+            assert!(unseal::<Accounts>(bad.as_bytes()).is_err(), "{bad:?}");
             fs::write(&path, bad).unwrap();
             let ledger = UsageStore::open(Some(folder.path()), PowerMeter::default());
             assert_eq!(ledger.usage(&nqn("a")).whole.total(), Work::default());

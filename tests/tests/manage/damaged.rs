@@ -100,7 +100,7 @@ fn a_damaged_list_of_names_keeps_files_from_being_served_while_something_is_kept
     let mut host = host_at(at, two, super::nqn()).expect("a connection");
     serves(&mut host, &[1]);
     let pending = daemon.get("/v1/status")["pending"].to_string();
-    assert!(pending.contains("is no list of UUIDs that we wrote"), "{pending}");
+    assert!(pending.contains("is no record that nvmfd has written"), "{pending}");
     host.disconnect();
     let folder = daemon.stop();
     assert_eq!(fs::read(&names).unwrap(), bad, "it is not written over");

@@ -366,7 +366,7 @@ mod tests {
     fn a_file_that_says_something_else_is_not_passed_over() {
         let folder = tempfile::tempdir().unwrap();
         made(folder.path()).unwrap().change(&mark(4096, 512)).unwrap();
-        crate::state::atomic_file::tests::damage(folder.path(), || made(folder.path()).err());
+        crate::state::record::tests::damage(folder.path(), || made(folder.path()).err());
     }
 
     proptest! {

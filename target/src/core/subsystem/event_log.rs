@@ -20,8 +20,6 @@
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
-use std::fs;
-use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,7 +35,7 @@ use tracing::warn;
 use uuid::Uuid;
 
 use crate::core::subsystem::power::Power;
-use crate::state::atomic_file;
+use crate::state::record::{Record, StateDir};
 
 /// PELS: the most that the log may say, in units of 64 KiB.
 pub const PELS_64K: u32 = 1;
@@ -54,9 +52,6 @@ const KINDS: [(EventType, usize, usize); 5] = [
     (EventType::FORMAT_COMPLETION, 64, FormatCompletion::BYTES),
 ];
 
-const FIRST_LINE: &str = "nvmfd events 1";
-/// Longer files are not ours: hexadecimal digits of all that the log may say take less.
-const BYTES_MAX: u64 = 256 << 10;
 /// Names of files are derived under this one. Never change it: events would be forgotten.
 const UUID_SPACE: Uuid = Uuid::from_u128(0x6a2b_9d0c_71e8_4c55_8f3e_6e76_6d66_6450);
 
@@ -182,15 +177,15 @@ impl PersistentEventLog {
 
     /// Writes the file, if anything has happened since it was written.
     pub(crate) fn save(&self) {
-        let text = {
+        let saved = {
             let mut events = self.lock();
             if !std::mem::take(&mut events.unsaved) {
                 return;
             }
-            emit(&self.subsystem, &events.all)
+            Saved { subsystem: self.subsystem, events: events.all.clone() }
         };
         let name = name(&self.subsystem);
-        if let Err(error) = atomic_file::write(&self.folder, &name, text.as_bytes()) {
+        if let Err(error) = StateDir(&self.folder).replace(&name, &saved) {
             warn!("{} cannot be written: {error}", self.folder.join(name).display());
             self.lock().unsaved = true;
         }
@@ -287,53 +282,50 @@ fn name(subsystem: &Nqn) -> String {
     format!("{}.events", Uuid::new_v5(&UUID_SPACE, subsystem.as_str().as_bytes()))
 }
 
+/// What is found of a subsystem; what another has left is not taken for it.
 fn load(folder: &Path, subsystem: &Nqn) -> VecDeque<Event> {
-    let path = folder.join(name(subsystem));
-    let read = fs::metadata(&path).and_then(|found| match found.len() > BYTES_MAX {
-        true => Err(io::Error::other("it is too long")),
-        false => fs::read_to_string(&path),
-    });
-    let events = match read {
-        Ok(text) => parse(&text, subsystem),
-        Err(error) if error.kind() == ErrorKind::NotFound => return VecDeque::new(),
-        Err(error) => {
-            warn!("{} cannot be read, beginning anew: {error}", path.display());
-            return VecDeque::new();
-        }
-    };
-    events.unwrap_or_else(|| {
-        warn!("{} makes no sense, beginning anew", path.display());
-        VecDeque::new()
-    })
+    let saved: Option<Saved> = StateDir(folder).load_if_usable(&name(subsystem));
+    let own = saved.filter(|saved| saved.subsystem == *subsystem);
+    own.map_or_else(VecDeque::new, |saved| saved.events)
 }
 
-fn emit(subsystem: &Nqn, events: &VecDeque<Event>) -> String {
-    let mut text = format!("{FIRST_LINE}\nsubsystem {subsystem}\n");
-    for Event { kind, cntlid, unix_ms, data } in events {
-        // Writing to a string does not fail.
-        let _ = write!(text, "event {} {cntlid} {unix_ms} ", kind.0);
-        for byte in data {
-            let _ = write!(text, "{byte:02x}");
-        }
-        text.push('\n');
-    }
-    atomic_file::sealed(&text)
+/// What the file says.
+struct Saved {
+    subsystem: Nqn,
+    events: VecDeque<Event>,
 }
 
-/// What is in a file that [`emit`] wrote; none for any other.
-fn parse(text: &str, subsystem: &Nqn) -> Option<VecDeque<Event>> {
-    let mut lines = atomic_file::unsealed(text, FIRST_LINE).ok()?;
-    (lines.next()?.strip_prefix("subsystem ")? == subsystem.as_str()).then_some(())?;
-    let mut events = Events::default();
-    for line in lines {
-        let mut words = line.strip_prefix("event ")?.splitn(4, ' ');
-        let kind = EventType(words.next()?.parse().ok()?);
-        let (cntlid, unix_ms) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-        let data = digits(words.next()?)?;
-        let known = KINDS.iter().any(|(k, _, bytes)| *k == kind && *bytes == data.len());
-        known.then(|| events.push(Event { kind, cntlid, unix_ms, data }))?;
+impl Record for Saved {
+    const KIND: &'static str = "events";
+    const REMEDY: &'static str = "remove it";
+
+    fn emit(&self) -> String {
+        let mut text = format!("subsystem {}\n", self.subsystem);
+        for Event { kind, cntlid, unix_ms, data } in &self.events {
+            // Writing to a string does not fail.
+            let _ = write!(text, "event {} {cntlid} {unix_ms} ", kind.0);
+            for byte in data {
+                let _ = write!(text, "{byte:02x}");
+            }
+            text.push('\n');
+        }
+        text
     }
-    Some(events.all)
+
+    fn parse(body: &str) -> Option<Saved> {
+        let mut lines = body.lines();
+        let subsystem = lines.next()?.strip_prefix("subsystem ")?.parse().ok()?;
+        let mut events = Events::default();
+        for line in lines {
+            let mut words = line.strip_prefix("event ")?.splitn(4, ' ');
+            let kind = EventType(words.next()?.parse().ok()?);
+            let (cntlid, unix_ms) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+            let data = digits(words.next()?)?;
+            let known = KINDS.iter().any(|(k, _, bytes)| *k == kind && *bytes == data.len());
+            known.then(|| events.push(Event { kind, cntlid, unix_ms, data }))?;
+        }
+        Some(Saved { subsystem, events: events.all })
+    }
 }
 
 fn digits(text: &str) -> Option<Vec<u8>> {
@@ -345,6 +337,7 @@ fn digits(text: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::sync::mpsc::{Receiver, sync_channel};
 
     use crate::core::subsystem::event_log::*;
@@ -470,8 +463,6 @@ mod tests {
         }
         assert!(history.report(&about(), &power(1)).len() <= (PELS_64K as usize) << 16);
         history.save();
-        let kept = fs::metadata(folder.path().join(name(&nqn()))).unwrap();
-        assert!(kept.len() <= BYTES_MAX);
         assert_eq!(
             walk(&opened(folder.path()).0.report(&about(), &power(1))).1.len(),
             24 + 96 + 128
@@ -485,20 +476,18 @@ mod tests {
         let (history, _woken) = opened(folder.path());
         history.note(reset(3), &power(1));
         history.save();
-        let good = fs::read_to_string(&path).unwrap();
-        assert_eq!(parse(&good, &nqn()).unwrap().len(), 1);
+        assert_eq!(load(folder.path(), &nqn()).len(), 1);
         let other = "nqn.2026-11.io.nvmfd:other".parse().unwrap();
-        assert_eq!(parse(&good, &other), None, "another's");
-        for cut in 0..good.len() {
-            assert_eq!(parse(&good[..cut], &nqn()), None, "{cut}");
-        }
+        fs::copy(&path, folder.path().join(name(&other))).unwrap();
+        assert_eq!(load(folder.path(), &other), [], "another's");
         let sealed = |event: &str| {
-            let body = format!("{FIRST_LINE}\nsubsystem {}\n{event}\n", nqn());
+            let body = format!("nvmfd events 1\nsubsystem {}\n{event}\n", nqn());
             let sum = crc32fast::hash(body.as_bytes());
             format!("{body}crc32 {sum:08x}\n")
         };
         let data = "00".repeat(12);
-        assert!(parse(&sealed(&format!("event 7 1 5 {data}")), &nqn()).is_some());
+        fs::write(&path, sealed(&format!("event 7 1 5 {data}"))).unwrap();
+        assert_eq!(load(folder.path(), &nqn()).len(), 1);
         let bad = [
             "event".to_owned(),
             "event 7 1 5".to_owned(),
@@ -510,7 +499,7 @@ mod tests {
             format!("event 7 65536 5 {data}"),
             format!("event 7 1 -5 {data}"),
         ];
-        for bad in bad.iter().map(|event| sealed(event)).chain(["x".repeat(300 << 10)]) {
+        for bad in bad.iter().map(|event| sealed(event)) {
             fs::write(&path, bad).unwrap();
             let (history, _woken) = opened(folder.path());
             assert_eq!(walk(&history.report(&about(), &power(1))).1, []);

@@ -450,6 +450,6 @@ mod tests {
     fn a_file_that_says_something_else_is_not_passed_over() {
         let folder = tempfile::tempdir().unwrap();
         made(folder.path()).unwrap().choose(4096).unwrap();
-        crate::state::atomic_file::tests::damage(folder.path(), || made(folder.path()).err());
+        crate::state::record::tests::damage(folder.path(), || made(folder.path()).err());
     }
 }

@@ -26,6 +26,7 @@ use nvmfd::core::subsystem::reservation::Reservation;
 use nvmfd::core::subsystem::write_protect::Protection;
 use nvmfd::provision::{RequestContext, RequestPlan, Step};
 use nvmfd::state::ns_catalog::NamespaceCatalogRecord;
+use nvmfd::state::record::{seal, unseal};
 use nvmfd::worker::ns_management::WorkerMessage;
 use rdma::soft::sim::Rng;
 
@@ -147,7 +148,7 @@ impl Steward {
         let (folder, dice) = (&mut self.folder, &mut self.dice);
         match self.at_work.take().map(|work| work.step) {
             Some(Step::Keep(record)) if dice.per_mille(500) => {
-                folder.now.record = Some(record.emit());
+                folder.now.record = Some(seal::<NamespaceCatalogRecord>(&record).into_bytes());
             }
             Some(Step::Remove(uuids)) => {
                 for uuid in uuids {
@@ -208,7 +209,7 @@ impl Steward {
             // What was there before is put back.
             Step::Keep(_) if fails => return false,
             Step::Keep(record) => {
-                folder.now.record = Some(record.emit());
+                folder.now.record = Some(seal::<NamespaceCatalogRecord>(record).into_bytes());
                 if plant != Some(Plant::LostRecord) {
                     folder.durable = folder.now.clone();
                 }
@@ -267,7 +268,7 @@ impl Target {
     pub(super) fn open_made(&mut self, disk: &mut SimDisk) -> Result<(), String> {
         let steward = &mut self.steward;
         steward.record = match &steward.folder.now.record {
-            Some(bytes) => NamespaceCatalogRecord::parse(bytes)?,
+            Some(bytes) => unseal(bytes)?,
             None => NamespaceCatalogRecord::new(subnqn()),
         };
         let mut settling = RequestPlan::settling(&steward.record);

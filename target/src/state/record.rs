@@ -1,0 +1,249 @@
+//! Persisted records: what the daemon has to find again. Each is a file of its own, text, so that
+//! people can read it as well:
+//!
+//! ```text
+//! nvmfd power 1           kind and version
+//! cycles 7                lines of that kind
+//! crc32 5f3a9c01          of all before
+//! ```
+//!
+//! A record is replaced as a whole ([`atomic_file`]). One that is damaged or cannot be read never
+//! counts as none.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Read};
+use std::path::Path;
+
+use tracing::warn;
+
+use crate::state::atomic_file::{self, Prepared};
+
+/// The longest record: a thousand subsystems with a hundred namespaces each take less.
+const BYTES_MAX: u64 = 16 << 20;
+
+/// What can be persisted as a record.
+pub trait Record: Sized {
+    /// What its first line calls it.
+    const KIND: &'static str;
+    /// Its version. Earlier ones are read as well.
+    const VERSION: u32 = 1;
+    /// When a damaged one may be removed, as the end of a sentence.
+    const REMEDY: &'static str;
+
+    /// Its lines, each with its end.
+    fn emit(&self) -> String;
+
+    /// The record of these lines. What [`Record::emit`] would not give is refused by the caller.
+    fn parse(body: &str) -> Option<Self>;
+}
+
+/// The text of a record.
+pub fn seal<R: Record>(record: &R) -> String {
+    let mut text = format!("nvmfd {} {}\n{}", R::KIND, R::VERSION, record.emit());
+    let crc32 = crc32fast::hash(text.as_bytes());
+    text += &format!("crc32 {crc32:08x}\n");
+    text
+}
+
+/// The record of a text that [`seal`] gave.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn unseal<R: Record>(text: &[u8]) -> Result<R, &'static str> {
+    let body = body(text, R::KIND, R::VERSION)?;
+    let record = R::parse(body).ok_or("a line of it is not known")?;
+    match record.emit() == body {
+        true => Ok(record),
+        false => Err("it contradicts itself"),
+    }
+}
+
+/// The lines of a record of this kind, up to this version.
+///
+/// # Errors
+/// What is wrong with it.
+pub(super) fn body<'t>(text: &'t [u8], kind: &str, version: u32) -> Result<&'t str, &'static str> {
+    let text = str::from_utf8(text).map_err(|_| "it is not text")?;
+    let at = text.rfind("crc32 ").ok_or("its last line is missing")?;
+    let (sealed, last) = text.split_at(at);
+    if last != format!("crc32 {:08x}\n", crc32fast::hash(sealed.as_bytes())) {
+        return Err("its checksum is wrong");
+    }
+    let (first, body) = sealed.split_once('\n').ok_or("its first line is missing")?;
+    match (1..=version).any(|version| first == format!("nvmfd {kind} {version}")) {
+        true => Ok(body),
+        false => Err("it is of another kind or version"),
+    }
+}
+
+/// A directory of records: the `state_directory`, or one of namespaces that hosts make.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StateDir<'d>(pub(crate) &'d Path);
+
+impl StateDir<'_> {
+    /// The record of this name; none where there is no such file.
+    ///
+    /// # Errors
+    /// One sentence about a file that cannot be read or is no such record.
+    pub(crate) fn load<R: Record>(self, name: &str) -> Result<Option<R>, String> {
+        self.load_as(name, R::REMEDY, unseal)
+    }
+
+    /// What `parse` gives for the file of this name.
+    ///
+    /// # Errors
+    /// As [`StateDir::load`].
+    pub(super) fn load_as<T>(
+        self,
+        name: &str,
+        remedy: &str,
+        parse: impl FnOnce(&[u8]) -> Result<T, &'static str>,
+    ) -> Result<Option<T>, String> {
+        let path = self.0.join(name);
+        let shown = path.display();
+        let mut text = Vec::new();
+        let read =
+            File::open(&path).and_then(|file| file.take(BYTES_MAX + 1).read_to_end(&mut text));
+        let parsed = match read {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(format!("{shown} cannot be read: {error}")),
+            Ok(_) if text.len() as u64 > BYTES_MAX => Err("it is too long"),
+            Ok(_) => parse(&text),
+        };
+        parsed.map(Some).map_err(|why| {
+            format!("{shown} is no record that nvmfd has written ({why}): restore it, or {remedy}")
+        })
+    }
+
+    /// The same of what no data depend on: one that cannot be used is reported and counts as none.
+    pub(crate) fn load_if_usable<R: Record>(self, name: &str) -> Option<R> {
+        self.load(name).unwrap_or_else(|why| {
+            warn!("{why}; it begins anew");
+            None
+        })
+    }
+
+    /// Whether this user may not read the record, which says nothing about the daemon.
+    pub(crate) fn is_denied(self, name: &str) -> bool {
+        let opened = File::open(self.0.join(name));
+        opened.is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
+    }
+
+    /// Writes and syncs a record beside its name: what takes room or a working device is done then.
+    ///
+    /// # Errors
+    /// What the system says, or that it is too long.
+    pub(crate) fn prepare<R: Record>(self, name: &str, record: &R) -> io::Result<Prepared> {
+        let text = seal(record);
+        if text.len() as u64 > BYTES_MAX {
+            return Err(io::Error::other("it would be too long"));
+        }
+        atomic_file::prepare(self.0, name, text.as_bytes())
+    }
+
+    /// Replaces a record. When this returns, that is so also after a power loss.
+    ///
+    /// # Errors
+    /// As [`StateDir::prepare`]. Either record may then be there, but no mixture.
+    pub(crate) fn replace<R: Record>(self, name: &str, record: &R) -> io::Result<()> {
+        self.prepare(name, record)?.persist()
+    }
+
+    /// Removes a record, if it is there, as surely as it is replaced.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn remove(self, name: &str) -> io::Result<()> {
+        atomic_file::remove(self.0, name)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// Damages the only file of a directory in each of its bits, and cuts it off at each place:
+    /// whoever reads it must refuse that, with these words.
+    pub(crate) fn damage(directory: &Path, refused: impl Fn() -> Option<String>) {
+        let path = fs::read_dir(directory).unwrap().next().unwrap().unwrap().path();
+        let good = fs::read(&path).unwrap();
+        let flipped = (0..good.len()).flat_map(|at| (0..8).map(move |bit| (at, 1 << bit)));
+        let flipped = flipped.map(|(at, bit)| {
+            let mut bad = good.clone();
+            bad[at] ^= bit;
+            bad
+        });
+        let cut = (0..good.len()).map(|len| good[..len].to_vec());
+        for bad in flipped.chain(cut) {
+            fs::write(&path, &bad).unwrap();
+            let said = refused().unwrap_or_default();
+            assert!(said.contains("restore it, or remove it"), "{bad:?}: {said}");
+        }
+        fs::write(&path, good).unwrap();
+    }
+
+    /// Lines with numbers.
+    #[derive(Clone, PartialEq, Eq, Debug)]
+    struct Numbers(Vec<u8>);
+
+    impl Record for Numbers {
+        const KIND: &'static str = "some numbers";
+        const VERSION: u32 = 2;
+        const REMEDY: &'static str = "remove it if nobody counts";
+
+        fn emit(&self) -> String {
+            self.0.iter().map(|number| format!("{number}\n")).collect()
+        }
+
+        fn parse(body: &str) -> Option<Numbers> {
+            body.lines().map(|line| line.parse().ok()).collect::<Option<_>>().map(Numbers)
+        }
+    }
+
+    #[test]
+    fn a_record_is_found_as_it_was_written_and_no_other_is_taken_for_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = StateDir(directory.path());
+        let load = || state.load::<Numbers>("a");
+        assert_eq!(load(), Ok(None));
+        for numbers in [Numbers(vec![]), Numbers(vec![7, 8])] {
+            state.replace("a", &numbers).unwrap();
+            assert_eq!(load(), Ok(Some(numbers)));
+        }
+        assert_eq!(seal(&Numbers(vec![7])), "nvmfd some numbers 2\n7\ncrc32 ab954318\n");
+        damage(directory.path(), || load().err());
+        assert_eq!(load().unwrap().unwrap().0, [7, 8]);
+        let sealed = |text: &str| format!("{text}crc32 {:08x}\n", crc32fast::hash(text.as_bytes()));
+        for (text, said) in [
+            ("nvmfd some numbers 1\n7\n", None),
+            ("nvmfd some numbers 3\n7\n", Some("another kind or version")),
+            ("nvmfd numbers 1\n7\n", Some("another kind or version")),
+            ("nvmfd some numbers 2\n07\n", Some("contradicts itself")),
+            ("nvmfd some numbers 2\nx\n", Some("a line of it")),
+        ] {
+            fs::write(directory.path().join("a"), sealed(text)).unwrap();
+            let why = load().err();
+            assert_eq!(why.is_some(), said.is_some(), "{text}");
+            assert!(why.unwrap_or_default().contains(said.unwrap_or("")), "{text}");
+        }
+        state.remove("a").unwrap();
+        assert_eq!((load(), state.remove("a").is_ok()), (Ok(None), true));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_taken_for_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = StateDir(directory.path());
+        fs::create_dir(directory.path().join("a")).unwrap();
+        assert!(state.load::<Numbers>("a").unwrap_err().contains("cannot be read"));
+        let long = vec![b'7'; BYTES_MAX as usize + 1];
+        fs::write(directory.path().join("b"), long).unwrap();
+        assert!(state.load::<Numbers>("b").unwrap_err().contains("too long"));
+        let numbers = Numbers(vec![100; BYTES_MAX as usize / 4]);
+        assert!(state.replace("c", &numbers).is_err(), "nobody could read it");
+        assert_eq!(state.load_if_usable::<Numbers>("b"), None);
+        assert!(!state.is_denied("b"));
+    }
+}
