@@ -1,7 +1,7 @@
 //! nvmfd: a user-space NVMe over RDMA storage target.
 //!
 //! `control/` (tokio) reads the configuration and signals and drives a [`RunningTarget`]; the target runs
-//! reactors, each on a thread of its own: see `reactor/mod.rs` for a turn, `qpair/mod.rs` for the five
+//! reactors, each on a thread of its own: see `reactor/mod.rs` for a turn, `qpair/mod.rs` for the
 //! states of a command, `command/` for the rules of NVMe.
 
 pub mod api;
@@ -11,19 +11,19 @@ pub mod control;
 pub mod core;
 mod daemon;
 mod error;
-pub mod import;
 pub mod manpages;
 pub mod overlay;
-pub mod platform;
+mod platform;
 pub mod provision;
-pub mod reactor;
+mod reactor;
 pub mod state;
-pub mod telemetry;
+mod telemetry;
 pub mod worker;
 
 pub use daemon::{Liveness, RunningTarget};
 pub use error::Fatal;
-pub use telemetry::view::TargetView;
+pub use platform::doctor;
+pub use telemetry::{snapshot, view::TargetView};
 
 /// What the programs call themselves: the version of the package, or what `NVMFD_VERSION` was while
 /// they were built (packages add the commit).

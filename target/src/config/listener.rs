@@ -57,7 +57,7 @@ pub(super) fn listener(
 
 /// Can the two not be bound at once? An unspecified address covers every address of its family,
 /// and `::` covers IPv4 as well.
-pub(crate) fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
+pub fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
     let covers = |wide: IpAddr, narrow: IpAddr| {
         wide == narrow || wide.is_unspecified() && (wide.is_ipv6() || narrow.is_ipv4())
     };

@@ -52,7 +52,7 @@ pub use key_files::KeyReader;
 pub(crate) use key_tree::tree;
 pub use known_keys::known_keys;
 pub(crate) use line_origin::Origins;
-pub(crate) use listener::overlap;
+pub use listener::overlap;
 pub use management_api::{DEFAULT_SOCKET, ManagementConfig};
 pub use missing::Missing;
 pub use ns_management::ManagedConfig;

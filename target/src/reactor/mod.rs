@@ -38,7 +38,7 @@ const FABRIC: u32 = 0;
 const MAIL: u32 = 1;
 
 /// What a reactor is made of besides its thread.
-pub struct Parts {
+pub(crate) struct Parts {
     /// Its index among the reactors.
     pub index: usize,
     /// Its buffers.
@@ -60,7 +60,7 @@ pub struct Parts {
 }
 
 /// The reactor, on its own thread.
-pub struct Reactor {
+pub(crate) struct Reactor {
     parts: Parts,
     ring: Ring,
     queues: PollGroup,
@@ -78,7 +78,7 @@ impl Reactor {
     ///
     /// # Errors
     /// No ring to be had; the text says what to do.
-    pub fn new(parts: Parts) -> io::Result<Reactor> {
+    pub(crate) fn new(parts: Parts) -> io::Result<Reactor> {
         // A slot has at most one disk operation under way, and there is a cell for each slot.
         let ops = parts.pool.plan().cells;
         let ring =
@@ -96,7 +96,7 @@ impl Reactor {
     }
 
     /// Turns until told to stop and everything is home.
-    pub fn run(mut self) {
+    pub(crate) fn run(mut self) {
         let mut spinner = AdaptivePoller::new(self.parts.spin, Instant::now());
         // The last turn, if it had something to do: it ends where the next begins.
         let mut worked: Option<Instant> = None;

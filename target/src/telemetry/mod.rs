@@ -1,6 +1,6 @@
 //! What may be seen of a running target.
 
-pub mod pending;
-pub mod prometheus;
+pub(crate) mod pending;
+pub(crate) mod prometheus;
 pub mod snapshot;
 pub(crate) mod view;

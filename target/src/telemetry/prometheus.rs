@@ -16,7 +16,7 @@ use crate::api::stats::{Count, Latency, Operations, Reactor, Row, Stats};
 use crate::api::{Namespace, NamespaceState};
 
 /// What the text is, for HTTP.
-pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Bounds of the buckets that are told, in nanoseconds: from 16 us to 69 s.
 const BOUNDS_NS: [u64; 12] = [
@@ -36,7 +36,7 @@ const BOUNDS_NS: [u64; 12] = [
 
 /// Who is there of what is configured, and of what hosts have made.
 #[derive(Debug, Default)]
-pub struct Standing {
+pub(crate) struct Standing {
     /// The last reload was refused.
     pub reload_refused: bool,
     /// Namespaces.
@@ -51,7 +51,7 @@ pub struct Standing {
 ///
 /// # Errors
 /// A name cannot be written; none is known.
-pub fn text(stats: Stats, standing: Standing) -> Result<String, fmt::Error> {
+pub(crate) fn text(stats: Stats, standing: Standing) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Scrape(stats, standing)));
     let mut text = String::new();

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use nvmfd::api::stats::{Operations, Stats};
-use nvmfd::telemetry::snapshot;
+use nvmfd::snapshot;
 
 use super::target::{BLOCKS, HOST, SUBSYSTEM, TestTarget};
 use super::{FILE, RAM, at, pattern};

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use nvmfd::config::Config;
-use nvmfd::platform::doctor::{Finding, Level, examine};
+use nvmfd::doctor::{Finding, Level, examine};
 
 use crate::output::{Failure, Output};
 

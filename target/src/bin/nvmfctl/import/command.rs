@@ -3,8 +3,8 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use super::{ImportError, Imported, nvmet, spdk};
 use clap::Subcommand;
-use nvmfd::import::{ImportError, Imported, nvmet, spdk};
 use serde_json::json;
 
 use crate::output::{Failure, Output};

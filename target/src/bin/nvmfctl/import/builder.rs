@@ -10,9 +10,9 @@ use nvme::Nqn;
 use toml_edit::Value;
 use uuid::Uuid;
 
-use crate::config::{Size, overlap};
-use crate::core::subsystem::MAX_NSID;
-use crate::core::subsystem::ana::ANA_GROUPS;
+use nvmfd::config::{Size, overlap};
+use nvmfd::core::subsystem::MAX_NSID;
+use nvmfd::core::subsystem::ana::ANA_GROUPS;
 
 /// The most referrals that a configuration may have.
 const MOST_REFERRALS: usize = 256;

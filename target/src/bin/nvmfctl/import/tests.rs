@@ -1,5 +1,5 @@
-use crate::config::NamespaceKind;
-use crate::import::*;
+use super::*;
+use nvmfd::config::NamespaceKind;
 use proptest::prelude::*;
 use serde_json::Value;
 
@@ -238,7 +238,7 @@ fn nothing_of_a_foreign_file_leaves_its_comment() {
     let text = NVMET.replace("192.0.2.8", "x\\nprovider = \\\"verbs\\\"\\u0085\\u2028");
     let imported = nvmet(&text, look).expect("a configuration");
     let config = Config::parse(&imported.text).expect("no mistake");
-    assert_eq!(config.provider, crate::config::Provider::Auto);
+    assert_eq!(config.provider, nvmfd::config::Provider::Auto);
     told(&imported.remarks, "to x provider = \"verbs\"");
 }
 

@@ -1,4 +1,4 @@
-//! The saved configuration of another target, as a configuration of ours.
+//! `nvmfctl import`: the saved configuration of another target, as a configuration of ours.
 //!
 //! Pure functions: JSON text in, TOML text out, and a list of what has no counterpart here, which
 //! also ends the text as comments. What comes out is read by [`Config::parse`] before it is
@@ -9,29 +9,31 @@
 //! contents; where the saved file does not say it, the caller's `look` does.
 
 mod builder;
+mod command;
 mod json;
-pub mod nvmet;
-pub mod spdk;
+mod nvmet;
+mod spdk;
 
 use std::path::Path;
 
 use thiserror::Error;
 
-use crate::config::{Config, ConfigErrors};
 use builder::ConfigBuilder;
+pub(crate) use command::{Command, run};
+use nvmfd::config::{Config, ConfigErrors};
 
 /// A configuration that came from another target.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Imported {
+pub(crate) struct Imported {
     /// The text of an `nvmfd.toml`, without mistakes. Ends with `remarks` as comments.
-    pub text: String,
+    pub(crate) text: String,
     /// What does not map and why, one sentence each, without control characters.
-    pub remarks: Vec<String>,
+    pub(crate) remarks: Vec<String>,
 }
 
 /// Why there is no configuration to return.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
-pub enum ImportError {
+pub(crate) enum ImportError {
     /// The text is not JSON; what the parser says.
     #[error("this is not JSON: {0}")]
     NotJson(String),
@@ -57,7 +59,10 @@ pub enum ImportError {
 ///
 /// # Errors
 /// The text is no such file, or names nothing that can be served here.
-pub fn nvmet(text: &str, look: impl Fn(&Path) -> Option<u32>) -> Result<Imported, ImportError> {
+pub(crate) fn nvmet(
+    text: &str,
+    look: impl Fn(&Path) -> Option<u32>,
+) -> Result<Imported, ImportError> {
     let mut draft = ConfigBuilder::default();
     nvmet::read(&parse(text)?, &look, &mut draft)?;
     finish(draft, "the kernel's target (nvmetcli)")
@@ -69,7 +74,10 @@ pub fn nvmet(text: &str, look: impl Fn(&Path) -> Option<u32>) -> Result<Imported
 ///
 /// # Errors
 /// The text is no such file, or names nothing that can be served here.
-pub fn spdk(text: &str, look: impl Fn(&Path) -> Option<u32>) -> Result<Imported, ImportError> {
+pub(crate) fn spdk(
+    text: &str,
+    look: impl Fn(&Path) -> Option<u32>,
+) -> Result<Imported, ImportError> {
     let mut draft = ConfigBuilder::default();
     spdk::read(&parse(text)?, &look, &mut draft)?;
     finish(draft, "SPDK")

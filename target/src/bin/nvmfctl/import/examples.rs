@@ -1,7 +1,7 @@
 //! The published examples of other targets, read whole.
 
-use crate::config::NamespaceKind;
-use crate::import::*;
+use super::*;
+use nvmfd::config::NamespaceKind;
 
 fn nothing_there(_: &Path) -> Option<u32> {
     None
